@@ -1,0 +1,4 @@
+//! The pinned thread pool of the host.
+
+mod pool;
+pub use pool::Pool;

@@ -1,0 +1,3 @@
+//! Where work runs: the host thread pool; accelerators come later.
+
+pub mod host;

@@ -1,0 +1,25 @@
+//! Tandem: large language models on one machine whose GPU is too small for the job.
+//!
+//! A walk through the rooms, in the direction data takes:
+//!
+//! 1. [`text`] turns a prompt into tokens, and tokens back into text; it also samples.
+//! 2. [`model`] reads model files into a [`model::ModelSpec`] (sizes, no format left) and named
+//!    zero-copy weight views.
+//! 3. [`engine`] holds a loaded model and the sequences in flight, and runs a forward pass.
+//! 4. [`cache`] is where keys and values live: pages and block tables.
+//! 5. [`device`] has the thread pool of the host (and, later, accelerators).
+//! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
+//! 7. [`tensor`] has dtypes and the block formats that all of them share.
+
+pub mod amx;
+pub mod cache;
+pub mod device;
+pub mod engine;
+pub mod error;
+pub mod model;
+pub mod reference;
+pub mod simd;
+pub mod tensor;
+pub mod text;
+
+pub use error::{Error, Result};

@@ -1,0 +1,167 @@
+//! What a model is, without any trace of the file it came from.
+//!
+//! One pre-norm transformer block covers every dense family here; families differ in the values of
+//! this struct, which `arch/<family>.rs` fills from GGUF metadata or from a `config.json`.
+
+/// Sizes and switches of a decoder-only transformer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSpec {
+    /// Family name: `llama`, `qwen3`, `gemma3`, `opt`...
+    pub family: String,
+    /// Human-readable model name, if the file has one.
+    pub name: String,
+    /// L, the number of blocks.
+    pub n_layers: usize,
+    /// d, width of the residual stream.
+    pub d_model: usize,
+    /// h_a, query heads.
+    pub n_heads: usize,
+    /// h_kv, key/value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// d_h; `n_heads * head_dim` need not equal `d_model`.
+    pub head_dim: usize,
+    /// I, width of the feed-forward.
+    pub d_ff: usize,
+    /// V, rows of the embedding.
+    pub vocab: usize,
+    /// Longest context the model was made for, in tokens.
+    pub max_context: usize,
+    /// The norm used everywhere in the block and at the end.
+    pub norm: Norm,
+    /// Feed-forward shape and activation.
+    pub ffn: Ffn,
+    /// How positions enter.
+    pub position: Position,
+    /// RMS norm of each query/key head before RoPE (Qwen3, Gemma 3).
+    pub qk_norm: bool,
+    /// Extra norms on the outputs of attention and feed-forward (Gemma 3).
+    pub post_norms: bool,
+    /// Multiplies the embeddings (Gemma: sqrt(d)); 1.0 otherwise.
+    pub embed_scale: f32,
+    /// Multiplies q·k (usually head_dim^-0.5).
+    pub attn_scale: f32,
+    /// Sliding-window attention of some layers.
+    pub window: Option<Window>,
+    /// The output head is the embedding matrix.
+    pub tied_head: bool,
+    /// tanh soft-cap of the logits: cap*tanh(x/cap).
+    pub logit_softcap: Option<f32>,
+}
+
+/// Normalisation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Norm {
+    /// x / sqrt(mean(x²) + eps) * w. (Gemma's "1 + w" is folded into w by the loader.)
+    Rms {
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// (x - mean) / sqrt(var + eps) * w + b.
+    Layer {
+        /// Added to the variance.
+        eps: f32,
+    },
+}
+
+/// Feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ffn {
+    /// down(silu(gate x) * (up x)).
+    SwiGlu,
+    /// down(gelu_tanh(gate x) * (up x)).
+    GeGlu,
+    /// down(relu(up x)), with biases (OPT).
+    Relu,
+}
+
+/// Positions.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Position {
+    /// Rotary embedding of queries and keys.
+    Rope(Rope),
+    /// A learned table added to the embeddings; row = position + `offset` (OPT: 2).
+    Learned {
+        /// First row used.
+        offset: usize,
+    },
+}
+
+/// Rotary position embedding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f32,
+    /// Base on sliding-window layers, when it differs (Gemma 3: 10 000; no scaling is applied there).
+    pub local_theta: Option<f32>,
+    /// Which elements form a pair.
+    pub pairing: RopePairing,
+    /// Rotated elements per head (usually head_dim).
+    pub dim: usize,
+    /// Context extension.
+    pub scaling: RopeScaling,
+}
+
+/// Which elements of a head RoPE rotates together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairing {
+    /// (i, i + dim/2): Hugging Face / NeoX.
+    Half,
+    /// (2i, 2i + 1): the original; GGUF files of the llama architecture are permuted for it.
+    Interleaved,
+}
+
+/// Frequency scaling.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// Stretch of the context.
+        factor: f32,
+    },
+    /// Llama 3's piecewise scaling (`rope_type: llama3`).
+    Llama3 {
+        /// Stretch of long wavelengths.
+        factor: f32,
+        /// Wavelengths above context/low are fully stretched.
+        low_freq_factor: f32,
+        /// Wavelengths below context/high are kept.
+        high_freq_factor: f32,
+        /// The context the model was first trained with.
+        original_context: usize,
+    },
+    /// Explicit divisors per frequency (GGUF `rope_freqs.weight`), dim/2 of them.
+    Factors(Vec<f32>),
+}
+
+/// Sliding windows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Window {
+    /// A query sees the last `size` positions, itself included.
+    pub size: usize,
+    /// For each layer: is it windowed?
+    pub layers: Vec<bool>,
+}
+
+impl ModelSpec {
+    /// The window of layer `i`, if it has one.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.window.as_ref().and_then(|w| w.layers.get(layer).copied().unwrap_or(false).then_some(w.size))
+    }
+
+    /// Whether the feed-forward has a gate.
+    pub fn gated(&self) -> bool {
+        self.ffn != Ffn::Relu
+    }
+
+    /// Width of the concatenated query heads, h_a·d_h.
+    pub fn q_dim(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Width of the concatenated key (or value) heads, h_kv·d_h.
+    pub fn kv_dim(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+}

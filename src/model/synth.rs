@@ -1,0 +1,1 @@
+//! Random weights of any spec (`synth:NAME`).

@@ -1,0 +1,57 @@
+//! Named tensors. Names are GGUF's (`blk.3.attn_q.weight`), whatever file they came from.
+
+use std::collections::BTreeMap;
+
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// The tensors of a model by canonical (GGUF) name:
+/// `token_embd.weight` [V,d], `position_embd.weight` [P,d], `output_norm.{weight,bias}`, `output.weight` [V,d],
+/// and per layer `blk.{i}.`: `attn_norm.{weight,bias}`, `attn_{q,k,v}.{weight,bias}`, `attn_{q,k}_norm.weight`,
+/// `attn_output.{weight,bias}`, `post_attention_norm.weight`, `ffn_norm.{weight,bias}`,
+/// `ffn_{gate,up,down}.{weight,bias}`, `post_ffw_norm.weight`.
+#[derive(Debug, Clone, Default)]
+pub struct Weights {
+    tensors: BTreeMap<String, Tensor>,
+}
+
+impl Weights {
+    /// Adds (or replaces) a tensor.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) {
+        self.tensors.insert(name.into(), tensor);
+    }
+
+    /// The tensor called `name`, if present.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
+    /// The tensor called `name` with exactly this shape.
+    pub fn require(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
+        let t = self
+            .get(name)
+            .ok_or_else(|| Error::format(name, "missing from the model; is a shard missing?"))?;
+        if t.shape != shape {
+            return Err(Error::format(
+                name,
+                format!("shape {:?}, the model's sizes imply {shape:?}; is the file damaged?", t.shape),
+            ));
+        }
+        Ok(t)
+    }
+
+    /// Like [`Weights::require`], but a missing tensor is `None`.
+    pub fn optional(&self, name: &str, shape: &[usize]) -> Result<Option<&Tensor>> {
+        if self.get(name).is_none() { Ok(None) } else { self.require(name, shape).map(Some) }
+    }
+
+    /// All tensors in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.tensors.iter().map(|(k, v)| (k.as_str(), v))
+    }
+
+    /// Total bytes of all tensors.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|t| t.data.len() as u64).sum()
+    }
+}

@@ -1,0 +1,1 @@
+//! Naive, safe, obviously right: the lowest tier and the oracle of every kernel.

@@ -1,0 +1,1 @@
+//! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.

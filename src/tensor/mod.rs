@@ -1,0 +1,9 @@
+//! Dtypes, quantised block formats and shared byte buffers: what every other room speaks.
+
+mod bytes;
+mod dtype;
+mod view;
+
+pub use bytes::Bytes;
+pub use dtype::DType;
+pub use view::Tensor;
