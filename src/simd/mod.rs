@@ -1,1 +1,5 @@
 //! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.
+
+mod caps;
+
+pub use caps::{Caps, Isa};

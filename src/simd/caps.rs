@@ -1,0 +1,141 @@
+//! What this CPU can do, and which tier of kernels runs.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use crate::{Error, Result};
+
+/// A tier of kernels. Each tier does everything that the one below does, with some of it replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Safe scalar Rust: the oracle, and the last resort.
+    Reference,
+    /// AVX2 + FMA + F16C.
+    Avx2,
+    /// AVX-512 F/BW/DQ/VL + VNNI; BF16 where the CPU has it.
+    Avx512,
+    /// AVX-512 plus AMX tiles (bf16, int8).
+    Amx,
+}
+
+impl Isa {
+    /// All tiers, lowest first.
+    pub const ALL: [Isa; 4] = [Isa::Reference, Isa::Avx2, Isa::Avx512, Isa::Amx];
+
+    /// `reference`, `avx2`, `avx512`, `amx`: the values of `TANDEM_ISA`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Reference => "reference",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+        }
+    }
+
+    /// Why this CPU cannot run the tier; `None` if it can.
+    pub fn missing(self) -> Option<&'static str> {
+        let c = Caps::get();
+        match self {
+            Isa::Reference => None,
+            Isa::Avx2 if !c.avx2 => Some("this CPU reports no avx2, fma and f16c"),
+            Isa::Avx512 | Isa::Amx if !c.avx512 => Some("this CPU reports no avx512 f/bw/dq/vl"),
+            Isa::Avx512 | Isa::Amx if !c.avx512_vnni => Some("this CPU reports no avx512_vnni"),
+            Isa::Amx => c.amx.err(),
+            _ => None,
+        }
+    }
+
+    /// The tiers that this machine can run, lowest first.
+    pub fn supported() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|i| i.missing().is_none()).collect()
+    }
+
+    /// The highest supported tier.
+    pub fn best() -> Isa {
+        *Isa::supported().last().expect("the reference tier always runs")
+    }
+
+    /// The tier forced by `TANDEM_ISA`, or the best one.
+    ///
+    /// # Errors
+    /// `TANDEM_ISA` names no tier, or one that this CPU cannot run.
+    pub fn selected() -> Result<Isa> {
+        match std::env::var("TANDEM_ISA") {
+            Err(_) => Ok(Isa::best()),
+            Ok(name) if name.is_empty() || name == "auto" => Ok(Isa::best()),
+            Ok(name) => {
+                let isa = Isa::ALL.into_iter().find(|i| i.name() == name).ok_or_else(|| {
+                    Error::usage(format!(
+                        "TANDEM_ISA={name}: no such tier; choose one of reference, avx2, avx512, amx"
+                    ))
+                })?;
+                match isa.missing() {
+                    None => Ok(isa),
+                    Some(why) => Err(Error::usage(format!("TANDEM_ISA={name}: {why}"))),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// CPU features, read once.
+#[derive(Debug, Clone, Copy)]
+pub struct Caps {
+    /// AVX2, FMA and F16C.
+    pub avx2: bool,
+    /// AVX-512 F, BW, DQ and VL.
+    pub avx512: bool,
+    /// AVX-512 VNNI (vpdpbusd).
+    pub avx512_vnni: bool,
+    /// AVX-512 BF16 (vdpbf16ps).
+    pub avx512_bf16: bool,
+    /// AVX-512 VBMI (byte permutes).
+    pub avx512_vbmi: bool,
+    /// AMX tiles with bf16 and int8, permitted by the kernel; otherwise why not.
+    pub amx: Result<(), &'static str>,
+}
+
+impl Caps {
+    /// This machine's.
+    pub fn get() -> &'static Caps {
+        static CAPS: OnceLock<Caps> = OnceLock::new();
+        CAPS.get_or_init(Caps::detect)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn detect() -> Caps {
+        use std::is_x86_feature_detected as has;
+        Caps {
+            avx2: has!("avx2") && has!("fma") && has!("f16c"),
+            avx512: has!("avx2")
+                && has!("fma")
+                && has!("f16c")
+                && has!("avx512f")
+                && has!("avx512bw")
+                && has!("avx512dq")
+                && has!("avx512vl"),
+            avx512_vnni: has!("avx512vnni"),
+            avx512_bf16: has!("avx512bf16"),
+            avx512_vbmi: has!("avx512vbmi"),
+            amx: crate::amx::available(),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn detect() -> Caps {
+        Caps {
+            avx2: false,
+            avx512: false,
+            avx512_vnni: false,
+            avx512_bf16: false,
+            avx512_vbmi: false,
+            amx: Err("not an x86-64 CPU"),
+        }
+    }
+}
