@@ -2,5 +2,6 @@
 
 pub mod attention;
 mod caps;
+pub mod linear;
 
 pub use caps::{Caps, Isa};
