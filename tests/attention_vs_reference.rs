@@ -5,9 +5,10 @@
 //!
 //! * a score is a chain of head_dim fused operations on a rounded q: δe_t <= (head_dim + 2)·u·A_t, and b·A_t
 //!   more where q is rounded to bf16;
-//! * a weight is exp(e − m) with e − m rounded (u·|e − m| <= 2·u·A), exp within 2 ulp (4u), one more such
+//! * a weight is exp(e − m) with e − m rounded (u·|e − m| <= 2·u·A), and m, if counted in
+//!   powers of two, once more (u·A), exp within 2 ulp (4u; 2^-18 where P is rounded to bf16), one more such
 //!   exp per block and per segment that rescales it, and b where P is rounded to bf16:
-//!   η = e^(δe + 2uA) − 1 + 4u·(2 + blocks + segments) [+ b];
+//!   η = e^(δe + 3uA) − 1 + 4u·(2 + blocks + segments) [+ b + 2^-18];
 //! * numerator and denominator each carry η, and chains of at most n + 2·(blocks + segments) roundings:
 //!   |δout| <= 2·(η + (n + 2·(blocks + segments))·u)·Σ w_t |v_t|, plus what exp's cut-off at e^-87 drops.
 //!
@@ -142,7 +143,7 @@ impl World {
         let see = self.visible(pos);
         let u = 2f64.powi(-24);
         let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() == KvDType::BF16;
-        let b = if rounded { 2f64.powi(-9) } else { 0.0 };
+        let (b, p_exp) = if rounded { (2f64.powi(-9), 2f64.powi(-18)) } else { (0.0, 0.0) };
         for head in 0..sh.n_heads {
             let kv_head = head / (sh.n_heads / sh.n_kv_heads);
             let q = &self.q[s][pos * self.width() + head * hd..][..hd];
@@ -167,7 +168,7 @@ impl World {
             let n = see.len() as f64;
             let cuts = (n / 64.0).ceil() + 1.0 + (n / SEGMENT as f64).ceil() + 1.0;
             let de = a_max * ((hd as f64 + 2.0) * u + b);
-            let eta = (de + 2.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b;
+            let eta = (de + 3.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b + p_exp;
             for d in 0..hd {
                 let (mut want, mut mass, mut biggest) = (0.0, 0.0, 0.0f64);
                 for (t, p) in see.clone().zip(&p) {

@@ -2,20 +2,17 @@
 //!
 //! layout     K line: a pair of dims of 16 tokens; V line: 16 dims of a pair of tokens; both widen to two
 //!            f32 vectors by shift and mask (bf16) or vcvtph2ps (f16), with no shuffle across lanes
-//! tile       4 rows x 2 vectors
-//! registers  8 accumulators + 2 widened + 1 broadcast + constants = 13 of 16 ymm
+//! tile       4 rows x 2 vectors (AVX2), 6 x 2 (AVX-512)
+//! registers  8 accumulators + 2 widened + 1 broadcast + constants = 13 of 16 ymm; 12 + 4 + 1 of 32 zmm
 //! bound      memory in decode: 4·T·head_dim bytes per KV head
 //! error      q and P stay f32; tolerance derived in tests/attention_vs_reference.rs
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
 use super::kernels::{BLOCK, BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::merge_body;
 use super::vector::{Avx2, Avx512, Simd};
 use crate::cache::PAGE_TOKENS;
-
-/// Rows per register tile.
-const ROWS: usize = 4;
 
 /// `N` pairs at `p`, widened.
 ///
@@ -46,7 +43,7 @@ unsafe fn qk_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
         let mut acc = [[V::splat(0.0); W]; R];
         for d in 0..head_dim / 2 {
             for w in 0..W {
-                _mm_prefetch::<_MM_HINT_T0>(ahead[w].wrapping_add(d * 32).cast());
+                _mm_prefetch::<_MM_HINT_T1>(ahead[w].wrapping_add(d * 32).cast());
                 let (even, odd) = pairs::<V, F16>(k[w].add(d * 32));
                 for r in 0..R {
                     let q = q.add(r * head_dim + 2 * d);
@@ -77,7 +74,7 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
         };
         let mut r = 0;
         while r < a.rows {
-            let n = (a.rows - r).min(ROWS);
+            let n = (a.rows - r).div_ceil((a.rows - r).div_ceil(V::ROWS));
             let q = a.q.cast::<f32>().add(r * a.head_dim);
             let s = a.s.add(r * S_STRIDE);
             let mut v = 0;
@@ -90,6 +87,8 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
                         1 => qk_tile::<V, F16, 1, 2>(q, a.head_dim, k, ahead, s, at),
                         2 => qk_tile::<V, F16, 2, 2>(q, a.head_dim, k, ahead, s, at),
                         3 => qk_tile::<V, F16, 3, 2>(q, a.head_dim, k, ahead, s, at),
+                        5 if V::ROWS > 4 => qk_tile::<V, F16, 5, 2>(q, a.head_dim, k, ahead, s, at),
+                        6 if V::ROWS > 4 => qk_tile::<V, F16, 6, 2>(q, a.head_dim, k, ahead, s, at),
                         _ => qk_tile::<V, F16, 4, 2>(q, a.head_dim, k, ahead, s, at),
                     }
                     v += 2;
@@ -99,6 +98,8 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
                         1 => qk_tile::<V, F16, 1, 1>(q, a.head_dim, k, ahead, s, at),
                         2 => qk_tile::<V, F16, 2, 1>(q, a.head_dim, k, ahead, s, at),
                         3 => qk_tile::<V, F16, 3, 1>(q, a.head_dim, k, ahead, s, at),
+                        5 if V::ROWS > 4 => qk_tile::<V, F16, 5, 1>(q, a.head_dim, k, ahead, s, at),
+                        6 if V::ROWS > 4 => qk_tile::<V, F16, 6, 1>(q, a.head_dim, k, ahead, s, at),
                         _ => qk_tile::<V, F16, 4, 1>(q, a.head_dim, k, ahead, s, at),
                     }
                     v += 1;
@@ -110,6 +111,7 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
 }
 
 /// The first half of a row's softmax: masks its scores, and gives (maximum to subtract, alpha).
+/// Scores count in `unit` (1: natural logarithms; ln 2: powers of two).
 ///
 /// # Safety
 /// `s` has `groups · 16` elements; the CPU has `V`'s features.
@@ -119,6 +121,7 @@ pub(super) unsafe fn row_max<V: Simd>(
     groups: usize,
     (lo, hi): (u32, u32),
     m: &mut f32,
+    unit: f32,
 ) -> (V::F, f32) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -141,7 +144,7 @@ pub(super) unsafe fn row_max<V: Simd>(
         *m = new;
         // Nothing visible so far: −∞ − −∞ would be NaN; subtracting 0 leaves every p at exp(−∞) = 0.
         let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
-        let alpha = if new == old { 1.0 } else { first_lane::<V>(V::exp(V::splat(old - base))) };
+        let alpha = if new == old { 1.0 } else { first_lane::<V>(V::exp(V::splat((old - base) * unit))) };
         (V::splat(base), alpha)
     }
 }
@@ -163,7 +166,7 @@ unsafe fn softmax_body<V: Simd>(a: &Softmax) {
         for r in 0..a.rows {
             let s = a.s.add(r * S_STRIDE);
             let p = a.p.cast::<f32>().add(r * S_STRIDE);
-            let (base, alpha) = row_max::<V>(s, a.groups, *a.visible.add(r), &mut *a.m.add(r));
+            let (base, alpha) = row_max::<V>(s, a.groups, *a.visible.add(r), &mut *a.m.add(r), 1.0);
             *a.alpha.add(r) = alpha;
             let lanes = (*a.sum.add(r)).as_mut_ptr();
             let mut sum = V::mul(V::load(lanes), V::splat(alpha));
@@ -203,7 +206,7 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
         for t in (0..a.tokens & !1).step_by(2) {
             for w in 0..W {
                 let at = line(t) + w * 2 * V::N;
-                _mm_prefetch::<_MM_HINT_T0>(a.ahead[t / PAGE_TOKENS].wrapping_add(at).cast());
+                _mm_prefetch::<_MM_HINT_T1>(a.ahead[t / PAGE_TOKENS].wrapping_add(at).cast());
                 let (even, odd) = pairs::<V, F16>(a.v[t / PAGE_TOKENS].add(at));
                 for r in 0..R {
                     let p = p.add(r * S_STRIDE + t);
@@ -237,7 +240,7 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
     unsafe {
         let mut r = 0;
         while r < a.rows {
-            let n = (a.rows - r).min(ROWS);
+            let n = (a.rows - r).div_ceil((a.rows - r).div_ceil(V::ROWS));
             let p = a.p.cast::<f32>().add(r * S_STRIDE);
             let o = a.o.add(r * a.head_dim);
             let alpha = a.alpha.add(r);
@@ -248,6 +251,8 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
                         1 => pv_tile::<V, F16, 1, 2>(a, p, o, alpha, d),
                         2 => pv_tile::<V, F16, 2, 2>(a, p, o, alpha, d),
                         3 => pv_tile::<V, F16, 3, 2>(a, p, o, alpha, d),
+                        5 if V::ROWS > 4 => pv_tile::<V, F16, 5, 2>(a, p, o, alpha, d),
+                        6 if V::ROWS > 4 => pv_tile::<V, F16, 6, 2>(a, p, o, alpha, d),
                         _ => pv_tile::<V, F16, 4, 2>(a, p, o, alpha, d),
                     }
                     d += 2 * V::N;
@@ -256,6 +261,8 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
                         1 => pv_tile::<V, F16, 1, 1>(a, p, o, alpha, d),
                         2 => pv_tile::<V, F16, 2, 1>(a, p, o, alpha, d),
                         3 => pv_tile::<V, F16, 3, 1>(a, p, o, alpha, d),
+                        5 if V::ROWS > 4 => pv_tile::<V, F16, 5, 1>(a, p, o, alpha, d),
+                        6 if V::ROWS > 4 => pv_tile::<V, F16, 6, 1>(a, p, o, alpha, d),
                         _ => pv_tile::<V, F16, 4, 1>(a, p, o, alpha, d),
                     }
                     d += V::N;
@@ -284,6 +291,7 @@ macro_rules! tier {
         pub(super) static $table: BlockKernels = BlockKernels {
             name: $name,
             bf16: false,
+            unit: 1.0,
             pack_q: pack_q_f32,
             qk: $module::qk,
             softmax: $module::softmax,

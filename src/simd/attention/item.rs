@@ -236,7 +236,7 @@ pub(super) unsafe fn run_work(inp: &Inputs<'_>, w: &Work, own: &mut Own, sink: &
             for (i, pos) in w.pos.clone().enumerate() {
                 for (j, head) in w.heads.clone().enumerate() {
                     let r = i * w.heads.len() + j;
-                    (k.pack_q)(inp.query(pos, head), inp.shape.scale, own.q.add(r * row_bytes));
+                    (k.pack_q)(inp.query(pos, head), inp.shape.scale / k.unit, own.q.add(r * row_bytes));
                 }
             }
         }
@@ -246,6 +246,8 @@ pub(super) unsafe fn run_work(inp: &Inputs<'_>, w: &Work, own: &mut Own, sink: &
                 Some(k) => blocks(inp, k, w, segment, own),
                 None => naive(inp, w, segment, own),
             }
+            let unit = inp.kernels.map_or(1.0, |k| k.unit);
+            own.m[..rows].iter_mut().for_each(|m| *m *= unit);
             for r in 0..rows {
                 let sum = fold_lanes(&*own.sum.add(r));
                 let o = Own::row(own.o, r, hd);

@@ -89,6 +89,9 @@ pub(crate) struct BlockKernels {
     pub name: &'static str,
     /// Whether q and P cross as bf16 (dot-product and tile instructions) rather than f32.
     pub bf16: bool,
+    /// What a score of 1 means, in natural logarithms: 1, or ln 2 where the kernels work in powers of two.
+    /// q is packed with scale / unit.
+    pub unit: f32,
     /// Scales a row of q and stores it in the form that `qk` wants.
     pub pack_q: unsafe fn(q: &[f32], scale: f32, to: *mut u8),
     pub qk: unsafe fn(&Qk),
@@ -96,6 +99,19 @@ pub(crate) struct BlockKernels {
     pub pv: unsafe fn(&Pv),
     /// (m, s, o) of the accumulator becomes that of both; see [`super::partial`].
     pub merge: unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])),
+}
+
+/// Whether bf16 dot products beat f32 arithmetic on widened values. Sapphire Rapids issues one vdpbf16ps every
+/// two cycles and two f32 FMAs per cycle (design/PEERS.md: 70-97 against 140-222 GFLOP/s per thread); Zen 4
+/// issues one of either.
+#[cfg(target_arch = "x86_64")]
+fn dot_is_fast() -> bool {
+    static FAST: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *FAST.get_or_init(|| {
+        let id = std::arch::x86_64::__cpuid(0);
+        let vendor = [id.ebx.to_le_bytes(), id.edx.to_le_bytes(), id.ecx.to_le_bytes()];
+        vendor.concat() != b"GenuineIntel"
+    })
 }
 
 /// The kernels of a tier; `None` for the reference tier, which has no blocks.
@@ -110,7 +126,7 @@ pub(crate) fn select(isa: Isa, dtype: KvDType) -> Option<&'static BlockKernels> 
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, KvDType::F16) => Some(&super::f32_body::AVX2_F16),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Amx, KvDType::BF16) if Caps::get().avx512_bf16 => {
+        (Isa::Avx512 | Isa::Amx, KvDType::BF16) if Caps::get().avx512_bf16 && dot_is_fast() => {
             Some(&super::avx512_bf16::KERNELS)
         }
         #[cfg(target_arch = "x86_64")]
@@ -120,4 +136,30 @@ pub(crate) fn select(isa: Isa, dtype: KvDType) -> Option<&'static BlockKernels> 
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the reference tier is supported here, and it was handled"),
     }
+}
+
+/// Every table that this machine can run for `dtype`, whichever [`select`] prefers.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) fn all(dtype: KvDType) -> Vec<&'static BlockKernels> {
+    let caps = Caps::get();
+    let mut all = Vec::new();
+    let mut add = |able: bool, table: &'static BlockKernels| {
+        if able {
+            all.push(table);
+        } else {
+            println!("skipped: {}, this CPU lacks it", table.name);
+        }
+    };
+    match dtype {
+        KvDType::BF16 => {
+            add(caps.avx2, &super::f32_body::AVX2_BF16);
+            add(caps.avx512, &super::f32_body::AVX512_BF16);
+            add(caps.avx512_bf16, &super::avx512_bf16::KERNELS);
+        }
+        KvDType::F16 => {
+            add(caps.avx2, &super::f32_body::AVX2_F16);
+            add(caps.avx512, &super::f32_body::AVX512_F16);
+        }
+    }
+    all
 }

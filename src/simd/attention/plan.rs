@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::item::{Inputs, Scratch, Sink, Work, merge_split, run_work};
-use super::kernels::{self, MAX_ROWS};
+use super::kernels::{self, BlockKernels, MAX_ROWS};
 use super::{Partial, SEGMENT};
 use crate::cache::{LayerKv, PAGE_TOKENS, SeqRows};
 use crate::device::host::Pool;
@@ -224,7 +224,7 @@ impl AttnPlan {
             out.len(),
             self.rows
         );
-        self.execute(pool, isa, kv, q, &Sink::normalised(out));
+        self.execute(pool, kernels::select(isa, kv.dtype()), kv, q, &Sink::normalised(out));
     }
 
     /// As [`AttnPlan::run`], but leaves (m, s, o) apart, to be merged with what another device computed
@@ -239,10 +239,18 @@ impl AttnPlan {
             "attention: partial of {} rows x heads, {n} are planned",
             part.m.len()
         );
-        self.execute(pool, isa, kv, q, &Sink::partial(part));
+        self.execute(pool, kernels::select(isa, kv.dtype()), kv, q, &Sink::partial(part));
     }
 
-    fn execute(&mut self, pool: &Pool, isa: Isa, kv: &LayerKv<'_>, q: &[f32], sink: &Sink<'_>) {
+    /// `kernels` are of `kv`'s type, and run on this machine; `None`: the reference tier.
+    fn execute(
+        &mut self,
+        pool: &Pool,
+        kernels: Option<&'static BlockKernels>,
+        kv: &LayerKv<'_>,
+        q: &[f32],
+        sink: &Sink<'_>,
+    ) {
         let s = &self.shape;
         assert!(
             kv.n_kv_heads() == s.n_kv_heads && kv.head_dim() == s.head_dim,
@@ -265,7 +273,6 @@ impl AttnPlan {
             self.threads,
             pool.threads()
         );
-        let kernels = kernels::select(isa, kv.dtype());
         let (seqs, pages, items, splits) = (&self.seqs, &self.pages, &self.items, &self.splits);
         let scratch = self.scratch.share();
         pool.run(items.len(), &|chunk, worker| {
@@ -293,5 +300,58 @@ impl AttnPlan {
                 },
             }
         });
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::cache::{KvDType, KvGeometry, PagePool};
+
+    /// Also the tables that `select` does not prefer on this machine.
+    #[test]
+    fn every_table_agrees_with_the_reference_and_with_itself() {
+        let pool = Pool::new(2);
+        for dtype in KvDType::ALL {
+            for (head_dim, group, window) in [(64, 3, None), (80, 1, Some(70)), (128, 8, None)] {
+                let (len, h_kv) = (700, 2);
+                let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
+                let cache =
+                    PagePool::new(KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype }, 22).unwrap();
+                let kv = cache.layer(0);
+                let pages: Vec<u32> = (0..22).map(|i| (i * 5 + 3) % 22).collect();
+                let x = |i: usize| ((i * 2_654_435_761) % 1009) as f32 / 504.0 - 1.0;
+                let at = |seed: usize, n: usize| (0..n).map(|i| x(i + seed)).collect::<Vec<f32>>();
+                for pos in 0..len {
+                    // SAFETY: one thread.
+                    unsafe { kv.append(&pages, pos, &at(pos * 977, kv_width), &at(pos * 31 + 7, kv_width)) };
+                }
+                let scale = 1.0 / (head_dim as f32).sqrt();
+                let shape = AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, window };
+                let q = at(5, 3 * width);
+                let run =
+                    |kernels: Option<&'static BlockKernels>, first: usize, rows: usize, q: &[f32]| {
+                        let rows = SeqRows { pages: &pages, first_pos: first, n_rows: rows, row0: 0 };
+                        let mut out = vec![0.0; q.len()];
+                        let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
+                        plan.execute(&pool, kernels, &kv, q, &Sink::normalised(&mut out));
+                        out
+                    };
+                let want = run(None, len - 3, 3, &q);
+                for table in kernels::all(dtype) {
+                    let got = run(Some(table), len - 3, 3, &q);
+                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                        // |v| <= 1; scores below √128·(b + ...): see tests/attention_vs_reference.rs. This
+                        // bound is the same formula with its largest terms.
+                        let tol = if table.bf16 { 2.0 * (12.0 + 1.0) / 512.0 } else { 1e-4 };
+                        assert!((got - want).abs() <= tol, "{}: {i}: {got}, want {want}", table.name);
+                    }
+                    for row in 0..3 {
+                        let alone = run(Some(table), len - 3 + row, 1, &q[row * width..(row + 1) * width]);
+                        assert_eq!(alone, got[row * width..(row + 1) * width], "{}: row {row}", table.name);
+                    }
+                }
+            }
+        }
     }
 }

@@ -17,6 +17,8 @@ use super::exp::{LN2_HI, LN2_LO, MIN, POLY};
 pub(super) unsafe trait Simd {
     /// Lanes; divides 16.
     const N: usize;
+    /// Rows per register tile: with 2 vectors each they fill the registers.
+    const ROWS: usize;
     type F: Copy;
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -71,6 +73,7 @@ pub(super) struct Avx512;
 #[allow(clippy::undocumented_unsafe_blocks)] // the impl's argument holds for each of them
 unsafe impl Simd for Avx512 {
     const N: usize = 16;
+    const ROWS: usize = 6;
     type F = __m512;
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -156,6 +159,7 @@ pub(super) struct Avx2;
 #[allow(clippy::undocumented_unsafe_blocks)] // the impl's argument holds for each of them
 unsafe impl Simd for Avx2 {
     const N: usize = 8;
+    const ROWS: usize = 4;
     type F = __m256;
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
