@@ -3,9 +3,9 @@
 //! layout     X as A blocks, W as panels of 16 rows (see pack.rs): every tile is one contiguous KiB
 //! tile       32x32 (2 A x 2 B) for M > 16; 16x64 (1 A x 4 B) for M <= 16, where weights stream
 //! registers  tmm0-3 C, tmm4-5 A, tmm6-7 B (32x32); tmm0-3 C, tmm4 A, tmm5-7 B in turn (16x64); shapes FULL
-//! bound      32x32: per K step of 32, 4 products of 16 cycles = 64 cycles against 4 tile loads of 8; so the
-//!            tile unit, if loads come from L1/L2: 1024 multiply-adds a cycle... 512 per cycle and product pair
-//!            16x64: memory: 4 KiB of weights per 64 cycles is more than L2 delivers
+//! bound      32x32: the tile unit. A K step of 32 is 4 products of 16 cycles, 64 in all (512 multiply-adds a
+//!            cycle), against 4 tile loads of 8 cycles each when they hit L1
+//!            16x64: memory. 4 KiB of weights per 64 cycles is more than L2 delivers (48 bytes a cycle)
 //! blocking   K in slabs of 18 steps: a pair of panels is 36 KiB and stays in L1 while the A rows (512 x 576
 //!            bf16 = 576 KiB) pass from L2; 256 columns of C (512 KiB of f32) stay in L2 across slabs
 //! measured   not measured: no AMX machine at hand. Predicted: 2x2 blocking issues 64 cycles of products and
@@ -30,7 +30,7 @@ const STRIP_PANELS: usize = 16;
 
 microkernel! {
     /// 32 rows x 32 columns.
-    gemm_bf16_32x32(a0 a1; b0 b1) -> f32,
+    gemm_bf16_32x32(a0 a1; b0 b1; "1024") -> f32,
     rows c0 = 0, c1 = 16;
     c "0" in c0 + "0", c "1" in c0 + "64", c "2" in c1 + "0", c "3" in c1 + "64";
     // Each load stands two products before its use is due; the four accumulators are four independent
@@ -48,7 +48,7 @@ microkernel! {
 
 microkernel! {
     /// 32 rows x 16 columns: the last panel of an odd number.
-    gemm_bf16_32x16(a0 a1; b0) -> f32,
+    gemm_bf16_32x16(a0 a1; b0; "1024") -> f32,
     rows c0 = 0, c1 = 16;
     c "0" in c0 + "0", c "2" in c1 + "0";
     step
@@ -61,7 +61,7 @@ microkernel! {
 
 microkernel! {
     /// 16 rows x 32 columns: the last A block of an odd number.
-    gemm_bf16_16x32(a0; b0 b1) -> f32,
+    gemm_bf16_16x32(a0; b0 b1; "1024") -> f32,
     rows c0 = 0;
     c "0" in c0 + "0", c "1" in c0 + "64";
     step
@@ -74,7 +74,7 @@ microkernel! {
 
 microkernel! {
     /// 16 rows x 16 columns.
-    gemm_bf16_16x16(a0; b0) -> f32,
+    gemm_bf16_16x16(a0; b0; "1024") -> f32,
     rows c0 = 0;
     c "0" in c0 + "0";
     step
@@ -97,7 +97,7 @@ macro_rules! prefetch_tile {
 
 microkernel! {
     /// 16 rows x 64 columns: few rows, so weights stream, in four streams at once.
-    gemm_bf16_16x64(a0; b0 b1 b2 b3) -> f32,
+    gemm_bf16_16x64(a0; b0 b1 b2 b3; "1024") -> f32,
     rows c0 = 0;
     c "0" in c0 + "0", c "1" in c0 + "64", c "2" in c0 + "128", c "3" in c0 + "192";
     step

@@ -3,14 +3,14 @@
 
 /// Defines `unsafe fn name(k_steps, a.., b.., c, ldc, accumulate)`.
 ///
-/// * `a0 a1; b0 b1`: source pointers; each advances by one KiB per step;
+/// * `a0 a1; b0 b1; "1024"`: source pointers and how many bytes each advances per step;
 /// * `rows c0 = 0, c1 = 16`: the rows of C that tiles start at;
 /// * `c "0" in c0 + "64"`: accumulator tmm0 belongs at byte 64 of row c0;
 /// * `step`: one K step; `{s}` holds 64, the row stride of packed tiles.
 macro_rules! microkernel {
     (
         $(#[$meta:meta])*
-        $name:ident($($a:ident)+ ; $($b:ident)+) -> $out:ty,
+        $name:ident($($a:ident)+ ; $($b:ident)+; $bytes:literal) -> $out:ty,
         rows $($row:ident = $first:literal),+;
         $(c $tile:literal in $crow:ident + $byte:literal),+;
         step $($step:expr),+ $(,)?
@@ -21,7 +21,7 @@ macro_rules! microkernel {
         ///
         /// # Safety
         /// Tile instructions execute in this thread and the shapes named in this file's header are loaded;
-        /// `k_steps >= 1`; each source has `k_steps` KiB; every row of C that a tile covers is writable (and
+        /// `k_steps >= 1`; each source has `k_steps` tiles; every row of C that a tile covers is writable (and
         /// readable if `accumulate`).
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $name(
@@ -45,8 +45,8 @@ macro_rules! microkernel {
                     $(concat!("tileloadd tmm", $tile, ", [{", stringify!($crow), "} + {ld}*1 + ", $byte, "]"),)+
                     "2:",
                     $($step,)+
-                    $(concat!("add {", stringify!($a), "}, 1024"),)+
-                    $(concat!("add {", stringify!($b), "}, 1024"),)+
+                    $(concat!("add {", stringify!($a), "}, ", $bytes),)+
+                    $(concat!("add {", stringify!($b), "}, ", $bytes),)+
                     "dec {k}",
                     "jnz 2b",
                     $(concat!("tilestored [{", stringify!($crow), "} + {ld}*1 + ", $byte, "], tmm", $tile),)+

@@ -21,12 +21,30 @@
 pub const TILE_BYTES: usize = 1024;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod attention;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod bf16;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod detect;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod emulate;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod int8;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod microkernel;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod pack;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod peak;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod session;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use detect::{available, hardware};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub use peak::{Peak, peak};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub use session::Session;
 
 /// Whether this process may use AMX tiles with bf16 and int8; otherwise why not.
 ///
@@ -36,12 +54,3 @@ pub use detect::{available, hardware};
 pub fn available() -> Result<(), &'static str> {
     Err("AMX tiles are used on x86-64 Linux only")
 }
-
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub mod bf16;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod microkernel;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub mod pack;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub mod session;

@@ -22,19 +22,26 @@ impl Shapes {
     /// Eight tiles of 16 rows of 64 bytes: matrix products.
     pub const FULL: Shapes = Shapes([(16, 64); 8]);
 
-    /// For `rows` rows (1..=16) of A: tmm0-4 (four accumulators, one A) have as many rows, tmm5-7 (B) are
+    /// Attention over 1 to 32 query rows. Up to 16: tmm0-3 (accumulators) and tmm4 (A) have as many rows,
+    /// tmm5-7 (B) are full. Beyond: tmm0-1 and tmm4 have 16 rows, tmm2-3 and tmm5 the others, tmm6-7 (B) are
     /// full. The tile unit takes a cycle per row of A, so few rows are fast.
     ///
     /// # Panics
-    /// `rows` is not in 1..=16.
-    pub const fn few_rows(rows: usize) -> Shapes {
-        assert!(rows >= 1 && rows <= 16, "a tile has 1 to 16 rows");
-        let r = (rows as u8, 64);
-        Shapes([r, r, r, r, r, (16, 64), (16, 64), (16, 64)])
+    /// `rows` is not in 1..=32.
+    pub const fn attention(rows: usize) -> Shapes {
+        assert!(rows >= 1 && rows <= 32, "attention takes 1 to 32 query rows");
+        let full = (16, 64);
+        if rows <= 16 {
+            let r = (rows as u8, 64);
+            Shapes([r, r, r, r, r, full, full, full])
+        } else {
+            let r = (rows as u8 - 16, 64);
+            Shapes([full, full, r, r, full, r, full, full])
+        }
     }
 
-    /// Products over 32 int8 elements, half a tile deep: tmm0-3 full (accumulators), tmm4-5 (A) 16 rows of
-    /// 32 bytes, tmm6-7 (B) 8 rows of 64.
+    /// Products over 32 int8 elements, half a tile deep: tmm0-3 (accumulators) are full, tmm4-5 (A) have 16
+    /// rows of 32 bytes, tmm6-7 (B) 8 rows of 64.
     pub const INT8_K32: Shapes =
         Shapes([(16, 64), (16, 64), (16, 64), (16, 64), (16, 32), (16, 32), (8, 64), (8, 64)]);
 
@@ -140,10 +147,10 @@ mod tests {
         {
             let mut inner = Session::open().unwrap();
             assert_eq!(inner.loaded(), Shapes::FULL);
-            inner.load(&Shapes::few_rows(3));
+            inner.load(&Shapes::attention(3));
         }
-        assert_eq!(outer.loaded(), Shapes::few_rows(3));
-        assert_eq!(stored(), Shapes::few_rows(3).encode().0);
+        assert_eq!(outer.loaded(), Shapes::attention(3));
+        assert_eq!(stored(), Shapes::attention(3).encode().0);
         // Another thread has its own.
         std::thread::spawn(|| {
             let _s = Session::open().unwrap();
@@ -151,7 +158,7 @@ mod tests {
         })
         .join()
         .unwrap();
-        assert_eq!(stored(), Shapes::few_rows(3).encode().0);
+        assert_eq!(stored(), Shapes::attention(3).encode().0);
         drop(outer);
         assert_eq!(stored(), [0; 64], "the last session releases the tiles");
     }

@@ -149,7 +149,7 @@ impl Tiles {
         }
         for t in [dst, a, b] {
             self.valid(t)?;
-            if self.colsb[t as usize] % 4 != 0 {
+            if !self.colsb[t as usize].is_multiple_of(4) {
                 return Err(ud("bytes a row are no multiple of 4"));
             }
         }
@@ -198,7 +198,7 @@ impl Tiles {
     fn movable(&self, t: u8) -> Result<(usize, usize), Fault> {
         self.valid(t)?;
         let (rows, colsb) = (self.rows[t as usize], self.colsb[t as usize]);
-        if colsb % 4 != 0 {
+        if !colsb.is_multiple_of(4) {
             return Err(ud("bytes a row are no multiple of 4"));
         }
         if self.start_row >= rows {
