@@ -16,6 +16,7 @@ pub mod cache;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod hub;
 pub mod model;
 pub mod reference;
 pub mod simd;
