@@ -10,6 +10,8 @@
 //! 5. [`device`] has the thread pool of the host (and, later, accelerators).
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
 //! 7. [`tensor`] has dtypes and the block formats that all of them share.
+//!
+//! Beside the way: [`hub`] fetches models by name.
 
 pub mod amx;
 pub mod cache;

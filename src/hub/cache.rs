@@ -61,6 +61,11 @@ impl Cache {
         self.home.join("models")
     }
 
+    /// Bytes free on the disk of the folder, if the system tells.
+    pub fn free_bytes(&self) -> Option<u64> {
+        super::download::free_space(&self.home)
+    }
+
     /// Where a catalogue model belongs.
     pub fn path_of(&self, entry: &Entry<'_>) -> PathBuf {
         self.models().join(entry.name).join(entry.file)

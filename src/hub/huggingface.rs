@@ -199,7 +199,11 @@ impl Job<'_> {
         }
         let path = target.join("safetensors");
         if path.exists() {
-            std::fs::remove_dir_all(&path).map_err(|e| Error::io(&path, e))?;
+            // A folder cannot be replaced in one step, but it can be moved out of the way in one.
+            let old = staging.with_extension("old");
+            let _ = std::fs::remove_dir_all(&old);
+            std::fs::rename(&path, &old).map_err(|e| Error::io(&path, e))?;
+            let _ = std::fs::remove_dir_all(&old);
         }
         std::fs::rename(&staging, &path).map_err(|e| Error::io(&path, e))?;
         Ok((path, bytes))
