@@ -166,7 +166,9 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, want) in [("0", 0), ("123", 123), ("6GiB", 6 << 30), ("1.5g", 3 << 29), ("2 MB", 2_000_000)] {
+        for (text, want) in
+            [("0", 0), ("123", 123), ("6GiB", 6 << 30), ("1.5g", 3 << 29), ("2 MB", 2_000_000)]
+        {
             assert_eq!(size(text), Ok(want), "{text}");
         }
         for bad in ["", "G", "-1G", "1X", "nan", "inf", "1e30T"] {

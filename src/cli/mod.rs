@@ -20,12 +20,12 @@ mod pull;
 
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Runs large language models on one machine.
 #[derive(Debug, Parser)]
-#[command(name = "tandem", version, about, disable_help_subcommand = true, arg_required_else_help = true)]
+#[command(name = "tandem", version, disable_help_subcommand = true, arg_required_else_help = true)]
 struct Cli {
     /// More detail on stderr.
     #[arg(short, long, global = true, conflicts_with = "quiet")]
@@ -42,11 +42,11 @@ enum Command {
     /// Continue or answer a prompt.
     Generate(generate::Args),
     /// Print the token ids of a text.
-//    Tokenize(tokenize::Args),
+    //    Tokenize(tokenize::Args),
     /// How well a model predicts a text.
     Perplexity(perplexity::Args),
     /// What is in a model.
-//    Inspect(inspect::Args),
+    //    Inspect(inspect::Args),
     /// Fetch a model into the cache folder.
     Pull(pull::Args),
     /// Measure prefill and decode speed.
@@ -68,8 +68,7 @@ pub fn main() -> ExitCode {
             if !(cli.quiet && error.is::<output::Closed>()) {
                 progress::error(&format!("{error:#}"));
             }
-            let usage =
-                error.chain().any(|e| matches!(e.downcast_ref(), Some(tandem::Error::Usage(_))));
+            let usage = error.chain().any(|e| matches!(e.downcast_ref(), Some(tandem::Error::Usage(_))));
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }
@@ -81,12 +80,12 @@ fn run(command: &Command) -> anyhow::Result<()> {
             args.engine.check()?;
             generate::run(args)
         }
-//        Command::Tokenize(args) => tokenize::run(args),
+        //        Command::Tokenize(args) => tokenize::run(args),
         Command::Perplexity(args) => {
             args.engine.check()?;
             perplexity::run(args)
         }
-//        Command::Inspect(args) => inspect::run(args),
+        //        Command::Inspect(args) => inspect::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {
             args.engine.check()?;
@@ -111,14 +110,15 @@ fn unparsed(error: &clap::Error) -> ExitCode {
             ExitCode::from(2)
         }
         _ => {
-            progress::error(&sentence(error));
+            let words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
+            progress::error(&sentence(error, words));
             ExitCode::from(2)
         }
     }
 }
 
-/// clap's report, which takes a paragraph per thought, in one line.
-fn sentence(error: &clap::Error) -> String {
+/// clap's report, which takes a paragraph per thought, in one line. `words` are the command line.
+fn sentence(error: &clap::Error, mut words: impl Iterator<Item = String>) -> String {
     let text = error.render().to_string();
     let first: Vec<&str> = text.lines().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
     let mut line = first.join(" ");
@@ -129,12 +129,7 @@ fn sentence(error: &clap::Error) -> String {
     if !tips.is_empty() {
         line = format!("{line} ({})", tips.join("; "));
     }
-    let usage = error.get(ContextKind::Usage).map(|u| match u {
-        ContextValue::StyledStr(s) => s.to_string(),
-        other => other.to_string(),
-    });
-    let command = usage.as_deref().and_then(|u| u.split_whitespace().skip_while(|w| *w != "tandem").nth(1));
-    match command.filter(|c| c.bytes().all(|b| b.is_ascii_lowercase())) {
+    match words.find(|w| Cli::command().find_subcommand(w).is_some()) {
         Some(command) => format!("{line}; see tandem {command} --help"),
         None => format!("{line}; see tandem --help"),
     }
@@ -143,7 +138,6 @@ fn sentence(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_definition_is_consistent() {
@@ -159,8 +153,11 @@ mod tests {
             ("tandem generate -n many x", "invalid value 'many'"),
         ] {
             let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
-            let text = sentence(&error);
-            assert!(text.starts_with(want) && text.contains("--help") && !text.contains('\n'), "{line}: {text}");
+            let text = sentence(&error, line.split(' ').map(Into::into));
+            assert!(
+                text.starts_with(want) && text.contains("--help") && !text.contains('\n'),
+                "{line}: {text}"
+            );
         }
     }
 }

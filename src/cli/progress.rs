@@ -97,7 +97,13 @@ pub fn bytes_bar(total: Option<u64>, what: &str) -> BytesBar {
         Kind::Bar(bar.with_style(style.progress_chars("=> ")).with_message(what.to_owned()))
     } else {
         let now = Instant::now();
-        Kind::Lines(Lines { what: what.into(), total, at: AtomicU64::new(0), begun: now, said: Mutex::new(now) })
+        Kind::Lines(Lines {
+            what: what.into(),
+            total,
+            at: AtomicU64::new(0),
+            begun: now,
+            said: Mutex::new(now),
+        })
     };
     BytesBar { kind }
 }

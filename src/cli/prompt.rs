@@ -14,7 +14,9 @@ pub fn read(prompt: Option<&str>, file: Option<&Path>) -> Result<String> {
         (Some(text), _) => text.to_owned(),
         (None, Some(path)) => trimmed(read_file(path)?),
         (None, None) if std::io::stdin().is_terminal() => {
-            return Err(Error::usage("no prompt: give it as an argument, with -f FILE, or on standard input"));
+            return Err(Error::usage(
+                "no prompt: give it as an argument, with -f FILE, or on standard input",
+            ));
         }
         (None, None) => trimmed(read_file(Path::new("-"))?),
     };

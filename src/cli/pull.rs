@@ -70,7 +70,8 @@ impl InCache {
 
 /// What is in the cache.
 pub fn cached(hub: &Hub) -> Vec<InCache> {
-    let entry = |c: tandem::hub::Cached| InCache { name: c.name, path: c.path.display().to_string(), bytes: c.bytes };
+    let entry =
+        |c: tandem::hub::Cached| InCache { name: c.name, path: c.path.display().to_string(), bytes: c.bytes };
     hub.cache().list().into_iter().map(entry).collect()
 }
 

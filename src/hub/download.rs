@@ -84,13 +84,8 @@ struct Sink {
 impl Sink {
     fn open(path: &Path, keep: bool) -> Result<Sink> {
         let err = |e| Error::io(path, e);
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(!keep)
-            .open(path)
-            .map_err(err)?;
+        let mut file =
+            File::options().read(true).write(true).create(true).truncate(!keep).open(path).map_err(err)?;
         let mut hash = Sha256::new();
         let len = feed(&mut file, &mut hash, &mut |_| {}).map_err(err)?;
         Ok(Sink { path: path.to_owned(), file, len, hash })
@@ -116,6 +111,9 @@ impl Sink {
 fn fill(http: &Http, want: &Want<'_>, sink: &mut Sink, progress: &dyn Progress) -> Result<()> {
     if want.bytes.is_some_and(|b| sink.len > b) {
         sink.start_over()?;
+    }
+    if let Some(bytes) = want.bytes {
+        require_space(&sink.path, bytes - sink.len, want.what)?;
     }
     let mut fruitless = 0;
     let mut received = false;
@@ -180,8 +178,6 @@ fn one_request(
     if let (Some(end), None) = (end, want.bytes) {
         progress.end();
         progress.begin(want.what, Some(end));
-    }
-    if let Some(end) = end.or(want.bytes) {
         require_space(&sink.path, end.saturating_sub(sink.len), want.what)?;
     }
     progress.at(sink.len);

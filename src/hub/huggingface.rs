@@ -108,7 +108,8 @@ fn list(hub: &Hub, name: &HubName) -> Result<Listing> {
     let HubName { owner, repo, revision, .. } = name;
     let url = format!("{endpoint}/api/models/{owner}/{repo}/revision/{revision}?blobs=true");
     let (_, body) = hub.http.text(&url, &token(hub))?;
-    serde_json::from_str(&body).map_err(|e| Error::Network(format!("{url}: not a listing of a repository: {e}")))
+    serde_json::from_str(&body)
+        .map_err(|e| Error::Network(format!("{url}: not a listing of a repository: {e}")))
 }
 
 fn token(hub: &Hub) -> Vec<(&'static str, String)> {
@@ -252,7 +253,8 @@ mod tests {
 
     #[test]
     fn which_files_make_a_model() {
-        let all = ["README.md", "config.json", "model.safetensors", "consolidated.safetensors", "tokenizer.json"];
+        let all =
+            ["README.md", "config.json", "model.safetensors", "consolidated.safetensors", "tokenizer.json"];
         assert_eq!(choice("o/r", &all).unwrap(), "Folder([config.json, tokenizer.json, model.safetensors])");
         assert_eq!(choice("o/r", &["a.gguf", ".gitattributes"]).unwrap(), "Gguf(a.gguf)");
         assert_eq!(choice("o/r/b.gguf", &["a.gguf", "b.gguf"]).unwrap(), "Gguf(b.gguf)");

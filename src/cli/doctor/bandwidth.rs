@@ -24,7 +24,9 @@ impl Bandwidth {
     pub fn describe(&self) -> String {
         let Bandwidth { threads, bytes, median_gb_s, best_gb_s } = self;
         let mib = bytes >> 20;
-        format!("{median_gb_s:.1} GB/s read, best {best_gb_s:.1} ({threads} threads, {mib} MiB, {PASSES} passes)")
+        format!(
+            "{median_gb_s:.1} GB/s read, best {best_gb_s:.1} ({threads} threads, {mib} MiB, {PASSES} passes)"
+        )
     }
 }
 

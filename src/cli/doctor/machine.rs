@@ -33,14 +33,21 @@ impl Cpu {
 
 pub fn cpu() -> Cpu {
     let info = read("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, v)| v.trim()));
+    let model =
+        info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, v)| v.trim()));
     // SAFETY: sysconf takes no pointers.
     let online = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     let allowed = core_affinity::get_core_ids().map_or(online, |c| c.len()).max(1);
     let cgroup_quota = cgroup_quota();
     // A fraction of a processor still runs a thread.
     let granted = cgroup_quota.map_or(allowed, |q| (q.ceil() as usize).max(1));
-    Cpu { model: model.unwrap_or("unknown").into(), online, allowed, cgroup_quota, threads: allowed.min(granted) }
+    Cpu {
+        model: model.unwrap_or("unknown").into(),
+        online,
+        allowed,
+        cgroup_quota,
+        threads: allowed.min(granted),
+    }
 }
 
 /// The folders of this process's control group, innermost first, up to the root.
@@ -172,7 +179,9 @@ impl HugePages {
         let (mark, text) = match self.transparent.as_deref() {
             Some("always") => ('+', "transparent: always".to_owned()),
             Some("madvise") => ('+', "transparent: madvise (large buffers may ask for them)".to_owned()),
-            Some("never") => ('!', "transparent: never; large matrices cost more address look-ups".to_owned()),
+            Some("never") => {
+                ('!', "transparent: never; large matrices cost more address look-ups".to_owned())
+            }
             Some(other) => ('!', format!("transparent: {other}")),
             None => ('-', "this system does not tell".to_owned()),
         };

@@ -103,7 +103,8 @@ pub fn run(args: &Args) -> Result<()> {
 fn isa() -> IsaReport {
     let caps = Caps::get();
     let selected = Isa::selected();
-    let tier = |isa: &Isa| Tier { name: isa.name(), available: isa.missing().is_none(), why_not: isa.missing() };
+    let tier =
+        |isa: &Isa| Tier { name: isa.name(), available: isa.missing().is_none(), why_not: isa.missing() };
     IsaReport {
         problem: selected.as_ref().err().map(|e| e.to_string()),
         selected: selected.ok().map(Isa::name),
@@ -135,7 +136,8 @@ fn text(report: &Report) -> String {
     for tier in &report.isa.tiers {
         let runs = report.isa.selected == Some(tier.name);
         let mark = if tier.available { '+' } else { '-' };
-        let forced = report.isa.forced.as_deref().filter(|f| *f == tier.name).map_or("", |_| ", forced by TANDEM_ISA");
+        let forced =
+            report.isa.forced.as_deref().filter(|f| *f == tier.name).map_or("", |_| ", forced by TANDEM_ISA");
         let found = match tier.why_not {
             Some(why) => format!("no: {why}"),
             None if runs => format!("yes, in use{forced}"),
