@@ -89,16 +89,16 @@ fn doctor_reports_one_json_object() {
 }
 
 #[test]
-fn doctor_measures_bandwidth() {
+fn doctor_measures_the_limits() {
     let home = home();
     let report = json(&run(tandem(home.path()).args(["doctor", "--json"])));
-    let b = &report["bandwidth"];
-    if b.is_null() {
-        println!("skipped: too little memory for a measurement");
-        return;
+    for peak in report["limits"]["peaks"].as_array().unwrap() {
+        assert!(peak["gop_s"].as_f64().unwrap() > 0.0, "{peak}");
     }
-    let (median, best) = (b["median_gb_s"].as_f64().unwrap(), b["best_gb_s"].as_f64().unwrap());
-    assert!(median > 0.0 && median <= best, "{b}");
+    match report["limits"]["read_gb_s"].as_f64() {
+        Some(rate) => assert!(rate > 0.1, "{rate} GB/s"),
+        None => println!("skipped: too little memory to measure bandwidth"),
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.
 
 mod caps;
+pub mod linear;
 
 pub use caps::{Caps, Isa};

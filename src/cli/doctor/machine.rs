@@ -20,7 +20,7 @@ pub struct Cpu {
     pub allowed: usize,
     /// Processors' worth of time that the control group grants, if it limits it.
     pub cgroup_quota: Option<f64>,
-    /// Threads that make sense: the smaller of the two.
+    /// Threads that the engine takes: the smaller of the two.
     pub threads: usize,
 }
 
@@ -38,15 +38,12 @@ pub fn cpu() -> Cpu {
     // SAFETY: sysconf takes no pointers.
     let online = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     let allowed = core_affinity::get_core_ids().map_or(online, |c| c.len()).max(1);
-    let cgroup_quota = cgroup_quota();
-    // A fraction of a processor still runs a thread.
-    let granted = cgroup_quota.map_or(allowed, |q| (q.ceil() as usize).max(1));
     Cpu {
         model: model.unwrap_or("unknown").into(),
         online,
         allowed,
-        cgroup_quota,
-        threads: allowed.min(granted),
+        cgroup_quota: cgroup_quota(),
+        threads: tandem::device::host::cpu::allowed(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `tandem doctor`: what this machine can do, what it cannot, and why.
 
-mod bandwidth;
+mod limits;
 mod machine;
 
 use std::fmt::Write;
@@ -20,7 +20,7 @@ pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Skip the measurement of memory bandwidth (it takes a second or two).
+    /// Skip the measurement of memory bandwidth and arithmetic (it takes a second).
     #[arg(long)]
     pub no_probe: bool,
 }
@@ -31,7 +31,7 @@ struct Report {
     cpu: machine::Cpu,
     isa: IsaReport,
     memory: machine::Memory,
-    bandwidth: Option<bandwidth::Bandwidth>,
+    limits: Option<limits::Limits>,
     numa: Vec<machine::Node>,
     huge_pages: machine::HugePages,
     cuda: machine::Cuda,
@@ -78,14 +78,14 @@ pub fn run(args: &Args) -> Result<()> {
     let hub = Hub::from_env()?;
     let cpu = machine::cpu();
     let memory = machine::memory();
-    let bandwidth = (!args.no_probe).then(|| {
-        progress::detail("measuring memory bandwidth");
-        bandwidth::measure(cpu.threads, memory.usable())
+    let limits = (!args.no_probe).then(|| {
+        progress::detail("measuring memory bandwidth and arithmetic");
+        limits::measure(cpu.threads, memory.usable())
     });
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         isa: isa(),
-        bandwidth: bandwidth.flatten(),
+        limits,
         numa: machine::numa(),
         huge_pages: machine::huge_pages(),
         cuda: machine::cuda(),
@@ -161,9 +161,12 @@ fn text(report: &Report) -> String {
     row('+', "features", if have.is_empty() { "none of those used".into() } else { have.join(" ") });
 
     row('+', "memory", report.memory.describe());
-    match &report.bandwidth {
-        Some(b) => row('+', "bandwidth", b.describe()),
-        None => row('-', "bandwidth", "not measured".into()),
+    match &report.limits {
+        Some(limits) => {
+            row('+', "bandwidth", limits.bandwidth());
+            row('+', "arithmetic", limits.arithmetic());
+        }
+        None => row('-', "limits", "not measured (--no-probe)".into()),
     }
     match &report.numa[..] {
         [] => row('-', "numa", "this system does not tell".into()),
