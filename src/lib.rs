@@ -11,12 +11,15 @@
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
 //! 7. [`profile`] measures the limits of the machine that the kernels are held against.
 //! 8. [`tensor`] has dtypes and the block formats that all of them share.
+//!
+//! Beside the way: [`hub`] fetches models by name.
 
 pub mod amx;
 pub mod cache;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod hub;
 pub mod model;
 pub mod profile;
 pub mod reference;
