@@ -15,7 +15,8 @@ use crate::device::host::Pool;
 ///
 /// A slot is one (page, token in page). The view has interior mutability: appends write through `&self`
 /// so that rows can be stored in parallel. Writers promise (they are `unsafe`) that a slot has one writer
-/// at a time and no reader meanwhile; readers are safe.
+/// at a time, and that nobody attends over its page meanwhile: kernels read whole pages (and mask what is
+/// not stored). In a forward pass, a layer's appends end before its attention begins.
 #[derive(Clone, Copy)]
 pub struct LayerKv<'a> {
     base: *mut u16,
@@ -125,7 +126,8 @@ impl<'a> LayerKv<'a> {
     /// of `head_dim` elements, rounded to nearest even.
     ///
     /// # Safety
-    /// No other thread reads or writes this head of this slot (`pages[pos / 32]`, `pos % 32`) meanwhile.
+    /// Meanwhile no other thread writes this head of this slot (`pages[pos / 32]`, `pos % 32`), and none
+    /// attends over its page.
     /// Different slots, and different heads of one slot, may be written at the same time.
     pub unsafe fn append_head(&self, pages: &[u32], pos: usize, head: usize, k: &[f32], v: &[f32]) {
         let hd = self.head_dim;
@@ -158,7 +160,7 @@ impl<'a> LayerKv<'a> {
     /// Stores the keys and values of all heads of the token at position `pos` (`[n_kv_heads][head_dim]`).
     ///
     /// # Safety
-    /// No other thread reads or writes the slot (`pages[pos / 32]`, `pos % 32`) meanwhile.
+    /// Meanwhile no other thread writes the slot (`pages[pos / 32]`, `pos % 32`), or attends over its page.
     pub unsafe fn append(&self, pages: &[u32], pos: usize, k: &[f32], v: &[f32]) {
         let (hd, n) = (self.head_dim, self.n_kv_heads);
         assert!(k.len() == n * hd && v.len() == n * hd, "k {}, v {}, {n} heads of {hd}", k.len(), v.len());
@@ -173,7 +175,7 @@ impl<'a> LayerKv<'a> {
     ///
     /// # Safety
     /// The sequences own their pages (no page is in two of them, as [`super::BlockTable`] guarantees), and
-    /// nobody else reads or writes this layer's slots of these rows meanwhile.
+    /// nobody else writes these rows' slots of this layer, or attends over their pages, meanwhile.
     pub unsafe fn append_rows(&self, pool: &Pool, seqs: &[SeqRows<'_>], k: &[f32], v: &[f32]) {
         let width = self.n_kv_heads * self.head_dim;
         let total: usize = seqs.iter().map(|s| s.n_rows).sum();

@@ -114,13 +114,17 @@ fn dot_is_fast() -> bool {
     })
 }
 
-/// The kernels of a tier; `None` for the reference tier, which has no blocks.
-pub(crate) fn select(isa: Isa, dtype: KvDType) -> Option<&'static BlockKernels> {
+/// The kernels of a tier for a size of heads; `None` for the reference tier, which has no blocks.
+pub(crate) fn select(isa: Isa, dtype: KvDType, head_dim: usize) -> Option<&'static BlockKernels> {
     if let Some(why) = isa.missing() {
         panic!("attention: tier {isa} on a machine without it: {why}");
     }
     match (isa, dtype) {
         (Isa::Reference, _) => None,
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        (Isa::Amx, KvDType::BF16) if Caps::get().avx512_bf16 && super::amx::HEAD_DIMS.contains(&head_dim) => {
+            Some(&super::amx::KERNELS)
+        }
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, KvDType::BF16) => Some(&super::f32_body::AVX2_BF16),
         #[cfg(target_arch = "x86_64")]
@@ -140,7 +144,7 @@ pub(crate) fn select(isa: Isa, dtype: KvDType) -> Option<&'static BlockKernels> 
 
 /// Every table that this machine can run for `dtype`, whichever [`select`] prefers.
 #[cfg(all(test, target_arch = "x86_64"))]
-pub(super) fn all(dtype: KvDType) -> Vec<&'static BlockKernels> {
+pub(super) fn all(dtype: KvDType, head_dim: usize) -> Vec<&'static BlockKernels> {
     let caps = Caps::get();
     let mut all = Vec::new();
     let mut add = |able: bool, table: &'static BlockKernels| {
@@ -155,6 +159,10 @@ pub(super) fn all(dtype: KvDType) -> Vec<&'static BlockKernels> {
             add(caps.avx2, &super::f32_body::AVX2_BF16);
             add(caps.avx512, &super::f32_body::AVX512_BF16);
             add(caps.avx512_bf16, &super::avx512_bf16::KERNELS);
+            #[cfg(target_os = "linux")]
+            if super::amx::HEAD_DIMS.contains(&head_dim) {
+                add(caps.avx512_bf16 && caps.amx.is_ok(), &super::amx::KERNELS);
+            }
         }
         KvDType::F16 => {
             add(caps.avx2, &super::f32_body::AVX2_F16);

@@ -25,6 +25,8 @@ pub(crate) mod kernels;
 mod partial;
 mod plan;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]

@@ -224,7 +224,7 @@ impl AttnPlan {
             out.len(),
             self.rows
         );
-        self.execute(pool, kernels::select(isa, kv.dtype()), kv, q, &Sink::normalised(out));
+        self.execute(pool, kernels::select(isa, kv.dtype(), kv.head_dim()), kv, q, &Sink::normalised(out));
     }
 
     /// As [`AttnPlan::run`], but leaves (m, s, o) apart, to be merged with what another device computed
@@ -239,7 +239,7 @@ impl AttnPlan {
             "attention: partial of {} rows x heads, {n} are planned",
             part.m.len()
         );
-        self.execute(pool, kernels::select(isa, kv.dtype()), kv, q, &Sink::partial(part));
+        self.execute(pool, kernels::select(isa, kv.dtype(), kv.head_dim()), kv, q, &Sink::partial(part));
     }
 
     /// `kernels` are of `kv`'s type, and run on this machine; `None`: the reference tier.
@@ -329,16 +329,15 @@ mod tests {
                 let scale = 1.0 / (head_dim as f32).sqrt();
                 let shape = AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, window };
                 let q = at(5, 3 * width);
-                let run =
-                    |kernels: Option<&'static BlockKernels>, first: usize, rows: usize, q: &[f32]| {
-                        let rows = SeqRows { pages: &pages, first_pos: first, n_rows: rows, row0: 0 };
-                        let mut out = vec![0.0; q.len()];
-                        let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
-                        plan.execute(&pool, kernels, &kv, q, &Sink::normalised(&mut out));
-                        out
-                    };
+                let run = |kernels: Option<&'static BlockKernels>, first: usize, rows: usize, q: &[f32]| {
+                    let rows = SeqRows { pages: &pages, first_pos: first, n_rows: rows, row0: 0 };
+                    let mut out = vec![0.0; q.len()];
+                    let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
+                    plan.execute(&pool, kernels, &kv, q, &Sink::normalised(&mut out));
+                    out
+                };
                 let want = run(None, len - 3, 3, &q);
-                for table in kernels::all(dtype) {
+                for table in kernels::all(dtype, head_dim) {
                     let got = run(Some(table), len - 3, 3, &q);
                     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                         // |v| <= 1; scores below √128·(b + ...): see tests/attention_vs_reference.rs. This
