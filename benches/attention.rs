@@ -35,7 +35,6 @@ impl Rng {
 
 /// A model's attention and a pool full of keys and values for it.
 struct Model {
-    name: &'static str,
     shape: AttnShape,
     cache: PagePool,
     /// All pages, shuffled.
@@ -43,13 +42,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(
-        name: &'static str,
-        heads: (usize, usize, usize),
-        dtype: KvDType,
-        tokens: usize,
-        pool: &Pool,
-    ) -> Model {
+    fn new(heads: (usize, usize, usize), dtype: KvDType, tokens: usize, pool: &Pool) -> Model {
         let (n_heads, n_kv_heads, head_dim) = heads;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, window: None };
@@ -74,7 +67,7 @@ impl Model {
                 unsafe { kv.append(&[page as u32], slot, k, v) };
             }
         });
-        Model { name, shape, cache, pages }
+        Model { shape, cache, pages }
     }
 
     fn kv(&self) -> LayerKv<'_> {
@@ -165,7 +158,7 @@ fn main() {
             }
             let most = lines.iter().map(|l| l.1 * l.2.next_multiple_of(PAGE_TOKENS)).max().unwrap_or(0);
             let tokens = if quick { most } else { most.max((512 << 20) / (4 * heads.1 * heads.2)) };
-            let model = Model::new(name, heads, dtype, tokens, &pool);
+            let model = Model::new(heads, dtype, tokens, &pool);
             for line in lines {
                 for &isa in &tiers {
                     let title = title(isa, line);

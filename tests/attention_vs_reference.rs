@@ -201,6 +201,14 @@ fn shape(n_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>
     AttnShape { n_heads: n_kv_heads * group, n_kv_heads, head_dim, scale, window }
 }
 
+/// Whether tile instructions are executed in software (`TANDEM_AMX=emulate`), a thousand times slower.
+fn emulated() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    return tandem::amx::emulate::installed();
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    false
+}
+
 fn tiers() -> Vec<Isa> {
     for isa in Isa::ALL {
         if let Some(why) = isa.missing() {
@@ -275,8 +283,9 @@ proptest! {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let width = world.width();
         for isa in tiers() {
-            if isa == Isa::Reference && len * shape.n_heads * shape.head_dim * len > 20_000_000 {
-                continue; // minutes in the oracle; its smaller cases go through the same driver
+            let slow = isa == Isa::Reference || isa == Isa::Amx && emulated();
+            if slow && len * shape.n_heads * shape.head_dim * len > 20_000_000 {
+                continue; // minutes in the oracle or on emulated tiles; smaller cases take the same paths
             }
             let whole = bits(&world.attend(isa, 1, &[(0, 0, len)])[0]);
             // In chunks, cut anywhere, on other numbers of threads.
@@ -296,7 +305,7 @@ proptest! {
                     let alone = bits(&world.attend(isa, threads, &[(0, pos, 1)])[0]);
                     prop_assert_eq!(&alone[..], want, "{} decode {} on {} threads", isa, pos, threads);
                     let first = rng.below(other);
-                    let rows = 1 + rng.below(other - first).min(if isa == Isa::Reference { 2 } else { 40 });
+                    let rows = 1 + rng.below(other - first).min(if slow { 2 } else { 40 });
                     let beside = world.attend(isa, threads, &[(1, first, rows), (0, pos, 1)]);
                     prop_assert_eq!(&bits(&beside[1])[..], want, "{} decode {} in a batch", isa, pos);
                 }

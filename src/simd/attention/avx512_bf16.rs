@@ -13,6 +13,8 @@
 //! error      q and P are rounded to bf16 once (2^-9 each); the sum s adds the *rounded* P, so the output
 //!            is a convex combination of values; tolerance derived in tests/attention_vs_reference.rs
 
+#![allow(clippy::needless_range_loop)] // tiles: two indices into two or three arrays
+
 use std::arch::x86_64::*;
 
 use super::f32_body::row_max;

@@ -7,7 +7,7 @@ pub(super) const LN2_HI: f32 = 0.693_359_4;
 pub(super) const LN2_LO: f32 = -2.121_944_4e-4;
 /// (e^r − 1 − r) / r² on |r| <= ln 2 / 2, highest power first (Cephes).
 pub(super) const POLY: [f32; 6] =
-    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1];
+    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
 /// e^x without fused operations, so that it gives the same bits on every machine. Used where segments
 /// and partial results are merged.

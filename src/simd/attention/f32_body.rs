@@ -7,6 +7,8 @@
 //! bound      memory in decode: 4·T·head_dim bytes per KV head
 //! error      q and P stay f32; tolerance derived in tests/attention_vs_reference.rs
 
+#![allow(clippy::needless_range_loop)] // tiles: two indices into two or three arrays
+
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
 use super::kernels::{BLOCK, BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};

@@ -82,6 +82,9 @@ pub(crate) struct Pv {
     pub alpha: *const f32,
 }
 
+/// Adds a partial (m, s, o) to an accumulated one.
+pub(crate) type MergeFn = unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32]));
+
 /// One tier's kernels for one KV type.
 pub(crate) struct BlockKernels {
     /// Named by errors, tests and benches.
@@ -98,7 +101,7 @@ pub(crate) struct BlockKernels {
     pub softmax: unsafe fn(&Softmax),
     pub pv: unsafe fn(&Pv),
     /// (m, s, o) of the accumulator becomes that of both; see [`super::partial`].
-    pub merge: unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])),
+    pub merge: MergeFn,
 }
 
 /// Whether bf16 dot products beat f32 arithmetic on widened values. Sapphire Rapids issues one vdpbf16ps every

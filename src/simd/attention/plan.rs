@@ -282,22 +282,23 @@ impl AttnPlan {
             // SAFETY: `scratch` is borrowed mutably for this whole call, workers have distinct numbers
             // below `threads` (checked above), and each runs one chunk at a time.
             let mut own = unsafe { scratch.worker(worker) };
-            match item.split {
-                // SAFETY (both arms): row blocks are disjoint and sequences share no rows (checked in
-                // `rebuild`), so no other item writes these (row, head)s of the sink; segment slots
-                // belong to one item each; and the merging item has seen every other one finish.
-                None => unsafe { run_work(&inputs, &item.work, &mut own, sink) },
-                Some(i) => unsafe {
-                    let split = &splits[i as usize];
-                    let slots = scratch.slots(split.slot0);
-                    let spread = Sink::segments(slots, split.work.segments.start);
-                    run_work(&inputs, &item.work, &mut own, &spread);
-                    // Release what this item wrote, acquire what the others did.
-                    if split.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        split.left.store(split.n_items, Ordering::Relaxed);
-                        merge_split(&inputs, &split.work, slots, &mut own, sink);
-                    }
-                },
+            let Some(split) = item.split.map(|i| &splits[i as usize]) else {
+                // SAFETY: row blocks are disjoint and sequences share no rows (checked in `rebuild`), so no
+                // other item writes these (row, head)s of the sink, whose size `run` checked.
+                unsafe { run_work(&inputs, &item.work, &mut own, sink) };
+                return;
+            };
+            // SAFETY: `rebuild` made room for all slots, and those of a segment belong to one item. The item
+            // that merges has seen all others finish, and alone writes the row block's part of the sink.
+            unsafe {
+                let slots = scratch.slots(split.slot0);
+                let spread = Sink::segments(slots, split.work.segments.start);
+                run_work(&inputs, &item.work, &mut own, &spread);
+                // Release what this item wrote, acquire what the others did.
+                if split.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    split.left.store(split.n_items, Ordering::Relaxed);
+                    merge_split(&inputs, &split.work, slots, &mut own, sink);
+                }
             }
         });
     }
