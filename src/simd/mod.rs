@@ -1,5 +1,7 @@
 //! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.
 
+pub mod attention;
 mod caps;
+pub mod linear;
 
 pub use caps::{Caps, Isa};
