@@ -327,6 +327,33 @@ fn planted_errors_end_the_process_and_are_named() {
     }
 }
 
+/// Emulation is a decision of the user (`TANDEM_AMX=emulate`) or the program (`install`), never a fallback.
+#[test]
+fn emulation_is_opt_in() {
+    if std::env::var("TANDEM_TEST_PLANTED").is_ok() {
+        println!("{:?}; installed: {}", amx::available(), emulate::installed());
+        return;
+    }
+    let run = |emulate: Option<&str>| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["emulation_is_opt_in", "--exact", "--nocapture"]).env("TANDEM_TEST_PLANTED", "1");
+        match emulate {
+            Some(value) => child.env("TANDEM_AMX", value),
+            None => child.env_remove("TANDEM_AMX"),
+        };
+        String::from_utf8(child.output().expect("the test binary runs again").stdout).unwrap()
+    };
+    if amx::hardware().is_ok() {
+        assert!(run(Some("emulate")).contains("Ok(()); installed: false"), "hardware comes first");
+        return;
+    }
+    assert!(run(Some("emulate")).contains("Ok(()); installed: true"));
+    for other in [None, Some(""), Some("1")] {
+        let said = run(other);
+        assert!(said.contains("Err(") && said.contains("installed: false"), "{other:?}: {said}");
+    }
+}
+
 extern "C" fn exit_42(_: libc::c_int) {
     // SAFETY: _exit is async-signal-safe and ends the process.
     unsafe { libc::_exit(42) }

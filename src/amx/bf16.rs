@@ -101,17 +101,17 @@ microkernel! {
     rows c0 = 0;
     c "0" in c0 + "0", c "1" in c0 + "64", c "2" in c0 + "128", c "3" in c0 + "192";
     step
+        prefetch_tile!("b0"),
+        prefetch_tile!("b1"),
+        prefetch_tile!("b2"),
+        prefetch_tile!("b3"),
         "tileloadd tmm4, [{a0} + {s}*1]",
         "tileloadd tmm5, [{b0} + {s}*1]",
-        prefetch_tile!("b0"),
         "tileloadd tmm6, [{b1} + {s}*1]",
-        prefetch_tile!("b1"),
         "tdpbf16ps tmm0, tmm4, tmm5",
         "tileloadd tmm7, [{b2} + {s}*1]",
-        prefetch_tile!("b2"),
         "tdpbf16ps tmm1, tmm4, tmm6",
         "tileloadd tmm5, [{b3} + {s}*1]",
-        prefetch_tile!("b3"),
         "tdpbf16ps tmm2, tmm4, tmm7",
         "tdpbf16ps tmm3, tmm4, tmm5",
 }

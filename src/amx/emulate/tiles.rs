@@ -270,23 +270,27 @@ fn widen(byte: u8, signed: bool) -> i32 {
 
 #[inline(always)]
 fn dot_int8_body(c: &mut Tile, a: &Tile, b: &Tile, s: Shape, sa: bool, sb: bool) {
-    for k in 0..s.k {
-        let mut wide = [[0i32; 16]; 4];
-        for n in 0..16 {
-            for j in 0..4 {
-                wide[j][n] = widen(b[k][4 * n + j], sb);
+    let mut wide = [[[0i32; 16]; 4]; 16];
+    for (wide, row) in wide.iter_mut().zip(b).take(s.k) {
+        for (j, wide) in wide.iter_mut().enumerate() {
+            for n in 0..16 {
+                wide[n] = widen(row[4 * n + j], sb);
             }
         }
-        for (row_c, row_a) in c.iter_mut().zip(a).take(s.m) {
-            let x: [i32; 4] = std::array::from_fn(|j| widen(row_a[4 * k + j], sa));
-            for n in 0..16 {
-                // Without saturation: sums wrap, as the instruction's do.
-                let mut sum = dword(row_c, n) as i32;
-                for j in 0..4 {
-                    sum = sum.wrapping_add(x[j] * wide[j][n]);
+    }
+    for (row_c, row_a) in c.iter_mut().zip(a).take(s.m) {
+        let mut sum: [i32; 16] = std::array::from_fn(|n| dword(row_c, n) as i32);
+        for (k, wide) in wide.iter().enumerate().take(s.k) {
+            for (j, wide) in wide.iter().enumerate() {
+                let x = widen(row_a[4 * k + j], sa);
+                for n in 0..16 {
+                    // Without saturation: sums wrap, as the instruction's do.
+                    sum[n] = sum[n].wrapping_add(x.wrapping_mul(wide[n]));
                 }
-                row_c[4 * n..4 * n + 4].copy_from_slice(&sum.to_le_bytes());
             }
+        }
+        for (n, sum) in sum.iter().enumerate() {
+            row_c[4 * n..4 * n + 4].copy_from_slice(&sum.to_le_bytes());
         }
     }
 }
