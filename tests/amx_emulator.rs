@@ -218,6 +218,11 @@ fn hand_picked_bf16_sums() {
     assert_eq!(product(&[tiny, 0.0], &[big, 0.0], 0.0), 0.0);
     assert_eq!(product(&[0.0, 0.0], &[0.0, 0.0], f32::from_bits(1)), 0.0);
     let small = f32::MIN_POSITIVE;
+    assert_eq!(
+        product(&[small, 0.0], &[1.0, 0.0], f32::from_bits(0x007f_ffff)),
+        small,
+        "C is flushed on the way in"
+    );
     assert_eq!(product(&[small, 0.0], &[0.5, 0.0], 0.0), 0.0);
     assert_eq!(product(&[small, -small], &[1.5, 1.0], 0.0), 0.0, "the joined sum is flushed");
     assert_eq!(product(&[f32::INFINITY, 0.0], &[1.0, 0.0], 1.0), f32::INFINITY);

@@ -439,6 +439,37 @@ mod tests {
         assert_eq!(t.store_config()[1], 0, "the start row is spent");
     }
 
+    #[test]
+    fn what_a_tile_does_not_use_is_zero() {
+        let mut t = Tiles::INIT;
+        t.load_config(&config(&[(16, 64), (16, 64), (16, 64)])).unwrap();
+        for tile in 0..3 {
+            t.load(tile, |_, row| row.fill(0x7f)).unwrap();
+        }
+        t.load_config(&config(&[(2, 8), (2, 4), (1, 8)])).unwrap();
+        assert!(
+            t.data.as_flattened().as_flattened().iter().all(|&b| b == 0),
+            "a configuration clears all tiles"
+        );
+        // Infinities times the zeros beside B would leave NaN beside C.
+        for tile in 0..3 {
+            t.load(tile, |_, row| row.fill(0x7f)).unwrap();
+        }
+        t.load(1, |_, row| row.copy_from_slice(&[0x80, 0x7f, 0x80, 0x7f])).unwrap();
+        t.dot(Dot::Bf16, 0, 1, 2).unwrap();
+        for (r, row) in t.data[0].iter().enumerate() {
+            let used = if r < 2 { 8 } else { 0 };
+            assert!(
+                row[..used].chunks(4).all(|d| d != [0; 4]) && row[used..].iter().all(|&b| b == 0),
+                "row {r}"
+            );
+        }
+        t.zero(0).unwrap();
+        assert_eq!(t.data[0], [[0; 64]; 16]);
+        t.release();
+        assert_eq!(t.data[1], [[0; 64]; 16]);
+    }
+
     /// All three ways of executing products give the same bits.
     #[test]
     fn levels_agree() {
