@@ -25,6 +25,7 @@ enum Dot {
     Uud,
 }
 
+#[allow(clippy::too_many_arguments)]
 /// c += a * b by instructions; `ld*` are byte strides.
 fn by_instruction(dot: Dot, m: usize, k: usize, n: usize, a: &[u8], b: &[u8], c: &mut [u8], ld: [usize; 3]) {
     let mut s = session();
@@ -72,6 +73,7 @@ fn daz(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
+#[allow(clippy::too_many_arguments)]
 /// The SDM's definition, an element at a time.
 fn by_model(dot: Dot, m: usize, k: usize, n: usize, a: &[u8], b: &[u8], c: &mut [u8], ld: [usize; 3]) {
     let bf16 =
@@ -290,24 +292,22 @@ fn planted_errors_end_the_process_and_are_named() {
         let mut s = session();
         let full = (16, 64);
         match &case[..] {
-            // SAFETY (all cases): meant to fault; the process ends there.
+            // SAFETY: meant to fault, as in all cases: the process ends there.
             "unconfigured" => unsafe { std::arch::asm!("tilezero tmm2", out("tmm2") _) },
-            "palette" => unsafe {
+            "palette" | "reserved" => {
                 let mut config = Shapes::FULL.encode();
-                config.0[0] = 3;
-                std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &config);
-            },
-            "reserved" => unsafe {
-                let mut config = Shapes::FULL.encode();
-                config.0[40] = 1;
-                std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &config);
-            },
+                config.0[if case == "palette" { 0 } else { 40 }] = 3;
+                // SAFETY: as above.
+                unsafe { std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &config) };
+            }
             "rows" => {
                 s.load(&Shapes::new([full, (8, 64), full, full, full, full, full, full]));
+                // SAFETY: as above.
                 unsafe { std::arch::asm!("tdpbf16ps tmm0, tmm1, tmm2", out("tmm0") _) }
             }
             "absent" => {
                 s.load(&Shapes::new([full, (0, 0), full, full, full, full, full, full]));
+                // SAFETY: as above.
                 unsafe { std::arch::asm!("tdpbusd tmm0, tmm1, tmm2", out("tmm0") _) }
             }
             other => panic!("no case {other}"),

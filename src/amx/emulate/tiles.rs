@@ -219,7 +219,8 @@ struct Shape {
     n: usize,
 }
 
-/// Denormals (and zeros) become zeros of their sign.
+/// Denormals (and zeros) become zeros of their sign. On results this judges after rounding: one that rounds
+/// up to the smallest normal number stays.
 #[inline(always)]
 fn flush(x: f32) -> f32 {
     let bits = x.to_bits();
