@@ -113,8 +113,7 @@ impl ChatTemplate {
         let template = self.env.get_template(NAME).expect("added when constructed");
         let said: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
         let mut out = Bounded { bytes: Vec::new(), limit: said.saturating_mul(2).saturating_add(MAX_OUTPUT) };
-        let turn =
-            |m: &Message| Value::from_iter([("role", m.role.as_str()), ("content", m.content.as_str())]);
+        let turn = |m: &Message| context! { role => &m.role, content => &m.content };
         let context = context! {
             messages => messages.iter().map(turn).collect::<Vec<Value>>(),
             add_generation_prompt,
