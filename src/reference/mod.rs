@@ -1,1 +1,2 @@
 //! Naive, safe, obviously right: the lowest tier and the oracle of every kernel.
+pub mod dequant;
