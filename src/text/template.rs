@@ -75,6 +75,8 @@ impl ChatTemplate {
         });
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
+        // minijinja can iterate over none, Python cannot, and templates ask before they measure.
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         let source = without_generation_tags(source);
         let compiled = std::thread::scope(|scope| {
             let compile = || env.add_template_owned(NAME, source);
