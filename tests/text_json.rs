@@ -49,7 +49,8 @@ fn both_roads_give_the_same_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
     std::fs::write(&path, smollm2_json(&metadata).to_string()).unwrap();
-    let config = r#"{"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "unk_token": null}"#;
+    let config =
+        r#"{"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "unk_token": null}"#;
     let theirs = Tokenizer::from_json_file(&path, Some(config)).unwrap();
     let ours = Tokenizer::from_gguf(&metadata).unwrap();
 
@@ -59,7 +60,11 @@ fn both_roads_give_the_same_tokens() {
     for id in (0..ours.vocab_size() as u32 + 2).step_by(7) {
         assert_eq!(theirs.token_bytes(id), ours.token_bytes(id), "bytes of {id}");
         assert_eq!(theirs.token_text(id), ours.token_text(id), "text of {id}");
-        assert_eq!((theirs.is_special(id), theirs.is_eog(id)), (ours.is_special(id), ours.is_eog(id)), "{id}");
+        assert_eq!(
+            (theirs.is_special(id), theirs.is_eog(id)),
+            (ours.is_special(id), ours.is_eog(id)),
+            "{id}"
+        );
     }
     let fixture = include_str!("fixtures/tokenizer_smollm2.json");
     let fixture: serde_json::Value = serde_json::from_str(fixture).unwrap();
@@ -108,9 +113,14 @@ fn bad_files_are_typed_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokenizer.json");
     assert!(matches!(Tokenizer::from_json_file(&path, None), Err(Error::Io { .. })), "a missing file");
-    for bad in ["", "{}", "[1]", "{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": [\"a b\"]}}", "\u{0}"] {
+    for bad in
+        ["", "{}", "[1]", "{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": [\"a b\"]}}", "\u{0}"]
+    {
         std::fs::write(&path, bad).unwrap();
         let error = Tokenizer::from_json_file(&path, None).expect_err(bad);
-        assert!(matches!(&error, Error::Format { what, .. } if what.contains("tokenizer.json")), "{bad}: {error}");
+        assert!(
+            matches!(&error, Error::Format { what, .. } if what.contains("tokenizer.json")),
+            "{bad}: {error}"
+        );
     }
 }
