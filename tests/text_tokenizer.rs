@@ -113,6 +113,8 @@ fn roles_of_tokens_come_from_the_metadata() {
         assert_eq!((t.vocab_size(), t.kind()), (262144, "SentencePiece"));
         assert_eq!((t.bos(), t.eos()), (Some(2), Some(1)));
         assert!(t.is_eog(1) && t.is_eog(t.token_id("<end_of_turn>").unwrap()) && !t.is_eog(2));
+        let html = t.token_id("</s>").expect("Gemma has HTML tags as tokens");
+        assert!(!t.is_eog(html) && !t.is_special(html), "</s> is struck-through text here");
         assert!(!t.adds_space_prefix());
         assert_eq!(t.token_bytes(t.token_id("<0x0A>").unwrap()), b"\n");
         assert_eq!(t.token_bytes(5279), b" capital");

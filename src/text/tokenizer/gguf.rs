@@ -44,8 +44,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
         roles.end_of_generation.extend(file.id(key, vocab.len())?);
     }
     for text in END_OF_GENERATION {
-        if let Some(id) = vocab.id(text) {
-            // Some files mark these as ordinary text, by mistake: they would be printed.
+        let Some(id) = vocab.id(text) else { continue };
+        // Some files mark these as ordinary text, by mistake: they would be printed.
+        if is_unmistakable(text) || vocab.kind(id) == Some(TokenKind::Control) {
             vocab.set_kind(id, TokenKind::Control);
             roles.end_of_generation.insert(id);
         }
