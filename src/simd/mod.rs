@@ -1,5 +1,6 @@
 //! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.
 
+pub mod attention;
 mod caps;
 pub mod linear;
 
