@@ -1,4 +1,43 @@
-//! Model files: a format a file. Each yields a [`crate::model::ModelSpec`], [`crate::model::Weights`] and the
-//! material for the tokenizer and chat template.
+//! Model files: a format a file. Each yields metadata and named zero-copy tensors; the families in
+//! [`crate::model::arch`] turn those into a [`crate::model::ModelSpec`] and [`crate::model::Weights`].
 
 pub mod gguf;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::tensor::Bytes;
+use crate::{Error, Result};
+
+/// Maps a whole file, read only and shared with the page cache: the bytes of a model are never copied.
+///
+/// # Errors
+/// The file cannot be opened, is a directory, or is empty.
+pub fn map_file(path: &Path) -> Result<Bytes> {
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let meta = file.metadata().map_err(|e| Error::io(path, e))?;
+    if !meta.is_file() {
+        return Err(Error::format(path.display().to_string(), "not a regular file"));
+    }
+    if meta.len() == 0 {
+        return Err(Error::format(
+            path.display().to_string(),
+            "the file is empty; is the download complete?",
+        ));
+    }
+    // SAFETY: the mapping is read only. Like every program that maps its input, this one relies on nobody
+    // truncating or rewriting a model while it runs; `pull` replaces files by renaming, which keeps maps whole.
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+    Ok(Bytes::from_map(Arc::new(map)))
+}
+
+/// Puts the file's name in front of an error about its contents.
+pub(crate) fn in_file(path: &Path, e: Error) -> Error {
+    let file = path.file_name().map(|f| f.to_string_lossy().into_owned()).unwrap_or_default();
+    match e {
+        Error::Format { what, problem } => Error::Format { what: format!("{file}: {what}"), problem },
+        Error::Unsupported(m) => Error::Unsupported(format!("{file}: {m}")),
+        other => other,
+    }
+}
