@@ -11,6 +11,7 @@ mod doctor;
 mod generate;
 //mod inspect;
 mod model_source;
+mod open;
 mod output;
 mod perplexity;
 mod progress;
