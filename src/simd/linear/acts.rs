@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn simd_quantisation_equals_scalar() {
-        for k in [1, 31, 32, 33, 64, 95, 576] {
+        for k in [1usize, 31, 32, 33, 64, 95, 576] {
             let x: Vec<f32> = (0..k).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.037).collect();
             let kp = k.next_multiple_of(64);
             let mut a = (vec![0i8; kp], vec![0f32; kp / 32], vec![0f32; kp / 32], vec![0f32; kp / 16]);
