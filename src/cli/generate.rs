@@ -1,8 +1,15 @@
 //! `tandem generate`: from a prompt to text.
 
 use std::path::PathBuf;
+use std::time::Instant;
+
+use tandem::Error;
+use tandem::engine::{Engine, Input, Logits, SeqId};
+use tandem::text::{Message, Sampler, SamplerParams, StreamDecoder, Tokenizer, logprobs};
 
 use super::args::{EngineArgs, real};
+use super::open::{self, Opened};
+use super::{output, progress, prompt};
 
 /// Continues or answers a prompt.
 #[derive(Debug, clap::Args)]
@@ -63,7 +70,208 @@ pub struct Args {
     pub engine: EngineArgs,
 }
 
+/// Tokens that may follow one prompt token id outside of a tokenizer (random weights): bytes of the text.
+fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
+    text.bytes().map(|b| (b as usize % vocab) as u32).collect()
+}
+
 /// Generates.
-pub fn run(_args: &Args) -> anyhow::Result<()> {
-    anyhow::bail!("generate: not built yet")
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let sampler = Sampler::new(SamplerParams {
+        temperature: args.temp,
+        top_k: args.top_k as usize,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        seed: args.seed,
+        ..SamplerParams::default()
+    })?;
+    let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
+    let opened = open::open(args.model.as_deref())?;
+    let tokenizer = opened.tokenizer()?;
+    let ids = match &tokenizer {
+        Some(t) => prompt_ids(args, &opened, t, &prompt)?,
+        None => synthetic_ids(&prompt, opened.model.spec.vocab),
+    };
+    if ids.is_empty() {
+        return Err(Error::usage("the prompt has no tokens").into());
+    }
+    let max_context = opened.model.spec.max_context;
+    let limit = args.engine.ctx.map_or(max_context, |c| c as usize);
+    if ids.len() > limit {
+        let ctx = if args.engine.ctx.is_some() { "--ctx" } else { "the model's context" };
+        return Err(Error::usage(format!(
+            "the prompt has {} tokens, more than {ctx} of {limit}; shorten it{}",
+            ids.len(),
+            if limit < max_context { " or raise --ctx" } else { "" }
+        ))
+        .into());
+    }
+    let context =
+        args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
+    let mut running = opened.engine(&args.engine, context, 1)?;
+    let plan = running.plan(&args.engine);
+    let mut generation = Generation {
+        args,
+        tokenizer: tokenizer.as_ref(),
+        sampler,
+        stream: StreamDecoder::new(&args.stop),
+        text: String::new(),
+        tokens: Vec::new(),
+        logprobs: Vec::new(),
+    };
+    let seq = running.engine.add();
+    let began = Instant::now();
+    // A bar only where the wait is worth one.
+    let bar = (ids.len() > 4096)
+        .then(|| progress::bytes_bar(Some(ids.len() as u64), "reading the prompt (tokens)"));
+    let logits = running.engine.prefill(seq, &ids, |done| {
+        if let Some(bar) = &bar {
+            bar.set(done as u64);
+        }
+    })?;
+    if let Some(bar) = &bar {
+        bar.finish();
+    }
+    let prefill_s = began.elapsed().as_secs_f64();
+    let decode_began = Instant::now();
+    let mut first = None;
+    let finish = generation.decode(&mut running.engine, seq, logits, &ids, &mut || {
+        first.get_or_insert_with(|| started.elapsed());
+    })?;
+    let decode_s = decode_began.elapsed().as_secs_f64();
+    // The first token came from the prompt's own pass.
+    let steps = generation.tokens.len().saturating_sub(1);
+    let rate = |n: usize, s: f64| if n > 0 && s > 0.0 { n as f64 / s } else { 0.0 };
+    let timings = serde_json::json!({
+        "load_ms": running.load_ms,
+        "prefill_tok_s": rate(ids.len(), prefill_s),
+        "decode_tok_s": rate(steps, decode_s),
+        "ttft_ms": first.map_or(0.0, |f| f.as_secs_f64() * 1e3),
+    });
+    if args.json {
+        let mut result = serde_json::json!({
+            "prompt_tokens": ids.len(),
+            "tokens": generation.tokens,
+            "text": generation.text,
+            "finish_reason": finish,
+            "plan": plan,
+            "timings": timings,
+        });
+        if args.logprobs.is_some() {
+            result["logprobs"] = serde_json::Value::Array(generation.logprobs);
+        }
+        return output::json(&result);
+    }
+    output::line("")?;
+    progress::detail(&format!(
+        "{} prompt tokens at {:.0} tok/s, {} tokens at {:.1} tok/s, first after {:.0} ms; {finish}",
+        ids.len(),
+        rate(ids.len(), prefill_s),
+        generation.tokens.len(),
+        rate(steps, decode_s),
+        first.map_or(0.0, |f| f.as_secs_f64() * 1e3)
+    ));
+    Ok(())
+}
+
+/// The prompt's tokens, through the chat template unless `--raw`.
+fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str) -> anyhow::Result<Vec<u32>> {
+    if args.raw {
+        return Ok(tokenizer.encode(prompt, true, false)?);
+    }
+    let Some(template) = opened.template(tokenizer)? else {
+        if args.system.is_some() {
+            return Err(Error::usage("--system: this model has no chat template").into());
+        }
+        progress::detail("this model has no chat template: the prompt is continued as it is");
+        return Ok(tokenizer.encode(prompt, true, false)?);
+    };
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(Message::new("system", system));
+    }
+    messages.push(Message::new("user", prompt));
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+    let rendered = template.render(&messages, true, &bos, &eos)?;
+    // Most templates write the beginning-of-sequence token themselves: never two of them.
+    let add_special = bos.is_empty() || !rendered.starts_with(&bos);
+    Ok(tokenizer.encode(&rendered, add_special, true)?)
+}
+
+/// One answer in the making.
+struct Generation<'a> {
+    args: &'a Args,
+    tokenizer: Option<&'a Tokenizer>,
+    sampler: Sampler,
+    stream: StreamDecoder,
+    text: String,
+    tokens: Vec<u32>,
+    logprobs: Vec<serde_json::Value>,
+}
+
+impl Generation<'_> {
+    /// Decodes until something ends it; returns what did. `seen` is called at every token.
+    fn decode(
+        &mut self,
+        engine: &mut Engine,
+        seq: SeqId,
+        mut logits: Vec<f32>,
+        prompt: &[u32],
+        seen: &mut dyn FnMut(),
+    ) -> anyhow::Result<&'static str> {
+        let mut history = prompt.to_vec();
+        let finish = loop {
+            if self.tokens.len() >= self.args.max_tokens as usize {
+                break "length";
+            }
+            let distribution = self.args.logprobs.map(|k| logprobs(&logits, k as usize));
+            let raw: Option<Vec<f32>> = distribution.is_some().then(|| logits.clone());
+            let id = self.sampler.sample(&mut logits, &history);
+            if let (Some((lse, top)), Some(raw)) = (distribution, raw) {
+                let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
+                let logprob = raw[id as usize] as f64 - lse;
+                self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));
+            }
+            self.tokens.push(id);
+            history.push(id);
+            seen();
+            if self.tokenizer.is_some_and(|t| t.is_eog(id)) {
+                break "stop";
+            }
+            match self.tokenizer {
+                Some(t) if !t.is_special(id) => {
+                    let out = self.stream.push(&t.token_bytes(id));
+                    self.emit(&out.text)?;
+                    if out.stopped {
+                        break "stop";
+                    }
+                }
+                Some(_) => {}
+                None => self.emit(&format!("{id} "))?,
+            }
+            if self.tokens.len() >= self.args.max_tokens as usize {
+                break "length";
+            }
+            if engine.len(seq) + 1 > engine.context() {
+                break "length";
+            }
+            let out = engine.forward(&[Input { seq, tokens: &[id], logits: Logits::Last }])?;
+            logits.clear();
+            logits.extend_from_slice(out);
+        };
+        let rest = self.stream.finish();
+        self.emit(&rest.text)?;
+        Ok(finish)
+    }
+
+    fn emit(&mut self, text: &str) -> anyhow::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.text.push_str(text);
+        if self.args.json { Ok(()) } else { output::print(text) }
+    }
 }

@@ -11,12 +11,13 @@ mod doctor;
 mod generate;
 //mod inspect;
 mod model_source;
+mod open;
 mod output;
 mod perplexity;
 mod progress;
 mod prompt;
 mod pull;
-//mod tokenize;
+mod tokenize;
 
 use std::process::ExitCode;
 
@@ -42,7 +43,7 @@ enum Command {
     /// Continue or answer a prompt.
     Generate(generate::Args),
     /// Print the token ids of a text.
-    //    Tokenize(tokenize::Args),
+    Tokenize(tokenize::Args),
     /// How well a model predicts a text.
     Perplexity(perplexity::Args),
     /// What is in a model.
@@ -66,12 +67,21 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if !(cli.quiet && error.is::<output::Closed>()) {
-                progress::error(&format!("{error:#}"));
+                progress::error(&message(&error));
             }
             let usage = error.chain().any(|e| matches!(e.downcast_ref(), Some(tandem::Error::Usage(_))));
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }
+}
+
+/// The error and its causes, each unless what is there already says it.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        s if s.contains(&cause) => said,
+        _ => format!("{said}: {cause}"),
+    })
 }
 
 fn run(command: &Command) -> anyhow::Result<()> {
@@ -80,7 +90,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
             args.engine.check()?;
             generate::run(args)
         }
-        //        Command::Tokenize(args) => tokenize::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
         Command::Perplexity(args) => {
             args.engine.check()?;
             perplexity::run(args)
@@ -142,6 +152,13 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn no_cause_is_told_twice() {
+        let io = std::io::Error::other("no luck");
+        let error = anyhow::Error::new(tandem::Error::io("some/file", io)).context("loading");
+        assert_eq!(message(&error), "loading: some/file: no luck");
     }
 
     #[test]

@@ -136,6 +136,11 @@ fn choose(name: &HubName, files: &[Sibling]) -> Result<Choice> {
     let ggufs: Vec<_> = files.iter().filter(safe).filter(|f| f.rfilename.ends_with(".gguf")).collect();
     let names = |list: &[&Sibling]| list.iter().map(|f| f.rfilename.as_str()).collect::<Vec<_>>().join(", ");
     if let Some(file) = &name.file {
+        if is_split(file) {
+            return Err(Error::Unsupported(format!(
+                "{file}: one piece of a split GGUF file; join them with gguf-split"
+            )));
+        }
         let found = ggufs.iter().find(|f| f.rfilename == *file).ok_or_else(|| {
             let have = if ggufs.is_empty() { "no .gguf file".to_owned() } else { names(&ggufs) };
             Error::usage(format!("{repository}: no {file}; it has {have}"))
@@ -162,6 +167,15 @@ fn choose(name: &HubName, files: &[Sibling]) -> Result<Choice> {
             names(&ggufs)
         ))),
     }
+}
+
+/// `model-00001-of-00003.gguf`.
+fn is_split(file: &str) -> bool {
+    let stem = file.trim_end_matches(".gguf");
+    let number = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
+    stem.rsplit_once("-of-").is_some_and(|(first, count)| {
+        number(count) && count != "00001" && first.rsplit_once('-').is_some_and(|(_, n)| number(n))
+    })
 }
 
 struct Job<'a> {
@@ -262,6 +276,14 @@ mod tests {
         assert!(several.contains("a.gguf, b.gguf"), "{several}");
         assert!(choice("o/r", &["pytorch_model.bin"]).is_err());
         assert!(choice("o/r/c.gguf", &["a.gguf"]).is_err());
+    }
+
+    #[test]
+    fn pieces_of_split_files_are_refused() {
+        let error = choice("o/r/m-00001-of-00003.gguf", &["m-00001-of-00003.gguf"]).unwrap_err();
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+        assert!(choice("o/r/m-00001-of-00001.gguf", &["m-00001-of-00001.gguf"]).is_ok());
+        assert!(choice("o/r/out-of-00003.gguf", &["out-of-00003.gguf"]).is_ok());
     }
 
     #[test]

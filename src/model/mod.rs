@@ -1,10 +1,20 @@
 //! From a model file to sizes ([`ModelSpec`]) and named zero-copy weights ([`Weights`]).
+//!
+//! [`load()`] is the front door: a `.gguf` file, a Hugging Face folder, or `synth:NAME` for random weights.
+//! What it returns has been checked: every tensor that the sizes call for is there, in the right shape.
 
 pub mod arch;
+mod check;
+mod describe;
+pub mod export;
 pub mod formats;
+mod load;
 pub mod spec;
 pub mod synth;
 mod weights;
 
+pub use check::{validate, wanted_tensors};
+pub use describe::{Description, describe};
+pub use load::{LoadedModel, SamplingDefaults, TextSource, load};
 pub use spec::ModelSpec;
 pub use weights::Weights;

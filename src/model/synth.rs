@@ -1,1 +1,437 @@
-//! Random weights of any spec (`synth:NAME`).
+//! Random weights of any spec, in memory: the way to measure sizes that one has no weights for.
+//!
+//! ```text
+//! synth:NAME[,dtype=D][,seed=N][,layers=N][,ctx=N]
+//! NAME   a name from `synth::names()` (llama-3.2-1b, qwen3-8b, tiny-gemma3...), or the path of a config.json
+//! dtype  of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k       (bf16)
+//! seed   of the random numbers                                                   (0)
+//! layers how many blocks, ctx: the longest context                               (the config's)
+//! ```
+//! A matrix has elements of mean zero and standard deviation 1/sqrt(columns), those that write to the residual
+//! stream 1/sqrt(2·layers) less, so activations neither die nor explode. Every row is a function of (seed,
+//! tensor name, row) alone: the same on any number of threads. Quantised rows are made as codes and scales of
+//! the right variance, not by quantising floats, which keeps this as fast as memory.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use half::{bf16, f16};
+use serde_json::Value as Json;
+
+use super::check::wanted_tensors;
+use super::formats::hf;
+use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
+use crate::tensor::quant::pack_scales_mins;
+use crate::tensor::{Bytes, DType, Tensor};
+use crate::{Error, Result};
+
+macro_rules! specs {
+    ($($name:literal),* $(,)?) => {
+        /// The configurations in `specs/`.
+        const SPECS: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../specs/", $name, ".json")))),*];
+    };
+}
+specs!(
+    "smollm2-135m",
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "llama-2-7b",
+    "mistral-7b",
+    "qwen2-0.5b",
+    "qwen3-0.6b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-32b",
+    "gemma-3-270m",
+    "gemma-3-1b",
+    "opt-125m",
+    "opt-6.7b",
+    "opt-13b",
+    "opt-30b",
+    "opt-66b",
+    "opt-175b",
+    "tiny-llama",
+    "tiny-llama3",
+    "tiny-llama-80",
+    "tiny-mistral",
+    "tiny-qwen2",
+    "tiny-qwen3",
+    "tiny-gemma3",
+    "tiny-opt",
+);
+
+/// The names that `synth:` knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SPECS.iter().map(|(n, _)| *n)
+}
+
+/// A parsed `synth:` request: sizes, and how to fill them.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The sizes.
+    pub spec: ModelSpec,
+    /// Of matrices.
+    pub dtype: DType,
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+/// Parses what follows `synth:`. No weights are made, so this also serves planning for any size.
+///
+/// # Errors
+/// Unknown name, option or value; a config.json that is missing or wrong.
+pub fn parse(text: &str) -> Result<Request> {
+    let mut parts = text.split(',');
+    let name = parts.next().unwrap_or_default();
+    let mut config: Json = match SPECS.iter().find(|(n, _)| *n == name) {
+        Some((_, json)) => serde_json::from_str(json).expect("embedded specs are valid JSON"),
+        None if name.ends_with(".json") => {
+            let path = Path::new(name);
+            let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+            serde_json::from_slice(&text).map_err(|e| Error::format(name, format!("not valid JSON: {e}")))?
+        }
+        None => {
+            return Err(Error::usage(format!(
+                "synth:{name}: no such spec; give the path of a config.json or one of {}",
+                names().collect::<Vec<_>>().join(", ")
+            )));
+        }
+    };
+    let (mut dtype, mut seed) = (DType::BF16, 0);
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        let bad = |want: &str| Error::usage(format!("synth:{text}: {key}={value}: wanted {want}"));
+        let number = || value.parse::<u64>().map_err(|_| bad("a number"));
+        match key {
+            "dtype" => {
+                let names = DType::ALL.map(DType::name).join(", ");
+                dtype = DType::from_name(value).ok_or_else(|| bad(&format!("one of {names}")))?;
+            }
+            "seed" => seed = number()?,
+            "layers" => set_layers(&mut config, number()?),
+            "ctx" => set(&mut config, "max_position_embeddings", number()?.into()),
+            _ => {
+                return Err(Error::usage(format!(
+                    "synth:{text}: `{part}`; options are dtype=, seed=, layers=, ctx="
+                )));
+            }
+        }
+    }
+    let (_, mut spec) = hf::spec_of(&config)?;
+    spec.check()?;
+    if spec.name.is_empty() {
+        spec.name = name.to_owned();
+    }
+    Ok(Request { spec, dtype, seed })
+}
+
+/// Sets a key where the family will look for it.
+fn set(config: &mut Json, key: &str, value: Json) {
+    let inner = if config.get("text_config").is_some_and(Json::is_object) {
+        &mut config["text_config"]
+    } else {
+        config
+    };
+    if let Some(map) = inner.as_object_mut() {
+        map.insert(key.to_owned(), value);
+    }
+}
+
+fn set_layers(config: &mut Json, n: u64) {
+    set(config, "num_hidden_layers", n.into());
+    // A list of layer types goes on as it began.
+    let at = if config.get("text_config").is_some_and(Json::is_object) {
+        "/text_config/layer_types"
+    } else {
+        "/layer_types"
+    };
+    if let Some(list) = config.pointer_mut(at).and_then(Json::as_array_mut).filter(|l| !l.is_empty()) {
+        *list = list.iter().cycle().take(n.min(1 << 16) as usize).cloned().collect();
+    }
+}
+
+/// Makes the model that `text` (what follows `synth:`) asks for.
+///
+/// # Errors
+/// As [`parse`]; or the weights do not fit this machine's memory.
+pub fn load(text: &str) -> Result<LoadedModel> {
+    let request = parse(text)?;
+    let (weights, notes) = make(&request)?;
+    validate(&request.spec, &weights)?;
+    Ok(LoadedModel {
+        spec: request.spec,
+        weights,
+        text: TextSource::None,
+        chat_template: None,
+        eos_ids: Vec::new(),
+        sampling: SamplingDefaults::default(),
+        source: format!("synth:{text}"),
+        notes,
+    })
+}
+
+/// What one tensor will be.
+struct Plan {
+    name: String,
+    shape: Vec<usize>,
+    dtype: DType,
+    fill: Fill,
+    offset: usize,
+    bytes: usize,
+}
+
+/// mean + std·normal (quantised types: mean 0).
+#[derive(Clone, Copy)]
+struct Fill {
+    mean: f32,
+    std: f32,
+}
+
+/// The dtype of a matrix with `cols` columns, where `asked` needs longer blocks.
+fn fitting(asked: DType, cols: usize) -> DType {
+    if asked.row_bytes(cols).is_some() {
+        asked
+    } else if DType::Q8_0.row_bytes(cols).is_some() {
+        DType::Q8_0
+    } else {
+        DType::F16
+    }
+}
+
+fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
+    let Request { spec, dtype, seed } = request;
+    let mut plans = Vec::new();
+    let mut total = 0usize;
+    let mut replaced: Vec<(usize, DType)> = Vec::new();
+    for (name, wanted) in wanted_tensors(spec) {
+        if !wanted.required {
+            continue;
+        }
+        let shape = wanted.shape;
+        let cols = *shape.last().expect("no tensor is a scalar");
+        let residual = name.ends_with("attn_output.weight") || name.ends_with("ffn_down.weight");
+        let (dtype, fill) = if shape.len() == 1 {
+            let (mean, std) = if name.ends_with("norm.weight") { (1.0, 0.1) } else { (0.0, 0.02) };
+            (DType::F32, Fill { mean, std })
+        } else {
+            let std = (cols as f32).powf(-0.5)
+                * if residual { (2.0 * spec.n_layers as f32).powf(-0.5) } else { 1.0 };
+            let is_table = name.starts_with("position_embd");
+            let d = if is_table && dtype.is_quantised() { DType::F16 } else { fitting(*dtype, cols) };
+            if d != *dtype && !is_table && !replaced.contains(&(cols, d)) {
+                replaced.push((cols, d));
+            }
+            (d, Fill { mean: 0.0, std })
+        };
+        let bytes = dtype.row_bytes(cols).expect("the dtype fits")
+            * shape[..shape.len() - 1].iter().product::<usize>();
+        let offset = total;
+        total = (total + bytes).next_multiple_of(64);
+        plans.push(Plan { name, shape, dtype, fill, offset, bytes });
+    }
+    let notes = replaced
+        .iter()
+        .map(|(cols, d)| {
+            format!("matrices of {cols} columns are {d}: {cols} is no multiple of {dtype}'s block")
+        })
+        .collect();
+    if let Some(have) = memory_available().filter(|&have| total as u64 > have) {
+        let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
+        return Err(Error::Capacity(format!(
+            "synth: {} in {dtype} needs {:.1} GiB, {:.1} GiB of memory are available; try layers=N or a smaller dtype",
+            spec.name,
+            gib(total as u64),
+            gib(have)
+        )));
+    }
+    let arena = fill(&plans, total, *seed)?;
+    let mut weights = Weights::default();
+    for p in plans {
+        let data = arena.slice(p.offset, p.bytes).expect("the arena holds every tensor");
+        weights.insert(p.name, Tensor::new(p.dtype, p.shape, data)?);
+    }
+    Ok((weights, notes))
+}
+
+/// What the system says it could still give, in bytes.
+fn memory_available() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Bytes that one worker fills before it asks for more.
+const PIECE: usize = 1 << 20;
+
+fn fill(plans: &[Plan], total: usize, seed: u64) -> Result<Bytes> {
+    let failed = |e| Error::Capacity(format!("synth: {total} bytes of memory: {e}"));
+    let mut map = memmap2::MmapMut::map_anon(total).map_err(failed)?;
+    // Fewer page faults now, fewer TLB misses for whoever reads the weights. Only advice: it may be refused.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+
+    // Cut the arena into pieces of whole rows.
+    let mut pieces = Vec::new();
+    let mut rest: &mut [u8] = &mut map;
+    let mut at = 0;
+    for p in plans {
+        let (_, tail) = rest.split_at_mut(p.offset - at);
+        let (mut data, tail) = tail.split_at_mut(p.bytes);
+        (rest, at) = (tail, p.offset + p.bytes);
+        let row_bytes = p.dtype.row_bytes(p.shape[p.shape.len() - 1]).expect("checked when planned");
+        let step = (PIECE / row_bytes).max(1) * row_bytes;
+        let mut row = 0;
+        while !data.is_empty() {
+            let (piece, tail) = data.split_at_mut(step.min(data.len()));
+            data = tail;
+            pieces.push((p, row, piece, row_bytes));
+            row += step / row_bytes;
+        }
+    }
+    let queue = Mutex::new(pieces.into_iter());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|s| {
+        for _ in 0..threads {
+            s.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("no worker panics with the lock held").next();
+                    let Some((p, first, piece, row_bytes)) = next else { break };
+                    let key = name_key(seed, &p.name);
+                    for (i, row) in piece.chunks_exact_mut(row_bytes).enumerate() {
+                        fill_row(p.dtype, p.fill, &mut Random::new(key, (first + i) as u64), row);
+                    }
+                }
+            });
+        }
+    });
+    Ok(Bytes::from_anonymous(map.make_read_only().map_err(failed)?))
+}
+
+/// One generator per tensor name (FNV-1a).
+fn name_key(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// splitmix64: a counter through a mixing function.
+struct Random(u64);
+
+impl Random {
+    fn new(key: u64, row: u64) -> Self {
+        let mut r = Random(key ^ row.wrapping_mul(0xd1b5_4a32_d192_ed03));
+        // A second mix, so that neighbouring rows do not start at neighbouring counters.
+        Random(r.next())
+    }
+
+    #[inline]
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Roughly normal, mean 0, variance 1: the sum of four uniform 16-bit numbers.
+    #[inline]
+    fn normal(&mut self) -> f32 {
+        let z = self.next();
+        let sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+        // Four uniforms over 0..65536: mean 2·65535, variance 4·65536²/12.
+        (sum as f32 - 131_070.0) * (1.0 / 37_837.23)
+    }
+
+    /// Within 0.75..1.25, mean square 1.02.
+    #[inline]
+    fn jitter(&mut self) -> f32 {
+        0.75 + (self.next() >> 40) as f32 * (0.5 / (1u64 << 24) as f32)
+    }
+
+    fn bytes(&mut self, out: &mut [u8]) {
+        let mut chunks = out.chunks_exact_mut(8);
+        for c in &mut chunks {
+            c.copy_from_slice(&self.next().to_le_bytes());
+        }
+        let rest = chunks.into_remainder();
+        let n = rest.len();
+        rest.copy_from_slice(&self.next().to_le_bytes()[..n]);
+    }
+
+    /// Eight numbers of 16..32.
+    fn scales(&mut self) -> [u8; 8] {
+        self.next().to_le_bytes().map(|b| 16 | (b & 15))
+    }
+}
+
+/// Root mean square of the scales that [`Random::scales`] draws: sqrt(23.5² + 255/12).
+const SCALE_RMS: f32 = 23.948;
+
+fn fill_row(dtype: DType, fill: Fill, r: &mut Random, row: &mut [u8]) {
+    let Fill { mean, std } = fill;
+    match dtype {
+        DType::F32 => {
+            for o in row.chunks_exact_mut(4) {
+                o.copy_from_slice(&(mean + std * r.normal()).to_le_bytes());
+            }
+        }
+        DType::F16 => {
+            for o in row.chunks_exact_mut(2) {
+                o.copy_from_slice(&f16::from_f32(mean + std * r.normal()).to_le_bytes());
+            }
+        }
+        DType::BF16 => {
+            for o in row.chunks_exact_mut(2) {
+                o.copy_from_slice(&bf16::from_f32(mean + std * r.normal()).to_le_bytes());
+            }
+        }
+        quantised => {
+            for block in row.chunks_exact_mut(quantised.block_bytes()) {
+                fill_block(quantised, std, r, block);
+            }
+        }
+    }
+}
+
+/// Uniform codes; a scale that gives them standard deviation `std`. Codes that are not symmetric about zero
+/// (-8..=7) get scales of either sign, so that the mean is zero over blocks.
+fn fill_block(dtype: DType, std: f32, r: &mut Random, b: &mut [u8]) {
+    r.bytes(b);
+    let std = std * r.jitter();
+    let sign = if r.next() >> 63 == 0 { 1.0 } else { -1.0 };
+    let mut half = |at: usize, v: f32| b[at..at + 2].copy_from_slice(&f16::from_f32(v).to_le_bytes());
+    // Standard deviations of n equally likely neighbouring integers: sqrt((n² - 1) / 12).
+    const N16: f32 = 4.6098;
+    const N32: f32 = 9.2331;
+    match dtype {
+        // About their own lopsided centre (-1/2): sqrt((n² - 1)/12 + 1/4) = n/sqrt(12), nearly.
+        DType::Q8_0 => half(0, sign * std / 73.902),
+        DType::Q4_0 => half(0, sign * std / 4.6368),
+        DType::Q5_0 => half(0, sign * std / 9.2466),
+        DType::Q4_1 => {
+            half(0, std / N16);
+            half(2, -7.5 * std / N16);
+        }
+        DType::Q5_1 => {
+            half(0, std / N32);
+            half(2, -15.5 * std / N32);
+        }
+        DType::Q4_K | DType::Q5_K => {
+            // Minima equal to the scales, at a rate that centres the codes: x = d·sc·(q - 7.5).
+            let (n, centre) = if dtype == DType::Q4_K { (N16, 7.5) } else { (N32, 15.5) };
+            let d = std / (n * SCALE_RMS);
+            half(0, d);
+            half(2, centre * d);
+            let scales = r.scales();
+            b[4..16].copy_from_slice(&pack_scales_mins(&scales, &scales));
+        }
+        DType::Q6_K => {
+            half(208, sign * std / (18.480 * SCALE_RMS));
+            b[192..200].copy_from_slice(&r.scales());
+            for (o, s) in b[200..208].iter_mut().zip(r.scales()) {
+                *o = (s as i8).wrapping_neg() as u8;
+            }
+        }
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("{dtype} has no blocks"),
+    }
+}

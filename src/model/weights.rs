@@ -55,3 +55,13 @@ impl Weights {
         self.tensors.values().map(|t| t.data.len() as u64).sum()
     }
 }
+
+impl IntoIterator for Weights {
+    type Item = (String, Tensor);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Tensor>;
+
+    /// All tensors in name order.
+    fn into_iter(self) -> Self::IntoIter {
+        self.tensors.into_iter()
+    }
+}

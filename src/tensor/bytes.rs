@@ -14,6 +14,7 @@ pub struct Bytes {
 #[allow(dead_code)]
 enum Owner {
     Map(Arc<memmap2::Mmap>),
+    Anonymous(Arc<memmap2::Mmap>),
     Heap(Arc<[u64]>),
 }
 
@@ -26,6 +27,12 @@ impl Bytes {
     /// The whole of a memory map.
     pub fn from_map(map: Arc<memmap2::Mmap>) -> Self {
         Bytes { ptr: map.as_ptr(), len: map.len(), owner: Owner::Map(map) }
+    }
+
+    /// The whole of an anonymous (fileless) map: owned memory, page aligned. Unlike a file's pages, these
+    /// cannot be dropped and read again, so [`Bytes::release_pages`] leaves them alone.
+    pub fn from_anonymous(map: memmap2::Mmap) -> Self {
+        Bytes { ptr: map.as_ptr(), len: map.len(), owner: Owner::Anonymous(Arc::new(map)) }
     }
 
     /// Owned bytes, 8-byte aligned: `words` holds at least `len` bytes.

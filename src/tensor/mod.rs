@@ -2,6 +2,7 @@
 
 mod bytes;
 mod dtype;
+pub mod quant;
 mod view;
 
 pub use bytes::Bytes;

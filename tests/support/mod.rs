@@ -64,6 +64,22 @@ pub fn json(output: &Output) -> serde_json::Value {
     value
 }
 
+/// A model for tests, in `$TANDEM_TEST_MODELS` or `models/`, under any of these names.
+pub fn model(names: &[&str]) -> Option<std::path::PathBuf> {
+    let folder =
+        std::env::var_os("TANDEM_TEST_MODELS").map_or_else(|| "models".into(), std::path::PathBuf::from);
+    let found = names.iter().map(|n| folder.join(n)).find(|p| p.exists());
+    if found.is_none() {
+        println!("skipped: no {} in {}", names[0], folder.display());
+    }
+    found
+}
+
+/// SmolLM2-135M-Instruct in Q4_1.
+pub fn smollm2() -> Option<std::path::PathBuf> {
+    model(&["SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2.gguf"])
+}
+
 /// A request as the server saw it.
 #[derive(Debug, Clone)]
 pub struct Request {

@@ -1,1 +1,74 @@
-//! Model families: a file each.
+//! Model families: a file each, and one line in [`FAMILIES`].
+//!
+//! A family says which files are its own, how their settings become a [`ModelSpec`], and what Hugging Face calls
+//! its tensors. No family computes anything: what differs between them are values of the spec.
+
+mod config;
+mod gemma3;
+mod llama;
+mod mistral;
+mod names;
+mod opt;
+mod qwen2;
+mod qwen3;
+
+pub use config::{GgufConfig, HfConfig};
+pub use names::{NameMap, canonical_name, file_name};
+
+use super::ModelSpec;
+use crate::{Error, Result};
+
+/// A model family.
+pub struct Family {
+    /// What [`ModelSpec::family`] says.
+    pub name: &'static str,
+    /// Its `general.architecture` values in GGUF files.
+    pub gguf: &'static [&'static str],
+    /// Its `model_type` values in `config.json`.
+    pub hf: &'static [&'static str],
+    /// The spec of a GGUF file.
+    pub from_gguf: fn(&GgufConfig) -> Result<ModelSpec>,
+    /// The spec of a `config.json`.
+    pub from_hf: fn(&HfConfig) -> Result<ModelSpec>,
+    /// What Hugging Face calls the tensors.
+    pub names: &'static NameMap,
+    /// Hugging Face stores norm weights as w and multiplies by 1 + w (Gemma); GGUF stores 1 + w.
+    pub hf_norms_are_offsets: bool,
+}
+
+/// Every family, in the order that messages list them.
+pub const FAMILIES: [&Family; 6] =
+    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY, &opt::FAMILY];
+
+/// The family of a GGUF file's `general.architecture`.
+///
+/// # Errors
+/// No family knows it.
+pub fn of_gguf(architecture: &str) -> Result<&'static Family> {
+    FAMILIES.into_iter().find(|f| f.gguf.contains(&architecture)).ok_or_else(|| {
+        unknown("general.architecture", architecture, FAMILIES.iter().flat_map(|f| f.gguf.iter().copied()))
+    })
+}
+
+/// The family of a `config.json`'s `model_type`.
+///
+/// # Errors
+/// No family knows it.
+pub fn of_hf(model_type: &str) -> Result<&'static Family> {
+    FAMILIES.into_iter().find(|f| f.hf.contains(&model_type)).ok_or_else(|| {
+        unknown("config.json: model_type", model_type, FAMILIES.iter().flat_map(|f| f.hf.iter().copied()))
+    })
+}
+
+/// The family called `name` (as in [`ModelSpec::family`]).
+pub fn by_name(name: &str) -> Option<&'static Family> {
+    FAMILIES.into_iter().find(|f| f.name == name)
+}
+
+fn unknown(key: &str, found: &str, known: impl Iterator<Item = &'static str>) -> Error {
+    let known: Vec<_> = known.collect();
+    Error::Unsupported(format!(
+        "{key} is `{found}`, which is not supported; supported are {}",
+        known.join(", ")
+    ))
+}

@@ -2,6 +2,8 @@
 //! [`crate::model::arch`] turn those into a [`crate::model::ModelSpec`] and [`crate::model::Weights`].
 
 pub mod gguf;
+pub mod hf;
+pub mod safetensors;
 
 use std::fs::File;
 use std::path::Path;

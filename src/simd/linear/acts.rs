@@ -158,7 +158,7 @@ impl Acts {
                     let row = b * 16 + r;
                     for (t, tile) in out.chunks_exact_mut(512).enumerate() {
                         let dst = &mut tile[r * 32..r * 32 + 32];
-                        let (lo, hi) = (t * 32, (t * 32 + 32).min(k));
+                        let (lo, hi) = ((t * 32).min(k), (t * 32 + 32).min(k));
                         dst.fill(0);
                         if row < m {
                             to_bf16(&x[row * k + lo..row * k + hi], &mut dst[..hi - lo]);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn simd_quantisation_equals_scalar() {
-        for k in [1, 31, 32, 33, 64, 95, 576] {
+        for k in [1usize, 31, 32, 33, 64, 95, 576] {
             let x: Vec<f32> = (0..k).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.037).collect();
             let kp = k.next_multiple_of(64);
             let mut a = (vec![0i8; kp], vec![0f32; kp / 32], vec![0f32; kp / 32], vec![0f32; kp / 16]);

@@ -1,0 +1,81 @@
+//! Llama 2 and 3, and everything built like them (SmolLM2, Mistral in GGUF files).
+//!
+//! GGUF files of this architecture store the rows of Q and K permuted so that RoPE rotates neighbours
+//! (`Interleaved`), and Llama 3's frequency scaling as ready divisors in `rope_freqs.weight`.
+
+use super::{Family, GgufConfig, HfConfig, names};
+use crate::Result;
+use crate::model::ModelSpec;
+use crate::model::spec::{Ffn, Norm, Position, RopePairing};
+
+pub const FAMILY: Family = Family {
+    name: "llama",
+    gguf: &["llama"],
+    hf: &["llama"],
+    from_gguf,
+    from_hf: |c| from_hf(c, "llama"),
+    names: names::LLAMA,
+    hf_norms_are_offsets: false,
+};
+
+fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
+    gguf_like_llama(c, "llama", RopePairing::Interleaved)
+}
+
+/// The keys that every RMS-norm, SwiGLU family has.
+pub fn gguf_like_llama(c: &GgufConfig, family: &str, pairing: RopePairing) -> Result<ModelSpec> {
+    c.dense()?;
+    let (d_model, n_heads) = (c.size("embedding_length")?, c.size("attention.head_count")?);
+    let head_dim = c.head_dim(d_model, n_heads)?;
+    Ok(ModelSpec {
+        family: family.into(),
+        name: c.name(),
+        n_layers: c.size("block_count")?,
+        d_model,
+        n_heads,
+        n_kv_heads: c.opt_size("attention.head_count_kv")?.unwrap_or(n_heads),
+        head_dim,
+        d_ff: c.size("feed_forward_length")?,
+        vocab: c.vocab()?,
+        max_context: c.size("context_length")?,
+        norm: Norm::Rms { eps: c.float("attention.layer_norm_rms_epsilon")? },
+        ffn: Ffn::SwiGlu,
+        position: Position::Rope(c.rope(pairing, head_dim, 10_000.0)?),
+        qk_norm: false,
+        post_norms: false,
+        embed_scale: 1.0,
+        attn_scale: c.opt_float("attention.scale")?.unwrap_or((head_dim as f32).powf(-0.5)),
+        window: None,
+        tied_head: c.tensors.get("output.weight").is_none(),
+        logit_softcap: None,
+    })
+}
+
+/// The settings that every RMS-norm, SwiGLU family has.
+pub fn from_hf(c: &HfConfig, family: &str) -> Result<ModelSpec> {
+    c.activation("hidden_act", &["silu", "swish"])?;
+    let (d_model, n_heads) = (c.size("hidden_size")?, c.size("num_attention_heads")?);
+    let head_dim = c.head_dim(d_model, n_heads)?;
+    Ok(ModelSpec {
+        family: family.into(),
+        name: c.name(),
+        n_layers: c.size("num_hidden_layers")?,
+        d_model,
+        n_heads,
+        n_kv_heads: c.opt_size("num_key_value_heads")?.unwrap_or(n_heads),
+        head_dim,
+        d_ff: c.size("intermediate_size")?,
+        vocab: c.size("vocab_size")?,
+        max_context: c.size("max_position_embeddings")?,
+        norm: Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(1e-6) },
+        ffn: Ffn::SwiGlu,
+        position: Position::Rope(c.rope(head_dim, 10_000.0)?),
+        qk_norm: false,
+        post_norms: false,
+        embed_scale: 1.0,
+        attn_scale: (head_dim as f32).powf(-0.5),
+        window: None,
+        tied_head: c.flag("tie_word_embeddings", false)?,
+        logit_softcap: None,
+    })
+}

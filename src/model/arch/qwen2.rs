@@ -1,0 +1,22 @@
+//! Qwen2 and Qwen2.5: Llama with biases on Q, K and V.
+
+use super::{Family, HfConfig, llama, names};
+use crate::Result;
+use crate::model::ModelSpec;
+use crate::model::spec::RopePairing;
+
+pub const FAMILY: Family = Family {
+    name: "qwen2",
+    gguf: &["qwen2"],
+    hf: &["qwen2"],
+    from_gguf: |c| llama::gguf_like_llama(c, "qwen2", RopePairing::Half),
+    from_hf,
+    names: names::LLAMA,
+    hf_norms_are_offsets: false,
+};
+
+fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
+    let mut spec = llama::from_hf(c, "qwen2")?;
+    spec.window = c.qwen_window(spec.n_layers)?;
+    Ok(spec)
+}

@@ -1,0 +1,188 @@
+//! Does a model make sense? Sizes first, then every tensor against the sizes.
+//!
+//! After [`validate`] the rest of the engine trusts a model: no later code meets a zero head count, a table
+//! that is too short or a bias of the wrong length.
+
+use std::collections::BTreeMap;
+
+use super::spec::{Norm, Position, RopeScaling};
+use super::{ModelSpec, Weights};
+use crate::{Error, Result};
+
+/// A tensor that a model of some spec has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its shape, outermost first.
+    pub shape: Vec<usize>,
+    /// Whether the model is useless without it.
+    pub required: bool,
+}
+
+impl ModelSpec {
+    /// Checks the sizes on their own: nothing zero, nothing absurd, heads that divide.
+    ///
+    /// # Errors
+    /// The first size that cannot be.
+    pub fn check(&self) -> Result<()> {
+        // Far above every released model, and small enough that products of two fit any machine's usize.
+        let limits = [
+            ("layer count", self.n_layers, 4096),
+            ("width", self.d_model, 1 << 18),
+            ("head count", self.n_heads, 4096),
+            ("KV head count", self.n_kv_heads, 4096),
+            ("head width", self.head_dim, 4096),
+            ("feed-forward width", self.d_ff, 1 << 20),
+            ("vocabulary", self.vocab, 1 << 24),
+            ("context length", self.max_context, 1 << 28),
+        ];
+        for (what, n, most) in limits {
+            if n == 0 || n > most {
+                return Err(Error::format(what, format!("{n} is outside 1..={most}; is the file damaged?")));
+            }
+        }
+        if self.n_heads % self.n_kv_heads != 0 {
+            return Err(Error::format(
+                "head count",
+                format!("{} query heads cannot share {} KV heads evenly", self.n_heads, self.n_kv_heads),
+            ));
+        }
+        let (Norm::Rms { eps } | Norm::Layer { eps }) = self.norm;
+        positive("norm epsilon", eps)?;
+        positive("embedding scale", self.embed_scale)?;
+        positive("attention scale", self.attn_scale)?;
+        if let Some(cap) = self.logit_softcap {
+            positive("logit soft-cap", cap)?;
+        }
+        if let Some(w) = &self.window {
+            if w.size == 0 || w.layers.len() != self.n_layers {
+                return Err(Error::format(
+                    "sliding window",
+                    format!("{} tokens, listed for {} of {} layers", w.size, w.layers.len(), self.n_layers),
+                ));
+            }
+        }
+        match &self.position {
+            Position::Learned { offset } if *offset > 1 << 16 => {
+                Err(Error::format("position offset", format!("{offset}")))
+            }
+            Position::Learned { .. } => Ok(()),
+            Position::Rope(rope) => {
+                if rope.dim == 0 || rope.dim % 2 != 0 || rope.dim > self.head_dim {
+                    return Err(Error::format(
+                        "RoPE dimension",
+                        format!(
+                            "{} of a head of {}; wanted an even number of its elements",
+                            rope.dim, self.head_dim
+                        ),
+                    ));
+                }
+                positive("RoPE base", rope.theta)?;
+                if let Some(t) = rope.local_theta {
+                    positive("RoPE base of windowed layers", t)?;
+                }
+                match &rope.scaling {
+                    RopeScaling::None => Ok(()),
+                    RopeScaling::Linear { factor } => positive("RoPE scaling factor", *factor),
+                    RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                        positive("RoPE scaling factor", *factor)?;
+                        positive("low_freq_factor", *low_freq_factor)?;
+                        positive("original_max_position_embeddings", *original_context as f32)?;
+                        // The scaling interpolates between the two: equal ones would divide by zero.
+                        positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)
+                    }
+                    RopeScaling::Factors(f) if f.len() != rope.dim / 2 => Err(Error::format(
+                        "rope_freqs.weight",
+                        format!("{} factors for {} frequencies", f.len(), rope.dim / 2),
+                    )),
+                    RopeScaling::Factors(f) => f.iter().try_for_each(|&f| positive("rope_freqs.weight", f)),
+                }
+            }
+        }
+    }
+}
+
+fn positive(what: &str, x: f32) -> Result<()> {
+    if x.is_finite() && x > 0.0 {
+        Ok(())
+    } else {
+        Err(Error::format(what, format!("{x}, wanted a positive number; is the file damaged?")))
+    }
+}
+
+/// Every tensor that a model of this spec may have, by canonical name.
+pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
+    let mut all = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize], required: bool| {
+        all.insert(name, Wanted { shape: shape.to_vec(), required });
+    };
+    let (d, ff, q, kv) = (spec.d_model, spec.d_ff, spec.q_dim(), spec.kv_dim());
+    let layer_norm = matches!(spec.norm, Norm::Layer { .. });
+    add("token_embd.weight".into(), &[spec.vocab, d], true);
+    if let Position::Learned { offset } = spec.position {
+        add("position_embd.weight".into(), &[spec.max_context + offset, d], true);
+    }
+    if !spec.tied_head {
+        add("output.weight".into(), &[spec.vocab, d], true);
+    }
+    let mut norm = |name: String, width: usize| {
+        add(format!("{name}.weight"), &[width], true);
+        if layer_norm {
+            add(format!("{name}.bias"), &[width], true);
+        }
+    };
+    norm("output_norm".into(), d);
+    for i in 0..spec.n_layers {
+        norm(format!("blk.{i}.attn_norm"), d);
+        norm(format!("blk.{i}.ffn_norm"), d);
+        if spec.qk_norm {
+            norm(format!("blk.{i}.attn_q_norm"), spec.head_dim);
+            norm(format!("blk.{i}.attn_k_norm"), spec.head_dim);
+        }
+        if spec.post_norms {
+            norm(format!("blk.{i}.post_attention_norm"), d);
+            norm(format!("blk.{i}.post_ffw_norm"), d);
+        }
+    }
+    // Biases come with LayerNorm models; Qwen2 needs those of q, k and v; Llama checkpoints may have any.
+    let qkv_bias = layer_norm || spec.family == "qwen2";
+    for i in 0..spec.n_layers {
+        let mut linear = |name: &str, rows: usize, cols: usize, bias: bool| {
+            add(format!("blk.{i}.{name}.weight"), &[rows, cols], true);
+            add(format!("blk.{i}.{name}.bias"), &[rows], bias);
+        };
+        linear("attn_q", q, d, qkv_bias);
+        linear("attn_k", kv, d, qkv_bias);
+        linear("attn_v", kv, d, qkv_bias);
+        linear("attn_output", d, q, layer_norm);
+        if spec.gated() {
+            linear("ffn_gate", ff, d, layer_norm);
+        }
+        linear("ffn_up", ff, d, layer_norm);
+        linear("ffn_down", d, ff, layer_norm);
+    }
+    all
+}
+
+/// Checks the sizes, then that every tensor they call for is present in the right shape, and that there is
+/// none that the engine would have to ignore.
+///
+/// # Errors
+/// The first thing that is wrong, in one sentence.
+pub fn validate(spec: &ModelSpec, weights: &Weights) -> Result<()> {
+    spec.check()?;
+    let wanted = wanted_tensors(spec);
+    for (name, w) in &wanted {
+        if w.required {
+            weights.require(name, &w.shape)?;
+        } else {
+            weights.optional(name, &w.shape)?;
+        }
+    }
+    match weights.iter().find(|(name, _)| !wanted.contains_key(*name)) {
+        None => Ok(()),
+        Some((name, t)) => Err(Error::Unsupported(format!(
+            "{name}: a {} tensor of shape {:?} that a {} model of {} layers has no place for",
+            t.dtype, t.shape, spec.family, spec.n_layers
+        ))),
+    }
+}

@@ -1,0 +1,118 @@
+//! What `tandem inspect` prints.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::spec::{Position, RopePairing, RopeScaling};
+use super::{LoadedModel, TextSource};
+use crate::model::formats::gguf::Value;
+
+/// A model in numbers.
+#[derive(Debug, Clone, Serialize)]
+pub struct Description {
+    /// The model's own name.
+    pub name: String,
+    /// Where it was loaded from.
+    pub source: String,
+    /// Family.
+    pub family: String,
+    /// L.
+    pub layers: usize,
+    /// d.
+    pub d_model: usize,
+    /// h_a.
+    pub heads: usize,
+    /// h_kv.
+    pub kv_heads: usize,
+    /// d_h.
+    pub head_dim: usize,
+    /// I.
+    pub d_ff: usize,
+    /// V.
+    pub vocab: usize,
+    /// Tokens.
+    pub max_context: usize,
+    /// Tokens that windowed layers see, and how many layers those are.
+    pub window: Option<(usize, usize)>,
+    /// How positions enter, in words.
+    pub position: String,
+    /// The output head is the embedding.
+    pub tied_head: bool,
+    /// Elements of all tensors.
+    pub parameters: u64,
+    /// Bytes of all tensors.
+    pub weight_bytes: u64,
+    /// Bytes of all tensors, by dtype.
+    pub bytes_by_dtype: BTreeMap<&'static str, u64>,
+    /// Bytes that one token adds to the KV cache (16-bit keys and values, no window).
+    pub kv_bytes_per_token: u64,
+    /// Where the tokenizer comes from.
+    pub tokenizer: String,
+    /// Whether there is a chat template.
+    pub chat_template: bool,
+    /// Things worth telling.
+    pub notes: Vec<String>,
+}
+
+/// The numbers of `m`.
+pub fn describe(m: &LoadedModel) -> Description {
+    let s = &m.spec;
+    let mut parameters = 0;
+    let mut bytes_by_dtype = BTreeMap::new();
+    for (_, t) in m.weights.iter() {
+        parameters += t.rows() as u64 * t.cols() as u64;
+        *bytes_by_dtype.entry(t.dtype.name()).or_insert(0) += t.data.len() as u64;
+    }
+    let tokenizer = match &m.text {
+        TextSource::Gguf(meta) => {
+            let get = |k: &str| meta.get(k).and_then(Value::as_str).unwrap_or("?");
+            format!("gguf: {} ({})", get("tokenizer.ggml.model"), get("tokenizer.ggml.pre"))
+        }
+        TextSource::TokenizerJson { .. } => "tokenizer.json".into(),
+        TextSource::None => "none".into(),
+    };
+    let position = match &s.position {
+        Position::Learned { offset } => format!("learned, offset {offset}"),
+        Position::Rope(r) => {
+            let pairing = match r.pairing {
+                RopePairing::Half => "halves",
+                RopePairing::Interleaved => "neighbours",
+            };
+            let scaling = match &r.scaling {
+                RopeScaling::None => String::new(),
+                RopeScaling::Linear { factor } => format!(", stretched {factor}x"),
+                RopeScaling::Llama3 { factor, .. } => format!(", llama3 scaling {factor}x"),
+                RopeScaling::Factors(_) => ", factors per frequency".into(),
+            };
+            let local = r.local_theta.map(|t| format!(" ({t} in windows)")).unwrap_or_default();
+            format!(
+                "rope base {}{local}, {} of {} elements in {pairing}{scaling}",
+                r.theta, r.dim, s.head_dim
+            )
+        }
+    };
+    Description {
+        name: s.name.clone(),
+        source: m.source.clone(),
+        family: s.family.clone(),
+        layers: s.n_layers,
+        d_model: s.d_model,
+        heads: s.n_heads,
+        kv_heads: s.n_kv_heads,
+        head_dim: s.head_dim,
+        d_ff: s.d_ff,
+        vocab: s.vocab,
+        max_context: s.max_context,
+        window: s.window.as_ref().map(|w| (w.size, w.layers.iter().filter(|&&l| l).count())),
+        position,
+        tied_head: s.tied_head,
+        parameters,
+        weight_bytes: m.weights.bytes(),
+        bytes_by_dtype,
+        kv_bytes_per_token: (s.n_layers * 2 * s.kv_dim() * 2) as u64,
+        tokenizer,
+        chat_template: m.chat_template.is_some(),
+        notes: m.notes.clone(),
+    }
+}

@@ -1,0 +1,1 @@
+//! Models back to files.

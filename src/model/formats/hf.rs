@@ -1,0 +1,232 @@
+//! A Hugging Face folder: `config.json`, one or several `*.safetensors`, and the text side.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::{in_file, map_file, safetensors};
+use crate::model::arch::{self, Family, HfConfig};
+use crate::model::load::{f32_tensor, vectors_to_f32};
+use crate::model::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// Largest JSON file read. Real configurations take a few KiB, indices of huge models a few MiB.
+const MAX_JSON: u64 = 64 << 20;
+
+/// Loads the model in `dir`.
+///
+/// # Errors
+/// A file is missing or malformed, or the model is of an unknown kind.
+pub fn load(dir: &Path) -> Result<LoadedModel> {
+    let config_path = dir.join("config.json");
+    let config = json(&config_path)?.ok_or_else(|| {
+        Error::format(dir.display().to_string(), "no config.json here; is this a model's folder?")
+    })?;
+    let (family, mut spec) = spec_of(&config)?;
+    if spec.name.is_empty() {
+        spec.name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    }
+    spec.check()?;
+
+    let mut weights = Weights::default();
+    for (name, t) in canonical(family, &spec, tensors(dir, family)?)? {
+        weights.insert(name, t);
+    }
+    validate(&spec, &weights).map_err(|e| in_hf_names(family, e))?;
+
+    let tokenizer_config = json(&dir.join("tokenizer_config.json"))?;
+    let path = dir.join("tokenizer.json");
+    let text = if path.is_file() {
+        TextSource::TokenizerJson { path, config: tokenizer_config.clone() }
+    } else {
+        TextSource::None
+    };
+    let generation = json(&dir.join("generation_config.json"))?;
+    let number = |key: &str| generation.as_ref().and_then(|g| g.get(key)?.as_f64()).map(|f| f as f32);
+    Ok(LoadedModel {
+        spec,
+        weights,
+        text,
+        chat_template: chat_template(dir, tokenizer_config.as_ref())?,
+        eos_ids: eos_ids(generation.as_ref()).or_else(|| eos_ids(Some(&config))).unwrap_or_default(),
+        sampling: SamplingDefaults {
+            temperature: number("temperature"),
+            top_k: generation.as_ref().and_then(|g| g.get("top_k")?.as_u64()).and_then(|k| k.try_into().ok()),
+            top_p: number("top_p"),
+        },
+        source: dir.display().to_string(),
+        notes: Vec::new(),
+    })
+}
+
+/// The family and sizes that a `config.json` describes.
+///
+/// # Errors
+/// Unknown `model_type`, or settings that are missing, malformed or not supported.
+pub fn spec_of(config: &Json) -> Result<(&'static Family, ModelSpec)> {
+    let model_type = config.get("model_type").and_then(Json::as_str).ok_or_else(|| {
+        Error::format("config.json: model_type", "missing; is this a model's configuration?")
+    })?;
+    let family = arch::of_hf(model_type)?;
+    if let Some(q) = config.get("quantization_config").filter(|q| !q.is_null()) {
+        let method = q.get("quant_method").and_then(Json::as_str).unwrap_or("unnamed");
+        return Err(Error::Unsupported(format!(
+            "config.json: weights quantised by `{method}`; f32, f16 and bf16 folders and GGUF files are supported"
+        )));
+    }
+    let mut spec = (family.from_hf)(&HfConfig::new(config))?;
+    // Multimodal files say it outside the text part, where it wins.
+    if config.get("text_config").is_some() {
+        if let Some(tied) = config.get("tie_word_embeddings").and_then(Json::as_bool) {
+            spec.tied_head = tied;
+        }
+    }
+    Ok((family, spec))
+}
+
+/// A JSON file; `None` if it does not exist.
+fn json(path: &Path) -> Result<Option<Json>> {
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(path, e)),
+        Ok(m) if m.len() > MAX_JSON => {
+            return Err(Error::format(
+                path.display().to_string(),
+                format!("{} bytes of JSON, too many", m.len()),
+            ));
+        }
+        Ok(_) => {}
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|e| Error::format(path.display().to_string(), format!("not valid JSON: {e}")))
+}
+
+/// All tensors of all shards under their own names.
+fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
+    let skip = |name: &str| arch::canonical_name(family.names, name).is_none();
+    let index_path = dir.join("model.safetensors.index.json");
+    let Some(index) = json(&index_path)? else {
+        let one = dir.join("model.safetensors");
+        if !one.is_file() {
+            return Err(Error::format(
+                dir.display().to_string(),
+                "neither model.safetensors nor model.safetensors.index.json; is the download complete?",
+            ));
+        }
+        return safetensors::parse(&map_file(&one)?, &skip).map_err(|e| in_file(&one, e));
+    };
+    let what = || index_path.display().to_string();
+    let map = index
+        .get("weight_map")
+        .and_then(Json::as_object)
+        .ok_or_else(|| Error::format(what(), "no weight_map in it"))?;
+    let mut shards: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (tensor, file) in map {
+        let file = file.as_str().ok_or_else(|| Error::format(what(), format!("{tensor}: no file name")))?;
+        // A shard lies beside its index: a path here would read files of other folders.
+        if file.contains(['/', '\\']) || file == ".." {
+            return Err(Error::format(what(), format!("{tensor}: `{file}` is not a plain file name")));
+        }
+        shards.entry(file).or_default().insert(tensor);
+    }
+    let total = shards.len();
+    let mut all = Vec::new();
+    for (file, names) in shards {
+        let path = dir.join(file);
+        if !path.is_file() {
+            return Err(Error::format(
+                path.display().to_string(),
+                format!("missing: one of {total} shards, with {} tensors", names.len()),
+            ));
+        }
+        // A shard may hold more than the index lists; the index decides.
+        let found = safetensors::parse(&map_file(&path)?, &skip).map_err(|e| in_file(&path, e))?;
+        all.extend(found.into_iter().filter(|(n, _)| names.contains(n.as_str())));
+    }
+    Ok(all)
+}
+
+/// Tensors under canonical names, norms and biases in f32. Those of other parts (vision) are left out.
+fn canonical(family: &Family, spec: &ModelSpec, all: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
+    let mut out = BTreeMap::new();
+    for (hf, t) in all {
+        if let Some(fused) =
+            ["qkv_proj", "gate_up_proj", "query_key_value", ".experts."].iter().find(|f| hf.contains(**f))
+        {
+            return Err(Error::Unsupported(format!("{hf}: `{fused}` tensors are not supported")));
+        }
+        if [".weight_scale", ".qweight", ".scales", ".SCB"].iter().any(|s| hf.ends_with(s)) {
+            return Err(Error::Unsupported(format!("{hf}: quantised safetensors are not supported")));
+        }
+        let Some(name) = arch::canonical_name(family.names, &hf) else { continue };
+        if name == "output.weight" && spec.tied_head {
+            continue;
+        }
+        if out.insert(name.clone(), t).is_some() {
+            return Err(Error::format(hf, format!("a second tensor for {name}")));
+        }
+    }
+    let weights = vectors_to_f32(out.into_iter())?;
+    let mut out = Vec::new();
+    for (name, t) in weights {
+        let t = if family.hf_norms_are_offsets && name.ends_with("_norm.weight") {
+            let w: Vec<f32> = crate::reference::dequant::dequantise(&t).iter().map(|w| 1.0 + w).collect();
+            f32_tensor(t.shape.clone(), &w)?
+        } else {
+            t
+        };
+        out.push((name, t));
+    }
+    Ok(out)
+}
+
+/// An error about a tensor, under the name that this folder has for it.
+fn in_hf_names(family: &Family, e: Error) -> Error {
+    match e {
+        Error::Format { what, problem } => {
+            let problem = problem.replace("the model's sizes imply", "config.json implies");
+            let problem = match problem.strip_suffix("is the file damaged?") {
+                Some(p) if what.contains('.') => format!("{p}is a shard missing?"),
+                _ => problem,
+            };
+            Error::Format { what: arch::file_name(family.names, &what).unwrap_or(what), problem }
+        }
+        other => other,
+    }
+}
+
+fn eos_ids(config: Option<&Json>) -> Option<Vec<u32>> {
+    let id = |v: &Json| v.as_u64().and_then(|v| u32::try_from(v).ok());
+    let v = config?.get("eos_token_id")?;
+    match v {
+        Json::Array(list) => Some(list.iter().filter_map(id).collect()),
+        v => id(v).map(|v| vec![v]),
+    }
+}
+
+/// `chat_template.jinja`, or `chat_template` of `tokenizer_config.json` (text, or a list of named templates of
+/// which `default` counts), or `chat_template.json`.
+fn chat_template(dir: &Path, tokenizer_config: Option<&Json>) -> Result<Option<String>> {
+    let path = dir.join("chat_template.jinja");
+    match std::fs::read_to_string(&path) {
+        Ok(t) => return Ok(Some(t)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => return Err(Error::io(path, e)),
+    }
+    let of = |c: &Json| match c.get("chat_template")? {
+        Json::String(t) => Some(t.clone()),
+        Json::Array(list) => {
+            let default = list.iter().find(|t| t.get("name").and_then(Json::as_str) == Some("default"))?;
+            default.get("template")?.as_str().map(str::to_owned)
+        }
+        _ => None,
+    };
+    if let Some(t) = tokenizer_config.and_then(of) {
+        return Ok(Some(t));
+    }
+    Ok(json(&dir.join("chat_template.json"))?.as_ref().and_then(of))
+}
