@@ -7,7 +7,7 @@
 //!
 //! * A **row** is a (position, query head). The rows of an item share a KV head: positions x the heads of a
 //!   query group, so each line of the cache is loaded once for all of them.
-//! * Tokens go by in **blocks** of 64 through three kernels ([`kernels`]): scores, online softmax, values.
+//! * Tokens go by in **blocks** of 64 through three kernels (`kernels.rs`): scores, online softmax, values.
 //! * Blocks belong to **segments** of [`SEGMENT`] tokens, at multiples of it. Each segment starts afresh and
 //!   gives (m, s, o); segments are merged in order. When there are too few items to keep the threads
 //!   busy, the segments of a row go to different threads (flash-decoding), and whoever finishes last
