@@ -39,7 +39,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     let tokenizer_config = json(&dir.join("tokenizer_config.json"))?;
     let path = dir.join("tokenizer.json");
     let text = if path.is_file() {
-        TextSource::TokenizerJson { path, config: tokenizer_config.clone() }
+        TextSource::TokenizerJson { path, config: tokenizer_config.as_ref().map(Json::to_string) }
     } else {
         TextSource::None
     };
