@@ -250,10 +250,9 @@ proptest! {
         if let Some(c) = cut {
             b.truncate(c.index(b.len()));
         }
-        if let Ok(g) = Gguf::parse(Bytes::copy_of(&b)) {
-            if let Ok(m) = tandem::model::from_gguf(g, "corrupt.gguf".into()) {
-                validate(&m.spec, &m.weights).unwrap();
-            }
+        let model = Gguf::parse(Bytes::copy_of(&b)).and_then(|g| tandem::model::from_gguf(g, "corrupt.gguf".into()));
+        if let Ok(m) = model {
+            validate(&m.spec, &m.weights).unwrap();
         }
     }
 
