@@ -42,7 +42,9 @@ impl Opened {
     pub fn tokenizer(&self) -> anyhow::Result<Option<Tokenizer>> {
         let mut tokenizer = match &self.model.text {
             TextSource::Gguf(metadata) => Tokenizer::from_gguf(metadata)?,
-            TextSource::TokenizerJson { path, config } => Tokenizer::from_json_file(path, config.as_deref())?,
+            TextSource::TokenizerJson { path, config } => {
+                Tokenizer::from_json_file(path, config.as_ref().map(ToString::to_string).as_deref())?
+            },
             TextSource::None => return Ok(None),
         };
         self.model.eos_ids.iter().for_each(|&id| tokenizer.add_eog(id));
