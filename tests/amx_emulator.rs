@@ -25,6 +25,7 @@ enum Dot {
     Uud,
 }
 
+#[allow(clippy::too_many_arguments)]
 /// c += a * b by instructions; `ld*` are byte strides.
 fn by_instruction(dot: Dot, m: usize, k: usize, n: usize, a: &[u8], b: &[u8], c: &mut [u8], ld: [usize; 3]) {
     let mut s = session();
@@ -72,6 +73,7 @@ fn daz(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
+#[allow(clippy::too_many_arguments)]
 /// The SDM's definition, an element at a time.
 fn by_model(dot: Dot, m: usize, k: usize, n: usize, a: &[u8], b: &[u8], c: &mut [u8], ld: [usize; 3]) {
     let bf16 =
@@ -218,6 +220,11 @@ fn hand_picked_bf16_sums() {
     assert_eq!(product(&[tiny, 0.0], &[big, 0.0], 0.0), 0.0);
     assert_eq!(product(&[0.0, 0.0], &[0.0, 0.0], f32::from_bits(1)), 0.0);
     let small = f32::MIN_POSITIVE;
+    assert_eq!(
+        product(&[small, 0.0], &[1.0, 0.0], f32::from_bits(0x007f_ffff)),
+        small,
+        "C is flushed on the way in"
+    );
     assert_eq!(product(&[small, 0.0], &[0.5, 0.0], 0.0), 0.0);
     assert_eq!(product(&[small, -small], &[1.5, 1.0], 0.0), 0.0, "the joined sum is flushed");
     assert_eq!(product(&[f32::INFINITY, 0.0], &[1.0, 0.0], 1.0), f32::INFINITY);
@@ -285,24 +292,22 @@ fn planted_errors_end_the_process_and_are_named() {
         let mut s = session();
         let full = (16, 64);
         match &case[..] {
-            // SAFETY (all cases): meant to fault; the process ends there.
+            // SAFETY: meant to fault, as in all cases: the process ends there.
             "unconfigured" => unsafe { std::arch::asm!("tilezero tmm2", out("tmm2") _) },
-            "palette" => unsafe {
+            "palette" | "reserved" => {
                 let mut config = Shapes::FULL.encode();
-                config.0[0] = 3;
-                std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &config);
-            },
-            "reserved" => unsafe {
-                let mut config = Shapes::FULL.encode();
-                config.0[40] = 1;
-                std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &config);
-            },
+                config.0[if case == "palette" { 0 } else { 40 }] = 3;
+                // SAFETY: as above.
+                unsafe { std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &config) };
+            }
             "rows" => {
                 s.load(&Shapes::new([full, (8, 64), full, full, full, full, full, full]));
+                // SAFETY: as above.
                 unsafe { std::arch::asm!("tdpbf16ps tmm0, tmm1, tmm2", out("tmm0") _) }
             }
             "absent" => {
                 s.load(&Shapes::new([full, (0, 0), full, full, full, full, full, full]));
+                // SAFETY: as above.
                 unsafe { std::arch::asm!("tdpbusd tmm0, tmm1, tmm2", out("tmm0") _) }
             }
             other => panic!("no case {other}"),
@@ -324,6 +329,33 @@ fn planted_errors_end_the_process_and_are_named() {
         } else {
             assert!(matches!(signal, Some(libc::SIGILL | libc::SIGSEGV)), "{case}: {signal:?} {stderr}");
         }
+    }
+}
+
+/// Emulation is a decision of the user (`TANDEM_AMX=emulate`) or the program (`install`), never a fallback.
+#[test]
+fn emulation_is_opt_in() {
+    if std::env::var("TANDEM_TEST_PLANTED").is_ok() {
+        println!("{:?}; installed: {}", amx::available(), emulate::installed());
+        return;
+    }
+    let run = |emulate: Option<&str>| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["emulation_is_opt_in", "--exact", "--nocapture"]).env("TANDEM_TEST_PLANTED", "1");
+        match emulate {
+            Some(value) => child.env("TANDEM_AMX", value),
+            None => child.env_remove("TANDEM_AMX"),
+        };
+        String::from_utf8(child.output().expect("the test binary runs again").stdout).unwrap()
+    };
+    if amx::hardware().is_ok() {
+        assert!(run(Some("emulate")).contains("Ok(()); installed: false"), "hardware comes first");
+        return;
+    }
+    assert!(run(Some("emulate")).contains("Ok(()); installed: true"));
+    for other in [None, Some(""), Some("1")] {
+        let said = run(other);
+        assert!(said.contains("Err(") && said.contains("installed: false"), "{other:?}: {said}");
     }
 }
 

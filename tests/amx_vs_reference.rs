@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tandem::amx::{
     self,
     attention::{pv_bf16, qk_bf16, qk_bf16_pages},
-    bf16::gemm_bf16,
+    bf16::{gemm_bf16, gemm_bf16_raw},
     emulate,
     int8::{gemm_int8, gemm_int8_k32, pack_a_int8, pack_w_int8},
     pack::{a_blocks_len, bf16_from_f32, pack_a_bf16, pack_panel_bf16, panel_len},
@@ -164,6 +164,35 @@ fn a_rows_bits_do_not_depend_on_m() {
         let some = run(m);
         assert!(some.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits()), "m = {m}");
     }
+}
+
+/// Workers that own columns of one output: the same bits as one worker, whatever the split.
+#[test]
+fn workers_may_split_columns() {
+    let (m, n, k): (usize, usize, usize) = (37, 100, 700);
+    let mut next = noise(11);
+    let x: Vec<f32> = (0..m * k).map(|_| next()).collect();
+    let mut a = vec![0u16; a_blocks_len(m, k)];
+    pack_a_bf16(&x, m, k, k, &mut a);
+    let mut panels = vec![0u16; n.div_ceil(16) * panel_len(k)];
+    panels.fill_with(|| bf16_from_f32(next()));
+    let mut alone = vec![0f32; m * n];
+    gemm_bf16(&mut session(), m, n, k, &a, &panels, &mut alone, n);
+    let mut split = vec![CANARY; m * n];
+    let out = split.as_mut_ptr() as usize;
+    std::thread::scope(|scope| {
+        for (from, to) in [(0, 48), (48, 80), (80, n)] {
+            let (a, panels) = (&a, &panels[from / 16 * panel_len(k)..]);
+            scope.spawn(move || {
+                let to_column = (out as *mut f32).wrapping_add(from);
+                // SAFETY: A and panels are whole; each worker writes its own columns of `split`, which lives on.
+                unsafe {
+                    gemm_bf16_raw(&mut session(), m, to - from, k, a.as_ptr(), panels.as_ptr(), to_column, n)
+                };
+            });
+        }
+    });
+    assert!(split.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
 #[test]

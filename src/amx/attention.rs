@@ -1,6 +1,7 @@
 //! The two products of attention on KV pages, for 1 to 32 query rows (AMX-BF16).
 //!
-//!   S[rows][tokens] = Q K^T          O[rows][head_dim] += P V
+//! ```text
+//! S[rows][tokens] = Q K^T          O[rows][head_dim] += P V
 //!
 //! layout     K of a page and head: `[token/16][head_dim/2][16 tokens][2 dims]`, so 32 dims of 16 tokens are a B
 //!            tile, a contiguous KiB; V: `[token/2][head_dim][2 tokens]`, so 32 tokens of 16 dims are a B tile
@@ -17,6 +18,7 @@
 //!            rate of tile loads, seen equal to DRAM bandwidth on Sapphire Rapids (17 GB/s a thread)
 //! error      as bf16.rs: steps of 32, even and odd elements apart, f32
 //! refs       Dao 2023 (FlashAttention-2) for the driver; bf16.rs for the blocking
+//! ```
 //!
 //! All 32 tokens of a page are read. K of tokens that do not exist yet gives columns of S that the caller
 //! masks; V of such tokens is multiplied by a P of zero, so **it must be finite**: pages are zeroed when

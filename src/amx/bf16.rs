@@ -1,5 +1,6 @@
 //! bf16 matrix product on tiles: `C[M,N] = X[M,K] * W[N,K]^T`, f32 out (AMX-BF16).
 //!
+//! ```text
 //! layout     X as A blocks, W as panels of 16 rows (see pack.rs): every tile is one contiguous KiB
 //! tile       32x32 (2 A x 2 B) for M > 16; 16x64 (1 A x 4 B) for M <= 16, where weights stream
 //! registers  tmm0-3 C, tmm4-5 A, tmm6-7 B (32x32); tmm0-3 C, tmm4 A, tmm5-7 B in turn (16x64); shapes FULL
@@ -10,12 +11,13 @@
 //!            bf16 = 576 KiB) pass from L2; 256 columns of C (512 KiB of f32) stay in L2 across slabs
 //! measured   not measured: no AMX machine at hand. Predicted: 2x2 blocking issues 64 cycles of products and
 //!            32 of loads per step, so about the 97% of tile peak that loads from L1 leave (2.8 of 2.9 TFLOP/s
-//!            seen with this blocking on Sapphire Rapids), less one load and store of C per slab: 4 x 24
+//!            seen with such blocks on Sapphire Rapids), less one load and store of C per slab: 4 x 24
 //!            cycles in 18 x 64 = 8%, partly hidden; so 85-95%. M <= 16: DRAM bandwidth
 //! error      f32 accumulation: even and odd k of each step of 32 are summed apart, then joined, then added.
 //!            Slabs store and reload exact f32, and all kernels add K steps in order, so a row's bits
 //!            depend neither on M nor on which kernel ran
 //! refs       Intel Optimization Reference Manual ch. 20 (2x2 blocking, tile latencies); Goto & van de Geijn 2008
+//! ```
 
 use super::microkernel::microkernel;
 use super::pack::{TILE_LEN, a_blocks_len, panel_len};
@@ -101,17 +103,17 @@ microkernel! {
     rows c0 = 0;
     c "0" in c0 + "0", c "1" in c0 + "64", c "2" in c0 + "128", c "3" in c0 + "192";
     step
+        prefetch_tile!("b0"),
+        prefetch_tile!("b1"),
+        prefetch_tile!("b2"),
+        prefetch_tile!("b3"),
         "tileloadd tmm4, [{a0} + {s}*1]",
         "tileloadd tmm5, [{b0} + {s}*1]",
-        prefetch_tile!("b0"),
         "tileloadd tmm6, [{b1} + {s}*1]",
-        prefetch_tile!("b1"),
         "tdpbf16ps tmm0, tmm4, tmm5",
         "tileloadd tmm7, [{b2} + {s}*1]",
-        prefetch_tile!("b2"),
         "tdpbf16ps tmm1, tmm4, tmm6",
         "tileloadd tmm5, [{b3} + {s}*1]",
-        prefetch_tile!("b3"),
         "tdpbf16ps tmm2, tmm4, tmm7",
         "tdpbf16ps tmm3, tmm4, tmm5",
 }

@@ -16,6 +16,25 @@
 //! a target feature) and loads all it needs, so no tile data lives across two blocks: the compiler never
 //! has to know what a tile is. The one thing that outlives a block is the tile *configuration*, which
 //! compiled code cannot touch either; [`session::Session`] owns it.
+//!
+//! Use, on the thread that computes (a session is cheap to open and must not move):
+//! ```
+//! use tandem::amx::{Session, bf16, pack};
+//!
+//! let (m, n, k) = (3, 16, 40);
+//! let mut a = vec![0; pack::a_blocks_len(m, k)];
+//! pack::pack_a_bf16(&vec![1.0; m * k], m, k, k, &mut a);
+//! let mut panel = vec![0; pack::panel_len(k)];
+//! pack::pack_panel_bf16(&vec![0x3f80; n * k], n, k, k, &mut panel); // 0x3f80: one, in bf16
+//! let mut out = vec![0.0; m * n];
+//! match Session::open() {
+//!     Ok(mut session) => {
+//!         bf16::gemm_bf16(&mut session, m, n, k, &a, &panel, &mut out, n);
+//!         assert_eq!(out, vec![40.0; m * n]);
+//!     }
+//!     Err(why) => println!("no tiles: {why}"),
+//! }
+//! ```
 
 /// Bytes of a tile register: 16 rows of 64.
 pub const TILE_BYTES: usize = 1024;

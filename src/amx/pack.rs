@@ -1,12 +1,14 @@
 //! How activations and weights become tiles.
 //!
-//! A blocks   X\[M,K\] -> `[ceil(M/16)][ceil(K/32)][16 m][32 k]` bf16: a KiB per A tile, contiguous
-//! panel      16 rows of W\[N,K\] -> `[ceil(K/32)*16][16 n][2 k]` bf16 ("VNNI16"): a KiB per B tile, contiguous
+//! ```text
+//! A blocks   X[M,K] -> `[ceil(M/16)][ceil(K/32)][16 m][32 k]` bf16: a KiB per A tile, contiguous
+//! panel      16 rows of W[N,K] -> `[ceil(K/32)*16][16 n][2 k]` bf16 ("VNNI16"): a KiB per B tile, contiguous
 //! padding    zeros, in M, N and K: a padded product adds 0 * 0
 //! rounding   to nearest even as vcvtneps2bf16 does it: denormal inputs become zeros of their sign, NaNs quiet;
 //!            the portable path gives the same bits
 //! bound      memory: reads 4 (A) or 2 (panel) and writes 2 bytes per element
 //! measured   not on an AMX machine (none at hand)
+//! ```
 
 use std::arch::x86_64::*;
 

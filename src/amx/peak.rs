@@ -1,10 +1,12 @@
 //! What the tile unit of this machine can do at most, in one thread: the limit that benches and `doctor`
 //! hold kernels against. Measured on hardware only; emulation says nothing about speed.
 //!
+//! ```text
 //! tiles      six independent accumulators, one A, one B, no memory: 16 cycles a product
 //! from L1    the 2x2 step of the matrix kernels, its four KiB in L1: 64 cycles of products, 32 of loads
 //! measured   not measured: no AMX machine at hand; PEERS' figures for one Sapphire Rapids thread are 2.9 and
 //!            2.8 TFLOP/s in bf16, 5.8 TOP/s in int8
+//! ```
 
 use std::arch::asm;
 use std::time::{Duration, Instant};

@@ -76,6 +76,11 @@ thread_local! {
 }
 
 /// Permission to use tiles in this thread, while it lives. Not `Send`: the configuration is the thread's.
+///
+/// ```compile_fail,E0277
+/// fn moves_between_threads<T: Send>() {}
+/// moves_between_threads::<tandem::amx::Session>();
+/// ```
 #[derive(Debug)]
 pub struct Session {
     _thread_bound: PhantomData<*mut ()>,

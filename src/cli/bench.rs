@@ -146,7 +146,13 @@ fn prefill(engine: &mut Engine, prompt: usize, repeat: usize) -> anyhow::Result<
     Ok(Row { kind: "prefill", prompt, gen_tokens: 0, batch: 1, depth: 0, rates, gb_s: 0.0 })
 }
 
-fn decode(engine: &mut Engine, batch: usize, depth: usize, gen_tokens: usize, repeat: usize) -> anyhow::Result<Row> {
+fn decode(
+    engine: &mut Engine,
+    batch: usize,
+    depth: usize,
+    gen_tokens: usize,
+    repeat: usize,
+) -> anyhow::Result<Row> {
     let vocab = engine.spec().vocab;
     let seqs: Vec<SeqId> = (0..batch).map(|_| engine.add()).collect();
     for (i, &seq) in seqs.iter().enumerate() {

@@ -108,7 +108,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))
         .into());
     }
-    let context = args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
+    let context =
+        args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
     let mut running = opened.engine(&args.engine, context, 1)?;
     let plan = running.plan(&args.engine);
     let mut generation = Generation {
@@ -123,7 +124,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let seq = running.engine.add();
     let began = Instant::now();
     // A bar only where the wait is worth one.
-    let bar = (ids.len() > 4096).then(|| progress::bytes_bar(Some(ids.len() as u64), "reading the prompt (tokens)"));
+    let bar = (ids.len() > 4096)
+        .then(|| progress::bytes_bar(Some(ids.len() as u64), "reading the prompt (tokens)"));
     let logits = running.engine.prefill(seq, &ids, |done| {
         if let Some(bar) = &bar {
             bar.set(done as u64);

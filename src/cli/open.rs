@@ -43,8 +43,9 @@ impl Opened {
         let mut tokenizer = match &self.model.text {
             TextSource::Gguf(metadata) => Tokenizer::from_gguf(metadata)?,
             TextSource::TokenizerJson { path, config } => {
-                Tokenizer::from_json_file(path, config.as_ref().map(ToString::to_string).as_deref())?
-            },
+                let config = config.as_ref().map(ToString::to_string);
+                Tokenizer::from_json_file(path, config.as_deref())?
+            }
             TextSource::None => return Ok(None),
         };
         self.model.eos_ids.iter().for_each(|&id| tokenizer.add_eog(id));

@@ -50,7 +50,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))
         .into());
     }
-    let context = args.engine.ctx.map_or(WINDOW, |c| c as usize).min(opened.model.spec.max_context).min(ids.len());
+    let context =
+        args.engine.ctx.map_or(WINDOW, |c| c as usize).min(opened.model.spec.max_context).min(ids.len());
     if context < 2 {
         return Err(Error::usage("--ctx: at least 2 tokens are needed to predict one").into());
     }
@@ -89,5 +90,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "plan": running.plan(&args.engine),
         }));
     }
-    output::line(&format!("{scored} tokens predicted; mean negative log-likelihood {mean:.5}, perplexity {:.4}", mean.exp()))
+    output::line(&format!(
+        "{scored} tokens predicted; mean negative log-likelihood {mean:.5}, perplexity {:.4}",
+        mean.exp()
+    ))
 }

@@ -142,7 +142,14 @@ impl Forward {
     }
 
     /// Runs all rows. The tables have room for the new tokens, which are not counted in them yet.
-    pub fn run(&mut self, m: &Prepared, pool: &Pool, cache: &PagePool, inputs: &[Input<'_>], tables: &[&BlockTable]) {
+    pub fn run(
+        &mut self,
+        m: &Prepared,
+        pool: &Pool,
+        cache: &PagePool,
+        inputs: &[Input<'_>],
+        tables: &[&BlockTable],
+    ) {
         let spec = &m.spec;
         let d = spec.d_model;
         let mut seqs: Vec<SeqRows<'_>> = Vec::with_capacity(inputs.len());
@@ -265,8 +272,9 @@ impl Forward {
             ],
         );
         let kernels = self.kernels;
-        let Norm::Rms { eps } | Norm::Layer { eps } = spec.norm;
-        let rope = if windowed { self.rope_local.as_ref().or(self.rope.as_ref()) } else { self.rope.as_ref() };
+        let (Norm::Rms { eps } | Norm::Layer { eps }) = spec.norm;
+        let rope =
+            if windowed { self.rope_local.as_ref().or(self.rope.as_ref()) } else { self.rope.as_ref() };
         // Which sequence a row belongs to, for its pages.
         let seq_of = |r: usize| &seqs[seqs.partition_point(|s| s.row0 <= r) - 1];
         let (qs, ks) = (RowsMut::new(q, qd), RowsMut::new(k, kvd));

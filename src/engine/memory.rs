@@ -19,7 +19,14 @@ pub struct Memory {
 
 impl Memory {
     /// The dry run: `kv_tokens` tokens of context in all, steps of up to `rows` rows.
-    pub fn plan(spec: &ModelSpec, weights: &Weights, isa: Isa, kv: &KvGeometry, kv_tokens: usize, rows: usize) -> Memory {
+    pub fn plan(
+        spec: &ModelSpec,
+        weights: &Weights,
+        isa: Isa,
+        kv: &KvGeometry,
+        kv_tokens: usize,
+        rows: usize,
+    ) -> Memory {
         let weights = weights
             .iter()
             .map(|(_, t)| {

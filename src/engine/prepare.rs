@@ -220,7 +220,8 @@ impl<'a> Arena<'a> {
         let base = AtomicPtr::new(map.as_mut_ptr());
         for (_, tensor, offset) in &self.slots {
             let groups = tensor.rows().div_ceil(GROUP);
-            let group_bytes = Packed::size(tensor.dtype, tensor.rows(), tensor.cols()).expect("quantised") / groups;
+            let group_bytes =
+                Packed::size(tensor.dtype, tensor.rows(), tensor.cols()).expect("quantised") / groups;
             pool.run(groups.div_ceil(PACK_GROUPS), &|c, _| {
                 let first = c * PACK_GROUPS;
                 let last = (first + PACK_GROUPS).min(groups);
@@ -249,7 +250,8 @@ impl<'a> Arena<'a> {
         if !Linear::wants_packing(tensor.dtype, isa) {
             return Ok(Linear::from_rows(tensor.clone(), isa));
         }
-        let (_, t, offset) = self.slots.iter().find(|(s, ..)| s == name).expect("planned from the same names");
+        let (_, t, offset) =
+            self.slots.iter().find(|(s, ..)| s == name).expect("planned from the same names");
         let size = Packed::size(t.dtype, n, k).expect("quantised");
         let bytes = self.bytes.as_ref().and_then(|b| b.slice(*offset, size)).expect("filled as planned");
         Ok(Linear::from_packed(Packed::new(t.dtype, n, k, bytes), isa))

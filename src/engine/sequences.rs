@@ -76,7 +76,9 @@ impl Engine {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
         if options.context == 0 || options.chunk == 0 || options.sequences == 0 {
-            return Err(Error::usage("the context, the chunk and the number of sequences must be at least 1"));
+            return Err(Error::usage(
+                "the context, the chunk and the number of sequences must be at least 1",
+            ));
         }
         if options.context > spec.max_context {
             return Err(Error::usage(format!(
@@ -209,7 +211,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::forward`], before any work; an empty prompt.
-    pub fn prefill(&mut self, seq: SeqId, tokens: &[u32], mut progress: impl FnMut(usize)) -> Result<Vec<f32>> {
+    pub fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[u32],
+        mut progress: impl FnMut(usize),
+    ) -> Result<Vec<f32>> {
         if tokens.is_empty() {
             return Err(Error::usage("the prompt is empty"));
         }

@@ -3,5 +3,7 @@
 pub mod attention;
 mod caps;
 pub mod linear;
+mod table;
 
 pub use caps::{Caps, Isa};
+pub use table::{Kernels, RopeTable};

@@ -302,7 +302,8 @@ mod tests {
 
     #[test]
     fn each_bad_parameter_is_a_usage_error_that_names_it() {
-        let bad: [(&str, fn(&mut SamplerParams)); 9] = [
+        type Change = fn(&mut SamplerParams);
+        let bad: [(&str, Change); 9] = [
             ("--temp", |p| p.temperature = -1.0),
             ("--temp", |p| p.temperature = f32::NAN),
             ("--temp", |p| p.temperature = f32::INFINITY),

@@ -2,10 +2,12 @@
 //!
 //! Models carry Jinja2 programs for this. They come with the model file, from strangers, so they
 //! run on minijinja with a bound on steps, on recursion and on output, and see nothing but the
-//! conversation. The environment is the one Hugging Face gives them: `trim_blocks`,
+//! conversation. (The engine has no bound on a single value: a template made to double a string a
+//! hundred times exhausts memory.) The environment is the one Hugging Face gives them: `trim_blocks`,
 //! `lstrip_blocks`, Python's string methods, `raise_exception`, `strftime_now`, `tojson`.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
@@ -43,8 +45,11 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['
     {{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 const NAME: &str = "chat_template";
-/// Real templates have a few KiB; those with tool use up to 20.
-const MAX_SOURCE: usize = 1 << 20;
+/// Real templates have a few KiB; those with tool use up to 25.
+const MAX_SOURCE: usize = 128 << 10;
+/// The compiler recurses once for every operator of a chain such as `1+1+1`, so two bytes of source
+/// may cost a stack frame: 4 KiB for each of those. Untouched stack costs nothing.
+const COMPILER_STACK: usize = 256 << 20;
 /// A turn takes tens to hundreds of steps; this many take about a second.
 const MAX_STEPS: u64 = 5_000_000;
 /// On top of the conversation itself.
@@ -65,20 +70,27 @@ impl ChatTemplate {
         env.set_recursion_limit(100);
         env.set_fuel(Some(MAX_STEPS));
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.set_formatter(|out, state, value| match value.kind() {
-            // As Python writes them.
-            ValueKind::None => Ok(out.write_str("None")?),
-            ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
-            _ => minijinja::escape_formatter(out, state, value),
-        });
         env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
-        env.add_template_owned(NAME, without_generation_tags(source)).map_err(|e| {
+        // minijinja can iterate over none, Python cannot, and templates ask before they measure.
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        let source = without_generation_tags(source);
+        let compiled = std::thread::scope(|scope| {
+            let compile = || env.add_template_owned(NAME, source);
+            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, compile);
+            thread.map(|t| t.join())
+        });
+        let compiled =
+            compiled.map_err(|e| Error::Run(format!("chat template: no thread to compile it: {e}")))?;
+        let Ok(compiled) = compiled else {
+            return Err(Error::format("chat template", "the template engine failed to compile it"));
+        };
+        compiled.map_err(|e| {
             let line = e.line().map(|l| format!(" in line {l}")).unwrap_or_default();
-            Error::format("chat template", format!("does not compile{line}: {e:#}"))
+            Error::format("chat template", format!("does not compile{line}: {}", one_sentence(&e)))
         })?;
         Ok(ChatTemplate { env })
     }
@@ -113,8 +125,7 @@ impl ChatTemplate {
         let template = self.env.get_template(NAME).expect("added when constructed");
         let said: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
         let mut out = Bounded { bytes: Vec::new(), limit: said.saturating_mul(2).saturating_add(MAX_OUTPUT) };
-        let turn =
-            |m: &Message| Value::from_iter([("role", m.role.as_str()), ("content", m.content.as_str())]);
+        let turn = |m: &Message| context! { role => &m.role, content => &m.content };
         let context = context! {
             messages => messages.iter().map(turn).collect::<Vec<Value>>(),
             add_generation_prompt,
@@ -123,7 +134,12 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        template.render_captured_to(context, &mut out).map_err(refusal)?;
+        // The engine has panicked on slices of empty lists; nothing of ours is left half-done by that.
+        let run = AssertUnwindSafe(|| template.render_captured_to(context, &mut out).map(drop));
+        match catch_unwind(run) {
+            Ok(result) => result.map_err(refusal)?,
+            Err(_) => return Err(Error::Run("chat template: the template engine failed on it".into())),
+        }
         String::from_utf8(out.bytes).map_err(|_| Error::Run("chat template: wrote no UTF-8".into()))
     }
 }
@@ -134,9 +150,14 @@ fn refusal(error: minijinja::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
         ErrorKind::WriteFailure => "it writes too much".to_owned(),
-        kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
+        _ => one_sentence(&error),
     };
     Error::Run(format!("chat template{line}: {what}"))
+}
+
+fn one_sentence(error: &minijinja::Error) -> String {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    detail.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(500).collect()
 }
 
 /// Collects output up to a limit.
@@ -256,8 +277,9 @@ fn write_json(
             }
             out.push(']');
         }
-        // Both print as in JSON, but for the numbers that JSON lacks: those, as in Python.
-        ValueKind::Bool | ValueKind::Number => out.push_str(&value.to_string()),
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        // As in JSON, but for the numbers that JSON lacks.
+        ValueKind::Number => out.push_str(&value.to_string()),
         other => {
             let problem = format!("tojson: {other} values have no JSON");
             return Err(minijinja::Error::new(ErrorKind::InvalidOperation, problem));

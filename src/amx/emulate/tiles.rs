@@ -219,7 +219,8 @@ struct Shape {
     n: usize,
 }
 
-/// Denormals (and zeros) become zeros of their sign.
+/// Denormals (and zeros) become zeros of their sign. On results this judges after rounding: one that rounds
+/// up to the smallest normal number stays.
 #[inline(always)]
 fn flush(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -270,23 +271,27 @@ fn widen(byte: u8, signed: bool) -> i32 {
 
 #[inline(always)]
 fn dot_int8_body(c: &mut Tile, a: &Tile, b: &Tile, s: Shape, sa: bool, sb: bool) {
-    for k in 0..s.k {
-        let mut wide = [[0i32; 16]; 4];
-        for n in 0..16 {
-            for j in 0..4 {
-                wide[j][n] = widen(b[k][4 * n + j], sb);
+    let mut wide = [[[0i32; 16]; 4]; 16];
+    for (wide, row) in wide.iter_mut().zip(b).take(s.k) {
+        for (j, wide) in wide.iter_mut().enumerate() {
+            for n in 0..16 {
+                wide[n] = widen(row[4 * n + j], sb);
             }
         }
-        for (row_c, row_a) in c.iter_mut().zip(a).take(s.m) {
-            let x: [i32; 4] = std::array::from_fn(|j| widen(row_a[4 * k + j], sa));
-            for n in 0..16 {
-                // Without saturation: sums wrap, as the instruction's do.
-                let mut sum = dword(row_c, n) as i32;
-                for j in 0..4 {
-                    sum = sum.wrapping_add(x[j] * wide[j][n]);
+    }
+    for (row_c, row_a) in c.iter_mut().zip(a).take(s.m) {
+        let mut sum: [i32; 16] = std::array::from_fn(|n| dword(row_c, n) as i32);
+        for (k, wide) in wide.iter().enumerate().take(s.k) {
+            for (j, wide) in wide.iter().enumerate() {
+                let x = widen(row_a[4 * k + j], sa);
+                for n in 0..16 {
+                    // Without saturation: sums wrap, as the instruction's do.
+                    sum[n] = sum[n].wrapping_add(x.wrapping_mul(wide[n]));
                 }
-                row_c[4 * n..4 * n + 4].copy_from_slice(&sum.to_le_bytes());
             }
+        }
+        for (n, sum) in sum.iter().enumerate() {
+            row_c[4 * n..4 * n + 4].copy_from_slice(&sum.to_le_bytes());
         }
     }
 }
@@ -433,6 +438,37 @@ mod tests {
         .unwrap();
         assert_eq!(seen, [2, 3]);
         assert_eq!(t.store_config()[1], 0, "the start row is spent");
+    }
+
+    #[test]
+    fn what_a_tile_does_not_use_is_zero() {
+        let mut t = Tiles::INIT;
+        t.load_config(&config(&[(16, 64), (16, 64), (16, 64)])).unwrap();
+        for tile in 0..3 {
+            t.load(tile, |_, row| row.fill(0x7f)).unwrap();
+        }
+        t.load_config(&config(&[(2, 8), (2, 4), (1, 8)])).unwrap();
+        assert!(
+            t.data.as_flattened().as_flattened().iter().all(|&b| b == 0),
+            "a configuration clears all tiles"
+        );
+        // Infinities times the zeros beside B would leave NaN beside C.
+        for tile in 0..3 {
+            t.load(tile, |_, row| row.fill(0x7f)).unwrap();
+        }
+        t.load(1, |_, row| row.copy_from_slice(&[0x80, 0x7f, 0x80, 0x7f])).unwrap();
+        t.dot(Dot::Bf16, 0, 1, 2).unwrap();
+        for (r, row) in t.data[0].iter().enumerate() {
+            let used = if r < 2 { 8 } else { 0 };
+            assert!(
+                row[..used].chunks(4).all(|d| d != [0; 4]) && row[used..].iter().all(|&b| b == 0),
+                "row {r}"
+            );
+        }
+        t.zero(0).unwrap();
+        assert_eq!(t.data[0], [[0; 64]; 16]);
+        t.release();
+        assert_eq!(t.data[1], [[0; 64]; 16]);
     }
 
     /// All three ways of executing products give the same bits.

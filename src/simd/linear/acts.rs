@@ -158,7 +158,7 @@ impl Acts {
                     let row = b * 16 + r;
                     for (t, tile) in out.chunks_exact_mut(512).enumerate() {
                         let dst = &mut tile[r * 32..r * 32 + 32];
-                        let (lo, hi) = (t * 32, (t * 32 + 32).min(k));
+                        let (lo, hi) = ((t * 32).min(k), (t * 32 + 32).min(k));
                         dst.fill(0);
                         if row < m {
                             to_bf16(&x[row * k + lo..row * k + hi], &mut dst[..hi - lo]);

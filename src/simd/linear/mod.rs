@@ -13,6 +13,8 @@
 //! [`Mode::Deterministic`] no other is used, so results do not depend on what else is in the batch.
 
 mod acts;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2_int8;
 mod packed;

@@ -1,6 +1,8 @@
 //! Which kernel multiplies which weight, and how its rows are shared out.
 
 use super::acts::{Acts, Need};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::amx;
 use super::packed::{GROUP, Packed};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2_int8, panel, rowdot, vnni};
@@ -150,7 +152,14 @@ impl Linear {
         match path {
             #[cfg(target_arch = "x86_64")]
             Path::Panel(_) => 2,
-            Path::AmxPacked | Path::AmxRows => 2,
+            // Few tokens: four panels side by side keep several streams of weights in flight.
+            Path::AmxPacked | Path::AmxRows => {
+                if m <= 16 {
+                    4
+                } else {
+                    2
+                }
+            }
             _ if m >= 4 => CHUNK_GROUPS.min(groups.div_ceil(4 * threads)).max(1),
             _ => {
                 let group_bytes = self.bytes().div_ceil(groups).max(1);
@@ -211,6 +220,24 @@ impl Linear {
                         panel::gemm(kind, self.dtype, rows.as_ptr(), n, k, xp, stride, m, out.add(r), ldo)
                     };
                 }
+            }
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            (store, Path::AmxPacked | Path::AmxRows) => {
+                let groups;
+                let source = match store {
+                    Store::Packed(p) => {
+                        groups = smallvec::Groups::new(p, g0, g1);
+                        amx::Source::Groups(self.dtype, groups.as_slice())
+                    }
+                    Store::Rows(w) => {
+                        let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
+                        amx::Source::Rows(self.dtype, rows.as_ptr())
+                    }
+                };
+                let (kp, x) = (x.k_padded(), x.tiles().as_ptr());
+                // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
+                // columns r0..r1 of every row are ours.
+                unsafe { amx::gemm(&source, r1 - r0, k, kp, x, m, out.add(r0), ldo) };
             }
             (store, path) => unreachable!("{path:?} cannot read {store:?}"),
         }

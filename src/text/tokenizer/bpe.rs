@@ -5,8 +5,8 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::hash::{BuildHasher, RandomState};
 
+use super::hash::Hash;
 use super::vocab::Vocab;
 use super::{bytelevel, spm};
 use crate::{Error, Result};
@@ -25,7 +25,7 @@ pub struct Bpe {
 #[derive(Debug)]
 struct PairTable {
     slots: Vec<Slot>,
-    hasher: RandomState,
+    hash: Hash,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -39,13 +39,13 @@ const FREE: Slot = Slot { pair: u64::MAX, rank: 0, merged: 0 };
 
 impl PairTable {
     fn with_capacity(n: usize) -> PairTable {
-        PairTable { slots: vec![FREE; (n * 2 + 1).next_power_of_two()], hasher: RandomState::new() }
+        PairTable { slots: vec![FREE; (n * 2 + 1).next_power_of_two()], hash: Hash::new() }
     }
 
     /// Where `pair` is, or would go.
     fn find(&self, pair: u64) -> usize {
         let mask = self.slots.len() - 1;
-        let mut at = self.hasher.hash_one(pair) as usize & mask;
+        let mut at = self.hash.word(pair) as usize & mask;
         while self.slots[at].pair != pair && self.slots[at].pair != FREE.pair {
             at = (at + 1) & mask;
         }
@@ -77,7 +77,18 @@ const DEAD: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub struct Scratch {
     symbols: Vec<Symbol>,
-    heap: BinaryHeap<Reverse<(u32, u32, u32, u32, u32)>>,
+    heap: BinaryHeap<Reverse<Candidate>>,
+}
+
+/// A pair that could merge: best rank first, then leftmost. `l` and `r` are the tokens it was made
+/// of: if either symbol has become another since, the candidate is stale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    rank: u32,
+    left: u32,
+    l: u32,
+    r: u32,
+    merged: u32,
 }
 
 impl Bpe {
@@ -150,9 +161,8 @@ impl Bpe {
         for at in 1..symbols.len() as u32 {
             self.offer(symbols, heap, at - 1, at);
         }
-        while let Some(Reverse((_, left, l, r, merged))) = heap.pop() {
+        while let Some(Reverse(Candidate { left, l, r, merged, .. })) = heap.pop() {
             let Symbol { id, prev, next, .. } = symbols[left as usize];
-            // Stale: one of the two is gone or has become another token.
             if id != l || next == NONE || symbols[next as usize].id != r {
                 continue;
             }
@@ -174,16 +184,10 @@ impl Bpe {
         }
     }
 
-    fn offer(
-        &self,
-        symbols: &[Symbol],
-        heap: &mut BinaryHeap<Reverse<(u32, u32, u32, u32, u32)>>,
-        left: u32,
-        right: u32,
-    ) {
+    fn offer(&self, symbols: &[Symbol], heap: &mut BinaryHeap<Reverse<Candidate>>, left: u32, right: u32) {
         let (l, r) = (symbols[left as usize].id, symbols[right as usize].id);
         if let Some(slot) = self.merges.get(l, r) {
-            heap.push(Reverse((slot.rank, left, l, r, slot.merged)));
+            heap.push(Reverse(Candidate { rank: slot.rank, left, l, r, merged: slot.merged }));
         }
     }
 }

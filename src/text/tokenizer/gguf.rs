@@ -32,17 +32,21 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
 
     let mut roles = Roles::default();
     // SentencePiece files rarely say: 0 unknown, 1 beginning, 2 end is its own default.
-    let fallback = |id: u32| (sentencepiece && (id as usize) < vocab.len()).then_some(id);
-    roles.bos = file.id("tokenizer.ggml.bos_token_id", vocab.len())?.or(fallback(1));
-    roles.eos = file.id("tokenizer.ggml.eos_token_id", vocab.len())?.or(fallback(2));
-    let unknown = file.id("tokenizer.ggml.unknown_token_id", vocab.len())?.or(fallback(0));
+    let role = |key: &str, default: u32| {
+        let known = metadata.contains_key(key) || !sentencepiece || default as usize >= vocab.len();
+        if known { file.id(key, vocab.len()) } else { Ok(Some(default)) }
+    };
+    roles.bos = role("tokenizer.ggml.bos_token_id", 1)?;
+    roles.eos = role("tokenizer.ggml.eos_token_id", 2)?;
+    let unknown = role("tokenizer.ggml.unknown_token_id", 0)?;
     roles.end_of_generation.extend(roles.eos);
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         roles.end_of_generation.extend(file.id(key, vocab.len())?);
     }
     for text in END_OF_GENERATION {
-        if let Some(id) = vocab.id(text) {
-            // Some files mark these as ordinary text, by mistake: they would be printed.
+        let Some(id) = vocab.id(text) else { continue };
+        // Some files mark these as ordinary text, by mistake: they would be printed.
+        if is_unmistakable(text) || vocab.kind(id) == Some(TokenKind::Control) {
             vocab.set_kind(id, TokenKind::Control);
             roles.end_of_generation.insert(id);
         }

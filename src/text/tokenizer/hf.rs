@@ -76,8 +76,10 @@ pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokeni
     let mut special = Roles { bos: role("bos_token")?, eos: role("eos_token")?, ..Roles::default() };
     special.end_of_generation.extend(special.eos);
     let known = |text: &str| inner.token_to_id(text);
+    let added = inner.get_added_vocabulary().get_added_tokens_decoder();
     for text in END_OF_GENERATION {
-        special.end_of_generation.extend(known(text));
+        let id = known(text).filter(|id| is_unmistakable(text) || added.get(id).is_some_and(|t| t.special));
+        special.end_of_generation.extend(id);
     }
     if let (Some(_), Some(_), Some(end)) = (known("<|return|>"), known("<|call|>"), known("<|end|>")) {
         special.end_of_generation.remove(&end);

@@ -3,13 +3,14 @@
 //! Two roads lead here:
 //!
 //! - [`Tokenizer::from_gguf`]: vocabulary and rule named in GGUF metadata. Byte-level BPE
-//!   ([`bpe`], after [`pretokenize`]) or SentencePiece ([`spm`]), on tables that load in
+//!   (`bpe`, after `pretokenize`) or SentencePiece (`spm`), on tables that load in
 //!   milliseconds.
 //! - [`Tokenizer::from_json_file`]: a Hugging Face `tokenizer.json`, run by the `tokenizers` crate.
 
 mod bpe;
 mod bytelevel;
 mod gguf;
+mod hash;
 mod hf;
 mod pretokenize;
 mod special;
@@ -75,6 +76,12 @@ const END_OF_GENERATION: [&str; 20] = [
     "<｜end▁of▁sentence｜>",
     "[e~[",
 ];
+
+/// Whether a token of this text is about turns whatever the file says of it. Others, such as `</s>`,
+/// are HTML in some vocabularies, and count only if the file calls them special.
+fn is_unmistakable(text: &str) -> bool {
+    text.starts_with("<|") || text.starts_with("<｜") || text == "<end_of_turn>"
+}
 
 /// Longer texts are refused: positions are kept in 32 bits.
 const MAX_TEXT: usize = 1 << 30;

@@ -4,8 +4,7 @@
 //! the first token can be printed. Here the texts lie end to end in one buffer, and the table is
 //! one array of ids that compares against that buffer.
 
-use std::hash::{BuildHasher, RandomState};
-
+use super::hash::Hash;
 use crate::{Error, Result};
 
 /// What the model file says about a token (`tokenizer.ggml.token_type`).
@@ -36,7 +35,7 @@ pub struct Vocab {
     ends: Vec<u32>,
     kinds: Vec<TokenKind>,
     table: Vec<u32>,
-    hasher: RandomState,
+    hash: Hash,
     longest: usize,
 }
 
@@ -57,7 +56,7 @@ impl Vocab {
             ends: Vec::with_capacity(tokens.len()),
             kinds,
             table: vec![EMPTY; (tokens.len() * 2).next_power_of_two()],
-            hasher: RandomState::new(),
+            hash: Hash::new(),
             longest: 0,
         };
         for (id, token) in tokens.iter().enumerate() {
@@ -85,7 +84,7 @@ impl Vocab {
     /// The id with this text, or the free slot where it would go.
     fn slot(&self, text: &str) -> Result<u32, usize> {
         let mask = self.table.len() - 1;
-        let mut at = self.hasher.hash_one(text) as usize & mask;
+        let mut at = self.hash.bytes(text.as_bytes()) as usize & mask;
         loop {
             match self.table[at] {
                 EMPTY => return Err(at),
