@@ -94,7 +94,7 @@ fn folders_without_the_right_files_are_one_sentence() {
 }
 
 /// Commands that load a model (MODEL).
-const COMMANDS: &[&str] = &["tokenize -m MODEL hello"];
+const COMMANDS: &[&str] = &["tokenize -m MODEL hello", "inspect MODEL --json"];
 
 fn words<'a>(command: &'a str, model: &'a str) -> impl Iterator<Item = &'a str> {
     command.split(' ').map(move |w| if w == "MODEL" { model } else { w })

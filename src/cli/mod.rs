@@ -9,7 +9,7 @@ mod args;
 mod bench;
 mod doctor;
 mod generate;
-//mod inspect;
+mod inspect;
 mod model_source;
 mod open;
 mod output;
@@ -47,7 +47,7 @@ enum Command {
     /// How well a model predicts a text.
     Perplexity(perplexity::Args),
     /// What is in a model.
-    //    Inspect(inspect::Args),
+    Inspect(inspect::Args),
     /// Fetch a model into the cache folder.
     Pull(pull::Args),
     /// Measure prefill and decode speed.
@@ -95,7 +95,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
             args.engine.check()?;
             perplexity::run(args)
         }
-        //        Command::Inspect(args) => inspect::run(args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {
             args.engine.check()?;

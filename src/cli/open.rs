@@ -45,7 +45,7 @@ impl Opened {
             TextSource::TokenizerJson { path, config } => {
                 let config = config.as_ref().map(ToString::to_string);
                 Tokenizer::from_json_file(path, config.as_deref())?
-            },
+            }
             TextSource::None => return Ok(None),
         };
         self.model.eos_ids.iter().for_each(|&id| tokenizer.add_eog(id));

@@ -5,11 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde::Serialize;
 use tandem::Error;
-use tandem::model::formats::gguf::Gguf;
-use tandem::text::Tokenizer;
 
-use super::model_source::{self, ModelSource};
-use super::{output, prompt};
+use super::{open, output, prompt};
 
 /// Prints the token ids of a text, one per line.
 #[derive(Debug, clap::Args)]
@@ -45,7 +42,11 @@ pub fn run(args: &Args) -> Result<()> {
         (Some(text), _) => text.clone(),
         (None, file) => prompt::read_file(file.as_deref().unwrap_or(Path::new("-")))?,
     };
-    let tokenizer = tokenizer(args.model.as_deref())?;
+    let no_tokenizer = || Error::usage("random weights have no tokenizer; choose a real model");
+    if args.model.as_deref().is_some_and(|m| m.starts_with("synth:")) {
+        return Err(no_tokenizer().into());
+    }
+    let tokenizer = open::open(args.model.as_deref())?.tokenizer()?.ok_or_else(no_tokenizer)?;
     let special = !args.no_special;
     let ids = tokenizer.encode(&text, special, special)?;
     if args.json {
@@ -55,19 +56,4 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
     output::print(&lines)
-}
-
-/// The tokenizer of a model, without its weights.
-fn tokenizer(model: Option<&str>) -> tandem::Result<Tokenizer> {
-    match model_source::resolve(model)?.source {
-        ModelSource::Path(folder) if folder.is_dir() => {
-            let config = folder.join("tokenizer_config.json");
-            let config = config.exists().then(|| prompt::read_file(&config)).transpose()?;
-            Tokenizer::from_json_file(&folder.join("tokenizer.json"), config.as_deref())
-        }
-        ModelSource::Path(file) => Tokenizer::from_gguf(&Gguf::open(&file)?.metadata),
-        ModelSource::Synth(name) => {
-            Err(Error::usage(format!("synth:{name}: random weights have no tokenizer; choose a real model")))
-        }
-    }
 }
