@@ -10,6 +10,7 @@ use crate::cache::{BlockTable, LayerKv, PagePool, SeqRows};
 use crate::device::host::Pool;
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
+use crate::reference::dequant::dequantise_row;
 use crate::simd::attention::{AttnPlan, AttnShape};
 use crate::simd::linear::{Acts, Mode, Out, linear};
 use crate::simd::{Isa, Kernels, RopeTable};
@@ -109,8 +110,8 @@ impl Forward {
         };
         let (rope, rope_local, pairing) = match &spec.position {
             Position::Rope(r) => {
-                let cache = |local| RopeCache::new(RopeTable::new(r, local));
-                (Some(cache(false)), r.local_theta.map(|_| cache(true)), r.pairing)
+                let local = RopeTable::local(r)?.map(RopeCache::new);
+                (Some(RopeCache::new(RopeTable::new(r)?)), local, r.pairing)
             }
             Position::Learned { .. } => (None, None, RopePairing::Half),
         };
@@ -197,11 +198,14 @@ impl Forward {
         each_row(pool, tokens.len(), d, &|r| {
             // SAFETY: one call per row.
             let out = unsafe { hidden.row(r) };
-            (k.embed_row)(m.embed.dtype, m.embed.row(tokens[r] as usize), spec.embed_scale, out);
+            dequantise_row(m.embed.dtype, m.embed.row(tokens[r] as usize), out);
+            if spec.embed_scale != 1.0 {
+                k.scale(out, spec.embed_scale);
+            }
             if let (Some(table), Position::Learned { offset }) = (&m.positions, &spec.position) {
                 let mut position = vec![0f32; d];
-                (k.embed_row)(table.dtype, table.row(positions[r] + offset), 1.0, &mut position);
-                (k.add)(out, &position);
+                dequantise_row(table.dtype, table.row(positions[r] + offset), &mut position);
+                k.add(out, &position);
             }
         });
     }
@@ -218,14 +222,14 @@ impl Forward {
             let delta = add.then(|| &delta[r * d..(r + 1) * d]);
             match spec.norm {
                 Norm::Rms { eps } => match delta {
-                    Some(delta) => (k.add_rms_norm)(h, delta, &w.w, eps, o),
-                    None => (k.rms_norm)(h, &w.w, eps, o),
+                    Some(delta) => k.add_rms_norm(h, delta, &w.w, eps, o),
+                    None => k.rms_norm(h, &w.w, eps, o),
                 },
                 Norm::Layer { eps } => {
                     if let Some(delta) = delta {
-                        (k.add)(h, delta);
+                        k.add(h, delta);
                     }
-                    (k.layer_norm)(h, &w.w, w.b.as_deref(), eps, o);
+                    k.layer_norm(h, &w.w, w.b.as_deref().expect("checked when prepared"), eps, o);
                 }
             }
         });
@@ -240,7 +244,7 @@ impl Forward {
         each_row(pool, rows, d, &|r| {
             // SAFETY: one call per row.
             let row = unsafe { delta.row(r) };
-            (k.rms_norm_inplace)(row, w, eps);
+            k.rms_norm_heads(row, w, eps);
         });
     }
 
@@ -285,15 +289,15 @@ impl Forward {
             // SAFETY: one call per row.
             let (q, k) = unsafe { (qs.row(r), ks.row(r)) };
             if let Some(w) = &layer.q_norm {
-                q.chunks_exact_mut(hd).for_each(|h| (kernels.rms_norm_inplace)(h, w, eps));
+                kernels.rms_norm_heads(q, w, eps);
             }
             if let Some(w) = &layer.k_norm {
-                k.chunks_exact_mut(hd).for_each(|h| (kernels.rms_norm_inplace)(h, w, eps));
+                kernels.rms_norm_heads(k, w, eps);
             }
             if let Some(rope) = rope {
                 let (cos, sin) = rope.at(positions[r]);
-                (kernels.rope_heads)(q, hd, cos, sin, pairing);
-                (kernels.rope_heads)(k, hd, cos, sin, pairing);
+                kernels.rope_heads(q, spec.n_heads, hd, cos, sin, pairing);
+                kernels.rope_heads(k, spec.n_kv_heads, hd, cos, sin, pairing);
             }
             // SAFETY: block tables never share pages, and each (sequence, position) is one row.
             unsafe { kv.append(seq_of(r).pages, positions[r], k, &v[r * kvd..(r + 1) * kvd]) };
@@ -325,11 +329,11 @@ impl Forward {
             let out = unsafe { out.row(r) };
             let at = r * ff..(r + 1) * ff;
             match spec.ffn {
-                Ffn::SwiGlu => (k.silu_mul)(&gate[at.clone()], &up[at], out),
-                Ffn::GeGlu => (k.gelu_tanh_mul)(&gate[at.clone()], &up[at], out),
+                Ffn::SwiGlu => k.silu_mul(&gate[at.clone()], &up[at], out),
+                Ffn::GeGlu => k.gelu_tanh_mul(&gate[at.clone()], &up[at], out),
                 Ffn::Relu => {
                     out.copy_from_slice(&up[at]);
-                    (k.relu)(out);
+                    k.relu(out);
                 }
             }
         });
@@ -363,7 +367,7 @@ impl Forward {
         let logits = sized(&mut self.logits, n * v);
         linear(pool, self.mode, &mut self.acts, &mut [Out { w: &m.head, out: logits, ldo: v }]);
         if let Some(cap) = m.spec.logit_softcap {
-            (self.kernels.softcap)(logits, cap);
+            self.kernels.softcap(logits, cap);
         }
         self.n_logits = n * v;
     }

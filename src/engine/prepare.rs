@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::device::host::Pool;
-use crate::model::spec::Position;
+use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::reference::dequant::dequantise_row;
 use crate::simd::Isa;
@@ -78,7 +78,11 @@ impl Prepared {
         let norm = |name: &str| -> Result<NormWeight> {
             let w = floats(weights, &format!("{name}.weight"), d)?
                 .ok_or_else(|| Error::format(format!("{name}.weight"), "missing from the model"))?;
-            Ok(NormWeight { w, b: floats(weights, &format!("{name}.bias"), d)? })
+            let b = floats(weights, &format!("{name}.bias"), d)?;
+            if b.is_none() && matches!(spec.norm, Norm::Layer { .. }) {
+                return Err(Error::format(format!("{name}.bias"), "missing from the model"));
+            }
+            Ok(NormWeight { w, b })
         };
         let layers = (0..spec.n_layers)
             .map(|i| {

@@ -12,7 +12,7 @@ pub(super) struct RopeCache {
 
 impl RopeCache {
     pub fn new(table: RopeTable) -> RopeCache {
-        let half = table.half();
+        let half = table.pairs();
         RopeCache { table, half, cos: Vec::new(), sin: Vec::new() }
     }
 

@@ -1,167 +1,264 @@
-//! temporary table
+//! The dispatch table: one readable list of kernels per tier.
+//!
+//! A tier inherits the table below it and replaces what it does better. An operation is dispatched
+//! once, through a method that asserts the shapes; the fields themselves are private, so a kernel runs
+//! only after its CPU features and its shapes were checked.
+
 use super::Isa;
-use crate::model::spec::{Rope, RopePairing, RopeScaling};
-use crate::tensor::DType;
-/// t
+use crate::model::spec::RopePairing;
+use crate::reference;
+
+/// The kernels of one tier for small operations: everything but linear layers and attention.
+///
+/// Activations are `f32`. All kernels are deterministic: the same row gives the same bits, whatever
+/// thread or batch it runs in.
+#[derive(Clone, Copy)]
 pub struct Kernels {
-    /// t
+    /// Name of the tier.
     pub name: &'static str,
-    pub rms_norm: fn(&[f32], &[f32], f32, &mut [f32]),
-    pub rms_norm_inplace: fn(&mut [f32], &[f32], f32),
-    pub add_rms_norm: fn(&mut [f32], &[f32], &[f32], f32, &mut [f32]),
-    pub layer_norm: fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]),
-    pub add: fn(&mut [f32], &[f32]),
-    pub rope_heads: fn(&mut [f32], usize, &[f32], &[f32], RopePairing),
-    pub silu_mul: fn(&[f32], &[f32], &mut [f32]),
-    pub gelu_tanh_mul: fn(&[f32], &[f32], &mut [f32]),
-    pub relu: fn(&mut [f32]),
-    pub embed_row: fn(DType, &[u8], f32, &mut [f32]),
-    pub softcap: fn(&mut [f32], f32),
+    /// The tier.
+    pub isa: Isa,
+    pub(super) rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    pub(super) rms_norm_heads: unsafe fn(&mut [f32], &[f32], f32),
+    pub(super) add_rms_norm: unsafe fn(&mut [f32], &[f32], &[f32], f32, &mut [f32]),
+    pub(super) layer_norm: unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
+    pub(super) add: unsafe fn(&mut [f32], &[f32]),
+    pub(super) scale: unsafe fn(&mut [f32], f32),
+    pub(super) rope_heads: unsafe fn(&mut [f32], usize, &[f32], &[f32], RopePairing),
+    pub(super) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub(super) silu_mul_inplace: unsafe fn(&mut [f32], &[f32]),
+    pub(super) gelu_tanh_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub(super) gelu_tanh_mul_inplace: unsafe fn(&mut [f32], &[f32]),
+    pub(super) relu: unsafe fn(&mut [f32]),
+    pub(super) softcap: unsafe fn(&mut [f32], f32),
+    pub(super) softmax: unsafe fn(&mut [f32]),
+    pub(super) max_and_logsumexp: unsafe fn(&[f32]) -> (f32, f64),
+    pub(super) argmax: unsafe fn(&[f32]) -> usize,
+    pub(super) f32_to_bf16: unsafe fn(&[f32], &mut [u16]),
+    pub(super) f32_to_f16: unsafe fn(&[f32], &mut [u16]),
+    pub(super) bf16_to_f32: unsafe fn(&[u16], &mut [f32]),
+    pub(super) f16_to_f32: unsafe fn(&[u16], &mut [f32]),
 }
-fn rms(x: &[f32], eps: f32) -> f32 {
-    let mut s = [0f32; 16];
-    for c in x.chunks(16) {
-        for (s, v) in s.iter_mut().zip(c) {
-            *s += v * v;
-        }
-    }
-    1.0 / (s.iter().sum::<f32>() / x.len() as f32 + eps).sqrt()
+
+/// Safe scalar Rust.
+static REFERENCE: Kernels = Kernels {
+    name: "reference",
+    isa: Isa::Reference,
+    rms_norm: reference::norm::rms_norm,
+    rms_norm_heads: reference::norm::rms_norm_heads,
+    add_rms_norm: reference::norm::add_rms_norm,
+    layer_norm: reference::norm::layer_norm,
+    add: reference::activation::add,
+    scale: reference::activation::scale,
+    rope_heads: reference::rope::rope_heads,
+    silu_mul: reference::activation::silu_mul,
+    silu_mul_inplace: reference::activation::silu_mul_inplace,
+    gelu_tanh_mul: reference::activation::gelu_tanh_mul,
+    gelu_tanh_mul_inplace: reference::activation::gelu_tanh_mul_inplace,
+    relu: reference::activation::relu,
+    softcap: reference::activation::softcap,
+    softmax: reference::softmax::softmax,
+    max_and_logsumexp: reference::softmax::max_and_logsumexp,
+    argmax: reference::reduce::argmax,
+    f32_to_bf16: reference::convert::f32_to_bf16,
+    f32_to_f16: reference::convert::f32_to_f16,
+    bf16_to_f32: reference::convert::bf16_to_f32,
+    f16_to_f32: reference::convert::f16_to_f32,
+};
+
+/// Two lengths that must be equal, or a panic that names both.
+#[track_caller]
+fn same(op: &str, a: (&str, usize), b: (&str, usize)) {
+    assert!(a.1 == b.1, "{op}: {} has {} elements, {} has {}", a.0, a.1, b.0, b.1);
 }
-fn rms_norm(x: &[f32], w: &[f32], eps: f32, o: &mut [f32]) {
-    let r = rms(x, eps);
-    for ((o, x), w) in o.iter_mut().zip(x).zip(w) {
-        *o = x * r * w;
-    }
+
+/// Calls a kernel of the table.
+macro_rules! call {
+    ($self:ident . $op:ident ( $($arg:expr),* )) => {
+        // SAFETY: `Kernels` values come from `for_isa` alone, which checked that this CPU has the tier's
+        // features; that is all that a kernel asks for (its slices carry their own lengths).
+        unsafe { ($self.$op)($($arg),*) }
+    };
 }
-fn rms_norm_inplace(x: &mut [f32], w: &[f32], eps: f32) {
-    let r = rms(x, eps);
-    for (x, w) in x.iter_mut().zip(w) {
-        *x *= r * w;
-    }
-}
-fn add(x: &mut [f32], d: &[f32]) {
-    for (x, d) in x.iter_mut().zip(d) {
-        *x += d;
-    }
-}
-fn add_rms_norm(x: &mut [f32], d: &[f32], w: &[f32], eps: f32, o: &mut [f32]) {
-    add(x, d);
-    rms_norm(x, w, eps, o);
-}
-fn layer_norm(x: &[f32], w: &[f32], b: Option<&[f32]>, eps: f32, o: &mut [f32]) {
-    let n = x.len() as f32;
-    let mean = x.iter().sum::<f32>() / n;
-    let var = x.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / n;
-    let r = 1.0 / (var + eps).sqrt();
-    for i in 0..x.len() {
-        o[i] = (x[i] - mean) * r * w[i] + b.map_or(0.0, |b| b[i]);
-    }
-}
-fn rope_heads(x: &mut [f32], hd: usize, cos: &[f32], sin: &[f32], p: RopePairing) {
-    let h = cos.len();
-    for x in x.chunks_exact_mut(hd) {
-        for i in 0..h {
-            let (a, b) = if p == RopePairing::Half { (i, i + h) } else { (2 * i, 2 * i + 1) };
-            let (u, v) = (x[a], x[b]);
-            x[a] = u * cos[i] - v * sin[i];
-            x[b] = u * sin[i] + v * cos[i];
-        }
-    }
-}
-fn silu_mul(g: &[f32], u: &[f32], o: &mut [f32]) {
-    for i in 0..o.len() {
-        o[i] = g[i] / (1.0 + (-g[i]).exp()) * u[i];
-    }
-}
-fn gelu_tanh_mul(g: &[f32], u: &[f32], o: &mut [f32]) {
-    for i in 0..o.len() {
-        let x = g[i];
-        o[i] = 0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh()) * u[i];
-    }
-}
-fn relu(x: &mut [f32]) {
-    for x in x {
-        *x = x.max(0.0);
-    }
-}
-fn embed_row(d: DType, r: &[u8], s: f32, o: &mut [f32]) {
-    crate::reference::dequant::dequantise_row(d, r, o);
-    if s != 1.0 {
-        for o in o {
-            *o *= s;
-        }
-    }
-}
-fn softcap(x: &mut [f32], c: f32) {
-    for x in x {
-        *x = c * (*x / c).tanh();
-    }
-}
+
 impl Kernels {
-    pub fn for_isa(_: Isa) -> &'static Kernels {
-        &Kernels {
-            name: "tmp",
-            rms_norm,
-            rms_norm_inplace,
-            add_rms_norm,
-            layer_norm,
-            add,
-            rope_heads,
-            silu_mul,
-            gelu_tanh_mul,
-            relu,
-            embed_row,
-            softcap,
+    /// The table of a tier.
+    ///
+    /// # Panics
+    /// If this CPU cannot run it: choose among [`Isa::supported`], or use [`Isa::selected`].
+    pub fn for_isa(isa: Isa) -> &'static Kernels {
+        if let Some(why) = isa.missing() {
+            panic!("kernels of tier {isa} on a CPU that cannot run them: {why}");
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            use super::{Caps, avx2, avx512};
+            match isa {
+                Isa::Reference => &REFERENCE,
+                Isa::Avx2 => &avx2::KERNELS,
+                Isa::Avx512 if Caps::get().avx512_bf16 => &avx512::KERNELS_BF16,
+                Isa::Avx512 => &avx512::KERNELS,
+                Isa::Amx if Caps::get().avx512_bf16 => &avx512::KERNELS_AMX_BF16,
+                Isa::Amx => &avx512::KERNELS_AMX,
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        &REFERENCE
+    }
+
+    /// `out = x·w / √(mean(x²) + eps)`, one row.
+    pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+        same("rms_norm", ("x", x.len()), ("w", w.len()));
+        same("rms_norm", ("x", x.len()), ("out", out.len()));
+        call!(self.rms_norm(x, w, eps, out))
+    }
+
+    /// RMS norm in place of each run of `w.len()` elements of `x`: heads of queries or keys, or one row.
+    pub fn rms_norm_heads(&self, x: &mut [f32], w: &[f32], eps: f32) {
+        assert!(
+            x.is_empty() || (!w.is_empty() && x.len() % w.len() == 0),
+            "rms_norm_heads: {} elements are no multiple of the weight's {}",
+            x.len(),
+            w.len()
+        );
+        call!(self.rms_norm_heads(x, w, eps))
+    }
+
+    /// Adds `delta` to the residual `x`, then `out = rms_norm(x)`.
+    pub fn add_rms_norm(&self, x: &mut [f32], delta: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+        same("add_rms_norm", ("x", x.len()), ("delta", delta.len()));
+        same("add_rms_norm", ("x", x.len()), ("w", w.len()));
+        same("add_rms_norm", ("x", x.len()), ("out", out.len()));
+        call!(self.add_rms_norm(x, delta, w, eps, out))
+    }
+
+    /// `out = (x - mean)·w / √(var + eps) + b`, one row.
+    pub fn layer_norm(&self, x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+        same("layer_norm", ("x", x.len()), ("w", w.len()));
+        same("layer_norm", ("x", x.len()), ("b", b.len()));
+        same("layer_norm", ("x", x.len()), ("out", out.len()));
+        call!(self.layer_norm(x, w, b, eps, out))
+    }
+
+    /// `x += delta`: residuals and biases.
+    pub fn add(&self, x: &mut [f32], delta: &[f32]) {
+        same("add", ("x", x.len()), ("delta", delta.len()));
+        call!(self.add(x, delta))
+    }
+
+    /// `x *= factor`.
+    pub fn scale(&self, x: &mut [f32], factor: f32) {
+        call!(self.scale(x, factor))
+    }
+
+    /// Rotates the first `2·cos.len()` elements of one head; the rest is left alone.
+    pub fn rope(&self, head: &mut [f32], cos: &[f32], sin: &[f32], pairing: RopePairing) {
+        let head_dim = head.len();
+        self.rope_heads(head, 1, head_dim, cos, sin, pairing);
+    }
+
+    /// [`Kernels::rope`] of `n_heads` consecutive heads, all at the same position.
+    pub fn rope_heads(
+        &self,
+        x: &mut [f32],
+        n_heads: usize,
+        head_dim: usize,
+        cos: &[f32],
+        sin: &[f32],
+        pairing: RopePairing,
+    ) {
+        same("rope", ("x", x.len()), ("n_heads x head_dim", n_heads * head_dim));
+        same("rope", ("cos", cos.len()), ("sin", sin.len()));
+        assert!(
+            x.is_empty() || 2 * cos.len() <= head_dim,
+            "rope: {} pairs in heads of {head_dim} elements",
+            cos.len()
+        );
+        if !x.is_empty() {
+            call!(self.rope_heads(x, head_dim, cos, sin, pairing))
         }
     }
-}
-pub struct RopeTable {
-    inv: Vec<f64>,
-}
-impl RopeTable {
-    pub fn new(r: &Rope, local: bool) -> RopeTable {
-        let h = r.dim / 2;
-        let theta = if local { r.local_theta.unwrap_or(r.theta) } else { r.theta } as f64;
-        let inv = (0..h)
-            .map(|i| {
-                let f = theta.powf(-2.0 * i as f64 / r.dim as f64);
-                if local {
-                    return f;
-                }
-                match &r.scaling {
-                    RopeScaling::None => f,
-                    RopeScaling::Linear { factor } => f / *factor as f64,
-                    RopeScaling::Factors(d) => f / d[i] as f64,
-                    RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                        let wave = 2.0 * std::f64::consts::PI / f;
-                        let (lo, hi, o, fac) = (
-                            *low_freq_factor as f64,
-                            *high_freq_factor as f64,
-                            *original_context as f64,
-                            *factor as f64,
-                        );
-                        if wave < o / hi {
-                            f
-                        } else if wave > o / lo {
-                            f / fac
-                        } else {
-                            let s = (o / wave - lo) / (hi - lo);
-                            (1.0 - s) * f / fac + s * f
-                        }
-                    }
-                }
-            })
-            .collect();
-        RopeTable { inv }
+
+    /// `out = silu(gate)·up`.
+    pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        same("silu_mul", ("gate", gate.len()), ("up", up.len()));
+        same("silu_mul", ("gate", gate.len()), ("out", out.len()));
+        call!(self.silu_mul(gate, up, out))
     }
-    pub fn half(&self) -> usize {
-        self.inv.len()
+
+    /// `gate = silu(gate)·up`.
+    pub fn silu_mul_inplace(&self, gate: &mut [f32], up: &[f32]) {
+        same("silu_mul_inplace", ("gate", gate.len()), ("up", up.len()));
+        call!(self.silu_mul_inplace(gate, up))
     }
-    pub fn cos_sin(&self, p: usize, c: &mut [f32], s: &mut [f32]) {
-        for i in 0..self.inv.len() {
-            let (si, co) = (p as f64 * self.inv[i]).sin_cos();
-            c[i] = co as f32;
-            s[i] = si as f32;
-        }
+
+    /// `out = gelu(gate)·up`, tanh approximation.
+    pub fn gelu_tanh_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        same("gelu_tanh_mul", ("gate", gate.len()), ("up", up.len()));
+        same("gelu_tanh_mul", ("gate", gate.len()), ("out", out.len()));
+        call!(self.gelu_tanh_mul(gate, up, out))
+    }
+
+    /// `gate = gelu(gate)·up`, tanh approximation.
+    pub fn gelu_tanh_mul_inplace(&self, gate: &mut [f32], up: &[f32]) {
+        same("gelu_tanh_mul_inplace", ("gate", gate.len()), ("up", up.len()));
+        call!(self.gelu_tanh_mul_inplace(gate, up))
+    }
+
+    /// `x = max(x, 0)`.
+    pub fn relu(&self, x: &mut [f32]) {
+        call!(self.relu(x))
+    }
+
+    /// `x = cap·tanh(x / cap)`; `cap` is positive.
+    pub fn softcap(&self, x: &mut [f32], cap: f32) {
+        assert!(cap > 0.0, "softcap: cap {cap} is not positive");
+        call!(self.softcap(x, cap))
+    }
+
+    /// Softmax in place. A fully masked row (all -inf) becomes zeros.
+    pub fn softmax(&self, x: &mut [f32]) {
+        call!(self.softmax(x))
+    }
+
+    /// max x (NaN ignored; -inf if there is nothing else) and log Σ e^x (NaN if any x is).
+    pub fn max_and_logsumexp(&self, x: &[f32]) -> (f32, f64) {
+        call!(self.max_and_logsumexp(x))
+    }
+
+    /// The lowest index of the greatest element. NaN never wins, unless there is nothing else: then 0.
+    pub fn argmax(&self, x: &[f32]) -> usize {
+        call!(self.argmax(x))
+    }
+
+    /// Rounds to bfloat16, ties to even; NaN stays NaN. Where the CPU has AVX512_BF16 its instruction is
+    /// used, which takes subnormal inputs (below 1.2e-38) for zero; elsewhere they are kept.
+    pub fn f32_to_bf16(&self, x: &[f32], out: &mut [u16]) {
+        same("f32_to_bf16", ("x", x.len()), ("out", out.len()));
+        call!(self.f32_to_bf16(x, out))
+    }
+
+    /// Rounds to IEEE half, ties to even; beyond 65 504 + half an ulp it is infinity, NaN stays NaN.
+    pub fn f32_to_f16(&self, x: &[f32], out: &mut [u16]) {
+        same("f32_to_f16", ("x", x.len()), ("out", out.len()));
+        call!(self.f32_to_f16(x, out))
+    }
+
+    /// Widens bfloat16.
+    pub fn bf16_to_f32(&self, x: &[u16], out: &mut [f32]) {
+        same("bf16_to_f32", ("x", x.len()), ("out", out.len()));
+        call!(self.bf16_to_f32(x, out))
+    }
+
+    /// Widens IEEE half.
+    pub fn f16_to_f32(&self, x: &[u16], out: &mut [f32]) {
+        same("f16_to_f32", ("x", x.len()), ("out", out.len()));
+        call!(self.f16_to_f32(x, out))
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kernels({})", self.name)
     }
 }
