@@ -40,7 +40,7 @@ impl ModelSpec {
                 return Err(Error::format(what, format!("{n} is outside 1..={most}; is the file damaged?")));
             }
         }
-        if self.n_heads % self.n_kv_heads != 0 {
+        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             return Err(Error::format(
                 "head count",
                 format!("{} query heads cannot share {} KV heads evenly", self.n_heads, self.n_kv_heads),
@@ -53,13 +53,11 @@ impl ModelSpec {
         if let Some(cap) = self.logit_softcap {
             positive("logit soft-cap", cap)?;
         }
-        if let Some(w) = &self.window {
-            if w.size == 0 || w.layers.len() != self.n_layers {
-                return Err(Error::format(
-                    "sliding window",
-                    format!("{} tokens, listed for {} of {} layers", w.size, w.layers.len(), self.n_layers),
-                ));
-            }
+        if let Some(w) = self.window.as_ref().filter(|w| w.size == 0 || w.layers.len() != self.n_layers) {
+            return Err(Error::format(
+                "sliding window",
+                format!("{} tokens, listed for {} of {} layers", w.size, w.layers.len(), self.n_layers),
+            ));
         }
         match &self.position {
             Position::Learned { offset } if *offset > 1 << 16 => {

@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value as Json;
-
 use super::arch::{self, GgufConfig};
 use super::formats::gguf::{Gguf, Metadata, Value};
 use super::formats::{hf, in_file};
@@ -41,8 +39,8 @@ pub enum TextSource {
     TokenizerJson {
         /// The file. It exists.
         path: PathBuf,
-        /// The contents of `tokenizer_config.json` (bos, eos, add_bos...), if there is one.
-        config: Option<Json>,
+        /// The text of `tokenizer_config.json` (bos, eos, add_bos...), if there is one. It is valid JSON.
+        config: Option<String>,
     },
     /// Random weights have no text.
     None,

@@ -15,6 +15,6 @@ mod weights;
 
 pub use check::{validate, wanted_tensors};
 pub use describe::{Description, describe};
-pub use load::{LoadedModel, SamplingDefaults, TextSource, load};
+pub use load::{LoadedModel, SamplingDefaults, TextSource, from_gguf, load};
 pub use spec::ModelSpec;
 pub use weights::Weights;

@@ -71,7 +71,7 @@ impl DType {
 
     /// Bytes of a row of `k` elements; `None` if `k` is no multiple of the block or overflows.
     pub fn row_bytes(self, k: usize) -> Option<usize> {
-        if k % self.block_len() != 0 {
+        if !k.is_multiple_of(self.block_len()) {
             return None;
         }
         (k / self.block_len()).checked_mul(self.block_bytes())

@@ -112,7 +112,7 @@ impl GgufConfig<'_> {
         let v = self.opt_size("attention.value_length")?;
         let head_dim = match k {
             Some(k) => k,
-            None if heads > 0 && d_model % heads == 0 => d_model / heads,
+            None if heads > 0 && d_model.is_multiple_of(heads) => d_model / heads,
             None => {
                 return Err(Error::format(
                     self.full("attention.head_count"),
@@ -256,7 +256,7 @@ impl<'a> HfConfig<'a> {
     pub fn head_dim(&self, d_model: usize, heads: usize) -> Result<usize> {
         match self.opt_size("head_dim")? {
             Some(n) => Ok(n),
-            None if heads > 0 && d_model % heads == 0 => Ok(d_model / heads),
+            None if heads > 0 && d_model.is_multiple_of(heads) => Ok(d_model / heads),
             None => Err(Error::format(
                 "config.json: num_attention_heads",
                 format!("{heads} heads do not divide hidden_size {d_model}"),

@@ -39,7 +39,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     let tokenizer_config = json(&dir.join("tokenizer_config.json"))?;
     let path = dir.join("tokenizer.json");
     let text = if path.is_file() {
-        TextSource::TokenizerJson { path, config: tokenizer_config.clone() }
+        TextSource::TokenizerJson { path, config: tokenizer_config.as_ref().map(Json::to_string) }
     } else {
         TextSource::None
     };
@@ -78,10 +78,10 @@ pub fn spec_of(config: &Json) -> Result<(&'static Family, ModelSpec)> {
     }
     let mut spec = (family.from_hf)(&HfConfig::new(config))?;
     // Multimodal files say it outside the text part, where it wins.
-    if config.get("text_config").is_some() {
-        if let Some(tied) = config.get("tie_word_embeddings").and_then(Json::as_bool) {
-            spec.tied_head = tied;
-        }
+    if let (Some(_), Some(tied)) =
+        (config.get("text_config"), config.get("tie_word_embeddings").and_then(Json::as_bool))
+    {
+        spec.tied_head = tied;
     }
     Ok((family, spec))
 }

@@ -105,8 +105,11 @@ pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, 
         };
         // The format pads headers so that this never happens in files written by its own tools. Ranges do not
         // overlap, so the copies together are no longer than the file.
-        let data =
-            if data.as_ptr() as usize % dtype.block_bytes() == 0 { data } else { Bytes::copy_of(&data) };
+        let data = if (data.as_ptr() as usize).is_multiple_of(dtype.block_bytes()) {
+            data
+        } else {
+            Bytes::copy_of(&data)
+        };
         let t = Tensor::new(dtype, info.shape, data).map_err(|e| match e {
             Error::Format { problem, .. } => Error::format(name.as_str(), problem),
             other => other,

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Fuzzes one target on stable Rust: fuzz/run.sh TARGET [libFuzzer options], e.g. fuzz/run.sh gguf -max_total_time=60
+# The flags are those that `cargo fuzz` passes with `--sanitizer none`; only its sanitizers need nightly.
+set -eu
+cd "$(dirname "$0")"
+target=${1:?usage: fuzz/run.sh TARGET [libFuzzer options]}
+shift
+host=$(rustc -vV | sed -n 's/^host: //p')
+cargo run --quiet --bin seeds
+RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1" \
+    cargo build --quiet --release --target "$host" --bin "$target"
+mkdir -p "corpus/$target" "artifacts/$target"
+exec "target/$host/release/$target" -rss_limit_mb=2048 -artifact_prefix="artifacts/$target/" "$@" "corpus/$target"

@@ -1,0 +1,277 @@
+//! The same model through every format; folders that are damaged in every way we know.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+use tandem::model::formats::gguf::Gguf;
+use tandem::model::spec::{Position, RopePairing, RopeScaling};
+use tandem::model::{LoadedModel, export, load, validate};
+use tandem::reference::dequant::dequantise;
+use tandem::tensor::{Bytes, DType};
+
+fn synth(what: &str) -> LoadedModel {
+    load(&format!("synth:{what}")).unwrap()
+}
+
+fn open(dir: &Path) -> Result<LoadedModel, String> {
+    load(dir.to_str().unwrap()).map_err(|e| e.to_string())
+}
+
+/// Equal but for the rounding of norms that went through w - 1 and back.
+fn assert_same_weights(a: &LoadedModel, b: &LoadedModel) {
+    let names = |m: &LoadedModel| m.weights.iter().map(|(n, _)| n.to_owned()).collect::<Vec<_>>();
+    assert_eq!(names(a), names(b));
+    for (name, x) in a.weights.iter() {
+        let y = b.weights.get(name).unwrap();
+        assert_eq!(x.shape, y.shape, "{name}");
+        let norm_rounding = if name.ends_with("_norm.weight") { f32::EPSILON } else { 0.0 };
+        for (i, (x, y)) in dequantise(x).iter().zip(dequantise(y)).enumerate() {
+            assert!((x - y).abs() <= norm_rounding, "{name} element {i}: {x} became {y}");
+        }
+    }
+}
+
+#[test]
+fn every_family_survives_a_hugging_face_folder() {
+    for name in ["llama", "llama3", "llama-80", "mistral", "qwen2", "qwen3", "gemma3", "opt"] {
+        for (dtype, shards) in [(DType::F32, 1), (DType::BF16, 3)] {
+            let m = synth(&format!("tiny-{name},dtype={dtype}"));
+            let dir = tempfile::tempdir().unwrap();
+            export::to_hf_folder(&m, dir.path(), dtype, shards).unwrap();
+            let back = open(dir.path()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(back.spec, m.spec, "{name}");
+            if dtype == DType::F32 {
+                assert_same_weights(&m, &back);
+            } else {
+                let t = |m: &LoadedModel| m.weights.get("blk.1.ffn_down.weight").unwrap().data.to_vec();
+                assert_eq!(t(&m), t(&back), "{name}: bf16 goes through unchanged");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_family_survives_gguf() {
+    for name in ["llama", "llama-80", "qwen2", "qwen3", "gemma3"] {
+        let m = synth(&format!("tiny-{name},dtype=q4_k"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        fs::write(&path, export::to_gguf(&m).unwrap()).unwrap();
+        let back = load(path.to_str().unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut spec = back.spec.clone();
+        if let Position::Rope(r) = &mut spec.position {
+            assert_eq!(r.pairing == RopePairing::Interleaved, name.starts_with("llama"), "{name}");
+            r.pairing = RopePairing::Half;
+        }
+        assert_eq!(spec, m.spec, "{name}");
+        // And from there to a folder: what was permuted is put right again.
+        let folder = dir.path().join("hf");
+        export::to_hf_folder(&back, &folder, DType::F32, 1).unwrap();
+        assert_same_weights(&m, &open(&folder).unwrap());
+    }
+}
+
+#[test]
+fn interleaved_rows_are_where_the_format_puts_them() {
+    // Head of 64: row 1 of the permuted matrix is row 32 of the original, row 2 is row 1.
+    let m = synth("tiny-llama,dtype=f32");
+    let g = Gguf::parse(Bytes::copy_of(&export::to_gguf(&m).unwrap())).unwrap();
+    let (_, t) = g.tensors.iter().find(|(n, _)| n == "blk.0.attn_q.weight").unwrap();
+    let original = m.weights.get("blk.0.attn_q.weight").unwrap();
+    for (to, from) in [(0, 0), (1, 32), (2, 1), (3, 33), (63, 63), (64, 64), (65, 96)] {
+        assert_eq!(t.row(to), original.row(from), "row {to}");
+    }
+}
+
+#[test]
+fn rope_factors_come_from_the_file() {
+    let mut m = synth("tiny-llama,dtype=q8_0");
+    let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32).collect();
+    let Position::Rope(r) = &mut m.spec.position else { unreachable!() };
+    r.scaling = RopeScaling::Factors(factors.clone());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    fs::write(&path, export::to_gguf(&m).unwrap()).unwrap();
+    let back = load(path.to_str().unwrap()).unwrap();
+    let Position::Rope(r) = &back.spec.position else { unreachable!() };
+    assert_eq!(r.scaling, RopeScaling::Factors(factors));
+    assert!(back.weights.get("rope_freqs.weight").is_none(), "it is part of the spec now");
+}
+
+#[test]
+fn the_text_side_of_a_folder() {
+    let m = synth("tiny-llama");
+    let dir = tempfile::tempdir().unwrap();
+    let d = dir.path();
+    export::to_hf_folder(&m, d, DType::BF16, 1).unwrap();
+    let put = |name: &str, v: Json| fs::write(d.join(name), v.to_string()).unwrap();
+    assert!(open(d).unwrap().chat_template.is_none());
+    put(
+        "generation_config.json",
+        json!({"eos_token_id": [2, 7], "temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+    );
+    put(
+        "tokenizer_config.json",
+        json!({"chat_template": [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]}),
+    );
+    let l = open(d).unwrap();
+    assert_eq!((l.eos_ids, l.chat_template.as_deref()), (vec![2, 7], Some("D")));
+    assert_eq!(
+        (l.sampling.temperature, l.sampling.top_k, l.sampling.top_p),
+        (Some(0.6), Some(20), Some(0.95))
+    );
+    fs::write(d.join("chat_template.jinja"), "J").unwrap();
+    assert_eq!(open(d).unwrap().chat_template.as_deref(), Some("J"));
+    fs::write(d.join("tokenizer_config.json"), "{").unwrap();
+    assert!(open(d).unwrap_err().contains("not valid JSON"));
+}
+
+/// A folder made by `make`, with its config.json edited.
+fn complaint(model: &str, edit: impl Fn(&mut Json)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    export::to_hf_folder(&synth(model), dir.path(), DType::BF16, 1).unwrap();
+    let path = dir.path().join("config.json");
+    let mut c: Json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut c);
+    fs::write(&path, c.to_string()).unwrap();
+    open(dir.path()).map(|_| ()).expect_err("accepted")
+}
+
+#[test]
+fn wrong_configurations_get_one_sentence() {
+    let set = |key: &'static str, v: Json| move |c: &mut Json| c[key] = v.clone();
+    for (model, key, value, want) in [
+        ("tiny-llama", "model_type", json!("mamba"), "`mamba`, which is not supported; supported are llama"),
+        ("tiny-llama", "model_type", json!(3), "model_type: missing"),
+        ("tiny-llama", "hidden_size", json!("wide"), "config.json: hidden_size: \"wide\", wanted a size"),
+        ("tiny-llama", "hidden_size", json!(-1), "wanted a size"),
+        ("tiny-llama", "hidden_size", Json::Null, "hidden_size: missing"),
+        ("tiny-llama", "num_attention_heads", json!(0), "head count: 0"),
+        ("tiny-llama", "num_key_value_heads", json!(3), "cannot share 3 KV heads"),
+        ("tiny-llama", "num_hidden_layers", json!(1u64 << 60), "layer count"),
+        ("tiny-llama", "num_hidden_layers", json!(3), "model.layers.2.attn"),
+        (
+            "tiny-llama",
+            "intermediate_size",
+            json!(768),
+            "shape [256, 512], config.json implies [256, 768]; is a shard missing?",
+        ),
+        ("tiny-llama", "rms_norm_eps", json!(0.0), "norm epsilon"),
+        ("tiny-llama", "rope_theta", json!(-5.0), "RoPE base"),
+        ("tiny-llama", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "RoPE scaling `yarn`"),
+        ("tiny-llama", "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor: missing"),
+        ("tiny-llama", "hidden_act", json!("gelu"), "hidden_act is `gelu`"),
+        ("tiny-llama", "quantization_config", json!({"quant_method": "gptq"}), "quantised by `gptq`"),
+        ("tiny-llama", "head_dim", json!(63), "RoPE dimension: 63"),
+        ("tiny-gemma3", "layer_types", json!(["full_attention"]), "1 entries for 7 layers"),
+        ("tiny-gemma3", "attn_logit_softcapping", json!(50.0), "attn_logit_softcapping"),
+        ("tiny-opt", "do_layer_norm_before", json!(false), "OPT-350m"),
+        ("tiny-opt", "word_embed_proj_dim", json!(128), "projected embeddings"),
+    ] {
+        let got = complaint(model, set(key, value.clone()));
+        let want = want.replace("model.layers.2.attn", "model.layers.2.");
+        assert!(got.contains(&want), "{key} = {value}: {got:?} does not say {want:?}");
+        assert!(!got.contains('\n'));
+    }
+}
+
+#[test]
+fn damaged_folders_get_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let d = dir.path();
+    export::to_hf_folder(&synth("tiny-qwen2"), d, DType::BF16, 2).unwrap();
+    let shard = d.join("model-00002-of-00002.safetensors");
+    let bytes = fs::read(&shard).unwrap();
+
+    fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
+    let got = open(d).unwrap_err();
+    assert!(
+        got.starts_with("model-00002-of-00002.safetensors: ") && got.contains("is the download complete?"),
+        "{got}"
+    );
+    fs::write(&shard, b"").unwrap();
+    assert!(open(d).unwrap_err().contains("the file is empty"));
+    fs::remove_file(&shard).unwrap();
+    let got = open(d).unwrap_err();
+    assert!(got.contains("model-00002-of-00002.safetensors: missing: one of 2 shards"), "{got}");
+
+    // An index that forgets a shard: the tensor is named as the folder names it.
+    let index = d.join("model.safetensors.index.json");
+    let mut i: Json = serde_json::from_slice(&fs::read(&index).unwrap()).unwrap();
+    i["weight_map"].as_object_mut().unwrap().retain(|_, f| f == "model-00001-of-00002.safetensors");
+    fs::write(&index, i.to_string()).unwrap();
+    let got = open(d).unwrap_err();
+    assert!(
+        got.contains("missing from the model; is a shard missing?") && got.starts_with("model."),
+        "{got}"
+    );
+    // An index that points elsewhere.
+    fs::write(&index, json!({"weight_map": {"x": "../../etc/passwd"}}).to_string()).unwrap();
+    assert!(open(d).unwrap_err().contains("not a plain file name"));
+    fs::write(&index, "{}").unwrap();
+    assert!(open(d).unwrap_err().contains("no weight_map"));
+    fs::remove_file(&index).unwrap();
+    assert!(open(d).unwrap_err().contains("neither model.safetensors nor"));
+}
+
+#[test]
+fn a_tensor_without_a_place_is_not_ignored() {
+    let mut m = synth("tiny-llama");
+    let norm = m.weights.get("output_norm.weight").unwrap().clone();
+    m.weights.insert("blk.0.attn_q_norm.weight", norm);
+    let got = validate(&m.spec, &m.weights).unwrap_err().to_string();
+    assert!(got.contains("blk.0.attn_q_norm.weight") && got.contains("no place"), "{got}");
+}
+
+fn small_gguf() -> &'static [u8] {
+    static BYTES: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    BYTES.get_or_init(|| export::to_gguf(&synth("tiny-gemma3,dtype=q4_0,layers=1")).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever happens to the header of a model file, loading it refuses or succeeds; it never panics.
+    #[test]
+    fn corrupt_models_never_panic(
+        flips in prop::collection::vec((0usize..3000, any::<u8>()), 0..5),
+        huge in prop::option::of((0usize..3000, prop::sample::select(vec![u64::MAX, 1 << 63, 1 << 40, 1 << 31, 0]))),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut b = small_gguf().to_vec();
+        for (at, v) in flips {
+            b[at] = v;
+        }
+        if let Some((at, v)) = huge {
+            b[at..at + 8].copy_from_slice(&v.to_le_bytes());
+        }
+        if let Some(c) = cut {
+            b.truncate(c.index(b.len()));
+        }
+        let model = Gguf::parse(Bytes::copy_of(&b)).and_then(|g| tandem::model::from_gguf(g, "corrupt.gguf".into()));
+        if let Ok(m) = model {
+            validate(&m.spec, &m.weights).unwrap();
+        }
+    }
+
+    /// Any number or text in any setting of a config.json gives a sound spec or an error.
+    #[test]
+    fn odd_configurations_never_panic(
+        name in prop::sample::select(vec!["tiny-llama3", "tiny-gemma3", "tiny-opt", "tiny-qwen3", "tiny-mistral"]),
+        which in any::<prop::sample::Index>(),
+        value in prop::sample::select(vec![
+            json!(0), json!(1), json!(-1), json!(3), json!(u64::MAX), json!(1u64 << 33), json!(1e308), json!(0.5),
+            json!("x"), json!([]), json!({}), json!(null), json!(true), json!({"rope_type": "llama3", "factor": 0}),
+        ]),
+    ) {
+        let text = fs::read(format!("{}/specs/{name}.json", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let mut c: Json = serde_json::from_slice(&text).unwrap();
+        let keys: Vec<String> = c.as_object().unwrap().keys().cloned().collect();
+        c[which.get(&keys).as_str()] = value;
+        if let Ok((_, spec)) = tandem::model::formats::hf::spec_of(&c) {
+            let _ = spec.check();
+        }
+    }
+}
