@@ -9,14 +9,19 @@
 //! 4. [`cache`] is where keys and values live: pages and block tables.
 //! 5. [`device`] has the thread pool of the host (and, later, accelerators).
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
-//! 7. [`tensor`] has dtypes and the block formats that all of them share.
+//! 7. [`profile`] measures the limits of the machine that the kernels are held against.
+//! 8. [`tensor`] has dtypes and the block formats that all of them share.
+//!
+//! Beside the way: [`hub`] fetches models by name.
 
 pub mod amx;
 pub mod cache;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod hub;
 pub mod model;
+pub mod profile;
 pub mod reference;
 pub mod simd;
 pub mod tensor;

@@ -5,6 +5,21 @@
 //!
 //! * K: `[token/16][head_dim/2][16 tokens][2 dims]`, so a 64-byte line is one pair of dims of 16 tokens;
 //! * V: `[token/2][head_dim][2 tokens]`, so a 64-byte line is 16 dims of a pair of tokens.
+//!
+//! [`PagePool`] owns the memory and the free list, [`BlockTable`] lists the pages of one sequence,
+//! [`LayerKv`] is the view of one layer that kernels read and appends write, and [`SeqRows`] names
+//! the rows of a step that belong to one sequence.
+
+mod layer;
+mod memory;
+mod pool;
+mod rows;
+mod table;
+
+pub use layer::LayerKv;
+pub use pool::{KvGeometry, PagePool};
+pub use rows::SeqRows;
+pub use table::BlockTable;
 
 /// Tokens per page.
 pub const PAGE_TOKENS: usize = 32;
@@ -16,4 +31,17 @@ pub enum KvDType {
     BF16,
     /// IEEE half.
     F16,
+}
+
+impl KvDType {
+    /// Both of them, for tests and benches.
+    pub const ALL: [KvDType; 2] = [KvDType::BF16, KvDType::F16];
+
+    /// `bf16` or `f16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvDType::BF16 => "bf16",
+            KvDType::F16 => "f16",
+        }
+    }
 }

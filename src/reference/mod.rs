@@ -1,2 +1,11 @@
 //! Naive, safe, obviously right: the lowest tier and the oracle of every kernel.
+
+pub mod activation;
+pub mod attention;
+pub mod convert;
 pub mod dequant;
+pub mod linear;
+pub mod norm;
+pub mod reduce;
+pub mod rope;
+pub mod softmax;

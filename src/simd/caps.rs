@@ -40,6 +40,7 @@ impl Isa {
             Isa::Avx2 if !c.avx2 => Some("this CPU reports no avx2, fma and f16c"),
             Isa::Avx512 | Isa::Amx if !c.avx512 => Some("this CPU reports no avx512 f/bw/dq/vl"),
             Isa::Avx512 | Isa::Amx if !c.avx512_vnni => Some("this CPU reports no avx512_vnni"),
+            Isa::Amx if !c.avx512_bf16 => Some("this CPU reports no avx512_bf16"),
             Isa::Amx => c.amx.err(),
             _ => None,
         }

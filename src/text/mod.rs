@@ -1,1 +1,16 @@
 //! Text in, tokens out, and back.
+//!
+//! - [`template`] turns a conversation into one prompt, as the model was trained to see it;
+//! - [`tokenizer`] turns text into token ids, and ids into bytes;
+//! - [`sampler`] picks the next id from the model's logits;
+//! - [`stream`] turns the bytes of successive tokens into text that is safe to print at once.
+
+pub mod sampler;
+pub mod stream;
+pub mod template;
+pub mod tokenizer;
+
+pub use sampler::{Sampler, SamplerParams, logprobs, token_logprob};
+pub use stream::{StreamDecoder, StreamOutput};
+pub use template::{ChatTemplate, Message};
+pub use tokenizer::Tokenizer;

@@ -1,4 +1,6 @@
-//! The pinned thread pool of the host.
+//! The host as a device: its cores and the thread pool over them.
 
+pub mod cpu;
 mod pool;
+
 pub use pool::Pool;

@@ -1,24 +1,298 @@
-//! Skeleton.
+//! A pool of threads that share out the chunks of one job at a time.
+//!
+//! * Chunks are claimed dynamically (one compare-and-swap each), so a core that is busy elsewhere
+//!   takes fewer of them instead of holding everybody up.
+//! * A job ends when its *chunks* are done, not when every thread has shown up: a worker that is
+//!   descheduled while idle delays nobody.
+//! * Workers spin for a short while after a job (the next one of a forward pass comes within
+//!   microseconds), then park.
+//!
+//! Which thread runs a chunk is left to chance; results must not depend on it. Every kernel here
+//! writes disjoint outputs per chunk and reduces in a fixed order, so they do not.
 
-/// Threads that run chunks of a job.
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// How long an idle worker spins before it parks. A forward pass leaves gaps of a few microseconds
+/// between jobs and of some hundred between tokens (sampling, printing).
+const SPIN: std::time::Duration = std::time::Duration::from_micros(300);
+
+/// Spins of the leader between two looks at the clock-free done counter before it yields its core:
+/// only reached when a worker was descheduled in the middle of a chunk.
+const YIELD_AFTER: u32 = 20_000;
+
+/// The job type: `(chunk, worker)`.
+type Job<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    /// High 32 bits: job number. Low 32 bits: chunks not yet claimed.
+    state: Line<AtomicU64>,
+    /// Chunks finished in the current job.
+    done: Line<AtomicUsize>,
+    /// Workers that are parked or about to park.
+    sleepers: Line<AtomicU32>,
+    job: UnsafeCell<Option<(*const Job<'static>, usize)>>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only by the thread inside `Pool::run` (serialised by `Pool::busy`) while no
+// chunk is claimable or in progress, and read only after a successful claim: see `claim`.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointer in `job` is only dereferenced while the job it belongs to is in progress.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    /// Claims a chunk of the current job. The job cannot end, nor its data change, before the claimant
+    /// reports it in `done`.
+    fn claim(&self) -> Option<usize> {
+        let mut s = self.state.0.load(Ordering::Relaxed);
+        loop {
+            let left = s as u32;
+            if left == 0 {
+                return None;
+            }
+            // The job number in the high half makes the exchange fail if the job has changed.
+            match self.state.0.compare_exchange_weak(s, s - 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(left as usize),
+                Err(now) => s = now,
+            }
+        }
+    }
+
+    /// Runs chunks until none is left to claim.
+    fn work(&self, worker: usize) {
+        while let Some(left) = self.claim() {
+            // SAFETY: a chunk is claimed and not yet reported done, so the leader still waits in
+            // `run`: the job is set, unchanging, and the closure it points to is alive.
+            let (job, total) = unsafe { (*self.job.get()).expect("a claimable job is set") };
+            // SAFETY: as above.
+            let job = unsafe { &*job };
+            if let Err(p) = catch_unwind(AssertUnwindSafe(|| job(total - left, worker))) {
+                self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(p);
+            }
+            self.done.0.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// Threads that run jobs together; the thread that calls [`Pool::run`] is worker 0.
 pub struct Pool {
-    threads: usize,
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held by the thread inside `run`.
+    busy: Mutex<()>,
 }
 
 impl Pool {
-    /// A pool of `threads` (the caller is one of them).
+    /// A pool of `threads` workers (at least one), the caller of [`Pool::run`] included, free to move
+    /// between cores.
     pub fn new(threads: usize) -> Pool {
-        Pool { threads }
+        Pool::build(threads, &[])
     }
+
+    /// A pool over the cores that this process may use, each worker pinned to one of them, and the
+    /// calling thread to the first. `threads` defaults to [`super::cpu::allowed`].
+    pub fn pinned(threads: Option<usize>) -> Pool {
+        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        let threads = threads.unwrap_or_else(|| super::cpu::allowed()).max(1);
+        if threads > cores.len() {
+            // More threads than cores: pinning would stack two on one core.
+            return Pool::build(threads, &[]);
+        }
+        core_affinity::set_for_current(cores[0]);
+        Pool::build(threads, &cores[..threads])
+    }
+
+    fn build(threads: usize, cores: &[core_affinity::CoreId]) -> Pool {
+        let shared = Arc::new(Shared {
+            state: Line(AtomicU64::new(0)),
+            done: Line(AtomicUsize::new(0)),
+            sleepers: Line(AtomicU32::new(0)),
+            job: UnsafeCell::new(None),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        let workers = (1..threads.max(1))
+            .map(|w| {
+                let shared = shared.clone();
+                let core = cores.get(w).copied();
+                std::thread::Builder::new()
+                    .name(format!("tandem-{w}"))
+                    .spawn(move || {
+                        if let Some(core) = core {
+                            core_affinity::set_for_current(core);
+                        }
+                        worker_loop(&shared, w)
+                    })
+                    .expect("the system refuses to start a thread")
+            })
+            .collect();
+        Pool { shared, workers, busy: Mutex::new(()) }
+    }
+
     /// How many threads take part.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.workers.len() + 1
     }
-    /// Runs `f(chunk, worker)` for every chunk in 0..chunks, each exactly once, in any order and on
-    /// any worker (0..threads); returns when all are done.
+
+    /// Runs `f(chunk, worker)` for every chunk in `0..chunks`, each exactly once, lower chunks first,
+    /// on any worker in `0..threads()`; returns when all are done. Calls from several threads take
+    /// turns; a call from inside a job deadlocks (jobs do not nest).
+    ///
+    /// # Panics
+    /// If `f` panicked in any chunk, after the others have ended.
     pub fn run(&self, chunks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-        for c in 0..chunks {
-            f(c, 0);
+        if chunks == 0 {
+            return;
         }
+        if self.workers.is_empty() || chunks == 1 {
+            for c in 0..chunks {
+                f(c, 0);
+            }
+            return;
+        }
+        assert!(chunks <= u32::MAX as usize, "{chunks} chunks in one job");
+        let _turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime is erased; `run` does not return before every chunk is done, and
+        // nothing dereferences the pointer without holding an unfinished chunk.
+        let job: *const Job<'static> = unsafe { std::mem::transmute::<*const Job<'_>, _>(f) };
+        // SAFETY: no chunk is claimable (the last job's counter is 0) and none is in progress (the
+        // last `run` waited for them), so nobody reads `job` now; `busy` excludes other leaders.
+        unsafe { *shared.job.get() = Some((job, chunks)) };
+        shared.done.0.store(0, Ordering::Relaxed);
+        let number = (shared.state.0.load(Ordering::Relaxed) >> 32).wrapping_add(1) as u32;
+        // Sequentially consistent with the worker's `sleepers` increment and second look at `state`:
+        // either the worker sees this job, or we see the sleeper.
+        shared.state.0.store(((number as u64) << 32) | chunks as u64, Ordering::SeqCst);
+        if shared.sleepers.0.load(Ordering::SeqCst) > 0 {
+            for w in &self.workers {
+                w.thread().unpark();
+            }
+        }
+        shared.work(0);
+        let mut spins = 0u32;
+        while shared.done.0.load(Ordering::Acquire) < chunks {
+            std::hint::spin_loop();
+            spins += 1;
+            if spins > YIELD_AFTER {
+                std::thread::yield_now();
+            }
+        }
+        let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(p) = panic {
+            resume_unwind(p);
+        }
+    }
+
+    /// [`Pool::run`] when `parallel`, otherwise the same chunks one after another on this thread: for
+    /// work that may be too small to be worth waking anybody.
+    pub fn run_if(&self, parallel: bool, chunks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        if parallel {
+            self.run(chunks, f);
+        } else {
+            (0..chunks).for_each(|c| f(c, 0));
+        }
+    }
+}
+
+fn worker_loop(shared: &Shared, worker: usize) {
+    let mut idle_since = None::<std::time::Instant>;
+    while !shared.stop.load(Ordering::Relaxed) {
+        if shared.state.0.load(Ordering::Relaxed) as u32 > 0 {
+            shared.work(worker);
+            idle_since = None;
+            continue;
+        }
+        for _ in 0..64 {
+            if shared.state.0.load(Ordering::Relaxed) as u32 > 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let since = *idle_since.get_or_insert_with(std::time::Instant::now);
+        if since.elapsed() > SPIN {
+            shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
+            if shared.state.0.load(Ordering::SeqCst) as u32 == 0 && !shared.stop.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            shared.sleepers.0.fetch_sub(1, Ordering::SeqCst);
+            idle_since = None;
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for w in self.workers.drain(..) {
+            w.thread().unpark();
+            let _ = w.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({} threads)", self.threads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn every_chunk_runs_once() {
+        for threads in [1, 2, 3, 5] {
+            let pool = Pool::new(threads);
+            for chunks in [0, 1, 2, 3, 17, 1000] {
+                let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(chunks, &|c, w| {
+                    assert!(w < threads);
+                    hits[c].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {chunks} chunks"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_jobs_with_sleeps_between() {
+        let pool = Pool::new(4);
+        let total = AtomicUsize::new(0);
+        for i in 0..2000 {
+            pool.run(7, &|_, _| {
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+            if i % 500 == 0 {
+                std::thread::sleep(2 * SPIN);
+            }
+        }
+        assert_eq!(total.load(Ordering::Relaxed), 14_000);
+    }
+
+    #[test]
+    fn a_panic_in_a_chunk_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(2);
+        let r = catch_unwind(AssertUnwindSafe(|| pool.run(10, &|c, _| assert!(c != 5, "chunk five"))));
+        assert!(r.is_err());
+        let n = AtomicUsize::new(0);
+        pool.run(10, &|_, _| {
+            n.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(n.into_inner(), 10);
     }
 }

@@ -1,0 +1,238 @@
+//! Tile instructions in software, so that the AMX kernels, the very same machine code, run and are
+//! tested on a CPU without AMX.
+//!
+//! Such a CPU raises #UD at a tile instruction, which Linux delivers as SIGILL. The handler here decodes
+//! the instruction at the interrupted address, executes it on tile state that belongs to the thread,
+//! writes memory and steps over it. Anything that is no tile instruction goes to the handler that was
+//! there before. An instruction that real hardware would refuse (#UD, #GP) ends the process with a
+//! message that names it: in a test, that is the point.
+//!
+//! Opt-in only, by [`install`] or `TANDEM_AMX=emulate`: a trap costs 5-10 us (two shared cores of a virtual
+//! Zen 4) and a product 1-3 us more, a thousand times what hardware needs. Tile instructions that follow
+//! each other directly share a trap: 512 x 512 x 512 in bf16 takes 0.1-0.2 s.
+//!
+//! The handler is async-signal-safe: it allocates nothing, takes no lock, and its thread-local state has
+//! a constant initialiser and no destructor, so that reaching it is an address computation.
+
+pub mod decode;
+pub mod tiles;
+
+use std::cell::UnsafeCell;
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use decode::{Base, Insn, Mem, Op, decode};
+use tiles::{Fault, Tiles};
+
+thread_local! {
+    /// This thread's tile registers.
+    static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::INIT) };
+}
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// What SIGILL did before.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Whether tile instructions are emulated in this process.
+pub fn installed() -> bool {
+    INSTALLED.load(Ordering::Acquire)
+}
+
+/// Emulates tile instructions from now on, in every thread. Call it before anything asks
+/// [`available`](super::available) and remembers the answer. Where the hardware has tiles and the
+/// process may use them, it changes nothing: they are used.
+///
+/// # Errors
+/// The system refused to install the signal handler.
+pub fn install() -> Result<(), &'static str> {
+    static DONE: OnceLock<Result<(), &'static str>> = OnceLock::new();
+    *DONE.get_or_init(|| {
+        if super::hardware().is_ok() {
+            return Ok(());
+        }
+        tiles::choose_level();
+        // SAFETY: plain data for which all-zero is a valid value (default action, empty mask).
+        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: reads the present action into `old`.
+        if unsafe { libc::sigaction(libc::SIGILL, std::ptr::null(), &mut old) } != 0 {
+            return Err("AMX emulation: the SIGILL action cannot be read");
+        }
+        // Known before the handler can run, so the handler never waits for it.
+        let _ = PREVIOUS.set(old);
+        // SAFETY: as above.
+        let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+        new.sa_sigaction = on_sigill as *const () as usize;
+        // No SA_ONSTACK: alternate stacks are small, and the interrupted stack is sound.
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        // SAFETY: `on_sigill` has the signature that SA_SIGINFO asks for and is async-signal-safe.
+        if unsafe { libc::sigaction(libc::SIGILL, &new, std::ptr::null_mut()) } != 0 {
+            return Err("AMX emulation: the SIGILL handler cannot be installed");
+        }
+        INSTALLED.store(true, Ordering::Release);
+        Ok(())
+    })
+}
+
+/// General registers in encoding order, as indices into the saved context.
+const REGS: [libc::c_int; 16] = [
+    libc::REG_RAX,
+    libc::REG_RCX,
+    libc::REG_RDX,
+    libc::REG_RBX,
+    libc::REG_RSP,
+    libc::REG_RBP,
+    libc::REG_RSI,
+    libc::REG_RDI,
+    libc::REG_R8,
+    libc::REG_R9,
+    libc::REG_R10,
+    libc::REG_R11,
+    libc::REG_R12,
+    libc::REG_R13,
+    libc::REG_R14,
+    libc::REG_R15,
+];
+
+type Gregs = [libc::greg_t; 23];
+
+unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: with SA_SIGINFO the kernel passes the interrupted thread's context, ours to change until
+    // the handler returns.
+    let gregs = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let trapped = gregs[libc::REG_RIP as usize];
+    loop {
+        let rip = gregs[libc::REG_RIP as usize];
+        // SAFETY: the CPU just fetched the instruction there, or is about to: tile instructions do not
+        // branch, so what follows one is an instruction, and its bytes are readable.
+        let Some(insn) = (unsafe { decode(rip as usize as *const u8) }) else { break };
+        let done = TILES.with(|tiles| {
+            // SAFETY: this thread's state, touched only here; SIGILL is blocked while its handler runs, and
+            // the handler executes no tile instruction, so there is one reference at a time.
+            let tiles = unsafe { &mut *tiles.get() };
+            // SAFETY: the operands are those of the interrupted instruction: if its memory is bad, the
+            // access faults here as it would have there.
+            unsafe { execute(insn, gregs, tiles) }
+        });
+        match done {
+            // The next instruction is often a tile instruction too: a trap saved.
+            Ok(()) => gregs[libc::REG_RIP as usize] = rip + insn.len as libc::greg_t,
+            Err(fault) => refuse(insn, fault, rip),
+        }
+    }
+    if gregs[libc::REG_RIP as usize] == trapped {
+        // Not one of ours. SAFETY: the arguments are the kernel's.
+        unsafe { chain(sig, info, context) }
+    }
+}
+
+/// The address and the stride (the scaled index) of a memory operand.
+fn address(mem: Mem, gregs: &Gregs, next: usize) -> (usize, usize) {
+    let reg = |r: u8| gregs[REGS[r as usize & 15] as usize] as usize;
+    let base = match mem.base {
+        Base::None => 0,
+        Base::Reg(r) => reg(r),
+        Base::Rip => next,
+    };
+    (base.wrapping_add(mem.disp as isize as usize), mem.index.map_or(0, |r| reg(r) << mem.scale))
+}
+
+/// # Safety
+/// `insn` was interrupted in the context `gregs`; its memory operand is what the program meant.
+unsafe fn execute(insn: Insn, gregs: &Gregs, tiles: &mut Tiles) -> Result<(), Fault> {
+    let next = gregs[libc::REG_RIP as usize] as usize + insn.len;
+    match insn.op {
+        Op::LoadConfig(mem) => {
+            let (at, index) = address(mem, gregs, next);
+            // SAFETY: the instruction reads 64 bytes there, at any alignment.
+            let config = unsafe { (at.wrapping_add(index) as *const [u8; 64]).read_unaligned() };
+            tiles.load_config(&config)
+        }
+        Op::StoreConfig(mem) => {
+            let (at, index) = address(mem, gregs, next);
+            // SAFETY: the instruction writes 64 bytes there, at any alignment.
+            unsafe { (at.wrapping_add(index) as *mut [u8; 64]).write_unaligned(tiles.store_config()) };
+            Ok(())
+        }
+        Op::Release => {
+            tiles.release();
+            Ok(())
+        }
+        Op::Zero(t) => tiles.zero(t),
+        Op::Load(t, mem) => {
+            let (at, stride) = address(mem, gregs, next);
+            tiles.load(t, |row, bytes| {
+                let from = at.wrapping_add(stride.wrapping_mul(row)) as *const u8;
+                // SAFETY: the instruction reads that many bytes of each row; `bytes` is our own tile.
+                unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
+            })
+        }
+        Op::Store(t, mem) => {
+            let (at, stride) = address(mem, gregs, next);
+            tiles.store(t, |row, bytes| {
+                let to = at.wrapping_add(stride.wrapping_mul(row)) as *mut u8;
+                // SAFETY: the instruction writes that many bytes of each row; `bytes` is our own tile.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+            })
+        }
+        Op::Dot(dot, dst, a, b) => tiles.dot(dot, dst, a, b),
+    }
+}
+
+/// Hands a signal that is not ours to whoever had it before.
+///
+/// # Safety
+/// The arguments must be those of the running signal handler.
+unsafe fn chain(sig: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let old = PREVIOUS.get();
+    match old {
+        Some(old) if old.sa_sigaction != libc::SIG_DFL && old.sa_sigaction != libc::SIG_IGN => {
+            // SAFETY: the kernel accepted this address as a handler of the kind that its flags say.
+            unsafe {
+                if old.sa_flags & libc::SA_SIGINFO != 0 {
+                    let f: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                        std::mem::transmute(old.sa_sigaction);
+                    f(sig, info, context);
+                } else {
+                    let f: extern "C" fn(libc::c_int) = std::mem::transmute(old.sa_sigaction);
+                    f(sig);
+                }
+            }
+        }
+        _ => {
+            // Default action (a fault cannot be ignored): restore it and return to the instruction, which
+            // faults again and ends the process as if we had never been here.
+            // SAFETY: all-zero is the default action with an empty mask.
+            unsafe {
+                let default: libc::sigaction = std::mem::zeroed();
+                libc::sigaction(sig, &default, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+/// Text on the stack: a signal handler must not allocate.
+struct Line {
+    bytes: [u8; 256],
+    len: usize,
+}
+
+impl std::fmt::Write for Line {
+    fn write_str(&mut self, s: &str) -> std::fmt::Result {
+        let n = s.len().min(self.bytes.len() - self.len);
+        self.bytes[self.len..self.len + n].copy_from_slice(&s.as_bytes()[..n]);
+        self.len += n;
+        Ok(())
+    }
+}
+
+/// Ends the process as hardware would have, but says why.
+fn refuse(insn: Insn, fault: Fault, rip: libc::greg_t) -> ! {
+    let mut line = Line { bytes: [0; 256], len: 0 };
+    let _ = writeln!(line, "AMX emulation: {} at {rip:#x}: {fault}", insn.op);
+    // SAFETY: writes our bytes to standard error; abort is async-signal-safe.
+    unsafe {
+        libc::write(2, line.bytes.as_ptr().cast(), line.len);
+        libc::abort()
+    }
+}

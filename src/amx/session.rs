@@ -1,0 +1,170 @@
+//! Which tile shapes are loaded in this thread.
+//!
+//! A [`Session`] is the proof, taken by every safe kernel entry, that tiles may be used here, and the
+//! owner of the thread's tile configuration: kernels call [`Session::load`] with the shapes they need,
+//! which executes LDTILECFG (some 200 cycles, and it clears all tiles) only if others are loaded. The
+//! last session of a thread to go executes TILERELEASE, so an idle thread carries no tile state through
+//! context switches.
+//!
+//! Sessions nest: a worker may hold one around a whole job while kernels within open their own at the
+//! cost of a counter.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+/// Rows and bytes a row of each of the eight tiles (0, 0: unused).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shapes([(u8, u8); 8]);
+
+impl Shapes {
+    /// No tile: what a thread starts with.
+    pub const NONE: Shapes = Shapes([(0, 0); 8]);
+    /// Eight tiles of 16 rows of 64 bytes: matrix products.
+    pub const FULL: Shapes = Shapes([(16, 64); 8]);
+
+    /// Attention over 1 to 32 query rows. Up to 16: tmm0-3 (accumulators) and tmm4 (A) have as many rows,
+    /// tmm5-7 (B) are full. Beyond: tmm0-1 and tmm4 have 16 rows, tmm2-3 and tmm5 the others, tmm6-7 (B) are
+    /// full. The tile unit takes a cycle per row of A, so few rows are fast.
+    ///
+    /// # Panics
+    /// `rows` is not in 1..=32.
+    pub const fn attention(rows: usize) -> Shapes {
+        assert!(rows >= 1 && rows <= 32, "attention takes 1 to 32 query rows");
+        let full = (16, 64);
+        if rows <= 16 {
+            let r = (rows as u8, 64);
+            Shapes([r, r, r, r, r, full, full, full])
+        } else {
+            let r = (rows as u8 - 16, 64);
+            Shapes([full, full, r, r, full, r, full, full])
+        }
+    }
+
+    /// Products over 32 int8 elements, half a tile deep: tmm0-3 (accumulators) are full, tmm4-5 (A) have 16
+    /// rows of 32 bytes, tmm6-7 (B) 8 rows of 64.
+    pub const INT8_K32: Shapes =
+        Shapes([(16, 64), (16, 64), (16, 64), (16, 64), (16, 32), (16, 32), (8, 64), (8, 64)]);
+
+    /// Any shapes. LDTILECFG faults (a signal) if they are beyond 16 rows of 64 bytes or half empty.
+    pub const fn new(tiles: [(u8, u8); 8]) -> Shapes {
+        Shapes(tiles)
+    }
+
+    /// The 64 bytes that LDTILECFG reads: palette 1, start row 0, bytes a row (u16) from byte 16, rows
+    /// (u8) from byte 48.
+    pub const fn encode(&self) -> Config {
+        let mut bytes = [0u8; 64];
+        bytes[0] = 1;
+        let mut t = 0;
+        while t < 8 {
+            bytes[48 + t] = self.0[t].0;
+            bytes[16 + 2 * t] = self.0[t].1;
+            t += 1;
+        }
+        Config(bytes)
+    }
+}
+
+/// The memory image of a tile configuration, in one cache line.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Config(pub [u8; 64]);
+
+thread_local! {
+    static LOADED: Cell<Shapes> = const { Cell::new(Shapes::NONE) };
+    static OPEN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Permission to use tiles in this thread, while it lives. Not `Send`: the configuration is the thread's.
+///
+/// ```compile_fail,E0277
+/// fn moves_between_threads<T: Send>() {}
+/// moves_between_threads::<tandem::amx::Session>();
+/// ```
+#[derive(Debug)]
+pub struct Session {
+    _thread_bound: PhantomData<*mut ()>,
+}
+
+impl Session {
+    /// Opens a session in this thread.
+    ///
+    /// # Errors
+    /// Tiles cannot be used: the reason that [`available`](super::available) gives.
+    pub fn open() -> Result<Session, &'static str> {
+        super::available()?;
+        OPEN.set(OPEN.get() + 1);
+        Ok(Session { _thread_bound: PhantomData })
+    }
+
+    /// Makes `shapes` the configuration of this thread. Clears all tiles if another one was loaded.
+    #[inline]
+    pub fn load(&mut self, shapes: &Shapes) {
+        if LOADED.get() != *shapes {
+            let config = shapes.encode();
+            // SAFETY: the session proves that tile instructions execute here; 64 readable bytes. The block
+            // is a compiler barrier for memory (no `nomem`), so the configuration is written before it is
+            // read. No tile data is live: kernels keep it inside their own block.
+            unsafe {
+                std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &raw const config, options(nostack));
+            }
+            LOADED.set(*shapes);
+        }
+    }
+
+    /// The shapes that are loaded in this thread.
+    pub fn loaded(&self) -> Shapes {
+        LOADED.get()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let open = OPEN.get() - 1;
+        OPEN.set(open);
+        if open == 0 && LOADED.get() != Shapes::NONE {
+            // SAFETY: this session proved that tile instructions execute here; nobody relies on the tiles.
+            unsafe { std::arch::asm!("tilerelease", options(nostack)) };
+            LOADED.set(Shapes::NONE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the thread's tile unit believes.
+    fn stored() -> [u8; 64] {
+        let mut mem = [0xffu8; 64];
+        // SAFETY: called with a session open; 64 writable bytes.
+        unsafe { std::arch::asm!("sttilecfg [{m}]", m = in(reg) mem.as_mut_ptr(), options(nostack)) };
+        mem
+    }
+
+    #[test]
+    fn nested_sessions_share_one_configuration_and_the_last_releases_it() {
+        if super::super::available().is_err() {
+            super::super::emulate::install().unwrap();
+        }
+        let mut outer = Session::open().unwrap();
+        outer.load(&Shapes::FULL);
+        {
+            let mut inner = Session::open().unwrap();
+            assert_eq!(inner.loaded(), Shapes::FULL);
+            inner.load(&Shapes::attention(3));
+        }
+        assert_eq!(outer.loaded(), Shapes::attention(3));
+        assert_eq!(stored(), Shapes::attention(3).encode().0);
+        // Another thread has its own.
+        std::thread::spawn(|| {
+            let _s = Session::open().unwrap();
+            assert_eq!(stored(), [0; 64]);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(stored(), Shapes::attention(3).encode().0);
+        drop(outer);
+        assert_eq!(stored(), [0; 64], "the last session releases the tiles");
+    }
+}

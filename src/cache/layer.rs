@@ -1,0 +1,276 @@
+//! One layer's pages: the view that appends write and attention reads.
+
+use std::marker::PhantomData;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::{KvDType, PAGE_TOKENS, SeqRows};
+use crate::device::host::Pool;
+
+/// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
+///
+/// Within a layer: `[page][kv_head]`, then K and V of that head (layouts in [`crate::cache`]), so what a
+/// query group reads of one page is contiguous.
+///
+/// A slot is one (page, token in page). The view has interior mutability: appends write through `&self`
+/// so that rows can be stored in parallel. Writers promise (they are `unsafe`) that a slot has one writer
+/// at a time, and that nobody attends over its page meanwhile: kernels read whole pages (and mask what is
+/// not stored). In a forward pass, a layer's appends end before its attention begins.
+#[derive(Clone, Copy)]
+pub struct LayerKv<'a> {
+    base: *mut u16,
+    n_pages: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    dtype: KvDType,
+    _pool: PhantomData<&'a [u16]>,
+}
+
+// SAFETY: a view of plain memory borrowed from the pool; all writes are `unsafe` and promise not to race.
+unsafe impl Send for LayerKv<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for LayerKv<'_> {}
+
+impl<'a> LayerKv<'a> {
+    /// # Safety
+    /// `base` is 64-byte aligned and points to `n_pages · n_kv_heads · 2 · PAGE_TOKENS · head_dim`
+    /// initialised elements that outlive `'a`, written only through such views.
+    pub(super) unsafe fn from_raw(
+        base: *mut u16,
+        n_pages: usize,
+        n_kv_heads: usize,
+        head_dim: usize,
+        dtype: KvDType,
+    ) -> LayerKv<'a> {
+        LayerKv { base, n_pages, n_kv_heads, head_dim, dtype, _pool: PhantomData }
+    }
+
+    /// Pages in the pool.
+    pub fn n_pages(&self) -> usize {
+        self.n_pages
+    }
+
+    /// KV heads.
+    pub fn n_kv_heads(&self) -> usize {
+        self.n_kv_heads
+    }
+
+    /// Elements per head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Storage type.
+    pub fn dtype(&self) -> KvDType {
+        self.dtype
+    }
+
+    /// Elements of K (or of V) of one head in one page.
+    const fn half_len(&self) -> usize {
+        PAGE_TOKENS * self.head_dim
+    }
+
+    /// K of (`page`, `head`): `[2][head_dim/2][16][2]`, 64-byte aligned, followed by its V.
+    pub fn k_ptr(&self, page: u32, head: usize) -> *const u16 {
+        self.ptr(page, head)
+    }
+
+    /// V of (`page`, `head`): `[16][head_dim][2]`, 64-byte aligned.
+    pub fn v_ptr(&self, page: u32, head: usize) -> *const u16 {
+        self.ptr(page, head).wrapping_add(self.half_len())
+    }
+
+    fn ptr(&self, page: u32, head: usize) -> *mut u16 {
+        let page = page as usize;
+        assert!(
+            page < self.n_pages && head < self.n_kv_heads,
+            "page {page} of {}, KV head {head} of {}",
+            self.n_pages,
+            self.n_kv_heads
+        );
+        // SAFETY: both indices were just checked, so the offset stays inside the layer (`from_raw`).
+        unsafe { self.base.add((page * self.n_kv_heads + head) * 2 * self.half_len()) }
+    }
+
+    fn k_offset(&self, slot: usize, d: usize) -> usize {
+        ((slot / 16) * (self.head_dim / 2) + d / 2) * 32 + (slot % 16) * 2 + d % 2
+    }
+
+    fn v_offset(&self, slot: usize, d: usize) -> usize {
+        ((slot / 2) * self.head_dim + d) * 2 + slot % 2
+    }
+
+    fn decode(&self, bits: u16) -> f32 {
+        match self.dtype {
+            KvDType::BF16 => bf16::from_bits(bits).to_f32(),
+            KvDType::F16 => f16::from_bits(bits).to_f32(),
+        }
+    }
+
+    /// Element `d` of the key in (`page`, `slot`) of `head`: what the oracle reads.
+    pub fn key(&self, page: u32, head: usize, slot: usize, d: usize) -> f32 {
+        assert!(slot < PAGE_TOKENS && d < self.head_dim, "slot {slot}, element {d} of {}", self.head_dim);
+        // SAFETY: `ptr` checked page and head, the line above the rest, so the offset is within K.
+        self.decode(unsafe { *self.ptr(page, head).add(self.k_offset(slot, d)) })
+    }
+
+    /// Element `d` of the value in (`page`, `slot`) of `head`.
+    pub fn value(&self, page: u32, head: usize, slot: usize, d: usize) -> f32 {
+        assert!(slot < PAGE_TOKENS && d < self.head_dim, "slot {slot}, element {d} of {}", self.head_dim);
+        // SAFETY: as in `key`; V follows K.
+        self.decode(unsafe { *self.ptr(page, head).add(self.half_len() + self.v_offset(slot, d)) })
+    }
+
+    /// Stores the key and value of one head of the token at position `pos`: `k` (RoPE applied) and `v`
+    /// of `head_dim` elements, rounded to nearest even.
+    ///
+    /// # Safety
+    /// Meanwhile no other thread writes this head of this slot (`pages[pos / 32]`, `pos % 32`), and none
+    /// attends over its page.
+    /// Different slots, and different heads of one slot, may be written at the same time.
+    pub unsafe fn append_head(&self, pages: &[u32], pos: usize, head: usize, k: &[f32], v: &[f32]) {
+        let hd = self.head_dim;
+        assert!(k.len() == hd && v.len() == hd, "k of {}, v of {}, head_dim {hd}", k.len(), v.len());
+        let slot = pos % PAGE_TOKENS;
+        let base = self.ptr(pages[pos / PAGE_TOKENS], head);
+        // SAFETY: `slot` < 32 and the loops below run over d < head_dim, so both walks stay inside K and
+        // V of this (page, head), which `ptr` checked. Only this slot's elements are written, never
+        // the neighbours in its lines, and the caller promises that nobody else touches it.
+        unsafe {
+            let mut kp = base.add(self.k_offset(slot, 0));
+            let mut vp = base.add(self.half_len() + self.v_offset(slot, 0));
+            let mut bits = [0u16; 32];
+            for (k, v) in k.chunks(16).zip(v.chunks(16)) {
+                self.encode(k, &mut bits[..16]);
+                self.encode(v, &mut bits[16..]);
+                for d in 0..8 {
+                    let pair = bits[2 * d] as u32 | (bits[2 * d + 1] as u32) << 16;
+                    kp.add(d * 32).cast::<u32>().write(pair);
+                }
+                for d in 0..16 {
+                    vp.add(d * 2).write(bits[16 + d]);
+                }
+                kp = kp.add(8 * 32);
+                vp = vp.add(16 * 2);
+            }
+        }
+    }
+
+    /// Stores the keys and values of all heads of the token at position `pos` (`[n_kv_heads][head_dim]`).
+    ///
+    /// # Safety
+    /// Meanwhile no other thread writes the slot (`pages[pos / 32]`, `pos % 32`), or attends over its page.
+    pub unsafe fn append(&self, pages: &[u32], pos: usize, k: &[f32], v: &[f32]) {
+        let (hd, n) = (self.head_dim, self.n_kv_heads);
+        assert!(k.len() == n * hd && v.len() == n * hd, "k {}, v {}, {n} heads of {hd}", k.len(), v.len());
+        for (h, (k, v)) in k.chunks_exact(hd).zip(v.chunks_exact(hd)).enumerate() {
+            // SAFETY: the caller promises the whole slot, hence each of its heads.
+            unsafe { self.append_head(pages, pos, h, k, v) };
+        }
+    }
+
+    /// Stores the keys and values of all rows of a step, in parallel. `k` and `v` are
+    /// `[rows][n_kv_heads · head_dim]`, indexed by [`SeqRows::row0`].
+    ///
+    /// # Safety
+    /// The sequences own their pages (no page is in two of them, as [`super::BlockTable`] guarantees), and
+    /// nobody else writes these rows' slots of this layer, or attends over their pages, meanwhile.
+    pub unsafe fn append_rows(&self, pool: &Pool, seqs: &[SeqRows<'_>], k: &[f32], v: &[f32]) {
+        let width = self.n_kv_heads * self.head_dim;
+        let total: usize = seqs.iter().map(|s| s.n_rows).sum();
+        // Chunks of whole pages' worth of rows: neighbouring tokens share cache lines.
+        let n_chunks = total.div_ceil(PAGE_TOKENS);
+        pool.run(n_chunks, &|chunk, _| {
+            let (from, to) = (chunk * PAGE_TOKENS, ((chunk + 1) * PAGE_TOKENS).min(total));
+            let mut start = 0;
+            for s in seqs {
+                for i in from.max(start)..to.min(start + s.n_rows) {
+                    let j = i - start;
+                    let row = (s.row0 + j) * width..(s.row0 + j + 1) * width;
+                    // SAFETY: each row of each sequence is visited by exactly one chunk; rows of one
+                    // sequence differ in position, and sequences share no page (the caller's promise).
+                    unsafe { self.append(s.pages, s.first_pos + j, &k[row.clone()], &v[row]) };
+                }
+                start += s.n_rows;
+            }
+        });
+    }
+
+    fn encode(&self, x: &[f32], bits: &mut [u16]) {
+        use half::slice::HalfBitsSliceExt;
+        match self.dtype {
+            KvDType::BF16 => {
+                for (b, &x) in bits.iter_mut().zip(x) {
+                    *b = bf16_bits(x);
+                }
+            }
+            KvDType::F16 => bits.reinterpret_cast_mut::<f16>().convert_from_f32_slice(x),
+        }
+    }
+}
+
+/// Rounds to nearest even; NaN stays NaN. Branch-free, so that the compiler vectorises it.
+fn bf16_bits(x: f32) -> u16 {
+    let b = x.to_bits();
+    let rounded = b.wrapping_add(0x7fff + ((b >> 16) & 1)) >> 16;
+    let quiet = (b >> 16) | 0x40;
+    (if x.is_nan() { quiet } else { rounded }) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{BlockTable, KvGeometry, PagePool};
+
+    #[test]
+    fn bf16_rounds_like_the_half_crate() {
+        for i in 0..100_000u32 {
+            let x = f32::from_bits(i.wrapping_mul(0x9e37_79b9));
+            assert_eq!(bf16_bits(x), bf16::from_f32(x).to_bits(), "{x:e}");
+        }
+        for x in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1.00390625] {
+            assert_eq!(bf16_bits(x), bf16::from_f32(x).to_bits(), "{x:e}");
+        }
+    }
+
+    #[test]
+    fn what_is_appended_is_read_back_and_nothing_else_changes() {
+        for dtype in KvDType::ALL {
+            for head_dim in [16, 64, 80] {
+                let g = KvGeometry { n_layers: 2, n_kv_heads: 3, head_dim, dtype };
+                let mut pool = PagePool::new(g, 5).unwrap();
+                let (mut a, mut b) = (BlockTable::new(), BlockTable::new());
+                a.reserve(&mut pool, 33).unwrap();
+                b.reserve(&mut pool, 40).unwrap();
+                let width = 3 * head_dim;
+                // Small integers and halves are exact in both types.
+                let x = |seed: usize, i: usize| ((i * 7 + seed * 13) % 201) as f32 * 0.5 - 50.0;
+                let (rows_a, rows_b) = (33, 40);
+                let k: Vec<f32> = (0..(rows_a + rows_b) * width).map(|i| x(1, i)).collect();
+                let v: Vec<f32> = (0..(rows_a + rows_b) * width).map(|i| x(2, i)).collect();
+                let seqs = [
+                    SeqRows { pages: b.pages(), first_pos: 0, n_rows: rows_b, row0: 0 },
+                    SeqRows { pages: a.pages(), first_pos: 0, n_rows: rows_a, row0: rows_b },
+                ];
+                let kv = pool.layer(1);
+                // SAFETY: the two tables share no page, and nobody else uses the pool.
+                unsafe { kv.append_rows(&Pool::new(2), &seqs, &k, &v) };
+                for s in &seqs {
+                    for t in 0..s.pages.len() * PAGE_TOKENS {
+                        for h in 0..3 {
+                            for d in 0..head_dim {
+                                let i = (s.row0 + t) * width + h * head_dim + d;
+                                let stored = t < s.n_rows;
+                                let (page, slot) = (s.pages[t / PAGE_TOKENS], t % PAGE_TOKENS);
+                                assert_eq!(kv.key(page, h, slot, d), if stored { k[i] } else { 0.0 });
+                                assert_eq!(kv.value(page, h, slot, d), if stored { v[i] } else { 0.0 });
+                                assert_eq!(pool.layer(0).key(page, h, slot, d), 0.0, "another layer");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

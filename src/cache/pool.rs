@@ -1,0 +1,207 @@
+//! The memory of all pages, sized once, and the list of free ones.
+
+use super::memory::Anon;
+use super::{KvDType, LayerKv, PAGE_TOKENS};
+use crate::{Error, Result};
+
+/// Above this size of one layer, huge pages are asked for: below, zeroing 2 MiB per layer at the
+/// first token would cost more than the TLB misses they save.
+const HUGE_FROM: usize = 4 << 20;
+
+/// Sizes that decide what a token's keys and values occupy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGeometry {
+    /// Layers with their own keys and values.
+    pub n_layers: usize,
+    /// KV heads per layer.
+    pub n_kv_heads: usize,
+    /// Elements per head, a multiple of 16.
+    pub head_dim: usize,
+    /// Storage type.
+    pub dtype: KvDType,
+}
+
+impl KvGeometry {
+    /// Bytes of one token's keys and values in one layer: 2·h_kv·d_h·2.
+    pub const fn bytes_per_token_layer(&self) -> usize {
+        2 * self.n_kv_heads * self.head_dim * 2
+    }
+
+    /// Bytes of one token's keys and values in all layers.
+    pub const fn bytes_per_token(&self) -> usize {
+        self.n_layers * self.bytes_per_token_layer()
+    }
+
+    /// Bytes of one page in all layers.
+    pub const fn bytes_per_page(&self) -> usize {
+        PAGE_TOKENS * self.bytes_per_token()
+    }
+
+    /// Pages that `tokens` tokens of one sequence need.
+    pub const fn pages_for(tokens: usize) -> usize {
+        tokens.div_ceil(PAGE_TOKENS)
+    }
+}
+
+/// All pages of all layers, layer outermost: page `p` exists in each layer, and one id stands for
+/// all of them. Memory is reserved up front and becomes resident only as pages are written.
+pub struct PagePool {
+    geometry: KvGeometry,
+    n_pages: usize,
+    mem: Anon,
+    /// Free page ids; the last freed is handed out first, since its memory is resident already.
+    free: Vec<u32>,
+    used: Vec<bool>,
+}
+
+impl PagePool {
+    /// A pool of exactly `n_pages` pages.
+    ///
+    /// # Errors
+    /// A head_dim that is no multiple of 16; sizes that overflow or that the system refuses.
+    pub fn new(geometry: KvGeometry, n_pages: usize) -> Result<PagePool> {
+        let g = geometry;
+        if g.head_dim == 0 || !g.head_dim.is_multiple_of(16) {
+            return Err(Error::Unsupported(format!(
+                "KV cache: head_dim {}, wanted a positive multiple of 16",
+                g.head_dim
+            )));
+        }
+        let too_big = || {
+            Error::Capacity(format!(
+                "KV cache: {n_pages} pages of {PAGE_TOKENS} tokens, {} layers, {} KV heads of {} are more than can be addressed",
+                g.n_layers, g.n_kv_heads, g.head_dim
+            ))
+        };
+        let layer = [n_pages, PAGE_TOKENS, 4, g.n_kv_heads, g.head_dim]
+            .iter()
+            .try_fold(1usize, |a, &b| a.checked_mul(b))
+            .filter(|_| u32::try_from(n_pages).is_ok())
+            .ok_or_else(too_big)?;
+        let bytes =
+            layer.checked_mul(g.n_layers).filter(|&b| b < isize::MAX as usize / 2).ok_or_else(too_big)?;
+        let mem = Anon::new(bytes, layer >= HUGE_FROM, "KV cache")?;
+        let free = (0..n_pages as u32).rev().collect();
+        Ok(PagePool { geometry, n_pages, mem, free, used: vec![false; n_pages] })
+    }
+
+    /// The sizes that this pool was made for.
+    pub fn geometry(&self) -> &KvGeometry {
+        &self.geometry
+    }
+
+    /// Pages in all.
+    pub fn n_pages(&self) -> usize {
+        self.n_pages
+    }
+
+    /// Pages that nobody holds.
+    pub fn n_free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Tokens that fit in all (of sequences whose lengths are multiples of the page).
+    pub fn capacity_tokens(&self) -> usize {
+        self.n_pages * PAGE_TOKENS
+    }
+
+    /// Bytes reserved (an upper bound of what is resident).
+    pub fn bytes(&self) -> usize {
+        self.n_pages * self.geometry.bytes_per_page()
+    }
+
+    /// Takes one page.
+    ///
+    /// # Errors
+    /// None is free; says how many there are.
+    pub fn alloc(&mut self) -> Result<u32> {
+        let page = self.free.pop().ok_or_else(|| self.exhausted(1))?;
+        self.used[page as usize] = true;
+        Ok(page)
+    }
+
+    /// Gives a page back.
+    ///
+    /// # Panics
+    /// If nobody holds it: then two owners exist, and going on would mix their contexts.
+    pub fn free(&mut self, page: u32) {
+        assert!(std::mem::replace(&mut self.used[page as usize], false), "page {page} freed twice");
+        self.free.push(page);
+    }
+
+    /// The error of a request for `want` more pages than there are.
+    pub(super) fn exhausted(&self, want: usize) -> Error {
+        let g = &self.geometry;
+        Error::Capacity(format!(
+            "KV cache: {want} more pages of {PAGE_TOKENS} tokens wanted, {} of {} free ({:.1} MiB for {} tokens in all); \
+             raise --ctx or run fewer sequences",
+            self.free.len(),
+            self.n_pages,
+            (self.n_pages * g.bytes_per_page()) as f64 / (1 << 20) as f64,
+            self.capacity_tokens(),
+        ))
+    }
+
+    /// The view of layer `layer`, for appends and attention.
+    pub fn layer(&self, layer: usize) -> LayerKv<'_> {
+        let g = &self.geometry;
+        assert!(layer < g.n_layers, "layer {layer} of a KV cache with {}", g.n_layers);
+        let layer_bytes = self.n_pages * PAGE_TOKENS * g.bytes_per_token_layer();
+        // SAFETY: the mapping holds n_layers regions of layer_bytes (checked in `new`), base is aligned
+        // to 2 MiB, and any bits are valid u16; the view borrows the pool, so it cannot outlive it.
+        unsafe {
+            let base = self.mem.base().add(layer * layer_bytes).cast::<u16>();
+            LayerKv::from_raw(base, self.n_pages, g.n_kv_heads, g.head_dim, g.dtype)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: KvGeometry = KvGeometry { n_layers: 30, n_kv_heads: 3, head_dim: 64, dtype: KvDType::BF16 };
+
+    #[test]
+    fn bytes_per_token_match_the_formula() {
+        assert_eq!(G.bytes_per_token(), 30 * 768);
+        let qwen3_8b = KvGeometry { n_layers: 36, n_kv_heads: 8, head_dim: 128, dtype: KvDType::BF16 };
+        assert_eq!(qwen3_8b.bytes_per_token(), 144 << 10);
+        assert_eq!(PagePool::new(G, 7).unwrap().bytes(), 7 * 32 * 30 * 768);
+    }
+
+    #[test]
+    fn untouched_pages_are_not_resident() {
+        // 64 GiB would not fit if reserving meant touching.
+        let g = KvGeometry { n_layers: 8, n_kv_heads: 8, head_dim: 128, dtype: KvDType::BF16 };
+        let pool = PagePool::new(g, (64 << 30) / g.bytes_per_page()).unwrap();
+        let kv = pool.layer(7);
+        assert_eq!(kv.key(0, 0, 0, 0), 0.0);
+    }
+
+    #[test]
+    fn refuses_head_dims_that_kernels_cannot_tile() {
+        for head_dim in [0, 8, 40, 72] {
+            let e = PagePool::new(KvGeometry { head_dim, ..G }, 1).err().expect("must be refused");
+            assert!(matches!(e, Error::Unsupported(_)), "{e}");
+        }
+    }
+
+    #[test]
+    fn running_out_says_the_numbers() {
+        let mut pool = PagePool::new(G, 2).unwrap();
+        pool.alloc().unwrap();
+        pool.alloc().unwrap();
+        let e = pool.alloc().unwrap_err();
+        assert!(matches!(e, Error::Capacity(_)) && e.to_string().contains("0 of 2 free"), "{e}");
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn a_double_free_is_caught() {
+        let mut pool = PagePool::new(G, 2).unwrap();
+        let p = pool.alloc().unwrap();
+        pool.free(p);
+        pool.free(p);
+    }
+}

@@ -1,0 +1,185 @@
+//! Options that several subcommands share, and how their values are read.
+
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use tandem::cache::KvDType;
+use tandem::{Error, Result};
+
+/// How the engine runs.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Where to run: auto, cpu, cuda[:i] or emulated. This build runs on the CPU.
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub device: Device,
+    /// How to share the work between CPU and GPU. This build has auto and cpu-only.
+    #[arg(long, value_enum, default_value_t = Strategy::Auto)]
+    pub strategy: Strategy,
+    /// Most memory to use on the GPU, like 6GiB. Needs a GPU.
+    #[arg(long, value_parser = size, value_name = "SIZE")]
+    pub gpu_memory: Option<u64>,
+    /// Threads, the calling one included [default: one per core this process may use].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N")]
+    pub threads: Option<u32>,
+    /// A sequence's results do not depend on what else is in the batch, nor on how it was split.
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Context length in tokens [default: as long as the prompt and the answer, at most the model's].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    pub ctx: Option<u32>,
+    /// Storage of keys and values.
+    #[arg(long, value_enum, default_value_t = KvType::Bf16)]
+    pub kv_type: KvType,
+    /// Prompt tokens per forward pass [default: chosen by the engine].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N")]
+    pub chunk: Option<u32>,
+}
+
+impl EngineArgs {
+    /// Refuses what this build cannot honour.
+    ///
+    /// # Errors
+    /// A device, strategy or GPU option that does not exist here.
+    pub fn check(&self) -> Result<()> {
+        match self.device {
+            Device::Auto | Device::Cpu => {}
+            Device::Cuda(_) => {
+                return Err(Error::usage(
+                    "--device cuda: this build has no CUDA kernels; run on the CPU with --device cpu",
+                ));
+            }
+            Device::Emulated => {
+                return Err(Error::usage(
+                    "--device emulated: this build has no emulated accelerator; run on the CPU with --device cpu",
+                ));
+            }
+        }
+        if !matches!(self.strategy, Strategy::Auto | Strategy::CpuOnly) {
+            let name = self.strategy.to_possible_value().expect("no strategy is hidden");
+            return Err(Error::usage(format!(
+                "--strategy {}: needs a GPU, and this build runs on the CPU only; use --strategy cpu-only",
+                name.get_name()
+            )));
+        }
+        if self.gpu_memory.is_some() {
+            return Err(Error::usage("--gpu-memory: this build runs on the CPU only; leave the option out"));
+        }
+        Ok(())
+    }
+}
+
+/// Where to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The best there is.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU of NVIDIA's, by number.
+    Cuda(u32),
+    /// CPU threads in the role of a GPU.
+    Emulated,
+}
+
+impl FromStr for Device {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Device, String> {
+        match text {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            "emulated" => Ok(Device::Emulated),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|i| i.parse().ok())
+                .map(Device::Cuda)
+                .ok_or_else(|| "choose one of auto, cpu, cuda, cuda:N, emulated".into()),
+        }
+    }
+}
+
+/// How CPU and GPU share the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Strategy {
+    Auto,
+    CpuOnly,
+    GpuOnly,
+    Helm,
+    Lia,
+    Fastdecode,
+    Neo,
+    Apex,
+    Stream,
+}
+
+/// Storage of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum KvType {
+    Bf16,
+    F16,
+}
+
+impl From<KvType> for KvDType {
+    fn from(kind: KvType) -> KvDType {
+        match kind {
+            KvType::Bf16 => KvDType::BF16,
+            KvType::F16 => KvDType::F16,
+        }
+    }
+}
+
+/// Bytes: `123`, `512M`, `6GiB`, `1.5g`. K, M, G, T are powers of 1024; with a `B` but no `i`, of 1000.
+pub fn size(text: &str) -> Result<u64, String> {
+    let bad = || "a size is a number with K, M, G or T, like 6GiB".to_owned();
+    let lower = text.trim().to_ascii_lowercase();
+    let split = lower.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(lower.len());
+    let (number, unit) = lower.split_at(split);
+    let number: f64 = number.trim().parse().map_err(|_| bad())?;
+    let scale: f64 = match unit {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024f64.powi(2),
+        "g" | "gib" => 1024f64.powi(3),
+        "t" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(bad()),
+    };
+    let bytes = number * scale;
+    if (0.0..9e18).contains(&bytes) { Ok(bytes as u64) } else { Err(bad()) }
+}
+
+/// A number in a range of reals, for the sampling options.
+pub fn real(text: &str, range: impl std::ops::RangeBounds<f32>, what: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| format!("{what} is a number"))?;
+    if range.contains(&value) { Ok(value) } else { Err(format!("{what} is out of range")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, want) in
+            [("0", 0), ("123", 123), ("6GiB", 6 << 30), ("1.5g", 3 << 29), ("2 MB", 2_000_000)]
+        {
+            assert_eq!(size(text), Ok(want), "{text}");
+        }
+        for bad in ["", "G", "-1G", "1X", "nan", "inf", "1e30T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn devices() {
+        assert_eq!("cuda:1".parse(), Ok(Device::Cuda(1)));
+        assert!("cuda:x".parse::<Device>().is_err());
+        assert!("gpu".parse::<Device>().is_err());
+    }
+}

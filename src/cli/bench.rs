@@ -1,0 +1,191 @@
+//! `tandem bench`: prefill and decode speed of a model.
+
+use std::time::Instant;
+
+use tandem::Error;
+use tandem::engine::{Engine, Input, Logits, SeqId};
+
+use super::args::EngineArgs;
+use super::{open, output};
+
+/// Measures prefill and decode speed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME
+    /// [default: smollm2-135m, fetched on first use].
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Prompt lengths to measure prefill with (0 skips it).
+    #[arg(long, default_value = "512", value_delimiter = ',', value_name = "N,...")]
+    pub prompt: Vec<u32>,
+    /// Tokens to decode per measurement (0 skips it).
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    pub r#gen: u32,
+    /// Sequences decoded together.
+    #[arg(long, default_value = "1", value_delimiter = ',', value_name = "B,...",
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: Vec<u32>,
+    /// Tokens already in the context when decoding starts.
+    #[arg(long, default_value = "0", value_delimiter = ',', value_name = "D,...")]
+    pub depth: Vec<u32>,
+    /// Measurements of each kind; the median and the extremes are reported.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// One line of the result.
+struct Row {
+    kind: &'static str,
+    prompt: usize,
+    gen_tokens: usize,
+    batch: usize,
+    depth: usize,
+    rates: Vec<f64>,
+    /// Bytes read per decode step, over the step's time.
+    gb_s: f64,
+}
+
+impl Row {
+    fn spread(&self) -> (f64, f64, f64) {
+        let mut r = self.rates.clone();
+        r.sort_by(f64::total_cmp);
+        (r[r.len() / 2], r[0], r[r.len() - 1])
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let (median, min, max) = self.spread();
+        serde_json::json!({
+            "kind": self.kind, "prompt": self.prompt, "gen": self.gen_tokens, "batch": self.batch,
+            "depth": self.depth, "tok_s": { "median": median, "min": min, "max": max }, "gb_s": self.gb_s,
+        })
+    }
+
+    fn line(&self) -> String {
+        let (median, min, max) = self.spread();
+        let gb = if self.gb_s > 0.0 { format!("{:.1}", self.gb_s) } else { "-".into() };
+        format!(
+            "{:8} {:>6} {:>6} {:>6} {:>6} {median:>10.1} {min:>10.1} {max:>10.1} {gb:>7}",
+            self.kind, self.prompt, self.gen_tokens, self.batch, self.depth
+        )
+    }
+}
+
+/// Measures: a warm-up, then `--repeat` runs of each kind.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let opened = open::open(args.model.as_deref())?;
+    let max = |v: &[u32]| v.iter().copied().max().unwrap_or(0) as usize;
+    let (gen_tokens, depth, batch) = (args.r#gen as usize, max(&args.depth), max(&args.batch).max(1));
+    let decode_context = if gen_tokens > 0 { depth + gen_tokens + 1 } else { 0 };
+    let wanted = max(&args.prompt).max(decode_context).max(1);
+    let context = args.engine.ctx.map_or(wanted, |c| c as usize);
+    if context < wanted {
+        return Err(Error::usage(format!("--ctx {context}: these measurements need {wanted} tokens")).into());
+    }
+    let sequences = if gen_tokens > 0 { batch } else { 1 };
+    let mut running = opened.engine(&args.engine, context, sequences)?;
+    let engine = &mut running.engine;
+    let mut rows = Vec::new();
+    if !args.json {
+        output::line(&format!(
+            "{:8} {:>6} {:>6} {:>6} {:>6} {:>10} {:>10} {:>10} {:>7}",
+            "kind", "prompt", "gen", "batch", "depth", "tok/s", "min", "max", "GB/s"
+        ))?;
+    }
+    for &prompt in args.prompt.iter().filter(|&&p| p > 0) {
+        let row = prefill(engine, prompt as usize, args.repeat as usize)?;
+        if !args.json {
+            output::line(&row.line())?;
+        }
+        rows.push(row);
+    }
+    for &depth in args.depth.iter().filter(|_| gen_tokens > 0) {
+        for &batch in &args.batch {
+            let row = decode(engine, batch as usize, depth as usize, gen_tokens, args.repeat as usize)?;
+            if !args.json {
+                output::line(&row.line())?;
+            }
+            rows.push(row);
+        }
+    }
+    if args.json {
+        return output::json(&serde_json::json!({
+            "model": opened.name,
+            "threads": running.engine.pool().threads(),
+            "results": rows.iter().map(Row::json).collect::<Vec<_>>(),
+            "plan": running.plan(&args.engine),
+        }));
+    }
+    Ok(())
+}
+
+/// Arbitrary tokens of the vocabulary, the same in every run.
+fn tokens(n: usize, vocab: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) % vocab) as u32).collect()
+}
+
+fn prefill(engine: &mut Engine, prompt: usize, repeat: usize) -> anyhow::Result<Row> {
+    let ids = tokens(prompt, engine.spec().vocab, 0);
+    let mut rates = Vec::new();
+    for i in 0..=repeat {
+        let seq = engine.add();
+        let began = Instant::now();
+        engine.prefill(seq, &ids, |_| {})?;
+        let rate = prompt as f64 / began.elapsed().as_secs_f64();
+        engine.remove(seq);
+        // The first run touches memory for the first time.
+        if i > 0 {
+            rates.push(rate);
+        }
+    }
+    Ok(Row { kind: "prefill", prompt, gen_tokens: 0, batch: 1, depth: 0, rates, gb_s: 0.0 })
+}
+
+fn decode(
+    engine: &mut Engine,
+    batch: usize,
+    depth: usize,
+    gen_tokens: usize,
+    repeat: usize,
+) -> anyhow::Result<Row> {
+    let vocab = engine.spec().vocab;
+    let seqs: Vec<SeqId> = (0..batch).map(|_| engine.add()).collect();
+    for (i, &seq) in seqs.iter().enumerate() {
+        if depth > 0 {
+            engine.prefill(seq, &tokens(depth, vocab, i), |_| {})?;
+        }
+    }
+    let ids: Vec<u32> = tokens(batch, vocab, 1);
+    let mut rates = Vec::new();
+    for i in 0..=repeat {
+        // The warm-up is short.
+        let steps = if i == 0 { gen_tokens.min(8) } else { gen_tokens };
+        let began = Instant::now();
+        for _ in 0..steps {
+            let inputs: Vec<Input<'_>> = seqs
+                .iter()
+                .zip(&ids)
+                .map(|(&seq, id)| Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last })
+                .collect();
+            engine.forward(&inputs)?;
+        }
+        let rate = (steps * batch) as f64 / began.elapsed().as_secs_f64();
+        if i > 0 {
+            rates.push(rate);
+        }
+        seqs.iter().for_each(|&s| engine.truncate(s, depth));
+    }
+    seqs.into_iter().for_each(|s| engine.remove(s));
+    let mut row = Row { kind: "decode", prompt: 0, gen_tokens, batch, depth, rates, gb_s: 0.0 };
+    let spec = engine.spec();
+    let kv_token = (2 * spec.kv_dim() * 2 * spec.n_layers) as f64;
+    let kv = batch as f64 * kv_token * (depth as f64 + gen_tokens as f64 / 2.0);
+    let step_bytes = engine.model().bytes_per_step() as f64 + kv;
+    row.gb_s = step_bytes * row.spread().0 / batch as f64 / 1e9;
+    Ok(row)
+}

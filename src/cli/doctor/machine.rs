@@ -1,0 +1,264 @@
+//! What the system tells about itself in /proc and /sys. What it does not tell is `None`.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::cli::progress::megabytes;
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// Processors.
+#[derive(Debug, Serialize)]
+pub struct Cpu {
+    pub model: String,
+    /// Processors of the machine.
+    pub online: usize,
+    /// Those that this process may run on.
+    pub allowed: usize,
+    /// Processors' worth of time that the control group grants, if it limits it.
+    pub cgroup_quota: Option<f64>,
+    /// Threads that the engine takes: the smaller of the two.
+    pub threads: usize,
+}
+
+impl Cpu {
+    pub fn describe(&self) -> String {
+        let quota = self.cgroup_quota.map_or(String::new(), |q| format!(", cgroup quota {q:.2}"));
+        format!("{} ({} online, {} allowed{quota})", self.threads, self.online, self.allowed)
+    }
+}
+
+pub fn cpu() -> Cpu {
+    let info = read("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, v)| v.trim()));
+    // SAFETY: sysconf takes no pointers.
+    let online = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
+    let allowed = core_affinity::get_core_ids().map_or(online, |c| c.len()).max(1);
+    Cpu {
+        model: model.unwrap_or("unknown").into(),
+        online,
+        allowed,
+        cgroup_quota: cgroup_quota(),
+        threads: tandem::device::host::cpu::allowed(),
+    }
+}
+
+/// The folders of this process's control group, innermost first, up to the root.
+fn cgroup_folders(controller: &str) -> Vec<std::path::PathBuf> {
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let base = match controllers {
+            "" => Path::new("/sys/fs/cgroup").to_owned(),
+            c if c.split(',').any(|c| c == controller) => Path::new("/sys/fs/cgroup").join(controller),
+            _ => continue,
+        };
+        let inner = base.join(path.trim_start_matches('/'));
+        found.extend(inner.ancestors().take_while(|p| p.starts_with(&base)).map(Path::to_owned));
+    }
+    found
+}
+
+/// The tightest limit on processor time, in processors.
+fn cgroup_quota() -> Option<f64> {
+    let quota_in = |folder: std::path::PathBuf| {
+        if let Some(max) = read(folder.join("cpu.max")) {
+            return quota_v2(&max);
+        }
+        let quota: f64 = read(folder.join("cpu.cfs_quota_us"))?.parse().ok()?;
+        let period: f64 = read(folder.join("cpu.cfs_period_us"))?.parse().ok()?;
+        (quota > 0.0 && period > 0.0).then(|| quota / period)
+    };
+    cgroup_folders("cpu").into_iter().filter_map(quota_in).min_by(f64::total_cmp)
+}
+
+/// `200000 100000` is two processors; `max 100000` is no limit.
+fn quota_v2(text: &str) -> Option<f64> {
+    let (quota, period) = text.split_once(' ')?;
+    let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
+    (period > 0.0).then(|| quota / period)
+}
+
+/// Memory, in bytes.
+#[derive(Debug, Serialize)]
+pub struct Memory {
+    pub total: Option<u64>,
+    pub available: Option<u64>,
+    /// The control group's limit, if it has one.
+    pub cgroup_limit: Option<u64>,
+}
+
+impl Memory {
+    /// What may still be used.
+    pub fn usable(&self) -> u64 {
+        self.available.unwrap_or(1 << 30).min(self.cgroup_limit.unwrap_or(u64::MAX))
+    }
+
+    pub fn describe(&self) -> String {
+        let show = |b: Option<u64>| b.map_or("unknown".into(), megabytes);
+        let limit = self.cgroup_limit.map_or(String::new(), |l| format!(", cgroup limit {}", megabytes(l)));
+        format!("{} available of {}{limit}", show(self.available), show(self.total))
+    }
+}
+
+pub fn memory() -> Memory {
+    let info = read("/proc/meminfo").unwrap_or_default();
+    let limit_in = |folder: std::path::PathBuf| {
+        read(folder.join("memory.max")).or_else(|| read(folder.join("memory.limit_in_bytes")))?.parse().ok()
+    };
+    let total = kibibytes(&info, "MemTotal:");
+    let limit = cgroup_folders("memory").into_iter().filter_map(limit_in).min();
+    Memory {
+        total,
+        available: kibibytes(&info, "MemAvailable:"),
+        // A limit beyond the machine's memory (v1 says "none" with a huge number) limits nothing.
+        cgroup_limit: limit.filter(|&l: &u64| total.is_none_or(|t| l < t)),
+    }
+}
+
+fn kibibytes(info: &str, key: &str) -> Option<u64> {
+    let line = info.lines().find_map(|l| l.split_once(key).map(|(_, v)| v))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+/// A memory node.
+#[derive(Debug, Serialize)]
+pub struct Node {
+    pub node: usize,
+    /// As the system writes it: `0-3,8`.
+    pub cpus: String,
+    pub memory: Option<u64>,
+}
+
+impl Node {
+    pub fn describe(&self) -> String {
+        let memory = self.memory.map_or("memory unknown".into(), megabytes);
+        format!("cpus {}, {memory}", if self.cpus.is_empty() { "none" } else { &self.cpus })
+    }
+}
+
+pub fn numa() -> Vec<Node> {
+    let mut nodes: Vec<Node> = std::fs::read_dir("/sys/devices/system/node")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let node = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            Some(Node {
+                node,
+                cpus: read(entry.path().join("cpulist"))?,
+                memory: read(entry.path().join("meminfo")).and_then(|i| kibibytes(&i, "MemTotal:")),
+            })
+        })
+        .collect();
+    nodes.sort_by_key(|n| n.node);
+    nodes
+}
+
+/// Pages larger than 4 KiB.
+#[derive(Debug, Serialize)]
+pub struct HugePages {
+    /// `always`, `madvise` or `never`.
+    pub transparent: Option<String>,
+    /// Explicitly reserved pages (hugetlbfs).
+    pub reserved: Option<u64>,
+}
+
+impl HugePages {
+    pub fn describe(&self) -> (char, String) {
+        let reserved = self.reserved.unwrap_or(0);
+        let (mark, text) = match self.transparent.as_deref() {
+            Some("always") => ('+', "transparent: always".to_owned()),
+            Some("madvise") => ('+', "transparent: madvise (large buffers may ask for them)".to_owned()),
+            Some("never") => {
+                ('!', "transparent: never; large matrices cost more address look-ups".to_owned())
+            }
+            Some(other) => ('!', format!("transparent: {other}")),
+            None => ('-', "this system does not tell".to_owned()),
+        };
+        (mark, format!("{text}, {reserved} reserved"))
+    }
+}
+
+pub fn huge_pages() -> HugePages {
+    let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let info = read("/proc/meminfo").unwrap_or_default();
+    HugePages {
+        transparent: setting.as_deref().and_then(bracketed).map(Into::into),
+        reserved: info.lines().find_map(|l| l.strip_prefix("HugePages_Total:")?.trim().parse().ok()),
+    }
+}
+
+/// The choice in `always [madvise] never`.
+fn bracketed(text: &str) -> Option<&str> {
+    text.split_once('[')?.1.split_once(']').map(|(choice, _)| choice)
+}
+
+/// NVIDIA's driver.
+#[derive(Debug, Serialize)]
+pub struct Cuda {
+    pub driver: bool,
+    /// The newest CUDA version that the driver knows: `12.4`.
+    pub version: Option<String>,
+    pub kernels: &'static str,
+}
+
+impl Cuda {
+    pub fn describe(&self) -> String {
+        match (&self.version, self.driver) {
+            (Some(version), _) => format!("found, up to CUDA {version}"),
+            (None, true) => "found, but it does not tell its version".into(),
+            (None, false) => "none (no libcuda.so.1)".into(),
+        }
+    }
+}
+
+pub fn cuda() -> Cuda {
+    // SAFETY: the name is a C string. Loading NVIDIA's driver runs its initialisers, which is what
+    // every CUDA program does first.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    let mut version = None;
+    if !library.is_null() {
+        // SAFETY: `library` is an open handle and the name is a C string.
+        let symbol = unsafe { libc::dlsym(library, c"cuDriverGetVersion".as_ptr()) };
+        if !symbol.is_null() {
+            // SAFETY: the driver API declares `CUresult cuDriverGetVersion(int *)`, with CUresult an int.
+            let get: extern "C" fn(*mut libc::c_int) -> libc::c_int = unsafe { std::mem::transmute(symbol) };
+            let mut number = 0;
+            if get(&mut number) == 0 && number > 0 {
+                version = Some(format!("{}.{}", number / 1000, number % 1000 / 10));
+            }
+        }
+        // The library stays loaded: drivers dislike being unloaded, and the process is short.
+    }
+    Cuda { driver: !library.is_null(), version, kernels: "none in this build, which runs on the CPU only" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_files() {
+        assert_eq!(quota_v2("150000 100000"), Some(1.5));
+        assert_eq!(quota_v2("max 100000"), None);
+        assert_eq!(bracketed("always [madvise] never"), Some("madvise"));
+        assert_eq!(bracketed("always"), None);
+        let info = "MemTotal:       1000 kB\nMemAvailable:   10 kB\n";
+        assert_eq!(kibibytes(info, "MemAvailable:"), Some(10 * 1024));
+        assert_eq!(kibibytes("Node 0 MemTotal:  5 kB", "MemTotal:"), Some(5 * 1024));
+        assert_eq!(kibibytes(info, "SwapTotal:"), None);
+    }
+
+    #[test]
+    fn this_machine_has_a_processor() {
+        let cpu = cpu();
+        assert!(cpu.threads >= 1 && cpu.threads <= cpu.allowed, "{cpu:?}");
+    }
+}

@@ -1,0 +1,192 @@
+//! `tandem doctor`: what this machine can do, what it cannot, and why.
+
+mod limits;
+mod machine;
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+use tandem::hub::Hub;
+use tandem::simd::{Caps, Isa};
+
+use super::progress::megabytes;
+use super::pull::InCache;
+use super::{output, progress, pull};
+
+/// Says what this machine can do, what it cannot, and why.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Skip the measurement of memory bandwidth and arithmetic (it takes a second).
+    #[arg(long)]
+    pub no_probe: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    cpu: machine::Cpu,
+    isa: IsaReport,
+    memory: machine::Memory,
+    limits: Option<limits::Limits>,
+    numa: Vec<machine::Node>,
+    huge_pages: machine::HugePages,
+    cuda: machine::Cuda,
+    cache: CacheReport,
+}
+
+#[derive(Serialize)]
+struct IsaReport {
+    /// The tier that runs, or why none does (a bad `TANDEM_ISA`).
+    selected: Option<&'static str>,
+    problem: Option<String>,
+    /// The value of `TANDEM_ISA`, if it is set.
+    forced: Option<String>,
+    tiers: Vec<Tier>,
+    features: Features,
+}
+
+#[derive(Serialize)]
+struct Tier {
+    name: &'static str,
+    available: bool,
+    why_not: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Features {
+    avx2: bool,
+    avx512: bool,
+    avx512_vnni: bool,
+    avx512_bf16: bool,
+    avx512_vbmi: bool,
+    amx: bool,
+}
+
+#[derive(Serialize)]
+struct CacheReport {
+    home: String,
+    free_bytes: Option<u64>,
+    models: Vec<InCache>,
+}
+
+/// Looks, measures, prints.
+pub fn run(args: &Args) -> Result<()> {
+    let hub = Hub::from_env()?;
+    let cpu = machine::cpu();
+    let memory = machine::memory();
+    let limits = (!args.no_probe).then(|| {
+        progress::detail("measuring memory bandwidth and arithmetic");
+        limits::measure(cpu.threads, memory.usable())
+    });
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        isa: isa(),
+        limits,
+        numa: machine::numa(),
+        huge_pages: machine::huge_pages(),
+        cuda: machine::cuda(),
+        cache: CacheReport {
+            home: hub.cache().home().display().to_string(),
+            free_bytes: hub.cache().free_bytes(),
+            models: pull::cached(&hub),
+        },
+        cpu,
+        memory,
+    };
+    if args.json { output::json(&report) } else { output::print(&text(&report)) }
+}
+
+fn isa() -> IsaReport {
+    let caps = Caps::get();
+    let selected = Isa::selected();
+    let tier =
+        |isa: &Isa| Tier { name: isa.name(), available: isa.missing().is_none(), why_not: isa.missing() };
+    IsaReport {
+        problem: selected.as_ref().err().map(|e| e.to_string()),
+        selected: selected.ok().map(Isa::name),
+        forced: std::env::var("TANDEM_ISA").ok().filter(|v| !v.is_empty()),
+        tiers: Isa::ALL.iter().map(tier).collect(),
+        features: Features {
+            avx2: caps.avx2,
+            avx512: caps.avx512,
+            avx512_vnni: caps.avx512_vnni,
+            avx512_bf16: caps.avx512_bf16,
+            avx512_vbmi: caps.avx512_vbmi,
+            amx: caps.amx.is_ok(),
+        },
+    }
+}
+
+/// The report for people: `+` works, `-` does not, `!` deserves attention.
+fn text(report: &Report) -> String {
+    let mut out = String::new();
+    let mut row = |mark: char, what: &str, found: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{mark} {what:<12} {found}");
+    };
+    row('+', "tandem", report.version.to_owned());
+    let cpu = &report.cpu;
+    row('+', "cpu", cpu.model.clone());
+    row('+', "threads", cpu.describe());
+
+    for tier in &report.isa.tiers {
+        let runs = report.isa.selected == Some(tier.name);
+        let mark = if tier.available { '+' } else { '-' };
+        let forced =
+            report.isa.forced.as_deref().filter(|f| *f == tier.name).map_or("", |_| ", forced by TANDEM_ISA");
+        let found = match tier.why_not {
+            Some(why) => format!("no: {why}"),
+            None if runs => format!("yes, in use{forced}"),
+            None => "yes".to_owned(),
+        };
+        row(mark, &format!("isa {}", tier.name), found);
+    }
+    if let Some(problem) = &report.isa.problem {
+        row('!', "isa", problem.clone());
+    }
+    let f = &report.isa.features;
+    let flags = [
+        ("avx2+fma+f16c", f.avx2),
+        ("avx512", f.avx512),
+        ("vnni", f.avx512_vnni),
+        ("bf16", f.avx512_bf16),
+        ("vbmi", f.avx512_vbmi),
+        ("amx", f.amx),
+    ];
+    let have: Vec<_> = flags.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+    row('+', "features", if have.is_empty() { "none of those used".into() } else { have.join(" ") });
+
+    row('+', "memory", report.memory.describe());
+    match &report.limits {
+        Some(limits) => {
+            row('+', "bandwidth", limits.bandwidth());
+            row('+', "arithmetic", limits.arithmetic());
+        }
+        None => row('-', "limits", "not measured (--no-probe)".into()),
+    }
+    match &report.numa[..] {
+        [] => row('-', "numa", "this system does not tell".into()),
+        nodes => {
+            for node in nodes {
+                row('+', &format!("numa {}", node.node), node.describe());
+            }
+        }
+    }
+    let (mark, found) = report.huge_pages.describe();
+    row(mark, "huge pages", found);
+    row(if report.cuda.driver { '+' } else { '-' }, "cuda driver", report.cuda.describe());
+    row('-', "cuda kernels", report.cuda.kernels.to_owned());
+    let free = report.cache.free_bytes.map_or(String::new(), |b| format!(" ({} free)", megabytes(b)));
+    row('+', "cache", format!("{}{free}", report.cache.home));
+    if report.cache.models.is_empty() {
+        row('-', "models", "none yet; tandem pull --list".into());
+    }
+    for model in &report.cache.models {
+        row('+', "model", model.describe());
+    }
+    out
+}

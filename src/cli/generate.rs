@@ -1,0 +1,277 @@
+//! `tandem generate`: from a prompt to text.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tandem::Error;
+use tandem::engine::{Engine, Input, Logits, SeqId};
+use tandem::text::{Message, Sampler, SamplerParams, StreamDecoder, Tokenizer, logprobs};
+
+use super::args::{EngineArgs, real};
+use super::open::{self, Opened};
+use super::{output, progress, prompt};
+
+/// Continues or answers a prompt.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME
+    /// [default: smollm2-135m, fetched on first use].
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// The prompt; without it and without -f it is read from standard input.
+    #[arg(value_name = "PROMPT", conflicts_with = "file")]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file (- is standard input).
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Most tokens to generate.
+    #[arg(short = 'n', long = "max-tokens", default_value_t = 512, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(0..))]
+    pub max_tokens: u32,
+    /// Continue the prompt as it is, without the model's chat template.
+    #[arg(long, conflicts_with = "system")]
+    pub raw: bool,
+    /// System message for the chat template.
+    #[arg(long, value_name = "S")]
+    pub system: Option<String>,
+    /// Stop at this text, which is not printed; may be given several times.
+    #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
+    /// Sampling temperature; 0 always takes the most likely token.
+    #[arg(long, default_value_t = 0.0, value_name = "T", help_heading = "Sampling",
+          value_parser = |s: &str| real(s, 0.0..=100.0, "the temperature (0 to 100)"))]
+    pub temp: f32,
+    /// Only among the K most likely tokens; 0 is all.
+    #[arg(long, default_value_t = 0, value_name = "K", help_heading = "Sampling")]
+    pub top_k: u32,
+    /// Only among the most likely tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_name = "P", help_heading = "Sampling",
+          value_parser = |s: &str| real(s, f32::MIN_POSITIVE..=1.0, "the probability (above 0, up to 1)"))]
+    pub top_p: f32,
+    /// Only among tokens at least this likely, relative to the most likely one.
+    #[arg(long, default_value_t = 0.0, value_name = "P", help_heading = "Sampling",
+          value_parser = |s: &str| real(s, 0.0..=1.0, "the probability (0 to 1)"))]
+    pub min_p: f32,
+    /// Divide the score of tokens already seen; 1 is off.
+    #[arg(long, default_value_t = 1.0, value_name = "R", help_heading = "Sampling",
+          value_parser = |s: &str| real(s, f32::MIN_POSITIVE..=100.0, "the penalty (above 0, up to 100)"))]
+    pub repeat_penalty: f32,
+    /// Seed of the sampler.
+    #[arg(long, default_value_t = 0, value_name = "S", help_heading = "Sampling")]
+    pub seed: u64,
+    /// With --json: log-probabilities of each token and of the K most likely ones.
+    #[arg(long, value_name = "K", requires = "json", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub logprobs: Option<u32>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Tokens that may follow one prompt token id outside of a tokenizer (random weights): bytes of the text.
+fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
+    text.bytes().map(|b| (b as usize % vocab) as u32).collect()
+}
+
+/// Generates.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let sampler = Sampler::new(SamplerParams {
+        temperature: args.temp,
+        top_k: args.top_k as usize,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        seed: args.seed,
+        ..SamplerParams::default()
+    })?;
+    let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
+    let opened = open::open(args.model.as_deref())?;
+    let tokenizer = opened.tokenizer()?;
+    let ids = match &tokenizer {
+        Some(t) => prompt_ids(args, &opened, t, &prompt)?,
+        None => synthetic_ids(&prompt, opened.model.spec.vocab),
+    };
+    if ids.is_empty() {
+        return Err(Error::usage("the prompt has no tokens").into());
+    }
+    let max_context = opened.model.spec.max_context;
+    let limit = args.engine.ctx.map_or(max_context, |c| c as usize);
+    if ids.len() > limit {
+        let ctx = if args.engine.ctx.is_some() { "--ctx" } else { "the model's context" };
+        return Err(Error::usage(format!(
+            "the prompt has {} tokens, more than {ctx} of {limit}; shorten it{}",
+            ids.len(),
+            if limit < max_context { " or raise --ctx" } else { "" }
+        ))
+        .into());
+    }
+    let context =
+        args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
+    let mut running = opened.engine(&args.engine, context, 1)?;
+    let plan = running.plan(&args.engine);
+    let mut generation = Generation {
+        args,
+        tokenizer: tokenizer.as_ref(),
+        sampler,
+        stream: StreamDecoder::new(&args.stop),
+        text: String::new(),
+        tokens: Vec::new(),
+        logprobs: Vec::new(),
+    };
+    let seq = running.engine.add();
+    let began = Instant::now();
+    // A bar only where the wait is worth one.
+    let bar = (ids.len() > 4096)
+        .then(|| progress::bytes_bar(Some(ids.len() as u64), "reading the prompt (tokens)"));
+    let logits = running.engine.prefill(seq, &ids, |done| {
+        if let Some(bar) = &bar {
+            bar.set(done as u64);
+        }
+    })?;
+    if let Some(bar) = &bar {
+        bar.finish();
+    }
+    let prefill_s = began.elapsed().as_secs_f64();
+    let decode_began = Instant::now();
+    let mut first = None;
+    let finish = generation.decode(&mut running.engine, seq, logits, &ids, &mut || {
+        first.get_or_insert_with(|| started.elapsed());
+    })?;
+    let decode_s = decode_began.elapsed().as_secs_f64();
+    // The first token came from the prompt's own pass.
+    let steps = generation.tokens.len().saturating_sub(1);
+    let rate = |n: usize, s: f64| if n > 0 && s > 0.0 { n as f64 / s } else { 0.0 };
+    let timings = serde_json::json!({
+        "load_ms": running.load_ms,
+        "prefill_tok_s": rate(ids.len(), prefill_s),
+        "decode_tok_s": rate(steps, decode_s),
+        "ttft_ms": first.map_or(0.0, |f| f.as_secs_f64() * 1e3),
+    });
+    if args.json {
+        let mut result = serde_json::json!({
+            "prompt_tokens": ids.len(),
+            "tokens": generation.tokens,
+            "text": generation.text,
+            "finish_reason": finish,
+            "plan": plan,
+            "timings": timings,
+        });
+        if args.logprobs.is_some() {
+            result["logprobs"] = serde_json::Value::Array(generation.logprobs);
+        }
+        return output::json(&result);
+    }
+    output::line("")?;
+    progress::detail(&format!(
+        "{} prompt tokens at {:.0} tok/s, {} tokens at {:.1} tok/s, first after {:.0} ms; {finish}",
+        ids.len(),
+        rate(ids.len(), prefill_s),
+        generation.tokens.len(),
+        rate(steps, decode_s),
+        first.map_or(0.0, |f| f.as_secs_f64() * 1e3)
+    ));
+    Ok(())
+}
+
+/// The prompt's tokens, through the chat template unless `--raw`.
+fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str) -> anyhow::Result<Vec<u32>> {
+    if args.raw {
+        return Ok(tokenizer.encode(prompt, true, false)?);
+    }
+    let Some(template) = opened.template(tokenizer)? else {
+        if args.system.is_some() {
+            return Err(Error::usage("--system: this model has no chat template").into());
+        }
+        progress::detail("this model has no chat template: the prompt is continued as it is");
+        return Ok(tokenizer.encode(prompt, true, false)?);
+    };
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(Message::new("system", system));
+    }
+    messages.push(Message::new("user", prompt));
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+    let rendered = template.render(&messages, true, &bos, &eos)?;
+    // Most templates write the beginning-of-sequence token themselves: never two of them.
+    let add_special = bos.is_empty() || !rendered.starts_with(&bos);
+    Ok(tokenizer.encode(&rendered, add_special, true)?)
+}
+
+/// One answer in the making.
+struct Generation<'a> {
+    args: &'a Args,
+    tokenizer: Option<&'a Tokenizer>,
+    sampler: Sampler,
+    stream: StreamDecoder,
+    text: String,
+    tokens: Vec<u32>,
+    logprobs: Vec<serde_json::Value>,
+}
+
+impl Generation<'_> {
+    /// Decodes until something ends it; returns what did. `seen` is called at every token.
+    fn decode(
+        &mut self,
+        engine: &mut Engine,
+        seq: SeqId,
+        mut logits: Vec<f32>,
+        prompt: &[u32],
+        seen: &mut dyn FnMut(),
+    ) -> anyhow::Result<&'static str> {
+        let mut history = prompt.to_vec();
+        let finish = loop {
+            if self.tokens.len() >= self.args.max_tokens as usize {
+                break "length";
+            }
+            let distribution = self.args.logprobs.map(|k| logprobs(&logits, k as usize));
+            let raw: Option<Vec<f32>> = distribution.is_some().then(|| logits.clone());
+            let id = self.sampler.sample(&mut logits, &history);
+            if let (Some((lse, top)), Some(raw)) = (distribution, raw) {
+                let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
+                let logprob = raw[id as usize] as f64 - lse;
+                self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));
+            }
+            self.tokens.push(id);
+            history.push(id);
+            seen();
+            if self.tokenizer.is_some_and(|t| t.is_eog(id)) {
+                break "stop";
+            }
+            match self.tokenizer {
+                Some(t) if !t.is_special(id) => {
+                    let out = self.stream.push(&t.token_bytes(id));
+                    self.emit(&out.text)?;
+                    if out.stopped {
+                        break "stop";
+                    }
+                }
+                Some(_) => {}
+                None => self.emit(&format!("{id} "))?,
+            }
+            if self.tokens.len() >= self.args.max_tokens as usize {
+                break "length";
+            }
+            if engine.len(seq) + 1 > engine.context() {
+                break "length";
+            }
+            let out = engine.forward(&[Input { seq, tokens: &[id], logits: Logits::Last }])?;
+            logits.clear();
+            logits.extend_from_slice(out);
+        };
+        let rest = self.stream.finish();
+        self.emit(&rest.text)?;
+        Ok(finish)
+    }
+
+    fn emit(&mut self, text: &str) -> anyhow::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.text.push_str(text);
+        if self.args.json { Ok(()) } else { output::print(text) }
+    }
+}

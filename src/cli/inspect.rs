@@ -1,0 +1,88 @@
+//! `tandem inspect`: what is in a model.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+use tandem::model::{Description, LoadedModel, describe};
+
+use super::progress::megabytes;
+use super::{open, output};
+
+/// Shows what is in a model: sizes, types of tensors, memory per token.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME.
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// List every tensor, too.
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    description: Description,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensors: Option<Vec<TensorReport>>,
+}
+
+#[derive(Serialize)]
+struct TensorReport {
+    name: String,
+    dtype: &'static str,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+/// Loads and describes.
+pub fn run(args: &Args) -> Result<()> {
+    let model = open::open(Some(&args.model))?.model;
+    let report = Report { description: describe(&model), tensors: args.tensors.then(|| tensors(&model)) };
+    if args.json { output::json(&report) } else { output::print(&text(&report)) }
+}
+
+fn tensors(model: &LoadedModel) -> Vec<TensorReport> {
+    let report = |(name, t): (&str, &tandem::tensor::Tensor)| TensorReport {
+        name: name.into(),
+        dtype: t.dtype.name(),
+        shape: t.shape.clone(),
+        bytes: t.data.len(),
+    };
+    model.weights.iter().map(report).collect()
+}
+
+fn text(report: &Report) -> String {
+    let d = &report.description;
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let mut row = |what: &str, found: String| drop(writeln!(out, "{what:<12} {found}"));
+    row("name", d.name.clone());
+    row("source", d.source.clone());
+    row("family", d.family.clone());
+    row("parameters", format!("{:.1} M in {}", d.parameters as f64 / 1e6, megabytes(d.weight_bytes)));
+    let by_dtype = d.bytes_by_dtype.iter().map(|(dtype, bytes)| format!("{dtype} {}", megabytes(*bytes)));
+    row("types", by_dtype.collect::<Vec<_>>().join(", "));
+    row("layers", format!("{}, width {}, feed-forward {}", d.layers, d.d_model, d.d_ff));
+    row("heads", format!("{} query, {} key/value, of {} elements", d.heads, d.kv_heads, d.head_dim));
+    let head = if d.tied_head { "output head tied to the embedding" } else { "output head of its own" };
+    row("vocabulary", format!("{}, {head}", d.vocab));
+    row("position", d.position.clone());
+    if let Some((size, layers)) = d.window {
+        row("window", format!("{size} tokens in {layers} of {} layers", d.layers));
+    }
+    row("context", format!("{} tokens, {} each", d.max_context, megabytes(d.kv_bytes_per_token)));
+    row("tokenizer", d.tokenizer.clone());
+    row("template", if d.chat_template { "has a chat template".into() } else { "no chat template".into() });
+    for note in &d.notes {
+        row("note", note.clone());
+    }
+    for t in report.tensors.iter().flatten() {
+        row("tensor", format!("{:<32} {:<5} {:?}", t.name, t.dtype, t.shape));
+    }
+    out
+}

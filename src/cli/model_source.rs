@@ -1,0 +1,102 @@
+//! What `-m` means: a path, a name, or random weights.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use tandem::hub::{CATALOG, DEFAULT_MODEL, Hub, ModelName};
+use tandem::{Error, Result};
+
+use super::progress::{PullProgress, megabytes, note};
+
+/// A model that can be loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvedModel {
+    /// What the user called it (the default's name if nothing).
+    pub name: String,
+    /// Where it is.
+    pub source: ModelSource,
+}
+
+/// Where a model comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A `.gguf` file or a folder; it exists.
+    Path(PathBuf),
+    /// Random weights of the spec after `synth:`.
+    Synth(String),
+}
+
+/// Finds the model that `-m` names, fetching it if it has to be fetched.
+///
+/// # Errors
+/// Nothing has that name (the message says where was looked), or the pull fails.
+pub fn resolve(model: Option<&str>) -> Result<ResolvedModel> {
+    let name = model.unwrap_or(DEFAULT_MODEL);
+    let at = |source| Ok(ResolvedModel { name: name.into(), source });
+    if let Some(spec) = name.strip_prefix("synth:") {
+        return at(ModelSource::Synth(spec.into()));
+    }
+    // A name in the catalogue wins over a file that happens to be called so, only if there is no such file.
+    let path = Path::new(name);
+    if model.is_some() && path.exists() {
+        return at(ModelSource::Path(path.into()));
+    }
+    let missing = || {
+        let known: Vec<_> = CATALOG.iter().map(|e| e.name).collect();
+        Error::usage(format!(
+            "{name}: no such file or folder, and no model that `tandem pull` knows ({}, hf:OWNER/REPO)",
+            known.join(", ")
+        ))
+    };
+    let parsed = ModelName::parse(name).map_err(|_| missing())?;
+    let hub = Hub::from_env()?;
+    if let Some(found) = hub.lookup(&parsed) {
+        return at(ModelSource::Path(found));
+    }
+    // A mistyped path looks like OWNER/REPO; only the explicit form reaches for the network.
+    if matches!(parsed, ModelName::Hub(_)) && !name.starts_with("hf:") {
+        return Err(missing());
+    }
+    at(ModelSource::Path(pull(&hub, name, &parsed, false)?))
+}
+
+/// Pulls with progress on stderr; says how long it took.
+pub fn pull(hub: &Hub, name: &str, parsed: &ModelName, force: bool) -> Result<PathBuf> {
+    let begun = Instant::now();
+    if let ModelName::Catalog(entry) = parsed
+        && hub.lookup(parsed).is_none()
+    {
+        note(&format!("{name}: fetching {} ({}, {})", entry.about, megabytes(entry.bytes), entry.licence));
+    }
+    let pulled = hub.pull(parsed, force, &PullProgress::default())?;
+    let took = begun.elapsed().as_secs_f64();
+    let size = megabytes(pulled.bytes);
+    match pulled.fetched {
+        true => note(&format!("{name}: {size} in {took:.1} s")),
+        false => note(&format!("{name}: already here ({size}), checked in {took:.1} s")),
+    }
+    Ok(pulled.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_synthetic_models_need_no_hub() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        assert_eq!(resolve(Some(path)).unwrap().source, ModelSource::Path(path.into()));
+        let synth = resolve(Some("synth:llama-3.2-1b")).unwrap();
+        assert_eq!(synth.source, ModelSource::Synth("llama-3.2-1b".into()));
+    }
+
+    #[test]
+    fn a_missing_model_says_where_was_looked() {
+        for name in ["no/such/file.gguf", "nosuch", "/no/such"] {
+            let error = resolve(Some(name)).unwrap_err();
+            assert!(matches!(error, Error::Usage(_)), "{error:?}");
+            assert!(error.to_string().contains("smollm2-135m"), "{error}");
+        }
+    }
+}

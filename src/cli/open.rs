@@ -1,0 +1,130 @@
+//! From `-m` and the engine's options to a running engine: what generate, perplexity and bench share.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use tandem::cache::KvDType;
+use tandem::engine::{Engine, Options, Prepared};
+use tandem::model::{self, LoadedModel, TextSource};
+use tandem::simd::Isa;
+use tandem::simd::linear::Mode;
+use tandem::text::{ChatTemplate, Tokenizer};
+
+use super::args::{EngineArgs, KvType};
+use super::model_source::{self, ModelSource};
+use super::progress;
+
+/// A model read, not yet prepared for a tier.
+pub struct Opened {
+    /// What the user called it.
+    pub name: String,
+    /// Sizes, weights, text material.
+    pub model: LoadedModel,
+    began: Instant,
+}
+
+/// Reads the model that `-m` names, fetching the default one on first use.
+pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
+    let resolved = model_source::resolve(name)?;
+    let began = Instant::now();
+    let model = match &resolved.source {
+        ModelSource::Path(path) => model::load(&path.to_string_lossy())?,
+        ModelSource::Synth(spec) => {
+            progress::note(&format!("making random weights for {spec}"));
+            model::load(&format!("synth:{spec}"))?
+        }
+    };
+    Ok(Opened { name: resolved.name, model, began })
+}
+
+impl Opened {
+    /// The tokenizer; `None` for random weights.
+    pub fn tokenizer(&self) -> anyhow::Result<Option<Tokenizer>> {
+        let mut tokenizer = match &self.model.text {
+            TextSource::Gguf(metadata) => Tokenizer::from_gguf(metadata)?,
+            TextSource::TokenizerJson { path, config } => {
+                let config = config.as_ref().map(ToString::to_string);
+                Tokenizer::from_json_file(path, config.as_deref())?
+            }
+            TextSource::None => return Ok(None),
+        };
+        self.model.eos_ids.iter().for_each(|&id| tokenizer.add_eog(id));
+        Ok(Some(tokenizer))
+    }
+
+    /// The chat template: the model's own, or one that its special tokens imply.
+    pub fn template(&self, tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
+        match &self.model.chat_template {
+            Some(source) => Ok(Some(ChatTemplate::new(source).context("the model's chat template")?)),
+            None => Ok(ChatTemplate::fallback(tokenizer)),
+        }
+    }
+
+    /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the
+    /// model's own context, unless `--ctx` said otherwise).
+    pub fn engine(&self, args: &EngineArgs, context: usize, sequences: usize) -> anyhow::Result<Running> {
+        let isa = Isa::selected()?;
+        if std::env::var_os("TANDEM_ISA").is_some() {
+            progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
+        }
+        let mut options = Options::new(isa, context);
+        options.threads = args.threads.map(|t| t as usize);
+        options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
+        options.kv_dtype = match args.kv_type {
+            KvType::Bf16 => KvDType::BF16,
+            KvType::F16 => KvDType::F16,
+        };
+        options.sequences = sequences;
+        if let Some(chunk) = args.chunk {
+            options.chunk = chunk as usize;
+        }
+        let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
+        let total = Prepared::bytes_to_pack(&spec, weights, isa);
+        // Short work shows no bar: it would only flicker.
+        let bar = (total > 200 << 20).then(|| progress::bytes_bar(Some(total), "packing weights"));
+        let engine = Engine::new(spec, weights, &options, &|bytes| {
+            if let Some(bar) = &bar {
+                bar.inc(bytes);
+            }
+        })?;
+        if let Some(bar) = &bar {
+            bar.finish();
+        }
+        let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
+        let (threads, memory) = (engine.pool().threads(), engine.memory());
+        progress::detail(&format!(
+            "{}: {isa} kernels, {threads} threads, context {context}; weights {:.2} GB, KV {:.2} GB, activations {:.2} GB; \
+             loaded in {load_ms:.0} ms",
+            self.name,
+            memory.weights as f64 / 1e9,
+            memory.kv as f64 / 1e9,
+            memory.activations as f64 / 1e9
+        ));
+        Ok(Running { engine, load_ms })
+    }
+}
+
+/// An engine and how long it took to get there.
+pub struct Running {
+    /// Ready to run.
+    pub engine: Engine,
+    /// From opening the file to here.
+    pub load_ms: f64,
+}
+
+impl Running {
+    /// What was decided, for `plan` in JSON.
+    pub fn plan(&self, args: &EngineArgs) -> serde_json::Value {
+        let (e, m) = (&self.engine, self.engine.memory());
+        serde_json::json!({
+            "device": "cpu",
+            "strategy": "cpu-only",
+            "isa": e.model().isa().name(),
+            "threads": e.pool().threads(),
+            "context": e.context(),
+            "kv_type": match args.kv_type { KvType::Bf16 => "bf16", KvType::F16 => "f16" },
+            "deterministic": args.deterministic,
+            "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! `tandem perplexity`: how well a model predicts a text.
+
+use std::path::PathBuf;
+
+use tandem::Error;
+use tandem::engine::{Input, Logits};
+use tandem::text::token_logprob;
+
+use super::args::EngineArgs;
+use super::{open, output, progress, prompt};
+
+/// Context of a window unless `--ctx` says otherwise.
+const WINDOW: usize = 2048;
+
+/// Rows per step: their logits take 4·V bytes each.
+const STEP: usize = 128;
+
+/// Measures how well a model predicts a text.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a .gguf file, a folder, or a name that `tandem pull` knows
+    /// [default: smollm2-135m, fetched on first use].
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// The text (- is standard input).
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Measures: the text is cut into windows of the context (at most `--ctx`, default 2048); in each, every
+/// token but the first is predicted from those before it. Tokens are scored once.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let text = prompt::read_file(&args.file)?;
+    let opened = open::open(args.model.as_deref())?;
+    let Some(tokenizer) = opened.tokenizer()? else {
+        return Err(Error::usage("random weights have no tokenizer, so there is nothing to predict").into());
+    };
+    let ids = tokenizer.encode(&text, true, false)?;
+    if ids.len() < 2 {
+        return Err(Error::usage(format!(
+            "{} has {} tokens; at least 2 are needed to predict one",
+            args.file.display(),
+            ids.len()
+        ))
+        .into());
+    }
+    let context =
+        args.engine.ctx.map_or(WINDOW, |c| c as usize).min(opened.model.spec.max_context).min(ids.len());
+    if context < 2 {
+        return Err(Error::usage("--ctx: at least 2 tokens are needed to predict one").into());
+    }
+    let mut running = opened.engine(&args.engine, context, 1)?;
+    let vocab = running.engine.spec().vocab;
+    let total = ids.len() - ids.len().div_ceil(context);
+    let bar = (total > 1024).then(|| progress::bytes_bar(Some(total as u64), "predicting (tokens)"));
+    let (mut nll, mut scored) = (0f64, 0usize);
+    for window in ids.chunks(context) {
+        let seq = running.engine.add();
+        let mut at = 0;
+        // Small steps: all logits of a step are held at once.
+        for step in window.chunks(STEP) {
+            let logits = running.engine.forward(&[Input { seq, tokens: step, logits: Logits::All }])?;
+            for (i, row) in logits.chunks_exact(vocab).enumerate() {
+                let Some(&next) = window.get(at + i + 1) else { break };
+                nll -= f64::from(token_logprob(row, next));
+                scored += 1;
+            }
+            at += step.len();
+            if let Some(bar) = &bar {
+                bar.set(scored as u64);
+            }
+        }
+        running.engine.remove(seq);
+    }
+    if let Some(bar) = &bar {
+        bar.finish();
+    }
+    let mean = nll / scored as f64;
+    if args.json {
+        return output::json(&serde_json::json!({
+            "tokens": scored,
+            "mean_nll": mean,
+            "perplexity": mean.exp(),
+            "plan": running.plan(&args.engine),
+        }));
+    }
+    output::line(&format!(
+        "{scored} tokens predicted; mean negative log-likelihood {mean:.5}, perplexity {:.4}",
+        mean.exp()
+    ))
+}

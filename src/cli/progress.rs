@@ -1,0 +1,194 @@
+//! Standard error: progress, logs, errors. Bars on a terminal, plain lines elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+const QUIET: u8 = 0;
+const NORMAL: u8 = 1;
+const VERBOSE: u8 = 2;
+static VERBOSITY: AtomicU8 = AtomicU8::new(NORMAL);
+
+/// What `-v` and `-q` ask for.
+pub fn set_verbosity(verbose: bool, quiet: bool) {
+    let level = match (verbose, quiet) {
+        (_, true) => QUIET,
+        (true, _) => VERBOSE,
+        _ => NORMAL,
+    };
+    VERBOSITY.store(level, Ordering::Relaxed);
+}
+
+fn level() -> u8 {
+    VERBOSITY.load(Ordering::Relaxed)
+}
+
+/// Text as it is. (Not `eprint!`, which panics when stderr is closed.)
+pub fn raw(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// `tandem: error: ...`, always shown.
+pub fn error(message: &str) {
+    raw(&format!("tandem: error: {}\n", one_line(message)));
+}
+
+/// A line unless `--quiet`.
+pub fn note(message: &str) {
+    if level() >= NORMAL {
+        raw(&format!("tandem: {}\n", one_line(message)));
+    }
+}
+
+/// A line with `--verbose`.
+pub fn detail(message: &str) {
+    if level() >= VERBOSE {
+        raw(&format!("tandem: {}\n", one_line(message)));
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// `98.4 MB`.
+pub fn megabytes(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
+}
+
+/// Progress by bytes on something that takes long. Threads may share it.
+pub struct BytesBar {
+    kind: Kind,
+}
+
+enum Kind {
+    Hidden(AtomicU64),
+    Bar(ProgressBar),
+    Lines(Lines),
+}
+
+/// A line at the start, at most one every few seconds, and one at the end.
+struct Lines {
+    what: String,
+    total: Option<u64>,
+    at: AtomicU64,
+    begun: Instant,
+    said: Mutex<Instant>,
+}
+
+/// A bar over `total` bytes (unknown: a spinner) of `what`.
+pub fn bytes_bar(total: Option<u64>, what: &str) -> BytesBar {
+    let kind = if level() < NORMAL {
+        Kind::Hidden(AtomicU64::new(0))
+    } else if std::io::stderr().is_terminal() {
+        let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        let template = match total {
+            Some(_) => "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+            None => "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
+        };
+        let style = ProgressStyle::with_template(template).expect("a valid template");
+        Kind::Bar(bar.with_style(style.progress_chars("=> ")).with_message(what.to_owned()))
+    } else {
+        let now = Instant::now();
+        Kind::Lines(Lines {
+            what: what.into(),
+            total,
+            at: AtomicU64::new(0),
+            begun: now,
+            said: Mutex::new(now),
+        })
+    };
+    BytesBar { kind }
+}
+
+impl BytesBar {
+    /// `bytes` are done so far.
+    pub fn set(&self, bytes: u64) {
+        match &self.kind {
+            Kind::Hidden(at) => at.store(bytes, Ordering::Relaxed),
+            Kind::Bar(bar) => bar.set_position(bytes),
+            Kind::Lines(lines) => {
+                lines.at.store(bytes, Ordering::Relaxed);
+                lines.tick();
+            }
+        }
+    }
+
+    /// `bytes` more are done.
+    pub fn inc(&self, bytes: u64) {
+        match &self.kind {
+            Kind::Hidden(at) => drop(at.fetch_add(bytes, Ordering::Relaxed)),
+            Kind::Bar(bar) => bar.inc(bytes),
+            Kind::Lines(lines) => {
+                lines.at.fetch_add(bytes, Ordering::Relaxed);
+                lines.tick();
+            }
+        }
+    }
+
+    /// Takes the bar away; in plain lines, says how long it took.
+    pub fn finish(&self) {
+        match &self.kind {
+            Kind::Hidden(_) => {}
+            Kind::Bar(bar) => bar.finish_and_clear(),
+            Kind::Lines(lines) => lines.finish(),
+        }
+    }
+}
+
+impl Lines {
+    fn tick(&self) {
+        let Ok(mut said) = self.said.try_lock() else { return };
+        if said.elapsed() >= Duration::from_secs(5) {
+            *said = Instant::now();
+            let at = megabytes(self.at.load(Ordering::Relaxed));
+            match self.total {
+                Some(total) => note(&format!("{}: {at} of {}", self.what, megabytes(total))),
+                None => note(&format!("{}: {at}", self.what)),
+            }
+        }
+    }
+
+    fn finish(&self) {
+        let (at, took) = (self.at.load(Ordering::Relaxed), self.begun.elapsed());
+        // What is over before anyone could wonder is not worth a line.
+        if took >= Duration::from_secs(1) {
+            note(&format!("{}: {} in {:.1} s", self.what, megabytes(at), took.as_secs_f64()));
+        }
+    }
+}
+
+/// The progress of a pull on stderr.
+#[derive(Default)]
+pub struct PullProgress {
+    bar: Mutex<Option<BytesBar>>,
+}
+
+impl tandem::hub::Progress for PullProgress {
+    fn begin(&self, what: &str, total: Option<u64>) {
+        *self.bar.lock().expect("no panic holds it") = Some(bytes_bar(total, what));
+    }
+    fn at(&self, bytes: u64) {
+        if let Some(bar) = &*self.bar.lock().expect("no panic holds it") {
+            bar.set(bytes);
+        }
+    }
+    fn end(&self) {
+        if let Some(bar) = self.bar.lock().expect("no panic holds it").take() {
+            bar.finish();
+        }
+    }
+    fn note(&self, message: &str) {
+        match &*self.bar.lock().expect("no panic holds it") {
+            Some(BytesBar { kind: Kind::Bar(bar) }) => bar.suspend(|| note(message)),
+            _ => note(message),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::device::host::Pool;
+use crate::model::spec::{Norm, Position};
+use crate::model::{ModelSpec, Weights};
+use crate::reference::dequant::dequantise_row;
+use crate::simd::Isa;
+use crate::simd::linear::{GROUP, Linear, Packed, pack_group};
+use crate::tensor::{Bytes, Tensor};
+use crate::{Error, Result};
+
+/// Weights of one norm.
+pub(super) struct NormWeight {
+    pub w: Vec<f32>,
+    pub b: Option<Vec<f32>>,
+}
+
+/// Weights of one block.
+pub(super) struct Layer {
+    pub attn_norm: NormWeight,
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
+    pub o: Linear,
+    pub post_attn: Option<Vec<f32>>,
+    pub ffn_norm: NormWeight,
+    pub gate: Option<Linear>,
+    pub up: Linear,
+    pub down: Linear,
+    pub post_ffn: Option<Vec<f32>>,
+}
+
+/// A model whose weights are ready for the kernels of one tier.
+pub struct Prepared {
+    pub(super) spec: ModelSpec,
+    pub(super) isa: Isa,
+    /// `[V, d]`, read a row per token from where it lies.
+    pub(super) embed: Tensor,
+    pub(super) positions: Option<Tensor>,
+    pub(super) layers: Vec<Layer>,
+    pub(super) out_norm: NormWeight,
+    pub(super) head: Linear,
+    /// Divisors of the RoPE frequencies that came as a tensor.
+    weight_bytes: u64,
+}
+
+/// Alignment of each weight in the arena.
+const ALIGN: usize = 64;
+
+/// Rows per chunk of parallel packing, in groups of 16.
+const PACK_GROUPS: usize = 8;
+
+impl Prepared {
+    /// Takes `weights` (checked against `spec`), packs what `isa` wants packed, on all threads of `pool`.
+    /// `progress` is told the bytes done, of [`Prepared::bytes_to_pack`].
+    ///
+    /// # Errors
+    /// A missing or misshapen tensor; no memory for the packed weights.
+    pub fn new(
+        spec: ModelSpec,
+        weights: &Weights,
+        isa: Isa,
+        pool: &Pool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Prepared> {
+        let mut arena = Arena::plan(&spec, weights, isa)?;
+        arena.fill(pool, isa, progress)?;
+        let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
+        let lin = |name: &str, n: usize, k: usize| -> Result<Linear> {
+            let linear = arena.linear(weights, &format!("{name}.weight"), n, k, isa)?;
+            Ok(linear.with_bias(floats(weights, &format!("{name}.bias"), n)?))
+        };
+        let norm = |name: &str| -> Result<NormWeight> {
+            let w = floats(weights, &format!("{name}.weight"), d)?
+                .ok_or_else(|| Error::format(format!("{name}.weight"), "missing from the model"))?;
+            let b = floats(weights, &format!("{name}.bias"), d)?;
+            if b.is_none() && matches!(spec.norm, Norm::Layer { .. }) {
+                return Err(Error::format(format!("{name}.bias"), "missing from the model"));
+            }
+            Ok(NormWeight { w, b })
+        };
+        let layers = (0..spec.n_layers)
+            .map(|i| {
+                let name = |s: &str| format!("blk.{i}.{s}");
+                let vector = |s: &str, n: usize, wanted: bool| -> Result<Option<Vec<f32>>> {
+                    let name = name(s);
+                    let v = if wanted { floats(weights, &name, n)? } else { None };
+                    if wanted && v.is_none() {
+                        return Err(Error::format(name, "missing from the model"));
+                    }
+                    Ok(v)
+                };
+                Ok(Layer {
+                    attn_norm: norm(&name("attn_norm"))?,
+                    q: lin(&name("attn_q"), qd, d)?,
+                    k: lin(&name("attn_k"), kvd, d)?,
+                    v: lin(&name("attn_v"), kvd, d)?,
+                    q_norm: vector("attn_q_norm.weight", spec.head_dim, spec.qk_norm)?,
+                    k_norm: vector("attn_k_norm.weight", spec.head_dim, spec.qk_norm)?,
+                    o: lin(&name("attn_output"), d, qd)?,
+                    post_attn: vector("post_attention_norm.weight", d, spec.post_norms)?,
+                    ffn_norm: norm(&name("ffn_norm"))?,
+                    gate: spec.gated().then(|| lin(&name("ffn_gate"), ff, d)).transpose()?,
+                    up: lin(&name("ffn_up"), ff, d)?,
+                    down: lin(&name("ffn_down"), d, ff)?,
+                    post_ffn: vector("post_ffw_norm.weight", d, spec.post_norms)?,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let embed = weights.require("token_embd.weight", &[spec.vocab, d])?.clone();
+        let positions = match spec.position {
+            Position::Learned { .. } => Some(
+                weights
+                    .get("position_embd.weight")
+                    .filter(|t| t.cols() == d)
+                    .ok_or_else(|| Error::format("position_embd.weight", "missing or misshapen"))?
+                    .clone(),
+            ),
+            Position::Rope(_) => None,
+        };
+        let head_name = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
+        let head = arena.linear(weights, head_name, spec.vocab, d, isa)?;
+        let out_norm = norm("output_norm")?;
+        let weight_bytes = weights.bytes();
+        Ok(Prepared { spec, isa, embed, positions, layers, out_norm, head, weight_bytes })
+    }
+
+    /// Bytes of source weights that loading will pack (what `progress` counts up to).
+    pub fn bytes_to_pack(spec: &ModelSpec, weights: &Weights, isa: Isa) -> u64 {
+        linear_names(spec)
+            .filter_map(|n| weights.get(&n))
+            .filter(|t| Linear::wants_packing(t.dtype, isa))
+            .map(|t| t.data.len() as u64)
+            .sum()
+    }
+
+    /// The model's sizes.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The tier its weights are laid out for.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Bytes of the weights as they came.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    /// Bytes of weights that one decode step reads.
+    pub fn bytes_per_step(&self) -> u64 {
+        let layer = |l: &Layer| {
+            let gate = l.gate.as_ref().map_or(0, Linear::bytes);
+            [&l.q, &l.k, &l.v, &l.o, &l.up, &l.down].iter().map(|w| w.bytes()).sum::<usize>() + gate
+        };
+        (self.layers.iter().map(layer).sum::<usize>() + self.head.bytes()) as u64
+    }
+}
+
+/// Names of the weights that are multiplied, each once.
+fn linear_names(spec: &ModelSpec) -> impl Iterator<Item = String> + '_ {
+    let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let layers = (0..spec.n_layers).flat_map(move |i| parts.map(|p| format!("blk.{i}.{p}.weight")));
+    let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
+    layers.chain([head.to_string()])
+}
+
+/// A vector of any dtype as f32.
+fn floats(weights: &Weights, name: &str, n: usize) -> Result<Option<Vec<f32>>> {
+    let Some(t) = weights.get(name) else { return Ok(None) };
+    if t.shape.iter().product::<usize>() != n || t.dtype.is_quantised() {
+        let (dtype, shape) = (t.dtype, &t.shape);
+        return Err(Error::format(name, format!("{dtype} of shape {shape:?}, wanted {n} floats")));
+    }
+    let mut out = vec![0f32; n];
+    dequantise_row(t.dtype, &t.data, &mut out);
+    Ok(Some(out))
+}
+
+/// The packed weights of a model in one anonymous mapping, on huge pages where the system grants them.
+struct Arena<'a> {
+    slots: Vec<(String, &'a Tensor, usize)>,
+    total: usize,
+    bytes: Option<Bytes>,
+}
+
+impl<'a> Arena<'a> {
+    fn plan(spec: &ModelSpec, weights: &'a Weights, isa: Isa) -> Result<Arena<'a>> {
+        let mut arena = Arena { slots: Vec::new(), total: 0, bytes: None };
+        for name in linear_names(spec) {
+            let Some(t) = weights.get(&name) else { continue };
+            if !Linear::wants_packing(t.dtype, isa) {
+                continue;
+            }
+            let size = Packed::size(t.dtype, t.rows(), t.cols()).expect("quantised");
+            arena.slots.push((name, t, arena.total));
+            arena.total = arena
+                .total
+                .checked_add(size.next_multiple_of(ALIGN))
+                .ok_or_else(|| Error::Capacity("the packed weights' size overflows".into()))?;
+        }
+        Ok(arena)
+    }
+
+    fn fill(&mut self, pool: &Pool, isa: Isa, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        debug_assert!(isa > Isa::Reference || self.total == 0);
+        if self.total == 0 {
+            return Ok(());
+        }
+        let no_room = |e: std::io::Error| {
+            let gb = self.total as f64 / 1e9;
+            Error::Capacity(format!("no memory for {gb:.1} GB of packed weights: {e}"))
+        };
+        let mut map = memmap2::MmapMut::map_anon(self.total).map_err(no_room)?;
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
+        let base = AtomicPtr::new(map.as_mut_ptr());
+        for (_, tensor, offset) in &self.slots {
+            let groups = tensor.rows().div_ceil(GROUP);
+            let group_bytes =
+                Packed::size(tensor.dtype, tensor.rows(), tensor.cols()).expect("quantised") / groups;
+            pool.run(groups.div_ceil(PACK_GROUPS), &|c, _| {
+                let first = c * PACK_GROUPS;
+                let last = (first + PACK_GROUPS).min(groups);
+                for g in first..last {
+                    // SAFETY: each group has its own bytes of the arena, inside `total`, and belongs to
+                    // exactly one chunk; the map outlives the job.
+                    let out = unsafe {
+                        let at = base.load(Ordering::Relaxed).add(offset + g * group_bytes);
+                        std::slice::from_raw_parts_mut(at, group_bytes)
+                    };
+                    pack_group(tensor, g, out);
+                }
+                let rows = (last * GROUP).min(tensor.rows()) - first * GROUP;
+                progress((rows * tensor.row_bytes()) as u64);
+            });
+            // The packed copy replaces the file's pages in memory.
+            tensor.data.release_pages();
+        }
+        let map = map.make_read_only().map_err(no_room)?;
+        self.bytes = Some(Bytes::from_map(Arc::new(map)));
+        Ok(())
+    }
+
+    fn linear(&self, weights: &Weights, name: &str, n: usize, k: usize, isa: Isa) -> Result<Linear> {
+        let tensor = weights.require(name, &[n, k])?;
+        if !Linear::wants_packing(tensor.dtype, isa) {
+            return Ok(Linear::from_rows(tensor.clone(), isa));
+        }
+        let (_, t, offset) =
+            self.slots.iter().find(|(s, ..)| s == name).expect("planned from the same names");
+        let size = Packed::size(t.dtype, n, k).expect("quantised");
+        let bytes = self.bytes.as_ref().and_then(|b| b.slice(*offset, size)).expect("filled as planned");
+        Ok(Linear::from_packed(Packed::new(t.dtype, n, k, bytes), isa))
+    }
+}

@@ -1,0 +1,40 @@
+//! Cosines and sines of the positions seen so far.
+
+use crate::simd::RopeTable;
+
+/// Grows on demand: row `p` holds the `dim/2` cosines and sines of position `p`.
+pub(super) struct RopeCache {
+    table: RopeTable,
+    half: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl RopeCache {
+    pub fn new(table: RopeTable) -> RopeCache {
+        let half = table.pairs();
+        RopeCache { table, half, cos: Vec::new(), sin: Vec::new() }
+    }
+
+    /// Computes all positions below `n`.
+    pub fn extend_to(&mut self, n: usize) {
+        let have = self.cos.len() / self.half;
+        if n <= have {
+            return;
+        }
+        // In steps, so that decoding does not grow it token by token.
+        let n = n.next_multiple_of(256);
+        self.cos.resize(n * self.half, 0.0);
+        self.sin.resize(n * self.half, 0.0);
+        for p in have..n {
+            let at = p * self.half..(p + 1) * self.half;
+            self.table.cos_sin(p, &mut self.cos[at.clone()], &mut self.sin[at]);
+        }
+    }
+
+    /// Cosines and sines of position `p`, below what was asked of [`RopeCache::extend_to`].
+    pub fn at(&self, p: usize) -> (&[f32], &[f32]) {
+        let at = p * self.half..(p + 1) * self.half;
+        (&self.cos[at.clone()], &self.sin[at])
+    }
+}

@@ -1,0 +1,176 @@
+//! HTTP with the patience of a package manager: proxies, company certificates, retries.
+
+use std::io::ErrorKind;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use ureq::http::Response;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use super::env;
+use crate::{Error, Result};
+
+/// Attempts in a row without a single byte of progress before giving up.
+pub(super) const ATTEMPTS: u32 = 5;
+/// Longest document that is read into memory (an index page, a listing of a repository).
+const TEXT_LIMIT: u64 = 64 << 20;
+
+/// Request headers.
+pub(super) type Headers<'a> = &'a [(&'a str, String)];
+
+/// A client; nothing is read from the environment before its first request.
+pub(super) struct Http {
+    agent: OnceLock<Agent>,
+}
+
+/// Why a request brought nothing.
+pub(super) enum Failure {
+    /// Trying again is pointless.
+    Final(String),
+    /// Worth another attempt, after the delay that the server asked for, if it did.
+    Passing(String, Option<Duration>),
+    /// The host cannot be reached at all.
+    Unreachable(String),
+}
+
+impl Http {
+    pub(super) fn new() -> Http {
+        Http { agent: OnceLock::new() }
+    }
+
+    fn agent(&self) -> &Agent {
+        self.agent.get_or_init(|| {
+            let tls = match certificates() {
+                Some(certs) => TlsConfig::builder().root_certs(RootCerts::from(certs)).build(),
+                None => TlsConfig::default(),
+            };
+            // Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY (ureq reads them).
+            Agent::config_builder()
+                .tls_config(tls)
+                .http_status_as_error(false)
+                .user_agent(concat!("tandem/", env!("CARGO_PKG_VERSION")))
+                .timeout_connect(Some(Duration::from_secs(20)))
+                .timeout_recv_response(Some(Duration::from_secs(60)))
+                .timeout_per_read(Some(Duration::from_secs(60)))
+                .build()
+                .new_agent()
+        })
+    }
+
+    /// One GET. A status of 2xx or 416 is an answer, everything else a failure.
+    pub(super) fn get(&self, url: &str, headers: Headers<'_>) -> Result<Response<Body>, Failure> {
+        let mut request = self.agent().get(url);
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        let response = request.call().map_err(|e| failure(url, &e))?;
+        let status = response.status();
+        if status.is_success() || status.as_u16() == 416 {
+            return Ok(response);
+        }
+        let told = response.headers().get("retry-after").and_then(|v| v.to_str().ok()?.parse().ok());
+        let what = format!("{url}: the server answers {status}");
+        Err(match status.as_u16() {
+            408 | 425 | 429 | 500..=599 => {
+                Failure::Passing(what, told.map(|s: u64| Duration::from_secs(s.min(60))))
+            }
+            401 | 403 => Failure::Final(format!("{what}; does it need a login (HF_TOKEN)?")),
+            404 | 410 => Failure::Final(format!("{what}; no such model or file there")),
+            _ => Failure::Final(what),
+        })
+    }
+
+    /// The body of a document, and its content type.
+    pub(super) fn text(&self, url: &str, headers: Headers<'_>) -> Result<(String, String)> {
+        let mut attempt = 0;
+        loop {
+            let read = self.get(url, headers).and_then(|mut response| {
+                let kind = response.headers().get("content-type").and_then(|v| v.to_str().ok());
+                let kind = kind.unwrap_or_default().to_owned();
+                let body = response.body_mut().with_config().limit(TEXT_LIMIT).read_to_string();
+                body.map(|body| (kind, body)).map_err(|e| failure(url, &e))
+            });
+            match read {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => {
+                    attempt += 1;
+                    pause(failure, attempt)?;
+                }
+            }
+        }
+    }
+}
+
+/// Waits before attempt number `attempt + 1`, or says why there will be none.
+pub(super) fn pause(failure: Failure, attempt: u32) -> Result<()> {
+    match failure {
+        Failure::Final(why) => Err(Error::Network(why)),
+        Failure::Unreachable(why) => Err(Error::Network(why)),
+        Failure::Passing(why, _) if attempt >= ATTEMPTS => {
+            Err(Error::Network(format!("{why}; gave up after {attempt} attempts")))
+        }
+        Failure::Passing(_, told) => {
+            // 0.25, 0.5, 1, 2 s: a hiccup costs little, a restarting server gets its time.
+            let wait = Duration::from_millis(125 << attempt.min(6));
+            std::thread::sleep(told.map_or(wait, |t| t.max(wait)));
+            Ok(())
+        }
+    }
+}
+
+/// What an error of the client means for the next attempt.
+pub(super) fn failure(url: &str, error: &ureq::Error) -> Failure {
+    let what = format!("{url}: {error}");
+    let unreachable = || Failure::Unreachable(format!("cannot reach {url} ({error})"));
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::ConnectProxyFailed(_) => {
+            unreachable()
+        }
+        ureq::Error::Io(e) => match e.kind() {
+            ErrorKind::ConnectionRefused | ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
+                unreachable()
+            }
+            // rustls reports a certificate that it does not trust as InvalidData.
+            ErrorKind::InvalidData => Failure::Final(format!(
+                "{what}; behind a company proxy, point SSL_CERT_FILE at its certificates"
+            )),
+            _ => Failure::Passing(what, None),
+        },
+        ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => unreachable(),
+        ureq::Error::Timeout(_) | ureq::Error::Protocol(_) | ureq::Error::BodyStalled => {
+            Failure::Passing(what, None)
+        }
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => {
+            Failure::Final(format!("{what}; behind a company proxy, point SSL_CERT_FILE at its certificates"))
+        }
+        _ => Failure::Final(what),
+    }
+}
+
+/// The certificates that this machine trusts: those the user names, and the system's. `None` leaves
+/// the list that is built in (Mozilla's).
+fn certificates() -> Option<Vec<Certificate<'static>>> {
+    let named = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT"];
+    let system = [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/ca-bundle.pem",
+        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+        "/etc/ssl/cert.pem",
+    ];
+    let mut files: Vec<String> = named.into_iter().filter_map(env).collect();
+    files.extend(super::pypi::pip_setting("cert"));
+    files.extend(system.iter().find(|f| std::path::Path::new(f).is_file()).map(|f| f.to_string()));
+    files.sort();
+    files.dedup();
+    let mut certs = Vec::new();
+    for file in files {
+        let Ok(pem) = std::fs::read(&file) else { continue };
+        certs.extend(parse_pem(&pem).filter_map(|item| match item {
+            Ok(PemItem::Certificate(c)) => Some(c),
+            _ => None,
+        }));
+    }
+    (!certs.is_empty()).then_some(certs)
+}

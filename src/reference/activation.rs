@@ -1,0 +1,70 @@
+//! Elementwise operations, in double precision where there is a transcendental function.
+
+/// `x += delta`.
+pub fn add(x: &mut [f32], delta: &[f32]) {
+    for (x, d) in x.iter_mut().zip(delta) {
+        *x += d;
+    }
+}
+
+/// `x *= factor`.
+pub fn scale(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
+    }
+}
+
+/// x / (1 + e^-x).
+fn silu(x: f32) -> f64 {
+    let x = x as f64;
+    x / (1.0 + (-x).exp())
+}
+
+/// ½x(1 + tanh u), u = √(2/π)(x + 0.044715x³), as x / (1 + e^-2u), which is the same without cancellation.
+fn gelu_tanh(x: f32) -> f64 {
+    let x = x as f64;
+    let u = std::f64::consts::FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x);
+    x / (1.0 + (-2.0 * u).exp())
+}
+
+/// `out = silu(gate)·up`.
+pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    out.copy_from_slice(gate);
+    silu_mul_inplace(out, up);
+}
+
+/// `gate = silu(gate)·up`.
+pub fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        *g = (silu(*g) * u as f64) as f32;
+    }
+}
+
+/// `out = gelu(gate)·up`, tanh approximation.
+pub fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    out.copy_from_slice(gate);
+    gelu_tanh_mul_inplace(out, up);
+}
+
+/// `gate = gelu(gate)·up`, tanh approximation.
+pub fn gelu_tanh_mul_inplace(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        *g = (gelu_tanh(*g) * u as f64) as f32;
+    }
+}
+
+/// `x = max(x, 0)`; NaN stays NaN.
+pub fn relu(x: &mut [f32]) {
+    for x in x {
+        if *x < 0.0 {
+            *x = 0.0;
+        }
+    }
+}
+
+/// `x = cap·tanh(x / cap)`.
+pub fn softcap(x: &mut [f32], cap: f32) {
+    for x in x {
+        *x = (cap as f64 * (*x as f64 / cap as f64).tanh()) as f32;
+    }
+}

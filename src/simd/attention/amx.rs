@@ -1,0 +1,114 @@
+//! Block kernels on AMX tiles: the products of [`crate::amx::attention`], the softmax of AVX-512 BF16.
+//!
+//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the
+//!            softmax (10 instructions per 16 scores) and the products (16 cycles per 16 x 16 x 32) are alike
+//! error      as avx512_bf16.rs
+
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+use super::avx512_bf16::{merge, pack_q, softmax};
+use super::kernels::{BlockKernels, PAGES, Pv, Qk, S_STRIDE};
+use crate::amx::Session;
+use crate::amx::attention::{pv_bf16, qk_bf16_pages};
+use crate::cache::PAGE_TOKENS;
+
+/// The head sizes that tiles (at least 32) and the copy of a page's end (at most 256) cover.
+pub(super) const HEAD_DIMS: std::ops::RangeInclusive<usize> = 32..=256;
+
+pub(super) static KERNELS: BlockKernels = BlockKernels {
+    name: "amx bf16",
+    bf16: true,
+    unit: std::f32::consts::LN_2,
+    pack_q,
+    qk,
+    softmax,
+    pv,
+    merge,
+};
+
+/// Up to so many rows (decode), memory sets the pace, and the next block is prefetched.
+const MEMORY_BOUND_ROWS: usize = 8;
+
+fn session() -> Session {
+    Session::open().expect("the amx tier is selected only where tiles are available")
+}
+
+/// Asks for `n` elements from `from` on into L2.
+fn prefetch(from: *const u16, n: usize) {
+    for line in (0..n).step_by(32) {
+        // SAFETY: prefetching any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+    }
+}
+
+/// # Safety
+/// As [`Qk`] says; tiles are available.
+unsafe fn qk(a: &Qk) {
+    if a.rows <= MEMORY_BOUND_ROWS {
+        a.ahead[..a.groups].iter().for_each(|&p| prefetch(p, 16 * a.head_dim));
+    }
+    let len = PAGE_TOKENS * a.head_dim;
+    let n = a.groups.div_ceil(2);
+    // SAFETY: a page's K is contiguous and its first group comes first, so a stored group of even index
+    // starts a page of 32·head_dim elements; nobody writes these pages during attention. Groups past
+    // n pages are not looked at (their pointers are valid, and unused).
+    let pages: [&[u16]; PAGES] =
+        std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(a.k[2 * i.min(n - 1)], len) });
+    // SAFETY: q has rows x head_dim bf16, s rows x S_STRIDE f32 (see `Qk`), and they do not overlap.
+    let (q, s) = unsafe {
+        (
+            std::slice::from_raw_parts(a.q.cast::<u16>(), a.rows * a.head_dim),
+            std::slice::from_raw_parts_mut(a.s, a.rows * S_STRIDE),
+        )
+    };
+    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, &pages[..n], s, S_STRIDE);
+}
+
+/// # Safety
+/// As [`Pv`] says, P in bf16; tiles are available.
+unsafe fn pv(a: &Pv) {
+    let hd = a.head_dim;
+    let len = PAGE_TOKENS * hd;
+    let n = a.tokens.div_ceil(PAGE_TOKENS);
+    if a.rows <= MEMORY_BOUND_ROWS {
+        a.ahead.iter().for_each(|&p| prefetch(p, len));
+    }
+    // SAFETY: o has rows x head_dim f32, alpha and p one row each per row (see `Pv`).
+    let (o, alpha, p) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(a.o, a.rows * hd),
+            std::slice::from_raw_parts(a.alpha, a.rows),
+            std::slice::from_raw_parts(a.p.cast::<u16>(), (a.rows - 1) * S_STRIDE + n * PAGE_TOKENS),
+        )
+    };
+    for (o, &alpha) in o.chunks_exact_mut(hd).zip(alpha) {
+        if alpha != 1.0 {
+            o.iter_mut().for_each(|x| *x *= alpha);
+        }
+    }
+    // A tile takes whole pages. Slots past the last stored token may hold anything, NaN included, which
+    // even a weight of 0 would pass on: so the last page is copied, with zeroes in their place.
+    let mut copy = MaybeUninit::<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>::uninit();
+    let stored = a.tokens % PAGE_TOKENS;
+    let mut v = a.v;
+    if stored != 0 {
+        let to = copy.as_mut_ptr().cast::<u16>();
+        // SAFETY: head_dim is in HEAD_DIMS, so `copy` holds a page of V; stored < PAGE_TOKENS, so the
+        // pairs of tokens up to it, of 2·head_dim elements each, lie inside the page.
+        unsafe {
+            let pairs = stored.div_ceil(2);
+            to.copy_from_nonoverlapping(v[n - 1], pairs * 2 * hd);
+            to.add(pairs * 2 * hd).write_bytes(0, len - pairs * 2 * hd);
+            if stored % 2 == 1 {
+                let last = to.add((pairs - 1) * 2 * hd);
+                (0..hd).for_each(|d| last.add(2 * d + 1).write(0));
+            }
+        }
+        v[n - 1] = to;
+    }
+    // SAFETY: each is a page of V, or the copy, initialised just above; nobody writes them meanwhile.
+    let pages: [&[u16]; PAGES] =
+        std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], len) });
+    pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], hd, o, hd);
+}

@@ -1,0 +1,352 @@
+//! Block kernels on bf16 dot products (AVX-512 BF16): keys and values are never widened.
+//!
+//!   vdpbf16ps acc, line, broadcast pair      32 multiply-adds on 64 bytes of cache, no shuffle
+//!
+//! layout     K line: a pair of dims of 16 tokens, against a broadcast pair of q; V line: 16 dims of a pair
+//!            of tokens, against a broadcast pair of P
+//! tile       QK up to 6 rows x 4 groups of 16 tokens; PV up to 6 rows x 4 vectors of 16 dims, 3 rows x 8
+//! registers  24 accumulators + 4 lines + 1 broadcast = 29 of 32 zmm
+//! bound      memory in decode: 4·T·head_dim bytes per KV head, each line loaded once per 6 rows. While QK
+//!            streams K it prefetches V of the same tokens, while PV streams V the next block's K: pages
+//!            are scattered, so the hardware prefetcher cannot know where they are. Into L2: prefetches into L1
+//!            are limited by its two dozen miss buffers (Zen 4, 1 thread: 14 GB/s cold, 22 with L2)
+//! error      q and P are rounded to bf16 once (2^-9 each); the sum s adds the *rounded* P, so the output
+//!            is a convex combination of values; tolerance derived in tests/attention_vs_reference.rs
+
+#![allow(clippy::needless_range_loop)] // tiles: two indices into two or three arrays
+
+use std::arch::x86_64::*;
+
+use super::f32_body::row_max;
+use super::kernels::{BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};
+use super::partial::merge_body;
+use super::vector::Avx512;
+use crate::cache::PAGE_TOKENS;
+
+pub(super) static KERNELS: BlockKernels = BlockKernels {
+    name: "avx512 bf16 dot",
+    bf16: true,
+    unit: std::f32::consts::LN_2,
+    pack_q,
+    qk,
+    softmax,
+    pv,
+    merge,
+};
+
+/// Rows per register tile.
+const ROWS: usize = 6;
+
+/// How many of `left` rows the next tile takes: tiles of nearly equal size.
+#[inline(always)]
+fn tile_rows(left: usize) -> usize {
+    left.div_ceil(left.div_ceil(ROWS))
+}
+
+#[inline(always)]
+unsafe fn dp(acc: __m512, line: __m512i, pair: __m512i) -> __m512 {
+    // SAFETY: the callers are inside functions that enable avx512bf16; both types are 512 bits of bf16.
+    unsafe {
+        _mm512_dpbf16_ps(
+            acc,
+            std::mem::transmute::<__m512i, __m512bh>(line),
+            std::mem::transmute::<__m512i, __m512bh>(pair),
+        )
+    }
+}
+
+/// # Safety
+/// `to` has room for `q.len()` (a multiple of 16) bf16; the CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack_q(q: &[f32], scale: f32, to: *mut u8) {
+    let scale = _mm512_set1_ps(scale);
+    for (i, q) in q.chunks_exact(16).enumerate() {
+        // SAFETY: 16 elements each way.
+        unsafe {
+            let x = _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(q.as_ptr()), scale));
+            _mm256_storeu_si256(to.cast::<__m256i>().add(i), std::mem::transmute::<__m256bh, __m256i>(x));
+        }
+    }
+}
+
+/// One tile of S: each score is one chain of dot products over pairs of dims in order.
+///
+/// # Safety
+/// `q` has `R` rows of `pairs` pairs; each `k` has `pairs` lines; `s` has `R` rows of `S_STRIDE`, of which
+/// `G·16` elements are written.
+#[inline(always)]
+unsafe fn qk_tile<const R: usize, const G: usize, const AHEAD: bool>(
+    q: *const i32,
+    pairs: usize,
+    k: &[*const u16],
+    ahead: &[*const u16],
+    s: *mut f32,
+) {
+    // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
+    unsafe {
+        let k: [*const u16; G] = std::array::from_fn(|g| k[g]);
+        let ahead: [*const u16; G] = std::array::from_fn(|g| ahead[g]);
+        let mut acc = [[_mm512_setzero_ps(); G]; R];
+        for d in 0..pairs {
+            let mut line = [_mm512_setzero_si512(); G];
+            for g in 0..G {
+                line[g] = _mm512_loadu_si512(k[g].add(d * 32).cast());
+                if AHEAD {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead[g].wrapping_add(d * 32).cast());
+                }
+            }
+            for r in 0..R {
+                let q = _mm512_set1_epi32(*q.add(r * pairs + d));
+                for g in 0..G {
+                    acc[r][g] = dp(acc[r][g], line[g], q);
+                }
+            }
+        }
+        for r in 0..R {
+            for g in 0..G {
+                _mm512_storeu_ps(s.add(r * S_STRIDE + g * 16), acc[r][g]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Qk`] says; the CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn qk(a: &Qk) {
+    /// # Safety
+    /// As `qk_tile`.
+    #[inline(always)]
+    unsafe fn rows<const G: usize, const AHEAD: bool>(n: usize, a: &Qk, r: usize, g: usize) {
+        // SAFETY: r + n <= rows and g + G <= groups, by the loops below.
+        unsafe {
+            let pairs = a.head_dim / 2;
+            let q = a.q.cast::<i32>().add(r * pairs);
+            let s = a.s.add(r * S_STRIDE + g * 16);
+            let (k, ahead) = (&a.k[g..], &a.ahead[g..]);
+            match n {
+                1 => qk_tile::<1, G, AHEAD>(q, pairs, k, ahead, s),
+                2 => qk_tile::<2, G, AHEAD>(q, pairs, k, ahead, s),
+                3 => qk_tile::<3, G, AHEAD>(q, pairs, k, ahead, s),
+                4 => qk_tile::<4, G, AHEAD>(q, pairs, k, ahead, s),
+                5 => qk_tile::<5, G, AHEAD>(q, pairs, k, ahead, s),
+                _ => qk_tile::<6, G, AHEAD>(q, pairs, k, ahead, s),
+            }
+        }
+    }
+    let mut r = 0;
+    while r < a.rows {
+        let n = tile_rows(a.rows - r);
+        let mut g = 0;
+        while g < a.groups {
+            // SAFETY: as argued in `rows`.
+            unsafe {
+                match (a.groups - g, r == 0) {
+                    (4.., true) => rows::<4, true>(n, a, r, g),
+                    (4.., false) => rows::<4, false>(n, a, r, g),
+                    (2.., true) => rows::<2, true>(n, a, r, g),
+                    (2.., false) => rows::<2, false>(n, a, r, g),
+                    (_, true) => rows::<1, true>(n, a, r, g),
+                    (_, false) => rows::<1, false>(n, a, r, g),
+                }
+            }
+            g += match a.groups - g {
+                4.. => 4,
+                2.. => 2,
+                _ => 1,
+            };
+        }
+        r += n;
+    }
+}
+
+/// (2^r − 1)/r on [0, 1], highest power first: relative error 2^-18 of 2^r, nothing beside bf16's 2^-9.
+const EXP2: [f32; 4] = [0.013_426_683, 0.052_242_476, 0.241_280_2, 0.693_044_84];
+
+/// 2^x for x <= 0 in eight instructions: x − ⌊x⌋ by vreduceps, a polynomial, and 2^⌊x⌋ by vscalefps, which
+/// takes the floor itself. Exactly 1 at 0 and 0 at −∞; NaN stays NaN.
+///
+/// # Safety
+/// The CPU has AVX-512 F and DQ.
+#[inline(always)]
+unsafe fn exp2(x: __m512) -> __m512 {
+    // SAFETY: the callers are inside functions that enable these.
+    unsafe {
+        let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);
+        let mut p = _mm512_set1_ps(EXP2[0]);
+        for &c in &EXP2[1..] {
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+        }
+        _mm512_scalef_ps(_mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0)), x)
+    }
+}
+
+/// # Safety
+/// As [`Softmax`] says, P in bf16, scores in powers of two; the CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn softmax(a: &Softmax) {
+    // SAFETY: rows and groups bound every address (see `Softmax`); P is written in whole pages of 32
+    // tokens, which S_STRIDE has room for, since BLOCK is a multiple of 32.
+    unsafe {
+        let ones = _mm512_set1_epi32(0x3f80_3f80);
+        for r in 0..a.rows {
+            let s = a.s.add(r * S_STRIDE);
+            let p = a.p.cast::<u16>().add(r * S_STRIDE);
+            let (base, alpha) =
+                row_max::<Avx512>(s, a.groups, *a.visible.add(r), &mut *a.m.add(r), std::f32::consts::LN_2);
+            *a.alpha.add(r) = alpha;
+            let lanes = (*a.sum.add(r)).as_mut_ptr();
+            let mut sum = _mm512_mul_ps(_mm512_loadu_ps(lanes), _mm512_set1_ps(alpha));
+            for g in (0..a.groups).step_by(2) {
+                let e0 = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(g * 16)), base));
+                // The odd group out: its scores were not computed, its P is 0.
+                let e1 = if g + 1 < a.groups {
+                    exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(g * 16 + 16)), base))
+                } else {
+                    _mm512_setzero_ps()
+                };
+                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(e1, e0));
+                _mm512_storeu_si512(p.add(g * 16).cast(), rounded);
+                sum = dp(sum, rounded, ones);
+            }
+            _mm512_storeu_ps(lanes, sum);
+        }
+    }
+}
+
+/// One tile of O: `R` rows x `C` vectors of dims, over all pairs of tokens of the block in order.
+///
+/// # Safety
+/// `p` has `R` rows of `S_STRIDE`; `a.v`'s pages have `a.tokens` stored tokens; `o` has `R` rows of
+/// `head_dim`, of which columns `d0 .. d0 + 16·C` are updated; `alpha` has `R` elements.
+#[inline(always)]
+unsafe fn pv_tile<const R: usize, const C: usize, const AHEAD: bool>(
+    a: &Pv,
+    p: *const u16,
+    o: *mut f32,
+    alpha: *const f32,
+    d0: usize,
+) {
+    // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
+    unsafe {
+        let hd = a.head_dim;
+        let mut acc = [[_mm512_setzero_ps(); C]; R];
+        for r in 0..R {
+            let alpha = _mm512_set1_ps(*alpha.add(r));
+            for c in 0..C {
+                acc[r][c] = _mm512_mul_ps(_mm512_loadu_ps(o.add(r * hd + d0 + c * 16)), alpha);
+            }
+        }
+        let pairs = a.tokens / 2;
+        for page in 0..pairs.div_ceil(PAGE_TOKENS / 2) {
+            let first = page * (PAGE_TOKENS / 2);
+            let v = a.v[page].add(d0 * 2);
+            let ahead = a.ahead[page].wrapping_add(d0 * 2);
+            for i in 0..(pairs - first).min(PAGE_TOKENS / 2) {
+                let mut line = [_mm512_setzero_si512(); C];
+                for c in 0..C {
+                    line[c] = _mm512_loadu_si512(v.add(i * hd * 2 + c * 32).cast());
+                    if AHEAD {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * hd * 2 + c * 32).cast());
+                    }
+                }
+                for r in 0..R {
+                    let pair = p.add(r * S_STRIDE + (first + i) * 2).cast::<i32>();
+                    let pair = _mm512_set1_epi32(pair.read_unaligned());
+                    for c in 0..C {
+                        acc[r][c] = dp(acc[r][c], line[c], pair);
+                    }
+                }
+            }
+        }
+        if a.tokens % 2 == 1 {
+            // The pair's other token is not stored: whatever its slot holds is masked to +0.
+            let stored = _mm512_set1_epi32(0xffff);
+            let v = a.v[pairs / (PAGE_TOKENS / 2)].add(pairs % (PAGE_TOKENS / 2) * hd * 2 + d0 * 2);
+            for c in 0..C {
+                let line = _mm512_and_si512(_mm512_loadu_si512(v.add(c * 32).cast()), stored);
+                for r in 0..R {
+                    let pair = p.add(r * S_STRIDE + pairs * 2).cast::<i32>();
+                    acc[r][c] = dp(acc[r][c], line, _mm512_set1_epi32(pair.read_unaligned()));
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                _mm512_storeu_ps(o.add(r * hd + d0 + c * 16), acc[r][c]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Pv`] says, P in bf16; the CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pv(a: &Pv) {
+    /// # Safety
+    /// As `pv_tile`.
+    #[inline(always)]
+    unsafe fn few<const C: usize, const AHEAD: bool>(n: usize, a: &Pv, r: usize, d0: usize) {
+        // SAFETY: r + n <= rows and d0 + 16·C <= head_dim, by the loops below.
+        unsafe {
+            let p = a.p.cast::<u16>().add(r * S_STRIDE);
+            let o = a.o.add(r * a.head_dim);
+            let alpha = a.alpha.add(r);
+            match n {
+                1 => pv_tile::<1, C, AHEAD>(a, p, o, alpha, d0),
+                2 => pv_tile::<2, C, AHEAD>(a, p, o, alpha, d0),
+                _ => pv_tile::<3, C, AHEAD>(a, p, o, alpha, d0),
+            }
+        }
+    }
+    /// # Safety
+    /// As `pv_tile`.
+    #[inline(always)]
+    unsafe fn many<const C: usize, const AHEAD: bool>(n: usize, a: &Pv, r: usize, d0: usize) {
+        // SAFETY: as in `few`.
+        unsafe {
+            let p = a.p.cast::<u16>().add(r * S_STRIDE);
+            let o = a.o.add(r * a.head_dim);
+            let alpha = a.alpha.add(r);
+            match n {
+                4 => pv_tile::<4, C, AHEAD>(a, p, o, alpha, d0),
+                5 => pv_tile::<5, C, AHEAD>(a, p, o, alpha, d0),
+                _ => pv_tile::<6, C, AHEAD>(a, p, o, alpha, d0),
+            }
+        }
+    }
+    let mut r = 0;
+    while r < a.rows {
+        let n = tile_rows(a.rows - r);
+        let mut d = 0;
+        while d < a.head_dim {
+            let left = (a.head_dim - d) / 16;
+            // SAFETY: as argued in `few`; head_dim is a multiple of 16.
+            let took = unsafe {
+                match (left, n <= 3, r == 0) {
+                    (8.., true, true) => (few::<8, true>(n, a, r, d), 8).1,
+                    (8.., true, false) => (few::<8, false>(n, a, r, d), 8).1,
+                    (4.., true, true) => (few::<4, true>(n, a, r, d), 4).1,
+                    (4.., true, false) => (few::<4, false>(n, a, r, d), 4).1,
+                    (4.., false, true) => (many::<4, true>(n, a, r, d), 4).1,
+                    (4.., false, false) => (many::<4, false>(n, a, r, d), 4).1,
+                    (_, true, true) => (few::<1, true>(n, a, r, d), 1).1,
+                    (_, true, false) => (few::<1, false>(n, a, r, d), 1).1,
+                    (_, false, true) => (many::<1, true>(n, a, r, d), 1).1,
+                    (_, false, false) => (many::<1, false>(n, a, r, d), 1).1,
+                }
+            };
+            d += took * 16;
+        }
+        r += n;
+    }
+}
+
+/// # Safety
+/// The CPU has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn merge(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])) {
+    merge_body(acc, part)
+}
+
+const _: () = assert!(GROUPS == 4);

@@ -1,0 +1,459 @@
+//! One work item: a block of rows against a range of segments.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, S_STRIDE, Softmax};
+use super::partial::{merge_body, normalise};
+use super::plan::{AttnShape, Seq};
+use super::{Partial, SEGMENT};
+use crate::cache::{LayerKv, PAGE_TOKENS};
+use crate::reference;
+
+/// Which rows, which segments. Row r is position `pos.start + r / heads`, head `heads.start + r % heads`.
+#[derive(Clone)]
+pub(super) struct Work {
+    pub seq: usize,
+    pub kv_head: usize,
+    pub heads: Range<usize>,
+    pub pos: Range<usize>,
+    pub segments: Range<usize>,
+}
+
+impl Work {
+    pub(super) fn rows(&self) -> usize {
+        self.pos.len() * self.heads.len()
+    }
+}
+
+/// What an item reads.
+pub(super) struct Inputs<'a> {
+    pub shape: &'a AttnShape,
+    /// `None`: the reference tier.
+    pub kernels: Option<&'static BlockKernels>,
+    pub kv: &'a LayerKv<'a>,
+    pub pages: &'a [u32],
+    pub seq: &'a Seq,
+    pub q: &'a [f32],
+}
+
+impl Inputs<'_> {
+    /// Tokens that position `pos` sees.
+    fn visible(&self, pos: usize) -> Range<usize> {
+        self.shape.window.map_or(0, |w| (pos + 1).saturating_sub(w))..pos + 1
+    }
+
+    /// Index of (position, head) in `[rows][n_heads]`.
+    fn index(&self, pos: usize, head: usize) -> usize {
+        (self.seq.row0 + pos - self.seq.first_pos) * self.shape.n_heads + head
+    }
+
+    fn query(&self, pos: usize, head: usize) -> &[f32] {
+        let hd = self.shape.head_dim;
+        let i = self.index(pos, head) * hd;
+        &self.q[i..i + hd]
+    }
+}
+
+/// Results of segments that are merged by another item: m, s `[slot]`, o `[slot][head_dim]`.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    m: *mut f32,
+    s: *mut f32,
+    o: *mut f32,
+}
+
+/// Where the results of an item go.
+pub(super) struct Sink<'a> {
+    kind: Kind,
+    _out: PhantomData<&'a mut [f32]>,
+}
+
+enum Kind {
+    /// `[rows][n_heads · head_dim]`.
+    Normalised(*mut f32),
+    /// The three parts of a [`Partial`].
+    Partial { m: *mut f32, s: *mut f32, o: *mut f32 },
+    /// Slot (segment − first)·rows + row.
+    Segments { slots: Slots, first: usize },
+}
+
+// SAFETY: items write disjoint parts of the target, which is borrowed mutably for as long as the sink
+// lives; the unsafe functions that write through it state so.
+unsafe impl Sync for Sink<'_> {}
+
+impl<'a> Sink<'a> {
+    pub(super) fn normalised(out: &'a mut [f32]) -> Sink<'a> {
+        Sink { kind: Kind::Normalised(out.as_mut_ptr()), _out: PhantomData }
+    }
+
+    pub(super) fn partial(p: &'a mut Partial) -> Sink<'a> {
+        let kind = Kind::Partial { m: p.m.as_mut_ptr(), s: p.s.as_mut_ptr(), o: p.o.as_mut_ptr() };
+        Sink { kind, _out: PhantomData }
+    }
+
+    pub(super) fn segments(slots: Slots, first: usize) -> Sink<'a> {
+        Sink { kind: Kind::Segments { slots, first }, _out: PhantomData }
+    }
+}
+
+/// 16 f32 on a cache line of their own.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [f32; 16]);
+
+const EMPTY: Line = Line([0.0; 16]);
+
+/// Buffers of a plan: one set per worker, and the slots of split rows.
+#[derive(Default)]
+pub(super) struct Scratch {
+    lines: Vec<Line>,
+    m: Vec<f32>,
+    s: Vec<f32>,
+    o: Vec<f32>,
+    head_dim: usize,
+}
+
+/// Lines of one worker: q, O, the accumulated O (head_dim each), S, P, and 16 lanes of sums per row.
+const fn worker_lines(head_dim: usize) -> usize {
+    MAX_ROWS * (3 * head_dim + 2 * S_STRIDE + 16) / 16
+}
+
+impl Scratch {
+    /// Makes room; keeps what is there if it suffices.
+    pub(super) fn resize(&mut self, threads: usize, head_dim: usize, slots: usize) {
+        self.head_dim = head_dim;
+        let grow = |v: &mut Vec<f32>, n: usize| {
+            if v.len() < n {
+                v.resize(n, 0.0);
+            }
+        };
+        grow(&mut self.m, slots);
+        grow(&mut self.s, slots);
+        grow(&mut self.o, slots * head_dim);
+        let lines = threads * worker_lines(head_dim);
+        if self.lines.len() < lines {
+            self.lines.resize(lines, EMPTY);
+        }
+    }
+
+    /// A handle that workers may use at the same time, each for its own part.
+    pub(super) fn share(&mut self) -> Shared<'_> {
+        Shared {
+            lines: self.lines.as_mut_ptr(),
+            m: self.m.as_mut_ptr(),
+            s: self.s.as_mut_ptr(),
+            o: self.o.as_mut_ptr(),
+            head_dim: self.head_dim,
+            _scratch: PhantomData,
+        }
+    }
+}
+
+/// See [`Scratch::share`].
+pub(super) struct Shared<'a> {
+    lines: *mut Line,
+    m: *mut f32,
+    s: *mut f32,
+    o: *mut f32,
+    head_dim: usize,
+    _scratch: PhantomData<&'a mut Scratch>,
+}
+
+// SAFETY: the handle borrows the scratch mutably; its unsafe accessors promise disjoint use.
+unsafe impl Sync for Shared<'_> {}
+
+impl Shared<'_> {
+    /// # Safety
+    /// `worker` is below the number of threads in `resize`, and nobody else uses its buffers now.
+    pub(super) unsafe fn worker(&self, worker: usize) -> Own {
+        let hd = self.head_dim;
+        // SAFETY: within `lines` by the caller's promise and `resize`; the parts add up to worker_lines.
+        unsafe {
+            let q = self.lines.add(worker * worker_lines(hd)).cast::<f32>();
+            let o = q.add(MAX_ROWS * hd);
+            let acc = o.add(MAX_ROWS * hd);
+            let s = acc.add(MAX_ROWS * hd);
+            let p = s.add(MAX_ROWS * S_STRIDE);
+            let sum = p.add(MAX_ROWS * S_STRIDE).cast::<[f32; 16]>();
+            Own {
+                q: q.cast(),
+                o,
+                acc,
+                s,
+                p: p.cast(),
+                sum,
+                m: [0.0; MAX_ROWS],
+                acc_m: [0.0; MAX_ROWS],
+                acc_s: [0.0; MAX_ROWS],
+            }
+        }
+    }
+
+    /// # Safety
+    /// `slot0` is a slot index inside what `resize` made room for.
+    pub(super) unsafe fn slots(&self, slot0: usize) -> Slots {
+        // SAFETY: the caller's promise.
+        unsafe { Slots { m: self.m.add(slot0), s: self.s.add(slot0), o: self.o.add(slot0 * self.head_dim) } }
+    }
+}
+
+/// One worker's buffers.
+pub(super) struct Own {
+    q: *mut u8,
+    o: *mut f32,
+    acc: *mut f32,
+    s: *mut f32,
+    p: *mut u8,
+    sum: *mut [f32; 16],
+    m: [f32; MAX_ROWS],
+    acc_m: [f32; MAX_ROWS],
+    acc_s: [f32; MAX_ROWS],
+}
+
+impl Own {
+    /// # Safety
+    /// `buf` is one of this worker's row buffers, of `MAX_ROWS · hd` elements, not aliased now.
+    unsafe fn row<'b>(buf: *mut f32, r: usize, hd: usize) -> &'b mut [f32] {
+        debug_assert!(r < MAX_ROWS);
+        // SAFETY: r < MAX_ROWS; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(buf.add(r * hd), hd) }
+    }
+}
+
+/// Runs an item and delivers its rows.
+///
+/// # Safety
+/// `own` belongs to this worker; no other item delivers the same (row, head)s, or segments of them, to
+/// `sink`, whose target is large enough for them.
+pub(super) unsafe fn run_work(inp: &Inputs<'_>, w: &Work, own: &mut Own, sink: &Sink<'_>) {
+    let (rows, hd) = (w.rows(), inp.shape.head_dim);
+    assert!(rows <= MAX_ROWS, "{rows} rows in an item");
+    // SAFETY: buffers hold MAX_ROWS rows (`Shared::worker`); sinks by the caller's promise.
+    unsafe {
+        if let Some(k) = inp.kernels {
+            let row_bytes = hd * if k.bf16 { 2 } else { 4 };
+            for (i, pos) in w.pos.clone().enumerate() {
+                for (j, head) in w.heads.clone().enumerate() {
+                    let r = i * w.heads.len() + j;
+                    (k.pack_q)(inp.query(pos, head), inp.shape.scale / k.unit, own.q.add(r * row_bytes));
+                }
+            }
+        }
+        clear(own, rows, hd);
+        for segment in w.segments.clone() {
+            match inp.kernels {
+                Some(k) => blocks(inp, k, w, segment, own),
+                None => naive(inp, w, segment, own),
+            }
+            let unit = inp.kernels.map_or(1.0, |k| k.unit);
+            own.m[..rows].iter_mut().for_each(|m| *m *= unit);
+            for r in 0..rows {
+                let sum = fold_lanes(&*own.sum.add(r));
+                let o = Own::row(own.o, r, hd);
+                match sink.kind {
+                    Kind::Segments { slots, first } => {
+                        let slot = (segment - first) * rows + r;
+                        slots.m.add(slot).write(own.m[r]);
+                        slots.s.add(slot).write(sum);
+                        slots.o.add(slot * hd).copy_from_nonoverlapping(o.as_ptr(), hd);
+                    }
+                    _ => accumulate(inp, own, r, (own.m[r], sum, o)),
+                }
+            }
+        }
+        if !matches!(sink.kind, Kind::Segments { .. }) {
+            deliver(inp, w, own, sink);
+        }
+    }
+}
+
+/// Merges all segments of a split row block, in order, and delivers it.
+///
+/// # Safety
+/// As [`run_work`], and all segments are in `slots`.
+pub(super) unsafe fn merge_split(inp: &Inputs<'_>, w: &Work, slots: Slots, own: &mut Own, sink: &Sink<'_>) {
+    let (rows, hd) = (w.rows(), inp.shape.head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        clear(own, rows, hd);
+        for segment in 0..w.segments.len() {
+            for r in 0..rows {
+                let slot = segment * rows + r;
+                let o = std::slice::from_raw_parts(slots.o.add(slot * hd), hd);
+                accumulate(inp, own, r, (*slots.m.add(slot), *slots.s.add(slot), o));
+            }
+        }
+        deliver(inp, w, own, sink);
+    }
+}
+
+/// # Safety
+/// `own` belongs to this worker and `rows` <= MAX_ROWS.
+unsafe fn clear(own: &mut Own, rows: usize, hd: usize) {
+    own.acc_m[..rows].fill(f32::NEG_INFINITY);
+    own.acc_s[..rows].fill(0.0);
+    // SAFETY: `acc` holds MAX_ROWS rows.
+    unsafe { own.acc.write_bytes(0, rows * hd) };
+}
+
+/// # Safety
+/// `own` belongs to this worker and `r` < MAX_ROWS; `part` does not alias its accumulator.
+unsafe fn accumulate(inp: &Inputs<'_>, own: &mut Own, r: usize, part: (f32, f32, &[f32])) {
+    // SAFETY: the accumulator is this worker's; a tier is only selected on a machine that has it.
+    unsafe {
+        let o = Own::row(own.acc, r, inp.shape.head_dim);
+        let acc = (&mut own.acc_m[r], &mut own.acc_s[r], o);
+        match inp.kernels {
+            Some(k) => (k.merge)(acc, part),
+            None => merge_body(acc, part),
+        }
+    }
+}
+
+/// # Safety
+/// As [`run_work`].
+unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
+    let hd = inp.shape.head_dim;
+    for (i, pos) in w.pos.clone().enumerate() {
+        for (j, head) in w.heads.clone().enumerate() {
+            let r = i * w.heads.len() + j;
+            let at = inp.index(pos, head);
+            // SAFETY: the target has this (row, head), nobody else writes it (the caller's promise).
+            unsafe {
+                let o = Own::row(own.acc, r, hd);
+                match sink.kind {
+                    Kind::Normalised(out) => normalise(own.acc_s[r], o, |d, x| out.add(at * hd + d).write(x)),
+                    Kind::Partial { m, s, o: to } => {
+                        m.add(at).write(own.acc_m[r]);
+                        s.add(at).write(own.acc_s[r]);
+                        for (d, &x) in o.iter().enumerate() {
+                            to.add(at * hd + d).write(x + 0.0);
+                        }
+                    }
+                    Kind::Segments { .. } => unreachable!("segments are stored as they are computed"),
+                }
+            }
+        }
+    }
+}
+
+/// The 16 lanes of a sum, always in the same order.
+fn fold_lanes(lanes: &[f32; 16]) -> f32 {
+    let mut x = *lanes;
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            x[i] += x[i + half];
+        }
+    }
+    x[0]
+}
+
+/// One segment through the block kernels: (m, lanes of s, o) of all rows into `own`.
+///
+/// # Safety
+/// As [`run_work`]; q is packed.
+unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, own: &mut Own) {
+    let (rows, hd, n_heads) = (w.rows(), inp.shape.head_dim, w.heads.len());
+    let row_bytes = hd * if k.bf16 { 2 } else { 4 };
+    own.m[..rows].fill(f32::NEG_INFINITY);
+    // SAFETY: buffers hold MAX_ROWS rows.
+    unsafe {
+        own.sum.write_bytes(0, rows);
+        own.o.write_bytes(0, rows * hd);
+    }
+    let end = w.pos.end; // tokens stored, as far as this item may look
+    let first_block = inp.visible(w.pos.start).start.max(segment * SEGMENT) / BLOCK;
+    let last_block = end.min((segment + 1) * SEGMENT).div_ceil(BLOCK);
+    let item_end = end.min(w.segments.end * SEGMENT);
+    for block in first_block..last_block {
+        let b0 = block * BLOCK;
+        let tokens = (end - b0).min(BLOCK);
+        // Rows that see anything of this block are consecutive: later positions see later tokens.
+        let sees = |pos: usize| {
+            let v = inp.visible(pos);
+            v.start < b0 + BLOCK && v.end > b0 && !v.is_empty()
+        };
+        let Some(a) = w.pos.clone().position(sees) else { continue };
+        let n = w.pos.clone().skip(a).take_while(|&p| sees(p)).count();
+        let (r0, nr) = (a * n_heads, n * n_heads);
+        let mut visible = [(0u32, 0u32); MAX_ROWS];
+        for (r, v) in visible[..nr].iter_mut().enumerate() {
+            let see = inp.visible(w.pos.start + (r0 + r) / n_heads);
+            *v = (see.start.saturating_sub(b0) as u32, (see.end - b0).min(BLOCK) as u32);
+        }
+        let groups = tokens.div_ceil(16);
+        // Past the last stored token the last stored page stands in: its address is valid, and unused.
+        let page = |t: usize| inp.pages[t.min(end - 1) / PAGE_TOKENS];
+        let k_page = |t: usize| inp.kv.k_ptr(page(t), w.kv_head);
+        let v_page = |t: usize| inp.kv.v_ptr(page(t), w.kv_head);
+        let half = 16 * hd; // elements of a 16-token group, in K and in V alike
+        let at = |g: usize| b0 + g * 16;
+        let next = if b0 + BLOCK < item_end { b0 + BLOCK } else { b0 };
+        let mut alpha = [0.0f32; MAX_ROWS];
+        // SAFETY: rows r0..r0+nr lie inside the buffers; pages and heads were checked by k_ptr and v_ptr;
+        // `groups` and `tokens` count stored tokens of this block only (rounded up to a group for K, whose
+        // slots exist in the page).
+        unsafe {
+            let s = own.s;
+            (k.qk)(&Qk {
+                q: own.q.add(r0 * row_bytes),
+                rows: nr,
+                head_dim: hd,
+                k: std::array::from_fn::<_, GROUPS, _>(|g| k_page(at(g)).wrapping_add(g % 2 * half)),
+                ahead: std::array::from_fn(|g| v_page(at(g)).wrapping_add(g % 2 * half)),
+                groups,
+                s,
+            });
+            (k.softmax)(&Softmax {
+                s,
+                p: own.p,
+                rows: nr,
+                groups,
+                visible: visible.as_ptr(),
+                m: own.m.as_mut_ptr().add(r0),
+                sum: own.sum.add(r0),
+                alpha: alpha.as_mut_ptr(),
+            });
+            (k.pv)(&Pv {
+                p: own.p,
+                rows: nr,
+                head_dim: hd,
+                v: std::array::from_fn::<_, PAGES, _>(|i| v_page(b0 + i * PAGE_TOKENS)),
+                ahead: std::array::from_fn(|i| k_page(next + i * PAGE_TOKENS)),
+                tokens,
+                o: own.o.add(r0 * hd),
+                alpha: alpha.as_ptr(),
+            });
+        }
+    }
+}
+
+/// One segment through the oracle.
+///
+/// # Safety
+/// As [`run_work`].
+unsafe fn naive(inp: &Inputs<'_>, w: &Work, segment: usize, own: &mut Own) {
+    for (i, pos) in w.pos.clone().enumerate() {
+        let see = inp.visible(pos);
+        let from = see.start.max(segment * SEGMENT);
+        let tokens = from..see.end.min((segment + 1) * SEGMENT).max(from);
+        for (j, head) in w.heads.clone().enumerate() {
+            let r = i * w.heads.len() + j;
+            // SAFETY: this worker's row buffers.
+            let (o, lanes) = unsafe { (Own::row(own.o, r, inp.shape.head_dim), &mut *own.sum.add(r)) };
+            let (m, s) = reference::attention::segment(
+                inp.kv,
+                inp.pages,
+                w.kv_head,
+                tokens.clone(),
+                inp.shape.scale,
+                inp.query(pos, head),
+                o,
+            );
+            own.m[r] = m;
+            *lanes = [0.0; 16];
+            lanes[0] = s;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Block kernels: what a tier must provide, and the table of tiers.
+//!
+//! A *block* is [`BLOCK`] tokens of one sequence at a multiple of [`BLOCK`]; *rows* are (position, query
+//! head) pairs that share a KV head. Three kernels process a block for a few rows:
+//!
+//! 1. `qk`       S[row][token] = q[row] · k[token]                  (q is scaled already)
+//! 2. `softmax`  masks, updates (m, s), turns S into P, gives the factor that old sums shrink by
+//! 3. `pv`       O[row] = O[row]·alpha[row] + Σ_token P[row][token]·v[token]
+//!
+//! **Canonical arithmetic.** Each kernel computes each row by a chain of operations that depends on that
+//! row alone: never on how many rows came along. That is what makes results independent of batch,
+//! chunking and threads, bit for bit, within a tier.
+
+use crate::cache::{KvDType, PAGE_TOKENS};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Caps;
+use crate::simd::Isa;
+
+/// Tokens per block. 64 tokens x head_dim 128 are 16 KiB of K and 16 KiB of V.
+pub(super) const BLOCK: usize = 64;
+/// 16-token groups per block: a K line holds a pair of dims of one group.
+pub(super) const GROUPS: usize = BLOCK / 16;
+/// Pages per block.
+pub(super) const PAGES: usize = BLOCK / PAGE_TOKENS;
+/// Rows that one item carries at most.
+pub(super) const MAX_ROWS: usize = 32;
+
+/// Row stride of S, and of P, in f32 / in 16-bit elements or f32 (as the tier stores P).
+pub(super) const S_STRIDE: usize = BLOCK;
+
+/// Arguments of `qk`.
+pub(crate) struct Qk {
+    /// `rows` x head_dim, contiguous: bf16 or f32 as [`BlockKernels::bf16`] says, scaled.
+    pub q: *const u8,
+    /// 1..=MAX_ROWS.
+    pub rows: usize,
+    /// A multiple of 16.
+    pub head_dim: usize,
+    /// Per group of 16 tokens: `[head_dim/2][16][2]`.
+    pub k: [*const u16; GROUPS],
+    /// Same-sized runs to prefetch alongside (the V of the same tokens), one per group.
+    pub ahead: [*const u16; GROUPS],
+    /// 1..=GROUPS; tokens past the last valid one are computed and masked later.
+    pub groups: usize,
+    /// Out: `rows` x [`S_STRIDE`] f32.
+    pub s: *mut f32,
+}
+
+/// Arguments of `softmax`.
+pub(crate) struct Softmax {
+    /// `rows` x [`S_STRIDE`]: raw scores.
+    pub s: *mut f32,
+    /// Out: `rows` x [`S_STRIDE`] of bf16 or f32; written for whole 32-token pages up to `groups`.
+    pub p: *mut u8,
+    pub rows: usize,
+    pub groups: usize,
+    /// Per row: the visible tokens of the block, lo..hi relative to it.
+    pub visible: *const (u32, u32),
+    /// Per row: running maximum, updated.
+    pub m: *mut f32,
+    /// Per row: 16 lanes of running sums, updated.
+    pub sum: *mut [f32; 16],
+    /// Out, per row: exp(m_old − m_new).
+    pub alpha: *mut f32,
+}
+
+/// Arguments of `pv`.
+pub(crate) struct Pv {
+    /// As `softmax` wrote it.
+    pub p: *const u8,
+    pub rows: usize,
+    pub head_dim: usize,
+    /// Per page: `[16][head_dim][2]`.
+    pub v: [*const u16; PAGES],
+    /// Same-sized runs to prefetch alongside (the K of the next block), one per page.
+    pub ahead: [*const u16; PAGES],
+    /// Tokens of the block that are stored, 1..=BLOCK: later slots may hold anything, NaN included, and
+    /// must not enter, not even times zero.
+    pub tokens: usize,
+    /// `rows` x head_dim, updated.
+    pub o: *mut f32,
+    pub alpha: *const f32,
+}
+
+/// Adds a partial (m, s, o) to an accumulated one.
+pub(crate) type MergeFn = unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32]));
+
+/// One tier's kernels for one KV type.
+pub(crate) struct BlockKernels {
+    /// Named by errors, tests and benches.
+    #[allow(dead_code)] // read by debuggers and tests
+    pub name: &'static str,
+    /// Whether q and P cross as bf16 (dot-product and tile instructions) rather than f32.
+    pub bf16: bool,
+    /// What a score of 1 means, in natural logarithms: 1, or ln 2 where the kernels work in powers of two.
+    /// q is packed with scale / unit.
+    pub unit: f32,
+    /// Scales a row of q and stores it in the form that `qk` wants.
+    pub pack_q: unsafe fn(q: &[f32], scale: f32, to: *mut u8),
+    pub qk: unsafe fn(&Qk),
+    pub softmax: unsafe fn(&Softmax),
+    pub pv: unsafe fn(&Pv),
+    /// (m, s, o) of the accumulator becomes that of both; see [`super::partial`].
+    pub merge: MergeFn,
+}
+
+/// Whether bf16 dot products beat f32 arithmetic on widened values. Sapphire Rapids issues one vdpbf16ps every
+/// two cycles and two f32 FMAs per cycle (design/PEERS.md: 70-97 against 140-222 GFLOP/s per thread); Zen 4
+/// issues one of either.
+#[cfg(target_arch = "x86_64")]
+fn dot_is_fast() -> bool {
+    static FAST: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *FAST.get_or_init(|| {
+        let id = std::arch::x86_64::__cpuid(0);
+        let vendor = [id.ebx.to_le_bytes(), id.edx.to_le_bytes(), id.ecx.to_le_bytes()];
+        vendor.concat() != b"GenuineIntel"
+    })
+}
+
+/// The kernels of a tier for a size of heads; `None` for the reference tier, which has no blocks.
+pub(crate) fn select(isa: Isa, dtype: KvDType, head_dim: usize) -> Option<&'static BlockKernels> {
+    if let Some(why) = isa.missing() {
+        panic!("attention: tier {isa} on a machine without it: {why}");
+    }
+    match (isa, dtype) {
+        (Isa::Reference, _) => None,
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        (Isa::Amx, KvDType::BF16) if Caps::get().avx512_bf16 && super::amx::HEAD_DIMS.contains(&head_dim) => {
+            Some(&super::amx::KERNELS)
+        }
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, KvDType::BF16) => Some(&super::f32_body::AVX2_BF16),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, KvDType::F16) => Some(&super::f32_body::AVX2_F16),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512 | Isa::Amx, KvDType::BF16) if Caps::get().avx512_bf16 && dot_is_fast() => {
+            Some(&super::avx512_bf16::KERNELS)
+        }
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512 | Isa::Amx, KvDType::BF16) => Some(&super::f32_body::AVX512_BF16),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512 | Isa::Amx, KvDType::F16) => Some(&super::f32_body::AVX512_F16),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("only the reference tier is supported here, and it was handled"),
+    }
+}
+
+/// Every table that this machine can run for `dtype`, whichever [`select`] prefers.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) fn all(dtype: KvDType, head_dim: usize) -> Vec<&'static BlockKernels> {
+    let caps = Caps::get();
+    let mut all = Vec::new();
+    let mut add = |able: bool, table: &'static BlockKernels| {
+        if able {
+            all.push(table);
+        } else {
+            println!("skipped: {}, this CPU lacks it", table.name);
+        }
+    };
+    match dtype {
+        KvDType::BF16 => {
+            add(caps.avx2, &super::f32_body::AVX2_BF16);
+            add(caps.avx512, &super::f32_body::AVX512_BF16);
+            add(caps.avx512_bf16, &super::avx512_bf16::KERNELS);
+            #[cfg(target_os = "linux")]
+            if super::amx::HEAD_DIMS.contains(&head_dim) {
+                add(caps.avx512_bf16 && caps.amx.is_ok(), &super::amx::KERNELS);
+            }
+        }
+        KvDType::F16 => {
+            add(caps.avx2, &super::f32_body::AVX2_F16);
+            add(caps.avx512, &super::f32_body::AVX512_F16);
+        }
+    }
+    all
+}

@@ -1,0 +1,43 @@
+//! Attention over paged keys and values: decode and prefill by one algorithm, in every tier.
+//!
+//!   out = Σ_t softmax(scale·q·k_t) v_t      over the tokens that the row may see
+//!
+//! Planning and running are split: [`AttnPlan::new`] turns the sequences of a step into work items once,
+//! [`AttnPlan::run`] executes them for each layer.
+//!
+//! * A **row** is a (position, query head). The rows of an item share a KV head: positions x the heads of a
+//!   query group, so each line of the cache is loaded once for all of them.
+//! * Tokens go by in **blocks** of 64 through three kernels (`kernels.rs`): scores, online softmax, values.
+//! * Blocks belong to **segments** of [`SEGMENT`] tokens, at multiples of it. Each segment starts afresh and
+//!   gives (m, s, o); segments are merged in order. When there are too few items to keep the threads
+//!   busy, the segments of a row go to different threads (flash-decoding), and whoever finishes last
+//!   merges them, in the same order.
+//!
+//! So the bits of a row depend on its q, its tokens and the tier, and on nothing else: not on the batch, the
+//! number of threads, the chunking of a prompt, or whether it came as prefill or decode.
+//!
+//! refs: Milakov & Gimelshein 2018 (online softmax); Dao 2022, 2023 (FlashAttention, flash-decoding);
+//! Jiang et al. 2024 (NEO, §4).
+
+mod exp;
+mod item;
+pub(crate) mod kernels;
+mod partial;
+mod plan;
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+mod f32_body;
+#[cfg(target_arch = "x86_64")]
+mod vector;
+
+pub use partial::{Partial, merge_partials};
+pub use plan::{AttnPlan, AttnShape};
+
+pub use crate::cache::SeqRows;
+
+/// Tokens per segment: the unit in which a row is split across threads, and in which it is summed.
+pub const SEGMENT: usize = 512;

@@ -1,0 +1,84 @@
+//! Partial results of attention and how they become one.
+//!
+//!   m' = max(m, m₂);  s' = e^{m−m'}·s + e^{m₂−m'}·s₂;  o' = e^{m−m'}·o + e^{m₂−m'}·o₂;  out = o / s
+//!
+//! A part with nothing visible is (−∞, 0, 0), and merging it changes nothing. The same merge joins the
+//! segments of one row, the threads that split a row, and devices that hold different pages of it.
+
+use super::exp::exp1;
+
+/// Attention of some rows over some of their tokens, not yet normalised.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Partial {
+    /// `[rows][n_heads]`: the largest score; −∞ where nothing was visible.
+    pub m: Vec<f32>,
+    /// `[rows][n_heads]`: Σ exp(score − m).
+    pub s: Vec<f32>,
+    /// `[rows][n_heads · head_dim]`: Σ exp(score − m)·v.
+    pub o: Vec<f32>,
+}
+
+impl Partial {
+    /// Of `rows` rows with `n_heads` heads of `head_dim`, nothing seen yet.
+    pub fn empty(rows: usize, n_heads: usize, head_dim: usize) -> Partial {
+        let n = rows * n_heads;
+        Partial { m: vec![f32::NEG_INFINITY; n], s: vec![0.0; n], o: vec![0.0; n * head_dim] }
+    }
+}
+
+/// Adds `part` to `acc`. Always inlined, so that each tier compiles it with its own instructions (but
+/// never with fused operations: Rust does not contract).
+#[inline(always)]
+pub(super) fn merge_body(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])) {
+    let (m, s, o) = acc;
+    let (m2, s2, o2) = part;
+    let top = if m2 > *m { m2 } else { *m };
+    let base = if top == f32::NEG_INFINITY { 0.0 } else { top };
+    let (a, b) = (exp1(*m - base), exp1(m2 - base));
+    *m = top;
+    *s = *s * a + s2 * b;
+    for (o, &o2) in o.iter_mut().zip(o2) {
+        *o = *o * a + o2 * b;
+    }
+}
+
+/// Divides by the sum. Nothing visible gives 0. Adding +0 turns −0 into +0, the only trace that
+/// multiplications by an exact 0 (masked tokens) can leave.
+#[inline(always)]
+pub(super) fn normalise(s: f32, o: &[f32], mut out: impl FnMut(usize, f32)) {
+    let inv = if s == 0.0 { 0.0 } else { 1.0 / s };
+    for (d, &o) in o.iter().enumerate() {
+        out(d, o * inv + 0.0);
+    }
+}
+
+/// Merges parts that saw disjoint tokens of the same rows, in the order given, and writes the normalised
+/// attention `[rows][n_heads · head_dim]` into `out`.
+///
+/// # Panics
+/// If the parts or `out` differ in shape, or there are no parts.
+pub fn merge_partials(parts: &[&Partial], head_dim: usize, out: &mut [f32]) {
+    let mut acc = (*parts.first().expect("at least one part")).clone();
+    assert!(
+        acc.o.len() == acc.m.len() * head_dim && out.len() == acc.o.len(),
+        "{} rows x heads of {head_dim}, o of {}, out of {}",
+        acc.m.len(),
+        acc.o.len(),
+        out.len()
+    );
+    for part in &parts[1..] {
+        assert!(
+            part.m.len() == acc.m.len() && part.s.len() == acc.s.len() && part.o.len() == acc.o.len(),
+            "parts of {} and {} rows x heads",
+            acc.m.len(),
+            part.m.len()
+        );
+        for (r, o) in acc.o.chunks_exact_mut(head_dim).enumerate() {
+            let o2 = &part.o[r * head_dim..(r + 1) * head_dim];
+            merge_body((&mut acc.m[r], &mut acc.s[r], o), (part.m[r], part.s[r], o2));
+        }
+    }
+    for (r, o) in acc.o.chunks_exact(head_dim).enumerate() {
+        normalise(acc.s[r], o, |d, x| out[r * head_dim + d] = x);
+    }
+}

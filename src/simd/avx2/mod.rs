@@ -1,0 +1,135 @@
+//! The AVX2 tier: the generic kernels, eight lanes at a time.
+
+mod lanes;
+
+pub(crate) use lanes::Avx2;
+
+use super::generic::{activation, convert, map, norm, reduce, rope, softmax};
+use super::{Isa, Kernels};
+use crate::model::spec::RopePairing;
+
+/// AVX2: every operation of the reference tier, replaced.
+pub(super) static KERNELS: Kernels = Kernels {
+    name: "avx2",
+    isa: Isa::Avx2,
+    rms_norm,
+    rms_norm_heads,
+    add_rms_norm,
+    layer_norm,
+    add,
+    scale,
+    rope_heads,
+    silu_mul,
+    silu_mul_inplace,
+    gelu_tanh_mul,
+    gelu_tanh_mul_inplace,
+    relu,
+    softcap,
+    softmax,
+    max_and_logsumexp,
+    argmax,
+    f32_to_bf16,
+    f32_to_f16,
+    bf16_to_f32,
+    f16_to_f32,
+};
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    norm::rms_norm(Avx2::token(), x, w, eps, out)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rms_norm_heads(x: &mut [f32], w: &[f32], eps: f32) {
+    norm::rms_norm_heads(Avx2::token(), x, w, eps)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_rms_norm(x: &mut [f32], delta: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    norm::add_rms_norm(Avx2::token(), x, delta, w, eps, out)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+    norm::layer_norm(Avx2::token(), x, w, b, eps, out)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add(x: &mut [f32], delta: &[f32]) {
+    map::map2_inplace(Avx2::token(), x, delta, activation::Add)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scale(x: &mut [f32], factor: f32) {
+    map::map1(Avx2::token(), x, activation::Scale(factor))
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rope_heads(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: RopePairing) {
+    rope::rope_heads(Avx2::token(), x, head_dim, cos, sin, pairing)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    map::map2(Avx2::token(), gate, up, out, activation::SiluMul)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
+    map::map2_inplace(Avx2::token(), gate, up, activation::SiluMul)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    map::map2(Avx2::token(), gate, up, out, activation::GeluTanhMul)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn gelu_tanh_mul_inplace(gate: &mut [f32], up: &[f32]) {
+    map::map2_inplace(Avx2::token(), gate, up, activation::GeluTanhMul)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn relu(x: &mut [f32]) {
+    map::map1(Avx2::token(), x, activation::Relu)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn softcap(x: &mut [f32], cap: f32) {
+    map::map1(Avx2::token(), x, activation::Softcap(cap))
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn softmax(x: &mut [f32]) {
+    softmax::softmax(Avx2::token(), x)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn max_and_logsumexp(x: &[f32]) -> (f32, f64) {
+    softmax::max_and_logsumexp(Avx2::token(), x)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn argmax(x: &[f32]) -> usize {
+    reduce::argmax(Avx2::token(), x)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn f32_to_bf16(x: &[f32], out: &mut [u16]) {
+    convert::narrow(Avx2::token(), x, out, convert::Bf16)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn f32_to_f16(x: &[f32], out: &mut [u16]) {
+    convert::narrow(Avx2::token(), x, out, convert::F16)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
+    convert::widen(Avx2::token(), x, out, convert::Bf16)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn f16_to_f32(x: &[u16], out: &mut [f32]) {
+    convert::widen(Avx2::token(), x, out, convert::F16)
+}

@@ -1,0 +1,146 @@
+//! The AVX-512 tier: the generic kernels, sixteen lanes at a time, and bf16 rounding by instruction where
+//! the CPU has it. AMX machines share it: tiles serve linear layers and attention only.
+
+mod bf16;
+mod lanes;
+
+pub(crate) use lanes::Avx512;
+
+use super::generic::{activation, convert, map, norm, reduce, rope, softmax};
+use super::{Isa, Kernels};
+use crate::model::spec::RopePairing;
+
+/// AVX-512: every operation, in wider vectors.
+pub(super) static KERNELS: Kernels = BASE;
+/// With AVX512_BF16.
+pub(super) static KERNELS_BF16: Kernels = WITH_BF16;
+/// AMX.
+pub(super) static KERNELS_AMX: Kernels = Kernels { name: "amx", isa: Isa::Amx, ..BASE };
+/// AMX with AVX512_BF16: every AMX CPU so far.
+pub(super) static KERNELS_AMX_BF16: Kernels = Kernels { name: "amx", isa: Isa::Amx, ..WITH_BF16 };
+
+const WITH_BF16: Kernels = Kernels { f32_to_bf16: bf16::f32_to_bf16, ..BASE };
+const BASE: Kernels = Kernels {
+    name: "avx512",
+    isa: Isa::Avx512,
+    rms_norm,
+    rms_norm_heads,
+    add_rms_norm,
+    layer_norm,
+    add,
+    scale,
+    rope_heads,
+    silu_mul,
+    silu_mul_inplace,
+    gelu_tanh_mul,
+    gelu_tanh_mul_inplace,
+    relu,
+    softcap,
+    softmax,
+    max_and_logsumexp,
+    argmax,
+    f32_to_bf16,
+    f32_to_f16,
+    bf16_to_f32,
+    f16_to_f32,
+};
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    norm::rms_norm(Avx512::token(), x, w, eps, out)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn rms_norm_heads(x: &mut [f32], w: &[f32], eps: f32) {
+    norm::rms_norm_heads(Avx512::token(), x, w, eps)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn add_rms_norm(x: &mut [f32], delta: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+    norm::add_rms_norm(Avx512::token(), x, delta, w, eps, out)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+    norm::layer_norm(Avx512::token(), x, w, b, eps, out)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn add(x: &mut [f32], delta: &[f32]) {
+    map::map2_inplace(Avx512::token(), x, delta, activation::Add)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn scale(x: &mut [f32], factor: f32) {
+    map::map1(Avx512::token(), x, activation::Scale(factor))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn rope_heads(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: RopePairing) {
+    rope::rope_heads(Avx512::token(), x, head_dim, cos, sin, pairing)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    map::map2(Avx512::token(), gate, up, out, activation::SiluMul)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
+    map::map2_inplace(Avx512::token(), gate, up, activation::SiluMul)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    map::map2(Avx512::token(), gate, up, out, activation::GeluTanhMul)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn gelu_tanh_mul_inplace(gate: &mut [f32], up: &[f32]) {
+    map::map2_inplace(Avx512::token(), gate, up, activation::GeluTanhMul)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn relu(x: &mut [f32]) {
+    map::map1(Avx512::token(), x, activation::Relu)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn softcap(x: &mut [f32], cap: f32) {
+    map::map1(Avx512::token(), x, activation::Softcap(cap))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn softmax(x: &mut [f32]) {
+    softmax::softmax(Avx512::token(), x)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn max_and_logsumexp(x: &[f32]) -> (f32, f64) {
+    softmax::max_and_logsumexp(Avx512::token(), x)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn argmax(x: &[f32]) -> usize {
+    reduce::argmax(Avx512::token(), x)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn f32_to_bf16(x: &[f32], out: &mut [u16]) {
+    convert::narrow(Avx512::token(), x, out, convert::Bf16)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn f32_to_f16(x: &[f32], out: &mut [u16]) {
+    convert::narrow(Avx512::token(), x, out, convert::F16)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
+    convert::widen(Avx512::token(), x, out, convert::Bf16)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn f16_to_f32(x: &[u16], out: &mut [f32]) {
+    convert::widen(Avx512::token(), x, out, convert::F16)
+}

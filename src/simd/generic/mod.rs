@@ -1,0 +1,10 @@
+//! Kernels written once, over [`Simd`](super::vector::Simd). The tiers instantiate them.
+
+pub(crate) mod activation;
+pub(crate) mod convert;
+pub(crate) mod exp;
+pub(crate) mod map;
+pub(crate) mod norm;
+pub(crate) mod reduce;
+pub(crate) mod rope;
+pub(crate) mod softmax;

@@ -1,0 +1,80 @@
+//! Softmax of a row, and the pieces that sampling needs: max and log Σ e^x.
+
+use super::activation::Scale;
+use super::exp::exp;
+use super::map::{Map1, map1};
+use super::reduce::max;
+use crate::simd::vector::Simd;
+
+/// Elements whose exponentials are summed in f32 before the sum moves to f64: a vocabulary has
+/// 10^5 terms, too many to add in single precision.
+const BLOCK: usize = 2048;
+
+/// x becomes e^(x - shift).
+#[derive(Clone, Copy)]
+struct ExpShifted(f32);
+impl<S: Simd> Map1<S> for ExpShifted {
+    #[inline(always)]
+    fn apply(self, s: S, a: S::F) -> S::F {
+        exp(s, s.sub(a, s.splat(self.0)))
+    }
+}
+
+/// Σ e^(x - shift), in blocks.
+#[inline(always)]
+fn sum_exp<S: Simd>(s: S, x: &[f32], shift: f32) -> f64 {
+    let m = s.splat(shift);
+    let l = S::LANES;
+    let mut total = 0f64;
+    for block in x.chunks(BLOCK) {
+        let (n, p) = (block.len(), block.as_ptr());
+        let (mut a0, mut a1) = (s.splat(0.0), s.splat(0.0));
+        let mut i = 0;
+        // SAFETY: every access is at i..i + k·LANES <= n, or a tail of n - i elements, within `block`.
+        unsafe {
+            while i + 2 * l <= n {
+                a0 = s.add(a0, exp(s, s.sub(s.load(p.add(i)), m)));
+                a1 = s.add(a1, exp(s, s.sub(s.load(p.add(i + l)), m)));
+                i += 2 * l;
+            }
+            while i < n {
+                let v = if i + l <= n {
+                    s.load(p.add(i))
+                } else {
+                    s.load_tail(p.add(i), n - i, f32::NEG_INFINITY)
+                };
+                a0 = s.add(a0, exp(s, s.sub(v, m)));
+                i += l;
+            }
+        }
+        total += s.reduce_sum(s.add(a0, a1)) as f64;
+    }
+    total
+}
+
+/// In place. A row with nothing above -inf (fully masked) becomes zeros.
+#[inline(always)]
+pub(crate) fn softmax<S: Simd>(s: S, x: &mut [f32]) {
+    let m = max(s, x);
+    if m == f32::NEG_INFINITY && !x.iter().any(|v| v.is_nan()) {
+        x.fill(0.0);
+        return;
+    }
+    map1(s, x, ExpShifted(m));
+    let mut total = 0f64;
+    for block in x.chunks(BLOCK) {
+        total += super::reduce::sum(s, block, super::reduce::Value) as f64;
+    }
+    map1(s, x, Scale((1.0 / total) as f32));
+}
+
+/// max x (NaN ignored) and log Σ e^x (NaN if any is).
+#[inline(always)]
+pub(crate) fn max_and_logsumexp<S: Simd>(s: S, x: &[f32]) -> (f32, f64) {
+    let m = max(s, x);
+    if m.is_infinite() {
+        let any_nan = x.iter().any(|v| v.is_nan());
+        return (m, if any_nan { f64::NAN } else { m as f64 });
+    }
+    (m, m as f64 + sum_exp(s, x, m).ln())
+}

@@ -1,0 +1,318 @@
+//! Activations, prepared once for all the weights that read them.
+
+use crate::device::host::Pool;
+
+/// Rows quantised or converted by one chunk of a parallel preparation.
+const ROWS_PER_CHUNK: usize = 8;
+
+/// Which forms of the activations a set of kernels reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Need {
+    /// int8 blocks of 32 with scales and sums.
+    pub int8: bool,
+    /// bf16, row-major.
+    pub bf16: bool,
+    /// AMX A tiles, bf16.
+    pub tiles: bool,
+}
+
+impl Need {
+    /// What either needs.
+    pub fn or(self, o: Need) -> Need {
+        Need { int8: self.int8 || o.int8, bf16: self.bf16 || o.bf16, tiles: self.tiles || o.tiles }
+    }
+}
+
+/// `M` rows of `K` activations: f32, and the forms that kernels asked for.
+///
+/// int8: per row and block of 32, `d = max|x|/127`, `q = round(x/d)`; rows are padded with zeros to a
+/// multiple of 64 elements. With them go `d·Σq` per 32 and per 16 elements, which multiply the
+/// weights' offsets. Buffers only grow, so a workspace allocates once.
+#[derive(Debug, Default)]
+pub struct Acts {
+    m: usize,
+    k: usize,
+    have: Need,
+    f32: Vec<f32>,
+    q: Vec<i8>,
+    d: Vec<f32>,
+    sum32: Vec<f32>,
+    sum16: Vec<f32>,
+    bf16: Vec<u16>,
+    tiles: Vec<u16>,
+}
+
+impl Acts {
+    /// Rows.
+    pub fn m(&self) -> usize {
+        self.m
+    }
+    /// Columns.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+    /// K rounded up to 64, the stride of the int8 rows.
+    pub fn k_padded(&self) -> usize {
+        self.k.next_multiple_of(64)
+    }
+
+    /// Room for `m` rows of `k`; returns the f32 rows, to be written before [`Acts::prepare`].
+    pub fn reset(&mut self, m: usize, k: usize) -> &mut [f32] {
+        (self.m, self.k, self.have) = (m, k, Need::default());
+        if self.f32.len() < m * k {
+            self.f32.resize(m * k, 0.0);
+        }
+        &mut self.f32[..m * k]
+    }
+
+    /// The f32 rows, `[M][K]`.
+    pub fn f32(&self) -> &[f32] {
+        &self.f32[..self.m * self.k]
+    }
+
+    /// Mutable access to the f32 rows; prepared forms become stale and are dropped.
+    pub fn f32_mut(&mut self) -> &mut [f32] {
+        self.have = Need::default();
+        &mut self.f32[..self.m * self.k]
+    }
+
+    /// int8 codes `[M][k_padded]`.
+    pub fn q(&self) -> &[i8] {
+        assert!(self.have.int8, "int8 activations were not prepared");
+        &self.q[..self.m * self.k_padded()]
+    }
+    /// Scales `[M][k_padded/32]`.
+    pub fn d(&self) -> &[f32] {
+        &self.d[..self.m * self.k_padded() / 32]
+    }
+    /// `d·Σq` per 32 elements, `[M][k_padded/32]`.
+    pub fn sum32(&self) -> &[f32] {
+        &self.sum32[..self.m * self.k_padded() / 32]
+    }
+    /// `d·Σq` per 16 elements, `[M][k_padded/16]`.
+    pub fn sum16(&self) -> &[f32] {
+        &self.sum16[..self.m * self.k_padded() / 16]
+    }
+    /// bf16 rows `[M][K rounded up to 32]`, zero-padded.
+    pub fn bf16(&self) -> &[u16] {
+        assert!(self.have.bf16, "bf16 activations were not prepared");
+        &self.bf16[..self.m * self.k.next_multiple_of(64)]
+    }
+    /// AMX A tiles `[ceil(M/16)][k_padded/32][16][32]` bf16, zero-padded.
+    pub fn tiles(&self) -> &[u16] {
+        assert!(self.have.tiles, "AMX activations were not prepared");
+        &self.tiles[..self.m.next_multiple_of(16) * self.k.next_multiple_of(64)]
+    }
+
+    /// Makes the forms in `need` from the f32 rows, if they are not there yet.
+    pub fn prepare(&mut self, pool: &Pool, need: Need) {
+        let (m, k) = (self.m, self.k);
+        let parallel = m * k >= 16 * 1024;
+        let chunks = m.div_ceil(ROWS_PER_CHUNK);
+        let rows = |c: usize| c * ROWS_PER_CHUNK..((c + 1) * ROWS_PER_CHUNK).min(m);
+        if need.int8 && !self.have.int8 {
+            let kp = self.k_padded();
+            grow(&mut self.q, m * kp);
+            grow(&mut self.d, m * kp / 32);
+            grow(&mut self.sum32, m * kp / 32);
+            grow(&mut self.sum16, m * kp / 16);
+            let x = &self.f32[..m * k];
+            let q = Rows::new(&mut self.q, kp);
+            let d = Rows::new(&mut self.d, kp / 32);
+            let s32 = Rows::new(&mut self.sum32, kp / 32);
+            let s16 = Rows::new(&mut self.sum16, kp / 16);
+            pool.run_if(parallel, chunks, &|c, _| {
+                for r in rows(c) {
+                    // SAFETY: each row belongs to exactly one chunk.
+                    let (q, d, s32, s16) = unsafe { (q.row(r), d.row(r), s32.row(r), s16.row(r)) };
+                    quantise_row(&x[r * k..(r + 1) * k], q, d, s32, s16);
+                }
+            });
+            self.have.int8 = true;
+        }
+        if need.bf16 && !self.have.bf16 {
+            let kp = k.next_multiple_of(64);
+            grow(&mut self.bf16, m * kp);
+            let x = &self.f32[..m * k];
+            let out = Rows::new(&mut self.bf16, kp);
+            pool.run_if(parallel, chunks, &|c, _| {
+                for r in rows(c) {
+                    // SAFETY: each row belongs to exactly one chunk.
+                    let out = unsafe { out.row(r) };
+                    to_bf16(&x[r * k..(r + 1) * k], &mut out[..k]);
+                    out[k..].fill(0);
+                }
+            });
+            self.have.bf16 = true;
+        }
+        if need.tiles && !self.have.tiles {
+            let kp = k.next_multiple_of(64);
+            let blocks = m.div_ceil(16);
+            grow(&mut self.tiles, blocks * 16 * kp);
+            let x = &self.f32[..m * k];
+            let out = Rows::new(&mut self.tiles, 16 * kp);
+            pool.run_if(parallel, blocks, &|b, _| {
+                // SAFETY: each block of 16 rows belongs to exactly one chunk.
+                let out = unsafe { out.row(b) };
+                for r in 0..16 {
+                    let row = b * 16 + r;
+                    for (t, tile) in out.chunks_exact_mut(512).enumerate() {
+                        let dst = &mut tile[r * 32..r * 32 + 32];
+                        let (lo, hi) = ((t * 32).min(k), (t * 32 + 32).min(k));
+                        dst.fill(0);
+                        if row < m {
+                            to_bf16(&x[row * k + lo..row * k + hi], &mut dst[..hi - lo]);
+                        }
+                    }
+                }
+            });
+            self.have.tiles = true;
+        }
+    }
+}
+
+fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
+    if v.len() < len {
+        v.resize(len, T::default());
+    }
+}
+
+/// A matrix whose rows are written by different threads.
+pub(crate) struct Rows<T> {
+    ptr: *mut T,
+    rows: usize,
+    stride: usize,
+}
+
+// SAFETY: see `row`: callers hand out each row to one thread only.
+unsafe impl<T: Send> Sync for Rows<T> {}
+
+impl<T> Rows<T> {
+    pub(crate) fn new(data: &mut [T], stride: usize) -> Self {
+        Rows { ptr: data.as_mut_ptr(), rows: data.len() / stride.max(1), stride }
+    }
+
+    /// # Safety
+    /// No two live slices of the same row; the matrix outlives them.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn row(&self, r: usize) -> &mut [T] {
+        assert!(r < self.rows, "row {r} of {}", self.rows);
+        // SAFETY: in range; exclusivity is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.stride), self.stride) }
+    }
+}
+
+/// Quantises a row; the outputs are as long as the padded row implies.
+fn quantise_row(x: &[f32], q: &mut [i8], d: &mut [f32], sum32: &mut [f32], sum16: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::simd::Caps::get().avx512 {
+        // SAFETY: AVX-512 was detected; the lengths are checked inside.
+        unsafe { avx512::quantise_row(x, q, d, sum32, sum16) };
+        return;
+    }
+    quantise_row_scalar(x, q, d, sum32, sum16);
+}
+
+fn quantise_row_scalar(x: &[f32], q: &mut [i8], d: &mut [f32], sum32: &mut [f32], sum16: &mut [f32]) {
+    for b in 0..d.len() {
+        let xs = &x[(b * 32).min(x.len())..(b * 32 + 32).min(x.len())];
+        let qs = &mut q[b * 32..b * 32 + 32];
+        let amax = xs.iter().fold(0f32, |a, v| a.max(v.abs()));
+        let scale = amax / 127.0;
+        let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+        qs.fill(0);
+        for (q, x) in qs.iter_mut().zip(xs) {
+            *q = (x * inverse).round_ties_even() as i8;
+        }
+        let half: [i32; 2] = std::array::from_fn(|h| qs[h * 16..h * 16 + 16].iter().map(|&v| v as i32).sum());
+        d[b] = scale;
+        sum16[b * 2] = scale * half[0] as f32;
+        sum16[b * 2 + 1] = scale * half[1] as f32;
+        sum32[b] = scale * (half[0] + half[1]) as f32;
+    }
+}
+
+/// f32 to bf16, round to nearest even.
+fn to_bf16(x: &[f32], out: &mut [u16]) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::simd::Caps::get().avx512_bf16 && crate::simd::Caps::get().avx512 {
+        // SAFETY: AVX-512 BF16 was detected; the lengths are checked inside.
+        unsafe { avx512::to_bf16(x, out) };
+        return;
+    }
+    for (o, x) in out.iter_mut().zip(x) {
+        *o = half::bf16::from_f32(*x).to_bits();
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub unsafe fn quantise_row(x: &[f32], q: &mut [i8], d: &mut [f32], sum32: &mut [f32], sum16: &mut [f32]) {
+        let blocks = d.len();
+        assert!(q.len() >= blocks * 32 && sum32.len() >= blocks && sum16.len() >= blocks * 2);
+        for b in 0..blocks {
+            let left = x.len().saturating_sub(b * 32);
+            let mask = |from: usize| -> __mmask16 {
+                let n = left.saturating_sub(from).min(16);
+                ((1u32 << n) - 1) as __mmask16
+            };
+            // SAFETY: masked-off lanes are not read; the writes are inside the checked lengths.
+            unsafe {
+                let at = x.as_ptr().wrapping_add(b * 32);
+                let v0 = _mm512_maskz_loadu_ps(mask(0), at);
+                let v1 = _mm512_maskz_loadu_ps(mask(16), at.wrapping_add(16));
+                let amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
+                let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+                let inv = _mm512_set1_ps(inverse);
+                let i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, inv));
+                let i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, inv));
+                _mm_storeu_si128(q.as_mut_ptr().add(b * 32).cast(), _mm512_cvtsepi32_epi8(i0));
+                _mm_storeu_si128(q.as_mut_ptr().add(b * 32 + 16).cast(), _mm512_cvtsepi32_epi8(i1));
+                let (s0, s1) = (_mm512_reduce_add_epi32(i0), _mm512_reduce_add_epi32(i1));
+                let scale = amax / 127.0;
+                d[b] = scale;
+                sum16[b * 2] = scale * s0 as f32;
+                sum16[b * 2 + 1] = scale * s1 as f32;
+                sum32[b] = scale * (s0 + s1) as f32;
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub unsafe fn to_bf16(x: &[f32], out: &mut [u16]) {
+        assert!(out.len() >= x.len());
+        let mut i = 0;
+        while i < x.len() {
+            let n = (x.len() - i).min(16);
+            let mask = ((1u32 << n) - 1) as __mmask16;
+            // SAFETY: masked lanes are neither read nor written; `i + n <= x.len() <= out.len()`.
+            unsafe {
+                let v = _mm512_maskz_loadu_ps(mask, x.as_ptr().add(i));
+                let h: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(v));
+                _mm256_mask_storeu_epi16(out.as_mut_ptr().add(i).cast(), mask, h);
+            }
+            i += n;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn simd_quantisation_equals_scalar() {
+        for k in [1usize, 31, 32, 33, 64, 95, 576] {
+            let x: Vec<f32> = (0..k).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.037).collect();
+            let kp = k.next_multiple_of(64);
+            let mut a = (vec![0i8; kp], vec![0f32; kp / 32], vec![0f32; kp / 32], vec![0f32; kp / 16]);
+            let mut b = a.clone();
+            quantise_row(&x, &mut a.0, &mut a.1, &mut a.2, &mut a.3);
+            quantise_row_scalar(&x, &mut b.0, &mut b.1, &mut b.2, &mut b.3);
+            assert_eq!(a, b, "k = {k}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Linear layers: `y[M,N] = x[M,K] · W[N,K]ᵀ`, for every dtype and every M.
+//!
+//! Three ways to hold and multiply a weight, chosen per dtype and tier when the model is loaded:
+//!
+//! | weights | held as | few rows | many rows |
+//! |---|---|---|---|
+//! | quantised | [`packed`]: 16 rows interleaved | int8 dot products ([`vnni`], [`avx2_int8`]) | the same kernel; AMX: bf16 panels |
+//! | f32 f16 bf16 | row-major, straight from the file | [`rowdot`] in f32 | [`panel`]: 16 rows transposed on the fly |
+//! | any, reference tier | row-major | [`crate::reference::linear`] | the same |
+//!
+//! Every output element is computed by one thread in one fixed order over k, so results do not depend
+//! on the number of threads. The int8 and panel kernels use the same order for every M; with
+//! [`Mode::Deterministic`] no other is used, so results do not depend on what else is in the batch.
+
+mod acts;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2_int8;
+mod packed;
+#[cfg(target_arch = "x86_64")]
+mod panel;
+mod plan;
+#[cfg(target_arch = "x86_64")]
+mod rowdot;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+
+pub use acts::{Acts, Need};
+pub use packed::{GROUP, Packed, pack, pack_group};
+pub use plan::{Linear, Mode, Out, linear};

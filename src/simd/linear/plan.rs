@@ -1,0 +1,351 @@
+//! Which kernel multiplies which weight, and how its rows are shared out.
+
+use super::acts::{Acts, Need};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::amx;
+use super::packed::{GROUP, Packed};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2_int8, panel, rowdot, vnni};
+use crate::device::host::Pool;
+use crate::simd::{Caps, Isa};
+use crate::tensor::{DType, Tensor};
+
+/// Whether results may depend, in their last bits, on how many rows are computed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The fastest kernel for each M.
+    #[default]
+    Fast,
+    /// The same kernel, in the same order, for every M.
+    Deterministic,
+}
+
+/// A weight `[n, k]` as its kernels hold it, with an optional bias.
+#[derive(Debug, Clone)]
+pub struct Linear {
+    n: usize,
+    k: usize,
+    dtype: DType,
+    isa: Isa,
+    store: Store,
+    bias: Option<Vec<f32>>,
+}
+
+#[derive(Debug, Clone)]
+enum Store {
+    Rows(Tensor),
+    Packed(Packed),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code)]
+enum Path {
+    Reference,
+    Vnni,
+    Avx2Int8,
+    RowDot,
+    #[cfg(target_arch = "x86_64")]
+    Panel(panel::Kind),
+    AmxPacked,
+    AmxRows,
+}
+
+/// Tokens from which AMX multiplies dequantised bf16 panels rather than VNNI the codes. By arithmetic, not
+/// measured: dequantising 16x32 weights takes ~160 instructions, one tile pair per 16 tokens 16 cycles,
+/// and VNNI ~11 cycles a token.
+const AMX_PACKED_MIN_M: usize = 24;
+
+/// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so
+/// that neither claiming chunks nor a straggler at the end shows.
+const CHUNK_BYTES: usize = 24 * 1024;
+
+/// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
+const CHUNK_GROUPS: usize = 4;
+
+impl Linear {
+    /// Whether `isa` reads weights of `dtype` packed (see [`super::packed`]) rather than from the file.
+    pub fn wants_packing(dtype: DType, isa: Isa) -> bool {
+        isa > Isa::Reference && dtype.is_quantised()
+    }
+
+    /// A weight read from its file's mapping: a float type, or any in the reference tier.
+    pub fn from_rows(w: Tensor, isa: Isa) -> Linear {
+        assert!(!Linear::wants_packing(w.dtype, isa), "{} is read packed by {isa}", w.dtype);
+        Linear { n: w.rows(), k: w.cols(), dtype: w.dtype, isa, store: Store::Rows(w), bias: None }
+    }
+
+    /// A packed weight.
+    pub fn from_packed(w: Packed, isa: Isa) -> Linear {
+        assert!(Linear::wants_packing(w.dtype, isa), "{} is not read packed by {isa}", w.dtype);
+        Linear { n: w.n, k: w.k, dtype: w.dtype, isa, store: Store::Packed(w), bias: None }
+    }
+
+    /// Adds a bias of `n` values.
+    pub fn with_bias(mut self, bias: Option<Vec<f32>>) -> Linear {
+        if let Some(b) = &bias {
+            assert_eq!(b.len(), self.n, "a bias has a value per output");
+        }
+        self.bias = bias;
+        self
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+    /// Storage type of the weights.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes of weights that one multiplication reads.
+    pub fn bytes(&self) -> usize {
+        match &self.store {
+            Store::Rows(t) => t.data.len(),
+            Store::Packed(p) => p.data.len(),
+        }
+    }
+
+    fn path(&self, m: usize, mode: Mode) -> Path {
+        let fast = mode == Mode::Fast;
+        match (self.isa, &self.store) {
+            (Isa::Reference, _) => Path::Reference,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, Store::Packed(_)) => Path::Avx2Int8,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, Store::Packed(_)) if fast && m >= AMX_PACKED_MIN_M => Path::AmxPacked,
+            #[cfg(target_arch = "x86_64")]
+            (_, Store::Packed(_)) => Path::Vnni,
+            #[cfg(target_arch = "x86_64")]
+            (_, Store::Rows(_)) if fast && m <= rowdot::MAX_M => Path::RowDot,
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, _) => Path::Panel(panel::Kind::F32Avx2),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx, _) if self.dtype != DType::F32 => Path::AmxRows,
+            #[cfg(target_arch = "x86_64")]
+            _ if self.dtype == DType::BF16 && Caps::get().avx512_bf16 => Path::Panel(panel::Kind::Bf16),
+            #[cfg(target_arch = "x86_64")]
+            _ => Path::Panel(panel::Kind::F32),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => Path::Reference,
+        }
+    }
+
+    /// Which forms of `m` rows of activations [`linear`] will read.
+    pub fn need(&self, m: usize, mode: Mode) -> Need {
+        match self.path(m, mode) {
+            Path::Vnni | Path::Avx2Int8 => Need { int8: true, ..Need::default() },
+            Path::AmxPacked | Path::AmxRows => Need { tiles: true, ..Need::default() },
+            #[cfg(target_arch = "x86_64")]
+            Path::Panel(panel::Kind::Bf16) => Need { bf16: true, ..Need::default() },
+            _ => Need::default(),
+        }
+    }
+
+    /// Groups of 16 rows per chunk.
+    fn groups_per_chunk(&self, path: Path, m: usize, threads: usize) -> usize {
+        let groups = self.n.div_ceil(GROUP);
+        match path {
+            #[cfg(target_arch = "x86_64")]
+            Path::Panel(_) => 2,
+            // Few tokens: four panels side by side keep several streams of weights in flight.
+            Path::AmxPacked | Path::AmxRows => {
+                if m <= 16 {
+                    4
+                } else {
+                    2
+                }
+            }
+            _ if m >= 4 => CHUNK_GROUPS.min(groups.div_ceil(4 * threads)).max(1),
+            _ => {
+                let group_bytes = self.bytes().div_ceil(groups).max(1);
+                (CHUNK_BYTES / group_bytes).min(groups.div_ceil(4 * threads)).max(1)
+            }
+        }
+    }
+
+    /// Computes groups `g0..g1` for all rows of `x`.
+    ///
+    /// # Safety
+    /// `out` has `x.m()` rows of `ldo >= n`; nobody else touches the columns of these groups.
+    unsafe fn run(&self, path: Path, g0: usize, g1: usize, x: &Acts, out: *mut f32, ldo: usize) {
+        let (m, k) = (x.m(), self.k);
+        let (r0, r1) = (g0 * GROUP, (g1 * GROUP).min(self.n));
+        match (&self.store, path) {
+            (Store::Rows(w), Path::Reference) => {
+                crate::reference::linear::linear_rows(w, r0..r1, x.f32(), &mut |t, n, v| {
+                    // SAFETY: t < m, r0 <= n < r1 <= ldo; these columns are ours.
+                    unsafe { *out.add(t * ldo + n) = v };
+                });
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Store::Packed(p), Path::Vnni | Path::Avx2Int8) => {
+                let groups: smallvec::Groups<'_> = smallvec::Groups::new(p, g0, g1);
+                let xs = vnni::X {
+                    q: x.q().as_ptr(),
+                    d: x.d().as_ptr(),
+                    sum32: x.sum32().as_ptr(),
+                    sum16: x.sum16().as_ptr(),
+                    stride: x.k_padded(),
+                };
+                let kernel = if path == Path::Vnni { vnni::gemm } else { avx2_int8::gemm };
+                // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
+                // columns r0..r1 of every row are ours.
+                unsafe { kernel(self.dtype, groups.as_slice(), k, xs, m, out.add(r0), ldo, r1 - r0) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Store::Rows(w), Path::RowDot) => {
+                let kernel = if self.isa == Isa::Avx2 { rowdot::avx2 } else { rowdot::avx512 };
+                let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
+                // SAFETY: as above; `rows` holds r1 - r0 rows.
+                unsafe {
+                    kernel(self.dtype, rows.as_ptr(), r1 - r0, k, x.f32().as_ptr(), m, out.add(r0), ldo)
+                };
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Store::Rows(w), Path::Panel(kind)) => {
+                let (xp, stride) = match kind {
+                    panel::Kind::Bf16 => (x.bf16().as_ptr().cast::<u8>(), x.k_padded() * 2),
+                    _ => (x.f32().as_ptr().cast::<u8>(), k * 4),
+                };
+                for r in (r0..r1).step_by(2 * GROUP) {
+                    let n = (r1 - r).min(2 * GROUP);
+                    let rows = &w.data[r * w.row_bytes()..(r + n) * w.row_bytes()];
+                    // SAFETY: as above.
+                    unsafe {
+                        panel::gemm(kind, self.dtype, rows.as_ptr(), n, k, xp, stride, m, out.add(r), ldo)
+                    };
+                }
+            }
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            (store, Path::AmxPacked | Path::AmxRows) => {
+                let groups;
+                let source = match store {
+                    Store::Packed(p) => {
+                        groups = smallvec::Groups::new(p, g0, g1);
+                        amx::Source::Groups(self.dtype, groups.as_slice())
+                    }
+                    Store::Rows(w) => {
+                        let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
+                        amx::Source::Rows(self.dtype, rows.as_ptr())
+                    }
+                };
+                let (kp, x) = (x.k_padded(), x.tiles().as_ptr());
+                // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
+                // columns r0..r1 of every row are ours.
+                unsafe { amx::gemm(&source, r1 - r0, k, kp, x, m, out.add(r0), ldo) };
+            }
+            (store, path) => unreachable!("{path:?} cannot read {store:?}"),
+        }
+        if let Some(bias) = &self.bias {
+            for t in 0..m {
+                for (n, b) in bias.iter().enumerate().take(r1).skip(r0) {
+                    // SAFETY: t < m and n < r1: our columns.
+                    unsafe { *out.add(t * ldo + n) += b };
+                }
+            }
+        }
+    }
+}
+
+/// Slices of consecutive groups without an allocation.
+#[cfg(target_arch = "x86_64")]
+mod smallvec {
+    use super::Packed;
+
+    const MAX: usize = 64;
+
+    pub struct Groups<'a> {
+        slices: [&'a [u8]; MAX],
+        len: usize,
+    }
+
+    impl<'a> Groups<'a> {
+        pub fn new(p: &'a Packed, g0: usize, g1: usize) -> Self {
+            assert!(g1 - g0 <= MAX);
+            let mut slices: [&[u8]; MAX] = [&[]; MAX];
+            for (s, g) in slices.iter_mut().zip(g0..g1) {
+                *s = p.group(g);
+            }
+            Groups { slices, len: g1 - g0 }
+        }
+        pub fn as_slice(&self) -> &[&'a [u8]] {
+            &self.slices[..self.len]
+        }
+    }
+}
+
+/// One product of a [`linear`] call.
+pub struct Out<'a> {
+    /// The weight.
+    pub w: &'a Linear,
+    /// Where the results go: `[m][ldo]`, columns `0..n` are written.
+    pub out: &'a mut [f32],
+    /// Distance between rows of `out`.
+    pub ldo: usize,
+}
+
+struct Piece {
+    path: Path,
+    per_chunk: usize,
+    first_chunk: usize,
+    groups: usize,
+    out: *mut f32,
+    ldo: usize,
+}
+
+/// Several weights times the same activations, as one parallel job.
+///
+/// `x` is prepared here as the weights need.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn linear(pool: &Pool, mode: Mode, x: &mut Acts, outs: &mut [Out<'_>]) {
+    let m = x.m();
+    if m == 0 {
+        return;
+    }
+    const MAX: usize = 4;
+    assert!(outs.len() <= MAX, "{} weights in one job", outs.len());
+    let need = outs.iter().fold(Need::default(), |a, o| a.or(o.w.need(m, mode)));
+    x.prepare(pool, need);
+    let x = &*x;
+    let mut chunks = 0;
+    let pieces: [Option<Piece>; MAX] = std::array::from_fn(|i| {
+        let o = outs.get_mut(i)?;
+        assert_eq!(x.k(), o.w.k, "activations of {} columns, weight [{}, {}]", x.k(), o.w.n, o.w.k);
+        assert!(o.ldo >= o.w.n && o.out.len() >= (m - 1) * o.ldo + o.w.n, "outputs too small for {m} rows");
+        let path = o.w.path(m, mode);
+        let groups = o.w.n.div_ceil(GROUP);
+        let per_chunk = o.w.groups_per_chunk(path, m, pool.threads());
+        let piece =
+            Piece { path, per_chunk, first_chunk: chunks, groups, out: o.out.as_mut_ptr(), ldo: o.ldo };
+        chunks += groups.div_ceil(per_chunk);
+        Some(piece)
+    });
+    let weights: [Option<&Linear>; MAX] = std::array::from_fn(|i| outs.get(i).map(|o| o.w));
+    let job = Shared { pieces, weights };
+    pool.run(chunks, &|c, _| {
+        let job = &job;
+        let i = (0..MAX)
+            .rev()
+            .find(|&i| job.pieces[i].as_ref().is_some_and(|p| p.first_chunk <= c))
+            .expect("chunk 0 belongs to the first piece");
+        let (p, w) = (job.pieces[i].as_ref().expect("found"), job.weights[i].expect("as pieces"));
+        let g0 = (c - p.first_chunk) * p.per_chunk;
+        let g1 = (g0 + p.per_chunk).min(p.groups);
+        // SAFETY: outputs were checked above; each group belongs to exactly one chunk.
+        unsafe { w.run(p.path, g0, g1, x, p.out, p.ldo) };
+    });
+}
+
+struct Shared<'a> {
+    pieces: [Option<Piece>; 4],
+    weights: [Option<&'a Linear>; 4],
+}
+// SAFETY: the output pointers are written in disjoint columns, see `linear`.
+unsafe impl Sync for Shared<'_> {}

@@ -1,0 +1,269 @@
+//! Float linear for a few tokens: dot products of rows as they lie in the file (AVX2, AVX-512).
+//!
+//!   y[t][n] = Σ_k w[n][k]·x[t][k]           w converted to f32 on load, f32 accumulation
+//!
+//! tile       4 rows x MT tokens (1..3), two vectors of k at a time
+//! registers  8·MT acc + 8 w + x from memory = 32 zmm at MT = 3
+//! bound      memory: 2 (bf16, f16) or 4 bytes per weight
+//! error      f32: at most (K/lanes/2 + log2(2·lanes)) roundings of a partial sum
+
+use std::arch::x86_64::*;
+
+use crate::tensor::DType;
+
+/// Most tokens for which rows are read again and again rather than transposed into a panel.
+pub(super) const MAX_M: usize = 3;
+
+/// A vector of f32 lanes, and how weights become one.
+trait Lanes: Copy {
+    const N: usize;
+    unsafe fn zero() -> Self;
+    unsafe fn fma(self, a: Self, b: Self) -> Self;
+    unsafe fn add(self, o: Self) -> Self;
+    unsafe fn sum(self) -> f32;
+    unsafe fn f32(p: *const f32) -> Self;
+    unsafe fn bf16(p: *const u16) -> Self;
+    unsafe fn f16(p: *const u16) -> Self;
+}
+
+// SAFETY (all methods): the instantiating functions below enable the features; loads are in range by
+// `rows`'s arithmetic.
+impl Lanes for __m512 {
+    const N: usize = 16;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(a, b, self) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_add_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_add_ps(self) }
+    }
+    #[inline(always)]
+    unsafe fn f32(p: *const f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn bf16(p: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v))
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16(p: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+}
+
+// SAFETY (all methods): as above.
+impl Lanes for __m256 {
+    const N: usize = 8;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_fmadd_ps(a, b, self) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_add_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let v = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn f32(p: *const f32) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn bf16(p: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let v = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v))
+        }
+    }
+    #[inline(always)]
+    unsafe fn f16(p: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+}
+
+/// Element type of stored weights.
+trait Weight {
+    const BYTES: usize;
+    unsafe fn lanes<V: Lanes>(p: *const u8) -> V;
+    fn scalar(bytes: &[u8]) -> f32;
+}
+struct F32;
+struct F16;
+struct Bf16;
+impl Weight for F32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(p: *const u8) -> V {
+        // SAFETY: the caller's range.
+        unsafe { V::f32(p.cast()) }
+    }
+    fn scalar(b: &[u8]) -> f32 {
+        f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+    }
+}
+impl Weight for F16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(p: *const u8) -> V {
+        // SAFETY: the caller's range.
+        unsafe { V::f16(p.cast()) }
+    }
+    fn scalar(b: &[u8]) -> f32 {
+        half::f16::from_le_bytes([b[0], b[1]]).to_f32()
+    }
+}
+impl Weight for Bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn lanes<V: Lanes>(p: *const u8) -> V {
+        // SAFETY: the caller's range.
+        unsafe { V::bf16(p.cast()) }
+    }
+    fn scalar(b: &[u8]) -> f32 {
+        half::bf16::from_le_bytes([b[0], b[1]]).to_f32()
+    }
+}
+
+/// How far ahead of the reads lines of each row are requested, bytes.
+const PREFETCH: usize = 1024;
+
+/// R rows x MT tokens.
+#[inline(always)]
+unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
+    w: *const u8,
+    row_bytes: usize,
+    k: usize,
+    x: *const f32,
+    out: *mut f32,
+    ldo: usize,
+) {
+    // SAFETY: R rows of k weights at `w`, MT rows of k activations at `x`, outputs by contract.
+    unsafe {
+        let mut acc = [[[V::zero(); 2]; MT]; R];
+        let step = 2 * V::N;
+        let whole = k / step * step;
+        let mut i = 0;
+        while i < whole {
+            for r in 0..R {
+                let p = w.add(r * row_bytes + i * W::BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH).cast());
+                let (w0, w1) = (W::lanes::<V>(p), W::lanes::<V>(p.add(V::N * W::BYTES)));
+                for t in 0..MT {
+                    let x = x.add(t * k + i);
+                    acc[r][t][0] = acc[r][t][0].fma(w0, V::f32(x));
+                    acc[r][t][1] = acc[r][t][1].fma(w1, V::f32(x.add(V::N)));
+                }
+            }
+            i += step;
+        }
+        for r in 0..R {
+            for t in 0..MT {
+                let mut sum = acc[r][t][0].add(acc[r][t][1]).sum();
+                for j in whole..k {
+                    let b = std::slice::from_raw_parts(w.add(r * row_bytes + j * W::BYTES), W::BYTES);
+                    sum = W::scalar(b).mul_add(*x.add(t * k + j), sum);
+                }
+                *out.add(t * ldo + r) = sum;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn rows<V: Lanes, W: Weight, const MT: usize>(
+    w: *const u8,
+    rows: usize,
+    k: usize,
+    x: *const f32,
+    out: *mut f32,
+    ldo: usize,
+) {
+    let rb = k * W::BYTES;
+    let mut r = 0;
+    // SAFETY: r stays below `rows`.
+    unsafe {
+        while r + 4 <= rows {
+            tile::<V, W, 4, MT>(w.add(r * rb), rb, k, x, out.add(r), ldo);
+            r += 4;
+        }
+        while r < rows {
+            tile::<V, W, 1, MT>(w.add(r * rb), rb, k, x, out.add(r), ldo);
+            r += 1;
+        }
+    }
+}
+
+macro_rules! instantiate {
+    ($name:ident, $lanes:ty, $features:literal) => {
+        /// `out[t·ldo + r] = Σ w[r][k]·x[t][k]` for `n` rows at `w` and `m <= MAX_M` tokens.
+        ///
+        /// # Safety
+        /// The CPU has the features; `w` holds `n` rows of `k` elements of `dtype` (a float type), `x` has
+        /// `m` rows of `k`, `out` has `m` rows of `ldo >= n`.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $name(
+            dtype: DType,
+            w: *const u8,
+            n: usize,
+            k: usize,
+            x: *const f32,
+            m: usize,
+            out: *mut f32,
+            ldo: usize,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                match (dtype, m) {
+                    (DType::F32, 1) => rows::<$lanes, F32, 1>(w, n, k, x, out, ldo),
+                    (DType::F32, 2) => rows::<$lanes, F32, 2>(w, n, k, x, out, ldo),
+                    (DType::F32, 3) => rows::<$lanes, F32, 3>(w, n, k, x, out, ldo),
+                    (DType::F16, 1) => rows::<$lanes, F16, 1>(w, n, k, x, out, ldo),
+                    (DType::F16, 2) => rows::<$lanes, F16, 2>(w, n, k, x, out, ldo),
+                    (DType::F16, 3) => rows::<$lanes, F16, 3>(w, n, k, x, out, ldo),
+                    (DType::BF16, 1) => rows::<$lanes, Bf16, 1>(w, n, k, x, out, ldo),
+                    (DType::BF16, 2) => rows::<$lanes, Bf16, 2>(w, n, k, x, out, ldo),
+                    (DType::BF16, 3) => rows::<$lanes, Bf16, 3>(w, n, k, x, out, ldo),
+                    _ => unreachable!("{m} tokens of {dtype}"),
+                }
+            }
+        }
+    };
+}
+instantiate!(avx512, __m512, "avx512f,avx512bw,avx512dq,avx512vl,f16c,fma");
+instantiate!(avx2, __m256, "avx2,f16c,fma");

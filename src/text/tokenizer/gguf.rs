@@ -1,0 +1,209 @@
+//! Tokenizer metadata of a GGUF file (`tokenizer.ggml.*`) to a [`Tokenizer`].
+
+use super::*;
+use crate::model::formats::gguf::Value;
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+
+pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
+    let file = Reader(metadata);
+    let model = file.string(MODEL)?.ok_or_else(|| missing(MODEL, "the file carries no tokenizer"))?;
+    let tokens = match metadata.get(TOKENS) {
+        None => return Err(missing(TOKENS, "the file carries no vocabulary")),
+        // The type of an empty array says nothing: let the vocabulary refuse it as empty.
+        Some(value) => file.strings(TOKENS, value)?,
+    };
+    let mut vocab = Vocab::new(tokens, file.kinds(tokens.len())?)?;
+    let sentencepiece = match model {
+        "gpt2" => false,
+        "llama" => true,
+        other => {
+            return Err(Error::Unsupported(format!(
+                "{MODEL}: {:?} tokenizers are not supported (gpt2 and llama are)",
+                spm::clip(other)
+            )));
+        }
+    };
+
+    let mut roles = Roles::default();
+    // SentencePiece files rarely say: 0 unknown, 1 beginning, 2 end is its own default.
+    let role = |key: &str, default: u32| {
+        let known = metadata.contains_key(key) || !sentencepiece || default as usize >= vocab.len();
+        if known { file.id(key, vocab.len()) } else { Ok(Some(default)) }
+    };
+    roles.bos = role("tokenizer.ggml.bos_token_id", 1)?;
+    roles.eos = role("tokenizer.ggml.eos_token_id", 2)?;
+    let unknown = role("tokenizer.ggml.unknown_token_id", 0)?;
+    roles.end_of_generation.extend(roles.eos);
+    for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+        roles.end_of_generation.extend(file.id(key, vocab.len())?);
+    }
+    for text in END_OF_GENERATION {
+        let Some(id) = vocab.id(text) else { continue };
+        // Some files mark these as ordinary text, by mistake: they would be printed.
+        if is_unmistakable(text) || vocab.kind(id) == Some(TokenKind::Control) {
+            vocab.set_kind(id, TokenKind::Control);
+            roles.end_of_generation.insert(id);
+        }
+    }
+    keep_harmony_end(&mut vocab, &mut roles);
+
+    let add_space_prefix = file.flag("tokenizer.ggml.add_space_prefix")?;
+    let add_bos = file.flag("tokenizer.ggml.add_bos_token")?;
+    roles.add_eos = file.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let special = SpecialTokens::default();
+    let engine = if sentencepiece {
+        roles.add_bos = add_bos.unwrap_or(true);
+        let scores = match metadata.get(SCORES) {
+            None => return Err(missing(SCORES, "a SentencePiece vocabulary needs scores")),
+            Some(value) => file.floats(SCORES, value)?,
+        };
+        let spm = Spm::new(&vocab, &scores, unknown)?;
+        Engine::Spm { vocab, special, spm, add_space_prefix: add_space_prefix.unwrap_or(true) }
+    } else {
+        let (pre, traits) = PreTokenizer::named(file.string(PRE)?.unwrap_or("default"))?;
+        roles.add_bos = add_bos.unwrap_or(traits.add_bos);
+        let merges = match metadata.get(MERGES) {
+            None => return Err(missing(MERGES, "a byte-pair vocabulary needs merges")),
+            Some(value) => file.strings(MERGES, value)?,
+        };
+        if merges.is_empty() {
+            return Err(missing(MERGES, "a byte-pair vocabulary needs merges, and the list is empty"));
+        }
+        let bpe = Bpe::new(&vocab, merges, traits.ignore_merges)?;
+        Engine::Bpe { vocab, special, pre, bpe }
+    };
+    for (wanted, id, name) in [(roles.add_bos, roles.bos, "bos"), (roles.add_eos, roles.eos, "eos")] {
+        if wanted && id.is_none() {
+            return Err(missing(
+                &format!("tokenizer.ggml.{name}_token_id"),
+                &format!("the file asks for the {name} token on every text, but does not name it"),
+            ));
+        }
+    }
+    Ok(Tokenizer { engine, special: roles })
+}
+
+/// In vocabularies with `<|return|>` and `<|call|>`, `<|end|>` closes a message inside of an answer.
+fn keep_harmony_end(vocab: &mut Vocab, roles: &mut Roles) {
+    if vocab.id("<|return|>").is_some()
+        && vocab.id("<|call|>").is_some()
+        && let Some(end) = vocab.id("<|end|>")
+    {
+        vocab.set_kind(end, TokenKind::UserDefined);
+        roles.end_of_generation.remove(&end);
+    }
+}
+
+fn missing(key: &str, why: &str) -> Error {
+    Error::format(key, format!("missing; {why}"))
+}
+
+/// Typed access that names the key in its errors.
+struct Reader<'m>(&'m Metadata);
+
+impl<'m> Reader<'m> {
+    fn wrong<T>(&self, key: &str, value: &Value, wanted: &str) -> Result<T> {
+        let found = match value {
+            Value::Uint(_) | Value::Int(_) => "an integer",
+            Value::Float(_) => "a float",
+            Value::Bool(_) => "a bool",
+            Value::String(_) => "a string",
+            Value::IntArray(_) => "an array of integers",
+            Value::FloatArray(_) => "an array of floats",
+            Value::StringArray(_) => "an array of strings",
+            Value::NestedArray(_) => "an array of arrays",
+        };
+        Err(Error::format(key, format!("found {found}, wanted {wanted}")))
+    }
+
+    fn string(&self, key: &str) -> Result<Option<&'m str>> {
+        match self.0.get(key) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s)),
+            Some(other) => self.wrong(key, other, "a string"),
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.0.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(b)) => Ok(Some(*b)),
+            Some(other) => self.wrong(key, other, "a bool"),
+        }
+    }
+
+    fn strings(&self, key: &str, value: &'m Value) -> Result<&'m [String]> {
+        match value.as_strings() {
+            Some(strings) => Ok(strings),
+            None if is_empty(value) => Ok(&[]),
+            None => self.wrong(key, value, "an array of strings"),
+        }
+    }
+
+    fn floats(&self, key: &str, value: &'m Value) -> Result<Vec<f32>> {
+        match value {
+            Value::FloatArray(floats) => Ok(floats.clone()),
+            Value::IntArray(ints) => Ok(ints.iter().map(|&i| i as f32).collect()),
+            other => self.wrong(key, other, "an array of floats"),
+        }
+    }
+
+    /// A token id that must be in the vocabulary.
+    fn id(&self, key: &str, vocab: usize) -> Result<Option<u32>> {
+        let Some(value) = self.0.get(key) else { return Ok(None) };
+        // -1 and 0xffff_ffff are how converters write "none".
+        if matches!(value, Value::Int(-1) | Value::Uint(0xffff_ffff)) {
+            return Ok(None);
+        }
+        match value.as_u64() {
+            Some(id) if id < vocab as u64 => Ok(Some(id as u32)),
+            Some(id) => Err(Error::format(key, format!("token {id}, but the vocabulary has {vocab} tokens"))),
+            None => self.wrong(key, value, "a token id"),
+        }
+    }
+
+    fn kinds(&self, vocab: usize) -> Result<Vec<TokenKind>> {
+        let Some(value) = self.0.get(TYPES) else { return Ok(vec![TokenKind::Normal; vocab]) };
+        let types = match value.as_ints() {
+            Some(types) => types,
+            None if is_empty(value) => &[],
+            None => return self.wrong(TYPES, value, "an array of integers"),
+        };
+        if types.len() != vocab {
+            return Err(Error::format(TYPES, format!("{} types for {vocab} tokens", types.len())));
+        }
+        types
+            .iter()
+            .enumerate()
+            .map(|(id, kind)| {
+                Ok(match kind {
+                    0 | 1 => TokenKind::Normal,
+                    2 => TokenKind::Unknown,
+                    3 => TokenKind::Control,
+                    4 => TokenKind::UserDefined,
+                    5 => TokenKind::Unused,
+                    6 => TokenKind::Byte,
+                    other => {
+                        return Err(Error::format(TYPES, format!("token {id} has unknown type {other}")));
+                    }
+                })
+            })
+            .collect()
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::IntArray(v) => v.is_empty(),
+        Value::FloatArray(v) => v.is_empty(),
+        Value::StringArray(v) => v.is_empty(),
+        Value::NestedArray(v) => v.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,155 @@
+//! SentencePiece-style merging: of all adjacent pairs whose union is a token, merge the one whose
+//! token scores highest, until none is left; what is then no token falls back to its bytes.
+//!
+//! There is no merge table and no pre-tokeniser: any split of a token may lead to it, and merges
+//! cross words. Ties go to the leftmost pair.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use super::vocab::Vocab;
+use crate::{Error, Result};
+
+/// What stands for a space in the vocabulary.
+pub const SPACE: &str = "\u{2581}";
+
+/// Scores and byte tokens of a SentencePiece vocabulary.
+#[derive(Debug)]
+pub struct Spm {
+    scores: Vec<f32>,
+    /// What to emit for each byte that is part of no token.
+    bytes: Box<[Option<u32>; 256]>,
+}
+
+/// A pair that could merge. `len` tells a stale candidate: its sides have grown since.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    score: f32,
+    left: u32,
+    right: u32,
+    len: u32,
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Candidate {}
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // `new` rejects NaN, so scores are totally ordered; -0.0 and 0.0 are equal here.
+        let by_score = self.score.partial_cmp(&other.score).expect("scores are not NaN");
+        by_score.then(other.left.cmp(&self.left))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Symbol {
+    start: u32,
+    /// Zero once merged into its left neighbour.
+    len: u32,
+    prev: u32,
+    next: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Spm {
+    /// Checks the scores and finds the byte tokens. `unknown` stands for bytes without a token.
+    pub fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Result<Spm> {
+        let bad = |problem: String| Error::format("tokenizer.ggml.scores", problem);
+        if scores.len() != vocab.len() {
+            return Err(bad(format!("{} scores for {} tokens", scores.len(), vocab.len())));
+        }
+        if let Some(id) = scores.iter().position(|s| s.is_nan()) {
+            return Err(bad(format!("the score of token {id} is not a number")));
+        }
+        let mut bytes = Box::new([unknown; 256]);
+        for b in 0..=255u8 {
+            let literal = || {
+                let one = [b];
+                vocab.id(std::str::from_utf8(&one).ok()?)
+            };
+            if let Some(id) = vocab.id(&format!("<0x{b:02X}>")).or_else(literal) {
+                bytes[b as usize] = Some(id);
+            }
+        }
+        Ok(Spm { scores: scores.to_vec(), bytes })
+    }
+
+    /// Appends the tokens of `text` (spaces already written as [`SPACE`]) to `out`.
+    pub fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
+        for (start, c) in text.char_indices() {
+            let at = symbols.len() as u32;
+            symbols.push(Symbol {
+                start: start as u32,
+                len: c.len_utf8() as u32,
+                prev: at.wrapping_sub(1),
+                next: at + 1,
+            });
+        }
+        let Some(last) = symbols.last_mut() else { return Ok(()) };
+        last.next = NONE;
+
+        let mut heap = BinaryHeap::new();
+        let offer = |symbols: &[Symbol], heap: &mut BinaryHeap<Candidate>, left: u32, right: u32| {
+            let (l, r) = (symbols[left as usize], symbols[right as usize]);
+            let len = l.len + r.len;
+            if let Some(id) = vocab.id(&text[l.start as usize..(l.start + len) as usize]) {
+                heap.push(Candidate { score: self.scores[id as usize], left, right, len });
+            }
+        };
+        for at in 1..symbols.len() as u32 {
+            offer(&symbols, &mut heap, at - 1, at);
+        }
+        while let Some(Candidate { left, right, len, .. }) = heap.pop() {
+            let (l, r) = (symbols[left as usize], symbols[right as usize]);
+            if l.len == 0 || r.len == 0 || l.len + r.len != len {
+                continue;
+            }
+            symbols[left as usize].len = len;
+            symbols[left as usize].next = r.next;
+            symbols[right as usize].len = 0;
+            if r.next != NONE {
+                symbols[r.next as usize].prev = left;
+                offer(&symbols, &mut heap, left, r.next);
+            }
+            if l.prev != NONE {
+                offer(&symbols, &mut heap, l.prev, left);
+            }
+        }
+        let mut at = 0;
+        while at != NONE {
+            let Symbol { start, len, next, .. } = symbols[at as usize];
+            let piece = &text[start as usize..(start + len) as usize];
+            match vocab.id(piece) {
+                Some(id) => out.push(id),
+                None => {
+                    for b in piece.bytes() {
+                        let id = self.bytes[b as usize].ok_or_else(|| {
+                            Error::Run(format!(
+                                "the tokenizer cannot encode {piece:?}: it has no token for it, no byte \
+                                 token and no unknown token"
+                            ))
+                        })?;
+                        out.push(id);
+                    }
+                }
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+/// At most 40 characters of a text that may be hostile, for an error message.
+pub(super) fn clip(text: &str) -> String {
+    text.chars().take(40).collect()
+}

@@ -1,0 +1,510 @@
+//! Attention of every tier against an oracle in f64, and against itself: the same bits however a row is
+//! batched, chunked or threaded.
+//!
+//! Tolerance. With u = 2^-24 (f32) and b = 2^-9 (bf16), n tokens, A_t = scale·Σ_d |q_d k_td|:
+//!
+//! * a score is a chain of head_dim fused operations on a rounded q: δe_t <= (head_dim + 2)·u·A_t, and b·A_t
+//!   more where q is rounded to bf16;
+//! * a weight is exp(e − m) with e − m rounded (u·|e − m| <= 2·u·A), and m, if counted in
+//!   powers of two, once more (u·A), exp within 2 ulp (4u; 2^-18 where P is rounded to bf16), one more such
+//!   exp per block and per segment that rescales it, and b where P is rounded to bf16:
+//!   η = e^(δe + 3uA) − 1 + 4u·(2 + blocks + segments) [+ b + 2^-18];
+//! * numerator and denominator each carry η, and chains of at most n + 2·(blocks + segments) roundings:
+//!   |δout| <= 2·(η + (n + 2·(blocks + segments))·u)·Σ w_t |v_t|, plus what exp's cut-off at e^-87 drops.
+//!
+//! Keys and values are compared as stored, so their rounding is not part of it.
+
+use proptest::prelude::*;
+use tandem::cache::{KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::device::host::Pool;
+use tandem::simd::Isa;
+use tandem::simd::attention::{AttnPlan, AttnShape, Partial, SEGMENT, SeqRows, merge_partials};
+use tandem::{Error, reference};
+
+/// A small generator, so that a failing case is described by its seed.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    /// Roughly normal, variance 1.
+    fn normal(&mut self) -> f32 {
+        (0..4).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32 - 0.5).sum::<f32>() * 1.732
+    }
+    fn normals(&mut self, n: usize, scale: f32) -> Vec<f32> {
+        (0..n).map(|_| self.normal() * scale).collect()
+    }
+    fn shuffled(&mut self, n: usize) -> Vec<u32> {
+        let mut v: Vec<u32> = (0..n as u32).collect();
+        for i in (1..n).rev() {
+            v.swap(i, self.below(i + 1));
+        }
+        v
+    }
+}
+
+/// Some sequences in one layer, pages scattered, and a query for each of their positions.
+struct World {
+    shape: AttnShape,
+    pool: PagePool,
+    /// Pages of each sequence.
+    pages: Vec<Vec<u32>>,
+    /// `[token][n_heads · head_dim]` of each sequence.
+    q: Vec<Vec<f32>>,
+}
+
+impl World {
+    fn new(shape: AttnShape, dtype: KvDType, lens: &[usize], k_scale: f32, rng: &mut Rng) -> World {
+        let (hd, h_kv) = (shape.head_dim, shape.n_kv_heads);
+        let n_pages: usize = lens.iter().map(|&n| KvGeometry::pages_for(n)).sum::<usize>() + 2;
+        let geometry = KvGeometry { n_layers: 2, n_kv_heads: h_kv, head_dim: hd, dtype };
+        let pool = PagePool::new(geometry, n_pages).unwrap();
+        let kv = pool.layer(1);
+        let ids = rng.shuffled(n_pages);
+        // What was there before is poison: nothing that is not part of a sequence may enter its result.
+        let nan = vec![f32::NAN; h_kv * hd];
+        for pos in 0..n_pages * PAGE_TOKENS {
+            // SAFETY: one thread, and nobody reads yet.
+            unsafe { kv.append(&ids, pos, &nan, &nan) };
+        }
+        let mut pages = Vec::new();
+        let mut rest = &ids[..];
+        let mut q = Vec::new();
+        for &len in lens {
+            let (own, tail) = rest.split_at(KvGeometry::pages_for(len));
+            rest = tail;
+            for pos in 0..len {
+                let (k, v) = (rng.normals(h_kv * hd, k_scale), rng.normals(h_kv * hd, 1.0));
+                // SAFETY: one thread, and nobody reads yet.
+                unsafe { kv.append(own, pos, &k, &v) };
+            }
+            pages.push(own.to_vec());
+            q.push(rng.normals(len * shape.n_heads * hd, 1.0));
+        }
+        World { shape, pool, pages, q }
+    }
+
+    fn width(&self) -> usize {
+        self.shape.n_heads * self.shape.head_dim
+    }
+
+    fn kv(&self) -> LayerKv<'_> {
+        self.pool.layer(1)
+    }
+
+    /// Attends `parts` = (sequence, first position, rows) in one step; canaries before, between and after.
+    fn attend(&self, isa: Isa, threads: usize, parts: &[(usize, usize, usize)]) -> Vec<Vec<f32>> {
+        const CANARY: u32 = 0x7fc0_babe;
+        let width = self.width();
+        let mut q = vec![f32::NAN; width];
+        let mut seqs = Vec::new();
+        let mut row = 1;
+        for &(s, first_pos, n_rows) in parts {
+            seqs.push(SeqRows { pages: &self.pages[s], first_pos, n_rows, row0: row });
+            q.extend_from_slice(&self.q[s][first_pos * width..(first_pos + n_rows) * width]);
+            q.extend(std::iter::repeat_n(f32::NAN, width));
+            row += n_rows + 1;
+        }
+        let mut out = vec![f32::from_bits(CANARY); row * width];
+        let mut plan = AttnPlan::new(&self.shape, &seqs, threads).unwrap();
+        let pool = Pool::new(threads);
+        for _ in 0..2 {
+            // Twice: a plan serves many layers.
+            plan.run(&pool, isa, &self.kv(), &q, &mut out);
+        }
+        let mut results = Vec::new();
+        let mut untouched = vec![true; row];
+        for s in &seqs {
+            untouched[s.row0..s.row0 + s.n_rows].fill(false);
+            results.push(out[s.row0 * width..(s.row0 + s.n_rows) * width].to_vec());
+        }
+        for (row, untouched) in untouched.into_iter().enumerate() {
+            let clean = out[row * width..(row + 1) * width].iter().all(|x| x.to_bits() == CANARY);
+            assert!(!untouched || clean, "row {row} is nobody's and was written");
+        }
+        results
+    }
+
+    fn visible(&self, pos: usize) -> std::ops::Range<usize> {
+        self.shape.window.map_or(0, |w| (pos + 1).saturating_sub(w))..pos + 1
+    }
+
+    /// Compares one row with the oracle.
+    fn check(&self, isa: Isa, s: usize, pos: usize, got: &[f32]) -> Result<(), String> {
+        let (sh, kv) = (&self.shape, self.kv());
+        let hd = sh.head_dim;
+        let see = self.visible(pos);
+        let u = 2f64.powi(-24);
+        let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() == KvDType::BF16;
+        let (b, p_exp) = if rounded { (2f64.powi(-9), 2f64.powi(-18)) } else { (0.0, 0.0) };
+        for head in 0..sh.n_heads {
+            let kv_head = head / (sh.n_heads / sh.n_kv_heads);
+            let q = &self.q[s][pos * self.width() + head * hd..][..hd];
+            let mut a_max = 0.0f64;
+            let scores: Vec<f64> = see
+                .clone()
+                .map(|t| {
+                    let (page, slot) = (self.pages[s][t / PAGE_TOKENS], t % PAGE_TOKENS);
+                    let (mut e, mut a) = (0.0, 0.0);
+                    for (d, &q) in q.iter().enumerate() {
+                        let x = q as f64 * sh.scale as f64 * kv.key(page, kv_head, slot, d) as f64;
+                        e += x;
+                        a += x.abs();
+                    }
+                    a_max = a_max.max(a);
+                    e
+                })
+                .collect();
+            let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let p: Vec<f64> = scores.iter().map(|e| (e - m).exp()).collect();
+            let sum: f64 = p.iter().sum();
+            let n = see.len() as f64;
+            let cuts = (n / 64.0).ceil() + 1.0 + (n / SEGMENT as f64).ceil() + 1.0;
+            let de = a_max * ((hd as f64 + 2.0) * u + b);
+            let eta = (de + 3.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b + p_exp;
+            for d in 0..hd {
+                let (mut want, mut mass, mut biggest) = (0.0, 0.0, 0.0f64);
+                for (t, p) in see.clone().zip(&p) {
+                    let (page, slot) = (self.pages[s][t / PAGE_TOKENS], t % PAGE_TOKENS);
+                    let v = kv.value(page, kv_head, slot, d) as f64;
+                    want += p * v;
+                    mass += p * v.abs();
+                    biggest = biggest.max(v.abs());
+                }
+                if sum > 0.0 {
+                    want /= sum;
+                    mass /= sum;
+                }
+                let tol = 2.0 * (eta + (n + 2.0 * cuts) * u) * mass + n * biggest * (-87f64).exp();
+                let got = got[head * hd + d] as f64;
+                if (got - want).abs().partial_cmp(&tol).is_none_or(|o| o.is_gt()) {
+                    return Err(format!(
+                        "{isa} {}: sequence {s} position {pos} head {head} dim {d}: got {got}, want {want} ± {tol:e}",
+                        kv.dtype().name()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn shape(n_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>) -> AttnShape {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    AttnShape { n_heads: n_kv_heads * group, n_kv_heads, head_dim, scale, window }
+}
+
+/// Whether tile instructions are executed in software (`TANDEM_AMX=emulate`), a thousand times slower.
+fn emulated() -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    return tandem::amx::emulate::installed();
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    false
+}
+
+fn tiers() -> Vec<Isa> {
+    for isa in Isa::ALL {
+        if let Some(why) = isa.missing() {
+            println!("skipped: tier {isa}: {why}");
+        }
+    }
+    Isa::supported()
+}
+
+/// Lengths around the edges of lanes, pages, blocks and segments.
+fn a_length() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        prop::sample::select(vec![
+            1usize, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577
+        ]),
+        1..700usize,
+    ]
+}
+
+fn a_shape() -> impl Strategy<Value = AttnShape> {
+    let window = prop_oneof![
+        3 => Just(None),
+        1 => prop::sample::select(vec![1usize, 2, 16, 31, 33, 64, 100, 512, 513]).prop_map(Some),
+    ];
+    (1..3usize, 1..9usize, prop::sample::select(vec![16usize, 48, 64, 80, 96, 112, 128, 256]), window)
+        .prop_map(|(h, g, d, w)| shape(h, g, d, w))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Ragged batches of prefill chunks and decodes, against the oracle, in every tier.
+    #[test]
+    fn every_tier_agrees_with_the_oracle(
+        shape in a_shape(),
+        lens in prop::collection::vec(a_length(), 1..4),
+        f16 in any::<bool>(),
+        k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
+        seed in any::<u64>(),
+    ) {
+        let mut rng = Rng(seed);
+        let dtype = if f16 { KvDType::F16 } else { KvDType::BF16 };
+        let world = World::new(shape, dtype, &lens, k_scale, &mut rng);
+        // The last rows of each sequence, few enough for the oracle to stay quick.
+        let parts: Vec<_> = lens.iter().enumerate().map(|(s, &len)| {
+            let rows = (1 + rng.below(20)).min(len);
+            (s, len - rows, rows)
+        }).collect();
+        for isa in tiers() {
+            let out = world.attend(isa, 2, &parts);
+            for (&(s, first, rows), out) in parts.iter().zip(&out) {
+                for i in [0, rows / 2, rows - 1] {
+                    let row = &out[i * world.width()..(i + 1) * world.width()];
+                    prop_assert_eq!(world.check(isa, s, first + i, row), Ok(()));
+                }
+            }
+        }
+    }
+
+    /// Prefill at once = prefill in chunks = decode token by token; alone = batched; 1 thread = 2 = 3.
+    #[test]
+    fn a_row_has_the_same_bits_however_it_is_computed(
+        shape in a_shape(),
+        len in a_length(),
+        other in a_length(),
+        f16 in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let mut rng = Rng(seed);
+        let dtype = if f16 { KvDType::F16 } else { KvDType::BF16 };
+        let world = World::new(shape, dtype, &[len, other], 1.0, &mut rng);
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let width = world.width();
+        for isa in tiers() {
+            let slow = isa == Isa::Reference || isa == Isa::Amx && emulated();
+            if slow && len * shape.n_heads * shape.head_dim * len > 20_000_000 {
+                continue; // minutes in the oracle or on emulated tiles; smaller cases take the same paths
+            }
+            let whole = bits(&world.attend(isa, 1, &[(0, 0, len)])[0]);
+            // In chunks, cut anywhere, on other numbers of threads.
+            let mut pos = 0;
+            while pos < len {
+                let n = (1 + rng.below(200)).min(len - pos);
+                let threads = 1 + rng.below(3);
+                let chunk = bits(&world.attend(isa, threads, &[(0, pos, n)])[0]);
+                prop_assert_eq!(&chunk[..], &whole[pos * width..(pos + n) * width], "{} chunk {}+{}", isa, pos, n);
+                pos += n;
+            }
+            // As decode, alone and beside another sequence, on 1, 2 and 3 threads.
+            for _ in 0..6 {
+                let pos = rng.below(len);
+                let want = &whole[pos * width..(pos + 1) * width];
+                for threads in 1..4 {
+                    let alone = bits(&world.attend(isa, threads, &[(0, pos, 1)])[0]);
+                    prop_assert_eq!(&alone[..], want, "{} decode {} on {} threads", isa, pos, threads);
+                    let first = rng.below(other);
+                    let rows = 1 + rng.below(other - first).min(if slow { 2 } else { 40 });
+                    let beside = world.attend(isa, threads, &[(1, first, rows), (0, pos, 1)]);
+                    prop_assert_eq!(&bits(&beside[1])[..], want, "{} decode {} in a batch", isa, pos);
+                }
+            }
+        }
+    }
+
+    /// Tokens split between two caches (as between devices), partial results merged.
+    #[test]
+    fn partial_results_of_disjoint_tokens_merge_to_the_whole(
+        shape in a_shape(),
+        len in 2..700usize,
+        seed in any::<u64>(),
+    ) {
+        let mut rng = Rng(seed);
+        let shape = AttnShape { window: None, ..shape };
+        let world = World::new(shape, KvDType::BF16, &[len], 1.0, &mut rng);
+        let hd = shape.head_dim;
+        // Pages before and after the cut, each attended as a sequence of its own.
+        let cut_page = rng.below(len.div_ceil(PAGE_TOKENS));
+        let cut = cut_page * PAGE_TOKENS;
+        let q = &world.q[0][(len - 1) * world.width()..];
+        for isa in tiers() {
+            let part = |pages: &[u32], tokens: usize| {
+                let mut part = Partial::empty(1, shape.n_heads, hd);
+                if tokens > 0 {
+                    let rows = SeqRows { pages, first_pos: tokens - 1, n_rows: 1, row0: 0 };
+                    let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
+                    plan.run_partial(&Pool::new(2), isa, &world.kv(), q, &mut part);
+                }
+                part
+            };
+            let (a, b) = (part(&world.pages[0][..cut_page], cut), part(&world.pages[0][cut_page..], len - cut));
+            for parts in [[&a, &b], [&b, &a]] {
+                let mut out = vec![0.0; world.width()];
+                merge_partials(&parts, hd, &mut out);
+                prop_assert_eq!(world.check(isa, 0, len - 1, &out), Ok(()));
+            }
+        }
+    }
+}
+
+/// Large head groups (multi-query attention) and long contexts, which proptest's sizes do not reach.
+#[test]
+fn wide_groups_and_long_contexts_agree_with_the_oracle() {
+    for (shape, len) in [
+        (shape(1, 71, 64, None), 130),
+        (shape(1, 40, 128, Some(50)), 200),
+        (shape(3, 3, 64, None), 4096 + 33),
+        (shape(2, 4, 128, Some(1024)), 3000),
+    ] {
+        for dtype in KvDType::ALL {
+            let world = World::new(shape, dtype, &[len], 1.0, &mut Rng(7));
+            for isa in tiers().into_iter().filter(|&i| i > Isa::Reference || len < 500) {
+                let rows = 3;
+                let many = world.attend(isa, 2, &[(0, len - rows, rows)]);
+                for i in 0..rows {
+                    let row = &many[0][i * world.width()..(i + 1) * world.width()];
+                    world.check(isa, 0, len - rows + i, row).unwrap();
+                    let alone = world.attend(isa, 1, &[(0, len - rows + i, 1)]);
+                    assert!(
+                        alone[0].iter().zip(row).all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{isa} row {i}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// One head of 16 dims whose scores and values are given.
+fn scripted(scores: &[f32], values: &[f32], dtype: KvDType) -> World {
+    let shape = AttnShape { n_heads: 1, n_kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
+    let mut world = World::new(shape, dtype, &[scores.len()], 1.0, &mut Rng(3));
+    world.q[0].fill(0.0);
+    for (pos, (&e, &v)) in scores.iter().zip(values).enumerate() {
+        let (mut k, v) = ([0.0; 16], [v; 16]);
+        k[0] = e;
+        // SAFETY: one thread.
+        unsafe { world.kv().append(&world.pages[0], pos, &k, &v) };
+        world.q[0][pos * 16] = 1.0;
+    }
+    world
+}
+
+#[test]
+fn the_papers_example_gives_24_2_however_split() {
+    let (scores, values) = ([2.0, 4.0, 1.0, 0.0, 1.0, 2.0], [10.0, 30.0, 5.0, 2.0, 8.0, 12.0]);
+    for dtype in KvDType::ALL {
+        for isa in tiers() {
+            let whole = scripted(&scores, &values, dtype).attend(isa, 1, &[(0, 5, 1)]);
+            assert!((whole[0][0] - 24.2).abs() < 0.1, "{isa}: {}", whole[0][0]);
+            // Two parts, then each token its own part, forwards and backwards.
+            let part = |from: usize, to: usize| {
+                let w = scripted(&scores[from..to], &values[from..to], dtype);
+                let rows = SeqRows { pages: &w.pages[0], first_pos: to - from - 1, n_rows: 1, row0: 0 };
+                let mut part = Partial::empty(1, 1, 16);
+                AttnPlan::new(&w.shape, &[rows], 1).unwrap().run_partial(
+                    &Pool::new(1),
+                    isa,
+                    &w.kv(),
+                    &w.q[0],
+                    &mut part,
+                );
+                part
+            };
+            let singles: Vec<Partial> = (0..6).map(|t| part(t, t + 1)).collect();
+            let mut splits: Vec<Vec<Partial>> = (1..6).map(|cut| vec![part(0, cut), part(cut, 6)]).collect();
+            splits.push(singles.clone());
+            splits.push(singles.into_iter().rev().collect());
+            for parts in splits {
+                let mut out = [0.0; 16];
+                merge_partials(&parts.iter().collect::<Vec<_>>(), 16, &mut out);
+                assert!((out[0] - 24.2).abs() < 0.1, "{isa} in {} parts: {}", parts.len(), out[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_scores_neither_overflow_nor_leave_nan() {
+    let inf = f32::INFINITY;
+    for isa in tiers() {
+        for dtype in KvDType::ALL {
+            // One score dwarfs the rest: the output is its value.
+            let mut scores = vec![-3e4; 600];
+            scores[37] = 3e4;
+            let values: Vec<f32> = (0..600).map(|t| (t % 128) as f32).collect();
+            let out = scripted(&scores, &values, dtype).attend(isa, 2, &[(0, 599, 1)]);
+            assert!(out[0].iter().all(|&x| x == 37.0), "{isa} {}: {:?}", dtype.name(), &out[0][..4]);
+            // −∞ hides a token.
+            let mut scores = vec![-inf; 600];
+            scores[550] = 1.0;
+            let out = scripted(&scores, &values, dtype).attend(isa, 2, &[(0, 599, 1)]);
+            assert!(out[0].iter().all(|&x| x == (550 % 128) as f32), "{isa} {}", dtype.name());
+            // Nothing but −∞: nothing is attended, the output is 0 and not NaN.
+            let out = scripted(&[-inf; 70], &[1.0; 70], dtype).attend(isa, 1, &[(0, 69, 1)]);
+            assert!(out[0].iter().all(|&x| x == 0.0), "{isa} {}: {:?}", dtype.name(), &out[0][..4]);
+            // A window of 0 tokens sees nothing, at segment edges too.
+            let mut world = scripted(&[1.0; 520], &[1.0; 520], dtype);
+            world.shape.window = Some(0);
+            let out = world.attend(isa, 2, &[(0, 500, 20)]);
+            assert!(out[0].iter().all(|&x| x == 0.0), "{isa} {}", dtype.name());
+        }
+    }
+}
+
+#[test]
+fn equal_values_come_out_unchanged() {
+    // The sum adds the weights as rounded, so the output is a convex combination of values.
+    for isa in tiers() {
+        let mut rng = Rng(11);
+        let scores: Vec<f32> = (0..700).map(|_| rng.normal() * 3.0).collect();
+        let out = scripted(&scores, &[1.0; 700], KvDType::BF16).attend(isa, 2, &[(0, 699, 1)]);
+        assert!(out[0].iter().all(|x| (x - 1.0).abs() < 700.0 * 2f32.powi(-24)), "{isa}: {:?}", &out[0][..4]);
+    }
+}
+
+#[test]
+fn the_reference_segment_agrees_with_the_oracle() {
+    let shape = shape(2, 2, 64, None);
+    let world = World::new(shape, KvDType::BF16, &[100], 1.0, &mut Rng(5));
+    let mut out = vec![0.0; world.width()];
+    let mut o = vec![0.0; 64];
+    for head in 0..4 {
+        let q = &world.q[0][99 * world.width() + head * 64..][..64];
+        let kv = world.kv();
+        let (_, s) =
+            reference::attention::segment(&kv, &world.pages[0], head / 2, 0..100, shape.scale, q, &mut o);
+        for (out, o) in out[head * 64..].iter_mut().zip(&o) {
+            *out = o / s;
+        }
+    }
+    world.check(Isa::Reference, 0, 99, &out).unwrap();
+}
+
+#[test]
+fn shapes_that_kernels_do_not_cover_are_typed_errors() {
+    for (n_heads, n_kv_heads, head_dim) in [(4, 2, 72), (4, 2, 0), (4, 3, 64), (4, 0, 64), (0, 2, 64)] {
+        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale: 1.0, window: None };
+        let e = AttnPlan::new(&shape, &[], 1).err().expect("must be refused");
+        assert!(matches!(e, Error::Unsupported(_)), "{e}");
+    }
+}
+
+#[test]
+fn an_empty_step_is_no_work() {
+    let world = World::new(shape(1, 1, 16, None), KvDType::BF16, &[1], 1.0, &mut Rng(1));
+    let none = SeqRows { pages: &[], first_pos: 0, n_rows: 0, row0: 0 };
+    let mut plan = AttnPlan::new(&world.shape, &[none], 2).unwrap();
+    plan.run(&Pool::new(2), Isa::best(), &world.kv(), &[], &mut []);
+    plan.rebuild(&[]);
+    plan.run(&Pool::new(2), Isa::best(), &world.kv(), &[], &mut []);
+}
+
+#[test]
+#[should_panic(expected = "share rows")]
+fn sequences_that_share_rows_are_refused() {
+    let a = SeqRows { pages: &[0], first_pos: 0, n_rows: 3, row0: 0 };
+    let b = SeqRows { pages: &[1], first_pos: 0, n_rows: 1, row0: 2 };
+    let _ = AttnPlan::new(&shape(1, 1, 16, None), &[a, b], 1);
+}

@@ -1,0 +1,187 @@
+//! `generate`, `perplexity`, `bench` and `inspect` as scripts see them. Random weights of a tiny model
+//! serve where the text does not matter.
+
+mod support;
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use support::{assert_error, json as parsed, run, smollm2, stderr, stdout, tandem};
+
+const TINY: &str = "synth:tiny-llama";
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn generate_reports_one_json_object() {
+    let home = home();
+    let line = ["generate", "-m", TINY, "--json", "-n", "5", "--raw", "--logprobs", "3", "hello"];
+    let report = parsed(&run(tandem(home.path()).args(line)));
+    assert_eq!(report["tokens"].as_array().unwrap().len(), 5);
+    assert!(report["prompt_tokens"].as_u64().unwrap() > 0);
+    assert_eq!(report["finish_reason"], "length");
+    assert!(report["text"].is_string() && report["plan"].is_object());
+    for timing in ["load_ms", "prefill_tok_s", "decode_tok_s", "ttft_ms"] {
+        assert!(report["timings"][timing].as_f64().unwrap() > 0.0, "{timing}");
+    }
+    let logprobs = report["logprobs"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 5);
+    for (entry, id) in logprobs.iter().zip(report["tokens"].as_array().unwrap()) {
+        let top: Vec<f64> = entry["top"].as_array().unwrap().iter().map(|t| t[1].as_f64().unwrap()).collect();
+        assert_eq!((&entry["id"], top.len()), (id, 3));
+        // Greedy: the token taken is the most likely one; natural logarithms of probabilities.
+        assert!((entry["logprob"].as_f64().unwrap() - top[0]).abs() < 1e-4, "{entry}");
+        assert!(top[0] <= 0.0 && top.is_sorted_by(|a, b| a >= b), "{entry}");
+        assert!(top.iter().map(|p| p.exp()).sum::<f64>() < 1.0 + 1e-6, "{entry}");
+    }
+}
+
+#[test]
+fn any_number_of_threads_and_any_chunk_gives_the_same_tokens() {
+    let home = home();
+    let tokens = |extra: &str| {
+        let line = format!("generate -m {TINY} --json --raw -n 12 {extra} abcdefghijklmnopqrstuvwxyz");
+        parsed(&run(tandem(home.path()).args(line.split_whitespace())))["tokens"].clone()
+    };
+    assert_eq!(tokens("--threads 1"), tokens("--threads 2"));
+    assert_eq!(tokens("--deterministic --chunk 5"), tokens("--deterministic --chunk 64"));
+}
+
+#[test]
+fn sampling_repeats_with_its_seed() {
+    let home = home();
+    let tokens = |seed: &str| {
+        let line = format!("generate -m {TINY} --json --raw -n 16 --temp 1.5 --seed {seed} hello");
+        parsed(&run(tandem(home.path()).args(line.split(' '))))["tokens"].clone()
+    };
+    assert_eq!(tokens("1"), tokens("1"));
+    assert_ne!(tokens("1"), tokens("2"));
+}
+
+#[test]
+fn the_default_prompt_comes_from_standard_input() {
+    let home = home();
+    let file = home.path().join("prompt");
+    std::fs::write(&file, "hello\n").unwrap();
+    let line = ["generate", "-m", TINY, "--raw", "-n", "4"];
+    let by_argument = stdout(&run(tandem(home.path()).args(line).arg("hello")));
+    let by_file = stdout(&run(tandem(home.path()).args(line).arg("-f").arg(&file)));
+    let input = std::fs::File::open(&file).unwrap();
+    let by_stdin = stdout(&run(tandem(home.path()).args(line).stdin(input)));
+    assert!(!by_argument.trim().is_empty());
+    assert_eq!(by_argument, by_file);
+    assert_eq!(by_argument, by_stdin);
+    assert_error(&run(tandem(home.path()).args(line)), 2, "the prompt is empty");
+}
+
+#[test]
+fn what_cannot_be_generated() {
+    let home = home();
+    let long = "x".repeat(3_000);
+    for (line, code, want) in [
+        (vec!["-m", TINY, "--raw", ""], 2, "the prompt is empty"),
+        (vec!["-m", TINY, "--raw", "-f", "no/such/file"], 1, "no/such/file"),
+        (vec!["-m", TINY, "--raw", "--ctx", "10", "hello hello hello"], 2, "--ctx"),
+        (vec!["-m", TINY, "--raw", "--ctx", "100000000", "x"], 2, "context"),
+        (vec!["-m", TINY, "--raw", "--ctx", "2000", &long], 2, "tokens"),
+        (vec!["-m", "synth:nosuch", "x"], 2, "nosuch"),
+    ] {
+        assert_error(&run(tandem(home.path()).arg("generate").args(&line)), code, want);
+    }
+    let forced =
+        run(tandem(home.path()).args(["generate", "-m", TINY, "--raw", "x"]).env("TANDEM_ISA", "mmx"));
+    assert_error(&forced, 2, "TANDEM_ISA=mmx");
+}
+
+#[test]
+fn a_reader_that_leaves_stops_generation() {
+    let home = home();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let line = ["generate", "-m", TINY, "--raw", "-n", "1000", "hello"];
+    assert_error(&run(tandem(home.path()).args(line).stdout(writer)), 1, "stdout was closed");
+}
+
+#[test]
+fn perplexity_and_bench_report_one_json_object() {
+    let home = home();
+    let bench = [
+        "bench", "-m", TINY, "--json", "--prompt", "16,32", "--gen", "4", "--batch", "1,2", "--depth", "0,8",
+    ];
+    let report = parsed(&run(tandem(home.path()).args(bench).args(["--repeat", "3"])));
+    assert!(report["threads"].as_u64().unwrap() >= 1);
+    let kinds: Vec<_> =
+        report["results"].as_array().unwrap().iter().map(|r| r["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["prefill", "prefill", "decode", "decode", "decode", "decode"]);
+    for r in report["results"].as_array().unwrap() {
+        let rate = |which: &str| r["tok_s"][which].as_f64().unwrap();
+        assert!(rate("min") > 0.0 && rate("min") <= rate("median") && rate("median") <= rate("max"), "{r}");
+        for key in ["prompt", "gen", "batch", "depth", "gb_s"] {
+            assert!(r[key].is_number(), "{r}");
+        }
+    }
+    let Some(model) = smollm2() else { return };
+    let text = home.path().join("text");
+    std::fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(4)).unwrap();
+    let mut perplexity = tandem(home.path());
+    perplexity.args(["perplexity", "--json", "-m"]).arg(&model).arg(&text);
+    let report = parsed(&run(&mut perplexity));
+    let (nll, ppl) = (report["mean_nll"].as_f64().unwrap(), report["perplexity"].as_f64().unwrap());
+    assert!(nll > 0.0 && (nll.exp() / ppl - 1.0).abs() < 1e-6, "{report}");
+    assert!(report["tokens"].as_u64().unwrap() > 30);
+    std::fs::write(&text, "").unwrap();
+    assert_error(&run(&mut perplexity), 2, "at least 2");
+}
+
+#[test]
+fn inspect_describes() {
+    let home = home();
+    let report = parsed(&run(tandem(home.path()).args(["inspect", TINY, "--json", "--tensors"])));
+    assert_eq!(report["family"], "llama");
+    assert!(report["tensors"].as_array().unwrap().iter().any(|t| t["name"] == "token_embd.weight"));
+    let words = stdout(&run(tandem(home.path()).args(["inspect", TINY])));
+    assert!(words.contains("parameters") && !words.contains("token_embd"), "{words}");
+    let Some(model) = smollm2() else { return };
+    let report = parsed(&run(tandem(home.path()).args(["inspect", "--json"]).arg(&model)));
+    assert_eq!(
+        [&report["layers"], &report["d_model"], &report["heads"], &report["kv_heads"], &report["vocab"]],
+        [&json!(30), &json!(576), &json!(9), &json!(3), &json!(49152)]
+    );
+    assert_eq!(report["tensors"], Value::Null);
+}
+
+#[test]
+fn stop_strings_are_not_printed() {
+    let Some(model) = smollm2() else { return };
+    let home = home();
+    let generate = |extra: &[&str]| {
+        let mut command = tandem(home.path());
+        command
+            .args(["generate", "--raw", "-n", "20", "-m"])
+            .arg(&model)
+            .args(extra)
+            .arg("The capital of France is");
+        run(&mut command)
+    };
+    let whole = parsed(&generate(&["--json"]));
+    assert!(whole["text"].as_str().unwrap().starts_with(" Paris."), "{whole}");
+    let stopped = parsed(&generate(&["--json", "--stop", "nowhere", "--stop", "ris"]));
+    assert_eq!((&stopped["text"], &stopped["finish_reason"]), (&json!(" Pa"), &json!("stop")));
+    assert_eq!(stdout(&generate(&["--stop", "ris"])).trim_end(), " Pa");
+    // Quiet means quiet.
+    assert_eq!(stderr(&generate(&["-q"])), "");
+}
+
+#[test]
+fn a_chat_is_answered() {
+    let Some(model) = smollm2() else { return };
+    let home = home();
+    let mut command = tandem(home.path());
+    command.args(["generate", "-n", "12", "--json", "-m"]).arg(&model).arg("What is the capital of France?");
+    let report = parsed(&run(command.stdin(Stdio::null())));
+    assert!(report["text"].as_str().unwrap().contains("Paris"), "{report}");
+    // The template's frame around the question.
+    assert!(report["prompt_tokens"].as_u64().unwrap() > 15, "{report}");
+}

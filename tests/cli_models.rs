@@ -1,0 +1,150 @@
+//! Commands on real and on broken model files.
+
+mod support;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use support::{assert_error, json, run, smollm2, stderr, stdout, tandem};
+
+/// Broken model files, by what is wrong with them.
+fn broken(folder: &Path) -> Vec<(&'static str, PathBuf)> {
+    let header = |version: u32, tensors: u64, keys: u64| {
+        [b"GGUF".as_slice(), &version.to_le_bytes(), &tensors.to_le_bytes(), &keys.to_le_bytes()].concat()
+    };
+    let key = |name: &str, kind: u32, value: &[u8]| {
+        [(name.len() as u64).to_le_bytes().as_slice(), name.as_bytes(), &kind.to_le_bytes(), value].concat()
+    };
+    let text = |s: &str| [(s.len() as u64).to_le_bytes().as_slice(), s.as_bytes()].concat();
+    // A string of 2^63 bytes, an array of 2^61 entries, an array of arrays of arrays...
+    let long_string = [header(3, 0, 1), key("a", 8, &(1u64 << 63).to_le_bytes())].concat();
+    let long_array = [header(3, 0, 1), key("a", 9, &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32])].concat();
+    let nested = [9u32.to_le_bytes().as_slice(), &1u64.to_le_bytes()].concat().repeat(10_000);
+    let nested = [header(3, 0, 1), key("a", 9, &nested)].concat();
+    let stranger = [header(3, 0, 1), key("general.architecture", 8, &text("perceptron"))].concat();
+    let files: Vec<(&'static str, Vec<u8>)> = vec![
+        ("empty", vec![]),
+        ("text", b"hello, I am no model".to_vec()),
+        ("magic only", b"GGUF".to_vec()),
+        ("version 1", header(1, 0, 0)),
+        ("version 99", header(99, 0, 0)),
+        ("big endian", [b"GGUF".as_slice(), &3u32.to_be_bytes(), &[0; 16]].concat()),
+        ("2^60 tensors", header(3, 1 << 60, 0)),
+        ("2^60 keys", header(3, 0, 1 << 60)),
+        ("long string", long_string),
+        ("long array", long_array),
+        ("nested arrays", nested),
+        ("nothing inside", header(3, 0, 0)),
+        ("unknown architecture", stranger),
+    ];
+    let write = |(name, bytes): (&'static str, Vec<u8>)| {
+        let path = folder.join(format!("{}.gguf", name.replace(' ', "_")));
+        std::fs::write(&path, bytes).unwrap();
+        (name, path)
+    };
+    files.into_iter().map(write).collect()
+}
+
+#[test]
+fn broken_models_are_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    for (what, path) in broken(dir.path()) {
+        for command in COMMANDS {
+            let output = run(tandem(dir.path()).args(words(command, path.to_str().unwrap())));
+            println!("{what}: {}", stderr(&output).trim_end());
+            assert_error(&output, 1, "");
+        }
+    }
+}
+
+#[test]
+fn truncated_models_are_one_sentence() {
+    let Some(model) = smollm2() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(model).unwrap();
+    for keep in [100, 5_000, 500_000, 1_800_000, 50_000_000, whole.len() - 1] {
+        let path = dir.path().join("cut.gguf");
+        std::fs::write(&path, &whole[..keep]).unwrap();
+        for command in COMMANDS {
+            let output = run(tandem(dir.path()).args(words(command, path.to_str().unwrap())));
+            println!("{keep} bytes: {}", stderr(&output).trim_end());
+            assert_error(&output, 1, "");
+        }
+    }
+}
+
+#[test]
+fn folders_without_the_right_files_are_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    for (name, content) in
+        [("", ""), ("config.json", "{"), ("tokenizer.json", "{}"), ("model.safetensors", "x")]
+    {
+        if !name.is_empty() {
+            std::fs::write(folder.join(name), content).unwrap();
+        }
+        for command in COMMANDS {
+            let output = run(tandem(dir.path()).args(words(command, folder.to_str().unwrap())));
+            println!("with {name}: {}", stderr(&output).trim_end());
+            assert_error(&output, 1, "");
+        }
+    }
+}
+
+/// Commands that load a model (MODEL).
+const COMMANDS: &[&str] = &["tokenize -m MODEL hello", "inspect MODEL --json"];
+
+fn words<'a>(command: &'a str, model: &'a str) -> impl Iterator<Item = &'a str> {
+    command.split(' ').map(move |w| if w == "MODEL" { model } else { w })
+}
+
+fn with_stdin(command: &mut Command, input: &[u8]) -> std::process::Output {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn tokenize_prints_ids_and_pieces() {
+    let Some(model) = smollm2() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let tokenize = || {
+        let mut command = tandem(dir.path());
+        command.args(["tokenize", "-m"]).arg(&model);
+        command
+    };
+    let report = json(&run(tokenize().args(["--json", "The capital of France is"])));
+    assert_eq!(report["ids"], serde_json::json!([504, 3575, 282, 4649, 314]));
+    assert_eq!(report["pieces"], serde_json::json!(["The", " capital", " of", " France", " is"]));
+    assert_eq!(stdout(&run(tokenize().arg("The capital"))), "504\n3575\n");
+    // From a file and from standard input every byte counts.
+    let file = dir.path().join("text");
+    std::fs::write(&file, "The capital\n").unwrap();
+    let from_file = json(&run(tokenize().arg("--json").arg("-f").arg(&file)));
+    assert_eq!(from_file["pieces"], serde_json::json!(["The", " capital", "\n"]));
+    assert_eq!(json(&with_stdin(tokenize().arg("--json"), b"The capital\n")), from_file);
+    assert_eq!(stdout(&run(tokenize().arg(""))), "");
+    // Control tokens are tokens, unless --no-special says that they are text.
+    assert_eq!(stdout(&run(tokenize().arg("<|im_end|>"))), "2\n");
+    assert!(stdout(&run(tokenize().args(["--no-special", "<|im_end|>"]))).lines().count() > 1);
+    assert_error(&with_stdin(&mut tokenize(), b"ab\xff"), 1, "not UTF-8 text (byte 2)");
+    assert_error(&run(tokenize().args(["-f", "no/such/file"])), 1, "no/such/file: No such file");
+}
+
+#[test]
+fn what_cannot_be_tokenized() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_error(
+        &run(tandem(dir.path()).args(["tokenize", "-m", "synth:llama-3.2-1b", "x"])),
+        2,
+        "no tokenizer",
+    );
+    assert_error(
+        &run(tandem(dir.path()).args(["tokenize", "-m", "nosuch", "x"])),
+        2,
+        "no such file or folder",
+    );
+}

@@ -1,0 +1,141 @@
+//! The command line as scripts see it: exit codes, one sentence per error, clean standard output.
+
+mod support;
+
+use std::process::Stdio;
+
+use support::{assert_error, json, run, stderr, stdout, tandem};
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn usage_errors_exit_with_2_and_one_sentence() {
+    let home = home();
+    for (line, want) in [
+        ("frobnicate", "unrecognized subcommand"),
+        ("generate --no-such-flag x", "unexpected argument '--no-such-flag'"),
+        ("generate --temp hot x", "'--temp"),
+        ("generate --top-p 1.5 x", "out of range"),
+        ("generate --threads 0 x", "'--threads"),
+        ("generate --device gpu x", "choose one of auto, cpu"),
+        ("generate --strategy best x", "'best'"),
+        ("generate --kv-type f8 x", "'f8'"),
+        ("generate -f a.txt x", "cannot be used with"),
+        ("generate --logprobs 3 x", "--json"),
+        ("generate --raw --system s x", "cannot be used with"),
+        ("perplexity", "<FILE>"),
+        ("bench --batch 0", "'--batch"),
+        ("pull", "<NAME>"),
+        ("pull --list x", "cannot be used with"),
+        ("pull nosuch", "no such model; known names are smollm2-135m"),
+        ("-v -q doctor", "cannot be used with"),
+    ] {
+        let output = run(tandem(home.path()).args(line.split(' ')));
+        assert_error(&output, 2, want);
+    }
+}
+
+#[test]
+fn what_this_build_cannot_honour_is_an_error() {
+    let home = home();
+    for (line, want) in [
+        ("--device cuda", "--device cuda: this build has no CUDA kernels"),
+        ("--device cuda:1", "--device cuda: this build has no CUDA kernels"),
+        ("--device emulated", "--device emulated"),
+        ("--strategy neo", "--strategy neo: needs a GPU"),
+        ("--strategy gpu-only", "--strategy gpu-only: needs a GPU"),
+        ("--gpu-memory 6GiB", "--gpu-memory"),
+    ] {
+        for command in ["generate -m nosuch x", "bench -m nosuch", "perplexity -m nosuch x"] {
+            let words = command.split(' ').chain(line.split(' '));
+            assert_error(&run(tandem(home.path()).args(words)), 2, want);
+        }
+    }
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    let home = home();
+    for line in ["--help", "--version", "generate --help", "pull -h"] {
+        let output = run(tandem(home.path()).args(line.split(' ')));
+        assert_eq!(output.status.code(), Some(0), "{line}");
+        assert!(!stdout(&output).is_empty() && stderr(&output).is_empty(), "{line}");
+    }
+    let output = run(&mut tandem(home.path()));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stdout(&output).is_empty() && stderr(&output).contains("Usage:"));
+}
+
+#[test]
+fn doctor_reports_one_json_object() {
+    let home = home();
+    let report = json(&run(tandem(home.path()).args(["doctor", "--json", "--no-probe"])));
+    assert_eq!(report["isa"]["tiers"][0]["name"], "reference");
+    assert_eq!(report["isa"]["tiers"][0]["available"], true);
+    assert!(report["cpu"]["threads"].as_u64().unwrap() >= 1);
+    for tier in report["isa"]["tiers"].as_array().unwrap() {
+        let explained = tier["available"] == true || tier["why_not"].is_string();
+        assert!(explained, "{tier}");
+    }
+    assert_eq!(report["cache"]["home"], home.path().to_str().unwrap());
+    let forced =
+        run(tandem(home.path()).args(["doctor", "--json", "--no-probe"]).env("TANDEM_ISA", "reference"));
+    assert_eq!(json(&forced)["isa"]["selected"], "reference");
+    // A doctor must not die of what it should diagnose.
+    let broken = run(tandem(home.path()).args(["doctor", "--json", "--no-probe"]).env("TANDEM_ISA", "mmx"));
+    assert!(json(&broken)["isa"]["problem"].as_str().unwrap().contains("no such tier"));
+}
+
+#[test]
+fn doctor_measures_the_limits() {
+    let home = home();
+    let report = json(&run(tandem(home.path()).args(["doctor", "--json"])));
+    for peak in report["limits"]["peaks"].as_array().unwrap() {
+        assert!(peak["gop_s"].as_f64().unwrap() > 0.0, "{peak}");
+    }
+    match report["limits"]["read_gb_s"].as_f64() {
+        Some(rate) => assert!(rate > 0.1, "{rate} GB/s"),
+        None => println!("skipped: too little memory to measure bandwidth"),
+    }
+}
+
+#[test]
+fn a_closed_stdout_is_one_sentence_and_no_panic() {
+    let home = home();
+    // A pipe whose reader is gone.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = run(tandem(home.path()).args(["doctor", "--no-probe"]).stdout(writer.try_clone().unwrap()));
+    assert_error(&output, 1, "stdout was closed");
+    let output =
+        run(tandem(home.path()).args(["-q", "doctor", "--no-probe"]).stdout(writer.try_clone().unwrap()));
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(1), ""));
+    let output = run(tandem(home.path()).arg("--help").stdout(writer));
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(1), ""));
+    // Closed from the start.
+    let script = format!("exec {} doctor --no-probe >&-", env!("CARGO_BIN_EXE_tandem"));
+    let output = run(std::process::Command::new("sh").args(["-c", &script]).env("TANDEM_HOME", home.path()));
+    assert_error(&output, 1, "stdout was closed");
+}
+
+#[test]
+fn a_full_stdout_is_one_sentence() {
+    let home = home();
+    let Ok(full) = std::fs::File::options().write(true).open("/dev/full") else {
+        println!("skipped: no /dev/full");
+        return;
+    };
+    let output = run(tandem(home.path()).args(["doctor", "--no-probe"]).stdout(full));
+    assert_error(&output, 1, "stdout: ");
+}
+
+#[test]
+fn a_closed_stderr_hurts_nobody() {
+    let home = home();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = run(tandem(home.path()).args(["pull", "nosuch"]).stderr(writer).stdout(Stdio::piped()));
+    assert_eq!(output.status.code(), Some(2));
+}

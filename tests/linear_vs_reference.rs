@@ -1,0 +1,208 @@
+//! Every tier of linear, every dtype, against the f64 reference on the dequantised weights.
+
+use proptest::prelude::*;
+use tandem::device::host::Pool;
+use tandem::simd::Isa;
+use tandem::simd::linear::{Acts, Linear, Mode, Out, Packed, linear, pack};
+use tandem::tensor::{Bytes, DType, Tensor};
+
+/// A small generator, so that a case is a seed.
+struct Rng(u64);
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// Random blocks: every code and every sub-scale occurs; the f16 scales are small and positive or negative.
+fn random_weight(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
+    let mut bytes: Vec<u8> =
+        (0..n * dtype.row_bytes(k).expect("whole blocks")).map(|_| rng.next() as u8).collect();
+    let scales: &[usize] = match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => &[],
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+        DType::Q6_K => &[208],
+        _ => &[0, 2],
+    };
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &at in scales {
+            let d = half::f16::from_f32(rng.uniform() * 0.05);
+            block[at..at + 2].copy_from_slice(&d.to_le_bytes());
+        }
+        match dtype {
+            DType::F32 => block.copy_from_slice(&rng.uniform().to_le_bytes()),
+            DType::F16 => block.copy_from_slice(&half::f16::from_f32(rng.uniform()).to_le_bytes()),
+            DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.uniform()).to_le_bytes()),
+            _ => {}
+        }
+    }
+    Tensor::new(dtype, vec![n, k], Bytes::copy_of(&bytes)).expect("sized above")
+}
+
+fn make(w: &Tensor, isa: Isa) -> Linear {
+    if Linear::wants_packing(w.dtype, isa) {
+        Linear::from_packed(pack(w), isa)
+    } else {
+        Linear::from_rows(w.clone(), isa)
+    }
+}
+
+/// |y - y*| allowed for activations rounded to `eps` relative to their block's maximum (int8) or to
+/// themselves (bf16), plus f32 accumulation: c·eps·Σ|w·x| never underestimates rounding to nearest.
+fn tolerance(isa: Isa, dtype: DType, w: &[f32], x: &[f32]) -> f64 {
+    let abs_sum: f64 = w.iter().zip(x).map(|(w, x)| (w * x).abs() as f64).sum();
+    let k = w.len() as f64;
+    let f32_part = k * 2f64.powi(-24) * 2.0 * abs_sum;
+    if dtype.is_quantised() && isa > Isa::Reference {
+        // int8: each activation is off by at most half a step, max|x|/254 of its block of 32. The offsets
+        // (m·Σx) see the same quantised activations, so |w| below is the dequantised weight; the two
+        // parts d·q·x and m·x are rounded apart, which the factor 64 on f32 epsilon covers.
+        let int8: f64 = w
+            .chunks(32)
+            .zip(x.chunks(32))
+            .map(|(w, x)| {
+                let amax = x.iter().fold(0f32, |a, v| a.max(v.abs())) as f64;
+                amax / 254.0 * w.iter().map(|w| w.abs() as f64).sum::<f64>()
+            })
+            .sum();
+        let parts: f64 = w
+            .chunks(32)
+            .zip(x.chunks(32))
+            .map(|(w, x)| {
+                let wmax = w.iter().fold(0f32, |a, v| a.max(v.abs())) as f64;
+                64.0 * wmax * x.iter().map(|x| x.abs() as f64).sum::<f64>()
+            })
+            .sum();
+        let amx = if isa == Isa::Amx { abs_sum * 2f64.powi(-7) } else { 0.0 };
+        return int8 * 1.01 + parts * 2f64.powi(-23) + f32_part + amx + 1e-6;
+    }
+    // bf16 activations (2^-9 each) and, on AMX, f16 weights rounded to bf16 (2^-9).
+    abs_sum * 2f64.powi(-8) + f32_part + 1e-7
+}
+
+fn check(dtype: DType, m: usize, n: usize, k: usize, seed: u64, mode: Mode) -> Result<(), TestCaseError> {
+    let mut rng = Rng(seed);
+    let w = random_weight(dtype, n, k, &mut rng);
+    let x: Vec<f32> = (0..m * k).map(|_| rng.uniform() * 3.0).collect();
+    let mut rows = vec![0f32; n * k];
+    for r in 0..n {
+        tandem::reference::dequant::dequantise_row(dtype, w.row(r), &mut rows[r * k..(r + 1) * k]);
+    }
+    let pool = Pool::new(2);
+    for isa in Isa::supported() {
+        let lin = make(&w, isa);
+        let ldo = n + 3;
+        let canary = 12345.678f32;
+        let mut out = vec![canary; m * ldo + 16];
+        let mut acts = Acts::default();
+        acts.reset(m, k).copy_from_slice(&x);
+        linear(&pool, mode, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo }]);
+        for t in 0..m {
+            let x = &x[t * k..(t + 1) * k];
+            for r in 0..n {
+                let w = &rows[r * k..(r + 1) * k];
+                let want: f64 = w.iter().zip(x).map(|(&w, &x)| w as f64 * x as f64).sum();
+                let got = out[t * ldo + r] as f64;
+                let tol = tolerance(isa, dtype, w, x);
+                prop_assert!(
+                    (got - want).abs() <= tol,
+                    "{isa} {dtype} M={m} N={n} K={k} seed={seed}: [{t},{r}] {got} want {want} tolerance {tol}"
+                );
+            }
+            for c in n..ldo {
+                prop_assert!(out[t * ldo + c] == canary, "{isa} {dtype}: wrote column {c} of {n}");
+            }
+        }
+        prop_assert!(out[m * ldo..].iter().all(|&v| v == canary), "{isa} {dtype}: wrote past the end");
+    }
+    Ok(())
+}
+
+fn any_dtype() -> impl Strategy<Value = DType> {
+    prop::sample::select(DType::ALL.to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    #[test]
+    fn every_tier_agrees_with_reference(
+        dtype in any_dtype(),
+        m in prop::sample::select(vec![1usize, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 33]),
+        n in prop::sample::select(vec![1usize, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 65]),
+        blocks in 1usize..5,
+        odd in 0usize..40,
+        seed in any::<u64>(),
+        deterministic in any::<bool>(),
+    ) {
+        let k = blocks * dtype.block_len().max(32) + if dtype.is_quantised() { 0 } else { odd };
+        let mode = if deterministic { Mode::Deterministic } else { Mode::Fast };
+        check(dtype, m, n, k, seed, mode)?;
+    }
+
+    #[test]
+    fn a_row_alone_equals_the_row_in_a_batch_bit_for_bit(
+        dtype in any_dtype(),
+        m in 2usize..40,
+        n in 1usize..40,
+        blocks in 1usize..4,
+        seed in any::<u64>(),
+    ) {
+        let k = blocks * dtype.block_len().max(32);
+        let mut rng = Rng(seed);
+        let w = random_weight(dtype, n, k, &mut rng);
+        let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
+        for isa in Isa::supported() {
+            let lin = make(&w, isa);
+            let run = |x: &[f32], m: usize, pool: &Pool| {
+                let mut acts = Acts::default();
+                acts.reset(m, k).copy_from_slice(x);
+                let mut out = vec![0f32; m * n];
+                linear(pool, Mode::Deterministic, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo: n }]);
+                out
+            };
+            let all = run(&x, m, &Pool::new(2));
+            for t in 0..m {
+                let alone = run(&x[t * k..(t + 1) * k], 1, &Pool::new(1));
+                prop_assert_eq!(&alone[..], &all[t * n..(t + 1) * n], "{} {} row {} of {}", isa, dtype, t, m);
+            }
+        }
+    }
+}
+
+#[test]
+fn several_k_panels_are_summed() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for m in [1, 5, 14] {
+            check(dtype, m, 35, 4100, 7, Mode::Fast).unwrap();
+            check(dtype, m, 35, 4100, 8, Mode::Deterministic).unwrap();
+        }
+    }
+}
+
+#[test]
+fn tiers_skipped_here_are_named() {
+    for isa in Isa::ALL {
+        if let Some(why) = isa.missing() {
+            println!("skipped: {isa}: {why}");
+        }
+    }
+    assert!(Isa::supported().contains(&Isa::Reference));
+}
+
+#[test]
+fn packed_size_is_what_was_promised() {
+    let mut rng = Rng(1);
+    for dtype in DType::ALL.into_iter().filter(|d| d.is_quantised()) {
+        let w = random_weight(dtype, 33, 512, &mut rng);
+        let p: Packed = pack(&w);
+        let grown = p.data.len() as f64 / (48.0 * dtype.row_bytes(512).unwrap() as f64);
+        assert!((1.0..1.03).contains(&grown), "{dtype} grew by {grown}");
+    }
+}
