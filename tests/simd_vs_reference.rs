@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use tandem::model::spec::RopePairing;
 use tandem::reference;
 use tandem::simd::{Isa, Kernels};
+use tandem::tensor::DType;
 
 const EPS: f64 = 1.0 / (1u64 << 24) as f64;
 const TINY: f64 = 4e-37;
@@ -222,7 +223,7 @@ fn gates(n: usize, seed: u64) -> Vec<f32> {
     ];
     let mut v = values(n, seed);
     for (i, x) in v.iter_mut().enumerate() {
-        if (i as u64 + seed) % 5 == 0 {
+        if (i as u64 + seed).is_multiple_of(5) {
             *x = special[(i / 5 + seed as usize) % special.len()];
         }
     }
@@ -364,6 +365,27 @@ fn check_conversions(k: &Kernels, x: &[f32], offset: usize) {
     close(&what("f16_to_f32"), wide.get(), &want32, |_| 0.0);
 }
 
+/// Any dtype, any bytes (so NaN and infinite scales too): the same bits as the definition times the scale.
+fn check_embed(k: &Kernels, dtype: DType, blocks: usize, offset: usize, seed: u64, scale: f32) {
+    let n = blocks * dtype.block_len();
+    let mut bytes = vec![0xa5; offset];
+    bytes.extend(values(dtype.row_bytes(n).unwrap().div_ceil(4), seed).iter().flat_map(|v| {
+        // Well mixed bytes out of a float: its bits times an odd constant.
+        v.to_bits().wrapping_mul(0x9e37_79b1).rotate_left(11).to_le_bytes()
+    }));
+    let row = &bytes[offset..offset + dtype.row_bytes(n).unwrap()];
+    let what = format!("{} embed_row {dtype} n={n} offset={offset} scale={scale}", k.name);
+    let mut want = vec![0.0; n];
+    reference::embed::embed_row(dtype, row, scale, &mut want);
+    let mut out = Guarded::filled(n, offset % 16);
+    k.embed_row(dtype, row, scale, out.get_mut());
+    out.check(&what);
+    for (i, (g, w)) in out.get().iter().zip(&want).enumerate() {
+        let same = g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan());
+        assert!(same, "{what}: element {i}: {g:e}, not {w:e}");
+    }
+}
+
 /// All operations at one size.
 fn check_all(k: &Kernels, n: usize, offset: usize, seed: u64) {
     check_norms(k, n, offset, seed);
@@ -403,6 +425,20 @@ proptest! {
     ) {
         for k in tiers_quietly() {
             check_rope(k, heads, dims.0, dims.1, offset, seed >> 8);
+        }
+    }
+
+    #[test]
+    fn embedding_rows_decode_bit_for_bit(
+        blocks in 0usize..40,
+        offset in 0usize..16,
+        seed in any::<u64>(),
+        scale in prop::sample::select(vec![1.0f32, 25.298_22, 0.1]),
+    ) {
+        for k in tiers_quietly() {
+            for dtype in DType::ALL {
+                check_embed(k, dtype, blocks, offset, seed >> 8, scale);
+            }
         }
     }
 

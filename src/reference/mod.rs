@@ -4,6 +4,7 @@ pub mod activation;
 pub mod attention;
 pub mod convert;
 pub mod dequant;
+pub mod embed;
 pub mod linear;
 pub mod norm;
 pub mod reduce;

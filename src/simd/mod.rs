@@ -1,13 +1,14 @@
 //! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.
 //!
-//! An algorithm is written once, in `generic/`, over the [`vector::Simd`] trait; `avx2/` and `avx512/`
-//! implement the trait and instantiate the algorithms. [`Kernels`] is what callers use.
+//! An algorithm is written once, in `generic/`, over the `Simd` trait of `vector.rs`; `avx2/` and
+//! `avx512/` implement the trait and instantiate the algorithms. [`Kernels`] is what callers use for small
+//! operations; [`linear`] and [`attention`] are planned, and have entries of their own.
 
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
+mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
+mod avx512;
 mod caps;
 #[cfg(target_arch = "x86_64")]
 mod generic;
@@ -15,7 +16,7 @@ pub mod linear;
 mod rope_table;
 mod table;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod vector;
+mod vector;
 
 pub use caps::{Caps, Isa};
 pub use rope_table::RopeTable;

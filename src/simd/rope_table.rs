@@ -22,7 +22,7 @@ impl RopeTable {
         match &rope.scaling {
             RopeScaling::None => {}
             &RopeScaling::Linear { factor } => {
-                if !(factor > 0.0) {
+                if factor.is_nan() || factor <= 0.0 {
                     return Err(bad(format!("factor {factor} is not positive")));
                 }
                 table.inv_freq.iter_mut().for_each(|f| *f /= factor as f64);
@@ -53,7 +53,7 @@ impl RopeTable {
                     )));
                 }
                 for (f, &by) in table.inv_freq.iter_mut().zip(factors) {
-                    if !(by > 0.0) {
+                    if by.is_nan() || by <= 0.0 {
                         return Err(bad(format!("frequency factor {by} is not positive")));
                     }
                     *f /= by as f64;
@@ -74,7 +74,7 @@ impl RopeTable {
 
     /// theta^(-2i/dim).
     fn unscaled(dim: usize, theta: f32) -> Result<RopeTable> {
-        if dim == 0 || dim % 2 != 0 {
+        if dim == 0 || !dim.is_multiple_of(2) {
             return Err(Error::format(
                 "RoPE",
                 format!("{dim} rotated elements per head, wanted an even number"),

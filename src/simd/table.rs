@@ -7,12 +7,14 @@
 use super::Isa;
 use crate::model::spec::RopePairing;
 use crate::reference;
+use crate::tensor::DType;
 
 /// The kernels of one tier for small operations: everything but linear layers and attention.
 ///
 /// Activations are `f32`. All kernels are deterministic: the same row gives the same bits, whatever
 /// thread or batch it runs in.
 #[derive(Clone, Copy)]
+#[allow(clippy::type_complexity)] // a signature per line reads better than twenty aliases
 pub struct Kernels {
     /// Name of the tier.
     pub name: &'static str,
@@ -34,6 +36,7 @@ pub struct Kernels {
     pub(super) softmax: unsafe fn(&mut [f32]),
     pub(super) max_and_logsumexp: unsafe fn(&[f32]) -> (f32, f64),
     pub(super) argmax: unsafe fn(&[f32]) -> usize,
+    pub(super) embed_row: unsafe fn(DType, &[u8], f32, &mut [f32]),
     pub(super) f32_to_bf16: unsafe fn(&[f32], &mut [u16]),
     pub(super) f32_to_f16: unsafe fn(&[f32], &mut [u16]),
     pub(super) bf16_to_f32: unsafe fn(&[u16], &mut [f32]),
@@ -60,6 +63,7 @@ static REFERENCE: Kernels = Kernels {
     softmax: reference::softmax::softmax,
     max_and_logsumexp: reference::softmax::max_and_logsumexp,
     argmax: reference::reduce::argmax,
+    embed_row: reference::embed::embed_row,
     f32_to_bf16: reference::convert::f32_to_bf16,
     f32_to_f16: reference::convert::f32_to_f16,
     bf16_to_f32: reference::convert::bf16_to_f32,
@@ -116,7 +120,7 @@ impl Kernels {
     /// RMS norm in place of each run of `w.len()` elements of `x`: heads of queries or keys, or one row.
     pub fn rms_norm_heads(&self, x: &mut [f32], w: &[f32], eps: f32) {
         assert!(
-            x.is_empty() || (!w.is_empty() && x.len() % w.len() == 0),
+            x.is_empty() || (!w.is_empty() && x.len().is_multiple_of(w.len())),
             "rms_norm_heads: {} elements are no multiple of the weight's {}",
             x.len(),
             w.len()
@@ -229,6 +233,19 @@ impl Kernels {
     /// The lowest index of the greatest element. NaN never wins, unless there is nothing else: then 0.
     pub fn argmax(&self, x: &[f32]) -> usize {
         call!(self.argmax(x))
+    }
+
+    /// `out = scale·row`, decoded from any dtype, bit for bit as
+    /// [`dequantise_row`](crate::reference::dequant::dequantise_row) defines it.
+    pub fn embed_row(&self, dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
+        assert_eq!(
+            Some(row.len()),
+            dtype.row_bytes(out.len()),
+            "embed_row: {} bytes for {} elements of {dtype}",
+            row.len(),
+            out.len()
+        );
+        call!(self.embed_row(dtype, row, scale, out))
     }
 
     /// Rounds to bfloat16, ties to even; NaN stays NaN. Where the CPU has AVX512_BF16 its instruction is

@@ -2,11 +2,12 @@
 
 mod lanes;
 
-pub(crate) use lanes::Avx2;
+use lanes::Avx2;
 
-use super::generic::{activation, convert, map, norm, reduce, rope, softmax};
+use super::generic::{activation, convert, embed, map, norm, reduce, rope, softmax};
 use super::{Isa, Kernels};
 use crate::model::spec::RopePairing;
+use crate::tensor::DType;
 
 /// AVX2: every operation of the reference tier, replaced.
 pub(super) static KERNELS: Kernels = Kernels {
@@ -28,6 +29,7 @@ pub(super) static KERNELS: Kernels = Kernels {
     softmax,
     max_and_logsumexp,
     argmax,
+    embed_row,
     f32_to_bf16,
     f32_to_f16,
     bf16_to_f32,
@@ -112,6 +114,11 @@ fn max_and_logsumexp(x: &[f32]) -> (f32, f64) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn argmax(x: &[f32]) -> usize {
     reduce::argmax(Avx2::token(), x)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn embed_row(dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
+    embed::embed_row(Avx2::token(), dtype, row, scale, out)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

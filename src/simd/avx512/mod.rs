@@ -4,11 +4,12 @@
 mod bf16;
 mod lanes;
 
-pub(crate) use lanes::Avx512;
+use lanes::Avx512;
 
-use super::generic::{activation, convert, map, norm, reduce, rope, softmax};
+use super::generic::{activation, convert, embed, map, norm, reduce, rope, softmax};
 use super::{Isa, Kernels};
 use crate::model::spec::RopePairing;
+use crate::tensor::DType;
 
 /// AVX-512: every operation, in wider vectors.
 pub(super) static KERNELS: Kernels = BASE;
@@ -39,6 +40,7 @@ const BASE: Kernels = Kernels {
     softmax,
     max_and_logsumexp,
     argmax,
+    embed_row,
     f32_to_bf16,
     f32_to_f16,
     bf16_to_f32,
@@ -123,6 +125,11 @@ fn max_and_logsumexp(x: &[f32]) -> (f32, f64) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn argmax(x: &[f32]) -> usize {
     reduce::argmax(Avx512::token(), x)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn embed_row(dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
+    embed::embed_row(Avx512::token(), dtype, row, scale, out)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]

@@ -44,10 +44,10 @@ pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     // Cephes' tanhf: x + x z P(z), z = x^2 (Moshier, single precision, 1.3e-7 relative).
     let z = s.mul(a, a);
     let mut p = s.splat(-5.704_988_7e-3);
-    p = s.fma(p, z, s.splat(2.063_908_9e-2));
+    p = s.fma(p, z, s.splat(2.063_909e-2));
     p = s.fma(p, z, s.splat(-5.373_971_6e-2));
     p = s.fma(p, z, s.splat(1.333_144_2e-1));
-    p = s.fma(p, z, s.splat(-3.333_328_2e-1));
+    p = s.fma(p, z, s.splat(-3.333_328e-1));
     let small = s.fma(s.mul(p, z), a, a);
     s.with_sign(s.select_lt(a, s.splat(0.625), small, large), x)
 }

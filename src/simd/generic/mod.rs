@@ -2,6 +2,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod convert;
+pub(crate) mod embed;
 pub(crate) mod exp;
 pub(crate) mod map;
 pub(crate) mod norm;
