@@ -24,8 +24,8 @@ use crate::tensor::DType;
 
 /// Where panels come from.
 pub(super) enum Source<'a> {
-    /// Packed groups of a quantised dtype.
-    Groups(DType, &'a [&'a [u8]]),
+    /// Consecutive packed groups of a quantised dtype.
+    Groups(DType, &'a [u8]),
     /// `n` rows of `k` f16 or bf16 weights.
     Rows(DType, *const u8),
 }
@@ -103,8 +103,10 @@ pub(super) unsafe fn gemm(
                 let out = scratch.add(g * panel);
                 match source {
                     Source::Groups(dtype, groups) => {
-                        let w = groups[g].as_ptr();
-                        debug_assert!(k.next_multiple_of(Layout::of(*dtype).unwrap().record_k) <= k_padded);
+                        let layout = Layout::of(*dtype).expect("quantised");
+                        let bytes = layout.group_bytes(k);
+                        let w = groups[g * bytes..(g + 1) * bytes].as_ptr();
+                        debug_assert!(k.next_multiple_of(layout.record_k) <= k_padded);
                         match dtype {
                             DType::Q4_0 => dequantise::<Q4_0>(w, k, out),
                             DType::Q4_1 => dequantise::<Q4_1>(w, k, out),

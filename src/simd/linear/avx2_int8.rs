@@ -229,7 +229,7 @@ instantiate!(q4_0 DType::Q4_0, q4_1 DType::Q4_1, q5_0 DType::Q5_0, q5_1 DType::Q
 /// The CPU has AVX2, FMA and F16C; otherwise as there.
 pub(super) unsafe fn gemm(
     dtype: DType,
-    w: &[&[u8]],
+    w: &[u8],
     k: usize,
     x: X,
     m: usize,
@@ -237,7 +237,8 @@ pub(super) unsafe fn gemm(
     ldo: usize,
     n: usize,
 ) {
-    for (g, w) in w.iter().enumerate() {
+    let group_bytes = Layout::of(dtype).expect("quantised").group_bytes(k);
+    for (g, w) in w.chunks_exact(group_bytes).enumerate() {
         for h in 0..2 {
             let first = g * GROUP + h * 8;
             if first >= n {

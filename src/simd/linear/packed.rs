@@ -91,10 +91,10 @@ impl Packed {
         self.n.div_ceil(GROUP)
     }
 
-    /// The bytes of group `g`.
-    pub fn group(&self, g: usize) -> &[u8] {
+    /// The bytes of groups `g0..g1`, one after the other.
+    pub fn group_range(&self, g0: usize, g1: usize) -> &[u8] {
         let b = Layout::of(self.dtype).expect("packed weights are quantised").group_bytes(self.k);
-        &self.data[g * b..(g + 1) * b]
+        &self.data[g0 * b..g1 * b]
     }
 }
 

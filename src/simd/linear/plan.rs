@@ -184,7 +184,6 @@ impl Linear {
             }
             #[cfg(target_arch = "x86_64")]
             (Store::Packed(p), Path::Vnni | Path::Avx2Int8) => {
-                let groups: smallvec::Groups<'_> = smallvec::Groups::new(p, g0, g1);
                 let xs = vnni::X {
                     q: x.q().as_ptr(),
                     d: x.d().as_ptr(),
@@ -195,7 +194,7 @@ impl Linear {
                 let kernel = if path == Path::Vnni { vnni::gemm } else { avx2_int8::gemm };
                 // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
                 // columns r0..r1 of every row are ours.
-                unsafe { kernel(self.dtype, groups.as_slice(), k, xs, m, out.add(r0), ldo, r1 - r0) };
+                unsafe { kernel(self.dtype, p.group_range(g0, g1), k, xs, m, out.add(r0), ldo, r1 - r0) };
             }
             #[cfg(target_arch = "x86_64")]
             (Store::Rows(w), Path::RowDot) => {
@@ -223,12 +222,8 @@ impl Linear {
             }
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             (store, Path::AmxPacked | Path::AmxRows) => {
-                let groups;
                 let source = match store {
-                    Store::Packed(p) => {
-                        groups = smallvec::Groups::new(p, g0, g1);
-                        amx::Source::Groups(self.dtype, groups.as_slice())
-                    }
+                    Store::Packed(p) => amx::Source::Groups(self.dtype, p.group_range(g0, g1)),
                     Store::Rows(w) => {
                         let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
                         amx::Source::Rows(self.dtype, rows.as_ptr())
@@ -248,33 +243,6 @@ impl Linear {
                     unsafe { *out.add(t * ldo + n) += b };
                 }
             }
-        }
-    }
-}
-
-/// Slices of consecutive groups without an allocation.
-#[cfg(target_arch = "x86_64")]
-mod smallvec {
-    use super::Packed;
-
-    const MAX: usize = 64;
-
-    pub struct Groups<'a> {
-        slices: [&'a [u8]; MAX],
-        len: usize,
-    }
-
-    impl<'a> Groups<'a> {
-        pub fn new(p: &'a Packed, g0: usize, g1: usize) -> Self {
-            assert!(g1 - g0 <= MAX);
-            let mut slices: [&[u8]; MAX] = [&[]; MAX];
-            for (s, g) in slices.iter_mut().zip(g0..g1) {
-                *s = p.group(g);
-            }
-            Groups { slices, len: g1 - g0 }
-        }
-        pub fn as_slice(&self) -> &[&'a [u8]] {
-            &self.slices[..self.len]
         }
     }
 }

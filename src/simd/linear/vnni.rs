@@ -313,7 +313,7 @@ const PREFETCH: usize = 4096;
 const MT: usize = 8;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn groups<F: Format>(w: &[&[u8]], k: usize, x: X, m: usize, out: *mut f32, ldo: usize, n: usize) {
+unsafe fn groups<F: Format>(w: &[u8], k: usize, x: X, m: usize, out: *mut f32, ldo: usize, n: usize) {
     let records = k.div_ceil(F::LAYOUT.record_k);
     let mut t = 0;
     while t < m {
@@ -324,7 +324,7 @@ unsafe fn groups<F: Format>(w: &[&[u8]], k: usize, x: X, m: usize, out: *mut f32
             2.. => 2,
             _ => 1,
         };
-        for (g, w) in w.iter().enumerate() {
+        for (g, w) in w.chunks_exact(records * F::LAYOUT.record_bytes).enumerate() {
             let lanes = (n - g * GROUP).min(GROUP);
             let lanes = ((1u32 << lanes) - 1) as __mmask16;
             // SAFETY: the group's bytes, the rows t..t+step and their outputs exist.
@@ -342,14 +342,14 @@ unsafe fn groups<F: Format>(w: &[&[u8]], k: usize, x: X, m: usize, out: *mut f32
     }
 }
 
-/// `m` tokens times the groups `w` (covering `n` rows): `out[t·ldo + row]`.
+/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`.
 ///
 /// # Safety
-/// The CPU has AVX-512 F/BW/DQ/VL/VNNI; each group holds `k` elements of `dtype`; `x` has `m` rows of at
+/// The CPU has AVX-512 F/BW/DQ/VL/VNNI; `w` holds whole groups of `k` elements of `dtype`; `x` has `m` rows of at
 /// least `k` rounded up to the record; `out` has `m` rows of `ldo >= n`.
 pub(super) unsafe fn gemm(
     dtype: DType,
-    w: &[&[u8]],
+    w: &[u8],
     k: usize,
     x: X,
     m: usize,
