@@ -43,7 +43,7 @@ impl<S: Simd> Map2<S> for GeluTanhMul {
     fn apply(self, s: S, gate: S::F, up: S::F) -> S::F {
         let x2 = s.mul(gate, gate);
         // 2√(2/π) and 2√(2/π)·0.044715
-        let two_u = s.mul(gate, s.fma(x2, s.splat(0.071_354_81), s.splat(1.595_769_1)));
+        let two_u = s.mul(gate, s.fma(x2, s.splat(0.071_354_816), s.splat(1.595_769_1)));
         s.mul(s.mul(gate, sigmoid(s, two_u)), up)
     }
 }
