@@ -124,8 +124,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let seq = running.engine.add();
     let began = Instant::now();
     // A bar only where the wait is worth one.
-    let bar = (ids.len() > 4096)
-        .then(|| progress::bytes_bar(Some(ids.len() as u64), "reading the prompt (tokens)"));
+    let bar =
+        (ids.len() > 4096).then(|| progress::count_bar(ids.len() as u64, "reading tokens of the prompt"));
     let logits = running.engine.prefill(seq, &ids, |done| {
         if let Some(bar) = &bar {
             bar.set(done as u64);

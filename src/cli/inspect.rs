@@ -59,8 +59,10 @@ fn tensors(model: &LoadedModel) -> Vec<TensorReport> {
 fn text(report: &Report) -> String {
     let d = &report.description;
     let mut out = String::new();
-    // Writing to a String cannot fail.
-    let mut row = |what: &str, found: String| drop(writeln!(out, "{what:<12} {found}"));
+    let mut row = |what: &str, found: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{what:<12} {found}");
+    };
     row("name", d.name.clone());
     row("source", d.source.clone());
     row("family", d.family.clone());

@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut running = opened.engine(&args.engine, context, 1)?;
     let vocab = running.engine.spec().vocab;
     let total = ids.len() - ids.len().div_ceil(context);
-    let bar = (total > 1024).then(|| progress::bytes_bar(Some(total as u64), "predicting (tokens)"));
+    let bar = (total > 1024).then(|| progress::count_bar(total as u64, "predicting tokens"));
     let (mut nll, mut scored) = (0f64, 0usize);
     for window in ids.chunks(context) {
         let seq = running.engine.add();

@@ -63,7 +63,7 @@ pub fn megabytes(bytes: u64) -> String {
     }
 }
 
-/// Progress by bytes on something that takes long. Threads may share it.
+/// Progress, by bytes or by count, on something that takes long. Threads may share it.
 pub struct BytesBar {
     kind: Kind,
 }
@@ -77,6 +77,7 @@ enum Kind {
 /// A line at the start, at most one every few seconds, and one at the end.
 struct Lines {
     what: String,
+    show: fn(u64) -> String,
     total: Option<u64>,
     at: AtomicU64,
     begun: Instant,
@@ -85,20 +86,30 @@ struct Lines {
 
 /// A bar over `total` bytes (unknown: a spinner) of `what`.
 pub fn bytes_bar(total: Option<u64>, what: &str) -> BytesBar {
+    let template = match total {
+        Some(_) => "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+        None => "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
+    };
+    bar(total, what, template, megabytes)
+}
+
+/// A bar over `total` things (tokens...) of `what`.
+pub fn count_bar(total: u64, what: &str) -> BytesBar {
+    bar(Some(total), what, "{msg} [{bar:30}] {pos}/{len} {per_sec} {eta}", |n| n.to_string())
+}
+
+fn bar(total: Option<u64>, what: &str, template: &str, show: fn(u64) -> String) -> BytesBar {
     let kind = if level() < NORMAL {
         Kind::Hidden(AtomicU64::new(0))
     } else if std::io::stderr().is_terminal() {
         let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
-        let template = match total {
-            Some(_) => "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
-            None => "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
-        };
         let style = ProgressStyle::with_template(template).expect("a valid template");
         Kind::Bar(bar.with_style(style.progress_chars("=> ")).with_message(what.to_owned()))
     } else {
         let now = Instant::now();
         Kind::Lines(Lines {
             what: what.into(),
+            show,
             total,
             at: AtomicU64::new(0),
             begun: now,
@@ -148,9 +159,9 @@ impl Lines {
         let Ok(mut said) = self.said.try_lock() else { return };
         if said.elapsed() >= Duration::from_secs(5) {
             *said = Instant::now();
-            let at = megabytes(self.at.load(Ordering::Relaxed));
+            let at = (self.show)(self.at.load(Ordering::Relaxed));
             match self.total {
-                Some(total) => note(&format!("{}: {at} of {}", self.what, megabytes(total))),
+                Some(total) => note(&format!("{}: {at} of {}", self.what, (self.show)(total))),
                 None => note(&format!("{}: {at}", self.what)),
             }
         }
@@ -160,7 +171,7 @@ impl Lines {
         let (at, took) = (self.at.load(Ordering::Relaxed), self.begun.elapsed());
         // What is over before anyone could wonder is not worth a line.
         if took >= Duration::from_secs(1) {
-            note(&format!("{}: {} in {:.1} s", self.what, megabytes(at), took.as_secs_f64()));
+            note(&format!("{}: {} in {:.1} s", self.what, (self.show)(at), took.as_secs_f64()));
         }
     }
 }

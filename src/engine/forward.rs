@@ -10,7 +10,6 @@ use crate::cache::{BlockTable, LayerKv, PagePool, SeqRows};
 use crate::device::host::Pool;
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
-use crate::reference::dequant::dequantise_row;
 use crate::simd::attention::{AttnPlan, AttnShape};
 use crate::simd::linear::{Acts, Mode, Out, linear};
 use crate::simd::{Isa, Kernels, RopeTable};
@@ -198,13 +197,10 @@ impl Forward {
         each_row(pool, tokens.len(), d, &|r| {
             // SAFETY: one call per row.
             let out = unsafe { hidden.row(r) };
-            dequantise_row(m.embed.dtype, m.embed.row(tokens[r] as usize), out);
-            if spec.embed_scale != 1.0 {
-                k.scale(out, spec.embed_scale);
-            }
+            k.embed_row(m.embed.dtype, m.embed.row(tokens[r] as usize), spec.embed_scale, out);
             if let (Some(table), Position::Learned { offset }) = (&m.positions, &spec.position) {
                 let mut position = vec![0f32; d];
-                dequantise_row(table.dtype, table.row(positions[r] + offset), &mut position);
+                k.embed_row(table.dtype, table.row(positions[r] + offset), 1.0, &mut position);
                 k.add(out, &position);
             }
         });

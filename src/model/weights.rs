@@ -6,7 +6,7 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 /// The tensors of a model by canonical (GGUF) name:
-/// `token_embd.weight` [V,d], `position_embd.weight` [P,d], `output_norm.{weight,bias}`, `output.weight` [V,d],
+/// `token_embd.weight` `[V,d]`, `position_embd.weight` `[P,d]`, `output_norm.{weight,bias}`, `output.weight` `[V,d]`,
 /// and per layer `blk.{i}.`: `attn_norm.{weight,bias}`, `attn_{q,k,v}.{weight,bias}`, `attn_{q,k}_norm.weight`,
 /// `attn_output.{weight,bias}`, `post_attention_norm.weight`, `ffn_norm.{weight,bias}`,
 /// `ffn_{gate,up,down}.{weight,bias}`, `post_ffw_norm.weight`.

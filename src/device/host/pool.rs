@@ -102,7 +102,7 @@ impl Pool {
     /// calling thread to the first. `threads` defaults to [`super::cpu::allowed`].
     pub fn pinned(threads: Option<usize>) -> Pool {
         let cores = core_affinity::get_core_ids().unwrap_or_default();
-        let threads = threads.unwrap_or_else(|| super::cpu::allowed()).max(1);
+        let threads = threads.unwrap_or_else(super::cpu::allowed).max(1);
         if threads > cores.len() {
             // More threads than cores: pinning would stack two on one core.
             return Pool::build(threads, &[]);

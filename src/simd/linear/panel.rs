@@ -240,7 +240,11 @@ unsafe fn micro<const BF16: bool, const MT: usize, const NG: usize>(j: &Job) {
                 let x = _mm512_set1_epi32(j.x.add(t * j.x_stride + s * 4).cast::<i32>().read_unaligned());
                 for g in 0..NG {
                     acc[t][g] = if BF16 {
-                        _mm512_dpbf16_ps(acc[t][g], std::mem::transmute(w[g]), std::mem::transmute(x))
+                        _mm512_dpbf16_ps(
+                            acc[t][g],
+                            std::mem::transmute::<__m512i, __m512bh>(w[g]),
+                            std::mem::transmute::<__m512i, __m512bh>(x),
+                        )
                     } else {
                         _mm512_fmadd_ps(_mm512_castsi512_ps(w[g]), _mm512_castsi512_ps(x), acc[t][g])
                     };
