@@ -186,7 +186,9 @@ unsafe fn rows8(
                         let row = x.row(t0 + t);
                         let q = row.q.add(at * 32);
                         let dx = _mm256_set1_ps(*row.d.add(at));
-                        let i = [0, 1].map(|half| dot4(dtype == DType::Q8_0, &blk.codes, half, q));
+                        // No `map`: its body would be compiled without AVX2, each instruction a call.
+                        let signed = dtype == DType::Q8_0;
+                        let i = [dot4(signed, &blk.codes, 0, q), dot4(signed, &blk.codes, 1, q)];
                         let (d, off) = blk.scale[0];
                         if dtype == DType::Q6_K {
                             let (d1, off1) = blk.scale[1];
