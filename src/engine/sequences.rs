@@ -160,6 +160,14 @@ impl Engine {
         table.truncate(&mut self.cache, len);
     }
 
+    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.spec().vocab;
+        match tokens.iter().find(|&&t| t as usize >= vocab) {
+            Some(t) => Err(Error::usage(format!("token {t} is outside the vocabulary of {vocab}"))),
+            None => Ok(()),
+        }
+    }
+
     fn table(&self, id: SeqId) -> &BlockTable {
         self.sequences[id.0].as_ref().expect("a live sequence")
     }
@@ -179,10 +187,7 @@ impl Engine {
                     self.context
                 )));
             }
-            let vocab = self.spec().vocab;
-            if let Some(t) = input.tokens.iter().find(|&&t| t as usize >= vocab) {
-                return Err(Error::usage(format!("token {t} is outside the vocabulary of {vocab}")));
-            }
+            self.check_tokens(input.tokens)?;
             if inputs[..i].iter().any(|o| o.seq == input.seq) {
                 return Err(Error::usage("a sequence appears twice in one step"));
             }
@@ -227,6 +232,10 @@ impl Engine {
                 self.context
             )));
         }
+        self.check_tokens(tokens)?;
+        // All pages now, so that no chunk fails after others have been computed.
+        let table = self.sequences[seq.0].as_mut().expect("a live sequence");
+        table.reserve(&mut self.cache, tokens.len())?;
         let mut done = 0;
         let mut logits = Vec::new();
         for chunk in tokens.chunks(self.chunk) {

@@ -89,6 +89,8 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held by the thread inside `run`.
     busy: Mutex<()>,
+    /// The thread that [`Pool::pinned`] pinned, to be let go when the pool ends.
+    pinned: Option<std::thread::ThreadId>,
 }
 
 impl Pool {
@@ -99,16 +101,18 @@ impl Pool {
     }
 
     /// A pool over the cores that this process may use, each worker pinned to one of them, and the
-    /// calling thread to the first. `threads` defaults to [`super::cpu::allowed`].
+    /// calling thread to the first until the pool is dropped (by that thread). `threads` defaults to [`super::cpu::allowed`].
     pub fn pinned(threads: Option<usize>) -> Pool {
-        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        let cores = super::cpu::cores();
         let threads = threads.unwrap_or_else(super::cpu::allowed).max(1);
         if threads > cores.len() {
             // More threads than cores: pinning would stack two on one core.
             return Pool::build(threads, &[]);
         }
         core_affinity::set_for_current(cores[0]);
-        Pool::build(threads, &cores[..threads])
+        let mut pool = Pool::build(threads, &cores[..threads]);
+        pool.pinned = Some(std::thread::current().id());
+        pool
     }
 
     fn build(threads: usize, cores: &[core_affinity::CoreId]) -> Pool {
@@ -135,7 +139,7 @@ impl Pool {
                     .expect("the system refuses to start a thread")
             })
             .collect();
-        Pool { shared, workers, busy: Mutex::new(()) }
+        Pool { shared, workers, busy: Mutex::new(()), pinned: None }
     }
 
     /// How many threads take part.
@@ -236,6 +240,9 @@ impl Drop for Pool {
         for w in self.workers.drain(..) {
             w.thread().unpark();
             let _ = w.join();
+        }
+        if self.pinned == Some(std::thread::current().id()) {
+            super::cpu::unpin_current();
         }
     }
 }
