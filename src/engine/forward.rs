@@ -176,17 +176,35 @@ impl Forward {
         }
         // What the last sublayer adds to the residual stream is added together with the next norm.
         let mut pending = false;
+        let wanted = wanted_rows(inputs);
+        let last_seqs = single_rows(&seqs, &wanted);
+        let mut rows = rows;
         for (i, layer) in m.layers.iter().enumerate() {
             let kv = cache.layer(i);
+            let windowed = spec.window_of(i).is_some();
             self.norm_into_acts(pool, spec, &layer.attn_norm, rows, pending);
-            self.attention(spec, pool, layer, spec.window_of(i).is_some(), &kv, m.isa, &seqs, &positions);
+            self.project(spec, pool, layer, windowed, &kv, &seqs, &positions);
+            // Beyond the last layer's keys and values only rows with logits matter.
+            if i + 1 == m.layers.len() && wanted.len() < rows {
+                if wanted.is_empty() {
+                    return;
+                }
+                keep_rows(&mut self.q, spec.q_dim(), &wanted);
+                keep_rows(&mut self.hidden, d, &wanted);
+                rows = wanted.len();
+                match (&mut self.attn_window, windowed) {
+                    (Some(plan), true) => plan.rebuild(&last_seqs),
+                    _ => self.attn.rebuild(&last_seqs),
+                }
+            }
+            self.attend(spec, pool, layer, windowed, &kv, m.isa, rows);
             self.post_norm(pool, spec, layer.post_attn.as_deref(), rows);
             self.norm_into_acts(pool, spec, &layer.ffn_norm, rows, true);
             self.feed_forward(pool, spec, layer, rows);
             self.post_norm(pool, spec, layer.post_ffn.as_deref(), rows);
             pending = true;
         }
-        self.head(m, pool, inputs, d);
+        self.head(m, pool, rows);
     }
 
     fn embed(&mut self, m: &Prepared, pool: &Pool, inputs: &[Input<'_>], positions: &[usize]) {
@@ -244,19 +262,18 @@ impl Forward {
         });
     }
 
-    /// delta = attention(acts).
-    fn attention(
+    /// q, k, v from acts; norms and RoPE of their heads; k and v into their pages.
+    fn project(
         &mut self,
         spec: &ModelSpec,
         pool: &Pool,
         layer: &Layer,
         windowed: bool,
         kv: &LayerKv<'_>,
-        isa: Isa,
         seqs: &[SeqRows<'_>],
         positions: &[usize],
     ) {
-        let (rows, d) = (positions.len(), spec.d_model);
+        let rows = positions.len();
         let (qd, kvd, hd) = (spec.q_dim(), spec.kv_dim(), spec.head_dim);
         let q = sized(&mut self.q, rows * qd);
         let k = sized(&mut self.k, rows * kvd);
@@ -298,6 +315,20 @@ impl Forward {
             // SAFETY: block tables never share pages, and each (sequence, position) is one row.
             unsafe { kv.append(seq_of(r).pages, positions[r], k, &v[r * kvd..(r + 1) * kvd]) };
         });
+    }
+
+    /// delta = out-projection(attention(q)).
+    fn attend(
+        &mut self,
+        spec: &ModelSpec,
+        pool: &Pool,
+        layer: &Layer,
+        windowed: bool,
+        kv: &LayerKv<'_>,
+        isa: Isa,
+        rows: usize,
+    ) {
+        let (d, qd) = (spec.d_model, spec.q_dim());
         let plan = match (&mut self.attn_window, windowed) {
             (Some(plan), true) => plan,
             _ => &mut self.attn,
@@ -337,34 +368,50 @@ impl Forward {
         linear(pool, self.mode, &mut self.acts, &mut [Out { w: &layer.down, out: delta, ldo: d }]);
     }
 
-    /// logits = head(norm(hidden + delta)) of the rows that want them.
-    fn head(&mut self, m: &Prepared, pool: &Pool, inputs: &[Input<'_>], d: usize) {
-        let mut wanted = Vec::new();
-        let mut row = 0;
-        for input in inputs {
-            let n = input.tokens.len();
-            match input.logits {
-                Logits::None => {}
-                Logits::Last => wanted.extend((row + n).checked_sub(1).filter(|_| n > 0)),
-                Logits::All => wanted.extend(row..row + n),
-            }
-            row += n;
-        }
-        if wanted.is_empty() {
-            return;
-        }
-        // The rows that go on are moved to the front; source rows are never before their destination.
-        for (to, &from) in wanted.iter().enumerate() {
-            self.hidden.copy_within(from * d..(from + 1) * d, to * d);
-            self.delta.copy_within(from * d..(from + 1) * d, to * d);
-        }
-        let (n, v) = (wanted.len(), m.spec.vocab);
-        self.norm_into_acts(pool, &m.spec, &m.out_norm, n, true);
-        let logits = sized(&mut self.logits, n * v);
+    /// logits = head(norm(hidden + delta)); the rows left are those that want them.
+    fn head(&mut self, m: &Prepared, pool: &Pool, rows: usize) {
+        let v = m.spec.vocab;
+        self.norm_into_acts(pool, &m.spec, &m.out_norm, rows, true);
+        let logits = sized(&mut self.logits, rows * v);
         linear(pool, self.mode, &mut self.acts, &mut [Out { w: &m.head, out: logits, ldo: v }]);
         if let Some(cap) = m.spec.logit_softcap {
             self.kernels.softcap(logits, cap);
         }
-        self.n_logits = n * v;
+        self.n_logits = rows * v;
+    }
+}
+
+/// The rows whose logits are wanted, ascending.
+fn wanted_rows(inputs: &[Input<'_>]) -> Vec<usize> {
+    let mut wanted = Vec::new();
+    let mut row = 0;
+    for input in inputs {
+        let n = input.tokens.len();
+        match input.logits {
+            Logits::None => {}
+            Logits::Last => wanted.extend((row + n).checked_sub(1).filter(|_| n > 0)),
+            Logits::All => wanted.extend(row..row + n),
+        }
+        row += n;
+    }
+    wanted
+}
+
+/// The rows `wanted` as sequences of one row each, one after the other.
+fn single_rows<'a>(seqs: &[SeqRows<'a>], wanted: &[usize]) -> Vec<SeqRows<'a>> {
+    wanted
+        .iter()
+        .enumerate()
+        .map(|(to, &r)| {
+            let s = &seqs[seqs.partition_point(|s| s.row0 <= r) - 1];
+            SeqRows { pages: s.pages, first_pos: s.first_pos + r - s.row0, n_rows: 1, row0: to }
+        })
+        .collect()
+}
+
+/// Moves the rows `wanted` (ascending) to the front.
+fn keep_rows(data: &mut [f32], width: usize, wanted: &[usize]) {
+    for (to, &from) in wanted.iter().enumerate() {
+        data.copy_within(from * width..(from + 1) * width, to * width);
     }
 }
