@@ -42,8 +42,9 @@ impl<S: Simd> Map2<S> for GeluTanhMul {
     #[inline(always)]
     fn apply(self, s: S, gate: S::F, up: S::F) -> S::F {
         let x2 = s.mul(gate, gate);
-        // 2√(2/π) and 2√(2/π)·0.044715
-        let two_u = s.mul(gate, s.fma(x2, s.splat(0.071_354_81), s.splat(1.595_769_1)));
+        const TWO_ROOT: f64 = 1.595_769_121_605_730_8; // 2√(2/π)
+        const CUBIC: f32 = (TWO_ROOT * 0.044715) as f32;
+        let two_u = s.mul(gate, s.fma(x2, s.splat(CUBIC), s.splat(TWO_ROOT as f32)));
         s.mul(s.mul(gate, sigmoid(s, two_u)), up)
     }
 }

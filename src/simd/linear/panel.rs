@@ -86,6 +86,18 @@ unsafe fn transpose16(r: [__m512i; 16]) -> [__m512i; 16] {
     }
 }
 
+/// To bf16, nearest even, with integers: no AVX-512 BF16 is needed.
+#[inline(always)]
+unsafe fn round_bf16(v: __m512) -> __m256i {
+    // SAFETY: register arithmetic.
+    unsafe {
+        let v = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(v), _mm512_set1_epi32(1));
+        let v = _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(v))
+    }
+}
+
 /// 32 weights as bf16, the first `valid` of them; the rest zero. f16 and f32 are rounded.
 #[inline(always)]
 unsafe fn load_bf16(dtype: DType, p: *const u8, valid: usize) -> __m512i {
@@ -95,22 +107,19 @@ unsafe fn load_bf16(dtype: DType, p: *const u8, valid: usize) -> __m512i {
         if dtype == DType::BF16 {
             return _mm512_maskz_loadu_epi16(mask, p.cast());
         }
-        let half = |m: u16, at: usize| {
-            if dtype == DType::F16 {
-                _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, p.wrapping_add(at * 2).cast()))
-            } else {
-                _mm512_maskz_loadu_ps(m, p.wrapping_add(at * 4).cast())
-            }
+        let (lo, hi) = if dtype == DType::F16 {
+            (
+                _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask as u16, p.cast())),
+                _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((mask >> 16) as u16, p.wrapping_add(32).cast())),
+            )
+        } else {
+            (
+                _mm512_maskz_loadu_ps(mask as u16, p.cast()),
+                _mm512_maskz_loadu_ps((mask >> 16) as u16, p.wrapping_add(64).cast()),
+            )
         };
-        let (lo, hi) = (half(mask as u16, 0), half((mask >> 16) as u16, 16));
-        // Round to nearest even with integers, so that no AVX-512 BF16 is needed here.
-        let round = |v: __m512| {
-            let v = _mm512_castps_si512(v);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(v), _mm512_set1_epi32(1));
-            let v = _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(v))
-        };
-        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(round(lo)), round(hi))
+        let (lo, hi) = (round_bf16(lo), round_bf16(hi));
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(lo), hi)
     }
 }
 

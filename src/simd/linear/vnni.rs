@@ -74,9 +74,13 @@ unsafe fn nibbles(p: *const u8) -> [__m512i; 8] {
     unsafe {
         let low = _mm512_set1_epi8(15);
         let l: [__m512i; 4] = [line(p), line(p.add(64)), line(p.add(128)), line(p.add(192))];
-        let lo = |v| _mm512_and_si512(v, low);
-        let hi = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), low);
-        [lo(l[0]), lo(l[1]), lo(l[2]), lo(l[3]), hi(l[0]), hi(l[1]), hi(l[2]), hi(l[3])]
+        // No closures in kernels: they do not inherit target features, and may stay calls.
+        let mut codes = [_mm512_setzero_si512(); 8];
+        for j in 0..4 {
+            codes[j] = _mm512_and_si512(l[j], low);
+            codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(l[j]), low);
+        }
+        codes
     }
 }
 
@@ -207,11 +211,16 @@ impl Format for Q6K {
             let h = [line(w.add(320 + b * 128)), line(w.add(320 + b * 128 + 64))];
             let mut l = 0;
             while l < 2 {
-                let or = |c, v| _mm512_ternarylogic_epi32::<0xf8>(c, v, pair); // c | (v & pair)
-                c[l * 4] = or(c[l * 4], _mm512_slli_epi16::<4>(h[l]));
-                c[l * 4 + 1] = or(c[l * 4 + 1], _mm512_slli_epi16::<2>(h[l]));
-                c[l * 4 + 2] = or(c[l * 4 + 2], h[l]);
-                c[l * 4 + 3] = or(c[l * 4 + 3], _mm512_srli_epi16::<2>(h[l]));
+                let at = [
+                    _mm512_slli_epi16::<4>(h[l]),
+                    _mm512_slli_epi16::<2>(h[l]),
+                    h[l],
+                    _mm512_srli_epi16::<2>(h[l]),
+                ];
+                for q in 0..4 {
+                    // codes | (at & pair)
+                    c[l * 4 + q] = _mm512_ternarylogic_epi32::<0xf8>(c[l * 4 + q], at[q], pair);
+                }
                 l += 1;
             }
             c
@@ -234,12 +243,12 @@ unsafe fn dot<const FROM: usize, const TO: usize>(codes: &[__m512i; 8], x: *cons
     // SAFETY: `x` points to 32 int8 activations; the rest is register arithmetic. Two chains halve the
     // latency; integer sums are exact, so the order does not matter.
     unsafe {
-        let quad = |q: usize| _mm512_set1_epi32(x.cast::<i32>().add(q).read_unaligned());
         let (mut a, mut b) = (_mm512_setzero_si512(), _mm512_setzero_si512());
         let mut q = FROM;
         while q < TO {
-            a = _mm512_dpbusd_epi32(a, codes[q], quad(q));
-            b = _mm512_dpbusd_epi32(b, codes[q + 1], quad(q + 1));
+            let x = x.cast::<i32>().add(q);
+            a = _mm512_dpbusd_epi32(a, codes[q], _mm512_set1_epi32(x.read_unaligned()));
+            b = _mm512_dpbusd_epi32(b, codes[q + 1], _mm512_set1_epi32(x.add(1).read_unaligned()));
             q += 2;
         }
         _mm512_add_epi32(a, b)
