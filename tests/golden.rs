@@ -67,6 +67,8 @@ struct Extent {
 }
 
 const ALL: Extent = Extent { prompts: usize::MAX, greedy: usize::MAX, text: usize::MAX };
+/// What a tier or mode does that another has been held against the whole for.
+const SHORT: Extent = Extent { greedy: 12, text: 0, ..ALL };
 /// For the reference tier, which takes seconds per token.
 const LITTLE: Extent = Extent { prompts: 1, greedy: 2, text: 0 };
 
@@ -205,7 +207,7 @@ fn check_gguf(name: &str, path: &Path, o: &Oracle) {
     for isa in models::tiers() {
         let (extent, bounds) = if isa == Isa::Reference { (LITTLE, &FLOAT) } else { (ALL, &INT8) };
         failures.extend(compare(name, &m, o, bounds, isa, Mode::Fast, extent));
-        if isa > Isa::Reference {
+        if isa == Isa::best() {
             failures.extend(compare(name, &m, o, bounds, isa, Mode::Deterministic, extent));
         }
     }
@@ -221,13 +223,15 @@ fn check_folder(name: &str, path: &Path, o: &Oracle, dtypes: &[DType]) {
         let copy = load(dir.path().to_str().unwrap()).unwrap();
         let what = format!("{name} {dtype} folder");
         for isa in models::tiers() {
-            if isa == Isa::Reference {
-                failures.extend(compare(&what, &copy, o, &FLOAT, isa, Mode::Fast, LITTLE));
-                continue;
-            }
-            failures.extend(compare(&what, &copy, o, &FLOAT, isa, Mode::Fast, ALL));
-            if isa == Isa::best() {
-                failures.extend(compare(&what, &copy, o, &FLOAT, isa, Mode::Deterministic, ALL));
+            let best = isa == Isa::best();
+            let extent = match isa {
+                Isa::Reference => LITTLE,
+                _ if best => ALL,
+                _ => SHORT,
+            };
+            failures.extend(compare(&what, &copy, o, &FLOAT, isa, Mode::Fast, extent));
+            if best {
+                failures.extend(compare(&what, &copy, o, &FLOAT, isa, Mode::Deterministic, SHORT));
             }
         }
     }
@@ -255,5 +259,6 @@ fn smollm2_from_safetensors() {
 #[test]
 fn gemma3_from_safetensors() {
     let Some(path) = models::gemma3() else { return };
-    check_folder("Gemma 3", &path, &oracle("gemma3_270m.json"), &[DType::F32, DType::BF16]);
+    // In bf16 only: in f32 it would be a gigabyte, and SmolLM2 has shown that path.
+    check_folder("Gemma 3", &path, &oracle("gemma3_270m.json"), &[DType::BF16]);
 }
