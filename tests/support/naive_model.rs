@@ -1,0 +1,192 @@
+//! The whole forward pass, slowly and obviously, in f64: no kernels, no cache, no batches, everything
+//! recomputed from the spec and the weights. The one thing that it shares with the engine is the dequantiser.
+
+use half::{bf16, f16};
+use tandem::cache::KvDType;
+use tandem::model::spec::{Ffn, Norm, Position, Rope, RopePairing, RopeScaling};
+use tandem::model::{ModelSpec, Weights};
+use tandem::reference::dequant::dequantise;
+
+type Rows = Vec<Vec<f64>>;
+
+/// The logits after each of `tokens`. Keys and values are rounded to `kv`, as a cache would store them: that
+/// is part of what the engine computes, not an error of it.
+pub fn logits(spec: &ModelSpec, weights: &Weights, kv: KvDType, tokens: &[u32]) -> Rows {
+    Naive { spec, weights, kv }.run(tokens)
+}
+
+struct Naive<'a> {
+    spec: &'a ModelSpec,
+    weights: &'a Weights,
+    kv: KvDType,
+}
+
+impl Naive<'_> {
+    fn run(&self, tokens: &[u32]) -> Rows {
+        let s = self.spec;
+        let table = self.tensor("token_embd.weight").unwrap();
+        let mut hidden: Rows = tokens
+            .iter()
+            .map(|&t| row(&table, t as usize, s.d_model).map(|x| x * f64::from(s.embed_scale)).collect())
+            .collect();
+        if let Position::Learned { offset } = s.position {
+            let table = self.tensor("position_embd.weight").unwrap();
+            for (p, h) in hidden.iter_mut().enumerate() {
+                h.iter_mut().zip(row(&table, p + offset, s.d_model)).for_each(|(h, x)| *h += x);
+            }
+        }
+        for i in 0..s.n_layers {
+            let name = |part: &str| format!("blk.{i}.{part}");
+            let mut y = self.attention(i, &self.norm(&name("attn_norm"), &hidden));
+            if s.post_norms {
+                y = self.norm(&name("post_attention_norm"), &y);
+            }
+            add(&mut hidden, &y);
+            let mut y = self.feed_forward(i, &self.norm(&name("ffn_norm"), &hidden));
+            if s.post_norms {
+                y = self.norm(&name("post_ffw_norm"), &y);
+            }
+            add(&mut hidden, &y);
+        }
+        let hidden = self.norm("output_norm", &hidden);
+        let mut logits = self.linear(if s.tied_head { "token_embd" } else { "output" }, &hidden);
+        if let Some(cap) = s.logit_softcap.map(f64::from) {
+            logits.iter_mut().flatten().for_each(|x| *x = cap * (*x / cap).tanh());
+        }
+        logits
+    }
+
+    fn tensor(&self, name: &str) -> Option<Vec<f64>> {
+        Some(dequantise(self.weights.get(name)?).into_iter().map(f64::from).collect())
+    }
+
+    fn linear(&self, name: &str, x: &Rows) -> Rows {
+        let w = self.tensor(&format!("{name}.weight")).unwrap();
+        let bias = self.tensor(&format!("{name}.bias"));
+        x.iter()
+            .map(|x| {
+                let mut y: Vec<f64> = w.chunks_exact(x.len()).map(|w| dot(w, x)).collect();
+                if let Some(b) = &bias {
+                    y.iter_mut().zip(b).for_each(|(y, b)| *y += b);
+                }
+                y
+            })
+            .collect()
+    }
+
+    fn norm(&self, name: &str, x: &Rows) -> Rows {
+        let w = self.tensor(&format!("{name}.weight")).unwrap();
+        let b = self.tensor(&format!("{name}.bias"));
+        x.iter().map(|x| normed(self.spec.norm, x, &w, b.as_deref())).collect()
+    }
+
+    fn attention(&self, layer: usize, x: &Rows) -> Rows {
+        let (s, hd) = (self.spec, self.spec.head_dim);
+        let [mut q, mut k, mut v] = ["q", "k", "v"].map(|p| self.linear(&format!("blk.{layer}.attn_{p}"), x));
+        for (part, rows) in [("q", &mut q), ("k", &mut k)] {
+            for (position, row) in rows.iter_mut().enumerate() {
+                for head in row.chunks_exact_mut(hd) {
+                    if s.qk_norm {
+                        let w = self.tensor(&format!("blk.{layer}.attn_{part}_norm.weight")).unwrap();
+                        head.copy_from_slice(&normed(s.norm, head, &w, None));
+                    }
+                    if let Position::Rope(rope) = &s.position {
+                        rotate(rope, s.window_of(layer).is_some(), position, head);
+                    }
+                }
+            }
+        }
+        for x in k.iter_mut().chain(&mut v).flatten() {
+            *x = match self.kv {
+                KvDType::BF16 => bf16::from_f64(*x).to_f64(),
+                KvDType::F16 => f16::from_f64(*x).to_f64(),
+            };
+        }
+        let mut out: Rows = vec![vec![0.0; s.q_dim()]; x.len()];
+        for (p, out) in out.iter_mut().enumerate() {
+            let first = s.window_of(layer).map_or(0, |w| (p + 1).saturating_sub(w));
+            for (h, out) in out.chunks_exact_mut(hd).enumerate() {
+                let g = h / (s.n_heads / s.n_kv_heads);
+                let head = |row: &'_ Vec<f64>, h: usize| row[h * hd..(h + 1) * hd].to_vec();
+                let qh = head(&q[p], h);
+                let e: Vec<f64> =
+                    (first..=p).map(|t| f64::from(s.attn_scale) * dot(&qh, &head(&k[t], g))).collect();
+                let most = e.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = e.iter().map(|e| (e - most).exp()).sum();
+                for (t, e) in (first..=p).zip(e) {
+                    let share = (e - most).exp() / sum;
+                    out.iter_mut().zip(head(&v[t], g)).for_each(|(o, v)| *o += share * v);
+                }
+            }
+        }
+        self.linear(&format!("blk.{layer}.attn_output"), &out)
+    }
+
+    fn feed_forward(&self, layer: usize, x: &Rows) -> Rows {
+        let part = |p: &str, x: &Rows| self.linear(&format!("blk.{layer}.ffn_{p}"), x);
+        let mut y = part("up", x);
+        let gate = if self.spec.gated() { part("gate", x) } else { y.clone() };
+        for (y, g) in y.iter_mut().flatten().zip(gate.into_iter().flatten()) {
+            *y = match self.spec.ffn {
+                Ffn::SwiGlu => g / (1.0 + (-g).exp()) * *y,
+                Ffn::GeGlu => {
+                    let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                    0.5 * g * (1.0 + inner.tanh()) * *y
+                }
+                Ffn::Relu => y.max(0.0),
+            };
+        }
+        part("down", &y)
+    }
+}
+
+fn row(table: &[f64], r: usize, width: usize) -> impl Iterator<Item = f64> {
+    table[r * width..(r + 1) * width].iter().copied()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add(x: &mut Rows, y: &Rows) {
+    x.iter_mut().flatten().zip(y.iter().flatten()).for_each(|(x, y)| *x += y);
+}
+
+fn normed(norm: Norm, x: &[f64], w: &[f64], b: Option<&[f64]>) -> Vec<f64> {
+    let n = x.len() as f64;
+    let (mean, eps) = match norm {
+        Norm::Rms { eps } => (0.0, eps),
+        Norm::Layer { eps } => (x.iter().sum::<f64>() / n, eps),
+    };
+    let var = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    let scale = (var + f64::from(eps)).sqrt().recip();
+    (0..x.len()).map(|i| (x[i] - mean) * scale * w[i] + b.map_or(0.0, |b| b[i])).collect()
+}
+
+fn rotate(rope: &Rope, windowed: bool, position: usize, head: &mut [f64]) {
+    let half = rope.dim / 2;
+    let local = rope.local_theta.filter(|_| windowed);
+    for i in 0..half {
+        let theta = f64::from(local.unwrap_or(rope.theta));
+        let f = theta.powf(-(2.0 * i as f64) / rope.dim as f64);
+        let f = match &rope.scaling {
+            _ if local.is_some() => f,
+            RopeScaling::None => f,
+            RopeScaling::Linear { factor } => f / f64::from(*factor),
+            RopeScaling::Factors(d) => f / f64::from(d[i]),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let turns = *original_context as f64 * f / (2.0 * std::f64::consts::PI);
+                let (low, high) = (f64::from(*low_freq_factor), f64::from(*high_freq_factor));
+                // 1: keep the frequency; 0: stretch it fully.
+                let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                f * keep + f / f64::from(*factor) * (1.0 - keep)
+            }
+        };
+        let (a, b) = match rope.pairing {
+            RopePairing::Half => (i, i + half),
+            RopePairing::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (sin, cos) = (position as f64 * f).sin_cos();
+        (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
+    }
+}
