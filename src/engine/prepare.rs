@@ -95,11 +95,13 @@ impl Prepared {
                     }
                     Ok(v)
                 };
+                // Fine activations for q, k and v: of all inputs, rounding theirs to int8 moves logits the most
+                // (docs/decisions/0006), and they are a sixth of the multiplications.
                 Ok(Layer {
                     attn_norm: norm(&name("attn_norm"))?,
-                    q: lin(&name("attn_q"), qd, d)?,
-                    k: lin(&name("attn_k"), kvd, d)?,
-                    v: lin(&name("attn_v"), kvd, d)?,
+                    q: lin(&name("attn_q"), qd, d)?.with_fine_activations(),
+                    k: lin(&name("attn_k"), kvd, d)?.with_fine_activations(),
+                    v: lin(&name("attn_v"), kvd, d)?.with_fine_activations(),
                     q_norm: vector("attn_q_norm.weight", spec.head_dim, spec.qk_norm)?,
                     k_norm: vector("attn_k_norm.weight", spec.head_dim, spec.qk_norm)?,
                     o: lin(&name("attn_output"), d, qd)?,

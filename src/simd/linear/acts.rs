@@ -10,6 +10,8 @@ const ROWS_PER_CHUNK: usize = 8;
 pub struct Need {
     /// int8 blocks of 32 with scales and sums.
     pub int8: bool,
+    /// A second int8 plane with what the first one lost (implies `int8`).
+    pub fine: bool,
     /// bf16, row-major.
     pub bf16: bool,
     /// AMX A tiles, bf16.
@@ -19,7 +21,12 @@ pub struct Need {
 impl Need {
     /// What either needs.
     pub fn or(self, o: Need) -> Need {
-        Need { int8: self.int8 || o.int8, bf16: self.bf16 || o.bf16, tiles: self.tiles || o.tiles }
+        Need {
+            int8: self.int8 || o.int8,
+            fine: self.fine || o.fine,
+            bf16: self.bf16 || o.bf16,
+            tiles: self.tiles || o.tiles,
+        }
     }
 }
 
@@ -27,7 +34,8 @@ impl Need {
 ///
 /// int8: per row and block of 32, `d = max|x|/127`, `q = round(x/d)`; rows are padded with zeros to a
 /// multiple of 64 elements. With them go `d·Σq` per 32 and per 16 elements, which multiply the
-/// weights' offsets. Buffers only grow, so a workspace allocates once.
+/// weights' offsets. A fine plane is `x - d·q`, quantised in the same way: it stands behind the first one as
+/// M more rows, and the products of the two planes add up to those of 16-bit activations. Buffers only grow, so a workspace allocates once.
 #[derive(Debug, Default)]
 pub struct Acts {
     m: usize,
@@ -76,22 +84,26 @@ impl Acts {
         &mut self.f32[..self.m * self.k]
     }
 
-    /// int8 codes `[M][k_padded]`.
+    /// int8 codes `[M][k_padded]`; with a fine plane `[2M][k_padded]`.
     pub fn q(&self) -> &[i8] {
         assert!(self.have.int8, "int8 activations were not prepared");
-        &self.q[..self.m * self.k_padded()]
+        &self.q[..self.int8_rows() * self.k_padded()]
     }
-    /// Scales `[M][k_padded/32]`.
+    /// Scales, one per 32 codes.
     pub fn d(&self) -> &[f32] {
-        &self.d[..self.m * self.k_padded() / 32]
+        &self.d[..self.int8_rows() * self.k_padded() / 32]
     }
-    /// `d·Σq` per 32 elements, `[M][k_padded/32]`.
+    /// `d·Σq` per 32 codes.
     pub fn sum32(&self) -> &[f32] {
-        &self.sum32[..self.m * self.k_padded() / 32]
+        &self.sum32[..self.int8_rows() * self.k_padded() / 32]
     }
-    /// `d·Σq` per 16 elements, `[M][k_padded/16]`.
+    /// `d·Σq` per 16 codes.
     pub fn sum16(&self) -> &[f32] {
-        &self.sum16[..self.m * self.k_padded() / 16]
+        &self.sum16[..self.int8_rows() * self.k_padded() / 16]
+    }
+
+    fn int8_rows(&self) -> usize {
+        if self.have.fine { 2 * self.m } else { self.m }
     }
     /// bf16 rows `[M][K rounded up to 32]`, zero-padded.
     pub fn bf16(&self) -> &[u16] {
@@ -110,12 +122,12 @@ impl Acts {
         let parallel = m * k >= 16 * 1024;
         let chunks = m.div_ceil(ROWS_PER_CHUNK);
         let rows = |c: usize| c * ROWS_PER_CHUNK..((c + 1) * ROWS_PER_CHUNK).min(m);
-        if need.int8 && !self.have.int8 {
-            let kp = self.k_padded();
-            grow(&mut self.q, m * kp);
-            grow(&mut self.d, m * kp / 32);
-            grow(&mut self.sum32, m * kp / 32);
-            grow(&mut self.sum16, m * kp / 16);
+        if (need.int8 && !self.have.int8) || (need.fine && !self.have.fine) {
+            let (kp, planes) = (self.k_padded(), 1 + need.fine as usize);
+            grow(&mut self.q, planes * m * kp);
+            grow(&mut self.d, planes * m * kp / 32);
+            grow(&mut self.sum32, planes * m * kp / 32);
+            grow(&mut self.sum16, planes * m * kp / 16);
             let x = &self.f32[..m * k];
             let q = Rows::new(&mut self.q, kp);
             let d = Rows::new(&mut self.d, kp / 32);
@@ -123,12 +135,16 @@ impl Acts {
             let s16 = Rows::new(&mut self.sum16, kp / 16);
             pool.run_if(parallel, chunks, &|c, _| {
                 for r in rows(c) {
-                    // SAFETY: each row belongs to exactly one chunk.
-                    let (q, d, s32, s16) = unsafe { (q.row(r), d.row(r), s32.row(r), s16.row(r)) };
-                    quantise_row(&x[r * k..(r + 1) * k], q, d, s32, s16);
+                    // SAFETY: each row, and its fine plane, belongs to exactly one chunk.
+                    let plane = |r: usize| unsafe {
+                        Plane { q: q.row(r), d: d.row(r), sum32: s32.row(r), sum16: s16.row(r) }
+                    };
+                    let fine = need.fine.then(|| plane(m + r));
+                    quantise_row(&x[r * k..(r + 1) * k], plane(r), fine);
                 }
             });
             self.have.int8 = true;
+            self.have.fine = need.fine;
         }
         if need.bf16 && !self.have.bf16 {
             let kp = k.next_multiple_of(64);
@@ -202,34 +218,53 @@ impl<T> Rows<T> {
     }
 }
 
-/// Quantises a row; the outputs are as long as the padded row implies.
-fn quantise_row(x: &[f32], q: &mut [i8], d: &mut [f32], sum32: &mut [f32], sum16: &mut [f32]) {
+/// Where one row's codes go; all of it as long as the padded row implies.
+struct Plane<'a> {
+    q: &'a mut [i8],
+    d: &'a mut [f32],
+    sum32: &'a mut [f32],
+    sum16: &'a mut [f32],
+}
+
+/// Quantises a row, and what is lost into `fine`.
+fn quantise_row(x: &[f32], plane: Plane<'_>, fine: Option<Plane<'_>>) {
     #[cfg(target_arch = "x86_64")]
     if crate::simd::Caps::get().avx512 {
         // SAFETY: AVX-512 was detected; the lengths are checked inside.
-        unsafe { avx512::quantise_row(x, q, d, sum32, sum16) };
+        unsafe { avx512::quantise_row(x, plane, fine) };
         return;
     }
-    quantise_row_scalar(x, q, d, sum32, sum16);
+    quantise_row_scalar(x, plane, fine);
 }
 
-fn quantise_row_scalar(x: &[f32], q: &mut [i8], d: &mut [f32], sum32: &mut [f32], sum16: &mut [f32]) {
-    for b in 0..d.len() {
-        let xs = &x[(b * 32).min(x.len())..(b * 32 + 32).min(x.len())];
-        let qs = &mut q[b * 32..b * 32 + 32];
-        let amax = xs.iter().fold(0f32, |a, v| a.max(v.abs()));
-        let scale = amax / 127.0;
-        let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
-        qs.fill(0);
-        for (q, x) in qs.iter_mut().zip(xs) {
-            *q = (x * inverse).round_ties_even() as i8;
+fn quantise_row_scalar(x: &[f32], mut plane: Plane<'_>, mut fine: Option<Plane<'_>>) {
+    for b in 0..plane.d.len() {
+        let mut xs = [0f32; 32];
+        let from = &x[(b * 32).min(x.len())..(b * 32 + 32).min(x.len())];
+        xs[..from.len()].copy_from_slice(from);
+        quantise_block_scalar(&xs, &mut plane, b);
+        if let Some(fine) = &mut fine {
+            for (x, q) in xs.iter_mut().zip(&plane.q[b * 32..]) {
+                *x = (-plane.d[b]).mul_add(*q as f32, *x);
+            }
+            quantise_block_scalar(&xs, fine, b);
         }
-        let half: [i32; 2] = std::array::from_fn(|h| qs[h * 16..h * 16 + 16].iter().map(|&v| v as i32).sum());
-        d[b] = scale;
-        sum16[b * 2] = scale * half[0] as f32;
-        sum16[b * 2 + 1] = scale * half[1] as f32;
-        sum32[b] = scale * (half[0] + half[1]) as f32;
     }
+}
+
+fn quantise_block_scalar(xs: &[f32; 32], out: &mut Plane<'_>, b: usize) {
+    let qs = &mut out.q[b * 32..b * 32 + 32];
+    let amax = xs.iter().fold(0f32, |a, v| a.max(v.abs()));
+    let scale = amax / 127.0;
+    let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+    for (q, x) in qs.iter_mut().zip(xs) {
+        *q = (x * inverse).round_ties_even() as i8;
+    }
+    let half: [i32; 2] = std::array::from_fn(|h| qs[h * 16..h * 16 + 16].iter().map(|&v| v as i32).sum());
+    out.d[b] = scale;
+    out.sum16[b * 2] = scale * half[0] as f32;
+    out.sum16[b * 2 + 1] = scale * half[1] as f32;
+    out.sum32[b] = scale * (half[0] + half[1]) as f32;
 }
 
 /// f32 to bf16, round to nearest even.
@@ -249,36 +284,57 @@ fn to_bf16(x: &[f32], out: &mut [u16]) {
 mod avx512 {
     use std::arch::x86_64::*;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub unsafe fn quantise_row(x: &[f32], q: &mut [i8], d: &mut [f32], sum32: &mut [f32], sum16: &mut [f32]) {
-        let blocks = d.len();
-        assert!(q.len() >= blocks * 32 && sum32.len() >= blocks && sum16.len() >= blocks * 2);
+    use super::Plane;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+    pub unsafe fn quantise_row(x: &[f32], mut plane: Plane<'_>, mut fine: Option<Plane<'_>>) {
+        let blocks = plane.d.len();
+        for p in [Some(&plane), fine.as_ref()].into_iter().flatten() {
+            let lengths = (p.q.len(), p.d.len(), p.sum32.len(), p.sum16.len());
+            assert_eq!(lengths, (blocks * 32, blocks, blocks, blocks * 2), "a plane of {blocks} blocks");
+        }
         for b in 0..blocks {
             let left = x.len().saturating_sub(b * 32);
-            let mask = |from: usize| -> __mmask16 {
-                let n = left.saturating_sub(from).min(16);
-                ((1u32 << n) - 1) as __mmask16
-            };
-            // SAFETY: masked-off lanes are not read; the writes are inside the checked lengths.
+            let m0 = ((1u32 << left.min(16)) - 1) as __mmask16;
+            let m1 = ((1u32 << left.saturating_sub(16).min(16)) - 1) as __mmask16;
+            // SAFETY: masked-off lanes are not read; the planes have room for block b.
             unsafe {
                 let at = x.as_ptr().wrapping_add(b * 32);
-                let v0 = _mm512_maskz_loadu_ps(mask(0), at);
-                let v1 = _mm512_maskz_loadu_ps(mask(16), at.wrapping_add(16));
-                let amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
-                let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
-                let inv = _mm512_set1_ps(inverse);
-                let i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, inv));
-                let i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, inv));
-                _mm_storeu_si128(q.as_mut_ptr().add(b * 32).cast(), _mm512_cvtsepi32_epi8(i0));
-                _mm_storeu_si128(q.as_mut_ptr().add(b * 32 + 16).cast(), _mm512_cvtsepi32_epi8(i1));
-                let (s0, s1) = (_mm512_reduce_add_epi32(i0), _mm512_reduce_add_epi32(i1));
-                let scale = amax / 127.0;
-                d[b] = scale;
-                sum16[b * 2] = scale * s0 as f32;
-                sum16[b * 2 + 1] = scale * s1 as f32;
-                sum32[b] = scale * (s0 + s1) as f32;
+                let v0 = _mm512_maskz_loadu_ps(m0, at);
+                let v1 = _mm512_maskz_loadu_ps(m1, at.wrapping_add(16));
+                let (i0, i1) = quantise_block(v0, v1, &mut plane, b);
+                if let Some(fine) = &mut fine {
+                    let d = _mm512_set1_ps(plane.d[b]);
+                    let r0 = _mm512_fnmadd_ps(d, _mm512_cvtepi32_ps(i0), v0);
+                    let r1 = _mm512_fnmadd_ps(d, _mm512_cvtepi32_ps(i1), v1);
+                    quantise_block(r0, r1, fine, b);
+                }
             }
         }
+    }
+
+    /// # Safety
+    /// The plane has room for block `b`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+    #[inline]
+    unsafe fn quantise_block(v0: __m512, v1: __m512, out: &mut Plane<'_>, b: usize) -> (__m512i, __m512i) {
+        let amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
+        let inv = _mm512_set1_ps(if amax > 0.0 { 127.0 / amax } else { 0.0 });
+        let i0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, inv));
+        let i1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, inv));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let q = out.q.as_mut_ptr().add(b * 32);
+            _mm_storeu_si128(q.cast(), _mm512_cvtsepi32_epi8(i0));
+            _mm_storeu_si128(q.add(16).cast(), _mm512_cvtsepi32_epi8(i1));
+        }
+        let (s0, s1) = (_mm512_reduce_add_epi32(i0), _mm512_reduce_add_epi32(i1));
+        let scale = amax / 127.0;
+        out.d[b] = scale;
+        out.sum16[b * 2] = scale * s0 as f32;
+        out.sum16[b * 2 + 1] = scale * s1 as f32;
+        out.sum32[b] = scale * (s0 + s1) as f32;
+        (i0, i1)
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -308,10 +364,21 @@ mod tests {
         for k in [1usize, 31, 32, 33, 64, 95, 576] {
             let x: Vec<f32> = (0..k).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.037).collect();
             let kp = k.next_multiple_of(64);
-            let mut a = (vec![0i8; kp], vec![0f32; kp / 32], vec![0f32; kp / 32], vec![0f32; kp / 16]);
-            let mut b = a.clone();
-            quantise_row(&x, &mut a.0, &mut a.1, &mut a.2, &mut a.3);
-            quantise_row_scalar(&x, &mut b.0, &mut b.1, &mut b.2, &mut b.3);
+            type Buffers = (Vec<i8>, Vec<f32>, Vec<f32>, Vec<f32>);
+            fn plane(b: &mut Buffers) -> Plane<'_> {
+                Plane { q: &mut b.0, d: &mut b.1, sum32: &mut b.2, sum16: &mut b.3 }
+            }
+            let empty: Buffers = (vec![0; kp], vec![0.0; kp / 32], vec![0.0; kp / 32], vec![0.0; kp / 16]);
+            let (mut a, mut b) = ([empty.clone(), empty.clone()], [empty.clone(), empty]);
+            let [a0, a1] = &mut a;
+            quantise_row(&x, plane(a0), Some(plane(a1)));
+            let [b0, b1] = &mut b;
+            quantise_row_scalar(&x, plane(b0), Some(plane(b1)));
+            for (i, x) in x.iter().enumerate() {
+                let y: f32 = a.iter().map(|p| p.1[i / 32] * p.0[i] as f32).sum();
+                // Half a step of the second plane, whose range is half a step of the first.
+                assert!((x - y).abs() <= a[0].1[i / 32] * 1.01 / 2.0 / 254.0, "k = {k}: {x} became {y}");
+            }
             assert_eq!(a, b, "k = {k}");
         }
     }

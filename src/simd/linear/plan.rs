@@ -29,6 +29,7 @@ pub struct Linear {
     isa: Isa,
     store: Store,
     bias: Option<Vec<f32>>,
+    fine: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -71,13 +72,21 @@ impl Linear {
     /// A weight read from its file's mapping: a float type, or any in the reference tier.
     pub fn from_rows(w: Tensor, isa: Isa) -> Linear {
         assert!(!Linear::wants_packing(w.dtype, isa), "{} is read packed by {isa}", w.dtype);
-        Linear { n: w.rows(), k: w.cols(), dtype: w.dtype, isa, store: Store::Rows(w), bias: None }
+        Linear {
+            n: w.rows(),
+            k: w.cols(),
+            dtype: w.dtype,
+            isa,
+            store: Store::Rows(w),
+            bias: None,
+            fine: false,
+        }
     }
 
     /// A packed weight.
     pub fn from_packed(w: Packed, isa: Isa) -> Linear {
         assert!(Linear::wants_packing(w.dtype, isa), "{} is not read packed by {isa}", w.dtype);
-        Linear { n: w.n, k: w.k, dtype: w.dtype, isa, store: Store::Packed(w), bias: None }
+        Linear { n: w.n, k: w.k, dtype: w.dtype, isa, store: Store::Packed(w), bias: None, fine: false }
     }
 
     /// Adds a bias of `n` values.
@@ -86,6 +95,13 @@ impl Linear {
             assert_eq!(b.len(), self.n, "a bias has a value per output");
         }
         self.bias = bias;
+        self
+    }
+
+    /// Where activations are quantised for this weight, quantise them to 16 bits (two int8 planes): for
+    /// layers whose inputs have outliers and whose outputs decide much, at twice the multiplications.
+    pub fn with_fine_activations(mut self) -> Linear {
+        self.fine = true;
         self
     }
 
@@ -138,7 +154,7 @@ impl Linear {
     /// Which forms of `m` rows of activations [`linear`] will read.
     pub fn need(&self, m: usize, mode: Mode) -> Need {
         match self.path(m, mode) {
-            Path::Vnni | Path::Avx2Int8 => Need { int8: true, ..Need::default() },
+            Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine: self.fine, ..Need::default() },
             Path::AmxPacked | Path::AmxRows => Need { tiles: true, ..Need::default() },
             #[cfg(target_arch = "x86_64")]
             Path::Panel(panel::Kind::Bf16) => Need { bf16: true, ..Need::default() },
@@ -195,6 +211,21 @@ impl Linear {
                 // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
                 // columns r0..r1 of every row are ours.
                 unsafe { kernel(self.dtype, p.group_range(g0, g1), k, xs, m, out.add(r0), ldo, r1 - r0) };
+                if self.fine {
+                    let n = r1 - r0;
+                    panel::with_scratch(m * n * 4, |fine| {
+                        let fine = fine.cast::<f32>();
+                        // SAFETY: as above; the fine plane is M more rows, its products fit the scratch.
+                        unsafe {
+                            kernel(self.dtype, p.group_range(g0, g1), k, xs.row(m), m, fine, n, n);
+                            for t in 0..m {
+                                for c in 0..n {
+                                    *out.add(t * ldo + r0 + c) += *fine.add(t * n + c);
+                                }
+                            }
+                        }
+                    });
+                }
             }
             #[cfg(target_arch = "x86_64")]
             (Store::Rows(w), Path::RowDot) => {
