@@ -328,7 +328,7 @@ pub fn linear(pool: &Pool, mode: Mode, x: &mut Acts, outs: &mut [Out<'_>]) {
     });
     let weights: [Option<&Linear>; MAX] = std::array::from_fn(|i| outs.get(i).map(|o| o.w));
     let job = Shared { pieces, weights };
-    pool.run(chunks, &|c, _| {
+    pool.run_streams(chunks, &|c, _| {
         let job = &job;
         let i = (0..MAX)
             .rev()
