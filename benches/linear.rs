@@ -109,7 +109,7 @@ fn main() {
     } else {
         &[(1536, 576), (576, 1536), (2048, 2048), (8192, 2048), (4096, 4096), (4096, 14336)]
     };
-    let ms: &[usize] = if test { &[1, 5, 16] } else { &[1, 2, 4, 8, 16, 64, 512] };
+    let ms: &[usize] = if test { &[1, 5, 16] } else { &[1, 2, 3, 4, 8, 16, 64, 512] };
     for &(n, k) in shapes {
         for dtype in DType::ALL {
             if dtype.row_bytes(k).is_none() {

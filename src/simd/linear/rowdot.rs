@@ -160,8 +160,8 @@ impl Weight for Bf16 {
     }
 }
 
-/// How far ahead of the reads lines of each row are requested, bytes.
-const PREFETCH: usize = 1024;
+/// How far ahead of the reads lines are requested, bytes, in the order in which tiles of rows are read.
+const PREFETCH: usize = 16 * 1024;
 
 /// R rows x MT tokens.
 #[inline(always)]
@@ -177,12 +177,15 @@ unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
     unsafe {
         let mut acc = [[[V::zero(); 2]; MT]; R];
         let step = 2 * V::N;
+        // Short rows: the same columns of a tile of rows to come. Long rows: further along these.
+        let tile_bytes = R * row_bytes;
+        let ahead = if tile_bytes <= PREFETCH { PREFETCH / tile_bytes * tile_bytes } else { PREFETCH / R };
         let whole = k / step * step;
         let mut i = 0;
         while i < whole {
             for r in 0..R {
                 let p = w.add(r * row_bytes + i * W::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH).cast());
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(ahead).cast());
                 let (w0, w1) = (W::lanes::<V>(p), W::lanes::<V>(p.add(V::N * W::BYTES)));
                 for t in 0..MT {
                     let x = x.add(t * k + i);

@@ -188,8 +188,9 @@ macro_rules! k_quant {
                 // SAFETY: `w` points to a record of this dtype and `b` < 8.
                 unsafe {
                     let d = _mm512_mul_ps(half16(w), bytes16(w.add(64 + b * 16)));
-                    let dmin = _mm512_mul_ps(half16(w.add(32)), bytes16(w.add(192 + b * 16)));
-                    (d, _mm512_sub_ps(_mm512_setzero_ps(), dmin))
+                    // Negated before it is multiplied: the same for all blocks of the record.
+                    let dmin = _mm512_sub_ps(_mm512_setzero_ps(), half16(w.add(32)));
+                    (d, _mm512_mul_ps(dmin, bytes16(w.add(192 + b * 16))))
                 }
             }
         }
@@ -275,10 +276,12 @@ unsafe fn tile<F: Format, const MT: usize>(
         let mut acc = [_mm512_setzero_ps(); MT];
         let mut w = w;
         for r in 0..records {
-            for l in 0..F::LAYOUT.record_bytes.div_ceil(64) {
-                _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + l * 64).cast());
-            }
             for b in 0..blocks {
+                // A block's share of the record's lines: all at once would fill the miss buffers.
+                let lines = F::LAYOUT.record_bytes.div_ceil(64 * blocks);
+                for l in b * lines..(b + 1) * lines {
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + l * 64).cast());
+                }
                 let codes = F::codes(w, b);
                 let at = r * blocks + b;
                 if F::HALVES {
