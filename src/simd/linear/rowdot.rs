@@ -160,6 +160,12 @@ impl Weight for Bf16 {
     }
 }
 
+/// Vectors of k in flight per row: independent chains of sums.
+const U: usize = 4;
+
+/// Rows per tile.
+const ROWS: usize = 1;
+
 /// How far ahead of the reads lines are requested, bytes, in the order in which tiles of rows are read.
 const PREFETCH: usize = 16 * 1024;
 
@@ -175,29 +181,37 @@ unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
 ) {
     // SAFETY: R rows of k weights at `w`, MT rows of k activations at `x`, outputs by contract.
     unsafe {
-        let mut acc = [[[V::zero(); 2]; MT]; R];
-        let step = 2 * V::N;
-        // Short rows: the same columns of a tile of rows to come. Long rows: further along these.
-        let tile_bytes = R * row_bytes;
-        let ahead = if tile_bytes <= PREFETCH { PREFETCH / tile_bytes * tile_bytes } else { PREFETCH / R };
+        let mut acc = [[[V::zero(); U]; MT]; R];
+        let step = U * V::N;
+        
         let whole = k / step * step;
         let mut i = 0;
         while i < whole {
             for r in 0..R {
                 let p = w.add(r * row_bytes + i * W::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(ahead).cast());
-                let (w0, w1) = (W::lanes::<V>(p), W::lanes::<V>(p.add(V::N * W::BYTES)));
-                for t in 0..MT {
-                    let x = x.add(t * k + i);
-                    acc[r][t][0] = acc[r][t][0].fma(w0, V::f32(x));
-                    acc[r][t][1] = acc[r][t][1].fma(w1, V::f32(x.add(V::N)));
+                for l in (0..step * W::BYTES).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(PREFETCH + l).cast());
+                }
+                for u in 0..U {
+                    let w = W::lanes::<V>(p.add(u * V::N * W::BYTES));
+                    for t in 0..MT {
+                        acc[r][t][u] = acc[r][t][u].fma(w, V::f32(x.add(t * k + i + u * V::N)));
+                    }
                 }
             }
             i += step;
         }
         for r in 0..R {
             for t in 0..MT {
-                let mut sum = acc[r][t][0].add(acc[r][t][1]).sum();
+                let mut lanes = acc[r][t];
+                let mut n = U;
+                while n > 1 {
+                    n /= 2;
+                    for u in 0..n {
+                        lanes[u] = lanes[u].add(lanes[u + n]);
+                    }
+                }
+                let mut sum = lanes[0].sum();
                 for j in whole..k {
                     let b = std::slice::from_raw_parts(w.add(r * row_bytes + j * W::BYTES), W::BYTES);
                     sum = W::scalar(b).mul_add(*x.add(t * k + j), sum);
@@ -221,9 +235,9 @@ unsafe fn rows<V: Lanes, W: Weight, const MT: usize>(
     let mut r = 0;
     // SAFETY: r stays below `rows`.
     unsafe {
-        while r + 4 <= rows {
-            tile::<V, W, 4, MT>(w.add(r * rb), rb, k, x, out.add(r), ldo);
-            r += 4;
+        while r + ROWS <= rows {
+            tile::<V, W, ROWS, MT>(w.add(r * rb), rb, k, x, out.add(r), ldo);
+            r += ROWS;
         }
         while r < rows {
             tile::<V, W, 1, MT>(w.add(r * rb), rb, k, x, out.add(r), ldo);
