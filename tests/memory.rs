@@ -18,6 +18,7 @@ fn generate_stays_within_the_models_size_and_fifteen_percent() {
     let mut command = tandem(home.path());
     command.args(["generate", "--json", "--raw", "-n", "64", "-m"]).arg(&path);
     command.arg("Once upon a time").stdout(Stdio::piped()).stderr(Stdio::null());
+    #[allow(clippy::zombie_processes, reason = "wait4 below waits for it")]
     let mut child = command.spawn().unwrap();
     let mut out = String::new();
     std::io::Read::read_to_string(child.stdout.as_mut().unwrap(), &mut out).unwrap();

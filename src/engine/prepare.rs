@@ -241,10 +241,13 @@ impl<'a> Arena<'a> {
                     pack_group(tensor, g, out);
                 }
                 let rows = (last * GROUP).min(tensor.rows()) - first * GROUP;
-                progress((rows * tensor.row_bytes()) as u64);
+                let bytes = rows * tensor.row_bytes();
+                // The packed copy replaces the file's pages in memory, piece by piece.
+                if let Some(done) = tensor.data.slice(first * GROUP * tensor.row_bytes(), bytes) {
+                    done.release_pages();
+                }
+                progress(bytes as u64);
             });
-            // The packed copy replaces the file's pages in memory.
-            tensor.data.release_pages();
         }
         let map = map.make_read_only().map_err(no_room)?;
         self.bytes = Some(Bytes::from_map(Arc::new(map)));
