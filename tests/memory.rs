@@ -8,7 +8,7 @@ use support::{smollm2, tandem};
 
 /// Resident besides the model and its context, whatever their size: the binary (code, relocations, its
 /// libraries), the tables of a tokenizer of 49 152 words, thread stacks, logits.
-const FIXED: u64 = 40 << 20;
+const FIXED: u64 = 24 << 20;
 
 #[test]
 #[cfg(target_os = "linux")]
