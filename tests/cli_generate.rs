@@ -179,9 +179,10 @@ fn a_chat_is_answered() {
     let Some(model) = smollm2() else { return };
     let home = home();
     let mut command = tandem(home.path());
-    command.args(["generate", "-n", "12", "--json", "-m"]).arg(&model).arg("What is the capital of France?");
+    command.args(["generate", "-n", "12", "--json", "-m"]).arg(&model).arg("Hi");
     let report = parsed(&run(command.stdin(Stdio::null())));
-    assert!(report["text"].as_str().unwrap().contains("Paris"), "{report}");
+    // The margins of these words are 1.4 and more in every tier, far above rounding.
+    assert!(report["text"].as_str().unwrap().starts_with("Hello! How can I"), "{report}");
     // The template's frame around the question.
     assert!(report["prompt_tokens"].as_u64().unwrap() > 15, "{report}");
 }
