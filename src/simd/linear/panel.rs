@@ -135,7 +135,7 @@ pub(super) unsafe fn panel_bf16(w: RowBlock, k0: usize, kc: usize, kc_padded: us
         for (j, r) in r.iter_mut().enumerate().take(w.rows) {
             // SAFETY: row j, elements k0+i.. of which `valid` exist.
             *r = unsafe { load_bf16(w.dtype, w.row(j, k0 + i), valid) };
-            _mm_prefetch::<_MM_HINT_T0>(w.row(j, k0 + i + 512).cast());
+            _mm_prefetch::<_MM_HINT_T1>(w.row(j, k0 + i + 512).cast());
         }
         // SAFETY: 1 KiB per 32 k fits by contract.
         unsafe {
@@ -171,7 +171,7 @@ unsafe fn panel_f32(w: RowBlock, k0: usize, kc: usize, out: *mut f32) {
                         _mm512_slli_epi32::<16>(v)
                     }
                 };
-                _mm_prefetch::<_MM_HINT_T0>(w.row(j, k0 + i + 512).cast());
+                _mm_prefetch::<_MM_HINT_T1>(w.row(j, k0 + i + 512).cast());
             }
             let t = transpose16(r);
             for (j, t) in t.iter().enumerate() {
