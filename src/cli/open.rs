@@ -34,6 +34,8 @@ pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
             model::load(&format!("synth:{spec}"))?
         }
     };
+    // A dtype that had to be replaced, say: measurements must not hide it.
+    model.notes.iter().for_each(|note| progress::note(note));
     Ok(Opened { name: resolved.name, model, began })
 }
 
