@@ -1,3 +1,9 @@
-//! Where work runs: the host thread pool; accelerators come later.
+//! Where work runs: the host's thread pool, and accelerators behind one contract.
+//!
+//! [`runtime`] is what any accelerator gives: its own memory, in-order asynchronous lanes, events, pinned
+//! host memory, launching a kernel by name. [`kernels`] plans and launches the kernels of `cuda/` through
+//! it, whoever runs them.
 
 pub mod host;
+pub mod kernels;
+pub mod runtime;

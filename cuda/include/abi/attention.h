@@ -1,0 +1,2 @@
+// abi/attention.h    see ../abi.h
+#pragma once

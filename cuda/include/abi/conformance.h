@@ -1,0 +1,2 @@
+// abi/conformance.h    see ../abi.h
+#pragma once

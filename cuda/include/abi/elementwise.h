@@ -1,0 +1,2 @@
+// abi/elementwise.h    see ../abi.h
+#pragma once

@@ -1,0 +1,2 @@
+// abi/exchange.h    see ../abi.h
+#pragma once

@@ -1,0 +1,2 @@
+// abi/gemm.h    see ../abi.h
+#pragma once

@@ -1,0 +1,2 @@
+// abi/linear.h    see ../abi.h
+#pragma once

@@ -1,0 +1,2 @@
+// abi/quant.h    see ../abi.h
+#pragma once

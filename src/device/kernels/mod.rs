@@ -1,0 +1,5 @@
+//! Planning and launching of the kernels in `cuda/`, for any [`Runtime`](super::runtime::Runtime) that
+//! runs them: a GPU, or the host emulation of the same files.
+//!
+//! One file an operation: it chooses tiles and splits from shapes alone (so results repeat bit for bit),
+//! fills the parameter struct of `cuda/include/abi/<op>.h` and launches.

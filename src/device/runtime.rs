@@ -1,0 +1,277 @@
+//! What every accelerator gives: memory of its own, in-order asynchronous lanes, events, launches.
+//!
+//! Addresses are opaque ([`DevPtr`]): the host never reads through them. Work is enqueued on a [`Lane`];
+//! work of one lane runs in order, lanes run beside each other, [`Event`]s order them. A call that
+//! enqueues may report an error of earlier work: errors of asynchronous work surface at the next call.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Result;
+
+/// An address in an accelerator's memory. Arithmetic on it is plain; the host cannot dereference it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct DevPtr(pub u64);
+
+impl DevPtr {
+    /// No memory: an optional operand that is absent.
+    pub const NULL: DevPtr = DevPtr(0);
+
+    /// The address `bytes` further on.
+    pub fn add(self, bytes: usize) -> DevPtr {
+        DevPtr(self.0 + bytes as u64)
+    }
+
+    /// Whether it is [`DevPtr::NULL`].
+    pub fn is_null(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// An in-order queue of asynchronous work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    /// Kernels.
+    Compute,
+    /// Copies from the host.
+    HostToDevice,
+    /// Copies to the host.
+    DeviceToHost,
+}
+
+impl Lane {
+    /// All of them.
+    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::HostToDevice, Lane::DeviceToHost];
+}
+
+/// A point in a lane: everything enqueued on it before.
+#[derive(Clone)]
+pub struct Event(pub Arc<dyn Any + Send + Sync>);
+
+/// Recorded work of the compute lane that can be run again as one.
+#[derive(Clone)]
+pub struct Graph(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Graph")
+    }
+}
+
+/// What an accelerator is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceInfo {
+    /// As its driver names it.
+    pub name: String,
+    /// Compute capability, 10 * major + minor: 75 (T4), 80, 86, 89, 90 (H100, H200)...
+    pub sm: u32,
+    /// Streaming multiprocessors: what grids are sized by.
+    pub multiprocessors: u32,
+    /// Bytes of its memory, in all.
+    pub memory_total: u64,
+    /// Shared memory that one block may have, in bytes.
+    pub shared_per_block: u32,
+    /// Driver version, for messages (`13000` = 13.0); 0 if it has none.
+    pub driver: u32,
+}
+
+/// One launch of a kernel: CUDA's own shape.
+#[derive(Debug, Clone)]
+pub struct Launch<'a> {
+    /// Name of the kernel, as in `cuda/`.
+    pub kernel: &'a str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared: u32,
+    /// The kernel's one parameter: a struct of `cuda/include/abi.h`, as bytes.
+    pub params: &'a [u8],
+}
+
+/// Host memory that the accelerator can copy from and to at full speed, and that it can read and write
+/// in place (mapped). Cacheable on the host.
+pub trait Pinned: Send + Sync {
+    /// Where the host sees it.
+    fn host(&self) -> *mut u8;
+    /// Where the accelerator sees it.
+    fn device(&self) -> DevPtr;
+    /// Bytes.
+    fn len(&self) -> usize;
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An accelerator, seen from below: memory, lanes, launches. All methods may be called from any thread.
+pub trait Runtime: Send + Sync {
+    /// What it is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Bytes of its memory that are free now (after the cap, if one was set).
+    fn memory_free(&self) -> Result<u64>;
+
+    /// Memory of `bytes` > 0, aligned to 256. Its contents are undefined.
+    ///
+    /// # Errors
+    /// [`crate::Error::Capacity`] when it does not fit.
+    fn alloc(&self, bytes: usize) -> Result<DevPtr>;
+
+    /// Gives memory back. Work in flight that uses it ends first.
+    fn free(&self, ptr: DevPtr);
+
+    /// Pinned, mapped, cacheable host memory, zeroed.
+    fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>>;
+
+    /// Enqueues a copy of `src` (staged: it may be reused at once).
+    fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()>;
+
+    /// Enqueues a copy of a range of pinned memory, without staging: the caller leaves the range alone
+    /// until an event after the copy is done.
+    fn upload_pinned(
+        &self,
+        lane: Lane,
+        dst: DevPtr,
+        src: &Arc<dyn Pinned>,
+        range: Range<usize>,
+    ) -> Result<()>;
+
+    /// Enqueues a copy to pinned memory, from byte `at` on; the caller leaves it alone until an event
+    /// after the copy is done.
+    fn download_pinned(
+        &self,
+        lane: Lane,
+        src: DevPtr,
+        dst: &Arc<dyn Pinned>,
+        at: usize,
+        len: usize,
+    ) -> Result<()>;
+
+    /// Copies to `dst` after everything enqueued on `lane`, and waits for it.
+    fn download(&self, lane: Lane, src: DevPtr, dst: &mut [u8]) -> Result<()>;
+
+    /// Enqueues a copy within the device's memory.
+    fn copy(&self, lane: Lane, dst: DevPtr, src: DevPtr, len: usize) -> Result<()>;
+
+    /// Enqueues setting `len` bytes to `value`.
+    fn fill(&self, lane: Lane, dst: DevPtr, value: u8, len: usize) -> Result<()>;
+
+    /// Enqueues a kernel.
+    fn launch(&self, lane: Lane, launch: &Launch<'_>) -> Result<()>;
+
+    /// Whether this runtime has a kernel of that name (embedded for a target that the device can run).
+    fn has_kernel(&self, kernel: &str) -> bool;
+
+    /// The 128-byte descriptor of a row-major matrix of 2-byte elements in device memory,
+    /// `[rows][stride]` of which `cols` count, for bulk tensor copies of boxes `[box_rows][box_cols]` with
+    /// a 128-byte swizzle (so `box_cols` <= 64), zero-filled outside. `Err` where the device has none (below 90).
+    fn tensor_map_2d(
+        &self,
+        base: DevPtr,
+        rows: u64,
+        cols: u64,
+        stride: u64,
+        box_rows: u32,
+        box_cols: u32,
+    ) -> Result<[u8; 128]>;
+
+    /// A mark after everything enqueued on `lane` so far.
+    fn record(&self, lane: Lane) -> Result<Event>;
+
+    /// Makes later work of `lane` wait for `event`.
+    fn wait(&self, lane: Lane, event: &Event) -> Result<()>;
+
+    /// Whether everything before `event` is done.
+    fn is_done(&self, event: &Event) -> Result<bool>;
+
+    /// Blocks until everything before `event` is done.
+    fn synchronize(&self, event: &Event) -> Result<()>;
+
+    /// Blocks until everything enqueued is done.
+    fn synchronize_all(&self) -> Result<()> {
+        for lane in Lane::ALL {
+            self.synchronize(&self.record(lane)?)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `enqueue`, which enqueues on [`Lane::Compute`] only, but records the work instead of running
+    /// it. `None` where the device cannot (then nothing has been enqueued).
+    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>>;
+
+    /// Enqueues recorded work on the compute lane.
+    fn replay(&self, graph: &Graph) -> Result<()>;
+}
+
+/// Memory that frees itself.
+pub struct Buffer {
+    runtime: Arc<dyn Runtime>,
+    ptr: DevPtr,
+    len: usize,
+}
+
+impl Buffer {
+    /// `bytes` (at least one) of undefined contents.
+    ///
+    /// # Errors
+    /// As [`Runtime::alloc`].
+    pub fn new(runtime: &Arc<dyn Runtime>, bytes: usize) -> Result<Buffer> {
+        let len = bytes.max(1);
+        Ok(Buffer { runtime: runtime.clone(), ptr: runtime.alloc(len)?, len })
+    }
+
+    /// A copy of `data`, enqueued on `lane`.
+    ///
+    /// # Errors
+    /// As [`Runtime::alloc`] and [`Runtime::upload`].
+    pub fn from_bytes(runtime: &Arc<dyn Runtime>, lane: Lane, data: &[u8]) -> Result<Buffer> {
+        let buffer = Buffer::new(runtime, data.len())?;
+        runtime.upload(lane, buffer.ptr, data)?;
+        Ok(buffer)
+    }
+
+    /// Where it begins.
+    pub fn ptr(&self) -> DevPtr {
+        self.ptr
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: see [`Buffer::new`].
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.runtime.free(self.ptr);
+    }
+}
+
+/// A parameter struct of `cuda/include/abi.h`: `repr(C)`, plain data.
+///
+/// # Safety
+/// Every byte that a kernel reads is initialised, and the layout is that of the C struct of the same name.
+pub unsafe trait Params: Copy + 'static {
+    /// Its bytes.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `Self` is a plain C struct by the trait's contract; padding is never read by kernels,
+        // and the values come from `Default` (zeroed) or bindgen constructors.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast::<u8>(), size_of::<Self>()) }
+    }
+}
