@@ -3,3 +3,11 @@
 //!
 //! One file an operation: it chooses tiles and splits from shapes alone (so results repeat bit for bit),
 //! fills the parameter struct of `cuda/include/abi/<op>.h` and launches.
+
+pub mod abi;
+pub mod attention;
+pub mod elementwise;
+pub mod exchange;
+pub mod gemm;
+pub mod linear;
+pub mod quant;

@@ -1,0 +1,1 @@
+//! CPU threads in the role of an accelerator: a separate arena, truly asynchronous lanes, faults on demand.

@@ -1,0 +1,1 @@
+//! The parameter structs of `cuda/include/abi.h`, by bindgen.

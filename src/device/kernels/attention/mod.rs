@@ -1,0 +1,1 @@
+//! Launching of `cuda/` attention kernels.

@@ -1,0 +1,1 @@
+//! Repacking and launching of quantised linear kernels.
