@@ -425,7 +425,8 @@ pub trait Accelerator: Send + Sync {
     /// [`crate::Error::Unsupported`] for a dtype or size that it cannot multiply.
     fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize>;
 
-    /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`].
+    /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`]. Stacked rows that are stored in the
+    /// activations' own type stay as they are.
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]);
 
     /// Bytes of [`Workspace::scratch`].
