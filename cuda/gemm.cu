@@ -8,10 +8,8 @@
 // bound  matrix units; per k16 a warp reads 4 KiB of shared memory for 65536 multiply-adds
 // error  f32 sums in the order of k, splits added in order; tolerance derived in tests/gpu_gemm.rs
 // refs   CUTLASS "efficient GEMM" (multistage mainloop); Marlin (weights as the m16 operand)
-#include "ptx.cuh"
-#include "common.cuh"
-#include "linear_epilogue.cuh"
 #include "gemm_tiles.cuh"
+#include "ptx.cuh"
 
 constexpr u32 ROWS = 128, DEPTH = 32, THREADS = 128;
 constexpr u32 ROW_BYTES = DEPTH * 2, ROWS_PER_PASS = THREADS / 4;
@@ -35,15 +33,15 @@ template <typename T, u32 COUNT> struct Copies {
 
     // Rows and columns outside arrive as zeros: they add nothing.
     DEVICE void start(u8* stage, u32 k, bool in_k) const {
-        #pragma unroll
+#pragma unroll
         for (u32 j = 0; j < PASSES; j++) cp_async_16(stage + offset + j * ROWS_PER_PASS * ROW_BYTES, src + j * pass + k, in_k && exists(j));
     }
     DEVICE void load(uint4 (&held)[PASSES], u32 k, bool in_k) const {
-        #pragma unroll
+#pragma unroll
         for (u32 j = 0; j < PASSES; j++) held[j] = in_k && exists(j) ? ld_16(src + j * pass + k) : make_uint4(0, 0, 0, 0);
     }
     DEVICE void store(u8* stage, const uint4 (&held)[PASSES]) const {
-        #pragma unroll
+#pragma unroll
         for (u32 j = 0; j < PASSES; j++) *(uint4*)(stage + offset + j * ROWS_PER_PASS * ROW_BYTES) = held[j];
     }
 };
@@ -58,9 +56,9 @@ template <u32 TOKENS> struct Fragments {
         // a: matrices are rows 0..8 and 8..16 of k 0..8, then of k 8..16;  b: k 0..8 and 8..16 of tokens 0..8, then of 8..16
         u32 a_row = warp / 2 * 64 + lane % 16, a_chunk = kk * 2 + lane / 16;
         u32 b_row = warp % 2 * (TOKENS / 2) + lane / 16 * 8 + lane % 8, b_chunk = kk * 2 + lane / 8 % 2;
-        #pragma unroll
+#pragma unroll
         for (u32 i = 0; i < 4; i++) ldmatrix_x4(a[i], stage + swizzle<ROW_BYTES>(a_row, a_chunk) + i * 16 * ROW_BYTES);
-        #pragma unroll
+#pragma unroll
         for (u32 j = 0; j < TOKENS / 32; j++) ldmatrix_x4(b[j], stage + ROWS * ROW_BYTES + swizzle<ROW_BYTES>(b_row, b_chunk) + j * 16 * ROW_BYTES);
     }
 };
@@ -69,9 +67,9 @@ template <u32 TOKENS> struct Fragments {
 template <u32 TOKENS> constexpr u32 N8 = TOKENS / 16;
 
 template <typename T, u32 TOKENS> DEVICE void multiply(float (&sums)[4 * N8<TOKENS> * 4], const Fragments<TOKENS>& f) {
-    #pragma unroll
+#pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        #pragma unroll
+#pragma unroll
         for (u32 j = 0; j < N8<TOKENS>; j++) mma_16816<T>(&sums[(i * N8<TOKENS> + j) * 4], f.a[i], &f.b[j / 2][j % 2 * 2]);
     }
 }
@@ -91,7 +89,7 @@ DEVICE void mainloop_async(float (&sums)[4 * N8<TOKENS> * 4], u8* smem, const Co
         }
         cp_async_commit();    // empty at the end: the count of groups stays one a step
     };
-    #pragma unroll
+#pragma unroll
     for (u32 s = 0; s < STAGES - 1; s++) start(s);
     cp_async_wait<STAGES - 2>();
     __syncthreads();
@@ -127,7 +125,7 @@ DEVICE void mainloop_sync(float (&sums)[4 * N8<TOKENS> * 4], u8* smem, const Cop
         __syncthreads();
         if (step + 1 < steps) load(step + 1);
         Fragments<TOKENS> f;
-        #pragma unroll
+#pragma unroll
         for (u32 kk = 0; kk < 2; kk++) {
             f.load(stage, kk);
             multiply<T, TOKENS>(sums, f);
@@ -144,7 +142,7 @@ template <typename T, u32 TOKENS, bool ASYNC> DEVICE void gemm(const GemmParams&
     Copies<T, ROWS> w(p.w, p.k, n0, p.out.n, k_begin, 0);
     Copies<T, TOKENS> x(p.x, p.ldx, m0, p.out.m, k_begin, ROWS * ROW_BYTES);
     float sums[4 * N8<TOKENS> * 4];
-    #pragma unroll
+#pragma unroll
     for (u32 i = 0; i < 4 * N8<TOKENS> * 4; i++) sums[i] = 0.0f;
     if constexpr (ASYNC) mainloop_async<T, TOKENS>(sums, smem, w, x, k_here);
     else mainloop_sync<T, TOKENS>(sums, smem, w, x, k_here);
@@ -155,11 +153,8 @@ template <typename T, u32 TOKENS, bool ASYNC> DEVICE void gemm(const GemmParams&
     }
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 n = n0 + warp / 2 * 64 + lane / 4, m = m0 + warp % 2 * (TOKENS / 2) + lane % 4 * 2;
-    #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        #pragma unroll
-        for (u32 j = 0; j < N8<TOKENS>; j++) emit_fragment<T>(p.out, m + j * 8, n + i * 16, &sums[(i * N8<TOKENS> + j) * 4]);
-    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) store_sums<T, N8<TOKENS>>(p.out, m, n + i * 16, sums + i * N8<TOKENS> * 4);
 }
 
 #define GEMM(name, T, TOKENS, ASYNC) \

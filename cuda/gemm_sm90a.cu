@@ -13,10 +13,8 @@
 //   producer    wait empty[s] -> expect bytes, copy w and x into stage s --.
 //                  ^                                                      v full[s]
 //   consumers   empty[s] <- wait until the wgmmas of the step before are done <- four wgmmas on stage s
-#include "ptx.cuh"
-#include "common.cuh"
-#include "linear_epilogue.cuh"
 #include "gemm_tiles.cuh"
+#include "ptx.cuh"
 
 #if TANDEM_SM90A
 
@@ -100,7 +98,7 @@ template <typename T, u32 TOKENS, u32 STAGES> DEVICE void gemm(const GemmTmaPara
         for (u32 index = blockIdx.x; index < items; index += gridDim.x) {
             Item it = Item::of<TOKENS>(p, index, row_tiles, token_tiles);
             float sums[TOKENS / 2];
-            #pragma unroll
+#pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sums[i] = 0.0f;
 
             u64* read = nullptr;    // empty barrier of the stage that the wgmmas in flight read
@@ -109,7 +107,7 @@ template <typename T, u32 TOKENS, u32 STAGES> DEVICE void gemm(const GemmTmaPara
                 u64 a = smem_desc_sw128(smem_u32(ring.w(at.stage) + consumer * 64 * ROW_BYTES));
                 u64 b = smem_desc_sw128(smem_u32(ring.x(at.stage)));
                 wgmma_fence();
-                #pragma unroll
+#pragma unroll
                 for (u32 kk = 0; kk < DEPTH / 16; kk++) wgmma_m64k16<T, TOKENS>(sums, a + kk * 2, b + kk * 2);
                 wgmma_commit();
                 wgmma_wait<1>();    // those of the step before are done: its stage may be overwritten
@@ -126,8 +124,7 @@ template <typename T, u32 TOKENS, u32 STAGES> DEVICE void gemm(const GemmTmaPara
                 if (!last) continue;
             }
             u32 n = it.n0 + consumer * 64 + warp * 16 + lane / 4, m = it.m0 + lane % 4 * 2;
-            #pragma unroll
-            for (u32 j = 0; j < TOKENS / 8; j++) emit_fragment<T>(p.out, m + j * 8, n, sums + j * 4);
+            store_sums<T, TOKENS / 8>(p.out, m, n, sums);
         }
     }
 }

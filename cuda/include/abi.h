@@ -25,7 +25,6 @@ typedef struct __attribute__((aligned(64))) { abi_u8 bytes[128]; } TensorMap;
 #include "abi/elementwise.h"
 #include "abi/exchange.h"
 #include "abi/attention.h"
-#include "abi/linear_output.h"
 #include "abi/linear.h"
 #include "abi/quant.h"
 #include "abi/gemm.h"

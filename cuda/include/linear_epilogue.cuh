@@ -1,48 +1,33 @@
-// linear_epilogue.cuh    what becomes of the sums of a linear kernel: store, bias, ReLU, gated activations
+// linear_epilogue.cuh    what becomes of the sums of a linear: bias, activation, and where they go
 //
-// An accumulator of y^T = W x^T (mma m16n8, or n8 columns of wgmma m64) gives each lane four sums, g = lane / 4, t = lane % 4:
-//
-//              token 2t   token 2t+1
-//   row g         c0          c1          the eight lanes of one t write 8 neighbours of one token's row:
-//   row g + 8     c2          c3          32 bytes, one sector
-//
-// Gated weights (gate and up of one MLP) have their rows interleaved by 8: [gate 0..8, up 0..8, gate 8..16, up 8..16, ...],
-// so c0, c1 are gates and c2, c3 the ups of the same outputs: the activation needs nobody else's sums.
+// Every linear kernel ends here, so a fused epilogue is defined once (LINEAR_* in abi/linear.h). P has the fields
+// bias, y, ldy and epilogue of LinearParams.
 #pragma once
-#include "ptx.cuh"
+
 #include "common.cuh"
 
-DEVICE bool is_gated(u32 kind) { return kind >= LINEAR_SWIGLU; }
+template <class P> DEVICE bool is_gated(const P& p) { return p.epilogue >= LINEAR_SWIGLU; }
 
-DEVICE float bias_of(const LinearOutput& out, u32 n) { return out.bias ? out.bias[n] : 0.0f; }
-
-// One sum of row n (not gated).
-template <typename T> DEVICE void emit(const LinearOutput& out, u32 m, u32 n, float sum) {
-    sum += bias_of(out, n);
-    u64 at = (u64)m * out.ldy + n;
-    if (out.kind == LINEAR_STORE) ((float*)out.y)[at] = sum;
-    else ((T*)out.y)[at] = from_f32<T>(fmaxf(sum, 0.0f));
+// The sum of token m and weight row n.
+template <class T, class P> DEVICE void linear_store(const P& p, u32 m, u32 n, float sum) {
+    if (p.bias) sum += p.bias[n];
+    const u64 at = (u64)m * p.ldy + n;
+    if (p.epilogue == LINEAR_F32) {
+        ((float*)p.y)[at] = sum;
+    } else {
+        ((T*)p.y)[at] = from_f32<T>(fmaxf(sum, 0.0f));
+    }
 }
 
-// The gate's sum of row n, n % 16 < 8, and the up's of row n + 8: output column n / 16 * 8 + n % 8.
-template <typename T> DEVICE void emit_gated(const LinearOutput& out, u32 m, u32 n, float gate, float up) {
-    gate += bias_of(out, n);
-    up += bias_of(out, n + 8);
-    float act = out.kind == LINEAR_SWIGLU ? silu(gate) : gelu_tanh(gate);
-    ((T*)out.y)[(u64)m * out.ldy + (n / 16 * 8 + n % 8)] = from_f32<T>(act * up);
-}
+// What a gate and its up make.
+DEVICE float linear_gated(u32 epilogue, float gate, float up) { return (epilogue == LINEAR_SWIGLU ? silu(gate) : gelu_tanh(gate)) * up; }
 
-// One lane's four sums: `n` is its row g, `m` its token 2t. Rows and tokens beyond the output are left out.
-template <typename T> DEVICE void emit_fragment(const LinearOutput& out, u32 m, u32 n, const float c[4]) {
-    if (is_gated(out.kind)) {
-        if (n + 8 >= out.n) return;
-        if (m < out.m) emit_gated<T>(out, m, n, c[0], c[2]);
-        if (m + 1 < out.m) emit_gated<T>(out, m + 1, n, c[1], c[3]);
-        return;
+// The sums of token m and of weight rows n (a gate) and n + 8 (its up): one element of the output.
+template <class T, class P> DEVICE void linear_store_gated(const P& p, u32 m, u32 n, float gate, float up) {
+    if (p.bias) {
+        gate += p.bias[n];
+        up += p.bias[n + 8];
     }
-    #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        u32 row = n + i / 2 * 8, token = m + i % 2;
-        if (row < out.n && token < out.m) emit<T>(out, token, row, c[i]);
-    }
+    const u32 i = n / 16 * 8 + n % 8;
+    ((T*)p.y)[(u64)m * p.ldy + i] = from_f32<T>(linear_gated(p.epilogue, gate, up));
 }
