@@ -67,7 +67,7 @@ template <class T, u32 N8> DEVICE void store_sums(const GemmOutput& out, u32 m, 
 #pragma unroll
         for (u32 i = 0; i < N8 * 4; i++) c[i] += i % 4 < 2 ? b0 : b1;
     }
-    if (is_gated(out)) {
+    if (out.epilogue >= LINEAR_SWIGLU) {
         if (!high) return;
         T* y = (T*)out.y + (u64)m * out.ldy + (n / 16 * 8 + n % 8);
 #pragma unroll

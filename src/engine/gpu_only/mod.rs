@@ -19,7 +19,7 @@ use super::memory::{Memory, geometry};
 use super::sequences::Options;
 use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
-    Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
+    Accelerator, Attend, Context, Half, Limits, PartialRows, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
 use crate::device::host::Pool;
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
@@ -137,6 +137,7 @@ impl GpuOnly {
             head_x: at(8),
             logits: at(9),
             argmax: at(10),
+            partial: PartialRows::default(),
             scratch: at(11),
         };
         let step = zeroed(step_bytes)?;
@@ -170,7 +171,7 @@ impl GpuOnly {
         let mut residual = Residual::None;
         for (i, layer) in self.weights.layers.iter().enumerate() {
             let kv = self.kv[i].ptr();
-            a.qkv(cx, layer, kv, residual, rows.clone())?;
+            a.qkv(cx, layer, kv, residual, None, rows.clone())?;
             if i + 1 == self.n_layers && cx.step.n_logits == 0 {
                 // A chunk in the middle of a prompt: after the last keys and values nothing is wanted.
                 return Ok(());
@@ -200,7 +201,7 @@ impl GpuOnly {
         let launch_rows = if decode { self.accel.row_bucket(rows) } else { rows };
         let mut padded = tokens.to_vec();
         padded.resize(launch_rows, NO_TOKEN);
-        let desc = StepDesc { seqs, tokens: &padded, logit_rows, launch_rows };
+        let desc = StepDesc { seqs, tokens: &padded, logit_rows, epoch: 0, launch_rows };
         let lane = Lane::Compute;
         let step = self.accel.prepare(lane, &self.shape, &self.limits, &desc, self.step.ptr())?;
         let cx = Context { lane, shape: &self.shape, ws: &self.workspace, step: &step };

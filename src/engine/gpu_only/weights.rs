@@ -93,6 +93,11 @@ fn head_name(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { "token_embd" } else { "output" }
 }
 
+/// Whether weights of `dtype` are in the activations' own type.
+fn is_stored_as(dtype: DType, act: Half) -> bool {
+    matches!((dtype, act), (DType::BF16, Half::BF16) | (DType::F16, Half::F16))
+}
+
 /// Whether some layer multiplies gate and up apart, and so needs a workspace for them.
 pub(super) fn separate_gate_up(spec: &ModelSpec, weights: &Weights) -> Result<bool> {
     for layer in 0..spec.n_layers {
@@ -165,7 +170,9 @@ pub(super) fn device_bytes(
     act: Half,
     context: usize,
 ) -> Result<u64> {
-    let mut total = tensor(weights, "token_embd.weight")?.data.len() as u64;
+    let table = tensor(weights, "token_embd.weight")?;
+    let shared = spec.tied_head && is_stored_as(table.dtype, act);
+    let mut total = if shared { 0 } else { table.data.len() as u64 };
     total += weights.get("position_embd.weight").map_or(0, |t| t.data.len() as u64);
     for m in matrices(spec, weights)? {
         total += with_source(&m, weights, |s| accel.packed_bytes(s, act))? as u64;
@@ -352,8 +359,10 @@ impl DeviceWeights {
         let out_norm = up.norm("output_norm", spec)?;
         let head = up.matrix(&Matrix::one(head_name(spec).to_string()), false)?;
         let table = tensor(weights, "token_embd.weight")?;
+        // Dense rows are packed as they are, so a tied head serves the embedding too.
+        let shared = spec.tied_head && is_stored_as(table.dtype, act);
         let mut embed = EmbedWeight {
-            table: up.bytes(&table.data)?,
+            table: if shared { head.ptr } else { up.bytes(&table.data)? },
             dtype: table.dtype,
             positions: DevPtr::NULL,
             positions_dtype: DType::F32,
