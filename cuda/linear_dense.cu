@@ -28,6 +28,7 @@
 //        8.4 MB: 7.0 us at 4.8 TB/s. Shared memory at n32: a byte of weights is written once and read once, its
 //        share of x 0.25 and 1: 3.25 bytes, of 128 a clock, where H200 delivers 21 of weights: 53%. Tensor cores at
 //        M = 64: 2*64 FLOP a weight = 64 FLOP a byte: 0.3 PFLOP/s at 4.8 TB/s.
+// no-spill all
 // refs   Frantar et al. 2024 (Marlin): weights as the wide operand, striped splits; CUTLASS multistage pipelines
 #include "linear_epilogue.cuh"
 #include "ptx.cuh"
@@ -47,28 +48,48 @@ template <u32 BN_, u32 TM_, u32 WN_, u32 WM_, u32 WK_, u32 STAGES_> struct Tile 
     static_assert((WK - 1) * BN * TM * 4 <= STAGES * STAGE_BYTES, "partial sums fit the ring");
 };
 
-// Copies the tile of columns k0.. into a stage. A thread's chunk column is fixed, its rows are 32 apart, so source
-// and swizzle advance by constants.
-template <class T, class C> DEVICE void load_tile(const LinearParams& p, u8* stage, u32 n0, u32 m0, u32 k0, u32 k_end) {
-    const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    const u32 k = k0 + 8 * chunk;
-    const bool inside = k < k_end;
-    u8* to = stage + swizzle<ROW>(row, chunk);
-    const T* w = (const T*)p.w;
+// Which chunks of a tile this thread copies: one column of chunks, rows 32 apart. All that does not change from tile
+// to tile is computed once; what is left is an addition and a comparison a copy.
+template <class T, class C> struct Copies {
+    static constexpr u32 W_ROWS = C::BN / 32, X_ROWS = (C::TM + 31) / 32;
+    const u8 *w, *x;                    // row 0, this thread's column of the split's first tile
+    u32 w_row[W_ROWS], x_row[X_ROWS];   // bytes from there to this thread's rows
+    bool w_ok[W_ROWS], x_ok[X_ROWS];    // whether they exist: those beyond repeat the last one's address
+    u32 columns;                        // of the split, from this thread's column on
+    u32 to;                             // bytes into a stage
+    bool copies_x;                      // whole warps, since TM is 8 or a multiple of 16
+
+    DEVICE Copies(const LinearParams& p, u32 n0, u32 m0, u32 k0, u32 k_end) {
+        const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+        w = (const u8*)((const T*)p.w + ((u64)n0 * p.k + k0 + 8 * chunk));
+        x = (const u8*)((const T*)p.x + ((u64)m0 * p.ldx + k0 + 8 * chunk));
 #pragma unroll
-    for (u32 r = 0; r < C::BN; r += 32) {
-        const bool ok = inside && n0 + row + r < p.n;
-        cp_async_16(to + r * ROW, ok ? w + (u64)(n0 + row + r) * p.k + k : w, ok);
-    }
-    const T* x = (const T*)p.x;
-    to += C::BN * ROW;
+        for (u32 i = 0; i < W_ROWS; i++) {
+            w_ok[i] = n0 + row + 32 * i < p.n;
+            w_row[i] = min(row + 32 * i, p.n - 1 - n0) * p.k * 2;
+        }
 #pragma unroll
-    for (u32 r = 0; r < C::TM; r += 32) {
-        if (row + r >= C::TM) break; // whole warps: TM is 8 or a multiple of 16
-        const bool ok = inside && m0 + row + r < p.m;
-        cp_async_16(to + r * ROW, ok ? x + (u64)(m0 + row + r) * p.ldx + k : x, ok);
+        for (u32 i = 0; i < X_ROWS; i++) {
+            x_ok[i] = m0 + row + 32 * i < p.m;
+            x_row[i] = min(row + 32 * i, p.m - 1 - m0) * p.ldx * 2;
+        }
+        columns = k_end - k0 > 8 * chunk ? k_end - k0 - 8 * chunk : 0;
+        to = swizzle<ROW>(row, chunk);
+        copies_x = C::TM >= 32 || row < C::TM;
     }
-}
+
+    // Tile `step` of the split to a stage. Beyond the last column the address stays in the last tile that is inside.
+    DEVICE void copy(u8* stage, u32 step) const {
+        const bool inside = step * BK < columns;
+        const u32 at = inside ? step * ROW : 0;
+#pragma unroll
+        for (u32 i = 0; i < W_ROWS; i++) cp_async_16(stage + to + i * 32 * ROW, w + at + w_row[i], inside && w_ok[i]);
+        if (!copies_x) return;
+        stage += C::BN * ROW;
+#pragma unroll
+        for (u32 i = 0; i < X_ROWS; i++) cp_async_16(stage + to + i * 32 * ROW, x + at + x_row[i], inside && x_ok[i]);
+    }
+};
 
 // This warp's k16 slices of a stage.
 template <class T, class C> DEVICE void multiply_tile(const u8* stage, u32 wn, u32 wm, u32 wk, float (&acc)[C::MT][C::NT][4]) {
@@ -174,28 +195,31 @@ template <class T, class C> DEVICE void linear_dense(const LinearParams& p) {
     const u32 k0 = blockIdx.z * p.k_split, k_end = min(k0 + p.k_split, p.k);
     const u32 steps = (k_end - k0 + BK - 1) / BK;
 
+    const Copies<T, C> copies(p, n0, m0, k0, k_end);
     float acc[C::MT][C::NT][4] = {};
+    // Copies beyond the last step write zeros: a branch around them would have the compiler move the address
+    // arithmetic of Copies into it, 40 instructions a step.
+#pragma unroll 1
     for (u32 s = 0; s < C::STAGES - 1; s++) {
-        if (s < steps) load_tile<T, C>(p, smem + s * C::STAGE_BYTES, n0, m0, k0 + s * BK, k_end);
-        cp_async_commit(); // an empty group keeps the count of wait_group right
+        copies.copy(smem + s * C::STAGE_BYTES, s);
+        cp_async_commit();
     }
     u32 read = 0, write = C::STAGES - 1;
+#pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
         cp_async_wait<C::STAGES - 2>(); // this thread's copies of `step` have landed
         __syncthreads();                // everyone's have, and everyone has read the stage written next
-        const u32 ahead = step + C::STAGES - 1;
-        if (ahead < steps) load_tile<T, C>(p, smem + write * C::STAGE_BYTES, n0, m0, k0 + ahead * BK, k_end);
+        copies.copy(smem + write * C::STAGE_BYTES, step + C::STAGES - 1);
         cp_async_commit();
         multiply_tile<T, C>(smem + read * C::STAGE_BYTES, wn, wm, wk, acc);
         read = read + 1 == C::STAGES ? 0 : read + 1;
         write = write + 1 == C::STAGES ? 0 : write + 1;
     }
+    cp_async_wait<0>();
+    __syncthreads(); // the ring has been read and nothing will land in it: it can hold sums
 
     const u32 thread = threadIdx.x % C::OUT_THREADS;
-    if constexpr (C::WK > 1) {
-        __syncthreads(); // the ring has been read: it holds sums now (no copy is pending: all were waited for)
-        sum_warps<C>(smem, wk, thread, acc);
-    }
+    if constexpr (C::WK > 1) sum_warps<C>(smem, wk, thread, acc);
     if (gridDim.z > 1) {
         __syncthreads();
         if (!sum_splits<C>(p, smem, wk == 0, thread, acc)) return;
