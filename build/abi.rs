@@ -18,6 +18,7 @@ pub fn generate() -> Result<Part<()>> {
         .clang_args(["-DTANDEM_BINDGEN", "-Icuda/include"])
         // Addresses have the runtime's own type.
         .blocklist_type("DevPtr")
+        .parse_callbacks(Box::new(DevPtrIsPlain))
         .raw_line("use crate::device::runtime::DevPtr;")
         .derive_default(true)
         .derive_debug(true)
@@ -38,6 +39,20 @@ pub fn generate() -> Result<Part<()>> {
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR")).join("abi.rs");
     fs::write(&out, text).map_err(|e| format!("{}: {e}", out.display()))?;
     Ok(Part::Made(()))
+}
+
+/// Tells bindgen that `DevPtr`, which it does not see, has the traits it derives.
+#[derive(Debug)]
+struct DevPtrIsPlain;
+
+impl bindgen::callbacks::ParseCallbacks for DevPtrIsPlain {
+    fn blocklisted_type_implements_trait(
+        &self,
+        name: &str,
+        _: bindgen::callbacks::DeriveTrait,
+    ) -> Option<bindgen::callbacks::ImplementsTrait> {
+        name.ends_with("DevPtr").then_some(bindgen::callbacks::ImplementsTrait::Yes)
+    }
 }
 
 /// Loads libclang, which bindgen would otherwise look for itself, and panic when there is none.
