@@ -22,6 +22,7 @@ pub fn generate() -> Result<Part<()>> {
         .derive_default(true)
         .derive_debug(true)
         .derive_copy(true)
+        .parse_callbacks(Box::new(Addresses))
         // Padding is a field, so `Default` zeroes it and every byte of a struct is initialised.
         .explicit_padding(true)
         .layout_tests(true)
@@ -38,6 +39,22 @@ pub fn generate() -> Result<Part<()>> {
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR")).join("abi.rs");
     fs::write(&out, text).map_err(|e| format!("{}: {e}", out.display()))?;
     Ok(Part::Made(()))
+}
+
+/// Tells bindgen, which does not see `DevPtr`, what can be derived for structs that hold addresses.
+#[derive(Debug)]
+struct Addresses;
+
+impl bindgen::callbacks::ParseCallbacks for Addresses {
+    fn blocklisted_type_implements_trait(
+        &self,
+        _name: &str,
+        wanted: bindgen::callbacks::DeriveTrait,
+    ) -> Option<bindgen::callbacks::ImplementsTrait> {
+        use bindgen::callbacks::{DeriveTrait, ImplementsTrait};
+        matches!(wanted, DeriveTrait::Copy | DeriveTrait::Debug | DeriveTrait::Default)
+            .then_some(ImplementsTrait::Yes)
+    }
 }
 
 /// Loads libclang, which bindgen would otherwise look for itself, and panic when there is none.
