@@ -8,8 +8,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem::device::accelerator::Half;
-use tandem::device::kernels::gemm::{self, GemmArgs, GemmScratch, Path, Plan};
-use tandem::device::kernels::linear::Epilogue;
+use tandem::device::kernels::gemm::{self, GemmArgs, Path, Plan};
+use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue};
 use tandem::device::runtime::{Buffer, DevPtr, DeviceInfo, Lane, Runtime};
 
 /// What y is filled with before: a NaN, as f32 and as two halves.
@@ -30,7 +30,7 @@ struct Case {
 
 impl Case {
     fn plain(act: Half, m: usize, n: usize, k: usize) -> Case {
-        Case { act, m, n, k, pad_x: 0, pad_y: 0, bias: false, epilogue: Epilogue::Store }
+        Case { act, m, n, k, pad_x: 0, pad_y: 0, bias: false, epilogue: Epilogue::F32 }
     }
     fn columns(&self) -> usize {
         if self.epilogue.is_gated() { self.n / 2 } else { self.n }
@@ -109,7 +109,7 @@ impl Operands {
             let (sum, size) = self.sum(c, m, column);
             let error = roundings * size;
             return match c.epilogue {
-                Epilogue::Store => (sum, error),
+                Epilogue::F32 => (sum, error),
                 _ => (sum.max(0.0), error + half(sum.abs() + error)),
             };
         }
@@ -137,7 +137,7 @@ struct Device {
     y_bytes: usize,
     _buffers: Vec<Buffer>,
     y: Buffer,
-    counters: Buffer,
+    scratch: Buffer,
 }
 
 /// Bytes after the last element of y that nobody may write.
@@ -150,14 +150,15 @@ impl Device {
         let (w, x) = (halves(&o.w), halves(&o.x));
         let bias = upload(&o.bias.iter().flat_map(|b| b.to_le_bytes()).collect::<Vec<_>>());
         let ldy = c.columns() + c.pad_y;
-        let size = if c.epilogue == Epilogue::Store { 4 } else { 2 };
+        let size = if c.epilogue == Epilogue::F32 { 4 } else { 2 };
         let y_bytes = c.m * ldy * size + GUARD;
         let y = upload(&vec![CANARY; y_bytes]);
         // NaNs: a partial sum that is read before it is written shows.
-        let partials = upload(&vec![CANARY; gemm::partial_bytes(rt.info())]);
-        let counters = upload(&vec![0; gemm::counter_bytes(rt.info())]);
+        let mut scratch = vec![CANARY; gemm::scratch_bytes(rt.info())];
+        scratch[..COUNTER_BYTES].fill(0);
+        let scratch = upload(&scratch);
         let args = GemmArgs {
-            act: c.act,
+            dtype: c.act,
             w: w.ptr(),
             x: x.ptr(),
             bias: if c.bias { bias.ptr() } else { DevPtr::NULL },
@@ -168,24 +169,24 @@ impl Device {
             ldx: c.k + c.pad_x,
             ldy,
             epilogue: c.epilogue,
-            scratch: GemmScratch { partials: partials.ptr(), counters: counters.ptr() },
+            scratch: scratch.ptr(),
         };
-        Device { rt: rt.clone(), args, y_bytes, _buffers: vec![w, x, bias, partials], y, counters }
+        Device { rt: rt.clone(), args, y_bytes, _buffers: vec![w, x, bias], y, scratch }
     }
 
     fn run(&self, plan: &Plan) -> Vec<u8> {
         gemm::gemm_as(&*self.rt, Lane::Compute, &self.args, plan).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
         let mut y = vec![0; self.y_bytes];
         self.rt.download(Lane::Compute, self.y.ptr(), &mut y).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        let mut counters = vec![1; self.counters.len()];
-        self.rt.download(Lane::Compute, self.counters.ptr(), &mut counters).expect("download");
-        assert!(counters.iter().all(|&b| b == 0), "{plan:?}: counters are left at {counters:?}");
+        let mut counters = vec![1; COUNTER_BYTES];
+        self.rt.download(Lane::Compute, self.scratch.ptr(), &mut counters).expect("download");
+        assert!(counters.iter().all(|&b| b == 0), "{plan:?}: counters are not left at zero");
         y
     }
 }
 
 fn element(c: &Case, y: &[u8], at: usize) -> f64 {
-    if c.epilogue == Epilogue::Store {
+    if c.epilogue == Epilogue::F32 {
         f32::from_le_bytes(y[at * 4..at * 4 + 4].try_into().expect("4 bytes")).into()
     } else {
         value_of(c.act, u16::from_le_bytes([y[at * 2], y[at * 2 + 1]]))
@@ -197,7 +198,7 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
     let operands = Operands::new(c);
     let y = Device::new(rt, c, &operands).run(plan);
     let ldy = c.columns() + c.pad_y;
-    let size = if c.epilogue == Epilogue::Store { 4 } else { 2 };
+    let size = if c.epilogue == Epilogue::F32 { 4 } else { 2 };
     for m in 0..c.m {
         for column in 0..c.columns() {
             let got = element(c, &y, m * ldy + column);
@@ -210,7 +211,10 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
         let padding = &y[(m * ldy + c.columns()) * size..(m + 1) * ldy * size];
         assert!(padding.iter().all(|&b| b == CANARY), "{c:?} {plan:?}: token {m}: wrote beyond its columns");
     }
-    assert!(y[c.m * ldy * size..].iter().all(|&b| b == CANARY), "{c:?} {plan:?}: wrote beyond the last token");
+    assert!(
+        y[c.m * ldy * size..].iter().all(|&b| b == CANARY),
+        "{c:?} {plan:?}: wrote beyond the last token"
+    );
     y
 }
 
@@ -246,7 +250,11 @@ fn every_kernel_is_right_at_the_edges_of_its_tiles() {
                     (tokens + 1, 129, 3 * depth + 8),
                     (7, 136, 7 * depth),
                 ] {
-                    check(&rt, &Case { pad_x: 8, pad_y: 3, ..Case::plain(act, m, n, k) }, &unsplit(path, tokens, k));
+                    check(
+                        &rt,
+                        &Case { pad_x: 8, pad_y: 3, ..Case::plain(act, m, n, k) },
+                        &unsplit(path, tokens, k),
+                    );
                 }
             }
         }
@@ -258,7 +266,7 @@ fn every_epilogue_of_every_kernel() {
     for rt in support::gpu::runtimes() {
         for act in [Half::F16, Half::BF16] {
             for (path, tokens) in kernels(&*rt, act) {
-                for epilogue in [Epilogue::Store, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu] {
+                for epilogue in [Epilogue::F32, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu] {
                     for bias in [false, true] {
                         let c = Case { epilogue, bias, pad_y: 1, ..Case::plain(act, 66, 144, 72) };
                         check(&rt, &c, &unsplit(path, tokens, c.k));
@@ -274,7 +282,7 @@ fn splits_of_k_add_up_and_leave_their_counters_at_zero() {
     for rt in support::gpu::runtimes() {
         for (path, tokens) in kernels(&*rt, Half::F16) {
             for (k, splits) in [(200, 2), (264, 4)] {
-                for epilogue in [Epilogue::Store, Epilogue::SwiGlu] {
+                for epilogue in [Epilogue::F32, Epilogue::SwiGlu] {
                     let c = Case { epilogue, bias: true, ..Case::plain(Half::F16, 5, 32, k) };
                     check(&rt, &c, &split(path, tokens, k, splits));
                 }
@@ -303,7 +311,12 @@ fn a_row_does_not_depend_on_the_other_rows() {
                 let all = check(&rt, &c, &plan);
                 for m in [1, 9] {
                     let few = check(&rt, &Case { m, ..c }, &plan);
-                    assert_eq!(few[..m * c.n * 4], all[..m * c.n * 4], "{plan:?}: {m} tokens against {}", c.m);
+                    assert_eq!(
+                        few[..m * c.n * 4],
+                        all[..m * c.n * 4],
+                        "{plan:?}: {m} tokens against {}",
+                        c.m
+                    );
                 }
             }
         }
@@ -343,7 +356,14 @@ fn the_planned_product_is_right() {
 }
 
 fn device(sm: u32, multiprocessors: u32) -> DeviceInfo {
-    DeviceInfo { name: "a device".into(), sm, multiprocessors, memory_total: 1 << 34, shared_per_block: 99 << 10, driver: 0 }
+    DeviceInfo {
+        name: "a device".into(),
+        sm,
+        multiprocessors,
+        memory_total: 1 << 34,
+        shared_per_block: 99 << 10,
+        driver: 0,
+    }
 }
 
 proptest! {
@@ -360,8 +380,8 @@ proptest! {
         prop_assert_eq!(k.div_ceil(plan.k_per_split), plan.splits);
         let tiles = n.div_ceil(128) * m.div_ceil(plan.tokens);
         if plan.splits > 1 {
-            prop_assert!(tiles * plan.splits * 128 * plan.tokens * 4 <= gemm::partial_bytes(&info));
-            prop_assert!(tiles * 4 <= gemm::counter_bytes(&info));
+            prop_assert!(COUNTER_BYTES + tiles * plan.splits * 128 * plan.tokens * 4 <= gemm::scratch_bytes(&info));
+            prop_assert!(tiles * 4 <= COUNTER_BYTES);
         }
         prop_assert!(gemm::bucket(m) >= m && gemm::bucket(gemm::bucket(m)) == gemm::bucket(m));
         prop_assert_eq!(plan, gemm::plan(&info, path, gemm::bucket(m), n, k));

@@ -4,8 +4,8 @@
 //! the *bucket* of the number of tokens, never the number itself: within a bucket a row's result does not
 //! depend on the other rows.
 
-use super::abi::{GemmParams, GemmSplit, GemmTmaParams, GemmOutput, TensorMap};
-use super::linear::Epilogue;
+use super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
+use super::linear::{COUNTER_BYTES, Epilogue};
 use crate::Result;
 use crate::device::accelerator::Half;
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
@@ -19,14 +19,14 @@ const MIN_SPLIT: usize = 256;
 #[derive(Debug, Clone, Copy)]
 pub struct GemmArgs {
     /// Type of weights and activations.
-    pub act: Half,
+    pub dtype: Half,
     /// `[n][k]`, 16-byte aligned.
     pub w: DevPtr,
     /// `[m][ldx]`, 16-byte aligned.
     pub x: DevPtr,
     /// f32 `[n]` in the order of the weights' rows, or NULL.
     pub bias: DevPtr,
-    /// f32 or `act` `[m][ldy]`, see [`Epilogue`].
+    /// `[m][ldy]` of what [`Epilogue`] says.
     pub y: DevPtr,
     /// Tokens.
     pub m: usize,
@@ -40,17 +40,8 @@ pub struct GemmArgs {
     pub ldy: usize,
     /// What becomes of the sums.
     pub epilogue: Epilogue,
-    /// Where splits of K meet.
-    pub scratch: GemmScratch,
-}
-
-/// Working memory of [`gemm`], shared by all that run on one lane.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct GemmScratch {
-    /// [`partial_bytes`], of any contents.
-    pub partials: DevPtr,
-    /// [`counter_bytes`], zeroed once: every launch leaves zeros.
-    pub counters: DevPtr,
+    /// [`scratch_bytes`]: counters at its head as in [`super::linear`], with which it can be shared on one lane.
+    pub scratch: DevPtr,
 }
 
 /// The instructions that a kernel is made of.
@@ -79,9 +70,9 @@ pub struct Plan {
 
 impl Path {
     /// The one for this device.
-    pub fn of(rt: &dyn Runtime, act: Half) -> Path {
+    pub fn of(rt: &dyn Runtime, dtype: Half) -> Path {
         let info = rt.info();
-        if info.sm == 90 && rt.has_kernel(&Path::Tma.kernel(act, 128)) {
+        if info.sm == 90 && rt.has_kernel(&Path::Tma.kernel(dtype, 128)) {
             Path::Tma
         } else if info.sm >= 80 {
             Path::Async
@@ -91,13 +82,13 @@ impl Path {
     }
 
     /// Name of its kernel.
-    pub fn kernel(self, act: Half, tokens: usize) -> String {
+    pub fn kernel(self, dtype: Half, tokens: usize) -> String {
         let suffix = match self {
             Path::Sync => "_sync",
             Path::Async => "",
             Path::Tma => "_sm90a",
         };
-        format!("gemm_{}_{ROWS}x{tokens}{suffix}", act.name())
+        format!("gemm_{}_{ROWS}x{tokens}{suffix}", dtype.name())
     }
 
     /// Tokens of its tiles.
@@ -122,7 +113,7 @@ impl Path {
         let bytes = match self {
             Path::Sync => 2 * stage,
             Path::Async => 3 * stage,
-            Path::Tma => if tokens == 256 { 4 * stage } else { 6 * stage } + 128,
+            Path::Tma => (if tokens == 256 { 4 } else { 6 }) * stage + 128,
         };
         bytes as u32
     }
@@ -146,12 +137,12 @@ pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Plan
     let mut best: Option<(usize, Plan)> = None;
     for tokens in path.tokens() {
         let tiles = n.div_ceil(ROWS) * bucket(m).div_ceil(tokens);
-        // Splits are for grids that leave multiprocessors idle: partial sums then fit `partial_bytes`.
+        // Splits are for grids that leave multiprocessors idle: partial sums then fit `scratch_bytes`.
         let most = (sms / tiles).min(k / MIN_SPLIT).max(1);
         for splits in 1..=most {
             let k_per_split = k.div_ceil(splits).next_multiple_of(path.depth());
             if k.div_ceil(k_per_split) != splits {
-                continue;    // rounding left the last ones empty: the same as fewer
+                continue; // rounding left the last ones empty: the same as fewer
             }
             let meet = if splits == 1 { 0 } else { PARTIAL * (splits + 1) };
             // A narrow tile reads more of shared memory for its products.
@@ -165,14 +156,10 @@ pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Plan
     best.expect("one split is always possible").1
 }
 
-/// Bytes of [`GemmScratch::partials`]: at most one tile a multiprocessor is in parts.
-pub fn partial_bytes(info: &DeviceInfo) -> usize {
-    info.multiprocessors.max(1) as usize * ROWS * 256 * 4
-}
-
-/// Bytes of [`GemmScratch::counters`].
-pub fn counter_bytes(info: &DeviceInfo) -> usize {
-    info.multiprocessors.max(1) as usize * 4
+/// Bytes of scratch that any product needs: counters (zeroed once, every launch leaves them zero), then sums of at most
+/// one part of a tile a multiprocessor.
+pub fn scratch_bytes(info: &DeviceInfo) -> usize {
+    COUNTER_BYTES + info.multiprocessors.max(1) as usize * ROWS * 256 * 4
 }
 
 /// Enqueues the product, planned by [`plan`].
@@ -183,7 +170,7 @@ pub fn counter_bytes(info: &DeviceInfo) -> usize {
 /// # Panics
 /// If sizes or strides are not as [`GemmArgs`] says.
 pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &GemmArgs) -> Result<()> {
-    let path = Path::of(rt, args.act);
+    let path = Path::of(rt, args.dtype);
     gemm_as(rt, lane, args, &plan(rt.info(), path, args.m, args.n, args.k))
 }
 
@@ -198,9 +185,15 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
     let GemmArgs { m, n, k, ldx, ldy, .. } = *args;
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
     assert!(k.is_multiple_of(8) && k > 0, "gemm: k = {k}, wanted a positive multiple of 8");
-    assert!(ldx >= k && ldx.is_multiple_of(8), "gemm: ldx = {ldx} with k = {k}, wanted a multiple of 8 not below k");
+    assert!(
+        ldx >= k && ldx.is_multiple_of(8),
+        "gemm: ldx = {ldx} with k = {k}, wanted a multiple of 8 not below k"
+    );
     assert!(ldy >= columns, "gemm: ldy = {ldy} with {columns} columns");
-    assert!(!args.epilogue.is_gated() || n.is_multiple_of(16), "gemm: n = {n} gated rows, wanted a multiple of 16");
+    assert!(
+        !args.epilogue.is_gated() || n.is_multiple_of(16),
+        "gemm: n = {n} gated rows, wanted a multiple of 16"
+    );
     assert!(
         args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16),
         "gemm: w at {:#x}, x at {:#x}, wanted 16-byte alignment",
@@ -216,7 +209,7 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
     if plan.splits > 1 {
         let sums = tiles * plan.splits * ROWS * plan.tokens * 4;
         assert!(
-            sums <= partial_bytes(rt.info()) && tiles * 4 <= counter_bytes(rt.info()),
+            COUNTER_BYTES + sums <= scratch_bytes(rt.info()) && tiles * 4 <= COUNTER_BYTES,
             "gemm: {plan:?} of {m} x {n} needs {sums} bytes of partial sums"
         );
     }
@@ -230,12 +223,12 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
         pad: 0,
     };
     let split = GemmSplit {
-        partial: args.scratch.partials,
-        arrived: args.scratch.counters,
+        partial: args.scratch.add(COUNTER_BYTES),
+        arrived: args.scratch,
         splits: plan.splits as u32,
         k_per_split: plan.k_per_split as u32,
     };
-    let kernel = plan.path.kernel(args.act, plan.tokens);
+    let kernel = plan.path.kernel(args.dtype, plan.tokens);
     let shared = plan.path.shared(plan.tokens);
     if plan.path == Path::Tma {
         let map = |base, rows: usize, stride: usize, box_rows: usize| {
@@ -254,7 +247,13 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
         let blocks = (tiles * plan.splits).min(rt.info().multiprocessors.max(1) as usize);
         return rt.launch(
             lane,
-            &Launch { kernel: &kernel, grid: [blocks as u32, 1, 1], block: [384, 1, 1], shared, params: params.bytes() },
+            &Launch {
+                kernel: &kernel,
+                grid: [blocks as u32, 1, 1],
+                block: [384, 1, 1],
+                shared,
+                params: params.bytes(),
+            },
         );
     }
     let params =

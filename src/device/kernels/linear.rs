@@ -47,7 +47,7 @@ impl Epilogue {
         matches!(self, Epilogue::SwiGlu | Epilogue::GeGlu)
     }
 
-    fn code(self) -> u32 {
+    pub(super) fn code(self) -> u32 {
         match self {
             Epilogue::F32 => LINEAR_F32,
             Epilogue::Relu => LINEAR_RELU,
