@@ -5,6 +5,7 @@
 //! it, whoever runs them.
 
 pub mod accelerator;
+pub mod built;
 pub mod emulated;
 pub mod host;
 #[cfg(tandem_kernels)]
