@@ -262,7 +262,7 @@ template <class T, int D> DEVICE void run_item(const DecodeAttentionParams& p, c
     __syncthreads();
     if (!*last_drawn) return;
     __threadfence();
-    if (tid == 0) *counter = 0; // for the next layer
+    if (tid == 0) atomicExch(counter, 0u); // for the next layer
     for (u32 e = tid; e < heads * (D / 4); e += WARPS * 32) {
         const u32 h = e / (D / 4), d = e % (D / 4) * 4;
         const u64 at = (u64)item.workspace * p.n_heads + head0 + h;

@@ -91,20 +91,11 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
     const PrefillItem item = p.items[blockIdx.x / p.n_heads];
     u8* const ring = smem + Shape::Q_BYTES;
 
-    // This thread's rows of the accumulators: lane/4 and lane/4 + 8 of the warp's 16, each sees tokens [low, high).
+    // The row at `pos` sees tokens [low, high); both grow with it, so a warp's first and last row bound what all 16 see
+    // (no mask needed) and what any of them sees (the rest is skipped). Computed anew for each tile: registers are scarce.
     const u32 pos0 = item.first_pos + warp * 16;
-    u32 low[2], high[2];
-#pragma unroll
-    for (u32 r = 0; r < 2; r++) {
-        const u32 pos = pos0 + lane / 4 + 8 * r;
-        low[r] = p.window && pos + 1 > p.window ? max(item.begin, pos + 1 - p.window) : item.begin;
-        high[r] = min(pos + 1, item.end);
-    }
-    // What all 16 rows of the warp see (no mask needed), and what any of them sees (the rest is skipped).
-    const u32 all_low = p.window && pos0 + 16 > p.window ? max(item.begin, pos0 + 16 - p.window) : item.begin;
-    const u32 all_high = min(pos0 + 1, item.end);
-    const u32 any_low = p.window && pos0 + 1 > p.window ? max(item.begin, pos0 + 1 - p.window) : item.begin;
-    const u32 any_high = warp * 16 < item.n_rows ? min(pos0 + 16, item.end) : 0;
+    auto low = [&](u32 pos) { return p.window && pos + 1 > p.window ? max(item.begin, pos + 1 - p.window) : item.begin; };
+    auto high = [&](u32 pos) { return min(pos + 1, item.end); };
 
     const u32 begin = item.begin, end = min(item.end, item.first_pos + item.n_rows);
     const u32 tile0 = begin / KEYS;
@@ -152,7 +143,7 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
     float m[2] = {NEG_INF, NEG_INF}, s[2] = {};
     for (u32 u = 0; u < n_units; u += 2) {
         const u32 key0 = (tile0 + u / 2) * KEYS;
-        const bool active = key0 < any_high && any_low < key0 + KEYS;
+        const bool active = warp * 16 < item.n_rows && key0 < high(pos0 + 15) && low(pos0) < key0 + KEYS;
         const u8* const keys = next(u);
         u32 weights[KEYS / 16][4];
         if (active) {
@@ -168,14 +159,18 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
                     mma_16816<T>(x[2 * t + 1], q[Shape::Q_IN_REGISTERS ? k : 0], b + 2);
                 }
             }
-            if (key0 < all_low || all_high < key0 + KEYS) {
+            if (key0 < low(pos0 + 15) || high(pos0) < key0 + KEYS) {
 #pragma unroll
-                for (u32 t = 0; t < KEYS / 8; t++)
+                for (u32 r = 0; r < 2; r++) {
+                    const u32 pos = pos0 + lane / 4 + 8 * r, first = low(pos), end = high(pos);
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) {
-                        const u32 key = key0 + 8 * t + lane % 4 * 2 + i % 2;
-                        if (key < low[i / 2] || key >= high[i / 2]) x[t][i] = NEG_INF;
-                    }
+                    for (u32 t = 0; t < KEYS / 8; t++)
+#pragma unroll
+                        for (u32 i = 0; i < 2; i++) {
+                            const u32 key = key0 + 8 * t + lane % 4 * 2 + i;
+                            if (key < first || key >= end) x[t][2 * r + i] = NEG_INF;
+                        }
+                }
             }
             // Online softmax of the two rows; the scale is folded into exp2's argument.
 #pragma unroll
@@ -258,7 +253,7 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
 
 // Blocks an SM that registers are bounded for.
 #define PREFILL_KERNEL(T, D) \
-    KERNEL_BOUNDS(prefill_attention_##T##_d##D, PrefillAttentionParams, 128, (D <= 80 && TANDEM_SM >= 80 ? 3 : 2)) { prefill::attention<T, D>(p); }
+    KERNEL_BOUNDS(prefill_attention_##T##_d##D, PrefillAttentionParams, 128, (D <= 96 && TANDEM_SM >= 80 ? 3 : 2)) { prefill::attention<T, D>(p); }
 #define PREFILL_KERNELS(T) \
     PREFILL_KERNEL(T, 64) PREFILL_KERNEL(T, 80) PREFILL_KERNEL(T, 96) PREFILL_KERNEL(T, 128) PREFILL_KERNEL(T, 256)
 
