@@ -7,7 +7,7 @@
 //! ```text
 //! embed ─► qkv ─► attend ─► out_proj ─► ffn_up ─► ffn_down ─► … ─► logits ─► argmax
 //!           │        ▲
-//!           └ publish┴ collect      (rows whose attention happens elsewhere)
+//!           └publish─┴collect, merge       (rows whose attention happens elsewhere, in full or in part)
 //! ```
 //!
 //! Rows are ranges, so two sub-batches can share one workspace; weights and KV pages are addresses, so a
@@ -279,6 +279,8 @@ pub struct Workspace {
     pub logits: DevPtr,
     /// u32 `[logit_rows]`.
     pub argmax: DevPtr,
+    /// Partial attention of the rows with [`Attend::From`], in order; NULL where none ever has.
+    pub partial: PartialRows,
     /// [`Accelerator::scratch_bytes`] of working memory, zeroed once.
     pub scratch: DevPtr,
 }
@@ -288,6 +290,12 @@ pub struct Workspace {
 pub enum Attend {
     /// All of it, here.
     Here,
+    /// Here over the tokens from `from` on (a multiple of the page): the rest is attended elsewhere and merged in
+    /// ([`Accelerator::merge`]).
+    From {
+        /// First token whose page is on the device.
+        from: usize,
+    },
     /// None of it: the rows are published, and their outputs collected.
     Elsewhere,
 }
@@ -316,6 +324,8 @@ pub struct StepDesc<'a> {
     pub tokens: &'a [u32],
     /// Rows that want logits, ascending.
     pub logit_rows: &'a [u32],
+    /// Base of the epochs that this step publishes.
+    pub epoch: u32,
     /// Rows to launch for: at least the rows there are; the rest is padding.
     pub launch_rows: usize,
 }
@@ -348,10 +358,10 @@ pub struct Context<'a> {
 }
 
 /// Rows that cross to the host and back in mapped pinned memory: queries, keys and values one way, attention
-/// outputs the other, an epoch word for each direction.
+/// outputs the other.
 ///
-/// layout: 64 bytes: u32 epoch of the rows there; 64 bytes: u32 epoch of the outputs; then
-/// q `[rows][q_dim]`, k `[rows][kv_dim]`, v `[rows][kv_dim]` (f32, RoPE applied), then o `[rows][q_dim]` (f32).
+/// layout: 64 bytes that begin with a u32, the epoch of the rows there; `rows` times q|k|v (f32 `[qkv_dim]`, biases,
+/// norms and RoPE applied), in the order of the step's rows attended elsewhere; `rows` times o (f32 `[q_dim]`).
 #[derive(Clone)]
 pub struct Mailbox {
     /// The memory.
@@ -361,20 +371,44 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Bytes of the two epoch words, a cache line each.
-    pub const HEADER: usize = 128;
+    /// Bytes before the rows.
+    pub const HEADER: usize = 64;
 
     /// Bytes of a mailbox for `rows` rows.
     pub fn bytes(shape: &Shape, rows: usize) -> usize {
-        Mailbox::HEADER + rows * 4 * (2 * shape.q_dim() + 2 * shape.kv_dim())
+        Mailbox::HEADER + rows * 4 * (shape.qkv_dim() + shape.q_dim())
     }
 
-    /// Byte offsets of q, k, v and o.
-    pub fn offsets(&self, shape: &Shape) -> [usize; 4] {
-        let (q, kv) = (self.rows * 4 * shape.q_dim(), self.rows * 4 * shape.kv_dim());
-        let at = Mailbox::HEADER;
-        [at, at + q, at + q + kv, at + q + 2 * kv]
+    /// Byte offset of q|k|v of row `row`.
+    pub fn row_at(&self, shape: &Shape, row: usize) -> usize {
+        Mailbox::HEADER + row * 4 * shape.qkv_dim()
     }
+
+    /// Byte offset of o of row `row`.
+    pub fn out_at(&self, shape: &Shape, row: usize) -> usize {
+        self.row_at(shape, self.rows) + row * 4 * shape.q_dim()
+    }
+}
+
+/// Where rows attended elsewhere are published, and as which epoch.
+#[derive(Clone, Copy)]
+pub struct Publish<'a> {
+    /// Where.
+    pub mailbox: &'a Mailbox,
+    /// The mailbox's epoch becomes [`StepDesc::epoch`] plus this once all rows are there; the host polls it with
+    /// acquire.
+    pub epoch_add: u32,
+}
+
+/// Partial attention of some rows (f32, natural-log units): see [`crate::simd::attention::Partial`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PartialRows {
+    /// `[rows][n_heads]`: largest scores.
+    pub m: DevPtr,
+    /// `[rows][n_heads]`: sums of exponentials.
+    pub s: DevPtr,
+    /// `[rows][q_dim]`: weighted values.
+    pub o: DevPtr,
 }
 
 /// An accelerator: see the [module](self).
@@ -391,7 +425,8 @@ pub trait Accelerator: Send + Sync {
     /// [`crate::Error::Unsupported`] for a dtype or size that it cannot multiply.
     fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize>;
 
-    /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`].
+    /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`]. Stacked rows that are stored in the
+    /// activations' own type stay as they are.
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]);
 
     /// Bytes of [`Workspace::scratch`].
@@ -418,17 +453,20 @@ pub trait Accelerator: Send + Sync {
     fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()>;
 
     /// hidden += residual; x = norm(hidden); q|k|v = W·x + bias, head norms, RoPE; keys and values of rows
-    /// attended here go to their pages in `kv` (base of this layer's pages).
+    /// attended here go to their pages in `kv` (base of this layer's pages), all of q|k|v of rows attended
+    /// elsewhere to `publish`.
     fn qkv(
         &self,
         cx: &Context<'_>,
         layer: &LayerWeights,
         kv: DevPtr,
         residual: Residual,
+        publish: Option<Publish<'_>>,
         rows: Range<usize>,
     ) -> Result<()>;
 
-    /// attn = attention of the step's rows that are attended here, over their pages.
+    /// attn = attention of the step's rows that are attended here, over their pages; `ws.partial` = that of rows
+    /// with [`Attend::From`].
     fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr) -> Result<()>;
 
     /// delta = W·attn + bias.
@@ -458,12 +496,12 @@ pub trait Accelerator: Send + Sync {
     /// argmax\[i\] = the token of the largest logit, the lowest index among equals.
     fn argmax(&self, cx: &Context<'_>) -> Result<()>;
 
-    /// q, k, v of the step's rows attended elsewhere go to `mailbox`; then its first epoch becomes `epoch`,
-    /// which the host may poll with acquire.
-    fn publish(&self, cx: &Context<'_>, mailbox: &Mailbox, epoch: u32) -> Result<()>;
-
     /// attn of the step's rows attended elsewhere = o of `mailbox`. The host has written o before the call.
     fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()>;
+
+    /// attn of the step's rows with [`Attend::From`] = `ws.partial` merged with `other`, attended elsewhere over
+    /// the tokens before `from`.
+    fn merge(&self, cx: &Context<'_>, other: &PartialRows) -> Result<()>;
 
     /// Copies pages of one layer to `out`, in the host's page layout ([`crate::cache`]), page after page.
     /// `pages` are u32 in device memory; `out` is device or mapped memory.
