@@ -270,6 +270,14 @@ DEVICE void ldmatrix_x2_trans(u32 r[2], const void* row) {
                  : "memory");
 }
 
+// Transposes an 8x8 matrix of 16-bit elements that lies in registers (lane 4 * row + column / 2): scores computed as
+// keys x queries become the keys-first operand of the next mma without a trip through shared memory.
+DEVICE u32 movmatrix_trans(u32 v) {
+    u32 r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
 // c[16][8] += a[16][16] * b[16][8], a by rows, b by columns, f32 accumulators.
 template <class T> DEVICE void mma_16816(float c[4], const u32 a[4], const u32 b[2]);
 template <> DEVICE void mma_16816<f16>(float c[4], const u32 a[4], const u32 b[2]) {
