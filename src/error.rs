@@ -37,6 +37,14 @@ pub enum Error {
     /// A download or another outside service failed.
     #[error("{0}")]
     Network(String),
+    /// An accelerator, its driver or a kernel: missing, refused, lost, failed.
+    #[error("{what}: {problem}")]
+    Device {
+        /// The device, kernel or copy concerned.
+        what: String,
+        /// What happened, and the remedy if there is one.
+        problem: String,
+    },
     /// The operation was refused or failed for another reason.
     #[error("{0}")]
     Run(String),
