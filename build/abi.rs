@@ -18,6 +18,7 @@ pub fn generate() -> Result<Part<()>> {
         .clang_args(["-DTANDEM_BINDGEN", "-Icuda/include"])
         // Addresses have the runtime's own type.
         .blocklist_type("DevPtr")
+        .parse_callbacks(Box::new(DevPtrIsPlain))
         .raw_line("use crate::device::runtime::DevPtr;")
         .derive_default(true)
         .derive_debug(true)
@@ -75,6 +76,20 @@ fn write(name: &str, text: String) -> Result<()> {
     fs::create_dir_all(folder)
         .and_then(|()| fs::write(&path, text))
         .map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Tells bindgen that `DevPtr`, which it does not see, has the traits it derives.
+#[derive(Debug)]
+struct DevPtrIsPlain;
+
+impl bindgen::callbacks::ParseCallbacks for DevPtrIsPlain {
+    fn blocklisted_type_implements_trait(
+        &self,
+        name: &str,
+        _: bindgen::callbacks::DeriveTrait,
+    ) -> Option<bindgen::callbacks::ImplementsTrait> {
+        name.ends_with("DevPtr").then_some(bindgen::callbacks::ImplementsTrait::Yes)
+    }
 }
 
 /// Loads libclang, which bindgen would otherwise look for itself, and panic when there is none.
