@@ -4,7 +4,7 @@
 //! * `allocator` and `arena` are its memory: capped, poisoned, with guards between allocations.
 //! * `order` watches that work of different lanes on the same bytes is ordered by events.
 //! * `op`, `lanes` are the work and the threads that do it; `runtime` is the contract over them.
-//! * `program` runs the real kernels of `cuda/`, where a C++ compiler built them into this program.
+//! * `program` runs the real kernels of `cuda/`, where a C++ compiler built them into this program (`ffi`).
 
 mod allocator;
 mod arena;
