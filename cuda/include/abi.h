@@ -28,4 +28,5 @@ typedef struct __attribute__((aligned(64))) { abi_u8 bytes[128]; } TensorMap;
 #include "abi/linear.h"
 #include "abi/quant.h"
 #include "abi/gemm.h"
+#include "abi/peak.h"
 #include "abi/conformance.h"

@@ -6,17 +6,19 @@
 //! * K: `[token/16][head_dim/2][16 tokens][2 dims]`, so a 64-byte line is one pair of dims of 16 tokens;
 //! * V: `[token/2][head_dim][2 tokens]`, so a 64-byte line is 16 dims of a pair of tokens.
 //!
-//! [`PagePool`] owns the memory and the free list, [`BlockTable`] lists the pages of one sequence,
+//! [`PagePool`] owns the memory and the [`PageList`] of free ones, [`BlockTable`] lists the pages of one sequence,
 //! [`LayerKv`] is the view of one layer that kernels read and appends write, and [`SeqRows`] names
 //! the rows of a step that belong to one sequence.
 
 mod layer;
 mod memory;
+mod pages;
 mod pool;
 mod rows;
 mod table;
 
 pub use layer::LayerKv;
+pub use pages::PageList;
 pub use pool::{KvGeometry, PagePool};
 pub use rows::SeqRows;
 pub use table::BlockTable;

@@ -1,7 +1,9 @@
 //! The memory of all pages, sized once, and the list of free ones.
 
+use std::ops::{Deref, DerefMut};
+
 use super::memory::Anon;
-use super::{KvDType, LayerKv, PAGE_TOKENS};
+use super::{KvDType, LayerKv, PAGE_TOKENS, PageList};
 use crate::{Error, Result};
 
 /// Above this size of one layer, huge pages are asked for: below, zeroing 2 MiB per layer at the
@@ -45,13 +47,24 @@ impl KvGeometry {
 
 /// All pages of all layers, layer outermost: page `p` exists in each layer, and one id stands for
 /// all of them. Memory is reserved up front and becomes resident only as pages are written.
+///
+/// Derefs to its [`PageList`], which block tables take pages from.
 pub struct PagePool {
-    geometry: KvGeometry,
-    n_pages: usize,
+    pages: PageList,
     mem: Anon,
-    /// Free page ids; the last freed is handed out first, since its memory is resident already.
-    free: Vec<u32>,
-    used: Vec<bool>,
+}
+
+impl Deref for PagePool {
+    type Target = PageList;
+    fn deref(&self) -> &PageList {
+        &self.pages
+    }
+}
+
+impl DerefMut for PagePool {
+    fn deref_mut(&mut self) -> &mut PageList {
+        &mut self.pages
+    }
 }
 
 impl PagePool {
@@ -67,91 +80,22 @@ impl PagePool {
                 g.head_dim
             )));
         }
-        let too_big = || {
-            Error::Capacity(format!(
-                "KV cache: {n_pages} pages of {PAGE_TOKENS} tokens, {} layers, {} KV heads of {} are more than can be addressed",
-                g.n_layers, g.n_kv_heads, g.head_dim
-            ))
-        };
-        let layer = [n_pages, PAGE_TOKENS, 4, g.n_kv_heads, g.head_dim]
-            .iter()
-            .try_fold(1usize, |a, &b| a.checked_mul(b))
-            .filter(|_| u32::try_from(n_pages).is_ok())
-            .ok_or_else(too_big)?;
-        let bytes =
-            layer.checked_mul(g.n_layers).filter(|&b| b < isize::MAX as usize / 2).ok_or_else(too_big)?;
-        let mem = Anon::new(bytes, layer >= HUGE_FROM, "KV cache")?;
-        let free = (0..n_pages as u32).rev().collect();
-        Ok(PagePool { geometry, n_pages, mem, free, used: vec![false; n_pages] })
-    }
-
-    /// The sizes that this pool was made for.
-    pub fn geometry(&self) -> &KvGeometry {
-        &self.geometry
-    }
-
-    /// Pages in all.
-    pub fn n_pages(&self) -> usize {
-        self.n_pages
-    }
-
-    /// Pages that nobody holds.
-    pub fn n_free(&self) -> usize {
-        self.free.len()
-    }
-
-    /// Tokens that fit in all (of sequences whose lengths are multiples of the page).
-    pub fn capacity_tokens(&self) -> usize {
-        self.n_pages * PAGE_TOKENS
-    }
-
-    /// Bytes reserved (an upper bound of what is resident).
-    pub fn bytes(&self) -> usize {
-        self.n_pages * self.geometry.bytes_per_page()
-    }
-
-    /// Takes one page.
-    ///
-    /// # Errors
-    /// None is free; says how many there are.
-    pub fn alloc(&mut self) -> Result<u32> {
-        let page = self.free.pop().ok_or_else(|| self.exhausted(1))?;
-        self.used[page as usize] = true;
-        Ok(page)
-    }
-
-    /// Gives a page back.
-    ///
-    /// # Panics
-    /// If nobody holds it: then two owners exist, and going on would mix their contexts.
-    pub fn free(&mut self, page: u32) {
-        assert!(std::mem::replace(&mut self.used[page as usize], false), "page {page} freed twice");
-        self.free.push(page);
-    }
-
-    /// The error of a request for `want` more pages than there are.
-    pub(super) fn exhausted(&self, want: usize) -> Error {
-        let g = &self.geometry;
-        Error::Capacity(format!(
-            "KV cache: {want} more pages of {PAGE_TOKENS} tokens wanted, {} of {} free ({:.1} MiB for {} tokens in all); \
-             raise --ctx or run fewer sequences",
-            self.free.len(),
-            self.n_pages,
-            (self.n_pages * g.bytes_per_page()) as f64 / (1 << 20) as f64,
-            self.capacity_tokens(),
-        ))
+        let pages = PageList::new(geometry, n_pages)?;
+        let layer = n_pages * PAGE_TOKENS * g.bytes_per_token_layer();
+        let mem = Anon::new(layer * g.n_layers, layer >= HUGE_FROM, "KV cache")?;
+        Ok(PagePool { pages, mem })
     }
 
     /// The view of layer `layer`, for appends and attention.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
-        let g = &self.geometry;
+        let g = self.geometry();
         assert!(layer < g.n_layers, "layer {layer} of a KV cache with {}", g.n_layers);
-        let layer_bytes = self.n_pages * PAGE_TOKENS * g.bytes_per_token_layer();
+        let layer_bytes = self.n_pages() * PAGE_TOKENS * g.bytes_per_token_layer();
         // SAFETY: the mapping holds n_layers regions of layer_bytes (checked in `new`), base is aligned
         // to 2 MiB, and any bits are valid u16; the view borrows the pool, so it cannot outlive it.
         unsafe {
             let base = self.mem.base().add(layer * layer_bytes).cast::<u16>();
-            LayerKv::from_raw(base, self.n_pages, g.n_kv_heads, g.head_dim, g.dtype)
+            LayerKv::from_raw(base, self.n_pages(), g.n_kv_heads, g.head_dim, g.dtype)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The pages of one sequence.
 
-use super::{KvGeometry, PAGE_TOKENS, PagePool};
+use super::{KvGeometry, PAGE_TOKENS, PageList};
 use crate::Result;
 
 /// Pages of one sequence in order of position, and how many tokens they hold.
@@ -38,7 +38,7 @@ impl BlockTable {
     ///
     /// # Errors
     /// Not enough free pages; then nothing has changed.
-    pub fn reserve(&mut self, pool: &mut PagePool, n_tokens: usize) -> Result<()> {
+    pub fn reserve(&mut self, pool: &mut PageList, n_tokens: usize) -> Result<()> {
         let want = KvGeometry::pages_for(self.len + n_tokens).saturating_sub(self.pages.len());
         if want > pool.n_free() {
             return Err(pool.exhausted(want));
@@ -64,7 +64,7 @@ impl BlockTable {
     }
 
     /// Forgets all tokens from position `len` on, and returns the pages that hold none.
-    pub fn truncate(&mut self, pool: &mut PagePool, len: usize) {
+    pub fn truncate(&mut self, pool: &mut PageList, len: usize) {
         self.len = self.len.min(len);
         for page in self.pages.drain(KvGeometry::pages_for(self.len)..) {
             pool.free(page);
@@ -72,7 +72,7 @@ impl BlockTable {
     }
 
     /// Returns all pages.
-    pub fn free(&mut self, pool: &mut PagePool) {
+    pub fn free(&mut self, pool: &mut PageList) {
         self.truncate(pool, 0);
     }
 }
@@ -80,7 +80,7 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::KvDType;
+    use crate::cache::{KvDType, PagePool};
     use proptest::prelude::*;
 
     #[derive(Debug, Clone)]

@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return output::json(&serde_json::json!({
             "model": opened.name,
-            "threads": running.engine.pool().threads(),
+            "threads": running.engine.placement().threads,
             "results": rows.iter().map(Row::json).collect::<Vec<_>>(),
             "plan": running.plan(&args.engine),
         }));
@@ -185,7 +185,7 @@ fn decode(
     let spec = engine.spec();
     let kv_token = (2 * spec.kv_dim() * 2 * spec.n_layers) as f64;
     let kv = batch as f64 * kv_token * (depth as f64 + gen_tokens as f64 / 2.0);
-    let step_bytes = engine.model().bytes_per_step() as f64 + kv;
+    let step_bytes = engine.bytes_per_step() as f64 + kv;
     row.gb_s = step_bytes * row.spread().0 / batch as f64 / 1e9;
     Ok(row)
 }

@@ -93,11 +93,14 @@ impl Opened {
             bar.finish();
         }
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
-        let (threads, memory) = (engine.pool().threads(), engine.memory());
+        let (placement, memory) = (engine.placement(), engine.memory());
         progress::detail(&format!(
-            "{}: {isa} kernels, {threads} threads, context {context}; weights {:.2} GB, KV {:.2} GB, activations {:.2} GB; \
+            "{}: {} ({}), {} threads, context {context}; weights {:.2} GB, KV {:.2} GB, activations {:.2} GB; \
              loaded in {load_ms:.0} ms",
             self.name,
+            placement.device,
+            placement.isa,
+            placement.threads,
             memory.weights as f64 / 1e9,
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
@@ -117,12 +120,12 @@ pub struct Running {
 impl Running {
     /// What was decided, for `plan` in JSON.
     pub fn plan(&self, args: &EngineArgs) -> serde_json::Value {
-        let (e, m) = (&self.engine, self.engine.memory());
+        let (e, m, at) = (&self.engine, self.engine.memory(), self.engine.placement());
         serde_json::json!({
-            "device": "cpu",
-            "strategy": "cpu-only",
-            "isa": e.model().isa().name(),
-            "threads": e.pool().threads(),
+            "device": at.device,
+            "strategy": at.strategy,
+            "isa": at.isa,
+            "threads": at.threads,
             "context": e.context(),
             "kv_type": match args.kv_type { KvType::Bf16 => "bf16", KvType::F16 => "f16" },
             "deterministic": args.deterministic,

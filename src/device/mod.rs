@@ -4,6 +4,8 @@
 //! host memory, launching a kernel by name. [`kernels`] plans and launches the kernels of `cuda/` through
 //! it, whoever runs them.
 
+pub mod accelerator;
+pub mod built;
 pub mod emulated;
 pub mod host;
 #[cfg(tandem_kernels)]

@@ -21,6 +21,7 @@ impl DevPtr {
     pub const NULL: DevPtr = DevPtr(0);
 
     /// The address `bytes` further on.
+    #[allow(clippy::should_implement_trait)] // bytes, not addresses, are added
     pub fn add(self, bytes: usize) -> DevPtr {
         DevPtr(self.0 + bytes as u64)
     }

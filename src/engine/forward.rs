@@ -382,7 +382,7 @@ impl Forward {
 }
 
 /// The rows whose logits are wanted, ascending.
-fn wanted_rows(inputs: &[Input<'_>]) -> Vec<usize> {
+pub(super) fn wanted_rows(inputs: &[Input<'_>]) -> Vec<usize> {
     let mut wanted = Vec::new();
     let mut row = 0;
     for input in inputs {

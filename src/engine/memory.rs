@@ -72,6 +72,28 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Compares with what a device has free.
+    ///
+    /// # Errors
+    /// It does not fit; the message has the numbers.
+    pub(super) fn check_device(&self, free: u64, device: &str) -> Result<()> {
+        if self.total() <= free {
+            return Ok(());
+        }
+        let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
+        Err(Error::Capacity(format!(
+            "needs {:.2} GiB (weights {:.2}, KV {:.2}, activations {:.2}), {:.2} GiB free on {device}; \
+             try a smaller --ctx or a smaller quantisation, or run on the CPU with --device cpu",
+            gib(self.total()),
+            gib(self.weights),
+            gib(self.kv),
+            gib(self.activations),
+            gib(free)
+        )))
+    }
+}
+
 /// Geometry of the KV cache of a model.
 pub(super) fn geometry(spec: &ModelSpec, dtype: KvDType) -> KvGeometry {
     KvGeometry { n_layers: spec.n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype }

@@ -1,9 +1,15 @@
 //! Sequences in flight, and the engine that owns them.
 
+use std::sync::Arc;
+
+use super::cpu_only::CpuOnly;
+use super::executor::{Executor, Placement, Want};
 use super::forward::{Forward, Input, Logits};
+use super::gpu_only::GpuOnly;
 use super::memory::{Memory, geometry};
 use super::prepare::Prepared;
 use crate::cache::{BlockTable, KvDType, KvGeometry, PagePool};
+use crate::device::accelerator::Accelerator;
 use crate::device::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
@@ -48,24 +54,44 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Refuses what no engine can do; returns the pages that all sequences need.
+    fn check(&self, spec: &ModelSpec) -> Result<usize> {
+        if self.context == 0 || self.chunk == 0 || self.sequences == 0 {
+            return Err(Error::usage(
+                "the context, the chunk and the number of sequences must be at least 1",
+            ));
+        }
+        if self.context > spec.max_context {
+            return Err(Error::usage(format!(
+                "a context of {} tokens, but the model was made for at most {}",
+                self.context, spec.max_context
+            )));
+        }
+        if self.threads == Some(0) {
+            return Err(Error::usage("0 threads; at least 1 is needed"));
+        }
+        KvGeometry::pages_for(self.context)
+            .checked_mul(self.sequences)
+            .ok_or_else(|| Error::usage("context times sequences overflows"))
+    }
+}
+
 /// A sequence of an [`Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeqId(usize);
 
-/// A model with its thread pool, KV cache and sequences.
+/// A model with the sequences in flight, and what computes their steps.
 pub struct Engine {
-    model: Prepared,
-    pool: Pool,
-    cache: PagePool,
+    spec: ModelSpec,
+    executor: Box<dyn Executor>,
     sequences: Vec<Option<BlockTable>>,
-    forward: Forward,
     context: usize,
     chunk: usize,
-    memory: Memory,
 }
 
 impl Engine {
-    /// Sizes everything, then prepares the weights and the cache.
+    /// Sizes everything, then prepares the weights and the cache, all on the CPU.
     ///
     /// # Errors
     /// It does not fit in memory; a context or chunk of zero, or beyond the model's; a damaged model.
@@ -75,47 +101,49 @@ impl Engine {
         options: &Options,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
-        if options.context == 0 || options.chunk == 0 || options.sequences == 0 {
-            return Err(Error::usage(
-                "the context, the chunk and the number of sequences must be at least 1",
-            ));
-        }
-        if options.context > spec.max_context {
-            return Err(Error::usage(format!(
-                "a context of {} tokens, but the model was made for at most {}",
-                options.context, spec.max_context
-            )));
-        }
-        if options.threads == Some(0) {
-            return Err(Error::usage("0 threads; at least 1 is needed"));
-        }
+        let pages = options.check(&spec)?;
         let kv = geometry(&spec, options.kv_dtype);
-        let pages = KvGeometry::pages_for(options.context)
-            .checked_mul(options.sequences)
-            .ok_or_else(|| Error::usage("context times sequences overflows"))?;
         let rows = options.chunk.min(options.context).max(options.sequences);
         let tokens = pages.saturating_mul(crate::cache::PAGE_TOKENS);
         let memory = Memory::plan(&spec, weights, options.isa, &kv, tokens, rows);
         memory.check()?;
         let pool = Pool::pinned(options.threads);
         let forward = Forward::new(&spec, options.isa, options.mode, pool.threads())?;
-        let model = Prepared::new(spec, weights, options.isa, &pool, progress)?;
+        let model = Prepared::new(spec.clone(), weights, options.isa, &pool, progress)?;
         let cache = PagePool::new(kv, pages)?;
-        let (context, chunk) = (options.context, options.chunk);
-        Ok(Engine { model, pool, cache, sequences: Vec::new(), forward, context, chunk, memory })
+        let cpu = CpuOnly { model, pool, cache, forward, memory, argmax: Vec::new() };
+        Ok(Engine::with(spec, Box::new(cpu), options))
     }
 
-    /// The model.
-    pub fn model(&self) -> &Prepared {
-        &self.model
+    /// The same, all on an accelerator: `device` is its name for messages.
+    ///
+    /// # Errors
+    /// As [`Engine::new`]; the accelerator cannot run the model, or has too little memory.
+    pub fn on_accelerator(
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        accelerator: Arc<dyn Accelerator>,
+        device: &str,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Engine> {
+        let pages = options.check(&spec)?;
+        let gpu = GpuOnly::new(&spec, weights, options, pages, accelerator, device, progress)?;
+        Ok(Engine::with(spec, Box::new(gpu), options))
     }
-    /// Its sizes.
+
+    fn with(spec: ModelSpec, executor: Box<dyn Executor>, options: &Options) -> Engine {
+        let (context, chunk) = (options.context, options.chunk);
+        Engine { spec, executor, sequences: Vec::new(), context, chunk }
+    }
+
+    /// The model's sizes.
     pub fn spec(&self) -> &ModelSpec {
-        self.model.spec()
+        &self.spec
     }
-    /// The thread pool.
-    pub fn pool(&self) -> &Pool {
-        &self.pool
+    /// Where it runs.
+    pub fn placement(&self) -> Placement {
+        self.executor.placement()
     }
     /// Longest sequence, in tokens.
     pub fn context(&self) -> usize {
@@ -123,7 +151,11 @@ impl Engine {
     }
     /// What the dry run said.
     pub fn memory(&self) -> Memory {
-        self.memory
+        self.executor.memory()
+    }
+    /// Bytes of weights that one decode step reads.
+    pub fn bytes_per_step(&self) -> u64 {
+        self.executor.bytes_per_step()
     }
 
     /// A new, empty sequence.
@@ -140,7 +172,7 @@ impl Engine {
     /// Ends a sequence; its pages are free again.
     pub fn remove(&mut self, id: SeqId) {
         if let Some(mut table) = self.sequences[id.0].take() {
-            table.free(&mut self.cache);
+            table.free(self.executor.pages());
         }
     }
 
@@ -157,7 +189,7 @@ impl Engine {
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, id: SeqId, len: usize) {
         let table = self.sequences[id.0].as_mut().expect("a live sequence");
-        table.truncate(&mut self.cache, len);
+        table.truncate(self.executor.pages(), len);
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
@@ -177,8 +209,23 @@ impl Engine {
     ///
     /// # Errors
     /// A token outside the vocabulary, a sequence that would outgrow its context or is named twice, no
-    /// free pages. Then nothing has changed.
+    /// free pages, a device that failed. Then no sequence has changed.
     pub fn forward(&mut self, inputs: &[Input<'_>]) -> Result<&[f32]> {
+        self.step(inputs, Want::Logits)?;
+        Ok(self.executor.logits())
+    }
+
+    /// Like [`Engine::forward`], but returns only the likeliest token of each row that wants logits: on an
+    /// accelerator the logits stay there.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn forward_greedy(&mut self, inputs: &[Input<'_>]) -> Result<&[u32]> {
+        self.step(inputs, Want::Argmax)?;
+        Ok(self.executor.argmax())
+    }
+
+    fn step(&mut self, inputs: &[Input<'_>], want: Want) -> Result<()> {
         for (i, input) in inputs.iter().enumerate() {
             let end = self.len(input.seq) + input.tokens.len();
             if end > self.context {
@@ -194,22 +241,22 @@ impl Engine {
         }
         for (i, input) in inputs.iter().enumerate() {
             let table = self.sequences[input.seq.0].as_mut().expect("a live sequence");
-            if let Err(e) = table.reserve(&mut self.cache, input.tokens.len()) {
+            if let Err(e) = table.reserve(self.executor.pages(), input.tokens.len()) {
                 for undo in &inputs[..i] {
                     let table = self.sequences[undo.seq.0].as_mut().expect("a live sequence");
                     let len = table.len();
-                    table.truncate(&mut self.cache, len);
+                    table.truncate(self.executor.pages(), len);
                 }
                 return Err(e);
             }
         }
         let tables: Vec<&BlockTable> =
             inputs.iter().map(|i| self.sequences[i.seq.0].as_ref().expect("a live sequence")).collect();
-        self.forward.run(&self.model, &self.pool, &self.cache, inputs, &tables);
+        self.executor.run(inputs, &tables, want)?;
         for input in inputs {
             self.sequences[input.seq.0].as_mut().expect("a live sequence").advance(input.tokens.len());
         }
-        Ok(self.forward.logits())
+        Ok(())
     }
 
     /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
@@ -235,7 +282,7 @@ impl Engine {
         self.check_tokens(tokens)?;
         // All pages now, so that no chunk fails after others have been computed.
         let table = self.sequences[seq.0].as_mut().expect("a live sequence");
-        table.reserve(&mut self.cache, tokens.len())?;
+        table.reserve(self.executor.pages(), tokens.len())?;
         let mut done = 0;
         let mut logits = Vec::new();
         for chunk in tokens.chunks(self.chunk) {

@@ -1,1 +1,36 @@
-//! The parameter structs of `cuda/include/abi.h`, by bindgen.
+//! The parameter structs of `cuda/include/abi.h`, by bindgen (`build/abi.rs`).
+//!
+//! Names, fields and constants are the header's. Device addresses are
+//! [`DevPtr`](crate::device::runtime::DevPtr); every struct derives `Default` (zeroed), and those whose names
+//! end in `Params` are [`Params`](crate::device::runtime::Params). Padding is a field
+//! (`__bindgen_padding_0`): write `..Default::default()` where a struct has some.
+
+mod generated {
+    #![allow(
+        missing_docs,
+        non_camel_case_types,
+        non_snake_case,
+        non_upper_case_globals,
+        dead_code,
+        unused_imports
+    )]
+    #![allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
+}
+
+pub use generated::*;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// bindgen's own layout tests are constants inside the generated file; this one is against drift of the
+    /// two types that its configuration replaces or aligns.
+    #[test]
+    fn replaced_and_aligned_types() {
+        assert_eq!(size_of::<TensorMap>(), 128);
+        assert_eq!(align_of::<TensorMap>(), 64);
+        assert_eq!(size_of::<crate::device::runtime::DevPtr>(), 8);
+        assert_eq!(KV_PAGE_TOKENS, 32);
+    }
+}

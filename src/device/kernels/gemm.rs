@@ -1,1 +1,263 @@
-//! Launching of `cuda/` gemm kernels.
+//! Products of many tokens with dense weights (prefill): `cuda/gemm.cu`, and `cuda/gemm_sm90a.cu` on Hopper.
+//!
+//! [`plan`] picks the tile and the number of splits of K that fill the device best. It sees the matrix and
+//! the *bucket* of the number of tokens, never the number itself: within a bucket a row's result does not
+//! depend on the other rows.
+
+use super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
+use super::linear::{COUNTER_BYTES, Epilogue};
+use crate::Result;
+use crate::device::accelerator::Half;
+use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
+
+/// Rows of weights in a tile, of every kernel here.
+const ROWS: usize = 128;
+/// A split sums at least this many columns: below, what it costs to meet exceeds what it saves.
+const MIN_SPLIT: usize = 256;
+
+/// y = epilogue(x · wᵀ + bias).
+#[derive(Debug, Clone, Copy)]
+pub struct GemmArgs {
+    /// Type of weights and activations.
+    pub dtype: Half,
+    /// `[n][k]`, 16-byte aligned.
+    pub w: DevPtr,
+    /// `[m][ldx]`, 16-byte aligned.
+    pub x: DevPtr,
+    /// f32 `[n]` in the order of the weights' rows, or NULL.
+    pub bias: DevPtr,
+    /// `[m][ldy]` of what [`Epilogue`] says.
+    pub y: DevPtr,
+    /// Tokens.
+    pub m: usize,
+    /// Rows of weights (gate and up counted both; then a multiple of 16).
+    pub n: usize,
+    /// Columns of weights, a multiple of 8.
+    pub k: usize,
+    /// Elements from one token of `x` to the next, a multiple of 8.
+    pub ldx: usize,
+    /// Elements from one token of `y` to the next.
+    pub ldy: usize,
+    /// What becomes of the sums.
+    pub epilogue: Epilogue,
+    /// [`scratch_bytes`]: counters at its head as in [`super::linear`], with which it can be shared on one lane.
+    pub scratch: DevPtr,
+}
+
+/// The instructions that a kernel is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// mma.sync, operands through registers (any device; f16 only).
+    Sync,
+    /// mma.sync, operands by cp.async (sm_80 and up).
+    Async,
+    /// wgmma, operands by TMA (sm_90a).
+    Tma,
+}
+
+/// How a product is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Which kernel.
+    pub path: Path,
+    /// Tokens in a tile.
+    pub tokens: usize,
+    /// Parts of K that are summed apart.
+    pub splits: usize,
+    /// Columns of a part, a multiple of the tile's depth.
+    pub k_per_split: usize,
+}
+
+impl Path {
+    /// The one for this device.
+    pub fn of(rt: &dyn Runtime, dtype: Half) -> Path {
+        let info = rt.info();
+        if info.sm == 90 && rt.has_kernel(&Path::Tma.kernel(dtype, 128)) {
+            Path::Tma
+        } else if info.sm >= 80 {
+            Path::Async
+        } else {
+            Path::Sync
+        }
+    }
+
+    /// Name of its kernel.
+    pub fn kernel(self, dtype: Half, tokens: usize) -> String {
+        let suffix = match self {
+            Path::Sync => "_sync",
+            Path::Async => "",
+            Path::Tma => "_sm90a",
+        };
+        format!("gemm_{}_{ROWS}x{tokens}{suffix}", dtype.name())
+    }
+
+    /// Tokens of its tiles.
+    pub fn tokens(self) -> [usize; 2] {
+        match self {
+            Path::Sync | Path::Async => [128, 64],
+            Path::Tma => [256, 128],
+        }
+    }
+
+    /// Columns of a stage.
+    pub fn depth(self) -> usize {
+        match self {
+            Path::Sync | Path::Async => 32,
+            Path::Tma => 64,
+        }
+    }
+
+    /// Bytes of shared memory: the ring, and the barriers of [`Path::Tma`].
+    fn shared(self, tokens: usize) -> u32 {
+        let stage = (ROWS + tokens) * self.depth() * 2;
+        let bytes = match self {
+            Path::Sync => 2 * stage,
+            Path::Async => 3 * stage,
+            Path::Tma => (if tokens == 256 { 4 } else { 6 }) * stage + 128,
+        };
+        bytes as u32
+    }
+}
+
+/// Launches with numbers of tokens in one bucket are planned alike: powers of two and halfway between, from 64.
+pub fn bucket(m: usize) -> usize {
+    let power = m.max(64).next_power_of_two();
+    if m.max(64) <= power / 4 * 3 { power / 4 * 3 } else { power }
+}
+
+/// The tile and splits with the least estimated time for `bucket(m)` tokens.
+///
+/// A device makes `multiprocessors` tiles at a time. In units of one token by one column of a tile: a tile takes
+/// `tokens * k`, plus filling the ring and writing the sums (about 512 columns' worth: f32 sums at the memory
+/// bandwidth of one multiprocessor); the last split of a tile reads the sums of all.
+pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Plan {
+    const ENDS: usize = 512;
+    const PARTIAL: usize = 128;
+    let sms = info.multiprocessors.max(1) as usize;
+    let mut best: Option<(usize, Plan)> = None;
+    for tokens in path.tokens() {
+        let tiles = n.div_ceil(ROWS) * bucket(m).div_ceil(tokens);
+        // Splits are for grids that leave multiprocessors idle: partial sums then fit `scratch_bytes`.
+        let most = (sms / tiles).min(k / MIN_SPLIT).max(1);
+        for splits in 1..=most {
+            let k_per_split = k.div_ceil(splits).next_multiple_of(path.depth());
+            if k.div_ceil(k_per_split) != splits {
+                continue; // rounding left the last ones empty: the same as fewer
+            }
+            let meet = if splits == 1 { 0 } else { PARTIAL * (splits + 1) };
+            // A narrow tile reads more of shared memory for its products.
+            let narrow = if tokens == path.tokens()[1] { tokens / 8 } else { 0 };
+            let time = (tiles * splits).div_ceil(sms) * (tokens + narrow) * (k_per_split + ENDS + meet);
+            if best.is_none_or(|(t, _)| time < t) {
+                best = Some((time, Plan { path, tokens, splits, k_per_split }));
+            }
+        }
+    }
+    best.expect("one split is always possible").1
+}
+
+/// Bytes of scratch that any product needs: counters (zeroed once, every launch leaves them zero), then sums of at most
+/// one part of a tile a multiprocessor.
+pub fn scratch_bytes(info: &DeviceInfo) -> usize {
+    COUNTER_BYTES + info.multiprocessors.max(1) as usize * ROWS * 256 * 4
+}
+
+/// Enqueues the product, planned by [`plan`].
+///
+/// # Errors
+/// Whatever the runtime reports.
+///
+/// # Panics
+/// If sizes or strides are not as [`GemmArgs`] says.
+pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &GemmArgs) -> Result<()> {
+    let path = Path::of(rt, args.dtype);
+    gemm_as(rt, lane, args, &plan(rt.info(), path, args.m, args.n, args.k))
+}
+
+/// Enqueues the product as `plan` says.
+///
+/// # Errors
+/// Whatever the runtime reports.
+///
+/// # Panics
+/// If sizes or strides are not as [`GemmArgs`] says, or the plan's parts do not make up K.
+pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Result<()> {
+    let GemmArgs { m, n, k, ldx, ldy, .. } = *args;
+    let columns = if args.epilogue.is_gated() { n / 2 } else { n };
+    assert!(k.is_multiple_of(8) && k > 0, "gemm: k = {k}, wanted a positive multiple of 8");
+    assert!(
+        ldx >= k && ldx.is_multiple_of(8),
+        "gemm: ldx = {ldx} with k = {k}, wanted a multiple of 8 not below k"
+    );
+    assert!(ldy >= columns, "gemm: ldy = {ldy} with {columns} columns");
+    assert!(
+        !args.epilogue.is_gated() || n.is_multiple_of(16),
+        "gemm: n = {n} gated rows, wanted a multiple of 16"
+    );
+    assert!(
+        args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16),
+        "gemm: w at {:#x}, x at {:#x}, wanted 16-byte alignment",
+        args.w.0,
+        args.x.0
+    );
+    assert_eq!(k.div_ceil(plan.k_per_split), plan.splits, "gemm: {plan:?} with k = {k}");
+    assert!(plan.k_per_split.is_multiple_of(plan.path.depth()), "gemm: {plan:?}");
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    let tiles = n.div_ceil(ROWS) * m.div_ceil(plan.tokens);
+    if plan.splits > 1 {
+        let sums = tiles * plan.splits * ROWS * plan.tokens * 4;
+        assert!(
+            COUNTER_BYTES + sums <= scratch_bytes(rt.info()) && tiles * 4 <= COUNTER_BYTES,
+            "gemm: {plan:?} of {m} x {n} needs {sums} bytes of partial sums"
+        );
+    }
+    let out = GemmOutput {
+        y: args.y,
+        bias: args.bias,
+        ldy: ldy as u64,
+        m: m as u32,
+        n: n as u32,
+        epilogue: args.epilogue.code(),
+        pad: 0,
+    };
+    let split = GemmSplit {
+        partial: args.scratch.add(COUNTER_BYTES),
+        arrived: args.scratch,
+        splits: plan.splits as u32,
+        k_per_split: plan.k_per_split as u32,
+    };
+    let kernel = plan.path.kernel(args.dtype, plan.tokens);
+    let shared = plan.path.shared(plan.tokens);
+    if plan.path == Path::Tma {
+        let map = |base, rows: usize, stride: usize, box_rows: usize| {
+            let bytes = rt.tensor_map_2d(base, rows as u64, k as u64, stride as u64, box_rows as u32, 64)?;
+            Ok::<_, crate::Error>(TensorMap { bytes })
+        };
+        let params = GemmTmaParams {
+            w: map(args.w, n, k, ROWS)?,
+            x: map(args.x, m, ldx, plan.tokens)?,
+            out,
+            split,
+            k: k as u32,
+            ..Default::default()
+        };
+        // Persistent: a block a multiprocessor takes items in turn.
+        let blocks = (tiles * plan.splits).min(rt.info().multiprocessors.max(1) as usize);
+        return rt.launch(
+            lane,
+            &Launch {
+                kernel: &kernel,
+                grid: [blocks as u32, 1, 1],
+                block: [384, 1, 1],
+                shared,
+                params: params.bytes(),
+            },
+        );
+    }
+    let params =
+        GemmParams { out, split, w: args.w, x: args.x, ldx: ldx as u64, k: k as u32, ..Default::default() };
+    let grid = [tiles as u32, plan.splits as u32, 1];
+    rt.launch(lane, &Launch { kernel: &kernel, grid, block: [128, 1, 1], shared, params: params.bytes() })
+}

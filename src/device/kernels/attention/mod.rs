@@ -1,1 +1,99 @@
-//! Launching of `cuda/` attention kernels.
+//! Paged attention on an accelerator: work lists from the rows of a step, and the kernels that run them.
+//!
+//! ```text
+//! rows of a step ─ Plan ─► decode items  ─ decode_attention  ─►┐
+//!                  (host)  prefill items ─ prefill_attention ─►┴► out rows, or (m, s, o) ─ merge_attention ─► out
+//! ```
+//!
+//! A [`Plan`] is made once a step (once more for layers with a window), uploaded, and used by all layers. It
+//! is a pure function of the rows, and what it makes of a row depends on that row alone.
+
+mod decode;
+mod merge;
+mod plan;
+mod prefill;
+
+pub use decode::{DecodeAttention, DecodeWorkspace, decode_attention};
+pub use merge::{MergeAttention, merge_attention};
+pub use plan::{Capacity, Plan, Rows, decode_item_bytes, prefill_item_bytes};
+pub use prefill::{PrefillAttention, prefill_attention};
+
+use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};
+use crate::device::accelerator::Half;
+use crate::device::runtime::Runtime;
+use crate::{Error, Result};
+
+/// Head sizes that kernels exist for.
+pub const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+
+/// What attention of all layers of a model looks like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads; a multiple of `n_kv_heads`.
+    pub n_heads: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Elements per head, one of [`HEAD_DIMS`].
+    pub head_dim: usize,
+    /// Factor of the scores, positive.
+    pub scale: f32,
+    /// Type of queries, keys and values.
+    pub kv: Half,
+    /// Type of the final rows.
+    pub out: Half,
+}
+
+impl AttentionShape {
+    /// Whether `runtime` has kernels for it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], naming what is not covered.
+    pub fn check(&self, runtime: &dyn Runtime) -> Result<()> {
+        let unsupported = |what: String| Err(Error::Unsupported(what));
+        if self.n_kv_heads == 0 || self.n_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            return unsupported(format!(
+                "attention of {} heads over {} KV heads: the first must be a multiple of the second",
+                self.n_heads, self.n_kv_heads
+            ));
+        }
+        if !(self.scale > 0.0 && self.scale.is_finite()) {
+            return unsupported(format!("attention scale {}: it must be positive", self.scale));
+        }
+        if !HEAD_DIMS.contains(&self.head_dim) {
+            return unsupported(format!(
+                "attention heads of {} elements: kernels exist for {HEAD_DIMS:?}",
+                self.head_dim
+            ));
+        }
+        for kernel in [self.decode_kernel(), self.prefill_kernel(), self.merge_kernel()] {
+            if !runtime.has_kernel(&kernel) {
+                return unsupported(format!("{}: no kernel {kernel} for it", runtime.info().name));
+            }
+        }
+        Ok(())
+    }
+
+    fn decode_kernel(&self) -> String {
+        format!("decode_attention_{}_d{}", self.kv.name(), self.head_dim)
+    }
+
+    fn prefill_kernel(&self) -> String {
+        format!("prefill_attention_{}_d{}", self.kv.name(), self.head_dim)
+    }
+
+    fn merge_kernel(&self) -> String {
+        format!("attention_merge_{}", self.out.name())
+    }
+
+    /// The kernels take the exponent in powers of two.
+    fn scale_log2(&self) -> f32 {
+        self.scale * std::f32::consts::LOG2_E
+    }
+
+    fn out_type(&self) -> u32 {
+        match self.out {
+            Half::F16 => ATTENTION_OUT_F16,
+            Half::BF16 => ATTENTION_OUT_BF16,
+        }
+    }
+}

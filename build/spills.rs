@@ -1,0 +1,68 @@
+//! What ptxas says of a kernel's registers, and which kernels must keep everything in them.
+//!
+//! A kernel file may say in its header comment which of its kernels must not spill, at any target:
+//!
+//! ```text
+//! // no-spill all
+//! // no-spill decode_attention_bf16_d128 decode_attention_bf16_d64
+//! ```
+
+/// A kernel as the assembler made it.
+#[derive(Debug)]
+pub struct Usage {
+    pub kernel: String,
+    pub registers: u32,
+    /// Bytes of a thread's local memory: arrays indexed at run time, and spills.
+    pub stack: u32,
+    /// Bytes stored and loaded because registers ran out.
+    pub spilled: u32,
+}
+
+/// Reads the log of `ptxas -v`.
+pub fn parse(log: &str) -> Vec<Usage> {
+    let mut found: Vec<Usage> = Vec::new();
+    for line in log.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            found.push(Usage { kernel, registers: 0, stack: 0, spilled: 0 });
+        }
+        let Some(usage) = found.last_mut() else { continue };
+        if line.contains("bytes spill stores") {
+            let of = |what| number_before(line, what);
+            usage.stack += of(" bytes stack frame");
+            usage.spilled += of(" bytes spill stores") + of(" bytes spill loads");
+        }
+        usage.registers = usage.registers.max(number_before(line, " registers"));
+    }
+    found
+}
+
+/// The number that ends right before `what`, 0 if there is none.
+fn number_before(line: &str, what: &str) -> u32 {
+    let before = line.split_once(what).map_or("", |(before, _)| before);
+    let digits = before.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
+    before[digits..].parse().unwrap_or(0)
+}
+
+/// Kernels of a file that must not spill, by its header comment.
+pub struct NoSpill(Vec<String>);
+
+impl NoSpill {
+    /// The names after `// no-spill` in the comment that opens `source`.
+    pub fn of(source: &str) -> NoSpill {
+        let header = source.lines().take_while(|line| line.starts_with("//"));
+        let marked =
+            header.filter_map(|line| line.trim_start_matches('/').trim_start().strip_prefix("no-spill"));
+        let names = marked.flat_map(|rest| rest.split([' ', ',', ':']).filter(|n| !n.is_empty()));
+        NoSpill(names.map(Into::into).collect())
+    }
+
+    pub fn covers(&self, kernel: &str) -> bool {
+        self.0.iter().any(|name| name == "all" || name == kernel)
+    }
+
+    /// A name that no kernel of the file has: a typing error would silently check nothing.
+    pub fn unknown(&self, kernels: &[String]) -> Option<&str> {
+        self.0.iter().map(String::as_str).find(|&n| n != "all" && !kernels.iter().any(|k| k == n))
+    }
+}

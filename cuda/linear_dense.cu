@@ -1,0 +1,289 @@
+// linear_dense.cu    y^T = W x^T for 5 to 256 tokens: weights are mma's m16 operand, tokens its n8 operand
+//
+//   a block    BN rows of W x TM tokens x one split of k; k advances by 64 (a 128-byte row of the tile)
+//   a ring     of STAGES tiles [BN + TM rows][128 bytes], filled by cp.async, 16-byte chunks xor-swizzled by row, so
+//              that ldmatrix and the copies are free of bank conflicts
+//   its warps  WN along the rows of W x WM along tokens x WK along k: warps that share rows take different k16 slices
+//              of every tile, which divides the re-reading of x by WK; their sums meet in shared memory at the end
+//   splits     of k make blocks for all multiprocessors: f32 partials go to a workspace, the last block of a tile to
+//              arrive adds them in split order and resets the tile's counter
+//
+// Tokens are padded to 8 at most by choosing TM (8, 16, 32, 64, 128); with more tokens than TM the blocks of one
+// weight tile are launched side by side and share it in L2.
+//
+// in     w T[n][k], x T[m][ldx], 16-byte aligned, k % 8 == 0       out    y f32 or T [m][ldy], see abi/linear.h
+// launch grid (ceil(m/TM), ceil(n/BN), splits), block 256, shared STAGES * (BN + TM) * 128 bytes
+// order  k16 slices ascending within a warp, then WK, then splits: fixed by n, k and the device, never by m
+// error  f32 sums of exact products: (k/16 + WK + splits) roundings of sums of 16, see tests/gpu_linear.rs
+// oracle f64, tests/gpu_linear.rs
+//
+//   kernel  BN  TM  WN WM WK  warp tile  stages 75/80/90  shared KiB 75/80/90  KiB of weights in flight a block at 90
+//   n8      64   8   2  1  4    32 x 8       2 / 4 / 6        18 / 36 / 54        40
+//   n16     64  16   2  1  4    32 x 16      2 / 4 / 6        20 / 40 / 60        40
+//   n32    128  32   4  1  2    32 x 32      2 / 4 / 4        40 / 80 / 80        48
+//   n64    128  64   4  1  2    32 x 64      2 / 4 / 4        48 / 96 / 96        48
+//   n128   128 128   4  2  1    32 x 64      2 / 3 / 4        64 / 96 / 128       48
+//
+// bound  memory: 2*n*k bytes (as gemv.cu) plus, through L2, x of m/BN times that. 4096 x 4096 at M = 32: 33.5 MB and
+//        8.4 MB: 7.0 us at 4.8 TB/s. Shared memory at n32: a byte of weights is written once and read once, its
+//        share of x 0.25 and 1: 3.25 bytes, of 128 a clock, where H200 delivers 21 of weights: 53%. Tensor cores at
+//        M = 64: 2*64 FLOP a weight = 64 FLOP a byte: 0.3 PFLOP/s at 4.8 TB/s.
+// no-spill all
+// refs   Frantar et al. 2024 (Marlin): weights as the wide operand, striped splits; CUTLASS multistage pipelines
+#include "linear_epilogue.cuh"
+#include "ptx.cuh"
+
+static constexpr u32 THREADS = 256;
+static constexpr u32 BK = 64;         // columns of a tile
+static constexpr u32 ROW = 2 * BK;    // its bytes
+
+template <u32 BN_, u32 TM_, u32 WN_, u32 WM_, u32 WK_, u32 STAGES_> struct Tile {
+    static constexpr u32 BN = BN_, TM = TM_, WN = WN_, WM = WM_, WK = WK_, STAGES = STAGES_;
+    static constexpr u32 WARP_N = BN / WN, WARP_M = TM / WM;
+    static constexpr u32 MT = WARP_N / 16, NT = WARP_M / 8; // mma tiles of a warp
+    static constexpr u32 ACC = MT * NT * 4;                 // its accumulators a thread
+    static constexpr u32 STAGE_BYTES = (BN + TM) * ROW;
+    static constexpr u32 OUT_THREADS = 32 * WN * WM;        // threads that hold sums after the warps along k met
+    static_assert(WN * WM * WK * 32 == THREADS, "a warp for every part");
+    static_assert((WK - 1) * BN * TM * 4 <= STAGES * STAGE_BYTES, "partial sums fit the ring");
+};
+
+// Which chunks of a tile this thread copies: one column of chunks, rows 32 apart. All that does not change from tile
+// to tile is computed once; what is left is an addition and a comparison a copy.
+template <class T, class C> struct Copies {
+    static constexpr u32 W_ROWS = C::BN / 32, X_ROWS = (C::TM + 31) / 32;
+    const u8 *w, *x;                    // row 0, this thread's column of the split's first tile
+    u32 w_row[W_ROWS], x_row[X_ROWS];   // bytes from there to this thread's rows
+    bool w_ok[W_ROWS], x_ok[X_ROWS];    // whether they exist: those beyond repeat the last one's address
+    u32 columns;                        // of the split, from this thread's column on
+    u32 to;                             // bytes into a stage
+    bool copies_x;                      // whole warps, since TM is 8 or a multiple of 16
+
+    DEVICE Copies(const LinearParams& p, u32 n0, u32 m0, u32 k0, u32 k_end) {
+        const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+        w = (const u8*)((const T*)p.w + ((u64)n0 * p.k + k0 + 8 * chunk));
+        x = (const u8*)((const T*)p.x + ((u64)m0 * p.ldx + k0 + 8 * chunk));
+#pragma unroll
+        for (u32 i = 0; i < W_ROWS; i++) {
+            w_ok[i] = n0 + row + 32 * i < p.n;
+            w_row[i] = min(row + 32 * i, p.n - 1 - n0) * p.k * 2;
+        }
+#pragma unroll
+        for (u32 i = 0; i < X_ROWS; i++) {
+            x_ok[i] = m0 + row + 32 * i < p.m;
+            x_row[i] = min(row + 32 * i, p.m - 1 - m0) * p.ldx * 2;
+        }
+        columns = k_end - k0 > 8 * chunk ? k_end - k0 - 8 * chunk : 0;
+        to = swizzle<ROW>(row, chunk);
+        copies_x = C::TM >= 32 || row < C::TM;
+    }
+
+    // Tile `step` of the split to a stage. Beyond the last column the address stays in the last tile that is inside.
+    DEVICE void copy(u8* stage, u32 step) const {
+        const bool inside = step * BK < columns;
+        const u32 at = inside ? step * ROW : 0;
+#pragma unroll
+        for (u32 i = 0; i < W_ROWS; i++) cp_async_16(stage + to + i * 32 * ROW, w + at + w_row[i], inside && w_ok[i]);
+        if (!copies_x) return;
+        stage += C::BN * ROW;
+#pragma unroll
+        for (u32 i = 0; i < X_ROWS; i++) cp_async_16(stage + to + i * 32 * ROW, x + at + x_row[i], inside && x_ok[i]);
+    }
+};
+
+// This warp's k16 slices of a stage.
+template <class T, class C> DEVICE void multiply_tile(const u8* stage, u32 wn, u32 wm, u32 wk, float (&acc)[C::MT][C::NT][4]) {
+    const u32 lane = threadIdx.x % 32;
+    const u8* w = stage;
+    const u8* x = stage + C::BN * ROW;
+#pragma unroll
+    for (u32 j = 0; j < BK / 16 / C::WK; j++) {
+        const u32 chunk = 2 * (wk * (BK / 16 / C::WK) + j);
+        u32 a[C::MT][4], b[C::NT][2];
+#pragma unroll
+        for (u32 i = 0; i < C::MT; i++) {
+            // Matrices: rows 0..8 and 8..16 of the first eight columns, then of the second.
+            ldmatrix_x4(a[i], w + swizzle<ROW>(wn * C::WARP_N + 16 * i + lane % 16, chunk + lane / 16));
+        }
+        if constexpr (C::NT == 1) {
+            ldmatrix_x2(b[0], x + swizzle<ROW>(wm * C::WARP_M + lane % 8, chunk + lane / 8 % 2));
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < C::NT; i += 2) {
+                // Two token tiles: both halves of k of the first, then of the second.
+                ldmatrix_x4(b[i], x + swizzle<ROW>(wm * C::WARP_M + 8 * i + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2));
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < C::MT; i++)
+#pragma unroll
+            for (u32 t = 0; t < C::NT; t++) mma_16816<T>(acc[i][t], a[i], b[t]);
+    }
+}
+
+// Adds the sums of warps along k to those of the first, in order, through the ring (free: the caller waited).
+template <class C> DEVICE void sum_warps(u8* ring, u32 wk, u32 thread, float (&acc)[C::MT][C::NT][4]) {
+    // [warp along k - 1][element][thread]: neighbours in neighbouring banks.
+    float* mine = (float*)ring + thread;
+    if (wk > 0) {
+#pragma unroll
+        for (u32 e = 0; e < C::ACC; e++) {
+            mine[((wk - 1) * C::ACC + e) * C::OUT_THREADS] = acc[e / 4 / C::NT][e / 4 % C::NT][e % 4];
+        }
+    }
+    __syncthreads();
+    if (wk > 0) return;
+    for (u32 other = 0; other < C::WK - 1; other++) {
+#pragma unroll
+        for (u32 e = 0; e < C::ACC; e++) {
+            acc[e / 4 / C::NT][e / 4 % C::NT][e % 4] += mine[(other * C::ACC + e) * C::OUT_THREADS];
+        }
+    }
+}
+
+// Publishes this block's sums; the last block of the tile gets all splits' sums, added in order. Whether this is it.
+template <class C> DEVICE bool sum_splits(const LinearParams& p, u8* smem, bool holds, u32 thread, float (&acc)[C::MT][C::NT][4]) {
+    const u32 tile = blockIdx.y * gridDim.x + blockIdx.x, splits = gridDim.z;
+    // [split][four elements][thread]: 16-byte accesses, neighbours side by side.
+    float4* tile_sums = (float4*)(p.partials + (u64)tile * splits * C::BN * C::TM) + thread;
+    if (holds) {
+        float4* mine = tile_sums + blockIdx.z * (C::BN * C::TM / 4);
+#pragma unroll
+        for (u32 e = 0; e < C::ACC / 4; e++) {
+            const float* c = acc[e / C::NT][e % C::NT];
+            mine[e * C::OUT_THREADS] = make_float4(c[0], c[1], c[2], c[3]);
+        }
+    }
+    // Every thread's stores are visible to the device before the block counts as arrived.
+    __threadfence();
+    __syncthreads();
+    u32* arrived = (u32*)smem;
+    if (threadIdx.x == 0) {
+        const u32 before = atomicAdd(p.counters + tile, 1u);
+        if (before == splits - 1) p.counters[tile] = 0; // for the next launch: nobody else comes
+        *arrived = before;
+    }
+    __syncthreads();
+    if (*arrived != splits - 1) return false;
+    __threadfence();
+    if (!holds) return true;
+#pragma unroll
+    for (u32 e = 0; e < C::ACC / 4; e++) {
+        float* c = acc[e / C::NT][e % C::NT];
+        c[0] = c[1] = c[2] = c[3] = 0.0f;
+    }
+    for (u32 split = 0; split < splits; split++) {
+        const float4* from = tile_sums + split * (C::BN * C::TM / 4);
+#pragma unroll
+        for (u32 e = 0; e < C::ACC / 4; e++) {
+            float* c = acc[e / C::NT][e % C::NT];
+            const float4 v = from[e * C::OUT_THREADS];
+            c[0] += v.x;
+            c[1] += v.y;
+            c[2] += v.z;
+            c[3] += v.w;
+        }
+    }
+    return true;
+}
+
+template <class T, class C> DEVICE void linear_dense(const LinearParams& p) {
+    SHARED_DYNAMIC(smem);
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 wn = warp % C::WN, wm = warp / C::WN % C::WM, wk = warp / (C::WN * C::WM);
+    const u32 m0 = blockIdx.x * C::TM, n0 = blockIdx.y * C::BN;
+    const u32 k0 = blockIdx.z * p.k_split, k_end = min(k0 + p.k_split, p.k);
+    const u32 steps = (k_end - k0 + BK - 1) / BK;
+
+    const Copies<T, C> copies(p, n0, m0, k0, k_end);
+    float acc[C::MT][C::NT][4] = {};
+    // Copies beyond the last step write zeros: a branch around them would have the compiler move the address
+    // arithmetic of Copies into it, 40 instructions a step.
+#pragma unroll 1
+    for (u32 s = 0; s < C::STAGES - 1; s++) {
+        copies.copy(smem + s * C::STAGE_BYTES, s);
+        cp_async_commit();
+    }
+    u32 read = 0, write = C::STAGES - 1;
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        cp_async_wait<C::STAGES - 2>(); // this thread's copies of `step` have landed
+        __syncthreads();                // everyone's have, and everyone has read the stage written next
+        copies.copy(smem + write * C::STAGE_BYTES, step + C::STAGES - 1);
+        cp_async_commit();
+        multiply_tile<T, C>(smem + read * C::STAGE_BYTES, wn, wm, wk, acc);
+        read = read + 1 == C::STAGES ? 0 : read + 1;
+        write = write + 1 == C::STAGES ? 0 : write + 1;
+    }
+    cp_async_wait<0>();
+    __syncthreads(); // the ring has been read and nothing will land in it: it can hold sums
+
+    const u32 thread = threadIdx.x % C::OUT_THREADS;
+    if constexpr (C::WK > 1) sum_warps<C>(smem, wk, thread, acc);
+    if (gridDim.z > 1) {
+        __syncthreads();
+        if (!sum_splits<C>(p, smem, wk == 0, thread, acc)) return;
+    }
+    if (wk > 0) return;
+
+    // A thread holds rows g and g + 8 of tokens 2t and 2t + 1.
+    const u32 g = lane / 4, t = lane % 4;
+    const bool gated = is_gated(p);
+#pragma unroll
+    for (u32 i = 0; i < C::MT; i++) {
+        const u32 n = n0 + wn * C::WARP_N + 16 * i + g;
+#pragma unroll
+        for (u32 j = 0; j < C::NT; j++) {
+#pragma unroll
+            for (u32 e = 0; e < 2; e++) {
+                const u32 m = m0 + wm * C::WARP_M + 8 * j + 2 * t + e;
+                if (m >= p.m || n >= p.n) continue;
+                if (gated) {
+                    linear_store_gated<T>(p, m, n, acc[i][j][e], acc[i][j][2 + e]);
+                } else {
+                    linear_store<T>(p, m, n, acc[i][j][e]);
+                    if (n + 8 < p.n) linear_store<T>(p, m, n + 8, acc[i][j][2 + e]);
+                }
+            }
+        }
+    }
+}
+
+// Deeper rings where there is shared memory for two blocks of them (90: 227 KiB; 80: the 99 KiB of A10 and L40S);
+// without cp.async a ring hides nothing, two stages save a barrier. src/device/kernels/linear.rs has the same table.
+#if TANDEM_SM >= 90
+typedef Tile<64, 8, 2, 1, 4, 6> N8;
+typedef Tile<64, 16, 2, 1, 4, 6> N16;
+typedef Tile<128, 32, 4, 1, 2, 4> N32;
+typedef Tile<128, 64, 4, 1, 2, 4> N64;
+typedef Tile<128, 128, 4, 2, 1, 4> N128;
+#define N64_BLOCKS 2
+#elif TANDEM_SM >= 80
+typedef Tile<64, 8, 2, 1, 4, 4> N8;
+typedef Tile<64, 16, 2, 1, 4, 4> N16;
+typedef Tile<128, 32, 4, 1, 2, 4> N32;
+typedef Tile<128, 64, 4, 1, 2, 4> N64;
+typedef Tile<128, 128, 4, 2, 1, 3> N128;
+#else
+typedef Tile<64, 8, 2, 1, 4, 2> N8;
+typedef Tile<64, 16, 2, 1, 4, 2> N16;
+typedef Tile<128, 32, 4, 1, 2, 2> N32;
+typedef Tile<128, 64, 4, 1, 2, 2> N64;
+typedef Tile<128, 128, 4, 2, 1, 2> N128;
+#endif
+#ifndef N64_BLOCKS
+#define N64_BLOCKS 1 // its ring leaves no room for a second block
+#endif
+
+KERNEL_BOUNDS(linear_dense_f16_n8, LinearParams, 256, 4) { linear_dense<f16, N8>(p); }
+KERNEL_BOUNDS(linear_dense_f16_n16, LinearParams, 256, 3) { linear_dense<f16, N16>(p); }
+KERNEL_BOUNDS(linear_dense_f16_n32, LinearParams, 256, 2) { linear_dense<f16, N32>(p); }
+KERNEL_BOUNDS(linear_dense_f16_n64, LinearParams, 256, N64_BLOCKS) { linear_dense<f16, N64>(p); }
+KERNEL_BOUNDS(linear_dense_f16_n128, LinearParams, 256, 1) { linear_dense<f16, N128>(p); }
+#if TANDEM_SM >= 80
+KERNEL_BOUNDS(linear_dense_bf16_n8, LinearParams, 256, 4) { linear_dense<bf16, N8>(p); }
+KERNEL_BOUNDS(linear_dense_bf16_n16, LinearParams, 256, 3) { linear_dense<bf16, N16>(p); }
+KERNEL_BOUNDS(linear_dense_bf16_n32, LinearParams, 256, 2) { linear_dense<bf16, N32>(p); }
+KERNEL_BOUNDS(linear_dense_bf16_n64, LinearParams, 256, N64_BLOCKS) { linear_dense<bf16, N64>(p); }
+KERNEL_BOUNDS(linear_dense_bf16_n128, LinearParams, 256, 1) { linear_dense<bf16, N128>(p); }
+#endif

@@ -1,0 +1,173 @@
+//! Work lists of a step's attention: a pure function of its rows.
+//!
+//! One row of a sequence is decode: its tokens are cut into splits, at multiples of a length that follows from
+//! the row's position alone. Several rows are prefill: tiles of 64 queries. So nothing that is computed for
+//! a row depends on the other rows of the step.
+
+use std::ops::Range;
+
+use super::super::abi::{
+    ATTENTION_FINAL, DECODE_SPLIT_MAX, DecodeItem, KV_PAGE_TOKENS, PREFILL_QUERIES, PrefillItem,
+};
+
+/// Sequences with up to this many rows are decoded row by row: a prefill tile would be mostly padding, and has
+/// no splits to spread a long context over the device.
+const DECODE_ROWS: u32 = 4;
+
+/// Consecutive rows of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// First row of the step.
+    pub row0: u32,
+    /// Rows.
+    pub n_rows: u32,
+    /// Position of the first row.
+    pub first_pos: u32,
+    /// First token attended here, a multiple of the page; 0 unless the tokens before are attended elsewhere.
+    pub from: u32,
+    /// Index in the page table of the page that holds token `from`; the pages of later tokens follow.
+    pub page: u32,
+    /// The rows leave as partials, from this row of the partial output on.
+    pub partial: Option<u32>,
+}
+
+/// The work items of a step, for all layers that see the same tokens.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// Decode items, long ones first.
+    pub decode: Vec<DecodeItem>,
+    /// Prefill items, long ones first: the short ones fill the gaps at the end of a launch.
+    pub prefill: Vec<PrefillItem>,
+    /// Splits that need a place in the workspace.
+    pub splits: usize,
+}
+
+/// Tokens per split of a row that sees tokens up to `end`: short ones keep small batches busy, longer ones bound
+/// what is left to merge (at most 32 splits up to 32k tokens).
+fn split_tokens(end: u32) -> u32 {
+    match end {
+        0..=8192 => 256,
+        8193..=16384 => 512,
+        _ => DECODE_SPLIT_MAX,
+    }
+}
+
+/// First token that the row at `pos` sees.
+fn first_seen(pos: u32, from: u32, window: Option<u32>) -> u32 {
+    from.max((pos + 1).saturating_sub(window.unwrap_or(u32::MAX)))
+}
+
+impl Plan {
+    /// Of a step with these rows, and padding rows whose output becomes zero. A row sees its own token and those
+    /// before it, with a window only the last `window` of them.
+    ///
+    /// # Panics
+    /// If `from` is not at a page, or a window is 0: invariants of the caller.
+    pub fn new(rows: &[Rows], padding: Range<u32>, window: Option<u32>) -> Plan {
+        assert_ne!(window, Some(0), "a window of no tokens");
+        let mut plan = Plan::default();
+        for r in rows {
+            assert!(r.from.is_multiple_of(KV_PAGE_TOKENS), "tokens attended here begin at {}", r.from);
+            if r.n_rows <= DECODE_ROWS {
+                for i in 0..r.n_rows {
+                    plan.decode_row(r, i, window);
+                }
+            } else {
+                plan.prefill_tiles(r, window);
+            }
+        }
+        for row in padding {
+            plan.decode.push(DecodeItem { row, n_splits: 1, partial: ATTENTION_FINAL, ..Default::default() });
+        }
+        // Stable: equal ones keep their order, and neighbours share pages in L2.
+        plan.decode.sort_by_key(|i| std::cmp::Reverse(i.end - i.begin));
+        plan.prefill.sort_by_key(|i| std::cmp::Reverse(i.end - i.begin));
+        plan
+    }
+
+    fn decode_row(&mut self, rows: &Rows, i: u32, window: Option<u32>) {
+        let pos = rows.first_pos + i;
+        let end = pos + 1;
+        let begin = first_seen(pos, rows.from, window).min(end);
+        let split = split_tokens(end);
+        let first = begin / split;
+        let n_splits = (end.div_ceil(split) - first).max(1);
+        for s in 0..n_splits {
+            self.decode.push(DecodeItem {
+                row: rows.row0 + i,
+                pages: rows.page.wrapping_sub(rows.from / KV_PAGE_TOKENS),
+                begin: begin.max((first + s) * split),
+                end: end.min((first + s + 1) * split),
+                split: s,
+                n_splits,
+                workspace: if n_splits > 1 { self.splits as u32 } else { 0 },
+                partial: rows.partial.map_or(ATTENTION_FINAL, |p| p + i),
+            });
+        }
+        if n_splits > 1 {
+            self.splits += n_splits as usize;
+        }
+    }
+
+    fn prefill_tiles(&mut self, rows: &Rows, window: Option<u32>) {
+        for at in (0..rows.n_rows).step_by(PREFILL_QUERIES as usize) {
+            let n_rows = PREFILL_QUERIES.min(rows.n_rows - at);
+            let first_pos = rows.first_pos + at;
+            let end = first_pos + n_rows;
+            self.prefill.push(PrefillItem {
+                row0: rows.row0 + at,
+                n_rows,
+                first_pos,
+                pages: rows.page.wrapping_sub(rows.from / KV_PAGE_TOKENS),
+                begin: first_seen(first_pos, rows.from, window).min(end),
+                end,
+                partial: rows.partial.map_or(ATTENTION_FINAL, |p| p + at),
+                reserved: 0,
+            });
+        }
+    }
+}
+
+/// What the plans of all steps within some limits need at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Decode items.
+    pub decode_items: usize,
+    /// Prefill items.
+    pub prefill_items: usize,
+    /// Splits in the workspace.
+    pub splits: usize,
+}
+
+impl Capacity {
+    /// Of steps with up to `rows` rows in up to `sequences` sequences of up to `tokens` tokens.
+    pub fn new(rows: usize, sequences: usize, tokens: usize) -> Capacity {
+        // The most splits are just before their length doubles, or at the end.
+        let most = [8192, 16384, tokens]
+            .into_iter()
+            .filter(|&n| n <= tokens)
+            .map(|n| n.div_ceil(split_tokens(n as u32) as usize))
+            .max()
+            .unwrap_or(1)
+            .max(1);
+        let decode_rows = rows.min(sequences * DECODE_ROWS as usize);
+        Capacity {
+            // Rows that decode, and padding: never more than all rows.
+            decode_items: decode_rows * most + (rows - decode_rows),
+            prefill_items: rows / PREFILL_QUERIES as usize + sequences,
+            splits: decode_rows * most,
+        }
+    }
+}
+
+/// What is uploaded.
+pub fn decode_item_bytes(items: &[DecodeItem]) -> &[u8] {
+    // SAFETY: eight u32 each, without padding; any bytes are initialised.
+    unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
+}
+
+/// What is uploaded.
+pub fn prefill_item_bytes(items: &[PrefillItem]) -> &[u8] {
+    // SAFETY: eight u32 each, without padding; any bytes are initialised.
+    unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
+}

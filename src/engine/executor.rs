@@ -1,0 +1,55 @@
+//! How a plan is run: what the engine asks of whatever computes its steps.
+
+use super::forward::Input;
+use super::memory::Memory;
+use crate::Result;
+use crate::cache::{BlockTable, PageList};
+
+/// Where and how a model runs, for messages and `plan` in JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// `cpu`, `cuda:0`, `emulated`.
+    pub device: String,
+    /// The strategy's name: `cpu-only`, `gpu-only`...
+    pub strategy: &'static str,
+    /// Tier of the CPU's kernels, or the accelerator's architecture.
+    pub isa: String,
+    /// Threads of the host's pool.
+    pub threads: usize,
+}
+
+/// Computes steps. One implementation per way of running a plan.
+pub(super) trait Executor: Send {
+    /// The pages that block tables are made of.
+    fn pages(&mut self) -> &mut PageList;
+
+    /// Runs the rows of `inputs`; the tables have room for them, and do not count them yet.
+    ///
+    /// # Errors
+    /// The device failed. Then nothing that the tables count is lost.
+    fn run(&mut self, inputs: &[Input<'_>], tables: &[&BlockTable], want: Want) -> Result<()>;
+
+    /// The logits of the last run, `[rows that wanted them][V]`.
+    fn logits(&self) -> &[f32];
+
+    /// The likeliest token of each row of the last run that wanted logits; of a run for [`Want::Argmax`].
+    fn argmax(&self) -> &[u32];
+
+    /// Where it runs.
+    fn placement(&self) -> Placement;
+
+    /// What the dry run said.
+    fn memory(&self) -> Memory;
+
+    /// Bytes of weights that one decode step reads.
+    fn bytes_per_step(&self) -> u64;
+}
+
+/// What a run leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// All logits.
+    Logits,
+    /// Only each row's likeliest token.
+    Argmax,
+}

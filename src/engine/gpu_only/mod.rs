@@ -1,0 +1,389 @@
+//! Everything on one accelerator: weights, KV pages and all sublayers.
+//!
+//! ```text
+//! compute   │ lists │ embed │ layer 0 … layer L-1 │ head │ argmax │        (a decode step is one recorded graph)
+//! to host   │                                                      logits or tokens │
+//! ```
+//!
+//! The baseline that hybrid strategies are measured against, and what they become when all fits.
+
+mod weights;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use self::weights::DeviceWeights;
+use super::executor::{Executor, Placement, Want};
+use super::forward::{Input, wanted_rows};
+use super::memory::{Memory, geometry};
+use super::sequences::Options;
+use crate::cache::{BlockTable, KvDType, PageList};
+use crate::device::accelerator::{
+    Accelerator, Attend, Context, Half, Limits, PartialRows, Residual, Shape, StepDesc, StepSeq, Workspace,
+};
+use crate::device::host::Pool;
+use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
+use crate::model::spec::{Position, RopePairing};
+use crate::model::{ModelSpec, Weights};
+use crate::{Error, Result};
+
+/// Decode steps of at most this many rows are recorded as graphs.
+const GRAPH_ROWS: usize = 64;
+
+/// Tokens of a padding row: no such token.
+const NO_TOKEN: u32 = u32::MAX;
+
+/// See the [module](self).
+pub(super) struct GpuOnly {
+    accel: Arc<dyn Accelerator>,
+    name: String,
+    n_layers: usize,
+    threads: usize,
+    shape: Shape,
+    limits: Limits,
+    weights: DeviceWeights,
+    pages: PageList,
+    kv: Vec<Buffer>,
+    workspace: Workspace,
+    step: Buffer,
+    _activations: Vec<Buffer>,
+    graphs: HashMap<(u64, bool), Graph>,
+    /// Whether the runtime records graphs; learnt at the first attempt.
+    records: bool,
+    logits: Vec<f32>,
+    bytes: Vec<u8>,
+    argmax: Vec<u32>,
+    memory: Memory,
+}
+
+impl GpuOnly {
+    /// Sizes everything, allocates, packs and uploads.
+    ///
+    /// # Errors
+    /// It does not fit the device's memory (with the numbers); weights that it cannot multiply; a device
+    /// that failed.
+    pub fn new(
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        n_pages: usize,
+        accel: Arc<dyn Accelerator>,
+        device: &str,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<GpuOnly> {
+        let act = weights::activation_type(&*accel, spec, weights)?;
+        let kv = match options.kv_dtype {
+            KvDType::BF16 => Half::BF16,
+            KvDType::F16 => Half::F16,
+        };
+        let shape = shape(spec, act, kv);
+        let rows = options.chunk.min(options.context).max(options.sequences);
+        let limits = Limits {
+            rows: accel.row_bucket(rows).max(rows),
+            logit_rows: rows.max(accel.row_bucket(options.sequences)),
+            sequences: accel.row_bucket(options.sequences),
+            pages_per_sequence: crate::cache::KvGeometry::pages_for(options.context),
+        };
+        // Logits of every row are only for measurements: one row per sequence is what decoding needs.
+        let logit_rows = limits.sequences.max(LOGIT_ROWS.min(limits.rows));
+        let limits = Limits { logit_rows, ..limits };
+        let linears = weights::linear_shapes(spec, weights)?;
+        let gate_up = weights::separate_gate_up(spec, weights)?;
+        let sizes = [
+            limits.rows * shape.d_model * 4,
+            limits.rows * shape.d_model * 4,
+            limits.rows * shape.d_model * 2,
+            limits.rows * shape.qkv_dim() * 4,
+            limits.rows * shape.q_dim() * 2,
+            limits.rows * shape.q_dim() * 2,
+            if gate_up { limits.rows * 2 * shape.d_ff * 4 } else { 0 },
+            limits.rows * shape.d_ff * 2,
+            logit_rows * shape.d_model * 2,
+            logit_rows * shape.vocab * 4,
+            logit_rows * 4,
+            accel.scratch_bytes(&shape, &limits, &linears),
+        ];
+        let step_bytes = accel.step_bytes(&shape, &limits);
+        let kv_layer = n_pages as u64 * shape.page_bytes() as u64;
+        let memory = Memory {
+            weights: weights::device_bytes(&*accel, spec, weights, act, options.context)?,
+            kv: kv_layer * spec.n_layers as u64,
+            activations: sizes.iter().sum::<usize>() as u64 + step_bytes as u64,
+        };
+        memory.check_device(accel.runtime().memory_free()?, &accel.runtime().info().name)?;
+
+        let runtime = accel.runtime().clone();
+        let pages = PageList::new(geometry(spec, options.kv_dtype), n_pages)?;
+        let pool = Pool::pinned(options.threads);
+        let threads = pool.threads();
+        let weights = DeviceWeights::upload(&accel, spec, weights, act, options.context, &pool, progress)?;
+        let zeroed = |bytes: usize| -> Result<Buffer> {
+            let buffer = Buffer::new(&runtime, bytes)?;
+            runtime.fill(Lane::Compute, buffer.ptr(), 0, buffer.len())?;
+            Ok(buffer)
+        };
+        let kv = (0..spec.n_layers).map(|_| zeroed(kv_layer as usize)).collect::<Result<Vec<_>>>()?;
+        let activations = sizes.iter().map(|&b| zeroed(b)).collect::<Result<Vec<_>>>()?;
+        let at = |i: usize| if sizes[i] == 0 { DevPtr::NULL } else { activations[i].ptr() };
+        let workspace = Workspace {
+            hidden: at(0),
+            delta: at(1),
+            x: at(2),
+            qkv: at(3),
+            q: at(4),
+            attn: at(5),
+            gate_up: at(6),
+            act: at(7),
+            head_x: at(8),
+            logits: at(9),
+            argmax: at(10),
+            partial: PartialRows::default(),
+            scratch: at(11),
+        };
+        let step = zeroed(step_bytes)?;
+        runtime.synchronize_all()?;
+        Ok(GpuOnly {
+            accel,
+            name: device.to_string(),
+            n_layers: spec.n_layers,
+            threads,
+            shape,
+            limits,
+            weights,
+            pages,
+            kv,
+            workspace,
+            step,
+            _activations: activations,
+            graphs: HashMap::new(),
+            records: true,
+            logits: Vec::new(),
+            bytes: Vec::new(),
+            argmax: Vec::new(),
+            memory,
+        })
+    }
+
+    /// Enqueues all of a step.
+    fn enqueue(&self, cx: &Context<'_>, want: Want) -> Result<()> {
+        let (a, rows) = (&self.accel, 0..cx.step.rows);
+        a.embed(cx, &self.weights.embed, rows.clone())?;
+        let mut residual = Residual::None;
+        for (i, layer) in self.weights.layers.iter().enumerate() {
+            let kv = self.kv[i].ptr();
+            a.qkv(cx, layer, kv, residual, None, rows.clone())?;
+            if i + 1 == self.n_layers && cx.step.n_logits == 0 {
+                // A chunk in the middle of a prompt: after the last keys and values nothing is wanted.
+                return Ok(());
+            }
+            a.attend(cx, layer, kv)?;
+            a.out_proj(cx, layer, rows.clone())?;
+            a.ffn_up(cx, layer, Residual::after(layer.post_attn), rows.clone())?;
+            a.ffn_down(cx, layer, rows.clone())?;
+            residual = Residual::after(layer.post_ffn);
+        }
+        a.logits(cx, self.weights.out_norm, &self.weights.head, residual)?;
+        if want == Want::Argmax { a.argmax(cx) } else { Ok(()) }
+    }
+
+    /// Runs one step whose logit rows fit the workspace.
+    fn step(
+        &mut self,
+        seqs: &[StepSeq<'_>],
+        tokens: &[u32],
+        logit_rows: &[u32],
+        want: Want,
+        decode: bool,
+    ) -> Result<()> {
+        let rows = tokens.len();
+        // Decode steps are padded to a bucket, so that few graphs serve all batches.
+        let graph = decode && self.records && rows <= GRAPH_ROWS;
+        let launch_rows = if decode { self.accel.row_bucket(rows) } else { rows };
+        let mut padded = tokens.to_vec();
+        padded.resize(launch_rows, NO_TOKEN);
+        let desc = StepDesc { seqs, tokens: &padded, logit_rows, epoch: 0, launch_rows };
+        let lane = Lane::Compute;
+        let step = self.accel.prepare(lane, &self.shape, &self.limits, &desc, self.step.ptr())?;
+        let cx = Context { lane, shape: &self.shape, ws: &self.workspace, step: &step };
+        let runtime = self.accel.runtime().clone();
+        match step.graph_key.filter(|_| graph) {
+            None => self.enqueue(&cx, want)?,
+            Some(key) => {
+                let key = (key, want == Want::Argmax);
+                let known = match self.graphs.get(&key) {
+                    Some(graph) => Some(graph.clone()),
+                    None => runtime.capture(&mut || self.enqueue(&cx, want))?,
+                };
+                match known {
+                    Some(graph) => {
+                        runtime.replay(&graph)?;
+                        self.graphs.insert(key, graph);
+                    }
+                    None => {
+                        self.records = false;
+                        self.enqueue(&cx, want)?;
+                    }
+                }
+            }
+        }
+        if logit_rows.is_empty() {
+            return Ok(());
+        }
+        let (from, width) = match want {
+            Want::Logits => (self.workspace.logits, self.shape.vocab),
+            Want::Argmax => (self.workspace.argmax, 1),
+        };
+        self.bytes.resize(4 * width * logit_rows.len(), 0);
+        runtime.download(lane, from, &mut self.bytes)?;
+        let words = self.bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        match want {
+            Want::Logits => self.logits.extend(words.map(f32::from_bits)),
+            Want::Argmax => self.argmax.extend(words),
+        }
+        Ok(())
+    }
+}
+
+/// Rows of logits that a step makes room for, beyond one per sequence.
+const LOGIT_ROWS: usize = 64;
+
+impl Executor for GpuOnly {
+    fn pages(&mut self) -> &mut PageList {
+        &mut self.pages
+    }
+
+    fn run(&mut self, inputs: &[Input<'_>], tables: &[&BlockTable], want: Want) -> Result<()> {
+        self.logits.clear();
+        self.argmax.clear();
+        let tokens: Vec<u32> = inputs.iter().flat_map(|i| i.tokens).copied().collect();
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        if tokens.len() > self.limits.rows {
+            return Err(Error::Capacity(format!(
+                "a step of {} rows, {} were planned for; use smaller chunks",
+                tokens.len(),
+                self.limits.rows
+            )));
+        }
+        let wanted: Vec<u32> = wanted_rows(inputs).into_iter().map(|r| r as u32).collect();
+        let mut seqs = Vec::with_capacity(inputs.len());
+        let mut row0 = 0;
+        for (input, table) in inputs.iter().zip(tables) {
+            let n_rows = input.tokens.len();
+            if n_rows > 0 {
+                let (pages, first_pos) = (table.pages(), table.len());
+                seqs.push(StepSeq { pages, first_pos, row0, n_rows, attend: Attend::Here });
+            }
+            row0 += n_rows;
+        }
+        let decode = inputs.iter().all(|i| i.tokens.len() == 1) && wanted.len() == tokens.len();
+        if wanted.len() <= self.limits.logit_rows {
+            return self.step(&seqs, &tokens, &wanted, want, decode);
+        }
+        // Logits of more rows than there is room for: the rows go in as many steps as it takes.
+        for (at, rows) in row_runs(tokens.len(), &wanted, self.limits.logit_rows) {
+            let part: Vec<StepSeq<'_>> = seqs.iter().filter_map(|s| slice_rows(s, &rows)).collect();
+            let logit_rows: Vec<u32> = wanted[at].iter().map(|r| r - rows.start as u32).collect();
+            self.step(&part, &tokens[rows], &logit_rows, want, false)?;
+        }
+        Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    fn argmax(&self) -> &[u32] {
+        &self.argmax
+    }
+
+    fn placement(&self) -> Placement {
+        let info = self.accel.runtime().info();
+        Placement {
+            device: self.name.clone(),
+            strategy: "gpu-only",
+            isa: format!("{}, sm_{}, {} activations", info.name, info.sm, self.shape.act.name()),
+            threads: self.threads,
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    fn bytes_per_step(&self) -> u64 {
+        self.weights.bytes_per_step
+    }
+}
+
+/// Splits `n` rows so that each run has at most `most` of the `wanted` ones: ranges of `wanted`, and of rows.
+fn row_runs(n: usize, wanted: &[u32], most: usize) -> Vec<(std::ops::Range<usize>, std::ops::Range<usize>)> {
+    let mut runs = Vec::new();
+    let mut start = 0;
+    for at in (0..wanted.len()).step_by(most) {
+        let to = (at + most).min(wanted.len());
+        let end = if to == wanted.len() { n } else { wanted[to - 1] as usize + 1 };
+        runs.push((at..to, start..end));
+        start = end;
+    }
+    runs
+}
+
+/// The part of a sequence's rows inside `rows`, which becomes row 0.
+fn slice_rows<'a>(s: &StepSeq<'a>, rows: &std::ops::Range<usize>) -> Option<StepSeq<'a>> {
+    let (from, to) = (s.row0.max(rows.start), (s.row0 + s.n_rows).min(rows.end));
+    (from < to).then(|| StepSeq {
+        first_pos: s.first_pos + from - s.row0,
+        row0: from - rows.start,
+        n_rows: to - from,
+        ..*s
+    })
+}
+
+fn shape(spec: &ModelSpec, act: Half, kv: Half) -> Shape {
+    let (rope_dim, pairing) = match &spec.position {
+        Position::Rope(r) => (r.dim, r.pairing),
+        Position::Learned { .. } => (0, RopePairing::Half),
+    };
+    Shape {
+        d_model: spec.d_model,
+        n_heads: spec.n_heads,
+        n_kv_heads: spec.n_kv_heads,
+        head_dim: spec.head_dim,
+        d_ff: spec.d_ff,
+        vocab: spec.vocab,
+        norm: spec.norm,
+        ffn: spec.ffn,
+        attn_scale: spec.attn_scale,
+        embed_scale: spec.embed_scale,
+        rope_dim,
+        pairing,
+        window: spec.window.as_ref().map(|w| w.size),
+        logit_softcap: spec.logit_softcap,
+        act,
+        kv,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_cover_all_rows_and_wanted_rows_once() {
+        for (n, wanted, most) in
+            [(10usize, vec![9u32], 1usize), (7, (0..7).collect(), 3), (9, vec![2, 3, 8], 2)]
+        {
+            let runs = row_runs(n, &wanted, most);
+            let mut row = 0;
+            let mut at = 0;
+            for (w, r) in runs {
+                assert_eq!((w.start, r.start), (at, row));
+                assert!(w.len() <= most && wanted[w.clone()].iter().all(|&x| r.contains(&(x as usize))));
+                (at, row) = (w.end, r.end);
+            }
+            assert_eq!((at, row), (wanted.len(), n));
+        }
+    }
+}
