@@ -49,7 +49,7 @@ struct tandem_emu_config {
     uint64_t seed;
 };
 
-struct tandem_emu_counters {
+struct tandem_emu_stats {
     uint64_t launches;
     uint64_t blocks;
     uint64_t mma;                /* warp-wide, wgmma counted as its m16n8k16 */
@@ -83,9 +83,9 @@ int tandem_emu_is_initialised(const void* at, size_t len);
 void tandem_emu_configure(const struct tandem_emu_config* config);
 
 /* Totals of the calling thread's launches, and of all launches of one kernel in this process (0: unknown). */
-void tandem_emu_stats(struct tandem_emu_counters* out);
+void tandem_emu_stats(struct tandem_emu_stats* out);
 void tandem_emu_stats_reset(void);
-int tandem_emu_kernel_stats(const char* kernel, struct tandem_emu_counters* out);
+int tandem_emu_kernel_stats(const char* kernel, struct tandem_emu_stats* out);
 
 /* Runtime::tensor_map_2d. Nonzero where cuTensorMapEncodeTiled would refuse. */
 int tandem_emu_tensor_map_2d(void* out128, void* base, uint64_t rows, uint64_t cols, uint64_t stride_elements, uint32_t box_rows,

@@ -43,20 +43,20 @@ u8* shared_memory() { return machine->shared; }
 // Per calling thread: configuration, counters, the last error.
 
 static thread_local tandem_emu_config config = {TANDEM_EMU_ASCENDING, TANDEM_EMU_COPIES_AT_WAIT, TANDEM_EMU_ALL, 0, 0};
-static thread_local tandem_emu_counters totals;
+static thread_local Stats totals;
 static thread_local std::string last_error;
 
 struct Global {
     std::mutex mutex;
     std::vector<std::unique_ptr<Machine>> idle; // machines keep their stacks and tables from launch to launch
-    std::map<std::string, tandem_emu_counters> of_kernel;
+    std::map<std::string, Stats> of_kernel;
 };
 static Global& global() {
     static Global* global = new Global; // launches may outlive static destructors
     return *global;
 }
 
-static void add(tandem_emu_counters& to, const tandem_emu_counters& from) {
+static void add(Stats& to, const Stats& from) {
     to.launches += from.launches, to.blocks += from.blocks, to.mma += from.mma;
     to.ldmatrix_phases += from.ldmatrix_phases, to.ldmatrix_conflicts += from.ldmatrix_conflicts;
     to.switches += from.switches, to.barriers += from.barriers, to.async_copies += from.async_copies;
@@ -227,11 +227,11 @@ extern "C" const char* tandem_emu_kernel_name(size_t index) {
 }
 
 extern "C" void tandem_emu_configure(const struct tandem_emu_config* to) { config = *to; }
-extern "C" void tandem_emu_stats(struct tandem_emu_counters* out) { *out = totals; }
+extern "C" void tandem_emu_stats(struct tandem_emu_stats* out) { *out = totals; }
 extern "C" void tandem_emu_stats_reset(void) { totals = {}; }
-extern "C" int tandem_emu_kernel_stats(const char* name, struct tandem_emu_counters* out) {
+extern "C" int tandem_emu_kernel_stats(const char* name, struct tandem_emu_stats* out) {
     std::lock_guard<std::mutex> guard(global().mutex);
     auto found = global().of_kernel.find(name);
-    *out = found == global().of_kernel.end() ? tandem_emu_counters{} : found->second;
+    *out = found == global().of_kernel.end() ? Stats{} : found->second;
     return found != global().of_kernel.end();
 }

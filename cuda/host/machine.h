@@ -35,6 +35,8 @@ struct Copy {
     u32 group;
 };
 
+using Stats = struct tandem_emu_stats;
+
 struct Thread {
     void* stack_pointer;
     u8* stack_low;
@@ -183,7 +185,7 @@ struct Machine {
     bool failed;
     std::string error;
     const void* error_code; // where in the program; nullptr when the error names its call site
-    tandem_emu_counters stats;
+    Stats stats;
 
     std::vector<u8> shared_storage;
     u8* stacks;          // of all fibers, mapped once

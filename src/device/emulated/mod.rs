@@ -8,6 +8,8 @@
 
 mod allocator;
 mod arena;
+#[cfg(tandem_emulation)]
+pub mod ffi;
 mod lanes;
 mod op;
 pub mod options;
