@@ -1,4 +1,4 @@
-//! Rust's side of the parameter structs in `cuda/include/abi.h`.
+//! Rust's side of C headers: the parameter structs in `cuda/include/abi.h`, the emulator's `cuda/host/api.h`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -36,9 +36,46 @@ pub fn generate() -> Result<Part<()>> {
              unsafe impl crate::device::runtime::Params for {name} {{}}\n"
         );
     }
-    let out = PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR")).join("abi.rs");
-    fs::write(&out, text).map_err(|e| format!("{}: {e}", out.display()))?;
+    write("abi.rs", text)?;
     Ok(Part::Made(()))
+}
+
+/// Writes the declarations of the host emulator, `emulator.rs`. libclang is there.
+///
+/// # Errors
+/// It finds errors in the header.
+pub fn declare_emulator() -> Result<()> {
+    // libclang's Python package comes without the compiler's own headers; these two are all it takes.
+    let integers =
+        "typedef __SIZE_TYPE__ size_t; typedef __UINT32_TYPE__ uint32_t; typedef __UINT64_TYPE__ uint64_t;";
+    let own = "own-headers";
+    for name in ["stddef.h", "stdint.h"] {
+        write(&format!("{own}/{name}"), format!("#ifndef OWN\n#define OWN\n{integers}\n#endif\n"))?;
+    }
+    let bindings = bindgen::Builder::default()
+        .header("cuda/host/api.h")
+        .clang_args(["-nostdinc", "-isystem"])
+        .clang_arg(out(own).to_string_lossy())
+        .allowlist_item("(tandem_emu|TANDEM_EMU)_.*")
+        .default_enum_style(bindgen::EnumVariation::Consts)
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .formatter(bindgen::Formatter::None)
+        .generate()
+        .map_err(|e| format!("cuda/host/api.h: {e}"))?;
+    write("emulator.rs", bindings.to_string())
+}
+
+fn out(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR")).join(name)
+}
+
+fn write(name: &str, text: String) -> Result<()> {
+    let path = out(name);
+    let folder = path.parent().expect("a file in OUT_DIR has a folder");
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&path, text))
+        .map_err(|e| format!("{}: {e}", path.display()))
 }
 
 /// Tells bindgen that `DevPtr`, which it does not see, has the traits it derives.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache::{Cache, Sources};
-use crate::{Part, Result, jobs, ptx, tools};
+use crate::{Part, Result, abi, jobs, ptx, tools};
 
 const FLAGS: [&str; 9] = [
     "-std=c++17",
@@ -68,6 +68,7 @@ pub fn build() -> Result<Part<()>> {
         })
     })?;
     archive(&objects)?;
+    abi::declare_emulator()?;
     cache.expire();
     Ok(Part::Made(()))
 }
