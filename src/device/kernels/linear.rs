@@ -154,15 +154,17 @@ impl Plan {
     /// For `m` tokens by an `n` x `k` weight.
     pub fn new(info: &DeviceInfo, dtype: Half, m: usize, n: usize, k: usize) -> Plan {
         assert!((1..=MAX_TOKENS).contains(&m), "linear of {m} tokens, takes 1 to {MAX_TOKENS}");
-        assert!(n >= 1 && k >= 8 && k.is_multiple_of(8), "linear by a {n} x {k} weight: k is a multiple of 8");
+        assert!(
+            n >= 1 && k >= 8 && k.is_multiple_of(8),
+            "linear by a {n} x {k} weight: k is a multiple of 8"
+        );
         if m <= GEMV_TOKENS {
             return Plan::gemv(info, dtype, m, n, k);
         }
         let tile = Tile::of(info, m);
         let k_split = tile.k_split(info, n, k);
         let (tiles_m, tiles_n, splits) = (m.div_ceil(tile.tm), n.div_ceil(tile.bn), k.div_ceil(k_split));
-        let partial_bytes =
-            if splits > 1 { tiles_m * tiles_n * splits * tile.bn * tile.tm * 4 } else { 0 };
+        let partial_bytes = if splits > 1 { tiles_m * tiles_n * splits * tile.bn * tile.tm * 4 } else { 0 };
         assert!(
             splits == 1 || tiles_m * tiles_n * 4 <= COUNTER_BYTES,
             "linear of {m} tokens by a {n} x {k} weight: {tiles_m} x {tiles_n} tiles in {splits} splits have no counters"
@@ -221,7 +223,10 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
         ldx >= k && ldx.is_multiple_of(8) && ldy >= columns,
         "linear of x [{m}][{ldx}] by w [{n}][{k}] to y [{m}][{ldy}]"
     );
-    assert!(!args.epilogue.is_gated() || n.is_multiple_of(16), "gate and up by 8: {n} rows are no multiple of 16");
+    assert!(
+        !args.epilogue.is_gated() || n.is_multiple_of(16),
+        "gate and up by 8: {n} rows are no multiple of 16"
+    );
     assert!(args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16), "w and x lie on 16 bytes");
 
     let plan = Plan::new(rt.info(), args.dtype, m, n, k);
@@ -298,7 +303,9 @@ mod tests {
     #[test]
     fn every_column_is_in_one_part_and_no_split_is_empty() {
         for info in devices() {
-            for (n, k) in [(1, 8), (7, 576), (576, 1536), (4096, 4096), (1024, 14336), (128256, 4096), (28672, 4104)] {
+            for (n, k) in
+                [(1, 8), (7, 576), (576, 1536), (4096, 4096), (1024, 14336), (128256, 4096), (28672, 4104)]
+            {
                 for m in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 65, 128, 129, 256, 1024] {
                     let plan = Plan::new(&info, Half::F16, m, n, k);
                     let (warps, splits) = plan.k_parts();
