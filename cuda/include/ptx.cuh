@@ -359,6 +359,12 @@ DEVICE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;"
 // bytes apart (what tma_load_2d writes with box_cols = 64). Sixteen columns further on: + 2.
 DEVICE u64 smem_desc_sw128(u32 smem_addr) { return (u64)((smem_addr & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
 
+// The same for an operand whose rows run along N (MN-major): 64 columns of a tile [k][64] of 128-byte rows, the next 64
+// columns `next` bytes further on. Sixteen rows of k further on: + 128.
+DEVICE u64 smem_desc_sw128_mn(u32 smem_addr, u32 next) {
+    return (u64)((smem_addr & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
 // Before the first wgmma, and whenever other instructions touched accumulator registers.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

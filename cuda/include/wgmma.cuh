@@ -118,3 +118,22 @@ TANDEM_WGMMA_BOTH(232, 116, 117)
 TANDEM_WGMMA_BOTH(240, 120, 121)
 TANDEM_WGMMA_BOTH(248, 124, 125)
 TANDEM_WGMMA_BOTH(256, 128, 129)
+
+// d[64][N] += a[64][16] * b[16][N]: a in registers (each warp's 16 rows as mma_16816's a), b in shared memory with N
+// contiguous (smem_desc_sw128_mn). Attention's weights leave the accumulators of one product as the a of the next, and
+// values are stored by token: both without a copy.
+template <class T, int N> DEVICE void wgmma_m64k16_ra(float* d, const u32 a[4], u64 desc_b);
+
+// A0..A3 and B: the numbers of the operands after the accumulators. The constants: accumulate, no negation, B by N.
+#define TANDEM_WGMMA_RA(N, T, A0, A1, A2, A3, B)                                                                   \
+    template <> DEVICE void wgmma_m64k16_ra<T, N>(float* d, const u32 a[4], u64 desc_b) {                          \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #T "." #T " {" TANDEM_NAMES_##N "}, {%" #A0 \
+                     ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, 1;"                                       \
+                     : TANDEM_REGS_##N                                                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));                                   \
+    }
+#define TANDEM_WGMMA_RA_BOTH(N, A0, A1, A2, A3, B) TANDEM_WGMMA_RA(N, bf16, A0, A1, A2, A3, B) TANDEM_WGMMA_RA(N, f16, A0, A1, A2, A3, B)
+
+TANDEM_WGMMA_RA_BOTH(64, 32, 33, 34, 35, 36)
+TANDEM_WGMMA_RA_BOTH(128, 64, 65, 66, 67, 68)
+TANDEM_WGMMA_RA_BOTH(256, 128, 129, 130, 131, 132)

@@ -13,8 +13,9 @@
 #define DECODE_SPLIT_MAX 1024
 // Query heads that a decode block takes together (the n8 of mma).
 #define DECODE_HEADS 8
-// Queries of a prefill item (four warps of m16).
+// Queries of a prefill item, at most: four warps of m16, and on sm_90a two warpgroups of m64.
 #define PREFILL_QUERIES 64
+#define PREFILL_QUERIES_SM90A 128
 
 // What `out` holds.
 #define ATTENTION_OUT_F16 0
@@ -31,7 +32,7 @@ typedef struct {
     abi_u32 partial;    // row of the partial output, or ATTENTION_FINAL
 } DecodeItem;
 
-// Rows row0.. of a sequence at positions first_pos.., at most PREFILL_QUERIES: each sees the tokens of
+// Rows row0.. of a sequence at positions first_pos.., at most PREFILL_QUERIES(_SM90A): each sees the tokens of
 // [begin, end) that are not after it and not before its window.
 typedef struct {
     abi_u32 row0, n_rows;
@@ -77,6 +78,12 @@ typedef struct {
     abi_u32 window;   // tokens that a row sees, itself included; 0: all
     float scale_log2; // scale * log2(e) > 0
 } PrefillAttentionParams;
+
+// prefill_attention_<kv type>_d<head_dim>_sm90a
+typedef struct {
+    PrefillAttentionParams attention;
+    TensorMap kv; // the layer's pages as rows of head_dim, boxes of a page's 32 tokens x 64
+} PrefillAttentionTmaParams;
 
 // attention_merge_<out type>: two partials of the same rows, over disjoint tokens, to the final rows
 typedef struct {

@@ -1,2 +1,53 @@
-// abi/exchange.h    see ../abi.h
+// abi/exchange.h    rows and pages between the device and the host    see ../abi.h
 #pragma once
+
+// exchange.cu: row list[i] of up to three sources, side by side, to place i of mapped host memory, then the epoch
+typedef struct {
+    PTR(const abi_u8) src[3];      // rows of src_stride[s] bytes; NULL: no such source
+    abi_u64 src_stride[3];
+    abi_u32 src_bytes[3];          // bytes of a row that go
+    abi_u32 max_rows;              // most that n_rows can be
+    PTR(abi_u8) dst;               // rows of dst_stride bytes
+    abi_u64 dst_stride;
+    PTR(const abi_u32) list;       // [max_rows]; NULL: row i
+    PTR(const abi_u32) n_rows;     // device word; NULL: max_rows
+    PTR(const abi_u32) epoch;      // device word; epoch_flag becomes *epoch + epoch_add when all rows are there
+    PTR(abi_u32) epoch_flag;       // mapped host memory
+    PTR(abi_u32) arrived;          // device word, 0 between launches
+    abi_u32 epoch_add;
+} PublishParams;
+
+// exchange.cu: dst[dst_list[i]] = src[src_list[i]], bytes as they are or f32 to a 16-bit type
+typedef struct {
+    PTR(const abi_u8) src;
+    PTR(abi_u8) dst;
+    PTR(const abi_u32) src_list;   // [max_rows]; NULL: row i
+    PTR(const abi_u32) dst_list;   // [max_rows]; NULL: row i; ROW_NONE in either list: nothing
+    PTR(const abi_u32) n_rows;     // device word; NULL: max_rows
+    PTR(const abi_u32) gate;       // device word (see ReadyParams): 0: do nothing; NULL: go
+    abi_u64 src_stride;            // bytes
+    abi_u64 dst_stride;            // bytes
+    abi_u32 max_rows;
+    abi_u32 n;                     // bytes of a row to copy, or elements of a row to convert
+} MoveRowsParams;
+
+// exchange.cu: has the other side reached an epoch?
+typedef struct {
+    PTR(const abi_u32) epoch_flag; // mapped host memory, or device memory
+    PTR(const abi_u32) epoch;      // device word; what is waited for is *epoch + epoch_add
+    PTR(abi_u32) ready;            // device word: 1 or 0
+    abi_u32 epoch_add;
+} ReadyParams;
+
+// pages.cu: pages of one layer between the device's layout and the host's
+typedef struct {
+    PTR(abi_u16) device;           // [page][kv_head]: K [32][head_dim], V [32][head_dim]
+    PTR(abi_u16) host;             // [page][kv_head]: K [2][head_dim/2][16][2], V [16][head_dim][2] (tandem::cache)
+    PTR(const abi_u32) device_pages; // [max_pages] page ids; ROW_NONE: nothing
+    PTR(const abi_u32) host_pages; // [max_pages] page ids; NULL: page i
+    PTR(const abi_u32) n_tokens;   // [max_pages] tokens that the page holds, zeros are written after them; NULL: all
+    PTR(const abi_u32) n_pages;    // device word; NULL: max_pages
+    abi_u32 max_pages;
+    abi_u32 n_kv_heads;
+    abi_u32 head_dim;
+} PagesParams;

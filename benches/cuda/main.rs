@@ -1,0 +1,28 @@
+//! Every GPU kernel against the limits measured in the same run: GB/s of a copy, TFLOP/s of the matrix units.
+//!
+//!   cargo bench --bench cuda                       Llama-3-8B and SmolLM2 shapes on the GPU of this machine
+//!   cargo bench --bench cuda -- gemm bf16          only lines that contain all words
+//!   cargo bench --bench cuda -- --json FILE        the table as JSON too
+//!   cargo bench --bench cuda -- --test             tiny shapes in host emulation, answers checked, no timing
+//!
+//! Answers are verified before anything is timed. Weights are cold: each call takes the next of enough copies to
+//! overflow the L2, as in a forward pass; calls are recorded as a graph, as decode runs them. Without a GPU there is
+//! nothing to time, and it says so.
+
+fn main() {
+    #[cfg(tandem_kernels)]
+    run::main();
+    #[cfg(not(tandem_kernels))]
+    println!("skipped: this build has no kernels ({})", tandem::device::built::NO_ABI.unwrap_or("no reason known"));
+}
+
+#[cfg(tandem_kernels)]
+mod data;
+#[cfg(tandem_kernels)]
+mod dense;
+#[cfg(tandem_kernels)]
+mod measure;
+#[cfg(tandem_kernels)]
+mod peak;
+#[cfg(tandem_kernels)]
+mod run;

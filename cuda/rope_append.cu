@@ -1,0 +1,150 @@
+// rope_append.cu    bias, q/k norm, RoPE, q to its buffer, K and V to their pages, rows for the CPU to the host
+//
+//   q, k, v = qkv + bias;  q, k = rope(rms_norm(q), rms_norm(k));  pages[row_slot] = k, v        a warp a head
+//
+// in     qkv[rows][ld] f32: n_heads query heads, n_kv_heads key heads, as many value heads; ld, head_dim and
+//        rope_dim multiples of 4, head_dim <= 256; cosines and sines f32 [positions][rope_dim/2]
+// out    q[rows][n_heads*head_dim]; K and V in pages [page][kv_head][K, V][token][head_dim]; all in the KV type,
+//        rounded to nearest even. A row with publish_slot >= 0 also goes to mapped host memory, q, k and v side by
+//        side; when all such rows are there the epoch is published (see epoch.cuh)
+// launch grid (rows, ceil(heads/4)), block 128 (4 heads), no shared memory
+// registers a lane holds two quads: four elements of two RoPE pairs each, so loads are 8 bytes and stores 4
+// bound  memory: 4 bytes in and 2 out an element
+// error  rms: (head_dim/32 + 8) eps relative; RoPE: 1.5 eps (|a c| + |b s|); then the rounding to the KV type
+// oracle src/reference/{norm,rope}.rs, cache layout in abi.h
+#include "common.cuh"
+#include "epoch.cuh"
+#include "ptx.cuh"
+
+namespace rope_append {
+
+constexpr u32 WARPS = 4;
+constexpr int QUADS = 2; // of a lane: 32 lanes * 2 quads * 4 elements = 256
+
+// Four elements of a head, as two pairs of neighbours: at `first`, `first + 1` and `second`, `second + 1`. With
+// half pairing the neighbours belong to two RoPE pairs, (x0, x2) and (x1, x3), with interleaved ones to (x0, x1)
+// and (x2, x3): either way the pairs numbered 2 * quad and 2 * quad + 1.
+struct Quad {
+    u32 first, second;
+    float x[4];
+};
+
+DEVICE void turn(float& a, float& b, float c, float s) {
+    float turned = a * c - b * s;
+    b = b * c + a * s;
+    a = turned;
+}
+
+template <class T> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head, int publish_slot) {
+    u32 hd = p.head_dim, n_quads = hd / 4;
+    bool is_q = head < p.n_heads, is_v = head >= p.n_heads + p.n_kv_heads;
+    u32 rotated = is_v ? 0 : p.rope_dim / 4; // quads
+    bool halves = !p.interleaved;
+    const float* from = p.qkv + (u64)row * p.ld + head * hd;
+
+    Quad quads[QUADS];
+#pragma unroll
+    for (int i = 0; i < QUADS; i++) {
+        Quad& q = quads[i];
+        u32 n = lane_id() + 32 * i;
+        bool split = halves && n < rotated;
+        q.first = split ? 2 * n : 4 * n;
+        q.second = split ? 2 * n + p.rope_dim / 2 : 4 * n + 2;
+        float2 a = make_float2(0, 0), b = a;
+        if (n < n_quads) {
+            a = *(const float2*)(from + q.first);
+            b = *(const float2*)(from + q.second);
+            if (p.bias) {
+                float2 c = *(const float2*)(p.bias + head * hd + q.first), d = *(const float2*)(p.bias + head * hd + q.second);
+                a = make_float2(a.x + c.x, a.y + c.y);
+                b = make_float2(b.x + d.x, b.y + d.y);
+            }
+        }
+        q.x[0] = a.x, q.x[1] = a.y, q.x[2] = b.x, q.x[3] = b.y;
+    }
+
+    const float* w = is_q ? p.q_norm : is_v ? (const float*)0 : p.k_norm;
+    if (w) {
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) squares += quads[i].x[j] * quads[i].x[j];
+        float scale = rsqrtf(warp_sum(squares) / (float)hd + p.eps);
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            Quad& q = quads[i];
+            if (lane_id() + 32 * i >= n_quads) continue;
+            float2 a = *(const float2*)(w + q.first), b = *(const float2*)(w + q.second);
+            q.x[0] = q.x[0] * scale * a.x, q.x[1] = q.x[1] * scale * a.y;
+            q.x[2] = q.x[2] * scale * b.x, q.x[3] = q.x[3] * scale * b.y;
+        }
+    }
+
+    if (rotated) {
+        u64 table = (u64)p.row_pos[row] * (p.rope_dim / 2);
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            Quad& q = quads[i];
+            u32 n = lane_id() + 32 * i;
+            if (n >= rotated) continue;
+            float2 c = *(const float2*)(p.rope_cos + table + 2 * n), s = *(const float2*)(p.rope_sin + table + 2 * n);
+            if (halves) {
+                turn(q.x[0], q.x[2], c.x, s.x);
+                turn(q.x[1], q.x[3], c.y, s.y);
+            } else {
+                turn(q.x[0], q.x[1], c.x, s.x);
+                turn(q.x[2], q.x[3], c.y, s.y);
+            }
+        }
+    }
+
+    u16* to = 0;
+    if (is_q) {
+        to = p.q + ((u64)row * p.n_heads + head) * hd;
+    } else {
+        int slot = p.row_slot[row];
+        u32 kv_head = (head - p.n_heads) % p.n_kv_heads;
+        u64 page = (u32)slot / KV_PAGE_TOKENS, token = (u32)slot % KV_PAGE_TOKENS;
+        if (slot >= 0) to = p.kv + (((page * p.n_kv_heads + kv_head) * 2 + is_v) * KV_PAGE_TOKENS + token) * hd;
+    }
+    u8* publish = 0;
+    if (publish_slot >= 0) publish = p.published + (u64)publish_slot * p.publish_stride + (u64)head * hd * (p.publish_f32 ? 4 : 2);
+#pragma unroll
+    for (int i = 0; i < QUADS; i++) {
+        Quad& q = quads[i];
+        if (lane_id() + 32 * i >= n_quads) continue;
+        u32 a = pack2<T>(q.x[0], q.x[1]), b = pack2<T>(q.x[2], q.x[3]);
+        if (to) {
+            *(u32*)(to + q.first) = a;
+            *(u32*)(to + q.second) = b;
+        }
+        if (publish && p.publish_f32) {
+            *(float2*)((float*)publish + q.first) = make_float2(q.x[0], q.x[1]);
+            *(float2*)((float*)publish + q.second) = make_float2(q.x[2], q.x[3]);
+        } else if (publish) {
+            *(u32*)((u16*)publish + q.first) = a;
+            *(u32*)((u16*)publish + q.second) = b;
+        }
+    }
+}
+
+template <class T> DEVICE void rows(const RopeAppendParams& p) {
+    u32 row = blockIdx.x, which = blockIdx.y * WARPS + warp_id();
+    int publish_slot = p.publish_slot ? p.publish_slot[row] : -1;
+    if (which < p.n_heads + 2 * p.n_kv_heads) head<T>(p, row, which, publish_slot);
+    if (!p.publish_slot) return;
+    // Only the blocks of published rows meet: fences across the bus are not for free.
+    u32 n = *p.n_published, epoch = *p.epoch + p.epoch_add;
+    if (publish_slot >= 0)
+        publish_epoch(p.arrived, n * gridDim.y, p.epoch_flag, epoch);
+    else if (n == 0 && row == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        st_release_sys(p.epoch_flag, epoch);
+}
+
+} // namespace rope_append
+
+KERNEL_BOUNDS(rope_append_f16, RopeAppendParams, 128, 1) { rope_append::rows<f16>(p); }
+#if TANDEM_SM >= 80
+KERNEL_BOUNDS(rope_append_bf16, RopeAppendParams, 128, 1) { rope_append::rows<bf16>(p); }
+#endif

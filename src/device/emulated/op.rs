@@ -1,0 +1,203 @@
+//! One piece of work of a lane, and doing it.
+
+use std::sync::{Arc, Mutex};
+
+use super::program::{self, OwnedLaunch};
+use crate::Result;
+use crate::device::runtime::{DevPtr, Pinned};
+
+/// Bytes of the device's (or of pinned) memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The first.
+    pub ptr: DevPtr,
+    /// How many.
+    pub len: usize,
+}
+
+impl Span {
+    /// `len` bytes from `ptr` on.
+    pub fn new(ptr: DevPtr, len: usize) -> Span {
+        Span { ptr, len }
+    }
+
+    /// One past the last byte.
+    pub(super) fn end(&self) -> u64 {
+        self.ptr.0 + self.len as u64
+    }
+
+    pub(super) fn overlaps(&self, other: &Span) -> bool {
+        self.ptr.0 < other.end() && other.ptr.0 < self.end()
+    }
+}
+
+/// The body of an operation that a lane runs on the host: of the bytes it reads and those it writes, in
+/// the order of its spans.
+pub(super) type Body = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync;
+
+/// An operation that a lane runs on the host.
+#[derive(Clone)]
+pub(super) struct HostOp {
+    pub name: Arc<str>,
+    pub reads: Arc<[Span]>,
+    pub writes: Arc<[Span]>,
+    pub body: Arc<Body>,
+}
+
+/// Work. Cheap to clone but for launches, so that recorded work can run again.
+#[derive(Clone)]
+pub(super) enum Op {
+    Kernel(Arc<OwnedLaunch>),
+    Host(HostOp),
+    Copy { dst: DevPtr, src: DevPtr, len: usize },
+    Fill { dst: DevPtr, value: u8, len: usize },
+    Upload { dst: DevPtr, data: Arc<[u8]> },
+    FromPinned { dst: DevPtr, src: Arc<dyn Pinned>, at: usize, len: usize },
+    ToPinned { src: DevPtr, dst: Arc<dyn Pinned>, at: usize, len: usize },
+    ToHost { src: DevPtr, len: usize, to: Arc<Mutex<Vec<u8>>> },
+    Graph(Arc<[Op]>),
+}
+
+/// Which way a copy goes, for its speed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToDevice,
+    ToHost,
+    Within,
+}
+
+impl Op {
+    /// If it is a copy: which way and how many bytes.
+    pub fn copied(&self) -> Option<(Direction, usize)> {
+        match self {
+            Op::Copy { len, .. } => Some((Direction::Within, *len)),
+            Op::Upload { data, .. } => Some((Direction::ToDevice, data.len())),
+            Op::FromPinned { len, .. } => Some((Direction::ToDevice, *len)),
+            Op::ToPinned { len, .. } | Op::ToHost { len, .. } => Some((Direction::ToHost, *len)),
+            Op::Kernel(_) | Op::Host(_) | Op::Fill { .. } | Op::Graph(_) => None,
+        }
+    }
+
+    /// Whether it is a launch: a kernel, an operation, or recorded work.
+    pub fn is_launch(&self) -> bool {
+        matches!(self, Op::Kernel(_) | Op::Host(_) | Op::Graph(_))
+    }
+
+    /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker.
+    pub fn touches(&self) -> (Vec<Span>, Vec<Span>) {
+        let span = Span::new;
+        match self {
+            Op::Kernel(_) => (vec![], vec![]),
+            Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
+            Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),
+            Op::Fill { dst, len, .. } => (vec![], vec![span(*dst, *len)]),
+            Op::Upload { dst, data } => (vec![], vec![span(*dst, data.len())]),
+            Op::FromPinned { dst, src, at, len } => {
+                (vec![span(src.device().add(*at), *len)], vec![span(*dst, *len)])
+            }
+            Op::ToPinned { src, dst, at, len } => {
+                (vec![span(*src, *len)], vec![span(dst.device().add(*at), *len)])
+            }
+            Op::ToHost { src, len, .. } => (vec![span(*src, *len)], vec![]),
+            Op::Graph(ops) => {
+                let (mut reads, mut writes) = (Vec::new(), Vec::new());
+                for op in ops.iter() {
+                    let (r, w) = op.touches();
+                    reads.extend(r);
+                    writes.extend(w);
+                }
+                (reads, writes)
+            }
+        }
+    }
+
+    /// What messages call it.
+    pub fn describe(&self) -> String {
+        match self {
+            Op::Kernel(launch) => format!("kernel {}", launch.kernel),
+            Op::Host(op) => format!("operation {}", op.name),
+            Op::Copy { len, .. } => format!("copy of {len} bytes within the device"),
+            Op::Fill { len, .. } => format!("fill of {len} bytes"),
+            Op::Upload { data, .. } => format!("copy of {} bytes to the device", data.len()),
+            Op::FromPinned { len, .. } => format!("copy of {len} bytes to the device"),
+            Op::ToPinned { len, .. } | Op::ToHost { len, .. } => {
+                format!("copy of {len} bytes to the host")
+            }
+            Op::Graph(ops) => format!("recorded work of {} operations", ops.len()),
+        }
+    }
+
+    /// Does it. `kernel` runs the real kernels.
+    ///
+    /// # Safety
+    /// Every span of [`Op::touches`] lies in allocated (or pinned) memory that stays so until the end, and
+    /// no other thread writes what this reads, or touches what this writes. Reads and writes of a host
+    /// operation do not overlap.
+    pub unsafe fn run(&self, kernel: &dyn Fn(&OwnedLaunch) -> Result<()>) -> Result<()> {
+        match self {
+            Op::Kernel(launch) => return kernel(launch),
+            Op::Graph(ops) => {
+                for op in ops.iter() {
+                    // SAFETY: the spans of a graph are those of its parts, which run one after another.
+                    unsafe { op.run(kernel)? };
+                }
+            }
+            // SAFETY: by this function's contract.
+            Op::Host(op) => unsafe { run_on_slices(op)? },
+            // SAFETY: both ranges are allocated and nobody else's now (`copy` allows them to overlap).
+            Op::Copy { dst, src, len } => unsafe {
+                std::ptr::copy(src.0 as *const u8, dst.0 as *mut u8, *len)
+            },
+            // SAFETY: allocated, and nobody else's now.
+            Op::Fill { dst, value, len } => unsafe { std::ptr::write_bytes(dst.0 as *mut u8, *value, *len) },
+            // SAFETY: as above; `data` is the program's own.
+            Op::Upload { dst, data } => unsafe {
+                std::ptr::copy_nonoverlapping(data.as_ptr(), dst.0 as *mut u8, data.len())
+            },
+            // SAFETY: as above; the range of pinned memory was checked when this was enqueued, and its
+            // owner leaves it alone until an event after this is done.
+            Op::FromPinned { dst, src, at, len } => unsafe {
+                std::ptr::copy_nonoverlapping(src.host().add(*at), dst.0 as *mut u8, *len)
+            },
+            // SAFETY: as above.
+            Op::ToPinned { src, dst, at, len } => unsafe {
+                std::ptr::copy_nonoverlapping(src.0 as *const u8, dst.host().add(*at), *len)
+            },
+            Op::ToHost { src, len, to } => {
+                // SAFETY: allocated, and nobody writes it now.
+                let bytes = unsafe { std::slice::from_raw_parts(src.0 as *const u8, *len) };
+                *to.lock().unwrap_or_else(|e| e.into_inner()) = bytes.to_vec();
+            }
+        }
+        for span in self.touches().1 {
+            program::mark_initialised(span.ptr, span.len);
+        }
+        Ok(())
+    }
+}
+
+/// The one place where the device's memory becomes slices.
+///
+/// # Safety
+/// As [`Op::run`].
+unsafe fn run_on_slices(op: &HostOp) -> Result<()> {
+    let reads: Vec<&[u8]> = op
+        .reads
+        .iter()
+        .map(|s| match s.len {
+            0 => &[][..],
+            // SAFETY: allocated, and stays so while the operation runs; nobody writes it meanwhile.
+            len => unsafe { std::slice::from_raw_parts(s.ptr.0 as *const u8, len) },
+        })
+        .collect();
+    let mut writes: Vec<&mut [u8]> = op
+        .writes
+        .iter()
+        .map(|s| match s.len {
+            0 => &mut [][..],
+            // SAFETY: as above; nobody else touches it, and the operation's own spans are apart.
+            len => unsafe { std::slice::from_raw_parts_mut(s.ptr.0 as *mut u8, len) },
+        })
+        .collect();
+    (op.body)(&reads, &mut writes)
+}

@@ -1,0 +1,253 @@
+//! Whether work of different lanes on the same bytes is ordered.
+//!
+//! Every lane has a vector clock: of each lane, up to which of its work everything enqueued here from now
+//! on comes later. Waiting for an event joins its clock; what the host has seen done joins all. For each
+//! range of bytes we keep who wrote it last and who has read it since. Work that touches bytes of another
+//! lane's work which its clock does not cover is a race, whether or not it would have been lost today.
+//!
+//! refs   Lamport 1978; Mattern 1989 (vector clocks); FastTrack (Flanagan & Freund 2009)
+
+use std::collections::BTreeMap;
+
+use super::op::Span;
+use crate::device::runtime::Lane;
+
+const LANES: usize = Lane::ALL.len();
+
+/// Of each lane, a number of its work: that, and everything before.
+pub(super) type Clock = [u64; LANES];
+
+fn join(into: &mut Clock, other: &Clock) {
+    into.iter_mut().zip(other).for_each(|(a, &b)| *a = b.max(*a));
+}
+
+/// Who touched a range last. 0: nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Touched {
+    /// Lane and number.
+    written: (usize, u64),
+    read: [u64; LANES],
+}
+
+/// A race: with which lane, and whether that one wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Race {
+    pub with: Lane,
+    pub wrote: bool,
+    pub at: u64,
+}
+
+/// The clocks, and who touched which bytes.
+#[derive(Default)]
+pub(super) struct Order {
+    lanes: [Clock; LANES],
+    host: Clock,
+    /// First byte to (one past the last, who): disjoint.
+    bytes: BTreeMap<u64, (u64, Touched)>,
+}
+
+impl Order {
+    /// What comes before work that is enqueued on `lane` next.
+    fn before(&self, lane: Lane) -> Clock {
+        let mut clock = self.lanes[lane as usize];
+        join(&mut clock, &self.host);
+        clock
+    }
+
+    /// Enters number `seq` of `lane`. With a race, nothing has changed.
+    pub fn enter(&mut self, lane: Lane, seq: u64, reads: &[Span], writes: &[Span]) -> Result<(), Race> {
+        let mut clock = self.before(lane);
+        let me = lane as usize;
+        for (spans, write) in [(reads, false), (writes, true)] {
+            for span in spans.iter().filter(|s| s.len > 0) {
+                self.check(&clock, me, span, write)?;
+            }
+        }
+        for span in reads.iter().filter(|s| s.len > 0) {
+            self.read(me, seq, span);
+        }
+        for span in writes.iter().filter(|s| s.len > 0) {
+            self.forget(span);
+            let who = Touched { written: (me, seq), read: [0; LANES] };
+            self.bytes.insert(span.ptr.0, (span.end(), who));
+        }
+        clock[me] = seq;
+        self.lanes[me] = clock;
+        Ok(())
+    }
+
+    /// The clock of a mark after everything enqueued on `lane`, itself number `seq`.
+    pub fn mark(&mut self, lane: Lane, seq: u64) -> Clock {
+        let mut clock = self.before(lane);
+        clock[lane as usize] = seq;
+        self.lanes[lane as usize] = clock;
+        clock
+    }
+
+    /// Later work of `lane` comes after `clock`.
+    pub fn wait(&mut self, lane: Lane, clock: &Clock) {
+        join(&mut self.lanes[lane as usize], clock);
+    }
+
+    /// The host has seen that everything up to `clock` is done.
+    pub fn seen(&mut self, clock: &Clock) {
+        join(&mut self.host, clock);
+    }
+
+    /// Nobody has touched these bytes (they were just allocated).
+    pub fn forget(&mut self, span: &Span) {
+        self.split(span.ptr.0);
+        self.split(span.end());
+        let starts: Vec<u64> = self.bytes.range(span.ptr.0..span.end()).map(|(&s, _)| s).collect();
+        for start in starts {
+            self.bytes.remove(&start);
+        }
+    }
+
+    /// The ranges that overlap a span.
+    fn over(&self, span: &Span) -> impl Iterator<Item = (u64, &Touched)> {
+        let before = self.bytes.range(..span.ptr.0).next_back().filter(|(_, (end, _))| *end > span.ptr.0);
+        before.into_iter().chain(self.bytes.range(span.ptr.0..span.end())).map(|(&s, (_, t))| (s, t))
+    }
+
+    fn check(&self, clock: &Clock, me: usize, span: &Span, write: bool) -> Result<(), Race> {
+        for (start, touched) in self.over(span) {
+            let at = start.max(span.ptr.0);
+            let (writer, seq) = touched.written;
+            if writer != me && seq > clock[writer] {
+                return Err(Race { with: Lane::ALL[writer], wrote: true, at });
+            }
+            let reader = (0..LANES).find(|&l| l != me && touched.read[l] > clock[l]);
+            if let (true, Some(reader)) = (write, reader) {
+                return Err(Race { with: Lane::ALL[reader], wrote: false, at });
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, me: usize, seq: u64, span: &Span) {
+        self.split(span.ptr.0);
+        self.split(span.end());
+        let mut at = span.ptr.0;
+        let mut gaps = Vec::new();
+        for (&start, (end, touched)) in self.bytes.range_mut(span.ptr.0..span.end()) {
+            touched.read[me] = seq;
+            if start > at {
+                gaps.push((at, start));
+            }
+            at = *end;
+        }
+        if at < span.end() {
+            gaps.push((at, span.end()));
+        }
+        for (start, end) in gaps {
+            let mut touched = Touched::default();
+            touched.read[me] = seq;
+            self.bytes.insert(start, (end, touched));
+        }
+    }
+
+    /// Makes `at` a boundary between ranges.
+    fn split(&mut self, at: u64) {
+        let Some((_, (end, touched))) = self.bytes.range_mut(..at).next_back() else { return };
+        if *end > at {
+            let (last, touched) = (std::mem::replace(end, at), *touched);
+            self.bytes.insert(at, (last, touched));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::runtime::DevPtr;
+    use Lane::{Compute, DeviceToHost, HostToDevice};
+
+    fn span(at: u64, len: usize) -> Span {
+        Span { ptr: DevPtr(at), len }
+    }
+
+    #[test]
+    fn lanes_that_share_bytes_need_an_event() {
+        let mut o = Order::default();
+        o.enter(HostToDevice, 1, &[], &[span(100, 50)]).unwrap();
+        let race = Race { with: HostToDevice, wrote: true, at: 149 };
+        assert_eq!(o.enter(Compute, 1, &[span(149, 10)], &[]), Err(race));
+        o.enter(Compute, 1, &[span(150, 10)], &[span(90, 10)]).unwrap();
+        let event = o.mark(HostToDevice, 2);
+        o.wait(Compute, &event);
+        o.enter(Compute, 2, &[span(100, 50)], &[]).unwrap();
+        // The next upload must not overtake the reader.
+        let race = Race { with: Compute, wrote: false, at: 100 };
+        assert_eq!(o.enter(HostToDevice, 3, &[], &[span(100, 1)]), Err(race));
+        let event = o.mark(Compute, 3);
+        o.seen(&event);
+        o.enter(HostToDevice, 3, &[], &[span(100, 1)]).unwrap();
+    }
+
+    #[test]
+    fn order_is_transitive() {
+        let mut o = Order::default();
+        o.enter(HostToDevice, 1, &[], &[span(0, 8)]).unwrap();
+        let event = o.mark(HostToDevice, 2);
+        o.wait(Compute, &event);
+        let event = o.mark(Compute, 1);
+        o.wait(DeviceToHost, &event);
+        o.enter(DeviceToHost, 1, &[span(0, 8)], &[]).unwrap();
+    }
+
+    #[test]
+    fn what_is_allocated_again_has_no_past() {
+        let mut o = Order::default();
+        o.enter(Compute, 1, &[], &[span(0, 8)]).unwrap();
+        o.forget(&span(0, 8));
+        o.enter(DeviceToHost, 1, &[], &[span(0, 8)]).unwrap();
+    }
+
+    /// Against one entry per byte.
+    #[test]
+    fn ranges_agree_with_bytes() {
+        let mut o = Order::default();
+        let mut naive = [Touched::default(); 64];
+        let mut seq = [0u64; 3];
+        let mut state = 7u64;
+        let mut random = |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % n
+        };
+        let mut races = 0;
+        for _ in 0..4000 {
+            let lane = Lane::ALL[random(3) as usize];
+            let (at, write) = (random(60), random(2) == 0);
+            let s = span(at, 1 + random(64 - at) as usize);
+            if random(4) == 0 {
+                let from = Lane::ALL[random(3) as usize];
+                seq[from as usize] += 1;
+                let mark = o.mark(from, seq[from as usize]);
+                o.wait(lane, &mark);
+            }
+            let clock = o.before(lane);
+            let me = lane as usize;
+            let bytes = &mut naive[at as usize..s.end() as usize];
+            let race = bytes.iter().any(|t| {
+                let written = t.written.0 != me && t.written.1 > clock[t.written.0];
+                written || write && (0..3).any(|l| l != me && t.read[l] > clock[l])
+            });
+            seq[me] += 1;
+            let (r, w): (&[Span], &[Span]) = if write { (&[], &[s]) } else { (&[s], &[]) };
+            assert_eq!(o.enter(lane, seq[me], r, w).is_err(), race);
+            races += race as u32;
+            if race {
+                seq[me] -= 1;
+                continue;
+            }
+            for t in bytes {
+                match write {
+                    true => *t = Touched { written: (me, seq[me]), read: [0; 3] },
+                    false => t.read[me] = seq[me],
+                }
+            }
+        }
+        assert!((400..3600).contains(&races), "{races} races: both outcomes were seen");
+    }
+}

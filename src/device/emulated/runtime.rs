@@ -1,0 +1,294 @@
+//! The runtime contract over the emulated lanes and memory.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use super::lanes::{Core, Mark};
+use super::op::{HostOp, Op, Span};
+use super::options::{EmulatedOptions, FaultPlan};
+use super::program::{self, OwnedLaunch};
+use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime};
+use crate::{Error, Result};
+
+/// Threads of a block that any device takes, and bytes of a kernel's parameters.
+const MAX_THREADS: u64 = 1024;
+const MAX_PARAMS: usize = 4096;
+
+/// An accelerator made of CPU threads. Dropping it abandons work that has not begun.
+pub struct EmulatedRuntime {
+    core: Arc<Core>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Shared memory that one block may have, by compute capability (CUDA programming guide, table of
+/// technical specifications).
+fn shared_per_block(sm: u32) -> Option<u32> {
+    Some(match sm {
+        75 => 64 << 10,
+        80 => 163 << 10,
+        86 | 89 => 99 << 10,
+        90 => 227 << 10,
+        _ => return None,
+    })
+}
+
+impl EmulatedRuntime {
+    /// Starts its lanes.
+    ///
+    /// # Errors
+    /// A compute capability that is not emulated, more memory than there are addresses, or no threads.
+    pub fn new(options: EmulatedOptions) -> Result<EmulatedRuntime> {
+        let Some(shared_per_block) = shared_per_block(options.sm) else {
+            return Err(Error::usage(format!(
+                "emulated accelerator: compute capability {} is not one of 75, 80, 86, 89, 90",
+                options.sm
+            )));
+        };
+        let info = DeviceInfo {
+            name: format!("emulated (sm_{})", options.sm),
+            sm: options.sm,
+            multiprocessors: options.multiprocessors.max(1),
+            memory_total: options.memory,
+            shared_per_block,
+            driver: 0,
+        };
+        let mut runtime = EmulatedRuntime { core: Arc::new(Core::new(info, options)?), threads: Vec::new() };
+        for lane in Lane::ALL {
+            let core = runtime.core.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("emulated-{lane:?}"))
+                .spawn(move || core.serve(lane))
+                .map_err(|e| Error::Device {
+                    what: "emulated accelerator".into(),
+                    problem: format!("the system refuses to start a thread: {e}"),
+                })?;
+            runtime.threads.push(thread);
+        }
+        Ok(runtime)
+    }
+
+    /// How it was made.
+    pub fn options(&self) -> &EmulatedOptions {
+        &self.core.options
+    }
+
+    /// Replaces the plan of faults; its counts begin now.
+    pub fn set_faults(&self, plan: FaultPlan) {
+        self.core.set_faults(plan);
+    }
+
+    /// Enqueues an operation that runs on the host: `body` gets the bytes of `reads` and of `writes`, in
+    /// their order. Spans may lie in pinned memory too.
+    ///
+    /// # Errors
+    /// As for a launch; and if what it writes overlaps another of its spans.
+    pub fn operation(
+        &self,
+        lane: Lane,
+        name: &str,
+        reads: &[Span],
+        writes: &[Span],
+        body: impl Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let failed = |problem: String| Error::Device { what: format!("operation {name}"), problem };
+        for (i, w) in writes.iter().enumerate() {
+            if let Some(other) = reads.iter().chain(&writes[i + 1..]).find(|s| s.overlaps(w)) {
+                return Err(failed(format!(
+                    "{} bytes at {:#x} to write overlap {} bytes at {:#x}",
+                    w.len, w.ptr.0, other.len, other.ptr.0
+                )));
+            }
+        }
+        self.core.may_launch(name)?;
+        let op =
+            HostOp { name: name.into(), reads: reads.into(), writes: writes.into(), body: Arc::new(body) };
+        self.core.enqueue(lane, Op::Host(op))
+    }
+
+    /// The mark in an event of this runtime.
+    fn mark(&self, event: &Event) -> Result<Arc<Mark>> {
+        let mark = event.0.clone().downcast::<Mark>().ok();
+        mark.filter(|m| std::ptr::eq(m.device.as_ptr(), Arc::as_ptr(&self.core))).ok_or_else(|| {
+            Error::Device {
+                what: "emulated accelerator".into(),
+                problem: "the event is of another accelerator".into(),
+            }
+        })
+    }
+}
+
+impl Drop for EmulatedRuntime {
+    fn drop(&mut self) {
+        self.core.shut_down();
+        for thread in self.threads.drain(..) {
+            // The last owner may be a lane's own operation.
+            if thread.thread().id() != std::thread::current().id() {
+                thread.join().ok();
+            }
+        }
+    }
+}
+
+/// `at..at + len` of pinned memory, if it is there.
+fn pinned_range(pinned: &Arc<dyn Pinned>, at: usize, len: usize) -> Result<()> {
+    if at.checked_add(len).is_none_or(|end| end > pinned.len()) {
+        return Err(Error::Device {
+            what: "emulated accelerator".into(),
+            problem: format!("{len} bytes from byte {at} of {} bytes of pinned memory", pinned.len()),
+        });
+    }
+    Ok(())
+}
+
+impl Runtime for EmulatedRuntime {
+    fn info(&self) -> &DeviceInfo {
+        &self.core.info
+    }
+
+    fn memory_free(&self) -> Result<u64> {
+        self.core.memory_left()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        self.core.alloc(bytes)
+    }
+
+    fn free(&self, ptr: DevPtr) {
+        self.core.free(ptr);
+    }
+
+    fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>> {
+        Ok(self.core.pinned(bytes)?)
+    }
+
+    fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()> {
+        self.core.enqueue(lane, Op::Upload { dst, data: src.into() })
+    }
+
+    fn upload_pinned(
+        &self,
+        lane: Lane,
+        dst: DevPtr,
+        src: &Arc<dyn Pinned>,
+        range: Range<usize>,
+    ) -> Result<()> {
+        let (at, len) = (range.start, range.len());
+        pinned_range(src, at, len)?;
+        self.core.enqueue(lane, Op::FromPinned { dst, src: src.clone(), at, len })
+    }
+
+    fn download_pinned(
+        &self,
+        lane: Lane,
+        src: DevPtr,
+        dst: &Arc<dyn Pinned>,
+        at: usize,
+        len: usize,
+    ) -> Result<()> {
+        pinned_range(dst, at, len)?;
+        self.core.enqueue(lane, Op::ToPinned { src, dst: dst.clone(), at, len })
+    }
+
+    fn download(&self, lane: Lane, src: DevPtr, dst: &mut [u8]) -> Result<()> {
+        let to = Arc::new(Mutex::new(Vec::new()));
+        self.core.enqueue(lane, Op::ToHost { src, len: dst.len(), to: to.clone() })?;
+        self.core.synchronize(&*self.core.record(lane)?)?;
+        dst.copy_from_slice(&to.lock().unwrap_or_else(|e| e.into_inner()));
+        Ok(())
+    }
+
+    fn copy(&self, lane: Lane, dst: DevPtr, src: DevPtr, len: usize) -> Result<()> {
+        self.core.enqueue(lane, Op::Copy { dst, src, len })
+    }
+
+    fn fill(&self, lane: Lane, dst: DevPtr, value: u8, len: usize) -> Result<()> {
+        self.core.enqueue(lane, Op::Fill { dst, value, len })
+    }
+
+    fn launch(&self, lane: Lane, launch: &Launch<'_>) -> Result<()> {
+        let refused = |problem: String| Error::Device { what: format!("kernel {}", launch.kernel), problem };
+        self.core.alive()?;
+        if !self.has_kernel(launch.kernel) {
+            return Err(refused(format!("there is none of that name for sm_{}", self.core.info.sm)));
+        }
+        let threads: u64 = launch.block.iter().map(|&n| n as u64).product();
+        if launch.grid.contains(&0) || threads == 0 || threads > MAX_THREADS {
+            return Err(refused(format!(
+                "a grid of {:?} blocks of {:?} threads cannot be launched",
+                launch.grid, launch.block
+            )));
+        }
+        if launch.shared > self.core.info.shared_per_block {
+            return Err(refused(format!(
+                "{} bytes of shared memory asked for, a block may have {}",
+                launch.shared, self.core.info.shared_per_block
+            )));
+        }
+        if launch.params.len() > MAX_PARAMS {
+            return Err(refused(format!(
+                "{} bytes of parameters, at most {MAX_PARAMS}",
+                launch.params.len()
+            )));
+        }
+        self.core.may_launch(launch.kernel)?;
+        let owned = OwnedLaunch {
+            kernel: launch.kernel.into(),
+            grid: launch.grid,
+            block: launch.block,
+            shared: launch.shared,
+            params: launch.params.into(),
+        };
+        self.core.enqueue(lane, Op::Kernel(Arc::new(owned)))
+    }
+
+    fn has_kernel(&self, kernel: &str) -> bool {
+        program::has_kernel(kernel, self.core.info.sm)
+    }
+
+    fn tensor_map_2d(
+        &self,
+        base: DevPtr,
+        rows: u64,
+        cols: u64,
+        stride: u64,
+        box_rows: u32,
+        box_cols: u32,
+    ) -> Result<[u8; 128]> {
+        if self.core.info.sm < 90 {
+            return Err(Error::Unsupported(format!("{}: no tensor maps below sm_90", self.core.info.name)));
+        }
+        program::tensor_map_2d(base, rows, cols, stride, box_rows, box_cols)
+    }
+
+    fn record(&self, lane: Lane) -> Result<Event> {
+        Ok(Event(self.core.record(lane)?))
+    }
+
+    fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
+        self.core.wait(lane, &self.mark(event)?)
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        self.core.is_done(&*self.mark(event)?)
+    }
+
+    fn synchronize(&self, event: &Event) -> Result<()> {
+        self.core.synchronize(&*self.mark(event)?)
+    }
+
+    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        let ops: Arc<[Op]> = self.core.capture(enqueue)?.into();
+        Ok(Some(Graph(Arc::new(ops))))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        let Some(ops) = graph.0.downcast_ref::<Arc<[Op]>>() else {
+            return Err(Error::Device {
+                what: "emulated accelerator".into(),
+                problem: "the recorded work is of another accelerator".into(),
+            });
+        };
+        self.core.enqueue(Lane::Compute, Op::Graph(ops.clone()))
+    }
+}
