@@ -151,11 +151,6 @@ impl Arena {
         }
     }
 
-    /// Whether an address is in the reservation, allocated or not.
-    pub fn contains(&self, ptr: DevPtr) -> bool {
-        self.memory.offset(ptr).is_some()
-    }
-
     /// Whether `ptr..ptr + len` lies in one allocation. `Err` says what is there instead.
     pub fn check(&self, ptr: DevPtr, len: usize) -> std::result::Result<(), String> {
         let Some(at) = self.memory.offset(ptr) else {

@@ -320,7 +320,7 @@ impl Core {
         let mut state = lock(&self.state);
         state.report(lane)?;
         let mut keep = Vec::new();
-        for span in reads.iter().chain(&writes) {
+        for span in reads.iter().chain(&writes).filter(|s| s.len > 0) {
             match state.pinned(span) {
                 Some(memory) => keep.push(memory),
                 None => arena.check(span.ptr, span.len).map_err(failed)?,
@@ -560,8 +560,8 @@ impl Core {
             self.pause(transfer);
         }
         let begin = Instant::now();
-        let (sm, checks) = (self.info.sm, &self.options.checks);
-        let kernel = |launch: &OwnedLaunch| program::launch(launch, sm, checks);
+        let checks = &self.options.checks;
+        let kernel = |launch: &OwnedLaunch| program::launch(launch, checks);
         // SAFETY: `enqueue` found every span allocated, and `free` waits for the work enqueued before it;
         // pinned memory is kept by the job. `order` refused work whose bytes another lane's unordered
         // work touches, and events are waited for before this runs, so nobody else uses them now.

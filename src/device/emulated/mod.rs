@@ -4,7 +4,8 @@
 //! * `allocator` and `arena` are its memory: capped, poisoned, with guards between allocations.
 //! * `order` watches that work of different lanes on the same bytes is ordered by events.
 //! * `op`, `lanes` are the work and the threads that do it; `runtime` is the contract over them.
-//! * `program` runs the real kernels of `cuda/`, where a C++ compiler built them into this program (`ffi`).
+//! * `program` runs the real kernels of `cuda/`, where a C++ compiler built them into this program
+//!   (through `ffi`).
 
 mod allocator;
 mod arena;
@@ -20,5 +21,5 @@ mod random;
 mod runtime;
 
 pub use op::Span;
-pub use options::{EmulatedOptions, FaultPlan, KernelChecks, Schedule, Speed};
+pub use options::{CopyTiming, EmulatedOptions, FaultPlan, KernelChecks, Schedule, Speed};
 pub use runtime::EmulatedRuntime;

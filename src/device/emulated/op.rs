@@ -181,14 +181,23 @@ impl Op {
 /// # Safety
 /// As [`Op::run`].
 unsafe fn run_on_slices(op: &HostOp) -> Result<()> {
-    // SAFETY: the spans are allocated and stay so while the operation runs; nobody writes what it reads.
-    let reads: Vec<&[u8]> =
-        op.reads.iter().map(|s| unsafe { std::slice::from_raw_parts(s.ptr.0 as *const u8, s.len) }).collect();
-    // SAFETY: as above; nobody else touches what it writes, and its spans do not overlap each other.
+    let reads: Vec<&[u8]> = op
+        .reads
+        .iter()
+        .map(|s| match s.len {
+            0 => &[][..],
+            // SAFETY: allocated, and stays so while the operation runs; nobody writes it meanwhile.
+            len => unsafe { std::slice::from_raw_parts(s.ptr.0 as *const u8, len) },
+        })
+        .collect();
     let mut writes: Vec<&mut [u8]> = op
         .writes
         .iter()
-        .map(|s| unsafe { std::slice::from_raw_parts_mut(s.ptr.0 as *mut u8, s.len) })
+        .map(|s| match s.len {
+            0 => &mut [][..],
+            // SAFETY: as above; nobody else touches it, and the operation's own spans are apart.
+            len => unsafe { std::slice::from_raw_parts_mut(s.ptr.0 as *mut u8, len) },
+        })
         .collect();
     (op.body)(&reads, &mut writes)
 }

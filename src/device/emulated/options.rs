@@ -77,36 +77,65 @@ pub struct FaultPlan {
     pub refuse_kernel: Option<String>,
 }
 
-/// Order in which blocks and threads of a launch run.
+/// Order in which the threads and blocks of a launch run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Schedule {
-    /// Threads in order, each up to the next barrier.
+    /// By index.
     Ascending,
-    /// The other way round.
+    /// From the last one down.
     Descending,
-    /// Shuffled.
-    Random {
-        /// Of the shuffle.
-        seed: u64,
-    },
-    /// Shuffled, and interrupted between any two memory accesses.
-    Preempt {
-        /// Of the interruptions.
-        seed: u64,
-    },
+    /// Another thread at every barrier, collective and wait.
+    Random,
+    /// And in the midst of loads and stores.
+    Preempted,
 }
 
-/// How the real kernels are run and watched.
+/// When a kernel's asynchronous copies land, and its asynchronous matrix products read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyTiming {
+    /// At once.
+    AtOnce,
+    /// As late as is allowed.
+    AtWait,
+    /// At any time that is allowed.
+    Random,
+}
+
+/// How the real kernels are run and watched. Bounds and alignment of what they touch are always checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelChecks {
     /// Which order.
     pub schedule: Schedule,
-    /// Whether races, accesses out of bounds and reads of uninitialised memory are looked for.
-    pub check: bool,
+    /// When copies land.
+    pub copies: CopyTiming,
+    /// Of everything random.
+    pub seed: u64,
+    /// Whether races in shared memory and reads of uninitialised memory are looked for.
+    pub races: bool,
+    /// Whether races in device memory are looked for, too.
+    pub global_races: bool,
+}
+
+impl KernelChecks {
+    /// As fast as the emulation goes: bounds only.
+    pub const FAST: KernelChecks = KernelChecks {
+        schedule: Schedule::Ascending,
+        copies: CopyTiming::AtOnce,
+        seed: 0,
+        races: false,
+        global_races: false,
+    };
 }
 
 impl Default for KernelChecks {
+    /// Everything checked, in order, copies as late as is allowed.
     fn default() -> Self {
-        KernelChecks { schedule: Schedule::Ascending, check: true }
+        KernelChecks {
+            schedule: Schedule::Ascending,
+            copies: CopyTiming::AtWait,
+            seed: 0,
+            races: true,
+            global_races: true,
+        }
     }
 }

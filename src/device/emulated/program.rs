@@ -17,36 +17,129 @@ pub(super) struct OwnedLaunch {
     pub params: Vec<u8>,
 }
 
-/// What the checker of kernels knows of memory: `initialised` says whether it may be read.
-pub(super) fn register(_ptr: DevPtr, _len: usize, _initialised: bool) {}
+#[cfg(tandem_emulation)]
+pub(super) use built_in::{has_kernel, launch, mark_initialised, register, tensor_map_2d, unregister};
+#[cfg(not(tandem_emulation))]
+pub(super) use missing::{has_kernel, launch, mark_initialised, register, tensor_map_2d, unregister};
 
-/// Forgets memory.
-pub(super) fn unregister(_ptr: DevPtr) {}
+#[cfg(tandem_emulation)]
+mod built_in {
+    use super::*;
+    use crate::device::emulated::ffi::{self, Config, Copies, Failure, Threads};
+    use crate::device::emulated::options::{CopyTiming, Schedule};
+    use crate::device::runtime::Launch;
 
-/// A copy or fill has written it.
-pub(super) fn mark_initialised(_ptr: DevPtr, _len: usize) {}
+    pub use ffi::{mark_initialised, unregister};
 
-/// Whether there is a kernel of that name for `sm`.
-pub(super) fn has_kernel(_kernel: &str, _sm: u32) -> bool {
-    false
+    /// The compute capability that the host build of the kernels stands for.
+    const EMULATED_SM: u32 = 90;
+
+    /// What the checker of kernels knows of memory: `initialised` says whether it may be read.
+    pub fn register(ptr: DevPtr, len: usize, initialised: bool) {
+        // SAFETY: the arena and pinned memory register what they have just mapped or given out, and
+        // unregister it before they unmap or reuse it. No references to it exist but while a host
+        // operation or a copy runs, which the user orders against kernels by lanes and events.
+        unsafe { ffi::register(ptr, len, initialised) }
+    }
+
+    /// Whether there is a kernel of that name that `sm` can run: names end in what a kernel needs more than
+    /// its file is built for.
+    pub fn has_kernel(kernel: &str, sm: u32) -> bool {
+        (sm >= EMULATED_SM || !needs_more(kernel, sm)) && ffi::has_kernel(kernel)
+    }
+
+    /// Kernels in bf16 exist from 80 on, those of `*_sm90a.cu` on 90 only.
+    fn needs_more(kernel: &str, sm: u32) -> bool {
+        kernel.contains("sm90a") || kernel.contains("wgmma") || sm < 80 && kernel.contains("bf16")
+    }
+
+    /// Runs a kernel to its end.
+    pub fn launch(launch: &OwnedLaunch, checks: &KernelChecks) -> Result<()> {
+        ffi::configure(&Config {
+            threads: match checks.schedule {
+                Schedule::Ascending => Threads::Ascending,
+                Schedule::Descending => Threads::Descending,
+                Schedule::Random => Threads::Random,
+                Schedule::Preempted => Threads::Preempted,
+            },
+            copies: match checks.copies {
+                CopyTiming::AtOnce => Copies::AtOnce,
+                CopyTiming::AtWait => Copies::AtWait,
+                CopyTiming::Random => Copies::Random,
+            },
+            races: checks.races,
+            global_races: checks.global_races,
+            uninitialised: checks.races,
+            seed: checks.seed,
+        });
+        let outcome = ffi::launch(&Launch {
+            kernel: &launch.kernel,
+            grid: launch.grid,
+            block: launch.block,
+            shared: launch.shared,
+            params: &launch.params,
+        });
+        outcome.map_err(|failure| Error::Device {
+            what: format!("kernel {}", launch.kernel),
+            problem: match failure {
+                Failure::UnknownKernel => "there is none of that name".into(),
+                Failure::BadLaunch(why) | Failure::Fault(why) => why,
+            },
+        })
+    }
+
+    /// See [`Runtime::tensor_map_2d`](crate::device::runtime::Runtime::tensor_map_2d).
+    pub fn tensor_map_2d(
+        base: DevPtr,
+        rows: u64,
+        cols: u64,
+        stride: u64,
+        box_rows: u32,
+        box_cols: u32,
+    ) -> Result<[u8; 128]> {
+        ffi::tensor_map_2d(base, rows, cols, stride, box_rows, box_cols).ok_or_else(|| Error::Device {
+            what: "emulated accelerator".into(),
+            problem: format!(
+                "no tensor map of a matrix of {rows} x {cols}, rows {stride} apart, at {:#x}, in boxes of \
+                 {box_rows} x {box_cols}",
+                base.0
+            ),
+        })
+    }
 }
 
-/// Runs a kernel to its end.
-pub(super) fn launch(launch: &OwnedLaunch, _sm: u32, _checks: &KernelChecks) -> Result<()> {
-    Err(Error::Device {
-        what: format!("kernel {}", launch.kernel),
-        problem: "the kernels of cuda/ were not built into this program for host emulation".into(),
-    })
-}
+#[cfg(not(tandem_emulation))]
+mod missing {
+    use super::*;
 
-/// See [`Runtime::tensor_map_2d`](crate::device::runtime::Runtime::tensor_map_2d).
-pub(super) fn tensor_map_2d(
-    _base: DevPtr,
-    _rows: u64,
-    _cols: u64,
-    _stride: u64,
-    _box_rows: u32,
-    _box_cols: u32,
-) -> Result<[u8; 128]> {
-    Err(Error::Unsupported("emulated accelerator: kernels of cuda/ are not in this program".into()))
+    pub fn register(_ptr: DevPtr, _len: usize, _initialised: bool) {}
+
+    pub fn unregister(_ptr: DevPtr) {}
+
+    pub fn mark_initialised(_ptr: DevPtr, _len: usize) {}
+
+    pub fn has_kernel(_kernel: &str, _sm: u32) -> bool {
+        false
+    }
+
+    fn absent(what: String) -> Error {
+        Error::Device { what, problem: "this program has no kernels of cuda/ built for the host".into() }
+    }
+
+    pub fn launch(launch: &OwnedLaunch, _checks: &KernelChecks) -> Result<()> {
+        let OwnedLaunch { kernel, grid, block, shared, params } = launch;
+        let size = params.len();
+        Err(absent(format!("kernel {kernel} ({grid:?} x {block:?}, {shared} B shared, {size} B params)")))
+    }
+
+    pub fn tensor_map_2d(
+        _base: DevPtr,
+        rows: u64,
+        cols: u64,
+        _stride: u64,
+        _box_rows: u32,
+        _box_cols: u32,
+    ) -> Result<[u8; 128]> {
+        Err(absent(format!("tensor map of {rows} x {cols}")))
+    }
 }
