@@ -10,9 +10,12 @@ use std::process::Command;
 use crate::cache::{Cache, Sources};
 use crate::{Part, Result, abi, jobs, ptx, tools};
 
-const FLAGS: [&str; 9] = [
+const FLAGS: [&str; 11] = [
     "-std=c++17",
     "-O2",
+    // Kernels see shared memory through pointers of many types, as nvcc lets them.
+    "-fno-strict-aliasing",
+    "-Wno-psabi",
     "-g1",
     "-fPIC",
     "-Icuda/include",
@@ -22,7 +25,15 @@ const FLAGS: [&str; 9] = [
     "-c",
 ];
 /// A kernel's accesses are reported to the emulator; contraction would make sums differ from nvcc's rules.
-const KERNEL_FLAGS: [&str; 4] = ["-fsanitize=thread", "-ffp-contract=off", "-x", "c++"];
+/// A loop that became a call of memset would not be reported; entries and exits of functions need not be.
+const KERNEL_FLAGS: [&str; 6] = [
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fno-tree-loop-distribute-patterns",
+    "-ffp-contract=off",
+    "-x",
+    "c++",
+];
 const SOURCES: Sources = Sources { include: &["cuda/include", "cuda/host"], never: None };
 
 /// Whether this build asks for it: `cargo test` and `cargo bench` do.

@@ -164,6 +164,7 @@ void mbarrier_arrive(u64* bar, u32 bytes, Site site);
 void mbarrier_wait(u64* bar, u32 parity, Site site);
 void tensor_copy_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, Site site);
 void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site);
+void wgmma_registers(float* d, int n, bool is_bf16, Words4 a, u64 b, Site site);
 void wgmma_close(Site site);
 void wgmma_finish(int groups, Site site);
 
@@ -367,6 +368,15 @@ DEVICE void ldmatrix_x2_trans(u32 r[2], const void* row, EMU_SITE) {
     r[0] = w.r[0], r[1] = w.r[1];
 }
 
+// Element (row, column) is half column % 2 of lane 4 * row + column / 2.
+DEVICE u32 movmatrix_trans(u32 v, EMU_SITE) {
+    dim3 at = threadIdx, block = blockDim;
+    u32 lane = (at.x + block.x * (at.y + block.y * at.z)) % 32, from = lane % 4 * 8 + lane / 8, half = lane / 4 % 2 * 16;
+    u32 lo = emu::shuffle(emu::SHUFFLE_INDEX, ~0u, v, (int)from, 32, EMU_HERE);
+    u32 hi = emu::shuffle(emu::SHUFFLE_INDEX, ~0u, v, (int)from + 4, 32, EMU_HERE);
+    return (lo >> half & 0xffff) | (hi >> half & 0xffff) << 16;
+}
+
 template <class T> DEVICE void mma_16816(float c[4], const u32 a[4], const u32 b[2], EMU_SITE);
 template <> DEVICE void mma_16816<f16>(float c[4], const u32 a[4], const u32 b[2], const char* file, int line) {
     emu::unpack_c(c, emu::mma_f16({c[0], c[1], c[2], c[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}, EMU_HERE).c);
@@ -394,6 +404,9 @@ DEVICE void tma_load_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, 
 }
 DEVICE void fence_async_shared() {}
 DEVICE u64 smem_desc_sw128(u32 smem_addr) { return (u64)((smem_addr & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
+DEVICE u64 smem_desc_sw128_mn(u32 smem_addr, u32 next) {
+    return (u64)((smem_addr & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
 DEVICE void wgmma_fence() {}
 DEVICE void wgmma_commit(EMU_SITE) { emu::wgmma_close(EMU_HERE); }
 template <int N> DEVICE void wgmma_wait(EMU_SITE) { emu::wgmma_finish(N, EMU_HERE); }
@@ -404,6 +417,10 @@ template <> inline constexpr bool is_bf16<bf16> = true;
 template <class T, int N> DEVICE void wgmma_m64k16(float* d, u64 desc_a, u64 desc_b, EMU_SITE) {
     static_assert(N % 8 == 0 && 8 <= N && N <= 256, "N of wgmma");
     emu::wgmma(d, N, emu::is_bf16<T>, desc_a, desc_b, EMU_HERE);
+}
+template <class T, int N> DEVICE void wgmma_m64k16_ra(float* d, const u32 a[4], u64 desc_b, EMU_SITE) {
+    static_assert(N == 64 || N == 128 || N == 256, "N of wgmma");
+    emu::wgmma_registers(d, N, emu::is_bf16<T>, {a[0], a[1], a[2], a[3]}, desc_b, EMU_HERE);
 }
 template <int N> DEVICE void set_max_registers_inc() {}
 template <int N> DEVICE void set_max_registers_dec() {}

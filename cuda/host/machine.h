@@ -80,6 +80,7 @@ union Slot {
     struct {
         float* d;
         u64 a, b;
+        u32 a_registers[4];
     } wgmma;
 };
 
@@ -129,6 +130,8 @@ struct Product {
     bool is_bf16, done;
     u32 group;
     u32 accumulators;
+    bool a_in_registers; // and b by N; a is not a descriptor, its values are these
+    u16 a_values[16][16];
 };
 // Accumulators that are not the kernel's to read: [16][n], and where the lanes want them.
 struct Accumulators {

@@ -1,4 +1,4 @@
-// wgmma.cpp    matrix products of a warpgroup, asynchronous, operands in shared memory (sm_90a)
+// wgmma.cpp    matrix products of a warpgroup, asynchronous, operands in shared memory or a in registers (sm_90a)
 //
 // Warp w of the four computes rows 16 * (w % 4) .. + 16 of d[64][n] += a[64][16] * b[n][16]^T. From issue to wait
 // the accumulators are NaN to the kernel, and both operands count as read at both ends: whoever overwrites them in
@@ -6,6 +6,9 @@
 //
 // Operands are K-major, rows of 128 bytes in groups of eight, swizzled by 128 bytes (see tma.cpp):
 //   element (r, k) at start + r / 8 * stride + r % 8 * 128 + k * 2, then the chunk xor the line.
+// With a in registers (mma's fragment of each warp's 16 rows), b is MN-major: rows of 64 n, eight k a group, blocks
+// of 64 n `leading` bytes apart:
+//   element (n, k) at start + n / 64 * leading + k / 8 * stride + k % 8 * 128 + n % 64 * 2, then the chunk xor the line.
 #include "machine.h"
 
 #include <cmath>
@@ -14,16 +17,17 @@
 namespace emu {
 
 struct Operand {
-    u32 start, stride; // bytes; start within the window of shared memory
+    u32 start, stride, leading; // bytes; start within the window of shared memory
 };
 
-static Operand decode(u64 descriptor, u32 rows, const char* which, Site site) {
-    Operand o = {(u32)(descriptor & 0x3fff) * 16, (u32)(descriptor >> 32 & 0x3fff) * 16};
+static Operand decode(u64 descriptor, u32 rows, const char* which, Site site, bool by_n = false) {
+    Operand o = {(u32)(descriptor & 0x3fff) * 16, (u32)(descriptor >> 32 & 0x3fff) * 16, (u32)(descriptor >> 16 & 0x3fff) * 16};
     if (descriptor >> 62 != 1) fail(site, "wgmma: operand %s is not swizzled by 128 bytes", which);
     if (descriptor >> 49 & 7) fail(site, "wgmma: operand %s with a base offset", which);
     if (o.start & 0x380) fail(site, "wgmma: operand %s begins at byte %u, not in the first row of a 1024-byte pattern", which, o.start);
     if ((o.start & 0x7f) + 32 > 128) fail(site, "wgmma: operand %s begins at byte %u of its 128-byte rows", which, o.start & 0x7f);
-    u32 end = o.start + (rows / 8 - 1) * o.stride + 1024 - (o.start & 0x7f);
+    if (by_n && (o.start & 0x7f)) fail(site, "wgmma: operand %s begins at byte %u of its 128-byte rows", which, o.start & 0x7f);
+    u32 end = o.start + (by_n ? (rows / 64 - 1) * o.leading + o.stride : (rows / 8 - 1) * o.stride) + 1024 - (o.start & 0x7f);
     if (o.start < SHARED_WINDOW || end > SHARED_WINDOW + machine->shared_bytes)
         fail(site, "wgmma: operand %s is bytes %u to %u of a block's %u of shared memory", which, o.start - SHARED_WINDOW, end - SHARED_WINDOW,
              machine->shared_bytes);
@@ -36,9 +40,21 @@ static u32 place(const Operand& o, u32 row, u32 half) {
     return (at ^ (at / 128 % 8 * 16)) - SHARED_WINDOW;
 }
 
+// The same by N: where the 8 n from 8 * chunk on lie, of row k.
+static u32 place_by_n(const Operand& o, u32 chunk, u32 k) {
+    u32 at = o.start + chunk / 8 * o.leading + k / 8 * o.stride + k % 8 * 128 + chunk % 8 * 16;
+    return (at ^ (at / 128 % 8 * 16)) - SHARED_WINDOW;
+}
+
 static void check_reads(const Product& p, Site site) {
     if (!machine->config.checks) return;
     const Thread& first = machine->threads[self->warp * 32]; // the whole warp reads; one lane stands for it
+    if (p.a_in_registers) {
+        Operand b = decode(p.b, p.n, "b", site, true);
+        for (u32 k = 0; k < 16; k++)
+            for (u32 chunk = 0; chunk < p.n / 8; chunk++) check_shared(place_by_n(b, chunk, k), 16, Access::READ, stamp_of(first), site);
+        return;
+    }
     Operand a = decode(p.a, 64, "a", site), b = decode(p.b, p.n, "b", site);
     u32 row = self->warp % 4 * 16;
     for (u32 half = 0; half < 2; half++) {
@@ -53,20 +69,34 @@ __attribute__((target_clones("arch=haswell", "default"))) static void multiply(f
             for (u32 j = 0; j < n; j++) c[m * n + j] += a[m][k] * b[k * n + j];
 }
 
+static float widen(u16 v, bool is_bf16) { return is_bf16 ? bf16_to_f32(v) : f16_to_f32(v); }
+
 static void load_row(float* to, u32 step, const Operand& o, u32 row, bool is_bf16) {
     for (u32 k = 0; k < 16; k++) {
         u16 v;
         memcpy(&v, machine->shared + place(o, row, k / 8) + k % 8 * 2, 2);
-        to[k * step] = is_bf16 ? bf16_to_f32(v) : f16_to_f32(v);
+        to[k * step] = widen(v, is_bf16);
     }
 }
 
 static void compute(ProductQueue& queue, Product& p, Site site) {
     if (p.done) return;
-    Operand a = decode(p.a, 64, "a", site), b = decode(p.b, p.n, "b", site);
+    Operand b = decode(p.b, p.n, "b", site, p.a_in_registers);
     float wide_a[16][16], wide_b[16 * 256];
-    for (u32 r = 0; r < 16; r++) load_row(wide_a[r], 1, a, self->warp % 4 * 16 + r, p.is_bf16);
-    for (u32 r = 0; r < p.n; r++) load_row(wide_b + r, p.n, b, r, p.is_bf16);
+    if (p.a_in_registers) {
+        for (u32 r = 0; r < 16; r++)
+            for (u32 k = 0; k < 16; k++) wide_a[r][k] = widen(p.a_values[r][k], p.is_bf16);
+        for (u32 k = 0; k < 16; k++)
+            for (u32 n = 0; n < p.n; n++) {
+                u16 v;
+                memcpy(&v, machine->shared + place_by_n(b, n / 8, k) + n % 8 * 2, 2);
+                wide_b[k * p.n + n] = widen(v, p.is_bf16);
+            }
+    } else {
+        Operand a = decode(p.a, 64, "a", site);
+        for (u32 r = 0; r < 16; r++) load_row(wide_a[r], 1, a, self->warp % 4 * 16 + r, p.is_bf16);
+        for (u32 r = 0; r < p.n; r++) load_row(wide_b + r, p.n, b, r, p.is_bf16);
+    }
     multiply(queue.accumulators[p.accumulators].values.data(), wide_a, wide_b, p.n);
     machine->stats.mma += p.n / 8;
     p.done = true;
@@ -104,16 +134,21 @@ static u32 take_accumulators(ProductQueue& queue, const Warp& w, u32 n, Site sit
     return i;
 }
 
-void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site) {
+static void issue(float* d, int n, bool is_bf16, u64 a, const u32* a_registers, u64 b, Site site) {
     Machine& m = *machine;
     if (m.thread_count % 128) fail(site, "wgmma in a block of %u threads: no whole warpgroups", m.thread_count);
     Warp& w = m.warps[self->warp];
-    w.slots[self->lane].wgmma = {d, a, b};
+    w.slots[self->lane].wgmma = {d, a, b, {}};
+    if (a_registers) memcpy(w.slots[self->lane].wgmma.a_registers, a_registers, 16);
     if (!meet(~0u, "wgmma", site)) return;
     for (u32 lane = 0; lane < 32; lane++)
         if (w.slots[lane].wgmma.a != a || w.slots[lane].wgmma.b != b) fail(site, "wgmma: lanes of a warp give different descriptors");
     ProductQueue& queue = m.products[self->warp];
-    Product p = {a, b, (u32)n, is_bf16, false, queue.groups, 0};
+    Product p = {a, b, (u32)n, is_bf16, false, queue.groups, 0, a_registers != nullptr, {}};
+    if (a_registers) // register i of lane (g, t): rows g, g + 8, g, g + 8, columns 2t, 2t, 2t + 8, 2t + 8 and the next
+        for (u32 lane = 0; lane < 32; lane++)
+            for (u32 i = 0; i < 8; i++)
+                p.a_values[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i / 4 * 8 + i % 2] = (u16)(w.slots[lane].wgmma.a_registers[i / 2] >> i % 2 * 16);
     std::vector<Product>& group = m.warpgroup_products[self->warp / 4];
     size_t number = queue.issued++;
     if (number == group.size())
@@ -128,6 +163,10 @@ void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site) {
         for (Product& each : queue.products) compute(queue, each, site);
     part();
 }
+
+void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site) { issue(d, n, is_bf16, a, nullptr, b, site); }
+
+void wgmma_registers(float* d, int n, bool is_bf16, Words4 a, u64 b, Site site) { issue(d, n, is_bf16, 0, a.r, b, site); }
 
 void wgmma_close(Site site) {
     if (!meet(~0u, "wgmma_commit", site)) return;

@@ -1,1 +1,13 @@
-//! Repacking and launching of quantised linear kernels.
+//! Linear layers of quantised weights: packed once on the host ([`pack`]), multiplied as they are ([`launch`]),
+//! or decoded to 16 bits for the prefill GEMM.
+//!
+//! Nothing is rounded when a weight is packed: the device has the file's own integers and scales, in the order
+//! in which tensor cores want them (`cuda/include/quant_tile.cuh`).
+
+pub mod launch;
+pub mod pack;
+
+pub use launch::{
+    GEMV_TOKENS, GatherArgs, MAX_TOKENS, Plan, QuantLinearArgs, RowsArgs, gather, linear, rows, scratch_bytes,
+};
+pub use pack::{Layout, pack};

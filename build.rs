@@ -9,13 +9,21 @@
 //!
 //! `TANDEM_NO_CUDA=1` leaves out the second part, for short turn-around.
 
+#[path = "build/abi.rs"]
 mod abi;
+#[path = "build/cache.rs"]
 mod cache;
+#[path = "build/emulation.rs"]
 mod emulation;
+#[path = "build/info.rs"]
 mod info;
+#[path = "build/jobs.rs"]
 mod jobs;
+#[path = "build/ptx.rs"]
 mod ptx;
+#[path = "build/spills.rs"]
 mod spills;
+#[path = "build/tools.rs"]
 mod tools;
 
 use std::process::ExitCode;
@@ -43,7 +51,7 @@ impl<T> Part<T> {
 }
 
 fn build() -> Result<()> {
-    for path in ["build", "cuda"] {
+    for path in ["build.rs", "build", "cuda"] {
         println!("cargo::rerun-if-changed={path}");
     }
     // A path that does not exist would make every build run this again.
