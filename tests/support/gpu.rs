@@ -3,6 +3,8 @@
 //! `TANDEM_TEST_DEVICE=cuda` takes the GPU alone (and fails without one), `=emulated` the emulation alone;
 //! `TANDEM_TEST_SM=75` makes a GPU take the kernels of an older one.
 
+#![allow(dead_code)] // each test binary uses a part of it
+
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tandem::device::cuda::{self, CudaOptions, CudaRuntime};
