@@ -370,6 +370,13 @@ fn errors_name_the_place() {
     assert!(why.contains(", at bugs.cu:"), "{why}");
 }
 
+#[test]
+fn more_barriers_than_the_checker_counts_to() {
+    let long = Setup { threads: 32, n: 550_000, ..PLAIN };
+    let out = clean("long_block", long, &Config::default()).out;
+    assert_eq!(out[0], (0..550_000).fold(0u32, |sum, i| sum.wrapping_add(i)));
+}
+
 /// Faults leave nothing behind: the same thread, and others beside it, launch on.
 #[test]
 fn launches_beside_and_after_faults() {

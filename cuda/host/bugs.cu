@@ -246,6 +246,20 @@ template <bool fixed> DEVICE void wrong_barrier(const BugParams& p) {
 KERNEL(bug_wrong_barrier, BugParams) { wrong_barrier<false>(p); }
 KERNEL(fixed_wrong_barrier, BugParams) { wrong_barrier<true>(p); }
 
+// More barriers than the checker has epochs for: nothing wrong, and nothing may be reported. One warp.
+KERNEL(fixed_long_block, BugParams) {
+    SHARED_DYNAMIC(smem);
+    u32* s = (u32*)smem;
+    u32 sum = 0;
+    for (u32 i = 0; i < p.n; i++) {
+        s[threadIdx.x] = i;
+        __syncwarp();
+        sum += s[threadIdx.x ^ 1];
+        __syncwarp();
+    }
+    p.out[threadIdx.x] = sum;
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // sm_90a. A producer thread (warp 4) fills one stage of 64x64 halves by bulk copies; 128 consumers multiply. 160
 // threads are not whole warpgroups, so the block has 256.

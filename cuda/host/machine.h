@@ -211,6 +211,10 @@ inline u64 random_number() {
     return machine->random = x;
 }
 inline bool checks(u32 bit) { return machine->config.checks & bit; }
+// A new name for what device memory is marked with; names repeat after 2^18, when old marks must be gone.
+inline void rename_launch(GlobalCells& cells) {
+    if (++cells.launch % (1u << 18) == 0) cells.table.clear();
+}
 inline bool random_schedule() { return machine->config.schedule >= TANDEM_EMU_RANDOM; }
 
 // fiber.cpp
@@ -255,7 +259,12 @@ void stamp_write(const void* at, size_t bytes, u32 stamp);
 // That an asynchronous unit may read the bytes: what threads stored there, they have fenced.
 void require_fenced(size_t offset, size_t bytes, const Place& place);
 void begin_block_checks();
-void restart_clocks(); // everything so far is ordered before everything from now on
+// Stamps have few bits for epochs. When they are used up, the clocks begin again: everything so far counts as ordered
+// before everything from now on (a race across that moment is missed; one in half a million barriers).
+void restart_clocks();
+inline void restart_clocks_if_late() {
+    if (machine->clocks.epoch[self->warp] > EPOCH_LIMIT) restart_clocks();
+}
 u32 stamp_of(const Thread& thread);
 
 // global.cpp: device memory.

@@ -32,7 +32,7 @@ void restart_clocks() {
     for (Thread& t : m.threads) t.fenced = 0;
     for (Barrier& b : m.barriers) b.released = Clock{};
     forget_mbarrier_clocks();
-    m.global_cells.launch++; // stamps of device memory are of the old epochs
+    rename_launch(m.global_cells); // its stamps are of the old epochs
 }
 
 void begin_block_checks() {
