@@ -22,8 +22,9 @@ constexpr size_t STACK_BYTES = 64 * 1024;
 // Where shared memory begins in its own 32-bit window: not 0, since the system reserves the first KiB on devices.
 constexpr u32 SHARED_WINDOW = 1024;
 
-// What a byte of shared memory holds.
-enum ByteState : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2 };
+// What a byte of shared memory holds. Bit 0: it may be read. Ordinary stores and cp.async write for ordinary
+// loads (STORED); the asynchronous units see that only after a fence, what bulk copies wrote (WRITTEN) at once.
+enum ByteState : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2, STORED = 3 };
 
 
 // One cp.async that has been issued.
@@ -47,6 +48,7 @@ struct Thread {
     Site site;
     std::vector<Copy> copies; // oldest first
     u32 groups;               // committed so far
+    u32 fenced;               // epoch below which its stores are visible to the asynchronous units
 };
 
 // Lanes of a warp that have arrived at one instruction which they execute together.
@@ -250,6 +252,8 @@ void require_shared(const void* at, size_t bytes, size_t align, const char* what
 void check_shared(size_t offset, size_t bytes, Access access, u32 stamp, const Place& place);
 void set_state(const void* at, size_t bytes, ByteState state);
 void stamp_write(const void* at, size_t bytes, u32 stamp);
+// That an asynchronous unit may read the bytes: what threads stored there, they have fenced.
+void require_fenced(size_t offset, size_t bytes, const Place& place);
 void begin_block_checks();
 void restart_clocks(); // everything so far is ordered before everything from now on
 u32 stamp_of(const Thread& thread);
