@@ -6,6 +6,7 @@
 
 pub mod accelerator;
 pub mod built;
+pub mod cuda;
 pub mod emulated;
 pub mod host;
 #[cfg(tandem_kernels)]

@@ -52,7 +52,10 @@ pub struct Publish {
 
 /// Whether pieces of 16 bytes fit everywhere; else pieces of 2 must.
 fn wide(what: &str, sizes: &[usize]) -> bool {
-    assert!(sizes.iter().all(|s| s.is_multiple_of(2)), "{what}: addresses and sizes {sizes:?} are not all even");
+    assert!(
+        sizes.iter().all(|s| s.is_multiple_of(2)),
+        "{what}: addresses and sizes {sizes:?} are not all even"
+    );
     sizes.iter().all(|s| s.is_multiple_of(16))
 }
 

@@ -231,6 +231,7 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs) -> Result<()
             epilogue: args.epilogue.code(),
             k_warps_log2: 0,
             k_split: plan.k_split as u32,
+            ..Default::default()
         },
         stages: plan.stages as u32,
         ..Default::default()
