@@ -11,4 +11,5 @@ pub mod emulated;
 pub mod host;
 #[cfg(tandem_kernels)]
 pub mod kernels;
+pub mod open;
 pub mod runtime;

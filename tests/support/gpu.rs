@@ -1,5 +1,7 @@
 //! What runs the kernels of `cuda/` on this machine, for tests: the host emulation of them, and a GPU if there is one.
 
+#![allow(dead_code)] // each test binary uses a part of it
+
 use std::sync::Arc;
 
 use tandem::device::emulated::options::CopyTiming;
