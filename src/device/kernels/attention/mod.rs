@@ -72,7 +72,10 @@ impl AttentionShape {
         }
         if PrefillKernel::available(runtime, self).is_empty() {
             let (kv, d) = (self.kv.name(), self.head_dim);
-            return unsupported(format!("{}: no kernel prefill_attention_{kv}_d{d} for it", runtime.info().name));
+            return unsupported(format!(
+                "{}: no kernel prefill_attention_{kv}_d{d} for it",
+                runtime.info().name
+            ));
         }
         Ok(())
     }

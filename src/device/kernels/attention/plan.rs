@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::super::abi::{
-    ATTENTION_FINAL, DECODE_SPLIT_MAX, DecodeItem, KV_PAGE_TOKENS, PREFILL_QUERIES, PREFILL_QUERIES_SM90A, PrefillItem,
+    ATTENTION_FINAL, DECODE_SPLIT_MAX, DecodeItem, KV_PAGE_TOKENS, PREFILL_QUERIES, PREFILL_QUERIES_SM90A,
+    PrefillItem,
 };
 
 /// Sequences with up to this many rows are decoded row by row: a prefill tile would be mostly padding, and has

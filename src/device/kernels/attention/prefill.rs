@@ -1,8 +1,8 @@
 //! Launching `cuda/attention_prefill.cu` and `cuda/attention_prefill_sm90a.cu`.
 
 use super::super::abi::{
-    KV_PAGE_TOKENS, PREFILL_QUERIES, PREFILL_QUERIES_SM90A, PrefillAttentionParams, PrefillAttentionTmaParams,
-    TensorMap,
+    KV_PAGE_TOKENS, PREFILL_QUERIES, PREFILL_QUERIES_SM90A, PrefillAttentionParams,
+    PrefillAttentionTmaParams, TensorMap,
 };
 use super::AttentionShape;
 use crate::Result;
@@ -145,10 +145,15 @@ pub fn prefill_attention(
         PrefillKernel::Wgmma => {
             let rows = (args.n_pages * shape.n_kv_heads * 2 * KV_PAGE_TOKENS as usize) as u64;
             let columns = shape.head_dim as u64;
-            let kv = runtime.tensor_map_2d(args.kv, rows, columns, columns, KV_PAGE_TOKENS, TMA_COLUMNS as u32)?;
+            let kv =
+                runtime.tensor_map_2d(args.kv, rows, columns, columns, KV_PAGE_TOKENS, TMA_COLUMNS as u32)?;
             launch(
-                PrefillAttentionTmaParams { attention: params, kv: TensorMap { bytes: kv }, ..Default::default() }
-                    .bytes(),
+                PrefillAttentionTmaParams {
+                    attention: params,
+                    kv: TensorMap { bytes: kv },
+                    ..Default::default()
+                }
+                .bytes(),
             )
         }
     }
