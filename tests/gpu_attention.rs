@@ -721,6 +721,12 @@ fn what_kernels_do_not_cover_is_said() {
             let message = bad.check(&*rt).unwrap_err().to_string();
             assert!(message.contains(says), "{message}");
         }
+        // The tests above have seen every kernel there is.
+        let want = if rt.info().sm == 90 { PrefillKernel::Wgmma } else { PrefillKernel::Mma };
+        for hd in HEAD_DIMS {
+            let best = PrefillKernel::best(&*rt, &AttentionShape { head_dim: hd, ..good });
+            assert_eq!(best, if [80, 96].contains(&hd) { PrefillKernel::Mma } else { want }, "head_dim {hd}");
+        }
     }
 }
 

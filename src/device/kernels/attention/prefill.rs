@@ -45,7 +45,8 @@ impl PrefillKernel {
         (self == PrefillKernel::Mma || runtime.info().sm == 90) && runtime.has_kernel(&self.name(shape))
     }
 
-    fn name(self, shape: &AttentionShape) -> String {
+    /// What it is called in `cuda/`.
+    pub fn name(self, shape: &AttentionShape) -> String {
         let suffix = if self == PrefillKernel::Wgmma { "_sm90a" } else { "" };
         format!("prefill_attention_{}_d{}{suffix}", shape.kv.name(), shape.head_dim)
     }
