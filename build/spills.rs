@@ -1,11 +1,12 @@
 //! What ptxas says of a kernel's registers, and which kernels must keep everything in them.
 //!
-//! A kernel file may say in its header comment which of its kernels must not spill, at any target:
+//! A kernel file says in its header comment which of its kernels must not spill at any target, and which
+//! may at one:
 //!
 //! ```text
 //! // no-spill all
 //! // no-spill decode_attention_bf16_d128 decode_attention_bf16_d64
-//! // may-spill 75 decode_attention_f16_d128                        (but this one may, at this target)
+//! // may-spill 75 decode_attention_f16_d128
 //! ```
 
 /// A kernel as the assembler made it.
