@@ -96,12 +96,12 @@ impl Tile {
     }
 
     /// The deepest ring with which as many blocks fit as registers allow, at least three stages; else the deepest
-    /// that fits. Results do not depend on it.
+    /// that fits, or the least there is. Results do not depend on it.
     fn stages(self, info: &DeviceInfo, layout: &Layout) -> usize {
         let room = info.shared_per_block as usize;
         let fits = |stages: &usize| self.shared(layout, *stages) <= room;
         let shares = |stages: &usize| self.shared(layout, *stages) <= room / self.resident;
-        [4, 3].into_iter().find(shares).or_else(|| [4, 3, 2].into_iter().find(fits)).expect("chosen to fit")
+        [4, 3].into_iter().find(shares).or_else(|| [4, 3, 2].into_iter().find(fits)).unwrap_or(2)
     }
 
     /// Columns of a split. Time is the steps of the busiest multiprocessor, three more until its ring is full, and
