@@ -43,7 +43,8 @@ pub struct Module {
     pub ptx: PathBuf,
     /// PTX language version.
     pub version: (u32, u32),
-    pub kernels: Vec<String>,
+    /// Names, and bytes of the parameter struct.
+    pub kernels: Vec<(String, u32)>,
     usage: Vec<Usage>,
 }
 
@@ -72,6 +73,7 @@ pub fn compile() -> Result<Part<Compiled>> {
         .flat_map(|file| targets(&file).iter().map(|t| (file.clone(), *t)).collect::<Vec<_>>())
         .collect();
     let modules = jobs::run(&units, |(file, target)| unit(&nvcc, &cache, file, *target))?;
+    unique(&modules)?;
     cache.report(&table(&modules));
     cache.expire();
     Ok(Part::Made(Compiled { nvcc: nvcc.version, modules }))
@@ -130,10 +132,17 @@ fn unit(nvcc: &Nvcc, cache: &Cache, file: &Path, target: Target) -> Result<Modul
     Ok(Module { target, name: stem(file), ptx, version: version(&text, file)?, kernels, usage })
 }
 
-/// Names after `.entry`.
-fn entries(ptx: &str) -> Vec<String> {
-    let after = ptx.lines().filter_map(|line| line.split(".entry ").nth(1));
-    after.map(|rest| rest.split('(').next().unwrap_or(rest).trim().to_owned()).collect()
+/// Names after `.entry`, and the size of the parameter: `.visible .entry name(`, then
+/// `.param .align 8 .b8 name_param_0[48]`.
+fn entries(ptx: &str) -> Vec<(String, u32)> {
+    let after = ptx.split(".entry ").skip(1);
+    let entry = |rest: &str| {
+        let (name, rest) = rest.split_once('(')?;
+        let parameter = rest.split_once(')')?.0;
+        let bytes = parameter.rsplit_once('[').and_then(|(_, n)| n.split(']').next()?.parse().ok());
+        Some((name.trim().to_owned(), bytes.unwrap_or(0)))
+    };
+    after.filter_map(entry).collect()
 }
 
 fn version(ptx: &str, file: &Path) -> Result<(u32, u32)> {
@@ -143,6 +152,20 @@ fn version(ptx: &str, file: &Path) -> Result<(u32, u32)> {
         Some((major.parse().ok()?, minor.parse().ok()?))
     };
     number.and_then(parse).ok_or_else(|| format!("{}: the PTX has no `.version`", file.display()))
+}
+
+/// Kernels are launched by name: two files must not have one of the same name.
+fn unique(modules: &[Module]) -> Result<()> {
+    let mut owners = std::collections::BTreeMap::new();
+    for module in modules {
+        for (kernel, _) in &module.kernels {
+            let owner = *owners.entry(kernel).or_insert(&module.name);
+            if *owner != module.name {
+                return Err(format!("kernel {kernel}: in cuda/{owner}.cu and in cuda/{}.cu", module.name));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Registers, stack and spills of every kernel, for people: `target/cuda-cache/report.txt`.

@@ -62,7 +62,7 @@ impl NoSpill {
     }
 
     /// A name that no kernel of the file has: a typing error would silently check nothing.
-    pub fn unknown(&self, kernels: &[String]) -> Option<&str> {
-        self.0.iter().map(String::as_str).find(|&n| n != "all" && !kernels.iter().any(|k| k == n))
+    pub fn unknown(&self, kernels: &[(String, u32)]) -> Option<&str> {
+        self.0.iter().map(String::as_str).find(|&n| n != "all" && !kernels.iter().any(|(k, _)| k == n))
     }
 }

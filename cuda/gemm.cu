@@ -4,7 +4,8 @@
 // tile   128 rows of w (the m16 operand) x 128 or 64 tokens (the n8 operand), 32 of k at a time
 // launch grid (tiles, splits), block 128 = 2 x 2 warps of 64 rows x 64 (32) tokens; two blocks share a multiprocessor
 // shared stages of (128 + tokens) x 64 bytes: 48 KiB with 128 tokens, within every device's default
-// regs   128 sums + 2 x 32 fragments at 128 tokens; no spills
+// regs   128 sums + 2 x 32 fragments at 128 tokens
+// no-spill all
 // bound  matrix units; per k16 a warp reads 4 KiB of shared memory for 65536 multiply-adds
 // error  f32 sums in the order of k, splits added in order; tolerance derived in tests/gpu_gemm.rs
 // refs   CUTLASS "efficient GEMM" (multistage mainloop); Marlin (weights as the m16 operand)

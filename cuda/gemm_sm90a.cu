@@ -5,7 +5,8 @@
 // launch grid of any size (one block a multiprocessor), each block takes every gridDim-th work item (tile, split);
 //        block 384 = one producer warpgroup, two consumers
 // shared a ring of 4 (6) stages of 48 (32) KiB, barriers after it: 193 KiB
-// regs   128 (64) sums a thread; the producer gives its registers up; no spills
+// regs   128 (64) sums a thread; the producer gives its registers up
+// no-spill all
 // bound  matrix units: m64n256k16 reads 10 KiB of shared memory in the 128 cycles it takes (16 KiB could be read)
 // error  as gemm.cu
 // refs   CUTLASS sm90 warp-specialised persistent kernels; PTX ISA, asynchronous warpgroup instructions

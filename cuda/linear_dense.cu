@@ -1,7 +1,7 @@
 // linear_dense.cu    y^T = W x^T for 5 to 256 tokens: weights are mma's m16 operand, tokens its n8 operand
 //
 //   a block    BN rows of W x TM tokens x one split of k; k advances by 64 (a 128-byte row of the tile)
-//   a ring     of STAGES tiles [BN + TM rows][128 bytes], filled by cp.async, 16-byte chunks xor-swizzled by row, so
+//   a ring     of 2 to 6 tiles [BN + TM rows][128 bytes], filled by cp.async, 16-byte chunks xor-swizzled by row, so
 //              that ldmatrix and the copies are free of bank conflicts
 //   its warps  WN along the rows of W x WM along tokens x WK along k: warps that share rows take different k16 slices
 //              of every tile, which divides the re-reading of x by WK; their sums meet in shared memory at the end
@@ -12,17 +12,18 @@
 // weight tile are launched side by side and share it in L2.
 //
 // in     w T[n][k], x T[m][ldx], 16-byte aligned, k % 8 == 0       out    y f32 or T [m][ldy], see abi/linear.h
-// launch grid (ceil(m/TM), ceil(n/BN), splits), block 256, shared STAGES * (BN + TM) * 128 bytes
+// launch grid (ceil(m/TM), ceil(n/BN), splits), block 256, shared stages * (BN + TM) * 128 bytes
 // order  k16 slices ascending within a warp, then WK, then splits: fixed by n, k and the device, never by m
 // error  f32 sums of exact products: (k/16 + WK + splits) roundings of sums of 16, see tests/gpu_linear.rs
 // oracle f64, tests/gpu_linear.rs
 //
-//   kernel  BN  TM  WN WM WK  warp tile  stages 75/80/90  shared KiB 75/80/90  KiB of weights in flight a block at 90
-//   n8      64   8   2  1  4    32 x 8       2 / 4 / 6        18 / 36 / 54        40
-//   n16     64  16   2  1  4    32 x 16      2 / 4 / 6        20 / 40 / 60        40
-//   n32    128  32   4  1  2    32 x 32      2 / 4 / 4        40 / 80 / 80        48
-//   n64    128  64   4  1  2    32 x 64      2 / 4 / 4        48 / 96 / 96        48
-//   n128   128 128   4  2  1    32 x 64      2 / 3 / 4        64 / 96 / 128       48
+//                                          stages of T4,    their shared     KiB of weights    registers
+//   kernel  BN  TM  WN WM WK  warp tile     A10, H200            KiB         in flight, H200     75, 80, 90
+//   n8      64   8   2  1  4    32 x 8       2 / 4 / 6      18 / 36 / 54          40             50, 52, 54
+//   n16     64  16   2  1  4    32 x 16      2 / 4 / 6      20 / 40 / 60          40             80, 80, 80
+//   n32    128  32   4  1  2    32 x 32      2 / 3 / 4      40 / 60 / 80          48            107, 114, 114
+//   n64    128  64   4  1  2    32 x 64      2 / 3 / 4      48 / 72 / 96          48            145, 150, 128
+//   n128   128 128   4  2  1    32 x 64      2 / 3 / 4      64 / 96 / 128         48            153, 164, 164
 //
 // bound  memory: 2*n*k bytes (as gemv.cu) plus, through L2, x of m/BN times that. 4096 x 4096 at M = 32: 33.5 MB and
 //        8.4 MB: 7.0 us at 4.8 TB/s. Shared memory at n32: a byte of weights is written once and read once, its
@@ -37,15 +38,16 @@ static constexpr u32 THREADS = 256;
 static constexpr u32 BK = 64;         // columns of a tile
 static constexpr u32 ROW = 2 * BK;    // its bytes
 
-template <u32 BN_, u32 TM_, u32 WN_, u32 WM_, u32 WK_, u32 STAGES_> struct Tile {
-    static constexpr u32 BN = BN_, TM = TM_, WN = WN_, WM = WM_, WK = WK_, STAGES = STAGES_;
+// LONG, MIDDLE and 2: stages that the ring can have.
+template <u32 BN_, u32 TM_, u32 WN_, u32 WM_, u32 WK_, u32 LONG_, u32 MIDDLE_> struct Tile {
+    static constexpr u32 BN = BN_, TM = TM_, WN = WN_, WM = WM_, WK = WK_, LONG = LONG_, MIDDLE = MIDDLE_;
     static constexpr u32 WARP_N = BN / WN, WARP_M = TM / WM;
     static constexpr u32 MT = WARP_N / 16, NT = WARP_M / 8; // mma tiles of a warp
     static constexpr u32 ACC = MT * NT * 4;                 // its accumulators a thread
     static constexpr u32 STAGE_BYTES = (BN + TM) * ROW;
     static constexpr u32 OUT_THREADS = 32 * WN * WM;        // threads that hold sums after the warps along k met
     static_assert(WN * WM * WK * 32 == THREADS, "a warp for every part");
-    static_assert((WK - 1) * BN * TM * 4 <= STAGES * STAGE_BYTES, "partial sums fit the ring");
+    static_assert((WK - 1) * BN * TM * 4 <= 2 * STAGE_BYTES, "partial sums fit the shortest ring");
 };
 
 // Which chunks of a tile this thread copies: one column of chunks, rows 32 apart. All that does not change from tile
@@ -118,6 +120,29 @@ template <class T, class C> DEVICE void multiply_tile(const u8* stage, u32 wn, u
         for (u32 i = 0; i < C::MT; i++)
 #pragma unroll
             for (u32 t = 0; t < C::NT; t++) mma_16816<T>(acc[i][t], a[i], b[t]);
+    }
+}
+
+// The tiles of a split through a ring of STAGES.
+template <class T, class C, u32 STAGES>
+DEVICE void multiply_split(const Copies<T, C>& copies, u8* ring, u32 steps, u32 wn, u32 wm, u32 wk, float (&acc)[C::MT][C::NT][4]) {
+    // Copies beyond the last step write zeros: a branch around them would have the compiler move the address
+    // arithmetic of Copies into it, 40 instructions a step.
+#pragma unroll 1
+    for (u32 s = 0; s < STAGES - 1; s++) {
+        copies.copy(ring + s * C::STAGE_BYTES, s);
+        cp_async_commit();
+    }
+    u32 read = 0, write = STAGES - 1;
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        cp_async_wait<STAGES - 2>(); // this thread's copies of `step` have landed
+        __syncthreads();                // everyone's have, and everyone has read the stage written next
+        copies.copy(ring + write * C::STAGE_BYTES, step + STAGES - 1);
+        cp_async_commit();
+        multiply_tile<T, C>(ring + read * C::STAGE_BYTES, wn, wm, wk, acc);
+        read = read + 1 == STAGES ? 0 : read + 1;
+        write = write + 1 == STAGES ? 0 : write + 1;
     }
 }
 
@@ -197,23 +222,13 @@ template <class T, class C> DEVICE void linear_dense(const LinearParams& p) {
 
     const Copies<T, C> copies(p, n0, m0, k0, k_end);
     float acc[C::MT][C::NT][4] = {};
-    // Copies beyond the last step write zeros: a branch around them would have the compiler move the address
-    // arithmetic of Copies into it, 40 instructions a step.
-#pragma unroll 1
-    for (u32 s = 0; s < C::STAGES - 1; s++) {
-        copies.copy(smem + s * C::STAGE_BYTES, s);
-        cp_async_commit();
-    }
-    u32 read = 0, write = C::STAGES - 1;
-#pragma unroll 1
-    for (u32 step = 0; step < steps; step++) {
-        cp_async_wait<C::STAGES - 2>(); // this thread's copies of `step` have landed
-        __syncthreads();                // everyone's have, and everyone has read the stage written next
-        copies.copy(smem + write * C::STAGE_BYTES, step + C::STAGES - 1);
-        cp_async_commit();
-        multiply_tile<T, C>(smem + read * C::STAGE_BYTES, wn, wm, wk, acc);
-        read = read + 1 == C::STAGES ? 0 : read + 1;
-        write = write + 1 == C::STAGES ? 0 : write + 1;
+    // A loop for every length: as a variable it would cost an indirect branch a step.
+    if (p.stages == C::LONG) {
+        multiply_split<T, C, C::LONG>(copies, smem, steps, wn, wm, wk, acc);
+    } else if (p.stages == C::MIDDLE) {
+        multiply_split<T, C, C::MIDDLE>(copies, smem, steps, wn, wm, wk, acc);
+    } else {
+        multiply_split<T, C, 2>(copies, smem, steps, wn, wm, wk, acc);
     }
     cp_async_wait<0>();
     __syncthreads(); // the ring has been read and nothing will land in it: it can hold sums
@@ -249,41 +264,31 @@ template <class T, class C> DEVICE void linear_dense(const LinearParams& p) {
     }
 }
 
-// Deeper rings where there is shared memory for two blocks of them (90: 227 KiB; 80: the 99 KiB of A10 and L40S);
-// without cp.async a ring hides nothing, two stages save a barrier. src/device/kernels/linear.rs has the same table.
+// How many blocks a multiprocessor has room for, with the rings that the host plans.
 #if TANDEM_SM >= 90
-typedef Tile<64, 8, 2, 1, 4, 6> N8;
-typedef Tile<64, 16, 2, 1, 4, 6> N16;
-typedef Tile<128, 32, 4, 1, 2, 4> N32;
-typedef Tile<128, 64, 4, 1, 2, 4> N64;
-typedef Tile<128, 128, 4, 2, 1, 4> N128;
-#define N64_BLOCKS 2
-#elif TANDEM_SM >= 80
-typedef Tile<64, 8, 2, 1, 4, 4> N8;
-typedef Tile<64, 16, 2, 1, 4, 4> N16;
-typedef Tile<128, 32, 4, 1, 2, 4> N32;
-typedef Tile<128, 64, 4, 1, 2, 4> N64;
-typedef Tile<128, 128, 4, 2, 1, 3> N128;
+#define BLOCKS_N32 2
+#define BLOCKS_N64 2
 #else
-typedef Tile<64, 8, 2, 1, 4, 2> N8;
-typedef Tile<64, 16, 2, 1, 4, 2> N16;
-typedef Tile<128, 32, 4, 1, 2, 2> N32;
-typedef Tile<128, 64, 4, 1, 2, 2> N64;
-typedef Tile<128, 128, 4, 2, 1, 2> N128;
+#define BLOCKS_N32 1
+#define BLOCKS_N64 1
 #endif
-#ifndef N64_BLOCKS
-#define N64_BLOCKS 1 // its ring leaves no room for a second block
-#endif
+
+// src/device/kernels/linear.rs has the same table.
+typedef Tile<64, 8, 2, 1, 4, 6, 4> N8;
+typedef Tile<64, 16, 2, 1, 4, 6, 4> N16;
+typedef Tile<128, 32, 4, 1, 2, 4, 3> N32;
+typedef Tile<128, 64, 4, 1, 2, 4, 3> N64;
+typedef Tile<128, 128, 4, 2, 1, 4, 3> N128;
 
 KERNEL_BOUNDS(linear_dense_f16_n8, LinearParams, 256, 4) { linear_dense<f16, N8>(p); }
 KERNEL_BOUNDS(linear_dense_f16_n16, LinearParams, 256, 3) { linear_dense<f16, N16>(p); }
-KERNEL_BOUNDS(linear_dense_f16_n32, LinearParams, 256, 2) { linear_dense<f16, N32>(p); }
-KERNEL_BOUNDS(linear_dense_f16_n64, LinearParams, 256, N64_BLOCKS) { linear_dense<f16, N64>(p); }
+KERNEL_BOUNDS(linear_dense_f16_n32, LinearParams, 256, BLOCKS_N32) { linear_dense<f16, N32>(p); }
+KERNEL_BOUNDS(linear_dense_f16_n64, LinearParams, 256, BLOCKS_N64) { linear_dense<f16, N64>(p); }
 KERNEL_BOUNDS(linear_dense_f16_n128, LinearParams, 256, 1) { linear_dense<f16, N128>(p); }
 #if TANDEM_SM >= 80
 KERNEL_BOUNDS(linear_dense_bf16_n8, LinearParams, 256, 4) { linear_dense<bf16, N8>(p); }
 KERNEL_BOUNDS(linear_dense_bf16_n16, LinearParams, 256, 3) { linear_dense<bf16, N16>(p); }
-KERNEL_BOUNDS(linear_dense_bf16_n32, LinearParams, 256, 2) { linear_dense<bf16, N32>(p); }
-KERNEL_BOUNDS(linear_dense_bf16_n64, LinearParams, 256, N64_BLOCKS) { linear_dense<bf16, N64>(p); }
+KERNEL_BOUNDS(linear_dense_bf16_n32, LinearParams, 256, BLOCKS_N32) { linear_dense<bf16, N32>(p); }
+KERNEL_BOUNDS(linear_dense_bf16_n64, LinearParams, 256, BLOCKS_N64) { linear_dense<bf16, N64>(p); }
 KERNEL_BOUNDS(linear_dense_bf16_n128, LinearParams, 256, 1) { linear_dense<bf16, N128>(p); }
 #endif

@@ -2,6 +2,7 @@
 // out    [thread]: the sum of its accumulators after `iterations` of a[16][16] * b[8 blocks of 8][16]^T
 // launch any grid, block 256; 8 independent accumulators a warp and 16 warps a multiprocessor hide mma's latency
 // work   iterations * 8 * 16*8*16 multiply-adds a warp
+// no-spill all
 #include "peak_value.cuh"
 #include "ptx.cuh"
 

@@ -2,6 +2,7 @@
 // out    [thread]: the sum of its accumulators after `iterations` of a[128][64] * b[256][64]^T, 64 rows a warpgroup
 // launch any grid (one block a multiprocessor), block 256 = two warpgroups, shared 48 KiB
 // work   iterations * 128*256*64 multiply-adds a block
+// no-spill all
 #include "peak_value.cuh"
 #include "ptx.cuh"
 

@@ -355,6 +355,60 @@ fn the_planned_product_is_right() {
     }
 }
 
+/// Whatever order threads run in and whenever copies land.
+#[test]
+fn every_schedule_gives_the_same_bits() {
+    let mut first: Vec<Vec<u8>> = Vec::new();
+    support::gpu::for_schedules(|rt, schedule| {
+        let kernels =
+            [(Half::BF16, Path::Async, 64), (Half::F16, Path::Sync, 64), (Half::F16, Path::Tma, 128)];
+        for (i, (act, path, tokens)) in kernels.into_iter().enumerate() {
+            let c = Case { bias: true, ..Case::plain(act, tokens + 3, 130, 264) };
+            let y = check(rt, &c, &split(path, tokens, c.k, 2));
+            if first.len() == i {
+                first.push(y);
+            } else {
+                assert!(y == first[i], "{path:?}: {schedule} gives other bits");
+            }
+        }
+    });
+}
+
+#[test]
+fn ldmatrix_is_free_of_bank_conflicts() {
+    for (path, tokens) in [(Path::Async, 128), (Path::Async, 64), (Path::Sync, 128), (Path::Sync, 64)] {
+        let c = Case::plain(Half::F16, 100, 130, 136);
+        let counted = support::gpu::bank_conflicts(|rt| drop(check(rt, &c, &unsplit(path, tokens, c.k))));
+        let Some((phases, conflicts)) = counted else { return };
+        assert!(phases > 0, "{path:?} reads fragments by ldmatrix");
+        assert_eq!(conflicts, 0, "{path:?}: of {phases} phases");
+    }
+}
+
+/// The mistakes of `cuda/host/planted_gemm.cu`: in every schedule the checker names the one that is there.
+#[test]
+fn planted_mistakes_are_caught() {
+    let c = Case::plain(Half::F16, 133, 130, 640);
+    let operands = Operands::new(&c);
+    for (kernel, path, tokens, says) in [
+        ("planted_gemm_early_read", Path::Async, 64, "while a copy to it is in flight"),
+        ("planted_gemm_no_barrier", Path::Async, 64, "nobody wrote"),
+        ("planted_gemm_early_release", Path::Tma, 128, ""),
+    ] {
+        support::gpu::for_schedules(|rt, schedule| {
+            let plan = unsplit(path, tokens, c.k);
+            let device = Device::new(rt, &c, &operands);
+            let launched = gemm::gemm_by(&*device.rt, Lane::Compute, &device.args, &plan, kernel);
+            let failed = launched.and_then(|()| rt.synchronize_all()).expect_err(kernel).to_string();
+            assert!(failed.contains(kernel) && failed.contains(says), "{kernel}, {schedule}: {failed}");
+            assert!(
+                ["in flight", "race", "nobody wrote"].iter().any(|w| failed.contains(w)),
+                "{kernel}, {schedule}: {failed}"
+            );
+        });
+    }
+}
+
 fn device(sm: u32, multiprocessors: u32) -> DeviceInfo {
     DeviceInfo {
         name: "a device".into(),

@@ -140,6 +140,7 @@ u32 ballot(u32 mask, bool predicate, Site site);
 
 Words4 ldmatrix_4(const void* row, bool transposed, Site site);
 Words2 ldmatrix_2(const void* row, bool transposed, Site site);
+u32 movmatrix(u32 value, Site site);
 Floats4 mma_bf16(Floats4 c, Words4 a, Words2 b, Site site);
 Floats4 mma_f16(Floats4 c, Words4 a, Words2 b, Site site);
 Ints4 mma_s8(Ints4 c, Words4 a, Words2 b, Site site);
@@ -368,14 +369,7 @@ DEVICE void ldmatrix_x2_trans(u32 r[2], const void* row, EMU_SITE) {
     r[0] = w.r[0], r[1] = w.r[1];
 }
 
-// Element (row, column) is half column % 2 of lane 4 * row + column / 2.
-DEVICE u32 movmatrix_trans(u32 v, EMU_SITE) {
-    dim3 at = threadIdx, block = blockDim;
-    u32 lane = (at.x + block.x * (at.y + block.y * at.z)) % 32, from = lane % 4 * 8 + lane / 8, half = lane / 4 % 2 * 16;
-    u32 lo = emu::shuffle(emu::SHUFFLE_INDEX, ~0u, v, (int)from, 32, EMU_HERE);
-    u32 hi = emu::shuffle(emu::SHUFFLE_INDEX, ~0u, v, (int)from + 4, 32, EMU_HERE);
-    return (lo >> half & 0xffff) | (hi >> half & 0xffff) << 16;
-}
+DEVICE u32 movmatrix_trans(u32 v, EMU_SITE) { return emu::movmatrix(v, EMU_HERE); }
 
 template <class T> DEVICE void mma_16816(float c[4], const u32 a[4], const u32 b[2], EMU_SITE);
 template <> DEVICE void mma_16816<f16>(float c[4], const u32 a[4], const u32 b[2], const char* file, int line) {

@@ -1,10 +1,11 @@
-// mma.cpp    ldmatrix and mma.sync: fragment layouts as the PTX ISA draws them
+// mma.cpp    ldmatrix, movmatrix and mma.sync: fragment layouts as the PTX ISA draws them
 //
 // Lane l, with g = l / 4 and t = l % 4. Each 32-bit register holds two neighbours of a row (16-bit elements) or
 // four (bytes), the lower index in the lower bits.
 //
 //   ldmatrix            r[m] = elements (g, 2t..2t+1) of matrix m; row i of matrix m at lane 8m + i's address
 //   ldmatrix .trans     r[m] = elements (2t, g) and (2t+1, g)
+//   movmatrix           from the former to the latter, in registers
 //
 //   m16n8k16   a[0] (g,   2t..)     a[1] (g+8, 2t..)      b[0] (k = 2t..,   n = g)      c[0..1] (g,   2t..)
 //              a[2] (g,   2t+8..)   a[3] (g+8, 2t+8..)    b[1] (k = 2t+8.., n = g)      c[2..3] (g+8, 2t..)
@@ -74,6 +75,22 @@ Words4 ldmatrix_4(const void* row, bool transposed, Site site) {
 Words2 ldmatrix_2(const void* row, bool transposed, Site site) {
     const Slot& s = ldmatrix(2, row, transposed, transposed ? "ldmatrix_x2_trans" : "ldmatrix_x2", site);
     return {{s.matrix.r[0], s.matrix.r[1]}};
+}
+
+u32 movmatrix(u32 value, Site site) {
+    Warp& w = whole_warp("movmatrix_trans", site);
+    auto& mine = w.slots[self->lane].shuffle;
+    mine.value = value;
+    if (meet(~0u, "movmatrix_trans", site)) {
+        u16 m[8][8];
+        for (u32 lane = 0; lane < 32; lane++) memcpy(&m[lane / 4][2 * (lane % 4)], &w.slots[lane].shuffle.value, 4);
+        for (u32 lane = 0; lane < 32; lane++) {
+            u32 g = lane / 4, t = lane % 4;
+            w.slots[lane].shuffle.result = (u32)m[2 * t][g] | (u32)m[2 * t + 1][g] << 16;
+        }
+        part();
+    }
+    return mine.result;
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -54,9 +54,8 @@ struct f16 {
 #define KERNEL_BOUNDS(name, Params, max_threads, min_blocks) \
     extern "C" __global__ void __launch_bounds__(max_threads, min_blocks) name(const __grid_constant__ Params p)
 // The block's dynamic shared memory, aligned for 128-byte swizzles.
-#define SHARED_DYNAMIC(name)                                      \
-    extern __shared__ __align__(1024) u8 tandem_dynamic_shared[]; \
-    u8* name = tandem_dynamic_shared
+extern __shared__ __align__(1024) u8 tandem_dynamic_shared[];
+#define SHARED_DYNAMIC(name) u8* name = tandem_dynamic_shared
 
 // ---------------------------------------------------------------------------------------------------------
 // 16-bit floats. All conversions round to nearest even, as the reference does.

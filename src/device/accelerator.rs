@@ -232,6 +232,8 @@ pub struct EmbedWeight {
     pub positions: DevPtr,
     /// Their storage type.
     pub positions_dtype: DType,
+    /// Rows of the positions.
+    pub n_positions: usize,
     /// Row of position 0.
     pub position_offset: usize,
 }
@@ -415,6 +417,12 @@ pub struct PartialRows {
 pub trait Accelerator: Send + Sync {
     /// Its memory, lanes and events.
     fn runtime(&self) -> &Arc<dyn Runtime>;
+
+    /// Whether it can run a model of this shape at all.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], naming what it cannot.
+    fn check(&self, shape: &Shape) -> Result<()>;
 
     /// The type of activations that suits weights of `dtype`: `None` if the device cannot multiply them.
     fn activations_for(&self, dtype: DType) -> Option<Half>;

@@ -11,8 +11,8 @@ pub struct Module {
     pub exact: bool,
     /// Version of the PTX language: (9, 0) is CUDA 13.0's.
     pub version: (u32, u32),
-    /// Names of its kernels.
-    pub kernels: &'static [&'static str],
+    /// Names of its kernels, and bytes of the parameter struct of each.
+    pub kernels: &'static [(&'static str, u32)],
     gzip: &'static [u8],
 }
 

@@ -6,8 +6,10 @@
 
 pub mod accelerator;
 pub mod built;
+pub mod cuda;
 pub mod emulated;
 pub mod host;
 #[cfg(tandem_kernels)]
 pub mod kernels;
+pub mod open;
 pub mod runtime;

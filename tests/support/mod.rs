@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test binary uses a part of it
 
+pub mod gpu;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

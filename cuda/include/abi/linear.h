@@ -18,5 +18,6 @@ typedef struct {
     abi_u32 ldx, ldy;       // in elements; ldx % 8 == 0
     abi_u32 epilogue;       // LINEAR_*
     abi_u32 k_warps_log2;   // gemv: 1, 2, 4 or 8 warps of a block share a row
+    abi_u32 stages;         // linear_dense: tiles in its ring: 2, 3, 4 or 6
     abi_u32 k_split;        // columns of one split (linear_dense: a multiple of 64) or one warp (gemv: of 256)
 } LinearParams;

@@ -182,6 +182,18 @@ pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &GemmArgs) -> Result<()> {
 /// # Panics
 /// If sizes or strides are not as [`GemmArgs`] says, or the plan's parts do not make up K.
 pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Result<()> {
+    gemm_by(rt, lane, args, plan, &plan.path.kernel(args.dtype, plan.tokens))
+}
+
+/// Enqueues the product as `plan` says, by the kernel of another name (tests: one with a planted mistake).
+///
+/// # Errors
+/// Whatever the runtime reports.
+///
+/// # Panics
+/// As [`gemm_as`].
+#[doc(hidden)]
+pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan, kernel: &str) -> Result<()> {
     let GemmArgs { m, n, k, ldx, ldy, .. } = *args;
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
     assert!(k.is_multiple_of(8) && k > 0, "gemm: k = {k}, wanted a positive multiple of 8");
@@ -228,7 +240,6 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
         splits: plan.splits as u32,
         k_per_split: plan.k_per_split as u32,
     };
-    let kernel = plan.path.kernel(args.dtype, plan.tokens);
     let shared = plan.path.shared(plan.tokens);
     if plan.path == Path::Tma {
         let map = |base, rows: usize, stride: usize, box_rows: usize| {
@@ -248,7 +259,7 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
         return rt.launch(
             lane,
             &Launch {
-                kernel: &kernel,
+                kernel,
                 grid: [blocks as u32, 1, 1],
                 block: [384, 1, 1],
                 shared,
@@ -259,5 +270,5 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
     let params =
         GemmParams { out, split, w: args.w, x: args.x, ldx: ldx as u64, k: k as u32, ..Default::default() };
     let grid = [tiles as u32, plan.splits as u32, 1];
-    rt.launch(lane, &Launch { kernel: &kernel, grid, block: [128, 1, 1], shared, params: params.bytes() })
+    rt.launch(lane, &Launch { kernel, grid, block: [128, 1, 1], shared, params: params.bytes() })
 }

@@ -93,7 +93,8 @@ struct Tile {
     bn: usize,
     /// Tokens.
     tm: usize,
-    /// Stages of the ring in the builds for 75, 80 and 90.
+    /// Stages of the ring: without asynchronous copies (they hide nothing then, but two save a barrier), with the
+    /// 99 KiB of shared memory of an A10 and L40S, with the 227 KiB of an H200.
     stages: [usize; 3],
     /// Blocks to aim at, in twentieths of the device's multiprocessors.
     blocks: usize,
@@ -104,19 +105,18 @@ struct Tile {
 const TILES: [Tile; 5] = [
     Tile { bn: 64, tm: 8, stages: [2, 4, 6], blocks: 38 },
     Tile { bn: 64, tm: 16, stages: [2, 4, 6], blocks: 38 },
-    Tile { bn: 128, tm: 32, stages: [2, 4, 4], blocks: 19 },
-    Tile { bn: 128, tm: 64, stages: [2, 4, 4], blocks: 19 },
+    Tile { bn: 128, tm: 32, stages: [2, 3, 4], blocks: 19 },
+    Tile { bn: 128, tm: 64, stages: [2, 3, 4], blocks: 19 },
     Tile { bn: 128, tm: 128, stages: [2, 3, 4], blocks: 19 },
 ];
 
 impl Tile {
+    fn stages(self, info: &DeviceInfo) -> usize {
+        self.stages[if info.sm < 80 { 0 } else { usize::from(info.shared_per_block >= 200 << 10) + 1 }]
+    }
+
     fn shared(self, info: &DeviceInfo) -> usize {
-        let build = match info.sm {
-            ..80 => 0,
-            80..90 => 1,
-            _ => 2,
-        };
-        self.stages[build] * (self.bn + self.tm) * TILE_K * 2
+        self.stages(info) * (self.bn + self.tm) * TILE_K * 2
     }
 
     /// The smallest that holds `m` tokens, or else the largest that the device has shared memory for.
@@ -138,16 +138,20 @@ impl Tile {
 /// One launch, as decided by shapes and device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Which kernel: equal names, equal bits of a token's result.
+    /// Which kernel: equal names (on one device), equal bits of a token's result.
     pub kernel: String,
     /// Blocks.
     pub grid: [u32; 3],
     /// Dynamic shared memory in bytes.
     pub shared: u32,
-    k_warps_log2: u32,
-    k_split: usize,
+    /// Warps of a block that share a row, as a power of two (`gemv.cu`).
+    pub k_warps_log2: u32,
+    /// Columns of a block's split (`linear_dense.cu`), or of a warp's slice (`gemv.cu`).
+    pub k_split: usize,
+    /// Tiles in the ring (`linear_dense.cu`).
+    pub stages: usize,
     /// Bytes of partial sums.
-    partial_bytes: usize,
+    pub partial_bytes: usize,
 }
 
 impl Plan {
@@ -175,6 +179,7 @@ impl Plan {
             shared: tile.shared(info) as u32,
             k_warps_log2: 0,
             k_split,
+            stages: tile.stages(info),
             partial_bytes,
         }
     }
@@ -194,6 +199,7 @@ impl Plan {
             shared: (GEMV_WARPS * 2 * m * 4) as u32,
             k_warps_log2: log2,
             k_split: k.div_ceil(GEMV_STEP).div_ceil(1 << log2) * GEMV_STEP,
+            stages: 0,
             partial_bytes: 0,
         }
     }
@@ -217,6 +223,14 @@ pub fn scratch_bytes(info: &DeviceInfo, max_m: usize, n: usize, k: usize) -> usi
 /// # Errors
 /// As [`Runtime::launch`].
 pub fn linear(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
+    linear_as(rt, lane, args, &Plan::new(rt.info(), args.dtype, args.m, args.n, args.k))
+}
+
+/// [`linear`] as another [`Plan`] for the same shape says: for tests and measurements.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -> Result<()> {
     let &LinearArgs { m, n, k, ldx, ldy, .. } = args;
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
     assert!(
@@ -229,7 +243,6 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
     );
     assert!(args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16), "w and x lie on 16 bytes");
 
-    let plan = Plan::new(rt.info(), args.dtype, m, n, k);
     let params = LinearParams {
         w: args.w,
         x: args.x,
@@ -244,7 +257,9 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
         ldy: ldy as u32,
         epilogue: args.epilogue.code(),
         k_warps_log2: plan.k_warps_log2,
+        stages: plan.stages as u32,
         k_split: plan.k_split as u32,
+        ..Default::default()
     };
     rt.launch(
         lane,

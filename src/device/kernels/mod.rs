@@ -5,6 +5,7 @@
 //! fills the parameter struct of `cuda/include/abi/<op>.h` and launches.
 
 pub mod abi;
+pub mod accelerator;
 pub mod attention;
 pub mod elementwise;
 pub mod exchange;

@@ -77,6 +77,7 @@ impl GpuOnly {
             KvDType::F16 => Half::F16,
         };
         let shape = shape(spec, act, kv);
+        accel.check(&shape)?;
         let rows = options.chunk.min(options.context).max(options.sequences);
         let limits = Limits {
             rows: accel.row_bucket(rows).max(rows),

@@ -366,12 +366,13 @@ impl DeviceWeights {
             dtype: table.dtype,
             positions: DevPtr::NULL,
             positions_dtype: DType::F32,
+            n_positions: 0,
             position_offset: 0,
         };
         if let Position::Learned { offset } = spec.position {
             let t = tensor(weights, "position_embd.weight")?;
             embed.positions = up.bytes(&t.data)?;
-            (embed.positions_dtype, embed.position_offset) = (t.dtype, offset);
+            (embed.positions_dtype, embed.n_positions, embed.position_offset) = (t.dtype, t.rows(), offset);
         }
         accel.runtime().synchronize_all()?;
         let (buffers, bytes_per_step) = (up.buffers, up.bytes_per_step);

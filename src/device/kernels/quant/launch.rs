@@ -268,6 +268,7 @@ pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs, plan: &Pl
             epilogue: args.epilogue.code(),
             k_warps_log2: 0,
             k_split: plan.k_split as u32,
+            ..Default::default()
         },
         stages: plan.stages as u32,
         ..Default::default()

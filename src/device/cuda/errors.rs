@@ -1,0 +1,114 @@
+//! The driver's codes as sentences.
+
+use std::ffi::{CStr, c_char};
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::Error;
+
+/// What the driver calls an error, and says of it: `an illegal memory access was encountered (ILLEGAL_ADDRESS, 700)`.
+pub(super) fn describe(code: CUresult) -> String {
+    let text = |get: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver is loaded, since it gave `code`; it stores a pointer to a constant string.
+        let known = unsafe { get(code, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
+        // SAFETY: as above.
+        known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{code:?}"));
+    let name = name.trim_start_matches("CUDA_ERROR_");
+    match text(sys::cuGetErrorString) {
+        Some(what) => format!("{what} ({name}, {})", code as u32),
+        None => format!("{name} ({})", code as u32),
+    }
+}
+
+/// Whether the code means that the process's work on the device is over: every later call fails too.
+pub(super) fn is_fatal(code: CUresult) -> bool {
+    use CUresult::*;
+    matches!(
+        code,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_EXTERNAL_DEVICE
+    )
+}
+
+/// The driver release that first knows a CUDA version (10 * (100 * major + minor), as `cuDriverGetVersion` says).
+pub(super) fn driver_release(cuda: u32) -> &'static str {
+    match cuda {
+        0..12000 => "525",
+        12000 => "525",
+        12001..=12010 => "530",
+        12011..=12020 => "535",
+        12021..=12030 => "545",
+        12031..=12040 => "550",
+        12041..=12050 => "555",
+        12051..=12060 => "560",
+        12061..=12080 => "570",
+        12081..=12090 => "575",
+        12091..=13000 => "580",
+        13001..=13010 => "590",
+        _ => "595",
+    }
+}
+
+/// The CUDA version whose driver first reads a version of the PTX language.
+pub(super) fn cuda_of_ptx((major, minor): (u32, u32)) -> u32 {
+    match (major, minor) {
+        (..=7, _) => 11000,
+        (8, 0..=4) => 12000 + 10 * minor,
+        // 12.6 added nothing to the language.
+        (8, 5) => 12050,
+        (8, 6..) => 12000 + 10 * (minor + 1),
+        (9.., minor) => 13000 + 1000 * (major - 9) + 10 * minor,
+    }
+}
+
+/// `12.4` of 12040.
+pub(super) fn version(number: u32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+pub(super) fn device(what: impl Into<String>, problem: impl Into<String>) -> Error {
+    Error::Device { what: what.into(), problem: problem.into() }
+}
+
+/// Bytes for people.
+pub(super) fn mib(bytes: u64) -> String {
+    if bytes >= 10 << 30 {
+        format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+    } else {
+        format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        // <https://docs.nvidia.com/cuda/parallel-thread-execution/#release-notes>
+        let table = [((8, 0), 12000), ((8, 2), 12020), ((8, 4), 12040), ((8, 7), 12080), ((8, 8), 12090)];
+        for (ptx, cuda) in table {
+            assert_eq!(cuda_of_ptx(ptx), cuda, "{ptx:?}");
+        }
+        assert_eq!((cuda_of_ptx((9, 0)), driver_release(13000)), (13000, "580"));
+        assert_eq!((cuda_of_ptx((9, 1)), driver_release(12020)), (13010, "535"));
+        assert_eq!(version(12080), "12.8");
+    }
+}

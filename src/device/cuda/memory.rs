@@ -1,0 +1,97 @@
+//! The device's memory: allocations, counted against a cap.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{self, CUresult};
+
+use super::context::{Context, Relaxed};
+use super::errors::mib;
+use super::release::{Dead, Release};
+use crate::device::runtime::DevPtr;
+use crate::{Error, Result};
+
+pub(super) struct Memory {
+    context: Arc<Context>,
+    release: Arc<Release>,
+    /// Bytes that may be in use, if capped.
+    cap: Option<u64>,
+    live: Mutex<Live>,
+}
+
+#[derive(Default)]
+struct Live {
+    /// Bytes of each allocation, by address.
+    sizes: BTreeMap<u64, u64>,
+    used: u64,
+}
+
+impl Memory {
+    pub fn new(context: Arc<Context>, release: Arc<Release>, cap: Option<u64>) -> Memory {
+        Memory { context, release, cap, live: Mutex::default() }
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes that can still be allocated.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let live = self.live();
+        let driver = self.driver_free()?;
+        Ok(self.cap.map_or(driver, |cap| driver.min(cap.saturating_sub(live.used))))
+    }
+
+    fn driver_free(&self) -> Result<u64> {
+        self.context.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; both numbers outlive the call.
+        self.context.check("its memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    pub fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        assert!(bytes > 0, "an allocation of no bytes");
+        let mut live = self.live();
+        let wanted = bytes as u64;
+        let name = &self.context.name;
+        if let Some(cap) = self.cap
+            && live.used.saturating_add(wanted) > cap
+        {
+            return Err(Error::Capacity(format!(
+                "{name}: {} asked for, {} of the {} granted (--gpu-memory) are free",
+                mib(wanted),
+                mib(cap - live.used),
+                mib(cap)
+            )));
+        }
+        self.context.bind()?;
+        let mut ptr = 0;
+        let code = {
+            let _relaxed = Relaxed::enter();
+            // SAFETY: the context is current; the address outlives the call.
+            unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) }
+        };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(Error::Capacity(format!(
+                "{name}: {} asked for, {} are free ({} held by this program)",
+                mib(wanted),
+                mib(self.driver_free()?),
+                mib(live.used)
+            )));
+        }
+        self.context.check("an allocation", code)?;
+        live.sizes.insert(ptr, wanted);
+        live.used += wanted;
+        Ok(DevPtr(ptr))
+    }
+
+    /// Gives memory back, after the work in flight.
+    pub fn free(&self, ptr: DevPtr) {
+        let mut live = self.live();
+        let bytes = live.sizes.remove(&ptr.0);
+        live.used -= bytes.unwrap_or_else(|| panic!("free of {:#x}, where no allocation begins", ptr.0));
+        drop(live);
+        self.release.bury(Dead::Device(ptr.0));
+    }
+}

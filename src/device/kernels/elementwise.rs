@@ -1,1 +1,0 @@
-//! Launching of `cuda/` elementwise kernels.

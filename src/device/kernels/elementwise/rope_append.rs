@@ -1,0 +1,137 @@
+//! Launching `cuda/rope_append.cu`.
+
+use super::super::abi::RopeAppendParams;
+use crate::Result;
+use crate::device::accelerator::Half;
+use crate::device::runtime::{DevPtr, Lane, Runtime};
+use crate::model::spec::RopePairing;
+
+const WARPS: usize = 4;
+/// What two quads a lane hold.
+const MAX_HEAD_DIM: usize = 256;
+
+/// Rows that go to the host as well: see [`RopeAppend::publish`].
+#[derive(Debug, Clone, Copy)]
+pub struct PublishRows {
+    /// i32 `[rows]`: place of the row in `to`; -1: not published.
+    pub slots: DevPtr,
+    /// u32 in device memory: how many of `slots` are not -1.
+    pub n: DevPtr,
+    /// Mapped host memory: places of `stride` bytes, q|k|v of a row each.
+    pub to: DevPtr,
+    /// Bytes from place to place.
+    pub stride: usize,
+    /// f32 if true, the KV type if not.
+    pub f32: bool,
+    /// u32 in device memory.
+    pub epoch: DevPtr,
+    /// What is published is `*epoch + epoch_add`...
+    pub epoch_add: u32,
+    /// ...here (u32 in mapped host memory), once all rows are there.
+    pub epoch_flag: DevPtr,
+    /// u32 in device memory, zero between launches.
+    pub arrived: DevPtr,
+}
+
+/// Operands of [`rope_append`]. Optional addresses may be NULL.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeAppend {
+    /// q|k|v, f32 `[rows][ld]`.
+    pub qkv: DevPtr,
+    /// f32 `[(n_heads + 2·n_kv_heads) · head_dim]`; optional.
+    pub bias: DevPtr,
+    /// Weights of the RMS norm of query heads, f32 `[head_dim]`; optional.
+    pub q_norm: DevPtr,
+    /// Of key heads; optional.
+    pub k_norm: DevPtr,
+    /// Of these norms.
+    pub eps: f32,
+    /// cos and sin, f32 `[positions][rope_dim/2]`; not read if `rope_dim` is 0.
+    pub rope: [DevPtr; 2],
+    /// Rotated elements of a head; 0: none.
+    pub rope_dim: usize,
+    /// Which elements are turned together.
+    pub pairing: RopePairing,
+    /// u32 `[rows]`: positions.
+    pub row_pos: DevPtr,
+    /// i32 `[rows]`: page · 32 + token in page; -1: K and V are not stored.
+    pub row_slot: DevPtr,
+    /// `[rows][n_heads · head_dim]` of `kv_type`.
+    pub q: DevPtr,
+    /// The layer's pages.
+    pub kv: DevPtr,
+    /// Type of q, K and V.
+    pub kv_type: Half,
+    /// Publication of some rows to the host.
+    pub publish: Option<PublishRows>,
+    /// Rows.
+    pub rows: usize,
+    /// Distance of qkv's rows.
+    pub ld: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads.
+    pub n_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+/// Bias, head norms and RoPE; q to its buffer, K and V to their pages, published rows to the host.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+///
+/// # Panics
+/// Sizes that are no multiples of four, heads beyond 256 elements, more rotated elements than there are.
+pub fn rope_append(runtime: &dyn Runtime, lane: Lane, args: &RopeAppend) -> Result<()> {
+    let (hd, rd, heads) = (args.head_dim, args.rope_dim, args.n_heads + 2 * args.n_kv_heads);
+    assert!(
+        hd.is_multiple_of(4) && rd.is_multiple_of(4) && rd <= hd && hd <= MAX_HEAD_DIM,
+        "rope_append: head_dim {hd}, rope_dim {rd}: wanted multiples of 4 up to {MAX_HEAD_DIM}"
+    );
+    assert!(
+        args.ld.is_multiple_of(4) && args.ld >= heads * hd,
+        "rope_append: rows {} apart for {heads} heads of {hd}",
+        args.ld
+    );
+    let mut params = RopeAppendParams {
+        qkv: args.qkv,
+        bias: args.bias,
+        q_norm: args.q_norm,
+        k_norm: args.k_norm,
+        rope_cos: args.rope[0],
+        rope_sin: args.rope[1],
+        row_pos: args.row_pos,
+        row_slot: args.row_slot,
+        q: args.q,
+        kv: args.kv,
+        rows: args.rows as u32,
+        ld: args.ld as u32,
+        n_heads: args.n_heads as u32,
+        n_kv_heads: args.n_kv_heads as u32,
+        head_dim: hd as u32,
+        rope_dim: rd as u32,
+        interleaved: (args.pairing == RopePairing::Interleaved).into(),
+        eps: args.eps,
+        ..Default::default()
+    };
+    if let Some(p) = &args.publish {
+        let row_bytes = heads * hd * if p.f32 { 4 } else { 2 };
+        assert!(
+            p.stride >= row_bytes && p.stride.is_multiple_of(8),
+            "rope_append: places of {} bytes for rows of {row_bytes}",
+            p.stride
+        );
+        params.publish_slot = p.slots;
+        params.n_published = p.n;
+        params.published = p.to;
+        params.publish_stride = p.stride as u64;
+        params.publish_f32 = p.f32.into();
+        params.epoch = p.epoch;
+        params.epoch_add = p.epoch_add;
+        params.epoch_flag = p.epoch_flag;
+        params.arrived = p.arrived;
+    }
+    let kernel = format!("rope_append_{}", args.kv_type.name());
+    super::launch(runtime, lane, &kernel, [args.rows, heads.div_ceil(WARPS)], 32 * WARPS, 0, &params)
+}

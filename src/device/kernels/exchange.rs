@@ -1,1 +1,0 @@
-//! Launching of `cuda/` exchange kernels.

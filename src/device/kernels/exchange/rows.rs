@@ -1,0 +1,199 @@
+//! Launching `cuda/exchange.cu`.
+
+use super::super::abi::{MoveRowsParams, PublishParams, ReadyParams};
+use super::super::elementwise::launch;
+use crate::Result;
+use crate::device::accelerator::Half;
+use crate::device::runtime::{DevPtr, Lane, Runtime};
+
+const THREADS: usize = 256;
+/// More blocks do not make a bus faster, and within the device 64 blocks of 16-byte copies move some 500 GB/s.
+const MAX_BLOCKS: usize = 64;
+
+fn blocks(pieces: usize) -> usize {
+    pieces.div_ceil(THREADS).clamp(1, MAX_BLOCKS)
+}
+
+/// Rows of one buffer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PublishSource {
+    /// NULL: no such buffer.
+    pub at: DevPtr,
+    /// Bytes from row to row.
+    pub stride: usize,
+    /// Bytes of a row that are published.
+    pub bytes: usize,
+}
+
+/// Operands of [`publish_rows`]. Optional addresses may be NULL.
+#[derive(Debug, Clone, Copy)]
+pub struct Publish {
+    /// Rows of these are put side by side.
+    pub sources: [PublishSource; 3],
+    /// Mapped host memory.
+    pub to: DevPtr,
+    /// Bytes from place to place.
+    pub stride: usize,
+    /// u32 `[max_rows]`: the row that goes to place i; optional: row i.
+    pub list: DevPtr,
+    /// u32 in device memory: how many rows; optional: `max_rows`.
+    pub n_rows: DevPtr,
+    /// Most rows.
+    pub max_rows: usize,
+    /// u32 in device memory.
+    pub epoch: DevPtr,
+    /// What is published is `*epoch + epoch_add`...
+    pub epoch_add: u32,
+    /// ...here (u32 in mapped host memory), once all rows are there.
+    pub epoch_flag: DevPtr,
+    /// u32 in device memory, zero between launches.
+    pub arrived: DevPtr,
+}
+
+/// Whether pieces of 16 bytes fit everywhere; else pieces of 2 must.
+fn wide(what: &str, sizes: &[usize]) -> bool {
+    assert!(
+        sizes.iter().all(|s| s.is_multiple_of(2)),
+        "{what}: addresses and sizes {sizes:?} are not all even"
+    );
+    sizes.iter().all(|s| s.is_multiple_of(16))
+}
+
+/// Gathers rows into host memory, then publishes the epoch.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+///
+/// # Panics
+/// Odd sizes or addresses; places too short for the rows.
+pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &Publish) -> Result<()> {
+    let mut params = PublishParams {
+        max_rows: args.max_rows as u32,
+        dst: args.to,
+        dst_stride: args.stride as u64,
+        list: args.list,
+        n_rows: args.n_rows,
+        epoch: args.epoch,
+        epoch_flag: args.epoch_flag,
+        arrived: args.arrived,
+        epoch_add: args.epoch_add,
+        ..Default::default()
+    };
+    let mut sizes = vec![args.to.0 as usize, args.stride];
+    let mut row_bytes = 0;
+    for (i, s) in args.sources.iter().enumerate().filter(|(_, s)| !s.at.is_null()) {
+        params.src[i] = s.at;
+        params.src_stride[i] = s.stride as u64;
+        params.src_bytes[i] = s.bytes as u32;
+        sizes.extend([s.at.0 as usize, s.stride, s.bytes]);
+        row_bytes += s.bytes;
+    }
+    assert!(args.stride >= row_bytes, "publish: places of {} bytes for rows of {row_bytes}", args.stride);
+    let (kernel, piece) =
+        if wide("publish", &sizes) { ("publish_rows_16", 16) } else { ("publish_rows_2", 2) };
+    launch(runtime, lane, kernel, [blocks(args.max_rows * row_bytes / piece), 1], THREADS, 0, &params)
+}
+
+/// Operands of [`copy_rows`] and [`convert_rows`]. Optional addresses may be NULL.
+#[derive(Debug, Clone, Copy)]
+pub struct MoveRows {
+    /// Rows of `from_stride` bytes, in any memory that the device sees.
+    pub from: DevPtr,
+    /// Bytes from row to row.
+    pub from_stride: usize,
+    /// Rows of `to_stride` bytes.
+    pub to: DevPtr,
+    /// Bytes from row to row.
+    pub to_stride: usize,
+    /// u32 `[max_rows]`: rows of `from` (`u32::MAX`: none); optional: row i.
+    pub from_list: DevPtr,
+    /// u32 `[max_rows]`: rows of `to`, all different; optional: row i.
+    pub to_list: DevPtr,
+    /// u32 in device memory: how many rows; optional: `max_rows`.
+    pub n_rows: DevPtr,
+    /// u32 in device memory: 0 (see [`check_ready`]) moves nothing; optional.
+    pub gate: DevPtr,
+    /// Most rows.
+    pub max_rows: usize,
+}
+
+impl MoveRows {
+    fn params(&self, n: usize) -> MoveRowsParams {
+        MoveRowsParams {
+            src: self.from,
+            dst: self.to,
+            src_list: self.from_list,
+            dst_list: self.to_list,
+            n_rows: self.n_rows,
+            gate: self.gate,
+            src_stride: self.from_stride as u64,
+            dst_stride: self.to_stride as u64,
+            max_rows: self.max_rows as u32,
+            n: n as u32,
+        }
+    }
+}
+
+/// to\[to_list\[i\]\] = from\[from_list\[i\]\], `bytes` bytes of each row.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+///
+/// # Panics
+/// Odd sizes or addresses.
+pub fn copy_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, bytes: usize) -> Result<()> {
+    let sizes = [args.from.0 as usize, args.from_stride, args.to.0 as usize, args.to_stride, bytes];
+    let (kernel, piece) = if wide("copy_rows", &sizes) { ("copy_rows_16", 16) } else { ("copy_rows_2", 2) };
+    let pieces = args.max_rows * bytes / piece;
+    launch(runtime, lane, kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(bytes))
+}
+
+/// The same from f32 to a 16-bit type, `n` elements of each row.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+///
+/// # Panics
+/// `n` is no multiple of 4, or rows are not aligned to four elements.
+pub fn convert_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, n: usize, to: Half) -> Result<()> {
+    assert!(
+        n.is_multiple_of(4)
+            && (args.from.0 as usize | args.from_stride).is_multiple_of(16)
+            && (args.to.0 as usize | args.to_stride).is_multiple_of(8),
+        "convert_rows: {n} elements, rows of f32 {} bytes apart, of {} {} apart: wanted multiples of 4 elements",
+        args.from_stride,
+        to.name(),
+        args.to_stride
+    );
+    let pieces = args.max_rows * n / 4;
+    let kernel = format!("convert_rows_{}", to.name());
+    launch(runtime, lane, &kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(n))
+}
+
+/// Operands of [`check_ready`].
+#[derive(Debug, Clone, Copy)]
+pub struct CheckReady {
+    /// u32 in mapped host memory: the epoch that the host has reached.
+    pub epoch_flag: DevPtr,
+    /// u32 in device memory: what is asked for is `*epoch + epoch_add`.
+    pub epoch: DevPtr,
+    /// See `epoch`.
+    pub epoch_add: u32,
+    /// u32 in device memory: becomes 1 or 0.
+    pub ready: DevPtr,
+}
+
+/// Whether the host has reached an epoch, without waiting.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+pub fn check_ready(runtime: &dyn Runtime, lane: Lane, args: &CheckReady) -> Result<()> {
+    let params = ReadyParams {
+        epoch_flag: args.epoch_flag,
+        epoch: args.epoch,
+        ready: args.ready,
+        epoch_add: args.epoch_add,
+        ..Default::default()
+    };
+    launch(runtime, lane, "check_ready", [1, 1], 1, 0, &params)
+}
