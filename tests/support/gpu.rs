@@ -4,13 +4,23 @@
 
 use std::sync::Arc;
 
+use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::emulated::options::CopyTiming;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
 use tandem::device::runtime::Runtime;
 
-/// Every runtime of this machine that runs kernels; says so if there is none.
+/// Every runtime of this machine that runs kernels; says so if there is none. A GPU counts three times: as what it is,
+/// and with the kernels of a T4 and of an A10.
 pub fn runtimes() -> Vec<Arc<dyn Runtime>> {
-    let found: Vec<Arc<dyn Runtime>> = emulated(KernelChecks::default()).into_iter().collect();
+    let mut found: Vec<Arc<dyn Runtime>> = emulated(KernelChecks::default()).into_iter().collect();
+    for pretend_sm in [None, Some(75), Some(80)] {
+        match cuda::open(&CudaOptions { pretend_sm, ..CudaOptions::default() }) {
+            Ok(gpu) => found.push(gpu),
+            // What emulation shows is not shown on a GPU: said once.
+            Err(e) if pretend_sm.is_none() => println!("skipped on a GPU: {e}"),
+            Err(_) => {}
+        }
+    }
     if found.is_empty() {
         println!("skipped: {}", tandem::device::built::NO_EMULATION.unwrap_or("no kernels"));
     }
