@@ -132,11 +132,17 @@ void check_global(const void* at, size_t bytes, Access access, const Place& plac
              region->base);
     if (checks(TANDEM_EMU_UNINITIALISED)) {
         Initialised& initialised = *region->initialised;
-        if (access != Access::WRITE && !initialised.all(offset, bytes))
+        if (access != Access::WRITE && access != Access::COPY && !initialised.all(offset, bytes))
             fail(place, "reads offset %zu of an allocation of %zu bytes at %p, which nobody wrote", offset, region->bytes, region->base);
         if (write) initialised.mark(offset, bytes, true);
     }
     if (checks(TANDEM_EMU_GLOBAL_RACES) && access != Access::ATOMIC) check_global_races(at, bytes, write, stamp_of(*self), place);
+}
+
+bool global_written(const void* at, size_t bytes) {
+    if (!checks(TANDEM_EMU_UNINITIALISED)) return true;
+    const Region* region = find_region(at);
+    return !region || region->initialised->all((size_t)((const u8*)at - region->base), bytes);
 }
 
 } // namespace emu

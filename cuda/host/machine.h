@@ -248,7 +248,7 @@ std::string text(Site site);
 void resolve_error();
 
 // access.cpp: one access of the running thread, anywhere.
-enum class Access { READ, WRITE, ATOMIC, READ_ONLY };
+enum class Access { READ, WRITE, ATOMIC, READ_ONLY, COPY }; // COPY: reads, but not whether somebody wrote it
 void check(const void* at, size_t bytes, Access access, const Place& place);
 
 // shared.cpp: shared memory: what its bytes hold and who used them last.
@@ -271,6 +271,7 @@ u32 stamp_of(const Thread& thread);
 
 // global.cpp: device memory.
 void check_global(const void* at, size_t bytes, Access access, const Place& place);
+bool global_written(const void* at, size_t bytes); // always, where that is not checked
 
 // copy.cpp, wgmma.cpp: what a thread must not leave behind
 void require_copies_landed();
