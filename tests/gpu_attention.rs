@@ -420,7 +420,13 @@ impl Oracle {
 }
 
 /// The output type is the other one, since the kernels do not tie them; a device below 80 has f16 alone.
-fn shape(rt: &Arc<dyn Runtime>, n_heads: usize, n_kv_heads: usize, head_dim: usize, kv: Half) -> AttentionShape {
+fn shape(
+    rt: &Arc<dyn Runtime>,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    kv: Half,
+) -> AttentionShape {
     let out = if kv == Half::BF16 { Half::F16 } else { Half::BF16 };
     let (kv, out) = if rt.info().sm < 80 { (Half::F16, Half::F16) } else { (kv, out) };
     AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), kv, out }
@@ -474,7 +480,8 @@ fn decode_with_a_window() {
     for rt in gpu::runtimes() {
         for window in [1, 17, 32, 300] {
             let parts: Vec<Part> = [0, 16, 17, 40, 255, 256, 599].map(Part::decode).into();
-            let world = World::new(shape(&rt, 4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
+            let world =
+                World::new(shape(&rt, 4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
             run_and_check(&rt, &world, &format!("window {window}"));
         }
     }
@@ -516,7 +523,8 @@ fn prefill_of_every_group_and_window() {
                 .enumerate()
         {
             let parts = [Part::chunk(0, 70), Part::chunk(150, 20)];
-            let world = World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
+            let world =
+                World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads, window {window:?}"));
         }
     }
@@ -680,7 +688,8 @@ fn every_schedule_gives_the_same_bits() {
         for kernel in [PrefillKernel::Mma, PrefillKernel::Wgmma] {
             let mut want: Option<Output> = None;
             gpu::for_schedules(|rt, schedule| {
-                let world = World::new(shape(rt, 3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10).on(kernel);
+                let world =
+                    World::new(shape(rt, 3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10).on(kernel);
                 if !world.kernels(rt).contains(&kernel) {
                     return;
                 }

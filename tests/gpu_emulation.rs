@@ -88,10 +88,12 @@ struct Setup {
     hopper: bool,
 }
 
-const PLAIN: Setup = Setup { blocks: 1, threads: 128, n: 128, out_words: 128, input_words: 512, hopper: false };
+const PLAIN: Setup =
+    Setup { blocks: 1, threads: 128, n: 128, out_words: 128, input_words: 512, hopper: false };
 const TWO_BLOCKS: Setup = Setup { blocks: 2, out_words: 256, ..PLAIN };
 /// Three stages of two tiles of 64 x 64 ones; every product is 3 * 64.
-const HOPPER: Setup = Setup { threads: 256, n: 3, out_words: 1024, input_words: 128 * 96, hopper: true, ..PLAIN };
+const HOPPER: Setup =
+    Setup { threads: 256, n: 3, out_words: 1024, input_words: 128 * 96, hopper: true, ..PLAIN };
 const SHARED_WORDS: u32 = 5120;
 
 struct Outcome {
@@ -105,7 +107,8 @@ fn run(kernel: &str, setup: Setup, config: &Config) -> Outcome {
     let out = Memory::new(&vec![0; setup.out_words], false);
     let input = Memory::new(&(0..setup.input_words).map(one).collect::<Vec<_>>(), true);
     let (scratch, counter) = (Memory::new(&[0; 256], false), Memory::new(&[0], true));
-    let map = if setup.hopper { ffi::tensor_map_2d(input.ptr(), 128, 192, 192, 64, 64).unwrap() } else { [0; 128] };
+    let map =
+        if setup.hopper { ffi::tensor_map_2d(input.ptr(), 128, 192, 192, 64, 64).unwrap() } else { [0; 128] };
     let params = BugParams {
         out: out.ptr(),
         input: input.ptr(),
@@ -117,7 +120,8 @@ fn run(kernel: &str, setup: Setup, config: &Config) -> Outcome {
         map,
     };
     // SAFETY: plain data without padding (the fields fill 192 bytes), alive through the borrow.
-    let bytes = unsafe { std::slice::from_raw_parts((&raw const params).cast::<u8>(), size_of::<BugParams>()) };
+    let bytes =
+        unsafe { std::slice::from_raw_parts((&raw const params).cast::<u8>(), size_of::<BugParams>()) };
     ffi::configure(config);
     ffi::reset_stats();
     let result = ffi::launch(&Launch {
@@ -288,7 +292,13 @@ fn memory_that_was_given_back() {
     let params = [out.ptr(), ptr, out.ptr(), out.ptr()].map(|p| p.0.to_le_bytes()).concat();
     let params = [params, 512u32.to_le_bytes().to_vec(), vec![0; 192 - 36]].concat();
     ffi::configure(&Config::default());
-    let launch = Launch { kernel: "fixed_load_past_end", grid: [1; 3], block: [128, 1, 1], shared: 0, params: &params };
+    let launch = Launch {
+        kernel: "fixed_load_past_end",
+        grid: [1; 3],
+        block: [128, 1, 1],
+        shared: 0,
+        params: &params,
+    };
     let Err(Failure::Fault(why)) = ffi::launch(&launch) else { panic!("not caught") };
     assert!(why.contains("reads 16 bytes at 0x"), "{why}");
 }
@@ -362,11 +372,15 @@ fn launches_that_are_refused() {
 #[test]
 fn errors_name_the_place() {
     let short = Setup { n: 127, out_words: 127, ..PLAIN };
-    let Err(Failure::Fault(why)) = run("bug_store_past_end", short, &Config::default()).result else { panic!() };
+    let Err(Failure::Fault(why)) = run("bug_store_past_end", short, &Config::default()).result else {
+        panic!()
+    };
     assert!(why.starts_with("kernel bug_store_past_end, block (0, 0, 0), thread (127, 0, 0)"), "{why}");
     // The line where binutils can look it up, the program and its offset otherwise.
     assert!(why.contains("(bugs.cu:") || why.contains("+0x"), "{why}");
-    let Err(Failure::Fault(why)) = run("bug_divergent_barrier", PLAIN, &Config::default()).result else { panic!() };
+    let Err(Failure::Fault(why)) = run("bug_divergent_barrier", PLAIN, &Config::default()).result else {
+        panic!()
+    };
     assert!(why.contains(", at bugs.cu:"), "{why}");
 }
 
@@ -383,7 +397,8 @@ fn launches_beside_and_after_faults() {
     std::thread::scope(|scope| {
         for seed in 0..4 {
             scope.spawn(move || {
-                let config = Config { threads: Threads::Random, copies: Copies::Random, seed, ..Config::default() };
+                let config =
+                    Config { threads: Threads::Random, copies: Copies::Random, seed, ..Config::default() };
                 for _ in 0..10 {
                     assert!(run("bug_missing_syncthreads", PLAIN, &config).result.is_err());
                     let out = clean("write_after_read", PLAIN, &config).out;
@@ -401,10 +416,16 @@ fn initialised_bytes_are_remembered_one_by_one() {
     let at = |offset| memory.ptr().add(offset);
     assert!(!ffi::is_initialised(at(0), 1));
     ffi::mark_initialised(at(61), 70);
-    assert!(ffi::is_initialised(at(61), 70) && !ffi::is_initialised(at(60), 2) && !ffi::is_initialised(at(130), 2));
+    assert!(
+        ffi::is_initialised(at(61), 70)
+            && !ffi::is_initialised(at(60), 2)
+            && !ffi::is_initialised(at(130), 2)
+    );
     ffi::mark_initialised(at(0), 400);
     assert!(ffi::is_initialised(at(0), 400));
     ffi::mark_uninitialised(at(63), 2);
-    assert!(ffi::is_initialised(at(0), 63) && !ffi::is_initialised(at(63), 1) && ffi::is_initialised(at(65), 335));
+    assert!(
+        ffi::is_initialised(at(0), 63) && !ffi::is_initialised(at(63), 1) && ffi::is_initialised(at(65), 335)
+    );
     assert!(!ffi::is_initialised(at(399), 2), "past the end");
 }

@@ -124,7 +124,8 @@ fn a_lost_device_stays_lost_and_the_process_lives() {
         let mut e = engine(&m, &d).unwrap();
         let seq = e.add();
         d.runtime.set_faults(FaultPlan { lost_at: Some(n), ..FaultPlan::default() });
-        let first = e.prefill(seq, &PROMPT, |_| ()).err().unwrap_or_else(|| panic!("operation {n}: nothing lost"));
+        let first =
+            e.prefill(seq, &PROMPT, |_| ()).err().unwrap_or_else(|| panic!("operation {n}: nothing lost"));
         assert!(matches!(first, Error::Device { .. }), "{first}");
         let second = step(&mut e, seq).expect_err("a lost device stays lost");
         assert!(matches!(second, Error::Device { .. }), "{second}");
