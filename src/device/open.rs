@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::accelerator::Accelerator;
 use super::cuda::CudaOptions;
-use super::emulated::{EmulatedOptions, EmulatedRuntime};
+use super::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use super::runtime::Runtime;
 use crate::Result;
 
@@ -41,7 +41,11 @@ pub fn open(kind: Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
         }
         Kind::Emulated => {
             let memory = memory.unwrap_or(EMULATED_MEMORY);
-            let runtime = EmulatedRuntime::new(EmulatedOptions { memory, ..Default::default() })?;
+            let runtime = EmulatedRuntime::new(EmulatedOptions {
+                memory,
+                checks: KernelChecks::FAST,
+                ..Default::default()
+            })?;
             on_kernels(Arc::new(runtime))
         }
     }
