@@ -72,7 +72,8 @@ fn every_family_computes_what_its_spec_says() {
                     .fold(0.0, f64::max);
                 println!("{device} {name} {dtype} KV {}: {worst:.1e} of {bound:.1e}", kv.name());
                 if worst > bound {
-                    failures.push(format!("{name} {dtype} KV {}: {worst:.2e}, at most {bound:.2e}", kv.name()));
+                    failures
+                        .push(format!("{name} {dtype} KV {}: {worst:.2e}, at most {bound:.2e}", kv.name()));
                 }
             }
         }
@@ -121,7 +122,9 @@ const SURE: f32 = 0.3;
 #[test]
 fn greedy_tokens_are_the_cpus() {
     for (device, accel) in accelerators() {
-        for name in ["tiny-llama,dtype=q4_0", "tiny-qwen3,dtype=bf16", "tiny-gemma3,dtype=q8_0", "tiny-opt,dtype=f16"] {
+        for name in
+            ["tiny-llama,dtype=q4_0", "tiny-qwen3,dtype=bf16", "tiny-gemma3,dtype=q8_0", "tiny-opt,dtype=f16"]
+        {
             let m = load(&format!("synth:{name},seed=3")).unwrap();
             let prompt = tokens(40, m.spec.vocab);
             let o = options(KvDType::BF16, 64, 1);
@@ -132,7 +135,10 @@ fn greedy_tokens_are_the_cpus() {
             // Once a token within rounding differs, so does all that follows.
             let same = got.iter().zip(&want).take_while(|(g, w)| g == w).count();
             println!("{device} {name}: {same} of {} tokens equal", want.len());
-            assert!(same == want.len() || margins[same] < SURE, "{name}: {got:?}, CPU {want:?}, leads {margins:?}");
+            assert!(
+                same == want.len() || margins[same] < SURE,
+                "{name}: {got:?}, CPU {want:?}, leads {margins:?}"
+            );
         }
     }
 }

@@ -36,7 +36,9 @@ const EMULATED_MEMORY: u64 = 8 << 30;
 /// program has no kernels for it. Both say what would help.
 pub fn open(kind: Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
     match kind {
-        Kind::Cuda(ordinal) => on_kernels(super::cuda::open(&CudaOptions { ordinal, memory, ..Default::default() })?),
+        Kind::Cuda(ordinal) => {
+            on_kernels(super::cuda::open(&CudaOptions { ordinal, memory, ..Default::default() })?)
+        }
         Kind::Emulated => {
             let memory = memory.unwrap_or(EMULATED_MEMORY);
             let runtime = EmulatedRuntime::new(EmulatedOptions { memory, ..Default::default() })?;
