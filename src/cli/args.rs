@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
-use tandem::device::open::Kind;
+use tandem::device::{self, open::Kind};
 use tandem::{Error, Result};
 
 /// How the engine runs.
@@ -41,7 +41,7 @@ impl EngineArgs {
     /// Refuses contradictions, and strategies that do not exist yet.
     ///
     /// # Errors
-    /// A device, strategy or GPU option that cannot be honoured.
+    /// A device, strategy or GPU option that cannot be honoured; a device that is asked for and is not there.
     pub fn check(&self) -> Result<()> {
         let name = self.strategy.to_possible_value().expect("no strategy is hidden");
         let (strategy, host) = (name.get_name(), self.device == Device::Cpu);
@@ -67,7 +67,11 @@ impl EngineArgs {
         if self.gpu_memory == Some(0) {
             return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all"));
         }
-        Ok(())
+        // Before anything is fetched or read for a device that is not there.
+        match self.kind() {
+            Some(kind) if !self.falls_back() => device::open::check(kind),
+            _ => Ok(()),
+        }
     }
 
     /// The accelerator to try; `None` is the CPU.

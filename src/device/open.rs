@@ -29,6 +29,17 @@ impl std::fmt::Display for Kind {
 /// Memory of the emulated accelerator, unless told otherwise.
 const EMULATED_MEMORY: u64 = 8 << 30;
 
+/// Whether [`open`] has a chance, at no cost: for saying so before a model is fetched or read.
+///
+/// # Errors
+/// No driver, no such device; no kernels in this program.
+pub fn check(kind: Kind) -> Result<()> {
+    match kind {
+        Kind::Cuda(ordinal) => super::cuda::check(ordinal),
+        Kind::Emulated => Ok(()),
+    }
+}
+
 /// Opens an accelerator that may use `memory` bytes of its memory (all of it if `None`).
 ///
 /// # Errors
