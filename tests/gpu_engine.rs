@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
+use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::open::on_kernels;
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, ModelSpec, load};
@@ -27,7 +28,11 @@ fn tokens(n: usize, vocab: usize) -> Vec<u32> {
 /// Every accelerator of this machine.
 fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
     let on_kernels = |rt| on_kernels(rt).expect("a runtime with kernels");
-    gpu::runtimes().into_iter().map(|rt| (rt.info().name.clone(), on_kernels(rt))).collect()
+    let kernels = gpu::runtimes().into_iter().map(|rt| (rt.info().name.clone(), on_kernels(rt)));
+    let operations: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(Arc::new(
+        EmulatedRuntime::new(EmulatedOptions { jitter: Some(1), ..Default::default() }).expect("it starts"),
+    )));
+    kernels.chain([("emulated by plain functions".to_owned(), operations)]).collect()
 }
 
 fn engine(m: &LoadedModel, options: &Options, accel: &Arc<dyn Accelerator>) -> Engine {
@@ -72,7 +77,8 @@ fn every_family_computes_what_its_spec_says() {
                     .fold(0.0, f64::max);
                 println!("{device} {name} {dtype} KV {}: {worst:.1e} of {bound:.1e}", kv.name());
                 if worst > bound {
-                    failures.push(format!("{name} {dtype} KV {}: {worst:.2e}, at most {bound:.2e}", kv.name()));
+                    failures
+                        .push(format!("{name} {dtype} KV {}: {worst:.2e}, at most {bound:.2e}", kv.name()));
                 }
             }
         }
@@ -121,7 +127,9 @@ const SURE: f32 = 0.3;
 #[test]
 fn greedy_tokens_are_the_cpus() {
     for (device, accel) in accelerators() {
-        for name in ["tiny-llama,dtype=q4_0", "tiny-qwen3,dtype=bf16", "tiny-gemma3,dtype=q8_0", "tiny-opt,dtype=f16"] {
+        for name in
+            ["tiny-llama,dtype=q4_0", "tiny-qwen3,dtype=bf16", "tiny-gemma3,dtype=q8_0", "tiny-opt,dtype=f16"]
+        {
             let m = load(&format!("synth:{name},seed=3")).unwrap();
             let prompt = tokens(40, m.spec.vocab);
             let o = options(KvDType::BF16, 64, 1);
@@ -132,7 +140,10 @@ fn greedy_tokens_are_the_cpus() {
             // Once a token within rounding differs, so does all that follows.
             let same = got.iter().zip(&want).take_while(|(g, w)| g == w).count();
             println!("{device} {name}: {same} of {} tokens equal", want.len());
-            assert!(same == want.len() || margins[same] < SURE, "{name}: {got:?}, CPU {want:?}, leads {margins:?}");
+            assert!(
+                same == want.len() || margins[same] < SURE,
+                "{name}: {got:?}, CPU {want:?}, leads {margins:?}"
+            );
         }
     }
 }
