@@ -13,11 +13,11 @@
 //
 //        K and V tiles take turns in one ring of STAGES slots, filled by cp.async through the page table: while one is
 //        multiplied the next STAGES - 1 are on their way. One block barrier a tile
-// regs   at D = 128: 64 O + 32 S + 32 Q + 4 K/V = 132 of 168 (three blocks an SM)
+// regs   at D = 128: 64 O + 32 S + 32 Q + addresses = 240, two blocks an SM (three at D <= 96); no spills
 // bound  tensor cores: 4 * queries * keys * D flops, half of a diagonal tile wasted. One ldmatrix.x4 (4 cycles of shared
 //        memory) feeds two mma (4 cycles of an A100's tensor cores, 2 of an H200's): shared memory caps an A100 near its
 //        peak and an H200 at half of it; with softmax (32 exp2 a thread and tile, 16 a cycle and SM) predicted
-//        50-60% of peak on sm_80..89, 30-35% on sm_90, where wgmma would be needed for more
+//        50-60% of peak on sm_80..89 and 30-35% on sm_90, which has attention_prefill_sm90a.cu
 // error  f32 accumulation and softmax, P rounded to T: tests/gpu_attention.rs
 // order  key tiles lie at multiples of BC, masked ones change nothing: bits depend on the row alone, not on its tile
 // oracle f64 in tests/gpu_attention.rs

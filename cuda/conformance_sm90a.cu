@@ -55,7 +55,7 @@ KERNEL(conformance_wgmma_ra_f16_n64, ConformanceParams) { wgmma_ra<f16, 64>(p); 
 KERNEL(conformance_wgmma_ra_bf16_n128, ConformanceParams) { wgmma_ra<bf16, 128>(p); }
 
 // One box by a bulk copy, dumped as it lies. 32 threads, the box's bytes and 8 of shared memory, 1024-byte aligned.
-KERNEL(conformance_tma, ConformanceTmaParams) {
+KERNEL(conformance_tma_sm90a, ConformanceTmaParams) {
     SHARED_DYNAMIC(smem);
     u32 bytes = p.box_rows * p.box_cols * 2;
     u64* bar = (u64*)(smem + bytes);
@@ -74,7 +74,7 @@ KERNEL(conformance_tma, ConformanceTmaParams) {
 
 // Phases of an mbarrier: a ring of one word that 32 producers (warp 0) fill and 32 consumers (warp 1) empty, n times.
 // in: n words, out: n words. 64 threads, 32 bytes of shared memory.
-KERNEL(conformance_mbarrier, ConformanceParams) {
+KERNEL(conformance_mbarrier_sm90a, ConformanceParams) {
     SHARED_DYNAMIC(smem);
     u64 *full = (u64*)smem, *empty = full + 1;
     u32* word = (u32*)(smem + 16);

@@ -79,9 +79,12 @@ impl Part {
 }
 
 /// One layer: a sequence per part, pages scattered, NaN wherever no token was appended.
+#[derive(Clone)]
 struct World {
     shape: AttentionShape,
     window: Option<usize>,
+    /// What prefill runs on.
+    kernel: PrefillKernel,
     parts: Vec<Part>,
     /// First row of each part: one canary row between them.
     row0: Vec<usize>,
@@ -140,7 +143,21 @@ impl World {
         for (p, &r) in parts.iter().zip(&row0) {
             q[r * width..(r + p.n_rows) * width].fill_with(|| encode(shape.kv, rng.normal()));
         }
-        World { shape, window, parts: parts.to_vec(), row0, rows, q, kv, pages }
+        World { shape, window, kernel: PrefillKernel::Mma, parts: parts.to_vec(), row0, rows, q, kv, pages }
+    }
+
+    /// The same, prefill on another kernel.
+    fn on(&self, kernel: PrefillKernel) -> World {
+        World { kernel, ..self.clone() }
+    }
+
+    /// All kernels that prefill can run on; one if nothing is prefilled.
+    fn kernels(&self, rt: &Arc<dyn Runtime>) -> Vec<PrefillKernel> {
+        let mut kernels = PrefillKernel::available(&**rt, &self.shape);
+        if self.parts.iter().all(|p| p.n_rows == 1) {
+            kernels.truncate(1);
+        }
+        kernels
     }
 
     fn width(&self) -> usize {
@@ -173,7 +190,7 @@ impl World {
             table.extend(self.pages[i].iter().skip(self.page_start(i)));
             table.push(u32::MAX);
         }
-        (Plan::new(&rows, padding, self.window.map(|w| w as u32)), table)
+        (Plan::new(&rows, padding, self.window.map(|w| w as u32), self.kernel.queries()), table)
     }
 
     fn run(&self, rt: &Arc<dyn Runtime>, which: &[usize]) -> Output {
@@ -221,6 +238,8 @@ impl World {
             };
             decode_attention(&**rt, LANE, shape, &args).unwrap();
             let args = PrefillAttention {
+                kernel: self.kernel,
+                n_pages: self.kv.len() / (2 * PAGE * shape.head_dim * shape.n_kv_heads),
                 q: q.ptr(),
                 kv: kv.ptr(),
                 page_table: table.ptr(),
@@ -400,9 +419,16 @@ impl Oracle {
     }
 }
 
-fn shape(n_heads: usize, n_kv_heads: usize, head_dim: usize, kv: Half) -> AttentionShape {
-    // The output type is the other one: the kernels do not tie them.
+/// The output type is the other one, since the kernels do not tie them; a device below 80 has f16 alone.
+fn shape(
+    rt: &Arc<dyn Runtime>,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    kv: Half,
+) -> AttentionShape {
     let out = if kv == Half::BF16 { Half::F16 } else { Half::BF16 };
+    let (kv, out) = if rt.info().sm < 80 { (Half::F16, Half::F16) } else { (kv, out) };
     AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), kv, out }
 }
 
@@ -413,10 +439,12 @@ fn all(world: &World) -> Vec<usize> {
     (0..world.parts.len()).collect()
 }
 
-fn run_and_check(rt: &Arc<dyn Runtime>, world: &World, what: &str) -> Output {
-    let got = world.run(rt, &all(world));
-    world.check(&all(world), &got, what);
-    got
+/// With every kernel that prefill can run on.
+fn run_and_check(rt: &Arc<dyn Runtime>, world: &World, what: &str) {
+    for kernel in world.kernels(rt) {
+        let world = world.on(kernel);
+        world.check(&all(&world), &world.run(rt, &all(&world)), &format!("{what} {kernel:?}"));
+    }
 }
 
 #[test]
@@ -425,7 +453,7 @@ fn decode_matches_the_oracle_for_every_head_size() {
         for kv in BOTH {
             for hd in HEAD_DIMS {
                 let parts: Vec<Part> = CONTEXTS.iter().map(|&n| Part::decode(n - 1)).collect();
-                let world = World::new(shape(4, 2, hd, kv), None, &parts, 1.0, 1);
+                let world = World::new(shape(&rt, 4, 2, hd, kv), None, &parts, 1.0, 1);
                 run_and_check(&rt, &world, &format!("{kv:?} {hd}"));
             }
         }
@@ -441,7 +469,7 @@ fn decode_of_every_group() {
                 .enumerate()
         {
             let parts = [Part::decode(39), Part::decode(299)];
-            let world = World::new(shape(heads, kv_heads, 64, BOTH[i % 2]), None, &parts, 1.0, i as u64);
+            let world = World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), None, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads"));
         }
     }
@@ -452,7 +480,8 @@ fn decode_with_a_window() {
     for rt in gpu::runtimes() {
         for window in [1, 17, 32, 300] {
             let parts: Vec<Part> = [0, 16, 17, 40, 255, 256, 599].map(Part::decode).into();
-            let world = World::new(shape(4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
+            let world =
+                World::new(shape(&rt, 4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
             run_and_check(&rt, &world, &format!("window {window}"));
         }
     }
@@ -464,7 +493,7 @@ fn peaked_scores() {
     for rt in gpu::runtimes() {
         for kv in BOTH {
             let parts = [Part::decode(599), Part::chunk(70, 100)];
-            let world = World::new(shape(4, 2, 64, kv), None, &parts, 8.0, 3);
+            let world = World::new(shape(&rt, 4, 2, 64, kv), None, &parts, 8.0, 3);
             run_and_check(&rt, &world, &format!("{kv:?}"));
         }
     }
@@ -478,7 +507,7 @@ fn prefill_matches_the_oracle_for_every_head_size() {
                 // Chunks around the tile, at the start, in the middle of a tile, after a long context.
                 let parts =
                     [Part::chunk(0, 5), Part::chunk(0, 64), Part::chunk(33, 65), Part::chunk(200, 31)];
-                let world = World::new(shape(2, 1, hd, kv), None, &parts, 1.0, 2);
+                let world = World::new(shape(&rt, 2, 1, hd, kv), None, &parts, 1.0, 2);
                 run_and_check(&rt, &world, &format!("{kv:?} {hd}"));
             }
         }
@@ -494,7 +523,8 @@ fn prefill_of_every_group_and_window() {
                 .enumerate()
         {
             let parts = [Part::chunk(0, 70), Part::chunk(150, 20)];
-            let world = World::new(shape(heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
+            let world =
+                World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads, window {window:?}"));
         }
     }
@@ -515,7 +545,7 @@ fn partial_rows_are_not_normalised() {
                 part(60, 10, 64), // some rows see nothing here
                 Part::decode(30),
             ];
-            let world = World::new(shape(4, 2, hd, Half::BF16), None, &parts, 1.0, 5);
+            let world = World::new(shape(&rt, 4, 2, hd, Half::BF16), None, &parts, 1.0, 5);
             run_and_check(&rt, &world, &format!("{hd}"));
         }
     }
@@ -527,7 +557,7 @@ fn nothing_seen_is_zero() {
     for rt in gpu::runtimes() {
         let nothing = |n_rows| Part { first_pos: 40, n_rows, from: 64, partial: false };
         let parts = [nothing(1), nothing(9), Part::decode(12)];
-        let world = World::new(shape(4, 2, 64, Half::F16), None, &parts, 1.0, 6);
+        let world = World::new(shape(&rt, 4, 2, 64, Half::F16), None, &parts, 1.0, 6);
         // The row between the first two parts becomes padding.
         let padding = world.row0[1] - 1;
         let (plan, table) = world.plan(&all(&world), padding as u32..padding as u32 + 1);
@@ -545,14 +575,15 @@ fn partials_merged_in_any_split_equal_the_whole() {
         for (kv, hd, at) in
             [(Half::BF16, 64, 32), (Half::F16, 80, 256), (Half::BF16, 128, 544), (Half::F16, 64, 640)]
         {
-            let shape = shape(4, 2, hd, kv);
+            let shape = shape(&rt, 4, 2, hd, kv);
             let part = |first_pos, n_rows, from| Part { first_pos, n_rows, from, partial: true };
             let parts = |from| [part(600, 1, from), part(580, 20, from), part(10, 1, from)];
-            let world = World::new(shape, None, &parts(at), 1.0, 7);
+            let kernel = PrefillKernel::best(&*rt, &shape);
+            let world = World::new(shape, None, &parts(at), 1.0, 7).on(kernel);
             let late = world.run(&rt, &all(&world));
             world.check(&all(&world), &late, "late tokens");
             // The same world, all tokens here, items cut off.
-            let early = World { parts: parts(0).to_vec(), ..World::new(shape, None, &parts(at), 1.0, 7) };
+            let early = World { parts: parts(0).to_vec(), ..world.clone() };
             let (mut plan, table) = early.plan(&all(&early), 0..0);
             let cut = |begin: &mut u32, end: &mut u32| {
                 *end = (*end).min(at as u32);
@@ -606,13 +637,17 @@ fn a_row_does_not_depend_on_the_batch() {
                 Part::chunk(300, 3),
                 Part { partial: true, ..Part::chunk(0, 66) },
             ];
-            let world = World::new(shape(4, 2, 64, Half::BF16), window, &parts, 1.0, 8);
-            let together = world.run(&rt, &all(&world));
-            let reversed = world.run(&rt, &[5, 4, 3, 2, 1, 0]);
-            for i in 0..parts.len() {
-                let alone = world.rows_of(i, &world.run(&rt, &[i]));
-                assert!(alone == world.rows_of(i, &together), "{:?} in a batch, window {window:?}", parts[i]);
-                assert!(alone == world.rows_of(i, &reversed), "{:?} in a reversed batch", parts[i]);
+            let world = World::new(shape(&rt, 4, 2, 64, Half::BF16), window, &parts, 1.0, 8);
+            for kernel in world.kernels(&rt) {
+                let world = world.on(kernel);
+                let together = world.run(&rt, &all(&world));
+                let reversed = world.run(&rt, &[5, 4, 3, 2, 1, 0]);
+                for i in 0..parts.len() {
+                    let alone = world.rows_of(i, &world.run(&rt, &[i]));
+                    let what = format!("{:?}, window {window:?}, {kernel:?}", parts[i]);
+                    assert!(alone == world.rows_of(i, &together), "{what} in a batch");
+                    assert!(alone == world.rows_of(i, &reversed), "{what} in a reversed batch");
+                }
             }
         }
     }
@@ -623,21 +658,23 @@ fn a_row_does_not_depend_on_the_batch() {
 fn a_prompt_does_not_depend_on_its_chunks() {
     for rt in gpu::runtimes() {
         for window in [None, Some(50)] {
-            let whole = World::new(shape(2, 1, 64, Half::BF16), window, &[Part::chunk(0, 170)], 1.0, 9);
-            let want = whole.run(&rt, &[0]);
-            let w = whole.width();
-            for cut in [5, 63, 64, 100] {
-                // Two parts of the same sequence, run from the same memory.
-                let cutoff = World {
-                    parts: vec![Part::chunk(0, cut), Part::chunk(cut, 170 - cut)],
-                    row0: vec![1, 1 + cut],
-                    pages: vec![whole.pages[0].clone(), whole.pages[0].clone()],
-                    q: whole.q.clone(),
-                    kv: whole.kv.clone(),
-                    ..whole
-                };
-                let got = cutoff.run(&rt, &[0, 1]);
-                assert!(got.out[w..171 * w] == want.out[w..171 * w], "cut at {cut}, window {window:?}");
+            let world = World::new(shape(&rt, 2, 1, 64, Half::BF16), window, &[Part::chunk(0, 170)], 1.0, 9);
+            for kernel in world.kernels(&rt) {
+                let whole = world.on(kernel);
+                let want = whole.run(&rt, &[0]);
+                let w = whole.width();
+                for cut in [5, 63, 64, 100] {
+                    // Two parts of the same sequence, run from the same memory.
+                    let parts = World {
+                        parts: vec![Part::chunk(0, cut), Part::chunk(cut, 170 - cut)],
+                        row0: vec![1, 1 + cut],
+                        pages: vec![whole.pages[0].clone(), whole.pages[0].clone()],
+                        ..whole.clone()
+                    };
+                    let got = parts.run(&rt, &[0, 1]);
+                    let same = got.out[w..171 * w] == want.out[w..171 * w];
+                    assert!(same, "cut at {cut}, window {window:?}, {kernel:?}");
+                }
             }
         }
     }
@@ -648,15 +685,21 @@ fn a_prompt_does_not_depend_on_its_chunks() {
 fn every_schedule_gives_the_same_bits() {
     let parts = [Part::decode(520), Part::chunk(40, 70), Part { partial: true, ..Part::decode(270) }];
     for hd in [64, 96, 256] {
-        let world = World::new(shape(3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10);
-        let mut want: Option<Output> = None;
-        gpu::for_schedules(|rt, schedule| {
-            let got = world.run(rt, &all(&world));
-            match &want {
-                None => want = Some(got),
-                Some(want) => assert!(*want == got, "{schedule} at head_dim {hd}"),
-            }
-        });
+        for kernel in [PrefillKernel::Mma, PrefillKernel::Wgmma] {
+            let mut want: Option<Output> = None;
+            gpu::for_schedules(|rt, schedule| {
+                let world =
+                    World::new(shape(rt, 3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10).on(kernel);
+                if !world.kernels(rt).contains(&kernel) {
+                    return;
+                }
+                let got = world.run(rt, &all(&world));
+                match &want {
+                    None => want = Some(got),
+                    Some(want) => assert!(*want == got, "{schedule} at head_dim {hd}, {kernel:?}"),
+                }
+            });
+        }
     }
 }
 
@@ -665,10 +708,10 @@ fn ldmatrix_is_free_of_bank_conflicts() {
     let parts = [Part::decode(300), Part::chunk(0, 70)];
     for kv in BOTH {
         for hd in HEAD_DIMS {
-            let world = World::new(shape(2, 1, hd, kv), None, &parts, 1.0, 11);
-            let Some((phases, conflicts)) = gpu::bank_conflicts(|rt| drop(world.run(rt, &[0, 1]))) else {
-                return;
+            let run = |rt: &Arc<dyn Runtime>| {
+                World::new(shape(rt, 2, 1, hd, kv), None, &parts, 1.0, 11).run(rt, &[0, 1]);
             };
+            let Some((phases, conflicts)) = gpu::bank_conflicts(run) else { return };
             assert!(phases > 0, "the kernels use ldmatrix");
             assert_eq!(conflicts, 0, "of {phases} phases, {kv:?} {hd}");
         }
@@ -678,7 +721,7 @@ fn ldmatrix_is_free_of_bank_conflicts() {
 #[test]
 fn what_kernels_do_not_cover_is_said() {
     for rt in gpu::runtimes() {
-        let good = shape(4, 2, 64, Half::BF16);
+        let good = shape(&rt, 4, 2, 64, Half::BF16);
         for (bad, says) in [
             (AttentionShape { head_dim: 72, ..good }, "72"),
             (AttentionShape { n_kv_heads: 3, ..good }, "3 KV heads"),
@@ -686,6 +729,12 @@ fn what_kernels_do_not_cover_is_said() {
         ] {
             let message = bad.check(&*rt).unwrap_err().to_string();
             assert!(message.contains(says), "{message}");
+        }
+        // The tests above have seen every kernel there is.
+        let want = if rt.info().sm == 90 { PrefillKernel::Wgmma } else { PrefillKernel::Mma };
+        for hd in HEAD_DIMS {
+            let best = PrefillKernel::best(&*rt, &AttentionShape { head_dim: hd, ..good });
+            assert_eq!(best, if [80, 96].contains(&hd) { PrefillKernel::Mma } else { want }, "head_dim {hd}");
         }
     }
 }
@@ -711,8 +760,9 @@ proptest! {
         k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
         seed in any::<u64>(),
     ) {
-        let world = World::new(shape(kv_heads * group, kv_heads, hd, kv), window, &parts, k_scale, seed);
         for rt in gpu::runtimes() {
+            let shape = shape(&rt, kv_heads * group, kv_heads, hd, kv);
+            let world = World::new(shape, window, &parts, k_scale, seed);
             run_and_check(&rt, &world, "proptest");
         }
     }
@@ -723,13 +773,14 @@ proptest! {
         lens in proptest::collection::vec((0..40_000u32, prop_oneof![Just(1u32), 1..5u32, 5..200u32]), 0..8),
         window in proptest::option::of(1..5000u32),
         padding in 0..4u32,
+        queries in prop::sample::select(vec![64u32, 128]),
     ) {
         let (mut rows, mut row0) = (Vec::new(), 0);
         for &(first_pos, n_rows) in &lens {
             rows.push(Rows { row0, n_rows, first_pos, from: 0, page: 0, partial: None });
             row0 += n_rows;
         }
-        let plan = Plan::new(&rows, row0..row0 + padding, window);
+        let plan = Plan::new(&rows, row0..row0 + padding, window, queries);
         let total = (row0 + padding) as usize;
         let mut seen = vec![0u32; total]; // tokens, per decoded row
         let mut tiles = vec![0u32; total]; // prefill items, per row

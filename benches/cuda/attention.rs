@@ -3,8 +3,8 @@
 use tandem::Result;
 use tandem::device::accelerator::{Half, PartialRows};
 use tandem::device::kernels::attention::{
-    AttentionShape, DecodeAttention, DecodeWorkspace, Plan, PrefillAttention, Rows, decode_attention,
-    decode_item_bytes, prefill_attention, prefill_item_bytes,
+    AttentionShape, DecodeAttention, DecodeWorkspace, Plan, PrefillAttention, PrefillKernel, Rows,
+    decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
 };
 use tandem::device::runtime::{Buffer, Lane};
 
@@ -101,7 +101,8 @@ impl Operands {
             let (row, head) = (at / n_heads, at % n_heads);
             let (sequence, seen) = (row / c.rows, c.tokens - c.rows + row % c.rows + 1);
             let element = |token: usize, v: usize, i: usize| {
-                let place = (c.page(sequence, token / PAGE) * n_kv_heads + head / (n_heads / n_kv_heads)) * 2 + v;
+                let place =
+                    (c.page(sequence, token / PAGE) * n_kv_heads + head / (n_heads / n_kv_heads)) * 2 + v;
                 data::value(c.kv, self.kv[place * PAGE * d + token % PAGE * d + i])
             };
             let scale = f64::from(c.shape().scale);
@@ -179,7 +180,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
                 partial: None,
             })
             .collect();
-        let plan = Plan::new(&rows, 0..0, None);
+        let plan = Plan::new(&rows, 0..0, None, PrefillKernel::Mma.queries());
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         let items = upload(decode_item_bytes(&plan.decode))?;
         let count = upload(&(plan.decode.len() as u32).to_le_bytes())?;
@@ -223,20 +224,22 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
     };
     for c in cases {
         let shape = c.shape();
-        let kernel = format!("prefill_attention_{}_d{}", c.kv.name(), shape.head_dim);
+        let best = PrefillKernel::best(&*bench.rt, &shape);
+        let kernel = best.name(&shape);
         if !bench.rt.has_kernel(&kernel) || !bench.wants("prefill-attention", &kernel, &c.name()) {
             continue;
         }
         let o = Operands::new(bench, &c)?;
-        let rows =
-            Rows { row0: 0, n_rows: c.rows as u32, first_pos: 0, from: 0, page: 0, partial: None };
-        let plan = Plan::new(&[rows], 0..0, None);
+        let rows = Rows { row0: 0, n_rows: c.rows as u32, first_pos: 0, from: 0, page: 0, partial: None };
+        let plan = Plan::new(&[rows], 0..0, None, best.queries());
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         let items = upload(prefill_item_bytes(&plan.prefill))?;
         let count = upload(&(plan.prefill.len() as u32).to_le_bytes())?;
         let rt = bench.rt.clone();
         let mut launch = |i: usize| {
             let args = PrefillAttention {
+                kernel: best,
+                n_pages: c.batch * c.pages(),
                 q: o.q_buffer.ptr(),
                 kv: o.kv_copies[i % o.kv_copies.len()].ptr(),
                 page_table: o.table.ptr(),

@@ -12,11 +12,9 @@ static void complete(Barrier& b, bool with_self) {
         wake(w, b.waiting[w]);
         b.waiting[w] = 0;
     }
-    bool whole = b.expected == m.thread_count && !b.any_released;
     b.arrived = b.waiting_warps = 0;
     b.any_released = false;
-    // Stamps have few bits for epochs: a barrier that orders everything is a chance to begin again at 1.
-    if (whole && m.clocks.latest() > EPOCH_LIMIT) restart_clocks();
+    restart_clocks_if_late();
     if (with_self && random_schedule()) maybe_land_bulk_copies(), yield();
 }
 
@@ -52,6 +50,7 @@ void barrier(int id, int threads, bool wait, Site site) {
 void sync_warp(u32 mask, Site site) {
     if (!meet(mask, "__syncwarp", site)) return;
     machine->clocks.meet_warp(self->warp); // a part of a warp is taken for the whole: clocks have one entry a warp
+    restart_clocks_if_late();
     part();
 }
 

@@ -246,6 +246,20 @@ template <bool fixed> DEVICE void wrong_barrier(const BugParams& p) {
 KERNEL(bug_wrong_barrier, BugParams) { wrong_barrier<false>(p); }
 KERNEL(fixed_wrong_barrier, BugParams) { wrong_barrier<true>(p); }
 
+// More barriers than the checker has epochs for: nothing wrong, and nothing may be reported. One warp.
+KERNEL(fixed_long_block, BugParams) {
+    SHARED_DYNAMIC(smem);
+    u32* s = (u32*)smem;
+    u32 sum = 0;
+    for (u32 i = 0; i < p.n; i++) {
+        s[threadIdx.x] = i;
+        __syncwarp();
+        sum += s[threadIdx.x ^ 1];
+        __syncwarp();
+    }
+    p.out[threadIdx.x] = sum;
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // sm_90a. A producer thread (warp 4) fills one stage of 64x64 halves by bulk copies; 128 consumers multiply. 160
 // threads are not whole warpgroups, so the block has 256.
@@ -291,3 +305,20 @@ template <bool early, bool unwaited> DEVICE void hopper_stage(const BugParams& p
 KERNEL(bug_early_release, BugParams) { hopper_stage<true, false>(p); }
 KERNEL(bug_read_accumulators, BugParams) { hopper_stage<false, true>(p); }
 KERNEL(fixed_hopper_stage, BugParams) { hopper_stage<false, false>(p); }
+
+// Tiles that threads store themselves are not what wgmma sees, until a fence. 128 threads.
+template <bool fixed> DEVICE void unfenced_store(const BugParams& p) {
+    SHARED_DYNAMIC(smem);
+    for (u32 i = threadIdx.x; i < 2560; i += blockDim.x) ((u32*)smem)[i] = 0x3c003c00;
+    if (fixed) fence_async_shared();
+    __syncthreads();
+    float d[8];
+    for (u32 i = 0; i < 8; i++) d[i] = 0;
+    wgmma_fence();
+    wgmma_m64k16<f16, 16>(d, smem_desc_sw128(smem_u32(smem)), smem_desc_sw128(smem_u32(smem + 8192)));
+    wgmma_commit();
+    wgmma_wait<0>();
+    p.out[threadIdx.x] = (u32)(d[0] + d[7]);
+}
+KERNEL(bug_unfenced_store, BugParams) { unfenced_store<false>(p); }
+KERNEL(fixed_unfenced_store, BugParams) { unfenced_store<true>(p); }

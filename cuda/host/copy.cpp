@@ -44,7 +44,7 @@ void copy_wait(int groups) {
         if (copy.group >= self->groups || self->groups - copy.group <= (u32)groups) break;
         land(copy);
         if (machine->config.checks) {
-            set_state(copy.to, 16, WRITTEN);
+            set_state(copy.to, 16, STORED);
             stamp_write(copy.to, 16, stamp_of(*self)); // others see it after a barrier from here on
         }
         done++;

@@ -164,6 +164,7 @@ void mbarrier_init(u64* bar, u32 count, Site site);
 void mbarrier_arrive(u64* bar, u32 bytes, Site site);
 void mbarrier_wait(u64* bar, u32 parity, Site site);
 void tensor_copy_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, Site site);
+void fence_shared();
 void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site);
 void wgmma_registers(float* d, int n, bool is_bf16, Words4 a, u64 b, Site site);
 void wgmma_close(Site site);
@@ -396,7 +397,7 @@ DEVICE void mbar_wait(u64* bar, u32 parity, EMU_SITE) { emu::mbarrier_wait(bar, 
 DEVICE void tma_load_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, EMU_SITE) {
     emu::tensor_copy_2d(to, map, bar, x, y, EMU_HERE);
 }
-DEVICE void fence_async_shared() {}
+DEVICE void fence_async_shared() { emu::fence_shared(); }
 DEVICE u64 smem_desc_sw128(u32 smem_addr) { return (u64)((smem_addr & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
 DEVICE u64 smem_desc_sw128_mn(u32 smem_addr, u32 next) {
     return (u64)((smem_addr & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;

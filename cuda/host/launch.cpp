@@ -172,7 +172,7 @@ static int launch(const KernelEntry& kernel, dim3 grid, dim3 block, u32 shared_b
     m.random = (config.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
     m.until_preemption = 1 + (u32)(config.seed % 64);
     m.block_number = 0;
-    m.global_cells.launch++;
+    rename_launch(m.global_cells);
     m.failed = false;
     m.error.clear();
     m.error_code = nullptr;

@@ -22,8 +22,9 @@ constexpr size_t STACK_BYTES = 64 * 1024;
 // Where shared memory begins in its own 32-bit window: not 0, since the system reserves the first KiB on devices.
 constexpr u32 SHARED_WINDOW = 1024;
 
-// What a byte of shared memory holds.
-enum ByteState : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2 };
+// What a byte of shared memory holds. Bit 0: it may be read. Ordinary stores and cp.async write for ordinary
+// loads (STORED); the asynchronous units see that only after a fence, what bulk copies wrote (WRITTEN) at once.
+enum ByteState : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2, STORED = 3 };
 
 
 // One cp.async that has been issued.
@@ -47,6 +48,7 @@ struct Thread {
     Site site;
     std::vector<Copy> copies; // oldest first
     u32 groups;               // committed so far
+    u32 fenced;               // epoch below which its stores are visible to the asynchronous units
 };
 
 // Lanes of a warp that have arrived at one instruction which they execute together.
@@ -198,10 +200,12 @@ struct Machine {
     ~Machine();
 };
 
-extern __thread Machine* machine;
-extern __thread Thread* self;
+// (initial-exec: found without a call, even when this is linked into a shared library.)
+#define EMU_THREAD_LOCAL __attribute__((tls_model("initial-exec"))) __thread
+extern EMU_THREAD_LOCAL Machine* machine;
+extern EMU_THREAD_LOCAL Thread* self;
 // Whether loads and stores of kernels are looked at: a word of its own, since the hooks ask for each of them.
-extern __thread bool watching;
+extern EMU_THREAD_LOCAL bool watching;
 
 inline u64 random_number() {
     u64 x = machine->random;
@@ -209,6 +213,10 @@ inline u64 random_number() {
     return machine->random = x;
 }
 inline bool checks(u32 bit) { return machine->config.checks & bit; }
+// A new name for what device memory is marked with; names repeat after 2^18, when old marks must be gone.
+inline void rename_launch(GlobalCells& cells) {
+    if (++cells.launch % (1u << 18) == 0) cells.table.clear();
+}
 inline bool random_schedule() { return machine->config.schedule >= TANDEM_EMU_RANDOM; }
 
 // fiber.cpp
@@ -240,7 +248,7 @@ std::string text(Site site);
 void resolve_error();
 
 // access.cpp: one access of the running thread, anywhere.
-enum class Access { READ, WRITE, ATOMIC, READ_ONLY };
+enum class Access { READ, WRITE, ATOMIC, READ_ONLY, COPY }; // COPY: reads, but not whether somebody wrote it
 void check(const void* at, size_t bytes, Access access, const Place& place);
 
 // shared.cpp: shared memory: what its bytes hold and who used them last.
@@ -250,12 +258,20 @@ void require_shared(const void* at, size_t bytes, size_t align, const char* what
 void check_shared(size_t offset, size_t bytes, Access access, u32 stamp, const Place& place);
 void set_state(const void* at, size_t bytes, ByteState state);
 void stamp_write(const void* at, size_t bytes, u32 stamp);
+// That an asynchronous unit may read the bytes: what threads stored there, they have fenced.
+void require_fenced(size_t offset, size_t bytes, const Place& place);
 void begin_block_checks();
-void restart_clocks(); // everything so far is ordered before everything from now on
+// Stamps have few bits for epochs. When they are used up, the clocks begin again: everything so far counts as ordered
+// before everything from now on (a race across that moment is missed; one in half a million barriers).
+void restart_clocks();
+inline void restart_clocks_if_late() {
+    if (machine->clocks.epoch[self->warp] > EPOCH_LIMIT) restart_clocks();
+}
 u32 stamp_of(const Thread& thread);
 
 // global.cpp: device memory.
 void check_global(const void* at, size_t bytes, Access access, const Place& place);
+bool global_written(const void* at, size_t bytes); // always, where that is not checked
 
 // copy.cpp, wgmma.cpp: what a thread must not leave behind
 void require_copies_landed();

@@ -68,6 +68,7 @@ void mbarrier_arrive(u64* bar, u32 bytes, Site site) {
     w.pending--;
     w.bytes += (i32)bytes;
     update(bar, w);
+    restart_clocks_if_late();
 }
 
 void bytes_arrived(u64* bar, u32 bytes) {

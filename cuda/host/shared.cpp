@@ -29,9 +29,10 @@ void restart_clocks() {
     m.split.clear();
     m.clocks = {};
     m.clocks.begin();
+    for (Thread& t : m.threads) t.fenced = 0;
     for (Barrier& b : m.barriers) b.released = Clock{};
     forget_mbarrier_clocks();
-    m.global_cells.launch++; // stamps of device memory are of the old epochs
+    rename_launch(m.global_cells); // its stamps are of the old epochs
 }
 
 void begin_block_checks() {
@@ -59,21 +60,22 @@ static bool all_written(const u8* state, size_t bytes) {
     for (; bytes >= 4; state += 4, bytes -= 4) {
         u32 word;
         memcpy(&word, state, 4);
-        if (word != 0x01010101u) return false;
+        if ((word & 0x01010101u) != 0x01010101u) return false;
     }
     for (; bytes; state++, bytes--)
-        if (*state != WRITTEN) return false;
+        if (!(*state & 1)) return false;
     return true;
 }
 
 static void check_state(size_t offset, size_t bytes, Access access, const Place& place) {
     Machine& m = *machine;
     u8* state = &m.byte_state[offset];
-    if (all_written(state, bytes)) return;
-    if (memchr(state, IN_FLIGHT, bytes))
+    bool readable = all_written(state, bytes);
+    if (readable && access != Access::WRITE) return;
+    if (!readable && memchr(state, IN_FLIGHT, bytes))
         fail(place, "%s byte %zu of shared memory while a copy to it is in flight", access == Access::WRITE ? "writes" : "reads", offset);
     if (access == Access::WRITE)
-        memset(state, WRITTEN, bytes);
+        memset(state, STORED, bytes);
     else if (checks(TANDEM_EMU_UNINITIALISED))
         fail(place, "reads byte %zu of shared memory, which nobody wrote", offset);
 }
@@ -114,6 +116,23 @@ void check_shared(size_t offset, size_t bytes, Access access, u32 stamp, const P
     if (checks(TANDEM_EMU_RACES))
         check_races(offset, bytes, access == Access::WRITE || access == Access::ATOMIC, access == Access::ATOMIC ? stamp | STAMP_ATOMIC : stamp,
                     place);
+}
+
+void require_fenced(size_t offset, size_t bytes, const Place& place) {
+    Machine& m = *machine;
+    if (!checks(TANDEM_EMU_RACES)) return;
+    for (; bytes; offset++, bytes--) {
+        if (m.byte_state[offset] != STORED) continue;
+        const Cell& cell = m.cells[offset / 4];
+        u32 stamp = cell.write == SPLIT ? m.split[cell.read[0]].of[offset % 4].write : cell.write;
+        if (stamp && stamp_epoch(stamp) >= m.threads[stamp_thread(stamp)].fenced)
+            fail(place, "reads byte %zu of shared memory, which %s stored without fence_async_shared", offset, who(stamp).c_str());
+    }
+}
+
+void fence_shared() {
+    // A new epoch, so that later stores have other stamps than those before; nobody else learns of it.
+    self->fenced = ++machine->clocks.epoch[self->warp];
 }
 
 void stamp_write(const void* at, size_t bytes, u32 stamp) {

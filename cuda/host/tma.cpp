@@ -3,7 +3,8 @@
 //   box row r, column c lies at byte o = r * row_bytes + c * 2, its 16-byte chunk number xor-ed with the number of
 //   the 128-byte line modulo 8:  o ^= (o / 128 % 8) * 16     (addresses, so a tile begins at a multiple of 1024)
 //
-// Like cp.async the bytes land whenever the launch says; the destination is in flight until then.
+// Like cp.async the bytes land whenever the launch says; the destination is in flight until then. A box is copied
+// whole, needed or not: rows of which nobody wrote all are as unwritten in shared memory as they were.
 #include "machine.h"
 
 #include <cstring>
@@ -31,6 +32,13 @@ static void land(const BulkCopy& copy) {
         }
     if (m.config.checks) {
         set_state(copy.to, box_bytes(t), WRITTEN);
+        long long first = copy.x < 0 ? 0 : copy.x, last = (long long)copy.x + t.box_cols < (long long)t.cols ? (long long)copy.x + t.box_cols : (long long)t.cols;
+        for (u32 r = 0; r < t.box_rows && first < last; r++) {
+            long long row = (long long)copy.y + r;
+            if (row < 0 || row >= (long long)t.rows) continue;
+            if (!global_written(t.base + ((u64)row * t.stride + (u64)first) * 2, (size_t)(last - first) * 2))
+                set_state(copy.to + r * row_bytes(t), row_bytes(t), UNWRITTEN);
+        }
         stamp_write(copy.to, box_bytes(t), make_stamp(m.clocks.epoch[ASYNC_WARP], ASYNC_WARP * 32));
     }
     bytes_arrived(copy.bar, box_bytes(t));
@@ -67,7 +75,7 @@ void tensor_copy_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, Site
         set_state(to, box_bytes(t), IN_FLIGHT);
         long long first = x < 0 ? 0 : x, last = (long long)x + t.box_cols < (long long)t.cols ? (long long)x + t.box_cols : (long long)t.cols;
         for (long long row = y < 0 ? 0 : y; row < (long long)y + t.box_rows && row < (long long)t.rows && first < last; row++)
-            check_global(t.base + ((u64)row * t.stride + (u64)first) * 2, (size_t)(last - first) * 2, Access::READ, site);
+            check_global(t.base + ((u64)row * t.stride + (u64)first) * 2, (size_t)(last - first) * 2, Access::COPY, site);
     }
     m.bulk_copies.push_back(copy);
     if (m.config.copies == TANDEM_EMU_COPIES_AT_ONCE) land_bulk_copy();

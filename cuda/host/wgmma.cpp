@@ -46,20 +46,25 @@ static u32 place_by_n(const Operand& o, u32 chunk, u32 k) {
     return (at ^ (at / 128 % 8 * 16)) - SHARED_WINDOW;
 }
 
+static void check_operand(u32 offset, const Thread& reader, Site site) {
+    check_shared(offset, 16, Access::READ, stamp_of(reader), site);
+    require_fenced(offset, 16, site);
+}
+
 static void check_reads(const Product& p, Site site) {
     if (!machine->config.checks) return;
     const Thread& first = machine->threads[self->warp * 32]; // the whole warp reads; one lane stands for it
     if (p.a_in_registers) {
         Operand b = decode(p.b, p.n, "b", site, true);
         for (u32 k = 0; k < 16; k++)
-            for (u32 chunk = 0; chunk < p.n / 8; chunk++) check_shared(place_by_n(b, chunk, k), 16, Access::READ, stamp_of(first), site);
+            for (u32 chunk = 0; chunk < p.n / 8; chunk++) check_operand(place_by_n(b, chunk, k), first, site);
         return;
     }
     Operand a = decode(p.a, 64, "a", site), b = decode(p.b, p.n, "b", site);
     u32 row = self->warp % 4 * 16;
     for (u32 half = 0; half < 2; half++) {
-        for (u32 r = 0; r < 16; r++) check_shared(place(a, row + r, half), 16, Access::READ, stamp_of(first), site);
-        for (u32 r = 0; r < p.n; r++) check_shared(place(b, r, half), 16, Access::READ, stamp_of(first), site);
+        for (u32 r = 0; r < 16; r++) check_operand(place(a, row + r, half), first, site);
+        for (u32 r = 0; r < p.n; r++) check_operand(place(b, r, half), first, site);
     }
 }
 

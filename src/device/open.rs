@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::accelerator::Accelerator;
 use super::cuda::CudaOptions;
-use super::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
+use super::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, KernelChecks};
 use super::runtime::Runtime;
 use crate::Result;
 
@@ -42,7 +42,8 @@ pub fn open(kind: Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
         }
         Kind::Emulated => {
             let memory = memory.unwrap_or(EMULATED_MEMORY);
-            let runtime = Arc::new(EmulatedRuntime::new(EmulatedOptions { memory, ..Default::default() })?);
+            let options = EmulatedOptions { memory, checks: KernelChecks::FAST, ..Default::default() };
+            let runtime = Arc::new(EmulatedRuntime::new(options)?);
             let on_host = || Arc::new(EmulatedAccelerator::new(runtime.clone()));
             Ok(on_kernels(runtime.clone()).unwrap_or_else(|_| on_host()))
         }

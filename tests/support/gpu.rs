@@ -1,67 +1,161 @@
-//! What runs the kernels of `cuda/` on this machine, for tests: the host emulation of them, and a GPU if there is one.
+//! What runs the kernels of `cuda/` on this machine, for tests: their host emulation, and a GPU if there is one.
+//!
+//! `TANDEM_TEST_DEVICE=cuda` takes the GPU alone (and fails without one), `=emulated` the emulation alone;
+//! `TANDEM_TEST_SM=75` makes a GPU take the kernels of an older one.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use tandem::device::cuda::{self, CudaOptions, CudaRuntime};
 use tandem::device::emulated::options::CopyTiming;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
-use tandem::device::runtime::Runtime;
+use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+
+/// Which devices the environment asks for.
+fn wanted(device: &str) -> bool {
+    match std::env::var("TANDEM_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("" | "all") => true,
+        Ok(name @ ("cuda" | "emulated")) => name == device,
+        Ok(other) => panic!("TANDEM_TEST_DEVICE={other}: not cuda, emulated or all"),
+    }
+}
 
 /// Every runtime of this machine that runs kernels; says so if there is none.
 pub fn runtimes() -> Vec<Arc<dyn Runtime>> {
-    let found: Vec<Arc<dyn Runtime>> = emulated(KernelChecks::default()).into_iter().collect();
-    if found.is_empty() {
-        println!("skipped: {}", tandem::device::built::NO_EMULATION.unwrap_or("no kernels"));
+    let mut found: Vec<Arc<dyn Runtime>> = Vec::new();
+    if wanted("emulated") {
+        match emulated(KernelChecks::default()) {
+            Some(rt) => found.push(rt),
+            None => no_emulation(),
+        }
+    }
+    if wanted("cuda") {
+        found.extend(gpu().map(|rt| rt as Arc<dyn Runtime>));
     }
     found
 }
 
-/// The emulated one, if this build has the kernels for it.
-pub fn emulated(checks: KernelChecks) -> Option<Arc<dyn Runtime>> {
-    if !cfg!(tandem_emulation) {
-        return None;
+fn no_emulation() {
+    println!("skipped: {}", tandem::device::built::NO_EMULATION.unwrap_or("no kernels"));
+}
+
+/// This machine's GPU. One for all tests of a program: loading modules takes a while.
+pub fn gpu() -> Option<Arc<CudaRuntime>> {
+    static GPU: OnceLock<Result<Arc<CudaRuntime>, String>> = OnceLock::new();
+    let sm = std::env::var("TANDEM_TEST_SM").ok().filter(|v| !v.is_empty());
+    let sm = sm.map(|v| v.parse().unwrap_or_else(|_| panic!("TANDEM_TEST_SM={v}: not a number")));
+    let found = GPU.get_or_init(|| {
+        let options = CudaOptions { pretend_sm: sm, ..CudaOptions::default() };
+        cuda::open(&options).map_err(|e| e.to_string())
+    });
+    match found {
+        Ok(rt) => Some(rt.clone()),
+        Err(why) if std::env::var("TANDEM_TEST_DEVICE").as_deref() == Ok("cuda") => panic!("{why}"),
+        Err(why) => {
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            ONCE.call_once(|| println!("skipped: on a GPU: {why}"));
+            None
+        }
     }
+}
+
+/// The host emulation, if this build has the kernels for it.
+pub fn emulated(checks: KernelChecks) -> Option<Arc<dyn Runtime>> {
     let options = EmulatedOptions { checks, ..EmulatedOptions::default() };
-    Some(Arc::new(EmulatedRuntime::new(options).expect("an emulated accelerator starts")))
+    let start = || Arc::new(EmulatedRuntime::new(options).expect("an emulated accelerator starts"));
+    cfg!(tandem_emulation).then(|| start() as Arc<dyn Runtime>)
 }
 
 /// Runs `body` in every order of threads and with every timing of copies; the string names them.
 pub fn for_schedules(mut body: impl FnMut(&Arc<dyn Runtime>, &str)) {
+    if !wanted("emulated") {
+        println!("skipped: schedules are the emulation's, which TANDEM_TEST_DEVICE leaves out");
+        return;
+    }
     for schedule in [Schedule::Ascending, Schedule::Descending, Schedule::Random, Schedule::Preempted] {
         for copies in [CopyTiming::AtOnce, CopyTiming::AtWait, CopyTiming::Random] {
             let checks = KernelChecks { schedule, copies, seed: 1, ..KernelChecks::default() };
-            let Some(rt) = emulated(checks) else {
-                println!("skipped: {}", tandem::device::built::NO_EMULATION.unwrap_or("no kernels"));
-                return;
-            };
+            let Some(rt) = emulated(checks) else { return no_emulation() };
             body(&rt, &format!("threads {schedule:?}, copies {copies:?}"));
         }
     }
 }
 
-/// Phases of ldmatrix (eight rows each) of all kernels while `body` ran, and how many more passes through the banks they
-/// took than they need. `None` where that is not counted.
+/// Phases of ldmatrix (eight rows each) of the kernels that `body` ran, and how many more passes through the
+/// banks they took than they need. `None` where that is not counted.
 pub fn bank_conflicts(body: impl FnOnce(&Arc<dyn Runtime>)) -> Option<(u64, u64)> {
-    #[cfg(tandem_emulation)]
-    {
-        use tandem::device::emulated::ffi;
-        let totals = || {
-            let all = ffi::kernels().into_iter().filter_map(ffi::kernel_stats);
-            all.fold((0, 0), |(p, c), s| (p + s.ldmatrix_phases, c + s.ldmatrix_conflicts))
-        };
-        let rt = emulated(KernelChecks::default())?;
-        let before = totals();
-        body(&rt);
-        rt.synchronize_all().expect("the work ends");
-        let after = totals();
-        Some((after.0 - before.0, after.1 - before.1))
-    }
-    #[cfg(not(tandem_emulation))]
-    {
-        let _ = body;
-        println!("skipped: {}", tandem::device::built::NO_EMULATION.unwrap_or("no kernels"));
-        None
+    // Kernels are counted for the whole process: one at a time, and nothing else may run `ldmatrix` meanwhile
+    // with conflicts. (A test that asserts none holds for all that run beside it.)
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let rt = if wanted("emulated") { emulated(KernelChecks::default()) } else { None };
+    let Some(rt) = rt else {
+        no_emulation();
+        return None;
+    };
+    let before = ldmatrix_totals();
+    body(&rt);
+    rt.synchronize_all().expect("the work ends");
+    let after = ldmatrix_totals();
+    Some((after.0 - before.0, after.1 - before.1))
+}
+
+#[cfg(tandem_emulation)]
+fn ldmatrix_totals() -> (u64, u64) {
+    use tandem::device::emulated::ffi;
+    let all = ffi::kernels().into_iter().filter_map(ffi::kernel_stats);
+    all.fold((0, 0), |(p, c), s| (p + s.ldmatrix_phases, c + s.ldmatrix_conflicts))
+}
+
+#[cfg(not(tandem_emulation))]
+fn ldmatrix_totals() -> (u64, u64) {
+    (0, 0)
+}
+
+/// Types whose values are their bytes, and any bytes are a value.
+///
+/// # Safety
+/// No padding, no invalid bit patterns.
+pub unsafe trait Plain: Copy + Default {}
+
+macro_rules! plain {
+    ($($t:ty)*) => {
+        $(
+            // SAFETY: a number.
+            unsafe impl Plain for $t {}
+        )*
+    };
+}
+
+plain!(u8 i8 u16 u32 i32 u64 f32 f64 half::f16 half::bf16);
+
+pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: `Plain` has no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// A buffer with a copy of `values`.
+pub fn upload<T: Plain>(rt: &Arc<dyn Runtime>, values: &[T]) -> Buffer {
+    Buffer::from_bytes(rt, Lane::Compute, bytes_of(values)).expect("an upload")
+}
+
+/// `n` values from `at` on, after all work of the compute lane.
+pub fn download<T: Plain>(rt: &Arc<dyn Runtime>, at: DevPtr, n: usize) -> Vec<T> {
+    let mut values = vec![T::default(); n];
+    // SAFETY: any bytes are values of a `Plain` type; the slice covers exactly `values`.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), n * size_of::<T>()) };
+    rt.download(Lane::Compute, at, bytes).expect("a download");
+    values
+}
+
+/// Every element within its tolerance of what is wanted (NaN never is); `what` names the case.
+#[track_caller]
+pub fn assert_within(what: &str, got: &[f64], want: &[f64], tolerance: impl Fn(usize) -> f64) {
+    assert_eq!(got.len(), want.len(), "{what}: elements");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let (off, allowed) = ((g - w).abs(), tolerance(i));
+        assert!(off <= allowed, "{what}: element {i}: {g}, wanted {w}: off by {off:e} > {allowed:e}");
     }
 }
 
@@ -90,7 +184,7 @@ impl Rng {
         (self.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// Mean 0, variance 1 (a sum of twelve uniforms).
+    /// Mean 0, variance 1 (a sum of twelve uniforms, of variance 1/3 each).
     pub fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.uniform()).sum::<f32>() * 0.5
     }

@@ -344,8 +344,10 @@ impl Accelerator for KernelAccelerator {
         };
         attention::decode_attention(self.rt(), cx.lane, &shape, &decode)?;
         let prefill = PrefillAttention {
+            kernel: step.prefill,
             q: ws.q,
             kv,
+            n_pages: step.n_pages,
             page_table: step.page_table,
             items: work.prefill.items,
             n_items: work.prefill.n,

@@ -7,8 +7,8 @@
 //! Offsets follow from the [`Limits`] alone, so a recorded graph finds the next step's lists where it found its own.
 
 use super::super::abi::{DecodeItem, PrefillItem};
-use super::super::attention::{Capacity, Plan, Rows, decode_item_bytes, prefill_item_bytes};
-use super::Scratch;
+use super::super::attention::{Capacity, Plan, PrefillKernel, Rows, decode_item_bytes, prefill_item_bytes};
+use super::{Scratch, attention_shape};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Limits, Shape, Step, StepDesc};
@@ -68,6 +68,9 @@ pub(super) struct StepLists {
     pub n_partial: DevPtr,
     pub max_partial: usize,
     pub page_table: DevPtr,
+    /// One more than the largest page number in it.
+    pub n_pages: usize,
+    pub prefill: PrefillKernel,
     pub full: Lists,
     pub window: Option<Lists>,
     pub scratch: Scratch,
@@ -196,9 +199,10 @@ pub(super) fn prepare(
     let tokens_per_sequence = limits.pages_per_sequence * PAGE_TOKENS;
     let bound = alike.then(|| Capacity::new(n, n, tokens_per_sequence).decode_items);
     let padding = taken as u32..n as u32;
+    let prefill = PrefillKernel::best(rt, &attention_shape(shape));
     let at = |offset: usize| memory.add(offset);
     let mut lists = |window: Option<u32>, first: usize, counts: [Count; 2]| -> Result<Lists> {
-        let plan = Plan::new(&attended, padding.clone(), window);
+        let plan = Plan::new(&attended, padding.clone(), window, prefill.queries());
         words[counts[0] as usize] = plan.decode.len() as u32;
         words[counts[1] as usize] = plan.prefill.len() as u32;
         let (d, p) = (layout.items[first], layout.items[first + 1]);
@@ -242,6 +246,8 @@ pub(super) fn prepare(
         n_partial: count(Count::Partial),
         max_partial: n_partial as usize,
         page_table: at(layout.pages),
+        n_pages: page_table.iter().max().map_or(0, |&p| p as usize + 1),
+        prefill,
         full,
         window,
         scratch: Scratch::new(shape, limits),

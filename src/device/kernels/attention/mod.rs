@@ -16,7 +16,7 @@ mod prefill;
 pub use decode::{DecodeAttention, DecodeWorkspace, decode_attention};
 pub use merge::{MergeAttention, merge_attention};
 pub use plan::{Capacity, Plan, Rows, decode_item_bytes, prefill_item_bytes};
-pub use prefill::{PrefillAttention, prefill_attention};
+pub use prefill::{PrefillAttention, PrefillKernel, prefill_attention};
 
 use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};
 use crate::device::accelerator::Half;
@@ -65,20 +65,23 @@ impl AttentionShape {
                 self.head_dim
             ));
         }
-        for kernel in [self.decode_kernel(), self.prefill_kernel(), self.merge_kernel()] {
+        for kernel in [self.decode_kernel(), self.merge_kernel()] {
             if !runtime.has_kernel(&kernel) {
                 return unsupported(format!("{}: no kernel {kernel} for it", runtime.info().name));
             }
+        }
+        if PrefillKernel::available(runtime, self).is_empty() {
+            let (kv, d) = (self.kv.name(), self.head_dim);
+            return unsupported(format!(
+                "{}: no kernel prefill_attention_{kv}_d{d} for it",
+                runtime.info().name
+            ));
         }
         Ok(())
     }
 
     fn decode_kernel(&self) -> String {
         format!("decode_attention_{}_d{}", self.kv.name(), self.head_dim)
-    }
-
-    fn prefill_kernel(&self) -> String {
-        format!("prefill_attention_{}_d{}", self.kv.name(), self.head_dim)
     }
 
     fn merge_kernel(&self) -> String {

@@ -1,13 +1,14 @@
 //! Work lists of a step's attention: a pure function of its rows.
 //!
 //! One row of a sequence is decode: its tokens are cut into splits, at multiples of a length that follows from
-//! the row's position alone. Several rows are prefill: tiles of 64 queries. So nothing that is computed for
-//! a row depends on the other rows of the step.
+//! the row's position alone. Several rows are prefill: tiles of 64 or 128 queries, which tile a row is in changes
+//! nothing. So nothing that is computed for a row depends on the other rows of the step.
 
 use std::ops::Range;
 
 use super::super::abi::{
-    ATTENTION_FINAL, DECODE_SPLIT_MAX, DecodeItem, KV_PAGE_TOKENS, PREFILL_QUERIES, PrefillItem,
+    ATTENTION_FINAL, DECODE_SPLIT_MAX, DecodeItem, KV_PAGE_TOKENS, PREFILL_QUERIES, PREFILL_QUERIES_SM90A,
+    PrefillItem,
 };
 
 /// Sequences with up to this many rows are decoded row by row: a prefill tile would be mostly padding, and has
@@ -59,11 +60,13 @@ fn first_seen(pos: u32, from: u32, window: Option<u32>) -> u32 {
 
 impl Plan {
     /// Of a step with these rows, and padding rows whose output becomes zero. A row sees its own token and those
-    /// before it, with a window only the last `window` of them.
+    /// before it, with a window only the last `window` of them. Prefill items have up to `queries` rows
+    /// ([`super::PrefillKernel::queries`]).
     ///
     /// # Panics
-    /// If `from` is not at a page, or a window is 0: invariants of the caller.
-    pub fn new(rows: &[Rows], padding: Range<u32>, window: Option<u32>) -> Plan {
+    /// If `from` is not at a page, a window is 0, or no kernel has that many `queries`: invariants of the caller.
+    pub fn new(rows: &[Rows], padding: Range<u32>, window: Option<u32>, queries: u32) -> Plan {
+        assert!([PREFILL_QUERIES, PREFILL_QUERIES_SM90A].contains(&queries), "tiles of {queries} queries");
         assert_ne!(window, Some(0), "a window of no tokens");
         let mut plan = Plan::default();
         for r in rows {
@@ -73,7 +76,7 @@ impl Plan {
                     plan.decode_row(r, i, window);
                 }
             } else {
-                plan.prefill_tiles(r, window);
+                plan.prefill_tiles(r, window, queries);
             }
         }
         for row in padding {
@@ -109,9 +112,9 @@ impl Plan {
         }
     }
 
-    fn prefill_tiles(&mut self, rows: &Rows, window: Option<u32>) {
-        for at in (0..rows.n_rows).step_by(PREFILL_QUERIES as usize) {
-            let n_rows = PREFILL_QUERIES.min(rows.n_rows - at);
+    fn prefill_tiles(&mut self, rows: &Rows, window: Option<u32>, queries: u32) {
+        for at in (0..rows.n_rows).step_by(queries as usize) {
+            let n_rows = queries.min(rows.n_rows - at);
             let first_pos = rows.first_pos + at;
             let end = first_pos + n_rows;
             self.prefill.push(PrefillItem {

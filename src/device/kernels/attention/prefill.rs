@@ -1,30 +1,88 @@
-//! Launching `cuda/attention_prefill.cu`.
+//! Launching `cuda/attention_prefill.cu` and `cuda/attention_prefill_sm90a.cu`.
 
-use super::super::abi::{PREFILL_QUERIES, PrefillAttentionParams};
+use super::super::abi::{
+    KV_PAGE_TOKENS, PREFILL_QUERIES, PREFILL_QUERIES_SM90A, PrefillAttentionParams,
+    PrefillAttentionTmaParams, TensorMap,
+};
 use super::AttentionShape;
 use crate::Result;
 use crate::device::accelerator::PartialRows;
 use crate::device::runtime::{DevPtr, Lane, Launch, Params, Runtime};
 
-const THREADS: u32 = 128;
+/// Columns of a tile in shared memory where wgmma reads it: 128 bytes.
+const TMA_COLUMNS: usize = 64;
 
-/// Shared memory of a block; mirrors `Tile<D>` of the kernel.
-fn shared_bytes(head_dim: usize, sm: u32) -> u32 {
-    let (keys, stages, queries) = match head_dim {
-        0..=96 => (64, 4, 0),
-        97..=128 => (64, 3, 0),
-        _ => (32, if sm >= 80 { 3 } else { 2 }, PREFILL_QUERIES as usize),
-    };
-    ((queries + stages * keys) * head_dim * 2) as u32
+/// The kernels that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefillKernel {
+    /// Tensor cores by warps: any device.
+    Mma,
+    /// By warpgroups, pages by bulk tensor copies: sm_90 only.
+    Wgmma,
+}
+
+impl PrefillKernel {
+    /// Those that can run, the fastest last.
+    pub fn available(runtime: &dyn Runtime, shape: &AttentionShape) -> Vec<PrefillKernel> {
+        [PrefillKernel::Mma, PrefillKernel::Wgmma].into_iter().filter(|k| k.can_run(runtime, shape)).collect()
+    }
+
+    /// The one to take: a function of the device and the model alone.
+    pub fn best(runtime: &dyn Runtime, shape: &AttentionShape) -> PrefillKernel {
+        if PrefillKernel::Wgmma.can_run(runtime, shape) { PrefillKernel::Wgmma } else { PrefillKernel::Mma }
+    }
+
+    /// Queries of an item, at most.
+    pub fn queries(self) -> u32 {
+        match self {
+            PrefillKernel::Mma => PREFILL_QUERIES,
+            PrefillKernel::Wgmma => PREFILL_QUERIES_SM90A,
+        }
+    }
+
+    fn can_run(self, runtime: &dyn Runtime, shape: &AttentionShape) -> bool {
+        // What is compiled for 90a runs on 9.0 and on nothing later.
+        (self == PrefillKernel::Mma || runtime.info().sm == 90) && runtime.has_kernel(&self.name(shape))
+    }
+
+    /// What it is called in `cuda/`.
+    pub fn name(self, shape: &AttentionShape) -> String {
+        let suffix = if self == PrefillKernel::Wgmma { "_sm90a" } else { "" };
+        format!("prefill_attention_{}_d{}{suffix}", shape.kv.name(), shape.head_dim)
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            PrefillKernel::Mma => 128,
+            PrefillKernel::Wgmma => 384,
+        }
+    }
+
+    /// Shared memory of a block; mirrors `Tile<D>` of the kernels.
+    fn shared_bytes(self, head_dim: usize, sm: u32) -> u32 {
+        let tokens = match (self, head_dim) {
+            (PrefillKernel::Mma, 0..=96) => 4 * 64,
+            (PrefillKernel::Mma, 97..=128) => 3 * 64,
+            (PrefillKernel::Mma, _) => PREFILL_QUERIES as usize + if sm >= 80 { 3 } else { 2 } * 32,
+            (PrefillKernel::Wgmma, 0..=128) => PREFILL_QUERIES_SM90A as usize + 4 * 128,
+            (PrefillKernel::Wgmma, _) => PREFILL_QUERIES_SM90A as usize + 4 * 64,
+        };
+        let barriers = if self == PrefillKernel::Wgmma { 4 * 16 } else { 0 };
+        (tokens * head_dim * 2 + barriers) as u32
+    }
 }
 
 /// Operands of [`prefill_attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillAttention {
+    /// Which one; the plan was made for its [`PrefillKernel::queries`].
+    pub kernel: PrefillKernel,
     /// Queries after RoPE, `[rows][n_heads · head_dim]`.
     pub q: DevPtr,
     /// The layer's pages, the rows' own keys and values included.
     pub kv: DevPtr,
+    /// How many pages there are at `kv`.
+    pub n_pages: usize,
     /// u32 page numbers of all sequences.
     pub page_table: DevPtr,
     /// [`super::Plan::prefill`].
@@ -71,14 +129,33 @@ pub fn prefill_attention(
         scale_log2: shape.scale_log2(),
         ..Default::default()
     };
-    runtime.launch(
-        lane,
-        &Launch {
-            kernel: &shape.prefill_kernel(),
-            grid: [(args.max_items * shape.n_heads) as u32, 1, 1],
-            block: [THREADS, 1, 1],
-            shared: shared_bytes(shape.head_dim, runtime.info().sm),
-            params: params.bytes(),
-        },
-    )
+    let launch = |params: &[u8]| {
+        runtime.launch(
+            lane,
+            &Launch {
+                kernel: &args.kernel.name(shape),
+                grid: [(args.max_items * shape.n_heads) as u32, 1, 1],
+                block: [args.kernel.threads(), 1, 1],
+                shared: args.kernel.shared_bytes(shape.head_dim, runtime.info().sm),
+                params,
+            },
+        )
+    };
+    match args.kernel {
+        PrefillKernel::Mma => launch(params.bytes()),
+        PrefillKernel::Wgmma => {
+            let rows = (args.n_pages * shape.n_kv_heads * 2 * KV_PAGE_TOKENS as usize) as u64;
+            let columns = shape.head_dim as u64;
+            let kv =
+                runtime.tensor_map_2d(args.kv, rows, columns, columns, KV_PAGE_TOKENS, TMA_COLUMNS as u32)?;
+            launch(
+                PrefillAttentionTmaParams {
+                    attention: params,
+                    kv: TensorMap { bytes: kv },
+                    ..Default::default()
+                }
+                .bytes(),
+            )
+        }
+    }
 }
