@@ -51,7 +51,13 @@ fn words_of(bytes: &[u8]) -> Vec<u32> {
 }
 
 /// Runs `kernel` over `input`; what it wrote. `None`, and a line, where the runtime does not have it.
-fn run(rt: &Arc<dyn Runtime>, kernel: &str, shape: Shape, input: &[u32], out_words: usize) -> Option<Vec<u32>> {
+fn run(
+    rt: &Arc<dyn Runtime>,
+    kernel: &str,
+    shape: Shape,
+    input: &[u32],
+    out_words: usize,
+) -> Option<Vec<u32>> {
     if !rt.has_kernel(kernel) {
         println!("skipped: {} has no {kernel}", rt.info().name);
         return None;
@@ -73,13 +79,8 @@ fn run(rt: &Arc<dyn Runtime>, kernel: &str, shape: Shape, input: &[u32], out_wor
 }
 
 fn launch(rt: &Arc<dyn Runtime>, kernel: &str, shape: &Shape, params: &[u8]) {
-    let launch = Launch {
-        kernel,
-        grid: [shape.grid, 1, 1],
-        block: [shape.block, 1, 1],
-        shared: shape.shared,
-        params,
-    };
+    let launch =
+        Launch { kernel, grid: [shape.grid, 1, 1], block: [shape.block, 1, 1], shared: shape.shared, params };
     rt.launch(Lane::Compute, &launch).unwrap();
 }
 
@@ -206,7 +207,8 @@ fn ldmatrix_gives_rows_or_columns_to_lanes() {
 #[test]
 fn movmatrix_transposes_in_registers() {
     let element = |row: usize, col: usize| (8 * row + col) as u32;
-    let input: Vec<u32> = (0..32).map(|l| element(l / 4, l % 4 * 2) | element(l / 4, l % 4 * 2 + 1) << 16).collect();
+    let input: Vec<u32> =
+        (0..32).map(|l| element(l / 4, l % 4 * 2) | element(l / 4, l % 4 * 2 + 1) << 16).collect();
     for rt in gpu::runtimes() {
         let Some(out) = run(&rt, "conformance_movmatrix", WARP, &input, 32) else { continue };
         for lane in 0..32 {
@@ -310,7 +312,9 @@ fn mma_of_bytes_is_exact_and_wraps() {
         let m = Matrices::new(16, 8, 32, || f64::from(words.next() as i8));
         let mut input = vec![0; 32 * 10];
         // Accumulators at the ends of the range: the sum wraps.
-        let c = |row: usize, col: usize| if (row + col) % 2 == 0 { i32::MAX - row as i32 } else { i32::MIN + col as i32 };
+        let c = |row: usize, col: usize| {
+            if (row + col) % 2 == 0 { i32::MAX - row as i32 } else { i32::MIN + col as i32 }
+        };
         for lane in 0..32 {
             let fragment = &mut input[lane * 10..][..10];
             for i in 0..16 {
@@ -331,7 +335,11 @@ fn mma_of_bytes_is_exact_and_wraps() {
             for i in 0..4 {
                 let (row, col) = c_16(lane, i);
                 let dot: i64 = (0..32).map(|k| (m.a[row][k] * m.b[k][col]) as i64).sum();
-                assert_eq!(out[lane * 4 + i] as i32, (i64::from(c(row, col)) + dot) as i32, "lane {lane}, c{i}");
+                assert_eq!(
+                    out[lane * 4 + i] as i32,
+                    (i64::from(c(row, col)) + dot) as i32,
+                    "lane {lane}, c{i}"
+                );
             }
         }
     }
@@ -355,7 +363,11 @@ fn bits_and_integer_dot_products() {
             assert_eq!(out[2], a ^ b ^ c, "lop3 0x96");
             assert_eq!(out[3], lop3(0x1d, a, b, c), "lop3 0x1d");
             let dot = |w: u32, v: u32| -> i32 {
-                w.to_le_bytes().iter().zip(v.to_le_bytes()).map(|(x, y)| i32::from(*x as i8) * i32::from(y as i8)).sum()
+                w.to_le_bytes()
+                    .iter()
+                    .zip(v.to_le_bytes())
+                    .map(|(x, y)| i32::from(*x as i8) * i32::from(y as i8))
+                    .sum()
             };
             assert_eq!(out[4] as i32, dot(a, b).wrapping_add(c as i32), "dp4a {a:#x} {b:#x} {c:#x}");
         }
@@ -436,7 +448,19 @@ fn conversions_round_to_nearest_even() {
         for half in [Half::F16, Half::Bf16] {
             // Any bits at all, and values around the ends and ties of both formats.
             let mut words = Words::new(13);
-            let near = [65504.0, 65520.0, 65519.99, 3.0e38, f32::MAX, 6.1e-5, 5.96e-8, 2.98e-8, 2.981e-8, 1e-40, 1.00390625];
+            let near = [
+                65504.0,
+                65520.0,
+                65519.99,
+                3.0e38,
+                f32::MAX,
+                6.1e-5,
+                5.96e-8,
+                2.98e-8,
+                2.981e-8,
+                1e-40,
+                1.00390625,
+            ];
             let mut value = |i: usize| match i % 4 {
                 0 => words.next(),
                 1 => near[words.next() as usize % near.len()].to_bits() ^ (words.next() & 1) << 31,
@@ -451,12 +475,23 @@ fn conversions_round_to_nearest_even() {
                 let (x, y) = (f32::from_bits(input[3 * t]), f32::from_bits(input[3 * t + 1]));
                 let (lo, hi) = (half.from_f32(x), half.from_f32(y));
                 let pair = u32::from(lo) | u32::from(hi) << 16;
-                assert!(half.same2(out[4], pair), "{name}: pack2({x:e}, {y:e}) is {:#x}, not {pair:#x}", out[4]);
-                assert!(half.same(out[5] as u16, lo), "{name}: from_f32({x:e}) is {:#x}, not {lo:#x}", out[5]);
+                assert!(
+                    half.same2(out[4], pair),
+                    "{name}: pack2({x:e}, {y:e}) is {:#x}, not {pair:#x}",
+                    out[4]
+                );
+                assert!(
+                    half.same(out[5] as u16, lo),
+                    "{name}: from_f32({x:e}) is {:#x}, not {lo:#x}",
+                    out[5]
+                );
                 let wide = |bits: u16| half.value(bits) as f32;
                 let (low, high) = (x.to_bits() as u16, (x.to_bits() >> 16) as u16);
                 assert!(same_f32(out[6], wide(low)), "{name}: to_f32({low:#x})");
-                assert!(same_f32(out[7], wide(low)) && same_f32(out[8], wide(high)), "{name}: unpack2({x:e})");
+                assert!(
+                    same_f32(out[7], wide(low)) && same_f32(out[8], wide(high)),
+                    "{name}: unpack2({x:e})"
+                );
             }
         }
     }
@@ -486,7 +521,11 @@ fn functions_are_as_close_as_documented() {
                 ("rsqrtf", x.abs().powf(-0.5), 4.0 * eps * x.abs().powf(-0.5)),
                 ("tanhf", x.tanh(), 4.0 * eps * x.tanh().abs()),
                 ("silu", silu, (expf + 4.0 * eps) * silu.abs()),
-                ("gelu_tanh", 0.5 * x * (1.0 + (0.7978845608028654 * (x + 0.044715 * x * x * x)).tanh()), gelu),
+                (
+                    "gelu_tanh",
+                    0.5 * x * (1.0 + (0.7978845608028654 * (x + 0.044715 * x * x * x)).tanh()),
+                    gelu,
+                ),
             ];
             for (i, (name, want, bound)) in wants.into_iter().enumerate() {
                 let got = f64::from(f32::from_bits(out[i]));
@@ -545,7 +584,11 @@ fn shuffles_and_votes() {
                     }
                 }
                 assert_eq!(out[8], votes, "ballot");
-                assert_eq!((f32::from_bits(out[9]), f32::from_bits(out[10])), (sum, most), "warp_sum, warp_max");
+                assert_eq!(
+                    (f32::from_bits(out[9]), f32::from_bits(out[10])),
+                    (sum, most),
+                    "warp_sum, warp_max"
+                );
             }
         }
     }
@@ -701,8 +744,9 @@ fn bulk_copies_swizzle_and_fill_zeros_outside() {
         for (box_rows, x, y) in [(64, 0, 0), (64, 64, 0), (16, 8, 40), (8, -16, -4), (128, 200, 0)] {
             let words = box_rows * 32;
             let out = Buffer::new(&rt, words * 4).unwrap();
-            let bytes =
-                rt.tensor_map_2d(matrix.ptr(), rows as u64, cols as u64, stride as u64, box_rows as u32, 64).unwrap();
+            let bytes = rt
+                .tensor_map_2d(matrix.ptr(), rows as u64, cols as u64, stride as u64, box_rows as u32, 64)
+                .unwrap();
             let params = ConformanceTmaParams {
                 map: TensorMap { bytes },
                 out: out.ptr(),

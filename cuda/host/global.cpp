@@ -62,51 +62,58 @@ static bool in_constants(const void* at, size_t bytes) {
 // Races. Within a block as in shared memory; between blocks, whose order nobody knows, two may not touch a byte if
 // one writes, unless the later one has synchronised with others before (an atomic, a fence, an acquire).
 
-constexpr size_t GLOBAL_CELLS = 1 << 16;
+constexpr size_t GLOBAL_CELLS = 1 << 15;
 
-static void check_global_word(size_t word, u8 bytes, bool write, u32 stamp, const Place& place) {
+[[noreturn]] static void fail_between_blocks(const GlobalCell& cell, size_t word, u8 bytes, bool write, const Place& place) {
+    fail(place, "race between blocks: %s device memory at %p, which another block of this launch %s", write ? "writes" : "reads",
+         (const void*)(word * 4), cell.written & bytes ? "wrote" : "reads");
+}
+
+[[noreturn]] static void fail_between_threads(Conflict conflict, u32 other, size_t word, bool write, const Place& place) {
+    fail(place, "race: %s device memory at %p that thread %s %s, no barrier between", write ? "writes" : "reads", (const void*)(word * 4),
+         text(machine->threads[stamp_thread(other) % MAX_THREADS].index).c_str(), conflict == Conflict::WRITE_AFTER_READ ? "reads" : "wrote");
+}
+
+static void check_global_word(GlobalCell& cell, u64 key, size_t word, u8 bytes, bool write, u32 stamp, const Place& place) {
     Machine& m = *machine;
-    GlobalCells& cells = m.global_cells;
-    if (cells.table.empty()) cells.table.resize(GLOBAL_CELLS);
-    GlobalCell& cell = cells.table[(word ^ word >> 16) % GLOBAL_CELLS];
-    u64 key = word | cells.launch << 46;
-    if (cell.key != key) cell = {key, m.block_number, 0, 0, {}};
-    const void* at = (const void*)(word * 4);
-    if (cell.block != m.block_number) {
+    bool known = cell.key == key;
+    if (known && cell.block != m.block_number) {
         bool clash = (cell.written & bytes) || (write && (cell.read & bytes));
-        if (clash && !m.acquired)
-            fail(place, "race between blocks: %s device memory at %p, which another block of this launch %s", write ? "writes" : "reads", at,
-                 cell.written & bytes ? "wrote" : "reads");
-        cell = {key, m.block_number, 0, 0, {}};
+        if (clash && !m.acquired) fail_between_blocks(cell, word, bytes, write, place);
+        known = false;
     }
+    if (!known) {
+        cell.key = key, cell.block = m.block_number;
+        cell.written = write ? bytes : 0, cell.read = write ? 0 : bytes;
+        cell.cell = write ? Cell{stamp, {0, 0, 0}} : Cell{0, {stamp, 0, 0}};
+        return;
+    }
+    u32 other = 0;
     if ((write ? cell.written | cell.read : cell.written) & bytes) {
-        u32 other = 0;
         Conflict conflict = use_cell(cell.cell, m.clocks, stamp, write, other);
-        if (conflict != Conflict::NONE)
-            fail(place, "race: %s device memory at %p that thread %s %s, no barrier between", write ? "writes" : "reads", at,
-                 text(m.threads[stamp_thread(other) % MAX_THREADS].index).c_str(), conflict == Conflict::WRITE_AFTER_READ ? "reads" : "wrote");
+        if (conflict != Conflict::NONE) fail_between_threads(conflict, other, word, write, place);
         if (write) cell.written = bytes, cell.read = 0;
     } else if (write) { // other bytes of the word: the cell is for the latest
         cell.cell = {stamp, {0, 0, 0}};
         cell.written = bytes, cell.read = 0;
-    } else {
-        u32 other = 0;
-        Cell& c = cell.cell;
-        u32 write_stamp = c.write;
-        c.write = 0;
-        use_cell(c, m.clocks, stamp, false, other);
-        c.write = write_stamp;
+    } else if (cell.cell.read[0] != stamp) {
+        u32 writer = cell.cell.write; // of other bytes
+        cell.cell.write = 0;
+        use_cell(cell.cell, m.clocks, stamp, false, other);
+        cell.cell.write = writer;
     }
     if (!write) cell.read |= bytes;
 }
 
 static void check_global_races(const void* at, size_t bytes, bool write, u32 stamp, const Place& place) {
+    GlobalCells& cells = machine->global_cells;
+    if (cells.table.empty()) cells.table.resize(GLOBAL_CELLS);
     size_t begin = (size_t)at, end = begin + bytes;
     for (size_t word = begin / 4; word * 4 < end; word++) {
         u32 mask = 0xf;
         if (word * 4 < begin) mask &= 0xfu << (begin - word * 4);
         if (word * 4 + 4 > end) mask &= 0xfu >> (word * 4 + 4 - end);
-        check_global_word(word, (u8)mask, write, stamp, place);
+        check_global_word(cells.table[(word ^ word >> 16) % GLOBAL_CELLS], word | cells.launch << 46, word, (u8)mask, write, stamp, place);
     }
 }
 

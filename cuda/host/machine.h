@@ -200,10 +200,12 @@ struct Machine {
     ~Machine();
 };
 
-extern __thread Machine* machine;
-extern __thread Thread* self;
+// (initial-exec: found without a call, even when this is linked into a shared library.)
+#define EMU_THREAD_LOCAL __attribute__((tls_model("initial-exec"))) __thread
+extern EMU_THREAD_LOCAL Machine* machine;
+extern EMU_THREAD_LOCAL Thread* self;
 // Whether loads and stores of kernels are looked at: a word of its own, since the hooks ask for each of them.
-extern __thread bool watching;
+extern EMU_THREAD_LOCAL bool watching;
 
 inline u64 random_number() {
     u64 x = machine->random;

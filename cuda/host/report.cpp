@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
+#include <map>
+#include <mutex>
 
 namespace emu {
 
@@ -49,12 +51,11 @@ void fail(const Place& place, const char* format, ...) {
     __builtin_unreachable();
 }
 
-void resolve_error() {
-    Machine& m = *machine;
-    if (!m.failed || !m.error_code) return;
+// file:line of an instruction if binutils are there to ask, the program and its offset otherwise.
+static std::string look_up(const void* code) {
     Dl_info info;
-    if (!dladdr(m.error_code, &info) || !info.dli_fname) return;
-    size_t offset = (size_t)((const char*)m.error_code - (const char*)info.dli_fbase) - 1; // within the call
+    if (!dladdr(code, &info) || !info.dli_fname) return "";
+    size_t offset = (size_t)((const char*)code - (const char*)info.dli_fbase) - 1; // within the call
     char line[512] = "";
     std::string command = text("addr2line -e '%s' 0x%zx 2>/dev/null", info.dli_fname, offset);
     if (FILE* pipe = popen(command.c_str(), "r")) {
@@ -63,7 +64,19 @@ void resolve_error() {
     }
     line[strcspn(line, "\n(")] = 0;
     const char* name = strrchr(line, '/');
-    m.error += line[0] && line[0] != '?' ? text(" (%s)", name ? name + 1 : line) : text(" (%s+0x%zx)", info.dli_fname, offset);
+    return line[0] && line[0] != '?' ? text(" (%s)", name ? name + 1 : line) : text(" (%s+0x%zx)", info.dli_fname, offset);
+}
+
+void resolve_error() {
+    Machine& m = *machine;
+    if (!m.failed || !m.error_code) return;
+    // Reading a large program's debug information takes a second: once an instruction.
+    static std::mutex mutex;
+    static std::map<const void*, std::string>* known = new std::map<const void*, std::string>;
+    std::lock_guard<std::mutex> guard(mutex);
+    auto [place, is_new] = known->emplace(m.error_code, "");
+    if (is_new) place->second = look_up(m.error_code);
+    m.error += place->second;
 }
 
 } // namespace emu

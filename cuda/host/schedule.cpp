@@ -6,9 +6,9 @@
 
 namespace emu {
 
-__thread Machine* machine;
-__thread Thread* self;
-__thread bool watching;
+EMU_THREAD_LOCAL Machine* machine;
+EMU_THREAD_LOCAL Thread* self;
+EMU_THREAD_LOCAL bool watching;
 
 void wake(u32 warp, u32 lanes) {
     if (!lanes) return;

@@ -317,7 +317,7 @@ fn pack_row_tile<'a>(
             }
         }
         let each = format.super_scales / ROWS;
-        for r in 0..ROWS {
+        for r in (0..ROWS).filter(|_| each > 0) {
             let at = (r % 8 * 2 + r / 8) * each;
             supers[at..at + each].copy_from_slice(&rows.supers[r * tiles.div_ceil(4) + group][..each]);
         }
