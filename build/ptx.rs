@@ -120,9 +120,12 @@ fn unit(nvcc: &Nvcc, cache: &Cache, file: &Path, target: Target) -> Result<Modul
     let must_not = NoSpill::of(&source);
     // Kernels that a target lacks (bf16 below 80) are no typing errors.
     if let (90, Some(name)) = (target.sm, must_not.unknown(&kernels)) {
-        return Err(format!("{}: `no-spill {name}`: the file has no such kernel", file.display()));
+        return Err(format!(
+            "{}: `no-spill` or `may-spill {name}`: the file has no such kernel",
+            file.display()
+        ));
     }
-    let spilling = usage.iter().filter(|u| u.spilled > 0 && must_not.covers(&u.kernel));
+    let spilling = usage.iter().filter(|u| u.spilled > 0 && must_not.covers(&u.kernel, &arch));
     let spilling: Vec<_> =
         spilling.map(|u| format!("{} ({} bytes, {} registers)", u.kernel, u.spilled, u.registers)).collect();
     if !spilling.is_empty() {

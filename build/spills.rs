@@ -1,10 +1,12 @@
 //! What ptxas says of a kernel's registers, and which kernels must keep everything in them.
 //!
-//! A kernel file may say in its header comment which of its kernels must not spill, at any target:
+//! A kernel file says in its header comment which of its kernels must not spill at any target, and which
+//! may at one:
 //!
 //! ```text
 //! // no-spill all
 //! // no-spill decode_attention_bf16_d128 decode_attention_bf16_d64
+//! // may-spill 75 decode_attention_f16_d128
 //! ```
 
 /// A kernel as the assembler made it.
@@ -45,24 +47,39 @@ fn number_before(line: &str, what: &str) -> u32 {
 }
 
 /// Kernels of a file that must not spill, by its header comment.
-pub struct NoSpill(Vec<String>);
+pub struct NoSpill {
+    must_not: Vec<String>,
+    /// Target and kernel.
+    may: Vec<(String, String)>,
+}
 
 impl NoSpill {
-    /// The names after `// no-spill` in the comment that opens `source`.
+    /// What the comment that opens `source` says.
     pub fn of(source: &str) -> NoSpill {
-        let header = source.lines().take_while(|line| line.starts_with("//"));
-        let marked =
-            header.filter_map(|line| line.trim_start_matches('/').trim_start().strip_prefix("no-spill"));
-        let names = marked.flat_map(|rest| rest.split([' ', ',', ':']).filter(|n| !n.is_empty()));
-        NoSpill(names.map(Into::into).collect())
+        let (mut must_not, mut may) = (Vec::new(), Vec::new());
+        for line in source.lines().take_while(|line| line.starts_with("//")) {
+            let mut words = line.split([' ', ',', ':']).filter(|w| !w.is_empty()).skip(1).map(str::to_owned);
+            match words.next().as_deref() {
+                Some("no-spill") => must_not.extend(words),
+                Some("may-spill") => {
+                    let target = words.next().unwrap_or_default();
+                    may.extend(words.map(|kernel| (target.clone(), kernel)));
+                }
+                _ => {}
+            }
+        }
+        NoSpill { must_not, may }
     }
 
-    pub fn covers(&self, kernel: &str) -> bool {
-        self.0.iter().any(|name| name == "all" || name == kernel)
+    /// Whether `kernel` must not spill at `target`.
+    pub fn covers(&self, kernel: &str, target: &str) -> bool {
+        let named = self.must_not.iter().any(|name| name == "all" || name == kernel);
+        named && !self.may.iter().any(|(t, k)| t == target && k == kernel)
     }
 
     /// A name that no kernel of the file has: a typing error would silently check nothing.
     pub fn unknown(&self, kernels: &[(String, u32)]) -> Option<&str> {
-        self.0.iter().map(String::as_str).find(|&n| n != "all" && !kernels.iter().any(|(k, _)| k == n))
+        let names = self.must_not.iter().chain(self.may.iter().map(|(_, kernel)| kernel));
+        names.map(String::as_str).find(|&n| n != "all" && !kernels.iter().any(|(k, _)| k == n))
     }
 }

@@ -419,9 +419,16 @@ impl Oracle {
     }
 }
 
-fn shape(n_heads: usize, n_kv_heads: usize, head_dim: usize, kv: Half) -> AttentionShape {
-    // The output type is the other one: the kernels do not tie them.
+/// The output type is the other one, since the kernels do not tie them; a device below 80 has f16 alone.
+fn shape(
+    rt: &Arc<dyn Runtime>,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    kv: Half,
+) -> AttentionShape {
     let out = if kv == Half::BF16 { Half::F16 } else { Half::BF16 };
+    let (kv, out) = if rt.info().sm < 80 { (Half::F16, Half::F16) } else { (kv, out) };
     AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), kv, out }
 }
 
@@ -446,7 +453,7 @@ fn decode_matches_the_oracle_for_every_head_size() {
         for kv in BOTH {
             for hd in HEAD_DIMS {
                 let parts: Vec<Part> = CONTEXTS.iter().map(|&n| Part::decode(n - 1)).collect();
-                let world = World::new(shape(4, 2, hd, kv), None, &parts, 1.0, 1);
+                let world = World::new(shape(&rt, 4, 2, hd, kv), None, &parts, 1.0, 1);
                 run_and_check(&rt, &world, &format!("{kv:?} {hd}"));
             }
         }
@@ -462,7 +469,7 @@ fn decode_of_every_group() {
                 .enumerate()
         {
             let parts = [Part::decode(39), Part::decode(299)];
-            let world = World::new(shape(heads, kv_heads, 64, BOTH[i % 2]), None, &parts, 1.0, i as u64);
+            let world = World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), None, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads"));
         }
     }
@@ -473,7 +480,8 @@ fn decode_with_a_window() {
     for rt in gpu::runtimes() {
         for window in [1, 17, 32, 300] {
             let parts: Vec<Part> = [0, 16, 17, 40, 255, 256, 599].map(Part::decode).into();
-            let world = World::new(shape(4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
+            let world =
+                World::new(shape(&rt, 4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
             run_and_check(&rt, &world, &format!("window {window}"));
         }
     }
@@ -485,7 +493,7 @@ fn peaked_scores() {
     for rt in gpu::runtimes() {
         for kv in BOTH {
             let parts = [Part::decode(599), Part::chunk(70, 100)];
-            let world = World::new(shape(4, 2, 64, kv), None, &parts, 8.0, 3);
+            let world = World::new(shape(&rt, 4, 2, 64, kv), None, &parts, 8.0, 3);
             run_and_check(&rt, &world, &format!("{kv:?}"));
         }
     }
@@ -499,7 +507,7 @@ fn prefill_matches_the_oracle_for_every_head_size() {
                 // Chunks around the tile, at the start, in the middle of a tile, after a long context.
                 let parts =
                     [Part::chunk(0, 5), Part::chunk(0, 64), Part::chunk(33, 65), Part::chunk(200, 31)];
-                let world = World::new(shape(2, 1, hd, kv), None, &parts, 1.0, 2);
+                let world = World::new(shape(&rt, 2, 1, hd, kv), None, &parts, 1.0, 2);
                 run_and_check(&rt, &world, &format!("{kv:?} {hd}"));
             }
         }
@@ -515,7 +523,8 @@ fn prefill_of_every_group_and_window() {
                 .enumerate()
         {
             let parts = [Part::chunk(0, 70), Part::chunk(150, 20)];
-            let world = World::new(shape(heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
+            let world =
+                World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads, window {window:?}"));
         }
     }
@@ -536,7 +545,7 @@ fn partial_rows_are_not_normalised() {
                 part(60, 10, 64), // some rows see nothing here
                 Part::decode(30),
             ];
-            let world = World::new(shape(4, 2, hd, Half::BF16), None, &parts, 1.0, 5);
+            let world = World::new(shape(&rt, 4, 2, hd, Half::BF16), None, &parts, 1.0, 5);
             run_and_check(&rt, &world, &format!("{hd}"));
         }
     }
@@ -548,7 +557,7 @@ fn nothing_seen_is_zero() {
     for rt in gpu::runtimes() {
         let nothing = |n_rows| Part { first_pos: 40, n_rows, from: 64, partial: false };
         let parts = [nothing(1), nothing(9), Part::decode(12)];
-        let world = World::new(shape(4, 2, 64, Half::F16), None, &parts, 1.0, 6);
+        let world = World::new(shape(&rt, 4, 2, 64, Half::F16), None, &parts, 1.0, 6);
         // The row between the first two parts becomes padding.
         let padding = world.row0[1] - 1;
         let (plan, table) = world.plan(&all(&world), padding as u32..padding as u32 + 1);
@@ -566,7 +575,7 @@ fn partials_merged_in_any_split_equal_the_whole() {
         for (kv, hd, at) in
             [(Half::BF16, 64, 32), (Half::F16, 80, 256), (Half::BF16, 128, 544), (Half::F16, 64, 640)]
         {
-            let shape = shape(4, 2, hd, kv);
+            let shape = shape(&rt, 4, 2, hd, kv);
             let part = |first_pos, n_rows, from| Part { first_pos, n_rows, from, partial: true };
             let parts = |from| [part(600, 1, from), part(580, 20, from), part(10, 1, from)];
             let kernel = PrefillKernel::best(&*rt, &shape);
@@ -628,7 +637,7 @@ fn a_row_does_not_depend_on_the_batch() {
                 Part::chunk(300, 3),
                 Part { partial: true, ..Part::chunk(0, 66) },
             ];
-            let world = World::new(shape(4, 2, 64, Half::BF16), window, &parts, 1.0, 8);
+            let world = World::new(shape(&rt, 4, 2, 64, Half::BF16), window, &parts, 1.0, 8);
             for kernel in world.kernels(&rt) {
                 let world = world.on(kernel);
                 let together = world.run(&rt, &all(&world));
@@ -649,7 +658,7 @@ fn a_row_does_not_depend_on_the_batch() {
 fn a_prompt_does_not_depend_on_its_chunks() {
     for rt in gpu::runtimes() {
         for window in [None, Some(50)] {
-            let world = World::new(shape(2, 1, 64, Half::BF16), window, &[Part::chunk(0, 170)], 1.0, 9);
+            let world = World::new(shape(&rt, 2, 1, 64, Half::BF16), window, &[Part::chunk(0, 170)], 1.0, 9);
             for kernel in world.kernels(&rt) {
                 let whole = world.on(kernel);
                 let want = whole.run(&rt, &[0]);
@@ -676,11 +685,11 @@ fn a_prompt_does_not_depend_on_its_chunks() {
 fn every_schedule_gives_the_same_bits() {
     let parts = [Part::decode(520), Part::chunk(40, 70), Part { partial: true, ..Part::decode(270) }];
     for hd in [64, 96, 256] {
-        let world = World::new(shape(3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10);
         for kernel in [PrefillKernel::Mma, PrefillKernel::Wgmma] {
-            let world = world.on(kernel);
             let mut want: Option<Output> = None;
             gpu::for_schedules(|rt, schedule| {
+                let world =
+                    World::new(shape(rt, 3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10).on(kernel);
                 if !world.kernels(rt).contains(&kernel) {
                     return;
                 }
@@ -699,10 +708,10 @@ fn ldmatrix_is_free_of_bank_conflicts() {
     let parts = [Part::decode(300), Part::chunk(0, 70)];
     for kv in BOTH {
         for hd in HEAD_DIMS {
-            let world = World::new(shape(2, 1, hd, kv), None, &parts, 1.0, 11);
-            let Some((phases, conflicts)) = gpu::bank_conflicts(|rt| drop(world.run(rt, &[0, 1]))) else {
-                return;
+            let run = |rt: &Arc<dyn Runtime>| {
+                World::new(shape(rt, 2, 1, hd, kv), None, &parts, 1.0, 11).run(rt, &[0, 1]);
             };
+            let Some((phases, conflicts)) = gpu::bank_conflicts(run) else { return };
             assert!(phases > 0, "the kernels use ldmatrix");
             assert_eq!(conflicts, 0, "of {phases} phases, {kv:?} {hd}");
         }
@@ -712,7 +721,7 @@ fn ldmatrix_is_free_of_bank_conflicts() {
 #[test]
 fn what_kernels_do_not_cover_is_said() {
     for rt in gpu::runtimes() {
-        let good = shape(4, 2, 64, Half::BF16);
+        let good = shape(&rt, 4, 2, 64, Half::BF16);
         for (bad, says) in [
             (AttentionShape { head_dim: 72, ..good }, "72"),
             (AttentionShape { n_kv_heads: 3, ..good }, "3 KV heads"),
@@ -751,8 +760,9 @@ proptest! {
         k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
         seed in any::<u64>(),
     ) {
-        let world = World::new(shape(kv_heads * group, kv_heads, hd, kv), window, &parts, k_scale, seed);
         for rt in gpu::runtimes() {
+            let shape = shape(&rt, kv_heads * group, kv_heads, hd, kv);
+            let world = World::new(shape, window, &parts, k_scale, seed);
             run_and_check(&rt, &world, "proptest");
         }
     }

@@ -4,8 +4,7 @@ use tandem::Result;
 use tandem::device::accelerator::{Half, PartialRows};
 use tandem::device::kernels::attention::{
     AttentionShape, DecodeAttention, DecodeWorkspace, Plan, PrefillAttention, PrefillKernel, Rows,
-    decode_attention,
-    decode_item_bytes, prefill_attention, prefill_item_bytes,
+    decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
 };
 use tandem::device::runtime::{Buffer, Lane};
 
@@ -102,7 +101,8 @@ impl Operands {
             let (row, head) = (at / n_heads, at % n_heads);
             let (sequence, seen) = (row / c.rows, c.tokens - c.rows + row % c.rows + 1);
             let element = |token: usize, v: usize, i: usize| {
-                let place = (c.page(sequence, token / PAGE) * n_kv_heads + head / (n_heads / n_kv_heads)) * 2 + v;
+                let place =
+                    (c.page(sequence, token / PAGE) * n_kv_heads + head / (n_heads / n_kv_heads)) * 2 + v;
                 data::value(c.kv, self.kv[place * PAGE * d + token % PAGE * d + i])
             };
             let scale = f64::from(c.shape().scale);
@@ -230,8 +230,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
             continue;
         }
         let o = Operands::new(bench, &c)?;
-        let rows =
-            Rows { row0: 0, n_rows: c.rows as u32, first_pos: 0, from: 0, page: 0, partial: None };
+        let rows = Rows { row0: 0, n_rows: c.rows as u32, first_pos: 0, from: 0, page: 0, partial: None };
         let plan = Plan::new(&[rows], 0..0, None, best.queries());
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         let items = upload(prefill_item_bytes(&plan.prefill))?;

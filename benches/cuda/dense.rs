@@ -24,7 +24,8 @@ const SMOLLM2_135M: [Weight; 4] = [
     ("smollm2-135m gate_up", 3072, 576, Epilogue::SwiGlu),
     ("smollm2-135m down", 576, 1536, Epilogue::F32),
 ];
-const TINY: [Weight; 2] = [("tiny plain", 40, 264, Epilogue::F32), ("tiny gate_up", 48, 72, Epilogue::SwiGlu)];
+const TINY: [Weight; 2] =
+    [("tiny plain", 40, 264, Epilogue::F32), ("tiny gate_up", 48, 72, Epilogue::SwiGlu)];
 
 /// Operands of one weight on the device, the weight as often as it takes to be cold.
 struct Operands {
@@ -69,7 +70,9 @@ impl Operands {
             let products = (0..k).map(|c| {
                 data::value(self.dtype, self.w[row * k + c]) * data::value(self.dtype, self.x[token * k + c])
             });
-            products.fold((0.0, 0.0), |(s, e): (f64, f64), p| (s + p, e + p.abs() * (k + 64) as f64 * 2f64.powi(-23)))
+            products.fold((0.0, 0.0), |(s, e): (f64, f64), p| {
+                (s + p, e + p.abs() * (k + 64) as f64 * 2f64.powi(-23))
+            })
         };
         for at in data::sample(m * columns, if bench.test { m * columns } else { 300 }) {
             let (token, column) = (at / columns, at % columns);
@@ -118,7 +121,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
             let plans = tokens.iter().map(|&m| (m, linear::Plan::new(bench.rt.info(), dtype, m, n, k)));
             let todo: Vec<_> = plans
                 .filter(|(m, p)| {
-                    bench.rt.has_kernel(&p.kernel) && bench.wants("decode-linear", &p.kernel, &shape(name, *m))
+                    bench.rt.has_kernel(&p.kernel)
+                        && bench.wants("decode-linear", &p.kernel, &shape(name, *m))
                 })
                 .collect();
             if todo.is_empty() || (dtype == Half::F16 && !bench.test && name != "llama-3-8b qkv") {
@@ -176,7 +180,8 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
                 for &m in tokens {
                     let plan = gemm::plan(bench.rt.info(), path, m, n, k);
                     let kernel = path.kernel(dtype, plan.tokens);
-                    let runs = bench.rt.has_kernel(&kernel) && (path != Path::Tma || bench.rt.info().sm == 90);
+                    let runs =
+                        bench.rt.has_kernel(&kernel) && (path != Path::Tma || bench.rt.info().sm == 90);
                     if runs && bench.wants("prefill-gemm", &kernel, &shape(name, m)) {
                         todo.push((m, plan, kernel));
                     }

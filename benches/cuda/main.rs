@@ -13,16 +13,25 @@ fn main() {
     #[cfg(tandem_kernels)]
     run::main();
     #[cfg(not(tandem_kernels))]
-    println!("skipped: this build has no kernels ({})", tandem::device::built::NO_ABI.unwrap_or("no reason known"));
+    println!(
+        "skipped: this build has no kernels ({})",
+        tandem::device::built::NO_ABI.unwrap_or("no reason known")
+    );
 }
 
+#[cfg(tandem_kernels)]
+mod attention;
 #[cfg(tandem_kernels)]
 mod data;
 #[cfg(tandem_kernels)]
 mod dense;
 #[cfg(tandem_kernels)]
+mod elementwise;
+#[cfg(tandem_kernels)]
 mod measure;
 #[cfg(tandem_kernels)]
 mod peak;
+#[cfg(tandem_kernels)]
+mod quant;
 #[cfg(tandem_kernels)]
 mod run;

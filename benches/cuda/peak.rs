@@ -78,7 +78,12 @@ pub fn run(bench: &mut Bench) -> Result<()> {
             bytes.as_chunks::<4>().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect();
         for (i, group) in sums.chunks(peak.group).enumerate() {
             let (got, want) = (group.iter().sum::<f64>(), 2.0 * (peak.want)(i));
-            assert!(got == want, "{}: threads {}.. add up to {got}, wanted {want}", peak.kernel, i * peak.group);
+            assert!(
+                got == want,
+                "{}: threads {}.. add up to {got}, wanted {want}",
+                peak.kernel,
+                i * peak.group
+            );
         }
         if bench.test {
             println!("checked {}", peak.kernel);

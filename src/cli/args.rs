@@ -4,19 +4,20 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
+use tandem::device::{self, open::Kind};
 use tandem::{Error, Result};
 
 /// How the engine runs.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Where to run: auto, cpu, cuda[:i] or emulated. This build runs on the CPU.
+    /// Where to run: auto (a GPU if there is one and the model fits it), cpu, cuda[:i] or emulated.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
-    /// How to share the work between CPU and GPU. This build has auto and cpu-only.
+    /// How to share the work between CPU and GPU; this version has auto, cpu-only and gpu-only.
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     pub strategy: Strategy,
-    /// Most memory to use on the GPU, like 6GiB. Needs a GPU.
+    /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE")]
     pub gpu_memory: Option<u64>,
     /// Threads, the calling one included [default: one per core this process may use].
@@ -28,44 +29,72 @@ pub struct EngineArgs {
     /// Context length in tokens [default: as long as the prompt and the answer, at most the model's].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     pub ctx: Option<u32>,
-    /// Storage of keys and values.
-    #[arg(long, value_enum, default_value_t = KvType::Bf16)]
-    pub kv_type: KvType,
+    /// Storage of keys and values [default: bf16; f16 on a GPU without bfloat16].
+    #[arg(long, value_enum)]
+    pub kv_type: Option<KvType>,
     /// Prompt tokens per forward pass [default: chosen by the engine].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N")]
     pub chunk: Option<u32>,
 }
 
 impl EngineArgs {
-    /// Refuses what this build cannot honour.
+    /// Refuses contradictions, and strategies that do not exist yet.
     ///
     /// # Errors
-    /// A device, strategy or GPU option that does not exist here.
+    /// A device, strategy or GPU option that cannot be honoured; a device that is asked for and is not there.
     pub fn check(&self) -> Result<()> {
-        match self.device {
-            Device::Auto | Device::Cpu => {}
-            Device::Cuda(_) => {
-                return Err(Error::usage(
-                    "--device cuda: this build has no CUDA kernels; run on the CPU with --device cpu",
-                ));
+        let name = self.strategy.to_possible_value().expect("no strategy is hidden");
+        let (strategy, host) = (name.get_name(), self.device == Device::Cpu);
+        match self.strategy {
+            Strategy::Auto => {}
+            Strategy::CpuOnly if matches!(self.device, Device::Cpu | Device::Auto) => {}
+            Strategy::CpuOnly => {
+                return Err(Error::usage("--strategy cpu-only: runs on the CPU; use --device cpu"));
             }
-            Device::Emulated => {
-                return Err(Error::usage(
-                    "--device emulated: this build has no emulated accelerator; run on the CPU with --device cpu",
-                ));
+            Strategy::GpuOnly if host => {
+                return Err(Error::usage("--strategy gpu-only: needs an accelerator; use --device cuda"));
+            }
+            Strategy::GpuOnly => {}
+            _ => {
+                return Err(Error::usage(format!(
+                    "--strategy {strategy}: this version runs everything on one device; use cpu-only or gpu-only"
+                )));
             }
         }
-        if !matches!(self.strategy, Strategy::Auto | Strategy::CpuOnly) {
-            let name = self.strategy.to_possible_value().expect("no strategy is hidden");
-            return Err(Error::usage(format!(
-                "--strategy {}: needs a GPU, and this build runs on the CPU only; use --strategy cpu-only",
-                name.get_name()
-            )));
+        if self.gpu_memory.is_some() && (host || self.strategy == Strategy::CpuOnly) {
+            return Err(Error::usage("--gpu-memory: this runs on the CPU; leave the option out"));
         }
-        if self.gpu_memory.is_some() {
-            return Err(Error::usage("--gpu-memory: this build runs on the CPU only; leave the option out"));
+        if self.gpu_memory == Some(0) {
+            return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all"));
         }
-        Ok(())
+        if self.deterministic && self.kind().is_some() {
+            return Err(Error::usage(
+                "--deterministic: on an accelerator a result's rounding depends on the size of its batch; \
+                 leave the option out, or use --device cpu",
+            ));
+        }
+        // Before anything is fetched or read for a device that is not there.
+        match self.kind() {
+            Some(kind) if !self.falls_back() => device::open::check(kind),
+            _ => Ok(()),
+        }
+    }
+
+    /// The accelerator to try; `None` is the CPU.
+    pub fn kind(&self) -> Option<Kind> {
+        match (self.device, self.strategy) {
+            (Device::Cpu, _) | (_, Strategy::CpuOnly) => None,
+            // Which is the CPU's to promise: see `check`.
+            (Device::Auto, Strategy::Auto) if self.deterministic => None,
+            (Device::Auto, _) => Some(Kind::Cuda(0)),
+            (Device::Cuda(i), _) => Some(Kind::Cuda(i)),
+            (Device::Emulated, _) => Some(Kind::Emulated),
+        }
+    }
+
+    /// Whether the CPU will do where there is no accelerator.
+    pub fn falls_back(&self) -> bool {
+        self.device == Device::Auto && self.strategy == Strategy::Auto && self.gpu_memory.is_none()
     }
 }
 

@@ -137,7 +137,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let prefill_s = began.elapsed().as_secs_f64();
     let decode_began = Instant::now();
     let mut first = None;
-    let finish = generation.decode(&mut running.engine, seq, logits, &ids, &mut || {
+    let first_from = Next::Logits(logits);
+    let finish = generation.decode(&mut running.engine, seq, first_from, &ids, &mut || {
         first.get_or_insert_with(|| started.elapsed());
     })?;
     let decode_s = decode_began.elapsed().as_secs_f64();
@@ -201,6 +202,14 @@ fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str)
     Ok(tokenizer.encode(&rendered, add_special, true)?)
 }
 
+/// Where the next token comes from.
+enum Next {
+    /// To be sampled from these.
+    Logits(Vec<f32>),
+    /// Chosen already: the likeliest.
+    Token(u32),
+}
+
 /// One answer in the making.
 struct Generation<'a> {
     args: &'a Args,
@@ -213,12 +222,34 @@ struct Generation<'a> {
 }
 
 impl Generation<'_> {
+    /// Whether the likeliest token is all that is asked for, so that logits may stay where they are.
+    fn is_greedy(&self) -> bool {
+        let a = self.args;
+        a.temp == 0.0 && a.repeat_penalty == 1.0 && a.logprobs.is_none()
+    }
+
+    /// Takes the next token, noting its log-probability if that was asked for.
+    fn take(&mut self, next: Next, history: &[u32]) -> u32 {
+        let mut logits = match next {
+            Next::Token(id) => return id,
+            Next::Logits(logits) => logits,
+        };
+        let Some(k) = self.args.logprobs else { return self.sampler.sample(&mut logits, history) };
+        let (lse, top) = logprobs(&logits, k as usize);
+        let raw = logits.clone();
+        let id = self.sampler.sample(&mut logits, history);
+        let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
+        let logprob = raw[id as usize] as f64 - lse;
+        self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));
+        id
+    }
+
     /// Decodes until something ends it; returns what did. `seen` is called at every token.
     fn decode(
         &mut self,
         engine: &mut Engine,
         seq: SeqId,
-        mut logits: Vec<f32>,
+        mut next: Next,
         prompt: &[u32],
         seen: &mut dyn FnMut(),
     ) -> anyhow::Result<&'static str> {
@@ -227,14 +258,7 @@ impl Generation<'_> {
             if self.tokens.len() >= self.args.max_tokens as usize {
                 break "length";
             }
-            let distribution = self.args.logprobs.map(|k| logprobs(&logits, k as usize));
-            let raw: Option<Vec<f32>> = distribution.is_some().then(|| logits.clone());
-            let id = self.sampler.sample(&mut logits, &history);
-            if let (Some((lse, top)), Some(raw)) = (distribution, raw) {
-                let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
-                let logprob = raw[id as usize] as f64 - lse;
-                self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));
-            }
+            let id = self.take(next, &history);
             self.tokens.push(id);
             history.push(id);
             seen();
@@ -258,9 +282,12 @@ impl Generation<'_> {
             if engine.len(seq) + 1 > engine.context() {
                 break "length";
             }
-            let out = engine.forward(&[Input { seq, tokens: &[id], logits: Logits::Last }])?;
-            logits.clear();
-            logits.extend_from_slice(out);
+            let input = [Input { seq, tokens: &[id], logits: Logits::Last }];
+            next = if self.is_greedy() {
+                Next::Token(engine.forward_greedy(&input)?[0])
+            } else {
+                Next::Logits(engine.forward(&input)?.to_vec())
+            };
         };
         let rest = self.stream.finish();
         self.emit(&rest.text)?;

@@ -3,11 +3,15 @@
 use std::time::Instant;
 
 use anyhow::Context;
+use tandem::Error;
 use tandem::cache::KvDType;
+use tandem::device::accelerator::Half;
+use tandem::device::{self, open::Kind};
 use tandem::engine::{Engine, Options, Prepared};
 use tandem::model::{self, LoadedModel, TextSource};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
+use tandem::tensor::DType;
 use tandem::text::{ChatTemplate, Tokenizer};
 
 use super::args::{EngineArgs, KvType};
@@ -63,7 +67,7 @@ impl Opened {
     }
 
     /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the
-    /// model's own context, unless `--ctx` said otherwise).
+    /// model's own context, unless `--ctx` said otherwise), where `--device` says.
     pub fn engine(&self, args: &EngineArgs, context: usize, sequences: usize) -> anyhow::Result<Running> {
         let isa = Isa::selected()?;
         if std::env::var_os("TANDEM_ISA").is_some() {
@@ -72,26 +76,25 @@ impl Opened {
         let mut options = Options::new(isa, context);
         options.threads = args.threads.map(|t| t as usize);
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
-        options.kv_dtype = match args.kv_type {
-            KvType::Bf16 => KvDType::BF16,
-            KvType::F16 => KvDType::F16,
-        };
+        options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
         options.sequences = sequences;
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
-        let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
-        let total = Prepared::bytes_to_pack(&spec, weights, isa);
-        // Short work shows no bar: it would only flicker.
-        let bar = (total > 200 << 20).then(|| progress::bytes_bar(Some(total), "packing weights"));
-        let engine = Engine::new(spec, weights, &options, &|bytes| {
-            if let Some(bar) = &bar {
-                bar.inc(bytes);
-            }
-        })?;
-        if let Some(bar) = &bar {
-            bar.finish();
-        }
+        let engine = match args.kind() {
+            None => self.on_cpu(&options)?,
+            Some(kind) => match self.on_accelerator(kind, args, &options) {
+                // Without a GPU there is nothing to say: most machines have none.
+                Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => {
+                    self.on_cpu(&options)?
+                }
+                Err(e @ Error::Capacity(_)) if args.falls_back() => {
+                    progress::note(&format!("running on the CPU: {e}"));
+                    self.on_cpu(&options)?
+                }
+                engine => engine?,
+            },
+        };
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let (placement, memory) = (engine.placement(), engine.memory());
         progress::detail(&format!(
@@ -107,6 +110,42 @@ impl Opened {
         ));
         Ok(Running { engine, load_ms })
     }
+
+    fn on_cpu(&self, options: &Options) -> tandem::Result<Engine> {
+        let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
+        let total = Prepared::bytes_to_pack(&spec, weights, options.isa);
+        with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))
+    }
+
+    fn on_accelerator(&self, kind: Kind, args: &EngineArgs, options: &Options) -> tandem::Result<Engine> {
+        let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let mut options = options.clone();
+        if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
+            options.kv_dtype = KvDType::F16;
+        }
+        let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
+        with_bar(weights.bytes(), "loading weights", |progress| {
+            Engine::on_accelerator(spec, weights, &options, accelerator, &kind.to_string(), progress)
+        })
+    }
+}
+
+/// Runs `work` with a bar over `total` bytes. Short work shows none: it would only flicker.
+fn with_bar<T>(
+    total: u64,
+    what: &'static str,
+    work: impl FnOnce(&(dyn Fn(u64) + Sync)) -> tandem::Result<T>,
+) -> tandem::Result<T> {
+    let bar = (total > 200 << 20).then(|| progress::bytes_bar(Some(total), what));
+    let result = work(&|bytes| {
+        if let Some(bar) = &bar {
+            bar.inc(bytes);
+        }
+    });
+    if let Some(bar) = &bar {
+        bar.finish();
+    }
+    result
 }
 
 /// An engine and how long it took to get there.
@@ -127,7 +166,7 @@ impl Running {
             "isa": at.isa,
             "threads": at.threads,
             "context": e.context(),
-            "kv_type": match args.kv_type { KvType::Bf16 => "bf16", KvType::F16 => "f16" },
+            "kv_type": at.kv_type,
             "deterministic": args.deterministic,
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         })

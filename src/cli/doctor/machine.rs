@@ -200,46 +200,6 @@ fn bracketed(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(choice, _)| choice)
 }
 
-/// NVIDIA's driver.
-#[derive(Debug, Serialize)]
-pub struct Cuda {
-    pub driver: bool,
-    /// The newest CUDA version that the driver knows: `12.4`.
-    pub version: Option<String>,
-    pub kernels: &'static str,
-}
-
-impl Cuda {
-    pub fn describe(&self) -> String {
-        match (&self.version, self.driver) {
-            (Some(version), _) => format!("found, up to CUDA {version}"),
-            (None, true) => "found, but it does not tell its version".into(),
-            (None, false) => "none (no libcuda.so.1)".into(),
-        }
-    }
-}
-
-pub fn cuda() -> Cuda {
-    // SAFETY: the name is a C string. Loading NVIDIA's driver runs its initialisers, which is what
-    // every CUDA program does first.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    let mut version = None;
-    if !library.is_null() {
-        // SAFETY: `library` is an open handle and the name is a C string.
-        let symbol = unsafe { libc::dlsym(library, c"cuDriverGetVersion".as_ptr()) };
-        if !symbol.is_null() {
-            // SAFETY: the driver API declares `CUresult cuDriverGetVersion(int *)`, with CUresult an int.
-            let get: extern "C" fn(*mut libc::c_int) -> libc::c_int = unsafe { std::mem::transmute(symbol) };
-            let mut number = 0;
-            if get(&mut number) == 0 && number > 0 {
-                version = Some(format!("{}.{}", number / 1000, number % 1000 / 10));
-            }
-        }
-        // The library stays loaded: drivers dislike being unloaded, and the process is short.
-    }
-    Cuda { driver: !library.is_null(), version, kernels: "none in this build, which runs on the CPU only" }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

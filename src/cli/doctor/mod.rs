@@ -1,5 +1,6 @@
 //! `tandem doctor`: what this machine can do, what it cannot, and why.
 
+mod gpu;
 mod limits;
 mod machine;
 
@@ -34,7 +35,7 @@ struct Report {
     limits: Option<limits::Limits>,
     numa: Vec<machine::Node>,
     huge_pages: machine::HugePages,
-    cuda: machine::Cuda,
+    cuda: gpu::Cuda,
     cache: CacheReport,
 }
 
@@ -88,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
         limits,
         numa: machine::numa(),
         huge_pages: machine::huge_pages(),
-        cuda: machine::cuda(),
+        cuda: gpu::cuda(),
         cache: CacheReport {
             home: hub.cache().home().display().to_string(),
             free_bytes: hub.cache().free_bytes(),
@@ -178,8 +179,9 @@ fn text(report: &Report) -> String {
     }
     let (mark, found) = report.huge_pages.describe();
     row(mark, "huge pages", found);
-    row(if report.cuda.driver { '+' } else { '-' }, "cuda driver", report.cuda.describe());
-    row('-', "cuda kernels", report.cuda.kernels.to_owned());
+    for (mark, what, found) in report.cuda.describe() {
+        row(mark, &what, found);
+    }
     let free = report.cache.free_bytes.map_or(String::new(), |b| format!(" ({} free)", megabytes(b)));
     row('+', "cache", format!("{}{free}", report.cache.home));
     if report.cache.models.is_empty() {

@@ -96,12 +96,12 @@ impl Tile {
     }
 
     /// The deepest ring with which as many blocks fit as registers allow, at least three stages; else the deepest
-    /// that fits. Results do not depend on it.
+    /// that fits, or the least there is. Results do not depend on it.
     fn stages(self, info: &DeviceInfo, layout: &Layout) -> usize {
         let room = info.shared_per_block as usize;
         let fits = |stages: &usize| self.shared(layout, *stages) <= room;
         let shares = |stages: &usize| self.shared(layout, *stages) <= room / self.resident;
-        [4, 3].into_iter().find(shares).or_else(|| [4, 3, 2].into_iter().find(fits)).expect("chosen to fit")
+        [4, 3].into_iter().find(shares).or_else(|| [4, 3, 2].into_iter().find(fits)).unwrap_or(2)
     }
 
     /// Columns of a split. Time is the steps of the busiest multiprocessor, three more until its ring is full, and
@@ -142,31 +142,47 @@ impl Plan {
     /// For `m` tokens.
     pub fn new(info: &DeviceInfo, layout: &Layout, act: Half, m: usize) -> Plan {
         assert!((1..=MAX_TOKENS).contains(&m), "quantised linear of {m} tokens, takes 1 to {MAX_TOKENS}");
-        if m <= GEMV_TOKENS { Plan::gemv(info, layout, act) } else { Plan::tiled(info, layout, act, m) }
+        if m <= GEMV_TOKENS {
+            Plan::gemv(layout, act, gemv_k_split(info, layout))
+        } else {
+            let tile = Tile::of(info, layout, m);
+            Plan::tiled(info, layout, act, m, tile, tile.k_split(info, layout))
+        }
     }
 
-    /// A block a row tile; k is split only until there are two blocks for every multiprocessor, and while each warp
-    /// still has four tiles to stream.
-    fn gemv(info: &DeviceInfo, layout: &Layout, act: Half) -> Plan {
-        let (row_tiles, k_tiles) = layout.tiles();
-        let want = 2 * info.multiprocessors as usize / row_tiles;
-        let splits = want.clamp(1, (k_tiles / (4 * WARPS)).clamp(1, 16));
-        let tiles = k_tiles.div_ceil(splits);
-        let splits = k_tiles.div_ceil(tiles);
+    /// With the kernel for `tokens` tokens (at most 4: GEMV; 8, 16, 32 or 64) and splits of `k_split` columns, a
+    /// multiple of 128: for tests, which choose what a device would choose for other shapes.
+    pub fn forced(
+        info: &DeviceInfo,
+        layout: &Layout,
+        act: Half,
+        m: usize,
+        tokens: usize,
+        k_split: usize,
+    ) -> Plan {
+        if tokens <= GEMV_TOKENS {
+            return Plan::gemv(layout, act, k_split);
+        }
+        let tiles = Tile::all(layout.bits());
+        let tile = tiles.into_iter().find(|t| t.tokens == tokens).expect("a kernel for so many tokens");
+        Plan::tiled(info, layout, act, m, tile, k_split)
+    }
+
+    fn gemv(layout: &Layout, act: Half, k_split: usize) -> Plan {
+        let row_tiles = layout.tiles().0;
+        let splits = layout.k().div_ceil(k_split);
         Plan {
             kernel: format!("gemv_{}_{}", layout.dtype(), act.name()),
             grid: [row_tiles as u32, splits as u32, 1],
             shared: (WARPS * 32 * 16) as u32,
-            k_split: tiles * TILE_COLS,
+            k_split,
             splits,
             stages: 0,
             partial_bytes: if splits > 1 { row_tiles * splits * 32 * 16 } else { 0 },
         }
     }
 
-    fn tiled(info: &DeviceInfo, layout: &Layout, act: Half, m: usize) -> Plan {
-        let tile = Tile::of(info, layout, m);
-        let k_split = tile.k_split(info, layout);
+    fn tiled(info: &DeviceInfo, layout: &Layout, act: Half, m: usize, tile: Tile, k_split: usize) -> Plan {
         let splits = layout.k().div_ceil(k_split);
         let (tiles_m, tiles_n) = (m.div_ceil(tile.tokens), layout.n().div_ceil(tile.rows()));
         let stages = tile.stages(info, layout);
@@ -186,14 +202,28 @@ impl Plan {
             partial_bytes,
         }
     }
+
+    /// Bytes of scratch that it needs.
+    pub fn scratch_bytes(&self) -> usize {
+        COUNTER_BYTES + self.partial_bytes
+    }
+}
+
+/// A block a row tile; k is split only until there are two blocks for every multiprocessor, and while each warp
+/// still has four tiles to stream.
+fn gemv_k_split(info: &DeviceInfo, layout: &Layout) -> usize {
+    let (row_tiles, k_tiles) = layout.tiles();
+    let want = 2 * info.multiprocessors as usize / row_tiles;
+    let splits = want.clamp(1, (k_tiles / (4 * WARPS)).clamp(1, 16));
+    k_tiles.div_ceil(splits) * TILE_COLS
 }
 
 /// Bytes of scratch that a weight needs for up to `max_m` tokens (counters included).
 pub fn scratch_bytes(info: &DeviceInfo, layout: &Layout, max_m: usize) -> usize {
     // Every kernel's largest number of tokens up to max_m.
     let largest = [GEMV_TOKENS, 8, 16, 32, 64, MAX_TOKENS].map(|m| m.min(max_m).max(1));
-    let partials = largest.map(|m| Plan::new(info, layout, Half::F16, m).partial_bytes);
-    COUNTER_BYTES + partials.into_iter().max().expect("there are kernels")
+    let bytes = largest.map(|m| Plan::new(info, layout, Half::F16, m).scratch_bytes());
+    bytes.into_iter().max().expect("there are kernels")
 }
 
 /// Enqueues one linear layer.
@@ -201,6 +231,14 @@ pub fn scratch_bytes(info: &DeviceInfo, layout: &Layout, max_m: usize) -> usize 
 /// # Errors
 /// As [`Runtime::launch`].
 pub fn linear(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs) -> Result<()> {
+    linear_as(rt, lane, args, &Plan::new(rt.info(), &args.layout, args.act, args.m))
+}
+
+/// The same as `plan` says.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs, plan: &Plan) -> Result<()> {
     let &QuantLinearArgs { m, ldx, ldy, layout, .. } = args;
     let (n, k) = (layout.n(), layout.k());
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
@@ -214,7 +252,6 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs) -> Result<()
     );
     assert!(args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16), "w and x lie on 16 bytes");
 
-    let plan = Plan::new(rt.info(), &layout, args.act, m);
     let params = QuantLinearParams {
         linear: LinearParams {
             w: args.w,

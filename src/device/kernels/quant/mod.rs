@@ -8,6 +8,7 @@ pub mod launch;
 pub mod pack;
 
 pub use launch::{
-    GEMV_TOKENS, GatherArgs, MAX_TOKENS, Plan, QuantLinearArgs, RowsArgs, gather, linear, rows, scratch_bytes,
+    GEMV_TOKENS, GatherArgs, MAX_TOKENS, Plan, QuantLinearArgs, RowsArgs, gather, linear, linear_as, rows,
+    scratch_bytes,
 };
-pub use pack::{Layout, pack};
+pub use pack::{Layout, gate_up_row, pack};

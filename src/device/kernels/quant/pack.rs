@@ -317,7 +317,6 @@ fn pack_row_tile<'a>(
             }
         }
         let each = format.super_scales / ROWS;
-        // Formats without super-blocks have none.
         for r in (0..ROWS).filter(|_| each > 0) {
             let at = (r % 8 * 2 + r / 8) * each;
             supers[at..at + each].copy_from_slice(&rows.supers[r * tiles.div_ceil(4) + group][..each]);
