@@ -112,7 +112,7 @@ impl Half {
             Half::Bf16 => bf16::from_bits(bits).to_f64(),
         }
     }
-    fn from_f32(self, v: f32) -> u16 {
+    fn rounded(self, v: f32) -> u16 {
         match self {
             Half::F16 => f16::from_f32(v).to_bits(),
             Half::Bf16 => bf16::from_f32(v).to_bits(),
@@ -184,7 +184,7 @@ fn c_16(lane: usize, i: usize) -> (usize, usize) {
 fn ldmatrix_gives_rows_or_columns_to_lanes() {
     // Half j of matrix m's row i is 64 m + 8 i + j: every element is another.
     let element = |m: usize, i: usize, j: usize| (64 * m + 8 * i + j) as u32;
-    let input: Vec<u32> = (0..128).map(|w| 2 * w | (2 * w + 1) << 16).collect();
+    let input: Vec<u32> = (0..128).map(|w| (2 * w) | ((2 * w + 1) << 16)).collect();
     for rt in gpu::runtimes() {
         let shape = Shape { shared: 512, ..WARP };
         let Some(out) = run(&rt, "conformance_ldmatrix", shape, &input, 384) else { continue };
@@ -313,7 +313,7 @@ fn mma_of_bytes_is_exact_and_wraps() {
         let mut input = vec![0; 32 * 10];
         // Accumulators at the ends of the range: the sum wraps.
         let c = |row: usize, col: usize| {
-            if (row + col) % 2 == 0 { i32::MAX - row as i32 } else { i32::MIN + col as i32 }
+            if (row + col).is_multiple_of(2) { i32::MAX - row as i32 } else { i32::MIN + col as i32 }
         };
         for lane in 0..32 {
             let fragment = &mut input[lane * 10..][..10];
@@ -473,7 +473,7 @@ fn conversions_round_to_nearest_even() {
             let Some(out) = run(&rt, &name, shape, &input, 9 * N) else { continue };
             for (t, out) in out.chunks_exact(9).enumerate() {
                 let (x, y) = (f32::from_bits(input[3 * t]), f32::from_bits(input[3 * t + 1]));
-                let (lo, hi) = (half.from_f32(x), half.from_f32(y));
+                let (lo, hi) = (half.rounded(x), half.rounded(y));
                 let pair = u32::from(lo) | u32::from(hi) << 16;
                 assert!(
                     half.same2(out[4], pair),
