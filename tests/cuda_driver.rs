@@ -1,0 +1,289 @@
+//! The CUDA runtime against a driver that is not there, is too old, runs out of memory, refuses, or loses its
+//! device, and against the driver's rules of use: on a stand-in (`support/fake_cuda.c`), since no GPU fails on
+//! demand. Each case is a process of its own: a driver is loaded once.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use tandem::Error;
+use tandem::device::built::{self, MODULES};
+use tandem::device::cuda::{self, CudaOptions};
+use tandem::device::runtime::{Buffer, DevPtr, Lane, Launch, Runtime};
+
+/// The folder with the stand-in, if there is a C compiler.
+fn stand_in() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder for the stand-in");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_cuda.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(folder.join("libcuda.so")).arg(source);
+        match cc.output() {
+            Ok(out) if out.status.success() => Some(folder),
+            Ok(out) => panic!("{}", String::from_utf8_lossy(&out.stderr)),
+            Err(_) => None,
+        }
+    };
+    BUILT.get_or_init(build).as_deref()
+}
+
+/// Runs `case` of [`inside`] with the stand-in: what it said.
+fn child(case: &str, env: &[(&str, &str)]) -> Option<String> {
+    let Some(folder) = stand_in() else {
+        println!("skipped: no C compiler for the stand-in of the driver");
+        return None;
+    };
+    if let Err(why) = built::NVCC {
+        println!("skipped: no kernels to run: {why}");
+        return None;
+    }
+    let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
+    command.args(["--exact", "inside", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.env("LD_LIBRARY_PATH", folder).env("FAKE_CASE", case);
+    let out = command.envs(env.iter().copied()).output().expect("it starts");
+    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{case}: {text}");
+    Some(text)
+}
+
+/// As [`child`]; everything was given back to the driver, once.
+fn run(case: &str, env: &[(&str, &str)]) -> Option<String> {
+    let text = child(case, env)?;
+    for rule in ["fake driver: leaked", "fake driver: no ", "fake driver: still"] {
+        assert!(!text.contains(rule), "{case}: {text}");
+    }
+    Some(text)
+}
+
+/// The error of `case` is of the given kind and contains all parts.
+fn says(case: &str, env: &[(&str, &str)], parts: &[&str]) {
+    let Some(text) = run(case, env) else { return };
+    let error = text.lines().find_map(|l| l.split_once("error: ")).map(|(_, e)| e);
+    let error = error.unwrap_or_else(|| panic!("{case}: no error in {text}"));
+    for part in parts {
+        assert!(error.contains(part), "{case}: {part:?} wanted in {error:?}");
+    }
+}
+
+#[test]
+fn works_within_the_rules() {
+    let Some(text) = run("works", &[]) else { return };
+    // Two direct launches, and two replays of the two that were recorded.
+    assert!(text.contains("fake driver: 6 launches"), "{text}");
+}
+
+#[test]
+fn every_target_loads() {
+    for sm in ["75", "80", "89", "90", "120"] {
+        run("loads", &[("FAKE_SM", sm)]);
+    }
+}
+
+#[test]
+fn no_devices() {
+    says("open", &[("FAKE_DEVICES", "0")], &["--device cuda:0", "no GPU is visible"]);
+    says("open 3", &[("FAKE_DEVICES", "2")], &["--device cuda:3: no such device", "cuda:0 to cuda:1"]);
+    says(
+        "open",
+        &[("FAKE_FAIL", "cuInit:100")],
+        &["--device cuda: the CUDA driver finds no GPU", "--device cpu"],
+    );
+    says("open", &[("FAKE_FAIL", "cuInit:803")], &["does not start", "kernel module"]);
+}
+
+#[test]
+fn too_old_a_driver_is_told_which_it_takes() {
+    says(
+        "open",
+        &[("FAKE_VERSION", "12020")],
+        &["cuda:0 (Fake 0)", "knows CUDA 12.2", "CUDA 13.0", "driver 580"],
+    );
+    says("launch", &[("FAKE_FAIL", "cuModuleLoadDataEx:222")], &["too old", "driver 580"]);
+}
+
+#[test]
+fn too_old_a_gpu() {
+    says("open", &[("FAKE_SM", "61")], &["compute capability 6.1", "need 7.5", "--device cpu"]);
+}
+
+#[test]
+fn out_of_memory_comes_with_numbers() {
+    says(
+        "too much",
+        &[],
+        &["capacity", "cuda:0 (Fake 0)", "80.0 MiB asked for", "48.0 MiB are free", "16.0 MiB held"],
+    );
+    says(
+        "over the cap",
+        &[],
+        &["capacity", "12.0 MiB asked for", "4.0 MiB of the 8.0 MiB granted (--gpu-memory)"],
+    );
+    says(
+        "pinned",
+        &[("FAKE_FAIL", "cuMemHostAlloc:2")],
+        &["capacity", "the host has no 1.0 MiB to page-lock"],
+    );
+    says(
+        "launch",
+        &[("FAKE_FAIL", "cuModuleLoadDataEx:2")],
+        &["capacity", "no memory left to load cuda/", "--gpu-memory"],
+    );
+    says("open", &[("FAKE_FAIL", "cuDevicePrimaryCtxRetain:2")], &["capacity", "another process"]);
+}
+
+#[test]
+fn the_assemblers_log_is_shown() {
+    says(
+        "launch",
+        &[("FAKE_FAIL", "cuModuleLoadDataEx:218")],
+        &["the driver cannot load it", "a fake complaint"],
+    );
+}
+
+#[test]
+fn a_refused_launch_names_its_shape() {
+    says(
+        "launch",
+        &[("FAKE_FAIL", "cuLaunchKernel:701")],
+        &["kernel ", "refused", "grid [3, 1, 1], block [32, 1, 1]"],
+    );
+    says("too much shared", &[], &["kernel ", "wants 300000 bytes of shared memory", "232448"]);
+    says("unknown kernel", &[], &["kernel nobody", "not in this build"]);
+}
+
+/// After an illegal access every call gives the same error, nothing hangs, and dropping everything is fine
+/// (though what the device holds cannot be given back).
+#[test]
+fn a_lost_device_is_lost_for_every_call() {
+    let parts = ["lost: an illegal memory access", "700", "enqueued last: kernel ", "CUDA_LAUNCH_BLOCKING=1"];
+    let Some(text) = child("lost", &[("FAKE_FAIL", "cuMemcpyHtoDAsync_v2:700:2")]) else { return };
+    let errors: Vec<_> = text.lines().filter_map(|l| l.split_once("error: ")).map(|(_, e)| e).collect();
+    assert_eq!(errors.len(), 7, "{text}");
+    for error in &errors {
+        assert_eq!(error, &errors[0]);
+        assert!(parts.iter().all(|p| error.contains(p)), "{error}");
+    }
+}
+
+fn print(error: &Error) {
+    let capacity = if matches!(error, Error::Capacity(_)) { " (capacity)" } else { "" };
+    println!("error: {error}{capacity}");
+}
+
+/// The other side of the tests above: runs in a process whose driver is the stand-in.
+#[test]
+#[ignore = "run by the others, in a process of its own"]
+fn inside() {
+    let case = std::env::var("FAKE_CASE").expect("the other tests set FAKE_CASE");
+    let options = match case.as_str() {
+        "open 3" => CudaOptions { ordinal: 3, ..CudaOptions::default() },
+        "over the cap" => CudaOptions { memory: Some(8 << 20), ..CudaOptions::default() },
+        _ => CudaOptions::default(),
+    };
+    let rt = match cuda::open(&options) {
+        Ok(rt) => rt as Arc<dyn Runtime>,
+        Err(error) => return print(&error),
+    };
+    let fails = |result: tandem::Result<()>| print(&result.expect_err("an error"));
+    let (kernel, params) = some_kernel(&*rt);
+    let params = vec![0; params];
+    let launch = |shared| Launch { kernel, grid: [3, 1, 1], block: [32, 1, 1], shared, params: &params };
+    match case.as_str() {
+        "works" => works(&rt, kernel, &params),
+        "loads" => rt.launch(Lane::Compute, &launch(0)).expect("a launch"),
+        "too much" => {
+            let _held = Buffer::new(&rt, 16 << 20).expect("it fits");
+            fails(rt.alloc(80 << 20).map(drop));
+        }
+        "over the cap" => {
+            let held = Buffer::new(&rt, 4 << 20).expect("it fits");
+            assert_eq!(rt.memory_free().expect("a number"), 4 << 20);
+            fails(rt.alloc(12 << 20).map(drop));
+            drop(held);
+            assert_eq!(rt.memory_free().expect("a number"), 8 << 20);
+        }
+        "pinned" => fails(rt.pinned(1 << 20).map(drop)),
+        "launch" => fails(rt.launch(Lane::Compute, &launch(0))),
+        "too much shared" => fails(rt.launch(Lane::Compute, &launch(300_000))),
+        "unknown kernel" => fails(rt.launch(Lane::Compute, &Launch { kernel: "nobody", ..launch(0) })),
+        "lost" => {
+            let buffer = Buffer::from_bytes(&rt, Lane::Compute, &[1; 100]).expect("the first upload");
+            rt.launch(Lane::Compute, &launch(0)).expect("a launch");
+            let event = rt.record(Lane::Compute).expect("an event");
+            fails(rt.upload(Lane::Compute, buffer.ptr(), &[2; 100]));
+            fails(rt.launch(Lane::Compute, &launch(0)));
+            fails(rt.download(Lane::Compute, buffer.ptr(), &mut [0; 100]));
+            fails(rt.alloc(100).map(drop));
+            fails(rt.synchronize(&event));
+            fails(rt.synchronize_all());
+            fails(rt.capture(&mut || Ok(())).map(drop));
+        }
+        other => panic!("no case {other}"),
+    }
+}
+
+fn some_kernel(rt: &dyn Runtime) -> (&'static str, usize) {
+    let all = MODULES.iter().flat_map(|m| m.kernels);
+    let (name, params) = all.into_iter().find(|(name, _)| rt.has_kernel(name)).expect("a kernel");
+    (name, *params as usize)
+}
+
+fn works(rt: &Arc<dyn Runtime>, kernel: &str, params: &[u8]) {
+    let launch = |shared| Launch { kernel, grid: [3, 1, 1], block: [32, 1, 1], shared, params };
+    assert_eq!((rt.info().name.as_str(), rt.info().sm, rt.info().multiprocessors), ("Fake 0", 90, 4));
+    let data: Vec<u8> = (0..20 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let mut back = vec![0; data.len()];
+    // Several times around the staging ring.
+    let buffer = Buffer::new(rt, data.len()).expect("memory");
+    for lane in [Lane::Compute, Lane::HostToDevice, Lane::Compute] {
+        rt.upload(lane, buffer.ptr(), &data).expect("an upload");
+    }
+    rt.download(Lane::DeviceToHost, buffer.ptr(), &mut back).expect("a download");
+    assert!(back == data);
+
+    let pinned = rt.pinned(1000).expect("pinned memory");
+    rt.fill(Lane::Compute, buffer.ptr(), 7, 100).expect("a fill");
+    rt.copy(Lane::Compute, buffer.ptr().add(200), buffer.ptr(), 100).expect("a copy");
+    rt.download_pinned(Lane::DeviceToHost, buffer.ptr().add(150), &pinned, 10, 100).expect("a download");
+    // SAFETY: the stand-in has copied when the call returns, and nobody else uses the memory.
+    let got = unsafe { std::slice::from_raw_parts(pinned.host(), 1000) };
+    assert_eq!((&got[..10], got[60], got[109], got[110]), (&[0; 10][..], 7, 7, 0));
+    rt.upload_pinned(Lane::HostToDevice, buffer.ptr(), &pinned, 60..110).expect("an upload");
+    assert!(!pinned.device().is_null());
+
+    let event = rt.record(Lane::HostToDevice).expect("an event");
+    rt.wait(Lane::Compute, &event).expect("waiting");
+    assert!(rt.is_done(&event).expect("asking"));
+    rt.synchronize(&event).expect("waiting");
+
+    // A plain one, and one with more shared memory than is granted unasked.
+    rt.launch(Lane::Compute, &launch(0)).expect("a launch");
+    rt.launch(Lane::Compute, &launch(100 << 10)).expect("a launch");
+
+    // What dies or is made while a step is recorded waits, or is allowed; what cannot be recorded is refused.
+    let doomed = std::cell::RefCell::new(Some((buffer, pinned)));
+    let graph = rt
+        .capture(&mut || {
+            rt.launch(Lane::Compute, &launch(0))?;
+            doomed.take();
+            let _new = Buffer::new(rt, 100)?;
+            rt.upload(Lane::Compute, DevPtr(256), &[1]).expect_err("an upload cannot be recorded");
+            rt.record(Lane::Compute).expect_err("an event cannot be recorded");
+            rt.launch(Lane::Compute, &launch(0))
+        })
+        .expect("a recording")
+        .expect("CUDA records");
+    rt.replay(&graph).expect("a replay");
+    rt.replay(&graph).expect("a replay");
+    let failed = rt.capture(&mut || Err(Error::usage("no")));
+    assert_eq!(failed.expect_err("its error").to_string(), "no");
+    rt.synchronize_all().expect("waiting");
+
+    let map = rt.tensor_map_2d(DevPtr(512), 10, 20, 24, 8, 16).expect("a tensor map");
+    let word = |i: usize| u64::from_ne_bytes(map[8 * i..8 * i + 8].try_into().expect("8 bytes"));
+    assert_eq!([0, 1, 2, 3, 4, 5].map(word), [512, 20, 10, 48, 16, 8]);
+    rt.tensor_map_2d(DevPtr(512), 10, 20, 20, 8, 65).expect_err("a box wider than the swizzle");
+    drop(graph);
+}
