@@ -38,20 +38,33 @@ fn usage_errors_exit_with_2_and_one_sentence() {
 }
 
 #[test]
-fn what_this_build_cannot_honour_is_an_error() {
+fn devices_and_strategies_that_cannot_be_honoured_are_errors() {
     let home = home();
     for (line, want) in [
-        ("--device cuda", "--device cuda: this build has no CUDA kernels"),
-        ("--device cuda:1", "--device cuda: this build has no CUDA kernels"),
-        ("--device emulated", "--device emulated"),
-        ("--strategy neo", "--strategy neo: needs a GPU"),
-        ("--strategy gpu-only", "--strategy gpu-only: needs a GPU"),
-        ("--gpu-memory 6GiB", "--gpu-memory"),
+        ("--strategy neo", "--strategy neo: this version runs everything on one device"),
+        ("--device cpu --strategy gpu-only", "--strategy gpu-only: needs an accelerator"),
+        ("--device emulated --strategy cpu-only", "--strategy cpu-only: runs on the CPU"),
+        ("--device cpu --gpu-memory 6GiB", "--gpu-memory: this runs on the CPU"),
+        ("--gpu-memory 0", "--gpu-memory: 0 bytes"),
+        ("--gpu-memory many", "a size is a number"),
     ] {
         for command in ["generate -m nosuch x", "bench -m nosuch", "perplexity -m nosuch x"] {
             let words = command.split(' ').chain(line.split(' '));
             assert_error(&run(tandem(home.path()).args(words)), 2, want);
         }
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_missed_before_anything_is_fetched() {
+    let home = home();
+    if tandem::device::open::check(tandem::device::open::Kind::Cuda(0)).is_ok() {
+        println!("skipped: this machine has a GPU");
+        return;
+    }
+    for line in ["--device cuda", "--device cuda:1", "--strategy gpu-only", "--gpu-memory 6GiB"] {
+        let words = "generate -m nosuch x".split(' ').chain(line.split(' '));
+        assert_error(&run(tandem(home.path()).args(words)), 1, "--device cuda: ");
     }
 }
 

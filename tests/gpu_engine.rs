@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
+use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::open::on_kernels;
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, ModelSpec, load};
@@ -27,7 +28,11 @@ fn tokens(n: usize, vocab: usize) -> Vec<u32> {
 /// Every accelerator of this machine.
 fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
     let on_kernels = |rt| on_kernels(rt).expect("a runtime with kernels");
-    gpu::runtimes().into_iter().map(|rt| (rt.info().name.clone(), on_kernels(rt))).collect()
+    let kernels = gpu::runtimes().into_iter().map(|rt| (rt.info().name.clone(), on_kernels(rt)));
+    let operations: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(Arc::new(
+        EmulatedRuntime::new(EmulatedOptions { jitter: Some(1), ..Default::default() }).expect("it starts"),
+    )));
+    kernels.chain([("emulated by plain functions".to_owned(), operations)]).collect()
 }
 
 fn engine(m: &LoadedModel, options: &Options, accel: &Arc<dyn Accelerator>) -> Engine {

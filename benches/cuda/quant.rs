@@ -29,6 +29,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
         ];
         (weights, &[1, 4, 8, 16, 32, 64])
     };
+    let pool = Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get()));
     for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0] {
         for &(name, n, k) in weights {
             let Some(layout) = Layout::new(dtype, n, k) else { continue };
@@ -54,7 +55,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
                 })
                 .collect();
             let mut packed = vec![0; layout.bytes()];
-            quant::pack(&layout, &|r| &rows[r % DISTINCT][..], &Pool::new(1), &mut packed);
+            quant::pack(&layout, &|r| &rows[r % DISTINCT][..], &pool, &mut packed);
             let x = data::halves(ACT, max_m * k, 2, 1.0);
             let rt = bench.rt.clone();
             let upload = |bytes: &[u8]| Buffer::from_bytes(&rt, Lane::Compute, bytes);

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
-use tandem::device::open::Kind;
+use tandem::device::{self, open::Kind};
 use tandem::{Error, Result};
 
 /// How the engine runs.
@@ -29,9 +29,9 @@ pub struct EngineArgs {
     /// Context length in tokens [default: as long as the prompt and the answer, at most the model's].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     pub ctx: Option<u32>,
-    /// Storage of keys and values.
-    #[arg(long, value_enum, default_value_t = KvType::Bf16)]
-    pub kv_type: KvType,
+    /// Storage of keys and values [default: bf16; f16 on a GPU without bfloat16].
+    #[arg(long, value_enum)]
+    pub kv_type: Option<KvType>,
     /// Prompt tokens per forward pass [default: chosen by the engine].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N")]
     pub chunk: Option<u32>,
@@ -41,7 +41,7 @@ impl EngineArgs {
     /// Refuses contradictions, and strategies that do not exist yet.
     ///
     /// # Errors
-    /// A device, strategy or GPU option that cannot be honoured.
+    /// A device, strategy or GPU option that cannot be honoured; a device that is asked for and is not there.
     pub fn check(&self) -> Result<()> {
         let name = self.strategy.to_possible_value().expect("no strategy is hidden");
         let (strategy, host) = (name.get_name(), self.device == Device::Cpu);
@@ -67,13 +67,25 @@ impl EngineArgs {
         if self.gpu_memory == Some(0) {
             return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all"));
         }
-        Ok(())
+        if self.deterministic && self.kind().is_some() {
+            return Err(Error::usage(
+                "--deterministic: on an accelerator a result's rounding depends on the size of its batch; \
+                 leave the option out, or use --device cpu",
+            ));
+        }
+        // Before anything is fetched or read for a device that is not there.
+        match self.kind() {
+            Some(kind) if !self.falls_back() => device::open::check(kind),
+            _ => Ok(()),
+        }
     }
 
     /// The accelerator to try; `None` is the CPU.
     pub fn kind(&self) -> Option<Kind> {
         match (self.device, self.strategy) {
             (Device::Cpu, _) | (_, Strategy::CpuOnly) => None,
+            // Which is the CPU's to promise: see `check`.
+            (Device::Auto, Strategy::Auto) if self.deterministic => None,
             (Device::Auto, _) => Some(Kind::Cuda(0)),
             (Device::Cuda(i), _) => Some(Kind::Cuda(i)),
             (Device::Emulated, _) => Some(Kind::Emulated),

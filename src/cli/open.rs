@@ -5,11 +5,13 @@ use std::time::Instant;
 use anyhow::Context;
 use tandem::Error;
 use tandem::cache::KvDType;
+use tandem::device::accelerator::Half;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{Engine, Options, Prepared};
 use tandem::model::{self, LoadedModel, TextSource};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
+use tandem::tensor::DType;
 use tandem::text::{ChatTemplate, Tokenizer};
 
 use super::args::{EngineArgs, KvType};
@@ -74,10 +76,7 @@ impl Opened {
         let mut options = Options::new(isa, context);
         options.threads = args.threads.map(|t| t as usize);
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
-        options.kv_dtype = match args.kv_type {
-            KvType::Bf16 => KvDType::BF16,
-            KvType::F16 => KvDType::F16,
-        };
+        options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
         options.sequences = sequences;
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
@@ -120,9 +119,13 @@ impl Opened {
 
     fn on_accelerator(&self, kind: Kind, args: &EngineArgs, options: &Options) -> tandem::Result<Engine> {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let mut options = options.clone();
+        if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
+            options.kv_dtype = KvDType::F16;
+        }
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
         with_bar(weights.bytes(), "loading weights", |progress| {
-            Engine::on_accelerator(spec, weights, options, accelerator, &kind.to_string(), progress)
+            Engine::on_accelerator(spec, weights, &options, accelerator, &kind.to_string(), progress)
         })
     }
 }
@@ -163,7 +166,7 @@ impl Running {
             "isa": at.isa,
             "threads": at.threads,
             "context": e.context(),
-            "kv_type": match args.kv_type { KvType::Bf16 => "bf16", KvType::F16 => "f16" },
+            "kv_type": at.kv_type,
             "deterministic": args.deterministic,
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         })

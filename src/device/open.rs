@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::accelerator::Accelerator;
 use super::cuda::CudaOptions;
-use super::emulated::{EmulatedOptions, EmulatedRuntime};
+use super::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, KernelChecks};
 use super::runtime::Runtime;
 use crate::Result;
 
@@ -13,7 +13,8 @@ use crate::Result;
 pub enum Kind {
     /// An NVIDIA GPU, by number.
     Cuda(u32),
-    /// CPU threads in its role, that run the real kernels where this program has them for the host.
+    /// CPU threads in its role, that run the real kernels where this program has them for the host, and plain
+    /// functions otherwise.
     Emulated,
 }
 
@@ -29,6 +30,17 @@ impl std::fmt::Display for Kind {
 /// Memory of the emulated accelerator, unless told otherwise.
 const EMULATED_MEMORY: u64 = 8 << 30;
 
+/// Whether [`open`] has a chance, at no cost: for saying so before a model is fetched or read.
+///
+/// # Errors
+/// No driver, no such device; no kernels in this program.
+pub fn check(kind: Kind) -> Result<()> {
+    match kind {
+        Kind::Cuda(ordinal) => super::cuda::check(ordinal),
+        Kind::Emulated => Ok(()),
+    }
+}
+
 /// Opens an accelerator that may use `memory` bytes of its memory (all of it if `None`).
 ///
 /// # Errors
@@ -41,8 +53,10 @@ pub fn open(kind: Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
         }
         Kind::Emulated => {
             let memory = memory.unwrap_or(EMULATED_MEMORY);
-            let runtime = EmulatedRuntime::new(EmulatedOptions { memory, ..Default::default() })?;
-            on_kernels(Arc::new(runtime))
+            let options = EmulatedOptions { memory, checks: KernelChecks::FAST, ..Default::default() };
+            let runtime = Arc::new(EmulatedRuntime::new(options)?);
+            let on_host = || Arc::new(EmulatedAccelerator::new(runtime.clone()));
+            Ok(on_kernels(runtime.clone()).unwrap_or_else(|_| on_host()))
         }
     }
 }

@@ -48,6 +48,7 @@ impl Executor for CpuOnly {
             strategy: "cpu-only",
             isa: self.model.isa.name().into(),
             threads: self.pool.threads(),
+            kv_type: self.cache.geometry().dtype.name(),
         }
     }
 

@@ -16,6 +16,8 @@ pub struct Placement {
     pub isa: String,
     /// Threads of the host's pool.
     pub threads: usize,
+    /// How keys and values are stored.
+    pub kv_type: &'static str,
 }
 
 /// Computes steps. One implementation per way of running a plan.

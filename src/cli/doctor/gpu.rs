@@ -88,7 +88,10 @@ impl Cuda {
             (Some(version), Some(problem)) => {
                 row('!', "cuda driver", format!("up to CUDA {version}: {problem}"))
             }
-            (None, problem) => row('-', "cuda driver", problem.clone().unwrap_or_default()),
+            (None, problem) => {
+                let problem = problem.as_deref().unwrap_or_default();
+                row('-', "cuda driver", problem.trim_start_matches("--device cuda: ").to_owned())
+            }
         }
         for (at, device) in self.devices.iter().enumerate() {
             let memory = megabytes(device.memory);

@@ -47,3 +47,11 @@ pub struct CudaOptions {
 pub fn open(options: &CudaOptions) -> Result<Arc<CudaRuntime>> {
     CudaRuntime::open(options).map(Arc::new)
 }
+
+/// Whether there is a driver and such a device, without opening it.
+///
+/// # Errors
+/// As [`open`], as far as that can be told.
+pub fn check(ordinal: u32) -> Result<()> {
+    driver::find()?.device(ordinal).map(|_| ())
+}

@@ -13,7 +13,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::arena::Arena;
-use super::op::{Direction, Op, Span};
+use super::op::{Direction, Hooks, Op, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::order::{Clock, Order};
 use super::pinned::HostMemory;
@@ -340,6 +340,10 @@ impl Core {
             }
         }
         let seq = state.lanes[lane as usize].enqueued + 1;
+        if !self.options.strict_order {
+            let done = Lane::ALL.map(|l| state.lanes[l as usize].completed);
+            state.order.seen(&done);
+        }
         if let Err(race) = state.order.enter(lane, seq, &reads, &writes) {
             return Err(failed(format!(
                 "on the {}, touches {:#x}, which work on the {} {}; no event orders the two",
@@ -562,10 +566,15 @@ impl Core {
         let begin = Instant::now();
         let checks = &self.options.checks;
         let kernel = |launch: &OwnedLaunch| program::launch(launch, checks);
+        let check = |span: &Span| {
+            let found = lock(&self.arena).check(span.ptr, span.len);
+            found.map_err(|problem| Error::Device { what: op.describe(), problem })
+        };
+        let hooks = Hooks { kernel: &kernel, check: &check };
         // SAFETY: `enqueue` found every span allocated, and `free` waits for the work enqueued before it;
         // pinned memory is kept by the job. `order` refused work whose bytes another lane's unordered
         // work touches, and events are waited for before this runs, so nobody else uses them now.
-        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { op.run(&kernel) }));
+        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { op.run(&hooks) }));
         let outcome = match outcome {
             Ok(outcome) => outcome.map_err(|e| Problem::of(e, &op.describe())),
             Err(panic) => Err(Problem::new(op.describe(), format!("panicked: {}", message(&*panic)))),

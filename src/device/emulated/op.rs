@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::ops::pages::PageShape;
 use super::program::{self, OwnedLaunch};
 use crate::Result;
 use crate::device::runtime::{DevPtr, Pinned};
@@ -44,11 +45,65 @@ pub(super) struct HostOp {
     pub body: Arc<Body>,
 }
 
+/// Pages of one layer, from the device's layout to the host's or back. Which pages is read when it runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PageMove {
+    pub page: PageShape,
+    pub kv: DevPtr,
+    /// u32 `[n]`: numbers of pages.
+    pub list: DevPtr,
+    pub n: usize,
+    /// Where pages in the host's layout are, one after the other.
+    pub host: DevPtr,
+    pub to_host: bool,
+}
+
+impl PageMove {
+    fn bytes(&self) -> usize {
+        2 * self.page.len()
+    }
+
+    /// # Safety
+    /// As [`Op::run`], for the list and the host's side; the pages listed are not used by other lanes now.
+    unsafe fn run(&self, hooks: &Hooks<'_>) -> Result<()> {
+        for i in 0..self.n {
+            // SAFETY: the list is allocated and nobody writes it now.
+            let id = unsafe { (self.list.0 as *const u32).add(i).read_unaligned() };
+            let device = Span::new(self.kv.add(id as usize * self.bytes()), self.bytes());
+            (hooks.check)(&device)?;
+            let (device, host) = (device.ptr.0 as *mut u16, self.host.add(i * self.bytes()).0 as *mut u16);
+            self.page.each(|d, h| {
+                // SAFETY: both indices are below the page's elements; the page was just found allocated, the
+                // host's side when this was enqueued, and the caller promises that nobody uses them.
+                unsafe {
+                    match self.to_host {
+                        true => host.add(h).write_unaligned(device.add(d).read_unaligned()),
+                        false => device.add(d).write_unaligned(host.add(h).read_unaligned()),
+                    }
+                }
+            });
+            if !self.to_host {
+                program::mark_initialised(DevPtr(device as u64), self.bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What work needs of the accelerator.
+pub(super) struct Hooks<'a> {
+    /// Runs a real kernel.
+    pub kernel: &'a dyn Fn(&OwnedLaunch) -> Result<()>,
+    /// Whether bytes are allocated.
+    pub check: &'a dyn Fn(&Span) -> Result<()>,
+}
+
 /// Work. Cheap to clone but for launches, so that recorded work can run again.
 #[derive(Clone)]
 pub(super) enum Op {
     Kernel(Arc<OwnedLaunch>),
     Host(HostOp),
+    Pages(PageMove),
     Copy { dst: DevPtr, src: DevPtr, len: usize },
     Fill { dst: DevPtr, value: u8, len: usize },
     Upload { dst: DevPtr, data: Arc<[u8]> },
@@ -74,21 +129,26 @@ impl Op {
             Op::Upload { data, .. } => Some((Direction::ToDevice, data.len())),
             Op::FromPinned { len, .. } => Some((Direction::ToDevice, *len)),
             Op::ToPinned { len, .. } | Op::ToHost { len, .. } => Some((Direction::ToHost, *len)),
-            Op::Kernel(_) | Op::Host(_) | Op::Fill { .. } | Op::Graph(_) => None,
+            Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Fill { .. } | Op::Graph(_) => None,
         }
     }
 
     /// Whether it is a launch: a kernel, an operation, or recorded work.
     pub fn is_launch(&self) -> bool {
-        matches!(self, Op::Kernel(_) | Op::Host(_) | Op::Graph(_))
+        matches!(self, Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Graph(_))
     }
 
-    /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker.
+    /// Bytes it reads and writes, device and pinned. A kernel's are not known (it has its own checker), nor the
+    /// pages that a list in device memory names.
     pub fn touches(&self) -> (Vec<Span>, Vec<Span>) {
         let span = Span::new;
         match self {
             Op::Kernel(_) => (vec![], vec![]),
             Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
+            Op::Pages(p) => {
+                let (list, host) = (span(p.list, 4 * p.n), span(p.host, p.n * p.bytes()));
+                if p.to_host { (vec![list], vec![host]) } else { (vec![list, host], vec![]) }
+            }
             Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),
             Op::Fill { dst, len, .. } => (vec![], vec![span(*dst, *len)]),
             Op::Upload { dst, data } => (vec![], vec![span(*dst, data.len())]),
@@ -116,6 +176,7 @@ impl Op {
         match self {
             Op::Kernel(launch) => format!("kernel {}", launch.kernel),
             Op::Host(op) => format!("operation {}", op.name),
+            Op::Pages(p) => format!("operation {}_pages", if p.to_host { "gather" } else { "scatter" }),
             Op::Copy { len, .. } => format!("copy of {len} bytes within the device"),
             Op::Fill { len, .. } => format!("fill of {len} bytes"),
             Op::Upload { data, .. } => format!("copy of {} bytes to the device", data.len()),
@@ -127,23 +188,25 @@ impl Op {
         }
     }
 
-    /// Does it. `kernel` runs the real kernels.
+    /// Does it.
     ///
     /// # Safety
     /// Every span of [`Op::touches`] lies in allocated (or pinned) memory that stays so until the end, and
     /// no other thread writes what this reads, or touches what this writes. Reads and writes of a host
     /// operation do not overlap.
-    pub unsafe fn run(&self, kernel: &dyn Fn(&OwnedLaunch) -> Result<()>) -> Result<()> {
+    pub unsafe fn run(&self, hooks: &Hooks<'_>) -> Result<()> {
         match self {
-            Op::Kernel(launch) => return kernel(launch),
+            Op::Kernel(launch) => return (hooks.kernel)(launch),
             Op::Graph(ops) => {
                 for op in ops.iter() {
                     // SAFETY: the spans of a graph are those of its parts, which run one after another.
-                    unsafe { op.run(kernel)? };
+                    unsafe { op.run(hooks)? };
                 }
             }
             // SAFETY: by this function's contract.
             Op::Host(op) => unsafe { run_on_slices(op)? },
+            // SAFETY: by this function's contract.
+            Op::Pages(p) => unsafe { p.run(hooks)? },
             // SAFETY: both ranges are allocated and nobody else's now (`copy` allows them to overlap).
             Op::Copy { dst, src, len } => unsafe {
                 std::ptr::copy(src.0 as *const u8, dst.0 as *mut u8, *len)

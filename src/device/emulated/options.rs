@@ -16,6 +16,10 @@ pub struct EmulatedOptions {
     /// With a seed, work of each lane is delayed at random, so that lanes overtake each other wherever no
     /// event orders them; copies take effect early or late.
     pub jitter: Option<u64>,
+    /// Whether work of different lanes on the same bytes is refused whenever no event orders it. Otherwise only
+    /// if the other lane's work has not ended yet: for programs that learn what is done by other means, such as
+    /// words in mapped memory.
+    pub strict_order: bool,
     /// Work that has not ended after this long makes the device lost.
     pub watchdog: Duration,
     /// What goes wrong.
@@ -32,6 +36,7 @@ impl Default for EmulatedOptions {
             multiprocessors: 4,
             speed: Speed::default(),
             jitter: None,
+            strict_order: true,
             watchdog: Duration::from_secs(600),
             faults: FaultPlan::default(),
             checks: KernelChecks::default(),

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::lanes::{Core, Mark};
-use super::op::{HostOp, Op, Span};
+use super::op::{HostOp, Op, PageMove, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
 use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime};
 use crate::{Error, Result};
 
 /// Threads of a block that any device takes, and bytes of a kernel's parameters.
-const MAX_THREADS: u64 = 1024;
+const MAX_THREADS: u128 = 1024;
 const MAX_PARAMS: usize = 4096;
 
 /// An accelerator made of CPU threads. Dropping it abandons work that has not begun.
@@ -104,6 +104,12 @@ impl EmulatedRuntime {
         let op =
             HostOp { name: name.into(), reads: reads.into(), writes: writes.into(), body: Arc::new(body) };
         self.core.enqueue(lane, Op::Host(op))
+    }
+
+    /// Enqueues a move of pages.
+    pub(super) fn move_pages(&self, lane: Lane, pages: PageMove) -> Result<()> {
+        self.core.may_launch(if pages.to_host { "gather_pages" } else { "scatter_pages" })?;
+        self.core.enqueue(lane, Op::Pages(pages))
     }
 
     /// The mark in an event of this runtime.
@@ -212,7 +218,7 @@ impl Runtime for EmulatedRuntime {
         if !self.has_kernel(launch.kernel) {
             return Err(refused(format!("there is none of that name for sm_{}", self.core.info.sm)));
         }
-        let threads: u64 = launch.block.iter().map(|&n| n as u64).product();
+        let threads: u128 = launch.block.iter().map(|&n| n as u128).product();
         if launch.grid.contains(&0) || threads == 0 || threads > MAX_THREADS {
             return Err(refused(format!(
                 "a grid of {:?} blocks of {:?} threads cannot be launched",

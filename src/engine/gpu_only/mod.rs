@@ -306,6 +306,7 @@ impl Executor for GpuOnly {
             strategy: "gpu-only",
             isa: format!("{}, sm_{}, {} activations", info.name, info.sm, self.shape.act.name()),
             threads: self.threads,
+            kv_type: self.shape.kv.name(),
         }
     }
 

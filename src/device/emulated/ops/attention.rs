@@ -1,0 +1,131 @@
+//! Attention of rows over pages, in full or in part, and the merge of parts.
+//!
+//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = scale·q·k_t;   out = o / s
+
+use std::ops::Range;
+
+use super::cast::to_f32;
+use super::linear::dot;
+use super::pages::PageShape;
+use crate::cache::PAGE_TOKENS;
+use crate::device::accelerator::Half;
+
+/// One KV head's keys and values of consecutive tokens, as floats.
+pub struct Tokens {
+    first: usize,
+    head_dim: usize,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl Tokens {
+    /// Of `tokens`; `page(i)` is the device's page of tokens `32·i..`.
+    pub fn read<'a>(
+        shape: &PageShape,
+        kv: Half,
+        head: usize,
+        tokens: Range<usize>,
+        page: impl Fn(usize) -> &'a [u16],
+    ) -> Tokens {
+        let hd = shape.head_dim;
+        let mut sides = [Vec::new(), Vec::new()];
+        for (value, side) in [false, true].into_iter().zip(&mut sides) {
+            for t in tokens.clone() {
+                let at = shape.at(head, value, t % PAGE_TOKENS);
+                side.extend(to_f32(kv, &page(t / PAGE_TOKENS)[at..at + hd]));
+            }
+        }
+        let [k, v] = sides;
+        Tokens { first: tokens.start, head_dim: hd, k, v }
+    }
+
+    /// Unnormalised attention of one head's query over `tokens` (some of those read): writes `o`, returns
+    /// (m, s). No tokens: (−∞, 0) and zeroes.
+    pub fn attend(&self, tokens: Range<usize>, scale: f32, q: &[f32], o: &mut [f32]) -> (f32, f32) {
+        let hd = self.head_dim;
+        let at = |t: usize| (t - self.first) * hd..(t - self.first + 1) * hd;
+        let dot = dot();
+        let scores: Vec<f32> = tokens.clone().map(|t| scale * dot(q, &self.k[at(t)])).collect();
+        let m = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        o.fill(0.0);
+        let mut s = 0.0;
+        for (t, e) in tokens.zip(scores) {
+            let p = (e - m).exp();
+            s += p;
+            for (o, &v) in o.iter_mut().zip(&self.v[at(t)]) {
+                *o += p * v;
+            }
+        }
+        (m, s)
+    }
+}
+
+/// The tokens that a query at `pos` sees: from `from` on, within the window.
+pub fn seen(pos: usize, from: usize, window: Option<usize>) -> Range<usize> {
+    let first = window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(from);
+    first.min(pos + 1)..pos + 1
+}
+
+/// Divides by the sum; nothing seen gives 0.
+pub fn normalise(s: f32, o: &mut [f32]) {
+    let by = if s == 0.0 { 0.0 } else { 1.0 / s };
+    o.iter_mut().for_each(|o| *o *= by);
+}
+
+/// Adds a part that saw other tokens to `(m, s, o)`.
+pub fn merge(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])) {
+    let (m, s, o) = acc;
+    let top = m.max(part.0);
+    if top == f32::NEG_INFINITY {
+        return;
+    }
+    let (a, b) = ((*m - top).exp(), (part.0 - top).exp());
+    *m = top;
+    *s = *s * a + part.1 * b;
+    for (o, &x) in o.iter_mut().zip(part.2) {
+        *o = *o * a + x * b;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_counts_the_query_itself() {
+        assert_eq!(seen(9, 0, None), 0..10);
+        assert_eq!(seen(9, 0, Some(4)), 6..10);
+        assert_eq!(seen(2, 0, Some(4)), 0..3);
+        assert_eq!(seen(9, 8, Some(4)), 8..10);
+        assert_eq!(seen(9, 32, None), 10..10, "all of it is elsewhere");
+    }
+
+    #[test]
+    fn parts_merge_to_the_whole() {
+        let hd = 4;
+        let k: Vec<f32> = (0..40).map(|i| (i * 7 % 11) as f32 / 4.0 - 1.0).collect();
+        let v: Vec<f32> = (0..40).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
+        let tokens = Tokens { first: 0, head_dim: hd, k, v };
+        let q = [0.5, -1.0, 0.25, 2.0];
+        let part = |r: Range<usize>| {
+            let mut o = vec![f32::NAN; hd];
+            let (m, s) = tokens.attend(r, 0.5, &q, &mut o);
+            (m, s, o)
+        };
+        let whole = part(0..10);
+        let (mut m, mut s, mut o) = part(0..0);
+        assert_eq!((m, s, &o[..]), (f32::NEG_INFINITY, 0.0, &[0.0; 4][..]));
+        for r in [3..3, 0..3, 3..9, 9..10] {
+            let p = part(r);
+            merge((&mut m, &mut s, &mut o), (p.0, p.1, &p.2));
+        }
+        assert_eq!(m, whole.0);
+        // Ten terms, each rescaled at most three times, a few roundings each.
+        let eps = 10.0 * 4.0 * f32::EPSILON;
+        assert!((s - whole.1).abs() <= eps * whole.1, "{s} {}", whole.1);
+        let bound: f32 = eps * 6.0 * whole.1;
+        assert!(o.iter().zip(&whole.2).all(|(a, b)| (a - b).abs() <= bound), "{o:?} {:?}", whole.2);
+        normalise(0.0, &mut o);
+        assert_eq!(o, [0.0; 4]);
+    }
+}

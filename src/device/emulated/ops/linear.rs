@@ -1,0 +1,107 @@
+//! `y = x·Wᵀ + b` on rows of any dtype, decoded one after the other; sums in f32.
+
+use crate::model::spec::Ffn;
+use crate::simd::Kernels;
+use crate::tensor::DType;
+
+/// A matrix as its file stores it: row after row.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    /// Storage type.
+    pub dtype: DType,
+    /// Columns.
+    pub k: usize,
+    /// Rows.
+    pub data: &'a [u8],
+    /// One for each row, or empty.
+    pub bias: &'a [f32],
+}
+
+impl Matrix<'_> {
+    fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.k).expect("checked when packed")
+    }
+
+    /// Rows.
+    pub fn n(&self) -> usize {
+        self.data.len() / self.row_bytes()
+    }
+
+    /// Calls `out(row of x, row of W, sum)`; `x` is `[m][k]`.
+    fn each(&self, kernels: &Kernels, x: &[f32], mut out: impl FnMut(usize, usize, f32)) {
+        let dot = dot();
+        let mut row = vec![0f32; self.k];
+        for (n, bytes) in self.data.chunks_exact(self.row_bytes()).enumerate() {
+            kernels.embed_row(self.dtype, bytes, 1.0, &mut row);
+            let bias = self.bias.get(n).copied().unwrap_or(0.0);
+            for (m, x) in x.chunks_exact(self.k).enumerate() {
+                out(m, n, dot(&row, x) + bias);
+            }
+        }
+    }
+}
+
+/// `y[m][column + n]`, rows of `y` are `ldy` long.
+pub fn linear(kernels: &Kernels, w: &Matrix<'_>, x: &[f32], y: &mut [f32], ldy: usize, column: usize) {
+    w.each(kernels, x, |m, n, sum| y[m * ldy + column + n] = sum);
+}
+
+/// `y[m][ff] = activation(gate·x)·(up·x)`, or `relu(up·x)` where there is no gate.
+pub fn feed_forward(
+    kernels: &Kernels,
+    ffn: Ffn,
+    gate: Option<&Matrix<'_>>,
+    up: &Matrix<'_>,
+    x: &[f32],
+    y: &mut [f32],
+) {
+    let ff = up.n();
+    let Some(gate) = gate else {
+        assert_eq!(ffn, Ffn::Relu, "a feed-forward without a gate");
+        linear(kernels, up, x, y, ff, 0);
+        return kernels.relu(y);
+    };
+    let mut ups = vec![0f32; y.len()];
+    linear(kernels, gate, x, y, ff, 0);
+    linear(kernels, up, x, &mut ups, ff, 0);
+    match ffn {
+        Ffn::SwiGlu => kernels.silu_mul_inplace(y, &ups),
+        Ffn::GeGlu => kernels.gelu_tanh_mul_inplace(y, &ups),
+        Ffn::Relu => panic!("a gate in a feed-forward of ReLU"),
+    }
+}
+
+/// Sums of products in 32 interleaved parts, added up in their order: the same for a row whatever the others.
+#[inline(always)]
+fn dot_body(a: &[f32], b: &[f32], fused: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    const PARTS: usize = 32;
+    let mut parts = [0f32; PARTS];
+    let (a, a_rest) = a.as_chunks::<PARTS>();
+    let (b, b_rest) = b.as_chunks::<PARTS>();
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..PARTS {
+            parts[i] = fused(a[i], b[i], parts[i]);
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    parts.iter().sum::<f32>() + rest
+}
+
+/// The fastest that this CPU has.
+pub(super) fn dot() -> fn(&[f32], &[f32]) -> f32 {
+    fn plain(a: &[f32], b: &[f32]) -> f32 {
+        dot_body(a, b, |a, b, sum| a * b + sum)
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2(a: &[f32], b: &[f32]) -> f32 {
+            dot_body(a, b, f32::mul_add)
+        }
+        if crate::simd::Caps::get().avx2 {
+            // SAFETY: this CPU has AVX2 and FMA.
+            return |a, b| unsafe { avx2(a, b) };
+        }
+    }
+    plain
+}

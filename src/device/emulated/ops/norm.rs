@@ -1,0 +1,33 @@
+//! The residual stream and its norms.
+
+use crate::model::spec::Norm;
+use crate::simd::Kernels;
+
+/// What is added to the residual stream, and its own norm (empty: none).
+#[derive(Clone, Copy)]
+pub struct Delta<'a> {
+    /// `[d]`.
+    pub row: &'a [f32],
+    /// `[d]`, or empty.
+    pub post: &'a [f32],
+}
+
+/// hidden += delta, for one row.
+pub fn add(kernels: &Kernels, norm: Norm, hidden: &mut [f32], delta: Delta<'_>) {
+    if delta.post.is_empty() {
+        return kernels.add(hidden, delta.row);
+    }
+    let (Norm::Rms { eps } | Norm::Layer { eps }) = norm;
+    let mut normed = vec![0f32; hidden.len()];
+    kernels.rms_norm(delta.row, delta.post, eps, &mut normed);
+    kernels.add(hidden, &normed);
+}
+
+/// out = norm(hidden), for one row.
+pub fn norm(kernels: &Kernels, norm: Norm, hidden: &[f32], w: &[f32], b: &[f32], out: &mut [f32]) {
+    match norm {
+        Norm::Rms { eps } => kernels.rms_norm(hidden, w, eps, out),
+        Norm::Layer { eps } if b.is_empty() => kernels.layer_norm(hidden, w, &vec![0.0; w.len()], eps, out),
+        Norm::Layer { eps } => kernels.layer_norm(hidden, w, b, eps, out),
+    }
+}

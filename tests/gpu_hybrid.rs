@@ -1,0 +1,453 @@
+//! The accelerator contract where hybrid execution needs it: attention in parts and elsewhere, mailboxes, pages
+//! that move between host and device. One layer, two sequences, on every accelerator of this machine.
+
+#[path = "support/gpu.rs"]
+mod gpu;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gpu::Rng;
+use half::{bf16, f16};
+use tandem::device::accelerator::*;
+use tandem::device::emulated::ops::pages::PageShape;
+use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
+use tandem::device::host::Pool;
+use tandem::device::open::on_kernels;
+use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::model::spec::{Ffn, Norm, RopePairing};
+use tandem::tensor::{Bytes, DType, Tensor};
+
+const LANE: Lane = Lane::Compute;
+const PAGE: usize = 32;
+const PAGES: usize = 8;
+const EPOCH: u32 = 40;
+
+fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
+    let kernels = gpu::runtimes()
+        .into_iter()
+        .map(|rt| (rt.info().name.clone(), on_kernels(rt).expect("a runtime with kernels")));
+    let plain: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(Arc::new(
+        EmulatedRuntime::new(EmulatedOptions { jitter: Some(2), ..Default::default() }).expect("it starts"),
+    )));
+    kernels.chain([("plain functions".to_owned(), plain)]).collect()
+}
+
+fn encode(t: Half, x: f32) -> u16 {
+    match t {
+        Half::F16 => f16::from_f32(x).to_bits(),
+        Half::BF16 => bf16::from_f32(x).to_bits(),
+    }
+}
+
+fn decode(t: Half, x: u16) -> f64 {
+    match t {
+        Half::F16 => f16::from_bits(x).to_f64(),
+        Half::BF16 => bf16::from_bits(x).to_f64(),
+    }
+}
+
+/// Half an ulp at 1.
+fn unit(t: Half) -> f64 {
+    match t {
+        Half::F16 => 2f64.powi(-11),
+        Half::BF16 => 2f64.powi(-8),
+    }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}
+
+fn u16s(bytes: &[u8]) -> Vec<u16> {
+    bytes.as_chunks().0.iter().map(|b| u16::from_ne_bytes(*b)).collect()
+}
+
+fn bytes_of(x: &[f32]) -> Vec<u8> {
+    x.iter().flat_map(|x| x.to_ne_bytes()).collect()
+}
+
+/// A layer on an accelerator, and sequences A (70 tokens) and B (33) in its pages.
+struct Bench {
+    accel: Arc<dyn Accelerator>,
+    rt: Arc<dyn Runtime>,
+    shape: Shape,
+    limits: Limits,
+    ws: Workspace,
+    layer: LayerWeights,
+    embed: EmbedWeight,
+    kv: DevPtr,
+    step_memory: DevPtr,
+    mailbox: Mailbox,
+    /// Keeps all memory.
+    _buffers: Vec<Buffer>,
+}
+
+/// Unnormalised attention of a head, and what its rounding errors are in proportion to.
+struct Oracle {
+    m: f64,
+    s: f64,
+    o: Vec<f64>,
+    /// Σ e^(e−m)·|v|.
+    size: Vec<f64>,
+    /// Σ |v|.
+    all: Vec<f64>,
+    /// The largest scale·Σ |q·k|.
+    largest: f64,
+}
+
+/// Sequences: pages, tokens before the decode step.
+const A: (&[u32], usize) = (&[5, 0, 3], 70);
+const B: (&[u32], usize) = (&[2, 6], 33);
+
+impl Bench {
+    fn new(accel: Arc<dyn Accelerator>, kv: Half, window: Option<usize>) -> Bench {
+        let rt = accel.runtime().clone();
+        let shape = Shape {
+            d_model: 64,
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 64,
+            d_ff: 128,
+            vocab: 96,
+            norm: Norm::Rms { eps: 1e-5 },
+            ffn: Ffn::SwiGlu,
+            attn_scale: 0.125,
+            embed_scale: 1.0,
+            rope_dim: 64,
+            pairing: RopePairing::Half,
+            window,
+            logit_softcap: None,
+            act: Half::F16,
+            kv,
+        };
+        accel.check(&shape).unwrap();
+        let limits = Limits { rows: 128, logit_rows: 4, sequences: 4, pages_per_sequence: 4 };
+        let mut buffers = Vec::new();
+        let mut memory = |bytes: usize| {
+            let b = Buffer::new(&rt, bytes).unwrap();
+            rt.fill(LANE, b.ptr(), 0, b.len()).unwrap();
+            buffers.push(b);
+            buffers.last().unwrap().ptr()
+        };
+        let mut rng = Rng::new(11);
+        let mut normal =
+            |n: usize, scale: f32| -> Vec<f32> { (0..n).map(|_| scale * rng.normal()).collect() };
+        let mut floats = |x: &[f32]| {
+            let ptr = memory(4 * x.len());
+            rt.upload(LANE, ptr, &bytes_of(x)).unwrap();
+            ptr
+        };
+        let (d, qd, width) = (shape.d_model, shape.q_dim(), shape.qkv_dim());
+        let tensor = |n: usize, x: &[f32]| {
+            let halves: Vec<u8> = x.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect();
+            Tensor::new(DType::F16, vec![n, x.len() / n], Bytes::copy_of(&halves)).unwrap()
+        };
+        let norm = NormWeight { w: floats(&normal(d, 1.0)), b: DevPtr::NULL };
+        let angles = |f: fn(f64) -> f64| -> Vec<f32> {
+            let at = |p: usize, i: usize| f(p as f64 * 10_000f64.powf(-(i as f64) / 32.0)) as f32;
+            (0..128).flat_map(|p| (0..32).map(move |i| at(p, i))).collect()
+        };
+        let rope = [floats(&angles(f64::cos)), floats(&angles(f64::sin))];
+        let pool = Pool::new(1);
+        let mut matrix = |t: &Tensor| {
+            let parts = [t];
+            let source = LinearSource::Rows(&parts);
+            let mut packed = vec![0; accel.packed_bytes(&source, shape.act).unwrap()];
+            accel.pack(&source, shape.act, &pool, &mut packed);
+            let ptr = memory(packed.len());
+            rt.upload(LANE, ptr, &packed).unwrap();
+            LinearWeight { ptr, dtype: DType::F16, n: t.rows(), k: t.cols(), bias: DevPtr::NULL }
+        };
+        // Queries and keys of size 1 or so, so that some scores stand out.
+        let qkv = matrix(&tensor(width, &normal(width * d, 0.15)));
+        let o = matrix(&tensor(d, &normal(d * qd, 0.05)));
+        let up = matrix(&tensor(shape.d_ff, &normal(shape.d_ff * d, 0.1)));
+        let down = matrix(&tensor(d, &normal(d * shape.d_ff, 0.1)));
+        let layer = LayerWeights {
+            attn_norm: norm,
+            qkv: vec![qkv],
+            qkv_bias: DevPtr::NULL,
+            q_norm: DevPtr::NULL,
+            k_norm: DevPtr::NULL,
+            o,
+            post_attn: DevPtr::NULL,
+            ffn_norm: norm,
+            up: UpWeight::Plain(up),
+            down,
+            post_ffn: DevPtr::NULL,
+            windowed: window.is_some(),
+            rope,
+        };
+        let table = tensor(shape.vocab, &normal(shape.vocab * d, 1.0));
+        let table_ptr = memory(table.data.len());
+        rt.upload(LANE, table_ptr, &table.data).unwrap();
+        let embed = EmbedWeight {
+            table: table_ptr,
+            dtype: DType::F16,
+            positions: DevPtr::NULL,
+            positions_dtype: DType::F16,
+            position_offset: 0,
+            n_positions: 0,
+        };
+        let (rows, h) = (limits.rows, shape.n_heads);
+        let ws = Workspace {
+            hidden: memory(rows * d * 4),
+            delta: memory(rows * d * 4),
+            x: memory(rows * d * 2),
+            qkv: memory(rows * width * 4),
+            q: memory(rows * qd * 2),
+            attn: memory(rows * qd * 2),
+            partial: PartialRows {
+                m: memory(rows * h * 4),
+                s: memory(rows * h * 4),
+                o: memory(rows * qd * 4),
+            },
+            scratch: memory(accel.scratch_bytes(&shape, &limits, &[qkv, o, up, down]).max(1)),
+            ..Workspace::default()
+        };
+        let kv = memory(PAGES * shape.page_bytes());
+        let step_memory = memory(accel.step_bytes(&shape, &limits));
+        let mailbox = Mailbox { memory: rt.pinned(Mailbox::bytes(&shape, 4)).unwrap(), rows: 4 };
+        rt.synchronize_all().unwrap();
+        Bench { accel, rt, shape, limits, ws, layer, embed, kv, step_memory, mailbox, _buffers: buffers }
+    }
+
+    fn download(&self, ptr: DevPtr, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.rt.download(LANE, ptr, &mut out).unwrap();
+        out
+    }
+
+    /// Embeds, projects and attends rows of these sequences.
+    fn run(&self, seqs: &[StepSeq<'_>], tokens: &[u32], then: impl Fn(&Context<'_>)) {
+        let desc = StepDesc {
+            seqs,
+            tokens,
+            logit_rows: &[],
+            epoch: EPOCH,
+            launch_rows: self.accel.row_bucket(tokens.len()),
+        };
+        let (accel, shape) = (&self.accel, &self.shape);
+        let step = accel.prepare(LANE, shape, &self.limits, &desc, self.step_memory).unwrap();
+        let cx = Context { lane: LANE, shape, ws: &self.ws, step: &step };
+        let rows = 0..step.rows;
+        accel.embed(&cx, &self.embed, rows.clone()).unwrap();
+        let publish = Publish { mailbox: &self.mailbox, epoch_add: 3 };
+        accel.qkv(&cx, &self.layer, self.kv, Residual::None, Some(publish), rows).unwrap();
+        accel.attend(&cx, &self.layer, self.kv).unwrap();
+        then(&cx);
+        self.rt.synchronize_all().unwrap();
+    }
+
+    fn prefill(&self) {
+        for ((pages, n), salt) in [(A, 3), (B, 8)] {
+            let tokens: Vec<u32> = (0..n as u32).map(|i| (i * i * 7 + i * salt) % 96).collect();
+            let seq = StepSeq { pages, first_pos: 0, row0: 0, n_rows: n, attend: Attend::Here };
+            self.run(&[seq], &tokens, |_| ());
+        }
+    }
+
+    /// One more token of both sequences, B's first; A is attended as told.
+    fn decode(&self, attend: Attend, then: impl Fn(&Context<'_>)) {
+        let one = |(pages, n): (&'static [u32], usize), row0: usize, attend: Attend| StepSeq {
+            pages,
+            first_pos: n,
+            row0,
+            n_rows: 1,
+            attend,
+        };
+        self.run(&[one(B, 0, Attend::Here), one(A, 1, attend)], &[17, 71], then);
+    }
+
+    /// Row `row` of the attention's output, as bits.
+    fn attn(&self, row: usize) -> Vec<u16> {
+        let bytes = 2 * self.shape.q_dim();
+        u16s(&self.download(self.ws.attn.add(row * bytes), bytes))
+    }
+
+    fn q(&self, row: usize) -> Vec<u16> {
+        let bytes = 2 * self.shape.q_dim();
+        u16s(&self.download(self.ws.q.add(row * bytes), bytes))
+    }
+
+    fn pages(&self) -> Vec<u16> {
+        u16s(&self.download(self.kv, PAGES * self.shape.page_bytes()))
+    }
+
+    fn page_shape(&self) -> PageShape {
+        PageShape { n_kv_heads: self.shape.n_kv_heads, head_dim: self.shape.head_dim }
+    }
+
+    /// In f64: A's query `q` in one head over some tokens.
+    fn attend(&self, pages: &[u16], q: &[u16], head: usize, tokens: Range<usize>) -> Oracle {
+        let (hd, page) = (self.shape.head_dim, self.page_shape());
+        let kv_head = head * self.shape.n_kv_heads / self.shape.n_heads;
+        let at = |t: usize, value: bool| {
+            let at = A.0[t / PAGE] as usize * page.len() + page.at(kv_head, value, t % PAGE);
+            pages[at..at + hd].iter().map(|&x| decode(self.shape.kv, x))
+        };
+        let q: Vec<f64> = q[head * hd..][..hd].iter().map(|&x| decode(self.shape.kv, x)).collect();
+        let scale = self.shape.attn_scale as f64;
+        let score =
+            |t: usize, f: fn(f64) -> f64| scale * at(t, false).zip(&q).map(|(k, q)| f(k * q)).sum::<f64>();
+        let scores: Vec<f64> = tokens.clone().map(|t| score(t, |x| x)).collect();
+        let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let largest = tokens.clone().map(|t| score(t, f64::abs)).fold(0.0, f64::max);
+        let (mut s, mut o, mut size, mut all) = (0.0, vec![0.0; hd], vec![0.0; hd], vec![0.0; hd]);
+        for (t, e) in tokens.zip(scores) {
+            let p = (e - m).exp();
+            s += p;
+            for (d, v) in at(t, true).enumerate() {
+                o[d] += p * v;
+                size[d] += p * v.abs();
+                all[d] += v.abs();
+            }
+        }
+        Oracle { m, s, o, size, all, largest }
+    }
+
+    /// A's attention at its decode step in f64, and how far off it may be: derived in tests/gpu_attention.rs.
+    fn expected(&self, pages: &[u16], q: &[u16]) -> Vec<(f64, f64)> {
+        let first = self.shape.window.map_or(0, |w| A.1 + 1 - w);
+        let (n, tiles, hd, u) = ((A.1 + 1 - first) as f64, 8.0, self.shape.head_dim as f64, 2f64.powi(-24));
+        let mut out = Vec::new();
+        for head in 0..self.shape.n_heads {
+            let w = self.attend(pages, q, head, first..A.1 + 1);
+            let score = ((2.0 * hd + 8.0) + 2.0) * u * w.largest;
+            let weight = score.exp_m1() + (4.0 + 5.0 * (tiles + 8.0)) * u + unit(self.shape.kv);
+            let relative = 2.0 * (weight + 2.0 * (n + tiles + 8.0) * u);
+            for d in 0..w.o.len() {
+                let want = w.o[d] / w.s;
+                let small = 2.0 * 2f64.powi(-25) * w.all[d] / w.s;
+                let error = relative * w.size[d] / w.s + small;
+                out.push((want, error + unit(self.shape.act) * (want.abs() + error) + 2f64.powi(-25)));
+            }
+        }
+        out
+    }
+
+    fn assert_attention(&self, name: &str, got: &[u16], want: &[(f64, f64)]) {
+        for (i, (&got, &(want, error))) in got.iter().zip(want).enumerate() {
+            let got = decode(self.shape.act, got);
+            assert!((got - want).abs() <= error, "{name}, element {i}: {got}, not {want} ± {error}");
+        }
+    }
+
+    fn mailbox_floats(&self, at: usize, n: usize) -> Vec<f32> {
+        // SAFETY: inside the mailbox, and all work is done.
+        f32s(unsafe { std::slice::from_raw_parts(self.mailbox.memory.host().add(at), 4 * n) })
+    }
+
+    fn epoch(&self) -> u32 {
+        // SAFETY: the mailbox begins with this word.
+        unsafe { AtomicU32::from_ptr(self.mailbox.memory.host().cast()) }.load(Ordering::Acquire)
+    }
+}
+
+fn each(test: impl Fn(&str, &Bench)) {
+    for (name, accel) in accelerators() {
+        for (kv, window) in [(Half::BF16, None), (Half::F16, Some(45)), (Half::BF16, Some(5))] {
+            let bench = Bench::new(accel.clone(), kv, window);
+            bench.prefill();
+            test(&format!("{name}, {} cache, window {window:?}", kv.name()), &bench);
+        }
+    }
+}
+
+#[test]
+fn attention_in_two_parts_is_attention() {
+    each(|name, b| {
+        b.decode(Attend::Here, |_| ());
+        let (whole, other) = (b.attn(1), b.attn(0));
+        let (pages, q) = (b.pages(), b.q(1));
+        let want = b.expected(&pages, &q);
+        b.assert_attention(name, &whole, &want);
+        for from in [32, 64] {
+            // The part before `from`, as another device would give it.
+            let first = b.shape.window.map_or(0, |w| A.1 + 1 - w);
+            let (mut m, mut s, mut o) = (vec![], vec![], vec![]);
+            for head in 0..b.shape.n_heads {
+                let part = b.attend(&pages, &q, head, first.min(from)..from);
+                m.push(part.m as f32);
+                s.push(part.s as f32);
+                o.extend(part.o.iter().map(|&x| x as f32));
+            }
+            let [m, s, o] = [m, s, o].map(|x| Buffer::from_bytes(&b.rt, LANE, &bytes_of(&x)).unwrap());
+            let there = PartialRows { m: m.ptr(), s: s.ptr(), o: o.ptr() };
+            b.decode(Attend::From { from }, |cx| b.accel.merge(cx, &there).unwrap());
+            b.assert_attention(&format!("{name}, from {from}"), &b.attn(1), &want);
+            assert_eq!(b.attn(0), other, "{name}: the other row's bits");
+        }
+    });
+}
+
+#[test]
+fn rows_attended_elsewhere_are_published_and_collected() {
+    each(|name, b| {
+        b.decode(Attend::Here, |_| ());
+        let (other, pages, q) = (b.attn(0), b.pages(), b.q(1));
+        assert_eq!(b.epoch(), 0, "{name}: nothing was published");
+        b.decode(Attend::Elsewhere, |_| ());
+        assert_eq!(b.epoch(), EPOCH + 3, "{name}");
+        // What was published are the values that are rounded when they stay here.
+        let (qd, kvd, hd) = (b.shape.q_dim(), b.shape.kv_dim(), b.shape.head_dim);
+        let row = b.mailbox_floats(b.mailbox.row_at(&b.shape, 0), b.shape.qkv_dim());
+        let row: Vec<u16> = row.iter().map(|&x| encode(b.shape.kv, x)).collect();
+        assert_eq!(row[..qd], q, "{name}: q");
+        let page = b.page_shape();
+        for (value, x) in [(false, &row[qd..qd + kvd]), (true, &row[qd + kvd..])] {
+            for (head, x) in x.chunks_exact(hd).enumerate() {
+                let at = A.0[A.1 / PAGE] as usize * page.len() + page.at(head, value, A.1 % PAGE);
+                assert_eq!(x, &pages[at..at + hd], "{name}: head {head}, values {value}");
+            }
+        }
+        assert_eq!(b.attn(0), other, "{name}: the other row's bits");
+        // The other way: any o comes back, rounded.
+        let mut rng = Rng::new(5);
+        let o: Vec<f32> = (0..qd).map(|_| rng.normal()).collect();
+        for (i, x) in o.iter().enumerate() {
+            // SAFETY: inside the mailbox, and no work is in flight.
+            unsafe {
+                b.mailbox.memory.host().add(b.mailbox.out_at(&b.shape, 0)).cast::<f32>().add(i).write(*x)
+            };
+        }
+        b.decode(Attend::Elsewhere, |cx| b.accel.collect(cx, &b.mailbox).unwrap());
+        let want: Vec<u16> = o.iter().map(|&x| encode(b.shape.act, x)).collect();
+        assert_eq!(b.attn(1), want, "{name}");
+        assert_eq!(b.attn(0), other, "{name}: the other row's bits");
+    });
+}
+
+#[test]
+fn pages_move_between_layouts() {
+    each(|name, b| {
+        let (page, bytes) = (b.page_shape(), b.shape.page_bytes());
+        let before = b.pages();
+        let upload = |ids: &[u32]| {
+            let ids: Vec<u8> = ids.iter().flat_map(|i| i.to_ne_bytes()).collect();
+            Buffer::from_bytes(&b.rt, LANE, &ids).unwrap()
+        };
+        // Out of A's pages into pinned memory, and back into pages that nobody has.
+        let (out, back) = (upload(A.0), upload(&[1, 4, 7]));
+        let host = b.rt.pinned(3 * bytes).unwrap();
+        let tokens: Vec<u32> = vec![0];
+        let seq = StepSeq { pages: B.0, first_pos: 0, row0: 0, n_rows: 1, attend: Attend::Here };
+        b.run(&[seq], &tokens, |cx| {
+            b.accel.gather_pages(cx, b.kv, out.ptr(), 3, host.device()).unwrap();
+            b.accel.scatter_pages(cx, b.kv, back.ptr(), 3, host.device()).unwrap();
+        });
+        // SAFETY: all of the pinned memory, and all work is done.
+        let host = u16s(unsafe { std::slice::from_raw_parts(host.host(), 3 * bytes) });
+        let after = b.pages();
+        for (i, &id) in A.0.iter().enumerate() {
+            let device = &before[id as usize * page.len()..][..page.len()];
+            page.each(|d, h| {
+                assert_eq!(host[i * page.len() + h], device[d], "{name}: page {id}, element {d}")
+            });
+            let copy = &after[[1, 4, 7][i] * page.len()..][..page.len()];
+            assert_eq!(copy, device, "{name}: page {id} came back");
+        }
+    });
+}

@@ -1,0 +1,44 @@
+//! The runtime contract: what every accelerator must do, on every accelerator that this machine has; then
+//! what only the emulated one does: refuse races, inject faults, be late.
+
+#[path = "gpu_runtime/contract.rs"]
+mod contract;
+#[path = "gpu_runtime/faults.rs"]
+mod faults;
+#[path = "gpu_runtime/lanes.rs"]
+mod lanes;
+#[path = "gpu_runtime/model.rs"]
+mod model;
+
+use std::sync::Arc;
+
+use tandem::device::cuda::CudaOptions;
+use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
+use tandem::device::runtime::Runtime;
+
+/// Small, so that filling it up costs nothing.
+fn options() -> EmulatedOptions {
+    EmulatedOptions { memory: 1 << 20, ..EmulatedOptions::default() }
+}
+
+fn emulated(options: EmulatedOptions) -> Arc<EmulatedRuntime> {
+    Arc::new(EmulatedRuntime::new(options).expect("the emulated accelerator starts"))
+}
+
+/// The emulated one, punctual and not.
+fn each_emulated(test: impl Fn(&str, Arc<dyn Runtime>)) {
+    test("emulated", emulated(options()));
+    for seed in 1..4 {
+        let late = EmulatedOptions { jitter: Some(seed), ..options() };
+        test(&format!("emulated, jitter {seed}"), emulated(late));
+    }
+}
+
+/// Every runtime of this machine.
+fn each(test: impl Fn(&str, Arc<dyn Runtime>)) {
+    each_emulated(&test);
+    match tandem::device::cuda::open(&CudaOptions::default()) {
+        Ok(rt) => test("cuda", rt),
+        Err(e) => println!("skipped: {e}"),
+    }
+}
