@@ -244,7 +244,9 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionTmaParams&
     if (blockIdx.x / n_heads >= *p.attention.n_items) return;
     const PrefillItem item = p.attention.items[blockIdx.x / n_heads];
     const u32 head = blockIdx.x % n_heads; // neighbouring blocks share keys in L2
-    const Sight sight = {item.begin, min(item.end, item.first_pos + item.n_rows), p.attention.window};
+    const u32 end = min(item.end, item.first_pos + item.n_rows);
+    // Rows before the first token attended here see nothing: no tile, not the one that token 0 would round down to.
+    const Sight sight = item.begin < end ? Sight{item.begin, end, p.attention.window} : Sight{0, 0, p.attention.window};
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < Shape::STAGES; s++) {

@@ -17,6 +17,7 @@ use super::elementwise::{
     logits_reduce, logits_workspace_bytes, norm, rope_append, softcap,
 };
 use super::exchange::{MoveRows, PageMove, convert_rows, pages_from_host, pages_to_host};
+use super::gemm;
 use super::linear::Epilogue;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{
@@ -217,8 +218,8 @@ impl Accelerator for KernelAccelerator {
     fn row_bucket(&self, rows: usize) -> usize {
         match rows {
             0..=4 => rows,
-            5..=64 => rows.next_power_of_two(),
-            _ => rows.next_multiple_of(64),
+            5..=128 => rows.next_power_of_two(),
+            _ => gemm::bucket(rows),
         }
     }
 
