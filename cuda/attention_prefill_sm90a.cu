@@ -245,8 +245,7 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionTmaParams&
     const PrefillItem item = p.attention.items[blockIdx.x / n_heads];
     const u32 head = blockIdx.x % n_heads; // neighbouring blocks share keys in L2
     const u32 end = min(item.end, item.first_pos + item.n_rows);
-    // Rows before the first token attended here see nothing: no tile, not the one that token 0 would round down to.
-    const Sight sight = item.begin < end ? Sight{item.begin, end, p.attention.window} : Sight{0, 0, p.attention.window};
+    const Sight sight = {item.begin, item.begin < end ? end : 0, p.attention.window}; // nothing seen: no tile at all
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < Shape::STAGES; s++) {
