@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn waits_for_what_is_in_the_way_only() {
         let mut ring = Ring::new(10);
-        let mut place = |ring: &mut Ring<usize>, len, name| {
+        let place = |ring: &mut Ring<usize>, len, name| {
             let mut waited = Vec::new();
             let at = ring.place(len, |t| Ok::<_, Infallible>(waited.push(t))).unwrap();
             ring.take(len, name);
