@@ -333,7 +333,7 @@ pub struct GatherArgs {
     pub layout: Layout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
-    /// u32 `[count]`: which rows, each below n.
+    /// u32 `[count]`: which rows; from n on: a row of zeros.
     pub row_ids: DevPtr,
     /// f32 `[count][ldy]`, 8-byte aligned.
     pub y: DevPtr,
