@@ -6,7 +6,7 @@
 //        attention_merge_T: grid any, block 128, no shared memory
 // tile   block = one item (a row, a KV head, up to 8 query heads of its group, a split of the tokens); each warp takes
 //        every fourth 16 tokens, with a ring of its own in shared memory: no block barrier until the end. Larger
-//        groups are several items, that share the keys in L2
+//        groups take several blocks an item, which share the keys in L2
 //
 //            S^T[16 keys][8 heads] = K . Q^T      keys are the m16, heads the n8: padding to 8, not to 16
 //            P^T = exp2(S^T - m)                  transposed in registers to the k16 x n8 operand

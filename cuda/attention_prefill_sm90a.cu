@@ -244,7 +244,8 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionTmaParams&
     if (blockIdx.x / n_heads >= *p.attention.n_items) return;
     const PrefillItem item = p.attention.items[blockIdx.x / n_heads];
     const u32 head = blockIdx.x % n_heads; // neighbouring blocks share keys in L2
-    const Sight sight = {item.begin, min(item.end, item.first_pos + item.n_rows), p.attention.window};
+    const u32 end = min(item.end, item.first_pos + item.n_rows);
+    const Sight sight = {item.begin, item.begin < end ? end : 0, p.attention.window}; // nothing seen: no tile at all
 
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < Shape::STAGES; s++) {

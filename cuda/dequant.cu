@@ -4,7 +4,7 @@
 //   launch grid (ceil(rows/16), ceil(k_tiles/8)), block 256: a warp a tile; shared 8 * 16 * 144 bytes
 //   bound  memory: (bits/8 + 2) bytes a weight. 4096 x 4096 of Q4_K: 43 MB = 9 us on H200, a tenth of the product
 //          with 512 tokens
-// quant_gather_*  y[i][k] = scale * w[row_ids[i]][k], f32
+// quant_gather_*  y[i][k] = scale * w[row_ids[i]][k], f32; zeros where row_ids[i] >= n
 //   launch grid (rows, ceil(k_tiles/8)), block 256: a warp a tile of which one row is wanted; no shared memory
 //   bound  latency: a few rows; it reads the other 15 rows' codes too, for one copy of the table serves the
 //          embedding and the output layer
@@ -64,6 +64,11 @@ template <class F> DEVICE void quant_gather(const QuantGatherParams& p) {
     if (k_tile >= k_tiles) return;
     const u32 row = p.row_ids[blockIdx.x];
     if (g != row % 8) return; // other lanes' rows
+    if (row >= p.n) {         // a padding row
+        for (u32 c = k_tile * TILE_COLS + 2 * t; c < min((k_tile + 1) * TILE_COLS, p.k); c += 8)
+            *(float2*)(p.y + (u64)blockIdx.x * p.ldy + c) = make_float2(0.0f, 0.0f);
+        return;
+    }
     const Tile<F> tile = load_tile<F, false>(tile_at<F>(p.w, k_tiles, row / TILE_ROWS, k_tile));
     float* y = p.y + (u64)blockIdx.x * p.ldy + k_tile * TILE_COLS + 2 * t;
 #pragma unroll

@@ -13,8 +13,9 @@
 //        (H200 needs 27 KiB, A10 and T4 5). x is read by fragment through L1: each word once a block.
 // bound  memory: bits/8 * n * k bytes, bits = 4.5 (Q4_0), 5 (Q4_1), 4.625 (Q4_K), 5.5, 6, 5.625 (Q5_0, 1, K),
 //        6.5625 (Q6_K), 8.5 (Q8_0). 4096 x 4096 of Q4_K: 9.7 MB = 2.0 us at 4.8 TB/s (H200), 16 us at 600 GB/s (A10).
-//        Issue slots a tile of Q4_K: see the count below `bound` in linear_quant.cu; here about 90 of the 114 that a
-//        scheduler of H200 has while its memory delivers the tile's 592 bytes (A100: 230, A10: 480).
+//        Issue slots of a tile (16 x 64), counted in the machine code for sm_90, against those that pass while H200's
+//        memory delivers it: Q4_0 99 of 111, Q4_K 139 of 114 (so 82% at best), Q6_K 174 of 162, Q8_0 117 of 210;
+//        A100 has twice as many, A10 four times.
 // order  tiles ascending in a warp, warps ascending, splits ascending: whatever the other tokens of the batch
 // error  f32 sums of exact products; (k/16 + 8 + splits) * 2^-23 * sum |w x| + the same with |m x| for minima
 // oracle f64 on dequantised weights, tests/gpu_quant.rs
@@ -24,13 +25,44 @@
 
 static constexpr u32 WARPS = 8;
 
-// Fragments of x for the tile at column k: lane (g, t) holds token g, columns 16s + 2t, +1 and 16s + 8 + 2t, +1.
-template <class T> DEVICE void load_x(u32 b[8], const LinearParams& p, u32 k) {
-    const u32 lane = threadIdx.x % 32, token = lane / 4;
-    const T* x = (const T*)p.x + (u64)token * p.ldx + k + lane % 4 * 2;
+// Where a lane reads its share of a warp's tiles. The warp takes every eighth tile, a whole number of super-blocks apart, so
+// each of its streams moves by a constant: addresses cost one addition for DEPTH tiles.
+template <class T, class F> struct Stream {
+    static constexpr u32 STRIDE = WARPS / F::GROUP * F::GROUP_BYTES, STRIDE_X = WARPS * TILE_COLS * 2;
+    const u8 *low, *high, *scale, *super, *x;
+    bool token; // this lane's is there
+    DEVICE Stream(const LinearParams& p, u32 k_tiles, u32 row_tile, u32 k_tile) {
+        const u32 lane = threadIdx.x % 32, g = lane / 4;
+        const TileAt<F> at = tile_at<F>(p.w, k_tiles, row_tile, k_tile);
+        low = at.body + 16 * lane;
+        high = at.body + F::LOW + F::HIGH / 32 * lane;
+        scale = at.body + F::LOW + F::HIGH + F::SCALE_BYTES / 8 * g;
+        super = at.super + F::SUPER / 8 * g;
+        // Fragments of x: lane (g, t) holds token g, columns 16s + 2t, +1 and 16s + 8 + 2t, +1.
+        token = g < p.m;
+        x = (const u8*)p.x + ((u64)(token ? g : 0) * p.ldx + k_tile * TILE_COLS + lane % 4 * 2) * 2;
+    }
+    // The i-th tile from here; `whole`: it has all 64 columns, not 32.
+    DEVICE void load(Tile<F>& tile, u32 b[8], int i, bool whole) const {
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) b[i] = token < p.m && k + 8 * i < p.k ? *(const u32*)(x + 8 * i) : 0;
-}
+        for (u32 c = 0; c < F::LOW; c += 512) put_16(tile.low + c / 128, ld_stream_16(low + i * STRIDE + c));
+        if (F::HIGH == 128) tile.high[0] = *(const u32*)(high + i * STRIDE);
+        if (F::HIGH == 256) put_8(tile.high, high + i * STRIDE);
+        if (F::SCALE_BYTES == 64) put_8(tile.scale, scale + i * STRIDE);
+        if (F::SCALE_BYTES == 128) put_16(tile.scale, ld_16(scale + i * STRIDE));
+        if (F::SUPER == 32) tile.super[0] = *(const u32*)(super + i * STRIDE);
+        if (F::SUPER == 64) put_8(tile.super, super + i * STRIDE);
+#pragma unroll
+        for (u32 c = 0; c < 8; c++) b[c] = token && (c < 4 || whole) ? *(const u32*)(x + i * STRIDE_X + 16 * c) : 0;
+    }
+    DEVICE void advance(int tiles) {
+        low += tiles * STRIDE;
+        high += tiles * STRIDE;
+        scale += tiles * STRIDE;
+        super += tiles * STRIDE;
+        x += tiles * STRIDE_X;
+    }
+};
 
 template <class T, class F> DEVICE void gemv_quant(const QuantLinearParams& params) {
     SHARED_DYNAMIC(smem);
@@ -38,7 +70,7 @@ template <class T, class F> DEVICE void gemv_quant(const QuantLinearParams& para
     constexpr int DEPTH = F::BITS == 8 ? 2 : F::BITS == 4 ? 4 : 3;
 
     const LinearParams& p = params.linear;
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be the same in a warp
     const u32 row_tile = blockIdx.x, split = blockIdx.y, splits = gridDim.y;
     const u32 k_tiles = ceil_div(p.k, TILE_COLS);
     const u32 begin = split * (p.k_split / TILE_COLS) + warp;
@@ -47,17 +79,18 @@ template <class T, class F> DEVICE void gemv_quant(const QuantLinearParams& para
     Tile<F> tile[DEPTH];
     u32 b[DEPTH][8];
     float acc[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    Stream<T, F> stream(p, k_tiles, row_tile, begin);
+    const u32 whole = p.k / TILE_COLS; // tiles with all their columns
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) {
-        // A warp without work reads its last tile again (any valid address will do) and drops it.
-        const u32 kt = min(begin + WARPS * i, end - 1);
-        tile[i] = load_tile<F, true>(tile_at<F>(p.w, k_tiles, row_tile, kt));
-        load_x<T>(b[i], p, kt * TILE_COLS);
+        const u32 kt = begin + WARPS * i;
+        if (kt < end) stream.load(tile[i], b[i], i, kt < whole);
     }
     for (u32 base = begin; base < end; base += WARPS * DEPTH) {
+        stream.advance(DEPTH);
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
-            const u32 kt = base + WARPS * i;
+            const u32 kt = base + WARPS * i, next = kt + WARPS * DEPTH;
             if (kt < end) { // the same for the whole warp
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
@@ -67,11 +100,7 @@ template <class T, class F> DEVICE void gemv_quant(const QuantLinearParams& para
                     mma_half<T, F, 1>(acc, tile[i], half, half_scales<F>(tile[i], half), bh, x_sums);
                 }
             }
-            const u32 next = kt + WARPS * DEPTH;
-            if (next < end) {
-                tile[i] = load_tile<F, true>(tile_at<F>(p.w, k_tiles, row_tile, next));
-                load_x<T>(b[i], p, next * TILE_COLS);
-            }
+            if (next < end) stream.load(tile[i], b[i], i, next < whole);
         }
     }
 

@@ -8,12 +8,19 @@
 // launch grid (ceil(m / 8NT), ceil(n / 64R), splits), block 256, shared stages * stage_bytes (Ring below)
 // loads  a ring of 2 to 4 steps by cp.async. A tile's bytes are copied as they lie and read back as fragments, lane by
 //        lane: no bank conflicts (16 bytes a lane in order). x is xor-swizzled for ldmatrix: none either.
-// bound  memory while m <= 32: bits/8 * n * k bytes (4.625 bits for Q4_K). Counted for 16 rows x 32 columns at 32 tokens,
-//        R = 4, Q4_0 / Q4_K: 18 to 22 instructions to dequantise, 8 (10) mma, 16 (32) fma for scales, 1 ldmatrix, 8 (16)
-//        for scales and copies: 55 (80) issue slots. The memory takes 56 (57) slots of a scheduler for these bytes on
-//        H200, 113 on A100, 170 to 470 on 3090, A10, L40S, T4: H200 is bound by issue at 70% for Q4_K, the others by
-//        memory. Shared memory: 9 to 10 of the 14 cycles that H200's memory takes.
-//        Beyond 64 tokens weights are read and dequantised once per 64 tokens, bound by mma and fma.
+// bound  memory: bits/8 * n * k bytes (bits: gemv_quant.cu) as long as instructions fit beside it. Slots of a scheduler for
+//        16 rows x 32 columns, counted in the machine code for sm_90 (bf16; f16 4 fewer), against those that pass
+//        while the memory delivers these bytes:
+//          tokens          8    16    32    64        H200   A100   3090   A10   T4   L40S
+//          Q4_0           55    55    72   116          56    113    172   235  229    477
+//          Q4_1           62    72    92   160          62    125    191   261  254    530
+//          Q4_K           75    71   101   176          57    116    177   242  235    490
+//          Q6_K           94   112   140   185          81    165    250   343  334    695
+//          Q8_0           73    79    85   127         105    214    324   444  432    901
+//        So: memory-bound to 32 tokens everywhere but on H200, which the issue slots bound to 78% of its bandwidth
+//        for Q4_0 at 32 tokens, 80% and 56% for Q4_K at 16 and 32. Of Q4_K's 101, 32 are the fma of scales and minima
+//        on f32 sums, 22 dequantise, 10 are mma.
+//        Beyond 64 tokens weights are read and dequantised once per 64 tokens.
 // order  k ascending in a warp, halves, splits ascending: whatever the other tokens of the batch
 // error  f32 sums of exact products; (k/16 + 2 + splits) * 2^-23 * sum |w x| + the same with |m x| for minima
 // oracle f64 on dequantised weights, tests/gpu_quant.rs
@@ -240,10 +247,11 @@ template <class T, class F, int NT, int R> DEVICE void linear_quant(const QuantL
     LINEAR(format, F, t, T, 16, 4, 2) \
     LINEAR(format, F, t, T, 32, 4, 1) \
     LINEAR(format, F, t, T, 64, 2, 1)
-#define LINEAR_8(format, F, t, T)     \
-    LINEAR(format, F, t, T, 8, 2, 2)  \
-    LINEAR(format, F, t, T, 16, 2, 2) \
-    LINEAR(format, F, t, T, 32, 2, 2) \
+// 128 registers do not suffice for 6 bits on T4, whose shared memory has room for one block anyway.
+#define LINEAR_8(format, F, t, T)                           \
+    LINEAR(format, F, t, T, 8, 2, 2)                        \
+    LINEAR(format, F, t, T, 16, 2, 2)                       \
+    LINEAR(format, F, t, T, 32, 2, (TANDEM_SM < 80 ? 1 : 2)) \
     LINEAR(format, F, t, T, 64, 2, 1)
 #define ALL(t, T)              \
     LINEAR_4(q4_0, Q4_0, t, T) \

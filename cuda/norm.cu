@@ -120,23 +120,23 @@ template <class T, bool LAYER, class Share> DEVICE void row(const NormParams& p,
 } // namespace norms
 
 #define NORM_KERNELS(T)                                                                                        \
-    KERNEL_BOUNDS(norm_rms_##T##_warp, NormParams, 128, 1) { norms::row<T, false>(p, norms::ByWarp{}); }         \
-    KERNEL_BOUNDS(norm_layer_##T##_warp, NormParams, 128, 1) { norms::row<T, true>(p, norms::ByWarp{}); }        \
+    KERNEL_BOUNDS(norm_rms_##T##_warp, NormParams, 128, 1) { norms::row<T, false>(p, norms::ByWarp{}); }       \
+    KERNEL_BOUNDS(norm_layer_##T##_warp, NormParams, 128, 1) { norms::row<T, true>(p, norms::ByWarp{}); }      \
     KERNEL_BOUNDS(norm_rms_##T##_block2, NormParams, 1024, 1) {                                                \
         SHARED_DYNAMIC(smem);                                                                                  \
-        norms::row<T, false>(p, norms::ByBlock<2>{(float*)smem});                                                \
+        norms::row<T, false>(p, norms::ByBlock<2>{(float*)smem});                                              \
     }                                                                                                          \
     KERNEL_BOUNDS(norm_rms_##T##_block4, NormParams, 1024, 1) {                                                \
         SHARED_DYNAMIC(smem);                                                                                  \
-        norms::row<T, false>(p, norms::ByBlock<4>{(float*)smem});                                                \
+        norms::row<T, false>(p, norms::ByBlock<4>{(float*)smem});                                              \
     }                                                                                                          \
     KERNEL_BOUNDS(norm_layer_##T##_block2, NormParams, 1024, 1) {                                              \
         SHARED_DYNAMIC(smem);                                                                                  \
-        norms::row<T, true>(p, norms::ByBlock<2>{(float*)smem});                                                 \
+        norms::row<T, true>(p, norms::ByBlock<2>{(float*)smem});                                               \
     }                                                                                                          \
     KERNEL_BOUNDS(norm_layer_##T##_block4, NormParams, 1024, 1) {                                              \
         SHARED_DYNAMIC(smem);                                                                                  \
-        norms::row<T, true>(p, norms::ByBlock<4>{(float*)smem});                                                 \
+        norms::row<T, true>(p, norms::ByBlock<4>{(float*)smem});                                               \
     }
 
 NORM_KERNELS(f16)

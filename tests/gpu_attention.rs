@@ -543,6 +543,7 @@ fn partial_rows_are_not_normalised() {
                 part(90, 40, 32),
                 part(0, 10, 0),
                 part(60, 10, 64), // some rows see nothing here
+                part(0, 77, 96),  // none does
                 Part::decode(30),
             ];
             let world = World::new(shape(&rt, 4, 2, hd, Half::BF16), None, &parts, 1.0, 5);

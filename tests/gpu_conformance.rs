@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use support::gpu;
+use tandem::device::emulated::{CopyTiming, KernelChecks, Schedule};
 use tandem::device::kernels::abi::{ConformanceParams, ConformanceTmaParams, TensorMap};
 use tandem::device::runtime::{Buffer, Lane, Launch, Params, Runtime};
 
@@ -29,6 +30,19 @@ impl Words {
     fn small(&mut self) -> i32 {
         (self.next() % 17) as i32 - 8
     }
+}
+
+/// Every runtime of this machine; the emulation in every order of threads, too.
+fn runtimes() -> Vec<Arc<dyn Runtime>> {
+    let orders = [
+        (Schedule::Descending, CopyTiming::AtOnce),
+        (Schedule::Random, CopyTiming::Random),
+        (Schedule::Preempted, CopyTiming::Random),
+    ];
+    let others = orders.into_iter().filter_map(|(schedule, copies)| {
+        gpu::emulated(KernelChecks { schedule, copies, seed: 3, ..Default::default() })
+    });
+    gpu::runtimes().into_iter().chain(others).collect()
 }
 
 struct Shape {
@@ -112,7 +126,7 @@ impl Half {
             Half::Bf16 => bf16::from_bits(bits).to_f64(),
         }
     }
-    fn from_f32(self, v: f32) -> u16 {
+    fn rounded(self, v: f32) -> u16 {
         match self {
             Half::F16 => f16::from_f32(v).to_bits(),
             Half::Bf16 => bf16::from_f32(v).to_bits(),
@@ -184,8 +198,8 @@ fn c_16(lane: usize, i: usize) -> (usize, usize) {
 fn ldmatrix_gives_rows_or_columns_to_lanes() {
     // Half j of matrix m's row i is 64 m + 8 i + j: every element is another.
     let element = |m: usize, i: usize, j: usize| (64 * m + 8 * i + j) as u32;
-    let input: Vec<u32> = (0..128).map(|w| 2 * w | (2 * w + 1) << 16).collect();
-    for rt in gpu::runtimes() {
+    let input: Vec<u32> = (0..128).map(|w| (2 * w) | ((2 * w + 1) << 16)).collect();
+    for rt in runtimes() {
         let shape = Shape { shared: 512, ..WARP };
         let Some(out) = run(&rt, "conformance_ldmatrix", shape, &input, 384) else { continue };
         for lane in 0..32 {
@@ -209,7 +223,7 @@ fn movmatrix_transposes_in_registers() {
     let element = |row: usize, col: usize| (8 * row + col) as u32;
     let input: Vec<u32> =
         (0..32).map(|l| element(l / 4, l % 4 * 2) | element(l / 4, l % 4 * 2 + 1) << 16).collect();
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let Some(out) = run(&rt, "conformance_movmatrix", WARP, &input, 32) else { continue };
         for lane in 0..32 {
             let (row, col) = (lane / 4, lane % 4 * 2);
@@ -260,7 +274,7 @@ fn fragments_16(half: Half, m: &Matrices) -> Vec<u32> {
 
 #[test]
 fn mma_of_halves_is_exact_on_small_integers() {
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for half in [Half::F16, Half::Bf16] {
             let mut words = Words::new(3);
             let m = Matrices::new(16, 8, 16, || f64::from(words.small()));
@@ -281,7 +295,7 @@ fn mma_of_halves_is_exact_on_small_integers() {
 /// combined: at most 2 * 17 times 2^-23 of Σ|ab| + |c|, in any order.
 #[test]
 fn mma_of_halves_accumulates_in_f32() {
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for half in [Half::F16, Half::Bf16] {
             for seed in 0..8 {
                 let mut words = Words::new(seed);
@@ -307,13 +321,13 @@ fn mma_of_halves_accumulates_in_f32() {
 
 #[test]
 fn mma_of_bytes_is_exact_and_wraps() {
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let mut words = Words::new(5);
         let m = Matrices::new(16, 8, 32, || f64::from(words.next() as i8));
         let mut input = vec![0; 32 * 10];
         // Accumulators at the ends of the range: the sum wraps.
         let c = |row: usize, col: usize| {
-            if (row + col) % 2 == 0 { i32::MAX - row as i32 } else { i32::MIN + col as i32 }
+            if (row + col).is_multiple_of(2) { i32::MAX - row as i32 } else { i32::MIN + col as i32 }
         };
         for lane in 0..32 {
             let fragment = &mut input[lane * 10..][..10];
@@ -353,7 +367,7 @@ fn bits_and_integer_dot_products() {
     const N: usize = 1000;
     let mut words = Words::new(7);
     let input: Vec<u32> = (0..3 * N).map(|_| words.next()).collect();
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let shape = Shape { grid: N.div_ceil(32) as u32, n: N as u32, ..WARP };
         let Some(out) = run(&rt, "conformance_bits", shape, &input, 5 * N) else { continue };
         for (t, out) in out.chunks_exact(5).enumerate() {
@@ -396,7 +410,7 @@ fn lop3(table: u32, a: u32, b: u32, c: u32) -> u32 {
 #[test]
 fn packed_arithmetic_rounds_once() {
     const N: usize = 2000;
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for half in [Half::F16, Half::Bf16] {
             let mut words = Words::new(11);
             // Exponents within 16 of each other, so that f64 holds every sum exactly; and the special values.
@@ -444,7 +458,7 @@ fn packed_arithmetic_rounds_once() {
 #[test]
 fn conversions_round_to_nearest_even() {
     const N: usize = 4000;
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for half in [Half::F16, Half::Bf16] {
             // Any bits at all, and values around the ends and ties of both formats.
             let mut words = Words::new(13);
@@ -473,7 +487,7 @@ fn conversions_round_to_nearest_even() {
             let Some(out) = run(&rt, &name, shape, &input, 9 * N) else { continue };
             for (t, out) in out.chunks_exact(9).enumerate() {
                 let (x, y) = (f32::from_bits(input[3 * t]), f32::from_bits(input[3 * t + 1]));
-                let (lo, hi) = (half.from_f32(x), half.from_f32(y));
+                let (lo, hi) = (half.rounded(x), half.rounded(y));
                 let pair = u32::from(lo) | u32::from(hi) << 16;
                 assert!(
                     half.same2(out[4], pair),
@@ -505,7 +519,7 @@ fn functions_are_as_close_as_documented() {
     let input: Vec<f32> = (0..N).map(|i| (i as f32 / N as f32 - 0.5) * 40.0 + 1e-3).collect();
     let words: Vec<u32> = input.iter().map(|x| x.to_bits()).collect();
     let eps = 2f64.powi(-24);
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let shape = Shape { grid: N.div_ceil(32) as u32, n: N as u32, ..WARP };
         let Some(out) = run(&rt, "conformance_functions", shape, &words, 7 * N) else { continue };
         for (x, out) in input.iter().zip(out.chunks_exact(7)) {
@@ -562,7 +576,7 @@ fn shuffle_source(mode: &str, lane: u32, operand: u32, width: u32) -> u32 {
 
 #[test]
 fn shuffles_and_votes() {
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for operand in [0, 1, 3, 7, 8, 15, 16, 31] {
             let mut words = Words::new(u64::from(operand));
             // The index of each lane may differ; of the others it is one for all.
@@ -599,7 +613,7 @@ fn block_reductions_and_named_barriers() {
     let mut words = Words::new(17);
     let values: Vec<f32> = (0..256).map(|_| words.small() as f32).collect();
     let input: Vec<u32> = values.iter().map(|v| v.to_bits()).collect();
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let shape = Shape { block: 256, shared: 2048, ..WARP };
         let Some(out) = run(&rt, "conformance_barriers", shape, &input, 768) else { continue };
         for (t, out) in out.chunks_exact(3).enumerate() {
@@ -614,7 +628,7 @@ fn block_reductions_and_named_barriers() {
 #[test]
 fn copies_fill_zeros_where_the_predicate_is_false() {
     let input: Vec<u32> = (1..=128).collect();
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let shape = Shape { shared: 512, ..WARP };
         let Some(out) = run(&rt, "conformance_copies", shape, &input, 384) else { continue };
         for lane in 0..32 {
@@ -630,7 +644,7 @@ fn copies_fill_zeros_where_the_predicate_is_false() {
 #[test]
 fn the_last_block_sees_what_all_others_released() {
     const BLOCKS: u32 = 37;
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let shape = Shape { grid: BLOCKS, shared: 16, words: 1 + BLOCKS as usize, n: BLOCKS, ..WARP };
         let words = BLOCKS as usize * 33 + 32;
         let Some(out) = run(&rt, "conformance_last_block", shape, &[0], words) else { continue };
@@ -677,7 +691,7 @@ fn accumulators(n: usize, m: &Matrices) -> Vec<u32> {
 
 #[test]
 fn wgmma_of_two_tiles_in_shared_memory() {
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for (half, n) in [(Half::F16, 8), (Half::F16, 128), (Half::Bf16, 64), (Half::Bf16, 256)] {
             let mut words = Words::new(n as u64);
             let m = Matrices::new(64, n, 64, || f64::from(words.small()));
@@ -703,7 +717,7 @@ fn wgmma_of_two_tiles_in_shared_memory() {
 
 #[test]
 fn wgmma_of_registers_and_a_tile_by_columns() {
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         for (half, n) in [(Half::F16, 64), (Half::Bf16, 128)] {
             let mut words = Words::new(100 + n as u64);
             let m = Matrices::new(64, n, 16, || f64::from(words.small()));
@@ -733,7 +747,7 @@ fn wgmma_of_registers_and_a_tile_by_columns() {
 fn bulk_copies_swizzle_and_fill_zeros_outside() {
     const KERNEL: &str = "conformance_tma_sm90a";
     let (rows, cols, stride) = (50usize, 72usize, 80usize);
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         if !rt.has_kernel(KERNEL) {
             println!("skipped: {} has no {KERNEL}", rt.info().name);
             continue;
@@ -779,7 +793,7 @@ fn mbarrier_phases_hand_a_word_back_and_forth() {
     const N: usize = 100;
     let mut words = Words::new(23);
     let input: Vec<u32> = (0..N).map(|_| words.next()).collect();
-    for rt in gpu::runtimes() {
+    for rt in runtimes() {
         let shape = Shape { block: 64, shared: 32, n: N as u32, ..WARP };
         let Some(out) = run(&rt, "conformance_mbarrier_sm90a", shape, &input, N) else { continue };
         assert_eq!(out, input);

@@ -242,7 +242,20 @@ fn a_round_trip_through_mapped_memory() {
                     }
                     word(&*memory, flag_at).store(101, Ordering::Release);
                 });
-                rope_append(&*rt, LANE, &append).expect("launch");
+                // In two sub-batches: the epoch follows the second, though both publish.
+                let second = RopeAppend {
+                    qkv: append.qkv.add(2 * width * 4),
+                    row_pos: append.row_pos.add(2 * 4),
+                    row_slot: append.row_slot.add(2 * 4),
+                    q: append.q.add(2 * qd * 2),
+                    publish: Some(PublishRows { slots: publish.slots.add(2 * 4), ..publish }),
+                    rows: rows - 2,
+                    ..append
+                };
+                rope_append(&*rt, LANE, &RopeAppend { rows: 2, ..append }).expect("launch");
+                rt.synchronize_all().expect("done");
+                assert_eq!(word(&*memory, 0).load(Ordering::Acquire), 0, "an epoch before its last rows");
+                rope_append(&*rt, LANE, &second).expect("launch");
                 host.join().expect("the host's part");
             });
             check_ready(&*rt, LANE, &check).expect("launch");

@@ -186,6 +186,7 @@ impl Bench {
         let embed = EmbedWeight {
             table: table_ptr,
             dtype: DType::F16,
+            packed: false,
             positions: DevPtr::NULL,
             positions_dtype: DType::F16,
             position_offset: 0,

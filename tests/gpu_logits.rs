@@ -146,7 +146,8 @@ fn ties_go_to_the_lowest_index_and_nan_loses() {
 
 #[test]
 fn every_order_of_threads_gives_the_same() {
-    gpu::for_schedules(|rt, _| check(rt, &random(2, 5003, 3), 2, 5003, 5003, 20));
+    // 1280 candidates: two warps of the second stage.
+    gpu::for_schedules(|rt, _| check(rt, &random(1, 20_003, 3), 1, 20_003, 20_003, 64));
 }
 
 /// cap·tanh(x / cap): three roundings and tanh's 2 ulp (4u), all relative since z·tanh'(z) <= tanh(z).

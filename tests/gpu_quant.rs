@@ -498,7 +498,8 @@ fn decoded_rows_are_the_references_rounded() {
                 }
             }
 
-            let ids = [36u32, 0, 8, 23, 0];
+            // The last is no row: padding.
+            let ids = [36u32, 0, 8, 23, 0, u32::MAX];
             let row_ids = upload(&rt, &bytes_of(&ids, u32::to_le_bytes));
             let ldy = k + 2;
             let mut out = vec![CANARY; ids.len() * ldy * 4 + GUARD];
@@ -517,7 +518,7 @@ fn decoded_rows_are_the_references_rounded() {
             let got = |at: usize| f32::from_le_bytes(out[4 * at..4 * at + 4].try_into().expect("4 bytes"));
             for (i, &id) in ids.iter().enumerate() {
                 for c in 0..k {
-                    let w = 1.5 * want[id as usize * k + c];
+                    let w = if id == u32::MAX { 0.0 } else { 1.5 * want[id as usize * k + c] };
                     assert_eq!(got(i * ldy + c), w, "{dtype} row {id} column {c}");
                 }
                 assert!(got(i * ldy + k).is_nan(), "{dtype}: wrote beyond row {id}");

@@ -224,10 +224,12 @@ pub struct LayerWeights {
 /// The embedding.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbedWeight {
-    /// `[V][d]`, rows as in the file.
+    /// `[V][d]`, rows as in the file, unless `packed`.
     pub table: DevPtr,
     /// Its storage type.
     pub dtype: DType,
+    /// The table is the tied head, as [`Accelerator::pack`] left it.
+    pub packed: bool,
     /// Learned positions `[P][d]`, rows as in the file, or NULL.
     pub positions: DevPtr,
     /// Their storage type.
@@ -433,8 +435,11 @@ pub trait Accelerator: Send + Sync {
     /// [`crate::Error::Unsupported`] for a dtype or size that it cannot multiply.
     fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize>;
 
-    /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`]. Stacked rows that are stored in the
-    /// activations' own type stay as they are.
+    /// Whether a packed head can serve as the embedding's table too, so that a tied model needs one copy only.
+    /// `positions`: learned positions are added.
+    fn embeds_packed(&self, dtype: DType, act: Half, positions: bool) -> bool;
+
+    /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`].
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]);
 
     /// Bytes of [`Workspace::scratch`].

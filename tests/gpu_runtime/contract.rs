@@ -8,6 +8,7 @@ use tandem::device::runtime::{Buffer, Lane, Pinned, Runtime};
 use super::each;
 
 /// A view of pinned memory; no work in flight touches it.
+#[allow(clippy::mut_from_ref)] // the memory is the device's too: nobody owns it alone
 fn host(pinned: &Arc<dyn Pinned>) -> &mut [u8] {
     // SAFETY: `pinned` is alive, and the tests call this between synchronised steps only.
     unsafe { std::slice::from_raw_parts_mut(pinned.host(), pinned.len()) }

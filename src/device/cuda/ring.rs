@@ -60,7 +60,12 @@ mod tests {
         let mut ring = Ring::new(10);
         let place = |ring: &mut Ring<usize>, len, name| {
             let mut waited = Vec::new();
-            let at = ring.place(len, |t| Ok::<_, Infallible>(waited.push(t))).unwrap();
+            let at = ring
+                .place(len, |t| {
+                    waited.push(t);
+                    Ok::<_, Infallible>(())
+                })
+                .unwrap();
             ring.take(len, name);
             (at, waited)
         };

@@ -224,6 +224,10 @@ impl Accelerator for EmulatedAccelerator {
         })
     }
 
+    fn embeds_packed(&self, _dtype: DType, _act: Half, _positions: bool) -> bool {
+        true // packed is as stored
+    }
+
     fn pack(&self, source: &LinearSource<'_>, _act: Half, _pool: &Pool, out: &mut [u8]) {
         let both;
         let parts = match *source {

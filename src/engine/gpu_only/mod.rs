@@ -79,15 +79,12 @@ impl GpuOnly {
         let shape = shape(spec, act, kv);
         accel.check(&shape)?;
         let rows = options.chunk.min(options.context).max(options.sequences);
-        let limits = Limits {
-            rows: accel.row_bucket(rows).max(rows),
-            logit_rows: rows.max(accel.row_bucket(options.sequences)),
-            sequences: accel.row_bucket(options.sequences),
-            pages_per_sequence: crate::cache::KvGeometry::pages_for(options.context),
-        };
+        let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));
+        let (rows, sequences) = (padded(rows), padded(options.sequences));
         // Logits of every row are only for measurements: one row per sequence is what decoding needs.
-        let logit_rows = limits.sequences.max(LOGIT_ROWS.min(limits.rows));
-        let limits = Limits { logit_rows, ..limits };
+        let logit_rows = sequences.max(LOGIT_ROWS.min(rows));
+        let pages_per_sequence = crate::cache::KvGeometry::pages_for(options.context);
+        let limits = Limits { rows, logit_rows, sequences, pages_per_sequence };
         let linears = weights::linear_shapes(spec, weights)?;
         let gate_up = weights::separate_gate_up(spec, weights)?;
         let sizes = [
@@ -198,8 +195,9 @@ impl GpuOnly {
     ) -> Result<()> {
         let rows = tokens.len();
         // Decode steps are padded to a bucket, so that few graphs serve all batches.
-        let graph = decode && self.records && rows <= GRAPH_ROWS;
-        let launch_rows = if decode { self.accel.row_bucket(rows) } else { rows };
+        let few = decode && rows <= GRAPH_ROWS;
+        let graph = few && self.records;
+        let launch_rows = if few { self.accel.row_bucket(rows) } else { rows };
         let mut padded = tokens.to_vec();
         padded.resize(launch_rows, NO_TOKEN);
         let desc = StepDesc { seqs, tokens: &padded, logit_rows, epoch: 0, launch_rows };

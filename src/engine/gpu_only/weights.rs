@@ -93,9 +93,10 @@ fn head_name(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { "token_embd" } else { "output" }
 }
 
-/// Whether weights of `dtype` are in the activations' own type.
-fn is_stored_as(dtype: DType, act: Half) -> bool {
-    matches!((dtype, act), (DType::BF16, Half::BF16) | (DType::F16, Half::F16))
+/// Whether the head's packed matrix is the embedding's table, too.
+fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Tensor, act: Half) -> bool {
+    let positions = matches!(spec.position, Position::Learned { .. });
+    spec.tied_head && accel.embeds_packed(table.dtype, act, positions)
 }
 
 /// Whether some layer multiplies gate and up apart, and so needs a workspace for them.
@@ -171,7 +172,7 @@ pub(super) fn device_bytes(
     context: usize,
 ) -> Result<u64> {
     let table = tensor(weights, "token_embd.weight")?;
-    let shared = spec.tied_head && is_stored_as(table.dtype, act);
+    let shared = shares_table(accel, spec, table, act);
     let mut total = if shared { 0 } else { table.data.len() as u64 };
     total += weights.get("position_embd.weight").map_or(0, |t| t.data.len() as u64);
     for m in matrices(spec, weights)? {
@@ -359,11 +360,11 @@ impl DeviceWeights {
         let out_norm = up.norm("output_norm", spec)?;
         let head = up.matrix(&Matrix::one(head_name(spec).to_string()), false)?;
         let table = tensor(weights, "token_embd.weight")?;
-        // Dense rows are packed as they are, so a tied head serves the embedding too.
-        let shared = spec.tied_head && is_stored_as(table.dtype, act);
+        let shared = shares_table(&**accel, spec, table, act);
         let mut embed = EmbedWeight {
             table: if shared { head.ptr } else { up.bytes(&table.data)? },
             dtype: table.dtype,
+            packed: shared,
             positions: DevPtr::NULL,
             positions_dtype: DType::F32,
             n_positions: 0,

@@ -17,7 +17,9 @@ use super::elementwise::{
     logits_reduce, logits_workspace_bytes, norm, rope_append, softcap,
 };
 use super::exchange::{MoveRows, PageMove, convert_rows, pages_from_host, pages_to_host};
+use super::gemm;
 use super::linear::Epilogue;
+use super::quant::{self, GatherArgs, Layout};
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{
     Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
@@ -200,6 +202,16 @@ impl Accelerator for KernelAccelerator {
         Ok(pack::packed_bytes(source))
     }
 
+    fn embeds_packed(&self, dtype: DType, act: Half, positions: bool) -> bool {
+        match dtype {
+            // Rows in the activations' own type are packed as they are.
+            DType::F16 => act == Half::F16,
+            DType::BF16 => act == Half::BF16,
+            DType::F32 => false,
+            _ => !positions,
+        }
+    }
+
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]) {
         pack::pack(source, act, pool, out);
     }
@@ -217,8 +229,8 @@ impl Accelerator for KernelAccelerator {
     fn row_bucket(&self, rows: usize) -> usize {
         match rows {
             0..=4 => rows,
-            5..=64 => rows.next_power_of_two(),
-            _ => rows.next_multiple_of(64),
+            5..=128 => rows.next_power_of_two(),
+            _ => gemm::bucket(rows),
         }
     }
 
@@ -235,6 +247,19 @@ impl Accelerator for KernelAccelerator {
 
     fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
         let (lists, d) = (lists(cx), cx.shape.d_model);
+        let layout = Layout::new(weight.dtype, cx.shape.vocab, d).filter(|_| weight.packed);
+        if let Some(layout) = layout {
+            let args = GatherArgs {
+                layout,
+                w: weight.table,
+                row_ids: lists.tokens.add(rows.start * 4),
+                y: cx.ws.hidden.add(rows.start * d * 4),
+                ldy: d,
+                count: rows.len(),
+                scale: cx.shape.embed_scale,
+            };
+            return quant::gather(self.rt(), cx.lane, &args);
+        }
         let positions = (!weight.positions.is_null()).then(|| Positions {
             table: weight.positions,
             dtype: weight.positions_dtype,

@@ -15,7 +15,8 @@ const MAX_HEAD_DIM: usize = 256;
 pub struct PublishRows {
     /// i32 `[rows]`: place of the row in `to`; -1: not published.
     pub slots: DevPtr,
-    /// u32 in device memory: how many of `slots` are not -1.
+    /// u32 in device memory: how many rows are published in all. They may be divided among several launches of one
+    /// lane: the epoch follows the last of them.
     pub n: DevPtr,
     /// Mapped host memory: places of `stride` bytes, q|k|v of a row each.
     pub to: DevPtr,
@@ -29,7 +30,7 @@ pub struct PublishRows {
     pub epoch_add: u32,
     /// ...here (u32 in mapped host memory), once all rows are there.
     pub epoch_flag: DevPtr,
-    /// u32 in device memory, zero between launches.
+    /// u32 in device memory, zero before the first of these launches and after the last.
     pub arrived: DevPtr,
 }
 

@@ -333,7 +333,7 @@ pub struct GatherArgs {
     pub layout: Layout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
-    /// u32 `[count]`: which rows, each below n.
+    /// u32 `[count]`: which rows; from n on: a row of zeros.
     pub row_ids: DevPtr,
     /// f32 `[count][ldy]`, 8-byte aligned.
     pub y: DevPtr,
@@ -458,26 +458,28 @@ mod tests {
         }
     }
 
-    /// The arithmetic of the kernels' headers: bytes in flight a multiprocessor.
+    /// The arithmetic of the kernels' headers: bandwidth times latency, shared by the multiprocessors, is in flight.
     #[test]
     fn large_weights_keep_enough_bytes_in_flight() {
-        for info in devices() {
-            let need = if info.sm >= 90 { 26 << 10 } else { 5 << 10 };
+        // GB/s of the devices above (a consumer Blackwell: 5090), 0.75 us.
+        for (info, bandwidth) in devices().iter().zip([320, 600, 864, 1555, 4800, 1792]) {
+            let need = bandwidth * 750 / info.multiprocessors as usize;
             for (n, k) in [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
                 for layout in QUANTISED.map(|d| Layout::new(d, n, k).unwrap()) {
                     for m in [1, 4, 5, 8, 16, 32, 64] {
-                        let plan = Plan::new(&info, &layout, Half::F16, m);
+                        let plan = Plan::new(info, &layout, Half::F16, m);
                         let blocks = plan.grid.iter().product::<u32>() as usize;
-                        let per_block = match m <= GEMV_TOKENS {
-                            true => WARPS * 32 * 48,
+                        let per_block = if m <= GEMV_TOKENS {
+                            // DEPTH tiles a warp.
+                            let depth =
+                                [4, 3, 3, 2][[4, 5, 6, 8].iter().position(|&b| b == layout.bits()).unwrap()];
+                            WARPS * depth * layout.row_tile_bytes() / layout.tiles().1
+                        } else {
                             // All stages but the one being read.
-                            false => plan.shared as usize / plan.stages * (plan.stages - 1),
+                            plan.shared as usize / plan.stages * (plan.stages - 1)
                         };
                         let flight = blocks * per_block / info.multiprocessors as usize;
-                        assert!(
-                            flight >= need * 9 / 10,
-                            "{m} by {layout:?} on {info:?}: {flight} of {need} bytes"
-                        );
+                        assert!(flight >= need, "{m} by {layout:?} on {info:?}: {flight} of {need} bytes");
                     }
                 }
             }

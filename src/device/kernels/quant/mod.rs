@@ -1,4 +1,4 @@
-//! Linear layers of quantised weights: packed once on the host ([`pack`]), multiplied as they are ([`launch`]),
+//! Linear layers of quantised weights: packed once on the host ([`pack()`]), multiplied as they are ([`launch`]),
 //! or decoded to 16 bits for the prefill GEMM.
 //!
 //! Nothing is rounded when a weight is packed: the device has the file's own integers and scales, in the order
