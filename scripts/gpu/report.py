@@ -105,6 +105,8 @@ def correctness(parts):
     for name, part in parts.items():
         if name.startswith(("tests ", "sanitizer")):
             rows.append((name, "", counted(part), "", "", part["outcome"]))
+        elif "unreadable" in part and part["outcome"] == "ok":
+            rows.append((name, "", "gave no result, see its log", "", "", part["unreadable"][:80]))
         elif part["outcome"] != "ok" and name != "conformance" and "equal" not in part:
             rows.append((name, "", part.get("tail", [""])[-1][:160], "", "", part["outcome"]))
     return rows

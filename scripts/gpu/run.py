@@ -112,6 +112,9 @@ def main():
     options.add_argument("--out", default=HERE)
     options = options.parse_args()
     os.makedirs(options.out, exist_ok=True)
+    for stale in ("kernels.json", "torch.json"):
+        if os.path.exists(os.path.join(options.out, stale)):
+            os.remove(os.path.join(options.out, stale))
     run = Run(options.minutes, os.path.abspath(options.out))
     results = {"commit": open(os.path.join(HERE, "commit")).read().split(), "parts": run.parts}
 
