@@ -2,6 +2,8 @@
 # Fuzzes one target on stable Rust: fuzz/run.sh TARGET [libFuzzer options], e.g. fuzz/run.sh gguf -max_total_time=60
 # The flags are those that `cargo fuzz` passes with `--sanitizer none`; only its sanitizers need nightly.
 set -eu
+# GPU code is not fuzzed, and takes minutes to compile.
+export TANDEM_NO_CUDA=1
 cd "$(dirname "$0")"
 target=${1:?usage: fuzz/run.sh TARGET [libFuzzer options]}
 shift

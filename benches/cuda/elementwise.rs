@@ -1,12 +1,15 @@
-//! What lies between the matrices: residual + norm, and the greatest of the logits.
+//! What lies between the matrices: residual + norm, RoPE + append, activations; the ends: embedding, greatest logits.
 
 use tandem::Result;
+use tandem::cache::PAGE_TOKENS;
 use tandem::device::accelerator::{Half, NormWeight};
 use tandem::device::kernels::elementwise::{
-    LogitsReduce, NormRows, logits_reduce, logits_workspace_bytes, norm,
+    Activate, Activation, Embed, LogitsReduce, NormRows, RopeAppend, activate, embed, logits_reduce,
+    logits_workspace_bytes, norm, rope_append,
 };
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
-use tandem::model::spec::Norm;
+use tandem::model::spec::{Ffn, Norm, RopePairing};
+use tandem::tensor::DType;
 
 use crate::data;
 use crate::measure::{Bench, Work};
@@ -124,6 +127,145 @@ pub fn logits(bench: &mut Bench) -> Result<()> {
             peak: None,
         };
         bench.run(work, &mut launch)?;
+    }
+    Ok(())
+}
+
+/// Rows of a bf16 table.
+pub fn embeddings(bench: &mut Bench) -> Result<()> {
+    let (rows, d, vocab): (&[usize], usize, usize) =
+        if bench.test { (&[3], 64, 50) } else { (&[1, 64, 2048], 4096, 32_768) };
+    for &rows in rows {
+        let name = format!("bf16 rows={rows} d={d}");
+        if !bench.wants("embed", "embed_bf16", &name) || !bench.rt.has_kernel("embed_bf16") {
+            continue;
+        }
+        let rt = bench.rt.clone();
+        let table = data::halves(Half::BF16, vocab * d, 6, 1.0);
+        let at = Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&table))?;
+        let ids: Vec<u32> = (0..rows).map(|r| (r * 7919 % vocab) as u32).collect();
+        let tokens = Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&ids))?;
+        let hidden = Buffer::new(&rt, rows * d * 4)?;
+        let args = Embed {
+            tokens: tokens.ptr(),
+            table: at.ptr(),
+            dtype: DType::BF16,
+            vocab,
+            scale: 1.0,
+            positions: None,
+            hidden: hidden.ptr(),
+            rows,
+            d,
+        };
+        embed(&*rt, Lane::Compute, &args)?;
+        let mut bytes = vec![0; rows * d * 4];
+        rt.download(Lane::Compute, hidden.ptr(), &mut bytes)?;
+        for (i, got) in bytes.as_chunks::<4>().0.iter().enumerate() {
+            let want = data::value(Half::BF16, table[ids[i / d] as usize * d + i % d]);
+            assert_eq!(f64::from(f32::from_le_bytes(*got)), want, "embed: element {i}");
+        }
+        let (kernel, bytes) = ("embed_bf16".into(), (rows * d * 6) as f64);
+        let work = Work { family: "embed", kernel, shape: name, bytes, flops: 0.0, peak: None };
+        bench.run(work, &mut |_| embed(&*rt, Lane::Compute, &args))?;
+    }
+    Ok(())
+}
+
+/// RoPE of q and k, and k and v into their pages; at position 0, where nothing turns, so that the answer is plain.
+pub fn rope(bench: &mut Bench) -> Result<()> {
+    let (all, heads, kv_heads, hd): (&[usize], usize, usize, usize) =
+        if bench.test { (&[3], 4, 2, 64) } else { (&[1, 64, 512], 32, 8, 128) };
+    for &rows in all {
+        let name = format!("rows={rows}, {heads} + 2 x {kv_heads} heads of {hd}");
+        if !bench.wants("rope", "rope_append_f16", &name) || !bench.rt.has_kernel("rope_append_f16") {
+            continue;
+        }
+        let rt = bench.rt.clone();
+        let width = (heads + 2 * kv_heads) * hd;
+        let values = floats(rows * width, 8);
+        let upload = |bytes: &[u8]| Buffer::from_bytes(&rt, Lane::Compute, bytes);
+        let qkv = upload(data::bytes_of(&values))?;
+        let (cos, sin) = (upload(data::bytes_of(&vec![1f32; hd / 2]))?, upload(&vec![0; hd / 2 * 4])?);
+        let positions = upload(&vec![0; rows * 4])?;
+        let slots = upload(data::bytes_of(&(0..rows as i32).collect::<Vec<_>>()))?;
+        let q = Buffer::new(&rt, rows * heads * hd * 2)?;
+        let kv = Buffer::new(&rt, rows.div_ceil(PAGE_TOKENS) * kv_heads * 2 * PAGE_TOKENS * hd * 2)?;
+        let args = RopeAppend {
+            qkv: qkv.ptr(),
+            bias: DevPtr::NULL,
+            q_norm: DevPtr::NULL,
+            k_norm: DevPtr::NULL,
+            eps: 1e-5,
+            rope: [cos.ptr(), sin.ptr()],
+            rope_dim: hd,
+            pairing: RopePairing::Half,
+            row_pos: positions.ptr(),
+            row_slot: slots.ptr(),
+            q: q.ptr(),
+            kv: kv.ptr(),
+            kv_type: Half::F16,
+            publish: None,
+            rows,
+            ld: width,
+            n_heads: heads,
+            n_kv_heads: kv_heads,
+            head_dim: hd,
+        };
+        rope_append(&*rt, Lane::Compute, &args)?;
+        let mut bytes = vec![0; rows * heads * hd * 2];
+        rt.download(Lane::Compute, q.ptr(), &mut bytes)?;
+        for (i, got) in bytes.as_chunks::<2>().0.iter().enumerate() {
+            let want = values[i / (heads * hd) * width + i % (heads * hd)];
+            assert_eq!(u16::from_le_bytes(*got), data::to_bits(Half::F16, want), "rope: element {i} of q");
+        }
+        let (kernel, bytes) = ("rope_append_f16".into(), (rows * width * 6) as f64);
+        let work = Work { family: "rope", kernel, shape: name, bytes, flops: 0.0, peak: None };
+        bench.run(work, &mut |_| rope_append(&*rt, Lane::Compute, &args))?;
+    }
+    Ok(())
+}
+
+/// silu(gate) times up, where they could not be fused into their products.
+pub fn activations(bench: &mut Bench) -> Result<()> {
+    let (rows, n): (&[usize], usize) = if bench.test { (&[3], 96) } else { (&[1, 64, 512], 14_336) };
+    for &rows in rows {
+        let name = format!("rows={rows} n={n}");
+        let kernel = "activation_swiglu_f16";
+        if !bench.wants("activation", kernel, &name) || !bench.rt.has_kernel(kernel) {
+            continue;
+        }
+        let rt = bench.rt.clone();
+        let values = floats(rows * 2 * n, 10);
+        let both = Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&values))?;
+        let out = Buffer::new(&rt, rows * n * 2)?;
+        let args = Activate {
+            gate: both.ptr(),
+            up: both.ptr().add(4 * n),
+            gate_bias: DevPtr::NULL,
+            up_bias: DevPtr::NULL,
+            out: out.ptr(),
+            rows,
+            n,
+            ld_gate: 2 * n,
+            ld_up: 2 * n,
+            ld_out: n,
+        };
+        let what = Activation::Ffn(Ffn::SwiGlu, Half::F16);
+        activate(&*rt, Lane::Compute, what, &args)?;
+        let mut bytes = vec![0; rows * n * 2];
+        rt.download(Lane::Compute, out.ptr(), &mut bytes)?;
+        for at in data::sample(rows * n, 1000) {
+            let (row, i) = (at / n, at % n);
+            let (gate, up) = (f64::from(values[row * 2 * n + i]), f64::from(values[row * 2 * n + n + i]));
+            let want = gate / (1.0 + (-gate).exp()) * up;
+            let got = data::value(Half::F16, u16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]));
+            // Half an ulp of f16, its smallest step, and the fast exponential's few ulps of f32.
+            let tolerance = want.abs() * (2f64.powi(-11) + 2f64.powi(-20)) + 2f64.powi(-24);
+            assert!((got - want).abs() <= tolerance, "activation: element {at} is {got}, wanted {want}");
+        }
+        let (kernel, bytes) = (kernel.into(), (rows * n * 10) as f64);
+        let work = Work { family: "activation", kernel, shape: name, bytes, flops: 0.0, peak: None };
+        bench.run(work, &mut |_| activate(&*rt, Lane::Compute, what, &args))?;
     }
     Ok(())
 }

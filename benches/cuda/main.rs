@@ -28,6 +28,8 @@ mod dense;
 #[cfg(tandem_kernels)]
 mod elementwise;
 #[cfg(tandem_kernels)]
+mod exchange;
+#[cfg(tandem_kernels)]
 mod measure;
 #[cfg(tandem_kernels)]
 mod peak;

@@ -78,12 +78,17 @@ impl Bench {
 
     /// Times `launch(i)`, the i-th call of many, whose answer the caller has checked.
     pub fn run(&mut self, work: Work<'_>, launch: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
+        let seconds = if self.test { 0.0 } else { self.seconds(64, launch)? };
+        self.timed(work, seconds);
+        Ok(())
+    }
+
+    /// Notes what the caller has timed, and checked.
+    pub fn timed(&mut self, work: Work<'_>, seconds: f64) {
         self.checked += 1;
         if self.test {
-            println!("checked {} {} {}", work.family, work.kernel, work.shape);
-            return Ok(());
+            return println!("checked {} {} {}", work.family, work.kernel, work.shape);
         }
-        let seconds = self.seconds(64, launch)?;
         let line = Line {
             family: work.family.into(),
             kernel: work.kernel,
@@ -99,7 +104,6 @@ impl Bench {
         }
         println!("{}", line.row(self.copy));
         self.lines.push(line);
-        Ok(())
     }
 
     /// Seconds of one call, from `calls` of them recorded and replayed as one where the device can: short kernels

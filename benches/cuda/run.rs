@@ -8,7 +8,7 @@ use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::runtime::Runtime;
 
 use crate::measure::Bench;
-use crate::{attention, dense, elementwise, peak, quant};
+use crate::{attention, dense, elementwise, exchange, peak, quant};
 
 pub fn main() {
     let (mut test, mut json, mut words) = (false, None, Vec::new());
@@ -59,8 +59,13 @@ fn measure(rt: Arc<dyn Runtime>, test: bool, words: Vec<String>, json: Option<St
     quant::decode(&mut bench)?;
     attention::decode(&mut bench)?;
     attention::prefill(&mut bench)?;
+    exchange::round_trip(&mut bench)?;
+    exchange::pages(&mut bench)?;
     elementwise::norms(&mut bench)?;
     elementwise::logits(&mut bench)?;
+    elementwise::embeddings(&mut bench)?;
+    elementwise::rope(&mut bench)?;
+    elementwise::activations(&mut bench)?;
     bench.finish();
     if let Some(path) = json {
         let text = serde_json::to_string_pretty(&bench.json()).expect("plain values");

@@ -46,6 +46,8 @@ pub struct ModelSpec {
     pub tied_head: bool,
     /// tanh soft-cap of the logits: cap*tanh(x/cap).
     pub logit_softcap: Option<f32>,
+    /// Activations may leave the range of f16 (Gemma: trained in bfloat16, known to overflow).
+    pub wide_activations: bool,
 }
 
 /// Normalisation.

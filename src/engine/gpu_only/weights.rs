@@ -154,7 +154,7 @@ pub(super) fn activation_type(accel: &dyn Accelerator, spec: &ModelSpec, weights
             }
         }
     }
-    if spec.family.starts_with("gemma") && accel.activations_for(DType::BF16) == Some(Half::BF16) {
+    if spec.wide_activations && accel.activations_for(DType::BF16) == Some(Half::BF16) {
         act = Half::BF16;
     }
     Ok(act)

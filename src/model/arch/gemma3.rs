@@ -80,6 +80,7 @@ fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
         });
     }
     spec.logit_softcap = c.opt_float("final_logit_softcapping")?.filter(|&x| x != 0.0);
+    spec.wide_activations = true;
     Ok(finish(spec, c.opt_float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA)))
 }
 
@@ -139,6 +140,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
             window,
             tied_head: c.flag("tie_word_embeddings", true)?,
             logit_softcap: c.opt_float("final_logit_softcapping")?,
+            wide_activations: true,
         },
         local,
     ))

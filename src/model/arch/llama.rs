@@ -48,6 +48,7 @@ pub fn gguf_like_llama(c: &GgufConfig, family: &str, pairing: RopePairing) -> Re
         window: None,
         tied_head: c.tensors.get("output.weight").is_none(),
         logit_softcap: None,
+        wide_activations: false,
     })
 }
 
@@ -77,5 +78,6 @@ pub fn from_hf(c: &HfConfig, family: &str) -> Result<ModelSpec> {
         window: None,
         tied_head: c.flag("tie_word_embeddings", false)?,
         logit_softcap: None,
+        wide_activations: false,
     })
 }

@@ -83,5 +83,6 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         window: None,
         tied_head: c.flag("tie_word_embeddings", true)?,
         logit_softcap: None,
+        wide_activations: false,
     })
 }
