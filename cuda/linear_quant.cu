@@ -26,7 +26,6 @@
 // oracle f64 on dequantised weights, tests/gpu_quant.rs
 // refs   Frantar et al. 2024 (Marlin): fragment order, ring, split-k
 // no-spill all
-// may-spill 75 linear_q6_k_f16_t32
 #include "quant_store.cuh"
 #include "quant_tile.cuh"
 

@@ -47,6 +47,9 @@ def lines_of(parts):
 
 
 # What the issue asks of a data-centre GPU: name, which lines, which number, the least it may be.
+# Rows to the host, the host's answer, the answer on the device.
+ROUND_TRIP_US = 20
+
 GOALS = [
     ("decode linear bf16, M = 1, copy bandwidth", "of_copy", 0.80,
      lambda l: l["family"] == "decode-linear" and "bf16" in l["kernel"] and "llama" in l["shape"] and l["shape"].endswith("m=1")),
@@ -90,6 +93,10 @@ def headlines(parts):
         worst = min(best, key=best.get)
         shown = f"{percent(min(best.values()))} to {percent(max(best.values()))}"
         rows.append((what, f"worst: {worst}", shown, "", "", f"{verdict(best[worst], goal)} (goal {percent(goal)})"))
+    for line in lines:
+        if line["family"] == "exchange" and "collect" in line["shape"]:
+            met = "met" if line["us"] <= ROUND_TRIP_US else "short"
+            rows.append(("hand-over", line["shape"], f"{line['us']:.1f} µs", "", "", f"{met} (goal {ROUND_TRIP_US} µs)"))
     return rows
 
 
