@@ -95,7 +95,7 @@ def headlines(parts):
         rows.append((what, f"worst: {worst}", shown, "", "", f"{verdict(best[worst], goal)} (goal {percent(goal)})"))
     for line in lines:
         if line["family"] == "exchange" and "collect" in line["shape"]:
-            met = "met" if line["us"] <= ROUND_TRIP_US else "short"
+            met = "reached" if line["us"] <= ROUND_TRIP_US else "missed"
             rows.append(("hand-over", line["shape"], f"{line['us']:.1f} µs", "", "", f"{met} (goal {ROUND_TRIP_US} µs)"))
     return rows
 
