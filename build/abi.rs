@@ -101,7 +101,9 @@ fn find_libclang() -> std::result::Result<(), String> {
         unsafe { std::env::set_var("LIBCLANG_PATH", folder) };
     }
     clang_sys::load().map_err(|e| {
-        let why = e.lines().next().unwrap_or_default().to_owned();
+        // Its first words; what follows lists every name that it looked for.
+        let why =
+            e.lines().next().unwrap_or_default().split(" matching").next().unwrap_or_default().to_owned();
         format!("no usable libclang ({why}); {}, `apt install libclang-dev` too", tools::REMEDY)
     })
 }
