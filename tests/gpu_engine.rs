@@ -48,14 +48,14 @@ fn options(kv: KvDType, context: usize, sequences: usize) -> Options {
 
 /// By how many standard deviations of the logits the worst row may be off, root mean square of the row.
 ///
-/// As in tests/families.rs, but what enters every matrix is rounded to 16 bits: with unit roundoff u (2⁻⁹ for
-/// bfloat16, 2⁻¹² for f16 scaled by its three more bits), u/√3 root mean square of a value. A layer rounds the inputs of q|k|v
-/// (which moves q, k and v), q, k and v themselves, the probabilities, attention's output, and the inputs of up and
-/// down: seven independent errors of that size, so √(7L) of them; the worst of 70 rows gets four times that.
+/// As in tests/families.rs, but what enters every matrix is rounded to 16 bits: with unit roundoff u (2⁻⁸ for
+/// bfloat16, 2⁻¹¹ for f16), u/√3 root mean square of a value. A layer rounds the inputs of q|k|v (which moves q, k
+/// and v), q, k and v themselves, the probabilities, attention's output, and the inputs of up and down: seven
+/// independent errors of that size, so √(7L) of them; the worst of 70 rows gets four times that.
 fn bound(spec: &ModelSpec, kv: KvDType, bf16: bool) -> f64 {
-    let u = |bf16: bool| if bf16 { 2f64.powi(-9) } else { 2f64.powi(-12) };
+    let u = |bf16: bool| if bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
     let widest = u(bf16 || kv == KvDType::BF16);
-    4.0 * (7.0 * spec.n_layers as f64).sqrt() * widest * 2.0 / 3f64.sqrt()
+    4.0 * (7.0 * spec.n_layers as f64).sqrt() * widest / 3f64.sqrt()
 }
 
 #[test]
