@@ -5,7 +5,7 @@
 //! | weights | held as | few rows | many rows |
 //! |---|---|---|---|
 //! | quantised | [`packed`]: 16 rows interleaved | int8 dot products ([`vnni`], [`avx2_int8`]) | the same kernel; AMX: bf16 panels |
-//! | f32 f16 bf16 | row-major, straight from the file | [`rowdot`] in f32 | [`panel`]: 16 rows transposed on the fly |
+//! | f32 f16 bf16 | row-major, straight from the file | [`rowdot`] in f32, [`rowdot_bf16`] | [`panel`]: 16 rows transposed on the fly |
 //! | any, reference tier | row-major | [`crate::reference::linear`] | the same |
 //!
 //! Every output element is computed by one thread in one fixed order over k, so results do not depend
@@ -23,6 +23,8 @@ mod panel;
 mod plan;
 #[cfg(target_arch = "x86_64")]
 mod rowdot;
+#[cfg(target_arch = "x86_64")]
+mod rowdot_bf16;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 

@@ -5,7 +5,7 @@ use super::acts::{Acts, Need};
 use super::amx;
 use super::packed::{GROUP, Packed};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2_int8, panel, rowdot, vnni};
+use super::{avx2_int8, panel, rowdot, rowdot_bf16, vnni};
 use crate::device::host::Pool;
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Tensor};
@@ -45,6 +45,7 @@ enum Path {
     Vnni,
     Avx2Int8,
     RowDot,
+    RowDotBf16,
     #[cfg(target_arch = "x86_64")]
     Panel(panel::Kind),
     AmxPacked,
@@ -137,7 +138,10 @@ impl Linear {
             #[cfg(target_arch = "x86_64")]
             (_, Store::Packed(_)) => Path::Vnni,
             #[cfg(target_arch = "x86_64")]
-            (_, Store::Rows(_)) if fast && m <= rowdot::MAX_M => Path::RowDot,
+            (isa, Store::Rows(_)) if fast && m <= rowdot::MAX_M => {
+                let dot = isa > Isa::Avx2 && self.dtype == DType::BF16 && Caps::get().avx512_bf16;
+                if dot { Path::RowDotBf16 } else { Path::RowDot }
+            }
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, _) => Path::Panel(panel::Kind::F32Avx2),
             #[cfg(target_arch = "x86_64")]
@@ -157,7 +161,7 @@ impl Linear {
             Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine: self.fine, ..Need::default() },
             Path::AmxPacked | Path::AmxRows => Need { tiles: true, ..Need::default() },
             #[cfg(target_arch = "x86_64")]
-            Path::Panel(panel::Kind::Bf16) => Need { bf16: true, ..Need::default() },
+            Path::RowDotBf16 | Path::Panel(panel::Kind::Bf16) => Need { bf16: true, ..Need::default() },
             _ => Need::default(),
         }
     }
@@ -235,6 +239,13 @@ impl Linear {
                 unsafe {
                     kernel(self.dtype, rows.as_ptr(), r1 - r0, k, x.f32().as_ptr(), m, out.add(r0), ldo)
                 };
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Store::Rows(w), Path::RowDotBf16) => {
+                let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
+                let (x, stride) = (x.bf16().as_ptr(), x.k_padded());
+                // SAFETY: as above; `rows` holds r1 - r0 rows.
+                unsafe { rowdot_bf16::gemm(rows.as_ptr(), r1 - r0, k, x, stride, m, out.add(r0), ldo) };
             }
             #[cfg(target_arch = "x86_64")]
             (Store::Rows(w), Path::Panel(kind)) => {
