@@ -278,7 +278,8 @@ unsafe fn tile<F: Format, const MT: usize>(
         for r in 0..records {
             for b in 0..blocks {
                 // A block's share of the record's lines: all at once would fill the miss buffers.
-                let lines = F::LAYOUT.record_bytes.div_ceil(64 * blocks);
+                let lines =
+                    if MT >= PREFETCH_MIN_MT { F::LAYOUT.record_bytes.div_ceil(64 * blocks) } else { 0 };
                 for l in b * lines..(b + 1) * lines {
                     _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + l * 64).cast());
                 }
@@ -320,6 +321,10 @@ unsafe fn tile<F: Format, const MT: usize>(
 /// How far ahead of the reads lines are requested, bytes: about the latency of memory (100 ns) times
 /// the bandwidth of a core (20 GB/s), rounded up.
 const PREFETCH: usize = 4096;
+
+/// Tokens per tile from which lines are requested ahead. With fewer, a block takes so few cycles that the window of
+/// the core reaches over the next ones, and requests only take slots: one sequence of SmolLM2 or a 1B q4_0 decodes 14 to 20% faster without.
+const PREFETCH_MIN_MT: usize = 2;
 
 /// Tokens per tile when there are many: activations of a tile stay in L1 while groups pass.
 const MT: usize = 8;
