@@ -52,6 +52,10 @@ pub struct Prepared {
 /// Alignment of each weight in the arena.
 const ALIGN: usize = 64;
 
+/// Bytes of the file whose pages are given back at a time, once packed: each time interrupts the other cores
+/// (their TLBs must forget the pages), so not too often, and what waits is in memory twice, so not too late.
+const RELEASE_BYTES: usize = 4 << 20;
+
 /// Rows per chunk of parallel packing, in groups of 16.
 const PACK_GROUPS: usize = 8;
 
@@ -69,6 +73,10 @@ impl Prepared {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Prepared> {
         let mut arena = Arena::plan(&spec, weights, isa)?;
+        // What is packed is read once and released; a file of floats is read for every token.
+        for t in linear_names(&spec).filter_map(|name| weights.get(&name)) {
+            t.data.advise_large_pages(arena.slots.is_empty());
+        }
         arena.fill(pool, isa, progress)?;
         let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
         let lin = |name: &str, n: usize, k: usize| -> Result<Linear> {
@@ -224,31 +232,37 @@ impl<'a> Arena<'a> {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
         let base = AtomicPtr::new(map.as_mut_ptr());
+        let mut packed = Vec::new();
         for (_, tensor, offset) in &self.slots {
-            let groups = tensor.rows().div_ceil(GROUP);
+            let (groups, row_bytes) = (tensor.rows().div_ceil(GROUP), tensor.row_bytes());
             let group_bytes =
                 Packed::size(tensor.dtype, tensor.rows(), tensor.cols()).expect("quantised") / groups;
-            pool.run(groups.div_ceil(PACK_GROUPS), &|c, _| {
-                let first = c * PACK_GROUPS;
-                let last = (first + PACK_GROUPS).min(groups);
-                for g in first..last {
-                    // SAFETY: each group has its own bytes of the arena, inside `total`, and belongs to
-                    // exactly one chunk; the map outlives the job.
-                    let out = unsafe {
-                        let at = base.load(Ordering::Relaxed).add(offset + g * group_bytes);
-                        std::slice::from_raw_parts_mut(at, group_bytes)
-                    };
-                    pack_group(tensor, g, out);
+            let slab = (RELEASE_BYTES / (GROUP * row_bytes)).max(1).next_multiple_of(PACK_GROUPS);
+            for start in (0..groups).step_by(slab) {
+                let end = (start + slab).min(groups);
+                let first_row = |group: usize| (group * GROUP).min(tensor.rows());
+                pool.run((end - start).div_ceil(PACK_GROUPS), &|c, _| {
+                    let first = start + c * PACK_GROUPS;
+                    let last = (first + PACK_GROUPS).min(end);
+                    for g in first..last {
+                        // SAFETY: each group has its own bytes of the arena, inside `total`, and belongs to
+                        // exactly one chunk; the map outlives the job.
+                        let out = unsafe {
+                            let at = base.load(Ordering::Relaxed).add(offset + g * group_bytes);
+                            std::slice::from_raw_parts_mut(at, group_bytes)
+                        };
+                        pack_group(tensor, g, out);
+                    }
+                    progress(((first_row(last) - first_row(first)) * row_bytes) as u64);
+                });
+                let bytes = (first_row(end) - first_row(start)) * row_bytes;
+                packed.extend(tensor.data.slice(first_row(start) * row_bytes, bytes));
+                if packed.iter().map(|b| b.len()).sum::<usize>() >= RELEASE_BYTES {
+                    packed.drain(..).for_each(|b| b.release_pages());
                 }
-                let rows = (last * GROUP).min(tensor.rows()) - first * GROUP;
-                let bytes = rows * tensor.row_bytes();
-                // The packed copy replaces the file's pages in memory, piece by piece.
-                if let Some(done) = tensor.data.slice(first * GROUP * tensor.row_bytes(), bytes) {
-                    done.release_pages();
-                }
-                progress(bytes as u64);
-            });
+            }
         }
+        packed.drain(..).for_each(|b| b.release_pages());
         let map = map.make_read_only().map_err(no_room)?;
         self.bytes = Some(Bytes::from_map(Arc::new(map)));
         Ok(())
