@@ -433,3 +433,73 @@ pub(super) unsafe fn avx2(dtype: DType, job: &Job) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Caps;
+
+    /// Also the kernels that `plan` does not choose on this machine. Small integers: exact in every type and
+    /// in every order, so nothing but a wrong element can differ.
+    #[test]
+    fn every_kernel_multiplies_the_elements_it_should() {
+        let caps = Caps::get();
+        for (m, n, k) in
+            [(1, 1, 1), (2, 3, 33), (5, 9, 64), (6, 4, 95), (7, 8, 130), (13, 6, 257), (19, 5, 40)]
+        {
+            let w: Vec<f32> = (0..n * k).map(|i| (i * 7 % 13) as f32 - 6.0).collect();
+            let x: Vec<f32> = (0..m * k).map(|i| (i * 5 % 11) as f32 - 5.0).collect();
+            let values = (&w, &x);
+            let bits = |x: &[f32], dtype: DType| -> Vec<u8> {
+                let one = |&x: &f32| match dtype {
+                    DType::F32 => x.to_le_bytes().to_vec(),
+                    DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+                    _ => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+                };
+                x.iter().flat_map(one).collect()
+            };
+            for (kernel, dtype) in [DType::F32, DType::F16, DType::BF16]
+                .into_iter()
+                .flat_map(|d| [("avx2", d), ("avx512", d)])
+                .chain([("avx512_bf16", DType::BF16)])
+            {
+                let (has, x) = match kernel {
+                    "avx2" => (caps.avx2, bits(values.1, DType::F32)),
+                    "avx512" => (caps.avx512, bits(values.1, DType::F32)),
+                    _ => (caps.avx512 && caps.avx512_bf16, bits(values.1, DType::BF16)),
+                };
+                if !has {
+                    println!("skipped: {kernel}: this CPU has it not");
+                    continue;
+                }
+                let w = bits(values.0, dtype);
+                let (ldo, canary) = (n + 2, 0.5);
+                let mut out = vec![canary; m * ldo];
+                let job = Job {
+                    w: w.as_ptr(),
+                    n,
+                    k,
+                    x: x.as_ptr(),
+                    x_stride: x.len() / m,
+                    m,
+                    out: out.as_mut_ptr(),
+                    ldo,
+                };
+                // SAFETY: the CPU was asked; the matrices are the vectors above.
+                unsafe {
+                    match kernel {
+                        "avx2" => avx2(dtype, &job),
+                        "avx512" => avx512(dtype, &job),
+                        _ => avx512_bf16(&job),
+                    }
+                }
+                for (i, got) in out.iter().enumerate() {
+                    let (t, r) = (i / ldo, i % ldo);
+                    let product = |j: usize| values.0[r * k + j] * values.1[t * k + j];
+                    let want = if r < n { (0..k).map(product).sum() } else { canary };
+                    assert_eq!(*got, want, "{kernel} {dtype} M={m} N={n} K={k}: token {t}, row {r}");
+                }
+            }
+        }
+    }
+}
