@@ -3,4 +3,4 @@
 pub mod cpu;
 mod pool;
 
-pub use pool::Pool;
+pub use pool::{MAX_RANGES, Pool};

@@ -25,8 +25,8 @@ const SPIN: std::time::Duration = std::time::Duration::from_micros(300);
 /// only reached when a worker was descheduled in the middle of a chunk.
 const YIELD_AFTER: u32 = 20_000;
 
-/// Most ranges that [`Pool::run_streams`] splits a job into.
-const MAX_RANGES: usize = 64;
+/// Most ranges that [`Pool::run_ranges`] and [`Pool::run_streams`] split a job into.
+pub const MAX_RANGES: usize = 64;
 
 /// The job type: `(chunk, worker)`.
 type Job<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -208,15 +208,29 @@ impl Pool {
         if ranges == 1 || chunks <= ranges {
             return self.run(chunks, f);
         }
-        let next: [Line<AtomicUsize>; MAX_RANGES] =
-            std::array::from_fn(|i| Line(AtomicUsize::new(if i < ranges { i * chunks / ranges } else { 0 })));
+        let ends: [usize; MAX_RANGES] = std::array::from_fn(|i| (i + 1) * chunks / ranges);
+        self.run_ranges(&ends[..ranges], f);
+    }
+
+    /// As [`Pool::run_streams`] for ranges of the caller's choice: range `i` ends before chunk `ends[i]`, where the
+    /// next one begins. A range's chunks begin in order, also when others help.
+    ///
+    /// # Panics
+    /// As [`Pool::run`]; if there are more than [`MAX_RANGES`].
+    pub fn run_ranges(&self, ends: &[usize], f: &(dyn Fn(usize, usize) + Sync)) {
+        let ranges = ends.len();
+        assert!(ranges <= MAX_RANGES, "{ranges} ranges in one job");
+        if ends.last().is_none_or(|&chunks| chunks <= 1) {
+            return self.run(ends.last().copied().unwrap_or(0), f);
+        }
+        let start = |i: usize| if i == 0 || i >= ranges { 0 } else { ends[i - 1] };
+        let next: [Line<AtomicUsize>; MAX_RANGES] = std::array::from_fn(|i| Line(AtomicUsize::new(start(i))));
         self.run(ranges, &|slot, worker| {
             for i in 0..ranges {
                 let range = (slot + i) % ranges;
-                let end = (range + 1) * chunks / ranges;
                 loop {
                     let c = next[range].0.fetch_add(1, Ordering::Relaxed);
-                    if c >= end {
+                    if c >= ends[range] {
                         break;
                     }
                     f(c, worker);

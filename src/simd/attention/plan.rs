@@ -6,13 +6,18 @@ use super::item::{Inputs, Scratch, Sink, Work, merge_split, run_work};
 use super::kernels::{self, BlockKernels, MAX_ROWS};
 use super::{Partial, SEGMENT};
 use crate::cache::{LayerKv, PAGE_TOKENS, SeqRows};
-use crate::device::host::Pool;
+use crate::device::host::{MAX_RANGES, Pool};
 use crate::simd::Isa;
 use crate::{Error, Result};
 
-/// Rows are split across threads until there are about this many items per thread: dynamic chunks then
-/// leave a thread idle for at most 1/32 of the run.
-const ITEMS_PER_THREAD: usize = 32;
+/// Bytes of keys and values from which an item needs not grow: long enough that its ends do not show.
+const ITEM_BYTES: usize = 512 << 10;
+
+/// Bytes of keys and values below which an item is not worth cutting (about a microsecond).
+const MIN_BYTES: usize = 16 << 10;
+
+/// Up to so many rows of a KV head, reading its keys and values takes longer than computing.
+const MIN_ROWS: usize = 6;
 
 /// What attention of one kind of layer looks like.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,14 +41,20 @@ pub(super) struct Seq {
     pub row0: usize,
 }
 
-/// A row block whose segments are spread over several items.
+/// A row block that several items share.
 pub(super) struct Split {
     /// The whole of it.
     pub work: Work,
     /// First slot of the segments' results.
     pub slot0: usize,
+    /// First of its tallies, one per KV head.
+    tally0: usize,
+}
+
+/// Items that hold a part of one KV head of a split.
+struct Tally {
     n_items: u32,
-    /// Items still to finish in this run; the last one merges.
+    /// Those still to finish in this run; the last one merges.
     left: AtomicU32,
 }
 
@@ -51,7 +62,8 @@ struct Item {
     work: Work,
     /// Index into `splits` if this is not the whole row block.
     split: Option<u32>,
-    cost: usize,
+    /// Whether the next item is of the same range.
+    goes_on: bool,
 }
 
 /// The work items of one step, for all layers of one shape. Reuse it from step to step with
@@ -63,8 +75,11 @@ pub struct AttnPlan {
     rows: usize,
     pages: Vec<u32>,
     seqs: Vec<Seq>,
+    /// In the order of memory, cut into `ends.len()` ranges of equal cost, one per thread.
     items: Vec<Item>,
+    ends: Vec<usize>,
     splits: Vec<Split>,
+    tallies: Vec<Tally>,
     scratch: Scratch,
 }
 
@@ -97,7 +112,9 @@ impl AttnPlan {
             pages: Vec::new(),
             seqs: Vec::new(),
             items: Vec::new(),
+            ends: Vec::new(),
             splits: Vec::new(),
+            tallies: Vec::new(),
             scratch: Scratch::default(),
         };
         plan.rebuild(seqs);
@@ -117,7 +134,9 @@ impl AttnPlan {
         self.pages.clear();
         self.seqs.clear();
         self.items.clear();
+        self.ends.clear();
         self.splits.clear();
+        self.tallies.clear();
         let mut spans: Vec<(usize, usize)> = Vec::with_capacity(seqs.len());
         for s in seqs.iter().filter(|s| s.n_rows > 0) {
             let end = s.first_pos + s.n_rows;
@@ -138,43 +157,86 @@ impl AttnPlan {
         self.rows = spans.last().map_or(0, |s| s.1);
 
         let blocks: Vec<Work> = self.row_blocks(seqs);
-        let total: usize = blocks.iter().map(|w| self.cost(w)).sum();
-        let grain = total / (self.threads * ITEMS_PER_THREAD);
-        let mut slots = 0;
-        for work in blocks {
-            let cost = self.cost(&work);
-            let segments = work.segments.len();
-            let pieces = if self.threads == 1 || segments < 2 || cost <= grain.max(1) {
-                1
-            } else {
-                cost.div_ceil(grain.max(1)).min(segments)
-            };
-            if pieces == 1 {
-                self.items.push(Item { work, split: None, cost });
-                continue;
-            }
-            let split = self.splits.len() as u32;
-            let first = work.segments.start;
-            for i in 0..pieces {
-                let range = first + segments * i / pieces..first + segments * (i + 1) / pieces;
-                let cost = cost * range.len() / segments;
-                self.items.push(Item {
-                    work: Work { segments: range, ..work.clone() },
-                    split: Some(split),
-                    cost,
-                });
-            }
-            let n_items = pieces as u32;
-            let rows = work.rows();
-            self.splits.push(Split { work, slot0: slots, n_items, left: AtomicU32::new(n_items) });
-            slots += segments * rows;
-        }
-        // The heaviest first, so that what is left at the end is small.
-        self.items.sort_by_key(|i| std::cmp::Reverse(i.cost));
+        let slots = self.share_out(blocks);
         self.scratch.resize(self.threads, self.shape.head_dim, slots);
     }
 
-    /// Cuts all rows into blocks of at most [`MAX_ROWS`] that share a KV head.
+    /// Cuts the row blocks into items, and those into a range for each thread; gives the slots that split blocks need.
+    ///
+    /// A range begins with large items, for long runs of memory, and ends with small ones: each item takes at most
+    /// half of what its range still lacks, so that threads which help each other end at about the same time.
+    fn share_out(&mut self, blocks: Vec<Work>) -> usize {
+        let ranges = self.threads.min(MAX_RANGES);
+        let total: usize = blocks.iter().map(|w| self.cost(w)).sum();
+        let bytes = |n: usize| n / (4 * self.shape.head_dim) * MIN_ROWS;
+        let most = (total / (8 * ranges)).max(bytes(ITEM_BYTES)).min(total / (2 * ranges));
+        let least = bytes(MIN_BYTES);
+        let (mut done, mut slots) = (0, 0);
+        for block in blocks {
+            let first = self.items.len();
+            let (mut segment, mut kv_head) = (block.segments.start, block.kv_heads.start);
+            while segment < block.segments.end {
+                let part = |segments: std::ops::Range<usize>, kv_heads: std::ops::Range<usize>| Work {
+                    segments,
+                    kv_heads,
+                    ..block.clone()
+                };
+                let unit = self.cost(&part(segment..segment + 1, kv_head..kv_head + 1));
+                let range_end = |range: usize| total * (range + 1) / ranges;
+                while self.ends.len() + 1 < ranges && done + unit / 2 >= range_end(self.ends.len()) {
+                    self.ends.push(self.items.len());
+                }
+                let lacks = range_end(self.ends.len()).saturating_sub(done);
+                let target = if ranges == 1 { usize::MAX } else { (lacks / 2).min(most).max(least) };
+                let heads_left = block.kv_heads.end - kv_head;
+                let mut end = segment;
+                if kv_head == block.kv_heads.start {
+                    while end < block.segments.end
+                        && self.cost(&part(segment..end + 1, block.kv_heads.clone())) <= target
+                    {
+                        end += 1;
+                    }
+                }
+                let work = if end > segment {
+                    part(segment..end, block.kv_heads.clone())
+                } else {
+                    part(segment..segment + 1, kv_head..kv_head + (target / unit).clamp(1, heads_left))
+                };
+                done += self.cost(&work);
+                (segment, kv_head) = if work.kv_heads.end == block.kv_heads.end {
+                    (work.segments.end, block.kv_heads.start)
+                } else {
+                    (segment, work.kv_heads.end)
+                };
+                self.items.push(Item { work, split: None, goes_on: true });
+            }
+            if self.items.len() - first > 1 {
+                slots += self.split(block, first, slots);
+            }
+        }
+        self.ends.resize(ranges, self.items.len());
+        for &end in self.ends.iter().filter(|&&end| end > 0) {
+            self.items[end - 1].goes_on = false;
+        }
+        slots
+    }
+
+    /// Notes that the items from `first` on are parts of `block`; gives the slots it needs.
+    fn split(&mut self, block: Work, first: usize, slot0: usize) -> usize {
+        let index = self.splits.len() as u32;
+        let tally0 = self.tallies.len();
+        for kv_head in block.kv_heads.clone() {
+            let parts = self.items[first..].iter().filter(|i| i.work.kv_heads.contains(&kv_head));
+            let n_items = parts.count() as u32;
+            self.tallies.push(Tally { n_items, left: AtomicU32::new(n_items) });
+        }
+        self.items[first..].iter_mut().for_each(|i| i.split = Some(index));
+        let slots = block.segments.len() * block.rows();
+        self.splits.push(Split { work: block, slot0, tally0 });
+        slots
+    }
+
+    /// Cuts all rows into blocks of at most [`MAX_ROWS`]: few rows of many KV heads, or many of one.
     fn row_blocks(&self, seqs: &[SeqRows<'_>]) -> Vec<Work> {
         let group = self.shape.n_heads / self.shape.n_kv_heads;
         // A group larger than a block (multi-query attention with many heads) is cut by heads.
@@ -187,14 +249,14 @@ impl AttnPlan {
                 let pos = s.first_pos + first..s.first_pos + first + n_pos;
                 let start = self.shape.window.map_or(0, |w| (pos.start + 1).saturating_sub(w));
                 let segments = start / SEGMENT..pos.end.div_ceil(SEGMENT);
-                for kv_head in 0..self.shape.n_kv_heads {
+                let kv_heads = (MAX_ROWS / (heads * n_pos)).clamp(1, self.shape.n_kv_heads);
+                for kv_head in (0..self.shape.n_kv_heads).step_by(kv_heads) {
+                    let kv_heads = kv_head..(kv_head + kv_heads).min(self.shape.n_kv_heads);
                     for h in (0..group).step_by(heads) {
-                        let head0 = kv_head * group + h;
-                        let heads = head0..head0 + heads.min(group - h);
                         blocks.push(Work {
                             seq,
-                            kv_head,
-                            heads,
+                            kv_heads: kv_heads.clone(),
+                            heads: h..(h + heads).min(group),
                             pos: pos.clone(),
                             segments: segments.clone(),
                         });
@@ -208,7 +270,7 @@ impl AttnPlan {
     /// Relative time: cache lines that come from memory, and rows that compute on them.
     fn cost(&self, w: &Work) -> usize {
         let tokens = w.pos.end.min(w.segments.end * SEGMENT) - w.segments.start * SEGMENT;
-        tokens.max(16) * w.rows().max(6)
+        tokens.max(16) * w.kv_heads.len() * w.rows_per_kv_head().max(MIN_ROWS)
     }
 
     /// Attends all rows of the plan in one layer: `q` and `out` are `[rows][n_heads · head_dim]`. Rows of
@@ -274,11 +336,14 @@ impl AttnPlan {
             pool.threads()
         );
         let (seqs, pages, items, splits) = (&self.seqs, &self.pages, &self.items, &self.splits);
+        let tallies = &self.tallies;
         let scratch = self.scratch.share();
-        pool.run(items.len(), &|chunk, worker| {
+        pool.run_ranges(&self.ends, &|chunk, worker| {
             let item = &items[chunk];
             let seq = &seqs[item.work.seq];
-            let inputs = Inputs { shape: s, kernels, kv, pages: &pages[seq.pages.clone()], seq, q };
+            let next = item.goes_on.then(|| &items[chunk + 1].work);
+            let next = next.map(|w| (w, &pages[seqs[w.seq].pages.clone()]));
+            let inputs = Inputs { shape: s, kernels, kv, pages: &pages[seq.pages.clone()], seq, q, next };
             // SAFETY: `scratch` is borrowed mutably for this whole call, workers have distinct numbers
             // below `threads` (checked above), and each runs one chunk at a time.
             let mut own = unsafe { scratch.worker(worker) };
@@ -288,16 +353,20 @@ impl AttnPlan {
                 unsafe { run_work(&inputs, &item.work, &mut own, sink) };
                 return;
             };
-            // SAFETY: `rebuild` made room for all slots, and those of a segment belong to one item. The item
-            // that merges has seen all others finish, and alone writes the row block's part of the sink.
+            // SAFETY: `rebuild` made room for all slots, and those of a segment and KV head belong to one item. The
+            // item that merges a KV head has seen all others that hold parts of it finish, and alone writes its part
+            // of the sink.
             unsafe {
                 let slots = scratch.slots(split.slot0);
-                let spread = Sink::segments(slots, split.work.segments.start);
+                let spread = Sink::segments(slots, &split.work, &item.work);
                 run_work(&inputs, &item.work, &mut own, &spread);
-                // Release what this item wrote, acquire what the others did.
-                if split.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    split.left.store(split.n_items, Ordering::Relaxed);
-                    merge_split(&inputs, &split.work, slots, &mut own, sink);
+                for kv_head in item.work.kv_heads.clone() {
+                    let tally = &tallies[split.tally0 + kv_head - split.work.kv_heads.start];
+                    // Release what this item wrote, acquire what the others did.
+                    if tally.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                        tally.left.store(tally.n_items, Ordering::Relaxed);
+                        merge_split(&inputs, &split.work, kv_head, slots, &mut own, sink);
+                    }
                 }
             }
         });
