@@ -220,6 +220,8 @@ impl Linear {
                     d: x.d().as_ptr(),
                     sum32: x.sum32().as_ptr(),
                     sum16: x.sum16().as_ptr(),
+                    minus32: x.minus32().as_ptr(),
+                    minus16: x.minus16().as_ptr(),
                     stride: x.k_padded(),
                 };
                 let kernel = if path == Path::Vnni { vnni::gemm } else { avx2_int8::gemm };
