@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
-use tandem::text::{Message, Sampler, StreamDecoder, Tokenizer, logprobs};
+use tandem::text::{Message, Sampler, Sandbox, StreamDecoder, Tokenizer, logprobs};
 
 use super::args::EngineArgs;
 use super::open::{self, Opened};
@@ -160,7 +160,7 @@ fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str)
     if args.raw {
         return Ok(tokenizer.encode(prompt, true, false)?);
     }
-    let Some(template) = opened.template(tokenizer)? else {
+    let Some(template) = opened.template(tokenizer) else {
         if args.system.is_some() {
             return Err(Error::usage("--system: this model has no chat template").into());
         }
@@ -174,7 +174,8 @@ fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str)
     messages.push(Message::new("user", prompt));
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
     let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-    let rendered = template.render(&messages, true, &bos, &eos)?;
+    // Whoever made the model wrote this program.
+    let rendered = Sandbox::this_program().render(template, &messages, true, &bos, &eos)?;
     // Most templates write the beginning-of-sequence token themselves: never two of them.
     let add_special = bos.is_empty() || !rendered.starts_with(&bos);
     Ok(tokenizer.encode(&rendered, add_special, true)?)
