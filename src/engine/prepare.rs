@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::device::host::Pool;
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
-use crate::reference::dequant::dequantise_row;
 use crate::simd::Isa;
 use crate::simd::linear::{GROUP, Linear, Packed, pack_group};
 use crate::tensor::{Bytes, Tensor};
@@ -81,12 +80,13 @@ impl Prepared {
         let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
         let lin = |name: &str, n: usize, k: usize| -> Result<Linear> {
             let linear = arena.linear(weights, &format!("{name}.weight"), n, k, isa)?;
-            Ok(linear.with_bias(floats(weights, &format!("{name}.bias"), n)?))
+            Ok(linear.with_bias(weights.floats(&format!("{name}.bias"), n)?))
         };
         let norm = |name: &str| -> Result<NormWeight> {
-            let w = floats(weights, &format!("{name}.weight"), d)?
+            let w = weights
+                .floats(&format!("{name}.weight"), d)?
                 .ok_or_else(|| Error::format(format!("{name}.weight"), "missing from the model"))?;
-            let b = floats(weights, &format!("{name}.bias"), d)?;
+            let b = weights.floats(&format!("{name}.bias"), d)?;
             if b.is_none() && matches!(spec.norm, Norm::Layer { .. }) {
                 return Err(Error::format(format!("{name}.bias"), "missing from the model"));
             }
@@ -97,7 +97,7 @@ impl Prepared {
                 let name = |s: &str| format!("blk.{i}.{s}");
                 let vector = |s: &str, n: usize, wanted: bool| -> Result<Option<Vec<f32>>> {
                     let name = name(s);
-                    let v = if wanted { floats(weights, &name, n)? } else { None };
+                    let v = if wanted { weights.floats(&name, n)? } else { None };
                     if wanted && v.is_none() {
                         return Err(Error::format(name, "missing from the model"));
                     }
@@ -180,18 +180,6 @@ fn linear_names(spec: &ModelSpec) -> impl Iterator<Item = String> + '_ {
     let layers = (0..spec.n_layers).flat_map(move |i| parts.map(|p| format!("blk.{i}.{p}.weight")));
     let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
     layers.chain([head.to_string()])
-}
-
-/// A vector of any dtype as f32.
-fn floats(weights: &Weights, name: &str, n: usize) -> Result<Option<Vec<f32>>> {
-    let Some(t) = weights.get(name) else { return Ok(None) };
-    if t.shape.iter().product::<usize>() != n || t.dtype.is_quantised() {
-        let (dtype, shape) = (t.dtype, &t.shape);
-        return Err(Error::format(name, format!("{dtype} of shape {shape:?}, wanted {n} floats")));
-    }
-    let mut out = vec![0f32; n];
-    dequantise_row(t.dtype, &t.data, &mut out);
-    Ok(Some(out))
 }
 
 /// The packed weights of a model in one anonymous mapping, on huge pages where the system grants them.
