@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// Above this size of one layer, huge pages are asked for: below, zeroing 2 MiB per layer at the
 /// first token would cost more than the TLB misses they save.
-const HUGE_FROM: usize = 4 << 20;
+const HUGE_FROM: usize = 2 << 20;
 
 /// Sizes that decide what a token's keys and values occupy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

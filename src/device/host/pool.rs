@@ -12,6 +12,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -223,8 +224,13 @@ impl Pool {
         if ends.last().is_none_or(|&chunks| chunks <= 1) {
             return self.run(ends.last().copied().unwrap_or(0), f);
         }
-        let start = |i: usize| if i == 0 || i >= ranges { 0 } else { ends[i - 1] };
-        let next: [Line<AtomicUsize>; MAX_RANGES] = std::array::from_fn(|i| Line(AtomicUsize::new(start(i))));
+        // Only as many lines as there are ranges: writing all of them would take longer than a short job.
+        let mut next = [const { MaybeUninit::<Line<AtomicUsize>>::uninit() }; MAX_RANGES];
+        for (i, next) in next[..ranges].iter_mut().enumerate() {
+            next.write(Line(AtomicUsize::new(if i == 0 { 0 } else { ends[i - 1] })));
+        }
+        // SAFETY: the first `ranges` elements have just been written, and MaybeUninit<T> is laid out as T.
+        let next = unsafe { std::slice::from_raw_parts(next.as_ptr().cast::<Line<AtomicUsize>>(), ranges) };
         self.run(ranges, &|slot, worker| {
             for i in 0..ranges {
                 let range = (slot + i) % ranges;
@@ -314,6 +320,22 @@ mod tests {
                     hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
                     "{threads} threads, {chunks} chunks"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn every_chunk_of_every_range_runs_once() {
+        for threads in [1, 2, 3] {
+            let pool = Pool::new(threads);
+            for ends in [&[][..], &[0], &[1], &[0, 1], &[5, 5, 9], &[0, 0, 4, 4], &[7, 1000]] {
+                let chunks = ends.last().copied().unwrap_or(0);
+                let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run_ranges(ends, &|c, w| {
+                    assert!(w < threads);
+                    hits[c].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{threads} threads, {ends:?}");
             }
         }
     }

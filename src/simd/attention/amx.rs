@@ -46,7 +46,7 @@ fn prefetch(from: *const u16, n: usize) {
 /// As [`Qk`] says; tiles are available.
 unsafe fn qk(a: &Qk) {
     if a.rows <= MEMORY_BOUND_ROWS {
-        a.ahead[..a.groups].iter().for_each(|&p| prefetch(p, 16 * a.head_dim));
+        a.ahead[0][..a.groups].iter().for_each(|&p| prefetch(p, 16 * a.head_dim));
     }
     let len = PAGE_TOKENS * a.head_dim;
     let n = a.groups.div_ceil(2);
@@ -72,7 +72,7 @@ unsafe fn pv(a: &Pv) {
     let len = PAGE_TOKENS * hd;
     let n = a.tokens.div_ceil(PAGE_TOKENS);
     if a.rows <= MEMORY_BOUND_ROWS {
-        a.ahead.iter().for_each(|&p| prefetch(p, len));
+        a.ahead[0].iter().for_each(|&p| prefetch(p, len));
     }
     // SAFETY: o has rows x head_dim f32, alpha and p one row each per row (see `Pv`).
     let (o, alpha, p) = unsafe {

@@ -7,9 +7,11 @@
 //! tile       QK up to 6 rows x 4 groups of 16 tokens; PV up to 6 rows x 4 vectors of 16 dims, 3 rows x 8
 //! registers  24 accumulators + 4 lines + 1 broadcast = 29 of 32 zmm
 //! bound      memory in decode: 4·T·head_dim bytes per KV head, each line loaded once per 6 rows. While QK
-//!            streams K it prefetches V of the same tokens, while PV streams V the next block's K: pages
-//!            are scattered, so the hardware prefetcher cannot know where they are. Into L2: prefetches into L1
-//!            are limited by its two dozen miss buffers (Zen 4, 1 thread: 14 GB/s cold, 22 with L2)
+//!            streams K it prefetches V of the same tokens, while PV streams V the next K: pages are
+//!            scattered, so the hardware prefetcher cannot know where they are. Into L2: prefetches into L1
+//!            are limited by its two dozen miss buffers (Zen 4, 1 thread: 14 GB/s cold, 22 with L2). And twice,
+//!            one run ahead and two: a core at work on lines in L2 asks for others three times as fast as memory
+//!            answers, and Zen 4 drops what it cannot queue (1 thread: 22 GB/s asked for once, 28 twice)
 //! error      q and P are rounded to bf16 once (2^-9 each); the sum s adds the *rounded* P, so the output
 //!            is a convex combination of values; tolerance derived in tests/attention_vs_reference.rs
 
@@ -17,7 +19,7 @@
 
 use std::arch::x86_64::*;
 
-use super::f32_body::row_max;
+use super::f32_body::maxima;
 use super::kernels::{BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::merge_body;
 use super::vector::Avx512;
@@ -79,20 +81,22 @@ unsafe fn qk_tile<const R: usize, const G: usize, const AHEAD: bool>(
     q: *const i32,
     pairs: usize,
     k: &[*const u16],
-    ahead: &[*const u16],
+    ahead: [&[*const u16]; 3],
     s: *mut f32,
 ) {
     // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
     unsafe {
         let k: [*const u16; G] = std::array::from_fn(|g| k[g]);
-        let ahead: [*const u16; G] = std::array::from_fn(|g| ahead[g]);
+        let ahead: [[*const u16; 3]; G] = std::array::from_fn(|g| ahead.map(|run| run[g]));
         let mut acc = [[_mm512_setzero_ps(); G]; R];
         for d in 0..pairs {
             let mut line = [_mm512_setzero_si512(); G];
             for g in 0..G {
                 line[g] = _mm512_loadu_si512(k[g].add(d * 32).cast());
                 if AHEAD {
-                    _mm_prefetch::<_MM_HINT_T1>(ahead[g].wrapping_add(d * 32).cast());
+                    for run in ahead[g] {
+                        _mm_prefetch::<_MM_HINT_T1>(run.wrapping_add(d * 32).cast());
+                    }
                 }
             }
             for r in 0..R {
@@ -123,7 +127,7 @@ unsafe fn qk(a: &Qk) {
             let pairs = a.head_dim / 2;
             let q = a.q.cast::<i32>().add(r * pairs);
             let s = a.s.add(r * S_STRIDE + g * 16);
-            let (k, ahead) = (&a.k[g..], &a.ahead[g..]);
+            let (k, ahead) = (&a.k[g..], a.ahead.each_ref().map(|run| &run[g..]));
             match n {
                 1 => qk_tile::<1, G, AHEAD>(q, pairs, k, ahead, s),
                 2 => qk_tile::<2, G, AHEAD>(q, pairs, k, ahead, s),
@@ -189,14 +193,13 @@ pub(super) unsafe fn softmax(a: &Softmax) {
     // tokens, which S_STRIDE has room for, since BLOCK is a multiple of 32.
     unsafe {
         let ones = _mm512_set1_epi32(0x3f80_3f80);
+        let base = maxima::<Avx512>(a, std::f32::consts::LN_2);
         for r in 0..a.rows {
             let s = a.s.add(r * S_STRIDE);
             let p = a.p.cast::<u16>().add(r * S_STRIDE);
-            let (base, alpha) =
-                row_max::<Avx512>(s, a.groups, *a.visible.add(r), &mut *a.m.add(r), std::f32::consts::LN_2);
-            *a.alpha.add(r) = alpha;
+            let base = _mm512_set1_ps(base[r]);
             let lanes = (*a.sum.add(r)).as_mut_ptr();
-            let mut sum = _mm512_mul_ps(_mm512_loadu_ps(lanes), _mm512_set1_ps(alpha));
+            let mut sum = _mm512_mul_ps(_mm512_loadu_ps(lanes), _mm512_set1_ps(*a.alpha.add(r)));
             for g in (0..a.groups).step_by(2) {
                 let e0 = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(g * 16)), base));
                 // The odd group out: its scores were not computed, its P is 0.
@@ -241,13 +244,15 @@ unsafe fn pv_tile<const R: usize, const C: usize, const AHEAD: bool>(
         for page in 0..pairs.div_ceil(PAGE_TOKENS / 2) {
             let first = page * (PAGE_TOKENS / 2);
             let v = a.v[page].add(d0 * 2);
-            let ahead = a.ahead[page].wrapping_add(d0 * 2);
+            let ahead = a.ahead.map(|run| run[page].wrapping_add(d0 * 2));
             for i in 0..(pairs - first).min(PAGE_TOKENS / 2) {
                 let mut line = [_mm512_setzero_si512(); C];
                 for c in 0..C {
                     line[c] = _mm512_loadu_si512(v.add(i * hd * 2 + c * 32).cast());
                     if AHEAD {
-                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(i * hd * 2 + c * 32).cast());
+                        for run in ahead {
+                            _mm_prefetch::<_MM_HINT_T1>(run.wrapping_add(i * hd * 2 + c * 32).cast());
+                        }
                     }
                 }
                 for r in 0..R {

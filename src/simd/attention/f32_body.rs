@@ -1,32 +1,56 @@
 //! Block kernels in f32: 16-bit keys and values are widened as they are read (AVX2, AVX-512).
 //!
-//! layout     K line: a pair of dims of 16 tokens; V line: 16 dims of a pair of tokens; both widen to two
-//!            f32 vectors by shift and mask (bf16) or vcvtph2ps (f16), with no shuffle across lanes
-//! tile       4 rows x 2 vectors (AVX2), 6 x 2 (AVX-512)
-//! registers  8 accumulators + 2 widened + 1 broadcast + constants = 13 of 16 ymm; 12 + 4 + 1 of 32 zmm
-//! bound      memory in decode: 4·T·head_dim bytes per KV head
+//! layout     K line: a pair of dims of 16 tokens; V line: 16 dims of a pair of tokens. A bf16 line is split into the
+//!            first and the second elements of its pairs, by shift and mask. An f16 line is widened half by half
+//!            straight from memory, its pairs stay neighbours, and they are added when the sum is complete:
+//!            separating them first took three more instructions a line than there are products for one row
+//! tile       2 rows x 2 vectors or 4 x 1 (AVX2), 6 x 2 (AVX-512), two accumulators each
+//! registers  8 accumulators + 4 widened + 2 broadcast = 14 of 16 ymm; 24 + 4 + 2 = 30 of 32 zmm
+//! bound      memory in decode: 4·T·head_dim bytes per KV head; else the products: 2 per row and vector, on Zen 4 one
+//!            cycle each in 512 bits, so for 4 rows 8 cycles a line, 29 GB/s at 3.64 GHz
 //! error      q and P stay f32; tolerance derived in tests/attention_vs_reference.rs
 
 #![allow(clippy::needless_range_loop)] // tiles: two indices into two or three arrays
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
-use super::kernels::{BLOCK, BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};
+use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::merge_body;
 use super::vector::{Avx2, Avx512, Simd};
 use crate::cache::PAGE_TOKENS;
 
-/// `N` pairs at `p`, widened.
+/// `N` pairs at `p`, widened to two vectors: apart (bf16), or the first and the last `N/2` pairs (f16).
 ///
 /// # Safety
 /// As [`Simd`]: `2·N` readable elements.
 #[inline(always)]
-unsafe fn pairs<V: Simd, const F16: bool>(p: *const u16) -> (V::F, V::F) {
+unsafe fn pairs<V: Simd, const F16: bool>(p: *const u16) -> [V::F; 2] {
     // SAFETY: the caller's contract.
-    unsafe { if F16 { V::f16_pairs(p) } else { V::bf16_pairs(p) } }
+    unsafe { if F16 { [V::f16(p), V::f16(p.add(V::N))] } else { V::bf16_pairs(p).into() } }
 }
 
-/// One tile of S: `R` rows x `W` vectors of tokens. Each score is one chain of FMAs over dims in order.
+/// What the two vectors of [`pairs`] are multiplied by for the factors at `p`.
+///
+/// # Safety
+/// As [`Simd`]: two readable elements.
+#[inline(always)]
+unsafe fn factors<V: Simd, const F16: bool>(p: *const f32) -> [V::F; 2] {
+    // SAFETY: the caller's contract.
+    unsafe { if F16 { [V::splat_pair(p); 2] } else { [V::splat(*p), V::splat(*p.add(1))] } }
+}
+
+/// Both products of each of the `N` pairs.
+///
+/// # Safety
+/// As [`Simd`].
+#[inline(always)]
+unsafe fn join<V: Simd, const F16: bool>([a, b]: [V::F; 2]) -> V::F {
+    // SAFETY: the caller's contract.
+    unsafe { if F16 { V::add_pairs(a, b) } else { V::add(a, b) } }
+}
+
+/// One tile of S: `R` rows x `W` vectors of tokens. Each score is two chains of FMAs over dims in order, the even and
+/// the odd ones, and their sum.
 ///
 /// # Safety
 /// `q` has `R` rows of `head_dim`; each `k` has `head_dim/2` runs of `2·N` elements, 32 apart; `s` has
@@ -36,27 +60,33 @@ unsafe fn qk_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
     q: *const f32,
     head_dim: usize,
     k: [*const u16; W],
-    ahead: [*const u16; W],
+    ahead: [[*const u16; W]; 3],
     s: *mut f32,
     at: [usize; W],
 ) {
     // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
     unsafe {
-        let mut acc = [[V::splat(0.0); W]; R];
+        let mut acc = [[[V::splat(0.0); 2]; W]; R];
         for d in 0..head_dim / 2 {
+            let mut x = [[V::splat(0.0); 2]; W];
             for w in 0..W {
-                _mm_prefetch::<_MM_HINT_T1>(ahead[w].wrapping_add(d * 32).cast());
-                let (even, odd) = pairs::<V, F16>(k[w].add(d * 32));
-                for r in 0..R {
-                    let q = q.add(r * head_dim + 2 * d);
-                    acc[r][w] = V::fma(even, V::splat(*q), acc[r][w]);
-                    acc[r][w] = V::fma(odd, V::splat(*q.add(1)), acc[r][w]);
+                for run in &ahead[..V::AHEAD] {
+                    _mm_prefetch::<_MM_HINT_T1>(run[w].wrapping_add(d * 32).cast());
+                }
+                x[w] = pairs::<V, F16>(k[w].add(d * 32));
+            }
+            for r in 0..R {
+                let q = factors::<V, F16>(q.add(r * head_dim + 2 * d));
+                for w in 0..W {
+                    for i in 0..2 {
+                        acc[r][w][i] = V::fma(x[w][i], q[i], acc[r][w][i]);
+                    }
                 }
             }
         }
         for r in 0..R {
             for w in 0..W {
-                V::store(s.add(r * S_STRIDE + at[w]), acc[r][w]);
+                V::store(s.add(r * S_STRIDE + at[w]), join::<V, F16>(acc[r][w]));
             }
         }
     }
@@ -81,28 +111,31 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
             let s = a.s.add(r * S_STRIDE);
             let mut v = 0;
             while v < total {
-                if total - v >= 2 {
+                if total - v >= 2 && n <= V::WIDE_ROWS {
                     let k = [vector(&a.k, v), vector(&a.k, v + 1)];
-                    let ahead = [vector(&a.ahead, v), vector(&a.ahead, v + 1)];
+                    let ahead = a.ahead.map(|run| [vector(&run, v), vector(&run, v + 1)]);
                     let at = [v * V::N, (v + 1) * V::N];
                     match n {
                         1 => qk_tile::<V, F16, 1, 2>(q, a.head_dim, k, ahead, s, at),
                         2 => qk_tile::<V, F16, 2, 2>(q, a.head_dim, k, ahead, s, at),
                         3 => qk_tile::<V, F16, 3, 2>(q, a.head_dim, k, ahead, s, at),
-                        5 if V::ROWS > 4 => qk_tile::<V, F16, 5, 2>(q, a.head_dim, k, ahead, s, at),
-                        6 if V::ROWS > 4 => qk_tile::<V, F16, 6, 2>(q, a.head_dim, k, ahead, s, at),
-                        _ => qk_tile::<V, F16, 4, 2>(q, a.head_dim, k, ahead, s, at),
+                        4 if V::WIDE_ROWS >= 4 => qk_tile::<V, F16, 4, 2>(q, a.head_dim, k, ahead, s, at),
+                        5 if V::WIDE_ROWS >= 5 => qk_tile::<V, F16, 5, 2>(q, a.head_dim, k, ahead, s, at),
+                        6 if V::WIDE_ROWS >= 6 => qk_tile::<V, F16, 6, 2>(q, a.head_dim, k, ahead, s, at),
+                        _ => unreachable!("{n} rows in a wide tile"),
                     }
                     v += 2;
                 } else {
-                    let (k, ahead, at) = ([vector(&a.k, v)], [vector(&a.ahead, v)], [v * V::N]);
+                    let (k, ahead, at) =
+                        ([vector(&a.k, v)], a.ahead.map(|run| [vector(&run, v)]), [v * V::N]);
                     match n {
                         1 => qk_tile::<V, F16, 1, 1>(q, a.head_dim, k, ahead, s, at),
                         2 => qk_tile::<V, F16, 2, 1>(q, a.head_dim, k, ahead, s, at),
                         3 => qk_tile::<V, F16, 3, 1>(q, a.head_dim, k, ahead, s, at),
-                        5 if V::ROWS > 4 => qk_tile::<V, F16, 5, 1>(q, a.head_dim, k, ahead, s, at),
-                        6 if V::ROWS > 4 => qk_tile::<V, F16, 6, 1>(q, a.head_dim, k, ahead, s, at),
-                        _ => qk_tile::<V, F16, 4, 1>(q, a.head_dim, k, ahead, s, at),
+                        4 => qk_tile::<V, F16, 4, 1>(q, a.head_dim, k, ahead, s, at),
+                        5 if V::ROWS >= 5 => qk_tile::<V, F16, 5, 1>(q, a.head_dim, k, ahead, s, at),
+                        6 if V::ROWS >= 6 => qk_tile::<V, F16, 6, 1>(q, a.head_dim, k, ahead, s, at),
+                        _ => unreachable!("{n} rows in a tile"),
                     }
                     v += 1;
                 }
@@ -112,51 +145,46 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
     }
 }
 
-/// The first half of a row's softmax: masks its scores, and gives (maximum to subtract, alpha).
-/// Scores count in `unit` (1: natural logarithms; ln 2: powers of two).
+/// The first half of the softmax: masks scores, updates the maxima and gives each row's alpha; returns what to subtract
+/// from its scores. These count in `unit` (1: natural logarithms; ln 2: powers of two). The exponentials of all
+/// rows are taken at once, and nothing branches on data.
 ///
 /// # Safety
-/// `s` has `groups · 16` elements; the CPU has `V`'s features.
+/// As [`Softmax`] says; the CPU has `V`'s features.
 #[inline(always)]
-pub(super) unsafe fn row_max<V: Simd>(
-    s: *mut f32,
-    groups: usize,
-    (lo, hi): (u32, u32),
-    m: &mut f32,
-    unit: f32,
-) -> (V::F, f32) {
-    // SAFETY: the caller's contract.
+pub(super) unsafe fn maxima<V: Simd>(a: &Softmax, unit: f32) -> [f32; MAX_ROWS] {
+    let mut base = [0.0f32; MAX_ROWS];
+    let mut fall = [0.0f32; MAX_ROWS];
+    // SAFETY: rows and groups bound every address (see `Softmax`); N divides MAX_ROWS, the length of `alpha`.
     unsafe {
-        let n = groups * 16;
-        let mut top = V::splat(f32::NEG_INFINITY);
-        if lo == 0 && hi as usize >= n {
-            for t in (0..n).step_by(V::N) {
-                top = V::max(top, V::load(s.add(t)));
+        let n = a.groups * 16;
+        for r in 0..a.rows {
+            let s = a.s.add(r * S_STRIDE);
+            let (lo, hi) = *a.visible.add(r);
+            let mut top = V::splat(f32::NEG_INFINITY);
+            if lo == 0 && hi as usize >= n {
+                for t in (0..n).step_by(V::N) {
+                    top = V::max(top, V::load(s.add(t)));
+                }
+            } else {
+                for t in (0..n).step_by(V::N) {
+                    let x = V::keep(V::load(s.add(t)), t, lo as usize, hi as usize);
+                    V::store(s.add(t), x);
+                    top = V::max(top, x);
+                }
             }
-        } else {
-            for t in (0..n).step_by(V::N) {
-                let x = V::keep(V::load(s.add(t)), t, lo as usize, hi as usize);
-                V::store(s.add(t), x);
-                top = V::max(top, x);
-            }
+            let m = &mut *a.m.add(r);
+            let (old, top) = (*m, V::hmax(top));
+            *m = if top > old { top } else { old };
+            // Nothing visible so far: −∞ − −∞ would be NaN; subtracting 0 leaves every p, and alpha, at exp(−∞) = 0.
+            base[r] = if *m == f32::NEG_INFINITY { 0.0 } else { *m };
+            fall[r] = (old - base[r]) * unit;
         }
-        let old = *m;
-        let top = V::hmax(top);
-        let new = if top > old { top } else { old };
-        *m = new;
-        // Nothing visible so far: −∞ − −∞ would be NaN; subtracting 0 leaves every p at exp(−∞) = 0.
-        let base = if new == f32::NEG_INFINITY { 0.0 } else { new };
-        let alpha = if new == old { 1.0 } else { first_lane::<V>(V::exp(V::splat((old - base) * unit))) };
-        (V::splat(base), alpha)
+        for r in (0..a.rows).step_by(V::N) {
+            V::store(a.alpha.add(r), V::exp(V::load(fall.as_ptr().add(r))));
+        }
     }
-}
-
-#[inline(always)]
-unsafe fn first_lane<V: Simd>(x: V::F) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    // SAFETY: 16 >= N elements; the caller has the features.
-    unsafe { V::store(lanes.as_mut_ptr(), x) };
-    lanes[0]
+    base
 }
 
 /// # Safety
@@ -165,13 +193,13 @@ unsafe fn first_lane<V: Simd>(x: V::F) -> f32 {
 unsafe fn softmax_body<V: Simd>(a: &Softmax) {
     // SAFETY: rows and groups bound every address (see `Softmax`).
     unsafe {
+        let base = maxima::<V>(a, 1.0);
         for r in 0..a.rows {
             let s = a.s.add(r * S_STRIDE);
             let p = a.p.cast::<f32>().add(r * S_STRIDE);
-            let (base, alpha) = row_max::<V>(s, a.groups, *a.visible.add(r), &mut *a.m.add(r), 1.0);
-            *a.alpha.add(r) = alpha;
+            let base = V::splat(base[r]);
             let lanes = (*a.sum.add(r)).as_mut_ptr();
-            let mut sum = V::mul(V::load(lanes), V::splat(alpha));
+            let mut sum = V::mul(V::load(lanes), V::splat(*a.alpha.add(r)));
             for t in (0..a.groups * 16).step_by(V::N) {
                 let e = V::exp(V::sub(V::load(s.add(t)), base));
                 V::store(p.add(t), e);
@@ -182,7 +210,8 @@ unsafe fn softmax_body<V: Simd>(a: &Softmax) {
     }
 }
 
-/// One tile of O: `R` rows x `W` vectors of dims, over all tokens of the block in order.
+/// One tile of O: `R` rows x `W` vectors of dims, over all tokens of the block in order: even and odd tokens in chains
+/// of their own, then O·alpha and their sum.
 ///
 /// # Safety
 /// `p` has `R` rows of `S_STRIDE`; `v`'s pages have `tokens` stored tokens; `o` has `R` rows of
@@ -198,37 +227,50 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
     // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
     unsafe {
         let hd = a.head_dim;
-        let mut acc = [[V::splat(0.0); W]; R];
-        for r in 0..R {
-            for w in 0..W {
-                acc[r][w] = V::mul(V::load(o.add(r * hd + d0 + w * V::N)), V::splat(*alpha.add(r)));
-            }
-        }
-        let line = |t: usize| ((t % PAGE_TOKENS) / 2 * hd + d0) * 2;
-        for t in (0..a.tokens & !1).step_by(2) {
-            for w in 0..W {
-                let at = line(t) + w * 2 * V::N;
-                _mm_prefetch::<_MM_HINT_T1>(a.ahead[t / PAGE_TOKENS].wrapping_add(at).cast());
-                let (even, odd) = pairs::<V, F16>(a.v[t / PAGE_TOKENS].add(at));
+        let mut acc = [[[V::splat(0.0); 2]; W]; R];
+        for page in 0..a.tokens.div_ceil(PAGE_TOKENS) {
+            let first = page * PAGE_TOKENS;
+            let v = a.v[page].add(d0 * 2);
+            let ahead = a.ahead.map(|run| run[page].wrapping_add(d0 * 2));
+            for i in 0..(a.tokens - first).min(PAGE_TOKENS) / 2 {
+                let mut x = [[V::splat(0.0); 2]; W];
+                for w in 0..W {
+                    let at = i * hd * 2 + w * 2 * V::N;
+                    for run in &ahead[..V::AHEAD] {
+                        _mm_prefetch::<_MM_HINT_T1>(run.wrapping_add(at).cast());
+                    }
+                    x[w] = pairs::<V, F16>(v.add(at));
+                }
                 for r in 0..R {
-                    let p = p.add(r * S_STRIDE + t);
-                    acc[r][w] = V::fma(even, V::splat(*p), acc[r][w]);
-                    acc[r][w] = V::fma(odd, V::splat(*p.add(1)), acc[r][w]);
+                    let p = factors::<V, F16>(p.add(r * S_STRIDE + first + 2 * i));
+                    for w in 0..W {
+                        for i in 0..2 {
+                            acc[r][w][i] = V::fma(x[w][i], p[i], acc[r][w][i]);
+                        }
+                    }
                 }
             }
         }
         if a.tokens % 2 == 1 {
+            // The pair's other token is not stored: whatever its slot holds must not enter, not even times 0.
             let t = a.tokens - 1;
             for w in 0..W {
-                let (even, _) = pairs::<V, F16>(a.v[t / PAGE_TOKENS].add(line(t) + w * 2 * V::N));
+                let at = t % PAGE_TOKENS * hd + d0 * 2 + w * 2 * V::N;
+                let x = pairs::<V, F16>(a.v[t / PAGE_TOKENS].add(at));
                 for r in 0..R {
-                    acc[r][w] = V::fma(even, V::splat(*p.add(r * S_STRIDE + t)), acc[r][w]);
+                    let p = V::splat(*p.add(r * S_STRIDE + t));
+                    for i in 0..if F16 { 2 } else { 1 } {
+                        let x = if F16 { V::first_of_pairs(x[i]) } else { x[i] };
+                        acc[r][w][i] = V::fma(x, p, acc[r][w][i]);
+                    }
                 }
             }
         }
         for r in 0..R {
+            let alpha = V::splat(*alpha.add(r));
             for w in 0..W {
-                V::store(o.add(r * hd + d0 + w * V::N), acc[r][w]);
+                let o = o.add(r * hd + d0 + w * V::N);
+                V::store(o, V::fma(V::load(o), alpha, join::<V, F16>(acc[r][w])));
             }
         }
     }
@@ -248,14 +290,15 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
             let alpha = a.alpha.add(r);
             let mut d = 0;
             while d < a.head_dim {
-                if a.head_dim - d >= 2 * V::N {
+                if a.head_dim - d >= 2 * V::N && n <= V::WIDE_ROWS {
                     match n {
                         1 => pv_tile::<V, F16, 1, 2>(a, p, o, alpha, d),
                         2 => pv_tile::<V, F16, 2, 2>(a, p, o, alpha, d),
                         3 => pv_tile::<V, F16, 3, 2>(a, p, o, alpha, d),
-                        5 if V::ROWS > 4 => pv_tile::<V, F16, 5, 2>(a, p, o, alpha, d),
-                        6 if V::ROWS > 4 => pv_tile::<V, F16, 6, 2>(a, p, o, alpha, d),
-                        _ => pv_tile::<V, F16, 4, 2>(a, p, o, alpha, d),
+                        4 if V::WIDE_ROWS >= 4 => pv_tile::<V, F16, 4, 2>(a, p, o, alpha, d),
+                        5 if V::WIDE_ROWS >= 5 => pv_tile::<V, F16, 5, 2>(a, p, o, alpha, d),
+                        6 if V::WIDE_ROWS >= 6 => pv_tile::<V, F16, 6, 2>(a, p, o, alpha, d),
+                        _ => unreachable!("{n} rows in a wide tile"),
                     }
                     d += 2 * V::N;
                 } else {
@@ -263,9 +306,10 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
                         1 => pv_tile::<V, F16, 1, 1>(a, p, o, alpha, d),
                         2 => pv_tile::<V, F16, 2, 1>(a, p, o, alpha, d),
                         3 => pv_tile::<V, F16, 3, 1>(a, p, o, alpha, d),
-                        5 if V::ROWS > 4 => pv_tile::<V, F16, 5, 1>(a, p, o, alpha, d),
-                        6 if V::ROWS > 4 => pv_tile::<V, F16, 6, 1>(a, p, o, alpha, d),
-                        _ => pv_tile::<V, F16, 4, 1>(a, p, o, alpha, d),
+                        4 => pv_tile::<V, F16, 4, 1>(a, p, o, alpha, d),
+                        5 if V::ROWS >= 5 => pv_tile::<V, F16, 5, 1>(a, p, o, alpha, d),
+                        6 if V::ROWS >= 6 => pv_tile::<V, F16, 6, 1>(a, p, o, alpha, d),
+                        _ => unreachable!("{n} rows in a tile"),
                     }
                     d += V::N;
                 }

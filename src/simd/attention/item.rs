@@ -416,24 +416,34 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         }
         let groups = tokens.div_ceil(16);
         // Past the last stored token the last stored page stands in: its address is valid, and unused.
-        let page = |t: usize| inp.pages[t.min(end - 1) / PAGE_TOKENS];
+        let keys = |b0: usize| -> [*const u16; PAGES] {
+            std::array::from_fn(|i| {
+                inp.kv.k_ptr(inp.pages[(b0 + i * PAGE_TOKENS).min(end - 1) / PAGE_TOKENS], first_kv)
+            })
+        };
         let half = 16 * hd; // elements of a 16-token group, in K and in V alike
-        let at = |g: usize| b0 + g * 16;
+        // The heads of a page are neighbours, each with its V behind its K, which are as long.
+        let behind =
+            |pages: [*const u16; PAGES], n: usize| pages.map(|p| p.wrapping_add(n * PAGE_TOKENS * hd));
+        let groups_of = |pages: [*const u16; PAGES]| -> [*const u16; GROUPS] {
+            std::array::from_fn(|g| pages[g / 2].wrapping_add(g % 2 * half))
+        };
         let mut alpha = [0.0f32; MAX_ROWS];
+        let mut k_pages = keys(b0);
+        // What comes after the last head: the first head of the next tokens, or the next item.
+        let then = match inp.next {
+            _ if b0 + BLOCK < item_end => keys(b0 + BLOCK),
+            Some(next) => std::array::from_fn(|i| first_keys(inp, next, i * PAGE_TOKENS)),
+            None => k_pages,
+        };
         for kv_head in w.kv_heads.clone() {
-            let k_page = |t: usize| inp.kv.k_ptr(page(t), kv_head);
-            let v_page = |t: usize| inp.kv.v_ptr(page(t), kv_head);
             let r0 = (kv_head - first_kv) * per_kv + a * n_heads;
-            // What comes next: the next head of these tokens, the first head of the next, the next item.
-            let ahead = |i: usize| {
-                let t = i * PAGE_TOKENS;
-                if kv_head + 1 < w.kv_heads.end {
-                    inp.kv.k_ptr(page(b0 + t), kv_head + 1)
-                } else if b0 + BLOCK < item_end {
-                    inp.kv.k_ptr(page(b0 + BLOCK + t), first_kv)
-                } else {
-                    inp.next.map_or(k_page(b0 + t), |next| first_keys(inp, next, t))
-                }
+            let v_pages = behind(k_pages, 1);
+            // The two K after this one; beyond the item's last head `then`, or near it.
+            let (next, later) = match w.kv_heads.end - kv_head {
+                1 => (then, behind(then, 2)),
+                2 => (behind(k_pages, 2), then),
+                _ => (behind(k_pages, 2), behind(k_pages, 4)),
             };
             // SAFETY: rows r0..r0+nr lie inside the buffers; pages and heads were checked by k_ptr and v_ptr;
             // `groups` and `tokens` count stored tokens of this block only (rounded up to a group for K, whose
@@ -444,8 +454,8 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
                     q: own.q.add(r0 * row_bytes),
                     rows: nr,
                     head_dim: hd,
-                    k: std::array::from_fn::<_, GROUPS, _>(|g| k_page(at(g)).wrapping_add(g % 2 * half)),
-                    ahead: std::array::from_fn(|g| v_page(at(g)).wrapping_add(g % 2 * half)),
+                    k: groups_of(k_pages),
+                    ahead: [v_pages, next, behind(next, 1)].map(groups_of),
                     groups,
                     s,
                 });
@@ -463,13 +473,14 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
                     p: own.p,
                     rows: nr,
                     head_dim: hd,
-                    v: std::array::from_fn::<_, PAGES, _>(|i| v_page(b0 + i * PAGE_TOKENS)),
-                    ahead: std::array::from_fn(ahead),
+                    v: v_pages,
+                    ahead: [next, behind(next, 1), later],
                     tokens,
                     o: own.o.add(r0 * hd),
                     alpha: alpha.as_ptr(),
                 });
             }
+            k_pages = next;
         }
     }
 }

@@ -38,8 +38,9 @@ pub(crate) struct Qk {
     pub head_dim: usize,
     /// Per group of 16 tokens: `[head_dim/2][16][2]`.
     pub k: [*const u16; GROUPS],
-    /// Same-sized runs to prefetch alongside (the V of the same tokens), one per group.
-    pub ahead: [*const u16; GROUPS],
+    /// Same-sized runs to prefetch alongside, one per group: what will be read next (the V of the same tokens), and
+    /// what after that (the next K, and its V).
+    pub ahead: [[*const u16; GROUPS]; 3],
     /// 1..=GROUPS; tokens past the last valid one are computed and masked later.
     pub groups: usize,
     /// Out: `rows` x [`S_STRIDE`] f32.
@@ -60,7 +61,7 @@ pub(crate) struct Softmax {
     pub m: *mut f32,
     /// Per row: 16 lanes of running sums, updated.
     pub sum: *mut [f32; 16],
-    /// Out, per row: exp(m_old − m_new).
+    /// Out, per row: exp(m_old − m_new); room for [`MAX_ROWS`].
     pub alpha: *mut f32,
 }
 
@@ -72,8 +73,8 @@ pub(crate) struct Pv {
     pub head_dim: usize,
     /// Per page: `[16][head_dim][2]`.
     pub v: [*const u16; PAGES],
-    /// Same-sized runs to prefetch alongside (the K of the next block), one per page.
-    pub ahead: [*const u16; PAGES],
+    /// Same-sized runs to prefetch alongside, one per page: the next K, its V, and the K after that.
+    pub ahead: [[*const u16; PAGES]; 3],
     /// Tokens of the block that are stored, 1..=BLOCK: later slots may hold anything, NaN included, and
     /// must not enter, not even times zero.
     pub tokens: usize,

@@ -32,10 +32,10 @@ impl Partial {
 pub(super) fn merge_body(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])) {
     let (m, s, o) = acc;
     let (m2, s2, o2) = part;
-    let top = if m2 > *m { m2 } else { *m };
-    let base = if top == f32::NEG_INFINITY { 0.0 } else { top };
-    let (a, b) = (exp1(*m - base), exp1(m2 - base));
-    *m = top;
+    // The part with the larger maximum keeps its scale. (−∞ − −∞ would be NaN: equal ones are told apart first.)
+    let fall = if m2 == *m { 1.0 } else { exp1(-(m2 - *m).abs()) };
+    let (a, b) = if m2 > *m { (fall, 1.0) } else { (1.0, fall) };
+    *m = if m2 > *m { m2 } else { *m };
     *s = *s * a + s2 * b;
     for (o, &o2) in o.iter_mut().zip(o2) {
         *o = *o * a + o2 * b;

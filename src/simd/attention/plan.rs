@@ -41,7 +41,7 @@ pub(super) struct Seq {
     pub row0: usize,
 }
 
-/// A row block that several items share.
+/// A row block whose segments are spread over several items.
 pub(super) struct Split {
     /// The whole of it.
     pub work: Work,
@@ -60,7 +60,7 @@ struct Tally {
 
 struct Item {
     work: Work,
-    /// Index into `splits` if this is not the whole row block.
+    /// Index into `splits` if other items hold other segments of its rows.
     split: Option<u32>,
     /// Whether the next item is of the same range.
     goes_on: bool,
@@ -210,7 +210,8 @@ impl AttnPlan {
                 };
                 self.items.push(Item { work, split: None, goes_on: true });
             }
-            if self.items.len() - first > 1 {
+            // Parts with all segments of their heads are whole themselves.
+            if block.segments.len() > 1 && self.items.len() - first > 1 {
                 slots += self.split(block, first, slots);
             }
         }

@@ -17,8 +17,12 @@ use super::exp::{LN2_HI, LN2_LO, MIN, POLY};
 pub(super) unsafe trait Simd {
     /// Lanes; divides 16.
     const N: usize;
-    /// Rows per register tile: with 2 vectors each they fill the registers.
+    /// Rows per register tile of one vector.
     const ROWS: usize;
+    /// Rows per register tile of two vectors: with two accumulators each they fill the registers.
+    const WIDE_ROWS: usize;
+    /// How often keys and values are asked for ahead of time.
+    const AHEAD: usize;
     type F: Copy;
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
@@ -41,7 +45,14 @@ pub(super) unsafe trait Simd {
     unsafe fn zero_below(x: Self::F, bound: f32, y: Self::F) -> Self::F;
     /// `N` pairs of 16-bit elements: the first elements and the second ones, as f32.
     unsafe fn bf16_pairs(p: *const u16) -> (Self::F, Self::F);
-    unsafe fn f16_pairs(p: *const u16) -> (Self::F, Self::F);
+    /// `N` f16 elements, as f32.
+    unsafe fn f16(p: *const u16) -> Self::F;
+    /// The two f32 at `p` in turns.
+    unsafe fn splat_pair(p: *const f32) -> Self::F;
+    /// The sums of neighbours: those of `a`, then those of `b`.
+    unsafe fn add_pairs(a: Self::F, b: Self::F) -> Self::F;
+    /// 0 in every other lane, beginning with the second.
+    unsafe fn first_of_pairs(x: Self::F) -> Self::F;
 
     /// e^x for x <= 0: |error| < 2 ulp; exactly 1 at 0; exactly 0 below −87 (and at −∞); NaN stays NaN.
     ///
@@ -74,6 +85,8 @@ pub(super) struct Avx512;
 unsafe impl Simd for Avx512 {
     const N: usize = 16;
     const ROWS: usize = 6;
+    const WIDE_ROWS: usize = 6;
+    const AHEAD: usize = 3;
     type F = __m512;
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -141,14 +154,24 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn f16_pairs(p: *const u16) -> (__m512, __m512) {
+    unsafe fn f16(p: *const u16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(p: *const f32) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_set1_epi64(p.cast::<i64>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(a: __m512, b: __m512) -> __m512 {
         unsafe {
-            let x = _mm512_loadu_si512(p.cast());
-            (
-                _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)),
-                _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x))),
-            )
+            let first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let second = _mm512_or_si512(first, _mm512_set1_epi32(1));
+            _mm512_add_ps(_mm512_permutex2var_ps(a, first, b), _mm512_permutex2var_ps(a, second, b))
         }
+    }
+    #[inline(always)]
+    unsafe fn first_of_pairs(x: __m512) -> __m512 {
+        unsafe { _mm512_maskz_mov_ps(0x5555, x) }
     }
 }
 
@@ -160,6 +183,8 @@ pub(super) struct Avx2;
 unsafe impl Simd for Avx2 {
     const N: usize = 8;
     const ROWS: usize = 4;
+    const WIDE_ROWS: usize = 2;
+    const AHEAD: usize = 1;
     type F = __m256;
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
@@ -236,15 +261,24 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn f16_pairs(p: *const u16) -> (__m256, __m256) {
+    unsafe fn f16(p: *const u16) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(p: *const f32) -> __m256 {
+        unsafe { _mm256_castsi256_ps(_mm256_set1_epi64x(p.cast::<i64>().read_unaligned())) }
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(a: __m256, b: __m256) -> __m256 {
         unsafe {
-            let x = _mm256_loadu_si256(p.cast());
-            let narrow = |x: __m256i| {
-                let packed = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
-                _mm256_cvtph_ps(packed)
-            };
-            (narrow(_mm256_and_si256(x, _mm256_set1_epi32(0xffff))), narrow(_mm256_srli_epi32::<16>(x)))
+            // Pairs of a and of b take turns by quarters.
+            let sums = _mm256_castps_pd(_mm256_hadd_ps(a, b));
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(sums))
         }
+    }
+    #[inline(always)]
+    unsafe fn first_of_pairs(x: __m256) -> __m256 {
+        unsafe { _mm256_blend_ps::<0b1010_1010>(x, _mm256_setzero_ps()) }
     }
 }
 
