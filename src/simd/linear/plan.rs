@@ -67,9 +67,11 @@ const CHUNK_BYTES: usize = 24 * 1024;
 const CHUNK_GROUPS: usize = 4;
 
 /// Weight bytes per chunk of float tiles when many tokens make it compute-bound: in L2 beside a tile of tokens.
+#[cfg(target_arch = "x86_64")]
 const TILES_CHUNK_BYTES: usize = 256 * 1024;
 
 /// Bytes of an activation as `path` reads it.
+#[cfg(target_arch = "x86_64")]
 fn act_bytes(path: Path) -> usize {
     if path == Path::TilesBf16 { 2 } else { 4 }
 }
