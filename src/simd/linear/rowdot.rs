@@ -2,9 +2,9 @@
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           w converted to f32 on load, f32 accumulation
 //!
-//! tile       8 rows x MT tokens (1..3; 4 rows where registers are few), four vectors of k a step: a vector of x
+//! tile       8 rows x MT tokens (1, 2; AVX2 4 x 2), four vectors of k a step: a vector of x
 //!            is loaded once for all rows, which matters: per line of weights, x is two lines more to load
-//! registers  8·MT acc + w + x = 26 zmm at MT = 3; 4·MT + 2 = 14 ymm
+//! registers  8·MT acc + w + x = 18 zmm at MT = 2; 4·MT + 2 = 10 ymm
 //! bound      memory: 2 (bf16, f16) or 4 bytes per weight
 //! prefetch   into L2, the same columns of the next tile, every second line: the other comes with it
 //! measured   2.5 GB of bf16 from a file mapping (4 KiB pages), 2 threads, Zen 4, where 51 GB/s can be read:
@@ -15,8 +15,8 @@ use std::arch::x86_64::*;
 
 use crate::tensor::DType;
 
-/// Most tokens for which rows are read again and again rather than transposed into a panel.
-pub(super) const MAX_M: usize = 3;
+/// Most tokens for which a row at a time is fastest; beyond, `tiledot` keeps tiles of both in registers.
+pub(super) const MAX_M: usize = 2;
 
 /// A vector of f32 lanes, and how weights become one.
 trait Lanes: Copy {
@@ -252,13 +252,10 @@ macro_rules! instantiate {
                 match (dtype, m) {
                     (DType::F32, 1) => rows::<$lanes, F32, $r1, 1>(w, n, k, x, out, ldo),
                     (DType::F32, 2) => rows::<$lanes, F32, $r, 2>(w, n, k, x, out, ldo),
-                    (DType::F32, 3) => rows::<$lanes, F32, $r, 3>(w, n, k, x, out, ldo),
                     (DType::F16, 1) => rows::<$lanes, F16, $r1, 1>(w, n, k, x, out, ldo),
                     (DType::F16, 2) => rows::<$lanes, F16, $r, 2>(w, n, k, x, out, ldo),
-                    (DType::F16, 3) => rows::<$lanes, F16, $r, 3>(w, n, k, x, out, ldo),
                     (DType::BF16, 1) => rows::<$lanes, Bf16, $r1, 1>(w, n, k, x, out, ldo),
                     (DType::BF16, 2) => rows::<$lanes, Bf16, $r, 2>(w, n, k, x, out, ldo),
-                    (DType::BF16, 3) => rows::<$lanes, Bf16, $r, 3>(w, n, k, x, out, ldo),
                     _ => unreachable!("{m} tokens of {dtype}"),
                 }
             }

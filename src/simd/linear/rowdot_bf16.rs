@@ -2,8 +2,8 @@
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           x rounded to bf16, f32 accumulation
 //!
-//! tile       8 rows x MT tokens (1..3), two vectors of 32 k a step: a vector of x is loaded once for all rows
-//! registers  8·MT acc + w + MT x = 28 zmm at MT = 3
+//! tile       8 rows x MT tokens (1, 2), two vectors of 32 k a step: a vector of x is loaded once for all rows
+//! registers  8·MT acc + w + MT x = 19 zmm at MT = 2
 //! bound      memory: 2 bytes per weight. A line of weights is one load and MT products, so the window of the
 //!            core (320 operations on Zen 4) holds several times more lines than when weights are converted
 //! prefetch   into L2, the same columns of the next tile
@@ -134,7 +134,6 @@ pub(super) unsafe fn gemm(
         match m {
             1 => rows::<1>(w, n, k, x, stride, out, ldo),
             2 => rows::<2>(w, n, k, x, stride, out, ldo),
-            3 => rows::<3>(w, n, k, x, stride, out, ldo),
             _ => unreachable!("{m} tokens"),
         }
     }
