@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tandem::amx::{
     self,
     attention::{pv_bf16, qk_bf16, qk_bf16_pages},
-    bf16::{gemm_bf16, gemm_bf16_raw},
+    bf16::{Panels, gemm_bf16, gemm_bf16_raw},
     emulate,
     int8::{gemm_int8, gemm_int8_k32, pack_a_int8, pack_w_int8},
     pack::{a_blocks_len, bf16_from_f32, pack_a_bf16, pack_panel_bf16, panel_len},
@@ -75,6 +75,13 @@ fn check_gemm(m: usize, n: usize, k: usize, pad: usize, seed: u64) -> Result<(),
     let ldc = n + pad;
     let mut out = vec![CANARY; m * ldc + 16];
     gemm_bf16(&mut session(), m, n, k, &a, &panels, &mut out, ldc);
+    let mut asked = vec![CANARY; out.len()];
+    let copied = Copied { panels: &panels, k };
+    // SAFETY: A and panels are whole, `asked` is as large as `out`, which was checked.
+    unsafe { gemm_bf16_raw(&mut session(), m, n, k, a.as_ptr(), &copied, asked.as_mut_ptr(), ldc) };
+    if asked.iter().zip(&out).any(|(a, b)| a.to_bits() != b.to_bits()) {
+        return Err(format!("{m}x{n}x{k}: stored panels and panels made on the way differ"));
+    }
     for row in 0..m {
         for col in 0..ldc {
             let got = out[row * ldc + col];
@@ -123,6 +130,8 @@ fn gemm_bf16_across_cache_blocks() {
         (33, 40, 18 * 32 + 1),
         (50, 272, 1200),
         (530, 48, 640),
+        (512, 80, 1100),
+        (96, 304, 6000),
         (32, 48, 1300),
         (16, 100, 1300),
         (7, 272, 40),
@@ -166,6 +175,26 @@ fn a_rows_bits_do_not_depend_on_m() {
     }
 }
 
+/// Panels that the product has to ask for, piece by piece.
+struct Copied<'a> {
+    panels: &'a [u16],
+    k: usize,
+}
+
+impl Panels for Copied<'_> {
+    fn stored(&self, _: usize, _: usize) -> Option<*const u16> {
+        None
+    }
+    unsafe fn fill(&self, panel: usize, steps: std::ops::Range<usize>, out: *mut u16) {
+        let tiles = &self.panels[panel * panel_len(self.k)..][steps.start * 512..steps.end * 512];
+        // SAFETY: `out` has room for these steps.
+        unsafe { out.copy_from_nonoverlapping(tiles.as_ptr(), tiles.len()) };
+    }
+    fn prefetch(&self, panel: usize, steps: std::ops::Range<usize>) {
+        assert!(panel * panel_len(self.k) + steps.end * 512 <= self.panels.len(), "{panel}, {steps:?}");
+    }
+}
+
 /// Workers that own columns of one output: the same bits as one worker, whatever the split.
 #[test]
 fn workers_may_split_columns() {
@@ -182,13 +211,11 @@ fn workers_may_split_columns() {
     let out = split.as_mut_ptr() as usize;
     std::thread::scope(|scope| {
         for (from, to) in [(0, 48), (48, 80), (80, n)] {
-            let (a, panels) = (&a, &panels[from / 16 * panel_len(k)..]);
+            let (a, panels) = (&a, Copied { panels: &panels[from / 16 * panel_len(k)..], k });
             scope.spawn(move || {
                 let to_column = (out as *mut f32).wrapping_add(from);
                 // SAFETY: A and panels are whole; each worker writes its own columns of `split`, which lives on.
-                unsafe {
-                    gemm_bf16_raw(&mut session(), m, to - from, k, a.as_ptr(), panels.as_ptr(), to_column, n)
-                };
+                unsafe { gemm_bf16_raw(&mut session(), m, to - from, k, a.as_ptr(), &panels, to_column, n) };
             });
         }
     });

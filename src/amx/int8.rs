@@ -25,8 +25,8 @@ pub const TILE_K: usize = 64;
 microkernel! {
     /// 32 rows x 32 columns in steps of 64 (shapes FULL).
     gemm_int8_32x32(a0 a1; b0 b1; "1024") -> i32,
-    rows c0 = 0, c1 = 16;
-    c "0" in c0 + "0", c "1" in c0 + "64", c "2" in c1 + "0", c "3" in c1 + "64";
+    rows 0 from0 to0, 16 from1 to1;
+    c "0" in from0 to0 + "0", c "1" in from0 to0 + "64", c "2" in from1 to1 + "0", c "3" in from1 to1 + "64";
     step
         "tileloadd tmm6, [{b0} + {s}*1]",
         "tileloadd tmm4, [{a0} + {s}*1]",
@@ -42,8 +42,8 @@ microkernel! {
     /// 32 rows x 32 columns over one block of 32 (shapes INT8_K32): the left or right halves of A tiles, the
     /// upper or lower halves of B tiles, in place. `k_steps` must be 1.
     gemm_int8_32x32_k32(a0 a1; b0 b1; "0") -> i32,
-    rows c0 = 0, c1 = 16;
-    c "0" in c0 + "0", c "1" in c0 + "64", c "2" in c1 + "0", c "3" in c1 + "64";
+    rows 0 from0 to0, 16 from1 to1;
+    c "0" in from0 to0 + "0", c "1" in from0 to0 + "64", c "2" in from1 to1 + "0", c "3" in from1 to1 + "64";
     step
         "tileloadd tmm6, [{b0} + {s}*1]",
         "tileloadd tmm4, [{a0} + {s}*1]",
@@ -116,7 +116,7 @@ pub fn gemm_int8(
             session.load(&Shapes::FULL);
             let [a0, a1, b0, b1] = tiles;
             // SAFETY: FULL is loaded; each source has `steps` tiles (checked by each_block); C is the array.
-            unsafe { gemm_int8_32x32(steps, a0, a1, b0, b1, sums.as_mut_ptr(), 32, false) };
+            unsafe { gemm_int8_32x32(steps, a0, a1, b0, b1, std::ptr::null(), 0, sums.as_mut_ptr(), 32) };
         }
         sink(row, col, &sums);
     });
@@ -144,7 +144,7 @@ pub fn gemm_int8_k32(
             let mut sums = [0; 1024];
             session.load(&Shapes::INT8_K32);
             // SAFETY: INT8_K32 is loaded; `block` lies within the tiles that each_block checked.
-            unsafe { gemm_int8_32x32_k32(1, a0, a1, b0, b1, sums.as_mut_ptr(), 32, false) };
+            unsafe { gemm_int8_32x32_k32(1, a0, a1, b0, b1, std::ptr::null(), 0, sums.as_mut_ptr(), 32) };
             sink(row, col, block, &sums);
         }
     });

@@ -61,17 +61,31 @@ pub fn pack_a_bf16(x: &[f32], m: usize, k: usize, ldx: usize, out: &mut [u16]) {
         "pack_a_bf16: {} elements hold no A blocks of {m} x {k}",
         out.len()
     );
-    let fast = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
     for (b, block) in out.chunks_exact_mut(panel_len(k).max(1)).enumerate().take(m.div_ceil(BLOCK_ROWS)) {
-        for r in 0..BLOCK_ROWS {
-            let row = b * BLOCK_ROWS + r;
-            let src = if row < m { &x[row * ldx..row * ldx + k] } else { &[] };
-            if fast {
-                // SAFETY: detected above; `block` is a whole A block, so row `r` of each tile is inside.
-                unsafe { pack_row_avx512(src, block, r) }
-            } else {
-                pack_row_portable(src, block, r);
-            }
+        let first = b * BLOCK_ROWS;
+        pack_a_block(&x[first * ldx..], (m - first).min(BLOCK_ROWS), k, ldx, block);
+    }
+}
+
+/// Packs `rows` (at most 16) rows of `k` values, `ldx` apart in `x`, as one A block as deep as `block`, which may
+/// be deeper than `k`: zeros follow.
+///
+/// # Panics
+/// `block` is not made of whole tiles, or too small; `x` is too short.
+pub fn pack_a_block(x: &[f32], rows: usize, k: usize, ldx: usize, block: &mut [u16]) {
+    assert!(
+        rows <= BLOCK_ROWS && block.len() >= panel_len(k) && block.len().is_multiple_of(TILE_LEN),
+        "pack_a_block: {} elements are no A block of {rows} x {k}",
+        block.len()
+    );
+    let fast = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+    for r in 0..BLOCK_ROWS {
+        let src = if r < rows { &x[r * ldx..r * ldx + k] } else { &[] };
+        if fast {
+            // SAFETY: detected above; `block` is made of whole tiles, and r < 16.
+            unsafe { pack_row_avx512(src, block, r) }
+        } else {
+            pack_row_portable(src, block, r);
         }
     }
 }
@@ -89,17 +103,23 @@ fn pack_row_portable(src: &[f32], block: &mut [u16], r: usize) {
 /// AVX-512 F and BF16; `block` is made of whole tiles; `r < 16`.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn pack_row_avx512(src: &[f32], block: &mut [u16], r: usize) {
-    for (t, tile) in block.chunks_exact_mut(TILE_LEN).enumerate() {
-        let rest = src.len().saturating_sub(t * TILE_K);
-        let (m0, m1) = (low_mask(rest), low_mask(rest.saturating_sub(16)));
-        let p = src.as_ptr().wrapping_add(t * TILE_K);
-        // SAFETY: the masks admit only elements that `src` has; masked-off elements are not accessed. The
-        // store is row `r` of a tile of 16 rows of 32 elements.
-        unsafe {
-            let low = _mm512_maskz_loadu_ps(m0, p);
-            let high = _mm512_maskz_loadu_ps(m1, p.wrapping_add(16));
-            let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_storeu_si512(tile.as_mut_ptr().add(r * TILE_K).cast(), both);
+    let (whole, deep) = ((src.len() / TILE_K).min(block.len() / TILE_LEN), block.len() / TILE_LEN);
+    let to = block.as_mut_ptr().wrapping_add(r * TILE_K);
+    // SAFETY: `whole` times 32 elements are in `src`, the masks of the tile behind them admit only what it has;
+    // masked-off elements are not accessed. Each store is row `r` of one of `deep` tiles of 16 rows of 32 elements.
+    unsafe {
+        for t in 0..whole {
+            let p = src.as_ptr().add(t * TILE_K);
+            let both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(p.add(16)), _mm512_loadu_ps(p));
+            _mm512_storeu_si512(to.add(t * TILE_LEN).cast(), std::mem::transmute::<__m512bh, __m512i>(both));
+        }
+        for t in whole..deep {
+            let rest = src.len().saturating_sub(t * TILE_K);
+            let p = src.as_ptr().wrapping_add(t * TILE_K);
+            let low = _mm512_maskz_loadu_ps(low_mask(rest), p);
+            let high = _mm512_maskz_loadu_ps(low_mask(rest.saturating_sub(16)), p.wrapping_add(16));
+            let both = _mm512_cvtne2ps_pbh(high, low);
+            _mm512_storeu_si512(to.add(t * TILE_LEN).cast(), std::mem::transmute::<__m512bh, __m512i>(both));
         }
     }
 }

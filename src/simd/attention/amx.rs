@@ -30,7 +30,9 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
 /// Up to so many rows (decode), memory sets the pace, and the next block is prefetched.
 const MEMORY_BOUND_ROWS: usize = 8;
 
-fn session() -> Session {
+/// Tiles for this thread. An item of attention holds one throughout: loading a configuration takes some 200 cycles
+/// and releasing it clears it, so a session per block would cost as much as the block's products.
+pub(super) fn session() -> Session {
     Session::open().expect("the amx tier is selected only where tiles are available")
 }
 
@@ -66,7 +68,8 @@ unsafe fn qk(a: &Qk) {
 }
 
 /// # Safety
-/// As [`Pv`] says, P in bf16; tiles are available.
+/// As [`Pv`] says, P in bf16; tiles and AVX-512 are available.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn pv(a: &Pv) {
     let hd = a.head_dim;
     let len = PAGE_TOKENS * hd;

@@ -257,6 +257,8 @@ impl Own {
 pub(super) unsafe fn run_work(inp: &Inputs<'_>, w: &Work, own: &mut Own, sink: &Sink<'_>) {
     let (rows, hd) = (w.rows(), inp.shape.head_dim);
     assert!(rows <= MAX_ROWS, "{rows} rows in an item");
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    let _tiles = inp.kernels.is_some_and(|k| std::ptr::eq(k, &super::amx::KERNELS)).then(super::amx::session);
     // SAFETY: buffers hold MAX_ROWS rows (`Shared::worker`); sinks by the caller's promise.
     unsafe {
         if let Some(k) = inp.kernels {

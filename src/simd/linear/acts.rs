@@ -187,6 +187,7 @@ impl Acts {
             });
             self.have.bf16 = true;
         }
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if need.tiles && !self.have.tiles {
             let kp = k.next_multiple_of(64);
             let blocks = m.div_ceil(16);
@@ -196,17 +197,7 @@ impl Acts {
             pool.run_if(parallel, blocks, &|b, _| {
                 // SAFETY: each block of 16 rows belongs to exactly one chunk.
                 let out = unsafe { out.row(b) };
-                for r in 0..16 {
-                    let row = b * 16 + r;
-                    for (t, tile) in out.chunks_exact_mut(512).enumerate() {
-                        let dst = &mut tile[r * 32..r * 32 + 32];
-                        let (lo, hi) = ((t * 32).min(k), (t * 32 + 32).min(k));
-                        dst.fill(0);
-                        if row < m {
-                            to_bf16(&x[row * k + lo..row * k + hi], &mut dst[..hi - lo]);
-                        }
-                    }
-                }
+                crate::amx::pack::pack_a_block(&x[b * 16 * k..], (m - b * 16).min(16), k, k, out);
             });
             self.have.tiles = true;
         }

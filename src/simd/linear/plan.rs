@@ -6,6 +6,8 @@ use super::amx;
 use super::packed::{GROUP, Packed};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::amx::bf16::STRIP_PANELS;
 use crate::device::host::Pool;
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Tensor};
@@ -30,6 +32,8 @@ pub struct Linear {
     store: Store,
     bias: Option<Vec<f32>>,
     fine: bool,
+    /// Tokens from which the AMX tier multiplies packed weights by tiles.
+    tiles_from: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -54,10 +58,11 @@ enum Path {
     AmxRows,
 }
 
-/// Tokens from which AMX multiplies dequantised bf16 panels rather than VNNI the codes. By arithmetic, not
-/// measured: dequantising 16x32 weights takes ~160 instructions, one tile pair per 16 tokens 16 cycles,
-/// and VNNI ~11 cycles a token.
-const AMX_PACKED_MIN_M: usize = 24;
+/// Tokens from which AMX multiplies dequantised bf16 panels rather than VNNI the codes; half of it where fine
+/// activations make VNNI multiply twice. Counted (scripts/mca), not measured: per 16x32 weights VNNI takes 8 cycles a
+/// token, tiles 72 (4 bits) to 110 to dequantise and 16 per 16 tokens: they meet at 11 to 16 tokens.
+/// `cargo bench --bench amx` measures it.
+const AMX_PACKED_MIN_M: usize = 12;
 
 /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so
 /// that neither claiming chunks nor a straggler at the end shows.
@@ -93,13 +98,23 @@ impl Linear {
             store: Store::Rows(w),
             bias: None,
             fine: false,
+            tiles_from: AMX_PACKED_MIN_M,
         }
     }
 
     /// A packed weight.
     pub fn from_packed(w: Packed, isa: Isa) -> Linear {
         assert!(Linear::wants_packing(w.dtype, isa), "{} is not read packed by {isa}", w.dtype);
-        Linear { n: w.n, k: w.k, dtype: w.dtype, isa, store: Store::Packed(w), bias: None, fine: false }
+        Linear {
+            n: w.n,
+            k: w.k,
+            dtype: w.dtype,
+            isa,
+            store: Store::Packed(w),
+            bias: None,
+            fine: false,
+            tiles_from: AMX_PACKED_MIN_M,
+        }
     }
 
     /// Adds a bias of `n` values.
@@ -115,6 +130,15 @@ impl Linear {
     /// layers whose inputs have outliers and whose outputs decide much, at twice the multiplications.
     pub fn with_fine_activations(mut self) -> Linear {
         self.fine = true;
+        self.tiles_from = AMX_PACKED_MIN_M / 2;
+        self
+    }
+
+    /// Another number of tokens from which the AMX tier multiplies packed weights by tiles: for the bench that
+    /// measures where that number should be.
+    #[doc(hidden)]
+    pub fn with_tiles_from(mut self, m: usize) -> Linear {
+        self.tiles_from = m;
         self
     }
 
@@ -146,7 +170,7 @@ impl Linear {
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, Store::Packed(_)) => Path::Avx2Int8,
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, Store::Packed(_)) if fast && m >= AMX_PACKED_MIN_M => Path::AmxPacked,
+            (Isa::Amx, Store::Packed(_)) if fast && m >= self.tiles_from => Path::AmxPacked,
             #[cfg(target_arch = "x86_64")]
             (_, Store::Packed(_)) => Path::Vnni,
             #[cfg(target_arch = "x86_64")]
@@ -183,13 +207,14 @@ impl Linear {
         let most = groups.div_ceil(4 * threads);
         let of_bytes = |bytes: usize| (bytes / self.bytes().div_ceil(groups).max(1)).min(most).max(1);
         match path {
-            // Few tokens: four panels side by side keep several streams of weights in flight.
+            // Many tokens: up to a strip of columns shares the A rows that stay in L2 (see amx/bf16.rs); few:
+            // panels alone count, and a chunk need only be long beside its first, unhidden, panels. Panels are
+            // multiplied by two, by four with up to 16 tokens.
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Path::AmxPacked | Path::AmxRows => {
-                if m <= 16 {
-                    4
-                } else {
-                    2
-                }
+                let unit = if m <= 16 { 4 } else { 2 };
+                let most = if m <= 64 { 8 } else { STRIP_PANELS };
+                (groups / (4 * threads) / unit * unit).clamp(unit, most)
             }
             #[cfg(target_arch = "x86_64")]
             Path::Tiles | Path::TilesBf16 => {

@@ -1,0 +1,178 @@
+//! What to run first on a machine with AMX: every constant of the AMX tier that was set by arithmetic, against its
+//! alternatives, and what products reach of the tile unit. docs/performance.md says what to do with the results.
+//!
+//!   cargo bench --bench amx                   all of it, about three minutes
+//!   cargo bench --bench amx -- threshold      VNNI against tiles by number of tokens: AMX_PACKED_MIN_M
+//!   cargo bench --bench amx -- products       bf16 and 4-bit products against the tile unit and memory
+//!   cargo bench --bench amx -- --test         small, answers checked, no timing; runs on emulated tiles too
+//!
+//! Alternatives alternate call by call, so that a drifting host moves both. Weights are cold, as in a forward pass.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod support;
+
+fn main() {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    tiles::main();
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    println!("amx: skipped: tiles are used on x86-64 Linux only");
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod tiles {
+    use std::time::Instant;
+
+    use tandem::amx;
+    use tandem::device::host::Pool;
+    use tandem::profile;
+    use tandem::simd::Isa;
+    use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
+    use tandem::tensor::{Bytes, DType, Tensor};
+
+    use super::support::{Rng, make, median, random, verify};
+
+    /// Copies of a weight that overflow the caches, as each kernel set reads them.
+    fn cold(w: &Tensor, isa: Isa, test: bool, with: impl Fn(Linear) -> Linear) -> Vec<Linear> {
+        let copies = if test { 1 } else { (192usize << 20).div_ceil(w.data.len()).clamp(1, 400) };
+        let copy = || Tensor::new(w.dtype, w.shape.clone(), Bytes::copy_of(&w.data)).expect("same size");
+        (0..copies).map(|_| with(make(&copy(), isa))).collect()
+    }
+
+    /// Medians of the seconds that each set of weights takes for the same activations, its answer checked.
+    fn compare(pool: &Pool, w: &Tensor, sets: &[&[Linear]], m: usize, rng: &mut Rng, test: bool) -> Vec<f64> {
+        let (n, k) = (w.rows(), w.cols());
+        let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
+        let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
+        let mut next = 0;
+        let mut times = vec![Vec::new(); sets.len()];
+        let begin = Instant::now();
+        loop {
+            for (set, times) in sets.iter().zip(&mut times) {
+                acts.reset(m, k).copy_from_slice(&x);
+                out.fill(f32::NAN);
+                let w = &set[next % set.len()];
+                let start = Instant::now();
+                linear(pool, Mode::Fast, &mut acts, &mut [Out { w, out: &mut out, ldo: n }]);
+                times.push(start.elapsed().as_secs_f64());
+                if next == 0 {
+                    assert!(
+                        out.iter().all(|v| v.is_finite()),
+                        "{} M={m}: an output was not written",
+                        w.dtype()
+                    );
+                }
+            }
+            if next == 0 {
+                verify(w, &x, &out, n, k, &format!("{} {n}x{k} M={m}", w.dtype));
+            }
+            next += 1;
+            if test || (next >= 5 && begin.elapsed().as_secs_f64() > 0.15) {
+                return times.into_iter().map(median).collect();
+            }
+        }
+    }
+
+    fn threshold(pool: &Pool, rng: &mut Rng, test: bool) {
+        println!(
+            "threshold: VNNI against tiles, microseconds; AMX_PACKED_MIN_M is the M where tiles begin to win"
+        );
+        let ms: &[usize] = if test { &[8, 17] } else { &[8, 12, 16, 24, 32, 48, 64] };
+        let shapes: &[(usize, usize)] =
+            if test { &[(80, 256)] } else { &[(1536, 576), (2048, 2048), (8192, 2048)] };
+        let heads: String = ms.iter().map(|m| format!("{:>16}", format!("M={m}"))).collect();
+        println!("{:6} {:>12}{heads}   tiles win from", "dtype", "N x K");
+        for dtype in DType::ALL.into_iter().filter(|d| d.is_quantised()) {
+            for &(n, k) in shapes.iter().filter(|&&(_, k)| dtype.row_bytes(k).is_some()) {
+                let w = random(dtype, n, k, rng);
+                let vnni = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(usize::MAX));
+                let tiles = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(0));
+                let mut line = format!("{:6} {:>12}", dtype.name(), format!("{n}x{k}"));
+                let mut from = None;
+                for &m in ms {
+                    let t = compare(pool, &w, &[&vnni, &tiles], m, rng, test);
+                    line += &format!("{:>16}", format!("{:.0} / {:.0}", t[0] * 1e6, t[1] * 1e6));
+                    from = if t[1] < t[0] { from.or(Some(m)) } else { None };
+                }
+                if test {
+                    continue;
+                }
+                println!("{line}   {}", from.map_or("never".into(), |m| m.to_string()));
+            }
+        }
+    }
+
+    fn products(pool: &Pool, rng: &mut Rng, test: bool) {
+        let peak = amx::peak().map_or(f64::NAN, |p| p.bf16_tiles * pool.threads() as f64);
+        let bandwidth = if test { f64::NAN } else { profile::read_bandwidth(pool, 1 << 30, 5) };
+        println!(
+            "products: {} threads, tile unit {:.2} TFLOP/s, read bandwidth {:.1} GB/s",
+            pool.threads(),
+            peak / 1e12,
+            bandwidth / 1e9
+        );
+        println!(
+            "{:6} {:>12} {:>5} {:>9} {:>9} {:>8} {:>7} {:>6}",
+            "dtype", "N x K", "M", "us", "TFLOP/s", "of unit", "GB/s", "% bw"
+        );
+        let ms: &[usize] = if test { &[5, 40] } else { &[16, 32, 64, 128, 512, 2048] };
+        let shapes: &[(usize, usize)] = if test {
+            &[(80, 512)]
+        } else {
+            &[
+                (576, 576),
+                (3072, 576),
+                (576, 1536),
+                (2048, 2048),
+                (8192, 2048),
+                (2048, 8192),
+                (4096, 4096),
+                (14336, 4096),
+            ]
+        };
+        for dtype in
+            [DType::BF16, DType::F16, DType::Q4_0, DType::Q4_1, DType::Q8_0, DType::Q4_K, DType::Q6_K]
+        {
+            for &(n, k) in shapes.iter().filter(|&&(_, k)| dtype.row_bytes(k).is_some()) {
+                let w = random(dtype, n, k, rng);
+                let weights = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(0));
+                for &m in ms {
+                    let t = compare(pool, &w, &[&weights], m, rng, test)[0];
+                    if test {
+                        continue;
+                    }
+                    let (ops, bytes) = (2.0 * (m * n * k) as f64 / t, weights[0].bytes() as f64 / t);
+                    println!(
+                        "{:6} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7.0}% {:>7.1} {:>5.0}%",
+                        dtype.name(),
+                        format!("{n}x{k}"),
+                        t * 1e6,
+                        ops / 1e12,
+                        100.0 * ops / peak,
+                        bytes / 1e9,
+                        100.0 * bytes / bandwidth
+                    );
+                }
+            }
+        }
+    }
+
+    pub fn main() {
+        let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+        let test = args.iter().any(|a| a == "--test");
+        let wants = |part: &str| args.iter().all(|a| a.starts_with("--") || a == part);
+        match (amx::available(), amx::hardware()) {
+            (Err(why), _) => return println!("amx: skipped: {why}"),
+            (_, Err(why)) if !test => return println!("amx: skipped: {why}; emulated tiles are not timed"),
+            _ => {}
+        }
+        let pool = Pool::pinned(None);
+        let mut rng = Rng(42);
+        if wants("threshold") {
+            threshold(&pool, &mut rng, test);
+        }
+        if wants("products") {
+            products(&pool, &mut rng, test);
+        }
+        println!("amx: every answer agreed with the reference");
+    }
+}

@@ -1,0 +1,82 @@
+//! What benches of linear kernels share: weights, kernels for them, a check of their answers.
+
+use tandem::simd::Isa;
+use tandem::simd::linear::{Linear, pack};
+use tandem::tensor::{Bytes, DType, Tensor};
+
+/// A small generator.
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// 64 random bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    /// In [-1, 1).
+    pub fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// A random weight whose scales are 0.01.
+pub fn random(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
+    let len = n * dtype.row_bytes(k).expect("whole blocks");
+    let mut words: Vec<u64> = (0..len.div_ceil(8)).map(|_| rng.next()).collect();
+    // Bytes as scales or floats must be finite: clear exponent bits that make them large.
+    let mask = match dtype {
+        DType::F32 => 0xbf7f_ffff_bf7f_ffff,
+        DType::BF16 => 0xbf7f_bf7f_bf7f_bf7f,
+        DType::F16 => 0xbbff_bbff_bbff_bbff,
+        _ => !0,
+    };
+    words.iter_mut().for_each(|w| *w &= mask);
+    if dtype.is_quantised() {
+        // SAFETY: plain bytes of a live vector.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), len) };
+        let at: &[usize] = match dtype {
+            DType::Q6_K => &[208],
+            DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+            _ => &[0, 2],
+        };
+        for b in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            at.iter().for_each(|&a| b[a..a + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes()));
+        }
+    }
+    Tensor::new(dtype, vec![n, k], Bytes::from_words(words, len)).expect("sized above")
+}
+
+/// The weight as a tier reads it.
+pub fn make(w: &Tensor, isa: Isa) -> Linear {
+    if Linear::wants_packing(w.dtype, isa) {
+        Linear::from_packed(pack(w), isa)
+    } else {
+        Linear::from_rows(w.clone(), isa)
+    }
+}
+
+/// Compares a few rows with the f64 reference; panics when they differ.
+pub fn verify(w: &Tensor, x: &[f32], out: &[f32], n: usize, k: usize, what: &str) {
+    let mut row = vec![0f32; k];
+    for r in [0, n / 2, n - 1] {
+        tandem::reference::dequant::dequantise_row(w.dtype, w.row(r), &mut row);
+        for (t, x) in x.chunks_exact(k).enumerate().take(2) {
+            let want: f64 = row.iter().zip(x).map(|(&w, &x)| w as f64 * x as f64).sum();
+            let size: f64 =
+                row.iter().zip(x).map(|(&w, &x)| (w as f64 * x as f64).powi(2)).sum::<f64>().sqrt();
+            let got = out[t * n + r] as f64;
+            assert!(
+                (got - want).abs() <= 0.05 * size.max(1e-3),
+                "{what}: row {r} token {t}: {got}, want {want}"
+            );
+        }
+    }
+}
+
+/// The middle one.
+pub fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
