@@ -32,5 +32,33 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     small.extend_from_slice(good);
     small.extend_from_slice(&[0; 12]);
     fs::write(corpus.join("safetensors").join("small"), small)?;
+    templates(&corpus.join("chat_template"))
+}
+
+/// The templates of the tests, and ones that double a value with every turn: the fuzzer takes it from there.
+fn templates(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    fs::create_dir_all(corpus)?;
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/chat_templates.json");
+    let fixture: serde_json::Value = serde_json::from_slice(&fs::read(fixture)?)?;
+    for template in fixture["templates"].as_array().ok_or("no templates")? {
+        let text = |key: &str| template[key].as_str().ok_or("no text");
+        fs::write(corpus.join(text("name")?.replace('/', "-")), text("source")?)?;
+    }
+    for (i, (init, step)) in [
+        ("'ab'", "ns.s ~ ns.s"),
+        ("'ab'", "ns.s * 2"),
+        ("'ab'", "ns.s | replace('a', 'aa')"),
+        ("'ab'", "'%s%s' | format(ns.s, ns.s)"),
+        ("['a']", "(ns.s + ns.s) | list"),
+        ("['a']", "[ns.s, ns.s] | tojson"),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let source = format!(
+            "{{% set ns = namespace(s={init}) %}}{{% for i in range(9) %}}{{% set ns.s = {step} %}}{{% endfor %}}{{{{ ns.s }}}}"
+        );
+        fs::write(corpus.join(format!("doubling-{i}")), source)?;
+    }
     Ok(())
 }

@@ -3,10 +3,13 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 use support::{assert_error, json as parsed, run, smollm2, stderr, stdout, tandem};
+use tandem::model::{export, load};
+use tandem::tensor::DType;
 
 const TINY: &str = "synth:tiny-llama";
 
@@ -58,6 +61,77 @@ fn sampling_repeats_with_its_seed() {
     };
     assert_eq!(tokens("1"), tokens("1"));
     assert_ne!(tokens("1"), tokens("2"));
+}
+
+/// A folder of random weights that recommends `config` for sampling.
+fn recommending(config: Value, dir: &Path) {
+    export::to_hf_folder(&load(TINY).unwrap(), dir, DType::BF16, 1).unwrap();
+    std::fs::write(dir.join("generation_config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn the_models_recommendation_holds_unless_a_flag_says_otherwise() {
+    let home = home();
+    let model = home.path().join("model");
+    recommending(
+        json!({"do_sample": true, "temperature": 1.5, "top_k": 40, "repetition_penalty": 1.2}),
+        &model,
+    );
+    let generate = |extra: &str| {
+        let mut command = tandem(home.path());
+        command.args(["generate", "--json", "--raw", "-n", "16", "-m"]).arg(&model);
+        parsed(&run(command.args(extra.split_whitespace()).arg("hello")))
+    };
+    let plain = generate("");
+    let sampling = &plain["sampling"];
+    assert_eq!(sampling["temperature"], json!({"value": 1.5, "from": "model"}), "{sampling}");
+    assert_eq!(sampling["top_k"], json!({"value": 40, "from": "model"}), "{sampling}");
+    assert_eq!(sampling["top_p"], json!({"value": 1.0, "from": "default"}), "{sampling}");
+    assert_eq!(sampling["repeat_last_n"], json!({"value": -1, "from": "model"}), "{sampling}");
+    // The settings are not only reported: the same ones by flags, and greedy ones, give what they give.
+    let greedy = generate("--temp 0 --repeat-penalty 1");
+    assert_eq!(greedy["sampling"]["temperature"], json!({"value": 0.0, "from": "flag"}));
+    assert_ne!(plain["tokens"], greedy["tokens"]);
+    assert_ne!(plain["tokens"], generate("--seed 5")["tokens"]);
+    let ignored = generate("--ignore-generation-config");
+    assert_eq!(ignored["sampling"]["temperature"], json!({"value": 0.0, "from": "default"}));
+    assert_eq!(ignored["tokens"], greedy["tokens"]);
+    let report = parsed(&run(tandem(home.path()).args(["inspect", "--json"]).arg(&model)));
+    assert_eq!(report["sampling"], "temperature 1.5, top-k 40, repeat penalty 1.2");
+
+    let mut verbose = tandem(home.path());
+    verbose.args(["-v", "generate", "--raw", "-n", "1", "-m"]).arg(&model).args(["--top-k", "3", "hello"]);
+    let said = stderr(&run(&mut verbose));
+    assert!(said.contains("sampling: temperature 1.5 (model), top-k 3 (flag), top-p 1 (default)"), "{said}");
+}
+
+#[test]
+fn a_recommendation_that_makes_no_sense_is_told_and_left_out() {
+    let home = home();
+    let model = home.path().join("model");
+    let generate = || {
+        run(tandem(home.path()).args(["generate", "--json", "--raw", "-n", "2", "-m"]).arg(&model).arg("x"))
+    };
+    for (config, want) in [
+        (json!({"temperature": -1}), "temperature: -1 is ignored"),
+        (json!({"temperature": "hot"}), "temperature: \"hot\" is ignored"),
+        (json!({"temperature": 1e300}), "temperature: 1e300 is ignored"),
+        (json!({"top_k": 1e300, "do_sample": false}), "top_k: 1e300 is ignored"),
+        (json!({"num_beams": 4}), "num_beams: 4 is ignored"),
+    ] {
+        recommending(config, &model);
+        let output = generate();
+        let said = stderr(&output);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(
+            said.starts_with("tandem: generation_config.json: ") && said.contains(want),
+            "{want}: {said}"
+        );
+        assert_eq!(parsed(&output)["sampling"]["temperature"]["value"], json!(0.0));
+    }
+    // NaN is no JSON: the file is damaged, and the token ids that it holds are unknown.
+    std::fs::write(model.join("generation_config.json"), "{\"temperature\": NaN}").unwrap();
+    assert_error(&generate(), 1, "generation_config.json: not valid JSON");
 }
 
 #[test]
@@ -159,7 +233,7 @@ fn stop_strings_are_not_printed() {
     let generate = |extra: &[&str]| {
         let mut command = tandem(home.path());
         command
-            .args(["generate", "--raw", "-n", "20", "-m"])
+            .args(["generate", "--raw", "--temp", "0", "-n", "20", "-m"])
             .arg(&model)
             .args(extra)
             .arg("The capital of France is");
@@ -179,7 +253,7 @@ fn a_chat_is_answered() {
     let Some(model) = smollm2() else { return };
     let home = home();
     let mut command = tandem(home.path());
-    command.args(["generate", "-n", "12", "--json", "-m"]).arg(&model).arg("Hi");
+    command.args(["generate", "--temp", "0", "-n", "12", "--json", "-m"]).arg(&model).arg("Hi");
     let report = parsed(&run(command.stdin(Stdio::null())));
     // The margins of these words are 1.4 and more in every tier, far above rounding.
     assert!(report["text"].as_str().unwrap().starts_with("Hello! How can I"), "{report}");

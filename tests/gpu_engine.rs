@@ -1,15 +1,15 @@
 //! A whole model on an accelerator: every family against a forward pass in f64, greedy tokens against the CPU's,
 //! batches and chunks against single steps, recorded graphs against first runs, and a device that fails.
 
-#[path = "support/gpu.rs"]
-mod gpu;
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/naive_model.rs"]
 mod naive_model;
+mod support;
 
 use std::sync::Arc;
 
+use support::gpu;
 use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};

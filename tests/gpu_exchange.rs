@@ -1,16 +1,14 @@
 //! Rows and pages between an accelerator and the host: everything here is exact.
 #![cfg(tandem_kernels)]
 
-#[path = "support/gpu_memory.rs"]
-mod memory;
 mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use memory::*;
 use proptest::prelude::*;
+use support::gpu::memory::*;
 use support::gpu::{self, Rng};
 use tandem::cache::{BlockTable, KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::device::accelerator::Half;

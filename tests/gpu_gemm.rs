@@ -5,216 +5,29 @@ mod support;
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use proptest::prelude::*;
+use support::gpu::linear::{Case, Launch, Operands};
 use tandem::device::accelerator::Half;
-use tandem::device::kernels::gemm::{self, GemmArgs, Path, Plan};
-use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue};
-use tandem::device::runtime::{Buffer, DevPtr, DeviceInfo, Lane, Runtime};
+use tandem::device::kernels::gemm::{self, Path, Plan};
+use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs};
+use tandem::device::runtime::{DeviceInfo, Lane, Runtime};
 
-/// What y is filled with before: a NaN, as f32 and as two halves.
-const CANARY: u8 = 0xff;
-
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    act: Half,
-    m: usize,
-    n: usize,
-    k: usize,
-    /// Elements that a token of x, and of y, has more than needed.
-    pad_x: usize,
-    pad_y: usize,
-    bias: bool,
-    epilogue: Epilogue,
+fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, LinearArgs) {
+    let launch = Launch::new(rt, c, o, gemm::scratch_bytes(rt.info()));
+    let args = launch.args(c);
+    (launch, args)
 }
 
-impl Case {
-    fn plain(act: Half, m: usize, n: usize, k: usize) -> Case {
-        Case { act, m, n, k, pad_x: 0, pad_y: 0, bias: false, epilogue: Epilogue::F32 }
-    }
-    fn columns(&self) -> usize {
-        if self.epilogue.is_gated() { self.n / 2 } else { self.n }
-    }
+fn run((launch, args): &(Launch, LinearArgs), plan: &Plan) -> Vec<u8> {
+    launch.output(gemm::gemm_as(&*launch.rt, Lane::Compute, args, plan), &format!("{plan:?}"))
 }
 
-fn bits_of(act: Half, v: f64) -> u16 {
-    match act {
-        Half::F16 => f16::from_f64(v).to_bits(),
-        Half::BF16 => bf16::from_f64(v).to_bits(),
-    }
-}
-
-fn value_of(act: Half, bits: u16) -> f64 {
-    match act {
-        Half::F16 => f16::from_bits(bits).to_f64(),
-        Half::BF16 => bf16::from_bits(bits).to_f64(),
-    }
-}
-
-/// Uniform in -1..1, by position: the same element whatever the sizes, so that results of different m compare.
-fn noise(seed: u64, row: usize, col: usize) -> f64 {
-    let mut h = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (row as u64) << 32 ^ col as u64;
-    for _ in 0..2 {
-        h = (h ^ h >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        h ^= h >> 29;
-    }
-    (h >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-}
-
-/// Operands as the device gets them. Padding of x is NaN: whoever reads it shows it.
-struct Operands {
-    w: Vec<u16>,
-    x: Vec<u16>,
-    bias: Vec<f32>,
-}
-
-impl Operands {
-    fn new(c: &Case) -> Operands {
-        // Sums of k products then have a variance of about 1: gates lie where activations bend.
-        let scale = (3.0 / c.k as f64).sqrt();
-        let w = (0..c.n * c.k).map(|i| bits_of(c.act, scale * noise(1, i / c.k, i % c.k))).collect();
-        let ldx = c.k + c.pad_x;
-        let x = (0..c.m * ldx)
-            .map(|i| if i % ldx < c.k { bits_of(c.act, 3.0 * noise(2, i / ldx, i % ldx)) } else { 0x7fff })
-            .collect();
-        let bias = (0..c.n).map(|i| noise(3, i, 0) as f32).collect();
-        Operands { w, x, bias }
-    }
-
-    /// Row n's sum for token m in f64, and the sum of magnitudes.
-    fn sum(&self, c: &Case, m: usize, n: usize) -> (f64, f64) {
-        let ldx = c.k + c.pad_x;
-        let mut sum = if c.bias { f64::from(self.bias[n]) } else { 0.0 };
-        let mut size = sum.abs();
-        for k in 0..c.k {
-            let p = value_of(c.act, self.w[n * c.k + k]) * value_of(c.act, self.x[m * ldx + k]);
-            sum += p;
-            size += p.abs();
-        }
-        (sum, size)
-    }
-
-    /// Element (m, column) of the output, and how far a right result may be from it.
-    ///
-    /// A sum has at most one rounding for each product, split and the bias, each within 2^-23 (tensor cores cut where
-    /// IEEE rounds) of the magnitudes summed so far. silu and gelu_tanh have slopes below 1.13. Their f32 evaluation
-    /// is within 2^-19 of their argument's magnitude + 1 (fast exponential: 2 + 1.2 |x| units in the last place, |x| < 12).
-    fn expect(&self, c: &Case, splits: usize, m: usize, column: usize) -> (f64, f64) {
-        let roundings = (c.k + splits + 1) as f64 * 2f64.powi(-23);
-        let half = |v: f64| match c.act {
-            Half::F16 => v.abs() * 2f64.powi(-11) + 2f64.powi(-25),
-            Half::BF16 => v.abs() * 2f64.powi(-8),
-        };
-        if !c.epilogue.is_gated() {
-            let (sum, size) = self.sum(c, m, column);
-            let error = roundings * size;
-            return match c.epilogue {
-                Epilogue::F32 => (sum, error),
-                _ => (sum.max(0.0), error + half(sum.abs() + error)),
-            };
-        }
-        let row = column / 8 * 16 + column % 8;
-        let ((gate, gate_size), (up, up_size)) = (self.sum(c, m, row), self.sum(c, m, row + 8));
-        let (eg, eu) = (roundings * gate_size, roundings * up_size);
-        let act = match c.epilogue {
-            Epilogue::SwiGlu => gate / (1.0 + (-gate).exp()),
-            _ => {
-                let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
-                0.5 * gate * (1.0 + inner.tanh())
-            }
-        };
-        let ea = 1.13 * eg + 2f64.powi(-19) * (gate.abs() + 1.0);
-        let out = act * up;
-        let error = ea * (up.abs() + eu) + act.abs() * eu;
-        (out, error + half(out.abs() + error))
-    }
-}
-
-/// Everything that a launch touches, on a device.
-struct Device {
-    rt: Arc<dyn Runtime>,
-    args: GemmArgs,
-    y_bytes: usize,
-    _buffers: Vec<Buffer>,
-    y: Buffer,
-    scratch: Buffer,
-}
-
-/// Bytes after the last element of y that nobody may write.
-const GUARD: usize = 64;
-
-impl Device {
-    fn new(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> Device {
-        let upload = |bytes: &[u8]| Buffer::from_bytes(rt, Lane::Compute, bytes).expect("upload");
-        let halves = |v: &[u16]| upload(&v.iter().flat_map(|b| b.to_le_bytes()).collect::<Vec<_>>());
-        let (w, x) = (halves(&o.w), halves(&o.x));
-        let bias = upload(&o.bias.iter().flat_map(|b| b.to_le_bytes()).collect::<Vec<_>>());
-        let ldy = c.columns() + c.pad_y;
-        let size = if c.epilogue == Epilogue::F32 { 4 } else { 2 };
-        let y_bytes = c.m * ldy * size + GUARD;
-        let y = upload(&vec![CANARY; y_bytes]);
-        // NaNs: a partial sum that is read before it is written shows.
-        let mut scratch = vec![CANARY; gemm::scratch_bytes(rt.info())];
-        scratch[..COUNTER_BYTES].fill(0);
-        let scratch = upload(&scratch);
-        let args = GemmArgs {
-            dtype: c.act,
-            w: w.ptr(),
-            x: x.ptr(),
-            bias: if c.bias { bias.ptr() } else { DevPtr::NULL },
-            y: y.ptr(),
-            m: c.m,
-            n: c.n,
-            k: c.k,
-            ldx: c.k + c.pad_x,
-            ldy,
-            epilogue: c.epilogue,
-            scratch: scratch.ptr(),
-        };
-        Device { rt: rt.clone(), args, y_bytes, _buffers: vec![w, x, bias], y, scratch }
-    }
-
-    fn run(&self, plan: &Plan) -> Vec<u8> {
-        gemm::gemm_as(&*self.rt, Lane::Compute, &self.args, plan).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        let mut y = vec![0; self.y_bytes];
-        self.rt.download(Lane::Compute, self.y.ptr(), &mut y).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        let mut counters = vec![1; COUNTER_BYTES];
-        self.rt.download(Lane::Compute, self.scratch.ptr(), &mut counters).expect("download");
-        assert!(counters.iter().all(|&b| b == 0), "{plan:?}: counters are not left at zero");
-        y
-    }
-}
-
-fn element(c: &Case, y: &[u8], at: usize) -> f64 {
-    if c.epilogue == Epilogue::F32 {
-        f32::from_le_bytes(y[at * 4..at * 4 + 4].try_into().expect("4 bytes")).into()
-    } else {
-        value_of(c.act, u16::from_le_bytes([y[at * 2], y[at * 2 + 1]]))
-    }
-}
-
-/// Runs `c` as `plan` says and compares every element; what lies between and after them is untouched.
+/// Runs `c` as `plan` says and compares every element. A sum has at most one rounding for each product, split and the
+/// bias.
 fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
-    let operands = Operands::new(c);
-    let y = Device::new(rt, c, &operands).run(plan);
-    let ldy = c.columns() + c.pad_y;
-    let size = if c.epilogue == Epilogue::F32 { 4 } else { 2 };
-    for m in 0..c.m {
-        for column in 0..c.columns() {
-            let got = element(c, &y, m * ldy + column);
-            let (want, tolerance) = operands.expect(c, plan.splits, m, column);
-            assert!(
-                (got - want).abs() <= tolerance,
-                "{c:?} {plan:?}: token {m} column {column} is {got}, wanted {want} within {tolerance:e}"
-            );
-        }
-        let padding = &y[(m * ldy + c.columns()) * size..(m + 1) * ldy * size];
-        assert!(padding.iter().all(|&b| b == CANARY), "{c:?} {plan:?}: token {m}: wrote beyond its columns");
-    }
-    assert!(
-        y[c.m * ldy * size..].iter().all(|&b| b == CANARY),
-        "{c:?} {plan:?}: wrote beyond the last token"
-    );
+    let operands = Operands::dense(c);
+    let y = run(&launch(rt, c, &operands), plan);
+    c.check(&operands, c.k + plan.splits + 1, &y, &format!("{plan:?}"));
     y
 }
 
@@ -252,7 +65,7 @@ fn every_kernel_is_right_at_the_edges_of_its_tiles() {
                 ] {
                     check(
                         &rt,
-                        &Case { pad_x: 8, pad_y: 3, ..Case::plain(act, m, n, k) },
+                        &Case { pad_x: 8, pad_y: (0, 3), ..Case::plain(act, m, n, k) },
                         &unsplit(path, tokens, k),
                     );
                 }
@@ -268,7 +81,7 @@ fn every_epilogue_of_every_kernel() {
             for (path, tokens) in kernels(&*rt, act) {
                 for epilogue in [Epilogue::F32, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu] {
                     for bias in [false, true] {
-                        let c = Case { epilogue, bias, pad_y: 1, ..Case::plain(act, 66, 144, 72) };
+                        let c = Case { epilogue, bias, pad_y: (0, 1), ..Case::plain(act, 66, 144, 72) };
                         check(&rt, &c, &unsplit(path, tokens, c.k));
                     }
                 }
@@ -329,11 +142,10 @@ fn results_repeat_bit_for_bit() {
         for (path, tokens) in kernels(&*rt, Half::F16) {
             let c = Case::plain(Half::F16, 20, 130, 264);
             let plan = split(path, tokens, c.k, 2);
-            let operands = Operands::new(&c);
-            let device = Device::new(&rt, &c, &operands);
-            let first = device.run(&plan);
+            let device = launch(&rt, &c, &Operands::dense(&c));
+            let first = run(&device, &plan);
             for _ in 0..2 {
-                assert_eq!(device.run(&plan), first, "{plan:?}");
+                assert_eq!(run(&device, &plan), first, "{plan:?}");
             }
         }
     }
@@ -389,7 +201,7 @@ fn ldmatrix_is_free_of_bank_conflicts() {
 #[test]
 fn planted_mistakes_are_caught() {
     let c = Case::plain(Half::F16, 133, 130, 640);
-    let operands = Operands::new(&c);
+    let operands = Operands::dense(&c);
     for (kernel, path, tokens, says) in [
         ("planted_gemm_early_read", Path::Async, 64, "while a copy to it is in flight"),
         ("planted_gemm_no_barrier", Path::Async, 64, "nobody wrote"),
@@ -397,8 +209,8 @@ fn planted_mistakes_are_caught() {
     ] {
         support::gpu::for_schedules(|rt, schedule| {
             let plan = unsplit(path, tokens, c.k);
-            let device = Device::new(rt, &c, &operands);
-            let launched = gemm::gemm_by(&*device.rt, Lane::Compute, &device.args, &plan, kernel);
+            let (_buffers, args) = launch(rt, &c, &operands);
+            let launched = gemm::gemm_by(&**rt, Lane::Compute, &args, &plan, kernel);
             let failed = launched.and_then(|()| rt.synchronize_all()).expect_err(kernel).to_string();
             assert!(failed.contains(kernel) && failed.contains(says), "{kernel}, {schedule}: {failed}");
             assert!(

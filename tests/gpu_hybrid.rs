@@ -1,25 +1,23 @@
 //! The accelerator contract where hybrid execution needs it: attention in parts and elsewhere, mailboxes, pages
 //! that move between host and device. One layer, two sequences, on every accelerator of this machine.
 
-#[path = "support/gpu.rs"]
-mod gpu;
+mod support;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gpu::Rng;
-use half::{bf16, f16};
+use support::gpu::memory::{LANE, bytes, decode, encode, epsilon};
+use support::gpu::{self, Rng};
 use tandem::device::accelerator::*;
 use tandem::device::emulated::ops::pages::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::host::Pool;
 use tandem::device::open::on_kernels;
-use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::device::runtime::{Buffer, DevPtr, Runtime};
 use tandem::model::spec::{Ffn, Norm, RopePairing};
 use tandem::tensor::{Bytes, DType, Tensor};
 
-const LANE: Lane = Lane::Compute;
 const PAGE: usize = 32;
 const PAGES: usize = 8;
 const EPOCH: u32 = 40;
@@ -34,38 +32,12 @@ fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
     kernels.chain([("plain functions".to_owned(), plain)]).collect()
 }
 
-fn encode(t: Half, x: f32) -> u16 {
-    match t {
-        Half::F16 => f16::from_f32(x).to_bits(),
-        Half::BF16 => bf16::from_f32(x).to_bits(),
-    }
-}
-
-fn decode(t: Half, x: u16) -> f64 {
-    match t {
-        Half::F16 => f16::from_bits(x).to_f64(),
-        Half::BF16 => bf16::from_bits(x).to_f64(),
-    }
-}
-
-/// Half an ulp at 1.
-fn unit(t: Half) -> f64 {
-    match t {
-        Half::F16 => 2f64.powi(-11),
-        Half::BF16 => 2f64.powi(-8),
-    }
-}
-
 fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
 }
 
 fn u16s(bytes: &[u8]) -> Vec<u16> {
     bytes.as_chunks().0.iter().map(|b| u16::from_ne_bytes(*b)).collect()
-}
-
-fn bytes_of(x: &[f32]) -> Vec<u8> {
-    x.iter().flat_map(|x| x.to_ne_bytes()).collect()
 }
 
 /// A layer on an accelerator, and sequences A (70 tokens) and B (33) in its pages.
@@ -136,12 +108,12 @@ impl Bench {
             |n: usize, scale: f32| -> Vec<f32> { (0..n).map(|_| scale * rng.normal()).collect() };
         let mut floats = |x: &[f32]| {
             let ptr = memory(4 * x.len());
-            rt.upload(LANE, ptr, &bytes_of(x)).unwrap();
+            rt.upload(LANE, ptr, bytes(x)).unwrap();
             ptr
         };
         let (d, qd, width) = (shape.d_model, shape.q_dim(), shape.qkv_dim());
         let tensor = |n: usize, x: &[f32]| {
-            let halves: Vec<u8> = x.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect();
+            let halves: Vec<u8> = x.iter().flat_map(|&x| encode(Half::F16, x).to_ne_bytes()).collect();
             Tensor::new(DType::F16, vec![n, x.len() / n], Bytes::copy_of(&halves)).unwrap()
         };
         let norm = NormWeight { w: floats(&normal(d, 1.0)), b: DevPtr::NULL };
@@ -317,13 +289,13 @@ impl Bench {
         for head in 0..self.shape.n_heads {
             let w = self.attend(pages, q, head, first..A.1 + 1);
             let score = ((2.0 * hd + 8.0) + 2.0) * u * w.largest;
-            let weight = score.exp_m1() + (4.0 + 5.0 * (tiles + 8.0)) * u + unit(self.shape.kv);
+            let weight = score.exp_m1() + (4.0 + 5.0 * (tiles + 8.0)) * u + epsilon(self.shape.kv);
             let relative = 2.0 * (weight + 2.0 * (n + tiles + 8.0) * u);
             for d in 0..w.o.len() {
                 let want = w.o[d] / w.s;
                 let small = 2.0 * 2f64.powi(-25) * w.all[d] / w.s;
                 let error = relative * w.size[d] / w.s + small;
-                out.push((want, error + unit(self.shape.act) * (want.abs() + error) + 2f64.powi(-25)));
+                out.push((want, error + epsilon(self.shape.act) * (want.abs() + error) + 2f64.powi(-25)));
             }
         }
         out
@@ -375,7 +347,7 @@ fn attention_in_two_parts_is_attention() {
                 s.push(part.s as f32);
                 o.extend(part.o.iter().map(|&x| x as f32));
             }
-            let [m, s, o] = [m, s, o].map(|x| Buffer::from_bytes(&b.rt, LANE, &bytes_of(&x)).unwrap());
+            let [m, s, o] = [m, s, o].map(|x| Buffer::from_bytes(&b.rt, LANE, bytes(&x)).unwrap());
             let there = PartialRows { m: m.ptr(), s: s.ptr(), o: o.ptr() };
             b.decode(Attend::From { from }, |cx| b.accel.merge(cx, &there).unwrap());
             b.assert_attention(&format!("{name}, from {from}"), &b.attn(1), &want);

@@ -1,14 +1,12 @@
 //! Reduction of logits on accelerators: greedy, top-k, log Σ e^x, soft-cap.
 #![cfg(tandem_kernels)]
 
-#[path = "support/gpu_memory.rs"]
-mod memory;
 mod support;
 
 use std::sync::Arc;
 
-use memory::*;
 use proptest::prelude::*;
+use support::gpu::memory::*;
 use support::gpu::{self, Rng};
 use tandem::device::kernels::elementwise::*;
 use tandem::device::runtime::{Buffer, Runtime};

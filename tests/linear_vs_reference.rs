@@ -180,11 +180,38 @@ proptest! {
 }
 
 #[test]
-fn several_k_panels_are_summed() {
+fn several_blocks_of_k_are_summed() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for m in [1, 5, 14] {
-            check(dtype, m, 35, 4100, 7, Mode::Fast).unwrap();
-            check(dtype, m, 35, 4100, 8, Mode::Deterministic).unwrap();
+        for (m, n, k) in [(1, 35, 4100), (5, 35, 4100), (14, 35, 8233), (1, 7, 8233)] {
+            check(dtype, m, n, k, 7, Mode::Fast).unwrap();
+            check(dtype, m, n, k, 8, Mode::Deterministic).unwrap();
+        }
+    }
+}
+
+/// Activations that fit in a share of L2 are read once per tile of rows, others once per chunk of rows: both
+/// orders, and their last tiles, give what the reference gives, and a row the same bits in either.
+#[test]
+fn tokens_that_do_not_fit_in_cache_change_no_bit() {
+    let (n, k) = (38, 8233);
+    for (dtype, m) in [(DType::F32, 35), (DType::F16, 34), (DType::BF16, 34)] {
+        check(dtype, m, n, k, 9, Mode::Fast).unwrap();
+        let mut rng = Rng(10);
+        let w = random_weight(dtype, n, k, &mut rng);
+        let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
+        for isa in Isa::supported().into_iter().filter(|&i| i > Isa::Reference) {
+            let lin = make(&w, isa);
+            let run = |m: usize, pool: &Pool| {
+                let mut acts = Acts::default();
+                acts.reset(m, k).copy_from_slice(&x[..m * k]);
+                let mut out = vec![0f32; m * n];
+                linear(pool, Mode::Deterministic, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo: n }]);
+                out
+            };
+            let many = run(m, &Pool::new(2));
+            for few in [1, 5, 8] {
+                assert_eq!(run(few, &Pool::new(1)), many[..few * n], "{isa} {dtype}: {few} of {m} tokens");
+            }
         }
     }
 }

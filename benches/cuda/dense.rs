@@ -2,7 +2,7 @@
 
 use tandem::Result;
 use tandem::device::accelerator::Half;
-use tandem::device::kernels::gemm::{self, GemmArgs, Path};
+use tandem::device::kernels::gemm::{self, Path};
 use tandem::device::kernels::linear::{self, Epilogue, LinearArgs};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 
@@ -194,7 +194,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
             for (m, plan, kernel) in todo {
                 let rt = bench.rt.clone();
                 let mut launch = |i: usize| {
-                    let args = GemmArgs {
+                    let args = LinearArgs {
                         dtype,
                         w: o.w_copies[i % o.w_copies.len()].ptr(),
                         x: o.x_buffer.ptr(),

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
-use tandem::text::{Message, Sampler, SamplerParams, StreamDecoder, Tokenizer, logprobs};
+use tandem::text::{Message, Sampler, Sandbox, StreamDecoder, Tokenizer, logprobs};
 
-use super::args::{EngineArgs, real};
+use super::args::EngineArgs;
 use super::open::{self, Opened};
+use super::sampling::SamplingArgs;
 use super::{output, progress, prompt};
 
 /// Continues or answers a prompt.
@@ -37,28 +38,9 @@ pub struct Args {
     /// Stop at this text, which is not printed; may be given several times.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
-    /// Sampling temperature; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.0, value_name = "T", help_heading = "Sampling",
-          value_parser = |s: &str| real(s, 0.0..=100.0, "the temperature (0 to 100)"))]
-    pub temp: f32,
-    /// Only among the K most likely tokens; 0 is all.
-    #[arg(long, default_value_t = 0, value_name = "K", help_heading = "Sampling")]
-    pub top_k: u32,
-    /// Only among the most likely tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P", help_heading = "Sampling",
-          value_parser = |s: &str| real(s, f32::MIN_POSITIVE..=1.0, "the probability (above 0, up to 1)"))]
-    pub top_p: f32,
-    /// Only among tokens at least this likely, relative to the most likely one.
-    #[arg(long, default_value_t = 0.0, value_name = "P", help_heading = "Sampling",
-          value_parser = |s: &str| real(s, 0.0..=1.0, "the probability (0 to 1)"))]
-    pub min_p: f32,
-    /// Divide the score of tokens already seen; 1 is off.
-    #[arg(long, default_value_t = 1.0, value_name = "R", help_heading = "Sampling",
-          value_parser = |s: &str| real(s, f32::MIN_POSITIVE..=100.0, "the penalty (above 0, up to 100)"))]
-    pub repeat_penalty: f32,
-    /// Seed of the sampler.
-    #[arg(long, default_value_t = 0, value_name = "S", help_heading = "Sampling")]
-    pub seed: u64,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// With --json: log-probabilities of each token and of the K most likely ones.
     #[arg(long, value_name = "K", requires = "json", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub logprobs: Option<u32>,
@@ -78,17 +60,12 @@ fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
 /// Generates.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let started = Instant::now();
-    let sampler = Sampler::new(SamplerParams {
-        temperature: args.temp,
-        top_k: args.top_k as usize,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repeat_penalty: args.repeat_penalty,
-        seed: args.seed,
-        ..SamplerParams::default()
-    })?;
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;
+    let sampling = args.sampling.resolve(&opened.model.sampling);
+    sampling.ignored.iter().for_each(|sentence| progress::note(sentence));
+    progress::detail(&format!("sampling: {sampling}"));
+    let sampler = Sampler::new(sampling.params.clone())?;
     let tokenizer = opened.tokenizer()?;
     let ids = match &tokenizer {
         Some(t) => prompt_ids(args, &opened, t, &prompt)?,
@@ -158,6 +135,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "text": generation.text,
             "finish_reason": finish,
             "plan": plan,
+            "sampling": sampling.json(),
             "timings": timings,
         });
         if args.logprobs.is_some() {
@@ -182,7 +160,7 @@ fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str)
     if args.raw {
         return Ok(tokenizer.encode(prompt, true, false)?);
     }
-    let Some(template) = opened.template(tokenizer)? else {
+    let Some(template) = opened.template(tokenizer) else {
         if args.system.is_some() {
             return Err(Error::usage("--system: this model has no chat template").into());
         }
@@ -196,7 +174,8 @@ fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str)
     messages.push(Message::new("user", prompt));
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
     let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-    let rendered = template.render(&messages, true, &bos, &eos)?;
+    // Whoever made the model wrote this program.
+    let rendered = Sandbox::this_program().render(template, &messages, true, &bos, &eos)?;
     // Most templates write the beginning-of-sequence token themselves: never two of them.
     let add_special = bos.is_empty() || !rendered.starts_with(&bos);
     Ok(tokenizer.encode(&rendered, add_special, true)?)
@@ -224,8 +203,8 @@ struct Generation<'a> {
 impl Generation<'_> {
     /// Whether the likeliest token is all that is asked for, so that logits may stay where they are.
     fn is_greedy(&self) -> bool {
-        let a = self.args;
-        a.temp == 0.0 && a.repeat_penalty == 1.0 && a.logprobs.is_none()
+        let p = self.sampler.params();
+        p.temperature == 0.0 && p.repeat_penalty == 1.0 && self.args.logprobs.is_none()
     }
 
     /// Takes the next token, noting its log-probability if that was asked for.

@@ -80,6 +80,9 @@ fn text(report: &Report) -> String {
     row("context", format!("{} tokens, {} each", d.max_context, megabytes(d.kv_bytes_per_token)));
     row("tokenizer", d.tokenizer.clone());
     row("template", if d.chat_template { "has a chat template".into() } else { "no chat template".into() });
+    if !d.sampling.is_empty() {
+        row("sampling", d.sampling.clone());
+    }
     for note in &d.notes {
         row("note", note.clone());
     }

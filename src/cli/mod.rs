@@ -17,6 +17,7 @@ mod perplexity;
 mod progress;
 mod prompt;
 mod pull;
+mod sampling;
 mod tokenize;
 
 use std::process::ExitCode;

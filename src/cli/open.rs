@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use anyhow::Context;
 use tandem::Error;
 use tandem::cache::KvDType;
 use tandem::device::accelerator::Half;
@@ -58,12 +57,9 @@ impl Opened {
         Ok(Some(tokenizer))
     }
 
-    /// The chat template: the model's own, or one that its special tokens imply.
-    pub fn template(&self, tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
-        match &self.model.chat_template {
-            Some(source) => Ok(Some(ChatTemplate::new(source).context("the model's chat template")?)),
-            None => Ok(ChatTemplate::fallback(tokenizer)),
-        }
+    /// The source of the chat template: the model's own, or one that its special tokens imply.
+    pub fn template(&self, tokenizer: &Tokenizer) -> Option<&str> {
+        self.model.chat_template.as_deref().or_else(|| ChatTemplate::fallback(tokenizer))
     }
 
     /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::device::host::Pool;
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
-use crate::reference::dequant::dequantise_row;
 use crate::simd::Isa;
 use crate::simd::linear::{GROUP, Linear, Packed, pack_group};
 use crate::tensor::{Bytes, Tensor};
@@ -52,6 +51,10 @@ pub struct Prepared {
 /// Alignment of each weight in the arena.
 const ALIGN: usize = 64;
 
+/// Bytes of the file whose pages are given back at a time, once packed: each time interrupts the other cores
+/// (their TLBs must forget the pages), so not too often, and what waits is in memory twice, so not too late.
+const RELEASE_BYTES: usize = 4 << 20;
+
 /// Rows per chunk of parallel packing, in groups of 16.
 const PACK_GROUPS: usize = 8;
 
@@ -69,16 +72,21 @@ impl Prepared {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Prepared> {
         let mut arena = Arena::plan(&spec, weights, isa)?;
+        // What is packed is read once and released; a file of floats is read for every token.
+        for t in linear_names(&spec).filter_map(|name| weights.get(&name)) {
+            t.data.advise_large_pages(arena.slots.is_empty());
+        }
         arena.fill(pool, isa, progress)?;
         let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
         let lin = |name: &str, n: usize, k: usize| -> Result<Linear> {
             let linear = arena.linear(weights, &format!("{name}.weight"), n, k, isa)?;
-            Ok(linear.with_bias(floats(weights, &format!("{name}.bias"), n)?))
+            Ok(linear.with_bias(weights.floats(&format!("{name}.bias"), n)?))
         };
         let norm = |name: &str| -> Result<NormWeight> {
-            let w = floats(weights, &format!("{name}.weight"), d)?
+            let w = weights
+                .floats(&format!("{name}.weight"), d)?
                 .ok_or_else(|| Error::format(format!("{name}.weight"), "missing from the model"))?;
-            let b = floats(weights, &format!("{name}.bias"), d)?;
+            let b = weights.floats(&format!("{name}.bias"), d)?;
             if b.is_none() && matches!(spec.norm, Norm::Layer { .. }) {
                 return Err(Error::format(format!("{name}.bias"), "missing from the model"));
             }
@@ -89,7 +97,7 @@ impl Prepared {
                 let name = |s: &str| format!("blk.{i}.{s}");
                 let vector = |s: &str, n: usize, wanted: bool| -> Result<Option<Vec<f32>>> {
                     let name = name(s);
-                    let v = if wanted { floats(weights, &name, n)? } else { None };
+                    let v = if wanted { weights.floats(&name, n)? } else { None };
                     if wanted && v.is_none() {
                         return Err(Error::format(name, "missing from the model"));
                     }
@@ -174,18 +182,6 @@ fn linear_names(spec: &ModelSpec) -> impl Iterator<Item = String> + '_ {
     layers.chain([head.to_string()])
 }
 
-/// A vector of any dtype as f32.
-fn floats(weights: &Weights, name: &str, n: usize) -> Result<Option<Vec<f32>>> {
-    let Some(t) = weights.get(name) else { return Ok(None) };
-    if t.shape.iter().product::<usize>() != n || t.dtype.is_quantised() {
-        let (dtype, shape) = (t.dtype, &t.shape);
-        return Err(Error::format(name, format!("{dtype} of shape {shape:?}, wanted {n} floats")));
-    }
-    let mut out = vec![0f32; n];
-    dequantise_row(t.dtype, &t.data, &mut out);
-    Ok(Some(out))
-}
-
 /// The packed weights of a model in one anonymous mapping, on huge pages where the system grants them.
 struct Arena<'a> {
     slots: Vec<(String, &'a Tensor, usize)>,
@@ -224,31 +220,37 @@ impl<'a> Arena<'a> {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
         let base = AtomicPtr::new(map.as_mut_ptr());
+        let mut packed = Vec::new();
         for (_, tensor, offset) in &self.slots {
-            let groups = tensor.rows().div_ceil(GROUP);
+            let (groups, row_bytes) = (tensor.rows().div_ceil(GROUP), tensor.row_bytes());
             let group_bytes =
                 Packed::size(tensor.dtype, tensor.rows(), tensor.cols()).expect("quantised") / groups;
-            pool.run(groups.div_ceil(PACK_GROUPS), &|c, _| {
-                let first = c * PACK_GROUPS;
-                let last = (first + PACK_GROUPS).min(groups);
-                for g in first..last {
-                    // SAFETY: each group has its own bytes of the arena, inside `total`, and belongs to
-                    // exactly one chunk; the map outlives the job.
-                    let out = unsafe {
-                        let at = base.load(Ordering::Relaxed).add(offset + g * group_bytes);
-                        std::slice::from_raw_parts_mut(at, group_bytes)
-                    };
-                    pack_group(tensor, g, out);
+            let slab = (RELEASE_BYTES / (GROUP * row_bytes)).max(1).next_multiple_of(PACK_GROUPS);
+            for start in (0..groups).step_by(slab) {
+                let end = (start + slab).min(groups);
+                let first_row = |group: usize| (group * GROUP).min(tensor.rows());
+                pool.run((end - start).div_ceil(PACK_GROUPS), &|c, _| {
+                    let first = start + c * PACK_GROUPS;
+                    let last = (first + PACK_GROUPS).min(end);
+                    for g in first..last {
+                        // SAFETY: each group has its own bytes of the arena, inside `total`, and belongs to
+                        // exactly one chunk; the map outlives the job.
+                        let out = unsafe {
+                            let at = base.load(Ordering::Relaxed).add(offset + g * group_bytes);
+                            std::slice::from_raw_parts_mut(at, group_bytes)
+                        };
+                        pack_group(tensor, g, out);
+                    }
+                    progress(((first_row(last) - first_row(first)) * row_bytes) as u64);
+                });
+                let bytes = (first_row(end) - first_row(start)) * row_bytes;
+                packed.extend(tensor.data.slice(first_row(start) * row_bytes, bytes));
+                if packed.iter().map(|b| b.len()).sum::<usize>() >= RELEASE_BYTES {
+                    packed.drain(..).for_each(|b| b.release_pages());
                 }
-                let rows = (last * GROUP).min(tensor.rows()) - first * GROUP;
-                let bytes = rows * tensor.row_bytes();
-                // The packed copy replaces the file's pages in memory, piece by piece.
-                if let Some(done) = tensor.data.slice(first * GROUP * tensor.row_bytes(), bytes) {
-                    done.release_pages();
-                }
-                progress(bytes as u64);
-            });
+            }
         }
+        packed.drain(..).for_each(|b| b.release_pages());
         let map = map.make_read_only().map_err(no_room)?;
         self.bytes = Some(Bytes::from_map(Arc::new(map)));
         Ok(())

@@ -51,6 +51,8 @@ pub struct Description {
     pub tokenizer: String,
     /// Whether there is a chat template.
     pub chat_template: bool,
+    /// What the authors recommend for sampling, in words; empty if they do not.
+    pub sampling: String,
     /// Things worth telling.
     pub notes: Vec<String>,
 }
@@ -113,6 +115,7 @@ pub fn describe(m: &LoadedModel) -> Description {
         kv_bytes_per_token: (s.n_layers * 2 * s.kv_dim() * 2) as u64,
         tokenizer,
         chat_template: m.chat_template.is_some(),
-        notes: m.notes.clone(),
+        sampling: m.sampling.to_string(),
+        notes: m.notes.iter().chain(&m.sampling.ignored).cloned().collect(),
     }
 }

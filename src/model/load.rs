@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::arch::{self, GgufConfig};
 use super::formats::gguf::{Gguf, Metadata, Value};
 use super::formats::{hf, in_file};
-use super::{ModelSpec, Weights, synth, validate};
+use super::{ModelSpec, SamplingDefaults, Weights, synth, validate};
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
 
@@ -44,17 +44,6 @@ pub enum TextSource {
     },
     /// Random weights have no text.
     None,
-}
-
-/// Recommendations of a `generation_config.json`.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SamplingDefaults {
-    /// Softmax temperature.
-    pub temperature: Option<f32>,
-    /// Only this many likeliest tokens.
-    pub top_k: Option<usize>,
-    /// Only the likeliest tokens that make up this probability.
-    pub top_p: Option<f32>,
 }
 
 /// Loads `source`: a `.gguf` file, a folder with `config.json`, or `synth:SPEC` (see [`synth`]).
@@ -121,9 +110,9 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
         chat_template: text("tokenizer.chat_template").map(str::to_owned),
         spec,
         weights,
+        sampling: SamplingDefaults::from_gguf(&metadata),
         text: TextSource::Gguf(metadata),
         eos_ids,
-        sampling: SamplingDefaults::default(),
         source,
         notes: Vec::new(),
     })

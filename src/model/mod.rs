@@ -9,12 +9,14 @@ mod describe;
 pub mod export;
 pub mod formats;
 mod load;
+pub mod sampling;
 pub mod spec;
 pub mod synth;
 mod weights;
 
 pub use check::{validate, wanted_tensors};
 pub use describe::{Description, describe};
-pub use load::{LoadedModel, SamplingDefaults, TextSource, from_gguf, load};
+pub use load::{LoadedModel, TextSource, from_gguf, load};
+pub use sampling::SamplingDefaults;
 pub use spec::ModelSpec;
 pub use weights::Weights;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::reference::dequant::dequantise;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
@@ -43,6 +44,16 @@ impl Weights {
     /// Like [`Weights::require`], but a missing tensor is `None`.
     pub fn optional(&self, name: &str, shape: &[usize]) -> Result<Option<&Tensor>> {
         if self.get(name).is_none() { Ok(None) } else { self.require(name, shape).map(Some) }
+    }
+
+    /// The vector of `n` floats called `name`, of any float dtype, as f32; a missing one is `None`.
+    pub fn floats(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>> {
+        let Some(t) = self.get(name) else { return Ok(None) };
+        if t.shape.iter().product::<usize>() != n || t.dtype.is_quantised() {
+            let (dtype, shape) = (t.dtype, &t.shape);
+            return Err(Error::format(name, format!("{dtype} of shape {shape:?}, wanted {n} floats")));
+        }
+        Ok(Some(dequantise(t)))
     }
 
     /// All tensors in name order.

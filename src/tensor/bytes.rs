@@ -66,6 +66,16 @@ impl Bytes {
         matches!(self.owner, Owner::Map(_))
     }
 
+    /// Whether the system should map the whole file behind these bytes in large pages where it can: for bytes that are
+    /// read again and again (fewer faults, fewer misses of the TLB). Not for bytes that are read once and
+    /// released: one touch would map 2 MiB again. Only advice, and no effect on owned bytes.
+    pub fn advise_large_pages(&self, large: bool) {
+        #[cfg(target_os = "linux")]
+        if let Owner::Map(map) = &self.owner {
+            let _ = map.advise(if large { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage });
+        }
+    }
+
     /// Tells the system that the whole pages inside this range will not be needed soon: they leave
     /// the resident set and come back from the file when touched. No effect on owned bytes.
     pub fn release_pages(&self) {

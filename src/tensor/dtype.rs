@@ -44,6 +44,18 @@ impl DType {
         DType::Q6_K,
     ];
 
+    /// Those that store integer codes with scales.
+    pub const QUANTISED: [DType; 8] = [
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q4_K,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q5_K,
+        DType::Q6_K,
+        DType::Q8_0,
+    ];
+
     /// Elements per block (1 for plain floats).
     pub const fn block_len(self) -> usize {
         match self {

@@ -2,8 +2,8 @@
 //!
 //! Models carry Jinja2 programs for this. They come with the model file, from strangers, so they
 //! run on minijinja with a bound on steps, on recursion and on output, and see nothing but the
-//! conversation. (The engine has no bound on a single value: a template made to double a string a
-//! hundred times exhausts memory.) The environment is the one Hugging Face gives them: `trim_blocks`,
+//! conversation. That bounds neither the memory nor the time of a single step: what comes from a model
+//! file is rendered by [`super::sandbox`], this code in a process with limits. The environment is the one Hugging Face gives them: `trim_blocks`,
 //! `lstrip_blocks`, Python's string methods, `raise_exception`, `strftime_now`, `tojson`.
 
 use std::io::{self, Write};
@@ -33,13 +33,14 @@ impl Message {
     }
 }
 
-/// A compiled chat template.
+/// A compiled chat template. A stranger's may take any amount of memory and time, to compile and to render: see
+/// [`super::Sandbox`].
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
 }
 
-/// Used by models that have ChatML's tokens, but no template.
+/// ChatML, for models that have its tokens but no template.
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + \
     message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}\
     {{ '<|im_start|>assistant\\n' }}{% endif %}";
@@ -49,7 +50,7 @@ const NAME: &str = "chat_template";
 const MAX_SOURCE: usize = 128 << 10;
 /// The compiler recurses once for every operator of a chain such as `1+1+1`, so two bytes of source
 /// may cost a stack frame: 4 KiB for each of those. Untouched stack costs nothing.
-const COMPILER_STACK: usize = 256 << 20;
+pub(super) const COMPILER_STACK: usize = 256 << 20;
 /// A turn takes tens to hundreds of steps; this many take about a second.
 const MAX_STEPS: u64 = 5_000_000;
 /// On top of the conversation itself.
@@ -95,10 +96,10 @@ impl ChatTemplate {
         Ok(ChatTemplate { env })
     }
 
-    /// A template for a model that carries none: ChatML if the vocabulary has its tokens.
-    pub fn fallback(tokenizer: &Tokenizer) -> Option<ChatTemplate> {
+    /// The source of a template for a model that carries none: ChatML if the vocabulary has its tokens.
+    pub fn fallback(tokenizer: &Tokenizer) -> Option<&'static str> {
         let start = tokenizer.token_id("<|im_start|>")?;
-        tokenizer.is_special(start).then(|| ChatTemplate::new(CHATML).expect("a constant, tested to compile"))
+        tokenizer.is_special(start).then_some(CHATML)
     }
 
     /// The template's source in a Hugging Face `tokenizer_config.json`: a string, or a list of named

@@ -5,44 +5,15 @@
 //! depend on the other rows.
 
 use super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
-use super::linear::{COUNTER_BYTES, Epilogue};
+use super::linear::{COUNTER_BYTES, LinearArgs};
 use crate::Result;
 use crate::device::accelerator::Half;
-use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
+use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
 
 /// Rows of weights in a tile, of every kernel here.
 const ROWS: usize = 128;
 /// A split sums at least this many columns: below, what it costs to meet exceeds what it saves.
 const MIN_SPLIT: usize = 256;
-
-/// y = epilogue(x · wᵀ + bias).
-#[derive(Debug, Clone, Copy)]
-pub struct GemmArgs {
-    /// Type of weights and activations.
-    pub dtype: Half,
-    /// `[n][k]`, 16-byte aligned.
-    pub w: DevPtr,
-    /// `[m][ldx]`, 16-byte aligned.
-    pub x: DevPtr,
-    /// f32 `[n]` in the order of the weights' rows, or NULL.
-    pub bias: DevPtr,
-    /// `[m][ldy]` of what [`Epilogue`] says.
-    pub y: DevPtr,
-    /// Tokens.
-    pub m: usize,
-    /// Rows of weights (gate and up counted both; then a multiple of 16).
-    pub n: usize,
-    /// Columns of weights, a multiple of 8.
-    pub k: usize,
-    /// Elements from one token of `x` to the next, a multiple of 8.
-    pub ldx: usize,
-    /// Elements from one token of `y` to the next.
-    pub ldy: usize,
-    /// What becomes of the sums.
-    pub epilogue: Epilogue,
-    /// [`scratch_bytes`]: counters at its head as in [`super::linear`], with which it can be shared on one lane.
-    pub scratch: DevPtr,
-}
 
 /// The instructions that a kernel is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -168,8 +139,8 @@ pub fn scratch_bytes(info: &DeviceInfo) -> usize {
 /// Whatever the runtime reports.
 ///
 /// # Panics
-/// If sizes or strides are not as [`GemmArgs`] says.
-pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &GemmArgs) -> Result<()> {
+/// If sizes or strides are not as [`LinearArgs`] says.
+pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
     let path = Path::of(rt, args.dtype);
     gemm_as(rt, lane, args, &plan(rt.info(), path, args.m, args.n, args.k))
 }
@@ -180,8 +151,8 @@ pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &GemmArgs) -> Result<()> {
 /// Whatever the runtime reports.
 ///
 /// # Panics
-/// If sizes or strides are not as [`GemmArgs`] says, or the plan's parts do not make up K.
-pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Result<()> {
+/// If sizes or strides are not as [`LinearArgs`] says, or the plan's parts do not make up K.
+pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -> Result<()> {
     gemm_by(rt, lane, args, plan, &plan.path.kernel(args.dtype, plan.tokens))
 }
 
@@ -193,8 +164,8 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan) -> Re
 /// # Panics
 /// As [`gemm_as`].
 #[doc(hidden)]
-pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &GemmArgs, plan: &Plan, kernel: &str) -> Result<()> {
-    let GemmArgs { m, n, k, ldx, ldy, .. } = *args;
+pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan, kernel: &str) -> Result<()> {
+    let LinearArgs { m, n, k, ldx, ldy, .. } = *args;
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
     assert!(k.is_multiple_of(8) && k > 0, "gemm: k = {k}, wanted a positive multiple of 8");
     assert!(

@@ -70,9 +70,9 @@ pub struct LinearArgs {
     pub bias: DevPtr,
     /// `[m][ldy]` of what [`Epilogue`] says; may be columns of a wider buffer.
     pub y: DevPtr,
-    /// [`scratch_bytes`].
+    /// [`scratch_bytes`], or what else the kernel says; counters at its head, zeroed once. Kernels of one lane share it.
     pub scratch: DevPtr,
-    /// Tokens, 1 to [`MAX_TOKENS`].
+    /// Tokens: 1 to [`MAX_TOKENS`], any number for [`super::gemm`].
     pub m: usize,
     /// Rows of the weight (gates and ups counted both).
     pub n: usize,
@@ -231,19 +231,39 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
 /// # Errors
 /// As [`Runtime::launch`].
 pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -> Result<()> {
+    let params = LinearParams {
+        k_warps_log2: plan.k_warps_log2,
+        stages: plan.stages as u32,
+        k_split: plan.k_split as u32,
+        ..params("linear", args)
+    };
+    rt.launch(
+        lane,
+        &Launch {
+            kernel: &plan.kernel,
+            grid: plan.grid,
+            block: [256, 1, 1],
+            shared: plan.shared,
+            params: params.bytes(),
+        },
+    )
+}
+
+/// What every kernel of `linear_*.cu` and `gemv*.cu` is told, once it is known to make sense; `what` names the layer
+/// where it does not.
+pub(super) fn params(what: &str, args: &LinearArgs) -> LinearParams {
     let &LinearArgs { m, n, k, ldx, ldy, .. } = args;
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
     assert!(
         ldx >= k && ldx.is_multiple_of(8) && ldy >= columns,
-        "linear of x [{m}][{ldx}] by w [{n}][{k}] to y [{m}][{ldy}]"
+        "{what} of x [{m}][{ldx}] by w [{n}][{k}] to y [{m}][{ldy}]"
     );
     assert!(
         !args.epilogue.is_gated() || n.is_multiple_of(16),
         "gate and up by 8: {n} rows are no multiple of 16"
     );
     assert!(args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16), "w and x lie on 16 bytes");
-
-    let params = LinearParams {
+    LinearParams {
         w: args.w,
         x: args.x,
         bias: args.bias,
@@ -256,21 +276,8 @@ pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -
         ldx: ldx as u32,
         ldy: ldy as u32,
         epilogue: args.epilogue.code(),
-        k_warps_log2: plan.k_warps_log2,
-        stages: plan.stages as u32,
-        k_split: plan.k_split as u32,
         ..Default::default()
-    };
-    rt.launch(
-        lane,
-        &Launch {
-            kernel: &plan.kernel,
-            grid: plan.grid,
-            block: [256, 1, 1],
-            shared: plan.shared,
-            params: params.bytes(),
-        },
-    )
+    }
 }
 
 /// Interleaves rows of a gate and an up projection by eight: gate 0..8, up 0..8, gate 8..16, ... so that one thread

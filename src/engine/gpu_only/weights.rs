@@ -9,7 +9,6 @@ use crate::device::host::Pool;
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
-use crate::reference::dequant::dequantise_row;
 use crate::simd::RopeTable;
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
@@ -213,7 +212,7 @@ impl Upload<'_> {
 
     /// A vector of any float dtype; NULL if the model has none of that name.
     fn vector(&mut self, name: &str, n: usize) -> Result<DevPtr> {
-        match read_vector(self.weights, name, n)? {
+        match self.weights.floats(name, n)? {
             Some(v) => self.floats(&v),
             None => Ok(DevPtr::NULL),
         }
@@ -257,7 +256,7 @@ impl Upload<'_> {
         let mut all = Vec::new();
         let mut any = false;
         for (part, n) in widths {
-            let v = read_vector(self.weights, &format!("blk.{layer}.{part}.bias"), n)?;
+            let v = self.weights.floats(&format!("blk.{layer}.{part}.bias"), n)?;
             any |= v.is_some();
             all.extend(v.unwrap_or_else(|| vec![0.0; n]));
         }
@@ -273,18 +272,6 @@ impl Upload<'_> {
         }
         Ok([self.floats(&cos)?, self.floats(&sin)?])
     }
-}
-
-/// A vector of `n` floats of any float dtype.
-fn read_vector(weights: &Weights, name: &str, n: usize) -> Result<Option<Vec<f32>>> {
-    let Some(t) = weights.get(name) else { return Ok(None) };
-    if t.shape.iter().product::<usize>() != n || t.dtype.is_quantised() {
-        let (dtype, shape) = (t.dtype, &t.shape);
-        return Err(Error::format(name, format!("{dtype} of shape {shape:?}, wanted {n} floats")));
-    }
-    let mut out = vec![0f32; n];
-    dequantise_row(t.dtype, &t.data, &mut out);
-    Ok(Some(out))
 }
 
 impl DeviceWeights {

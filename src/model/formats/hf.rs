@@ -44,18 +44,13 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
         TextSource::None
     };
     let generation = json(&dir.join("generation_config.json"))?;
-    let number = |key: &str| generation.as_ref().and_then(|g| g.get(key)?.as_f64()).map(|f| f as f32);
     Ok(LoadedModel {
         spec,
         weights,
         text,
         chat_template: chat_template(dir, tokenizer_config.as_ref())?,
         eos_ids: eos_ids(generation.as_ref()).or_else(|| eos_ids(Some(&config))).unwrap_or_default(),
-        sampling: SamplingDefaults {
-            temperature: number("temperature"),
-            top_k: generation.as_ref().and_then(|g| g.get("top_k")?.as_u64()).and_then(|k| k.try_into().ok()),
-            top_p: number("top_p"),
-        },
+        sampling: generation.as_ref().map(SamplingDefaults::from_generation_config).unwrap_or_default(),
         source: dir.display().to_string(),
         notes: Vec::new(),
     })

@@ -105,19 +105,6 @@ pub(crate) struct BlockKernels {
     pub merge: MergeFn,
 }
 
-/// Whether bf16 dot products beat f32 arithmetic on widened values. Sapphire Rapids issues one vdpbf16ps every
-/// two cycles and two f32 FMAs per cycle (design/PEERS.md: 70-97 against 140-222 GFLOP/s per thread); Zen 4
-/// issues one of either.
-#[cfg(target_arch = "x86_64")]
-fn dot_is_fast() -> bool {
-    static FAST: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *FAST.get_or_init(|| {
-        let id = std::arch::x86_64::__cpuid(0);
-        let vendor = [id.ebx.to_le_bytes(), id.edx.to_le_bytes(), id.ecx.to_le_bytes()];
-        vendor.concat() != b"GenuineIntel"
-    })
-}
-
 /// The kernels of a tier for a size of heads; `None` for the reference tier, which has no blocks.
 pub(crate) fn select(isa: Isa, dtype: KvDType, head_dim: usize) -> Option<&'static BlockKernels> {
     if let Some(why) = isa.missing() {
@@ -134,7 +121,7 @@ pub(crate) fn select(isa: Isa, dtype: KvDType, head_dim: usize) -> Option<&'stat
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, KvDType::F16) => Some(&super::f32_body::AVX2_F16),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Amx, KvDType::BF16) if Caps::get().avx512_bf16 && dot_is_fast() => {
+        (Isa::Avx512 | Isa::Amx, KvDType::BF16) if Caps::get().bf16_dot_pays() => {
             Some(&super::avx512_bf16::KERNELS)
         }
         #[cfg(target_arch = "x86_64")]

@@ -5,11 +5,11 @@
 //! | weights | held as | few rows | many rows |
 //! |---|---|---|---|
 //! | quantised | [`packed`]: 16 rows interleaved | int8 dot products ([`vnni`], [`avx2_int8`]) | the same kernel; AMX: bf16 panels |
-//! | f32 f16 bf16 | row-major, straight from the file | [`rowdot`] in f32 | [`panel`]: 16 rows transposed on the fly |
+//! | f32 f16 bf16 | row-major, straight from the file | [`rowdot`] in f32, [`rowdot_bf16`] | [`tiledot`]; AMX: bf16 panels ([`panel`]) |
 //! | any, reference tier | row-major | [`crate::reference::linear`] | the same |
 //!
 //! Every output element is computed by one thread in one fixed order over k, so results do not depend
-//! on the number of threads. The int8 and panel kernels use the same order for every M; with
+//! on the number of threads. The int8 and tile kernels use the same order for every M; with
 //! [`Mode::Deterministic`] no other is used, so results do not depend on what else is in the batch.
 
 mod acts;
@@ -19,10 +19,15 @@ mod amx;
 mod avx2_int8;
 mod packed;
 #[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))] // only AMX multiplies panels
 mod panel;
 mod plan;
 #[cfg(target_arch = "x86_64")]
 mod rowdot;
+#[cfg(target_arch = "x86_64")]
+mod rowdot_bf16;
+#[cfg(target_arch = "x86_64")]
+mod tiledot;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 

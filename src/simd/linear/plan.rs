@@ -5,7 +5,7 @@ use super::acts::{Acts, Need};
 use super::amx;
 use super::packed::{GROUP, Packed};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2_int8, panel, rowdot, vnni};
+use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
 use crate::device::host::Pool;
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Tensor};
@@ -45,8 +45,11 @@ enum Path {
     Vnni,
     Avx2Int8,
     RowDot,
-    #[cfg(target_arch = "x86_64")]
-    Panel(panel::Kind),
+    RowDotBf16,
+    /// Tiles of dot products in f32.
+    Tiles,
+    /// The same with bf16 activations.
+    TilesBf16,
     AmxPacked,
     AmxRows,
 }
@@ -62,6 +65,16 @@ const CHUNK_BYTES: usize = 24 * 1024;
 
 /// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
 const CHUNK_GROUPS: usize = 4;
+
+/// Weight bytes per chunk of float tiles when many tokens make it compute-bound: in L2 beside a tile of tokens.
+#[cfg(target_arch = "x86_64")]
+const TILES_CHUNK_BYTES: usize = 256 * 1024;
+
+/// Bytes of an activation as `path` reads it.
+#[cfg(target_arch = "x86_64")]
+fn act_bytes(path: Path) -> usize {
+    if path == Path::TilesBf16 { 2 } else { 4 }
+}
 
 impl Linear {
     /// Whether `isa` reads weights of `dtype` packed (see [`super::packed`]) rather than from the file.
@@ -137,15 +150,18 @@ impl Linear {
             #[cfg(target_arch = "x86_64")]
             (_, Store::Packed(_)) => Path::Vnni,
             #[cfg(target_arch = "x86_64")]
-            (_, Store::Rows(_)) if fast && m <= rowdot::MAX_M => Path::RowDot,
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, _) => Path::Panel(panel::Kind::F32Avx2),
+            (isa, Store::Rows(_)) if fast && m <= rowdot::MAX_M => {
+                let dot = isa > Isa::Avx2 && self.dtype == DType::BF16 && Caps::get().avx512_bf16;
+                if dot { Path::RowDotBf16 } else { Path::RowDot }
+            }
             #[cfg(target_arch = "x86_64")]
             (Isa::Amx, _) if self.dtype != DType::F32 => Path::AmxRows,
             #[cfg(target_arch = "x86_64")]
-            _ if self.dtype == DType::BF16 && Caps::get().avx512_bf16 => Path::Panel(panel::Kind::Bf16),
+            (isa, _) if isa > Isa::Avx2 && self.dtype == DType::BF16 && Caps::get().bf16_dot_pays() => {
+                Path::TilesBf16
+            }
             #[cfg(target_arch = "x86_64")]
-            _ => Path::Panel(panel::Kind::F32),
+            _ => Path::Tiles,
             #[cfg(not(target_arch = "x86_64"))]
             _ => Path::Reference,
         }
@@ -156,8 +172,7 @@ impl Linear {
         match self.path(m, mode) {
             Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine: self.fine, ..Need::default() },
             Path::AmxPacked | Path::AmxRows => Need { tiles: true, ..Need::default() },
-            #[cfg(target_arch = "x86_64")]
-            Path::Panel(panel::Kind::Bf16) => Need { bf16: true, ..Need::default() },
+            Path::RowDotBf16 | Path::TilesBf16 => Need { bf16: true, ..Need::default() },
             _ => Need::default(),
         }
     }
@@ -165,9 +180,9 @@ impl Linear {
     /// Groups of 16 rows per chunk.
     fn groups_per_chunk(&self, path: Path, m: usize, threads: usize) -> usize {
         let groups = self.n.div_ceil(GROUP);
+        let most = groups.div_ceil(4 * threads);
+        let of_bytes = |bytes: usize| (bytes / self.bytes().div_ceil(groups).max(1)).min(most).max(1);
         match path {
-            #[cfg(target_arch = "x86_64")]
-            Path::Panel(_) => 2,
             // Few tokens: four panels side by side keep several streams of weights in flight.
             Path::AmxPacked | Path::AmxRows => {
                 if m <= 16 {
@@ -176,11 +191,13 @@ impl Linear {
                     2
                 }
             }
-            _ if m >= 4 => CHUNK_GROUPS.min(groups.div_ceil(4 * threads)).max(1),
-            _ => {
-                let group_bytes = self.bytes().div_ceil(groups).max(1);
-                (CHUNK_BYTES / group_bytes).min(groups.div_ceil(4 * threads)).max(1)
+            #[cfg(target_arch = "x86_64")]
+            Path::Tiles | Path::TilesBf16 => {
+                let few = tiledot::few(m, self.k, act_bytes(path));
+                of_bytes(if few { CHUNK_BYTES } else { TILES_CHUNK_BYTES })
             }
+            _ if m >= 4 => CHUNK_GROUPS.min(most).max(1),
+            _ => of_bytes(CHUNK_BYTES),
         }
     }
 
@@ -205,6 +222,8 @@ impl Linear {
                     d: x.d().as_ptr(),
                     sum32: x.sum32().as_ptr(),
                     sum16: x.sum16().as_ptr(),
+                    minus32: x.minus32().as_ptr(),
+                    minus16: x.minus16().as_ptr(),
                     stride: x.k_padded(),
                 };
                 let kernel = if path == Path::Vnni { vnni::gemm } else { avx2_int8::gemm };
@@ -237,18 +256,28 @@ impl Linear {
                 };
             }
             #[cfg(target_arch = "x86_64")]
-            (Store::Rows(w), Path::Panel(kind)) => {
-                let (xp, stride) = match kind {
-                    panel::Kind::Bf16 => (x.bf16().as_ptr().cast::<u8>(), x.k_padded() * 2),
+            (Store::Rows(w), Path::RowDotBf16) => {
+                let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
+                let (x, stride) = (x.bf16().as_ptr(), x.bf16_stride());
+                // SAFETY: as above; `rows` holds r1 - r0 rows.
+                unsafe { rowdot_bf16::gemm(rows.as_ptr(), r1 - r0, k, x, stride, m, out.add(r0), ldo) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Store::Rows(w), Path::Tiles | Path::TilesBf16) => {
+                let (xp, x_stride) = match path {
+                    Path::TilesBf16 => (x.bf16().as_ptr().cast::<u8>(), x.bf16_stride() * 2),
                     _ => (x.f32().as_ptr().cast::<u8>(), k * 4),
                 };
-                for r in (r0..r1).step_by(2 * GROUP) {
-                    let n = (r1 - r).min(2 * GROUP);
-                    let rows = &w.data[r * w.row_bytes()..(r + n) * w.row_bytes()];
-                    // SAFETY: as above.
-                    unsafe {
-                        panel::gemm(kind, self.dtype, rows.as_ptr(), n, k, xp, stride, m, out.add(r), ldo)
-                    };
+                let rows = &w.data[r0 * w.row_bytes()..r1 * w.row_bytes()];
+                let out = out.wrapping_add(r0);
+                let job = tiledot::Job { w: rows.as_ptr(), n: r1 - r0, k, x: xp, x_stride, m, out, ldo };
+                // SAFETY: as above; `rows` holds r1 - r0 rows, the activations were prepared for this path.
+                unsafe {
+                    match (self.isa, path) {
+                        (_, Path::TilesBf16) => tiledot::avx512_bf16(&job),
+                        (Isa::Avx2, _) => tiledot::avx2(self.dtype, &job),
+                        _ => tiledot::avx512(self.dtype, &job),
+                    }
                 }
             }
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

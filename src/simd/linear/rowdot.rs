@@ -2,26 +2,27 @@
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           w converted to f32 on load, f32 accumulation
 //!
-//! tile       1 row x MT tokens (1..3), four vectors of k at a time: a row after the other is one stream
-//! registers  4·MT acc + w, x from memory = 13 zmm at MT = 3
+//! tile       8 rows x MT tokens (1, 2; AVX2 4 x 2), four vectors of k a step: a vector of x
+//!            is loaded once for all rows, which matters: per line of weights, x is two lines more to load
+//! registers  8·MT acc + w + x = 18 zmm at MT = 2; 4·MT + 2 = 10 ymm
 //! bound      memory: 2 (bf16, f16) or 4 bytes per weight
-//! measured   2.5 GB of bf16 from a file mapping (4 KiB pages), 2 threads, Zen 4: 33 GB/s where 37 can be read
-//!            linearly; four rows at a time 28, prefetch into L1 24-26, none 30.5
-//! error      f32: at most (K/lanes/4 + log2(4·lanes)) roundings of a partial sum
+//! prefetch   into L2, the same columns of the next tile, every second line: the other comes with it
+//! measured   2.5 GB of bf16 from a file mapping (4 KiB pages), 2 threads, Zen 4, where 51 GB/s can be read:
+//!            8 rows 49, 4 rows 44; one row at a time 30 to 44, by how x lies in L1, with the best prefetch
+//! error      f32: at most K/lanes + log2(lanes) roundings of a partial sum
 
 use std::arch::x86_64::*;
 
 use crate::tensor::DType;
 
-/// Most tokens for which rows are read again and again rather than transposed into a panel.
-pub(super) const MAX_M: usize = 3;
+/// Most tokens for which a row at a time is fastest; beyond, `tiledot` keeps tiles of both in registers.
+pub(super) const MAX_M: usize = 2;
 
 /// A vector of f32 lanes, and how weights become one.
 trait Lanes: Copy {
     const N: usize;
     unsafe fn zero() -> Self;
     unsafe fn fma(self, a: Self, b: Self) -> Self;
-    unsafe fn add(self, o: Self) -> Self;
     unsafe fn sum(self) -> f32;
     unsafe fn f32(p: *const f32) -> Self;
     unsafe fn bf16(p: *const u16) -> Self;
@@ -41,11 +42,6 @@ impl Lanes for __m512 {
     unsafe fn fma(self, a: Self, b: Self) -> Self {
         // SAFETY: see above.
         unsafe { _mm512_fmadd_ps(a, b, self) }
-    }
-    #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm512_add_ps(self, o) }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -84,11 +80,6 @@ impl Lanes for __m256 {
     unsafe fn fma(self, a: Self, b: Self) -> Self {
         // SAFETY: see above.
         unsafe { _mm256_fmadd_ps(a, b, self) }
-    }
-    #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        // SAFETY: see above.
-        unsafe { _mm256_add_ps(self, o) }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -162,58 +153,62 @@ impl Weight for Bf16 {
     }
 }
 
-/// Vectors of k in flight per row: independent chains of sums.
+/// Vectors of k per step.
 const U: usize = 4;
 
-/// How far ahead of the reads lines are requested into L2, bytes: across the next pages of the file, where
-/// the hardware's prefetchers stop.
-const PREFETCH: usize = 16 * 1024;
-
-/// One row x MT tokens.
+/// `R` rows x `MT` tokens.
 #[inline(always)]
-unsafe fn tile<V: Lanes, W: Weight, const MT: usize>(
+unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
     w: *const u8,
     k: usize,
     x: *const f32,
     out: *mut f32,
     ldo: usize,
 ) {
-    // SAFETY: a row of k weights at `w`, MT rows of k activations at `x`, outputs by contract; a prefetch
+    let rb = k * W::BYTES;
+    // SAFETY: R rows of k weights at `w`, MT rows of k activations at `x`, outputs by contract; a prefetch
     // never faults.
     unsafe {
-        let mut acc = [[V::zero(); U]; MT];
+        let mut acc = [[V::zero(); MT]; R];
         let step = U * V::N;
         let whole = k / step * step;
         let mut i = 0;
         while i < whole {
             let p = w.add(i * W::BYTES);
-            for l in (0..step * W::BYTES).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(PREFETCH + l).cast());
+            for r in 0..R {
+                for l in (0..step * W::BYTES).step_by(128) {
+                    _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add((R + r) * rb + l).cast());
+                }
             }
             for u in 0..U {
-                let w = W::lanes::<V>(p.add(u * V::N * W::BYTES));
-                for t in 0..MT {
-                    acc[t][u] = acc[t][u].fma(w, V::f32(x.add(t * k + i + u * V::N)));
+                let x: [V; MT] = std::array::from_fn(|t| V::f32(x.add(t * k + i + u * V::N)));
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let w = W::lanes::<V>(p.add(r * rb + u * V::N * W::BYTES));
+                    for t in 0..MT {
+                        acc[t] = acc[t].fma(w, x[t]);
+                    }
                 }
             }
             i += step;
         }
-        for t in 0..MT {
-            let a = acc[t];
-            let mut sum = a[0].add(a[2]).add(a[1].add(a[3])).sum();
-            for j in whole..k {
-                let b = std::slice::from_raw_parts(w.add(j * W::BYTES), W::BYTES);
-                sum = W::scalar(b).mul_add(*x.add(t * k + j), sum);
+        for (r, acc) in acc.iter().enumerate() {
+            for (t, acc) in acc.iter().enumerate() {
+                let mut sum = acc.sum();
+                for j in whole..k {
+                    let b = std::slice::from_raw_parts(w.add(r * rb + j * W::BYTES), W::BYTES);
+                    sum = W::scalar(b).mul_add(*x.add(t * k + j), sum);
+                }
+                *out.add(t * ldo + r) = sum;
             }
-            *out.add(t * ldo) = sum;
         }
     }
 }
 
+/// `n` rows, in tiles of `R`; a row's bits do not depend on the tile it is in.
 #[inline(always)]
-unsafe fn rows<V: Lanes, W: Weight, const MT: usize>(
+unsafe fn rows<V: Lanes, W: Weight, const R: usize, const MT: usize>(
     w: *const u8,
-    rows: usize,
+    n: usize,
     k: usize,
     x: *const f32,
     out: *mut f32,
@@ -221,17 +216,21 @@ unsafe fn rows<V: Lanes, W: Weight, const MT: usize>(
 ) {
     let rb = k * W::BYTES;
     let mut r = 0;
-    // SAFETY: r stays below `rows`.
+    // SAFETY: r + the rows of a tile stay within `n`.
     unsafe {
-        while r < rows {
-            tile::<V, W, MT>(w.add(r * rb), k, x, out.add(r), ldo);
+        while r + R <= n {
+            tile::<V, W, R, MT>(w.add(r * rb), k, x, out.add(r), ldo);
+            r += R;
+        }
+        while r < n {
+            tile::<V, W, 1, MT>(w.add(r * rb), k, x, out.add(r), ldo);
             r += 1;
         }
     }
 }
 
 macro_rules! instantiate {
-    ($name:ident, $lanes:ty, $features:literal) => {
+    ($name:ident, $lanes:ty, $r1:literal, $r:literal, $features:literal) => {
         /// `out[t·ldo + r] = Σ w[r][k]·x[t][k]` for `n` rows at `w` and `m <= MAX_M` tokens.
         ///
         /// # Safety
@@ -251,20 +250,17 @@ macro_rules! instantiate {
             // SAFETY: the caller's contract.
             unsafe {
                 match (dtype, m) {
-                    (DType::F32, 1) => rows::<$lanes, F32, 1>(w, n, k, x, out, ldo),
-                    (DType::F32, 2) => rows::<$lanes, F32, 2>(w, n, k, x, out, ldo),
-                    (DType::F32, 3) => rows::<$lanes, F32, 3>(w, n, k, x, out, ldo),
-                    (DType::F16, 1) => rows::<$lanes, F16, 1>(w, n, k, x, out, ldo),
-                    (DType::F16, 2) => rows::<$lanes, F16, 2>(w, n, k, x, out, ldo),
-                    (DType::F16, 3) => rows::<$lanes, F16, 3>(w, n, k, x, out, ldo),
-                    (DType::BF16, 1) => rows::<$lanes, Bf16, 1>(w, n, k, x, out, ldo),
-                    (DType::BF16, 2) => rows::<$lanes, Bf16, 2>(w, n, k, x, out, ldo),
-                    (DType::BF16, 3) => rows::<$lanes, Bf16, 3>(w, n, k, x, out, ldo),
+                    (DType::F32, 1) => rows::<$lanes, F32, $r1, 1>(w, n, k, x, out, ldo),
+                    (DType::F32, 2) => rows::<$lanes, F32, $r, 2>(w, n, k, x, out, ldo),
+                    (DType::F16, 1) => rows::<$lanes, F16, $r1, 1>(w, n, k, x, out, ldo),
+                    (DType::F16, 2) => rows::<$lanes, F16, $r, 2>(w, n, k, x, out, ldo),
+                    (DType::BF16, 1) => rows::<$lanes, Bf16, $r1, 1>(w, n, k, x, out, ldo),
+                    (DType::BF16, 2) => rows::<$lanes, Bf16, $r, 2>(w, n, k, x, out, ldo),
                     _ => unreachable!("{m} tokens of {dtype}"),
                 }
             }
         }
     };
 }
-instantiate!(avx512, __m512, "avx512f,avx512bw,avx512dq,avx512vl,f16c,fma");
-instantiate!(avx2, __m256, "avx2,f16c,fma");
+instantiate!(avx512, __m512, 8, 8, "avx512f,avx512bw,avx512dq,avx512vl,f16c,fma");
+instantiate!(avx2, __m256, 8, 4, "avx2,f16c,fma");

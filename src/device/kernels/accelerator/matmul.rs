@@ -7,7 +7,7 @@
 //! more        gemm                  rows decoded to a buffer, slice after slice, then gemm
 //! ```
 
-use super::super::gemm::{self, GemmArgs};
+use super::super::gemm;
 use super::super::linear::{self, Epilogue, LinearArgs};
 use super::super::quant::{self, Layout, QuantLinearArgs, RowsArgs};
 use crate::Result;
@@ -47,15 +47,8 @@ impl Matmul<'_> {
         if let Some(layout) = Layout::new(w.dtype, n, k) {
             return self.quantised(rt, lane, &layout);
         }
-        if m <= DECODE_ROWS {
-            let args = LinearArgs { dtype: act, w: ptr, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
-            return linear::linear(rt, lane, &args);
-        }
-        gemm::gemm(
-            rt,
-            lane,
-            &GemmArgs { dtype: act, w: ptr, x, bias, y, m, n, k, ldx, ldy, epilogue, scratch },
-        )
+        let args = LinearArgs { dtype: act, w: ptr, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
+        if m <= DECODE_ROWS { linear::linear(rt, lane, &args) } else { gemm::gemm(rt, lane, &args) }
     }
 
     fn quantised(&self, rt: &dyn Runtime, lane: Lane, layout: &Layout) -> Result<()> {
@@ -76,7 +69,7 @@ impl Matmul<'_> {
             let element = if epilogue == Epilogue::F32 { 4 } else { 2 };
             let (y, bias) = (y.add(at * element), if bias.is_null() { bias } else { bias.add(4 * first) });
             let (dtype, w, n) = (act, dense, count);
-            let args = GemmArgs { dtype, w, x, bias, y, m, n, k, ldx, ldy, epilogue, scratch };
+            let args = LinearArgs { dtype, w, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
             gemm::gemm(rt, lane, &args)?;
         }
         Ok(())

@@ -9,7 +9,7 @@ use super::Layout;
 use crate::Result;
 use crate::device::accelerator::Half;
 use crate::device::kernels::abi::{LinearParams, QuantGatherParams, QuantLinearParams, QuantRowsParams};
-use crate::device::kernels::linear::{COUNTER_BYTES, Epilogue};
+use crate::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, params};
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
 
 /// Tokens up to which weights stream through registers once (`gemv_quant.cu`).
@@ -239,40 +239,11 @@ pub fn linear(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs) -> Result<()
 /// # Errors
 /// As [`Runtime::launch`].
 pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs, plan: &Plan) -> Result<()> {
-    let &QuantLinearArgs { m, ldx, ldy, layout, .. } = args;
+    let &QuantLinearArgs { layout, w, act: dtype, x, bias, y, scratch, m, ldx, ldy, epilogue } = args;
     let (n, k) = (layout.n(), layout.k());
-    let columns = if args.epilogue.is_gated() { n / 2 } else { n };
-    assert!(
-        ldx >= k && ldx.is_multiple_of(8) && ldy >= columns,
-        "quantised linear of x [{m}][{ldx}] by w [{n}][{k}] to y [{m}][{ldy}]"
-    );
-    assert!(
-        !args.epilogue.is_gated() || n.is_multiple_of(16),
-        "gate and up by 8: {n} rows are no multiple of 16"
-    );
-    assert!(args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16), "w and x lie on 16 bytes");
-
-    let params = QuantLinearParams {
-        linear: LinearParams {
-            w: args.w,
-            x: args.x,
-            bias: args.bias,
-            y: args.y,
-            partials: args.scratch.add(COUNTER_BYTES),
-            counters: args.scratch,
-            m: m as u32,
-            n: n as u32,
-            k: k as u32,
-            ldx: ldx as u32,
-            ldy: ldy as u32,
-            epilogue: args.epilogue.code(),
-            k_warps_log2: 0,
-            k_split: plan.k_split as u32,
-            ..Default::default()
-        },
-        stages: plan.stages as u32,
-        ..Default::default()
-    };
+    let dense = LinearArgs { dtype, w, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
+    let linear = LinearParams { k_split: plan.k_split as u32, ..params("quantised linear", &dense) };
+    let params = QuantLinearParams { linear, stages: plan.stages as u32, ..Default::default() };
     launch(rt, lane, &plan.kernel, plan.grid, plan.shared, &params)
 }
 
@@ -388,16 +359,6 @@ mod tests {
     use super::*;
     use crate::tensor::DType;
 
-    const QUANTISED: [DType; 8] = [
-        DType::Q4_0,
-        DType::Q4_1,
-        DType::Q4_K,
-        DType::Q5_0,
-        DType::Q5_1,
-        DType::Q5_K,
-        DType::Q6_K,
-        DType::Q8_0,
-    ];
     const TOKENS: [usize; 14] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256];
 
     /// T4, A10, L40S, A100, H200, a consumer Blackwell.
@@ -416,7 +377,7 @@ mod tests {
 
     fn layouts() -> impl Iterator<Item = Layout> {
         let shapes = [(1, 256), (576, 1536), (4096, 4096), (1024, 14336), (128256, 4096), (28672, 4096)];
-        QUANTISED.into_iter().flat_map(move |d| shapes.map(|(n, k)| Layout::new(d, n, k).unwrap()))
+        DType::QUANTISED.into_iter().flat_map(move |d| shapes.map(|(n, k)| Layout::new(d, n, k).unwrap()))
     }
 
     #[test]
@@ -465,7 +426,7 @@ mod tests {
         for (info, bandwidth) in devices().iter().zip([320, 600, 864, 1555, 4800, 1792]) {
             let need = bandwidth * 750 / info.multiprocessors as usize;
             for (n, k) in [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
-                for layout in QUANTISED.map(|d| Layout::new(d, n, k).unwrap()) {
+                for layout in DType::QUANTISED.map(|d| Layout::new(d, n, k).unwrap()) {
                     for m in [1, 4, 5, 8, 16, 32, 64] {
                         let plan = Plan::new(info, &layout, Half::F16, m);
                         let blocks = plan.grid.iter().product::<u32>() as usize;

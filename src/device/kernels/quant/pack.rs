@@ -374,17 +374,6 @@ mod tests {
     use super::*;
     use crate::reference::dequant::dequantise_row;
 
-    const QUANTISED: [DType; 8] = [
-        DType::Q4_0,
-        DType::Q4_1,
-        DType::Q4_K,
-        DType::Q5_0,
-        DType::Q5_1,
-        DType::Q5_K,
-        DType::Q6_K,
-        DType::Q8_0,
-    ];
-
     fn half_at(b: &[u8], at: usize) -> f32 {
         f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
     }
@@ -472,7 +461,7 @@ mod tests {
     #[test]
     fn every_element_of_every_format_is_bit_for_bit_where_the_drawing_says() {
         let pool = Pool::new(3);
-        for dtype in QUANTISED {
+        for dtype in DType::QUANTISED {
             let shapes: &[(usize, usize)] = match dtype.block_len() {
                 256 => &[(1, 256), (16, 512), (37, 768)],
                 _ => &[(1, 32), (16, 64), (17, 96), (37, 576)],

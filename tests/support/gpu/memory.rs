@@ -13,14 +13,31 @@ pub const CANARY: u8 = 0xff;
 /// Bytes before and after an output that nobody may write; keeps 256-byte alignment.
 const GUARD: usize = 256;
 
+/// Types whose values are their bytes.
+///
+/// # Safety
+/// No padding.
+pub unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($t:ty)*) => {
+        $(
+            // SAFETY: a number.
+            unsafe impl Plain for $t {}
+        )*
+    };
+}
+
+plain!(u8 i8 u16 u32 i32 u64 f32 f64 f16 bf16);
+
 /// Plain data as bytes.
-pub fn bytes<T: Copy>(x: &[T]) -> &[u8] {
-    // SAFETY: only called with integers and floats, which have no padding.
+pub fn bytes<T: Plain>(x: &[T]) -> &[u8] {
+    // SAFETY: `Plain` has no padding, and the slice covers exactly `x`.
     unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
 }
 
 /// A copy of `data` in device memory. Nothing is uploaded (one unspecified byte) for an empty slice.
-pub fn upload<T: Copy>(rt: &Arc<dyn Runtime>, data: &[T]) -> Buffer {
+pub fn upload<T: Plain>(rt: &Arc<dyn Runtime>, data: &[T]) -> Buffer {
     let buffer = Buffer::new(rt, size_of_val(data)).expect("memory");
     if !data.is_empty() {
         rt.upload(LANE, buffer.ptr(), bytes(data)).expect("upload");
@@ -49,7 +66,7 @@ impl Output {
     }
 
     /// That holds `data`.
-    pub fn of<T: Copy>(rt: &Arc<dyn Runtime>, data: &[T]) -> Output {
+    pub fn of<T: Plain>(rt: &Arc<dyn Runtime>, data: &[T]) -> Output {
         let out = Output::new(rt, size_of_val(data));
         rt.upload(LANE, out.ptr(), bytes(data)).expect("upload");
         out
@@ -107,12 +124,18 @@ pub fn decode(t: Half, x: u16) -> f64 {
     }
 }
 
+/// Half an ulp at 1.
+pub fn epsilon(t: Half) -> f64 {
+    match t {
+        Half::F16 => 2f64.powi(-11),
+        Half::BF16 => 2f64.powi(-8),
+    }
+}
+
 /// How far rounding to `t` moves a value of magnitude `x` (f16 has an absolute floor below 2^-14).
 pub fn rounding(t: Half, x: f64) -> f64 {
-    match t {
-        Half::F16 => x.abs() * 2f64.powi(-11) + 2f64.powi(-25),
-        Half::BF16 => x.abs() * 2f64.powi(-8),
-    }
+    let floor = if t == Half::F16 { 2f64.powi(-25) } else { 0.0 };
+    x.abs() * epsilon(t) + floor
 }
 
 /// The 16-bit types whose kernels of the form `name(type)` the runtime has; says which it has not.

@@ -5,12 +5,16 @@
 
 #![allow(dead_code)] // each test binary uses a part of it
 
+#[cfg(tandem_kernels)]
+pub mod linear;
+pub mod memory;
+
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tandem::device::cuda::{self, CudaOptions, CudaRuntime};
 use tandem::device::emulated::options::CopyTiming;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
-use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::device::runtime::Runtime;
 
 /// Which devices the environment asks for.
 fn wanted(device: &str) -> bool {
@@ -111,52 +115,6 @@ fn ldmatrix_totals() -> (u64, u64) {
 #[cfg(not(tandem_emulation))]
 fn ldmatrix_totals() -> (u64, u64) {
     (0, 0)
-}
-
-/// Types whose values are their bytes, and any bytes are a value.
-///
-/// # Safety
-/// No padding, no invalid bit patterns.
-pub unsafe trait Plain: Copy + Default {}
-
-macro_rules! plain {
-    ($($t:ty)*) => {
-        $(
-            // SAFETY: a number.
-            unsafe impl Plain for $t {}
-        )*
-    };
-}
-
-plain!(u8 i8 u16 u32 i32 u64 f32 f64 half::f16 half::bf16);
-
-pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: `Plain` has no padding.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
-}
-
-/// A buffer with a copy of `values`.
-pub fn upload<T: Plain>(rt: &Arc<dyn Runtime>, values: &[T]) -> Buffer {
-    Buffer::from_bytes(rt, Lane::Compute, bytes_of(values)).expect("an upload")
-}
-
-/// `n` values from `at` on, after all work of the compute lane.
-pub fn download<T: Plain>(rt: &Arc<dyn Runtime>, at: DevPtr, n: usize) -> Vec<T> {
-    let mut values = vec![T::default(); n];
-    // SAFETY: any bytes are values of a `Plain` type; the slice covers exactly `values`.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), n * size_of::<T>()) };
-    rt.download(Lane::Compute, at, bytes).expect("a download");
-    values
-}
-
-/// Every element within its tolerance of what is wanted (NaN never is); `what` names the case.
-#[track_caller]
-pub fn assert_within(what: &str, got: &[f64], want: &[f64], tolerance: impl Fn(usize) -> f64) {
-    assert_eq!(got.len(), want.len(), "{what}: elements");
-    for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        let (off, allowed) = ((g - w).abs(), tolerance(i));
-        assert!(off <= allowed, "{what}: element {i}: {g}, wanted {w}: off by {off:e} > {allowed:e}");
-    }
 }
 
 /// Numbers that repeat (xorshift64*).

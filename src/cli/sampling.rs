@@ -1,0 +1,182 @@
+//! How `generate` samples: by the flags, else by what the model recommends, else greedily.
+
+use serde_json::json;
+use tandem::model::sampling::{MIN_P, REPEAT_PENALTY, SamplingDefaults, TEMPERATURE, TOP_P};
+use tandem::text::SamplerParams;
+
+use super::args::real;
+
+/// The sampler's options. Without one, the model's own recommendation holds.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Sampling temperature; 0 always takes the most likely token [default: the model's, or 0].
+    #[arg(long, value_name = "T", value_parser = |s: &str| real(s, TEMPERATURE, "the temperature (0 to 100)"))]
+    pub temp: Option<f32>,
+    /// Only among the K most likely tokens; 0 is all [default: the model's, or 0].
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Only among the most likely tokens that together have this probability [default: the model's, or 1].
+    #[arg(long, value_name = "P", value_parser = |s: &str| real(s, TOP_P, "the probability (above 0, up to 1)"))]
+    pub top_p: Option<f32>,
+    /// Only among tokens at least this likely, relative to the most likely one [default: the model's, or 0].
+    #[arg(long, value_name = "P", value_parser = |s: &str| real(s, MIN_P, "the probability (0 to 1)"))]
+    pub min_p: Option<f32>,
+    /// Divide the score of tokens among the last 64; 1 is off [default: the model's, or 1].
+    #[arg(long, value_name = "R",
+          value_parser = |s: &str| real(s, REPEAT_PENALTY, "the penalty (above 0, up to 100)"))]
+    pub repeat_penalty: Option<f32>,
+    /// Seed of the sampler [default: 0].
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Sample by these options alone, whatever the model recommends.
+    #[arg(long)]
+    pub ignore_generation_config: bool,
+}
+
+/// Where a setting came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Flag,
+    Model,
+    Default,
+}
+
+impl Origin {
+    fn name(self) -> &'static str {
+        match self {
+            Origin::Flag => "flag",
+            Origin::Model => "model",
+            Origin::Default => "default",
+        }
+    }
+}
+
+/// The settings in force, each with its origin.
+#[derive(Debug)]
+pub struct Sampling {
+    /// For the sampler.
+    pub params: SamplerParams,
+    /// A sentence for each recommendation that is not followed.
+    pub ignored: Vec<String>,
+    /// Of temperature, top-k, top-p, min-p, penalty, its reach, seed.
+    from: [Origin; 7],
+}
+
+impl SamplingArgs {
+    /// The settings in force for a model that recommends `model`.
+    pub fn resolve(&self, model: &SamplingDefaults) -> Sampling {
+        let nothing = SamplingDefaults::default();
+        let model = if self.ignore_generation_config { &nothing } else { model };
+        let plain = SamplerParams::default();
+        let (temperature, t) = pick(self.temp, model.temperature, plain.temperature);
+        let (top_k, k) = pick(self.top_k.map(|k| k as usize), model.top_k, plain.top_k);
+        let (top_p, p) = pick(self.top_p, model.top_p, plain.top_p);
+        let (min_p, m) = pick(self.min_p, model.min_p, plain.min_p);
+        let (repeat_penalty, r) = pick(self.repeat_penalty, model.repeat_penalty, plain.repeat_penalty);
+        // A penalty and its reach belong together.
+        let reach = model.repeat_last_n.filter(|_| r == Origin::Model);
+        let (repeat_last_n, n) = pick(None, reach, plain.repeat_last_n);
+        let (seed, s) = pick(self.seed, None, plain.seed);
+        Sampling {
+            params: SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed },
+            ignored: model.ignored.clone(),
+            from: [t, k, p, m, r, n, s],
+        }
+    }
+}
+
+fn pick<T>(flag: Option<T>, model: Option<T>, default: T) -> (T, Origin) {
+    match (flag, model) {
+        (Some(value), _) => (value, Origin::Flag),
+        (None, Some(value)) => (value, Origin::Model),
+        (None, None) => (default, Origin::Default),
+    }
+}
+
+impl Sampling {
+    /// `sampling` in JSON: by setting, its value and where that came from. A reach of -1 is all tokens.
+    pub fn json(&self) -> serde_json::Value {
+        let p = &self.params;
+        // Through text: 0.6, not the f64 nearest to the f32 nearest to it.
+        let real = |x: f32| json!(x.to_string().parse::<f64>().expect("a number"));
+        let reach = if p.repeat_last_n == usize::MAX { json!(-1) } else { json!(p.repeat_last_n) };
+        let entries = [
+            ("temperature", real(p.temperature)),
+            ("top_k", json!(p.top_k)),
+            ("top_p", real(p.top_p)),
+            ("min_p", real(p.min_p)),
+            ("repeat_penalty", real(p.repeat_penalty)),
+            ("repeat_last_n", reach),
+            ("seed", json!(p.seed)),
+        ];
+        let entry = |((name, value), from): ((&str, serde_json::Value), Origin)| {
+            (name.to_owned(), json!({ "value": value, "from": from.name() }))
+        };
+        entries.into_iter().zip(self.from).map(entry).collect::<serde_json::Map<_, _>>().into()
+    }
+}
+
+/// In one line.
+impl std::fmt::Display for Sampling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let p = &self.params;
+        let [t, k, tp, mp, r, _, s] = self.from.map(Origin::name);
+        write!(
+            f,
+            "temperature {} ({t}), top-k {} ({k}), top-p {} ({tp}), min-p {} ({mp}), repeat penalty {} ({r}), \
+             seed {} ({s})",
+            p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty, p.seed
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> SamplingDefaults {
+        SamplingDefaults {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            repeat_penalty: Some(1.1),
+            repeat_last_n: Some(usize::MAX),
+            ignored: vec!["num_beams".into()],
+            ..SamplingDefaults::default()
+        }
+    }
+
+    #[test]
+    fn flags_win_then_the_model_then_greedy() {
+        let args = SamplingArgs { top_k: Some(5), seed: Some(9), ..SamplingArgs::default() };
+        let s = args.resolve(&model());
+        let p = &s.params;
+        assert_eq!((p.temperature, p.top_k, p.top_p, p.repeat_last_n), (0.6, 5, 1.0, usize::MAX));
+        assert_eq!(s.json()["temperature"], json!({"value": 0.6, "from": "model"}));
+        assert_eq!(s.json()["top_k"], json!({"value": 5, "from": "flag"}));
+        assert_eq!(s.json()["top_p"], json!({"value": 1.0, "from": "default"}));
+        assert_eq!(s.json()["repeat_last_n"], json!({"value": -1, "from": "model"}));
+        assert!(
+            s.to_string().starts_with("temperature 0.6 (model), top-k 5 (flag), top-p 1 (default)"),
+            "{s}"
+        );
+        assert_eq!(s.ignored, ["num_beams"]);
+        // A flag equal to the default is a flag all the same.
+        let greedy = SamplingArgs { temp: Some(0.0), ..SamplingArgs::default() }.resolve(&model());
+        assert_eq!((greedy.params.temperature, greedy.from[0]), (0.0, Origin::Flag));
+    }
+
+    #[test]
+    fn a_penalty_by_flag_reaches_as_far_as_the_flag_says() {
+        let s = SamplingArgs { repeat_penalty: Some(1.3), ..SamplingArgs::default() }.resolve(&model());
+        assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n), (1.3, 64));
+    }
+
+    #[test]
+    fn the_model_can_be_left_out() {
+        let args = SamplingArgs { ignore_generation_config: true, ..SamplingArgs::default() };
+        let s = args.resolve(&model());
+        assert_eq!(s.params, SamplerParams::default());
+        assert!(s.ignored.is_empty() && s.from.iter().all(|&f| f == Origin::Default));
+    }
+}

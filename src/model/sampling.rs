@@ -1,0 +1,332 @@
+//! What a model's authors recommend for sampling.
+//!
+//! Hugging Face folders have it in `generation_config.json`, GGUF files under `general.sampling.*` (which is where
+//! converters put the former). It is advice from a stranger, and a model works without it: a setting that makes no
+//! sense, or that the sampler does not have, is left out and told, never an error.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde_json::Value as Json;
+
+use super::formats::gguf::{Metadata, Value};
+
+/// Temperatures that make sense.
+pub const TEMPERATURE: RangeInclusive<f32> = 0.0..=100.0;
+/// Shares of probability for top-p.
+pub const TOP_P: RangeInclusive<f32> = f32::MIN_POSITIVE..=1.0;
+/// Relative probabilities for min-p.
+pub const MIN_P: RangeInclusive<f32> = 0.0..=1.0;
+/// Repetition penalties; 1 is none.
+pub const REPEAT_PENALTY: RangeInclusive<f32> = f32::MIN_POSITIVE..=100.0;
+
+/// Recommended settings. Each lies in its range; those without a recommendation are `None`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SamplingDefaults {
+    /// Softmax temperature, in [`TEMPERATURE`]; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Only this many likeliest tokens; 0 for all.
+    pub top_k: Option<usize>,
+    /// Only the likeliest tokens that make up this probability, in [`TOP_P`].
+    pub top_p: Option<f32>,
+    /// Only tokens at least this times as likely as the likeliest, in [`MIN_P`].
+    pub min_p: Option<f32>,
+    /// Divides positive logits, and multiplies negative ones, of earlier tokens, in [`REPEAT_PENALTY`].
+    pub repeat_penalty: Option<f32>,
+    /// How many of the last tokens the penalty looks at; `usize::MAX` for all.
+    pub repeat_last_n: Option<usize>,
+    /// A sentence for each setting that was found and is not followed.
+    pub ignored: Vec<String>,
+}
+
+/// In words, for `tandem inspect`; nothing if nothing is recommended.
+impl fmt::Display for SamplingDefaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let real = |name: &str, value: Option<f32>| value.map(|v| format!("{name} {v}"));
+        let top_k = self.top_k.map(|k| format!("top-k {k}"));
+        let said = [
+            real("temperature", self.temperature),
+            top_k,
+            real("top-p", self.top_p),
+            real("min-p", self.min_p),
+            real("repeat penalty", self.repeat_penalty),
+        ];
+        f.write_str(&said.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+}
+
+impl SamplingDefaults {
+    /// From a `generation_config.json`.
+    ///
+    /// `do_sample: false` is temperature 0, whatever else the file says; `do_sample: true` without a temperature is
+    /// temperature 1, its meaning in `transformers`. The repetition penalty of `transformers` looks at all tokens.
+    pub fn from_generation_config(config: &Json) -> SamplingDefaults {
+        let mut found = Reader::new("generation_config.json: ", |key| match config.get(key)? {
+            Json::Null => None,
+            Json::Number(n) => Some(Found::Number(n.as_f64().unwrap_or(f64::NAN))),
+            Json::Bool(b) => Some(Found::Bool(*b)),
+            Json::String(s) => Some(Found::Text(s.clone())),
+            Json::Array(_) | Json::Object(_) => Some(Found::Compound),
+        });
+        let mut temperature = found.real("temperature", TEMPERATURE);
+        match found.get("do_sample") {
+            None => {}
+            Some(Found::Bool(true)) => temperature = temperature.or(Some(1.0)),
+            Some(Found::Bool(false)) => temperature = Some(0.0),
+            Some(other) => found.ignore("do_sample", &other, "true or false is wanted"),
+        }
+        let repeat_penalty = found.real("repetition_penalty", REPEAT_PENALTY);
+        for (key, off) in [
+            ("typical_p", 1.0),
+            ("epsilon_cutoff", 0.0),
+            ("eta_cutoff", 0.0),
+            ("penalty_alpha", 0.0),
+            ("no_repeat_ngram_size", 0.0),
+            ("num_beams", 1.0),
+        ] {
+            found.unsupported(key, off);
+        }
+        SamplingDefaults {
+            temperature,
+            top_k: found.count("top_k").map(|k| k.unwrap_or(0)),
+            top_p: found.real("top_p", TOP_P),
+            min_p: found.real("min_p", MIN_P),
+            repeat_last_n: repeat_penalty.map(|_| usize::MAX),
+            repeat_penalty,
+            ignored: found.ignored,
+        }
+    }
+
+    /// From the metadata of a GGUF file: `general.sampling.*`.
+    pub fn from_gguf(metadata: &Metadata) -> SamplingDefaults {
+        let mut found = Reader::new("general.sampling.", |key| {
+            Some(match metadata.get(&format!("general.sampling.{key}"))? {
+                Value::Bool(b) => Found::Bool(*b),
+                Value::String(s) => Found::Text(s.clone()),
+                value => value.as_f64().map_or(Found::Compound, Found::Number),
+            })
+        });
+        let repeat_penalty = found.real("penalty_repeat", REPEAT_PENALTY);
+        let last_n = found.count("penalty_last_n").map(|n| n.unwrap_or(usize::MAX));
+        found.unsupported("mirostat", 0.0);
+        found.unsupported("xtc_probability", 0.0);
+        if let Some(order) = found.get("sequence") {
+            found.ignore("sequence", &order, "the order of the filters is fixed");
+        }
+        SamplingDefaults {
+            temperature: found.real("temp", TEMPERATURE),
+            top_k: found.count("top_k").map(|k| k.unwrap_or(0)),
+            top_p: found.real("top_p", TOP_P),
+            min_p: found.real("min_p", MIN_P),
+            // How far a penalty reaches is no advice where there is no penalty.
+            repeat_last_n: repeat_penalty.and(last_n),
+            repeat_penalty,
+            ignored: found.ignored,
+        }
+    }
+}
+
+/// One setting as a file has it.
+enum Found {
+    Number(f64),
+    Bool(bool),
+    Text(String),
+    Compound,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Number(x) if x.abs() >= 1e15 => write!(f, "{x:e}"),
+            Found::Number(x) => write!(f, "{x}"),
+            Found::Bool(b) => write!(f, "{b}"),
+            // Strangers write these: escaped and short.
+            Found::Text(s) => write!(f, "{:?}", s.chars().take(40).collect::<String>()),
+            Found::Compound => f.write_str("a list or an object"),
+        }
+    }
+}
+
+/// Reads settings, and remembers what it could not use.
+struct Reader<F> {
+    /// In front of a key in messages.
+    prefix: &'static str,
+    lookup: F,
+    ignored: Vec<String>,
+}
+
+impl<F: Fn(&str) -> Option<Found>> Reader<F> {
+    fn new(prefix: &'static str, lookup: F) -> Self {
+        Reader { prefix, lookup, ignored: Vec::new() }
+    }
+
+    fn get(&self, key: &str) -> Option<Found> {
+        (self.lookup)(key)
+    }
+
+    fn ignore(&mut self, key: &str, found: &Found, why: &str) {
+        self.ignored.push(format!("{}{key}: {found} is ignored: {why}", self.prefix));
+    }
+
+    fn real(&mut self, key: &str, range: RangeInclusive<f32>) -> Option<f32> {
+        match self.get(key)? {
+            // NaN lies in no range.
+            Found::Number(x) if range.contains(&(x as f32)) => Some(x as f32),
+            other => {
+                let (low, high) = (range.start(), range.end());
+                let low = if *low == f32::MIN_POSITIVE { "above 0".into() } else { format!("from {low}") };
+                self.ignore(key, &other, &format!("a number {low} to {high} is wanted"));
+                None
+            }
+        }
+    }
+
+    /// A whole number; -1, which means that there is no limit, is `Some(None)`.
+    fn count(&mut self, key: &str) -> Option<Option<usize>> {
+        match self.get(key)? {
+            Found::Number(-1.0) => Some(None),
+            Found::Number(x) if x.fract() == 0.0 && (0.0..=u32::MAX as f64).contains(&x) => {
+                Some(Some(x as usize))
+            }
+            other => {
+                self.ignore(key, &other, "a whole number, or -1 for no limit, is wanted");
+                None
+            }
+        }
+    }
+
+    /// Notes a setting that changes the text and that the sampler does not have, unless it is `off`.
+    fn unsupported(&mut self, key: &str, off: f64) {
+        match self.get(key) {
+            Some(Found::Number(x)) if x == off => {}
+            Some(other) => self.ignore(key, &other, "this sampler does not have it"),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn hf(config: Json) -> SamplingDefaults {
+        SamplingDefaults::from_generation_config(&config)
+    }
+
+    fn gguf(pairs: &[(&str, Value)]) -> SamplingDefaults {
+        let pairs = pairs.iter().map(|(k, v)| (format!("general.sampling.{k}"), v.clone()));
+        SamplingDefaults::from_gguf(&pairs.collect())
+    }
+
+    #[test]
+    fn what_real_models_say() {
+        let qwen3 = hf(
+            json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1]}),
+        );
+        assert_eq!(qwen3.to_string(), "temperature 0.6, top-k 20, top-p 0.95");
+        let want = SamplingDefaults {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            top_p: Some(0.95),
+            ..SamplingDefaults::default()
+        };
+        assert_eq!(qwen3, want);
+        // Gemma 3: no temperature, so that of `transformers`.
+        let gemma = hf(json!({"do_sample": true, "top_k": 64, "top_p": 0.95}));
+        assert_eq!((gemma.temperature, gemma.top_k), (Some(1.0), Some(64)));
+        // Qwen 2.5: a penalty, which looks at everything.
+        let qwen = hf(json!({"repetition_penalty": 1.1, "temperature": 0.7, "do_sample": true}));
+        assert_eq!((qwen.repeat_penalty, qwen.repeat_last_n), (Some(1.1), Some(usize::MAX)));
+        // SmolLM2: token ids only. Nulls are nothing.
+        assert_eq!(hf(json!({"bos_token_id": 1, "temperature": null})), SamplingDefaults::default());
+    }
+
+    #[test]
+    fn do_sample_decides_about_greedy() {
+        let temperature = |c: Json| hf(c).temperature;
+        assert_eq!(temperature(json!({"do_sample": false, "temperature": 0.7})), Some(0.0));
+        assert_eq!(temperature(json!({"temperature": 0.7})), Some(0.7));
+        assert_eq!(temperature(json!({"top_k": 40})), None);
+        let odd = hf(json!({"do_sample": "yes"}));
+        assert_eq!(odd.temperature, None);
+        assert_eq!(
+            odd.ignored,
+            ["generation_config.json: do_sample: \"yes\" is ignored: true or false is wanted"]
+        );
+    }
+
+    #[test]
+    fn gguf_keys() {
+        let found = gguf(&[
+            ("temp", Value::Float(0.7)),
+            ("top_k", Value::Int(-1)),
+            ("top_p", Value::Float(0.9)),
+            ("min_p", Value::Float(0.05)),
+            ("penalty_repeat", Value::Float(1.05)),
+            ("penalty_last_n", Value::Int(-1)),
+            ("mirostat", Value::Int(0)),
+        ]);
+        let want = SamplingDefaults {
+            temperature: Some(0.7),
+            top_k: Some(0),
+            top_p: Some(0.9),
+            min_p: Some(0.05),
+            repeat_penalty: Some(1.05),
+            repeat_last_n: Some(usize::MAX),
+            ignored: vec![],
+        };
+        assert_eq!(found, want);
+        let odd = gguf(&[("mirostat", Value::Int(2)), ("sequence", Value::String("kp\u{1b}[2J".into()))]);
+        assert_eq!(odd.ignored.len(), 2, "{odd:?}");
+        assert!(odd.ignored.iter().all(|i| !i.contains('\u{1b}')), "{odd:?}");
+        assert_eq!(gguf(&[("penalty_last_n", Value::Int(256))]).repeat_last_n, None);
+    }
+
+    #[test]
+    fn nonsense_is_left_out_and_told() {
+        for bad in [json!(-0.1), json!(1e300), json!("0.7"), json!([0.7]), json!({}), json!(true), json!(101)]
+        {
+            for key in ["temperature", "top_p", "min_p", "repetition_penalty"] {
+                let found = hf(json!({ key: bad.clone() }));
+                assert_eq!(found.ignored.len(), 1, "{key} {bad}: {found:?}");
+                assert!(found.ignored[0].contains(key), "{found:?}");
+                assert_eq!(
+                    SamplingDefaults { ignored: vec![], ..found },
+                    SamplingDefaults::default(),
+                    "{key} {bad}"
+                );
+            }
+        }
+        for bad in [json!(-2), json!(0.5), json!(1e12), json!("9"), json!(u64::MAX)] {
+            let found = hf(json!({ "top_k": bad.clone() }));
+            assert_eq!((found.top_k, found.ignored.len()), (None, 1), "{bad}");
+        }
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
+            let found = gguf(&[("temp", Value::Float(bad)), ("penalty_repeat", Value::Float(bad))]);
+            assert_eq!((found.temperature, found.ignored.len()), (None, 2), "{bad}: {found:?}");
+        }
+        assert_eq!(hf(json!({"num_beams": 4, "typical_p": 1.0})).ignored.len(), 1);
+        // Not even an object.
+        assert_eq!(hf(json!([1, 2])), SamplingDefaults::default());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_file_says_the_settings_lie_in_their_ranges(x in any::<f64>(), k in any::<i64>()) {
+            let f = gguf(&[
+                ("temp", Value::Float(x)),
+                ("top_p", Value::Float(x)),
+                ("min_p", Value::Float(x)),
+                ("penalty_repeat", Value::Float(x)),
+                ("top_k", Value::Int(k)),
+                ("penalty_last_n", Value::Float(x)),
+            ]);
+            prop_assert!(f.temperature.is_none_or(|v| TEMPERATURE.contains(&v)));
+            prop_assert!(f.top_p.is_none_or(|v| TOP_P.contains(&v)));
+            prop_assert!(f.min_p.is_none_or(|v| MIN_P.contains(&v)));
+            prop_assert!(f.repeat_penalty.is_none_or(|v| REPEAT_PENALTY.contains(&v)));
+        }
+    }
+}

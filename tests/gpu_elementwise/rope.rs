@@ -1,0 +1,290 @@
+//! RoPE, and keys and values appended to their pages.
+
+use super::*;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub kv: Half,
+    pub rows: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub rope_dim: usize,
+    pub pairing: RopePairing,
+    pub bias: bool,
+    pub norms: bool,
+    pub publish: Option<bool>,
+    pub pad: usize,
+    pub seed: u64,
+}
+
+impl Case {
+    pub fn plain(kv: Half, rows: usize, head_dim: usize) -> Case {
+        Case {
+            kv,
+            rows,
+            n_heads: 3,
+            n_kv_heads: 1,
+            head_dim,
+            rope_dim: head_dim,
+            pairing: RopePairing::Half,
+            bias: false,
+            norms: false,
+            publish: None,
+            pad: 0,
+            seed: 9,
+        }
+    }
+}
+
+/// Runs a case and checks it.
+///
+/// An element that is biased is rounded once; its norm has D = head_dim/32 + 5 roundings in the sum of squares and 8u
+/// after it (see `check_norm`). a·c - b·s has two roundings more, relative to |a c| + |b s|.
+pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
+    const POSITIONS: usize = 40;
+    let mut rng = Rng::new(c.seed);
+    let (hd, heads) = (c.head_dim, c.n_heads + 2 * c.n_kv_heads);
+    let ld = heads * hd + c.pad;
+    let qkv: Vec<f32> =
+        (0..c.rows * ld).map(|i| if i % ld < heads * hd { rng.normal() } else { f32::NAN }).collect();
+    let bias = normals(&mut rng, heads * hd);
+    let (wq, wk) = (normals(&mut rng, hd), normals(&mut rng, hd));
+    let half = c.rope_dim / 2;
+    let angles: Vec<f64> = (0..POSITIONS * half)
+        .map(|i| (i / half) as f64 * 1e4f64.powf(-((i % half) as f64) / half as f64))
+        .collect();
+    let cos: Vec<f32> = angles.iter().map(|a| a.cos() as f32).collect();
+    let sin: Vec<f32> = angles.iter().map(|a| a.sin() as f32).collect();
+    let row_pos: Vec<u32> = (0..c.rows).map(|_| rng.below(POSITIONS) as u32).collect();
+    // Scattered places, all different; every fourth row has none.
+    let pages = (c.rows * 5 / 32 + 1) as i32;
+    let slots: Vec<i32> =
+        (0..c.rows).map(|r| if r % 4 == 3 { -1 } else { (r as i32 * 5 + 3) % (pages * 32) }).collect();
+    let place: Vec<i32> = {
+        let mut next = 0;
+        let mut take = |wanted: bool| {
+            next += i32::from(wanted);
+            if wanted { next - 1 } else { -1 }
+        };
+        (0..c.rows).map(|r| take(r % 3 != 1)).collect()
+    };
+    let n_published = place.iter().filter(|p| **p >= 0).count();
+
+    let dev = |v: &[f32]| upload(rt, v);
+    let (qkv_dev, bias_dev, wq_dev, wk_dev) = (dev(&qkv), dev(&bias), dev(&wq), dev(&wk));
+    let (cos_dev, sin_dev) = (dev(&cos), dev(&sin));
+    let (pos_dev, slots_dev) = (upload(rt, &row_pos), upload(rt, &slots));
+    let q = Output::new(rt, c.rows * c.n_heads * hd * 2);
+    let kv = Output::new(rt, pages as usize * c.n_kv_heads * 64 * hd * 2);
+    let (place_dev, n_dev) = (upload(rt, &place), upload(rt, &[n_published as u32]));
+    let (epoch_dev, arrived) = (upload(rt, &[41u32]), Output::of(rt, &[0u32]));
+    let element = if c.publish == Some(true) { 4 } else { 2 };
+    let stride = (heads * hd * element).next_multiple_of(8) + 8;
+    let published = Output::new(rt, n_published * stride);
+    let flag = Output::of(rt, &[0u32]);
+    let or_null = |wanted: bool, p: DevPtr| if wanted { p } else { DevPtr::NULL };
+    let eps = 1e-6f32;
+    let args = RopeAppend {
+        qkv: qkv_dev.ptr(),
+        bias: or_null(c.bias, bias_dev.ptr()),
+        q_norm: or_null(c.norms, wq_dev.ptr()),
+        k_norm: or_null(c.norms, wk_dev.ptr()),
+        eps,
+        rope: [or_null(half > 0, cos_dev.ptr()), or_null(half > 0, sin_dev.ptr())],
+        rope_dim: c.rope_dim,
+        pairing: c.pairing,
+        row_pos: pos_dev.ptr(),
+        row_slot: slots_dev.ptr(),
+        q: q.ptr(),
+        kv: kv.ptr(),
+        kv_type: c.kv,
+        publish: c.publish.map(|f32| PublishRows {
+            slots: place_dev.ptr(),
+            n: n_dev.ptr(),
+            to: published.ptr(),
+            stride,
+            f32,
+            epoch: epoch_dev.ptr(),
+            epoch_add: 2,
+            epoch_flag: flag.ptr(),
+            arrived: arrived.ptr(),
+        }),
+        rows: c.rows,
+        ld,
+        n_heads: c.n_heads,
+        n_kv_heads: c.n_kv_heads,
+        head_dim: hd,
+    };
+    // Twice: the counter is back where it was.
+    rope_append(&**rt, LANE, &args).expect("launch");
+    rope_append(&**rt, LANE, &args).expect("launch");
+    assert_eq!(flag.u32(), [if c.publish.is_some() { 43 } else { 0 }]);
+    assert_eq!(arrived.u32(), [0]);
+
+    let (q, mut kv, published) = (q.u16(), kv.u16(), published.bytes());
+    for row in 0..c.rows {
+        for head in 0..heads {
+            let (is_q, is_v) = (head < c.n_heads, head >= c.n_heads + c.n_kv_heads);
+            let mut x: Vec<f64> = (0..hd)
+                .map(|i| {
+                    let v = qkv[row * ld + head * hd + i];
+                    f64::from(if c.bias { v + bias[head * hd + i] } else { v })
+                })
+                .collect();
+            let mut relative = 0.0;
+            if c.norms && !is_v {
+                let mean = x.iter().map(|v| v * v).sum::<f64>() / hd as f64;
+                let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+                let w = if is_q { &wq } else { &wk };
+                for i in 0..hd {
+                    x[i] *= scale * f64::from(w[i]);
+                }
+                relative = ((hd as f64 / 32.0 + 5.0) / 2.0 + 8.0) * U;
+            }
+            let mut error: Vec<f64> = x.iter().map(|v| v.abs() * relative).collect();
+            if !is_v {
+                for p in 0..half {
+                    let (a, b) = match c.pairing {
+                        RopePairing::Half => (p, p + half),
+                        RopePairing::Interleaved => (2 * p, 2 * p + 1),
+                    };
+                    let t = row_pos[row] as usize * half + p;
+                    let (co, si) = (f64::from(cos[t]), f64::from(sin[t]));
+                    let (xa, xb) = (x[a], x[b]);
+                    (x[a], x[b]) = (xa * co - xb * si, xb * co + xa * si);
+                    error[a] = (relative + 2.0 * U) * ((xa * co).abs() + (xb * si).abs());
+                    error[b] = (relative + 2.0 * U) * ((xb * co).abs() + (xa * si).abs());
+                }
+            }
+            let what = format!("{c:?}, row {row}, head {head}");
+            let compare = |got: &[u16]| {
+                for i in 0..hd {
+                    let value = decode(c.kv, got[i]);
+                    if error[i] == 0.0 {
+                        assert_eq!(got[i], encode(c.kv, x[i] as f32), "{what}, element {i}: only rounded");
+                    }
+                    close(&what, i, value, x[i], error[i] + rounding(c.kv, x[i].abs() + error[i]));
+                }
+            };
+            let mut stored = Vec::new();
+            if is_q {
+                stored = q[(row * c.n_heads + head) * hd..][..hd].to_vec();
+            } else if slots[row] >= 0 {
+                let (page, token) = (slots[row] as usize / 32, slots[row] as usize % 32);
+                let kv_head = (head - c.n_heads) % c.n_kv_heads;
+                let from = ((page * c.n_kv_heads + kv_head) * 2 + usize::from(is_v)) * 32 * hd + token * hd;
+                stored = kv[from..from + hd].to_vec();
+                kv[from..from + hd].fill(0xffff);
+            }
+            if !stored.is_empty() {
+                compare(&stored);
+            }
+            if c.publish.is_some() && place[row] >= 0 {
+                let from = place[row] as usize * stride + head * hd * element;
+                let row_bytes = &published[from..from + hd * element];
+                let sent: Vec<u16> = if element == 4 {
+                    let values: Vec<f32> = row_bytes
+                        .chunks_exact(4)
+                        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+                        .collect();
+                    for (i, v) in values.iter().enumerate() {
+                        close(&what, i, f64::from(*v), x[i], error[i]);
+                    }
+                    values.iter().map(|v| encode(c.kv, *v)).collect()
+                } else {
+                    row_bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
+                };
+                compare(&sent);
+                assert!(
+                    stored.is_empty() || stored == sent,
+                    "{what}: the host gets other bits than the device"
+                );
+            }
+        }
+        if c.publish.is_some() && place[row] >= 0 {
+            let tail = place[row] as usize * stride + heads * hd * element;
+            let end = (place[row] as usize + 1) * stride;
+            assert!(published[tail..end].iter().all(|b| *b == CANARY), "{c:?}: behind a published row");
+        }
+    }
+    assert!(kv.iter().all(|v| *v == 0xffff), "{c:?}: a place of the pages that no row has was written");
+    if c.publish.is_none() {
+        assert!(published.iter().all(|b| *b == CANARY), "{c:?}: published unasked");
+    }
+}
+
+fn rope_types(rt: &Arc<dyn Runtime>) -> Vec<Half> {
+    halves(rt, |t| format!("rope_append_{t}"))
+}
+
+#[test]
+fn rope_of_all_head_sizes_and_both_pairings() {
+    for rt in gpu::runtimes() {
+        for kv in rope_types(&rt) {
+            for head_dim in [16, 64, 80, 96, 128, 256] {
+                for pairing in [RopePairing::Half, RopePairing::Interleaved] {
+                    let c = Case { pairing, ..Case::plain(kv, 5, head_dim) };
+                    check(&rt, &c);
+                    check(&rt, &Case { norms: true, bias: true, pad: 4, n_kv_heads: 2, ..c });
+                    // A part of the head is turned, or none of it.
+                    check(&rt, &Case { rope_dim: 12, norms: true, ..c });
+                    check(&rt, &Case { rope_dim: 0, bias: true, ..c });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_for_the_host_get_the_same_bits() {
+    for rt in gpu::runtimes() {
+        for kv in rope_types(&rt) {
+            for f32 in [false, true] {
+                let c = Case { publish: Some(f32), norms: true, ..Case::plain(kv, 7, 64) };
+                check(&rt, &c);
+                check(&rt, &Case { pairing: RopePairing::Interleaved, n_kv_heads: 3, ..c });
+                // Rows 0 and 2 are published of one and two rows: the first alone, then none in between.
+                check(&rt, &Case { rows: 1, ..c });
+                check(&rt, &Case { rows: 2, ..c });
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_rope(
+        kv in half_type(),
+        rows in 0..9usize,
+        n_kv_heads in 1..4usize,
+        group in 1..9usize,
+        quads in 1..65usize,
+        turned in 0..65usize,
+        switches in any::<[bool; 3]>(),
+        publish in prop::option::of(any::<bool>()),
+        seed in any::<u64>(),
+    ) {
+        let [interleaved, bias, norms] = switches;
+        let c = Case {
+            kv,
+            rows,
+            n_heads: n_kv_heads * group,
+            n_kv_heads,
+            head_dim: quads * 4,
+            rope_dim: turned.min(quads) * 4,
+            pairing: if interleaved { RopePairing::Interleaved } else { RopePairing::Half },
+            bias,
+            norms,
+            // Nothing is launched for no rows, so nothing is published.
+            publish: publish.filter(|_| rows > 0),
+            pad: 0,
+            seed,
+        };
+        for rt in gpu::runtimes().iter().filter(|rt| rope_types(rt).contains(&kv)) {
+            check(rt, &c);
+        }
+    }
+}
