@@ -6,8 +6,8 @@ use super::memory::Anon;
 use super::{KvDType, LayerKv, PAGE_TOKENS, PageList};
 use crate::{Error, Result};
 
-/// Above this size of one layer, huge pages are asked for: below, zeroing 2 MiB per layer at the
-/// first token would cost more than the TLB misses they save.
+/// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at
+/// the first token would cost more than the TLB misses they save.
 const HUGE_FROM: usize = 2 << 20;
 
 /// Sizes that decide what a token's keys and values occupy.

@@ -9,9 +9,10 @@
 //! bound      memory in decode: 4·T·head_dim bytes per KV head, each line loaded once per 6 rows. While QK
 //!            streams K it prefetches V of the same tokens, while PV streams V the next K: pages are
 //!            scattered, so the hardware prefetcher cannot know where they are. Into L2: prefetches into L1
-//!            are limited by its two dozen miss buffers (Zen 4, 1 thread: 14 GB/s cold, 22 with L2). And twice,
-//!            one run ahead and two: a core at work on lines in L2 asks for others three times as fast as memory
-//!            answers, and Zen 4 drops what it cannot queue (1 thread: 22 GB/s asked for once, 28 twice)
+//!            are limited by its two dozen miss buffers (Zen 4, 1 thread: 14 GB/s cold, 22 with L2). And three
+//!            times, one, two and three runs ahead: a core at work on lines in L2 asks for others three times as
+//!            fast as memory answers, and what it cannot queue is dropped (1 thread, SmolLM2: 17 GB/s asked for
+//!            once, 25 three times; decision 0011)
 //! error      q and P are rounded to bf16 once (2^-9 each); the sum s adds the *rounded* P, so the output
 //!            is a convex combination of values; tolerance derived in tests/attention_vs_reference.rs
 

@@ -4,8 +4,8 @@
 //!            first and the second elements of its pairs, by shift and mask. An f16 line is widened half by half
 //!            straight from memory, its pairs stay neighbours, and they are added when the sum is complete:
 //!            separating them first took three more instructions a line than there are products for one row
-//! tile       2 rows x 2 vectors or 4 x 1 (AVX2), 6 x 2 (AVX-512), two accumulators each
-//! registers  8 accumulators + 4 widened + 2 broadcast = 14 of 16 ymm; 24 + 4 + 2 = 30 of 32 zmm
+//! tile       4 rows x 2 vectors (AVX2, bf16), 2 x 2 or 4 x 1 with two accumulators each (AVX2, f16), 6 x 2 (AVX-512)
+//! registers  8 accumulators + 4 widened + 2 broadcast = 14 of 16 ymm; with f16 24 + 4 + 1 = 29 of 32 zmm
 //! bound      memory in decode: 4·T·head_dim bytes per KV head; else the products: 2 per row and vector, on Zen 4 one
 //!            cycle each in 512 bits, so for 4 rows 8 cycles a line, 29 GB/s at 3.64 GHz
 //! error      q and P stay f32; tolerance derived in tests/attention_vs_reference.rs
@@ -39,18 +39,28 @@ unsafe fn factors<V: Simd, const F16: bool>(p: *const f32) -> [V::F; 2] {
     unsafe { if F16 { [V::splat_pair(p); 2] } else { [V::splat(*p), V::splat(*p.add(1))] } }
 }
 
-/// Both products of each of the `N` pairs.
+/// Which accumulator takes the products of vector `i` of [`pairs`]: bf16 needs but one.
+const fn slot<const F16: bool>(i: usize) -> usize {
+    if F16 { i } else { 0 }
+}
+
+/// The sums of the `N` pairs.
 ///
 /// # Safety
 /// As [`Simd`].
 #[inline(always)]
 unsafe fn join<V: Simd, const F16: bool>([a, b]: [V::F; 2]) -> V::F {
     // SAFETY: the caller's contract.
-    unsafe { if F16 { V::add_pairs(a, b) } else { V::add(a, b) } }
+    unsafe { if F16 { V::add_pairs(a, b) } else { a } }
 }
 
-/// One tile of S: `R` rows x `W` vectors of tokens. Each score is two chains of FMAs over dims in order, the even and
-/// the odd ones, and their sum.
+/// Most rows of a tile of two vectors.
+const fn wide_rows<V: Simd, const F16: bool>() -> usize {
+    if F16 { V::WIDE_F16_ROWS } else { V::ROWS }
+}
+
+/// One tile of S: `R` rows x `W` vectors of tokens. Each score is one chain of FMAs over dims in order (bf16), or one
+/// over the even dims, one over the odd ones, and their sum (f16).
 ///
 /// # Safety
 /// `q` has `R` rows of `head_dim`; each `k` has `head_dim/2` runs of `2·N` elements, 32 apart; `s` has
@@ -79,7 +89,8 @@ unsafe fn qk_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
                 let q = factors::<V, F16>(q.add(r * head_dim + 2 * d));
                 for w in 0..W {
                     for i in 0..2 {
-                        acc[r][w][i] = V::fma(x[w][i], q[i], acc[r][w][i]);
+                        let acc = &mut acc[r][w][slot::<F16>(i)];
+                        *acc = V::fma(x[w][i], q[i], *acc);
                     }
                 }
             }
@@ -111,7 +122,7 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
             let s = a.s.add(r * S_STRIDE);
             let mut v = 0;
             while v < total {
-                if total - v >= 2 && n <= V::WIDE_ROWS {
+                if total - v >= 2 && n <= wide_rows::<V, F16>() {
                     let k = [vector(&a.k, v), vector(&a.k, v + 1)];
                     let ahead = a.ahead.map(|run| [vector(&run, v), vector(&run, v + 1)]);
                     let at = [v * V::N, (v + 1) * V::N];
@@ -119,9 +130,15 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
                         1 => qk_tile::<V, F16, 1, 2>(q, a.head_dim, k, ahead, s, at),
                         2 => qk_tile::<V, F16, 2, 2>(q, a.head_dim, k, ahead, s, at),
                         3 => qk_tile::<V, F16, 3, 2>(q, a.head_dim, k, ahead, s, at),
-                        4 if V::WIDE_ROWS >= 4 => qk_tile::<V, F16, 4, 2>(q, a.head_dim, k, ahead, s, at),
-                        5 if V::WIDE_ROWS >= 5 => qk_tile::<V, F16, 5, 2>(q, a.head_dim, k, ahead, s, at),
-                        6 if V::WIDE_ROWS >= 6 => qk_tile::<V, F16, 6, 2>(q, a.head_dim, k, ahead, s, at),
+                        4 if wide_rows::<V, F16>() >= 4 => {
+                            qk_tile::<V, F16, 4, 2>(q, a.head_dim, k, ahead, s, at)
+                        }
+                        5 if wide_rows::<V, F16>() >= 5 => {
+                            qk_tile::<V, F16, 5, 2>(q, a.head_dim, k, ahead, s, at)
+                        }
+                        6 if wide_rows::<V, F16>() >= 6 => {
+                            qk_tile::<V, F16, 6, 2>(q, a.head_dim, k, ahead, s, at)
+                        }
                         _ => unreachable!("{n} rows in a wide tile"),
                     }
                     v += 2;
@@ -210,8 +227,8 @@ unsafe fn softmax_body<V: Simd>(a: &Softmax) {
     }
 }
 
-/// One tile of O: `R` rows x `W` vectors of dims, over all tokens of the block in order: even and odd tokens in chains
-/// of their own, then O·alpha and their sum.
+/// One tile of O: `R` rows x `W` vectors of dims, over all tokens of the block in order: one chain that begins with
+/// O·alpha (bf16), or even and odd tokens in chains of their own, then O·alpha and their sum (f16).
 ///
 /// # Safety
 /// `p` has `R` rows of `S_STRIDE`; `v`'s pages have `tokens` stored tokens; `o` has `R` rows of
@@ -228,6 +245,14 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
     unsafe {
         let hd = a.head_dim;
         let mut acc = [[[V::splat(0.0); 2]; W]; R];
+        if !F16 {
+            for r in 0..R {
+                for w in 0..W {
+                    let o = V::load(o.add(r * hd + d0 + w * V::N));
+                    acc[r][w][0] = V::mul(o, V::splat(*alpha.add(r)));
+                }
+            }
+        }
         for page in 0..a.tokens.div_ceil(PAGE_TOKENS) {
             let first = page * PAGE_TOKENS;
             let v = a.v[page].add(d0 * 2);
@@ -245,7 +270,8 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
                     let p = factors::<V, F16>(p.add(r * S_STRIDE + first + 2 * i));
                     for w in 0..W {
                         for i in 0..2 {
-                            acc[r][w][i] = V::fma(x[w][i], p[i], acc[r][w][i]);
+                            let acc = &mut acc[r][w][slot::<F16>(i)];
+                            *acc = V::fma(x[w][i], p[i], *acc);
                         }
                     }
                 }
@@ -270,7 +296,8 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
             let alpha = V::splat(*alpha.add(r));
             for w in 0..W {
                 let o = o.add(r * hd + d0 + w * V::N);
-                V::store(o, V::fma(V::load(o), alpha, join::<V, F16>(acc[r][w])));
+                let sum = join::<V, F16>(acc[r][w]);
+                V::store(o, if F16 { V::fma(V::load(o), alpha, sum) } else { sum });
             }
         }
     }
@@ -290,14 +317,14 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
             let alpha = a.alpha.add(r);
             let mut d = 0;
             while d < a.head_dim {
-                if a.head_dim - d >= 2 * V::N && n <= V::WIDE_ROWS {
+                if a.head_dim - d >= 2 * V::N && n <= wide_rows::<V, F16>() {
                     match n {
                         1 => pv_tile::<V, F16, 1, 2>(a, p, o, alpha, d),
                         2 => pv_tile::<V, F16, 2, 2>(a, p, o, alpha, d),
                         3 => pv_tile::<V, F16, 3, 2>(a, p, o, alpha, d),
-                        4 if V::WIDE_ROWS >= 4 => pv_tile::<V, F16, 4, 2>(a, p, o, alpha, d),
-                        5 if V::WIDE_ROWS >= 5 => pv_tile::<V, F16, 5, 2>(a, p, o, alpha, d),
-                        6 if V::WIDE_ROWS >= 6 => pv_tile::<V, F16, 6, 2>(a, p, o, alpha, d),
+                        4 if wide_rows::<V, F16>() >= 4 => pv_tile::<V, F16, 4, 2>(a, p, o, alpha, d),
+                        5 if wide_rows::<V, F16>() >= 5 => pv_tile::<V, F16, 5, 2>(a, p, o, alpha, d),
+                        6 if wide_rows::<V, F16>() >= 6 => pv_tile::<V, F16, 6, 2>(a, p, o, alpha, d),
                         _ => unreachable!("{n} rows in a wide tile"),
                     }
                     d += 2 * V::N;

@@ -17,10 +17,10 @@ use super::exp::{LN2_HI, LN2_LO, MIN, POLY};
 pub(super) unsafe trait Simd {
     /// Lanes; divides 16.
     const N: usize;
-    /// Rows per register tile of one vector.
+    /// Rows per register tile: with 2 vectors each they fill the registers.
     const ROWS: usize;
-    /// Rows per register tile of two vectors: with two accumulators each they fill the registers.
-    const WIDE_ROWS: usize;
+    /// The same where each row and vector needs two accumulators.
+    const WIDE_F16_ROWS: usize;
     /// How often keys and values are asked for ahead of time.
     const AHEAD: usize;
     type F: Copy;
@@ -85,7 +85,7 @@ pub(super) struct Avx512;
 unsafe impl Simd for Avx512 {
     const N: usize = 16;
     const ROWS: usize = 6;
-    const WIDE_ROWS: usize = 6;
+    const WIDE_F16_ROWS: usize = 6;
     const AHEAD: usize = 3;
     type F = __m512;
     #[inline(always)]
@@ -183,7 +183,7 @@ pub(super) struct Avx2;
 unsafe impl Simd for Avx2 {
     const N: usize = 8;
     const ROWS: usize = 4;
-    const WIDE_ROWS: usize = 2;
+    const WIDE_F16_ROWS: usize = 2;
     const AHEAD: usize = 1;
     type F = __m256;
     #[inline(always)]
