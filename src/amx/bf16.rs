@@ -315,9 +315,9 @@ impl Problem<'_> {
             let c_block = |i: usize| base.wrapping_add(2 * panel_floats + i * C_LEN);
             let fill = |r: &Round, units: Range<usize>, to: *mut u16| {
                 r.each(units, |p, steps, u| {
-                    // SAFETY: a round has at most `wide` panels of `longest` steps, for which each buffer has room.
+                    // SAFETY: a round has at most `wide` panels of `longest` steps; each buffer has room for them.
                     unsafe { self.panels.fill(p, steps, to.add(u * TILE_LEN)) }
-                })
+                });
             };
             let prefetch =
                 |r: &Round, units: Range<usize>| r.each(units, |p, s, _| self.panels.prefetch(p, s));

@@ -58,10 +58,10 @@ enum Path {
     AmxRows,
 }
 
-/// Tokens from which AMX multiplies dequantised bf16 panels rather than VNNI the codes; half of it where fine
-/// activations make VNNI multiply twice. Counted (scripts/mca), not measured: per 16x32 weights VNNI takes 8 cycles a
-/// token, tiles 72 (4 bits) to 110 to dequantise and 16 per 16 tokens: they meet at 11 to 16 tokens.
-/// `cargo bench --bench amx` measures it.
+/// Tokens from which AMX multiplies dequantised bf16 tiles rather than VNNI the codes; half of it where fine
+/// activations make VNNI multiply twice. Counted (scripts/mca), not measured: per 16x32 weights VNNI takes 8 to 10 cycles
+/// a token (q6_k 15), tiles 67 to 96 to dequantise and 16 per 16 tokens: they meet at 8 (q6_k) to 12 tokens.
+/// `cargo bench --bench amx -- threshold` measures it.
 const AMX_PACKED_MIN_M: usize = 12;
 
 /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so
