@@ -205,7 +205,14 @@ fn perplexity_and_bench_report_one_json_object() {
     let (nll, ppl) = (report["mean_nll"].as_f64().unwrap(), report["perplexity"].as_f64().unwrap());
     assert!(nll > 0.0 && (nll.exp() / ppl - 1.0).abs() < 1e-6, "{report}");
     assert!(report["tokens"].as_u64().unwrap() > 30);
+    assert_error(
+        &run(perplexity.args(["--ctx", "8193"])),
+        2,
+        "--ctx 8193: the model was made for at most 8192",
+    );
     std::fs::write(&text, "").unwrap();
+    let mut perplexity = tandem(home.path());
+    perplexity.args(["perplexity", "-m"]).arg(&model).arg(&text);
     assert_error(&run(&mut perplexity), 2, "at least 2");
 }
 

@@ -93,6 +93,63 @@ fn folders_without_the_right_files_are_one_sentence() {
     }
 }
 
+#[test]
+fn a_folder_without_a_tokenizer_is_measured_but_not_given_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let m = tandem::model::load("synth:tiny-llama").unwrap();
+    tandem::model::export::to_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
+    let folder = folder.to_str().unwrap();
+    for command in ["generate -m MODEL hello", "tokenize -m MODEL hello", "perplexity -m MODEL Cargo.toml"] {
+        assert_error(&run(tandem(dir.path()).args(words(command, folder))), 1, "tokenizer.json: missing");
+    }
+    let report = json(&run(tandem(dir.path()).args(words("inspect MODEL --json", folder))));
+    assert_eq!(report["tokenizer"], "none: tokenizer.json is missing");
+    let bench = "bench -m MODEL --json --prompt 4 --gen 2 --repeat 1";
+    json(&run(tandem(dir.path()).args(words(bench, folder))));
+}
+
+#[test]
+fn a_pipe_is_no_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe");
+    let c_path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path is a C string.
+    assert_eq!(unsafe { libc::mkfifo(c_path.as_ptr(), 0o600) }, 0);
+    for command in COMMANDS {
+        assert_error(
+            &run(tandem(dir.path()).args(words(command, path.to_str().unwrap()))),
+            1,
+            "not a regular file",
+        );
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut m = tandem::model::load("synth:tiny-llama").unwrap();
+    let d = m.spec.d_model;
+    let nan = tandem::tensor::Bytes::copy_of(&f32::NAN.to_le_bytes().repeat(d));
+    let norm = tandem::tensor::Tensor::new(tandem::tensor::DType::F32, vec![d], nan).unwrap();
+    m.weights.insert("blk.0.attn_norm.weight", norm);
+    let folder = dir.path().join("model");
+    tandem::model::export::to_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
+    let folder = folder.to_str().unwrap();
+    for command in [
+        "generate -m MODEL hello",
+        "generate -m MODEL --json --logprobs 2 hello",
+        "perplexity -m MODEL Cargo.toml",
+        "perplexity --json -m MODEL Cargo.toml",
+    ] {
+        assert_error(&run(tandem(dir.path()).args(words(command, folder))), 1, "not numbers");
+    }
+}
+
+/// The least of a tokenizer.json: a token for every other character or so, and one for the rest.
+const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{"h":0,"e":1,"l":2,"o":3,"?":4},"merges":[],"unk_token":"?"}}"#;
+
 /// Commands that load a model (MODEL).
 const COMMANDS: &[&str] = &["tokenize -m MODEL hello", "inspect MODEL --json"];
 

@@ -359,3 +359,27 @@ fn an_incomplete_mirror_is_said() {
     assert!(error.contains("lists no w1-1-py3-none-any.whl"), "{error}");
     assert_nothing_pulled(home.path());
 }
+
+#[test]
+fn a_download_that_never_began_leaves_no_file() {
+    for status in [404, 403] {
+        let home = tempfile::tempdir().unwrap();
+        let server = hub(move |_, _| Reply::status(status));
+        assert_error(&run(&mut pull(home.path(), &server)), 1, &status.to_string());
+        assert!(tree(home.path()).iter().all(|f| f.starts_with("locks/")), "{:?}", tree(home.path()));
+    }
+}
+
+#[test]
+fn what_is_in_the_cache_needs_no_place_to_write() {
+    let home = tempfile::tempdir().unwrap();
+    let server = hub(|request, _| Reply::file(request, &content()));
+    assert_eq!(run(&mut pull(home.path(), &server)).status.code(), Some(0));
+    // Nobody, root included, can make a lock below a file: as on a read-only disk.
+    std::fs::remove_dir_all(home.path().join("locks")).unwrap();
+    std::fs::write(home.path().join("locks"), "").unwrap();
+    let output = run(&mut pull(home.path(), &server));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("already here"), "{}", stderr(&output));
+    assert_error(&run(pull(home.path(), &server).arg("--force")), 1, "locks");
+}

@@ -152,6 +152,7 @@ fn wrong_configurations_get_one_sentence() {
         ("tiny-llama", "num_key_value_heads", json!(3), "cannot share 3 KV heads"),
         ("tiny-llama", "num_hidden_layers", json!(1u64 << 60), "layer count"),
         ("tiny-llama", "num_hidden_layers", json!(3), "model.layers.2.attn"),
+        ("tiny-llama", "num_hidden_layers", json!(1), "model.layers.1."),
         (
             "tiny-llama",
             "intermediate_size",
@@ -161,6 +162,8 @@ fn wrong_configurations_get_one_sentence() {
         ("tiny-llama", "rms_norm_eps", json!(0.0), "norm epsilon"),
         ("tiny-llama", "rope_theta", json!(-5.0), "RoPE base"),
         ("tiny-llama", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "RoPE scaling `yarn`"),
+        ("tiny-llama", "rope_scaling", json!(5), "config.json: rope_scaling: 5, wanted an object"),
+        ("tiny-llama", "rope_scaling", json!([]), "wanted an object"),
         ("tiny-llama", "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor: missing"),
         ("tiny-llama", "hidden_act", json!("gelu"), "hidden_act is `gelu`"),
         ("tiny-llama", "quantization_config", json!({"quant_method": "gptq"}), "quantised by `gptq`"),

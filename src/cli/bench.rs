@@ -78,6 +78,9 @@ impl Row {
 
 /// Measures: a warm-up, then `--repeat` runs of each kind.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if args.r#gen == 0 && args.prompt.iter().all(|&p| p == 0) {
+        return Err(Error::usage("--prompt 0 --gen 0: nothing to measure").into());
+    }
     let opened = open::open(args.model.as_deref())?;
     let max = |v: &[u32]| v.iter().copied().max().unwrap_or(0) as usize;
     let (gen_tokens, depth, batch) = (args.r#gen as usize, max(&args.depth), max(&args.batch).max(1));

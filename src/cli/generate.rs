@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Most tokens to generate.
-    #[arg(short = 'n', long = "max-tokens", default_value_t = 512, value_name = "N",
+    #[arg(short = 'n', long = "max-tokens", default_value_t = 512, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
     pub max_tokens: u32,
     /// Continue the prompt as it is, without the model's chat template.
@@ -181,6 +181,13 @@ fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str)
     Ok(tokenizer.encode(&rendered, add_special, true)?)
 }
 
+/// Refuses logits that nothing can be chosen from. Scores of minus infinity are choices not to be taken.
+fn check_numbers(logits: &[f32]) -> tandem::Result<()> {
+    let usable = |x: &f32| !x.is_nan() && *x != f32::INFINITY;
+    let sound = logits.iter().all(usable) && logits.iter().any(|x| x.is_finite());
+    if sound { Ok(()) } else { Err(open::not_numbers()) }
+}
+
 /// Where the next token comes from.
 enum Next {
     /// To be sampled from these.
@@ -208,19 +215,20 @@ impl Generation<'_> {
     }
 
     /// Takes the next token, noting its log-probability if that was asked for.
-    fn take(&mut self, next: Next, history: &[u32]) -> u32 {
+    fn take(&mut self, next: Next, history: &[u32]) -> tandem::Result<u32> {
         let mut logits = match next {
-            Next::Token(id) => return id,
+            Next::Token(id) => return Ok(id),
             Next::Logits(logits) => logits,
         };
-        let Some(k) = self.args.logprobs else { return self.sampler.sample(&mut logits, history) };
+        check_numbers(&logits)?;
+        let Some(k) = self.args.logprobs else { return Ok(self.sampler.sample(&mut logits, history)) };
         let (lse, top) = logprobs(&logits, k as usize);
         let raw = logits.clone();
         let id = self.sampler.sample(&mut logits, history);
         let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
         let logprob = raw[id as usize] as f64 - lse;
         self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));
-        id
+        Ok(id)
     }
 
     /// Decodes until something ends it; returns what did. `seen` is called at every token.
@@ -237,7 +245,7 @@ impl Generation<'_> {
             if self.tokens.len() >= self.args.max_tokens as usize {
                 break "length";
             }
-            let id = self.take(next, &history);
+            let id = self.take(next, &history)?;
             self.tokens.push(id);
             history.push(id);
             seen();

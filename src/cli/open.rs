@@ -43,13 +43,20 @@ pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
 }
 
 impl Opened {
-    /// The tokenizer; `None` for random weights.
+    /// The tokenizer; `None` for random weights, which are not asked for text.
     pub fn tokenizer(&self) -> anyhow::Result<Option<Tokenizer>> {
         let mut tokenizer = match &self.model.text {
             TextSource::Gguf(metadata) => Tokenizer::from_gguf(metadata)?,
             TextSource::TokenizerJson { path, config } => {
                 let config = config.as_ref().map(ToString::to_string);
                 Tokenizer::from_json_file(path, config.as_deref())?
+            }
+            TextSource::Missing(path) => {
+                return Err(Error::format(
+                    path.display().to_string(),
+                    "missing; without a tokenizer there is no text (inspect and bench work); is the download complete?",
+                )
+                .into());
             }
             TextSource::None => return Ok(None),
         };
@@ -167,4 +174,9 @@ impl Running {
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         })
     }
+}
+
+/// What to say when a model's scores are NaN or infinite.
+pub fn not_numbers() -> Error {
+    Error::Run("the model's scores are not numbers (NaN or infinite); are its weights damaged?".into())
 }

@@ -50,8 +50,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))
         .into());
     }
-    let context =
-        args.engine.ctx.map_or(WINDOW, |c| c as usize).min(opened.model.spec.max_context).min(ids.len());
+    let max_context = opened.model.spec.max_context;
+    if let Some(ctx) = args.engine.ctx.filter(|&c| c as usize > max_context) {
+        return Err(Error::usage(format!("--ctx {ctx}: the model was made for at most {max_context}")).into());
+    }
+    let context = args.engine.ctx.map_or(WINDOW.min(max_context), |c| c as usize).min(ids.len());
     if context < 2 {
         return Err(Error::usage("--ctx: at least 2 tokens are needed to predict one").into());
     }
@@ -82,6 +85,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         bar.finish();
     }
     let mean = nll / scored as f64;
+    if !mean.is_finite() {
+        return Err(open::not_numbers().into());
+    }
     if args.json {
         return output::json(&serde_json::json!({
             "tokens": scored,

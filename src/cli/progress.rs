@@ -169,8 +169,8 @@ impl Lines {
 
     fn finish(&self) {
         let (at, took) = (self.at.load(Ordering::Relaxed), self.begun.elapsed());
-        // What is over before anyone could wonder is not worth a line.
-        if took >= Duration::from_secs(1) {
+        // What is over before anyone could wonder is not worth a line; of what broke off, the error tells.
+        if self.total.is_none_or(|total| at >= total) && took >= Duration::from_secs(1) {
             note(&format!("{}: {} in {:.1} s", self.what, (self.show)(at), took.as_secs_f64()));
         }
     }

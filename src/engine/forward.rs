@@ -11,7 +11,7 @@ use crate::device::host::Pool;
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 use crate::simd::attention::{AttnPlan, AttnShape};
-use crate::simd::linear::{Acts, Mode, Out, linear};
+use crate::simd::linear::{Acts, Linear, Mode, Out, linear};
 use crate::simd::{Isa, Kernels, RopeTable};
 
 /// Consecutive new tokens of one sequence.
@@ -58,7 +58,14 @@ pub(super) struct Forward {
     acts: Acts,
     logits: Vec<f32>,
     n_logits: usize,
+    /// Rows of the embedding read from the file's map since its pages were last given back.
+    rows_mapped: usize,
 }
+
+/// Rows of an embedding that is in memory twice (packed for the head, mapped for its rows) after which the mapped
+/// pages are given back: around every row the system maps 64 KiB or more, so that a long prompt would otherwise
+/// bring in the whole table. Seldom enough that the price, a fault per row read again, is lost in a step.
+const ROWS_TO_RELEASE: usize = 256;
 
 /// Rows written by different threads.
 struct RowsMut {
@@ -133,6 +140,7 @@ impl Forward {
             acts: Acts::default(),
             logits: Vec::new(),
             n_logits: 0,
+            rows_mapped: 0,
         })
     }
 
@@ -222,6 +230,13 @@ impl Forward {
                 k.add(out, &position);
             }
         });
+        if spec.tied_head && Linear::wants_packing(m.embed.dtype, m.isa) {
+            self.rows_mapped += tokens.len();
+            if self.rows_mapped >= ROWS_TO_RELEASE {
+                m.embed.data.release_pages();
+                self.rows_mapped = 0;
+            }
+        }
     }
 
     /// acts = norm(hidden + delta), and hidden += delta, when `add`.

@@ -1,6 +1,7 @@
 //! What a run will occupy, computed before anything is allocated.
 
 use crate::cache::{KvDType, KvGeometry};
+use crate::device::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};
@@ -55,7 +56,7 @@ impl Memory {
     /// # Errors
     /// It does not fit; the message has the numbers.
     pub fn check(&self) -> Result<()> {
-        let Some(available) = available() else { return Ok(()) };
+        let Some(available) = memory_available() else { return Ok(()) };
         if self.total() <= available {
             return Ok(());
         }
@@ -97,16 +98,4 @@ impl Memory {
 /// Geometry of the KV cache of a model.
 pub(super) fn geometry(spec: &ModelSpec, dtype: KvDType) -> KvGeometry {
     KvGeometry { n_layers: spec.n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype }
-}
-
-/// Memory that the system could give: free plus reclaimable, within a cgroup's limit.
-fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
-    let limit = read("memory.max").and_then(|s| s.trim().parse::<u64>().ok());
-    let used = read("memory.current").and_then(|s| s.trim().parse::<u64>().ok());
-    let cgroup = limit.map(|l| l.saturating_sub(used.unwrap_or(0)));
-    Some((kib * 1024).min(cgroup.unwrap_or(u64::MAX)))
 }

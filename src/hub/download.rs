@@ -46,11 +46,19 @@ pub(super) fn fetch(http: &Http, want: &Want<'_>, path: &Path, progress: &dyn Pr
         // The beginning may have been damaged, or of another version of the file: once more from zero.
         Err(Error::Format { .. }) if resumed => {
             progress.note(&format!("{}: the unfinished download was no good; starting over", want.what));
-            attempt(http, want, &part, progress)?;
+            attempt(http, want, &part, progress)
         }
-        other => other?,
+        other => other,
     }
+    .inspect_err(|_| drop_if_empty(&part))?;
     std::fs::rename(&part, path).map_err(|e| Error::io(path, e))
+}
+
+/// Removes a part that holds nothing to resume.
+fn drop_if_empty(part: &Path) {
+    if std::fs::metadata(part).is_ok_and(|m| m.len() == 0) {
+        let _ = std::fs::remove_file(part);
+    }
 }
 
 /// Fills `part` and verifies it. `Error::Format` means that the content was wrong (and is deleted).

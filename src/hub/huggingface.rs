@@ -81,10 +81,18 @@ pub(super) fn lookup(cache: &Cache, name: &HubName) -> Option<PathBuf> {
 
 /// Fetches `name`, unless it is there.
 pub(super) fn pull(hub: &Hub, name: &HubName, force: bool, progress: &dyn Progress) -> Result<Pulled> {
-    let _lock = hub.cache.lock(&format!("hf/{}", name.repository()), progress)?;
-    if let Some(path) = lookup(&hub.cache, name).filter(|_| !force) {
+    let here = || {
+        let path = lookup(&hub.cache, name).filter(|_| !force)?;
         let bytes = size_of(&path);
-        return Ok(Pulled { path, bytes, fetched: false });
+        Some(Pulled { path, bytes, fetched: false })
+    };
+    // What is there needs no lock, so that it is found on a read-only disk, too.
+    if let Some(pulled) = here() {
+        return Ok(pulled);
+    }
+    let _lock = hub.cache.lock(&format!("hf/{}", name.repository()), progress)?;
+    if let Some(pulled) = here() {
+        return Ok(pulled);
     }
     let target = base(&hub.cache, name);
     let placed = |e| match e {

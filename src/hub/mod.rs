@@ -128,14 +128,26 @@ impl Hub {
     /// As [`Hub::pull`].
     pub fn pull_entry(&self, entry: &Entry<'_>, force: bool, progress: &dyn Progress) -> Result<Pulled> {
         let target = self.cache.path_of(entry);
-        let _lock = self.cache.lock(entry.name, progress)?;
-        if !force && self.cache.lookup(entry).is_some() {
-            // A model that was there before this process is checked again: `pull` is also how a user
-            // finds out whether the file on disk is still good.
-            if download::sha256_of(&target, progress)? == entry.sha256 {
-                return Ok(Pulled { path: target, bytes: entry.bytes, fetched: false });
+        // A model that was there before this process is checked again: `pull` is also how a user
+        // finds out whether the file on disk is still good.
+        let good = || -> Result<bool> {
+            if force || self.cache.lookup(entry).is_none() {
+                return Ok(false);
             }
-            progress.note(&format!("{} does not match its checksum; fetching it anew", target.display()));
+            let good = download::sha256_of(&target, progress)? == entry.sha256;
+            if !good {
+                progress.note(&format!("{} does not match its checksum", target.display()));
+            }
+            Ok(good)
+        };
+        let here = Pulled { path: target.clone(), bytes: entry.bytes, fetched: false };
+        // What is there needs no lock, so that it is found on a read-only disk, too.
+        if good()? {
+            return Ok(here);
+        }
+        let _lock = self.cache.lock(entry.name, progress)?;
+        if good()? {
+            return Ok(here);
         }
         self.fetch_entry(entry, &target, progress).map_err(|e| match e {
             Error::Network(why) => Error::Network(format!(

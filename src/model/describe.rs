@@ -72,6 +72,7 @@ pub fn describe(m: &LoadedModel) -> Description {
             format!("gguf: {} ({})", get("tokenizer.ggml.model"), get("tokenizer.ggml.pre"))
         }
         TextSource::TokenizerJson { .. } => "tokenizer.json".into(),
+        TextSource::Missing(_) => "none: tokenizer.json is missing".into(),
         TextSource::None => "none".into(),
     };
     let position = match &s.position {

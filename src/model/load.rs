@@ -42,6 +42,8 @@ pub enum TextSource {
         /// The text of `tokenizer_config.json` (bos, eos, add_bos...), if there is one. It is valid JSON.
         config: Option<String>,
     },
+    /// A folder without one: the file that is missing. The model can be described and measured.
+    Missing(PathBuf),
     /// Random weights have no text.
     None,
 }

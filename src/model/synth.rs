@@ -21,6 +21,7 @@ use serde_json::Value as Json;
 use super::check::wanted_tensors;
 use super::formats::hf;
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
+use crate::device::host::cgroup::memory_available;
 use crate::tensor::quant::pack_scales_mins;
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
@@ -253,13 +254,6 @@ fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
         weights.insert(p.name, Tensor::new(p.dtype, p.shape, data)?);
     }
     Ok((weights, notes))
-}
-
-/// What the system says it could still give, in bytes.
-fn memory_available() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 /// Bytes that one worker fills before it asks for more.

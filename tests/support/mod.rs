@@ -82,6 +82,11 @@ pub fn smollm2() -> Option<std::path::PathBuf> {
     model(&["SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2.gguf"])
 }
 
+/// Gemma 3 270M in Q4_K_M.
+pub fn gemma3() -> Option<std::path::PathBuf> {
+    model(&["gemma-3-270m-q4_k_m.gguf", "gemma3.gguf"])
+}
+
 /// A request as the server saw it.
 #[derive(Debug, Clone)]
 pub struct Request {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
+use tandem::device::host::cgroup;
 
 use crate::cli::progress::megabytes;
 
@@ -42,53 +43,16 @@ pub fn cpu() -> Cpu {
         model: model.unwrap_or("unknown").into(),
         online,
         allowed,
-        cgroup_quota: cgroup_quota(),
+        cgroup_quota: cgroup::cpu_quota(),
         threads: tandem::device::host::cpu::allowed(),
     }
-}
-
-/// The folders of this process's control group, innermost first, up to the root.
-fn cgroup_folders(controller: &str) -> Vec<std::path::PathBuf> {
-    let groups = read("/proc/self/cgroup").unwrap_or_default();
-    let mut found = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let base = match controllers {
-            "" => Path::new("/sys/fs/cgroup").to_owned(),
-            c if c.split(',').any(|c| c == controller) => Path::new("/sys/fs/cgroup").join(controller),
-            _ => continue,
-        };
-        let inner = base.join(path.trim_start_matches('/'));
-        found.extend(inner.ancestors().take_while(|p| p.starts_with(&base)).map(Path::to_owned));
-    }
-    found
-}
-
-/// The tightest limit on processor time, in processors.
-fn cgroup_quota() -> Option<f64> {
-    let quota_in = |folder: std::path::PathBuf| {
-        if let Some(max) = read(folder.join("cpu.max")) {
-            return quota_v2(&max);
-        }
-        let quota: f64 = read(folder.join("cpu.cfs_quota_us"))?.parse().ok()?;
-        let period: f64 = read(folder.join("cpu.cfs_period_us"))?.parse().ok()?;
-        (quota > 0.0 && period > 0.0).then(|| quota / period)
-    };
-    cgroup_folders("cpu").into_iter().filter_map(quota_in).min_by(f64::total_cmp)
-}
-
-/// `200000 100000` is two processors; `max 100000` is no limit.
-fn quota_v2(text: &str) -> Option<f64> {
-    let (quota, period) = text.split_once(' ')?;
-    let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
-    (period > 0.0).then(|| quota / period)
 }
 
 /// Memory, in bytes.
 #[derive(Debug, Serialize)]
 pub struct Memory {
     pub total: Option<u64>,
+    /// What this process may still have, the control group's limit included.
     pub available: Option<u64>,
     /// The control group's limit, if it has one.
     pub cgroup_limit: Option<u64>,
@@ -97,7 +61,7 @@ pub struct Memory {
 impl Memory {
     /// What may still be used.
     pub fn usable(&self) -> u64 {
-        self.available.unwrap_or(1 << 30).min(self.cgroup_limit.unwrap_or(u64::MAX))
+        self.available.unwrap_or(1 << 30)
     }
 
     pub fn describe(&self) -> String {
@@ -109,16 +73,12 @@ impl Memory {
 
 pub fn memory() -> Memory {
     let info = read("/proc/meminfo").unwrap_or_default();
-    let limit_in = |folder: std::path::PathBuf| {
-        read(folder.join("memory.max")).or_else(|| read(folder.join("memory.limit_in_bytes")))?.parse().ok()
-    };
     let total = kibibytes(&info, "MemTotal:");
-    let limit = cgroup_folders("memory").into_iter().filter_map(limit_in).min();
     Memory {
         total,
-        available: kibibytes(&info, "MemAvailable:"),
-        // A limit beyond the machine's memory (v1 says "none" with a huge number) limits nothing.
-        cgroup_limit: limit.filter(|&l: &u64| total.is_none_or(|t| l < t)),
+        available: cgroup::memory_available(),
+        // A limit beyond the machine's memory limits nothing.
+        cgroup_limit: cgroup::memory().map(|m| m.limit).filter(|&l| total.is_none_or(|t| l < t)),
     }
 }
 
@@ -206,8 +166,6 @@ mod tests {
 
     #[test]
     fn system_files() {
-        assert_eq!(quota_v2("150000 100000"), Some(1.5));
-        assert_eq!(quota_v2("max 100000"), None);
         assert_eq!(bracketed("always [madvise] never"), Some("madvise"));
         assert_eq!(bracketed("always"), None);
         let info = "MemTotal:       1000 kB\nMemAvailable:   10 kB\n";

@@ -37,30 +37,24 @@ pub fn unpin_current() {
     }
 }
 
-/// Whole cores that a cgroup-v2 quota amounts to (rounded up); `None` without a quota.
-pub fn quota() -> Option<usize> {
-    let text = std::fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?;
-    parse_quota(&text)
+/// Whole cores that the control groups' quota amounts to (rounded up); `None` without a quota.
+fn quota() -> Option<usize> {
+    super::cgroup::cpu_quota().map(whole_cores)
 }
 
-fn parse_quota(text: &str) -> Option<usize> {
-    let mut words = text.split_whitespace();
-    let quota: u64 = words.next()?.parse().ok()?;
-    let period: u64 = words.next()?.parse().ok().filter(|&p| p > 0)?;
-    Some((quota.div_ceil(period) as usize).max(1))
+fn whole_cores(quota: f64) -> usize {
+    (quota.ceil() as usize).max(1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{cores, parse_quota, unpin_current};
+    use super::{cores, unpin_current, whole_cores};
 
     #[test]
     fn quota_rounds_up_to_whole_cores() {
-        assert_eq!(parse_quota("max 100000"), None);
-        assert_eq!(parse_quota("150000 100000"), Some(2));
-        assert_eq!(parse_quota("50000 100000"), Some(1));
-        assert_eq!(parse_quota("nonsense"), None);
-        assert_eq!(parse_quota("100 0"), None);
+        for (quota, cores) in [(0.1, 1), (1.0, 1), (1.5, 2), (8.0, 8)] {
+            assert_eq!(whole_cores(quota), cores, "{quota}");
+        }
     }
     #[test]
     fn a_pinned_thread_does_not_lose_the_other_cores() {

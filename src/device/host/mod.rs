@@ -1,5 +1,6 @@
 //! The host as a device: its cores and the thread pool over them.
 
+pub mod cgroup;
 pub mod cpu;
 mod pool;
 

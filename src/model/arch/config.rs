@@ -287,6 +287,7 @@ impl<'a> HfConfig<'a> {
         };
         let scaling = match self.get("rope_scaling").or(full) {
             None => RopeScaling::None,
+            Some(s) if !s.is_object() => return Err(Self::wrong("rope_scaling", "an object", s)),
             Some(s) => {
                 let kind = s.get("rope_type").or_else(|| s.get("type")).filter(|v| !v.is_null());
                 let need = |key: &str| {

@@ -41,7 +41,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     let text = if path.is_file() {
         TextSource::TokenizerJson { path, config: tokenizer_config.as_ref().map(Json::to_string) }
     } else {
-        TextSource::None
+        TextSource::Missing(path)
     };
     let generation = json(&dir.join("generation_config.json"))?;
     Ok(LoadedModel {
@@ -189,6 +189,12 @@ fn in_hf_names(family: &Family, e: Error) -> Error {
                 _ => problem,
             };
             Error::Format { what: arch::file_name(family.names, &what).unwrap_or(what), problem }
+        }
+        Error::Unsupported(text) => {
+            let named = text
+                .split_once(": ")
+                .and_then(|(name, rest)| Some(format!("{}: {rest}", arch::file_name(family.names, name)?)));
+            Error::Unsupported(named.unwrap_or(text))
         }
         other => other,
     }

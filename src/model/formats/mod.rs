@@ -17,11 +17,13 @@ use crate::{Error, Result};
 /// # Errors
 /// The file cannot be opened, is a directory, or is empty.
 pub fn map_file(path: &Path) -> Result<Bytes> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    let meta = file.metadata().map_err(|e| Error::io(path, e))?;
+    // Before the file is opened: opening a pipe waits for whoever writes to it.
+    let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
     if !meta.is_file() {
         return Err(Error::format(path.display().to_string(), "not a regular file"));
     }
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let meta = file.metadata().map_err(|e| Error::io(path, e))?;
     if meta.len() == 0 {
         return Err(Error::format(
             path.display().to_string(),
@@ -38,6 +40,9 @@ pub fn map_file(path: &Path) -> Result<Bytes> {
 pub(crate) fn in_file(path: &Path, e: Error) -> Error {
     let file = path.file_name().map(|f| f.to_string_lossy().into_owned()).unwrap_or_default();
     match e {
+        Error::Format { what, problem } if what == path.display().to_string() => {
+            Error::Format { what, problem }
+        }
         Error::Format { what, problem } => Error::Format { what: format!("{file}: {what}"), problem },
         Error::Unsupported(m) => Error::Unsupported(format!("{file}: {m}")),
         other => other,

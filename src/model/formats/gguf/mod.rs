@@ -94,6 +94,10 @@ impl Gguf {
             .into_iter()
             .map(|info| info.view(&bytes, data_start, alignment))
             .collect::<Result<Vec<_>>>()?;
+        // What the header says has been copied; a vocabulary in it takes megabytes.
+        if let Some(header) = bytes.slice(0, r.position()) {
+            header.release_pages();
+        }
         Ok(Gguf { version, metadata, tensors })
     }
 }
