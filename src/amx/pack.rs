@@ -61,7 +61,8 @@ pub fn pack_a_bf16(x: &[f32], m: usize, k: usize, ldx: usize, out: &mut [u16]) {
         "pack_a_bf16: {} elements hold no A blocks of {m} x {k}",
         out.len()
     );
-    for (b, block) in out.chunks_exact_mut(panel_len(k).max(1)).enumerate().take(m.div_ceil(BLOCK_ROWS)) {
+    let out = &mut out[..a_blocks_len(m, k)];
+    for (b, block) in out.chunks_exact_mut(panel_len(k).max(1)).enumerate() {
         let first = b * BLOCK_ROWS;
         pack_a_block(&x[first * ldx..], (m - first).min(BLOCK_ROWS), k, ldx, block);
     }
