@@ -14,4 +14,5 @@ RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1" \
     cargo build --quiet --release --target "$host" --bin "$target"
 mkdir -p "corpus/$target" "artifacts/$target"
-exec "target/$host/release/$target" -rss_limit_mb=2048 -artifact_prefix="artifacts/$target/" "$@" "corpus/$target"
+# Not exec: the target asks what its children took, and would be told of the compiler's.
+"target/$host/release/$target" -rss_limit_mb=2048 -artifact_prefix="artifacts/$target/" "$@" "corpus/$target"

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use support::{assert_error, json as parsed, run, smollm2, stderr, stdout, tandem};
+use support::{TOKENIZER, assert_error, json as parsed, run, smollm2, stderr, stdout, tandem};
 use tandem::model::{export, load};
 use tandem::tensor::DType;
 
@@ -66,6 +66,7 @@ fn sampling_repeats_with_its_seed() {
 /// A folder of random weights that recommends `config` for sampling.
 fn recommending(config: Value, dir: &Path) {
     export::to_hf_folder(&load(TINY).unwrap(), dir, DType::BF16, 1).unwrap();
+    std::fs::write(dir.join("tokenizer.json"), TOKENIZER).unwrap();
     std::fs::write(dir.join("generation_config.json"), config.to_string()).unwrap();
 }
 

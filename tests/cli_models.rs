@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{assert_error, json, run, smollm2, stderr, stdout, tandem};
+use support::{TOKENIZER, assert_error, json, run, smollm2, stderr, stdout, tandem};
 
 /// Broken model files, by what is wrong with them.
 fn broken(folder: &Path) -> Vec<(&'static str, PathBuf)> {
@@ -146,9 +146,6 @@ fn weights_that_are_no_numbers_are_told() {
         assert_error(&run(tandem(dir.path()).args(words(command, folder))), 1, "not numbers");
     }
 }
-
-/// The least of a tokenizer.json: a token for every other character or so, and one for the rest.
-const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{"h":0,"e":1,"l":2,"o":3,"?":4},"merges":[],"unk_token":"?"}}"#;
 
 /// Commands that load a model (MODEL).
 const COMMANDS: &[&str] = &["tokenize -m MODEL hello", "inspect MODEL --json"];
