@@ -169,8 +169,12 @@ impl Operands {
     /// Element (m, column) of the output, and how far a right result may be from it.
     ///
     /// Each of the `roundings` is within 2^-23 (tensor cores cut where IEEE rounds) of the magnitudes summed so far.
-    /// silu and gelu_tanh have slopes below 1.13. Their f32 evaluation is within 2^-19 of their argument's magnitude
-    /// + 1: a fast exponential is off by 2 + 1.2 |x| units in the last place, and |x| stays below 16.
+    /// silu and gelu_tanh have slopes below 1.13. Their f32 evaluation is within 2^-19 (|x| + 1), that is 16 units
+    /// u = 2^-23 of |x| + 1, at any argument x. silu: a fast exponential is off by 2 + 1.2 |x| of its u, which
+    /// changes x / (1 + e) by |x| s (1 - s) of that, s the sigmoid: |x| s (1 - s) < 0.23 and x^2 s (1 - s) < 0.44, so
+    /// less than 1 u; the roundings of the sum and of the quotient add 3 u |x|. Beyond the range of the exponential
+    /// the quotient is 0 or x, as it should be within 2^-100. gelu: the argument of tanh has 5 roundings, which
+    /// y (1 - tanh(y)^2) < 0.45 reduces to 3 u, tanh itself is within 2 u, and the product adds 1: times |x| / 2.
     fn expect(&self, c: &Case, roundings: usize, m: usize, column: usize) -> (f64, f64) {
         let roundings = roundings as f64 * 2f64.powi(-23);
         let row = if c.epilogue.is_gated() { column / 8 * 16 + column % 8 } else { column };
@@ -185,7 +189,6 @@ impl Operands {
                 0.5 * sum * (1.0 + inner.tanh())
             }
         };
-        assert!(sum.abs() < 16.0, "the bound above holds below 16, the gate is {sum}");
         let (up, up_size) = self.sum(c, m, row + 8);
         let act_error = 1.13 * error + 2f64.powi(-19) * (sum.abs() + 1.0);
         let up_error = roundings * up_size;
