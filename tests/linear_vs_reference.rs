@@ -92,19 +92,25 @@ fn check(dtype: DType, m: usize, n: usize, k: usize, seed: u64, mode: Mode) -> R
     let mut rng = Rng(seed);
     let w = random_weight(dtype, n, k, &mut rng);
     let x: Vec<f32> = (0..m * k).map(|_| rng.uniform() * 3.0).collect();
+    check_products(&w, &x, m, mode, &format!("seed={seed}"))
+}
+
+/// All tiers' products of `w` and the `m` rows of `x`, in outputs with room beside them that must stay as it was.
+fn check_products(w: &Tensor, x: &[f32], m: usize, mode: Mode, seed: &str) -> Result<(), TestCaseError> {
+    let (dtype, n, k) = (w.dtype, w.rows(), w.cols());
     let mut rows = vec![0f32; n * k];
     for r in 0..n {
         tandem::reference::dequant::dequantise_row(dtype, w.row(r), &mut rows[r * k..(r + 1) * k]);
     }
     let pool = Pool::new(2);
     for (isa, fine) in Isa::supported().into_iter().flat_map(|i| [(i, false), (i, true)]) {
-        let lin = make(&w, isa);
+        let lin = make(w, isa);
         let lin = if fine { lin.with_fine_activations() } else { lin };
         let ldo = n + 3;
         let canary = 12345.678f32;
         let mut out = vec![canary; m * ldo + 16];
         let mut acts = Acts::default();
-        acts.reset(m, k).copy_from_slice(&x);
+        acts.reset(m, k).copy_from_slice(x);
         linear(&pool, mode, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo }]);
         for t in 0..m {
             let x = &x[t * k..(t + 1) * k];
@@ -115,7 +121,7 @@ fn check(dtype: DType, m: usize, n: usize, k: usize, seed: u64, mode: Mode) -> R
                 let tol = tolerance(isa, fine, dtype, w, x);
                 prop_assert!(
                     (got - want).abs() <= tol,
-                    "{isa} {dtype} fine={fine} M={m} N={n} K={k} seed={seed}: [{t},{r}] {got} want {want} tolerance {tol}"
+                    "{isa} {dtype} fine={fine} M={m} N={n} K={k} {seed}: [{t},{r}] {got} want {want} tolerance {tol}"
                 );
             }
             for c in n..ldo {
@@ -175,6 +181,35 @@ proptest! {
                 let alone = run(&x[t * k..(t + 1) * k], 1, &Pool::new(1));
                 prop_assert_eq!(&alone[..], &all[t * n..(t + 1) * n], "{} {} row {} of {}", isa, dtype, t, m);
             }
+        }
+    }
+}
+
+/// The largest codes times the largest activations of one sign: sums of 16 bits that some tiers add up in would wrap.
+#[test]
+fn the_largest_products_do_not_overflow() {
+    for dtype in DType::QUANTISED {
+        let (n, k, m) = (17, 512, 5);
+        let mut bytes = vec![0xffu8; n * dtype.row_bytes(k).expect("whole blocks")];
+        for (i, block) in bytes.chunks_exact_mut(dtype.block_bytes()).enumerate() {
+            let d = half::f16::from_f32(0.01).to_le_bytes();
+            match dtype {
+                DType::Q6_K => block[208..].copy_from_slice(&d),
+                DType::Q8_0 => {
+                    // 127 in some blocks and -128 in others.
+                    block.fill(if i % 2 == 0 { 0x7f } else { 0x80 });
+                    block[..2].copy_from_slice(&d);
+                }
+                DType::Q4_0 | DType::Q5_0 => block[..2].copy_from_slice(&d),
+                _ => {
+                    block[..2].copy_from_slice(&d);
+                    block[2..4].copy_from_slice(&d);
+                }
+            }
+        }
+        let w = Tensor::new(dtype, vec![n, k], Bytes::copy_of(&bytes)).expect("sized above");
+        for sign in [1.0, -1.0] {
+            check_products(&w, &vec![sign; m * k], m, Mode::Fast, "largest").expect("as the reference");
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Quantised linear, AVX2: the same packed codes and the same arithmetic as `vnni`, eight rows at a time.
 //!
-//!   vpmaddubsw multiplies unsigned codes with signed activations and adds pairs in 16 bits. Codes up to
-//!   63 times 127 stay below 2^15 even for two such sums. q8_0 codes are signed again first, and the sign
-//!   moves to the activation (vpsignb), so that 128·127·2 still fits.
+//!   vpmaddubsw multiplies unsigned codes with signed activations and adds pairs in 16 bits; as many of those sums as
+//!   cannot overflow are added up in 16 bits too before they are widened ([`lines_per_sum`]). q8_0 codes are signed
+//!   again first, and the sign moves to the activation (vpsignb), so that 128·127·2 still fits.
 //!
-//! tile       8 rows x 4 tokens (or 1); one block of 32 at a time
-//! bound      about 30 instructions per block of 8 rows: compute, ~15 GB/s of 4-bit weights a core
+//! tile       16 rows x 1 or 2 tokens, 8 rows x 3 or 4; one block of 32 at a time
+//! bound      M = 1: memory. M >= 4, four bits: per block of 8 rows and token 8 products, 8 sums, 1 widening, 4 float
+//!            operations and 10 loads, and a quarter of unpacking the codes: 340 to 360 GOP/s on two Zen 4 cores
 //! order      k ascending, fused multiply-adds as in `vnni`: the same bits for every M
 
 use std::arch::x86_64::*;
@@ -70,107 +71,93 @@ unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
     }
 }
 
-struct Block {
-    /// Quads 0..8 of rows 8h..8h+8; unsigned, or signed for q8_0.
-    codes: [__m256i; 8],
-    /// Scale and offset of each half of the block (equal but for q6_k).
-    scale: [(__m256, __m256); 2],
+/// The upper two bits of quad `q` of the line of pairs of bits at `p`, where the codes of q6_k have them.
+#[inline(always)]
+unsafe fn upper_pair(p: *const u8, q: usize, h: usize) -> __m256i {
+    // SAFETY: the caller's record holds a line here; h < 2.
+    unsafe {
+        let v = line(p.add(h * 32));
+        let v = match q {
+            0 => _mm256_slli_epi16::<4>(v),
+            1 => _mm256_slli_epi16::<2>(v),
+            2 => v,
+            _ => _mm256_srli_epi16::<2>(v),
+        };
+        _mm256_and_si256(v, _mm256_set1_epi8(0x30))
+    }
 }
 
-/// Reads block `b` of the record at `w`, laid out as `layout`, for rows `8h..8h+8`.
+/// Scale and offset of one half of a block, a row per lane (equal for both halves but for q6_k).
+type Scale = (__m256, __m256);
+
+/// Scales of block `b` of the record at `w` for rows `8h..8h+8`.
 #[inline(always)]
-unsafe fn block(dtype: DType, layout: Layout, w: *const u8, b: usize, h: usize) -> Block {
+unsafe fn scales(dtype: DType, w: *const u8, b: usize, h: usize) -> [Scale; 2] {
     // SAFETY: `w` points to a record of `dtype`; b is a block of it; offsets are those of `packed`.
     unsafe {
-        let (high, at) = (w.add(layout.high(b)), w.add(layout.codes(b)));
-        let mut codes = [_mm256_setzero_si256(); 8];
+        match dtype {
+            DType::Q6_K => {
+                let d = half8(w.add(h * 16));
+                let d0 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + h * 8)));
+                let d1 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + 16 + h * 8)));
+                let offset = _mm256_set1_ps(-32.0);
+                [(d0, _mm256_mul_ps(d0, offset)), (d1, _mm256_mul_ps(d1, offset))]
+            }
+            DType::Q4_K | DType::Q5_K => {
+                let d = _mm256_mul_ps(half8(w.add(h * 16)), unsigned8(w.add(64 + b * 16 + h * 8)));
+                let m = _mm256_mul_ps(half8(w.add(32 + h * 16)), unsigned8(w.add(192 + b * 16 + h * 8)));
+                [(d, _mm256_sub_ps(_mm256_setzero_ps(), m)); 2]
+            }
+            _ => {
+                let d = half8(w.add(b * 32 + h * 16));
+                let m = match dtype {
+                    DType::Q4_0 => _mm256_mul_ps(d, _mm256_set1_ps(-8.0)),
+                    DType::Q5_0 => _mm256_mul_ps(d, _mm256_set1_ps(-16.0)),
+                    DType::Q8_0 => _mm256_setzero_ps(),
+                    _ => half8(w.add(64 + b * 32 + h * 16)),
+                };
+                [(d, m); 2]
+            }
+        }
+    }
+}
+
+/// Quads j and j + 4 of rows `8h..8h+8` of the block whose high bits are at `high` and codes at `at`: unsigned, or
+/// signed for q8_0.
+#[inline(always)]
+unsafe fn quads(dtype: DType, high: *const u8, at: *const u8, j: usize, h: usize) -> [__m256i; 2] {
+    // SAFETY: the caller's block; j < 4, h < 2.
+    unsafe {
         if dtype == DType::Q8_0 {
             let flip = _mm256_set1_epi8(-128);
-            for q in 0..8 {
-                codes[q] = _mm256_xor_si256(line(at.add(q * 64 + h * 32)), flip);
-            }
-        } else {
-            for j in 0..4 {
-                let [lo, hi] = nibble_pair(at, j, h);
-                (codes[j], codes[j + 4]) = (lo, hi);
-            }
+            let (lo, hi) = (line(at.add(j * 64 + h * 32)), line(at.add((j + 4) * 64 + h * 32)));
+            return [_mm256_xor_si256(lo, flip), _mm256_xor_si256(hi, flip)];
         }
-        if matches!(dtype, DType::Q5_0 | DType::Q5_1 | DType::Q5_K) {
-            for q in 0..8 {
-                codes[q] = _mm256_or_si256(codes[q], fifth(high, q, h));
+        let [lo, hi] = nibble_pair(at, j, h);
+        match dtype {
+            DType::Q5_0 | DType::Q5_1 | DType::Q5_K => {
+                [_mm256_or_si256(lo, fifth(high, j, h)), _mm256_or_si256(hi, fifth(high, j + 4, h))]
             }
-        }
-        let scale = if dtype == DType::Q6_K {
-            let two = _mm256_set1_epi8(0x30);
-            for l in 0..2 {
-                let v = line(high.add(l * 64 + h * 32));
-                let pairs =
-                    [_mm256_slli_epi16::<4>(v), _mm256_slli_epi16::<2>(v), v, _mm256_srli_epi16::<2>(v)];
-                for q in 0..4 {
-                    codes[l * 4 + q] = _mm256_or_si256(codes[l * 4 + q], _mm256_and_si256(pairs[q], two));
-                }
+            DType::Q6_K => {
+                let pairs = [upper_pair(high, j, h), upper_pair(high.add(64), j, h)];
+                [_mm256_or_si256(lo, pairs[0]), _mm256_or_si256(hi, pairs[1])]
             }
-            let d = half8(w.add(h * 16));
-            let d0 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + h * 8)));
-            let d1 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + 16 + h * 8)));
-            let offset = _mm256_set1_ps(-32.0);
-            [(d0, _mm256_mul_ps(d0, offset)), (d1, _mm256_mul_ps(d1, offset))]
-        } else if matches!(dtype, DType::Q4_K | DType::Q5_K) {
-            let d = _mm256_mul_ps(half8(w.add(h * 16)), unsigned8(w.add(64 + b * 16 + h * 8)));
-            let m = _mm256_mul_ps(half8(w.add(32 + h * 16)), unsigned8(w.add(192 + b * 16 + h * 8)));
-            [(d, _mm256_sub_ps(_mm256_setzero_ps(), m)); 2]
-        } else {
-            let d = half8(w.add(b * 32 + h * 16));
-            let m = match dtype {
-                DType::Q4_0 => _mm256_mul_ps(d, _mm256_set1_ps(-8.0)),
-                DType::Q5_0 => _mm256_mul_ps(d, _mm256_set1_ps(-16.0)),
-                DType::Q8_0 => _mm256_setzero_ps(),
-                _ => half8(w.add(64 + b * 32 + h * 16)),
-            };
-            [(d, m); 2]
-        };
-        Block { codes, scale }
-    }
-}
-
-/// The 16-bit sums of pairs of quad `q` against a token's activations.
-#[inline(always)]
-unsafe fn pairs(signed: bool, code: __m256i, x: *const i8, q: usize) -> __m256i {
-    // SAFETY: 32 activations at `x`; q < 8.
-    unsafe {
-        let x = _mm256_set1_epi32(x.cast::<i32>().add(q).read_unaligned());
-        if signed {
-            _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code))
-        } else {
-            _mm256_maddubs_epi16(code, x)
+            _ => [lo, hi],
         }
     }
 }
 
-/// Quads `4·half..4·half+4` against a token's activations at `x` (the block's first).
-#[inline(always)]
-unsafe fn dot4(signed: bool, codes: &[__m256i; 8], half: usize, x: *const i8) -> __m256i {
-    // SAFETY: 32 activations at `x`; half < 2.
-    unsafe {
-        let ones = _mm256_set1_epi16(1);
-        let mut sum = _mm256_setzero_si256();
-        let mut q = half * 4;
-        while q < half * 4 + 4 {
-            let (a, b) = (pairs(signed, codes[q], x, q), pairs(signed, codes[q + 1], x, q + 1));
-            if signed {
-                // Two sums of q8_0 pairs could overflow 16 bits: widen each.
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, ones));
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(b, ones));
-            } else {
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_add_epi16(a, b), ones));
-            }
-            q += 2;
-        }
-        sum
+/// Lines of codes whose 16-bit sums cannot overflow together: the products of a pair are at most 2 · 128 · the largest
+/// code (15, 31, 63), and a line is two of them (for q6_k one in each half's sum). Those of q8_0 fill 16 bits alone.
+const fn lines_per_sum(dtype: DType) -> usize {
+    match dtype {
+        DType::Q4_0 | DType::Q4_1 | DType::Q4_K => 4,
+        DType::Q5_0 | DType::Q5_1 | DType::Q5_K | DType::Q6_K => 2,
+        _ => 1,
     }
 }
 
-/// Where the eight results of a token go.
+/// Where the results of a token go: `rows` of the group, from its first.
 #[derive(Clone, Copy)]
 struct Dest {
     out: *mut f32,
@@ -178,62 +165,138 @@ struct Dest {
     rows: usize,
 }
 
-/// MT tokens from `t0`, rows `8h..8h+8` of one group.
+/// MT tokens from `t0` times rows `8·h0..8·(h0 + H)` of one group.
 #[inline(always)]
-unsafe fn tile<const MT: usize>(dtype: DType, w: *const u8, h: usize, k: usize, x: X, t0: usize, dest: Dest) {
+unsafe fn tile<const MT: usize, const H: usize>(
+    dtype: DType,
+    w: *const u8,
+    h0: usize,
+    k: usize,
+    x: X,
+    t0: usize,
+    dest: Dest,
+) {
     let layout = Layout::of(dtype).expect("quantised");
     let (records, blocks) = (k.div_ceil(layout.record_k), layout.record_k / 32);
-    let signed = matches!(dtype, DType::Q8_0);
     // SAFETY: offsets stay inside the group's records, the activation rows t0..t0+MT and their outputs.
     unsafe {
-        let mut acc = [_mm256_setzero_ps(); MT];
+        let mut acc = [[_mm256_setzero_ps(); MT]; H];
         let x = x.row(t0);
         for r in 0..records {
+            let w = w.add(r * layout.record_bytes);
             for b in 0..blocks {
-                let blk = block(dtype, layout, w.add(r * layout.record_bytes), b, h);
                 let at = r * blocks + b;
-                for t in 0..MT {
-                    let q = x.q.add(t * x.stride + at * 32);
-                    let dx = _mm256_set1_ps(*x.d.add(t * x.stride / 32 + at));
-                    let i0 = dot4(signed, &blk.codes, 0, q);
-                    let i1 = dot4(signed, &blk.codes, 1, q);
-                    let (d, off) = blk.scale[0];
-                    if matches!(dtype, DType::Q6_K) {
-                        let (d1, off1) = blk.scale[1];
-                        let s = x.sum16.add(t * x.stride / 16 + at * 2);
-                        acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i0), _mm256_mul_ps(d, dx), acc[t]);
-                        acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i1), _mm256_mul_ps(d1, dx), acc[t]);
-                        acc[t] = _mm256_fmadd_ps(off, _mm256_set1_ps(*s), acc[t]);
-                        acc[t] = _mm256_fmadd_ps(off1, _mm256_set1_ps(*s.add(1)), acc[t]);
-                    } else {
-                        let i = _mm256_cvtepi32_ps(_mm256_add_epi32(i0, i1));
-                        let s = _mm256_set1_ps(*x.sum32.add(t * x.stride / 32 + at));
-                        acc[t] = _mm256_fmadd_ps(i, _mm256_mul_ps(d, dx), acc[t]);
-                        acc[t] = _mm256_fmadd_ps(off, s, acc[t]);
+                let sums = block_sums::<MT, H>(dtype, layout, w, b, h0, x.q.add(at * 32), x.stride);
+                for h in 0..H {
+                    let [(d, off), (d1, off1)] = scales(dtype, w, b, h0 + h);
+                    for t in 0..MT {
+                        let dx = _mm256_set1_ps(*x.d.add(t * x.stride / 32 + at));
+                        let [i0, i1] = sums[h][t];
+                        let a = &mut acc[h][t];
+                        *a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i0), _mm256_mul_ps(d, dx), *a);
+                        if dtype == DType::Q6_K {
+                            *a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i1), _mm256_mul_ps(d1, dx), *a);
+                            let s = x.sum16.add(t * x.stride / 16 + at * 2);
+                            *a = _mm256_fmadd_ps(off, _mm256_set1_ps(*s), *a);
+                            *a = _mm256_fmadd_ps(off1, _mm256_set1_ps(*s.add(1)), *a);
+                        } else if dtype != DType::Q8_0 {
+                            let s = _mm256_set1_ps(*x.sum32.add(t * x.stride / 32 + at));
+                            *a = _mm256_fmadd_ps(off, s, *a);
+                        }
                     }
                 }
             }
         }
         let mut lanes = [0f32; 8];
-        for t in 0..MT {
-            _mm256_storeu_ps(lanes.as_mut_ptr(), acc[t]);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), dest.out.add((t0 + t) * dest.ldo), dest.rows);
+        for (h, acc) in acc.iter().enumerate() {
+            let first = (h0 + h) * 8;
+            let rows = dest.rows.saturating_sub(first).min(8);
+            for (t, &a) in acc.iter().enumerate() {
+                _mm256_storeu_ps(lanes.as_mut_ptr(), a);
+                let out = dest.out.wrapping_add((t0 + t) * dest.ldo + first);
+                std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, rows);
+            }
         }
     }
 }
 
+/// The integer sums of block `b` against MT tokens whose activations begin at `x`: of the whole block in the first
+/// place, for q6_k of each half. A line of codes lives for MT tokens only: with sums and accumulators it fits the 16
+/// registers.
 #[inline(always)]
-unsafe fn rows8(dtype: DType, w: *const u8, h: usize, k: usize, x: X, m: usize, dest: Dest) {
+unsafe fn block_sums<const MT: usize, const H: usize>(
+    dtype: DType,
+    layout: Layout,
+    w: *const u8,
+    b: usize,
+    h0: usize,
+    x: *const i8,
+    stride: usize,
+) -> [[[__m256i; 2]; MT]; H] {
+    // SAFETY: the record at `w` has block b; 32 activations of each token at `x + t·stride`.
+    unsafe {
+        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
+        let mut sums = [[[zero; 2]; MT]; H];
+        let (high, at) = (w.add(layout.high(b)), w.add(layout.codes(b)));
+        let mut part = [[[zero; 2]; MT]; H];
+        for j in 0..4 {
+            for h in 0..H {
+                let [lo, hi] = quads(dtype, high, at, j, h0 + h);
+                for t in 0..MT {
+                    let x = x.add(t * stride).cast::<i32>();
+                    let x0 = _mm256_set1_epi32(x.add(j).read_unaligned());
+                    let x1 = _mm256_set1_epi32(x.add(j + 4).read_unaligned());
+                    if dtype == DType::Q8_0 {
+                        let a = _mm256_maddubs_epi16(_mm256_abs_epi8(lo), _mm256_sign_epi8(x0, lo));
+                        let c = _mm256_maddubs_epi16(_mm256_abs_epi8(hi), _mm256_sign_epi8(x1, hi));
+                        let both = _mm256_add_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(c, ones));
+                        sums[h][t][0] = _mm256_add_epi32(sums[h][t][0], both);
+                        continue;
+                    }
+                    let (a, c) = (_mm256_maddubs_epi16(lo, x0), _mm256_maddubs_epi16(hi, x1));
+                    let part = &mut part[h][t];
+                    if dtype == DType::Q6_K {
+                        part[0] = _mm256_add_epi16(part[0], a);
+                        part[1] = _mm256_add_epi16(part[1], c);
+                    } else {
+                        part[0] = _mm256_add_epi16(part[0], _mm256_add_epi16(a, c));
+                    }
+                    if (j + 1) % lines_per_sum(dtype) == 0 {
+                        for i in 0..2 {
+                            let wide = _mm256_madd_epi16(part[i], ones);
+                            sums[h][t][i] = _mm256_add_epi32(sums[h][t][i], wide);
+                            part[i] = zero;
+                        }
+                    }
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// `m` tokens times one group.
+#[inline(always)]
+unsafe fn group(dtype: DType, w: *const u8, k: usize, x: X, m: usize, dest: Dest) {
     let mut t = 0;
     // SAFETY: the caller's contract; t stays below m.
     unsafe {
-        while t + 4 <= m {
-            tile::<4>(dtype, w, h, k, x, t, dest);
-            t += 4;
-        }
         while t < m {
-            tile::<1>(dtype, w, h, k, x, t, dest);
-            t += 1;
+            // Few tokens: both halves of a line when it comes. More: as many tokens as registers hold.
+            let step = (m - t).min(4);
+            match step {
+                1 => tile::<1, 2>(dtype, w, 0, k, x, t, dest),
+                2 => tile::<2, 2>(dtype, w, 0, k, x, t, dest),
+                3 => {
+                    tile::<3, 1>(dtype, w, 0, k, x, t, dest);
+                    tile::<3, 1>(dtype, w, 1, k, x, t, dest);
+                }
+                _ => {
+                    tile::<4, 1>(dtype, w, 0, k, x, t, dest);
+                    tile::<4, 1>(dtype, w, 1, k, x, t, dest);
+                }
+            }
+            t += step;
         }
     }
 }
@@ -241,9 +304,9 @@ unsafe fn rows8(dtype: DType, w: *const u8, h: usize, k: usize, x: X, m: usize, 
 macro_rules! instantiate {
     ($($name:ident $dtype:expr),*) => {
         $(#[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(w: *const u8, h: usize, k: usize, x: X, m: usize, dest: Dest) {
+        unsafe fn $name(w: *const u8, k: usize, x: X, m: usize, dest: Dest) {
             // SAFETY: the caller's contract.
-            unsafe { rows8($dtype, w, h, k, x, m, dest) }
+            unsafe { group($dtype, w, k, x, m, dest) }
         })*
     };
 }
@@ -265,30 +328,22 @@ pub(super) unsafe fn gemm(
     n: usize,
 ) {
     let group_bytes = Layout::of(dtype).expect("quantised").group_bytes(k);
+    let kernel = match dtype {
+        DType::Q4_0 => q4_0,
+        DType::Q4_1 => q4_1,
+        DType::Q5_0 => q5_0,
+        DType::Q5_1 => q5_1,
+        DType::Q8_0 => q8_0,
+        DType::Q4_K => q4_k,
+        DType::Q5_K => q5_k,
+        DType::Q6_K => q6_k,
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not packed"),
+    };
     for (g, w) in w.chunks_exact(group_bytes).enumerate() {
-        for h in 0..2 {
-            let first = g * GROUP + h * 8;
-            if first >= n {
-                break;
-            }
-            let rows = (n - first).min(8);
-            // SAFETY: rows of `out` are `ldo >= n` long.
-            let dest = Dest { out: unsafe { out.add(first) }, ldo, rows };
-            let w = w.as_ptr();
-            // SAFETY: the caller's contract.
-            unsafe {
-                match dtype {
-                    DType::Q4_0 => q4_0(w, h, k, x, m, dest),
-                    DType::Q4_1 => q4_1(w, h, k, x, m, dest),
-                    DType::Q5_0 => q5_0(w, h, k, x, m, dest),
-                    DType::Q5_1 => q5_1(w, h, k, x, m, dest),
-                    DType::Q8_0 => q8_0(w, h, k, x, m, dest),
-                    DType::Q4_K => q4_k(w, h, k, x, m, dest),
-                    DType::Q5_K => q5_k(w, h, k, x, m, dest),
-                    DType::Q6_K => q6_k(w, h, k, x, m, dest),
-                    DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not packed"),
-                }
-            }
-        }
+        let first = g * GROUP;
+        // SAFETY: rows of `out` are `ldo >= n` long.
+        let dest = Dest { out: unsafe { out.add(first) }, ldo, rows: (n - first).min(GROUP) };
+        // SAFETY: the caller's contract.
+        unsafe { kernel(w.as_ptr(), k, x, m, dest) };
     }
 }
