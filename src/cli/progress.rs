@@ -84,18 +84,21 @@ struct Lines {
     said: Mutex<Instant>,
 }
 
-/// A bar over `total` bytes (unknown: a spinner) of `what`.
+/// A bar over `total` bytes (unknown: a spinner) of `what`, which is shortened where the line has no room for it: a bar
+/// that breaks over two lines does not stay in its place.
 pub fn bytes_bar(total: Option<u64>, what: &str) -> BytesBar {
     let template = match total {
-        Some(_) => "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
-        None => "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
+        Some(_) => {
+            "{wide_msg} [{bar:24}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"
+        }
+        None => "{wide_msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
     };
     bar(total, what, template, megabytes)
 }
 
 /// A bar over `total` things (tokens...) of `what`.
 pub fn count_bar(total: u64, what: &str) -> BytesBar {
-    bar(Some(total), what, "{msg} [{bar:30}] {pos}/{len} {per_sec} {eta}", |n| n.to_string())
+    bar(Some(total), what, "{wide_msg} [{bar:24}] {pos}/{len} {per_sec} {eta}", |n| n.to_string())
 }
 
 fn bar(total: Option<u64>, what: &str, template: &str, show: fn(u64) -> String) -> BytesBar {
