@@ -344,6 +344,22 @@ fn stop_strings_are_not_printed() {
 }
 
 #[test]
+fn a_frame_written_by_hand_is_the_templates() {
+    let Some(model) = smollm2() else { return };
+    let home = home();
+    let generate = |extra: &[&str]| {
+        let mut command = tandem(home.path());
+        command.args(["generate", "--temp", "0", "-n", "8", "--json", "-m"]).arg(&model).args(extra);
+        parsed(&run(&mut command))
+    };
+    let framed = generate(&["--system", "Be brief.", "Hi"]);
+    let by_hand =
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    let raw = generate(&["--raw", by_hand]);
+    assert_eq!((&raw["prompt_tokens"], &raw["tokens"]), (&framed["prompt_tokens"], &framed["tokens"]));
+}
+
+#[test]
 fn a_chat_is_answered() {
     let Some(model) = smollm2() else { return };
     let home = home();

@@ -228,6 +228,19 @@ fn a_tokenizer_of_another_model_is_told() {
 }
 
 #[test]
+fn names_out_of_models_do_not_speak_to_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut m = tandem::model::load("synth:tiny-llama").unwrap();
+    m.spec.name = "\x1b[2Jnice\nsource       elsewhere\x07".into();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, tandem::model::export::to_gguf(&m).unwrap()).unwrap();
+    let shown = stdout(&run(tandem(dir.path()).arg("inspect").arg(&path)));
+    assert!(!shown.contains(['\x1b', '\x07']) && shown.contains("nice source"), "{shown}");
+    let missing = run(tandem(dir.path()).args(["inspect", "no\x1b[31mfile"]));
+    assert_error(&missing, 2, "no\\u{1b}[31mfile: no such file");
+}
+
+#[test]
 fn a_pipe_is_no_model() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pipe");

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::model::{Description, LoadedModel, describe};
 
-use super::progress::megabytes;
+use super::progress::{megabytes, one_line};
 use super::{open, output};
 
 /// Shows what is in a model: sizes, types of tensors, memory per token.
@@ -65,7 +65,7 @@ fn text(report: &Report) -> String {
     let mut out = String::new();
     let mut row = |what: &str, found: String| {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "{what:<12} {found}");
+        let _ = writeln!(out, "{what:<12} {}", one_line(&found));
     };
     row("name", d.name.clone());
     row("source", d.source.clone());

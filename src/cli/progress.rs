@@ -50,8 +50,14 @@ pub fn detail(message: &str) {
     }
 }
 
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+/// In one line, without anything that a terminal would obey: names of files and words out of models are strangers'.
+pub fn one_line(text: &str) -> String {
+    let line = text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    if !line.contains(char::is_control) {
+        return line;
+    }
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    line.chars().map(shown).collect()
 }
 
 /// `98.4 MB`.
@@ -204,5 +210,16 @@ impl tandem::hub::Progress for PullProgress {
             Some(BytesBar { kind: Kind::Bar(bar) }) => bar.suspend(|| note(message)),
             _ => note(message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_are_told_nothing_by_strangers() {
+        assert_eq!(one_line("a\n  b\r\nü 漢"), "a b ü 漢");
+        assert_eq!(one_line("\x1b[2Jx\x07\u{9b}31m"), "\\u{1b}[2Jx\\u{7}\\u{9b}31m");
     }
 }
