@@ -2,6 +2,7 @@
 //!
 //!   cargo bench --bench linear                    SmolLM2 and Llama shapes
 //!   cargo bench --bench linear -- q4_0 4096       only lines that contain all words
+//!   cargo bench --bench linear -- q4_0 M=1,2,3    only these numbers of tokens
 //!   cargo bench --bench linear -- --test          one tiny shape, answers checked, no timing
 //!
 //! Weights are cold: each call takes the next of enough copies to overflow the caches, as in a forward
@@ -21,7 +22,7 @@ use support::{Rng, make, median, random, verify};
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let test = args.iter().any(|a| a == "--test");
-    let words: Vec<&String> = args.iter().filter(|a| !a.starts_with("--")).collect();
+    let words: Vec<&String> = args.iter().filter(|a| !a.starts_with("--") && !a.starts_with("M=")).collect();
     let pool = Pool::pinned(None);
     let mut rng = Rng(42);
     let (mut bw, mut peaks) = (1.0, Vec::new());
@@ -42,7 +43,17 @@ fn main() {
     } else {
         &[(1536, 576), (576, 1536), (2048, 2048), (8192, 2048), (4096, 4096), (4096, 14336)]
     };
-    let ms: &[usize] = if test { &[1, 5, 16] } else { &[1, 2, 3, 4, 8, 16, 64, 512] };
+    let chosen: Vec<usize> = args
+        .iter()
+        .filter_map(|a| a.strip_prefix("M="))
+        .flat_map(|list| list.split(','))
+        .map(|m| m.parse().expect("M= takes numbers of tokens, like M=1,2,3"))
+        .collect();
+    let ms: &[usize] = match (test, chosen.as_slice()) {
+        (true, _) => &[1, 5, 16],
+        (_, []) => &[1, 2, 3, 4, 8, 16, 64, 512],
+        (_, chosen) => chosen,
+    };
     for &(n, k) in shapes {
         for dtype in DType::ALL {
             if dtype.row_bytes(k).is_none() {

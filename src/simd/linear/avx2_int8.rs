@@ -77,42 +77,33 @@ struct Block {
     scale: [(__m256, __m256); 2],
 }
 
-/// Reads block `b` of the record at `w` for rows `8h..8h+8`.
+/// Reads block `b` of the record at `w`, laid out as `layout`, for rows `8h..8h+8`.
 #[inline(always)]
-unsafe fn block(dtype: DType, w: *const u8, b: usize, h: usize) -> Block {
+unsafe fn block(dtype: DType, layout: Layout, w: *const u8, b: usize, h: usize) -> Block {
     // SAFETY: `w` points to a record of `dtype`; b is a block of it; offsets are those of `packed`.
     unsafe {
-        let (scales, masks, codes_at) = match dtype {
-            DType::Q4_0 => (None, None, 64),
-            DType::Q4_1 => (None, None, 128),
-            DType::Q5_0 => (None, Some(64 + b * 64), 192),
-            DType::Q5_1 => (None, Some(128 + b * 64), 256),
-            DType::Q8_0 => (None, None, 64),
-            DType::Q4_K => (Some(()), None, 320),
-            DType::Q5_K => (Some(()), Some(320 + b * 64), 832),
-            _ => (None, None, 1344),
-        };
+        let (high, at) = (w.add(layout.high(b)), w.add(layout.codes(b)));
         let mut codes = [_mm256_setzero_si256(); 8];
         if dtype == DType::Q8_0 {
             let flip = _mm256_set1_epi8(-128);
             for q in 0..8 {
-                codes[q] = _mm256_xor_si256(line(w.add(codes_at + b * 512 + q * 64 + h * 32)), flip);
+                codes[q] = _mm256_xor_si256(line(at.add(q * 64 + h * 32)), flip);
             }
         } else {
             for j in 0..4 {
-                let [lo, hi] = nibble_pair(w.add(codes_at + b * 256), j, h);
+                let [lo, hi] = nibble_pair(at, j, h);
                 (codes[j], codes[j + 4]) = (lo, hi);
             }
         }
-        if let Some(at) = masks {
+        if matches!(dtype, DType::Q5_0 | DType::Q5_1 | DType::Q5_K) {
             for q in 0..8 {
-                codes[q] = _mm256_or_si256(codes[q], fifth(w.add(at), q, h));
+                codes[q] = _mm256_or_si256(codes[q], fifth(high, q, h));
             }
         }
         let scale = if dtype == DType::Q6_K {
             let two = _mm256_set1_epi8(0x30);
             for l in 0..2 {
-                let v = line(w.add(320 + b * 128 + l * 64 + h * 32));
+                let v = line(high.add(l * 64 + h * 32));
                 let pairs =
                     [_mm256_slli_epi16::<4>(v), _mm256_slli_epi16::<2>(v), v, _mm256_srli_epi16::<2>(v)];
                 for q in 0..4 {
@@ -124,7 +115,7 @@ unsafe fn block(dtype: DType, w: *const u8, b: usize, h: usize) -> Block {
             let d1 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + 16 + h * 8)));
             let offset = _mm256_set1_ps(-32.0);
             [(d0, _mm256_mul_ps(d0, offset)), (d1, _mm256_mul_ps(d1, offset))]
-        } else if scales.is_some() {
+        } else if matches!(dtype, DType::Q4_K | DType::Q5_K) {
             let d = _mm256_mul_ps(half8(w.add(h * 16)), unsigned8(w.add(64 + b * 16 + h * 8)));
             let m = _mm256_mul_ps(half8(w.add(32 + h * 16)), unsigned8(w.add(192 + b * 16 + h * 8)));
             [(d, _mm256_sub_ps(_mm256_setzero_ps(), m)); 2]
@@ -199,7 +190,7 @@ unsafe fn tile<const MT: usize>(dtype: DType, w: *const u8, h: usize, k: usize, 
         let x = x.row(t0);
         for r in 0..records {
             for b in 0..blocks {
-                let blk = block(dtype, w.add(r * layout.record_bytes), b, h);
+                let blk = block(dtype, layout, w.add(r * layout.record_bytes), b, h);
                 let at = r * blocks + b;
                 for t in 0..MT {
                     let q = x.q.add(t * x.stride + at * 32);

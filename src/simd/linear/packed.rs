@@ -4,16 +4,19 @@
 //! group that covers 64 elements of k (256 for K-quants; k is padded with zero scales). Inside a record
 //! (bytes; each array is `[..][16 rows]`):
 //!
-//! | dtype | scales | high bits | codes |
+//! | dtype | scales, then a block of 32 after the other: | high bits | codes |
 //! |---|---|---|---|
-//! | q4_0 | d f16 [2] | | nibbles [2 blocks][256] |
-//! | q4_1 | d f16 [2], m f16 [2] | | nibbles [2][256] |
-//! | q5_0 | d f16 [2] | masks [2][64] | nibbles [2][256] |
-//! | q5_1 | d f16 [2], m f16 [2] | masks [2][64] | nibbles [2][256] |
-//! | q8_0 | d f16 [2] | | bytes [2][512], sign bit flipped |
-//! | q4_k | d f16, dmin f16, sc u8 [8], min u8 [8] | | nibbles [8][256] |
-//! | q5_k | d f16, dmin f16, sc u8 [8], min u8 [8] | masks [8][64] | nibbles [8][256] |
-//! | q6_k | d f16, 32 unused, sc i8 [16] | pairs of bits [8][128] | nibbles [8][256] |
+//! | q4_0 | d f16 [2] | | nibbles [256] |
+//! | q4_1 | d f16 [2], m f16 [2] | | nibbles [256] |
+//! | q5_0 | d f16 [2] | masks [64] | nibbles [256] |
+//! | q5_1 | d f16 [2], m f16 [2] | masks [64] | nibbles [256] |
+//! | q8_0 | d f16 [2] | | bytes [512], sign bit flipped |
+//! | q4_k | d f16, dmin f16, sc u8 [8], min u8 [8] | | nibbles [256] |
+//! | q5_k | d f16, dmin f16, sc u8 [8], min u8 [8] | masks [64] | nibbles [256] |
+//! | q6_k | d f16, 32 unused, sc i8 [16] | pairs of bits [128] | nibbles [256] |
+//!
+//! A block's high bits lie before its codes, not with those of other blocks: so a kernel reads one ascending stream,
+//! which hardware prefetchers follow.
 //!
 //! *Nibbles* of a block of 32: four lines of 64 bytes; line j holds, for each row, a dword with elements
 //! 4j..4j+4 in the low nibbles and 16+4j..16+4j+4 in the high ones. So one 64-byte load gives two operands
@@ -33,6 +36,12 @@ pub const GROUP: usize = 16;
 pub struct Layout {
     /// Elements of k per record.
     pub record_k: usize,
+    /// Bytes of scales, before the blocks.
+    pub scale_bytes: usize,
+    /// Bytes of high bits per block of 32 elements.
+    pub high_bytes: usize,
+    /// Bytes of codes per block of 32 elements.
+    pub code_bytes: usize,
     /// Bytes per record.
     pub record_bytes: usize,
 }
@@ -40,18 +49,29 @@ pub struct Layout {
 impl Layout {
     /// The layout of `dtype`; `None` for plain floats.
     pub const fn of(dtype: DType) -> Option<Layout> {
-        let (record_k, record_bytes) = match dtype {
-            DType::Q4_0 => (64, 64 + 512),
-            DType::Q4_1 => (64, 128 + 512),
-            DType::Q5_0 => (64, 64 + 128 + 512),
-            DType::Q5_1 => (64, 128 + 128 + 512),
-            DType::Q8_0 => (64, 64 + 1024),
-            DType::Q4_K => (256, 64 + 256 + 2048),
-            DType::Q5_K => (256, 64 + 256 + 512 + 2048),
-            DType::Q6_K => (256, 64 + 256 + 1024 + 2048),
+        let (record_k, scale_bytes, high_bytes, code_bytes) = match dtype {
+            DType::Q4_0 => (64, 64, 0, 256),
+            DType::Q4_1 => (64, 128, 0, 256),
+            DType::Q5_0 => (64, 64, 64, 256),
+            DType::Q5_1 => (64, 128, 64, 256),
+            DType::Q8_0 => (64, 64, 0, 512),
+            DType::Q4_K => (256, 64 + 256, 0, 256),
+            DType::Q5_K => (256, 64 + 256, 64, 256),
+            DType::Q6_K => (256, 64 + 256, 128, 256),
             DType::F32 | DType::F16 | DType::BF16 => return None,
         };
-        Some(Layout { record_k, record_bytes })
+        let record_bytes = scale_bytes + record_k / 32 * (high_bytes + code_bytes);
+        Some(Layout { record_k, scale_bytes, high_bytes, code_bytes, record_bytes })
+    }
+
+    /// Where the high bits of block `b` of a record begin.
+    pub const fn high(self, b: usize) -> usize {
+        self.scale_bytes + b * (self.high_bytes + self.code_bytes)
+    }
+
+    /// Where the codes of block `b` of a record begin.
+    pub const fn codes(self, b: usize) -> usize {
+        self.high(b) + self.high_bytes
     }
 
     /// Bytes of one group of 16 rows of `k` elements.
@@ -126,6 +146,8 @@ pub fn pack_group(w: &Tensor, group: usize, out: &mut [u8]) {
 
 /// Writes source block `block` (number `b` of its record) of row `r` into `record`.
 fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8]) {
+    let layout = Layout::of(dtype).expect("only quantised weights are packed");
+    let (high, codes) = (|b| layout.high(b), |b| layout.codes(b));
     // Nibbles of a 32-block whose bytes hold element i low, element i + 16 high: the layout's own order.
     let nibbles = |codes: &mut [u8], qs: &[u8]| (0..4).for_each(|j| put(codes, j * 16 + r, dw(qs, j)));
     let half = |out: &mut [u8], src: &[u8]| out[r * 2..r * 2 + 2].copy_from_slice(src);
@@ -139,28 +161,28 @@ fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8])
     match dtype {
         DType::Q4_0 => {
             half(&mut record[b * 32..], &block[0..2]);
-            nibbles(&mut record[64 + b * 256..], &block[2..18]);
+            nibbles(&mut record[codes(b)..], &block[2..18]);
         }
         DType::Q4_1 => {
             half(&mut record[b * 32..], &block[0..2]);
             half(&mut record[64 + b * 32..], &block[2..4]);
-            nibbles(&mut record[128 + b * 256..], &block[4..20]);
+            nibbles(&mut record[codes(b)..], &block[4..20]);
         }
         DType::Q5_0 => {
             half(&mut record[b * 32..], &block[0..2]);
-            masks(&mut record[64 + b * 64..], dw(&block[2..], 0));
-            nibbles(&mut record[192 + b * 256..], &block[6..22]);
+            masks(&mut record[high(b)..], dw(&block[2..], 0));
+            nibbles(&mut record[codes(b)..], &block[6..22]);
         }
         DType::Q5_1 => {
             half(&mut record[b * 32..], &block[0..2]);
             half(&mut record[64 + b * 32..], &block[2..4]);
-            masks(&mut record[128 + b * 64..], dw(&block[4..], 0));
-            nibbles(&mut record[256 + b * 256..], &block[8..24]);
+            masks(&mut record[high(b)..], dw(&block[4..], 0));
+            nibbles(&mut record[codes(b)..], &block[8..24]);
         }
         DType::Q8_0 => {
             half(&mut record[b * 32..], &block[0..2]);
-            let codes = &mut record[64 + b * 512..];
-            (0..8).for_each(|j| put(codes, j * 16 + r, dw(&block[2..], j) ^ 0x8080_8080));
+            let out = &mut record[codes(b)..];
+            (0..8).for_each(|j| put(out, j * 16 + r, dw(&block[2..], j) ^ 0x8080_8080));
         }
         DType::Q4_K | DType::Q5_K => {
             half(record, &block[0..2]);
@@ -171,7 +193,7 @@ fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8])
                 record[192 + s * 16 + r] = min;
             }
             let five = dtype == DType::Q5_K;
-            let (qs, codes_at) = if five { (&block[48..], 320 + 512) } else { (&block[16..], 320) };
+            let qs = if five { &block[48..] } else { &block[16..] };
             if five {
                 let qh = &block[16..48];
                 for s in 0..8 {
@@ -179,16 +201,15 @@ fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8])
                         let v = (dw(qh, q) >> s) & 0x0101_0101;
                         acc | ((v | v >> 7 | v >> 14 | v >> 21) & 15) << (4 * q)
                     });
-                    masks(&mut record[320 + s * 64..], bits);
+                    masks(&mut record[high(s)..], bits);
                 }
             }
             // A chunk of 32 bytes holds two blocks: one in its low nibbles, one in its high.
             for c in 0..4 {
                 for j in 0..4 {
                     let (x, y) = (dw(&qs[c * 32..], j), dw(&qs[c * 32..], j + 4));
-                    let at = |s: usize| codes_at + s * 256;
-                    put(&mut record[at(2 * c)..], j * 16 + r, (x & LOW) | (y & LOW) << 4);
-                    put(&mut record[at(2 * c + 1)..], j * 16 + r, (x >> 4 & LOW) | (y & !LOW));
+                    put(&mut record[codes(2 * c)..], j * 16 + r, (x & LOW) | (y & LOW) << 4);
+                    put(&mut record[codes(2 * c + 1)..], j * 16 + r, (x >> 4 & LOW) | (y & !LOW));
                 }
             }
         }
@@ -205,9 +226,9 @@ fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8])
                 let hi = &qh[h * 32..];
                 let nibble = |j: usize| if quarter < 2 { dw(lo, j) & LOW } else { dw(lo, j) >> 4 & LOW };
                 let pair = |q: usize| dw(hi, q) >> (2 * quarter) & 0x0303_0303;
-                let codes = &mut record[64 + 256 + 1024 + s * 256..];
-                (0..4).for_each(|j| put(codes, j * 16 + r, nibble(j) | nibble(j + 4) << 4));
-                let bits = &mut record[64 + 256 + s * 128..];
+                let out = &mut record[codes(s)..];
+                (0..4).for_each(|j| put(out, j * 16 + r, nibble(j) | nibble(j + 4) << 4));
+                let bits = &mut record[high(s)..];
                 for l in 0..2 {
                     let v = (0..4).fold(0, |acc, q| acc | pair(l * 4 + q) << (2 * q));
                     put(bits, l * 16 + r, v);

@@ -4,7 +4,7 @@
 //!   symmetric dtypes, whose code z means zero: Σ_blocks (d_w·d_x)·(q_w·q_x - z·Σq_x), the brackets in integers
 //!
 //! layout     see `packed`: a row per lane, four elements of k per dword
-//! tile       16 rows x MT tokens (8, 4, 2, 1); one block of 32 at a time
+//! tile       16 rows x 1 to 8 tokens; one block of 32 at a time
 //! registers  8 codes + MT acc + d, m + 2 temporaries = 20 of 32 zmm at MT = 8
 //! bound      M = 1: memory; per 16x32 codes 8 vpdpbusd + ~16 others against 256..512 bytes
 //!            M >= 8: products, whole and float (1 a cycle on Zen 4, the same ports): 8 vpdpbusd and 3 float ones per
@@ -107,7 +107,7 @@ unsafe fn fifth_bits(mut codes: [__m512i; 8], masks: *const u8) -> [__m512i; 8] 
 }
 
 macro_rules! block32 {
-    ($name:ident, $dtype:expr, zero $zero:expr, masks $masks:expr, codes $codes:expr) => {
+    ($name:ident, $dtype:expr, zero $zero:expr) => {
         pub(super) struct $name;
         impl Format for $name {
             const LAYOUT: Layout = Layout::of($dtype).unwrap();
@@ -116,9 +116,8 @@ macro_rules! block32 {
             unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
                 // SAFETY: `w` points to a record of this dtype and `b` < 2.
                 unsafe {
-                    let c = nibbles(w.add($codes + b * 256));
-                    let masks: Option<usize> = $masks;
-                    if let Some(at) = masks { fifth_bits(c, w.add(at + b * 64)) } else { c }
+                    let c = nibbles(w.add(Self::LAYOUT.codes(b)));
+                    if Self::LAYOUT.high_bytes > 0 { fifth_bits(c, w.add(Self::LAYOUT.high(b))) } else { c }
                 }
             }
             #[inline(always)]
@@ -136,10 +135,10 @@ macro_rules! block32 {
         }
     };
 }
-block32!(Q4_0, DType::Q4_0, zero Some(3), masks None, codes 64);
-block32!(Q4_1, DType::Q4_1, zero None, masks None, codes 128);
-block32!(Q5_0, DType::Q5_0, zero Some(4), masks Some(64), codes 192);
-block32!(Q5_1, DType::Q5_1, zero None, masks Some(128), codes 256);
+block32!(Q4_0, DType::Q4_0, zero Some(3));
+block32!(Q4_1, DType::Q4_1, zero None);
+block32!(Q5_0, DType::Q5_0, zero Some(4));
+block32!(Q5_1, DType::Q5_1, zero None);
 
 pub(super) struct Q8_0;
 impl Format for Q8_0 {
@@ -149,7 +148,7 @@ impl Format for Q8_0 {
     unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
         // SAFETY: `w` points to a q8_0 record and `b` < 2.
         unsafe {
-            let p = w.add(64 + b * 512);
+            let p = w.add(Self::LAYOUT.codes(b));
             [
                 line(p),
                 line(p.add(64)),
@@ -180,7 +179,7 @@ unsafe fn bytes16(p: *const u8) -> __m512 {
 }
 
 macro_rules! k_quant {
-    ($name:ident, $dtype:expr, masks $masks:expr, codes $codes:expr) => {
+    ($name:ident, $dtype:expr) => {
         pub(super) struct $name;
         impl Format for $name {
             const LAYOUT: Layout = Layout::of($dtype).unwrap();
@@ -188,9 +187,8 @@ macro_rules! k_quant {
             unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
                 // SAFETY: `w` points to a record of this dtype and `b` < 8.
                 unsafe {
-                    let c = nibbles(w.add($codes + b * 256));
-                    let masks: Option<usize> = $masks;
-                    if let Some(at) = masks { fifth_bits(c, w.add(at + b * 64)) } else { c }
+                    let c = nibbles(w.add(Self::LAYOUT.codes(b)));
+                    if Self::LAYOUT.high_bytes > 0 { fifth_bits(c, w.add(Self::LAYOUT.high(b))) } else { c }
                 }
             }
             #[inline(always)]
@@ -206,8 +204,8 @@ macro_rules! k_quant {
         }
     };
 }
-k_quant!(Q4K, DType::Q4_K, masks None, codes 320);
-k_quant!(Q5K, DType::Q5_K, masks Some(320), codes 832);
+k_quant!(Q4K, DType::Q4_K);
+k_quant!(Q5K, DType::Q5_K);
 
 pub(super) struct Q6K;
 impl Format for Q6K {
@@ -218,9 +216,10 @@ impl Format for Q6K {
     unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
         // SAFETY: `w` points to a q6_k record and `b` < 8.
         unsafe {
-            let mut c = nibbles(w.add(1344 + b * 256));
+            let mut c = nibbles(w.add(Self::LAYOUT.codes(b)));
             let pair = _mm512_set1_epi8(0x30);
-            let h = [line(w.add(320 + b * 128)), line(w.add(320 + b * 128 + 64))];
+            let high = w.add(Self::LAYOUT.high(b));
+            let h = [line(high), line(high.add(64))];
             let mut l = 0;
             while l < 2 {
                 let at = [
@@ -256,18 +255,17 @@ unsafe fn dot<const FROM: usize, const TO: usize>(
     x: *const i8,
     start: __m512i,
 ) -> __m512i {
-    // SAFETY: `x` points to 32 int8 activations; the rest is register arithmetic. Two chains halve the
-    // latency; integer sums are exact, so the order does not matter.
+    // SAFETY: `x` points to 32 int8 activations; the rest is register arithmetic. One chain: the sums of
+    // other tokens and blocks hide its latency, and adding up two would take a slot that products could use.
     unsafe {
-        let (mut a, mut b) = (start, _mm512_setzero_si512());
+        let x = x.cast::<i32>();
+        let mut sum = start;
         let mut q = FROM;
         while q < TO {
-            let x = x.cast::<i32>().add(q);
-            a = _mm512_dpbusd_epi32(a, codes[q], _mm512_set1_epi32(x.read_unaligned()));
-            b = _mm512_dpbusd_epi32(b, codes[q + 1], _mm512_set1_epi32(x.add(1).read_unaligned()));
-            q += 2;
+            sum = _mm512_dpbusd_epi32(sum, codes[q], _mm512_set1_epi32(x.add(q).read_unaligned()));
+            q += 1;
         }
-        _mm512_add_epi32(a, b)
+        sum
     }
 }
 
@@ -307,7 +305,7 @@ unsafe fn tile<F: Format, const MT: usize>(
             for b in 0..blocks {
                 // A block's share of the record's lines: all at once would fill the miss buffers.
                 let lines =
-                    if MT >= PREFETCH_MIN_MT { F::LAYOUT.record_bytes.div_ceil(64 * blocks) } else { 0 };
+                    if prefetches::<F>(MT) { F::LAYOUT.record_bytes.div_ceil(64 * blocks) } else { 0 };
                 for l in b * lines..(b + 1) * lines {
                     _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + l * 64).cast());
                 }
@@ -352,9 +350,12 @@ unsafe fn tile<F: Format, const MT: usize>(
 /// the bandwidth of a core (20 GB/s), rounded up.
 const PREFETCH: usize = 4096;
 
-/// Tokens per tile from which lines are requested ahead. With fewer, a block takes so few cycles that the window of
-/// the core reaches over the next ones, and requests only take slots: one sequence of SmolLM2 or a 1B q4_0 decodes 14 to 20% faster without.
-const PREFETCH_MIN_MT: usize = 2;
+/// Whether a tile of `mt` tokens requests lines ahead. With one token a block takes so few cycles that the window of
+/// the core reaches over the next ones, and requests only take slots: they cost 7 to 15% there, and nothing or 8%
+/// (4 bits) with two tokens; from three on they win 10 to 40%.
+const fn prefetches<F: Format>(mt: usize) -> bool {
+    mt > 2 || mt == 2 && F::LAYOUT.high_bytes > 0
+}
 
 /// Tokens per tile when there are many: activations of a tile stay in L1 while groups pass.
 const MT: usize = 8;
@@ -364,13 +365,7 @@ unsafe fn groups<F: Format>(w: &[u8], k: usize, x: X, m: usize, out: *mut f32, l
     let records = k.div_ceil(F::LAYOUT.record_k);
     let mut t = 0;
     while t < m {
-        let left = m - t;
-        let step = match left {
-            MT.. => MT,
-            4.. => 4,
-            2.. => 2,
-            _ => 1,
-        };
+        let step = (m - t).min(MT);
         for (g, w) in w.chunks_exact(records * F::LAYOUT.record_bytes).enumerate() {
             let lanes = (n - g * GROUP).min(GROUP);
             let lanes = ((1u32 << lanes) - 1) as __mmask16;
@@ -378,10 +373,14 @@ unsafe fn groups<F: Format>(w: &[u8], k: usize, x: X, m: usize, out: *mut f32, l
             unsafe {
                 let (x, o) = (x.row(t), out.add(t * ldo + g * GROUP));
                 match step {
-                    MT => tile::<F, MT>(w.as_ptr(), records, x, o, ldo, lanes),
-                    4 => tile::<F, 4>(w.as_ptr(), records, x, o, ldo, lanes),
+                    1 => tile::<F, 1>(w.as_ptr(), records, x, o, ldo, lanes),
                     2 => tile::<F, 2>(w.as_ptr(), records, x, o, ldo, lanes),
-                    _ => tile::<F, 1>(w.as_ptr(), records, x, o, ldo, lanes),
+                    3 => tile::<F, 3>(w.as_ptr(), records, x, o, ldo, lanes),
+                    4 => tile::<F, 4>(w.as_ptr(), records, x, o, ldo, lanes),
+                    5 => tile::<F, 5>(w.as_ptr(), records, x, o, ldo, lanes),
+                    6 => tile::<F, 6>(w.as_ptr(), records, x, o, ldo, lanes),
+                    7 => tile::<F, 7>(w.as_ptr(), records, x, o, ldo, lanes),
+                    _ => tile::<F, MT>(w.as_ptr(), records, x, o, ldo, lanes),
                 }
             }
         }
