@@ -135,6 +135,93 @@ fn a_recommendation_that_makes_no_sense_is_told_and_left_out() {
     assert_error(&generate(), 1, "generation_config.json: not valid JSON");
 }
 
+/// A GGUF file of random weights with a small vocabulary and `general.sampling.*` as given.
+fn gguf_recommending(sampling: &[(&str, f32)], path: &Path) {
+    let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
+    let string = |key: &str, value: &str| [text(key), 8u32.to_le_bytes().to_vec(), text(value)].concat();
+    let array = |key: &str, list: &[&str]| {
+        let head = [8u32.to_le_bytes().as_slice(), &(list.len() as u64).to_le_bytes()].concat();
+        let entries = list.iter().map(|s| text(s)).collect::<Vec<_>>().concat();
+        [text(key), 9u32.to_le_bytes().to_vec(), head, entries].concat()
+    };
+    let real = |(key, value): &(&str, f32)| {
+        [text(&format!("general.sampling.{key}")), 6u32.to_le_bytes().to_vec(), value.to_le_bytes().to_vec()]
+            .concat()
+    };
+    let mut keys = vec![
+        string("tokenizer.ggml.model", "gpt2"),
+        string("tokenizer.ggml.pre", "gpt-2"),
+        array("tokenizer.ggml.tokens", &["h", "e", "l", "o", "he"]),
+        array("tokenizer.ggml.merges", &["h e"]),
+    ];
+    keys.extend(sampling.iter().map(real));
+    // Tensors stay aligned if what is put in front of them is as long as some multiple of their alignment.
+    let length = keys.concat().len() + string("padding", "").len();
+    keys.push(string("padding", &"x".repeat(length.next_multiple_of(32) - length)));
+    let whole = export::to_gguf(&load(TINY).unwrap()).unwrap();
+    let count = u64::from_le_bytes(whole[16..24].try_into().unwrap()) + keys.len() as u64;
+    let file = [&whole[..16], &count.to_le_bytes(), &keys.concat(), &whole[24..]].concat();
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn a_gguf_file_that_recommends_a_filter_is_sampled() {
+    let home = home();
+    let model = home.path().join("m.gguf");
+    let generate = |extra: &str| {
+        let mut command = tandem(home.path());
+        command.args(["generate", "--json", "--raw", "-n", "16", "-m"]).arg(&model);
+        parsed(&run(command.args(extra.split_whitespace()).arg("hello")))
+    };
+    gguf_recommending(&[("top_k", 64.0), ("top_p", 0.95)], &model);
+    let plain = generate("");
+    assert_eq!(plain["sampling"]["temperature"], json!({"value": 1.0, "from": "model"}), "{plain}");
+    assert_eq!(plain["sampling"]["top_k"], json!({"value": 64, "from": "model"}));
+    assert_ne!(plain["tokens"], generate("--seed 5")["tokens"]);
+    let greedy = generate("--temp 0");
+    assert_eq!(greedy["tokens"], generate("--ignore-generation-config")["tokens"]);
+    assert_ne!(plain["tokens"], greedy["tokens"]);
+    // A file that recommends nothing of the kind stays greedy.
+    gguf_recommending(&[("top_p", 1.0)], &model);
+    assert_eq!(generate("")["sampling"]["temperature"], json!({"value": 0.0, "from": "default"}));
+    assert_eq!(generate("--seed 5")["tokens"], greedy["tokens"]);
+}
+
+#[test]
+fn flags_that_have_no_effect_are_told() {
+    let home = home();
+    let said = |extra: &str| {
+        let line = format!("generate -m {TINY} --raw -n 2 {extra} x");
+        let output = run(tandem(home.path()).args(line.split_whitespace()));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stderr(&output).contains("without a temperature the likeliest token is always taken; add --temp")
+    };
+    assert!(said("--top-k 5") && said("--top-p 0.5 --min-p 0.1"));
+    assert!(!said("") && !said("--top-k 5 --temp 1") && !said("--top-k 5 --temp 0") && !said("-q --top-k 5"));
+}
+
+#[test]
+fn what_users_of_other_programs_write() {
+    let home = home();
+    let generate = |extra: &str| {
+        let line = format!("generate -m {TINY} --json --raw {extra} hello");
+        parsed(&run(tandem(home.path()).args(line.split_whitespace())))
+    };
+    let ours = generate("-n 8 --temp 1.5 --seed 3 --ctx 64 --threads 1 --repeat-penalty 1.3");
+    let theirs = generate(
+        "--n-predict 8 --temperature 1.5 -s 3 -c 64 -t 1 --repeat-penalty 1.3 --repeat-last-n 64 --top-k -1",
+    );
+    assert_eq!(ours["tokens"], theirs["tokens"]);
+    assert_eq!((&theirs["plan"]["context"], &theirs["plan"]["threads"]), (&json!(64), &json!(1)));
+    assert_eq!(theirs["sampling"]["repeat_last_n"], json!({"value": 64, "from": "flag"}));
+    let all = generate("-n 8 --repeat-penalty 1.3 --repeat-last-n -1");
+    assert_eq!(all["sampling"]["repeat_last_n"], json!({"value": -1, "from": "flag"}));
+    // A random seed is told, so that the text can be had again.
+    let drawn = generate("-n 8 --temp 1.5 --seed random");
+    let seed = drawn["sampling"]["seed"]["value"].as_u64().unwrap();
+    assert_eq!(generate(&format!("-n 8 --temp 1.5 --seed {seed}"))["tokens"], drawn["tokens"]);
+}
+
 #[test]
 fn the_default_prompt_comes_from_standard_input() {
     let home = home();
@@ -254,6 +341,22 @@ fn stop_strings_are_not_printed() {
     assert_eq!(stdout(&generate(&["--stop", "ris"])).trim_end(), " Pa");
     // Quiet means quiet.
     assert_eq!(stderr(&generate(&["-q"])), "");
+}
+
+#[test]
+fn a_frame_written_by_hand_is_the_templates() {
+    let Some(model) = smollm2() else { return };
+    let home = home();
+    let generate = |extra: &[&str]| {
+        let mut command = tandem(home.path());
+        command.args(["generate", "--temp", "0", "-n", "8", "--json", "-m"]).arg(&model).args(extra);
+        parsed(&run(&mut command))
+    };
+    let framed = generate(&["--system", "Be brief.", "Hi"]);
+    let by_hand =
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    let raw = generate(&["--raw", by_hand]);
+    assert_eq!((&raw["prompt_tokens"], &raw["tokens"]), (&framed["prompt_tokens"], &framed["tokens"]));
 }
 
 #[test]

@@ -93,6 +93,106 @@ fn folders_without_the_right_files_are_one_sentence() {
     }
 }
 
+/// What people take for a model, and what the message says it is.
+const MISTAKEN: &[(&str, &[u8], &str)] = &[
+    ("page.gguf", b"<!DOCTYPE html><html><title>Sign in</title></html>", "this is a web page"),
+    ("lfs.gguf", LFS, "this is a Git LFS pointer"),
+    ("model.bin", b"\x80\x02}q\x00X\x01\x00\x00\x00aq\x01K\x01s.", "this is a Python pickle"),
+    ("pytorch_model.bin", b"PK\x03\x04\x14\x00\x00\x00", "this is a zip archive"),
+    ("old.ggml", b"tjgg\x03\x00\x00\x00\x00\x00\x00\x00", "a ggml file from before GGUF"),
+    ("model.gguf.gz", b"\x1f\x8b\x08\x00", "this is a compressed file"),
+];
+
+const LFS: &[u8] = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 98362432\n";
+
+#[test]
+fn what_is_taken_for_a_model_is_recognised() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes, want) in MISTAKEN {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        for command in COMMANDS {
+            assert_error(&run(tandem(dir.path()).args(words(command, path.to_str().unwrap()))), 1, want);
+        }
+    }
+}
+
+#[test]
+fn folders_that_hold_something_else_say_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let m = tandem::model::load("synth:tiny-llama").unwrap();
+    let whole = dir.path().join("whole");
+    tandem::model::export::to_hf_folder(&m, &whole, tandem::tensor::DType::BF16, 1).unwrap();
+    let config = std::fs::read(whole.join("config.json")).unwrap();
+    let cases: [(&str, &[(&str, &[u8])], &str); 6] = [
+        ("one", &[("m.gguf", b"GGUF")], "give the file in it, m.gguf"),
+        (
+            "two",
+            &[("a.gguf", b"GGUF"), ("b.gguf", b"GGUF")],
+            "give one of the files in it, like a.gguf, b.gguf",
+        ),
+        ("adapter", &[("adapter_config.json", b"{}")], "an adapter (LoRA), not a model"),
+        (
+            "pickle",
+            &[("config.json", &config), ("pytorch_model.bin", b"PK")],
+            "weights in pickles are not read",
+        ),
+        ("lfs", &[("config.json", &config), ("model.safetensors", LFS)], "this is a Git LFS pointer"),
+        ("lfs config", &[("config.json", LFS)], "this is a Git LFS pointer"),
+    ];
+    for (name, files, want) in cases {
+        let folder = dir.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        for (file, bytes) in files {
+            std::fs::write(folder.join(file), bytes).unwrap();
+        }
+        for command in COMMANDS {
+            assert_error(&run(tandem(dir.path()).args(words(command, folder.to_str().unwrap()))), 1, want);
+        }
+    }
+}
+
+#[test]
+fn random_weights_are_described_without_being_made() {
+    let dir = tempfile::tempdir().unwrap();
+    // 325 GiB.
+    let report = json(&run(tandem(dir.path()).args(["inspect", "--json", "synth:opt-175b"])));
+    assert_eq!(report["layers"], 96);
+    assert!(report["weight_bytes"].as_u64().unwrap() > 340_000_000_000, "{report}");
+    // Where they can be made, they are what was described.
+    let m = tandem::model::load("synth:tiny-gemma3,dtype=q4_0").unwrap();
+    let made = serde_json::to_value(tandem::model::describe(&m)).unwrap();
+    let described =
+        json(&run(tandem(dir.path()).args(["inspect", "--json", "synth:tiny-gemma3,dtype=q4_0"])));
+    for (key, value) in made.as_object().unwrap() {
+        assert_eq!(&described[key], value, "{key}");
+    }
+    assert_eq!(
+        stdout(&run(tandem(dir.path()).args(["inspect", "-m", "synth:tiny-opt"]))).lines().count(),
+        12
+    );
+    for (name, want) in [
+        ("synth:nosuch", "no such spec; give the path of a config.json or one of smollm2-135m"),
+        ("synth:tiny-llama,layers=0", "layers=0: wanted 1 to 4096"),
+        ("synth:tiny-llama,ctx=99999999999", "wanted 1 to 268435456"),
+    ] {
+        for command in ["generate -m MODEL x", "bench -m MODEL", "inspect MODEL"] {
+            let output = run(tandem(dir.path()).args(words(command, name)));
+            assert_error(&output, 2, want);
+            // Nothing is announced that is not begun.
+            assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn the_names_of_random_weights_are_documented() {
+    let docs = include_str!("../docs/models.md");
+    for name in tandem::model::synth::names() {
+        assert!(docs.contains(&format!("`{name}`")), "docs/models.md: {name}");
+    }
+}
+
 #[test]
 fn a_folder_without_a_tokenizer_is_measured_but_not_given_text() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,6 +207,37 @@ fn a_folder_without_a_tokenizer_is_measured_but_not_given_text() {
     assert_eq!(report["tokenizer"], "none: tokenizer.json is missing");
     let bench = "bench -m MODEL --json --prompt 4 --gen 2 --repeat 1";
     json(&run(tandem(dir.path()).args(words(bench, folder))));
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let m = tandem::model::load("synth:tiny-llama").unwrap();
+    let folder = dir.path().join("model");
+    tandem::model::export::to_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER.replace(r#""?":4"#, r#""?":400000"#)).unwrap();
+    for command in ["generate -m MODEL xyz", "perplexity --json -m MODEL Cargo.toml"] {
+        let output = run(tandem(dir.path()).args(words(command, folder.to_str().unwrap())));
+        assert_error(&output, 1, "tokenizer: gives token 400000, the model has");
+    }
+    // A template that leaves nothing of the question is told apart from an empty question.
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
+    std::fs::write(folder.join("tokenizer_config.json"), r#"{"chat_template": "{# #}"}"#).unwrap();
+    let output = run(tandem(dir.path()).args(words("generate -m MODEL xyz", folder.to_str().unwrap())));
+    assert_error(&output, 1, "chat template: renders nothing");
+}
+
+#[test]
+fn names_out_of_models_do_not_speak_to_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut m = tandem::model::load("synth:tiny-llama").unwrap();
+    m.spec.name = "\x1b[2Jnice\nsource       elsewhere\x07".into();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, tandem::model::export::to_gguf(&m).unwrap()).unwrap();
+    let shown = stdout(&run(tandem(dir.path()).arg("inspect").arg(&path)));
+    assert!(!shown.contains(['\x1b', '\x07']) && shown.contains("nice source"), "{shown}");
+    let missing = run(tandem(dir.path()).args(["inspect", "no\x1b[31mfile"]));
+    assert_error(&missing, 2, "no\\u{1b}[31mfile: no such file");
 }
 
 #[test]

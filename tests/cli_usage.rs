@@ -25,6 +25,21 @@ fn usage_errors_exit_with_2_and_one_sentence() {
         ("generate --kv-type f8 x", "'f8'"),
         ("generate -f a.txt x", "cannot be used with"),
         ("generate --logprobs 3 x", "--json"),
+        // Negative numbers are values, not options.
+        ("generate --temp -1 x", "the temperature (0 to 100) is out of range"),
+        ("generate --temp NaN x", "the temperature (0 to 100) is out of range"),
+        ("generate --top-k -2 x", "-2 is not in -1..=4294967295"),
+        ("generate --repeat-last-n -2 x", "-2 is not in -1..=4294967295"),
+        ("generate --min-p -0.1 x", "out of range"),
+        ("generate --seed -2 x", "a whole number from 0, or random, is wanted"),
+        ("generate --threads -1 x", "-1 is not in 1..=1024"),
+        ("generate --ctx -1 x", "'--ctx"),
+        ("generate --gpu-memory -1G x", "a size is a number"),
+        ("bench --gen -1", "-1 is not in"),
+        ("bench --prompt -1", "-1 is not in"),
+        ("inspect", "<MODEL>"),
+        ("inspect a -m b", "cannot be used with"),
+        ("help nosuch", "unrecognized subcommand 'nosuch'"),
         ("generate --raw --system s x", "cannot be used with"),
         ("perplexity", "<FILE>"),
         ("bench --batch 0", "'--batch"),
@@ -73,7 +88,7 @@ fn a_gpu_that_is_not_there_is_missed_before_anything_is_fetched() {
 #[test]
 fn help_and_version_go_to_stdout() {
     let home = home();
-    for line in ["--help", "--version", "generate --help", "pull -h"] {
+    for line in ["--help", "--version", "generate --help", "pull -h", "help", "help bench"] {
         let output = run(tandem(home.path()).args(line.split(' ')));
         assert_eq!(output.status.code(), Some(0), "{line}");
         assert!(!stdout(&output).is_empty() && stderr(&output).is_empty(), "{line}");
@@ -81,6 +96,19 @@ fn help_and_version_go_to_stdout() {
     let output = run(&mut tandem(home.path()));
     assert_eq!(output.status.code(), Some(2));
     assert!(stdout(&output).is_empty() && stderr(&output).contains("Usage:"));
+    // Options stand where they belong.
+    let help = stdout(&run(tandem(home.path()).args(["generate", "--help"])));
+    let at = |option: &str| help.find(&format!("{option} ")).unwrap_or_else(|| panic!("{option}: {help}"));
+    assert!(at("--json") < at("--verbose") && at("--verbose") < help.find("Sampling:").unwrap(), "{help}");
+    assert!(help.find("Sampling:").unwrap() < at("--temp") && at("--temp") < help.find("Engine:").unwrap());
+}
+
+#[test]
+fn an_empty_model_name_is_told() {
+    let home = home();
+    for line in [["generate", "-m", "", "x"], ["tokenize", "-m", " ", "x"]] {
+        assert_error(&run(tandem(home.path()).args(line)), 2, "the model's name is empty");
+    }
 }
 
 #[test]
@@ -133,6 +161,9 @@ fn a_closed_stdout_is_one_sentence_and_no_panic() {
     let script = format!("exec {} doctor --no-probe >&-", env!("CARGO_BIN_EXE_tandem"));
     let output = run(std::process::Command::new("sh").args(["-c", &script]).env("TANDEM_HOME", home.path()));
     assert_error(&output, 1, "stdout was closed");
+    let script = format!("exec {} --help >&-", env!("CARGO_BIN_EXE_tandem"));
+    let output = run(std::process::Command::new("sh").args(["-c", &script]));
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(1), ""));
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //!   |δout| <= 2·(η + 2·(n + t + 8)·u)·Σ w_t |v_t|
 //! * an f16 weight below 2^-14 of the largest is rounded absolutely: 2^-25·Σ |v_t| more, twice;
 //! * out is rounded: half an ulp of its type.
+#![cfg(tandem_kernels)]
 
 mod support;
 #[path = "gpu_attention/world.rs"]

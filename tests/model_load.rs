@@ -131,7 +131,7 @@ fn wrong_requests_get_one_sentence() {
         ("synth:nope", "no such spec"),
         ("synth:tiny-llama,dtype=q9", "dtype=q9: wanted one of f32"),
         ("synth:tiny-llama,colour=red", "options are"),
-        ("synth:tiny-llama,layers=0", "layer count: 0"),
+        ("synth:tiny-llama,layers=0", "layers=0: wanted 1 to 4096"),
         ("synth:opt-175b,dtype=f32,layers=4096", "memory are available"),
         ("/nonexistent/model.gguf", "No such file"),
         (env!("CARGO_MANIFEST_DIR"), "no config.json here"),

@@ -18,22 +18,25 @@ pub struct EngineArgs {
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     pub strategy: Strategy,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
-    #[arg(long, value_parser = size, value_name = "SIZE")]
+    #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
     /// Threads, the calling one included [default: one per core this process may use].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N")]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N",
+          allow_negative_numbers = true)]
     pub threads: Option<u32>,
     /// A sequence's results do not depend on what else is in the batch, nor on how it was split.
     #[arg(long)]
     pub deterministic: bool,
     /// Context length in tokens [default: as long as the prompt and the answer, at most the model's].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    #[arg(short, long, alias = "ctx-size", value_parser = clap::value_parser!(u32).range(1..), value_name = "N",
+          allow_negative_numbers = true)]
     pub ctx: Option<u32>,
     /// Storage of keys and values [default: bf16; f16 on a GPU without bfloat16].
     #[arg(long, value_enum)]
     pub kv_type: Option<KvType>,
     /// Prompt tokens per forward pass [default: chosen by the engine].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N")]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
+          allow_negative_numbers = true)]
     pub chunk: Option<u32>,
 }
 

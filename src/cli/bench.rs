@@ -16,20 +16,32 @@ pub struct Args {
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<String>,
     /// Prompt lengths to measure prefill with (0 skips it).
-    #[arg(long, default_value = "512", value_delimiter = ',', value_name = "N,...")]
+    #[arg(
+        long,
+        default_value = "512",
+        value_delimiter = ',',
+        value_name = "N,...",
+        allow_negative_numbers = true
+    )]
     pub prompt: Vec<u32>,
     /// Tokens to decode per measurement (0 skips it).
-    #[arg(long, default_value_t = 128, value_name = "N")]
+    #[arg(long, default_value_t = 128, value_name = "N", allow_negative_numbers = true)]
     pub r#gen: u32,
     /// Sequences decoded together.
-    #[arg(long, default_value = "1", value_delimiter = ',', value_name = "B,...",
+    #[arg(long, default_value = "1", value_delimiter = ',', value_name = "B,...", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: Vec<u32>,
     /// Tokens already in the context when decoding starts.
-    #[arg(long, default_value = "0", value_delimiter = ',', value_name = "D,...")]
+    #[arg(
+        long,
+        default_value = "0",
+        value_delimiter = ',',
+        value_name = "D,...",
+        allow_negative_numbers = true
+    )]
     pub depth: Vec<u32>,
     /// Measurements of each kind; the median and the extremes are reported.
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
     /// Print one JSON object.
     #[arg(long)]

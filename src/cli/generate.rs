@@ -26,27 +26,27 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Most tokens to generate.
-    #[arg(short = 'n', long = "max-tokens", default_value_t = 512, value_name = "N", allow_negative_numbers = true,
+    #[arg(short = 'n', long = "max-tokens", aliases = ["n-predict", "predict"], default_value_t = 512, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
     pub max_tokens: u32,
-    /// Continue the prompt as it is, without the model's chat template.
+    /// Continue the prompt as it is, without the model's chat template; control tokens (like <|im_end|>) count.
     #[arg(long, conflicts_with = "system")]
     pub raw: bool,
     /// System message for the chat template.
-    #[arg(long, value_name = "S")]
+    #[arg(long, alias = "system-prompt", value_name = "S")]
     pub system: Option<String>,
     /// Stop at this text, which is not printed; may be given several times.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
-    /// How tokens are chosen.
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
     /// With --json: log-probabilities of each token and of the K most likely ones.
     #[arg(long, value_name = "K", requires = "json", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub logprobs: Option<u32>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -74,6 +74,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if ids.is_empty() {
         return Err(Error::usage("the prompt has no tokens").into());
     }
+    open::check_tokens(&ids, opened.model.spec.vocab)?;
     let max_context = opened.model.spec.max_context;
     let limit = args.engine.ctx.map_or(max_context, |c| c as usize);
     if ids.len() > limit {
@@ -157,28 +158,32 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// The prompt's tokens, through the chat template unless `--raw`.
 fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str) -> anyhow::Result<Vec<u32>> {
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+    // Control tokens in a prompt are control tokens, as for other programs: whoever leaves the template out often writes
+    // its frame by hand. Most templates (and such prompts) have the beginning-of-sequence token themselves: never two.
+    let encode = |prompt: &str| tokenizer.encode(prompt, bos.is_empty() || !prompt.starts_with(&bos), true);
     if args.raw {
-        return Ok(tokenizer.encode(prompt, true, false)?);
+        return Ok(encode(prompt)?);
     }
     let Some(template) = opened.template(tokenizer) else {
         if args.system.is_some() {
             return Err(Error::usage("--system: this model has no chat template").into());
         }
         progress::detail("this model has no chat template: the prompt is continued as it is");
-        return Ok(tokenizer.encode(prompt, true, false)?);
+        return Ok(encode(prompt)?);
     };
     let mut messages = Vec::new();
     if let Some(system) = &args.system {
         messages.push(Message::new("system", system));
     }
     messages.push(Message::new("user", prompt));
-    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
     // Whoever made the model wrote this program.
     let rendered = Sandbox::this_program().render(template, &messages, true, &bos, &eos)?;
-    // Most templates write the beginning-of-sequence token themselves: never two of them.
-    let add_special = bos.is_empty() || !rendered.starts_with(&bos);
-    Ok(tokenizer.encode(&rendered, add_special, true)?)
+    if rendered.is_empty() {
+        return Err(Error::format("chat template", "renders nothing; use --raw to do without it").into());
+    }
+    Ok(encode(&rendered)?)
 }
 
 /// Refuses logits that nothing can be chosen from. Scores of minus infinity are choices not to be taken.

@@ -6,15 +6,18 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::model::{Description, LoadedModel, describe};
 
-use super::progress::megabytes;
+use super::progress::{megabytes, one_line};
 use super::{open, output};
 
 /// Shows what is in a model: sizes, types of tensors, memory per token.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME.
-    #[arg(value_name = "MODEL")]
-    pub model: String,
+    #[arg(value_name = "MODEL", required_unless_present = "named")]
+    pub model: Option<String>,
+    /// The same, as the other commands have it.
+    #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "model")]
+    pub named: Option<String>,
     /// List every tensor, too.
     #[arg(long)]
     pub tensors: bool,
@@ -41,7 +44,8 @@ struct TensorReport {
 
 /// Loads and describes.
 pub fn run(args: &Args) -> Result<()> {
-    let model = open::open(Some(&args.model))?.model;
+    let name = args.model.as_ref().or(args.named.as_ref()).expect("the parser wants one of them");
+    let model = open::outline(name)?;
     let report = Report { description: describe(&model), tensors: args.tensors.then(|| tensors(&model)) };
     if args.json { output::json(&report) } else { output::print(&text(&report)) }
 }
@@ -61,7 +65,7 @@ fn text(report: &Report) -> String {
     let mut out = String::new();
     let mut row = |what: &str, found: String| {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "{what:<12} {found}");
+        let _ = writeln!(out, "{what:<12} {}", one_line(&found));
     };
     row("name", d.name.clone());
     row("source", d.source.clone());

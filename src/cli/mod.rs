@@ -27,13 +27,13 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Runs large language models on one machine.
 #[derive(Debug, Parser)]
-#[command(name = "tandem", version, disable_help_subcommand = true, arg_required_else_help = true)]
+#[command(name = "tandem", version, arg_required_else_help = true)]
 struct Cli {
     /// More detail on stderr.
-    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    #[arg(short, long, global = true, conflicts_with = "quiet", display_order = 900)]
     verbose: bool,
     /// Nothing on stderr but errors.
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 901)]
     quiet: bool,
     #[command(subcommand)]
     command: Command,
@@ -111,7 +111,7 @@ fn unparsed(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let text = error.render().to_string();
-            match output::print(&text).and_then(|()| output::flush()) {
+            match output::check_open().and_then(|()| output::print(&text)) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(_) => ExitCode::from(1),
             }

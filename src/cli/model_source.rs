@@ -32,6 +32,9 @@ pub enum ModelSource {
 /// Nothing has that name (the message says where was looked), or the pull fails.
 pub fn resolve(model: Option<&str>) -> Result<ResolvedModel> {
     let name = model.unwrap_or(DEFAULT_MODEL);
+    if name.trim().is_empty() {
+        return Err(Error::usage("the model's name is empty; leave -m out for the default"));
+    }
     let at = |source| Ok(ResolvedModel { name: name.into(), source });
     if let Some(spec) = name.strip_prefix("synth:") {
         return at(ModelSource::Synth(spec.into()));
@@ -54,7 +57,8 @@ pub fn resolve(model: Option<&str>) -> Result<ResolvedModel> {
         return at(ModelSource::Path(found));
     }
     // A mistyped path looks like OWNER/REPO; only the explicit form reaches for the network.
-    if matches!(parsed, ModelName::Hub(_)) && !name.starts_with("hf:") {
+    let explicit = name.starts_with("hf:") || name.starts_with("https://");
+    if matches!(parsed, ModelName::Hub(_)) && !explicit {
         return Err(missing());
     }
     at(ModelSource::Path(pull(&hub, name, &parsed, false)?))

@@ -7,7 +7,7 @@ use tandem::cache::KvDType;
 use tandem::device::accelerator::Half;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{Engine, Options, Prepared};
-use tandem::model::{self, LoadedModel, TextSource};
+use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
@@ -33,6 +33,8 @@ pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
     let model = match &resolved.source {
         ModelSource::Path(path) => model::load(&path.to_string_lossy())?,
         ModelSource::Synth(spec) => {
+            // What makes no sense is not begun.
+            synth::parse(spec)?;
             progress::note(&format!("making random weights for {spec}"));
             model::load(&format!("synth:{spec}"))?
         }
@@ -40,6 +42,14 @@ pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
     // A dtype that had to be replaced, say: measurements must not hide it.
     model.notes.iter().for_each(|note| progress::note(note));
     Ok(Opened { name: resolved.name, model, began })
+}
+
+/// The model that `name` names, to be described: random weights are not made.
+pub fn outline(name: &str) -> anyhow::Result<LoadedModel> {
+    match model_source::resolve(Some(name))?.source {
+        ModelSource::Synth(spec) => Ok(synth::outline(&spec)?),
+        ModelSource::Path(path) => Ok(model::load(&path.to_string_lossy())?),
+    }
 }
 
 impl Opened {
@@ -73,7 +83,7 @@ impl Opened {
     /// model's own context, unless `--ctx` said otherwise), where `--device` says.
     pub fn engine(&self, args: &EngineArgs, context: usize, sequences: usize) -> anyhow::Result<Running> {
         let isa = Isa::selected()?;
-        if std::env::var_os("TANDEM_ISA").is_some() {
+        if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
         }
         let mut options = Options::new(isa, context);
@@ -173,6 +183,17 @@ impl Running {
             "deterministic": args.deterministic,
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         })
+    }
+}
+
+/// Refuses tokens that the model has no row for: a tokenizer of another model.
+pub fn check_tokens(ids: &[u32], vocab: usize) -> tandem::Result<()> {
+    match ids.iter().find(|&&id| id as usize >= vocab) {
+        None => Ok(()),
+        Some(id) => Err(Error::format(
+            "tokenizer",
+            format!("gives token {id}, the model has {vocab}; do tokenizer and weights belong together?"),
+        )),
     }
 }
 

@@ -45,11 +45,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if ids.len() < 2 {
         return Err(Error::usage(format!(
             "{} has {} tokens; at least 2 are needed to predict one",
-            args.file.display(),
+            prompt::name(&args.file),
             ids.len()
         ))
         .into());
     }
+    open::check_tokens(&ids, opened.model.spec.vocab)?;
     let max_context = opened.model.spec.max_context;
     if let Some(ctx) = args.engine.ctx.filter(|&c| c as usize > max_context) {
         return Err(Error::usage(format!("--ctx {ctx}: the model was made for at most {max_context}")).into());

@@ -50,8 +50,14 @@ pub fn detail(message: &str) {
     }
 }
 
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+/// In one line, without anything that a terminal would obey: names of files and words out of models are strangers'.
+pub fn one_line(text: &str) -> String {
+    let line = text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    if !line.contains(char::is_control) {
+        return line;
+    }
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    line.chars().map(shown).collect()
 }
 
 /// `98.4 MB`.
@@ -84,18 +90,21 @@ struct Lines {
     said: Mutex<Instant>,
 }
 
-/// A bar over `total` bytes (unknown: a spinner) of `what`.
+/// A bar over `total` bytes (unknown: a spinner) of `what`, which is shortened where the line has no room for it: a bar
+/// that breaks over two lines does not stay in its place.
 pub fn bytes_bar(total: Option<u64>, what: &str) -> BytesBar {
     let template = match total {
-        Some(_) => "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
-        None => "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
+        Some(_) => {
+            "{wide_msg} [{bar:24}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"
+        }
+        None => "{wide_msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec}",
     };
     bar(total, what, template, megabytes)
 }
 
 /// A bar over `total` things (tokens...) of `what`.
 pub fn count_bar(total: u64, what: &str) -> BytesBar {
-    bar(Some(total), what, "{msg} [{bar:30}] {pos}/{len} {per_sec} {eta}", |n| n.to_string())
+    bar(Some(total), what, "{wide_msg} [{bar:24}] {pos}/{len} {per_sec} {eta}", |n| n.to_string())
 }
 
 fn bar(total: Option<u64>, what: &str, template: &str, show: fn(u64) -> String) -> BytesBar {
@@ -201,5 +210,16 @@ impl tandem::hub::Progress for PullProgress {
             Some(BytesBar { kind: Kind::Bar(bar) }) => bar.suspend(|| note(message)),
             _ => note(message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_are_told_nothing_by_strangers() {
+        assert_eq!(one_line("a\n  b\r\nü 漢"), "a b ü 漢");
+        assert_eq!(one_line("\x1b[2Jx\x07\u{9b}31m"), "\\u{1b}[2Jx\\u{7}\\u{9b}31m");
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use tandem::{Error, Result};
 
-/// The prompt from `PROMPT`, `-f FILE` or standard input. A final line end of a file is not part of it.
+/// The prompt from `PROMPT`, `-f FILE` or standard input. A file's final line end is not part of it, nor is the byte
+/// order mark that some editors put in front.
 ///
 /// # Errors
 /// There is none, it is empty, it is not UTF-8, or it cannot be read.
@@ -32,19 +33,31 @@ pub fn read(prompt: Option<&str>, file: Option<&Path>) -> Result<String> {
 /// It cannot be read, or is not UTF-8.
 pub fn read_file(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    let (name, read) = if path == Path::new("-") {
-        (Path::new("standard input"), std::io::stdin().lock().read_to_end(&mut bytes))
+    let read = if path == Path::new("-") {
+        std::io::stdin().lock().read_to_end(&mut bytes)
     } else {
-        (path, std::fs::File::open(path).and_then(|mut f| f.read_to_end(&mut bytes)))
+        std::fs::File::open(path).and_then(|mut f| f.read_to_end(&mut bytes))
     };
-    read.map_err(|e| Error::io(name, e))?;
+    read.map_err(|e| Error::io(name(path), e))?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        Error::format(name.display().to_string(), format!("not UTF-8 text (byte {at})"))
+        let likely = match e.as_bytes() {
+            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "; it looks like UTF-16: convert it",
+            _ => "",
+        };
+        Error::format(name(path), format!("not UTF-8 text (byte {at}){likely}"))
     })
 }
 
+/// What to call a file in messages.
+pub fn name(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
+}
+
 fn trimmed(mut text: String) -> String {
+    if text.starts_with('\u{feff}') {
+        text.remove(0);
+    }
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -62,6 +75,7 @@ mod tests {
     fn one_line_end_is_not_part_of_the_prompt() {
         assert_eq!(trimmed("a\n\r\n".into()), "a\n");
         assert_eq!(trimmed("a".into()), "a");
+        assert_eq!(trimmed("\u{feff}a\u{feff}\n".into()), "a\u{feff}");
     }
 
     #[test]
@@ -71,6 +85,8 @@ mod tests {
         assert!(matches!(read(None, Some(&path)), Err(Error::Io { .. })));
         std::fs::write(&path, b"ab\xff").unwrap();
         assert!(read(None, Some(&path)).unwrap_err().to_string().contains("not UTF-8 text (byte 2)"));
+        std::fs::write(&path, b"\xff\xfea\0").unwrap();
+        assert!(read(None, Some(&path)).unwrap_err().to_string().contains("UTF-16"));
         std::fs::write(&path, b"\n").unwrap();
         assert!(matches!(read(None, Some(&path)), Err(Error::Usage(_))));
     }

@@ -9,7 +9,7 @@ use super::{model_source, output, progress};
 /// Fetches a model into the cache folder, and prints where it is.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A known name (see --list), or [hf:]OWNER/REPO[@REV][/FILE.gguf] on the Hugging Face hub.
+    /// A known name (see --list), or [hf:]OWNER/REPO[@REV][/FILE.gguf] or an address on the Hugging Face hub.
     #[arg(value_name = "NAME", required_unless_present = "list")]
     pub name: Option<String>,
     /// List the known names, and what is in the cache folder.

@@ -11,27 +11,60 @@ use super::args::real;
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Sampling temperature; 0 always takes the most likely token [default: the model's, or 0].
-    #[arg(long, value_name = "T", value_parser = |s: &str| real(s, TEMPERATURE, "the temperature (0 to 100)"))]
+    #[arg(long, alias = "temperature", value_name = "T", allow_negative_numbers = true,
+          value_parser = |s: &str| real(s, TEMPERATURE, "the temperature (0 to 100)"))]
     pub temp: Option<f32>,
-    /// Only among the K most likely tokens; 0 is all [default: the model's, or 0].
-    #[arg(long, value_name = "K")]
+    /// Only among the K most likely tokens; 0 or -1 is all [default: the model's, or 0].
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = top_k)]
     pub top_k: Option<u32>,
     /// Only among the most likely tokens that together have this probability [default: the model's, or 1].
-    #[arg(long, value_name = "P", value_parser = |s: &str| real(s, TOP_P, "the probability (above 0, up to 1)"))]
+    #[arg(long, value_name = "P", allow_negative_numbers = true,
+          value_parser = |s: &str| real(s, TOP_P, "the probability (above 0, up to 1)"))]
     pub top_p: Option<f32>,
     /// Only among tokens at least this likely, relative to the most likely one [default: the model's, or 0].
-    #[arg(long, value_name = "P", value_parser = |s: &str| real(s, MIN_P, "the probability (0 to 1)"))]
+    #[arg(long, value_name = "P", allow_negative_numbers = true,
+          value_parser = |s: &str| real(s, MIN_P, "the probability (0 to 1)"))]
     pub min_p: Option<f32>,
-    /// Divide the score of tokens among the last 64; 1 is off [default: the model's, or 1].
-    #[arg(long, value_name = "R",
+    /// Divide the score of tokens among the last ones; 1 is off [default: the model's, or 1].
+    #[arg(long, value_name = "R", allow_negative_numbers = true,
           value_parser = |s: &str| real(s, REPEAT_PENALTY, "the penalty (above 0, up to 100)"))]
     pub repeat_penalty: Option<f32>,
-    /// Seed of the sampler [default: 0].
-    #[arg(long, value_name = "S")]
+    /// How many of the last tokens the penalty looks at; -1 is all [default: the model's, or 64].
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = reach)]
+    pub repeat_last_n: Option<usize>,
+    /// Seed of the sampler; the same one draws the same text, random or -1 another each time [default: 0].
+    #[arg(short, long, value_name = "S", allow_negative_numbers = true, value_parser = seed)]
     pub seed: Option<u64>,
     /// Sample by these options alone, whatever the model recommends.
     #[arg(long)]
     pub ignore_generation_config: bool,
+}
+
+fn top_k(text: &str) -> Result<u32, String> {
+    let value: i64 = text.parse().map_err(|_| "a whole number is wanted".to_owned())?;
+    // -1 is what others call all.
+    u32::try_from(value.max(0))
+        .ok()
+        .filter(|_| value >= -1)
+        .ok_or_else(|| format!("{value} is not in -1..=4294967295"))
+}
+
+fn reach(text: &str) -> Result<usize, String> {
+    match text.parse::<i64>() {
+        Ok(-1) => Ok(usize::MAX),
+        Ok(n) if (0..=i64::from(u32::MAX)).contains(&n) => Ok(n as usize),
+        Ok(n) => Err(format!("{n} is not in -1..=4294967295")),
+        Err(_) => Err("a whole number is wanted".into()),
+    }
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    use std::hash::{BuildHasher, Hasher};
+    match text {
+        // The keys of a new hasher are random. 53 bits, so that the seed survives any reader of JSON.
+        "random" | "-1" => Ok(std::hash::RandomState::new().build_hasher().finish() >> 11),
+        _ => text.parse().map_err(|_| "a whole number from 0, or random, is wanted".into()),
+    }
 }
 
 /// Where a setting came from.
@@ -57,7 +90,7 @@ impl Origin {
 pub struct Sampling {
     /// For the sampler.
     pub params: SamplerParams,
-    /// A sentence for each recommendation that is not followed.
+    /// A sentence for each recommendation that is not followed, and for flags without an effect.
     pub ignored: Vec<String>,
     /// Of temperature, top-k, top-p, min-p, penalty, its reach, seed.
     from: [Origin; 7],
@@ -76,11 +109,27 @@ impl SamplingArgs {
         let (repeat_penalty, r) = pick(self.repeat_penalty, model.repeat_penalty, plain.repeat_penalty);
         // A penalty and its reach belong together.
         let reach = model.repeat_last_n.filter(|_| r == Origin::Model);
-        let (repeat_last_n, n) = pick(None, reach, plain.repeat_last_n);
+        let (repeat_last_n, n) = pick(self.repeat_last_n, reach, plain.repeat_last_n);
         let (seed, s) = pick(self.seed, None, plain.seed);
+        let mut ignored = model.ignored.clone();
+        let idle: Vec<_> = [
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some()),
+            ("--min-p", self.min_p.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(flag, given)| given.then_some(flag))
+        .collect();
+        // Whoever writes --temp 0 knows.
+        if temperature == 0.0 && t != Origin::Flag && !idle.is_empty() {
+            ignored.push(format!(
+                "{}: without a temperature the likeliest token is always taken; add --temp",
+                idle.join(", ")
+            ));
+        }
         Sampling {
             params: SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed },
-            ignored: model.ignored.clone(),
+            ignored,
             from: [t, k, p, m, r, n, s],
         }
     }
@@ -170,6 +219,37 @@ mod tests {
     fn a_penalty_by_flag_reaches_as_far_as_the_flag_says() {
         let s = SamplingArgs { repeat_penalty: Some(1.3), ..SamplingArgs::default() }.resolve(&model());
         assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n), (1.3, 64));
+        let s = SamplingArgs { repeat_last_n: Some(7), ..SamplingArgs::default() }.resolve(&model());
+        assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n), (1.1, 7));
+    }
+
+    #[test]
+    fn filters_without_a_temperature_are_told() {
+        let filter = SamplingArgs { top_k: Some(40), min_p: Some(0.1), ..SamplingArgs::default() };
+        let said = |args: &SamplingArgs, model: &SamplingDefaults| args.resolve(model).ignored;
+        let found = said(&filter, &SamplingDefaults::default());
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("--top-k, --min-p: without a temperature"), "{found:?}");
+        let warm = SamplingDefaults { temperature: Some(0.6), ..SamplingDefaults::default() };
+        assert!(said(&filter, &warm).is_empty());
+        assert!(said(&SamplingArgs { temp: Some(0.0), ..filter.clone() }, &warm).is_empty());
+        assert!(said(&SamplingArgs { temp: Some(0.5), ..filter }, &SamplingDefaults::default()).is_empty());
+        assert!(said(&SamplingArgs::default(), &SamplingDefaults::default()).is_empty());
+    }
+
+    #[test]
+    fn what_others_write_for_all_and_for_random() {
+        assert_eq!(
+            (top_k("-1"), top_k("40"), reach("-1"), reach("9")),
+            (Ok(0), Ok(40), Ok(usize::MAX), Ok(9))
+        );
+        for bad in ["-2", "1.5", "", "x", "99999999999"] {
+            assert!(top_k(bad).is_err() && reach(bad).is_err(), "{bad}");
+        }
+        assert_eq!(seed("18446744073709551615"), Ok(u64::MAX));
+        assert!(seed("-2").is_err() && seed("x").is_err());
+        let drawn: std::collections::HashSet<_> = (0..8).map(|_| seed("random").unwrap()).collect();
+        assert!(drawn.len() > 1 && drawn.iter().all(|s| *s < 1 << 53), "{drawn:?}");
     }
 
     #[test]

@@ -131,10 +131,15 @@ pub(super) fn failure(url: &str, error: &ureq::Error) -> Failure {
             ErrorKind::ConnectionRefused | ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
                 unreachable()
             }
-            // rustls reports a certificate that it does not trust as InvalidData.
-            ErrorKind::InvalidData => Failure::Final(format!(
+            // rustls reports a certificate that it does not trust as InvalidData; so is text that is none.
+            ErrorKind::InvalidData if e.to_string().contains("certificate") => Failure::Final(format!(
                 "{what}; behind a company proxy, point SSL_CERT_FILE at its certificates"
             )),
+            ErrorKind::InvalidData => Failure::Final(what),
+            // Of no kind of its own: a name that could not be looked up, for want of a network or of the host.
+            _ if e.to_string().starts_with("failed to lookup address") => {
+                Failure::Passing(format!("cannot reach {url} ({e})"), None)
+            }
             _ => Failure::Passing(what, None),
         },
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => unreachable(),

@@ -46,8 +46,14 @@ impl ModelName {
 }
 
 impl HubName {
-    /// Reads `[hf:]OWNER/REPO[@REV][/FILE.gguf]`; `None` if it has another form.
+    /// Reads `[hf:]OWNER/REPO[@REV][/FILE.gguf]`, or the address of a repository or of a file in it as a browser
+    /// shows it; `None` if it has another form.
     pub fn parse(text: &str) -> Option<HubName> {
+        if let Some(path) =
+            ["https://huggingface.co/", "https://hf.co/"].iter().find_map(|s| text.strip_prefix(s))
+        {
+            return Self::from_address(path);
+        }
         let text = text.strip_prefix("hf:").unwrap_or(text);
         let (owner, rest) = text.split_once('/')?;
         let (repo, file) = match rest.split_once('/') {
@@ -63,6 +69,20 @@ impl HubName {
             revision: revision.into(),
             file: file.map(Into::into),
         })
+    }
+
+    /// What comes after the host: `OWNER/REPO[/(tree|blob|resolve)/REV[/FILE.gguf]]`.
+    fn from_address(path: &str) -> Option<HubName> {
+        let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
+        let mut parts = path.splitn(5, '/');
+        let (owner, repo) = (parts.next()?, parts.next()?);
+        let name = match (parts.next(), parts.next(), parts.next()) {
+            (None, ..) => format!("{owner}/{repo}"),
+            (Some("tree" | "blob" | "resolve"), Some(rev), None) => format!("{owner}/{repo}@{rev}"),
+            (Some("blob" | "resolve"), Some(rev), Some(file)) => format!("{owner}/{repo}@{rev}/{file}"),
+            _ => return None,
+        };
+        Self::parse(&name)
     }
 
     /// `OWNER/REPO@REV`.
@@ -98,6 +118,23 @@ mod tests {
         assert_eq!(HubName::parse("hf:a/b@v1.0"), hub("a", "b", "v1.0", None));
         assert_eq!(HubName::parse("hf:a/b/c.gguf"), hub("a", "b", "main", Some("c.gguf")));
         assert_eq!(HubName::parse("a/b@r/sub/c.gguf"), hub("a", "b", "r", Some("sub/c.gguf")));
+    }
+
+    #[test]
+    fn addresses_out_of_a_browser() {
+        let address = |path: &str| HubName::parse(&format!("https://huggingface.co/{path}"));
+        assert_eq!(address("a/b"), hub("a", "b", "main", None));
+        assert_eq!(address("a/b/?library=x#files"), hub("a", "b", "main", None));
+        assert_eq!(address("a/b/tree/v1"), hub("a", "b", "v1", None));
+        assert_eq!(address("a/b/blob/main/s/c.gguf"), hub("a", "b", "main", Some("s/c.gguf")));
+        assert_eq!(address("a/b/resolve/v1/c.gguf?download=true"), hub("a", "b", "v1", Some("c.gguf")));
+        assert_eq!(HubName::parse("https://hf.co/a/b"), hub("a", "b", "main", None));
+        for bad in
+            ["", "a", "a/b/discussions", "a/b/blob/main/x.bin", "datasets/a/b", "a/b/tree/v1/s", "../b"]
+        {
+            assert_eq!(address(bad), None, "{bad}");
+        }
+        assert_eq!(HubName::parse("https://example.com/a/b"), None);
     }
 
     #[test]

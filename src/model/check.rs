@@ -18,6 +18,11 @@ pub struct Wanted {
     pub required: bool,
 }
 
+/// Most layers of a model.
+pub(super) const MAX_LAYERS: usize = 4096;
+/// Longest context.
+pub(super) const MAX_CONTEXT: usize = 1 << 28;
+
 impl ModelSpec {
     /// Checks the sizes on their own: nothing zero, nothing absurd, heads that divide.
     ///
@@ -26,14 +31,14 @@ impl ModelSpec {
     pub fn check(&self) -> Result<()> {
         // Far above every released model, and small enough that products of two fit any machine's usize.
         let limits = [
-            ("layer count", self.n_layers, 4096),
+            ("layer count", self.n_layers, MAX_LAYERS),
             ("width", self.d_model, 1 << 18),
             ("head count", self.n_heads, 4096),
             ("KV head count", self.n_kv_heads, 4096),
             ("head width", self.head_dim, 4096),
             ("feed-forward width", self.d_ff, 1 << 20),
             ("vocabulary", self.vocab, 1 << 24),
-            ("context length", self.max_context, 1 << 28),
+            ("context length", self.max_context, MAX_CONTEXT),
         ];
         for (what, n, most) in limits {
             if n == 0 || n > most {

@@ -98,6 +98,10 @@ impl SamplingDefaults {
     }
 
     /// From the metadata of a GGUF file: `general.sampling.*`.
+    ///
+    /// A filter without a temperature is temperature 1. Converters copy `top_k`, `top_p` and `min_p` out of a
+    /// `generation_config.json` but have no key for its `do_sample`, and `transformers` leaves a temperature of 1, its
+    /// default, out of the file: a filter alone is what is left of a model that is meant to be sampled (Gemma 3's).
     pub fn from_gguf(metadata: &Metadata) -> SamplingDefaults {
         let mut found = Reader::new("general.sampling.", |key| {
             Some(match metadata.get(&format!("general.sampling.{key}"))? {
@@ -113,11 +117,20 @@ impl SamplingDefaults {
         if let Some(order) = found.get("sequence") {
             found.ignore("sequence", &order, "the order of the filters is fixed");
         }
+        let top_k = found.count("top_k").map(|k| k.unwrap_or(0));
+        let (top_p, min_p) = (found.real("top_p", TOP_P), found.real("min_p", MIN_P));
+        let filters =
+            top_k.is_some_and(|k| k > 0) || top_p.is_some_and(|p| p < 1.0) || min_p.is_some_and(|p| p > 0.0);
+        // A temperature that is there and makes no sense says nothing.
+        let temperature = match found.get("temp") {
+            None => filters.then_some(1.0),
+            Some(_) => found.real("temp", TEMPERATURE),
+        };
         SamplingDefaults {
-            temperature: found.real("temp", TEMPERATURE),
-            top_k: found.count("top_k").map(|k| k.unwrap_or(0)),
-            top_p: found.real("top_p", TOP_P),
-            min_p: found.real("min_p", MIN_P),
+            temperature,
+            top_k,
+            top_p,
+            min_p,
             // How far a penalty reaches is no advice where there is no penalty.
             repeat_last_n: repeat_penalty.and(last_n),
             repeat_penalty,
@@ -282,6 +295,23 @@ mod tests {
         assert_eq!(odd.ignored.len(), 2, "{odd:?}");
         assert!(odd.ignored.iter().all(|i| !i.contains('\u{1b}')), "{odd:?}");
         assert_eq!(gguf(&[("penalty_last_n", Value::Int(256))]).repeat_last_n, None);
+    }
+
+    #[test]
+    fn a_filter_in_a_gguf_file_asks_for_sampling() {
+        let temperature = |pairs: &[(&str, Value)]| gguf(pairs).temperature;
+        // Gemma 3's file and folder say the same.
+        let folder = hf(json!({"do_sample": true, "top_k": 64, "top_p": 0.95}));
+        assert_eq!(gguf(&[("top_k", Value::Int(64)), ("top_p", Value::Float(0.95))]), folder);
+        assert_eq!(temperature(&[("min_p", Value::Float(0.1))]), Some(1.0));
+        // Filters that let everything pass, and penalties, ask for nothing.
+        assert_eq!(temperature(&[("top_k", Value::Int(0)), ("top_p", Value::Float(1.0))]), None);
+        assert_eq!(temperature(&[("top_k", Value::Int(-1)), ("min_p", Value::Float(0.0))]), None);
+        assert_eq!(temperature(&[("penalty_repeat", Value::Float(1.1))]), None);
+        // What the file says about temperature holds, and what it says wrongly is nothing.
+        let at = |t: f64| temperature(&[("temp", Value::Float(t)), ("top_k", Value::Int(40))]);
+        assert_eq!((at(0.0), at(0.5), at(-1.0)), (Some(0.0), Some(0.5), None));
+        assert_eq!(temperature(&[("top_k", Value::String("40".into()))]), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use half::f16;
 use serde_json::Value as Json;
 
-use super::check::wanted_tensors;
+use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
 use super::formats::hf;
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::device::host::cgroup::memory_available;
@@ -105,14 +105,18 @@ pub fn parse(text: &str) -> Result<Request> {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let bad = |want: &str| Error::usage(format!("synth:{text}: {key}={value}: wanted {want}"));
         let number = || value.parse::<u64>().map_err(|_| bad("a number"));
+        let up_to = |most: u64| match number()? {
+            n if (1..=most).contains(&n) => Ok(n),
+            _ => Err(bad(&format!("1 to {most}"))),
+        };
         match key {
             "dtype" => {
                 let names = DType::ALL.map(DType::name).join(", ");
                 dtype = DType::from_name(value).ok_or_else(|| bad(&format!("one of {names}")))?;
             }
             "seed" => seed = number()?,
-            "layers" => set_layers(&mut config, number()?),
-            "ctx" => set(&mut config, "max_position_embeddings", number()?.into()),
+            "layers" => set_layers(&mut config, up_to(MAX_LAYERS as u64)?),
+            "ctx" => set(&mut config, "max_position_embeddings", up_to(MAX_CONTEXT as u64)?.into()),
             _ => {
                 return Err(Error::usage(format!(
                     "synth:{text}: `{part}`; options are dtype=, seed=, layers=, ctx="
@@ -158,8 +162,29 @@ fn set_layers(config: &mut Json, n: u64) {
 /// # Errors
 /// As [`parse`]; or the weights do not fit this machine's memory.
 pub fn load(text: &str) -> Result<LoadedModel> {
+    model(text, make)
+}
+
+/// The model that `text` asks for with zeros for weights, which take no memory: names, types, shapes and sizes are
+/// right, of a model of any size.
+///
+/// # Errors
+/// As [`parse`].
+pub fn outline(text: &str) -> Result<LoadedModel> {
+    model(text, |request| {
+        let (mut plans, _, notes) = plan(request);
+        let longest = plans.iter().map(|p| p.bytes).max().unwrap_or(0);
+        // All tensors are the same zeros; pages that nobody writes are no memory.
+        plans.iter_mut().for_each(|p| p.offset = 0);
+        let zeros = memmap2::MmapMut::map_anon(longest.max(1)).and_then(|map| map.make_read_only());
+        let zeros = zeros.map_err(|e| Error::Capacity(format!("synth: {longest} bytes of zeros: {e}")))?;
+        Ok((views(plans, &Bytes::from_anonymous(zeros))?, notes))
+    })
+}
+
+fn model(text: &str, weights_of: impl Fn(&Request) -> Result<(Weights, Vec<String>)>) -> Result<LoadedModel> {
     let request = parse(text)?;
-    let (weights, notes) = make(&request)?;
+    let (weights, notes) = weights_of(&request)?;
     validate(&request.spec, &weights)?;
     Ok(LoadedModel {
         spec: request.spec,
@@ -201,8 +226,9 @@ fn fitting(asked: DType, cols: usize) -> DType {
     }
 }
 
-fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
-    let Request { spec, dtype, seed } = request;
+/// Every tensor with its place in an arena, the arena's length, and a note for each dtype that had to be replaced.
+fn plan(request: &Request) -> (Vec<Plan>, usize, Vec<String>) {
+    let Request { spec, dtype, .. } = request;
     let mut plans = Vec::new();
     let mut total = 0usize;
     let mut replaced: Vec<(usize, DType)> = Vec::new();
@@ -238,6 +264,12 @@ fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
             format!("matrices of {cols} columns are {d}: {cols} is no multiple of {dtype}'s block")
         })
         .collect();
+    (plans, total, notes)
+}
+
+fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
+    let Request { spec, dtype, seed } = request;
+    let (plans, total, notes) = plan(request);
     if let Some(have) = memory_available().filter(|&have| total as u64 > have) {
         let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
         return Err(Error::Capacity(format!(
@@ -248,12 +280,16 @@ fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
         )));
     }
     let arena = fill(&plans, total, *seed)?;
+    Ok((views(plans, &arena)?, notes))
+}
+
+fn views(plans: Vec<Plan>, arena: &Bytes) -> Result<Weights> {
     let mut weights = Weights::default();
     for p in plans {
         let data = arena.slice(p.offset, p.bytes).expect("the arena holds every tensor");
         weights.insert(p.name, Tensor::new(p.dtype, p.shape, data)?);
     }
-    Ok((weights, notes))
+    Ok(weights)
 }
 
 /// Bytes that one worker fills before it asks for more.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+use super::guise::guise;
 use super::{in_file, map_file, safetensors};
 use crate::model::arch::{self, Family, HfConfig};
 use crate::model::load::{f32_tensor, vectors_to_f32};
@@ -21,9 +22,8 @@ const MAX_JSON: u64 = 64 << 20;
 /// A file is missing or malformed, or the model is of an unknown kind.
 pub fn load(dir: &Path) -> Result<LoadedModel> {
     let config_path = dir.join("config.json");
-    let config = json(&config_path)?.ok_or_else(|| {
-        Error::format(dir.display().to_string(), "no config.json here; is this a model's folder?")
-    })?;
+    let config = json(&config_path)?
+        .ok_or_else(|| Error::format(dir.display().to_string(), without_config(&names_in(dir))))?;
     let (family, mut spec) = spec_of(&config)?;
     if spec.name.is_empty() {
         spec.name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -54,6 +54,41 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
         source: dir.display().to_string(),
         notes: Vec::new(),
     })
+}
+
+/// The names of what lies in a folder, in order; as far as it can be read.
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// What is the matter with a folder without a `config.json`.
+fn without_config(names: &[String]) -> String {
+    if names.iter().any(|n| n == "adapter_config.json") {
+        return "an adapter (LoRA), not a model; merge it into its base model first".into();
+    }
+    let files: Vec<_> = names.iter().filter(|n| n.ends_with(".gguf")).take(4).map(String::as_str).collect();
+    match files[..] {
+        [] => "no config.json here; is this a model's folder?".into(),
+        [_] => format!("a folder without config.json; give the file in it, {}", files[0]),
+        _ => format!("a folder without config.json; give one of the files in it, like {}", files.join(", ")),
+    }
+}
+
+/// What is the matter with a folder without safetensors.
+fn without_weights(names: &[String]) -> String {
+    let pickle = |n: &&String| [".bin", ".pt", ".pth"].iter().any(|end| n.ends_with(end));
+    match names.iter().find(pickle) {
+        Some(found) => format!(
+            "neither model.safetensors nor model.safetensors.index.json, but {found}; \
+             weights in pickles are not read, convert them to safetensors"
+        ),
+        None => {
+            "neither model.safetensors nor model.safetensors.index.json; is the download complete?".into()
+        }
+    }
 }
 
 /// The family and sizes that a `config.json` describes.
@@ -97,7 +132,11 @@ fn json(path: &Path) -> Result<Option<Json>> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
     serde_json::from_slice(&bytes)
         .map(Some)
-        .map_err(|e| Error::format(path.display().to_string(), format!("not valid JSON: {e}")))
+        .map_err(|e| match guise(&bytes) {
+            Some(guise) if guise != "JSON" => format!("not valid JSON; this is {guise}"),
+            _ => format!("not valid JSON: {e}"),
+        })
+        .map_err(|problem| Error::format(path.display().to_string(), problem))
 }
 
 /// All tensors of all shards under their own names.
@@ -107,10 +146,7 @@ fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
     let Some(index) = json(&index_path)? else {
         let one = dir.join("model.safetensors");
         if !one.is_file() {
-            return Err(Error::format(
-                dir.display().to_string(),
-                "neither model.safetensors nor model.safetensors.index.json; is the download complete?",
-            ));
+            return Err(Error::format(dir.display().to_string(), without_weights(&names_in(dir))));
         }
         return safetensors::parse(&map_file(&one)?, &skip).map_err(|e| in_file(&one, e));
     };

@@ -2,6 +2,7 @@
 //! [`crate::model::arch`] turn those into a [`crate::model::ModelSpec`] and [`crate::model::Weights`].
 
 pub mod gguf;
+mod guise;
 pub mod hf;
 pub mod safetensors;
 

@@ -62,10 +62,9 @@ pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, 
     let len = u64::from_le_bytes(len);
     let left = bytes.len() as u64 - 8;
     if len > MAX_HEADER || len > left {
-        return Err(Error::format(
-            "header",
-            format!("claims {len} bytes, {left} are left; is this a safetensors file, and complete?"),
-        ));
+        let problem = format!("claims {len} bytes, {left} are left");
+        let otherwise = "is this a safetensors file, and complete?";
+        return Err(Error::format("header", super::guise::suspect(&problem, bytes, otherwise)));
     }
     let start = 8 + len as usize;
     let Header(mut infos) = serde_json::from_slice(&bytes[8..start])

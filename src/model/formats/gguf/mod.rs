@@ -52,7 +52,8 @@ impl Gguf {
     pub fn parse(bytes: Bytes) -> Result<Gguf> {
         let mut r = Reader::new(&bytes);
         if bytes.get(..4) != Some(b"GGUF".as_slice()) {
-            return Err(Error::format("header", "does not start with `GGUF`; is this a GGUF file?"));
+            let problem = super::guise::suspect("does not start with `GGUF`", &bytes, "is this a GGUF file?");
+            return Err(Error::format("header", problem));
         }
         r.take(4, "magic")?;
         let version = r.u32("version")?;
