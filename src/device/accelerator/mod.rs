@@ -34,7 +34,7 @@ pub use self::exchange::{Mailbox, PartialRows, Publish};
 pub use self::shape::{Half, Limits, Shape};
 pub use self::step::{Attend, Context, Step, StepDesc, StepSeq};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
-pub use self::workspace::{Residual, Workspace};
+pub use self::workspace::{Residual, RowBytes, Workspace};
 use super::host::Pool;
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
