@@ -71,12 +71,13 @@ impl Rows {
                         scales[4 * i + sub / 2][sub % 2 * 2..][..2].copy_from_slice(&[scale, min]);
                     }
                 }
-                _ => {
+                DType::Q6_K => {
                     supers[i][..2].copy_from_slice(&b[208..210]);
                     for (sub, scale) in b[192..208].iter().enumerate() {
                         scales[4 * i + sub / 4][sub % 4] = scale.wrapping_add(128);
                     }
                 }
+                DType::F32 | DType::F16 | DType::BF16 => unreachable!("no layout of {dtype}"),
             }
         }
     }
