@@ -304,7 +304,7 @@ impl Forward {
             ],
         );
         let kernels = self.kernels;
-        let (Norm::Rms { eps } | Norm::Layer { eps }) = spec.norm;
+        let eps = spec.norm.eps();
         let rope =
             if windowed { self.rope_local.as_ref().or(self.rope.as_ref()) } else { self.rope.as_ref() };
         // Which sequence a row belongs to, for its pages.

@@ -51,7 +51,7 @@ impl ModelSpec {
                 format!("{} query heads cannot share {} KV heads evenly", self.n_heads, self.n_kv_heads),
             ));
         }
-        let (Norm::Rms { eps } | Norm::Layer { eps }) = self.norm;
+        let eps = self.norm.eps();
         positive("norm epsilon", eps)?;
         positive("embedding scale", self.embed_scale)?;
         positive("attention scale", self.attn_scale)?;

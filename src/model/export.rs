@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::arch;
 use super::formats::gguf::{Metadata, Value, write};
-use super::spec::{Norm, Position, Rope, RopePairing, RopeScaling};
+use super::spec::{Position, Rope, RopePairing, RopeScaling};
 use super::{LoadedModel, ModelSpec};
 use crate::reference::dequant::dequantise;
 use crate::tensor::quant::quantise_row;
@@ -37,7 +37,9 @@ pub fn to_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize) ->
 
     let mut views = Vec::new();
     for (name, tensor) in m.weights.iter() {
-        let hf = arch::file_name(family.names, name).expect("a validated model has only known tensors");
+        let hf = arch::file_name(family.names, name).ok_or_else(|| {
+            Error::Unsupported(format!("{name}: a {} model of Hugging Face has no such tensor", family.name))
+        })?;
         let norm = family.hf_norms_are_offsets && name.ends_with("_norm.weight");
         views.push((hf, HfView { spec: &m.spec, name, tensor, dtype, minus_one: norm }));
     }
@@ -162,7 +164,7 @@ fn config(s: &ModelSpec, dtype: DType) -> Result<Json> {
     set("num_key_value_heads", s.n_kv_heads.into());
     set("head_dim", s.head_dim.into());
     set("intermediate_size", s.d_ff.into());
-    let (Norm::Rms { eps } | Norm::Layer { eps }) = s.norm;
+    let eps = s.norm.eps();
     set("rms_norm_eps", eps.into());
     if let Position::Rope(r) = &s.position {
         set("rope_theta", r.theta.into());
@@ -229,7 +231,7 @@ pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     ] {
         set(format!("{name}.{key}"), n(x));
     }
-    let (Norm::Rms { eps } | Norm::Layer { eps }) = s.norm;
+    let eps = s.norm.eps();
     set(format!("{name}.attention.layer_norm_rms_epsilon"), Value::Float(eps.into()));
     let mut extra = None;
     let mut permute = false;

@@ -65,6 +65,14 @@ pub enum Norm {
     },
 }
 
+impl Norm {
+    /// What is added before the root, of either kind.
+    pub fn eps(self) -> f32 {
+        let (Norm::Rms { eps } | Norm::Layer { eps }) = self;
+        eps
+    }
+}
+
 /// Feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ffn {

@@ -32,7 +32,7 @@ pub enum Epilogue {
     F32,
     /// max(sum, 0), in the activation type.
     Relu,
-    /// silu(gate)·up, in the activation type `[m][n/2]`: rows of the weight are [interleaved](interleave_gate_up).
+    /// silu(gate)·up, in the activation type `[m][n/2]`: rows of the weight are [interleaved](gate_up_row).
     SwiGlu,
     /// gelu_tanh(gate)·up, likewise.
     GeGlu,
@@ -280,25 +280,11 @@ pub(super) fn params(what: &str, args: &LinearArgs) -> LinearParams {
     }
 }
 
-/// Interleaves rows of a gate and an up projection by eight: gate 0..8, up 0..8, gate 8..16, ... so that one thread
-/// of an mma holds a gate and its up.
-///
-/// Both have the same number of rows of `row_bytes`, a multiple of 8; `out` has room for both.
-pub fn interleave_gate_up(gate: &[u8], up: &[u8], row_bytes: usize, out: &mut [u8]) {
-    let group = 8 * row_bytes;
-    assert!(
-        gate.len() == up.len() && gate.len().is_multiple_of(group) && out.len() == 2 * gate.len(),
-        "interleaving {} and {} bytes to {}: rows of {row_bytes} bytes in groups of 8",
-        gate.len(),
-        up.len(),
-        out.len()
-    );
-    for ((both, gate), up) in
-        out.chunks_exact_mut(2 * group).zip(gate.chunks_exact(group)).zip(up.chunks_exact(group))
-    {
-        both[..group].copy_from_slice(gate);
-        both[group..].copy_from_slice(up);
-    }
+/// Which row of which part is row `r` of a gate and an up projection interleaved by eight (gate 0..8, up 0..8, gate
+/// 8..16, ...), so that one thread of an mma holds a gate and its up: `(false, i)` is the gate's row `i`, `(true, i)`
+/// the up's.
+pub fn gate_up_row(r: usize) -> (bool, usize) {
+    (r % 16 >= 8, r / 16 * 8 + r % 8)
 }
 
 #[cfg(test)]
@@ -379,9 +365,9 @@ mod tests {
 
     #[test]
     fn gates_and_ups_alternate_by_eight() {
-        let (gate, up): (Vec<u8>, Vec<u8>) = ((0..48).collect(), (100..148).collect());
-        let mut out = vec![0; 96];
-        interleave_gate_up(&gate, &up, 3, &mut out);
-        assert_eq!(out, [&gate[..24], &up[..24], &gate[24..], &up[24..]].concat());
+        let rows: Vec<_> = (0..32).map(gate_up_row).collect();
+        let want = [(false, 0..8), (true, 0..8), (false, 8..16), (true, 8..16)];
+        let want: Vec<_> = want.into_iter().flat_map(|(up, rows)| rows.map(move |i| (up, i))).collect();
+        assert_eq!(rows, want);
     }
 }

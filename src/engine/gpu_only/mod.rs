@@ -19,7 +19,7 @@ use super::memory::{Memory, geometry};
 use super::sequences::Options;
 use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
-    Accelerator, Attend, Context, Half, Limits, PartialRows, Residual, Shape, StepDesc, StepSeq, Workspace,
+    Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
 use crate::device::host::Pool;
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
@@ -87,20 +87,8 @@ impl GpuOnly {
         let limits = Limits { rows, logit_rows, sequences, pages_per_sequence };
         let linears = weights::linear_shapes(spec, weights)?;
         let gate_up = weights::separate_gate_up(spec, weights)?;
-        let sizes = [
-            limits.rows * shape.d_model * 4,
-            limits.rows * shape.d_model * 4,
-            limits.rows * shape.d_model * 2,
-            limits.rows * shape.qkv_dim() * 4,
-            limits.rows * shape.q_dim() * 2,
-            limits.rows * shape.q_dim() * 2,
-            if gate_up { limits.rows * 2 * shape.d_ff * 4 } else { 0 },
-            limits.rows * shape.d_ff * 2,
-            logit_rows * shape.d_model * 2,
-            logit_rows * shape.vocab * 4,
-            logit_rows * 4,
-            accel.scratch_bytes(&shape, &limits, &linears),
-        ];
+        let scratch = accel.scratch_bytes(&shape, &limits, &linears);
+        let sizes = Workspace::sizes(&shape, &limits, gate_up, scratch);
         let step_bytes = accel.step_bytes(&shape, &limits);
         let kv_layer = n_pages as u64 * shape.page_bytes() as u64;
         let memory = Memory {
@@ -122,22 +110,9 @@ impl GpuOnly {
         };
         let kv = (0..spec.n_layers).map(|_| zeroed(kv_layer as usize)).collect::<Result<Vec<_>>>()?;
         let activations = sizes.iter().map(|&b| zeroed(b)).collect::<Result<Vec<_>>>()?;
-        let at = |i: usize| if sizes[i] == 0 { DevPtr::NULL } else { activations[i].ptr() };
-        let workspace = Workspace {
-            hidden: at(0),
-            delta: at(1),
-            x: at(2),
-            qkv: at(3),
-            q: at(4),
-            attn: at(5),
-            gate_up: at(6),
-            act: at(7),
-            head_x: at(8),
-            logits: at(9),
-            argmax: at(10),
-            partial: PartialRows::default(),
-            scratch: at(11),
-        };
+        let workspace = Workspace::at(std::array::from_fn(|i| {
+            if sizes[i] == 0 { DevPtr::NULL } else { activations[i].ptr() }
+        }));
         let step = zeroed(step_bytes)?;
         runtime.synchronize_all()?;
         Ok(GpuOnly {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem::device::accelerator::Half;
-use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, interleave_gate_up};
+use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, gate_up_row};
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};
 use tandem::tensor::DType;
 
@@ -144,10 +144,12 @@ impl Operands {
             (0..c.n * c.k).map(|i| decode(c.act, file[c.row_of_file(i / c.k) * c.k + i % c.k])).collect();
         let mut packed: Vec<u8> = file.iter().flat_map(|v| v.to_le_bytes()).collect();
         if c.epilogue.is_gated() {
-            let (gate, up) = packed.split_at(packed.len() / 2);
-            let mut out = vec![0; packed.len()];
-            interleave_gate_up(gate, up, 2 * c.k, &mut out);
-            packed = out;
+            let rows: Vec<&[u8]> = packed.chunks_exact(2 * c.k).collect();
+            let row = |r: usize| {
+                let (is_up, i) = gate_up_row(r);
+                rows[usize::from(is_up) * c.n / 2 + i]
+            };
+            packed = (0..c.n).flat_map(|r| row(r).to_vec()).collect();
         }
         let parts = w.iter().map(|v| v.abs()).collect();
         Operands::new(c, packed, w, parts)

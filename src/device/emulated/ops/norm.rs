@@ -17,7 +17,7 @@ pub fn add(kernels: &Kernels, norm: Norm, hidden: &mut [f32], delta: Delta<'_>) 
     if delta.post.is_empty() {
         return kernels.add(hidden, delta.row);
     }
-    let (Norm::Rms { eps } | Norm::Layer { eps }) = norm;
+    let eps = norm.eps();
     let mut normed = vec![0f32; hidden.len()];
     kernels.rms_norm(delta.row, delta.post, eps, &mut normed);
     kernels.add(hidden, &normed);

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::super::linear::gate_up_row;
 use super::super::quant::{self, Layout};
 use crate::device::accelerator::{Half, LinearSource};
 use crate::device::host::Pool;
@@ -54,9 +55,8 @@ fn row<'a>(source: &LinearSource<'a>, i: usize) -> (&'a Tensor, usize) {
             panic!("row {i} beyond a stack of {} matrices", parts.len())
         }
         LinearSource::GateUp(gate, up) => {
-            let (pair, within) = (i / 16, i % 16);
-            let part = if within < 8 { gate } else { up };
-            (part, pair * 8 + within % 8)
+            let (is_up, r) = gate_up_row(i);
+            (if is_up { up } else { gate }, r)
         }
     }
 }

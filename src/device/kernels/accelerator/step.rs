@@ -8,7 +8,7 @@
 
 use super::super::abi::{DecodeItem, PrefillItem};
 use super::super::attention::{Capacity, Plan, PrefillKernel, Rows, decode_item_bytes, prefill_item_bytes};
-use super::{Scratch, attention_shape};
+use super::scratch::{Scratch, attention_capacity, attention_shape};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Limits, Shape, Step, StepDesc};
@@ -85,15 +85,11 @@ struct Layout {
     end: usize,
 }
 
-fn capacity(limits: &Limits) -> Capacity {
-    Capacity::new(limits.rows, limits.sequences, limits.pages_per_sequence * PAGE_TOKENS)
-}
-
 impl Layout {
     fn new(limits: &Limits) -> Layout {
         let header = 4 * (COUNTS + 6 * limits.rows + limits.logit_rows);
         let pages = header.next_multiple_of(256);
-        let cap = capacity(limits);
+        let cap = attention_capacity(limits);
         let mut at = pages + (4 * limits.sequences * limits.pages_per_sequence).next_multiple_of(256);
         let sizes =
             [cap.decode_items * size_of::<DecodeItem>(), cap.prefill_items * size_of::<PrefillItem>()];

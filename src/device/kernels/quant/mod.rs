@@ -4,11 +4,14 @@
 //! Nothing is rounded when a weight is packed: the device has the file's own integers and scales, in the order
 //! in which tensor cores want them (`cuda/include/quant_tile.cuh`).
 
+mod codes;
 pub mod launch;
+pub mod layout;
 pub mod pack;
 
 pub use launch::{
     GEMV_TOKENS, GatherArgs, MAX_TOKENS, Plan, QuantLinearArgs, RowsArgs, gather, linear, linear_as, rows,
     scratch_bytes,
 };
-pub use pack::{Layout, gate_up_row, pack};
+pub use layout::Layout;
+pub use pack::pack;

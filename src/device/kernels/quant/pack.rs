@@ -1,132 +1,13 @@
-//! From the block formats of GGUF to tiles of 16 rows x 64 columns in the order of mma fragments.
-//!
-//! The layout is drawn in `cuda/include/quant_tile.cuh`. Rows are padded to 16 and columns to 64 with codes and
-//! scales of zero, which multiply what kernels read of x there (zeros) to nothing.
+//! From rows of blocks, as in the file, to the tiles of a [`Layout`].
 
+use super::codes::Rows;
+use super::layout::{COLS, Format, Layout, ROWS};
 use crate::device::host::Pool;
-use crate::reference::dequant::k_scale_min;
-use crate::tensor::DType;
-
-/// Rows and columns of a tile.
-const ROWS: usize = 16;
-const COLS: usize = 64;
-
-/// How a format's codes and scales are stored in a tile: sizes in bytes.
-#[derive(Debug, Clone, Copy)]
-struct Format {
-    bits: usize,
-    low: usize,
-    high: usize,
-    scales: usize,
-    /// Behind every 4 tiles; 0 without super-blocks.
-    super_scales: usize,
-}
-
-impl Format {
-    const fn of(dtype: DType) -> Option<Format> {
-        let (bits, scales, super_scales) = match dtype {
-            DType::Q4_0 => (4, 64, 0),
-            DType::Q4_1 => (4, 128, 0),
-            DType::Q4_K => (4, 64, 64),
-            DType::Q5_0 => (5, 64, 0),
-            DType::Q5_1 => (5, 128, 0),
-            DType::Q5_K => (5, 64, 64),
-            DType::Q6_K => (6, 64, 32),
-            DType::Q8_0 => (8, 64, 0),
-            DType::F32 | DType::F16 | DType::BF16 => return None,
-        };
-        let (low, high) = match bits {
-            8 => (1024, 0),
-            bits => (512, (bits - 4) * 128),
-        };
-        Some(Format { bits, low, high, scales, super_scales })
-    }
-
-    /// Tiles that share super-scales.
-    fn group(self) -> usize {
-        if self.super_scales > 0 { 4 } else { 1 }
-    }
-
-    fn body(self) -> usize {
-        self.low + self.high + self.scales
-    }
-
-    fn group_bytes(self) -> usize {
-        self.group() * self.body() + self.super_scales
-    }
-}
-
-/// A packed matrix: what it is of, from which its size and every kernel's follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Layout {
-    dtype: DType,
-    n: usize,
-    k: usize,
-}
-
-impl Layout {
-    /// Of `n` rows of `k` elements; `None` if `dtype` has no codes, or there is nothing, or `k` is no multiple of
-    /// its block.
-    pub fn new(dtype: DType, n: usize, k: usize) -> Option<Layout> {
-        Format::of(dtype)?;
-        (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(Layout { dtype, n, k })
-    }
-
-    /// What it is packed from.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Rows.
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Columns.
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
-    /// Tiles along the rows, and along the columns.
-    pub fn tiles(&self) -> (usize, usize) {
-        (self.n.div_ceil(ROWS), self.k.div_ceil(COLS))
-    }
-
-    /// Bytes of 16 rows.
-    pub fn row_tile_bytes(&self) -> usize {
-        let format = self.format();
-        self.tiles().1 / format.group() * format.group_bytes()
-    }
-
-    /// Bytes of all.
-    pub fn bytes(&self) -> usize {
-        self.tiles().0 * self.row_tile_bytes()
-    }
-
-    /// Bytes of a tile in shared memory: its body, then its group's super-scales.
-    pub(super) fn shared_tile_bytes(&self) -> usize {
-        let format = self.format();
-        format.body() + format.super_scales
-    }
-
-    /// Bits of a code.
-    pub(super) fn bits(&self) -> usize {
-        self.format().bits
-    }
-
-    /// Whether its scales are in two levels.
-    pub(super) fn has_super_blocks(&self) -> bool {
-        self.format().super_scales > 0
-    }
-
-    fn format(&self) -> Format {
-        Format::of(self.dtype).expect("checked by `new`")
-    }
-}
 
 /// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`Layout::bytes`].
 ///
-/// Any order of rows is a matter of `row`: concatenated matrices, or [gates and ups by eight](gate_up_row).
+/// Any order of rows is a matter of `row`: concatenated matrices, or [gates and ups by
+/// eight](super::super::linear::gate_up_row).
 ///
 /// # Panics
 /// `out` or a row has another length than the layout says.
@@ -159,128 +40,6 @@ impl Out {
 
 // SAFETY: only the address is shared; who writes where is argued at the one place that uses it.
 unsafe impl Sync for Out {}
-
-/// Which row of which part becomes row `r` of a gate and an up projection interleaved by eight: `(false, i)` is the
-/// gate's row `i`, `(true, i)` the up's.
-pub fn gate_up_row(r: usize) -> (bool, usize) {
-    (r % 16 >= 8, r / 16 * 8 + r % 8)
-}
-
-/// Codes and scales of 16 rows, format gone: what all tiles of a row tile are assembled from.
-struct Rows {
-    /// Elements of a row of `codes`: whole tiles.
-    width: usize,
-    /// `[row][width]`: a byte a code.
-    codes: Vec<u8>,
-    /// `[row][tile]`: the bytes that the tile stores for the row, 4 or 8.
-    scales: Vec<[u8; 8]>,
-    /// `[row][group]`: the same of the super-block, 2 or 4.
-    supers: Vec<[u8; 4]>,
-}
-
-impl Rows {
-    fn new(layout: &Layout) -> Rows {
-        let tiles = layout.tiles().1;
-        Rows {
-            width: tiles * COLS,
-            codes: vec![0; ROWS * tiles * COLS],
-            scales: vec![[0; 8]; ROWS * tiles],
-            supers: vec![[0; 4]; ROWS * tiles.div_ceil(4)],
-        }
-    }
-
-    fn clear(&mut self, row: usize) {
-        let (tiles, groups) = (self.width / COLS, (self.width / COLS).div_ceil(4));
-        self.codes[row * self.width..][..self.width].fill(0);
-        self.scales[row * tiles..][..tiles].fill([0; 8]);
-        self.supers[row * groups..][..groups].fill([0; 4]);
-    }
-
-    fn fill(&mut self, dtype: DType, row: usize, bytes: &[u8]) {
-        let tiles = self.width / COLS;
-        let codes = &mut self.codes[row * self.width..][..self.width];
-        let scales = &mut self.scales[row * tiles..][..tiles];
-        let supers = &mut self.supers[row * tiles.div_ceil(4)..][..tiles.div_ceil(4)];
-        let blocks = bytes.chunks_exact(dtype.block_bytes());
-        for (i, (b, codes)) in blocks.zip(codes.chunks_exact_mut(dtype.block_len())).enumerate() {
-            match dtype {
-                DType::Q4_0 => nibbles(&b[2..18], codes),
-                DType::Q4_1 => nibbles(&b[4..20], codes),
-                DType::Q5_0 => five_bits(&b[6..22], &b[2..6], codes),
-                DType::Q5_1 => five_bits(&b[8..24], &b[4..8], codes),
-                DType::Q8_0 => codes.copy_from_slice(&b[2..34]),
-                DType::Q4_K => four_bits_k(&b[16..144], codes),
-                DType::Q5_K => {
-                    four_bits_k(&b[48..176], codes);
-                    for (sub, codes) in codes.chunks_exact_mut(32).enumerate() {
-                        codes.iter_mut().zip(&b[16..48]).for_each(|(c, h)| *c |= ((h >> sub) & 1) << 4);
-                    }
-                }
-                DType::Q6_K => six_bits(&b[..128], &b[128..192], codes),
-                DType::F32 | DType::F16 | DType::BF16 => unreachable!("no layout of {dtype}"),
-            }
-            match dtype {
-                // Two blocks a tile.
-                DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => {
-                    scales[i / 2][i % 2 * 2..][..2].copy_from_slice(&b[..2]);
-                }
-                DType::Q4_1 | DType::Q5_1 => scales[i / 2][i % 2 * 4..][..4].copy_from_slice(&b[..4]),
-                // Four tiles a block.
-                DType::Q4_K | DType::Q5_K => {
-                    supers[i].copy_from_slice(&b[..4]);
-                    for sub in 0..8 {
-                        let (scale, min) = k_scale_min(&b[4..16], sub);
-                        scales[4 * i + sub / 2][sub % 2 * 2..][..2].copy_from_slice(&[scale, min]);
-                    }
-                }
-                _ => {
-                    supers[i][..2].copy_from_slice(&b[208..210]);
-                    for (sub, scale) in b[192..208].iter().enumerate() {
-                        scales[4 * i + sub / 4][sub % 4] = scale.wrapping_add(128);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// 32 codes: low nibbles first.
-fn nibbles(b: &[u8], codes: &mut [u8]) {
-    let (low, high) = codes.split_at_mut(16);
-    for ((l, h), b) in low.iter_mut().zip(high).zip(b) {
-        (*l, *h) = (b & 15, b >> 4);
-    }
-}
-
-fn five_bits(b: &[u8], high: &[u8], codes: &mut [u8]) {
-    nibbles(b, codes);
-    for (i, code) in codes.iter_mut().enumerate() {
-        *code |= ((high[i / 8] >> (i % 8)) & 1) << 4;
-    }
-}
-
-/// 256 codes: of 64 that share 32 bytes, low nibbles first.
-fn four_bits_k(b: &[u8], codes: &mut [u8]) {
-    for (b, codes) in b.chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
-        let (low, high) = codes.split_at_mut(32);
-        for ((l, h), b) in low.iter_mut().zip(high).zip(b) {
-            (*l, *h) = (b & 15, b >> 4);
-        }
-    }
-}
-
-/// 256 codes: halves of 128; in each, quarters 0 and 1 are low nibbles, 2 and 3 high ones; bit pairs by quarter.
-fn six_bits(low: &[u8], high: &[u8], codes: &mut [u8]) {
-    for (h, codes) in codes.chunks_exact_mut(128).enumerate() {
-        for (quarter, codes) in codes.chunks_exact_mut(32).enumerate() {
-            let low = &low[h * 64 + quarter % 2 * 32..][..32];
-            let high = &high[h * 32..][..32];
-            for ((code, l), t) in codes.iter_mut().zip(low).zip(high) {
-                *code = ((l >> (4 * (quarter / 2))) & 15) | ((t >> (2 * quarter)) & 3) << 4;
-            }
-        }
-    }
-}
 
 fn pack_row_tile<'a>(
     layout: &Layout,
@@ -373,6 +132,7 @@ mod tests {
 
     use super::*;
     use crate::reference::dequant::dequantise_row;
+    use crate::tensor::DType;
 
     fn half_at(b: &[u8], at: usize) -> f32 {
         f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
@@ -499,31 +259,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn bits_of_a_weight() {
-        // 4096 x 4096: what the kernels' headers say of memory traffic.
-        for (dtype, bits) in [
-            (DType::Q4_0, 4.5),
-            (DType::Q4_1, 5.0),
-            (DType::Q4_K, 4.625),
-            (DType::Q5_0, 5.5),
-            (DType::Q5_1, 6.0),
-            (DType::Q5_K, 5.625),
-            (DType::Q6_K, 6.5625),
-            (DType::Q8_0, 8.5),
-        ] {
-            let layout = Layout::new(dtype, 4096, 4096).unwrap();
-            assert_eq!(layout.bytes() as f64 * 8.0 / (4096.0 * 4096.0), bits, "{dtype}");
-        }
-    }
-
-    #[test]
-    fn what_has_no_layout() {
-        assert_eq!(Layout::new(DType::F16, 16, 64), None);
-        assert_eq!(Layout::new(DType::Q4_0, 16, 48), None);
-        assert_eq!(Layout::new(DType::Q4_K, 16, 128), None);
-        assert_eq!(Layout::new(DType::Q8_0, 0, 64), None);
     }
 }

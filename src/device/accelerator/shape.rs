@@ -1,0 +1,92 @@
+//! What an accelerator has to know of a model and of its steps to size memory.
+
+use crate::cache::PAGE_TOKENS;
+use crate::model::spec::{Ffn, Norm, RopePairing};
+
+/// A 16-bit float type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    BF16,
+}
+
+impl Half {
+    /// `f16` or `bf16`, as in the names of kernels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Half::F16 => "f16",
+            Half::BF16 => "bf16",
+        }
+    }
+}
+
+/// What stays the same in all steps of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shape {
+    /// d.
+    pub d_model: usize,
+    /// h_a.
+    pub n_heads: usize,
+    /// h_kv.
+    pub n_kv_heads: usize,
+    /// d_h.
+    pub head_dim: usize,
+    /// I.
+    pub d_ff: usize,
+    /// V.
+    pub vocab: usize,
+    /// The norm of all blocks.
+    pub norm: Norm,
+    /// Activation of the feed-forward.
+    pub ffn: Ffn,
+    /// Multiplies q·k.
+    pub attn_scale: f32,
+    /// Multiplies embeddings.
+    pub embed_scale: f32,
+    /// Rotated elements per head; 0 without RoPE.
+    pub rope_dim: usize,
+    /// Pairs of RoPE.
+    pub pairing: RopePairing,
+    /// Sliding window of the layers that have one.
+    pub window: Option<usize>,
+    /// Soft-cap of the logits.
+    pub logit_softcap: Option<f32>,
+    /// Type of normed activations.
+    pub act: Half,
+    /// Type of queries, keys and values.
+    pub kv: Half,
+}
+
+impl Shape {
+    /// h_a·d_h.
+    pub fn q_dim(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+    /// h_kv·d_h.
+    pub fn kv_dim(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+    /// Width of q|k|v.
+    pub fn qkv_dim(&self) -> usize {
+        self.q_dim() + 2 * self.kv_dim()
+    }
+    /// Bytes of one page of one layer.
+    pub fn page_bytes(&self) -> usize {
+        self.n_kv_heads * 2 * PAGE_TOKENS * self.head_dim * 2
+    }
+}
+
+/// Upper bounds of all steps, from which memory is sized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows of a step.
+    pub rows: usize,
+    /// Rows that want logits in a step.
+    pub logit_rows: usize,
+    /// Sequences in a step.
+    pub sequences: usize,
+    /// Pages of a sequence.
+    pub pages_per_sequence: usize,
+}

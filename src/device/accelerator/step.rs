@@ -1,0 +1,80 @@
+//! A step: which rows there are, whose attention happens where.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::shape::Shape;
+use super::workspace::Workspace;
+use crate::device::runtime::Lane;
+
+/// Whose attention over which tokens happens in [`Accelerator::attend`](super::Accelerator::attend).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attend {
+    /// All of it, here.
+    Here,
+    /// Here over the tokens from `from` on (a multiple of the page): the rest is attended elsewhere and merged in
+    /// ([`Accelerator::merge`](super::Accelerator::merge)).
+    From {
+        /// First token whose page is on the device.
+        from: usize,
+    },
+    /// None of it: the rows are published, and their outputs collected.
+    Elsewhere,
+}
+
+/// Consecutive rows of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSeq<'a> {
+    /// Its pages on the device, all tokens of this step included.
+    pub pages: &'a [u32],
+    /// Position of the first row.
+    pub first_pos: usize,
+    /// First row.
+    pub row0: usize,
+    /// Rows.
+    pub n_rows: usize,
+    /// Where attention happens.
+    pub attend: Attend,
+}
+
+/// What a step computes.
+#[derive(Debug, Clone, Copy)]
+pub struct StepDesc<'a> {
+    /// Sequences in the order of their rows.
+    pub seqs: &'a [StepSeq<'a>],
+    /// One per row.
+    pub tokens: &'a [u32],
+    /// Rows that want logits, ascending.
+    pub logit_rows: &'a [u32],
+    /// Base of the epochs that this step publishes.
+    pub epoch: u32,
+    /// Rows to launch for: at least the rows there are; the rest is padding.
+    pub launch_rows: usize,
+}
+
+/// A prepared step: the implementation's own lists, in device memory.
+#[derive(Clone)]
+pub struct Step {
+    /// Rows launched for.
+    pub rows: usize,
+    /// Rows that want logits.
+    pub n_logits: usize,
+    /// Equal keys: the same launches with other contents of device memory, so that a recorded graph of one
+    /// runs the other. `None`: not to be recorded.
+    pub graph_key: Option<u64>,
+    /// The implementation's.
+    pub inner: Arc<dyn Any + Send + Sync>,
+}
+
+/// What every operation needs to know.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// Where it is enqueued.
+    pub lane: Lane,
+    /// The model's sizes.
+    pub shape: &'a Shape,
+    /// Activations.
+    pub ws: &'a Workspace,
+    /// The step.
+    pub step: &'a Step,
+}

@@ -1,0 +1,126 @@
+//! Weights: where they come from, and their addresses in the device's memory.
+
+use crate::device::runtime::DevPtr;
+use crate::tensor::{DType, Tensor};
+
+/// Matrices to be multiplied together: concatenated rows, or gate and up of a gated feed-forward.
+#[derive(Debug, Clone, Copy)]
+pub enum LinearSource<'a> {
+    /// All rows of the parts, one after the other; equal dtypes and columns.
+    Rows(&'a [&'a Tensor]),
+    /// `ffn_up` multiplies both and applies the activation; equal shapes and dtypes.
+    GateUp(&'a Tensor, &'a Tensor),
+}
+
+impl LinearSource<'_> {
+    /// Storage type of the weights.
+    pub fn dtype(&self) -> DType {
+        match self {
+            LinearSource::Rows(parts) => parts[0].dtype,
+            LinearSource::GateUp(gate, _) => gate.dtype,
+        }
+    }
+    /// Rows in all.
+    pub fn n(&self) -> usize {
+        match self {
+            LinearSource::Rows(parts) => parts.iter().map(|p| p.rows()).sum(),
+            LinearSource::GateUp(gate, up) => gate.rows() + up.rows(),
+        }
+    }
+    /// Columns.
+    pub fn k(&self) -> usize {
+        match self {
+            LinearSource::Rows(parts) => parts[0].cols(),
+            LinearSource::GateUp(gate, _) => gate.cols(),
+        }
+    }
+    /// Whether it is a gate and an up projection.
+    pub fn is_gate_up(&self) -> bool {
+        matches!(self, LinearSource::GateUp(..))
+    }
+}
+
+/// A packed matrix in device memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinearWeight {
+    /// Where [`Accelerator::pack`](super::Accelerator::pack)'s bytes lie.
+    pub ptr: DevPtr,
+    /// What it was packed from.
+    pub dtype: DType,
+    /// Rows (gate and up counted both).
+    pub n: usize,
+    /// Columns.
+    pub k: usize,
+    /// f32 `[n]`, or NULL.
+    pub bias: DevPtr,
+}
+
+/// Weights of a norm, f32 `[d]`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct NormWeight {
+    /// Multiplies.
+    pub w: DevPtr,
+    /// Is added (LayerNorm), or NULL.
+    pub b: DevPtr,
+}
+
+/// The feed-forward's first matrices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum UpWeight {
+    /// Packed from [`LinearSource::GateUp`].
+    GateUp(LinearWeight),
+    /// Gate and up of different dtypes.
+    Separate(LinearWeight, LinearWeight),
+    /// No gate.
+    Plain(LinearWeight),
+}
+
+/// One block's weights. Plain addresses: the block may lie in memory of its own or in a staging buffer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerWeights {
+    /// Before attention.
+    pub attn_norm: NormWeight,
+    /// q|k|v in one to three parts, in this order (parts where dtypes differ).
+    pub qkv: Vec<LinearWeight>,
+    /// f32 `[qkv_dim]`, or NULL.
+    pub qkv_bias: DevPtr,
+    /// Per-head norms of q and k, f32 `[head_dim]`, or NULL.
+    pub q_norm: DevPtr,
+    /// See `q_norm`.
+    pub k_norm: DevPtr,
+    /// Out-projection.
+    pub o: LinearWeight,
+    /// Norm of attention's output before it is added, f32 `[d]`, or NULL.
+    pub post_attn: DevPtr,
+    /// Before the feed-forward.
+    pub ffn_norm: NormWeight,
+    /// Up (and gate).
+    pub up: UpWeight,
+    /// Down.
+    pub down: LinearWeight,
+    /// Norm of the feed-forward's output before it is added, f32 `[d]`, or NULL.
+    pub post_ffn: DevPtr,
+    /// Whether attention has the model's sliding window.
+    pub windowed: bool,
+    /// cos and sin tables of RoPE for this layer, f32 `[positions][rope_dim/2]` each; NULL without RoPE.
+    pub rope: [DevPtr; 2],
+}
+
+/// The embedding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmbedWeight {
+    /// `[V][d]`, rows as in the file, unless `packed`.
+    pub table: DevPtr,
+    /// Its storage type.
+    pub dtype: DType,
+    /// The table is the tied head, as [`Accelerator::pack`](super::Accelerator::pack) left it.
+    pub packed: bool,
+    /// Learned positions `[P][d]`, rows as in the file, or NULL.
+    pub positions: DevPtr,
+    /// Their storage type.
+    pub positions_dtype: DType,
+    /// Rows of the positions.
+    pub n_positions: usize,
+    /// Row of position 0.
+    pub position_offset: usize,
+}

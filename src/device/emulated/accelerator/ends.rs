@@ -1,0 +1,118 @@
+//! Both ends of the model: embedding, and the head with its argmax.
+
+use std::ops::Range;
+
+use super::EmulatedAccelerator;
+use super::operands::DeltaOperand;
+use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual};
+use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
+use crate::device::emulated::ops::{linear, norm};
+use crate::tensor::DType;
+use crate::{Error, Result};
+
+/// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
+pub(super) fn embed(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    weight: &EmbedWeight,
+    rows: Range<usize>,
+) -> Result<()> {
+    let step = accel.step(cx).clone();
+    let rows = step.clip(&rows);
+    let (d, vocab, scale) = (cx.shape.d_model, cx.shape.vocab, cx.shape.embed_scale);
+    let row_bytes = |dtype: DType| dtype.row_bytes(d).expect("a row of the embedding is whole blocks");
+    let mut io = accel.operands(cx);
+    let table = io.read(weight.table, vocab * row_bytes(weight.dtype));
+    let positions = io.read(weight.positions, weight.n_positions * row_bytes(weight.positions_dtype));
+    let hidden = io.write_rows(cx.ws.hidden, &rows, 4 * d);
+    let (weight, kernels) = (*weight, accel.kernels);
+    accel.enqueue(cx, "embed", io, move |reads, writes| {
+        let tokens = &numbers::<u32>(reads[0])[rows.clone()];
+        let hidden = numbers_mut::<f32>(writes[hidden]).chunks_exact_mut(d);
+        let row = |table: usize, dtype: DType, i: usize| {
+            let bytes = row_bytes_of(reads[table], dtype, d, i);
+            bytes.ok_or_else(|| failed("embed", format!("row {i} of a table that is shorter")))
+        };
+        for ((&token, out), r) in tokens.iter().zip(hidden).zip(rows.clone()) {
+            kernels.embed_row(weight.dtype, row(table, weight.dtype, token as usize)?, scale, out);
+            if !weight.positions.is_null() {
+                let dtype = weight.positions_dtype;
+                let mut position = vec![0f32; d];
+                let at = row(positions, dtype, step.position(r) + weight.position_offset)?;
+                kernels.embed_row(dtype, at, 1.0, &mut position);
+                kernels.add(out, &position);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::logits`](crate::device::accelerator::Accelerator::logits).
+pub(super) fn logits(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    weight: NormWeight,
+    head: &LinearWeight,
+    residual: Residual,
+) -> Result<()> {
+    let step = accel.step(cx).clone();
+    let (ws, shape) = (cx.ws, cx.shape);
+    let (d, vocab, norm, act) = (shape.d_model, shape.vocab, shape.norm, shape.act);
+    let n = step.logit_rows.len();
+    let mut io = accel.operands(cx);
+    let deltas: Vec<Option<DeltaOperand>> =
+        step.logit_rows.iter().map(|&r| io.delta(cx, residual, &(r as usize..r as usize + 1))).collect();
+    let hiddens: Vec<usize> =
+        step.logit_rows.iter().map(|&r| io.read(ws.hidden.add(r as usize * 4 * d), 4 * d)).collect();
+    let weight = io.norm(&weight, d);
+    let head = io.weight(head);
+    let x = io.write_rows(ws.head_x, &(0..n), 2 * d);
+    let logits = io.write_rows(ws.logits, &(0..n), 4 * vocab);
+    let (cap, kernels) = (shape.logit_softcap, accel.kernels);
+    accel.enqueue(cx, "logits", io, move |reads, writes| {
+        let to = numbers_mut::<u16>(std::mem::take(&mut writes[x]));
+        let rows = deltas.iter().zip(&hiddens).zip(to.chunks_exact_mut(d));
+        for ((delta, &hidden), x) in rows {
+            let mut hidden = numbers::<f32>(reads[hidden]).to_vec();
+            if let Some(delta) = delta {
+                norm::add(kernels, norm, &mut hidden, delta.row(reads, 0));
+            }
+            let [w, b] = weight.map(|i| numbers::<f32>(reads[i]));
+            let mut out = vec![0f32; d];
+            norm::norm(kernels, norm, &hidden, w, b, &mut out);
+            from_f32(act, &out, x);
+        }
+        let logits = numbers_mut(writes[logits]);
+        linear::linear(kernels, &head.matrix(reads), &to_f32(act, to), logits, vocab, 0);
+        if let Some(cap) = cap {
+            kernels.softcap(logits, cap);
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
+pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &Context<'_>) -> Result<()> {
+    let (vocab, n) = (cx.shape.vocab, accel.step(cx).logit_rows.len());
+    let mut io = accel.operands(cx);
+    let logits = io.read_rows(cx.ws.logits, &(0..n), 4 * vocab);
+    let argmax = io.write_rows(cx.ws.argmax, &(0..n), 4);
+    let kernels = accel.kernels;
+    accel.enqueue(cx, "argmax", io, move |reads, writes| {
+        let rows = numbers::<f32>(reads[logits]).chunks_exact(vocab);
+        for (row, best) in rows.zip(numbers_mut::<u32>(writes[argmax])) {
+            *best = kernels.argmax(row) as u32;
+        }
+        Ok(())
+    })
+}
+
+/// Row `i` of a table, if it is that long.
+fn row_bytes_of(table: &[u8], dtype: DType, d: usize, i: usize) -> Option<&[u8]> {
+    let bytes = dtype.row_bytes(d)?;
+    table.get(i.checked_mul(bytes)?..)?.get(..bytes)
+}
+
+fn failed(what: &str, problem: String) -> Error {
+    Error::Device { what: format!("operation {what}"), problem }
+}

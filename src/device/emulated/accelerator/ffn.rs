@@ -1,0 +1,73 @@
+//! The feed-forward's sublayer, and what ends both sublayers: a product that is added to the residual stream.
+
+use std::ops::Range;
+
+use super::EmulatedAccelerator;
+use super::operands::NormRows;
+use crate::Result;
+use crate::device::accelerator::{Context, LayerWeights, LinearWeight, Residual, UpWeight};
+use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
+use crate::device::emulated::ops::linear;
+use crate::device::runtime::DevPtr;
+
+/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+pub(super) fn up(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    layer: &LayerWeights,
+    residual: Residual,
+    rows: Range<usize>,
+) -> Result<()> {
+    let (ws, shape) = (cx.ws, cx.shape);
+    let rows = accel.step(cx).clip(&rows);
+    let (d, ff, act, ffn, kernels) = (shape.d_model, shape.d_ff, shape.act, shape.ffn, accel.kernels);
+    let mut io = accel.operands(cx);
+    let delta = io.delta(cx, residual, &rows);
+    let weight = io.norm(&layer.ffn_norm, d);
+    let parts = match &layer.up {
+        UpWeight::GateUp(both) => {
+            let row = both.dtype.row_bytes(both.k).expect("checked when packed");
+            let ups = if both.bias.is_null() { both.bias } else { both.bias.add(4 * ff) };
+            let gate = LinearWeight { n: ff, ..*both };
+            let up = LinearWeight { n: ff, ptr: both.ptr.add(ff * row), bias: ups, ..*both };
+            (Some(io.weight(&gate)), io.weight(&up))
+        }
+        UpWeight::Separate(gate, up) => (Some(io.weight(gate)), io.weight(up)),
+        UpWeight::Plain(up) => (None, io.weight(up)),
+    };
+    let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
+    let x = io.write_rows(ws.x, &rows, 2 * d);
+    let out = io.write_rows(ws.act, &rows, 2 * ff);
+    let norm_rows = NormRows { kernels, norm: shape.norm, act, d, delta, weight };
+    accel.enqueue(cx, "ffn_up", io, move |reads, writes| {
+        let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
+        let x = norm_rows.run(reads, hidden, numbers_mut(std::mem::take(&mut writes[x])));
+        let mut y = vec![0f32; rows.len() * ff];
+        let (gate, up) = (parts.0.map(|w| w.matrix(reads)), parts.1.matrix(reads));
+        linear::feed_forward(kernels, ffn, gate.as_ref(), &up, &x, &mut y);
+        from_f32(act, &y, numbers_mut(writes[out]));
+        Ok(())
+    })
+}
+
+/// delta = W·x + bias.
+pub(super) fn to_delta(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    name: &str,
+    w: &LinearWeight,
+    x: DevPtr,
+    rows: Range<usize>,
+) -> Result<()> {
+    let rows = accel.step(cx).clip(&rows);
+    let (d, act, kernels) = (cx.shape.d_model, cx.shape.act, accel.kernels);
+    let mut io = accel.operands(cx);
+    let x = io.read_rows(x, &rows, 2 * w.k);
+    let w = io.weight(w);
+    let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
+    accel.enqueue(cx, name, io, move |reads, writes| {
+        let x = to_f32(act, numbers(reads[x]));
+        linear::linear(kernels, &w.matrix(reads), &x, numbers_mut(writes[delta]), d, 0);
+        Ok(())
+    })
+}

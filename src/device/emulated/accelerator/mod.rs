@@ -1,0 +1,223 @@
+//! The accelerator contract by plain functions on the host: for any machine, without a compiler for kernels.
+//!
+//! Every operation of the contract is one operation of a lane, with the exact bytes that it reads and
+//! writes, so that a missing event between lanes is found whenever it is missing. Weights stay as their files
+//! store them. A row's results do not depend on the other rows at all.
+//!
+//! A sublayer a file, by the names that they have in `device/kernels/accelerator/`: [`ends`] (embedding and head),
+//! [`qkv`], [`attend`], [`ffn`]; [`exchange`] with the host. [`operands`] are what an operation is enqueued with.
+
+mod attend;
+mod ends;
+mod exchange;
+mod ffn;
+mod operands;
+mod qkv;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use self::operands::Operands;
+use super::runtime::EmulatedRuntime;
+use super::step::HostStep;
+use crate::device::accelerator::{
+    Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
+    NormWeight, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+};
+use crate::device::host::Pool;
+use crate::device::runtime::{DevPtr, Lane, Runtime};
+use crate::simd::{Isa, Kernels};
+use crate::tensor::DType;
+use crate::{Error, Result};
+
+/// An accelerator whose operations are functions on the host.
+pub struct EmulatedAccelerator {
+    emulated: Arc<EmulatedRuntime>,
+    runtime: Arc<dyn Runtime>,
+    kernels: &'static Kernels,
+}
+
+impl EmulatedAccelerator {
+    /// Over the lanes and memory of `runtime`.
+    pub fn new(runtime: Arc<EmulatedRuntime>) -> EmulatedAccelerator {
+        let isa = Isa::selected().unwrap_or(Isa::Reference);
+        EmulatedAccelerator { runtime: runtime.clone(), emulated: runtime, kernels: Kernels::for_isa(isa) }
+    }
+
+    fn step<'a>(&self, cx: &'a Context<'_>) -> &'a Arc<HostStep> {
+        cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
+    }
+
+    /// Operands that begin with the step's list: whatever uses the step has to come after its upload.
+    fn operands(&self, cx: &Context<'_>) -> Operands {
+        let mut operands = Operands::default();
+        operands.read(self.step(cx).list.ptr, self.step(cx).list.len);
+        operands
+    }
+
+    fn enqueue(
+        &self,
+        cx: &Context<'_>,
+        name: &str,
+        operands: Operands,
+        body: impl Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.emulated.operation(cx.lane, name, &operands.reads, &operands.writes, body)
+    }
+}
+
+impl Accelerator for EmulatedAccelerator {
+    fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.runtime
+    }
+
+    fn check(&self, shape: &Shape) -> Result<()> {
+        if !shape.head_dim.is_multiple_of(2) {
+            return Err(Error::Unsupported(format!(
+                "{}: heads of {}",
+                self.runtime.info().name,
+                shape.head_dim
+            )));
+        }
+        Ok(())
+    }
+
+    fn activations_for(&self, dtype: DType) -> Option<Half> {
+        Some(if dtype == DType::BF16 { Half::BF16 } else { Half::F16 })
+    }
+
+    fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
+        let row = source.dtype().row_bytes(source.k());
+        row.and_then(|r| r.checked_mul(source.n())).ok_or_else(|| {
+            Error::Unsupported(format!("a {} matrix of {} columns", source.dtype(), source.k()))
+        })
+    }
+
+    fn embeds_packed(&self, _dtype: DType, _act: Half, _positions: bool) -> bool {
+        true // packed is as stored
+    }
+
+    fn pack(&self, source: &LinearSource<'_>, _act: Half, _pool: &Pool, out: &mut [u8]) {
+        let both;
+        let parts = match *source {
+            LinearSource::Rows(parts) => parts,
+            LinearSource::GateUp(gate, up) => {
+                both = [gate, up];
+                &both
+            }
+        };
+        let mut out = out;
+        for part in parts {
+            let (to, rest) = out.split_at_mut(part.data.len());
+            to.copy_from_slice(&part.data);
+            out = rest;
+        }
+    }
+
+    fn scratch_bytes(&self, _shape: &Shape, _limits: &Limits, _weights: &[LinearWeight]) -> usize {
+        0
+    }
+
+    fn step_bytes(&self, _shape: &Shape, limits: &Limits) -> usize {
+        4 * limits.rows
+    }
+
+    fn row_bucket(&self, rows: usize) -> usize {
+        rows
+    }
+
+    fn prepare(
+        &self,
+        lane: Lane,
+        _shape: &Shape,
+        limits: &Limits,
+        step: &StepDesc<'_>,
+        memory: DevPtr,
+    ) -> Result<Step> {
+        let host = HostStep::new(limits, step, memory);
+        let tokens: Vec<u8> = step.tokens.iter().flat_map(|t| t.to_ne_bytes()).collect();
+        self.runtime.upload(lane, memory, &tokens)?;
+        Ok(Step {
+            rows: step.launch_rows,
+            n_logits: step.logit_rows.len(),
+            // Work is enqueued for exactly the pages and rows of this step.
+            graph_key: None,
+            inner: Arc::new(Arc::new(host)),
+        })
+    }
+
+    fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
+        ends::embed(self, cx, weight, rows)
+    }
+
+    fn qkv(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        kv: DevPtr,
+        residual: Residual,
+        publish: Option<Publish<'_>>,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        qkv::qkv(self, cx, layer, kv, residual, publish, rows)
+    }
+
+    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr) -> Result<()> {
+        attend::attend(self, cx, layer, kv)
+    }
+
+    fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        ffn::to_delta(self, cx, "out_proj", &layer.o, cx.ws.attn, rows)
+    }
+
+    fn ffn_up(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        residual: Residual,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        ffn::up(self, cx, layer, residual, rows)
+    }
+
+    fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        ffn::to_delta(self, cx, "ffn_down", &layer.down, cx.ws.act, rows)
+    }
+
+    fn logits(
+        &self,
+        cx: &Context<'_>,
+        weight: NormWeight,
+        head: &LinearWeight,
+        residual: Residual,
+    ) -> Result<()> {
+        ends::logits(self, cx, weight, head, residual)
+    }
+
+    fn argmax(&self, cx: &Context<'_>) -> Result<()> {
+        ends::argmax(self, cx)
+    }
+
+    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
+        exchange::collect(self, cx, mailbox)
+    }
+
+    fn merge(&self, cx: &Context<'_>, other: &PartialRows) -> Result<()> {
+        attend::merge(self, cx, other)
+    }
+
+    fn gather_pages(&self, cx: &Context<'_>, kv: DevPtr, pages: DevPtr, n: usize, out: DevPtr) -> Result<()> {
+        self.emulated.move_pages(cx.lane, exchange::page_move(cx.shape, kv, pages, n, out, true))
+    }
+
+    fn scatter_pages(
+        &self,
+        cx: &Context<'_>,
+        kv: DevPtr,
+        pages: DevPtr,
+        n: usize,
+        from: DevPtr,
+    ) -> Result<()> {
+        self.emulated.move_pages(cx.lane, exchange::page_move(cx.shape, kv, pages, n, from, false))
+    }
+}

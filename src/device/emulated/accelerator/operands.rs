@@ -1,0 +1,125 @@
+//! What an operation reads and writes: the spans that it is enqueued with, and what it finds in them.
+
+use std::ops::Range;
+
+use crate::device::accelerator::{Context, Half, LinearWeight, NormWeight, Residual};
+use crate::device::emulated::op::Span;
+use crate::device::emulated::ops::cast::{from_f32, numbers, to_f32};
+use crate::device::emulated::ops::linear::Matrix;
+use crate::device::emulated::ops::norm::{self, Delta};
+use crate::device::runtime::DevPtr;
+use crate::model::spec::Norm;
+use crate::simd::Kernels;
+use crate::tensor::DType;
+
+/// The spans of an operation; adding one gives its index.
+#[derive(Default)]
+pub(super) struct Operands {
+    pub reads: Vec<Span>,
+    pub writes: Vec<Span>,
+}
+
+impl Operands {
+    /// `len` bytes; an operand that is absent (NULL) is empty.
+    pub fn read(&mut self, ptr: DevPtr, len: usize) -> usize {
+        self.reads.push(Span::new(ptr, if ptr.is_null() { 0 } else { len }));
+        self.reads.len() - 1
+    }
+
+    pub fn write(&mut self, ptr: DevPtr, len: usize) -> usize {
+        self.writes.push(Span::new(ptr, len));
+        self.writes.len() - 1
+    }
+
+    pub fn read_rows(&mut self, base: DevPtr, rows: &Range<usize>, row_bytes: usize) -> usize {
+        self.read(base.add(rows.start * row_bytes), rows.len() * row_bytes)
+    }
+
+    pub fn write_rows(&mut self, base: DevPtr, rows: &Range<usize>, row_bytes: usize) -> usize {
+        self.write(base.add(rows.start * row_bytes), rows.len() * row_bytes)
+    }
+
+    pub fn weight(&mut self, w: &LinearWeight) -> MatrixOperand {
+        let row = w.dtype.row_bytes(w.k).expect("checked when packed");
+        let data = self.read(w.ptr, w.n * row);
+        MatrixOperand { dtype: w.dtype, k: w.k, data, bias: self.read(w.bias, 4 * w.n) }
+    }
+
+    pub fn norm(&mut self, w: &NormWeight, d: usize) -> [usize; 2] {
+        [self.read(w.w, 4 * d), self.read(w.b, 4 * d)]
+    }
+
+    pub fn delta(
+        &mut self,
+        cx: &Context<'_>,
+        residual: Residual,
+        rows: &Range<usize>,
+    ) -> Option<DeltaOperand> {
+        let d = cx.shape.d_model;
+        let post = match residual {
+            Residual::None => return None,
+            Residual::Delta => DevPtr::NULL,
+            Residual::Normed(w) => w,
+        };
+        let rows = self.read_rows(cx.ws.delta, rows, 4 * d);
+        Some(DeltaOperand { rows, post: self.read(post, 4 * d), d })
+    }
+}
+
+/// A matrix among the operands.
+#[derive(Clone, Copy)]
+pub(super) struct MatrixOperand {
+    dtype: DType,
+    k: usize,
+    data: usize,
+    bias: usize,
+}
+
+impl MatrixOperand {
+    pub fn matrix<'a>(&self, reads: &[&'a [u8]]) -> Matrix<'a> {
+        Matrix { dtype: self.dtype, k: self.k, data: reads[self.data], bias: numbers(reads[self.bias]) }
+    }
+}
+
+/// What is added to the residual stream, among the operands.
+#[derive(Clone, Copy)]
+pub(super) struct DeltaOperand {
+    rows: usize,
+    post: usize,
+    d: usize,
+}
+
+impl DeltaOperand {
+    pub fn row<'a>(&self, reads: &[&'a [u8]], i: usize) -> Delta<'a> {
+        Delta {
+            row: &numbers(reads[self.rows])[i * self.d..(i + 1) * self.d],
+            post: numbers(reads[self.post]),
+        }
+    }
+}
+
+/// hidden += residual; x = norm(hidden), rounded; x again as floats, as the products take it.
+pub(super) struct NormRows {
+    pub kernels: &'static Kernels,
+    pub norm: Norm,
+    pub act: Half,
+    pub d: usize,
+    pub delta: Option<DeltaOperand>,
+    pub weight: [usize; 2],
+}
+
+impl NormRows {
+    pub fn run(&self, reads: &[&[u8]], hidden: &mut [f32], x: &mut [u16]) -> Vec<f32> {
+        let weight = self.weight.map(|i| numbers::<f32>(reads[i]));
+        let mut out = vec![0f32; self.d];
+        let rows = hidden.chunks_exact_mut(self.d).zip(x.chunks_exact_mut(self.d));
+        for (i, (hidden, x)) in rows.enumerate() {
+            if let Some(delta) = &self.delta {
+                norm::add(self.kernels, self.norm, hidden, delta.row(reads, i));
+            }
+            norm::norm(self.kernels, self.norm, hidden, weight[0], weight[1], &mut out);
+            from_f32(self.act, &out, x);
+        }
+        to_f32(self.act, x)
+    }
+}

@@ -1,0 +1,118 @@
+//! The lanes: a thread and an in-order queue each; events between them; what goes wrong and who is told.
+//!
+//! An error of asynchronous work (a kernel that fails its checks) makes its lane skip everything behind it
+//! until somebody is told: the next call on the lane, or whoever synchronises with an event behind the
+//! failure. Lanes that wait for such an event fail with it. A lost device is lost for good: every call
+//! gives the same error, and nothing waits any more.
+//!
+//! Host calls: [`memory`] allocates and frees, [`submit`] enqueues work, [`events`] are points in lanes that others wait
+//! for. [`serve`] is a lane's own thread. [`state`] is what they share, under one lock.
+
+mod events;
+mod memory;
+mod serve;
+mod state;
+mod submit;
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+pub(super) use self::events::Mark;
+use self::state::{Faults, Problem, State};
+use super::arena::Arena;
+use super::options::{EmulatedOptions, FaultPlan};
+use crate::Result;
+use crate::device::runtime::{DeviceInfo, Lane};
+
+/// What the host's calls and the lanes' threads share.
+pub(super) struct Core {
+    pub info: DeviceInfo,
+    pub options: EmulatedOptions,
+    arena: Mutex<Arena>,
+    state: Mutex<State>,
+    /// Of each lane: there is work.
+    work: [Condvar; 3],
+    /// Something was done, or everything is over.
+    progress: Condvar,
+    /// Everything is over: the device is lost, or nobody holds it any more.
+    over: Condvar,
+}
+
+fn name(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Compute => "compute lane",
+        Lane::HostToDevice => "host-to-device lane",
+        Lane::DeviceToHost => "device-to-host lane",
+    }
+}
+
+/// A plan is complete before a lock is given back, and user code runs outside: poison means nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    pub fn new(info: DeviceInfo, options: EmulatedOptions) -> Result<Core> {
+        let arena = Mutex::new(Arena::new(options.memory)?);
+        let faults = Faults { plan: options.faults.clone(), ..Faults::default() };
+        let state = Mutex::new(State { faults, ..State::default() });
+        let work = std::array::from_fn(|_| Condvar::new());
+        Ok(Core { info, options, arena, state, work, progress: Condvar::new(), over: Condvar::new() })
+    }
+
+    /// Replaces the plan of faults; counts begin again.
+    pub fn set_faults(&self, plan: FaultPlan) {
+        lock(&self.state).faults = Faults { plan, ..Faults::default() };
+    }
+
+    pub fn alive(&self) -> Result<()> {
+        lock(&self.state).alive()
+    }
+
+    /// Waits until `pending` is over or the device is lost: also by the watchdog.
+    fn wait_while<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        pending: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        while state.lost.is_none() && pending(&state) {
+            let limit = self.options.watchdog;
+            let mut patience = limit;
+            let mut late = None;
+            for (since, what) in state.lanes.iter().filter_map(|l| l.running.as_ref()) {
+                let left = limit.saturating_sub(since.elapsed());
+                if left.is_zero() {
+                    late = Some(Problem::new(
+                        what,
+                        format!(
+                            "has not ended after {} s; the emulated accelerator is taken for lost",
+                            limit.as_secs_f32()
+                        ),
+                    ));
+                }
+                patience = patience.min(left);
+            }
+            if let Some(problem) = late {
+                self.lose(&mut state, problem);
+                break;
+            }
+            state = self.progress.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    /// The end: nothing waits any more.
+    fn lose(&self, state: &mut State, problem: Problem) {
+        state.lost.get_or_insert(problem);
+        self.over.notify_all();
+        self.progress.notify_all();
+        self.work.iter().for_each(Condvar::notify_all);
+    }
+
+    /// Ends the lanes' threads, after what they are doing now.
+    pub fn shut_down(&self) {
+        lock(&self.state).shutdown = true;
+        self.over.notify_all();
+        self.progress.notify_all();
+        self.work.iter().for_each(Condvar::notify_all);
+    }
+}

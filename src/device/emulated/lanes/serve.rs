@@ -1,0 +1,150 @@
+//! The thread of a lane: takes work in order, does it as late and as slowly as the options say.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::state::{Problem, Step, Trouble};
+use super::{Core, lock};
+use crate::Error;
+use crate::device::emulated::op::{Direction, Hooks, Op, Span};
+use crate::device::emulated::program::{self, OwnedLaunch};
+use crate::device::emulated::random::Random;
+use crate::device::runtime::Lane;
+
+/// The longest delay that jitter puts before a piece of work.
+const JITTER: Duration = Duration::from_micros(400);
+
+impl Core {
+    /// The thread of a lane.
+    pub fn serve(&self, lane: Lane) {
+        let l = lane as usize;
+        let mut random = self.options.jitter.map(|seed| Random::new(seed.wrapping_mul(3) + l as u64));
+        let mut state = lock(&self.state);
+        loop {
+            if state.over() {
+                // Dropped outside the lock: closures may own anything.
+                let rest = std::mem::take(&mut state.lanes[l].queue);
+                state.lanes[l].completed = state.lanes[l].enqueued;
+                let end = state.shutdown;
+                drop(state);
+                drop(rest);
+                self.progress.notify_all();
+                if end {
+                    return;
+                }
+                state = lock(&self.state);
+            }
+            let Some(job) = state.lanes[l].queue.pop_front() else {
+                if !state.shutdown {
+                    state = self.work[l].wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                continue;
+            };
+            let trouble = state.lanes[l].trouble_of(job.seq);
+            match &job.step {
+                Step::Signal(mark) => {
+                    let set = mark.done.set(trouble.map_or(Ok(()), Err));
+                    assert!(set.is_ok(), "a mark is enqueued once");
+                }
+                Step::Wait(mark) => {
+                    while mark.done.get().is_none() && !state.over() {
+                        state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    if let (Some(Err(problem)), None) = (mark.done.get(), trouble) {
+                        state.lanes[l].trouble = Some(Trouble { problem: problem.clone(), through: None });
+                    }
+                }
+                Step::Work(_) if trouble.is_some() => {}
+                Step::Work(op) if job.lose => {
+                    let why = format!("lost at {} (a fault was injected)", op.describe());
+                    self.lose(&mut state, Problem::new("emulated accelerator", why));
+                }
+                Step::Work(op) => {
+                    state.lanes[l].running = Some((Instant::now(), op.describe()));
+                    drop(state);
+                    let outcome = self.run(op, job.endless, random.as_mut());
+                    state = lock(&self.state);
+                    state.lanes[l].running = None;
+                    if let Err(problem) = outcome {
+                        state.lanes[l].trouble = Some(Trouble { problem, through: None });
+                    }
+                }
+            }
+            state.lanes[l].completed = job.seq;
+            drop(state);
+            drop(job);
+            self.progress.notify_all();
+            state = lock(&self.state);
+        }
+    }
+
+    /// Does one piece of work, as late and as slowly as asked.
+    fn run(&self, op: &Op, endless: bool, random: Option<&mut Random>) -> std::result::Result<(), Problem> {
+        if endless {
+            let state = lock(&self.state);
+            let wait = self.over.wait_while(state, |s| !s.over());
+            drop(wait.unwrap_or_else(PoisonError::into_inner));
+            return Ok(());
+        }
+        let speed = &self.options.speed;
+        let seconds = |bytes: usize, gb_s: Option<f64>| {
+            gb_s.map_or(Duration::ZERO, |s| Duration::from_secs_f64(bytes as f64 / (s * 1e9)))
+        };
+        let transfer = match op.copied() {
+            Some((Direction::ToDevice, bytes)) => seconds(bytes, speed.host_to_device),
+            Some((Direction::ToHost, bytes)) => seconds(bytes, speed.device_to_host),
+            _ => Duration::ZERO,
+        };
+        // A copy's bytes may arrive at any time between its beginning and its end.
+        let mut late = false;
+        if let Some(random) = random {
+            if random.below(2) == 0 {
+                self.pause(JITTER.mul_f64(random.unit()));
+            }
+            late = random.below(2) == 0;
+        }
+        if late {
+            self.pause(transfer);
+        }
+        let begin = Instant::now();
+        let checks = &self.options.checks;
+        let kernel = |launch: &OwnedLaunch| program::launch(launch, checks);
+        let check = |span: &Span| {
+            let found = lock(&self.arena).check(span.ptr, span.len);
+            found.map_err(|problem| Error::Device { what: op.describe(), problem })
+        };
+        let hooks = Hooks { kernel: &kernel, check: &check };
+        // SAFETY: `enqueue` found every span allocated, and `free` waits for the work enqueued before it;
+        // pinned memory is kept by the job. `order` refused work whose bytes another lane's unordered
+        // work touches, and events are waited for before this runs, so nobody else uses them now.
+        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { op.run(&hooks) }));
+        let outcome = match outcome {
+            Ok(outcome) => outcome.map_err(|e| Problem::of(e, &op.describe())),
+            Err(panic) => Err(Problem::new(op.describe(), format!("panicked: {}", message(&*panic)))),
+        };
+        if op.is_launch() {
+            let slower = (speed.kernel_factor - 1.0).max(0.0);
+            self.pause(speed.launch + begin.elapsed().mul_f64(slower));
+        }
+        if !late {
+            self.pause(transfer);
+        }
+        outcome
+    }
+
+    /// Sleeps, unless everything is over.
+    fn pause(&self, time: Duration) {
+        if !time.is_zero() {
+            let state = lock(&self.state);
+            let wait = self.over.wait_timeout_while(state, time, |s| !s.over());
+            drop(wait.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,150 @@
+//! What the host's calls and the lanes' threads share, under one lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+use std::time::Instant;
+
+use super::events::Mark;
+use crate::device::emulated::op::{Op, Span};
+use crate::device::emulated::options::FaultPlan;
+use crate::device::emulated::order::Order;
+use crate::device::emulated::pinned::HostMemory;
+use crate::device::runtime::{Lane, Pinned};
+use crate::{Error, Result};
+
+/// An error that can be told several times.
+#[derive(Debug, Clone)]
+pub(super) struct Problem(Arc<(String, String)>);
+
+impl Problem {
+    pub fn new(what: impl Into<String>, problem: impl Into<String>) -> Problem {
+        Problem(Arc::new((what.into(), problem.into())))
+    }
+
+    pub fn of(error: Error, what: &str) -> Problem {
+        match error {
+            Error::Device { what, problem } => Problem::new(what, problem),
+            other => Problem::new(what, other.to_string()),
+        }
+    }
+
+    pub fn error(&self) -> Error {
+        Error::Device { what: self.0.0.clone(), problem: self.0.1.clone() }
+    }
+
+    pub fn is(&self, other: &Problem) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+pub(super) enum Step {
+    Work(Op),
+    Signal(Arc<Mark>),
+    Wait(Arc<Mark>),
+}
+
+pub(super) struct Job {
+    pub seq: u64,
+    pub step: Step,
+    /// The device is lost when it comes to this.
+    pub lose: bool,
+    /// It never ends.
+    pub endless: bool,
+    /// Pinned memory that it uses.
+    pub _keep: Vec<Arc<HostMemory>>,
+}
+
+/// A failure, and up to which work of the lane it counts: unknown until somebody was told.
+pub(super) struct Trouble {
+    pub problem: Problem,
+    pub through: Option<u64>,
+}
+
+#[derive(Default)]
+pub(super) struct LaneState {
+    pub queue: VecDeque<Job>,
+    pub enqueued: u64,
+    pub completed: u64,
+    pub running: Option<(Instant, String)>,
+    pub trouble: Option<Trouble>,
+}
+
+impl LaneState {
+    /// The failure that work number `seq` falls under.
+    pub fn trouble_of(&mut self, seq: u64) -> Option<Problem> {
+        let trouble = self.trouble.as_ref()?;
+        if trouble.through.is_some_and(|last| seq > last) {
+            self.trouble = None;
+            return None;
+        }
+        Some(trouble.problem.clone())
+    }
+}
+
+/// Calls since the plan was set.
+#[derive(Default)]
+pub(super) struct Faults {
+    pub plan: FaultPlan,
+    pub allocations: u64,
+    pub operations: u64,
+    pub copies: u64,
+    pub launches: u64,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub lanes: [LaneState; 3],
+    pub order: Order,
+    pub lost: Option<Problem>,
+    /// Of a call that could not return it.
+    pub owed: Option<Problem>,
+    pub shutdown: bool,
+    pub faults: Faults,
+    pub capture: Option<(ThreadId, Vec<Op>)>,
+    /// Pinned memory by address. What was dropped since is cleared away when more is made.
+    pub pinned: BTreeMap<u64, Weak<HostMemory>>,
+}
+
+impl State {
+    /// Tells of trouble that a call on `lane` has to know.
+    pub fn report(&mut self, lane: Lane) -> Result<()> {
+        self.alive()?;
+        let lane = &mut self.lanes[lane as usize];
+        if let Some(trouble) = lane.trouble.as_mut().filter(|t| t.through.is_none()) {
+            trouble.through = Some(lane.enqueued);
+            return Err(trouble.problem.error());
+        }
+        Ok(())
+    }
+
+    /// The device is not lost, and no earlier call is owed an error.
+    pub fn alive(&mut self) -> Result<()> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.error());
+        }
+        self.owed.take().map_or(Ok(()), |p| Err(p.error()))
+    }
+
+    pub fn over(&self) -> bool {
+        self.shutdown || self.lost.is_some()
+    }
+
+    /// Calls that wait, or that touch what is not recorded, have no place in a recording.
+    pub fn not_capturing(&self) -> Result<()> {
+        match &self.capture {
+            Some((thread, _)) if *thread == std::thread::current().id() => Err(Error::Device {
+                what: "emulated accelerator".into(),
+                problem: "work is being recorded: only enqueueing on the compute lane is possible".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The pinned memory that a span lies in.
+    pub fn pinned(&self, span: &Span) -> Option<Arc<HostMemory>> {
+        let (&start, memory) = self.pinned.range(..=span.ptr.0).next_back()?;
+        let memory = memory.upgrade()?;
+        (span.len <= (start + memory.len() as u64).checked_sub(span.ptr.0)? as usize).then_some(memory)
+    }
+}

@@ -1,0 +1,124 @@
+//! Enqueueing: everything is checked here, before a lane sees it.
+
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use super::state::{Job, State, Step};
+use super::{Core, lock, name};
+use crate::device::emulated::op::Op;
+use crate::device::emulated::pinned::HostMemory;
+use crate::device::runtime::Lane;
+use crate::{Error, Result};
+
+impl Core {
+    /// Enqueues work.
+    pub fn enqueue(&self, lane: Lane, op: Op) -> Result<()> {
+        let failed = |problem: String| Error::Device { what: op.describe(), problem };
+        let (reads, writes) = op.touches();
+        // The arena stays locked until the work is in the queue: a `free` from now on waits for it.
+        let arena = lock(&self.arena);
+        let mut state = lock(&self.state);
+        state.report(lane)?;
+        let mut keep = Vec::new();
+        for span in reads.iter().chain(&writes).filter(|s| s.len > 0) {
+            match state.pinned(span) {
+                Some(memory) => keep.push(memory),
+                None => arena.check(span.ptr, span.len).map_err(failed)?,
+            }
+        }
+        if let Some((thread, ops)) = &mut state.capture {
+            let here = *thread == std::thread::current().id();
+            if here && lane == Lane::Compute {
+                if matches!(op, Op::Upload { .. } | Op::ToHost { .. } | Op::Graph(_)) {
+                    return Err(failed("cannot be recorded".into()));
+                }
+                ops.push(op);
+                return Ok(());
+            }
+            if here || lane == Lane::Compute {
+                return Err(failed("the compute lane is being recorded, by one thread and alone".into()));
+            }
+        }
+        let seq = state.lanes[lane as usize].enqueued + 1;
+        if !self.options.strict_order {
+            let done = Lane::ALL.map(|l| state.lanes[l as usize].completed);
+            state.order.seen(&done);
+        }
+        if let Err(race) = state.order.enter(lane, seq, &reads, &writes) {
+            return Err(failed(format!(
+                "on the {}, touches {:#x}, which work on the {} {}; no event orders the two",
+                name(lane),
+                race.at,
+                name(race.with),
+                if race.wrote { "writes" } else { "reads" }
+            )));
+        }
+        let copy = op.copied().is_some();
+        let faults = &mut state.faults;
+        faults.operations += 1;
+        faults.copies += copy as u64;
+        let lose = faults.plan.lost_at == Some(faults.operations);
+        let endless = copy && faults.plan.endless_copy == Some(faults.copies);
+        self.push(&mut state, lane, Step::Work(op), lose, endless, keep);
+        Ok(())
+    }
+
+    pub(super) fn push(
+        &self,
+        state: &mut State,
+        lane: Lane,
+        step: Step,
+        lose: bool,
+        endless: bool,
+        keep: Vec<Arc<HostMemory>>,
+    ) {
+        let l = &mut state.lanes[lane as usize];
+        l.enqueued += 1;
+        l.queue.push_back(Job { seq: l.enqueued, step, lose, endless, _keep: keep });
+        self.work[lane as usize].notify_one();
+    }
+
+    /// Whether a launch of `kernel` is refused by the plan of faults.
+    pub fn may_launch(&self, kernel: &str) -> Result<()> {
+        let faults = &mut lock(&self.state).faults;
+        faults.launches += 1;
+        let by_name = faults.plan.refuse_kernel.as_deref() == Some(kernel);
+        if by_name || faults.plan.refuse_launch == Some(faults.launches) {
+            return Err(Error::Device {
+                what: format!("kernel {kernel}"),
+                problem: "the launch was refused (a fault was injected)".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Records what `enqueue` enqueues.
+    pub fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Op>> {
+        {
+            let mut state = lock(&self.state);
+            state.report(Lane::Compute)?;
+            if state.capture.is_some() {
+                return Err(Error::Device {
+                    what: "emulated accelerator".into(),
+                    problem: "the compute lane is being recorded already".into(),
+                });
+            }
+            state.capture = Some((std::thread::current().id(), Vec::new()));
+        }
+        /// Ends the recording, also when `enqueue` panics.
+        struct Recording<'a>(&'a Core);
+        impl Recording<'_> {
+            fn take(&self) -> Option<(ThreadId, Vec<Op>)> {
+                lock(&self.0.state).capture.take()
+            }
+        }
+        impl Drop for Recording<'_> {
+            fn drop(&mut self) {
+                self.take();
+            }
+        }
+        let recording = Recording(self);
+        enqueue()?;
+        Ok(recording.take().expect("nobody else ends a recording").1)
+    }
+}

@@ -1,0 +1,121 @@
+//! Both ends of the model: embedding, and the head with its reductions.
+
+use std::ops::Range;
+
+use super::super::elementwise::{
+    self, Embed, LogitsReduce, NormRows, Positions, logits_reduce, norm, softcap,
+};
+use super::super::linear::Epilogue;
+use super::super::quant::{self, GatherArgs, Layout};
+use super::matmul::Matmul;
+use super::scratch::{linear_scratch, lists};
+use crate::Result;
+use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual};
+use crate::device::runtime::{DevPtr, Runtime};
+
+/// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
+pub(super) fn embed(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    weight: &EmbedWeight,
+    rows: Range<usize>,
+) -> Result<()> {
+    let (lists, d) = (lists(cx), cx.shape.d_model);
+    let hidden = cx.ws.from_row(cx.shape, rows.start).hidden;
+    let layout = Layout::new(weight.dtype, cx.shape.vocab, d).filter(|_| weight.packed);
+    if let Some(layout) = layout {
+        let args = GatherArgs {
+            layout,
+            w: weight.table,
+            row_ids: lists.tokens.add(rows.start * 4),
+            y: hidden,
+            ldy: d,
+            count: rows.len(),
+            scale: cx.shape.embed_scale,
+        };
+        return quant::gather(rt, cx.lane, &args);
+    }
+    let positions = (!weight.positions.is_null()).then(|| Positions {
+        table: weight.positions,
+        dtype: weight.positions_dtype,
+        n: weight.n_positions,
+        offset: weight.position_offset,
+        row_pos: lists.row_pos.add(rows.start * 4),
+    });
+    let args = Embed {
+        tokens: lists.tokens.add(rows.start * 4),
+        table: weight.table,
+        dtype: weight.dtype,
+        vocab: cx.shape.vocab,
+        scale: cx.shape.embed_scale,
+        positions,
+        hidden,
+        rows: rows.len(),
+        d,
+    };
+    elementwise::embed(rt, cx.lane, &args)
+}
+
+/// See [`Accelerator::logits`](crate::device::accelerator::Accelerator::logits).
+pub(super) fn logits(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    weight: NormWeight,
+    head: &LinearWeight,
+    residual: Residual,
+) -> Result<()> {
+    let (ws, shape, lists) = (cx.ws, cx.shape, lists(cx));
+    let (delta, post) = residual.operands(ws.delta);
+    let rows = lists.launch_logits;
+    let d = shape.d_model;
+    let args = NormRows {
+        norm: shape.norm,
+        hidden: ws.hidden,
+        delta,
+        delta_bias: DevPtr::NULL,
+        post,
+        weight,
+        sum: DevPtr::NULL,
+        x: ws.head_x,
+        act: shape.act,
+        row_list: lists.logit_rows,
+        rows,
+        d,
+        ld_delta: d,
+        ld_x: d,
+    };
+    norm(rt, cx.lane, &args)?;
+    let matmul = Matmul {
+        w: head,
+        act: shape.act,
+        x: ws.head_x,
+        ldx: d,
+        y: ws.logits,
+        ldy: shape.vocab,
+        m: rows,
+        epilogue: Epilogue::F32,
+        scratch: linear_scratch(cx),
+    };
+    matmul.run(rt, cx.lane)?;
+    match shape.logit_softcap {
+        Some(cap) => softcap(rt, cx.lane, ws.logits, cap, rows, shape.vocab, shape.vocab),
+        None => Ok(()),
+    }
+}
+
+/// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
+pub(super) fn argmax(rt: &dyn Runtime, cx: &Context<'_>) -> Result<()> {
+    let (ws, lists) = (cx.ws, lists(cx));
+    let args = LogitsReduce {
+        logits: ws.logits,
+        workspace: ws.scratch.add(lists.scratch.logits),
+        indices: ws.argmax,
+        values: DevPtr::NULL,
+        logsumexp: DevPtr::NULL,
+        rows: lists.launch_logits,
+        vocab: cx.shape.vocab,
+        ld: cx.shape.vocab,
+        k: 1,
+    };
+    logits_reduce(rt, cx.lane, &args)
+}

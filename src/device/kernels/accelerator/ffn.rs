@@ -1,0 +1,81 @@
+//! The feed-forward's sublayer, and what ends both sublayers: a product that is added to the residual stream.
+
+use std::ops::Range;
+
+use super::super::elementwise::{Activate, Activation, activate};
+use super::super::linear::Epilogue;
+use super::matmul::Matmul;
+use super::qkv::norm_rows;
+use super::scratch::linear_scratch;
+use crate::Result;
+use crate::device::accelerator::{Context, LayerWeights, LinearWeight, Residual, UpWeight};
+use crate::device::runtime::{DevPtr, Runtime};
+use crate::model::spec::Ffn;
+
+/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+pub(super) fn up(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    layer: &LayerWeights,
+    residual: Residual,
+    rows: Range<usize>,
+) -> Result<()> {
+    norm_rows(rt, cx, layer.ffn_norm, residual, &rows)?;
+    let shape = cx.shape;
+    let ws = cx.ws.from_row(shape, rows.start);
+    let (d, ff) = (shape.d_model, shape.d_ff);
+    let matmul = |w: &LinearWeight, y: DevPtr, ldy: usize, epilogue: Epilogue| {
+        let (x, act, m, scratch) = (ws.x, shape.act, rows.len(), linear_scratch(cx));
+        Matmul { w, act, x, ldx: d, y, ldy, m, epilogue, scratch }.run(rt, cx.lane)
+    };
+    let epilogue = match shape.ffn {
+        Ffn::SwiGlu => Epilogue::SwiGlu,
+        Ffn::GeGlu => Epilogue::GeGlu,
+        Ffn::Relu => Epilogue::Relu,
+    };
+    match &layer.up {
+        UpWeight::GateUp(w) | UpWeight::Plain(w) => matmul(w, ws.act, ff, epilogue),
+        UpWeight::Separate(gate, up) => {
+            // gate | up of a row side by side.
+            let both = ws.gate_up;
+            matmul(gate, both, 2 * ff, Epilogue::F32)?;
+            matmul(up, both.add(ff * 4), 2 * ff, Epilogue::F32)?;
+            let args = Activate {
+                gate: both,
+                up: both.add(ff * 4),
+                gate_bias: DevPtr::NULL,
+                up_bias: DevPtr::NULL,
+                out: ws.act,
+                rows: rows.len(),
+                n: ff,
+                ld_gate: 2 * ff,
+                ld_up: 2 * ff,
+                ld_out: ff,
+            };
+            activate(rt, cx.lane, Activation::Ffn(shape.ffn, shape.act), &args)
+        }
+    }
+}
+
+/// delta = W·x + bias, for `rows`; `x` are the first of them, `[..][k]`.
+pub(super) fn to_delta(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    w: &LinearWeight,
+    x: DevPtr,
+    rows: &Range<usize>,
+) -> Result<()> {
+    let d = cx.shape.d_model;
+    let matmul = Matmul {
+        w,
+        act: cx.shape.act,
+        x,
+        ldx: w.k,
+        y: cx.ws.from_row(cx.shape, rows.start).delta,
+        ldy: d,
+        m: rows.len(),
+        epilogue: Epilogue::F32,
+        scratch: linear_scratch(cx),
+    };
+    matmul.run(rt, cx.lane)
+}

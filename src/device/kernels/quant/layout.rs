@@ -1,0 +1,154 @@
+//! What a packed matrix is: tiles of 16 rows x 64 columns in the order of mma fragments, and their sizes.
+//!
+//! The layout is drawn in `cuda/include/quant_tile.cuh`. Rows are padded to 16 and columns to 64 with codes and
+//! scales of zero, which multiply what kernels read of x there (zeros) to nothing.
+
+use crate::tensor::DType;
+
+/// Rows and columns of a tile.
+pub(super) const ROWS: usize = 16;
+pub(super) const COLS: usize = 64;
+
+/// How a format's codes and scales are stored in a tile: sizes in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Format {
+    pub bits: usize,
+    pub low: usize,
+    pub high: usize,
+    pub scales: usize,
+    /// Behind every 4 tiles; 0 without super-blocks.
+    pub super_scales: usize,
+}
+
+impl Format {
+    pub const fn of(dtype: DType) -> Option<Format> {
+        let (bits, scales, super_scales) = match dtype {
+            DType::Q4_0 => (4, 64, 0),
+            DType::Q4_1 => (4, 128, 0),
+            DType::Q4_K => (4, 64, 64),
+            DType::Q5_0 => (5, 64, 0),
+            DType::Q5_1 => (5, 128, 0),
+            DType::Q5_K => (5, 64, 64),
+            DType::Q6_K => (6, 64, 32),
+            DType::Q8_0 => (8, 64, 0),
+            DType::F32 | DType::F16 | DType::BF16 => return None,
+        };
+        let (low, high) = match bits {
+            8 => (1024, 0),
+            bits => (512, (bits - 4) * 128),
+        };
+        Some(Format { bits, low, high, scales, super_scales })
+    }
+
+    /// Tiles that share super-scales.
+    pub fn group(self) -> usize {
+        if self.super_scales > 0 { 4 } else { 1 }
+    }
+
+    pub fn body(self) -> usize {
+        self.low + self.high + self.scales
+    }
+
+    pub fn group_bytes(self) -> usize {
+        self.group() * self.body() + self.super_scales
+    }
+}
+
+/// A packed matrix: what it is of, from which its size and every kernel's follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Layout {
+    pub(super) dtype: DType,
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+impl Layout {
+    /// Of `n` rows of `k` elements; `None` if `dtype` has no codes, or there is nothing, or `k` is no multiple of
+    /// its block.
+    pub fn new(dtype: DType, n: usize, k: usize) -> Option<Layout> {
+        Format::of(dtype)?;
+        (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(Layout { dtype, n, k })
+    }
+
+    /// What it is packed from.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rows.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Columns.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Tiles along the rows, and along the columns.
+    pub fn tiles(&self) -> (usize, usize) {
+        (self.n.div_ceil(ROWS), self.k.div_ceil(COLS))
+    }
+
+    /// Bytes of 16 rows.
+    pub fn row_tile_bytes(&self) -> usize {
+        let format = self.format();
+        self.tiles().1 / format.group() * format.group_bytes()
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> usize {
+        self.tiles().0 * self.row_tile_bytes()
+    }
+
+    /// Bytes of a tile in shared memory: its body, then its group's super-scales.
+    pub(super) fn shared_tile_bytes(&self) -> usize {
+        let format = self.format();
+        format.body() + format.super_scales
+    }
+
+    /// Bits of a code.
+    pub(super) fn bits(&self) -> usize {
+        self.format().bits
+    }
+
+    /// Whether its scales are in two levels.
+    pub(super) fn has_super_blocks(&self) -> bool {
+        self.format().super_scales > 0
+    }
+
+    pub(super) fn format(&self) -> Format {
+        Format::of(self.dtype).expect("checked by `new`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_of_a_weight() {
+        // 4096 x 4096: what the kernels' headers say of memory traffic.
+        for (dtype, bits) in [
+            (DType::Q4_0, 4.5),
+            (DType::Q4_1, 5.0),
+            (DType::Q4_K, 4.625),
+            (DType::Q5_0, 5.5),
+            (DType::Q5_1, 6.0),
+            (DType::Q5_K, 5.625),
+            (DType::Q6_K, 6.5625),
+            (DType::Q8_0, 8.5),
+        ] {
+            let layout = Layout::new(dtype, 4096, 4096).unwrap();
+            assert_eq!(layout.bytes() as f64 * 8.0 / (4096.0 * 4096.0), bits, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_layout() {
+        assert_eq!(Layout::new(DType::F16, 16, 64), None);
+        assert_eq!(Layout::new(DType::Q4_0, 16, 48), None);
+        assert_eq!(Layout::new(DType::Q4_K, 16, 128), None);
+        assert_eq!(Layout::new(DType::Q8_0, 0, 64), None);
+    }
+}

@@ -1,0 +1,193 @@
+//! Pages of keys and values between the device's layout and the host's.
+
+use super::*;
+
+/// A layer of the host's cache with `lens` tokens in sequences of their own, and what it looks like on a device.
+struct Pages {
+    pool: PagePool,
+    /// Page ids with how many tokens they hold, in the order of sequences.
+    ids: Vec<(u32, usize)>,
+    heads: usize,
+    hd: usize,
+}
+
+impl Pages {
+    fn new(dtype: KvDType, heads: usize, hd: usize, lens: &[usize], rng: &mut Rng) -> Pages {
+        let g = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype };
+        let n: usize = lens.iter().map(|l| l.div_ceil(PAGE_TOKENS)).sum();
+        let mut pool = PagePool::new(g, n + 1).expect("a pool");
+        // A page of nobody: ids are not places.
+        let _ = pool.alloc();
+        let mut ids = Vec::new();
+        for &len in lens {
+            let mut table = BlockTable::new();
+            table.reserve(&mut pool, len).expect("room");
+            for pos in 0..len {
+                let row: Vec<f32> = (0..2 * heads * hd).map(|_| rng.normal()).collect();
+                let (k, v) = row.split_at(heads * hd);
+                // SAFETY: the pool is this thread's alone.
+                unsafe { pool.layer(0).append(table.pages(), pos, k, v) };
+            }
+            for (i, &page) in table.pages().iter().enumerate() {
+                ids.push((page, (len - i * PAGE_TOKENS).min(PAGE_TOKENS)));
+            }
+        }
+        Pages { pool, ids, heads, hd }
+    }
+
+    /// Bits of all (page, head)s of `page` in the host's layout.
+    fn host(&self, page: u32) -> Vec<u16> {
+        let kv: LayerKv<'_> = self.pool.layer(0);
+        let len = self.heads * 2 * PAGE_TOKENS * self.hd;
+        // SAFETY: heads of a page are contiguous, K before V (see `LayerKv`), and nobody writes.
+        unsafe { std::slice::from_raw_parts(kv.k_ptr(page, 0), len) }.to_vec()
+    }
+
+    /// The same in the device's layout, through the oracle's accessors.
+    fn device(&self, page: u32, t: Half) -> Vec<u16> {
+        let kv = self.pool.layer(0);
+        let mut out = Vec::new();
+        for head in 0..self.heads {
+            for is_v in [false, true] {
+                for token in 0..PAGE_TOKENS {
+                    for d in 0..self.hd {
+                        let x =
+                            if is_v { kv.value(page, head, token, d) } else { kv.key(page, head, token, d) };
+                        out.push(encode(t, x));
+                    }
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Pages to the host and back, through staging buffers or mapped memory.
+pub fn check(
+    rt: &Arc<dyn Runtime>,
+    t: Half,
+    heads: usize,
+    hd: usize,
+    lens: &[usize],
+    mapped_memory: bool,
+    seed: u64,
+) {
+    let mut rng = Rng::new(seed);
+    let dtype = if t == Half::F16 { KvDType::F16 } else { KvDType::BF16 };
+    let pages = Pages::new(dtype, heads, hd, lens, &mut rng);
+    let (n, page_len) = (pages.ids.len(), heads * 2 * PAGE_TOKENS * hd);
+    let what = format!("{t:?}, {heads} heads of {hd}, {lens:?}, mapped {mapped_memory}");
+
+    // On the device: other ids, and NaN wherever there is no token.
+    let device_ids = shuffled(&mut rng, n + 2);
+    let mut device = vec![0xffffu16; (n + 2) * page_len];
+    for (i, (page, tokens)) in pages.ids.iter().enumerate() {
+        let mut from = pages.device(*page, t);
+        for (e, v) in from.iter_mut().enumerate() {
+            if e / hd % PAGE_TOKENS >= *tokens {
+                *v = 0xffff;
+            }
+        }
+        device[device_ids[i] as usize * page_len..][..page_len].copy_from_slice(&from);
+    }
+    let host_ids = shuffled(&mut rng, n + 2);
+    let device_kv = upload(rt, &device);
+    // One entry more than there are pages, and the first is not wanted.
+    let mut list: Vec<u32> = device_ids[..n + 1].to_vec();
+    list[0] = u32::MAX;
+    let list_dev = upload(rt, &list);
+    let host_dev = upload(rt, &host_ids[..n + 1]);
+    let tokens: Vec<u32> = pages.ids.iter().map(|p| p.1 as u32).chain([32]).collect();
+    let (tokens_dev, n_dev) = (upload(rt, &tokens), upload(rt, &[n as u32]));
+    let staging = Output::new(rt, (n + 2) * page_len * 2);
+    let memory = rt.pinned((n + 2) * page_len * 2).expect("pinned memory");
+    // SAFETY: nothing is in flight that touches it.
+    unsafe { memory.host().write_bytes(CANARY, memory.len()) };
+    let args = PageMove {
+        device: device_kv.ptr(),
+        host: if mapped_memory { memory.device() } else { staging.ptr() },
+        device_pages: list_dev.ptr(),
+        host_pages: host_dev.ptr(),
+        n_tokens: tokens_dev.ptr(),
+        n_pages: n_dev.ptr(),
+        max_pages: n + 1,
+        n_kv_heads: heads,
+        head_dim: hd,
+    };
+    pages_to_host(&**rt, LANE, &args).expect("launch");
+    rt.synchronize_all().expect("done");
+    let there: Vec<u8> = if mapped_memory {
+        // SAFETY: the device is done.
+        unsafe { mapped(&*memory, 0, memory.len()) }.to_vec()
+    } else {
+        staging.bytes()
+    };
+    let mut want = vec![0xffffu16; (n + 2) * page_len];
+    for (i, (page, _)) in pages.ids.iter().enumerate().skip(1) {
+        want[host_ids[i] as usize * page_len..][..page_len].copy_from_slice(&pages.host(*page));
+    }
+    assert!(there == bytes(&want), "{what}: to the host");
+
+    // Back to other places, without token counts: zeros were stored for what is not there.
+    let back = Output::new(rt, (n + 2) * page_len * 2);
+    let args = PageMove { device: back.ptr(), n_tokens: DevPtr::NULL, ..args };
+    pages_from_host(&**rt, LANE, &args).expect("launch");
+    let mut want = vec![0xffffu16; (n + 2) * page_len];
+    for (i, (page, _)) in pages.ids.iter().enumerate().skip(1) {
+        want[device_ids[i] as usize * page_len..][..page_len].copy_from_slice(&pages.device(*page, t));
+    }
+    assert!(back.bytes() == bytes(&want), "{what}: from the host");
+
+    // And with counts, of pages whose rest is not zero: what is behind a count becomes zero.
+    let few: Vec<u32> = tokens.iter().map(|t| t / 2).collect();
+    let few_dev = upload(rt, &few);
+    pages_from_host(&**rt, LANE, &PageMove { n_tokens: few_dev.ptr(), ..args }).expect("launch");
+    for i in 1..n {
+        let at = device_ids[i] as usize * page_len;
+        for (e, v) in want[at..at + page_len].iter_mut().enumerate() {
+            if e / hd % PAGE_TOKENS >= few[i] as usize {
+                *v = 0;
+            }
+        }
+    }
+    assert!(back.bytes() == bytes(&want), "{what}: from the host, fewer tokens");
+}
+
+#[test]
+fn pages_change_their_layout_and_nothing_else() {
+    for rt in gpu::runtimes() {
+        for t in [Half::F16, Half::BF16] {
+            for hd in [16, 64, 80, 96, 128, 256] {
+                check(&rt, t, 2, hd, &[33, 64], hd == 80, hd as u64);
+            }
+            check(&rt, t, 1, 48, &[1, 31, 70], true, 1);
+        }
+    }
+}
+
+#[test]
+fn whole_pages_in_order_need_no_lists_of_the_host() {
+    for rt in gpu::runtimes() {
+        let mut rng = Rng::new(8);
+        let pages = Pages::new(KvDType::BF16, 3, 32, &[64, 32], &mut rng);
+        let page_len = 3 * 2 * PAGE_TOKENS * 32;
+        let device: Vec<u16> = (0..4).flat_map(|p| pages.device(p, Half::BF16)).collect();
+        let ids: Vec<u32> = pages.ids.iter().map(|p| p.0).collect();
+        let (device, list) = (upload(&rt, &device), upload(&rt, &ids));
+        let out = Output::new(&rt, 3 * page_len * 2);
+        let args = PageMove {
+            device: device.ptr(),
+            host: out.ptr(),
+            device_pages: list.ptr(),
+            host_pages: DevPtr::NULL,
+            n_tokens: DevPtr::NULL,
+            n_pages: DevPtr::NULL,
+            max_pages: 3,
+            n_kv_heads: 3,
+            head_dim: 32,
+        };
+        pages_to_host(&*rt, LANE, &args).expect("launch");
+        let want: Vec<u16> = ids.iter().flat_map(|p| pages.host(*p)).collect();
+        assert!(out.u16() == want);
+    }
+}
