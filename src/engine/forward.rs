@@ -58,14 +58,7 @@ pub(super) struct Forward {
     acts: Acts,
     logits: Vec<f32>,
     n_logits: usize,
-    /// Rows of the embedding read from the file's map since its pages were last given back.
-    rows_mapped: usize,
 }
-
-/// Rows of an embedding that is in memory twice (packed for the head, mapped for its rows) after which the mapped
-/// pages are given back: around every row the system maps 64 KiB or more, so that a long prompt would otherwise
-/// bring in the whole table. Seldom enough that the price, a fault per row read again, is lost in a step.
-const ROWS_TO_RELEASE: usize = 256;
 
 /// Rows written by different threads.
 struct RowsMut {
@@ -140,7 +133,6 @@ impl Forward {
             acts: Acts::default(),
             logits: Vec::new(),
             n_logits: 0,
-            rows_mapped: 0,
         })
     }
 
@@ -220,23 +212,25 @@ impl Forward {
         let tokens: Vec<u32> = inputs.iter().flat_map(|i| i.tokens).copied().collect();
         let hidden = RowsMut::new(sized(&mut self.hidden, tokens.len() * d), d);
         let k = self.kernels;
+        // Packed for the head: its rows are read from the file, lest the whole table be resident a second time.
+        let twice = spec.tied_head && Linear::wants_packing(m.embed.dtype, m.isa);
         each_row(pool, tokens.len(), d, &|r| {
             // SAFETY: one call per row.
             let out = unsafe { hidden.row(r) };
-            k.embed_row(m.embed.dtype, m.embed.row(tokens[r] as usize), spec.embed_scale, out);
+            let token = tokens[r] as usize;
+            if twice {
+                let mut row = vec![0; m.embed.row_bytes()];
+                m.embed.data.read_at(token * row.len(), &mut row);
+                k.embed_row(m.embed.dtype, &row, spec.embed_scale, out);
+            } else {
+                k.embed_row(m.embed.dtype, m.embed.row(token), spec.embed_scale, out);
+            }
             if let (Some(table), Position::Learned { offset }) = (&m.positions, &spec.position) {
                 let mut position = vec![0f32; d];
                 k.embed_row(table.dtype, table.row(positions[r] + offset), 1.0, &mut position);
                 k.add(out, &position);
             }
         });
-        if spec.tied_head && Linear::wants_packing(m.embed.dtype, m.isa) {
-            self.rows_mapped += tokens.len();
-            if self.rows_mapped >= ROWS_TO_RELEASE {
-                m.embed.data.release_pages();
-                self.rows_mapped = 0;
-            }
-        }
     }
 
     /// acts = norm(hidden + delta), and hidden += delta, when `add`.

@@ -1,6 +1,5 @@
 //! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::device::host::Pool;
@@ -252,7 +251,7 @@ impl<'a> Arena<'a> {
         }
         packed.drain(..).for_each(|b| b.release_pages());
         let map = map.make_read_only().map_err(no_room)?;
-        self.bytes = Some(Bytes::from_map(Arc::new(map)));
+        self.bytes = Some(Bytes::from_anonymous(map));
         Ok(())
     }
 

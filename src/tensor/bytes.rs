@@ -1,5 +1,6 @@
 //! A shared, immutable run of bytes: a slice of a memory map or of an owned buffer.
 
+use std::fs::File;
 use std::sync::Arc;
 
 /// Cheap to clone; keeps its owner (map or allocation) alive.
@@ -13,7 +14,7 @@ pub struct Bytes {
 #[derive(Clone)]
 #[allow(dead_code)]
 enum Owner {
-    Map(Arc<memmap2::Mmap>),
+    Map(Arc<(memmap2::Mmap, File)>),
     Anonymous(Arc<memmap2::Mmap>),
     Heap(Arc<[u64]>),
 }
@@ -24,9 +25,9 @@ unsafe impl Send for Bytes {}
 unsafe impl Sync for Bytes {}
 
 impl Bytes {
-    /// The whole of a memory map.
-    pub fn from_map(map: Arc<memmap2::Mmap>) -> Self {
-        Bytes { ptr: map.as_ptr(), len: map.len(), owner: Owner::Map(map) }
+    /// The whole of a file: `map` is a mapping of `file` from its first byte on.
+    pub fn from_map(map: memmap2::Mmap, file: File) -> Self {
+        Bytes { ptr: map.as_ptr(), len: map.len(), owner: Owner::Map(Arc::new((map, file))) }
     }
 
     /// The whole of an anonymous (fileless) map: owned memory, page aligned. Unlike a file's pages, these
@@ -61,6 +62,25 @@ impl Bytes {
         Some(Bytes { ptr, len, owner: self.owner.clone() })
     }
 
+    /// Copies bytes `offset..offset + out.len()` to `out`, those of a file by reading it rather than through its mapping:
+    /// for a few bytes here and there of much that is otherwise not needed, since a touch of the mapping brings 64 KiB
+    /// or, where the system caches the file in large folios, 2 MiB into the resident set.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) {
+        let bytes = &self[offset..offset + out.len()];
+        #[cfg(unix)]
+        if let Owner::Map(owner) = &self.owner {
+            use std::os::unix::fs::FileExt;
+            let at = bytes.as_ptr() as usize - owner.0.as_ptr() as usize;
+            if owner.1.read_exact_at(out, at as u64).is_ok() {
+                return;
+            }
+        }
+        out.copy_from_slice(bytes);
+    }
+
     /// Whether these bytes lie in a file mapping (and so can be dropped from memory and read again).
     pub fn is_mapped(&self) -> bool {
         matches!(self.owner, Owner::Map(_))
@@ -71,8 +91,9 @@ impl Bytes {
     /// released: one touch would map 2 MiB again. Only advice, and no effect on owned bytes.
     pub fn advise_large_pages(&self, large: bool) {
         #[cfg(target_os = "linux")]
-        if let Owner::Map(map) = &self.owner {
-            let _ = map.advise(if large { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage });
+        if let Owner::Map(owner) = &self.owner {
+            let _ =
+                owner.0.advise(if large { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage });
         }
     }
 
@@ -104,5 +125,34 @@ impl std::ops::Deref for Bytes {
 impl std::fmt::Debug for Bytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Bytes({} B{})", self.len, if self.is_mapped() { ", mapped" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_part_of_a_file_reads_as_it_is_mapped() {
+        let mut file = tempfile::tempfile().unwrap();
+        let data: Vec<u8> = (0..=255u8).cycle().take(10_000).collect();
+        file.write_all(&data).unwrap();
+        // SAFETY: nobody else has the file.
+        let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+        let part = Bytes::from_map(map, file).slice(1000, 5000).unwrap();
+        for bytes in [part.clone(), Bytes::copy_of(&part)] {
+            let mut out = [0; 777];
+            bytes.read_at(123, &mut out);
+            assert_eq!(out, data[1123..1900]);
+            bytes.read_at(5000 - 777, &mut out);
+            assert_eq!(out, part[5000 - 777..]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn reading_past_the_end_panics() {
+        Bytes::copy_of(&[1, 2, 3]).read_at(2, &mut [0; 2]);
     }
 }

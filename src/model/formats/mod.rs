@@ -8,7 +8,6 @@ pub mod safetensors;
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::tensor::Bytes;
 use crate::{Error, Result};
@@ -34,7 +33,7 @@ pub fn map_file(path: &Path) -> Result<Bytes> {
     // SAFETY: the mapping is read only. Like every program that maps its input, this one relies on nobody
     // truncating or rewriting a model while it runs; `pull` replaces files by renaming, which keeps maps whole.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-    Ok(Bytes::from_map(Arc::new(map)))
+    Ok(Bytes::from_map(map, file))
 }
 
 /// Puts the file's name in front of an error about its contents.

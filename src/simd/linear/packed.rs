@@ -259,6 +259,6 @@ pub fn pack(w: &Tensor) -> Packed {
         pack_group(w, g, out);
     }
     let map = map.make_read_only().expect("a mapping can be made read-only");
-    let data = Bytes::from_map(std::sync::Arc::new(map)).slice(0, len).expect("as long as the map");
+    let data = Bytes::from_anonymous(map).slice(0, len).expect("as long as the map");
     Packed::new(w.dtype, n, k, data)
 }
