@@ -1,7 +1,7 @@
 //! Where work runs: the host's thread pool, and accelerators behind one contract.
 //!
 //! [`runtime`] is what any accelerator gives: its own memory, in-order asynchronous lanes, events, pinned
-//! host memory, launching a kernel by name. [`kernels`] plans and launches the kernels of `cuda/` through
+//! host memory, launching a kernel by name. `kernels` (where the build has them) plans and launches those of `cuda/` through
 //! it, whoever runs them.
 
 pub mod accelerator;
