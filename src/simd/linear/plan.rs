@@ -59,8 +59,8 @@ enum Path {
 }
 
 /// Tokens from which AMX multiplies dequantised bf16 tiles rather than VNNI the codes; half of it where fine
-/// activations make VNNI multiply twice. Counted (scripts/mca), not measured: per 16x32 weights VNNI takes 8 to 10 cycles
-/// a token (q6_k 15), tiles 67 to 96 to dequantise and 16 per 16 tokens: they meet at 8 (q6_k) to 12 tokens.
+/// activations make VNNI multiply twice. Counted (scripts/mca --shapes), not measured: per 16x32 weights VNNI takes 7 to 9
+/// cycles a token (q6_k 11), tiles 67 to 96 to dequantise and 16 per 16 tokens: they meet at 10 (q6_k) to 14 (q8_0) tokens.
 /// `cargo bench --bench amx -- threshold` measures it.
 const AMX_PACKED_MIN_M: usize = 12;
 
