@@ -214,6 +214,37 @@ fn the_largest_products_do_not_overflow() {
     }
 }
 
+/// bf16 weights are exact in tiles; two planes of bf16 hold 16 bits of an activation, so that what is left is its last
+/// bits and f32 accumulation. One plane is off by some 2^-9 of each product.
+#[test]
+fn fine_tiles_keep_sixteen_bits() {
+    if !Isa::supported().contains(&Isa::Amx) {
+        eprintln!("skipped: no AMX here; TANDEM_AMX=emulate runs this test");
+        return;
+    }
+    let (m, n, k) = (19, 33, 600);
+    let mut rng = Rng(7);
+    let w = random_weight(DType::BF16, n, k, &mut rng);
+    let x: Vec<f32> = (0..m * k).map(|_| rng.uniform() * 3.0).collect();
+    let lin = make(&w, Isa::Amx).with_fine_activations();
+    let mut acts = Acts::default();
+    acts.reset(m, k).copy_from_slice(&x);
+    let mut out = vec![0f32; m * n];
+    linear(&Pool::new(2), Mode::Fast, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo: n }]);
+    let mut row = vec![0f32; k];
+    for r in 0..n {
+        tandem::reference::dequant::dequantise_row(DType::BF16, w.row(r), &mut row);
+        for t in 0..m {
+            let products =
+                || row.iter().zip(&x[t * k..(t + 1) * k]).map(|(&w, &x)| f64::from(w) * f64::from(x));
+            let (want, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+            let off = (f64::from(out[t * n + r]) - want).abs();
+            // 2^-17 of each product, and k roundings of sums no larger than `size`.
+            assert!(off <= size * (2f64.powi(-17) + k as f64 * 2f64.powi(-24)), "[{t},{r}] off by {off}");
+        }
+    }
+}
+
 #[test]
 fn several_blocks_of_k_are_summed() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -16,6 +16,8 @@ pub struct Need {
     pub bf16: bool,
     /// AMX A tiles, bf16.
     pub tiles: bool,
+    /// A second set of tiles with what rounding to bf16 lost (implies `tiles`).
+    pub fine_tiles: bool,
 }
 
 impl Need {
@@ -26,6 +28,7 @@ impl Need {
             fine: self.fine || o.fine,
             bf16: self.bf16 || o.bf16,
             tiles: self.tiles || o.tiles,
+            fine_tiles: self.fine_tiles || o.fine_tiles,
         }
     }
 }
@@ -128,7 +131,16 @@ impl Acts {
     /// AMX A tiles `[ceil(M/16)][k_padded/32][16][32]` bf16, zero-padded.
     pub fn tiles(&self) -> &[u16] {
         assert!(self.have.tiles, "AMX activations were not prepared");
-        &self.tiles[..self.m.next_multiple_of(16) * self.k.next_multiple_of(64)]
+        &self.tiles[..self.tiles_len()]
+    }
+    /// As [`Acts::tiles`], of what those lost of the f32 rows: together 16 bits of mantissa.
+    pub fn fine_tiles(&self) -> &[u16] {
+        assert!(self.have.fine_tiles, "fine AMX activations were not prepared");
+        &self.tiles[self.tiles_len()..2 * self.tiles_len()]
+    }
+
+    fn tiles_len(&self) -> usize {
+        self.m.next_multiple_of(16) * self.k.next_multiple_of(64)
     }
 
     /// Makes the forms in `need` from the f32 rows, if they are not there yet.
@@ -188,18 +200,25 @@ impl Acts {
             self.have.bf16 = true;
         }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if need.tiles && !self.have.tiles {
+        if (need.tiles && !self.have.tiles) || (need.fine_tiles && !self.have.fine_tiles) {
             let kp = k.next_multiple_of(64);
-            let blocks = m.div_ceil(16);
-            grow(&mut self.tiles, blocks * 16 * kp);
+            let (blocks, planes) = (m.div_ceil(16), 1 + need.fine_tiles as usize);
+            grow(&mut self.tiles, planes * blocks * 16 * kp);
             let x = &self.f32[..m * k];
             let out = Rows::new(&mut self.tiles, 16 * kp);
             pool.run_if(parallel, blocks, &|b, _| {
-                // SAFETY: each block of 16 rows belongs to exactly one chunk.
-                let out = unsafe { out.row(b) };
-                crate::amx::pack::pack_a_block(&x[b * 16 * k..], (m - b * 16).min(16), k, k, out);
+                let (rows, x) = ((m - b * 16).min(16), &x[b * 16 * k..]);
+                // SAFETY: each block of 16 rows, and its fine plane, belongs to exactly one chunk.
+                let plane = |p: usize| unsafe { out.row(p * blocks + b) };
+                crate::amx::pack::pack_a_block(x, rows, k, k, plane(0));
+                if need.fine_tiles {
+                    let lost: Vec<f32> =
+                        x[..rows * k].iter().map(|&v| v - half::bf16::from_f32(v).to_f32()).collect();
+                    crate::amx::pack::pack_a_block(&lost, rows, k, k, plane(1));
+                }
             });
             self.have.tiles = true;
+            self.have.fine_tiles = need.fine_tiles;
         }
     }
 }

@@ -127,7 +127,8 @@ impl Linear {
     }
 
     /// Where activations are quantised for this weight, quantise them to 16 bits (two int8 planes): for
-    /// layers whose inputs have outliers and whose outputs decide much, at twice the multiplications.
+    /// layers whose inputs have outliers and whose outputs decide much, at twice the multiplications. The same where
+    /// the AMX tier rounds them to bf16 for float weights (two bf16 planes).
     pub fn with_fine_activations(mut self) -> Linear {
         self.fine = true;
         self.tiles_from = AMX_PACKED_MIN_M / 2;
@@ -195,7 +196,8 @@ impl Linear {
     pub fn need(&self, m: usize, mode: Mode) -> Need {
         match self.path(m, mode) {
             Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine: self.fine, ..Need::default() },
-            Path::AmxPacked | Path::AmxRows => Need { tiles: true, ..Need::default() },
+            Path::AmxPacked => Need { tiles: true, ..Need::default() },
+            Path::AmxRows => Need { tiles: true, fine_tiles: self.fine, ..Need::default() },
             Path::RowDotBf16 | Path::TilesBf16 => Need { bf16: true, ..Need::default() },
             _ => Need::default(),
         }
@@ -262,11 +264,7 @@ impl Linear {
                         // SAFETY: as above; the fine plane is M more rows, its products fit the scratch.
                         unsafe {
                             kernel(self.dtype, p.group_range(g0, g1), k, xs.row(m), m, fine, n, n);
-                            for t in 0..m {
-                                for c in 0..n {
-                                    *out.add(t * ldo + r0 + c) += *fine.add(t * n + c);
-                                }
-                            }
+                            add_columns(std::slice::from_raw_parts(fine, m * n), m, n, out.add(r0), ldo);
                         }
                     });
                 }
@@ -314,10 +312,20 @@ impl Linear {
                         amx::Source::Rows(self.dtype, rows.as_ptr())
                     }
                 };
-                let (kp, x) = (x.k_padded(), x.tiles().as_ptr());
+                let (kp, tiles) = (x.k_padded(), x.tiles().as_ptr());
                 // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
                 // columns r0..r1 of every row are ours.
-                unsafe { amx::gemm(&source, r1 - r0, k, kp, x, m, out.add(r0), ldo) };
+                unsafe { amx::gemm(&source, r1 - r0, k, kp, tiles, m, out.add(r0), ldo) };
+                if self.fine && path == Path::AmxRows {
+                    let n = r1 - r0;
+                    let mut fine = vec![0f32; m * n];
+                    let tiles = x.fine_tiles().as_ptr();
+                    // SAFETY: as above; the fine plane's products have a buffer of their own.
+                    unsafe {
+                        amx::gemm(&source, n, k, kp, tiles, m, fine.as_mut_ptr(), n);
+                        add_columns(&fine, m, n, out.add(r0), ldo);
+                    }
+                }
             }
             (store, path) => unreachable!("{path:?} cannot read {store:?}"),
         }
@@ -328,6 +336,20 @@ impl Linear {
                     unsafe { *out.add(t * ldo + n) += b };
                 }
             }
+        }
+    }
+}
+
+/// Adds the `[m][n]` products of a fine plane to `m` rows of `out`, `ldo` apart.
+///
+/// # Safety
+/// These columns of `out` exist and belong to the caller.
+#[cfg(target_arch = "x86_64")]
+unsafe fn add_columns(fine: &[f32], m: usize, n: usize, out: *mut f32, ldo: usize) {
+    for t in 0..m {
+        for (c, v) in fine[t * n..(t + 1) * n].iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *out.add(t * ldo + c) += v };
         }
     }
 }
