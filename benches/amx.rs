@@ -23,7 +23,7 @@ mod tiles {
     use std::time::Instant;
 
     use tandem::amx;
-    use tandem::device::host::Pool;
+    use tandem::host::Pool;
     use tandem::profile;
     use tandem::simd::Isa;
     use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};

@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use tandem::cache::{KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
-use tandem::device::host::Pool;
+use tandem::host::Pool;
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, SeqRows};
 use tandem::{profile, reference};

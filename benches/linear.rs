@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use tandem::device::host::Pool;
+use tandem::host::Pool;
 use tandem::profile;
 use tandem::simd::Isa;
 use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};

@@ -7,7 +7,8 @@
 //!    zero-copy weight views.
 //! 3. [`engine`] holds a loaded model and the sequences in flight, and runs a forward pass.
 //! 4. [`cache`] is where keys and values live: pages and block tables.
-//! 5. [`device`] is where work runs: the thread pool of the host, and accelerators behind one contract.
+//! 5. [`device`] is where work runs beside the CPU: accelerators behind one contract; [`host`] is the CPU's cores and the thread
+//!    pool over them, on which everything else stands.
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
 //! 7. [`profile`] measures the limits of the machine that the kernels are held against.
 //! 8. [`tensor`] has dtypes and the block formats that all of them share.
@@ -19,6 +20,7 @@ pub mod cache;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod host;
 pub mod hub;
 pub mod model;
 pub mod profile;

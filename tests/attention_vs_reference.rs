@@ -16,7 +16,7 @@
 
 use proptest::prelude::*;
 use tandem::cache::{KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
-use tandem::device::host::Pool;
+use tandem::host::Pool;
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, Partial, SEGMENT, SeqRows, merge_partials};
 use tandem::{Error, reference};

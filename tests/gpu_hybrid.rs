@@ -12,9 +12,9 @@ use support::gpu::{self, Rng};
 use tandem::device::accelerator::*;
 use tandem::device::emulated::ops::pages::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::device::host::Pool;
 use tandem::device::open::on_kernels;
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};
+use tandem::host::Pool;
 use tandem::model::spec::{Ffn, Norm, RopePairing};
 use tandem::tensor::{Bytes, DType, Tensor};
 

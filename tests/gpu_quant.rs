@@ -10,12 +10,12 @@ use proptest::prelude::*;
 use support::gpu::linear::{Case, Launch, Operands, noise, random};
 use support::gpu::memory::{Output, upload};
 use tandem::device::accelerator::Half;
-use tandem::device::host::Pool;
 use tandem::device::kernels::linear::Epilogue;
 use tandem::device::kernels::quant::{
     self, GEMV_TOKENS, GatherArgs, Layout, Plan, QuantLinearArgs, RowsArgs, linear_as,
 };
 use tandem::device::runtime::{Lane, Runtime};
+use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
 use tandem::tensor::DType;
 

@@ -1,7 +1,7 @@
 //! Every tier of linear, every dtype, against the f64 reference on the dequantised weights.
 
 use proptest::prelude::*;
-use tandem::device::host::Pool;
+use tandem::host::Pool;
 use tandem::simd::Isa;
 use tandem::simd::linear::{Acts, Linear, Mode, Out, Packed, linear, pack};
 use tandem::tensor::{Bytes, DType, Tensor};

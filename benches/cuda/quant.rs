@@ -2,10 +2,10 @@
 
 use tandem::Result;
 use tandem::device::accelerator::Half;
-use tandem::device::host::Pool;
 use tandem::device::kernels::linear::Epilogue;
 use tandem::device::kernels::quant::{self, Layout, Plan, QuantLinearArgs};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
+use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
 use tandem::tensor::DType;
 use tandem::tensor::quant::quantise_row;

@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::{KvDType, PAGE_TOKENS, SeqRows};
-use crate::device::host::Pool;
+use crate::host::Pool;
 
 /// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
 ///

@@ -1,4 +1,4 @@
-//! Where work runs: the host's thread pool, and accelerators behind one contract.
+//! Where work runs beside the CPU: accelerators behind one contract.
 //!
 //! [`runtime`] is what any accelerator gives: its own memory, in-order asynchronous lanes, events, pinned
 //! host memory, launching a kernel by name. `kernels` (where the build has them) plans and launches those of `cuda/` through
@@ -8,7 +8,6 @@ pub mod accelerator;
 pub mod built;
 pub mod cuda;
 pub mod emulated;
-pub mod host;
 #[cfg(tandem_kernels)]
 pub mod kernels;
 pub mod open;

@@ -6,7 +6,7 @@ use super::memory::Memory;
 use super::prepare::Prepared;
 use crate::Result;
 use crate::cache::{BlockTable, PageList, PagePool};
-use crate::device::host::Pool;
+use crate::host::Pool;
 
 /// The forward pass of the CPU over pages in host memory.
 pub(super) struct CpuOnly {

@@ -7,7 +7,7 @@ use super::rope::RopeCache;
 use super::sequences::SeqId;
 use crate::Result;
 use crate::cache::{BlockTable, LayerKv, PagePool, SeqRows};
-use crate::device::host::Pool;
+use crate::host::Pool;
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 use crate::simd::attention::{AttnPlan, AttnShape};

@@ -1,7 +1,7 @@
 //! What a run will occupy, computed before anything is allocated.
 
 use crate::cache::{KvDType, KvGeometry};
-use crate::device::host::cgroup::memory_available;
+use crate::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};

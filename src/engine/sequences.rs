@@ -10,7 +10,7 @@ use super::memory::{Memory, geometry};
 use super::prepare::Prepared;
 use crate::cache::{BlockTable, KvDType, KvGeometry, PagePool};
 use crate::device::accelerator::Accelerator;
-use crate::device::host::Pool;
+use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 use crate::simd::linear::Mode;

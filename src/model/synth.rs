@@ -21,7 +21,7 @@ use serde_json::Value as Json;
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
 use super::formats::hf;
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
-use crate::device::host::cgroup::memory_available;
+use crate::host::cgroup::memory_available;
 use crate::tensor::quant::pack_scales_mins;
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};

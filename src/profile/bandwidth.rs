@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::device::host::Pool;
+use crate::host::Pool;
 
 /// Bytes per second at which all threads of `pool` together read `bytes` of memory (several streams per
 /// thread, one pass, best of `repeat`). Take at least four times the last-level cache, or the cache is

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::device::host::Pool;
+use crate::host::Pool;
 use crate::simd::Caps;
 
 /// One measured peak.

@@ -1,7 +1,7 @@
 //! A quick look at the limits of the machine: reading memory bounds decoding, arithmetic bounds prefill.
 
 use serde::Serialize;
-use tandem::device::host::Pool;
+use tandem::host::Pool;
 use tandem::profile::{peaks, read_bandwidth};
 
 /// Bytes read per pass: more than the caches of most machines hold.

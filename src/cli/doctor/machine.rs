@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use tandem::device::host::cgroup;
+use tandem::host::cgroup;
 
 use crate::cli::progress::megabytes;
 
@@ -44,7 +44,7 @@ pub fn cpu() -> Cpu {
         online,
         allowed,
         cgroup_quota: cgroup::cpu_quota(),
-        threads: tandem::device::host::cpu::allowed(),
+        threads: tandem::host::cpu::allowed(),
     }
 }
 

@@ -35,9 +35,9 @@ pub use self::shape::{Half, Limits, Shape};
 pub use self::step::{Attend, Context, Step, StepDesc, StepSeq};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
 pub use self::workspace::{Residual, RowBytes, Workspace};
-use super::host::Pool;
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
+use crate::host::Pool;
 use crate::tensor::DType;
 
 /// An accelerator: see the [module](self).

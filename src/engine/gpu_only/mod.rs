@@ -21,8 +21,8 @@ use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
     Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
-use crate::device::host::Pool;
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
+use crate::host::Pool;
 use crate::model::spec::{Position, RopePairing};
 use crate::model::{ModelSpec, Weights};
 use crate::{Error, Result};

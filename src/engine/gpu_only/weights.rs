@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, Half, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight,
 };
-use crate::device::host::Pool;
 use crate::device::runtime::{Buffer, DevPtr, Lane};
+use crate::host::Pool;
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::simd::RopeTable;

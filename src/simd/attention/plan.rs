@@ -6,7 +6,7 @@ use super::item::{Inputs, Scratch, Sink, Work, merge_split, run_work};
 use super::kernels::{self, BlockKernels, MAX_ROWS};
 use super::{Partial, SEGMENT};
 use crate::cache::{LayerKv, PAGE_TOKENS, SeqRows};
-use crate::device::host::{MAX_RANGES, Pool};
+use crate::host::{MAX_RANGES, Pool};
 use crate::simd::Isa;
 use crate::{Error, Result};
 

@@ -1,6 +1,6 @@
 //! Activations, prepared once for all the weights that read them.
 
-use crate::device::host::Pool;
+use crate::host::Pool;
 
 /// Rows quantised or converted by one chunk of a parallel preparation.
 const ROWS_PER_CHUNK: usize = 8;

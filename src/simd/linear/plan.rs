@@ -8,7 +8,7 @@ use super::packed::{GROUP, Packed};
 use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::amx::bf16::STRIP_PANELS;
-use crate::device::host::Pool;
+use crate::host::Pool;
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Tensor};
 

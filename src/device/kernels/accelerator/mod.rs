@@ -24,8 +24,8 @@ use crate::device::accelerator::{
     Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
     NormWeight, PartialRows, Publish, Residual, Shape, Step, StepDesc,
 };
-use crate::device::host::Pool;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
+use crate::host::Pool;
 use crate::tensor::DType;
 use crate::{Error, Result};
 

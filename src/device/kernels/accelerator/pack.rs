@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::super::linear::gate_up_row;
 use super::super::quant::{self, Layout};
 use crate::device::accelerator::{Half, LinearSource};
-use crate::device::host::Pool;
+use crate::host::Pool;
 use crate::reference::dequant::dequantise_row;
 use crate::tensor::{DType, Tensor};
 

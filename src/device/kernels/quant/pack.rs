@@ -2,7 +2,7 @@
 
 use super::codes::Rows;
 use super::layout::{COLS, Format, Layout, ROWS};
-use crate::device::host::Pool;
+use crate::host::Pool;
 
 /// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`Layout::bytes`].
 ///

@@ -1,0 +1,7 @@
+//! The host's cores and the thread pool over them: the ground floor, which kernels, caches and devices stand on.
+
+pub mod cgroup;
+pub mod cpu;
+mod pool;
+
+pub use pool::{MAX_RANGES, Pool};
