@@ -24,6 +24,7 @@ pub mod host;
 pub mod hub;
 pub mod model;
 pub mod profile;
+pub mod program;
 pub mod reference;
 pub mod simd;
 pub mod tensor;

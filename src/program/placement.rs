@@ -1,0 +1,194 @@
+//! Where weights, sublayers, keys and values live: made once, when a model is loaded.
+//!
+//! Every static way of running a model is a value of [`Placement`]: CPU-only, GPU-only, greedy fill (Accelerate), a
+//! boundary k (HELM §3), policy vectors with pinned layers (LIA §5), full streaming (FlexGen, ZeRO-Inference).
+
+use serde::{Deserialize, Serialize};
+
+/// The two sides of the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The CPU and its memory.
+    Host,
+    /// The accelerator and its memory.
+    Device,
+}
+
+/// Where the weights of a unit (embedding, block, head) are while steps run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residence {
+    /// In host memory, in the layout of the CPU's kernels.
+    Host,
+    /// In device memory, in the layout of the device's kernels.
+    Device,
+    /// Resident on both sides.
+    Both,
+    /// In host memory in the device's layout, copied to a staging buffer whenever the device computes with them. With a
+    /// sublayer on the host as well, host memory holds both layouts, unless they agree.
+    Streamed,
+}
+
+/// The six sublayers of a block, in LIA's order (LIA §3, Table 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sublayer {
+    /// Norm, projection of queries, keys and values, RoPE.
+    Qkv,
+    /// Q·Kᵀ and the softmax.
+    Scores,
+    /// S·V.
+    Values,
+    /// Output projection.
+    Out,
+    /// Norm, first matrices of the feed-forward and the activation.
+    Up,
+    /// Second matrix of the feed-forward.
+    Down,
+}
+
+impl Sublayer {
+    /// All of them, in order.
+    pub const ALL: [Sublayer; 6] =
+        [Sublayer::Qkv, Sublayer::Scores, Sublayer::Values, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+}
+
+/// Which side computes each sublayer of a block: LIA's p, where 1 is [`Side::Host`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Policy(pub [Side; 6]);
+
+impl Policy {
+    /// All sublayers on one side.
+    pub const fn all(side: Side) -> Policy {
+        Policy([side; 6])
+    }
+
+    /// Attention on the host, all products on the device: LIA's (0,1,1,0,0,0).
+    pub const ATTENTION_ON_HOST: Policy = {
+        use Side::{Device, Host};
+        Policy([Device, Host, Host, Device, Device, Device])
+    };
+
+    /// The policy of LIA's vector: `true` is the CPU.
+    pub fn from_bits(bits: [bool; 6]) -> Policy {
+        Policy(bits.map(|cpu| if cpu { Side::Host } else { Side::Device }))
+    }
+
+    /// LIA's vector: 1 is the CPU.
+    pub fn bits(self) -> [u8; 6] {
+        self.0.map(|side| u8::from(side == Side::Host))
+    }
+
+    /// The side of a sublayer.
+    pub fn side(self, sublayer: Sublayer) -> Side {
+        self.0[sublayer as usize]
+    }
+
+    /// The side of attention, if its two halves are on one side: an engine cannot run others (scores and values
+    /// share one pass over the keys and values), a cost model can price them.
+    pub fn attention(self) -> Option<Side> {
+        let (scores, values) = (self.side(Sublayer::Scores), self.side(Sublayer::Values));
+        (scores == values).then_some(scores)
+    }
+}
+
+/// Whether rows are prompts or single tokens that continue a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Rows of prompts.
+    Prefill,
+    /// One row a sequence.
+    Decode,
+}
+
+/// A block: where its weights are, who computes it, where its keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LayerPlacement {
+    /// Where its weights are.
+    pub weights: Residence,
+    /// Who computes it for rows of prompts.
+    pub prefill: Policy,
+    /// Who computes it for decode rows.
+    pub decode: Policy,
+    /// Where its pages of keys and values are kept. Of a block with [`Side::Device`], a sequence's oldest pages may
+    /// be moved to the host.
+    pub kv: Side,
+}
+
+impl LayerPlacement {
+    /// All of it on one side.
+    pub const fn all(side: Side) -> LayerPlacement {
+        LayerPlacement {
+            weights: match side {
+                Side::Host => Residence::Host,
+                Side::Device => Residence::Device,
+            },
+            prefill: Policy::all(side),
+            decode: Policy::all(side),
+            kv: side,
+        }
+    }
+
+    /// Who computes it in `phase`.
+    pub fn policy(&self, phase: Phase) -> Policy {
+        match phase {
+            Phase::Prefill => self.prefill,
+            Phase::Decode => self.decode,
+        }
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The side of the embedding (its lookup and its table).
+    pub embedding: Side,
+    /// The blocks, first to last.
+    pub layers: Vec<LayerPlacement>,
+    /// The side of the last norm and the head.
+    pub head: Side,
+    /// Pages of every layer with [`LayerPlacement::kv`] on the device.
+    pub device_pages: usize,
+    /// Pages of every layer with keys and values on the host, and for pages moved away from the device.
+    pub host_pages: usize,
+}
+
+impl Placement {
+    /// Everything on one side.
+    pub fn all(side: Side, layers: usize, pages: usize) -> Placement {
+        let (device_pages, host_pages) = match side {
+            Side::Device => (pages, 0),
+            Side::Host => (0, pages),
+        };
+        Placement {
+            embedding: side,
+            layers: vec![LayerPlacement::all(side); layers],
+            head: side,
+            device_pages,
+            host_pages,
+        }
+    }
+
+    /// HELM's boundary (HELM §3.2): of the units embedding, blocks, head, the first `k` on the host, the rest on the
+    /// device. `k` = 0: GPU-only; `k` = layers + 2: CPU-only.
+    pub fn boundary(k: usize, layers: usize, device_pages: usize, host_pages: usize) -> Placement {
+        let side = |unit: usize| if unit < k { Side::Host } else { Side::Device };
+        Placement {
+            embedding: side(0),
+            layers: (0..layers).map(|i| LayerPlacement::all(side(1 + i))).collect(),
+            head: side(1 + layers),
+            device_pages: if k < layers + 1 { device_pages } else { 0 },
+            host_pages: if k > 1 { host_pages } else { 0 },
+        }
+    }
+
+    /// Whether any unit is on `side`.
+    pub fn uses(&self, side: Side) -> bool {
+        let layer =
+            |l: &LayerPlacement| l.kv == side || l.prefill.0.contains(&side) || l.decode.0.contains(&side);
+        self.embedding == side || self.head == side || self.layers.iter().any(layer)
+    }
+}
