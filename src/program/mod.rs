@@ -11,6 +11,16 @@
 //! Everything here is pure: no device, no clock, no file. Predictions and execution are about one value, so they
 //! cannot drift apart.
 
+pub mod check;
+pub mod iteration;
+pub mod lower;
+pub mod op;
+pub mod order;
 pub mod placement;
+pub mod virtual_machine;
 
+pub use check::check;
+pub use iteration::{Far, Flow, Group, Iteration, Kv, PageMove, RequestId, SubBatch, Wants};
+pub use lower::lower;
+pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};
 pub use placement::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
