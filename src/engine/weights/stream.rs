@@ -104,7 +104,9 @@ impl LayerStream {
         Ok(layout.at(base, rope))
     }
 
-    /// All work with a layer is enqueued: its buffer is free after it.
+    /// All work with a layer is enqueued: its buffer is free after it. That includes adding the layer's output where a
+    /// norm comes first ([`fold`](crate::device::accelerator::Accelerator::fold) with the layer's
+    /// [`LayerWeights::post_ffn`]), which resident layers leave to the layer behind.
     ///
     /// # Errors
     /// A layer that was not fetched; a device that failed.
