@@ -5,10 +5,11 @@
 //
 // A swapped page can so be attended on the CPU in place, and comes back without a pass on the host.
 //
-// in     lists of page ids in device memory; the host's side is a staging buffer of the device or mapped host memory;
-//        n_tokens: a sequence's last page holds fewer than 32; the rest is not read and becomes zeros
+// in     page ids and token counts, in the parameters; the host's side is a staging buffer of the device or mapped host
+//        memory. A sequence's last page holds fewer than 32 tokens; the rest of it becomes zeros, and is not read where
+//        the device's page is the source
 // out    every byte of the listed pages
-// launch grid (max_pages, n_kv_heads), block 128, shared 32 * (head_dim/2 + 2) * 4 bytes; head_dim % 16 == 0
+// launch grid (pages <= PAGES_MAX, n_kv_heads), block 128, shared 32 * (head_dim/2 + 2) * 4 bytes; head_dim % 16 == 0
 // bound  the bus (or memory): 128*head_dim bytes in and out a (page, head), all global accesses 16 bytes
 // banks  K is a transpose of words (pairs of dims) through shared memory. A warp gathers 4 tokens of 4 groups of 8
 //        words: token rows of head_dim/2 + 2 = 2 mod 8 words put groups 8 banks apart: no conflict. Its 8-byte
@@ -103,15 +104,11 @@ DEVICE void v_from_host(const Half& h, u32 head_dim) {
     }
 }
 
-// f(K, V) of this block's (page, head), if its place in the lists holds one.
+// f(K, V) of this block's (page, head).
 template <class F> DEVICE void each(const PagesParams& p, F f) {
-    u32 i = blockIdx.x, head = blockIdx.y;
-    if (p.n_pages && i >= *p.n_pages) return;
-    u32 device = p.device_pages[i], host = p.host_pages ? p.host_pages[i] : i;
-    if (device == ROW_NONE || host == ROW_NONE) return;
-    u32 n_tokens = p.n_tokens ? p.n_tokens[i] : TOKENS, half = TOKENS * p.head_dim;
-    u16* d = p.device + ((u64)device * p.n_kv_heads + head) * 2 * half;
-    u16* h = p.host + ((u64)host * p.n_kv_heads + head) * 2 * half;
+    u32 i = blockIdx.x, head = blockIdx.y, n_tokens = p.pages[i].tokens, half = TOKENS * p.head_dim;
+    u16* d = p.device + ((u64)p.pages[i].device * p.n_kv_heads + head) * 2 * half;
+    u16* h = p.host + ((u64)p.pages[i].host * p.n_kv_heads + head) * 2 * half;
     f(Half{d, h, n_tokens}, Half{d + half, h + half, n_tokens});
 }
 

@@ -6,7 +6,9 @@
 //        rope_dim multiples of 4, head_dim <= 256; cosines and sines f32 [positions][rope_dim/2]
 // out    q[rows][n_heads*head_dim]; K and V in pages [page][kv_head][K, V][token][head_dim]; all in the KV type,
 //        rounded to nearest even. A row with publish_slot >= 0 also goes to mapped host memory, q, k and v side by
-//        side; when all such rows are there the epoch is published (see epoch.cuh)
+//        side; when all such rows are there the epoch is published (see epoch.cuh). Each output is optional, and
+//        `finished` (f32, before the rounding) may be qkv itself: a lane stores only elements that it has loaded, after
+//        all its loads. So a launch that only finishes and one that only rounds give the bits of one that does both
 // launch grid (rows, ceil(heads/4)), block 128 (4 heads), no shared memory
 // registers a lane holds two quads: four elements of two RoPE pairs each, so loads are 8 bytes and stores 4
 // bound  memory: 4 bytes in and 2 out an element
@@ -101,13 +103,14 @@ template <class T> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head
 
     u16* to = 0;
     if (is_q) {
-        to = p.q + ((u64)row * p.n_heads + head) * hd;
-    } else {
+        if (p.q) to = p.q + ((u64)row * p.n_heads + head) * hd;
+    } else if (p.row_slot) {
         int slot = p.row_slot[row];
         u32 kv_head = (head - p.n_heads) % p.n_kv_heads;
         u64 page = (u32)slot / KV_PAGE_TOKENS, token = (u32)slot % KV_PAGE_TOKENS;
         if (slot >= 0) to = p.kv + (((page * p.n_kv_heads + kv_head) * 2 + is_v) * KV_PAGE_TOKENS + token) * hd;
     }
+    float* finished = p.finished ? p.finished + (u64)row * p.ld + head * hd : 0;
     u8* publish = 0;
     if (publish_slot >= 0) publish = p.published + (u64)publish_slot * p.publish_stride + (u64)head * hd * (p.publish_f32 ? 4 : 2);
 #pragma unroll
@@ -118,6 +121,10 @@ template <class T> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head
         if (to) {
             *(u32*)(to + q.first) = a;
             *(u32*)(to + q.second) = b;
+        }
+        if (finished) {
+            *(float2*)(finished + q.first) = make_float2(q.x[0], q.x[1]);
+            *(float2*)(finished + q.second) = make_float2(q.x[2], q.x[3]);
         }
         if (publish && p.publish_f32) {
             *(float2*)((float*)publish + q.first) = make_float2(q.x[0], q.x[1]);

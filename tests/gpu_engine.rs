@@ -17,6 +17,7 @@ use tandem::device::open::on_kernels;
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::simd::Isa;
+use tandem::tensor::{Bytes, DType, Tensor};
 
 /// More than a page, than a window of the tiny models and than a tile of queries.
 const TOKENS: usize = 70;
@@ -195,6 +196,55 @@ fn a_row_does_not_depend_on_its_batch() {
             let (five, again, eight) = (step(&mut e, 5), step(&mut e, 5), step(&mut e, 8));
             assert!(same_bits(&five, &again), "{name}: a replayed step gives other bits than the first one");
             assert!(same_bits(&five, &eight[..5 * vocab]), "{name}: five rows alone, and five among eight");
+        }
+    }
+}
+
+/// Memory was planned for four sequences at a time: a fifth would overwrite what the others compute.
+#[test]
+fn more_sequences_than_were_planned_for_are_refused() {
+    for (device, accel) in accelerators() {
+        let m = load("synth:tiny-llama,dtype=bf16,seed=5").unwrap();
+        let mut e = engine(&m, &options(KvDType::BF16, 64, 4), &accel);
+        // Pages are enough for more: the sequences are short.
+        let seqs: Vec<SeqId> = (0..5).map(|_| e.add()).collect();
+        for &seq in &seqs {
+            e.prefill(seq, &tokens(6, m.spec.vocab), |_| ()).unwrap();
+        }
+        let one = |&seq: &SeqId| Input { seq, tokens: &[3], logits: Logits::Last };
+        let inputs: Vec<Input<'_>> = seqs.iter().map(one).collect();
+        let refused = e.forward(&inputs).map(|_| ()).unwrap_err();
+        assert!(
+            matches!(&refused, tandem::Error::Capacity(m) if m.contains("5 sequences, 4 were planned for")),
+            "{device}: {refused}"
+        );
+        assert!(seqs.iter().all(|&s| e.len(s) == 6), "{device}: no sequence has changed");
+        let four = e.forward(&inputs[..4]).unwrap().to_vec();
+        assert!(four.iter().all(|x| x.is_finite()), "{device}");
+    }
+}
+
+/// A gate and an up projection with biases are multiplied apart: the fused product has no place for them.
+#[test]
+fn biases_of_a_gated_feed_forward_count() {
+    for (device, accel) in accelerators() {
+        let mut m = load("synth:tiny-llama,dtype=f16,seed=7").unwrap();
+        for (layer, part) in (0..m.spec.n_layers).flat_map(|l| [(l, "ffn_gate"), (l, "ffn_up")]) {
+            let bias: Vec<u8> = (0..m.spec.d_ff)
+                .flat_map(|i| ((i % 7) as f32 / 4.0 - 0.75 + layer as f32 / 8.0).to_le_bytes())
+                .collect();
+            let tensor = Tensor::new(DType::F32, vec![m.spec.d_ff], Bytes::copy_of(&bias)).unwrap();
+            m.weights.insert(format!("blk.{layer}.{part}.bias"), tensor);
+        }
+        let tokens = tokens(TOKENS, m.spec.vocab);
+        let want = naive_model::logits(&m.spec, &m.weights, KvDType::F16, &tokens);
+        let mut e = engine(&m, &options(KvDType::F16, TOKENS, 1), &accel);
+        let got = feed(&mut e, &tokens, &[TOKENS - 2, 1, 1]);
+        let bound = bound(&m.spec, KvDType::F16, false);
+        for (i, (g, w)) in got.chunks_exact(m.spec.vocab).zip(&want).enumerate() {
+            let w: Vec<f32> = w.iter().map(|&x| x as f32).collect();
+            let off = models::distance(g, &w).0;
+            assert!(off <= bound, "{device}, row {i}: {off:.1e}, at most {bound:.1e}");
         }
     }
 }

@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use support::gpu::memory::*;
 use support::gpu::{self, Rng};
 use tandem::cache::{BlockTable, KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
-use tandem::device::accelerator::Half;
+use tandem::device::accelerator::{Half, PageMove};
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;

@@ -201,6 +201,7 @@ pub fn rope(bench: &mut Bench) -> Result<()> {
             pairing: RopePairing::Half,
             row_pos: positions.ptr(),
             row_slot: slots.ptr(),
+            finished: DevPtr::NULL,
             q: q.ptr(),
             kv: kv.ptr(),
             kv_type: Half::F16,

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::accelerator::Half;
+use tandem::device::accelerator::{Half, PageMove};
 use tandem::device::kernels::exchange::{
-    MoveRows, PageMove, Publish, PublishSource, convert_rows, pages_from_host, pages_to_host, publish_rows,
+    MoveRows, PageMoves, Publish, PublishSource, convert_rows, pages_from_host, pages_to_host, publish_rows,
 };
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 
@@ -123,17 +123,13 @@ pub fn pages(bench: &mut Bench) -> Result<()> {
     let values = data::halves(Half::BF16, n * page, 4, 1.0);
     let device = Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&values))?;
     let back = Buffer::new(&rt, n * page * 2)?;
-    let ids: Vec<u32> = (0..n as u32).rev().collect();
-    let list = Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&ids))?;
+    let pages: Vec<PageMove> =
+        (0..n as u32).map(|i| PageMove { device: n as u32 - 1 - i, host: i, tokens: PAGE_TOKENS as u32 }).collect();
     let host = rt.pinned(n * page * 2)?;
-    let args = |device: DevPtr| PageMove {
+    let args = |device: DevPtr| PageMoves {
         device,
         host: host.device(),
-        device_pages: list.ptr(),
-        host_pages: DevPtr::NULL,
-        n_tokens: DevPtr::NULL,
-        n_pages: DevPtr::NULL,
-        max_pages: n,
+        pages: &pages,
         n_kv_heads: heads,
         head_dim,
     };

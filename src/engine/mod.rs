@@ -2,7 +2,7 @@
 //!
 //! [`Engine`] holds the sequences in flight and an executor, of which there is one per way of running a plan:
 //! all on the CPU ([`Prepared`] is a model with its weights as the CPU's kernels read them), or all on an
-//! accelerator. One call of [`Engine::forward`] takes any mix of
+//! accelerator, whose weights are laid out in [`weights`]. One call of [`Engine::forward`] takes any mix of
 //! rows: chunks of prompts, single tokens of many sequences. Data walks embedding → (norm → QKV → RoPE →
 //! append → attention → out → norm → feed-forward) per layer → norm → head.
 
@@ -14,6 +14,7 @@ mod memory;
 mod prepare;
 mod rope;
 mod sequences;
+pub mod weights;
 
 pub use executor::Placement;
 pub use forward::{Input, Logits};

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::block::{Block, tensor_name};
 use super::spec::{Norm, Position, RopeScaling};
 use super::{ModelSpec, Weights};
 use crate::{Error, Result};
@@ -118,8 +119,7 @@ pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
     let mut add = |name: String, shape: &[usize], required: bool| {
         all.insert(name, Wanted { shape: shape.to_vec(), required });
     };
-    let (d, ff, q, kv) = (spec.d_model, spec.d_ff, spec.q_dim(), spec.kv_dim());
-    let layer_norm = matches!(spec.norm, Norm::Layer { .. });
+    let d = spec.d_model;
     add("token_embd.weight".into(), &[spec.vocab, d], true);
     if let Position::Learned { offset } = spec.position {
         add("position_embd.weight".into(), &[spec.max_context + offset, d], true);
@@ -127,41 +127,22 @@ pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
     if !spec.tied_head {
         add("output.weight".into(), &[spec.vocab, d], true);
     }
-    let mut norm = |name: String, width: usize| {
-        add(format!("{name}.weight"), &[width], true);
-        if layer_norm {
-            add(format!("{name}.bias"), &[width], true);
-        }
-    };
-    norm("output_norm".into(), d);
-    for i in 0..spec.n_layers {
-        norm(format!("blk.{i}.attn_norm"), d);
-        norm(format!("blk.{i}.ffn_norm"), d);
-        if spec.qk_norm {
-            norm(format!("blk.{i}.attn_q_norm"), spec.head_dim);
-            norm(format!("blk.{i}.attn_k_norm"), spec.head_dim);
-        }
-        if spec.post_norms {
-            norm(format!("blk.{i}.post_attention_norm"), d);
-            norm(format!("blk.{i}.post_ffw_norm"), d);
-        }
+    add("output_norm.weight".into(), &[d], true);
+    if matches!(spec.norm, Norm::Layer { .. }) {
+        add("output_norm.bias".into(), &[d], true);
     }
-    // Biases come with LayerNorm models; Qwen2 needs those of q, k and v; Llama checkpoints may have any.
-    let qkv_bias = layer_norm || spec.family == "qwen2";
+    let block = Block::of(spec);
     for i in 0..spec.n_layers {
-        let mut linear = |name: &str, rows: usize, cols: usize, bias: bool| {
-            add(format!("blk.{i}.{name}.weight"), &[rows, cols], true);
-            add(format!("blk.{i}.{name}.bias"), &[rows], bias);
-        };
-        linear("attn_q", q, d, qkv_bias);
-        linear("attn_k", kv, d, qkv_bias);
-        linear("attn_v", kv, d, qkv_bias);
-        linear("attn_output", d, q, layer_norm);
-        if spec.gated() {
-            linear("ffn_gate", ff, d, layer_norm);
+        for n in block.norms() {
+            add(tensor_name(i, n.name, "weight"), &[n.width], true);
+            if n.bias {
+                add(tensor_name(i, n.name, "bias"), &[n.width], true);
+            }
         }
-        linear("ffn_up", ff, d, layer_norm);
-        linear("ffn_down", d, ff, layer_norm);
+        for m in block.matrices() {
+            add(tensor_name(i, m.name, "weight"), &[m.rows, m.cols], true);
+            add(tensor_name(i, m.name, "bias"), &[m.rows], m.bias_required);
+        }
     }
     all
 }

@@ -4,6 +4,7 @@
 //! What it returns has been checked: every tensor that the sizes call for is there, in the right shape.
 
 pub mod arch;
+pub mod block;
 mod check;
 mod describe;
 pub mod export;

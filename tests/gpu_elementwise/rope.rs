@@ -96,6 +96,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
         pairing: c.pairing,
         row_pos: pos_dev.ptr(),
         row_slot: slots_dev.ptr(),
+        finished: DevPtr::NULL,
         q: q.ptr(),
         kv: kv.ptr(),
         kv_type: c.kv,
@@ -211,6 +212,79 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     assert!(kv.iter().all(|v| *v == 0xffff), "{c:?}: a place of the pages that no row has was written");
     if c.publish.is_none() {
         assert!(published.iter().all(|b| *b == CANARY), "{c:?}: published unasked");
+    }
+}
+
+/// One launch that finishes rows in place and one that rounds and stores them, as one launch that does both.
+#[test]
+fn finishing_then_rounding_gives_the_same_bits() {
+    for rt in gpu::runtimes() {
+        for kv in rope_types(&rt) {
+            for (head_dim, rope_dim, pairing) in
+                [(64, 64, RopePairing::Half), (80, 20, RopePairing::Interleaved), (256, 0, RopePairing::Half)]
+            {
+                let (rows, n_heads, n_kv_heads) = (5usize, 4usize, 2usize);
+                let width = (n_heads + 2 * n_kv_heads) * head_dim;
+                let ld = width + 8;
+                let mut rng = Rng::new(4);
+                let qkv = normals(&mut rng, rows * ld);
+                let floats = |rng: &mut Rng, n: usize| upload(&rt, &normals(rng, n));
+                let (bias, norm) = (floats(&mut rng, width), floats(&mut rng, head_dim));
+                let tables = floats(&mut rng, 8 * (rope_dim / 2).max(1));
+                let positions = upload(&rt, &[7u32, 0, 3, 1, 6]);
+                let slots = upload(&rt, &[0i32, 40, -1, 63, 9]);
+                let pages = 2 * n_kv_heads * 64 * head_dim * 2;
+                let outputs = || (Output::new(&rt, rows * n_heads * head_dim * 2), Output::new(&rt, pages));
+                let ((q, kv_pages), (q2, kv_pages2)) = (outputs(), outputs());
+                let once = upload(&rt, &qkv);
+                let twice = Output::of(&rt, &qkv);
+                let both = RopeAppend {
+                    qkv: once.ptr(),
+                    bias: bias.ptr(),
+                    q_norm: norm.ptr(),
+                    k_norm: norm.ptr(),
+                    eps: 1e-5,
+                    rope: [tables.ptr(); 2],
+                    rope_dim,
+                    pairing,
+                    row_pos: positions.ptr(),
+                    row_slot: slots.ptr(),
+                    finished: DevPtr::NULL,
+                    q: q.ptr(),
+                    kv: kv_pages.ptr(),
+                    kv_type: kv,
+                    publish: None,
+                    rows,
+                    ld,
+                    n_heads,
+                    n_kv_heads,
+                    head_dim,
+                };
+                rope_append(&*rt, LANE, &both).expect("launch");
+                let in_place = twice.ptr();
+                let (none, rope) = (DevPtr::NULL, [DevPtr::NULL; 2]);
+                let finish = RopeAppend {
+                    qkv: in_place,
+                    finished: in_place,
+                    row_slot: none,
+                    q: none,
+                    kv: none,
+                    ..both
+                };
+                rope_append(&*rt, LANE, &finish).expect("launch");
+                let (q_out, kv_out) = (q2.ptr(), kv_pages2.ptr());
+                let store = RopeAppend { bias: none, q_norm: none, k_norm: none, rope, rope_dim: 0, ..both };
+                let store = RopeAppend { qkv: in_place, q: q_out, kv: kv_out, ..store };
+                rope_append(&*rt, LANE, &store).expect("launch");
+                assert!(q2.u16() == q.u16(), "{kv:?}, {head_dim}: q");
+                assert!(kv_pages2.u16() == kv_pages.u16(), "{kv:?}, {head_dim}: pages");
+                let finished = twice.bytes();
+                for row in 0..rows {
+                    let pad = &finished[4 * (row * ld + width)..4 * (row + 1) * ld];
+                    assert!(pad == bytes(&qkv[row * ld + width..(row + 1) * ld]), "behind row {row}");
+                }
+            }
+        }
     }
 }
 

@@ -92,25 +92,24 @@ pub fn check(
     }
     let host_ids = shuffled(&mut rng, n + 2);
     let device_kv = upload(rt, &device);
-    // One entry more than there are pages, and the first is not wanted.
-    let mut list: Vec<u32> = device_ids[..n + 1].to_vec();
-    list[0] = u32::MAX;
-    let list_dev = upload(rt, &list);
-    let host_dev = upload(rt, &host_ids[..n + 1]);
-    let tokens: Vec<u32> = pages.ids.iter().map(|p| p.1 as u32).chain([32]).collect();
-    let (tokens_dev, n_dev) = (upload(rt, &tokens), upload(rt, &[n as u32]));
+    // All but the first.
+    let moves = |tokens: &dyn Fn(usize) -> usize| -> Vec<PageMove> {
+        let page = |i: usize| PageMove {
+            device: device_ids[i],
+            host: host_ids[i],
+            tokens: tokens(pages.ids[i].1) as u32,
+        };
+        (1..n).map(page).collect()
+    };
+    let (held, whole) = (moves(&|t| t), moves(&|_| PAGE_TOKENS));
     let staging = Output::new(rt, (n + 2) * page_len * 2);
     let memory = rt.pinned((n + 2) * page_len * 2).expect("pinned memory");
     // SAFETY: nothing is in flight that touches it.
     unsafe { memory.host().write_bytes(CANARY, memory.len()) };
-    let args = PageMove {
+    let args = PageMoves {
         device: device_kv.ptr(),
         host: if mapped_memory { memory.device() } else { staging.ptr() },
-        device_pages: list_dev.ptr(),
-        host_pages: host_dev.ptr(),
-        n_tokens: tokens_dev.ptr(),
-        n_pages: n_dev.ptr(),
-        max_pages: n + 1,
+        pages: &held,
         n_kv_heads: heads,
         head_dim: hd,
     };
@@ -128,9 +127,9 @@ pub fn check(
     }
     assert!(there == bytes(&want), "{what}: to the host");
 
-    // Back to other places, without token counts: zeros were stored for what is not there.
+    // Back to other memory, all places of a page: zeros were stored for what is not there.
     let back = Output::new(rt, (n + 2) * page_len * 2);
-    let args = PageMove { device: back.ptr(), n_tokens: DevPtr::NULL, ..args };
+    let args = PageMoves { device: back.ptr(), pages: &whole, ..args };
     pages_from_host(&**rt, LANE, &args).expect("launch");
     let mut want = vec![0xffffu16; (n + 2) * page_len];
     for (i, (page, _)) in pages.ids.iter().enumerate().skip(1) {
@@ -139,13 +138,12 @@ pub fn check(
     assert!(back.bytes() == bytes(&want), "{what}: from the host");
 
     // And with counts, of pages whose rest is not zero: what is behind a count becomes zero.
-    let few: Vec<u32> = tokens.iter().map(|t| t / 2).collect();
-    let few_dev = upload(rt, &few);
-    pages_from_host(&**rt, LANE, &PageMove { n_tokens: few_dev.ptr(), ..args }).expect("launch");
-    for i in 1..n {
-        let at = device_ids[i] as usize * page_len;
+    let few = moves(&|t| t.div_ceil(2));
+    pages_from_host(&**rt, LANE, &PageMoves { pages: &few, ..args }).expect("launch");
+    for page in &few {
+        let at = page.device as usize * page_len;
         for (e, v) in want[at..at + page_len].iter_mut().enumerate() {
-            if e / hd % PAGE_TOKENS >= few[i] as usize {
+            if e / hd % PAGE_TOKENS >= page.tokens as usize {
                 *v = 0;
             }
         }
@@ -166,28 +164,30 @@ fn pages_change_their_layout_and_nothing_else() {
 }
 
 #[test]
-fn whole_pages_in_order_need_no_lists_of_the_host() {
+fn more_pages_than_a_launch_lists_move_in_several() {
     for rt in gpu::runtimes() {
+        let (n, hd) = (300usize, 16);
+        let page_len = 2 * PAGE_TOKENS * hd;
         let mut rng = Rng::new(8);
-        let pages = Pages::new(KvDType::BF16, 3, 32, &[64, 32], &mut rng);
-        let page_len = 3 * 2 * PAGE_TOKENS * 32;
-        let device: Vec<u16> = (0..4).flat_map(|p| pages.device(p, Half::BF16)).collect();
-        let ids: Vec<u32> = pages.ids.iter().map(|p| p.0).collect();
-        let (device, list) = (upload(&rt, &device), upload(&rt, &ids));
-        let out = Output::new(&rt, 3 * page_len * 2);
-        let args = PageMove {
-            device: device.ptr(),
-            host: out.ptr(),
-            device_pages: list.ptr(),
-            host_pages: DevPtr::NULL,
-            n_tokens: DevPtr::NULL,
-            n_pages: DevPtr::NULL,
-            max_pages: 3,
-            n_kv_heads: 3,
-            head_dim: 32,
-        };
+        let device: Vec<u16> = (0..n * page_len).map(|_| rng.next_u64() as u16).collect();
+        let (from, to) = (shuffled(&mut rng, n), shuffled(&mut rng, n));
+        let pages: Vec<PageMove> = from
+            .iter()
+            .zip(&to)
+            .map(|(&device, &host)| PageMove { device, host, tokens: PAGE_TOKENS as u32 })
+            .collect();
+        let device_kv = upload(&rt, &device);
+        let (out, back) = (Output::new(&rt, n * page_len * 2), Output::new(&rt, n * page_len * 2));
+        let args =
+            PageMoves { device: device_kv.ptr(), host: out.ptr(), pages: &pages, n_kv_heads: 1, head_dim: hd };
         pages_to_host(&*rt, LANE, &args).expect("launch");
-        let want: Vec<u16> = ids.iter().flat_map(|p| pages.host(*p)).collect();
-        assert!(out.u16() == want);
+        pages_from_host(&*rt, LANE, &PageMoves { device: back.ptr(), ..args }).expect("launch");
+        assert!(back.u16() == device, "pages came back otherwise");
+        // Each where it was sent: its first key is where the layouts agree.
+        let out = out.u16();
+        for p in &pages {
+            let (there, here) = (p.host as usize * page_len, p.device as usize * page_len);
+            assert_eq!(out[there], device[here], "page {}", p.device);
+        }
     }
 }

@@ -128,6 +128,7 @@ fn an_epoch_is_announced_even_if_no_row_is_published() {
             pairing: RopePairing::Half,
             row_pos: none.ptr(),
             row_slot: none.ptr(),
+            finished: DevPtr::NULL,
             q: q.ptr(),
             kv: q.ptr(),
             kv_type: Half::F16,

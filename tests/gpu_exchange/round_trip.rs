@@ -43,6 +43,7 @@ fn a_round_trip_through_mapped_memory() {
                 pairing: RopePairing::Half,
                 row_pos: none.ptr(),
                 row_slot: none.ptr(),
+                finished: DevPtr::NULL,
                 q: q.ptr(),
                 kv: kv.ptr(),
                 kv_type,

@@ -39,15 +39,22 @@ typedef struct {
     abi_u32 epoch_add;
 } ReadyParams;
 
-// pages.cu: pages of one layer between the device's layout and the host's
+// pages.cu: most pages of one launch
+#define PAGES_MAX 128
+
+// pages.cu: a page and where it goes or comes from
+typedef struct {
+    abi_u32 device;                // page of `device`
+    abi_u32 host;                  // page of `host`
+    abi_u32 tokens;                // tokens that it holds, 1..=32: the places after them become zeros
+} PageItem;
+
+// pages.cu: pages of one layer between the device's layout and the host's. The list is part of the parameters, so
+// a launch needs no other memory and its list lives as long as it does
 typedef struct {
     PTR(abi_u16) device;           // [page][kv_head]: K [32][head_dim], V [32][head_dim]
     PTR(abi_u16) host;             // [page][kv_head]: K [2][head_dim/2][16][2], V [16][head_dim][2] (tandem::cache)
-    PTR(const abi_u32) device_pages; // [max_pages] page ids; ROW_NONE: nothing
-    PTR(const abi_u32) host_pages; // [max_pages] page ids; NULL: page i
-    PTR(const abi_u32) n_tokens;   // [max_pages] tokens that the page holds, zeros are written after them; NULL: all
-    PTR(const abi_u32) n_pages;    // device word; NULL: max_pages
-    abi_u32 max_pages;
     abi_u32 n_kv_heads;
     abi_u32 head_dim;
+    PageItem pages[PAGES_MAX];     // as many as the launch has blocks
 } PagesParams;

@@ -5,23 +5,30 @@
 //! enqueues sublayers layer by layer. Nothing here waits: an operation is in flight when its call returns.
 //!
 //! ```text
-//! embed ─► qkv ─► attend ─► out_proj ─► ffn_up ─► ffn_down ─► … ─► logits ─► argmax
-//!           │        ▲
-//!           └publish─┴collect, merge       (rows whose attention happens elsewhere, in full or in part)
+//! embed ─► project ─► append ─► attend ─► out_proj ─► ffn_up ─► ffn_down ─► … ─► logits ─► argmax
+//!             └─► publish ┄┄ host ┄┄► collect, merge     (rows whose attention happens elsewhere, in full or in part)
 //! ```
 //!
-//! Rows are ranges, so two sub-batches can share one workspace; weights and KV pages are addresses, so a
-//! layer may sit anywhere in the device's memory, a staging buffer included. Every operation on a row
-//! gives the same bits whatever other rows are in the batch, as long as [`Accelerator::row_bucket`] of the
-//! number of rows is the same.
+//! Every operation takes a range of the step's rows, so that rows of one step may be computed in different
+//! places and at different times. A sub-batch that runs beside another has a step and a workspace of its own
+//! ([`SubBatches`]). Weights and KV pages are addresses: a layer may sit anywhere in the device's memory, a staging
+//! buffer included, and rows may append to (and attend over) any pages, a layer's or a staging area's.
 //!
-//! Formats: the residual stream, what is added to it, q|k|v before RoPE and logits are f32; normed activations
-//! are [`Half`] (`act`); queries, keys and values after RoPE are [`Half`] (`kv`). Pages are
+//! Every operation on a row gives the same bits whatever other rows are in the batch, as long as
+//! [`Accelerator::row_bucket`] of the number of rows is the same, and whether [`Accelerator::qkv`] computed it or
+//! its parts one by one.
+//!
+//! What a step or a call asks for beyond what was planned is [`crate::Error::Capacity`], what contradicts itself
+//! [`crate::Error::Usage`]; then nothing has been enqueued by that call.
+//!
+//! Formats: the residual stream, what is added to it, q|k|v and logits are f32; normed activations are [`Half`] (`act`);
+//! queries, keys and values as attention reads them are [`Half`] (`kv`). Pages are
 //! `[page][kv_head][K, V][32 tokens][head_dim]` per layer.
 //!
-//! The trait is here; what it speaks of, a file each: [`shape`], [`weights`], [`workspace`], [`step`], [`exchange`].
+//! The trait is here; what it speaks of, a file each: [`shape`], [`weights`], [`workspace`], [`step`] and [`rows`], [`exchange`].
 
 pub mod exchange;
+pub mod rows;
 pub mod shape;
 pub mod step;
 pub mod weights;
@@ -30,11 +37,12 @@ pub mod workspace;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use self::exchange::{Mailbox, PartialRows, Publish};
+pub use self::exchange::{Mailbox, PageMove, PartialRows, Publish, Published};
+pub use self::rows::StepRows;
 pub use self::shape::{Half, Limits, Shape};
 pub use self::step::{Attend, Context, Step, StepDesc, StepSeq};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
-pub use self::workspace::{Residual, RowBytes, Workspace};
+pub use self::workspace::{Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::host::Pool;
@@ -78,6 +86,9 @@ pub trait Accelerator: Send + Sync {
     fn row_bucket(&self, rows: usize) -> usize;
 
     /// Writes the lists of a step to `memory` ([`Accelerator::step_bytes`]), enqueued on `lane`.
+    ///
+    /// # Errors
+    /// As [`StepRows::new`]; a device that failed.
     fn prepare(
         &self,
         lane: Lane,
@@ -87,12 +98,34 @@ pub trait Accelerator: Send + Sync {
         memory: DevPtr,
     ) -> Result<Step>;
 
-    /// hidden = embedding of the step's tokens (+ learned positions), for `rows`.
+    /// hidden = embedding of the step's tokens (+ learned positions).
     fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()>;
 
-    /// hidden += residual; x = norm(hidden); q|k|v = W·x + bias, head norms, RoPE; keys and values of rows
-    /// attended here go to their pages in `kv` (base of this layer's pages), all of q|k|v of rows attended
-    /// elsewhere to `publish`.
+    /// hidden += residual: what crosses to the host has to be whole.
+    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()>;
+
+    /// hidden += residual; x = norm(hidden); qkv = W·x + bias, head norms, RoPE.
+    fn project(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        residual: Residual,
+        rows: Range<usize>,
+    ) -> Result<()>;
+
+    /// From qkv to what attention reads: q = the queries, rounded; keys and values of rows attended here, in full or
+    /// in part, go to their pages in `kv`. That is the base of a layer's pages, or of a staging area with
+    /// the step's page numbers. What qkv holds may have been projected here, or uploaded
+    /// ([`Workspace::qkv_rows`]).
+    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()>;
+
+    /// Rows of qkv that are attended elsewhere, in full or in part, to their places in a mailbox; then its epoch. Without
+    /// such rows nothing is published.
+    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()>;
+
+    /// [`Accelerator::project`], [`Accelerator::append`] and [`Accelerator::publish`] in one, with the same results;
+    /// but what it leaves in qkv is the implementation's own affair. Implementations that do all three in one
+    /// pass over the rows replace it.
     fn qkv(
         &self,
         cx: &Context<'_>,
@@ -101,11 +134,15 @@ pub trait Accelerator: Send + Sync {
         residual: Residual,
         publish: Option<Publish<'_>>,
         rows: Range<usize>,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        self.project(cx, layer, residual, rows.clone())?;
+        self.append(cx, kv, rows.clone())?;
+        publish.map_or(Ok(()), |p| self.publish(cx, p, rows))
+    }
 
-    /// attn = attention of the step's rows that are attended here, over their pages; `ws.partial` = that of rows
-    /// with [`Attend::From`].
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr) -> Result<()>;
+    /// attn = attention of those rows that are attended here, over their pages; `ws.partial` = that of rows with
+    /// [`Attend::From`]; attn of padding rows = 0. `rows` begin and end at [`StepDesc::cuts`], or are all.
+    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()>;
 
     /// delta = W·attn + bias.
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
@@ -122,36 +159,53 @@ pub trait Accelerator: Send + Sync {
     /// delta = W·act + bias.
     fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
-    /// logits = head(norm(hidden + residual)) of the rows that want them, soft-capped.
+    /// logits = head(norm(hidden + residual)) of those rows that want them, soft-capped, each at its place among
+    /// all rows of the step that want them.
     fn logits(
         &self,
         cx: &Context<'_>,
         norm: NormWeight,
         head: &LinearWeight,
         residual: Residual,
+        rows: Range<usize>,
     ) -> Result<()>;
 
-    /// argmax\[i\] = the token of the largest logit, the lowest index among equals.
-    fn argmax(&self, cx: &Context<'_>) -> Result<()>;
+    /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of those rows that want logits.
+    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()>;
 
-    /// attn of the step's rows attended elsewhere = o of `mailbox`. The host has written o before the call.
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()>;
+    /// attn of those rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.
+    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
 
-    /// attn of the step's rows with [`Attend::From`] = `ws.partial` merged with `other`, attended elsewhere over
-    /// the tokens before `from`.
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows) -> Result<()>;
+    /// attn of those rows with [`Attend::From`] = `ws.partial` merged with `other`, attended elsewhere over the
+    /// tokens before `from`. `other` begins with the first such row of the step, and may lie in mapped memory.
+    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
 
-    /// Copies pages of one layer to `out`, in the host's page layout ([`crate::cache`]), page after page.
-    /// `pages` are u32 in device memory; `out` is device or mapped memory.
-    fn gather_pages(&self, cx: &Context<'_>, kv: DevPtr, pages: DevPtr, n: usize, out: DevPtr) -> Result<()>;
+    /// Copies pages of one layer (`kv`) to `host`, device or mapped memory, in the host's page layout
+    /// ([`crate::cache`]). On any lane: no step is involved and no other memory, and the list may be dropped at once.
+    /// On a GPU it is a kernel even on a copy lane, since the layouts differ; a copy engine could not change them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Usage`]: a count of tokens that no page has, or a page that is written twice; a device that
+    /// failed.
+    fn gather_pages(
+        &self,
+        lane: Lane,
+        shape: &Shape,
+        kv: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
+    ) -> Result<()>;
 
     /// The inverse of [`Accelerator::gather_pages`].
+    ///
+    /// # Errors
+    /// As there.
     fn scatter_pages(
         &self,
-        cx: &Context<'_>,
+        lane: Lane,
+        shape: &Shape,
         kv: DevPtr,
-        pages: DevPtr,
-        n: usize,
-        from: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
     ) -> Result<()>;
 }

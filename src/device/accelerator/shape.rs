@@ -1,7 +1,8 @@
 //! What an accelerator has to know of a model and of its steps to size memory.
 
 use crate::cache::PAGE_TOKENS;
-use crate::model::spec::{Ffn, Norm, RopePairing};
+use crate::model::ModelSpec;
+use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 
 /// A 16-bit float type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,6 +61,32 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Of a model, with activations and keys and values of these types.
+    pub fn of(spec: &ModelSpec, act: Half, kv: Half) -> Shape {
+        let (rope_dim, pairing) = match &spec.position {
+            Position::Rope(r) => (r.dim, r.pairing),
+            Position::Learned { .. } => (0, RopePairing::Half),
+        };
+        Shape {
+            d_model: spec.d_model,
+            n_heads: spec.n_heads,
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim,
+            d_ff: spec.d_ff,
+            vocab: spec.vocab,
+            norm: spec.norm,
+            ffn: spec.ffn,
+            attn_scale: spec.attn_scale,
+            embed_scale: spec.embed_scale,
+            rope_dim,
+            pairing,
+            window: spec.window.as_ref().map(|w| w.size),
+            logit_softcap: spec.logit_softcap,
+            act,
+            kv,
+        }
+    }
+
     /// h_a·d_h.
     pub fn q_dim(&self) -> usize {
         self.n_heads * self.head_dim
@@ -79,7 +106,7 @@ impl Shape {
 }
 
 /// Upper bounds of all steps, from which memory is sized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
     /// Rows of a step.
     pub rows: usize,
@@ -87,6 +114,6 @@ pub struct Limits {
     pub logit_rows: usize,
     /// Sequences in a step.
     pub sequences: usize,
-    /// Pages of a sequence.
+    /// Pages of a sequence on the device.
     pub pages_per_sequence: usize,
 }

@@ -1,11 +1,14 @@
 //! A step: which rows there are, whose attention happens where.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::rows::StepRows;
 use super::shape::Shape;
 use super::workspace::Workspace;
 use crate::device::runtime::Lane;
+use crate::{Error, Result};
 
 /// Whose attention over which tokens happens in [`Accelerator::attend`](super::Accelerator::attend).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +25,21 @@ pub enum Attend {
     Elsewhere,
 }
 
+impl Attend {
+    /// First token whose page [`StepSeq::pages`] lists.
+    pub fn first_token(self) -> usize {
+        match self {
+            Attend::From { from } => from,
+            Attend::Here | Attend::Elsewhere => 0,
+        }
+    }
+}
+
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSeq<'a> {
-    /// Its pages on the device, all tokens of this step included.
+    /// Its pages on the device: from that of token 0 on, or from that of [`Attend::From`]'s token, all tokens of this
+    /// step included. Not read with [`Attend::Elsewhere`].
     pub pages: &'a [u32],
     /// Position of the first row.
     pub first_pos: usize,
@@ -40,12 +54,16 @@ pub struct StepSeq<'a> {
 /// What a step computes.
 #[derive(Debug, Clone, Copy)]
 pub struct StepDesc<'a> {
-    /// Sequences in the order of their rows.
+    /// Sequences in the order of their rows, which follow one another from row 0 on.
     pub seqs: &'a [StepSeq<'a>],
     /// One per row.
     pub tokens: &'a [u32],
     /// Rows that want logits, ascending.
     pub logit_rows: &'a [u32],
+    /// First rows of sequences, ascending: the only rows between which [`Accelerator::attend`](super::Accelerator::attend)
+    /// may be divided into several calls. A sequence whose keys and values lie somewhere else than the others' (a
+    /// staging area) needs a call of its own.
+    pub cuts: &'a [usize],
     /// Base of the epochs that this step publishes.
     pub epoch: u32,
     /// Rows to launch for: at least the rows there are; the rest is padding.
@@ -59,6 +77,8 @@ pub struct Step {
     pub rows: usize,
     /// Rows that want logits.
     pub n_logits: usize,
+    /// Which rows are what.
+    pub lists: Arc<StepRows>,
     /// Equal keys: the same launches with other contents of device memory, so that a recorded graph of one
     /// runs the other. `None`: not to be recorded.
     pub graph_key: Option<u64>,
@@ -77,4 +97,26 @@ pub struct Context<'a> {
     pub ws: &'a Workspace,
     /// The step.
     pub step: &'a Step,
+}
+
+impl Context<'_> {
+    /// All rows of the step.
+    pub fn all(&self) -> Range<usize> {
+        0..self.step.rows
+    }
+
+    /// Refuses rows that the step does not have, and a workspace planned for steps of other limits: the
+    /// step's lists lead to places that it does not have.
+    pub(crate) fn check(&self, rows: &Range<usize>) -> Result<()> {
+        if rows.start > rows.end || rows.end > self.step.rows {
+            return Err(Error::usage(format!("rows {rows:?} of a step of {}", self.step.rows)));
+        }
+        let (planned, ws) = (self.step.lists.limits(), &self.ws.limits);
+        if planned != ws {
+            return Err(Error::usage(format!(
+                "a step within {planned:?} in a workspace that was planned for {ws:?}"
+            )));
+        }
+        Ok(())
+    }
 }

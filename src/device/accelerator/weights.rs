@@ -106,6 +106,35 @@ pub struct LayerWeights {
     pub rope: [DevPtr; 2],
 }
 
+impl LayerWeights {
+    /// The same weights when the image that they lie in has moved from one address to another. The tables of RoPE are
+    /// not part of it: they stay.
+    pub fn moved(&self, from: DevPtr, to: DevPtr) -> LayerWeights {
+        let at = |p: DevPtr| if p.is_null() { p } else { DevPtr(p.0 - from.0 + to.0) };
+        let norm = |n: &NormWeight| NormWeight { w: at(n.w), b: at(n.b) };
+        let linear = |w: &LinearWeight| LinearWeight { ptr: at(w.ptr), bias: at(w.bias), ..*w };
+        LayerWeights {
+            attn_norm: norm(&self.attn_norm),
+            qkv: self.qkv.iter().map(linear).collect(),
+            qkv_bias: at(self.qkv_bias),
+            q_norm: at(self.q_norm),
+            k_norm: at(self.k_norm),
+            o: linear(&self.o),
+            post_attn: at(self.post_attn),
+            ffn_norm: norm(&self.ffn_norm),
+            up: match &self.up {
+                UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
+                UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
+                UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
+            },
+            down: linear(&self.down),
+            post_ffn: at(self.post_ffn),
+            windowed: self.windowed,
+            rope: self.rope,
+        }
+    }
+}
+
 /// The embedding.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbedWeight {

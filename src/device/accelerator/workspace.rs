@@ -1,21 +1,27 @@
 //! Activations: the buffers that sublayers read and write.
 
+use std::ops::Range;
+
+use super::Accelerator;
 use super::exchange::PartialRows;
 use super::shape::{Limits, Shape};
+use super::weights::LinearWeight;
 use crate::device::runtime::DevPtr;
 
 /// Addresses of the activations of up to [`Limits::rows`] rows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Workspace {
+    /// The steps that it has room for: those prepared within these limits.
+    pub limits: Limits,
     /// Residual stream, f32 `[rows][d]`.
     pub hidden: DevPtr,
     /// To be added to it, f32 `[rows][d]`.
     pub delta: DevPtr,
     /// Normed, act `[rows][d]`.
     pub x: DevPtr,
-    /// f32 `[rows][qkv_dim]`.
+    /// q|k|v, f32 `[rows][qkv_dim]`: biased, normed and turned after [`Accelerator::project`].
     pub qkv: DevPtr,
-    /// kv `[rows][q_dim]`.
+    /// Queries as attention reads them, kv `[rows][q_dim]`.
     pub q: DevPtr,
     /// Attention's output, act `[rows][q_dim]`.
     pub attn: DevPtr,
@@ -60,6 +66,10 @@ pub struct RowBytes {
     pub logits: usize,
     /// Of [`Workspace::argmax`].
     pub argmax: usize,
+    /// Of `m` or `s` of [`Workspace::partial`].
+    pub partial_ms: usize,
+    /// Of its `o`.
+    pub partial_o: usize,
 }
 
 impl RowBytes {
@@ -79,15 +89,39 @@ impl RowBytes {
             head_x: HALF * shape.d_model,
             logits: F32 * shape.vocab,
             argmax: size_of::<u32>(),
+            partial_ms: F32 * shape.n_heads,
+            partial_o: F32 * shape.q_dim(),
         }
     }
 }
 
+/// Buffers of a [`Workspace`].
+const BUFFERS: usize = 15;
+
+/// What the addresses of buffers are multiples of.
+const ALIGN: usize = 256;
+
+/// Bytes from an address on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowSpan {
+    /// The first.
+    pub ptr: DevPtr,
+    /// How many.
+    pub bytes: usize,
+}
+
 impl Workspace {
-    /// Bytes of the buffers of one without partial attention, in the order of the fields: for steps within `limits`,
-    /// with [`Workspace::gate_up`] only if `separate_gate_up`, and with `scratch` bytes of working memory.
-    pub fn sizes(shape: &Shape, limits: &Limits, separate_gate_up: bool, scratch: usize) -> [usize; 12] {
+    /// Bytes of the buffers, in the order of the fields, for steps within `limits`: with [`Workspace::gate_up`] only if
+    /// `separate_gate_up`, with partial attention only if `partial`, and with `scratch` bytes of working memory.
+    pub fn sizes(
+        shape: &Shape,
+        limits: &Limits,
+        separate_gate_up: bool,
+        partial: bool,
+        scratch: usize,
+    ) -> [usize; BUFFERS] {
         let (row, rows, logit_rows) = (RowBytes::new(shape), limits.rows, limits.logit_rows);
+        let partial_rows = if partial { rows } else { 0 };
         [
             rows * row.hidden,
             rows * row.delta,
@@ -100,20 +134,65 @@ impl Workspace {
             logit_rows * row.head_x,
             logit_rows * row.logits,
             logit_rows * row.argmax,
+            partial_rows * row.partial_ms,
+            partial_rows * row.partial_ms,
+            partial_rows * row.partial_o,
             scratch,
         ]
     }
 
     /// The workspace whose buffers, of [`Workspace::sizes`], lie at these addresses (NULL where the size is zero).
-    pub fn at(buffers: [DevPtr; 12]) -> Workspace {
-        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, scratch] = buffers;
-        let partial = PartialRows::default();
-        Workspace { hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, partial, scratch }
+    pub fn at(limits: Limits, buffers: [DevPtr; BUFFERS]) -> Workspace {
+        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, m, s, o, scratch] = buffers;
+        let partial = PartialRows { m, s, o };
+        Workspace {
+            limits,
+            hidden,
+            delta,
+            x,
+            qkv,
+            q,
+            attn,
+            gate_up,
+            act,
+            head_x,
+            logits,
+            argmax,
+            partial,
+            scratch,
+        }
     }
 
-    /// Row `row` and those behind it. Of what has a row for every row of the step: logits, partial attention and
-    /// scratch stay where they are.
-    pub fn from_row(&self, shape: &Shape, row: usize) -> Workspace {
+    /// Rows of the residual stream: what crosses the link between layers on different sides, once what is to be added
+    /// to them has been ([`Accelerator::fold`]).
+    pub fn hidden_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        span(self.hidden, RowBytes::new(shape).hidden, rows)
+    }
+
+    /// Rows of what the last sublayer leaves to be added.
+    pub fn delta_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        span(self.delta, RowBytes::new(shape).delta, rows)
+    }
+
+    /// Rows of q|k|v: those made on the host go here before [`Accelerator::append`].
+    pub fn qkv_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        span(self.qkv, RowBytes::new(shape).qkv, rows)
+    }
+
+    /// Rows of attention's output.
+    pub fn attn_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        span(self.attn, RowBytes::new(shape).attn, rows)
+    }
+
+    /// Rows of logits, by their places among the rows that want them.
+    pub fn logit_rows(&self, shape: &Shape, places: &Range<usize>) -> RowSpan {
+        span(self.logits, RowBytes::new(shape).logits, places)
+    }
+
+    /// Row `row` and those behind it, of the same step: what has a row for every row of the step moves on; logits,
+    /// partial attention and scratch stay where they are, since a step has them once. For sub-batches, see
+    /// [`SubBatches`].
+    pub(crate) fn from_row(&self, shape: &Shape, row: usize) -> Workspace {
         let bytes = RowBytes::new(shape);
         let at = |p: DevPtr, row_bytes: usize| if p.is_null() { p } else { p.add(row * row_bytes) };
         Workspace {
@@ -127,6 +206,66 @@ impl Workspace {
             act: at(self.act, bytes.act),
             ..*self
         }
+    }
+}
+
+fn span(base: DevPtr, row_bytes: usize, rows: &Range<usize>) -> RowSpan {
+    RowSpan { ptr: base.add(rows.start * row_bytes), bytes: rows.len() * row_bytes }
+}
+
+/// Memory of the sub-batches of an iteration: each has a workspace and a step's lists of its own, within limits of its
+/// own, and nothing of two of them overlaps. Planned before anything is allocated, then laid out in one range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubBatches {
+    parts: Vec<([usize; BUFFERS], usize, Limits)>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SubBatch {
+    /// Its activations.
+    pub ws: Workspace,
+    /// Where its steps are prepared ([`Accelerator::prepare`], within [`Workspace::limits`]).
+    pub lists: DevPtr,
+}
+
+impl SubBatches {
+    /// For sub-batches within these limits, of a model with these matrices ([`Accelerator::scratch_bytes`]).
+    pub fn plan(
+        accel: &dyn Accelerator,
+        shape: &Shape,
+        limits: &[Limits],
+        weights: &[LinearWeight],
+        separate_gate_up: bool,
+        partial: bool,
+    ) -> SubBatches {
+        let part = |limits: &Limits| {
+            let scratch = accel.scratch_bytes(shape, limits, weights);
+            let sizes = Workspace::sizes(shape, limits, separate_gate_up, partial, scratch);
+            (sizes, accel.step_bytes(shape, limits), *limits)
+        };
+        SubBatches { parts: limits.iter().map(part).collect() }
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        let all = self.parts.iter().flat_map(|(sizes, lists, _)| sizes.iter().chain([lists]));
+        all.map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
+    }
+
+    /// Where they are in [`SubBatches::bytes`] from `base` on, which have to be zeroed once.
+    pub fn at(&self, base: DevPtr) -> Vec<SubBatch> {
+        let mut next = base;
+        let mut take = |bytes: usize| {
+            let here = next;
+            next = next.add(bytes.next_multiple_of(ALIGN));
+            if bytes == 0 { DevPtr::NULL } else { here }
+        };
+        let part = |(sizes, lists, limits): &([usize; BUFFERS], usize, Limits)| SubBatch {
+            ws: Workspace::at(*limits, sizes.map(&mut take)),
+            lists: take(*lists),
+        };
+        self.parts.iter().map(part).collect()
     }
 }
 
@@ -184,28 +323,72 @@ mod tests {
         }
     }
 
+    const LIMITS: Limits = Limits { rows: 7, logit_rows: 3, sequences: 3, pages_per_sequence: 1 };
+
     /// Buffers one behind the other: the row behind the last is the first of the next buffer.
     #[test]
     fn rows_fill_the_buffers_that_are_sized_for_them() {
         let shape = shape();
-        let limits = Limits { rows: 7, logit_rows: 3, sequences: 3, pages_per_sequence: 1 };
-        let sizes = Workspace::sizes(&shape, &limits, true, 5);
+        let sizes = Workspace::sizes(&shape, &LIMITS, true, true, 5);
         let mut end = 1 << 20;
-        let ws = Workspace::at(sizes.map(|bytes| {
-            end += bytes as u64;
-            DevPtr(end - bytes as u64)
-        }));
-        let next = ws.from_row(&shape, limits.rows);
+        let ws = Workspace::at(
+            LIMITS,
+            sizes.map(|bytes| {
+                end += bytes as u64;
+                DevPtr(end - bytes as u64)
+            }),
+        );
+        let next = ws.from_row(&shape, LIMITS.rows);
         let behind = [next.hidden, next.delta, next.x, next.qkv, next.q, next.attn, next.gate_up, next.act];
         assert_eq!(behind, [ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x]);
-        assert_eq!(sizes[8..], [3 * 24 * 2, 3 * 131 * 4, 3 * 4, 5]);
+        assert_eq!(sizes[8..11], [3 * 24 * 2, 3 * 131 * 4, 3 * 4]);
+        assert_eq!(sizes[11..], [7 * 6 * 4, 7 * 6 * 4, 7 * 60 * 4, 5]);
         assert_eq!((next.head_x, next.logits, next.argmax), (ws.head_x, ws.logits, ws.argmax));
-        assert_eq!(next.scratch, ws.scratch);
+        assert_eq!((next.partial, next.scratch), (ws.partial, ws.scratch));
+        let rows = 2..5;
+        let spans = [
+            (ws.hidden_rows(&shape, &rows), ws.hidden, 24 * 4),
+            (ws.delta_rows(&shape, &rows), ws.delta, 24 * 4),
+            (ws.qkv_rows(&shape, &rows), ws.qkv, 100 * 4),
+            (ws.attn_rows(&shape, &rows), ws.attn, 60 * 2),
+            (ws.logit_rows(&shape, &rows), ws.logits, 131 * 4),
+        ];
+        for (span, base, row) in spans {
+            assert_eq!(span, RowSpan { ptr: base.add(2 * row), bytes: 3 * row });
+        }
     }
 
     #[test]
     fn what_is_absent_stays_absent() {
         let none = Workspace::default();
         assert_eq!(none.from_row(&shape(), 3), none);
+    }
+
+    /// Every byte of every buffer of every sub-batch, each once.
+    #[test]
+    fn sub_batches_share_nothing() {
+        let shape = shape();
+        let few = Limits { rows: 2, logit_rows: 1, ..LIMITS };
+        let sizes = [LIMITS, few, LIMITS].map(|l| (Workspace::sizes(&shape, &l, false, true, 700), 900, l));
+        let plan = SubBatches { parts: sizes.to_vec() };
+        let base = DevPtr(1 << 20);
+        let mut spans = Vec::new();
+        for (b, (sizes, lists, limits)) in plan.at(base).iter().zip(&sizes) {
+            assert_eq!(b.ws.limits, *limits);
+            assert_eq!(b.ws.gate_up, DevPtr::NULL);
+            let (ws, p) = (&b.ws, &b.ws.partial);
+            let buffers = [
+                ws.hidden, ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x, ws.logits,
+                ws.argmax, p.m, p.s, p.o, ws.scratch,
+            ];
+            spans.extend(buffers.into_iter().zip(*sizes).filter(|(_, bytes)| *bytes > 0));
+            spans.push((b.lists, *lists));
+        }
+        spans.sort();
+        assert!(spans.iter().all(|(p, _)| p.0.is_multiple_of(ALIGN as u64)));
+        assert!(spans.windows(2).all(|w| w[0].0.add(w[0].1) <= w[1].0), "{spans:?}");
+        let (last, bytes) = spans[spans.len() - 1];
+        assert_eq!(spans[0].0, base);
+        assert!(last.add(bytes) <= base.add(plan.bytes()));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::ops::pages::PageShape;
 use super::program::{self, OwnedLaunch};
 use crate::Result;
+use crate::device::accelerator::PageMove;
 use crate::device::runtime::{DevPtr, Pinned};
 
 /// Bytes of the device's (or of pinned) memory.
@@ -45,48 +46,47 @@ pub(super) struct HostOp {
     pub body: Arc<Body>,
 }
 
-/// Pages of one layer, from the device's layout to the host's or back. Which pages is read when it runs.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PageMove {
+/// Pages of one layer, from the device's layout to the host's or back.
+#[derive(Debug, Clone)]
+pub(super) struct PageMoves {
     pub page: PageShape,
     pub kv: DevPtr,
-    /// u32 `[n]`: numbers of pages.
-    pub list: DevPtr,
-    pub n: usize,
-    /// Where pages in the host's layout are, one after the other.
+    /// Where pages in the host's layout are.
     pub host: DevPtr,
+    pub pages: Arc<[PageMove]>,
     pub to_host: bool,
 }
 
-impl PageMove {
+impl PageMoves {
     fn bytes(&self) -> usize {
         2 * self.page.len()
     }
 
+    /// A page in both places.
+    fn spans(&self, page: &PageMove) -> [Span; 2] {
+        [(self.kv, page.device), (self.host, page.host)]
+            .map(|(base, id)| Span::new(base.add(id as usize * self.bytes()), self.bytes()))
+    }
+
     /// # Safety
-    /// As [`Op::run`], for the list and the host's side; the pages listed are not used by other lanes now.
-    unsafe fn run(&self, hooks: &Hooks<'_>) -> Result<()> {
-        for i in 0..self.n {
-            // SAFETY: the list is allocated and nobody writes it now.
-            let id = unsafe { (self.list.0 as *const u32).add(i).read_unaligned() };
-            let device = Span::new(self.kv.add(id as usize * self.bytes()), self.bytes());
-            (hooks.check)(&device)?;
-            let (device, host) = (device.ptr.0 as *mut u16, self.host.add(i * self.bytes()).0 as *mut u16);
-            self.page.each(|d, h| {
-                // SAFETY: both indices are below the page's elements; the page was just found allocated, the
-                // host's side when this was enqueued, and the caller promises that nobody uses them.
+    /// As [`Op::run`], for the spans of all pages.
+    unsafe fn run(&self) {
+        for page in self.pages.iter() {
+            let [device, host] = self.spans(page).map(|s| s.ptr.0 as *mut u16);
+            self.page.each(|token, d, h| {
+                let there = token < page.tokens as usize;
+                // SAFETY: both indices are below the page's elements; both pages were found allocated when this was
+                // enqueued, and the caller promises that nobody uses them.
                 unsafe {
-                    match self.to_host {
-                        true => host.add(h).write_unaligned(device.add(d).read_unaligned()),
-                        false => device.add(d).write_unaligned(host.add(h).read_unaligned()),
+                    match (self.to_host, there) {
+                        (true, true) => host.add(h).write_unaligned(device.add(d).read_unaligned()),
+                        (true, false) => host.add(h).write_unaligned(0),
+                        (false, true) => device.add(d).write_unaligned(host.add(h).read_unaligned()),
+                        (false, false) => device.add(d).write_unaligned(0),
                     }
                 }
             });
-            if !self.to_host {
-                program::mark_initialised(DevPtr(device as u64), self.bytes());
-            }
         }
-        Ok(())
     }
 }
 
@@ -94,8 +94,6 @@ impl PageMove {
 pub(super) struct Hooks<'a> {
     /// Runs a real kernel.
     pub kernel: &'a dyn Fn(&OwnedLaunch) -> Result<()>,
-    /// Whether bytes are allocated.
-    pub check: &'a dyn Fn(&Span) -> Result<()>,
 }
 
 /// Work. Cheap to clone but for launches, so that recorded work can run again.
@@ -103,7 +101,7 @@ pub(super) struct Hooks<'a> {
 pub(super) enum Op {
     Kernel(Arc<OwnedLaunch>),
     Host(HostOp),
-    Pages(PageMove),
+    Pages(PageMoves),
     Copy { dst: DevPtr, src: DevPtr, len: usize },
     Fill { dst: DevPtr, value: u8, len: usize },
     Upload { dst: DevPtr, data: Arc<[u8]> },
@@ -138,16 +136,15 @@ impl Op {
         matches!(self, Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Graph(_))
     }
 
-    /// Bytes it reads and writes, device and pinned. A kernel's are not known (it has its own checker), nor the
-    /// pages that a list in device memory names.
+    /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker.
     pub fn touches(&self) -> (Vec<Span>, Vec<Span>) {
         let span = Span::new;
         match self {
             Op::Kernel(_) => (vec![], vec![]),
             Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
             Op::Pages(p) => {
-                let (list, host) = (span(p.list, 4 * p.n), span(p.host, p.n * p.bytes()));
-                if p.to_host { (vec![list], vec![host]) } else { (vec![list, host], vec![]) }
+                let [device, host] = [0, 1].map(|side| p.pages.iter().map(|page| p.spans(page)[side]).collect());
+                if p.to_host { (device, host) } else { (host, device) }
             }
             Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),
             Op::Fill { dst, len, .. } => (vec![], vec![span(*dst, *len)]),
@@ -206,7 +203,7 @@ impl Op {
             // SAFETY: by this function's contract.
             Op::Host(op) => unsafe { run_on_slices(op)? },
             // SAFETY: by this function's contract.
-            Op::Pages(p) => unsafe { p.run(hooks)? },
+            Op::Pages(p) => unsafe { p.run() },
             // SAFETY: both ranges are allocated and nobody else's now (`copy` allows them to overlap).
             Op::Copy { dst, src, len } => unsafe {
                 std::ptr::copy(src.0 as *const u8, dst.0 as *mut u8, *len)

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::lanes::{Core, Mark};
-use super::op::{HostOp, Op, PageMove, Span};
+use super::op::{HostOp, Op, PageMoves, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
 use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime};
@@ -107,7 +107,7 @@ impl EmulatedRuntime {
     }
 
     /// Enqueues a move of pages.
-    pub(super) fn move_pages(&self, lane: Lane, pages: PageMove) -> Result<()> {
+    pub(super) fn move_pages(&self, lane: Lane, pages: PageMoves) -> Result<()> {
         self.core.may_launch(if pages.to_host { "gather_pages" } else { "scatter_pages" })?;
         self.core.enqueue(lane, Op::Pages(pages))
     }

@@ -1,11 +1,12 @@
 //! A prepared step, as the host's operations need it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
 use super::op::Span;
+use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::{Attend, Limits, StepDesc};
+use crate::device::accelerator::{Attend, Limits, StepDesc, StepRows};
 use crate::device::runtime::DevPtr;
 
 /// Where a row's keys and values go.
@@ -14,9 +15,7 @@ pub(super) enum Row {
     /// To a page of the device.
     Here { pos: usize, page: u32, token: usize },
     /// To the mailbox.
-    Elsewhere { pos: usize, slot: usize },
-    /// It belongs to no sequence.
-    Nobody,
+    Elsewhere { pos: usize },
 }
 
 /// Consecutive rows of one sequence.
@@ -25,12 +24,8 @@ pub(super) struct Seq {
     pub row0: usize,
     pub n_rows: usize,
     pub attend: Attend,
-    /// First of its rows among those attended in part.
-    pub partial0: usize,
     /// Those attended over.
     pub pages: Vec<u32>,
-    /// Number of the first of them in the sequence.
-    first_page: usize,
 }
 
 impl Seq {
@@ -40,7 +35,7 @@ impl Seq {
 
     /// The page of tokens `32·i..`.
     pub fn page(&self, i: usize) -> u32 {
-        self.pages[i - self.first_page]
+        self.pages[i - self.attend.first_token() / PAGE_TOKENS]
     }
 }
 
@@ -48,66 +43,32 @@ impl Seq {
 pub(super) struct HostStep {
     /// Tokens of the rows, in device memory.
     pub list: Span,
+    pub lists: Arc<StepRows>,
     pub rows: Vec<Row>,
     pub seqs: Vec<Seq>,
-    pub logit_rows: Vec<u32>,
     pub epoch: u32,
-    pub n_published: usize,
-    pub n_partial: usize,
-    /// Rows of the present layer that are in the mailbox.
-    arrived: AtomicUsize,
 }
 
 impl HostStep {
-    pub fn new(limits: &Limits, desc: &StepDesc<'_>, memory: DevPtr) -> HostStep {
-        let n = desc.tokens.len();
-        assert!(
-            n <= desc.launch_rows
-                && desc.launch_rows <= limits.rows
-                && desc.logit_rows.len() <= limits.logit_rows,
-            "a step of {n} rows and {} logits for {}, within {limits:?}",
-            desc.logit_rows.len(),
-            desc.launch_rows
-        );
-        let mut rows = vec![Row::Nobody; n];
-        let mut seqs = Vec::new();
-        let (mut n_published, mut n_partial) = (0, 0);
+    pub fn new(limits: &Limits, desc: &StepDesc<'_>, memory: DevPtr) -> Result<HostStep> {
+        let lists = Arc::new(StepRows::new(limits, desc)?);
+        let (mut rows, mut seqs) = (Vec::new(), Vec::new());
         for s in desc.seqs.iter().filter(|s| s.n_rows > 0) {
-            let partial0 = n_partial;
-            for i in 0..s.n_rows {
-                let pos = s.first_pos + i;
-                rows[s.row0 + i] = match s.attend {
-                    Attend::Elsewhere => {
-                        n_published += 1;
-                        Row::Elsewhere { pos, slot: n_published - 1 }
-                    }
-                    Attend::Here | Attend::From { .. } => {
-                        Row::Here { pos, page: s.pages[pos / PAGE_TOKENS], token: pos % PAGE_TOKENS }
-                    }
-                };
-            }
-            let used = (s.first_pos + s.n_rows).div_ceil(PAGE_TOKENS);
-            let first_page = match s.attend {
-                Attend::Here => 0,
-                Attend::From { from } => {
-                    n_partial += s.n_rows;
-                    from / PAGE_TOKENS
+            let from = s.attend.first_token();
+            rows.extend((s.first_pos..s.first_pos + s.n_rows).map(|pos| match s.attend {
+                Attend::Elsewhere => Row::Elsewhere { pos },
+                Attend::Here | Attend::From { .. } => {
+                    let page = s.pages[(pos - from) / PAGE_TOKENS];
+                    Row::Here { pos, page, token: pos % PAGE_TOKENS }
                 }
-                Attend::Elsewhere => used,
+            }));
+            let pages = match s.attend {
+                Attend::Elsewhere => vec![],
+                _ => s.pages[..(s.first_pos + s.n_rows - from).div_ceil(PAGE_TOKENS)].to_vec(),
             };
-            let pages = if first_page < used { s.pages[first_page..used].to_vec() } else { vec![] };
-            seqs.push(Seq { row0: s.row0, n_rows: s.n_rows, attend: s.attend, partial0, pages, first_page });
+            seqs.push(Seq { row0: s.row0, n_rows: s.n_rows, attend: s.attend, pages });
         }
-        HostStep {
-            list: Span::new(memory, 4 * n),
-            rows,
-            seqs,
-            logit_rows: desc.logit_rows.to_vec(),
-            epoch: desc.epoch,
-            n_published,
-            n_partial,
-            arrived: AtomicUsize::new(0),
-        }
+        Ok(HostStep { list: Span::new(memory, 4 * rows.len()), lists, rows, seqs, epoch: desc.epoch })
     }
 
     /// The rows that are not padding.
@@ -117,8 +78,7 @@ impl HostStep {
 
     pub fn position(&self, row: usize) -> usize {
         match self.rows[row] {
-            Row::Here { pos, .. } | Row::Elsewhere { pos, .. } => pos,
-            Row::Nobody => 0,
+            Row::Here { pos, .. } | Row::Elsewhere { pos } => pos,
         }
     }
 
@@ -132,7 +92,7 @@ impl HostStep {
     pub fn pages_written(&self, rows: &Range<usize>) -> Vec<u32> {
         let here = |r: usize| match self.rows[r] {
             Row::Here { page, .. } => Some(page),
-            _ => None,
+            Row::Elsewhere { .. } => None,
         };
         let mut pages: Vec<u32> = rows.clone().filter_map(here).collect();
         pages.sort_unstable();
@@ -140,33 +100,9 @@ impl HostStep {
         pages
     }
 
-    /// Places in the mailbox of some consecutive rows: consecutive, too.
-    pub fn published(&self, rows: &Range<usize>) -> Range<usize> {
-        let slots = || {
-            rows.clone().filter_map(|r| match self.rows[r] {
-                Row::Elsewhere { slot, .. } => Some(slot),
-                _ => None,
-            })
-        };
-        slots().min().unwrap_or(0)..slots().max().map_or(0, |s| s + 1)
-    }
-
-    /// `n` more rows of a layer are in the mailbox: whether all are now.
-    pub fn arrive(&self, n: usize) -> bool {
-        let all = self.arrived.fetch_add(n, Ordering::Relaxed) + n == self.n_published;
-        if all {
-            self.arrived.store(0, Ordering::Relaxed);
-        }
-        n > 0 && all
-    }
-
-    /// Rows attended elsewhere, in their order.
-    pub fn elsewhere(&self) -> impl Iterator<Item = usize> {
-        (0..self.rows.len()).filter(|&r| matches!(self.rows[r], Row::Elsewhere { .. }))
-    }
-
-    /// Rows attended in part, in their order.
-    pub fn partial(&self) -> impl Iterator<Item = usize> {
-        self.seqs.iter().filter(|s| matches!(s.attend, Attend::From { .. })).flat_map(Seq::rows)
+    /// The sequences of some rows, which begin and end with sequences.
+    pub fn seqs(&self, rows: &Range<usize>) -> Range<usize> {
+        let at = |row: usize| self.seqs.partition_point(|s| s.row0 < row);
+        at(rows.start)..at(rows.end)
     }
 }

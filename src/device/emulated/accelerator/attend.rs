@@ -1,5 +1,7 @@
 //! Attention over pages, and its merging with a part from elsewhere.
 
+use std::ops::Range;
+
 use super::EmulatedAccelerator;
 use crate::Result;
 use crate::device::accelerator::{Attend, Context, LayerWeights, PartialRows};
@@ -14,15 +16,19 @@ pub(super) fn attend(
     cx: &Context<'_>,
     layer: &LayerWeights,
     kv: DevPtr,
+    rows: &Range<usize>,
 ) -> Result<()> {
+    cx.check(rows)?;
+    cx.step.lists.parts_of(rows)?;
     let step = accel.step(cx).clone();
     let (ws, shape) = (cx.ws, cx.shape.clone());
     let (hd, h_a, h_kv, qd) = (shape.head_dim, shape.n_heads, shape.n_kv_heads, shape.q_dim());
     let window = shape.window.filter(|_| layer.windowed);
     let mut io = accel.operands(cx);
-    let all = 0..step.rows.len();
-    let q = io.read_rows(ws.q, &all, 2 * qd);
-    let mut used: Vec<u32> = step.seqs.iter().flat_map(|s| &s.pages).copied().collect();
+    let seqs = step.seqs(rows);
+    let own = step.clip(rows);
+    let q = io.read_rows(ws.q, &own, 2 * qd);
+    let mut used: Vec<u32> = step.seqs[seqs.clone()].iter().flat_map(|s| &s.pages).copied().collect();
     used.sort_unstable();
     used.dedup();
     let first_page = io.reads.len();
@@ -30,25 +36,23 @@ pub(super) fn attend(
         io.read(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
     }
     // A sequence's rows at a time: rows attended elsewhere are written by others.
-    let outs: Vec<Option<usize>> = step
-        .seqs
+    let outs: Vec<Option<usize>> = step.seqs[seqs.clone()]
         .iter()
         .map(|s| (s.attend == Attend::Here).then(|| io.write_rows(ws.attn, &s.rows(), 2 * qd)))
         .collect();
-    let partial = (step.n_partial > 0).then(|| {
-        let rows = 0..step.n_partial;
+    let places = step.lists.partial_in(rows);
+    let partial = (!places.is_empty()).then(|| {
         [(ws.partial.m, 4 * h_a), (ws.partial.s, 4 * h_a), (ws.partial.o, 4 * qd)]
-            .map(|(base, bytes)| io.write_rows(base, &rows, bytes))
+            .map(|(base, bytes)| io.write_rows(base, &places, bytes))
     });
     let page = PageShape { n_kv_heads: h_kv, head_dim: hd };
     accel.enqueue(cx, "attend", io, move |reads, writes| {
         let q = to_f32(shape.kv, numbers(reads[q]));
-        for (s, out) in step.seqs.iter().zip(&outs) {
-            let from = match s.attend {
-                Attend::Here => 0,
-                Attend::From { from } => from,
-                Attend::Elsewhere => continue,
-            };
+        for (s, out) in step.seqs[seqs.clone()].iter().zip(&outs) {
+            if s.attend == Attend::Elsewhere {
+                continue;
+            }
+            let from = s.attend.first_token();
             let sees = |row: usize| attention::seen(step.position(row), from, window);
             let span = sees(s.row0).start..sees(s.row0 + s.n_rows - 1).end;
             let page_of = |i: usize| {
@@ -59,7 +63,7 @@ pub(super) fn attend(
                 let tokens = Tokens::read(&page, shape.kv, kv_head, span.clone(), page_of);
                 for (i, row) in s.rows().enumerate() {
                     for head in kv_head * h_a / h_kv..(kv_head + 1) * h_a / h_kv {
-                        let q = &q[row * qd + head * hd..][..hd];
+                        let q = &q[(row - own.start) * qd + head * hd..][..hd];
                         let mut o = vec![0f32; hd];
                         let (m, sum) = tokens.attend(sees(row), shape.attn_scale, q, &mut o);
                         if let Some(out) = out {
@@ -67,7 +71,8 @@ pub(super) fn attend(
                             let to = &mut numbers_mut(writes[*out])[i * qd + head * hd..][..hd];
                             from_f32(shape.act, &o, to);
                         } else if let Some([ms, ss, os]) = partial {
-                            let at = s.partial0 + i;
+                            let place = step.lists.partial().binary_search(&(row as u32));
+                            let at = place.expect("a row attended in part") - places.start;
                             numbers_mut(writes[ms])[at * h_a + head] = m;
                             numbers_mut(writes[ss])[at * h_a + head] = sum;
                             numbers_mut(writes[os])[at * qd + head * hd..][..hd].copy_from_slice(&o);
@@ -81,10 +86,15 @@ pub(super) fn attend(
 }
 
 /// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
-pub(super) fn merge(accel: &EmulatedAccelerator, cx: &Context<'_>, other: &PartialRows) -> Result<()> {
-    let step = accel.step(cx).clone();
+pub(super) fn merge(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    other: &PartialRows,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
     let (h_a, hd, qd, act) = (cx.shape.n_heads, cx.shape.head_dim, cx.shape.q_dim(), cx.shape.act);
-    let n = 0..step.n_partial;
+    let n = cx.step.lists.partial_in(rows);
     if n.is_empty() {
         return Ok(());
     }
@@ -92,8 +102,8 @@ pub(super) fn merge(accel: &EmulatedAccelerator, cx: &Context<'_>, other: &Parti
     let [here, there] = [&cx.ws.partial, other].map(|p| {
         [(p.m, 4 * h_a), (p.s, 4 * h_a), (p.o, 4 * qd)].map(|(base, bytes)| io.read_rows(base, &n, bytes))
     });
-    let rows: Vec<usize> = step.partial().collect();
-    let outs: Vec<usize> = rows.iter().map(|&r| io.write_rows(cx.ws.attn, &(r..r + 1), 2 * qd)).collect();
+    let rows = cx.step.lists.partial()[n].iter().map(|&r| r as usize);
+    let outs: Vec<usize> = rows.map(|r| io.write_rows(cx.ws.attn, &(r..r + 1), 2 * qd)).collect();
     accel.enqueue(cx, "merge", io, move |reads, writes| {
         for (i, &out) in outs.iter().enumerate() {
             let out = numbers_mut::<u16>(writes[out]);

@@ -17,6 +17,7 @@ pub(super) fn embed(
     weight: &EmbedWeight,
     rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     let step = accel.step(cx).clone();
     let rows = step.clip(&rows);
     let (d, vocab, scale) = (cx.shape.d_model, cx.shape.vocab, cx.shape.embed_scale);
@@ -54,20 +55,22 @@ pub(super) fn logits(
     weight: NormWeight,
     head: &LinearWeight,
     residual: Residual,
+    rows: &Range<usize>,
 ) -> Result<()> {
-    let step = accel.step(cx).clone();
+    cx.check(rows)?;
     let (ws, shape) = (cx.ws, cx.shape);
     let (d, vocab, norm, act) = (shape.d_model, shape.vocab, shape.norm, shape.act);
-    let n = step.logit_rows.len();
+    let places = cx.step.lists.logits_in(rows);
+    let wanted = &cx.step.lists.logits()[places.clone()];
     let mut io = accel.operands(cx);
     let deltas: Vec<Option<DeltaOperand>> =
-        step.logit_rows.iter().map(|&r| io.delta(cx, residual, &(r as usize..r as usize + 1))).collect();
+        wanted.iter().map(|&r| io.delta(cx, residual, &(r as usize..r as usize + 1))).collect();
     let hiddens: Vec<usize> =
-        step.logit_rows.iter().map(|&r| io.read(ws.hidden.add(r as usize * 4 * d), 4 * d)).collect();
+        wanted.iter().map(|&r| io.read(ws.hidden.add(r as usize * 4 * d), 4 * d)).collect();
     let weight = io.norm(&weight, d);
     let head = io.weight(head);
-    let x = io.write_rows(ws.head_x, &(0..n), 2 * d);
-    let logits = io.write_rows(ws.logits, &(0..n), 4 * vocab);
+    let x = io.write_rows(ws.head_x, &places, 2 * d);
+    let logits = io.write_rows(ws.logits, &places, 4 * vocab);
     let (cap, kernels) = (shape.logit_softcap, accel.kernels);
     accel.enqueue(cx, "logits", io, move |reads, writes| {
         let to = numbers_mut::<u16>(std::mem::take(&mut writes[x]));
@@ -92,11 +95,12 @@ pub(super) fn logits(
 }
 
 /// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
-pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &Context<'_>) -> Result<()> {
-    let (vocab, n) = (cx.shape.vocab, accel.step(cx).logit_rows.len());
+pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &Context<'_>, rows: &Range<usize>) -> Result<()> {
+    cx.check(rows)?;
+    let (vocab, places) = (cx.shape.vocab, cx.step.lists.logits_in(rows));
     let mut io = accel.operands(cx);
-    let logits = io.read_rows(cx.ws.logits, &(0..n), 4 * vocab);
-    let argmax = io.write_rows(cx.ws.argmax, &(0..n), 4);
+    let logits = io.read_rows(cx.ws.logits, &places, 4 * vocab);
+    let argmax = io.write_rows(cx.ws.argmax, &places, 4);
     let kernels = accel.kernels;
     accel.enqueue(cx, "argmax", io, move |reads, writes| {
         let rows = numbers::<f32>(reads[logits]).chunks_exact(vocab);

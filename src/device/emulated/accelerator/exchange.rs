@@ -1,43 +1,57 @@
 //! What comes from the host, and pages that move: rows of the mailbox, pages of keys and values.
 
+use std::ops::Range;
+
 use super::EmulatedAccelerator;
+use super::qkv::check_mailbox;
 use crate::Result;
-use crate::device::accelerator::{Context, Mailbox, Shape};
-use crate::device::emulated::op::PageMove;
+use crate::device::accelerator::{Context, Mailbox, PageMove, Shape};
+use crate::device::emulated::op::PageMoves;
 use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut};
 use crate::device::emulated::ops::pages::PageShape;
 use crate::device::runtime::DevPtr;
 
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
-pub(super) fn collect(accel: &EmulatedAccelerator, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
-    let step = accel.step(cx).clone();
-    let (qd, act) = (cx.shape.q_dim(), cx.shape.act);
-    if step.n_published == 0 {
+pub(super) fn collect(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    mailbox: &Mailbox,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    let (qd, act, lists) = (cx.shape.q_dim(), cx.shape.act, &cx.step.lists);
+    let some = &lists.elsewhere()[lists.elsewhere_in(rows)];
+    if some.is_empty() {
         return Ok(());
     }
+    check_mailbox(cx, mailbox)?;
     let mut io = accel.operands(cx);
-    let o = mailbox.memory.device().add(mailbox.out_at(cx.shape, 0));
-    let o = io.read_rows(o, &(0..step.n_published), 4 * qd);
-    let rows: Vec<usize> = step.elsewhere().collect();
-    let outs: Vec<usize> = rows.iter().map(|&r| io.write_rows(cx.ws.attn, &(r..r + 1), 2 * qd)).collect();
+    let letters: Vec<(usize, usize)> = some
+        .iter()
+        .map(|&row| {
+            let place = lists.place(row).expect("rows attended elsewhere have a place");
+            let o = mailbox.memory.device().add(mailbox.out_at(cx.shape, place));
+            let row = row as usize;
+            (io.read(o, 4 * qd), io.write_rows(cx.ws.attn, &(row..row + 1), 2 * qd))
+        })
+        .collect();
     accel.enqueue(cx, "collect", io, move |reads, writes| {
-        let o = numbers::<f32>(reads[o]).chunks_exact(qd);
-        for (o, &out) in o.zip(&outs) {
-            from_f32(act, o, numbers_mut(writes[out]));
+        for &(o, out) in &letters {
+            from_f32(act, numbers(reads[o]), numbers_mut(writes[out]));
         }
         Ok(())
     })
 }
 
-/// Pages of a layer and where they go or come from, in the order of a list.
-pub(super) fn page_move(
+/// Pages of a layer and where they go or come from.
+pub(super) fn page_moves(
     shape: &Shape,
     kv: DevPtr,
-    list: DevPtr,
-    n: usize,
+    pages: &[PageMove],
     host: DevPtr,
     to_host: bool,
-) -> PageMove {
+) -> Result<PageMoves> {
+    PageMove::check(pages, to_host)?;
     let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
-    PageMove { page, kv, list, n, host, to_host }
+    Ok(PageMoves { page, kv, host, pages: pages.into(), to_host })
 }

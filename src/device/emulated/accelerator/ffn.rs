@@ -18,6 +18,7 @@ pub(super) fn up(
     residual: Residual,
     rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     let (ws, shape) = (cx.ws, cx.shape);
     let rows = accel.step(cx).clip(&rows);
     let (d, ff, act, ffn, kernels) = (shape.d_model, shape.d_ff, shape.act, shape.ffn, accel.kernels);
@@ -59,6 +60,7 @@ pub(super) fn to_delta(
     x: DevPtr,
     rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     let rows = accel.step(cx).clip(&rows);
     let (d, act, kernels) = (cx.shape.d_model, cx.shape.act, accel.kernels);
     let mut io = accel.operands(cx);

@@ -22,7 +22,7 @@ use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
     Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -134,12 +134,13 @@ impl Accelerator for EmulatedAccelerator {
         step: &StepDesc<'_>,
         memory: DevPtr,
     ) -> Result<Step> {
-        let host = HostStep::new(limits, step, memory);
+        let host = HostStep::new(limits, step, memory)?;
         let tokens: Vec<u8> = step.tokens.iter().flat_map(|t| t.to_ne_bytes()).collect();
         self.runtime.upload(lane, memory, &tokens)?;
         Ok(Step {
             rows: step.launch_rows,
             n_logits: step.logit_rows.len(),
+            lists: host.lists.clone(),
             // Work is enqueued for exactly the pages and rows of this step.
             graph_key: None,
             inner: Arc::new(Arc::new(host)),
@@ -150,20 +151,30 @@ impl Accelerator for EmulatedAccelerator {
         ends::embed(self, cx, weight, rows)
     }
 
-    fn qkv(
+    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
+        qkv::fold(self, cx, residual, rows)
+    }
+
+    fn project(
         &self,
         cx: &Context<'_>,
         layer: &LayerWeights,
-        kv: DevPtr,
         residual: Residual,
-        publish: Option<Publish<'_>>,
         rows: Range<usize>,
     ) -> Result<()> {
-        qkv::qkv(self, cx, layer, kv, residual, publish, rows)
+        qkv::project(self, cx, layer, residual, rows)
     }
 
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr) -> Result<()> {
-        attend::attend(self, cx, layer, kv)
+    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+        qkv::append(self, cx, kv, rows)
+    }
+
+    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
+        qkv::publish(self, cx, publish, rows)
+    }
+
+    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+        attend::attend(self, cx, layer, kv, &rows)
     }
 
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
@@ -190,34 +201,42 @@ impl Accelerator for EmulatedAccelerator {
         weight: NormWeight,
         head: &LinearWeight,
         residual: Residual,
+        rows: Range<usize>,
     ) -> Result<()> {
-        ends::logits(self, cx, weight, head, residual)
+        ends::logits(self, cx, weight, head, residual, &rows)
     }
 
-    fn argmax(&self, cx: &Context<'_>) -> Result<()> {
-        ends::argmax(self, cx)
+    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()> {
+        ends::argmax(self, cx, &rows)
     }
 
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
-        exchange::collect(self, cx, mailbox)
+    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
+        exchange::collect(self, cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows) -> Result<()> {
-        attend::merge(self, cx, other)
+    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+        attend::merge(self, cx, other, &rows)
     }
 
-    fn gather_pages(&self, cx: &Context<'_>, kv: DevPtr, pages: DevPtr, n: usize, out: DevPtr) -> Result<()> {
-        self.emulated.move_pages(cx.lane, exchange::page_move(cx.shape, kv, pages, n, out, true))
+    fn gather_pages(
+        &self,
+        lane: Lane,
+        shape: &Shape,
+        kv: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
+    ) -> Result<()> {
+        self.emulated.move_pages(lane, exchange::page_moves(shape, kv, pages, host, true)?)
     }
 
     fn scatter_pages(
         &self,
-        cx: &Context<'_>,
+        lane: Lane,
+        shape: &Shape,
         kv: DevPtr,
-        pages: DevPtr,
-        n: usize,
-        from: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
     ) -> Result<()> {
-        self.emulated.move_pages(cx.lane, exchange::page_move(cx.shape, kv, pages, n, from, false))
+        self.emulated.move_pages(lane, exchange::page_moves(shape, kv, pages, host, false)?)
     }
 }

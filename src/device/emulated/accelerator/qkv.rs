@@ -1,4 +1,4 @@
-//! The first half of attention's sublayer: norm, projections, RoPE, append to the pages or to the mailbox.
+//! The first half of attention's sublayer: norm, projections, RoPE, append to the pages, publication in the mailbox.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,29 +6,49 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::EmulatedAccelerator;
 use super::operands::{MatrixOperand, NormRows};
-use crate::Result;
-use crate::device::accelerator::{Context, LayerWeights, Publish, Residual};
+use crate::device::accelerator::{Context, LayerWeights, Mailbox, Publish, Published, Residual};
 use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut};
-use crate::device::emulated::ops::linear;
 use crate::device::emulated::ops::pages::PageShape;
 use crate::device::emulated::ops::qkv::{self, Heads};
+use crate::device::emulated::ops::{linear, norm};
 use crate::device::emulated::step::Row;
 use crate::device::runtime::{DevPtr, Pinned};
+use crate::{Error, Result};
 
-/// See [`Accelerator::qkv`](crate::device::accelerator::Accelerator::qkv).
-pub(super) fn qkv(
+/// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
+pub(super) fn fold(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    residual: Residual,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    let rows = accel.step(cx).clip(&rows);
+    let (d, kind, kernels) = (cx.shape.d_model, cx.shape.norm, accel.kernels);
+    let mut io = accel.operands(cx);
+    let Some(delta) = io.delta(cx, residual, &rows) else { return Ok(()) };
+    let hidden = io.write_rows(cx.ws.hidden, &rows, 4 * d);
+    accel.enqueue(cx, "fold", io, move |reads, writes| {
+        for (i, hidden) in numbers_mut::<f32>(writes[hidden]).chunks_exact_mut(d).enumerate() {
+            norm::add(kernels, kind, hidden, delta.row(reads, i));
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::project`](crate::device::accelerator::Accelerator::project).
+pub(super) fn project(
     accel: &EmulatedAccelerator,
     cx: &Context<'_>,
     layer: &LayerWeights,
-    kv: DevPtr,
     residual: Residual,
-    publish: Option<Publish<'_>>,
     rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     let step = accel.step(cx).clone();
     let (ws, shape) = (cx.ws, cx.shape.clone());
     let rows = step.clip(&rows);
-    let (d, qd, kvd, width) = (shape.d_model, shape.q_dim(), shape.kv_dim(), shape.qkv_dim());
+    let (d, width) = (shape.d_model, shape.qkv_dim());
     let mut io = accel.operands(cx);
     let delta = io.delta(cx, residual, &rows);
     let weight = io.norm(&layer.attn_norm, d);
@@ -44,25 +64,9 @@ pub(super) fn qkv(
     let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
     let x = io.write_rows(ws.x, &rows, 2 * d);
     let projected = io.write_rows(ws.qkv, &rows, 4 * width);
-    let q = io.write_rows(ws.q, &rows, 2 * qd);
-    let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
-    let pages = step.pages_written(&rows);
-    let first_page = io.writes.len();
-    for &p in &pages {
-        io.write(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
-    }
-    let mailbox = publish.filter(|_| step.n_published > 0).map(|p| {
-        assert!(step.n_published <= p.mailbox.rows, "a mailbox of {} rows", p.mailbox.rows);
-        (p.mailbox.memory.clone(), step.epoch.wrapping_add(p.epoch_add), p.mailbox.row_at(&shape, 0))
-    });
-    let published = step.published(&rows);
-    let letters = mailbox
-        .as_ref()
-        .filter(|_| !published.is_empty())
-        .map(|(memory, _, at)| io.write_rows(memory.device().add(*at), &published, 4 * width));
     let kernels = accel.kernels;
     let norm_rows = NormRows { kernels, norm: shape.norm, act: shape.act, d, delta, weight };
-    accel.enqueue(cx, "qkv", io, move |reads, writes| {
+    accel.enqueue(cx, "project", io, move |reads, writes| {
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
         let x = norm_rows.run(reads, hidden, numbers_mut(std::mem::take(&mut writes[x])));
         let projected = numbers_mut::<f32>(std::mem::take(&mut writes[projected]));
@@ -82,38 +86,100 @@ pub(super) fn qkv(
             eps: shape.norm.eps(),
             pairing: shape.pairing,
         };
-        let mut row = vec![0f32; width];
-        let mut halves = vec![0u16; width];
-        for (i, r) in rows.clone().enumerate() {
-            row.copy_from_slice(&projected[i * width..(i + 1) * width]);
+        for (row, r) in projected.chunks_exact_mut(width).zip(rows.clone()) {
             let [cos, sin] = rope.map(|table| {
                 let table = numbers::<f32>(reads[table]);
                 let at = (step.position(r) - seen.start) * pairs;
                 if table.is_empty() { table } else { &table[at..at + pairs] }
             });
-            qkv::finish(kernels, &heads, &mut row, cos, sin);
-            from_f32(shape.kv, &row, &mut halves);
+            qkv::finish(kernels, &heads, row, cos, sin);
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
+pub(super) fn append(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    kv: DevPtr,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    let step = accel.step(cx).clone();
+    let (ws, shape) = (cx.ws, cx.shape.clone());
+    let rows = step.clip(&rows);
+    let (qd, kvd, width) = (shape.q_dim(), shape.kv_dim(), shape.qkv_dim());
+    let mut io = accel.operands(cx);
+    let finished = io.read_rows(ws.qkv, &rows, 4 * width);
+    let q = io.write_rows(ws.q, &rows, 2 * qd);
+    let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
+    let pages = step.pages_written(&rows);
+    let first_page = io.writes.len();
+    for &p in &pages {
+        io.write(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
+    }
+    accel.enqueue(cx, "append", io, move |reads, writes| {
+        let mut halves = vec![0u16; width];
+        let finished = numbers::<f32>(reads[finished]).chunks_exact(width);
+        for ((i, r), row) in rows.clone().enumerate().zip(finished) {
+            from_f32(shape.kv, row, &mut halves);
             numbers_mut(writes[q])[i * qd..(i + 1) * qd].copy_from_slice(&halves[..qd]);
-            match step.rows[r] {
-                Row::Here { page: p, token, .. } => {
-                    let slot = pages.binary_search(&p).expect("all pages written are listed");
-                    let (k, v) = halves[qd..].split_at(kvd);
-                    page.append(numbers_mut(writes[first_page + slot]), token, k, v);
-                }
-                Row::Elsewhere { slot, .. } => {
-                    if let Some(letters) = letters {
-                        let at = (slot - published.start) * width;
-                        numbers_mut(writes[letters])[at..at + width].copy_from_slice(&row);
-                    }
-                }
-                Row::Nobody => {}
+            if let Row::Here { page: p, token, .. } = step.rows[r] {
+                let slot = pages.binary_search(&p).expect("all pages written are listed");
+                let (k, v) = halves[qd..].split_at(kvd);
+                page.append(numbers_mut(writes[first_page + slot]), token, k, v);
             }
         }
-        if let Some((memory, epoch, _)) = &mailbox
-            && step.arrive(published.len())
-        {
-            publish_epoch(memory, *epoch);
+        Ok(())
+    })
+}
+
+/// Whether a mailbox has a place for every row of the step that may need one.
+pub(super) fn check_mailbox(cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
+    let n = cx.step.lists.published().len();
+    match n <= mailbox.rows {
+        true => Ok(()),
+        false => Err(Error::Capacity(format!("{n} rows for a mailbox of {}", mailbox.rows))),
+    }
+}
+
+/// See [`Accelerator::publish`](crate::device::accelerator::Accelerator::publish).
+pub(super) fn publish(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    publish: Publish<'_>,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    check_mailbox(cx, publish.mailbox)?;
+    let lists = &cx.step.lists;
+    let places = lists.published_in(&rows);
+    if places.is_empty() {
+        return Ok(());
+    }
+    let (shape, mailbox) = (cx.shape, publish.mailbox);
+    let width = shape.qkv_dim();
+    let sent = match publish.what {
+        Published::Qkv => width,
+        Published::Queries => shape.q_dim(),
+    };
+    let memory = mailbox.memory.clone();
+    let mut io = accel.operands(cx);
+    let letters: Vec<(usize, usize)> = places
+        .clone()
+        .map(|place| {
+            let row = lists.published()[place] as usize;
+            let read = io.read(cx.ws.qkv.add(4 * width * row), 4 * sent);
+            (read, io.write(memory.device().add(mailbox.row_at(shape, place)), 4 * sent))
+        })
+        .collect();
+    let epoch = accel.step(cx).epoch.wrapping_add(publish.epoch_add);
+    accel.enqueue(cx, "publish", io, move |reads, writes| {
+        for &(from, to) in &letters {
+            writes[to].copy_from_slice(reads[from]);
         }
+        publish_epoch(&memory, epoch);
         Ok(())
     })
 }

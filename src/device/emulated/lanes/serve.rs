@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::state::{Problem, Step, Trouble};
 use super::{Core, lock};
-use crate::Error;
-use crate::device::emulated::op::{Direction, Hooks, Op, Span};
+use crate::device::emulated::op::{Direction, Hooks, Op};
 use crate::device::emulated::program::{self, OwnedLaunch};
 use crate::device::emulated::random::Random;
 use crate::device::runtime::Lane;
@@ -111,11 +110,7 @@ impl Core {
         let begin = Instant::now();
         let checks = &self.options.checks;
         let kernel = |launch: &OwnedLaunch| program::launch(launch, checks);
-        let check = |span: &Span| {
-            let found = lock(&self.arena).check(span.ptr, span.len);
-            found.map_err(|problem| Error::Device { what: op.describe(), problem })
-        };
-        let hooks = Hooks { kernel: &kernel, check: &check };
+        let hooks = Hooks { kernel: &kernel };
         // SAFETY: `enqueue` found every span allocated, and `free` waits for the work enqueued before it;
         // pinned memory is kept by the job. `order` refused work whose bytes another lane's unordered
         // work touches, and events are waited for before this runs, so nobody else uses them now.

@@ -40,13 +40,13 @@ impl PageShape {
         self.at(head, value, 0) + within
     }
 
-    /// Calls `f(device's index, host's index)` for every element.
-    pub fn each(&self, mut f: impl FnMut(usize, usize)) {
+    /// Calls `f(token, device's index, host's index)` for every element.
+    pub fn each(&self, mut f: impl FnMut(usize, usize, usize)) {
         for head in 0..self.n_kv_heads {
             for value in [false, true] {
                 for token in 0..PAGE_TOKENS {
                     for d in 0..self.head_dim {
-                        f(self.at(head, value, token) + d, self.host_at(head, value, token, d));
+                        f(token, self.at(head, value, token) + d, self.host_at(head, value, token, d));
                     }
                 }
             }
@@ -93,7 +93,7 @@ mod tests {
             unsafe { layer.append(&[0], token, &k, &v) };
         }
         let mut host = vec![0u16; shape.len()];
-        shape.each(|d, h| host[h] = device[d]);
+        shape.each(|_, d, h| host[h] = device[d]);
         // SAFETY: the layer's one page, written above and alive.
         let want = unsafe { std::slice::from_raw_parts(layer.k_ptr(0, 0), shape.len()) };
         assert_eq!(host, want);

@@ -1,5 +1,7 @@
 //! Attention over pages, and its merging with a part from elsewhere.
 
+use std::ops::Range;
+
 use super::super::attention::{self, DecodeAttention, MergeAttention, PrefillAttention};
 use super::scratch::{attention_shape, lists};
 use super::step::Lists;
@@ -8,12 +10,31 @@ use crate::device::accelerator::{Context, LayerWeights, PartialRows};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
-pub(super) fn attend(rt: &dyn Runtime, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr) -> Result<()> {
+pub(super) fn attend(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    layer: &LayerWeights,
+    kv: DevPtr,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    let window = cx.shape.window.map(|w| w as u32).filter(|_| layer.windowed);
+    for part in &lists(cx).parts[cx.step.lists.parts_of(rows)?] {
+        let work = part.window.filter(|_| window.is_some()).unwrap_or(part.full);
+        attend_part(rt, cx, kv, work, window)?;
+    }
+    Ok(())
+}
+
+/// The rows of one part of the step.
+fn attend_part(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    kv: DevPtr,
+    work: Lists,
+    window: Option<u32>,
+) -> Result<()> {
     let (ws, step) = (cx.ws, lists(cx));
-    let (work, window): (Lists, Option<u32>) = match (layer.windowed, step.window) {
-        (true, Some(lists)) => (lists, cx.shape.window.map(|w| w as u32)),
-        _ => (step.full, None),
-    };
     let shape = attention_shape(cx.shape);
     let decode = DecodeAttention {
         q: ws.q,
@@ -44,14 +65,24 @@ pub(super) fn attend(rt: &dyn Runtime, cx: &Context<'_>, layer: &LayerWeights, k
 }
 
 /// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
-pub(super) fn merge(rt: &dyn Runtime, cx: &Context<'_>, other: &PartialRows) -> Result<()> {
+pub(super) fn merge(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    other: &PartialRows,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    let places = cx.step.lists.partial_in(rows);
+    if places.is_empty() {
+        return Ok(());
+    }
     let lists = lists(cx);
     let args = MergeAttention {
-        here: cx.ws.partial,
-        elsewhere: *other,
-        rows: lists.partial_rows,
-        n_rows: lists.n_partial,
-        max_rows: lists.max_partial,
+        here: cx.ws.partial.from_place(cx.shape, places.start),
+        elsewhere: other.from_place(cx.shape, places.start),
+        rows: lists.partial_rows.add(4 * places.start),
+        n_rows: lists.counts.add(4 * (places.len() - 1)),
+        max_rows: places.len(),
         out: cx.ws.attn,
     };
     attention::merge_attention(rt, cx.lane, &attention_shape(cx.shape), &args)

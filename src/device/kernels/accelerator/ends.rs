@@ -10,7 +10,7 @@ use super::super::quant::{self, GatherArgs, Layout};
 use super::matmul::Matmul;
 use super::scratch::{linear_scratch, lists};
 use crate::Result;
-use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual};
+use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
@@ -20,6 +20,7 @@ pub(super) fn embed(
     weight: &EmbedWeight,
     rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     let (lists, d) = (lists(cx), cx.shape.d_model);
     let hidden = cx.ws.from_row(cx.shape, rows.start).hidden;
     let layout = Layout::new(weight.dtype, cx.shape.vocab, d).filter(|_| weight.packed);
@@ -63,11 +64,15 @@ pub(super) fn logits(
     weight: NormWeight,
     head: &LinearWeight,
     residual: Residual,
+    rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     let (ws, shape, lists) = (cx.ws, cx.shape, lists(cx));
     let (delta, post) = residual.operands(ws.delta);
-    let rows = lists.launch_logits;
-    let d = shape.d_model;
+    let places = logit_places(cx, &rows);
+    let (d, rows, first) = (shape.d_model, places.len(), places.start);
+    let head_x = ws.head_x.add(first * RowBytes::new(shape).head_x);
+    let logits = ws.logit_rows(shape, &places).ptr;
     let args = NormRows {
         norm: shape.norm,
         hidden: ws.hidden,
@@ -76,9 +81,9 @@ pub(super) fn logits(
         post,
         weight,
         sum: DevPtr::NULL,
-        x: ws.head_x,
+        x: head_x,
         act: shape.act,
-        row_list: lists.logit_rows,
+        row_list: lists.logit_rows.add(4 * first),
         rows,
         d,
         ld_delta: d,
@@ -88,9 +93,9 @@ pub(super) fn logits(
     let matmul = Matmul {
         w: head,
         act: shape.act,
-        x: ws.head_x,
+        x: head_x,
         ldx: d,
-        y: ws.logits,
+        y: logits,
         ldy: shape.vocab,
         m: rows,
         epilogue: Epilogue::F32,
@@ -98,21 +103,31 @@ pub(super) fn logits(
     };
     matmul.run(rt, cx.lane)?;
     match shape.logit_softcap {
-        Some(cap) => softcap(rt, cx.lane, ws.logits, cap, rows, shape.vocab, shape.vocab),
+        Some(cap) => softcap(rt, cx.lane, logits, cap, rows, shape.vocab, shape.vocab),
         None => Ok(()),
     }
 }
 
+/// Places of the logits of some rows: with all rows of a step that is launched for more, those of the padding too.
+fn logit_places(cx: &Context<'_>, rows: &Range<usize>) -> Range<usize> {
+    match cx.step.lists.is_all(rows) {
+        true => 0..lists(cx).launch_logits,
+        false => cx.step.lists.logits_in(rows),
+    }
+}
+
 /// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
-pub(super) fn argmax(rt: &dyn Runtime, cx: &Context<'_>) -> Result<()> {
+pub(super) fn argmax(rt: &dyn Runtime, cx: &Context<'_>, rows: &Range<usize>) -> Result<()> {
+    cx.check(rows)?;
     let (ws, lists) = (cx.ws, lists(cx));
+    let places = logit_places(cx, rows);
     let args = LogitsReduce {
-        logits: ws.logits,
+        logits: ws.logit_rows(cx.shape, &places).ptr,
         workspace: ws.scratch.add(lists.scratch.logits),
-        indices: ws.argmax,
+        indices: ws.argmax.add(places.start * RowBytes::new(cx.shape).argmax),
         values: DevPtr::NULL,
         logsumexp: DevPtr::NULL,
-        rows: lists.launch_logits,
+        rows: places.len(),
         vocab: cx.shape.vocab,
         ld: cx.shape.vocab,
         k: 1,

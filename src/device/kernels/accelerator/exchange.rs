@@ -1,42 +1,43 @@
 //! What comes from the host, and pages that move: rows of the mailbox, pages of keys and values.
 
-use super::super::exchange::{MoveRows, PageMove, convert_rows};
+use std::ops::Range;
+
+use super::super::exchange::{MoveRows, PageMoves, convert_rows};
+use super::qkv::check_mailbox;
 use super::scratch::lists;
 use crate::Result;
-use crate::device::accelerator::{Context, Mailbox, Shape};
+use crate::device::accelerator::{Context, Mailbox, PageMove, Shape};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
-pub(super) fn collect(rt: &dyn Runtime, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
+pub(super) fn collect(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    mailbox: &Mailbox,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
     let (lists, q) = (lists(cx), cx.shape.q_dim());
-    if lists.max_published == 0 {
+    let some = cx.step.lists.elsewhere_in(rows);
+    if some.is_empty() {
         return Ok(());
     }
+    check_mailbox(cx, mailbox)?;
     let args = MoveRows {
         from: mailbox.memory.device().add(mailbox.out_at(cx.shape, 0)),
         from_stride: 4 * q,
         to: cx.ws.attn,
         to_stride: 2 * q,
-        from_list: DevPtr::NULL,
-        to_list: lists.elsewhere,
-        n_rows: lists.n_published,
+        from_list: lists.places.add(4 * some.start),
+        to_list: lists.elsewhere.add(4 * some.start),
+        n_rows: DevPtr::NULL,
         gate: DevPtr::NULL,
-        max_rows: lists.max_published,
+        max_rows: some.len(),
     };
     convert_rows(rt, cx.lane, &args, q, cx.shape.act)
 }
 
-/// Pages of a layer and where they go or come from, in the order of a list.
-pub(super) fn page_move(shape: &Shape, kv: DevPtr, pages: DevPtr, n: usize, host: DevPtr) -> PageMove {
-    PageMove {
-        device: kv,
-        host,
-        device_pages: pages,
-        host_pages: DevPtr::NULL,
-        n_tokens: DevPtr::NULL,
-        n_pages: DevPtr::NULL,
-        max_pages: n,
-        n_kv_heads: shape.n_kv_heads,
-        head_dim: shape.head_dim,
-    }
+/// Pages of a layer and where they go or come from.
+pub(super) fn page_moves<'a>(shape: &Shape, kv: DevPtr, pages: &'a [PageMove], host: DevPtr) -> PageMoves<'a> {
+    PageMoves { device: kv, host, pages, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
 }

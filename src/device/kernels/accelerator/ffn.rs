@@ -20,6 +20,7 @@ pub(super) fn up(
     residual: Residual,
     rows: Range<usize>,
 ) -> Result<()> {
+    cx.check(&rows)?;
     norm_rows(rt, cx, layer.ffn_norm, residual, &rows)?;
     let shape = cx.shape;
     let ws = cx.ws.from_row(shape, rows.start);
@@ -65,6 +66,7 @@ pub(super) fn to_delta(
     x: DevPtr,
     rows: &Range<usize>,
 ) -> Result<()> {
+    cx.check(rows)?;
     let d = cx.shape.d_model;
     let matmul = Matmul {
         w,

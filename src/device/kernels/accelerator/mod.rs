@@ -22,7 +22,7 @@ use super::exchange::{pages_from_host, pages_to_host};
 use super::gemm;
 use crate::device::accelerator::{
     Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -144,6 +144,28 @@ impl Accelerator for KernelAccelerator {
         ends::embed(self.rt(), cx, weight, rows)
     }
 
+    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
+        qkv::fold(self.rt(), cx, residual, &rows)
+    }
+
+    fn project(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        residual: Residual,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        qkv::project(self.rt(), cx, layer, residual, &rows)
+    }
+
+    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+        qkv::append(self.rt(), cx, kv, &rows)
+    }
+
+    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
+        qkv::publish(self.rt(), cx, publish, &rows)
+    }
+
     fn qkv(
         &self,
         cx: &Context<'_>,
@@ -153,11 +175,11 @@ impl Accelerator for KernelAccelerator {
         publish: Option<Publish<'_>>,
         rows: Range<usize>,
     ) -> Result<()> {
-        qkv::qkv(self.rt(), cx, layer, kv, residual, publish, rows)
+        qkv::qkv(self.rt(), cx, layer, kv, residual, publish, &rows)
     }
 
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr) -> Result<()> {
-        attend::attend(self.rt(), cx, layer, kv)
+    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+        attend::attend(self.rt(), cx, layer, kv, &rows)
     }
 
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
@@ -186,34 +208,44 @@ impl Accelerator for KernelAccelerator {
         weight: NormWeight,
         head: &LinearWeight,
         residual: Residual,
+        rows: Range<usize>,
     ) -> Result<()> {
-        ends::logits(self.rt(), cx, weight, head, residual)
+        ends::logits(self.rt(), cx, weight, head, residual, rows)
     }
 
-    fn argmax(&self, cx: &Context<'_>) -> Result<()> {
-        ends::argmax(self.rt(), cx)
+    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()> {
+        ends::argmax(self.rt(), cx, &rows)
     }
 
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
-        exchange::collect(self.rt(), cx, mailbox)
+    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
+        exchange::collect(self.rt(), cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows) -> Result<()> {
-        attend::merge(self.rt(), cx, other)
+    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+        attend::merge(self.rt(), cx, other, &rows)
     }
 
-    fn gather_pages(&self, cx: &Context<'_>, kv: DevPtr, pages: DevPtr, n: usize, out: DevPtr) -> Result<()> {
-        pages_to_host(self.rt(), cx.lane, &exchange::page_move(cx.shape, kv, pages, n, out))
+    fn gather_pages(
+        &self,
+        lane: Lane,
+        shape: &Shape,
+        kv: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
+    ) -> Result<()> {
+        PageMove::check(pages, true)?;
+        pages_to_host(self.rt(), lane, &exchange::page_moves(shape, kv, pages, host))
     }
 
     fn scatter_pages(
         &self,
-        cx: &Context<'_>,
+        lane: Lane,
+        shape: &Shape,
         kv: DevPtr,
-        pages: DevPtr,
-        n: usize,
-        from: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
     ) -> Result<()> {
-        pages_from_host(self.rt(), cx.lane, &exchange::page_move(cx.shape, kv, pages, n, from))
+        PageMove::check(pages, false)?;
+        pages_from_host(self.rt(), lane, &exchange::page_moves(shape, kv, pages, host))
     }
 }

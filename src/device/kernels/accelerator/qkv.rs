@@ -1,14 +1,22 @@
-//! The first half of attention's sublayer: norm, projections, RoPE, append to the pages or to the mailbox.
+//! The first half of attention's sublayer: norm, projections, RoPE, append to the pages, publication in the mailbox.
+//!
+//! One kernel does all that follows the projections (`cuda/rope_append.cu`). [`qkv`] launches it once with all of its
+//! outputs; [`project`] and [`append`] once each, with the finished rows in between, which are the f32 that it
+//! rounds: so both ways give the same bits.
 
 use std::ops::Range;
 
 use super::super::elementwise::{NormRows, PublishRows, RopeAppend, norm, rope_append};
+use super::super::exchange::{self, PublishSource, publish_rows};
 use super::super::linear::Epilogue;
 use super::matmul::Matmul;
 use super::scratch::{linear_scratch, lists};
-use crate::Result;
-use crate::device::accelerator::{Context, LayerWeights, NormWeight, Publish, Residual};
+use crate::device::accelerator::{
+    Context, LayerWeights, Mailbox, NormWeight, Publish, Published, Residual,
+};
 use crate::device::runtime::{DevPtr, Runtime};
+use crate::model::spec::RopePairing;
+use crate::{Error, Result};
 
 /// hidden += residual, x = norm(hidden), for `rows`.
 pub(super) fn norm_rows(
@@ -39,19 +47,44 @@ pub(super) fn norm_rows(
     norm(rt, cx.lane, &args)
 }
 
-/// See [`Accelerator::qkv`](crate::device::accelerator::Accelerator::qkv).
-pub(super) fn qkv(
+/// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
+pub(super) fn fold(rt: &dyn Runtime, cx: &Context<'_>, residual: Residual, rows: &Range<usize>) -> Result<()> {
+    cx.check(rows)?;
+    let (ws, d) = (cx.ws.from_row(cx.shape, rows.start), cx.shape.d_model);
+    let (delta, post) = residual.operands(ws.delta);
+    if delta.is_null() {
+        return Ok(());
+    }
+    let args = NormRows {
+        norm: cx.shape.norm,
+        hidden: ws.hidden,
+        delta,
+        delta_bias: DevPtr::NULL,
+        post,
+        weight: NormWeight::default(),
+        sum: ws.hidden,
+        x: DevPtr::NULL,
+        act: cx.shape.act,
+        row_list: DevPtr::NULL,
+        rows: rows.len(),
+        d,
+        ld_delta: d,
+        ld_x: d,
+    };
+    norm(rt, cx.lane, &args)
+}
+
+/// hidden += residual, x = norm(hidden), qkv = W·x.
+fn multiply(
     rt: &dyn Runtime,
     cx: &Context<'_>,
     layer: &LayerWeights,
-    kv: DevPtr,
     residual: Residual,
-    publish: Option<Publish<'_>>,
-    rows: Range<usize>,
+    rows: &Range<usize>,
 ) -> Result<()> {
-    let (shape, lists) = (cx.shape, lists(cx));
+    let shape = cx.shape;
     let ws = cx.ws.from_row(shape, rows.start);
-    norm_rows(rt, cx, layer.attn_norm, residual, &rows)?;
+    norm_rows(rt, cx, layer.attn_norm, residual, rows)?;
     let width = shape.qkv_dim();
     let mut column = 0;
     for w in &layer.qkv {
@@ -70,14 +103,156 @@ pub(super) fn qkv(
         column += w.n;
     }
     assert_eq!(column, width, "q, k and v are {column} rows of weights");
-    let publish = publish.filter(|_| lists.max_published > 0).map(|p| {
-        assert!(lists.max_published <= p.mailbox.rows, "a mailbox of {} rows", p.mailbox.rows);
+    Ok(())
+}
+
+/// Rows of qkv as they are: nothing is added, normed, turned or stored.
+fn as_they_are(cx: &Context<'_>, rows: &Range<usize>) -> RopeAppend {
+    let (shape, lists) = (cx.shape, lists(cx));
+    RopeAppend {
+        qkv: cx.ws.from_row(shape, rows.start).qkv,
+        bias: DevPtr::NULL,
+        q_norm: DevPtr::NULL,
+        k_norm: DevPtr::NULL,
+        eps: shape.norm.eps(),
+        rope: [DevPtr::NULL; 2],
+        rope_dim: 0,
+        pairing: RopePairing::Half,
+        row_pos: lists.row_pos.add(rows.start * 4),
+        row_slot: DevPtr::NULL,
+        finished: DevPtr::NULL,
+        q: DevPtr::NULL,
+        kv: DevPtr::NULL,
+        kv_type: shape.kv,
+        publish: None,
+        rows: rows.len(),
+        ld: shape.qkv_dim(),
+        n_heads: shape.n_heads,
+        n_kv_heads: shape.n_kv_heads,
+        head_dim: shape.head_dim,
+    }
+}
+
+/// The same, biased, normed and turned.
+fn finishing(cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> RopeAppend {
+    RopeAppend {
+        bias: layer.qkv_bias,
+        q_norm: layer.q_norm,
+        k_norm: layer.k_norm,
+        rope: layer.rope,
+        rope_dim: cx.shape.rope_dim,
+        pairing: cx.shape.pairing,
+        ..as_they_are(cx, rows)
+    }
+}
+
+/// The same, with queries rounded and keys and values in their pages.
+fn appending(cx: &Context<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<usize>) -> RopeAppend {
+    RopeAppend {
+        row_slot: lists(cx).row_slot.add(rows.start * 4),
+        q: cx.ws.from_row(cx.shape, rows.start).q,
+        kv,
+        ..args
+    }
+}
+
+/// See [`Accelerator::project`](crate::device::accelerator::Accelerator::project).
+pub(super) fn project(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    layer: &LayerWeights,
+    residual: Residual,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    multiply(rt, cx, layer, residual, rows)?;
+    let args = finishing(cx, layer, rows);
+    rope_append(rt, cx.lane, &RopeAppend { finished: args.qkv, ..args })
+}
+
+/// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
+pub(super) fn append(rt: &dyn Runtime, cx: &Context<'_>, kv: DevPtr, rows: &Range<usize>) -> Result<()> {
+    cx.check(rows)?;
+    rope_append(rt, cx.lane, &appending(cx, kv, as_they_are(cx, rows), rows))
+}
+
+/// Whether a mailbox has a place for every row of the step that may need one.
+pub(super) fn check_mailbox(cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
+    let n = cx.step.lists.published().len();
+    match n <= mailbox.rows {
+        true => Ok(()),
+        false => Err(Error::Capacity(format!("{n} rows for a mailbox of {}", mailbox.rows))),
+    }
+}
+
+/// See [`Accelerator::publish`](crate::device::accelerator::Accelerator::publish).
+pub(super) fn publish(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    publish: Publish<'_>,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    check_mailbox(cx, publish.mailbox)?;
+    let (shape, lists) = (cx.shape, lists(cx));
+    let places = cx.step.lists.published_in(rows);
+    if places.is_empty() {
+        return Ok(());
+    }
+    let memory = publish.mailbox.memory.device();
+    let stride = 4 * shape.qkv_dim();
+    let bytes = match publish.what {
+        Published::Qkv => stride,
+        Published::Queries => 4 * shape.q_dim(),
+    };
+    let mut sources = [PublishSource::default(); 3];
+    sources[0] = PublishSource { at: cx.ws.qkv, stride, bytes };
+    let args = exchange::Publish {
+        sources,
+        to: memory.add(publish.mailbox.row_at(shape, places.start)),
+        stride,
+        list: lists.published.add(4 * places.start),
+        n_rows: DevPtr::NULL,
+        max_rows: places.len(),
+        epoch: lists.epoch,
+        epoch_add: publish.epoch_add,
+        epoch_flag: memory,
+        arrived: lists.arrived,
+    };
+    publish_rows(rt, cx.lane, &args)
+}
+
+/// See [`Accelerator::qkv`](crate::device::accelerator::Accelerator::qkv).
+pub(super) fn qkv(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    layer: &LayerWeights,
+    kv: DevPtr,
+    residual: Residual,
+    publication: Option<Publish<'_>>,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    let (shape, lists, step) = (cx.shape, lists(cx), &cx.step.lists);
+    let published = step.published_in(rows);
+    let publication = publication.filter(|_| !published.is_empty());
+    if let Some(p) = publication {
+        check_mailbox(cx, p.mailbox)?;
+        // The kernel publishes whole rows, and its epoch follows all that the step publishes.
+        if p.what != Published::Qkv || published.len() < step.published().len() {
+            project(rt, cx, layer, residual, rows)?;
+            append(rt, cx, kv, rows)?;
+            return publish(rt, cx, p, rows);
+        }
+    }
+    multiply(rt, cx, layer, residual, rows)?;
+    let publish = publication.map(|p| {
         let memory = p.mailbox.memory.device();
         PublishRows {
             slots: lists.publish_slot.add(rows.start * 4),
             n: lists.n_published,
             to: memory.add(p.mailbox.row_at(shape, 0)),
-            stride: 4 * width,
+            stride: 4 * shape.qkv_dim(),
             f32: true,
             epoch: lists.epoch,
             epoch_add: p.epoch_add,
@@ -85,26 +260,6 @@ pub(super) fn qkv(
             arrived: lists.arrived,
         }
     });
-    let args = RopeAppend {
-        qkv: ws.qkv,
-        bias: layer.qkv_bias,
-        q_norm: layer.q_norm,
-        k_norm: layer.k_norm,
-        eps: shape.norm.eps(),
-        rope: layer.rope,
-        rope_dim: shape.rope_dim,
-        pairing: shape.pairing,
-        row_pos: lists.row_pos.add(rows.start * 4),
-        row_slot: lists.row_slot.add(rows.start * 4),
-        q: ws.q,
-        kv,
-        kv_type: shape.kv,
-        publish,
-        rows: rows.len(),
-        ld: width,
-        n_heads: shape.n_heads,
-        n_kv_heads: shape.n_kv_heads,
-        head_dim: shape.head_dim,
-    };
-    rope_append(rt, cx.lane, &args)
+    let args = appending(cx, kv, finishing(cx, layer, rows), rows);
+    rope_append(rt, cx.lane, &RopeAppend { publish, ..args })
 }

@@ -32,7 +32,7 @@ impl Scratch {
 }
 
 pub(super) fn attention_capacity(limits: &Limits) -> Capacity {
-    Capacity::new(limits.rows, limits.sequences, limits.pages_per_sequence * PAGE_TOKENS)
+    Capacity::anywhere(limits.rows, limits.sequences, limits.pages_per_sequence * PAGE_TOKENS)
 }
 
 pub(super) fn attention_shape(shape: &Shape) -> AttentionShape {

@@ -163,6 +163,20 @@ impl Capacity {
     }
 }
 
+impl Capacity {
+    /// The same where the tokens attended here begin at any page, not at token 0 only: a span of `tokens` tokens may begin
+    /// and end within a split.
+    pub fn anywhere(rows: usize, sequences: usize, tokens: usize) -> Capacity {
+        let aligned = Capacity::new(rows, sequences, tokens);
+        let more = rows.min(sequences * DECODE_ROWS as usize);
+        Capacity {
+            decode_items: aligned.decode_items + more,
+            splits: aligned.splits + more,
+            ..aligned
+        }
+    }
+}
+
 /// What is uploaded.
 pub fn decode_item_bytes(items: &[DecodeItem]) -> &[u8] {
     // SAFETY: eight u32 each, without padding; any bytes are initialised.

@@ -55,9 +55,11 @@ pub struct RopeAppend {
     pub pairing: RopePairing,
     /// u32 `[rows]`: positions.
     pub row_pos: DevPtr,
-    /// i32 `[rows]`: page · 32 + token in page; -1: K and V are not stored.
+    /// i32 `[rows]`: page · 32 + token in page; -1: K and V are not stored; optional: of no row.
     pub row_slot: DevPtr,
-    /// `[rows][n_heads · head_dim]` of `kv_type`.
+    /// q|k|v as f32 `[rows][ld]`, before the rounding to `kv_type`; optional. It may be `qkv` itself.
+    pub finished: DevPtr,
+    /// `[rows][n_heads · head_dim]` of `kv_type`; optional.
     pub q: DevPtr,
     /// The layer's pages.
     pub kv: DevPtr,
@@ -104,6 +106,7 @@ pub fn rope_append(runtime: &dyn Runtime, lane: Lane, args: &RopeAppend) -> Resu
         rope_sin: args.rope[1],
         row_pos: args.row_pos,
         row_slot: args.row_slot,
+        finished: args.finished,
         q: args.q,
         kv: args.kv,
         rows: args.rows as u32,

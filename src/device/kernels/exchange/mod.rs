@@ -6,7 +6,7 @@
 mod pages;
 mod rows;
 
-pub use pages::{PageMove, pages_from_host, pages_to_host};
+pub use pages::{PageMoves, pages_from_host, pages_to_host};
 pub use rows::{
     CheckReady, MoveRows, Publish, PublishSource, check_ready, convert_rows, copy_rows, publish_rows,
 };

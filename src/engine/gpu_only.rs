@@ -7,31 +7,25 @@
 //!
 //! The baseline that hybrid strategies are measured against, and what they become when all fits.
 
-mod weights;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::weights::DeviceWeights;
 use super::executor::{Executor, Placement, Want};
 use super::forward::{Input, wanted_rows};
 use super::memory::{Memory, geometry};
 use super::sequences::Options;
+use super::weights::{self, DeviceWeights};
 use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
     Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
 use crate::host::Pool;
-use crate::model::spec::{Position, RopePairing};
 use crate::model::{ModelSpec, Weights};
 use crate::{Error, Result};
 
 /// Decode steps of at most this many rows are recorded as graphs.
 const GRAPH_ROWS: usize = 64;
-
-/// Tokens of a padding row: no such token.
-const NO_TOKEN: u32 = u32::MAX;
 
 /// See the [module](self).
 pub(super) struct GpuOnly {
@@ -76,7 +70,7 @@ impl GpuOnly {
             KvDType::BF16 => Half::BF16,
             KvDType::F16 => Half::F16,
         };
-        let shape = shape(spec, act, kv);
+        let shape = Shape::of(spec, act, kv);
         accel.check(&shape)?;
         let rows = options.chunk.min(options.context).max(options.sequences);
         let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));
@@ -88,13 +82,13 @@ impl GpuOnly {
         let linears = weights::linear_shapes(spec, weights)?;
         let gate_up = weights::separate_gate_up(spec, weights)?;
         let scratch = accel.scratch_bytes(&shape, &limits, &linears);
-        let sizes = Workspace::sizes(&shape, &limits, gate_up, scratch);
+        let sizes = Workspace::sizes(&shape, &limits, gate_up, false, scratch);
         let step_bytes = accel.step_bytes(&shape, &limits);
         let kv_layer = n_pages as u64 * shape.page_bytes() as u64;
         let memory = Memory {
             weights: weights::device_bytes(&*accel, spec, weights, act, options.context)?,
             kv: kv_layer * spec.n_layers as u64,
-            activations: sizes.iter().sum::<usize>() as u64 + step_bytes as u64,
+            activations: sizes.iter().chain([&step_bytes]).map(|b| b.next_multiple_of(256) as u64).sum(),
         };
         memory.check_device(accel.runtime().memory_free()?, &accel.runtime().info().name)?;
 
@@ -110,9 +104,10 @@ impl GpuOnly {
         };
         let kv = (0..spec.n_layers).map(|_| zeroed(kv_layer as usize)).collect::<Result<Vec<_>>>()?;
         let activations = sizes.iter().map(|&b| zeroed(b)).collect::<Result<Vec<_>>>()?;
-        let workspace = Workspace::at(std::array::from_fn(|i| {
-            if sizes[i] == 0 { DevPtr::NULL } else { activations[i].ptr() }
-        }));
+        let workspace = Workspace::at(
+            limits,
+            std::array::from_fn(|i| if sizes[i] == 0 { DevPtr::NULL } else { activations[i].ptr() }),
+        );
         let step = zeroed(step_bytes)?;
         runtime.synchronize_all()?;
         Ok(GpuOnly {
@@ -149,14 +144,14 @@ impl GpuOnly {
                 // A chunk in the middle of a prompt: after the last keys and values nothing is wanted.
                 return Ok(());
             }
-            a.attend(cx, layer, kv)?;
+            a.attend(cx, layer, kv, rows.clone())?;
             a.out_proj(cx, layer, rows.clone())?;
             a.ffn_up(cx, layer, Residual::after(layer.post_attn), rows.clone())?;
             a.ffn_down(cx, layer, rows.clone())?;
             residual = Residual::after(layer.post_ffn);
         }
-        a.logits(cx, self.weights.out_norm, &self.weights.head, residual)?;
-        if want == Want::Argmax { a.argmax(cx) } else { Ok(()) }
+        a.logits(cx, self.weights.out_norm, &self.weights.head, residual, rows.clone())?;
+        if want == Want::Argmax { a.argmax(cx, rows) } else { Ok(()) }
     }
 
     /// Runs one step whose logit rows fit the workspace.
@@ -173,9 +168,7 @@ impl GpuOnly {
         let few = decode && rows <= GRAPH_ROWS;
         let graph = few && self.records;
         let launch_rows = if few { self.accel.row_bucket(rows) } else { rows };
-        let mut padded = tokens.to_vec();
-        padded.resize(launch_rows, NO_TOKEN);
-        let desc = StepDesc { seqs, tokens: &padded, logit_rows, epoch: 0, launch_rows };
+        let desc = StepDesc { seqs, tokens, logit_rows, cuts: &[], epoch: 0, launch_rows };
         let lane = Lane::Compute;
         let step = self.accel.prepare(lane, &self.shape, &self.limits, &desc, self.step.ptr())?;
         let cx = Context { lane, shape: &self.shape, ws: &self.workspace, step: &step };
@@ -314,31 +307,6 @@ fn slice_rows<'a>(s: &StepSeq<'a>, rows: &std::ops::Range<usize>) -> Option<Step
         n_rows: to - from,
         ..*s
     })
-}
-
-fn shape(spec: &ModelSpec, act: Half, kv: Half) -> Shape {
-    let (rope_dim, pairing) = match &spec.position {
-        Position::Rope(r) => (r.dim, r.pairing),
-        Position::Learned { .. } => (0, RopePairing::Half),
-    };
-    Shape {
-        d_model: spec.d_model,
-        n_heads: spec.n_heads,
-        n_kv_heads: spec.n_kv_heads,
-        head_dim: spec.head_dim,
-        d_ff: spec.d_ff,
-        vocab: spec.vocab,
-        norm: spec.norm,
-        ffn: spec.ffn,
-        attn_scale: spec.attn_scale,
-        embed_scale: spec.embed_scale,
-        rope_dim,
-        pairing,
-        window: spec.window.as_ref().map(|w| w.size),
-        logit_softcap: spec.logit_softcap,
-        act,
-        kv,
-    }
 }
 
 #[cfg(test)]

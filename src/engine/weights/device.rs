@@ -1,0 +1,245 @@
+//! A model's weights in an accelerator's memory.
+
+use std::sync::Arc;
+
+use super::layer::{LayerLayout, Source};
+use super::matrix::{Matrix, head_name, shares_table, tensor};
+use crate::Result;
+use crate::device::accelerator::{
+    Accelerator, EmbedWeight, Half, LayerWeights, LinearWeight, NormWeight,
+};
+use crate::device::runtime::{Buffer, DevPtr, Lane};
+use crate::host::Pool;
+use crate::model::spec::{Norm, Position};
+use crate::model::{ModelSpec, Weights};
+use crate::simd::RopeTable;
+use crate::tensor::DType;
+
+/// All weights of a model, uploaded.
+pub struct DeviceWeights {
+    /// The layers, each in one contiguous image.
+    pub layers: Vec<LayerWeights>,
+    /// The embedding.
+    pub embed: EmbedWeight,
+    /// Before the head.
+    pub out_norm: NormWeight,
+    /// The head.
+    pub head: LinearWeight,
+    /// Bytes that one decode step reads.
+    pub bytes_per_step: u64,
+    /// What the addresses above point into.
+    _buffers: Vec<Buffer>,
+}
+
+/// What an allocation takes.
+fn rounded(bytes: usize) -> u64 {
+    bytes.next_multiple_of(256) as u64
+}
+
+/// Bytes that [`DeviceWeights::upload`] will take, without allocating anything.
+///
+/// # Errors
+/// A missing tensor, or one that the accelerator cannot multiply.
+pub fn device_bytes(
+    accel: &dyn Accelerator,
+    spec: &ModelSpec,
+    weights: &Weights,
+    act: Half,
+    context: usize,
+) -> Result<u64> {
+    let table = tensor(weights, "token_embd.weight")?;
+    let shared = shares_table(accel, spec, table, act);
+    let mut total = if shared { 0 } else { rounded(table.data.len()) };
+    total += weights.get("position_embd.weight").map_or(0, |t| rounded(t.data.len()));
+    for layer in 0..spec.n_layers {
+        total += LayerLayout::new(accel, spec, weights, layer, act)?.bytes as u64;
+    }
+    let head = Matrix::one(head_name(spec).to_string());
+    total += rounded(head.with_source(weights, |s| accel.packed_bytes(s, act))?);
+    let norm = if matches!(spec.norm, Norm::Layer { .. }) { 2 } else { 1 };
+    total += norm * rounded(4 * spec.d_model);
+    if let Position::Rope(r) = &spec.position {
+        let tables = if r.local_theta.is_some() { 4 } else { 2 };
+        total += tables * rounded(4 * (r.dim / 2) * context);
+    }
+    Ok(total)
+}
+
+/// Uploads one part after the other, keeping the memory.
+pub struct Upload<'a> {
+    accel: &'a Arc<dyn Accelerator>,
+    spec: &'a ModelSpec,
+    source: Source<'a>,
+    buffers: Vec<Buffer>,
+    staging: Vec<u8>,
+}
+
+impl<'a> Upload<'a> {
+    /// Of a model whose matrices are packed for activations of type `act`; `progress` is told the bytes of its matrices
+    /// that are done.
+    pub fn new(
+        accel: &'a Arc<dyn Accelerator>,
+        spec: &'a ModelSpec,
+        weights: &'a Weights,
+        act: Half,
+        pool: &'a Pool,
+        progress: &'a (dyn Fn(u64) + Sync),
+    ) -> Upload<'a> {
+        let source = Source { accel: &**accel, weights, act, pool, progress };
+        Upload { accel, spec, source, buffers: Vec::new(), staging: Vec::new() }
+    }
+
+    /// What images of layers are filled from.
+    pub fn source(&self) -> Source<'a> {
+        self.source
+    }
+
+    /// What was uploaded, to be kept as long as it is used. All copies are done.
+    ///
+    /// # Errors
+    /// A device that failed.
+    pub fn finish(self) -> Result<Vec<Buffer>> {
+        self.accel.runtime().synchronize_all()?;
+        Ok(self.buffers)
+    }
+
+    fn bytes(&mut self, data: &[u8]) -> Result<DevPtr> {
+        let buffer = Buffer::from_bytes(self.accel.runtime(), Lane::HostToDevice, data)?;
+        let ptr = buffer.ptr();
+        self.buffers.push(buffer);
+        Ok(ptr)
+    }
+
+    fn floats(&mut self, data: &[f32]) -> Result<DevPtr> {
+        let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.bytes(&bytes)
+    }
+
+    fn vector(&mut self, name: &str, n: usize) -> Result<DevPtr> {
+        tensor(self.source.weights, name)?;
+        let v = self.source.weights.floats(name, n)?.unwrap_or_default();
+        self.floats(&v)
+    }
+
+    /// Tables of RoPE for positions below `context`: those of layers without the model's window, and those of layers
+    /// with it. NULL with learned positions.
+    ///
+    /// # Errors
+    /// No memory on the device; a device that failed.
+    pub fn rope(&mut self, context: usize) -> Result<[[DevPtr; 2]; 2]> {
+        let Position::Rope(rope) = &self.spec.position else { return Ok([[DevPtr::NULL; 2]; 2]) };
+        let mut tables = |table: &RopeTable| -> Result<[DevPtr; 2]> {
+            let half = table.pairs();
+            let (mut cos, mut sin) = (vec![0f32; context * half], vec![0f32; context * half]);
+            for p in 0..context {
+                let at = p * half..(p + 1) * half;
+                table.cos_sin(p, &mut cos[at.clone()], &mut sin[at]);
+            }
+            Ok([self.floats(&cos)?, self.floats(&sin)?])
+        };
+        let all = tables(&RopeTable::new(rope)?)?;
+        let local = RopeTable::local(rope)?.map(|t| tables(&t)).transpose()?;
+        Ok([all, local.unwrap_or(all)])
+    }
+
+    /// The image of a layer; returns where it lies. Matrix by matrix, so that the host holds no second image.
+    ///
+    /// # Errors
+    /// A misshapen tensor; no memory on the device; a device that failed.
+    pub fn layer(&mut self, layout: &LayerLayout) -> Result<DevPtr> {
+        let runtime = self.accel.runtime();
+        let image = Buffer::new(runtime, layout.bytes)?;
+        for piece in &layout.pieces {
+            self.staging.clear();
+            self.staging.resize(piece.bytes, 0);
+            let done = piece.fill(&self.source, &mut self.staging)?;
+            runtime.upload(Lane::HostToDevice, image.ptr().add(piece.at), &self.staging)?;
+            (self.source.progress)(done);
+        }
+        let ptr = image.ptr();
+        self.buffers.push(image);
+        Ok(ptr)
+    }
+
+    /// The last norm and the head.
+    ///
+    /// # Errors
+    /// As [`Upload::layer`].
+    pub fn head(&mut self) -> Result<(NormWeight, LinearWeight)> {
+        let d = self.spec.d_model;
+        let w = self.vector("output_norm.weight", d)?;
+        let b = match self.spec.norm {
+            Norm::Layer { .. } => self.vector("output_norm.bias", d)?,
+            Norm::Rms { .. } => DevPtr::NULL,
+        };
+        let matrix = Matrix::one(head_name(self.spec).to_string());
+        let Source { accel, weights, act, pool, progress } = self.source;
+        let mut staging = std::mem::take(&mut self.staging);
+        let (dtype, n, k) = matrix.with_source(weights, |s| {
+            staging.clear();
+            staging.resize(accel.packed_bytes(s, act)?, 0);
+            accel.pack(s, act, pool, &mut staging);
+            Ok((s.dtype(), s.n(), s.k()))
+        })?;
+        let ptr = self.bytes(&staging)?;
+        self.staging = staging;
+        progress(matrix.parts(weights)?.iter().map(|t| t.data.len() as u64).sum());
+        Ok((NormWeight { w, b }, LinearWeight { ptr, dtype, n, k, bias: DevPtr::NULL }))
+    }
+
+    /// The embedding, whose table may be the head's, if that is on the device too.
+    ///
+    /// # Errors
+    /// As [`Upload::layer`].
+    pub fn embedding(&mut self, head: Option<&LinearWeight>) -> Result<EmbedWeight> {
+        let weights = self.source.weights;
+        let table = tensor(weights, "token_embd.weight")?;
+        let head = head.filter(|_| shares_table(&**self.accel, self.spec, table, self.source.act));
+        let mut embed = EmbedWeight {
+            table: head.map_or_else(|| self.bytes(&table.data), |h| Ok(h.ptr))?,
+            dtype: table.dtype,
+            packed: head.is_some(),
+            positions: DevPtr::NULL,
+            positions_dtype: DType::F32,
+            n_positions: 0,
+            position_offset: 0,
+        };
+        if let Position::Learned { offset } = self.spec.position {
+            let t = tensor(weights, "position_embd.weight")?;
+            embed.positions = self.bytes(&t.data)?;
+            (embed.positions_dtype, embed.n_positions, embed.position_offset) = (t.dtype, t.rows(), offset);
+        }
+        Ok(embed)
+    }
+}
+
+impl DeviceWeights {
+    /// Packs and uploads everything; `progress` is told the bytes of weights done.
+    ///
+    /// # Errors
+    /// A missing or misshapen tensor; no memory on the device; a device that failed.
+    pub fn upload(
+        accel: &Arc<dyn Accelerator>,
+        spec: &ModelSpec,
+        weights: &Weights,
+        act: Half,
+        context: usize,
+        pool: &Pool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<DeviceWeights> {
+        let mut up = Upload::new(accel, spec, weights, act, pool, progress);
+        let rope = up.rope(context)?;
+        let mut layers = Vec::with_capacity(spec.n_layers);
+        let mut bytes_per_step = 0;
+        for layer in 0..spec.n_layers {
+            let layout = LayerLayout::new(&**accel, spec, weights, layer, act)?;
+            layers.push(layout.at(up.layer(&layout)?, rope[usize::from(layout.windowed())]));
+            bytes_per_step += layout.matrix_bytes();
+        }
+        let (out_norm, head) = up.head()?;
+        let matrix = Matrix::one(head_name(spec).to_string());
+        bytes_per_step += matrix.with_source(weights, |s| accel.packed_bytes(s, act))? as u64;
+        let embed = up.embedding(Some(&head))?;
+        Ok(DeviceWeights { layers, embed, out_norm, head, bytes_per_step, _buffers: up.finish()? })
+    }
+}

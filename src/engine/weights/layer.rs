@@ -1,0 +1,241 @@
+//! A layer's layout: what of it lies where in one contiguous image, apart from where the image is.
+
+use super::matrix::{LayerMatrices, Matrix, tensor};
+use crate::device::accelerator::{
+    Accelerator, Half, LayerWeights, LinearWeight, NormWeight, UpWeight,
+};
+use crate::device::runtime::DevPtr;
+use crate::host::Pool;
+use crate::model::block::{Block, NormSpec, tensor_name};
+use crate::model::{ModelSpec, Weights};
+use crate::{Error, Result};
+
+/// What everything in an image is aligned to: the most that a kernel asks of weights is 128 bytes (bulk copies).
+const ALIGN: usize = 256;
+
+/// Where images lie whose addresses a layout keeps: not at NULL, which means that there is nothing.
+const ORIGIN: DevPtr = DevPtr(ALIGN as u64);
+
+/// What fills a piece of an image.
+#[derive(Debug, Clone)]
+enum Content {
+    /// A matrix, as its accelerator packs it.
+    Packed(Matrix),
+    /// Vectors one after the other, as f32; zeros where the model has none of that name.
+    Floats(Vec<(String, usize)>),
+}
+
+/// Some bytes of an image.
+#[derive(Debug, Clone)]
+pub(super) struct Piece {
+    /// Where they begin.
+    pub at: usize,
+    /// How many.
+    pub bytes: usize,
+    content: Content,
+}
+
+impl Piece {
+    /// Writes the piece's bytes; returns how many bytes of the model's matrices went into them.
+    pub fn fill(&self, source: &Source<'_>, out: &mut [u8]) -> Result<u64> {
+        match &self.content {
+            Content::Packed(m) => {
+                m.with_source(source.weights, |s| {
+                    source.accel.pack(s, source.act, source.pool, out);
+                    Ok(())
+                })?;
+                Ok(m.parts(source.weights)?.iter().map(|t| t.data.len() as u64).sum())
+            }
+            Content::Floats(vectors) => {
+                let mut rest = out;
+                for (name, n) in vectors {
+                    let (to, behind) = rest.split_at_mut(4 * n);
+                    rest = behind;
+                    match source.weights.floats(name, *n)? {
+                        None => to.fill(0),
+                        Some(v) => {
+                            for (to, x) in to.chunks_exact_mut(4).zip(v) {
+                                to.copy_from_slice(&x.to_le_bytes());
+                            }
+                        }
+                    }
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    fn is_matrix(&self) -> bool {
+        matches!(self.content, Content::Packed(_))
+    }
+}
+
+/// What images are filled from, and by whom.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// Packs matrices.
+    pub accel: &'a dyn Accelerator,
+    /// The model's.
+    pub weights: &'a Weights,
+    /// Type of activations that matrices are packed for.
+    pub act: Half,
+    /// Packs in parallel.
+    pub pool: &'a Pool,
+    /// Told the bytes of the model's matrices that are done.
+    pub progress: &'a (dyn Fn(u64) + Sync),
+}
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub struct LayerLayout {
+    /// Number of the layer.
+    pub layer: usize,
+    /// Bytes of an image.
+    pub bytes: usize,
+    /// Ascending, apart.
+    pub(super) pieces: Vec<Piece>,
+    /// Addresses in an image at [`ORIGIN`].
+    at_origin: LayerWeights,
+}
+
+/// Places pieces one after the other.
+struct Placing<'a> {
+    accel: &'a dyn Accelerator,
+    weights: &'a Weights,
+    act: Half,
+    layer: usize,
+    next: usize,
+    pieces: Vec<Piece>,
+}
+
+impl Placing<'_> {
+    fn place(&mut self, bytes: usize, content: Content) -> DevPtr {
+        let at = self.next;
+        self.next = (at + bytes).next_multiple_of(ALIGN);
+        self.pieces.push(Piece { at, bytes, content });
+        ORIGIN.add(at)
+    }
+
+    /// Vectors one after the other; NULL if the model has none of them.
+    fn floats(&mut self, vectors: Vec<(String, usize)>) -> DevPtr {
+        if vectors.iter().all(|(name, _)| self.weights.get(name).is_none()) {
+            return DevPtr::NULL;
+        }
+        let n: usize = vectors.iter().map(|(_, n)| n).sum();
+        self.place(4 * n, Content::Floats(vectors))
+    }
+
+    fn required(&mut self, name: &str, kind: &str, n: usize) -> Result<DevPtr> {
+        let name = tensor_name(self.layer, name, kind);
+        tensor(self.weights, &name)?;
+        Ok(self.floats(vec![(name, n)]))
+    }
+
+    fn norm(&mut self, norm: &NormSpec) -> Result<NormWeight> {
+        let w = self.required(norm.name, "weight", norm.width)?;
+        let b = if norm.bias { self.required(norm.name, "bias", norm.width)? } else { DevPtr::NULL };
+        Ok(NormWeight { w, b })
+    }
+
+    /// The weights of a norm that has nothing else; NULL without one.
+    fn plain(&mut self, norm: &Option<NormSpec>) -> Result<DevPtr> {
+        norm.as_ref().map_or(Ok(DevPtr::NULL), |n| self.required(n.name, "weight", n.width))
+    }
+
+    fn matrix(&mut self, m: &Matrix, biased: bool) -> Result<LinearWeight> {
+        let (bytes, dtype, n, k) = m.with_source(self.weights, |s| {
+            Ok((self.accel.packed_bytes(s, self.act)?, s.dtype(), s.n(), s.k()))
+        })?;
+        let ptr = self.place(bytes, Content::Packed(m.clone()));
+        let bias = match biased {
+            true => self.floats(vec![(format!("{}.bias", m.names[0]), n)]),
+            false => DevPtr::NULL,
+        };
+        Ok(LinearWeight { ptr, dtype, n, k, bias })
+    }
+}
+
+impl LayerLayout {
+    /// Of one layer of a model, for an accelerator and its activations.
+    ///
+    /// # Errors
+    /// A missing tensor, or one that the accelerator cannot multiply.
+    pub fn new(
+        accel: &dyn Accelerator,
+        spec: &ModelSpec,
+        weights: &Weights,
+        layer: usize,
+        act: Half,
+    ) -> Result<LayerLayout> {
+        let block = Block::of(spec);
+        let matrices = LayerMatrices::new(spec, &block, weights, layer)?;
+        let mut p = Placing { accel, weights, act, layer, next: 0, pieces: Vec::new() };
+        let attn_norm = p.norm(&block.attn_norm)?;
+        let qkv = matrices.qkv.iter().map(|m| p.matrix(m, false)).collect::<Result<_>>()?;
+        let biases = [&block.q, &block.k, &block.v];
+        let qkv_bias = p.floats(biases.map(|m| (tensor_name(layer, m.name, "bias"), m.rows)).into());
+        let (q_norm, k_norm) = (p.plain(&block.q_norm)?, p.plain(&block.k_norm)?);
+        let o = p.matrix(&matrices.o, true)?;
+        let post_attn = p.plain(&block.post_attn)?;
+        let ffn_norm = p.norm(&block.ffn_norm)?;
+        let ups = matrices.up.iter().map(|m| p.matrix(m, !m.gate_up)).collect::<Result<Vec<_>>>()?;
+        let up = match (&ups[..], &matrices.up[..]) {
+            ([w], [m]) if m.gate_up => UpWeight::GateUp(*w),
+            ([w], _) => UpWeight::Plain(*w),
+            _ => UpWeight::Separate(ups[0], ups[1]),
+        };
+        let down = p.matrix(&matrices.down, true)?;
+        let post_ffn = p.plain(&block.post_ffn)?;
+        let at_origin = LayerWeights {
+            attn_norm,
+            qkv,
+            qkv_bias,
+            q_norm,
+            k_norm,
+            o,
+            post_attn,
+            ffn_norm,
+            up,
+            down,
+            post_ffn,
+            windowed: spec.window_of(layer).is_some(),
+            rope: [DevPtr::NULL; 2],
+        };
+        Ok(LayerLayout { layer, bytes: p.next, pieces: p.pieces, at_origin })
+    }
+
+    /// The weights of an image at `base`, with these tables of RoPE, which all layers share.
+    pub fn at(&self, base: DevPtr, rope: [DevPtr; 2]) -> LayerWeights {
+        LayerWeights { rope, ..self.at_origin.moved(ORIGIN, base) }
+    }
+
+    /// Whether the layer's attention has the model's window (and with it the tables of windowed layers).
+    pub fn windowed(&self) -> bool {
+        self.at_origin.windowed
+    }
+
+    /// Bytes of its matrices: what a decode step reads of it.
+    pub fn matrix_bytes(&self) -> u64 {
+        self.pieces.iter().filter(|p| p.is_matrix()).map(|p| p.bytes as u64).sum()
+    }
+
+    /// Writes an image.
+    ///
+    /// # Errors
+    /// A misshapen tensor; an image of another size.
+    pub fn fill(&self, source: &Source<'_>, image: &mut [u8]) -> Result<()> {
+        if image.len() != self.bytes {
+            return Err(Error::Capacity(format!(
+                "{} bytes for the {} of layer {}",
+                image.len(),
+                self.bytes,
+                self.layer
+            )));
+        }
+        for piece in &self.pieces {
+            let done = piece.fill(source, &mut image[piece.at..piece.at + piece.bytes])?;
+            (source.progress)(done);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,20 @@
+//! A model's weights as an accelerator reads them.
+//!
+//! ```text
+//! LayerLayout   what of a layer lies where in one contiguous image      ─ at(base) ─►  LayerWeights, for operations
+//!     ├ DeviceWeights   images in the device's memory                    resident
+//!     └ LayerImage      an image in pinned host memory ── LayerStream ─► staging buffers on the device   streamed
+//! ```
+//!
+//! A layout is apart from the place: the same layer may be resident, staged, on the host, or several of these. Which
+//! tensors there are [`crate::model::block`] knows; `matrix.rs` says which of them are multiplied together.
+
+mod device;
+mod layer;
+mod matrix;
+mod stream;
+
+pub use device::{DeviceWeights, Upload, device_bytes};
+pub use layer::{LayerLayout, Source};
+pub use matrix::{activation_type, linear_shapes, separate_gate_up};
+pub use stream::{LayerImage, LayerStream};

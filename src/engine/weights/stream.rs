@@ -1,0 +1,124 @@
+//! Layers that are streamed: an image each in pinned host memory, and staging buffers that they take turns in.
+//!
+//! ```text
+//! to device  │ layer 0 │ layer 1 │         │ layer 2 │ layer 3 │
+//! compute    │         │ ░ layer 0 ░░░░░░ │ ░ layer 1 ░░░░░░ │ …      two buffers: a copy runs under the layer before
+//! ```
+//!
+//! refs   LIA §5 (optimisation 2); FlexGen; ZeRO-Inference
+
+use std::sync::Arc;
+
+use super::layer::{LayerLayout, Source};
+use crate::device::accelerator::LayerWeights;
+use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Pinned, Runtime};
+use crate::{Error, Result};
+
+/// A layer's weights in pinned host memory, as they lie on the device.
+pub struct LayerImage {
+    /// What of it lies where.
+    pub layout: LayerLayout,
+    memory: Arc<dyn Pinned>,
+}
+
+impl LayerImage {
+    /// Allocates and fills an image.
+    ///
+    /// # Errors
+    /// Host memory that cannot be pinned; a misshapen tensor.
+    pub fn new(layout: LayerLayout, source: &Source<'_>) -> Result<LayerImage> {
+        let memory = source.accel.runtime().pinned(layout.bytes)?;
+        // SAFETY: fresh memory of that many bytes, which neither the device nor another thread knows.
+        let image = unsafe { std::slice::from_raw_parts_mut(memory.host(), layout.bytes) };
+        layout.fill(source, image)?;
+        Ok(LayerImage { layout, memory })
+    }
+}
+
+/// A staging buffer, and what happens in it.
+struct Slot {
+    buffer: Buffer,
+    /// The layer that is there, or on its way.
+    layer: Option<usize>,
+    arrived: Option<Event>,
+    /// After its last use.
+    free: Option<Event>,
+}
+
+/// Staging buffers for layers, filled in turns.
+pub struct LayerStream {
+    runtime: Arc<dyn Runtime>,
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+impl LayerStream {
+    /// `slots` buffers (two hide copies under computation) of `bytes` bytes: those of the largest layer.
+    ///
+    /// # Errors
+    /// No memory on the device.
+    pub fn new(runtime: &Arc<dyn Runtime>, slots: usize, bytes: usize) -> Result<LayerStream> {
+        let slot = |_| {
+            let buffer = Buffer::new(runtime, bytes)?;
+            Ok(Slot { buffer, layer: None, arrived: None, free: None })
+        };
+        let slots = (0..slots.max(1)).map(slot).collect::<Result<Vec<_>>>()?;
+        Ok(LayerStream { runtime: runtime.clone(), slots, next: 0 })
+    }
+
+    /// Enqueues the copy of a layer to the next buffer, after the last use of what is there.
+    ///
+    /// # Errors
+    /// An image larger than the buffers; a layer there that was not [`LayerStream::release`]d; a device that failed.
+    pub fn fetch(&mut self, image: &LayerImage) -> Result<()> {
+        let (layer, bytes) = (image.layout.layer, image.layout.bytes);
+        let slot = &mut self.slots[self.next];
+        if bytes > slot.buffer.len() {
+            return Err(Error::Capacity(format!(
+                "layer {layer} of {bytes} bytes in a staging buffer of {}",
+                slot.buffer.len()
+            )));
+        }
+        if let Some(there) = slot.layer {
+            return Err(Error::usage(format!("layer {layer} is fetched over layer {there}, which is in use")));
+        }
+        if let Some(free) = slot.free.take() {
+            self.runtime.wait(Lane::HostToDevice, &free)?;
+        }
+        self.runtime.upload_pinned(Lane::HostToDevice, slot.buffer.ptr(), &image.memory, 0..bytes)?;
+        (slot.layer, slot.arrived) = (Some(layer), Some(self.runtime.record(Lane::HostToDevice)?));
+        self.next = (self.next + 1) % self.slots.len();
+        Ok(())
+    }
+
+    /// The weights of a fetched layer, for work enqueued on the compute lane from now on.
+    ///
+    /// # Errors
+    /// A layer that was not fetched; a device that failed.
+    pub fn acquire(&mut self, layout: &LayerLayout, rope: [DevPtr; 2]) -> Result<LayerWeights> {
+        let slot = self.slot(layout.layer)?;
+        let (base, arrived) = (self.slots[slot].buffer.ptr(), self.slots[slot].arrived.take());
+        if let Some(arrived) = arrived {
+            self.runtime.wait(Lane::Compute, &arrived)?;
+        }
+        Ok(layout.at(base, rope))
+    }
+
+    /// All work with a layer is enqueued: its buffer is free after it. That includes adding the layer's output where a
+    /// norm comes first ([`fold`](crate::device::accelerator::Accelerator::fold) with the layer's
+    /// [`LayerWeights::post_ffn`]), which resident layers leave to the layer behind.
+    ///
+    /// # Errors
+    /// A layer that was not fetched; a device that failed.
+    pub fn release(&mut self, layer: usize) -> Result<()> {
+        let slot = self.slot(layer)?;
+        let done = self.runtime.record(Lane::Compute)?;
+        (self.slots[slot].layer, self.slots[slot].free) = (None, Some(done));
+        Ok(())
+    }
+
+    fn slot(&self, layer: usize) -> Result<usize> {
+        let found = self.slots.iter().position(|s| s.layer == Some(layer));
+        found.ok_or_else(|| Error::usage(format!("layer {layer} was not fetched")))
+    }
+}

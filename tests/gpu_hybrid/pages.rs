@@ -1,0 +1,89 @@
+//! Pages of keys and values that move between an accelerator and the host.
+
+use super::bench::*;
+use super::support::gpu::memory::LANE;
+use tandem::Error;
+use tandem::device::accelerator::*;
+use tandem::device::runtime::Lane;
+
+/// Out of A's pages into pinned memory on one copy lane, and back into pages that nobody has on the other: without
+/// a step, and no more than the tokens that are there.
+#[test]
+fn pages_move_between_layouts_on_copy_lanes() {
+    each(|name, b| {
+        let (page, bytes) = (b.page_shape(), b.shape.page_bytes());
+        let before = b.pages();
+        let host = b.rt.pinned(5 * bytes).unwrap();
+        // SAFETY: nothing is in flight that touches it.
+        unsafe { host.host().write_bytes(0xee, host.len()) };
+        let out = PageMove::of(A.0, &[4, 0, 2], A.1);
+        let tokens: Vec<u32> = out.iter().map(|p| p.tokens).collect();
+        assert_eq!(tokens, [32, 32, 6]);
+        let back: Vec<PageMove> =
+            out.iter().zip([1, 4, 7]).map(|(p, device)| PageMove { device, ..*p }).collect();
+        b.accel.gather_pages(Lane::DeviceToHost, &b.shape, b.kv, &out, host.device()).unwrap();
+        let there = b.rt.record(Lane::DeviceToHost).unwrap();
+        b.rt.wait(Lane::HostToDevice, &there).unwrap();
+        b.accel.scatter_pages(Lane::HostToDevice, &b.shape, b.kv, &back, host.device()).unwrap();
+        b.rt.synchronize_all().unwrap();
+        // SAFETY: all of the pinned memory, and all work is done.
+        let host = u16s(unsafe { std::slice::from_raw_parts(host.host(), 5 * bytes) });
+        let after = b.pages();
+        for (from, to) in out.iter().zip(&back) {
+            let device = &before[from.device as usize * page.len()..][..page.len()];
+            let copy = &after[to.device as usize * page.len()..][..page.len()];
+            page.each(|token, d, h| {
+                let want = if token < from.tokens as usize { device[d] } else { 0 };
+                let got = host[from.host as usize * page.len() + h];
+                assert_eq!(got, want, "{name}: page {} on the host, element {d}", from.device);
+                assert_eq!(copy[d], want, "{name}: page {} came back, element {d}", from.device);
+            });
+        }
+        for unused in [1, 3] {
+            let own = &host[unused * page.len()..][..page.len()];
+            assert!(own.iter().all(|&x| x == 0xeeee), "{name}: page {unused} of the host is nobody's");
+        }
+    });
+}
+
+/// The emulated accelerator knows which pages an operation touches: one that is moved while it is in use is refused.
+#[test]
+fn a_page_in_use_does_not_move_without_an_event() {
+    each(|name, b| {
+        if !name.contains("plain functions") {
+            return; // what kernels touch, their own checker knows
+        }
+        let host = b.rt.pinned(b.shape.page_bytes()).unwrap();
+        let one = |device: u32| [PageMove { device, host: 0, tokens: 32 }];
+        let page = |device: u32| {
+            b.accel.scatter_pages(Lane::HostToDevice, &b.shape, b.kv, &one(device), host.device())
+        };
+        b.decode(Attend::Here, |_| {
+            let e = page(A.0[1]).expect_err("attention reads that page");
+            assert!(e.to_string().contains("no event orders the two"), "{name}: {e}");
+            page(1).unwrap();
+        });
+        b.rt.synchronize_all().unwrap();
+        page(A.0[1]).unwrap();
+        b.rt.synchronize_all().unwrap();
+    });
+}
+
+#[test]
+fn moves_that_cannot_be_are_refused() {
+    each(|name, b| {
+        let host = b.rt.pinned(4 * b.shape.page_bytes()).unwrap();
+        let page = |device, host, tokens| PageMove { device, host, tokens };
+        for pages in [[page(1, 0, 33), page(2, 1, 1)], [page(1, 0, 0), page(2, 1, 1)]] {
+            let e = b.accel.gather_pages(LANE, &b.shape, b.kv, &pages, host.device()).unwrap_err();
+            assert!(matches!(&e, Error::Usage(m) if m.contains("1 to 32")), "{name}: {e}");
+        }
+        let (twice, fine) = ([page(1, 3, 9), page(2, 3, 9)], [page(1, 3, 9), page(1, 2, 9)]);
+        let e = b.accel.gather_pages(LANE, &b.shape, b.kv, &twice, host.device()).unwrap_err();
+        assert!(matches!(&e, Error::Usage(m) if m.contains("page 3 of the host")), "{name}: {e}");
+        b.accel.gather_pages(LANE, &b.shape, b.kv, &fine, host.device()).unwrap();
+        let e = b.accel.scatter_pages(LANE, &b.shape, b.kv, &fine, host.device()).unwrap_err();
+        assert!(matches!(&e, Error::Usage(m) if m.contains("page 1 of the device")), "{name}: {e}");
+        b.rt.synchronize_all().unwrap();
+    });
+}
