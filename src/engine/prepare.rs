@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use super::host::Residual;
 use crate::host::Pool;
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
@@ -17,20 +18,42 @@ pub(super) struct NormWeight {
 }
 
 /// Weights of one block.
-pub(super) struct Layer {
-    pub attn_norm: NormWeight,
-    pub q: Linear,
-    pub k: Linear,
-    pub v: Linear,
-    pub q_norm: Option<Vec<f32>>,
-    pub k_norm: Option<Vec<f32>>,
-    pub o: Linear,
-    pub post_attn: Option<Vec<f32>>,
-    pub ffn_norm: NormWeight,
-    pub gate: Option<Linear>,
-    pub up: Linear,
-    pub down: Linear,
-    pub post_ffn: Option<Vec<f32>>,
+pub struct Layer {
+    pub(super) attn_norm: NormWeight,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) q_norm: Option<Vec<f32>>,
+    pub(super) k_norm: Option<Vec<f32>>,
+    pub(super) o: Linear,
+    pub(super) post_attn: Option<Vec<f32>>,
+    pub(super) ffn_norm: NormWeight,
+    pub(super) gate: Option<Linear>,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+    pub(super) post_ffn: Option<Vec<f32>>,
+    pub(super) windowed: bool,
+}
+
+impl Layer {
+    /// What attention adds to the residual stream, once [`HostContext::out_proj`] has run.
+    ///
+    /// [`HostContext::out_proj`]: super::host::HostContext::out_proj
+    pub fn after_attention(&self) -> Residual<'_> {
+        Residual::after(self.post_attn.as_deref())
+    }
+
+    /// What the feed-forward adds to the residual stream, once [`HostContext::ffn_down`] has run.
+    ///
+    /// [`HostContext::ffn_down`]: super::host::HostContext::ffn_down
+    pub fn after_ffn(&self) -> Residual<'_> {
+        Residual::after(self.post_ffn.as_deref())
+    }
+
+    /// Whether a row sees the tokens of a window only.
+    pub fn windowed(&self) -> bool {
+        self.windowed
+    }
 }
 
 /// A model whose weights are ready for the kernels of one tier.
@@ -118,6 +141,7 @@ impl Prepared {
                     up: lin(&name("ffn_up"), ff, d)?,
                     down: lin(&name("ffn_down"), d, ff)?,
                     post_ffn: vector("post_ffw_norm.weight", d, spec.post_norms)?,
+                    windowed: spec.window_of(i).is_some(),
                 })
             })
             .collect::<Result<Vec<_>>>()?;
@@ -148,9 +172,34 @@ impl Prepared {
             .sum()
     }
 
+    /// Bytes that a model's weights will take: packed, or mapped from the file.
+    ///
+    /// # Errors
+    /// Packed weights whose size overflows.
+    pub(super) fn bytes(spec: &ModelSpec, weights: &Weights, isa: Isa) -> Result<u64> {
+        let arena = Arena::plan(spec, weights, isa)?;
+        let multiplied: Vec<String> = linear_names(spec).collect();
+        let is_packed = |name: &str| arena.slots.iter().any(|(slot, ..)| slot == name);
+        let rest = |(name, t): (&str, &Tensor)| match t.shape.len() {
+            // Norms and biases become f32 vectors.
+            1 => size_of::<f32>() * t.shape[0],
+            _ if multiplied.iter().any(|m| m == name) && is_packed(name) => 0,
+            _ => t.data.len(),
+        };
+        Ok((arena.total + weights.iter().map(rest).sum::<usize>()) as u64)
+    }
+
     /// The model's sizes.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The weights of block `i`.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn layer(&self, i: usize) -> &Layer {
+        &self.layers[i]
     }
 
     /// The tier its weights are laid out for.

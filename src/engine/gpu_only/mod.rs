@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use self::weights::DeviceWeights;
 use super::executor::{Executor, Placement, Want};
-use super::forward::{Input, wanted_rows};
+use super::input::{Input, wanted_rows};
 use super::memory::{Memory, geometry};
 use super::sequences::Options;
 use crate::cache::{BlockTable, KvDType, PageList};
