@@ -14,11 +14,16 @@
 //!
 //! Keys and values are compared as stored, so their rounding is not part of it.
 
+use std::ops::Range;
+
 use proptest::prelude::*;
 use tandem::cache::{KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
 use tandem::simd::Isa;
-use tandem::simd::attention::{AttnPlan, AttnShape, Partial, SEGMENT, SeqRows, merge_partials};
+use tandem::simd::attention::{
+    AttnOut, AttnPlan, AttnRows, AttnShape, Partial, PartialMut, SEGMENT, SeqRows, merge_partials,
+};
+use tandem::tensor::{Rows, RowsMut};
 use tandem::{Error, reference};
 
 /// A small generator, so that a failing case is described by its seed.
@@ -136,11 +141,61 @@ impl World {
         self.shape.window.map_or(0, |w| (pos + 1).saturating_sub(w))..pos + 1
     }
 
+    /// Attends `rows` of sequence 0 over `tokens` alone. As beside an accelerator: q lies between other rows, the parts
+    /// of a result lie one behind the other, and pages before `tokens` are somewhere else.
+    fn attend_part(&self, isa: Isa, rows: Range<usize>, tokens: Range<usize>) -> Partial {
+        const CANARY: u32 = 0x7fc0_babe;
+        let (width, h, n) = (self.width(), self.shape.n_heads, rows.len());
+        let stride = width + 5;
+        let mut q = vec![f32::NAN; n * stride];
+        for (r, pos) in rows.clone().enumerate() {
+            q[r * stride..][..width].copy_from_slice(&self.q[0][pos * width..(pos + 1) * width]);
+        }
+        let last = tokens.end.min(rows.end).div_ceil(PAGE_TOKENS);
+        let elsewhere = (tokens.start / PAGE_TOKENS).min(last);
+        let mut pages = vec![u32::MAX; elsewhere];
+        pages.extend(&self.pages[0][elsewhere..last]);
+        let seq = SeqRows { pages: &pages, first_pos: rows.start, n_rows: n, row0: 0 };
+        let mut plan = AttnPlan::new(&self.shape, &[], 2).unwrap();
+        plan.rebuild_rows(&[AttnRows { tokens, ..AttnRows::whole(seq) }]);
+        let row = 2 * h + width + 3;
+        let mut memory = vec![f32::from_bits(CANARY); n * row];
+        let at = memory.as_mut_ptr();
+        let rows_at = |skip: usize, width: usize| {
+            // SAFETY: rows of three parts that do not overlap, inside `memory`, which is looked at only afterwards.
+            unsafe { RowsMut::from_raw(at.add(skip), n, width, row) }
+        };
+        let out = PartialMut { m: rows_at(0, h), s: rows_at(h, h), o: rows_at(2 * h, width) };
+        let pool = Pool::new(2);
+        plan.run_rows(&pool, isa, &self.kv(), Rows::strided(&q, width, stride), AttnOut::Partial(out));
+        let mut part = Partial { m: Vec::new(), s: Vec::new(), o: Vec::new() };
+        for row in memory.chunks_exact(row) {
+            part.m.extend(&row[..h]);
+            part.s.extend(&row[h..2 * h]);
+            part.o.extend(&row[2 * h..2 * h + width]);
+            assert!(row[2 * h + width..].iter().all(|x| x.to_bits() == CANARY), "written between the rows");
+        }
+        part
+    }
+
     /// Compares one row with the oracle.
     fn check(&self, isa: Isa, s: usize, pos: usize, got: &[f32]) -> Result<(), String> {
+        self.check_tokens(isa, s, pos, 0..usize::MAX, got)
+    }
+
+    /// Compares one row, attended over `tokens` alone, with the oracle.
+    fn check_tokens(
+        &self,
+        isa: Isa,
+        s: usize,
+        pos: usize,
+        tokens: Range<usize>,
+        got: &[f32],
+    ) -> Result<(), String> {
         let (sh, kv) = (&self.shape, self.kv());
         let hd = sh.head_dim;
         let see = self.visible(pos);
+        let see = see.start.max(tokens.start)..see.end.min(tokens.end);
         let u = 2f64.powi(-24);
         let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() == KvDType::BF16;
         let (b, p_exp) = if rounded { (2f64.powi(-9), 2f64.powi(-18)) } else { (0.0, 0.0) };
@@ -313,37 +368,69 @@ proptest! {
         }
     }
 
-    /// Tokens split between two caches (as between devices), partial results merged.
+    /// Tokens split between devices, which attend them apart, sliding windows included: partial results merge to the
+    /// whole, in any order, and each is right by itself.
     #[test]
     fn partial_results_of_disjoint_tokens_merge_to_the_whole(
         shape in a_shape(),
         len in 2..700usize,
+        f16 in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let shape = AttnShape { window: None, ..shape };
-        let world = World::new(shape, KvDType::BF16, &[len], 1.0, &mut rng);
-        let hd = shape.head_dim;
-        // Pages before and after the cut, each attended as a sequence of its own.
-        let cut_page = rng.below(len.div_ceil(PAGE_TOKENS));
-        let cut = cut_page * PAGE_TOKENS;
-        let q = &world.q[0][(len - 1) * world.width()..];
+        let dtype = if f16 { KvDType::F16 } else { KvDType::BF16 };
+        let world = World::new(shape, dtype, &[len], 1.0, &mut rng);
+        let (width, n) = (world.width(), (1 + rng.below(6)).min(len));
+        let rows = len - n..len;
+        let pages = len.div_ceil(PAGE_TOKENS);
+        let mut cuts = [rng.below(pages + 1), rng.below(pages + 1)].map(|page| page * PAGE_TOKENS);
+        cuts.sort_unstable();
+        // One part alone ends anywhere.
+        let alone = cuts[0]..cuts[0] + rng.below(len - cuts[0].min(len) + 2);
         for isa in tiers() {
-            let part = |pages: &[u32], tokens: usize| {
-                let mut part = Partial::empty(1, shape.n_heads, hd);
-                if tokens > 0 {
-                    let rows = SeqRows { pages, first_pos: tokens - 1, n_rows: 1, row0: 0 };
-                    let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
-                    plan.run_partial(&Pool::new(2), isa, &world.kv(), q, &mut part);
+            let bounds = [0, cuts[0], cuts[1], usize::MAX];
+            let parts: Vec<Partial> =
+                bounds.windows(2).map(|b| world.attend_part(isa, rows.clone(), b[0]..b[1])).collect();
+            for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+                let mut out = vec![0.0; n * width];
+                merge_partials(&order.map(|i| &parts[i]), shape.head_dim, &mut out);
+                for (i, row) in out.chunks_exact(width).enumerate() {
+                    prop_assert_eq!(world.check(isa, 0, rows.start + i, row), Ok(()), "cut at {:?}", cuts);
                 }
-                part
-            };
-            let (a, b) = (part(&world.pages[0][..cut_page], cut), part(&world.pages[0][cut_page..], len - cut));
-            for parts in [[&a, &b], [&b, &a]] {
-                let mut out = vec![0.0; world.width()];
-                merge_partials(&parts, hd, &mut out);
-                prop_assert_eq!(world.check(isa, 0, len - 1, &out), Ok(()));
             }
+            let part = world.attend_part(isa, rows.clone(), alone.clone());
+            let mut out = vec![0.0; n * width];
+            merge_partials(&[&part], shape.head_dim, &mut out);
+            for (i, row) in out.chunks_exact(width).enumerate() {
+                let pos = rows.start + i;
+                prop_assert_eq!(world.check_tokens(isa, 0, pos, alone.clone(), row), Ok(()), "of {:?}", alone);
+                let see = world.visible(pos);
+                let nothing = see.start.max(alone.start) >= see.end.min(alone.end);
+                let m = &part.m[i * shape.n_heads..(i + 1) * shape.n_heads];
+                prop_assert_eq!(nothing, m.iter().all(|&m| m == f32::NEG_INFINITY), "position {}", pos);
+            }
+        }
+    }
+}
+
+/// Work items of some KV heads: the results of the others are somebody else's.
+#[test]
+fn heads_that_are_not_attended_stay_as_they_are() {
+    let world = World::new(shape(3, 2, 64, Some(100)), KvDType::BF16, &[600], 1.0, &mut Rng(5));
+    let width = world.width();
+    for isa in tiers() {
+        let whole = &world.attend(isa, 2, &[(0, 598, 2)])[0];
+        let seq = SeqRows { pages: &world.pages[0], first_pos: 598, n_rows: 2, row0: 0 };
+        let mut plan = AttnPlan::new(&world.shape, &[], 2).unwrap();
+        let mut out = vec![-1.0; 2 * width];
+        for kv_heads in [1..2, 2..3] {
+            plan.rebuild_rows(&[AttnRows { kv_heads, ..AttnRows::whole(seq) }]);
+            plan.run(&Pool::new(2), isa, &world.kv(), &world.q[0][598 * width..], &mut out);
+        }
+        for (got, want) in out.chunks_exact(width).zip(whole.chunks_exact(width)) {
+            let heads = 2 * 64;
+            assert!(got[..heads].iter().all(|&x| x == -1.0), "{isa}");
+            assert_eq!(got[heads..], want[heads..], "{isa}");
         }
     }
 }

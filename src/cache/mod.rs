@@ -7,6 +7,7 @@
 //! * V: `[token/2][head_dim][2 tokens]`, so a 64-byte line is 16 dims of a pair of tokens.
 //!
 //! [`PagePool`] owns the memory and the [`PageList`] of free ones, [`BlockTable`] lists the pages of one sequence,
+//! [`SplitTable`] those of one whose older tokens are on the host and whose newer ones are on a device,
 //! [`LayerKv`] is the view of one layer that kernels read and appends write, and [`SeqRows`] names
 //! the rows of a step that belong to one sequence.
 
@@ -15,12 +16,14 @@ mod memory;
 mod pages;
 mod pool;
 mod rows;
+mod split;
 mod table;
 
 pub use layer::LayerKv;
 pub use pages::PageList;
 pub use pool::{KvGeometry, PagePool};
 pub use rows::SeqRows;
+pub use split::{PageMove, SplitTable};
 pub use table::BlockTable;
 
 /// Tokens per page.

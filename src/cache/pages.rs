@@ -10,6 +10,10 @@ pub struct PageList {
     /// Free page ids; the last freed is handed out first, since its memory is resident already.
     free: Vec<u32>,
     used: Vec<bool>,
+    /// Copies in flight that read or write a page.
+    copies: Vec<u32>,
+    /// Pages given back while copies were in flight: free when the last of those ends.
+    waiting: usize,
 }
 
 impl PageList {
@@ -34,6 +38,8 @@ impl PageList {
             n_pages,
             free: (0..n_pages as u32).rev().collect(),
             used: vec![false; n_pages],
+            copies: vec![0; n_pages],
+            waiting: 0,
         })
     }
 
@@ -50,6 +56,11 @@ impl PageList {
     /// Pages that nobody holds.
     pub fn n_free(&self) -> usize {
         self.free.len()
+    }
+
+    /// Pages that nobody holds any more, but that copies in flight still read or write.
+    pub fn n_waiting(&self) -> usize {
+        self.waiting
     }
 
     /// Tokens that fit in all (of sequences whose lengths are multiples of the page).
@@ -72,13 +83,48 @@ impl PageList {
         Ok(page)
     }
 
-    /// Gives a page back.
+    /// Gives a page back: it can be taken again once no copy reads or writes it.
     ///
     /// # Panics
     /// If nobody holds it: then two owners exist, and going on would mix their contexts.
     pub fn free(&mut self, page: u32) {
         assert!(std::mem::replace(&mut self.used[page as usize], false), "page {page} freed twice");
-        self.free.push(page);
+        if self.copies[page as usize] == 0 {
+            self.free.push(page);
+        } else {
+            self.waiting += 1;
+        }
+    }
+
+    /// Takes back a page that was given back while copies were in flight, and still are.
+    ///
+    /// # Panics
+    /// If it could have been taken by another meanwhile.
+    pub(super) fn unfree(&mut self, page: u32) {
+        let at = page as usize;
+        assert!(self.copies[at] > 0 && !self.used[at], "page {page} is not held back by a copy");
+        self.used[at] = true;
+        self.waiting -= 1;
+    }
+
+    /// Notes that a copy will read or write `page`.
+    pub(super) fn copy_begins(&mut self, page: u32) {
+        assert!(self.used[page as usize], "a copy of page {page}, which nobody holds");
+        self.copies[page as usize] += 1;
+    }
+
+    /// Notes that it has ended.
+    ///
+    /// # Panics
+    /// If none was in flight.
+    pub(super) fn copy_ended(&mut self, page: u32) {
+        let at = page as usize;
+        assert!(self.copies[at] > 0, "no copy of page {page} is in flight");
+        self.copies[at] -= 1;
+        if self.copies[at] == 0 && !self.used[at] {
+            self.waiting -= 1;
+            self.free.push(page);
+        }
     }
 
     /// The error of a request for `want` more pages than there are.

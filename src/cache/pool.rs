@@ -1,6 +1,8 @@
 //! The memory of all pages, sized once, and the list of free ones.
 
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
 use super::memory::Anon;
 use super::{KvDType, LayerKv, PAGE_TOKENS, PageList};
@@ -51,8 +53,15 @@ impl KvGeometry {
 /// Derefs to its [`PageList`], which block tables take pages from.
 pub struct PagePool {
     pages: PageList,
-    mem: Anon,
+    base: NonNull<u8>,
+    /// Keeps the memory.
+    _memory: Box<dyn Any + Send + Sync>,
 }
+
+// SAFETY: plain memory that the pool keeps; views of it promise not to race (`LayerKv`).
+unsafe impl Send for PagePool {}
+// SAFETY: as above.
+unsafe impl Sync for PagePool {}
 
 impl Deref for PagePool {
     type Target = PageList;
@@ -73,17 +82,50 @@ impl PagePool {
     /// # Errors
     /// A head_dim that is no multiple of 16; sizes that overflow or that the system refuses.
     pub fn new(geometry: KvGeometry, n_pages: usize) -> Result<PagePool> {
-        let g = geometry;
+        let pages = PagePool::pages(geometry, n_pages)?;
+        let layer = n_pages * PAGE_TOKENS * geometry.bytes_per_token_layer();
+        let memory = Anon::new(pages.bytes(), layer >= HUGE_FROM, "KV cache")?;
+        let base = NonNull::new(memory.base()).expect("a mapping is not at 0");
+        Ok(PagePool { pages, base, _memory: Box::new(memory) })
+    }
+
+    /// A pool of `n_pages` pages in memory of the caller's, `len` zeroed bytes from `base` on: pinned memory, which an
+    /// accelerator copies pages to and from. `owner` keeps the memory and is dropped with the pool.
+    ///
+    /// # Errors
+    /// As [`PagePool::new`]; memory that is too small, or not aligned to 64 bytes.
+    ///
+    /// # Safety
+    /// The memory is valid until `owner` is dropped, and meanwhile touched only through this pool, or by copies of
+    /// pages that nobody reads or writes here at the same time.
+    pub unsafe fn over(
+        geometry: KvGeometry,
+        n_pages: usize,
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<PagePool> {
+        let pages = PagePool::pages(geometry, n_pages)?;
+        if len < pages.bytes() {
+            return Err(Error::Capacity(format!(
+                "KV cache: {n_pages} pages take {} bytes, the memory has {len}",
+                pages.bytes()
+            )));
+        }
+        if !(base.as_ptr() as usize).is_multiple_of(64) {
+            return Err(Error::Unsupported("KV cache: memory that is not aligned to 64 bytes".into()));
+        }
+        Ok(PagePool { pages, base, _memory: owner })
+    }
+
+    fn pages(g: KvGeometry, n_pages: usize) -> Result<PageList> {
         if g.head_dim == 0 || !g.head_dim.is_multiple_of(16) {
             return Err(Error::Unsupported(format!(
                 "KV cache: head_dim {}, wanted a positive multiple of 16",
                 g.head_dim
             )));
         }
-        let pages = PageList::new(geometry, n_pages)?;
-        let layer = n_pages * PAGE_TOKENS * g.bytes_per_token_layer();
-        let mem = Anon::new(layer * g.n_layers, layer >= HUGE_FROM, "KV cache")?;
-        Ok(PagePool { pages, mem })
+        PageList::new(g, n_pages)
     }
 
     /// The view of layer `layer`, for appends and attention.
@@ -91,10 +133,10 @@ impl PagePool {
         let g = self.geometry();
         assert!(layer < g.n_layers, "layer {layer} of a KV cache with {}", g.n_layers);
         let layer_bytes = self.n_pages() * PAGE_TOKENS * g.bytes_per_token_layer();
-        // SAFETY: the mapping holds n_layers regions of layer_bytes (checked in `new`), base is aligned
-        // to 2 MiB, and any bits are valid u16; the view borrows the pool, so it cannot outlive it.
+        // SAFETY: the memory holds n_layers regions of layer_bytes (`new` made it so, `over` checked), base is aligned
+        // to 64 bytes, and any bits are valid u16; the view borrows the pool, so it cannot outlive it.
         unsafe {
-            let base = self.mem.base().add(layer * layer_bytes).cast::<u16>();
+            let base = self.base.as_ptr().add(layer * layer_bytes).cast::<u16>();
             LayerKv::from_raw(base, self.n_pages(), g.n_kv_heads, g.head_dim, g.dtype)
         }
     }
@@ -112,6 +154,34 @@ mod tests {
         let qwen3_8b = KvGeometry { n_layers: 36, n_kv_heads: 8, head_dim: 128, dtype: KvDType::BF16 };
         assert_eq!(qwen3_8b.bytes_per_token(), 144 << 10);
         assert_eq!(PagePool::new(G, 7).unwrap().bytes(), 7 * 32 * 30 * 768);
+    }
+
+    #[test]
+    fn pages_may_lie_in_memory_of_the_callers() {
+        #[repr(align(64))]
+        struct Memory(#[allow(dead_code)] [u8; 4096]);
+        let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvDType::BF16 };
+        assert_eq!(g.bytes_per_page(), 4096);
+        let pool_over = |skip: usize, n_pages: usize| {
+            let mut memory = Box::new([Memory([0; 4096]), Memory([0; 4096])]);
+            let base = NonNull::new(memory.as_mut_ptr().cast::<u8>()).unwrap();
+            // SAFETY: the box is the pool's and is not looked at again; the rest of it is as long as said.
+            unsafe { PagePool::over(g, n_pages, base.add(skip), 8192 - skip, memory) }
+        };
+        let mut pool = pool_over(0, 2).unwrap();
+        let pages = [pool.alloc().unwrap(), pool.alloc().unwrap()];
+        let (k, v) = ([1.5; 16], [-2.0; 16]);
+        // SAFETY: one thread.
+        unsafe { pool.layer(1).append(&pages, 63, &k, &v) };
+        assert_eq!(
+            (pool.layer(1).key(pages[1], 0, 31, 15), pool.layer(1).value(pages[1], 0, 31, 0)),
+            (1.5, -2.0)
+        );
+        assert_eq!(pool.layer(0).key(pages[1], 0, 31, 15), 0.0);
+        let e = pool_over(0, 3).err().expect("too small").to_string();
+        assert!(e.contains("3 pages take 12288 bytes, the memory has 8192"), "{e}");
+        let e = pool_over(32, 1).err().expect("misaligned").to_string();
+        assert!(e.contains("not aligned to 64 bytes"), "{e}");
     }
 
     #[test]

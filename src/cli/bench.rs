@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Err(Error::usage(format!("--ctx {context}: these measurements need {wanted} tokens")).into());
     }
     let sequences = if gen_tokens > 0 { batch } else { 1 };
-    let mut running = opened.engine(&args.engine, context, sequences)?;
+    let mut running = opened.engine(&args.engine, context, sequences, sequences)?;
     let engine = &mut running.engine;
     let mut rows = Vec::new();
     if !args.json {

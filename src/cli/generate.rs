@@ -88,7 +88,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let context =
         args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
-    let mut running = opened.engine(&args.engine, context, 1)?;
+    let mut running = opened.engine(&args.engine, context, 1, 1)?;
     let plan = running.plan(&args.engine);
     let mut generation = Generation {
         args,

@@ -80,8 +80,15 @@ impl Opened {
     }
 
     /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the
-    /// model's own context, unless `--ctx` said otherwise), where `--device` says.
-    pub fn engine(&self, args: &EngineArgs, context: usize, sequences: usize) -> anyhow::Result<Running> {
+    /// model's own context, unless `--ctx` said otherwise), and logits of up to `logits` rows of a step (at least
+    /// one per sequence), where `--device` says.
+    pub fn engine(
+        &self,
+        args: &EngineArgs,
+        context: usize,
+        sequences: usize,
+        logits: usize,
+    ) -> anyhow::Result<Running> {
         let isa = Isa::selected()?;
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
@@ -90,7 +97,7 @@ impl Opened {
         options.threads = args.threads.map(|t| t as usize);
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
-        options.sequences = sequences;
+        (options.sequences, options.logits) = (sequences, logits);
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if context < 2 {
         return Err(Error::usage("--ctx: at least 2 tokens are needed to predict one").into());
     }
-    let mut running = opened.engine(&args.engine, context, 1)?;
+    let mut running = opened.engine(&args.engine, context, 1, STEP)?;
     let vocab = running.engine.spec().vocab;
     let total = ids.len() - ids.len().div_ceil(context);
     let bar = (total > 1024).then(|| progress::count_bar(total as u64, "predicting tokens"));

@@ -1,6 +1,6 @@
 //! How a plan is run: what the engine asks of whatever computes its steps.
 
-use super::forward::Input;
+use super::input::Input;
 use super::memory::Memory;
 use crate::Result;
 use crate::cache::{BlockTable, PageList};

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::executor::{Executor, Placement, Want};
-use super::forward::{Input, wanted_rows};
+use super::input::{Input, wanted_rows};
 use super::memory::{Memory, geometry};
 use super::sequences::Options;
 use super::weights::{self, DeviceWeights};

@@ -1,10 +1,13 @@
 //! What a run will occupy, computed before anything is allocated.
 
-use crate::cache::{KvDType, KvGeometry};
+use super::host::{Host, HostStep, HostWorkspace};
+use super::prepare::{Prepared, Units};
+use super::sequences::Options;
+use crate::cache::{KvDType, KvGeometry, SeqRows};
 use crate::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
-use crate::simd::Isa;
-use crate::simd::linear::{Linear, Packed};
+use crate::simd::attention::AttnPlan;
+use crate::simd::linear::{ActsBytes, Linear};
 use crate::{Error, Result};
 
 /// Bytes of a run, by purpose.
@@ -19,31 +22,30 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The dry run: `kv_tokens` tokens of context in all, steps of up to `rows` rows.
-    pub fn plan(
+    /// The dry run of all on the CPU, with a pool of `threads`.
+    ///
+    /// # Errors
+    /// Head sizes that attention does not cover; sizes that overflow.
+    pub(super) fn plan(
         spec: &ModelSpec,
         weights: &Weights,
-        isa: Isa,
-        kv: &KvGeometry,
-        kv_tokens: usize,
-        rows: usize,
-    ) -> Memory {
-        let weights = weights
-            .iter()
-            .map(|(_, t)| {
-                let packed = Linear::wants_packing(t.dtype, isa) && t.shape.len() == 2;
-                let size = if packed { Packed::size(t.dtype, t.rows(), t.cols()) } else { None };
-                size.unwrap_or(t.data.len()) as u64
-            })
-            .sum();
-        let widest = (2 * spec.d_ff).max(spec.q_dim() + 2 * spec.kv_dim()) + 3 * spec.d_model + spec.q_dim();
-        // f32 rows, and the prepared forms of the widest input (int8, bf16, tiles, scales).
-        let per_row = 4 * widest + 6 * spec.d_ff.max(spec.d_model).max(spec.q_dim());
-        Memory {
-            weights,
-            kv: (kv_tokens as u64).saturating_mul(kv.bytes_per_token() as u64),
-            activations: (rows as u64).saturating_mul(per_row as u64) + 4 * spec.vocab as u64,
-        }
+        options: &Options,
+        threads: usize,
+    ) -> Result<Memory> {
+        let kv = geometry(spec, options.kv_dtype);
+        let pages = KvGeometry::pages_for(options.context).saturating_mul(options.sequences);
+        let (rows, logits) = (options.rows(), options.logit_rows());
+        let plans = attention_bytes(spec, options, rows, threads)?;
+        let activations = HostWorkspace::bytes(spec, rows, logits)
+            + inputs_bytes(spec, weights, options, rows, logits, threads)
+            + HostStep::bytes(rows, pages)
+            + Host::rope_bytes(spec, options.context)
+            + plans;
+        Ok(Memory {
+            weights: Prepared::bytes(spec, weights, options.isa, &Units::all(spec))?,
+            kv: (pages as u64).saturating_mul(kv.bytes_per_page() as u64),
+            activations: activations as u64,
+        })
     }
 
     /// All of it.
@@ -73,6 +75,23 @@ impl Memory {
     }
 }
 
+/// What must fit beyond the plan, because a step asked for more than it was made for.
+///
+/// # Errors
+/// The system has not as much left; the message has the numbers.
+pub(super) fn check_beyond(what: &str, bytes: usize) -> Result<()> {
+    let Some(available) = memory_available() else { return Ok(()) };
+    if bytes as u64 <= available {
+        return Ok(());
+    }
+    let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
+    Err(Error::Capacity(format!(
+        "{what} needs {:.1} GiB more than planned, {:.1} GiB of host memory available; use smaller steps",
+        gib(bytes as u64),
+        gib(available)
+    )))
+}
+
 impl Memory {
     /// Compares with what a device has free.
     ///
@@ -95,7 +114,80 @@ impl Memory {
     }
 }
 
+/// Bytes of the prepared inputs of the matrices, and of the threads that multiply them.
+fn inputs_bytes(
+    spec: &ModelSpec,
+    weights: &Weights,
+    options: &Options,
+    rows: usize,
+    logits: usize,
+    threads: usize,
+) -> usize {
+    let (d, qd, ff, isa) = (spec.d_model, spec.q_dim(), spec.d_ff, options.isa);
+    // Name, columns, rows, whether activations are fine, whether the input has rows of its own.
+    let block = [
+        ("attn_q", d, true, true),
+        ("attn_k", d, true, true),
+        ("attn_v", d, true, true),
+        ("attn_output", qd, false, false),
+        ("ffn_gate", d, false, true),
+        ("ffn_up", d, false, true),
+        ("ffn_down", ff, false, false),
+    ];
+    let blocks = (0..spec.n_layers).flat_map(|i| {
+        block.map(|(name, k, fine, own)| (format!("blk.{i}.{name}.weight"), k, rows, fine, own))
+    });
+    let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
+    let (mut inputs, mut thread) = (ActsBytes::default(), 0);
+    for (name, k, rows, fine, own) in blocks.chain([(head.to_string(), d, logits, false, true)]) {
+        let Some(t) = weights.get(&name) else { continue };
+        thread = thread.max(Linear::thread_bytes(t.dtype, isa, fine, rows));
+        for (m, need) in Linear::needs_up_to(t.dtype, isa, fine, rows, options.mode) {
+            inputs.add(m, k, need, own);
+        }
+    }
+    inputs.total() + threads * thread
+}
+
+/// Bytes of the plans of attention, with and without a window: of the end of the longest prompt, and of steps of 1, 2, 4...
+/// sequences that are as long. (Fewer sequences than threads are cut into more pieces.)
+fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: usize) -> Result<usize> {
+    let pages = vec![0; KvGeometry::pages_for(options.context)];
+    let tail = |n_rows: usize, row0: usize| SeqRows {
+        pages: &pages,
+        first_pos: options.context - n_rows,
+        n_rows,
+        row0,
+    };
+    let mut total = 0;
+    for window in
+        [None, spec.window.as_ref().map(|w| w.size)].into_iter().take(1 + usize::from(spec.window.is_some()))
+    {
+        let mut plan = AttnPlan::new(&Host::attention(spec, window), &[], threads)?;
+        plan.rebuild(&[tail(rows.min(options.context), 0)]);
+        let powers = std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|&n| n < options.sequences);
+        for n in powers.chain([options.sequences]) {
+            plan.rebuild(&(0..n).map(|row0| tail(1, row0)).collect::<Vec<_>>());
+        }
+        total += plan.bytes();
+    }
+    Ok(total)
+}
+
 /// Geometry of the KV cache of a model.
 pub(super) fn geometry(spec: &ModelSpec, dtype: KvDType) -> KvGeometry {
     KvGeometry { n_layers: spec.n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_no_machine_has_is_refused_with_the_numbers() {
+        check_beyond("a step of 1 row", 4096).unwrap();
+        let e = check_beyond("a step of 70000 rows", 1 << 60).unwrap_err().to_string();
+        assert!(e.contains("a step of 70000 rows needs 1073741824.0 GiB more than planned"), "{e}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use super::host::Residual;
 use crate::host::Pool;
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
@@ -17,20 +18,58 @@ pub(super) struct NormWeight {
 }
 
 /// Weights of one block.
-pub(super) struct Layer {
-    pub attn_norm: NormWeight,
-    pub q: Linear,
-    pub k: Linear,
-    pub v: Linear,
-    pub q_norm: Option<Vec<f32>>,
-    pub k_norm: Option<Vec<f32>>,
-    pub o: Linear,
-    pub post_attn: Option<Vec<f32>>,
-    pub ffn_norm: NormWeight,
-    pub gate: Option<Linear>,
-    pub up: Linear,
-    pub down: Linear,
-    pub post_ffn: Option<Vec<f32>>,
+pub struct Layer {
+    pub(super) attn_norm: NormWeight,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) q_norm: Option<Vec<f32>>,
+    pub(super) k_norm: Option<Vec<f32>>,
+    pub(super) o: Linear,
+    pub(super) post_attn: Option<Vec<f32>>,
+    pub(super) ffn_norm: NormWeight,
+    pub(super) gate: Option<Linear>,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+    pub(super) post_ffn: Option<Vec<f32>>,
+    pub(super) windowed: bool,
+}
+
+impl Layer {
+    /// What attention adds to the residual stream, once [`HostContext::out_proj`] has run.
+    ///
+    /// [`HostContext::out_proj`]: super::host::HostContext::out_proj
+    pub fn after_attention(&self) -> Residual<'_> {
+        Residual::after(self.post_attn.as_deref())
+    }
+
+    /// What the feed-forward adds to the residual stream, once [`HostContext::ffn_down`] has run.
+    ///
+    /// [`HostContext::ffn_down`]: super::host::HostContext::ffn_down
+    pub fn after_ffn(&self) -> Residual<'_> {
+        Residual::after(self.post_ffn.as_deref())
+    }
+
+    /// Whether a row sees the tokens of a window only.
+    pub fn windowed(&self) -> bool {
+        self.windowed
+    }
+}
+
+/// Which units of a model are prepared: those that the CPU computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Units {
+    /// Per block.
+    pub layers: Vec<bool>,
+    /// The last norm and the head.
+    pub head: bool,
+}
+
+impl Units {
+    /// All of a model.
+    pub fn all(spec: &ModelSpec) -> Units {
+        Units { layers: vec![true; spec.n_layers], head: true }
+    }
 }
 
 /// A model whose weights are ready for the kernels of one tier.
@@ -40,9 +79,9 @@ pub struct Prepared {
     /// `[V, d]`, read a row per token from where it lies.
     pub(super) embed: Tensor,
     pub(super) positions: Option<Tensor>,
-    pub(super) layers: Vec<Layer>,
+    layers: Vec<Option<Layer>>,
     pub(super) out_norm: NormWeight,
-    pub(super) head: Linear,
+    head: Option<Linear>,
     /// Divisors of the RoPE frequencies that came as a tensor.
     weight_bytes: u64,
 }
@@ -70,9 +109,25 @@ impl Prepared {
         pool: &Pool,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Prepared> {
-        let mut arena = Arena::plan(&spec, weights, isa)?;
+        let units = Units::all(&spec);
+        Prepared::part(spec, weights, isa, &units, pool, progress)
+    }
+
+    /// Only `units`; the embedding and the norms are always there.
+    ///
+    /// # Errors
+    /// As [`Prepared::new`].
+    pub(super) fn part(
+        spec: ModelSpec,
+        weights: &Weights,
+        isa: Isa,
+        units: &Units,
+        pool: &Pool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Prepared> {
+        let mut arena = Arena::plan(&spec, weights, isa, units)?;
         // What is packed is read once and released; a file of floats is read for every token.
-        for t in linear_names(&spec).filter_map(|name| weights.get(&name)) {
+        for t in linear_names(&spec, units).filter_map(|name| weights.get(&name)) {
             t.data.advise_large_pages(arena.slots.is_empty());
         }
         arena.fill(pool, isa, progress)?;
@@ -102,9 +157,12 @@ impl Prepared {
                     }
                     Ok(v)
                 };
+                if !units.layers[i] {
+                    return Ok(None);
+                }
                 // Fine activations for q, k and v: of all inputs, rounding theirs to int8 moves logits the most
                 // (docs/decisions/0006), and they are a sixth of the multiplications.
-                Ok(Layer {
+                Ok(Some(Layer {
                     attn_norm: norm(&name("attn_norm"))?,
                     q: lin(&name("attn_q"), qd, d)?.with_fine_activations(),
                     k: lin(&name("attn_k"), kvd, d)?.with_fine_activations(),
@@ -118,7 +176,8 @@ impl Prepared {
                     up: lin(&name("ffn_up"), ff, d)?,
                     down: lin(&name("ffn_down"), d, ff)?,
                     post_ffn: vector("post_ffw_norm.weight", d, spec.post_norms)?,
-                })
+                    windowed: spec.window_of(i).is_some(),
+                }))
             })
             .collect::<Result<Vec<_>>>()?;
         let embed = weights.require("token_embd.weight", &[spec.vocab, d])?.clone();
@@ -133,7 +192,7 @@ impl Prepared {
             Position::Rope(_) => None,
         };
         let head_name = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
-        let head = arena.linear(weights, head_name, spec.vocab, d, isa)?;
+        let head = units.head.then(|| arena.linear(weights, head_name, spec.vocab, d, isa)).transpose()?;
         let out_norm = norm("output_norm")?;
         let weight_bytes = weights.bytes();
         Ok(Prepared { spec, isa, embed, positions, layers, out_norm, head, weight_bytes })
@@ -141,16 +200,57 @@ impl Prepared {
 
     /// Bytes of source weights that loading will pack (what `progress` counts up to).
     pub fn bytes_to_pack(spec: &ModelSpec, weights: &Weights, isa: Isa) -> u64 {
-        linear_names(spec)
+        linear_names(spec, &Units::all(spec))
             .filter_map(|n| weights.get(&n))
             .filter(|t| Linear::wants_packing(t.dtype, isa))
             .map(|t| t.data.len() as u64)
             .sum()
     }
 
+    /// Bytes that a model's weights will take: packed, or mapped from the file.
+    ///
+    /// # Errors
+    /// Packed weights whose size overflows.
+    pub(super) fn bytes(spec: &ModelSpec, weights: &Weights, isa: Isa, units: &Units) -> Result<u64> {
+        let arena = Arena::plan(spec, weights, isa, units)?;
+        let multiplied: Vec<String> = linear_names(spec, &Units::all(spec)).collect();
+        let mine: Vec<String> = linear_names(spec, units).collect();
+        let is_packed = |name: &str| arena.slots.iter().any(|(slot, ..)| slot == name);
+        let rest = |(name, t): (&str, &Tensor)| match t.shape.len() {
+            // Norms and biases become f32 vectors.
+            1 => size_of::<f32>() * t.shape[0],
+            _ if multiplied.iter().any(|m| m == name) && is_packed(name) => 0,
+            // Units elsewhere stay in the file.
+            _ if multiplied.iter().any(|m| m == name) && !mine.iter().any(|m| m == name) && name != "token_embd.weight" => 0,
+            _ => t.data.len(),
+        };
+        Ok((arena.total + weights.iter().map(rest).sum::<usize>()) as u64)
+    }
+
     /// The model's sizes.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The weights of block `i`.
+    ///
+    /// # Panics
+    /// If there is none, or it was not prepared.
+    pub fn layer(&self, i: usize) -> &Layer {
+        self.layers[i].as_ref().expect("a block that was prepared")
+    }
+
+    /// The weights of block `i`, if it was prepared.
+    pub(super) fn layer_if(&self, i: usize) -> Option<&Layer> {
+        self.layers[i].as_ref()
+    }
+
+    /// The head.
+    ///
+    /// # Panics
+    /// If it was not prepared.
+    pub(super) fn head(&self) -> &Linear {
+        self.head.as_ref().expect("a head that was prepared")
     }
 
     /// The tier its weights are laid out for.
@@ -169,16 +269,19 @@ impl Prepared {
             let gate = l.gate.as_ref().map_or(0, Linear::bytes);
             [&l.q, &l.k, &l.v, &l.o, &l.up, &l.down].iter().map(|w| w.bytes()).sum::<usize>() + gate
         };
-        (self.layers.iter().map(layer).sum::<usize>() + self.head.bytes()) as u64
+        let head = self.head.as_ref().map_or(0, Linear::bytes);
+        (self.layers.iter().flatten().map(layer).sum::<usize>() + head) as u64
     }
 }
 
 /// Names of the weights that are multiplied, each once.
-fn linear_names(spec: &ModelSpec) -> impl Iterator<Item = String> + '_ {
+fn linear_names<'a>(spec: &'a ModelSpec, units: &'a Units) -> impl Iterator<Item = String> + 'a {
     let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
-    let layers = (0..spec.n_layers).flat_map(move |i| parts.map(|p| format!("blk.{i}.{p}.weight")));
+    let layers = (0..spec.n_layers)
+        .filter(|&i| units.layers[i])
+        .flat_map(move |i| parts.map(|p| format!("blk.{i}.{p}.weight")));
     let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
-    layers.chain([head.to_string()])
+    layers.chain(units.head.then(|| head.to_string()))
 }
 
 /// The packed weights of a model in one anonymous mapping, on huge pages where the system grants them.
@@ -189,9 +292,9 @@ struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    fn plan(spec: &ModelSpec, weights: &'a Weights, isa: Isa) -> Result<Arena<'a>> {
+    fn plan(spec: &ModelSpec, weights: &'a Weights, isa: Isa, units: &Units) -> Result<Arena<'a>> {
         let mut arena = Arena { slots: Vec::new(), total: 0, bytes: None };
-        for name in linear_names(spec) {
+        for name in linear_names(spec, units) {
             let Some(t) = weights.get(&name) else { continue };
             if !Linear::wants_packing(t.dtype, isa) {
                 continue;

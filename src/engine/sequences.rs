@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use super::cpu_only::CpuOnly;
 use super::executor::{Executor, Placement, Want};
-use super::forward::{Forward, Input, Logits};
 use super::gpu_only::GpuOnly;
-use super::memory::{Memory, geometry};
-use super::prepare::Prepared;
-use crate::cache::{BlockTable, KvDType, KvGeometry, PagePool};
+use super::input::{Input, Logits};
+use super::memory::Memory;
+use crate::cache::{BlockTable, KvDType, KvGeometry};
 use crate::device::accelerator::Accelerator;
-use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
@@ -37,6 +35,8 @@ pub struct Options {
     pub sequences: usize,
     /// Rows of a prompt computed together.
     pub chunk: usize,
+    /// Rows of a step whose logits are held: one per sequence, unless a step wants those of more.
+    pub logits: usize,
 }
 
 impl Options {
@@ -50,13 +50,24 @@ impl Options {
             context,
             sequences: 1,
             chunk: DEFAULT_CHUNK,
+            logits: 1,
         }
     }
 }
 
 impl Options {
+    /// Rows of the widest step.
+    pub(super) fn rows(&self) -> usize {
+        self.chunk.min(self.context).max(self.sequences)
+    }
+
+    /// Rows of a step whose logits there is room for.
+    pub(super) fn logit_rows(&self) -> usize {
+        self.logits.clamp(self.sequences, self.rows())
+    }
+
     /// Refuses what no engine can do; returns the pages that all sequences need.
-    fn check(&self, spec: &ModelSpec) -> Result<usize> {
+    pub(super) fn check(&self, spec: &ModelSpec) -> Result<usize> {
         if self.context == 0 || self.chunk == 0 || self.sequences == 0 {
             return Err(Error::usage(
                 "the context, the chunk and the number of sequences must be at least 1",
@@ -102,16 +113,7 @@ impl Engine {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
         let pages = options.check(&spec)?;
-        let kv = geometry(&spec, options.kv_dtype);
-        let rows = options.chunk.min(options.context).max(options.sequences);
-        let tokens = pages.saturating_mul(crate::cache::PAGE_TOKENS);
-        let memory = Memory::plan(&spec, weights, options.isa, &kv, tokens, rows);
-        memory.check()?;
-        let pool = Pool::pinned(options.threads);
-        let forward = Forward::new(&spec, options.isa, options.mode, pool.threads())?;
-        let model = Prepared::new(spec.clone(), weights, options.isa, &pool, progress)?;
-        let cache = PagePool::new(kv, pages)?;
-        let cpu = CpuOnly { model, pool, cache, forward, memory, argmax: Vec::new() };
+        let cpu = CpuOnly::new(&spec, weights, options, pages, progress)?;
         Ok(Engine::with(spec, Box::new(cpu), options))
     }
 
@@ -226,7 +228,10 @@ impl Engine {
     }
 
     fn step(&mut self, inputs: &[Input<'_>], want: Want) -> Result<()> {
-        for (i, input) in inputs.iter().enumerate() {
+        if repeats(inputs.iter().map(|i| i.seq.0), self.sequences.len()) {
+            return Err(Error::usage("a sequence appears twice in one step"));
+        }
+        for input in inputs {
             let end = self.len(input.seq) + input.tokens.len();
             if end > self.context {
                 return Err(Error::Capacity(format!(
@@ -235,34 +240,34 @@ impl Engine {
                 )));
             }
             self.check_tokens(input.tokens)?;
-            if inputs[..i].iter().any(|o| o.seq == input.seq) {
-                return Err(Error::usage("a sequence appears twice in one step"));
+        }
+        let done = self.reserve_and_run(inputs, want);
+        for input in inputs {
+            let table = self.sequences[input.seq.0].as_mut().expect("a live sequence");
+            match &done {
+                Ok(()) => table.advance(input.tokens.len()),
+                // What was reserved for this step is free again.
+                Err(_) => table.truncate(self.executor.pages(), table.len()),
             }
         }
-        for (i, input) in inputs.iter().enumerate() {
+        done
+    }
+
+    fn reserve_and_run(&mut self, inputs: &[Input<'_>], want: Want) -> Result<()> {
+        for input in inputs {
             let table = self.sequences[input.seq.0].as_mut().expect("a live sequence");
-            if let Err(e) = table.reserve(self.executor.pages(), input.tokens.len()) {
-                for undo in &inputs[..i] {
-                    let table = self.sequences[undo.seq.0].as_mut().expect("a live sequence");
-                    let len = table.len();
-                    table.truncate(self.executor.pages(), len);
-                }
-                return Err(e);
-            }
+            table.reserve(self.executor.pages(), input.tokens.len())?;
         }
         let tables: Vec<&BlockTable> =
             inputs.iter().map(|i| self.sequences[i.seq.0].as_ref().expect("a live sequence")).collect();
-        self.executor.run(inputs, &tables, want)?;
-        for input in inputs {
-            self.sequences[input.seq.0].as_mut().expect("a live sequence").advance(input.tokens.len());
-        }
-        Ok(())
+        self.executor.run(inputs, &tables, want)
     }
 
     /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
     ///
     /// # Errors
-    /// As [`Engine::forward`], before any work; an empty prompt.
+    /// As [`Engine::forward`], before any work but where the device failed; an empty prompt. Of a prompt whose
+    /// chunk failed nothing is stored.
     pub fn prefill(
         &mut self,
         seq: SeqId,
@@ -283,6 +288,20 @@ impl Engine {
         // All pages now, so that no chunk fails after others have been computed.
         let table = self.sequences[seq.0].as_mut().expect("a live sequence");
         table.reserve(self.executor.pages(), tokens.len())?;
+        let before = end - tokens.len();
+        let logits = self.run_chunks(seq, tokens, &mut progress);
+        if logits.is_err() {
+            self.truncate(seq, before);
+        }
+        logits
+    }
+
+    fn run_chunks(
+        &mut self,
+        seq: SeqId,
+        tokens: &[u32],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>> {
         let mut done = 0;
         let mut logits = Vec::new();
         for chunk in tokens.chunks(self.chunk) {
@@ -295,5 +314,106 @@ impl Engine {
             progress(done);
         }
         Ok(logits)
+    }
+}
+
+/// Whether one of `ids`, all below `n`, comes twice.
+fn repeats(ids: impl Iterator<Item = usize>, n: usize) -> bool {
+    let mut seen = vec![false; n];
+    ids.into_iter().any(|id| std::mem::replace(&mut seen[id], true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::PageList;
+    use crate::model::load;
+
+    /// Stores nothing, and fails when told so.
+    struct Fake {
+        pages: PageList,
+        steps: usize,
+        /// The step that fails.
+        fails: Option<usize>,
+        logits: Vec<f32>,
+    }
+
+    impl Executor for Fake {
+        fn pages(&mut self) -> &mut PageList {
+            &mut self.pages
+        }
+        fn run(&mut self, _: &[Input<'_>], _: &[&BlockTable], _: Want) -> Result<()> {
+            self.steps += 1;
+            match self.fails {
+                Some(step) if step == self.steps => Err(Error::Capacity("out of luck".into())),
+                _ => Ok(()),
+            }
+        }
+        fn logits(&self) -> &[f32] {
+            &self.logits
+        }
+        fn argmax(&self) -> &[u32] {
+            &[]
+        }
+        fn placement(&self) -> Placement {
+            unreachable!("not asked for")
+        }
+        fn memory(&self) -> Memory {
+            unreachable!("not asked for")
+        }
+        fn bytes_per_step(&self) -> u64 {
+            0
+        }
+    }
+
+    fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
+        let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
+        let geometry = super::super::memory::geometry(&spec, KvDType::BF16);
+        let pages = PageList::new(geometry, n_pages).unwrap();
+        let options = Options { chunk: 40, ..Options::new(Isa::Reference, spec.max_context) };
+        Engine::with(spec, Box::new(Fake { pages, steps: 0, fails, logits: vec![0.0] }), &options)
+    }
+
+    #[test]
+    fn a_failed_step_gives_its_pages_back() {
+        let mut e = engine(8, Some(2));
+        let (a, b) = (e.add(), e.add());
+        let tokens = [1; 33];
+        let inputs = |n: usize| [a, b].map(|seq| Input { seq, tokens: &tokens[..n], logits: Logits::None });
+        e.forward(&inputs(30)).unwrap();
+        assert_eq!(e.executor.pages().n_free(), 6);
+        e.forward(&inputs(33)).expect_err("told to fail");
+        assert_eq!((e.len(a), e.len(b), e.executor.pages().n_free()), (30, 30, 6), "as before the step");
+        e.forward(&inputs(33)).unwrap();
+        assert_eq!((e.len(a), e.executor.pages().n_free()), (63, 4));
+    }
+
+    #[test]
+    fn of_a_prompt_whose_third_chunk_fails_nothing_stays() {
+        let mut e = engine(8, Some(4));
+        let seq = e.add();
+        e.forward(&[Input { seq, tokens: &[1; 5], logits: Logits::None }]).unwrap();
+        let mut told = Vec::new();
+        e.prefill(seq, &[1; 130], |done| told.push(done)).expect_err("told to fail");
+        assert_eq!(told, [40, 80]);
+        assert_eq!((e.len(seq), e.executor.pages().n_free()), (5, 7));
+        e.prefill(seq, &[1; 130], |_| ()).unwrap();
+        assert_eq!(e.len(seq), 135);
+    }
+
+    #[test]
+    fn a_step_of_very_many_sequences_is_checked_in_linear_time() {
+        assert!(!repeats([3, 1, 0].into_iter(), 4) && repeats([3, 1, 3].into_iter(), 4));
+        let n = 200_000;
+        let mut e = engine(n, None);
+        // Not through `add`, which looks for a free place from the first on.
+        e.sequences = (0..n).map(|_| Some(BlockTable::new())).collect();
+        let inputs: Vec<_> =
+            (0..n).map(|i| Input { seq: SeqId(i), tokens: &[1], logits: Logits::None }).collect();
+        let begin = std::time::Instant::now();
+        e.forward(&inputs).unwrap();
+        // Some milliseconds; comparing each with all before it takes 2·10¹⁰ comparisons.
+        assert!(begin.elapsed().as_secs() < 5, "{:?} for {n} sequences", begin.elapsed());
+        assert_eq!(e.executor.pages().n_free(), 0, "a page each");
     }
 }

@@ -184,6 +184,11 @@ impl Workspace {
         span(self.attn, RowBytes::new(shape).attn, rows)
     }
 
+    /// Rows of the activations between the matrices of the feed-forward.
+    pub fn act_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        span(self.act, RowBytes::new(shape).act, rows)
+    }
+
     /// Rows of logits, by their places among the rows that want them.
     pub fn logit_rows(&self, shape: &Shape, places: &Range<usize>) -> RowSpan {
         span(self.logits, RowBytes::new(shape).logits, places)

@@ -11,7 +11,8 @@
 //!
 //! | a file | what |
 //! |---|---|
-//! | `build` | sizes everything for a placement, then allocates and loads it |
+//! | [`sizes`] | the dry run: what any placement takes on each side |
+//! | `build` | allocates and loads a placement |
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
 //! | `carry` | rows across the link, through pinned memory |
@@ -22,6 +23,7 @@ mod carry;
 mod device;
 mod host;
 mod run;
+mod sizes;
 
 use self::carry::Areas;
 use self::device::DeviceHalf;
@@ -34,7 +36,7 @@ use crate::cache::{BlockTable, PageList};
 use crate::model::ModelSpec;
 use crate::program::Placement;
 
-pub use self::build::Sizes;
+pub use self::sizes::Sizes;
 
 /// A model placed on two sides.
 pub(super) struct RealMachine {

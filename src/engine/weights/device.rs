@@ -36,6 +36,41 @@ fn rounded(bytes: usize) -> u64 {
     bytes.next_multiple_of(256) as u64
 }
 
+/// Bytes that the last norm and the head will take.
+///
+/// # Errors
+/// A missing tensor, or one that the accelerator cannot multiply.
+pub fn head_bytes(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights, act: Half) -> Result<u64> {
+    let head = Matrix::one(head_name(spec).to_string());
+    let norm = if matches!(spec.norm, Norm::Layer { .. }) { 2 } else { 1 };
+    let matrix = head.with_source(weights, |s| accel.packed_bytes(s, act))?;
+    Ok(rounded(matrix) + norm * rounded(4 * spec.d_model))
+}
+
+/// Bytes that the embedding will take: less where a head beside it serves as its table.
+///
+/// # Errors
+/// A missing tensor.
+pub fn embedding_bytes(
+    accel: &dyn Accelerator,
+    spec: &ModelSpec,
+    weights: &Weights,
+    act: Half,
+    with_head: bool,
+) -> Result<u64> {
+    let table = tensor(weights, "token_embd.weight")?;
+    let shared = with_head && shares_table(accel, spec, table, act);
+    let positions = weights.get("position_embd.weight").map_or(0, |t| rounded(t.data.len()));
+    Ok(positions + if shared { 0 } else { rounded(table.data.len()) })
+}
+
+/// Bytes that the tables of RoPE will take.
+pub fn rope_bytes(spec: &ModelSpec, context: usize) -> u64 {
+    let Position::Rope(r) = &spec.position else { return 0 };
+    let tables = if r.local_theta.is_some() { 4 } else { 2 };
+    tables * rounded(4 * (r.dim / 2) * context)
+}
+
 /// Bytes that [`DeviceWeights::upload`] will take, without allocating anything.
 ///
 /// # Errors
@@ -47,20 +82,10 @@ pub fn device_bytes(
     act: Half,
     context: usize,
 ) -> Result<u64> {
-    let table = tensor(weights, "token_embd.weight")?;
-    let shared = shares_table(accel, spec, table, act);
-    let mut total = if shared { 0 } else { rounded(table.data.len()) };
-    total += weights.get("position_embd.weight").map_or(0, |t| rounded(t.data.len()));
+    let mut total = rope_bytes(spec, context);
+    total += embedding_bytes(accel, spec, weights, act, true)? + head_bytes(accel, spec, weights, act)?;
     for layer in 0..spec.n_layers {
         total += LayerLayout::new(accel, spec, weights, layer, act)?.bytes as u64;
-    }
-    let head = Matrix::one(head_name(spec).to_string());
-    total += rounded(head.with_source(weights, |s| accel.packed_bytes(s, act))?);
-    let norm = if matches!(spec.norm, Norm::Layer { .. }) { 2 } else { 1 };
-    total += norm * rounded(4 * spec.d_model);
-    if let Position::Rope(r) = &spec.position {
-        let tables = if r.local_theta.is_some() { 4 } else { 2 };
-        total += tables * rounded(4 * (r.dim / 2) * context);
     }
     Ok(total)
 }

@@ -8,12 +8,13 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::SEGMENT;
 use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, S_STRIDE, Softmax};
-use super::partial::{merge_body, normalise};
+use super::partial::{AttnOut, merge_body, normalise};
 use super::plan::{AttnShape, Seq};
-use super::{Partial, SEGMENT};
 use crate::cache::{LayerKv, PAGE_TOKENS};
 use crate::reference;
+use crate::tensor::Rows;
 
 /// Which rows, which segments. Rows are ordered by (KV head, position, query head of the group).
 #[derive(Clone, Debug)]
@@ -24,6 +25,10 @@ pub(super) struct Work {
     pub heads: Range<usize>,
     pub pos: Range<usize>,
     pub segments: Range<usize>,
+    /// The first token that the sequence attends at all, a multiple of the page: pages before it are not touched.
+    pub from: usize,
+    /// The tokens that any of the rows sees; may be empty.
+    pub seen: Range<usize>,
 }
 
 impl Work {
@@ -33,6 +38,11 @@ impl Work {
 
     pub(super) fn rows_per_kv_head(&self) -> usize {
         self.pos.len() * self.heads.len()
+    }
+
+    /// The first token of `segment` that is read: blocks lie at multiples of their size, but not before `from`.
+    fn first_token(&self, segment: usize) -> usize {
+        (self.seen.start / BLOCK * BLOCK).max(self.from).max(segment * SEGMENT)
     }
 
     /// (row, position, query head) of all rows, in order; query heads come in groups of `group`.
@@ -52,8 +62,8 @@ pub(super) struct Inputs<'a> {
     pub kv: &'a LayerKv<'a>,
     pub pages: &'a [u32],
     pub seq: &'a Seq,
-    pub q: &'a [f32],
-    /// What this worker will probably do next: its first keys are prefetched.
+    pub q: Rows<'a>,
+    /// What this worker will probably do next, if it sees any token: its first keys are prefetched.
     pub next: Option<(&'a Work, &'a [u32])>,
 }
 
@@ -64,18 +74,17 @@ impl Inputs<'_> {
 
     /// Tokens that position `pos` sees.
     fn visible(&self, pos: usize) -> Range<usize> {
-        self.shape.window.map_or(0, |w| (pos + 1).saturating_sub(w))..pos + 1
+        self.shape.visible(pos, &self.seq.tokens)
     }
 
-    /// Index of (position, head) in `[rows][n_heads]`.
-    fn index(&self, pos: usize, head: usize) -> usize {
-        (self.seq.row0 + pos - self.seq.first_pos) * self.shape.n_heads + head
+    /// Row of a position in q and in the results.
+    fn row(&self, pos: usize) -> usize {
+        self.seq.row0 + pos - self.seq.first_pos
     }
 
     fn query(&self, pos: usize, head: usize) -> &[f32] {
         let hd = self.shape.head_dim;
-        let i = self.index(pos, head) * hd;
-        &self.q[i..i + hd]
+        &self.q.row(self.row(pos))[head * hd..(head + 1) * hd]
     }
 }
 
@@ -89,15 +98,12 @@ pub(super) struct Slots {
 
 /// Where the results of an item go.
 pub(super) struct Sink<'a> {
-    kind: Kind,
-    _out: PhantomData<&'a mut [f32]>,
+    kind: Kind<'a>,
 }
 
-enum Kind {
-    /// `[rows][n_heads · head_dim]`.
-    Normalised(*mut f32),
-    /// The three parts of a [`Partial`].
-    Partial { m: *mut f32, s: *mut f32, o: *mut f32 },
+enum Kind<'a> {
+    /// The caller's rows.
+    Rows(AttnOut<'a>),
     /// Slot (segment − first)·stride + row0 + row.
     Segments { slots: Slots, first: usize, stride: usize, row0: usize },
 }
@@ -107,20 +113,15 @@ enum Kind {
 unsafe impl Sync for Sink<'_> {}
 
 impl<'a> Sink<'a> {
-    pub(super) fn normalised(out: &'a mut [f32]) -> Sink<'a> {
-        Sink { kind: Kind::Normalised(out.as_mut_ptr()), _out: PhantomData }
-    }
-
-    pub(super) fn partial(p: &'a mut Partial) -> Sink<'a> {
-        let kind = Kind::Partial { m: p.m.as_mut_ptr(), s: p.s.as_mut_ptr(), o: p.o.as_mut_ptr() };
-        Sink { kind, _out: PhantomData }
+    pub(super) fn rows(out: AttnOut<'a>) -> Sink<'a> {
+        Sink { kind: Kind::Rows(out) }
     }
 
     /// For the rows of `part`, some of the KV heads of `whole`, whose slots these are.
     pub(super) fn segments(slots: Slots, whole: &Work, part: &Work) -> Sink<'a> {
         let (first, stride) = (whole.segments.start, whole.rows());
         let row0 = (part.kv_heads.start - whole.kv_heads.start) * whole.rows_per_kv_head();
-        Sink { kind: Kind::Segments { slots, first, stride, row0 }, _out: PhantomData }
+        Sink { kind: Kind::Segments { slots, first, stride, row0 } }
     }
 }
 
@@ -162,6 +163,11 @@ impl Scratch {
         if self.lines.len() < lines {
             self.lines.resize(lines, EMPTY);
         }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let floats = self.m.capacity() + self.s.capacity() + self.o.capacity();
+        self.lines.capacity() * size_of::<Line>() + floats * size_of::<f32>()
     }
 
     /// A handle that workers may use at the same time, each for its own part.
@@ -351,17 +357,21 @@ unsafe fn accumulate(inp: &Inputs<'_>, own: &mut Own, r: usize, part: (f32, f32,
 unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
     let hd = inp.shape.head_dim;
     for (r, pos, head) in w.each_row(inp.group()) {
-        let at = inp.index(pos, head);
-        // SAFETY: the target has this (row, head), nobody else writes it (the caller's promise).
+        let row = inp.row(pos);
+        // SAFETY: the accumulator is this worker's; nobody else writes this (row, head) of the target (the caller's
+        // promise).
         unsafe {
             let o = Own::row(own.acc, r, hd);
-            match sink.kind {
-                Kind::Normalised(out) => normalise(own.acc_s[r], o, |d, x| out.add(at * hd + d).write(x)),
-                Kind::Partial { m, s, o: to } => {
-                    m.add(at).write(own.acc_m[r]);
-                    s.add(at).write(own.acc_s[r]);
-                    for (d, &x) in o.iter().enumerate() {
-                        to.add(at * hd + d).write(x + 0.0);
+            match &sink.kind {
+                Kind::Rows(AttnOut::Whole(out)) => {
+                    let out = out.part(row, head * hd, hd).as_mut_ptr();
+                    normalise(own.acc_s[r], o, |d, x| out.add(d).write(x));
+                }
+                Kind::Rows(AttnOut::Partial(out)) => {
+                    out.m.part(row, head, 1)[0] = own.acc_m[r];
+                    out.s.part(row, head, 1)[0] = own.acc_s[r];
+                    for (to, &x) in out.o.part(row, head * hd, hd).iter_mut().zip(&*o) {
+                        *to = x + 0.0;
                     }
                 }
                 Kind::Segments { .. } => unreachable!("segments are stored as they are computed"),
@@ -394,18 +404,17 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         own.sum.write_bytes(0, rows);
         own.o.write_bytes(0, rows * hd);
     }
-    let end = w.pos.end; // tokens stored, as far as this item may look
-    let first_block = first_block(inp, w, segment);
-    let last_block = end.min((segment + 1) * SEGMENT).div_ceil(BLOCK);
+    let end = w.seen.end; // tokens stored, as far as this item may look
+    let segment_end = end.min((segment + 1) * SEGMENT);
     let item_end = end.min(w.segments.end * SEGMENT);
     let (first_kv, per_kv) = (w.kv_heads.start, w.rows_per_kv_head());
-    for block in first_block..last_block {
-        let b0 = block * BLOCK;
-        let tokens = (end - b0).min(BLOCK);
+    for b0 in (w.first_token(segment)..segment_end).step_by(BLOCK) {
+        // Fewer than a block at the end, and where blocks do not lie at multiples of their size.
+        let tokens = (segment_end - b0).min(BLOCK);
         // Rows that see anything of this block are consecutive: later positions see later tokens.
         let sees = |pos: usize| {
             let v = inp.visible(pos);
-            v.start < b0 + BLOCK && v.end > b0 && !v.is_empty()
+            v.start < b0 + tokens && v.end > b0 && !v.is_empty()
         };
         let Some(a) = w.pos.clone().position(sees) else { continue };
         let n = w.pos.clone().skip(a).take_while(|&p| sees(p)).count();
@@ -413,7 +422,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         let mut visible = [(0u32, 0u32); MAX_ROWS];
         for (r, v) in visible[..nr].iter_mut().enumerate() {
             let see = inp.visible(w.pos.start + a + r / n_heads);
-            *v = (see.start.saturating_sub(b0) as u32, (see.end - b0).min(BLOCK) as u32);
+            *v = (see.start.saturating_sub(b0) as u32, (see.end - b0).min(tokens) as u32);
         }
         let groups = tokens.div_ceil(16);
         // Past the last stored token the last stored page stands in: its address is valid, and unused.
@@ -434,7 +443,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         // What comes after the last head: the first head of the next tokens, or the next item.
         let then = match inp.next {
             _ if b0 + BLOCK < item_end => keys(b0 + BLOCK),
-            Some(next) => std::array::from_fn(|i| first_keys(inp, next, i * PAGE_TOKENS)),
+            Some((next, pages)) => std::array::from_fn(|i| first_keys(inp, next, pages, i * PAGE_TOKENS)),
             None => k_pages,
         };
         for kv_head in w.kv_heads.clone() {
@@ -486,15 +495,10 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     }
 }
 
-/// The first block of a segment that any row of an item sees.
-fn first_block(inp: &Inputs<'_>, w: &Work, segment: usize) -> usize {
-    inp.visible(w.pos.start).start.max(segment * SEGMENT) / BLOCK
-}
-
-/// Keys of the token `t` tokens after the first that an item reads.
-fn first_keys(inp: &Inputs<'_>, (w, pages): (&Work, &[u32]), t: usize) -> *const u16 {
-    let t = first_block(inp, w, w.segments.start) * BLOCK + t;
-    inp.kv.k_ptr(pages[t.min(w.pos.end - 1) / PAGE_TOKENS], w.kv_heads.start)
+/// Keys of the token `t` tokens after the first that an item, which sees some, reads.
+fn first_keys(inp: &Inputs<'_>, w: &Work, pages: &[u32], t: usize) -> *const u16 {
+    let t = w.first_token(w.segments.start) + t;
+    inp.kv.k_ptr(pages[t.min(w.seen.end - 1) / PAGE_TOKENS], w.kv_heads.start)
 }
 
 /// One segment through the oracle.

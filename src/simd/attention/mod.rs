@@ -5,6 +5,9 @@
 //! Planning and running are split: [`AttnPlan::new`] turns the sequences of a step into work items once,
 //! [`AttnPlan::run`] executes them for each layer.
 //!
+//! A plan may bound the tokens that a sequence attends ([`AttnRows::tokens`]): where the others are attended elsewhere,
+//! its rows give partial results ([`Partial`], written wherever the caller wants them), to be merged with the rest.
+//!
 //! * A **row** is a (position, query head). The rows of an item share a KV head: positions x the heads of a
 //!   query group, so each line of the cache is loaded once for all of them.
 //! * Tokens go by in **blocks** of 64 through three kernels (`kernels.rs`): scores, online softmax, values.
@@ -34,8 +37,8 @@ mod f32_body;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
-pub use partial::{Partial, merge_partials};
-pub use plan::{AttnPlan, AttnShape};
+pub use partial::{AttnOut, Partial, PartialMut, merge_partials};
+pub use plan::{AttnPlan, AttnRows, AttnShape};
 
 pub use crate::cache::SeqRows;
 

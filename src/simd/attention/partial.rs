@@ -6,6 +6,7 @@
 //! segments of one row, the threads that split a row, and devices that hold different pages of it.
 
 use super::exp::exp1;
+use crate::tensor::RowsMut;
 
 /// Attention of some rows over some of their tokens, not yet normalised.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +25,35 @@ impl Partial {
         let n = rows * n_heads;
         Partial { m: vec![f32::NEG_INFINITY; n], s: vec![0.0; n], o: vec![0.0; n * head_dim] }
     }
+
+    /// To be written, of rows with `n_heads` heads of `head_dim`.
+    pub fn rows_mut(&mut self, n_heads: usize, head_dim: usize) -> PartialMut<'_> {
+        PartialMut {
+            m: RowsMut::new(&mut self.m, n_heads),
+            s: RowsMut::new(&mut self.s, n_heads),
+            o: RowsMut::new(&mut self.o, n_heads * head_dim),
+        }
+    }
+}
+
+/// The parts of a [`Partial`], wherever their rows lie.
+#[derive(Debug)]
+pub struct PartialMut<'a> {
+    /// Rows of `n_heads` elements.
+    pub m: RowsMut<'a>,
+    /// Rows of `n_heads` elements.
+    pub s: RowsMut<'a>,
+    /// Rows of `n_heads · head_dim` elements.
+    pub o: RowsMut<'a>,
+}
+
+/// Where results of attention go, and in which form.
+#[derive(Debug)]
+pub enum AttnOut<'a> {
+    /// Normalised, rows of `n_heads · head_dim` elements: the tokens attended are all there are.
+    Whole(RowsMut<'a>),
+    /// Not yet: other tokens are attended elsewhere.
+    Partial(PartialMut<'a>),
 }
 
 /// Adds `part` to `acc`. Always inlined, so that each tier compiles it with its own instructions (but

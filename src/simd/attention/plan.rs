@@ -1,13 +1,15 @@
 //! From the sequences of a step to work items, and running them.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::item::{Inputs, Scratch, Sink, Work, merge_split, run_work};
 use super::kernels::{self, BlockKernels, MAX_ROWS};
-use super::{Partial, SEGMENT};
+use super::{AttnOut, Partial, SEGMENT};
 use crate::cache::{LayerKv, PAGE_TOKENS, SeqRows};
 use crate::host::{MAX_RANGES, Pool};
 use crate::simd::Isa;
+use crate::tensor::{Rows, RowsMut};
 use crate::{Error, Result};
 
 /// Bytes of keys and values from which an item needs not grow: long enough that its ends do not show.
@@ -34,11 +36,70 @@ pub struct AttnShape {
     pub window: Option<usize>,
 }
 
+impl AttnShape {
+    /// Whether the kernels cover it.
+    ///
+    /// # Errors
+    /// A head_dim or head counts that they do not.
+    pub fn check(&self) -> Result<()> {
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(16) {
+            return Err(Error::Unsupported(format!(
+                "attention: head_dim {}, wanted a positive multiple of 16",
+                self.head_dim
+            )));
+        }
+        if self.n_kv_heads == 0 || self.n_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            return Err(Error::Unsupported(format!(
+                "attention: {} query heads, {} KV heads; the first must be a multiple of the second",
+                self.n_heads, self.n_kv_heads
+            )));
+        }
+        Ok(())
+    }
+
+    /// Which of `tokens` position `pos` sees; empty ranges begin where they end.
+    pub(super) fn visible(&self, pos: usize, tokens: &Range<usize>) -> Range<usize> {
+        let start = self.window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(tokens.start);
+        start.min((pos + 1).min(tokens.end))..(pos + 1).min(tokens.end)
+    }
+}
+
+/// Rows of a sequence, and what of it they attend.
+#[derive(Debug, Clone)]
+pub struct AttnRows<'a> {
+    /// The rows; the pages are those of position 0 and on, up to the last token attended.
+    pub rows: SeqRows<'a>,
+    /// The tokens attended, of those that position and window let a row see. The start is a multiple of the page;
+    /// pages before it are not looked at.
+    pub tokens: Range<usize>,
+    /// The KV heads attended; results of others are left alone.
+    pub kv_heads: Range<usize>,
+}
+
+impl<'a> AttnRows<'a> {
+    /// All tokens.
+    pub const ALL_TOKENS: Range<usize> = 0..usize::MAX;
+    /// All KV heads.
+    pub const ALL_HEADS: Range<usize> = 0..usize::MAX;
+
+    /// All tokens and heads of these rows.
+    pub fn whole(rows: SeqRows<'a>) -> AttnRows<'a> {
+        AttnRows { rows, tokens: AttnRows::ALL_TOKENS, kv_heads: AttnRows::ALL_HEADS }
+    }
+
+    /// Position of the last row, and one.
+    fn end(&self) -> usize {
+        self.rows.first_pos + self.rows.n_rows
+    }
+}
+
 /// The rows of one sequence, its pages kept in [`AttnPlan::pages`].
 pub(super) struct Seq {
-    pub pages: std::ops::Range<usize>,
+    pub pages: Range<usize>,
     pub first_pos: usize,
     pub row0: usize,
+    /// Tokens attended.
+    pub tokens: Range<usize>,
 }
 
 /// A row block whose segments are spread over several items.
@@ -92,19 +153,7 @@ impl AttnPlan {
     /// # Panics
     /// If sequences overlap in rows, or have fewer pages than tokens: invariants of the caller.
     pub fn new(shape: &AttnShape, seqs: &[SeqRows<'_>], threads: usize) -> Result<AttnPlan> {
-        let s = shape;
-        if s.head_dim == 0 || !s.head_dim.is_multiple_of(16) {
-            return Err(Error::Unsupported(format!(
-                "attention: head_dim {}, wanted a positive multiple of 16",
-                s.head_dim
-            )));
-        }
-        if s.n_kv_heads == 0 || s.n_heads == 0 || !s.n_heads.is_multiple_of(s.n_kv_heads) {
-            return Err(Error::Unsupported(format!(
-                "attention: {} query heads, {} KV heads; the first must be a multiple of the second",
-                s.n_heads, s.n_kv_heads
-            )));
-        }
+        shape.check()?;
         let mut plan = AttnPlan {
             shape: *shape,
             threads: threads.max(1),
@@ -131,6 +180,14 @@ impl AttnPlan {
     /// # Panics
     /// As [`AttnPlan::new`].
     pub fn rebuild(&mut self, seqs: &[SeqRows<'_>]) {
+        self.rebuild_rows(&seqs.iter().copied().map(AttnRows::whole).collect::<Vec<_>>());
+    }
+
+    /// The same of rows that attend a part of their tokens or heads.
+    ///
+    /// # Panics
+    /// As [`AttnPlan::new`]; tokens that do not begin at a page.
+    pub fn rebuild_rows(&mut self, seqs: &[AttnRows<'_>]) {
         self.pages.clear();
         self.seqs.clear();
         self.items.clear();
@@ -138,18 +195,24 @@ impl AttnPlan {
         self.splits.clear();
         self.tallies.clear();
         let mut spans: Vec<(usize, usize)> = Vec::with_capacity(seqs.len());
-        for s in seqs.iter().filter(|s| s.n_rows > 0) {
-            let end = s.first_pos + s.n_rows;
+        for a in seqs.iter().filter(|a| a.rows.n_rows > 0) {
+            let (s, end) = (&a.rows, a.end().min(a.tokens.end));
             assert!(
                 end <= s.pages.len() * PAGE_TOKENS,
                 "attention: position {} in {} pages of {PAGE_TOKENS}",
                 end - 1,
                 s.pages.len()
             );
+            assert!(
+                a.tokens.start.is_multiple_of(PAGE_TOKENS),
+                "attention: of the tokens from {} on, in the middle of a page",
+                a.tokens.start
+            );
             spans.push((s.row0, s.row0 + s.n_rows));
             let from = self.pages.len();
             self.pages.extend_from_slice(&s.pages[..end.div_ceil(PAGE_TOKENS)]);
-            self.seqs.push(Seq { pages: from..self.pages.len(), first_pos: s.first_pos, row0: s.row0 });
+            let (first_pos, row0, tokens) = (s.first_pos, s.row0, a.tokens.clone());
+            self.seqs.push(Seq { pages: from..self.pages.len(), first_pos, row0, tokens });
         }
         // Results are written in parallel: rows must not be shared.
         spans.sort_unstable();
@@ -238,21 +301,26 @@ impl AttnPlan {
     }
 
     /// Cuts all rows into blocks of at most [`MAX_ROWS`]: few rows of many KV heads, or many of one.
-    fn row_blocks(&self, seqs: &[SeqRows<'_>]) -> Vec<Work> {
+    fn row_blocks(&self, seqs: &[AttnRows<'_>]) -> Vec<Work> {
         let group = self.shape.n_heads / self.shape.n_kv_heads;
         // A group larger than a block (multi-query attention with many heads) is cut by heads.
         let heads = group.min(MAX_ROWS);
         let positions = MAX_ROWS / heads;
         let mut blocks = Vec::new();
-        for (seq, s) in seqs.iter().filter(|s| s.n_rows > 0).enumerate() {
+        for (seq, a) in seqs.iter().filter(|a| a.rows.n_rows > 0).enumerate() {
+            let s = &a.rows;
+            let last_head = self.shape.n_kv_heads.min(a.kv_heads.end);
             for first in (0..s.n_rows).step_by(positions) {
                 let n_pos = positions.min(s.n_rows - first);
                 let pos = s.first_pos + first..s.first_pos + first + n_pos;
-                let start = self.shape.window.map_or(0, |w| (pos.start + 1).saturating_sub(w));
-                let segments = start / SEGMENT..pos.end.div_ceil(SEGMENT);
+                let start = self.shape.visible(pos.start, &a.tokens).start;
+                let seen = start..self.shape.visible(pos.end - 1, &a.tokens).end.max(start);
+                // At least one, also of rows that see nothing: they have a result, too.
+                let first_segment = seen.start / SEGMENT;
+                let segments = first_segment..seen.end.div_ceil(SEGMENT).max(first_segment + 1);
                 let kv_heads = (MAX_ROWS / (heads * n_pos)).clamp(1, self.shape.n_kv_heads);
-                for kv_head in (0..self.shape.n_kv_heads).step_by(kv_heads) {
-                    let kv_heads = kv_head..(kv_head + kv_heads).min(self.shape.n_kv_heads);
+                for kv_head in (a.kv_heads.start..last_head).step_by(kv_heads) {
+                    let kv_heads = kv_head..(kv_head + kv_heads).min(last_head);
                     for h in (0..group).step_by(heads) {
                         blocks.push(Work {
                             seq,
@@ -260,6 +328,8 @@ impl AttnPlan {
                             heads: h..(h + heads).min(group),
                             pos: pos.clone(),
                             segments: segments.clone(),
+                            from: a.tokens.start,
+                            seen: seen.clone(),
                         });
                     }
                 }
@@ -270,8 +340,17 @@ impl AttnPlan {
 
     /// Relative time: cache lines that come from memory, and rows that compute on them.
     fn cost(&self, w: &Work) -> usize {
-        let tokens = w.pos.end.min(w.segments.end * SEGMENT) - w.segments.start * SEGMENT;
+        let tokens = w.seen.end.min(w.segments.end * SEGMENT).saturating_sub(w.segments.start * SEGMENT);
         tokens.max(16) * w.kv_heads.len() * w.rows_per_kv_head().max(MIN_ROWS)
+    }
+
+    /// Bytes of its buffers: enough for all steps that it was planned for so far.
+    pub fn bytes(&self) -> usize {
+        fn of<T>(v: &Vec<T>) -> usize {
+            v.capacity() * size_of::<T>()
+        }
+        let lists = of(&self.pages) + of(&self.seqs) + of(&self.items) + of(&self.ends);
+        lists + of(&self.splits) + of(&self.tallies) + self.scratch.bytes()
     }
 
     /// Attends all rows of the plan in one layer: `q` and `out` are `[rows][n_heads · head_dim]`. Rows of
@@ -280,14 +359,8 @@ impl AttnPlan {
     /// # Panics
     /// If `q`, `out`, `kv` or the pool do not match the plan, or this machine lacks the tier.
     pub fn run(&mut self, pool: &Pool, isa: Isa, kv: &LayerKv<'_>, q: &[f32], out: &mut [f32]) {
-        let width = self.shape.n_heads * self.shape.head_dim;
-        assert!(
-            out.len() >= self.rows * width,
-            "attention: out has {} elements, {} rows of {width} are planned",
-            out.len(),
-            self.rows
-        );
-        self.execute(pool, kernels::select(isa, kv.dtype(), kv.head_dim()), kv, q, &Sink::normalised(out));
+        let width = self.width();
+        self.run_rows(pool, isa, kv, Rows::new(q, width), AttnOut::Whole(RowsMut::new(out, width)));
     }
 
     /// As [`AttnPlan::run`], but leaves (m, s, o) apart, to be merged with what another device computed
@@ -296,13 +369,29 @@ impl AttnPlan {
     /// # Panics
     /// As [`AttnPlan::run`].
     pub fn run_partial(&mut self, pool: &Pool, isa: Isa, kv: &LayerKv<'_>, q: &[f32], part: &mut Partial) {
-        let n = self.rows * self.shape.n_heads;
+        let out = AttnOut::Partial(part.rows_mut(self.shape.n_heads, self.shape.head_dim));
+        self.run_rows(pool, isa, kv, Rows::new(q, self.width()), out);
+    }
+
+    /// Either, with rows that lie anywhere.
+    ///
+    /// # Panics
+    /// As [`AttnPlan::run`].
+    pub fn run_rows(&mut self, pool: &Pool, isa: Isa, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
+        self.execute(pool, kernels::select(isa, kv.dtype(), kv.head_dim()), kv, q, out);
+    }
+
+    /// Elements of a row of q, and of a result.
+    fn width(&self) -> usize {
+        self.shape.n_heads * self.shape.head_dim
+    }
+
+    fn check(&self, what: &str, rows: usize, width: usize, planned: usize) {
         assert!(
-            part.m.len() >= n && part.s.len() >= n && part.o.len() >= n * self.shape.head_dim,
-            "attention: partial of {} rows x heads, {n} are planned",
-            part.m.len()
+            rows >= self.rows && width == planned,
+            "attention: {what} has {rows} rows of {width}, {} rows of {planned} are planned",
+            self.rows
         );
-        self.execute(pool, kernels::select(isa, kv.dtype(), kv.head_dim()), kv, q, &Sink::partial(part));
     }
 
     /// `kernels` are of `kv`'s type, and run on this machine; `None`: the reference tier.
@@ -311,8 +400,8 @@ impl AttnPlan {
         pool: &Pool,
         kernels: Option<&'static BlockKernels>,
         kv: &LayerKv<'_>,
-        q: &[f32],
-        sink: &Sink<'_>,
+        q: Rows<'_>,
+        out: AttnOut<'_>,
     ) {
         let s = &self.shape;
         assert!(
@@ -323,13 +412,15 @@ impl AttnPlan {
             s.n_kv_heads,
             s.head_dim
         );
-        assert!(
-            q.len() >= self.rows * s.n_heads * s.head_dim,
-            "attention: q has {} elements, {} rows of {} are planned",
-            q.len(),
-            self.rows,
-            s.n_heads * s.head_dim
-        );
+        self.check("q", q.len(), q.width(), self.width());
+        match &out {
+            AttnOut::Whole(out) => self.check("out", out.len(), out.width(), self.width()),
+            AttnOut::Partial(part) => {
+                self.check("m", part.m.len(), part.m.width(), s.n_heads);
+                self.check("s", part.s.len(), part.s.width(), s.n_heads);
+                self.check("o", part.o.len(), part.o.width(), self.width());
+            }
+        }
         assert!(
             pool.threads() <= self.threads,
             "attention: planned for {} threads, the pool has {}",
@@ -338,11 +429,12 @@ impl AttnPlan {
         );
         let (seqs, pages, items, splits) = (&self.seqs, &self.pages, &self.items, &self.splits);
         let tallies = &self.tallies;
+        let sink = &Sink::rows(out);
         let scratch = self.scratch.share();
         pool.run_ranges(&self.ends, &|chunk, worker| {
             let item = &items[chunk];
             let seq = &seqs[item.work.seq];
-            let next = item.goes_on.then(|| &items[chunk + 1].work);
+            let next = item.goes_on.then(|| &items[chunk + 1].work).filter(|w| !w.seen.is_empty());
             let next = next.map(|w| (w, &pages[seqs[w.seq].pages.clone()]));
             let inputs = Inputs { shape: s, kernels, kv, pages: &pages[seq.pages.clone()], seq, q, next };
             // SAFETY: `scratch` is borrowed mutably for this whole call, workers have distinct numbers
@@ -350,7 +442,7 @@ impl AttnPlan {
             let mut own = unsafe { scratch.worker(worker) };
             let Some(split) = item.split.map(|i| &splits[i as usize]) else {
                 // SAFETY: row blocks are disjoint and sequences share no rows (checked in `rebuild`), so no
-                // other item writes these (row, head)s of the sink, whose size `run` checked.
+                // other item writes these (row, head)s of the sink, whose size was checked above.
                 unsafe { run_work(&inputs, &item.work, &mut own, sink) };
                 return;
             };
@@ -404,7 +496,8 @@ mod tests {
                     let rows = SeqRows { pages: &pages, first_pos: first, n_rows: rows, row0: 0 };
                     let mut out = vec![0.0; q.len()];
                     let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
-                    plan.execute(&pool, kernels, &kv, q, &Sink::normalised(&mut out));
+                    let rows = AttnOut::Whole(RowsMut::new(&mut out, width));
+                    plan.execute(&pool, kernels, &kv, Rows::new(q, width), rows);
                     out
                 };
                 let want = run(None, len - 3, 3, &q);

@@ -33,18 +33,17 @@ impl Need {
     }
 }
 
-/// `M` rows of `K` activations: f32, and the forms that kernels asked for.
+/// What kernels read of `M` rows of `K` activations beside the f32 rows: the forms that they asked for.
 ///
 /// int8: per row and block of 32, `d = max|x|/127`, `q = round(x/d)`; rows are padded with zeros to a
 /// multiple of 64 elements. With them go `d·Σq` per 32 and per 16 elements, which multiply the
 /// weights' offsets, and `-Σq` for kernels that take an offset of all codes alike into their integer sums. A fine plane is `x - d·q`, quantised in the same way: it stands behind the first one as
 /// M more rows, and the products of the two planes add up to those of 16-bit activations. Buffers only grow, so a workspace allocates once.
 #[derive(Debug, Default)]
-pub struct Acts {
+pub struct Forms {
     m: usize,
     k: usize,
     have: Need,
-    f32: Vec<f32>,
     q: Vec<i8>,
     d: Vec<f32>,
     sum32: Vec<f32>,
@@ -55,7 +54,120 @@ pub struct Acts {
     tiles: Vec<u16>,
 }
 
+/// `M` rows of `K` activations: f32, and their [`Forms`].
+#[derive(Debug, Default)]
+pub struct Acts {
+    f32: Vec<f32>,
+    forms: Forms,
+}
+
+/// Bytes of the buffers of an [`Acts`], of the widest of what it will hold: the dry run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ActsBytes {
+    f32: usize,
+    int8: usize,
+    bf16: usize,
+    tiles: usize,
+}
+
+impl ActsBytes {
+    /// `m` rows of `k` with the forms in `need`; `own`: the f32 rows are the buffer's, too ([`Acts::reset`]).
+    pub fn add(&mut self, m: usize, k: usize, need: Need, own: bool) {
+        let kp = k.next_multiple_of(64);
+        let planes = |fine: bool| 1 + usize::from(fine);
+        // Codes; scale, sum and negated sum per 32 of them, the last two per 16 as well.
+        let int8 = planes(need.fine) * m * (kp + 4 * (3 * (kp / 32) + 2 * (kp / 16)));
+        let most = |a: &mut usize, bytes: usize, needed: bool| *a = (*a).max(if needed { bytes } else { 0 });
+        most(&mut self.f32, 4 * m * k, own);
+        most(&mut self.int8, int8, need.int8);
+        most(&mut self.bf16, 2 * m * (kp + 32), need.bf16);
+        most(&mut self.tiles, 2 * planes(need.fine_tiles) * m.next_multiple_of(16) * kp, need.tiles);
+    }
+
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.f32 + self.int8 + self.bf16 + self.tiles
+    }
+}
+
+/// Activations as a kernel reads them: f32 rows `[M][K]` of whoever owns them, and their forms.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    f32: &'a [f32],
+    forms: &'a Forms,
+}
+
+impl<'a> Input<'a> {
+    /// The f32 rows, `[M][K]`.
+    pub fn f32(&self) -> &'a [f32] {
+        self.f32
+    }
+}
+
+impl std::ops::Deref for Input<'_> {
+    type Target = Forms;
+    fn deref(&self) -> &Forms {
+        self.forms
+    }
+}
+
+impl std::ops::Deref for Acts {
+    type Target = Forms;
+    fn deref(&self) -> &Forms {
+        &self.forms
+    }
+}
+
 impl Acts {
+    /// Room for `m` rows of `k`; returns the f32 rows, to be written before [`Acts::prepare`].
+    pub fn reset(&mut self, m: usize, k: usize) -> &mut [f32] {
+        self.forms.reset(m, k);
+        grow(&mut self.f32, m * k);
+        &mut self.f32[..m * k]
+    }
+
+    /// The f32 rows, `[M][K]`.
+    pub fn f32(&self) -> &[f32] {
+        &self.f32[..self.m * self.k]
+    }
+
+    /// Mutable access to the f32 rows; prepared forms become stale and are dropped.
+    pub fn f32_mut(&mut self) -> &mut [f32] {
+        self.forms.have = Need::default();
+        &mut self.f32[..self.forms.m * self.forms.k]
+    }
+
+    /// Makes the forms in `need` from the f32 rows, if they are not there yet.
+    pub fn prepare(&mut self, pool: &Pool, need: Need) {
+        self.input(pool, need);
+    }
+
+    /// The rows with the forms in `need`.
+    pub(super) fn input(&mut self, pool: &Pool, need: Need) -> Input<'_> {
+        self.forms.prepare(pool, &self.f32[..self.forms.m * self.forms.k], need);
+        Input { f32: self.f32(), forms: &self.forms }
+    }
+
+    /// `m` rows of `k` that lie elsewhere, with the forms in `need`; the f32 rows here stay as they are, but are without
+    /// forms.
+    pub(super) fn input_of<'a>(
+        &'a mut self,
+        pool: &Pool,
+        rows: &'a [f32],
+        k: usize,
+        need: Need,
+    ) -> Input<'a> {
+        self.forms.reset(rows.len() / k, k);
+        self.forms.prepare(pool, rows, need);
+        Input { f32: rows, forms: &self.forms }
+    }
+}
+
+impl Forms {
+    fn reset(&mut self, m: usize, k: usize) {
+        (self.m, self.k, self.have) = (m, k, Need::default());
+    }
+
     /// Rows.
     pub fn m(&self) -> usize {
         self.m
@@ -67,26 +179,6 @@ impl Acts {
     /// K rounded up to 64, the stride of the int8 rows.
     pub fn k_padded(&self) -> usize {
         self.k.next_multiple_of(64)
-    }
-
-    /// Room for `m` rows of `k`; returns the f32 rows, to be written before [`Acts::prepare`].
-    pub fn reset(&mut self, m: usize, k: usize) -> &mut [f32] {
-        (self.m, self.k, self.have) = (m, k, Need::default());
-        if self.f32.len() < m * k {
-            self.f32.resize(m * k, 0.0);
-        }
-        &mut self.f32[..m * k]
-    }
-
-    /// The f32 rows, `[M][K]`.
-    pub fn f32(&self) -> &[f32] {
-        &self.f32[..self.m * self.k]
-    }
-
-    /// Mutable access to the f32 rows; prepared forms become stale and are dropped.
-    pub fn f32_mut(&mut self) -> &mut [f32] {
-        self.have = Need::default();
-        &mut self.f32[..self.m * self.k]
     }
 
     /// int8 codes `[M][k_padded]`; with a fine plane `[2M][k_padded]`.
@@ -133,7 +225,7 @@ impl Acts {
         assert!(self.have.tiles, "AMX activations were not prepared");
         &self.tiles[..self.tiles_len()]
     }
-    /// As [`Acts::tiles`], of what those lost of the f32 rows: together 16 bits of mantissa.
+    /// As [`Forms::tiles`], of what those lost of the f32 rows: together 16 bits of mantissa.
     pub fn fine_tiles(&self) -> &[u16] {
         assert!(self.have.fine_tiles, "fine AMX activations were not prepared");
         &self.tiles[self.tiles_len()..2 * self.tiles_len()]
@@ -143,8 +235,8 @@ impl Acts {
         self.m.next_multiple_of(16) * self.k.next_multiple_of(64)
     }
 
-    /// Makes the forms in `need` from the f32 rows, if they are not there yet.
-    pub fn prepare(&mut self, pool: &Pool, need: Need) {
+    /// Makes the forms in `need` of `x`, `[M][K]`, if they are not there yet.
+    fn prepare(&mut self, pool: &Pool, x: &[f32], need: Need) {
         let (m, k) = (self.m, self.k);
         let parallel = m * k >= 16 * 1024;
         let chunks = m.div_ceil(ROWS_PER_CHUNK);
@@ -157,7 +249,6 @@ impl Acts {
             grow(&mut self.sum16, planes * m * kp / 16);
             grow(&mut self.minus32, planes * m * kp / 32);
             grow(&mut self.minus16, planes * m * kp / 16);
-            let x = &self.f32[..m * k];
             let q = Rows::new(&mut self.q, kp);
             let d = Rows::new(&mut self.d, kp / 32);
             let s32 = Rows::new(&mut self.sum32, kp / 32);
@@ -187,7 +278,6 @@ impl Acts {
         if need.bf16 && !self.have.bf16 {
             let kp = self.bf16_stride();
             grow(&mut self.bf16, m * kp);
-            let x = &self.f32[..m * k];
             let out = Rows::new(&mut self.bf16, kp);
             pool.run_if(parallel, chunks, &|c, _| {
                 for r in rows(c) {
@@ -204,7 +294,6 @@ impl Acts {
             let kp = k.next_multiple_of(64);
             let (blocks, planes) = (m.div_ceil(16), 1 + need.fine_tiles as usize);
             grow(&mut self.tiles, planes * blocks * 16 * kp);
-            let x = &self.f32[..m * k];
             let out = Rows::new(&mut self.tiles, 16 * kp);
             pool.run_if(parallel, blocks, &|b, _| {
                 let (rows, x) = ((m - b * 16).min(16), &x[b * 16 * k..]);
@@ -223,8 +312,10 @@ impl Acts {
     }
 }
 
+/// Makes room for exactly `len`: what the dry run counts.
 fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
+        v.reserve_exact(len - v.len());
         v.resize(len, T::default());
     }
 }

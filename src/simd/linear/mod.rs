@@ -31,6 +31,6 @@ mod tiledot;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-pub use acts::{Acts, Need};
+pub use acts::{Acts, ActsBytes, Forms, Need};
 pub use packed::{GROUP, Packed, pack, pack_group};
-pub use plan::{Linear, Mode, Out, linear};
+pub use plan::{Linear, Mode, Out, linear, linear_rows};

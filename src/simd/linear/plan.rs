@@ -1,6 +1,6 @@
 //! Which kernel multiplies which weight, and how its rows are shared out.
 
-use super::acts::{Acts, Need};
+use super::acts::{Acts, Input, Need};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::amx;
 use super::packed::{GROUP, Packed};
@@ -10,7 +10,7 @@ use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
 use crate::amx::bf16::STRIP_PANELS;
 use crate::host::Pool;
 use crate::simd::{Caps, Isa};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Rows, Tensor};
 
 /// Whether results may depend, in their last bits, on how many rows are computed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -165,26 +165,28 @@ impl Linear {
     }
 
     fn path(&self, m: usize, mode: Mode) -> Path {
-        let fast = mode == Mode::Fast;
-        match (self.isa, &self.store) {
-            (Isa::Reference, _) => Path::Reference,
+        Linear::path_of(self.dtype, self.isa, self.tiles_from, m, mode)
+    }
+
+    fn path_of(dtype: DType, isa: Isa, tiles_from: usize, m: usize, mode: Mode) -> Path {
+        let (fast, packed) = (mode == Mode::Fast, Linear::wants_packing(dtype, isa));
+        match isa {
+            Isa::Reference => Path::Reference,
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, Store::Packed(_)) => Path::Avx2Int8,
+            Isa::Avx2 if packed => Path::Avx2Int8,
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, Store::Packed(_)) if fast && m >= self.tiles_from => Path::AmxPacked,
+            Isa::Amx if packed && fast && m >= tiles_from => Path::AmxPacked,
             #[cfg(target_arch = "x86_64")]
-            (_, Store::Packed(_)) => Path::Vnni,
+            _ if packed => Path::Vnni,
             #[cfg(target_arch = "x86_64")]
-            (isa, Store::Rows(_)) if fast && m <= rowdot::MAX_M => {
-                let dot = isa > Isa::Avx2 && self.dtype == DType::BF16 && Caps::get().avx512_bf16;
+            isa if fast && m <= rowdot::MAX_M => {
+                let dot = isa > Isa::Avx2 && dtype == DType::BF16 && Caps::get().avx512_bf16;
                 if dot { Path::RowDotBf16 } else { Path::RowDot }
             }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Amx, _) if self.dtype != DType::F32 => Path::AmxRows,
+            Isa::Amx if dtype != DType::F32 => Path::AmxRows,
             #[cfg(target_arch = "x86_64")]
-            (isa, _) if isa > Isa::Avx2 && self.dtype == DType::BF16 && Caps::get().bf16_dot_pays() => {
-                Path::TilesBf16
-            }
+            isa if isa > Isa::Avx2 && dtype == DType::BF16 && Caps::get().bf16_dot_pays() => Path::TilesBf16,
             #[cfg(target_arch = "x86_64")]
             _ => Path::Tiles,
             #[cfg(not(target_arch = "x86_64"))]
@@ -194,13 +196,34 @@ impl Linear {
 
     /// Which forms of `m` rows of activations [`linear`] will read.
     pub fn need(&self, m: usize, mode: Mode) -> Need {
-        match self.path(m, mode) {
-            Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine: self.fine, ..Need::default() },
+        Linear::need_of(self.path(m, mode), self.fine)
+    }
+
+    fn need_of(path: Path, fine: bool) -> Need {
+        match path {
+            Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine, ..Need::default() },
             Path::AmxPacked => Need { tiles: true, ..Need::default() },
-            Path::AmxRows => Need { tiles: true, fine_tiles: self.fine, ..Need::default() },
+            Path::AmxRows => Need { tiles: true, fine_tiles: fine, ..Need::default() },
             Path::RowDotBf16 | Path::TilesBf16 => Need { bf16: true, ..Need::default() },
             _ => Need::default(),
         }
+    }
+
+    /// [`Linear::need`] of a weight that is not loaded yet, for every number of rows up to `m`: the most of each form.
+    /// `fine`: [`Linear::with_fine_activations`].
+    pub fn needs_up_to(dtype: DType, isa: Isa, fine: bool, m: usize, mode: Mode) -> Vec<(usize, Need)> {
+        let tiles_from = if fine { AMX_PACKED_MIN_M / 2 } else { AMX_PACKED_MIN_M };
+        let need = |m| Linear::need_of(Linear::path_of(dtype, isa, tiles_from, m, mode), fine);
+        // Above these few rows the path is the same for any number.
+        (1..=m.min(AMX_PACKED_MIN_M)).chain([m]).map(|m| (m, need(m))).collect()
+    }
+
+    /// Bytes of a thread's working memory when it multiplies `m` rows by weights of `dtype`.
+    pub fn thread_bytes(dtype: DType, isa: Isa, fine: bool, m: usize) -> usize {
+        // The products of a fine plane, for the columns of a chunk.
+        let chunk = if isa == Isa::Amx { 16 } else { CHUNK_GROUPS };
+        let apart = fine && (Linear::wants_packing(dtype, isa) || isa == Isa::Amx);
+        if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
     }
 
     /// Groups of 16 rows per chunk.
@@ -232,7 +255,7 @@ impl Linear {
     ///
     /// # Safety
     /// `out` has `x.m()` rows of `ldo >= n`; nobody else touches the columns of these groups.
-    unsafe fn run(&self, path: Path, g0: usize, g1: usize, x: &Acts, out: *mut f32, ldo: usize) {
+    unsafe fn run(&self, path: Path, g0: usize, g1: usize, x: Input<'_>, out: *mut f32, ldo: usize) {
         let (m, k) = (x.m(), self.k);
         let (r0, r1) = (g0 * GROUP, (g1 * GROUP).min(self.n));
         match (&self.store, path) {
@@ -380,15 +403,31 @@ struct Piece {
 /// # Panics
 /// If shapes disagree.
 pub fn linear(pool: &Pool, mode: Mode, x: &mut Acts, outs: &mut [Out<'_>]) {
+    let need = need(mode, x.m(), outs);
+    multiply(pool, mode, x.input(pool, need), outs);
+}
+
+/// The same for activations that lie elsewhere, one row directly behind the other: they are read where they are. `acts`
+/// holds their forms; its own rows are without forms afterwards.
+///
+/// # Panics
+/// If shapes disagree, or the rows do not lie one behind the other.
+pub fn linear_rows(pool: &Pool, mode: Mode, x: Rows<'_>, acts: &mut Acts, outs: &mut [Out<'_>]) {
+    let need = need(mode, x.len(), outs);
+    multiply(pool, mode, acts.input_of(pool, x.dense(), x.width(), need), outs);
+}
+
+fn need(mode: Mode, m: usize, outs: &[Out<'_>]) -> Need {
+    outs.iter().fold(Need::default(), |a, o| a.or(o.w.need(m, mode)))
+}
+
+fn multiply(pool: &Pool, mode: Mode, x: Input<'_>, outs: &mut [Out<'_>]) {
     let m = x.m();
     if m == 0 {
         return;
     }
     const MAX: usize = 4;
     assert!(outs.len() <= MAX, "{} weights in one job", outs.len());
-    let need = outs.iter().fold(Need::default(), |a, o| a.or(o.w.need(m, mode)));
-    x.prepare(pool, need);
-    let x = &*x;
     let mut chunks = 0;
     let pieces: [Option<Piece>; MAX] = std::array::from_fn(|i| {
         let o = outs.get_mut(i)?;

@@ -16,16 +16,27 @@ impl RopeCache {
         RopeCache { table, half, cos: Vec::new(), sin: Vec::new() }
     }
 
+    /// Positions computed for those below `n`: by doubling, so that decoding does not grow it token by token.
+    fn positions(n: usize) -> usize {
+        n.next_power_of_two().max(256)
+    }
+
+    /// Bytes of a table that has been extended to `n` positions, of `half` pairs each.
+    pub fn bytes(half: usize, n: usize) -> usize {
+        2 * size_of::<f32>() * half * RopeCache::positions(n)
+    }
+
     /// Computes all positions below `n`.
     pub fn extend_to(&mut self, n: usize) {
         let have = self.cos.len() / self.half;
         if n <= have {
             return;
         }
-        // In steps, so that decoding does not grow it token by token.
-        let n = n.next_multiple_of(256);
-        self.cos.resize(n * self.half, 0.0);
-        self.sin.resize(n * self.half, 0.0);
+        let n = RopeCache::positions(n);
+        for table in [&mut self.cos, &mut self.sin] {
+            table.reserve_exact(n * self.half - table.len());
+            table.resize(n * self.half, 0.0);
+        }
         for p in have..n {
             let at = p * self.half..(p + 1) * self.half;
             self.table.cos_sin(p, &mut self.cos[at.clone()], &mut self.sin[at]);

@@ -1,0 +1,53 @@
+//! Attention over host pages, whole or in part, and the output projection.
+
+use std::ops::Range;
+
+use super::{HostContext, HostStep, HostWorkspace, check_rows};
+use crate::cache::LayerKv;
+use crate::engine::prepare::Layer;
+use crate::simd::attention::AttnOut;
+use crate::simd::linear::{Out, linear_rows};
+use crate::tensor::Rows;
+
+impl HostContext<'_> {
+    /// attn = attention of `rows` over the tokens that their sequences attend here ([`super::HostSeq::tokens`]).
+    ///
+    /// # Panics
+    /// If `rows` are not rows of the step.
+    pub fn attend(
+        &self,
+        ws: &mut HostWorkspace,
+        step: &mut HostStep,
+        layer: &Layer,
+        kv: &LayerKv<'_>,
+        rows: Range<usize>,
+    ) {
+        let out = AttnOut::Whole(ws.attn.view_mut(rows.clone()));
+        self.attend_rows(step, layer.windowed, kv, rows.clone(), ws.q.view(rows), out);
+    }
+
+    /// The same for queries that lie elsewhere, and for results wanted elsewhere or in parts: `q` and `out` have a row
+    /// for each of `rows`, in order. `windowed`: of a layer with a window.
+    ///
+    /// # Panics
+    /// If `rows` are not rows of the step, `q` or `out` has fewer, or the step's pages end before the tokens.
+    pub fn attend_rows(
+        &self,
+        step: &mut HostStep,
+        windowed: bool,
+        kv: &LayerKv<'_>,
+        rows: Range<usize>,
+        q: Rows<'_>,
+        out: AttnOut<'_>,
+    ) {
+        check_rows(step, &rows);
+        let plan = step.plan(self.host, windowed, rows);
+        plan.run_rows(self.pool, self.host.isa, kv, q, out);
+    }
+
+    /// delta = W·attn + bias.
+    pub fn out_proj(&self, ws: &mut HostWorkspace, layer: &Layer, rows: Range<usize>) {
+        let delta = &mut [Out { w: &layer.o, ldo: ws.delta.width(), out: ws.delta.rows_mut(rows.clone()) }];
+        linear_rows(self.pool, self.host.mode, ws.attn.view(rows), &mut ws.acts, delta);
+    }
+}

@@ -1,0 +1,66 @@
+//! The ends of a model: embedding, head, and the likeliest tokens.
+
+use std::ops::Range;
+
+use super::residual::{NormRows, Residual, norm_rows};
+use super::{HostContext, HostStep, HostWorkspace, check_rows, each_row};
+use crate::model::spec::Position;
+use crate::simd::linear::{Linear, Out, linear};
+use crate::tensor::RowsMut;
+
+impl HostContext<'_> {
+    /// hidden = embedding of the step's tokens (+ learned positions).
+    ///
+    /// # Panics
+    /// If `rows` are not rows of the step, or the step was prepared without tokens.
+    pub fn embed(&self, ws: &mut HostWorkspace, step: &HostStep, rows: Range<usize>) {
+        check_rows(step, &rows);
+        let (m, k) = (self.model, self.host.kernels);
+        let (spec, d) = (&m.spec, m.spec.d_model);
+        let (tokens, positions) = (step.tokens(&rows), step.positions(&rows));
+        let hidden = ws.hidden.view_mut(rows);
+        // Packed for the head: its rows are read from the file, lest the whole table be resident a second time.
+        let twice = spec.tied_head && Linear::wants_packing(m.embed.dtype, m.isa);
+        each_row(self.pool, tokens.len(), d, &|r| {
+            // SAFETY: one call per row.
+            let out = unsafe { hidden.row(r) };
+            let token = tokens[r] as usize;
+            if twice {
+                let mut row = vec![0; m.embed.row_bytes()];
+                m.embed.data.read_at(token * row.len(), &mut row);
+                k.embed_row(m.embed.dtype, &row, spec.embed_scale, out);
+            } else {
+                k.embed_row(m.embed.dtype, m.embed.row(token), spec.embed_scale, out);
+            }
+            if let (Some(table), Position::Learned { offset }) = (&m.positions, &spec.position) {
+                let mut position = vec![0f32; d];
+                k.embed_row(table.dtype, table.row(positions[r] + offset), 1.0, &mut position);
+                k.add(out, &position);
+            }
+        });
+    }
+
+    /// Logits of `rows` = head(norm(hidden + residual)), soft-capped; they go to row `to` of the logits and those
+    /// behind it.
+    pub fn head(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>, to: usize) {
+        let (m, n) = (self.model, rows.len());
+        let (d, v) = (m.spec.d_model, m.spec.vocab);
+        let norm = NormRows {
+            hidden: ws.hidden.view_mut(rows.clone()),
+            delta: ws.delta.view_mut(rows),
+            out: RowsMut::new(ws.acts.reset(n, d), d),
+        };
+        norm_rows(self.pool, self.host.kernels, m.spec.norm, &m.out_norm, residual, &norm);
+        let logits = ws.logits.rows_mut(to..to + n);
+        linear(self.pool, self.host.mode, &mut ws.acts, &mut [Out { w: m.head(), out: logits, ldo: v }]);
+        if let Some(cap) = m.spec.logit_softcap {
+            self.host.kernels.softcap(logits, cap);
+        }
+    }
+
+    /// The likeliest token of each of `rows` of the logits, the lowest index among equals, appended to `out`.
+    pub fn pick(&self, ws: &HostWorkspace, rows: Range<usize>, out: &mut Vec<u32>) {
+        let logits = ws.logits.view(rows.clone());
+        out.extend((0..rows.len()).map(|r| self.host.kernels.argmax(logits.row(r)) as u32));
+    }
+}

@@ -1,0 +1,159 @@
+//! The sublayers of a model on the CPU: the accelerator's operations, by the same names, on rows of host memory.
+//!
+//! ```text
+//! embed ─► project ─► append ─► attend ─► out_proj ─► ffn_up ─► ffn_down ─► … ─► head ─► pick
+//! ```
+//!
+//! | a file | what |
+//! |---|---|
+//! | [`workspace`] | [`HostWorkspace`]: activations, rows of f32 |
+//! | [`step`] | [`HostStep`]: tokens, positions, pages and attention plans of a sub-batch, for all layers |
+//! | [`residual`] | [`Residual`]: what is still to be added to the residual stream; the norm that adds it |
+//! | `ends` | embed, head, pick |
+//! | `qkv` | project, append |
+//! | `attend` | attend, out_proj |
+//! | `ffn` | ffn_up, ffn_down |
+//!
+//! Any sublayer of any layer runs on any range of rows, so that an executor may take turns with an accelerator: rows
+//! of [`HostWorkspace::hidden`], q, k, v and attn may be written and read by others between two operations, and
+//! appending and attending also take rows from memory that is not the workspace's (a mailbox) and deliver there.
+//! Sub-batches share one workspace by disjoint rows; what depends on all rows of a sub-batch is in its step.
+//!
+//! A row's bits depend on its own input and, outside deterministic mode, on how many rows an operation is given; not
+//! on where in the workspace they lie, on the number of threads, or on what other operations ran in between.
+
+mod attend;
+mod ends;
+mod ffn;
+mod qkv;
+pub mod residual;
+mod rope;
+pub mod step;
+pub mod workspace;
+
+use std::ops::Range;
+
+use super::prepare::Prepared;
+use crate::Result;
+use crate::host::Pool;
+use crate::model::ModelSpec;
+use crate::model::spec::{Position, RopePairing};
+use crate::simd::attention::AttnShape;
+use crate::simd::linear::Mode;
+use crate::simd::{Isa, Kernels, RopeTable};
+
+pub use self::residual::Residual;
+use self::rope::RopeCache;
+pub use self::step::{HostSeq, HostStep};
+pub use self::workspace::{HostWorkspace, RowBuffer};
+
+/// What all sublayers of a model need, whatever the step: kernels, and the tables of RoPE.
+pub struct Host {
+    kernels: &'static Kernels,
+    isa: Isa,
+    mode: Mode,
+    threads: usize,
+    rope: Option<RopeCache>,
+    /// Of windowed layers, where it differs.
+    rope_local: Option<RopeCache>,
+    pairing: RopePairing,
+    shape: AttnShape,
+    window: Option<usize>,
+}
+
+impl Host {
+    /// For `spec`, with the kernels of `isa`, on a pool of `threads`.
+    ///
+    /// # Errors
+    /// Head sizes that the attention kernels do not cover; a RoPE that is not supported.
+    pub fn new(spec: &ModelSpec, isa: Isa, mode: Mode, threads: usize) -> Result<Host> {
+        let shape = Host::attention(spec, None);
+        shape.check()?;
+        let (rope, rope_local, pairing) = match &spec.position {
+            Position::Rope(r) => {
+                let local = RopeTable::local(r)?.map(RopeCache::new);
+                (Some(RopeCache::new(RopeTable::new(r)?)), local, r.pairing)
+            }
+            Position::Learned { .. } => (None, None, RopePairing::Half),
+        };
+        Ok(Host {
+            kernels: Kernels::for_isa(isa),
+            isa,
+            mode,
+            threads,
+            rope,
+            rope_local,
+            pairing,
+            shape,
+            window: spec.window.as_ref().map(|w| w.size),
+        })
+    }
+
+    /// What attention of a layer with `window` looks like.
+    pub(super) fn attention(spec: &ModelSpec, window: Option<usize>) -> AttnShape {
+        AttnShape {
+            n_heads: spec.n_heads,
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim,
+            scale: spec.attn_scale,
+            window,
+        }
+    }
+
+    /// Bytes of the RoPE tables once positions below `context` have been seen.
+    pub(super) fn rope_bytes(spec: &ModelSpec, context: usize) -> usize {
+        let Position::Rope(r) = &spec.position else { return 0 };
+        let tables = 1 + usize::from(r.local_theta.is_some());
+        tables * RopeCache::bytes(r.dim / 2, context)
+    }
+
+    /// What attention of a layer looks like.
+    fn shape(&self, windowed: bool) -> AttnShape {
+        AttnShape { window: self.window.filter(|_| windowed), ..self.shape }
+    }
+
+    fn rope(&self, windowed: bool) -> Option<&RopeCache> {
+        if windowed { self.rope_local.as_ref().or(self.rope.as_ref()) } else { self.rope.as_ref() }
+    }
+
+    /// The sublayers of `model`, computed by `pool`.
+    ///
+    /// # Panics
+    /// If the model was prepared for another tier, or the pool has more threads than planned.
+    pub fn with<'a>(&'a self, model: &'a Prepared, pool: &'a Pool) -> HostContext<'a> {
+        assert!(model.isa == self.isa, "a model prepared for {}, kernels of {}", model.isa, self.isa);
+        assert!(pool.threads() <= self.threads, "{} threads, planned {}", pool.threads(), self.threads);
+        HostContext { host: self, model, pool }
+    }
+}
+
+/// The sublayers of a model: one method each, in the files of this folder. Rows are rows of the workspace.
+#[derive(Clone, Copy)]
+pub struct HostContext<'a> {
+    host: &'a Host,
+    model: &'a Prepared,
+    pool: &'a Pool,
+}
+
+/// Below this many elements a row-wise operation is not worth waking threads for.
+const PARALLEL_ELEMENTS: usize = 16 * 1024;
+
+/// Calls `f(i)` for each of `rows` rows once, on several threads if the rows are worth it. `width`: elements that a
+/// call reads or writes.
+fn each_row(pool: &Pool, rows: usize, width: usize, f: &(dyn Fn(usize) + Sync)) {
+    const PER_CHUNK: usize = 4;
+    pool.run_if(rows * width >= PARALLEL_ELEMENTS, rows.div_ceil(PER_CHUNK), &|c, _| {
+        (c * PER_CHUNK..((c + 1) * PER_CHUNK).min(rows)).for_each(f);
+    });
+}
+
+/// # Panics
+/// If `rows` are not rows of the step.
+#[track_caller]
+fn check_rows(step: &HostStep, rows: &Range<usize>) {
+    let own = step.rows();
+    assert!(
+        rows.start >= own.start && rows.end <= own.end && rows.start <= rows.end,
+        "rows {rows:?} of a step with rows {own:?}"
+    );
+}

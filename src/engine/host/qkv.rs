@@ -1,0 +1,103 @@
+//! Norm, projection of queries, keys and values, head norms, RoPE; keys and values into their pages.
+
+use std::ops::Range;
+
+use super::residual::{NormRows, Residual, norm_rows};
+use super::{HostContext, HostStep, HostWorkspace, check_rows, each_row};
+use crate::cache::LayerKv;
+use crate::engine::prepare::Layer;
+use crate::simd::linear::{Out, linear};
+use crate::tensor::Rows;
+
+impl HostContext<'_> {
+    /// hidden += residual; q, k, v = W·norm(hidden) + bias, head norms, RoPE.
+    ///
+    /// # Panics
+    /// If `rows` are not rows of the step.
+    pub fn project(
+        &self,
+        ws: &mut HostWorkspace,
+        step: &HostStep,
+        layer: &Layer,
+        residual: Residual<'_>,
+        rows: Range<usize>,
+    ) {
+        check_rows(step, &rows);
+        let (spec, n) = (&self.model.spec, rows.len());
+        let (qd, kvd, hd) = (spec.q_dim(), spec.kv_dim(), spec.head_dim);
+        let acts = &mut ws.acts;
+        let norm = NormRows {
+            hidden: ws.hidden.view_mut(rows.clone()),
+            delta: ws.delta.view_mut(rows.clone()),
+            out: crate::tensor::RowsMut::new(acts.reset(n, spec.d_model), spec.d_model),
+        };
+        norm_rows(self.pool, self.host.kernels, spec.norm, &layer.attn_norm, residual, &norm);
+        let outs = &mut [
+            Out { w: &layer.q, out: ws.q.rows_mut(rows.clone()), ldo: qd },
+            Out { w: &layer.k, out: ws.k.rows_mut(rows.clone()), ldo: kvd },
+            Out { w: &layer.v, out: ws.v.rows_mut(rows.clone()), ldo: kvd },
+        ];
+        linear(self.pool, self.host.mode, acts, outs);
+        let rope = self.host.rope(layer.windowed);
+        if rope.is_none() && layer.q_norm.is_none() && layer.k_norm.is_none() {
+            return;
+        }
+        let (kernels, eps, pairing) = (self.host.kernels, spec.norm.eps(), self.host.pairing);
+        let positions = step.positions(&rows);
+        let (q, k) = (ws.q.view_mut(rows.clone()), ws.k.view_mut(rows));
+        each_row(self.pool, n, qd + kvd, &|r| {
+            // SAFETY: one call per row.
+            let (q, k) = unsafe { (q.row(r), k.row(r)) };
+            if let Some(w) = &layer.q_norm {
+                kernels.rms_norm_heads(q, w, eps);
+            }
+            if let Some(w) = &layer.k_norm {
+                kernels.rms_norm_heads(k, w, eps);
+            }
+            if let Some(rope) = rope {
+                let (cos, sin) = rope.at(positions[r]);
+                kernels.rope_heads(q, spec.n_heads, hd, cos, sin, pairing);
+                kernels.rope_heads(k, spec.n_kv_heads, hd, cos, sin, pairing);
+            }
+        });
+    }
+
+    /// Keys and values of `rows` into their pages in `kv`.
+    ///
+    /// # Panics
+    /// If `rows` are not rows of the step.
+    pub fn append(&self, ws: &HostWorkspace, step: &HostStep, kv: &LayerKv<'_>, rows: Range<usize>) {
+        let (k, v) = (ws.k.view(rows.clone()), ws.v.view(rows.clone()));
+        self.append_from(step, kv, rows, k, v);
+    }
+
+    /// The same for keys and values that lie elsewhere: `k` and `v` have a row for each of `rows`, in order.
+    ///
+    /// # Panics
+    /// If `rows` are not rows of the step, or the step's pages end before them.
+    pub fn append_from(
+        &self,
+        step: &HostStep,
+        kv: &LayerKv<'_>,
+        rows: Range<usize>,
+        k: Rows<'_>,
+        v: Rows<'_>,
+    ) {
+        check_rows(step, &rows);
+        assert!(
+            k.len() >= rows.len() && v.len() >= rows.len(),
+            "{} rows, keys of {}, values of {}",
+            rows.len(),
+            k.len(),
+            v.len()
+        );
+        let positions = step.positions(&rows);
+        // Four rows a chunk: few cache lines are shared between threads (whole pages of one sequence would share none),
+        // and a decode step of many sequences still is work for all threads.
+        each_row(self.pool, rows.len(), k.width() + v.width(), &|r| {
+            let pages = step.pages_of(rows.start + r);
+            // SAFETY: sequences of a step never share pages, and each (sequence, position) is one row.
+            unsafe { kv.append(pages, positions[r], k.row(r), v.row(r)) };
+        });
+    }
+}

@@ -1,0 +1,94 @@
+//! The residual stream and its norms.
+//!
+//!   hidden += post(delta);  x = norm(hidden)
+//!
+//! A sublayer leaves what it adds in delta; the next norm adds it, while the row is in the caches anyway.
+
+use std::ops::Range;
+
+use super::{HostContext, HostWorkspace, each_row};
+use crate::engine::prepare::NormWeight;
+use crate::host::Pool;
+use crate::model::spec::Norm;
+use crate::simd::Kernels;
+use crate::tensor::RowsMut;
+
+/// What is still to be added to the residual stream: the last sublayer's output.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Residual<'a> {
+    /// Nothing (before the first sublayer, or after [`HostContext::settle`]).
+    None,
+    /// `delta`.
+    Delta,
+    /// `delta`, normed with these weights first.
+    Normed(&'a [f32]),
+}
+
+impl<'a> Residual<'a> {
+    /// `delta`, through the norm `post` if the family has one.
+    pub fn after(post: Option<&'a [f32]>) -> Residual<'a> {
+        post.map_or(Residual::Delta, Residual::Normed)
+    }
+
+    /// The row to add, if any; normed in place.
+    fn of<'d>(self, k: &Kernels, eps: f32, delta: &'d mut [f32]) -> Option<&'d [f32]> {
+        match self {
+            Residual::None => None,
+            Residual::Delta => Some(delta),
+            Residual::Normed(w) => {
+                k.rms_norm_heads(delta, w, eps);
+                Some(delta)
+            }
+        }
+    }
+}
+
+/// Rows of the residual stream, what is added to them, and where their norms go.
+pub(super) struct NormRows<'a> {
+    pub hidden: RowsMut<'a>,
+    pub delta: RowsMut<'a>,
+    pub out: RowsMut<'a>,
+}
+
+/// hidden += residual; out = norm(hidden).
+pub(super) fn norm_rows(
+    pool: &Pool,
+    k: &Kernels,
+    norm: Norm,
+    w: &NormWeight,
+    residual: Residual<'_>,
+    rows: &NormRows<'_>,
+) {
+    let eps = norm.eps();
+    each_row(pool, rows.hidden.len(), rows.hidden.width(), &|r| {
+        // SAFETY: one call per row.
+        let (h, delta, out) = unsafe { (rows.hidden.row(r), rows.delta.row(r), rows.out.row(r)) };
+        let delta = residual.of(k, eps, delta);
+        match (norm, delta) {
+            (Norm::Rms { .. }, Some(delta)) => k.add_rms_norm(h, delta, &w.w, eps, out),
+            (Norm::Rms { .. }, None) => k.rms_norm(h, &w.w, eps, out),
+            (Norm::Layer { .. }, delta) => {
+                if let Some(delta) = delta {
+                    k.add(h, delta);
+                }
+                k.layer_norm(h, &w.w, w.b.as_deref().expect("checked when prepared"), eps, out);
+            }
+        }
+    });
+}
+
+impl HostContext<'_> {
+    /// hidden += residual, so that hidden alone says all: before rows cross to an accelerator. The norm that follows,
+    /// with [`Residual::None`], gives the same bits as if it had added.
+    pub fn settle(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>) {
+        let (k, eps) = (self.host.kernels, self.model.spec.norm.eps());
+        let (hidden, delta) = (ws.hidden.view_mut(rows.clone()), ws.delta.view_mut(rows));
+        each_row(self.pool, hidden.len(), hidden.width(), &|r| {
+            // SAFETY: one call per row.
+            let (h, delta) = unsafe { (hidden.row(r), delta.row(r)) };
+            if let Some(delta) = residual.of(k, eps, delta) {
+                k.add(h, delta);
+            }
+        });
+    }
+}

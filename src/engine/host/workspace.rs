@@ -1,0 +1,134 @@
+//! Activations in host memory.
+
+use std::ops::Range;
+
+use crate::model::ModelSpec;
+use crate::simd::linear::Acts;
+use crate::tensor::{Rows, RowsMut};
+
+/// Rows of one width; their number only grows.
+#[derive(Debug)]
+pub struct RowBuffer {
+    data: Vec<f32>,
+    width: usize,
+}
+
+impl RowBuffer {
+    fn new(width: usize) -> RowBuffer {
+        RowBuffer { data: Vec::new(), width }
+    }
+
+    /// Makes room for `rows` rows.
+    fn reserve(&mut self, rows: usize) {
+        let len = rows * self.width;
+        if self.data.len() < len {
+            // Exactly, since the dry run counted so much; the rows that there are move along.
+            self.data.reserve_exact(len - self.data.len());
+            self.data.resize(len, 0.0);
+        }
+    }
+
+    /// Elements of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows that there is room for.
+    pub fn len(&self) -> usize {
+        self.data.len() / self.width.max(1)
+    }
+
+    /// Whether there is room for none.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// The elements of `rows`, row after row.
+    pub fn rows(&self, rows: Range<usize>) -> &[f32] {
+        &self.data[rows.start * self.width..rows.end * self.width]
+    }
+
+    /// The elements of `rows`, to be written.
+    pub fn rows_mut(&mut self, rows: Range<usize>) -> &mut [f32] {
+        &mut self.data[rows.start * self.width..rows.end * self.width]
+    }
+
+    /// `rows`, as operations read them.
+    pub fn view(&self, rows: Range<usize>) -> Rows<'_> {
+        Rows::new(self.rows(rows), self.width)
+    }
+
+    /// `rows`, as operations write them.
+    pub fn view_mut(&mut self, rows: Range<usize>) -> RowsMut<'_> {
+        let width = self.width;
+        RowsMut::new(self.rows_mut(rows), width)
+    }
+
+    /// Moves the rows `keep` (ascending) to row `to` and those behind it.
+    pub(super) fn keep(&mut self, to: usize, keep: impl Iterator<Item = usize>) {
+        for (i, from) in keep.enumerate() {
+            let at = from * self.width;
+            self.data.copy_within(at..at + self.width, (to + i) * self.width);
+        }
+    }
+}
+
+/// The activations of all rows that are in flight on the CPU; sub-batches have disjoint rows of it.
+pub struct HostWorkspace {
+    /// Residual stream, `[rows][d]`.
+    pub hidden: RowBuffer,
+    /// To be added to it, `[rows][d]`.
+    pub delta: RowBuffer,
+    /// Queries, head norms and RoPE applied, `[rows][q_dim]`.
+    pub q: RowBuffer,
+    /// Keys, head norms and RoPE applied, `[rows][kv_dim]`.
+    pub k: RowBuffer,
+    /// Values, `[rows][kv_dim]`.
+    pub v: RowBuffer,
+    /// Attention's output, `[rows][q_dim]`.
+    pub attn: RowBuffer,
+    /// The feed-forward's activation, `[rows][d_ff]`.
+    pub act: RowBuffer,
+    /// What multiplies the activation of a gated feed-forward, `[rows][d_ff]`.
+    pub up: RowBuffer,
+    /// `[rows that want them][V]`.
+    pub logits: RowBuffer,
+    /// Inputs of the matrices of the operation that runs: nothing of it outlives an operation.
+    pub(super) acts: Acts,
+}
+
+impl HostWorkspace {
+    /// Without room for any row.
+    pub fn new(spec: &ModelSpec) -> HostWorkspace {
+        let [hidden, delta, q, k, v, attn, act, up] = widths(spec).map(RowBuffer::new);
+        let logits = RowBuffer::new(spec.vocab);
+        HostWorkspace { hidden, delta, q, k, v, attn, act, up, logits, acts: Acts::default() }
+    }
+
+    /// Makes room for rows `0..rows`, and logits of `logits` rows; keeps what is there.
+    pub fn reserve(&mut self, rows: usize, logits: usize) {
+        let buffers = [
+            &mut self.hidden,
+            &mut self.delta,
+            &mut self.q,
+            &mut self.k,
+            &mut self.v,
+            &mut self.attn,
+            &mut self.act,
+            &mut self.up,
+        ];
+        buffers.into_iter().for_each(|b| b.reserve(rows));
+        self.logits.reserve(logits);
+    }
+
+    /// Bytes of a workspace with room for `rows` rows and logits of `logits` rows, [`HostWorkspace::acts`] aside.
+    pub(in crate::engine) fn bytes(spec: &ModelSpec, rows: usize, logits: usize) -> usize {
+        size_of::<f32>() * (rows * widths(spec).iter().sum::<usize>() + logits * spec.vocab)
+    }
+}
+
+/// Elements of a row of hidden, delta, q, k, v, attn, act, up.
+fn widths(spec: &ModelSpec) -> [usize; 8] {
+    let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
+    [d, d, qd, kvd, kvd, qd, ff, if spec.gated() { ff } else { 0 }]
+}

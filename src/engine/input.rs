@@ -1,0 +1,41 @@
+//! What a step is asked to compute.
+
+use super::sequences::SeqId;
+
+/// Consecutive new tokens of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// Whose.
+    pub seq: SeqId,
+    /// Token ids; they follow what the sequence holds.
+    pub tokens: &'a [u32],
+    /// Which of these rows need logits.
+    pub logits: Logits,
+}
+
+/// Which rows need logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logits {
+    /// None (a chunk in the middle of a prompt).
+    None,
+    /// The last.
+    Last,
+    /// All (perplexity).
+    All,
+}
+
+/// The rows whose logits are wanted, ascending.
+pub(super) fn wanted_rows(inputs: &[Input<'_>]) -> Vec<usize> {
+    let mut wanted = Vec::new();
+    let mut row = 0;
+    for input in inputs {
+        let n = input.tokens.len();
+        match input.logits {
+            Logits::None => {}
+            Logits::Last => wanted.extend((row + n).checked_sub(1).filter(|_| n > 0)),
+            Logits::All => wanted.extend(row..row + n),
+        }
+        row += n;
+    }
+    wanted
+}

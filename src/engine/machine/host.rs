@@ -1,0 +1,229 @@
+//! What an operation of the host's workers is for its sublayers.
+
+use std::ops::Range;
+
+use super::device::rows_of;
+use crate::Result;
+use crate::cache::{LayerKv, PagePool};
+use crate::device::accelerator::{Mailbox, Shape};
+use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
+use crate::engine::prepare::Prepared;
+use crate::engine::sequences::Options;
+use crate::host::Pool;
+use crate::model::ModelSpec;
+use crate::program::{Kind, Op, Sublayer};
+use crate::simd::Isa;
+use crate::simd::attention::AttnOut;
+use crate::tensor::{Rows, RowsMut};
+
+/// The CPU's half of a model.
+pub(super) struct HostHalf {
+    model: Prepared,
+    pool: Pool,
+    host: Host,
+    pub ws: HostWorkspace,
+    step: HostStep,
+    kv: Option<PagePool>,
+    /// The place of a layer among those with pages here.
+    places: Vec<Option<usize>>,
+    /// Rows that want logits, ascending.
+    wanted: Vec<usize>,
+    /// Whether only those are left.
+    compact: bool,
+}
+
+/// Rows of the mailbox that belong to rows of an operation.
+pub(super) struct Mail<'a> {
+    pub mailbox: &'a Mailbox,
+    pub shape: &'a Shape,
+    /// Their places: consecutive.
+    pub places: Range<usize>,
+}
+
+impl Mail<'_> {
+    /// `width` elements from element `from` on of q|k|v of each row.
+    ///
+    /// # Safety
+    /// The device has published the rows and writes none of them meanwhile.
+    unsafe fn rows(&self, from: usize, width: usize) -> Rows<'_> {
+        let at = self.mailbox.row_at(self.shape, self.places.start) + 4 * from;
+        let stride = self.shape.qkv_dim();
+        let len = self.places.len().saturating_sub(1) * stride + width;
+        assert!(at + 4 * len <= self.mailbox.memory.len(), "rows {:?} of a mailbox", self.places);
+        // SAFETY: inside the memory (checked), aligned to 4 bytes (the header is 64), any bits are f32, and nobody writes it.
+        let data = unsafe { std::slice::from_raw_parts(self.mailbox.memory.host().add(at).cast::<f32>(), len) };
+        Rows::strided(data, width, stride)
+    }
+
+    /// Where the rows' results go.
+    ///
+    /// # Safety
+    /// The device has collected earlier results there, and the next are written once.
+    unsafe fn out(&self) -> RowsMut<'_> {
+        let (at, width) = (self.mailbox.out_at(self.shape, self.places.start), self.shape.q_dim());
+        assert!(at + 4 * width * self.places.len() <= self.mailbox.memory.len(), "rows {:?} of a mailbox", self.places);
+        // SAFETY: as above; the caller says that nobody else touches them.
+        unsafe {
+            let data = self.mailbox.memory.host().add(at).cast::<f32>();
+            RowsMut::from_raw(data, self.places.len(), width, width)
+        }
+    }
+}
+
+impl HostHalf {
+    pub fn new(
+        spec: &ModelSpec,
+        options: &Options,
+        model: Prepared,
+        pool: Pool,
+        kv: Option<PagePool>,
+        places: Vec<Option<usize>>,
+    ) -> Result<HostHalf> {
+        let host = Host::new(spec, options.isa, options.mode, pool.threads())?;
+        let ws = HostWorkspace::new(spec);
+        let (step, wanted) = (HostStep::default(), Vec::new());
+        Ok(HostHalf { model, pool, host, ws, step, kv, places, wanted, compact: false })
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.model.isa()
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    pub fn bytes_per_step(&self) -> u64 {
+        self.model.bytes_per_step()
+    }
+
+    /// The place of a layer's pages among those on the host.
+    pub fn place(&self, layer: usize) -> usize {
+        self.places[layer].expect("pages on the host")
+    }
+
+    /// Begins a step.
+    pub fn prepare(&mut self, seqs: &[HostSeq<'_>], tokens: &[u32], wanted: &[usize]) {
+        self.host.prepare(&mut self.step, 0, seqs, tokens.iter().copied(), wanted.iter().copied());
+        self.wanted.clear();
+        self.wanted.extend_from_slice(wanted);
+        self.compact = false;
+        self.ws.reserve(tokens.len(), wanted.len());
+    }
+
+    /// Computes an operation. `alone`: behind the last keys and values nothing but the host computes, so that only rows
+    /// that want logits need to go on.
+    pub fn compute(&mut self, op: &Op, mail: Option<&Mail<'_>>, alone: bool, picked: &mut Vec<u32>) {
+        let HostHalf { model, pool, host, ws, step, kv, places, wanted, compact } = self;
+        if op.wanted_only && alone && !*compact {
+            step.keep_wanted(ws);
+            *compact = true;
+        }
+        let rows = if *compact { step.rows() } else { rows_of(op) };
+        let cx = host.with(model, pool);
+        let l = op.layer.unwrap_or_default() as usize;
+        let of = |l: Option<usize>, sublayer: Sublayer, add: bool| match (add, l) {
+            (false, _) | (_, None) => Residual::None,
+            (true, Some(l)) => match (model.layer_if(l), sublayer) {
+                (Some(layer), Sublayer::Out) => layer.after_attention(),
+                (Some(layer), _) => layer.after_ffn(),
+                // Made on the device.
+                (None, _) => Residual::Delta,
+            },
+        };
+        let pages = || -> LayerKv<'_> {
+            kv.as_ref().expect("pages on the host").layer(places[l].expect("pages on the host"))
+        };
+        let windowed = model.spec().window_of(l).is_some();
+        match op.kind {
+            Kind::Embed => cx.embed(ws, step, rows),
+            Kind::Project { add } => {
+                let residual = of(l.checked_sub(1), Sublayer::Down, add);
+                cx.project(ws, step, model.layer(l), residual, rows);
+            }
+            Kind::Append { mailbox: false, .. } => cx.append(ws, step, &pages(), rows),
+            Kind::Append { mailbox: true, .. } => {
+                let mail = mail.expect("rows of the mailbox");
+                let (qd, kvd) = (mail.shape.q_dim(), mail.shape.kv_dim());
+                // SAFETY: the machine has waited for the publication, and the device publishes again only after this.
+                let (k, v) = unsafe { (mail.rows(qd, kvd), mail.rows(qd + kvd, kvd)) };
+                cx.append_from(step, &pages(), rows, k, v);
+            }
+            Kind::Attend { from_mailbox, to_mailbox, .. } => {
+                let q = match from_mailbox {
+                    false => ws.q.view(rows.clone()),
+                    true => {
+                        let mail = mail.expect("rows of the mailbox");
+                        // SAFETY: as above.
+                        unsafe { mail.rows(0, mail.shape.q_dim()) }
+                    }
+                };
+                let out = match to_mailbox {
+                    false => ws.attn.view_mut(rows.clone()),
+                    // SAFETY: the machine has waited for the collection of what was there, and the device collects after this.
+                    true => unsafe { mail.expect("rows of the mailbox").out() },
+                };
+                cx.attend_rows(step, windowed, &pages(), rows, q, AttnOut::Whole(out));
+            }
+            Kind::OutProj => cx.out_proj(ws, model.layer(l), rows),
+            Kind::FfnUp { add } => cx.ffn_up(ws, model.layer(l), of(Some(l), Sublayer::Out, add), rows),
+            Kind::FfnDown => cx.ffn_down(ws, model.layer(l), rows),
+            Kind::Head { add } => {
+                let residual = || of(model.spec().n_layers.checked_sub(1), Sublayer::Down, add);
+                if *compact {
+                    cx.head(ws, residual(), rows, 0);
+                    return;
+                }
+                for (at, run) in runs(wanted, &rows) {
+                    cx.head(ws, residual(), run, at);
+                }
+            }
+            Kind::Pick => {
+                let at = match *compact {
+                    true => 0..wanted.len(),
+                    false => {
+                        wanted.partition_point(|&r| r < rows.start)..wanted.partition_point(|&r| r < rows.end)
+                    }
+                };
+                cx.pick(ws, at, picked);
+            }
+            _ => unreachable!("{} is not of the host", op.kind.name()),
+        }
+    }
+
+    /// hidden += what the sublayer `of` of `layer` left to be added: before rows leave for the device.
+    pub fn settle(&mut self, layer: usize, of: Sublayer, rows: Range<usize>) {
+        let cx = self.host.with(&self.model, &self.pool);
+        let residual = match (self.model.layer_if(layer), of) {
+            (Some(layer), Sublayer::Out) => layer.after_attention(),
+            (Some(layer), _) => layer.after_ffn(),
+            (None, _) => Residual::Delta,
+        };
+        cx.settle(&mut self.ws, residual, rows);
+    }
+
+    /// Norms what the sublayer `of` of `layer` leaves to be added, where the family does: rows of it go to the device alone.
+    pub fn norm_delta(&mut self, layer: usize, of: Sublayer, rows: Range<usize>) {
+        let Some(layer) = self.model.layer_if(layer) else { return };
+        let post = if of == Sublayer::Out { &layer.post_attn } else { &layer.post_ffn };
+        if let Some(w) = post {
+            let (eps, width) = (self.model.spec().norm.eps(), self.ws.delta.width());
+            let kernels = crate::simd::Kernels::for_isa(self.model.isa());
+            for row in self.ws.delta.rows_mut(rows).chunks_exact_mut(width) {
+                kernels.rms_norm_heads(row, w, eps);
+            }
+        }
+    }
+}
+
+/// Runs of consecutive numbers of an ascending list inside `rows`, each with its place in the list.
+fn runs(list: &[usize], rows: &Range<usize>) -> Vec<(usize, Range<usize>)> {
+    let mut found: Vec<(usize, Range<usize>)> = Vec::new();
+    for (at, &row) in list.iter().enumerate().filter(|(_, row)| rows.contains(row)) {
+        match found.last_mut() {
+            Some((_, run)) if run.end == row => run.end += 1,
+            _ => found.push((at, row..row + 1)),
+        }
+    }
+    found
+}
