@@ -221,7 +221,12 @@ impl Prepared {
             1 => size_of::<f32>() * t.shape[0],
             _ if multiplied.iter().any(|m| m == name) && is_packed(name) => 0,
             // Units elsewhere stay in the file.
-            _ if multiplied.iter().any(|m| m == name) && !mine.iter().any(|m| m == name) && name != "token_embd.weight" => 0,
+            _ if multiplied.iter().any(|m| m == name)
+                && !mine.iter().any(|m| m == name)
+                && name != "token_embd.weight" =>
+            {
+                0
+            }
             _ => t.data.len(),
         };
         Ok((arena.total + weights.iter().map(rest).sum::<usize>()) as u64)

@@ -6,6 +6,7 @@ use super::cpu_only::CpuOnly;
 use super::executor::{Executor, Placement, Want};
 use super::gpu_only::GpuOnly;
 use super::input::{Input, Logits};
+use super::machine::RealMachine;
 use super::memory::Memory;
 use crate::cache::{BlockTable, KvDType, KvGeometry};
 use crate::device::accelerator::Accelerator;
@@ -132,6 +133,25 @@ impl Engine {
         let pages = options.check(&spec)?;
         let gpu = GpuOnly::new(&spec, weights, options, pages, accelerator, device, progress)?;
         Ok(Engine::with(spec, Box::new(gpu), options))
+    }
+
+    /// The same, on both sides: `placement` says what is where, `strategy` is the name of what chose it.
+    ///
+    /// # Errors
+    /// As [`Engine::on_accelerator`]; a policy that cannot run.
+    pub fn placed(
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        accelerator: Arc<dyn Accelerator>,
+        device: &str,
+        strategy: &'static str,
+        placement: crate::program::Placement,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Engine> {
+        let machine =
+            RealMachine::new(&spec, weights, options, accelerator, device, strategy, placement, progress)?;
+        Ok(Engine::with(spec, Box::new(machine), options))
     }
 
     fn with(spec: ModelSpec, executor: Box<dyn Executor>, options: &Options) -> Engine {

@@ -34,7 +34,7 @@ impl RealMachine {
         weights: &Weights,
         options: &Options,
         accel: Arc<dyn Accelerator>,
-        device: &str,
+        device_name: &str,
         strategy: &'static str,
         placement: Placement,
         progress: &(dyn Fn(u64) + Sync),
@@ -48,7 +48,8 @@ impl RealMachine {
         }
         let sizes = Sizes::new(spec, weights, options, &*accel)?;
         let cargo = cargo(&placement)?;
-        let normed_apart = spec.post_norms && cargo.iter().any(|&(what, to)| what == What::Delta && to == Side::Host);
+        let normed_apart =
+            spec.post_norms && cargo.iter().any(|&(what, to)| what == What::Delta && to == Side::Host);
         if normed_apart {
             return Err(Error::Unsupported(
                 "this model norms what a sublayer adds, which has to happen where the sublayer ran: choose a policy \
@@ -82,7 +83,8 @@ impl RealMachine {
             let bytes = on_host.len() * sizes.layer_pages() as usize;
             let memory = runtime.pinned(bytes)?;
             device.host_pages = Some(memory.clone());
-            let base = NonNull::new(memory.host()).ok_or_else(|| Error::Capacity("no pinned memory".into()))?;
+            let base =
+                NonNull::new(memory.host()).ok_or_else(|| Error::Capacity("no pinned memory".into()))?;
             // SAFETY: zeroed memory of that many bytes, kept by the pool; the device copies pages only between operations
             // of the host on the same sequences (the order of programs).
             Some(unsafe { PagePool::over(host_geometry, sizes.pages, base, bytes, Box::new(memory))? })
@@ -113,7 +115,7 @@ impl RealMachine {
             spec: spec.clone(),
             placement,
             strategy,
-            device_name: device_name(device),
+            device_name: device_name.to_string(),
             pages,
             host,
             device,
@@ -123,10 +125,6 @@ impl RealMachine {
             argmax: Vec::new(),
         })
     }
-}
-
-fn device_name(device: &str) -> String {
-    device.to_string()
 }
 
 /// What crosses the link in any program of a placement.

@@ -62,7 +62,8 @@ impl Areas {
     }
 
     fn get(&mut self, what: What, to: Side) -> Result<&mut Area> {
-        let missing = || Error::usage(format!("rows of {what:?} cross to the {to:?} side, which was not planned"));
+        let missing =
+            || Error::usage(format!("rows of {what:?} cross to the {to:?} side, which was not planned"));
         self.areas.get_mut(&(what, to)).ok_or_else(missing)
     }
 

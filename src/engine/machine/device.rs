@@ -8,8 +8,8 @@ use super::sizes::Mode;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{
-    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight, PageMove, Publish,
-    Published, Residual, Shape, Step, Workspace,
+    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight, PageMove,
+    Publish, Published, Residual, Shape, Step, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Lane, Pinned, Runtime};
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
@@ -162,9 +162,7 @@ impl DeviceHalf {
                 let pages = self.pages(l, staged);
                 accel.attend(&cx, &self.weights(l)?, pages, rows)
             }
-            Kind::Collect => {
-                accel.collect(&cx, self.mailbox.as_ref().expect("a mailbox was planned"), rows)
-            }
+            Kind::Collect => accel.collect(&cx, self.mailbox.as_ref().expect("a mailbox was planned"), rows),
             Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),
             Kind::FfnUp { add } => {
                 let w = self.weights(l)?;
@@ -196,7 +194,14 @@ impl DeviceHalf {
     }
 
     /// Project, append and publish of the same rows are one pass over them.
-    pub fn fused(&mut self, project: &Op, append: &Op, publish: Option<&Op>, step: &Step, epoch: u32) -> Result<()> {
+    pub fn fused(
+        &mut self,
+        project: &Op,
+        append: &Op,
+        publish: Option<&Op>,
+        step: &Step,
+        epoch: u32,
+    ) -> Result<()> {
         let (accel, shape, ws) = (self.accel.clone(), self.shape.clone(), self.ws);
         let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
         let l = project.layer.unwrap_or_default() as usize;
@@ -244,7 +249,14 @@ impl DeviceHalf {
 
     /// Moves pages of a sequence between staging memory and the host's pages of the `place`-th layer there; `pages` is
     /// its block table, `tokens` how many are stored.
-    pub fn move_staged(&self, op: &Op, place: usize, pages: &[u32], tokens: usize, layer_bytes: usize) -> Result<()> {
+    pub fn move_staged(
+        &self,
+        op: &Op,
+        place: usize,
+        pages: &[u32],
+        tokens: usize,
+        layer_bytes: usize,
+    ) -> Result<()> {
         let (slot, to_host) = match op.kind {
             Kind::PageOut { staged: Some(slot) } => (slot, true),
             Kind::PageIn { staged: Some(slot) } => (slot, false),

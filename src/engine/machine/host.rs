@@ -51,7 +51,8 @@ impl Mail<'_> {
         let len = self.places.len().saturating_sub(1) * stride + width;
         assert!(at + 4 * len <= self.mailbox.memory.len(), "rows {:?} of a mailbox", self.places);
         // SAFETY: inside the memory (checked), aligned to 4 bytes (the header is 64), any bits are f32, and nobody writes it.
-        let data = unsafe { std::slice::from_raw_parts(self.mailbox.memory.host().add(at).cast::<f32>(), len) };
+        let data =
+            unsafe { std::slice::from_raw_parts(self.mailbox.memory.host().add(at).cast::<f32>(), len) };
         Rows::strided(data, width, stride)
     }
 
@@ -61,7 +62,11 @@ impl Mail<'_> {
     /// The device has collected earlier results there, and the next are written once.
     unsafe fn out(&self) -> RowsMut<'_> {
         let (at, width) = (self.mailbox.out_at(self.shape, self.places.start), self.shape.q_dim());
-        assert!(at + 4 * width * self.places.len() <= self.mailbox.memory.len(), "rows {:?} of a mailbox", self.places);
+        assert!(
+            at + 4 * width * self.places.len() <= self.mailbox.memory.len(),
+            "rows {:?} of a mailbox",
+            self.places
+        );
         // SAFETY: as above; the caller says that nobody else touches them.
         unsafe {
             let data = self.mailbox.memory.host().add(at).cast::<f32>();

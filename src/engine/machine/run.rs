@@ -151,7 +151,12 @@ impl RealMachine {
         }
         let seqs: Vec<HostSeq<'_>> = pieces
             .iter()
-            .map(|p| HostSeq { pages: p.pages, first_pos: p.first, n_rows: p.tokens.len(), tokens: HostSeq::ALL })
+            .map(|p| HostSeq {
+                pages: p.pages,
+                first_pos: p.first,
+                n_rows: p.tokens.len(),
+                tokens: HostSeq::ALL,
+            })
             .collect();
         self.host.prepare(&seqs, &tokens, &wanted);
         let mut issue = self.begin(&program, pieces, &tokens, &wanted)?;
@@ -207,8 +212,14 @@ impl RealMachine {
                     }
                 })
                 .collect();
-            let desc =
-                StepDesc { seqs: &seqs, tokens, logit_rows: &logit_rows, cuts: &cuts, epoch: 0, launch_rows: rows };
+            let desc = StepDesc {
+                seqs: &seqs,
+                tokens,
+                logit_rows: &logit_rows,
+                cuts: &cuts,
+                epoch: 0,
+                launch_rows: rows,
+            };
             let d = &self.device;
             lists.push((mode, d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)?));
         }
@@ -227,7 +238,13 @@ impl RealMachine {
     }
 
     /// Issues the operation at `at`, and those that are one with it; returns how many.
-    fn issue(&mut self, program: &Program, at: usize, issue: &mut Issue, pieces: &[Piece<'_>]) -> Result<usize> {
+    fn issue(
+        &mut self,
+        program: &Program,
+        at: usize,
+        issue: &mut Issue,
+        pieces: &[Piece<'_>],
+    ) -> Result<usize> {
         let ops = &program.ops;
         let op = &ops[at];
         let n = fusible(ops, at);
@@ -398,9 +415,8 @@ impl RealMachine {
 fn fusible(ops: &[Op], at: usize) -> usize {
     let op = &ops[at];
     let with = |i: usize, is: fn(&Kind) -> bool| {
-        ops.get(i).is_some_and(|o| {
-            o.unit == Unit::Gpu && o.layer == op.layer && o.rows == op.rows && is(&o.kind)
-        })
+        ops.get(i)
+            .is_some_and(|o| o.unit == Unit::Gpu && o.layer == op.layer && o.rows == op.rows && is(&o.kind))
     };
     if op.unit != Unit::Gpu || !matches!(op.kind, Kind::Project { .. }) {
         return 1;
@@ -421,8 +437,7 @@ mod tests {
         let piece = |slot, n: usize, wants| Piece { slot, pages: &[], first: 3, tokens: &tokens[..n], wants };
         let pieces = [piece(0, 10, Wants::All), piece(1, 4, Wants::Last), piece(2, 2, Wants::Nothing)];
         let all = steps(&pieces, 4);
-        let wanted: Vec<u32> =
-            all.iter().map(|s| s.iter().map(|p| p.group().wanted()).sum()).collect();
+        let wanted: Vec<u32> = all.iter().map(|s| s.iter().map(|p| p.group().wanted()).sum()).collect();
         assert_eq!(wanted, [4, 4, 3]);
         let rows: usize = all.iter().flatten().map(|p| p.tokens.len()).sum();
         assert_eq!(rows, 16);

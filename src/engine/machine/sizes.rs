@@ -208,7 +208,8 @@ pub(super) fn computes_on_host(layer: &LayerPlacement) -> bool {
 
 /// Whether the device attends over a layer's keys and values that are kept on the host.
 pub(super) fn stages_pages(layer: &LayerPlacement) -> bool {
-    layer.kv == Side::Host && [layer.prefill, layer.decode].iter().any(|p| p.attention() == Some(Side::Device))
+    layer.kv == Side::Host
+        && [layer.prefill, layer.decode].iter().any(|p| p.attention() == Some(Side::Device))
 }
 
 /// Where a layer's attention happens, in prefill and in decode: steps are prepared once for each.

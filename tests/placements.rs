@@ -1,0 +1,275 @@
+//! Models placed on two sides: any boundary, any policy that can run, streamed layers, keys and values on either side give
+//! the model's logits, within the rounding of the sides; memory that does not suffice and policies that cannot run are refused.
+
+#[path = "support/models.rs"]
+mod models;
+#[path = "support/naive_model.rs"]
+mod naive_model;
+mod support;
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use support::gpu;
+use tandem::cache::KvDType;
+use tandem::device::accelerator::Accelerator;
+use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
+use tandem::device::open::on_kernels;
+use tandem::engine::{Engine, Input, Logits, Options, Sizes};
+use tandem::model::{LoadedModel, ModelSpec, load};
+use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
+use tandem::simd::Isa;
+
+/// More than a page, than a window of the tiny models and than a tile of queries.
+const TOKENS: usize = 70;
+
+fn plain(options: EmulatedOptions) -> Arc<dyn Accelerator> {
+    Arc::new(EmulatedAccelerator::new(Arc::new(EmulatedRuntime::new(options).expect("it starts"))))
+}
+
+fn by_functions() -> Arc<dyn Accelerator> {
+    plain(EmulatedOptions { jitter: Some(1), ..Default::default() })
+}
+
+fn tokens(n: usize, vocab: usize) -> Vec<u32> {
+    (0..n).map(|i| (i * i * 31 + i * 7 + 3) as u32 % vocab as u32).collect()
+}
+
+fn options(context: usize, sequences: usize) -> Options {
+    let mut options = Options::new(Isa::Reference, context);
+    (options.threads, options.sequences) = (Some(2), sequences);
+    options
+}
+
+/// As in tests/gpu_engine.rs: every layer on the device rounds seven times to 16 bits; the host rounds less.
+fn bound(spec: &ModelSpec, bf16: bool) -> f64 {
+    let u: f64 = if bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
+    4.0 * (7.0 * spec.n_layers as f64).sqrt() * u.max(2f64.powi(-8)) / 3f64.sqrt()
+}
+
+fn placed(
+    m: &LoadedModel,
+    o: &Options,
+    accel: &Arc<dyn Accelerator>,
+    p: &Placement,
+) -> tandem::Result<Engine> {
+    Engine::placed(m.spec.clone(), &m.weights, o, accel.clone(), "test", "test", p.clone(), &|_| ())
+}
+
+/// The logits of all tokens, in steps of these lengths.
+fn feed(e: &mut Engine, tokens: &[u32], steps: &[usize]) -> Vec<f32> {
+    let seq = e.add();
+    let (mut out, mut at) = (Vec::new(), 0);
+    for n in steps {
+        let tokens = &tokens[at..at + n];
+        out.extend_from_slice(e.forward(&[Input { seq, tokens, logits: Logits::All }]).unwrap());
+        at += n;
+    }
+    e.remove(seq);
+    out
+}
+
+fn worst(got: &[f32], want: &[Vec<f64>], vocab: usize) -> f64 {
+    let distance =
+        |g: &[f32], w: &Vec<f64>| models::distance(g, &w.iter().map(|&x| x as f32).collect::<Vec<_>>()).0;
+    assert_eq!(got.len(), want.len() * vocab);
+    got.chunks_exact(vocab).zip(want).map(|(g, w)| distance(g, w)).fold(0.0, f64::max)
+}
+
+/// What plans use: a boundary, LIA's policies with pinned layers, full streaming.
+fn named(layers: usize) -> Vec<(&'static str, Placement)> {
+    let device = LayerPlacement::all(Side::Device);
+    let mut attention_on_host = Placement::all(Side::Device, layers, 0);
+    attention_on_host.layers = vec![
+        LayerPlacement {
+            prefill: Policy::ATTENTION_ON_HOST,
+            decode: Policy::ATTENTION_ON_HOST,
+            kv: Side::Host,
+            ..device
+        };
+        layers
+    ];
+    let mut streamed = Placement::all(Side::Device, layers, 0);
+    streamed.layers = vec![LayerPlacement { weights: Residence::Streamed, ..device }; layers];
+    // LIA: prompts on the device with streamed weights, decode on the host in place; the first layer is pinned.
+    let mut lia = Placement::all(Side::Device, layers, 0);
+    lia.layers = vec![
+        LayerPlacement {
+            weights: Residence::Streamed,
+            decode: Policy::all(Side::Host),
+            kv: Side::Host,
+            ..device
+        };
+        layers
+    ];
+    lia.layers[0] = device;
+    let mut flexgen = streamed.clone();
+    for layer in &mut flexgen.layers {
+        (layer.kv, layer.decode) = (Side::Host, Policy::ATTENTION_ON_HOST);
+    }
+    let mut zero = streamed.clone();
+    zero.layers.iter_mut().for_each(|l| l.kv = Side::Host);
+    let mut all = vec![
+        ("attention on the host", attention_on_host),
+        ("streamed", streamed),
+        ("LIA", lia),
+        ("FlexGen", flexgen),
+        ("keys and values streamed", zero),
+    ];
+    for k in 0..=layers + 2 {
+        all.push(("boundary", Placement::boundary(k, layers, 0, 0)));
+    }
+    all
+}
+
+#[test]
+fn placements_that_plans_use_give_the_models_logits() {
+    let mut failures = Vec::new();
+    for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+        let dtypes: &[&str] = if name == "tiny-llama" { &["bf16", "f16", "q4_k"] } else { &["q4_k"] };
+        for dtype in dtypes {
+            let m = load(&format!("synth:{name},dtype={dtype},seed=7")).unwrap();
+            let tokens = tokens(TOKENS, m.spec.vocab);
+            let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
+            let accel = by_functions();
+            for (what, placement) in named(m.spec.n_layers) {
+                let mut e = placed(&m, &options(TOKENS, 1), &accel, &placement)
+                    .unwrap_or_else(|e| panic!("{name} {what}: {e}"));
+                let got = feed(&mut e, &tokens, &[TOKENS - 24, 20, 1, 1, 1, 1]);
+                let bound = bound(&m.spec, *dtype == "bf16" || name.contains("gemma"));
+                let worst = worst(&got, &want, m.spec.vocab);
+                if worst > bound {
+                    failures.push(format!("{name} {dtype} {what}: {worst:.2e}, at most {bound:.2e}"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+/// The real kernels, in host emulation and on a GPU if there is one.
+#[test]
+fn placements_on_kernels_give_the_models_logits() {
+    let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
+    let tokens = tokens(40, m.spec.vocab);
+    let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
+    for runtime in gpu::runtimes() {
+        let accel = on_kernels(runtime).expect("a runtime with kernels");
+        for (what, placement) in named(m.spec.n_layers)
+            .into_iter()
+            .filter(|(what, _)| *what != "boundary")
+            .chain([("boundary", Placement::boundary(1 + m.spec.n_layers / 2, m.spec.n_layers, 0, 0))])
+        {
+            let mut e =
+                placed(&m, &options(40, 1), &accel, &placement).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let got = feed(&mut e, &tokens, &[34, 4, 1, 1]);
+            let (worst, bound) = (worst(&got, &want, m.spec.vocab), bound(&m.spec, false));
+            assert!(worst <= bound, "{what}: {worst:.2e}, at most {bound:.2e}");
+        }
+    }
+}
+
+fn any_layer() -> impl Strategy<Value = LayerPlacement> {
+    let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
+    let policy = || {
+        any::<[bool; 6]>().prop_map(|mut bits| {
+            bits[2] = bits[1];
+            Policy::from_bits(bits)
+        })
+    };
+    let weights = prop_oneof![Just(Residence::Both), Just(Residence::Streamed)];
+    (weights, policy(), policy(), side()).prop_map(|(weights, prefill, decode, kv)| {
+        // Attention on the host wants keys and values there.
+        let host = [prefill, decode].iter().any(|p| p.attention() == Some(Side::Host));
+        LayerPlacement { weights, prefill, decode, kv: if host { Side::Host } else { kv } }
+    })
+}
+
+/// Any placement of two sequences whose rows mix prompts and decode steps.
+#[test]
+fn any_placement_gives_the_models_logits() {
+    let m = load("synth:tiny-qwen3,dtype=q8_0,seed=3").unwrap();
+    let n = m.spec.n_layers;
+    let long = tokens(TOKENS, m.spec.vocab);
+    let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &long);
+    let (bound, vocab) = (bound(&m.spec, false), m.spec.vocab);
+    let accel = by_functions();
+    let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
+    let strategy = (side(), prop::collection::vec(any_layer(), n), side(), 1..60usize, 1..9usize);
+    let mut runner = TestRunner::new(Config { cases: 60, ..Config::default() });
+    runner
+        .run(&strategy, |(embedding, layers, head, cut, rest)| {
+            let placement = Placement { embedding, layers, head, device_pages: 0, host_pages: 0 };
+            let mut e = placed(&m, &options(TOKENS, 2), &accel, &placement)
+                .map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let (a, b) = (e.add(), e.add());
+            // A prompt; then the rest of it beside another prompt, then a token of both.
+            let mut got = Vec::new();
+            let first = Input { seq: a, tokens: &long[..cut], logits: Logits::None };
+            e.forward(&[first]).unwrap();
+            let both = [
+                Input { seq: a, tokens: &long[cut..cut + 1], logits: Logits::Last },
+                Input { seq: b, tokens: &long[..rest], logits: Logits::All },
+            ];
+            got.extend_from_slice(e.forward(&both).unwrap());
+            let more = [
+                Input { seq: b, tokens: &long[rest..rest + 1], logits: Logits::Last },
+                Input { seq: a, tokens: &long[cut + 1..cut + 2], logits: Logits::Last },
+            ];
+            got.extend_from_slice(e.forward(&more).unwrap());
+            let picked = e
+                .forward_greedy(&[Input { seq: a, tokens: &long[cut + 2..cut + 3], logits: Logits::Last }])
+                .unwrap();
+            prop_assert_eq!(picked.len(), 1);
+            let positions: Vec<usize> = std::iter::once(cut).chain(0..rest).chain([rest, cut + 1]).collect();
+            let wanted: Vec<Vec<f64>> = positions.iter().map(|&p| want[p].clone()).collect();
+            let worst = worst(&got, &wanted, vocab);
+            prop_assert!(worst <= bound, "{worst:.2e}, at most {bound:.2e}");
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn the_first_boundary_that_fits_is_found_by_the_dry_run_and_runs_within_the_cap() {
+    let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
+    let n = m.spec.n_layers;
+    let o = options(TOKENS, 1);
+    let tokens = tokens(TOKENS, m.spec.vocab);
+    let sizes = Sizes::new(&m.spec, &m.weights, &o, &*by_functions()).unwrap();
+    let boundary = |k| Placement::boundary(k, n, 0, 0);
+    let mut before = u64::MAX;
+    for k in 0..=n + 1 {
+        let bytes = sizes.device(&boundary(k)).total();
+        assert!(bytes < before, "fewer units on the device take less: {bytes} at {k}");
+        before = bytes;
+        // As much as planned is enough, a byte less is not.
+        let capped = |memory| plain(EmulatedOptions { memory, ..Default::default() });
+        let accel = capped(bytes);
+        let tight = Sizes::new(&m.spec, &m.weights, &o, &*accel).unwrap();
+        let found = tight.first_fit((0..=n + 2).map(boundary)).unwrap();
+        assert_eq!(found, boundary(k));
+        let mut e = placed(&m, &o, &accel, &found).unwrap();
+        assert_eq!(feed(&mut e, &tokens, &[TOKENS]).len(), TOKENS * m.spec.vocab);
+        drop(e);
+        let error = placed(&m, &o, &capped(bytes - 256), &found).err().expect("too little").to_string();
+        assert!(error.contains("free on") && error.contains("weights"), "{error}");
+    }
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_anything_is_allocated() {
+    let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
+    let n = m.spec.n_layers;
+    let accel = by_functions();
+    let refused =
+        |p: Placement| placed(&m, &options(TOKENS, 1), &accel, &p).err().expect("refused").to_string();
+    assert!(refused(Placement::all(Side::Device, n + 1, 0)).contains("layers for a model of"));
+    let mut split = Placement::all(Side::Device, n, 0);
+    split.layers[0].decode = Policy::from_bits([false, true, false, false, false, false]);
+    assert!(refused(split).contains("scores and values on different sides"));
+    let mut far = Placement::all(Side::Device, n, 0);
+    far.layers[0].decode = Policy::ATTENTION_ON_HOST;
+    assert!(refused(far).contains("kept on the device"));
+}
