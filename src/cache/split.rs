@@ -123,7 +123,7 @@ impl SplitTable {
     /// If fewer pages are [evictable](SplitTable::n_evictable).
     pub fn evict(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
         assert!(n <= self.n_evictable(), "{n} pages to evict, {} are full", self.n_evictable());
-        self.to_host(device, host, n)
+        self.move_up(device, host, n)
     }
 
     /// Moves all pages to the host, a last one that is not full too; new tokens go there as well.
@@ -132,14 +132,14 @@ impl SplitTable {
     /// As [`SplitTable::evict`].
     pub fn swap_out(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageMove>> {
         let stored = KvGeometry::pages_for(self.len).saturating_sub(self.host.len());
-        let moves = self.to_host(device, host, stored)?;
+        let moves = self.move_up(device, host, stored)?;
         // Room for tokens that are not there yet is not worth a copy.
         self.device.drain(..).for_each(|page| device.free(page));
         self.on_host = true;
         Ok(moves)
     }
 
-    fn to_host(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
+    fn move_up(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
         let first = self.host.len();
         let to = take(host, n)?;
         let moves: Vec<PageMove> = to
