@@ -125,13 +125,10 @@ fn check(device: &str, accel: &Arc<dyn Accelerator>, m: &LoadedModel, name: &str
     let plan = SubBatches::plan(&**accel, &shape, &[limits], &linears, separate, false);
     let mut up = Upload::new(accel, spec, &m.weights, act, &pool, &|_| ());
     let rope = up.rope(CONTEXT).unwrap();
-    let layouts: Vec<LayerLayout> = (0..spec.n_layers)
-        .map(|i| LayerLayout::new(&**accel, spec, &m.weights, i, act).unwrap())
-        .collect();
-    let resident: Vec<LayerWeights> = layouts
-        .iter()
-        .map(|l| l.at(up.layer(l).unwrap(), rope[usize::from(l.windowed())]))
-        .collect();
+    let layouts: Vec<LayerLayout> =
+        (0..spec.n_layers).map(|i| LayerLayout::new(&**accel, spec, &m.weights, i, act).unwrap()).collect();
+    let resident: Vec<LayerWeights> =
+        layouts.iter().map(|l| l.at(up.layer(l).unwrap(), rope[usize::from(l.windowed())])).collect();
     let images: Vec<LayerImage> =
         layouts.iter().map(|l| LayerImage::new(l.clone(), &up.source()).unwrap()).collect();
     let (norm, head) = up.head().unwrap();
@@ -183,7 +180,10 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             // CUDA hands out memory by larger pieces than the emulated accelerator.
             if device.contains("mulated") || device.contains("plain") {
                 assert!(taken <= planned, "{device}, {name}: {taken} bytes taken, {planned} planned");
-                assert!(planned - taken < 256 * (m.spec.n_layers as u64 + 9), "{device}, {name}: {planned}, {taken}");
+                assert!(
+                    planned - taken < 256 * (m.spec.n_layers as u64 + 9),
+                    "{device}, {name}: {planned}, {taken}"
+                );
             }
             // Every address of a layer lies in its image, wherever that is.
             let layout = LayerLayout::new(&*accel, &m.spec, &m.weights, 1, act).unwrap();

@@ -123,8 +123,9 @@ pub fn pages(bench: &mut Bench) -> Result<()> {
     let values = data::halves(Half::BF16, n * page, 4, 1.0);
     let device = Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&values))?;
     let back = Buffer::new(&rt, n * page * 2)?;
-    let pages: Vec<PageMove> =
-        (0..n as u32).map(|i| PageMove { device: n as u32 - 1 - i, host: i, tokens: PAGE_TOKENS as u32 }).collect();
+    let pages: Vec<PageMove> = (0..n as u32)
+        .map(|i| PageMove { device: n as u32 - 1 - i, host: i, tokens: PAGE_TOKENS as u32 })
+        .collect();
     let host = rt.pinned(n * page * 2)?;
     let args = |device: DevPtr| PageMoves {
         device,

@@ -73,8 +73,7 @@ impl Block<MatrixSpec, NormSpec> {
         let layer_norm = matches!(spec.norm, Norm::Layer { .. });
         // Biases come with LayerNorm models; Qwen2 needs those of q, k and v; Llama checkpoints may have any.
         let qkv_bias = layer_norm || spec.family == "qwen2";
-        let matrix =
-            |name, rows, cols, bias_required| MatrixSpec { name, rows, cols, bias_required };
+        let matrix = |name, rows, cols, bias_required| MatrixSpec { name, rows, cols, bias_required };
         let norm = |name, width| NormSpec { name, width, bias: layer_norm };
         let head_norm = |name| spec.qk_norm.then(|| norm(name, spec.head_dim));
         let post = |name| spec.post_norms.then(|| norm(name, d));

@@ -178,8 +178,13 @@ fn more_pages_than_a_launch_lists_move_in_several() {
             .collect();
         let device_kv = upload(&rt, &device);
         let (out, back) = (Output::new(&rt, n * page_len * 2), Output::new(&rt, n * page_len * 2));
-        let args =
-            PageMoves { device: device_kv.ptr(), host: out.ptr(), pages: &pages, n_kv_heads: 1, head_dim: hd };
+        let args = PageMoves {
+            device: device_kv.ptr(),
+            host: out.ptr(),
+            pages: &pages,
+            n_kv_heads: 1,
+            head_dim: hd,
+        };
         pages_to_host(&*rt, LANE, &args).expect("launch");
         pages_from_host(&*rt, LANE, &PageMoves { device: back.ptr(), ..args }).expect("launch");
         assert!(back.u16() == device, "pages came back otherwise");

@@ -7,7 +7,9 @@ use tandem::device::accelerator::*;
 
 /// Sequences of one row each.
 fn singles(n: usize) -> Vec<StepSeq<'static>> {
-    (0..n).map(|row0| StepSeq { pages: &[1], first_pos: row0, row0, n_rows: 1, attend: Attend::Here }).collect()
+    (0..n)
+        .map(|row0| StepSeq { pages: &[1], first_pos: row0, row0, n_rows: 1, attend: Attend::Here })
+        .collect()
 }
 
 #[track_caller]

@@ -50,12 +50,15 @@ fn parts_give_the_bits_of_the_whole() {
 #[test]
 fn published_rows_are_those_of_the_call() {
     each(|name, b| {
-        let rows: Vec<_> = (0..3).map(|i| Bench::one(if i == 1 { B } else { A }, i, Attend::Elsewhere)).collect();
+        let rows: Vec<_> =
+            (0..3).map(|i| Bench::one(if i == 1 { B } else { A }, i, Attend::Elsewhere)).collect();
         let step = b.prepare(0, &b.desc(&rows, &[17, 71, 5])).unwrap();
         let cx = b.context(0, &step);
         let width = b.shape.qkv_dim();
         b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
-        b.accel.qkv(&cx, &b.layer, b.kv, Residual::None, Some(b.publish(Published::Qkv, 1)), cx.all()).unwrap();
+        b.accel
+            .qkv(&cx, &b.layer, b.kv, Residual::None, Some(b.publish(Published::Qkv, 1)), cx.all())
+            .unwrap();
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 1, "{name}");
         let whole = b.mailbox_floats(b.mailbox.row_at(&b.shape, 0), 3 * width);
@@ -69,7 +72,11 @@ fn published_rows_are_those_of_the_call() {
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 2, "{name}");
         let now = b.mailbox_floats(b.mailbox.row_at(&b.shape, 0), 3 * width);
-        assert_eq!(bytes(&now[..2 * width]), bytes(&nothing), "{name}: places of rows that were not published");
+        assert_eq!(
+            bytes(&now[..2 * width]),
+            bytes(&nothing),
+            "{name}: places of rows that were not published"
+        );
         b.accel.publish(&cx, b.publish(Published::Qkv, 3), 0..2).unwrap();
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 3, "{name}");
@@ -305,8 +312,7 @@ fn hidden_rows_cross_the_link() {
         halfway();
         b.accel.fold(&cx, Residual::Delta, rows.clone()).unwrap();
         let folded = b.rt.record(LANE).unwrap();
-        let (from, to) =
-            (b.ws.hidden_rows(&b.shape, &rows), b.subs[1].ws.hidden_rows(&b.shape, &rows));
+        let (from, to) = (b.ws.hidden_rows(&b.shape, &rows), b.subs[1].ws.hidden_rows(&b.shape, &rows));
         let host = b.rt.pinned(from.bytes).unwrap();
         b.rt.wait(Lane::DeviceToHost, &folded).unwrap();
         b.rt.download_pinned(Lane::DeviceToHost, from.ptr, &host, 0, from.bytes).unwrap();

@@ -222,10 +222,7 @@ mod tests {
     fn check(seqs: &[StepSeq<'_>], tokens: usize, logit_rows: &[u32], cuts: &[usize]) -> Result<StepRows> {
         let tokens = vec![0; tokens];
         let launch_rows = tokens.len().next_power_of_two();
-        StepRows::new(
-            &LIMITS,
-            &StepDesc { seqs, tokens: &tokens, logit_rows, cuts, epoch: 0, launch_rows },
-        )
+        StepRows::new(&LIMITS, &StepDesc { seqs, tokens: &tokens, logit_rows, cuts, epoch: 0, launch_rows })
     }
 
     #[test]

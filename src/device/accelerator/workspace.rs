@@ -143,7 +143,8 @@ impl Workspace {
 
     /// The workspace whose buffers, of [`Workspace::sizes`], lie at these addresses (NULL where the size is zero).
     pub fn at(limits: Limits, buffers: [DevPtr; BUFFERS]) -> Workspace {
-        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, m, s, o, scratch] = buffers;
+        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, m, s, o, scratch] =
+            buffers;
         let partial = PartialRows { m, s, o };
         Workspace {
             limits,

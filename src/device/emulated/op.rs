@@ -143,7 +143,8 @@ impl Op {
             Op::Kernel(_) => (vec![], vec![]),
             Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
             Op::Pages(p) => {
-                let [device, host] = [0, 1].map(|side| p.pages.iter().map(|page| p.spans(page)[side]).collect());
+                let [device, host] =
+                    [0, 1].map(|side| p.pages.iter().map(|page| p.spans(page)[side]).collect());
                 if p.to_host { (device, host) } else { (host, device) }
             }
             Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use super::layer::{LayerLayout, Source};
 use super::matrix::{Matrix, head_name, shares_table, tensor};
 use crate::Result;
-use crate::device::accelerator::{
-    Accelerator, EmbedWeight, Half, LayerWeights, LinearWeight, NormWeight,
-};
+use crate::device::accelerator::{Accelerator, EmbedWeight, Half, LayerWeights, LinearWeight, NormWeight};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::host::Pool;
 use crate::model::spec::{Norm, Position};

@@ -1,9 +1,7 @@
 //! A layer's layout: what of it lies where in one contiguous image, apart from where the image is.
 
 use super::matrix::{LayerMatrices, Matrix, tensor};
-use crate::device::accelerator::{
-    Accelerator, Half, LayerWeights, LinearWeight, NormWeight, UpWeight,
-};
+use crate::device::accelerator::{Accelerator, Half, LayerWeights, LinearWeight, NormWeight, UpWeight};
 use crate::device::runtime::DevPtr;
 use crate::host::Pool;
 use crate::model::block::{Block, NormSpec, tensor_name};

@@ -157,11 +157,7 @@ pub fn linear_shapes(spec: &ModelSpec, weights: &Weights) -> Result<Vec<LinearWe
 ///
 /// # Errors
 /// A dtype that the accelerator cannot multiply.
-pub fn activation_type(
-    accel: &dyn Accelerator,
-    spec: &ModelSpec,
-    weights: &Weights,
-) -> Result<Half> {
+pub fn activation_type(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<Half> {
     let mut act = Half::F16;
     for m in matrices(spec, weights)? {
         for (t, name) in m.parts(weights)?.iter().zip(&m.names) {

@@ -80,7 +80,9 @@ impl LayerStream {
             )));
         }
         if let Some(there) = slot.layer {
-            return Err(Error::usage(format!("layer {layer} is fetched over layer {there}, which is in use")));
+            return Err(Error::usage(format!(
+                "layer {layer} is fetched over layer {there}, which is in use"
+            )));
         }
         if let Some(free) = slot.free.take() {
             self.runtime.wait(Lane::HostToDevice, &free)?;

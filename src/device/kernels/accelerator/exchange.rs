@@ -38,6 +38,11 @@ pub(super) fn collect(
 }
 
 /// Pages of a layer and where they go or come from.
-pub(super) fn page_moves<'a>(shape: &Shape, kv: DevPtr, pages: &'a [PageMove], host: DevPtr) -> PageMoves<'a> {
+pub(super) fn page_moves<'a>(
+    shape: &Shape,
+    kv: DevPtr,
+    pages: &'a [PageMove],
+    host: DevPtr,
+) -> PageMoves<'a> {
     PageMoves { device: kv, host, pages, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
 }

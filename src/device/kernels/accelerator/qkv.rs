@@ -11,9 +11,7 @@ use super::super::exchange::{self, PublishSource, publish_rows};
 use super::super::linear::Epilogue;
 use super::matmul::Matmul;
 use super::scratch::{linear_scratch, lists};
-use crate::device::accelerator::{
-    Context, LayerWeights, Mailbox, NormWeight, Publish, Published, Residual,
-};
+use crate::device::accelerator::{Context, LayerWeights, Mailbox, NormWeight, Publish, Published, Residual};
 use crate::device::runtime::{DevPtr, Runtime};
 use crate::model::spec::RopePairing;
 use crate::{Error, Result};
@@ -48,7 +46,12 @@ pub(super) fn norm_rows(
 }
 
 /// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
-pub(super) fn fold(rt: &dyn Runtime, cx: &Context<'_>, residual: Residual, rows: &Range<usize>) -> Result<()> {
+pub(super) fn fold(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    residual: Residual,
+    rows: &Range<usize>,
+) -> Result<()> {
     cx.check(rows)?;
     let (ws, d) = (cx.ws.from_row(cx.shape, rows.start), cx.shape.d_model);
     let (delta, post) = residual.operands(ws.delta);

@@ -166,8 +166,7 @@ pub(super) fn prepare(
     put(Array::Published, rows.published());
     put(Array::Elsewhere, rows.elsewhere());
     put(Array::Partial, rows.partial());
-    let places: Vec<u32> =
-        rows.elsewhere().iter().filter_map(|&r| rows.place(r)).map(|p| p as u32).collect();
+    let places: Vec<u32> = rows.elsewhere().iter().filter_map(|&r| rows.place(r)).map(|p| p as u32).collect();
     put(Array::Places, &places);
     put(Array::Counts, &(1..=rows.partial().len() as u32).collect::<Vec<_>>());
     for (place, &row) in rows.published().iter().enumerate() {

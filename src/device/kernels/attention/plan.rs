@@ -169,11 +169,7 @@ impl Capacity {
     pub fn anywhere(rows: usize, sequences: usize, tokens: usize) -> Capacity {
         let aligned = Capacity::new(rows, sequences, tokens);
         let more = rows.min(sequences * DECODE_ROWS as usize);
-        Capacity {
-            decode_items: aligned.decode_items + more,
-            splits: aligned.splits + more,
-            ..aligned
-        }
+        Capacity { decode_items: aligned.decode_items + more, splits: aligned.splits + more, ..aligned }
     }
 }
 
