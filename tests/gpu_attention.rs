@@ -432,3 +432,25 @@ proptest! {
         prop_assert!(plan.splits <= capacity.splits, "{} of {capacity:?}", plan.splits);
     }
 }
+
+/// Tokens attended here may begin at any page, and so within a split of a long sequence.
+#[test]
+fn spans_that_begin_at_any_page_fit_what_was_planned() {
+    let mut straddled = false;
+    for tokens in [32u32, 96, 256, 1024, 9000, 40_000] {
+        for from in [0u32, 32, 224, 8160, 16_352, 99_968] {
+            let row = |row0: u32| {
+                let first_pos = from + tokens - 1;
+                Rows { row0, n_rows: 1, first_pos, from, page: 0, partial: Some(row0) }
+            };
+            let rows: Vec<Rows> = (0..4).map(row).collect();
+            let plan = Plan::new(&rows, 0..0, None, 64);
+            let (aligned, anywhere) =
+                (Capacity::new(4, 4, tokens as usize), Capacity::anywhere(4, 4, tokens as usize));
+            assert!(plan.decode.len() <= anywhere.decode_items, "{tokens} from {from}: {anywhere:?}");
+            assert!(plan.splits <= anywhere.splits, "{tokens} from {from}: {} of {anywhere:?}", plan.splits);
+            straddled |= plan.decode.len() > aligned.decode_items;
+        }
+    }
+    assert!(straddled, "no span needed more than one from token 0");
+}

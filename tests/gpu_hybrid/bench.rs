@@ -123,19 +123,20 @@ impl Bench {
         };
         let rope = [floats(&angles(f64::cos)), floats(&angles(f64::sin))];
         let pool = Pool::new(1);
-        let mut matrix = |t: &Tensor| {
-            let parts = [t];
-            let source = LinearSource::Rows(&parts);
+        let mut pack = |source: LinearSource<'_>| {
             let mut packed = vec![0; accel.packed_bytes(&source, shape.act).unwrap()];
             accel.pack(&source, shape.act, &pool, &mut packed);
             let ptr = memory(packed.len());
             rt.upload(LANE, ptr, &packed).unwrap();
-            LinearWeight { ptr, dtype: DType::F16, n: t.rows(), k: t.cols(), bias: DevPtr::NULL }
+            LinearWeight { ptr, dtype: DType::F16, n: source.n(), k: source.k(), bias: DevPtr::NULL }
         };
+        let mut ffn = || tensor(shape.d_ff, &normal(shape.d_ff * d, 0.1));
+        let (gate, up) = (ffn(), ffn());
+        let up = pack(LinearSource::GateUp(&gate, &up));
+        let mut matrix = |t: &Tensor| pack(LinearSource::Rows(&[t]));
         // Queries and keys of size 1 or so, so that some scores stand out.
         let qkv = matrix(&tensor(width, &normal(width * d, 0.15)));
         let o = matrix(&tensor(d, &normal(d * qd, 0.05)));
-        let up = matrix(&tensor(shape.d_ff, &normal(shape.d_ff * d, 0.1)));
         let down = matrix(&tensor(d, &normal(d * shape.d_ff, 0.1)));
         let head = matrix(&tensor(shape.vocab, &normal(shape.vocab * d, 0.2)));
         let layer = LayerWeights {
@@ -147,7 +148,7 @@ impl Bench {
             o,
             post_attn: DevPtr::NULL,
             ffn_norm: norm,
-            up: UpWeight::Plain(up),
+            up: UpWeight::GateUp(up),
             down,
             post_ffn: DevPtr::NULL,
             windowed: window.is_some(),

@@ -121,7 +121,7 @@ pub struct PartialRows {
 
 impl PartialRows {
     /// Those from place `place` on.
-    pub fn from_place(&self, shape: &Shape, place: usize) -> PartialRows {
+    pub fn at_place(&self, shape: &Shape, place: usize) -> PartialRows {
         let row = RowBytes::new(shape);
         PartialRows {
             m: self.m.add(place * row.partial_ms),

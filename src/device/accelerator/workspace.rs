@@ -198,7 +198,7 @@ impl Workspace {
     /// Row `row` and those behind it, of the same step: what has a row for every row of the step moves on; logits,
     /// partial attention and scratch stay where they are, since a step has them once. For sub-batches, see
     /// [`SubBatches`].
-    pub(crate) fn from_row(&self, shape: &Shape, row: usize) -> Workspace {
+    pub(crate) fn at_row(&self, shape: &Shape, row: usize) -> Workspace {
         let bytes = RowBytes::new(shape);
         let at = |p: DevPtr, row_bytes: usize| if p.is_null() { p } else { p.add(row * row_bytes) };
         Workspace {
@@ -344,7 +344,7 @@ mod tests {
                 DevPtr(end - bytes as u64)
             }),
         );
-        let next = ws.from_row(&shape, LIMITS.rows);
+        let next = ws.at_row(&shape, LIMITS.rows);
         let behind = [next.hidden, next.delta, next.x, next.qkv, next.q, next.attn, next.gate_up, next.act];
         assert_eq!(behind, [ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x]);
         assert_eq!(sizes[8..11], [3 * 24 * 2, 3 * 131 * 4, 3 * 4]);
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn what_is_absent_stays_absent() {
         let none = Workspace::default();
-        assert_eq!(none.from_row(&shape(), 3), none);
+        assert_eq!(none.at_row(&shape(), 3), none);
     }
 
     /// Every byte of every buffer of every sub-batch, each once.

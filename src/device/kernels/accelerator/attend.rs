@@ -78,8 +78,8 @@ pub(super) fn merge(
     }
     let lists = lists(cx);
     let args = MergeAttention {
-        here: cx.ws.partial.from_place(cx.shape, places.start),
-        elsewhere: other.from_place(cx.shape, places.start),
+        here: cx.ws.partial.at_place(cx.shape, places.start),
+        elsewhere: other.at_place(cx.shape, places.start),
         rows: lists.partial_rows.add(4 * places.start),
         n_rows: lists.counts.add(4 * (places.len() - 1)),
         max_rows: places.len(),

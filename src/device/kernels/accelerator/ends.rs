@@ -22,7 +22,7 @@ pub(super) fn embed(
 ) -> Result<()> {
     cx.check(&rows)?;
     let (lists, d) = (lists(cx), cx.shape.d_model);
-    let hidden = cx.ws.from_row(cx.shape, rows.start).hidden;
+    let hidden = cx.ws.at_row(cx.shape, rows.start).hidden;
     let layout = Layout::new(weight.dtype, cx.shape.vocab, d).filter(|_| weight.packed);
     if let Some(layout) = layout {
         let args = GatherArgs {

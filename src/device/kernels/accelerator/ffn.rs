@@ -23,7 +23,7 @@ pub(super) fn up(
     cx.check(&rows)?;
     norm_rows(rt, cx, layer.ffn_norm, residual, &rows)?;
     let shape = cx.shape;
-    let ws = cx.ws.from_row(shape, rows.start);
+    let ws = cx.ws.at_row(shape, rows.start);
     let (d, ff) = (shape.d_model, shape.d_ff);
     let matmul = |w: &LinearWeight, y: DevPtr, ldy: usize, epilogue: Epilogue| {
         let (x, act, m, scratch) = (ws.x, shape.act, rows.len(), linear_scratch(cx));
@@ -73,7 +73,7 @@ pub(super) fn to_delta(
         act: cx.shape.act,
         x,
         ldx: w.k,
-        y: cx.ws.from_row(cx.shape, rows.start).delta,
+        y: cx.ws.at_row(cx.shape, rows.start).delta,
         ldy: d,
         m: rows.len(),
         epilogue: Epilogue::F32,

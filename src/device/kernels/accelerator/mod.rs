@@ -183,7 +183,7 @@ impl Accelerator for KernelAccelerator {
     }
 
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let attn = cx.ws.from_row(cx.shape, rows.start).attn;
+        let attn = cx.ws.at_row(cx.shape, rows.start).attn;
         ffn::to_delta(self.rt(), cx, &layer.o, attn, &rows)
     }
 
@@ -198,7 +198,7 @@ impl Accelerator for KernelAccelerator {
     }
 
     fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let act = cx.ws.from_row(cx.shape, rows.start).act;
+        let act = cx.ws.at_row(cx.shape, rows.start).act;
         ffn::to_delta(self.rt(), cx, &layer.down, act, &rows)
     }
 

@@ -24,7 +24,7 @@ pub(super) fn norm_rows(
     residual: Residual,
     rows: &Range<usize>,
 ) -> Result<()> {
-    let (ws, d) = (cx.ws.from_row(cx.shape, rows.start), cx.shape.d_model);
+    let (ws, d) = (cx.ws.at_row(cx.shape, rows.start), cx.shape.d_model);
     let (delta, post) = residual.operands(ws.delta);
     let args = NormRows {
         norm: cx.shape.norm,
@@ -53,7 +53,7 @@ pub(super) fn fold(
     rows: &Range<usize>,
 ) -> Result<()> {
     cx.check(rows)?;
-    let (ws, d) = (cx.ws.from_row(cx.shape, rows.start), cx.shape.d_model);
+    let (ws, d) = (cx.ws.at_row(cx.shape, rows.start), cx.shape.d_model);
     let (delta, post) = residual.operands(ws.delta);
     if delta.is_null() {
         return Ok(());
@@ -86,7 +86,7 @@ fn multiply(
     rows: &Range<usize>,
 ) -> Result<()> {
     let shape = cx.shape;
-    let ws = cx.ws.from_row(shape, rows.start);
+    let ws = cx.ws.at_row(shape, rows.start);
     norm_rows(rt, cx, layer.attn_norm, residual, rows)?;
     let width = shape.qkv_dim();
     let mut column = 0;
@@ -113,7 +113,7 @@ fn multiply(
 fn as_they_are(cx: &Context<'_>, rows: &Range<usize>) -> RopeAppend {
     let (shape, lists) = (cx.shape, lists(cx));
     RopeAppend {
-        qkv: cx.ws.from_row(shape, rows.start).qkv,
+        qkv: cx.ws.at_row(shape, rows.start).qkv,
         bias: DevPtr::NULL,
         q_norm: DevPtr::NULL,
         k_norm: DevPtr::NULL,
@@ -153,7 +153,7 @@ fn finishing(cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Rop
 fn appending(cx: &Context<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<usize>) -> RopeAppend {
     RopeAppend {
         row_slot: lists(cx).row_slot.add(rows.start * 4),
-        q: cx.ws.from_row(cx.shape, rows.start).q,
+        q: cx.ws.at_row(cx.shape, rows.start).q,
         kv,
         ..args
     }
