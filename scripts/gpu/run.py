@@ -49,7 +49,7 @@ class Run:
         return not self.only or any(name.startswith(prefix) for prefix in self.only)
 
     def part(self, name, command, limit, env=None, read=None):
-        """Runs one command; `read(output)` may turn what it printed into a result."""
+        """Runs one command; `read(output)` may turn what it printed into a result, or into a "problem"."""
         if not self.wanted(name):
             return {}
         limit = min(limit, self.deadline - time.monotonic())
@@ -81,11 +81,13 @@ class Run:
                 part.update(read(text))
         except Exception as e:  # what cannot be read is said, and hides nothing else
             part["unreadable"] = f"{type(e).__name__}: {e}"
-        if outcome != "ok":
+        if outcome == "ok" and "problem" in part:
+            part["outcome"], part["said"] = "failed", part.pop("problem")
+        elif outcome != "ok":
             part["said"] = said(text)
             part["tail"] = text.strip().splitlines()[-12:]
         self.parts[name] = part
-        print(f"{name}: {outcome} in {part['seconds']} s" + (f": {part['said']}" if "said" in part else ""), flush=True)
+        print(f"{name}: {part['outcome']} in {part['seconds']} s" + (f": {part['said']}" if "said" in part else ""), flush=True)
         return part
 
 
@@ -105,11 +107,23 @@ def said(text):
 def tests(text):
     """What the test programs of Rust print."""
     counts = re.findall(r"test result: \w+\. (\d+) passed; (\d+) failed", text)
+    passed, failed = (sum(int(pair[i]) for pair in counts) for i in (0, 1))
+    none = {} if passed + failed else {"problem": "no test ran: is the filter still right?"}
     return {
-        "passed": sum(int(p) for p, _ in counts), "failed": sum(int(f) for _, f in counts),
+        "passed": passed, "failed": failed,
         "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED", text, re.M))),
-        "skipped": len(re.findall(r"^skipped: ", text, re.M)),
+        "skipped": len(re.findall(r"^skipped: ", text, re.M)), **none,
     }
+
+
+def devices(text):
+    """What the doctor found, or why there is no device to prove anything on."""
+    found = last_json(text)
+    cuda = found["cuda"]
+    problems = [cuda.get("problem"), cuda["kernels"].get("problem"), *(d.get("problem") for d in cuda["devices"])]
+    problems += [] if cuda["devices"] else ["no GPU is visible"]
+    problem = next((p for p in problems if p), None)
+    return {"report": found, **({"problem": problem} if problem else {})}
 
 
 def last_json(text):
@@ -143,7 +157,7 @@ def measure(run, save):
     def check(name, which, limit, filters=(), env=None):
         run.part(name, [program(which), "--show-output", *filters], limit, env, tests)
 
-    run.part("doctor", [program("tandem"), "doctor", "--json"], 60, read=lambda text: {"report": last_json(text)})
+    run.part("doctor", [program("tandem"), "doctor", "--json"], 60, read=devices)
     loaded = os.path.join(out, "load.json")
     run.part("load", [bench, "--load", "--json", loaded], 3 * COMPILE, read=as_json(loaded))
     save()
