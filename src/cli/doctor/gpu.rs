@@ -119,14 +119,13 @@ impl Cuda {
                 row('-', "cuda kernels", format!("none in this build: {}", why.unwrap_or("no reason")))
             }
         }
-        row('+', "emulated", "plain functions in the role of a GPU, in every build".into());
-        match self.no_emulation {
-            None => row('+', "emulated:kernels", "the GPU's kernels, compiled for the host".into()),
-            Some(why) => {
-                let remedy = "`cargo run --features host-emulation`";
-                row('-', "emulated:kernels", format!("kernels do not run on the host: {why}; {remedy}"))
-            }
-        }
+        let emulated = match self.no_emulation {
+            None => "plain functions; emulated:kernels runs the GPU's kernels on the host".to_owned(),
+            Some(why) => format!(
+                "plain functions; no emulated:kernels in this build: {why}; `cargo run --features host-emulation`"
+            ),
+        };
+        row('+', "emulated", emulated);
         rows
     }
 }

@@ -33,7 +33,6 @@ impl CudaRuntime {
         self.context.bind()?;
         let begun = Instant::now();
         let function = self.modules.function(found, 0)?;
-        let load = begun.elapsed();
         let read = |which| -> Result<u32> {
             let mut value = 0;
             // SAFETY: a loaded function, and a number that outlives the call.
@@ -41,11 +40,10 @@ impl CudaRuntime {
             self.context.check(&format!("kernel {kernel}: its attributes"), code)?;
             Ok(value.max(0) as u32)
         };
-        Ok(KernelUsage {
-            registers: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            local: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-            shared: read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-            load,
-        })
+        let registers = read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        let local = read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
+        let shared = read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        // Only now: a driver that loads lazily does it when somebody asks.
+        Ok(KernelUsage { registers, local, shared, load: begun.elapsed() })
     }
 }
