@@ -121,7 +121,7 @@ fn a_ring_of_bulk_copies_goes_round() {
             for (i, got) in words_of(&got).into_iter().enumerate() {
                 // Word i of the dump holds what the swizzle put there: rows of 32 words, chunks of four.
                 let (row, word) = (i / 32, i % 32);
-                let column = (word / 4 ^ row % 8) * 4 + word % 4;
+                let column = ((word / 4) ^ (row % 8)) * 4 + word % 4;
                 assert_eq!(
                     got,
                     matrix[row * 32 + column],
