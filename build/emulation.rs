@@ -47,7 +47,7 @@ pub fn wanted() -> bool {
 /// The compiler's, with its message.
 pub fn build() -> Result<Part<()>> {
     if !wanted() {
-        return Ok(Part::Missing("the feature host-emulation is off (it is for tests)".into()));
+        return Ok(Part::Missing("the feature host-emulation is off".into()));
     }
     let target = std::env::var("TARGET").unwrap_or_default();
     if target != "x86_64-unknown-linux-gnu" {

@@ -335,6 +335,7 @@ fn stop_strings_are_not_printed() {
         run(&mut command)
     };
     let whole = parsed(&generate(&["--json"]));
+    // These two tokens lead by 2.5 and 1.3 (tests/oracles/smollm2_q4_1.json), no tier is off by half of that.
     assert!(whole["text"].as_str().unwrap().starts_with(" Paris."), "{whole}");
     let stopped = parsed(&generate(&["--json", "--stop", "nowhere", "--stop", "ris"]));
     assert_eq!((&stopped["text"], &stopped["finish_reason"]), (&json!(" Pa"), &json!("stop")));

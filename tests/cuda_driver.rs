@@ -167,6 +167,14 @@ fn a_lost_device_is_lost_for_every_call() {
     }
 }
 
+#[test]
+fn what_a_kernel_became_is_read_back() {
+    let Some(text) = run("usage", &[]) else { return };
+    assert!(text.contains("64 registers, 16 local, 8 shared"), "{text}");
+    says("usage", &[("FAKE_FAIL", "cuFuncGetAttribute:201:2")], &["kernel ", "its attributes"]);
+    says("usage", &[("FAKE_FAIL", "cuModuleLoadDataEx:218")], &["cannot load", "a fake complaint"]);
+}
+
 fn print(error: &Error) {
     let capacity = if matches!(error, Error::Capacity(_)) { " (capacity)" } else { "" };
     println!("error: {error}{capacity}");
@@ -183,6 +191,14 @@ fn inside() {
         _ => CudaOptions::default(),
     };
     let rt = match cuda::open(&options) {
+        Ok(rt) if case == "usage" => {
+            let (kernel, _) = some_kernel(&*rt);
+            rt.kernel_usage("nobody").expect_err("no such kernel");
+            return match rt.kernel_usage(kernel) {
+                Ok(u) => println!("{} registers, {} local, {} shared", u.registers, u.local, u.shared),
+                Err(error) => print(&error),
+            };
+        }
         Ok(rt) => rt as Arc<dyn Runtime>,
         Err(error) => return print(&error),
     };

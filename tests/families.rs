@@ -4,6 +4,8 @@
 mod models;
 #[path = "support/naive_model.rs"]
 mod naive_model;
+#[path = "support/rounding.rs"]
+mod rounding;
 
 use tandem::cache::KvDType;
 use tandem::engine::{Input, Logits, Options};
@@ -17,26 +19,6 @@ const TOKENS: usize = 70;
 
 fn tokens(n: usize, vocab: usize) -> Vec<u32> {
     (0..n).map(|i| (i * i * 31 + i * 7 + 3) as u32 % vocab as u32).collect()
-}
-
-/// By how many standard deviations of the logits the worst row may be off (root mean square of the row).
-///
-/// f32 arithmetic alone: a dot product of n = 768 terms is off by about √n·2⁻²⁴ = 1.7e-6 of its size. But where
-/// that error e moves a key or value across a rounding boundary of the cache (of spacing 2u for a unit
-/// roundoff u), it becomes a whole 2u: a share e/2u of the elements, so √(e/2u)·2u = √(2eu) root mean square.
-/// That is 8e-5 for bf16 (u = 2⁻⁹) and 4e-5 for f16 (u = 2⁻¹¹).
-/// Kernels with bf16 dot products also round q and the probabilities: u/√3 each, 1.6e-3 together.
-/// A layer adds independent errors of that size to keys, values and scores: √(3L) of them. That is what a row
-/// is expected to be off by; the worst of 70 rows, of which the first average over few keys, gets four of it.
-/// The last test below shows what this still catches.
-fn bound(spec: &ModelSpec, kv: KvDType, bf16_products: bool) -> f64 {
-    let u = match kv {
-        KvDType::BF16 => 2f64.powi(-9),
-        KvDType::F16 => 2f64.powi(-11),
-    };
-    let e = 768f64.sqrt() * 2f64.powi(-24);
-    let products = if bf16_products { u * (2.0f64 / 3.0).sqrt() } else { 0.0 };
-    4.0 * (3.0 * spec.n_layers as f64).sqrt() * ((2.0 * e * u).sqrt() + products + e)
 }
 
 fn check(name: &str, m: &LoadedModel) -> Vec<String> {
@@ -66,7 +48,7 @@ fn check(name: &str, m: &LoadedModel) -> Vec<String> {
                     got.extend_from_slice(e.forward(&[input]).unwrap());
                 }
                 let products = kv == KvDType::BF16 && isa >= Isa::Avx512;
-                let bound = bound(&m.spec, kv, products);
+                let bound = rounding::cpu(&m.spec, kv, products);
                 let worst = got
                     .chunks_exact(vocab)
                     .zip(want.chunks_exact(vocab))
@@ -157,7 +139,7 @@ fn the_comparison_sees_small_mistakes() {
         let worst = (0..TOKENS)
             .map(|r| models::distance(&wrong[r * 512..(r + 1) * 512], &right[r * 512..(r + 1) * 512]).0)
             .fold(0.0, f64::max);
-        let bound = bound(&m.spec, KvDType::F16, false);
+        let bound = rounding::cpu(&m.spec, KvDType::F16, false);
         println!("{what}: {worst:.1e}, against a bound of {bound:.1e}");
         assert!(worst > 2.0 * bound, "{what} moves the logits by {worst:.1e} only");
     }

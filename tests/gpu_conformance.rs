@@ -9,6 +9,8 @@ mod arithmetic;
 mod blocks;
 #[path = "gpu_conformance/matrices.rs"]
 mod matrices;
+#[path = "gpu_conformance/pipeline.rs"]
+mod pipeline;
 #[path = "gpu_conformance/sm90a.rs"]
 mod sm90a;
 mod support;

@@ -5,6 +5,8 @@
 mod models;
 #[path = "support/naive_model.rs"]
 mod naive_model;
+#[path = "support/rounding.rs"]
+mod rounding;
 mod support;
 
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::open::on_kernels;
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
-use tandem::model::{LoadedModel, ModelSpec, load};
+use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;
 use tandem::tensor::{Bytes, DType, Tensor};
 
@@ -30,10 +32,13 @@ fn tokens(n: usize, vocab: usize) -> Vec<u32> {
 fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
     let on_kernels = |rt| on_kernels(rt).expect("a runtime with kernels");
     let kernels = gpu::runtimes().into_iter().map(|rt| (rt.info().name.clone(), on_kernels(rt)));
-    let operations: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(Arc::new(
-        EmulatedRuntime::new(EmulatedOptions { jitter: Some(1), ..Default::default() }).expect("it starts"),
-    )));
-    kernels.chain([("emulated by plain functions".to_owned(), operations)]).collect()
+    let options = EmulatedOptions { jitter: Some(1), ..Default::default() };
+    let operations = gpu::wanted("emulated").then(|| {
+        let rt = Arc::new(EmulatedRuntime::new(options).expect("it starts"));
+        let accel: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(rt));
+        ("emulated by plain functions".to_owned(), accel)
+    });
+    kernels.chain(operations).collect()
 }
 
 fn engine(m: &LoadedModel, options: &Options, accel: &Arc<dyn Accelerator>) -> Engine {
@@ -47,18 +52,6 @@ fn options(kv: KvDType, context: usize, sequences: usize) -> Options {
     options
 }
 
-/// By how many standard deviations of the logits the worst row may be off, root mean square of the row.
-///
-/// As in tests/families.rs, but what enters every matrix is rounded to 16 bits: with unit roundoff u (2⁻⁸ for
-/// bfloat16, 2⁻¹¹ for f16), u/√3 root mean square of a value. A layer rounds the inputs of q|k|v (which moves q, k
-/// and v), q, k and v themselves, the probabilities, attention's output, and the inputs of up and down: seven
-/// independent errors of that size, so √(7L) of them; the worst of 70 rows gets four times that.
-fn bound(spec: &ModelSpec, kv: KvDType, bf16: bool) -> f64 {
-    let u = |bf16: bool| if bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
-    let widest = u(bf16 || kv == KvDType::BF16);
-    4.0 * (7.0 * spec.n_layers as f64).sqrt() * widest / 3f64.sqrt()
-}
-
 #[test]
 fn every_family_computes_what_its_spec_says() {
     let mut failures = Vec::new();
@@ -70,7 +63,7 @@ fn every_family_computes_what_its_spec_says() {
                 let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
                 let mut e = engine(&m, &options(kv, TOKENS, 1), &accel);
                 let got = feed(&mut e, &tokens, &[TOKENS - 4, 1, 1, 1, 1]);
-                let bound = bound(&m.spec, kv, dtype == "bf16" || name.contains("gemma"));
+                let bound = rounding::accelerator(&m.spec, kv, rounds_to_bf16(&m));
                 let worst = got
                     .chunks_exact(m.spec.vocab)
                     .zip(&want)
@@ -101,29 +94,74 @@ fn feed(e: &mut Engine, tokens: &[u32], steps: &[usize]) -> Vec<f32> {
     out
 }
 
-/// `n` tokens after `prompt`, each the likeliest, and by how much each led.
-fn greedy(e: &mut Engine, prompt: &[u32], n: usize) -> (Vec<u32>, Vec<f32>) {
+/// Whether activations are bf16: for bf16 weights, and for the Gemma family, whose activations pass f16's range.
+fn rounds_to_bf16(m: &LoadedModel) -> bool {
+    m.spec.name.contains("gemma") || m.weights.get("blk.0.ffn_up.weight").unwrap().dtype == DType::BF16
+}
+
+/// The logits of the last prompt token and of each of `then`, which are fed whatever the logits say.
+fn forced(e: &mut Engine, prompt: &[u32], then: &[u32]) -> Vec<Vec<f32>> {
     let seq = e.add();
-    let mut logits = e.prefill(seq, prompt, |_| ()).unwrap();
-    let (mut ids, mut margins) = (Vec::new(), Vec::new());
-    for _ in 0..n {
-        let (id, margin) = lead(&logits);
-        ids.push(id);
-        margins.push(margin);
-        logits = e.forward(&[Input { seq, tokens: &[id], logits: Logits::Last }]).unwrap().to_vec();
+    let mut rows = vec![e.prefill(seq, prompt, |_| ()).unwrap()];
+    for id in then {
+        let input = Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last };
+        rows.push(e.forward(&[input]).unwrap().to_vec());
     }
     e.remove(seq);
-    (ids, margins)
+    rows
 }
 
-fn lead(logits: &[f32]) -> (u32, f32) {
-    let best = tandem::reference::reduce::argmax(logits);
-    let second = logits.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, x)| *x);
-    (best as u32, logits[best] - second.fold(f32::NEG_INFINITY, f32::max))
+/// `n` tokens after `prompt`, each the likeliest.
+fn greedy(e: &mut Engine, prompt: &[u32], n: usize) -> Vec<u32> {
+    let seq = e.add();
+    let mut logits = e.prefill(seq, prompt, |_| ()).unwrap();
+    let mut ids = Vec::new();
+    for _ in 0..n {
+        ids.push(rounding::lead(&logits).0);
+        let input = Input { seq, tokens: &ids[ids.len() - 1..], logits: Logits::Last };
+        logits = e.forward(&[input]).unwrap().to_vec();
+    }
+    e.remove(seq);
+    ids
 }
 
-/// A step in which tokens may differ: the leads below this are within both sides' rounding.
-const SURE: f32 = 0.3;
+/// Both are fed the CPU's tokens: every row of logits is the CPU's within what both round, and so is the likeliest token
+/// wherever its lead is beyond that.
+fn assert_the_cpus_tokens(
+    device: &str,
+    m: &LoadedModel,
+    accel: &Arc<dyn Accelerator>,
+    prompt: &[u32],
+    n: usize,
+) {
+    let name = &m.spec.name;
+    let o = options(KvDType::BF16, 64, 1);
+    let mut cpu = models::engine(m, &o);
+    let ids = greedy(&mut cpu, prompt, n);
+    let want = forced(&mut cpu, prompt, &ids);
+    let got = forced(&mut engine(m, &o, accel), prompt, &ids);
+    let bound = rounding::cpu(&m.spec, o.kv_dtype, false)
+        + rounding::accelerator(&m.spec, o.kv_dtype, rounds_to_bf16(m));
+    let (mut sure, mut equal, mut worst) = (0, 0, 0f64);
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        let off = models::distance(got, want).0;
+        assert!(off <= bound, "{device} {name}, row {i}: {off:.2e} standard deviations, at most {bound:.2e}");
+        let (id, (best, lead, std)) = (rounding::lead(got).0, rounding::lead(want));
+        if rounding::is_sure(want, bound) {
+            assert_eq!(
+                id,
+                best,
+                "{device} {name}, row {i}: the CPU's token leads by {:.2} deviations",
+                lead / std
+            );
+            sure += 1;
+        }
+        (equal, worst) = (equal + usize::from(id == best), worst.max(off));
+    }
+    let rows = want.len();
+    println!("{device} {name}: {equal} of {rows} tokens equal, {sure} had to be; {worst:.1e} of {bound:.1e}");
+    assert!(sure * 4 >= rows, "{device} {name}: only {sure} of {rows} tokens were compared");
+}
 
 #[test]
 fn greedy_tokens_are_the_cpus() {
@@ -133,18 +171,7 @@ fn greedy_tokens_are_the_cpus() {
         {
             let m = load(&format!("synth:{name},seed=3")).unwrap();
             let prompt = tokens(40, m.spec.vocab);
-            let o = options(KvDType::BF16, 64, 1);
-            let mut cpu = models::engine(&m, &o);
-            let (want, margins) = greedy(&mut cpu, &prompt, 12);
-            let mut e = engine(&m, &o, &accel);
-            let (got, _) = greedy(&mut e, &prompt, 12);
-            // Once a token within rounding differs, so does all that follows.
-            let same = got.iter().zip(&want).take_while(|(g, w)| g == w).count();
-            println!("{device} {name}: {same} of {} tokens equal", want.len());
-            assert!(
-                same == want.len() || margins[same] < SURE,
-                "{name}: {got:?}, CPU {want:?}, leads {margins:?}"
-            );
+            assert_the_cpus_tokens(&device, &m, &accel, &prompt, 12);
         }
     }
 }
@@ -153,19 +180,12 @@ fn greedy_tokens_are_the_cpus() {
 fn real_text_from_a_real_model() {
     let Some(path) = models::smollm2() else { return };
     for (device, accel) in accelerators() {
-        // On the host's emulation two layers of the model are what a test has time for.
         let mut m = load(path.to_str().unwrap()).unwrap();
-        let emulated = device.contains("mulated");
-        if emulated {
+        // On the host's emulation two layers of the model are what a test has time for.
+        if device.contains("mulated") {
             m.spec.n_layers = 2;
         }
-        let prompt = [504u32, 2365, 6354, 16438];
-        let o = options(KvDType::BF16, 32, 1);
-        let (want, margins) = greedy(&mut models::engine(&m, &o), &prompt, 3);
-        let (got, _) = greedy(&mut engine(&m, &o, &accel), &prompt, 3);
-        let same = got.iter().zip(&want).take_while(|(g, w)| g == w).count();
-        println!("{device}: {got:?}, the CPU says {want:?} with leads {margins:?}");
-        assert!(same == want.len() || margins[same] < SURE, "{got:?}, CPU {want:?}, leads {margins:?}");
+        assert_the_cpus_tokens(&device, &m, &accel, &[504, 2365, 6354, 16438], 3);
     }
 }
 
@@ -267,7 +287,7 @@ fn the_likeliest_token_is_found_on_the_device() {
         let ids = e.forward_greedy(&inputs).unwrap().to_vec();
         seqs.iter().enumerate().for_each(|(i, &s)| e.truncate(s, 5 + i));
         let logits = e.forward(&inputs).unwrap();
-        let want: Vec<u32> = logits.chunks_exact(m.spec.vocab).map(|row| lead(row).0).collect();
+        let want: Vec<u32> = logits.chunks_exact(m.spec.vocab).map(|row| rounding::lead(row).0).collect();
         assert_eq!(ids, want);
     }
 }

@@ -9,6 +9,8 @@ mod pages;
 mod publish;
 #[path = "gpu_exchange/round_trip.rs"]
 mod round_trip;
+#[path = "gpu_exchange/rounds.rs"]
+mod rounds;
 mod support;
 
 use std::sync::Arc;

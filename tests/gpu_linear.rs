@@ -181,11 +181,17 @@ fn results_repeat_bit_for_bit() {
     for rt in support::gpu::runtimes() {
         for m in [1, 4, 5, 16, 40, 70] {
             let c = Case::plain(Half::F16, m, 144, 1032);
-            let plan = plan(&rt, 3, &c);
-            let o = Operands::dense(&c);
-            let first = run(&rt, &c, &o, &plan);
-            for _ in 0..3 {
-                assert!(run(&rt, &c, &o, &plan) == first, "{plan:?}");
+            let plan = plan(&rt, 24, &c);
+            let (warps, splits) = plan.k_parts();
+            assert!(warps * splits > 1, "{plan:?}");
+            let launch = Launch::new(&rt, &c, &Operands::dense(&c), COUNTER_BYTES + plan.partial_bytes);
+            let run = || {
+                launch.output(linear_as(&*rt, Lane::Compute, &launch.args(&c), &plan), &format!("{plan:?}"))
+            };
+            let first = run();
+            // One operand, one scratch: what a repetition leaves behind is what the next one meets.
+            for i in 0..support::gpu::count(&rt, (1000, 3)) {
+                assert!(run() == first, "{plan:?}: repetition {i} gives other bits");
             }
         }
     }

@@ -98,7 +98,10 @@ fn operands(c: &Case) -> Operands {
 }
 
 fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &Plan) -> Vec<u8> {
-    let launch = Launch::new(rt, c, o, plan.scratch_bytes());
+    again(&Launch::new(rt, c, o, plan.scratch_bytes()), c, plan)
+}
+
+fn again(launch: &Launch, c: &Case, plan: &Plan) -> Vec<u8> {
     let args = QuantLinearArgs {
         layout: layout(c),
         w: launch.w.ptr(),
@@ -112,7 +115,7 @@ fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &Plan) -> Vec<u8> {
         ldy: c.ldy(),
         epilogue: c.epilogue,
     };
-    launch.output(linear_as(&**rt, Lane::Compute, &args, plan), &format!("{c:?} {plan:?}"))
+    launch.output(linear_as(&*launch.rt, Lane::Compute, &args, plan), &format!("{c:?} {plan:?}"))
 }
 
 /// Runs `c` as `plan` says and compares every element.
@@ -239,6 +242,23 @@ fn a_row_does_not_depend_on_the_other_rows() {
             assert_eq!(few[..m * row], all[..m * row], "{plan:?}: {m} tokens against {}", c.m);
         }
     });
+}
+
+#[test]
+fn sums_of_splits_repeat_bit_for_bit() {
+    for rt in support::gpu::runtimes() {
+        for tokens in KERNELS {
+            let c = plain(DType::Q4_K, Half::F16, tokens.min(18), 80, 1024);
+            let plan = forced(&*rt, &c, tokens, 256).expect("f16 on every device");
+            assert!(plan.splits > 1, "{plan:?}");
+            let launch = Launch::new(&rt, &c, &operands(&c), plan.scratch_bytes());
+            let first = again(&launch, &c, &plan);
+            // One operand, one scratch: what a repetition leaves behind is what the next one meets.
+            for i in 0..support::gpu::count(&rt, (1000, 2)) {
+                assert!(again(&launch, &c, &plan) == first, "{plan:?}: repetition {i} gives other bits");
+            }
+        }
+    }
 }
 
 #[test]

@@ -9,8 +9,11 @@ mod faults;
 mod lanes;
 #[path = "gpu_runtime/model.rs"]
 mod model;
+mod support;
 
 use std::sync::Arc;
+
+use support::gpu;
 
 use tandem::device::cuda::CudaOptions;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
@@ -34,11 +37,17 @@ fn each_emulated(test: impl Fn(&str, Arc<dyn Runtime>)) {
     }
 }
 
-/// Every runtime of this machine.
+/// Every runtime of this machine, or of those that `TANDEM_TEST_DEVICE` leaves (tests/support/gpu/mod.rs).
 fn each(test: impl Fn(&str, Arc<dyn Runtime>)) {
-    each_emulated(&test);
+    if gpu::wanted("emulated") {
+        each_emulated(&test);
+    }
+    if !gpu::wanted("cuda") {
+        return;
+    }
     match tandem::device::cuda::open(&CudaOptions::default()) {
         Ok(rt) => test("cuda", rt),
+        Err(e) if !gpu::wanted("emulated") => panic!("{e}"),
         Err(e) => println!("skipped: {e}"),
     }
 }

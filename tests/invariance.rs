@@ -3,6 +3,8 @@
 
 #[path = "support/models.rs"]
 mod models;
+#[path = "support/rounding.rs"]
+mod rounding;
 
 use tandem::Error;
 use tandem::cache::KvDType;
@@ -10,7 +12,6 @@ use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
-use tandem::tensor::DType;
 
 /// Two pages and a bit, beyond the windows of the tiny models.
 const TOKENS: usize = 67;
@@ -65,7 +66,7 @@ fn feed(e: &mut Engine, seq: SeqId, tokens: &[u32], chunk: usize) -> Vec<f32> {
     out
 }
 
-/// Exactly equal in deterministic mode; in fast mode the worst row within [`bound`].
+/// Exactly equal in deterministic mode; in fast mode the worst row within [`rounding::activations`].
 #[track_caller]
 fn assert_same(what: &str, mode: Mode, m: &LoadedModel, isa: Isa, got: &[f32], want: &[f32]) {
     let differs = got.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
@@ -78,23 +79,8 @@ fn assert_same(what: &str, mode: Mode, m: &LoadedModel, isa: Isa, got: &[f32], w
         .zip(want.chunks_exact(m.spec.vocab))
         .map(|(g, w)| models::distance(g, w).0)
         .fold(0.0, f64::max);
-    let bound = bound(m, isa);
+    let bound = rounding::activations(m, isa);
     assert!(off <= bound, "{what}: {off:.2e} standard deviations, at most {bound:.2e}");
-}
-
-/// By how much two kernels of a tier may disagree: one may see the activations in f32, the other in bf16 (u = 2⁻⁹)
-/// or in int8 blocks of 32 (half a step of 1/127 of the largest of 32, itself about 2.1 standard deviations:
-/// u = 0.5·2.1/127·2 = 2⁻⁶), which is u/√3 root mean square; f16 weights are read as they are by one kernel of the AMX
-/// tier and rounded to bf16 by the other, a second independent error of that size. The 4 inputs of each of L layers and that of the head are rounded
-/// so, independently; the worst of 67 rows gets four of the expectation.
-fn bound(m: &LoadedModel, isa: Isa) -> f64 {
-    let dtype = m.weights.get("blk.0.ffn_up.weight").unwrap().dtype;
-    let u = match (isa, dtype) {
-        (Isa::Amx, d) if d.is_quantised() => 2f64.powi(-6),
-        (Isa::Amx, DType::F16) => 2f64.sqrt() * 2f64.powi(-9),
-        _ => 2f64.powi(-9),
-    };
-    4.0 * u / 3f64.sqrt() * (4.0 * m.spec.n_layers as f64 + 1.0).sqrt()
 }
 
 #[test]

@@ -3,11 +3,13 @@
 //!   cargo bench --bench cuda                       Llama-3-8B and SmolLM2 shapes on the GPU of this machine
 //!   cargo bench --bench cuda -- gemm bf16          only lines that contain all words
 //!   cargo bench --bench cuda -- --json FILE        the table as JSON too
+//!   cargo bench --bench cuda -- --load             instead: how long each file of kernels takes to load, its registers
+//!   cargo bench --bench cuda -- --peak             instead: the peak of the matrix units alone
 //!   cargo bench --bench cuda -- --test             tiny shapes in host emulation, answers checked, no timing
 //!
 //! Answers are verified before anything is timed. Weights are cold: each call takes the next of enough copies to
 //! overflow the L2, as in a forward pass; calls are recorded as a graph, as decode runs them. Without a GPU there is
-//! nothing to time, and it says so.
+//! nothing to time, and it says so; where numbers were asked for (--json, --load, --peak) that is an error.
 
 fn main() {
     #[cfg(tandem_kernels)]
@@ -29,6 +31,8 @@ mod dense;
 mod elementwise;
 #[cfg(tandem_kernels)]
 mod exchange;
+#[cfg(tandem_kernels)]
+mod load;
 #[cfg(tandem_kernels)]
 mod measure;
 #[cfg(tandem_kernels)]

@@ -8,34 +8,70 @@ use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::runtime::Runtime;
 
 use crate::measure::Bench;
-use crate::{attention, dense, elementwise, exchange, peak, quant};
+use crate::{attention, dense, elementwise, exchange, load, peak, quant};
+
+/// What is asked for.
+#[derive(Default)]
+struct Asked {
+    test: bool,
+    load: bool,
+    peak: bool,
+    json: Option<String>,
+    words: Vec<String>,
+}
 
 pub fn main() {
-    let (mut test, mut json, mut words) = (false, None, Vec::new());
+    let mut asked = Asked::default();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "--test" => test = true,
+            "--test" => asked.test = true,
+            "--load" => asked.load = true,
+            "--peak" => asked.peak = true,
             "--bench" => {} // Cargo's
-            "--json" => json = Some(args.next().expect("--json wants a file")),
-            word => words.push(word.to_owned()),
+            "--json" => asked.json = Some(args.next().expect("--json wants a file")),
+            word => asked.words.push(word.to_owned()),
         }
     }
-    let rt: Arc<dyn Runtime> = if test {
-        match emulated() {
-            Some(rt) => rt,
-            None => return println!("skipped: {}", built::NO_EMULATION.unwrap_or("no kernels")),
-        }
-    } else {
-        match cuda::open(&CudaOptions::default()) {
-            Ok(rt) => rt,
-            Err(e) => return println!("skipped: NOTHING WAS MEASURED: {e}"),
-        }
-    };
-    if let Err(e) = measure(rt, test, words, json) {
+    if let Err(e) = on_a_device(&asked) {
         eprintln!("bench cuda: {e}");
         std::process::exit(1);
     }
+}
+
+fn on_a_device(asked: &Asked) -> Result<()> {
+    if asked.test {
+        return match emulated() {
+            Some(rt) => measure(rt, asked),
+            None => {
+                println!("skipped: {}", built::NO_EMULATION.unwrap_or("no kernels"));
+                Ok(())
+            }
+        };
+    }
+    // As for the tests: an older GPU's kernels on whatever is there.
+    let sm = std::env::var("TANDEM_TEST_SM").ok().filter(|v| !v.is_empty());
+    let sm = sm.map(|v| v.parse().unwrap_or_else(|_| panic!("TANDEM_TEST_SM={v}: not a number")));
+    let rt = match cuda::open(&CudaOptions { pretend_sm: sm, ..CudaOptions::default() }) {
+        Ok(rt) => rt,
+        Err(e) => {
+            println!("skipped: NOTHING WAS MEASURED: {e}");
+            let numbers = asked.load || asked.peak || asked.json.is_some();
+            return if numbers { Err(e) } else { Ok(()) };
+        }
+    };
+    if asked.load {
+        return write(asked, &load::run(&rt)?);
+    }
+    measure(rt, asked)
+}
+
+fn write(asked: &Asked, value: &serde_json::Value) -> Result<()> {
+    if let Some(path) = &asked.json {
+        let text = serde_json::to_string_pretty(value).expect("plain values");
+        std::fs::write(path, text).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+    Ok(())
 }
 
 fn emulated() -> Option<Arc<dyn Runtime>> {
@@ -45,14 +81,17 @@ fn emulated() -> Option<Arc<dyn Runtime>> {
     })
 }
 
-fn measure(rt: Arc<dyn Runtime>, test: bool, words: Vec<String>, json: Option<String>) -> Result<()> {
+fn measure(rt: Arc<dyn Runtime>, asked: &Asked) -> Result<()> {
     let info = rt.info().clone();
     println!("{}, sm_{}, {} multiprocessors", info.name, info.sm, info.multiprocessors);
-    let mut bench = Bench::new(rt, test, words)?;
-    if !test {
+    let mut bench = Bench::new(rt, asked.test, asked.words.clone())?;
+    if !asked.test {
         println!("copy: {:.0} GB/s (read + written)", bench.copy / 1e9);
     }
     peak::run(&mut bench)?;
+    if asked.peak {
+        return write(asked, &bench.json());
+    }
     // The most telling first.
     dense::decode(&mut bench)?;
     dense::prefill(&mut bench)?;
@@ -67,9 +106,5 @@ fn measure(rt: Arc<dyn Runtime>, test: bool, words: Vec<String>, json: Option<St
     elementwise::rope(&mut bench)?;
     elementwise::activations(&mut bench)?;
     bench.finish();
-    if let Some(path) = json {
-        let text = serde_json::to_string_pretty(&bench.json()).expect("plain values");
-        std::fs::write(&path, text).unwrap_or_else(|e| panic!("{path}: {e}"));
-    }
-    Ok(())
+    write(asked, &bench.json())
 }

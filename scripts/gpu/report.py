@@ -1,11 +1,6 @@
 """One Markdown table of everything, the most telling numbers first."""
 
 
-def token_ids(answer):
-    """The generated token ids in what `tandem generate --json` prints."""
-    return answer.get("tokens") or answer.get("token_ids") or []
-
-
 def percent(value):
     return "" if value is None else f"{100 * value:.0f}%"
 
@@ -16,7 +11,7 @@ def verdict(value, goal):
 
 def markdown(results):
     parts = results["parts"]
-    rows = headlines(parts) + correctness(parts) + kernels(parts)
+    rows = loading(parts) + headlines(parts) + correctness(parts) + kernels(parts)
     out = [f"Commit {' '.join(results['commit'])}. {device(parts)}", ""]
     out += ["| what | case | result | of limit | torch | verdict |", "|---|---|---|---:|---:|---|"]
     out += ["| " + " | ".join(str(cell).replace("|", "/").replace("\n", " ") for cell in row) + " |" for row in rows]
@@ -24,7 +19,7 @@ def markdown(results):
 
 
 def device(parts):
-    bench = parts.get("kernels", {}).get("bench")
+    bench = parts.get("numbers kernels", {}).get("bench")
     if not bench:
         found = parts.get("doctor", {}).get("report", {}).get("cuda", {})
         names = [d["name"] for d in found.get("devices", [])]
@@ -34,14 +29,15 @@ def device(parts):
 
 
 def torch_times(parts):
-    lines = parts.get("torch", {}).get("bench", {}).get("lines", [])
+    bench = parts.get("numbers torch", {}).get("bench", {})
+    lines = bench.get("lines", []) if bench.get("device") == "cuda" else []    # small sizes on a CPU compare with nothing
     return {(line["kernel"], line["shape"]): line["us"] for line in lines if "us" in line}
 
 
 def lines_of(parts):
     """Lines of the kernel bench, each with the vendor's time as a multiple of ours."""
     reference = torch_times(parts)
-    for line in parts.get("kernels", {}).get("bench", {}).get("lines", []):
+    for line in parts.get("numbers kernels", {}).get("bench", {}).get("lines", []):
         other = reference.get((line["kernel"], line["shape"]))
         yield {**line, "speedup": other / line["us"] if other else None}
 
@@ -66,18 +62,39 @@ GOALS = [
 ]
 
 
+def loading(parts):
+    """What the driver made of the kernels, and the peak of the matrix units, which every other number rests on."""
+    rows = []
+    load = parts.get("load", {})
+    for file in load.get("bench", {}).get("files", []):
+        most = max(file["kernels"], key=lambda k: k["registers"])
+        local = [f"{k['kernel']} {k['local']} B" for k in file["kernels"] if k["local"]]
+        shown = f"{file['ms']:.0f} ms, up to {most['registers']} registers"
+        rows.append(("load", file["file"], shown, "", "", "local memory: " + ", ".join(local[:6]) if local else ""))
+    if "bench" in load:
+        rows.append(("load", "all files", f"{load['bench']['ms'] / 1000:.1f} s", "", "", load["outcome"]))
+    peak = parts.get("peak", {})
+    for name, rate in peak.get("bench", {}).get("matrix_tflop_s", {}).items():
+        warning = [w for w in peak.get("warnings", []) if w.startswith(name)]
+        rows.append(("peak", name, f"{rate:.0f} TFLOP/s", "", "", warning[0] if warning else "ok"))
+    return rows
+
+
 def headlines(parts):
     rows = []
     for name, part in parts.items():
-        if name == "conformance" or (name.startswith("tokens ") and "equal" in part):
-            detail = f"{part['equal']} of {part['of']} tokens equal the CPU's" if "equal" in part else counted(part)
-            rows.append((name, "", detail, "", "", part["outcome"]))
-    for result in parts.get("llama-3.1-8b", {}).get("bench", {}).get("results", []):
+        if name == "conformance":
+            rows.append((name, "", counted(part), "", "", part["outcome"]))
+        elif name.startswith("tokens "):
+            detail = (f"{part['equal']} of {part['of']} tokens equal the CPU's, {part['sure']} had to be; "
+                      f"log-probabilities within {part['worst']} of {part['bound']}")
+            rows.append((name, "", detail, "", "", part.get("said", part["outcome"])))
+    for result in parts.get("numbers llama-3.1-8b", {}).get("bench", {}).get("results", []):
         if result["kind"] == "decode":
             case = f"decode, batch {result['batch']}"
         else:
             case = f"prefill, {result['prompt']} tokens"
-        copy = parts.get("kernels", {}).get("bench", {}).get("copy_gb_s")
+        copy = parts.get("numbers kernels", {}).get("bench", {}).get("copy_gb_s")
         of = percent(result["gb_s"] / copy) if copy and result.get("gb_s") else ""
         rows.append(("synth:llama-3.1-8b", case, f"{result['tok_s']['median']:.0f} tok/s", of, "", ""))
     lines = list(lines_of(parts))
@@ -101,21 +118,22 @@ def headlines(parts):
 
 
 def counted(part):
-    if "passed" not in part:
-        return part.get("tail", [""])[-1][:160]
+    if not part.get("passed") and not part.get("failed"):
+        return part.get("said", "")[:200]
     text = f"{part['passed']} passed, {part['failed']} failed, {part['skipped']} skipped"
-    return text + "".join(f"; {name}" for name in part.get("failures", [])[:4])
+    text += "".join(f"; {name}" for name in part.get("failures", [])[:4])
+    return text + (f": {part['said'][:200]}" if "said" in part else "")
 
 
 def correctness(parts):
     rows = []
     for name, part in parts.items():
-        if name.startswith(("tests ", "sanitizer")):
+        if name.startswith(("tests ", "repeat ")):
             rows.append((name, "", counted(part), "", "", part["outcome"]))
         elif "unreadable" in part and part["outcome"] == "ok":
             rows.append((name, "", "gave no result, see its log", "", "", part["unreadable"][:80]))
-        elif part["outcome"] != "ok" and name != "conformance" and "equal" not in part:
-            rows.append((name, "", part.get("tail", [""])[-1][:160], "", "", part["outcome"]))
+        elif part["outcome"] != "ok" and name != "conformance" and not name.startswith("tokens "):
+            rows.append((name, "", part.get("said", "")[:200], "", "", part["outcome"]))
     return rows
 
 

@@ -1,45 +1,68 @@
 """Runs every part with a limit of its own, and writes one table and one JSON whatever becomes of them.
 
-A part that fails, hangs or crashes is one line of the result; the parts behind it run all the same.
+A part that fails, hangs or crashes is one line of the result; the parts behind it run all the same. The order is that of
+doubt: if a file does not load, or a wrapper is not what we think, nothing behind it means anything.
+
+  load         every file of kernels compiled by the driver, on an empty cache: time, registers, local memory
+  conformance  every wrapper of an instruction against the ISA
+  peak         the matrix units alone: below 600 TFLOP/s on an H200, wgmma is serialised
+  tests        the runtime, then the engine
+  repeat       sums of split K a thousand times with the bits compared; 10^5 rounds of publish and collect
+  numbers      tokens against the CPU's, the 8B model, every kernel, the vendor's kernels
+  tests        everything else, then the kernels of older GPUs on this one
 """
 
 import argparse
+import collections
 import concurrent.futures
 import glob
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 
+import margin
 import report
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.join(HERE, "bin")
-GPU_ONLY = {"TANDEM_TEST_DEVICE": "cuda", "RUST_BACKTRACE": "1"}
+
+# Seconds. A limit counts from an empty cache: the driver then compiles a file when its first kernel is launched, the
+# largest (quantised linear) for up to a minute on one core.
+COMPILE = 120
 
 
 class Run:
-    def __init__(self, minutes, out):
+    def __init__(self, minutes, out, only):
         self.deadline = time.monotonic() + 60 * minutes
         self.out = out
+        self.only = only
         self.parts = {}
+        cache = os.path.join(out, "compute-cache")
+        os.makedirs(cache, exist_ok=True)
+        # An own cache, large enough for all targets: empty at first, and not the machine's to clear.
+        self.env = {**os.environ, "TANDEM_TEST_DEVICE": "cuda", "RUST_BACKTRACE": "0", "CUDA_CACHE_PATH": cache,
+                    "CUDA_CACHE_MAXSIZE": str(4 << 30)}
+
+    def wanted(self, name):
+        return not self.only or any(name.startswith(prefix) for prefix in self.only)
 
     def part(self, name, command, limit, env=None, read=None):
-        """Runs one command; `read(output)` may turn what it printed into a result."""
+        """Runs one command; `read(output)` may turn what it printed into a result, or into a "problem"."""
+        if not self.wanted(name):
+            return {}
         limit = min(limit, self.deadline - time.monotonic())
         if limit < 5:
             self.parts[name] = {"outcome": "not run: the time was up"}
             return self.parts[name]
         begun = time.monotonic()
-        log = os.path.join(self.out, name.replace(" ", "-").replace("/", "-") + ".log")
+        log = os.path.join(self.out, name.replace(" ", "-").replace("/", "-").replace(":", "-") + ".log")
         with open(log, "w") as to:
             try:
-                process = subprocess.Popen(
-                    command, stdout=to, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})},
-                    cwd=HERE, start_new_session=True)
+                process = subprocess.Popen(command, stdout=to, stderr=subprocess.STDOUT, env={**self.env, **(env or {})},
+                                           cwd=HERE, start_new_session=True)
                 try:
                     code = process.wait(timeout=limit)
                     outcome = "ok" if code == 0 else f"failed ({code})"
@@ -49,7 +72,8 @@ class Run:
                     process.wait()
                     outcome = f"stopped after {limit:.0f} s"
             except OSError as e:
-                outcome = f"did not start: {e}"
+                outcome = "did not start"
+                to.write(f"{e}\n")
         with open(log, errors="replace") as f:
             text = f.read()
         part = {"outcome": outcome, "seconds": round(time.monotonic() - begun, 1), "log": os.path.basename(log)}
@@ -58,21 +82,49 @@ class Run:
                 part.update(read(text))
         except Exception as e:  # what cannot be read is said, and hides nothing else
             part["unreadable"] = f"{type(e).__name__}: {e}"
-        if outcome != "ok":
+        if outcome == "ok" and "problem" in part:
+            part["outcome"], part["said"] = "failed", part.pop("problem")
+        elif outcome != "ok":
+            part["said"] = said(text)
             part["tail"] = text.strip().splitlines()[-12:]
         self.parts[name] = part
-        print(f"{name}: {outcome} in {part['seconds']} s", flush=True)
+        print(f"{name}: {part['outcome']} in {part['seconds']} s" + (f": {part['said']}" if "said" in part else ""), flush=True)
         return part
+
+
+def said(text):
+    """The sentence in which a program says why it failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    marks = ("tandem: error: ", "bench cuda: ", "torch_reference.py: ")
+    sentences = [line for line in lines if line.startswith(marks)]
+    if not sentences:
+        # Rust says where, and in the next line what. Tests may panic on purpose: what most of them say is the reason.
+        sentences = [b for a, b in zip(lines, lines[1:]) if re.match(r"thread '.*panicked at ", a)]
+    if sentences:
+        return collections.Counter(sentences).most_common(1)[0][0]
+    return lines[-1] if lines else "it said nothing"
 
 
 def tests(text):
     """What the test programs of Rust print."""
     counts = re.findall(r"test result: \w+\. (\d+) passed; (\d+) failed", text)
+    passed, failed = (sum(int(pair[i]) for pair in counts) for i in (0, 1))
+    none = {} if passed + failed else {"problem": "no test ran: is the filter still right?"}
     return {
-        "passed": sum(int(p) for p, _ in counts), "failed": sum(int(f) for _, f in counts),
+        "passed": passed, "failed": failed,
         "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED", text, re.M))),
-        "skipped": len(re.findall(r"^skipped: ", text, re.M)),
+        "skipped": len(re.findall(r"^skipped: ", text, re.M)), **none,
     }
+
+
+def devices(text):
+    """What the doctor found, or why there is no device to prove anything on."""
+    found = last_json(text)
+    cuda = found["cuda"]
+    problems = [cuda.get("problem"), cuda["kernels"].get("problem"), *(d.get("problem") for d in cuda["devices"])]
+    problems += [] if cuda["devices"] else ["no GPU is visible"]
+    problem = next((p for p in problems if p), None)
+    return {"report": found, **({"problem": problem} if problem else {})}
 
 
 def last_json(text):
@@ -81,96 +133,108 @@ def last_json(text):
     return json.loads(lines[-1])
 
 
-def sanitizer():
-    found = shutil.which("compute-sanitizer")
-    places = ["/usr/local/cuda*/bin/compute-sanitizer", "/opt/cuda/bin/compute-sanitizer"]
-    places += [os.path.join(p, "nvidia/*/bin/compute-sanitizer") for p in sys.path if p]
-    return found or next((hit for place in places for hit in sorted(glob.glob(place))), None)
+def same_tokens(run, model, layers, prompt, tokens):
+    """Greedy tokens of the GPU and of this machine's CPU, as far as their margins say that they must be equal."""
+    if not run.wanted("numbers tokens"):
+        return
 
-
-def same_tokens(run, model, prompt, tokens):
-    """Greedy tokens of the GPU and of this machine's CPU."""
     def generate(device):
         command = [f"{BIN}/tandem", "generate", "-m", model, "--raw", "--json", "--temp", "0", "-n", str(tokens),
-                   "--ctx", "512", "--device", device, prompt]
+                   "--ctx", "512", "--logprobs", "100", "--device", device, prompt]
         read = lambda text: {"answer": last_json(text)}
-        return run.part(f"tokens {model} {device.split(':')[0]}", command, 90, read=read)
+        return run.part(f"numbers tokens {model} {device}", command, 60 + COMPILE, read=read)
 
     cuda, cpu = generate("cuda"), generate("cpu")
     answers = [part.pop("answer", None) for part in (cuda, cpu)]
-    if None in answers:
-        return
-    ids = [report.token_ids(answer) for answer in answers]
-    equal = next((i for i, (a, b) in enumerate(zip(*ids)) if a != b), min(map(len, ids)))
-    run.parts[f"tokens {model}"] = {
-        "outcome": "ok" if ids[0] == ids[1] and ids[0] else "failed", "equal": equal, "of": max(map(len, ids))}
+    if None not in answers:
+        run.parts[f"tokens {model}"] = margin.compare(answers[1], answers[0], layers)
+
+
+def measure(run, save):
+    bench, out = f"{BIN}/bench_cuda", run.out
+    program = lambda name: os.path.join(BIN, name)
+    as_json = lambda path: lambda _: {"bench": json.load(open(path))}
+
+    def check(name, which, limit, filters=(), env=None):
+        run.part(name, [program(which), "--show-output", *filters], limit, env, tests)
+
+    run.part("doctor", [program("tandem"), "doctor", "--json"], 60, read=devices)
+    loaded = os.path.join(out, "load.json")
+    run.part("load", [bench, "--load", "--json", loaded], 3 * COMPILE, read=as_json(loaded))
+    save()
+    check("conformance", "gpu_conformance", COMPILE)
+    save()
+    peak = os.path.join(out, "peak.json")
+    run.part("peak", [bench, "--peak", "--json", peak], COMPILE, read=lambda text: {
+        "bench": json.load(open(peak)), "warnings": [l for l in text.splitlines() if "is serialised" in l]})
+    save()
+    check("tests gpu_runtime", "gpu_runtime", COMPILE)
+    check("tests gpu_engine", "gpu_engine", 60 + COMPILE)
+    save()
+    for which, one in (("gpu_gemm", "results_repeat_bit_for_bit"), ("gpu_linear", "results_repeat_bit_for_bit"),
+                       ("gpu_quant", "sums_of_splits_repeat_bit_for_bit"),
+                       ("gpu_exchange", "every_round_of_publish_and_collect_carries_its_own_rows")):
+        check(f"repeat {which}", which, COMPILE, ["--exact", one] if which != "gpu_exchange" else [one])
+    save()
+
+    same_tokens(run, "synth:smollm2-135m", 30, "The quick brown fox jumps over the lazy dog.", 48)
+    decode = [program("tandem"), "bench", "-m", "synth:llama-3.1-8b", "--device", "cuda", "--json", "--prompt", "512,2048",
+              "--gen", "64", "--batch", "1,16,64", "--repeat", "3"]
+    run.part("numbers llama-3.1-8b", decode, 60 + COMPILE, read=lambda text: {"bench": last_json(text)})
+    save()
+    table = os.path.join(out, "kernels.json")
+    run.part("numbers kernels", [bench, "--json", table], 90 + COMPILE, read=as_json(table))
+    save()
+    vendor = os.path.join(out, "torch.json")
+    run.part("numbers torch", [sys.executable, "torch_reference.py", table, vendor], 75, read=as_json(vendor))
+    save()
+
+    # Programs beside each other: most of their time is the reference on the CPU.
+    first = ("gpu_conformance", "gpu_runtime", "gpu_engine")
+    programs = sorted(os.path.basename(p) for p in glob.glob(f"{BIN}/gpu_*"))
+    rest = [p for p in programs if p not in first]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda p: check(f"tests {p}", p, COMPILE), rest))
+    save()
+    # The paths of older GPUs run on newer ones.
+    for sm in ("75", "80"):
+        env = {"TANDEM_TEST_SM": sm}
+        run.part(f"load sm_{sm}", [bench, "--load"], 3 * COMPILE, env)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda p: check(f"tests {p} sm_{sm}", p, COMPILE, env=env), ["gpu_conformance", *rest]))
+        save()
 
 
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--minutes", type=float, default=9.5)
     options.add_argument("--out", default=HERE)
+    options.add_argument("--only", action="append", default=[], metavar="PREFIX", help="parts whose names begin so")
     options = options.parse_args()
-    os.makedirs(options.out, exist_ok=True)
-    for stale in ("kernels.json", "torch.json"):
-        if os.path.exists(os.path.join(options.out, stale)):
-            os.remove(os.path.join(options.out, stale))
-    run = Run(options.minutes, os.path.abspath(options.out))
-    results = {"commit": open(os.path.join(HERE, "commit")).read().split(), "parts": run.parts}
+    out = os.path.abspath(options.out)
+    os.makedirs(out, exist_ok=True)
+    for stale in ("load.json", "peak.json", "kernels.json", "torch.json"):
+        # What a part of an earlier run measured is not this run's.
+        if not options.only and os.path.exists(os.path.join(out, stale)):
+            os.remove(os.path.join(out, stale))
+    run = Run(options.minutes, out, options.only)
+    commit = os.path.join(HERE, "commit")
+    results = {"commit": open(commit).read().split() if os.path.exists(commit) else ["unknown"], "parts": run.parts}
 
     def save():
-        with open(os.path.join(run.out, "results.json"), "w") as f:
+        with open(os.path.join(out, "results.json"), "w") as f:
             json.dump(results, f, indent=1)
-        with open(os.path.join(run.out, "results.md"), "w") as f:
+        with open(os.path.join(out, "results.md"), "w") as f:
             f.write(report.markdown(results))
 
-    # The order of doubt: if the wrappers are not what we think, nothing behind them means anything.
-    run.part("doctor", [f"{BIN}/tandem", "doctor", "--json"], 60, read=lambda text: {"report": last_json(text)})
-    run.part("conformance", [f"{BIN}/gpu_conformance", "--show-output"], 90, GPU_ONLY, tests)
+    try:
+        measure(run, save)
+    except Exception as e:  # a mistake of this script must not cost what was measured
+        run.parts["run.py"] = {"outcome": "failed", "said": f"{type(e).__name__}: {e}"}
     save()
-    same_tokens(run, "synth:smollm2-135m", "The quick brown fox jumps over the lazy dog.", 48)
-    save()
-
-    decode = [f"{BIN}/tandem", "bench", "-m", "synth:llama-3.1-8b", "--device", "cuda", "--json", "--prompt", "512,2048",
-              "--gen", "64", "--batch", "1,16,64", "--repeat", "3"]
-    run.part("llama-3.1-8b", decode, 150, read=lambda text: {"bench": last_json(text)})
-    save()
-
-    table = os.path.join(run.out, "kernels.json")
-    read = lambda _: {"bench": json.load(open(table))}
-    run.part("kernels", [f"{BIN}/bench_cuda", "--json", table], 150, read=read)
-    save()
-    reference = os.path.join(run.out, "torch.json")
-    run.part("torch", [sys.executable, "torch_reference.py", table, reference], 75,
-             read=lambda _: {"bench": json.load(open(reference))})
-    save()
-
-    # Programs beside each other: most of their time is the reference on the CPU.
-    programs = sorted(os.path.basename(p) for p in glob.glob(f"{BIN}/gpu_*"))
-    programs = [p for p in programs if p != "gpu_conformance"]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda p: run.part(f"tests {p}", [f"{BIN}/{p}", "--show-output"], 100, GPU_ONLY, tests), programs))
-    save()
-    # The paths of older GPUs run on newer ones.
-    old = [(sm, p) for sm in ("75", "80") for p in programs if p not in ("gpu_conformance", "gpu_engine")]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda c: run.part(f"tests {c[1]} sm_{c[0]}", [f"{BIN}/{c[1]}"], 60,
-                                         {**GPU_ONLY, "TANDEM_TEST_SM": c[0]}, tests), old))
-    save()
-
-    tool = sanitizer()
-    if tool is None:
-        run.parts["sanitizer"] = {"outcome": "not run: compute-sanitizer is not on this machine"}
-    else:
-        watched = [("memcheck", "gpu_conformance"), ("racecheck", "gpu_conformance"), ("memcheck", "gpu_linear"),
-                   ("racecheck", "gpu_attention"), ("initcheck", "gpu_linear"), ("memcheck", "gpu_quant")]
-        for kind, program in watched:
-            if os.path.exists(f"{BIN}/{program}"):
-                command = [tool, "--tool", kind, "--error-exitcode", "9", f"{BIN}/{program}"]
-                env = {**GPU_ONLY, "PROPTEST_CASES": "4"}
-                run.part(f"sanitizer {kind} {program}", command, 60, env, tests)
-    save()
-    print(open(os.path.join(run.out, "results.md")).read())
+    print(open(os.path.join(out, "results.md")).read())
+    failed = [name for name, part in run.parts.items() if part["outcome"] != "ok"]
+    sys.exit(f"not ok: {', '.join(failed)}" if failed else 0)
 
 
 if __name__ == "__main__":

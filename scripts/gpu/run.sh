@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Proves and measures the GPU's kernels on this machine: results.md, results.json, and a log of each part.
 #
-#   ./run.sh [--minutes 10] [--out FOLDER]
+#   ./run.sh [--minutes 9.5] [--out FOLDER] [--only PREFIX]...
+#
+# Needs a driver and python3; torch, if it is there, gives one column. Parts come in the order of doubt (run.py). Compiled
+# kernels are kept in FOLDER/compute-cache, so a second run, with --only "tests" say, starts where the first had to stop.
 cd "$(dirname "$0")" || exit 1
 command -v python3 >/dev/null || { echo "run.sh: needs python3" >&2; exit 1; }
 [ -d bin ] || python3 -c 'import tarfile; tarfile.open("programs.tar.xz").extractall(".")' || exit 1

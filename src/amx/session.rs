@@ -6,6 +6,9 @@
 //! last session of a thread to go executes TILERELEASE, so an idle thread carries no tile state through
 //! context switches.
 //!
+//! A thread does not start empty: Linux copies the creating thread's tile configuration (not the tiles' data) into a
+//! new one. What a thread has loaded is therefore unknown until its first LDTILECFG or TILERELEASE.
+//!
 //! Sessions nest: a worker may hold one around a whole job while kernels within open their own at the
 //! cost of a counter.
 
@@ -17,7 +20,7 @@ use std::marker::PhantomData;
 pub struct Shapes([(u8, u8); 8]);
 
 impl Shapes {
-    /// No tile: what a thread starts with.
+    /// No tile: what TILERELEASE leaves.
     pub const NONE: Shapes = Shapes([(0, 0); 8]);
     /// Eight tiles of 16 rows of 64 bytes: matrix products.
     pub const FULL: Shapes = Shapes([(16, 64); 8]);
@@ -71,7 +74,8 @@ impl Shapes {
 pub struct Config(pub [u8; 64]);
 
 thread_local! {
-    static LOADED: Cell<Shapes> = const { Cell::new(Shapes::NONE) };
+    /// `None`: unknown, this thread has executed neither LDTILECFG nor TILERELEASE.
+    static LOADED: Cell<Option<Shapes>> = const { Cell::new(None) };
     static OPEN: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -100,7 +104,7 @@ impl Session {
     /// Makes `shapes` the configuration of this thread. Clears all tiles if another one was loaded.
     #[inline]
     pub fn load(&mut self, shapes: &Shapes) {
-        if LOADED.get() != *shapes {
+        if LOADED.get() != Some(*shapes) {
             let config = shapes.encode();
             // SAFETY: the session proves that tile instructions execute here; 64 readable bytes. The block
             // is a compiler barrier for memory (no `nomem`), so the configuration is written before it is
@@ -108,12 +112,12 @@ impl Session {
             unsafe {
                 std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &raw const config, options(nostack));
             }
-            LOADED.set(*shapes);
+            LOADED.set(Some(*shapes));
         }
     }
 
-    /// The shapes that are loaded in this thread.
-    pub fn loaded(&self) -> Shapes {
+    /// The shapes that are loaded in this thread; `None` where it may have inherited any.
+    pub fn loaded(&self) -> Option<Shapes> {
         LOADED.get()
     }
 }
@@ -122,10 +126,10 @@ impl Drop for Session {
     fn drop(&mut self) {
         let open = OPEN.get() - 1;
         OPEN.set(open);
-        if open == 0 && LOADED.get() != Shapes::NONE {
+        if open == 0 && LOADED.get() != Some(Shapes::NONE) {
             // SAFETY: this session proved that tile instructions execute here; nobody relies on the tiles.
             unsafe { std::arch::asm!("tilerelease", options(nostack)) };
-            LOADED.set(Shapes::NONE);
+            LOADED.set(Some(Shapes::NONE));
         }
     }
 }
@@ -142,29 +146,60 @@ mod tests {
         mem
     }
 
-    #[test]
-    fn nested_sessions_share_one_configuration_and_the_last_releases_it() {
+    fn tiles_work() {
         if super::super::available().is_err() {
             super::super::emulate::install().unwrap();
         }
+    }
+
+    #[test]
+    fn nested_sessions_share_one_configuration_and_the_last_releases_it() {
+        tiles_work();
         let mut outer = Session::open().unwrap();
         outer.load(&Shapes::FULL);
         {
             let mut inner = Session::open().unwrap();
-            assert_eq!(inner.loaded(), Shapes::FULL);
+            assert_eq!(inner.loaded(), Some(Shapes::FULL));
             inner.load(&Shapes::attention(3));
         }
-        assert_eq!(outer.loaded(), Shapes::attention(3));
+        assert_eq!(outer.loaded(), Some(Shapes::attention(3)));
         assert_eq!(stored(), Shapes::attention(3).encode().0);
-        // Another thread has its own.
+        // Another thread has its own, whatever it starts with.
         std::thread::spawn(|| {
-            let _s = Session::open().unwrap();
-            assert_eq!(stored(), [0; 64]);
+            let mut s = Session::open().unwrap();
+            s.load(&Shapes::FULL);
+            assert_eq!(stored(), Shapes::FULL.encode().0);
         })
         .join()
         .unwrap();
         assert_eq!(stored(), Shapes::attention(3).encode().0);
         drop(outer);
         assert_eq!(stored(), [0; 64], "the last session releases the tiles");
+    }
+
+    /// Its parent has a configuration loaded, which Linux hands down: the first load must not be skipped for being
+    /// equal to it, and a session that loads nothing leaves the thread empty all the same.
+    #[test]
+    fn what_a_new_thread_has_loaded_is_unknown() {
+        tiles_work();
+        let mut parent = Session::open().unwrap();
+        parent.load(&Shapes::FULL);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut s = Session::open().unwrap();
+                assert_eq!(s.loaded(), None);
+                s.load(&Shapes::FULL);
+                assert_eq!((s.loaded(), stored()), (Some(Shapes::FULL), Shapes::FULL.encode().0));
+            });
+            scope.spawn(|| {
+                let s = Session::open().unwrap();
+                if super::super::emulate::installed() {
+                    assert_ne!(stored(), [0; 64], "the emulation hands a configuration down, too");
+                }
+                drop(s);
+                assert_eq!(stored(), [0; 64], "released without a load");
+            });
+        });
+        assert_eq!(stored(), Shapes::FULL.encode().0);
     }
 }

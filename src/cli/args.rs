@@ -11,7 +11,7 @@ use tandem::{Error, Result};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Where to run: auto (a GPU if there is one and the model fits it), cpu, cuda[:i] or emulated.
+    /// Where to run: auto (a GPU if there is one and the model fits it), cpu, cuda[:i], emulated or emulated:kernels.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
     /// How to share the work between CPU and GPU; this version has auto, cpu-only and gpu-only.
@@ -90,8 +90,7 @@ impl EngineArgs {
             // Which is the CPU's to promise: see `check`.
             (Device::Auto, Strategy::Auto) if self.deterministic => None,
             (Device::Auto, _) => Some(Kind::Cuda(0)),
-            (Device::Cuda(i), _) => Some(Kind::Cuda(i)),
-            (Device::Emulated, _) => Some(Kind::Emulated),
+            (Device::Accelerator(kind), _) => Some(kind),
         }
     }
 
@@ -108,10 +107,8 @@ pub enum Device {
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU of NVIDIA's, by number.
-    Cuda(u32),
-    /// CPU threads in the role of a GPU.
-    Emulated,
+    /// This one.
+    Accelerator(Kind),
 }
 
 impl FromStr for Device {
@@ -120,13 +117,10 @@ impl FromStr for Device {
         match text {
             "auto" => Ok(Device::Auto),
             "cpu" => Ok(Device::Cpu),
-            "cuda" => Ok(Device::Cuda(0)),
-            "emulated" => Ok(Device::Emulated),
-            _ => text
-                .strip_prefix("cuda:")
-                .and_then(|i| i.parse().ok())
-                .map(Device::Cuda)
-                .ok_or_else(|| "choose one of auto, cpu, cuda, cuda:N, emulated".into()),
+            _ => {
+                let kind = text.parse().map(Device::Accelerator);
+                kind.map_err(|_| format!("choose one of auto, cpu, {}", Kind::NAMES))
+            }
         }
     }
 }
@@ -210,7 +204,8 @@ mod tests {
 
     #[test]
     fn devices() {
-        assert_eq!("cuda:1".parse(), Ok(Device::Cuda(1)));
+        assert_eq!("cuda:1".parse(), Ok(Device::Accelerator(Kind::Cuda(1))));
+        assert_eq!("cpu".parse(), Ok(Device::Cpu));
         assert!("cuda:x".parse::<Device>().is_err());
         assert!("gpu".parse::<Device>().is_err());
     }

@@ -8,7 +8,7 @@ use crate::cache::{BlockTable, PageList};
 /// Where and how a model runs, for messages and `plan` in JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// `cpu`, `cuda:0`, `emulated`.
+    /// `cpu`, `cuda:0`, `emulated`, `emulated:kernels`.
     pub device: String,
     /// The strategy's name: `cpu-only`, `gpu-only`...
     pub strategy: &'static str,

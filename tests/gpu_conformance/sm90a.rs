@@ -5,7 +5,7 @@ use super::*;
 
 /// Where byte `col_byte` of row `row` lies in a tile of 128-byte rows swizzled by 128 bytes: of its 16-byte chunk's
 /// number, the row's number modulo 8 is xor-ed (the ISA's figures of Swizzle 128B).
-fn swizzled(row: usize, col_byte: usize) -> usize {
+pub fn swizzled(row: usize, col_byte: usize) -> usize {
     row * 128 + ((col_byte / 16) ^ (row % 8)) * 16 + col_byte % 16
 }
 
@@ -15,7 +15,7 @@ fn d_64(t: usize, i: usize) -> (usize, usize) {
     (warp * 16 + lane / 4 + i % 4 / 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2)
 }
 
-fn check_wgmma(name: &str, out: &[u32], n: usize, m: &Matrices) {
+pub fn check_wgmma(name: &str, out: &[u32], n: usize, m: &Matrices) {
     for t in 0..128 {
         for i in 0..n / 2 {
             let (row, col) = d_64(t, i);
@@ -25,7 +25,7 @@ fn check_wgmma(name: &str, out: &[u32], n: usize, m: &Matrices) {
     }
 }
 
-fn accumulators(n: usize, m: &Matrices) -> Vec<u32> {
+pub fn accumulators(n: usize, m: &Matrices) -> Vec<u32> {
     let element = |at: usize| {
         let (row, col) = d_64(at / (n / 2), at % (n / 2));
         (m.c[row][col] as f32).to_bits()

@@ -23,10 +23,13 @@ pub fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
     let kernels = gpu::runtimes()
         .into_iter()
         .map(|rt| (rt.info().name.clone(), on_kernels(rt).expect("a runtime with kernels")));
-    let plain: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(Arc::new(
-        EmulatedRuntime::new(EmulatedOptions { jitter: Some(2), ..Default::default() }).expect("it starts"),
-    )));
-    kernels.chain([("plain functions".to_owned(), plain)]).collect()
+    let options = EmulatedOptions { jitter: Some(2), ..Default::default() };
+    let plain = gpu::wanted("emulated").then(|| {
+        let rt = Arc::new(EmulatedRuntime::new(options).expect("it starts"));
+        let accel: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(rt));
+        ("plain functions".to_owned(), accel)
+    });
+    kernels.chain(plain).collect()
 }
 
 pub fn f32s(bytes: &[u8]) -> Vec<f32> {

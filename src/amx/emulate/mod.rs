@@ -26,8 +26,8 @@ use decode::{Base, Insn, Mem, Op, decode};
 use tiles::{Fault, Tiles};
 
 thread_local! {
-    /// This thread's tile registers.
-    static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::INIT) };
+    /// This thread's tile registers. A thread of Linux's inherits a configuration.
+    static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::INHERITED) };
 }
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);

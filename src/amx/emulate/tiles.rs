@@ -59,6 +59,11 @@ impl Tiles {
     pub const INIT: Tiles =
         Tiles { palette: 0, start_row: 0, rows: [0; 8], colsb: [0; 8], data: [[[0; 64]; 16]; 8] };
 
+    /// What a new thread starts with. Linux copies the parent's configuration, and no tile data, into it; a signal
+    /// handler cannot know whose, so this stands for any: valid shapes that no kernel loads. Code that takes the
+    /// thread for empty, or for configured as its parent was, goes wrong with it.
+    pub const INHERITED: Tiles = Tiles { palette: 1, rows: [3; 8], colsb: [12; 8], ..Tiles::INIT };
+
     /// LDTILECFG. A bad configuration leaves everything as it was.
     pub fn load_config(&mut self, mem: &[u8; 64]) -> Result<(), Fault> {
         match mem[0] {

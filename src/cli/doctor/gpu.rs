@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tandem::device::built::{self, MODULES};
 use tandem::device::cuda::{self, CudaOptions, driver};
+use tandem::device::open::{self, Emulation, Kind};
 
 use crate::cli::progress::megabytes;
 
@@ -18,6 +19,8 @@ pub struct Cuda {
     pub problem: Option<String>,
     pub devices: Vec<Device>,
     pub kernels: Kernels,
+    /// Whether this program has each `--device emulated...`.
+    pub emulated: BTreeMap<String, bool>,
     /// Why kernels cannot run on the host in this program, if they cannot.
     pub no_emulation: Option<&'static str>,
 }
@@ -63,6 +66,10 @@ pub fn cuda() -> Cuda {
         problem,
         devices: devices.into_iter().zip(0..).map(|(listed, ordinal)| device(listed, ordinal)).collect(),
         kernels: Kernels { nvcc: built::NVCC.ok(), problem: built::NVCC.err(), targets },
+        emulated: [Emulation::Functions, Emulation::Kernels]
+            .map(Kind::Emulated)
+            .map(|kind| (kind.to_string(), open::check(kind).is_ok()))
+            .into(),
         no_emulation: built::NO_EMULATION,
     }
 }
@@ -112,10 +119,13 @@ impl Cuda {
                 row('-', "cuda kernels", format!("none in this build: {}", why.unwrap_or("no reason")))
             }
         }
-        match self.no_emulation {
-            None => row('+', "emulation", "kernels also run on the host".into()),
-            Some(why) => row('-', "emulation", format!("kernels do not run on the host: {why}")),
-        }
+        let emulated = match self.no_emulation {
+            None => "plain functions; emulated:kernels runs the GPU's kernels on the host".to_owned(),
+            Some(why) => format!(
+                "plain functions; no emulated:kernels in this build: {why}; `cargo run --features host-emulation`"
+            ),
+        };
+        row('+', "emulated", emulated);
         rows
     }
 }

@@ -3,7 +3,7 @@
 //! * [`driver`] finds the driver and its devices; `errors` turns its codes into sentences.
 //! * `context` is a device in use: its lanes (streams), what was enqueued last, whether it is lost.
 //! * `memory`, `staging`, `pinned` are its memory and the ways there.
-//! * `modules` loads the PTX of this build, a file when its first kernel is launched.
+//! * `modules` loads the PTX of this build, a file when its first kernel is launched; `usage` is what became of it.
 //! * `capture` records work once, to be replayed as one; `events` are points in lanes.
 //! * `release` gives things back when nothing in flight uses them.
 //! * `runtime` is the contract over them. Nothing above this folder names CUDA.
@@ -21,10 +21,12 @@ mod ring;
 mod runtime;
 mod staging;
 mod tensor_map;
+mod usage;
 
 use std::sync::Arc;
 
 pub use runtime::CudaRuntime;
+pub use usage::KernelUsage;
 
 use crate::Result;
 

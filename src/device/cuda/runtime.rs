@@ -24,12 +24,12 @@ use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pin
 /// A GPU.
 pub struct CudaRuntime {
     info: DeviceInfo,
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     memory: Memory,
     release: Arc<Release>,
     spare: Arc<Spare>,
     staging: Staging,
-    modules: Modules,
+    pub(super) modules: Modules,
     /// The thread that records the compute lane, if one does.
     recording: Mutex<Option<ThreadId>>,
     /// Held while recorded work is launched.

@@ -16,8 +16,8 @@ use tandem::device::emulated::options::CopyTiming;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
 use tandem::device::runtime::Runtime;
 
-/// Which devices the environment asks for.
-fn wanted(device: &str) -> bool {
+/// Whether the environment asks for this device: `cuda` or `emulated`.
+pub fn wanted(device: &str) -> bool {
     match std::env::var("TANDEM_TEST_DEVICE").as_deref() {
         Err(_) | Ok("" | "all") => true,
         Ok(name @ ("cuda" | "emulated")) => name == device,
@@ -69,6 +69,12 @@ pub fn emulated(checks: KernelChecks) -> Option<Arc<dyn Runtime>> {
     let options = EmulatedOptions { checks, ..EmulatedOptions::default() };
     let start = || Arc::new(EmulatedRuntime::new(options).expect("an emulated accelerator starts"));
     cfg!(tandem_emulation).then(|| start() as Arc<dyn Runtime>)
+}
+
+/// How often to repeat something: so often on a device, so often in host emulation, a thousand times slower.
+pub fn count<T>(rt: &Arc<dyn Runtime>, (on_device, emulated): (T, T)) -> T {
+    // Only a device has a driver.
+    if rt.info().driver == 0 { emulated } else { on_device }
 }
 
 /// Runs `body` in every order of threads and with every timing of copies; the string names them.
