@@ -13,7 +13,8 @@ DEVICE void fill_shared(u8* smem, const void* from, u32 bytes) {
     __syncthreads();
 }
 
-// in: 8192 bytes of a [64][64] halves, then N * 128 bytes of b [N][64], then f32 d [128][N / 2].
+// in: 8192 bytes of a [64][64] halves, then N * 128 bytes of b [N][64], then f32 d [128][N / 2], to which the first step
+// adds if n is not zero, and which it overwrites otherwise.
 // out: f32 d [128][N / 2], after the four steps of k. 128 threads, 8192 + 128 N bytes of shared memory.
 template <class T, int N> DEVICE void wgmma(const ConformanceParams& p) {
     SHARED_DYNAMIC(smem);
@@ -21,12 +22,15 @@ template <class T, int N> DEVICE void wgmma(const ConformanceParams& p) {
     fill_shared(smem, p.in, bytes);
     const float* before = (const float*)((const u8*)p.in + bytes) + threadIdx.x * (N / 2);
     float d[N / 2];
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) d[i] = before[i];
     u64 a = smem_desc_sw128(smem_u32(smem)), b = smem_desc_sw128(smem_u32(smem + 8192));
-    wgmma_fence();
-    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k);
+    wgmma_fence(d);
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k, k > 0 || p.n);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) ((float*)p.out)[threadIdx.x * (N / 2) + i] = d[i];
 }
 KERNEL(conformance_wgmma_f16_n8, ConformanceParams) { wgmma<f16, 8>(p); }
@@ -34,21 +38,24 @@ KERNEL(conformance_wgmma_f16_n128, ConformanceParams) { wgmma<f16, 128>(p); }
 KERNEL(conformance_wgmma_bf16_n64, ConformanceParams) { wgmma<bf16, 64>(p); }
 KERNEL(conformance_wgmma_bf16_n256, ConformanceParams) { wgmma<bf16, 256>(p); }
 
-// a in registers, b by N. in: a [128][4] words, then N / 64 tiles of b [16][64] halves, 2048 bytes each, then d as above.
+// a in registers, b by N. in: a [128][4] words, then N / 64 tiles of b [16][64] halves, 2048 bytes each, then d and n as above.
 // 128 threads, 32 N bytes of shared memory.
 template <class T, int N> DEVICE void wgmma_ra(const ConformanceParams& p) {
     SHARED_DYNAMIC(smem);
     const u32* in = (const u32*)p.in;
     u32 a[4];
+#pragma unroll
     for (u32 i = 0; i < 4; i++) a[i] = in[threadIdx.x * 4 + i];
     fill_shared(smem, in + 512, 32 * N);
     const float* before = (const float*)(in + 512 + 8 * N) + threadIdx.x * (N / 2);
     float d[N / 2];
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) d[i] = before[i];
-    wgmma_fence();
-    wgmma_m64k16_ra<T, N>(d, a, smem_desc_sw128_mn(smem_u32(smem), 2048));
+    wgmma_fence(d, a);
+    wgmma_m64k16_ra<T, N>(d, a, smem_desc_sw128_mn(smem_u32(smem), 2048), p.n);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d, a);
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) ((float*)p.out)[threadIdx.x * (N / 2) + i] = d[i];
 }
 KERNEL(conformance_wgmma_ra_f16_n64, ConformanceParams) { wgmma_ra<f16, 64>(p); }

@@ -99,23 +99,22 @@ template <typename T, u32 TOKENS, u32 STAGES> DEVICE void gemm(const GemmTmaPara
         for (u32 index = blockIdx.x; index < items; index += gridDim.x) {
             Item it = Item::of<TOKENS>(p, index, row_tiles, token_tiles);
             float sums[TOKENS / 2];
-#pragma unroll
-            for (u32 i = 0; i < TOKENS / 2; i++) sums[i] = 0.0f;
+            wgmma_discard(sums);
 
             u64* read = nullptr;    // empty barrier of the stage that the wgmmas in flight read
             for (u32 step = 0; step < it.steps; step++, at.advance()) {
                 mbar_wait(ring.full + at.stage, at.parity);
                 u64 a = smem_desc_sw128(smem_u32(ring.w(at.stage) + consumer * 64 * ROW_BYTES));
                 u64 b = smem_desc_sw128(smem_u32(ring.x(at.stage)));
-                wgmma_fence();
+                wgmma_fence(sums);
 #pragma unroll
-                for (u32 kk = 0; kk < DEPTH / 16; kk++) wgmma_m64k16<T, TOKENS>(sums, a + kk * 2, b + kk * 2);
+                for (u32 kk = 0; kk < DEPTH / 16; kk++) wgmma_m64k16<T, TOKENS>(sums, a + kk * 2, b + kk * 2, kk > 0 || step > 0);
                 wgmma_commit();
-                wgmma_wait<1>();    // those of the step before are done: its stage may be overwritten
+                wgmma_wait<1>(sums);    // those of the step before are done: its stage may be overwritten
                 if (read && lane == 0) mbar_arrive(read);
                 read = ring.empty + at.stage;
             }
-            wgmma_wait<0>();
+            wgmma_wait<0>(sums);
             if (lane == 0) mbar_arrive(read);
 
             if (p.split.splits > 1) {
