@@ -12,6 +12,9 @@
 //
 //        one consumer's softmax runs beside the other's products
 // regs   at D = 128: 64 O + 64 S (P in place of it); the producer gives its registers up
+// no-spill all
+// hgmma-run 4 all
+// narrow-loads 0 all
 // bound  matrix units: 4 * queries * keys * D flops; the two products of a tile take 1024 cycles a consumer at D = 128, its
 //        8192 exp2 512 cycles of the special function unit, beside the other consumer's products. The same structure
 //        reaches 570 of 989 TFLOP/s in FlashAttention-3's ablation: predicted 50-57%

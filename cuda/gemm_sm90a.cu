@@ -7,6 +7,9 @@
 // shared a ring of 4 (6) stages of 48 (32) KiB, barriers after it: 193 KiB
 // regs   128 (64) sums a thread; the producer gives its registers up
 // no-spill all
+// hgmma-run 4 all
+// hgmma-open 1 all
+// narrow-loads 0 all
 // bound  matrix units: m64n256k16 reads 10 KiB of shared memory in the 128 cycles it takes (16 KiB could be read)
 // error  as gemm.cu
 // refs   CUTLASS sm90 warp-specialised persistent kernels; PTX ISA, asynchronous warpgroup instructions

@@ -3,6 +3,8 @@
 // launch any grid (one block a multiprocessor), block 256 = two warpgroups, shared 48 KiB
 // work   iterations * 128*256*64 multiply-adds a block
 // no-spill all
+// hgmma-run 4 all
+// hgmma-open 1 all
 #include "peak_value.cuh"
 #include "ptx.cuh"
 
