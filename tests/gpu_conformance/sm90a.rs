@@ -45,7 +45,14 @@ fn accumulators(n: usize, m: &Matrices) -> Vec<u32> {
 #[test]
 fn wgmma_of_two_tiles_in_shared_memory() {
     for rt in runtimes() {
-        for (half, n) in [(Half::F16, 8), (Half::F16, 128), (Half::Bf16, 64), (Half::Bf16, 256)] {
+        for (half, n, how) in [
+            (Half::F16, 8, ""),
+            (Half::F16, 128, ""),
+            (Half::Bf16, 64, ""),
+            (Half::Bf16, 256, ""),
+            (Half::F16, 64, "_pipelined"),
+            (Half::Bf16, 256, "_pipelined"),
+        ] {
             let mut words = Words::new(n as u64);
             let m = Matrices::new(64, n, 64, || f64::from(words.small()));
             let mut input = vec![0; (8192 + 128 * n) / 4];
@@ -59,7 +66,7 @@ fn wgmma_of_two_tiles_in_shared_memory() {
                     set_half(&mut input[2048..], swizzled(col, 2 * k) / 2, half.bits(m.b[k][col]));
                 }
             }
-            let name = format!("conformance_wgmma_{}_n{n}", half.name());
+            let name = format!("conformance_wgmma_{}_n{n}{how}", half.name());
             let shape = Shape { block: 128, shared: 8192 + 128 * n as u32, ..WARP };
             check_wgmma(&rt, &name, shape, &input, n, &m);
         }
@@ -69,7 +76,7 @@ fn wgmma_of_two_tiles_in_shared_memory() {
 #[test]
 fn wgmma_of_registers_and_a_tile_by_columns() {
     for rt in runtimes() {
-        for (half, n) in [(Half::F16, 64), (Half::Bf16, 128)] {
+        for (half, n) in [(Half::F16, 64), (Half::Bf16, 128), (Half::F16, 256)] {
             let mut words = Words::new(100 + n as u64);
             let m = Matrices::new(64, n, 16, || f64::from(words.small()));
             let mut input = vec![0; 512 + 8 * n];

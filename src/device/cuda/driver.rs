@@ -20,6 +20,7 @@ pub struct Listed {
     pub multiprocessors: u32,
     /// Shared memory that one block may have.
     pub shared_per_block: u32,
+    /// Bytes of the level-two cache.
     pub l2: u32,
 }
 
