@@ -209,8 +209,9 @@ DEVICE void st_release_sys(u32* at, u32 v) { asm volatile("st.release.sys.global
 DEVICE u32 smem_u32(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
 // 16 bytes from global to shared memory without passing registers: the copy is in flight while the tensor cores
-// work. `pred` false fills with zeros and reads nothing (edges of a matrix). `from` must then still be an
-// address that could be read: nothing promises that a copy of no bytes is not translated or prefetched (L2::128B). Both 16-byte aligned. Complete only after cp_async_wait and a barrier.
+// work. `pred` false fills with zeros and reads nothing (edges of a matrix). `from` must then still be an address that
+// could be read: nothing promises that a copy of no bytes is not translated, or prefetched (L2::128B). Both 16-byte
+// aligned. Complete only after cp_async_wait and a barrier.
 DEVICE void cp_async_16(void* to, const void* from, bool pred = true) {
 #if TANDEM_SM >= 80
     u32 bytes = pred ? 16 : 0;
@@ -345,8 +346,7 @@ DEVICE void mbar_wait(u64* bar, u32 parity) {
 }
 
 // One thread copies a whole box of a matrix, swizzled, zero-filled outside: no address arithmetic, no registers.
-// x counts columns, y rows. `to` is 1024-byte aligned; `map` lies in the kernel's parameters,
-// 128-byte aligned.
+// x counts columns, y rows. `to` is 1024-byte aligned, `map` 128-byte aligned in the kernel's parameters.
 DEVICE void tma_load_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(smem_u32(to)),
                  "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
