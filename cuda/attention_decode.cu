@@ -18,6 +18,7 @@
 //        predicted >= 80% of copy bandwidth from 2k tokens and 16 sequences on; what is lost is the start of a
 //        split (three dependent loads, ~2 us of the ~14 us that 4 blocks an SM take for 256 tokens, behind other
 //        blocks) and 6% partials
+// narrow-loads 0 decode_attention_*
 // error  f32 accumulation and softmax, P rounded to T (and summed as rounded): tests/gpu_attention.rs
 // order  splits lie at fixed tokens, warps and splits are merged in order: bits depend on the row alone
 // oracle f64 in tests/gpu_attention.rs

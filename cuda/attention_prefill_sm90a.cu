@@ -12,6 +12,9 @@
 //
 //        one consumer's softmax runs beside the other's products
 // regs   at D = 128: 64 O + 64 S (P in place of it); the producer gives its registers up
+// no-spill all
+// hgmma-run 4 all
+// narrow-loads 0 all
 // bound  matrix units: 4 * queries * keys * D flops; the two products of a tile take 1024 cycles a consumer at D = 128, its
 //        8192 exp2 512 cycles of the special function unit, beside the other consumer's products. The same structure
 //        reaches 570 of 989 TFLOP/s in FlashAttention-3's ablation: predicted 50-57%
@@ -111,8 +114,8 @@ DEVICE void consume(const PrefillAttentionParams& p, const PrefillItem& item, co
     named_barrier_sync(ONE_CONSUMER + consumer, WARPGROUP);
 
     float o[D / 2];
-#pragma unroll
-    for (u32 i = 0; i < D / 2; i++) o[i] = 0.0f;
+    wgmma_discard(o);
+    bool summed = false; // whether o holds anything
     float m[2] = {NEG_INF, NEG_INF}, s[2] = {};
     const u64 q_desc = smem_desc_sw128(smem_u32(q));
     Cursor<Shape::STAGES> at;
@@ -125,15 +128,14 @@ DEVICE void consume(const PrefillAttentionParams& p, const PrefillItem& item, co
         mbar_wait(full + at.slot, at.parity);
         if (edge) clear_edges<D>(sight, key0, ring + at.slot * Shape::SLOT, thread);
         if (active) {
-#pragma unroll
-            for (u32 i = 0; i < KEYS / 2; i++) x[i] = 0.0f;
+            wgmma_discard(x);
             const u64 k_desc = smem_desc_sw128(smem_u32(ring + at.slot * Shape::SLOT));
-            wgmma_fence();
+            wgmma_fence(x);
 #pragma unroll
             for (u32 k = 0; k < D / 16; k++)
-                wgmma_m64k16<T, KEYS>(x, q_desc + k / 4 * (ROWS * ROW_BYTES / 16) + k % 4 * 2, k_desc + k / 4 * (Shape::PART_BYTES / 16) + k % 4 * 2);
+                wgmma_m64k16<T, KEYS>(x, q_desc + k / 4 * (ROWS * ROW_BYTES / 16) + k % 4 * 2, k_desc + k / 4 * (Shape::PART_BYTES / 16) + k % 4 * 2, k > 0);
             wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_wait<0>(x);
         }
         if (lane == 0) mbar_arrive(empty + at.slot);
         at.advance();
@@ -187,14 +189,19 @@ DEVICE void consume(const PrefillAttentionParams& p, const PrefillItem& item, co
         if (edge) clear_edges<D>(sight, key0, ring + at.slot * Shape::SLOT, thread);
         if (active) {
             const u64 v_desc = smem_desc_sw128_mn(smem_u32(ring + at.slot * Shape::SLOT), Shape::PART_BYTES);
-            wgmma_fence();
+            wgmma_fence(o, weights);
 #pragma unroll
-            for (u32 k = 0; k < KEYS / 16; k++) wgmma_m64k16_ra<T, D>(o, weights[k], v_desc + k * (16 * ROW_BYTES / 16));
+            for (u32 k = 0; k < KEYS / 16; k++) wgmma_m64k16_ra<T, D>(o, weights[k], v_desc + k * (16 * ROW_BYTES / 16), summed || k > 0);
             wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_wait<0>(o, weights);
+            summed = true;
         }
         if (lane == 0) mbar_arrive(empty + at.slot);
         at.advance();
+    }
+    if (!summed) {
+#pragma unroll
+        for (u32 i = 0; i < D / 2; i++) o[i] = 0.0f;
     }
 #pragma unroll
     for (u32 r = 0; r < 2; r++) s[r] = warp_sum<4>(s[r]);

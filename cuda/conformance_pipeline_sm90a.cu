@@ -40,13 +40,13 @@ template <class T, int N> static DEVICE void wait_one(const ConformanceParams& p
         u8* stage = smem + step % 2 * STAGE;
         fill_stage(stage, in + (u64)step * STAGE, STAGE);
         const u64 a = smem_desc_sw128(smem_u32(stage)), b = smem_desc_sw128(smem_u32(stage + 8192));
-        wgmma_fence();
+        wgmma_fence(d);
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k);
+        for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k, true);
         wgmma_commit();
         wgmma_wait<1>();
     }
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
     store_sums<N>(p.out, d);
 }
 KERNEL_BOUNDS(conformance_wait_one_f16_n256_sm90a, ConformanceParams, 128, 1) { wait_one<f16, 256>(p); }
@@ -65,16 +65,16 @@ template <class T, int N> static DEVICE void two_groups(const ConformanceParams&
     fill_stage(smem, in, 2 * STAGE);
     const u64 a = smem_desc_sw128(smem_u32(smem)), b = smem_desc_sw128(smem_u32(smem + 8192));
     constexpr u64 NEXT = STAGE / 16;    // descriptors count in 16 bytes
-    wgmma_fence();
+    wgmma_fence(first, second);
 #pragma unroll
-    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(first, a + 2 * k, b + 2 * k);
+    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(first, a + 2 * k, b + 2 * k, true);
     wgmma_commit();
 #pragma unroll
-    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(second, a + NEXT + 2 * k, b + NEXT + 2 * k);
+    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(second, a + NEXT + 2 * k, b + NEXT + 2 * k, true);
     wgmma_commit();
-    wgmma_wait<1>();
+    wgmma_wait<1>(first);
     store_sums<N>(p.out, first);
-    wgmma_wait<0>();
+    wgmma_wait<0>(second);
     store_sums<N>((float*)p.out + SUMS, second);
 }
 KERNEL_BOUNDS(conformance_two_groups_bf16_n64_sm90a, ConformanceParams, 128, 1) { two_groups<bf16, 64>(p); }
@@ -92,11 +92,11 @@ template <class T, int N> static DEVICE void steps_ra(const ConformanceParams& p
     fill_stage(smem, b, 128 * N);
     float d[N / 2];
     load_sums<N>(d, (const float*)(b + 128 * N));
-    wgmma_fence();
+    wgmma_fence(d, a);
 #pragma unroll
-    for (u32 k = 0; k < 4; k++) wgmma_m64k16_ra<T, N>(d, a[k], smem_desc_sw128_mn(smem_u32(smem + k * 32 * N), 2048));
+    for (u32 k = 0; k < 4; k++) wgmma_m64k16_ra<T, N>(d, a[k], smem_desc_sw128_mn(smem_u32(smem + k * 32 * N), 2048), true);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d, a);
     store_sums<N>(p.out, d);
 }
 KERNEL_BOUNDS(conformance_steps_ra_f16_n256_sm90a, ConformanceParams, 128, 1) { steps_ra<f16, 256>(p); }

@@ -2,6 +2,7 @@
 //
 // Operands of wgmma arrive as the bytes that shared memory is to hold, swizzled by the test's own statement of the
 // layout, so nothing here knows it.
+// no-spill all
 #include "common.cuh"
 
 #if TANDEM_SM90A
@@ -13,46 +14,63 @@ DEVICE void fill_shared(u8* smem, const void* from, u32 bytes) {
     __syncthreads();
 }
 
-// in: 8192 bytes of a [64][64] halves, then N * 128 bytes of b [N][64], then f32 d [128][N / 2].
-// out: f32 d [128][N / 2], after the four steps of k. 128 threads, 8192 + 128 N bytes of shared memory.
-template <class T, int N> DEVICE void wgmma(const ConformanceParams& p) {
+// in: 8192 bytes of a [64][64] halves, then N * 128 bytes of b [N][64], then f32 d [128][N / 2], to which the first step
+// adds if n is not zero, and which it overwrites otherwise.
+// out: f32 d [128][N / 2], after the four steps of k: one group, or four of which at most two run at a time. 128 threads,
+// 8192 + 128 N bytes of shared memory.
+template <class T, int N, bool PIPELINED = false> DEVICE void wgmma(const ConformanceParams& p) {
     SHARED_DYNAMIC(smem);
     constexpr u32 bytes = 8192 + 128 * N;
     fill_shared(smem, p.in, bytes);
     const float* before = (const float*)((const u8*)p.in + bytes) + threadIdx.x * (N / 2);
     float d[N / 2];
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) d[i] = before[i];
     u64 a = smem_desc_sw128(smem_u32(smem)), b = smem_desc_sw128(smem_u32(smem + 8192));
-    wgmma_fence();
-    for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k);
+    wgmma_fence(d);
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k, k > 0 || p.n);
+        if (!PIPELINED) continue;
+        wgmma_commit();
+        wgmma_wait<1>(d);
+        wgmma_fence(d);
+    }
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) ((float*)p.out)[threadIdx.x * (N / 2) + i] = d[i];
 }
 KERNEL(conformance_wgmma_f16_n8, ConformanceParams) { wgmma<f16, 8>(p); }
 KERNEL(conformance_wgmma_f16_n128, ConformanceParams) { wgmma<f16, 128>(p); }
 KERNEL(conformance_wgmma_bf16_n64, ConformanceParams) { wgmma<bf16, 64>(p); }
 KERNEL(conformance_wgmma_bf16_n256, ConformanceParams) { wgmma<bf16, 256>(p); }
+KERNEL(conformance_wgmma_f16_n64_pipelined, ConformanceParams) { wgmma<f16, 64, true>(p); }
+KERNEL(conformance_wgmma_bf16_n256_pipelined, ConformanceParams) { wgmma<bf16, 256, true>(p); }
 
-// a in registers, b by N. in: a [128][4] words, then N / 64 tiles of b [16][64] halves, 2048 bytes each, then d as above.
+// a in registers, b by N. in: a [128][4] words, then N / 64 tiles of b [16][64] halves, 2048 bytes each, then d and n as above.
 // 128 threads, 32 N bytes of shared memory.
 template <class T, int N> DEVICE void wgmma_ra(const ConformanceParams& p) {
     SHARED_DYNAMIC(smem);
     const u32* in = (const u32*)p.in;
     u32 a[4];
+#pragma unroll
     for (u32 i = 0; i < 4; i++) a[i] = in[threadIdx.x * 4 + i];
     fill_shared(smem, in + 512, 32 * N);
     const float* before = (const float*)(in + 512 + 8 * N) + threadIdx.x * (N / 2);
     float d[N / 2];
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) d[i] = before[i];
-    wgmma_fence();
-    wgmma_m64k16_ra<T, N>(d, a, smem_desc_sw128_mn(smem_u32(smem), 2048));
+    wgmma_fence(d, a);
+    wgmma_m64k16_ra<T, N>(d, a, smem_desc_sw128_mn(smem_u32(smem), 2048), p.n);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d, a);
+#pragma unroll
     for (u32 i = 0; i < N / 2; i++) ((float*)p.out)[threadIdx.x * (N / 2) + i] = d[i];
 }
 KERNEL(conformance_wgmma_ra_f16_n64, ConformanceParams) { wgmma_ra<f16, 64>(p); }
 KERNEL(conformance_wgmma_ra_bf16_n128, ConformanceParams) { wgmma_ra<bf16, 128>(p); }
+KERNEL(conformance_wgmma_ra_f16_n256, ConformanceParams) { wgmma_ra<f16, 256>(p); }
 
 // One box by a bulk copy, dumped as it lies. 32 threads, the box's bytes and 8 of shared memory, 1024-byte aligned.
 KERNEL(conformance_tma_sm90a, ConformanceTmaParams) {

@@ -6,6 +6,7 @@
 // shared stages of (128 + tokens) x 64 bytes: 48 KiB with 128 tokens, within every device's default
 // regs   128 sums + 2 x 32 fragments at 128 tokens
 // no-spill all
+// narrow-loads 0 all
 // bound  matrix units; per k16 a warp reads 4 KiB of shared memory for 65536 multiply-adds
 // error  f32 sums in the order of k, splits added in order; tolerance derived in tests/gpu_gemm.rs
 // refs   CUTLASS "efficient GEMM" (multistage mainloop); Marlin (weights as the m16 operand)
@@ -19,13 +20,15 @@ constexpr u32 ROW_BYTES = DEPTH * 2, ROWS_PER_PASS = THREADS / 4;
 template <typename T, u32 COUNT> struct Copies {
     static constexpr u32 PASSES = COUNT / ROWS_PER_PASS;
     const T* src;     // row threadIdx / 4, column col of the first stage
+    const T* base;    // of the operand: the address of what is not there
     u64 pass;         // elements from one of its rows to the next
     u32 rows_left;    // rows of the operand from its first row on
     u32 offset;       // where that lies in a stage
 
     DEVICE Copies(const void* base, u64 ld, u32 first, u32 rows, u32 k_begin, u32 stage_base) {
         u32 row = threadIdx.x / 4, chunk = threadIdx.x % 4;
-        src = (const T*)base + (u64)(first + row) * ld + k_begin + chunk * 8;
+        this->base = (const T*)base;
+        src = this->base + (u64)(first + row) * ld + k_begin + chunk * 8;
         pass = ROWS_PER_PASS * ld;
         rows_left = first + row < rows ? rows - first - row : 0;
         offset = stage_base + swizzle<ROW_BYTES>(row, chunk);    // 32 rows further the permutation is the same
@@ -35,7 +38,10 @@ template <typename T, u32 COUNT> struct Copies {
     // Rows and columns outside arrive as zeros: they add nothing.
     DEVICE void start(u8* stage, u32 k, bool in_k) const {
 #pragma unroll
-        for (u32 j = 0; j < PASSES; j++) cp_async_16(stage + offset + j * ROWS_PER_PASS * ROW_BYTES, src + j * pass + k, in_k && exists(j));
+        for (u32 j = 0; j < PASSES; j++) {
+            const bool inside = in_k && exists(j);
+            cp_async_16(stage + offset + j * ROWS_PER_PASS * ROW_BYTES, inside ? src + j * pass + k : base, inside);
+        }
     }
     DEVICE void load(uint4 (&held)[PASSES], u32 k, bool in_k) const {
 #pragma unroll

@@ -7,6 +7,9 @@
 // shared a ring of 4 (6) stages of 48 (32) KiB, barriers after it: 193 KiB
 // regs   128 (64) sums a thread; the producer gives its registers up
 // no-spill all
+// hgmma-run 4 all
+// hgmma-open 1 all
+// narrow-loads 0 all
 // bound  matrix units: m64n256k16 reads 10 KiB of shared memory in the 128 cycles it takes (16 KiB could be read)
 // error  as gemm.cu
 // refs   CUTLASS sm90 warp-specialised persistent kernels; PTX ISA, asynchronous warpgroup instructions
@@ -99,23 +102,22 @@ template <typename T, u32 TOKENS, u32 STAGES> DEVICE void gemm(const GemmTmaPara
         for (u32 index = blockIdx.x; index < items; index += gridDim.x) {
             Item it = Item::of<TOKENS>(p, index, row_tiles, token_tiles);
             float sums[TOKENS / 2];
-#pragma unroll
-            for (u32 i = 0; i < TOKENS / 2; i++) sums[i] = 0.0f;
+            wgmma_discard(sums);
 
             u64* read = nullptr;    // empty barrier of the stage that the wgmmas in flight read
             for (u32 step = 0; step < it.steps; step++, at.advance()) {
                 mbar_wait(ring.full + at.stage, at.parity);
                 u64 a = smem_desc_sw128(smem_u32(ring.w(at.stage) + consumer * 64 * ROW_BYTES));
                 u64 b = smem_desc_sw128(smem_u32(ring.x(at.stage)));
-                wgmma_fence();
+                wgmma_fence(sums);
 #pragma unroll
-                for (u32 kk = 0; kk < DEPTH / 16; kk++) wgmma_m64k16<T, TOKENS>(sums, a + kk * 2, b + kk * 2);
+                for (u32 kk = 0; kk < DEPTH / 16; kk++) wgmma_m64k16<T, TOKENS>(sums, a + kk * 2, b + kk * 2, kk > 0 || step > 0);
                 wgmma_commit();
-                wgmma_wait<1>();    // those of the step before are done: its stage may be overwritten
+                wgmma_wait<1>(sums);    // those of the step before are done: its stage may be overwritten
                 if (read && lane == 0) mbar_arrive(read);
                 read = ring.empty + at.stage;
             }
-            wgmma_wait<0>();
+            wgmma_wait<0>(sums);
             if (lane == 0) mbar_arrive(read);
 
             if (p.split.splits > 1) {

@@ -32,6 +32,7 @@
 //        warp and tile of 8 KiB: 110 clocks of a multiprocessor, where H200's memory takes 390.
 //        Splits write and read 4*m*n*splits bytes of partials through L2: m = 32, 4096 x 4096, 4 splits: 2 MB each
 // no-spill all
+// narrow-loads 0 all
 // refs   Frantar et al. 2024 (Marlin): weights as the wide operand, striped splits; CUTLASS multistage pipelines
 #include "linear_epilogue.cuh"
 #include "ptx.cuh"
@@ -65,8 +66,10 @@ template <class T, class C> struct Copies {
 
     DEVICE Copies(const LinearParams& p, u32 n0, u32 m0, u32 k0, u32 k_end) {
         const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-        w = (const u8*)((const T*)p.w + ((u64)n0 * p.k + k0 + 8 * chunk));
-        x = (const u8*)((const T*)p.x + ((u64)m0 * p.ldx + k0 + 8 * chunk));
+        columns = k_end - k0 > 8 * chunk ? k_end - k0 - 8 * chunk : 0;
+        const u32 column = k0 + (columns ? 8 * chunk : 0); // of a chunk that has none: the split's first
+        w = (const u8*)((const T*)p.w + ((u64)n0 * p.k + column));
+        x = (const u8*)((const T*)p.x + ((u64)m0 * p.ldx + column));
 #pragma unroll
         for (u32 i = 0; i < W_ROWS; i++) {
             w_ok[i] = n0 + row + 32 * i < p.n;
@@ -77,12 +80,11 @@ template <class T, class C> struct Copies {
             x_ok[i] = m0 + row + 32 * i < p.m;
             x_row[i] = min(row + 32 * i, p.m - 1 - m0) * p.ldx * 2;
         }
-        columns = k_end - k0 > 8 * chunk ? k_end - k0 - 8 * chunk : 0;
         to = swizzle<ROW>(row, chunk);
         copies_x = C::TM >= 32 || row < C::TM;
     }
 
-    // Tile `step` of the split to a stage. Beyond the last column the address stays in the last tile that is inside.
+    // Tile `step` of the split to a stage. Beyond the last column the address stays in the split's first tile.
     DEVICE void copy(u8* stage, u32 step) const {
         const bool inside = step * BK < columns;
         const u32 at = inside ? step * ROW : 0;

@@ -65,7 +65,7 @@ impl Drop for Memory {
 }
 
 /// `BugParams` of `cuda/host/bugs.h`.
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 struct BugParams {
     out: DevPtr,
     input: DevPtr,
@@ -73,7 +73,7 @@ struct BugParams {
     counter: DevPtr,
     n: u32,
     shared_words: u32,
-    pad: [u8; 24],
+    pad: [u8; 88],
     map: [u8; 128],
 }
 
@@ -116,10 +116,10 @@ fn run(kernel: &str, setup: Setup, config: &Config) -> Outcome {
         counter: counter.ptr(),
         n: setup.n,
         shared_words: SHARED_WORDS,
-        pad: [0; 24],
+        pad: [0; 88],
         map,
     };
-    // SAFETY: plain data without padding (the fields fill 192 bytes), alive through the borrow.
+    // SAFETY: plain data without padding (the fields fill 256 bytes), alive through the borrow.
     let bytes =
         unsafe { std::slice::from_raw_parts((&raw const params).cast::<u8>(), size_of::<BugParams>()) };
     ffi::configure(config);
@@ -247,6 +247,18 @@ fn copies_over_what_others_read() {
 }
 
 #[test]
+fn zeros_from_an_address_that_is_nowhere() {
+    let short = Setup { n: 508, input_words: 508, ..PLAIN };
+    caught(
+        "zeros_from_nowhere",
+        short,
+        &["cp_async_16 of no bytes from", "offset 2032 of an allocation of 2032"],
+    );
+    let out = clean("zeros_from_nowhere", short, &Config::default()).out;
+    assert_eq!(out, (0..128).map(|t| if t < 127 { 4 * t } else { 0 }).collect::<Vec<_>>());
+}
+
+#[test]
 fn exit_with_a_copy_in_flight() {
     caught("exit_in_flight", PLAIN, &["ends with 1 cp_async_16 in flight"]);
 }
@@ -297,7 +309,7 @@ fn memory_that_was_given_back() {
     let (out, ptr) = (Memory::new(&[0; 128], false), freed.ptr());
     drop(freed);
     let params = [out.ptr(), ptr, out.ptr(), out.ptr()].map(|p| p.0.to_le_bytes()).concat();
-    let params = [params, 512u32.to_le_bytes().to_vec(), vec![0; 192 - 36]].concat();
+    let params = [params, 512u32.to_le_bytes().to_vec(), vec![0; 256 - 36]].concat();
     ffi::configure(&Config::default());
     let launch = Launch {
         kernel: "fixed_load_past_end",
@@ -352,12 +364,38 @@ fn accumulators_are_nothing_before_the_wait() {
     }
 }
 
+/// Registers belong to the tensor cores from the fence to the wait.
+#[test]
+fn accumulators_that_are_not_ones_own() {
+    caught("wgmma_late_zeros", PLAIN, &["accumulators changed after wgmma_fence"]);
+    caught("wgmma_unfenced", PLAIN, &["accumulators changed after wgmma_fence"]);
+    caught("wgmma_touched", PLAIN, &["accumulators written while products were in flight"]);
+    caught("reused_operand", PLAIN, &["a in registers changed while the product of bugs.cu:"]);
+    // 64 + 64 and 1 + 1; 16 and the other 16, and the thread's number.
+    assert_eq!(clean("wgmma_touched", PLAIN, &Config::default()).out, [128 + 2 + 128; 128]);
+    let out = clean("reused_operand", PLAIN, &Config::default()).out;
+    assert_eq!(out, (0..128).map(|t| 32 + t).collect::<Vec<_>>());
+}
+
+/// Without scale-d = 0 the first product adds to whatever registers held.
+#[test]
+fn a_first_product_that_accumulates() {
+    caught("wgmma_added_to", PLAIN, &["accumulates onto registers that were discarded"]);
+}
+
+#[test]
+fn a_tensor_map_in_the_middle_of_a_line() {
+    let one = Setup { threads: 32, ..HOPPER };
+    caught("misplaced_map", one, &["not 128-byte aligned"]);
+    assert_eq!(clean("misplaced_map", one, &Config::default()).out[0], 0x3c00_3c00);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // The launch itself.
 
 #[test]
 fn launches_that_are_refused() {
-    let params = [0; 192];
+    let params = [0; 256];
     let launch = |kernel, grid, block, shared, len| {
         ffi::launch(&Launch { kernel, grid, block, shared, params: &params[..len] })
     };
@@ -366,14 +404,14 @@ fn launches_that_are_refused() {
         other => panic!("{other:?}, expected a refusal: {why}"),
     };
     let kernel = "fixed_misaligned";
-    assert_eq!(launch("no_such_kernel", [1; 3], [32, 1, 1], 0, 192), Err(Failure::UnknownKernel));
-    refused(launch(kernel, [1; 3], [1025, 1, 1], 0, 192), "a block of (1025, 1, 1) threads");
-    refused(launch(kernel, [1; 3], [32, 32, 2], 0, 192), "a block of (32, 32, 2) threads");
-    refused(launch(kernel, [1; 3], [0, 1, 1], 0, 192), "a block of (0, 1, 1) threads");
-    refused(launch(kernel, [0, 1, 1], [32, 1, 1], 0, 192), "a grid of (0, 1, 1) blocks");
-    refused(launch(kernel, [1, 65536, 1], [32, 1, 1], 0, 192), "a grid of (1, 65536, 1) blocks");
-    refused(launch(kernel, [1; 3], [32, 1, 1], 232_449, 192), "a block has at most 232448");
-    refused(launch(kernel, [1; 3], [32, 1, 1], 0, 100), "100 bytes of parameters, its struct has 192");
+    assert_eq!(launch("no_such_kernel", [1; 3], [32, 1, 1], 0, 256), Err(Failure::UnknownKernel));
+    refused(launch(kernel, [1; 3], [1025, 1, 1], 0, 256), "a block of (1025, 1, 1) threads");
+    refused(launch(kernel, [1; 3], [32, 32, 2], 0, 256), "a block of (32, 32, 2) threads");
+    refused(launch(kernel, [1; 3], [0, 1, 1], 0, 256), "a block of (0, 1, 1) threads");
+    refused(launch(kernel, [0, 1, 1], [32, 1, 1], 0, 256), "a grid of (0, 1, 1) blocks");
+    refused(launch(kernel, [1, 65536, 1], [32, 1, 1], 0, 256), "a grid of (1, 65536, 1) blocks");
+    refused(launch(kernel, [1; 3], [32, 1, 1], 232_449, 256), "a block has at most 232448");
+    refused(launch(kernel, [1; 3], [32, 1, 1], 0, 100), "100 bytes of parameters, its struct has 256");
 }
 
 #[test]

@@ -228,6 +228,7 @@ fn device(sm: u32, multiprocessors: u32) -> DeviceInfo {
         multiprocessors,
         memory_total: 1 << 34,
         shared_per_block: 99 << 10,
+        l2_bytes: 0,
         driver: 0,
     }
 }

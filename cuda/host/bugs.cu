@@ -96,6 +96,18 @@ template <bool fixed> DEVICE void copy_over_reader(const BugParams& p) {
 KERNEL(bug_copy_over_reader, BugParams) { copy_over_reader<false>(p); }
 KERNEL(fixed_copy_over_reader, BugParams) { copy_over_reader<true>(p); }
 
+// Zeros for what lies past the end: from there, or from an address that exists. n = 508 words for 128 threads by four.
+template <bool fixed> DEVICE void zeros_from_nowhere(const BugParams& p) {
+    SHARED_DYNAMIC(smem);
+    const bool inside = 4 * threadIdx.x + 4 <= p.n;
+    cp_async_16(smem + threadIdx.x * 16, p.in + (fixed && !inside ? 0 : 4 * threadIdx.x), inside);
+    cp_async_commit();
+    cp_async_wait<0>();
+    p.out[threadIdx.x] = *(const u32*)(smem + threadIdx.x * 16);
+}
+KERNEL(bug_zeros_from_nowhere, BugParams) { zeros_from_nowhere<false>(p); }
+KERNEL(fixed_zeros_from_nowhere, BugParams) { zeros_from_nowhere<true>(p); }
+
 template <bool fixed> DEVICE void exit_in_flight(const BugParams& p) {
     SHARED_DYNAMIC(smem);
     cp_async_16(smem + threadIdx.x * 16, p.in + 4 * threadIdx.x);
@@ -290,17 +302,17 @@ template <bool early, bool unwaited> DEVICE void hopper_stage(const BugParams& p
     for (u32 i = 0; i < 8; i++) d[i] = 0;
     for (u32 i = 0; i < p.n; i++) {
         mbar_wait(full, i & 1);
-        wgmma_fence();
+        wgmma_fence(d);
         for (u32 k = 0; k < 4; k++)
-            wgmma_m64k16<f16, 16>(d, smem_desc_sw128(smem_u32(smem)) + 2 * k, smem_desc_sw128(smem_u32(smem + 8192)) + 2 * k);
+            wgmma_m64k16<f16, 16>(d, smem_desc_sw128(smem_u32(smem)) + 2 * k, smem_desc_sw128(smem_u32(smem + 8192)) + 2 * k, true);
         wgmma_commit();
         if (early) mbar_arrive(empty);
         if (unwaited && i + 1 == p.n) break;
-        wgmma_wait<0>();
+        wgmma_wait<0>(d);
         if (!early) mbar_arrive(empty);
     }
     for (u32 i = 0; i < 8; i++) ((float*)p.out)[threadIdx.x * 8 + i] = d[i];
-    if (unwaited) wgmma_wait<0>();
+    if (unwaited) wgmma_wait<0>(d);
 }
 KERNEL(bug_early_release, BugParams) { hopper_stage<true, false>(p); }
 KERNEL(bug_read_accumulators, BugParams) { hopper_stage<false, true>(p); }
@@ -314,11 +326,82 @@ template <bool fixed> DEVICE void unfenced_store(const BugParams& p) {
     __syncthreads();
     float d[8];
     for (u32 i = 0; i < 8; i++) d[i] = 0;
-    wgmma_fence();
-    wgmma_m64k16<f16, 16>(d, smem_desc_sw128(smem_u32(smem)), smem_desc_sw128(smem_u32(smem + 8192)));
+    wgmma_fence(d);
+    wgmma_m64k16<f16, 16>(d, smem_desc_sw128(smem_u32(smem)), smem_desc_sw128(smem_u32(smem + 8192)), true);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
     p.out[threadIdx.x] = (u32)(d[0] + d[7]);
 }
 KERNEL(bug_unfenced_store, BugParams) { unfenced_store<false>(p); }
 KERNEL(fixed_unfenced_store, BugParams) { unfenced_store<true>(p); }
+
+// Two stages of a k loop over tiles of ones, a and b in shared memory. 128 threads.
+//
+// late_zeros    stores zeros to accumulators after the fence, where the device may make them overtake the products
+// added_to      accumulates in the first step, onto registers that hold nothing
+// touched       writes accumulators of products in flight
+// unfenced      touches them between two groups without a fence
+enum WgmmaBug { NO_BUG, LATE_ZEROS, ADDED_TO, TOUCHED, UNFENCED };
+template <WgmmaBug bug> DEVICE void accumulators(const BugParams& p) {
+    SHARED_DYNAMIC(smem);
+    for (u32 i = threadIdx.x; i < 2560; i += blockDim.x) ((u32*)smem)[i] = 0x3c003c00;
+    fence_async_shared();
+    __syncthreads();
+    const u64 a = smem_desc_sw128(smem_u32(smem)), b = smem_desc_sw128(smem_u32(smem + 8192));
+    float d[8];
+    wgmma_discard(d);
+    for (u32 step = 0; step < 2; step++) {
+        if (bug != UNFENCED || step == 0) wgmma_fence(d);
+        if (bug == LATE_ZEROS && step == 0)
+            for (u32 i = 0; i < 8; i++) d[i] = 0;
+        for (u32 k = 0; k < 4; k++) wgmma_m64k16<f16, 16>(d, a + 2 * k, b + 2 * k, bug == ADDED_TO || k > 0 || step > 0);
+        wgmma_commit();
+        if (bug == TOUCHED) d[3] = 1;
+        wgmma_wait<0>(d);
+        d[0] += 1;
+    }
+    p.out[threadIdx.x] = (u32)(d[0] + d[7]);
+}
+KERNEL(bug_wgmma_late_zeros, BugParams) { accumulators<LATE_ZEROS>(p); }
+KERNEL(fixed_wgmma_late_zeros, BugParams) { accumulators<NO_BUG>(p); }
+KERNEL(bug_wgmma_added_to, BugParams) { accumulators<ADDED_TO>(p); }
+KERNEL(fixed_wgmma_added_to, BugParams) { accumulators<NO_BUG>(p); }
+KERNEL(bug_wgmma_touched, BugParams) { accumulators<TOUCHED>(p); }
+KERNEL(fixed_wgmma_touched, BugParams) { accumulators<NO_BUG>(p); }
+KERNEL(bug_wgmma_unfenced, BugParams) { accumulators<UNFENCED>(p); }
+KERNEL(fixed_wgmma_unfenced, BugParams) { accumulators<NO_BUG>(p); }
+
+// a in registers, of ones: changed while the product is in flight. 128 threads.
+template <bool fixed> DEVICE void reused_operand(const BugParams& p) {
+    SHARED_DYNAMIC(smem);
+    for (u32 i = threadIdx.x; i < 512; i += blockDim.x) ((u32*)smem)[i] = 0x3c003c00;
+    fence_async_shared();
+    __syncthreads();
+    u32 a[4];
+    float d[32];
+    for (u32 i = 0; i < 4; i++) a[i] = 0x3c003c00;
+    wgmma_discard(d);
+    wgmma_fence(d, a);
+    wgmma_m64k16_ra<f16, 64>(d, a, smem_desc_sw128_mn(smem_u32(smem), 2048), false);
+    wgmma_commit();
+    if (!fixed) a[2] = threadIdx.x;
+    wgmma_wait<0>(d, a);
+    if (fixed) a[2] = threadIdx.x;
+    p.out[threadIdx.x] = (u32)(d[0] + d[31]) + a[2];
+}
+KERNEL(bug_reused_operand, BugParams) { reused_operand<false>(p); }
+KERNEL(fixed_reused_operand, BugParams) { reused_operand<true>(p); }
+
+// A tensor map 64 bytes further on than it may be. One thread of 32.
+template <bool fixed> DEVICE void misplaced_map(const BugParams& p) {
+    SHARED_DYNAMIC(smem);
+    u64* bar = (u64*)(smem + 8192);
+    if (threadIdx.x > 0) return;
+    mbar_init(bar, 1);
+    mbar_expect_tx(bar, 8192);
+    tma_load_2d(smem, fixed ? &p.map : (const TensorMap*)(p.map.bytes + 64), bar, 0, 0);
+    mbar_wait(bar, 0);
+    p.out[0] = *(const u32*)smem;
+}
+KERNEL(bug_misplaced_map, BugParams) { misplaced_map<false>(p); }
+KERNEL(fixed_misplaced_map, BugParams) { misplaced_map<true>(p); }

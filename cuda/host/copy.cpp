@@ -24,10 +24,11 @@ void copy_async(void* to, const void* from, bool predicate, Site site) {
     require_shared(to, 16, 16, "cp_async_16 to", site);
     if (m.config.checks) {
         check(to, 16, Access::WRITE, site);
-        if (predicate) {
-            if ((size_t)from % 16) fail(site, "cp_async_16 from %p: not 16-byte aligned", from);
+        if ((size_t)from % 16) fail(site, "cp_async_16 from %p: not 16-byte aligned", from);
+        if (predicate)
             check_global(from, 16, Access::READ, site);
-        }
+        else
+            require_global(from, 16, "cp_async_16 of no bytes from", site);
         set_state(to, 16, IN_FLIGHT);
     }
     Copy copy = {static_cast<u8*>(to), static_cast<const u8*>(from), predicate, false, self->groups};

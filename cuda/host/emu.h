@@ -165,8 +165,10 @@ void mbarrier_arrive(u64* bar, u32 bytes, Site site);
 void mbarrier_wait(u64* bar, u32 parity, Site site);
 void tensor_copy_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, Site site);
 void fence_shared();
-void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site);
-void wgmma_registers(float* d, int n, bool is_bf16, Words4 a, u64 b, Site site);
+void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, bool accumulate, Site site);
+void wgmma_registers(float* d, int n, bool is_bf16, const u32* a, u64 b, bool accumulate, Site site);
+void wgmma_order(const void* registers, u32 words, const void* more, u32 more_words); // of this thread, from here to a wait
+void wgmma_poison(float* d, u32 n);
 void wgmma_close(Site site);
 void wgmma_finish(int groups, Site site);
 
@@ -402,20 +404,23 @@ DEVICE u64 smem_desc_sw128(u32 smem_addr) { return (u64)((smem_addr & 0x3ffff) >
 DEVICE u64 smem_desc_sw128_mn(u32 smem_addr, u32 next) {
     return (u64)((smem_addr & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
-DEVICE void wgmma_fence() {}
+template <class D> DEVICE void wgmma_fence(D& d) { emu::wgmma_order(d, sizeof d / 4, nullptr, 0); }
+template <class D, class A> DEVICE void wgmma_fence(D& d, A& a) { emu::wgmma_order(d, sizeof d / 4, a, sizeof a / 4); }
 DEVICE void wgmma_commit(EMU_SITE) { emu::wgmma_close(EMU_HERE); }
-template <int N> DEVICE void wgmma_wait(EMU_SITE) { emu::wgmma_finish(N, EMU_HERE); }
+template <int GROUPS, class D> DEVICE void wgmma_wait(D&, EMU_SITE) { emu::wgmma_finish(GROUPS, EMU_HERE); }
+template <int GROUPS, class D, class A> DEVICE void wgmma_wait(D&, A&, EMU_SITE) { emu::wgmma_finish(GROUPS, EMU_HERE); }
+template <int N> DEVICE void wgmma_discard(float (&d)[N]) { emu::wgmma_poison(d, N); }
 namespace emu {
 template <class T> constexpr bool is_bf16 = false;
 template <> inline constexpr bool is_bf16<bf16> = true;
 } // namespace emu
-template <class T, int N> DEVICE void wgmma_m64k16(float* d, u64 desc_a, u64 desc_b, EMU_SITE) {
+template <class T, int N> DEVICE void wgmma_m64k16(float* d, u64 desc_a, u64 desc_b, bool accumulate, EMU_SITE) {
     static_assert(N % 8 == 0 && 8 <= N && N <= 256, "N of wgmma");
-    emu::wgmma(d, N, emu::is_bf16<T>, desc_a, desc_b, EMU_HERE);
+    emu::wgmma(d, N, emu::is_bf16<T>, desc_a, desc_b, accumulate, EMU_HERE);
 }
-template <class T, int N> DEVICE void wgmma_m64k16_ra(float* d, const u32 a[4], u64 desc_b, EMU_SITE) {
+template <class T, int N> DEVICE void wgmma_m64k16_ra(float* d, const u32 a[4], u64 desc_b, bool accumulate, EMU_SITE) {
     static_assert(N == 64 || N == 128 || N == 256, "N of wgmma");
-    emu::wgmma_registers(d, N, emu::is_bf16<T>, {a[0], a[1], a[2], a[3]}, desc_b, EMU_HERE);
+    emu::wgmma_registers(d, N, emu::is_bf16<T>, a, desc_b, accumulate, EMU_HERE);
 }
 template <int N> DEVICE void set_max_registers_inc() {}
 template <int N> DEVICE void set_max_registers_dec() {}

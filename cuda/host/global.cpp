@@ -139,6 +139,17 @@ void check_global(const void* at, size_t bytes, Access access, const Place& plac
     if (checks(TANDEM_EMU_GLOBAL_RACES) && access != Access::ATOMIC) check_global_races(at, bytes, write, stamp_of(*self), place);
 }
 
+void require_global(const void* at, size_t bytes, const char* what, const Place& place) {
+    const Region* region = find_region(at);
+    if (!region) {
+        region = region_before(*machine->regions, at);
+        if (!region) fail(place, "%s %p: no device memory", what, at);
+    }
+    size_t offset = (size_t)((const u8*)at - region->base);
+    if (offset + bytes > region->bytes)
+        fail(place, "%s %p: offset %zu of an allocation of %zu bytes at %p", what, at, offset, region->bytes, region->base);
+}
+
 bool global_written(const void* at, size_t bytes) {
     if (!checks(TANDEM_EMU_UNINITIALISED)) return true;
     const Region* region = find_region(at);

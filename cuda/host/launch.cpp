@@ -125,6 +125,7 @@ static void run_block(Machine& m, dim3 block) {
         m.threads[t].site = {m.kernel->name, 0};
         m.threads[t].copies.clear();
         m.threads[t].groups = 0;
+        for (FencedRegisters& r : m.threads[t].ordered) r.at = nullptr;
         prepare_stack(t);
     }
     run_threads();
@@ -179,7 +180,7 @@ static int launch(const KernelEntry& kernel, dim3 grid, dim3 block, u32 shared_b
     m.stats = {};
     m.stats.launches = 1;
     // Where constant parameters live: aligned for the tensor maps among them, and not the caller's.
-    std::unique_ptr<void, void (*)(void*)> copy(aligned_alloc(64, (kernel.params_size + 63) & ~(size_t)63), free);
+    std::unique_ptr<void, void (*)(void*)> copy(aligned_alloc(128, (kernel.params_size + 127) & ~(size_t)127), free);
     memcpy(copy.get(), params, kernel.params_size);
     m.params = copy.get(), m.params_size = kernel.params_size;
 

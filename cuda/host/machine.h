@@ -38,6 +38,12 @@ struct Copy {
 
 using Stats = struct tandem_emu_stats;
 
+// Registers that a thread gave to wgmma_fence, with what they held: from there to the wait nobody else may use them.
+struct FencedRegisters {
+    const u32* at;
+    std::vector<u32> words;
+};
+
 struct Thread {
     void* stack_pointer;
     u8* stack_low;
@@ -49,6 +55,7 @@ struct Thread {
     std::vector<Copy> copies; // oldest first
     u32 groups;               // committed so far
     u32 fenced;               // epoch below which its stores are visible to the asynchronous units
+    FencedRegisters ordered[2]; // by its latest wgmma_fence
 };
 
 // Lanes of a warp that have arrived at one instruction which they execute together.
@@ -82,7 +89,8 @@ union Slot {
     struct {
         float* d;
         u64 a, b;
-        u32 a_registers[4];
+        const u32* a_registers;
+        bool accumulate;
     } wgmma;
 };
 
@@ -129,11 +137,14 @@ struct BulkCopy {
 struct Product {
     u64 a, b;
     u32 n;
-    bool is_bf16, done;
+    bool is_bf16, accumulate, done;
     u32 group;
     u32 accumulators;
-    bool a_in_registers; // and b by N; a is not a descriptor, its values are these
-    u16 a_values[16][16];
+    Site site;
+    // a is not a descriptor but four words of each lane, and b is by N.
+    bool a_in_registers;
+    const u32* a_at[32];
+    u32 a_words[32][4];
 };
 // Accumulators that are not the kernel's to read: [16][n], and where the lanes want them.
 struct Accumulators {
@@ -271,6 +282,7 @@ u32 stamp_of(const Thread& thread);
 
 // global.cpp: device memory.
 void check_global(const void* at, size_t bytes, Access access, const Place& place);
+void require_global(const void* at, size_t bytes, const char* what, const Place& place); // that it could be read
 bool global_written(const void* at, size_t bytes); // always, where that is not checked
 
 // copy.cpp, wgmma.cpp: what a thread must not leave behind

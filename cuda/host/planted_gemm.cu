@@ -29,7 +29,7 @@ DEVICE void nothing() {}
 
 // Gives a stage back while the products that read it may still run.
 namespace early_release {
-template <int N> DEVICE void wgmma_wait_short() { wgmma_wait<N == 1 ? 2 : N>(); }
+template <int N, class D> DEVICE void wgmma_wait_short(D& d) { wgmma_wait<N == 1 ? 2 : N>(d); }
 #define wgmma_wait wgmma_wait_short
 #include "../gemm_sm90a.cu"
 #undef wgmma_wait

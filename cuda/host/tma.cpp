@@ -62,6 +62,7 @@ void maybe_land_bulk_copies() {
 void tensor_copy_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y, Site site) {
     Machine& m = *machine;
     BulkCopy copy = {static_cast<u8*>(to), {}, bar, x, y};
+    if ((size_t)map % alignof(TensorMap)) fail(site, "tma_load_2d: tensor map at %p, not %zu-byte aligned", map, alignof(TensorMap));
     check(map, sizeof *map, Access::READ, site);
     memcpy(&copy.tensor, map, sizeof copy.tensor);
     const Tensor& t = copy.tensor;

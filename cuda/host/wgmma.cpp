@@ -1,8 +1,13 @@
 // wgmma.cpp    matrix products of a warpgroup, asynchronous, operands in shared memory or a in registers (sm_90a)
 //
-// Warp w of the four computes rows 16 * (w % 4) .. + 16 of d[64][n] += a[64][16] * b[n][16]^T. From issue to wait
-// the accumulators are NaN to the kernel, and both operands count as read at both ends: whoever overwrites them in
-// between is reported. The launch says whether the values are taken at issue, at the wait or at random.
+// Warp w of the four computes rows 16 * (w % 4) .. + 16 of d[64][n] += a[64][16] * b[n][16]^T, without `accumulate`
+// d = a * b^T. Operands in shared memory count as read at both ends: whoever overwrites them in between is reported. The
+// launch says whether the values are taken at issue, at the wait or at random.
+//
+// Registers are the tensor cores' from wgmma_fence to the wait: a product whose registers were not fenced, or changed
+// since, is reported (but for accumulators that an earlier product still holds). From issue to wait accumulators are NaN
+// to the kernel; at the wait these and a must be as they were left. Discarded accumulators hold a NaN of their own, and
+// a product that would add to it is reported.
 //
 // Operands are K-major, rows of 128 bytes in groups of eight, swizzled by 128 bytes (see tma.cpp):
 //   element (r, k) at start + r / 8 * stride + r % 8 * 128 + k * 2, then the chunk xor the line.
@@ -11,7 +16,7 @@
 //   element (n, k) at start + n / 64 * leading + k / 8 * stride + k % 8 * 128 + n % 64 * 2, then the chunk xor the line.
 #include "machine.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 
 namespace emu {
@@ -89,8 +94,10 @@ static void compute(ProductQueue& queue, Product& p, Site site) {
     Operand b = decode(p.b, p.n, "b", site, p.a_in_registers);
     float wide_a[16][16], wide_b[16 * 256];
     if (p.a_in_registers) {
-        for (u32 r = 0; r < 16; r++)
-            for (u32 k = 0; k < 16; k++) wide_a[r][k] = widen(p.a_values[r][k], p.is_bf16);
+        // Register i of lane (g, t): rows g, g + 8, g, g + 8, columns 2t, 2t, 2t + 8, 2t + 8 and the next.
+        for (u32 lane = 0; lane < 32; lane++)
+            for (u32 i = 0; i < 8; i++)
+                wide_a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i / 4 * 8 + i % 2] = widen((u16)(p.a_words[lane][i / 2] >> i % 2 * 16), p.is_bf16);
         for (u32 k = 0; k < 16; k++)
             for (u32 n = 0; n < p.n; n++) {
                 u16 v;
@@ -102,7 +109,9 @@ static void compute(ProductQueue& queue, Product& p, Site site) {
         for (u32 r = 0; r < 16; r++) load_row(wide_a[r], 1, a, self->warp % 4 * 16 + r, p.is_bf16);
         for (u32 r = 0; r < p.n; r++) load_row(wide_b + r, p.n, b, r, p.is_bf16);
     }
-    multiply(queue.accumulators[p.accumulators].values.data(), wide_a, wide_b, p.n);
+    std::vector<float>& values = queue.accumulators[p.accumulators].values;
+    if (!p.accumulate) std::fill(values.begin(), values.end(), 0.0f);
+    multiply(values.data(), wide_a, wide_b, p.n);
     machine->stats.mma += p.n / 8;
     p.done = true;
 }
@@ -116,13 +125,44 @@ template <class F> static void for_fragments(Accumulators& c, F f) {
         }
 }
 
+// NaNs that no arithmetic makes: of accumulators in flight, and of discarded ones.
+constexpr u32 IN_FLIGHT_BITS = 0x7fdf1e1d, DISCARDED_BITS = 0x7fddead1;
+
+static u32 bits_of(float v) {
+    u32 bits;
+    memcpy(&bits, &v, 4);
+    return bits;
+}
+static float nan_of(u32 bits) {
+    float v;
+    memcpy(&v, &bits, 4);
+    return v;
+}
+
+// That the running thread gave these registers to its latest wgmma_fence, and has left them alone since.
+static void require_ordered(const void* at, u32 words, const char* which, Site site) {
+    if (!machine->config.checks) return;
+    for (const FencedRegisters& r : self->ordered) {
+        size_t offset = (size_t)(static_cast<const u32*>(at) - r.at);
+        if (!r.at || at < r.at || offset + words > r.words.size()) continue;
+        if (memcmp(at, r.words.data() + offset, words * 4)) fail(site, "wgmma: %s changed after wgmma_fence", which);
+        return;
+    }
+    fail(site, "wgmma: %s that no wgmma_fence ordered", which);
+}
+
+static const Accumulators* in_flight(const ProductQueue& queue, u32 lane, const float* d) {
+    for (const Accumulators& c : queue.accumulators)
+        if (c.pending && c.d[lane] == d) return &c;
+    return nullptr;
+}
+
 // The accumulators of this product: those of earlier ones in flight, or taken from the kernel.
-static u32 take_accumulators(ProductQueue& queue, const Warp& w, u32 n, Site site) {
-    for (u32 i = 0; i < queue.accumulators.size(); i++) {
-        Accumulators& c = queue.accumulators[i];
-        if (c.pending == 0 || c.d[0] != w.slots[0].wgmma.d) continue;
-        if (c.n != n) fail(site, "wgmma: accumulators in flight with another n");
-        c.pending++;
+static u32 take_accumulators(ProductQueue& queue, const Warp& w, u32 n, bool accumulate, Site site) {
+    if (const Accumulators* held = in_flight(queue, 0, w.slots[0].wgmma.d)) {
+        u32 i = (u32)(held - queue.accumulators.data());
+        if (held->n != n) fail(site, "wgmma: accumulators in flight with another n");
+        queue.accumulators[i].pending++;
         return i;
     }
     u32 i = 0;
@@ -132,35 +172,43 @@ static u32 take_accumulators(ProductQueue& queue, const Warp& w, u32 n, Site sit
     c.n = n, c.pending = 1;
     c.values.resize(16 * n);
     for (u32 lane = 0; lane < 32; lane++) c.d[lane] = w.slots[lane].wgmma.d;
-    for_fragments(c, [](float& d, float& value) {
+    bool poisoned = false;
+    for_fragments(c, [&](float& d, float& value) {
+        poisoned |= bits_of(d) == DISCARDED_BITS;
         value = d;
-        d = NAN;
+        d = nan_of(IN_FLIGHT_BITS);
     });
+    if (accumulate && poisoned && machine->config.checks) fail(site, "wgmma: accumulates onto registers that were discarded");
     return i;
 }
 
-static void issue(float* d, int n, bool is_bf16, u64 a, const u32* a_registers, u64 b, Site site) {
+static void issue(float* d, int n, bool is_bf16, u64 a, const u32* a_registers, u64 b, bool accumulate, Site site) {
     Machine& m = *machine;
     if (m.thread_count % 128) fail(site, "wgmma in a block of %u threads: no whole warpgroups", m.thread_count);
     Warp& w = m.warps[self->warp];
-    w.slots[self->lane].wgmma = {d, a, b, {}};
-    if (a_registers) memcpy(w.slots[self->lane].wgmma.a_registers, a_registers, 16);
-    if (!meet(~0u, "wgmma", site)) return;
-    for (u32 lane = 0; lane < 32; lane++)
-        if (w.slots[lane].wgmma.a != a || w.slots[lane].wgmma.b != b) fail(site, "wgmma: lanes of a warp give different descriptors");
     ProductQueue& queue = m.products[self->warp];
-    Product p = {a, b, (u32)n, is_bf16, false, queue.groups, 0, a_registers != nullptr, {}};
-    if (a_registers) // register i of lane (g, t): rows g, g + 8, g, g + 8, columns 2t, 2t, 2t + 8, 2t + 8 and the next
-        for (u32 lane = 0; lane < 32; lane++)
-            for (u32 i = 0; i < 8; i++)
-                p.a_values[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i / 4 * 8 + i % 2] = (u16)(w.slots[lane].wgmma.a_registers[i / 2] >> i % 2 * 16);
+    if (!in_flight(queue, self->lane, d)) require_ordered(d, (u32)n / 2, "accumulators", site);
+    if (a_registers) require_ordered(a_registers, 4, "a in registers", site);
+    w.slots[self->lane].wgmma = {d, a, b, a_registers, accumulate};
+    if (!meet(~0u, "wgmma", site)) return;
+    for (u32 lane = 0; lane < 32; lane++) {
+        const auto& slot = w.slots[lane].wgmma;
+        if (slot.a != a || slot.b != b) fail(site, "wgmma: lanes of a warp give different descriptors");
+        if (slot.accumulate != accumulate) fail(site, "wgmma: some lanes of a warp accumulate, others do not");
+    }
+    Product p = {a, b, (u32)n, is_bf16, accumulate, false, queue.groups, 0, site, a_registers != nullptr, {}, {}};
+    if (a_registers)
+        for (u32 lane = 0; lane < 32; lane++) {
+            p.a_at[lane] = w.slots[lane].wgmma.a_registers;
+            memcpy(p.a_words[lane], p.a_at[lane], 16);
+        }
     std::vector<Product>& group = m.warpgroup_products[self->warp / 4];
     size_t number = queue.issued++;
     if (number == group.size())
         group.push_back(p);
-    else if (group[number].a != a || group[number].b != b || group[number].n != p.n)
+    else if (group[number].a != a || group[number].b != b || group[number].n != p.n || group[number].accumulate != accumulate)
         fail(site, "wgmma: warps of a warpgroup issue different products");
-    p.accumulators = take_accumulators(queue, w, p.n, site);
+    p.accumulators = take_accumulators(queue, w, p.n, accumulate, site);
     check_reads(p, site);
     queue.products.push_back(p);
     if (m.config.copies == TANDEM_EMU_COPIES_AT_ONCE || (m.config.copies == TANDEM_EMU_COPIES_RANDOM && random_number() % 2))
@@ -169,9 +217,35 @@ static void issue(float* d, int n, bool is_bf16, u64 a, const u32* a_registers, 
     part();
 }
 
-void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, Site site) { issue(d, n, is_bf16, a, nullptr, b, site); }
+void wgmma(float* d, int n, bool is_bf16, u64 a, u64 b, bool accumulate, Site site) { issue(d, n, is_bf16, a, nullptr, b, accumulate, site); }
 
-void wgmma_registers(float* d, int n, bool is_bf16, Words4 a, u64 b, Site site) { issue(d, n, is_bf16, 0, a.r, b, site); }
+void wgmma_registers(float* d, int n, bool is_bf16, const u32* a, u64 b, bool accumulate, Site site) {
+    issue(d, n, is_bf16, 0, a, b, accumulate, site);
+}
+
+void wgmma_order(const void* registers, u32 words, const void* more, u32 more_words) {
+    if (!machine->config.checks) return;
+    auto keep = [](FencedRegisters& r, const void* at, u32 n) {
+        r.at = static_cast<const u32*>(at);
+        r.words.assign(r.at, r.at + n);
+    };
+    keep(self->ordered[0], registers, words);
+    keep(self->ordered[1], more, more_words);
+}
+
+void wgmma_poison(float* d, u32 n) { std::fill(d, d + n, nan_of(DISCARDED_BITS)); }
+
+// That the kernel left registers alone while a product had them.
+static void require_operand_untouched(const Product& p, Site site) {
+    for (u32 lane = 0; lane < 32; lane++)
+        if (memcmp(p.a_at[lane], p.a_words[lane], 16))
+            fail(site, "wgmma: a in registers changed while the product of %s was in flight", text(p.site).c_str());
+}
+static void require_accumulators_untouched(const Accumulators& c, Site site) {
+    for (u32 lane = 0; lane < 32; lane++)
+        for (u32 i = 0; i < c.n / 2; i++)
+            if (bits_of(c.d[lane][i]) != IN_FLIGHT_BITS) fail(site, "wgmma: accumulators written while products were in flight");
+}
 
 void wgmma_close(Site site) {
     if (!meet(~0u, "wgmma_commit", site)) return;
@@ -188,7 +262,11 @@ void wgmma_finish(int groups, Site site) {
         check_reads(p, site);
         compute(queue, p, site);
         Accumulators& c = queue.accumulators[p.accumulators];
-        if (--c.pending == 0) for_fragments(c, [](float& d, float& value) { d = value; });
+        if (p.a_in_registers && machine->config.checks) require_operand_untouched(p, site);
+        if (--c.pending == 0) {
+            if (machine->config.checks) require_accumulators_untouched(c, site);
+            for_fragments(c, [](float& d, float& value) { d = value; });
+        }
         done++;
     }
     queue.products.erase(queue.products.begin(), queue.products.begin() + (long)done);

@@ -16,8 +16,9 @@ typedef unsigned short abi_u16;
 typedef unsigned int abi_u32;
 typedef unsigned long long abi_u64;
 
-// A tensor map (Runtime::tensor_map_2d). Kernels take its address inside a __grid_constant__ parameter.
-typedef struct __attribute__((aligned(64))) { abi_u8 bytes[128]; } TensorMap;
+// A tensor map (Runtime::tensor_map_2d). Kernels take its address inside a __grid_constant__ parameter. The driver wants
+// 64-byte alignment; 128, its size, keeps it in one line of the cache that descriptors are fetched through.
+typedef struct __attribute__((aligned(128))) { abi_u8 bytes[128]; } TensorMap;
 
 // What a page of the KV cache holds: tokens per page, for every kernel and the host (tandem::cache::PAGE_TOKENS).
 #define KV_PAGE_TOKENS 32

@@ -209,8 +209,9 @@ DEVICE void st_release_sys(u32* at, u32 v) { asm volatile("st.release.sys.global
 DEVICE u32 smem_u32(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
 // 16 bytes from global to shared memory without passing registers: the copy is in flight while the tensor cores
-// work. `pred` false fills with zeros and reads nothing (edges of a matrix): `from` must then still be a valid
-// address of global memory. Both 16-byte aligned. Complete only after cp_async_wait and a barrier.
+// work. `pred` false fills with zeros and reads nothing (edges of a matrix). `from` must then still be an address that
+// could be read: nothing promises that a copy of no bytes is not translated, or prefetched (L2::128B). Both 16-byte
+// aligned. Complete only after cp_async_wait and a barrier.
 DEVICE void cp_async_16(void* to, const void* from, bool pred = true) {
 #if TANDEM_SM >= 80
     u32 bytes = pred ? 16 : 0;
@@ -345,7 +346,7 @@ DEVICE void mbar_wait(u64* bar, u32 parity) {
 }
 
 // One thread copies a whole box of a matrix, swizzled, zero-filled outside: no address arithmetic, no registers.
-// x counts columns, y rows. `to` is 1024-byte aligned; `map` lies in the kernel's parameters.
+// x counts columns, y rows. `to` is 1024-byte aligned, `map` 128-byte aligned in the kernel's parameters.
 DEVICE void tma_load_2d(void* to, const TensorMap* map, u64* bar, i32 x, i32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(smem_u32(to)),
                  "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
@@ -363,12 +364,6 @@ DEVICE u64 smem_desc_sw128(u32 smem_addr) { return (u64)((smem_addr & 0x3ffff) >
 DEVICE u64 smem_desc_sw128_mn(u32 smem_addr, u32 next) {
     return (u64)((smem_addr & 0x3ffff) >> 4) | (u64)(next >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
-
-// Before the first wgmma, and whenever other instructions touched accumulator registers.
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most N groups run: only then are their accumulators defined and their operands free to overwrite.
-template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
 // Moves registers from producer warps to those that hold accumulators (a multiple of 8, a warpgroup together).
 template <int N> DEVICE void set_max_registers_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }

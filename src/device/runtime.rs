@@ -81,6 +81,8 @@ pub struct DeviceInfo {
     pub memory_total: u64,
     /// Shared memory that one block may have, in bytes.
     pub shared_per_block: u32,
+    /// Level-two cache, in bytes: what a kernel writes and the next one reads should fit it. 0 if not known.
+    pub l2_bytes: u32,
     /// Driver version, for messages (`13000` = 13.0); 0 if it has none.
     pub driver: u32,
 }

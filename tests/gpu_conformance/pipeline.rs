@@ -2,7 +2,7 @@
 //! and stages that are overwritten meanwhile, rings that go round.
 
 use super::matrices::{Matrices, a_16};
-use super::sm90a::{accumulators, check_wgmma, swizzled};
+use super::sm90a::{accumulators, check_product, swizzled};
 use super::*;
 
 /// A step's operands as they lie in shared memory: a [64][64], b [n][64], swizzled.
@@ -42,7 +42,7 @@ fn a_stage_is_overwritten_as_soon_as_wait_one_allows() {
                 let shared = 2 * (8192 + 128 * n as u32);
                 let shape = Shape { block: 128, shared, n: steps as u32, ..WARP };
                 let Some(out) = run(&rt, &name, shape, &input, 64 * n) else { continue };
-                check_wgmma(&format!("{name}, {steps} steps"), &out, n, &m);
+                check_product(&format!("{name}, {steps} steps"), &out, n, &m);
             }
         }
     }
@@ -59,7 +59,7 @@ fn sums_of_a_finished_group_are_read_while_the_next_one_runs() {
         let shape = Shape { block: 128, shared: 2 * (8192 + 128 * n as u32), ..WARP };
         let Some(out) = run(&rt, KERNEL, shape, &input, 2 * 64 * n) else { continue };
         for (i, (out, m)) in out.chunks_exact(64 * n).zip(&groups).enumerate() {
-            check_wgmma(&format!("{KERNEL}, group {i}"), out, n, m);
+            check_product(&format!("{KERNEL}, group {i}"), out, n, m);
         }
     }
 }
@@ -87,7 +87,7 @@ fn four_steps_of_a_in_registers_beside_128_sums() {
             let name = format!("conformance_steps_ra_{}_n{n}_sm90a", half.name());
             let shape = Shape { block: 128, shared: 128 * n as u32, ..WARP };
             let Some(out) = run(&rt, &name, shape, &input, 64 * n) else { continue };
-            check_wgmma(&name, &out, n, &m);
+            check_product(&name, &out, n, &m);
         }
     }
 }

@@ -15,12 +15,32 @@ fn d_64(t: usize, i: usize) -> (usize, usize) {
     (warp * 16 + lane / 4 + i % 4 / 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2)
 }
 
-pub fn check_wgmma(name: &str, out: &[u32], n: usize, m: &Matrices) {
+/// Compares what a product left in the accumulators of all threads.
+pub fn check_product(name: &str, out: &[u32], n: usize, m: &Matrices) {
     for t in 0..128 {
         for i in 0..n / 2 {
             let (row, col) = d_64(t, i);
             let got = f64::from(f32::from_bits(out[t * n / 2 + i]));
             assert_eq!(got, m.product(row, col), "{name}: thread {t}, d[{i}], element ({row}, {col})");
+        }
+    }
+}
+
+/// Runs `kernel` twice: adding to accumulators (scale-d 1), and overwriting such that hold NaN (scale-d 0). All products
+/// and sums are small integers, exact in f32.
+fn check_wgmma(rt: &Arc<dyn Runtime>, kernel: &str, shape: Shape, operands: &[u32], n: usize, m: &Matrices) {
+    for accumulate in [true, false] {
+        let d = if accumulate { accumulators(n, m) } else { vec![f32::NAN.to_bits(); 64 * n] };
+        let shape = Shape { n: u32::from(accumulate), ..shape };
+        let Some(out) = run(rt, kernel, shape, &[operands, &d].concat(), 64 * n) else { return };
+        for t in 0..128 {
+            for i in 0..n / 2 {
+                let (row, col) = d_64(t, i);
+                let got = f64::from(f32::from_bits(out[t * n / 2 + i]));
+                let want = m.product(row, col) - if accumulate { 0.0 } else { m.c[row][col] };
+                let place = format!("thread {t}, d[{i}], element ({row}, {col})");
+                assert_eq!(got, want, "{kernel}, accumulate {accumulate}: {place}");
+            }
         }
     }
 }
@@ -36,7 +56,14 @@ pub fn accumulators(n: usize, m: &Matrices) -> Vec<u32> {
 #[test]
 fn wgmma_of_two_tiles_in_shared_memory() {
     for rt in runtimes() {
-        for (half, n) in [(Half::F16, 8), (Half::F16, 128), (Half::Bf16, 64), (Half::Bf16, 256)] {
+        for (half, n, how) in [
+            (Half::F16, 8, ""),
+            (Half::F16, 128, ""),
+            (Half::Bf16, 64, ""),
+            (Half::Bf16, 256, ""),
+            (Half::F16, 64, "_pipelined"),
+            (Half::Bf16, 256, "_pipelined"),
+        ] {
             let mut words = Words::new(n as u64);
             let m = Matrices::new(64, n, 64, || f64::from(words.small()));
             let mut input = vec![0; (8192 + 128 * n) / 4];
@@ -50,11 +77,9 @@ fn wgmma_of_two_tiles_in_shared_memory() {
                     set_half(&mut input[2048..], swizzled(col, 2 * k) / 2, half.bits(m.b[k][col]));
                 }
             }
-            input.extend(accumulators(n, &m));
-            let name = format!("conformance_wgmma_{}_n{n}", half.name());
+            let name = format!("conformance_wgmma_{}_n{n}{how}", half.name());
             let shape = Shape { block: 128, shared: 8192 + 128 * n as u32, ..WARP };
-            let Some(out) = run(&rt, &name, shape, &input, 64 * n) else { continue };
-            check_wgmma(&name, &out, n, &m);
+            check_wgmma(&rt, &name, shape, &input, n, &m);
         }
     }
 }
@@ -62,7 +87,7 @@ fn wgmma_of_two_tiles_in_shared_memory() {
 #[test]
 fn wgmma_of_registers_and_a_tile_by_columns() {
     for rt in runtimes() {
-        for (half, n) in [(Half::F16, 64), (Half::Bf16, 128)] {
+        for (half, n) in [(Half::F16, 64), (Half::Bf16, 128), (Half::F16, 256)] {
             let mut words = Words::new(100 + n as u64);
             let m = Matrices::new(64, n, 16, || f64::from(words.small()));
             let mut input = vec![0; 512 + 8 * n];
@@ -78,11 +103,9 @@ fn wgmma_of_registers_and_a_tile_by_columns() {
                     set_half(&mut input[512..], at / 2, half.bits(m.b[k][col]));
                 }
             }
-            input.extend(accumulators(n, &m));
             let name = format!("conformance_wgmma_ra_{}_n{n}", half.name());
             let shape = Shape { block: 128, shared: 32 * n as u32, ..WARP };
-            let Some(out) = run(&rt, &name, shape, &input, 64 * n) else { continue };
-            check_wgmma(&name, &out, n, &m);
+            check_wgmma(&rt, &name, shape, &input, n, &m);
         }
     }
 }

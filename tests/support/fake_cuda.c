@@ -97,7 +97,7 @@ Result cuDeviceTotalMem_v2(size_t* out, int device) { CALL; (void)device; *out =
 Result cuDeviceGetAttribute(int* out, int which, int device) {
     CALL;
     (void)device;
-    *out = which == 75 ? env("FAKE_SM", 90) / 10 : which == 76 ? env("FAKE_SM", 90) % 10 : which == 16 ? 4 : which == 97 ? 232448 : -1;
+    *out = which == 75 ? env("FAKE_SM", 90) / 10 : which == 76 ? env("FAKE_SM", 90) % 10 : which == 16 ? 4 : which == 97 ? 232448 : which == 38 ? 60 << 20 : -1;
     return *out < 0;
 }
 Result cuDevicePrimaryCtxRetain(void** out, int device) { CALL; (void)device; *out = keep(malloc(1), 1, "context"); return 0; }
@@ -181,7 +181,7 @@ Result cuGraphLaunch(int* g, void* s) { IN_CONTEXT; if (!s) return 1; launched +
 Result cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* base, const uint64_t* size, const uint64_t* strides, const unsigned* box,
                               const unsigned* steps, int interleave, int swizzle, int l2, int fill) {
     IN_CONTEXT;
-    if ((uint64_t)base % 16 || strides[0] % 16 || box[0] > 256 || box[1] > 256 || box[0] * 2 > 128 || rank != 2) return 1;
+    if ((uint64_t)map % 64 || (uint64_t)base % 16 || strides[0] % 16 || box[0] > 256 || box[1] > 256 || box[0] * 2 > 128 || rank != 2) return 1;
     uint64_t words[16] = {(uint64_t)base, size[0], size[1], strides[0], box[0], box[1], steps[0], steps[1], type, interleave, swizzle, l2, fill};
     memcpy(map, words, sizeof words);
     return 0;

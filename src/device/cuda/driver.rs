@@ -20,6 +20,8 @@ pub struct Listed {
     pub multiprocessors: u32,
     /// Shared memory that one block may have.
     pub shared_per_block: u32,
+    /// Bytes of the level-two cache.
+    pub l2: u32,
 }
 
 /// A driver that works.
@@ -132,5 +134,6 @@ pub(super) fn listed(handle: CUdevice) -> Result<Listed> {
         memory: memory as u64,
         multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_per_block: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        l2: attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
     })
 }

@@ -54,6 +54,7 @@ impl CudaRuntime {
                 multiprocessors: listed.multiprocessors,
                 memory_total: listed.memory,
                 shared_per_block: listed.shared_per_block,
+                l2_bytes: listed.l2,
                 driver: driver.version,
             },
             memory: Memory::new(context.clone(), release.clone(), options.memory),

@@ -9,6 +9,10 @@ use super::errors::device;
 use crate::Result;
 use crate::device::runtime::DevPtr;
 
+/// The driver writes to a multiple of 64 bytes; CUDA 13's own type is aligned to 128, as kernels want it.
+#[repr(C, align(128))]
+struct Aligned(CUtensorMap);
+
 /// See [`Runtime::tensor_map_2d`](crate::device::runtime::Runtime::tensor_map_2d).
 pub(super) fn encode(
     context: &Context,
@@ -22,13 +26,13 @@ pub(super) fn encode(
     use sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     use sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
     context.bind()?;
-    let mut map = CUtensorMap { opaque: [0; 16] };
+    let mut map = Aligned(CUtensorMap { opaque: [0; 16] });
     // Innermost first. Elements are only moved, so any 2-byte type does.
     let (size, strides, part, steps) = ([cols, rows], [stride * 2], [box_cols, box_rows], [1, 1]);
     // SAFETY: two dimensions, one stride, as the driver's signature has them; `map` outlives the call.
     let code = unsafe {
         sys::cuTensorMapEncodeTiled(
-            &mut map,
+            &mut map.0,
             CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             2,
             base.0 as *mut c_void,
@@ -47,7 +51,7 @@ pub(super) fn encode(
         code,
     )?;
     let mut bytes = [0; 128];
-    for (to, word) in bytes.chunks_exact_mut(8).zip(map.opaque) {
+    for (to, word) in bytes.chunks_exact_mut(8).zip(map.0.opaque) {
         to.copy_from_slice(&word.to_ne_bytes());
     }
     Ok(bytes)

@@ -51,6 +51,7 @@ impl EmulatedRuntime {
             multiprocessors: options.multiprocessors.max(1),
             memory_total: options.memory,
             shared_per_block,
+            l2_bytes: 0,
             driver: 0,
         };
         let mut runtime = EmulatedRuntime { core: Arc::new(Core::new(info, options)?), threads: Vec::new() };

@@ -29,7 +29,13 @@ mod tests {
     #[test]
     fn replaced_and_aligned_types() {
         assert_eq!(size_of::<TensorMap>(), 128);
-        assert_eq!(align_of::<TensorMap>(), 64);
+        assert_eq!(align_of::<TensorMap>(), 128);
+        // They lie in parameters at multiples of it, wherever the struct does.
+        assert_eq!(
+            (std::mem::offset_of!(GemmTmaParams, w), std::mem::offset_of!(GemmTmaParams, x)),
+            (0, 128)
+        );
+        assert_eq!(std::mem::offset_of!(PrefillAttentionTmaParams, kv) % 128, 0);
         assert_eq!(size_of::<crate::device::runtime::DevPtr>(), 8);
         assert_eq!(KV_PAGE_TOKENS, 32);
     }

@@ -298,6 +298,7 @@ mod tests {
             multiprocessors,
             memory_total: 1 << 30,
             shared_per_block: shared_kib << 10,
+            l2_bytes: 0,
             driver: 0,
         }
     }

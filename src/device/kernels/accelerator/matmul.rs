@@ -18,9 +18,11 @@ use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
 /// the prefill GEMM reuse both sides.
 const DECODE_ROWS: usize = 128;
 
-/// Bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
+/// Most bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
 /// against what its multiprocessors take at once.
-const SLICE_BYTES: usize = 64 << 20;
+const MAX_SLICE_BYTES: usize = 64 << 20;
+/// Slices shorter than this leave multiprocessors idle (2048 rows of 4096 columns are 16 tiles a token tile).
+const MIN_SLICE_BYTES: usize = 16 << 20;
 
 /// Rows of a packed matrix times rows of activations.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +61,7 @@ impl Matmul<'_> {
             let args = QuantLinearArgs { layout, w: ptr, act, x, bias, y, scratch, m, ldx, ldy, epilogue };
             return quant::linear(rt, lane, &args);
         }
-        let (dense, rows) = (scratch.add(gemm::scratch_bytes(rt.info())), slice_rows(w));
+        let (dense, rows) = (scratch.add(gemm::scratch_bytes(rt.info())), slice_rows(rt.info(), w));
         for first in (0..n).step_by(rows) {
             let count = rows.min(n - first);
             let args = RowsArgs { layout: *layout, w: ptr, to: act, y: dense, ldy: k, first, count };
@@ -76,9 +78,20 @@ impl Matmul<'_> {
     }
 }
 
+/// Bytes decoded at a time: what the decoding kernel writes, the GEMM should read from the level-two cache.
+///
+/// Two fifths of it (24 MiB of an H200's 60 MiB): A100 and Hopper keep their cache in two halves, and a line that
+/// multiprocessors of both sides read takes room in both; the rest is for activations, sums and packed weights that
+/// stream past. Where that is too little (6 MiB of an A10), decoded weights pass through memory whatever the slice, and
+/// long ones waste least at their ends.
+fn slice_bytes(info: &DeviceInfo) -> usize {
+    let share = info.l2_bytes as usize / 5 * 2;
+    if share < MIN_SLICE_BYTES { MAX_SLICE_BYTES } else { share.min(MAX_SLICE_BYTES) }
+}
+
 /// Rows decoded at a time: whole tiles of gates and ups.
-fn slice_rows(w: &LinearWeight) -> usize {
-    (SLICE_BYTES / (2 * w.k)).max(128) / 128 * 128
+fn slice_rows(info: &DeviceInfo, w: &LinearWeight) -> usize {
+    (slice_bytes(info) / (2 * w.k)).max(128) / 128 * 128
 }
 
 /// Bytes of scratch for one matrix and up to `rows` rows.
@@ -86,8 +99,39 @@ pub(super) fn scratch_bytes(info: &DeviceInfo, w: &LinearWeight, rows: usize) ->
     let decode_rows = rows.min(DECODE_ROWS);
     let layout = Layout::new(w.dtype, w.n, w.k);
     let (decode, dense) = match &layout {
-        Some(layout) => (quant::scratch_bytes(info, layout, decode_rows), slice_rows(w).min(w.n) * w.k * 2),
+        Some(layout) => {
+            (quant::scratch_bytes(info, layout, decode_rows), slice_rows(info, w).min(w.n) * w.k * 2)
+        }
         None => (linear::scratch_bytes(info, decode_rows, w.n, w.k), 0),
     };
     if rows > DECODE_ROWS { decode.max(gemm::scratch_bytes(info) + dense) } else { decode }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+
+    fn device(l2_bytes: u32) -> DeviceInfo {
+        DeviceInfo {
+            name: "test".into(),
+            sm: 90,
+            multiprocessors: 132,
+            memory_total: 1 << 30,
+            shared_per_block: 227 << 10,
+            l2_bytes,
+            driver: 0,
+        }
+    }
+
+    #[test]
+    fn decoded_slices_fit_the_level_two_cache() {
+        // H200, H100, A100, L40S; then caches that hold no useful slice: A10, T4, one that is not known.
+        let mib = [60, 50, 40, 96, 6, 4, 0].map(|mib| slice_bytes(&device(mib << 20)) >> 20);
+        assert_eq!(mib, [24, 20, 16, 38, 64, 64, 64]);
+        for (n, k, rows) in [(28672, 4096, 3072), (4096, 14336, 768), (128, 1 << 20, 128)] {
+            let w = LinearWeight { ptr: DevPtr::NULL, dtype: DType::Q4_K, n, k, bias: DevPtr::NULL };
+            assert_eq!(slice_rows(&device(60 << 20), &w), rows, "{n} x {k}");
+        }
+    }
 }
