@@ -199,6 +199,33 @@ fn a_row_does_not_depend_on_its_batch() {
     }
 }
 
+/// A recorded step finds its lists where the first one had them, though the page table, the splits and what a window sees
+/// have grown meanwhile: past position 256 begin a page and a split.
+#[test]
+fn recorded_steps_follow_a_growing_context() {
+    const PROMPT: usize = 250;
+    const STEPS: usize = 10;
+    let kv = KvDType::BF16;
+    for (device, accel) in accelerators() {
+        for name in ["tiny-llama", "tiny-gemma3"] {
+            let m = load(&format!("synth:{name},dtype=bf16,seed=11")).unwrap();
+            let tokens = tokens(PROMPT + STEPS, m.spec.vocab);
+            let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
+            let mut e = engine(&m, &options(kv, tokens.len(), 1), &accel);
+            let seq = e.add();
+            e.prefill(seq, &tokens[..PROMPT], |_| ()).unwrap();
+            let bound = bound(&m.spec, kv, true);
+            for (i, want) in want.iter().enumerate().skip(PROMPT) {
+                let input = Input { seq, tokens: &tokens[i..=i], logits: Logits::Last };
+                let got = e.forward(&[input]).unwrap();
+                let want: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+                let off = models::distance(got, &want).0;
+                assert!(off <= bound, "{device} {name}, position {i}: {off:.2e}, at most {bound:.2e}");
+            }
+        }
+    }
+}
+
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }

@@ -9,10 +9,12 @@ mod faults;
 mod lanes;
 #[path = "gpu_runtime/model.rs"]
 mod model;
+mod support;
+#[path = "gpu_runtime/time.rs"]
+mod time;
 
 use std::sync::Arc;
 
-use tandem::device::cuda::CudaOptions;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
 use tandem::device::runtime::Runtime;
 
@@ -37,8 +39,7 @@ fn each_emulated(test: impl Fn(&str, Arc<dyn Runtime>)) {
 /// Every runtime of this machine.
 fn each(test: impl Fn(&str, Arc<dyn Runtime>)) {
     each_emulated(&test);
-    match tandem::device::cuda::open(&CudaOptions::default()) {
-        Ok(rt) => test("cuda", rt),
-        Err(e) => println!("skipped: {e}"),
+    if let Some(rt) = support::gpu::gpu() {
+        test("cuda", rt);
     }
 }

@@ -20,6 +20,8 @@ pub struct Listed {
     pub multiprocessors: u32,
     /// Shared memory that one block may have.
     pub shared_per_block: u32,
+    /// Whether it can read and write host memory in place.
+    pub maps_host_memory: bool,
 }
 
 /// A driver that works.
@@ -132,5 +134,6 @@ pub(super) fn listed(handle: CUdevice) -> Result<Listed> {
         memory: memory as u64,
         multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_per_block: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        maps_host_memory: attribute(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY)? != 0,
     })
 }
