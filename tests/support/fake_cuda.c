@@ -266,13 +266,16 @@ Result cuStreamBeginCapture_v2(Stream* s, int m) {
     return 0;
 }
 Result cuStreamEndCapture(Stream* s, void** out) {
-    IN_CONTEXT;
+    LOCK;
+    if (!current) return INVALID_CONTEXT;
     if (!s || !s->capturing) return 401;
     if (s->mode != RELAXED && !pthread_equal(s->owner, pthread_self())) return CAPTURE_WRONG_THREAD;
+    /* However it ends, the stream leaves capture. */
     int invalid = s->invalidated;
     s->capturing = s->invalidated = 0;
     *out = 0;
-    if (invalid) return CAPTURE_INVALIDATED;
+    Result r = begin(__func__);
+    if (r || invalid) return r ? r : CAPTURE_INVALIDATED;
     int* n = malloc(sizeof *n);
     *n = s->recorded;
     *out = keep(n, sizeof *n, "graph");

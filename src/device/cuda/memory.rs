@@ -58,15 +58,24 @@ impl Memory {
 
     pub fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         assert!(bytes > 0, "an allocation of no bytes");
+        self.release.reap(false);
+        match self.try_alloc(bytes) {
+            // Freed memory may be enough, once the work in flight on it is done. Nothing is locked while waiting for that.
+            Err(Error::Capacity(_)) => {
+                self.release.reap(true);
+                self.try_alloc(bytes)
+            }
+            result => result,
+        }
+    }
+
+    fn try_alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut live = self.live();
         let wanted = bytes as u64;
         let name = &self.context.name;
-        self.release.reap(false);
-        let fits = |live: &Live| self.cap.is_none_or(|cap| self.held(live).saturating_add(wanted) <= cap);
-        if !fits(&live) {
-            self.release.reap(true);
-        }
-        if let (false, Some(cap)) = (fits(&live), self.cap) {
+        if let Some(cap) = self.cap
+            && self.held(&live).saturating_add(wanted) > cap
+        {
             return Err(Error::Capacity(format!(
                 "{name}: {} asked for, {} of the {} granted (--gpu-memory) are free",
                 mib(wanted),
@@ -74,11 +83,7 @@ impl Memory {
                 mib(cap)
             )));
         }
-        let (mut code, mut ptr) = self.driver_alloc(bytes)?;
-        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY && self.release.dead_bytes() > 0 {
-            self.release.reap(true);
-            (code, ptr) = self.driver_alloc(bytes)?;
-        }
+        let (code, ptr) = self.driver_alloc(bytes)?;
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(Error::Capacity(format!(
                 "{name}: {} asked for, {} are free ({} held by this program)",

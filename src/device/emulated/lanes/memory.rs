@@ -19,9 +19,24 @@ impl Core {
 
     pub fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         self.reap(false);
+        {
+            let arena = lock(&self.arena);
+            let mut state = lock(&self.state);
+            state.alive()?;
+            let faults = &mut state.faults;
+            faults.allocations += 1;
+            if faults.plan.out_of_memory_at == Some(faults.allocations)
+                || faults.plan.out_of_memory_above.is_some_and(|most| bytes > most)
+            {
+                return Err(arena.no_room(bytes, " (a fault was injected)"));
+            }
+        }
         match self.try_alloc(bytes) {
-            // Memory in use by work that outlives its free may be enough.
-            Err(Error::Capacity(_)) if self.reap(true) => self.try_alloc(bytes),
+            // Freed memory may be enough, once the work in flight on it is done.
+            Err(Error::Capacity(_)) => {
+                self.reap(true);
+                self.try_alloc(bytes)
+            }
             result => result,
         }
     }
@@ -30,13 +45,6 @@ impl Core {
         let mut arena = lock(&self.arena);
         let mut state = lock(&self.state);
         state.alive()?;
-        let faults = &mut state.faults;
-        faults.allocations += 1;
-        if faults.plan.out_of_memory_at == Some(faults.allocations)
-            || faults.plan.out_of_memory_above.is_some_and(|most| bytes > most)
-        {
-            return Err(arena.no_room(bytes, " (a fault was injected)"));
-        }
         let ptr = arena.alloc(bytes)?;
         state.order.forget(&Span::new(ptr, bytes));
         Ok(ptr)
@@ -84,30 +92,28 @@ impl Core {
         self.reap(false);
     }
 
-    /// Gives back retired memory whose work is done; with `wait`, all of it, as soon as its work is. Whether any was.
-    fn reap(&self, wait: bool) -> bool {
+    /// Gives back retired memory whose work is done; with `wait`, all of it, as soon as its work is.
+    fn reap(&self, wait: bool) {
         let done = |state: &State, until: &[u64; 3]| {
             Lane::ALL.iter().all(|&l| state.lanes[l as usize].completed >= until[l as usize])
         };
-        let mut any = false;
         loop {
             let mut arena = lock(&self.arena);
             let mut state = lock(&self.state);
             // On a lost device, work that nobody waits for may still touch it: it stays retired.
             if state.lost.is_some() || state.retired.is_empty() {
-                return any;
+                return;
             }
             let all = std::mem::take(&mut state.retired);
             let (free, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, until)| done(&state, until));
             state.retired = rest;
             for (ptr, _) in free {
-                any = true;
                 if let Err(problem) = arena.free(ptr) {
                     state.owed = Some(Problem::new("emulated accelerator", problem));
                 }
             }
             drop(arena);
-            let Some(&(_, until)) = state.retired.first().filter(|_| wait) else { return any };
+            let Some(&(_, until)) = state.retired.first().filter(|_| wait) else { return };
             drop(self.wait_while(state, None, |s| !done(s, &until)));
         }
     }
