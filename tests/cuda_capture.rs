@@ -112,6 +112,8 @@ cases! {
         let (a, b) = (open(), open());
         let over = AtomicBool::new(false);
         std::thread::scope(|s| {
+            // Also if the recordings fail: the threads would go on for ever.
+            let _over = Over(&over);
             for (rt, lane) in [(&a, Lane::HostToDevice), (&b, Lane::Compute), (&a, Lane::DeviceToHost)] {
                 let over = &over;
                 s.spawn(move || {
@@ -128,7 +130,6 @@ cases! {
                 let graph = record(&a, &mut || std::thread::yield_now());
                 a.replay(&graph).unwrap();
             }
-            over.store(true, Ordering::Relaxed);
         });
         assert_eq!(count("cuCtxSynchronize"), 0, "nobody waits for the context");
     };
@@ -219,6 +220,15 @@ cases! {
     };
 }
 
+/// Sets it when dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A recording that the driver refuses is none, and the lane goes on.
 fn refused() {
     let rt = open();
@@ -237,7 +247,8 @@ fn engine() -> (Engine, SeqId) {
     let mut options = Options::new(Isa::Reference, 64);
     (options.threads, options.sequences) = (Some(1), 2);
     let accel = on_kernels(open()).expect("kernels");
-    let mut e = Engine::on_accelerator(m.spec.clone(), &m.weights, &options, accel, "cuda:0", &|_| ()).unwrap();
+    let mut e =
+        Engine::on_accelerator(m.spec.clone(), &m.weights, &options, accel, "cuda:0", &|_| ()).unwrap();
     let seq = e.add();
     e.prefill(seq, &[3, 1, 4, 1, 5], |_| ()).unwrap();
     (e, seq)
@@ -253,9 +264,8 @@ struct Counted {
 }
 
 fn counted(e: &mut Engine, seqs: &[SeqId]) -> Counted {
-    let now = || {
-        ["cuLaunchKernel", "cuStreamBeginCapture_v2", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"].map(count)
-    };
+    let now =
+        || ["cuLaunchKernel", "cuStreamBeginCapture_v2", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"].map(count);
     let before = now();
     let inputs: Vec<_> = seqs.iter().map(|&seq| Input { seq, tokens: &[7], logits: Logits::Last }).collect();
     e.forward(&inputs).unwrap();

@@ -118,7 +118,10 @@ fn an_unknown_error_loses_the_device() {
     let Some(text) = child("lost", &[("FAKE_FAIL", "cuMemcpyHtoDAsync_v2:999:2")]) else { return };
     let errors: Vec<_> = text.lines().filter_map(|l| l.split_once("error: ")).map(|(_, e)| e).collect();
     assert_eq!(errors.len(), 7, "{text}");
-    assert!(errors.iter().all(|e| *e == errors[0] && e.contains("lost: ") && e.contains("999")), "{errors:?}");
+    assert!(
+        errors.iter().all(|e| *e == errors[0] && e.contains("lost: ") && e.contains("999")),
+        "{errors:?}"
+    );
 }
 
 fn print(error: &Error) {

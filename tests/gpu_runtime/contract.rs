@@ -216,7 +216,10 @@ fn a_slab_serves_its_ranges() {
         let slab = rt.slab(10_001).unwrap();
         let (all, first, last) = (slab.memory().clone(), slab.range(0..5000), slab.range(5000..10_001));
         drop(slab);
-        assert_eq!((last.host() as usize, last.device().0), (all.host() as usize + 5000, all.device().0 + 5000));
+        assert_eq!(
+            (last.host() as usize, last.device().0),
+            (all.host() as usize + 5000, all.device().0 + 5000)
+        );
         assert_eq!((first.len(), last.len()), (5000, 5001));
         drop(all);
         host(&first).copy_from_slice(&pattern(5000, 1));

@@ -64,7 +64,10 @@ fn a_wait_with_a_deadline_ends_with_either() {
     rt.upload(Lane::HostToDevice, ptr, &[0; 100_000]).unwrap();
     let event = rt.record(Lane::HostToDevice).unwrap();
     assert!(!rt.synchronize_until(&event, begin + Duration::from_millis(20)).unwrap());
-    assert!((Duration::from_millis(20)..Duration::from_millis(200)).contains(&begin.elapsed()), "it ended in time");
+    assert!(
+        (Duration::from_millis(20)..Duration::from_millis(200)).contains(&begin.elapsed()),
+        "it ended in time"
+    );
     assert!(rt.synchronize_until(&event, begin + Duration::from_secs(60)).unwrap());
     assert!(begin.elapsed() >= Duration::from_millis(200));
 }

@@ -146,7 +146,8 @@ impl CudaEvent {
         self.spare.context.bind()?;
         let _relaxed = Relaxed::enter();
         let what = "the time between two events";
-        let missing = || device(&self.spare.context.name, format!("{what}: the driver has no cuEventElapsedTime"));
+        let missing =
+            || device(&self.spare.context.name, format!("{what}: the driver has no cuEventElapsedTime"));
         let mut milliseconds = 0f32;
         // SAFETY: the driver is loaded; this is its function's signature. Handles of this context; the number outlives the
         // call.

@@ -25,7 +25,11 @@ pub(super) enum Dead {
     /// Page-locked host memory of the driver's.
     Host(*mut c_void),
     /// Our own mapping, page-locked if `registered`: address, bytes.
-    Slab { base: *mut c_void, len: usize, registered: bool },
+    Slab {
+        base: *mut c_void,
+        len: usize,
+        registered: bool,
+    },
     Graph(CUgraphExec),
 }
 

@@ -157,12 +157,8 @@ impl Op {
             Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),
             Op::Fill { dst, len, .. } => (vec![], vec![span(*dst, *len)]),
             Op::Upload { dst, data } => (vec![], vec![span(*dst, data.len())]),
-            Op::FromPinned { dst, src, at, len } => {
-                (vec![host_span(src, *at, *len)], vec![span(*dst, *len)])
-            }
-            Op::ToPinned { src, dst, at, len } => {
-                (vec![span(*src, *len)], vec![host_span(dst, *at, *len)])
-            }
+            Op::FromPinned { dst, src, at, len } => (vec![host_span(src, *at, *len)], vec![span(*dst, *len)]),
+            Op::ToPinned { src, dst, at, len } => (vec![span(*src, *len)], vec![host_span(dst, *at, *len)]),
             Op::ToHost { src, len, .. } => (vec![span(*src, *len)], vec![]),
             Op::Graph(ops) => {
                 let (mut reads, mut writes) = (Vec::new(), Vec::new());

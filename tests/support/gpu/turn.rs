@@ -65,7 +65,13 @@ impl Runtime for Turn {
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()> {
         self.0.upload(lane, dst, src)
     }
-    fn upload_pinned(&self, lane: Lane, dst: DevPtr, src: &Arc<dyn Pinned>, range: Range<usize>) -> Result<()> {
+    fn upload_pinned(
+        &self,
+        lane: Lane,
+        dst: DevPtr,
+        src: &Arc<dyn Pinned>,
+        range: Range<usize>,
+    ) -> Result<()> {
         self.0.upload_pinned(lane, dst, src, range)
     }
     fn download_pinned(

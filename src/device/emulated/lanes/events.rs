@@ -28,7 +28,8 @@ impl Core {
         let seq = state.lanes[lane as usize].enqueued + 1;
         let clock = state.order.mark(lane, seq);
         let passed = timed.then(OnceLock::new);
-        let mark = Arc::new(Mark { device: Arc::downgrade(self), lane, clock, done: OnceLock::new(), passed });
+        let mark =
+            Arc::new(Mark { device: Arc::downgrade(self), lane, clock, done: OnceLock::new(), passed });
         self.push(&mut state, lane, Step::Signal(mark.clone()), false, false, vec![]);
         Ok(mark)
     }

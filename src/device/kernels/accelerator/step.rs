@@ -275,7 +275,11 @@ pub(super) fn prepare(
         shape.window.map(|_| put(&windowed, [Count::WindowDecode, Count::WindowPrefill], window_room));
     let full = put(&plain, [Count::Decode, Count::Prefill], None);
     let room = bytes(limits) - first;
-    assert!(block.bytes.len() <= room, "{} bytes of lists in {room}: the limits are wrong", block.bytes.len());
+    assert!(
+        block.bytes.len() <= room,
+        "{} bytes of lists in {room}: the limits are wrong",
+        block.bytes.len()
+    );
     rt.upload(lane, at(first), &block.bytes)?;
 
     let row_array = |i: usize| at(layout.row_array(i));
