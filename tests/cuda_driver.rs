@@ -2,70 +2,15 @@
 //! device, and against the driver's rules of use: on a stand-in (`support/fake_cuda.c`), since no GPU fails on
 //! demand. Each case is a process of its own: a driver is loaded once.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+#[path = "support/fake_driver.rs"]
+mod fake_driver;
 
+use std::sync::Arc;
+
+use fake_driver::{child, run, says, some_kernel};
 use tandem::Error;
-use tandem::device::built::{self, MODULES};
 use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::runtime::{Buffer, DevPtr, Lane, Launch, Runtime};
-
-/// The folder with the stand-in, if there is a C compiler.
-fn stand_in() -> Option<&'static Path> {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for the stand-in");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_cuda.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(folder.join("libcuda.so")).arg(source);
-        match cc.output() {
-            Ok(out) if out.status.success() => Some(folder),
-            Ok(out) => panic!("{}", String::from_utf8_lossy(&out.stderr)),
-            Err(_) => None,
-        }
-    };
-    BUILT.get_or_init(build).as_deref()
-}
-
-/// Runs `case` of [`inside`] with the stand-in: what it said.
-fn child(case: &str, env: &[(&str, &str)]) -> Option<String> {
-    let Some(folder) = stand_in() else {
-        println!("skipped: no C compiler for the stand-in of the driver");
-        return None;
-    };
-    if let Err(why) = built::NVCC {
-        println!("skipped: no kernels to run: {why}");
-        return None;
-    }
-    let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
-    command.args(["--exact", "inside", "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("LD_LIBRARY_PATH", folder).env("FAKE_CASE", case);
-    let out = command.envs(env.iter().copied()).output().expect("it starts");
-    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{case}: {text}");
-    Some(text)
-}
-
-/// As [`child`]; everything was given back to the driver, once.
-fn run(case: &str, env: &[(&str, &str)]) -> Option<String> {
-    let text = child(case, env)?;
-    for rule in ["fake driver: leaked", "fake driver: no ", "fake driver: still"] {
-        assert!(!text.contains(rule), "{case}: {text}");
-    }
-    Some(text)
-}
-
-/// The error of `case` is of the given kind and contains all parts.
-fn says(case: &str, env: &[(&str, &str)], parts: &[&str]) {
-    let Some(text) = run(case, env) else { return };
-    let error = text.lines().find_map(|l| l.split_once("error: ")).map(|(_, e)| e);
-    let error = error.unwrap_or_else(|| panic!("{case}: no error in {text}"));
-    for part in parts {
-        assert!(error.contains(part), "{case}: {part:?} wanted in {error:?}");
-    }
-}
 
 #[test]
 fn works_within_the_rules() {
@@ -175,6 +120,18 @@ fn what_a_kernel_became_is_read_back() {
     says("usage", &[("FAKE_FAIL", "cuModuleLoadDataEx:218")], &["cannot load", "a fake complaint"]);
 }
 
+/// What a GPU that fell off the bus answers: nothing works afterwards.
+#[test]
+fn an_unknown_error_loses_the_device() {
+    let Some(text) = child("lost", &[("FAKE_FAIL", "cuMemcpyHtoDAsync_v2:999:2")]) else { return };
+    let errors: Vec<_> = text.lines().filter_map(|l| l.split_once("error: ")).map(|(_, e)| e).collect();
+    assert_eq!(errors.len(), 7, "{text}");
+    assert!(
+        errors.iter().all(|e| *e == errors[0] && e.contains("lost: ") && e.contains("999")),
+        "{errors:?}"
+    );
+}
+
 fn print(error: &Error) {
     let capacity = if matches!(error, Error::Capacity(_)) { " (capacity)" } else { "" };
     println!("error: {error}{capacity}");
@@ -240,12 +197,6 @@ fn inside() {
     }
 }
 
-fn some_kernel(rt: &dyn Runtime) -> (&'static str, usize) {
-    let all = MODULES.iter().flat_map(|m| m.kernels);
-    let (name, params) = all.into_iter().find(|(name, _)| rt.has_kernel(name)).expect("a kernel");
-    (name, *params as usize)
-}
-
 fn works(rt: &Arc<dyn Runtime>, kernel: &str, params: &[u8]) {
     let launch = |shared| Launch { kernel, grid: [3, 1, 1], block: [32, 1, 1], shared, params };
     assert_eq!((rt.info().name.as_str(), rt.info().sm, rt.info().multiprocessors), ("Fake 0", 90, 4));
@@ -271,8 +222,8 @@ fn works(rt: &Arc<dyn Runtime>, kernel: &str, params: &[u8]) {
 
     let event = rt.record(Lane::HostToDevice).expect("an event");
     rt.wait(Lane::Compute, &event).expect("waiting");
-    assert!(rt.is_done(&event).expect("asking"));
     rt.synchronize(&event).expect("waiting");
+    assert!(rt.is_done(&event).expect("asking"));
 
     // A plain one, and one with more shared memory than is granted unasked.
     rt.launch(Lane::Compute, &launch(0)).expect("a launch");

@@ -1,10 +1,12 @@
 //! From `-m` and the engine's options to a running engine: what generate, perplexity and bench share.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tandem::Error;
 use tandem::cache::KvDType;
 use tandem::device::accelerator::Half;
+use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{Engine, Options, Prepared};
 use tandem::model::{self, LoadedModel, TextSource, synth};
@@ -101,18 +103,17 @@ impl Opened {
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
-        let engine = match args.kind() {
-            None => self.on_cpu(&options)?,
+        let on_cpu = || Ok::<_, Error>((self.on_cpu(&options)?, None));
+        let (engine, runtime) = match args.kind() {
+            None => on_cpu()?,
             Some(kind) => match self.on_accelerator(kind, args, &options) {
                 // Without a GPU there is nothing to say: most machines have none.
-                Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => {
-                    self.on_cpu(&options)?
-                }
+                Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
                 Err(e @ Error::Capacity(_)) if args.falls_back() => {
                     progress::note(&format!("running on the CPU: {e}"));
-                    self.on_cpu(&options)?
+                    on_cpu()?
                 }
-                engine => engine?,
+                opened => opened.map(|(engine, runtime)| (engine, Some(runtime)))?,
             },
         };
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
@@ -128,7 +129,7 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        Ok(Running { engine, load_ms })
+        Ok(Running { engine, load_ms, _notices: Notices(runtime) })
     }
 
     fn on_cpu(&self, options: &Options) -> tandem::Result<Engine> {
@@ -137,16 +138,23 @@ impl Opened {
         with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))
     }
 
-    fn on_accelerator(&self, kind: Kind, args: &EngineArgs, options: &Options) -> tandem::Result<Engine> {
+    fn on_accelerator(
+        &self,
+        kind: Kind,
+        args: &EngineArgs,
+        options: &Options,
+    ) -> tandem::Result<(Engine, Arc<dyn Runtime>)> {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let runtime = accelerator.runtime().clone();
         let mut options = options.clone();
         if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
             options.kv_dtype = KvDType::F16;
         }
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
-        with_bar(weights.bytes(), "loading weights", |progress| {
+        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
             Engine::on_accelerator(spec, weights, &options, accelerator, &kind.to_string(), progress)
-        })
+        })?;
+        Ok((engine, runtime))
     }
 }
 
@@ -174,6 +182,17 @@ pub struct Running {
     pub engine: Engine,
     /// From opening the file to here.
     pub load_ms: f64,
+    _notices: Notices,
+}
+
+/// Says at the end of a run what the accelerator did in a slower way than it should.
+struct Notices(Option<Arc<dyn Runtime>>);
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        let all = self.0.iter().flat_map(|runtime| runtime.notices());
+        all.for_each(|sentence| progress::note(&sentence));
+    }
 }
 
 impl Running {

@@ -44,6 +44,8 @@ pub(super) fn is_fatal(code: CUresult) -> bool {
             | CUDA_ERROR_DEINITIALIZED
             | CUDA_ERROR_CONTAINED
             | CUDA_ERROR_EXTERNAL_DEVICE
+            // What a GPU that fell off the bus answers, and a driver whose own state is damaged.
+            | CUDA_ERROR_UNKNOWN
     )
 }
 

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, 
 
 use super::context::{Context, Relaxed};
 use super::errors::{cuda_of_ptx, describe, device, driver_release, version};
+use super::gate;
 use crate::Result;
 use crate::device::built::{self, Module};
 
@@ -199,14 +200,18 @@ impl Modules {
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        self.context.settle();
-        let all = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.context.bind().is_ok() {
-            for (_, Loaded(module)) in all.drain() {
-                // SAFETY: loaded once, unloaded once, and nothing is in flight.
-                let _ = unsafe { sys::cuModuleUnload(module) };
+        let all = std::mem::take(self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let context = self.context.clone();
+        // Unloading may synchronise the context, in which another runtime may be recording.
+        gate::quietly(move || {
+            context.settle();
+            if context.bind().is_ok() {
+                for (_, Loaded(module)) in all {
+                    // SAFETY: loaded once, unloaded once, and nothing is in flight.
+                    let _ = unsafe { sys::cuModuleUnload(module) };
+                }
             }
-        }
+        });
     }
 }
 
