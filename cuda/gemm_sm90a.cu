@@ -7,6 +7,8 @@
 // shared a ring of 4 (6) stages of 48 (32) KiB, barriers after it: 193 KiB
 // regs   128 (64) sums a thread; the producer gives its registers up
 // no-spill all
+// no-stack all
+// entry-registers 168 all: 384 threads; 40 for the producer and 232 for both consumers are as many
 // bound  matrix units: m64n256k16 reads 10 KiB of shared memory in the 128 cycles it takes (16 KiB could be read)
 // error  as gemm.cu
 // refs   CUTLASS sm90 warp-specialised persistent kernels; PTX ISA, asynchronous warpgroup instructions

@@ -20,6 +20,7 @@
 // error  f32 sums of exact products: (k/(32*k_warps) + 5 + k_warps) * 2^-24 * sum |w x|
 // oracle f64, tests/gpu_linear.rs
 // no-spill all
+// no-stack all
 #include "linear_epilogue.cuh"
 #include "ptx.cuh"
 

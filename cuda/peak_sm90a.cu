@@ -3,6 +3,7 @@
 // launch any grid (one block a multiprocessor), block 256 = two warpgroups, shared 48 KiB
 // work   iterations * 128*256*64 multiply-adds a block
 // no-spill all
+// no-stack all
 #include "peak_value.cuh"
 #include "ptx.cuh"
 

@@ -4,9 +4,11 @@
  * nothing. Environment:
  *   FAKE_VERSION   what cuDriverGetVersion says (13000)        FAKE_SM      compute capability (90)
  *   FAKE_DEVICES   how many (1)                                FAKE_MEMORY  bytes of memory (64 MiB)
- *   FAKE_FAIL      "cuLaunchKernel:700:3": the third call of this function returns this code; codes of 700 and more
- *                  are then returned by every call, as the driver does
- * At exit it prints what was not given back. */
+ *   FAKE_REGISTERS what every function has (168)
+ *   FAKE_FAIL      "cuLaunchKernel:700:3": the third call of this function returns this code (":3:2": and the one
+ *                  after it); codes of 700 and more are then returned by every call, as the driver does
+ * It says what is loaded. At exit it prints what was not given back. */
+#define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,9 +32,9 @@ static Result begin(const char* function) {
     size_t n = strlen(function);
     if (sticky) return sticky;
     if (plan && !strncmp(plan, function, n) && plan[n] == ':') {
-        int code = 0, at = 1;
-        sscanf(plan + n, ":%d:%d", &code, &at);
-        if (++calls == at) {
+        int code = 0, at = 1, times = 1;
+        sscanf(plan + n, ":%d:%d:%d", &code, &at, &times);
+        if (++calls >= at && calls < at + times) {
             if (code >= 700 && code != 701) sticky = code;
             return code;
         }
@@ -150,16 +152,50 @@ Result cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void* s) { IN_CON
 Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void* s) { IN_CONTEXT; if (!inside(to, n) || !inside(from, n) || !s) return 1; memmove((void*)to, (void*)from, n); return work(); }
 Result cuMemsetD8Async(uint64_t to, unsigned char v, size_t n, void* s) { IN_CONTEXT; if (!inside(to, n) || !s) return 1; memset((void*)to, v, n); return work(); }
 
-Result cuModuleLoadDataEx(void** out, const char* ptx, unsigned n, int* options, void** values) {
+/* A module: its names, copied, and the bytes of them. */
+typedef struct Module { size_t bytes; char names[]; } Module;
+static void* module_of(const char* image, size_t bytes) {
+    Module* m = malloc(sizeof *m + bytes + 1);
+    m->bytes = bytes;
+    memcpy(m->names, image, bytes);
+    m->names[bytes] = 0;
+    return keep(m, 1, "module");
+}
+/* What a driver of FAKE_VERSION on a device of FAKE_SM does with machine code (ELF: ABI 7 of CUDA 12's assemblers, 8 of 13's)
+ * and with PTX. */
+static Result load_code(void** out, const char* elf) {
+    const unsigned char* e = (const unsigned char*)elf;
+    uint64_t sections; uint32_t flags; uint16_t size, count;
+    memcpy(&sections, e + 40, 8), memcpy(&flags, e + 48, 4), memcpy(&size, e + 58, 2), memcpy(&count, e + 60, 2);
+    int newer = e[8] >= 8, has = env("FAKE_SM", 90);
+    int sm = newer ? flags >> 8 & 0xff : flags & 0xff;
+    if (newer && env("FAKE_VERSION", 13000) < 13000) return 200;
+    if (sm / 10 != has / 10 || sm > has) return 209;
+    fprintf(stderr, "fake driver: loads machine code for %d\n", sm);
+    *out = module_of(elf, sections + (uint64_t)size * count);
+    return 0;
+}
+static Result load_ptx(void** out, const char* ptx) {
+    const char *version = strstr(ptx, "\n.version "), *target = strstr(ptx, "\n.target sm_");
+    int major = 0, minor = 0, sm = 0;
+    if (!version || !target) return 218;
+    sscanf(version, "\n.version %d.%d", &major, &minor), sscanf(target, "\n.target sm_%d", &sm);
+    int needs = major >= 9 ? 13000 + 10 * minor : major == 8 ? 12000 + 10 * (minor > 5 ? minor + 1 : minor) : 11000 + 10 * minor;
+    if (needs > env("FAKE_VERSION", 13000)) return 222;
+    if (sm > env("FAKE_SM", 90)) return 209;
+    fprintf(stderr, "fake driver: compiles PTX for %d\n", sm);
+    *out = module_of(ptx, strlen(ptx));
+    return 0;
+}
+Result cuModuleLoadDataEx(void** out, const char* image, unsigned n, int* options, void** values) {
     for (unsigned i = 0; i < n; i++)
         if (options[i] == 5) strcpy(values[i], "ptxas fatal : line 7: a fake complaint\n");
     UNSAFE;
-    if (!strstr(ptx, ".version ")) return 218;
-    *out = keep(strdup(ptx), 1, "module");
-    return 0;
+    return memcmp(image, "\177ELF", 4) ? load_ptx(out, image) : load_code(out, image);
 }
 Result cuModuleUnload(void* m) { UNSAFE; Result r = drop(m, "module", 0); if (!r) free(m); return r; }
-Result cuModuleGetFunction(void** out, void* m, const char* name) { IN_CONTEXT; *out = strstr(m, name); return *out ? 0 : 500; }
+Result cuModuleGetFunction(void** out, void* m, const char* name) { IN_CONTEXT; Module* of = m; *out = memmem(of->names, of->bytes, name, strlen(name)); return *out ? 0 : 500; }
+Result cuFuncGetAttribute(int* out, int which, void* f) { IN_CONTEXT; *out = env("FAKE_REGISTERS", 168); return !f || which != 4; }
 Result cuFuncSetAttribute(void* f, int which, int value) { IN_CONTEXT; return !f || which != 8 || value > 232448; }
 Result cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* s,
                       void** params, void** extra) {

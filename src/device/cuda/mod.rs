@@ -3,7 +3,8 @@
 //! * [`driver`] finds the driver and its devices; `errors` turns its codes into sentences.
 //! * `context` is a device in use: its lanes (streams), what was enqueued last, whether it is lost.
 //! * `memory`, `staging`, `pinned` are its memory and the ways there.
-//! * `modules` loads the PTX of this build, a file when its first kernel is launched.
+//! * `modules` loads the kernels of this build, a file when its first kernel is launched or ahead; `image` chooses
+//!   between machine code and PTX.
 //! * `capture` records work once, to be replayed as one; `events` are points in lanes.
 //! * `release` gives things back when nothing in flight uses them.
 //! * `runtime` is the contract over them. Nothing above this folder names CUDA.
@@ -13,6 +14,7 @@ mod context;
 pub mod driver;
 mod errors;
 mod events;
+mod image;
 mod memory;
 mod modules;
 mod pinned;
@@ -24,6 +26,7 @@ mod tensor_map;
 
 use std::sync::Arc;
 
+pub use errors::{driver_release, least_cuda};
 pub use runtime::CudaRuntime;
 
 use crate::Result;

@@ -44,7 +44,7 @@ impl CudaRuntime {
         let name = format!("cuda:{} ({})", options.ordinal, listed.name);
         let sm = options.pretend_sm.map_or(listed.sm, |sm| sm.min(listed.sm));
         let context = Arc::new(Context::new(handle, name)?);
-        let modules = Modules::choose(context.clone(), sm, driver.version)?;
+        let modules = Modules::choose(context.clone(), sm, listed.sm, driver.version)?;
         let release = Arc::new(Release::new(context.clone()));
         let spare = Arc::new(Spare::new(context.clone()));
         Ok(CudaRuntime {
@@ -234,6 +234,10 @@ impl Runtime for CudaRuntime {
 
     fn has_kernel(&self, kernel: &str) -> bool {
         self.modules.get(kernel).is_some()
+    }
+
+    fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        self.modules.preload(wanted, progress)
     }
 
     fn tensor_map_2d(
