@@ -249,6 +249,16 @@ pub trait Runtime: Send + Sync {
     /// Whether this runtime has a kernel of that name (embedded for a target that the device can run).
     fn has_kernel(&self, kernel: &str) -> bool;
 
+    /// Loads the kernels that `wanted` names, so that no launch has to wait for them; other work may be enqueued
+    /// meanwhile. `progress` is told how many of how many modules are there. Nothing to do where kernels need no loading.
+    ///
+    /// # Errors
+    /// A kernel that the device cannot load.
+    fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        let _ = (wanted, progress);
+        Ok(())
+    }
+
     /// The 128-byte descriptor of a row-major matrix of 2-byte elements in device memory,
     /// `[rows][stride]` of which `cols` count, for bulk tensor copies of boxes `[box_rows][box_cols]` with
     /// a 128-byte swizzle (so `box_cols` <= 64), zero-filled outside. `Err` where the device has none (below 90).

@@ -19,6 +19,7 @@ use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
     Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
+use crate::device::preload::{self, Needs};
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
@@ -97,7 +98,9 @@ impl GpuOnly {
         let pages = PageList::new(geometry(spec, options.kv_dtype), n_pages)?;
         let pool = Pool::pinned(options.threads);
         let threads = pool.threads();
-        let weights = DeviceWeights::upload(&accel, spec, weights, act, options.context, &pool, progress)?;
+        let weights = preload::beside(&*runtime, &Needs::new(&shape, &linears), || {
+            DeviceWeights::upload(&accel, spec, weights, act, options.context, &pool, progress)
+        })?;
         let zeroed = |bytes: usize| -> Result<Buffer> {
             let buffer = Buffer::new(&runtime, bytes)?;
             runtime.fill(Lane::Compute, buffer.ptr(), 0, buffer.len())?;

@@ -6,9 +6,10 @@
  *   FAKE_DEVICES   how many (1)                                FAKE_MEMORY  bytes of memory (64 MiB)
  *   FAKE_MAPS      whether devices map host memory (1)         FAKE_STUCK   no work is ever passed by asking (0)
  *   FAKE_KEEPS     the program keeps what it has to its end (0)
- *   FAKE_FAIL      "cuLaunchKernel:700:3": the third call of this function returns this code (0: every call); codes that
- *                  mean a lost device are then returned by every call, as the driver does
- * At exit it prints what was not given back. */
+ *   FAKE_REGISTERS what every function has (168)
+ *   FAKE_FAIL      "cuLaunchKernel:700:3": the third call of this function returns this code (0: every call; ":3:2":
+ *                  and the one after it); codes that mean a lost device are then returned by every call, as the driver does
+ * It says what is loaded. At exit it prints what was not given back. */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 
@@ -200,57 +201,57 @@ Result cuMemHostGetDevicePointer_v2(uint64_t* out, void* at, unsigned flags) {
     return 0;
 }
 
-/* A copy from or to pageable memory cannot be captured. */
-static int pageable(const void* host, size_t n, Stream* s) {
-    if (!s->capturing || find((uint64_t)host, n)) return 0;
-    return s->invalidated = 1;
-}
-Result cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t n, Stream* s) {
-    ENQUEUE(s);
-    if (!find(to, n)) return INVALID_VALUE;
-    if (pageable(from, n, s)) return CAPTURE_UNSUPPORTED;
-    if (!s->capturing) memcpy((void*)to, from, n);
-    return work(s, to, n, (uint64_t)from, n);
-}
-Result cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, Stream* s) {
-    ENQUEUE(s);
-    if (!find(from, n)) return INVALID_VALUE;
-    if (pageable(to, n, s)) return CAPTURE_UNSUPPORTED;
-    if (!s->capturing) memcpy(to, (void*)from, n);
-    return work(s, from, n, (uint64_t)to, n);
-}
-Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, Stream* s) {
-    ENQUEUE(s);
-    if (!find(to, n) || !find(from, n)) return INVALID_VALUE;
-    if (!s->capturing) memmove((void*)to, (void*)from, n);
-    return work(s, to, n, from, n);
-}
-Result cuMemsetD8Async(uint64_t to, unsigned char v, size_t n, Stream* s) {
-    ENQUEUE(s);
-    if (!find(to, n)) return INVALID_VALUE;
-    if (!s->capturing) memset((void*)to, v, n);
-    return work(s, to, n, 0, 0);
-}
-
 /* Loading while this thread captures: the driver can be talked into it, and compiles in the middle of a step. */
 static void loads(void) {
     for (int i = 0; i < n_streams; i++)
         if (streams[i] && streams[i]->capturing && pthread_equal(streams[i]->owner, pthread_self())) ++*count("loads in a recording");
 }
-Result cuModuleLoadDataEx(void** out, const char* ptx, unsigned n, int* options, void** values) {
+/* A module: its names, copied, and the bytes of them. */
+typedef struct Module { size_t bytes; char names[]; } Module;
+static void* module_of(const char* image, size_t bytes) {
+    Module* m = malloc(sizeof *m + bytes + 1);
+    m->bytes = bytes;
+    memcpy(m->names, image, bytes);
+    m->names[bytes] = 0;
+    return keep(m, 1, "module");
+}
+/* What a driver of FAKE_VERSION on a device of FAKE_SM does with machine code (ELF: ABI 7 of CUDA 12's assemblers, 8 of 13's)
+ * and with PTX. */
+static Result load_code(void** out, const char* elf) {
+    const unsigned char* e = (const unsigned char*)elf;
+    uint64_t sections; uint32_t flags; uint16_t size, count;
+    memcpy(&sections, e + 40, 8), memcpy(&flags, e + 48, 4), memcpy(&size, e + 58, 2), memcpy(&count, e + 60, 2);
+    int newer = e[8] >= 8, has = env("FAKE_SM", 90);
+    int sm = newer ? flags >> 8 & 0xff : flags & 0xff;
+    if (newer && env("FAKE_VERSION", 13000) < 13000) return 200;
+    if (sm / 10 != has / 10 || sm > has) return 209;
+    fprintf(stderr, "fake driver: loads machine code for %d\n", sm);
+    *out = module_of(elf, sections + (uint64_t)size * count);
+    return 0;
+}
+static Result load_ptx(void** out, const char* ptx) {
+    const char *version = strstr(ptx, "\n.version "), *target = strstr(ptx, "\n.target sm_");
+    int major = 0, minor = 0, sm = 0;
+    if (!version || !target) return 218;
+    sscanf(version, "\n.version %d.%d", &major, &minor), sscanf(target, "\n.target sm_%d", &sm);
+    int needs = major >= 9 ? 13000 + 10 * minor : major == 8 ? 12000 + 10 * (minor > 5 ? minor + 1 : minor) : 11000 + 10 * minor;
+    if (needs > env("FAKE_VERSION", 13000)) return 222;
+    if (sm > env("FAKE_SM", 90)) return 209;
+    fprintf(stderr, "fake driver: compiles PTX for %d\n", sm);
+    *out = module_of(ptx, strlen(ptx));
+    return 0;
+}
+Result cuModuleLoadDataEx(void** out, const char* image, unsigned n, int* options, void** values) {
     for (unsigned i = 0; i < n; i++)
         if (options[i] == 5) strcpy(values[i], "ptxas fatal : line 7: a fake complaint\n");
     UNSAFE;
     loads();
-    int binary = !memcmp(ptx, "\177ELF", 4);
-    if (!binary && !strstr(ptx, ".version ")) return 218;
-    *out = keep(strdup(binary ? "ELF" : ptx), 1, "module");
-    return 0;
+    return memcmp(image, "\177ELF", 4) ? load_ptx(out, image) : load_code(out, image);
 }
 Result cuModuleUnload(void* m) { GIVE_BACK; Result r = drop(m, "module", 0); if (!r) free(m); return r; }
-Result cuModuleGetFunction(void** out, void* m, const char* name) { UNSAFE; loads(); *out = strcmp(m, "ELF") ? strstr(m, name) : m; return *out ? 0 : 500; }
-/* 64 registers, 16 bytes of local and 8 of shared memory. */
-Result cuFuncGetAttribute(int* out, int which, void* f) { IN_CONTEXT; *out = which == 4 ? 64 : which == 3 ? 16 : which == 1 ? 8 : -1; return !f || *out < 0; }
+Result cuModuleGetFunction(void** out, void* m, const char* name) { UNSAFE; loads(); Module* of = m; *out = memmem(of->names, of->bytes, name, strlen(name)); return *out ? 0 : 500; }
+/* Registers, and 16 bytes of local and 8 of shared memory. */
+Result cuFuncGetAttribute(int* out, int which, void* f) { IN_CONTEXT; *out = which == 4 ? env("FAKE_REGISTERS", 168) : which == 3 ? 16 : which == 1 ? 8 : -1; return !f || *out < 0; }
 Result cuFuncSetAttribute(void* f, int which, int value) { IN_CONTEXT; return !f || which != 8 || value > 232448; }
 Result cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, Stream* s,
                       void** params, void** extra) {

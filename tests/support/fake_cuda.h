@@ -90,9 +90,9 @@ static Result begin(const char* function) {
     ++*count(function);
     if (sticky) return sticky;
     if (plan && !strncmp(plan, function, n) && plan[n] == ':') {
-        int code = 0, at = 1;
-        sscanf(plan + n, ":%d:%d", &code, &at);
-        if (++calls == at || at == 0) {
+        int code = 0, at = 1, times = 1;
+        sscanf(plan + n, ":%d:%d:%d", &code, &at, &times);
+        if (++calls >= at && (calls < at + times || at == 0)) {
             if ((code >= 700 && code < 720 && code != 701 && code != 712) || code == 999) sticky = code;
             return code;
         }

@@ -86,6 +86,6 @@ pub fn count(name: &str) -> i32 {
 /// A kernel that the device has, and the bytes of its parameters.
 pub fn some_kernel(rt: &dyn Runtime) -> (&'static str, usize) {
     let all = MODULES.iter().flat_map(|m| m.kernels);
-    let (name, params) = all.into_iter().find(|(name, _)| rt.has_kernel(name)).expect("a kernel");
-    (name, *params as usize)
+    let kernel = all.into_iter().find(|k| rt.has_kernel(k.name)).expect("a kernel");
+    (kernel.name, kernel.params as usize)
 }

@@ -55,7 +55,7 @@ impl CudaRuntime {
         // Another runtime may be recording in the same context.
         let _relaxed = Relaxed::enter();
         let context = Arc::new(Context::new(handle, name)?);
-        let modules = Modules::choose(context.clone(), sm, driver.version)?;
+        let modules = Modules::choose(context.clone(), sm, listed.sm, driver.version)?;
         let spare = Arc::new(Spare::new(context.clone()));
         let release = Arc::new(Release::new(context.clone(), spare.clone()));
         Ok(CudaRuntime {
@@ -274,6 +274,10 @@ impl Runtime for CudaRuntime {
 
     fn has_kernel(&self, kernel: &str) -> bool {
         self.modules.get(kernel).is_some()
+    }
+
+    fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        self.modules.preload(wanted, progress)
     }
 
     fn tensor_map_2d(
