@@ -23,6 +23,7 @@ pub mod error;
 pub mod host;
 pub mod hub;
 pub mod model;
+pub mod plan;
 pub mod profile;
 pub mod program;
 pub mod reference;
