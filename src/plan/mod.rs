@@ -4,5 +4,13 @@
 //! machine ask.
 
 pub mod cost;
+pub mod hardware;
+pub mod partition;
+pub mod roofline;
+pub mod sizes;
+pub mod sublayer;
 
 pub use cost::{Batch, Costs, Direction, Group};
+pub use hardware::Hardware;
+pub use roofline::Roofline;
+pub use sizes::Sizes;
