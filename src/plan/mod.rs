@@ -3,9 +3,12 @@
 //! Everything here is pure: no device, no clock, no file. [`cost`] is the question that planners and the virtual
 //! machine ask.
 
+pub mod choose;
 pub mod cost;
 pub mod hardware;
+pub mod memory;
 pub mod partition;
+pub mod price;
 pub mod roofline;
 pub mod sizes;
 pub mod sublayer;

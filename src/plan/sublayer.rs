@@ -109,7 +109,7 @@ pub fn block_time(
             t.exchange += to(side, incoming(sizes, layer, sublayer, batch));
         }
         if attends {
-            // What this step has made: where sublayer 1 ran, and where it is kept.
+            // What this step has made lies where sublayer 1 ran, and will lie where it is kept.
             if side != p(Sublayer::Qkv) && side != at.kv {
                 t.exchange += to(side, new_half);
             }
@@ -302,11 +302,8 @@ mod tests {
         let policy = Policy::from_bits([true, false, false, true, true, true]);
         let t = block_time(&Bytes, &s, 0, policy, Side::Host, Resident::HOST, &batch);
         let (q, new, stored, out) = (3 * 256 * 2, 2 * 3 * 128 * 2, 2 * 3 * 10 * 128 * 2, 3 * 256 * 2);
-        assert_eq!(t.exchange, (q + out) as f64);
-        // New keys and values are on the host with the stored ones, and come with them.
-        assert_eq!(t.load, stored as f64);
+        assert_eq!((t.exchange, t.load), ((q + new + out) as f64, stored as f64));
         assert_eq!((t.store, t.compute), (0.0, 6.0));
-        let _ = new;
         // (0,1,1,0,0,0): hidden stays, q down, attention up, residual stays; K and V stored, and waited for.
         let t = block_time(&Bytes, &s, 0, Policy::ATTENTION_ON_HOST, Side::Device, Resident::HOST, &batch);
         assert_eq!(t.exchange, (q + new + out) as f64);
