@@ -199,16 +199,10 @@ fn attention_scratch(sizes: &Sizes, load: &Load) -> u64 {
     rows * spans * sizes.spec.n_heads as u64 * (sizes.spec.head_dim as u64 + 2) * 4
 }
 
-/// What a block's policies do with it.
-struct Uses {
-    host: bool,
-    device: bool,
-}
-
-fn uses(layer: &LayerPlacement) -> Uses {
+/// Whether the CPU computes with a block's weights in either phase.
+fn computed_on_host(layer: &LayerPlacement) -> bool {
     let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
-    let any = |side: Side| [layer.prefill, layer.decode].iter().any(|p| weighted.iter().any(|&s| p.side(s) == side));
-    Uses { host: any(Side::Host), device: any(Side::Device) }
+    [layer.prefill, layer.decode].iter().any(|p| weighted.iter().any(|&s| p.side(s) == Side::Host))
 }
 
 /// Bytes of a block's weights on (GPU, host) by where they are.
@@ -219,7 +213,7 @@ fn weights(sizes: &Sizes, layer: usize, at: &LayerPlacement) -> (u64, u64) {
         Residence::Host => (0, bytes.host),
         Residence::Both => (rounded(bytes.device), bytes.host),
         Residence::Streamed => {
-            let twice = uses(at).host && !sizes.one_layout;
+            let twice = computed_on_host(at) && !sizes.one_layout;
             (0, bytes.device + if twice { bytes.host } else { 0 })
         }
     }

@@ -216,9 +216,59 @@ fn name_of(first: usize, last: usize, layers: usize) -> String {
     }
 }
 
+/// Seconds of one unit in all of a run's steps, and of the crossing in front of it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct UnitTime {
+    /// In the whole prefill.
+    pub prefill: f64,
+    /// In one decode step.
+    pub step: f64,
+    /// Crossings in the whole prefill.
+    pub link_prefill: f64,
+    /// The crossing in one decode step.
+    pub link_step: f64,
+}
+
+/// Every unit of `placement`, and how spilled keys and values are attended in decode.
+pub fn units(
+    costs: &dyn Costs,
+    sizes: &Sizes,
+    placement: &Placement,
+    work: &Workload,
+) -> (Vec<UnitTime>, Option<Spilled>) {
+    let mut out = vec![UnitTime::default(); placement.layers.len() + 2];
+    let steps = work.prefill_steps();
+    for (i, &(count, group)) in steps.iter().enumerate() {
+        let mut add = |count: u64, logits: u64| {
+            if count > 0 {
+                let (times, _) = step(costs, sizes, placement, Phase::Prefill, group, logits);
+                for (unit, (t, link)) in out.iter_mut().zip(times) {
+                    unit.prefill += count as f64 * t;
+                    unit.link_prefill += count as f64 * link;
+                }
+            }
+        };
+        // Of a prompt in pieces, the last piece has logits.
+        let whole = group.past == 0 && group.rows == work.prompt;
+        let with = if i + 1 == steps.len() { work.batch.min(count) } else { 0 };
+        if whole {
+            add(count, group.sequences);
+        } else {
+            add(count - with, 0);
+            add(with, 1);
+        }
+    }
+    let (times, spilled) = step(costs, sizes, placement, Phase::Decode, work.decode_step(), work.batch);
+    for (unit, (t, link)) in out.iter_mut().zip(times) {
+        (unit.step, unit.link_step) = (t, link);
+    }
+    (out, spilled)
+}
+
 /// Seconds of `work` by `placement`.
 pub fn price(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Times {
     let layers = placement.layers.len();
+    let (units, spilled) = units(costs, sizes, placement, work);
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for unit in 0..layers + 2 {
         match runs.last_mut() {
@@ -226,62 +276,27 @@ pub fn price(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Wor
             _ => runs.push((unit, unit)),
         }
     }
-    let issue = |first: usize, last: usize, phase: Phase| {
+    let steps: u64 = work.prefill_steps().iter().map(|(count, _)| count).sum();
+    let stage = |&(first, last): &(usize, usize)| {
         let at = like(placement, first);
-        let each = at.policy(phase).0.map(|side| costs.issue(side)).into_iter().fold(0.0, f64::max);
-        (last + 1 - first) as f64 * each
-    };
-    let stage_times = |units: &[(f64, f64)], phase: Phase| -> (Vec<f64>, f64) {
-        let runs = runs.iter().map(|&(first, last)| {
-            units[first..=last].iter().map(|u| u.0).sum::<f64>().max(issue(first, last, phase))
-        });
-        (runs.collect(), units.iter().map(|u| u.1).sum())
-    };
-
-    let mut prefill = (vec![0.0; runs.len()], 0.0);
-    let steps = work.prefill_steps();
-    for (i, &(count, group)) in steps.iter().enumerate() {
-        // Pieces of a prompt have logits at its end only.
-        let whole = group.past == 0 && group.rows == work.prompt;
-        let last = i + 1 == steps.len();
-        let units = |logits| step(costs, sizes, placement, Phase::Prefill, group, logits).0;
-        let mut add = |count: u64, units: &[(f64, f64)]| {
-            let (stages, link) = stage_times(units, Phase::Prefill);
-            prefill.0.iter_mut().zip(stages).for_each(|(sum, t)| *sum += count as f64 * t);
-            prefill.1 += count as f64 * link;
+        let issue = |phase: Phase| {
+            let each = at.policy(phase).0.map(|side| costs.issue(side)).into_iter().fold(0.0, f64::max);
+            (last + 1 - first) as f64 * each
         };
-        match (whole, last) {
-            (true, _) => add(count, &units(group.sequences)),
-            (false, false) => add(count, &units(0)),
-            (false, true) => {
-                let with = work.batch.min(count);
-                add(count - with, &units(0));
-                add(with, &units(1));
-            }
-        }
-    }
-    let (units, spilled) = step(costs, sizes, placement, Phase::Decode, work.decode_step(), work.batch);
-    let decode = stage_times(&units, Phase::Decode);
-
-    let mut stages: Vec<Stage> = runs
-        .iter()
-        .enumerate()
-        .map(|(i, &(first, last))| Stage {
+        let units = &units[first..=last];
+        Stage {
             name: name_of(first, last, layers),
-            side: side_of(&like(placement, first)),
+            side: side_of(&at),
             units: last + 1 - first,
-            prefill_s: prefill.0[i],
-            decode_step_s: decode.0[i],
-        })
-        .collect();
-    if prefill.1 > 0.0 || decode.1 > 0.0 {
-        stages.push(Stage {
-            name: "link".into(),
-            side: "link",
-            units: 0,
-            prefill_s: prefill.1,
-            decode_step_s: decode.1,
-        });
+            prefill_s: units.iter().map(|u| u.prefill).sum::<f64>().max(steps as f64 * issue(Phase::Prefill)),
+            decode_step_s: units.iter().map(|u| u.step).sum::<f64>().max(issue(Phase::Decode)),
+        }
+    };
+    let mut stages: Vec<Stage> = runs.iter().map(stage).collect();
+    let (prefill_s, decode_step_s) =
+        units.iter().fold((0.0, 0.0), |(a, b), u| (a + u.link_prefill, b + u.link_step));
+    if prefill_s > 0.0 || decode_step_s > 0.0 {
+        stages.push(Stage { name: "link".into(), side: "link", units: 0, prefill_s, decode_step_s });
     }
     Times {
         prefill: stages.iter().map(|s| s.prefill_s).sum(),
