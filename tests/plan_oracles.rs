@@ -137,7 +137,8 @@ fn ours(id: &str, entry: &Json) -> Option<Json> {
     let one = |x: f64| Some(Json::from(x));
     let many = |x: &[f64]| Some(Json::from(x.to_vec()));
     let block = helm_block(&q8) as f64;
-    let layer30 = (e * (attention_elements(&opt30.spec) + ffn_elements(&opt30.spec)) as f64, opt30.layers() as f64);
+    let layer30 =
+        (e * (attention_elements(&opt30.spec) + ffn_elements(&opt30.spec)) as f64, opt30.layers() as f64);
     match id {
         "helm.w_attn.8b" => one(e * attention_elements(&q8.spec) as f64),
         "helm.w_ffn.8b" => one(e * ffn_elements(&q8.spec) as f64),

@@ -101,7 +101,9 @@ impl Request {
     /// A length or batch of zero, or beyond the model's context or all reason.
     pub fn check(&self, sizes: &Sizes) -> Result<()> {
         if self.prompt == 0 || self.gen_len == 0 || self.batch == 0 {
-            return Err(Error::usage("the prompt's length, the answer's length and the batch must be at least 1"));
+            return Err(Error::usage(
+                "the prompt's length, the answer's length and the batch must be at least 1",
+            ));
         }
         let most = sizes.spec.max_context as u64;
         let context = self.prompt.saturating_add(self.gen_len);
@@ -229,7 +231,15 @@ struct Draft {
 
 impl Draft {
     fn new(placement: Placement, chunk: u64, reason: impl Into<String>) -> Draft {
-        Draft { placement, chunk, reason: reason.into(), k: None, policies: None, pinned: None, notes: Vec::new() }
+        Draft {
+            placement,
+            chunk,
+            reason: reason.into(),
+            k: None,
+            policies: None,
+            pinned: None,
+            notes: Vec::new(),
+        }
     }
 }
 
@@ -333,7 +343,8 @@ impl Planner<'_> {
         let chunk = self.request.default_chunk();
         let found = super::partition::greedy(units, |k| self.memory(&at(k), chunk).fits());
         let k = found.unwrap_or(units);
-        let mut draft = Draft::new(at(k), chunk, format!("the GPU filled with the last {} of {units} units", units - k));
+        let mut draft =
+            Draft::new(at(k), chunk, format!("the GPU filled with the last {} of {units} units", units - k));
         draft.k = Some(k);
         self.candidate(Strategy::Greedy, draft)
     }
@@ -354,7 +365,10 @@ impl Planner<'_> {
         };
         let ways = [
             (of(Side::Device, gpu), "weights streamed for every step"),
-            (of(Side::Host, Policy::ATTENTION_ON_HOST), "weights streamed for every step, decode attention on the CPU"),
+            (
+                of(Side::Host, Policy::ATTENTION_ON_HOST),
+                "weights streamed for every step, decode attention on the CPU",
+            ),
             (of(Side::Host, gpu), "weights, keys and values streamed for every step"),
         ];
         let draft = ways.into_iter().map(|(placement, reason)| {
@@ -369,9 +383,9 @@ impl Planner<'_> {
         let mut best: Option<Candidate> = None;
         for draft in drafts {
             let candidate = self.candidate(strategy, draft);
-            let better = best.as_ref().is_none_or(|b| {
-                candidate.feasible && (!b.feasible || candidate.t_total_s < b.t_total_s)
-            });
+            let better = best
+                .as_ref()
+                .is_none_or(|b| candidate.feasible && (!b.feasible || candidate.t_total_s < b.t_total_s));
             if better {
                 best = Some(candidate);
             }

@@ -112,7 +112,8 @@ pub trait Costs {
 
     /// Scores and values in one pass over the keys and values.
     fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
-        self.sublayer(side, layer, Sublayer::Scores, batch) + self.sublayer(side, layer, Sublayer::Values, batch)
+        self.sublayer(side, layer, Sublayer::Scores, batch)
+            + self.sublayer(side, layer, Sublayer::Values, batch)
     }
 
     /// The last norm and the head for `rows` rows.
@@ -154,7 +155,11 @@ mod tests {
                 for rows in [1, 2, 7, 40] {
                     for window in [None, Some(1), Some(4), Some(33), Some(1000)] {
                         let g = Group { sequences: 3, rows, past, causal };
-                        assert_eq!((g.pairs(window), g.tokens_read(window)), naive(&g, window), "{g:?} {window:?}");
+                        assert_eq!(
+                            (g.pairs(window), g.tokens_read(window)),
+                            naive(&g, window),
+                            "{g:?} {window:?}"
+                        );
                     }
                 }
             }

@@ -241,15 +241,8 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
     };
 
     let mut efficiency = Efficiency::default();
-    let keys = [
-        "cpu_compute",
-        "cpu_memory",
-        "gpu_compute",
-        "gpu_memory",
-        "link",
-        "cpu_issue_s",
-        "gpu_issue_s",
-    ];
+    let keys =
+        ["cpu_compute", "cpu_memory", "gpu_compute", "gpu_memory", "link", "cpu_issue_s", "gpu_issue_s"];
     if let Some(s) = Section::of(file, &root, "efficiency", &keys)? {
         let e = &mut efficiency;
         let fields = [
@@ -294,7 +287,8 @@ mod tests {
         let h = parse("box.toml", GOOD).unwrap();
         assert_eq!((h.name.as_str(), h.cpu.cores, h.accelerator.unwrap().0.mem_bytes), ("box", 8, 8e9));
         assert_eq!(h.efficiency, Efficiency::default());
-        let tuned = parse("box.toml", &format!("{GOOD}[efficiency]\ncpu_memory = 0.9\ngpu_issue_s = 1e-4\n")).unwrap();
+        let tuned = parse("box.toml", &format!("{GOOD}[efficiency]\ncpu_memory = 0.9\ngpu_issue_s = 1e-4\n"))
+            .unwrap();
         assert_eq!((tuned.efficiency.cpu_memory, tuned.efficiency.gpu_issue_s), (0.9, 1e-4));
     }
 

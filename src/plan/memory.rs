@@ -175,8 +175,7 @@ pub fn page_bytes(sizes: &Sizes) -> u64 {
 /// Activations of `rows` rows and `logits` rows of logits on the GPU: the buffers of its workspace.
 fn device_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
     let spec = &sizes.spec;
-    let (d, q, kv, ff) =
-        (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+    let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
     let gate_up = if spec.gated() && !ff.is_multiple_of(8) { 8 * ff } else { 0 };
     let of_rows = [4 * d, 4 * d, 2 * d, 4 * (q + 2 * kv), 2 * q, 2 * q, gate_up, 2 * ff];
     let of_logits = [2 * d, 4 * spec.vocab as u64, 4];
@@ -186,8 +185,7 @@ fn device_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
 /// Activations of `rows` rows and `logits` rows of logits on the host: f32, and the widest input prepared.
 fn host_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
     let spec = &sizes.spec;
-    let (d, q, kv, ff) =
-        (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+    let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
     let widest = (2 * ff).max(q + 2 * kv) + 3 * d + q;
     rows * (4 * widest + 6 * ff.max(d).max(q)) + logits * 4 * spec.vocab as u64
 }
@@ -221,7 +219,8 @@ fn weights(sizes: &Sizes, layer: usize, at: &LayerPlacement) -> (u64, u64) {
 
 /// Whether attention runs on another side than the block's keys and values are on.
 fn kv_crosses(at: &LayerPlacement, policy: Policy) -> bool {
-    [Sublayer::Scores, Sublayer::Values].iter().any(|&s| policy.side(s) == Side::Device) && at.kv == Side::Host
+    [Sublayer::Scores, Sublayer::Values].iter().any(|&s| policy.side(s) == Side::Device)
+        && at.kv == Side::Host
 }
 
 /// The dry run.
@@ -280,7 +279,8 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
             + rounded(4 * pages * 2);
         m.gpu.modules = MODULES;
         if let crate::model::spec::Position::Rope(rope) = &spec.position {
-            m.gpu.weights += rounded(4 * rope.dim as u64 * load.context) * if rope.local_theta.is_some() { 2 } else { 1 };
+            m.gpu.weights +=
+                rounded(4 * rope.dim as u64 * load.context) * if rope.local_theta.is_some() { 2 } else { 1 };
         }
         m.host.pinned += 4 * spec.vocab as u64 * logits;
     }
@@ -349,7 +349,8 @@ pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: 
         memory(sizes, &placement, &Load { chunk, ..*load }, available)
     };
     let (pages, units) = (load.pages(), sizes.units());
-    let done = |k, chunk, device_pages, rungs: &[String]| Fitted { k, chunk, device_pages, rungs: rungs.to_vec() };
+    let done =
+        |k, chunk, device_pages, rungs: &[String]| Fitted { k, chunk, device_pages, rungs: rungs.to_vec() };
     let mut rungs = Vec::new();
     let mut chunk = load.chunk;
     loop {
@@ -380,7 +381,10 @@ pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: 
         return Ok(done(k, chunk, pages, &rungs));
     }
     let lack = at(units, chunk, pages).lack().expect("it does not fit");
-    Err(Error::Capacity(format!("{}: {lack}; try a smaller batch or context, or a smaller quantisation", sizes.spec.name)))
+    Err(Error::Capacity(format!(
+        "{}: {lack}; try a smaller batch or context, or a smaller quantisation",
+        sizes.spec.name
+    )))
 }
 
 #[cfg(test)]
@@ -424,7 +428,8 @@ mod tests {
                 kv: Half::BF16,
             };
             let limits = Limits { rows: 512, logit_rows: 3, sequences: 3, pages_per_sequence: 20 };
-            let want: usize = Workspace::sizes(&shape, &limits, false, 0).iter().map(|b| b.next_multiple_of(256)).sum();
+            let want: usize =
+                Workspace::sizes(&shape, &limits, false, 0).iter().map(|b| b.next_multiple_of(256)).sum();
             assert_eq!(device_rows(&s, 512, 3), want as u64, "{name}");
             assert_eq!(page_bytes(&s), shape.page_bytes() as u64);
         }
@@ -488,7 +493,11 @@ mod tests {
         let blocks = try_with(12 * GB);
         assert!(blocks.k > 0 && blocks.rungs[1].contains("units on the host"), "{blocks:?}");
         let none = ladder(&s, &load, Available { gpu: 0, host: 8 * GB }, 32).unwrap_err().to_string();
-        assert!(none.contains("needs") && none.contains("host memory") && none.contains("7.99") || none.contains("8.00 GB"), "{none}");
+        assert!(
+            none.contains("needs") && none.contains("host memory") && none.contains("7.99")
+                || none.contains("8.00 GB"),
+            "{none}"
+        );
     }
 
     #[test]

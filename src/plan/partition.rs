@@ -142,10 +142,8 @@ mod tests {
             cpu * bytes / 45e9 + gpu * bytes / 218e9 + spilled(k) / link
         };
         let feasible = |k: usize| weights_fit(&weights, k, room);
-        let (best, first) = (
-            search(weights.len(), feasible, total).unwrap(),
-            greedy(weights.len(), feasible).unwrap(),
-        );
+        let (best, first) =
+            (search(weights.len(), feasible, total).unwrap(), greedy(weights.len(), feasible).unwrap());
         assert!(best > first && total(best) < total(first), "{best} {first}");
     }
 

@@ -319,7 +319,9 @@ mod tests {
 
     #[test]
     fn steps_cover_every_prompt_once() {
-        for (prompt, batch, chunk) in [(512, 1, 512), (512, 1, 100), (100, 7, 512), (1, 3, 1), (1000, 3, 256), (512, 4, 512)] {
+        for (prompt, batch, chunk) in
+            [(512, 1, 512), (512, 1, 100), (100, 7, 512), (1, 3, 1), (1000, 3, 256), (512, 4, 512)]
+        {
             let w = Workload { prompt, gen_len: 1, batch, chunk };
             let steps = w.prefill_steps();
             assert_eq!(steps.iter().map(|(n, g)| n * g.total_rows()).sum::<u64>(), prompt * batch, "{w:?}");
@@ -340,7 +342,11 @@ mod tests {
         let names: Vec<_> = t.stages.iter().map(|s| (s.name.as_str(), s.side, s.units)).collect();
         assert_eq!(
             names,
-            [("embedding and blocks 1-20", "cpu", 21), ("blocks 21-36 and head", "gpu", 17), ("link", "link", 0)]
+            [
+                ("embedding and blocks 1-20", "cpu", 21),
+                ("blocks 21-36 and head", "gpu", 17),
+                ("link", "link", 0)
+            ]
         );
         assert!((t.step - 0.2055).abs() < 2e-4, "{}", t.step);
         assert!((t.stages[0].decode_step_s - 0.1715).abs() < 2e-4, "{:?}", t.stages);
@@ -372,7 +378,9 @@ mod tests {
         let mut h = hardware::named("rtx3090-epyc").unwrap();
         h.accelerator.as_mut().unwrap().1.h2d_bw = 16e9;
         let w = Workload { prompt: 30_000, gen_len: 1, batch: 1, chunk: 512 };
-        let with = |h: &hardware::Hardware, pages| price(&Roofline::new(h, &s), &s, &Placement::all(Side::Device, 36, pages), &w);
+        let with = |h: &hardware::Hardware, pages| {
+            price(&Roofline::new(h, &s), &s, &Placement::all(Side::Device, 36, pages), &w)
+        };
         let all = with(&h, 1000);
         assert_eq!(all.spilled, None);
         h.cpu.read_bw = 1e9;

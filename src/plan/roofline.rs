@@ -159,7 +159,10 @@ impl Costs for Roofline<'_> {
         let scores = self.work(side, layer, Sublayer::Scores, batch);
         let values = self.work(side, layer, Sublayer::Values, batch);
         if self.form == Form::Sum {
-            return [Sublayer::Scores, Sublayer::Values].map(|s| self.sublayer(side, layer, s, batch)).iter().sum();
+            return [Sublayer::Scores, Sublayer::Values]
+                .map(|s| self.sublayer(side, layer, s, batch))
+                .iter()
+                .sum();
         }
         let (p, memory) = self.rates(side);
         let kv = scores.y + values.y;

@@ -154,13 +154,16 @@ impl Sizes {
     /// Of the tensors of a loaded model (checked against its spec), for the kernels of `isa`.
     pub fn of_weights(spec: &ModelSpec, weights: &Weights, isa: Isa) -> Sizes {
         let mut one_layout = true;
-        let mut named = |name: String| weights.get(&name).map_or(TwoSided::default(), |t| {
-            let bytes = tensor_bytes(t, isa);
-            one_layout &= t.shape.len() < 2 || !t.dtype.is_quantised() && bytes.host == bytes.device;
-            bytes
-        });
+        let mut named = |name: String| {
+            weights.get(&name).map_or(TwoSided::default(), |t| {
+                let bytes = tensor_bytes(t, isa);
+                one_layout &= t.shape.len() < 2 || !t.dtype.is_quantised() && bytes.host == bytes.device;
+                bytes
+            })
+        };
         let mut sum = |layer: usize, parts: &[&str]| {
-            let each = parts.iter().flat_map(|p| ["weight", "bias"].map(|kind| format!("blk.{layer}.{p}.{kind}")));
+            let each =
+                parts.iter().flat_map(|p| ["weight", "bias"].map(|kind| format!("blk.{layer}.{p}.{kind}")));
             each.map(&mut named).fold(TwoSided::default(), TwoSided::add)
         };
         let blocks = (0..spec.n_layers)
@@ -174,10 +177,15 @@ impl Sizes {
             .collect();
         let of = |name: &str| weights.get(name).map_or(TwoSided::default(), |t| tensor_bytes(t, isa));
         // Rows of the embedding are looked up in the file's own format.
-        let raw = |name: &str| weights.get(name).map_or(TwoSided::default(), |t| TwoSided::same(t.data.len() as u64));
+        let raw = |name: &str| {
+            weights.get(name).map_or(TwoSided::default(), |t| TwoSided::same(t.data.len() as u64))
+        };
         let table = raw("token_embd.weight");
         let matrix = if spec.tied_head { of("token_embd.weight") } else { of("output.weight") };
-        let norm = ["output_norm.weight", "output_norm.bias"].map(of).into_iter().fold(TwoSided::default(), TwoSided::add);
+        let norm = ["output_norm.weight", "output_norm.bias"]
+            .map(of)
+            .into_iter()
+            .fold(TwoSided::default(), TwoSided::add);
         let quantised = weights.get("token_embd.weight").is_some_and(|t| t.dtype.is_quantised());
         Sizes {
             spec: spec.clone(),
@@ -240,7 +248,8 @@ fn tensor_bytes(t: &Tensor, isa: Isa) -> TwoSided {
         let n = 4 * t.shape.iter().product::<usize>() as u64;
         return TwoSided { host: n, device: n.next_multiple_of(GRANULE) };
     }
-    let packed = if Linear::wants_packing(t.dtype, isa) { Packed::size(t.dtype, t.rows(), t.cols()) } else { None };
+    let packed =
+        if Linear::wants_packing(t.dtype, isa) { Packed::size(t.dtype, t.rows(), t.cols()) } else { None };
     TwoSided { host: packed.map_or(raw, |n| n as u64), device: device_bytes(t).unwrap_or(raw) }
 }
 

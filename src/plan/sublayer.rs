@@ -175,7 +175,9 @@ pub struct Priced {
 
 /// All 64 vectors that a block with these residents allows, in the order of their bits.
 pub fn policies(at: Resident) -> impl Iterator<Item = Policy> {
-    (0u8..64).map(|n| Policy::from_bits(std::array::from_fn(|i| n >> (5 - i) & 1 == 1))).filter(move |&p| !at.forbids(p))
+    (0u8..64)
+        .map(|n| Policy::from_bits(std::array::from_fn(|i| n >> (5 - i) & 1 == 1)))
+        .filter(move |&p| !at.forbids(p))
 }
 
 /// The cheapest of all vectors for a block among blocks like it, and the cheapest of those that an engine can run. Of
@@ -234,7 +236,8 @@ pub fn for_batch(
     use super::cost::Group;
     let prompts = [Group::prompts(sequences, tokens)];
     let decode = [Group::decode(sequences, tokens)];
-    let of = |phase, groups: &[Group]| best(costs, sizes, 0, Resident::HOST, &Batch { phase, groups }, overlap);
+    let of =
+        |phase, groups: &[Group]| best(costs, sizes, 0, Resident::HOST, &Batch { phase, groups }, overlap);
     (of(Phase::Prefill, &prompts), of(Phase::Decode, &decode))
 }
 

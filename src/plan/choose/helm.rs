@@ -49,7 +49,8 @@ impl Sums {
             [Prefix::new(units.iter().map(|u| u.prefill)), Prefix::new(units.iter().map(|u| u.step))]
         };
         let pages = planner.pages() as u64;
-        let (host, device) = (price(&boundary(planner, n, false, pages)), price(&boundary(planner, 0, false, pages)));
+        let (host, device) =
+            (price(&boundary(planner, n, false, pages)), price(&boundary(planner, 0, false, pages)));
         let streamed = price(&boundary(planner, n, true, pages));
         let steps = work.prefill_steps();
         let to = |direction, rows| planner.costs.transfer(direction, planner.sizes.hidden(rows));
@@ -68,7 +69,12 @@ impl Sums {
             host: sums(&host),
             device: sums(&device),
             streamed: sums(&streamed),
-            carry: [rows, ends(Direction::ToDevice), ends(Direction::ToHost), to(Direction::ToDevice, work.batch)],
+            carry: [
+                rows,
+                ends(Direction::ToDevice),
+                ends(Direction::ToHost),
+                to(Direction::ToDevice, work.batch),
+            ],
             issue: (planner.costs.issue(Side::Host), planner.costs.issue(Side::Device)),
         }
     }
@@ -171,13 +177,22 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 if streams && (k <= 1 || planner.hardware.accelerator.is_none()) {
                     continue;
                 }
+                let mut seconds = match &sums {
+                    Some(sums) => sums.total(k, streams),
+                    None => planner.total(&boundary(planner, k, false, pages), chunk),
+                };
+                // Time is cheaper to know than memory: what cannot win need not fit.
+                if best[k].is_some_and(|b| b.seconds <= seconds) {
+                    continue;
+                }
                 let memory = |device_pages: u64| -> Memory {
                     planner.memory(&boundary(planner, k, streams, device_pages), chunk)
                 };
                 let full = memory(pages);
                 let (mut device_pages, mut fits) = (pages, full.fits());
                 let blocks = (n - 1).saturating_sub(k.max(1)) as u64;
-                if !fits && !streams && chunk == default && blocks > 0 && full.gpu.total > full.gpu.available {
+                if !fits && !streams && chunk == default && blocks > 0 && full.gpu.total > full.gpu.available
+                {
                     // Room for the staging buffers, then as many pages as are left.
                     let over = full.gpu.total - full.gpu.available + 2 * 64 * page;
                     device_pages = pages.saturating_sub(over.div_ceil(blocks * page));
@@ -188,10 +203,6 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 if !fits {
                     continue;
                 }
-                let mut seconds = match &sums {
-                    Some(sums) => sums.total(k, streams),
-                    None => planner.total(&boundary(planner, k, false, pages), chunk),
-                };
                 if device_pages < pages {
                     seconds += spilled_seconds(planner, k, &planner.request.work(chunk), device_pages);
                 }

@@ -70,11 +70,8 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
         return planner.candidate(Strategy::Lia, Draft::new(placement, planner.request.chunks()[0], ""));
     }
     let mut notes = Vec::new();
-    let residents = [
-        Resident::DEVICE,
-        Resident { weights: Residence::Device, kv: Side::Host },
-        Resident::HOST,
-    ];
+    let residents =
+        [Resident::DEVICE, Resident { weights: Residence::Device, kv: Side::Host }, Resident::HOST];
     let vectors = residents.map(|at| vectors(planner, at, &mut notes));
     let kinds: [LayerPlacement; 3] = std::array::from_fn(|i| layer(residents[i], vectors[i].0, vectors[i].1));
     let mut best: Option<(f64, [usize; 2], u64, Side)> = None;
@@ -92,7 +89,13 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
     let (_, counts, chunk, head) = best.unwrap_or((0.0, [0, 0], planner.request.chunks()[0], Side::Device));
     let pinned = counts[0] + counts[1];
     // What is told are the vectors of the blocks that are not pinned, if there is one.
-    let told = if pinned < n { vectors[2] } else if counts[1] > 0 { vectors[1] } else { vectors[0] };
+    let told = if pinned < n {
+        vectors[2]
+    } else if counts[1] > 0 {
+        vectors[1]
+    } else {
+        vectors[0]
+    };
     let mut reason = format!("{pinned} of {n} blocks pinned on the GPU");
     if counts[1] > 0 {
         reason += &format!(", {} of them with keys and values on the host", counts[1]);

@@ -23,7 +23,9 @@ fn all(model: &str, machine: &str, request: &Request) -> Plan {
 fn the_search_and_the_price_agree_on_every_boundary() {
     let s = sizes("qwen3-8b");
     let mut h = hardware::named("rtx4060-laptop").unwrap();
-    for (issue, prompt, batch, chunk) in [(0.0, 512, 1, 512), (0.0, 700, 3, 256), (0.02, 100, 4, 300), (0.0, 1, 1, 1)] {
+    for (issue, prompt, batch, chunk) in
+        [(0.0, 512, 1, 512), (0.0, 700, 3, 256), (0.02, 100, 4, 300), (0.0, 1, 1, 1)]
+    {
         (h.efficiency.cpu_issue_s, h.efficiency.gpu_issue_s) = (issue, issue / 2.0);
         let request = Request { prompt, batch, ..request() };
         let costs = Roofline::new(&h, &s);
@@ -49,14 +51,12 @@ fn the_search_takes_less_than_50_ms_for_128_layers() {
     let (s, h) = (Sizes::of_spec(&spec), hardware::named("l40s-epyc").unwrap());
     let request = Request { prompt: 4096, batch: 8, ..request() };
     let mut best = f64::INFINITY;
-    for _ in 0..5 {
+    for _ in 0..10 {
         let begun = std::time::Instant::now();
         plan(&s, &h, &request, &[Strategy::Helm]).unwrap();
         best = best.min(begun.elapsed().as_secs_f64());
     }
-    // Unoptimised builds only show that it ends.
-    let limit = if cfg!(debug_assertions) { 0.5 } else { 0.05 };
-    assert!(best < limit, "{:.1} ms", best * 1e3);
+    assert!(best < 0.05, "{:.1} ms", best * 1e3);
 }
 
 #[test]
@@ -80,11 +80,18 @@ fn a_model_larger_than_the_gpu_is_split_and_helm_is_never_worse_than_greedy() {
         let plan = all(model, machine, &Request { batch, prompt, ..request() });
         let (helm, greedy) = (of(&plan, Strategy::Helm), of(&plan, Strategy::Greedy));
         assert!(!of(&plan, Strategy::GpuOnly).feasible, "{model}");
-        assert!(helm.feasible && helm.t_total_s <= greedy.t_total_s.map(|t| t * (1.0 + 1e-9)) || !greedy.feasible);
+        assert!(
+            helm.feasible && helm.t_total_s <= greedy.t_total_s.map(|t| t * (1.0 + 1e-9)) || !greedy.feasible
+        );
         let chosen = &plan.candidates[plan.chosen.unwrap()];
         for c in plan.candidates.iter().filter(|c| c.feasible) {
             assert!(c.memory.fits() && c.t_total_s >= chosen.t_total_s, "{model}: {c:?}");
-            assert!(c.longest_context >= prompt + 128, "{model}: {} {}", c.strategy.name(), c.longest_context);
+            assert!(
+                c.longest_context >= prompt + 128,
+                "{model}: {} {}",
+                c.strategy.name(),
+                c.longest_context
+            );
             let sum: f64 = c.stages.iter().map(|s| s.decode_step_s).sum();
             assert!((sum - c.t_decode_step_s.unwrap()).abs() < 1e-9);
         }
@@ -151,7 +158,11 @@ fn without_a_gpu_there_is_the_cpu() {
     assert_eq!(of(&plan, Strategy::Helm).k, Some(18));
     assert!(of(&plan, Strategy::Helm).feasible);
     for s in [Strategy::GpuOnly, Strategy::Stream, Strategy::Lia] {
-        assert_eq!((of(&plan, s).feasible, of(&plan, s).reason.as_str()), (false, "this machine has no GPU"), "{s:?}");
+        assert_eq!(
+            (of(&plan, s).feasible, of(&plan, s).reason.as_str()),
+            (false, "this machine has no GPU"),
+            "{s:?}"
+        );
     }
 }
 
