@@ -323,6 +323,26 @@ fn any_paging_of_the_six_tokens_gives_the_same() {
     }
 }
 
+/// The merge that the engine runs, over pages of the six tokens in any order.
+#[test]
+fn the_engines_merge_gives_the_six_token_result() {
+    use tandem::simd::attention::{Partial, merge_partials};
+    for pages in [1usize, 2, 3, 6] {
+        let part = |page: &[(f64, f64)]| {
+            let (m, s, o) = online_softmax(&[page])[0];
+            Partial { m: vec![m as f32], s: vec![s as f32], o: vec![o as f32] }
+        };
+        let mut parts: Vec<Partial> = SIX.chunks(6 / pages).map(part).collect();
+        for _ in 0..parts.len() {
+            parts.rotate_left(1);
+            let mut out = [0f32];
+            merge_partials(&parts.iter().collect::<Vec<_>>(), 1, &mut out);
+            // A handful of roundings of numbers below 40, and an approximated exponential.
+            assert!((out[0] as f64 - 24.241826859978875).abs() < 1e-4, "{pages} pages: {}", out[0]);
+        }
+    }
+}
+
 #[test]
 fn the_closed_form_agrees_with_the_search_and_with_any_model() {
     let n = threshold(25e9, 1555e9, 260e9, 20e12, 150e12).unwrap();

@@ -308,16 +308,18 @@ impl Planner<'_> {
         }
     }
 
-    /// The chunk with which `placement` fits and is fastest; the shortest if it fits with none.
+    /// The chunk with which `placement` fits and is fastest, of those as good the nearest to the engine's default; the
+    /// shortest if it fits with none.
     fn best_chunk(&self, placement: &Placement) -> u64 {
+        const AS_GOOD: f64 = 1.002;
         let chunks = self.request.chunks();
         let usable = self.hardware.accelerator.is_some() || !placement.uses(Side::Device);
-        chunks
-            .iter()
-            .copied()
-            .filter(|&c| usable && self.memory(placement, c).fits())
-            .min_by(|&a, &b| self.total(placement, a).total_cmp(&self.total(placement, b)))
-            .unwrap_or(chunks[0])
+        let fitting = chunks.iter().copied().filter(|&c| usable && self.memory(placement, c).fits());
+        let timed: Vec<(u64, f64)> = fitting.map(|c| (c, self.total(placement, c))).collect();
+        let least = timed.iter().map(|t| t.1).fold(f64::INFINITY, f64::min);
+        let default = self.request.default_chunk();
+        let good = timed.into_iter().filter(|t| t.1 <= least * AS_GOOD).map(|t| t.0);
+        good.min_by_key(|c| c.abs_diff(default)).unwrap_or(chunks[0])
     }
 
     fn cpu_only(&self) -> Candidate {

@@ -90,9 +90,21 @@ pub struct Hardware {
     /// The CPU.
     pub cpu: Cpu,
     /// The GPU and the link to it, if there is one.
+    #[serde(flatten, serialize_with = "sections")]
     pub accelerator: Option<(Gpu, Link)>,
     /// What kernels reach.
     pub efficiency: Efficiency,
+}
+
+/// As in a description: `gpu` and `link`, or neither.
+fn sections<S: serde::Serializer>(at: &Option<(Gpu, Link)>, serializer: S) -> Result<S::Ok, S::Error> {
+    use serde::ser::SerializeMap;
+    let mut map = serializer.serialize_map(None)?;
+    if let Some((gpu, link)) = at {
+        map.serialize_entry("gpu", gpu)?;
+        map.serialize_entry("link", link)?;
+    }
+    map.end()
 }
 
 macro_rules! machines {

@@ -138,17 +138,18 @@ pub fn block(
     (t, Some(how))
 }
 
-/// Stored tokens of each sequence that the GPU's pages cannot hold, of `past`.
+/// Of `past` stored tokens of each of `batch` sequences, those that the GPU's pages cannot hold.
 pub fn spilled_tokens(placement: &Placement, batch: u64, past: u64) -> u64 {
     let held = placement.device_pages as u64 / batch.max(1) * PAGE_TOKENS as u64;
     past.saturating_sub(held)
 }
 
-/// Seconds of every unit of a step, and of the crossings in front of it.
+/// Seconds of every unit of a step, and of the crossings in front of it. `batch` sequences share the GPU's pages.
 fn step(
     costs: &dyn Costs,
     sizes: &Sizes,
     placement: &Placement,
+    batch: u64,
     phase: Phase,
     group: Group,
     logits: u64,
@@ -160,7 +161,7 @@ fn step(
         (Side::Device, Side::Host) => costs.transfer(Direction::ToHost, sizes.hidden(rows)),
         _ => 0.0,
     };
-    let spilled = spilled_tokens(placement, group.sequences, group.past);
+    let spilled = spilled_tokens(placement, batch, group.past);
     let mut out = vec![(costs.embed(placement.embedding, rows), 0.0)];
     let mut before = placement.embedding;
     let mut how = None;
@@ -241,7 +242,7 @@ pub fn units(
     for (i, &(count, group)) in steps.iter().enumerate() {
         let mut add = |count: u64, logits: u64| {
             if count > 0 {
-                let (times, _) = step(costs, sizes, placement, Phase::Prefill, group, logits);
+                let (times, _) = step(costs, sizes, placement, work.batch, Phase::Prefill, group, logits);
                 for (unit, (t, link)) in out.iter_mut().zip(times) {
                     unit.prefill += count as f64 * t;
                     unit.link_prefill += count as f64 * link;
@@ -258,7 +259,8 @@ pub fn units(
             add(with, 1);
         }
     }
-    let (times, spilled) = step(costs, sizes, placement, Phase::Decode, work.decode_step(), work.batch);
+    let (times, spilled) =
+        step(costs, sizes, placement, work.batch, Phase::Decode, work.decode_step(), work.batch);
     for (unit, (t, link)) in out.iter_mut().zip(times) {
         (unit.step, unit.link_step) = (t, link);
     }

@@ -32,16 +32,16 @@ pub struct Args {
     pub hardware: String,
     /// Tokens of a prompt.
     #[arg(long, value_name = "S", default_value_t = 512, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
-    pub prompt_len: u64,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub prompt_len: u32,
     /// Tokens of an answer: decode steps.
     #[arg(long, value_name = "T", default_value_t = 128, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u64).range(1..=1 << 28))]
-    pub gen_len: u64,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub gen_len: u32,
     /// Sequences.
     #[arg(long, value_name = "B", default_value_t = 1, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    pub batch: u64,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub batch: u32,
     /// Most memory to use on the GPU, like 6GiB [default: all but 0.5 GB].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
@@ -49,9 +49,9 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub strategy: Choice,
     /// Prompt tokens per prefill step [default: searched].
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=65536), value_name = "N",
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
           allow_negative_numbers = true)]
-    pub chunk: Option<u64>,
+    pub chunk: Option<u32>,
     /// Choose LIA's vectors for transfers under compute, not by the paper's serial costs.
     #[arg(long)]
     pub overlap: bool,
@@ -134,11 +134,11 @@ pub fn run(args: &Args) -> Result<()> {
         return if args.json { output::json(&map) } else { output::print(&map.text()) };
     }
     let request = Request {
-        prompt: args.prompt_len,
-        gen_len: args.gen_len,
-        batch: args.batch,
+        prompt: args.prompt_len.into(),
+        gen_len: args.gen_len.into(),
+        batch: args.batch.into(),
         gpu_memory: args.gpu_memory,
-        chunk: args.chunk,
+        chunk: args.chunk.map(Into::into),
         overlap: args.overlap,
     };
     let found = plan(&sizes, &hardware, &request, &args.strategy.strategies())?;
@@ -160,9 +160,9 @@ pub fn run(args: &Args) -> Result<()> {
     output::json(&Report {
         model: &sizes.spec.name,
         hardware: &hardware,
-        prompt_len: args.prompt_len,
-        gen_len: args.gen_len,
-        batch: args.batch,
+        prompt_len: request.prompt,
+        gen_len: request.gen_len,
+        batch: request.batch,
         candidates: &found.candidates,
         chosen: Some(found.candidates[chosen].strategy),
         why: &found.why,

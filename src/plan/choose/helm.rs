@@ -134,7 +134,7 @@ fn spilled_seconds(planner: &Planner<'_>, k: usize, work: &Workload, device_page
         }
     }
     let extra = |layer: usize, phase: Phase, group: Group| {
-        let spilled = spilled_tokens(&placement, group.sequences, group.past);
+        let spilled = spilled_tokens(&placement, work.batch, group.past);
         let seconds = |spilled| {
             block(planner.costs, planner.sizes, layer, &at, phase, &[group], spilled).0.overlapped()
         };
@@ -191,10 +191,10 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 let full = memory(pages);
                 let (mut device_pages, mut fits) = (pages, full.fits());
                 let blocks = (n - 1).saturating_sub(k.max(1)) as u64;
-                if !fits && !streams && chunk == default && blocks > 0 && full.gpu.total > full.gpu.available
-                {
+                let over = full.gpu.total.saturating_sub(full.gpu.available);
+                if !fits && chunk >= default && blocks > 0 && over > 0 {
                     // Room for the staging buffers, then as many pages as are left.
-                    let over = full.gpu.total - full.gpu.available + 2 * 64 * page;
+                    let over = over + 2 * 64 * page;
                     device_pages = pages.saturating_sub(over.div_ceil(blocks * page));
                     fits = device_pages >= pages * LEAST_PAGES / 8
                         && device_pages >= planner.request.batch
