@@ -40,6 +40,7 @@ fn json_has_every_candidate_with_times_stages_and_memory() {
     let names: Vec<_> = candidates.iter().map(|c| c["strategy"].as_str().unwrap()).collect();
     assert_eq!(names, ["cpu-only", "gpu-only", "greedy", "stream", "helm", "lia"]);
     for c in candidates {
+        assert_eq!(c["placement"]["layers"].as_array().unwrap().len(), 36, "{c}");
         assert_eq!(c["cpu_units"].as_u64().unwrap() + c["gpu_units"].as_u64().unwrap(), 38, "{c}");
         assert!(c["feasible"].is_boolean() && c["reason"].as_str().unwrap().len() > 5, "{c}");
         let (prefill, decode) = (c["t_prefill_s"].as_f64().unwrap(), c["t_decode_s"].as_f64().unwrap());
@@ -118,7 +119,7 @@ fn gpu_memory_moves_the_boundary() {
 #[test]
 fn files_describe_machines_and_models() {
     let report = json(&with_file("box.toml", MACHINE, "--spec qwen3-8b --json"));
-    assert!(report["hardware"]["name"].as_str().unwrap().ends_with("box"));
+    assert_eq!(report["hardware"]["name"], "box");
     let spec = include_str!("../specs/qwen3-8b.json");
     let named = json(&plan("--spec qwen3-8b --hardware rtx4060-laptop --json"));
     let file = json(&with_file("config.json", spec, "--hardware rtx4060-laptop --json"));
@@ -155,6 +156,15 @@ fn people_get_a_table_and_the_reason() {
     ] {
         assert!(text.contains(want), "{want}: {text}");
     }
+}
+
+#[test]
+fn the_sample_in_the_docs_is_the_output() {
+    let docs = include_str!("../docs/plan.md");
+    let line = "plan --spec qwen3-8b --hardware rtx4060-laptop";
+    let (_, rest) = docs.split_once(&format!("$ tandem {line}\n")).expect("the docs show this command");
+    let (sample, _) = rest.split_once("```").unwrap();
+    assert_eq!(stdout(&plan(line.strip_prefix("plan ").unwrap())), sample);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::cost::Costs;
 use super::hardware::Hardware;
-use super::memory::{Available, Load, Memory, longest_context, memory};
+use super::memory::{Available, Fitted, Load, Memory, ladder, longest_context, memory};
 use super::price::{Spilled, Stage, Times, Workload, price};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
@@ -194,7 +194,6 @@ pub struct Candidate {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Where everything lives.
-    #[serde(skip_serializing)]
     pub placement: Placement,
 }
 
@@ -308,8 +307,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The chunk with which `placement` fits and is fastest, of those as good the nearest to the engine's default; the
-    /// shortest if it fits with none.
+    /// The chunk with which `placement` fits and is fastest, of those as good the nearest to the engine's default,
+    /// which it is too if it fits with none.
     fn best_chunk(&self, placement: &Placement) -> u64 {
         const AS_GOOD: f64 = 1.002;
         let chunks = self.request.chunks();
@@ -319,7 +318,7 @@ impl Planner<'_> {
         let least = timed.iter().map(|t| t.1).fold(f64::INFINITY, f64::min);
         let default = self.request.default_chunk();
         let good = timed.into_iter().filter(|t| t.1 <= least * AS_GOOD).map(|t| t.0);
-        good.min_by_key(|c| c.abs_diff(default)).unwrap_or(chunks[0])
+        good.min_by_key(|c| c.abs_diff(default)).unwrap_or(default)
     }
 
     fn cpu_only(&self) -> Candidate {
@@ -338,16 +337,33 @@ impl Planner<'_> {
         self.candidate(Strategy::GpuOnly, draft)
     }
 
-    /// The first boundary that fits, with the prefill steps that it leaves room for: no time is looked at.
+    /// The GPU filled by the ladder of [`memory`](super::memory): no time is looked at.
     fn greedy(&self) -> Candidate {
         let (units, pages) = (self.units(), self.pages());
-        let at = |k| Placement::boundary(k, self.sizes.layers(), pages, pages);
         let chunk = self.request.default_chunk();
-        let found = super::partition::greedy(units, |k| self.memory(&at(k), chunk).fits());
-        let k = found.unwrap_or(units);
-        let mut draft =
-            Draft::new(at(k), chunk, format!("the GPU filled with the last {} of {units} units", units - k));
-        draft.k = Some(k);
+        let shortest = self.request.chunk.unwrap_or(MIN_CHUNK);
+        let at = |k: usize, device_pages: usize| {
+            let mut placement = Placement::boundary(k, self.sizes.layers(), device_pages, pages);
+            if device_pages < pages {
+                placement.host_pages = pages;
+            }
+            placement
+        };
+        let mut draft = match ladder(self.sizes, &self.request.load(chunk), self.available, shortest) {
+            // The candidate says what it lacks.
+            Err(_) => Draft { k: Some(units), ..Draft::new(at(units, pages), chunk, "") },
+            Ok(Fitted { k, chunk, device_pages, rungs }) => {
+                let reason = match k {
+                    0 if rungs.is_empty() => "everything on the GPU".to_owned(),
+                    k if k == units => "nothing fits the GPU: everything on the CPU".to_owned(),
+                    _ => format!("the GPU filled: {}", rungs.join(", ")),
+                };
+                Draft { k: Some(k), ..Draft::new(at(k, device_pages as usize), chunk, reason) }
+            }
+        };
+        if self.hardware.accelerator.is_none() {
+            draft.reason = "no GPU to fill: everything on the CPU".into();
+        }
         self.candidate(Strategy::Greedy, draft)
     }
 

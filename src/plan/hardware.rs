@@ -272,7 +272,8 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
             }
         }
     }
-    Ok(Hardware { name: file.trim_end_matches(".toml").to_owned(), cpu, accelerator, efficiency })
+    let name = file.trim_end_matches(".toml").rsplit('/').next().unwrap_or(file).to_owned();
+    Ok(Hardware { name, cpu, accelerator, efficiency })
 }
 
 #[cfg(test)]

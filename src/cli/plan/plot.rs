@@ -140,11 +140,16 @@ fn boundary(
         }
     }
     // Labels of lines that lie close together move apart.
-    let mut marks: Vec<(f64, &str)> = others
-        .iter()
-        .filter_map(|c| Some((c.t_total_s?, c.strategy.name())))
-        .filter(|m| m.0 <= top)
-        .collect();
+    let mut marks: Vec<(f64, &str)> =
+        others.iter().filter_map(|c| Some((c.t_total_s?, c.strategy.name()))).collect();
+    let above = marks.iter().filter(|m| m.0 > top * 0.93).map(|m| format!("{} {:.0} s", m.1, m.0));
+    let above = above.collect::<Vec<_>>().join(", ");
+    if !above.is_empty() {
+        let label = at(text(13).color(&ORANGE), HPos::Right, VPos::Top);
+        let words = format!("beyond this panel: {above}");
+        chart.draw_series([Text::new(words, (units * 0.99, top * 0.985), label)]).map_err(failed)?;
+    }
+    marks.retain(|m| m.0 <= top * 0.93);
     marks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut lowest = 0.0;
     for (t, name) in marks {

@@ -169,7 +169,6 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
     let page = page_bytes(planner.sizes);
     let mut best: Vec<Option<Found>> = vec![None; n + 1];
     let boundaries = if planner.hardware.accelerator.is_some() { 0..n + 1 } else { n..n + 1 };
-    let default = planner.request.default_chunk();
     for chunk in planner.request.chunks() {
         let sums = planner.hardware.accelerator.is_some().then(|| Sums::new(planner, chunk));
         for k in boundaries.clone() {
@@ -192,7 +191,7 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 let (mut device_pages, mut fits) = (pages, full.fits());
                 let blocks = (n - 1).saturating_sub(k.max(1)) as u64;
                 let over = full.gpu.total.saturating_sub(full.gpu.available);
-                if !fits && chunk >= default && blocks > 0 && over > 0 {
+                if !fits && blocks > 0 && over > 0 {
                     // Room for the staging buffers, then as many pages as are left.
                     let over = over + 2 * 64 * page;
                     device_pages = pages.saturating_sub(over.div_ceil(blocks * page));
