@@ -41,7 +41,7 @@ impl Workload {
         if self.chunk >= self.prompt {
             let together = (self.chunk / self.prompt).min(self.batch);
             steps.push((self.batch / together, Group::prompts(together, self.prompt)));
-            if self.batch % together > 0 {
+            if !self.batch.is_multiple_of(together) {
                 steps.push((1, Group::prompts(self.batch % together, self.prompt)));
             }
         } else {
