@@ -41,7 +41,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// All, simplest first: of equal times the first wins.
+    /// All, baselines first.
     pub const ALL: [Strategy; 6] = [
         Strategy::CpuOnly,
         Strategy::GpuOnly,
@@ -50,6 +50,18 @@ impl Strategy {
         Strategy::Helm,
         Strategy::Lia,
     ];
+
+    /// Of equal times the least wins: one side alone, then the systems, then the baselines.
+    fn preference(self) -> u8 {
+        match self {
+            Strategy::CpuOnly => 0,
+            Strategy::GpuOnly => 1,
+            Strategy::Helm => 2,
+            Strategy::Lia => 3,
+            Strategy::Stream => 4,
+            Strategy::Greedy => 5,
+        }
+    }
 
     /// As on the command line.
     pub fn name(self) -> &'static str {
@@ -458,7 +470,10 @@ pub fn plan_with(
     let candidates: Vec<Candidate> = strategies.iter().map(|&s| planner.run(s)).collect();
     let total = |i: usize| candidates[i].t_total_s.unwrap_or(f64::INFINITY);
     let mut order: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].feasible).collect();
-    order.sort_by(|&a, &b| total(a).total_cmp(&total(b)));
+    // Sums in another order differ in their last bits: that is a tie, too.
+    let least = order.iter().map(|&i| total(i)).fold(f64::INFINITY, f64::min);
+    let billionths = |i: usize| (total(i) / least * 1e9).round() as u64;
+    order.sort_by_key(|&i| (billionths(i), candidates[i].strategy.preference()));
     let why = match order[..] {
         [] => String::new(),
         [only] => format!("{}: the only one that fits", candidates[only].strategy.name()),
@@ -466,7 +481,7 @@ pub fn plan_with(
             let (a, b) = (&candidates[first], &candidates[second]);
             let ratio = total(second) / total(first);
             let lead = match ratio {
-                r if r < 1.001 => format!("as fast as {}, and simpler", b.strategy.name()),
+                r if r < 1.001 => format!("as fast as {}", b.strategy.name()),
                 r if r < 1.1 => format!("{:.1}% faster than {}", (r - 1.0) * 100.0, b.strategy.name()),
                 r => format!("{r:.1} times as fast as {}", b.strategy.name()),
             };

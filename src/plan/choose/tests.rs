@@ -85,7 +85,10 @@ fn a_model_larger_than_the_gpu_is_split_and_helm_is_never_worse_than_greedy() {
         );
         let chosen = &plan.candidates[plan.chosen.unwrap()];
         for c in plan.candidates.iter().filter(|c| c.feasible) {
-            assert!(c.memory.fits() && c.t_total_s >= chosen.t_total_s, "{model}: {c:?}");
+            assert!(
+                c.memory.fits() && c.t_total_s >= chosen.t_total_s.map(|t| t * (1.0 - 1e-8)),
+                "{model}: {c:?}"
+            );
             assert!(
                 c.longest_context >= prompt + 128,
                 "{model}: {} {}",
@@ -112,6 +115,16 @@ fn long_prompts_are_streamed_and_short_ones_computed_in_place() {
     let (short, long) = (run(16), run(4096));
     assert!(!of(&short, Strategy::Helm).reason.contains("streamed"), "{}", of(&short, Strategy::Helm).reason);
     assert!(of(&long, Strategy::Helm).reason.contains("streamed to the GPU for prompts"));
+}
+
+/// A short prompt, weights that do not fit: greedy filling has HELM's boundary, and HELM is who is named.
+#[test]
+fn of_equals_a_system_wins_over_its_baseline() {
+    let plan = all("qwen3-14b", "rtx3090-epyc", &Request { prompt: 64, gen_len: 64, ..request() });
+    let (helm, greedy) = (of(&plan, Strategy::Helm), of(&plan, Strategy::Greedy));
+    assert_eq!((helm.k, greedy.k), (Some(8), Some(8)));
+    assert_eq!(plan.candidates[plan.chosen.unwrap()].strategy, Strategy::Helm);
+    assert!(plan.why.starts_with("helm: the first 8 of 42 units on the CPU; as fast as "), "{}", plan.why);
 }
 
 /// LIA's regimes on its own machine, by the batch.
