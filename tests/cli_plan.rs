@@ -238,6 +238,8 @@ fn bad_requests_are_usage_errors() {
         (format!("{machine} --strategy neo"), "'neo'"),
         (format!("{machine} --policy-map B=1..2"), "wanted ranges like B=1..2048,S=32..4096"),
         (format!("{machine} --policy-map B=9..2,S=1..2"), "larger than the last"),
+        (format!("{machine} --policy-map B=1..1048576,S=1..1048576"), "more than can be planned for"),
+        (format!("{machine} --batch 1048576 --prompt-len 40000"), "more than can be planned for"),
         (format!("{machine} --plot plan.pdf"), ".svg"),
     ] {
         assert_error(&plan(&line), 2, want);

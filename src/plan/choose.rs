@@ -103,8 +103,32 @@ const MIN_CHUNK: u64 = 32;
 /// Rows of a prefill step of strategies that do not search.
 const DEFAULT_CHUNK: u64 = 512;
 
-/// Most tokens of all sequences.
-const MAX_TOKENS: u64 = 1 << 40;
+/// Whether the bytes and FLOPs of `batch` sequences of `context` tokens can be counted in 64 bits.
+///
+/// # Errors
+/// They cannot: far more than any machine has or does.
+pub fn countable(sizes: &Sizes, batch: u64, context: u64) -> Result<()> {
+    let spec = &sizes.spec;
+    let wide = |n: usize| n as u128;
+    let d = wide(spec.d_model);
+    // Keys and values come in whole pages.
+    let paged = context.saturating_add(crate::cache::PAGE_TOKENS as u64);
+    // Of a row: attention, feed-forward, head, keys and values of all layers.
+    let of_row = [
+        4 * u128::from(paged) * wide(spec.q_dim()),
+        4 * d * wide(spec.d_ff),
+        2 * d * wide(spec.vocab),
+        u128::from(sizes.kv_token()) * wide(sizes.layers()),
+    ];
+    let rows = u128::from(batch) * u128::from(paged);
+    // A margin for sums of a few such terms.
+    match rows.checked_mul(of_row.into_iter().max().unwrap_or(0)) {
+        Some(n) if n < 1 << 60 => Ok(()),
+        _ => Err(Error::usage(format!(
+            "{batch} sequences of {context} tokens are more than can be planned for"
+        ))),
+    }
+}
 
 impl Request {
     /// Whether it makes sense for `sizes`.
@@ -125,12 +149,7 @@ impl Request {
                 self.prompt, self.gen_len, sizes.spec.name
             )));
         }
-        if self.batch.saturating_mul(context) > MAX_TOKENS {
-            return Err(Error::usage(format!(
-                "{} sequences of {context} tokens are more than {MAX_TOKENS} tokens",
-                self.batch
-            )));
-        }
+        countable(sizes, self.batch, context)?;
         Ok(())
     }
 

@@ -316,7 +316,10 @@ pub fn longest_context(sizes: &Sizes, placement: &Placement, load: &Load, availa
         placement.host_pages = load.pages() as usize;
         memory(sizes, &placement, &load, available).fits()
     };
-    let (mut low, mut high) = (0, sizes.spec.max_context as u64);
+    // Beyond this its bytes leave 64 bits, and any machine.
+    let token = (sizes.kv_token() * sizes.layers() as u64).max(sizes.spec.q_dim() as u64);
+    let countable = (1u64 << 60) / token.saturating_mul(load.sequences).max(1);
+    let (mut low, mut high) = (0, (sizes.spec.max_context as u64).min(countable));
     while low < high {
         let middle = (low + high).div_ceil(2);
         if fits(middle) { low = middle } else { high = middle - 1 }

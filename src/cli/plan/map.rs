@@ -5,6 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde::Serialize;
 use tandem::Error;
+use tandem::plan::choose::countable;
 use tandem::plan::sublayer::{for_batch, threshold};
 use tandem::plan::{Hardware, Roofline, Sizes};
 
@@ -101,6 +102,7 @@ pub fn compute(sizes: &Sizes, hardware: &Hardware, ranges: &Ranges, overlap: boo
             Error::usage(format!("--policy-map: {} has no GPU to share blocks with", hardware.name)).into()
         );
     };
+    countable(sizes, ranges.batch.1, ranges.prompt.1)?;
     let costs = Roofline::serial(hardware, sizes);
     let (batches, prompts) = (points(ranges.batch), points(ranges.prompt));
     let cell = |b: u64, s: u64| {

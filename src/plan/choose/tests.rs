@@ -197,10 +197,29 @@ fn requests_that_make_no_sense() {
         (Request { batch: 0, ..request() }, "at least 1"),
         (Request { prompt: 4000, ..request() }, "opt-125m was made for 2048"),
         (Request { prompt: u64::MAX, ..request() }, "was made for"),
-        (Request { batch: u64::MAX, ..request() }, "more than"),
+        (Request { batch: u64::MAX, ..request() }, "more than can be planned for"),
+        (Request { batch: 1 << 50, ..request() }, "more than can be planned for"),
     ] {
         let error = plan(&s, &h, &request, &Strategy::ALL).unwrap_err().to_string();
         assert!(error.contains(want), "{want}: {error}");
+    }
+}
+
+/// The largest request that is accepted overflows nothing.
+#[test]
+fn large_numbers_are_counted_or_refused() {
+    let h = hardware::named("h200-sxm").unwrap();
+    for model in ["tiny-llama", "llama-3.1-70b", "opt-175b", "qwen3-32b,ctx=268435456"] {
+        let s = sizes(model);
+        for batch in (0..50).map(|i| 1u64 << i) {
+            for prompt in (0..28).map(|i| 1u64 << i).filter(|n| n + 1 < s.spec.max_context as u64) {
+                let request = Request { prompt, gen_len: 1, batch, chunk: Some(512), ..request() };
+                if request.check(&s).is_ok() {
+                    plan(&s, &h, &request, &[Strategy::CpuOnly, Strategy::Stream, Strategy::Lia]).unwrap();
+                    crate::plan::sublayer::for_batch(&Roofline::serial(&h, &s), &s, batch, prompt, false);
+                }
+            }
+        }
     }
 }
 
