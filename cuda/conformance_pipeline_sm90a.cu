@@ -3,6 +3,7 @@
 // conformance_sm90a.cu has one product, one copy, one word at a time; here a second group runs while the first is waited
 // for, its stage overwritten, its sums read, and a ring goes round more than once.
 // no-spill all
+// no-stack all
 #include "common.cuh"
 
 #if TANDEM_SM90A

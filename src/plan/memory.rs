@@ -421,8 +421,10 @@ mod tests {
                 kv: Half::BF16,
             };
             let limits = Limits { rows: 512, logit_rows: 3, sequences: 3, pages_per_sequence: 20 };
-            let want: usize =
-                Workspace::sizes(&shape, &limits, false, 0).iter().map(|b| b.next_multiple_of(256)).sum();
+            let want: usize = Workspace::sizes(&shape, &limits, false, false, 0)
+                .iter()
+                .map(|b| b.next_multiple_of(256))
+                .sum();
             assert_eq!(device_rows(&s, 512, 3), want as u64, "{name}");
             assert_eq!(page_bytes(&s), shape.page_bytes() as u64);
         }
