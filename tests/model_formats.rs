@@ -150,7 +150,7 @@ fn wrong_configurations_get_one_sentence() {
         ("tiny-llama", "hidden_size", Json::Null, "hidden_size: missing"),
         ("tiny-llama", "num_attention_heads", json!(0), "head count: 0"),
         ("tiny-llama", "num_key_value_heads", json!(3), "cannot share 3 KV heads"),
-        ("tiny-llama", "num_hidden_layers", json!(1u64 << 60), "layer count"),
+        ("tiny-llama", "num_hidden_layers", json!(1u64 << 60), "layers, wanted at most"),
         ("tiny-llama", "num_hidden_layers", json!(3), "model.layers.2.attn"),
         ("tiny-llama", "num_hidden_layers", json!(1), "model.layers.1."),
         (
