@@ -1,19 +1,21 @@
 //! From `-m` and the engine's options to a running engine: what generate, perplexity and bench share.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tandem::Error;
 use tandem::cache::KvDType;
-use tandem::device::accelerator::Half;
+use tandem::device::accelerator::{Accelerator, Half};
 use tandem::device::{self, open::Kind};
-use tandem::engine::{Engine, Options, Prepared};
+use tandem::engine::{self, Engine, Options, Prepared, Sizes};
 use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
 use tandem::text::{ChatTemplate, Tokenizer};
 
-use super::args::{EngineArgs, KvType};
+use super::args::{EngineArgs, KvType, Strategy};
+use super::decision::Decision;
 use super::model_source::{self, ModelSource};
 use super::progress;
 
@@ -101,9 +103,9 @@ impl Opened {
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
-        let engine = match args.kind() {
+        let (engine, decision) = match args.kind() {
             None => self.on_cpu(&options)?,
-            Some(kind) => match self.on_accelerator(kind, args, &options) {
+            Some(kind) => match self.with_accelerator(kind, args, &options) {
                 // Without a GPU there is nothing to say: most machines have none.
                 Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => {
                     self.on_cpu(&options)?
@@ -112,9 +114,10 @@ impl Opened {
                     progress::note(&format!("running on the CPU: {e}"));
                     self.on_cpu(&options)?
                 }
-                engine => engine?,
+                decided => decided?,
             },
         };
+        decision.tell();
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let (placement, memory) = (engine.placement(), engine.memory());
         progress::detail(&format!(
@@ -128,25 +131,92 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        Ok(Running { engine, load_ms })
+        Ok(Running { engine, load_ms, decision })
     }
 
-    fn on_cpu(&self, options: &Options) -> tandem::Result<Engine> {
+    fn on_cpu(&self, options: &Options) -> tandem::Result<(Engine, Decision)> {
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
-        let total = Prepared::bytes_to_pack(&spec, weights, options.isa);
-        with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))
+        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
+        let engine =
+            with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))?;
+        let decision = Decision::cpu(layers, engine.memory());
+        Ok((engine, decision))
     }
 
-    fn on_accelerator(&self, kind: Kind, args: &EngineArgs, options: &Options) -> tandem::Result<Engine> {
+    /// On an accelerator, on both sides, or on the CPU where nothing fits the accelerator and the strategy allows that.
+    fn with_accelerator(
+        &self,
+        kind: Kind,
+        args: &EngineArgs,
+        options: &Options,
+    ) -> tandem::Result<(Engine, Decision)> {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
-        let mut options = options.clone();
+        let mut on_device = options.clone();
         if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
-            options.kv_dtype = KvDType::F16;
+            on_device.kv_dtype = KvDType::F16;
         }
+        let name = kind.to_string();
+        let mut because = None;
+        let strategy = match args.split() {
+            Some(strategy) => strategy,
+            None => match self.on_accelerator(&accelerator, &name, &on_device) {
+                // Not all of it fits: as much as does.
+                Err(Error::Capacity(why)) if args.strategy() == Strategy::Auto => {
+                    because = Some(why);
+                    engine::Strategy::Helm { boundary: None }
+                }
+                whole => return whole,
+            },
+        };
+        let (spec, weights) = (&self.model.spec, &self.model.weights);
+        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
+        let choice = engine::choose(&sizes, strategy)?;
+        let free = sizes.free();
+        let decision = |strategy, choice| Decision::split(strategy, name.clone(), free, choice, because);
+        match choice.k {
+            Some(k) if k == spec.n_layers + 2 => {
+                drop(accelerator);
+                let (engine, _) = self.on_cpu(options)?;
+                let auto = args.strategy() == Strategy::Auto;
+                return Ok((engine, decision(if auto { "cpu-only" } else { strategy.name() }, choice)));
+            }
+            // The same by the executor that records its steps; it pads them, so that it may need a little more memory.
+            Some(0) => match self.on_accelerator(&accelerator, &name, &on_device) {
+                Err(Error::Capacity(_)) => {}
+                whole => return Ok((whole?.0, decision(strategy.name(), choice))),
+            },
+            _ => {}
+        }
+        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
+            let placement = choice.placement.clone();
+            let strategy = strategy.name();
+            Engine::placed(
+                spec.clone(),
+                weights,
+                &on_device,
+                accelerator,
+                &name,
+                strategy,
+                placement,
+                progress,
+            )
+        })?;
+        Ok((engine, decision(strategy.name(), choice)))
+    }
+
+    fn on_accelerator(
+        &self,
+        accelerator: &Arc<dyn Accelerator>,
+        name: &str,
+        options: &Options,
+    ) -> tandem::Result<(Engine, Decision)> {
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
-        with_bar(weights.bytes(), "loading weights", |progress| {
-            Engine::on_accelerator(spec, weights, &options, accelerator, &kind.to_string(), progress)
-        })
+        let (layers, free) = (spec.n_layers, accelerator.runtime().memory_free()?);
+        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
+            Engine::on_accelerator(spec, weights, options, accelerator.clone(), name, progress)
+        })?;
+        let decision = Decision::gpu(layers, name.to_owned(), engine.memory(), free);
+        Ok((engine, decision))
     }
 }
 
@@ -174,13 +244,14 @@ pub struct Running {
     pub engine: Engine,
     /// From opening the file to here.
     pub load_ms: f64,
+    decision: Decision,
 }
 
 impl Running {
     /// What was decided, for `plan` in JSON.
     pub fn plan(&self, args: &EngineArgs) -> serde_json::Value {
         let (e, m, at) = (&self.engine, self.engine.memory(), self.engine.placement());
-        serde_json::json!({
+        let mut plan = serde_json::json!({
             "device": at.device,
             "strategy": at.strategy,
             "isa": at.isa,
@@ -189,7 +260,9 @@ impl Running {
             "kv_type": at.kv_type,
             "deterministic": args.deterministic,
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
-        })
+        });
+        self.decision.add_to(&mut plan);
+        plan
     }
 }
 
