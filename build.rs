@@ -1,7 +1,8 @@
 //! Prepares what Cargo alone cannot: kernels for GPUs, their parameter structs, their host emulation.
 //!
 //! 1. [`abi`]: the parameter structs of `cuda/include/abi.h`, by bindgen    -> cfg `tandem_kernels`
-//! 2. [`ptx`]: every `cuda/*.cu` by nvcc for every target, embedded         -> cfg `tandem_ptx`
+//! 2. [`ptx`]: every `cuda/*.cu` by nvcc for every target, lowered by [`isa`] to the language of older drivers, and by
+//!    [`assemble`] the machine code of common GPUs, held against the files' [`promises`]; embedded -> cfg `tandem_ptx`
 //! 3. [`emulation`]: the same files by the C++ compiler, linked, for tests  -> cfg `tandem_emulation`
 //!
 //! Each needs a tool that a machine may lack. Without it that part is left out, with one warning that says
@@ -11,20 +12,28 @@
 
 #[path = "build/abi.rs"]
 mod abi;
+#[path = "build/assemble.rs"]
+mod assemble;
 #[path = "build/cache.rs"]
 mod cache;
 #[path = "build/emulation.rs"]
 mod emulation;
 #[path = "build/info.rs"]
 mod info;
+#[path = "build/isa.rs"]
+mod isa;
 #[path = "build/jobs.rs"]
 mod jobs;
+#[path = "build/promises.rs"]
+mod promises;
 #[path = "build/ptx.rs"]
 mod ptx;
-#[path = "build/spills.rs"]
-mod spills;
+#[path = "build/report.rs"]
+mod report;
 #[path = "build/tools.rs"]
 mod tools;
+#[path = "build/usage.rs"]
+mod usage;
 
 use std::process::ExitCode;
 

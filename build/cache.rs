@@ -31,22 +31,48 @@ impl Cache {
 
     /// The file with the result of `key`; `make` writes it to the path that it is given, if there is none yet.
     pub fn get(&self, key: u64, ending: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-        let path = self.folder.join(format!("{key:016x}.{ending}"));
-        if let Ok(file) = fs::File::open(&path) {
+        self.get_both(key, [ending], |[to]| make(to)).map(|[path]| path)
+    }
+
+    /// As [`Cache::get`], for several files that one command makes.
+    pub fn get_both<const N: usize>(
+        &self,
+        key: u64,
+        endings: [&str; N],
+        make: impl FnOnce([&Path; N]) -> Result<()>,
+    ) -> Result<[PathBuf; N]> {
+        let paths = endings.map(|ending| self.folder.join(format!("{key:016x}.{ending}")));
+        let marked = |path: &PathBuf| match fs::File::open(path) {
             // Marks it as in use; a failure only lets it expire.
-            let _ = file.set_modified(SystemTime::now());
-            return Ok(path);
+            Ok(file) => {
+                let _ = file.set_modified(SystemTime::now());
+                true
+            }
+            Err(_) => false,
+        };
+        if paths.iter().all(marked) {
+            return Ok(paths);
         }
         // Builds may run beside each other: a result appears under its name when it is whole.
-        let unfinished = self.folder.join(format!("{key:016x}.{}.{ending}", std::process::id()));
-        make(&unfinished)?;
-        fs::rename(&unfinished, &path).map_err(|e| format!("{}: {e}", path.display()))?;
-        Ok(path)
+        let process = std::process::id();
+        let unfinished = endings.map(|ending| self.folder.join(format!("{key:016x}.{process}.{ending}")));
+        make(std::array::from_fn(|i| unfinished[i].as_path()))?;
+        for (from, to) in unfinished.iter().zip(&paths) {
+            fs::rename(from, to).map_err(|e| format!("{}: {e}", to.display()))?;
+        }
+        Ok(paths)
+    }
+
+    /// The key of what is made of `parts` alone.
+    pub fn key_of(parts: &impl Hash) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        parts.hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Writes what people may want to read about this build. Nothing depends on it.
-    pub fn report(&self, text: &str) {
-        let _ = fs::write(self.folder.join("report.txt"), text);
+    pub fn report(&self, name: &str, text: &str) {
+        let _ = fs::write(self.folder.join(name), text);
     }
 
     /// Deletes what has not been used for long.

@@ -1,14 +1,14 @@
-//! Writes what was found and made, as `built.rs` in OUT_DIR; the embedded PTX and its index too.
+//! Writes what was found and made, as `built.rs` in OUT_DIR; the embedded kernels and their index too.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::ptx::Compiled;
 use crate::{Part, Result};
 
-/// Writes `built.rs` and the compressed PTX.
+/// Writes `built.rs` and what it includes.
 pub fn write(no_abi: Option<&str>, ptx: &Part<Compiled>, no_emulation: Option<&str>) -> Result<()> {
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR"));
     let mut text = String::new();
@@ -29,28 +29,50 @@ pub fn write(no_abi: Option<&str>, ptx: &Part<Compiled>, no_emulation: Option<&s
         text,
         "/// Why host emulation is not linked.\npub const NO_EMULATION: Option<&str> = {no_emulation:?};"
     );
-    let _ = writeln!(text, "/// The embedded PTX.\npub static MODULES: &[Module] = &[");
-    for module in modules {
+    let cuda = match ptx {
+        Part::Made(compiled) => compiled.ptxas.cuda()?,
+        Part::Missing(_) => 0,
+    };
+    let _ = writeln!(
+        text,
+        "/// The CUDA release of the assembler that made the machine code (12090), 0 if there is none.\npub const CODE_CUDA: u32 = {cuda};"
+    );
+    // Modules may share a text.
+    let mut blobs = BTreeSet::new();
+    let mut blob = |from: &Path| -> Result<String> {
+        let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let id = format!("B_{}", name.replace('.', "_").to_uppercase());
+        if blobs.insert(id.clone()) {
+            let path = out.join(&name);
+            fs::copy(from, &path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let _ = writeln!(text, "static {id}: &[u8] = include_bytes!({path:?});");
+        }
+        Ok(id)
+    };
+    let mut list = String::from("/// The embedded kernels.\npub static MODULES: &[Module] = &[\n");
+    let code = if let Part::Made(compiled) = ptx { &compiled.code[..] } else { &[] };
+    for (module, code) in modules.iter().zip(code) {
         let target = module.target;
-        let name = format!("{}.{}{}.ptx.gz", module.name, target.sm, if target.exact { "a" } else { "" });
-        let path = out.join(&name);
-        let read = |p: &PathBuf| fs::read(p).map_err(|e| format!("{}: {e}", p.display()));
-        let bytes = compress(&read(&module.ptx)?);
-        fs::write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
-        let _ = writeln!(
-            text,
-            "Module {{ name: {:?}, sm: {}, exact: {}, version: {:?}, kernels: &{:?}, \
-             gzip: include_bytes!({:?}) }},",
-            module.name, target.sm, target.exact, module.version, module.kernels, path
+        let _ = write!(
+            list,
+            "Module {{ name: {:?}, sm: {}, exact: {}, version: {:?}, kernels: &[",
+            module.name, target.sm, target.exact, module.version
         );
+        for k in &module.kernels {
+            let _ = write!(
+                list,
+                "Kernel {{ name: {:?}, params: {}, registers: {:?} }}, ",
+                k.name, k.params, k.registers
+            );
+        }
+        let _ = write!(list, "], ptx: {}, code: &[", blob(&module.ptx_gz)?);
+        for code in code {
+            let _ = write!(list, "Code {{ sm: {}, gzip: {} }}, ", code.sm, blob(&code.gz)?);
+        }
+        list.push_str("] },\n");
     }
-    let _ = writeln!(text, "];");
+    text.push_str(&list);
+    text.push_str("];\n");
     let path = out.join("built.rs");
     fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
-}
-
-/// PTX is text and shrinks tenfold.
-fn compress(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    encoder.write_all(bytes).and_then(|()| encoder.finish()).expect("writing to memory does not fail")
 }

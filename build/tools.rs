@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::Result;
 
 /// The variables that decide what is found and made.
-pub const VARIABLES: [&str; 9] = [
+pub const VARIABLES: [&str; 10] = [
     "NVCC",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -17,6 +17,7 @@ pub const VARIABLES: [&str; 9] = [
     "CXX",
     "TANDEM_NO_CUDA",
     "TANDEM_CUDA_CACHE",
+    "TANDEM_LINEINFO",
 ];
 
 /// How to get what is missing.
@@ -30,9 +31,49 @@ pub fn variable(name: &str) -> Option<String> {
 /// NVIDIA's compiler and assembler.
 pub struct Nvcc {
     pub nvcc: PathBuf,
-    pub ptxas: PathBuf,
     /// `13.0.88`.
     pub version: String,
+}
+
+/// NVIDIA's assembler of PTX.
+pub struct Ptxas {
+    pub path: PathBuf,
+    /// `12.9.86`.
+    pub version: String,
+}
+
+impl Ptxas {
+    /// The CUDA release that it belongs to, as the driver numbers them: 12090.
+    pub fn cuda(&self) -> Result<u32> {
+        let mut numbers = self.version.split('.').map_while(|n| n.parse::<u32>().ok());
+        match (numbers.next(), numbers.next()) {
+            (Some(major), Some(minor)) => Ok(1000 * major + 10 * minor),
+            _ => Err(format!("{}: version {:?}", self.path.display(), self.version)),
+        }
+    }
+}
+
+/// The assembler of the machine code in the program: of CUDA 12, if there is one below `.cuda/`, since drivers before
+/// CUDA 13's refuse code that an assembler of CUDA 13 made. Otherwise nvcc's own.
+///
+/// # Errors
+/// It is there and does not run.
+pub fn ptxas(nvcc: &Nvcc) -> Result<Ptxas> {
+    let beside = nvcc.nvcc.with_file_name("ptxas");
+    let own = if beside.is_file() { beside } else { PathBuf::from("ptxas") };
+    let older = PathBuf::from(".cuda/ptxas-12.9/nvidia/cuda_nvcc/bin/ptxas");
+    let path = if older.is_file() { older } else { own };
+    let version = version_of(&path)?;
+    Ok(Ptxas { path, version })
+}
+
+/// What `--version` of one of NVIDIA's tools says.
+fn version_of(tool: &Path) -> Result<String> {
+    let text = output(Command::new(tool).arg("--version"))?;
+    let version = text.split(", V").nth(1).and_then(|rest| rest.split_whitespace().next());
+    version
+        .map(str::to_owned)
+        .ok_or_else(|| format!("`{} --version` names no version: {text}", tool.display()))
 }
 
 /// Looks for nvcc: `$NVCC`, `$CUDA_HOME` and `$CUDA_PATH`, `PATH`, a virtual environment, `.cuda/`.
@@ -58,12 +99,7 @@ pub fn nvcc() -> Result<Option<Nvcc>> {
 }
 
 fn usable(nvcc: &Path) -> Result<Nvcc> {
-    let text = output(Command::new(nvcc).arg("--version"))?;
-    let version = text.split(", V").nth(1).and_then(|rest| rest.split_whitespace().next());
-    let version = version.ok_or_else(|| format!("`nvcc --version` names no version: {text}"))?.to_owned();
-    let beside = nvcc.with_file_name("ptxas");
-    let ptxas = if beside.is_file() { beside } else { PathBuf::from("ptxas") };
-    Ok(Nvcc { nvcc: nvcc.to_owned(), ptxas, version })
+    Ok(Nvcc { nvcc: nvcc.to_owned(), version: version_of(nvcc)? })
 }
 
 /// The folder of a libclang that came with Python packages, for bindgen.

@@ -9,6 +9,8 @@
 // bound  memory: rows*n*(8 + 2) bytes
 // error  silu: 2^-21 relative (__expf); gelu: 2^-22 |x|; one product; out's rounding
 // oracle src/reference/activation.rs
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "ptx.cuh"
 

@@ -23,6 +23,8 @@
 // order  splits lie at fixed tokens, warps and splits are merged in order: bits depend on the row alone
 // oracle f64 in tests/gpu_attention.rs
 // refs   Milakov & Gimelshein 2018; Dao 2023 (flash-decoding); Kwon 2023 (paged KV); Ye 2025 (FlashInfer: host planning)
+// no-spill all
+// no-stack all
 
 #include "attention.cuh"
 

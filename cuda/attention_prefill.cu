@@ -23,6 +23,8 @@
 // order  key tiles lie at multiples of BC, masked ones change nothing: bits depend on the row alone, not on its tile
 // oracle f64 in tests/gpu_attention.rs
 // refs   Dao 2022, 2023 (FlashAttention 1, 2); Kwon 2023 (paged KV)
+// no-spill all
+// no-stack all
 
 #include "attention.cuh"
 

@@ -21,6 +21,9 @@
 // error  f32 accumulation and softmax, P rounded to T: tests/gpu_attention.rs
 // order  key tiles lie at multiples of KEYS, masked ones change nothing: bits depend on the row alone, not on its tile
 // refs   Shah 2024 (FlashAttention-3); CUTLASS sm90 collectives (descriptors of MN-major operands)
+// no-spill all
+// no-stack all
+// entry-registers 168 all: 384 threads; 40 for the producer and 232 for both consumers are as many
 
 #include "attention.cuh"
 

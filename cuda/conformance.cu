@@ -6,6 +6,8 @@
 //
 // in, out  32-bit words unless said otherwise, [thread][operand] and [thread][result]
 // launch   1 block of 32 threads unless said otherwise
+// no-spill all
+// no-stack all
 #include "common.cuh"
 
 // ---------------------------------------------------------------------------------------------------------

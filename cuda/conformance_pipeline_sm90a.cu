@@ -3,6 +3,7 @@
 // conformance_sm90a.cu has one product, one copy, one word at a time; here a second group runs while the first is waited
 // for, its stage overwritten, its sums read, and a ring goes round more than once.
 // no-spill all
+// no-stack all
 #include "common.cuh"
 
 #if TANDEM_SM90A
@@ -44,7 +45,7 @@ template <class T, int N> static DEVICE void wait_one(const ConformanceParams& p
 #pragma unroll
         for (u32 k = 0; k < 4; k++) wgmma_m64k16<T, N>(d, a + 2 * k, b + 2 * k, true);
         wgmma_commit();
-        wgmma_wait<1>();
+        wgmma_wait<1>(d);
     }
     wgmma_wait<0>(d);
     store_sums<N>(p.out, d);

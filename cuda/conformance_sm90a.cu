@@ -3,6 +3,7 @@
 // Operands of wgmma arrive as the bytes that shared memory is to hold, swizzled by the test's own statement of the
 // layout, so nothing here knows it.
 // no-spill all
+// no-stack all
 #include "common.cuh"
 
 #if TANDEM_SM90A

@@ -12,7 +12,9 @@
 // error  none: w is bit for bit what the reference decodes (its products d*q are exact in f32, so the fused
 //        multiply-add rounds once, as the reference's sum does), then one rounding to T (quant_gather: of the product)
 // oracle src/reference/dequant.rs
+// modules q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
+// no-stack all
 #include "common.cuh"
 #include "quant_tile.cuh"
 

@@ -8,6 +8,8 @@
 // bound  memory, but tiny: 4*rows*d bytes out, and as much of the table as its type takes
 // error  none: every product and sum rounds on its own (no fused multiply-add), as the reference's
 // oracle src/reference/embed.rs, bit for bit
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "ptx.cuh"
 

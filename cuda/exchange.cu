@@ -10,6 +10,8 @@
 // bound  the bus: 16 bytes a thread, neighbours contiguous, so writes fill whole bus packets
 // error  none; convert rounds once
 // refs   APEX (see epoch.cuh for the order of stores and epoch)
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "epoch.cuh"
 #include "ptx.cuh"

@@ -7,6 +7,7 @@
 // regs   128 sums + 2 x 32 fragments at 128 tokens
 // no-spill all
 // narrow-loads 0 all
+// no-stack all
 // bound  matrix units; per k16 a warp reads 4 KiB of shared memory for 65536 multiply-adds
 // error  f32 sums in the order of k, splits added in order; tolerance derived in tests/gpu_gemm.rs
 // refs   CUTLASS "efficient GEMM" (multistage mainloop); Marlin (weights as the m16 operand)

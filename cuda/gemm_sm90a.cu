@@ -10,6 +10,8 @@
 // hgmma-run 4 all
 // hgmma-open 1 all
 // narrow-loads 0 all
+// no-stack all
+// entry-registers 168 all: 384 threads; 40 for the producer and 232 for both consumers are as many
 // bound  matrix units: m64n256k16 reads 10 KiB of shared memory in the 128 cycles it takes (16 KiB could be read)
 // error  as gemm.cu
 // refs   CUTLASS sm90 warp-specialised persistent kernels; PTX ISA, asynchronous warpgroup instructions

@@ -21,6 +21,7 @@
 // oracle f64, tests/gpu_linear.rs
 // no-spill all
 // narrow-loads 0 all
+// no-stack all
 #include "linear_epilogue.cuh"
 #include "ptx.cuh"
 

@@ -19,7 +19,9 @@
 // order  tiles ascending in a warp, warps ascending, splits ascending: whatever the other tokens of the batch
 // error  f32 sums of exact products; (k/16 + 8 + splits) * 2^-23 * sum |w x| + the same with |m x| for minima
 // oracle f64 on dequantised weights, tests/gpu_quant.rs
+// modules q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
+// no-stack all
 #include "quant_store.cuh"
 #include "quant_tile.cuh"
 

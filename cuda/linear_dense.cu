@@ -33,6 +33,7 @@
 //        Splits write and read 4*m*n*splits bytes of partials through L2: m = 32, 4096 x 4096, 4 splits: 2 MB each
 // no-spill all
 // narrow-loads 0 all
+// no-stack all
 // refs   Frantar et al. 2024 (Marlin): weights as the wide operand, striped splits; CUTLASS multistage pipelines
 #include "linear_epilogue.cuh"
 #include "ptx.cuh"

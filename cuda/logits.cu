@@ -14,6 +14,8 @@
 // bound  memory: 4 bytes a logit, read once; k rounds of a warp's maximum (5 shuffles) for top-k
 // error  indices and values exact; logsumexp: (vocab/1024 + 16) eps + 4 eps |x - m| where it matters (<= 1)
 // oracle src/reference/{reduce,softmax,activation}.rs
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "ptx.cuh"
 

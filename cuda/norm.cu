@@ -14,6 +14,8 @@
 // error  sums of d squares by a tree of depth log2: (d/threads + 10) eps, relative; then 3 roundings and x's own
 // order  by d alone: a row's result does not depend on its neighbours
 // oracle src/reference/norm.rs
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "ptx.cuh"
 

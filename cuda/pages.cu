@@ -16,6 +16,8 @@
 //        stores of rows conflict two ways
 // error  none: a permutation
 // oracle tandem::cache::LayerKv::{key, value}
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "ptx.cuh"
 

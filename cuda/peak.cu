@@ -3,6 +3,7 @@
 // launch any grid, block 256; 8 independent accumulators a warp and 16 warps a multiprocessor hide mma's latency
 // work   iterations * 8 * 16*8*16 multiply-adds a warp
 // no-spill all
+// no-stack all
 #include "peak_value.cuh"
 #include "ptx.cuh"
 

@@ -5,6 +5,7 @@
 // no-spill all
 // hgmma-run 4 all
 // hgmma-open 1 all
+// no-stack all
 #include "peak_value.cuh"
 #include "ptx.cuh"
 

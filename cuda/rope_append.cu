@@ -14,6 +14,8 @@
 // bound  memory: 4 bytes in and 2 out an element
 // error  rms: (head_dim/32 + 8) eps relative; RoPE: 1.5 eps (|a c| + |b s|); then the rounding to the KV type
 // oracle src/reference/{norm,rope}.rs, cache layout in abi.h
+// no-spill all
+// no-stack all
 #include "common.cuh"
 #include "epoch.cuh"
 #include "ptx.cuh"

@@ -11,7 +11,8 @@
 //!    pool over them, on which everything else stands.
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
 //! 7. [`profile`] measures the limits of the machine that the kernels are held against.
-//! 8. [`tensor`] has dtypes and the block formats that all of them share.
+//! 8. [`plan`] predicts where a model should run; [`program`] is what is run where, as values.
+//! 9. [`tensor`] has dtypes and the block formats that all of them share.
 //!
 //! Beside the way: [`hub`] fetches models by name.
 
@@ -23,6 +24,7 @@ pub mod error;
 pub mod host;
 pub mod hub;
 pub mod model;
+pub mod plan;
 pub mod profile;
 pub mod program;
 pub mod reference;

@@ -2,70 +2,16 @@
 //! device, and against the driver's rules of use: on a stand-in (`support/fake_cuda.c`), since no GPU fails on
 //! demand. Each case is a process of its own: a driver is loaded once.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+#[path = "support/fake_driver.rs"]
+mod fake_driver;
 
+use std::sync::Arc;
+
+use fake_driver::{child, run, says, some_kernel};
 use tandem::Error;
-use tandem::device::built::{self, MODULES};
+use tandem::device::built::MODULES;
 use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::runtime::{Buffer, DevPtr, Lane, Launch, Runtime};
-
-/// The folder with the stand-in, if there is a C compiler.
-fn stand_in() -> Option<&'static Path> {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for the stand-in");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_cuda.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-w", "-o"]).arg(folder.join("libcuda.so")).arg(source);
-        match cc.output() {
-            Ok(out) if out.status.success() => Some(folder),
-            Ok(out) => panic!("{}", String::from_utf8_lossy(&out.stderr)),
-            Err(_) => None,
-        }
-    };
-    BUILT.get_or_init(build).as_deref()
-}
-
-/// Runs `case` of [`inside`] with the stand-in: what it said.
-fn child(case: &str, env: &[(&str, &str)]) -> Option<String> {
-    let Some(folder) = stand_in() else {
-        println!("skipped: no C compiler for the stand-in of the driver");
-        return None;
-    };
-    if let Err(why) = built::NVCC {
-        println!("skipped: no kernels to run: {why}");
-        return None;
-    }
-    let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
-    command.args(["--exact", "inside", "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("LD_LIBRARY_PATH", folder).env("FAKE_CASE", case);
-    let out = command.envs(env.iter().copied()).output().expect("it starts");
-    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{case}: {text}");
-    Some(text)
-}
-
-/// As [`child`]; everything was given back to the driver, once.
-fn run(case: &str, env: &[(&str, &str)]) -> Option<String> {
-    let text = child(case, env)?;
-    for rule in ["fake driver: leaked", "fake driver: no ", "fake driver: still"] {
-        assert!(!text.contains(rule), "{case}: {text}");
-    }
-    Some(text)
-}
-
-/// The error of `case` is of the given kind and contains all parts.
-fn says(case: &str, env: &[(&str, &str)], parts: &[&str]) {
-    let Some(text) = run(case, env) else { return };
-    let error = text.lines().find_map(|l| l.split_once("error: ")).map(|(_, e)| e);
-    let error = error.unwrap_or_else(|| panic!("{case}: no error in {text}"));
-    for part in parts {
-        assert!(error.contains(part), "{case}: {part:?} wanted in {error:?}");
-    }
-}
 
 #[test]
 fn works_within_the_rules() {
@@ -93,14 +39,100 @@ fn no_devices() {
     says("open", &[("FAKE_FAIL", "cuInit:803")], &["does not start", "kernel module"]);
 }
 
+/// What the stand-in said of each module that it loaded, in order.
+fn loads(case: &str, env: &[(&str, &str)]) -> Option<Vec<String>> {
+    let text = run(case, env)?;
+    let said = text.lines().filter_map(|l| l.strip_prefix("fake driver: "));
+    Some(said.filter(|l| l.starts_with("loads") || l.starts_with("compiles")).map(str::to_owned).collect())
+}
+
+#[test]
+fn machine_code_is_taken_for_the_gpu_or_an_older_one_of_its_family() {
+    for (sm, code) in [("75", "75"), ("80", "80"), ("86", "86"), ("87", "86"), ("89", "89"), ("90", "90")] {
+        let Some(loaded) = loads("loads", &[("FAKE_SM", sm)]) else { return };
+        assert_eq!(loaded, [format!("loads machine code for {code}")], "{sm}");
+    }
+}
+
+#[test]
+fn a_gpu_newer_than_all_machine_code_compiles_the_newest_ptx() {
+    for sm in ["100", "120"] {
+        let Some(loaded) = loads("loads", &[("FAKE_SM", sm)]) else { return };
+        assert_eq!(loaded.len(), 1, "{loaded:?}");
+        assert!(["compiles PTX for 80", "compiles PTX for 90"].contains(&loaded[0].as_str()), "{loaded:?}");
+    }
+}
+
+/// A T4's path on a newer GPU: machine code for a T4 does not run there.
+#[test]
+fn an_older_gpus_path_is_compiled_for_a_newer_family() {
+    let Some(loaded) = loads("pretend 75", &[("FAKE_SM", "90")]) else { return };
+    assert_eq!(loaded, ["compiles PTX for 75"]);
+}
+
+/// One sentence says so, and the driver is not offered machine code again.
+#[test]
+fn refused_machine_code_falls_back_to_ptx() {
+    for code in ["209", "200"] {
+        let fail = format!("cuModuleLoadDataEx:{code}");
+        let Some(text) = run("preload", &[("FAKE_SM", "86"), ("FAKE_FAIL", &fail)]) else { return };
+        let notes = text.lines().filter(|l| l.contains("refuses this program's machine code for 86")).count();
+        assert_eq!(notes, 1, "{text}");
+        assert!(!text.contains("loads machine code"), "{text}");
+        assert!(text.contains("compiles PTX for 80"), "{text}");
+    }
+}
+
+#[test]
+fn what_fails_in_both_forms_is_an_error_with_a_remedy() {
+    let fail = ("FAKE_FAIL", "cuModuleLoadDataEx:218:1:2");
+    says(
+        "launch",
+        &[fail],
+        &["cuda:0 (Fake 0)", "the driver cannot load it", "a fake complaint", "--device cpu"],
+    );
+}
+
+/// Every kernel of a model is there before it is launched, each module loaded once.
+#[test]
+fn preloaded_kernels_are_not_loaded_again() {
+    let Some(text) = run("preload", &[]) else { return };
+    let loads = text.lines().filter(|l| l.contains("fake driver: loads machine code")).count();
+    let told = text.lines().find_map(|l| l.split_once("modules: ")).expect("their number").1;
+    assert_eq!(told, loads.to_string(), "{text}");
+    assert!(loads > 5, "{text}");
+}
+
+#[test]
+fn other_registers_at_entry_than_setmaxnreg_needs_are_an_error() {
+    says(
+        "entry registers",
+        &[("FAKE_REGISTERS", "152")],
+        &["kernel ", "_sm90a: the driver of cuda:0 (Fake 0) gives it 152 registers", "written for 168"],
+    );
+}
+
 #[test]
 fn too_old_a_driver_is_told_which_it_takes() {
+    let parts = ["cuda:0 (Fake 0)", "knows CUDA 11.4", "need CUDA 12.0 (driver 525 or later)"];
+    for sm in ["75", "90", "120"] {
+        says("open", &[("FAKE_VERSION", "11040"), ("FAKE_SM", sm)], &parts);
+    }
     says(
-        "open",
-        &[("FAKE_VERSION", "12020")],
-        &["cuda:0 (Fake 0)", "knows CUDA 12.2", "CUDA 13.0", "driver 580"],
+        "launch",
+        &[("FAKE_FAIL", "cuModuleLoadDataEx:222"), ("FAKE_SM", "120")],
+        &["too old", "(driver 525 or later)"],
     );
-    says("launch", &[("FAKE_FAIL", "cuModuleLoadDataEx:222")], &["too old", "driver 580"]);
+}
+
+/// 525 is the driver of CUDA 12.0.
+#[test]
+fn every_kernel_loads_on_driver_525() {
+    for sm in ["75", "80", "89", "90", "120"] {
+        let Some(text) = run("everything", &[("FAKE_SM", sm), ("FAKE_VERSION", "12000")]) else { return };
+        let refused = text.contains("refuses this program's machine code");
+        assert!(!refused, "{sm}: {text}");
+    }
 }
 
 #[test]
@@ -137,7 +169,7 @@ fn out_of_memory_comes_with_numbers() {
 fn the_assemblers_log_is_shown() {
     says(
         "launch",
-        &[("FAKE_FAIL", "cuModuleLoadDataEx:218")],
+        &[("FAKE_FAIL", "cuModuleLoadDataEx:218"), ("FAKE_SM", "120")],
         &["the driver cannot load it", "a fake complaint"],
     );
 }
@@ -170,9 +202,21 @@ fn a_lost_device_is_lost_for_every_call() {
 #[test]
 fn what_a_kernel_became_is_read_back() {
     let Some(text) = run("usage", &[]) else { return };
-    assert!(text.contains("64 registers, 16 local, 8 shared"), "{text}");
+    assert!(text.contains("168 registers, 16 local, 8 shared"), "{text}");
     says("usage", &[("FAKE_FAIL", "cuFuncGetAttribute:201:2")], &["kernel ", "its attributes"]);
-    says("usage", &[("FAKE_FAIL", "cuModuleLoadDataEx:218")], &["cannot load", "a fake complaint"]);
+    says("usage", &[("FAKE_FAIL", "cuModuleLoadDataEx:218:1:2")], &["cannot load", "a fake complaint"]);
+}
+
+/// What a GPU that fell off the bus answers: nothing works afterwards.
+#[test]
+fn an_unknown_error_loses_the_device() {
+    let Some(text) = child("lost", &[("FAKE_FAIL", "cuMemcpyHtoDAsync_v2:999:2")]) else { return };
+    let errors: Vec<_> = text.lines().filter_map(|l| l.split_once("error: ")).map(|(_, e)| e).collect();
+    assert_eq!(errors.len(), 7, "{text}");
+    assert!(
+        errors.iter().all(|e| *e == errors[0] && e.contains("lost: ") && e.contains("999")),
+        "{errors:?}"
+    );
 }
 
 fn print(error: &Error) {
@@ -188,6 +232,7 @@ fn inside() {
     let options = match case.as_str() {
         "open 3" => CudaOptions { ordinal: 3, ..CudaOptions::default() },
         "over the cap" => CudaOptions { memory: Some(8 << 20), ..CudaOptions::default() },
+        "pretend 75" => CudaOptions { pretend_sm: Some(75), ..CudaOptions::default() },
         _ => CudaOptions::default(),
     };
     let rt = match cuda::open(&options) {
@@ -208,7 +253,25 @@ fn inside() {
     let launch = |shared| Launch { kernel, grid: [3, 1, 1], block: [32, 1, 1], shared, params: &params };
     match case.as_str() {
         "works" => works(&rt, kernel, &params),
-        "loads" => rt.launch(Lane::Compute, &launch(0)).expect("a launch"),
+        "preload" => {
+            // Kernels of one format of quantised weights.
+            let modules = std::cell::Cell::new(0);
+            let other = |name: &str| ["q4_1", "q5", "q8_0", "q6_k"].iter().any(|f| name.contains(f));
+            rt.preload(&|name| !other(name), &|done, of| {
+                assert!(done <= of);
+                modules.set(done);
+            })
+            .expect("they load");
+            println!("modules: {}", modules.get());
+            rt.launch(Lane::Compute, &launch(0)).expect("a launch");
+        }
+        "everything" => rt.preload(&|_| true, &|_, _| ()).expect("they load"),
+        "entry registers" => {
+            let promised =
+                MODULES.iter().flat_map(|m| m.kernels).find(|k| k.registers.is_some()).expect("one");
+            fails(rt.preload(&|name| name == promised.name, &|_, _| ()));
+        }
+        "loads" | "pretend 75" => rt.launch(Lane::Compute, &launch(0)).expect("a launch"),
         "too much" => {
             let _held = Buffer::new(&rt, 16 << 20).expect("it fits");
             fails(rt.alloc(80 << 20).map(drop));
@@ -240,12 +303,6 @@ fn inside() {
     }
 }
 
-fn some_kernel(rt: &dyn Runtime) -> (&'static str, usize) {
-    let all = MODULES.iter().flat_map(|m| m.kernels);
-    let (name, params) = all.into_iter().find(|(name, _)| rt.has_kernel(name)).expect("a kernel");
-    (name, *params as usize)
-}
-
 fn works(rt: &Arc<dyn Runtime>, kernel: &str, params: &[u8]) {
     let launch = |shared| Launch { kernel, grid: [3, 1, 1], block: [32, 1, 1], shared, params };
     assert_eq!((rt.info().name.as_str(), rt.info().sm, rt.info().multiprocessors), ("Fake 0", 90, 4));
@@ -271,8 +328,8 @@ fn works(rt: &Arc<dyn Runtime>, kernel: &str, params: &[u8]) {
 
     let event = rt.record(Lane::HostToDevice).expect("an event");
     rt.wait(Lane::Compute, &event).expect("waiting");
-    assert!(rt.is_done(&event).expect("asking"));
     rt.synchronize(&event).expect("waiting");
+    assert!(rt.is_done(&event).expect("asking"));
 
     // A plain one, and one with more shared memory than is granted unasked.
     rt.launch(Lane::Compute, &launch(0)).expect("a launch");

@@ -260,11 +260,38 @@ fn biases_of_a_gated_feed_forward_count() {
         let want = naive_model::logits(&m.spec, &m.weights, KvDType::F16, &tokens);
         let mut e = engine(&m, &options(KvDType::F16, TOKENS, 1), &accel);
         let got = feed(&mut e, &tokens, &[TOKENS - 2, 1, 1]);
-        let bound = bound(&m.spec, KvDType::F16, false);
+        let bound = rounding::accelerator(&m.spec, KvDType::F16, false);
         for (i, (g, w)) in got.chunks_exact(m.spec.vocab).zip(&want).enumerate() {
             let w: Vec<f32> = w.iter().map(|&x| x as f32).collect();
             let off = models::distance(g, &w).0;
             assert!(off <= bound, "{device}, row {i}: {off:.1e}, at most {bound:.1e}");
+        }
+    }
+}
+
+/// A recorded step finds its lists where the first one had them, though the page table and what a window sees have grown
+/// meanwhile: at position 64 begins a page.
+#[test]
+fn recorded_steps_follow_a_growing_context() {
+    const PROMPT: usize = 60;
+    const STEPS: usize = 8;
+    let kv = KvDType::BF16;
+    for (device, accel) in accelerators() {
+        for name in ["tiny-llama", "tiny-gemma3"] {
+            let m = load(&format!("synth:{name},dtype=bf16,seed=11")).unwrap();
+            let tokens = tokens(PROMPT + STEPS, m.spec.vocab);
+            let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
+            let mut e = engine(&m, &options(kv, tokens.len(), 1), &accel);
+            let seq = e.add();
+            e.prefill(seq, &tokens[..PROMPT], |_| ()).unwrap();
+            let bound = rounding::accelerator(&m.spec, kv, true);
+            for (i, want) in want.iter().enumerate().skip(PROMPT) {
+                let input = Input { seq, tokens: &tokens[i..=i], logits: Logits::Last };
+                let got = e.forward(&[input]).unwrap();
+                let want: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+                let off = models::distance(got, &want).0;
+                assert!(off <= bound, "{device} {name}, position {i}: {off:.2e}, at most {bound:.2e}");
+            }
         }
     }
 }

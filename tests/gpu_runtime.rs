@@ -10,12 +10,12 @@ mod lanes;
 #[path = "gpu_runtime/model.rs"]
 mod model;
 mod support;
+#[path = "gpu_runtime/time.rs"]
+mod time;
 
 use std::sync::Arc;
 
 use support::gpu;
-
-use tandem::device::cuda::CudaOptions;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
 use tandem::device::runtime::Runtime;
 
@@ -45,9 +45,7 @@ fn each(test: impl Fn(&str, Arc<dyn Runtime>)) {
     if !gpu::wanted("cuda") {
         return;
     }
-    match tandem::device::cuda::open(&CudaOptions::default()) {
-        Ok(rt) => test("cuda", rt),
-        Err(e) if !gpu::wanted("emulated") => panic!("{e}"),
-        Err(e) => println!("skipped: {e}"),
+    if let Some(rt) = gpu::gpu() {
+        test("cuda", rt);
     }
 }

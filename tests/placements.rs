@@ -5,6 +5,8 @@
 mod models;
 #[path = "support/naive_model.rs"]
 mod naive_model;
+#[path = "support/rounding.rs"]
+mod rounding;
 mod support;
 
 use std::sync::Arc;
@@ -42,10 +44,9 @@ fn options(context: usize, sequences: usize) -> Options {
     options
 }
 
-/// As in tests/gpu_engine.rs: every layer on the device rounds seven times to 16 bits; the host rounds less.
+/// Every layer on the device rounds seven times to 16 bits, and the host rounds less.
 fn bound(spec: &ModelSpec, bf16: bool) -> f64 {
-    let u: f64 = if bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
-    4.0 * (7.0 * spec.n_layers as f64).sqrt() * u.max(2f64.powi(-8)) / 3f64.sqrt()
+    rounding::accelerator(spec, KvDType::BF16, bf16)
 }
 
 fn placed(

@@ -16,7 +16,7 @@ pub fn run(rt: &CudaRuntime) -> Result<Value> {
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for module in MODULES {
         let kernels = files.entry(module.name).or_default();
-        kernels.extend(module.kernels.iter().map(|(name, _)| *name).filter(|name| rt.has_kernel(name)));
+        kernels.extend(module.kernels.iter().map(|k| k.name).filter(|name| rt.has_kernel(name)));
         kernels.sort_unstable();
         kernels.dedup();
     }

@@ -15,6 +15,7 @@ mod model_source;
 mod open;
 mod output;
 mod perplexity;
+mod plan;
 mod progress;
 mod prompt;
 mod pull;
@@ -52,6 +53,8 @@ enum Command {
     Inspect(inspect::Args),
     /// Fetch a model into the cache folder.
     Pull(pull::Args),
+    /// Predict how a model would run on a machine, and compare the ways to run it.
+    Plan(plan::Args),
     /// Measure prefill and decode speed.
     Bench(bench::Args),
     /// What this machine can do, what it cannot, and why.
@@ -98,6 +101,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
             perplexity::run(args)
         }
         Command::Inspect(args) => inspect::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {
             args.engine.check()?;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use tandem::Error;
 use tandem::cache::KvDType;
 use tandem::device::accelerator::{Accelerator, Half};
+use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{self, Engine, Options, Prepared, Sizes};
 use tandem::model::{self, LoadedModel, TextSource, synth};
@@ -103,16 +104,15 @@ impl Opened {
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
-        let (engine, decision) = match args.kind() {
-            None => self.on_cpu(&options)?,
+        let on_cpu = || self.on_cpu(&options).map(|(engine, decision)| (engine, decision, None));
+        let (engine, decision, runtime) = match args.kind() {
+            None => on_cpu()?,
             Some(kind) => match self.with_accelerator(kind, args, &options) {
                 // Without a GPU there is nothing to say: most machines have none.
-                Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => {
-                    self.on_cpu(&options)?
-                }
+                Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
                 Err(e @ Error::Capacity(_)) if args.falls_back() => {
                     progress::note(&format!("running on the CPU: {e}"));
-                    self.on_cpu(&options)?
+                    on_cpu()?
                 }
                 decided => decided?,
             },
@@ -131,7 +131,7 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        Ok(Running { engine, load_ms, decision })
+        Ok(Running { engine, load_ms, decision, _notices: Notices(runtime) })
     }
 
     fn on_cpu(&self, options: &Options) -> tandem::Result<(Engine, Decision)> {
@@ -149,8 +149,9 @@ impl Opened {
         kind: Kind,
         args: &EngineArgs,
         options: &Options,
-    ) -> tandem::Result<(Engine, Decision)> {
+    ) -> tandem::Result<(Engine, Decision, Option<Arc<dyn Runtime>>)> {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let runtime = Some(accelerator.runtime().clone());
         let mut on_device = options.clone();
         if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
             on_device.kv_dtype = KvDType::F16;
@@ -165,25 +166,30 @@ impl Opened {
                     because = Some(why);
                     engine::Strategy::Helm { boundary: None }
                 }
-                whole => return whole,
+                whole => return whole.map(|(engine, decision)| (engine, decision, runtime)),
             },
         };
         let (spec, weights) = (&self.model.spec, &self.model.weights);
         let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
-        let choice = engine::choose(&sizes, strategy)?;
+        let mut choice = engine::choose(&sizes, strategy)?;
         let free = sizes.free();
         let decision = |strategy, choice| Decision::split(strategy, name.clone(), free, choice, because);
         match choice.k {
             Some(k) if k == spec.n_layers + 2 => {
-                drop(accelerator);
+                drop((accelerator, runtime));
                 let (engine, _) = self.on_cpu(options)?;
+                choice.host = engine.memory();
                 let auto = args.strategy() == Strategy::Auto;
-                return Ok((engine, decision(if auto { "cpu-only" } else { strategy.name() }, choice)));
+                return Ok((engine, decision(if auto { "cpu-only" } else { strategy.name() }, choice), None));
             }
             // The same by the executor that records its steps; it pads them, so that it may need a little more memory.
             Some(0) => match self.on_accelerator(&accelerator, &name, &on_device) {
                 Err(Error::Capacity(_)) => {}
-                whole => return Ok((whole?.0, decision(strategy.name(), choice))),
+                whole => {
+                    let (engine, _) = whole?;
+                    choice.device = engine.memory();
+                    return Ok((engine, decision(strategy.name(), choice), runtime));
+                }
             },
             _ => {}
         }
@@ -201,7 +207,7 @@ impl Opened {
                 progress,
             )
         })?;
-        Ok((engine, decision(strategy.name(), choice)))
+        Ok((engine, decision(strategy.name(), choice), runtime))
     }
 
     fn on_accelerator(
@@ -245,6 +251,17 @@ pub struct Running {
     /// From opening the file to here.
     pub load_ms: f64,
     decision: Decision,
+    _notices: Notices,
+}
+
+/// Says at the end of a run what the accelerator did in a slower way than it should.
+struct Notices(Option<Arc<dyn Runtime>>);
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        let all = self.0.iter().flat_map(|runtime| runtime.notices());
+        all.for_each(|sentence| progress::note(&sentence));
+    }
 }
 
 impl Running {

@@ -1,9 +1,10 @@
 //! What this build of the program contains for accelerators, and why it lacks the rest (`build/info.rs`).
 
-/// A kernel file compiled to PTX for one target.
+/// A kernel file, or a part of one, compiled for one target: PTX, which the driver of any later GPU compiles, and
+/// machine code of common ones.
 #[derive(Debug)]
 pub struct Module {
-    /// `gemv` of `cuda/gemv.cu`.
+    /// `gemv` of `cuda/gemv.cu`; `linear_quant.q4_0` of a file in parts.
     pub name: &'static str,
     /// Compute capability that it was compiled for: 75, 80, 90.
     pub sm: u32,
@@ -11,19 +12,36 @@ pub struct Module {
     pub exact: bool,
     /// Version of the PTX language: (9, 0) is CUDA 13.0's.
     pub version: (u32, u32),
-    /// Names of its kernels, and bytes of the parameter struct of each.
-    pub kernels: &'static [(&'static str, u32)],
+    /// Its kernels.
+    pub kernels: &'static [Kernel],
+    /// Its machine code, by ascending capability.
+    pub code: &'static [Code],
+    ptx: &'static [u8],
+}
+
+/// A kernel of a [`Module`].
+#[derive(Debug)]
+pub struct Kernel {
+    /// Its name.
+    pub name: &'static str,
+    /// Bytes of its parameter struct.
+    pub params: u32,
+    /// Registers of a thread at entry that it relies on, if it does: with others its `setmaxnreg` waits forever.
+    pub registers: Option<u32>,
+}
+
+/// Machine code of a [`Module`] for one GPU.
+#[derive(Debug)]
+pub struct Code {
+    /// The compute capability: 86 runs on 8.6 and on later ones of the same major number.
+    pub sm: u32,
     gzip: &'static [u8],
 }
 
 impl Module {
     /// The PTX text.
-    pub fn ptx(&self) -> String {
-        use std::io::Read;
-        let mut text = String::new();
-        let mut decoder = flate2::read::GzDecoder::new(self.gzip);
-        decoder.read_to_string(&mut text).expect("the build embedded what it compressed");
-        text
+    pub fn ptx(&self) -> Vec<u8> {
+        unpack(self.ptx)
     }
 
     /// `80` or `90a`.
@@ -35,6 +53,31 @@ impl Module {
     pub fn runs_on(&self, sm: u32) -> bool {
         if self.exact { sm == self.sm } else { sm >= self.sm }
     }
+
+    /// The machine code that a GPU of capability `sm` runs best: its own, else the newest before it of the same
+    /// major number. `None`: the driver has to compile the PTX.
+    pub fn code_for(&self, sm: u32) -> Option<&'static Code> {
+        let runs = |code: &&Code| match self.exact {
+            true => code.sm == sm,
+            false => code.sm / 10 == sm / 10 && code.sm <= sm,
+        };
+        self.code.iter().filter(runs).max_by_key(|code| code.sm)
+    }
+}
+
+impl Code {
+    /// The image, as drivers load it.
+    pub fn image(&self) -> Vec<u8> {
+        unpack(self.gzip)
+    }
+}
+
+fn unpack(gzip: &[u8]) -> Vec<u8> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(gzip);
+    decoder.read_to_end(&mut bytes).expect("the build embedded what it compressed");
+    bytes
 }
 
 include!(concat!(env!("OUT_DIR"), "/built.rs"));

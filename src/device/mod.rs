@@ -11,4 +11,5 @@ pub mod emulated;
 #[cfg(tandem_kernels)]
 pub mod kernels;
 pub mod open;
+pub mod preload;
 pub mod runtime;

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::Result;
 
@@ -107,7 +108,7 @@ pub struct Launch<'a> {
 pub trait Pinned: Send + Sync {
     /// Where the host sees it.
     fn host(&self) -> *mut u8;
-    /// Where the accelerator sees it.
+    /// Where the accelerator sees it; NULL where it cannot (only in a [`Slab`]).
     fn device(&self) -> DevPtr;
     /// Bytes.
     fn len(&self) -> usize;
@@ -117,12 +118,72 @@ pub trait Pinned: Send + Sync {
     }
 }
 
+/// One allocation of host memory of exact size, page-locked once, that serves several ranges: [`Runtime::slab`].
+#[derive(Clone)]
+pub struct Slab {
+    memory: Arc<dyn Pinned>,
+    pageable: Option<Arc<str>>,
+}
+
+impl Slab {
+    /// Of `memory`; `pageable` says why it is not page-locked, if it is not.
+    pub fn new(memory: Arc<dyn Pinned>, pageable: Option<String>) -> Slab {
+        Slab { memory, pageable: pageable.map(Arc::from) }
+    }
+
+    /// All of it.
+    pub fn memory(&self) -> &Arc<dyn Pinned> {
+        &self.memory
+    }
+
+    /// These bytes, as pinned memory of their own. The slab lives as long as any of its ranges.
+    ///
+    /// # Panics
+    /// If the range does not lie in the slab.
+    pub fn range(&self, range: Range<usize>) -> Arc<dyn Pinned> {
+        assert!(
+            range.start <= range.end && range.end <= self.memory.len(),
+            "bytes {range:?} of a slab of {}",
+            self.memory.len()
+        );
+        Arc::new(Part { slab: self.memory.clone(), at: range.start, len: range.len() })
+    }
+
+    /// Why it is not page-locked, if it is not: then copies are slower and may hold up the caller, and the accelerator
+    /// does not see it ([`Pinned::device`] is NULL).
+    pub fn pageable(&self) -> Option<&str> {
+        self.pageable.as_deref()
+    }
+}
+
+/// A range of a [`Slab`].
+struct Part {
+    slab: Arc<dyn Pinned>,
+    at: usize,
+    len: usize,
+}
+
+impl Pinned for Part {
+    fn host(&self) -> *mut u8 {
+        // In range: asserted when it was made. One past the end for an empty range at the end.
+        self.slab.host().wrapping_add(self.at)
+    }
+    fn device(&self) -> DevPtr {
+        let base = self.slab.device();
+        if base.is_null() { base } else { base.add(self.at) }
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
 /// An accelerator, seen from below: memory, lanes, launches. All methods may be called from any thread.
 pub trait Runtime: Send + Sync {
     /// What it is.
     fn info(&self) -> &DeviceInfo;
 
-    /// Bytes of its memory that are free now (after the cap, if one was set).
+    /// Bytes of its memory that are free (after the cap, if one was set). Waits for the work in flight on memory that was
+    /// freed.
     fn memory_free(&self) -> Result<u64>;
 
     /// Memory of `bytes` > 0, aligned to 256. Its contents are undefined.
@@ -131,11 +192,23 @@ pub trait Runtime: Send + Sync {
     /// [`crate::Error::Capacity`] when it does not fit.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
 
-    /// Gives memory back. Work in flight that uses it ends first.
+    /// Gives memory back, behind the work enqueued so far. Never waits: neither for a lane nor for the context.
     fn free(&self, ptr: DevPtr);
 
     /// Pinned, mapped, cacheable host memory, zeroed.
+    ///
+    /// # Errors
+    /// [`crate::Error::Capacity`] when the host refuses to lock that much; [`crate::Error::Unsupported`] where the
+    /// accelerator cannot read and write host memory in place.
     fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>>;
+
+    /// Host memory of exactly `bytes`, zeroed and aligned to pages, page-locked in one registration, for several ranges.
+    /// Mapped where the accelerator can. Where the host refuses to lock that much it is pageable, and says why
+    /// ([`Slab::pageable`], [`Runtime::notices`]).
+    ///
+    /// # Errors
+    /// [`crate::Error::Capacity`] when the host has not even pageable memory.
+    fn slab(&self, bytes: usize) -> Result<Slab>;
 
     /// Enqueues a copy of `src` (staged: it may be reused at once).
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()>;
@@ -176,6 +249,16 @@ pub trait Runtime: Send + Sync {
     /// Whether this runtime has a kernel of that name (embedded for a target that the device can run).
     fn has_kernel(&self, kernel: &str) -> bool;
 
+    /// Loads the kernels that `wanted` names, so that no launch has to wait for them; other work may be enqueued
+    /// meanwhile. `progress` is told how many of how many modules are there. Nothing to do where kernels need no loading.
+    ///
+    /// # Errors
+    /// A kernel that the device cannot load.
+    fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        let _ = (wanted, progress);
+        Ok(())
+    }
+
     /// The 128-byte descriptor of a row-major matrix of 2-byte elements in device memory,
     /// `[rows][stride]` of which `cols` count, for bulk tensor copies of boxes `[box_rows][box_cols]` with
     /// a 128-byte swizzle (so `box_cols` <= 64), zero-filled outside. `Err` where the device has none (below 90).
@@ -192,14 +275,31 @@ pub trait Runtime: Send + Sync {
     /// A mark after everything enqueued on `lane` so far.
     fn record(&self, lane: Lane) -> Result<Event>;
 
+    /// As [`Runtime::record`]; the event keeps the time at which the lane passes it, for [`Runtime::elapsed`].
+    fn record_timed(&self, lane: Lane) -> Result<Event>;
+
+    /// The device's time between two timed events, of the same lane or of two: zero if `to` was passed first.
+    ///
+    /// # Errors
+    /// If one of them is not done, or keeps no time.
+    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration>;
+
     /// Makes later work of `lane` wait for `event`.
     fn wait(&self, lane: Lane, event: &Event) -> Result<()>;
 
     /// Whether everything before `event` is done.
     fn is_done(&self, event: &Event) -> Result<bool>;
 
-    /// Blocks until everything before `event` is done.
+    /// Sleeps until everything before `event` is done.
     fn synchronize(&self, event: &Event) -> Result<()>;
+
+    /// As [`Runtime::synchronize`], but spins first: for hand-overs, where waking up would cost more than the wait.
+    fn spin_until_done(&self, event: &Event) -> Result<()> {
+        self.synchronize(event)
+    }
+
+    /// Waits until everything before `event` is done, or `deadline` has passed: whether it is done.
+    fn synchronize_until(&self, event: &Event, deadline: Instant) -> Result<bool>;
 
     /// Blocks until everything enqueued is done.
     fn synchronize_all(&self) -> Result<()> {
@@ -210,11 +310,18 @@ pub trait Runtime: Send + Sync {
     }
 
     /// Runs `enqueue`, which enqueues on [`Lane::Compute`] only, but records the work instead of running
-    /// it. `None` where the device cannot (then nothing has been enqueued).
+    /// it. `None` where the device cannot or its driver refuses (then nothing has been enqueued, and
+    /// [`Runtime::notices`] says why). What a kernel's first launch brings along, compiling and loading it, has no place in a
+    /// recording: run the same work once before.
     fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>>;
 
     /// Enqueues recorded work on the compute lane.
     fn replay(&self, graph: &Graph) -> Result<()>;
+
+    /// What it does in a slower way than it should, and what would help: a sentence each, for the user.
+    fn notices(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Memory that frees itself.

@@ -1,7 +1,7 @@
 //! Everything on one accelerator: weights, KV pages and all sublayers.
 //!
 //! ```text
-//! compute   │ lists │ embed │ layer 0 … layer L-1 │ head │ argmax │        (a decode step is one recorded graph)
+//! compute   │ lists │ embed │ layer 0 … layer L-1 │ head │ argmax │        (decode: a graph from the second step on)
 //! to host   │                                                      logits or tokens │
 //! ```
 //!
@@ -19,6 +19,7 @@ use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
     Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
+use crate::device::preload::{self, Needs};
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
@@ -41,7 +42,8 @@ pub(super) struct GpuOnly {
     workspace: Workspace,
     step: Buffer,
     _activations: Vec<Buffer>,
-    graphs: HashMap<(u64, bool), Graph>,
+    /// By the step's key and whether tokens are wanted: `None` once such a step has run, the graph from the second on.
+    graphs: HashMap<(u64, bool), Option<Graph>>,
     /// Whether the runtime records graphs; learnt at the first attempt.
     records: bool,
     logits: Vec<f32>,
@@ -96,7 +98,9 @@ impl GpuOnly {
         let pages = PageList::new(geometry(spec, options.kv_dtype), n_pages)?;
         let pool = Pool::pinned(options.threads);
         let threads = pool.threads();
-        let weights = DeviceWeights::upload(&accel, spec, weights, act, options.context, &pool, progress)?;
+        let weights = preload::beside(&*runtime, &Needs::new(&shape, &linears), || {
+            DeviceWeights::upload(&accel, spec, weights, act, options.context, &pool, progress)
+        })?;
         let zeroed = |bytes: usize| -> Result<Buffer> {
             let buffer = Buffer::new(&runtime, bytes)?;
             runtime.fill(Lane::Compute, buffer.ptr(), 0, buffer.len())?;
@@ -173,25 +177,27 @@ impl GpuOnly {
         let step = self.accel.prepare(lane, &self.shape, &self.limits, &desc, self.step.ptr())?;
         let cx = Context { lane, shape: &self.shape, ws: &self.workspace, step: &step };
         let runtime = self.accel.runtime().clone();
-        match step.graph_key.filter(|_| graph) {
+        match step.graph_key.filter(|_| graph).map(|key| (key, want == Want::Argmax)) {
             None => self.enqueue(&cx, want)?,
-            Some(key) => {
-                let key = (key, want == Want::Argmax);
-                let known = match self.graphs.get(&key) {
-                    Some(graph) => Some(graph.clone()),
-                    None => runtime.capture(&mut || self.enqueue(&cx, want))?,
-                };
-                match known {
+            Some(key) => match self.graphs.get(&key) {
+                // The first such step runs kernel by kernel: what is loaded or sized with a kernel's first launch has no
+                // place in a recording.
+                None => {
+                    self.enqueue(&cx, want)?;
+                    self.graphs.insert(key, None);
+                }
+                Some(Some(graph)) => runtime.replay(graph)?,
+                Some(None) => match runtime.capture(&mut || self.enqueue(&cx, want))? {
                     Some(graph) => {
                         runtime.replay(&graph)?;
-                        self.graphs.insert(key, graph);
+                        self.graphs.insert(key, Some(graph));
                     }
                     None => {
                         self.records = false;
                         self.enqueue(&cx, want)?;
                     }
-                }
-            }
+                },
+            },
         }
         if logit_rows.is_empty() {
             return Ok(());

@@ -86,20 +86,7 @@ pub struct Request {
 pub fn parse(text: &str) -> Result<Request> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
-    let mut config: Json = match SPECS.iter().find(|(n, _)| *n == name) {
-        Some((_, json)) => serde_json::from_str(json).expect("embedded specs are valid JSON"),
-        None if name.ends_with(".json") => {
-            let path = Path::new(name);
-            let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-            serde_json::from_slice(&text).map_err(|e| Error::format(name, format!("not valid JSON: {e}")))?
-        }
-        None => {
-            return Err(Error::usage(format!(
-                "synth:{name}: no such spec; give the path of a config.json or one of {}",
-                names().collect::<Vec<_>>().join(", ")
-            )));
-        }
-    };
+    let mut config = config(name, "synth:")?;
     let (mut dtype, mut seed) = (DType::BF16, 0);
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -130,6 +117,42 @@ pub fn parse(text: &str) -> Result<Request> {
         spec.name = name.to_owned();
     }
     Ok(Request { spec, dtype, seed })
+}
+
+/// The sizes of a spec: a name from [`names`], or the path of a config.json.
+///
+/// # Errors
+/// As [`parse`].
+pub fn spec(name: &str) -> Result<ModelSpec> {
+    let (_, mut spec) = hf::spec_of(&config(name, "--spec ")?)?;
+    spec.check()?;
+    if spec.name.is_empty() {
+        spec.name = name.to_owned();
+    }
+    Ok(spec)
+}
+
+/// Most bytes of a config.json.
+const MAX_CONFIG: u64 = 16 << 20;
+
+/// The configuration called `name`; `asked` is what stood before it, for messages.
+fn config(name: &str, asked: &str) -> Result<Json> {
+    if let Some((_, json)) = SPECS.iter().find(|(n, _)| *n == name) {
+        return Ok(serde_json::from_str(json).expect("embedded specs are valid JSON"));
+    }
+    let path = Path::new(name);
+    if !path.is_file() && !name.ends_with(".json") {
+        return Err(Error::usage(format!(
+            "{asked}{name}: no such spec; give the path of a config.json or one of {}",
+            names().collect::<Vec<_>>().join(", ")
+        )));
+    }
+    let length = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if length > MAX_CONFIG {
+        return Err(Error::format(name, format!("{length} bytes, too many for a configuration")));
+    }
+    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::format(name, format!("not valid JSON: {e}")))
 }
 
 /// Sets a key where the family will look for it.

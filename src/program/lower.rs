@@ -243,7 +243,7 @@ impl<'a> Lowering<'a> {
                 Kv::Device => Home::Device,
                 Kv::Host => Home::Host,
                 Kv::Split { boundary, far } => {
-                    if boundary as usize % PAGE_TOKENS != 0 || boundary > group.first {
+                    if !(boundary as usize).is_multiple_of(PAGE_TOKENS) || boundary > group.first {
                         return Err(Error::usage(format!(
                             "a boundary at token {boundary} of a sequence that continues at {}; it must be a multiple of \
                              {PAGE_TOKENS}, and new tokens go behind it",

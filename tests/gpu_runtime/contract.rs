@@ -203,6 +203,37 @@ fn free_waits_for_work_in_flight() {
     });
 }
 
+/// One registration, several ranges: each is pinned memory of its own, and keeps the whole alive.
+#[test]
+fn a_slab_serves_its_ranges() {
+    each(|name, rt| {
+        for size in [1, 4096, 10_001, (2 << 20) + 5] {
+            let slab = rt.slab(size).unwrap();
+            assert_eq!((slab.memory().len(), slab.pageable()), (size, None), "{name}: of exact size");
+            assert!(host(slab.memory()).iter().all(|&b| b == 0), "{name}");
+            assert_eq!(slab.memory().host() as usize % 4096, 0, "{name}");
+        }
+        let slab = rt.slab(10_001).unwrap();
+        let (all, first, last) = (slab.memory().clone(), slab.range(0..5000), slab.range(5000..10_001));
+        drop(slab);
+        assert_eq!(
+            (last.host() as usize, last.device().0),
+            (all.host() as usize + 5000, all.device().0 + 5000)
+        );
+        assert_eq!((first.len(), last.len()), (5000, 5001));
+        drop(all);
+        host(&first).copy_from_slice(&pattern(5000, 1));
+        let b = Buffer::new(&rt, 5000).unwrap();
+        rt.upload_pinned(Lane::Compute, b.ptr(), &first, 0..5000).unwrap();
+        drop(first);
+        rt.download_pinned(Lane::Compute, b.ptr().add(100), &last, 1, 4900).unwrap();
+        rt.synchronize_all().unwrap();
+        assert_eq!(host(&last)[1..4901], pattern(5000, 1)[100..], "{name}");
+        assert_eq!((host(&last)[0], &host(&last)[4901..]), (0, &[0; 100][..]), "{name}");
+        assert!(rt.download_pinned(Lane::Compute, b.ptr(), &last, 5000, 2).is_err(), "{name}: past its end");
+    });
+}
+
 #[test]
 fn a_kernel_that_does_not_exist_is_refused() {
     each(|name, rt| {

@@ -59,6 +59,34 @@ fn no_pinned_memory() {
     assert_eq!(got, [7; 8]);
 }
 
+/// Where memory cannot be page-locked a slab is pageable: it says so, copies work, and the device does not see it.
+#[test]
+fn a_slab_that_cannot_be_locked_is_pageable_and_says_so() {
+    for jitter in [None, Some(3)] {
+        let faults = FaultPlan { no_pinned_above: Some(0), ..FaultPlan::default() };
+        let rt = emulated(EmulatedOptions { faults, jitter, ..options() });
+        let slab = rt.slab(5000).unwrap();
+        let why = slab.pageable().expect("it is not page-locked");
+        assert!(why.contains("5000 bytes") && why.contains("pageable") && why.contains("refused"), "{why}");
+        assert_eq!(rt.notices(), [why]);
+        let (up, down) = (slab.range(0..100), slab.range(4000..4100));
+        assert!(up.device().is_null() && slab.memory().device().is_null());
+        // SAFETY: no work uses the memory yet.
+        unsafe { std::slice::from_raw_parts_mut(up.host(), 100).fill(9) };
+        let ptr = rt.alloc(100).unwrap();
+        rt.upload_pinned(Lane::HostToDevice, ptr, &up, 0..100).unwrap();
+        rt.wait(Lane::DeviceToHost, &rt.record(Lane::HostToDevice).unwrap()).unwrap();
+        rt.download_pinned(Lane::DeviceToHost, ptr, &down, 10, 90).unwrap();
+        // Its memory is the lanes' until they are done, whoever drops it.
+        let seen = slab.memory().clone();
+        drop((slab, up, down));
+        rt.synchronize_all().unwrap();
+        // SAFETY: everything is done, and `seen` keeps the memory.
+        let host = unsafe { std::slice::from_raw_parts(seen.host(), 5000) };
+        assert!(host[4010..4100].iter().all(|&b| b == 9) && host[4000..4010].iter().all(|&b| b == 0));
+    }
+}
+
 #[test]
 fn a_refused_launch_is_refused_once() {
     let plan = FaultPlan { refuse_launch: Some(2), ..FaultPlan::default() };

@@ -36,15 +36,31 @@ pub struct Device {
     pub problem: Option<String>,
 }
 
-/// The PTX in this program.
+/// The kernels in this program.
 #[derive(Debug, Serialize)]
 pub struct Kernels {
     /// The compiler that made it.
     pub nvcc: Option<&'static str>,
     /// Why there is none.
     pub problem: Option<&'static str>,
-    /// Kernels of each target: `80` runs on compute capability 8.0 and later, `90a` on 9.0 only.
-    pub targets: BTreeMap<String, usize>,
+    /// By target: `80` runs on compute capability 8.0 and later, `90a` on 9.0 only.
+    pub targets: BTreeMap<String, Target>,
+    /// Kernels in machine code for each compute capability; other GPUs' drivers compile the PTX.
+    pub machine_code: BTreeMap<String, usize>,
+    /// The least driver that takes the machine code.
+    pub machine_code_driver: Option<&'static str>,
+}
+
+/// The PTX of a target.
+#[derive(Debug, Default, Serialize)]
+pub struct Target {
+    pub kernels: usize,
+    /// The newest version of the language that one of its files needs: `7.8`.
+    pub ptx: String,
+    /// The least driver release that loads all of them.
+    pub driver: &'static str,
+    #[serde(skip)]
+    newest: (u32, u32),
 }
 
 /// Looks for all of it.
@@ -52,10 +68,24 @@ pub fn cuda() -> Cuda {
     let found = driver::find();
     let listed =
         found.as_ref().map_err(|e| e.to_string()).and_then(|d| d.devices().map_err(|e| e.to_string()));
-    let mut targets = BTreeMap::new();
+    let mut targets: BTreeMap<String, Target> = BTreeMap::new();
+    let mut machine_code = BTreeMap::new();
     for module in MODULES {
-        *targets.entry(module.target()).or_insert(0) += module.kernels.len();
+        let target = targets.entry(module.target()).or_default();
+        target.kernels += module.kernels.len();
+        target.newest = target.newest.max(module.version);
+        for code in module.code {
+            let name = format!("{}{}", code.sm, if module.exact { "a" } else { "" });
+            *machine_code.entry(name).or_insert(0) += module.kernels.len();
+        }
     }
+    for target in targets.values_mut() {
+        target.ptx = format!("{}.{}", target.newest.0, target.newest.1);
+        target.driver = cuda::driver_release(cuda::least_cuda(target.newest));
+    }
+    // Machine code works on every driver of the major release.
+    let code_cuda = built::CODE_CUDA / 1000 * 1000;
+    let machine_code_driver = (code_cuda > 0).then(|| cuda::driver_release(code_cuda));
     let (devices, problem) = match listed {
         Ok(devices) => (devices, None),
         Err(problem) => (Vec::new(), Some(problem)),
@@ -65,7 +95,13 @@ pub fn cuda() -> Cuda {
         version: found.ok().map(|d| format!("{}.{}", d.version / 1000, d.version % 1000 / 10)),
         problem,
         devices: devices.into_iter().zip(0..).map(|(listed, ordinal)| device(listed, ordinal)).collect(),
-        kernels: Kernels { nvcc: built::NVCC.ok(), problem: built::NVCC.err(), targets },
+        kernels: Kernels {
+            nvcc: built::NVCC.ok(),
+            problem: built::NVCC.err(),
+            targets,
+            machine_code,
+            machine_code_driver,
+        },
         emulated: [Emulation::Functions, Emulation::Kernels]
             .map(Kind::Emulated)
             .map(|kind| (kind.to_string(), open::check(kind).is_ok()))
@@ -111,9 +147,16 @@ impl Cuda {
         }
         match (self.kernels.nvcc, self.kernels.problem) {
             (Some(nvcc), _) => {
-                let each = self.kernels.targets.iter().map(|(target, n)| format!("{n} for {target}"));
+                let targets = self.kernels.targets.iter();
+                let each = targets.map(|(name, t)| {
+                    format!("{} for {name} (PTX {}, driver {} or later)", t.kernels, t.ptx, t.driver)
+                });
                 let all = each.collect::<Vec<_>>().join(", ");
                 row('+', "cuda kernels", format!("{all} (nvcc {nvcc})"));
+                if let Some(driver) = self.kernels.machine_code_driver {
+                    let all = self.kernels.machine_code.keys().cloned().collect::<Vec<_>>().join(", ");
+                    row('+', "machine code", format!("for {all} (driver {driver} or later)"));
+                }
             }
             (None, why) => {
                 row('-', "cuda kernels", format!("none in this build: {}", why.unwrap_or("no reason")))

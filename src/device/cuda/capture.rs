@@ -1,13 +1,26 @@
 //! Work recorded once and replayed as one: a launch of the whole costs what a launch of one kernel costs.
+//!
+//! A recording is made in the driver's thread-local mode. In that mode only the recording thread's own calls can invalidate it
+//! (they would be mistakes of ours, and fail at once), while other threads and other runtimes in the same context may
+//! allocate, load modules and wait for events. In the global mode any such call of any thread would end the recording; in the
+//! relaxed mode our own mistakes would pass unnoticed. What no mode allows, waiting for the whole context, is kept away by
+//! [`super::gate`].
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::ThreadId;
 
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode};
 
 use super::context::{Context, Work};
+use super::errors::{describe, device, is_fatal};
+use super::gate;
 use super::release::{Dead, Release};
 use crate::Result;
 use crate::device::runtime::Lane;
+
+/// The thread that records the compute lane, if one does. Read while work is enqueued, written while a recording begins or
+/// ends: so nothing of another thread slips into it.
+pub(super) type Recorder = RwLock<Option<ThreadId>>;
 
 /// Work that can be replayed.
 pub(super) struct CudaGraph {
@@ -22,26 +35,56 @@ unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CudaGraph {}
 
+/// What came of a recording.
+pub(super) enum Recorded {
+    Graph(CudaGraph),
+    /// The driver refused or invalidated it: nothing was enqueued. What it said.
+    Refused(String),
+}
+
 impl CudaGraph {
     /// Records what `enqueue` enqueues on the compute lane.
     pub fn record(
         context: &Arc<Context>,
         release: &Arc<Release>,
+        recorder: &Recorder,
         enqueue: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<CudaGraph> {
+    ) -> Result<Recorded> {
+        let already = || device(&context.name, "the compute lane is being recorded already");
         context.bind()?;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: a stream of this context.
-        let code = unsafe { sys::cuStreamBeginCapture_v2(context.stream(Lane::Compute), mode) };
-        context.check("recording a step", code)?;
-        let mut recording = Recording { context, ended: false };
-        enqueue()?;
-        let graph = Owned(recording.end()?);
+        let _gate = gate::Recording::begin().ok_or_else(already)?;
+        let mut recording = {
+            let mut recorder_now = recorder.write().unwrap_or_else(PoisonError::into_inner);
+            if recorder_now.is_some() {
+                return Err(already());
+            }
+            release.hold();
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: a stream of this context.
+            let code = unsafe { sys::cuStreamBeginCapture_v2(context.stream(Lane::Compute), mode) };
+            if code != CUresult::CUDA_SUCCESS {
+                release.resume();
+                return refused(context, code);
+            }
+            *recorder_now = Some(std::thread::current().id());
+            Recording { context, release, recorder, ended: false }
+        };
+        let enqueued = enqueue();
+        let (code, graph) = recording.end();
+        let graph = Owned(graph);
+        if code != CUresult::CUDA_SUCCESS {
+            // Invalidated: an error of `enqueue`, if any, is a consequence.
+            return refused(context, code);
+        }
+        enqueued?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: a whole graph; the handle outlives the call.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph.0, 0) };
-        context.check("recording a step", code)?;
-        Ok(CudaGraph { context: context.clone(), release: release.clone(), executable })
+        if code != CUresult::CUDA_SUCCESS {
+            return refused(context, code);
+        }
+        let (context, release) = (context.clone(), release.clone());
+        Ok(Recorded::Graph(CudaGraph { context, release, executable }))
     }
 
     pub fn replay(&self) -> Result<()> {
@@ -57,27 +100,38 @@ impl CudaGraph {
     }
 }
 
+/// Work that cannot be recorded can still be enqueued, unless the device is lost.
+fn refused(context: &Context, code: CUresult) -> Result<Recorded> {
+    if is_fatal(code) {
+        context.check("recording a step", code)?;
+    }
+    Ok(Recorded::Refused(describe(code)))
+}
+
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         self.release.bury(Dead::Graph(self.executable));
     }
 }
 
-/// Ends the recording, also when what is recorded fails or panics.
+/// Ends the recording, also when what is recorded panics.
 struct Recording<'a> {
     context: &'a Context,
+    release: &'a Release,
+    recorder: &'a Recorder,
     ended: bool,
 }
 
 impl Recording<'_> {
-    fn end(&mut self) -> Result<CUgraph> {
+    fn end(&mut self) -> (CUresult, CUgraph) {
         self.ended = true;
-        self.context.bind()?;
+        let mut recorder = self.recorder.write().unwrap_or_else(PoisonError::into_inner);
         let mut graph = std::ptr::null_mut();
-        // SAFETY: a stream of this context that is being recorded.
+        // SAFETY: a stream of this context that is being recorded, by this thread; the handle outlives the call.
         let code = unsafe { sys::cuStreamEndCapture(self.context.stream(Lane::Compute), &mut graph) };
-        self.context.check("recording a step", code)?;
-        Ok(graph)
+        *recorder = None;
+        self.release.resume();
+        (code, graph)
     }
 }
 
@@ -85,7 +139,7 @@ impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if !self.ended {
             // What failed before is what the caller hears of.
-            let _ = self.end().map(Owned);
+            drop(Owned(self.end().1));
         }
     }
 }

@@ -1,10 +1,12 @@
 //! A device in use: its context, its lanes, what was enqueued last on each, and whether it is lost.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstream};
 
 use super::errors::{describe, device, is_fatal};
+use super::gate;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
 
@@ -40,12 +42,23 @@ pub(super) fn lane_name(lane: Lane) -> &'static str {
 pub(super) struct Context {
     /// `cuda:0 (NVIDIA A10)`.
     pub name: String,
-    handle: CUdevice,
-    context: CUcontext,
-    streams: [CUstream; 3],
+    handles: Handles,
     last: [Mutex<Work>; 3],
+    /// Pieces of work that each lane has been given.
+    work: [AtomicU64; 3],
     lost: OnceLock<String>,
 }
+
+/// What is given back to the driver at the end.
+#[derive(Clone, Copy)]
+struct Handles {
+    device: CUdevice,
+    context: CUcontext,
+    streams: [CUstream; 3],
+}
+
+// SAFETY: contexts and streams are handles that the driver lets any thread use.
+unsafe impl Send for Handles {}
 
 // SAFETY: contexts and streams are handles that the driver lets any thread use; the rest is synchronised.
 unsafe impl Send for Context {}
@@ -54,6 +67,8 @@ unsafe impl Sync for Context {}
 
 impl Context {
     pub fn new(handle: CUdevice, name: String) -> Result<Context> {
+        // Another runtime may be recording in this context.
+        let _relaxed = Relaxed::enter();
         let mut context = std::ptr::null_mut();
         // SAFETY: a device of the driver, which was started; the handle outlives the call.
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, handle) };
@@ -69,19 +84,19 @@ impl Context {
         // The drop of this value releases the context, also if a stream cannot be made.
         let mut this = Context {
             name,
-            handle,
-            context,
-            streams: [std::ptr::null_mut(); 3],
+            handles: Handles { device: handle, context, streams: [std::ptr::null_mut(); 3] },
             last: std::array::from_fn(|_| Mutex::new(Work::Nothing)),
+            work: Default::default(),
             lost: OnceLock::new(),
         };
         this.bind()?;
         for lane in Lane::ALL {
             let mut stream = std::ptr::null_mut();
+            // Non-blocking: use of the legacy stream, by whatever else is in the process, is no concern of ours.
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: the context is current; the handle outlives the call.
             this.check("a lane", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-            this.streams[lane as usize] = stream;
+            this.handles.streams[lane as usize] = stream;
         }
         Ok(this)
     }
@@ -95,16 +110,22 @@ impl Context {
             return Err(device(&self.name, problem));
         }
         // SAFETY: the context is retained as long as `self` lives.
-        self.check("the device", unsafe { sys::cuCtxSetCurrent(self.context) })
+        self.check("the device", unsafe { sys::cuCtxSetCurrent(self.handles.context) })
     }
 
     pub fn stream(&self, lane: Lane) -> CUstream {
-        self.streams[lane as usize]
+        self.handles.streams[lane as usize]
+    }
+
+    /// How much work each lane has been given.
+    pub fn work(&self) -> [u64; 3] {
+        Lane::ALL.map(|lane| self.work[lane as usize].load(Ordering::Acquire))
     }
 
     /// Remembers what a lane was given, and whether the driver took it.
     pub fn enqueued(&self, lane: Lane, work: Work, code: CUresult) -> Result<()> {
         if code == CUresult::CUDA_SUCCESS {
+            self.work[lane as usize].fetch_add(1, Ordering::Release);
             *self.last[lane as usize].lock().unwrap_or_else(PoisonError::into_inner) = work;
             return Ok(());
         }
@@ -145,11 +166,16 @@ impl Context {
         self.lost.get().is_some()
     }
 
-    /// Blocks until nothing is in flight. Errors are left to the next call.
+    /// Blocks until nothing is in flight on the lanes of this runtime. Never waits for the context: another runtime may be
+    /// recording in it. Errors are left to the next call.
     pub fn settle(&self) {
-        if self.bind().is_ok() {
-            // SAFETY: this device's context is current.
-            let code = unsafe { sys::cuCtxSynchronize() };
+        if self.bind().is_err() {
+            return;
+        }
+        let _relaxed = Relaxed::enter();
+        for stream in self.handles.streams.into_iter().filter(|s| !s.is_null()) {
+            // SAFETY: a stream of this context.
+            let code = unsafe { sys::cuStreamSynchronize(stream) };
             // Remembered if fatal.
             let _ = self.check("waiting for the device", code);
         }
@@ -160,19 +186,25 @@ impl Drop for Context {
     fn drop(&mut self) {
         self.settle();
         // Codes of a lost device are of no use to anybody here.
-        if self.bind().is_ok() {
-            for stream in self.streams.into_iter().filter(|s| !s.is_null()) {
-                // SAFETY: made in `new`, destroyed once, idle.
-                let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
+        let (handles, usable) = (self.handles, self.bind().is_ok());
+        gate::quietly(move || {
+            let handles: Handles = handles;
+            if usable {
+                // SAFETY: the context is retained until the last line.
+                let _ = unsafe { sys::cuCtxSetCurrent(handles.context) };
+                for stream in handles.streams.into_iter().filter(|s| !s.is_null()) {
+                    // SAFETY: made in `new`, destroyed once, idle.
+                    let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
+                }
             }
-        }
-        // SAFETY: retained once in `new`.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.handle) };
+            // SAFETY: retained once in `new`.
+            let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(handles.device) };
+        });
     }
 }
 
-/// While it lives, this thread's calls that allocate or synchronise are allowed although a lane is being
-/// recorded: modules may be loaded while a step is recorded for the first time.
+/// While it lives, this thread's calls that allocate, load, query or synchronise are allowed although a lane is being
+/// recorded, by this thread or, in whichever mode, by another one.
 pub(super) struct Relaxed(sys::CUstreamCaptureMode);
 
 impl Relaxed {

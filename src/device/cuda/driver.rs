@@ -22,6 +22,8 @@ pub struct Listed {
     pub shared_per_block: u32,
     /// Bytes of the level-two cache.
     pub l2: u32,
+    /// Whether it can read and write host memory in place.
+    pub maps_host_memory: bool,
 }
 
 /// A driver that works.
@@ -135,5 +137,6 @@ pub(super) fn listed(handle: CUdevice) -> Result<Listed> {
         multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_per_block: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         l2: attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        maps_host_memory: attribute(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY)? != 0,
     })
 }

@@ -44,14 +44,15 @@ pub(super) fn is_fatal(code: CUresult) -> bool {
             | CUDA_ERROR_DEINITIALIZED
             | CUDA_ERROR_CONTAINED
             | CUDA_ERROR_EXTERNAL_DEVICE
+            // What a GPU that fell off the bus answers, and a driver whose own state is damaged.
+            | CUDA_ERROR_UNKNOWN
     )
 }
 
 /// The driver release that first knows a CUDA version (10 * (100 * major + minor), as `cuDriverGetVersion` says).
-pub(super) fn driver_release(cuda: u32) -> &'static str {
+pub fn driver_release(cuda: u32) -> &'static str {
     match cuda {
-        0..12000 => "525",
-        12000 => "525",
+        0..=12000 => "525",
         12001..=12010 => "530",
         12011..=12020 => "535",
         12021..=12030 => "545",
@@ -66,16 +67,42 @@ pub(super) fn driver_release(cuda: u32) -> &'static str {
     }
 }
 
-/// The CUDA version whose driver first reads a version of the PTX language.
-pub(super) fn cuda_of_ptx((major, minor): (u32, u32)) -> u32 {
-    match (major, minor) {
+/// The functions that this program calls exist since then, whatever its kernels need.
+const LEAST_CUDA: u32 = 12000;
+
+/// The CUDA version whose driver runs this program with kernels in a version of the PTX language.
+pub fn least_cuda((major, minor): (u32, u32)) -> u32 {
+    let cuda = match (major, minor) {
         (..=7, _) => 11000,
         (8, 0..=4) => 12000 + 10 * minor,
         // 12.6 added nothing to the language.
         (8, 5) => 12050,
         (8, 6..) => 12000 + 10 * (minor + 1),
         (9.., minor) => 13000 + 1000 * (major - 9) + 10 * minor,
-    }
+    };
+    cuda.max(LEAST_CUDA)
+}
+
+/// Whether a driver takes machine code that the assembler of a CUDA release made: of its own major version, all; of
+/// older ones, too; of later ones none, since the format of the files changed.
+pub(super) fn loads_code(made_by: u32, driver: u32) -> bool {
+    driver >= LEAST_CUDA && made_by / 1000 <= driver / 1000
+}
+
+pub(super) fn too_old(name: &str, ptx: (u32, u32), driver: u32) -> Error {
+    let needed = least_cuda(ptx);
+    device(
+        name,
+        format!(
+            "the driver is too old for this program's kernels: it knows CUDA {}, they are PTX {}.{} and need \
+             CUDA {} (driver {} or later); update the driver, or run on the CPU with --device cpu",
+            version(driver),
+            ptx.0,
+            ptx.1,
+            version(needed),
+            driver_release(needed)
+        ),
+    )
 }
 
 /// `12.4` of 12040.
@@ -105,10 +132,34 @@ mod tests {
         // <https://docs.nvidia.com/cuda/parallel-thread-execution/#release-notes>
         let table = [((8, 0), 12000), ((8, 2), 12020), ((8, 4), 12040), ((8, 7), 12080), ((8, 8), 12090)];
         for (ptx, cuda) in table {
-            assert_eq!(cuda_of_ptx(ptx), cuda, "{ptx:?}");
+            assert_eq!(least_cuda(ptx), cuda, "{ptx:?}");
         }
-        assert_eq!((cuda_of_ptx((9, 0)), driver_release(13000)), (13000, "580"));
-        assert_eq!((cuda_of_ptx((9, 1)), driver_release(12020)), (13010, "535"));
+        assert_eq!((least_cuda((9, 0)), driver_release(13000)), (13000, "580"));
+        assert_eq!((least_cuda((9, 1)), driver_release(12020)), (13010, "535"));
+        assert_eq!((least_cuda((7, 8)), driver_release(least_cuda((7, 0)))), (12000, "525"));
         assert_eq!(version(12080), "12.8");
+    }
+
+    #[test]
+    fn machine_code_of_a_later_major_release_is_not_for_a_driver() {
+        for (made_by, driver, loads) in [
+            (12090, 12000, true),
+            (12090, 13000, true),
+            (13000, 13000, true),
+            (13000, 12090, false),
+            (12000, 11080, false),
+        ] {
+            assert_eq!(loads_code(made_by, driver), loads, "{made_by} on {driver}");
+        }
+    }
+
+    #[test]
+    fn an_old_driver_is_told_what_is_needed() {
+        let text = too_old("cuda:0 (NVIDIA T4)", (9, 0), 12020).to_string();
+        for part in ["cuda:0 (NVIDIA T4)", "CUDA 12.2", "PTX 9.0", "CUDA 13.0", "driver 580"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = too_old("cuda:0 (NVIDIA T4)", (7, 8), 11040).to_string();
+        assert!(text.contains("CUDA 12.0 (driver 525 or later)"), "{text}");
     }
 }

@@ -1,17 +1,42 @@
 //! Points in lanes. The driver's events are kept for reuse: making one takes longer than recording it.
+//!
+//! A thread that waits for one sleeps (`CU_EVENT_BLOCKING_SYNC`), unless it asks to spin: where host and device hand over to
+//! each other, the wake-up would cost more than the wait.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUevent, CUresult};
 
-use super::context::Context;
+use super::context::{Context, Relaxed};
+use super::errors::device;
+use super::gate;
 use crate::Result;
 use crate::device::runtime::Lane;
+
+/// How long a waiting thread that is in a hurry spins before it sleeps. After that long, a wake-up of some 50 µs costs less
+/// than half a percent.
+const SPIN: Duration = Duration::from_millis(10);
+/// How often a thread that waits until a deadline looks, once it has spun: the driver has no wait with a time limit.
+const LOOK: Duration = Duration::from_micros(100);
+/// How long it spins before.
+const SPIN_BEFORE_LOOKING: Duration = Duration::from_micros(200);
+
+/// By name: the bindings have only its successor, which drivers have since CUDA 12.8.
+type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+
+/// Whether an event keeps the time at which it is passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Timing {
+    On,
+    Off,
+}
 
 /// Events that are not in use.
 pub(super) struct Spare {
     context: Arc<Context>,
-    events: Mutex<Vec<Handle>>,
+    timed: Mutex<Vec<Handle>>,
+    untimed: Mutex<Vec<Handle>>,
 }
 
 struct Handle(CUevent);
@@ -23,6 +48,7 @@ unsafe impl Send for Handle {}
 pub(super) struct CudaEvent {
     spare: Arc<Spare>,
     event: CUevent,
+    timing: Timing,
 }
 
 // SAFETY: as for `Handle`; it is recorded once, before it is shared.
@@ -32,21 +58,24 @@ unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
     /// After everything enqueued on `lane` so far.
-    pub fn record(spare: &Arc<Spare>, lane: Lane) -> Result<CudaEvent> {
+    pub fn record(spare: &Arc<Spare>, lane: Lane, timing: Timing) -> Result<CudaEvent> {
         let context = &spare.context;
         context.bind()?;
-        let kept = spare.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = spare.kept(timing).lock().unwrap_or_else(PoisonError::into_inner).pop();
         let event = match kept {
             Some(Handle(event)) => event,
             None => {
                 let mut event = std::ptr::null_mut();
-                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                let mut flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+                if timing == Timing::Off {
+                    flags |= sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                }
                 // SAFETY: the context is current; the handle outlives the call.
                 context.check("an event", unsafe { sys::cuEventCreate(&mut event, flags) })?;
                 event
             }
         };
-        let this = CudaEvent { spare: spare.clone(), event };
+        let this = CudaEvent { spare: spare.clone(), event, timing };
         // SAFETY: both are handles of this context.
         context.check("an event", unsafe { sys::cuEventRecord(event, context.stream(lane)) })?;
         Ok(this)
@@ -62,6 +91,8 @@ impl CudaEvent {
 
     pub fn is_done(&self) -> Result<bool> {
         self.spare.context.bind()?;
+        // Recorded before any recording in progress, so asking is legal; the driver has to be told.
+        let _relaxed = Relaxed::enter();
         // SAFETY: a handle of this context.
         match unsafe { sys::cuEventQuery(self.event) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -69,11 +100,64 @@ impl CudaEvent {
         }
     }
 
+    /// Sleeps until it is done.
     pub fn synchronize(&self) -> Result<()> {
         self.spare.context.bind()?;
+        let _relaxed = Relaxed::enter();
         // SAFETY: a handle of this context.
         let code = unsafe { sys::cuEventSynchronize(self.event) };
         self.spare.context.check("waiting for an event", code)
+    }
+
+    /// Spins until it is done, and sleeps if that takes long.
+    pub fn spin(&self) -> Result<()> {
+        let begin = Instant::now();
+        while !self.is_done()? {
+            if begin.elapsed() > SPIN {
+                return self.synchronize();
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Waits until it is done, or the deadline has passed: whether it is done.
+    pub fn synchronize_until(&self, deadline: Instant) -> Result<bool> {
+        let begin = Instant::now();
+        while !self.is_done()? {
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(false);
+            }
+            if now - begin < SPIN_BEFORE_LOOKING {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(LOOK.min(deadline - now));
+            }
+        }
+        Ok(true)
+    }
+
+    /// The time from this event to `to`; `None` if one of them keeps no time. Both are done.
+    pub fn elapsed(&self, to: &CudaEvent) -> Result<Option<Duration>> {
+        if self.timing == Timing::Off || to.timing == Timing::Off {
+            return Ok(None);
+        }
+        self.spare.context.bind()?;
+        let _relaxed = Relaxed::enter();
+        let what = "the time between two events";
+        let missing =
+            || device(&self.spare.context.name, format!("{what}: the driver has no cuEventElapsedTime"));
+        let mut milliseconds = 0f32;
+        // SAFETY: the driver is loaded; this is its function's signature. Handles of this context; the number outlives the
+        // call.
+        let code = unsafe {
+            let function = sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime").map_err(|_| missing())?;
+            function(&mut milliseconds, self.event, to.event)
+        };
+        self.spare.context.check(what, code)?;
+        // Negative where `to` was passed first.
+        Ok(Some(Duration::from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3)))
     }
 
     /// Whether it is an event of this device.
@@ -85,24 +169,38 @@ impl CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         // Recording it again is allowed while a lane still waits for its earlier point.
-        self.spare.events.lock().unwrap_or_else(PoisonError::into_inner).push(Handle(self.event));
+        let kept = self.spare.kept(self.timing);
+        kept.lock().unwrap_or_else(PoisonError::into_inner).push(Handle(self.event));
     }
 }
 
 impl Spare {
     pub fn new(context: Arc<Context>) -> Spare {
-        Spare { context, events: Mutex::default() }
+        Spare { context, timed: Mutex::default(), untimed: Mutex::default() }
+    }
+
+    fn kept(&self, timing: Timing) -> &Mutex<Vec<Handle>> {
+        match timing {
+            Timing::On => &self.timed,
+            Timing::Off => &self.untimed,
+        }
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        let all = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.context.bind().is_ok() {
-            for Handle(event) in all.drain(..) {
-                // SAFETY: an event of this context that nobody uses; destroyed once.
-                let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        let take = |kept: &mut Mutex<Vec<Handle>>| {
+            std::mem::take(kept.get_mut().unwrap_or_else(PoisonError::into_inner))
+        };
+        let (timed, untimed) = (take(&mut self.timed), take(&mut self.untimed));
+        let context = self.context.clone();
+        gate::quietly(move || {
+            if context.bind().is_ok() {
+                for Handle(event) in timed.into_iter().chain(untimed) {
+                    // SAFETY: an event of this context that nobody uses; destroyed once.
+                    let _ = unsafe { sys::cuEventDestroy_v2(event) };
+                }
             }
-        }
+        });
     }
 }

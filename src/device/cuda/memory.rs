@@ -35,11 +35,17 @@ impl Memory {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that can still be allocated.
+    /// Bytes that can still be allocated, once the work in flight on freed memory is done: waits for it.
     pub fn free_bytes(&self) -> Result<u64> {
+        self.release.reap(true);
         let live = self.live();
         let driver = self.driver_free()?;
-        Ok(self.cap.map_or(driver, |cap| driver.min(cap.saturating_sub(live.used))))
+        Ok(self.cap.map_or(driver, |cap| driver.min(cap.saturating_sub(self.held(&live)))))
+    }
+
+    /// Bytes that the driver counts as ours.
+    fn held(&self, live: &Live) -> u64 {
+        live.used + self.release.dead_bytes()
     }
 
     fn driver_free(&self) -> Result<u64> {
@@ -52,32 +58,38 @@ impl Memory {
 
     pub fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         assert!(bytes > 0, "an allocation of no bytes");
+        self.release.reap(false);
+        match self.try_alloc(bytes) {
+            // Freed memory may be enough, once the work in flight on it is done. Nothing is locked while waiting for that.
+            Err(Error::Capacity(_)) => {
+                self.release.reap(true);
+                self.try_alloc(bytes)
+            }
+            result => result,
+        }
+    }
+
+    fn try_alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut live = self.live();
         let wanted = bytes as u64;
         let name = &self.context.name;
         if let Some(cap) = self.cap
-            && live.used.saturating_add(wanted) > cap
+            && self.held(&live).saturating_add(wanted) > cap
         {
             return Err(Error::Capacity(format!(
                 "{name}: {} asked for, {} of the {} granted (--gpu-memory) are free",
                 mib(wanted),
-                mib(cap - live.used),
+                mib(cap.saturating_sub(self.held(&live))),
                 mib(cap)
             )));
         }
-        self.context.bind()?;
-        let mut ptr = 0;
-        let code = {
-            let _relaxed = Relaxed::enter();
-            // SAFETY: the context is current; the address outlives the call.
-            unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) }
-        };
+        let (code, ptr) = self.driver_alloc(bytes)?;
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(Error::Capacity(format!(
                 "{name}: {} asked for, {} are free ({} held by this program)",
                 mib(wanted),
                 mib(self.driver_free()?),
-                mib(live.used)
+                mib(self.held(&live))
             )));
         }
         self.context.check("an allocation", code)?;
@@ -86,12 +98,22 @@ impl Memory {
         Ok(DevPtr(ptr))
     }
 
-    /// Gives memory back, after the work in flight.
+    fn driver_alloc(&self, bytes: usize) -> Result<(CUresult, u64)> {
+        self.context.bind()?;
+        let mut ptr = 0;
+        let _relaxed = Relaxed::enter();
+        // SAFETY: the context is current; the address outlives the call.
+        let code = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) };
+        Ok((code, ptr))
+    }
+
+    /// Gives memory back, behind the work in flight. Never waits.
     pub fn free(&self, ptr: DevPtr) {
         let mut live = self.live();
         let bytes = live.sizes.remove(&ptr.0);
-        live.used -= bytes.unwrap_or_else(|| panic!("free of {:#x}, where no allocation begins", ptr.0));
-        drop(live);
-        self.release.bury(Dead::Device(ptr.0));
+        let bytes = bytes.unwrap_or_else(|| panic!("free of {:#x}, where no allocation begins", ptr.0));
+        // Counted as dead before it is no longer counted as used.
+        self.release.bury(Dead::Device(ptr.0, bytes));
+        live.used -= bytes;
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! * [`driver`] finds the driver and its devices; `errors` turns its codes into sentences.
 //! * `context` is a device in use: its lanes (streams), what was enqueued last, whether it is lost.
-//! * `memory`, `staging`, `pinned` are its memory and the ways there.
-//! * `modules` loads the PTX of this build, a file when its first kernel is launched; `usage` is what became of it.
+//! * `memory`, `staging`, `landing`, `pinned`, `slab` are its memory and the ways there and back.
+//! * `modules` loads the kernels of this build, a file when its first kernel is launched or ahead; `image` chooses
+//!   between machine code and PTX; `usage` is what became of a kernel.
 //! * `capture` records work once, to be replayed as one; `events` are points in lanes.
-//! * `release` gives things back when nothing in flight uses them.
+//! * `release` gives things back behind the work in flight; `gate` keeps that apart from recordings.
 //! * `runtime` is the contract over them. Nothing above this folder names CUDA.
 
 mod capture;
@@ -13,18 +14,23 @@ mod context;
 pub mod driver;
 mod errors;
 mod events;
+mod gate;
+mod image;
+mod landing;
 mod memory;
 mod modules;
 mod pinned;
 mod release;
 mod ring;
 mod runtime;
+mod slab;
 mod staging;
 mod tensor_map;
 mod usage;
 
 use std::sync::Arc;
 
+pub use errors::{driver_release, least_cuda};
 pub use runtime::CudaRuntime;
 pub use usage::KernelUsage;
 

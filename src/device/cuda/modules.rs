@@ -1,14 +1,16 @@
-//! The kernels of this build that a device runs: of every file the best target, loaded when it is first used.
+//! The kernels of this build that a device runs: of every module the best target, loaded when it is first used or ahead.
 
-use std::collections::{BTreeSet, HashMap};
-use std::ffi::{CString, c_void};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 
 use super::context::{Context, Relaxed};
-use super::errors::{cuda_of_ptx, describe, device, driver_release, version};
+use super::errors::device;
+use super::gate;
+use super::image::Loader;
 use crate::Result;
 use crate::device::built::{self, Module};
 
@@ -20,6 +22,8 @@ pub(super) struct Kernel {
     pub name: &'static str,
     /// Bytes of its parameter struct.
     pub params: u32,
+    /// Registers at entry that it relies on.
+    registers: Option<u32>,
     module: usize,
     function: OnceLock<Function>,
     /// Dynamic shared memory that it was granted.
@@ -41,6 +45,7 @@ unsafe impl Send for Loaded {}
 
 pub(super) struct Modules {
     context: Arc<Context>,
+    loader: Loader,
     modules: Vec<&'static Module>,
     loaded: Mutex<HashMap<usize, Loaded>>,
     kernels: HashMap<&'static str, Kernel>,
@@ -57,11 +62,11 @@ fn best(all: &'static [Module], sm: u32) -> Vec<&'static Module> {
 }
 
 impl Modules {
-    /// Chooses; nothing is loaded yet.
+    /// Chooses for a device of capability `real` that runs the kernels for `sm`; nothing is loaded yet.
     ///
     /// # Errors
     /// The build has no kernels, or none that this device or driver runs.
-    pub fn choose(context: Arc<Context>, sm: u32, driver: u32) -> Result<Modules> {
+    pub fn choose(context: Arc<Context>, sm: u32, real: u32, driver: u32) -> Result<Modules> {
         if let Err(why) = built::NVCC {
             return Err(device(
                 "--device cuda",
@@ -72,7 +77,7 @@ impl Modules {
             ));
         }
         let modules = best(built::MODULES, sm);
-        let Some(newest) = modules.iter().map(|m| m.version).max() else {
+        if modules.is_empty() {
             let targets: BTreeSet<u32> = built::MODULES.iter().map(|m| m.sm).collect();
             let least = targets.first().copied().unwrap_or_default();
             return Err(device(
@@ -85,20 +90,18 @@ impl Modules {
                     least % 10
                 ),
             ));
-        };
-        let needed = cuda_of_ptx(newest);
-        if driver < needed {
-            return Err(too_old(&context.name, newest, driver));
         }
+        let loader = Loader::new(context.clone(), real, driver);
+        modules.iter().try_for_each(|module| loader.check(module))?;
         let mut kernels = HashMap::new();
         for (at, module) in modules.iter().enumerate() {
-            for &(name, params) in module.kernels {
+            for &built::Kernel { name, params, registers } in module.kernels {
                 let function = OnceLock::new();
                 let shared = AtomicU32::new(SHARED_DEFAULT);
-                kernels.insert(name, Kernel { name, params, module: at, function, shared });
+                kernels.insert(name, Kernel { name, params, registers, module: at, function, shared });
             }
         }
-        Ok(Modules { context, modules, loaded: Mutex::default(), kernels })
+        Ok(Modules { context, loader, modules, loaded: Mutex::default(), kernels })
     }
 
     pub fn get(&self, kernel: &str) -> Option<&Kernel> {
@@ -131,7 +134,7 @@ impl Modules {
         let module = match loaded.get(&kernel.module) {
             Some(Loaded(module)) => *module,
             None => {
-                let module = self.compile(self.modules[kernel.module])?;
+                let module = self.loader.load(self.modules[kernel.module])?;
                 loaded.insert(kernel.module, Loaded(module));
                 module
             }
@@ -141,89 +144,64 @@ impl Modules {
         // SAFETY: a loaded module, a name that ends in NUL, a handle that outlives the call.
         let code = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
         self.context.check(&format!("kernel {}", kernel.name), code)?;
+        self.check_registers(kernel, function)?;
         Ok(Function(function))
     }
 
-    /// The driver's assembler at work on one file.
-    fn compile(&self, module: &Module) -> Result<CUmodule> {
-        let text = CString::new(module.ptx()).expect("PTX has no NUL");
-        let mut log = vec![0u8; 16 << 10];
-        let mut options = [
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-            CUjit_option::CU_JIT_GENERATE_LINE_INFO,
-        ];
-        // Numbers travel as addresses.
-        let size = std::ptr::without_provenance_mut::<c_void>(log.len());
-        let yes = std::ptr::without_provenance_mut::<c_void>(1);
-        let mut values = [log.as_mut_ptr().cast::<c_void>(), size, yes];
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the text ends in NUL; there are as many values as options, of the kinds that these take;
-        // the driver writes at most the size given to the log.
-        let code = unsafe {
-            sys::cuModuleLoadDataEx(
-                &mut handle,
-                text.as_ptr().cast(),
-                options.len() as u32,
-                options.as_mut_ptr(),
-                values.as_mut_ptr(),
-            )
-        };
-        let what = format!("cuda/{}.cu for {}", module.name, module.target());
-        match code {
-            CUresult::CUDA_SUCCESS => Ok(handle),
-            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-                let driver = super::driver::find()?.version;
-                Err(too_old(&self.context.name, module.version, driver))
-            }
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(crate::Error::Capacity(format!(
-                "{}: no memory left to load {what}; grant the program less (--gpu-memory)",
+    /// With other registers at entry than its `setmaxnreg` was written for, a kernel would wait forever.
+    fn check_registers(&self, kernel: &Kernel, function: CUfunction) -> Result<()> {
+        let Some(wanted) = kernel.registers else { return Ok(()) };
+        let mut has = 0;
+        let which = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+        // SAFETY: a function of a loaded module; the number outlives the call.
+        let code = unsafe { sys::cuFuncGetAttribute(&mut has, which, function) };
+        self.context.check(&format!("kernel {}", kernel.name), code)?;
+        if has as u32 == wanted {
+            return Ok(());
+        }
+        Err(device(
+            format!("kernel {}", kernel.name),
+            format!(
+                "the driver of {} gives it {has} registers at entry, it was written for {wanted}; update the driver, or \
+                 run on the CPU with --device cpu",
                 self.context.name
-            ))),
-            code => {
-                let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
-                let said = String::from_utf8_lossy(&log[..end]);
-                let said = said.trim();
-                let colon = if said.is_empty() { "" } else { ": " };
-                self.context.check(&what, code).map_err(|_| {
-                    device(
-                        &self.context.name,
-                        format!("{what}: the driver cannot load it: {}{colon}{said}", describe(code)),
-                    )
-                })?;
-                unreachable!("success was matched above")
+            ),
+        ))
+    }
+
+    /// Loads the kernels that `wanted` names. `progress` is told how many of how many modules are there.
+    pub fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        self.context.bind()?;
+        let mut by_module: BTreeMap<usize, Vec<&Kernel>> = BTreeMap::new();
+        for kernel in self.kernels.values().filter(|k| wanted(k.name)) {
+            by_module.entry(kernel.module).or_default().push(kernel);
+        }
+        for (done, kernels) in by_module.values().enumerate() {
+            progress(done, by_module.len());
+            for kernel in kernels {
+                self.function(kernel, 0)?;
             }
         }
+        progress(by_module.len(), by_module.len());
+        Ok(())
     }
 }
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        self.context.settle();
-        let all = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.context.bind().is_ok() {
-            for (_, Loaded(module)) in all.drain() {
-                // SAFETY: loaded once, unloaded once, and nothing is in flight.
-                let _ = unsafe { sys::cuModuleUnload(module) };
+        let all = std::mem::take(self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let context = self.context.clone();
+        // Unloading may synchronise the context, in which another runtime may be recording.
+        gate::quietly(move || {
+            context.settle();
+            if context.bind().is_ok() {
+                for (_, Loaded(module)) in all {
+                    // SAFETY: loaded once, unloaded once, and nothing is in flight.
+                    let _ = unsafe { sys::cuModuleUnload(module) };
+                }
             }
-        }
+        });
     }
-}
-
-fn too_old(name: &str, ptx: (u32, u32), driver: u32) -> crate::Error {
-    let needed = cuda_of_ptx(ptx);
-    device(
-        name,
-        format!(
-            "the driver is too old for this program's kernels: it knows CUDA {}, they are PTX {}.{} and need \
-             CUDA {} (driver {} or later); update the driver, or run on the CPU with --device cpu",
-            version(driver),
-            ptx.0,
-            ptx.1,
-            version(needed),
-            driver_release(needed)
-        ),
-    )
 }
 
 #[cfg(test)]
@@ -246,13 +224,5 @@ mod tests {
         }
         assert!(targets(90).is_subset(&BTreeSet::from(["90".to_owned(), "90a".to_owned()])));
         assert_eq!(targets(120), only("90"), "90a runs on 90 only");
-    }
-
-    #[test]
-    fn an_old_driver_is_told_what_is_needed() {
-        let text = too_old("cuda:0 (NVIDIA T4)", (9, 0), 12020).to_string();
-        for part in ["cuda:0 (NVIDIA T4)", "CUDA 12.2", "PTX 9.0", "CUDA 13.0", "driver 580"] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
     }
 }

@@ -20,7 +20,7 @@ pub(super) enum Caching {
     WriteCombined,
 }
 
-/// A page-locked, mapped allocation.
+/// A page-locked allocation.
 pub(super) struct CudaPinned {
     release: Arc<Release>,
     host: *mut u8,
@@ -34,16 +34,21 @@ unsafe impl Send for CudaPinned {}
 unsafe impl Sync for CudaPinned {}
 
 impl CudaPinned {
-    /// Zeroed.
+    /// Zeroed. With `mapped` the device reads and writes it in place.
     pub fn new(
         context: &Context,
         release: &Arc<Release>,
         len: usize,
         caching: Caching,
+        mapped: bool,
     ) -> Result<CudaPinned> {
         context.bind()?;
+        release.reap(false);
         let _relaxed = Relaxed::enter();
-        let mut flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        let mut flags = sys::CU_MEMHOSTALLOC_PORTABLE;
+        if mapped {
+            flags |= sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        }
         if caching == Caching::WriteCombined {
             flags |= sys::CU_MEMHOSTALLOC_WRITECOMBINED;
         }
@@ -61,11 +66,13 @@ impl CudaPinned {
         let mut this = CudaPinned { release: release.clone(), host: host.cast(), device: DevPtr::NULL, len };
         // SAFETY: `host` has at least `len` bytes, which nobody else knows yet.
         unsafe { std::ptr::write_bytes(this.host, 0, len) };
-        let mut device = 0;
-        // SAFETY: `host` was allocated with DEVICEMAP; the address outlives the call.
-        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0) };
-        context.check("page-locked host memory", code)?;
-        this.device = DevPtr(device);
+        if mapped {
+            let mut device = 0;
+            // SAFETY: `host` was allocated with DEVICEMAP; the address outlives the call.
+            let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0) };
+            context.check("page-locked host memory", code)?;
+            this.device = DevPtr(device);
+        }
         Ok(this)
     }
 }

@@ -1,80 +1,199 @@
-//! Giving things back to the driver. That waits for the device, which is not allowed while a lane is being
-//! recorded: what dies then is given back when the recording ends.
+//! Giving memory and graphs back to the driver: behind events of the runtime's own lanes, never by waiting for the context.
+//!
+//! ```text
+//! free ──► fence (an event on each lane) ──► passed? ──► nothing recorded in the process? ──► the driver's free
+//! ```
+//! [`Release::bury`] only records the fence. The driver's calls, which may synchronise the context, are made where the program
+//! allocates or asks for free memory ([`Release::reap`]), at the end of a recording, and with the runtime's end.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUgraphExec};
 
 use super::context::Context;
+use super::events::{CudaEvent, Spare, Timing};
+use super::gate;
+use crate::device::runtime::Lane;
 
-/// Something that nobody uses any more, but work in flight.
+/// A resource now referenced only by work in flight.
 pub(super) enum Dead {
-    Device(CUdeviceptr),
+    /// Device memory: address, bytes.
+    Device(CUdeviceptr, u64),
+    /// Page-locked host memory of the driver's.
     Host(*mut c_void),
+    /// Our own mapping, page-locked if `registered`: address, bytes.
+    Slab {
+        base: *mut c_void,
+        len: usize,
+        registered: bool,
+    },
     Graph(CUgraphExec),
 }
 
 // SAFETY: handles and addresses that the driver lets any thread give back.
 unsafe impl Send for Dead {}
 
+/// Passed when everything that the lanes held when it was made is done.
+struct Fence(Vec<CudaEvent>);
+
+impl Fence {
+    fn passed(&self) -> bool {
+        // An error means a lost device: nothing runs there any more.
+        self.0.iter().all(|event| event.is_done().unwrap_or(true))
+    }
+
+    fn wait(&self) {
+        for event in &self.0 {
+            // As above.
+            let _ = event.synchronize();
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Whether the compute lane is being recorded: a fence there would become part of the recording.
+    recording: bool,
+    /// In the order they died. Those without a fence died during the recording and get one at its end.
+    dead: VecDeque<(Dead, Option<Arc<Fence>>)>,
+    /// The last fence, and how much work the lanes had been given by then.
+    last: Option<([u64; 3], Arc<Fence>)>,
+}
+
 pub(super) struct Release {
     context: Arc<Context>,
-    recording: AtomicBool,
-    waiting: Mutex<Vec<Dead>>,
+    spare: Arc<Spare>,
+    state: Mutex<State>,
+    /// Bytes of device memory that are dead but not given back.
+    dead_bytes: AtomicU64,
 }
 
 impl Release {
-    pub fn new(context: Arc<Context>) -> Release {
-        Release { context, recording: AtomicBool::new(false), waiting: Mutex::default() }
+    pub fn new(context: Arc<Context>, spare: Arc<Spare>) -> Release {
+        Release { context, spare, state: Mutex::default(), dead_bytes: AtomicU64::new(0) }
     }
 
-    /// Gives `dead` back when nothing in flight uses it: now, or after the recording.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives `dead` back behind the work enqueued so far. Never waits.
     pub fn bury(&self, dead: Dead) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.recording.load(Ordering::SeqCst) {
-            waiting.push(dead);
-        } else {
-            drop(waiting);
-            self.context.settle();
-            self.give_back(dead);
+        if let Dead::Device(_, bytes) = dead {
+            self.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
+        // Locked from the question to the events: no recording begins in between ([`Release::hold`]).
+        let mut state = self.state();
+        let fence = if state.recording { None } else { Some(self.fence(&mut state)) };
+        state.dead.push_back((dead, fence));
     }
 
-    /// From now on nothing is given back, until [`Release::resume`].
+    /// Bytes of device memory that are dead but not given back.
+    pub fn dead_bytes(&self) -> u64 {
+        self.dead_bytes.load(Ordering::Relaxed)
+    }
+
+    fn fence(&self, state: &mut State) -> Arc<Fence> {
+        let work = self.context.work();
+        if let Some((then, fence)) = &state.last
+            && *then == work
+        {
+            return fence.clone();
+        }
+        let record = |lane| CudaEvent::record(&self.spare, lane, Timing::Off);
+        let events = Lane::ALL.map(record).into_iter().collect::<crate::Result<Vec<_>>>();
+        // Without events (the driver is out of host memory, or the device is lost): wait for the lanes themselves.
+        let events = events.unwrap_or_else(|_| {
+            self.context.settle();
+            Vec::new()
+        });
+        let fence = Arc::new(Fence(events));
+        state.last = Some((work, fence.clone()));
+        fence
+    }
+
+    /// A recording of the compute lane begins: no fence until [`Release::resume`].
     pub fn hold(&self) {
-        let _order = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.recording.store(true, Ordering::SeqCst);
+        self.state().recording = true;
     }
 
-    /// Gives back what waits.
+    /// The recording is over.
     pub fn resume(&self) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        self.recording.store(false, Ordering::SeqCst);
-        let all = std::mem::take(&mut *waiting);
-        drop(waiting);
-        if !all.is_empty() {
-            self.context.settle();
+        let mut state = self.state();
+        state.recording = false;
+        if state.dead.iter().any(|(_, fence)| fence.is_none()) {
+            let fence = self.fence(&mut state);
+            for (_, none) in state.dead.iter_mut().filter(|(_, fence)| fence.is_none()) {
+                *none = Some(fence.clone());
+            }
         }
-        all.into_iter().for_each(|dead| self.give_back(dead));
     }
 
-    fn give_back(&self, dead: Dead) {
-        // On a lost device the driver refuses everything: it has taken it all back by itself, save the host's
-        // memory, which stays until the process ends.
-        if self.context.bind().is_err() {
-            return;
-        }
-        // SAFETY: made once, given back once (it was moved here), and the device has settled since.
-        let code = unsafe {
-            match dead {
-                Dead::Device(address) => sys::cuMemFree_v2(address),
-                Dead::Host(address) => sys::cuMemFreeHost(address),
-                Dead::Graph(executable) => sys::cuGraphExecDestroy(executable),
+    /// Gives back what is behind its fence; with `wait`, also what is not yet, as soon as it is. Nothing while anything is
+    /// recorded.
+    pub fn reap(&self, wait: bool) {
+        loop {
+            let mut state = self.state();
+            let Some((_, Some(fence))) = state.dead.front() else { return };
+            if !fence.passed() {
+                let fence = fence.clone();
+                drop(state);
+                if !wait {
+                    return;
+                }
+                fence.wait();
+                continue;
             }
-        };
-        // Remembered if fatal; else there is nothing that anybody could do.
-        let _ = self.context.check("giving back", code);
+            let Some(_quiet) = gate::try_quiet() else { return };
+            if let Some((dead, _)) = state.dead.pop_front() {
+                if let Dead::Device(_, bytes) = dead {
+                    self.dead_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                }
+                give_back(&self.context, dead);
+            }
+        }
     }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (dead, context) = (std::mem::take(&mut state.dead), self.context.clone());
+        state.last = None;
+        if !dead.is_empty() {
+            gate::quietly(move || {
+                context.settle();
+                dead.into_iter().for_each(|(dead, _)| give_back(&context, dead));
+            });
+        }
+    }
+}
+
+fn give_back(context: &Context, dead: Dead) {
+    // On a lost device the driver refuses everything: it has taken it all back by itself, save the host's memory, which
+    // stays until the process ends.
+    if context.bind().is_err() {
+        return;
+    }
+    // SAFETY: made once, given back once (it was moved here), and the work that used it is done.
+    let code = unsafe {
+        match dead {
+            Dead::Device(address, _) => sys::cuMemFree_v2(address),
+            Dead::Host(address) => sys::cuMemFreeHost(address),
+            Dead::Graph(executable) => sys::cuGraphExecDestroy(executable),
+            Dead::Slab { base, len, registered } => {
+                let code =
+                    if registered { sys::cuMemHostUnregister(base) } else { sys::CUresult::CUDA_SUCCESS };
+                if code == sys::CUresult::CUDA_SUCCESS {
+                    libc::munmap(base, len);
+                }
+                code
+            }
+        }
+    };
+    // Remembered if fatal; else there is nothing that anybody could do.
+    let _ = context.check("giving back", code);
 }

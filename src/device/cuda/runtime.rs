@@ -3,23 +3,26 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
 use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::capture::CudaGraph;
-use super::context::{Context, Work, lane_name};
+use super::capture::{CudaGraph, Recorded, Recorder};
+use super::context::{Context, Relaxed, Work, lane_name};
 use super::errors::device;
-use super::events::{CudaEvent, Spare};
+use super::events::{CudaEvent, Spare, Timing};
+use super::landing::Landing;
 use super::memory::Memory;
 use super::modules::Modules;
 use super::pinned::{Caching, CudaPinned};
 use super::release::Release;
+use super::slab::CudaSlab;
 use super::staging::Staging;
-use super::{CudaOptions, driver, tensor_map};
-use crate::Result;
-use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime};
+use super::{CudaOptions, driver, gate, tensor_map};
+use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
+use crate::{Error, Result};
 
 /// A GPU.
 pub struct CudaRuntime {
@@ -29,12 +32,18 @@ pub struct CudaRuntime {
     release: Arc<Release>,
     spare: Arc<Spare>,
     staging: Staging,
+    landing: Landing,
     pub(super) modules: Modules,
-    /// The thread that records the compute lane, if one does.
-    recording: Mutex<Option<ThreadId>>,
+    recorder: Recorder,
     /// Held while recorded work is launched.
     replaying: Mutex<()>,
+    /// Whether the device reads and writes host memory in place.
+    maps_host_memory: bool,
+    notices: Mutex<Vec<String>>,
 }
+
+/// Leave to enqueue: while it lives, no recording of the compute lane begins or ends.
+type Turn<'a> = RwLockReadGuard<'a, Option<ThreadId>>;
 
 impl CudaRuntime {
     pub(super) fn open(options: &CudaOptions) -> Result<CudaRuntime> {
@@ -43,10 +52,12 @@ impl CudaRuntime {
         let listed = driver::listed(handle)?;
         let name = format!("cuda:{} ({})", options.ordinal, listed.name);
         let sm = options.pretend_sm.map_or(listed.sm, |sm| sm.min(listed.sm));
+        // Another runtime may be recording in the same context.
+        let _relaxed = Relaxed::enter();
         let context = Arc::new(Context::new(handle, name)?);
-        let modules = Modules::choose(context.clone(), sm, driver.version)?;
-        let release = Arc::new(Release::new(context.clone()));
+        let modules = Modules::choose(context.clone(), sm, listed.sm, driver.version)?;
         let spare = Arc::new(Spare::new(context.clone()));
+        let release = Arc::new(Release::new(context.clone(), spare.clone()));
         Ok(CudaRuntime {
             info: DeviceInfo {
                 name: listed.name,
@@ -59,26 +70,45 @@ impl CudaRuntime {
             },
             memory: Memory::new(context.clone(), release.clone(), options.memory),
             staging: Staging::new(context.clone(), release.clone(), spare.clone()),
+            landing: Landing::new(context.clone(), release.clone(), spare.clone()),
             release,
             spare,
             modules,
             context,
-            recording: Mutex::new(None),
+            recorder: Recorder::default(),
             replaying: Mutex::new(()),
+            maps_host_memory: listed.maps_host_memory,
+            notices: Mutex::default(),
         })
     }
 
+    /// Says once what the device does in another way than it should.
+    fn notice(&self, sentence: String) {
+        let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        if !notices.contains(&sentence) {
+            notices.push(sentence);
+        }
+    }
+
     /// Whether `lane` takes work of this thread now. `recordable` work may be part of a recording.
-    fn may_enqueue(&self, lane: Lane, what: &str, recordable: bool) -> Result<()> {
-        let recording = *self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(thread) = recording else { return Ok(()) };
+    fn enter(&self, lane: Lane, what: &str, recordable: bool) -> Result<Turn<'_>> {
+        let turn = self.recorder.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(thread) = *turn else { return Ok(turn) };
         let here = thread == std::thread::current().id();
         match (here, lane) {
-            (true, Lane::Compute) if recordable => Ok(()),
+            (true, Lane::Compute) if recordable => Ok(turn),
             (true, _) => Err(device(what, format!("cannot be recorded on the {}", lane_name(lane)))),
             (false, Lane::Compute) => Err(device(what, "another thread records the compute lane")),
-            (false, _) => Ok(()),
+            (false, _) => Ok(turn),
         }
+    }
+
+    /// A thread that records must not wait: what it waits for may be what it records.
+    fn may_wait(&self) -> Result<()> {
+        if gate::recording_here() {
+            return Err(device("waiting for an event", "not while this thread records the compute lane"));
+        }
+        Ok(())
     }
 
     fn event<'a>(&self, event: &'a Event) -> &'a CudaEvent {
@@ -87,12 +117,13 @@ impl CudaRuntime {
         event
     }
 
-    fn pinned_range(pinned: &Arc<dyn Pinned>, range: &Range<usize>) {
-        assert!(
-            range.start <= range.end && range.end <= pinned.len(),
-            "bytes {range:?} of {} bytes of pinned memory",
-            pinned.len()
-        );
+    /// `at..at + len` of pinned memory, if it is there.
+    fn pinned_range(pinned: &Arc<dyn Pinned>, at: usize, len: usize) -> Result<()> {
+        if at.checked_add(len).is_none_or(|end| end > pinned.len()) {
+            let problem = format!("{len} bytes from byte {at} of {} bytes of pinned memory", pinned.len());
+            return Err(device("a copy", problem));
+        }
+        Ok(())
     }
 }
 
@@ -114,11 +145,27 @@ impl Runtime for CudaRuntime {
     }
 
     fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>> {
-        Ok(Arc::new(CudaPinned::new(&self.context, &self.release, bytes, Caching::Cached)?))
+        if !self.maps_host_memory {
+            return Err(Error::Unsupported(format!(
+                "{}: the device cannot read and write host memory in place (no mapped memory), which exchanging rows with \
+                 the CPU needs (publish, collect); run all of the model on the GPU, or on the CPU with --device cpu",
+                self.context.name
+            )));
+        }
+        Ok(Arc::new(CudaPinned::new(&self.context, &self.release, bytes, Caching::Cached, true)?))
+    }
+
+    fn slab(&self, bytes: usize) -> Result<Slab> {
+        let mapped = self.maps_host_memory;
+        let (slab, pageable) = CudaSlab::new(&self.context, &self.release, bytes, mapped)?;
+        if let Some(why) = &pageable {
+            self.notice(why.clone());
+        }
+        Ok(Slab::new(Arc::new(slab), pageable))
     }
 
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()> {
-        self.may_enqueue(lane, "an upload", false)?;
+        let _turn = self.enter(lane, "an upload", false)?;
         self.staging.upload(lane, dst, src)
     }
 
@@ -129,11 +176,11 @@ impl Runtime for CudaRuntime {
         src: &Arc<dyn Pinned>,
         range: Range<usize>,
     ) -> Result<()> {
-        CudaRuntime::pinned_range(src, &range);
-        self.may_enqueue(lane, "an upload", true)?;
+        CudaRuntime::pinned_range(src, range.start, range.len())?;
+        let _turn = self.enter(lane, "an upload", true)?;
         self.context.bind()?;
-        // SAFETY: the range was checked, and stays alive: pinned memory is given back only when the device
-        // has settled. The caller owns the destination.
+        // SAFETY: the range was checked, and stays alive: pinned memory is given back behind the work in flight.
+        // The caller owns the destination.
         let code = unsafe {
             let from = src.host().add(range.start).cast::<c_void>();
             sys::cuMemcpyHtoDAsync_v2(dst.0, from, range.len(), self.context.stream(lane))
@@ -149,8 +196,8 @@ impl Runtime for CudaRuntime {
         at: usize,
         len: usize,
     ) -> Result<()> {
-        CudaRuntime::pinned_range(dst, &(at..at.saturating_add(len)));
-        self.may_enqueue(lane, "a download", true)?;
+        CudaRuntime::pinned_range(dst, at, len)?;
+        let _turn = self.enter(lane, "a download", true)?;
         self.context.bind()?;
         // SAFETY: as in `upload_pinned`, the other way.
         let code = unsafe {
@@ -161,19 +208,11 @@ impl Runtime for CudaRuntime {
     }
 
     fn download(&self, lane: Lane, src: DevPtr, dst: &mut [u8]) -> Result<()> {
-        self.may_enqueue(lane, "a download", false)?;
-        self.context.bind()?;
-        let stream = self.context.stream(lane);
-        // SAFETY: `dst` has that many bytes and is borrowed until the lane has been waited for, below.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(dst.as_mut_ptr().cast(), src.0, dst.len(), stream) };
-        self.context.enqueued(lane, Work::Copy("a download"), code)?;
-        // SAFETY: a stream of this context.
-        let code = unsafe { sys::cuStreamSynchronize(stream) };
-        self.context.check("a download", code)
+        self.landing.download(lane, src, dst, || self.enter(lane, "a download", false))
     }
 
     fn copy(&self, lane: Lane, dst: DevPtr, src: DevPtr, len: usize) -> Result<()> {
-        self.may_enqueue(lane, "a copy", true)?;
+        let _turn = self.enter(lane, "a copy", true)?;
         self.context.bind()?;
         // SAFETY: the caller owns both ranges of the device's memory.
         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(dst.0, src.0, len, self.context.stream(lane)) };
@@ -181,7 +220,7 @@ impl Runtime for CudaRuntime {
     }
 
     fn fill(&self, lane: Lane, dst: DevPtr, value: u8, len: usize) -> Result<()> {
-        self.may_enqueue(lane, "a fill", true)?;
+        let _turn = self.enter(lane, "a fill", true)?;
         self.context.bind()?;
         // SAFETY: the caller owns the range of the device's memory.
         let code = unsafe { sys::cuMemsetD8Async(dst.0, value, len, self.context.stream(lane)) };
@@ -209,7 +248,7 @@ impl Runtime for CudaRuntime {
                 ),
             ));
         }
-        self.may_enqueue(lane, "a kernel", true)?;
+        let _turn = self.enter(lane, "a kernel", true)?;
         self.context.bind()?;
         let function = self.modules.function(kernel, launch.shared)?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
@@ -237,6 +276,10 @@ impl Runtime for CudaRuntime {
         self.modules.get(kernel).is_some()
     }
 
+    fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        self.modules.preload(wanted, progress)
+    }
+
     fn tensor_map_2d(
         &self,
         base: DevPtr,
@@ -253,12 +296,26 @@ impl Runtime for CudaRuntime {
     }
 
     fn record(&self, lane: Lane) -> Result<Event> {
-        self.may_enqueue(lane, "an event", false)?;
-        Ok(Event(Arc::new(CudaEvent::record(&self.spare, lane)?)))
+        let _turn = self.enter(lane, "an event", false)?;
+        Ok(Event(Arc::new(CudaEvent::record(&self.spare, lane, Timing::Off)?)))
+    }
+
+    fn record_timed(&self, lane: Lane) -> Result<Event> {
+        let _turn = self.enter(lane, "an event", false)?;
+        Ok(Event(Arc::new(CudaEvent::record(&self.spare, lane, Timing::On)?)))
+    }
+
+    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
+        let (from, to) = (self.event(from), self.event(to));
+        if !(from.is_done()? && to.is_done()?) {
+            return Err(device(&self.context.name, "the time between two events that are not both done"));
+        }
+        let untimed = || device(&self.context.name, "the time between two events that do not both keep it");
+        from.elapsed(to)?.ok_or_else(untimed)
     }
 
     fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
-        self.may_enqueue(lane, "waiting for an event", false)?;
+        let _turn = self.enter(lane, "waiting for an event", false)?;
         self.event(event).wait(lane)
     }
 
@@ -267,38 +324,44 @@ impl Runtime for CudaRuntime {
     }
 
     fn synchronize(&self, event: &Event) -> Result<()> {
+        self.may_wait()?;
         self.event(event).synchronize()
     }
 
+    fn spin_until_done(&self, event: &Event) -> Result<()> {
+        self.may_wait()?;
+        self.event(event).spin()
+    }
+
+    fn synchronize_until(&self, event: &Event, deadline: Instant) -> Result<bool> {
+        self.may_wait()?;
+        self.event(event).synchronize_until(deadline)
+    }
+
     fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
-        {
-            let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-            if recording.is_some() {
-                return Err(device(&self.context.name, "the compute lane is being recorded already"));
+        let recorded = CudaGraph::record(&self.context, &self.release, &self.recorder, enqueue)?;
+        Ok(match recorded {
+            Recorded::Graph(graph) => Some(Graph(Arc::new(graph) as Arc<dyn Any + Send + Sync>)),
+            Recorded::Refused(said) => {
+                self.notice(format!(
+                    "{}: the driver refuses to record a step as a graph: {said}; steps are launched kernel by kernel, \
+                     which is slower; updating the driver may help",
+                    self.context.name
+                ));
+                None
             }
-            *recording = Some(std::thread::current().id());
-            self.release.hold();
-        }
-        let _over = Over(self);
-        let graph = CudaGraph::record(&self.context, &self.release, enqueue)?;
-        Ok(Some(Graph(Arc::new(graph) as Arc<dyn Any + Send + Sync>)))
+        })
     }
 
     fn replay(&self, graph: &Graph) -> Result<()> {
         let graph = graph.0.downcast_ref::<CudaGraph>().expect("recorded work of another runtime");
         assert!(graph.is_of(&self.context), "recorded work of another device");
-        self.may_enqueue(Lane::Compute, "recorded work", false)?;
+        let _turn = self.enter(Lane::Compute, "recorded work", false)?;
         let _one = self.replaying.lock().unwrap_or_else(PoisonError::into_inner);
         graph.replay()
     }
-}
 
-/// The end of a recording, however it ends.
-struct Over<'a>(&'a CudaRuntime);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        *self.0.recording.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.0.release.resume();
+    fn notices(&self) -> Vec<String> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys;
 
 use super::context::{Context, Work};
-use super::events::{CudaEvent, Spare};
+use super::events::{CudaEvent, Spare, Timing};
 use super::pinned::{Caching, CudaPinned};
 use super::release::Release;
 use super::ring::Ring;
@@ -42,7 +42,7 @@ impl Staging {
         let state = match &mut *guard {
             Some(state) => state,
             none => none.insert(State {
-                memory: CudaPinned::new(&self.context, &self.release, RING, Caching::WriteCombined)?,
+                memory: CudaPinned::new(&self.context, &self.release, RING, Caching::WriteCombined, false)?,
                 ring: Ring::new(RING),
             }),
         };
@@ -60,7 +60,7 @@ impl Staging {
             let code =
                 unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), part.len(), self.context.stream(lane)) };
             self.context.enqueued(lane, Work::Copy("an upload"), code)?;
-            state.ring.take(part.len(), CudaEvent::record(&self.spare, lane)?);
+            state.ring.take(part.len(), CudaEvent::record(&self.spare, lane, Timing::Off)?);
         }
         Ok(())
     }

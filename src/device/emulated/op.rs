@@ -33,6 +33,11 @@ impl Span {
     }
 }
 
+/// Bytes of host memory that a copy uses: by their host address, which pageable memory has, too.
+fn host_span(memory: &Arc<dyn Pinned>, at: usize, len: usize) -> Span {
+    Span::new(DevPtr(memory.host() as u64).add(at), len)
+}
+
 /// The body of an operation that a lane runs on the host: of the bytes it reads and those it writes, in
 /// the order of its spans.
 pub(super) type Body = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync;
@@ -150,12 +155,8 @@ impl Op {
             Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),
             Op::Fill { dst, len, .. } => (vec![], vec![span(*dst, *len)]),
             Op::Upload { dst, data } => (vec![], vec![span(*dst, data.len())]),
-            Op::FromPinned { dst, src, at, len } => {
-                (vec![span(src.device().add(*at), *len)], vec![span(*dst, *len)])
-            }
-            Op::ToPinned { src, dst, at, len } => {
-                (vec![span(*src, *len)], vec![span(dst.device().add(*at), *len)])
-            }
+            Op::FromPinned { dst, src, at, len } => (vec![host_span(src, *at, *len)], vec![span(*dst, *len)]),
+            Op::ToPinned { src, dst, at, len } => (vec![span(*src, *len)], vec![host_span(dst, *at, *len)]),
             Op::ToHost { src, len, .. } => (vec![span(*src, *len)], vec![]),
             Op::Graph(ops) => {
                 let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -230,8 +231,11 @@ impl Op {
                 *to.lock().unwrap_or_else(|e| e.into_inner()) = bytes.to_vec();
             }
         }
-        for span in self.touches().1 {
-            program::mark_initialised(span.ptr, span.len);
+        // Host memory is initialised since it was mapped, and the checker of kernels knows only what the device sees.
+        if !matches!(self, Op::ToPinned { .. }) {
+            for span in self.touches().1 {
+                program::mark_initialised(span.ptr, span.len);
+            }
         }
         Ok(())
     }

@@ -4,11 +4,12 @@ use super::program;
 use crate::device::runtime::{DevPtr, Pinned};
 use crate::{Error, Result};
 
-/// Zeroed, page-aligned. Host and device see it at the same address.
+/// Zeroed, page-aligned. Host and device see it at the same address; the device does not see it if it is pageable.
 pub(super) struct HostMemory {
     base: *mut u8,
     len: usize,
     map_len: usize,
+    mapped: bool,
 }
 
 // SAFETY: plain memory owned by this value; `Pinned`'s users agree on who touches it when.
@@ -18,6 +19,19 @@ unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     pub fn new(len: usize) -> Result<HostMemory> {
+        let mut memory = HostMemory::pageable(len)?;
+        memory.mapped = true;
+        program::register(memory.device(), len, true);
+        Ok(memory)
+    }
+
+    /// The address by which copies know it.
+    pub fn start(&self) -> DevPtr {
+        DevPtr(self.base as u64)
+    }
+
+    /// Memory that copies use, but the device does not see.
+    pub fn pageable(len: usize) -> Result<HostMemory> {
         let no_room = || Error::Capacity(format!("{len} bytes of pinned host memory are not available"));
         // A page more, never used: what follows the allocation is not somebody else's.
         let map_len = len.max(1).checked_add(4096).ok_or_else(no_room)?;
@@ -35,9 +49,7 @@ impl HostMemory {
         if base == libc::MAP_FAILED {
             return Err(no_room());
         }
-        let memory = HostMemory { base: base.cast(), len, map_len };
-        program::register(memory.device(), len, true);
-        Ok(memory)
+        Ok(HostMemory { base: base.cast(), len, map_len, mapped: false })
     }
 }
 
@@ -46,7 +58,7 @@ impl Pinned for HostMemory {
         self.base
     }
     fn device(&self) -> DevPtr {
-        DevPtr(self.base as u64)
+        if self.mapped { self.start() } else { DevPtr::NULL }
     }
     fn len(&self) -> usize {
         self.len
@@ -55,7 +67,9 @@ impl Pinned for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        program::unregister(self.device());
+        if self.mapped {
+            program::unregister(self.device());
+        }
         // SAFETY: exactly the mapping made in `new`; work in flight holds the `Arc` it lives in.
         unsafe { libc::munmap(self.base.cast(), self.map_len) };
     }

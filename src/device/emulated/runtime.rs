@@ -1,14 +1,15 @@
 //! The runtime contract over the emulated lanes and memory.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::lanes::{Core, Mark};
 use super::op::{HostOp, Op, PageMoves, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
-use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime};
+use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
 use crate::{Error, Result};
 
 /// Threads of a block that any device takes, and bytes of a kernel's parameters.
@@ -19,6 +20,11 @@ const MAX_PARAMS: usize = 4096;
 pub struct EmulatedRuntime {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
+    notices: Mutex<Vec<String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Shared memory that one block may have, by compute capability (CUDA programming guide, table of
@@ -54,7 +60,8 @@ impl EmulatedRuntime {
             l2_bytes: 0,
             driver: 0,
         };
-        let mut runtime = EmulatedRuntime { core: Arc::new(Core::new(info, options)?), threads: Vec::new() };
+        let core = Arc::new(Core::new(info, options)?);
+        let mut runtime = EmulatedRuntime { core, threads: Vec::new(), notices: Mutex::default() };
         for lane in Lane::ALL {
             let core = runtime.core.clone();
             let thread = std::thread::Builder::new()
@@ -169,6 +176,19 @@ impl Runtime for EmulatedRuntime {
         Ok(self.core.pinned(bytes)?)
     }
 
+    fn slab(&self, bytes: usize) -> Result<Slab> {
+        match self.core.pinned(bytes) {
+            Ok(memory) => Ok(Slab::new(memory, None)),
+            Err(Error::Capacity(why)) => {
+                let memory = self.core.pageable(bytes)?;
+                let why = format!("{bytes} bytes of host memory stay pageable, copies are slower: {why}");
+                lock(&self.notices).push(why.clone());
+                Ok(Slab::new(memory, Some(why)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()> {
         self.core.enqueue(lane, Op::Upload { dst, data: src.into() })
     }
@@ -200,7 +220,7 @@ impl Runtime for EmulatedRuntime {
     fn download(&self, lane: Lane, src: DevPtr, dst: &mut [u8]) -> Result<()> {
         let to = Arc::new(Mutex::new(Vec::new()));
         self.core.enqueue(lane, Op::ToHost { src, len: dst.len(), to: to.clone() })?;
-        self.core.synchronize(&*self.core.record(lane)?)?;
+        self.core.synchronize(&*self.core.record(lane, false)?)?;
         dst.copy_from_slice(&to.lock().unwrap_or_else(|e| e.into_inner()));
         Ok(())
     }
@@ -269,7 +289,15 @@ impl Runtime for EmulatedRuntime {
     }
 
     fn record(&self, lane: Lane) -> Result<Event> {
-        Ok(Event(self.core.record(lane)?))
+        Ok(Event(self.core.record(lane, false)?))
+    }
+
+    fn record_timed(&self, lane: Lane) -> Result<Event> {
+        Ok(Event(self.core.record(lane, true)?))
+    }
+
+    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
+        self.core.elapsed(&*self.mark(from)?, &*self.mark(to)?)
     }
 
     fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
@@ -282,6 +310,10 @@ impl Runtime for EmulatedRuntime {
 
     fn synchronize(&self, event: &Event) -> Result<()> {
         self.core.synchronize(&*self.mark(event)?)
+    }
+
+    fn synchronize_until(&self, event: &Event, deadline: Instant) -> Result<bool> {
+        self.core.synchronize_until(&*self.mark(event)?, Some(deadline))
     }
 
     fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
@@ -297,5 +329,9 @@ impl Runtime for EmulatedRuntime {
             });
         };
         self.core.enqueue(Lane::Compute, Op::Graph(ops.clone()))
+    }
+
+    fn notices(&self) -> Vec<String> {
+        lock(&self.notices).clone()
     }
 }

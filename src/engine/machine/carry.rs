@@ -71,13 +71,7 @@ impl Areas {
     ///
     /// # Errors
     /// A cargo that was not planned, or larger; a device that failed.
-    pub fn to_device(
-        &mut self,
-        what: What,
-        rows: RowSpan,
-        at: usize,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> Result<()> {
+    pub fn send(&mut self, what: What, rows: RowSpan, at: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         let runtime = self.runtime.clone();
         let area = self.get(what, Side::Device)?;
         fits(area, at, rows.bytes)?;
@@ -95,8 +89,8 @@ impl Areas {
     /// Enqueues a copy of rows to the host.
     ///
     /// # Errors
-    /// As [`Areas::to_device`].
-    pub fn to_host(&mut self, what: What, rows: RowSpan, at: usize) -> Result<()> {
+    /// As [`Areas::send`].
+    pub fn fetch(&mut self, what: What, rows: RowSpan, at: usize) -> Result<()> {
         let runtime = self.runtime.clone();
         let area = self.get(what, Side::Host)?;
         fits(area, at, rows.bytes)?;

@@ -341,7 +341,7 @@ impl RealMachine {
             // Whatever made the rows is on the compute lane.
             let runtime = &self.device.runtime;
             runtime.wait(Lane::DeviceToHost, &runtime.record(Lane::Compute)?)?;
-            return self.areas.to_host(what, span, first);
+            return self.areas.fetch(what, span, first);
         }
         match cargo {
             Cargo::Hidden { pending: Some(of) } => self.host.settle(layer, of, rows.clone()),
@@ -349,7 +349,7 @@ impl RealMachine {
             _ => {}
         }
         let (act, ws, shape) = (self.device.shape.act, &self.host.ws, &self.device.shape);
-        self.areas.to_device(what, span, first, |bytes| match what {
+        self.areas.send(what, span, first, |bytes| match what {
             What::Hidden => put_f32(ws.hidden.rows(rows), bytes),
             What::Delta => put_f32(ws.delta.rows(rows), bytes),
             What::Attn => put_half(act, ws.attn.rows(rows), bytes),

@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use super::guise::guise;
 use super::{in_file, map_file, safetensors};
 use crate::model::arch::{self, Family, HfConfig};
+use crate::model::check::MAX_LAYERS;
 use crate::model::load::{f32_tensor, vectors_to_f32};
 use crate::model::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::tensor::Tensor;
@@ -106,7 +107,15 @@ pub fn spec_of(config: &Json) -> Result<(&'static Family, ModelSpec)> {
             "config.json: weights quantised by `{method}`; f32, f16 and bf16 folders and GGUF files are supported"
         )));
     }
-    let mut spec = (family.from_hf)(&HfConfig::new(config))?;
+    let config_of_text = HfConfig::new(config);
+    // Families list layers: a number of them that cannot be must not become a list first.
+    if let Some(n) = config_of_text.opt_size("num_hidden_layers")?.filter(|&n| n > MAX_LAYERS) {
+        return Err(Error::format(
+            "config.json: num_hidden_layers",
+            format!("{n} layers, wanted at most {MAX_LAYERS}"),
+        ));
+    }
+    let mut spec = (family.from_hf)(&config_of_text)?;
     // Multimodal files say it outside the text part, where it wins.
     if let (Some(_), Some(tied)) =
         (config.get("text_config"), config.get("tie_word_embeddings").and_then(Json::as_bool))

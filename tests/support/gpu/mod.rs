@@ -8,6 +8,7 @@
 #[cfg(tandem_kernels)]
 pub mod linear;
 pub mod memory;
+pub mod turn;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -35,7 +36,7 @@ pub fn runtimes() -> Vec<Arc<dyn Runtime>> {
         }
     }
     if wanted("cuda") {
-        found.extend(gpu().map(|rt| rt as Arc<dyn Runtime>));
+        found.extend(gpu());
     }
     found
 }
@@ -44,8 +45,13 @@ fn no_emulation() {
     println!("skipped: {}", tandem::device::built::NO_EMULATION.unwrap_or("no kernels"));
 }
 
-/// This machine's GPU. One for all tests of a program: loading modules takes a while.
-pub fn gpu() -> Option<Arc<CudaRuntime>> {
+/// This machine's GPU, for this thread alone until it lets go of it ([`turn`]).
+pub fn gpu() -> Option<Arc<dyn Runtime>> {
+    turn::Turn::take(|| opened().map(|rt| rt as Arc<dyn Runtime>))
+}
+
+/// One for all tests of a program: loading modules takes a while.
+fn opened() -> Option<Arc<CudaRuntime>> {
     static GPU: OnceLock<Result<Arc<CudaRuntime>, String>> = OnceLock::new();
     let sm = std::env::var("TANDEM_TEST_SM").ok().filter(|v| !v.is_empty());
     let sm = sm.map(|v| v.parse().unwrap_or_else(|_| panic!("TANDEM_TEST_SM={v}: not a number")));

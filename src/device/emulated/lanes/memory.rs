@@ -2,30 +2,49 @@
 
 use std::sync::Arc;
 
-use super::state::Problem;
+use super::state::{Problem, State};
 use super::{Core, lock};
 use crate::device::emulated::op::Span;
 use crate::device::emulated::pinned::HostMemory;
-use crate::device::runtime::{DevPtr, Pinned};
+use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
 
 impl Core {
+    /// Bytes that can still be allocated, once the work in flight on freed memory is done: waits for it.
     pub fn memory_left(&self) -> Result<u64> {
+        self.reap(true);
         self.alive()?;
         Ok(lock(&self.arena).left())
     }
 
     pub fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        self.reap(false);
+        {
+            let arena = lock(&self.arena);
+            let mut state = lock(&self.state);
+            state.alive()?;
+            let faults = &mut state.faults;
+            faults.allocations += 1;
+            if faults.plan.out_of_memory_at == Some(faults.allocations)
+                || faults.plan.out_of_memory_above.is_some_and(|most| bytes > most)
+            {
+                return Err(arena.no_room(bytes, " (a fault was injected)"));
+            }
+        }
+        match self.try_alloc(bytes) {
+            // Freed memory may be enough, once the work in flight on it is done.
+            Err(Error::Capacity(_)) => {
+                self.reap(true);
+                self.try_alloc(bytes)
+            }
+            result => result,
+        }
+    }
+
+    fn try_alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut arena = lock(&self.arena);
         let mut state = lock(&self.state);
         state.alive()?;
-        let faults = &mut state.faults;
-        faults.allocations += 1;
-        if faults.plan.out_of_memory_at == Some(faults.allocations)
-            || faults.plan.out_of_memory_above.is_some_and(|most| bytes > most)
-        {
-            return Err(arena.no_room(bytes, " (a fault was injected)"));
-        }
         let ptr = arena.alloc(bytes)?;
         state.order.forget(&Span::new(ptr, bytes));
         Ok(ptr)
@@ -41,15 +60,25 @@ impl Core {
                 )));
             }
         }
-        let memory = Arc::new(HostMemory::new(bytes)?);
-        let mut state = lock(&self.state);
-        state.pinned.retain(|_, m| m.strong_count() > 0);
-        state.pinned.insert(memory.device().0, Arc::downgrade(&memory));
-        state.order.forget(&Span::new(memory.device(), bytes));
-        Ok(memory)
+        Ok(self.keep(HostMemory::new(bytes)?))
     }
 
-    /// Ends what is in flight, then frees. Trouble is told to the next call.
+    /// Host memory that copies use, but the device does not see.
+    pub fn pageable(&self, bytes: usize) -> Result<Arc<HostMemory>> {
+        Ok(self.keep(HostMemory::pageable(bytes)?))
+    }
+
+    fn keep(&self, memory: HostMemory) -> Arc<HostMemory> {
+        let memory = Arc::new(memory);
+        let mut state = lock(&self.state);
+        state.pinned.retain(|_, m| m.strong_count() > 0);
+        state.pinned.insert(memory.start().0, Arc::downgrade(&memory));
+        state.order.forget(&Span::new(memory.start(), memory.len()));
+        memory
+    }
+
+    /// Retires the memory; it is given back behind the work in flight, which nobody waits for here. Trouble is told to the
+    /// next call.
     pub fn free(&self, ptr: DevPtr) {
         let retired = lock(&self.arena).retire(ptr);
         let mut state = lock(&self.state);
@@ -57,16 +86,35 @@ impl Core {
             state.owed = Some(Problem::new("emulated accelerator", problem));
             return;
         }
-        let until: Vec<u64> = state.lanes.iter().map(|l| l.enqueued).collect();
-        state = self.wait_while(state, |s| s.lanes.iter().zip(&until).any(|(l, &n)| l.completed < n));
-        if state.lost.is_some() {
-            // Work that nobody waits for may still touch it: it stays retired.
-            return;
-        }
+        let until = Lane::ALL.map(|l| state.lanes[l as usize].enqueued);
+        state.retired.push((ptr, until));
         drop(state);
-        let mut arena = lock(&self.arena);
-        if let Err(problem) = arena.free(ptr) {
-            lock(&self.state).owed = Some(Problem::new("emulated accelerator", problem));
+        self.reap(false);
+    }
+
+    /// Gives back retired memory whose work is done; with `wait`, all of it, as soon as its work is.
+    fn reap(&self, wait: bool) {
+        let done = |state: &State, until: &[u64; 3]| {
+            Lane::ALL.iter().all(|&l| state.lanes[l as usize].completed >= until[l as usize])
+        };
+        loop {
+            let mut arena = lock(&self.arena);
+            let mut state = lock(&self.state);
+            // On a lost device, work that nobody waits for may still touch it: it stays retired.
+            if state.lost.is_some() || state.retired.is_empty() {
+                return;
+            }
+            let all = std::mem::take(&mut state.retired);
+            let (free, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, until)| done(&state, until));
+            state.retired = rest;
+            for (ptr, _) in free {
+                if let Err(problem) = arena.free(ptr) {
+                    state.owed = Some(Problem::new("emulated accelerator", problem));
+                }
+            }
+            drop(arena);
+            let Some(&(_, until)) = state.retired.first().filter(|_| wait) else { return };
+            drop(self.wait_while(state, None, |s| !done(s, &until)));
         }
     }
 }

@@ -15,6 +15,7 @@ mod state;
 mod submit;
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 pub(super) use self::events::Mark;
 use self::state::{Faults, Problem, State};
@@ -68,15 +69,22 @@ impl Core {
         lock(&self.state).alive()
     }
 
-    /// Waits until `pending` is over or the device is lost: also by the watchdog.
+    /// Waits until `pending` is over, the deadline has passed, or the device is lost: also by the watchdog.
     fn wait_while<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
+        deadline: Option<Instant>,
         pending: impl Fn(&State) -> bool,
     ) -> MutexGuard<'a, State> {
         while state.lost.is_none() && pending(&state) {
             let limit = self.options.watchdog;
             let mut patience = limit;
+            if let Some(deadline) = deadline {
+                patience = patience.min(deadline.saturating_duration_since(Instant::now()));
+                if patience.is_zero() {
+                    break;
+                }
+            }
             let mut late = None;
             for (since, what) in state.lanes.iter().filter_map(|l| l.running.as_ref()) {
                 let left = limit.saturating_sub(since.elapsed());

@@ -44,6 +44,9 @@ impl Core {
             let trouble = state.lanes[l].trouble_of(job.seq);
             match &job.step {
                 Step::Signal(mark) => {
+                    if let Some(passed) = &mark.passed {
+                        passed.get_or_init(Instant::now);
+                    }
                     let set = mark.done.set(trouble.map_or(Ok(()), Err));
                     assert!(set.is_ok(), "a mark is enqueued once");
                 }

@@ -10,7 +10,7 @@ use crate::device::emulated::op::{Op, Span};
 use crate::device::emulated::options::FaultPlan;
 use crate::device::emulated::order::Order;
 use crate::device::emulated::pinned::HostMemory;
-use crate::device::runtime::{Lane, Pinned};
+use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
 
 /// An error that can be told several times.
@@ -104,6 +104,8 @@ pub(super) struct State {
     pub capture: Option<(ThreadId, Vec<Op>)>,
     /// Pinned memory by address. What was dropped since is cleared away when more is made.
     pub pinned: BTreeMap<u64, Weak<HostMemory>>,
+    /// Freed memory, and up to which work of each lane it may be in use.
+    pub retired: Vec<(DevPtr, [u64; 3])>,
 }
 
 impl State {

@@ -1,13 +1,20 @@
-//! A step's lists in device memory.
+//! A step's lists in device memory: one block, one upload.
 //!
 //! ```text
-//! counts │ a word a row: tokens, positions, slots, publication │ logit rows │ items of each part │ pages │ items …
-//! └────────────────────────────────────── one upload ──────────────────────────────────────────┘
+//! …room… pages │ counts │ a word a row: tokens, positions, slots, … │ logit rows │ counts of items │ items of windowed layers │ items … room…
+//!        └──────────────────────────────────────────── uploaded ──────────────────────────────────────────────────┘
 //! ```
-//! Offsets follow from the [`Limits`] alone, so a recorded graph finds the next step's lists where it found its own.
+//! A recorded graph finds the next step's lists where it found its own: in steps that share a graph ([`Step::graph_key`]),
+//! every list begins at an offset that follows from the [`Limits`] and the number of rows. The two lists that grow with the
+//! context lie at the ends: the page table ends where the counts begin (its first used entry is what moves), and the items of
+//! layers without a window are last. So what is uploaded stays contiguous, and as short as the step's own lists.
+
+use std::ops::Range;
 
 use super::super::abi::{DecodeItem, PrefillItem};
-use super::super::attention::{Capacity, Plan, PrefillKernel, Rows, decode_item_bytes, prefill_item_bytes};
+use super::super::attention::{
+    Capacity, Plan, PrefillKernel, Rows, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes,
+};
 use super::scratch::{Scratch, attention_capacity, attention_shape};
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Limits, Shape, Step, StepDesc, StepRows, StepSeq};
@@ -99,52 +106,81 @@ pub(super) struct StepLists {
     pub scratch: Scratch,
 }
 
-/// Byte offsets.
+/// Bytes that items are aligned to: they are read 16 bytes at a time.
+const ITEM_ALIGN: usize = 16;
+
+/// Byte offsets of what lies in front of the items, for steps of `n` rows and `parts` parts of attention.
 struct Layout {
-    rows: usize,
-    /// Words of the upload.
-    words: usize,
-    /// Of the counts of items, in words: [`PART_LISTS`] for every part, of which there are as many as sequences at most.
+    n: usize,
+    /// Where the page table ends and the counts begin.
+    counts: usize,
+    logits: usize,
+    /// Of the counts of items: [`PART_LISTS`] for every part.
     part_counts: usize,
-    pages: usize,
-    items: [usize; PART_LISTS],
-    capacity: Capacity,
-    end: usize,
+    items: usize,
 }
 
 impl Layout {
-    fn new(limits: &Limits) -> Layout {
-        let part_counts = COUNTS + ARRAYS * limits.rows + limits.logit_rows;
-        let words = part_counts + PART_LISTS * limits.sequences.max(1);
-        let pages = (4 * words).next_multiple_of(256);
-        let cap = attention_capacity(limits);
-        let mut at = pages + (4 * limits.sequences * limits.pages_per_sequence).next_multiple_of(256);
-        let sizes =
-            [cap.decode_items * size_of::<DecodeItem>(), cap.prefill_items * size_of::<PrefillItem>()];
-        let items = [0, 1, 2, 3].map(|i| {
-            let here = at;
-            at += sizes[i % 2].next_multiple_of(256);
-            here
-        });
-        Layout { rows: limits.rows, words, part_counts, pages, items, capacity: cap, end: at }
+    fn new(limits: &Limits, n: usize, parts: usize) -> Layout {
+        let counts = (4 * limits.sequences * limits.pages_per_sequence).next_multiple_of(256);
+        let logits = counts + 4 * (COUNTS + ARRAYS * n);
+        let part_counts = logits + 4 * n.min(limits.logit_rows);
+        let items = (part_counts + 4 * PART_LISTS * parts).next_multiple_of(ITEM_ALIGN);
+        Layout { n, counts, logits, part_counts, items }
+    }
+
+    fn count(&self, c: Count) -> usize {
+        self.counts + 4 * c as usize
     }
 
     /// Of an array of one word a row.
     fn array(&self, array: Array) -> usize {
-        4 * (COUNTS + array as usize * self.rows)
+        self.counts + 4 * (COUNTS + array as usize * self.n)
     }
 
-    fn logits(&self) -> usize {
-        4 * (COUNTS + ARRAYS * self.rows)
+    /// Of the count of list `list` of part `part`.
+    fn part_count(&self, part: usize, list: usize) -> usize {
+        self.part_counts + 4 * (PART_LISTS * part + list)
     }
 }
 
 /// Bytes of all lists of any step within `limits`.
 pub(super) fn bytes(limits: &Limits) -> usize {
-    Layout::new(limits).end
+    let cap = attention_capacity(limits);
+    let items = cap.decode_items * size_of::<DecodeItem>() + cap.prefill_items * size_of::<PrefillItem>();
+    // With a window there are two of each.
+    Layout::new(limits, limits.rows, limits.sequences.max(1)).items + 2 * items
 }
 
-/// Makes the lists and enqueues their upload.
+/// The bytes of a step's lists while they are put together: from `first`, an offset in the device's memory, on.
+struct Block {
+    first: usize,
+    bytes: Vec<u8>,
+}
+
+impl Block {
+    fn set(&mut self, offset: usize, words: &[u32]) {
+        let at = offset - self.first;
+        for (to, word) in self.bytes[at..at + 4 * words.len()].chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    fn fill(&mut self, offset: usize, n: usize, word: u32) {
+        self.set(offset, &vec![word; n]);
+    }
+
+    /// Appends a list that others may follow `room` bytes further on. Where it begins.
+    fn push(&mut self, list: &[u8], room: usize) -> Result<usize> {
+        fits("bytes of lists", list.len(), room)?;
+        let at = self.first + self.bytes.len();
+        self.bytes.extend_from_slice(list);
+        self.bytes.resize(at - self.first + room, 0);
+        Ok(at)
+    }
+}
+
+/// Makes the lists and enqueues their upload, one copy.
 pub(super) fn prepare(
     rt: &dyn Runtime,
     lane: Lane,
@@ -155,13 +191,23 @@ pub(super) fn prepare(
 ) -> Result<Step> {
     let rows = StepRows::new(limits, desc)?;
     let (n, taken) = (desc.launch_rows, rows.taken());
-    let layout = Layout::new(limits);
-    let mut words = vec![0u32; layout.words];
-    let array = |a: Array| layout.array(a) / 4..layout.array(a) / 4 + n;
+    let layout = Layout::new(limits, n, rows.parts().count());
+
+    // The page table ends where the counts begin; indices count from the beginning of its room.
+    let used = |s: &StepSeq<'_>| match s.attend {
+        Attend::Elsewhere => 0,
+        attend => (s.first_pos + s.n_rows - attend.first_token()).div_ceil(PAGE_TOKENS),
+    };
+    let seqs = || desc.seqs.iter().filter(|s| s.n_rows > 0);
+    let n_listed: usize = seqs().map(used).sum();
+    fits("pages", n_listed, layout.counts / 4)?;
+    let first_page = layout.counts / 4 - n_listed;
+    let first = 4 * first_page;
+    let mut block = Block { first, bytes: vec![0; layout.items - first] };
     for list in [Array::Tokens, Array::Slots, Array::PublishSlots] {
-        words[array(list)].fill(NONE);
+        block.fill(layout.array(list), n, NONE);
     }
-    let mut put = |a: Array, values: &[u32]| words[array(a)][..values.len()].copy_from_slice(values);
+    let mut put = |a: Array, values: &[u32]| block.set(layout.array(a), values);
     put(Array::Tokens, desc.tokens);
     put(Array::Published, rows.published());
     put(Array::Elsewhere, rows.elsewhere());
@@ -170,101 +216,107 @@ pub(super) fn prepare(
     put(Array::Places, &places);
     put(Array::Counts, &(1..=rows.partial().len() as u32).collect::<Vec<_>>());
     for (place, &row) in rows.published().iter().enumerate() {
-        words[array(Array::PublishSlots)][row as usize] = place as u32;
+        block.set(layout.array(Array::PublishSlots) + 4 * row as usize, &[place as u32]);
     }
 
-    let mut page_table: Vec<u32> = Vec::new();
+    let mut page_table: Vec<u32> = Vec::with_capacity(n_listed);
     let mut attended: Vec<Rows> = Vec::new();
-    for s in desc.seqs.iter().filter(|s| s.n_rows > 0) {
-        let positions = s.first_pos..s.first_pos + s.n_rows;
-        for (row, pos) in (s.row0..).zip(positions.clone()) {
-            words[array(Array::Positions)][row] = pos as u32;
-        }
+    for s in seqs() {
+        let positions = s.first_pos as u32..(s.first_pos + s.n_rows) as u32;
+        block.set(layout.array(Array::Positions) + 4 * s.row0, &positions.clone().collect::<Vec<_>>());
         if s.attend == Attend::Elsewhere {
             continue;
         }
-        let from = s.attend.first_token();
-        for (row, pos) in (s.row0..).zip(positions.clone()) {
-            let page = s.pages[(pos - from) / PAGE_TOKENS];
-            words[array(Array::Slots)][row] = page * PAGE_TOKENS as u32 + (pos % PAGE_TOKENS) as u32;
-        }
+        let (from, page_tokens) = (s.attend.first_token(), PAGE_TOKENS as u32);
+        let slot = |pos: u32| s.pages[(pos as usize - from) / PAGE_TOKENS] * page_tokens + pos % page_tokens;
+        block.set(layout.array(Array::Slots) + 4 * s.row0, &positions.map(slot).collect::<Vec<_>>());
         attended.push(Rows {
             row0: s.row0 as u32,
             n_rows: s.n_rows as u32,
             first_pos: s.first_pos as u32,
             from: from as u32,
-            page: page_table.len() as u32,
+            page: (first_page + page_table.len()) as u32,
             partial: rows.partial().binary_search(&(s.row0 as u32)).ok().map(|p| p as u32),
         });
-        page_table.extend(&s.pages[..(positions.end - from).div_ceil(PAGE_TOKENS)]);
+        page_table.extend(&s.pages[..used(s)]);
     }
+    block.set(first, &page_table);
 
     // One token of every sequence, all here, all with logits: a step that others will look like.
     let one = |s: &StepSeq<'_>| s.n_rows == 1 && s.attend == Attend::Here;
     let alike = desc.seqs.iter().all(one) && desc.logit_rows.len() == taken && desc.cuts.is_empty();
-    let logit_at = layout.logits() / 4;
-    words[logit_at..logit_at + limits.logit_rows].fill(NONE);
-    words[logit_at..logit_at + desc.logit_rows.len()].copy_from_slice(desc.logit_rows);
+    block.fill(layout.logits, n.min(limits.logit_rows), NONE);
+    block.set(layout.logits, desc.logit_rows);
     let launch_logits = if alike { n.min(limits.logit_rows) } else { desc.logit_rows.len() };
+    block.set(layout.count(Count::Epoch), &[desc.epoch]);
+    block.set(layout.count(Count::Published), &[rows.published().len() as u32]);
 
+    // Items of all parts, one behind the other, of one kind and one window each.
+    let capacity = attention_capacity(limits);
     let tokens_per_sequence = limits.pages_per_sequence * PAGE_TOKENS;
     let bound = alike.then(|| Capacity::new(n, n, tokens_per_sequence).decode_items);
     let prefill = PrefillKernel::best(rt, &attention_shape(shape));
-    let at = |offset: usize| memory.add(offset);
-    // Items of all parts, one behind the other, of one kind and one window each.
     let mut decode: [Vec<DecodeItem>; 2] = Default::default();
     let mut tiles: [Vec<PrefillItem>; 2] = Default::default();
-    let mut parts = Vec::new();
+    // Of each part and window: first decode item and tile, and how many.
+    let mut found: Vec<[Option<[Range<usize>; 2]>; 2]> = Vec::new();
     for (i, part) in rows.parts().enumerate() {
         let own = attended.partition_point(|r| (r.row0 as usize) < part.start)
             ..attended.partition_point(|r| (r.row0 as usize) < part.end);
         // Rows behind those taken are the last part's.
         let padding = part.end.min(taken.max(part.start)) as u32..part.end as u32;
-        let mut lists = |window: Option<u32>| -> Result<Lists> {
+        let mut lists = |window: Option<u32>| -> Result<[Range<usize>; 2]> {
             let plan = Plan::new(&attended[own.clone()], padding.clone(), window, prefill.queries());
-            fits("splits of attention", plan.splits, layout.capacity.splits)?;
+            fits("splits of attention", plan.splits, capacity.splits)?;
             let w = usize::from(window.is_some());
-            let count = layout.part_counts + PART_LISTS * i + 2 * w;
-            words[count] = plan.decode.len() as u32;
-            words[count + 1] = plan.prefill.len() as u32;
-            let (d, p) = (layout.items[2 * w], layout.items[2 * w + 1]);
-            let made = Lists {
-                decode: List {
-                    items: at(d + decode[w].len() * size_of::<DecodeItem>()),
-                    n: at(4 * count),
-                    max: bound.unwrap_or(plan.decode.len()),
-                },
-                prefill: List {
-                    items: at(p + tiles[w].len() * size_of::<PrefillItem>()),
-                    n: at(4 * (count + 1)),
-                    max: plan.prefill.len(),
-                },
-            };
+            block.set(layout.part_count(i, 2 * w), &[plan.decode.len() as u32, plan.prefill.len() as u32]);
+            let (d, t) = (decode[w].len(), tiles[w].len());
             decode[w].extend(plan.decode);
             tiles[w].extend(plan.prefill);
-            Ok(made)
+            Ok([d..decode[w].len(), t..tiles[w].len()])
         };
         let full = lists(None)?;
         let window = shape.window.map(|w| lists(Some(w as u32))).transpose()?;
-        parts.push(PartLists { full, window });
+        found.push([Some(full), window]);
     }
     for w in [0, 1] {
-        fits("items of decode attention", decode[w].len(), layout.capacity.decode_items)?;
-        fits("items of prefill attention", tiles[w].len(), layout.capacity.prefill_items)?;
+        fits("items of decode attention", decode[w].len(), capacity.decode_items)?;
+        fits("items of prefill attention", tiles[w].len(), capacity.prefill_items)?;
     }
-    words[Count::Epoch as usize] = desc.epoch;
-    words[Count::Published as usize] = rows.published().len() as u32;
-    let header: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-    let pages: Vec<u8> = page_table.iter().flat_map(|w| w.to_le_bytes()).collect();
-    upload(rt, lane, memory, &header)?;
-    upload(rt, lane, at(layout.pages), &pages)?;
-    for w in [0, 1] {
-        upload(rt, lane, at(layout.items[2 * w]), decode_item_bytes(&decode[w]))?;
-        upload(rt, lane, at(layout.items[2 * w + 1]), prefill_item_bytes(&tiles[w]))?;
+    // Only the last list of steps that share a graph may vary in length; they have no tiles.
+    let splits = window_splits(shape.window, tokens_per_sequence);
+    let sequences = n.min(limits.sequences);
+    let mut items = [[0; 2]; 2];
+    for w in [1, 0] {
+        let (d, t) = (decode_item_bytes(&decode[w]), prefill_item_bytes(&tiles[w]));
+        let room = match (alike, w, shape.window) {
+            (true, 1, Some(_)) => (sequences * splits + n - sequences) * size_of::<DecodeItem>(),
+            _ => d.len(),
+        };
+        items[w] = [block.push(d, room)?, block.push(t, t.len())?];
     }
+    fits("bytes of lists", first + block.bytes.len(), bytes(limits))?;
+    rt.upload(lane, memory.add(first), &block.bytes)?;
 
+    let at = |offset: usize| memory.add(offset);
+    let lists = |part: usize, w: usize, [d, t]: &[Range<usize>; 2]| Lists {
+        decode: List {
+            items: at(items[w][0] + d.start * size_of::<DecodeItem>()),
+            n: at(layout.part_count(part, 2 * w)),
+            max: bound.unwrap_or(d.len()),
+        },
+        prefill: List {
+            items: at(items[w][1] + t.start * size_of::<PrefillItem>()),
+            n: at(layout.part_count(part, 2 * w + 1)),
+            max: t.len(),
+        },
+    };
+    let parts = found.iter().enumerate().map(|(i, [full, window])| PartLists {
+        full: full.as_ref().map(|f| lists(i, 0, f)).unwrap_or_default(),
+        window: window.as_ref().map(|f| lists(i, 1, f)),
+    });
     let array = |a: Array| at(layout.array(a));
-    let count = |c: Count| at(4 * c as usize);
+    let count = |c: Count| at(layout.count(c));
     let inner = StepLists {
         tokens: array(Array::Tokens),
         row_pos: array(Array::Positions),
@@ -274,16 +326,16 @@ pub(super) fn prepare(
         published: array(Array::Published),
         epoch: count(Count::Epoch),
         arrived: count(Count::Arrived),
-        logit_rows: at(layout.logits()),
+        logit_rows: at(layout.logits),
         launch_logits,
         elsewhere: array(Array::Elsewhere),
         places: array(Array::Places),
         partial_rows: array(Array::Partial),
         counts: array(Array::Counts),
-        page_table: at(layout.pages),
+        page_table: memory,
         n_pages: page_table.iter().max().map_or(0, |&p| p as usize + 1),
         prefill,
-        parts,
+        parts: parts.collect(),
         scratch: Scratch::new(shape, limits),
     };
     Ok(Step {
@@ -295,14 +347,17 @@ pub(super) fn prepare(
     })
 }
 
+/// The most splits of a row that sees at most `window` of at most `tokens` tokens.
+fn window_splits(window: Option<usize>, tokens: usize) -> usize {
+    let all = Capacity::new(1, 1, tokens).decode_items;
+    // As many tokens as the shortest split has, wherever they begin, lie in two splits.
+    window.map_or(all, |w| all.min(w.div_ceil(SHORTEST_SPLIT) + 1))
+}
+
 /// What was planned from the limits holds what a step needs.
 fn fits(what: &str, n: usize, most: usize) -> Result<()> {
     match n <= most {
         true => Ok(()),
         false => Err(Error::Capacity(format!("a step of {n} {what}, {most} were planned for"))),
     }
-}
-
-fn upload(rt: &dyn Runtime, lane: Lane, to: DevPtr, data: &[u8]) -> Result<()> {
-    if data.is_empty() { Ok(()) } else { rt.upload(lane, to, data) }
 }

@@ -15,7 +15,7 @@ mod prefill;
 
 pub use decode::{DecodeAttention, DecodeWorkspace, decode_attention};
 pub use merge::{MergeAttention, merge_attention};
-pub use plan::{Capacity, Plan, Rows, decode_item_bytes, prefill_item_bytes};
+pub use plan::{Capacity, Plan, Rows, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes};
 pub use prefill::{PrefillAttention, PrefillKernel, prefill_attention};
 
 use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};

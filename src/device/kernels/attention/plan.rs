@@ -43,11 +43,14 @@ pub struct Plan {
     pub splits: usize,
 }
 
+/// Tokens of the shortest splits.
+pub const SHORTEST_SPLIT: usize = 256;
+
 /// Tokens per split of a row that sees tokens up to `end`: short ones keep small batches busy, longer ones bound
 /// what is left to merge (at most 32 splits up to 32k tokens).
 fn split_tokens(end: u32) -> u32 {
     match end {
-        0..=8192 => 256,
+        0..=8192 => SHORTEST_SPLIT as u32,
         8193..=16384 => 512,
         _ => DECODE_SPLIT_MAX,
     }

@@ -1,0 +1,195 @@
+//! `tandem plan`: how a model would run on a machine, predicted: candidates, times, memory, and why the winner won.
+
+mod inputs;
+mod map;
+mod plot;
+mod table;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::ValueEnum;
+use serde::Serialize;
+use tandem::Error;
+use tandem::plan::choose::{Candidate, Plan, Request, Strategy, plan};
+use tandem::plan::{Hardware, Sizes};
+
+use super::args::size;
+use super::output;
+
+/// Predicts how a model would run on a machine: candidates, times, memory on each side, and why the winner won.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model's sizes: a name from specs/ (qwen3-8b, opt-30b...), or a config.json; weights count as bf16.
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "model")]
+    pub spec: Option<String>,
+    /// The model, with the types of its weights: a .gguf file, a folder, or a name that `tandem pull` knows.
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "spec")]
+    pub model: Option<String>,
+    /// The machine: auto (measure this one), a name from hardware/ (rtx4060-laptop, a100-spr...), or a TOML file.
+    #[arg(long, value_name = "auto|NAME|FILE", default_value = "auto")]
+    pub hardware: String,
+    /// Tokens of a prompt.
+    #[arg(long, value_name = "S", default_value_t = 512, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub prompt_len: u32,
+    /// Tokens of an answer: decode steps.
+    #[arg(long, value_name = "T", default_value_t = 128, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub gen_len: u32,
+    /// Sequences.
+    #[arg(long, value_name = "B", default_value_t = 1, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub batch: u32,
+    /// Most memory to use on the GPU, like 6GiB [default: all but 0.5 GB].
+    #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
+    pub gpu_memory: Option<u64>,
+    /// Compare all, or predict one.
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    pub strategy: Choice,
+    /// Prompt tokens per prefill step [default: searched].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
+          allow_negative_numbers = true)]
+    pub chunk: Option<u32>,
+    /// Choose LIA's vectors for transfers under compute, not by the paper's serial costs.
+    #[arg(long)]
+    pub overlap: bool,
+    /// Print LIA's best vectors over batches and prompt lengths, like B=1..2048,S=32..4096.
+    #[arg(long, value_name = "RANGES", value_parser = map::ranges)]
+    pub policy_map: Option<map::Ranges>,
+    /// Draw time against k, memory, and LIA's policy map.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to predict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Choice {
+    Auto,
+    CpuOnly,
+    GpuOnly,
+    Greedy,
+    Stream,
+    Helm,
+    Lia,
+}
+
+impl Choice {
+    fn strategies(self) -> Vec<Strategy> {
+        match self {
+            Choice::Auto => Strategy::ALL.into(),
+            Choice::CpuOnly => vec![Strategy::CpuOnly],
+            Choice::GpuOnly => vec![Strategy::GpuOnly],
+            Choice::Greedy => vec![Strategy::Greedy],
+            Choice::Stream => vec![Strategy::Stream],
+            Choice::Helm => vec![Strategy::Helm],
+            Choice::Lia => vec![Strategy::Lia],
+        }
+    }
+}
+
+/// All that is printed, and drawn.
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    hardware: &'a Hardware,
+    prompt_len: u64,
+    gen_len: u64,
+    batch: u64,
+    candidates: &'a [Candidate],
+    chosen: Option<Strategy>,
+    why: &'a str,
+}
+
+/// Reads, plans, prints.
+pub fn run(args: &Args) -> Result<()> {
+    if args.gpu_memory == Some(0) {
+        return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all").into());
+    }
+    if let Some(path) = &args.plot
+        && path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("svg"))
+    {
+        return Err(
+            Error::usage(format!("--plot {}: wanted the name of an .svg file", path.display())).into()
+        );
+    }
+    let sizes = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
+    let hardware = inputs::hardware(&args.hardware)?;
+    if args.gpu_memory.is_some() && hardware.accelerator.is_none() {
+        return Err(Error::usage(format!(
+            "--gpu-memory: {} has no GPU; leave the option out",
+            hardware.name
+        ))
+        .into());
+    }
+    if let Some(ranges) = &args.policy_map
+        && args.plot.is_none()
+    {
+        let map = map::compute(&sizes, &hardware, ranges, args.overlap)?;
+        return if args.json { output::json(&map) } else { output::print(&map.text()) };
+    }
+    let request = Request {
+        prompt: args.prompt_len.into(),
+        gen_len: args.gen_len.into(),
+        batch: args.batch.into(),
+        gpu_memory: args.gpu_memory,
+        chunk: args.chunk.map(Into::into),
+        overlap: args.overlap,
+    };
+    let found = plan(&sizes, &hardware, &request, &args.strategy.strategies())?;
+    if let Some(path) = &args.plot {
+        let ranges = match args.policy_map {
+            Some(ranges) => ranges,
+            None => map::Ranges::usual(sizes.spec.max_context as u64),
+        };
+        let map = match hardware.accelerator {
+            Some(_) => Some(map::compute(&sizes, &hardware, &ranges, args.overlap)?),
+            None => None,
+        };
+        save(path, &plot::svg(&sizes, &hardware, &request, &found, map.as_ref())?)?;
+    }
+    let Some(chosen) = found.chosen else { return Err(nowhere(&sizes, &hardware, &found).into()) };
+    if !args.json {
+        return output::print(&table::text(&sizes, &hardware, &request, &found));
+    }
+    output::json(&Report {
+        model: &sizes.spec.name,
+        hardware: &hardware,
+        prompt_len: request.prompt,
+        gen_len: request.gen_len,
+        batch: request.batch,
+        candidates: &found.candidates,
+        chosen: Some(found.candidates[chosen].strategy),
+        why: &found.why,
+    })
+}
+
+/// No candidate fits: the one that lacks least is the one to tell.
+fn nowhere(sizes: &Sizes, hardware: &Hardware, plan: &Plan) -> Error {
+    let lack = |c: &Candidate| {
+        let (gpu, host) = (&c.memory.gpu, &c.memory.host);
+        gpu.total.saturating_sub(gpu.available) + host.total.saturating_sub(host.available)
+    };
+    let usable = |c: &&Candidate| hardware.accelerator.is_some() || c.t_total_s.is_some();
+    let least = plan.candidates.iter().filter(usable).min_by_key(|c| lack(c)).or(plan.candidates.first());
+    let (who, why) = least.map_or(("", ""), |c| (c.strategy.name(), c.reason.as_str()));
+    Error::Capacity(format!(
+        "{} does not fit {}: {who} {why}; try a smaller batch or context, or a smaller model",
+        sizes.spec.name, hardware.name
+    ))
+}
+
+/// Writes all of `text`, or nothing.
+fn save(path: &Path, text: &str) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io(path, e);
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)?;
+    file.persist(path).map_err(|e| failed(e.error))?;
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! The plan for people: a line per candidate, then the winner's stages and why it won.
+
+use std::fmt::Write;
+
+use tandem::plan::choose::{Candidate, Plan, Request};
+use tandem::plan::{Hardware, Sizes};
+
+use crate::cli::progress::one_line;
+
+/// `1.23 s`, `12.3 ms`, `123 us`.
+fn seconds(t: f64) -> String {
+    match t {
+        t if t >= 100.0 => format!("{t:.0} s"),
+        t if t >= 1.0 => format!("{t:.2} s"),
+        t if t >= 1e-3 => format!("{:.1} ms", t * 1e3),
+        t => format!("{:.0} us", t * 1e6),
+    }
+}
+
+fn optional(t: Option<f64>) -> String {
+    t.map_or("-".into(), seconds)
+}
+
+fn gb(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / 1e9)
+}
+
+/// Columns, the first to the left and the others to the right.
+fn columns(rows: &[Vec<String>]) -> String {
+    let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len))
+        .map(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut out = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(c, (cell, width))| match c {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out
+}
+
+fn row(c: &Candidate) -> Vec<String> {
+    vec![
+        c.strategy.name().into(),
+        if c.feasible { "yes" } else { "no" }.into(),
+        optional(c.t_total_s),
+        optional(c.t_prefill_s),
+        optional(c.t_decode_step_s),
+        gb(c.memory.gpu.total),
+        gb(c.memory.host.total),
+        if c.longest_context > 0 { c.longest_context.to_string() } else { "-".into() },
+    ]
+}
+
+/// All of it.
+pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) -> String {
+    let mut out = String::new();
+    let sequences = if request.batch == 1 { "sequence" } else { "sequences" };
+    let _ = writeln!(
+        out,
+        "{} ({} of weights) on {}: {} {sequences} of {} + {} tokens\n",
+        one_line(&sizes.spec.name),
+        gb(sizes.model().host - sizes.shared_table.host),
+        one_line(&hardware.name),
+        request.batch,
+        request.prompt,
+        request.gen_len
+    );
+    let head = [
+        "strategy",
+        "fits",
+        "time",
+        "prefill",
+        "decode step",
+        "GPU memory",
+        "host memory",
+        "longest context",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(plan.candidates.iter().map(row));
+    out += &columns(&rows);
+    let _ = writeln!(out);
+    for c in &plan.candidates {
+        let _ = writeln!(out, "{:<9} {}", c.strategy.name(), c.reason);
+        for note in &c.notes {
+            let _ = writeln!(out, "{:<9} {note}", "");
+        }
+    }
+    let Some(chosen) = plan.chosen.map(|i| &plan.candidates[i]) else { return out };
+    let _ = writeln!(out, "\nchosen: {}\n", plan.why);
+    let mut rows = vec![["stage", "side", "prefill", "decode step"].map(str::to_owned).to_vec()];
+    rows.extend(
+        chosen
+            .stages
+            .iter()
+            .map(|s| vec![s.name.clone(), s.side.into(), seconds(s.prefill_s), seconds(s.decode_step_s)]),
+    );
+    out += &columns(&rows);
+    let (gpu, host) = (&chosen.memory.gpu, &chosen.memory.host);
+    let memory = |name: &str, parts: &[(&str, u64)], available: u64| {
+        let parts: Vec<_> =
+            parts.iter().filter(|p| p.1 > 0).map(|(n, b)| format!("{n} {}", gb(*b))).collect();
+        match parts.is_empty() {
+            true => String::new(),
+            false => format!("{name}  {} of {}\n", parts.join(", "), gb(available)),
+        }
+    };
+    let _ = writeln!(out);
+    out += &memory(
+        "GPU ",
+        &[
+            ("weights", gpu.weights),
+            ("KV", gpu.kv),
+            ("staging", gpu.staging),
+            ("activations", gpu.activations),
+            ("workspace", gpu.workspace),
+            ("kernels", gpu.modules),
+        ],
+        gpu.available,
+    );
+    out += &memory(
+        "host",
+        &[
+            ("weights", host.weights),
+            ("KV", host.kv),
+            ("activations", host.activations),
+            ("pinned", host.pinned),
+        ],
+        host.available,
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_of_time() {
+        for (t, want) in
+            [(123.4, "123 s"), (1.234, "1.23 s"), (0.2055, "205.5 ms"), (5.5e-6, "6 us"), (0.0, "0 us")]
+        {
+            assert_eq!(seconds(t), want);
+        }
+    }
+
+    #[test]
+    fn columns_align() {
+        let rows = [["a", "1"], ["long", "22"]].map(|r| r.map(str::to_owned).to_vec());
+        assert_eq!(columns(&rows), "a      1\nlong  22\n");
+    }
+}

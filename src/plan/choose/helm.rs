@@ -1,0 +1,245 @@
+//! HELM's candidate: boundary, prefill steps, and whether host blocks are streamed for prompts, searched together.
+//!
+//! Every unit is priced three times (on the CPU, on the GPU, streamed) for each length of step; a boundary is then two
+//! sums. Keys and values that the GPU's pages cannot hold may stay on the host ([`Spilled`](super::Spilled)).
+
+use super::{Candidate, Draft, Planner, Strategy};
+use crate::plan::cost::{Direction, Group};
+use crate::plan::memory::{Memory, page_bytes};
+use crate::plan::partition::Prefix;
+use crate::plan::price::{UnitTime, Workload, block, spilled_tokens, units};
+use crate::program::{LayerPlacement, Phase, Placement, Policy, Residence, Side};
+
+/// Fewest of a sequence's pages that the GPU holds when others spill, in eighths.
+const LEAST_PAGES: u64 = 1;
+
+/// Host blocks compute prompts in place, or are streamed to the GPU for them.
+fn boundary(planner: &Planner<'_>, k: usize, streams: bool, device_pages: u64) -> Placement {
+    let pages = planner.pages();
+    let mut placement = Placement::boundary(k, planner.sizes.layers(), device_pages as usize, pages);
+    if device_pages < pages as u64 {
+        placement.host_pages = pages;
+    }
+    if streams {
+        for layer in placement.layers.iter_mut().filter(|l| l.weights == Residence::Host) {
+            (layer.weights, layer.prefill) = (Residence::Streamed, Policy::all(Side::Device));
+        }
+    }
+    placement
+}
+
+/// Prefix sums of the units' seconds on each side.
+pub(super) struct Sums {
+    work: Workload,
+    steps: u64,
+    host: [Prefix; 2],
+    device: [Prefix; 2],
+    streamed: [Prefix; 2],
+    /// Rows and logits carried to the GPU in prefill, logits carried to the host, a decode step's rows to the GPU.
+    carry: [f64; 4],
+    issue: (f64, f64),
+}
+
+impl Sums {
+    pub(super) fn new(planner: &Planner<'_>, chunk: u64) -> Sums {
+        let work = planner.request.work(chunk);
+        let n = planner.units();
+        let price = |placement: &Placement| units(planner.costs, planner.sizes, placement, &work).0;
+        let sums = |units: &[UnitTime]| {
+            [Prefix::new(units.iter().map(|u| u.prefill)), Prefix::new(units.iter().map(|u| u.step))]
+        };
+        let pages = planner.pages() as u64;
+        let (host, device) =
+            (price(&boundary(planner, n, false, pages)), price(&boundary(planner, 0, false, pages)));
+        let streamed = price(&boundary(planner, n, true, pages));
+        let steps = work.prefill_steps();
+        let to = |direction, rows| planner.costs.transfer(direction, planner.sizes.hidden(rows));
+        let logits = |group: &Group| if group.rows == work.prompt { group.sequences } else { 1 };
+        let rows: f64 = steps.iter().map(|(c, g)| *c as f64 * to(Direction::ToDevice, g.total_rows())).sum();
+        // Of a prompt in pieces only the last has logits.
+        let ends = |direction| -> f64 {
+            match work.chunk >= work.prompt {
+                true => steps.iter().map(|(c, g)| *c as f64 * to(direction, logits(g))).sum(),
+                false => work.batch as f64 * to(direction, 1),
+            }
+        };
+        Sums {
+            work,
+            steps: steps.iter().map(|(c, _)| c).sum(),
+            host: sums(&host),
+            device: sums(&device),
+            streamed: sums(&streamed),
+            carry: [
+                rows,
+                ends(Direction::ToDevice),
+                ends(Direction::ToHost),
+                to(Direction::ToDevice, work.batch),
+            ],
+            issue: (planner.costs.issue(Side::Host), planner.costs.issue(Side::Device)),
+        }
+    }
+
+    /// Seconds of the run with boundary `k`, no keys or values spilled.
+    pub(super) fn total(&self, k: usize, streams: bool) -> f64 {
+        let n = self.host[0].len();
+        let [rows, logits_down, logits_up, step] = self.carry;
+        let (cpu_issue, gpu_issue) = self.issue;
+        let steps = self.steps as f64;
+        let stage = |sum: f64, units: usize, issue: f64| sum.max(units as f64 * issue);
+        let gpu_prefill = stage(self.device[0].sum(k..n), n - k, steps * gpu_issue);
+        let gpu_step = stage(self.device[1].sum(k..n), n - k, gpu_issue);
+        let (prefill, decode) = match streams {
+            false => (
+                stage(self.host[0].sum(0..k), k, steps * cpu_issue),
+                stage(self.host[1].sum(0..k), k, cpu_issue),
+            ),
+            true => {
+                // Embedding, streamed blocks and head are stages of their own.
+                let blocks = 1..k.clamp(1, n - 1);
+                let ends = |sums: &Prefix, issue: f64| {
+                    let one = |range: std::ops::Range<usize>| stage(sums.sum(range), 1, issue);
+                    (if k > 0 { one(0..1) } else { 0.0 }) + (if k == n { one(n - 1..n) } else { 0.0 })
+                };
+                (
+                    stage(self.streamed[0].sum(blocks.clone()), blocks.len(), steps * gpu_issue)
+                        + ends(&self.host[0], steps * cpu_issue),
+                    stage(self.streamed[1].sum(blocks.clone()), blocks.len(), cpu_issue)
+                        + ends(&self.host[1], cpu_issue),
+                )
+            }
+        };
+        let crossing = match (k, streams) {
+            (0, _) => 0.0,
+            (k, true) => rows + if k == n { logits_up } else { 0.0 },
+            (k, false) if k == n => 0.0,
+            (k, false) if k == n - 1 => logits_down,
+            _ => rows,
+        };
+        let link = if k == 0 || k == n { 0.0 } else { step };
+        let gen_len = self.work.gen_len as f64;
+        prefill + gpu_prefill + crossing + gen_len * (decode + gpu_step + link)
+    }
+}
+
+/// What attention over spilled keys and values adds to the run, for boundary `k`.
+fn spilled_seconds(planner: &Planner<'_>, k: usize, work: &Workload, device_pages: u64) -> f64 {
+    let placement = boundary(planner, k, false, device_pages);
+    let at = LayerPlacement::all(Side::Device);
+    // Blocks with the same window cost the same.
+    let mut counts: Vec<(Option<u64>, usize, usize)> = Vec::new();
+    for (i, block) in planner.sizes.blocks.iter().enumerate().skip(k.saturating_sub(1)) {
+        match counts.iter_mut().find(|c| c.0 == block.window) {
+            Some(c) => c.2 += 1,
+            None => counts.push((block.window, i, 1)),
+        }
+    }
+    let extra = |layer: usize, phase: Phase, group: Group| {
+        let spilled = spilled_tokens(&placement, work.batch, group.past);
+        let seconds = |spilled| {
+            block(planner.costs, planner.sizes, layer, &at, phase, &[group], spilled).0.overlapped()
+        };
+        seconds(spilled) - seconds(0)
+    };
+    let one = |layer: usize| {
+        let prefill: f64 =
+            work.prefill_steps().iter().map(|&(n, g)| n as f64 * extra(layer, Phase::Prefill, g)).sum();
+        prefill + work.gen_len as f64 * extra(layer, Phase::Decode, work.decode_step())
+    };
+    counts.iter().map(|&(_, layer, n)| n as f64 * one(layer)).sum()
+}
+
+/// A boundary with all it needs to be built.
+#[derive(Clone, Copy)]
+struct Found {
+    seconds: f64,
+    k: usize,
+    chunk: u64,
+    streams: bool,
+    device_pages: u64,
+}
+
+/// Times of every boundary that fits, for a drawing: (k, seconds), with the best step and mode of each.
+pub(super) fn curve(planner: &Planner<'_>) -> Vec<(usize, f64)> {
+    search(planner).into_iter().map(|f| (f.k, f.seconds)).collect()
+}
+
+/// The best of each boundary that fits.
+fn search(planner: &Planner<'_>) -> Vec<Found> {
+    let (n, pages) = (planner.units(), planner.pages() as u64);
+    let page = page_bytes(planner.sizes);
+    let mut best: Vec<Option<Found>> = vec![None; n + 1];
+    let boundaries = if planner.hardware.accelerator.is_some() { 0..n + 1 } else { n..n + 1 };
+    for chunk in planner.request.chunks() {
+        let sums = planner.hardware.accelerator.is_some().then(|| Sums::new(planner, chunk));
+        for k in boundaries.clone() {
+            for streams in [false, true] {
+                if streams && (k <= 1 || planner.hardware.accelerator.is_none()) {
+                    continue;
+                }
+                let mut seconds = match &sums {
+                    Some(sums) => sums.total(k, streams),
+                    None => planner.total(&boundary(planner, k, false, pages), chunk),
+                };
+                // Time is cheaper to know than memory: what cannot win need not fit.
+                if best[k].is_some_and(|b| b.seconds <= seconds) {
+                    continue;
+                }
+                let memory = |device_pages: u64| -> Memory {
+                    planner.memory(&boundary(planner, k, streams, device_pages), chunk)
+                };
+                let full = memory(pages);
+                let (mut device_pages, mut fits) = (pages, full.fits());
+                let blocks = (n - 1).saturating_sub(k.max(1)) as u64;
+                let over = full.gpu.total.saturating_sub(full.gpu.available);
+                if !fits && blocks > 0 && over > 0 {
+                    // Room for the staging buffers, then as many pages as are left.
+                    let over = over + 2 * 64 * page;
+                    device_pages = pages.saturating_sub(over.div_ceil(blocks * page));
+                    fits = device_pages >= pages * LEAST_PAGES / 8
+                        && device_pages >= planner.request.batch
+                        && memory(device_pages).fits();
+                }
+                if !fits {
+                    continue;
+                }
+                if device_pages < pages {
+                    seconds += spilled_seconds(planner, k, &planner.request.work(chunk), device_pages);
+                }
+                if best[k].is_none_or(|b| seconds < b.seconds) {
+                    best[k] = Some(Found { seconds, k, chunk, streams, device_pages });
+                }
+            }
+        }
+    }
+    best.into_iter().flatten().collect()
+}
+
+/// See the [module](self).
+pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
+    let (n, pages) = (planner.units(), planner.pages() as u64);
+    let found = search(planner).into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let Some(Found { k, chunk, streams, device_pages, .. }) = found else {
+        let mut draft = Draft::new(boundary(planner, n, false, pages), planner.request.chunks()[0], "");
+        draft.k = Some(n);
+        return planner.candidate(Strategy::Helm, draft);
+    };
+    let mut reason = match k {
+        0 => "all units on the GPU".to_owned(),
+        k if k == n => "all units on the CPU".to_owned(),
+        k => format!("the first {k} of {n} units on the CPU"),
+    };
+    if streams {
+        reason += ", streamed to the GPU for prompts";
+    }
+    let mut draft = Draft::new(boundary(planner, k, streams, device_pages), chunk, reason);
+    draft.k = Some(k);
+    let mut candidate = planner.candidate(Strategy::Helm, draft);
+    if device_pages < pages {
+        let how = match candidate.spilled {
+            Some(super::Spilled::Split) => "attended there by the CPU",
+            _ => "streamed to the GPU",
+        };
+        candidate.reason += &format!(", {} of {pages} KV pages on the host and {how}", pages - device_pages);
+    }
+    candidate
+}

@@ -1,0 +1,161 @@
+//! LIA's candidate: the best vectors for prompts and decode rows, and as many whole blocks on the GPU as fit (LIA §5).
+//!
+//! A pinned block has its weights on the GPU and, where that pays more, its keys and values, too. With n blocks of the
+//! first kind the number of the second follows from the memory left, so all n are tried.
+
+use super::{Candidate, Draft, Planner, Strategy};
+use crate::plan::cost::{Batch, Group};
+use crate::plan::memory::page_bytes;
+use crate::plan::partition::Prefix;
+use crate::plan::price::block;
+use crate::plan::roofline::Roofline;
+use crate::plan::sublayer::{self, Priced, Resident};
+use crate::program::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
+
+/// The vectors of a kind of block, as placed.
+fn layer(at: Resident, prefill: Policy, decode: Policy) -> LayerPlacement {
+    let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+    let streams = [prefill, decode].iter().any(|p| weighted.iter().any(|&s| p.side(s) == Side::Device));
+    let weights = match at.weights {
+        Residence::Host if streams => Residence::Streamed,
+        other => other,
+    };
+    LayerPlacement { weights, prefill, decode, kv: at.kv }
+}
+
+fn place(planner: &Planner<'_>, counts: [usize; 2], kinds: &[LayerPlacement; 3], head: Side) -> Placement {
+    let n = planner.sizes.layers();
+    let kind = |i: usize| match i {
+        i if i < counts[0] => kinds[0],
+        i if i < counts[0] + counts[1] => kinds[1],
+        _ => kinds[2],
+    };
+    Placement {
+        embedding: Side::Host,
+        layers: (0..n).map(kind).collect(),
+        head,
+        device_pages: if counts[0] > 0 { planner.pages() } else { 0 },
+        host_pages: if counts[0] < n { planner.pages() } else { 0 },
+    }
+}
+
+/// The vectors: LIA's own costs, serial or overlapped.
+fn vectors(planner: &Planner<'_>, at: Resident, notes: &mut Vec<String>) -> (Policy, Policy) {
+    let request = planner.request;
+    let costs = Roofline::serial(planner.hardware, planner.sizes);
+    let mut best = |phase: Phase, group: Group| {
+        let groups = [group];
+        let batch = Batch { phase, groups: &groups };
+        let (any, runnable): (Priced, Priced) =
+            sublayer::best(&costs, planner.sizes, 0, at, &batch, request.overlap);
+        if any.policy != runnable.policy
+            && let Some(refusal) = sublayer::refusal(any.policy)
+        {
+            notes.push(format!(
+                "{refusal}; predicted {:.3} ms a block against {:.3} ms",
+                any.seconds * 1e3,
+                runnable.seconds * 1e3
+            ));
+        }
+        runnable.policy
+    };
+    let prefill = best(Phase::Prefill, Group::prompts(request.batch, request.prompt));
+    (prefill, best(Phase::Decode, request.work(1).decode_step()))
+}
+
+/// See the [module](self).
+pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
+    if planner.hardware.accelerator.is_none() {
+        let placement = Placement::all(Side::Device, planner.sizes.layers(), planner.pages());
+        return planner.candidate(Strategy::Lia, Draft::new(placement, planner.request.chunks()[0], ""));
+    }
+    let mut notes = Vec::new();
+    let residents =
+        [Resident::DEVICE, Resident { weights: Residence::Device, kv: Side::Host }, Resident::HOST];
+    let vectors = residents.map(|at| vectors(planner, at, &mut notes));
+    let kinds: [LayerPlacement; 3] = std::array::from_fn(|i| layer(residents[i], vectors[i].0, vectors[i].1));
+    let mut best: Option<(f64, [usize; 2], u64, Side)> = None;
+    for chunk in planner.request.chunks() {
+        let sums = seconds(planner, &kinds, chunk);
+        for head in [Side::Device, Side::Host] {
+            let Some(counts) = pin(planner, &kinds, &sums, chunk, head) else { continue };
+            let total = planner.total(&place(planner, counts, &kinds, head), chunk);
+            if best.is_none_or(|b| total < b.0) {
+                best = Some((total, counts, chunk, head));
+            }
+        }
+    }
+    let n = planner.sizes.layers();
+    let (_, counts, chunk, head) = best.unwrap_or((0.0, [0, 0], planner.request.chunks()[0], Side::Device));
+    let pinned = counts[0] + counts[1];
+    // What is told are the vectors of the blocks that are not pinned, if there is one.
+    let told = if pinned < n {
+        vectors[2]
+    } else if counts[1] > 0 {
+        vectors[1]
+    } else {
+        vectors[0]
+    };
+    let mut reason = format!("{pinned} of {n} blocks pinned on the GPU");
+    if counts[1] > 0 {
+        reason += &format!(", {} of them with keys and values on the host", counts[1]);
+    }
+    if pinned < n {
+        let text = |p: Policy| p.bits().map(|b| b.to_string()).join(",");
+        reason += &format!("; the others ({}) for prompts and ({}) in decode", text(told.0), text(told.1));
+    }
+    let mut draft = Draft::new(place(planner, counts, &kinds, head), chunk, reason);
+    (draft.policies, draft.pinned, draft.notes) = (Some(told), Some(pinned), notes);
+    planner.candidate(Strategy::Lia, draft)
+}
+
+/// Seconds of a run in each block, by kind.
+fn seconds(planner: &Planner<'_>, kinds: &[LayerPlacement; 3], chunk: u64) -> [Prefix; 3] {
+    let work = planner.request.work(chunk);
+    let (steps, decode) = (work.prefill_steps(), work.decode_step());
+    let of = |layer: usize, at: &LayerPlacement| {
+        let one = |phase, group: Group| {
+            block(planner.costs, planner.sizes, layer, at, phase, &[group], 0).0.overlapped()
+        };
+        steps.iter().map(|&(n, g)| n as f64 * one(Phase::Prefill, g)).sum::<f64>()
+            + work.gen_len as f64 * one(Phase::Decode, decode)
+    };
+    std::array::from_fn(|kind| Prefix::new((0..planner.sizes.layers()).map(|l| of(l, &kinds[kind]))))
+}
+
+/// How many blocks of the first two kinds to pin; `None` if it does not even fit without any.
+fn pin(
+    planner: &Planner<'_>,
+    kinds: &[LayerPlacement; 3],
+    sums: &[Prefix; 3],
+    chunk: u64,
+    head: Side,
+) -> Option<[usize; 2]> {
+    let n = planner.sizes.layers();
+    let fits = |counts: [usize; 2]| planner.memory(&place(planner, counts, kinds, head), chunk).fits();
+    let kv = planner.pages() as u64 * page_bytes(planner.sizes);
+    let weights = planner.sizes.largest_block().next_multiple_of(256);
+    let base = planner.memory(&place(planner, [0, 0], kinds, head), chunk).gpu;
+    let room = base.available.checked_sub(base.total);
+    let time = |[a, b]: [usize; 2]| sums[0].sum(0..a) + sums[1].sum(a..a + b) + sums[2].sum(a + b..n);
+    let mut best: Option<([usize; 2], f64)> = None;
+    let mut offer = |counts: [usize; 2]| {
+        if best.is_none_or(|b| time(counts) < b.1) && fits(counts) {
+            best = Some((counts, time(counts)));
+        }
+    };
+    // Without a streamed block there are no staging buffers: full pins are tried first.
+    offer([n, 0]);
+    offer([0, n]);
+    if let Some(room) = room {
+        offer([0, 0]);
+        for a in 0..=n as u64 {
+            let Some(left) = room.checked_sub(a * (weights + kv)) else { break };
+            let b = (left / weights).min(n as u64 - a);
+            for b in [0, b] {
+                offer([a as usize, b as usize]);
+            }
+        }
+    }
+    best.map(|b| b.0)
+}

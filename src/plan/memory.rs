@@ -1,0 +1,508 @@
+//! Bytes of a placement on each side, without allocating anything.
+//!
+//! ```text
+//! GPU    weights │ keys, values │ staging │ activations │ workspace │ kernels' modules          of --gpu-memory, or of
+//! host   weights (a second layout where the GPU's differs) │ keys, values │ activations │ pinned      the hardware's
+//! ```
+//! The ladder when it does not fit: shorter prefill steps, then keys and values to the host, then blocks to the host,
+//! then an error with the numbers. What the user set is not on the ladder: sequences and context stay.
+
+use serde::Serialize;
+
+use super::hardware::Hardware;
+use super::sizes::{ELEMENT, Sizes};
+use crate::cache::PAGE_TOKENS;
+use crate::program::{LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
+use crate::{Error, Result};
+
+/// What the driver and a context keep of a GPU's nominal memory. One rule gives all of HELM's published plans: nominal
+/// GB less half of one.
+pub const GPU_RESERVE: u64 = 500_000_000;
+
+/// The share of host memory that is left to the system.
+const HOST_RESERVE: f64 = 0.05;
+
+/// Loaded kernels. A bound: the embedded PTX of one architecture assembles to less.
+pub const MODULES: u64 = 16 << 20;
+
+/// Working memory of split products on the GPU: what the tiled kernels ask on a GPU of up to 148 multiprocessors.
+const PRODUCT_SCRATCH: u64 = 10 << 20;
+
+/// Tokens of a span of split attention, and rows of a sequence that are split.
+const SPLIT: (u64, u64) = (512, 8);
+
+/// Buffers on the GPU start at multiples of this.
+const GRANULE: u64 = 256;
+
+/// What a placement has to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences.
+    pub sequences: u64,
+    /// Tokens of each, the answer included.
+    pub context: u64,
+    /// Most rows of a prefill step.
+    pub chunk: u64,
+}
+
+impl Load {
+    /// Pages of one layer.
+    pub fn pages(&self) -> u64 {
+        self.sequences * self.context.div_ceil(PAGE_TOKENS as u64)
+    }
+
+    /// Most rows of a step.
+    fn rows(&self) -> u64 {
+        self.chunk.max(self.sequences)
+    }
+}
+
+/// GPU memory by purpose, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct GpuMemory {
+    /// Weights that stay, and tables of rotary frequencies.
+    pub weights: u64,
+    /// Pages of keys and values.
+    pub kv: u64,
+    /// Two buffers for streamed blocks, and two for keys and values that come from the host.
+    pub staging: u64,
+    /// Rows of a step, logits included.
+    pub activations: u64,
+    /// Working memory of kernels, and the lists of a step.
+    pub workspace: u64,
+    /// Loaded kernels.
+    pub modules: u64,
+    /// All of it.
+    pub total: u64,
+    /// What there is.
+    pub available: u64,
+}
+
+/// Host memory by purpose, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct HostMemory {
+    /// Weights; twice where a block is streamed and computed in place, and its layouts differ.
+    pub weights: u64,
+    /// Pages of keys and values.
+    pub kv: u64,
+    /// Rows of a step, logits included.
+    pub activations: u64,
+    /// Pinned buffers for what crosses the link: hidden states, queries, keys, values, attention outputs, logits.
+    pub pinned: u64,
+    /// All of it.
+    pub total: u64,
+    /// What there is.
+    pub available: u64,
+}
+
+/// Both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Memory {
+    /// On the GPU.
+    pub gpu: GpuMemory,
+    /// On the host.
+    pub host: HostMemory,
+}
+
+impl Memory {
+    /// What keeps it from fitting, with the numbers.
+    pub fn lack(&self) -> Option<String> {
+        let g = |b: u64| format!("{:.2}", b as f64 / 1e9);
+        let (gpu, host) = (&self.gpu, &self.host);
+        if gpu.total > gpu.available {
+            return Some(format!(
+                "needs {} GB of GPU memory (weights {}, KV {}, staging {}, activations {}, workspace and kernels {}), {} \
+                 GB available",
+                g(gpu.total),
+                g(gpu.weights),
+                g(gpu.kv),
+                g(gpu.staging),
+                g(gpu.activations),
+                g(gpu.workspace + gpu.modules),
+                g(gpu.available)
+            ));
+        }
+        (host.total > host.available).then(|| {
+            format!(
+                "needs {} GB of host memory (weights {}, KV {}, activations {}, pinned {}), {} GB available",
+                g(host.total),
+                g(host.weights),
+                g(host.kv),
+                g(host.activations),
+                g(host.pinned),
+                g(host.available)
+            )
+        })
+    }
+
+    /// Whether it fits.
+    pub fn fits(&self) -> bool {
+        self.gpu.total <= self.gpu.available && self.host.total <= self.host.available
+    }
+}
+
+/// What there is on each side: (GPU, host), in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Available {
+    /// On the GPU; 0 without one.
+    pub gpu: u64,
+    /// On the host.
+    pub host: u64,
+}
+
+impl Available {
+    /// Of a machine, or `gpu_memory` if the user set it.
+    pub fn new(hardware: &Hardware, gpu_memory: Option<u64>) -> Available {
+        let nominal = hardware.accelerator.map_or(0, |(gpu, _)| gpu.mem_bytes as u64);
+        let gpu = match (hardware.accelerator, gpu_memory) {
+            (None, _) => 0,
+            (Some(_), Some(bytes)) => bytes.min(nominal),
+            (Some(_), None) => nominal.saturating_sub(GPU_RESERVE),
+        };
+        Available { gpu, host: (hardware.cpu.dram_bytes * (1.0 - HOST_RESERVE)) as u64 }
+    }
+}
+
+fn rounded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(GRANULE)
+}
+
+/// Bytes of a page of one layer.
+pub fn page_bytes(sizes: &Sizes) -> u64 {
+    PAGE_TOKENS as u64 * sizes.kv_token()
+}
+
+/// Activations of `rows` rows and `logits` rows of logits on the GPU: the buffers of its workspace.
+fn device_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
+    let spec = &sizes.spec;
+    let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+    let gate_up = if spec.gated() && !ff.is_multiple_of(8) { 8 * ff } else { 0 };
+    let of_rows = [4 * d, 4 * d, 2 * d, 4 * (q + 2 * kv), 2 * q, 2 * q, gate_up, 2 * ff];
+    let of_logits = [2 * d, 4 * spec.vocab as u64, 4];
+    of_rows.iter().map(|b| rounded(rows * b)).chain(of_logits.iter().map(|b| rounded(logits * b))).sum()
+}
+
+/// Activations of `rows` rows and `logits` rows of logits on the host: f32, and the widest input prepared.
+fn host_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
+    let spec = &sizes.spec;
+    let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+    let widest = (2 * ff).max(q + 2 * kv) + 3 * d + q;
+    rows * (4 * widest + 6 * ff.max(d).max(q)) + logits * 4 * spec.vocab as u64
+}
+
+/// Split attention: partial sums of spans.
+fn attention_scratch(sizes: &Sizes, load: &Load) -> u64 {
+    let spans = load.context.div_ceil(SPLIT.0);
+    let rows = load.rows().min(load.sequences * SPLIT.1);
+    rows * spans * sizes.spec.n_heads as u64 * (sizes.spec.head_dim as u64 + 2) * 4
+}
+
+/// Whether the CPU computes with a block's weights in either phase.
+fn computed_on_host(layer: &LayerPlacement) -> bool {
+    let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+    [layer.prefill, layer.decode].iter().any(|p| weighted.iter().any(|&s| p.side(s) == Side::Host))
+}
+
+/// Bytes of a block's weights on (GPU, host) by where they are.
+fn weights(sizes: &Sizes, layer: usize, at: &LayerPlacement) -> (u64, u64) {
+    let bytes = sizes.blocks[layer].total();
+    match at.weights {
+        Residence::Device => (rounded(bytes.device), 0),
+        Residence::Host => (0, bytes.host),
+        Residence::Both => (rounded(bytes.device), bytes.host),
+        Residence::Streamed => {
+            let twice = computed_on_host(at) && !sizes.one_layout;
+            (0, bytes.device + if twice { bytes.host } else { 0 })
+        }
+    }
+}
+
+/// Whether attention runs on another side than the block's keys and values are on.
+fn kv_crosses(at: &LayerPlacement, policy: Policy) -> bool {
+    [Sublayer::Scores, Sublayer::Values].iter().any(|&s| policy.side(s) == Side::Device)
+        && at.kv == Side::Host
+}
+
+/// The dry run.
+pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Available) -> Memory {
+    let spec = &sizes.spec;
+    let mut m = Memory::default();
+    (m.gpu.available, m.host.available) = (available.gpu, available.host);
+    let (pages, page) = (load.pages(), page_bytes(sizes));
+    let spilled = pages.saturating_sub(placement.device_pages as u64);
+    let mut staged_kv = 0;
+    let mut streamed = false;
+    for (i, layer) in placement.layers.iter().enumerate() {
+        let (gpu, host) = weights(sizes, i, layer);
+        m.gpu.weights += gpu;
+        m.host.weights += host;
+        streamed |= layer.weights == Residence::Streamed;
+        match layer.kv {
+            Side::Host => m.host.kv += pages * page,
+            Side::Device => {
+                m.gpu.kv += rounded((pages - spilled) * page);
+                m.host.kv += spilled * page;
+            }
+        }
+        if kv_crosses(layer, layer.decode) || kv_crosses(layer, layer.prefill) {
+            staged_kv = pages * page;
+        } else if layer.kv == Side::Device && spilled > 0 {
+            staged_kv = staged_kv.max((spilled * page).min(64 * page));
+        }
+    }
+    if streamed {
+        m.gpu.staging += 2 * rounded(sizes.largest_block());
+    }
+    m.gpu.staging += 2 * rounded(staged_kv);
+
+    // Embedding and head: one matrix where they are one tensor and on one side.
+    for side in [Side::Host, Side::Device] {
+        let (embeds, heads) = (placement.embedding == side, placement.head == side);
+        let mut bytes = if embeds { sizes.embedding.on(side) } else { 0 };
+        bytes += if heads { sizes.head.on(side) } else { 0 };
+        bytes -= if embeds && heads { sizes.shared_table.on(side) } else { 0 };
+        match side {
+            Side::Host => m.host.weights += bytes,
+            Side::Device => m.gpu.weights += rounded(bytes),
+        }
+    }
+
+    let (rows, logits) = (load.rows(), load.sequences);
+    let layers = || placement.layers.iter();
+    let on_device = placement.uses(Side::Device);
+    let on_host = placement.uses(Side::Host);
+    if on_device {
+        m.gpu.activations = device_rows(sizes, rows, if placement.head == Side::Device { logits } else { 0 });
+        m.gpu.workspace = PRODUCT_SCRATCH
+            + rounded(attention_scratch(sizes, load))
+            + rounded(8 * 8 * rows)
+            + rounded(4 * pages * 2);
+        m.gpu.modules = MODULES;
+        if let crate::model::spec::Position::Rope(rope) = &spec.position {
+            m.gpu.weights +=
+                rounded(4 * rope.dim as u64 * load.context) * if rope.local_theta.is_some() { 2 } else { 1 };
+        }
+        m.host.pinned += 4 * spec.vocab as u64 * logits;
+    }
+    let computes_on_host = placement.embedding == Side::Host
+        || placement.head == Side::Host
+        || layers().any(|l| l.prefill.0.contains(&Side::Host) || l.decode.0.contains(&Side::Host));
+    if computes_on_host {
+        m.host.activations = host_rows(sizes, rows, if placement.head == Side::Host { logits } else { 0 });
+    }
+    if on_device && on_host {
+        // Hidden rows each way; queries, keys and values of the rows down, attention outputs up.
+        m.host.pinned += 2 * 4 * rows * spec.d_model as u64;
+        if spilled > 0 || layers().any(|l| l.decode.attention() != Some(l.decode.side(Sublayer::Qkv))) {
+            let (q, kv) = (spec.q_dim() as u64, spec.kv_dim() as u64);
+            m.host.pinned += 2 * rows * (q + 2 * kv) * ELEMENT + 2 * rows * 4 * q;
+        }
+    }
+    m.gpu.total =
+        m.gpu.weights + m.gpu.kv + m.gpu.staging + m.gpu.activations + m.gpu.workspace + m.gpu.modules;
+    m.host.total = m.host.weights + m.host.kv + m.host.activations + m.host.pinned;
+    m
+}
+
+/// The longest context that fits with everything else as it is, at most the model's; 0 if none does.
+pub fn longest_context(sizes: &Sizes, placement: &Placement, load: &Load, available: Available) -> u64 {
+    let spills = placement.device_pages > 0 && (placement.device_pages as u64) < load.pages();
+    let fits = |context: u64| {
+        let load = Load { context, ..*load };
+        let mut placement = placement.clone();
+        if !spills {
+            placement.device_pages = load.pages() as usize;
+        }
+        placement.host_pages = load.pages() as usize;
+        memory(sizes, &placement, &load, available).fits()
+    };
+    // Beyond this its bytes leave 64 bits, and any machine.
+    let token = (sizes.kv_token() * sizes.layers() as u64).max(sizes.spec.q_dim() as u64);
+    let countable = (1u64 << 60) / token.saturating_mul(load.sequences).max(1);
+    let (mut low, mut high) = (0, (sizes.spec.max_context as u64).min(countable));
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+/// What the ladder came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fitted {
+    /// The boundary: blocks and units before it went to the host.
+    pub k: usize,
+    /// Rows of a prefill step.
+    pub chunk: u64,
+    /// Pages of keys and values that the GPU holds in each of its blocks.
+    pub device_pages: u64,
+    /// The rungs that were taken, in words.
+    pub rungs: Vec<String>,
+}
+
+/// Fills the GPU by the ladder: everything, then with shorter prefill steps, then with old keys and values on the host,
+/// then with fewer blocks. Steps are then as long as what is left allows.
+///
+/// # Errors
+/// Not even the host holds it all.
+pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: u64) -> Result<Fitted> {
+    let (pages, units) = (load.pages(), sizes.units());
+    let at = |k: usize, chunk: u64, device_pages: u64| {
+        let mut placement =
+            Placement::boundary(k, sizes.layers(), device_pages as usize, load.pages() as usize);
+        placement.host_pages = load.pages() as usize;
+        memory(sizes, &placement, &Load { chunk, ..*load }, available)
+    };
+    let shortest = shortest_chunk.min(load.chunk);
+    // Half of the pages at least: beyond that every token waits for the link.
+    let kept = (4..8).rev().map(|eighths| pages * eighths / 8).filter(|&p| p >= load.sequences);
+    let all = [(0, pages)].into_iter().chain(kept.map(|p| (0, p))).chain((1..=units).map(|k| (k, pages)));
+    let Some((k, device_pages)) = all.into_iter().find(|&(k, p)| at(k, shortest, p).fits()) else {
+        let lack = at(units, shortest, pages).lack().expect("it does not fit");
+        return Err(Error::Capacity(format!(
+            "{}: {lack}; try a smaller batch or context, or a smaller quantisation",
+            sizes.spec.name
+        )));
+    };
+    let mut halves =
+        std::iter::successors(Some(load.chunk), |c| (*c > shortest).then(|| (c / 2).max(shortest)));
+    let chunk = halves.find(|&c| at(k, c, device_pages).fits()).expect("the shortest fits");
+    let mut rungs = Vec::new();
+    if chunk < load.chunk {
+        rungs.push(format!("prefill steps of {chunk} rows"));
+    }
+    if device_pages < pages {
+        rungs.push(format!("{} of {pages} KV pages on the host", pages - device_pages));
+    }
+    if k > 0 {
+        rungs.push(format!("{k} of {units} units on the host"));
+    }
+    Ok(Fitted { k, chunk, device_pages, rungs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::accelerator::{Half, Limits, Shape, Workspace};
+    use crate::model::spec::RopePairing;
+    use crate::model::synth;
+
+    const GB: u64 = 1_000_000_000;
+
+    fn sizes(name: &str) -> Sizes {
+        Sizes::of_spec(&synth::parse(name).unwrap().spec)
+    }
+
+    fn load() -> Load {
+        Load { sequences: 1, context: 640, chunk: 512 }
+    }
+
+    #[test]
+    fn activations_are_the_buffers_of_the_workspace() {
+        for name in ["qwen3-8b", "opt-6.7b", "tiny-gemma3"] {
+            let s = sizes(name);
+            let spec = &s.spec;
+            let shape = Shape {
+                d_model: spec.d_model,
+                n_heads: spec.n_heads,
+                n_kv_heads: spec.n_kv_heads,
+                head_dim: spec.head_dim,
+                d_ff: spec.d_ff,
+                vocab: spec.vocab,
+                norm: spec.norm,
+                ffn: spec.ffn,
+                attn_scale: 1.0,
+                embed_scale: 1.0,
+                rope_dim: 2,
+                pairing: RopePairing::Half,
+                window: None,
+                logit_softcap: None,
+                act: Half::BF16,
+                kv: Half::BF16,
+            };
+            let limits = Limits { rows: 512, logit_rows: 3, sequences: 3, pages_per_sequence: 20 };
+            let want: usize = Workspace::sizes(&shape, &limits, false, false, 0)
+                .iter()
+                .map(|b| b.next_multiple_of(256))
+                .sum();
+            assert_eq!(device_rows(&s, 512, 3), want as u64, "{name}");
+            assert_eq!(page_bytes(&s), shape.page_bytes() as u64);
+        }
+    }
+
+    #[test]
+    fn all_on_one_side_takes_nothing_of_the_other() {
+        let s = sizes("qwen3-8b");
+        let room = Available { gpu: 24 * GB, host: 64 * GB };
+        let cpu = memory(&s, &Placement::all(Side::Host, 36, 20), &load(), room);
+        assert_eq!(cpu.gpu, GpuMemory { available: 24 * GB, ..GpuMemory::default() });
+        assert_eq!(cpu.host.weights, s.model().host);
+        assert_eq!(cpu.host.kv, 640 * 147_456);
+        assert_eq!(cpu.host.pinned, 0);
+        let gpu = memory(&s, &Placement::all(Side::Device, 36, 20), &load(), room);
+        assert_eq!((gpu.host.weights, gpu.host.kv, gpu.host.activations), (0, 0, 0));
+        assert_eq!(gpu.gpu.kv, cpu.host.kv);
+        assert_eq!(gpu.gpu.staging, 0);
+        assert!(gpu.gpu.weights >= s.model().device);
+    }
+
+    #[test]
+    fn a_tied_matrix_counts_once_where_both_uses_are_on_one_side() {
+        let s = sizes("qwen3-4b");
+        let room = Available { gpu: 24 * GB, host: 64 * GB };
+        let table = (s.spec.vocab * s.spec.d_model * 2) as u64;
+        let all = memory(&s, &Placement::all(Side::Host, 36, 20), &load(), room).host.weights;
+        assert_eq!(all, s.model().host - table);
+        let split = memory(&s, &Placement::boundary(37, 36, 0, 20), &load(), room);
+        assert_eq!(split.host.weights, all - s.spec.d_model as u64 * 2);
+        assert!(split.gpu.weights >= table);
+    }
+
+    #[test]
+    fn streaming_needs_two_blocks_and_a_second_layout_only_where_layouts_differ() {
+        let mut s = sizes("qwen3-8b");
+        let room = Available { gpu: 24 * GB, host: 64 * GB };
+        let mut placement = Placement::all(Side::Host, 36, 20);
+        for l in &mut placement.layers {
+            (l.weights, l.prefill) = (Residence::Streamed, Policy::all(Side::Device));
+        }
+        let one = memory(&s, &placement, &load(), room);
+        assert_eq!(one.host.weights, s.model().host);
+        assert!(one.gpu.staging >= 2 * s.blocks[0].total().device);
+        s.one_layout = false;
+        let two = memory(&s, &placement, &load(), room);
+        assert_eq!(two.host.weights - one.host.weights, 36 * s.blocks[0].total().host);
+    }
+
+    #[test]
+    fn the_ladder_takes_one_rung_after_the_other() {
+        let s = sizes("qwen3-8b");
+        let load = Load { sequences: 4, context: 8192, chunk: 2048 };
+        let try_with = |gpu: u64| ladder(&s, &load, Available { gpu, host: 64 * GB }, 32).unwrap();
+        let all = try_with(40 * GB);
+        assert_eq!((all.k, all.chunk, all.device_pages, all.rungs.len()), (0, 2048, 1024, 0));
+        let shorter = try_with(21_300_000_000);
+        assert!(shorter.k == 0 && shorter.chunk < 2048 && shorter.device_pages == 1024, "{shorter:?}");
+        let pages = try_with(20 * GB);
+        assert!(pages.k == 0 && pages.device_pages < 1024 && pages.rungs.len() <= 2, "{pages:?}");
+        let blocks = try_with(12 * GB);
+        assert!(blocks.k > 0 && blocks.rungs.last().unwrap().contains("units on the host"), "{blocks:?}");
+        let none = ladder(&s, &load, Available { gpu: 0, host: 8 * GB }, 32).unwrap_err().to_string();
+        assert!(none.contains("needs") && none.contains("host memory") && none.contains("8.00 GB"), "{none}");
+    }
+
+    #[test]
+    fn the_longest_context_is_the_last_that_fits() {
+        let s = sizes("qwen3-8b");
+        let room = Available { gpu: 20 * GB, host: 64 * GB };
+        let placement = Placement::all(Side::Device, 36, 20);
+        let longest = longest_context(&s, &placement, &load(), room);
+        let fits = |context: u64| {
+            let load = Load { context, ..load() };
+            let p = Placement::all(Side::Device, 36, load.pages() as usize);
+            memory(&s, &p, &load, room).fits()
+        };
+        assert!(longest > 1000 && fits(longest) && !fits(longest + 1), "{longest}");
+        assert_eq!(longest_context(&s, &placement, &load(), Available { gpu: GB, host: GB }), 0);
+    }
+}

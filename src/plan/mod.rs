@@ -1,0 +1,25 @@
+//! Where should a model run? Prediction of time and memory, and the choice among placements.
+//!
+//! ```text
+//! hardware ┐
+//!          ├─ roofline ─► Costs ─► price ─┐
+//! sizes    ┘        (tables answer too)    ├─► choose ─► candidates, each with its Placement
+//!          └─ memory ──────────────────────┘      partition (HELM), sublayer (LIA) search
+//! ```
+//! Everything here is pure: no device, no clock, no file. [`cost`] is the question that planners and the virtual
+//! machine ask. `docs/plan.md` has the formulas and how to read the output.
+
+pub mod choose;
+pub mod cost;
+pub mod hardware;
+pub mod memory;
+pub mod partition;
+pub mod price;
+pub mod roofline;
+pub mod sizes;
+pub mod sublayer;
+
+pub use cost::{Batch, Costs, Direction, Group};
+pub use hardware::Hardware;
+pub use roofline::Roofline;
+pub use sizes::Sizes;

@@ -1,0 +1,162 @@
+//! HELM: one boundary k, the first k units on the CPU, the others on the GPU (HELM §4.1).
+//!
+//! ```text
+//! units    embedding │ block 1 … block L │ head                 k = 0: GPU-only, k = L + 2: CPU-only
+//! T(k)   = max(Σ T_cpu, k·δ_cpu) + max(Σ T_gpu, (N−k)·δ_gpu) + T_comm        T_comm = 0 where one side has all
+//! subject to what each side's memory holds
+//! ```
+//! The search is exhaustive: N + 1 values, each from prefix sums.
+//!
+//! Departures from the paper: all-CPU is a candidate; memory counts keys and values, activations, staging and workspace
+//! ([`memory`](super::memory)); δ enters as a lower bound of a stage, since no additive δ fits the paper's own table.
+//! With weights alone and memory on the CPU slower than on the GPU, every unit is better on the GPU, so the optimum is the
+//! smallest feasible k, which greedy filling finds, too. The search pays where the terms differ: keys and values against
+//! the room on each side, batches that make CPU stages compute-bound, units of unequal size, prefill against decode.
+
+/// Seconds of the units on one side, ready for sums over ranges.
+#[derive(Debug, Clone)]
+pub struct Prefix(Vec<f64>);
+
+impl Prefix {
+    /// Of these units.
+    pub fn new(units: impl IntoIterator<Item = f64>) -> Prefix {
+        let mut sums = vec![0.0];
+        for t in units {
+            sums.push(sums[sums.len() - 1] + t);
+        }
+        Prefix(sums)
+    }
+
+    /// Units.
+    pub fn len(&self) -> usize {
+        self.0.len() - 1
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Of units `range`.
+    pub fn sum(&self, range: std::ops::Range<usize>) -> f64 {
+        self.0[range.end] - self.0[range.start]
+    }
+}
+
+/// What one step costs wherever the boundary is.
+#[derive(Debug, Clone)]
+pub struct Stages {
+    /// Seconds of each unit on the CPU.
+    pub cpu: Prefix,
+    /// Seconds of each unit on the GPU.
+    pub gpu: Prefix,
+    /// Seconds to carry the hidden state across.
+    pub comm: f64,
+    /// Least seconds of a unit on the CPU, then on the GPU.
+    pub issue: (f64, f64),
+}
+
+impl Stages {
+    /// Units.
+    pub fn units(&self) -> usize {
+        self.cpu.len()
+    }
+
+    /// (T_cpu, T_gpu, T_comm) with the first `k` units on the CPU.
+    pub fn split(&self, k: usize) -> (f64, f64, f64) {
+        let n = self.units();
+        let cpu = self.cpu.sum(0..k).max(k as f64 * self.issue.0);
+        let gpu = self.gpu.sum(k..n).max((n - k) as f64 * self.issue.1);
+        (cpu, gpu, if k == 0 || k == n { 0.0 } else { self.comm })
+    }
+
+    /// Seconds of a step with the first `k` units on the CPU.
+    pub fn total(&self, k: usize) -> f64 {
+        let (cpu, gpu, comm) = self.split(k);
+        cpu + gpu + comm
+    }
+}
+
+/// The boundary with the least `cost` of those that are `feasible`; of equals the smallest. `None` if none is.
+pub fn search(units: usize, feasible: impl Fn(usize) -> bool, cost: impl Fn(usize) -> f64) -> Option<usize> {
+    (0..=units).filter(|&k| feasible(k)).min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
+}
+
+/// The smallest feasible boundary: what filling the GPU without a cost model gives (Accelerate).
+pub fn greedy(units: usize, feasible: impl Fn(usize) -> bool) -> Option<usize> {
+    (0..=units).find(|&k| feasible(k))
+}
+
+/// Whether units `k..` fit in `available` bytes by the paper's rule: weights alone, the head counted even when it is the
+/// embedding's matrix.
+pub fn weights_fit(unit_bytes: &[u64], k: usize, available: u64) -> bool {
+    unit_bytes[k..].iter().sum::<u64>() <= available
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Weights alone, one bandwidth on each side.
+    fn stages(bytes: &[u64], cpu_bw: f64, gpu_bw: f64) -> Stages {
+        Stages {
+            cpu: Prefix::new(bytes.iter().map(|&b| b as f64 / cpu_bw)),
+            gpu: Prefix::new(bytes.iter().map(|&b| b as f64 / gpu_bw)),
+            comm: 5e-6,
+            issue: (0.0, 0.0),
+        }
+    }
+
+    proptest! {
+        /// A crossing is saved only by moving everything, so units are kept large against it.
+        #[test]
+        fn with_weights_alone_the_search_is_greedy_filling(
+            bytes in prop::collection::vec(100_000_000u64..900_000_000, 3..130),
+            room in 0.0f64..1.2,
+        ) {
+            let s = stages(&bytes, 45e9, 218e9);
+            let room = (bytes.iter().sum::<u64>() as f64 * room) as u64;
+            let feasible = |k: usize| weights_fit(&bytes, k, room);
+            let best = search(s.units(), feasible, |k| s.total(k));
+            prop_assert_eq!(best, greedy(s.units(), feasible));
+        }
+    }
+
+    /// Where it earns its keep: attention over long contexts that is cheap on the CPU's side of memory. Keys and values
+    /// of GPU units must be streamed when they do not fit beside the weights, so a larger k wins.
+    #[test]
+    fn with_keys_and_values_the_search_beats_greedy_filling() {
+        let weights = vec![386_000_000u64; 38];
+        let kv = 491_520_000u64; // 4 KiB a token, 120 000 tokens
+        let room = 8_000_000_000u64;
+        let link = 16e9;
+        let spilled = |k: usize| {
+            let units = (weights.len() - k) as u64;
+            let left = room.saturating_sub(units * weights[0]);
+            (units * kv).saturating_sub(left) as f64
+        };
+        let total = |k: usize| {
+            let (cpu, gpu) = (k as f64, (weights.len() - k) as f64);
+            let bytes = (weights[0] + kv) as f64;
+            cpu * bytes / 45e9 + gpu * bytes / 218e9 + spilled(k) / link
+        };
+        let feasible = |k: usize| weights_fit(&weights, k, room);
+        let (best, first) =
+            (search(weights.len(), feasible, total).unwrap(), greedy(weights.len(), feasible).unwrap());
+        assert!(best > first && total(best) < total(first), "{best} {first}");
+    }
+
+    #[test]
+    fn issuing_is_a_lower_bound() {
+        let s = Stages { issue: (1e-3, 2e-3), ..stages(&[1000; 10], 1e9, 1e9) };
+        assert_eq!(s.split(4), (4e-3, 12e-3, 5e-6));
+        assert_eq!((s.split(0).2, s.split(10).2), (0.0, 0.0));
+    }
+
+    #[test]
+    fn nothing_feasible_is_no_boundary() {
+        assert_eq!(search(5, |_| false, |_| 0.0), None);
+        assert_eq!(greedy(5, |k| k == 5), Some(5));
+    }
+}

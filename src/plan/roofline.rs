@@ -1,0 +1,205 @@
+//! Seconds from a hardware description: the larger of arithmetic and memory time (HELM §4.1), or their sum (LIA §5.1).
+//!
+//! ```text
+//! HELM   T = max(F / (P·η), bytes / (M·η))       LIA   T = (D_X + D_Y) / BW + C / TH       link  T = latency + bytes / BW
+//! ```
+//! P and M are separate measurements: HELM's print sets P = M in decode, which mixes FLOP/s and bytes/s. Keys and values
+//! that stay in the last-level cache between two tokens are read faster than memory; the weights of a token evict them, so
+//! the share that stays, α = min(1, C_L3 / (W + W_kv)), is close to 0 for real models and blends the two rates
+//! ([`Roofline::blended_read`]).
+
+use super::cost::{Batch, Costs, Direction};
+use super::hardware::{Gpu, Hardware, Link};
+use super::sizes::{ELEMENT, Sizes};
+use crate::program::{Side, Sublayer};
+
+/// How arithmetic and memory time combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// They overlap: the larger (HELM).
+    Larger,
+    /// They do not: the sum (LIA).
+    Sum,
+}
+
+/// Rate of the last-level cache over that of memory. Typical of current CPUs, not measured; with α close to 0 it hardly
+/// matters.
+const CACHE_OVER_MEMORY: f64 = 4.0;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub struct Roofline<'a> {
+    hardware: &'a Hardware,
+    sizes: &'a Sizes,
+    form: Form,
+    /// Bytes of weights that the CPU reads per token, from which α follows; 0 leaves the cache out.
+    cpu_weights: u64,
+}
+
+/// FLOPs and bytes of one sublayer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Of multiplications and additions.
+    pub flops: u64,
+    /// Activations that come in: LIA's D_X.
+    pub x: u64,
+    /// Weights, or keys or values: LIA's D_Y.
+    pub y: u64,
+}
+
+impl<'a> Roofline<'a> {
+    /// HELM's: the larger of arithmetic and memory time.
+    pub fn new(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
+        Roofline { hardware, sizes, form: Form::Larger, cpu_weights: sizes.model().host }
+    }
+
+    /// LIA's: their sum, no cache.
+    pub fn serial(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
+        Roofline { form: Form::Sum, cpu_weights: 0, ..Roofline::new(hardware, sizes) }
+    }
+
+    fn accelerator(&self) -> &(Gpu, Link) {
+        self.hardware.accelerator.as_ref().expect("nothing is placed on a GPU that is not there")
+    }
+
+    /// FLOP/s and bytes/s that kernels reach.
+    fn rates(&self, side: Side) -> (f64, f64) {
+        let e = &self.hardware.efficiency;
+        match side {
+            Side::Host => {
+                let cpu = &self.hardware.cpu;
+                (cpu.flops_bf16 * e.cpu_compute, cpu.read_bw * e.cpu_memory)
+            }
+            Side::Device => {
+                let (gpu, _) = self.accelerator();
+                (gpu.flops_bf16 * e.gpu_compute, gpu.bw * e.gpu_memory)
+            }
+        }
+    }
+
+    fn time(&self, side: Side, flops: u64, bytes: u64) -> f64 {
+        let (p, m) = self.rates(side);
+        self.combine(flops as f64 / p, bytes as f64 / m)
+    }
+
+    fn combine(&self, arithmetic: f64, memory: f64) -> f64 {
+        match self.form {
+            Form::Larger => arithmetic.max(memory),
+            Form::Sum => arithmetic + memory,
+        }
+    }
+
+    /// Rate at which the CPU reads `kv` bytes of keys and values per token: a blend of cache and memory.
+    pub fn blended_read(&self, kv: u64) -> f64 {
+        let (_, memory) = self.rates(Side::Host);
+        if self.cpu_weights == 0 || kv == 0 {
+            return memory;
+        }
+        let alpha = cache_share(self.hardware.cpu.llc_bytes, self.cpu_weights as f64, kv as f64);
+        // Bytes add up, so times do: a harmonic blend.
+        memory / (1.0 - alpha + alpha / CACHE_OVER_MEMORY)
+    }
+
+    /// FLOPs and bytes of a sublayer on `side`.
+    ///
+    /// With [`Form::Sum`] attention is LIA's: each row multiplies all tokens of its sequence, and the scores are written
+    /// and read. With [`Form::Larger`] it is causal, and scores stay in registers.
+    pub fn work(&self, side: Side, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> Work {
+        let (spec, block) = (&self.sizes.spec, &self.sizes.blocks[layer]);
+        let (d, q, kv, ff) =
+            (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+        let rows = batch.rows();
+        let y = block.of(sublayer).on(side);
+        let linear = |inputs: u64, outputs: u64| Work {
+            flops: 2 * rows * inputs * outputs,
+            x: rows * inputs * ELEMENT,
+            y,
+        };
+        match sublayer {
+            Sublayer::Qkv => linear(d, q + 2 * kv),
+            Sublayer::Out => linear(q, d),
+            Sublayer::Up => linear(d, if spec.gated() { 2 * ff } else { ff }),
+            Sublayer::Down => linear(ff, d),
+            Sublayer::Scores | Sublayer::Values => {
+                let pairs = match self.form {
+                    Form::Larger => batch.pairs(block.window),
+                    Form::Sum => batch.groups.iter().map(|g| g.total_rows() * (g.past + g.rows)).sum(),
+                };
+                let y = batch.tokens_read(block.window) * kv * ELEMENT;
+                let x = match (sublayer, self.form) {
+                    (Sublayer::Values, Form::Sum) => pairs * spec.n_heads as u64 * ELEMENT,
+                    (Sublayer::Values, Form::Larger) => 0,
+                    _ => rows * q * ELEMENT,
+                };
+                Work { flops: 2 * pairs * q, x, y }
+            }
+        }
+    }
+}
+
+/// α: the share of `kv` and `weights` bytes that a cache keeps from one token to the next.
+pub fn cache_share(cache: f64, weights: f64, kv: f64) -> f64 {
+    (cache / (weights + kv)).min(1.0)
+}
+
+impl Costs for Roofline<'_> {
+    fn embed(&self, side: Side, rows: u64) -> f64 {
+        self.time(side, 0, self.sizes.hidden(rows))
+    }
+
+    fn sublayer(&self, side: Side, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> f64 {
+        let w = self.work(side, layer, sublayer, batch);
+        if batch.rows() == 0 {
+            return 0.0;
+        }
+        self.time(side, w.flops, w.x + w.y)
+    }
+
+    fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
+        let scores = self.work(side, layer, Sublayer::Scores, batch);
+        let values = self.work(side, layer, Sublayer::Values, batch);
+        if self.form == Form::Sum {
+            return [Sublayer::Scores, Sublayer::Values]
+                .map(|s| self.sublayer(side, layer, s, batch))
+                .iter()
+                .sum();
+        }
+        let (p, memory) = self.rates(side);
+        let kv = scores.y + values.y;
+        let read = if side == Side::Host { self.blended_read(kv) } else { memory };
+        let flops = (scores.flops + values.flops) as f64;
+        self.combine(flops / p, scores.x as f64 / memory + kv as f64 / read)
+    }
+
+    fn head(&self, side: Side, rows: u64) -> f64 {
+        if rows == 0 {
+            return 0.0;
+        }
+        let spec = &self.sizes.spec;
+        let flops = 2 * rows * spec.d_model as u64 * spec.vocab as u64;
+        self.time(side, flops, self.sizes.head.on(side) + self.sizes.hidden(rows))
+    }
+
+    fn copy(&self, side: Side, bytes: u64) -> f64 {
+        2.0 * bytes as f64 / self.rates(side).1
+    }
+
+    fn transfer(&self, direction: Direction, bytes: u64) -> f64 {
+        if bytes == 0 {
+            return 0.0;
+        }
+        let (_, link) = self.accelerator();
+        let rate = match direction {
+            Direction::ToDevice => link.h2d_bw,
+            Direction::ToHost => link.d2h_bw,
+        };
+        link.latency_s + bytes as f64 / (rate * self.hardware.efficiency.link)
+    }
+
+    fn issue(&self, side: Side) -> f64 {
+        match side {
+            Side::Host => self.hardware.efficiency.cpu_issue_s,
+            Side::Device => self.hardware.efficiency.gpu_issue_s,
+        }
+    }
+}

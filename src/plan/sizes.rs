@@ -1,0 +1,299 @@
+//! Bytes of a model's parts, from its sizes alone or from the tensors of a loaded model.
+//!
+//! ```text
+//! W_attn = e·(d·h_a·d_h + 2·d·h_kv·d_h + h_a·d_h·d)      W_ffn = e·3·d·I (gated), e·2·d·I        (HELM §4.1, LIA §3)
+//! keys and values per token and layer = 2·h_kv·d_h·e      hidden row = d·e
+//! ```
+
+use crate::model::spec::{Norm, Position};
+use crate::model::{ModelSpec, Weights};
+use crate::program::Sublayer;
+use crate::simd::Isa;
+use crate::simd::linear::{Linear, Packed};
+use crate::tensor::Tensor;
+
+/// Bytes of an element of activations, keys and values, and of the weights of a model given by its sizes: bf16, f16.
+pub const ELEMENT: u64 = 2;
+
+/// Bytes that an allocation on the device is rounded up to.
+const GRANULE: u64 = 256;
+
+/// The same thing as the kernels of each side lay it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TwoSided {
+    /// In host memory, for the CPU's kernels.
+    pub host: u64,
+    /// In device memory.
+    pub device: u64,
+}
+
+impl TwoSided {
+    fn same(bytes: u64) -> TwoSided {
+        TwoSided { host: bytes, device: bytes }
+    }
+
+    fn add(self, other: TwoSided) -> TwoSided {
+        TwoSided { host: self.host + other.host, device: self.device + other.device }
+    }
+
+    /// Of one side.
+    pub fn on(&self, side: crate::program::Side) -> u64 {
+        match side {
+            crate::program::Side::Host => self.host,
+            crate::program::Side::Device => self.device,
+        }
+    }
+}
+
+/// Weights of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// Queries, keys and values; their norm and biases.
+    pub qkv: TwoSided,
+    /// Output projection.
+    pub out: TwoSided,
+    /// First matrices of the feed-forward, and its norm.
+    pub up: TwoSided,
+    /// Second matrix of the feed-forward.
+    pub down: TwoSided,
+    /// Tokens that a query sees, if not all.
+    pub window: Option<u64>,
+}
+
+impl Block {
+    /// Of one sublayer; scores and values have no weights.
+    pub fn of(&self, sublayer: Sublayer) -> TwoSided {
+        match sublayer {
+            Sublayer::Qkv => self.qkv,
+            Sublayer::Scores | Sublayer::Values => TwoSided::default(),
+            Sublayer::Out => self.out,
+            Sublayer::Up => self.up,
+            Sublayer::Down => self.down,
+        }
+    }
+
+    /// Of all.
+    pub fn total(&self) -> TwoSided {
+        self.qkv.add(self.out).add(self.up).add(self.down)
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub struct Sizes {
+    /// The model.
+    pub spec: ModelSpec,
+    /// Its blocks.
+    pub blocks: Vec<Block>,
+    /// The embedding's table, and that of positions.
+    pub embedding: TwoSided,
+    /// The head's matrix and the last norm; counted also where it is the embedding's.
+    pub head: TwoSided,
+    /// Whether embedding and head are one allocation where both are on one side.
+    pub shared_table: TwoSided,
+    /// Whether both sides read a block in one layout, so that one copy in host memory serves both.
+    pub one_layout: bool,
+}
+
+/// Elements of the attention's matrices.
+pub fn attention_elements(spec: &ModelSpec) -> u64 {
+    let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
+    d * q + 2 * d * kv + q * d
+}
+
+/// Elements of the feed-forward's matrices.
+pub fn ffn_elements(spec: &ModelSpec) -> u64 {
+    let matrices = if spec.gated() { 3 } else { 2 };
+    matrices * spec.d_model as u64 * spec.d_ff as u64
+}
+
+/// Elements of the two norms of a block, biases included.
+pub fn norm_elements(spec: &ModelSpec) -> u64 {
+    2 * norm_width(spec)
+}
+
+fn norm_width(spec: &ModelSpec) -> u64 {
+    let parts = if matches!(spec.norm, Norm::Layer { .. }) { 2 } else { 1 };
+    parts * spec.d_model as u64
+}
+
+impl Sizes {
+    /// Of a model of 16-bit weights.
+    pub fn of_spec(spec: &ModelSpec) -> Sizes {
+        let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
+        let ff = spec.d_ff as u64;
+        let biased = matches!(spec.norm, Norm::Layer { .. });
+        let bias = |n: u64, has: bool| if has { n } else { 0 };
+        let bytes = |elements: u64| TwoSided::same(ELEMENT * elements);
+        let head_norms = if spec.qk_norm { 2 * spec.head_dim as u64 } else { 0 };
+        let post = if spec.post_norms { d } else { 0 };
+        let qkv_bias = bias(q + 2 * kv, biased || spec.family == "qwen2");
+        let ups = if spec.gated() { 2 } else { 1 };
+        let block = |layer: usize| Block {
+            qkv: bytes(d * (q + 2 * kv) + qkv_bias + head_norms + norm_width(spec)),
+            out: bytes(q * d + bias(d, biased) + post),
+            up: bytes(ups * d * ff + bias(ups * ff, biased) + norm_width(spec)),
+            down: bytes(ff * d + bias(d, biased) + post),
+            window: spec.window_of(layer).map(|w| w as u64),
+        };
+        let positions = match spec.position {
+            Position::Learned { offset } => (spec.max_context + offset) as u64 * d,
+            Position::Rope(_) => 0,
+        };
+        let table = spec.vocab as u64 * d;
+        Sizes {
+            spec: spec.clone(),
+            blocks: (0..spec.n_layers).map(block).collect(),
+            embedding: bytes(table + positions),
+            head: bytes(table + norm_width(spec)),
+            shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
+            one_layout: true,
+        }
+    }
+
+    /// Of the tensors of a loaded model (checked against its spec), for the kernels of `isa`.
+    pub fn of_weights(spec: &ModelSpec, weights: &Weights, isa: Isa) -> Sizes {
+        let mut one_layout = true;
+        let mut named = |name: String| {
+            weights.get(&name).map_or(TwoSided::default(), |t| {
+                let bytes = tensor_bytes(t, isa);
+                one_layout &= t.shape.len() < 2 || !t.dtype.is_quantised() && bytes.host == bytes.device;
+                bytes
+            })
+        };
+        let mut sum = |layer: usize, parts: &[&str]| {
+            let each =
+                parts.iter().flat_map(|p| ["weight", "bias"].map(|kind| format!("blk.{layer}.{p}.{kind}")));
+            each.map(&mut named).fold(TwoSided::default(), TwoSided::add)
+        };
+        let blocks = (0..spec.n_layers)
+            .map(|i| Block {
+                qkv: sum(i, &["attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"]),
+                out: sum(i, &["attn_output", "post_attention_norm"]),
+                up: sum(i, &["ffn_norm", "ffn_gate", "ffn_up"]),
+                down: sum(i, &["ffn_down", "post_ffw_norm"]),
+                window: spec.window_of(i).map(|w| w as u64),
+            })
+            .collect();
+        let of = |name: &str| weights.get(name).map_or(TwoSided::default(), |t| tensor_bytes(t, isa));
+        // Rows of the embedding are looked up in the file's own format.
+        let raw = |name: &str| {
+            weights.get(name).map_or(TwoSided::default(), |t| TwoSided::same(t.data.len() as u64))
+        };
+        let table = raw("token_embd.weight");
+        let matrix = if spec.tied_head { of("token_embd.weight") } else { of("output.weight") };
+        let norm = ["output_norm.weight", "output_norm.bias"]
+            .map(of)
+            .into_iter()
+            .fold(TwoSided::default(), TwoSided::add);
+        let quantised = weights.get("token_embd.weight").is_some_and(|t| t.dtype.is_quantised());
+        Sizes {
+            spec: spec.clone(),
+            blocks,
+            embedding: table.add(raw("position_embd.weight")),
+            head: matrix.add(norm),
+            shared_table: match (spec.tied_head, quantised) {
+                (false, _) => TwoSided::default(),
+                (true, false) => table,
+                // The CPU packs the head and keeps the table; the device looks rows up in the packed head.
+                (true, true) => TwoSided { host: 0, device: table.device },
+            },
+            one_layout,
+        }
+    }
+
+    /// Blocks.
+    pub fn layers(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Embedding, blocks and head.
+    pub fn units(&self) -> usize {
+        self.layers() + 2
+    }
+
+    /// Of a unit: 0 is the embedding, the last one the head. Norms are rounded with their matrices.
+    pub fn unit(&self, unit: usize) -> TwoSided {
+        match unit {
+            0 => self.embedding,
+            u if u == self.layers() + 1 => self.head,
+            u => self.blocks[u - 1].total(),
+        }
+    }
+
+    /// All of it on one side.
+    pub fn model(&self) -> TwoSided {
+        (0..self.units()).map(|u| self.unit(u)).fold(TwoSided::default(), TwoSided::add)
+    }
+
+    /// The largest block on the device.
+    pub fn largest_block(&self) -> u64 {
+        self.blocks.iter().map(|b| b.total().device).max().unwrap_or(0)
+    }
+
+    /// Keys and values of a token in one layer.
+    pub fn kv_token(&self) -> u64 {
+        2 * self.spec.kv_dim() as u64 * ELEMENT
+    }
+
+    /// Of `rows` rows of the residual stream as they cross the link.
+    pub fn hidden(&self, rows: u64) -> u64 {
+        rows * self.spec.d_model as u64 * ELEMENT
+    }
+}
+
+fn tensor_bytes(t: &Tensor, isa: Isa) -> TwoSided {
+    let raw = t.data.len() as u64;
+    if t.shape.len() < 2 {
+        let n = 4 * t.shape.iter().product::<usize>() as u64;
+        return TwoSided { host: n, device: n.next_multiple_of(GRANULE) };
+    }
+    let packed =
+        if Linear::wants_packing(t.dtype, isa) { Packed::size(t.dtype, t.rows(), t.cols()) } else { None };
+    TwoSided { host: packed.map_or(raw, |n| n as u64), device: device_bytes(t).unwrap_or(raw) }
+}
+
+/// Of a matrix in the layout of the GPU's kernels: 16-bit rows, or tiles of codes.
+fn device_bytes(t: &Tensor) -> Option<u64> {
+    if !t.dtype.is_quantised() {
+        return Some((t.rows() * t.cols()) as u64 * ELEMENT);
+    }
+    #[cfg(tandem_kernels)]
+    return crate::device::kernels::quant::Layout::new(t.dtype, t.rows(), t.cols()).map(|l| l.bytes() as u64);
+    #[cfg(not(tandem_kernels))]
+    return None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::synth;
+
+    fn sizes(name: &str) -> Sizes {
+        Sizes::of_spec(&synth::parse(name).unwrap().spec)
+    }
+
+    /// A model of random bf16 weights has the sizes that its spec says, but for norms, which are f32.
+    #[test]
+    fn a_spec_and_its_tensors_agree() {
+        for name in ["tiny-llama", "tiny-qwen3", "tiny-opt", "tiny-gemma3", "tiny-qwen2"] {
+            let model = synth::outline(name).unwrap();
+            let (a, b) = (sizes(name), Sizes::of_weights(&model.spec, &model.weights, Isa::Reference));
+            assert!(b.one_layout);
+            for unit in 0..a.units() {
+                let (want, got) = (a.unit(unit).host, b.unit(unit).host);
+                let vectors = 64 * 1024;
+                assert!(got >= want && got <= want + vectors, "{name} unit {unit}: {got} for {want}");
+            }
+            assert_eq!(a.shared_table, b.shared_table, "{name}");
+        }
+    }
+
+    #[test]
+    fn quantised_weights_have_two_layouts() {
+        let model = synth::outline("tiny-llama,dtype=q4_0").unwrap();
+        let quant = Sizes::of_weights(&model.spec, &model.weights, Isa::Avx2);
+        assert!(!quant.one_layout);
+        assert!(quant.model().host < sizes("tiny-llama").model().host / 2);
+    }
+}
