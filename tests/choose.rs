@@ -21,8 +21,9 @@ fn capped(memory: u64) -> Arc<dyn Accelerator> {
     Arc::new(EmulatedAccelerator::new(Arc::new(EmulatedRuntime::new(options).expect("it starts"))))
 }
 
+/// With a head of its own: a shared table costs the device nothing beside the head.
 fn model() -> LoadedModel {
-    load("synth:tiny-qwen3,dtype=q4_k,seed=2,layers=4").unwrap()
+    load("synth:tiny-llama,dtype=q4_k,seed=2,layers=8").unwrap()
 }
 
 fn options() -> Options {
@@ -58,7 +59,8 @@ fn ladder(strategy: Strategy) -> Vec<Choice> {
         let accel = capped(memory);
         match chosen(&m, &accel, strategy) {
             Err(Error::Capacity(said)) => {
-                for part in ["weights", "KV", "activations", "on the device", "free there", "of host memory"] {
+                for part in ["weights", "KV", "activations", "on the device", "free there", "of host memory"]
+                {
                     assert!(said.contains(part), "{part} wanted: {said}");
                 }
                 return found;
@@ -99,7 +101,10 @@ fn lia_pins_as_many_blocks_as_fit_then_the_head() {
     let all = ladder(LIA);
     let mut pinned: Vec<usize> = all.iter().map(|c| c.pinned.unwrap()).collect();
     pinned.dedup();
-    assert_eq!(pinned, (0..=n).rev().collect::<Vec<_>>());
+    // Two staging buffers take the room of two blocks: nothing is gained by streaming only one or two.
+    assert_eq!(pinned[0], n);
+    assert!(pinned[1] < n - 2 && pinned[1] > 0, "{pinned:?}");
+    assert_eq!(pinned[1..], (0..=pinned[1]).rev().collect::<Vec<_>>());
     for choice in &all {
         let pinned = choice.pinned.unwrap();
         for (l, layer) in choice.placement.layers.iter().enumerate() {
@@ -158,7 +163,8 @@ fn what_the_user_fixed_is_kept_or_refused() {
         }
     }
     // A boundary that was asked for is not moved to one that fits.
-    let little = capped(chosen(&m, &much, Strategy::Helm { boundary: Some(2) }).unwrap().device.total() - 256);
+    let little =
+        capped(chosen(&m, &much, Strategy::Helm { boundary: Some(2) }).unwrap().device.total() - 256);
     let said = chosen(&m, &little, Strategy::Helm { boundary: Some(2) }).unwrap_err().to_string();
     assert!(said.contains("boundary 2 of"), "{said}");
     let auto = chosen(&m, &little, Strategy::Helm { boundary: None }).unwrap();

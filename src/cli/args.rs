@@ -86,7 +86,10 @@ impl EngineArgs {
             (self.policy.is_some(), "--policy", Strategy::Lia),
         ] {
             if given && strategy != owner {
-                return Err(Error::usage(format!("{flag}: is of --strategy {}, not of {name}", owner.name())));
+                return Err(Error::usage(format!(
+                    "{flag}: is of --strategy {}, not of {name}",
+                    owner.name()
+                )));
             }
         }
         if self.gpu_memory.is_some() && (host || strategy == Strategy::CpuOnly) {
@@ -214,7 +217,8 @@ impl FromStr for Policies {
     /// `prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1`, or one of them.
     fn from_str(text: &str) -> Result<Policies, String> {
         let bad = || {
-            "six bits for each phase are wanted, 1 is the CPU, like prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1".to_owned()
+            "six bits for each phase are wanted, 1 is the CPU, like prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1"
+                .to_owned()
         };
         let mut found = Policies::default();
         let mut rest = text;

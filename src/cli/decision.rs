@@ -169,7 +169,10 @@ impl Decision {
                 megabytes(m.activations)
             )
         };
-        let mut said: Vec<String> = self.because.iter().map(|e| format!("gpu-only does not fit: {e}")).collect();
+        // What to do about it has been done.
+        let numbers = |e: &String| e.split("; try ").next().unwrap_or_default().to_owned();
+        let mut said: Vec<String> =
+            self.because.iter().map(|e| format!("gpu-only does not fit: {}", numbers(e))).collect();
         if let (Some(device), Some((m, free))) = (&self.device, &self.gpu) {
             said.push(format!("on {device} {}, {} free", parts(m), megabytes(*free)));
         }
@@ -282,8 +285,14 @@ mod tests {
         for (k, want) in [
             (0, "helm: all on emulated (61.2 of 64.0 MB)"),
             (1, "helm: embedding on the cpu, blocks 0-3 and the head on emulated (61.2 of 64.0 MB)"),
-            (2, "helm: embedding and block 0 on the cpu, blocks 1-3 and the head on emulated (61.2 of 64.0 MB)"),
-            (4, "helm: embedding and blocks 0-2 on the cpu, block 3 and the head on emulated (61.2 of 64.0 MB)"),
+            (
+                2,
+                "helm: embedding and block 0 on the cpu, blocks 1-3 and the head on emulated (61.2 of 64.0 MB)",
+            ),
+            (
+                4,
+                "helm: embedding and blocks 0-2 on the cpu, block 3 and the head on emulated (61.2 of 64.0 MB)",
+            ),
             (5, "helm: embedding and blocks 0-3 on the cpu, the head on emulated (61.2 of 64.0 MB)"),
             (6, "helm: all on the cpu, nothing fits the 64.0 MB of emulated"),
         ] {
@@ -297,8 +306,7 @@ mod tests {
     #[test]
     fn what_a_plan_says_adds_up() {
         let mut plan = json!({ "strategy": "?", "memory": { "weights": 1 } });
-        let decision =
-            decide("helm", Choice { k: Some(2), ..choice(Placement::boundary(2, 4, 0, 0)) });
+        let decision = decide("helm", Choice { k: Some(2), ..choice(Placement::boundary(2, 4, 0, 0)) });
         decision.add_to(&mut plan);
         assert_eq!((&plan["strategy"], &plan["k"]), (&json!("helm"), &json!(2)));
         assert_eq!((&plan["cpu_units"], &plan["gpu_units"]), (&json!(2), &json!(4)));

@@ -66,8 +66,7 @@ impl Strategy {
         let placement = lia(1, 0, prefill, decode, [Side::Host; 2]);
         for phase in [Phase::Prefill, Phase::Decode] {
             let request = RequestId { slot: 0, generation: 0 };
-            let group =
-                Group { request, phase, first: 0, tokens: 1, kv: Kv::Device, wants: Wants::Last };
+            let group = Group { request, phase, first: 0, tokens: 1, kv: Kv::Device, wants: Wants::Last };
             lower(&placement, &Iteration::serial(vec![group], false))?;
         }
         Ok(())
@@ -251,13 +250,7 @@ fn streams(n: usize) -> Vec<Candidate> {
         let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv };
         let [embedding, head] = ends;
         Candidate {
-            placement: Placement {
-                embedding,
-                layers: vec![layer; n],
-                head,
-                device_pages: 0,
-                host_pages: 0,
-            },
+            placement: Placement { embedding, layers: vec![layer; n], head, device_pages: 0, host_pages: 0 },
             what: format!("keys and values on the {where_kv}, {}", told(ends)),
             k: None,
             pinned: None,
