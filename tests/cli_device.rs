@@ -1,5 +1,7 @@
 //! `--device emulated` as a user meets it: the CPU's tokens, a plan that says where, memory that is refused.
 
+#[path = "support/margin.rs"]
+mod margin;
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/rounding.rs"]
@@ -19,21 +21,6 @@ fn home() -> tempfile::TempDir {
 
 const MODEL: &str = "synth:tiny-qwen3,dtype=q4_k,seed=2";
 
-/// Every logit of each token, up to a constant a row: log-probabilities of the whole vocabulary, by id.
-fn rows(report: &serde_json::Value, vocab: usize) -> Vec<Vec<f32>> {
-    let entries = report["logprobs"].as_array().unwrap();
-    let row = |entry: &serde_json::Value| {
-        let mut row = vec![f32::NAN; vocab];
-        for pair in entry["top"].as_array().unwrap() {
-            row[pair[0].as_u64().unwrap() as usize] = pair[1].as_f64().unwrap() as f32;
-        }
-        row
-    };
-    entries.iter().map(row).collect()
-}
-
-/// Random weights lead by little: a token may differ where the lead is within the rounding of both, and what follows
-/// differs then, too.
 #[test]
 fn the_emulated_accelerator_gives_the_cpus_tokens() {
     let home = home();
@@ -54,16 +41,7 @@ fn the_emulated_accelerator_gives_the_cpus_tokens() {
     let bound = rounding::cpu(&m.spec, kv, true)
         + rounding::activations(&m, Isa::best())
         + rounding::accelerator(&m.spec, kv, false);
-    let mut sure = 0;
-    for (i, (got, want)) in rows(&emulated, vocab).iter().zip(rows(&cpu, vocab)).enumerate() {
-        let off = models::distance(got, &want).0;
-        assert!(off <= bound, "token {i}: {off:.2e} standard deviations, at most {bound:.2e}");
-        sure += usize::from(rounding::is_sure(&want, bound));
-        if cpu["tokens"][i] != emulated["tokens"][i] {
-            assert!(!rounding::is_sure(&want, bound), "token {i} of {cpu} leads, but {emulated}");
-            break;
-        }
-    }
+    let sure = margin::compare(&cpu, &emulated, vocab, bound);
     println!("{sure} tokens had to be equal");
     assert!(sure >= 3, "only {sure} tokens were compared: choose another seed");
 
@@ -120,7 +98,7 @@ fn kernels_launched() -> u64 {
 #[test]
 fn too_little_device_memory_is_refused_with_the_numbers() {
     let home = home();
-    let words = format!("generate -m {MODEL} --device emulated --gpu-memory 100K x");
+    let words = format!("generate -m {MODEL} --device emulated --strategy gpu-only --gpu-memory 100K x");
     let output = run(tandem(home.path()).args(words.split(' ')));
     assert_error(&output, 1, "KV");
 }

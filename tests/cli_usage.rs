@@ -58,7 +58,7 @@ fn usage_errors_exit_with_2_and_one_sentence() {
 fn devices_and_strategies_that_cannot_be_honoured_are_errors() {
     let home = home();
     for (line, want) in [
-        ("--strategy neo", "--strategy neo: this version runs everything on one device"),
+        ("--strategy neo", "--strategy neo: schedules many requests, which this version cannot yet"),
         ("--device cpu --strategy gpu-only", "--strategy gpu-only: needs an accelerator"),
         ("--device emulated --strategy cpu-only", "--strategy cpu-only: runs on the CPU"),
         ("--device cpu --gpu-memory 6GiB", "--gpu-memory: this runs on the CPU"),
@@ -79,7 +79,16 @@ fn a_gpu_that_is_not_there_is_missed_before_anything_is_fetched() {
         println!("skipped: this machine has a GPU");
         return;
     }
-    for line in ["--device cuda", "--device cuda:1", "--strategy gpu-only", "--gpu-memory 6GiB"] {
+    for line in [
+        "--device cuda",
+        "--device cuda:1",
+        "--strategy gpu-only",
+        "--strategy helm",
+        "--strategy lia",
+        "--strategy stream",
+        "--boundary 3",
+        "--gpu-memory 6GiB",
+    ] {
         let words = "generate -m nosuch x".split(' ').chain(line.split(' '));
         assert_error(&run(tandem(home.path()).args(words)), 1, "--device cuda: ");
     }

@@ -5,6 +5,8 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
 use tandem::device::{self, open::Kind};
+use tandem::engine;
+use tandem::program::Policy;
 use tandem::{Error, Result};
 
 /// How the engine runs.
@@ -14,9 +16,19 @@ pub struct EngineArgs {
     /// Where to run: auto (a GPU if there is one and the model fits it), cpu, cuda[:i], emulated or emulated:kernels.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
-    /// How to share the work between CPU and GPU; this version has auto, cpu-only and gpu-only.
+    /// How CPU and GPU share the work; this version has auto, cpu-only, gpu-only, helm, lia and stream (docs/hybrid.md).
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     pub strategy: Strategy,
+    /// HELM: units on the CPU, counted from the embedding over the blocks to the head [default: as few as fit].
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    pub boundary: Option<u32>,
+    /// LIA: blocks that stay on the GPU [default: as many as fit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    pub pinned: Option<u32>,
+    /// LIA: who computes the six sublayers of the other blocks, for prompts and in decode (1 is the CPU)
+    /// [default: prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1].
+    #[arg(long, value_name = "VECTORS")]
+    pub policy: Option<Policies>,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
@@ -46,25 +58,41 @@ impl EngineArgs {
     /// # Errors
     /// A device, strategy or GPU option that cannot be honoured; a device that is asked for and is not there.
     pub fn check(&self) -> Result<()> {
-        let name = self.strategy.to_possible_value().expect("no strategy is hidden");
-        let (strategy, host) = (name.get_name(), self.device == Device::Cpu);
-        match self.strategy {
+        let strategy = self.strategy();
+        let name = strategy.name();
+        let host = self.device == Device::Cpu;
+        match strategy {
             Strategy::Auto => {}
             Strategy::CpuOnly if matches!(self.device, Device::Cpu | Device::Auto) => {}
             Strategy::CpuOnly => {
                 return Err(Error::usage("--strategy cpu-only: runs on the CPU; use --device cpu"));
             }
-            Strategy::GpuOnly if host => {
-                return Err(Error::usage("--strategy gpu-only: needs an accelerator; use --device cuda"));
-            }
-            Strategy::GpuOnly => {}
-            _ => {
+            Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {
                 return Err(Error::usage(format!(
-                    "--strategy {strategy}: this version runs everything on one device; use cpu-only or gpu-only"
+                    "--strategy {name}: schedules many requests, which this version cannot yet; use auto, cpu-only, \
+                     gpu-only, helm, lia or stream"
+                )));
+            }
+            Strategy::GpuOnly | Strategy::Helm | Strategy::Lia | Strategy::Stream if host => {
+                return Err(Error::usage(format!(
+                    "--strategy {name}: needs an accelerator; use --device cuda, or --device emulated to try it"
+                )));
+            }
+            Strategy::GpuOnly | Strategy::Helm | Strategy::Lia | Strategy::Stream => {}
+        }
+        for (given, flag, owner) in [
+            (self.boundary.is_some(), "--boundary", Strategy::Helm),
+            (self.pinned.is_some(), "--pinned", Strategy::Lia),
+            (self.policy.is_some(), "--policy", Strategy::Lia),
+        ] {
+            if given && strategy != owner {
+                return Err(Error::usage(format!(
+                    "{flag}: is of --strategy {}, not of {name}",
+                    owner.name()
                 )));
             }
         }
-        if self.gpu_memory.is_some() && (host || self.strategy == Strategy::CpuOnly) {
+        if self.gpu_memory.is_some() && (host || strategy == Strategy::CpuOnly) {
             return Err(Error::usage("--gpu-memory: this runs on the CPU; leave the option out"));
         }
         if self.gpu_memory == Some(0) {
@@ -76,6 +104,9 @@ impl EngineArgs {
                  leave the option out, or use --device cpu",
             ));
         }
+        if let Some(split) = self.split() {
+            split.check()?;
+        }
         // Before anything is fetched or read for a device that is not there.
         match self.kind() {
             Some(kind) if !self.falls_back() => device::open::check(kind),
@@ -83,9 +114,33 @@ impl EngineArgs {
         }
     }
 
+    /// The strategy: an option that only one has chooses it.
+    pub fn strategy(&self) -> Strategy {
+        match self.strategy {
+            Strategy::Auto if self.boundary.is_some() => Strategy::Helm,
+            Strategy::Auto if self.pinned.is_some() || self.policy.is_some() => Strategy::Lia,
+            strategy => strategy,
+        }
+    }
+
+    /// How two sides share the model; `None` where one side has all of it, or auto is to see.
+    pub fn split(&self) -> Option<engine::Strategy> {
+        let policy = self.policy.unwrap_or_default();
+        match self.strategy() {
+            Strategy::Helm => Some(engine::Strategy::Helm { boundary: self.boundary.map(|k| k as usize) }),
+            Strategy::Lia => Some(engine::Strategy::Lia {
+                pinned: self.pinned.map(|p| p as usize),
+                prefill: policy.prefill,
+                decode: policy.decode,
+            }),
+            Strategy::Stream => Some(engine::Strategy::Stream),
+            _ => None,
+        }
+    }
+
     /// The accelerator to try; `None` is the CPU.
     pub fn kind(&self) -> Option<Kind> {
-        match (self.device, self.strategy) {
+        match (self.device, self.strategy()) {
             (Device::Cpu, _) | (_, Strategy::CpuOnly) => None,
             // Which is the CPU's to promise: see `check`.
             (Device::Auto, Strategy::Auto) if self.deterministic => None,
@@ -96,7 +151,7 @@ impl EngineArgs {
 
     /// Whether the CPU will do where there is no accelerator.
     pub fn falls_back(&self) -> bool {
-        self.device == Device::Auto && self.strategy == Strategy::Auto && self.gpu_memory.is_none()
+        self.device == Device::Auto && self.strategy() == Strategy::Auto && self.gpu_memory.is_none()
     }
 }
 
@@ -138,6 +193,63 @@ pub enum Strategy {
     Neo,
     Apex,
     Stream,
+}
+
+impl Strategy {
+    /// As it is typed.
+    fn name(self) -> String {
+        self.to_possible_value().expect("no strategy is hidden").get_name().to_owned()
+    }
+}
+
+/// LIA's vectors, as far as they are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policies {
+    /// For prompts.
+    pub prefill: Option<Policy>,
+    /// For decode rows.
+    pub decode: Option<Policy>,
+}
+
+impl FromStr for Policies {
+    type Err = String;
+
+    /// `prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1`, or one of them.
+    fn from_str(text: &str) -> Result<Policies, String> {
+        let bad = || {
+            "six bits for each phase are wanted, 1 is the CPU, like prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1"
+                .to_owned()
+        };
+        let mut found = Policies::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (name, tail) = rest.split_once('=').ok_or_else(bad)?;
+            let next = tail.find(|c: char| c.is_ascii_alphabetic());
+            let (bits, after) = match next {
+                Some(at) => (tail[..at].strip_suffix(',').ok_or_else(bad)?, &tail[at..]),
+                None => (tail, ""),
+            };
+            let bits: Vec<bool> = bits
+                .split(',')
+                .map(|bit| match bit {
+                    "0" => Ok(false),
+                    "1" => Ok(true),
+                    _ => Err(bad()),
+                })
+                .collect::<Result<_, _>>()?;
+            let bits: [bool; 6] = bits.try_into().map_err(|_| bad())?;
+            let vector = match name {
+                "prefill" => &mut found.prefill,
+                "decode" => &mut found.decode,
+                _ => return Err(bad()),
+            };
+            if vector.replace(Policy::from_bits(bits)).is_some() {
+                return Err(bad());
+            }
+            rest = after;
+        }
+        if found == Policies::default() { Err(bad()) } else { Ok(found) }
+    }
 }
 
 /// Storage of keys and values.
@@ -199,6 +311,31 @@ mod tests {
         }
         for bad in ["", "G", "-1G", "1X", "nan", "inf", "1e30T"] {
             assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn policies() {
+        let policy = |bits: [u8; 6]| Some(Policy::from_bits(bits.map(|b| b == 1)));
+        let (prefill, decode) = (policy([0, 0, 0, 0, 0, 1]), policy([1, 0, 0, 1, 1, 1]));
+        let both = Ok(Policies { prefill, decode });
+        assert_eq!("prefill=0,0,0,0,0,1,decode=1,0,0,1,1,1".parse(), both);
+        assert_eq!("decode=1,0,0,1,1,1,prefill=0,0,0,0,0,1".parse(), both);
+        assert_eq!("decode=1,0,0,1,1,1".parse(), Ok(Policies { prefill: None, decode }));
+        for bad in [
+            "",
+            "0,0,0,0,0,1",
+            "prefill",
+            "prefill=",
+            "prefill=0,0,0,0,0",
+            "prefill=0,0,0,0,0,1,1",
+            "prefill=0,0,0,0,0,2",
+            "prefill=0,0,0,0,0,1,",
+            "prefill=0,0,0,0,0,1decode=1,0,0,1,1,1",
+            "prefill=0,0,0,0,0,1,prefill=0,0,0,0,0,1",
+            "attention=0,0,0,0,0,1",
+        ] {
+            assert!(bad.parse::<Policies>().is_err(), "{bad}");
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod args;
 mod bench;
+mod decision;
 mod doctor;
 mod generate;
 mod inspect;

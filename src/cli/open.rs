@@ -5,17 +5,18 @@ use std::time::Instant;
 
 use tandem::Error;
 use tandem::cache::KvDType;
-use tandem::device::accelerator::Half;
+use tandem::device::accelerator::{Accelerator, Half};
 use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
-use tandem::engine::{Engine, Options, Prepared};
+use tandem::engine::{self, Engine, Options, Prepared, Sizes};
 use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
 use tandem::text::{ChatTemplate, Tokenizer};
 
-use super::args::{EngineArgs, KvType};
+use super::args::{EngineArgs, KvType, Strategy};
+use super::decision::Decision;
 use super::model_source::{self, ModelSource};
 use super::progress;
 
@@ -103,19 +104,20 @@ impl Opened {
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
-        let on_cpu = || Ok::<_, Error>((self.on_cpu(&options)?, None));
-        let (engine, runtime) = match args.kind() {
+        let on_cpu = || self.on_cpu(&options).map(|(engine, decision)| (engine, decision, None));
+        let (engine, decision, runtime) = match args.kind() {
             None => on_cpu()?,
-            Some(kind) => match self.on_accelerator(kind, args, &options) {
+            Some(kind) => match self.with_accelerator(kind, args, &options) {
                 // Without a GPU there is nothing to say: most machines have none.
                 Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
                 Err(e @ Error::Capacity(_)) if args.falls_back() => {
                     progress::note(&format!("running on the CPU: {e}"));
                     on_cpu()?
                 }
-                opened => opened.map(|(engine, runtime)| (engine, Some(runtime)))?,
+                decided => decided?,
             },
         };
+        decision.tell();
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let (placement, memory) = (engine.placement(), engine.memory());
         progress::detail(&format!(
@@ -129,32 +131,98 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        Ok(Running { engine, load_ms, _notices: Notices(runtime) })
+        Ok(Running { engine, load_ms, decision, _notices: Notices(runtime) })
     }
 
-    fn on_cpu(&self, options: &Options) -> tandem::Result<Engine> {
+    fn on_cpu(&self, options: &Options) -> tandem::Result<(Engine, Decision)> {
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
-        let total = Prepared::bytes_to_pack(&spec, weights, options.isa);
-        with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))
+        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
+        let engine =
+            with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))?;
+        let decision = Decision::cpu(layers, engine.memory());
+        Ok((engine, decision))
     }
 
-    fn on_accelerator(
+    /// On an accelerator, on both sides, or on the CPU where nothing fits the accelerator and the strategy allows that.
+    fn with_accelerator(
         &self,
         kind: Kind,
         args: &EngineArgs,
         options: &Options,
-    ) -> tandem::Result<(Engine, Arc<dyn Runtime>)> {
+    ) -> tandem::Result<(Engine, Decision, Option<Arc<dyn Runtime>>)> {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
-        let runtime = accelerator.runtime().clone();
-        let mut options = options.clone();
+        let runtime = Some(accelerator.runtime().clone());
+        let mut on_device = options.clone();
         if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
-            options.kv_dtype = KvDType::F16;
+            on_device.kv_dtype = KvDType::F16;
         }
-        let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
+        let name = kind.to_string();
+        let mut because = None;
+        let strategy = match args.split() {
+            Some(strategy) => strategy,
+            None => match self.on_accelerator(&accelerator, &name, &on_device) {
+                // Not all of it fits: as much as does.
+                Err(Error::Capacity(why)) if args.strategy() == Strategy::Auto => {
+                    because = Some(why);
+                    engine::Strategy::Helm { boundary: None }
+                }
+                whole => return whole.map(|(engine, decision)| (engine, decision, runtime)),
+            },
+        };
+        let (spec, weights) = (&self.model.spec, &self.model.weights);
+        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
+        let mut choice = engine::choose(&sizes, strategy)?;
+        let free = sizes.free();
+        let decision = |strategy, choice| Decision::split(strategy, name.clone(), free, choice, because);
+        match choice.k {
+            Some(k) if k == spec.n_layers + 2 => {
+                drop((accelerator, runtime));
+                let (engine, _) = self.on_cpu(options)?;
+                choice.host = engine.memory();
+                let auto = args.strategy() == Strategy::Auto;
+                return Ok((engine, decision(if auto { "cpu-only" } else { strategy.name() }, choice), None));
+            }
+            // The same by the executor that records its steps; it pads them, so that it may need a little more memory.
+            Some(0) => match self.on_accelerator(&accelerator, &name, &on_device) {
+                Err(Error::Capacity(_)) => {}
+                whole => {
+                    let (engine, _) = whole?;
+                    choice.device = engine.memory();
+                    return Ok((engine, decision(strategy.name(), choice), runtime));
+                }
+            },
+            _ => {}
+        }
         let engine = with_bar(weights.bytes(), "loading weights", |progress| {
-            Engine::on_accelerator(spec, weights, &options, accelerator, &kind.to_string(), progress)
+            let placement = choice.placement.clone();
+            let strategy = strategy.name();
+            Engine::placed(
+                spec.clone(),
+                weights,
+                &on_device,
+                accelerator,
+                &name,
+                strategy,
+                placement,
+                progress,
+            )
         })?;
-        Ok((engine, runtime))
+        Ok((engine, decision(strategy.name(), choice), runtime))
+    }
+
+    fn on_accelerator(
+        &self,
+        accelerator: &Arc<dyn Accelerator>,
+        name: &str,
+        options: &Options,
+    ) -> tandem::Result<(Engine, Decision)> {
+        let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
+        let (layers, free) = (spec.n_layers, accelerator.runtime().memory_free()?);
+        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
+            Engine::on_accelerator(spec, weights, options, accelerator.clone(), name, progress)
+        })?;
+        let decision = Decision::gpu(layers, name.to_owned(), engine.memory(), free);
+        Ok((engine, decision))
     }
 }
 
@@ -182,6 +250,7 @@ pub struct Running {
     pub engine: Engine,
     /// From opening the file to here.
     pub load_ms: f64,
+    decision: Decision,
     _notices: Notices,
 }
 
@@ -199,7 +268,7 @@ impl Running {
     /// What was decided, for `plan` in JSON.
     pub fn plan(&self, args: &EngineArgs) -> serde_json::Value {
         let (e, m, at) = (&self.engine, self.engine.memory(), self.engine.placement());
-        serde_json::json!({
+        let mut plan = serde_json::json!({
             "device": at.device,
             "strategy": at.strategy,
             "isa": at.isa,
@@ -208,7 +277,9 @@ impl Running {
             "kv_type": at.kv_type,
             "deterministic": args.deterministic,
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
-        })
+        });
+        self.decision.add_to(&mut plan);
+        plan
     }
 }
 

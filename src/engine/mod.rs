@@ -20,7 +20,7 @@ pub mod weights;
 
 pub use executor::Placement;
 pub use input::{Input, Logits};
-pub use machine::Sizes;
+pub use machine::{Choice, Sizes, Strategy, choose};
 pub use memory::Memory;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, Options, SeqId};

@@ -12,6 +12,7 @@
 //! | a file | what |
 //! |---|---|
 //! | [`sizes`] | the dry run: what any placement takes on each side |
+//! | [`choose`] | the placement that a strategy takes, by the dry run |
 //! | `build` | allocates and loads a placement |
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
@@ -20,6 +21,7 @@
 
 mod build;
 mod carry;
+mod choose;
 mod device;
 mod host;
 mod run;
@@ -36,6 +38,7 @@ use crate::cache::{BlockTable, PageList};
 use crate::model::ModelSpec;
 use crate::program::Placement;
 
+pub use self::choose::{Choice, Strategy, choose};
 pub use self::sizes::Sizes;
 
 /// A model placed on two sides.

@@ -1,0 +1,326 @@
+//! What was decided about where a model runs: a line for people, why, and `plan` in JSON.
+
+use serde_json::{Value, json};
+use tandem::engine::{Choice, Memory};
+use tandem::host::cgroup::memory_available;
+use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
+
+use super::progress::{self, megabytes};
+
+/// Where a model runs, and in how much memory.
+pub struct Decision {
+    /// As on the command line.
+    strategy: &'static str,
+    placement: Placement,
+    /// The accelerator that was looked at.
+    device: Option<String>,
+    k: Option<usize>,
+    pinned: Option<usize>,
+    policies: Option<(Policy, Policy)>,
+    gpu: Option<(Memory, u64)>,
+    host: Option<(Memory, Option<u64>)>,
+    next: Option<(String, u64)>,
+    /// Why something simpler was not possible.
+    because: Option<String>,
+}
+
+impl Decision {
+    /// All on the CPU; no accelerator was asked for, or there is none.
+    pub fn cpu(layers: usize, memory: Memory) -> Decision {
+        Decision {
+            strategy: "cpu-only",
+            placement: Placement::all(Side::Host, layers, 0),
+            device: None,
+            k: Some(layers + 2),
+            pinned: None,
+            policies: None,
+            gpu: None,
+            // As it was before it was taken.
+            host: Some((memory, memory_available().map(|left| left.saturating_add(memory.total())))),
+            next: None,
+            because: None,
+        }
+    }
+
+    /// All on the accelerator.
+    pub fn gpu(layers: usize, device: String, memory: Memory, free: u64) -> Decision {
+        Decision {
+            strategy: "gpu-only",
+            placement: Placement::all(Side::Device, layers, 0),
+            device: Some(device),
+            k: Some(0),
+            gpu: Some((memory, free)),
+            host: None,
+            ..Decision::cpu(layers, memory)
+        }
+    }
+
+    /// What a strategy chose.
+    pub fn split(
+        strategy: &'static str,
+        device: String,
+        free: u64,
+        choice: Choice,
+        because: Option<String>,
+    ) -> Decision {
+        Decision {
+            strategy,
+            placement: choice.placement,
+            device: Some(device),
+            k: choice.k,
+            pinned: choice.pinned,
+            policies: choice.policies,
+            gpu: Some((choice.device, free)),
+            host: Some((choice.host, choice.host_available)),
+            next: choice.next,
+            because,
+        }
+    }
+
+    /// Prints the line, unless all is on the CPU and no device was at hand; with `-v`, why.
+    pub fn tell(&self) {
+        let line = self.line();
+        match self.device {
+            Some(_) => progress::note(&line),
+            None => progress::detail(&line),
+        }
+        self.why().iter().for_each(|line| progress::detail(line));
+    }
+
+    fn line(&self) -> String {
+        let device = self.device.as_deref().unwrap_or("a device");
+        let share = self.gpu.as_ref().map(|(m, free)| share(m.total(), *free)).unwrap_or_default();
+        let what = match (self.strategy, self.k) {
+            (_, Some(k)) if k == self.placement.layers.len() + 2 => {
+                return match (&self.device, &self.gpu) {
+                    (Some(device), Some((_, free))) if self.next.is_some() => format!(
+                        "{}: all on the cpu, nothing fits the {} of {device}",
+                        self.strategy,
+                        megabytes(*free)
+                    ),
+                    _ => format!("{}: all on the cpu", self.strategy),
+                };
+            }
+            (_, Some(0)) => format!("all on {device}"),
+            (_, Some(k)) => self.boundary(k, device),
+            ("lia", _) => self.lia(device),
+            _ => self.stream(device),
+        };
+        format!("{}: {what} ({share})", self.strategy)
+    }
+
+    fn boundary(&self, k: usize, device: &str) -> String {
+        let n = self.placement.layers.len();
+        let here = match k {
+            1 => "embedding".to_owned(),
+            k => format!("embedding and {}", blocks(0..k - 1)),
+        };
+        let there = match k == n + 1 {
+            true => "the head".to_owned(),
+            false => format!("{} and the head", blocks(k - 1..n)),
+        };
+        format!("{here} on the cpu, {there} on {device}")
+    }
+
+    fn lia(&self, device: &str) -> String {
+        let n = self.placement.layers.len();
+        let pinned = self.pinned.unwrap_or_default();
+        let mut parts = Vec::new();
+        if pinned > 0 {
+            parts.push(format!("{} pinned on {device}", blocks(0..pinned)));
+        }
+        if let Some((prefill, decode)) = self.policies.filter(|_| pinned < n) {
+            parts.push(format!(
+                "{} by ({}) for prompts and ({}) in decode (1 is the cpu)",
+                blocks(pinned..n),
+                bits(prefill),
+                bits(decode)
+            ));
+        }
+        parts.push(self.ends(device));
+        parts.join(", ")
+    }
+
+    fn stream(&self, device: &str) -> String {
+        let n = self.placement.layers.len();
+        let kv = match self.placement.layers.first().map(|l| l.kv) {
+            Some(Side::Host) => "keys and values on the cpu, which attends in decode".to_owned(),
+            _ => format!("keys and values on {device}"),
+        };
+        format!("{} streamed to {device}, {kv}, {}", blocks(0..n), self.ends(device))
+    }
+
+    fn ends(&self, device: &str) -> String {
+        match (self.placement.embedding, self.placement.head) {
+            (Side::Host, Side::Host) => "embedding and head on the cpu".to_owned(),
+            (Side::Device, Side::Device) => format!("embedding and head on {device}"),
+            (Side::Host, Side::Device) => format!("embedding on the cpu, head on {device}"),
+            (Side::Device, Side::Host) => format!("embedding on {device}, head on the cpu"),
+        }
+    }
+
+    fn why(&self) -> Vec<String> {
+        let parts = |m: &Memory| {
+            format!(
+                "{} (weights {}, KV {}, activations {})",
+                megabytes(m.total()),
+                megabytes(m.weights),
+                megabytes(m.kv),
+                megabytes(m.activations)
+            )
+        };
+        // What to do about it has been done.
+        let numbers = |e: &String| e.split("; try ").next().unwrap_or_default().to_owned();
+        let mut said: Vec<String> =
+            self.because.iter().map(|e| format!("gpu-only does not fit: {}", numbers(e))).collect();
+        if let (Some(device), Some((m, free))) = (&self.device, &self.gpu) {
+            said.push(format!("on {device} {}, {} free", parts(m), megabytes(*free)));
+        }
+        if let Some((m, available)) = self.host.as_ref().filter(|_| self.device.is_some()) {
+            let available = available.map_or(String::new(), |a| format!(", {} available", megabytes(a)));
+            said.push(format!("on the host {}{available}", parts(m)));
+        }
+        if let (Some((what, bytes)), Some(device)) = (&self.next, &self.device) {
+            said.push(format!("the next choice, {what}, would take {} of {device}", megabytes(*bytes)));
+        }
+        said
+    }
+
+    /// Adds what was decided to `plan`.
+    pub fn add_to(&self, plan: &mut Value) {
+        let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
+        let ends = [self.placement.embedding, self.placement.head];
+        let on_gpu = self.placement.layers.iter().filter(|l| resident(l)).count()
+            + ends.iter().filter(|&&side| side == Side::Device).count();
+        plan["strategy"] = json!(self.strategy);
+        plan["cpu_units"] = json!(self.placement.layers.len() + 2 - on_gpu);
+        plan["gpu_units"] = json!(on_gpu);
+        if let Some(k) = self.k {
+            plan["k"] = json!(k);
+        }
+        if let Some(pinned) = self.pinned {
+            plan["pinned_layers"] = json!(pinned);
+        }
+        let policies = match (self.policies, self.placement.layers.first()) {
+            (Some(policies), _) => Some(policies),
+            // One vector for all blocks.
+            (None, Some(l)) if self.placement.layers.iter().all(|other| other == l) => {
+                Some((l.prefill, l.decode))
+            }
+            _ => None,
+        };
+        if let Some((prefill, decode)) = policies {
+            plan["prefill_policy"] = json!(prefill.bits());
+            plan["decode_policy"] = json!(decode.bits());
+        }
+        let side = |m: &Memory, available: Option<u64>| {
+            json!({
+                "weights": m.weights,
+                "kv": m.kv,
+                "activations": m.activations,
+                "total": m.total(),
+                "available": available,
+            })
+        };
+        if let Some((m, free)) = &self.gpu {
+            plan["memory"]["gpu"] = side(m, Some(*free));
+        }
+        if let Some((m, available)) = &self.host {
+            plan["memory"]["host"] = side(m, *available);
+        }
+    }
+}
+
+/// `61.2 of 64.0 MB`.
+fn share(used: u64, free: u64) -> String {
+    let (used, free) = (megabytes(used), megabytes(free));
+    match (used.split_once(' '), free.split_once(' ')) {
+        (Some((number, unit)), Some((_, of))) if unit == of => format!("{number} of {free}"),
+        _ => format!("{used} of {free}"),
+    }
+}
+
+fn blocks(range: std::ops::Range<usize>) -> String {
+    match range.len() {
+        1 => format!("block {}", range.start),
+        _ => format!("blocks {}-{}", range.start, range.end - 1),
+    }
+}
+
+fn bits(policy: Policy) -> String {
+    policy.bits().map(|b| b.to_string()).join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(weights: u64) -> Memory {
+        Memory { weights, kv: 0, activations: 0 }
+    }
+
+    fn choice(placement: Placement) -> Choice {
+        Choice {
+            placement,
+            k: None,
+            pinned: None,
+            policies: None,
+            device: memory(61_200_000),
+            host: memory(9_000),
+            host_available: Some(5_000_000_000),
+            next: Some(("boundary 2 of 6 units".into(), 65_000_000)),
+        }
+    }
+
+    fn decide(strategy: &'static str, choice: Choice) -> Decision {
+        Decision::split(strategy, "emulated".into(), 64_000_000, choice, None)
+    }
+
+    #[test]
+    fn a_boundary_is_told_by_its_units() {
+        let line = |k| {
+            let placement = Placement::boundary(k, 4, 0, 0);
+            decide("helm", Choice { k: Some(k), ..choice(placement) }).line()
+        };
+        for (k, want) in [
+            (0, "helm: all on emulated (61.2 of 64.0 MB)"),
+            (1, "helm: embedding on the cpu, blocks 0-3 and the head on emulated (61.2 of 64.0 MB)"),
+            (
+                2,
+                "helm: embedding and block 0 on the cpu, blocks 1-3 and the head on emulated (61.2 of 64.0 MB)",
+            ),
+            (
+                4,
+                "helm: embedding and blocks 0-2 on the cpu, block 3 and the head on emulated (61.2 of 64.0 MB)",
+            ),
+            (5, "helm: embedding and blocks 0-3 on the cpu, the head on emulated (61.2 of 64.0 MB)"),
+            (6, "helm: all on the cpu, nothing fits the 64.0 MB of emulated"),
+        ] {
+            assert_eq!(line(k), want);
+        }
+        let placement = Placement::boundary(6, 4, 0, 0);
+        let asked = Choice { k: Some(6), next: None, ..choice(placement) };
+        assert_eq!(decide("helm", asked).line(), "helm: all on the cpu");
+    }
+
+    #[test]
+    fn what_a_plan_says_adds_up() {
+        let mut plan = json!({ "strategy": "?", "memory": { "weights": 1 } });
+        let decision = decide("helm", Choice { k: Some(2), ..choice(Placement::boundary(2, 4, 0, 0)) });
+        decision.add_to(&mut plan);
+        assert_eq!((&plan["strategy"], &plan["k"]), (&json!("helm"), &json!(2)));
+        assert_eq!((&plan["cpu_units"], &plan["gpu_units"]), (&json!(2), &json!(4)));
+        assert_eq!(plan["memory"]["gpu"]["total"], 61_200_000);
+        assert_eq!(plan["memory"]["gpu"]["available"], 64_000_000);
+        assert_eq!(plan["memory"]["host"]["weights"], 9_000);
+        assert_eq!(plan["memory"]["weights"], 1, "what was there stays");
+        assert!(plan.get("prefill_policy").is_none(), "blocks differ");
+        assert!(decision.why().iter().any(|line| line.contains("boundary 2 of 6 units, would take 65.0 MB")));
+    }
+
+    #[test]
+    fn sizes_of_different_units_keep_them() {
+        assert_eq!(share(61_200_000, 64_000_000), "61.2 of 64.0 MB");
+        assert_eq!(share(61_200_000, 8_590_000_000), "61.2 MB of 8.59 GB");
+    }
+}

@@ -1,0 +1,260 @@
+//! The placement that a strategy takes in the memory of this device and this host, by the dry run alone: no time is
+//! predicted here.
+//!
+//! | strategy | placement |
+//! |---|---|
+//! | HELM | the smallest boundary k that fits: the embedding and the first blocks on the host, the rest on the device |
+//! | LIA | as many whole blocks as fit pinned on the device; the others streamed for prompts, computed in place in decode |
+//! | streaming | every block streamed for every step (FlexGen, ZeRO-Inference); keys and values on the device if they fit |
+//!
+//! HELM searches all k for the least predicted time (HELM §3.2). With weights alone to read and a CPU that reads slower
+//! than the device, every unit moved to the device saves time, so the optimum of that search is the smallest k that
+//! fits, which needs no prices. The two differ where a step's time is not that of reading weights: long contexts, large
+//! batches, a device that is not faster.
+//!
+//! LIA likewise takes its vectors from predicted times (LIA §5.1). Here prompts use (0,0,0,0,0,0), since a prompt's rows
+//! share each transfer of a layer, and decode (1,1,1,1,1,1), since one row does not pay for it. Pinned blocks are its
+//! optimisation 1, the two staging buffers its optimisation 2.
+
+use super::sizes::Sizes;
+use crate::engine::memory::Memory;
+use crate::host::cgroup::memory_available;
+use crate::program::{
+    Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side, Sublayer,
+    Wants, lower,
+};
+use crate::{Error, Result};
+
+/// How two sides share a model, with what the user fixed of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// A boundary between units on the host and units on the device.
+    Helm {
+        /// This one.
+        boundary: Option<usize>,
+    },
+    /// Pinned blocks, and a vector for prompts and one for decode rows of the others.
+    Lia {
+        /// As many.
+        pinned: Option<usize>,
+        /// The vector for prompts.
+        prefill: Option<Policy>,
+        /// The vector for decode rows.
+        decode: Option<Policy>,
+    },
+    /// Every block streamed.
+    Stream,
+}
+
+impl Strategy {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Strategy::Helm { .. } => "helm",
+            Strategy::Lia { .. } => "lia",
+            Strategy::Stream => "stream",
+        }
+    }
+
+    /// Refuses vectors that cannot run, before a model or a device is known.
+    ///
+    /// # Errors
+    /// [`Error::Usage`], as [`lower`] says it.
+    pub fn check(self) -> Result<()> {
+        let Strategy::Lia { prefill, decode, .. } = self else { return Ok(()) };
+        let (prefill, decode) = vectors(prefill, decode);
+        let placement = lia(1, 0, prefill, decode, [Side::Host; 2]);
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let request = RequestId { slot: 0, generation: 0 };
+            let group = Group { request, phase, first: 0, tokens: 1, kv: Kv::Device, wants: Wants::Last };
+            lower(&placement, &Iteration::serial(vec![group], false))?;
+        }
+        Ok(())
+    }
+}
+
+/// What was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// Where everything lives.
+    pub placement: Placement,
+    /// HELM's boundary. 0: all on the device; layers + 2: all on the host, for which no device is needed.
+    pub k: Option<usize>,
+    /// Blocks that LIA keeps on the device.
+    pub pinned: Option<usize>,
+    /// The vectors for prompts and decode rows of blocks that are not pinned.
+    pub policies: Option<(Policy, Policy)>,
+    /// Bytes on the device.
+    pub device: Memory,
+    /// Bytes on the host.
+    pub host: Memory,
+    /// Host memory that was available, where the system tells.
+    pub host_available: Option<u64>,
+    /// The choice that would use more of the device, and the device's bytes it would take.
+    pub next: Option<(String, u64)>,
+}
+
+/// A placement that may fit.
+struct Candidate {
+    placement: Placement,
+    what: String,
+    k: Option<usize>,
+    pinned: Option<usize>,
+}
+
+/// The placement of `strategy` for a model of these sizes.
+///
+/// # Errors
+/// [`Error::Capacity`]: nothing of it fits, with the numbers of both sides; [`Error::Usage`]: a boundary or a number of
+/// blocks that the model does not have, a vector that cannot run.
+pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
+    strategy.check()?;
+    let n = sizes.layers();
+    let (candidates, policies) = match strategy {
+        Strategy::Helm { boundary } => (boundaries(n, boundary)?, None),
+        Strategy::Lia { pinned, prefill, decode } => {
+            let forced = prefill.is_some() || decode.is_some();
+            let (prefill, decode) = vectors(prefill, decode);
+            (pins(n, pinned, forced, prefill, decode)?, Some((prefill, decode)))
+        }
+        Strategy::Stream => (streams(n), None),
+    };
+    let host_available = memory_available();
+    let mut next = None;
+    let mut last = None;
+    for candidate in candidates {
+        let Candidate { placement, what, k, pinned } = candidate;
+        let device = match k == Some(n + 2) {
+            // No device at all.
+            true => Memory { weights: 0, kv: 0, activations: 0 },
+            false => sizes.device(&placement),
+        };
+        let host = sizes.host(&placement);
+        let fits = device.total() <= sizes.free()
+            && host_available.is_none_or(|available| host.total() <= available);
+        if fits {
+            return Ok(Choice { placement, k, pinned, policies, device, host, host_available, next });
+        }
+        next = Some((what.clone(), device.total()));
+        last = Some((what, device, host));
+    }
+    let (what, device, host) = last.expect("a candidate at least");
+    Err(Error::Capacity(format!(
+        "--strategy {}: with {what} it needs {} on the device ({}), {} free there, and {} of host memory ({}){}; try a \
+         smaller --ctx or --chunk, or --device cpu",
+        strategy.name(),
+        megabytes(device.total()),
+        parts(&device),
+        megabytes(sizes.free()),
+        megabytes(host.total()),
+        parts(&host),
+        host_available.map_or(String::new(), |a| format!(", {} available", megabytes(a)))
+    )))
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+fn parts(m: &Memory) -> String {
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    format!("weights {:.1}, KV {:.1}, activations {:.1}", mb(m.weights), mb(m.kv), mb(m.activations))
+}
+
+/// HELM: the first that fits has the smallest k.
+fn boundaries(n: usize, fixed: Option<usize>) -> Result<Vec<Candidate>> {
+    let units = n + 2;
+    if let Some(k) = fixed
+        && k > units
+    {
+        return Err(Error::usage(format!(
+            "--boundary {k}: the model has {units} units (embedding, {n} blocks, head)"
+        )));
+    }
+    let candidate = |k: usize| Candidate {
+        placement: Placement::boundary(k, n, 0, 0),
+        what: format!("boundary {k} of {units} units"),
+        k: Some(k),
+        pinned: None,
+    };
+    Ok(match fixed {
+        Some(k) => vec![candidate(k)],
+        None => (0..=units).map(candidate).collect(),
+    })
+}
+
+/// LIA's vectors, unless they are given.
+fn vectors(prefill: Option<Policy>, decode: Option<Policy>) -> (Policy, Policy) {
+    (prefill.unwrap_or(Policy::all(Side::Device)), decode.unwrap_or(Policy::all(Side::Host)))
+}
+
+/// `pinned` blocks on the device, the others by the vectors; `ends` are the sides of embedding and head.
+fn lia(n: usize, pinned: usize, prefill: Policy, decode: Policy, ends: [Side; 2]) -> Placement {
+    let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+    let multiplies = |p: Policy| weighted.iter().any(|&s| p.side(s) == Side::Device);
+    let streamed = multiplies(prefill) || multiplies(decode);
+    let weights = if streamed { Residence::Streamed } else { Residence::Host };
+    let other = LayerPlacement { weights, prefill, decode, kv: Side::Host };
+    let layer = |i| if i < pinned { LayerPlacement::all(Side::Device) } else { other };
+    let [embedding, head] = ends;
+    Placement { embedding, layers: (0..n).map(layer).collect(), head, device_pages: 0, host_pages: 0 }
+}
+
+/// Sides of embedding and head, in the order they are tried: the head is read for every token, the embedding is a row's
+/// look-up.
+const ENDS: [[Side; 2]; 3] =
+    [[Side::Device, Side::Device], [Side::Host, Side::Device], [Side::Host, Side::Host]];
+
+fn told(ends: [Side; 2]) -> &'static str {
+    match ends {
+        [Side::Device, _] => "embedding and head on the device",
+        [Side::Host, Side::Device] => "the head on the device",
+        [Side::Host, Side::Host] => "embedding and head on the host",
+    }
+}
+
+/// LIA: blocks first, then the head, then the embedding. Vectors that were given get one block at least.
+fn pins(
+    n: usize,
+    fixed: Option<usize>,
+    forced: bool,
+    prefill: Policy,
+    decode: Policy,
+) -> Result<Vec<Candidate>> {
+    let pinned: Vec<usize> = match fixed {
+        Some(p) if p > n => return Err(Error::usage(format!("--pinned {p}: the model has {n} blocks"))),
+        Some(p) if p == n && forced => {
+            return Err(Error::usage(format!("--pinned {p}: all blocks, which leaves none to --policy")));
+        }
+        Some(p) => vec![p],
+        None => (0..=n - usize::from(forced)).rev().collect(),
+    };
+    let candidate = |pinned: usize, ends| Candidate {
+        placement: lia(n, pinned, prefill, decode, ends),
+        what: format!("{pinned} of {n} blocks pinned, {}", told(ends)),
+        k: None,
+        pinned: Some(pinned),
+    };
+    Ok(pinned.into_iter().flat_map(|p| ENDS.map(|ends| candidate(p, ends))).collect())
+}
+
+/// Streaming: keys and values on the device before the head and the embedding. With keys and values on the host prompts
+/// fetch theirs and decode attends in place, since one row does not pay for fetching them.
+fn streams(n: usize) -> Vec<Candidate> {
+    let candidate = |kv: Side, ends: [Side; 2]| {
+        let prefill = Policy::all(Side::Device);
+        let (decode, where_kv) = match kv {
+            Side::Device => (prefill, "device"),
+            Side::Host => (Policy::ATTENTION_ON_HOST, "host"),
+        };
+        let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv };
+        let [embedding, head] = ends;
+        Candidate {
+            placement: Placement { embedding, layers: vec![layer; n], head, device_pages: 0, host_pages: 0 },
+            what: format!("keys and values on the {where_kv}, {}", told(ends)),
+            k: None,
+            pinned: None,
+        }
+    };
+    [Side::Device, Side::Host].into_iter().flat_map(|kv| ENDS.map(|ends| candidate(kv, ends))).collect()
+}

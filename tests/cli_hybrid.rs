@@ -1,0 +1,345 @@
+//! A model on two sides as a user meets it: the CPU's tokens by every strategy, a line that says what is where, a plan that
+//! adds up, flags that contradict each other.
+
+#[path = "support/margin.rs"]
+mod margin;
+#[path = "support/models.rs"]
+mod models;
+#[path = "support/rounding.rs"]
+mod rounding;
+mod support;
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use support::{assert_error, json as parsed, run, stderr, tandem};
+use tandem::cache::KvDType;
+use tandem::device::open::{self, Emulation, Kind};
+use tandem::engine::{Input, Logits, Options, Sizes, Strategy, choose};
+use tandem::model::{LoadedModel, TextSource, load};
+use tandem::program::{Placement, Side};
+use tandem::simd::Isa;
+use tandem::text::Tokenizer;
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// With a head of its own: a table that the head shares costs the device nothing, so that boundary 1 takes what 0 takes.
+const MODEL: &str = "synth:tiny-llama,dtype=q4_k,seed=2,layers=4";
+const PROMPT: &str = "hello there";
+const NEW: usize = 12;
+/// Vectors of all on the device, all on the CPU.
+const NONE: [u8; 6] = [0; 6];
+const ALL: [u8; 6] = [1; 6];
+
+/// The dry run that the command line makes for [`PROMPT`] and [`NEW`] tokens.
+fn sizes(m: &LoadedModel) -> Sizes {
+    sized(m, None)
+}
+
+fn sized(m: &LoadedModel, memory: Option<u64>) -> Sizes {
+    let accel = open::open(Kind::Emulated(Emulation::Functions), memory).unwrap();
+    let options = Options::new(Isa::selected().unwrap(), PROMPT.len() + NEW);
+    Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap()
+}
+
+fn generate(more: &[&str]) -> std::process::Output {
+    let n = NEW.to_string();
+    let args = ["generate", "-m", MODEL, "-n", &n, PROMPT];
+    run(tandem(home().path()).args(args).args(more))
+}
+
+fn bound(m: &LoadedModel) -> f64 {
+    let kv = KvDType::BF16;
+    rounding::cpu(&m.spec, kv, true)
+        + rounding::activations(m, Isa::best())
+        + rounding::accelerator(&m.spec, kv, false)
+}
+
+#[test]
+fn every_strategy_gives_the_cpus_tokens() {
+    let m = load(MODEL).unwrap();
+    let (n, vocab) = (m.spec.n_layers, m.spec.vocab);
+    let sizes = sizes(&m);
+    let all = ["--json", "--logprobs", &vocab.to_string()];
+    let cpu = parsed(&generate(&[&all[..], &["--device", "cpu"]].concat()));
+    let mut sure = 0;
+    let mut check = |cap: u64, flags: &str, want: &[(&str, Value)]| {
+        let cap = cap.to_string();
+        let words = [
+            &all[..],
+            &["--device", "emulated", "--gpu-memory", &cap],
+            &flags.split_whitespace().collect::<Vec<_>>(),
+        ];
+        let report = parsed(&generate(&words.concat()));
+        for (key, value) in want {
+            assert_eq!(&report["plan"][key], value, "{key} of {flags} in {}", report["plan"]);
+        }
+        sure += margin::compare(&cpu, &report, vocab, bound(&m));
+        report["plan"].clone()
+    };
+    // As much as a boundary takes makes it the smallest that fits, with helm and with auto.
+    for k in 0..=n + 1 {
+        let cap = sizes.device(&Placement::boundary(k, n, 0, 0)).total();
+        let (cpu_units, gpu_units) = (json!(k), json!(n + 2 - k));
+        let strategy = if k == 0 { "--strategy helm" } else { "" };
+        let want = [
+            ("strategy", json!("helm")),
+            ("k", json!(k)),
+            ("cpu_units", cpu_units),
+            ("gpu_units", gpu_units),
+        ];
+        let plan = check(cap, strategy, &want);
+        assert_eq!(plan["memory"]["gpu"]["available"], cap);
+        if k > 0 {
+            // Of GPU-only the executor that records steps has a dry run of its own.
+            assert_eq!(plan["memory"]["gpu"]["total"], cap);
+        }
+        let side = &plan["memory"]["gpu"];
+        let parts = ["weights", "kv", "activations"].map(|part| side[part].as_u64().unwrap());
+        assert_eq!(side["total"], parts.iter().sum::<u64>());
+        assert!(plan["memory"]["host"]["total"].as_u64().unwrap() > 0);
+    }
+    let much = 1 << 30;
+    check(much, "", &[("strategy", json!("gpu-only")), ("k", json!(0)), ("cpu_units", json!(0))]);
+    check(much, "--boundary 3", &[("strategy", json!("helm")), ("k", json!(3))]);
+    check(much, "--strategy helm --boundary 0", &[("k", json!(0)), ("device", json!("emulated"))]);
+    // Nothing fits.
+    let none = [("k", json!(n + 2)), ("gpu_units", json!(0)), ("device", json!("cpu"))];
+    check(100_000, "--strategy helm", &[&none[..], &[("strategy", json!("helm"))]].concat());
+    check(100_000, "", &[&none[..], &[("strategy", json!("cpu-only"))]].concat());
+    // LIA with one of four blocks, streaming with and without room for keys and values.
+    let lia = |pinned, prefill, decode| Strategy::Lia { pinned, prefill, decode };
+    let cap = choose(&sizes, lia(Some(1), None, None)).unwrap();
+    let vectors = [("prefill_policy", json!(NONE)), ("decode_policy", json!(ALL))];
+    let one = [("pinned_layers", json!(1)), ("strategy", json!("lia"))];
+    check(cap.device.total(), "--strategy lia", &[&one[..], &vectors].concat());
+    for (vectors, prefill, decode) in [
+        ("prefill=1,1,1,1,1,1,decode=0,1,1,0,0,0", [1; 6], [0, 1, 1, 0, 0, 0]),
+        ("prefill=0,0,0,1,1,0,decode=0,0,0,0,0,0", [0, 0, 0, 1, 1, 0], [0; 6]),
+        ("decode=0,0,0,0,1,1", [0; 6], [0, 0, 0, 0, 1, 1]),
+    ] {
+        let want = [("prefill_policy", json!(prefill)), ("decode_policy", json!(decode))];
+        check(much, &format!("--strategy lia --policy {vectors}"), &want);
+        check(much, &format!("--pinned 0 --policy {vectors}"), &[("pinned_layers", json!(0))]);
+    }
+    let stream = choose(&sizes, Strategy::Stream).unwrap();
+    let want = [("strategy", json!("stream")), ("gpu_units", json!(2)), ("decode_policy", json!(NONE))];
+    check(stream.device.total(), "--strategy stream", &want);
+    let mut less = stream.clone();
+    while less.placement.layers[0].kv == Side::Device {
+        less = choose(&sized(&m, Some(less.device.total() - 256)), Strategy::Stream).unwrap();
+    }
+    let want = [("gpu_units", json!(0)), ("decode_policy", json!([0, 1, 1, 0, 0, 0]))];
+    check(less.device.total(), "--strategy stream", &want);
+    println!("{sure} tokens had to be equal");
+    assert!(sure >= 60, "only {sure} tokens were compared: choose another seed");
+}
+
+/// A few tokens by the GPU's kernels, where they are linked for the host.
+#[test]
+fn kernels_on_two_sides_give_the_cpus_tokens() {
+    let m = load(MODEL).unwrap();
+    let vocab = m.spec.vocab.to_string();
+    let said = |flags: &str| {
+        let args = ["generate", "-m", MODEL, "-n", "4", "--json", "--logprobs", &vocab, PROMPT];
+        run(tandem(home().path()).args(args).args(flags.split_whitespace()))
+    };
+    let device = "--device emulated:kernels";
+    if !cfg!(tandem_emulation) {
+        println!("skipped: the kernels are not linked for the host");
+        return assert_error(&said(&format!("{device} --boundary 2")), 1, "host-emulation");
+    }
+    let cpu = parsed(&said("--device cpu"));
+    let mut sure = 0;
+    for flags in ["--boundary 3", "--pinned 1", "--strategy stream"] {
+        let report = parsed(&said(&format!("{device} {flags}")));
+        assert_eq!(report["plan"]["device"], "emulated:kernels+cpu");
+        sure += margin::compare(&cpu, &report, m.spec.vocab, bound(&m));
+    }
+    assert!(sure > 0, "nothing was compared: choose another seed");
+}
+
+#[test]
+fn a_line_says_what_is_where_and_why() {
+    let m = load(MODEL).unwrap();
+    let (n, sizes) = (m.spec.n_layers, sizes(&m));
+    let cap = |k| sizes.device(&Placement::boundary(k, n, 0, 0)).total().to_string();
+    let said = |more: &[&str]| {
+        let output = generate(&[&["--device", "emulated"], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let said = stderr(&output);
+        let weights = "tandem: making random weights for tiny-llama,dtype=q4_k,seed=2,layers=4\n";
+        said.strip_prefix(weights).map(str::to_owned).unwrap_or(said)
+    };
+    let line = said(&["--gpu-memory", &cap(2)]);
+    assert!(
+        line.starts_with(
+            "tandem: helm: embedding and block 0 on the cpu, blocks 1-3 and the head on emulated ("
+        ),
+        "{line}"
+    );
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert_eq!(said(&["--gpu-memory", &cap(2), "-q"]), "");
+    let why = said(&["--gpu-memory", &cap(2), "-v"]);
+    for part in
+        ["gpu-only does not fit", "on emulated", "on the host", "the next choice, boundary 1 of 6 units"]
+    {
+        assert!(why.contains(part), "{part} wanted: {why}");
+    }
+    assert!(said(&[]).starts_with("tandem: gpu-only: all on emulated ("));
+    let line = said(&["--gpu-memory", "100K"]);
+    assert!(line.starts_with("tandem: cpu-only: all on the cpu, nothing fits the"), "{line}");
+    let line = said(&["--pinned", "1"]);
+    let want = "tandem: lia: block 0 pinned on emulated, blocks 1-3 by (0,0,0,0,0,0) for prompts and \
+                (1,1,1,1,1,1) in decode (1 is the cpu), embedding and head on emulated (";
+    assert!(line.starts_with(want), "{line}");
+    let line = said(&["--strategy", "stream"]);
+    assert!(line.starts_with("tandem: stream: blocks 0-3 streamed to emulated, keys and values on emulated"));
+    // Of a machine without a device there is nothing to say.
+    let output =
+        run(tandem(home().path()).args(["generate", "-m", MODEL, "-n", "1", "--device", "cpu", "x"]));
+    assert_eq!(stderr(&output).lines().count(), 1, "the random weights");
+}
+
+#[test]
+fn bench_says_it_too() {
+    let words = format!(
+        "bench -m {MODEL} --device emulated --strategy helm --boundary 3 --prompt 8 --gen 2 --batch 1,3 --repeat 1 --json"
+    );
+    let report = parsed(&run(tandem(home().path()).args(words.split(' '))));
+    assert_eq!(report["results"].as_array().unwrap().len(), 3);
+    let plan = &report["plan"];
+    assert_eq!(
+        (&plan["strategy"], &plan["k"], &plan["device"]),
+        (&json!("helm"), &json!(3), &json!("emulated+cpu"))
+    );
+    assert!(
+        plan["memory"]["gpu"]["total"].as_u64() > Some(0) && plan["memory"]["host"]["kv"].as_u64() > Some(0)
+    );
+}
+
+#[test]
+fn flags_that_contradict_each_other_are_refused_in_a_sentence() {
+    // Before a model is read.
+    for (line, want) in [
+        ("--boundary 3 --strategy lia", "--boundary: is of --strategy helm, not of lia"),
+        ("--boundary 3 --policy decode=1,1,1,1,1,1", "--policy: is of --strategy lia, not of helm"),
+        ("--policy decode=1,1,1,1,1,1 --strategy helm", "--policy: is of --strategy lia, not of helm"),
+        ("--pinned 1 --strategy stream", "--pinned: is of --strategy lia, not of stream"),
+        ("--boundary 3 --strategy gpu-only", "--boundary: is of --strategy helm, not of gpu-only"),
+        ("--boundary 3 --device cpu", "--strategy helm: needs an accelerator"),
+        ("--strategy stream --device cpu", "--strategy stream: needs an accelerator"),
+        ("--strategy cpu-only --device cuda", "--strategy cpu-only: runs on the CPU"),
+        ("--boundary -1", "'--boundary"),
+        ("--boundary half", "'--boundary"),
+        ("--policy decode=1,1,1", "six bits for each phase"),
+        ("--policy 1,1,1,1,1,1", "six bits for each phase"),
+        ("--policy decode=1,1,1,1,1,2", "six bits for each phase"),
+        ("--device emulated --policy decode=0,1,0,0,0,0", "computes scores and values on different sides"),
+        ("--device emulated --strategy helm --deterministic", "--deterministic: on an accelerator"),
+        ("--device emulated --boundary 3 --deterministic", "--deterministic: on an accelerator"),
+    ] {
+        for command in ["generate -m nosuch x", "bench -m nosuch", "perplexity -m nosuch x"] {
+            let words = command.split(' ').chain(line.split(' '));
+            assert_error(&run(tandem(home().path()).args(words)), 2, want);
+        }
+    }
+    // What only the model tells.
+    for (line, want) in [
+        ("--boundary 7", "--boundary 7: the model has 6 units"),
+        ("--pinned 5", "--pinned 5: the model has 4 blocks"),
+        ("--pinned 4 --policy decode=1,1,1,1,1,1", "leaves none to --policy"),
+    ] {
+        let words = [&["--device", "emulated"], &line.split(' ').collect::<Vec<_>>()[..]].concat();
+        assert_error(&generate(&words), 2, want);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers_of_both_sides() {
+    for line in ["--strategy lia", "--strategy stream", "--boundary 1", "--pinned 4"] {
+        let words =
+            [&["--device", "emulated", "--gpu-memory", "100K"], &line.split(' ').collect::<Vec<_>>()[..]];
+        let output = generate(&words.concat());
+        for want in
+            ["on the device (weights", "KV", "activations", "0.1 MB free there", "of host memory (weights"]
+        {
+            assert_error(&output, 1, want);
+        }
+    }
+}
+
+/// SmolLM2-135M-Instruct in `models/`, or where `tandem pull` puts it.
+fn smollm2() -> Option<PathBuf> {
+    let cached = || {
+        let home = std::env::var_os("HOME").map(PathBuf::from)?;
+        let file = "tandem/models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf";
+        Some(home.join(".cache").join(file)).filter(|path| path.is_file())
+    };
+    cached().or_else(models::smollm2)
+}
+
+/// A real model, far from fitting the device.
+#[test]
+fn smollm2_on_two_sides_says_what_it_says_on_the_cpu() {
+    let Some(path) = smollm2() else { return };
+    let path = path.to_str().unwrap();
+    // A text that is repeated leads the rest by much.
+    let fox = "The quick brown fox jumps over the lazy dog.";
+    let prompt = &format!("{fox} {fox} {fox} The quick brown");
+    let said = |flags: &str| {
+        let args = ["generate", "-m", path, "--raw", "-n", "12", "--temp", "0", "--json", prompt];
+        parsed(&run(tandem(home().path()).args(args).args(flags.split_whitespace())))
+    };
+    let cpu = said("--device cpu");
+
+    // How far each of the CPU's tokens leads.
+    let m = load(path).unwrap();
+    let TextSource::Gguf(metadata) = &m.text else { panic!("a GGUF file") };
+    let mut tokens = Tokenizer::from_gguf(metadata).unwrap().encode(prompt, true, true).unwrap();
+    assert_eq!(cpu["prompt_tokens"], tokens.len());
+    let answer: Vec<u32> =
+        cpu["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect();
+    let first = tokens.len() - 1;
+    tokens.extend(&answer[..answer.len() - 1]);
+    let mut e =
+        models::engine(&m, &Options { logits: tokens.len(), ..Options::new(Isa::best(), tokens.len()) });
+    let seq = e.add();
+    let logits = e.forward(&[Input { seq, tokens: &tokens, logits: Logits::All }]).unwrap();
+    let bound = bound(&m);
+    let lead = |row: &[f32]| rounding::lead(row).1 / rounding::lead(row).2;
+    let leads: Vec<f64> = logits.chunks_exact(m.spec.vocab).skip(first).map(lead).collect();
+    let sure: Vec<bool> =
+        logits.chunks_exact(m.spec.vocab).skip(first).map(|row| rounding::is_sure(row, bound)).collect();
+
+    let mut compared = 0;
+    for flags in [
+        "--gpu-memory 60MB",
+        "--strategy helm --gpu-memory 45MB",
+        "--strategy lia --gpu-memory 30MB",
+        "--strategy lia --gpu-memory 30MB --policy prefill=1,1,1,1,1,1,decode=0,1,1,0,0,0",
+        "--strategy stream --gpu-memory 60MB",
+    ] {
+        let report = said(&format!("--device emulated {flags}"));
+        let plan = &report["plan"];
+        assert_eq!(plan["device"], "emulated+cpu", "{plan}");
+        let (gpu, host) = (&plan["memory"]["gpu"], &plan["memory"]["host"]);
+        assert!(
+            gpu["total"].as_u64() <= gpu["available"].as_u64() && host["weights"].as_u64() > Some(0),
+            "{plan}"
+        );
+        println!("{flags}: {}", report["text"]);
+        for (i, sure) in sure.iter().enumerate() {
+            compared += usize::from(*sure);
+            if cpu["tokens"][i] != report["tokens"][i] {
+                assert!(!sure, "{flags}: token {i} of {cpu} leads, but {report}");
+                break;
+            }
+        }
+    }
+    println!("leads, in standard deviations, over a bound of {:.2}: {:.2?}", 3.0 * bound, leads);
+    println!("the CPU: {}; {compared} tokens had to be equal", cpu["text"]);
+    assert!(compared > 0, "nothing was compared: choose another prompt");
+}
