@@ -1,0 +1,326 @@
+//! A sub-batch's walk through the blocks: which operations, on which side, with which transfers between.
+
+use super::class::{Attention, Class, attention, boundary, classes};
+use crate::cache::PAGE_TOKENS;
+use crate::program::iteration::{Group, SubBatch};
+use crate::program::op::{Cargo, Kind, Op, Part, Unit};
+use crate::program::placement::{Placement, Residence, Side, Sublayer};
+use crate::{Error, Result};
+
+#[derive(Default)]
+pub(super) struct LayerOps {
+    pub pre: Vec<Op>,
+    pub device: Vec<Op>,
+    pub host: Vec<Op>,
+    pub post: Vec<Op>,
+}
+
+/// The operations of a sub-batch, apart by layer and by what they may run beside.
+pub(super) struct Lane {
+    pub embed: Vec<Op>,
+    pub layers: Vec<LayerOps>,
+    pub head: Vec<Op>,
+}
+
+impl Lane {
+    pub fn uses_device_weights(&self, layer: u32) -> bool {
+        let l = &self.layers[layer as usize];
+        l.pre.iter().chain(&l.post).any(|op| op.unit == Unit::Gpu && op.kind.has_weights())
+    }
+}
+
+pub(super) struct Lowering<'a> {
+    pub placement: &'a Placement,
+    pub groups: &'a [Group],
+    pub sub_batch: u8,
+    pub pick: bool,
+    pub classes: Vec<Class>,
+}
+
+impl<'a> Lowering<'a> {
+    pub fn new(
+        placement: &'a Placement,
+        batch: &'a SubBatch,
+        sub_batch: u8,
+        pick: bool,
+    ) -> Result<Lowering<'a>> {
+        let classes = classes(batch, placement.embedding)?;
+        Ok(Lowering { placement, groups: &batch.groups, sub_batch, pick, classes })
+    }
+
+    pub fn run(mut self) -> Result<Lane> {
+        let mut lane = Lane { embed: Vec::new(), layers: Vec::new(), head: Vec::new() };
+        if self.classes.is_empty() {
+            lane.layers.resize_with(self.placement.layers.len(), LayerOps::default);
+            return Ok(lane);
+        }
+        let all: Vec<usize> = (0..self.classes.len()).collect();
+        let side = self.placement.embedding;
+        self.each(&mut lane.embed, &all, Unit::of(side), None, |_| Some(Kind::Embed));
+        for l in 0..self.placement.layers.len() as u32 {
+            let mut ops = LayerOps::default();
+            self.block(l, &mut ops)?;
+            lane.layers.push(ops);
+        }
+        let wanting: Vec<usize> = all.into_iter().filter(|&c| self.classes[c].wanted > 0).collect();
+        let side = self.placement.head;
+        let last = self.placement.layers.len() as u32 - 1;
+        self.bring_residual(&mut lane.head, &wanting, |_| side, Some(last));
+        let add = |c: &Class| c.delta.is_some();
+        self.each(&mut lane.head, &wanting, Unit::of(side), None, |c| Some(Kind::Head { add: add(c) }));
+        if self.pick {
+            self.each(&mut lane.head, &wanting, Unit::of(side), None, |_| Some(Kind::Pick));
+        }
+        Ok(lane)
+    }
+
+    /// One block.
+    fn block(&mut self, l: u32, ops: &mut LayerOps) -> Result<()> {
+        let layer = self.placement.layers[l as usize];
+        let all: Vec<usize> = (0..self.classes.len()).collect();
+        let side = |c: &Class, s: Sublayer| layer.policy(c.phase).side(s);
+        let ways = self.classes.iter().map(|c| attention(&layer, c)).collect::<Result<Vec<_>>>()?;
+        for c in &self.classes {
+            for s in [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down] {
+                has_weights(l, layer.weights, side(c, s))?;
+            }
+        }
+        // Behind the last layer's keys and values only rows with logits matter.
+        let last = l as usize + 1 == self.placement.layers.len();
+        let live: Vec<usize> = all.iter().copied().filter(|&c| !last || self.classes[c].wanted > 0).collect();
+        // What streaming needs first, so that it runs under the layer before.
+        let slot = (l % 2) as u8;
+        let page = PAGE_TOKENS as u32;
+        let lives = |g: &Group| !last || g.wanted() > 0;
+        for &c in &all {
+            match ways[c] {
+                Attention::Streamed => self.page_in(&mut ops.pre, c, l, slot, |g| {
+                    // Or else only the page that new tokens are added to.
+                    if lives(g) { 0..g.first } else { g.first / page * page..g.first }
+                }),
+                Attention::NearAndStreamed => {
+                    self.page_in(&mut ops.pre, c, l, slot, |g| if lives(g) { 0..boundary(g) } else { 0..0 })
+                }
+                _ => {}
+            }
+        }
+        // Queries, keys and values, and where they go.
+        self.bring_residual(&mut ops.pre, &all, |c| side(c, Sublayer::Qkv), l.checked_sub(1));
+        for at in [Side::Host, Side::Device] {
+            let kind = |c: &Class| {
+                (side(c, Sublayer::Qkv) == at).then_some(Kind::Project { add: c.delta.is_some() })
+            };
+            self.each(&mut ops.pre, &all, Unit::of(at), Some(l), kind);
+        }
+        for c in &mut self.classes {
+            c.hidden = side(c, Sublayer::Qkv);
+            c.delta = None;
+        }
+        let made_on_host = |c: &Class| side(c, Sublayer::Qkv) == Side::Host;
+        let on_host = |w: Attention| w == Attention::On(Side::Host);
+        let way = |c: &Class| ways[c.index];
+        self.each(&mut ops.pre, &all, Unit::H2d, Some(l), |c| {
+            let needed = made_on_host(c) && !on_host(way(c));
+            needed.then_some(Kind::Carry { cargo: Cargo::Qkv, to: Side::Device })
+        });
+        self.each(&mut ops.pre, &all, Unit::Gpu, Some(l), |c| match way(c) {
+            Attention::On(Side::Host) => None,
+            Attention::Streamed => Some(Kind::Append { mailbox: false, staged: Some(slot) }),
+            _ => Some(Kind::Append { mailbox: false, staged: None }),
+        });
+        self.each(&mut ops.pre, &all, Unit::Gpu, Some(l), |c| match way(c) {
+            Attention::On(Side::Host) if !made_on_host(c) => Some(Kind::Publish { queries_only: false }),
+            Attention::Both if live.contains(&c.index) => Some(Kind::Publish { queries_only: true }),
+            _ => None,
+        });
+        self.each(&mut ops.host, &all, Unit::Host, Some(l), |c| {
+            on_host(way(c)).then_some(Kind::Append { mailbox: !made_on_host(c), staged: None })
+        });
+        for &c in &all {
+            if ways[c] == Attention::Streamed {
+                self.page_out(&mut ops.device, c, l, slot);
+            }
+        }
+        self.attend(l, slot, ops, &live, &ways);
+        // Output projection.
+        let out = |c: &Class| side(c, Sublayer::Out);
+        for at in [Side::Host, Side::Device] {
+            self.each(&mut ops.post, &live, Unit::of(at), Some(l), |c| {
+                (out(c) == at).then_some(Kind::OutProj)
+            });
+        }
+        for &c in &live {
+            let made = out(&self.classes[c]);
+            self.classes[c].delta = Some((made, Sublayer::Out));
+        }
+        // Feed-forward.
+        self.bring_residual(&mut ops.post, &live, |c| side(c, Sublayer::Up), Some(l));
+        for at in [Side::Host, Side::Device] {
+            let kind =
+                |c: &Class| (side(c, Sublayer::Up) == at).then_some(Kind::FfnUp { add: c.delta.is_some() });
+            self.each(&mut ops.post, &live, Unit::of(at), Some(l), kind);
+        }
+        for &c in &live {
+            let c = &mut self.classes[c];
+            c.hidden = layer.policy(c.phase).side(Sublayer::Up);
+            c.act = c.hidden;
+            c.delta = None;
+        }
+        let down = |c: &Class| side(c, Sublayer::Down);
+        for to in [Side::Host, Side::Device] {
+            let kind =
+                |c: &Class| (down(c) == to && c.act != to).then_some(Kind::Carry { cargo: Cargo::Act, to });
+            self.each(&mut ops.post, &live, link(to), Some(l), kind);
+        }
+        for at in [Side::Host, Side::Device] {
+            self.each(&mut ops.post, &live, Unit::of(at), Some(l), |c| {
+                (down(c) == at).then_some(Kind::FfnDown)
+            });
+        }
+        for &c in &live {
+            let made = down(&self.classes[c]);
+            self.classes[c].delta = Some((made, Sublayer::Down));
+        }
+        Ok(())
+    }
+
+    /// Attention, and its output to the side of the output projection.
+    fn attend(&mut self, l: u32, slot: u8, ops: &mut LayerOps, live: &[usize], ways: &[Attention]) {
+        let layer = self.placement.layers[l as usize];
+        let way = |c: &Class| ways[c.index];
+        let made_on_host = |c: &Class| layer.policy(c.phase).side(Sublayer::Qkv) == Side::Host;
+        let out = |c: &Class| layer.policy(c.phase).side(Sublayer::Out);
+        let on_device = |part, staged| Kind::Attend { part, from_mailbox: false, to_mailbox: false, staged };
+        // Copies of pages to the host stand behind the attention that reads the same staging memory.
+        let mut stores = std::mem::take(&mut ops.device);
+        self.each(&mut ops.device, live, Unit::Gpu, Some(l), |c| match way(c) {
+            Attention::On(Side::Host) => None,
+            Attention::On(Side::Device) => Some(on_device(Part::Whole, None)),
+            Attention::Streamed => Some(on_device(Part::Whole, Some(slot))),
+            Attention::Both | Attention::NearAndStreamed => Some(on_device(Part::FromBoundary, None)),
+        });
+        self.each(&mut ops.device, live, Unit::Gpu, Some(l), |c| {
+            (way(c) == Attention::NearAndStreamed).then_some(on_device(Part::UpToBoundary, Some(slot)))
+        });
+        ops.device.append(&mut stores);
+        self.each(&mut ops.host, live, Unit::Host, Some(l), |c| match way(c) {
+            Attention::On(Side::Host) => Some(Kind::Attend {
+                part: Part::Whole,
+                from_mailbox: !made_on_host(c),
+                to_mailbox: !made_on_host(c) && out(c) == Side::Device,
+                staged: None,
+            }),
+            Attention::Both => Some(Kind::Attend {
+                part: Part::UpToBoundary,
+                from_mailbox: true,
+                to_mailbox: true,
+                staged: None,
+            }),
+            _ => None,
+        });
+        self.each(&mut ops.post, live, Unit::Gpu, Some(l), |c| match way(c) {
+            Attention::On(Side::Host) if !made_on_host(c) && out(c) == Side::Device => Some(Kind::Collect),
+            Attention::Both => Some(Kind::Merge { mailbox: true }),
+            Attention::NearAndStreamed => Some(Kind::Merge { mailbox: false }),
+            _ => None,
+        });
+        for to in [Side::Host, Side::Device] {
+            self.each(&mut ops.post, live, link(to), Some(l), |c| {
+                let collected = !made_on_host(c) && out(c) == Side::Device;
+                let at = match way(c) {
+                    Attention::On(Side::Host) if !collected => Side::Host,
+                    _ => Side::Device,
+                };
+                (out(c) == to && at != to).then_some(Kind::Carry { cargo: Cargo::Attn, to })
+            });
+        }
+    }
+
+    /// Carries the residual stream of `classes`, and what is to be added to it, to the side where `to` needs it.
+    fn bring_residual(
+        &mut self,
+        ops: &mut Vec<Op>,
+        classes: &[usize],
+        to: impl Fn(&Class) -> Side,
+        layer: Option<u32>,
+    ) {
+        for at in [Side::Host, Side::Device] {
+            self.each(ops, classes, link(at), layer, |c| {
+                if to(c) != at {
+                    return None;
+                }
+                let cargo = match (c.hidden == at, c.delta) {
+                    (false, Some((side, of))) if side != at => Cargo::Hidden { pending: Some(of) },
+                    (false, _) => Cargo::Hidden { pending: None },
+                    (true, Some((side, of))) if side != at => Cargo::Delta { of },
+                    (true, _) => return None,
+                };
+                Some(Kind::Carry { cargo, to: at })
+            });
+        }
+        for &c in classes {
+            let at = to(&self.classes[c]);
+            let c = &mut self.classes[c];
+            if let Some((side, of)) = c.delta
+                && side != at
+            {
+                // Added on the way, if both were away.
+                c.delta = if c.hidden == at { Some((at, of)) } else { None };
+            }
+            c.hidden = at;
+        }
+    }
+
+    /// One operation for each run of neighbouring classes of which `kind` says the same.
+    fn each(
+        &self,
+        ops: &mut Vec<Op>,
+        classes: &[usize],
+        unit: Unit,
+        layer: Option<u32>,
+        kind: impl Fn(&Class) -> Option<Kind>,
+    ) {
+        let mut run: Option<(Kind, usize, usize)> = None;
+        for &c in classes {
+            let next = kind(&self.classes[c]);
+            if let (Some((k, _, end)), Some(n)) = (&mut run, next)
+                && *k == n
+                && *end + 1 == c
+            {
+                *end = c;
+                continue;
+            }
+            if let Some((k, first, end)) = run.take() {
+                ops.push(self.op(k, unit, layer, first, end));
+            }
+            run = next.map(|k| (k, c, c));
+        }
+        if let Some((k, first, end)) = run {
+            ops.push(self.op(k, unit, layer, first, end));
+        }
+    }
+}
+
+fn has_weights(layer: u32, weights: Residence, side: Side) -> Result<()> {
+    let there = match (weights, side) {
+        (Residence::Both, _) => true,
+        // Host memory holds both layouts where the host computes with them, too.
+        (Residence::Streamed, _) => true,
+        (Residence::Host, side) => side == Side::Host,
+        (Residence::Device, side) => side == Side::Device,
+    };
+    if there {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "layer {layer}: a sublayer on the {} side, but the weights are on the other only",
+        if side == Side::Host { "host's" } else { "device's" }
+    )))
+}
+
+fn link(to: Side) -> Unit {
+    match to {
+        Side::Host => Unit::D2h,
+        Side::Device => Unit::H2d,
+    }
+}

@@ -1,0 +1,140 @@
+//! Placement and iteration → program.
+//!
+//! Rows are grouped into classes that go the same way: neighbouring groups of one phase and one kind of [`Kv`]. For each block,
+//! a class walks the sublayers; where the next is on the other side, what it needs is carried there. Neighbouring classes
+//! that need the same operation share it.
+//!
+//! ```text
+//! a layer's operations      pre                       attend                     post
+//! queries on the host       project append            host                       out_proj ffn_up ffn_down
+//! all on the device         project append            device                     out_proj ffn_up ffn_down
+//! keys on the host          project publish           host: append, attend       collect out_proj …
+//! keys on both sides        project append publish    device ‖ host              merge out_proj …
+//! keys streamed             page_in project append    device (page_out)          (merge) out_proj …
+//! ```
+//!
+//! The outer loop is over layers and the inner one over sub-batches, so that a streamed layer crosses the link once a step.
+//!
+//! Here sub-batches and streamed layers are put in one order; `block` walks a sub-batch through the blocks, `class` says which rows go
+//! the same way, `operation` what an operation reads and writes, `moves` how pages change sides.
+
+mod block;
+mod class;
+mod moves;
+mod operation;
+
+use self::block::{Lane, Lowering};
+use super::iteration::{Flow, Iteration};
+use super::op::{Buffer, Kind, Op, Program, Region, Unit, Work};
+use super::placement::{Placement, Residence};
+use crate::Result;
+
+/// The program of one step.
+///
+/// # Errors
+/// [`Error::Usage`]: a policy that attends on the host over keys and values kept on the device, or that splits an
+/// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages.
+pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
+    let mut ops = moves::page_moves(placement, iteration);
+    let mut lanes: Vec<Lane> = Vec::new();
+    for (i, sub_batch) in iteration.sub_batches.iter().enumerate() {
+        lanes.push(Lowering::new(placement, sub_batch, i as u8, iteration.pick)?.run()?);
+    }
+    // Streamed layers, in order, with the sublayers that the device computes.
+    let streamed: Vec<u32> = (0..placement.layers.len() as u32)
+        .filter(|&l| placement.layers[l as usize].weights == Residence::Streamed)
+        .filter(|&l| lanes.iter().any(|lane| lane.uses_device_weights(l)))
+        .collect();
+    let mut next = 0;
+    let mut stream = |ops: &mut Vec<Op>, upto: usize| {
+        while next < streamed.len().min(upto) {
+            ops.push(stream_op(streamed[next], (next % 2) as u8));
+            next += 1;
+        }
+    };
+    stream(&mut ops, 2);
+    for lane in &mut lanes {
+        ops.append(&mut lane.embed);
+    }
+    let mut done = 0;
+    for l in 0..placement.layers.len() {
+        match iteration.flow {
+            Flow::Serial => {
+                for lane in &mut lanes {
+                    let layer = &mut lane.layers[l];
+                    for part in [&mut layer.pre, &mut layer.device, &mut layer.host, &mut layer.post] {
+                        ops.append(part);
+                    }
+                }
+            }
+            Flow::TwoLanes => {
+                // The device goes from one sub-batch's products to the other's while the host attends the first; the device's own
+                // attention comes behind both (NEO §3, figure 5).
+                for lane in &mut lanes {
+                    if let Some(before) = l.checked_sub(1) {
+                        ops.append(&mut lane.layers[before].post);
+                    }
+                    ops.append(&mut lane.layers[l].pre);
+                    ops.append(&mut lane.layers[l].host);
+                }
+                for lane in &mut lanes {
+                    ops.append(&mut lane.layers[l].device);
+                }
+                if l + 1 == placement.layers.len() {
+                    for lane in &mut lanes {
+                        ops.append(&mut lane.layers[l].post);
+                    }
+                }
+            }
+        }
+        // A staging buffer is free for the streamed layer after the next once its operations are issued; in lock step those
+        // of the layer before have just been.
+        let issued = match iteration.flow {
+            Flow::Serial => l + 1,
+            Flow::TwoLanes => l,
+        };
+        while done < streamed.len() && (streamed[done] as usize) < issued {
+            done += 1;
+        }
+        stream(&mut ops, done + 2);
+    }
+    for lane in &mut lanes {
+        ops.append(&mut lane.head);
+    }
+    assign_slots(&mut ops, &streamed);
+    Ok(Program { ops })
+}
+
+fn blank(kind: Kind, unit: Unit) -> Op {
+    Op {
+        kind,
+        unit,
+        layer: None,
+        sub_batch: 0,
+        rows: 0..0,
+        groups: 0..0,
+        wanted_only: false,
+        work: Work::default(),
+        reads: Vec::new(),
+        writes: Vec::new(),
+    }
+}
+
+fn whole(buffer: Buffer) -> Region {
+    Region { buffer, layers: 0..1, span: 0..1 }
+}
+
+fn stream_op(layer: u32, slot: u8) -> Op {
+    let writes = vec![whole(Buffer::Weights(slot))];
+    Op { layer: Some(layer), writes, ..blank(Kind::Stream { slot }, Unit::H2d) }
+}
+
+/// Operations with a streamed layer's weights read its staging buffer.
+fn assign_slots(ops: &mut [Op], streamed: &[u32]) {
+    for op in ops {
+        let layer = op.layer.filter(|_| op.unit == Unit::Gpu && op.kind.has_weights());
+        if let Some(slot) = layer.and_then(|l| streamed.binary_search(&l).ok()) {
+            op.reads.push(whole(Buffer::Weights((slot % 2) as u8)));
+        }
+    }
+}

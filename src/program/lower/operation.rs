@@ -1,0 +1,170 @@
+//! One operation: how much there is to do, and which memory it reads and writes.
+
+use std::ops::Range;
+
+use super::block::Lowering;
+use super::class::{boundary, page_span};
+use crate::program::iteration::{Group, Wants};
+use crate::program::op::{Buffer, Cargo, Kind, Op, Part, Region, RowsOf, Unit, Work};
+use crate::program::placement::Side;
+
+impl Lowering<'_> {
+    /// The operation `kind` for the rows of the classes `first` to `last`.
+    pub(super) fn op(&self, kind: Kind, unit: Unit, layer: Option<u32>, first: usize, last: usize) -> Op {
+        let classes = &self.classes[first..=last];
+        let rows = classes[0].rows.start..classes[classes.len() - 1].rows.end;
+        let groups = classes[0].groups.start..classes[classes.len() - 1].groups.end;
+        let wanted: u32 = classes.iter().map(|c| c.wanted).sum();
+        // From attention on, the last layer works for the logits only.
+        let behind =
+            !matches!(kind, Kind::Embed | Kind::Project { .. } | Kind::Append { .. } | Kind::Publish { .. });
+        let last_layer = match layer {
+            Some(l) => l as usize + 1 == self.placement.layers.len(),
+            None => matches!(kind, Kind::Head { .. } | Kind::Pick),
+        };
+        let into_last = matches!(kind, Kind::Carry { cargo: Cargo::Qkv, .. });
+        let wanted_only = behind && last_layer && !into_last && wanted < rows.end - rows.start;
+        let members = &self.groups[groups.start as usize..groups.end as usize];
+        let mut work = Work { rows: u64::from(rows.end - rows.start), ..Work::default() };
+        if matches!(kind, Kind::Head { .. } | Kind::Pick) || wanted_only {
+            work.rows = u64::from(wanted);
+        }
+        if let Kind::Attend { part, .. } = kind {
+            for g in members {
+                let (rows, seen) = match (g.wants, wanted_only) {
+                    (Wants::Last, true) => (1, u64::from(g.end())),
+                    (Wants::Nothing, true) => (0, 0),
+                    _ => (u64::from(g.tokens), u64::from(g.first) + u64::from(g.tokens + 1) / 2),
+                };
+                let (b, end) = (u64::from(boundary(g)), u64::from(g.end()));
+                let (tokens, pairs) = match part {
+                    Part::Whole => (end, rows * seen),
+                    Part::FromBoundary => (end - b, rows * seen.saturating_sub(b)),
+                    Part::UpToBoundary => (b, rows * b),
+                };
+                work.kv_tokens += if rows == 0 { 0 } else { tokens };
+                work.pairs += pairs;
+            }
+        }
+        let mut op = Op {
+            kind,
+            unit,
+            layer,
+            sub_batch: self.sub_batch,
+            rows,
+            groups,
+            wanted_only,
+            work,
+            reads: Vec::new(),
+            writes: Vec::new(),
+        };
+        self.regions(&mut op, members);
+        op
+    }
+
+    /// What a computation or a transfer of rows reads and writes.
+    fn regions(&self, op: &mut Op, members: &[Group]) {
+        let side = if op.unit == Unit::Host { Side::Host } else { Side::Device };
+        let (b, rows) = (op.sub_batch, op.rows.clone());
+        let region = |buffer| Region { buffer, layers: 0..1, span: rows.clone() };
+        let of = |side, what| region(Buffer::Rows(side, b, what));
+        let here = |what| of(side, what);
+        let added = |add: bool| add.then(|| here(RowsOf::Delta));
+        let layer = op.layer.unwrap_or_default();
+        let pages = |g: &Group, staged: Option<u8>, tokens: Range<u32>| Region {
+            buffer: staged.map_or(Buffer::Pages(side, g.request), |s| Buffer::StagedPages(s, g.request)),
+            layers: if staged.is_some() { 0..1 } else { layer..layer + 1 },
+            span: page_span(tokens),
+        };
+        let (reads, writes) = (&mut op.reads, &mut op.writes);
+        match op.kind {
+            Kind::Embed => writes.push(here(RowsOf::Hidden)),
+            Kind::Project { add } => {
+                reads.push(here(RowsOf::Hidden));
+                reads.extend(added(add));
+                writes.extend([here(RowsOf::Hidden), here(RowsOf::Qkv)]);
+            }
+            Kind::Append { mailbox, staged } => {
+                reads.push(if mailbox { region(Buffer::MailboxIn(b)) } else { here(RowsOf::Qkv) });
+                writes.extend(members.iter().map(|g| pages(g, staged, g.first..g.end())));
+            }
+            Kind::Publish { .. } => {
+                reads.push(here(RowsOf::Qkv));
+                writes.push(region(Buffer::MailboxIn(b)));
+            }
+            Kind::Attend { part, from_mailbox, to_mailbox, staged } => {
+                reads.push(if from_mailbox { region(Buffer::MailboxIn(b)) } else { here(RowsOf::Qkv) });
+                reads.extend(members.iter().map(|g| {
+                    let tokens = match part {
+                        Part::Whole => 0..g.end(),
+                        Part::FromBoundary => boundary(g)..g.end(),
+                        Part::UpToBoundary => 0..boundary(g),
+                    };
+                    pages(g, staged, tokens)
+                }));
+                writes.push(match part {
+                    _ if to_mailbox => region(Buffer::MailboxOut(b)),
+                    Part::Whole => here(RowsOf::Attn),
+                    Part::FromBoundary => here(RowsOf::Partial),
+                    Part::UpToBoundary => here(RowsOf::FarPartial),
+                });
+            }
+            Kind::Collect => {
+                reads.push(region(Buffer::MailboxOut(b)));
+                writes.push(here(RowsOf::Attn));
+            }
+            Kind::Merge { mailbox } => {
+                reads.push(here(RowsOf::Partial));
+                reads.push(if mailbox { region(Buffer::MailboxOut(b)) } else { here(RowsOf::FarPartial) });
+                writes.push(here(RowsOf::Attn));
+            }
+            Kind::OutProj => {
+                reads.push(here(RowsOf::Attn));
+                writes.push(here(RowsOf::Delta));
+            }
+            Kind::FfnUp { add } => {
+                reads.push(here(RowsOf::Hidden));
+                reads.extend(added(add));
+                writes.extend([here(RowsOf::Hidden), here(RowsOf::Act)]);
+            }
+            Kind::FfnDown => {
+                reads.push(here(RowsOf::Act));
+                writes.push(here(RowsOf::Delta));
+            }
+            Kind::Head { add } => {
+                reads.push(here(RowsOf::Hidden));
+                reads.extend(added(add));
+                writes.extend([here(RowsOf::Hidden), here(RowsOf::Logits)]);
+            }
+            Kind::Pick => {
+                reads.push(here(RowsOf::Logits));
+                writes.push(here(RowsOf::Picked));
+            }
+            Kind::Carry { cargo, to } => {
+                let from = other(to);
+                let what = match cargo {
+                    Cargo::Hidden { pending } => {
+                        reads.extend(pending.map(|_| of(from, RowsOf::Delta)));
+                        RowsOf::Hidden
+                    }
+                    Cargo::Delta { .. } => RowsOf::Delta,
+                    Cargo::Qkv => RowsOf::Qkv,
+                    Cargo::Attn => RowsOf::Attn,
+                    Cargo::Act => RowsOf::Act,
+                };
+                reads.push(of(from, what));
+                writes.push(of(to, what));
+            }
+            Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => {
+                unreachable!("made elsewhere")
+            }
+        }
+    }
+}
+
+pub(super) fn other(side: Side) -> Side {
+    match side {
+        Side::Host => Side::Device,
+        Side::Device => Side::Host,
+    }
+}
