@@ -1,6 +1,6 @@
 //! Placement and iteration → program.
 //!
-//! Rows are grouped into classes that go the same way: neighbouring groups of one phase and one kind of [`Kv`]. For each block,
+//! Rows are grouped into classes that go the same way: neighbouring groups of one phase and one kind of [`Kv`](super::Kv). For each block,
 //! a class walks the sublayers; where the next is on the other side, what it needs is carried there. Neighbouring classes
 //! that need the same operation share it.
 //!
@@ -32,7 +32,7 @@ use crate::Result;
 /// The program of one step.
 ///
 /// # Errors
-/// [`Error::Usage`]: a policy that attends on the host over keys and values kept on the device, or that splits an
+/// [`Error::Usage`](crate::Error::Usage): a policy that attends on the host over keys and values kept on the device, or that splits an
 /// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages.
 pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
     let mut ops = moves::page_moves(placement, iteration);
