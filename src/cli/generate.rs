@@ -44,12 +44,49 @@ pub struct Args {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
+    /// Write when each operation ran on which lane, of a model on two sides: as a Chrome trace (.json), or drawn, the last
+    /// steps (.svg).
+    #[arg(long, value_name = "FILE", value_parser = timeline_file)]
+    pub timeline: Option<PathBuf>,
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// Steps that a drawn timeline shows.
+const DRAWN_STEPS: u32 = 2;
+
+/// The two kinds of timeline, by the file's ending.
+fn timeline_file(path: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(path);
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("json" | "svg") => Ok(path),
+        _ => {
+            Err("a timeline is written to a file that ends in .json (a Chrome trace) or .svg (a drawing)"
+                .into())
+        }
+    }
+}
+
+/// Writes the timeline of a run, whole or not at all.
+fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> anyhow::Result<()> {
+    let timeline = engine.timeline().unwrap_or_default();
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let write = || -> std::io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        let to = std::io::BufWriter::new(file.as_file_mut());
+        match path.extension().is_some_and(|e| e == "svg") {
+            true => timeline.write_svg(to, DRAWN_STEPS)?,
+            false => timeline.write_chrome(to)?,
+        }
+        file.persist(path)?;
+        Ok(())
+    };
+    write().map_err(|e| Error::io(path, e))?;
+    Ok(())
 }
 
 /// Tokens that may follow one prompt token id outside of a tokenizer (random weights): bytes of the text.
@@ -89,6 +126,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let context =
         args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
     let mut running = opened.engine(&args.engine, context, 1, 1)?;
+    if args.timeline.is_some() {
+        running.engine.trace()?;
+    }
     let plan = running.plan(&args.engine);
     let mut generation = Generation {
         args,
@@ -129,6 +169,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "decode_tok_s": rate(steps, decode_s),
         "ttft_ms": first.map_or(0.0, |f| f.as_secs_f64() * 1e3),
     });
+    if let Some(path) = &args.timeline {
+        write_timeline(&mut running.engine, path)?;
+    }
     if args.json {
         let mut result = serde_json::json!({
             "prompt_tokens": ids.len(),

@@ -2,6 +2,7 @@
 
 use super::input::Input;
 use super::memory::Memory;
+use super::timeline::Timeline;
 use crate::Result;
 use crate::cache::{BlockTable, PageList};
 
@@ -36,6 +37,21 @@ pub(super) trait Executor: Send {
 
     /// The likeliest token of each row of the last run that wanted logits; of a run for [`Want::Argmax`].
     fn argmax(&self) -> &[u32];
+
+    /// Begins to note when operations run.
+    ///
+    /// # Errors
+    /// It runs steps as a whole.
+    fn trace(&mut self) -> Result<()> {
+        Err(crate::Error::usage(
+            "a timeline is of a model on two sides (--strategy helm, lia or stream); on one side a step is one segment",
+        ))
+    }
+
+    /// What was noted since [`Executor::trace`].
+    fn timeline(&mut self) -> Option<Timeline> {
+        None
+    }
 
     /// Where it runs.
     fn placement(&self) -> Placement;

@@ -16,6 +16,7 @@ mod machine;
 mod memory;
 mod prepare;
 mod sequences;
+pub mod timeline;
 pub mod weights;
 
 pub use executor::Placement;
@@ -24,3 +25,4 @@ pub use machine::{Choice, Sizes, Strategy, choose};
 pub use memory::Memory;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, Options, SeqId};
+pub use timeline::Timeline;

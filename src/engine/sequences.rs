@@ -8,6 +8,7 @@ use super::gpu_only::GpuOnly;
 use super::input::{Input, Logits};
 use super::machine::RealMachine;
 use super::memory::Memory;
+use super::timeline::Timeline;
 use crate::cache::{BlockTable, KvDType, KvGeometry};
 use crate::device::accelerator::Accelerator;
 use crate::model::{ModelSpec, Weights};
@@ -178,6 +179,19 @@ impl Engine {
     /// Bytes of weights that one decode step reads.
     pub fn bytes_per_step(&self) -> u64 {
         self.executor.bytes_per_step()
+    }
+
+    /// Begins to note when each operation runs: what [`Engine::timeline`] returns.
+    ///
+    /// # Errors
+    /// The model runs on one side, where a step is one segment.
+    pub fn trace(&mut self) -> Result<()> {
+        self.executor.trace()
+    }
+
+    /// What was noted since [`Engine::trace`], if it was called.
+    pub fn timeline(&mut self) -> Option<Timeline> {
+        self.executor.timeline()
     }
 
     /// A new, empty sequence.

@@ -71,7 +71,7 @@ pub struct PageMove {
     pub device: u32,
     /// Its number there.
     pub host: u32,
-    /// Tokens that it holds, from 1 to [`PAGE_TOKENS`](crate::cache::PAGE_TOKENS). The places after them are not
+    /// Tokens that it holds, from 1 to [`PAGE_TOKENS`]. The places after them are not
     /// read on the way to the host, and become zeros either way.
     pub tokens: u32,
 }

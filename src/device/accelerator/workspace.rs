@@ -37,7 +37,7 @@ pub struct Workspace {
     pub argmax: DevPtr,
     /// Partial attention of the rows with [`Attend::From`](super::Attend::From), in order; NULL where none ever has.
     pub partial: PartialRows,
-    /// [`Accelerator::scratch_bytes`](super::Accelerator::scratch_bytes) of working memory, zeroed once.
+    /// [`Accelerator::scratch_bytes`] of working memory, zeroed once.
     pub scratch: DevPtr,
 }
 

@@ -123,6 +123,7 @@ impl RealMachine {
             memory,
             logits: Vec::new(),
             argmax: Vec::new(),
+            trace: None,
         })
     }
 }

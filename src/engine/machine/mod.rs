@@ -18,6 +18,7 @@
 //! | `host` | what an operation of the host's workers is for its sublayers |
 //! | `carry` | rows across the link, through pinned memory |
 //! | `run` | a step: lower, issue, collect logits |
+//! | `trace` | when operations ran, if somebody wants to know |
 
 mod build;
 mod carry;
@@ -26,13 +27,16 @@ mod device;
 mod host;
 mod run;
 mod sizes;
+mod trace;
 
 use self::carry::Areas;
 use self::device::DeviceHalf;
 use self::host::HostHalf;
+use self::trace::Trace;
 use super::executor::{Executor, Placement as Where, Want};
 use super::input::Input;
 use super::memory::Memory;
+use super::timeline::Timeline;
 use crate::Result;
 use crate::cache::{BlockTable, PageList};
 use crate::model::ModelSpec;
@@ -55,6 +59,7 @@ pub(super) struct RealMachine {
     memory: Memory,
     logits: Vec<f32>,
     argmax: Vec<u32>,
+    trace: Option<Trace>,
 }
 
 impl Executor for RealMachine {
@@ -72,6 +77,15 @@ impl Executor for RealMachine {
 
     fn argmax(&self) -> &[u32] {
         &self.argmax
+    }
+
+    fn trace(&mut self) -> Result<()> {
+        self.trace = Some(Trace::new());
+        Ok(())
+    }
+
+    fn timeline(&mut self) -> Option<Timeline> {
+        self.trace.as_ref().map(|t| t.timeline.clone())
     }
 
     fn placement(&self) -> Where {

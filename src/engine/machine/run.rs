@@ -114,11 +114,18 @@ impl RealMachine {
             return Ok(());
         }
         for step in steps(&pieces, self.device.limits.logit_rows) {
+            let runtime = self.device.runtime.clone();
+            if let Some(trace) = &mut self.trace {
+                trace.begin_step(&*runtime)?;
+            }
             let done = self.run_pieces(&step, want);
             // Nothing is in flight afterwards, whatever happened: pages may be given to others.
             let released = self.device.release_all();
-            let idle = self.device.runtime.synchronize_all();
+            let idle = runtime.synchronize_all();
             done.and(released).and(idle)?;
+            if let Some(trace) = &mut self.trace {
+                trace.end_step(&*runtime)?;
+            }
         }
         Ok(())
     }
@@ -261,6 +268,8 @@ impl RealMachine {
                 }
             }
         }
+        let runtime = self.device.runtime.clone();
+        let begun = self.trace.as_ref().map(|t| t.begin(op, &*runtime)).transpose()?;
         match (op.unit, op.kind) {
             (Unit::Host, _) => self.on_host(op, issue)?,
             (_, Kind::Stream { .. }) => self.device.fetch(op.layer.unwrap_or_default() as usize)?,
@@ -284,6 +293,9 @@ impl RealMachine {
                     n => self.device.fused(op, &ops[at + 1], (n > 2).then(|| &ops[at + 2]), step, epoch)?,
                 }
             }
+        }
+        if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
+            trace.end(op, begun, &*runtime)?;
         }
         let awaited = (at..at + n).any(|i| issue.awaited[i]);
         if awaited && op.unit != Unit::Host {
