@@ -94,7 +94,7 @@ impl Decision {
             (_, Some(k)) if k == self.placement.layers.len() + 2 => {
                 return match (&self.device, &self.gpu) {
                     (Some(device), Some((_, free))) if self.next.is_some() => format!(
-                        "{}: all on the cpu, nothing fits the {} of {device}",
+                        "{}: all on the cpu, not even the head fits the {} of {device}",
                         self.strategy,
                         megabytes(*free)
                     ),
@@ -294,7 +294,7 @@ mod tests {
                 "helm: embedding and blocks 0-2 on the cpu, block 3 and the head on emulated (61.2 of 64.0 MB)",
             ),
             (5, "helm: embedding and blocks 0-3 on the cpu, the head on emulated (61.2 of 64.0 MB)"),
-            (6, "helm: all on the cpu, nothing fits the 64.0 MB of emulated"),
+            (6, "helm: all on the cpu, not even the head fits the 64.0 MB of emulated"),
         ] {
             assert_eq!(line(k), want);
         }
