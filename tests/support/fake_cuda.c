@@ -201,6 +201,38 @@ Result cuMemHostGetDevicePointer_v2(uint64_t* out, void* at, unsigned flags) {
     return 0;
 }
 
+/* A copy from or to pageable memory cannot be captured. */
+static int pageable(const void* host, size_t n, Stream* s) {
+    if (!s->capturing || find((uint64_t)host, n)) return 0;
+    return s->invalidated = 1;
+}
+Result cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t n, Stream* s) {
+    ENQUEUE(s);
+    if (!find(to, n)) return INVALID_VALUE;
+    if (pageable(from, n, s)) return CAPTURE_UNSUPPORTED;
+    if (!s->capturing) memcpy((void*)to, from, n);
+    return work(s, to, n, (uint64_t)from, n);
+}
+Result cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, Stream* s) {
+    ENQUEUE(s);
+    if (!find(from, n)) return INVALID_VALUE;
+    if (pageable(to, n, s)) return CAPTURE_UNSUPPORTED;
+    if (!s->capturing) memcpy(to, (void*)from, n);
+    return work(s, from, n, (uint64_t)to, n);
+}
+Result cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, Stream* s) {
+    ENQUEUE(s);
+    if (!find(to, n) || !find(from, n)) return INVALID_VALUE;
+    if (!s->capturing) memmove((void*)to, (void*)from, n);
+    return work(s, to, n, from, n);
+}
+Result cuMemsetD8Async(uint64_t to, unsigned char v, size_t n, Stream* s) {
+    ENQUEUE(s);
+    if (!find(to, n)) return INVALID_VALUE;
+    if (!s->capturing) memset((void*)to, v, n);
+    return work(s, to, n, 0, 0);
+}
+
 /* Loading while this thread captures: the driver can be talked into it, and compiles in the middle of a step. */
 static void loads(void) {
     for (int i = 0; i < n_streams; i++)
