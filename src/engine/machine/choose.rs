@@ -59,7 +59,7 @@ impl Strategy {
     /// Refuses vectors that cannot run, before a model or a device is known.
     ///
     /// # Errors
-    /// [`Error::Usage`], as [`lower`] says it.
+    /// [`Error::Usage`], as [`lower()`] says it.
     pub fn check(self) -> Result<()> {
         let Strategy::Lia { prefill, decode, .. } = self else { return Ok(()) };
         let (prefill, decode) = vectors(prefill, decode);
