@@ -190,7 +190,7 @@ fn a_line_says_what_is_where_and_why() {
     }
     assert!(said(&[]).starts_with("tandem: gpu-only: all on emulated ("));
     let line = said(&["--gpu-memory", "100K"]);
-    assert!(line.starts_with("tandem: cpu-only: all on the cpu, nothing fits the"), "{line}");
+    assert!(line.starts_with("tandem: cpu-only: all on the cpu, not even the head fits the"), "{line}");
     let line = said(&["--pinned", "1"]);
     let want = "tandem: lia: block 0 pinned on emulated, blocks 1-3 by (0,0,0,0,0,0) for prompts and \
                 (1,1,1,1,1,1) in decode (1 is the cpu), embedding and head on emulated (";

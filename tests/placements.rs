@@ -149,6 +149,41 @@ fn placements_that_plans_use_give_the_models_logits() {
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 
+/// Families that norm what a sublayer adds (Gemma): every vector gives the model's logits, or is refused.
+#[test]
+fn vectors_that_part_a_norm_from_its_sublayer_are_refused() {
+    let m = load("synth:tiny-gemma3,dtype=q4_k,seed=7").unwrap();
+    let (n, vocab) = (m.spec.n_layers, m.spec.vocab);
+    let tokens = tokens(12, vocab);
+    let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
+    let (accel, bound) = (by_functions(), bound(&m.spec, true));
+    let (mut ran, mut refused) = (0, 0);
+    for weights in [Residence::Both, Residence::Streamed] {
+        for bits in 0..32 {
+            let bit = |i: u32| bits >> i & 1 == 1;
+            let policy = Policy::from_bits([bit(0), bit(1), bit(1), bit(2), bit(3), bit(4)]);
+            let layer = LayerPlacement { weights, prefill: policy, decode: policy, kv: Side::Host };
+            for head in [Side::Host, Side::Device] {
+                let mut placement = Placement::all(head, n, 0);
+                placement.layers = vec![layer; n];
+                match placed(&m, &options(12, 1), &accel, &placement) {
+                    Err(e) => {
+                        assert!(e.to_string().contains("norms what a sublayer adds"), "{e}");
+                        refused += 1;
+                    }
+                    Ok(mut e) => {
+                        let worst = worst(&feed(&mut e, &tokens, &[10, 1, 1]), &want, vocab);
+                        assert!(worst <= bound, "{weights:?} {:?} {head:?}: {worst:.2e}", policy.bits());
+                        ran += 1;
+                    }
+                }
+            }
+        }
+    }
+    println!("{ran} ran, {refused} were refused");
+    assert!(ran >= 40);
+}
+
 /// The real kernels, in host emulation and on a GPU if there is one.
 #[test]
 fn placements_on_kernels_give_the_models_logits() {

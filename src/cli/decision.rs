@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 use tandem::engine::{Choice, Memory};
-use tandem::host::cgroup::memory_available;
 use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
 
 use super::progress::{self, megabytes};
@@ -25,8 +24,8 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// All on the CPU; no accelerator was asked for, or there is none.
-    pub fn cpu(layers: usize, memory: Memory) -> Decision {
+    /// All on the CPU, with `available` bytes of memory before loading; no accelerator was asked for, or there is none.
+    pub fn cpu(layers: usize, memory: Memory, available: Option<u64>) -> Decision {
         Decision {
             strategy: "cpu-only",
             placement: Placement::all(Side::Host, layers, 0),
@@ -35,8 +34,7 @@ impl Decision {
             pinned: None,
             policies: None,
             gpu: None,
-            // As it was before it was taken.
-            host: Some((memory, memory_available().map(|left| left.saturating_add(memory.total())))),
+            host: Some((memory, available)),
             next: None,
             because: None,
         }
@@ -51,7 +49,7 @@ impl Decision {
             k: Some(0),
             gpu: Some((memory, free)),
             host: None,
-            ..Decision::cpu(layers, memory)
+            ..Decision::cpu(layers, memory, None)
         }
     }
 
@@ -94,7 +92,7 @@ impl Decision {
             (_, Some(k)) if k == self.placement.layers.len() + 2 => {
                 return match (&self.device, &self.gpu) {
                     (Some(device), Some((_, free))) if self.next.is_some() => format!(
-                        "{}: all on the cpu, nothing fits the {} of {device}",
+                        "{}: all on the cpu, not even the head fits the {} of {device}",
                         self.strategy,
                         megabytes(*free)
                     ),
@@ -294,7 +292,7 @@ mod tests {
                 "helm: embedding and blocks 0-2 on the cpu, block 3 and the head on emulated (61.2 of 64.0 MB)",
             ),
             (5, "helm: embedding and blocks 0-3 on the cpu, the head on emulated (61.2 of 64.0 MB)"),
-            (6, "helm: all on the cpu, nothing fits the 64.0 MB of emulated"),
+            (6, "helm: all on the cpu, not even the head fits the 64.0 MB of emulated"),
         ] {
             assert_eq!(line(k), want);
         }

@@ -9,6 +9,7 @@ use tandem::device::accelerator::{Accelerator, Half};
 use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{self, Engine, Options, Prepared, Sizes};
+use tandem::host::cgroup::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -137,9 +138,10 @@ impl Opened {
     fn on_cpu(&self, options: &Options) -> tandem::Result<(Engine, Decision)> {
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
         let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
+        let available = memory_available();
         let engine =
             with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))?;
-        let decision = Decision::cpu(layers, engine.memory());
+        let decision = Decision::cpu(layers, engine.memory(), available);
         Ok((engine, decision))
     }
 

@@ -19,7 +19,8 @@ use crate::engine::weights::{LayerImage, LayerStream, Upload};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{
-    Cargo, Group, Iteration, Kind, Kv, Phase, Placement, RequestId, Residence, Side, Wants, lower,
+    Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
+    Sublayer, Wants, lower,
 };
 use crate::{Error, Result};
 
@@ -48,12 +49,19 @@ impl RealMachine {
         }
         let sizes = Sizes::new(spec, weights, options, &*accel)?;
         let cargo = cargo(&placement)?;
+        // The side that adds a sublayer's output applies the norm to it; where the output crossed the link alone, the other
+        // side would have to. A streamed layer's norm is gone from the staging buffer when the next layer needs it, so
+        // that its output is added at once, to a residual stream that must be here.
+        let apart = |p: Policy| p.side(Sublayer::Up) == Side::Host && p.side(Sublayer::Down) == Side::Device;
+        let split =
+            |l: &LayerPlacement| l.weights == Residence::Streamed && (apart(l.prefill) || apart(l.decode));
         let normed_apart =
-            spec.post_norms && cargo.iter().any(|&(what, to)| what == What::Delta && to == Side::Host);
-        if normed_apart {
+            cargo.iter().any(|&(what, _)| what == What::Delta) || placement.layers.iter().any(split);
+        if spec.post_norms && normed_apart {
             return Err(Error::Unsupported(
                 "this model norms what a sublayer adds, which has to happen where the sublayer ran: choose a policy \
-                 whose residual stream crosses the link with it"
+                 whose residual stream crosses the link with it, and that has both matrices of a streamed feed-forward \
+                 on one side"
                     .into(),
             ));
         }

@@ -12,7 +12,7 @@
 //! | a file | what |
 //! |---|---|
 //! | [`sizes`] | the dry run: what any placement takes on each side |
-//! | [`choose`] | the placement that a strategy takes, by the dry run |
+//! | `choose` | the placement that a strategy takes, by the dry run |
 //! | `build` | allocates and loads a placement |
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
