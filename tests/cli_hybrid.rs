@@ -204,6 +204,46 @@ fn a_line_says_what_is_where_and_why() {
 }
 
 #[test]
+fn a_timeline_has_the_operations_of_both_sides() {
+    let folder = home();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (trace, drawing) = (file("t.json"), file("t.svg"));
+    let out = generate(&["--device", "emulated", "--boundary", "3", "--timeline", &trace]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    let events: Vec<Value> = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let complete: Vec<&Value> = events.iter().filter(|e| e["ph"] == "X").collect();
+    let count = |name: &str| complete.iter().filter(|e| e["name"] == name).count();
+    // The prompt's step, and one for each token but the last, which is not fed back.
+    let steps = complete.iter().map(|e| e["args"]["step"].as_u64().unwrap()).max().unwrap() as usize + 1;
+    assert!((2..=NEW).contains(&steps), "{steps}");
+    assert_eq!((count("embed"), count("carry"), count("head")), (steps, steps, steps));
+    assert_eq!((count("ffn_up"), count("ffn_down")), (4 * steps, 4 * steps));
+    // Everything that one lane does is in order, and hidden rows leave after the CPU's last block.
+    for tid in 0..4 {
+        let of = complete.iter().filter(|e| e["tid"] == tid);
+        let spans: Vec<(f64, f64)> =
+            of.map(|e| (e["ts"].as_f64().unwrap(), e["dur"].as_f64().unwrap())).collect();
+        assert!(spans.windows(2).all(|w| w[0].0 <= w[1].0 && w[0].1 >= 0.0), "lane {tid}: {spans:?}");
+    }
+    let out = generate(&["--device", "emulated", "--boundary", "3", "--timeline", &drawing]);
+    assert!(out.status.success(), "{}", stderr(&out));
+    let text = std::fs::read_to_string(&drawing).unwrap();
+    assert!(
+        text.starts_with("<svg") && text.contains(">host<") && text.contains("<title>ffn_up 3"),
+        "{text}"
+    );
+
+    assert_error(&generate(&["--timeline", "t.txt"]), 2, "ends in .json");
+    assert_error(&generate(&["--timeline", &trace]), 2, "two sides");
+    let nowhere = file("missing/t.json");
+    assert_error(
+        &generate(&["--device", "emulated", "--boundary", "3", "--timeline", &nowhere]),
+        1,
+        "missing",
+    );
+}
+
+#[test]
 fn bench_says_it_too() {
     let words = format!(
         "bench -m {MODEL} --device emulated --strategy helm --boundary 3 --prompt 8 --gen 2 --batch 1,3 --repeat 1 --json"

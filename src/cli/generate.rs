@@ -71,10 +71,14 @@ fn timeline_file(path: &str) -> Result<PathBuf, String> {
     }
 }
 
+fn folder_of(path: &std::path::Path) -> &std::path::Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."))
+}
+
 /// Writes the timeline of a run, whole or not at all.
 fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> anyhow::Result<()> {
     let timeline = engine.timeline().unwrap_or_default();
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let folder = folder_of(path);
     let write = || -> std::io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         let to = std::io::BufWriter::new(file.as_file_mut());
@@ -97,6 +101,10 @@ fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
 /// Generates.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let started = Instant::now();
+    // Before the work, not after it.
+    if let Some(path) = args.timeline.as_ref().filter(|path| !folder_of(path).is_dir()) {
+        return Err(Error::io(path, std::io::ErrorKind::NotFound.into()).into());
+    }
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;
     let sampling = args.sampling.resolve(&opened.model.sampling);
