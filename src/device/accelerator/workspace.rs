@@ -198,6 +198,7 @@ impl Workspace {
     /// Row `row` and those behind it, of the same step: what has a row for every row of the step moves on; logits,
     /// partial attention and scratch stay where they are, since a step has them once. For sub-batches, see
     /// [`SubBatches`].
+    #[cfg(any(test, tandem_kernels))] // the launchers of kernels are its users
     pub(crate) fn at_row(&self, shape: &Shape, row: usize) -> Workspace {
         let bytes = RowBytes::new(shape);
         let at = |p: DevPtr, row_bytes: usize| if p.is_null() { p } else { p.add(row * row_bytes) };
