@@ -162,7 +162,6 @@ fn cargo(placement: &Placement) -> Result<Vec<(What, Side)>> {
     Ok(found)
 }
 
-#[allow(clippy::too_many_lines)]
 fn load_device(
     spec: &ModelSpec,
     weights: &Weights,

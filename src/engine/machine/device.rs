@@ -134,7 +134,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Enqueues an operation of the compute lane; `steps` are the step's lists by way of attending.
+    /// Enqueues an operation of the compute lane; `step` has the lists for the way its layer is attended.
     pub fn compute(&mut self, op: &Op, step: &Step, epoch: u32) -> Result<()> {
         let (accel, shape, ws) = (self.accel.clone(), self.shape.clone(), self.ws);
         let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
