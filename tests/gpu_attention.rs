@@ -150,7 +150,8 @@ fn prefill_of_every_group_and_window() {
 fn partial_rows_are_not_normalised() {
     for rt in gpu::runtimes() {
         for hd in HEAD_DIMS {
-            let part = |first_pos, n_rows, from| Part { first_pos, n_rows, from, partial: true };
+            let part =
+                |first_pos, n_rows, from| Part { from, partial: true, ..Part::chunk(first_pos, n_rows) };
             let parts = [
                 part(600, 1, 0),
                 part(600, 1, 288),
@@ -159,10 +160,17 @@ fn partial_rows_are_not_normalised() {
                 part(0, 10, 0),
                 part(60, 10, 64), // some rows see nothing here
                 part(0, 77, 96),  // none does
+                // Only earlier tokens; in the last two, none.
+                Part { to: 320, ..part(600, 1, 0) },
+                Part { to: 64, ..part(90, 40, 0) },
+                Part { to: 0, ..part(90, 1, 0) },
+                Part { to: 0, ..part(64, 9, 0) },
                 Part::decode(30),
             ];
-            let world = World::new(shape(&rt, 4, 2, hd, Half::BF16), None, &parts, 1.0, 5);
-            run_and_check(&rt, &world, &format!("{hd}"));
+            for window in [None, Some(50)] {
+                let world = World::new(shape(&rt, 4, 2, hd, Half::BF16), window, &parts, 1.0, 5);
+                run_and_check(&rt, &world, &format!("{hd}, window {window:?}"));
+            }
         }
     }
 }
@@ -171,7 +179,7 @@ fn partial_rows_are_not_normalised() {
 #[test]
 fn nothing_seen_is_zero() {
     for rt in gpu::runtimes() {
-        let nothing = |n_rows| Part { first_pos: 40, n_rows, from: 64, partial: false };
+        let nothing = |n_rows| Part { from: 64, ..Part::chunk(40, n_rows) };
         let parts = [nothing(1), nothing(9), Part::decode(12)];
         let world = World::new(shape(&rt, 4, 2, 64, Half::F16), None, &parts, 1.0, 6);
         // The row between the first two parts becomes padding.
@@ -192,7 +200,8 @@ fn partials_merged_in_any_split_equal_the_whole() {
             [(Half::BF16, 64, 32), (Half::F16, 80, 256), (Half::BF16, 128, 544), (Half::F16, 64, 640)]
         {
             let shape = shape(&rt, 4, 2, hd, kv);
-            let part = |first_pos, n_rows, from| Part { first_pos, n_rows, from, partial: true };
+            let part =
+                |first_pos, n_rows, from| Part { from, partial: true, ..Part::chunk(first_pos, n_rows) };
             let parts = |from| [part(600, 1, from), part(580, 20, from), part(10, 1, from)];
             let kernel = PrefillKernel::best(&*rt, &shape);
             let world = World::new(shape, None, &parts(at), 1.0, 7).on(kernel);
@@ -357,9 +366,13 @@ fn what_kernels_do_not_cover_is_said() {
 
 fn any_part() -> impl Strategy<Value = Part> {
     let rows = prop_oneof![Just(1usize), 2..5usize, 5..90usize];
-    (0..400usize, rows, 0..12usize, any::<bool>()).prop_map(|(first_pos, n_rows, page, partial)| {
-        let from = if partial { page * PAGE } else { 0 };
-        Part { first_pos, n_rows, from, partial }
+    (0..400usize, rows, 0..12usize, 0..3usize).prop_map(|(first_pos, n_rows, page, which)| {
+        let whole = Part::chunk(first_pos, n_rows);
+        match which {
+            0 => whole,
+            1 => Part { from: page * PAGE, partial: true, ..whole },
+            _ => Part { to: page.min(first_pos / PAGE) * PAGE, partial: true, ..whole },
+        }
     })
 }
 
@@ -393,7 +406,7 @@ proptest! {
     ) {
         let (mut rows, mut row0) = (Vec::new(), 0);
         for &(first_pos, n_rows) in &lens {
-            rows.push(Rows { row0, n_rows, first_pos, from: 0, page: 0, partial: None });
+            rows.push(Rows { row0, n_rows, first_pos, from: 0, to: u32::MAX, page: 0, partial: None });
             row0 += n_rows;
         }
         let plan = Plan::new(&rows, row0..row0 + padding, window, queries);
@@ -441,7 +454,7 @@ fn spans_that_begin_at_any_page_fit_what_was_planned() {
         for from in [0u32, 32, 224, 8160, 16_352, 99_968] {
             let row = |row0: u32| {
                 let first_pos = from + tokens - 1;
-                Rows { row0, n_rows: 1, first_pos, from, page: 0, partial: Some(row0) }
+                Rows { row0, n_rows: 1, first_pos, from, to: u32::MAX, page: 0, partial: Some(row0) }
             };
             let rows: Vec<Rows> = (0..4).map(row).collect();
             let plan = Plan::new(&rows, 0..0, None, 64);

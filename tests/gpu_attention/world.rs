@@ -9,16 +9,18 @@ pub struct Part {
     pub n_rows: usize,
     /// Tokens before are elsewhere: their pages are not in the table.
     pub from: usize,
+    /// Those from here on are elsewhere too.
+    pub to: usize,
     pub partial: bool,
 }
 
 impl Part {
     /// The row at `pos` alone.
     pub fn decode(pos: usize) -> Part {
-        Part { first_pos: pos, n_rows: 1, from: 0, partial: false }
+        Part::chunk(pos, 1)
     }
     pub fn chunk(first_pos: usize, n_rows: usize) -> Part {
-        Part { first_pos, n_rows, from: 0, partial: false }
+        Part { first_pos, n_rows, from: 0, to: usize::MAX, partial: false }
     }
 }
 
@@ -134,10 +136,11 @@ impl World {
                 n_rows: p.n_rows as u32,
                 first_pos: p.first_pos as u32,
                 from: p.from as u32,
+                to: u32::try_from(p.to).unwrap_or(u32::MAX),
                 page: table.len() as u32,
                 partial: p.partial.then(|| self.partial_row(i) as u32),
             });
-            table.extend(self.pages[i].iter().skip(self.page_start(i)));
+            table.extend(self.pages[i].iter().take(p.to.div_ceil(PAGE)).skip(self.page_start(i)));
             table.push(u32::MAX);
         }
         (Plan::new(&rows, padding, self.window.map(|w| w as u32), self.kernel.queries()), table)
@@ -278,7 +281,7 @@ impl World {
                 let at = self.row0[i] + row;
                 written[at] = !p.partial;
                 for head in 0..heads {
-                    let want = self.oracle(i, row, head, p.from..usize::MAX);
+                    let want = self.oracle(i, row, head, p.from..p.to);
                     let name = format!("{what}: {p:?} row {row} head {head}");
                     if p.partial {
                         let r = (self.partial_row(i) + row) * heads + head;

@@ -69,3 +69,45 @@ fn rows_attended_elsewhere_are_published_and_collected() {
         assert_eq!(b.attn(0), other, "{name}: the other row's bits");
     });
 }
+
+/// The tokens before a boundary from a copy of their pages in a staging area, the rest from the layer's own: both parts made
+/// here, then merged.
+#[test]
+fn old_pages_in_a_staging_area_are_attended_here() {
+    each(|name, b| {
+        b.decode(Attend::Here, |_| ());
+        let (other, pages, q) = (b.attn(0), b.pages(), b.q(1));
+        let want = b.expected(&pages, &q);
+        let bytes = b.shape.page_bytes();
+        let staging = Buffer::new(&b.rt, PAGES * bytes).unwrap();
+        let far = b.subs[1].ws.partial;
+        for to in [0, 32, 64] {
+            // Whatever is not listed may be anything.
+            b.rt.fill(LANE, staging.ptr(), 0xff, staging.len()).unwrap();
+            let staged = [6u32, 1];
+            for (at, from) in staged.iter().zip(&A.0[..to / PAGE]) {
+                let page = b.download(b.kv.add(*from as usize * bytes), bytes);
+                b.rt.upload(LANE, staging.ptr().add(*at as usize * bytes), &page).unwrap();
+            }
+            b.decode(Attend::From { from: to }, |cx| {
+                // The other row is partial in neither step.
+                let old = StepSeq {
+                    pages: &staged[..to / PAGE],
+                    first_pos: A.1,
+                    row0: 1,
+                    n_rows: 1,
+                    attend: Attend::UpTo { to },
+                };
+                let seqs = [Bench::one(B, 0, Attend::Elsewhere), old];
+                let step = b.prepare(1, &b.desc(&seqs, &[17, 71])).unwrap();
+                let ws = Workspace { partial: far, ..*cx.ws };
+                let upto = Context { step: &step, ws: &ws, ..*cx };
+                b.accel.attend(&upto, &b.layer, staging.ptr(), upto.all()).unwrap();
+                b.accel.merge(cx, &far, cx.all()).unwrap();
+            });
+            b.assert_attention(&format!("{name}, up to {to}"), &b.attn(1), &want);
+            assert_eq!(b.attn(0), other, "{name}: the other row's bits");
+            assert!(b.pages() == pages, "{name}: the pages");
+        }
+    });
+}

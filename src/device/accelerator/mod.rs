@@ -141,7 +141,7 @@ pub trait Accelerator: Send + Sync {
     }
 
     /// attn = attention of those rows that are attended here, over their pages; `ws.partial` = that of rows with
-    /// [`Attend::From`]; attn of padding rows = 0. `rows` begin and end at [`StepDesc::cuts`], or are all.
+    /// [`Attend::From`] or [`Attend::UpTo`]; attn of padding rows = 0. `rows` begin and end at [`StepDesc::cuts`], or are all.
     fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()>;
 
     /// delta = W·attn + bias.
@@ -177,7 +177,8 @@ pub trait Accelerator: Send + Sync {
     fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
 
     /// attn of those rows with [`Attend::From`] = `ws.partial` merged with `other`, attended elsewhere over the
-    /// tokens before `from`. `other` begins with the first such row of the step, and may lie in mapped memory.
+    /// tokens before `from`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is what
+    /// a step of the same rows with [`Attend::UpTo`] left, in a workspace with another `partial`.
     fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
 
     /// Copies pages of one layer (`kv`) to `host`, device or mapped memory, in the host's page layout

@@ -79,6 +79,16 @@ impl StepRows {
                     rows.partial.extend(own.clone());
                     rows.published.extend(own);
                 }
+                Attend::UpTo { to } => {
+                    rows.partial.extend(own);
+                    if !to.is_multiple_of(PAGE_TOKENS) || to > s.first_pos {
+                        return Err(Error::usage(format!(
+                            "sequence {i} of a step is attended here up to token {to}: wanted the first of a page, at most \
+                             {}, its first row",
+                            s.first_pos
+                        )));
+                    }
+                }
                 Attend::Elsewhere => {
                     rows.elsewhere.extend(own.clone());
                     rows.published.extend(own);
@@ -93,7 +103,7 @@ impl StepRows {
                     s.first_pos
                 )));
             }
-            let pages = (s.first_pos + s.n_rows - from).div_ceil(PAGE_TOKENS);
+            let pages = (s.attend.end(s.first_pos + s.n_rows) - from).div_ceil(PAGE_TOKENS);
             within_limit("pages of a sequence", pages, limits.pages_per_sequence)?;
             if s.pages.len() < pages {
                 return Err(Error::usage(format!(
@@ -267,6 +277,8 @@ mod tests {
         // Only the pages that are here count.
         check(&[seq(0, 1, 96, Attend::From { from: 32 }, &[0; 3])], 1, &[], &[]).unwrap();
         check(&[seq(0, 1, 960, Attend::Elsewhere, &[])], 1, &[], &[]).unwrap();
+        check(&[seq(0, 1, 960, Attend::UpTo { to: 96 }, &[0; 3])], 1, &[], &[]).unwrap();
+        check(&[seq(0, 1, 960, Attend::UpTo { to: 0 }, &[])], 1, &[], &[]).unwrap();
     }
 
     #[test]
@@ -285,6 +297,9 @@ mod tests {
         usage(check(&[seq(0, 3, 40, Attend::Here, &[1])], 3, &[], &[]), "needs 2 pages");
         usage(check(&[seq(0, 1, 40, Attend::From { from: 8 }, &[1; 9])], 1, &[], &[]), "from token 8");
         usage(check(&[seq(0, 1, 40, Attend::From { from: 64 }, &[1; 9])], 1, &[], &[]), "from token 64");
+        usage(check(&[seq(0, 1, 40, Attend::UpTo { to: 8 }, &[1; 9])], 1, &[], &[]), "up to token 8");
+        usage(check(&[seq(0, 1, 40, Attend::UpTo { to: 64 }, &[1; 9])], 1, &[], &[]), "up to token 64");
+        usage(check(&[seq(0, 1, 70, Attend::UpTo { to: 64 }, &[1])], 1, &[], &[]), "needs 2 pages");
         usage(check(&[one(0), one(1)], 2, &[], &[0]), "cuts");
         usage(check(&[seq(0, 4, 0, Attend::Here, &[1])], 4, &[], &[2]), "cuts");
         usage(check(&[one(0), one(1), one(2)], 3, &[], &[2, 1]), "cuts");

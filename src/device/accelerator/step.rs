@@ -21,6 +21,15 @@ pub enum Attend {
         /// First token whose page is on the device.
         from: usize,
     },
+    /// Here over the tokens before `to` alone (a multiple of the page, at most the first row's position), whose pages
+    /// are listed: a staging area's, as a rule. The result is partial; keys and values of the rows themselves are
+    /// stored by another step of the same rows, with [`Attend::From`], and queries are what that one left. Its places in
+    /// [`PartialRows`](super::PartialRows) are this one's if the same rows are partial in both: `to` = 0 makes a row so
+    /// without a token.
+    UpTo {
+        /// First token that is not attended here.
+        to: usize,
+    },
     /// None of it: the rows are published, and their outputs collected.
     Elsewhere,
 }
@@ -30,8 +39,22 @@ impl Attend {
     pub fn first_token(self) -> usize {
         match self {
             Attend::From { from } => from,
-            Attend::Here | Attend::Elsewhere => 0,
+            Attend::Here | Attend::UpTo { .. } | Attend::Elsewhere => 0,
         }
+    }
+
+    /// The first token that no row attends here, of rows that end before position `end`.
+    pub fn end(self, end: usize) -> usize {
+        match self {
+            Attend::Here | Attend::From { .. } => end,
+            Attend::UpTo { to } => to,
+            Attend::Elsewhere => 0,
+        }
+    }
+
+    /// Whether the rows store their keys and values in the listed pages.
+    pub fn stores(self) -> bool {
+        matches!(self, Attend::Here | Attend::From { .. })
     }
 }
 
@@ -39,7 +62,7 @@ impl Attend {
 #[derive(Debug, Clone, Copy)]
 pub struct StepSeq<'a> {
     /// Its pages on the device: from that of token 0 on, or from that of [`Attend::From`]'s token, all tokens of this
-    /// step included. Not read with [`Attend::Elsewhere`].
+    /// step included; with [`Attend::UpTo`], those of the tokens before it. Not read with [`Attend::Elsewhere`].
     pub pages: &'a [u32],
     /// Position of the first row.
     pub first_pos: usize,

@@ -35,7 +35,8 @@ pub struct Workspace {
     pub logits: DevPtr,
     /// u32 `[logit_rows]`.
     pub argmax: DevPtr,
-    /// Partial attention of the rows with [`Attend::From`](super::Attend::From), in order; NULL where none ever has.
+    /// Partial attention of the rows with [`Attend::From`](super::Attend::From) or [`Attend::UpTo`](super::Attend::UpTo),
+    /// in order; NULL where none ever has.
     pub partial: PartialRows,
     /// [`Accelerator::scratch_bytes`] of working memory, zeroed once.
     pub scratch: DevPtr,

@@ -14,7 +14,7 @@ use crate::device::runtime::DevPtr;
 pub(super) enum Row {
     /// To a page of the device.
     Here { pos: usize, page: u32, token: usize },
-    /// To the mailbox.
+    /// To the mailbox, or another step's pages.
     Elsewhere { pos: usize },
 }
 
@@ -56,16 +56,14 @@ impl HostStep {
         for s in desc.seqs.iter().filter(|s| s.n_rows > 0) {
             let from = s.attend.first_token();
             rows.extend((s.first_pos..s.first_pos + s.n_rows).map(|pos| match s.attend {
-                Attend::Elsewhere => Row::Elsewhere { pos },
+                Attend::Elsewhere | Attend::UpTo { .. } => Row::Elsewhere { pos },
                 Attend::Here | Attend::From { .. } => {
                     let page = s.pages[(pos - from) / PAGE_TOKENS];
                     Row::Here { pos, page, token: pos % PAGE_TOKENS }
                 }
             }));
-            let pages = match s.attend {
-                Attend::Elsewhere => vec![],
-                _ => s.pages[..(s.first_pos + s.n_rows - from).div_ceil(PAGE_TOKENS)].to_vec(),
-            };
+            let end = s.attend.end(s.first_pos + s.n_rows);
+            let pages = s.pages[..end.saturating_sub(from).div_ceil(PAGE_TOKENS)].to_vec();
             seqs.push(Seq { row0: s.row0, n_rows: s.n_rows, attend: s.attend, pages });
         }
         Ok(HostStep { list: Span::new(memory, 4 * rows.len()), lists, rows, seqs, epoch: desc.epoch })

@@ -53,7 +53,11 @@ pub(super) fn attend(
                 continue;
             }
             let from = s.attend.first_token();
-            let sees = |row: usize| attention::seen(step.position(row), from, window);
+            let sees = |row: usize| {
+                let seen = attention::seen(step.position(row), from, window);
+                let end = s.attend.end(seen.end);
+                seen.start.min(end)..end
+            };
             let span = sees(s.row0).start..sees(s.row0 + s.n_rows - 1).end;
             let page_of = |i: usize| {
                 let slot = used.binary_search(&s.page(i)).expect("all pages read are listed");

@@ -194,9 +194,8 @@ pub(super) fn prepare(
     let layout = Layout::new(limits, n, rows.parts().count());
 
     // The page table ends where the counts begin; indices count from the beginning of its room.
-    let used = |s: &StepSeq<'_>| match s.attend {
-        Attend::Elsewhere => 0,
-        attend => (s.first_pos + s.n_rows - attend.first_token()).div_ceil(PAGE_TOKENS),
+    let used = |s: &StepSeq<'_>| {
+        s.attend.end(s.first_pos + s.n_rows).saturating_sub(s.attend.first_token()).div_ceil(PAGE_TOKENS)
     };
     let seqs = || desc.seqs.iter().filter(|s| s.n_rows > 0);
     let n_listed: usize = seqs().map(used).sum();
@@ -229,12 +228,18 @@ pub(super) fn prepare(
         }
         let (from, page_tokens) = (s.attend.first_token(), PAGE_TOKENS as u32);
         let slot = |pos: u32| s.pages[(pos as usize - from) / PAGE_TOKENS] * page_tokens + pos % page_tokens;
-        block.set(layout.array(Array::Slots) + 4 * s.row0, &positions.map(slot).collect::<Vec<_>>());
+        if s.attend.stores() {
+            block.set(layout.array(Array::Slots) + 4 * s.row0, &positions.map(slot).collect::<Vec<_>>());
+        }
         attended.push(Rows {
             row0: s.row0 as u32,
             n_rows: s.n_rows as u32,
             first_pos: s.first_pos as u32,
             from: from as u32,
+            to: match s.attend {
+                Attend::UpTo { to } => to as u32,
+                _ => u32::MAX,
+            },
             page: (first_page + page_table.len()) as u32,
             partial: rows.partial().binary_search(&(s.row0 as u32)).ok().map(|p| p as u32),
         });

@@ -26,6 +26,8 @@ pub struct Rows {
     pub first_pos: u32,
     /// First token attended here, a multiple of the page; 0 unless the tokens before are attended elsewhere.
     pub from: u32,
+    /// First token not attended here; `u32::MAX` unless those from there on are attended elsewhere.
+    pub to: u32,
     /// Index in the page table of the page that holds token `from`; the pages of later tokens follow.
     pub page: u32,
     /// The rows leave as partials, from this row of the partial output on.
@@ -93,7 +95,7 @@ impl Plan {
 
     fn decode_row(&mut self, rows: &Rows, i: u32, window: Option<u32>) {
         let pos = rows.first_pos + i;
-        let end = pos + 1;
+        let end = rows.to.min(pos + 1);
         let begin = first_seen(pos, rows.from, window).min(end);
         let split = split_tokens(end);
         let first = begin / split;
@@ -119,7 +121,7 @@ impl Plan {
         for at in (0..rows.n_rows).step_by(queries as usize) {
             let n_rows = queries.min(rows.n_rows - at);
             let first_pos = rows.first_pos + at;
-            let end = first_pos + n_rows;
+            let end = rows.to.min(first_pos + n_rows);
             self.prefill.push(PrefillItem {
                 row0: rows.row0 + at,
                 n_rows,
