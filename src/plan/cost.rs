@@ -93,6 +93,33 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// What one pass over keys and values reads and multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Scan {
+    /// Rows with queries.
+    pub rows: u64,
+    /// Tokens whose keys and values are read, over all sequences.
+    pub kv_tokens: u64,
+    /// Pairs of a row and a token that it sees.
+    pub pairs: u64,
+}
+
+impl Scan {
+    /// Of a batch in a layer with this window.
+    pub fn of(batch: &Batch<'_>, window: Option<u64>) -> Scan {
+        Scan { rows: batch.rows(), kv_tokens: batch.tokens_read(window), pairs: batch.pairs(window) }
+    }
+
+    /// Both.
+    pub fn plus(self, other: Scan) -> Scan {
+        Scan {
+            rows: self.rows + other.rows,
+            kv_tokens: self.kv_tokens + other.kv_tokens,
+            pairs: self.pairs + other.pairs,
+        }
+    }
+}
+
 /// Which way bytes cross the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -116,6 +143,16 @@ pub trait Costs {
             + self.sublayer(side, layer, Sublayer::Values, batch)
     }
 
+    /// The product of `rows` rows with the weights of a sublayer: scores and values have none, see
+    /// [`attend`](Costs::attend).
+    fn product(&self, side: Side, layer: usize, sublayer: Sublayer, rows: u64) -> f64 {
+        let groups = [Group::decode(rows, 0)];
+        self.sublayer(side, layer, sublayer, &Batch::decode(&groups))
+    }
+
+    /// Scores and values in one pass over `scan`, windows applied.
+    fn attend(&self, side: Side, layer: usize, scan: &Scan) -> f64;
+
     /// The last norm and the head for `rows` rows.
     fn head(&self, side: Side, rows: u64) -> f64;
 
@@ -128,7 +165,16 @@ pub trait Costs {
     /// Issuing one unit (embedding, block, head) on `side`: `n` of them take at least `n` times this, however small
     /// their work.
     fn issue(&self, side: Side) -> f64;
+
+    /// Least seconds of one operation of a program on `side`, however small its work: a block's share of
+    /// [`issue`](Costs::issue).
+    fn launch(&self, side: Side) -> f64 {
+        self.issue(side) / OPERATIONS_OF_A_BLOCK
+    }
 }
+
+/// Project, append, attend, out-projection and the two halves of the feed-forward.
+const OPERATIONS_OF_A_BLOCK: f64 = 6.0;
 
 #[cfg(test)]
 mod tests {

@@ -13,13 +13,15 @@ pub mod choose;
 pub mod cost;
 pub mod hardware;
 pub mod memory;
+pub mod operation;
 pub mod partition;
 pub mod price;
 pub mod roofline;
 pub mod sizes;
 pub mod sublayer;
 
-pub use cost::{Batch, Costs, Direction, Group};
+pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use hardware::Hardware;
+pub use operation::OpCosts;
 pub use roofline::Roofline;
 pub use sizes::Sizes;

@@ -8,7 +8,7 @@
 //! the share that stays, α = min(1, C_L3 / (W + W_kv)), is close to 0 for real models and blends the two rates
 //! ([`Roofline::blended_read`]).
 
-use super::cost::{Batch, Costs, Direction};
+use super::cost::{Batch, Costs, Direction, Scan};
 use super::hardware::{Gpu, Hardware, Link};
 use super::sizes::{ELEMENT, Sizes};
 use crate::program::{Side, Sublayer};
@@ -156,19 +156,23 @@ impl Costs for Roofline<'_> {
     }
 
     fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
-        let scores = self.work(side, layer, Sublayer::Scores, batch);
-        let values = self.work(side, layer, Sublayer::Values, batch);
-        if self.form == Form::Sum {
-            return [Sublayer::Scores, Sublayer::Values]
+        match self.form {
+            Form::Larger => self.attend(side, layer, &Scan::of(batch, self.sizes.blocks[layer].window)),
+            Form::Sum => [Sublayer::Scores, Sublayer::Values]
                 .map(|s| self.sublayer(side, layer, s, batch))
                 .iter()
-                .sum();
+                .sum(),
         }
+    }
+
+    fn attend(&self, side: Side, _: usize, scan: &Scan) -> f64 {
         let (p, memory) = self.rates(side);
-        let kv = scores.y + values.y;
+        let (q, heads) = (self.sizes.spec.q_dim() as u64, self.sizes.spec.n_heads as u64);
+        let kv = scan.kv_tokens * self.sizes.kv_token();
         let read = if side == Side::Host { self.blended_read(kv) } else { memory };
-        let flops = (scores.flops + values.flops) as f64;
-        self.combine(flops / p, scores.x as f64 / memory + kv as f64 / read)
+        let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
+        let x = scan.rows * q * ELEMENT + scores;
+        self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read)
     }
 
     fn head(&self, side: Side, rows: u64) -> f64 {

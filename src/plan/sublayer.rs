@@ -245,7 +245,7 @@ pub fn for_batch(
 mod tests {
     use super::*;
     use crate::model::synth;
-    use crate::plan::cost::Group;
+    use crate::plan::cost::{Group, Scan};
     use crate::plan::{Roofline, hardware};
 
     fn sizes(name: &str) -> Sizes {
@@ -285,6 +285,9 @@ mod tests {
             }
             fn sublayer(&self, _: Side, _: usize, _: Sublayer, _: &Batch<'_>) -> f64 {
                 1.0
+            }
+            fn attend(&self, _: Side, _: usize, _: &Scan) -> f64 {
+                2.0
             }
             fn head(&self, _: Side, _: u64) -> f64 {
                 0.0

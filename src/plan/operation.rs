@@ -1,0 +1,185 @@
+//! Seconds of a program's operations, so that the virtual machine runs any program over any [`Costs`].
+//!
+//! ```text
+//! operation            what it costs                                              lane
+//! embed, head          Costs::embed, Costs::head of its rows                      of its side
+//! project … ffn_down   Costs::product of its rows with the layer's weights        of its side
+//! attend               Costs::attend of (rows, tokens read, pairs)                of its side
+//! append, pick         Costs::copy of what it reads and writes                    of its side
+//! publish, collect     Costs::transfer of the mailbox's rows, f32                 gpu: its kernels read and write host memory
+//! merge                collect if the other part is the host's, and a copy        gpu
+//! carry                Costs::transfer of the rows as they cross                  h2d, d2h
+//! stream               Costs::transfer of the layer in the device's layout        h2d
+//! page in, page out    Costs::transfer of whole pages                             h2d, d2h
+//! ```
+//! An operation of a computing lane takes at least [`Costs::launch`]. A transfer has one latency, however many pages it
+//! moves: their copies are enqueued together.
+//!
+//! Widths are those of the engine's buffers: hidden rows, queries, keys and values cross as f32, attention outputs and
+//! activations of the feed-forward as 16 bits (`device::accelerator::RowBytes`; a test holds both against each other).
+
+use super::cost::{Costs, Direction, Scan};
+use super::sizes::Sizes;
+use crate::cache::PAGE_TOKENS;
+use crate::program::{Cargo, Group, Iteration, Kind, Kv, Op, Part, Side, Sublayer, Unit, Wants, virtual_machine};
+
+/// Bytes of an f32, and of a 16-bit float.
+const F32: u64 = 4;
+const HALF: u64 = 2;
+
+/// Prices operations: see the [module](self).
+#[derive(Clone, Copy)]
+pub struct OpCosts<'a> {
+    costs: &'a dyn Costs,
+    sizes: &'a Sizes,
+    iteration: Option<&'a Iteration>,
+}
+
+impl<'a> OpCosts<'a> {
+    /// Of a model of these sizes.
+    pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
+        OpCosts { costs, sizes, iteration: None }
+    }
+
+    /// The same for programs of `iteration`: attention windows are then applied to each group's own positions. Without,
+    /// the groups of an operation are taken to be alike. Layers without a window need no iteration.
+    pub fn of(self, iteration: &'a Iteration) -> OpCosts<'a> {
+        OpCosts { iteration: Some(iteration), ..self }
+    }
+
+    /// Bytes that an operation moves over the link: rows, weights, pages; 0 if it moves none.
+    pub fn link_bytes(&self, op: &Op) -> u64 {
+        let spec = &self.sizes.spec;
+        let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
+        let rows = op.work.rows;
+        match op.kind {
+            Kind::Carry { cargo, .. } => {
+                rows * match cargo {
+                    // What is pending is added before the rows leave.
+                    Cargo::Hidden { .. } | Cargo::Delta { .. } => F32 * d,
+                    Cargo::Qkv => F32 * (q + 2 * kv),
+                    Cargo::Attn => HALF * q,
+                    Cargo::Act => HALF * spec.d_ff as u64,
+                }
+            }
+            Kind::Publish { queries_only } => rows * F32 * if queries_only { q } else { q + 2 * kv },
+            Kind::Collect => rows * F32 * q,
+            Kind::Merge { mailbox: true } => rows * self.partial_row(),
+            Kind::Stream { .. } => {
+                op.layer.map_or(0, |l| self.sizes.blocks[l as usize].total().device)
+            }
+            Kind::PageOut { .. } | Kind::PageIn { .. } => {
+                op.work.pages * PAGE_TOKENS as u64 * self.sizes.kv_token()
+            }
+            _ => 0,
+        }
+    }
+
+    /// A row of partial attention: (m, s, o) of every head, f32.
+    fn partial_row(&self) -> u64 {
+        let spec = &self.sizes.spec;
+        F32 * (spec.q_dim() as u64 + 2 * spec.n_heads as u64)
+    }
+
+    /// What an attention reads and multiplies, its layer's window applied.
+    pub fn scan(&self, op: &Op) -> Scan {
+        let work = &op.work;
+        let whole = Scan { rows: work.rows, kv_tokens: work.kv_tokens, pairs: work.pairs };
+        let window = op.layer.and_then(|l| self.sizes.blocks[l as usize].window);
+        let (Some(window), Kind::Attend { part, .. }) = (window, op.kind) else { return whole };
+        match self.iteration {
+            Some(iteration) => {
+                let groups = &iteration.sub_batches[op.sub_batch as usize].groups;
+                let range = op.groups.start as usize..op.groups.end as usize;
+                let of = |g: &Group| windowed(g, part, op.wanted_only, window);
+                groups[range].iter().map(of).fold(Scan::default(), Scan::plus)
+            }
+            None => {
+                // Of alike groups: a row sees at most the window, its sequence's rows together at most their number more.
+                let sequences = u64::from(op.groups.end - op.groups.start).max(1);
+                let reach = window.saturating_sub(1) * sequences + work.rows;
+                Scan { kv_tokens: whole.kv_tokens.min(reach), pairs: whole.pairs.min(work.rows * window), ..whole }
+            }
+        }
+    }
+
+    fn compute(&self, op: &Op, side: Side) -> f64 {
+        let (costs, rows) = (self.costs, op.work.rows);
+        let spec = &self.sizes.spec;
+        let product = |sublayer| {
+            let layer = op.layer.expect("a product belongs to a layer") as usize;
+            costs.product(side, layer, sublayer, rows)
+        };
+        // A copy reads and writes as many bytes: half of both together.
+        let moved = |read: u64, written: u64| costs.copy(side, (read + written).div_ceil(2));
+        match op.kind {
+            Kind::Embed => costs.embed(side, rows),
+            Kind::Project { .. } => product(Sublayer::Qkv),
+            Kind::Append { .. } => {
+                let elements = rows * 2 * spec.kv_dim() as u64;
+                moved(F32 * elements, HALF * elements)
+            }
+            Kind::Publish { .. } => costs.transfer(Direction::ToHost, self.link_bytes(op)),
+            Kind::Attend { .. } => {
+                let layer = op.layer.expect("attention belongs to a layer") as usize;
+                costs.attend(side, layer, &self.scan(op))
+            }
+            Kind::Collect => costs.transfer(Direction::ToDevice, self.link_bytes(op)),
+            Kind::Merge { .. } => {
+                let far = costs.transfer(Direction::ToDevice, self.link_bytes(op));
+                far + moved(2 * rows * self.partial_row(), rows * HALF * spec.q_dim() as u64)
+            }
+            Kind::OutProj => product(Sublayer::Out),
+            Kind::FfnUp { .. } => product(Sublayer::Up),
+            Kind::FfnDown => product(Sublayer::Down),
+            Kind::Head { .. } => costs.head(side, rows),
+            Kind::Pick => moved(rows * F32 * spec.vocab as u64, rows * F32),
+            Kind::Carry { .. } | Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => 0.0,
+        }
+    }
+}
+
+impl virtual_machine::Costs for OpCosts<'_> {
+    fn seconds(&self, op: &Op) -> f64 {
+        match op.unit {
+            Unit::Gpu => self.compute(op, Side::Device).max(self.costs.launch(Side::Device)),
+            Unit::Host => self.compute(op, Side::Host).max(self.costs.launch(Side::Host)),
+            Unit::H2d => self.costs.transfer(Direction::ToDevice, self.link_bytes(op)),
+            Unit::D2h => self.costs.transfer(Direction::ToHost, self.link_bytes(op)),
+        }
+    }
+}
+
+/// What a group's rows attend of one part, in a layer with this window.
+fn windowed(g: &Group, part: Part, wanted_only: bool, window: u64) -> Scan {
+    let end = u64::from(g.end());
+    // The rows are the last ones: all, the last, or none.
+    let rows = match (wanted_only, g.wants) {
+        (true, Wants::Nothing) => 0,
+        (true, Wants::Last) => 1,
+        _ => u64::from(g.tokens),
+    };
+    let boundary = match g.kv {
+        Kv::Split { boundary, .. } => u64::from(boundary),
+        _ => 0,
+    };
+    let parted = match part {
+        Part::Whole => 0..end,
+        Part::FromBoundary => boundary..end,
+        Part::UpToBoundary => 0..boundary,
+    };
+    let mut scan = Scan { rows, ..Scan::default() };
+    for row in end - rows..end {
+        // Row r sees (r − window, r].
+        let seen = (row + 1).saturating_sub(window).max(parted.start)..(row + 1).min(parted.end);
+        scan.pairs += seen.end.saturating_sub(seen.start);
+    }
+    if rows > 0 {
+        let first = (end - rows + 1).saturating_sub(window).max(parted.start);
+        scan.kv_tokens = parted.end.saturating_sub(first);
+    }
+    scan
+}
+
+#[cfg(test)]
+mod tests;
