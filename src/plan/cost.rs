@@ -110,6 +110,11 @@ impl Scan {
         Scan { rows: batch.rows(), kv_tokens: batch.tokens_read(window), pairs: batch.pairs(window) }
     }
 
+    /// Of `n` sequences like it.
+    pub fn times(self, n: u64) -> Scan {
+        Scan { rows: n * self.rows, kv_tokens: n * self.kv_tokens, pairs: n * self.pairs }
+    }
+
     /// Both.
     pub fn plus(self, other: Scan) -> Scan {
         Scan {

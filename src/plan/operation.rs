@@ -21,7 +21,9 @@
 use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
-use crate::program::{Cargo, Group, Iteration, Kind, Kv, Op, Part, Side, Sublayer, Unit, Wants, virtual_machine};
+use crate::program::{
+    Cargo, Group, Iteration, Kind, Kv, Op, Part, Side, Sublayer, Unit, Wants, virtual_machine,
+};
 
 /// Bytes of an f32, and of a 16-bit float.
 const F32: u64 = 4;
@@ -33,12 +35,13 @@ pub struct OpCosts<'a> {
     costs: &'a dyn Costs,
     sizes: &'a Sizes,
     iteration: Option<&'a Iteration>,
+    sequences: u64,
 }
 
 impl<'a> OpCosts<'a> {
     /// Of a model of these sizes.
     pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
-        OpCosts { costs, sizes, iteration: None }
+        OpCosts { costs, sizes, iteration: None, sequences: 1 }
     }
 
     /// The same for programs of `iteration`: attention windows are then applied to each group's own positions. Without,
@@ -47,11 +50,20 @@ impl<'a> OpCosts<'a> {
         OpCosts { iteration: Some(iteration), ..self }
     }
 
+    /// The same for programs whose every group stands for `sequences` that are alike: a planner need not lower thousands.
+    pub fn times(self, sequences: u64) -> OpCosts<'a> {
+        OpCosts { sequences, ..self }
+    }
+
+    fn rows(&self, op: &Op) -> u64 {
+        op.work.rows * self.sequences
+    }
+
     /// Bytes that an operation moves over the link: rows, weights, pages; 0 if it moves none.
     pub fn link_bytes(&self, op: &Op) -> u64 {
         let spec = &self.sizes.spec;
         let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
-        let rows = op.work.rows;
+        let rows = self.rows(op);
         match op.kind {
             Kind::Carry { cargo, .. } => {
                 rows * match cargo {
@@ -65,11 +77,9 @@ impl<'a> OpCosts<'a> {
             Kind::Publish { queries_only } => rows * F32 * if queries_only { q } else { q + 2 * kv },
             Kind::Collect => rows * F32 * q,
             Kind::Merge { mailbox: true } => rows * self.partial_row(),
-            Kind::Stream { .. } => {
-                op.layer.map_or(0, |l| self.sizes.blocks[l as usize].total().device)
-            }
+            Kind::Stream { .. } => op.layer.map_or(0, |l| self.sizes.blocks[l as usize].total().device),
             Kind::PageOut { .. } | Kind::PageIn { .. } => {
-                op.work.pages * PAGE_TOKENS as u64 * self.sizes.kv_token()
+                self.sequences * op.work.pages * PAGE_TOKENS as u64 * self.sizes.kv_token()
             }
             _ => 0,
         }
@@ -83,6 +93,10 @@ impl<'a> OpCosts<'a> {
 
     /// What an attention reads and multiplies, its layer's window applied.
     pub fn scan(&self, op: &Op) -> Scan {
+        self.one(op).times(self.sequences)
+    }
+
+    fn one(&self, op: &Op) -> Scan {
         let work = &op.work;
         let whole = Scan { rows: work.rows, kv_tokens: work.kv_tokens, pairs: work.pairs };
         let window = op.layer.and_then(|l| self.sizes.blocks[l as usize].window);
@@ -98,13 +112,17 @@ impl<'a> OpCosts<'a> {
                 // Of alike groups: a row sees at most the window, its sequence's rows together at most their number more.
                 let sequences = u64::from(op.groups.end - op.groups.start).max(1);
                 let reach = window.saturating_sub(1) * sequences + work.rows;
-                Scan { kv_tokens: whole.kv_tokens.min(reach), pairs: whole.pairs.min(work.rows * window), ..whole }
+                Scan {
+                    kv_tokens: whole.kv_tokens.min(reach),
+                    pairs: whole.pairs.min(work.rows * window),
+                    ..whole
+                }
             }
         }
     }
 
     fn compute(&self, op: &Op, side: Side) -> f64 {
-        let (costs, rows) = (self.costs, op.work.rows);
+        let (costs, rows) = (self.costs, self.rows(op));
         let spec = &self.sizes.spec;
         let product = |sublayer| {
             let layer = op.layer.expect("a product belongs to a layer") as usize;

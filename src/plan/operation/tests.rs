@@ -174,13 +174,14 @@ fn seconds(h: &Hardware, s: &Sizes, placement: &Placement, iteration: &Iteration
 #[test]
 fn a_decode_program_is_the_closed_form() {
     let h = hardware::named("rtx4060-laptop").unwrap();
-    for name in ["qwen3-8b", "opt-6.7b", "gemma3-1b", "tiny-llama"] {
+    for name in ["qwen3-8b", "opt-6.7b", "gemma-3-1b", "tiny-llama"] {
         let s = sizes(name);
         let layers = s.layers();
         for side in [Side::Host, Side::Device] {
             for (batch, past) in [(1u32, 127u32), (8, 511)] {
                 let placement = Placement::all(side, layers, 1000);
-                let work = Workload { prompt: past.into(), gen_len: 1, batch: batch.into(), chunk: past.into() };
+                let work =
+                    Workload { prompt: past.into(), gen_len: 1, batch: batch.into(), chunk: past.into() };
                 let closed = price(&Roofline::new(&h, &s), &s, &placement, &work).step;
                 let program = seconds(&h, &s, &placement, &decode(batch, past));
                 let off = (program - closed) / closed;
@@ -202,8 +203,12 @@ fn windows_clip_what_attention_sees() {
     let layers = s.layers();
     let program = lower(&Placement::all(Side::Device, layers, 100), &iteration).unwrap();
     let costs = OpCosts::new(&Round, &s).of(&iteration);
-    let alike = [(3 * window, 5), (0, 2 * window)]
-        .map(|(past, rows)| Alike { sequences: 1, rows, past, causal: true });
+    let alike = [(3 * window, 5), (0, 2 * window)].map(|(past, rows)| Alike {
+        sequences: 1,
+        rows,
+        past,
+        causal: true,
+    });
     let want = Scan::of(&Batch::prefill(&alike), Some(window));
     let attends = |p: &Program| -> Vec<Op> {
         p.ops.iter().filter(|op| matches!(op.kind, Kind::Attend { .. })).cloned().collect()
@@ -234,8 +239,7 @@ fn windows_clip_what_attention_sees() {
 fn streams_run_under_compute() {
     let (s, h) = (sizes("qwen3-8b"), hardware::named("rtx4060-laptop").unwrap());
     let gpu = Policy::all(Side::Device);
-    let layer =
-        LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode: gpu, kv: Side::Device };
+    let layer = LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode: gpu, kv: Side::Device };
     let mut placement = Placement::all(Side::Device, 36, 100);
     placement.layers = vec![layer; 36];
     let iteration = decode(1, 100);
@@ -243,7 +247,7 @@ fn streams_run_under_compute() {
     let costs = OpCosts::new(&roofline, &s).of(&iteration);
     let timeline = run(&lower(&placement, &iteration).unwrap(), &costs);
     let (copies, compute) = (timeline.busy(Unit::H2d), timeline.busy(Unit::Gpu));
-    assert!(copies > 36.0 * 386e6 / 16e9 && compute < 0.1 * copies, "{copies} {compute}");
+    assert!(copies > 36.0 * 385e6 / 16e9 && compute < 0.1 * copies, "{copies} {compute}");
     let exposed = timeline.seconds() - copies;
     assert!(exposed > 0.0 && exposed < 0.1 * compute, "{exposed} of {compute}");
 }
