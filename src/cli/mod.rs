@@ -16,6 +16,7 @@ mod open;
 mod output;
 mod perplexity;
 mod plan;
+mod profile;
 mod progress;
 mod prompt;
 mod pull;
@@ -55,6 +56,8 @@ enum Command {
     Pull(pull::Args),
     /// Predict how a model would run on a machine, and compare the ways to run it.
     Plan(plan::Args),
+    /// Measure what this machine can do, and keep it.
+    Profile(profile::Args),
     /// Measure prefill and decode speed.
     Bench(bench::Args),
     /// What this machine can do, what it cannot, and why.
@@ -102,6 +105,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         }
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {
             args.engine.check()?;

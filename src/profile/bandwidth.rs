@@ -5,30 +5,50 @@ use std::time::Instant;
 
 use crate::host::Pool;
 
-/// Bytes per second at which all threads of `pool` together read `bytes` of memory (several streams per
-/// thread, one pass, best of `repeat`). Take at least four times the last-level cache, or the cache is
-/// what is measured.
-pub fn read_bandwidth(pool: &Pool, bytes: usize, repeat: usize) -> f64 {
-    let words = bytes / 8 / 4096 * 4096;
-    let mut map = memmap2::MmapMut::map_anon((words * 8).max(4096)).expect("memory for the bandwidth probe");
-    #[cfg(target_os = "linux")]
-    let _ = map.advise(memmap2::Advice::HugePage);
-    // Every page is written once, or all would be the same zero page.
-    map.chunks_exact_mut(4096).for_each(|p| p[0] = 1);
-    let data = &map[..];
-    const CHUNK: usize = 1 << 20;
-    let chunks = data.len() / CHUNK;
-    let mut best = 0f64;
-    for _ in 0..repeat.max(1) {
-        let start = Instant::now();
-        pool.run(chunks.max(1), &|c, _| {
-            black_box(sum(&data[(c * CHUNK).min(data.len())..((c + 1) * CHUNK).min(data.len())]));
-        });
-        best = best.max(data.len() as f64 / start.elapsed().as_secs_f64());
-    }
-    best
+/// A buffer to be read. Take at least four times the last-level cache, or the cache is what is measured.
+pub struct ReadProbe {
+    map: memmap2::MmapMut,
 }
 
+impl ReadProbe {
+    /// `bytes` of memory, every page of it written once: otherwise all would be the same zero page.
+    ///
+    /// # Panics
+    /// If the system refuses that much memory.
+    pub fn new(bytes: usize) -> ReadProbe {
+        let words = bytes / 8 / 4096 * 4096;
+        let mut map =
+            memmap2::MmapMut::map_anon((words * 8).max(4096)).expect("memory for the bandwidth probe");
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        map.chunks_exact_mut(4096).for_each(|p| p[0] = 1);
+        ReadProbe { map }
+    }
+
+    /// Bytes that a pass reads.
+    pub fn bytes(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Reads everything once, with all threads of `pool` and several streams each. Returns the seconds.
+    pub fn pass(&self, pool: &Pool) -> f64 {
+        let data = &self.map[..];
+        const CHUNK: usize = 1 << 20;
+        let start = Instant::now();
+        pool.run((data.len() / CHUNK).max(1), &|c, _| {
+            black_box(sum(&data[(c * CHUNK).min(data.len())..((c + 1) * CHUNK).min(data.len())]));
+        });
+        start.elapsed().as_secs_f64()
+    }
+}
+
+/// Bytes per second at which all threads of `pool` together read `bytes` of memory (several streams per
+/// thread, one pass, best of `repeat`). See [`ReadProbe`] for how many bytes to take.
+pub fn read_bandwidth(pool: &Pool, bytes: usize, repeat: usize) -> f64 {
+    let probe = ReadProbe::new(bytes);
+    let best = (0..repeat.max(1)).map(|_| probe.pass(pool)).fold(f64::INFINITY, f64::min);
+    probe.bytes() as f64 / best
+}
 /// Reads everything, four streams at a time.
 fn sum(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]

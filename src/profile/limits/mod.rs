@@ -1,0 +1,114 @@
+//! Limits of the machine: what no kernel exceeds, measured.
+//!
+//! | a file | what |
+//! |---|---|
+//! | `host` | read bandwidth by threads, arithmetic and matrix rates by tier, cache, memory |
+//! | `device` | copy bandwidth in the device's memory, matrix rate, launches and hand-overs |
+//! | `link` | bandwidth and latency each way: pinned, pageable, and while the CPU reads memory |
+
+mod device;
+mod host;
+mod link;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::device::DeviceLimits;
+pub use self::host::{Bandwidth, CpuLimits, Rate, last_level_cache};
+pub use self::link::LinkLimits;
+use super::sample::Effort;
+use crate::device::accelerator::Accelerator;
+use crate::host::Pool;
+use crate::plan::Hardware;
+use crate::plan::hardware::{Cpu, Efficiency, Gpu, Link};
+use crate::{Error, Result};
+
+/// See the [module](self). All figures are SI units.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// The CPU and its memory.
+    pub cpu: CpuLimits,
+    /// A device and the link to it.
+    pub device: Option<DeviceLimits>,
+}
+
+/// Steps of [`Limits::measure`], for a progress bar.
+pub const STEPS: u64 = 5;
+
+impl Limits {
+    /// Measures the CPU with all threads of `pool`, and `accelerator`, if there is one. `progress` is called after each
+    /// of [`STEPS`] steps.
+    ///
+    /// # Errors
+    /// The system does not say how much memory there is; a device that failed.
+    pub fn measure(
+        pool: &Pool,
+        accelerator: Option<&Arc<dyn Accelerator>>,
+        effort: Effort,
+        progress: &dyn Fn(),
+    ) -> Result<Limits> {
+        let cpu = CpuLimits::measure(pool, effort, progress)?;
+        let device = accelerator.map(|a| DeviceLimits::measure(a, pool, effort, progress)).transpose()?;
+        Ok(Limits { cpu, device })
+    }
+
+    /// As planners read them, under this name. The rates are those that kernels reach, so all efficiencies are 1.
+    pub fn hardware(&self, name: &str) -> Hardware {
+        let cpu = Cpu {
+            cores: self.cpu.threads,
+            dram_bytes: self.cpu.memory_bytes as f64,
+            read_bw: self.cpu.read_bw(),
+            flops_bf16: self.cpu.matrix_flops(),
+            llc_bytes: self.cpu.llc_bytes as f64,
+        };
+        let accelerator = self.device.as_ref().map(|d| {
+            let gpu = Gpu { mem_bytes: d.memory_bytes as f64, bw: d.copy_bw, flops_bf16: d.matrix_flops };
+            let link = Link {
+                h2d_bw: d.to_device.pinned_bw,
+                d2h_bw: d.to_host.pinned_bw,
+                latency_s: d.to_device.latency_s.max(d.to_host.latency_s),
+            };
+            (gpu, link)
+        });
+        let gpu_issue_s = self.device.as_ref().map_or(0.0, |d| d.launch_s);
+        let efficiency = Efficiency { gpu_issue_s, ..Efficiency::default() };
+        Hardware { name: name.to_owned(), cpu, accelerator, efficiency }
+    }
+
+    /// Refuses figures that no machine has.
+    ///
+    /// # Errors
+    /// [`Error::Format`] with the field of `file`.
+    pub(super) fn check(&self, file: &str) -> Result<()> {
+        let mut figures = vec![
+            ("cpu.threads", f64::from(self.cpu.threads), 4096.0),
+            ("cpu.memory_bytes", self.cpu.memory_bytes as f64, 1e16),
+            ("cpu.llc_bytes", self.cpu.llc_bytes as f64, 1e16),
+            ("cpu.read_bw", self.cpu.read_bw(), 1e16),
+            ("cpu.matrix", self.cpu.matrix_flops(), 1e19),
+        ];
+        if let Some(d) = &self.device {
+            figures.extend([
+                ("device.memory_bytes", d.memory_bytes as f64, 1e16),
+                ("device.copy_bw", d.copy_bw, 1e16),
+                ("device.matrix_flops", d.matrix_flops, 1e19),
+                ("device.launch_s", d.launch_s, 10.0),
+                ("device.round_trip_s", d.round_trip_s, 10.0),
+                ("device.to_device.pinned_bw", d.to_device.pinned_bw, 1e16),
+                ("device.to_device.latency_s", d.to_device.latency_s, 10.0),
+                ("device.to_host.pinned_bw", d.to_host.pinned_bw, 1e16),
+                ("device.to_host.latency_s", d.to_host.latency_s, 10.0),
+            ]);
+        }
+        // NaN is in no range.
+        match figures.into_iter().find(|&(_, x, most)| !(x > 0.0 && x <= most)) {
+            None => Ok(()),
+            Some((field, x, most)) => Err(Error::format(
+                format!("{file}: limits.{field}"),
+                format!("{x}, wanted more than 0 and at most {most:e}"),
+            )),
+        }
+    }
+}
