@@ -231,7 +231,15 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
             continue;
         }
         let o = Operands::new(bench, &c)?;
-        let rows = Rows { row0: 0, n_rows: c.rows as u32, first_pos: 0, from: 0, to: u32::MAX, page: 0, partial: None };
+        let rows = Rows {
+            row0: 0,
+            n_rows: c.rows as u32,
+            first_pos: 0,
+            from: 0,
+            to: u32::MAX,
+            page: 0,
+            partial: None,
+        };
         let plan = Plan::new(&[rows], 0..0, None, best.queries());
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         let items = upload(prefill_item_bytes(&plan.prefill))?;
