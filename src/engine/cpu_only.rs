@@ -3,6 +3,7 @@
 use super::executor::{Executor, Placement, Want};
 use super::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use super::input::{Input, wanted_rows};
+use super::iterate::Sharing;
 use super::memory::{Memory, check_beyond, geometry};
 use super::prepare::Prepared;
 use super::sequences::Options;
@@ -109,7 +110,13 @@ impl Executor for CpuOnly {
         &mut self.cache
     }
 
-    fn run(&mut self, inputs: &[Input<'_>], tables: &[&BlockTable], want: Want) -> Result<()> {
+    fn run(
+        &mut self,
+        inputs: &[Input<'_>],
+        tables: &[&BlockTable],
+        want: Want,
+        _: Sharing<'_>,
+    ) -> Result<()> {
         self.forward(inputs, tables)?;
         if want == Want::Argmax {
             self.argmax.clear();

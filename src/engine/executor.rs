@@ -1,6 +1,7 @@
 //! How a plan is run: what the engine asks of whatever computes its steps.
 
 use super::input::Input;
+use super::iterate::Sharing;
 use super::memory::Memory;
 use super::timeline::Timeline;
 use crate::Result;
@@ -30,7 +31,13 @@ pub(super) trait Executor: Send {
     ///
     /// # Errors
     /// The device failed. Then nothing that the tables count is lost.
-    fn run(&mut self, inputs: &[Input<'_>], tables: &[&BlockTable], want: Want) -> Result<()>;
+    fn run(
+        &mut self,
+        inputs: &[Input<'_>],
+        tables: &[&BlockTable],
+        want: Want,
+        sharing: Sharing<'_>,
+    ) -> Result<()>;
 
     /// The logits of the last run, `[rows that wanted them][V]`.
     fn logits(&self) -> &[f32];

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::executor::{Executor, Placement, Want};
 use super::input::{Input, wanted_rows};
+use super::iterate::Sharing;
 use super::memory::{Memory, geometry};
 use super::sequences::Options;
 use super::weights::{self, DeviceWeights};
@@ -225,7 +226,13 @@ impl Executor for GpuOnly {
         &mut self.pages
     }
 
-    fn run(&mut self, inputs: &[Input<'_>], tables: &[&BlockTable], want: Want) -> Result<()> {
+    fn run(
+        &mut self,
+        inputs: &[Input<'_>],
+        tables: &[&BlockTable],
+        want: Want,
+        _: Sharing<'_>,
+    ) -> Result<()> {
         self.logits.clear();
         self.argmax.clear();
         let tokens: Vec<u32> = inputs.iter().flat_map(|i| i.tokens).copied().collect();

@@ -36,11 +36,11 @@ impl Memory {
         let pages = KvGeometry::pages_for(options.context).saturating_mul(options.sequences);
         let (rows, logits) = (options.rows(), options.logit_rows());
         let plans = attention_bytes(spec, options, rows, threads)?;
-        let activations = HostWorkspace::bytes(spec, rows, logits)
+        let sub_batch = HostWorkspace::bytes(spec, rows, logits)
             + inputs_bytes(spec, weights, options, rows, logits, threads)
             + HostStep::bytes(rows, pages)
-            + Host::rope_bytes(spec, options.context)
             + plans;
+        let activations = options.sub_batches * sub_batch + Host::rope_bytes(spec, options.context);
         Ok(Memory {
             weights: Prepared::bytes(spec, weights, options.isa, &Units::all(spec))?,
             kv: (pages as u64).saturating_mul(kv.bytes_per_page() as u64),

@@ -12,6 +12,7 @@ mod executor;
 mod gpu_only;
 pub mod host;
 mod input;
+mod iterate;
 mod machine;
 mod memory;
 mod prepare;

@@ -6,12 +6,14 @@ use super::cpu_only::CpuOnly;
 use super::executor::{Executor, Placement, Want};
 use super::gpu_only::GpuOnly;
 use super::input::{Input, Logits};
+use super::iterate::Sharing;
 use super::machine::RealMachine;
 use super::memory::Memory;
 use super::timeline::Timeline;
 use crate::cache::{BlockTable, KvDType, KvGeometry};
 use crate::device::accelerator::Accelerator;
 use crate::model::{ModelSpec, Weights};
+use crate::program::Flow;
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
 use crate::{Error, Result};
@@ -39,6 +41,8 @@ pub struct Options {
     pub chunk: usize,
     /// Rows of a step whose logits are held: one per sequence, unless a step wants those of more.
     pub logits: usize,
+    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`]): each has activations of its own.
+    pub sub_batches: usize,
 }
 
 impl Options {
@@ -53,6 +57,7 @@ impl Options {
             sequences: 1,
             chunk: DEFAULT_CHUNK,
             logits: 1,
+            sub_batches: 1,
         }
     }
 }
@@ -75,6 +80,9 @@ impl Options {
                 "the context, the chunk and the number of sequences must be at least 1",
             ));
         }
+        if self.sub_batches == 0 || self.sub_batches > usize::from(u8::MAX) {
+            return Err(Error::usage(format!("{} sub-batches; 1 to {} can be", self.sub_batches, u8::MAX)));
+        }
         if self.context > spec.max_context {
             return Err(Error::usage(format!(
                 "a context of {} tokens, but the model was made for at most {}",
@@ -93,6 +101,18 @@ impl Options {
 /// A sequence of an [`Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeqId(usize);
+
+impl SeqId {
+    /// Its place among the engine's sequences.
+    pub(super) fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(slot: usize) -> SeqId {
+        SeqId(slot)
+    }
+}
 
 /// A model with the sequences in flight, and what computes their steps.
 pub struct Engine {
@@ -247,7 +267,21 @@ impl Engine {
     /// A token outside the vocabulary, a sequence that would outgrow its context or is named twice, no
     /// free pages, a device that failed. Then no sequence has changed.
     pub fn forward(&mut self, inputs: &[Input<'_>]) -> Result<&[f32]> {
-        self.step(inputs, Want::Logits)?;
+        self.step(inputs, Want::Logits, Sharing::ONE)?;
+        Ok(self.executor.logits())
+    }
+
+    /// As [`Engine::forward`], with the rows of input i in sub-batch `split[i]`, and sub-batches that share the lanes as
+    /// `flow` says: in lock step ([`Flow::TwoLanes`]) the CPU attends the rows of one while the device computes those of the
+    /// other. Logits come in the order of the inputs, whatever their sub-batches.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; more sub-batches than [`Options::sub_batches`].
+    pub fn forward_as(&mut self, inputs: &[Input<'_>], split: &[u8], flow: Flow) -> Result<&[f32]> {
+        if split.len() != inputs.len() {
+            return Err(Error::usage(format!("{} inputs, the sub-batches of {}", inputs.len(), split.len())));
+        }
+        self.step(inputs, Want::Logits, Sharing { split: Some(split), flow })?;
         Ok(self.executor.logits())
     }
 
@@ -257,11 +291,11 @@ impl Engine {
     /// # Errors
     /// As [`Engine::forward`].
     pub fn forward_greedy(&mut self, inputs: &[Input<'_>]) -> Result<&[u32]> {
-        self.step(inputs, Want::Argmax)?;
+        self.step(inputs, Want::Argmax, Sharing::ONE)?;
         Ok(self.executor.argmax())
     }
 
-    fn step(&mut self, inputs: &[Input<'_>], want: Want) -> Result<()> {
+    fn step(&mut self, inputs: &[Input<'_>], want: Want, sharing: Sharing<'_>) -> Result<()> {
         if repeats(inputs.iter().map(|i| i.seq.0), self.sequences.len()) {
             return Err(Error::usage("a sequence appears twice in one step"));
         }
@@ -275,7 +309,7 @@ impl Engine {
             }
             self.check_tokens(input.tokens)?;
         }
-        let done = self.reserve_and_run(inputs, want);
+        let done = self.reserve_and_run(inputs, want, sharing);
         for input in inputs {
             let table = self.sequences[input.seq.0].as_mut().expect("a live sequence");
             match &done {
@@ -287,14 +321,19 @@ impl Engine {
         done
     }
 
-    fn reserve_and_run(&mut self, inputs: &[Input<'_>], want: Want) -> Result<()> {
+    fn reserve_and_run(
+        &mut self,
+        inputs: &[Input<'_>],
+        want: Want,
+        sharing: Sharing<'_>,
+    ) -> Result<()> {
         for input in inputs {
             let table = self.sequences[input.seq.0].as_mut().expect("a live sequence");
             table.reserve(self.executor.pages(), input.tokens.len())?;
         }
         let tables: Vec<&BlockTable> =
             inputs.iter().map(|i| self.sequences[i.seq.0].as_ref().expect("a live sequence")).collect();
-        self.executor.run(inputs, &tables, want)
+        self.executor.run(inputs, &tables, want, sharing)
     }
 
     /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
@@ -376,7 +415,7 @@ mod tests {
         fn pages(&mut self) -> &mut PageList {
             &mut self.pages
         }
-        fn run(&mut self, _: &[Input<'_>], _: &[&BlockTable], _: Want) -> Result<()> {
+        fn run(&mut self, _: &[Input<'_>], _: &[&BlockTable], _: Want, _: Sharing<'_>) -> Result<()> {
             self.steps += 1;
             match self.fails {
                 Some(step) if step == self.steps => Err(Error::Capacity("out of luck".into())),

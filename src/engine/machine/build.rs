@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::RealMachine;
+use super::{HostSide, RealMachine};
 use super::carry::{Areas, What};
-use super::device::{DeviceHalf, Weights as LayerOnDevice};
-use super::host::HostHalf;
+use super::device::{DeviceHalf, DevicePart, Weights as LayerOnDevice};
+use super::host::{HostHalf, HostPart};
+use super::lane::Started;
+use super::lowered::Programs;
 use super::sizes::{Sizes, computes_on_host, modes, stages_pages};
 use crate::cache::{KvGeometry, PageList, PagePool};
 use crate::device::accelerator::{Accelerator, Mailbox, RowBytes, Workspace};
@@ -66,7 +68,8 @@ impl RealMachine {
             ));
         }
         sizes.check(&placement)?;
-        let pool = Pool::pinned(options.threads);
+        let threads = options.threads;
+        let (lane, pool) = Started::new(move || Pool::pinned(threads))?;
         let units = Units {
             layers: placement.layers.iter().map(computes_on_host).collect(),
             head: placement.head == Side::Host,
@@ -99,7 +102,9 @@ impl RealMachine {
         } else {
             Some(PagePool::new(host_geometry, sizes.pages)?)
         };
-        let host = HostHalf::new(spec, options, model, pool, kv, places)?;
+        let parts = device.parts.iter().map(|p| HostPart::new(spec, p.mailbox.clone())).collect();
+        let shape = Some(sizes.shape.clone());
+        let host = HostHalf::new(spec, options, model, pool, kv, places.clone(), parts, shape)?;
 
         let row = RowBytes::new(&sizes.shape);
         let bytes = |what| match what {
@@ -109,8 +114,11 @@ impl RealMachine {
             What::Attn => row.attn,
             What::Act => row.act,
         };
-        let areas: HashMap<_, _> =
-            cargo.into_iter().map(|(what, to)| ((what, to), bytes(what) * sizes.limits.rows)).collect();
+        let sub_batches = 0..sizes.sub_batches as u8;
+        let areas: HashMap<_, _> = sub_batches
+            .flat_map(|b| cargo.iter().map(move |&(what, to)| (b, what, to)))
+            .map(|key| (key, bytes(key.1) * sizes.limits.rows))
+            .collect();
         let areas = Areas::new(&runtime, &areas)?;
         runtime.synchronize_all()?;
         let (on_device, on_host) = (sizes.device(&placement), sizes.host(&placement));
@@ -124,13 +132,17 @@ impl RealMachine {
             placement,
             strategy,
             device_name: device_name.to_string(),
+            programs: Programs::default(),
+            sub_batches: sizes.sub_batches,
             pages,
-            host,
-            device,
-            areas,
+            places,
+            host: Some(HostSide::Lane(lane.serve(host, runtime))),
+            device: Some(device),
+            areas: Some(areas),
             memory,
             logits: Vec::new(),
             argmax: Vec::new(),
+            bytes: Vec::new(),
             trace: None,
         })
     }
@@ -225,27 +237,31 @@ fn load_device(
         false => None,
     };
     let scratch = accel.scratch_bytes(&sizes.shape, &sizes.limits, &sizes.linears);
-    let mut parts = Vec::new();
-    for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, false, scratch) {
-        parts.push(zeroed(bytes)?);
-    }
-    let parts = parts.try_into().map_err(|_| Error::usage("a workspace of other buffers"))?;
     let step_bytes = accel.step_bytes(&sizes.shape, &sizes.limits);
     let modes = modes(placement);
-    let steps = modes.iter().map(|&m| Ok((m, zeroed(step_bytes)?))).collect::<Result<Vec<_>>>()?;
-    // Rows attended on the host pass through mapped memory.
-    let mailbox = match modes.iter().flatten().any(|&side| side == Side::Host) {
-        true => {
-            let rows = sizes.limits.rows;
-            Some(Mailbox { memory: runtime.pinned(Mailbox::bytes(&sizes.shape, rows))?, rows })
+    let mut sub_batches = Vec::with_capacity(sizes.sub_batches);
+    for _ in 0..sizes.sub_batches {
+        let mut parts = Vec::new();
+        for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, false, scratch) {
+            parts.push(zeroed(bytes)?);
         }
-        false => None,
-    };
+        let parts = parts.try_into().map_err(|_| Error::usage("a workspace of other buffers"))?;
+        let lists = modes.iter().map(|&m| Ok((m, zeroed(step_bytes)?))).collect::<Result<Vec<_>>>()?;
+        // Rows attended on the host pass through mapped memory.
+        let mailbox = match modes.iter().flatten().any(|&side| side == Side::Host) {
+            true => {
+                let rows = sizes.limits.rows;
+                Some(Mailbox { memory: runtime.pinned(Mailbox::bytes(&sizes.shape, rows))?, rows })
+            }
+            false => None,
+        };
+        sub_batches.push(DevicePart { ws: Workspace::at(sizes.limits, parts), lists, mailbox });
+    }
     Ok(DeviceHalf {
         accel: accel.clone(),
         runtime: runtime.clone(),
         shape: sizes.shape.clone(),
-        ws: Workspace::at(sizes.limits, parts),
+        parts: sub_batches,
         limits: sizes.limits,
         layers,
         stream,
@@ -255,8 +271,6 @@ fn load_device(
         kv,
         staged,
         host_pages: None,
-        steps,
-        mailbox,
         bytes_per_step,
         _buffers: buffers,
     })

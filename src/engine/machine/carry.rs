@@ -1,15 +1,18 @@
 //! Rows across the link, through pinned memory: an area for each kind of cargo and direction.
 //!
-//! Host to device: the host's rows are written to the area (rounded where the device keeps 16 bits), then copied on the
-//! host-to-device lane. Device to host: copied to the area on the device-to-host lane; the first operation of the host that
-//! waits for the copy takes the rows from there.
+//! Host to device: a job of the host writes its rows to the area (rounded where the device keeps 16 bits), then they are copied
+//! on the host-to-device lane. Device to host: copied to the area on the device-to-host lane, from which a job of the host that
+//! waits for the copy takes them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use crate::device::accelerator::{Half, RowSpan};
+use super::host::HostPart;
+use super::lane::Ticket;
+use crate::device::accelerator::{Half, RowSpan, Shape, Workspace};
 use crate::device::runtime::{Event, Lane, Pinned, Runtime};
 use crate::program::{Cargo, Side};
 use crate::{Error, Result};
@@ -34,18 +37,35 @@ impl What {
             Cargo::Act => What::Act,
         }
     }
+
+    /// Where rows of it lie on the device.
+    pub fn span(self, ws: &Workspace, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        match self {
+            What::Hidden => ws.hidden_rows(shape, rows),
+            What::Delta => ws.delta_rows(shape, rows),
+            What::Qkv => ws.qkv_rows(shape, rows),
+            What::Attn => ws.attn_rows(shape, rows),
+            What::Act => ws.act_rows(shape, rows),
+        }
+    }
 }
 
+/// What an area is for: rows of a sub-batch, a kind of cargo, the side where it arrives.
+pub(super) type AreaKey = (u8, What, Side);
+
+/// Pinned memory for the rows of a sub-batch, and what is still going on there.
 struct Area {
     memory: Arc<dyn Pinned>,
     /// The last copy from it.
     busy: Option<Event>,
+    /// Bytes that came here, and the jobs that take them.
+    landings: Vec<(Range<usize>, Ticket)>,
 }
 
 /// The areas that a placement's programs use.
 pub(super) struct Areas {
     runtime: Arc<dyn Runtime>,
-    areas: HashMap<(What, Side), Area>,
+    areas: HashMap<AreaKey, Area>,
 }
 
 impl Areas {
@@ -53,89 +73,160 @@ impl Areas {
     ///
     /// # Errors
     /// Host memory that cannot be pinned.
-    pub fn new(runtime: &Arc<dyn Runtime>, sizes: &HashMap<(What, Side), usize>) -> Result<Areas> {
-        let area = |(&key, &bytes): (&(What, Side), &usize)| {
-            Ok((key, Area { memory: runtime.pinned(bytes.max(1))?, busy: None }))
+    pub fn new(runtime: &Arc<dyn Runtime>, sizes: &HashMap<AreaKey, usize>) -> Result<Areas> {
+        let area = |(&key, &bytes): (&AreaKey, &usize)| {
+            Ok((key, Area { memory: runtime.pinned(bytes.max(1))?, busy: None, landings: Vec::new() }))
         };
         let areas = sizes.iter().map(area).collect::<Result<_>>()?;
         Ok(Areas { runtime: runtime.clone(), areas })
     }
 
-    fn get(&mut self, what: What, to: Side) -> Result<&mut Area> {
-        let missing =
-            || Error::usage(format!("rows of {what:?} cross to the {to:?} side, which was not planned"));
-        self.areas.get_mut(&(what, to)).ok_or_else(missing)
+    /// A step begins: no job and no copy of an earlier one is in flight.
+    pub fn begin(&mut self) {
+        for area in self.areas.values_mut() {
+            area.busy = None;
+            area.landings.clear();
+        }
     }
 
-    /// Enqueues a copy of rows to the device: `fill` writes them to the area.
+    fn get(&mut self, key: AreaKey, bytes: &Range<usize>) -> Result<&mut Area> {
+        let (_, what, to) = key;
+        let area = self.areas.get_mut(&key).ok_or_else(|| {
+            Error::usage(format!("rows of {what:?} cross to the {to:?} side, which was not planned"))
+        })?;
+        if bytes.end > area.memory.len() {
+            return Err(Error::Capacity(format!(
+                "bytes {bytes:?} of rows that cross the link, {} were planned for",
+                area.memory.len()
+            )));
+        }
+        Ok(area)
+    }
+
+    /// The place that rows for the device are written to, once the event has come to pass.
+    ///
+    /// # Errors
+    /// A cargo that was not planned, or larger.
+    pub fn to_fill(&mut self, key: AreaKey, bytes: Range<usize>) -> Result<(Place, Option<Event>)> {
+        let area = self.get(key, &bytes)?;
+        Ok((Place { memory: area.memory.clone(), bytes }, area.busy.take()))
+    }
+
+    /// Enqueues the copy of rows that have been written to their place.
     ///
     /// # Errors
     /// A cargo that was not planned, or larger; a device that failed.
-    pub fn send(&mut self, what: What, rows: RowSpan, at: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
-        let runtime = self.runtime.clone();
-        let area = self.get(what, Side::Device)?;
-        fits(area, at, rows.bytes)?;
-        if let Some(busy) = area.busy.take() {
-            runtime.synchronize(&busy)?;
-        }
-        // SAFETY: inside the area (checked), which no copy reads any more; the borrow of `self` excludes others.
-        fill(unsafe { std::slice::from_raw_parts_mut(area.memory.host().add(at), rows.bytes) });
-        let lane = Lane::HostToDevice;
-        runtime.upload_pinned(lane, rows.ptr, &area.memory, at..at + rows.bytes)?;
+    pub fn send(&mut self, key: AreaKey, bytes: Range<usize>, rows: RowSpan) -> Result<()> {
+        let (runtime, lane) = (self.runtime.clone(), Lane::HostToDevice);
+        let area = self.get(key, &bytes)?;
+        runtime.upload_pinned(lane, rows.ptr, &area.memory, bytes)?;
         area.busy = Some(runtime.record(lane)?);
         Ok(())
     }
 
-    /// Enqueues a copy of rows to the host.
-    ///
-    /// # Errors
-    /// As [`Areas::send`].
-    pub fn fetch(&mut self, what: What, rows: RowSpan, at: usize) -> Result<()> {
-        let runtime = self.runtime.clone();
-        let area = self.get(what, Side::Host)?;
-        fits(area, at, rows.bytes)?;
-        runtime.download_pinned(Lane::DeviceToHost, rows.ptr, &area.memory, at, rows.bytes)
-    }
-
-    /// Bytes that have arrived at the host. The caller has waited for the copy.
+    /// The jobs that still take what came to these bytes: to be done before others are copied there.
     ///
     /// # Errors
     /// A cargo that was not planned, or larger.
-    pub fn arrived(&mut self, what: What, at: usize, bytes: usize) -> Result<&[u8]> {
-        let area = self.get(what, Side::Host)?;
-        fits(area, at, bytes)?;
-        // SAFETY: inside the area (checked), initialised (pinned memory is zeroed), and its copy is done.
-        Ok(unsafe { std::slice::from_raw_parts(area.memory.host().add(at), bytes) })
+    pub fn landings(&mut self, key: AreaKey, bytes: &Range<usize>) -> Result<Vec<Ticket>> {
+        let area = self.get(key, bytes)?;
+        let meets = |r: &Range<usize>| r.start < bytes.end && bytes.start < r.end;
+        let found = area.landings.iter().filter(|(r, _)| meets(r)).map(|&(_, job)| job).collect();
+        area.landings.retain(|(r, _)| !meets(r));
+        Ok(found)
+    }
+
+    /// Enqueues the copy of rows to the host; returns where they arrive.
+    ///
+    /// # Errors
+    /// As [`Areas::send`].
+    pub fn fetch(&mut self, key: AreaKey, bytes: Range<usize>, rows: RowSpan) -> Result<Place> {
+        let runtime = self.runtime.clone();
+        let area = self.get(key, &bytes)?;
+        runtime.download_pinned(Lane::DeviceToHost, rows.ptr, &area.memory, bytes.start, bytes.len())?;
+        Ok(Place { memory: area.memory.clone(), bytes })
+    }
+
+    /// The job that takes what arrives there.
+    ///
+    /// # Errors
+    /// A cargo that was not planned, or larger.
+    pub fn lands(&mut self, key: AreaKey, bytes: Range<usize>, job: Ticket) -> Result<()> {
+        self.get(key, &bytes)?.landings.push((bytes, job));
+        Ok(())
     }
 }
 
-fn fits(area: &Area, at: usize, bytes: usize) -> Result<()> {
-    if at + bytes <= area.memory.len() {
-        return Ok(());
+/// Bytes of an area, for one job.
+pub(super) struct Place {
+    memory: Arc<dyn Pinned>,
+    /// In the memory: checked when it was made.
+    bytes: Range<usize>,
+}
+
+impl Place {
+    /// Takes what has arrived into the rows of `part`.
+    ///
+    /// # Safety
+    /// The copy that brings it is done, and no other has been enqueued to these bytes.
+    pub unsafe fn take(&self, part: &mut HostPart, what: What, act: Half, rows: Range<usize>) {
+        // SAFETY: inside the memory, initialised (pinned memory is zeroed), and nobody writes it: the caller's promise.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(self.memory.host().add(self.bytes.start), self.bytes.len())
+        };
+        let ws = &mut part.ws;
+        match what {
+            What::Hidden => take_f32(bytes, ws.hidden.rows_mut(rows)),
+            What::Delta => take_f32(bytes, ws.delta.rows_mut(rows)),
+            What::Attn => take_half(act, bytes, ws.attn.rows_mut(rows)),
+            What::Act => take_half(act, bytes, ws.act.rows_mut(rows)),
+            What::Qkv => unreachable!("queries, keys and values come to the host through the mailbox"),
+        }
     }
-    Err(Error::Capacity(format!(
-        "rows up to byte {} in an area of {} for the link",
-        at + bytes,
-        area.memory.len()
-    )))
+
+    /// Writes the rows of `part` there.
+    ///
+    /// # Safety
+    /// No copy of these bytes is in flight, and no other job has them.
+    pub unsafe fn fill(&self, part: &HostPart, what: What, shape: &Shape, rows: Range<usize>) {
+        // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
+        };
+        let (act, ws) = (shape.act, &part.ws);
+        match what {
+            What::Hidden => put_f32(ws.hidden.rows(rows), bytes),
+            What::Delta => put_f32(ws.delta.rows(rows), bytes),
+            What::Attn => put_half(act, ws.attn.rows(rows), bytes),
+            What::Act => put_half(act, ws.act.rows(rows), bytes),
+            What::Qkv => {
+                let (qd, kvd) = (shape.q_dim(), shape.kv_dim());
+                for (r, row) in rows.zip(bytes.chunks_exact_mut(4 * shape.qkv_dim())) {
+                    put_f32(ws.q.rows(r..r + 1), &mut row[..4 * qd]);
+                    put_f32(ws.k.rows(r..r + 1), &mut row[4 * qd..4 * (qd + kvd)]);
+                    put_f32(ws.v.rows(r..r + 1), &mut row[4 * (qd + kvd)..]);
+                }
+            }
+        }
+    }
 }
 
 /// Writes f32 as they are.
-pub(super) fn put_f32(from: &[f32], to: &mut [u8]) {
+fn put_f32(from: &[f32], to: &mut [u8]) {
     for (to, x) in to.chunks_exact_mut(4).zip(from) {
         to.copy_from_slice(&x.to_le_bytes());
     }
 }
 
 /// Reads f32 as they are.
-pub(super) fn take_f32(from: &[u8], to: &mut [f32]) {
+fn take_f32(from: &[u8], to: &mut [f32]) {
     for (to, x) in to.iter_mut().zip(from.chunks_exact(4)) {
         *to = f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
     }
 }
 
 /// Writes f32 rounded to 16 bits.
-pub(super) fn put_half(kind: Half, from: &[f32], to: &mut [u8]) {
+fn put_half(kind: Half, from: &[f32], to: &mut [u8]) {
     for (to, &x) in to.chunks_exact_mut(2).zip(from) {
         to.copy_from_slice(&match kind {
             Half::F16 => f16::from_f32(x).to_le_bytes(),
@@ -145,7 +236,7 @@ pub(super) fn put_half(kind: Half, from: &[f32], to: &mut [u8]) {
 }
 
 /// Reads 16-bit floats.
-pub(super) fn take_half(kind: Half, from: &[u8], to: &mut [f32]) {
+fn take_half(kind: Half, from: &[u8], to: &mut [f32]) {
     for (to, x) in to.iter_mut().zip(from.chunks_exact(2)) {
         let x = [x[0], x[1]];
         *to = match kind {

@@ -30,8 +30,9 @@ pub(super) struct DeviceHalf {
     pub accel: Arc<dyn Accelerator>,
     pub runtime: Arc<dyn Runtime>,
     pub shape: Shape,
+    /// Of each sub-batch.
     pub limits: Limits,
-    pub ws: Workspace,
+    pub parts: Vec<DevicePart>,
     pub layers: Vec<Weights>,
     pub stream: Option<LayerStream>,
     /// Layers in the staging buffers, the oldest first.
@@ -44,11 +45,23 @@ pub(super) struct DeviceHalf {
     pub staged: Option<[DevPtr; 2]>,
     /// The host's pages, where pages are staged.
     pub host_pages: Option<Arc<dyn Pinned>>,
-    /// Memory of the step's lists, for each way of attending.
-    pub steps: Vec<(Mode, DevPtr)>,
-    pub mailbox: Option<Mailbox>,
     pub bytes_per_step: u64,
     pub _buffers: Vec<Buffer>,
+}
+
+/// What the device has of a sub-batch.
+pub(super) struct DevicePart {
+    pub ws: Workspace,
+    /// Memory of the step's lists, for each way of attending.
+    pub lists: Vec<(Mode, DevPtr)>,
+    /// For rows attended on the host.
+    pub mailbox: Option<Mailbox>,
+}
+
+impl DevicePart {
+    fn mailbox(&self) -> &Mailbox {
+        self.mailbox.as_ref().expect("a mailbox was planned")
+    }
 }
 
 /// The lane of a unit.
@@ -136,9 +149,10 @@ impl DeviceHalf {
 
     /// Enqueues an operation of the compute lane; `step` has the lists for the way its layer is attended.
     pub fn compute(&mut self, op: &Op, step: &Step, epoch: u32) -> Result<()> {
-        let (accel, shape, ws) = (self.accel.clone(), self.shape.clone(), self.ws);
+        let (accel, shape) = (self.accel.clone(), self.shape.clone());
+        let (b, rows) = (op.sub_batch as usize, rows_of(op));
+        let ws = self.parts[b].ws;
         let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
-        let rows = rows_of(op);
         let layer = op.layer.map(|l| l as usize);
         let l = layer.unwrap_or_default();
         let before = l.checked_sub(1);
@@ -155,14 +169,14 @@ impl DeviceHalf {
             Kind::Append { staged, .. } => accel.append(&cx, self.pages(l, staged), rows),
             Kind::Publish { queries_only } => {
                 let what = if queries_only { Published::Queries } else { Published::Qkv };
-                let mailbox = self.mailbox.as_ref().expect("a mailbox was planned");
+                let mailbox = self.parts[b].mailbox();
                 accel.publish(&cx, Publish { mailbox, epoch_add: epoch, what }, rows)
             }
             Kind::Attend { staged, .. } => {
                 let pages = self.pages(l, staged);
                 accel.attend(&cx, &self.weights(l)?, pages, rows)
             }
-            Kind::Collect => accel.collect(&cx, self.mailbox.as_ref().expect("a mailbox was planned"), rows),
+            Kind::Collect => accel.collect(&cx, self.parts[b].mailbox(), rows),
             Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),
             Kind::FfnUp { add } => {
                 let w = self.weights(l)?;
@@ -202,7 +216,9 @@ impl DeviceHalf {
         step: &Step,
         epoch: u32,
     ) -> Result<()> {
-        let (accel, shape, ws) = (self.accel.clone(), self.shape.clone(), self.ws);
+        let (accel, shape) = (self.accel.clone(), self.shape.clone());
+        let b = project.sub_batch as usize;
+        let ws = self.parts[b].ws;
         let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
         let l = project.layer.unwrap_or_default() as usize;
         let residual = match project.kind {
@@ -216,7 +232,7 @@ impl DeviceHalf {
         let pages = self.pages(l, staged);
         let w = self.weights(l)?;
         let publish = publish.map(|op| Publish {
-            mailbox: self.mailbox.as_ref().expect("a mailbox was planned"),
+            mailbox: self.parts[b].mailbox(),
             epoch_add: epoch,
             what: match op.kind {
                 Kind::Publish { queries_only: true } => Published::Queries,
@@ -227,7 +243,14 @@ impl DeviceHalf {
     }
 
     /// Adds what is pending before rows leave for the host.
-    pub fn fold(&mut self, layer: usize, of: Sublayer, step: &Step, rows: Range<usize>) -> Result<()> {
+    pub fn fold(
+        &mut self,
+        sub_batch: usize,
+        layer: usize,
+        of: Sublayer,
+        step: &Step,
+        rows: Range<usize>,
+    ) -> Result<()> {
         let residual = match (of, &self.layers[layer]) {
             // Its weights may be gone from the staging buffer, but not before the feed-forward.
             (Sublayer::Out, Weights::Streamed(..)) => Residual::after(self.weights(layer)?.post_attn),
@@ -236,7 +259,7 @@ impl DeviceHalf {
         if residual == Residual::None {
             return Ok(());
         }
-        let cx = Context { lane: Lane::Compute, shape: &self.shape, ws: &self.ws, step };
+        let cx = Context { lane: Lane::Compute, shape: &self.shape, ws: &self.parts[sub_batch].ws, step };
         self.accel.fold(&cx, residual, rows)
     }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::carry::{Place, What};
 use super::device::rows_of;
 use crate::Result;
 use crate::cache::{LayerKv, PagePool};
@@ -11,7 +12,7 @@ use crate::engine::prepare::Prepared;
 use crate::engine::sequences::Options;
 use crate::host::Pool;
 use crate::model::ModelSpec;
-use crate::program::{Kind, Op, Sublayer};
+use crate::program::{Cargo, Kind, Op, Sublayer};
 use crate::simd::Isa;
 use crate::simd::attention::AttnOut;
 use crate::tensor::{Rows, RowsMut};
@@ -21,23 +22,48 @@ pub(super) struct HostHalf {
     model: Prepared,
     pool: Pool,
     host: Host,
-    pub ws: HostWorkspace,
-    step: HostStep,
     kv: Option<PagePool>,
     /// The place of a layer among those with pages here.
     places: Vec<Option<usize>>,
+    /// The sub-batches.
+    pub parts: Vec<HostPart>,
+    /// What the device makes of the model, if there is one.
+    pub shape: Option<Shape>,
+}
+
+/// What the host has of a sub-batch.
+pub(super) struct HostPart {
+    pub ws: HostWorkspace,
+    step: HostStep,
     /// Rows that want logits, ascending.
     wanted: Vec<usize>,
     /// Whether only those are left.
     compact: bool,
+    /// Their likeliest tokens.
+    pub picked: Vec<u32>,
+    /// Rows that come from the device and go back to it.
+    pub mailbox: Option<Mailbox>,
+}
+
+impl HostPart {
+    pub fn new(spec: &ModelSpec, mailbox: Option<Mailbox>) -> HostPart {
+        HostPart {
+            ws: HostWorkspace::new(spec),
+            step: HostStep::default(),
+            wanted: Vec::new(),
+            compact: false,
+            picked: Vec::new(),
+            mailbox,
+        }
+    }
 }
 
 /// Rows of the mailbox that belong to rows of an operation.
-pub(super) struct Mail<'a> {
-    pub mailbox: &'a Mailbox,
-    pub shape: &'a Shape,
+struct Mail<'a> {
+    mailbox: &'a Mailbox,
+    shape: &'a Shape,
     /// Their places: consecutive.
-    pub places: Range<usize>,
+    places: Range<usize>,
 }
 
 impl Mail<'_> {
@@ -83,11 +109,11 @@ impl HostHalf {
         pool: Pool,
         kv: Option<PagePool>,
         places: Vec<Option<usize>>,
+        parts: Vec<HostPart>,
+        shape: Option<Shape>,
     ) -> Result<HostHalf> {
         let host = Host::new(spec, options.isa, options.mode, pool.threads())?;
-        let ws = HostWorkspace::new(spec);
-        let (step, wanted) = (HostStep::default(), Vec::new());
-        Ok(HostHalf { model, pool, host, ws, step, kv, places, wanted, compact: false })
+        Ok(HostHalf { model, pool, host, kv, places, parts, shape })
     }
 
     pub fn isa(&self) -> Isa {
@@ -102,24 +128,36 @@ impl HostHalf {
         self.model.bytes_per_step()
     }
 
-    /// The place of a layer's pages among those on the host.
-    pub fn place(&self, layer: usize) -> usize {
-        self.places[layer].expect("pages on the host")
-    }
-
-    /// Begins a step.
-    pub fn prepare(&mut self, seqs: &[HostSeq<'_>], tokens: &[u32], wanted: &[usize]) {
-        self.host.prepare(&mut self.step, 0, seqs, tokens.iter().copied(), wanted.iter().copied());
-        self.wanted.clear();
-        self.wanted.extend_from_slice(wanted);
-        self.compact = false;
-        self.ws.reserve(tokens.len(), wanted.len());
+    /// Begins a step of a sub-batch. `wanted`: rows that want logits; `head`: whether they are made here.
+    pub fn prepare(
+        &mut self,
+        sub_batch: usize,
+        seqs: &[HostSeq<'_>],
+        tokens: &[u32],
+        wanted: &[usize],
+        head: bool,
+    ) {
+        let part = &mut self.parts[sub_batch];
+        self.host.prepare(&mut part.step, 0, seqs, tokens.iter().copied(), wanted.iter().copied());
+        part.wanted.clear();
+        part.wanted.extend_from_slice(wanted);
+        part.picked.clear();
+        part.picked.resize(wanted.len(), 0);
+        part.compact = false;
+        part.ws.reserve(tokens.len(), if head { wanted.len() } else { 0 });
     }
 
     /// Computes an operation. `alone`: behind the last keys and values nothing but the host computes, so that only rows
-    /// that want logits need to go on.
-    pub fn compute(&mut self, op: &Op, mail: Option<&Mail<'_>>, alone: bool, picked: &mut Vec<u32>) {
-        let HostHalf { model, pool, host, ws, step, kv, places, wanted, compact } = self;
+    /// that want logits need to go on. `mail`: the places in the mailbox of the operation's rows, if it has any there.
+    pub fn compute(&mut self, op: &Op, mail: Option<Range<usize>>, alone: bool) {
+        let HostHalf { model, pool, host, kv, places, parts, shape } = self;
+        let HostPart { ws, step, wanted, compact, picked, mailbox } = &mut parts[op.sub_batch as usize];
+        let mail = mail.map(|places| Mail {
+            mailbox: mailbox.as_ref().expect("a mailbox was planned"),
+            shape: shape.as_ref().expect("rows for a device"),
+            places,
+        });
+        let mail = mail.as_ref();
         if op.wanted_only && alone && !*compact {
             step.keep_wanted(ws);
             *compact = true;
@@ -190,34 +228,63 @@ impl HostHalf {
                         wanted.partition_point(|&r| r < rows.start)..wanted.partition_point(|&r| r < rows.end)
                     }
                 };
-                cx.pick(ws, at, picked);
+                let mut found = Vec::with_capacity(at.len());
+                cx.pick(ws, at.clone(), &mut found);
+                picked[at].copy_from_slice(&found);
             }
             _ => unreachable!("{} is not of the host", op.kind.name()),
         }
     }
 
     /// hidden += what the sublayer `of` of `layer` left to be added: before rows leave for the device.
-    pub fn settle(&mut self, layer: usize, of: Sublayer, rows: Range<usize>) {
+    fn settle(&mut self, sub_batch: usize, layer: usize, of: Sublayer, rows: Range<usize>) {
         let cx = self.host.with(&self.model, &self.pool);
         let residual = match (self.model.layer_if(layer), of) {
             (Some(layer), Sublayer::Out) => layer.after_attention(),
             (Some(layer), _) => layer.after_ffn(),
             (None, _) => Residual::Delta,
         };
-        cx.settle(&mut self.ws, residual, rows);
+        cx.settle(&mut self.parts[sub_batch].ws, residual, rows);
     }
 
     /// Norms what the sublayer `of` of `layer` leaves to be added, where the family does: rows of it go to the device alone.
-    pub fn norm_delta(&mut self, layer: usize, of: Sublayer, rows: Range<usize>) {
+    fn norm_delta(&mut self, sub_batch: usize, layer: usize, of: Sublayer, rows: Range<usize>) {
         let Some(layer) = self.model.layer_if(layer) else { return };
         let post = if of == Sublayer::Out { &layer.post_attn } else { &layer.post_ffn };
         if let Some(w) = post {
-            let (eps, width) = (self.model.spec().norm.eps(), self.ws.delta.width());
+            let delta = &mut self.parts[sub_batch].ws.delta;
+            let (eps, width) = (self.model.spec().norm.eps(), delta.width());
             let kernels = crate::simd::Kernels::for_isa(self.model.isa());
-            for row in self.ws.delta.rows_mut(rows).chunks_exact_mut(width) {
+            for row in delta.rows_mut(rows).chunks_exact_mut(width) {
                 kernels.rms_norm_heads(row, w, eps);
             }
         }
+    }
+
+    /// Makes rows of `op`, a transfer to the device, what the device expects, and writes them to their place.
+    ///
+    /// # Safety
+    /// As [`Place::fill`].
+    pub unsafe fn fill(&mut self, op: &Op, cargo: Cargo, place: &Place) {
+        let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
+        match cargo {
+            Cargo::Hidden { pending: Some(of) } => self.settle(b, layer, of, rows.clone()),
+            Cargo::Delta { of } => self.norm_delta(b, layer, of, rows.clone()),
+            _ => {}
+        }
+        let shape = self.shape.as_ref().expect("rows for a device");
+        // SAFETY: the caller's promise.
+        unsafe { place.fill(&self.parts[b], What::of(cargo), shape, rows) };
+    }
+
+    /// Takes rows of `op`, a transfer to the host, from where they have arrived.
+    ///
+    /// # Safety
+    /// As [`Place::take`].
+    pub unsafe fn land(&mut self, op: &Op, cargo: Cargo, place: &Place) {
+        let act = self.shape.as_ref().expect("rows of a device").act;
+        // SAFETY: the caller's promise.
+        unsafe { place.take(&mut self.parts[op.sub_batch as usize], What::of(cargo), act, rows_of(op)) };
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! Iteration ─ lower ─► Program ─► RealMachine      gpu, h2d, d2h: enqueued in the program's order, ordered by events
-//!                                                  host: computed by the issuing thread when its inputs have arrived
+//!                                                  host: jobs of a lane of its own, the oldest that is ready first
 //! ```
 //!
-//! Operations are issued in the program's order. Those of the device only enqueue; those of the host wait for the events of what
-//! they read, and compute. So the device works through what was issued before a host operation while that runs.
-//! Which operation waits for which [`crate::program::order`] derives from what they read and write.
+//! Operations are issued in the program's order, by a thread that computes nothing. Those of the device are enqueued on its lanes;
+//! those of the host become jobs, each with the events and the earlier jobs that it waits for, which the host's lane runs with all
+//! workers. The issuing thread waits for a job only where the device needs its results. So both sides work at the same time
+//! wherever the program lets them. Which operation waits for which [`crate::program::order`] derives from what they read and
+//! write.
 //!
 //! | a file | what |
 //! |---|---|
@@ -16,15 +18,25 @@
 //! | `build` | allocates and loads a placement |
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
+//! | `lane` | the host's lane: jobs, oldest ready first |
 //! | `carry` | rows across the link, through pinned memory |
-//! | `run` | a step: lower, issue, collect logits |
+//! | `lowered` | programs, kept by the structure of steps |
+//! | `run` | a step, from its rows to its end |
+//! | `lists` | what the accelerator has to know of a step's sequences |
+//! | `issue` | an operation: enqueued, or given to the host |
+//! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if somebody wants to know |
 
 mod build;
 mod carry;
 mod choose;
+mod collect;
 mod device;
 mod host;
+mod issue;
+mod lane;
+mod lists;
+mod lowered;
 mod run;
 mod sizes;
 mod trace;
@@ -32,9 +44,12 @@ mod trace;
 use self::carry::Areas;
 use self::device::DeviceHalf;
 use self::host::HostHalf;
+use self::lane::Lane;
+use self::lowered::Programs;
 use self::trace::Trace;
 use super::executor::{Executor, Placement as Where, Want};
 use super::input::Input;
+use super::iterate::{Sharing, iterations};
 use super::memory::Memory;
 use super::timeline::Timeline;
 use crate::Result;
@@ -43,23 +58,83 @@ use crate::model::ModelSpec;
 use crate::program::Placement;
 
 pub use self::choose::{Choice, Strategy, choose};
+pub(super) use self::run::Rows;
 pub use self::sizes::Sizes;
 
-/// A model placed on two sides.
+/// A model placed on one side or two.
 pub(super) struct RealMachine {
     spec: ModelSpec,
     placement: Placement,
     strategy: &'static str,
     device_name: String,
+    programs: Programs,
+    /// Sub-batches that there is room for.
+    sub_batches: usize,
     /// Pages have one number on both sides: each side has them for the layers whose keys and values it keeps.
     pages: PageList,
-    host: HostHalf,
-    device: DeviceHalf,
-    areas: Areas,
+    /// The place of a layer among those with pages on the host.
+    places: Vec<Option<usize>>,
+    host: Option<HostSide>,
+    device: Option<DeviceHalf>,
+    areas: Option<Areas>,
     memory: Memory,
     logits: Vec<f32>,
     argmax: Vec<u32>,
+    /// What was downloaded last.
+    bytes: Vec<u8>,
     trace: Option<Trace>,
+}
+
+/// The host's half, and who runs its operations.
+#[allow(clippy::large_enum_variant)] // one per machine
+pub(super) enum HostSide {
+    /// The thread that issues them: there is no device beside.
+    Inline(HostHalf),
+    /// A thread of their own.
+    Lane(Lane<HostHalf>),
+}
+
+impl HostSide {
+    /// Calls `f` with the host's half, between steps or when all jobs are done.
+    fn with<R>(&mut self, f: impl FnOnce(&mut HostHalf) -> R) -> R {
+        match self {
+            HostSide::Inline(half) => f(half),
+            HostSide::Lane(lane) => f(&mut lane.state()),
+        }
+    }
+}
+
+impl RealMachine {
+    fn device(&self) -> &DeviceHalf {
+        self.device.as_ref().expect("operations of a device, which the placement has")
+    }
+
+    fn device_mut(&mut self) -> &mut DeviceHalf {
+        self.device.as_mut().expect("operations of a device, which the placement has")
+    }
+
+    fn lane(&self) -> &Lane<HostHalf> {
+        match &self.host {
+            Some(HostSide::Lane(lane)) => lane,
+            _ => unreachable!("operations of both sides, and no lane for the host's"),
+        }
+    }
+
+    fn lane_mut(&mut self) -> &mut Lane<HostHalf> {
+        match &mut self.host {
+            Some(HostSide::Lane(lane)) => lane,
+            _ => unreachable!("operations of both sides, and no lane for the host's"),
+        }
+    }
+
+    fn areas_mut(&mut self) -> &mut Areas {
+        self.areas.as_mut().expect("transfers, which were planned with both sides")
+    }
+
+    /// Rows of a sub-batch whose logits there is room for.
+    fn logit_rows(&self) -> usize {
+        self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows)
+    }
 }
 
 impl Executor for RealMachine {
@@ -67,8 +142,17 @@ impl Executor for RealMachine {
         &mut self.pages
     }
 
-    fn run(&mut self, inputs: &[Input<'_>], tables: &[&BlockTable], want: Want) -> Result<()> {
-        self.step(inputs, tables, want)
+    fn run(
+        &mut self,
+        inputs: &[Input<'_>],
+        tables: &[&BlockTable],
+        want: Want,
+        sharing: Sharing<'_>,
+    ) -> Result<()> {
+        let pick = want == Want::Argmax;
+        let (iterations, n) = iterations(inputs, tables, sharing, pick, self.logit_rows());
+        self.expect(n, pick);
+        iterations.iter().try_for_each(|(iteration, rows)| RealMachine::run(self, iteration, rows))
     }
 
     fn logits(&self) -> &[f32] {
@@ -89,12 +173,13 @@ impl Executor for RealMachine {
     }
 
     fn placement(&self) -> Where {
+        let lane = self.lane().state();
         Where {
             device: format!("{}+cpu", self.device_name),
             strategy: self.strategy,
-            isa: format!("{}, cpu {}", self.device.describe(), self.host.isa().name()),
-            threads: self.host.threads(),
-            kv_type: self.device.shape.kv.name(),
+            isa: format!("{}, cpu {}", self.device().describe(), lane.isa().name()),
+            threads: lane.threads(),
+            kv_type: self.device().shape.kv.name(),
         }
     }
 
@@ -103,6 +188,6 @@ impl Executor for RealMachine {
     }
 
     fn bytes_per_step(&self) -> u64 {
-        self.host.bytes_per_step() + self.device.bytes_per_step
+        self.lane().state().bytes_per_step() + self.device().bytes_per_step
     }
 }

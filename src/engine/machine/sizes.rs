@@ -27,6 +27,7 @@ pub struct Sizes {
     pub(super) limits: Limits,
     /// Pages of all sequences.
     pub(super) pages: usize,
+    pub(super) sub_batches: usize,
     pub(super) linears: Vec<LinearWeight>,
     pub(super) layouts: Vec<LayerLayout>,
     pub(super) gate_up: bool,
@@ -88,6 +89,7 @@ impl Sizes {
         let runtime = accel.runtime();
         Ok(Sizes {
             pages,
+            sub_batches: options.sub_batches,
             head: head_bytes(accel, spec, weights, act)?,
             embedding: [
                 embedding_bytes(accel, spec, weights, act, false)?,
@@ -143,7 +145,8 @@ impl Sizes {
         Memory {
             weights: weights + 2 * largest,
             kv: kv + staged,
-            activations: self.activations + self.lists * modes(placement).len().max(1) as u64,
+            activations: (self.activations + self.lists * modes(placement).len().max(1) as u64)
+                * self.sub_batches as u64,
         }
     }
 

@@ -1,8 +1,9 @@
-//! When operations ran: the host's by the clock, the device's by events on its lanes.
+//! When operations ran: the host's by the clock of the thread that computes them, the device's by events on its lanes.
 
 use std::time::{Duration, Instant};
 
 use super::device::lane;
+use super::lane::Ran;
 use crate::Result;
 use crate::device::runtime::{Event, Lane, Runtime};
 use crate::engine::timeline::{Timeline, Traced};
@@ -10,6 +11,7 @@ use crate::program::{Op, Unit};
 
 /// A step's operations of the device, whose times are known once it is done.
 struct Pending {
+    op: usize,
     traced: Traced,
     from: Event,
     to: Event,
@@ -22,15 +24,9 @@ pub(super) struct Trace {
     /// Where the device's clock meets the host's: an event on an idle lane, and when it was recorded.
     zero: Option<(Event, Duration)>,
     pending: Vec<Pending>,
+    /// Of the step, with their places in the program.
+    spans: Vec<(usize, Traced)>,
     pub timeline: Timeline,
-}
-
-/// An operation that has begun.
-pub(super) enum Begun {
-    /// On the host, then.
-    Host(Duration),
-    /// On the device, behind this event.
-    Device(Event),
 }
 
 impl Trace {
@@ -40,58 +36,61 @@ impl Trace {
             step: 0,
             zero: None,
             pending: Vec::new(),
+            spans: Vec::new(),
             timeline: Timeline::default(),
         }
     }
 
-    /// The device is idle, and a step begins.
-    pub fn begin_step(&mut self, runtime: &dyn Runtime) -> Result<()> {
-        self.zero = Some((runtime.record_timed(Lane::Compute)?, self.began.elapsed()));
+    /// The device, if there is one, is idle, and a step begins.
+    pub fn begin_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
+        if let Some(runtime) = runtime {
+            self.zero = Some((runtime.record_timed(Lane::Compute)?, self.began.elapsed()));
+        }
         Ok(())
     }
 
-    pub fn begin(&self, op: &Op, runtime: &dyn Runtime) -> Result<Begun> {
-        match op.unit {
-            Unit::Host => Ok(Begun::Host(self.began.elapsed())),
-            unit => Ok(Begun::Device(runtime.record_timed(lane(unit))?)),
-        }
+    fn traced(&self, op: &Op, unit: Unit) -> Traced {
+        let (name, layer, rows) = (op.kind.name(), op.layer, op.rows.end - op.rows.start);
+        Traced { name, unit, layer, rows, step: self.step, start: 0.0, end: 0.0 }
     }
 
-    pub fn end(&mut self, op: &Op, begun: Begun, runtime: &dyn Runtime) -> Result<()> {
-        let mut traced = Traced {
-            name: op.kind.name(),
-            unit: op.unit,
-            layer: op.layer,
-            rows: op.rows.end - op.rows.start,
-            step: self.step,
-            start: 0.0,
-            end: 0.0,
-        };
-        match begun {
-            Begun::Host(start) => {
-                (traced.start, traced.end) = (start.as_secs_f64(), self.began.elapsed().as_secs_f64());
-                self.timeline.spans.push(traced);
-            }
-            Begun::Device(from) => {
-                self.pending.push(Pending { traced, from, to: runtime.record_timed(lane(op.unit))? });
-            }
-        }
+    /// The operation at `at` has been enqueued behind `from`.
+    pub fn enqueued(&mut self, at: usize, op: &Op, from: Event, runtime: &dyn Runtime) -> Result<()> {
+        let traced = self.traced(op, op.unit);
+        self.pending.push(Pending { op: at, traced, from, to: runtime.record_timed(lane(op.unit))? });
         Ok(())
+    }
+
+    /// The host computed `op`, or did its part of it: rows on their way to or from the device.
+    pub fn ran(&mut self, op: &Op, ran: &Ran) {
+        let mut traced = self.traced(op, Unit::Host);
+        let since = |t: Instant| t.saturating_duration_since(self.began).as_secs_f64();
+        (traced.start, traced.end) = (since(ran.from), since(ran.to));
+        self.spans.push((ran.op, traced));
     }
 
     /// The step is done, and so are its events.
-    pub fn end_step(&mut self, runtime: &dyn Runtime) -> Result<()> {
-        if let Some((zero, at)) = self.zero.take() {
-            for Pending { mut traced, from, to } in self.pending.drain(..) {
+    pub fn end_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
+        if let (Some((zero, at)), Some(runtime)) = (self.zero.take(), runtime) {
+            for Pending { op, mut traced, from, to } in self.pending.drain(..) {
                 let since = |event: &Event| {
                     Ok::<_, crate::Error>((at + runtime.elapsed(&zero, event)?).as_secs_f64())
                 };
                 (traced.start, traced.end) = (since(&from)?, since(&to)?);
-                self.timeline.spans.push(traced);
+                self.spans.push((op, traced));
             }
         }
-        self.pending.clear();
+        // In the order of issue; the sides of a transfer in the order in which they ran.
+        self.spans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.start.total_cmp(&b.1.start)));
+        self.timeline.spans.extend(self.spans.drain(..).map(|(_, traced)| traced));
         self.step += 1;
         Ok(())
+    }
+
+    /// The step has failed: nothing of it counts.
+    pub fn give_up(&mut self) {
+        self.zero = None;
+        self.pending.clear();
+        self.spans.clear();
     }
 }

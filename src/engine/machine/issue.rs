@@ -1,0 +1,278 @@
+//! The issue of a program: operations of the device are enqueued, those of the host become jobs of its lane.
+//!
+//! The issuing thread computes nothing. It waits for a job of the host where an operation of the device needs its results, in the
+//! order of the program; jobs themselves wait for events of the device. A transfer of rows is both: to the device a job that writes
+//! the rows to pinned memory and then a copy, to the host a copy and then a job that takes them from there.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::carry::{AreaKey, What};
+use super::device::{lane, rows_of};
+use super::host::HostHalf;
+use super::lane::{Job, Ran, Ticket};
+use super::lowered::Lowered;
+use super::run::Part;
+use super::sizes::{Mode, mode};
+use super::{HostSide, RealMachine};
+use crate::Result;
+use crate::device::accelerator::Step;
+use crate::device::runtime::{Event, Lane};
+use crate::program::{Cargo, Kind, Op, Side, Unit};
+
+/// What the issue of a program keeps track of.
+pub(super) struct Issue {
+    /// Of operations of the device that others wait for.
+    events: Vec<Option<Event>>,
+    /// Of operations of the host, and of transfers.
+    jobs: Vec<Option<Ticket>>,
+    /// The lists of each sub-batch, for each way of attending.
+    pub lists: Vec<Vec<(Mode, Step)>>,
+}
+
+impl Issue {
+    pub fn new(lowered: &Lowered, lists: Vec<Vec<(Mode, Step)>>) -> Issue {
+        // Operations of one unit wait for nothing.
+        let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
+        Issue { events: vec![None; n], jobs: vec![None; n], lists }
+    }
+}
+
+impl RealMachine {
+    /// Issues the operation at `at`, and those that are one with it; returns how many.
+    pub(super) fn issue(
+        &mut self,
+        lowered: &Arc<Lowered>,
+        at: usize,
+        issue: &mut Issue,
+        parts: &[Part<'_>],
+    ) -> Result<usize> {
+        let ops = &lowered.program.ops;
+        let op = &ops[at];
+        if op.unit == Unit::Host {
+            self.on_host(lowered, at, issue);
+            return Ok(1);
+        }
+        let n = fusible(ops, at);
+        for i in at..at + n {
+            self.wait_for(lowered, i, issue)?;
+        }
+        if let Kind::Carry { cargo, to: Side::Device } = op.kind {
+            self.fill(lowered, at, cargo, issue)?;
+        }
+        let runtime = self.device().runtime.clone();
+        let begun = self.trace.as_ref().map(|_| runtime.record_timed(lane(op.unit))).transpose()?;
+        let mut place = None;
+        match op.kind {
+            Kind::Stream { .. } => self.device_mut().fetch(op.layer.unwrap_or_default() as usize)?,
+            Kind::Carry { cargo, to: Side::Device } => self.send(op, cargo)?,
+            Kind::Carry { cargo, to: Side::Host } => place = Some(self.fetch(op, cargo, issue)?),
+            Kind::PageIn { .. } | Kind::PageOut { .. } => self.move_pages(op, parts)?,
+            _ => {
+                // Of each publication another one.
+                let epoch = at as u32 + 1;
+                let step = lists(&self.placement.layers, op, &issue.lists);
+                let device = self.device.as_mut().expect("a device");
+                match n {
+                    1 => device.compute(op, step, epoch)?,
+                    n => device.fused(op, &ops[at + 1], (n > 2).then(|| &ops[at + 2]), step, epoch)?,
+                }
+            }
+        }
+        if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
+            trace.enqueued(at, op, begun, &*runtime)?;
+        }
+        if place.is_some() || (at..at + n).any(|i| lowered.awaited[i]) {
+            let event = runtime.record(lane(op.unit))?;
+            issue.events[at..at + n].fill(Some(event));
+        }
+        if let (Some(place), Kind::Carry { cargo, .. }) = (place, op.kind) {
+            let key = area(op, cargo, Side::Host);
+            let bytes = self.area_bytes(op, cargo);
+            let (after, events) = (tickets(lowered, at, issue), issue.events[at].iter().cloned().collect());
+            let program = lowered.clone();
+            let job = self.job(at, events, after, move |half| {
+                // SAFETY: the copy is done, which the job waits for, and the next waits for this job.
+                unsafe { half.land(&program.program.ops[at], cargo, &place) };
+                Ok(())
+            });
+            issue.jobs[at] = Some(job);
+            self.areas_mut().lands(key, bytes, job)?;
+        }
+        Ok(n)
+    }
+
+    /// Operation `at` of the device, enqueued from now on, comes after what it waits for.
+    fn wait_for(&mut self, lowered: &Lowered, at: usize, issue: &Issue) -> Result<()> {
+        let ops = &lowered.program.ops;
+        let op = &ops[at];
+        let carries = matches!(op.kind, Kind::Carry { .. });
+        for &w in lowered.waits(at) {
+            match (ops[w].unit, issue.jobs[w]) {
+                // The host's half of a transfer waits by itself.
+                (Unit::Host, Some(_)) if carries => {}
+                (Unit::Host, Some(job)) => self.lane().wait(job)?,
+                (unit, _) if unit == op.unit => {}
+                _ => {
+                    let event = issue.events[w].as_ref().expect("recorded when issued");
+                    self.device().runtime.wait(lane(op.unit), event)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An operation of the host: a job, or at once where there is no device to wait for.
+    fn on_host(&mut self, lowered: &Arc<Lowered>, at: usize, issue: &mut Issue) {
+        let op = &lowered.program.ops[at];
+        let alone = lowered.parts[op.sub_batch as usize].alone;
+        if let Some(HostSide::Inline(half)) = &mut self.host {
+            let from = Instant::now();
+            half.compute(op, None, alone);
+            if let Some(trace) = &mut self.trace {
+                trace.ran(op, &Ran { op: at, from, to: Instant::now() });
+            }
+            return;
+        }
+        let mail = through_mailbox(op)
+            .then(|| lists(&self.placement.layers, op, &issue.lists).lists.published_in(&rows_of(op)));
+        let events = events(lowered, at, issue);
+        let after = tickets(lowered, at, issue);
+        let program = lowered.clone();
+        let job = self.job(at, events, after, move |half| {
+            half.compute(&program.program.ops[at], mail, alone);
+            Ok(())
+        });
+        if let Some(slot) = issue.jobs.get_mut(at) {
+            *slot = Some(job);
+        }
+    }
+
+    /// The host's half of a transfer to the device, up to its end.
+    fn fill(&mut self, lowered: &Arc<Lowered>, at: usize, cargo: Cargo, issue: &mut Issue) -> Result<()> {
+        let op = &lowered.program.ops[at];
+        let bytes = self.area_bytes(op, cargo);
+        let (place, busy) = self.areas_mut().to_fill(area(op, cargo, Side::Device), bytes)?;
+        let after = tickets(lowered, at, issue);
+        let program = lowered.clone();
+        let job = self.job(at, busy.into_iter().collect(), after, move |half| {
+            // SAFETY: the last copy from there is done, which the job waits for, and the next is enqueued after it.
+            unsafe { half.fill(&program.program.ops[at], cargo, &place) };
+            Ok(())
+        });
+        issue.jobs[at] = Some(job);
+        self.lane().wait(job)
+    }
+
+    /// Enqueues the copy of a transfer to the device.
+    fn send(&mut self, op: &Op, cargo: Cargo) -> Result<()> {
+        let bytes = self.area_bytes(op, cargo);
+        let d = self.device();
+        let span = What::of(cargo).span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows_of(op));
+        self.areas_mut().send(area(op, cargo, Side::Device), bytes, span)
+    }
+
+    /// Enqueues the copy of a transfer to the host; returns where the rows arrive.
+    fn fetch(&mut self, op: &Op, cargo: Cargo, issue: &Issue) -> Result<super::carry::Place> {
+        let (key, bytes) = (area(op, cargo, Side::Host), self.area_bytes(op, cargo));
+        for job in self.areas_mut().landings(key, &bytes)? {
+            self.lane().wait(job)?;
+        }
+        let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
+        if let Cargo::Hidden { pending: Some(of) } = cargo {
+            let step = lists(&self.placement.layers, op, &issue.lists);
+            self.device.as_mut().expect("a device").fold(b, layer, of, step, rows.clone())?;
+        }
+        let d = self.device();
+        // Whatever made the rows is on the compute lane.
+        d.runtime.wait(Lane::DeviceToHost, &d.runtime.record(Lane::Compute)?)?;
+        let span = What::of(cargo).span(&d.parts[b].ws, &d.shape, &rows);
+        self.areas_mut().fetch(key, bytes, span)
+    }
+
+    /// Pages of a layer to or from staging memory.
+    fn move_pages(&mut self, op: &Op, parts: &[Part<'_>]) -> Result<()> {
+        let (part, at) = (&parts[op.sub_batch as usize], op.groups.start as usize);
+        let (group, rows) = (&part.groups[at], &part.rows[at]);
+        let tokens = match op.kind {
+            Kind::PageIn { .. } => group.first,
+            _ => group.end(),
+        };
+        let l = op.layer.unwrap_or_default() as usize;
+        let d = self.device();
+        let layer_bytes = self.pages.n_pages() * d.shape.page_bytes();
+        let place = self.places[l].expect("pages on the host");
+        d.move_staged(op, place, rows.table.pages(), tokens as usize, layer_bytes)
+    }
+
+    /// The bytes of an area that rows of a transfer take.
+    fn area_bytes(&self, op: &Op, cargo: Cargo) -> std::ops::Range<usize> {
+        let (d, rows) = (self.device(), rows_of(op));
+        let bytes = |rows| What::of(cargo).span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows).bytes;
+        bytes(0..rows.start)..bytes(0..rows.end)
+    }
+
+    fn job(
+        &mut self,
+        op: usize,
+        events: Vec<Event>,
+        after: Vec<Ticket>,
+        work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
+    ) -> Ticket {
+        self.lane_mut().give(Job { op, events, after, work: Box::new(work) })
+    }
+}
+
+/// The lists that an operation of the device goes by.
+pub(super) fn lists<'a>(
+    layers: &[crate::program::LayerPlacement],
+    op: &Op,
+    lists: &'a [Vec<(Mode, Step)>],
+) -> &'a Step {
+    let of = op.layer.map(|l| mode(&layers[l as usize]));
+    let found = lists[op.sub_batch as usize].iter().find(|(mode, _)| of.is_none_or(|of| of == *mode));
+    &found.expect("lists for every way of attending").1
+}
+
+fn area(op: &Op, cargo: Cargo, to: Side) -> AreaKey {
+    (op.sub_batch, What::of(cargo), to)
+}
+
+fn through_mailbox(op: &Op) -> bool {
+    matches!(
+        op.kind,
+        Kind::Append { mailbox: true, .. }
+            | Kind::Attend { from_mailbox: true, .. }
+            | Kind::Attend { to_mailbox: true, .. }
+    )
+}
+
+/// The jobs that operation `at` waits for.
+fn tickets(lowered: &Lowered, at: usize, issue: &Issue) -> Vec<Ticket> {
+    lowered.waits(at).iter().filter_map(|&w| issue.jobs[w]).collect()
+}
+
+/// The events that operation `at` of the host waits for: rows that come across the link have jobs.
+fn events(lowered: &Lowered, at: usize, issue: &Issue) -> Vec<Event> {
+    let waits = lowered.waits(at).iter().filter(|&&w| issue.jobs[w].is_none());
+    waits.map(|&w| issue.events[w].clone().expect("recorded when issued")).collect()
+}
+
+/// How many operations from `at` on the accelerator does in one pass over the rows: project, append and publish.
+fn fusible(ops: &[Op], at: usize) -> usize {
+    let op = &ops[at];
+    let with = |i: usize, is: fn(&Kind) -> bool| {
+        ops.get(i).is_some_and(|o| {
+            o.unit == Unit::Gpu
+                && (o.layer, o.sub_batch, &o.rows) == (op.layer, op.sub_batch, &op.rows)
+                && is(&o.kind)
+        })
+    };
+    if op.unit != Unit::Gpu || !matches!(op.kind, Kind::Project { .. }) {
+        return 1;
+    }
+    match with(at + 1, |k| matches!(k, Kind::Append { .. })) {
+        false => 1,
+        true => 2 + usize::from(with(at + 2, |k| matches!(k, Kind::Publish { .. }))),
+    }
+}

@@ -1,0 +1,153 @@
+//! Programs, lowered once for each structure of a step.
+//!
+//! Two steps have the same structure if their groups are as many and as long, go the same way and want the same: then their
+//! programs differ in positions and pages only, which are no part of the operations but of the step's lists. Where pages
+//! move, they are, and every step is lowered anew.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::program::{
+    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Unit, Wants, check, lower, order,
+};
+use crate::{Error, Result};
+
+/// Programs that are kept.
+const MOST: usize = 64;
+
+/// A program, and what its issue needs to know.
+pub(super) struct Lowered {
+    pub program: Program,
+    /// For each operation, the earlier ones that come first. Empty where one unit takes all in order.
+    pub waits: Vec<Vec<usize>>,
+    /// Whether an operation of another unit waits for it.
+    pub awaited: Vec<bool>,
+    /// The sub-batches.
+    pub parts: Vec<PartFacts>,
+    /// The unit of all operations, if it is one.
+    pub one_unit: Option<Unit>,
+}
+
+/// What a program says of a sub-batch.
+pub(super) struct PartFacts {
+    /// Whether the device has anything to do with it.
+    pub on_device: bool,
+    /// First rows of attentions on the device, row 0 aside.
+    pub cuts: Vec<usize>,
+    /// Behind the last keys and values only the host computes, all rows in one operation.
+    pub alone: bool,
+}
+
+/// What programs of the same structure have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Structure {
+    flow: Flow,
+    pick: bool,
+    /// Phase, rows, rows with logits, whether keys and values are on the host: of the groups of each sub-batch.
+    sub_batches: Vec<Vec<(Phase, u32, Wants, bool)>>,
+}
+
+impl Structure {
+    /// `None` where pages move.
+    fn of(iteration: &Iteration) -> Option<Structure> {
+        let split = |kv: Kv| matches!(kv, Kv::Split { .. });
+        let groups = || iteration.sub_batches.iter().flat_map(|s| &s.groups);
+        if !iteration.moves.is_empty() || groups().any(|g| split(g.kv)) {
+            return None;
+        }
+        let sub_batches = iteration
+            .sub_batches
+            .iter()
+            .map(|s| s.groups.iter().map(|g| (g.phase, g.tokens, g.wants, g.kv == Kv::Host)).collect())
+            .collect();
+        Some(Structure { flow: iteration.flow, pick: iteration.pick, sub_batches })
+    }
+}
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct Programs {
+    /// Each with the step that used it last.
+    known: HashMap<Structure, (Arc<Lowered>, u64)>,
+    steps: u64,
+}
+
+impl Programs {
+    /// The program of a step.
+    ///
+    /// # Errors
+    /// A step that cannot be lowered.
+    pub fn get(&mut self, placement: &Placement, iteration: &Iteration) -> Result<Arc<Lowered>> {
+        self.steps += 1;
+        let structure = Structure::of(iteration);
+        if let Some((known, used)) = structure.as_ref().and_then(|s| self.known.get_mut(s)) {
+            *used = self.steps;
+            return Ok(known.clone());
+        }
+        let lowered = Arc::new(Lowered::new(placement, iteration)?);
+        let moves = |op: &Op| matches!(op.kind, Kind::PageIn { .. } | Kind::PageOut { .. });
+        if let Some(structure) = structure.filter(|_| !lowered.program.ops.iter().any(moves)) {
+            if self.known.len() >= MOST
+                && let Some(oldest) = self.known.iter().min_by_key(|(_, (_, used))| *used)
+            {
+                let oldest = oldest.0.clone();
+                self.known.remove(&oldest);
+            }
+            self.known.insert(structure, (lowered.clone(), self.steps));
+        }
+        Ok(lowered)
+    }
+}
+
+impl Lowered {
+    fn new(placement: &Placement, iteration: &Iteration) -> Result<Lowered> {
+        let program = lower(placement, iteration)?;
+        if cfg!(debug_assertions) {
+            check(&program, placement, iteration).map_err(|fault| Error::usage(fault.to_string()))?;
+        }
+        let ops = &program.ops;
+        let one_unit = program.one_unit();
+        let waits = if one_unit.is_some() { Vec::new() } else { order::waits(&program) };
+        let mut awaited = vec![false; ops.len()];
+        for (at, waits) in waits.iter().enumerate() {
+            for &w in waits {
+                awaited[w] |= ops[w].unit != ops[at].unit;
+            }
+        }
+        let parts = iteration.sub_batches.iter().enumerate();
+        let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
+        Ok(Lowered { program, waits, awaited, parts, one_unit })
+    }
+
+    /// The earlier operations that the one at `at` waits for.
+    pub fn waits(&self, at: usize) -> &[usize] {
+        self.waits.get(at).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl PartFacts {
+    fn new(program: &Program, sub_batch: u8, rows: usize) -> PartFacts {
+        let ops: Vec<&Op> = program.ops.iter().filter(|op| op.sub_batch == sub_batch).collect();
+        let mut cuts: Vec<usize> = ops
+            .iter()
+            .filter(|op| op.unit == Unit::Gpu && matches!(op.kind, Kind::Attend { .. }))
+            .flat_map(|op| [op.rows.start as usize, op.rows.end as usize])
+            .filter(|&cut| cut > 0 && cut < rows)
+            .collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        // Dropping rows renumbers those that stay, for all operations of the sub-batch from then on: so only where those
+        // are one of each kind, and read nothing that has a row for each row of the step.
+        let last = ops.iter().filter_map(|op| op.layer).max();
+        let trimmed = || ops.iter().filter(|op| op.wanted_only);
+        let one = |is: fn(&Kind) -> bool| ops.iter().filter(|op| op.layer == last && is(&op.kind)).count() == 1;
+        let alone = trimmed().next().is_some()
+            && trimmed().all(|op| op.unit == Unit::Host)
+            && !trimmed().any(|op| matches!(op.kind, Kind::Attend { from_mailbox: true, .. }))
+            && one(|k| matches!(k, Kind::Append { .. }))
+            && one(|k| matches!(k, Kind::Attend { .. }))
+            && one(|k| matches!(k, Kind::OutProj));
+        let on_device = ops.iter().any(|op| op.unit == Unit::Gpu);
+        PartFacts { on_device, cuts, alone }
+    }
+}
