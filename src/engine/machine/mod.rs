@@ -87,7 +87,7 @@ pub(super) struct RealMachine {
 
 /// The host's half, and who runs its operations.
 #[allow(clippy::large_enum_variant)] // one per machine
-pub(super) enum HostSide {
+enum HostSide {
     /// The thread that issues them: there is no device beside.
     Inline(HostHalf),
     /// A thread of their own.
