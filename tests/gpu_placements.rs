@@ -22,7 +22,6 @@ use tandem::engine::{Engine, Input, Logits, Options, Sizes};
 use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Unit};
 use tandem::simd::Isa;
-use tandem::simd::linear::Mode;
 
 /// More than a page, than a window of the tiny models and than a tile of queries.
 const TOKENS: usize = 70;
@@ -268,65 +267,12 @@ fn any_placement_gives_the_models_logits() {
         .unwrap();
 }
 
-/// Any placement, any split of any batch, both flows: the bits of one sub-batch.
-#[test]
-fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
-    let m = load("synth:tiny-qwen3,dtype=q8_0,seed=3").unwrap();
-    let n = m.spec.n_layers;
-    let long = tokens(TOKENS, m.spec.vocab);
-    let accel = by_functions();
-    let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
-    let placement = (side(), prop::collection::vec(any_layer(), n), side());
-    let batch = prop::collection::vec((1..40usize, any::<bool>(), 0..2u8, 0..2u8), 1..5);
-    let mut runner = TestRunner::new(Config { cases: 40, ..Config::default() });
-    runner
-        .run(&(placement, batch, any::<bool>()), |((embedding, layers, head), batch, lanes)| {
-            let placement = Placement { embedding, layers, head, device_pages: 0, host_pages: 0 };
-            let mut o = options(TOKENS, 4);
-            (o.mode, o.sub_batches) = (Mode::Deterministic, 2);
-            let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());
-            let mut e = placed(&m, &o, &accel, &placement).map_err(fail)?;
-            let flow = if lanes { Flow::TwoLanes } else { Flow::Serial };
-            let mut both = Vec::new();
-            for split in [false, true] {
-                let seqs: Vec<_> = batch.iter().map(|_| e.add()).collect();
-                let mut got = Vec::new();
-                for (step, last) in [(0, false), (1, false), (2, true)] {
-                    let inputs: Vec<Input<'_>> = batch
-                        .iter()
-                        .zip(&seqs)
-                        .map(|(&(prompt, all, ..), &seq)| match step {
-                            0 if all => Input { seq, tokens: &long[..prompt], logits: Logits::All },
-                            0 => Input { seq, tokens: &long[..prompt], logits: Logits::Last },
-                            // Some decode beside the prompts of others.
-                            1 if all => Input { seq, tokens: &long[prompt..prompt + 3], logits: Logits::None },
-                            _ => {
-                                let at = prompt + if all || last { 3 } else { 0 };
-                                Input { seq, tokens: &long[at..at + 1], logits: Logits::Last }
-                            }
-                        })
-                        .collect();
-                    let sub_batches: Vec<u8> =
-                        batch.iter().map(|b| if step == 0 { b.2 } else { b.3 }).collect();
-                    got.extend_from_slice(match split {
-                        false => e.forward(&inputs).map_err(fail)?,
-                        true => e.forward_as(&inputs, &sub_batches, flow).map_err(fail)?,
-                    });
-                }
-                seqs.into_iter().for_each(|seq| e.remove(seq));
-                both.push(got);
-            }
-            prop_assert!(both[0] == both[1], "the logits of two sub-batches are not those of one");
-            Ok(())
-        })
-        .unwrap();
-}
-
 #[test]
 fn sub_batches_beyond_those_planned_are_refused() {
     let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
     let accel = by_functions();
-    let mut e = placed(&m, &options(TOKENS, 2), &accel, &Placement::boundary(2, m.spec.n_layers, 0, 0)).unwrap();
+    let mut e =
+        placed(&m, &options(TOKENS, 2), &accel, &Placement::boundary(2, m.spec.n_layers, 0, 0)).unwrap();
     let inputs = [e.add(), e.add()].map(|seq| Input { seq, tokens: &[1, 2, 3], logits: Logits::Last });
     let error = e.forward_as(&inputs, &[0, 1], Flow::TwoLanes).unwrap_err().to_string();
     assert!(error.contains("2 sub-batches, 1 were planned"), "{error}");
@@ -356,10 +302,8 @@ fn in_two_lanes_the_sides_work_at_the_same_time() {
     let of = |unit| spans.iter().filter(move |s| s.unit == unit);
     // Every attention of the first sub-batch, while the device has the second's projections to do.
     let attended: Vec<_> = of(Unit::Host).filter(|s| s.name == "attend").collect();
-    let beside = attended
-        .iter()
-        .filter(|h| of(Unit::Gpu).any(|g| g.start < h.end && h.start < g.end))
-        .count();
+    let beside =
+        attended.iter().filter(|h| of(Unit::Gpu).any(|g| g.start < h.end && h.start < g.end)).count();
     assert_eq!(attended.len(), 2 * m.spec.n_layers);
     assert!(beside >= m.spec.n_layers, "{beside} of {} attentions beside the device", attended.len());
 }

@@ -321,12 +321,7 @@ impl Engine {
         done
     }
 
-    fn reserve_and_run(
-        &mut self,
-        inputs: &[Input<'_>],
-        want: Want,
-        sharing: Sharing<'_>,
-    ) -> Result<()> {
+    fn reserve_and_run(&mut self, inputs: &[Input<'_>], want: Want, sharing: Sharing<'_>) -> Result<()> {
         for input in inputs {
             let table = self.sequences[input.seq.0].as_mut().expect("a live sequence");
             table.reserve(self.executor.pages(), input.tokens.len())?;

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{HostSide, RealMachine};
 use super::carry::{Areas, What};
 use super::device::{DeviceHalf, DevicePart, Weights as LayerOnDevice};
 use super::host::{HostHalf, HostPart};
 use super::lane::Started;
 use super::lowered::Programs;
 use super::sizes::{Sizes, computes_on_host, modes, stages_pages};
+use super::{HostSide, RealMachine};
 use crate::cache::{KvGeometry, PageList, PagePool};
 use crate::device::accelerator::{Accelerator, Mailbox, RowBytes, Workspace};
 use crate::device::runtime::{Buffer, DevPtr, Lane};

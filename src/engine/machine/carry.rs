@@ -171,9 +171,8 @@ impl Place {
     /// The copy that brings it is done, and no other has been enqueued to these bytes.
     pub unsafe fn take(&self, part: &mut HostPart, what: What, act: Half, rows: Range<usize>) {
         // SAFETY: inside the memory, initialised (pinned memory is zeroed), and nobody writes it: the caller's promise.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(self.memory.host().add(self.bytes.start), self.bytes.len())
-        };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(self.memory.host().add(self.bytes.start), self.bytes.len()) };
         let ws = &mut part.ws;
         match what {
             What::Hidden => take_f32(bytes, ws.hidden.rows_mut(rows)),

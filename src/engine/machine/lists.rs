@@ -31,10 +31,7 @@ impl RealMachine {
                         epoch: 0,
                         launch_rows: part.tokens.len(),
                     };
-                    lists.push((
-                        mode,
-                        d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)?,
-                    ));
+                    lists.push((mode, d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)?));
                 }
             }
             all.push(lists);

@@ -140,7 +140,8 @@ impl PartFacts {
         // are one of each kind, and read nothing that has a row for each row of the step.
         let last = ops.iter().filter_map(|op| op.layer).max();
         let trimmed = || ops.iter().filter(|op| op.wanted_only);
-        let one = |is: fn(&Kind) -> bool| ops.iter().filter(|op| op.layer == last && is(&op.kind)).count() == 1;
+        let one =
+            |is: fn(&Kind) -> bool| ops.iter().filter(|op| op.layer == last && is(&op.kind)).count() == 1;
         let alone = trimmed().next().is_some()
             && trimmed().all(|op| op.unit == Unit::Host)
             && !trimmed().any(|op| matches!(op.kind, Kind::Attend { from_mailbox: true, .. }))
