@@ -109,7 +109,7 @@ fn a_copy_plans_for_this_machine_and_for_no_other() {
     let text = std::fs::read_to_string(&file).unwrap();
     let cpu_name = report["identity"]["cpu"].as_str().unwrap();
     std::fs::write(&file, text.replace(cpu_name, "i486")).unwrap();
-    assert_error(&plan(name), 2, "a profile of another machine: the CPU is i486 there and ");
+    assert_error(&plan(name), 2, "a profile of something else: the CPU is i486 there and ");
     std::fs::write(&file, text.replace("\"schema\": ", "\"schema\": 9")).unwrap();
     assert_error(&plan(name), 1, "a profile of schema 9");
     std::fs::write(&file, &text[..text.len() / 2]).unwrap();
@@ -131,10 +131,93 @@ fn plan_reads_what_was_measured() {
     assert_eq!((first, said.as_str()), (second, ""), "measured once");
 }
 
+/// Every time of a curve is finite, positive or zero, and not less than that of fewer rows.
+#[track_caller]
+fn rises(curve: &Json) {
+    let points = curve.as_array().unwrap_or_else(|| panic!("{curve}"));
+    assert!(!points.is_empty(), "no points");
+    let mut before = (0.0, 0.0);
+    for p in points {
+        let (x, y) = (p[0].as_f64().unwrap(), p[1].as_f64().unwrap());
+        assert!(x > before.0 && y >= before.1 && y < 10.0, "{curve}");
+        before = (x, y);
+    }
+}
+
+#[track_caller]
+fn has_tables(side: &Json, kinds: usize) {
+    ["embed", "head", "pick"].iter().for_each(|end| rises(&side[end]));
+    let layers = side["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), kinds, "{side}");
+    for layer in layers {
+        ["project", "append", "out_proj", "ffn_up", "ffn_down"].iter().for_each(|op| rises(&layer[op]));
+        for op in ["attend", "attend_prompt"] {
+            let lines = layer[op].as_array().unwrap();
+            assert!(lines.len() > 1, "{layer}");
+            lines.iter().for_each(|line| rises(&line[1]));
+        }
+    }
+}
+
+#[test]
+fn a_models_operations_are_timed_and_held_against_real_steps() {
+    let home = tempfile::tempdir().unwrap();
+    let line = "-m synth:tiny-llama --device cpu --quick --json";
+    let first = json(&profile(home.path(), line));
+    assert_eq!(first["identity"]["model"]["hash"].as_str().unwrap().len(), 16);
+    let (tables, calibration) = (&first["model"]["tables"], &first["model"]["calibration"]);
+    has_tables(&tables["host"], 1);
+    assert_eq!(tables["device"], Json::Null);
+    let steps = calibration["steps"].as_array().unwrap();
+    assert!(steps.iter().any(|s| s["calibrates"] == true) && steps.iter().any(|s| s["calibrates"] == false));
+    for step in steps {
+        ["predicted_s", "calibrated_s", "executed_s"].iter().for_each(|f| drop(positive(step, f)));
+    }
+    // A step that calibrates is predicted as it was executed: the factors are where they belong.
+    let operations = calibration["operations"].as_array().unwrap();
+    let factors = tables["factors"].as_array().unwrap();
+    for step in steps.iter().filter(|s| s["calibrates"] == true) {
+        let rows = step["sequences"].as_u64().unwrap() * step["rows"].as_u64().unwrap();
+        let of = |list: &[Json], field: &str| -> Vec<f64> {
+            list.iter().filter(|o| o["rows"] == rows).map(|o| o[field].as_f64().unwrap()).collect()
+        };
+        let executed: f64 = of(operations, "executed_s").iter().sum();
+        if of(factors, "factor").iter().all(|f| (0.26..3.9).contains(f)) {
+            let calibrated = positive(step, "calibrated_s");
+            assert!((calibrated / executed - 1.0).abs() < 1e-6, "{calibrated} for {executed}: {step}");
+        }
+    }
+    let second = json(&profile(home.path(), line));
+    assert_eq!((&second["cached"], &second["model"]), (&Json::Bool(true), &first["model"]));
+    // Limits are measured once for the machine and all models on it.
+    let other = json(&profile(home.path(), "-m synth:tiny-qwen3,dtype=q8_0 --device cpu --quick --json"));
+    assert_eq!((&other["cached"], &other["limits"]), (&Json::Bool(false), &first["limits"]));
+    let text = stdout(&profile(home.path(), "-m synth:tiny-llama --device cpu --quick"));
+    assert!(text.contains("ffn_down, x") && text.contains("factors come from these"), "{text}");
+}
+
+/// Layers with a window and without, on both sides.
+#[test]
+fn every_kind_of_layer_is_timed_on_both_sides() {
+    let home = tempfile::tempdir().unwrap();
+    let report = json(&profile(home.path(), "-m synth:tiny-gemma3 --device emulated --quick --json"));
+    let (tables, calibration) = (&report["model"]["tables"], &report["model"]["calibration"]);
+    let kinds: Vec<_> = tables["kinds"].as_array().unwrap().iter().map(|k| k.as_u64().unwrap()).collect();
+    assert_eq!(kinds.iter().max(), Some(&1), "{kinds:?}");
+    for side in ["host", "device"] {
+        has_tables(&tables[side], 2);
+        let steps = calibration["steps"].as_array().unwrap();
+        assert!(steps.iter().any(|s| s["side"] == side), "{calibration}");
+    }
+    rises(&tables["device"]["page_out"]);
+    rises(&tables["device"]["page_in"]);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let home = tempfile::tempdir().unwrap();
     assert_error(&profile(home.path(), "--device gpu"), 2, "choose one of auto, cpu, cuda");
+    assert_error(&profile(home.path(), "--device cpu --quick -m synth:nosuch"), 2, "synth:nosuch");
     assert_error(
         &profile(home.path(), "--device cpu --quick -o /nosuch/folder/file.json"),
         1,

@@ -54,6 +54,13 @@ impl Layer {
     pub fn windowed(&self) -> bool {
         self.windowed
     }
+
+    /// Bytes of its matrices as the kernels read them.
+    pub fn bytes(&self) -> usize {
+        let gate = self.gate.as_ref().map_or(0, Linear::bytes);
+        [&self.q, &self.k, &self.v, &self.o, &self.up, &self.down].iter().map(|w| w.bytes()).sum::<usize>()
+            + gate
+    }
 }
 
 /// Which units of a model are prepared: those that the CPU computes.
@@ -270,12 +277,8 @@ impl Prepared {
 
     /// Bytes of weights that one decode step reads.
     pub fn bytes_per_step(&self) -> u64 {
-        let layer = |l: &Layer| {
-            let gate = l.gate.as_ref().map_or(0, Linear::bytes);
-            [&l.q, &l.k, &l.v, &l.o, &l.up, &l.down].iter().map(|w| w.bytes()).sum::<usize>() + gate
-        };
         let head = self.head.as_ref().map_or(0, Linear::bytes);
-        (self.layers.iter().flatten().map(layer).sum::<usize>() + head) as u64
+        (self.layers.iter().flatten().map(Layer::bytes).sum::<usize>() + head) as u64
     }
 }
 

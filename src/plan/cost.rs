@@ -164,6 +164,24 @@ pub trait Costs {
     /// Moving `bytes` within the memory of `side` (appending, publishing, merging): read and written once.
     fn copy(&self, side: Side, bytes: u64) -> f64;
 
+    /// Keys and values of `rows` rows, `bytes` of a copy, into the pages of block `layer`.
+    fn append(&self, side: Side, layer: usize, rows: u64, bytes: u64) -> f64 {
+        let _ = (layer, rows);
+        self.copy(side, bytes)
+    }
+
+    /// The likeliest tokens of `rows` rows of logits, `bytes` of a copy.
+    fn pick(&self, side: Side, rows: u64, bytes: u64) -> f64 {
+        let _ = rows;
+        self.copy(side, bytes)
+    }
+
+    /// Whole pages, counted per layer, `bytes` in all, between the device's pages and the host's.
+    fn pages(&self, direction: Direction, pages: u64, bytes: u64) -> f64 {
+        let _ = pages;
+        self.transfer(direction, bytes)
+    }
+
     /// `bytes` over the link in one transfer from or to pinned memory, its latency included.
     fn transfer(&self, direction: Direction, bytes: u64) -> f64;
 

@@ -5,12 +5,12 @@
 //! embed, head          Costs::embed, Costs::head of its rows                      of its side
 //! project … ffn_down   Costs::product of its rows with the layer's weights        of its side
 //! attend               Costs::attend of (rows, tokens read, pairs)                of its side
-//! append, pick         Costs::copy of what it reads and writes                    of its side
+//! append, pick         Costs::append, Costs::pick of what it reads and writes     of its side
 //! publish, collect     Costs::transfer of the mailbox's rows, f32                 gpu: its kernels read and write host memory
 //! merge                collect if the other part is the host's, and a copy        gpu
 //! carry                Costs::transfer of the rows as they cross                  h2d, d2h
 //! stream               Costs::transfer of the layer in the device's layout        h2d
-//! page in, page out    Costs::transfer of whole pages                             h2d, d2h
+//! page in, page out    Costs::pages                                               h2d, d2h
 //! ```
 //! An operation of a computing lane takes at least [`Costs::launch`]. A transfer has one latency, however many pages it
 //! moves: their copies are enqueued together.
@@ -121,6 +121,14 @@ impl<'a> OpCosts<'a> {
         }
     }
 
+    fn transfer(&self, op: &Op, direction: Direction) -> f64 {
+        let bytes = self.link_bytes(op);
+        match op.kind {
+            Kind::PageOut { .. } | Kind::PageIn { .. } => self.costs.pages(direction, op.work.pages, bytes),
+            _ => self.costs.transfer(direction, bytes),
+        }
+    }
+
     fn compute(&self, op: &Op, side: Side) -> f64 {
         let (costs, rows) = (self.costs, self.rows(op));
         let spec = &self.sizes.spec;
@@ -129,13 +137,15 @@ impl<'a> OpCosts<'a> {
             costs.product(side, layer, sublayer, rows)
         };
         // A copy reads and writes as many bytes: half of both together.
-        let moved = |read: u64, written: u64| costs.copy(side, (read + written).div_ceil(2));
+        let halved = |read: u64, written: u64| (read + written).div_ceil(2);
+        let moved = |read, written| costs.copy(side, halved(read, written));
         match op.kind {
             Kind::Embed => costs.embed(side, rows),
             Kind::Project { .. } => product(Sublayer::Qkv),
             Kind::Append { .. } => {
                 let elements = rows * 2 * spec.kv_dim() as u64;
-                moved(F32 * elements, HALF * elements)
+                let layer = op.layer.expect("keys and values belong to a layer") as usize;
+                costs.append(side, layer, rows, halved(F32 * elements, HALF * elements))
             }
             Kind::Publish { .. } => costs.transfer(Direction::ToHost, self.link_bytes(op)),
             Kind::Attend { .. } => {
@@ -151,7 +161,7 @@ impl<'a> OpCosts<'a> {
             Kind::FfnUp { .. } => product(Sublayer::Up),
             Kind::FfnDown => product(Sublayer::Down),
             Kind::Head { .. } => costs.head(side, rows),
-            Kind::Pick => moved(rows * F32 * spec.vocab as u64, rows * F32),
+            Kind::Pick => costs.pick(side, rows, halved(rows * F32 * spec.vocab as u64, rows * F32)),
             Kind::Carry { .. } | Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => 0.0,
         }
     }
@@ -162,8 +172,8 @@ impl virtual_machine::Costs for OpCosts<'_> {
         match op.unit {
             Unit::Gpu => self.compute(op, Side::Device).max(self.costs.launch(Side::Device)),
             Unit::Host => self.compute(op, Side::Host).max(self.costs.launch(Side::Host)),
-            Unit::H2d => self.costs.transfer(Direction::ToDevice, self.link_bytes(op)),
-            Unit::D2h => self.costs.transfer(Direction::ToHost, self.link_bytes(op)),
+            Unit::H2d => self.transfer(op, Direction::ToDevice),
+            Unit::D2h => self.transfer(op, Direction::ToHost),
         }
     }
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::device::runtime::DeviceInfo;
+use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 
 /// Layout of the profile's file: raised whenever a field changes its meaning.
@@ -25,6 +26,37 @@ pub struct Identity {
     pub isa: String,
     /// The device, if one was measured.
     pub device: Option<DeviceIdentity>,
+    /// The model, if its operations were timed.
+    pub model: Option<ModelIdentity>,
+}
+
+/// Which model: what the times of its operations depend on, the values of its weights aside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelIdentity {
+    /// Its own name, or that of its file.
+    pub name: String,
+    /// Bytes of its weights.
+    pub bytes: u64,
+    /// A hash over its sizes and over the name, type and shape of each tensor: 16 hexadecimal digits.
+    pub hash: String,
+}
+
+impl ModelIdentity {
+    /// Of a model that was read; `source` is what it is called if it has no name of its own.
+    pub fn of(spec: &ModelSpec, weights: &Weights, source: &str) -> ModelIdentity {
+        let mut tensors: Vec<String> =
+            weights.iter().map(|(name, t)| format!("{name} {} {:?}", t.dtype, t.shape)).collect();
+        tensors.sort_unstable();
+        let name = if spec.name.is_empty() { source } else { &spec.name };
+        let hash = digits(&format!("{spec:?}\n{}", tensors.join("\n")));
+        ModelIdentity { name: name.to_owned(), bytes: weights.bytes(), hash }
+    }
+}
+
+/// 16 hexadecimal digits of a hash.
+fn digits(text: &str) -> String {
+    Sha256::digest(text).iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
 /// Which device.
@@ -55,7 +87,13 @@ impl Identity {
             threads: crate::host::cpu::allowed() as u32,
             isa: Isa::selected().unwrap_or(Isa::Reference).name().into(),
             device: device.map(DeviceIdentity::from),
+            model: None,
         }
+    }
+
+    /// The same machine with a model.
+    pub fn with_model(self, model: ModelIdentity) -> Identity {
+        Identity { model: Some(model), ..self }
     }
 
     /// What is not as in `wanted`, in words: `None` if all is.
@@ -64,6 +102,10 @@ impl Identity {
             None => "no device".to_owned(),
             Some(d) => format!("{} (driver {}, sm_{})", d.name, d.driver, d.sm),
         };
+        let model = |m: &Option<ModelIdentity>| match m {
+            None => "none".to_owned(),
+            Some(m) => format!("{} ({} bytes, {})", m.name, m.bytes, m.hash),
+        };
         let all = [
             ("schema", self.schema.to_string(), wanted.schema.to_string()),
             ("Tandem", self.version.clone(), wanted.version.clone()),
@@ -71,6 +113,7 @@ impl Identity {
             ("threads", self.threads.to_string(), wanted.threads.to_string()),
             ("the kernels' tier", self.isa.clone(), wanted.isa.clone()),
             ("the device", name(&self.device), name(&wanted.device)),
+            ("the model", model(&self.model), model(&wanted.model)),
         ];
         let parts: Vec<String> = all
             .into_iter()
@@ -82,8 +125,7 @@ impl Identity {
 
     /// A name for its file: 16 hexadecimal digits of a hash over all of it.
     pub fn key(&self) -> String {
-        let text = serde_json::to_string(self).expect("strings and numbers");
-        Sha256::digest(text).iter().take(8).map(|b| format!("{b:02x}")).collect()
+        digits(&serde_json::to_string(self).expect("strings and numbers"))
     }
 }
 
@@ -140,6 +182,25 @@ mod tests {
         assert!(!said.contains("schema"));
         assert_ne!(there.key(), here.key());
         assert_eq!((here.key().len(), here.key()), (16, here.clone().key()));
+    }
+
+    /// A description of a model names the same model as the model itself; other types are another model.
+    #[test]
+    fn a_model_is_known_without_its_weights() {
+        use crate::model::{load, synth};
+        let of = |name: &str| {
+            let m = synth::outline(name).unwrap();
+            ModelIdentity::of(&m.spec, &m.weights, &m.source)
+        };
+        for name in ["tiny-llama", "tiny-gemma3,dtype=q4_k", "tiny-opt,dtype=f16"] {
+            let m = load(&format!("synth:{name}")).unwrap();
+            assert_eq!(of(name), ModelIdentity::of(&m.spec, &m.weights, &m.source), "{name}");
+        }
+        assert_ne!(of("tiny-llama").hash, of("tiny-llama,dtype=q8_0").hash);
+        assert_ne!(of("tiny-llama").hash, of("tiny-llama,layers=1").hash);
+        let machine = Identity::of_machine(None);
+        let said = machine.clone().with_model(of("tiny-llama")).difference(&machine).unwrap();
+        assert!(said.starts_with("the model is tiny-llama (") && said.ends_with("none here"), "{said}");
     }
 
     #[test]

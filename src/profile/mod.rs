@@ -5,28 +5,92 @@
 //! | [`limits`] | read bandwidth, arithmetic, the device's memory and matrix rate, the link |
 //! | [`identity`] | which machine, which device, which model a measurement is of |
 //! | [`store`] | [`Profile`]: a file in the cache folder |
+//! | `measure` | timing a model's operations one by one, on the CPU and on a device |
+//! | [`tables`] | what came of it, with interpolation: the costs that planners ask for |
+//! | `execute` | real steps of the engine, held against what the tables predict |
+//! | [`calibrate`] | the factors that follow |
 //! | `sample` | timing something several times |
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
 
 mod bandwidth;
+pub mod calibrate;
+mod execute;
 pub mod identity;
 pub mod limits;
+mod measure;
 mod peak;
 mod sample;
 pub mod store;
+pub mod tables;
 
 pub use bandwidth::{ReadProbe, read_bandwidth};
-pub use identity::{DeviceIdentity, Identity};
+pub use calibrate::Calibration;
+pub use identity::{DeviceIdentity, Identity, ModelIdentity};
 pub use limits::Limits;
+pub use measure::Subject;
 pub use peak::{Peak, peaks};
 pub use sample::{Effort, Samples};
-pub use store::{Profile, Store};
+pub use store::{ModelProfile, Profile, Store};
+pub use tables::{Measured, Tables};
 
+use std::sync::Arc;
+
+use crate::device::accelerator::Accelerator;
 use crate::device::runtime::DeviceInfo;
+use crate::model::{ModelSpec, Weights};
 use crate::plan::Hardware;
+use crate::{Error, Result};
 
 /// What a measured machine is called as [`Hardware`].
 pub const THIS_MACHINE: &str = "this machine";
+
+/// The timing tables of a model on this machine, with `device` or without one, as `tandem profile -m` has kept them: `None`
+/// if it has not, or if what is kept cannot be read. Reads one file; measures nothing. `source`: as for
+/// [`ModelIdentity::of`].
+pub fn measured_tables(
+    device: Option<&DeviceInfo>,
+    spec: &ModelSpec,
+    weights: &Weights,
+    source: &str,
+) -> Option<Tables> {
+    let store = Store::from_env().ok()?;
+    let identity = Identity::of_machine(device).with_model(ModelIdentity::of(spec, weights, source));
+    Some(store.load(&identity).ok()??.model?.tables)
+}
+
+/// Times the operations of a model, then runs real steps of it: on the CPU, and on `accelerator`, if there is one.
+/// `limits` are those of the machine. `progress` is called after each of [`steps_of`] steps.
+///
+/// # Errors
+/// A damaged model; no memory for it; a device that failed, or that cannot run it.
+pub fn measure_model(
+    subject: &Subject<'_>,
+    accelerator: Option<&Arc<dyn Accelerator>>,
+    limits: &Limits,
+    progress: &dyn Fn(),
+) -> Result<ModelProfile> {
+    let mut tables = subject.measure(accelerator, progress)?;
+    let hardware = limits.hardware(THIS_MACHINE);
+    let mut calibration = execute::calibrate(subject, None, &mut tables, &hardware, progress)?;
+    if accelerator.is_some() {
+        match execute::calibrate(subject, accelerator, &mut tables, &hardware, progress) {
+            Ok(device) => {
+                calibration.operations.extend(device.operations);
+                calibration.steps.extend(device.steps);
+            }
+            // All of a model that is to be shared need not fit the device: then its tables stand as they are.
+            Err(Error::Capacity(_)) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(ModelProfile { tables, calibration })
+}
+
+/// Steps of [`measure_model`], for a progress bar.
+pub fn steps_of(subject: &Subject<'_>, device: bool) -> u64 {
+    let real = execute::count(subject) * if device { 2 } else { 1 };
+    subject.steps(device) + real
+}
 
 /// This machine as it was measured before (`tandem profile`), with `device` or without one: `None` if it was not, or if
 /// what is kept cannot be read. Reads one file; measures nothing.

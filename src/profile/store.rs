@@ -1,8 +1,7 @@
 //! Profiles as files: in the cache folder by what they are of, and wherever `-o` says.
 //!
 //! ```text
-//! $TANDEM_HOME/profiles/<key>.json            a machine: limits
-//! $TANDEM_HOME/profiles/<key>-<model>.json    a machine and a model: limits and timing tables
+//! $TANDEM_HOME/profiles/<key>.json     of a machine, a device and perhaps a model: the key is a hash of them
 //! ```
 
 use std::io::Write;
@@ -10,8 +9,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::calibrate::Calibration;
 use super::identity::{Identity, SCHEMA};
 use super::limits::Limits;
+use super::tables::Tables;
 use crate::hub::Cache;
 use crate::{Error, Result};
 
@@ -28,6 +29,18 @@ pub struct Profile {
     pub quick: bool,
     /// The machine's limits.
     pub limits: Limits,
+    /// The model's operations, if they were timed.
+    pub model: Option<ModelProfile>,
+}
+
+/// What was measured of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelProfile {
+    /// Seconds of its operations.
+    pub tables: Tables,
+    /// Real steps against predicted ones, of each side.
+    pub calibration: Calibration,
 }
 
 /// The first fields of any profile, whatever else its version has.
@@ -61,6 +74,9 @@ impl Profile {
         }
         let profile: Profile = serde_json::from_str(text).map_err(broken)?;
         profile.limits.check(file)?;
+        if let Some(model) = &profile.model {
+            model.tables.check(file)?;
+        }
         Ok(profile)
     }
 
@@ -89,7 +105,7 @@ impl Profile {
         match profile.identity.difference(wanted) {
             None => Ok(profile),
             Some(difference) => Err(Error::usage(format!(
-                "{}: a profile of another machine: {difference}; run tandem profile here",
+                "{}: a profile of something else: {difference}; run tandem profile here",
                 path.display()
             ))),
         }
@@ -170,6 +186,7 @@ mod tests {
         Profile {
             identity: Identity::of_machine(None),
             quick: true,
+            model: None,
             limits: Limits {
                 cpu: CpuLimits {
                     threads: 2,
@@ -212,7 +229,7 @@ mod tests {
         // A file that was copied to another machine's name.
         std::fs::copy(&path, store.path(&other)).unwrap();
         let said = store.load(&other).unwrap_err().to_string();
-        assert!(said.contains("another machine: threads is") && said.contains("and 77 here"), "{said}");
+        assert!(said.contains("something else: threads is") && said.contains("and 77 here"), "{said}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `tandem profile`: what this machine can do, measured once and kept.
+//! `tandem profile`: what this machine can do, and how long a model's operations take on it, measured once and kept.
 
 mod table;
 
@@ -11,15 +11,21 @@ use tandem::Error;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::open::{self as devices, Kind};
 use tandem::host::Pool;
-use tandem::profile::{Effort, Identity, Limits, Profile, Store, limits};
+use tandem::profile::{
+    Effort, Identity, Limits, ModelIdentity, Profile, Store, Subject, limits, measure_model, steps_of,
+};
+use tandem::simd::Isa;
 
 use super::args::Device;
-use super::{output, progress};
+use super::{open, output, progress};
 
-/// Measures this machine: memory, arithmetic, the device and the link to it. What was measured is kept for the next time, and
-/// `tandem plan --hardware auto` reads it.
+/// Measures this machine: memory, arithmetic, the device and the link to it; with -m also how long each operation of a model takes.
+/// What was measured is kept for the next time, and `tandem plan --hardware auto` reads it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Time the operations of this model, too: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME.
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
     /// What to measure beside the CPU: auto (a GPU if there is one), cpu (nothing), cuda[:i], emulated or emulated:kernels.
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
@@ -49,16 +55,11 @@ struct Report<'a> {
 /// Measures, or reads what was measured, and prints it.
 pub fn run(args: &Args) -> Result<()> {
     let device = device(args.device)?;
-    let identity = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
+    let machine = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     let store = Store::from_env()?;
-    let kept = match args.again {
-        true => None,
-        false => kept(&store, &identity, args.quick),
-    };
-    let cached = kept.is_some();
-    let profile = match kept {
-        Some(profile) => profile,
-        None => measure(identity, device.as_ref(), args.quick)?,
+    let (profile, cached) = match &args.model {
+        Some(model) => of_model(args, &store, machine, device.as_ref(), model)?,
+        None => of_machine(args, &store, machine, device.as_ref())?,
     };
     let file = match cached {
         true => store.path(&profile.identity),
@@ -71,8 +72,63 @@ pub fn run(args: &Args) -> Result<()> {
         return output::json(&Report { file: &file, cached, profile: &profile });
     }
     output::print(&table::limits(&profile))?;
+    if let Some(model) = &profile.model {
+        output::print(&table::model(&profile, model))?;
+    }
     let how = if cached { "measured before, --again measures anew" } else { "kept" };
     output::line(&format!("\n{how}: {}", file.display()))
+}
+
+/// The machine's profile, and whether it is an earlier one.
+fn of_machine(
+    args: &Args,
+    store: &Store,
+    identity: Identity,
+    device: Option<&Arc<dyn Accelerator>>,
+) -> Result<(Profile, bool)> {
+    match kept(args, store, &identity) {
+        Some(profile) => Ok((profile, true)),
+        None => Ok((measure(identity, device, args.quick)?, false)),
+    }
+}
+
+/// The profile of the machine and a model, and whether it is an earlier one. Limits that were measured before serve.
+fn of_model(
+    args: &Args,
+    store: &Store,
+    machine: Identity,
+    device: Option<&Arc<dyn Accelerator>>,
+    name: &str,
+) -> Result<(Profile, bool)> {
+    let outline = open::outline(name)?;
+    let model = ModelIdentity::of(&outline.spec, &outline.weights, &outline.source);
+    drop(outline);
+    let identity = machine.clone().with_model(model);
+    if let Some(profile) = kept(args, store, &identity) {
+        return Ok((profile, true));
+    }
+    let (of_machine, cached) = of_machine(args, store, machine, device)?;
+    if !cached {
+        store.save(&of_machine)?;
+    }
+    let limits = of_machine.limits;
+    let opened = open::open(Some(name))?;
+    let pool = Pool::pinned(None);
+    let subject = Subject {
+        spec: &opened.model.spec,
+        weights: &opened.model.weights,
+        isa: Isa::selected()?,
+        pool: &pool,
+        effort: effort(args.quick),
+    };
+    let bar = progress::count_bar(steps_of(&subject, device.is_some()), "timing the model's operations");
+    let model = measure_model(&subject, device, &limits, &|| bar.inc(1));
+    bar.finish();
+    let model = model.map_err(|e| match e {
+        Error::Capacity(why) => Error::Capacity(format!("{name}: {why}")),
+        other => other,
+    })?;
+    Ok((Profile { identity, quick: args.quick, limits, model: Some(model) }, false))
 }
 
 /// The device to be measured.
@@ -88,9 +144,12 @@ fn device(asked: Device) -> Result<Option<Arc<dyn Accelerator>>> {
 
 /// The profile in the cache folder, if it is good enough: a quick one serves only those in a hurry. A damaged one is
 /// told of, and measured anew.
-fn kept(store: &Store, identity: &Identity, quick: bool) -> Option<Profile> {
+fn kept(args: &Args, store: &Store, identity: &Identity) -> Option<Profile> {
+    if args.again {
+        return None;
+    }
     match store.load(identity) {
-        Ok(profile) => profile.filter(|p| quick || !p.quick),
+        Ok(profile) => profile.filter(|p| args.quick || !p.quick),
         Err(e) => {
             progress::note(&format!("measuring again: {e}"));
             None
@@ -98,17 +157,20 @@ fn kept(store: &Store, identity: &Identity, quick: bool) -> Option<Profile> {
     }
 }
 
+fn effort(quick: bool) -> Effort {
+    if quick { Effort::Quick } else { Effort::Full }
+}
+
 /// Measures the limits of this machine, with a bar.
 pub fn measure(identity: Identity, device: Option<&Arc<dyn Accelerator>>, quick: bool) -> Result<Profile> {
-    let effort = if quick { Effort::Quick } else { Effort::Full };
     let pool = Pool::pinned(None);
     let steps = if device.is_some() { limits::STEPS } else { limits::STEPS - 2 };
     let bar = progress::count_bar(steps, "measuring this machine");
-    let limits = Limits::measure(&pool, device, effort, &|| bar.inc(1));
+    let limits = Limits::measure(&pool, device, effort(quick), &|| bar.inc(1));
     bar.finish();
     let limits = limits.map_err(|e| match e {
         Error::Capacity(why) => Error::Capacity(format!("measuring this machine: {why}")),
         other => other,
     })?;
-    Ok(Profile { identity, quick, limits })
+    Ok(Profile { identity, quick, limits, model: None })
 }

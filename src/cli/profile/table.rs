@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use tandem::profile::Profile;
+use tandem::profile::{Calibration, ModelProfile, Profile};
+use tandem::program::Side;
 
 use crate::cli::progress::megabytes;
 
@@ -48,6 +49,93 @@ pub fn limits(profile: &Profile) -> String {
         }
     }
     text
+}
+
+/// A model's operations: times of a few sizes, then predicted against executed.
+pub fn model(profile: &Profile, model: &ModelProfile) -> String {
+    let (mut text, tables) = (String::new(), &model.tables);
+    let id = profile.identity.model.as_ref();
+    let name = id.map_or(String::new(), |m| format!("{}, {}", m.name, megabytes(m.bytes)));
+    let _ = writeln!(text, "{:<26} {name}", "model");
+    const ROWS: [f64; 5] = [1.0, 4.0, 16.0, 64.0, 256.0];
+    let heads = ROWS.map(|r| format!("{r:>9} rows")).concat();
+    for side in [Side::Host, Side::Device] {
+        let Some(t) = tables.side(side) else { continue };
+        let mut line = |name: &str, curve: &dyn Fn(f64) -> f64| {
+            let _ = writeln!(text, "{name:<26}{}", ROWS.map(|r| format!("{:>14}", time(curve(r)))).concat());
+        };
+        line(&format!("\n{}: embed and lists", unit(side)), &|r| t.embed.at(r));
+        for (kind, l) in t.layers.iter().enumerate() {
+            let layers = tables.kinds.iter().filter(|&&k| k == kind).count();
+            let of = |op: &str| format!("{op}, x{layers}");
+            line(&of("project"), &|r| l.project.at(r));
+            line(&of("append"), &|r| l.append.at(r));
+            line(&of("attend, 256 tokens each"), &|r| l.attend.at(r, 256.0));
+            line(&of("attend, 2048 tokens each"), &|r| l.attend.at(r, 2048.0));
+            line(&of("out_proj"), &|r| l.out_proj.at(r));
+            line(&of("ffn_up"), &|r| l.ffn_up.at(r));
+            line(&of("ffn_down"), &|r| l.ffn_down.at(r));
+        }
+        line("head", &|r| t.head.at(r));
+        line("pick", &|r| t.pick.at(r));
+        text = text.replacen(
+            &format!("\n{}: embed", unit(side)),
+            &format!("\n{:<26}{heads}\n{}: embed", "", unit(side)),
+            1,
+        );
+    }
+    compared(&mut text, &model.calibration);
+    text
+}
+
+fn unit(side: Side) -> &'static str {
+    match side {
+        Side::Host => "cpu",
+        Side::Device => "device",
+    }
+}
+
+/// Predicted against executed: operations of the steps that calibrate, then steps.
+fn compared(text: &mut String, calibration: &Calibration) {
+    if !calibration.operations.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{:<12}{:>8}{:>8}{:>14}{:>14}{:>9}",
+            "operation", "on", "rows", "predicted", "executed", "factor"
+        );
+    }
+    for c in &calibration.operations {
+        let (predicted, executed) = (time(c.predicted_s), time(c.executed_s));
+        let factor = c.executed_s / c.predicted_s;
+        let on = unit(c.side);
+        let _ =
+            writeln!(text, "{:<12}{on:>8}{:>8}{predicted:>14}{executed:>14}{factor:>9.3}", c.kind, c.rows);
+    }
+    if !calibration.steps.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{:<28}{:>8}{:>14}{:>14}{:>14}{:>10}{:>12}",
+            "step", "on", "predicted", "calibrated", "executed", "error", "calibrated"
+        );
+    }
+    for s in &calibration.steps {
+        let what = match s.rows {
+            1 => format!("decode {} x after {}", s.sequences, s.past),
+            rows => format!("prompt of {rows} after {}", s.past),
+        };
+        let name = if s.calibrates { format!("{what} *") } else { what };
+        let [error, calibrated] = s.errors().map(|e| format!("{:+.1}%", 100.0 * e));
+        let (on, times) = (unit(s.side), [s.predicted_s, s.calibrated_s, s.executed_s].map(time));
+        let [p, c, e] = times;
+        let _ = writeln!(text, "{name:<28}{on:>8}{p:>14}{c:>14}{e:>14}{error:>10}{calibrated:>12}");
+    }
+    if let Some(worst) = calibration.worst_decode_error() {
+        let _ = writeln!(
+            text,
+            "* factors come from these; of the other decode steps the worst is {:.1}% off",
+            100.0 * worst
+        );
+    }
 }
 
 fn flops(rate: f64) -> String {

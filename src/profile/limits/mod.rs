@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use self::device::DeviceLimits;
+pub(super) use self::device::device_time;
 pub use self::host::{Bandwidth, CpuLimits, Rate, last_level_cache};
 pub use self::link::LinkLimits;
 use super::sample::Effort;
