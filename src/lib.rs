@@ -10,7 +10,7 @@
 //! 5. [`device`] is where work runs beside the CPU: accelerators behind one contract; [`host`] is the CPU's cores and the thread
 //!    pool over them, on which everything else stands.
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
-//! 7. [`profile`] measures the limits of the machine that the kernels are held against.
+//! 7. [`profile`] measures what the machine and the kernels can do, and how long a model's operations take.
 //! 8. [`plan`] predicts where a model should run; [`program`] is what is run where, as values.
 //! 9. [`tensor`] has dtypes and the block formats that all of them share.
 //!

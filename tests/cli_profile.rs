@@ -171,7 +171,9 @@ fn a_models_operations_are_timed_and_held_against_real_steps() {
     let steps = calibration["steps"].as_array().unwrap();
     assert!(steps.iter().any(|s| s["calibrates"] == true) && steps.iter().any(|s| s["calibrates"] == false));
     for step in steps {
-        ["predicted_s", "calibrated_s", "executed_s"].iter().for_each(|f| drop(positive(step, f)));
+        for field in ["predicted_s", "calibrated_s", "executed_s"] {
+            positive(step, field);
+        }
     }
     // A step that calibrates is predicted as it was executed: the factors are where they belong.
     let operations = calibration["operations"].as_array().unwrap();

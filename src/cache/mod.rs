@@ -21,7 +21,7 @@ mod table;
 
 pub use layer::LayerKv;
 pub use pages::PageList;
-pub use pool::{KvGeometry, PagePool};
+pub use pool::{HUGE_FROM, KvGeometry, PagePool};
 pub use rows::SeqRows;
 pub use split::{PageMove, SplitTable};
 pub use table::BlockTable;

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at
 /// the first token would cost more than the TLB misses they save.
-const HUGE_FROM: usize = 2 << 20;
+pub const HUGE_FROM: usize = 2 << 20;
 
 /// Sizes that decide what a token's keys and values occupy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

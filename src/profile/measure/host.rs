@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::grid::{Deadline, Grid, Pace, Point};
 use super::{Subject, walk};
-use crate::cache::{KvDType, KvGeometry, PAGE_TOKENS, PagePool};
+use crate::cache::{HUGE_FROM, KvDType, KvGeometry, PAGE_TOKENS, PagePool};
 use crate::engine::Prepared;
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use crate::host::cgroup::memory_available;
@@ -42,7 +42,8 @@ struct Rig<'a> {
     walk: Vec<usize>,
     host: Host,
     model: Prepared,
-    memory: memmap2::MmapMut,
+    /// For keys and values: in small pages, and in large ones, as pools of few and of many pages are.
+    memory: [memmap2::MmapMut; 2],
     ws: HostWorkspace,
     step: HostStep,
 }
@@ -64,6 +65,18 @@ pub(super) fn measure(subject: &Subject<'_>, kinds: &[usize], progress: &dyn Fn(
     }
     let n_kinds = kinds.iter().max().map_or(0, |k| k + 1);
     Ok(table(subject, kinds, n_kinds, &points))
+}
+
+/// Memory for keys and values, written all over: small numbers in every format, and pages that are the process's own,
+/// not the system's page of zeros.
+fn memory(bytes: usize, large: bool) -> Result<memmap2::MmapMut> {
+    let mut map = memmap2::MmapMut::map_anon(bytes)
+        .map_err(|e| Error::Capacity(format!("no memory for {} MB of keys and values: {e}", bytes >> 20)))?;
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(if large { memmap2::Advice::HugePage } else { memmap2::Advice::NoHugePage }); // only speed depends on it
+    let _ = large;
+    map.fill(0x3c);
+    Ok(map)
 }
 
 /// Curves through what was recorded.
@@ -122,13 +135,7 @@ impl<'a> Rig<'a> {
             Effort::Full => (2 * llc).max(1 << 30),
         };
         let budget = budget.min(memory_available().unwrap_or(1 << 30) / 8).max(4096) as usize;
-        let mut memory = memmap2::MmapMut::map_anon(budget).map_err(|e| {
-            Error::Capacity(format!("no memory for {} MB of keys and values: {e}", budget >> 20))
-        })?;
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage); // only speed depends on it
-        // Small numbers in every format; and pages that are the process's own, not the system's page of zeros.
-        memory.fill(0x3c);
+        let memory = [memory((walk.len() * HUGE_FROM).min(budget), false)?, memory(budget, true)?];
         let ws = HostWorkspace::new(spec);
         Ok(Rig { subject, kinds, walk, host, model, memory, ws, step: HostStep::default() })
     }
@@ -148,15 +155,15 @@ impl<'a> Rig<'a> {
         let each = (point.past + point.rows).div_ceil(PAGE_TOKENS);
         let n_pages = each * point.sequences;
         let layer_bytes = n_pages * geometry(1).bytes_per_page();
+        let memory = &mut self.memory[usize::from(layer_bytes >= HUGE_FROM)];
         // Layers have pages of their own as far as memory goes, then share them in turns.
-        let n_kv = (self.memory.len() / layer_bytes.max(1)).min(self.walk.len());
+        let n_kv = (memory.len() / layer_bytes.max(1)).min(self.walk.len());
         if n_kv == 0 {
             return Ok(None);
         }
-        let base = NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is not at 0");
+        let base = NonNull::new(memory.as_mut_ptr()).expect("a mapping is not at 0");
         // SAFETY: the mapping outlives the pool, which is dropped at the end of this call; nobody else touches it meanwhile.
-        let cache =
-            unsafe { PagePool::over(geometry(n_kv), n_pages, base, self.memory.len(), Box::new(()))? };
+        let cache = unsafe { PagePool::over(geometry(n_kv), n_pages, base, memory.len(), Box::new(()))? };
         let pages: Vec<u32> = (0..n_pages as u32).collect();
         let n_kinds = self.kinds.iter().max().map_or(0, |k| k + 1);
         let mut recorded = Recorded { layers: vec![OfLayer::default(); n_kinds], ..Recorded::default() };

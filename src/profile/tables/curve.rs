@@ -93,7 +93,8 @@ fn between((x0, y0): (f64, f64), (x1, y1): (f64, f64), x: f64) -> f64 {
 }
 
 /// A function of two sizes: a curve by the second for each of some values of the first, linear between them, going on with
-/// the last slope beyond them.
+/// the last slope beyond them. A curve that ends before the second size is not asked, unless all do: those that were
+/// measured that far know better.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(from = "Vec<(f64, Curve)>", into = "Vec<(f64, Curve)>")]
 pub struct Surface {
@@ -135,8 +136,11 @@ impl Surface {
 
     /// Seconds of sizes `a` and `b`.
     pub fn at(&self, a: f64, b: f64) -> f64 {
+        let end = |curve: &Curve| curve.points.last().map_or(0.0, |p| p.0);
+        let furthest = self.lines.iter().map(|(_, curve)| end(curve)).fold(0.0, f64::max);
+        let known = self.lines.iter().filter(|(_, curve)| end(curve) >= b.min(furthest));
         // Monotone in the first size, too: `Curve::new` sees to it.
-        Curve::new(self.lines.iter().map(|(first, curve)| (*first, curve.at(b))).collect()).at(a)
+        Curve::new(known.map(|(first, curve)| (*first, curve.at(b))).collect()).at(a)
     }
 
     /// Whether every figure could have been measured.
@@ -191,15 +195,13 @@ mod tests {
             assert!((s.at(a, b) - f(a, b)).abs() < 1e-6, "{a}, {b}: {} for {}", s.at(a, b), f(a, b));
         }
         assert!(Surface::default().is_empty() && Surface::default().at(1.0, 1.0) == 0.0);
-        // A missing corner is no hole: each line goes on by itself.
-        let cut = Surface::new(&[
-            (1.0, 10.0, 1.0),
-            (1.0, 20.0, 2.0),
-            (8.0, 10.0, 8.0),
-            (8.0, 20.0, 16.0),
-            (16.0, 10.0, 16.0),
-        ]);
-        assert!(cut.at(16.0, 20.0) >= 16.0 && cut.at(8.0, 40.0) > 30.0);
+        // A line that ends early says nothing of what is beyond its end, and is no dent in the surface.
+        let cut: Vec<_> =
+            points.iter().copied().chain([(2.0, 32.0, f(2.0, 32.0)), (8.0, 32.0, f(8.0, 32.0))]).collect();
+        let cut = Surface::new(&cut);
+        for (a, b) in [(2.0, 32.0), (2.0, 40.0), (8.0, 64.0), (6.0, 500.0), (32.0, 64.0)] {
+            assert!((cut.at(a, b) - f(a, b)).abs() < 1e-6, "{a}, {b}: {} for {}", cut.at(a, b), f(a, b));
+        }
     }
 
     #[test]
