@@ -236,10 +236,10 @@ impl<'a> Rig<'a> {
             }
         }
         let mut seen = [false; 2];
-        for (windowed, kind, seconds) in attends {
-            // Where a kind has only the planning one, it is better than none.
+        for &(windowed, kind, seconds) in &attends {
             let planned = std::mem::replace(&mut seen[usize::from(windowed)], true);
-            if planned || self.walk.len() == 1 {
+            // Where there is only the planning one, it is better than none.
+            if planned || attends.iter().filter(|a| a.0 == windowed).count() == 1 {
                 to.layers[kind].attend.push(seconds);
             }
         }
