@@ -39,7 +39,7 @@ fn sizes(m: &LoadedModel) -> Sizes {
 }
 
 fn sized(m: &LoadedModel, memory: Option<u64>) -> Sizes {
-    let accel = open::open(Kind::Emulated(Emulation::Functions), memory).unwrap();
+    let accel = open::open(&Kind::Emulated(Emulation::Functions), memory).unwrap();
     let options = Options::new(Isa::selected().unwrap(), PROMPT.len() + NEW);
     Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap()
 }

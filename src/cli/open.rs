@@ -108,7 +108,7 @@ impl Opened {
         let on_cpu = || self.on_cpu(&options).map(|(engine, decision)| (engine, decision, None));
         let (engine, decision, runtime) = match args.kind() {
             None => on_cpu()?,
-            Some(kind) => match self.with_accelerator(kind, args, &options) {
+            Some(kind) => match self.with_accelerator(&kind, args, &options) {
                 // Without a GPU there is nothing to say: most machines have none.
                 Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
                 Err(e @ Error::Capacity(_)) if args.falls_back() => {
@@ -148,7 +148,7 @@ impl Opened {
     /// On an accelerator, on both sides, or on the CPU where nothing fits the accelerator and the strategy allows that.
     fn with_accelerator(
         &self,
-        kind: Kind,
+        kind: &Kind,
         args: &EngineArgs,
         options: &Options,
     ) -> tandem::Result<(Engine, Decision, Option<Arc<dyn Runtime>>)> {

@@ -6,10 +6,13 @@
 
 pub mod accelerator;
 pub mod built;
+pub mod clock;
 pub mod cuda;
 pub mod emulated;
 #[cfg(tandem_kernels)]
 pub mod kernels;
+mod machine;
 pub mod open;
 pub mod preload;
 pub mod runtime;
+mod timed;

@@ -4,18 +4,24 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::accelerator::Accelerator;
+use super::clock::{Clock, Rates};
 use super::cuda::CudaOptions;
 use super::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, KernelChecks};
+use super::machine;
 use super::runtime::Runtime;
+use super::timed::Timed;
 use crate::Result;
+use crate::plan::Hardware;
 
 /// Which accelerator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
     /// An NVIDIA GPU, by number.
     Cuda(u32),
     /// CPU threads in its role.
     Emulated(Emulation),
+    /// The same in emulated time, as fast as the machine of this description: `emulated:t4-xeon`.
+    Timed(Emulation, Arc<Hardware>),
 }
 
 /// What an emulated accelerator runs. A name means the same in every build: a build that lacks something refuses its
@@ -35,19 +41,31 @@ impl std::fmt::Display for Kind {
             Kind::Cuda(i) => write!(f, "cuda:{i}"),
             Kind::Emulated(Emulation::Functions) => f.write_str("emulated"),
             Kind::Emulated(Emulation::Kernels) => f.write_str("emulated:kernels"),
+            Kind::Timed(Emulation::Functions, machine) => write!(f, "emulated:{}", machine.name),
+            Kind::Timed(Emulation::Kernels, machine) => write!(f, "emulated:{},kernels", machine.name),
         }
     }
 }
 
 impl Kind {
     /// What [`Kind::from_str`] reads.
-    pub const NAMES: &str = "cuda, cuda:N, emulated, emulated:kernels";
+    pub const NAMES: &str =
+        "cuda, cuda:N, emulated, emulated:kernels, emulated:HARDWARE, emulated:HARDWARE,kernels";
+
+    /// What it runs, if it is emulated.
+    pub fn emulation(&self) -> Option<Emulation> {
+        match self {
+            Kind::Cuda(_) => None,
+            Kind::Emulated(what) | Kind::Timed(what, _) => Some(*what),
+        }
+    }
 }
 
 impl FromStr for Kind {
     type Err = String;
 
-    /// `cuda`, `cuda:N`, `emulated`, `emulated:kernels`. What stands behind the colon is each device's own to read.
+    /// `cuda`, `cuda:N`, `emulated`, `emulated:kernels`, `emulated:HARDWARE[,kernels]`. What stands behind the colon is each
+    /// device's own to read: HARDWARE is the name of a description in `hardware/`, or a file.
     fn from_str(text: &str) -> std::result::Result<Kind, String> {
         let (device, which) = match text.split_once(':') {
             Some((device, which)) => (device, Some(which)),
@@ -58,9 +76,27 @@ impl FromStr for Kind {
             ("cuda", Some(i)) => i.parse().ok().map(Kind::Cuda),
             ("emulated", None) => Some(Kind::Emulated(Emulation::Functions)),
             ("emulated", Some("kernels")) => Some(Kind::Emulated(Emulation::Kernels)),
+            ("emulated", Some(which)) => return timed(which),
             _ => None,
         }
         .ok_or_else(|| format!("choose one of {}", Kind::NAMES))
+    }
+}
+
+/// `HARDWARE[,kernels]`.
+fn timed(text: &str) -> std::result::Result<Kind, String> {
+    let (name, what) = match text.strip_suffix(",kernels") {
+        Some(name) => (name, Emulation::Kernels),
+        None => (text, Emulation::Functions),
+    };
+    match machine::find(name) {
+        Ok(Some(found)) => Ok(Kind::Timed(what, Arc::new(found))),
+        Ok(None) => Err(format!(
+            "`{name}` is no machine and no file; choose one of {}, with HARDWARE the path of a TOML file or one of {}",
+            Kind::NAMES,
+            machine::names()
+        )),
+        Err(e) => Err(e.to_string()),
     }
 }
 
@@ -71,9 +107,13 @@ const EMULATED_MEMORY: u64 = 8 << 30;
 ///
 /// # Errors
 /// No driver, no such device; no kernels in this program.
-pub fn check(kind: Kind) -> Result<()> {
+pub fn check(kind: &Kind) -> Result<()> {
     match kind {
-        Kind::Cuda(ordinal) => super::cuda::check(ordinal),
+        Kind::Cuda(ordinal) => super::cuda::check(*ordinal),
+        Kind::Timed(what, machine) => {
+            Rates::of(machine)?;
+            check(&Kind::Emulated(*what))
+        }
         Kind::Emulated(Emulation::Functions) => Ok(()),
         Kind::Emulated(Emulation::Kernels) => match super::built::NO_EMULATION {
             None => Ok(()),
@@ -85,26 +125,40 @@ pub fn check(kind: Kind) -> Result<()> {
     }
 }
 
-/// Opens an accelerator that may use `memory` bytes of its memory (all of it if `None`).
+/// Opens an accelerator that may use `memory` bytes of its memory (all of it if `None`: of an accelerator in emulated time, what
+/// the machine's description says).
 ///
 /// # Errors
 /// [`crate::Error::Device`]: there is none, or its driver cannot run this program's kernels; [`crate::Error::Unsupported`]: this
 /// program has no kernels for it. Both say what would help.
-pub fn open(kind: Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
+pub fn open(kind: &Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
     match kind {
         Kind::Cuda(ordinal) => {
-            on_kernels(super::cuda::open(&CudaOptions { ordinal, memory, ..Default::default() })?)
+            on_kernels(super::cuda::open(&CudaOptions { ordinal: *ordinal, memory, ..Default::default() })?)
         }
         Kind::Emulated(what) => {
             check(kind)?;
-            let memory = memory.unwrap_or(EMULATED_MEMORY);
-            let options = EmulatedOptions { memory, checks: KernelChecks::FAST, ..Default::default() };
-            let runtime = Arc::new(EmulatedRuntime::new(options)?);
-            match what {
-                Emulation::Functions => Ok(Arc::new(EmulatedAccelerator::new(runtime))),
-                Emulation::Kernels => on_kernels(runtime),
-            }
+            emulated(*what, Arc::new(EmulatedRuntime::new(options(memory.unwrap_or(EMULATED_MEMORY)))?))
         }
+        Kind::Timed(what, machine) => {
+            check(kind)?;
+            let clock = Arc::new(Clock::new(Rates::of(machine)?));
+            let all = machine.accelerator.map_or(EMULATED_MEMORY, |(gpu, _)| gpu.mem_bytes as u64);
+            let runtime = EmulatedRuntime::timed(options(memory.unwrap_or(all)), clock.clone())?;
+            let runtime = Arc::new(runtime);
+            Ok(Arc::new(Timed::new(emulated(*what, runtime.clone())?, runtime, clock)))
+        }
+    }
+}
+
+fn options(memory: u64) -> EmulatedOptions {
+    EmulatedOptions { memory, checks: KernelChecks::FAST, ..Default::default() }
+}
+
+fn emulated(what: Emulation, runtime: Arc<EmulatedRuntime>) -> Result<Arc<dyn Accelerator>> {
+    match what {
+        Emulation::Functions => Ok(Arc::new(EmulatedAccelerator::new(runtime))),
+        Emulation::Kernels => on_kernels(runtime),
     }
 }
 
@@ -128,11 +182,14 @@ mod tests {
 
     #[test]
     fn a_device_reads_what_it_writes() {
+        let t4 = Arc::new(crate::plan::hardware::named("t4-xeon").unwrap());
         for kind in [
             Kind::Cuda(0),
             Kind::Cuda(3),
             Kind::Emulated(Emulation::Functions),
             Kind::Emulated(Emulation::Kernels),
+            Kind::Timed(Emulation::Functions, t4.clone()),
+            Kind::Timed(Emulation::Kernels, t4),
         ] {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
@@ -143,6 +200,22 @@ mod tests {
             let said = bad.parse::<Kind>().expect_err(bad);
             assert!(said.contains("choose one of") && said.contains("emulated:kernels"), "{bad}: {said}");
         }
+        for bad in ["emulated:t4", "emulated:t4-xeon,fast", "emulated:,kernels"] {
+            let said = bad.parse::<Kind>().expect_err(bad);
+            assert!(said.contains("is no machine") && said.contains("rtx4060-laptop, "), "{bad}: {said}");
+        }
+    }
+
+    /// The memory of an accelerator in emulated time is the machine's, and its clock stands.
+    #[test]
+    fn an_accelerator_in_emulated_time_is_as_large_as_its_machine() {
+        let kind: Kind = "emulated:t4-xeon".parse().unwrap();
+        let memory = |kind: &Kind, cap| open(kind, cap).unwrap().runtime().memory_free().unwrap();
+        assert_eq!((memory(&kind, None), memory(&kind, Some(1 << 20))), (16_000_000_000, 1 << 20));
+        let accel = open(&kind, Some(1 << 20)).unwrap();
+        assert_eq!(accel.runtime().clock().expect("it keeps time").now(), 0.0);
+        let plain = open(&Kind::Emulated(Emulation::Functions), Some(1 << 20)).unwrap();
+        assert!(plain.runtime().clock().is_none());
     }
 
     /// What is not linked is refused in a sentence, not replaced.
@@ -150,13 +223,13 @@ mod tests {
     fn kernels_on_the_host_exist_only_where_they_are_linked() {
         let kind = Kind::Emulated(Emulation::Kernels);
         match super::super::built::NO_EMULATION {
-            None => assert!(check(kind).is_ok() && open(kind, Some(1 << 20)).is_ok()),
+            None => assert!(check(&kind).is_ok() && open(&kind, Some(1 << 20)).is_ok()),
             Some(why) => {
-                let said = check(kind).expect_err("not linked").to_string();
+                let said = check(&kind).expect_err("not linked").to_string();
                 assert!(said.contains(why) && said.contains("cargo run --features host-emulation"), "{said}");
-                assert_eq!(open(kind, Some(1 << 20)).err().expect("not linked").to_string(), said);
+                assert_eq!(open(&kind, Some(1 << 20)).err().expect("not linked").to_string(), said);
             }
         }
-        assert!(check(Kind::Emulated(Emulation::Functions)).is_ok());
+        assert!(check(&Kind::Emulated(Emulation::Functions)).is_ok());
     }
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::clock::{Clock, Moment};
 use crate::Result;
 
 /// An address in an accelerator's memory. Arithmetic on it is plain; the host cannot dereference it.
@@ -317,6 +318,17 @@ pub trait Runtime: Send + Sync {
 
     /// Enqueues recorded work on the compute lane.
     fn replay(&self, graph: &Graph) -> Result<()>;
+
+    /// The clock of emulated time, if this accelerator keeps it: then events keep its time, not that of this computer.
+    fn clock(&self) -> Option<&Arc<Clock>> {
+        None
+    }
+
+    /// When `event` is passed, in emulated time: for operations of the host that wait for it. `None` without a clock.
+    fn moment(&self, event: &Event) -> Option<Moment> {
+        let _ = event;
+        None
+    }
 
     /// What it does in a slower way than it should, and what would help: a sentence each, for the user.
     fn notices(&self) -> Vec<String> {

@@ -104,7 +104,7 @@ pub fn cuda() -> Cuda {
         },
         emulated: [Emulation::Functions, Emulation::Kernels]
             .map(Kind::Emulated)
-            .map(|kind| (kind.to_string(), open::check(kind).is_ok()))
+            .map(|kind| (kind.to_string(), open::check(&kind).is_ok()))
             .into(),
         no_emulation: built::NO_EMULATION,
     }
@@ -163,9 +163,12 @@ impl Cuda {
             }
         }
         let emulated = match self.no_emulation {
-            None => "plain functions; emulated:kernels runs the GPU's kernels on the host".to_owned(),
+            None => "plain functions; emulated:kernels runs the GPU's kernels on the host; emulated:t4-xeon and the like keep \
+                     that machine's time"
+                .to_owned(),
             Some(why) => format!(
-                "plain functions; no emulated:kernels in this build: {why}; `cargo run --features host-emulation`"
+                "plain functions; emulated:t4-xeon and the like keep that machine's time; no emulated:kernels in this build: {why}; \
+                 `cargo run --features host-emulation`"
             ),
         };
         row('+', "emulated", emulated);

@@ -62,9 +62,9 @@ pub fn hardware(name: &str) -> Result<Hardware> {
 
 /// As `tandem profile` has measured it, or measures it now, in a hurry.
 fn this_machine() -> Result<Hardware> {
-    let device = match devices::check(Kind::Cuda(0)) {
+    let device = match devices::check(&Kind::Cuda(0)) {
         Err(_) => None,
-        Ok(()) => Some(devices::open(Kind::Cuda(0), None)?),
+        Ok(()) => Some(devices::open(&Kind::Cuda(0), None)?),
     };
     let info = device.as_ref().map(|d| d.runtime().info());
     if let Some(known) = measured_hardware(info) {
@@ -83,7 +83,7 @@ fn this_machine() -> Result<Hardware> {
 fn from_profile(path: &Path) -> Result<Hardware> {
     let wanted = Profile::read(path)?.identity;
     let device = match wanted.device.as_ref().is_some_and(|d| d.driver > 0) {
-        true => Some(devices::open(Kind::Cuda(0), None)?),
+        true => Some(devices::open(&Kind::Cuda(0), None)?),
         false => None,
     };
     let mut here = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));

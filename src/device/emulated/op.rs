@@ -107,12 +107,39 @@ pub(super) enum Op {
     Kernel(Arc<OwnedLaunch>),
     Host(HostOp),
     Pages(PageMoves),
-    Copy { dst: DevPtr, src: DevPtr, len: usize },
-    Fill { dst: DevPtr, value: u8, len: usize },
-    Upload { dst: DevPtr, data: Arc<[u8]> },
-    FromPinned { dst: DevPtr, src: Arc<dyn Pinned>, at: usize, len: usize },
-    ToPinned { src: DevPtr, dst: Arc<dyn Pinned>, at: usize, len: usize },
-    ToHost { src: DevPtr, len: usize, to: Arc<Mutex<Vec<u8>>> },
+    Copy {
+        dst: DevPtr,
+        src: DevPtr,
+        len: usize,
+    },
+    Fill {
+        dst: DevPtr,
+        value: u8,
+        len: usize,
+    },
+    Upload {
+        dst: DevPtr,
+        data: Arc<[u8]>,
+    },
+    FromPinned {
+        dst: DevPtr,
+        src: Arc<dyn Pinned>,
+        at: usize,
+        len: usize,
+    },
+    ToPinned {
+        src: DevPtr,
+        dst: Arc<dyn Pinned>,
+        at: usize,
+        len: usize,
+    },
+    ToHost {
+        src: DevPtr,
+        len: usize,
+        to: Arc<Mutex<Vec<u8>>>,
+    },
+    /// Nothing, for so many seconds of emulated time: what the operations beside it take.
+    Elapse(f64),
     Graph(Arc<[Op]>),
 }
 
@@ -132,7 +159,9 @@ impl Op {
             Op::Upload { data, .. } => Some((Direction::ToDevice, data.len())),
             Op::FromPinned { len, .. } => Some((Direction::ToDevice, *len)),
             Op::ToPinned { len, .. } | Op::ToHost { len, .. } => Some((Direction::ToHost, *len)),
-            Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Fill { .. } | Op::Graph(_) => None,
+            Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Fill { .. } | Op::Elapse(_) | Op::Graph(_) => {
+                None
+            }
         }
     }
 
@@ -145,7 +174,7 @@ impl Op {
     pub fn touches(&self) -> (Vec<Span>, Vec<Span>) {
         let span = Span::new;
         match self {
-            Op::Kernel(_) => (vec![], vec![]),
+            Op::Kernel(_) | Op::Elapse(_) => (vec![], vec![]),
             Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
             Op::Pages(p) => {
                 let [device, host] =
@@ -183,6 +212,7 @@ impl Op {
             Op::ToPinned { len, .. } | Op::ToHost { len, .. } => {
                 format!("copy of {len} bytes to the host")
             }
+            Op::Elapse(seconds) => format!("{seconds} s of emulated time"),
             Op::Graph(ops) => format!("recorded work of {} operations", ops.len()),
         }
     }
@@ -196,6 +226,7 @@ impl Op {
     pub unsafe fn run(&self, hooks: &Hooks<'_>) -> Result<()> {
         match self {
             Op::Kernel(launch) => return (hooks.kernel)(launch),
+            Op::Elapse(_) => {}
             Op::Graph(ops) => {
                 for op in ops.iter() {
                     // SAFETY: the spans of a graph are those of its parts, which run one after another.

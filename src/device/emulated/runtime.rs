@@ -9,6 +9,7 @@ use super::lanes::{Core, Mark};
 use super::op::{HostOp, Op, PageMoves, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
+use crate::device::clock::{Clock, Moment};
 use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
 use crate::{Error, Result};
 
@@ -45,6 +46,19 @@ impl EmulatedRuntime {
     /// # Errors
     /// A compute capability that is not emulated, more memory than there are addresses, or no threads.
     pub fn new(options: EmulatedOptions) -> Result<EmulatedRuntime> {
+        EmulatedRuntime::start(options, None)
+    }
+
+    /// The same, in emulated time: copies take what they would over the link of the clock's machine, and issuing costs the
+    /// control thread time. What computing takes is declared ([`EmulatedRuntime::elapse`]).
+    ///
+    /// # Errors
+    /// As [`EmulatedRuntime::new`].
+    pub fn timed(options: EmulatedOptions, clock: Arc<Clock>) -> Result<EmulatedRuntime> {
+        EmulatedRuntime::start(options, Some(clock))
+    }
+
+    fn start(options: EmulatedOptions, clock: Option<Arc<Clock>>) -> Result<EmulatedRuntime> {
         let Some(shared_per_block) = shared_per_block(options.sm) else {
             return Err(Error::usage(format!(
                 "emulated accelerator: compute capability {} is not one of 75, 80, 86, 89, 90",
@@ -60,7 +74,7 @@ impl EmulatedRuntime {
             l2_bytes: 0,
             driver: 0,
         };
-        let core = Arc::new(Core::new(info, options)?);
+        let core = Arc::new(Core::new(info, options, clock)?);
         let mut runtime = EmulatedRuntime { core, threads: Vec::new(), notices: Mutex::default() };
         for lane in Lane::ALL {
             let core = runtime.core.clone();
@@ -112,6 +126,19 @@ impl EmulatedRuntime {
         let op =
             HostOp { name: name.into(), reads: reads.into(), writes: writes.into(), body: Arc::new(body) };
         self.core.enqueue(lane, Op::Host(op))
+    }
+
+    /// `lane` works for so many seconds of emulated time, beside what is enqueued for real. Recorded with the rest.
+    ///
+    /// # Errors
+    /// A device that failed.
+    pub(in crate::device) fn elapse(&self, lane: Lane, seconds: f64) -> Result<()> {
+        self.core.enqueue(lane, Op::Elapse(seconds))
+    }
+
+    /// Whether an address lies in pinned host memory.
+    pub(in crate::device) fn is_host(&self, ptr: DevPtr) -> bool {
+        self.core.is_host(ptr)
     }
 
     /// Enqueues a move of pages.
@@ -329,6 +356,14 @@ impl Runtime for EmulatedRuntime {
             });
         };
         self.core.enqueue(Lane::Compute, Op::Graph(ops.clone()))
+    }
+
+    fn clock(&self) -> Option<&Arc<Clock>> {
+        self.core.clock.as_ref()
+    }
+
+    fn moment(&self, event: &Event) -> Option<Moment> {
+        self.mark(event).ok()?.moment.clone()
     }
 
     fn notices(&self) -> Vec<String> {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::state::{Problem, State, Step};
 use super::{Core, lock};
+use crate::device::clock::Moment;
 use crate::device::emulated::order::Clock;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
@@ -18,6 +19,8 @@ pub(in crate::device::emulated) struct Mark {
     pub(super) done: OnceLock<std::result::Result<(), Problem>>,
     /// When that was, for those that keep it.
     pub(super) passed: Option<OnceLock<Instant>>,
+    /// When that is in emulated time.
+    pub moment: Option<Moment>,
 }
 
 impl Core {
@@ -28,8 +31,9 @@ impl Core {
         let seq = state.lanes[lane as usize].enqueued + 1;
         let clock = state.order.mark(lane, seq);
         let passed = timed.then(OnceLock::new);
-        let mark =
-            Arc::new(Mark { device: Arc::downgrade(self), lane, clock, done: OnceLock::new(), passed });
+        let moment = self.clock.as_ref().map(|c| c.record(lane));
+        let (device, done) = (Arc::downgrade(self), OnceLock::new());
+        let mark = Arc::new(Mark { device, lane, clock, done, passed, moment });
         self.push(&mut state, lane, Step::Signal(mark.clone()), false, false, vec![]);
         Ok(mark)
     }
@@ -39,13 +43,20 @@ impl Core {
         state.report(lane)?;
         state.not_capturing()?;
         state.order.wait(lane, &mark.clock);
+        if let Some((clock, moment)) = self.clock.as_ref().zip(mark.moment.as_ref()) {
+            clock.wait(lane, moment);
+        }
         self.push(&mut state, lane, Step::Wait(mark.clone()), false, false, vec![]);
         Ok(())
     }
 
-    /// Whether the lane has come to `mark`, and how.
+    /// Whether the lane has come to `mark`, and how. With a clock: whether it has by then, which takes waiting for.
     pub fn is_done(&self, mark: &Mark) -> Result<bool> {
-        Core::outcome(&mut lock(&self.state), mark)
+        match self.clock.as_ref().zip(mark.moment.as_ref()) {
+            None => Core::outcome(&mut lock(&self.state), mark),
+            Some((clock, moment)) if clock.is_past(moment) => self.synchronize_until(mark, None),
+            Some(_) => lock(&self.state).alive().map(|()| false),
+        }
     }
 
     pub fn synchronize(&self, mark: &Mark) -> Result<()> {
@@ -57,7 +68,12 @@ impl Core {
         let state = lock(&self.state);
         state.not_capturing()?;
         let mut state = self.wait_while(state, deadline, |_| mark.done.get().is_none());
-        Core::outcome(&mut state, mark)
+        let done = Core::outcome(&mut state, mark)?;
+        drop(state);
+        if let (true, Some(clock), Some(moment)) = (done, &self.clock, &mark.moment) {
+            clock.reach(moment);
+        }
+        Ok(done)
     }
 
     /// The time from one mark to another.
@@ -66,8 +82,20 @@ impl Core {
             what: "emulated accelerator".into(),
             problem: format!("the time between two events that {problem}"),
         };
-        if !(self.is_done(from)? && self.is_done(to)?) {
+        let done = {
+            let mut state = lock(&self.state);
+            Core::outcome(&mut state, from)? && Core::outcome(&mut state, to)?
+        };
+        if !done {
             return Err(failed("are not both done"));
+        }
+        if let (Some(from), Some(to), true) =
+            (&from.moment, &to.moment, from.passed.is_some() && to.passed.is_some())
+        {
+            let (Some((_, from)), Some((_, to))) = (from.span(), to.span()) else {
+                return Err(failed("nobody has waited for"));
+            };
+            return Ok(Duration::from_secs_f64((to - from).max(0.0)));
         }
         let passed = |mark: &Mark| mark.passed.as_ref().and_then(OnceLock::get).copied();
         match (passed(from), passed(to)) {

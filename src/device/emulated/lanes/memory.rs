@@ -77,6 +77,11 @@ impl Core {
         memory
     }
 
+    /// Whether an address lies in pinned memory.
+    pub fn is_host(&self, ptr: DevPtr) -> bool {
+        lock(&self.state).pinned(&Span::new(ptr, 1)).is_some()
+    }
+
     /// Retires the memory; it is given back behind the work in flight, which nobody waits for here. Trouble is told to the
     /// next call.
     pub fn free(&self, ptr: DevPtr) {

@@ -6,15 +6,16 @@
 //! gives the same error, and nothing waits any more.
 //!
 //! Host calls: [`memory`] allocates and frees, [`submit`] enqueues work, [`events`] are points in lanes that others wait
-//! for. [`serve`] is a lane's own thread. [`state`] is what they share, under one lock.
+//! for, [`timing`] is how long work takes in emulated time. [`serve`] is a lane's own thread. [`state`] is what they share, under one lock.
 
 mod events;
 mod memory;
 mod serve;
 mod state;
 mod submit;
+mod timing;
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub(super) use self::events::Mark;
@@ -22,12 +23,15 @@ use self::state::{Faults, Problem, State};
 use super::arena::Arena;
 use super::options::{EmulatedOptions, FaultPlan};
 use crate::Result;
+use crate::device::clock::Clock;
 use crate::device::runtime::{DeviceInfo, Lane};
 
 /// What the host's calls and the lanes' threads share.
 pub(super) struct Core {
     pub info: DeviceInfo,
     pub options: EmulatedOptions,
+    /// Keeps emulated time.
+    pub clock: Option<Arc<Clock>>,
     arena: Mutex<Arena>,
     state: Mutex<State>,
     /// Of each lane: there is work.
@@ -52,12 +56,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    pub fn new(info: DeviceInfo, options: EmulatedOptions) -> Result<Core> {
+    pub fn new(info: DeviceInfo, options: EmulatedOptions, clock: Option<Arc<Clock>>) -> Result<Core> {
         let arena = Mutex::new(Arena::new(options.memory)?);
         let faults = Faults { plan: options.faults.clone(), ..Faults::default() };
         let state = Mutex::new(State { faults, ..State::default() });
         let work = std::array::from_fn(|_| Condvar::new());
-        Ok(Core { info, options, arena, state, work, progress: Condvar::new(), over: Condvar::new() })
+        let (progress, over) = (Condvar::new(), Condvar::new());
+        Ok(Core { info, options, clock, arena, state, work, progress, over })
     }
 
     /// Replaces the plan of faults; counts begin again.

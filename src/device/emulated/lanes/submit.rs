@@ -59,6 +59,7 @@ impl Core {
         faults.copies += copy as u64;
         let lose = faults.plan.lost_at == Some(faults.operations);
         let endless = copy && faults.plan.endless_copy == Some(faults.copies);
+        self.enter_time(lane, &op);
         self.push(&mut state, lane, Step::Work(op), lose, endless, keep);
         Ok(())
     }

@@ -1,0 +1,94 @@
+//! What work takes on a machine: the larger of arithmetic and memory time, and bytes over the link.
+
+use crate::plan::Hardware;
+use crate::{Error, Result};
+
+/// How much an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Multiplications and additions.
+    pub flops: u64,
+    /// Bytes that come from memory or go there.
+    pub bytes: u64,
+}
+
+/// The speed of what computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Unit {
+    /// FLOP/s.
+    pub flops: f64,
+    /// Bytes/s of its memory.
+    pub bytes: f64,
+    /// Seconds to issue an operation to it.
+    pub launch: f64,
+}
+
+impl Unit {
+    /// Seconds that it works.
+    pub fn seconds(&self, work: Work) -> f64 {
+        (work.flops as f64 / self.flops).max(work.bytes as f64 / self.bytes)
+    }
+}
+
+/// The speed of a machine, as far as its kernels reach it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// The CPU.
+    pub host: Unit,
+    /// The accelerator. What issuing costs, the control thread pays.
+    pub device: Unit,
+    /// Bytes/s over the link, to the device.
+    pub to_device: f64,
+    /// Bytes/s over the link, to the host.
+    pub to_host: f64,
+    /// Seconds from the request of a transfer to its first byte.
+    pub latency: f64,
+}
+
+/// Operations of a block that are issued one by one: a description says what issuing a block costs.
+const OPERATIONS_OF_A_BLOCK: f64 = 6.0;
+
+impl Rates {
+    /// Of a described machine.
+    ///
+    /// # Errors
+    /// [`Error::Usage`]: it has no GPU.
+    pub fn of(hardware: &Hardware) -> Result<Rates> {
+        let Some((gpu, link)) = &hardware.accelerator else {
+            return Err(Error::usage(format!(
+                "--device emulated:{}: this machine has no [gpu], so that there is nothing to emulate; use --device cpu",
+                hardware.name
+            )));
+        };
+        let (cpu, e) = (&hardware.cpu, &hardware.efficiency);
+        Ok(Rates {
+            host: Unit {
+                flops: cpu.flops_bf16 * e.cpu_compute,
+                bytes: cpu.read_bw * e.cpu_memory,
+                launch: e.cpu_issue_s / OPERATIONS_OF_A_BLOCK,
+            },
+            device: Unit {
+                flops: gpu.flops_bf16 * e.gpu_compute,
+                bytes: gpu.bw * e.gpu_memory,
+                launch: e.gpu_issue_s / OPERATIONS_OF_A_BLOCK,
+            },
+            to_device: link.h2d_bw * e.link,
+            to_host: link.d2h_bw * e.link,
+            latency: link.latency_s,
+        })
+    }
+
+    /// Seconds of a transfer to the device.
+    pub fn upload(&self, bytes: usize) -> f64 {
+        self.transfer(bytes, self.to_device)
+    }
+
+    /// Seconds of a transfer to the host.
+    pub fn download(&self, bytes: usize) -> f64 {
+        self.transfer(bytes, self.to_host)
+    }
+
+    fn transfer(&self, bytes: usize, rate: f64) -> f64 {
+        if bytes == 0 { 0.0 } else { self.latency + bytes as f64 / rate }
+    }
+}

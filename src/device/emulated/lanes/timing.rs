@@ -1,0 +1,36 @@
+//! What work takes in emulated time.
+
+use super::Core;
+use crate::device::clock::{Rates, Work};
+use crate::device::emulated::op::{Direction, Op};
+use crate::device::runtime::Lane;
+
+impl Core {
+    /// Work is enqueued: the control thread pays for issuing it, the lane for doing it.
+    pub(super) fn enter_time(&self, lane: Lane, op: &Op) {
+        let Some(clock) = &self.clock else { return };
+        if !matches!(op, Op::Elapse(_)) {
+            clock.spend(clock.rates().device.launch);
+        }
+        clock.enqueue(lane, seconds(clock.rates(), op));
+    }
+}
+
+/// Of launches nothing is known here but that they are launched: who launches them says what they do, in an operation beside
+/// them ([`Op::Elapse`]).
+fn seconds(rates: &Rates, op: &Op) -> f64 {
+    let memory = |bytes: usize| rates.device.seconds(Work { flops: 0, bytes: bytes as u64 });
+    match op {
+        Op::Elapse(seconds) => *seconds,
+        Op::Graph(ops) => ops.iter().map(|op| seconds(rates, op)).sum(),
+        Op::Fill { len, .. } => memory(*len),
+        Op::Kernel(_) | Op::Host(_) | Op::Pages(_) => 0.0,
+        _ => match op.copied() {
+            Some((Direction::ToDevice, bytes)) => rates.upload(bytes),
+            Some((Direction::ToHost, bytes)) => rates.download(bytes),
+            // Read and written.
+            Some((Direction::Within, bytes)) => memory(2 * bytes),
+            None => 0.0,
+        },
+    }
+}

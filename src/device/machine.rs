@@ -1,0 +1,54 @@
+//! From a name to the description of a machine: one of `hardware/`, or a file.
+
+use std::path::Path;
+
+use crate::plan::{Hardware, hardware};
+use crate::{Error, Result};
+
+/// Most bytes of a description.
+const MAX_TOML: u64 = 1 << 20;
+
+/// The machine called `name`, or described by the file of that name; `None` where there is neither.
+///
+/// # Errors
+/// A file that cannot be read or is no description: see [`hardware::parse`].
+pub(super) fn find(name: &str) -> Result<Option<Hardware>> {
+    if let Some(found) = hardware::named(name) {
+        return Ok(Some(found));
+    }
+    let path = Path::new(name);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let length = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if length > MAX_TOML {
+        return Err(Error::format(name, format!("{length} bytes, too many for a hardware description")));
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    let text = String::from_utf8(bytes).map_err(|_| Error::format(name, "not text"))?;
+    hardware::parse(name, &text).map(Some)
+}
+
+/// The names of all of `hardware/`, for messages.
+pub(super) fn names() -> String {
+    hardware::names().collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_come_by_name_and_from_files() {
+        assert_eq!(find("t4-xeon").unwrap(), hardware::named("t4-xeon"));
+        assert_eq!(find("nosuch").unwrap(), None);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("box.toml");
+        let name = file.to_str().unwrap();
+        std::fs::write(&file, include_str!("../../hardware/t4-xeon.toml")).unwrap();
+        let found = find(name).unwrap().unwrap();
+        assert_eq!((found.name.as_str(), found.cpu), ("box", hardware::named("t4-xeon").unwrap().cpu));
+        std::fs::write(&file, "[cpu]\ncores = 8\n").unwrap();
+        assert!(find(name).unwrap_err().to_string().contains("cpu.dram_bytes: missing"));
+    }
+}

@@ -1,0 +1,386 @@
+//! An emulated accelerator whose operations take modelled time: what each call reads and multiplies, over the rates of a machine.
+//!
+//! ```text
+//! product      weights as they lie in memory + the rows' 16-bit inputs        FLOPs 2·rows·n·k
+//! attend       whole pages that some row sees + queries + outputs             FLOPs 4·pairs·q_dim
+//! publish      rows of q|k|v over the link; collect, merge: rows of results   latency + bytes
+//! page moves   whole pages over the link                                      latency + bytes
+//! elementwise  residual stream, deltas, q|k|v: what does not stay in the level-two cache
+//! ```
+//! The times come from what a call is given, rows of padding included, and not from a program: so that what is predicted for a
+//! program and what running it takes can be held against each other. Copies and lists are timed by the runtime below.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::accelerator::{
+    Accelerator, Attend, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight,
+    Mailbox, NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepDesc,
+    UpWeight,
+};
+use super::clock::{Clock, Rates, Work};
+use super::emulated::EmulatedRuntime;
+use super::runtime::{DevPtr, Lane, Runtime};
+use crate::Result;
+use crate::cache::PAGE_TOKENS;
+use crate::host::Pool;
+use crate::tensor::DType;
+
+/// Activations that a level-two cache keeps from one kernel to the next: 4 MiB, a T4's; no description has it.
+const CACHE: usize = 4 << 20;
+
+/// See the [module](self).
+pub struct Timed {
+    inner: Arc<dyn Accelerator>,
+    emulated: Arc<EmulatedRuntime>,
+    clock: Arc<Clock>,
+}
+
+/// A step with what attention costs of it.
+struct TimedStep {
+    inner: Arc<dyn Any + Send + Sync>,
+    seqs: Vec<Extent>,
+}
+
+/// Consecutive rows of a sequence.
+struct Extent {
+    row0: usize,
+    n_rows: usize,
+    first_pos: usize,
+    attend: Attend,
+}
+
+impl Extent {
+    /// The tokens that its row `row` of the step sees here.
+    fn sees(&self, row: usize, window: Option<usize>) -> Range<usize> {
+        let end = self.first_pos + row - self.row0 + 1;
+        let first = window.map_or(0, |w| end.saturating_sub(w));
+        let here = match self.attend {
+            Attend::Here => 0..end,
+            Attend::From { from } => from..end,
+            Attend::Elsewhere => 0..0,
+        };
+        here.start.max(first).min(here.end)..here.end
+    }
+}
+
+fn linear(w: &LinearWeight, rows: usize) -> Work {
+    let bias = if w.bias.is_null() { 0 } else { 4 * w.n };
+    let bytes = w.n * w.dtype.row_bytes(w.k).unwrap_or_default() + bias + 2 * rows * w.k;
+    Work { flops: 2 * (rows * w.n * w.k) as u64, bytes: bytes as u64 }
+}
+
+fn sum(parts: impl IntoIterator<Item = Work>) -> Work {
+    parts
+        .into_iter()
+        .fold(Work::default(), |a, b| Work { flops: a.flops + b.flops, bytes: a.bytes + b.bytes })
+}
+
+/// Bytes of activations that pass from one kernel to another.
+fn activations(bytes: usize) -> Work {
+    Work { flops: 0, bytes: bytes.saturating_sub(CACHE) as u64 }
+}
+
+fn memory(bytes: usize) -> Work {
+    Work { flops: 0, bytes: bytes as u64 }
+}
+
+impl Timed {
+    /// `inner` over the lanes of `emulated`, which keeps `clock`.
+    pub fn new(inner: Arc<dyn Accelerator>, emulated: Arc<EmulatedRuntime>, clock: Arc<Clock>) -> Timed {
+        Timed { inner, emulated, clock }
+    }
+
+    fn rates(&self) -> &Rates {
+        self.clock.rates()
+    }
+
+    /// Runs a call of the accelerator below, with its own step; `lane` works so long.
+    fn run(
+        &self,
+        cx: &Context<'_>,
+        seconds: f64,
+        call: impl FnOnce(&dyn Accelerator, &Context<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let step = Step { inner: self.step(cx).inner.clone(), ..cx.step.clone() };
+        self.emulated.elapse(cx.lane, seconds)?;
+        call(&*self.inner, &Context { step: &step, ..*cx })
+    }
+
+    fn computed(
+        &self,
+        cx: &Context<'_>,
+        work: impl IntoIterator<Item = Work>,
+        call: impl FnOnce(&dyn Accelerator, &Context<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.run(cx, self.rates().device.seconds(sum(work)), call)
+    }
+
+    fn step<'a>(&self, cx: &'a Context<'_>) -> &'a TimedStep {
+        cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
+    }
+
+    /// hidden += residual.
+    fn added(&self, cx: &Context<'_>, residual: Residual, rows: usize) -> Work {
+        match residual {
+            Residual::None => Work::default(),
+            _ => activations(rows * 12 * cx.shape.d_model),
+        }
+    }
+
+    /// hidden += residual, x = norm(hidden), and the products of x.
+    fn normed(&self, cx: &Context<'_>, residual: Residual, rows: usize, products: Work) -> Work {
+        let norm = activations(rows * 6 * cx.shape.d_model);
+        sum([self.added(cx, residual, rows), norm, memory(4 * cx.shape.d_model), products])
+    }
+
+    fn projected(&self, cx: &Context<'_>, layer: &LayerWeights, residual: Residual, rows: usize) -> Work {
+        let products = sum(layer.qkv.iter().map(|w| linear(w, rows)));
+        // The parts share their inputs.
+        let again = 2 * rows * cx.shape.d_model * layer.qkv.len().saturating_sub(1);
+        let products = Work { bytes: products.bytes - again as u64, ..products };
+        self.normed(cx, residual, rows, products)
+    }
+
+    /// Rounded queries, keys and values; the latter two go to memory.
+    fn appended(&self, cx: &Context<'_>, rows: usize) -> Work {
+        let (width, kv) = (cx.shape.qkv_dim(), cx.shape.kv_dim());
+        sum([activations(4 * rows * width), memory(4 * rows * kv)])
+    }
+
+    fn published(&self, cx: &Context<'_>, publish: &Publish<'_>, rows: &Range<usize>) -> f64 {
+        let width = match publish.what {
+            Published::Qkv => cx.shape.qkv_dim(),
+            Published::Queries => cx.shape.q_dim(),
+        };
+        self.rates().download(4 * width * cx.step.lists.published_in(rows).len())
+    }
+
+    fn attended(&self, cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Work {
+        let shape = cx.shape;
+        let window = shape.window.filter(|_| layer.windowed);
+        let (mut pages, mut pairs, mut n) = (0, 0, 0);
+        for s in &self.step(cx).seqs {
+            let own = s.row0.max(rows.start)..(s.row0 + s.n_rows).min(rows.end);
+            if own.is_empty() || s.attend == Attend::Elsewhere {
+                continue;
+            }
+            let (first, last) = (s.sees(own.start, window), s.sees(own.end - 1, window));
+            if first.start < last.end {
+                pages += last.end.div_ceil(PAGE_TOKENS) - first.start / PAGE_TOKENS;
+            }
+            pairs += own.clone().map(|row| s.sees(row, window).len()).sum::<usize>();
+            n += own.len();
+        }
+        let bytes = pages * shape.page_bytes() + 4 * n * shape.q_dim();
+        Work { flops: 4 * (pairs * shape.q_dim()) as u64, bytes: bytes as u64 }
+    }
+
+    /// Pages between the device and `host`, which may be the device's memory, too.
+    fn moved(&self, shape: &Shape, pages: usize, host: DevPtr, to_host: bool) -> f64 {
+        let bytes = pages * shape.page_bytes();
+        match (self.emulated.is_host(host), to_host) {
+            (true, true) => self.rates().download(bytes),
+            (true, false) => self.rates().upload(bytes),
+            (false, _) => self.rates().device.seconds(memory(2 * bytes)),
+        }
+    }
+}
+
+impl Accelerator for Timed {
+    fn runtime(&self) -> &Arc<dyn Runtime> {
+        self.inner.runtime()
+    }
+
+    fn check(&self, shape: &Shape) -> Result<()> {
+        self.inner.check(shape)
+    }
+
+    fn activations_for(&self, dtype: DType) -> Option<Half> {
+        self.inner.activations_for(dtype)
+    }
+
+    fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize> {
+        self.inner.packed_bytes(source, act)
+    }
+
+    fn embeds_packed(&self, dtype: DType, act: Half, positions: bool) -> bool {
+        self.inner.embeds_packed(dtype, act, positions)
+    }
+
+    fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]) {
+        self.inner.pack(source, act, pool, out);
+    }
+
+    fn scratch_bytes(&self, shape: &Shape, limits: &Limits, weights: &[LinearWeight]) -> usize {
+        self.inner.scratch_bytes(shape, limits, weights)
+    }
+
+    fn step_bytes(&self, shape: &Shape, limits: &Limits) -> usize {
+        self.inner.step_bytes(shape, limits)
+    }
+
+    fn row_bucket(&self, rows: usize) -> usize {
+        self.inner.row_bucket(rows)
+    }
+
+    fn prepare(
+        &self,
+        lane: Lane,
+        shape: &Shape,
+        limits: &Limits,
+        step: &StepDesc<'_>,
+        memory: DevPtr,
+    ) -> Result<Step> {
+        let prepared = self.inner.prepare(lane, shape, limits, step, memory)?;
+        let extent = |s: &super::accelerator::StepSeq<'_>| Extent {
+            row0: s.row0,
+            n_rows: s.n_rows,
+            first_pos: s.first_pos,
+            attend: s.attend,
+        };
+        let seqs = step.seqs.iter().filter(|s| s.n_rows > 0).map(extent).collect();
+        let inner = Arc::new(TimedStep { inner: prepared.inner.clone(), seqs });
+        // Recorded work would keep the times of the step that it was recorded in.
+        Ok(Step { inner, graph_key: None, ..prepared })
+    }
+
+    fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
+        let row = weight.dtype.row_bytes(cx.shape.d_model).unwrap_or_default();
+        let work = [memory(rows.len() * row), activations(4 * rows.len() * cx.shape.d_model)];
+        self.computed(cx, work, |accel, cx| accel.embed(cx, weight, rows))
+    }
+
+    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
+        let work = [self.added(cx, residual, rows.len())];
+        self.computed(cx, work, |accel, cx| accel.fold(cx, residual, rows))
+    }
+
+    fn project(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        residual: Residual,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        let work = [self.projected(cx, layer, residual, rows.len())];
+        self.computed(cx, work, |accel, cx| accel.project(cx, layer, residual, rows))
+    }
+
+    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+        let work = [self.appended(cx, rows.len())];
+        self.computed(cx, work, |accel, cx| accel.append(cx, kv, rows))
+    }
+
+    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
+        self.run(cx, self.published(cx, &publish, &rows), |accel, cx| accel.publish(cx, publish, rows))
+    }
+
+    fn qkv(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        kv: DevPtr,
+        residual: Residual,
+        publish: Option<Publish<'_>>,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        let n = rows.len();
+        let work = sum([self.projected(cx, layer, residual, n), self.appended(cx, n)]);
+        let link = publish.as_ref().map_or(0.0, |p| self.published(cx, p, &rows));
+        let seconds = self.rates().device.seconds(work) + link;
+        self.run(cx, seconds, |accel, cx| accel.qkv(cx, layer, kv, residual, publish, rows))
+    }
+
+    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+        let work = [self.attended(cx, layer, &rows)];
+        self.computed(cx, work, |accel, cx| accel.attend(cx, layer, kv, rows))
+    }
+
+    fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        let work = [linear(&layer.o, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
+        self.computed(cx, work, |accel, cx| accel.out_proj(cx, layer, rows))
+    }
+
+    fn ffn_up(
+        &self,
+        cx: &Context<'_>,
+        layer: &LayerWeights,
+        residual: Residual,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        let n = rows.len();
+        let products = match &layer.up {
+            UpWeight::GateUp(w) | UpWeight::Plain(w) => linear(w, n),
+            UpWeight::Separate(gate, up) => sum([linear(gate, n), linear(up, n)]),
+        };
+        let work = [self.normed(cx, residual, n, products), activations(2 * n * cx.shape.d_ff)];
+        self.computed(cx, work, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
+    }
+
+    fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        let work = [linear(&layer.down, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
+        self.computed(cx, work, |accel, cx| accel.ffn_down(cx, layer, rows))
+    }
+
+    fn logits(
+        &self,
+        cx: &Context<'_>,
+        norm: NormWeight,
+        head: &LinearWeight,
+        residual: Residual,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        let n = cx.step.lists.logits_in(&rows).len();
+        let work = match n {
+            0 => Work::default(),
+            n => self.normed(cx, residual, n, linear(head, n)),
+        };
+        let work = [work, activations(4 * n * cx.shape.vocab)];
+        self.computed(cx, work, |accel, cx| accel.logits(cx, norm, head, residual, rows))
+    }
+
+    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()> {
+        let work = [activations(4 * cx.step.lists.logits_in(&rows).len() * cx.shape.vocab)];
+        self.computed(cx, work, |accel, cx| accel.argmax(cx, rows))
+    }
+
+    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
+        let n = cx.step.lists.elsewhere_in(&rows).len();
+        let seconds = self.rates().upload(4 * n * cx.shape.q_dim());
+        self.run(cx, seconds, |accel, cx| accel.collect(cx, mailbox, rows))
+    }
+
+    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+        let n = cx.step.lists.partial_in(&rows).len();
+        let part = 4 * n * (cx.shape.q_dim() + 2 * cx.shape.n_heads);
+        let far = if self.emulated.is_host(other.o) { self.rates().upload(part) } else { 0.0 };
+        let seconds = far + self.rates().device.seconds(activations(2 * part + 2 * n * cx.shape.q_dim()));
+        self.run(cx, seconds, |accel, cx| accel.merge(cx, other, rows))
+    }
+
+    fn gather_pages(
+        &self,
+        lane: Lane,
+        shape: &Shape,
+        kv: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
+    ) -> Result<()> {
+        self.emulated.elapse(lane, self.moved(shape, pages.len(), host, true))?;
+        self.inner.gather_pages(lane, shape, kv, pages, host)
+    }
+
+    fn scatter_pages(
+        &self,
+        lane: Lane,
+        shape: &Shape,
+        kv: DevPtr,
+        pages: &[PageMove],
+        host: DevPtr,
+    ) -> Result<()> {
+        self.emulated.elapse(lane, self.moved(shape, pages.len(), host, false))?;
+        self.inner.scatter_pages(lane, shape, kv, pages, host)
+    }
+}
