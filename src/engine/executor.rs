@@ -1,11 +1,14 @@
 //! How a plan is run: what the engine asks of whatever computes its steps.
 
+use std::sync::Arc;
+
 use super::input::Input;
 use super::iterate::Sharing;
 use super::memory::Memory;
 use super::timeline::Timeline;
 use crate::Result;
 use crate::cache::{BlockTable, PageList};
+use crate::device::clock::Clock;
 
 /// Where and how a model runs, for messages and `plan` in JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +68,11 @@ pub(super) trait Executor: Send {
 
     /// What the dry run said.
     fn memory(&self) -> Memory;
+
+    /// The clock of emulated time, if it runs in that.
+    fn clock(&self) -> Option<&Arc<Clock>> {
+        None
+    }
 
     /// Bytes of weights that one decode step reads.
     fn bytes_per_step(&self) -> u64;

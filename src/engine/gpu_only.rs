@@ -20,6 +20,7 @@ use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
     Accelerator, Attend, Context, Half, Limits, Residual, Shape, StepDesc, StepSeq, Workspace,
 };
+use crate::device::clock::Clock;
 use crate::device::preload::{self, Needs};
 use crate::device::runtime::{Buffer, DevPtr, Graph, Lane};
 use crate::host::Pool;
@@ -291,6 +292,10 @@ impl Executor for GpuOnly {
 
     fn memory(&self) -> Memory {
         self.memory
+    }
+
+    fn clock(&self) -> Option<&Arc<Clock>> {
+        self.accel.runtime().clock()
     }
 
     fn bytes_per_step(&self) -> u64 {

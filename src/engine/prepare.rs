@@ -265,6 +265,11 @@ impl Prepared {
         self.head.as_ref().expect("a head that was prepared")
     }
 
+    /// The head, if it was prepared.
+    pub(super) fn head_if(&self) -> Option<&Linear> {
+        self.head.as_ref()
+    }
+
     /// The tier its weights are laid out for.
     pub fn isa(&self) -> Isa {
         self.isa

@@ -201,6 +201,11 @@ impl Engine {
         self.executor.bytes_per_step()
     }
 
+    /// Seconds since the device was opened, in emulated time: `None` where time is that of this computer.
+    pub fn emulated_seconds(&self) -> Option<f64> {
+        self.executor.clock().map(|clock| clock.now())
+    }
+
     /// Begins to note when each operation runs: what [`Engine::timeline`] returns.
     ///
     /// # Errors

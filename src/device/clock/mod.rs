@@ -38,6 +38,11 @@ pub fn uncounted() {
     UNCOUNTED.with(|u| u.set(true));
 }
 
+/// Whether waits of the calling thread are the control thread's.
+pub fn counts() -> bool {
+    !UNCOUNTED.with(Cell::get)
+}
+
 /// When something happened: known once all it depends on is.
 #[derive(Clone, Default)]
 pub struct Moment(Arc<OnceLock<(f64, f64)>>);
@@ -128,12 +133,12 @@ impl Clock {
         self.lock().push(HOST, seconds, after)
     }
 
-    /// The control thread waits for `moment` (or another thread does, on nobody's clock).
+    /// The control thread waits for `moment`. Of another thread nothing happens.
     pub fn reach(&self, moment: &Moment) {
-        let mut state = self.lock();
-        if UNCOUNTED.with(Cell::get) {
+        if !counts() {
             return;
         }
+        let mut state = self.lock();
         state.advance(moment, f64::INFINITY);
         let end = moment.end().expect("a moment of this clock: what it waits for was issued before it");
         state.now = state.now.max(end);
@@ -146,7 +151,7 @@ impl Clock {
         let now = state.now;
         state.advance(moment, now);
         let past = moment.end().is_some_and(|end| end <= now);
-        if !past && !UNCOUNTED.with(Cell::get) {
+        if !past {
             state.now += self.rates.device.launch.max(1e-6);
         }
         past

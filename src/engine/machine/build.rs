@@ -9,6 +9,7 @@ use super::device::{DeviceHalf, DevicePart, Weights as LayerOnDevice};
 use super::host::{HostHalf, HostPart};
 use super::lane::Started;
 use super::lowered::Programs;
+use super::work::HostWork;
 use super::sizes::{Sizes, computes_on_host, modes, stages_pages};
 use super::{HostSide, RealMachine};
 use crate::cache::{KvGeometry, PageList, PagePool};
@@ -104,6 +105,7 @@ impl RealMachine {
         };
         let parts = device.parts.iter().map(|p| HostPart::new(spec, p.mailbox.clone())).collect();
         let shape = Some(sizes.shape.clone());
+        let work = HostWork::new(spec, &model);
         let host = HostHalf::new(spec, options, model, pool, kv, places.clone(), parts, shape)?;
 
         let row = RowBytes::new(&sizes.shape);
@@ -139,6 +141,7 @@ impl RealMachine {
             host: Some(HostSide::Lane(lane.serve(host, runtime))),
             device: Some(device),
             areas: Some(areas),
+            work,
             memory,
             logits: Vec::new(),
             argmax: Vec::new(),

@@ -14,9 +14,11 @@ use super::lane::{Job, Ran, Ticket};
 use super::lowered::Lowered;
 use super::run::Part;
 use super::sizes::{Mode, mode};
+use super::work::HostWork;
 use super::{HostSide, RealMachine};
 use crate::Result;
 use crate::device::accelerator::Step;
+use crate::device::clock::Work;
 use crate::device::runtime::{Event, Lane};
 use crate::program::{Cargo, Kind, Op, Side, Unit};
 
@@ -91,7 +93,8 @@ impl RealMachine {
             let bytes = self.area_bytes(op, cargo);
             let (after, events) = (tickets(lowered, at, issue), issue.events[at].iter().cloned().collect());
             let program = lowered.clone();
-            let job = self.job(at, events, after, move |half| {
+            let work = HostWork::copy(bytes.len());
+            let job = self.job(at, events, after, work, move |half| {
                 // SAFETY: the copy is done, which the job waits for, and the next waits for this job.
                 unsafe { half.land(&program.program.ops[at], cargo, &place) };
                 Ok(())
@@ -130,7 +133,7 @@ impl RealMachine {
             let from = Instant::now();
             half.compute(op, None, alone);
             if let Some(trace) = &mut self.trace {
-                trace.ran(op, &Ran { op: at, from, to: Instant::now() });
+                trace.ran(op, &Ran { op: at, from, to: Instant::now(), emulated: None });
             }
             return;
         }
@@ -139,7 +142,8 @@ impl RealMachine {
         let events = events(lowered, at, issue);
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
-        let job = self.job(at, events, after, move |half| {
+        let work = self.work.of(op, alone && op.wanted_only);
+        let job = self.job(at, events, after, work, move |half| {
             half.compute(&program.program.ops[at], mail, alone);
             Ok(())
         });
@@ -152,10 +156,11 @@ impl RealMachine {
     fn fill(&mut self, lowered: &Arc<Lowered>, at: usize, cargo: Cargo, issue: &mut Issue) -> Result<()> {
         let op = &lowered.program.ops[at];
         let bytes = self.area_bytes(op, cargo);
+        let work = HostWork::copy(bytes.len());
         let (place, busy) = self.areas_mut().to_fill(area(op, cargo, Side::Device), bytes)?;
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
-        let job = self.job(at, busy.into_iter().collect(), after, move |half| {
+        let job = self.job(at, busy.into_iter().collect(), after, work, move |half| {
             // SAFETY: the last copy from there is done, which the job waits for, and the next is enqueued after it.
             unsafe { half.fill(&program.program.ops[at], cargo, &place) };
             Ok(())
@@ -217,9 +222,12 @@ impl RealMachine {
         op: usize,
         events: Vec<Event>,
         after: Vec<Ticket>,
+        amount: Work,
         work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
     ) -> Ticket {
-        self.lane_mut().give(Job { op, events, after, work: Box::new(work) })
+        let host = self.device().runtime.clock().map(|clock| clock.rates().host);
+        let seconds = host.map_or(0.0, |host| host.seconds(amount).max(host.launch));
+        self.lane_mut().give(Job { op, events, after, seconds, work: Box::new(work) })
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::device::clock::{self, Moment};
 use crate::device::runtime::{Event, Runtime};
 use crate::{Error, Result};
 
@@ -33,6 +34,8 @@ pub(super) struct Ran {
     pub op: usize,
     pub from: Instant,
     pub to: Instant,
+    /// From when to when in emulated time, if the device keeps that.
+    pub emulated: Option<(f64, f64)>,
 }
 
 /// What a job does to the state.
@@ -46,6 +49,8 @@ pub(super) struct Job<S> {
     pub events: Vec<Event>,
     /// Jobs that come first.
     pub after: Vec<Ticket>,
+    /// What it takes in emulated time.
+    pub seconds: f64,
     pub work: Work<S>,
 }
 
@@ -57,7 +62,7 @@ struct Queue<S> {
     /// Nothing more runs in this step.
     ended: bool,
     error: Option<Error>,
-    ran: Vec<Ran>,
+    ran: Vec<(Ticket, Ran)>,
     stop: bool,
 }
 
@@ -87,6 +92,8 @@ pub(super) struct Lane<S> {
     shared: Arc<Shared<S>>,
     thread: Option<JoinHandle<()>>,
     issued: usize,
+    /// When the step's jobs run, in emulated time.
+    moments: Vec<Moment>,
 }
 
 impl<S: Send + 'static> Started<S> {
@@ -99,6 +106,7 @@ impl<S: Send + 'static> Started<S> {
         let (made, take_made) = mpsc::channel();
         let (hand_over, shared) = mpsc::channel::<Arc<Shared<S>>>();
         let body = move || {
+            clock::uncounted();
             if made.send(make()).is_ok()
                 && let Ok(shared) = shared.recv()
             {
@@ -134,7 +142,7 @@ impl<S: Send + 'static> Started<S> {
         });
         // The thread waits for it, or has ended in a panic that `finish` would report as a job that never ran.
         self.hand_over.send(shared.clone()).expect("the lane's thread waits for its state");
-        Lane { shared, thread: Some(self.thread), issued: 0 }
+        Lane { shared, thread: Some(self.thread), issued: 0, moments: Vec::new() }
     }
 }
 
@@ -148,6 +156,7 @@ impl<S: Send + 'static> Lane<S> {
     pub fn give(&mut self, job: Job<S>) -> Ticket {
         let ticket = self.issued;
         self.issued += 1;
+        self.enter_time(&job);
         let mut queue = lock(&self.shared.queue);
         let ended = queue.ended;
         queue.done.push(ended);
@@ -158,6 +167,22 @@ impl<S: Send + 'static> Lane<S> {
             self.shared.to_lane.notify_one();
         }
         ticket
+    }
+
+    /// The job's place in emulated time.
+    fn enter_time(&mut self, job: &Job<S>) {
+        let runtime = &self.shared.runtime;
+        let Some(clock) = runtime.clock() else { return };
+        let events = job.events.iter().filter_map(|e| runtime.moment(e));
+        let after = events.chain(job.after.iter().map(|&t| self.moments[t].clone())).collect();
+        self.moments.push(clock.host(job.seconds, after));
+    }
+
+    /// This thread has waited for jobs: its emulated time goes on to their end.
+    fn reach(&self, jobs: impl IntoIterator<Item = Ticket>) {
+        if let Some(clock) = self.shared.runtime.clock() {
+            jobs.into_iter().for_each(|t| clock.reach(&self.moments[t]));
+        }
     }
 
     /// Whether every job given is done.
@@ -173,7 +198,10 @@ impl<S: Send + 'static> Lane<S> {
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut queue = self.wait_while(|q| !q.ended && !q.done[ticket]);
         match queue.ended {
-            false => Ok(()),
+            false => {
+                self.reach([ticket]);
+                Ok(())
+            }
             true => Err(queue.failure()),
         }
     }
@@ -185,7 +213,10 @@ impl<S: Send + 'static> Lane<S> {
     pub fn wait_all(&self) -> Result<()> {
         let mut queue = self.wait_while(|q| q.running || !q.pending.is_empty());
         match queue.ended {
-            false => Ok(()),
+            false => {
+                self.reach(0..self.issued);
+                Ok(())
+            }
             true => Err(queue.failure()),
         }
     }
@@ -208,7 +239,11 @@ impl<S: Send + 'static> Lane<S> {
         queue.done.clear();
         queue.ended = false;
         drop(queue);
+        self.reach(0..self.issued);
+        let emulated = |ticket: Ticket| self.moments.get(ticket).and_then(Moment::span);
+        let ran = ran.into_iter().map(|(ticket, r)| Ran { emulated: emulated(ticket), ..r }).collect();
         self.issued = 0;
+        self.moments.clear();
         error.map_or(Ok(ran), Err)
     }
 
@@ -286,7 +321,7 @@ impl<S> Shared<S> {
                 catch_unwind(AssertUnwindSafe(|| work(&mut state))).unwrap_or_else(|p| Err(panicked(&*p)))
             };
             let mut queue = lock(&self.queue);
-            queue.ran.push(Ran { op: job.op, from, to: Instant::now() });
+            queue.ran.push((ticket, Ran { op: job.op, from, to: Instant::now(), emulated: None }));
             queue.running = false;
             queue.done[ticket] = true;
             if let Err(error) = result {
@@ -399,7 +434,7 @@ mod tests {
             seen.push(op);
             Ok(())
         };
-        Job { op, events, after, work: Box::new(work) }
+        Job { op, events, after, seconds: 0.0, work: Box::new(work) }
     }
 
     #[test]

@@ -26,6 +26,7 @@
 //! | `issue` | an operation: enqueued, or given to the host |
 //! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if somebody wants to know |
+//! | `work` | how much an operation of the host does, for emulated time |
 
 mod build;
 mod carry;
@@ -40,6 +41,9 @@ mod lowered;
 mod run;
 mod sizes;
 mod trace;
+mod work;
+
+use std::sync::Arc;
 
 use self::carry::Areas;
 use self::device::DeviceHalf;
@@ -47,6 +51,7 @@ use self::host::HostHalf;
 use self::lane::Lane;
 use self::lowered::Programs;
 use self::trace::Trace;
+use self::work::HostWork;
 use super::executor::{Executor, Placement as Where, Want};
 use super::input::Input;
 use super::iterate::{Sharing, iterations};
@@ -54,6 +59,7 @@ use super::memory::Memory;
 use super::timeline::Timeline;
 use crate::Result;
 use crate::cache::{BlockTable, PageList};
+use crate::device::clock::Clock;
 use crate::model::ModelSpec;
 use crate::program::Placement;
 
@@ -77,6 +83,7 @@ pub(super) struct RealMachine {
     host: Option<HostSide>,
     device: Option<DeviceHalf>,
     areas: Option<Areas>,
+    work: HostWork,
     memory: Memory,
     logits: Vec<f32>,
     argmax: Vec<u32>,
@@ -164,7 +171,7 @@ impl Executor for RealMachine {
     }
 
     fn trace(&mut self) -> Result<()> {
-        self.trace = Some(Trace::new());
+        self.trace = Some(Trace::new(self.clock().map(|clock| clock.now())));
         Ok(())
     }
 
@@ -185,6 +192,10 @@ impl Executor for RealMachine {
 
     fn memory(&self) -> Memory {
         self.memory
+    }
+
+    fn clock(&self) -> Option<&Arc<Clock>> {
+        self.device.as_ref().and_then(|d| d.runtime.clock())
     }
 
     fn bytes_per_step(&self) -> u64 {

@@ -131,10 +131,12 @@ impl RealMachine {
             areas.begin();
         }
         let head = self.placement.head == Side::Host;
+        let work = &mut self.work;
         if let Some(host) = &mut self.host {
             host.with(|half| {
                 for (b, part) in parts.iter().enumerate() {
                     let seqs = part.host_sequences();
+                    work.begin(b, &seqs, &part.wanted);
                     half.prepare(b, &seqs, &part.tokens, &part.wanted, head);
                 }
             });

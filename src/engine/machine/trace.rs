@@ -20,6 +20,8 @@ struct Pending {
 /// See the [module](self).
 pub(super) struct Trace {
     began: Instant,
+    /// When that was in emulated time, if the device keeps it.
+    emulated: Option<f64>,
     step: u32,
     /// Where the device's clock meets the host's: an event on an idle lane, and when it was recorded.
     zero: Option<(Event, Duration)>,
@@ -30,9 +32,10 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    pub fn new() -> Trace {
+    pub fn new(emulated: Option<f64>) -> Trace {
         Trace {
             began: Instant::now(),
+            emulated,
             step: 0,
             zero: None,
             pending: Vec::new(),
@@ -44,7 +47,12 @@ impl Trace {
     /// The device, if there is one, is idle, and a step begins.
     pub fn begin_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
         if let Some(runtime) = runtime {
-            self.zero = Some((runtime.record_timed(Lane::Compute)?, self.began.elapsed()));
+            let zero = runtime.record_timed(Lane::Compute)?;
+            let since = match (self.emulated, runtime.clock()) {
+                (Some(began), Some(clock)) => Duration::from_secs_f64((clock.now() - began).max(0.0)),
+                _ => self.began.elapsed(),
+            };
+            self.zero = Some((zero, since));
         }
         Ok(())
     }
@@ -65,7 +73,10 @@ impl Trace {
     pub fn ran(&mut self, op: &Op, ran: &Ran) {
         let mut traced = self.traced(op, Unit::Host);
         let since = |t: Instant| t.saturating_duration_since(self.began).as_secs_f64();
-        (traced.start, traced.end) = (since(ran.from), since(ran.to));
+        (traced.start, traced.end) = match (self.emulated, ran.emulated) {
+            (Some(began), Some((from, to))) => (from - began, to - began),
+            _ => (since(ran.from), since(ran.to)),
+        };
         self.spans.push((ran.op, traced));
     }
 

@@ -1,0 +1,198 @@
+//! How much an operation of the host's workers does: what emulated time takes for it, by the CPU's rates.
+//!
+//! Bytes are those of the prepared weights (packed, or as the file has them), of whole pages of keys and values that some row
+//! sees, and of 16-bit inputs; what passes from one operation to the next stays in the caches as long as it fits them.
+
+use std::ops::Range;
+
+use crate::cache::PAGE_TOKENS;
+use crate::device::clock::Work;
+use crate::engine::host::HostSeq;
+use crate::engine::prepare::Prepared;
+use crate::model::ModelSpec;
+use crate::program::{Kind, Op};
+use crate::simd::linear::Linear;
+
+/// Activations that the caches of the cores keep from one operation to the next: 8 MiB, that of small CPUs.
+const CACHE: usize = 8 << 20;
+
+/// A sequence of a step: its rows, and which of its tokens are attended on the host.
+#[derive(Debug, Clone)]
+struct Extent {
+    rows: Range<usize>,
+    first_pos: usize,
+    tokens: Range<usize>,
+}
+
+/// A matrix, or several with one input.
+#[derive(Debug, Clone, Copy, Default)]
+struct Product {
+    bytes: usize,
+    k: usize,
+    elements: usize,
+}
+
+impl Product {
+    fn of(parts: &[&Linear], k: usize, n: usize) -> Product {
+        Product { bytes: parts.iter().map(|w| w.bytes()).sum(), k, elements: k * n }
+    }
+
+    fn times(&self, rows: usize) -> Work {
+        match rows {
+            0 => Work::default(),
+            _ => Work {
+                flops: 2 * (rows * self.elements) as u64,
+                bytes: (self.bytes + 2 * rows * self.k) as u64,
+            },
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Block {
+    qkv: Product,
+    out: Product,
+    up: Product,
+    down: Product,
+    window: Option<usize>,
+}
+
+/// What the host computes with, and the rows of a step.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HostWork {
+    blocks: Vec<Block>,
+    head: Product,
+    /// Of the embedding.
+    row_bytes: usize,
+    d_model: usize,
+    q_dim: usize,
+    kv_dim: usize,
+    d_ff: usize,
+    vocab: usize,
+    /// Of each sub-batch.
+    parts: Vec<Part>,
+}
+
+/// The rows of a sub-batch.
+#[derive(Debug, Clone, Default)]
+struct Part {
+    seqs: Vec<Extent>,
+    /// Rows that want logits, ascending.
+    wanted: Vec<usize>,
+}
+
+impl HostWork {
+    /// Of what has been prepared for the host.
+    pub fn new(spec: &ModelSpec, model: &Prepared) -> HostWork {
+        let (d, q, kv, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
+        let block = |l: usize| {
+            let window = spec.window_of(l);
+            let Some(w) = model.layer_if(l) else { return Block { window, ..Block::default() } };
+            let ups: Vec<&Linear> = w.gate.iter().chain([&w.up]).collect();
+            Block {
+                qkv: Product::of(&[&w.q, &w.k, &w.v], d, q + 2 * kv),
+                out: Product::of(&[&w.o], q, d),
+                up: Product::of(&ups, d, ups.len() * ff),
+                down: Product::of(&[&w.down], ff, d),
+                window,
+            }
+        };
+        HostWork {
+            blocks: (0..spec.n_layers).map(block).collect(),
+            head: model.head_if().map_or(Product::default(), |w| Product::of(&[w], d, spec.vocab)),
+            row_bytes: model.embed.row_bytes(),
+            d_model: d,
+            q_dim: q,
+            kv_dim: kv,
+            d_ff: ff,
+            vocab: spec.vocab,
+            parts: Vec::new(),
+        }
+    }
+
+    /// A step of a sub-batch of these sequences begins; `wanted`: rows that want logits, ascending.
+    pub fn begin(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>], wanted: &[usize]) {
+        self.parts.resize_with(self.parts.len().max(sub_batch + 1), Part::default);
+        let part = &mut self.parts[sub_batch];
+        part.seqs.clear();
+        part.wanted.clear();
+        part.wanted.extend_from_slice(wanted);
+        let mut row = 0;
+        for s in seqs {
+            let rows = row..row + s.n_rows;
+            row = rows.end;
+            part.seqs.push(Extent { rows, first_pos: s.first_pos, tokens: s.tokens.clone() });
+        }
+    }
+
+    /// An operation; `compact`: on those of its rows that want logits.
+    pub fn of(&self, op: &Op, compact: bool) -> Work {
+        let rows = if compact { op.work.rows as usize } else { (op.rows.end - op.rows.start) as usize };
+        let passing = |elements: usize| Work { flops: 0, bytes: (4 * elements).saturating_sub(CACHE) as u64 };
+        let block = || &self.blocks[op.layer.unwrap_or_default() as usize];
+        match op.kind {
+            Kind::Embed => plus(memory(rows * self.row_bytes), passing(rows * self.d_model)),
+            Kind::Project { .. } => {
+                let width = 3 * self.d_model + self.q_dim + 2 * self.kv_dim;
+                plus(block().qkv.times(rows), passing(rows * width))
+            }
+            Kind::Append { .. } => plus(memory(4 * rows * self.kv_dim), passing(rows * 2 * self.kv_dim)),
+            Kind::Attend { .. } => self.attention(op, compact),
+            Kind::OutProj => plus(block().out.times(rows), passing(rows * self.d_model)),
+            Kind::FfnUp { .. } => {
+                plus(block().up.times(rows), passing(rows * (3 * self.d_model + self.d_ff)))
+            }
+            Kind::FfnDown => plus(block().down.times(rows), passing(rows * self.d_model)),
+            Kind::Head { .. } => {
+                let wanted = op.work.rows as usize;
+                plus(self.head.times(wanted), passing(wanted * self.vocab))
+            }
+            Kind::Pick => passing(op.work.rows as usize * self.vocab),
+            _ => Work::default(),
+        }
+    }
+
+    /// Rows of `bytes` bytes in all, packed for the link or taken from it.
+    pub fn copy(bytes: usize) -> Work {
+        Work { flops: 0, bytes: (2 * bytes).saturating_sub(CACHE) as u64 }
+    }
+
+    fn attention(&self, op: &Op, compact: bool) -> Work {
+        let window = self.blocks[op.layer.unwrap_or_default() as usize].window;
+        let (from, to) = (op.rows.start as usize, op.rows.end as usize);
+        let (mut pages, mut pairs, mut n) = (0, 0, 0);
+        let part = &self.parts[op.sub_batch as usize];
+        for s in &part.seqs {
+            let computed = |row: &usize| !compact || part.wanted.binary_search(row).is_ok();
+            let mut own = (s.rows.start.max(from)..s.rows.end.min(to)).filter(computed).peekable();
+            let sees = |row: usize| {
+                let end = s.first_pos + row - s.rows.start + 1;
+                let first = window.map_or(0, |w| end.saturating_sub(w)).max(s.tokens.start);
+                first..end.min(s.tokens.end).max(first)
+            };
+            let Some(&first) = own.peek() else { continue };
+            let mut seen = sees(first);
+            for row in own {
+                let more = sees(row);
+                pairs += more.len();
+                n += 1;
+                seen.end = more.end;
+            }
+            if !seen.is_empty() {
+                pages += seen.end.div_ceil(PAGE_TOKENS) - seen.start / PAGE_TOKENS;
+            }
+        }
+        Work {
+            flops: 4 * (pairs * self.q_dim) as u64,
+            bytes: (pages * PAGE_TOKENS * 4 * self.kv_dim + 4 * n * self.q_dim) as u64,
+        }
+    }
+}
+
+fn plus(a: Work, b: Work) -> Work {
+    Work { flops: a.flops + b.flops, bytes: a.bytes + b.bytes }
+}
+
+fn memory(bytes: usize) -> Work {
+    Work { flops: 0, bytes: bytes as u64 }
+}
