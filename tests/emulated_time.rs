@@ -13,7 +13,8 @@ use tandem::engine::{Engine, Input, Logits, Options, Sizes, Strategy, Timeline, 
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, OpCosts, Roofline, Sizes as PlanSizes, hardware};
 use tandem::program::{
-    Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Residence, Side, Unit, Wants, lower, virtual_machine,
+    Group, Iteration, Kind as OpKind, Kv, Op, Phase, Placement, Policy, Program, RequestId, Residence, Side,
+    Unit, Wants, lower, virtual_machine,
 };
 use tandem::simd::Isa;
 
@@ -60,8 +61,24 @@ fn executed(e: &mut Engine, prompt: usize) -> (f64, f64) {
     (middle - begin, now(e) - middle)
 }
 
-/// What the virtual machine says, and what a step takes around its program: lists to the device, one for each way of attending, and
-/// the chosen token from there.
+/// With an operation of no rows in front of all others, if the device computes: it stands for the lists.
+fn with_lists(mut program: Program) -> Program {
+    if program.ops.iter().any(|op| op.unit == Unit::Gpu) {
+        let lists = Op {
+            kind: OpKind::PageIn { staged: None },
+            unit: Unit::Gpu,
+            rows: 0..0,
+            reads: vec![],
+            writes: vec![],
+            ..program.ops[0].clone()
+        };
+        program.ops.insert(0, lists);
+    }
+    program
+}
+
+/// What the virtual machine says of a step's program, and of what is around it: lists to the device before anything runs there, one for
+/// each way of attending, and the chosen token from there.
 fn predicted(m: &LoadedModel, h: &Hardware, placement: &Placement, prompt: usize) -> (f64, f64) {
     let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
     let costs = Roofline::new(h, &sizes);
@@ -83,10 +100,12 @@ fn predicted(m: &LoadedModel, h: &Hardware, placement: &Placement, prompt: usize
         };
         let iteration = Iteration::serial(vec![group], true);
         let program = lower(placement, &iteration).unwrap();
-        let spans = virtual_machine::run(&program, &OpCosts::new(&costs, &sizes).of(&iteration));
-        let device = program.ops.iter().any(|op| op.unit == Unit::Gpu);
-        let lists = if device { ways.len() as f64 * link.latency_s } else { 0.0 };
-        spans.seconds() + lists + token
+        let costs = OpCosts::new(&costs, &sizes).of(&iteration);
+        let seconds = |op: &Op| match op.kind {
+            OpKind::PageIn { .. } if op.rows.is_empty() => ways.len() as f64 * link.latency_s,
+            _ => virtual_machine::Costs::seconds(&costs, op),
+        };
+        virtual_machine::run(&with_lists(program), &seconds).seconds() + token
     };
     (seconds(Phase::Prefill, 0, prompt), seconds(Phase::Decode, prompt, 1))
 }
@@ -120,8 +139,10 @@ fn agree(m: &LoadedModel, prompt: usize) {
     for machine in MACHINES {
         let h = hardware::named(machine).unwrap();
         for (name, placement) in placements(m) {
-            let (want, got) =
-                (predicted(m, &h, &placement, prompt), executed(&mut engine(m, machine, &placement, 128), prompt));
+            let (want, got) = (
+                predicted(m, &h, &placement, prompt),
+                executed(&mut engine(m, machine, &placement, 128), prompt),
+            );
             for (phase, want, got) in [("prefill", want.0, got.0), ("decode", want.1, got.1)] {
                 let off = got / want - 1.0;
                 let line = format!(
@@ -201,7 +222,12 @@ fn streamed_weights_hide_copies_or_computation() {
         t.spans.retain(|s| s.step == 0);
         let (gpu, link) = (t.busy(Unit::Gpu), t.busy(Unit::H2d));
         let (hidden, less) = (overlap(&t, Unit::Gpu, Unit::H2d), gpu.min(link));
-        println!("{name}: gpu {:.2} ms, link {:.2} ms, {:.1}% hidden", 1e3 * gpu, 1e3 * link, 100.0 * hidden / less);
+        println!(
+            "{name}: gpu {:.2} ms, link {:.2} ms, {:.1}% hidden",
+            1e3 * gpu,
+            1e3 * link,
+            100.0 * hidden / less
+        );
         assert!(hidden >= 0.9 * less, "{name}: {hidden} of {less} s");
         assert_eq!(name == "slow", gpu > link);
     }

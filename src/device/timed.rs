@@ -59,6 +59,7 @@ impl Extent {
         let here = match self.attend {
             Attend::Here => 0..end,
             Attend::From { from } => from..end,
+            Attend::UpTo { to } => 0..to,
             Attend::Elsewhere => 0..0,
         };
         here.start.max(first).min(here.end)..here.end

@@ -54,7 +54,7 @@ struct Report<'a> {
 
 /// Measures, or reads what was measured, and prints it.
 pub fn run(args: &Args) -> Result<()> {
-    let device = device(args.device)?;
+    let device = device(&args.device)?;
     let machine = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     let store = Store::from_env()?;
     let (profile, cached) = match &args.model {
@@ -132,14 +132,19 @@ fn of_model(
 }
 
 /// The device to be measured.
-fn device(asked: Device) -> Result<Option<Arc<dyn Accelerator>>> {
+fn device(asked: &Device) -> Result<Option<Arc<dyn Accelerator>>> {
     let kind = match asked {
         Device::Cpu => return Ok(None),
-        Device::Auto if devices::check(Kind::Cuda(0)).is_err() => return Ok(None),
+        Device::Auto if devices::check(&Kind::Cuda(0)).is_err() => return Ok(None),
         Device::Auto => Kind::Cuda(0),
-        Device::Accelerator(kind) => kind,
+        Device::Accelerator(kind @ Kind::Timed(..)) => {
+            let why =
+                format!("--device {kind}: its times come from a description, there is nothing to measure");
+            return Err(Error::usage(why).into());
+        }
+        Device::Accelerator(kind) => kind.clone(),
     };
-    Ok(Some(devices::open(kind, None)?))
+    Ok(Some(devices::open(&kind, None)?))
 }
 
 /// The profile in the cache folder, if it is good enough: a quick one serves only those in a hurry. A damaged one is
