@@ -1,11 +1,10 @@
 //! `tandem bench`: prefill and decode speed of a model.
 
-use std::time::Instant;
-
 use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
 
 use super::args::EngineArgs;
+use super::stopwatch::{Stopwatch, time_of};
 use super::{open, output};
 
 /// Measures prefill and decode speed.
@@ -131,6 +130,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return output::json(&serde_json::json!({
             "model": opened.name,
+            "time": time_of(&running.engine),
             "threads": running.engine.placement().threads,
             "results": rows.iter().map(Row::json).collect::<Vec<_>>(),
             "plan": running.plan(&args.engine),
@@ -149,9 +149,9 @@ fn prefill(engine: &mut Engine, prompt: usize, repeat: usize) -> anyhow::Result<
     let mut rates = Vec::new();
     for i in 0..=repeat {
         let seq = engine.add();
-        let began = Instant::now();
+        let began = Stopwatch::start(engine);
         engine.prefill(seq, &ids, |_| {})?;
-        let rate = prompt as f64 / began.elapsed().as_secs_f64();
+        let rate = prompt as f64 / began.seconds(engine);
         engine.remove(seq);
         // The first run touches memory for the first time.
         if i > 0 {
@@ -180,7 +180,7 @@ fn decode(
     for i in 0..=repeat {
         // The warm-up is short.
         let steps = if i == 0 { gen_tokens.min(8) } else { gen_tokens };
-        let began = Instant::now();
+        let began = Stopwatch::start(engine);
         for _ in 0..steps {
             let inputs: Vec<Input<'_>> = seqs
                 .iter()
@@ -189,7 +189,7 @@ fn decode(
                 .collect();
             engine.forward(&inputs)?;
         }
-        let rate = (steps * batch) as f64 / began.elapsed().as_secs_f64();
+        let rate = (steps * batch) as f64 / began.seconds(engine);
         if i > 0 {
             rates.push(rate);
         }

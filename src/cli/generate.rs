@@ -10,6 +10,7 @@ use tandem::text::{Message, Sampler, Sandbox, StreamDecoder, Tokenizer, logprobs
 use super::args::EngineArgs;
 use super::open::{self, Opened};
 use super::sampling::SamplingArgs;
+use super::stopwatch::{Stopwatch, time_of};
 use super::{output, progress, prompt};
 
 /// Continues or answers a prompt.
@@ -148,7 +149,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         logprobs: Vec::new(),
     };
     let seq = running.engine.add();
-    let began = Instant::now();
+    let began = Stopwatch::start(&running.engine);
     // A bar only where the wait is worth one.
     let bar =
         (ids.len() > 4096).then(|| progress::count_bar(ids.len() as u64, "reading tokens of the prompt"));
@@ -160,14 +161,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(bar) = &bar {
         bar.finish();
     }
-    let prefill_s = began.elapsed().as_secs_f64();
-    let decode_began = Instant::now();
+    let prefill_s = began.seconds(&running.engine);
+    let decode_began = Stopwatch::start(&running.engine);
     let mut first = None;
     let first_from = Next::Logits(logits);
     let finish = generation.decode(&mut running.engine, seq, first_from, &ids, &mut || {
         first.get_or_insert_with(|| started.elapsed());
     })?;
-    let decode_s = decode_began.elapsed().as_secs_f64();
+    let decode_s = decode_began.seconds(&running.engine);
+    // The first token is the prompt's; of loading the model nothing is emulated.
+    let first_s = match running.engine.emulated_seconds() {
+        Some(_) => first.map_or(0.0, |_| prefill_s),
+        None => first.map_or(0.0, |f| f.as_secs_f64()),
+    };
     // The first token came from the prompt's own pass.
     let steps = generation.tokens.len().saturating_sub(1);
     let rate = |n: usize, s: f64| if n > 0 && s > 0.0 { n as f64 / s } else { 0.0 };
@@ -175,7 +181,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "load_ms": running.load_ms,
         "prefill_tok_s": rate(ids.len(), prefill_s),
         "decode_tok_s": rate(steps, decode_s),
-        "ttft_ms": first.map_or(0.0, |f| f.as_secs_f64() * 1e3),
+        "ttft_ms": first_s * 1e3,
+        "time": time_of(&running.engine),
     });
     if let Some(path) = &args.timeline {
         write_timeline(&mut running.engine, path)?;
@@ -202,7 +209,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         rate(ids.len(), prefill_s),
         generation.tokens.len(),
         rate(steps, decode_s),
-        first.map_or(0.0, |f| f.as_secs_f64() * 1e3)
+        first_s * 1e3
     ));
     Ok(())
 }

@@ -21,6 +21,7 @@ mod progress;
 mod prompt;
 mod pull;
 mod sampling;
+mod stopwatch;
 mod tokenize;
 
 use std::process::ExitCode;

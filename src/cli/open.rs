@@ -119,6 +119,10 @@ impl Opened {
             },
         };
         decision.tell();
+        if engine.emulated_seconds().is_some() {
+            let machine = args.kind().map(|kind| kind.to_string()).unwrap_or_default();
+            progress::note(&format!("times are those of {machine}, not of this computer"));
+        }
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let (placement, memory) = (engine.placement(), engine.memory());
         progress::detail(&format!(

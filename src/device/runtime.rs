@@ -319,6 +319,21 @@ pub trait Runtime: Send + Sync {
     /// Enqueues recorded work on the compute lane.
     fn replay(&self, graph: &Graph) -> Result<()>;
 
+    /// The host is about to read and to write these bytes of pinned memory in place (host addresses and lengths). An emulated
+    /// accelerator refuses that while work is in flight that nobody has waited for and that has to do with them.
+    ///
+    /// # Errors
+    /// Such work, named.
+    fn host_access(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Result<()> {
+        let _ = (reads, writes);
+        Ok(())
+    }
+
+    /// Whether [`Runtime::host_access`] is worth a call.
+    fn watches_host(&self) -> bool {
+        false
+    }
+
     /// The clock of emulated time, if this accelerator keeps it: then events keep its time, not that of this computer.
     fn clock(&self) -> Option<&Arc<Clock>> {
         None

@@ -69,6 +69,31 @@ fn a_page_in_use_does_not_move_without_an_event() {
     });
 }
 
+/// A page that is on its way to the host is not given to other rows, nor attended on the host, before it is there.
+#[test]
+fn a_page_is_not_used_again_before_its_copy_ends() {
+    each(|name, b| {
+        if !name.contains("plain functions") {
+            return; // what kernels touch, their own checker knows
+        }
+        let bytes = b.shape.page_bytes();
+        let host = b.rt.pinned(bytes).unwrap();
+        let all = (host.host().cast_const(), bytes);
+        let out = [PageMove { device: A.0[2], host: 0, tokens: 32 }];
+        // Planted: nobody waits for the copy, and the page is another's already.
+        let reuse = || b.rt.fill(Lane::Compute, b.kv.add(A.0[2] as usize * bytes), 0, bytes);
+        b.accel.gather_pages(Lane::DeviceToHost, &b.shape, b.kv, &out, host.device()).unwrap();
+        let e = reuse().expect_err("a page under copy");
+        assert!(e.to_string().contains("no event orders the two"), "{name}: {e}");
+        let e = b.rt.host_access(&[all], &[]).expect_err("the host reads a page that is on its way");
+        assert!(e.to_string().contains("nobody has waited for it"), "{name}: {e}");
+        b.rt.synchronize(&b.rt.record(Lane::DeviceToHost).unwrap()).unwrap();
+        b.rt.host_access(&[all], &[all]).unwrap();
+        reuse().unwrap();
+        b.rt.synchronize_all().unwrap();
+    });
+}
+
 #[test]
 fn moves_that_cannot_be_are_refused() {
     each(|name, b| {

@@ -94,6 +94,17 @@ impl Order {
         join(&mut self.host, clock);
     }
 
+    /// The host touches bytes itself: everything of the lanes that it conflicts with has to be seen done.
+    pub fn host(&self, reads: &[Span], writes: &[Span]) -> Result<(), Race> {
+        for (spans, write) in [(reads, false), (writes, true)] {
+            for span in spans.iter().filter(|s| s.len > 0) {
+                // As a lane of its own, which has no work among what was touched.
+                self.check(&self.host, LANES, span, write)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Nobody has touched these bytes (they were just allocated).
     pub fn forget(&mut self, span: &Span) {
         self.split(span.ptr.0);
@@ -183,6 +194,20 @@ mod tests {
         let event = o.mark(Compute, 3);
         o.seen(&event);
         o.enter(HostToDevice, 3, &[], &[span(100, 1)]).unwrap();
+    }
+
+    #[test]
+    fn the_host_waits_for_what_it_touches() {
+        let mut o = Order::default();
+        o.enter(DeviceToHost, 1, &[span(0, 8)], &[span(100, 8)]).unwrap();
+        let race = Race { with: DeviceToHost, wrote: true, at: 104 };
+        assert_eq!(o.host(&[span(104, 8)], &[]), Err(race));
+        // What is only read may be read.
+        o.host(&[span(0, 8)], &[]).unwrap();
+        assert!(o.host(&[], &[span(0, 8)]).is_err());
+        let event = o.mark(DeviceToHost, 2);
+        o.seen(&event);
+        o.host(&[], &[span(0, 8), span(100, 8)]).unwrap();
     }
 
     #[test]

@@ -358,6 +358,17 @@ impl Runtime for EmulatedRuntime {
         self.core.enqueue(Lane::Compute, Op::Graph(ops.clone()))
     }
 
+    fn host_access(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Result<()> {
+        let spans = |all: &[(*const u8, usize)]| -> Vec<Span> {
+            all.iter().map(|&(at, len)| Span::new(DevPtr(at as u64), len)).collect()
+        };
+        self.core.host_access(&spans(reads), &spans(writes))
+    }
+
+    fn watches_host(&self) -> bool {
+        true
+    }
+
     fn clock(&self) -> Option<&Arc<Clock>> {
         self.core.clock.as_ref()
     }

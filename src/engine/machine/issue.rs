@@ -12,14 +12,15 @@ use super::device::{lane, rows_of};
 use super::host::HostHalf;
 use super::lane::{Job, Ran, Ticket};
 use super::lowered::Lowered;
-use super::run::Part;
+use super::run::{Part, Rows};
 use super::sizes::{Mode, mode};
 use super::work::HostWork;
 use super::{HostSide, RealMachine};
 use crate::Result;
+use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::Step;
 use crate::device::clock::Work;
-use crate::device::runtime::{Event, Lane};
+use crate::device::runtime::{Event, Lane, Pinned, Runtime};
 use crate::program::{Cargo, Kind, Op, Side, Unit};
 
 /// What the issue of a program keeps track of.
@@ -52,7 +53,7 @@ impl RealMachine {
         let ops = &lowered.program.ops;
         let op = &ops[at];
         if op.unit == Unit::Host {
-            self.on_host(lowered, at, issue);
+            self.on_host(lowered, at, issue, parts);
             return Ok(1);
         }
         let n = fusible(ops, at);
@@ -126,7 +127,7 @@ impl RealMachine {
     }
 
     /// An operation of the host: a job, or at once where there is no device to wait for.
-    fn on_host(&mut self, lowered: &Arc<Lowered>, at: usize, issue: &mut Issue) {
+    fn on_host(&mut self, lowered: &Arc<Lowered>, at: usize, issue: &mut Issue, parts: &[Part<'_>]) {
         let op = &lowered.program.ops[at];
         let alone = lowered.parts[op.sub_batch as usize].alone;
         if let Some(HostSide::Inline(half)) = &mut self.host {
@@ -143,13 +144,41 @@ impl RealMachine {
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
         let work = self.work.of(op, alone && op.wanted_only);
+        let runtime = self.device().runtime.clone();
+        let pages = self.pinned_pages(op, parts);
         let job = self.job(at, events, after, work, move |half| {
-            half.compute(&program.program.ops[at], mail, alone);
+            let op = &program.program.ops[at];
+            if let Some(pages) = pages {
+                pages.check(&*runtime, op)?;
+            }
+            half.compute(op, mail, alone);
             Ok(())
         });
         if let Some(slot) = issue.jobs.get_mut(at) {
             *slot = Some(job);
         }
+    }
+
+    /// The pages that an operation of the host uses in place, where the device moves them, too: for an accelerator that watches.
+    fn pinned_pages(&self, op: &Op, parts: &[Part<'_>]) -> Option<PinnedPages> {
+        let device = self.device();
+        let memory = device.host_pages.as_ref().filter(|_| device.runtime.watches_host())?;
+        let at = self.places[op.layer? as usize]? * self.pages.n_pages();
+        let (part, page) = (&parts[op.sub_batch as usize], device.shape.page_bytes());
+        let of = |rows: &Rows<'_>, from: usize, to: usize| -> Vec<usize> {
+            let pages = &rows.table.pages()[from / PAGE_TOKENS..to.div_ceil(PAGE_TOKENS)];
+            pages.iter().map(|&p| (at + p as usize) * page).collect()
+        };
+        let range = op.groups.start as usize..op.groups.end as usize;
+        let pages =
+            part.groups[range.clone()].iter().zip(&part.rows[range]).flat_map(|(group, rows)| {
+                match op.kind {
+                    Kind::Append { .. } => of(rows, group.first as usize, group.end() as usize),
+                    Kind::Attend { .. } => of(rows, 0, group.end() as usize),
+                    _ => vec![],
+                }
+            });
+        Some(PinnedPages { memory: memory.clone(), at: pages.collect(), bytes: page })
     }
 
     /// The host's half of a transfer to the device, up to its end.
@@ -228,6 +257,25 @@ impl RealMachine {
         let host = self.device().runtime.clock().map(|clock| clock.rates().host);
         let seconds = host.map_or(0.0, |host| host.seconds(amount).max(host.launch));
         self.lane_mut().give(Job { op, events, after, seconds, work: Box::new(work) })
+    }
+}
+
+/// Pages in pinned memory, by their first bytes.
+struct PinnedPages {
+    memory: Arc<dyn Pinned>,
+    at: Vec<usize>,
+    bytes: usize,
+}
+
+impl PinnedPages {
+    /// Nothing in flight has to do with them.
+    fn check(&self, runtime: &dyn Runtime, op: &Op) -> Result<()> {
+        let base = self.memory.host().cast_const();
+        let spans: Vec<_> = self.at.iter().map(|&at| (base.wrapping_add(at), self.bytes)).collect();
+        match op.kind {
+            Kind::Append { .. } => runtime.host_access(&[], &spans),
+            _ => runtime.host_access(&spans, &[]),
+        }
     }
 }
 

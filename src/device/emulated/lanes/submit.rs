@@ -5,7 +5,7 @@ use std::thread::ThreadId;
 
 use super::state::{Job, State, Step};
 use super::{Core, lock, name};
-use crate::device::emulated::op::Op;
+use crate::device::emulated::op::{Op, Span};
 use crate::device::emulated::pinned::HostMemory;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
@@ -62,6 +62,24 @@ impl Core {
         self.enter_time(lane, &op);
         self.push(&mut state, lane, Step::Work(op), lose, endless, keep);
         Ok(())
+    }
+
+    /// The host touches memory itself.
+    pub fn host_access(&self, reads: &[Span], writes: &[Span]) -> Result<()> {
+        let mut state = lock(&self.state);
+        if !self.options.strict_order {
+            let done = Lane::ALL.map(|l| state.lanes[l as usize].completed);
+            state.order.seen(&done);
+        }
+        state.order.host(reads, writes).map_err(|race| Error::Device {
+            what: "the host".into(),
+            problem: format!(
+                "touches {:#x}, which work on the {} {}; nobody has waited for it",
+                race.at,
+                name(race.with),
+                if race.wrote { "writes" } else { "reads" }
+            ),
+        })
     }
 
     pub(super) fn push(

@@ -1,0 +1,31 @@
+//! How long an engine takes: by this computer's clock, or in emulated time where it runs in that.
+
+use std::time::Instant;
+
+use tandem::engine::Engine;
+
+/// Started when it is made.
+pub struct Stopwatch {
+    began: Instant,
+    emulated: Option<f64>,
+}
+
+impl Stopwatch {
+    /// Starts.
+    pub fn start(engine: &Engine) -> Stopwatch {
+        Stopwatch { began: Instant::now(), emulated: engine.emulated_seconds() }
+    }
+
+    /// Seconds since the start.
+    pub fn seconds(&self, engine: &Engine) -> f64 {
+        match (self.emulated, engine.emulated_seconds()) {
+            (Some(began), Some(now)) => now - began,
+            _ => self.began.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// What `time` in JSON says of an engine's times.
+pub fn time_of(engine: &Engine) -> &'static str {
+    if engine.emulated_seconds().is_some() { "emulated" } else { "measured" }
+}
