@@ -112,3 +112,49 @@ fn bench_and_perplexity_run_there_too() {
     assert_eq!(report["results"].as_array().unwrap().len(), 3);
     assert_eq!(report["plan"]["device"], "emulated");
 }
+
+/// In emulated time: the same tokens, times of the machine that was named, and the same ones again.
+#[test]
+fn emulated_time_is_told_and_repeats() {
+    let home = home();
+    let generate = |device: &str, more: &[&str]| {
+        let args = ["generate", "-m", MODEL, "-n", "6", "--device", device, "hello there"];
+        run(tandem(home.path()).args(args).args(more))
+    };
+    let report = |device: &str, more: &[&str]| json(&generate(device, &[&["--json"], more].concat()));
+    let plain = report("emulated", &[]);
+    assert_eq!(plain["timings"]["time"], "measured");
+    for more in [&[][..], &["--boundary", "2"]] {
+        let (one, two) = (report("emulated:t4-xeon", more), report("emulated:t4-xeon", more));
+        assert_eq!(
+            (&one["tokens"], &one["timings"]["time"]),
+            (&report("emulated", more)["tokens"], &"emulated".into())
+        );
+        let device = one["plan"]["device"].as_str().unwrap();
+        assert!(device.starts_with("emulated:t4-xeon"), "{device}");
+        let times = |report: &serde_json::Value| {
+            ["prefill_tok_s", "decode_tok_s", "ttft_ms"].map(|key| report["timings"][key].as_f64().unwrap())
+        };
+        assert_eq!(times(&one), times(&two));
+        assert!(times(&one).iter().all(|&t| t > 0.0), "{one}");
+    }
+    let faster = report("emulated:h200-sxm", &[])["timings"]["decode_tok_s"].as_f64();
+    assert!(faster > report("emulated:t4-xeon", &[])["timings"]["decode_tok_s"].as_f64());
+    let said = support::stderr(&generate("emulated:t4-xeon", &[]));
+    assert!(said.contains("times are those of emulated:t4-xeon, not of this computer"), "{said}");
+
+    let words =
+        "bench -m synth:tiny-llama --device emulated:rtx4060-laptop --prompt 8 --gen 2 --repeat 2 --json";
+    let bench = json(&run(tandem(home.path()).args(words.split(' '))));
+    assert_eq!(bench["time"], "emulated");
+    // What is computed twice takes the same time.
+    let rates = &bench["results"][0]["tok_s"];
+    assert!(rates["min"].as_f64() > Some(0.0) && rates["min"] == rates["max"], "{bench}");
+
+    // The machine's memory is the cap, of which all is free.
+    let large = ["--boundary", "1"];
+    assert_eq!(report("emulated:t4-xeon", &large)["plan"]["memory"]["gpu"]["available"], 16_000_000_000u64);
+    for bad in ["emulated:t4", "emulated:t4-xeon,fast", "emulated:"] {
+        assert_error(&generate(bad, &[]), 2, "t4-xeon, t4-g4dn");
+    }
+}
