@@ -20,8 +20,10 @@ use tandem::simd::Isa;
 
 const MACHINES: [&str; 3] = ["t4-xeon", "rtx4060-laptop", "h100-spr"];
 
+/// Eight blocks: where the head is on the device and the last block on the host, the host computes all rows of that block, of which
+/// programs count those that want logits alone.
 fn tiny() -> LoadedModel {
-    load("synth:tiny-llama,seed=2,layers=6").unwrap()
+    load("synth:tiny-llama,seed=2,layers=8").unwrap()
 }
 
 /// 12.6 MB a layer: large enough that bytes count more than latencies.
@@ -134,11 +136,11 @@ fn placements(m: &LoadedModel) -> Vec<(String, Placement)> {
 }
 
 /// Predicted and executed time of every placement on every machine agree within a tenth.
-fn agree(m: &LoadedModel, prompt: usize) {
+fn agree(m: &LoadedModel, prompt: usize, machines: &[&str], which: fn(&str) -> bool) {
     let mut wrong = Vec::new();
-    for machine in MACHINES {
+    for &machine in machines {
         let h = hardware::named(machine).unwrap();
-        for (name, placement) in placements(m) {
+        for (name, placement) in placements(m).into_iter().filter(|(name, _)| which(name)) {
             let (want, got) = (
                 predicted(m, &h, &placement, prompt),
                 executed(&mut engine(m, machine, &placement, 128), prompt),
@@ -164,12 +166,15 @@ fn agree(m: &LoadedModel, prompt: usize) {
 
 #[test]
 fn small_steps_take_what_was_predicted() {
-    agree(&tiny(), 40);
+    agree(&tiny(), 40, &MACHINES, |_| true);
 }
 
 #[test]
 fn large_steps_take_what_was_predicted() {
-    agree(&mid(4), 12);
+    let one_of_a_kind = |name: &str| {
+        name == "boundary 3" || name.starts_with("lia [0, 0, 0, 0, 0, 0] [1") || name == "stream"
+    };
+    agree(&mid(4), 6, &["rtx4060-laptop"], one_of_a_kind);
 }
 
 /// Nothing of this computer's speed is in it.
@@ -236,11 +241,19 @@ fn streamed_weights_hide_copies_or_computation() {
 /// The boundary of the least predicted time is within 3% of the best of all, tried one by one.
 #[test]
 fn the_predicted_boundary_is_the_best_of_all() {
-    let m = mid(4);
+    let m = tiny();
     let n = m.spec.n_layers;
-    // All units may be on the device, or three of them.
-    for (machine, cap) in [("t4-xeon", n + 2), ("rtx4060-laptop", n + 2), ("h100-spr", 3)] {
-        let h = hardware::named(machine).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let old = folder.path().join("old-gpu.toml");
+    let text = "[cpu]\ncores = 64\ndram_bytes = 512e9\nread_bw = 400e9\nflops_bf16 = 20e12\nllc_bytes = 24e6\n\
+                [gpu]\nmem_bytes = 8e9\nbw = 100e9\nflops_bf16 = 5e12\n\
+                [link]\nh2d_bw = 8e9\nd2h_bw = 8e9\nlatency_s = 5e-6\n";
+    std::fs::write(&old, text).unwrap();
+    // A GPU to move everything to, or three units; one that is slower than its CPU.
+    for (machine, cap) in
+        [("t4-xeon", n + 2), ("rtx4060-laptop", n + 2), ("h100-spr", 3), (old.to_str().unwrap(), n + 2)]
+    {
+        let h = hardware::named(machine).unwrap_or_else(|| hardware::parse(machine, text).unwrap());
         // All boundaries with at least some unit on the device, and at most `cap` there.
         let all: Vec<usize> = (n + 2 - cap..=n + 1).collect();
         let run = |k: usize| {
