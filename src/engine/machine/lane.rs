@@ -468,7 +468,13 @@ mod tests {
                 false => Err(Error::Run("no luck".into())),
             };
             let ok = lane.give(note(0, vec![], vec![]));
-            let bad = lane.give(Job { op: 1, events: vec![], after: vec![ok], work: Box::new(fails) });
+            let bad = lane.give(Job {
+                op: 1,
+                events: vec![],
+                after: vec![ok],
+                seconds: 0.0,
+                work: Box::new(fails),
+            });
             let dropped = lane.give(note(2, vec![], vec![bad]));
             let error = lane.wait(dropped).unwrap_err().to_string();
             assert!(error.contains(if panics { "panicked: row 7 of nothing" } else { "no luck" }), "{error}");
@@ -482,6 +488,7 @@ mod tests {
             op: 0,
             events: vec![],
             after: vec![],
+            seconds: 0.0,
             work: Box::new(|_| Err(Error::Run("late".into()))),
         });
         assert!(lane.finish().unwrap_err().to_string().contains("late"));

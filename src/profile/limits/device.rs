@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_emulated_device_has_every_figure() {
-        let device = open(Kind::Emulated(Emulation::Functions), Some(256 << 20)).unwrap();
+        let device = open(&Kind::Emulated(Emulation::Functions), Some(256 << 20)).unwrap();
         let pool = Pool::new(2);
         let steps = std::cell::Cell::new(0);
         let d = DeviceLimits::measure(&device, &pool, Effort::Quick, &|| steps.set(steps.get() + 1)).unwrap();
