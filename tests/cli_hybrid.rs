@@ -44,10 +44,18 @@ fn sized(m: &LoadedModel, memory: Option<u64>) -> Sizes {
     Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap()
 }
 
+/// Times are predicted for a machine that is described, so that nothing that is measured here decides: a GPU far ahead of
+/// the CPU, behind a link that no weights are worth streaming over.
+const SLOW_LINK: &str = "[cpu]\ncores = 2\ndram_bytes = 64e9\nread_bw = 1e9\nflops_bf16 = 1e10\nllc_bytes = 24e6\n\
+                         [gpu]\nmem_bytes = 8e9\nbw = 200e9\nflops_bf16 = 1e13\n\
+                         [link]\nh2d_bw = 1e8\nd2h_bw = 1e8\nlatency_s = 1e-6\n";
+
 fn generate(more: &[&str]) -> std::process::Output {
-    let n = NEW.to_string();
-    let args = ["generate", "-m", MODEL, "-n", &n, PROMPT];
-    run(tandem(home().path()).args(args).args(more))
+    let (n, home) = (NEW.to_string(), home());
+    let file = home.path().join("slow-link.toml");
+    std::fs::write(&file, SLOW_LINK).unwrap();
+    let args = ["generate", "-m", MODEL, "-n", &n, PROMPT, "--hardware", file.to_str().unwrap()];
+    run(tandem(home.path()).args(args).args(more))
 }
 
 fn bound(m: &LoadedModel) -> f64 {
@@ -79,19 +87,36 @@ fn every_strategy_gives_the_cpus_tokens() {
         sure += margin::compare(&cpu, &report, vocab, bound(&m));
         report["plan"].clone()
     };
-    // As much as a boundary takes makes it the smallest that fits, with helm and with auto.
+    // As much as a boundary takes makes it the smallest that fits; units on a slower CPU cost time, so that it is the
+    // fastest, too.
     for k in 0..=n + 1 {
         let cap = sizes.device(&Placement::boundary(k, n, 0, 0)).total();
         let (cpu_units, gpu_units) = (json!(k), json!(n + 2 - k));
-        let strategy = if k == 0 { "--strategy helm" } else { "" };
         let want = [
             ("strategy", json!("helm")),
             ("k", json!(k)),
             ("cpu_units", cpu_units),
             ("gpu_units", gpu_units),
         ];
-        let plan = check(cap, strategy, &want);
+        let plan = check(cap, "--strategy helm", &want);
         assert_eq!(plan["memory"]["gpu"]["available"], cap);
+        // All six: what is chosen is the fastest of those that fit.
+        let auto = check(cap, "", &[]);
+        let predicted = &auto["predicted"];
+        assert!(
+            predicted["t_prefill_s"].as_f64() > Some(0.0) && predicted["t_decode_s"].as_f64() > Some(0.0)
+        );
+        let of = |name: &str| {
+            let all = predicted["candidates"].as_array().unwrap();
+            all.iter().find(|c| c["strategy"] == name).cloned()
+        };
+        let total = |c: &Value| Some(c["t_prefill_s"].as_f64()? + c["t_decode_s"].as_f64()?);
+        let least = total(&of(auto["strategy"].as_str().unwrap()).unwrap()).unwrap();
+        for name in ["cpu-only", "gpu-only", "greedy", "stream", "helm", "lia"] {
+            let c = of(name).unwrap();
+            assert!(total(&c).is_none_or(|t| t >= least * (1.0 - 1e-8)), "{name}: {predicted}");
+        }
+        assert_eq!(of("gpu-only").unwrap()["feasible"], k == 0);
         if k > 0 {
             // Of GPU-only the executor that records steps has a dry run of its own.
             assert_eq!(plan["memory"]["gpu"]["total"], cap);
@@ -114,18 +139,25 @@ fn every_strategy_gives_the_cpus_tokens() {
     let cap = choose(&sizes, lia(Some(1), None, None)).unwrap();
     let vectors = [("prefill_policy", json!(NONE)), ("decode_policy", json!(ALL))];
     let one = [("pinned_layers", json!(1)), ("strategy", json!("lia"))];
-    check(cap.device.total(), "--strategy lia", &[&one[..], &vectors].concat());
+    let given = "--policy prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1";
+    check(cap.device.total(), given, &[&one[..], &vectors].concat());
+    // Vectors that are not given are those with the least time: without staging buffers at least as many blocks are pinned.
+    let plan = check(cap.device.total(), "--strategy lia", &[("strategy", json!("lia"))]);
+    assert!(plan["pinned_layers"].as_u64() >= Some(1), "{plan}");
+    // The device filled, without a look at time.
+    let filled = sizes.device(&Placement::boundary(2, n, 0, 0)).total();
+    check(filled, "--strategy greedy", &[("strategy", json!("greedy")), ("k", json!(2))]);
     for (vectors, prefill, decode) in [
         ("prefill=1,1,1,1,1,1,decode=0,1,1,0,0,0", [1; 6], [0, 1, 1, 0, 0, 0]),
         ("prefill=0,0,0,1,1,0,decode=0,0,0,0,0,0", [0, 0, 0, 1, 1, 0], [0; 6]),
-        ("decode=0,0,0,0,1,1", [0; 6], [0, 0, 0, 0, 1, 1]),
+        ("prefill=0,0,0,0,0,0,decode=0,0,0,0,1,1", [0; 6], [0, 0, 0, 0, 1, 1]),
     ] {
         let want = [("prefill_policy", json!(prefill)), ("decode_policy", json!(decode))];
         check(much, &format!("--strategy lia --policy {vectors}"), &want);
         check(much, &format!("--pinned 0 --policy {vectors}"), &[("pinned_layers", json!(0))]);
     }
     let stream = choose(&sizes, Strategy::Stream).unwrap();
-    let want = [("strategy", json!("stream")), ("gpu_units", json!(2)), ("decode_policy", json!(NONE))];
+    let want = [("strategy", json!("stream")), ("decode_policy", json!(NONE))];
     check(stream.device.total(), "--strategy stream", &want);
     let mut less = stream.clone();
     while less.placement.layers[0].kv == Side::Device {
@@ -173,7 +205,9 @@ fn a_line_says_what_is_where_and_why() {
         let weights = "tandem: making random weights for tiny-llama,dtype=q4_k,seed=2,layers=4\n";
         said.strip_prefix(weights).map(str::to_owned).unwrap_or(said)
     };
-    let line = said(&["--gpu-memory", &cap(2)]);
+    let two = cap(2);
+    let helm = ["--strategy", "helm", "--gpu-memory", &two];
+    let line = said(&helm);
     assert!(
         line.starts_with(
             "tandem: helm: embedding and block 0 on the cpu, blocks 1-3 and the head on emulated ("
@@ -181,17 +215,29 @@ fn a_line_says_what_is_where_and_why() {
         "{line}"
     );
     assert_eq!(line.lines().count(), 1, "{line}");
-    assert_eq!(said(&["--gpu-memory", &cap(2), "-q"]), "");
+    assert!(line.contains("; predicted for slow-link: ") && line.trim_end().ends_with(" a token"), "{line}");
+    assert_eq!(said(&[&helm[..], &["-q"]].concat()), "");
+    let has = |said: &str, parts: &[&str]| {
+        parts.iter().for_each(|part| assert!(said.contains(part), "{part} wanted: {said}"));
+    };
+    let why = said(&[&helm[..], &["-v"]].concat());
+    has(
+        &why,
+        &[
+            "on emulated",
+            "on the host",
+            "the next choice, boundary 1 of 6 units",
+            "fastest of its placements",
+        ],
+    );
     let why = said(&["--gpu-memory", &cap(2), "-v"]);
-    for part in
-        ["gpu-only does not fit", "on emulated", "on the host", "the next choice, boundary 1 of 6 units"]
-    {
-        assert!(why.contains(part), "{part} wanted: {why}");
-    }
+    has(&why, &["gpu-only does not fit", "placements that fit, for 1 x 11 + 12 tokens, by --hardware "]);
+    has(&why, &["cpu-only ", "greedy ", "stream ", "helm ", "lia ", "does not fit "]);
     assert!(said(&[]).starts_with("tandem: gpu-only: all on emulated ("));
     let line = said(&["--gpu-memory", "100K"]);
     assert!(line.starts_with("tandem: cpu-only: all on the cpu, not even the head fits the"), "{line}");
-    let line = said(&["--pinned", "1"]);
+    let given = "prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1";
+    let line = said(&["--pinned", "1", "--policy", given]);
     let want = "tandem: lia: block 0 pinned on emulated, blocks 1-3 by (0,0,0,0,0,0) for prompts and \
                 (1,1,1,1,1,1) in decode (1 is the cpu), embedding and head on emulated (";
     assert!(line.starts_with(want), "{line}");
@@ -243,6 +289,37 @@ fn a_timeline_has_the_operations_of_both_sides() {
     );
 }
 
+/// What machine is predicted for decides: on one whose CPU is far ahead of its GPU everything stays on the CPU.
+#[test]
+fn the_hardware_that_is_named_decides() {
+    let folder = home();
+    let file = folder.path().join("box.toml");
+    let text = "[cpu]\ncores = 64\ndram_bytes = 64e9\nread_bw = 400e9\nflops_bf16 = 50e12\nllc_bytes = 24e6\n\
+                [gpu]\nmem_bytes = 8e9\nbw = 50e9\nflops_bf16 = 1e12\n\
+                [link]\nh2d_bw = 4e9\nd2h_bw = 4e9\nlatency_s = 20e-6\n";
+    std::fs::write(&file, text).unwrap();
+    let said = |hardware: &str, more: &[&str]| {
+        let args = ["generate", "-m", MODEL, "-n", "2", "--device", "emulated", "--json", PROMPT];
+        run(tandem(home().path()).args(args).args(["--hardware", hardware]).args(more))
+    };
+    let file = file.to_str().unwrap();
+    let plan = |out| parsed(&out)["plan"].clone();
+    let cpu = plan(said(file, &[]));
+    assert_eq!((&cpu["strategy"], &cpu["device"]), (&json!("cpu-only"), &json!("cpu")), "{cpu}");
+    let gpu = plan(said("rtx4060-laptop", &[]));
+    assert_eq!((&gpu["strategy"], &gpu["device"]), (&json!("gpu-only"), &json!("emulated")), "{gpu}");
+    // What the user set stays.
+    let fixed = plan(said(file, &["--boundary", "2"]));
+    assert_eq!((&fixed["strategy"], &fixed["k"]), (&json!("helm"), &json!(2)), "{fixed}");
+    // Of this machine nothing is known but what a moment's probe tells; that is enough.
+    let probed = plan(said("auto", &[]));
+    assert!(probed["predicted"]["by"].as_str().unwrap().contains("probe"), "{probed}");
+    let none = &text[..text.find("[gpu]").unwrap()];
+    std::fs::write(file, none).unwrap();
+    assert_error(&said(file, &[]), 2, "describes no GPU");
+    assert_error(&said("nosuch", &[]), 2, "--hardware nosuch: no such machine or file");
+}
+
 #[test]
 fn bench_says_it_too() {
     let words = format!(
@@ -269,6 +346,8 @@ fn flags_that_contradict_each_other_are_refused_in_a_sentence() {
         ("--policy decode=1,1,1,1,1,1 --strategy helm", "--policy: is of --strategy lia, not of helm"),
         ("--pinned 1 --strategy stream", "--pinned: is of --strategy lia, not of stream"),
         ("--boundary 3 --strategy gpu-only", "--boundary: is of --strategy helm, not of gpu-only"),
+        ("--boundary 3 --strategy greedy", "--boundary: is of --strategy helm, not of greedy"),
+        ("--strategy greedy --device cpu", "--strategy greedy: needs an accelerator"),
         ("--boundary 3 --device cpu", "--strategy helm: needs an accelerator"),
         ("--strategy stream --device cpu", "--strategy stream: needs an accelerator"),
         ("--strategy cpu-only --device cuda", "--strategy cpu-only: runs on the CPU"),

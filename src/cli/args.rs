@@ -17,19 +17,23 @@ pub struct EngineArgs {
     /// emulated:HARDWARE tells the time that a machine of hardware/ would take, like emulated:t4-xeon (docs/hybrid.md).
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
-    /// How CPU and GPU share the work; this version has auto, cpu-only, gpu-only, helm, lia and stream (docs/hybrid.md).
+    /// How CPU and GPU share the work: auto (the fastest, as predicted), cpu-only, gpu-only, greedy, stream, helm or lia
+    /// (docs/hybrid.md).
     #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     pub strategy: Strategy,
-    /// HELM: units on the CPU, counted from the embedding over the blocks to the head [default: as few as fit].
+    /// HELM: units on the CPU, counted from the embedding over the blocks to the head [default: the fastest that fits].
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
     pub boundary: Option<u32>,
     /// LIA: blocks that stay on the GPU [default: as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
     pub pinned: Option<u32>,
     /// LIA: who computes the six sublayers of the other blocks, for prompts and in decode (1 is the CPU)
-    /// [default: prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1].
+    /// [default: the fastest].
     #[arg(long, value_name = "VECTORS")]
     pub policy: Option<Policies>,
+    /// The machine that times are predicted for: auto (this one), a name from hardware/, or a TOML file (docs/plan.md).
+    #[arg(long, value_name = "auto|NAME|FILE", default_value = "auto")]
+    pub hardware: String,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
@@ -71,15 +75,17 @@ impl EngineArgs {
             Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {
                 return Err(Error::usage(format!(
                     "--strategy {name}: schedules many requests, which this version cannot yet; use auto, cpu-only, \
-                     gpu-only, helm, lia or stream"
+                     gpu-only, greedy, helm, lia or stream"
                 )));
             }
-            Strategy::GpuOnly | Strategy::Helm | Strategy::Lia | Strategy::Stream if host => {
+            Strategy::GpuOnly | Strategy::Greedy | Strategy::Helm | Strategy::Lia | Strategy::Stream
+                if host =>
+            {
                 return Err(Error::usage(format!(
                     "--strategy {name}: needs an accelerator; use --device cuda, or --device emulated to try it"
                 )));
             }
-            Strategy::GpuOnly | Strategy::Helm | Strategy::Lia | Strategy::Stream => {}
+            Strategy::GpuOnly | Strategy::Greedy | Strategy::Helm | Strategy::Lia | Strategy::Stream => {}
         }
         for (given, flag, owner) in [
             (self.boundary.is_some(), "--boundary", Strategy::Helm),
@@ -135,6 +141,7 @@ impl EngineArgs {
                 decode: policy.decode,
             }),
             Strategy::Stream => Some(engine::Strategy::Stream),
+            Strategy::Greedy => Some(engine::Strategy::Greedy),
             _ => None,
         }
     }
@@ -193,6 +200,7 @@ pub enum Strategy {
     Auto,
     CpuOnly,
     GpuOnly,
+    Greedy,
     Helm,
     Lia,
     Fastdecode,

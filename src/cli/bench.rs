@@ -4,6 +4,7 @@ use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
 
 use super::args::EngineArgs;
+use super::predict::Use;
 use super::stopwatch::{Stopwatch, time_of};
 use super::{open, output};
 
@@ -102,7 +103,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Err(Error::usage(format!("--ctx {context}: these measurements need {wanted} tokens")).into());
     }
     let sequences = if gen_tokens > 0 { batch } else { 1 };
-    let mut running = opened.engine(&args.engine, context, sequences, sequences)?;
+    // The longest of what is measured.
+    let prompt = max(&args.prompt).max(depth).max(1);
+    let work = Use { prompt, gen_len: gen_tokens, batch: sequences };
+    let mut running = opened.engine(&args.engine, context, sequences, sequences, work)?;
     let engine = &mut running.engine;
     let mut rows = Vec::new();
     if !args.json {

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tandem::engine::{Choice, Memory};
 use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
 
+use super::predict::Prediction;
 use super::progress::{self, megabytes};
 
 /// Where a model runs, and in how much memory.
@@ -21,6 +22,8 @@ pub struct Decision {
     next: Option<(String, u64)>,
     /// Why something simpler was not possible.
     because: Option<String>,
+    /// Why nothing else was chosen.
+    predicted: Option<Prediction>,
 }
 
 impl Decision {
@@ -37,7 +40,13 @@ impl Decision {
             host: Some((memory, available)),
             next: None,
             because: None,
+            predicted: None,
         }
+    }
+
+    /// The same, chosen by time.
+    pub fn with(self, predicted: Option<Prediction>) -> Decision {
+        Decision { predicted, ..self }
     }
 
     /// All on the accelerator.
@@ -72,6 +81,7 @@ impl Decision {
             host: Some((choice.host, choice.host_available)),
             next: choice.next,
             because,
+            predicted: None,
         }
     }
 
@@ -86,10 +96,17 @@ impl Decision {
     }
 
     fn line(&self) -> String {
+        match &self.predicted {
+            Some(predicted) => format!("{}; {}", self.what(), predicted.brief()),
+            None => self.what(),
+        }
+    }
+
+    fn what(&self) -> String {
         let device = self.device.as_deref().unwrap_or("a device");
         let share = self.gpu.as_ref().map(|(m, free)| share(m.total(), *free)).unwrap_or_default();
         let what = match (self.strategy, self.k) {
-            (_, Some(k)) if k == self.placement.layers.len() + 2 => {
+            (_, Some(k)) if k == self.placement.layers.len() + 2 && !self.placement.uses(Side::Device) => {
                 return match (&self.device, &self.gpu) {
                     (Some(device), Some((_, free))) if self.next.is_some() => format!(
                         "{}: all on the cpu, not even the head fits the {} of {device}",
@@ -109,6 +126,13 @@ impl Decision {
 
     fn boundary(&self, k: usize, device: &str) -> String {
         let n = self.placement.layers.len();
+        let streamed = match self.placement.layers.first().map(|l| l.weights) {
+            Some(Residence::Streamed) => format!(", blocks on the cpu streamed to {device} for prompts"),
+            _ => String::new(),
+        };
+        if k == n + 2 {
+            return format!("all units on the cpu{streamed}");
+        }
         let here = match k {
             1 => "embedding".to_owned(),
             k => format!("embedding and {}", blocks(0..k - 1)),
@@ -117,7 +141,7 @@ impl Decision {
             true => "the head".to_owned(),
             false => format!("{} and the head", blocks(k - 1..n)),
         };
-        format!("{here} on the cpu, {there} on {device}")
+        format!("{here} on the cpu, {there} on {device}{streamed}")
     }
 
     fn lia(&self, device: &str) -> String {
@@ -178,6 +202,7 @@ impl Decision {
             let available = available.map_or(String::new(), |a| format!(", {} available", megabytes(a)));
             said.push(format!("on the host {}{available}", parts(m)));
         }
+        said.extend(self.predicted.iter().flat_map(Prediction::why));
         if let (Some((what, bytes)), Some(device)) = (&self.next, &self.device) {
             said.push(format!("the next choice, {what}, would take {} of {device}", megabytes(*bytes)));
         }
@@ -193,6 +218,9 @@ impl Decision {
         plan["strategy"] = json!(self.strategy);
         plan["cpu_units"] = json!(self.placement.layers.len() + 2 - on_gpu);
         plan["gpu_units"] = json!(on_gpu);
+        if let Some(predicted) = &self.predicted {
+            plan["predicted"] = predicted.json();
+        }
         if let Some(k) = self.k {
             plan["k"] = json!(k);
         }

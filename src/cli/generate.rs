@@ -9,6 +9,7 @@ use tandem::text::{Message, Sampler, Sandbox, StreamDecoder, Tokenizer, logprobs
 
 use super::args::EngineArgs;
 use super::open::{self, Opened};
+use super::predict::Use;
 use super::sampling::SamplingArgs;
 use super::stopwatch::{Stopwatch, time_of};
 use super::{output, progress, prompt};
@@ -134,7 +135,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let context =
         args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
-    let mut running = opened.engine(&args.engine, context, 1, 1)?;
+    let gen_len = (context - ids.len()).min(args.max_tokens as usize);
+    let work = Use { prompt: ids.len(), gen_len, batch: 1 };
+    let mut running = opened.engine(&args.engine, context, 1, 1, work)?;
     if args.timeline.is_some() {
         running.engine.trace()?;
     }

@@ -16,6 +16,7 @@ mod open;
 mod output;
 mod perplexity;
 mod plan;
+mod predict;
 mod profile;
 mod progress;
 mod prompt;

@@ -8,9 +8,10 @@ use tandem::cache::KvDType;
 use tandem::device::accelerator::{Accelerator, Half};
 use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
-use tandem::engine::{self, Engine, Options, Prepared, Sizes};
+use tandem::engine::{self, Among, Engine, Options, Prepared, Sizes};
 use tandem::host::cgroup::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
+use tandem::program::Side;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
@@ -19,6 +20,7 @@ use tandem::text::{ChatTemplate, Tokenizer};
 use super::args::{EngineArgs, KvType, Strategy};
 use super::decision::Decision;
 use super::model_source::{self, ModelSource};
+use super::predict::{self, Use};
 use super::progress;
 
 /// A model read, not yet prepared for a tier.
@@ -85,13 +87,14 @@ impl Opened {
 
     /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the
     /// model's own context, unless `--ctx` said otherwise), and logits of up to `logits` rows of a step (at least
-    /// one per sequence), where `--device` says.
+    /// one per sequence), where `--device` says and `work` is predicted to be done soonest.
     pub fn engine(
         &self,
         args: &EngineArgs,
         context: usize,
         sequences: usize,
         logits: usize,
+        work: Use,
     ) -> anyhow::Result<Running> {
         let isa = Isa::selected()?;
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
@@ -108,7 +111,7 @@ impl Opened {
         let on_cpu = || self.on_cpu(&options).map(|(engine, decision)| (engine, decision, None));
         let (engine, decision, runtime) = match args.kind() {
             None => on_cpu()?,
-            Some(kind) => match self.with_accelerator(&kind, args, &options) {
+            Some(kind) => match self.with_accelerator(&kind, args, &options, work) {
                 // Without a GPU there is nothing to say: most machines have none.
                 Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
                 Err(e @ Error::Capacity(_)) if args.falls_back() => {
@@ -155,6 +158,7 @@ impl Opened {
         kind: &Kind,
         args: &EngineArgs,
         options: &Options,
+        work: Use,
     ) -> tandem::Result<(Engine, Decision, Option<Arc<dyn Runtime>>)> {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
         let runtime = Some(accelerator.runtime().clone());
@@ -163,30 +167,51 @@ impl Opened {
             on_device.kv_dtype = KvDType::F16;
         }
         let name = kind.to_string();
+        let (spec, weights) = (&self.model.spec, &self.model.weights);
+        let auto = args.strategy() == Strategy::Auto;
+        let among = match args.split() {
+            Some(strategy) => Among::One(strategy),
+            None if auto => Among::All,
+            None => {
+                let (engine, decision) = self.on_accelerator(&accelerator, &name, &on_device)?;
+                return Ok((engine, decision, runtime));
+            }
+        };
+        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
+        let free = sizes.free();
+        let info = accelerator.runtime().info().clone();
+        let predicted = predict::fastest(args, &self.model, (kind, &info), &on_device, &sizes, among, work)?;
         let mut because = None;
-        let strategy = match args.split() {
-            Some(strategy) => strategy,
-            None => match self.on_accelerator(&accelerator, &name, &on_device) {
-                // Not all of it fits: as much as does.
-                Err(Error::Capacity(why)) if args.strategy() == Strategy::Auto => {
+        let (strategy, mut choice) = match (&predicted, among) {
+            (Some(p), _) => {
+                let whole = p.timed.considered.iter().find(|c| c.strategy.name() == "gpu-only");
+                if let Some(c) = whole.filter(|c| c.seconds.is_none()) {
+                    let (takes, there) = (progress::megabytes(c.bytes.0), progress::megabytes(free));
+                    because = Some(format!("it takes {takes} of {name}, {there} free"));
+                }
+                (p.timed.strategy.name(), p.timed.choice.clone())
+            }
+            // Without times: all of it on the device, or as much as fits.
+            (None, Among::All) => match self.on_accelerator(&accelerator, &name, &on_device) {
+                Err(Error::Capacity(why)) => {
                     because = Some(why);
-                    engine::Strategy::Helm { boundary: None }
+                    let strategy = engine::Strategy::Helm { boundary: None };
+                    let choice = engine::choose(&sizes, strategy)?;
+                    let cpu = choice.k == Some(spec.n_layers + 2);
+                    (if cpu { "cpu-only" } else { strategy.name() }, choice)
                 }
                 whole => return whole.map(|(engine, decision)| (engine, decision, runtime)),
             },
+            (None, Among::One(strategy)) => (strategy.name(), engine::choose(&sizes, strategy)?),
         };
-        let (spec, weights) = (&self.model.spec, &self.model.weights);
-        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
-        let mut choice = engine::choose(&sizes, strategy)?;
-        let free = sizes.free();
-        let decision = |strategy, choice| Decision::split(strategy, name.clone(), free, choice, because);
+        let decision =
+            |choice| Decision::split(strategy, name.clone(), free, choice, because).with(predicted);
         match choice.k {
-            Some(k) if k == spec.n_layers + 2 => {
+            Some(k) if k == spec.n_layers + 2 && !choice.placement.uses(Side::Device) => {
                 drop((accelerator, runtime));
                 let (engine, _) = self.on_cpu(options)?;
                 choice.host = engine.memory();
-                let auto = args.strategy() == Strategy::Auto;
-                return Ok((engine, decision(if auto { "cpu-only" } else { strategy.name() }, choice), None));
+                return Ok((engine, decision(choice), None));
             }
             // The same by the executor that records its steps; it pads them, so that it may need a little more memory.
             Some(0) => match self.on_accelerator(&accelerator, &name, &on_device) {
@@ -194,14 +219,13 @@ impl Opened {
                 whole => {
                     let (engine, _) = whole?;
                     choice.device = engine.memory();
-                    return Ok((engine, decision(strategy.name(), choice), runtime));
+                    return Ok((engine, decision(choice), runtime));
                 }
             },
             _ => {}
         }
         let engine = with_bar(weights.bytes(), "loading weights", |progress| {
             let placement = choice.placement.clone();
-            let strategy = strategy.name();
             Engine::placed(
                 spec.clone(),
                 weights,
@@ -213,7 +237,7 @@ impl Opened {
                 progress,
             )
         })?;
-        Ok((engine, decision(strategy.name(), choice), runtime))
+        Ok((engine, decision(choice), runtime))
     }
 
     fn on_accelerator(

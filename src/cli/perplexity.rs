@@ -7,6 +7,7 @@ use tandem::engine::{Input, Logits};
 use tandem::text::token_logprob;
 
 use super::args::EngineArgs;
+use super::predict::Use;
 use super::{open, output, progress, prompt};
 
 /// Context of a window unless `--ctx` says otherwise.
@@ -59,7 +60,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if context < 2 {
         return Err(Error::usage("--ctx: at least 2 tokens are needed to predict one").into());
     }
-    let mut running = opened.engine(&args.engine, context, 1, STEP)?;
+    let work = Use { prompt: context, gen_len: 0, batch: 1 };
+    let mut running = opened.engine(&args.engine, context, 1, STEP, work)?;
     let vocab = running.engine.spec().vocab;
     let total = ids.len() - ids.len().div_ceil(context);
     let bar = (total > 1024).then(|| progress::count_bar(total as u64, "predicting tokens"));

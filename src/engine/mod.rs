@@ -22,7 +22,7 @@ pub mod weights;
 
 pub use executor::Placement;
 pub use input::{Input, Logits};
-pub use machine::{Choice, Sizes, Strategy, choose};
+pub use machine::{Among, Choice, Considered, Prices, Sizes, Strategy, Timed, choose, choose_by_time};
 pub use memory::Memory;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, Options, SeqId};

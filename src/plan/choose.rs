@@ -10,17 +10,22 @@
 
 mod helm;
 mod lia;
+mod request;
 
 use serde::Serialize;
 
+use self::request::MIN_CHUNK;
+pub use self::request::{Request, countable};
+
 use super::cost::Costs;
 use super::hardware::Hardware;
-use super::memory::{Available, Fitted, Load, Memory, ladder, longest_context, memory};
-use super::price::{Spilled, Stage, Times, Workload, price};
+use super::memory::{Available, Fitted, Memory, ladder, longest_context, memory};
+use super::price::{Spilled, Stage, price};
+use super::programs::{Busy, OperationTime, Run, programs};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
+use crate::Result;
 use crate::program::{LayerPlacement, Placement, Policy, Residence, Side};
-use crate::{Error, Result};
 
 /// How CPU and GPU share the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -52,7 +57,7 @@ impl Strategy {
     ];
 
     /// Of equal times the least wins: one side alone, then the systems, then the baselines.
-    fn preference(self) -> u8 {
+    pub fn preference(self) -> u8 {
         match self {
             Strategy::CpuOnly => 0,
             Strategy::GpuOnly => 1,
@@ -76,108 +81,6 @@ impl Strategy {
     }
 }
 
-/// What is to be run, and what the user fixed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Request {
-    /// Tokens of a prompt.
-    pub prompt: u64,
-    /// Decode steps.
-    pub gen_len: u64,
-    /// Sequences.
-    pub batch: u64,
-    /// Most GPU memory to use.
-    pub gpu_memory: Option<u64>,
-    /// Rows of a prefill step, if the user set them.
-    pub chunk: Option<u64>,
-    /// Whether LIA's vectors are chosen for transfers that overlap compute, not by the paper's serial costs. Predicted
-    /// times overlap either way.
-    pub overlap: bool,
-}
-
-/// Most rows of a prefill step.
-const MAX_CHUNK: u64 = 16_384;
-
-/// Fewest rows of a prefill step that are tried.
-const MIN_CHUNK: u64 = 32;
-
-/// Rows of a prefill step of strategies that do not search.
-const DEFAULT_CHUNK: u64 = 512;
-
-/// Whether the bytes and FLOPs of `batch` sequences of `context` tokens can be counted in 64 bits.
-///
-/// # Errors
-/// They cannot: far more than any machine has or does.
-pub fn countable(sizes: &Sizes, batch: u64, context: u64) -> Result<()> {
-    let spec = &sizes.spec;
-    let wide = |n: usize| n as u128;
-    let d = wide(spec.d_model);
-    // Keys and values come in whole pages.
-    let paged = context.saturating_add(crate::cache::PAGE_TOKENS as u64);
-    // Of a row: attention, feed-forward, head, keys and values of all layers.
-    let of_row = [
-        4 * u128::from(paged) * wide(spec.q_dim()),
-        4 * d * wide(spec.d_ff),
-        2 * d * wide(spec.vocab),
-        u128::from(sizes.kv_token()) * wide(sizes.layers()),
-    ];
-    let rows = u128::from(batch) * u128::from(paged);
-    // A margin for sums of a few such terms.
-    match rows.checked_mul(of_row.into_iter().max().unwrap_or(0)) {
-        Some(n) if n < 1 << 60 => Ok(()),
-        _ => Err(Error::usage(format!(
-            "{batch} sequences of {context} tokens are more than can be planned for"
-        ))),
-    }
-}
-
-impl Request {
-    /// Whether it makes sense for `sizes`.
-    ///
-    /// # Errors
-    /// A length or batch of zero, or beyond the model's context or all reason.
-    pub fn check(&self, sizes: &Sizes) -> Result<()> {
-        if self.prompt == 0 || self.gen_len == 0 || self.batch == 0 {
-            return Err(Error::usage(
-                "the prompt's length, the answer's length and the batch must be at least 1",
-            ));
-        }
-        let most = sizes.spec.max_context as u64;
-        let context = self.prompt.saturating_add(self.gen_len);
-        if context > most {
-            return Err(Error::usage(format!(
-                "{} prompt and {} new tokens are {context}; {} was made for {most}",
-                self.prompt, self.gen_len, sizes.spec.name
-            )));
-        }
-        countable(sizes, self.batch, context)?;
-        Ok(())
-    }
-
-    fn work(&self, chunk: u64) -> Workload {
-        Workload { prompt: self.prompt, gen_len: self.gen_len, batch: self.batch, chunk }
-    }
-
-    fn load(&self, chunk: u64) -> Load {
-        Load { sequences: self.batch, context: self.prompt + self.gen_len, chunk }
-    }
-
-    /// Rows of a prefill step to try, ascending.
-    fn chunks(&self) -> Vec<u64> {
-        if let Some(chunk) = self.chunk {
-            return vec![chunk];
-        }
-        let most = (self.prompt * self.batch).min(MAX_CHUNK);
-        let mut all: Vec<u64> =
-            std::iter::successors(Some(MIN_CHUNK), |c| Some(c * 2)).take_while(|&c| c < most).collect();
-        all.push(most);
-        all
-    }
-
-    fn default_chunk(&self) -> u64 {
-        self.chunk.unwrap_or(DEFAULT_CHUNK.min(self.prompt * self.batch))
-    }
-}
-
 /// One way of running it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Candidate {
@@ -197,7 +100,7 @@ pub struct Candidate {
     pub t_prefill_s: Option<f64>,
     /// Seconds of all decode steps.
     pub t_decode_s: Option<f64>,
-    /// Seconds of one decode step, in the middle of the answer.
+    /// Seconds of one decode step, the mean over the answer.
     pub t_decode_step_s: Option<f64>,
     /// Prefill and decode.
     pub t_total_s: Option<f64>,
@@ -217,6 +120,11 @@ pub struct Candidate {
     pub spilled: Option<Spilled>,
     /// Time by stage.
     pub stages: Vec<Stage>,
+    /// Busy time by kind of operation and unit.
+    pub operations: Vec<OperationTime>,
+    /// How busy each unit is in prefill and in decode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busy: Option<[Busy; 2]>,
     /// Bytes on each side.
     pub memory: Memory,
     /// The longest context that fits this placement with this batch.
@@ -257,6 +165,8 @@ struct Draft {
     policies: Option<(Policy, Policy)>,
     pinned: Option<usize>,
     notes: Vec<String>,
+    /// What it takes, once that has been predicted.
+    run: Option<Result<Run>>,
 }
 
 impl Draft {
@@ -269,6 +179,7 @@ impl Draft {
             policies: None,
             pinned: None,
             notes: Vec::new(),
+            run: None,
         }
     }
 }
@@ -278,13 +189,16 @@ impl Planner<'_> {
         memory(self.sizes, placement, &self.request.load(chunk), self.available)
     }
 
-    fn times(&self, placement: &Placement, chunk: u64) -> Times {
-        price(self.costs, self.sizes, placement, &self.request.work(chunk))
+    /// In closed form.
+    fn total(&self, placement: &Placement, chunk: u64) -> f64 {
+        let t = price(self.costs, self.sizes, placement, &self.request.work(chunk));
+        t.prefill + self.request.gen_len as f64 * t.step
     }
 
-    fn total(&self, placement: &Placement, chunk: u64) -> f64 {
-        let t = self.times(placement, chunk);
-        t.prefill + self.request.gen_len as f64 * t.step
+    /// By programs.
+    fn predict(&self, draft: &mut Draft) {
+        let work = self.request.work(draft.chunk);
+        draft.run = Some(programs(self.costs, self.sizes, &draft.placement, &work));
     }
 
     fn pages(&self) -> usize {
@@ -295,38 +209,48 @@ impl Planner<'_> {
         self.sizes.units()
     }
 
-    /// The draft as a candidate: priced, measured, and infeasible if it does not fit.
-    fn candidate(&self, strategy: Strategy, draft: Draft) -> Candidate {
+    /// The draft as a candidate: predicted, measured, and infeasible if it does not fit.
+    fn candidate(&self, strategy: Strategy, mut draft: Draft) -> Candidate {
         let memory = self.memory(&draft.placement, draft.chunk);
         let lack = memory.lack();
         let there = self.hardware.accelerator.is_some() || !draft.placement.uses(Side::Device);
-        let times = there.then(|| self.times(&draft.placement, draft.chunk));
-        let decode = times.as_ref().map(|t| t.step * self.request.gen_len as f64);
+        if there && draft.run.is_none() {
+            self.predict(&mut draft);
+        }
+        let (run, refused) = match draft.run {
+            Some(Ok(run)) => (Some(run), None),
+            Some(Err(e)) => (None, Some(e.to_string())),
+            None => (None, None),
+        };
+        let of = |f: fn(&Run) -> f64| run.as_ref().map(f);
+        let (prefill, decode, total) = (of(|r| r.prefill), of(|r| r.decode), of(Run::total));
         let on_gpu = |layer: &LayerPlacement| matches!(layer.weights, Residence::Device | Residence::Both);
         let ends = [draft.placement.embedding, draft.placement.head];
         let gpu_units = draft.placement.layers.iter().filter(|l| on_gpu(l)).count()
             + ends.iter().filter(|&&side| side == Side::Device).count();
         Candidate {
             strategy,
-            feasible: there && lack.is_none(),
-            reason: match lack {
+            feasible: run.is_some() && lack.is_none(),
+            reason: match lack.or(refused) {
                 _ if !there => "this machine has no GPU".into(),
-                Some(lack) => lack,
+                Some(problem) => problem,
                 None => draft.reason,
             },
             k: draft.k,
             cpu_units: self.units() - gpu_units,
             gpu_units,
-            t_prefill_s: times.as_ref().map(|t| t.prefill),
+            t_prefill_s: prefill,
             t_decode_s: decode,
-            t_decode_step_s: times.as_ref().map(|t| t.step),
-            t_total_s: times.as_ref().zip(decode).map(|(t, d)| t.prefill + d),
+            t_decode_step_s: decode.map(|d| d / self.request.gen_len as f64),
+            t_total_s: total,
             prefill_policy: draft.policies.map(|p| p.0.bits()),
             decode_policy: draft.policies.map(|p| p.1.bits()),
             pinned_blocks: draft.pinned,
             chunk: draft.chunk,
-            spilled: times.as_ref().and_then(|t| t.spilled),
-            stages: times.map(|t| t.stages).unwrap_or_default(),
+            spilled: run.as_ref().and_then(|r| r.spilled),
+            busy: run.as_ref().map(|r| r.busy),
+            operations: run.as_ref().map(|r| r.operations.clone()).unwrap_or_default(),
+            stages: run.map(|r| r.stages).unwrap_or_default(),
             memory,
             longest_context: if there {
                 longest_context(self.sizes, &draft.placement, &self.request.load(draft.chunk), self.available)
@@ -369,7 +293,7 @@ impl Planner<'_> {
     }
 
     /// The GPU filled by the ladder of [`memory`](super::memory): no time is looked at.
-    fn greedy(&self) -> Candidate {
+    fn filled(&self) -> Draft {
         let (units, pages) = (self.units(), self.pages());
         let chunk = self.request.default_chunk();
         let shortest = self.request.chunk.unwrap_or(MIN_CHUNK);
@@ -380,7 +304,7 @@ impl Planner<'_> {
             }
             placement
         };
-        let mut draft = match ladder(self.sizes, &self.request.load(chunk), self.available, shortest) {
+        match ladder(self.sizes, &self.request.load(chunk), self.available, shortest) {
             // The candidate says what it lacks.
             Err(_) => Draft { k: Some(units), ..Draft::new(at(units, pages), chunk, "") },
             Ok(Fitted { k, chunk, device_pages, rungs }) => {
@@ -391,7 +315,11 @@ impl Planner<'_> {
                 };
                 Draft { k: Some(k), ..Draft::new(at(k, device_pages as usize), chunk, reason) }
             }
-        };
+        }
+    }
+
+    fn greedy(&self) -> Candidate {
+        let mut draft = self.filled();
         if self.hardware.accelerator.is_none() {
             draft.reason = "no GPU to fill: everything on the CPU".into();
         }
@@ -427,19 +355,18 @@ impl Planner<'_> {
         self.fastest(draft.collect(), Strategy::Stream)
     }
 
-    /// The fastest of the drafts that fit; the first if none does.
-    fn fastest(&self, drafts: Vec<Draft>, strategy: Strategy) -> Candidate {
-        let mut best: Option<Candidate> = None;
-        for draft in drafts {
-            let candidate = self.candidate(strategy, draft);
-            let better = best
-                .as_ref()
-                .is_none_or(|b| candidate.feasible && (!b.feasible || candidate.t_total_s < b.t_total_s));
-            if better {
-                best = Some(candidate);
-            }
+    /// The fastest of the drafts by their programs, of those that fit; the first if none does.
+    fn fastest(&self, mut drafts: Vec<Draft>, strategy: Strategy) -> Candidate {
+        let seconds = |d: &Draft| match (&d.run, self.memory(&d.placement, d.chunk).fits()) {
+            (Some(Ok(run)), true) => run.total(),
+            _ => f64::INFINITY,
+        };
+        if drafts.len() > 1 && self.hardware.accelerator.is_some() {
+            drafts.iter_mut().for_each(|draft| self.predict(draft));
         }
-        best.expect("there is a draft")
+        let times: Vec<f64> = drafts.iter().map(seconds).collect();
+        let best = (0..drafts.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]));
+        self.candidate(strategy, drafts.swap_remove(best.expect("there is a draft")))
     }
 
     fn run(&self, strategy: Strategy) -> Candidate {

@@ -16,6 +16,7 @@ pub mod memory;
 pub mod operation;
 pub mod partition;
 pub mod price;
+pub mod programs;
 pub mod roofline;
 pub mod sizes;
 pub mod sublayer;

@@ -124,7 +124,9 @@ impl<'a> OpCosts<'a> {
     fn transfer(&self, op: &Op, direction: Direction) -> f64 {
         let bytes = self.link_bytes(op);
         match op.kind {
-            Kind::PageOut { .. } | Kind::PageIn { .. } => self.costs.pages(direction, op.work.pages, bytes),
+            Kind::PageOut { .. } | Kind::PageIn { .. } => {
+                self.costs.pages(direction, self.sequences * op.work.pages, bytes)
+            }
             _ => self.costs.transfer(direction, bytes),
         }
     }

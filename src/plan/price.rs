@@ -267,17 +267,38 @@ pub fn units(
     (out, spilled)
 }
 
-/// Seconds of `work` by `placement`.
-pub fn price(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Times {
-    let layers = placement.layers.len();
-    let (units, spilled) = units(costs, sizes, placement, work);
+/// Runs of units that are placed alike: (first, last).
+pub(super) fn runs_of(placement: &Placement) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
-    for unit in 0..layers + 2 {
+    for unit in 0..placement.layers.len() + 2 {
         match runs.last_mut() {
             Some((first, last)) if like(placement, *first) == like(placement, unit) => *last = unit,
             _ => runs.push((unit, unit)),
         }
     }
+    runs
+}
+
+/// Units `first..=last`, which take these seconds.
+pub(super) fn stage_of(
+    placement: &Placement,
+    first: usize,
+    last: usize,
+    prefill_s: f64,
+    decode_step_s: f64,
+) -> Stage {
+    Stage {
+        name: name_of(first, last, placement.layers.len()),
+        side: side_of(&like(placement, first)),
+        units: last + 1 - first,
+        prefill_s,
+        decode_step_s,
+    }
+}
+
+/// Seconds of `work` by `placement`.
+pub fn price(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Times {
+    let (units, spilled) = units(costs, sizes, placement, work);
     let steps: u64 = work.prefill_steps().iter().map(|(count, _)| count).sum();
     let stage = |&(first, last): &(usize, usize)| {
         let at = like(placement, first);
@@ -286,15 +307,11 @@ pub fn price(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Wor
             (last + 1 - first) as f64 * each
         };
         let units = &units[first..=last];
-        Stage {
-            name: name_of(first, last, layers),
-            side: side_of(&at),
-            units: last + 1 - first,
-            prefill_s: units.iter().map(|u| u.prefill).sum::<f64>().max(steps as f64 * issue(Phase::Prefill)),
-            decode_step_s: units.iter().map(|u| u.step).sum::<f64>().max(issue(Phase::Decode)),
-        }
+        let prefill = units.iter().map(|u| u.prefill).sum::<f64>().max(steps as f64 * issue(Phase::Prefill));
+        let step = units.iter().map(|u| u.step).sum::<f64>().max(issue(Phase::Decode));
+        stage_of(placement, first, last, prefill, step)
     };
-    let mut stages: Vec<Stage> = runs.iter().map(stage).collect();
+    let mut stages: Vec<Stage> = runs_of(placement).iter().map(stage).collect();
     let (prefill_s, decode_step_s) =
         units.iter().fold((0.0, 0.0), |(a, b), u| (a + u.link_prefill, b + u.link_step));
     if prefill_s > 0.0 || decode_step_s > 0.0 {

@@ -9,11 +9,13 @@
 //! | [`tables`] | what came of it, with interpolation: the costs that planners ask for |
 //! | `execute` | real steps of the engine, held against what the tables predict |
 //! | [`calibrate`] | the factors that follow |
+//! | [`estimate`] | this machine in a fraction of a second, where nothing has been measured |
 //! | `sample` | timing something several times |
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
 
 mod bandwidth;
 pub mod calibrate;
+pub mod estimate;
 mod execute;
 pub mod identity;
 pub mod limits;

@@ -1,6 +1,6 @@
 //! `tandem plan`: how a model would run on a machine, predicted: candidates, times, memory, and why the winner won.
 
-mod inputs;
+pub(super) mod inputs;
 mod map;
 mod plot;
 mod table;

@@ -5,17 +5,8 @@ use std::fmt::Write;
 use tandem::plan::choose::{Candidate, Plan, Request};
 use tandem::plan::{Hardware, Sizes};
 
+use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
-
-/// `1.23 s`, `12.3 ms`, `123 us`.
-fn seconds(t: f64) -> String {
-    match t {
-        t if t >= 100.0 => format!("{t:.0} s"),
-        t if t >= 1.0 => format!("{t:.2} s"),
-        t if t >= 1e-3 => format!("{:.1} ms", t * 1e3),
-        t => format!("{:.0} us", t * 1e6),
-    }
-}
 
 fn optional(t: Option<f64>) -> String {
     t.map_or("-".into(), seconds)
@@ -99,6 +90,29 @@ pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) 
             .map(|s| vec![s.name.clone(), s.side.into(), seconds(s.prefill_s), seconds(s.decode_step_s)]),
     );
     out += &columns(&rows);
+    let _ = writeln!(out);
+    let mut rows = vec![["operation", "by", "prefill", "decode step"].map(str::to_owned).to_vec()];
+    let mut operations: Vec<_> = chosen.operations.iter().collect();
+    operations.sort_by(|a, b| b.decode_step_s.total_cmp(&a.decode_step_s));
+    rows.extend(
+        operations.iter().map(|o| {
+            vec![o.kind.into(), o.unit.name().into(), seconds(o.prefill_s), seconds(o.decode_step_s)]
+        }),
+    );
+    out += &columns(&rows);
+    if let Some(busy) = &chosen.busy {
+        let _ = writeln!(out);
+        for (name, b) in ["prefill", "decode"].iter().zip(busy) {
+            let percent = |x: f64| format!("{:.0}%", 100.0 * x);
+            let (gpu, host, h2d, d2h) = (percent(b.gpu), percent(b.host), percent(b.h2d), percent(b.d2h));
+            let _ = write!(out, "busy in {name:<7}  GPU {gpu}, CPU {host}, link {h2d} up, {d2h} down");
+            let hidden = match b.gpu > 0.0 && b.h2d > 0.01 {
+                true => format!("; {} of the smaller of GPU and link up overlaps", percent(b.overlap)),
+                false => String::new(),
+            };
+            let _ = writeln!(out, "{hidden}");
+        }
+    }
     let (gpu, host) = (&chosen.memory.gpu, &chosen.memory.host);
     let memory = |name: &str, parts: &[(&str, u64)], available: u64| {
         let parts: Vec<_> =
@@ -137,15 +151,6 @@ pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn units_of_time() {
-        for (t, want) in
-            [(123.4, "123 s"), (1.234, "1.23 s"), (0.2055, "205.5 ms"), (5.5e-6, "6 us"), (0.0, "0 us")]
-        {
-            assert_eq!(seconds(t), want);
-        }
-    }
 
     #[test]
     fn columns_align() {

@@ -1,5 +1,5 @@
-//! The placement that a strategy takes in the memory of this device and this host, by the dry run alone: no time is
-//! predicted here.
+//! The placement that a strategy takes in the memory of this device and this host. By predicted time where there are prices
+//! ([`time`]); here by the dry run alone:
 //!
 //! | strategy | placement |
 //! |---|---|
@@ -15,6 +15,8 @@
 //! LIA likewise takes its vectors from predicted times (LIA §5.1). Here prompts use (0,0,0,0,0,0), since a prompt's rows
 //! share each transfer of a layer, and decode (1,1,1,1,1,1), since one row does not pay for it. Pinned blocks are its
 //! optimisation 1, the two staging buffers its optimisation 2.
+
+pub mod time;
 
 use super::sizes::Sizes;
 use crate::engine::memory::Memory;
@@ -44,6 +46,8 @@ pub enum Strategy {
     },
     /// Every block streamed.
     Stream,
+    /// The device filled: the smallest boundary that fits (Accelerate).
+    Greedy,
 }
 
 impl Strategy {
@@ -53,6 +57,7 @@ impl Strategy {
             Strategy::Helm { .. } => "helm",
             Strategy::Lia { .. } => "lia",
             Strategy::Stream => "stream",
+            Strategy::Greedy => "greedy",
         }
     }
 
@@ -62,7 +67,7 @@ impl Strategy {
     /// [`Error::Usage`], as [`lower()`] says it.
     pub fn check(self) -> Result<()> {
         let Strategy::Lia { prefill, decode, .. } = self else { return Ok(()) };
-        let (prefill, decode) = vectors(prefill, decode);
+        let (prefill, decode) = vectors_of(prefill, decode);
         let placement = lia(1, 0, prefill, decode, [Side::Host; 2]);
         for phase in [Phase::Prefill, Phase::Decode] {
             let request = RequestId { slot: 0, generation: 0 };
@@ -112,9 +117,10 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     let n = sizes.layers();
     let (candidates, policies) = match strategy {
         Strategy::Helm { boundary } => (boundaries(n, boundary)?, None),
+        Strategy::Greedy => (boundaries(n, None)?, None),
         Strategy::Lia { pinned, prefill, decode } => {
             let forced = prefill.is_some() || decode.is_some();
-            let (prefill, decode) = vectors(prefill, decode);
+            let (prefill, decode) = vectors_of(prefill, decode);
             (pins(n, pinned, forced, prefill, decode)?, Some((prefill, decode)))
         }
         Strategy::Stream => (streams(n), None),
@@ -124,11 +130,7 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     let mut last = None;
     for candidate in candidates {
         let Candidate { placement, what, k, pinned } = candidate;
-        let device = match k == Some(n + 2) {
-            // No device at all.
-            true => Memory { weights: 0, kv: 0, activations: 0 },
-            false => sizes.device(&placement),
-        };
+        let device = device_bytes(sizes, &placement, k);
         let host = sizes.host(&placement);
         let fits = device.total() <= sizes.free()
             && host_available.is_none_or(|available| host.total() <= available);
@@ -152,6 +154,14 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     )))
 }
 
+/// Bytes on the device: none where everything is on the CPU, which is run without one.
+fn device_bytes(sizes: &Sizes, placement: &Placement, k: Option<usize>) -> Memory {
+    match k == Some(sizes.layers() + 2) {
+        true => Memory { weights: 0, kv: 0, activations: 0 },
+        false => sizes.device(placement),
+    }
+}
+
 fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
@@ -171,20 +181,29 @@ fn boundaries(n: usize, fixed: Option<usize>) -> Result<Vec<Candidate>> {
             "--boundary {k}: the model has {units} units (embedding, {n} blocks, head)"
         )));
     }
-    let candidate = |k: usize| Candidate {
-        placement: Placement::boundary(k, n, 0, 0),
-        what: format!("boundary {k} of {units} units"),
-        k: Some(k),
-        pinned: None,
-    };
     Ok(match fixed {
-        Some(k) => vec![candidate(k)],
-        None => (0..=units).map(candidate).collect(),
+        Some(k) => vec![boundary(k, n)],
+        None => (0..=units).map(|k| boundary(k, n)).collect(),
     })
 }
 
+/// HELM's boundary, host blocks computed in place.
+fn boundary(k: usize, n: usize) -> Candidate {
+    Candidate {
+        placement: Placement::boundary(k, n, 0, 0),
+        what: format!("boundary {k} of {} units", n + 2),
+        k: Some(k),
+        pinned: None,
+    }
+}
+
+/// `3 of 30 blocks pinned, the head on the device`.
+fn pins_told(pinned: usize, n: usize, ends: [Side; 2]) -> String {
+    format!("{pinned} of {n} blocks pinned, {}", told(ends))
+}
+
 /// LIA's vectors, unless they are given.
-fn vectors(prefill: Option<Policy>, decode: Option<Policy>) -> (Policy, Policy) {
+fn vectors_of(prefill: Option<Policy>, decode: Option<Policy>) -> (Policy, Policy) {
     (prefill.unwrap_or(Policy::all(Side::Device)), decode.unwrap_or(Policy::all(Side::Host)))
 }
 
@@ -231,7 +250,7 @@ fn pins(
     };
     let candidate = |pinned: usize, ends| Candidate {
         placement: lia(n, pinned, prefill, decode, ends),
-        what: format!("{pinned} of {n} blocks pinned, {}", told(ends)),
+        what: pins_told(pinned, n, ends),
         k: None,
         pinned: Some(pinned),
     };

@@ -63,6 +63,7 @@ use crate::device::clock::Clock;
 use crate::model::ModelSpec;
 use crate::program::Placement;
 
+pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::run::Rows;
 pub use self::sizes::Sizes;

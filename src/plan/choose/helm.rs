@@ -160,14 +160,17 @@ struct Found {
 
 /// Times of every boundary that fits, for a drawing: (k, seconds), with the best step and mode of each.
 pub(super) fn curve(planner: &Planner<'_>) -> Vec<(usize, f64)> {
-    search(planner).into_iter().map(|f| (f.k, f.seconds)).collect()
+    let mut all = search(planner);
+    all.sort_by(|a, b| a.k.cmp(&b.k).then(a.seconds.total_cmp(&b.seconds)));
+    all.dedup_by_key(|f| f.k);
+    all.into_iter().map(|f| (f.k, f.seconds)).collect()
 }
 
-/// The best of each boundary that fits.
+/// The best of each boundary and mode that fits.
 fn search(planner: &Planner<'_>) -> Vec<Found> {
     let (n, pages) = (planner.units(), planner.pages() as u64);
     let page = page_bytes(planner.sizes);
-    let mut best: Vec<Option<Found>> = vec![None; n + 1];
+    let mut best: Vec<[Option<Found>; 2]> = vec![[None; 2]; n + 1];
     let boundaries = if planner.hardware.accelerator.is_some() { 0..n + 1 } else { n..n + 1 };
     for chunk in planner.request.chunks() {
         let sums = planner.hardware.accelerator.is_some().then(|| Sums::new(planner, chunk));
@@ -176,12 +179,13 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 if streams && (k <= 1 || planner.hardware.accelerator.is_none()) {
                     continue;
                 }
+                let best = &mut best[k][usize::from(streams)];
                 let mut seconds = match &sums {
                     Some(sums) => sums.total(k, streams),
                     None => planner.total(&boundary(planner, k, false, pages), chunk),
                 };
                 // Time is cheaper to know than memory: what cannot win need not fit.
-                if best[k].is_some_and(|b| b.seconds <= seconds) {
+                if best.is_some_and(|b| b.seconds <= seconds) {
                     continue;
                 }
                 let memory = |device_pages: u64| -> Memory {
@@ -205,36 +209,60 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 if device_pages < pages {
                     seconds += spilled_seconds(planner, k, &planner.request.work(chunk), device_pages);
                 }
-                if best[k].is_none_or(|b| seconds < b.seconds) {
-                    best[k] = Some(Found { seconds, k, chunk, streams, device_pages });
+                if best.is_none_or(|b| seconds < b.seconds) {
+                    *best = Some(Found { seconds, k, chunk, streams, device_pages });
                 }
             }
         }
     }
-    best.into_iter().flatten().collect()
+    best.into_iter().flatten().flatten().collect()
 }
+
+/// Boundaries of each mode whose programs are run.
+const FEW: usize = 2;
 
 /// See the [module](self).
 pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
     let (n, pages) = (planner.units(), planner.pages() as u64);
-    let found = search(planner).into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    let Some(Found { k, chunk, streams, device_pages, .. }) = found else {
+    let mut found = search(planner);
+    found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let mode = |streams: bool| found.iter().filter(move |f| f.streams == streams).take(FEW);
+    let mut few: Vec<Found> = mode(false).chain(mode(true)).copied().collect();
+    if few.is_empty() {
         let mut draft = Draft::new(boundary(planner, n, false, pages), planner.request.chunks()[0], "");
         draft.k = Some(n);
         return planner.candidate(Strategy::Helm, draft);
-    };
-    let mut reason = match k {
-        0 => "all units on the GPU".to_owned(),
-        k if k == n => "all units on the CPU".to_owned(),
-        k => format!("the first {k} of {n} units on the CPU"),
-    };
-    if streams {
-        reason += ", streamed to the GPU for prompts";
     }
-    let mut draft = Draft::new(boundary(planner, k, streams, device_pages), chunk, reason);
-    draft.k = Some(k);
-    let mut candidate = planner.candidate(Strategy::Helm, draft);
-    if device_pages < pages {
+    few.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let draft = |f: Found| {
+        let mut reason = match f.k {
+            0 => "all units on the GPU".to_owned(),
+            k if k == n => "all units on the CPU".to_owned(),
+            k => format!("the first {k} of {n} units on the CPU"),
+        };
+        if f.streams {
+            reason += ", streamed to the GPU for prompts";
+        }
+        let placement = boundary(planner, f.k, f.streams, f.device_pages);
+        // On one side alone it is what CPU-only or GPU-only is, down to the step.
+        let one_side = !f.streams && (f.k == 0 || f.k == n);
+        let chunk =
+            if one_side && f.device_pages == pages { planner.best_chunk(&placement) } else { f.chunk };
+        let mut draft = Draft::new(placement, chunk, reason);
+        draft.k = Some(f.k);
+        draft
+    };
+    let mut drafts: Vec<Draft> = few.into_iter().map(draft).collect();
+    if planner.hardware.accelerator.is_some() {
+        // What filling finds is a boundary, too, and its step is not searched: it must not win by a rounding.
+        let filled = planner.filled();
+        let (k, device_pages) = (filled.k.unwrap_or(n), filled.placement.device_pages as u64);
+        let device_pages = if k < n - 1 { device_pages } else { pages };
+        drafts.push(draft(Found { seconds: 0.0, k, chunk: filled.chunk, streams: false, device_pages }));
+    }
+    let mut candidate = planner.fastest(drafts, Strategy::Helm);
+    let device_pages = candidate.placement.device_pages as u64;
+    if candidate.feasible && candidate.spilled.is_some() {
         let how = match candidate.spilled {
             Some(super::Spilled::Split) => "attended there by the CPU",
             _ => "streamed to the GPU",

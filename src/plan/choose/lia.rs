@@ -74,40 +74,49 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
         [Resident::DEVICE, Resident { weights: Residence::Device, kv: Side::Host }, Resident::HOST];
     let vectors = residents.map(|at| vectors(planner, at, &mut notes));
     let kinds: [LayerPlacement; 3] = std::array::from_fn(|i| layer(residents[i], vectors[i].0, vectors[i].1));
-    let mut best: Option<(f64, [usize; 2], u64, Side)> = None;
+    let mut found: Vec<(f64, [usize; 2], u64, Side)> = Vec::new();
     for chunk in planner.request.chunks() {
         let sums = seconds(planner, &kinds, chunk);
         for head in [Side::Device, Side::Host] {
             let Some(counts) = pin(planner, &kinds, &sums, chunk, head) else { continue };
             let total = planner.total(&place(planner, counts, &kinds, head), chunk);
-            if best.is_none_or(|b| total < b.0) {
-                best = Some((total, counts, chunk, head));
-            }
+            found.push((total, counts, chunk, head));
         }
     }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0));
+    found.truncate(FEW);
+    if found.is_empty() {
+        found.push((0.0, [0, 0], planner.request.chunks()[0], Side::Device));
+    }
     let n = planner.sizes.layers();
-    let (_, counts, chunk, head) = best.unwrap_or((0.0, [0, 0], planner.request.chunks()[0], Side::Device));
-    let pinned = counts[0] + counts[1];
-    // What is told are the vectors of the blocks that are not pinned, if there is one.
-    let told = if pinned < n {
-        vectors[2]
-    } else if counts[1] > 0 {
-        vectors[1]
-    } else {
-        vectors[0]
+    let draft = |&(_, counts, chunk, head): &(f64, [usize; 2], u64, Side)| {
+        let pinned = counts[0] + counts[1];
+        // What is told are the vectors of the blocks that are not pinned, if there is one.
+        let told = if pinned < n {
+            vectors[2]
+        } else if counts[1] > 0 {
+            vectors[1]
+        } else {
+            vectors[0]
+        };
+        let mut reason = format!("{pinned} of {n} blocks pinned on the GPU");
+        if counts[1] > 0 {
+            reason += &format!(", {} of them with keys and values on the host", counts[1]);
+        }
+        if pinned < n {
+            let text = |p: Policy| p.bits().map(|b| b.to_string()).join(",");
+            reason +=
+                &format!("; the others ({}) for prompts and ({}) in decode", text(told.0), text(told.1));
+        }
+        let mut draft = Draft::new(place(planner, counts, &kinds, head), chunk, reason);
+        (draft.policies, draft.pinned, draft.notes) = (Some(told), Some(pinned), notes.clone());
+        draft
     };
-    let mut reason = format!("{pinned} of {n} blocks pinned on the GPU");
-    if counts[1] > 0 {
-        reason += &format!(", {} of them with keys and values on the host", counts[1]);
-    }
-    if pinned < n {
-        let text = |p: Policy| p.bits().map(|b| b.to_string()).join(",");
-        reason += &format!("; the others ({}) for prompts and ({}) in decode", text(told.0), text(told.1));
-    }
-    let mut draft = Draft::new(place(planner, counts, &kinds, head), chunk, reason);
-    (draft.policies, draft.pinned, draft.notes) = (Some(told), Some(pinned), notes);
-    planner.candidate(Strategy::Lia, draft)
+    planner.fastest(found.iter().map(draft).collect(), Strategy::Lia)
 }
+
+/// Ways to pin whose programs are run.
+const FEW: usize = 3;
 
 /// Seconds of a run in each block, by kind.
 fn seconds(planner: &Planner<'_>, kinds: &[LayerPlacement; 3], chunk: u64) -> [Prefix; 3] {

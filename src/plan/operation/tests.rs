@@ -234,7 +234,8 @@ fn windows_clip_what_attention_sees() {
     }
 }
 
-/// Streamed layers run under the layer before: a step is the larger of both, and the first copy.
+/// Streamed layers run under the layer before: a step is the copies, and what computes behind the last: its block and the
+/// head, which take 1/36 and 8% of the compute.
 #[test]
 fn streams_run_under_compute() {
     let (s, h) = (sizes("qwen3-8b"), hardware::named("rtx4060-laptop").unwrap());
@@ -249,5 +250,5 @@ fn streams_run_under_compute() {
     let (copies, compute) = (timeline.busy(Unit::H2d), timeline.busy(Unit::Gpu));
     assert!(copies > 36.0 * 385e6 / 16e9 && compute < 0.1 * copies, "{copies} {compute}");
     let exposed = timeline.seconds() - copies;
-    assert!(exposed > 0.0 && exposed < 0.1 * compute, "{exposed} of {compute}");
+    assert!(exposed > 0.0 && exposed < 0.12 * compute, "{exposed} of {compute}");
 }

@@ -1,0 +1,232 @@
+//! Predicted times for the choice of a placement: of which machine, for which work, and how they are told.
+
+use serde_json::{Value, json};
+use tandem::Error;
+use tandem::device::open::Kind;
+use tandem::device::runtime::DeviceInfo;
+use tandem::engine::{Among, Options, Prices, Sizes, Timed, choose_by_time};
+use tandem::model::LoadedModel;
+use tandem::plan::price::Workload;
+use tandem::plan::{self, Costs, Hardware, Roofline};
+use tandem::profile::{Tables, estimate, measured_hardware, measured_tables};
+use tandem::simd::Isa;
+
+use super::args::EngineArgs;
+use super::plan::inputs;
+use super::progress::{self, megabytes};
+
+/// What a run computes, as far as that is known before.
+#[derive(Debug, Clone, Copy)]
+pub struct Use {
+    /// Tokens of a prompt.
+    pub prompt: usize,
+    /// Decode steps.
+    pub gen_len: usize,
+    /// Sequences.
+    pub batch: usize,
+}
+
+/// What predictions are made from.
+struct Basis {
+    hardware: Hardware,
+    /// Timings of the real kernels, if this model was profiled here.
+    tables: Option<Tables>,
+    /// Whose times these are, if they are not this machine's own.
+    whose: Option<String>,
+    from: String,
+}
+
+/// The machine with this device: as `--hardware` says, or as it was measured, or probed in a moment. `None`, after a
+/// sentence, where there are no figures.
+fn basis(
+    args: &EngineArgs,
+    model: &LoadedModel,
+    (kind, info): (&Kind, &DeviceInfo),
+) -> tandem::Result<Option<Basis>> {
+    if args.hardware != "auto" {
+        let hardware = inputs::hardware(&args.hardware).map_err(|e| match e.downcast::<Error>() {
+            Ok(e) => e,
+            Err(e) => Error::usage(e.to_string()),
+        })?;
+        if hardware.accelerator.is_none() {
+            return Err(Error::usage(format!(
+                "--hardware {}: describes no GPU, and this is to run on {}",
+                args.hardware, info.name
+            )));
+        }
+        let from = format!("--hardware {}", args.hardware);
+        let whose = Some(hardware.name.clone());
+        return Ok(Some(Basis { hardware, tables: None, whose, from }));
+    }
+    if let Kind::Timed(_, machine) = kind {
+        let (hardware, name) = (Hardware::clone(machine), machine.name.clone());
+        let from = format!("the machine of --device {kind}");
+        return Ok(Some(Basis { hardware, tables: None, whose: Some(name), from }));
+    }
+    if let Some(hardware) = measured_hardware(Some(info)).filter(|h| h.accelerator.is_some()) {
+        let tables = measured_tables(Some(info), &model.spec, &model.weights, &model.source);
+        let from = match tables {
+            Some(_) => "timings of this model on this machine",
+            None => "limits measured on this machine",
+        };
+        return Ok(Some(Basis { hardware, tables, whose: None, from: from.into() }));
+    }
+    match estimate::estimate(info, args.threads.map(|t| t as usize)) {
+        Some(hardware) => {
+            let like = estimate::like(info).unwrap_or_default();
+            let from = format!("a probe of this CPU and the figures of {like}; tandem profile measures");
+            // An emulated device plays a part.
+            let whose = (info.driver == 0).then(|| format!("the GPU of {like}"));
+            Ok(Some(Basis { hardware, tables: None, whose, from }))
+        }
+        None => {
+            progress::note(&format!(
+                "no figures of {}: choosing by memory alone (tandem profile measures, --hardware names a description)",
+                info.name
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// The fastest placement that fits, and what it is predicted to take; `None` where nothing can be predicted, or nothing fits.
+///
+/// # Errors
+/// A description of hardware that cannot be read, or has no GPU; what the user fixed and the model does not have.
+pub fn fastest(
+    args: &EngineArgs,
+    model: &LoadedModel,
+    device: (&Kind, &DeviceInfo),
+    options: &Options,
+    sizes: &Sizes,
+    among: Among,
+    work: Use,
+) -> tandem::Result<Option<Prediction>> {
+    let Some(basis) = basis(args, model, device)? else { return Ok(None) };
+    let spec = &model.spec;
+    let sized = plan::Sizes::of_weights(spec, &model.weights, Isa::selected()?);
+    let work = Workload {
+        prompt: work.prompt.max(1) as u64,
+        gen_len: work.gen_len as u64,
+        batch: work.batch.max(1) as u64,
+        chunk: options.chunk.min(options.context) as u64,
+    };
+    // Figures that would overflow are no figures.
+    if plan::choose::countable(&sized, work.batch, work.context()).is_err() {
+        return Ok(None);
+    }
+    let roofline = Roofline::new(&basis.hardware, &sized);
+    let measured = basis.tables.as_ref().map(|t| t.costs(&basis.hardware, &sized));
+    let costs: &dyn Costs = match &measured {
+        Some(measured) => measured,
+        None => &roofline,
+    };
+    let prices = Prices { costs, model: &sized, work, post_norms: spec.post_norms };
+    let timed = choose_by_time(sizes, among, &prices)?;
+    Ok(timed.map(|timed| Prediction { timed, work, whose: basis.whose, from: basis.from }))
+}
+
+/// A choice by time.
+pub struct Prediction {
+    /// The choice.
+    pub timed: Timed,
+    work: Workload,
+    whose: Option<String>,
+    from: String,
+}
+
+/// `1.23 s`, `12.3 ms`, `123 us`.
+pub fn seconds(t: f64) -> String {
+    match t {
+        t if t >= 100.0 => format!("{t:.0} s"),
+        t if t >= 1.0 => format!("{t:.2} s"),
+        t if t >= 1e-3 => format!("{:.1} ms", t * 1e3),
+        t => format!("{:.0} us", t * 1e6),
+    }
+}
+
+impl Prediction {
+    fn step(&self) -> Option<f64> {
+        let n = self.work.gen_len;
+        (n > 0).then(|| self.timed.run.decode / n as f64)
+    }
+
+    /// `predicted: 12.3 ms for the prompt, 1.2 ms a token`; `predicted for a100-spr: …` where that is not this machine.
+    pub fn brief(&self) -> String {
+        let whose =
+            self.whose.as_ref().map_or(String::new(), |name| format!(" for {}", progress::one_line(name)));
+        let prompt = format!("predicted{whose}: {} for the prompt", seconds(self.timed.run.prefill));
+        match self.step() {
+            Some(step) => format!("{prompt}, {} a token", seconds(step)),
+            None => prompt,
+        }
+    }
+
+    /// Why it won: a line for each strategy.
+    pub fn why(&self) -> Vec<String> {
+        let t = &self.timed;
+        let mut lines = vec![format!(
+            "{}; of {} placements that fit, for {} x {} + {} tokens, by {}",
+            t.why, t.fitting, self.work.batch, self.work.prompt, self.work.gen_len, self.from
+        )];
+        for c in &t.considered {
+            let time = match c.seconds {
+                Some((prefill, decode)) => format!("{} + {}", seconds(prefill), seconds(decode)),
+                None => "does not fit".into(),
+            };
+            lines.push(format!(
+                "  {:<9} {time:>20}  {:>9} of the device  {:>9} of the host  {}",
+                c.strategy.name(),
+                megabytes(c.bytes.0),
+                megabytes(c.bytes.1),
+                c.what
+            ));
+        }
+        lines
+    }
+
+    /// For `plan` in JSON.
+    pub fn json(&self) -> Value {
+        let t = &self.timed;
+        let candidates: Vec<Value> = t
+            .considered
+            .iter()
+            .map(|c| {
+                json!({
+                    "strategy": c.strategy.name(),
+                    "feasible": c.seconds.is_some(),
+                    "what": c.what,
+                    "t_prefill_s": c.seconds.map(|s| s.0),
+                    "t_decode_s": c.seconds.map(|s| s.1),
+                    "gpu_bytes": c.bytes.0,
+                    "host_bytes": c.bytes.1,
+                })
+            })
+            .collect();
+        json!({
+            "prompt_len": self.work.prompt,
+            "gen_len": self.work.gen_len,
+            "batch": self.work.batch,
+            "t_prefill_s": t.run.prefill,
+            "t_decode_s": t.run.decode,
+            "t_decode_step_s": self.step(),
+            "by": self.from,
+            "why": t.why,
+            "candidates": candidates,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_of_time() {
+        for (t, want) in
+            [(123.4, "123 s"), (1.234, "1.23 s"), (0.2055, "205.5 ms"), (5.5e-6, "6 us"), (0.0, "0 us")]
+        {
+            assert_eq!(seconds(t), want);
+        }
+    }
+}

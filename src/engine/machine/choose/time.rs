@@ -1,0 +1,328 @@
+//! The placement with the least predicted time of those that fit, by the dry run's exact bytes.
+//!
+//! ```text
+//! candidates of every strategy ─ fit? (dry run) ─► closed form ─► the best few of each ─► their programs, on the virtual machine
+//! ```
+//! | strategy | candidates |
+//! |---|---|
+//! | `cpu-only`, `gpu-only` | one each |
+//! | `greedy` | the smallest boundary that fits (Accelerate: filled, no time is looked at) |
+//! | `helm` | every boundary, its host blocks computed in place or streamed to the device for prompts |
+//! | `lia` | vectors for prompts and for decode rows (the three that win for dense models, and the best of all 64 by the papers' costs with and without overlap), with as many blocks pinned as fit |
+//! | `stream` | keys and values, embedding and head on either side |
+//!
+//! What the user fixed stays as it is: of a boundary that was given only the one with host blocks computed in place is a
+//! candidate, of LIA only the given vectors and number of blocks.
+
+use super::{
+    Candidate, Choice, ENDS, Strategy, boundaries, device_bytes, lia, pins_told, streams, vectors_of,
+};
+use crate::Result;
+use crate::engine::machine::sizes::Sizes;
+use crate::host::cgroup::memory_available;
+use crate::plan::choose::Strategy as System;
+use crate::plan::cost::Group;
+use crate::plan::price::{Workload, price};
+use crate::plan::programs::{Run, programs};
+use crate::plan::sublayer::{self, Resident};
+use crate::plan::{self, Batch, Costs};
+use crate::program::{Phase, Placement, Policy, Residence, Side};
+
+/// What times are predicted from.
+#[derive(Clone, Copy)]
+pub struct Prices<'a> {
+    /// Seconds of operations.
+    pub costs: &'a dyn Costs,
+    /// The model, as the costs know it.
+    pub model: &'a plan::Sizes,
+    /// What is to be run.
+    pub work: Workload,
+    /// Whether the model norms what a sublayer adds: then sublayers cannot be parted freely.
+    pub post_norms: bool,
+}
+
+/// Which strategies to compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Among {
+    /// All six.
+    All,
+    /// One, with what the user fixed of it.
+    One(Strategy),
+}
+
+/// The best of one strategy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Considered {
+    /// Whose.
+    pub strategy: System,
+    /// What it is, or would be: of those that do not fit, the one that takes least of the device.
+    pub what: String,
+    /// Seconds of the prefill and of all decode steps; none if it does not fit.
+    pub seconds: Option<(f64, f64)>,
+    /// Bytes on the device and on the host.
+    pub bytes: (u64, u64),
+}
+
+/// What was chosen, and over what.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timed {
+    /// Whose placement it is.
+    pub strategy: System,
+    /// As by memory alone.
+    pub choice: Choice,
+    /// What it is predicted to take.
+    pub run: Run,
+    /// The best of every strategy, in the order of [`System::ALL`].
+    pub considered: Vec<Considered>,
+    /// Candidates that fit.
+    pub fitting: usize,
+    /// Why this one.
+    pub why: String,
+}
+
+/// Placements of each strategy whose programs are run.
+const FEW: usize = 3;
+
+/// The fastest placement that fits, `None` if no candidate does: [`choose`](super::choose) has the words for that.
+///
+/// # Errors
+/// A boundary or a number of blocks that the model does not have, a vector that cannot run.
+pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Result<Option<Timed>> {
+    let n = sizes.layers();
+    let host_available = memory_available();
+    let cpu_only = Placement::all(Side::Host, n, 0);
+    let bytes = |p: &Placement| {
+        let k = (*p == cpu_only).then_some(n + 2);
+        (device_bytes(sizes, p, k).total(), sizes.host(p).total())
+    };
+    let fits = |p: &Placement| {
+        let (device, host) = bytes(p);
+        device <= sizes.free() && host_available.is_none_or(|available| host <= available)
+    };
+    let mut considered = Vec::new();
+    let mut best: Option<(System, Entry, Run)> = None;
+    let mut fitting = 0;
+    for system in System::ALL {
+        let Some(all) = candidates(n, system, among, prices, &fits)? else { continue };
+        let least = all
+            .iter()
+            .min_by_key(|e| bytes(&e.candidate.placement))
+            .map(|e| (e.candidate.what.clone(), bytes(&e.candidate.placement)));
+        let mut few: Vec<(f64, Entry)> = all
+            .into_iter()
+            .filter(|e| fits(&e.candidate.placement))
+            .map(|e| (closed(prices, &e.candidate.placement), e))
+            .collect();
+        fitting += few.len();
+        few.sort_by(|a, b| a.0.total_cmp(&b.0));
+        few.truncate(FEW);
+        let timed = few.into_iter().filter_map(|(_, e)| {
+            // What cannot be lowered cannot run.
+            let run = programs(prices.costs, prices.model, &e.candidate.placement, &prices.work).ok()?;
+            Some((e, run))
+        });
+        let winner = timed.min_by(|a, b| a.1.total().total_cmp(&b.1.total()));
+        considered.extend(match (&winner, least) {
+            (Some((e, run)), _) => Some(Considered {
+                strategy: system,
+                what: e.candidate.what.clone(),
+                seconds: Some((run.prefill, run.decode)),
+                bytes: bytes(&e.candidate.placement),
+            }),
+            (None, Some((what, bytes))) => Some(Considered { strategy: system, what, seconds: None, bytes }),
+            (None, None) => None,
+        });
+        let Some((entry, run)) = winner else { continue };
+        let better = best.as_ref().is_none_or(|(other, _, b)| {
+            // Sums in another order differ in their last bits: that is a tie.
+            let tie = (run.total() - b.total()).abs() <= 1e-9 * b.total();
+            if tie { system.preference() < other.preference() } else { run.total() < b.total() }
+        });
+        if better {
+            best = Some((system, entry, run));
+        }
+    }
+    let Some((strategy, entry, run)) = best else { return Ok(None) };
+    let Entry { candidate: Candidate { placement, k, pinned, .. }, policies } = entry;
+    let choice = Choice {
+        k,
+        pinned,
+        policies,
+        device: device_bytes(sizes, &placement, (placement == cpu_only).then_some(n + 2)),
+        host: sizes.host(&placement),
+        host_available,
+        next: next(sizes, k, n, &fits),
+        placement,
+    };
+    let why = why(strategy, &run, &considered);
+    Ok(Some(Timed { strategy, choice, run, considered, fitting, why }))
+}
+
+/// A placement with what is said of it.
+struct Entry {
+    candidate: Candidate,
+    policies: Option<(Policy, Policy)>,
+}
+
+impl From<Candidate> for Entry {
+    fn from(candidate: Candidate) -> Entry {
+        Entry { candidate, policies: None }
+    }
+}
+
+fn closed(prices: &Prices<'_>, placement: &Placement) -> f64 {
+    let t = price(prices.costs, prices.model, placement, &prices.work);
+    t.prefill + prices.work.gen_len as f64 * t.step
+}
+
+/// Of the boundary before the chosen one, if memory is what keeps it away.
+fn next(
+    sizes: &Sizes,
+    k: Option<usize>,
+    n: usize,
+    fits: &dyn Fn(&Placement) -> bool,
+) -> Option<(String, u64)> {
+    let before = k?.checked_sub(1)?;
+    let placement = Placement::boundary(before, n, 0, 0);
+    let bytes = sizes.device(&placement).total();
+    (!fits(&placement)).then(|| (format!("boundary {before} of {} units", n + 2), bytes))
+}
+
+/// What a strategy may do; `None` if it is not asked for.
+fn candidates(
+    n: usize,
+    system: System,
+    among: Among,
+    prices: &Prices<'_>,
+    fits: &dyn Fn(&Placement) -> bool,
+) -> Result<Option<Vec<Entry>>> {
+    let all = among == Among::All;
+    let entries = |list: Vec<Candidate>| list.into_iter().map(Entry::from).collect();
+    let one = |k: usize, what: &str| vec![Candidate { what: what.into(), ..super::boundary(k, n) }.into()];
+    Ok(Some(match (system, among) {
+        (System::CpuOnly, Among::All) => one(n + 2, "everything on the CPU"),
+        (System::GpuOnly, Among::All) => one(0, "everything on the device"),
+        (System::Greedy, Among::All) | (System::Greedy, Among::One(Strategy::Greedy)) => {
+            let mut list = boundaries(n, None)?;
+            let at = list.iter().position(|c| fits(&c.placement)).unwrap_or(list.len() - 1);
+            let mut filled = list.swap_remove(at);
+            filled.what = format!("the device filled: {}", filled.what);
+            vec![filled.into()]
+        }
+        (System::Stream, _) if all || among == Among::One(Strategy::Stream) => entries(streams(n)),
+        (System::Helm, Among::All) => entries(helm(n)),
+        (System::Helm, Among::One(Strategy::Helm { boundary: None })) => entries(helm(n)),
+        (System::Helm, Among::One(Strategy::Helm { boundary })) => entries(boundaries(n, boundary)?),
+        (System::Lia, Among::All) => lias(n, (None, None, None), prices, fits)?,
+        (System::Lia, Among::One(Strategy::Lia { pinned, prefill, decode })) => {
+            lias(n, (pinned, prefill, decode), prices, fits)?
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Every boundary, with host blocks computed in place, and streamed to the device for prompts.
+fn helm(n: usize) -> Vec<Candidate> {
+    let streamed = (2..=n + 2).map(|k| {
+        let mut candidate = super::boundary(k, n);
+        for layer in candidate.placement.layers.iter_mut().filter(|l| l.weights == Residence::Host) {
+            (layer.weights, layer.prefill) = (Residence::Streamed, Policy::all(Side::Device));
+        }
+        candidate.what += ", host blocks streamed to the device for prompts";
+        candidate
+    });
+    (0..=n + 2).map(|k| super::boundary(k, n)).chain(streamed).collect()
+}
+
+/// Vectors that are worth trying in a phase.
+fn vectors(prices: &Prices<'_>, phase: Phase) -> Vec<Policy> {
+    let mut all = vec![Policy::all(Side::Device), Policy::all(Side::Host), Policy::ATTENTION_ON_HOST];
+    if prices.post_norms {
+        return all;
+    }
+    let groups = [match phase {
+        Phase::Prefill => Group::prompts(prices.work.batch, prices.work.prompt),
+        Phase::Decode => prices.work.decode_step(),
+    }];
+    let batch = Batch { phase, groups: &groups };
+    for overlap in [false, true] {
+        let (_, runnable) = sublayer::best(prices.costs, prices.model, 0, Resident::HOST, &batch, overlap);
+        if !all.contains(&runnable.policy) {
+            all.push(runnable.policy);
+        }
+    }
+    all
+}
+
+/// LIA: for all vectors and sides of the ends, as many blocks pinned as fit.
+fn lias(
+    n: usize,
+    (pinned, prefill, decode): (Option<usize>, Option<Policy>, Option<Policy>),
+    prices: &Prices<'_>,
+    fits: &dyn Fn(&Placement) -> bool,
+) -> Result<Vec<Entry>> {
+    let forced = prefill.is_some() || decode.is_some();
+    // Refuses what cannot be.
+    let (a, b) = vectors_of(prefill, decode);
+    let counts: Vec<usize> = {
+        let mut counts: Vec<usize> =
+            super::pins(n, pinned, forced, a, b)?.iter().filter_map(|c| c.pinned).collect();
+        counts.dedup();
+        counts
+    };
+    let of = |given: Option<Policy>, phase| given.map_or_else(|| vectors(prices, phase), |p| vec![p]);
+    let (prompts, rows) = (of(prefill, Phase::Prefill), of(decode, Phase::Decode));
+    let mut entries: Vec<Entry> = Vec::new();
+    for &prefill in &prompts {
+        for &decode in &rows {
+            for ends in ENDS {
+                let place = |pinned: usize| lia(n, pinned, prefill, decode, ends);
+                // The largest number that fits; the smallest where none does, to say what is lacking.
+                let most = counts.iter().copied().find(|&p| fits(&place(p)));
+                let Some(pinned) = most.or(counts.last().copied()) else { continue };
+                let candidate = Candidate {
+                    placement: place(pinned),
+                    what: format!("{}, {}", pins_told(pinned, n, ends), told(prefill, decode, pinned < n)),
+                    k: None,
+                    pinned: Some(pinned),
+                };
+                // With all blocks pinned all vectors are one; without the device it is CPU-only.
+                if candidate.placement.uses(Side::Device)
+                    && !entries.iter().any(|e| e.candidate.placement == candidate.placement)
+                {
+                    entries.push(Entry { candidate, policies: Some((prefill, decode)) });
+                }
+            }
+        }
+    }
+    Ok(entries)
+}
+
+fn told(prefill: Policy, decode: Policy, used: bool) -> String {
+    let text = |p: Policy| p.bits().map(|b| b.to_string()).join(",");
+    match used {
+        true => format!("the others ({}) for prompts and ({}) in decode", text(prefill), text(decode)),
+        false => "no others".into(),
+    }
+}
+
+/// The winner, by how much, and over whom.
+fn why(strategy: System, run: &Run, considered: &[Considered]) -> String {
+    let total = |c: &Considered| c.seconds.map(|(p, d)| p + d);
+    let second = considered
+        .iter()
+        .filter(|c| c.strategy != strategy)
+        .filter_map(|c| Some((c.strategy, total(c)?)))
+        .min_by(|a, b| a.1.total_cmp(&b.1));
+    match second {
+        None if considered.len() == 1 => format!("{}: the fastest of its placements", strategy.name()),
+        None => format!("{}: the only strategy that fits", strategy.name()),
+        Some((other, t)) => match t / run.total() {
+            r if r < 1.001 => format!("{}: as fast as {}", strategy.name(), other.name()),
+            r if r < 1.1 => {
+                format!("{}: {:.1}% faster than {}", strategy.name(), (r - 1.0) * 100.0, other.name())
+            }
+            r => format!("{}: {r:.1} times as fast as {}", strategy.name(), other.name()),
+        },
+    }
+}

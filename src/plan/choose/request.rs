@@ -1,0 +1,108 @@
+//! What is to be run, and whether that makes sense.
+
+use crate::plan::memory::Load;
+use crate::plan::price::Workload;
+use crate::plan::sizes::Sizes;
+use crate::{Error, Result};
+
+/// What is to be run, and what the user fixed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Tokens of a prompt.
+    pub prompt: u64,
+    /// Decode steps.
+    pub gen_len: u64,
+    /// Sequences.
+    pub batch: u64,
+    /// Most GPU memory to use.
+    pub gpu_memory: Option<u64>,
+    /// Rows of a prefill step, if the user set them.
+    pub chunk: Option<u64>,
+    /// Whether LIA's vectors are chosen for transfers that overlap compute, not by the paper's serial costs. Predicted
+    /// times overlap either way.
+    pub overlap: bool,
+}
+
+/// Most rows of a prefill step.
+const MAX_CHUNK: u64 = 16_384;
+
+/// Fewest rows of a prefill step that are tried.
+pub(super) const MIN_CHUNK: u64 = 32;
+
+/// Rows of a prefill step of strategies that do not search.
+const DEFAULT_CHUNK: u64 = 512;
+
+/// Whether the bytes and FLOPs of `batch` sequences of `context` tokens can be counted in 64 bits.
+///
+/// # Errors
+/// They cannot: far more than any machine has or does.
+pub fn countable(sizes: &Sizes, batch: u64, context: u64) -> Result<()> {
+    let spec = &sizes.spec;
+    let wide = |n: usize| n as u128;
+    let d = wide(spec.d_model);
+    // Keys and values come in whole pages.
+    let paged = context.saturating_add(crate::cache::PAGE_TOKENS as u64);
+    // Of a row: attention, feed-forward, head, keys and values of all layers.
+    let of_row = [
+        4 * u128::from(paged) * wide(spec.q_dim()),
+        4 * d * wide(spec.d_ff),
+        2 * d * wide(spec.vocab),
+        u128::from(sizes.kv_token()) * wide(sizes.layers()),
+    ];
+    let rows = u128::from(batch) * u128::from(paged);
+    // A margin for sums of a few such terms.
+    match rows.checked_mul(of_row.into_iter().max().unwrap_or(0)) {
+        Some(n) if n < 1 << 60 => Ok(()),
+        _ => Err(Error::usage(format!(
+            "{batch} sequences of {context} tokens are more than can be planned for"
+        ))),
+    }
+}
+
+impl Request {
+    /// Whether it makes sense for `sizes`.
+    ///
+    /// # Errors
+    /// A length or batch of zero, or beyond the model's context or all reason.
+    pub fn check(&self, sizes: &Sizes) -> Result<()> {
+        if self.prompt == 0 || self.gen_len == 0 || self.batch == 0 {
+            return Err(Error::usage(
+                "the prompt's length, the answer's length and the batch must be at least 1",
+            ));
+        }
+        let most = sizes.spec.max_context as u64;
+        let context = self.prompt.saturating_add(self.gen_len);
+        if context > most {
+            return Err(Error::usage(format!(
+                "{} prompt and {} new tokens are {context}; {} was made for {most}",
+                self.prompt, self.gen_len, sizes.spec.name
+            )));
+        }
+        countable(sizes, self.batch, context)?;
+        Ok(())
+    }
+
+    pub(super) fn work(&self, chunk: u64) -> Workload {
+        Workload { prompt: self.prompt, gen_len: self.gen_len, batch: self.batch, chunk }
+    }
+
+    pub(super) fn load(&self, chunk: u64) -> Load {
+        Load { sequences: self.batch, context: self.prompt + self.gen_len, chunk }
+    }
+
+    /// Rows of a prefill step to try, ascending.
+    pub(super) fn chunks(&self) -> Vec<u64> {
+        if let Some(chunk) = self.chunk {
+            return vec![chunk];
+        }
+        let most = (self.prompt * self.batch).min(MAX_CHUNK);
+        let mut all: Vec<u64> =
+            std::iter::successors(Some(MIN_CHUNK), |c| Some(c * 2)).take_while(|&c| c < most).collect();
+        all.push(most);
+        all
+    }
+
+    pub(super) fn default_chunk(&self) -> u64 {
+        self.chunk.unwrap_or(DEFAULT_CHUNK.min(self.prompt * self.batch))
+    }
+}

@@ -1,0 +1,314 @@
+//! Seconds of a placement by running its programs on the virtual machine: what is predicted is what is executed.
+//!
+//! ```text
+//! prefill   each kind of step that the prompts make (Workload::prefill_steps), lowered, run once, times how many there are
+//! decode    steps at the start, the middle and the end of the answer, integrated by Simpson's rule
+//! ```
+//! The machine synchronises between steps, so their times add up. Within a step, operations overlap as the program's reads
+//! and writes let them: streamed weights under the layer before, copies under compute, both sides' attention.
+//!
+//! [`price`](super::price) adds up the same costs in closed form, which is faster and finds the candidates. It differs in four
+//! terms: programs carry hidden rows as f32 where the papers count 16 bits, append keys and values in an operation of its own,
+//! leave out rows without logits behind the last layer's keys and values, and wait for the first streamed layer, which nothing hides.
+
+use serde::Serialize;
+
+use super::cost::{Costs, Direction, Group as Alike};
+use super::operation::OpCosts;
+use super::price::{Spilled, Stage, Workload, runs_of, spilled_tokens, stage_of};
+use super::sizes::Sizes;
+use crate::Result;
+use crate::cache::PAGE_TOKENS;
+use crate::program::virtual_machine::{Timeline, run};
+use crate::program::{
+    Far, Group, Iteration, Kind, Kv, Op, Phase, Placement, Program, RequestId, Side, Unit, Wants, lower,
+};
+
+/// Seconds of one kind of operation on one unit.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OperationTime {
+    /// What: `project`, `stream`…
+    pub kind: &'static str,
+    /// Who: `gpu`, `h2d`, `d2h`, `host`.
+    pub unit: Unit,
+    /// Busy seconds in the whole prefill.
+    pub prefill_s: f64,
+    /// Busy seconds in one decode step.
+    pub decode_step_s: f64,
+}
+
+/// How busy each unit is: shares of the time, 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Busy {
+    /// The device's compute lane.
+    pub gpu: f64,
+    /// Copies to the device.
+    pub h2d: f64,
+    /// Copies to the host.
+    pub d2h: f64,
+    /// The host's workers.
+    pub host: f64,
+    /// Of the smaller of copies to the device and the device's compute, the share during which both ran; 1 if one is 0.
+    pub overlap: f64,
+}
+
+/// A run, by its programs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// Seconds of the whole prefill.
+    pub prefill: f64,
+    /// Seconds of all decode steps.
+    pub decode: f64,
+    /// By stage: of a decode step, the mean over the answer.
+    pub stages: Vec<Stage>,
+    /// By kind and unit; decode steps likewise.
+    pub operations: Vec<OperationTime>,
+    /// In prefill and in decode.
+    pub busy: [Busy; 2],
+    /// How keys and values that the device's pages cannot hold are attended in decode.
+    pub spilled: Option<Spilled>,
+}
+
+impl Run {
+    /// Prefill and decode.
+    pub fn total(&self) -> f64 {
+        self.prefill + self.decode
+    }
+}
+
+/// Sums over the programs of a phase, each with a weight.
+#[derive(Default)]
+struct Sums {
+    seconds: f64,
+    /// By unit of the model: embedding, blocks, head, link.
+    units: Vec<f64>,
+    kinds: Vec<(&'static str, Unit, f64)>,
+    busy: [f64; 4],
+    both: f64,
+}
+
+impl Sums {
+    fn add(&mut self, program: &Program, timeline: &Timeline, layers: usize, weight: f64) {
+        self.seconds += weight * timeline.seconds();
+        self.units.resize(layers + 3, 0.0);
+        // What finishes later than all before it moved the step on by as much: these shares add up to the step.
+        let mut order: Vec<usize> = (0..timeline.spans.len()).collect();
+        order.sort_by(|&a, &b| timeline.spans[a].end.total_cmp(&timeline.spans[b].end));
+        let mut now = 0.0;
+        for i in order {
+            let (op, span) = (&program.ops[i], &timeline.spans[i]);
+            self.units[unit_of(op, layers)] += weight * (span.end - now).max(0.0);
+            now = span.end.max(now);
+            let (name, seconds) = (op.kind.name(), weight * (span.end - span.start));
+            match self.kinds.iter_mut().find(|(n, unit, _)| *n == name && *unit == op.unit) {
+                Some((_, _, sum)) => *sum += seconds,
+                None => self.kinds.push((name, op.unit, seconds)),
+            }
+            self.busy[Unit::ALL.iter().position(|&u| u == op.unit).expect("a unit")] += seconds;
+        }
+        self.both += weight * timeline.overlap(Unit::Gpu, Unit::H2d);
+    }
+
+    fn shares(&self) -> Busy {
+        let [gpu, h2d, d2h, host] =
+            self.busy.map(|s| if self.seconds > 0.0 { s / self.seconds } else { 0.0 });
+        let less = self.busy[0].min(self.busy[1]);
+        Busy { gpu, h2d, d2h, host, overlap: if less > 0.0 { self.both / less } else { 1.0 } }
+    }
+}
+
+/// The unit of the model that an operation belongs to; the last number is the link.
+fn unit_of(op: &Op, layers: usize) -> usize {
+    match (op.kind, op.layer) {
+        (Kind::Carry { .. }, _) => layers + 2,
+        (Kind::Embed, _) => 0,
+        (_, Some(l)) => 1 + l as usize,
+        (Kind::Head { .. } | Kind::Pick, None) => layers + 1,
+        (_, None) => layers + 2,
+    }
+}
+
+/// What `work` costs by `placement`, whose pages may hold fewer tokens than it needs.
+///
+/// # Errors
+/// A placement that cannot be lowered: see [`lower`].
+pub fn programs(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Result<Run> {
+    let pricer = Pricer { costs, sizes, placement, work };
+    let layers = placement.layers.len();
+    let mut prefill = Sums::default();
+    let steps = work.prefill_steps();
+    for (i, &(count, group)) in steps.iter().enumerate() {
+        let whole = group.past == 0 && group.rows == work.prompt;
+        // Of a prompt in pieces, the last piece has logits.
+        let ends = if whole {
+            count
+        } else if i + 1 == steps.len() {
+            work.batch.min(count)
+        } else {
+            0
+        };
+        for (count, wants) in [(count - ends, Wants::Nothing), (ends, Wants::Last)] {
+            if count > 0 {
+                let (program, timeline, _) = pricer.step(Phase::Prefill, &group, wants)?;
+                prefill.add(&program, &timeline, layers, count as f64);
+            }
+        }
+    }
+    let mut decode = Sums::default();
+    let mut spilled = None;
+    for (past, weight) in samples(work) {
+        let (program, timeline, how) =
+            pricer.step(Phase::Decode, &Alike::decode(work.batch, past), Wants::Last)?;
+        decode.add(&program, &timeline, layers, weight);
+        spilled = how.or(spilled);
+    }
+    let gen_len = work.gen_len as f64;
+    decode.units.resize(layers + 3, 0.0);
+    let mut stages: Vec<Stage> = runs_of(placement)
+        .into_iter()
+        .map(|(first, last)| {
+            let sum = |sums: &Sums| sums.units[first..=last].iter().sum::<f64>();
+            stage_of(placement, first, last, sum(&prefill), sum(&decode))
+        })
+        .collect();
+    let link = (prefill.units[layers + 2], decode.units[layers + 2]);
+    if link.0 > 0.0 || link.1 > 0.0 {
+        stages.push(Stage {
+            name: "link".into(),
+            side: "link",
+            units: 0,
+            prefill_s: link.0,
+            decode_step_s: link.1,
+        });
+    }
+    Ok(Run {
+        prefill: prefill.seconds,
+        decode: gen_len * decode.seconds,
+        stages,
+        operations: merged(&prefill, &decode),
+        busy: [prefill.shares(), decode.shares()],
+        spilled,
+    })
+}
+
+fn merged(prefill: &Sums, decode: &Sums) -> Vec<OperationTime> {
+    let mut all: Vec<OperationTime> = Vec::new();
+    for (sums, phase) in [(prefill, Phase::Prefill), (decode, Phase::Decode)] {
+        for &(kind, unit, seconds) in &sums.kinds {
+            let at = all.iter().position(|o| o.kind == kind && o.unit == unit).unwrap_or_else(|| {
+                all.push(OperationTime { kind, unit, prefill_s: 0.0, decode_step_s: 0.0 });
+                all.len() - 1
+            });
+            match phase {
+                Phase::Prefill => all[at].prefill_s = seconds,
+                Phase::Decode => all[at].decode_step_s = seconds,
+            }
+        }
+    }
+    all
+}
+
+/// Tokens stored before the decode steps that are priced, with weights that sum to 1: the mean over the answer.
+fn samples(work: &Workload) -> Vec<(u64, f64)> {
+    let (first, last) = (work.prompt, work.prompt + work.gen_len.saturating_sub(1));
+    match work.gen_len {
+        0 => Vec::new(),
+        1 => vec![(first, 1.0)],
+        2 => vec![(first, 0.5), (last, 0.5)],
+        _ => vec![(first, 1.0 / 6.0), (first.midpoint(last), 4.0 / 6.0), (last, 1.0 / 6.0)],
+    }
+}
+
+struct Pricer<'a> {
+    costs: &'a dyn Costs,
+    sizes: &'a Sizes,
+    placement: &'a Placement,
+    work: &'a Workload,
+}
+
+impl Pricer<'_> {
+    /// One step, with its spilled keys and values attended in the faster way.
+    fn step(
+        &self,
+        phase: Phase,
+        group: &Alike,
+        wants: Wants,
+    ) -> Result<(Program, Timeline, Option<Spilled>)> {
+        let spilled = spilled_tokens(self.placement, self.work.batch, group.past);
+        let page = PAGE_TOKENS as u64;
+        // Whole pages, in front of the new tokens.
+        let boundary = spilled.next_multiple_of(page).min(group.past / page * page);
+        let attends = |l: &crate::program::LayerPlacement| {
+            l.kv == Side::Device && l.policy(phase).attention() == Some(Side::Device)
+        };
+        if boundary == 0 || !self.placement.layers.iter().any(attends) {
+            let (program, timeline) = self.run(phase, group, wants, Kv::Device)?;
+            return Ok((program, timeline, None));
+        }
+        let boundary = boundary as u32;
+        let split = self.run(phase, group, wants, Kv::Split { boundary, far: Far::Attend })?;
+        let streamed = self.run(phase, group, wants, Kv::Split { boundary, far: Far::Stream })?;
+        Ok(match split.1.seconds() < streamed.1.seconds() {
+            true => (split.0, split.1, Some(Spilled::Split)),
+            false => (streamed.0, streamed.1, Some(Spilled::Streamed)),
+        })
+    }
+
+    /// One sequence stands for all of the group.
+    fn run(&self, phase: Phase, group: &Alike, wants: Wants, kv: Kv) -> Result<(Program, Timeline)> {
+        let one = Group {
+            request: RequestId { slot: 0, generation: 0 },
+            phase,
+            first: group.past as u32,
+            tokens: group.rows as u32,
+            kv,
+            wants,
+        };
+        let iteration = Iteration::serial(vec![one], false);
+        let program = lower(self.placement, &iteration)?;
+        let costs = OpCosts::new(self.costs, self.sizes).of(&iteration).times(group.sequences);
+        let timeline = run(&program, &costs);
+        Ok((program, timeline))
+    }
+}
+
+/// How a sequence of `context` stored tokens, the first `far` of them on the host, is best attended in a decode step of
+/// `sequences` like it: what a pager asks when it has moved pages.
+///
+/// Of one block, all on the device: partial attention there, its queries and results across the link, and the merge, against
+/// the copy of the pages (which runs under the block before, so that only what compute does not hide counts).
+pub fn far_choice(
+    costs: &dyn Costs,
+    sizes: &Sizes,
+    layer: usize,
+    sequences: u64,
+    context: u64,
+    far: u64,
+) -> Far {
+    use super::cost::Scan;
+    let window = sizes.blocks[layer].window;
+    // What of each part a new row sees.
+    let seen = window.map_or(0, |w| (context + 1).saturating_sub(w));
+    let (host, near) = (far.saturating_sub(seen), (context + 1).saturating_sub(far.max(seen)));
+    let scan = |tokens: u64| Scan { rows: 1, kv_tokens: tokens, pairs: tokens }.times(sequences);
+    let spec = &sizes.spec;
+    let q = 4 * sequences * spec.q_dim() as u64;
+    let partial = q + 8 * sequences * spec.n_heads as u64;
+    let on_device = |tokens| costs.attend(Side::Device, layer, &scan(tokens));
+    let there = costs.transfer(Direction::ToHost, q) + costs.attend(Side::Host, layer, &scan(host));
+    let split = there.max(on_device(near)) + costs.transfer(Direction::ToDevice, partial);
+    let (page, pages) = (PAGE_TOKENS as u64, sequences * far.div_ceil(PAGE_TOKENS as u64));
+    let copy = costs.pages(Direction::ToDevice, pages, pages * page * sizes.kv_token());
+    let products = crate::program::Sublayer::ALL
+        .into_iter()
+        .filter(|s| !matches!(s, crate::program::Sublayer::Scores | crate::program::Sublayer::Values))
+        .map(|s| costs.product(Side::Device, layer, s, sequences))
+        .sum::<f64>();
+    let attended = on_device(near) + on_device(host);
+    // A block takes the larger of its compute and the copy for the next.
+    let streamed = (products + attended).max(copy) - products;
+    if split <= streamed { Far::Attend } else { Far::Stream }
+}
+
+#[cfg(test)]
+mod tests;
