@@ -2,9 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A function of one size, piecewise linear between measured points, that never falls: more work does not take less
-/// time, so where measurements say otherwise their mean stands for all of them (pool adjacent violators). Below the first
-/// point it is constant; beyond the last one it goes on with the last slope.
+/// Beyond this share a fall is not noise.
+const NOISE: f64 = 0.25;
+
+/// A function of one size, piecewise linear between measured points. More work does not take less time, so where measurements
+/// say so their mean stands for all of them (pool adjacent violators); but a fall by more than a quarter is the kernels':
+/// another kernel takes over (four rows of q8_0 can be faster than one). Below the first point it is constant; beyond the last
+/// one it goes on with the last slope.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(from = "Vec<(f64, f64)>", into = "Vec<(f64, f64)>")]
 pub struct Curve {
@@ -38,7 +42,9 @@ impl Curve {
                 _ => pools.push((y.max(0.0), 1, vec![x])),
             }
             while let [.., (s1, n1, _), (s2, n2, _)] = &pools[..]
-                && s1 / *n1 as f64 > s2 / *n2 as f64
+                && let (mean1, mean2) = (s1 / *n1 as f64, s2 / *n2 as f64)
+                && mean1 > mean2
+                && mean1 <= mean2 * (1.0 + NOISE)
             {
                 let (sum, n, sizes) = pools.pop().expect("two of them");
                 let before = pools.last_mut().expect("two of them");
@@ -139,7 +145,7 @@ impl Surface {
         let end = |curve: &Curve| curve.points.last().map_or(0.0, |p| p.0);
         let furthest = self.lines.iter().map(|(_, curve)| end(curve)).fold(0.0, f64::max);
         let known = self.lines.iter().filter(|(_, curve)| end(curve) >= b.min(furthest));
-        // Monotone in the first size, too: `Curve::new` sees to it.
+        // `Curve::new` sees to noise in the first size, too.
         Curve::new(known.map(|(first, curve)| (*first, curve.at(b))).collect()).at(a)
     }
 
