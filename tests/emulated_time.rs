@@ -154,8 +154,7 @@ fn agree(m: &LoadedModel, prompt: usize, machines: &[&str], which: fn(&str) -> b
                     100.0 * off
                 );
                 println!("{line}");
-                // NaN is wrong, too.
-                if !(off.abs() <= 0.1) {
+                if off.is_nan() || off.abs() > 0.1 {
                     wrong.push(line);
                 }
             }
