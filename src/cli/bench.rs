@@ -2,6 +2,7 @@
 
 use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
+use tandem::model::ModelSpec;
 
 use super::args::EngineArgs;
 use super::predict::Use;
@@ -191,7 +192,8 @@ fn decode(
                 .zip(&ids)
                 .map(|(&seq, id)| Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last })
                 .collect();
-            engine.forward(&inputs)?;
+            // As greedy decoding does: logits stay where they are.
+            engine.forward_greedy(&inputs)?;
         }
         let rate = (steps * batch) as f64 / began.seconds(engine);
         if i > 0 {
@@ -201,10 +203,38 @@ fn decode(
     }
     seqs.into_iter().for_each(|s| engine.remove(s));
     let mut row = Row { kind: "decode", prompt: 0, gen_tokens, batch, depth, rates, gb_s: 0.0 };
-    let spec = engine.spec();
-    let kv_token = (2 * spec.kv_dim() * 2 * spec.n_layers) as f64;
-    let kv = batch as f64 * kv_token * (depth as f64 + gen_tokens as f64 / 2.0);
+    let kv = batch as f64 * kv_bytes(engine.spec(), depth, gen_tokens);
     let step_bytes = engine.bytes_per_step() as f64 + kv;
     row.gb_s = step_bytes * row.spread().0 / batch as f64 / 1e9;
     Ok(row)
+}
+
+/// Bytes of keys and values (of 16 bits) that a step reads for one sequence, on average over `steps` of them from `depth`
+/// tokens on: all before the new one and itself, in layers with a window at most that many.
+fn kv_bytes(spec: &ModelSpec, depth: usize, steps: usize) -> f64 {
+    let tokens = |layer: usize| {
+        let window = spec.window_of(layer).unwrap_or(usize::MAX);
+        (depth..depth + steps).map(|before| (before + 1).min(window)).sum::<usize>()
+    };
+    let tokens: usize = (0..spec.n_layers).map(tokens).sum();
+    (2 * 2 * spec.kv_dim() * tokens) as f64 / steps.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_bounds_what_is_read() {
+        let spec = tandem::model::load("synth:tiny-gemma3,seed=1").unwrap().spec;
+        let window = spec.window.as_ref().expect("layers with a window").size;
+        let windowed = (0..spec.n_layers).filter(|&l| spec.window_of(l).is_some()).count();
+        assert!(windowed > 0 && windowed < spec.n_layers, "both kinds of layers");
+        let token = (2 * 2 * spec.kv_dim()) as f64;
+        let bytes = |depth, steps| kv_bytes(&spec, depth, steps) / token;
+        assert_eq!(bytes(0, 1), spec.n_layers as f64);
+        assert_eq!(bytes(0, 3), 2.0 * spec.n_layers as f64, "1, 2 and 3 tokens");
+        let (far, whole) = (10 * window, spec.n_layers - windowed);
+        assert_eq!(bytes(far, 1), (windowed * window + whole * (far + 1)) as f64);
+    }
 }

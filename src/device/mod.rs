@@ -12,6 +12,7 @@ pub mod emulated;
 #[cfg(tandem_kernels)]
 pub mod kernels;
 mod machine;
+pub mod notice;
 pub mod open;
 pub mod preload;
 pub mod runtime;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::accelerator::{LinearWeight, Shape};
+use super::notice;
 use super::runtime::Runtime;
 use crate::Result;
 use crate::tensor::DType;
@@ -58,7 +59,10 @@ pub fn beside<R>(runtime: &dyn Runtime, needs: &Needs, work: impl FnOnce() -> Re
             runtime.preload(&|name| needs.kernel(name), &|done, of| {
                 if said.get().elapsed() > PATIENCE {
                     said.set(Instant::now());
-                    eprintln!("tandem: {}: {done} of {of} kernel modules are loaded", runtime.info().name);
+                    notice::say(&format!(
+                        "{}: {done} of {of} kernel modules are loaded",
+                        runtime.info().name
+                    ));
                 }
             })
         });

@@ -161,6 +161,8 @@ impl Pool {
         if chunks == 0 {
             return;
         }
+        // Also where nobody is woken: two callers would both be worker 0.
+        let _turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
         if self.workers.is_empty() || chunks == 1 {
             for c in 0..chunks {
                 f(c, 0);
@@ -168,7 +170,6 @@ impl Pool {
             return;
         }
         assert!(chunks <= u32::MAX as usize, "{chunks} chunks in one job");
-        let _turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased; `run` does not return before every chunk is done, and
         // nothing dereferences the pointer without holding an unfinished chunk.
@@ -321,6 +322,27 @@ mod tests {
                     "{threads} threads, {chunks} chunks"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn callers_take_turns_for_a_job_of_one_chunk_too() {
+        for (threads, chunks) in [(2, 1), (1, 3)] {
+            let (pool, inside) = (Pool::new(threads), AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        for _ in 0..20 {
+                            pool.run(chunks, &|_, worker| {
+                                assert_eq!(worker, 0);
+                                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are worker 0");
+                                std::thread::sleep(std::time::Duration::from_micros(200));
+                                inside.fetch_sub(1, Ordering::SeqCst);
+                            });
+                        }
+                    });
+                }
+            });
         }
     }
 

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUjit_option, CUmodule, CUresult};
 use super::context::Context;
 use super::errors::{describe, device, is_fatal, least_cuda, loads_code, too_old};
 use crate::device::built::{CODE_CUDA, Code, Module};
+use crate::device::notice;
 use crate::{Error, Result};
 
 /// Loads modules for one device.
@@ -66,13 +67,13 @@ impl Loader {
                 }
                 Err((problem, _)) => {
                     if !self.refused.swap(true, Ordering::Relaxed) {
-                        eprintln!(
-                            "tandem: {}: the driver refuses this program's machine code for {} ({}); it compiles the \
-                             kernels instead, which takes longer the first time",
+                        notice::say(&format!(
+                            "{}: the driver refuses this program's machine code for {} ({}); it compiles the kernels \
+                             instead, which takes longer the first time",
                             self.context.name,
                             code.sm,
                             describe(problem)
-                        );
+                        ));
                     }
                 }
             }

@@ -1,0 +1,43 @@
+//! What a device wants said while it works: that loading takes long, that a slower way was taken. The library prints
+//! nothing; whoever wants to know listens.
+
+use std::sync::OnceLock;
+
+static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// From now on `listener` is told each sentence, on the thread that has it to say. The first listener of a process stays.
+pub fn listen(listener: fn(&str)) {
+    let _ = LISTENER.set(listener);
+}
+
+/// Says a sentence to whoever listens.
+pub(crate) fn say(sentence: &str) {
+    if let Some(listener) = LISTENER.get() {
+        listener(sentence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    fn printing(folder: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                printing(&path, found);
+            } else if std::fs::read_to_string(&path).unwrap().contains(concat!("eprint", "ln!(")) {
+                found.push(path.display().to_string());
+            }
+        }
+    }
+
+    /// `--quiet` is the command line's affair: whatever is said has to go through it.
+    #[test]
+    fn nothing_but_the_command_line_writes_to_standard_error() {
+        let mut found = Vec::new();
+        printing(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+        found.retain(|path| !path.contains("/src/cli/") && !path.ends_with("/src/main.rs"));
+        assert!(found.is_empty(), "{found:?}");
+    }
+}
