@@ -11,7 +11,8 @@
 //!    pool over them, on which everything else stands.
 //! 6. [`simd`], [`amx`] are the kernels; [`reference`](mod@reference) is the oracle of each.
 //! 7. [`profile`] measures what the machine and the kernels can do, and how long a model's operations take.
-//! 8. [`plan`] predicts where a model should run; [`program`] is what is run where, as values.
+//! 8. [`plan`] predicts where a model should run; [`sched`] says who is computed when; [`program`] is what is run where,
+//!    as values.
 //! 9. [`tensor`] has dtypes and the block formats that all of them share.
 //!
 //! Beside the way: [`hub`] fetches models by name.
@@ -28,6 +29,7 @@ pub mod plan;
 pub mod profile;
 pub mod program;
 pub mod reference;
+pub mod sched;
 pub mod simd;
 pub mod tensor;
 pub mod text;

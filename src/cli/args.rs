@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
 use tandem::device::{self, open::Kind};
 use tandem::engine;
+use tandem::host::numa::{self, Wish};
 use tandem::program::Policy;
 use tandem::{Error, Result};
 
@@ -41,6 +42,10 @@ pub struct EngineArgs {
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N",
           allow_negative_numbers = true)]
     pub threads: Option<u32>,
+    /// Memory for weights on the host: a NUMA or CXL node, or interleave for all nodes in turn (`tandem doctor` lists them)
+    /// [default: where the system puts them].
+    #[arg(long, value_name = "NODE|interleave", allow_hyphen_values = true)]
+    pub weights_node: Option<Wish>,
     /// A sequence's results do not depend on what else is in the batch, nor on how it was split.
     #[arg(long)]
     pub deterministic: bool,
@@ -114,11 +119,25 @@ impl EngineArgs {
         if let Some(split) = self.split() {
             split.check()?;
         }
+        self.weights_binding()?;
+        if self.weights_node.is_some() && strategy == Strategy::GpuOnly {
+            return Err(Error::usage(
+                "--weights-node: with --strategy gpu-only no weights are on the host; leave one of them out",
+            ));
+        }
         // Before anything is fetched or read for a device that is not there.
         match self.kind() {
             Some(kind) if !self.falls_back() => device::open::check(&kind),
             _ => Ok(()),
         }
+    }
+
+    /// Where weights on the host go.
+    ///
+    /// # Errors
+    /// A node that does not exist.
+    pub fn weights_binding(&self) -> Result<Option<numa::Binding>> {
+        self.weights_node.map(|wish| wish.among(&numa::nodes())).transpose()
     }
 
     /// The strategy: an option that only one has chooses it.

@@ -105,6 +105,7 @@ impl Opened {
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
         (options.sequences, options.logits) = (sequences, logits);
+        options.weights_node = args.weights_binding()?;
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
@@ -125,6 +126,12 @@ impl Opened {
         if engine.emulated_seconds().is_some() {
             let machine = args.kind().map(|kind| kind.to_string()).unwrap_or_default();
             progress::note(&format!("times are those of {machine}, not of this computer"));
+        }
+        if let Some(nodes) = &options.weights_node {
+            match engine.placement().strategy {
+                "gpu-only" => progress::note("--weights-node has no effect: all weights are on the device"),
+                _ => progress::detail(&format!("weights on the host are on {}", nodes.describe())),
+            }
         }
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let (placement, memory) = (engine.placement(), engine.memory());

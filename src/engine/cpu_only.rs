@@ -5,8 +5,8 @@ use super::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use super::input::{Input, wanted_rows};
 use super::iterate::Sharing;
 use super::memory::{Memory, check_beyond, geometry};
-use super::prepare::Prepared;
-use super::sequences::Options;
+use super::options::Options;
+use super::prepare::{Prepared, Units};
 use crate::Result;
 use crate::cache::{BlockTable, PageList, PagePool};
 use crate::host::Pool;
@@ -24,7 +24,7 @@ pub(super) struct CpuOnly {
     /// Bytes of the workspace that the dry run counted.
     planned: usize,
     memory: Memory,
-    argmax: Vec<u32>,
+    argmax: Vec<Option<u32>>,
 }
 
 impl CpuOnly {
@@ -44,7 +44,8 @@ impl CpuOnly {
         let memory = Memory::plan(spec, weights, options, pool.threads())?;
         memory.check()?;
         let host = Host::new(spec, options.isa, options.mode, pool.threads())?;
-        let model = Prepared::new(spec.clone(), weights, options.isa, &pool, progress)?;
+        let units = Units { node: options.weights_node.clone(), ..Units::all(spec) };
+        let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
         let cache = PagePool::new(kv, n_pages)?;
         let workspace = HostWorkspace::new(spec);
         let (step, argmax) = (HostStep::default(), Vec::new());
@@ -130,7 +131,7 @@ impl Executor for CpuOnly {
         self.workspace.logits.rows(0..self.n_logits)
     }
 
-    fn argmax(&self) -> &[u32] {
+    fn argmax(&self) -> &[Option<u32>] {
         &self.argmax
     }
 

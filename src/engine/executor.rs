@@ -45,8 +45,9 @@ pub(super) trait Executor: Send {
     /// The logits of the last run, `[rows that wanted them][V]`.
     fn logits(&self) -> &[f32];
 
-    /// The likeliest token of each row of the last run that wanted logits; of a run for [`Want::Argmax`].
-    fn argmax(&self) -> &[u32];
+    /// The likeliest token of each row of the last run that wanted logits, `None` where they are not numbers; of a run for
+    /// [`Want::Argmax`].
+    fn argmax(&self) -> &[Option<u32>];
 
     /// Begins to note when operations run.
     ///
@@ -61,6 +62,11 @@ pub(super) trait Executor: Send {
     /// What was noted since [`Executor::trace`].
     fn timeline(&mut self) -> Option<Timeline> {
         None
+    }
+
+    /// Sub-batches of a step that it has room for.
+    fn sub_batches(&self) -> usize {
+        1
     }
 
     /// Where it runs.

@@ -14,7 +14,7 @@ use super::executor::{Executor, Placement, Want};
 use super::input::{Input, wanted_rows};
 use super::iterate::Sharing;
 use super::memory::{Memory, geometry};
-use super::sequences::Options;
+use super::options::Options;
 use super::weights::{self, DeviceWeights};
 use crate::cache::{BlockTable, KvDType, PageList};
 use crate::device::accelerator::{
@@ -50,7 +50,7 @@ pub(super) struct GpuOnly {
     records: bool,
     logits: Vec<f32>,
     bytes: Vec<u8>,
-    argmax: Vec<u32>,
+    argmax: Vec<Option<u32>>,
     memory: Memory,
 }
 
@@ -204,16 +204,16 @@ impl GpuOnly {
         if logit_rows.is_empty() {
             return Ok(());
         }
-        let (from, width) = match want {
-            Want::Logits => (self.workspace.logits, self.shape.vocab),
-            Want::Argmax => (self.workspace.argmax, 1),
+        let from = match want {
+            Want::Logits => self.workspace.logit_rows(&self.shape, &(0..logit_rows.len())),
+            Want::Argmax => self.workspace.picked(logit_rows.len()),
         };
-        self.bytes.resize(4 * width * logit_rows.len(), 0);
-        runtime.download(lane, from, &mut self.bytes)?;
-        let words = self.bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        self.bytes.resize(from.bytes, 0);
+        runtime.download(lane, from.ptr, &mut self.bytes)?;
+        let floats = self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         match want {
-            Want::Logits => self.logits.extend(words.map(f32::from_bits)),
-            Want::Argmax => self.argmax.extend(words),
+            Want::Logits => self.logits.extend(floats),
+            Want::Argmax => self.argmax.extend(self.workspace.picked_tokens(&self.bytes)),
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Executor for GpuOnly {
         &self.logits
     }
 
-    fn argmax(&self) -> &[u32] {
+    fn argmax(&self) -> &[Option<u32>] {
         &self.argmax
     }
 

@@ -3,7 +3,7 @@
 use super::input::{Input, Logits};
 use super::machine::Rows;
 use crate::cache::BlockTable;
-use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, SubBatch, Wants};
+use crate::program::{Flow, Group, Iteration, Kv, Phase, SubBatch, Wants};
 
 /// How a step's inputs are shared out.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +62,7 @@ pub(super) fn iterations<'a>(
             continue;
         }
         let group = Group {
-            request: RequestId { slot: input.seq.slot(), generation: 0 },
+            request: input.seq.request(),
             phase: Phase::Prefill,
             first: table.len() as u32,
             tokens: input.tokens.len() as u32,

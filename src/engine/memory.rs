@@ -1,8 +1,8 @@
 //! What a run will occupy, computed before anything is allocated.
 
 use super::host::{Host, HostStep, HostWorkspace};
+use super::options::Options;
 use super::prepare::{Prepared, Units};
-use super::sequences::Options;
 use crate::cache::{KvDType, KvGeometry, SeqRows};
 use crate::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
@@ -33,7 +33,7 @@ impl Memory {
         threads: usize,
     ) -> Result<Memory> {
         let kv = geometry(spec, options.kv_dtype);
-        let pages = KvGeometry::pages_for(options.context).saturating_mul(options.sequences);
+        let pages = options.n_pages();
         let (rows, logits) = (options.rows(), options.logit_rows());
         let plans = attention_bytes(spec, options, rows, threads)?;
         let sub_batch = HostWorkspace::bytes(spec, rows, logits)

@@ -4,8 +4,8 @@
 //! all on the CPU ([`Prepared`] is a model with its weights as the CPU's kernels read them), or all on an
 //! accelerator, whose weights are laid out in [`weights`]. The CPU's sublayers, one by one, are in [`host`]; a model placed on
 //! both sides runs as programs on a machine (`machine/`). One call of [`Engine::forward`] takes any mix of
-//! rows: chunks of prompts, single tokens of many sequences. Data walks embedding → (norm → QKV → RoPE →
-//! append → attention → out → norm → feed-forward) per layer → norm → head.
+//! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for. Data walks
+//! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
 
 mod cpu_only;
 mod executor;
@@ -15,7 +15,9 @@ mod input;
 mod iterate;
 mod machine;
 mod memory;
+mod options;
 mod prepare;
+mod requests;
 mod sequences;
 pub mod timeline;
 pub mod weights;
@@ -24,6 +26,8 @@ pub use executor::Placement;
 pub use input::{Input, Logits};
 pub use machine::{Among, Choice, Considered, Prices, Sizes, Strategy, Timed, choose, choose_by_time};
 pub use memory::Memory;
+pub use options::Options;
 pub use prepare::{Layer, Prepared};
-pub use sequences::{Engine, Options, SeqId};
+pub use requests::{Event, Finish, Request, Requests, StepReport};
+pub use sequences::{Engine, SeqId};
 pub use timeline::Timeline;

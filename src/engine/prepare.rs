@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::host::Residual;
 use crate::host::Pool;
+use crate::host::numa::Binding;
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
@@ -70,12 +71,14 @@ pub(super) struct Units {
     pub layers: Vec<bool>,
     /// The last norm and the head.
     pub head: bool,
+    /// Memory nodes for their matrices.
+    pub node: Option<Binding>,
 }
 
 impl Units {
     /// All of a model.
     pub fn all(spec: &ModelSpec) -> Units {
-        Units { layers: vec![true; spec.n_layers], head: true }
+        Units { layers: vec![true; spec.n_layers], head: true, node: None }
     }
 }
 
@@ -133,6 +136,11 @@ impl Prepared {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Prepared> {
         let mut arena = Arena::plan(&spec, weights, isa, units)?;
+        if let Some(node) = &units.node {
+            let in_rows = linear_names(&spec, units).filter_map(|name| weights.get(&name));
+            let in_rows = in_rows.filter(|t| !Linear::wants_packing(t.dtype, isa)).map(|t| t.data.len());
+            node.check((arena.total + in_rows.sum::<usize>()) as u64)?;
+        }
         // What is packed is read once and released; a file of floats is read for every token.
         for t in linear_names(&spec, units).filter_map(|name| weights.get(&name)) {
             t.data.advise_large_pages(arena.slots.is_empty());
@@ -302,11 +310,13 @@ struct Arena<'a> {
     slots: Vec<(String, &'a Tensor, usize)>,
     total: usize,
     bytes: Option<Bytes>,
+    /// Where all matrices lie, those that are not packed included.
+    node: Option<Binding>,
 }
 
 impl<'a> Arena<'a> {
     fn plan(spec: &ModelSpec, weights: &'a Weights, isa: Isa, units: &Units) -> Result<Arena<'a>> {
-        let mut arena = Arena { slots: Vec::new(), total: 0, bytes: None };
+        let mut arena = Arena { slots: Vec::new(), total: 0, bytes: None, node: units.node.clone() };
         for name in linear_names(spec, units) {
             let Some(t) = weights.get(&name) else { continue };
             if !Linear::wants_packing(t.dtype, isa) {
@@ -334,6 +344,9 @@ impl<'a> Arena<'a> {
         let mut map = memmap2::MmapMut::map_anon(self.total).map_err(no_room)?;
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
+        if let Some(node) = &self.node {
+            node.bind(map.as_mut_ptr(), map.len())?;
+        }
         let base = AtomicPtr::new(map.as_mut_ptr());
         let mut packed = Vec::new();
         for (_, tensor, offset) in &self.slots {
@@ -371,10 +384,25 @@ impl<'a> Arena<'a> {
         Ok(())
     }
 
+    /// A tensor as it lies in the file; where a node is wished for, a copy on it: a file's pages are where the system
+    /// caches them.
+    fn placed(&self, tensor: &Tensor) -> Result<Tensor> {
+        let Some(node) = self.node.as_ref().filter(|_| !tensor.data.is_empty()) else {
+            return Ok(tensor.clone());
+        };
+        let no_room = |e: std::io::Error| Error::Capacity(format!("no memory for weights on a node: {e}"));
+        let mut map = memmap2::MmapMut::map_anon(tensor.data.len()).map_err(no_room)?;
+        node.bind(map.as_mut_ptr(), map.len())?;
+        map.copy_from_slice(&tensor.data);
+        tensor.data.release_pages();
+        let data = Bytes::from_anonymous(map.make_read_only().map_err(no_room)?);
+        Ok(Tensor { data, ..tensor.clone() })
+    }
+
     fn linear(&self, weights: &Weights, name: &str, n: usize, k: usize, isa: Isa) -> Result<Linear> {
         let tensor = weights.require(name, &[n, k])?;
         if !Linear::wants_packing(tensor.dtype, isa) {
-            return Ok(Linear::from_rows(tensor.clone(), isa));
+            return Ok(Linear::from_rows(self.placed(tensor)?, isa));
         }
         let (_, t, offset) =
             self.slots.iter().find(|(s, ..)| s == name).expect("planned from the same names");

@@ -22,6 +22,35 @@ pub fn allowed() -> usize {
 
 /// Lets the current thread run on any of [`cores`] again.
 pub fn unpin_current() {
+    unpin(0);
+}
+
+/// A thread of this process, as the system knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Thread(libc::pid_t);
+
+impl Thread {
+    /// The current one.
+    pub fn current() -> Thread {
+        #[cfg(target_os = "linux")]
+        // SAFETY: gettid takes nothing and cannot fail.
+        return Thread(unsafe { libc::gettid() });
+        #[cfg(not(target_os = "linux"))]
+        Thread(0)
+    }
+
+    /// Lets it run on any of [`cores`] again, if it has not ended.
+    pub fn unpin(self) {
+        if std::path::Path::new(&format!("/proc/self/task/{}", self.0)).exists() {
+            unpin(self.0);
+        }
+    }
+}
+
+/// 0 is the current thread.
+fn unpin(thread: libc::pid_t) {
+    #[cfg(not(target_os = "linux"))]
+    let _ = thread;
     #[cfg(target_os = "linux")]
     {
         // SAFETY: a zeroed set is a valid, empty one; CPU_SET is called with numbers that fit the set; the
@@ -32,7 +61,7 @@ pub fn unpin_current() {
                 .iter()
                 .filter(|c| c.id < libc::CPU_SETSIZE as usize)
                 .for_each(|c| libc::CPU_SET(c.id, &mut set));
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+            libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &set);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod cpu;
+pub mod numa;
 mod pool;
 
 pub use pool::{MAX_RANGES, Pool};

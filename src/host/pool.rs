@@ -91,10 +91,19 @@ impl Shared {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Held by the thread inside `run`.
-    busy: Mutex<()>,
-    /// The thread that [`Pool::pinned`] pinned, to be let go when the pool ends.
-    pinned: Option<std::thread::ThreadId>,
+    /// Held by the thread inside `run`; the thread that is pinned to `core`.
+    busy: Mutex<Option<Leader>>,
+    /// Where worker 0 belongs, if workers are pinned.
+    core: Option<core_affinity::CoreId>,
+}
+
+/// A thread that was inside `run`, by both of its names: one is quick to compare, the other is known to the system.
+struct Leader(std::thread::ThreadId, super::cpu::Thread);
+
+impl Leader {
+    fn current() -> Leader {
+        Leader(std::thread::current().id(), super::cpu::Thread::current())
+    }
 }
 
 impl Pool {
@@ -104,8 +113,9 @@ impl Pool {
         Pool::build(threads, &[])
     }
 
-    /// A pool over the cores that this process may use, each worker pinned to one of them, and the
-    /// calling thread to the first until the pool is dropped (by that thread). `threads` defaults to [`super::cpu::allowed`].
+    /// A pool over the cores that this process may use, each worker pinned to one of them: to the first the calling
+    /// thread, until another one calls [`Pool::run`] or the pool is dropped. `threads` defaults to
+    /// [`super::cpu::allowed`].
     pub fn pinned(threads: Option<usize>) -> Pool {
         let cores = super::cpu::cores();
         let threads = threads.unwrap_or_else(super::cpu::allowed).max(1);
@@ -115,7 +125,8 @@ impl Pool {
         }
         core_affinity::set_for_current(cores[0]);
         let mut pool = Pool::build(threads, &cores[..threads]);
-        pool.pinned = Some(std::thread::current().id());
+        pool.core = Some(cores[0]);
+        pool.busy = Mutex::new(Some(Leader::current()));
         pool
     }
 
@@ -143,7 +154,7 @@ impl Pool {
                     .expect("the system refuses to start a thread")
             })
             .collect();
-        Pool { shared, workers, busy: Mutex::new(()), pinned: None }
+        Pool { shared, workers, busy: Mutex::new(None), core: None }
     }
 
     /// How many threads take part.
@@ -162,7 +173,8 @@ impl Pool {
             return;
         }
         // Also where nobody is woken: two callers would both be worker 0.
-        let _turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
+        let mut turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
+        self.lead(&mut turn);
         if self.workers.is_empty() || chunks == 1 {
             for c in 0..chunks {
                 f(c, 0);
@@ -199,6 +211,18 @@ impl Pool {
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(p) = panic {
             resume_unwind(p);
+        }
+    }
+
+    /// The current thread is worker 0 from now on: pinned as such, and whoever was before it is let go.
+    fn lead(&self, leader: &mut Option<Leader>) {
+        let Some(core) = self.core else { return };
+        if leader.as_ref().is_some_and(|l| l.0 == std::thread::current().id()) {
+            return;
+        }
+        core_affinity::set_for_current(core);
+        if let Some(before) = leader.replace(Leader::current()) {
+            before.1.unpin();
         }
     }
 
@@ -290,8 +314,8 @@ impl Drop for Pool {
             w.thread().unpark();
             let _ = w.join();
         }
-        if self.pinned == Some(std::thread::current().id()) {
-            super::cpu::unpin_current();
+        if let Some(leader) = self.busy.get_mut().unwrap_or_else(|e| e.into_inner()).take() {
+            leader.1.unpin();
         }
     }
 }
@@ -343,6 +367,34 @@ mod tests {
                     });
                 }
             });
+        }
+    }
+
+    #[test]
+    fn a_pool_that_moves_to_another_thread_lets_its_builder_go() {
+        let all = crate::host::cpu::cores().len();
+        if all < 2 {
+            println!("skipped: one core only");
+            return;
+        }
+        let mine = || core_affinity::get_core_ids().map_or(0, |cores| cores.len());
+        for runs in [true, false] {
+            // Before the pool: threads start with their parent's cores.
+            let (sender, pools) = std::sync::mpsc::channel::<Pool>();
+            let other = std::thread::spawn(move || {
+                let pool = pools.recv().unwrap();
+                if runs {
+                    pool.run(3, &|_, _| ());
+                    assert_eq!(mine(), 1, "the new caller is pinned instead");
+                }
+                drop(pool);
+                assert_eq!(mine(), all, "and let go with the pool");
+            });
+            let pool = Pool::pinned(Some(2));
+            assert_eq!(mine(), 1, "pinned with the pool");
+            sender.send(pool).unwrap();
+            other.join().unwrap();
+            assert_eq!(mine(), all, "the builder is free; the other thread ran jobs: {runs}");
         }
     }
 

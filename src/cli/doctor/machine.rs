@@ -87,40 +87,6 @@ fn kibibytes(info: &str, key: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// A memory node.
-#[derive(Debug, Serialize)]
-pub struct Node {
-    pub node: usize,
-    /// As the system writes it: `0-3,8`.
-    pub cpus: String,
-    pub memory: Option<u64>,
-}
-
-impl Node {
-    pub fn describe(&self) -> String {
-        let memory = self.memory.map_or("memory unknown".into(), megabytes);
-        format!("cpus {}, {memory}", if self.cpus.is_empty() { "none" } else { &self.cpus })
-    }
-}
-
-pub fn numa() -> Vec<Node> {
-    let mut nodes: Vec<Node> = std::fs::read_dir("/sys/devices/system/node")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let node = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
-            Some(Node {
-                node,
-                cpus: read(entry.path().join("cpulist"))?,
-                memory: read(entry.path().join("meminfo")).and_then(|i| kibibytes(&i, "MemTotal:")),
-            })
-        })
-        .collect();
-    nodes.sort_by_key(|n| n.node);
-    nodes
-}
-
 /// Pages larger than 4 KiB.
 #[derive(Debug, Serialize)]
 pub struct HugePages {

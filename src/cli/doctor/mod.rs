@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use serde::Serialize;
+use tandem::host::numa::{Node, nodes};
 use tandem::hub::Hub;
 use tandem::simd::{Caps, Isa};
 
@@ -33,7 +34,7 @@ struct Report {
     isa: IsaReport,
     memory: machine::Memory,
     limits: Option<limits::Limits>,
-    numa: Vec<machine::Node>,
+    numa: Vec<Node>,
     huge_pages: machine::HugePages,
     cuda: gpu::Cuda,
     cache: CacheReport,
@@ -87,7 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
         version: env!("CARGO_PKG_VERSION"),
         isa: isa(),
         limits,
-        numa: machine::numa(),
+        numa: nodes(),
         huge_pages: machine::huge_pages(),
         cuda: gpu::cuda(),
         cache: CacheReport {

@@ -170,7 +170,8 @@ pub trait Accelerator: Send + Sync {
         rows: Range<usize>,
     ) -> Result<()>;
 
-    /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of those rows that want logits.
+    /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of those rows that want logits, and
+    /// log Σ e^x of the row's logits ([`Workspace::logsumexp_at`]), which is no finite number if a logit is NaN or infinite.
     fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()>;
 
     /// attn of those rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.

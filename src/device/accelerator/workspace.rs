@@ -33,7 +33,7 @@ pub struct Workspace {
     pub head_x: DevPtr,
     /// f32 `[logit_rows][V]`.
     pub logits: DevPtr,
-    /// u32 `[logit_rows]`.
+    /// u32 `[logit_rows]`, then log Σ e^x of the same rows, f32 `[logit_rows]`: [`Workspace::picked`].
     pub argmax: DevPtr,
     /// Partial attention of the rows with [`Attend::From`](super::Attend::From) or [`Attend::UpTo`](super::Attend::UpTo),
     /// in order; NULL where none ever has.
@@ -65,7 +65,7 @@ pub struct RowBytes {
     pub head_x: usize,
     /// Of [`Workspace::logits`].
     pub logits: usize,
-    /// Of [`Workspace::argmax`].
+    /// Of the tokens of [`Workspace::argmax`]; of the sums behind them as many.
     pub argmax: usize,
     /// Of `m` or `s` of [`Workspace::partial`].
     pub partial_ms: usize,
@@ -134,7 +134,7 @@ impl Workspace {
             rows * row.act,
             logit_rows * row.head_x,
             logit_rows * row.logits,
-            logit_rows * row.argmax,
+            2 * logit_rows * row.argmax,
             partial_rows * row.partial_ms,
             partial_rows * row.partial_ms,
             partial_rows * row.partial_o,
@@ -194,6 +194,25 @@ impl Workspace {
     /// Rows of logits, by their places among the rows that want them.
     pub fn logit_rows(&self, shape: &Shape, places: &Range<usize>) -> RowSpan {
         span(self.logits, RowBytes::new(shape).logits, places)
+    }
+
+    /// Where log Σ e^x of the logits is for the row at `place` among those that want logits.
+    pub fn logsumexp_at(&self, place: usize) -> DevPtr {
+        self.argmax.add(4 * (self.limits.logit_rows + place))
+    }
+
+    /// What [`Accelerator::argmax`] leaves for the first `rows` rows that want logits, in one piece.
+    pub fn picked(&self, rows: usize) -> RowSpan {
+        RowSpan { ptr: self.argmax, bytes: 4 * (self.limits.logit_rows + rows) }
+    }
+
+    /// The likeliest tokens of rows, from the bytes of [`Workspace::picked`]. `None` for a row whose logits are NaN or
+    /// infinite, or all minus infinity: there is nothing to choose.
+    pub fn picked_tokens<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = Option<u32>> + 'a {
+        let (tokens, sums) = bytes.split_at(4 * self.limits.logit_rows);
+        let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        let rows = tokens.chunks_exact(4).zip(sums.chunks_exact(4));
+        rows.map(move |(token, sum)| f32::from_bits(word(sum)).is_finite().then(|| word(token)))
     }
 
     /// Row `row` and those behind it, of the same step: what has a row for every row of the step moves on; logits,

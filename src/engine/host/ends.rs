@@ -58,9 +58,16 @@ impl HostContext<'_> {
         }
     }
 
-    /// The likeliest token of each of `rows` of the logits, the lowest index among equals, appended to `out`.
-    pub fn pick(&self, ws: &HostWorkspace, rows: Range<usize>, out: &mut Vec<u32>) {
+    /// The likeliest token of each of `rows` of the logits, the lowest index among equals, appended to `out`. `None` for a
+    /// row whose logits are NaN or infinite, or all minus infinity: there is nothing to choose.
+    pub fn pick(&self, ws: &HostWorkspace, rows: Range<usize>, out: &mut Vec<Option<u32>>) {
         let logits = ws.logits.view(rows.clone());
-        out.extend((0..rows.len()).map(|r| self.host.kernels.argmax(logits.row(r)) as u32));
+        out.extend((0..rows.len()).map(|r| {
+            let (row, best) = (logits.row(r), self.host.kernels.argmax(logits.row(r)));
+            // NaN is below nothing. In pieces, so that the loop over one has no exit and is compiled to vectors.
+            let beyond = |piece: &[f32]| piece.iter().fold(false, |any, &x| any | !(x < f32::INFINITY));
+            let sound = row[best] > f32::NEG_INFINITY && !row.chunks(1024).any(beyond);
+            sound.then_some(best as u32)
+        }));
     }
 }

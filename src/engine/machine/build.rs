@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::carry::{Areas, What};
-use super::device::{DeviceHalf, DevicePart, Weights as LayerOnDevice};
+use super::device::{DeviceHalf, DevicePart, Staying, Weights as LayerOnDevice};
 use super::host::{HostHalf, HostPart};
 use super::lane::Started;
 use super::lowered::Programs;
@@ -16,14 +16,13 @@ use crate::cache::{KvGeometry, PageList, PagePool};
 use crate::device::accelerator::{Accelerator, Mailbox, RowBytes, Workspace};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::engine::memory::{Memory, geometry};
+use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
-use crate::engine::sequences::Options;
 use crate::engine::weights::{LayerImage, LayerStream, Upload};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{
-    Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
-    Sublayer, Wants, lower,
+    Cargo, Group, Iteration, Kind, Kv, Phase, Placement, RequestId, Residence, Side, Wants, lower,
 };
 use crate::{Error, Result};
 
@@ -52,28 +51,13 @@ impl RealMachine {
         }
         let sizes = Sizes::new(spec, weights, options, &*accel)?;
         let cargo = cargo(&placement)?;
-        // The side that adds a sublayer's output applies the norm to it; where the output crossed the link alone, the other
-        // side would have to. A streamed layer's norm is gone from the staging buffer when the next layer needs it, so
-        // that its output is added at once, to a residual stream that must be here.
-        let apart = |p: Policy| p.side(Sublayer::Up) == Side::Host && p.side(Sublayer::Down) == Side::Device;
-        let split =
-            |l: &LayerPlacement| l.weights == Residence::Streamed && (apart(l.prefill) || apart(l.decode));
-        let normed_apart =
-            cargo.iter().any(|&(what, _)| what == What::Delta) || placement.layers.iter().any(split);
-        if spec.post_norms && normed_apart {
-            return Err(Error::Unsupported(
-                "this model norms what a sublayer adds, which has to happen where the sublayer ran: choose a policy \
-                 whose residual stream crosses the link with it, and that has both matrices of a streamed feed-forward \
-                 on one side"
-                    .into(),
-            ));
-        }
         sizes.check(&placement)?;
         let threads = options.threads;
         let (lane, pool) = Started::new(move || Pool::pinned(threads))?;
         let units = Units {
             layers: placement.layers.iter().map(computes_on_host).collect(),
             head: placement.head == Side::Host,
+            node: options.weights_node.clone(),
         };
         let runtime = accel.runtime().clone();
         let kv_geometry = geometry(spec, options.kv_dtype);
@@ -190,6 +174,11 @@ fn load_device(
     let runtime = accel.runtime().clone();
     let mut upload = Upload::new(accel, spec, weights, sizes.shape.act, pool, progress);
     let rope = upload.rope(options.context)?;
+    if let Some(node) = &options.weights_node {
+        let streamed = placement.layers.iter().zip(&sizes.layouts);
+        let streamed = streamed.filter(|(l, _)| l.weights == Residence::Streamed);
+        node.check(streamed.map(|(_, layout)| layout.bytes as u64).sum())?;
+    }
     let mut layers = Vec::with_capacity(spec.n_layers);
     let mut bytes_per_step = 0;
     for (layer, layout) in placement.layers.iter().zip(&sizes.layouts) {
@@ -201,7 +190,9 @@ fn load_device(
                 LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))
             }
             Residence::Streamed => {
-                LayerOnDevice::Streamed(LayerImage::new(layout.clone(), &upload.source())?, rope)
+                let staying = Staying { rope, post: upload.post_norms(layout.layer)? };
+                let image = LayerImage::on(layout.clone(), &upload.source(), options.weights_node.as_ref())?;
+                LayerOnDevice::Streamed(image, staying)
             }
         });
     }

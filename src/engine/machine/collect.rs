@@ -36,19 +36,21 @@ impl RealMachine {
             return Ok(());
         }
         let device = self.device.as_ref().expect("a device");
-        let ws = &device.parts[sub_batch].ws;
-        let (from, width) = if pick { (ws.argmax, 1) } else { (ws.logits, self.spec.vocab) };
-        self.bytes.resize(4 * width * part.places.len(), 0);
-        device.runtime.download(Lane::Compute, from, &mut self.bytes)?;
-        for (&place, row) in part.places.iter().zip(self.bytes.chunks_exact(4 * width)) {
-            let words = row.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-            match pick {
-                true => self.argmax[place..place + 1].iter_mut().zip(words).for_each(|(to, word)| *to = word),
-                false => self.logits[place * width..(place + 1) * width]
-                    .iter_mut()
-                    .zip(words)
-                    .for_each(|(to, word)| *to = f32::from_bits(word)),
-            }
+        let (ws, vocab, rows) = (&device.parts[sub_batch].ws, self.spec.vocab, part.places.len());
+        let from = if pick { ws.picked(rows) } else { ws.logit_rows(&device.shape, &(0..rows)) };
+        self.bytes.resize(from.bytes, 0);
+        device.runtime.download(Lane::Compute, from.ptr, &mut self.bytes)?;
+        if pick {
+            part.places
+                .iter()
+                .zip(ws.picked_tokens(&self.bytes))
+                .for_each(|(&p, token)| self.argmax[p] = token);
+            return Ok(());
+        }
+        for (&place, row) in part.places.iter().zip(self.bytes.chunks_exact(4 * vocab)) {
+            let floats = row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            let to = self.logits[place * vocab..(place + 1) * vocab].iter_mut();
+            to.zip(floats).for_each(|(to, x)| *to = x);
         }
         Ok(())
     }

@@ -21,8 +21,24 @@ pub(super) enum Weights {
     Absent(Box<LayerLayout>, [DevPtr; 2]),
     /// In the device's memory.
     Resident(LayerWeights),
-    /// In pinned host memory, fetched to a staging buffer; with tables of RoPE, which stay on the device.
-    Streamed(LayerImage, [DevPtr; 2]),
+    /// In pinned host memory, fetched to a staging buffer; with what stays on the device.
+    Streamed(LayerImage, Staying),
+}
+
+/// What is on the device of a streamed layer at all times.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Staying {
+    /// Tables of RoPE.
+    pub rope: [DevPtr; 2],
+    /// Norms of the outputs of attention and feed-forward (NULL without): the layer behind applies the latter, when this
+    /// one's staging buffer may have been filled anew.
+    pub post: [DevPtr; 2],
+}
+
+impl Staying {
+    fn with(self, weights: LayerWeights) -> LayerWeights {
+        LayerWeights { post_attn: self.post[0], post_ffn: self.post[1], ..weights }
+    }
 }
 
 /// The device's memory, and everything in it.
@@ -89,12 +105,12 @@ impl DeviceHalf {
             Weights::Resident(w) => Ok(w.clone()),
             // No operation reads weights of such a layer here.
             Weights::Absent(layout, rope) => Ok(layout.at(DevPtr::NULL, *rope)),
-            Weights::Streamed(image, rope) if self.fetched.contains(&layer) => {
+            Weights::Streamed(image, staying) if self.fetched.contains(&layer) => {
                 let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
-                stream.acquire(&image.layout, *rope)
+                Ok(staying.with(stream.acquire(&image.layout, staying.rope)?))
             }
             // Attention alone.
-            Weights::Streamed(image, rope) => Ok(image.layout.at(DevPtr::NULL, *rope)),
+            Weights::Streamed(image, staying) => Ok(image.layout.at(DevPtr::NULL, staying.rope)),
         }
     }
 
@@ -125,23 +141,15 @@ impl DeviceHalf {
         first
     }
 
-    /// What a sublayer of `layer` on the device has left to be added.
+    /// What a sublayer of `layer` has left to be added here, wherever it was computed: a sublayer's output crosses the
+    /// link alone only to the side that has the rest of the residual stream, which computed with the layer, too.
     pub fn residual(&self, layer: Option<usize>, of: Sublayer) -> Residual {
         let Some(layer) = layer else { return Residual::None };
         match (&self.layers[layer], of) {
             (Weights::Resident(w), Sublayer::Out) => Residual::after(w.post_attn),
             (Weights::Resident(w), _) => Residual::after(w.post_ffn),
-            (Weights::Streamed(image, rope), of) => {
-                let w = image.layout.at(DevPtr(256), *rope);
-                match of {
-                    // Of a norm in a staging buffer: it has been added already.
-                    Sublayer::Down if !w.post_ffn.is_null() => Residual::None,
-                    Sublayer::Out if !w.post_attn.is_null() => {
-                        unreachable!("added by the feed-forward, which has the weights at hand")
-                    }
-                    _ => Residual::Delta,
-                }
-            }
+            (Weights::Streamed(_, staying), Sublayer::Out) => Residual::after(staying.post[0]),
+            (Weights::Streamed(_, staying), _) => Residual::after(staying.post[1]),
             // Made on the host, and whole.
             (Weights::Absent(..), _) => Residual::Delta,
         }
@@ -179,23 +187,10 @@ impl DeviceHalf {
             Kind::Collect => accel.collect(&cx, self.parts[b].mailbox(), rows),
             Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),
             Kind::FfnUp { add } => {
-                let w = self.weights(l)?;
-                // The weights at hand are those of the layer whose attention is added, if it was computed here.
-                let residual = match (add, &self.layers[l]) {
-                    (false, _) => Residual::None,
-                    (true, Weights::Absent(..)) => Residual::Delta,
-                    (true, _) => Residual::after(w.post_attn),
-                };
-                accel.ffn_up(&cx, &w, residual, rows)
+                let residual = added(self, add, layer, Sublayer::Out);
+                accel.ffn_up(&cx, &self.weights(l)?, residual, rows)
             }
-            Kind::FfnDown => {
-                let w = self.weights(l)?;
-                accel.ffn_down(&cx, &w, rows.clone())?;
-                if matches!(self.layers[l], Weights::Streamed(..)) && !w.post_ffn.is_null() {
-                    accel.fold(&cx, Residual::after(w.post_ffn), rows)?;
-                }
-                Ok(())
-            }
+            Kind::FfnDown => accel.ffn_down(&cx, &self.weights(l)?, rows),
             Kind::Head { add } => {
                 let residual = added(self, add, self.layers.len().checked_sub(1), Sublayer::Down);
                 let (norm, head) = self.head.as_ref().expect("a head here");
@@ -251,11 +246,7 @@ impl DeviceHalf {
         step: &Step,
         rows: Range<usize>,
     ) -> Result<()> {
-        let residual = match (of, &self.layers[layer]) {
-            // Its weights may be gone from the staging buffer, but not before the feed-forward.
-            (Sublayer::Out, Weights::Streamed(..)) => Residual::after(self.weights(layer)?.post_attn),
-            _ => self.residual(Some(layer), of),
-        };
+        let residual = self.residual(Some(layer), of);
         if residual == Residual::None {
             return Ok(());
         }

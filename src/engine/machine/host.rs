@@ -8,8 +8,8 @@ use crate::Result;
 use crate::cache::{LayerKv, PagePool};
 use crate::device::accelerator::{Mailbox, Shape};
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
+use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
-use crate::engine::sequences::Options;
 use crate::host::Pool;
 use crate::model::ModelSpec;
 use crate::program::{Cargo, Kind, Op, Sublayer};
@@ -40,7 +40,7 @@ pub(super) struct HostPart {
     /// Whether only those are left.
     compact: bool,
     /// Their likeliest tokens.
-    pub picked: Vec<u32>,
+    pub picked: Vec<Option<u32>>,
     /// Rows that come from the device and go back to it.
     pub mailbox: Option<Mailbox>,
 }
@@ -142,7 +142,7 @@ impl HostHalf {
         part.wanted.clear();
         part.wanted.extend_from_slice(wanted);
         part.picked.clear();
-        part.picked.resize(wanted.len(), 0);
+        part.picked.resize(wanted.len(), None);
         part.compact = false;
         part.ws.reserve(tokens.len(), if head { wanted.len() } else { 0 });
     }
@@ -247,30 +247,14 @@ impl HostHalf {
         cx.settle(&mut self.parts[sub_batch].ws, residual, rows);
     }
 
-    /// Norms what the sublayer `of` of `layer` leaves to be added, where the family does: rows of it go to the device alone.
-    fn norm_delta(&mut self, sub_batch: usize, layer: usize, of: Sublayer, rows: Range<usize>) {
-        let Some(layer) = self.model.layer_if(layer) else { return };
-        let post = if of == Sublayer::Out { &layer.post_attn } else { &layer.post_ffn };
-        if let Some(w) = post {
-            let delta = &mut self.parts[sub_batch].ws.delta;
-            let (eps, width) = (self.model.spec().norm.eps(), delta.width());
-            let kernels = crate::simd::Kernels::for_isa(self.model.isa());
-            for row in delta.rows_mut(rows).chunks_exact_mut(width) {
-                kernels.rms_norm_heads(row, w, eps);
-            }
-        }
-    }
-
     /// Makes rows of `op`, a transfer to the device, what the device expects, and writes them to their place.
     ///
     /// # Safety
     /// As [`Place::fill`].
     pub unsafe fn fill(&mut self, op: &Op, cargo: Cargo, place: &Place) {
         let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
-        match cargo {
-            Cargo::Hidden { pending: Some(of) } => self.settle(b, layer, of, rows.clone()),
-            Cargo::Delta { of } => self.norm_delta(b, layer, of, rows.clone()),
-            _ => {}
+        if let Cargo::Hidden { pending: Some(of) } = cargo {
+            self.settle(b, layer, of, rows.clone());
         }
         let shape = self.shape.as_ref().expect("rows for a device");
         // SAFETY: the caller's promise.

@@ -87,7 +87,7 @@ pub(super) struct RealMachine {
     work: HostWork,
     memory: Memory,
     logits: Vec<f32>,
-    argmax: Vec<u32>,
+    argmax: Vec<Option<u32>>,
     /// What was downloaded last.
     bytes: Vec<u8>,
     trace: Option<Trace>,
@@ -167,7 +167,11 @@ impl Executor for RealMachine {
         &self.logits
     }
 
-    fn argmax(&self) -> &[u32] {
+    fn sub_batches(&self) -> usize {
+        self.sub_batches
+    }
+
+    fn argmax(&self) -> &[Option<u32>] {
         &self.argmax
     }
 

@@ -93,7 +93,7 @@ impl RealMachine {
         self.logits.clear();
         self.argmax.clear();
         match pick {
-            true => self.argmax.resize(rows, 0),
+            true => self.argmax.resize(rows, None),
             false => self.logits.resize(rows * self.spec.vocab, 0.0),
         }
     }

@@ -3,10 +3,11 @@
 use crate::cache::{KvDType, KvGeometry};
 use crate::device::accelerator::{Accelerator, Half, Limits, LinearWeight, Shape, Workspace};
 use crate::engine::memory::Memory;
+use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
-use crate::engine::sequences::Options;
 use crate::engine::weights::{
-    LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, rope_bytes, separate_gate_up,
+    LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, post_norm_bytes, rope_bytes,
+    separate_gate_up,
 };
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
@@ -35,6 +36,8 @@ pub struct Sizes {
     /// Without and with a head beside it.
     embedding: [u64; 2],
     rope: u64,
+    /// Of a streamed layer, what stays on the device.
+    post_norms: u64,
     activations: u64,
     lists: u64,
     /// Weights: only what is always there.
@@ -75,7 +78,7 @@ impl Sizes {
             .collect::<Result<Vec<_>>>()?;
         let scratch = accel.scratch_bytes(&shape, &limits, &linears);
         let workspace = Workspace::sizes(&shape, &limits, gate_up, false, scratch);
-        let none = Units { layers: vec![false; spec.n_layers], head: false };
+        let none = Units { layers: vec![false; spec.n_layers], head: false, node: None };
         let rest = Prepared::bytes(spec, weights, options.isa, &none)?;
         let unit = |units: &Units| -> Result<u64> {
             Ok(Prepared::bytes(spec, weights, options.isa, units)?.saturating_sub(rest))
@@ -96,6 +99,7 @@ impl Sizes {
                 embedding_bytes(accel, spec, weights, act, true)?,
             ],
             rope: rope_bytes(spec, options.context),
+            post_norms: post_norm_bytes(spec),
             activations: workspace.iter().map(|&b| rounded(b)).sum(),
             lists: rounded(accel.step_bytes(&shape, &limits)),
             host: Memory { weights: rest, ..Memory::plan(spec, weights, options, threads)? },
@@ -136,7 +140,10 @@ impl Sizes {
         for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
             match layer.weights {
                 Residence::Device | Residence::Both => weights += layout.bytes as u64,
-                Residence::Streamed => largest = largest.max(rounded(layout.bytes)),
+                Residence::Streamed => {
+                    largest = largest.max(rounded(layout.bytes));
+                    weights += self.post_norms;
+                }
                 Residence::Host => {}
             }
             kv += if layer.kv == Side::Device { self.layer_pages() } else { 0 };

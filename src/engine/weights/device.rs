@@ -8,6 +8,7 @@ use crate::Result;
 use crate::device::accelerator::{Accelerator, EmbedWeight, Half, LayerWeights, LinearWeight, NormWeight};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::host::Pool;
+use crate::model::block::{Block, NormSpec, tensor_name};
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::simd::RopeTable;
@@ -67,6 +68,12 @@ pub fn rope_bytes(spec: &ModelSpec, context: usize) -> u64 {
     let Position::Rope(r) = &spec.position else { return 0 };
     let tables = if r.local_theta.is_some() { 4 } else { 2 };
     tables * rounded(4 * (r.dim / 2) * context)
+}
+
+/// Bytes that [`Upload::post_norms`] will take for a layer.
+pub fn post_norm_bytes(spec: &ModelSpec) -> u64 {
+    let block = Block::of(spec);
+    [block.post_attn, block.post_ffn].iter().flatten().map(|n| rounded(4 * n.width)).sum()
 }
 
 /// Bytes that [`DeviceWeights::upload`] will take, without allocating anything.
@@ -182,6 +189,20 @@ impl<'a> Upload<'a> {
         let ptr = image.ptr();
         self.buffers.push(image);
         Ok(ptr)
+    }
+
+    /// What norms the output of a layer's attention and of its feed-forward, apart from the layer's image; NULL where the
+    /// family does not. The norm is applied where the output is added, when a streamed layer's image may be gone.
+    ///
+    /// # Errors
+    /// As [`Upload::layer`].
+    pub fn post_norms(&mut self, layer: usize) -> Result<[DevPtr; 2]> {
+        let block = Block::of(self.spec);
+        let mut vector = |norm: &Option<NormSpec>| match norm {
+            Some(n) => self.vector(&tensor_name(layer, n.name, "weight"), n.width),
+            None => Ok(DevPtr::NULL),
+        };
+        Ok([vector(&block.post_attn)?, vector(&block.post_ffn)?])
     }
 
     /// The last norm and the head.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::layer::{LayerLayout, Source};
 use crate::device::accelerator::LayerWeights;
 use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Pinned, Runtime};
+use crate::host::numa::Binding;
 use crate::{Error, Result};
 
 /// A layer's weights in pinned host memory, as they lie on the device.
@@ -27,7 +28,24 @@ impl LayerImage {
     /// # Errors
     /// Host memory that cannot be pinned; a misshapen tensor.
     pub fn new(layout: LayerLayout, source: &Source<'_>) -> Result<LayerImage> {
-        let memory = source.accel.runtime().pinned(layout.bytes)?;
+        LayerImage::on(layout, source, None)
+    }
+
+    /// The same on memory nodes, if any.
+    ///
+    /// # Errors
+    /// As [`LayerImage::new`]; the system refuses to put memory there.
+    pub fn on(layout: LayerLayout, source: &Source<'_>, node: Option<&Binding>) -> Result<LayerImage> {
+        let pinned = || source.accel.runtime().pinned(layout.bytes);
+        let memory = match node {
+            None => pinned()?,
+            Some(node) => {
+                let memory = node.during(pinned)??;
+                // Memory that appears when it is touched, by whichever thread.
+                node.bind(memory.host(), layout.bytes)?;
+                memory
+            }
+        };
         // SAFETY: fresh memory of that many bytes, which neither the device nor another thread knows.
         let image = unsafe { std::slice::from_raw_parts_mut(memory.host(), layout.bytes) };
         layout.fill(source, image)?;
@@ -106,9 +124,8 @@ impl LayerStream {
         Ok(layout.at(base, rope))
     }
 
-    /// All work with a layer is enqueued: its buffer is free after it. That includes adding the layer's output where a
-    /// norm comes first ([`fold`](crate::device::accelerator::Accelerator::fold) with the layer's
-    /// [`LayerWeights::post_ffn`]), which resident layers leave to the layer behind.
+    /// All work with a layer is enqueued: its buffer is free after it. Where a norm comes before the layer's output is
+    /// added, its weights must be elsewhere ([`Upload::post_norms`](super::Upload::post_norms)) for the layer behind.
     ///
     /// # Errors
     /// A layer that was not fetched; a device that failed.

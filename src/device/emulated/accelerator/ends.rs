@@ -101,11 +101,17 @@ pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &Context<'_>, rows: &Range
     let mut io = accel.operands(cx);
     let logits = io.read_rows(cx.ws.logits, &places, 4 * vocab);
     let argmax = io.write_rows(cx.ws.argmax, &places, 4);
+    let sums = io.write_rows(cx.ws.logsumexp_at(0), &places, 4);
     let kernels = accel.kernels;
     accel.enqueue(cx, "argmax", io, move |reads, writes| {
-        let rows = numbers::<f32>(reads[logits]).chunks_exact(vocab);
-        for (row, best) in rows.zip(numbers_mut::<u32>(writes[argmax])) {
+        let rows = || numbers::<f32>(reads[logits]).chunks_exact(vocab);
+        for (row, best) in rows().zip(numbers_mut::<u32>(writes[argmax])) {
             *best = kernels.argmax(row) as u32;
+        }
+        for (row, sum) in rows().zip(numbers_mut::<f32>(writes[sums])) {
+            // One NaN is enough for the sum, as on a GPU.
+            let nan = row.iter().any(|x| x.is_nan());
+            *sum = if nan { f32::NAN } else { kernels.max_and_logsumexp(row).1 as f32 };
         }
         Ok(())
     })

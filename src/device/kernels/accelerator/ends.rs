@@ -126,7 +126,7 @@ pub(super) fn argmax(rt: &dyn Runtime, cx: &Context<'_>, rows: &Range<usize>) ->
         workspace: ws.scratch.add(lists.scratch.logits),
         indices: ws.argmax.add(places.start * RowBytes::new(cx.shape).argmax),
         values: DevPtr::NULL,
-        logsumexp: DevPtr::NULL,
+        logsumexp: ws.logsumexp_at(places.start),
         rows: places.len(),
         vocab: cx.shape.vocab,
         ld: cx.shape.vocab,

@@ -1,0 +1,102 @@
+//! How to run a model: what an engine is made for.
+
+use crate::cache::{KvDType, KvGeometry};
+use crate::host::numa::Binding;
+use crate::model::ModelSpec;
+use crate::simd::Isa;
+use crate::simd::linear::Mode;
+use crate::{Error, Result};
+
+/// Rows of a prompt computed together, unless told otherwise: enough to be compute-bound on every tier,
+/// little enough that activations stay in the caches.
+pub const DEFAULT_CHUNK: usize = 512;
+
+/// How to run a model.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Threads; `None`: all cores this process may use.
+    pub threads: Option<usize>,
+    /// Tier of kernels.
+    pub isa: Isa,
+    /// Whether results must not depend on batch composition and chunking.
+    pub mode: Mode,
+    /// Storage of keys and values.
+    pub kv_dtype: KvDType,
+    /// Longest sequence, in tokens.
+    pub context: usize,
+    /// Most sequences at a time (each may grow to `context`, if there are pages).
+    pub sequences: usize,
+    /// Pages of keys and values for all of them; `None`: as many as they need at their longest.
+    pub pages: Option<usize>,
+    /// Rows of a prompt computed together.
+    pub chunk: usize,
+    /// Rows of a step whose logits are held: one per sequence, unless a step wants those of more.
+    pub logits: usize,
+    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`]): each has activations of its own.
+    pub sub_batches: usize,
+    /// Memory nodes for weights on the host; `None`: where the system puts them. All else stays where it is.
+    pub weights_node: Option<Binding>,
+}
+
+impl Options {
+    /// The defaults for one sequence of up to `context` tokens.
+    pub fn new(isa: Isa, context: usize) -> Options {
+        Options {
+            threads: None,
+            isa,
+            mode: Mode::Fast,
+            kv_dtype: KvDType::BF16,
+            context,
+            sequences: 1,
+            pages: None,
+            chunk: DEFAULT_CHUNK,
+            logits: 1,
+            sub_batches: 1,
+            weights_node: None,
+        }
+    }
+}
+
+impl Options {
+    /// Rows of the widest step.
+    pub(super) fn rows(&self) -> usize {
+        self.chunk.min(self.context).max(self.sequences)
+    }
+
+    /// Rows of a step whose logits there is room for.
+    pub(super) fn logit_rows(&self) -> usize {
+        self.logits.clamp(self.sequences, self.rows())
+    }
+
+    /// Pages of keys and values.
+    pub(super) fn n_pages(&self) -> usize {
+        let all = KvGeometry::pages_for(self.context).saturating_mul(self.sequences);
+        self.pages.map_or(all, |pages| pages.min(all))
+    }
+
+    /// Refuses what no engine can do; returns the pages of keys and values.
+    pub(super) fn check(&self, spec: &ModelSpec) -> Result<usize> {
+        if self.context == 0 || self.chunk == 0 || self.sequences == 0 {
+            return Err(Error::usage(
+                "the context, the chunk and the number of sequences must be at least 1",
+            ));
+        }
+        if self.sub_batches == 0 || self.sub_batches > usize::from(u8::MAX) {
+            return Err(Error::usage(format!("{} sub-batches; 1 to {} can be", self.sub_batches, u8::MAX)));
+        }
+        if self.context > spec.max_context {
+            return Err(Error::usage(format!(
+                "a context of {} tokens, but the model was made for at most {}",
+                self.context, spec.max_context
+            )));
+        }
+        if self.threads == Some(0) {
+            return Err(Error::usage("0 threads; at least 1 is needed"));
+        }
+        if self.pages == Some(0) {
+            return Err(Error::usage("0 pages of keys and values; at least 1 is needed"));
+        }
+        let all = KvGeometry::pages_for(self.context).checked_mul(self.sequences);
+        all.map(|_| self.n_pages()).ok_or_else(|| Error::usage("context times sequences overflows"))
+    }
+}

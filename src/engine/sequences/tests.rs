@@ -1,0 +1,109 @@
+use super::*;
+use crate::cache::{KvDType, PageList};
+use crate::model::load;
+use crate::simd::Isa;
+
+/// Stores nothing, and fails when told so.
+struct Fake {
+    pages: PageList,
+    steps: usize,
+    /// The step that fails.
+    fails: Option<usize>,
+    logits: Vec<f32>,
+}
+
+impl Executor for Fake {
+    fn pages(&mut self) -> &mut PageList {
+        &mut self.pages
+    }
+    fn run(&mut self, _: &[Input<'_>], _: &[&BlockTable], _: Want, _: Sharing<'_>) -> Result<()> {
+        self.steps += 1;
+        match self.fails {
+            Some(step) if step == self.steps => Err(Error::Capacity("out of luck".into())),
+            _ => Ok(()),
+        }
+    }
+    fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+    fn argmax(&self) -> &[Option<u32>] {
+        &[]
+    }
+    fn placement(&self) -> Placement {
+        unreachable!("not asked for")
+    }
+    fn memory(&self) -> Memory {
+        unreachable!("not asked for")
+    }
+    fn bytes_per_step(&self) -> u64 {
+        0
+    }
+}
+
+fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
+    let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
+    let geometry = super::super::memory::geometry(&spec, KvDType::BF16);
+    let pages = PageList::new(geometry, n_pages).unwrap();
+    let options = Options { chunk: 40, ..Options::new(Isa::Reference, spec.max_context) };
+    Engine::with(spec, Box::new(Fake { pages, steps: 0, fails, logits: vec![0.0] }), &options)
+}
+
+#[test]
+fn a_failed_step_gives_its_pages_back() {
+    let mut e = engine(8, Some(2));
+    let (a, b) = (e.add(), e.add());
+    let tokens = [1; 33];
+    let inputs = |n: usize| [a, b].map(|seq| Input { seq, tokens: &tokens[..n], logits: Logits::None });
+    e.forward(&inputs(30)).unwrap();
+    assert_eq!(e.executor.pages().n_free(), 6);
+    e.forward(&inputs(33)).expect_err("told to fail");
+    assert_eq!((e.len(a), e.len(b), e.executor.pages().n_free()), (30, 30, 6), "as before the step");
+    e.forward(&inputs(33)).unwrap();
+    assert_eq!((e.len(a), e.executor.pages().n_free()), (63, 4));
+}
+
+#[test]
+fn of_a_prompt_whose_third_chunk_fails_nothing_stays() {
+    let mut e = engine(8, Some(4));
+    let seq = e.add();
+    e.forward(&[Input { seq, tokens: &[1; 5], logits: Logits::None }]).unwrap();
+    let mut told = Vec::new();
+    e.prefill(seq, &[1; 130], |done| told.push(done)).expect_err("told to fail");
+    assert_eq!(told, [40, 80]);
+    assert_eq!((e.len(seq), e.executor.pages().n_free()), (5, 7));
+    e.prefill(seq, &[1; 130], |_| ()).unwrap();
+    assert_eq!(e.len(seq), 135);
+}
+
+#[test]
+fn a_sequence_that_has_ended_is_refused_when_its_slot_is_used_again() {
+    let mut e = engine(8, None);
+    let old = e.add();
+    let input = |seq| [Input { seq, tokens: &[1; 20], logits: Logits::None }];
+    e.forward(&input(old)).unwrap();
+    e.remove(old);
+    let new = e.add();
+    assert_eq!((old.request().slot, new.request().slot), (0, 0), "the slot is used again");
+    e.forward(&input(new)).unwrap();
+    for error in [e.forward(&input(old)).unwrap_err(), e.prefill(old, &[1], |_| ()).unwrap_err()] {
+        assert!(error.to_string().contains("sequence 0 of generation 0 has ended"), "{error}");
+    }
+    e.truncate(old, 0);
+    e.remove(old);
+    assert_eq!((e.len(old), e.len(new), e.free_pages()), (0, 20, 7), "what came after is left alone");
+}
+
+#[test]
+fn a_step_of_very_many_sequences_is_checked_in_linear_time() {
+    assert!(!repeats([3, 1, 0].into_iter(), 4) && repeats([3, 1, 3].into_iter(), 4));
+    let n = 200_000;
+    let mut e = engine(n, None);
+    let begin = std::time::Instant::now();
+    let ids: Vec<SeqId> = (0..n).map(|_| e.add()).collect();
+    let inputs: Vec<_> = ids.iter().map(|&seq| Input { seq, tokens: &[1], logits: Logits::None }).collect();
+    e.forward(&inputs).unwrap();
+    // Some milliseconds; comparing each with all before it (or looking for a free slot from the first on) takes
+    // 2·10¹⁰ comparisons.
+    assert!(begin.elapsed().as_secs() < 5, "{:?} for {n} sequences", begin.elapsed());
+    assert_eq!(e.executor.pages().n_free(), 0, "a page each");
+}

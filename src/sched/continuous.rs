@@ -1,0 +1,128 @@
+//! Continuous batching: each step has a row of every request that decodes, and as many rows of prompts as there is room for.
+//!
+//! ```text
+//! step   1          2          3          4
+//! rows   A A A A    A a B B    a B b      a b C C        A: a row of A's prompt, a: a decode row
+//! ```
+//!
+//! * **Admission**: first come, first served, when a slot is free and the pages that a request may ever need are. A request
+//!   that has to wait for pages may be overtaken by smaller ones behind it, but by at most [`Continuous::patience`] of
+//!   them; then nothing behind it is admitted until it is. So no request starves, and what a request was promised is
+//!   never taken back: none is stopped half way for want of a page.
+//! * **Rows**: decode rows first (they are few, and somebody reads along), those that waited longest before the others; an
+//!   eighth of the rows is kept for prompts where there are some. Then prompts in the order of admission, in chunks.
+//! * **Sub-batches** are filled one after the other, decode rows in the first ones. Prompts of many requests share a step,
+//!   and where a step has several sub-batches, they share each streamed layer's way across the link (LIA §5: prefill in
+//!   mini-batches, decode as one batch).
+//!
+//! refs   Orca (Yu et al. 2022, iteration-level scheduling); Sarathi-Serve (Agrawal et al. 2024, chunked prefill)
+
+use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, SubBatch, Wants};
+
+use super::queues::{Job, Queues};
+use super::strategy::{Decision, Limits, Strategy};
+
+/// Of the rows of a step, prompts are kept one in so many.
+const KEPT_FOR_PROMPTS: u32 = 8;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub struct Continuous {
+    /// Requests that may overtake one that waits for pages.
+    pub patience: u32,
+}
+
+impl Default for Continuous {
+    fn default() -> Self {
+        Continuous { patience: 16 }
+    }
+}
+
+impl Continuous {
+    fn admission(&self, queues: &Queues, limits: &Limits) -> (Vec<RequestId>, Vec<(RequestId, u32)>) {
+        let mut places = (limits.sequences as usize).saturating_sub(queues.running().len());
+        let mut pages = limits.pages.saturating_sub(queues.promised());
+        let mut admit = Vec::new();
+        // Those that have to wait, with how often each has been overtaken: before, and now.
+        let mut held: Vec<(RequestId, u32, u32)> = Vec::new();
+        for job in queues.waiting() {
+            let patient = held.iter().all(|&(_, before, now)| before + now < self.patience);
+            if places == 0 || !patient {
+                break;
+            }
+            if job.pages() > pages {
+                held.push((job.id, job.passed, 0));
+                continue;
+            }
+            (places, pages) = (places - 1, pages - job.pages());
+            held.iter_mut().for_each(|(.., now)| *now += 1);
+            admit.push(job.id);
+        }
+        let passed = held.into_iter().filter(|&(.., now)| now > 0).map(|(id, _, now)| (id, now));
+        (admit, passed.collect())
+    }
+}
+
+fn group(job: &Job, tokens: u32) -> Group {
+    let end = job.stored + tokens;
+    Group {
+        request: job.id,
+        phase: job.phase(),
+        first: job.stored,
+        tokens,
+        kv: Kv::Device,
+        wants: if end >= job.prompt { Wants::Last } else { Wants::Nothing },
+    }
+}
+
+/// The rows of a step.
+fn rows(jobs: &[&Job], limits: &Limits) -> Vec<SubBatch> {
+    let (prompts, mut decode): (Vec<&Job>, Vec<&Job>) =
+        jobs.iter().partition(|job| job.phase() == Phase::Prefill);
+    decode.sort_by_key(|job| std::cmp::Reverse(job.idle));
+    let all = limits.rows.saturating_mul(limits.sub_batches);
+    let kept = if prompts.is_empty() { 0 } else { (all / KEPT_FOR_PROMPTS).max(1) };
+    decode.truncate(all.saturating_sub(kept) as usize);
+    let mut batches: Vec<(Vec<Group>, Vec<Group>)> = Vec::new();
+    for chunk in decode.chunks(limits.rows as usize) {
+        batches.push((Vec::new(), chunk.iter().map(|job| group(job, 1)).collect()));
+    }
+    let (mut at, mut room) = (0, limits.rows - batches.first().map_or(0, |b| b.1.len() as u32));
+    for job in prompts {
+        while room == 0 && at + 1 < limits.sub_batches as usize {
+            at += 1;
+            room = limits.rows - batches.get(at).map_or(0, |b| b.1.len() as u32);
+        }
+        let n = (job.prompt - job.stored).min(room);
+        if n == 0 {
+            break;
+        }
+        if at == batches.len() {
+            batches.push(Default::default());
+        }
+        batches[at].0.push(group(job, n));
+        room -= n;
+    }
+    let sub_batch =
+        |(prompts, decode): (Vec<Group>, Vec<Group>)| SubBatch { groups: [prompts, decode].concat() };
+    batches.into_iter().map(sub_batch).collect()
+}
+
+impl Strategy for Continuous {
+    fn name(&self) -> &'static str {
+        "continuous batching"
+    }
+
+    fn plan(&mut self, queues: &Queues, limits: &Limits) -> Decision {
+        assert!(limits.rows > 0 && limits.sub_batches > 0, "no room for a row: {limits:?}");
+        let (admit, passed) = self.admission(queues, limits);
+        let new = queues.waiting().filter(|job| admit.contains(&job.id));
+        let jobs: Vec<&Job> = queues.running().iter().chain(new).collect();
+        let sub_batches = rows(&jobs, limits);
+        let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false };
+        Decision { admit, passed, iteration }
+    }
+}
+
+#[cfg(test)]
+mod tests;
