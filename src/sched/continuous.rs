@@ -9,8 +9,8 @@
 //!   that has to wait for pages may be overtaken by smaller ones behind it, but by at most [`Continuous::patience`] of
 //!   them; then nothing behind it is admitted until it is. So no request starves, and what a request was promised is
 //!   never taken back: none is stopped half way for want of a page.
-//! * **Rows**: decode rows first (they are few, and somebody reads along), those that waited longest before the others; an
-//!   eighth of the rows is kept for prompts where there are some. Then prompts in the order of admission, in chunks.
+//! * **Rows**: decode rows first (they are few, and somebody reads along), in turns where there are more than rows; an eighth
+//!   of the rows is kept for prompts where there are some. Then prompts in the order of admission, in chunks.
 //! * **Sub-batches** are filled one after the other, decode rows in the first ones. Prompts of many requests share a step,
 //!   and where a step has several sub-batches, they share each streamed layer's way across the link (LIA §5: prefill in
 //!   mini-batches, decode as one batch).
@@ -30,15 +30,22 @@ const KEPT_FOR_PROMPTS: u32 = 8;
 pub struct Continuous {
     /// Requests that may overtake one that waits for pages.
     pub patience: u32,
+    /// Whose turn it is among those that decode.
+    turn: usize,
 }
 
 impl Default for Continuous {
     fn default() -> Self {
-        Continuous { patience: 16 }
+        Continuous::new(16)
     }
 }
 
 impl Continuous {
+    /// With so much patience.
+    pub fn new(patience: u32) -> Continuous {
+        Continuous { patience, turn: 0 }
+    }
+
     fn admission(&self, queues: &Queues, limits: &Limits) -> (Vec<RequestId>, Vec<(RequestId, u32)>) {
         let mut places = (limits.sequences as usize).saturating_sub(queues.running().len());
         let mut pages = limits.pages.saturating_sub(queues.promised());
@@ -76,13 +83,18 @@ fn group(job: &Job, tokens: u32) -> Group {
 }
 
 /// The rows of a step.
-fn rows(jobs: &[&Job], limits: &Limits) -> Vec<SubBatch> {
+fn rows(jobs: &[&Job], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
     let (prompts, mut decode): (Vec<&Job>, Vec<&Job>) =
         jobs.iter().partition(|job| job.phase() == Phase::Prefill);
-    decode.sort_by_key(|job| std::cmp::Reverse(job.idle));
     let all = limits.rows.saturating_mul(limits.sub_batches);
     let kept = if prompts.is_empty() { 0 } else { (all / KEPT_FOR_PROMPTS).max(1) };
-    decode.truncate(all.saturating_sub(kept) as usize);
+    let most = all.saturating_sub(kept) as usize;
+    if decode.len() > most {
+        let n = decode.len();
+        decode.rotate_left(*turn % n);
+        decode.truncate(most);
+        *turn = (*turn + most) % n;
+    }
     let mut batches: Vec<(Vec<Group>, Vec<Group>)> = Vec::new();
     for chunk in decode.chunks(limits.rows as usize) {
         batches.push((Vec::new(), chunk.iter().map(|job| group(job, 1)).collect()));
@@ -118,7 +130,7 @@ impl Strategy for Continuous {
         let (admit, passed) = self.admission(queues, limits);
         let new = queues.waiting().filter(|job| admit.contains(&job.id));
         let jobs: Vec<&Job> = queues.running().iter().chain(new).collect();
-        let sub_batches = rows(&jobs, limits);
+        let sub_batches = rows(&jobs, limits, &mut self.turn);
         let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false };
         Decision { admit, passed, iteration }
     }

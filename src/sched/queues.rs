@@ -20,14 +20,12 @@ pub struct Job {
     pub stored: u32,
     /// Later requests that were admitted before it.
     pub passed: u32,
-    /// Steps since it was last part of one.
-    pub idle: u32,
 }
 
 impl Job {
     /// A new request.
     pub fn new(id: RequestId, prompt: u32, most: u32) -> Job {
-        Job { id, prompt, most: most.max(prompt), stored: 0, passed: 0, idle: 0 }
+        Job { id, prompt, most: most.max(prompt), stored: 0, passed: 0 }
     }
 
     /// Whether its next rows are of the prompt.
@@ -99,10 +97,9 @@ impl Queues {
 
     /// What an iteration computed is stored. Groups of requests that have ended meanwhile are left out.
     pub fn commit(&mut self, iteration: &Iteration) {
-        self.running.iter_mut().for_each(|job| job.idle += 1);
         for group in iteration.sub_batches.iter().flat_map(|s| &s.groups) {
             if let Some(job) = self.running.iter_mut().find(|j| j.id == group.request) {
-                (job.stored, job.idle) = (group.end(), 0);
+                job.stored = group.end();
             }
         }
     }
