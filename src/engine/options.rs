@@ -32,7 +32,7 @@ pub struct Options {
     pub chunk: usize,
     /// Rows of a step whose logits are held: one per sequence, unless a step wants those of more.
     pub logits: usize,
-    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`]): each has activations of its own.
+    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)): each has activations of its own.
     pub sub_batches: usize,
     /// Memory nodes for weights on the host; `None`: where the system puts them. All else stays where it is.
     pub weights_node: Option<Binding>,

@@ -64,8 +64,9 @@ impl HostContext<'_> {
         let logits = ws.logits.view(rows.clone());
         out.extend((0..rows.len()).map(|r| {
             let (row, best) = (logits.row(r), self.host.kernels.argmax(logits.row(r)));
-            // NaN is below nothing. In pieces, so that the loop over one has no exit and is compiled to vectors.
-            let beyond = |piece: &[f32]| piece.iter().fold(false, |any, &x| any | !(x < f32::INFINITY));
+            // In pieces, so that the loop over one has no exit and is compiled to vectors.
+            let beyond =
+                |piece: &[f32]| piece.iter().fold(false, |any, &x| any | x.is_nan() | (x == f32::INFINITY));
             let sound = row[best] > f32::NEG_INFINITY && !row.chunks(1024).any(beyond);
             sound.then_some(best as u32)
         }));
