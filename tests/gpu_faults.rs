@@ -78,7 +78,7 @@ fn no_memory_at_any_allocation_is_an_error_and_leaks_nothing() {
             failed += 1;
         }
         println!("{failed} allocations failed, one after the other");
-        assert!(failed > 20, "only {failed} allocations were made to fail");
+        assert!(failed >= 20, "only {failed} allocations were made to fail");
         assert_eq!(bytes(&m), before);
     });
 }

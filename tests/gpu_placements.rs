@@ -22,6 +22,7 @@ use tandem::engine::{Engine, Input, Logits, Options, Sizes};
 use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Unit};
 use tandem::simd::Isa;
+use tandem::simd::linear::Mode;
 
 /// More than a page, than a window of the tiny models and than a tile of queries.
 const TOKENS: usize = 70;
@@ -269,6 +270,63 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
         .unwrap();
 }
 
+/// Any placement, any split of any batch, both flows: the bits of one sub-batch.
+#[test]
+fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
+    let m = load("synth:tiny-qwen3,dtype=q8_0,seed=3").unwrap();
+    let n = m.spec.n_layers;
+    let long = tokens(TOKENS, m.spec.vocab);
+    let accel = by_functions();
+    let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
+    let placement = (side(), prop::collection::vec(any_layer(), n), side());
+    let batch = prop::collection::vec((1..20usize, any::<bool>(), 0..2u8, 0..2u8), 1..5);
+    let mut runner = TestRunner::new(Config { cases: 24, max_shrink_iters: 64, ..Config::default() });
+    runner
+        .run(&(placement, batch, any::<bool>()), |((embedding, layers, head), batch, lanes)| {
+            let placement = Placement { embedding, layers, head, device_pages: 0, host_pages: 0 };
+            let mut o = options(80, 4);
+            (o.mode, o.sub_batches) = (Mode::Deterministic, 2);
+            let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());
+            let mut e = placed(&m, &o, &accel, &placement).map_err(fail)?;
+            let flow = if lanes { Flow::TwoLanes } else { Flow::Serial };
+            let mut both = Vec::new();
+            for split in [false, true] {
+                let seqs: Vec<_> = batch.iter().map(|_| e.add()).collect();
+                let mut got = Vec::new();
+                for (step, last) in [(0, false), (1, false), (2, true)] {
+                    let inputs: Vec<Input<'_>> = batch
+                        .iter()
+                        .zip(&seqs)
+                        .map(|(&(prompt, all, ..), &seq)| match step {
+                            0 if all => Input { seq, tokens: &long[..prompt], logits: Logits::All },
+                            0 => Input { seq, tokens: &long[..prompt], logits: Logits::Last },
+                            // Some decode beside the prompts of others.
+                            1 if all => {
+                                Input { seq, tokens: &long[prompt..prompt + 3], logits: Logits::None }
+                            }
+                            _ => {
+                                let at = prompt + if all || last { 3 } else { 0 };
+                                Input { seq, tokens: &long[at..at + 1], logits: Logits::Last }
+                            }
+                        })
+                        .collect();
+                    let sub_batches: Vec<u8> =
+                        batch.iter().map(|b| if step == 0 { b.2 } else { b.3 }).collect();
+                    got.extend_from_slice(match split {
+                        false => e.forward(&inputs).map_err(fail)?,
+                        true => e.forward_as(&inputs, &sub_batches, flow).map_err(fail)?,
+                    });
+                }
+                seqs.into_iter().for_each(|seq| e.remove(seq));
+                both.push(got);
+            }
+            let differ = both[0].iter().zip(&both[1]).filter(|(a, b)| a != b).count();
+            prop_assert!(differ == 0, "{differ} of {} logits are not those of one sub-batch", both[0].len());
+            Ok(())
+        })
+        .unwrap();
+}
+
 #[test]
 fn sub_batches_beyond_those_planned_are_refused() {
     let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
@@ -297,7 +355,7 @@ fn in_two_lanes_the_sides_work_at_the_same_time() {
     let mut o = options(TOKENS, 2);
     o.sub_batches = 2;
     let mut e = placed(&m, &o, &accel, &placement).unwrap();
-    e.trace().unwrap();
+    e.trace();
     let inputs = [e.add(), e.add()].map(|seq| Input { seq, tokens: &[1, 2, 3], logits: Logits::Last });
     e.forward_as(&inputs, &[0, 1], Flow::TwoLanes).unwrap();
     let spans = e.timeline().expect("it was asked for").spans;

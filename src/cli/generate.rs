@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let work = Use { prompt: ids.len(), gen_len, batch: 1 };
     let mut running = opened.engine(&args.engine, context, 1, 1, work)?;
     if args.timeline.is_some() {
-        running.engine.trace()?;
+        running.engine.trace();
     }
     let plan = running.plan(&args.engine);
     let mut generation = Generation {

@@ -23,19 +23,3 @@ pub enum Logits {
     /// All (perplexity).
     All,
 }
-
-/// The rows whose logits are wanted, ascending.
-pub(super) fn wanted_rows(inputs: &[Input<'_>]) -> Vec<usize> {
-    let mut wanted = Vec::new();
-    let mut row = 0;
-    for input in inputs {
-        let n = input.tokens.len();
-        match input.logits {
-            Logits::None => {}
-            Logits::Last => wanted.extend((row + n).checked_sub(1).filter(|_| n > 0)),
-            Logits::All => wanted.extend(row..row + n),
-        }
-        row += n;
-    }
-    wanted
-}

@@ -1,32 +1,29 @@
 //! A loaded model and its forward pass.
 //!
-//! [`Engine`] holds the sequences in flight and an executor, of which there is one per way of running a plan:
-//! all on the CPU ([`Prepared`] is a model with its weights as the CPU's kernels read them), or all on an
-//! accelerator, whose weights are laid out in [`weights`]. The CPU's sublayers, one by one, are in [`host`]; a model placed on
-//! both sides runs as programs on a machine (`machine/`). One call of [`Engine::forward`] takes any mix of
+//! [`Engine`] holds the sequences in flight and a machine (`machine/`) that runs the program of each step: on the CPU
+//! ([`Prepared`] is a model with its weights as the CPU's kernels read them, its sublayers are in [`host`]), on an
+//! accelerator, whose weights are laid out in [`weights`], or on both. One call of [`Engine::forward`] takes any mix of
 //! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for. Data walks
 //! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
 
-mod cpu_only;
-mod executor;
-mod gpu_only;
 pub mod host;
 mod input;
 mod iterate;
 mod machine;
 mod memory;
 mod options;
+mod place;
 mod prepare;
 mod requests;
 mod sequences;
 pub mod timeline;
 pub mod weights;
 
-pub use executor::Placement;
 pub use input::{Input, Logits};
 pub use machine::{Among, Choice, Considered, Prices, Sizes, Strategy, Timed, choose, choose_by_time};
 pub use memory::Memory;
 pub use options::Options;
+pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use requests::{Event, Finish, Request, Requests, StepReport};
 pub use sequences::{Engine, SeqId};

@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use super::cpu_only::CpuOnly;
-use super::executor::{Executor, Placement, Want};
-use super::gpu_only::GpuOnly;
 use super::input::{Input, Logits};
-use super::iterate::Sharing;
+use super::iterate::{Sharing, iterations};
 use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
+use super::place::Placement;
 use super::timeline::Timeline;
 use crate::cache::BlockTable;
 use crate::device::accelerator::Accelerator;
 use crate::model::{ModelSpec, Weights};
-use crate::program::{Flow, RequestId};
+use crate::program::{Flow, RequestId, Side};
 use crate::sched::Slots;
 use crate::{Error, Result};
 
@@ -37,7 +35,7 @@ impl SeqId {
 /// A model with the sequences in flight, and what computes their steps.
 pub struct Engine {
     spec: ModelSpec,
-    executor: Box<dyn Executor>,
+    machine: RealMachine,
     sequences: Slots<BlockTable>,
     picked: Vec<u32>,
     context: usize,
@@ -57,9 +55,8 @@ impl Engine {
         options: &Options,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
-        let pages = options.check(&spec)?;
-        let cpu = CpuOnly::new(&spec, weights, options, pages, progress)?;
-        Ok(Engine::with(spec, Box::new(cpu), options))
+        let machine = RealMachine::on_cpu(&spec, weights, options, progress)?;
+        Ok(Engine::with(spec, machine, options))
     }
 
     /// The same, all on an accelerator: `device` is its name for messages.
@@ -75,8 +72,8 @@ impl Engine {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
         let pages = options.check(&spec)?;
-        let gpu = GpuOnly::new(&spec, weights, options, pages, accelerator, device, progress)?;
-        Ok(Engine::with(spec, Box::new(gpu), options))
+        let placement = crate::program::Placement::all(Side::Device, spec.n_layers, pages);
+        Engine::placed(spec, weights, options, accelerator, device, "gpu-only", placement, progress)
     }
 
     /// The same, on both sides: `placement` says what is where, `strategy` is the name of what chose it.
@@ -95,13 +92,13 @@ impl Engine {
     ) -> Result<Engine> {
         let machine =
             RealMachine::new(&spec, weights, options, accelerator, device, strategy, placement, progress)?;
-        Ok(Engine::with(spec, Box::new(machine), options))
+        Ok(Engine::with(spec, machine, options))
     }
 
-    fn with(spec: ModelSpec, executor: Box<dyn Executor>, options: &Options) -> Engine {
+    fn with(spec: ModelSpec, machine: RealMachine, options: &Options) -> Engine {
         let (context, chunk) = (options.context, options.chunk);
         let (rows, most) = (options.rows(), options.sequences);
-        Engine { spec, executor, sequences: Slots::default(), picked: Vec::new(), context, chunk, rows, most }
+        Engine { spec, machine, sequences: Slots::default(), picked: Vec::new(), context, chunk, rows, most }
     }
 
     /// The model's sizes.
@@ -110,7 +107,7 @@ impl Engine {
     }
     /// Where it runs.
     pub fn placement(&self) -> Placement {
-        self.executor.placement()
+        self.machine.place()
     }
     /// Longest sequence, in tokens.
     pub fn context(&self) -> usize {
@@ -124,35 +121,33 @@ impl Engine {
     pub fn sequences(&self) -> usize {
         self.most
     }
-    /// Sub-batches of a step that there is room for ([`Options::sub_batches`]; one, on one side).
+    /// Sub-batches of a step that there is room for ([`Options::sub_batches`]).
     pub fn sub_batches(&self) -> usize {
-        self.executor.sub_batches()
+        self.machine.sub_batches()
     }
     /// What the dry run said.
     pub fn memory(&self) -> Memory {
-        self.executor.memory()
+        self.machine.memory()
     }
     /// Bytes of weights that one decode step reads.
     pub fn bytes_per_step(&self) -> u64 {
-        self.executor.bytes_per_step()
+        self.machine.bytes_per_step()
     }
 
     /// Seconds since the device was opened, in emulated time: `None` where time is that of this computer.
     pub fn emulated_seconds(&self) -> Option<f64> {
-        self.executor.clock().map(|clock| clock.now())
+        self.machine.clock().map(|clock| clock.now())
     }
 
-    /// Begins to note when each operation runs: what [`Engine::timeline`] returns.
-    ///
-    /// # Errors
-    /// The model runs on one side, where a step is one segment.
-    pub fn trace(&mut self) -> Result<()> {
-        self.executor.trace()
+    /// Begins to note when each operation runs: what [`Engine::timeline`] returns. Decode steps are launched operation by
+    /// operation then, not as recorded graphs.
+    pub fn trace(&mut self) {
+        self.machine.trace();
     }
 
     /// What was noted since [`Engine::trace`], if it was called.
-    pub fn timeline(&mut self) -> Option<Timeline> {
-        self.executor.timeline()
+    pub fn timeline(&self) -> Option<Timeline> {
+        self.machine.timeline()
     }
 
     /// A new, empty sequence.
@@ -163,7 +158,7 @@ impl Engine {
     /// Ends a sequence; its pages are free again. One that has ended already is left alone.
     pub fn remove(&mut self, id: SeqId) {
         if let Some(mut table) = self.sequences.remove(id.0) {
-            table.free(self.executor.pages());
+            table.free(self.machine.pages());
         }
     }
 
@@ -180,13 +175,13 @@ impl Engine {
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, id: SeqId, len: usize) {
         if let Some(table) = self.sequences.get_mut(id.0) {
-            table.truncate(self.executor.pages(), len);
+            table.truncate(self.machine.pages(), len);
         }
     }
 
     /// Pages that no sequence has.
     pub fn free_pages(&mut self) -> usize {
-        self.executor.pages().n_free()
+        self.machine.pages().n_free()
     }
 
     pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
@@ -214,8 +209,8 @@ impl Engine {
     /// A token outside the vocabulary, a sequence that has ended, would outgrow its context or is named twice, no
     /// free pages, a device that failed. Then no sequence has changed.
     pub fn forward(&mut self, inputs: &[Input<'_>]) -> Result<&[f32]> {
-        self.step(inputs, Want::Logits, Sharing::ONE)?;
-        Ok(self.executor.logits())
+        self.step(inputs, false, Sharing::ONE)?;
+        Ok(self.machine.logits())
     }
 
     /// As [`Engine::forward`], with the rows of input i in sub-batch `split[i]`, and sub-batches that share the lanes as
@@ -226,8 +221,8 @@ impl Engine {
     /// As [`Engine::forward`]; more sub-batches than [`Options::sub_batches`].
     pub fn forward_as(&mut self, inputs: &[Input<'_>], split: &[u8], flow: Flow) -> Result<&[f32]> {
         check_split(inputs, split)?;
-        self.step(inputs, Want::Logits, Sharing { split: Some(split), flow })?;
-        Ok(self.executor.logits())
+        self.step(inputs, false, Sharing { split: Some(split), flow })?;
+        Ok(self.machine.logits())
     }
 
     /// Like [`Engine::forward`], but returns only the likeliest token of each row that wants logits: on an
@@ -237,9 +232,9 @@ impl Engine {
     /// As [`Engine::forward`]; logits that are not numbers. The latter are noticed when all is computed: the sequences
     /// hold the step's tokens then.
     pub fn forward_greedy(&mut self, inputs: &[Input<'_>]) -> Result<&[u32]> {
-        self.step(inputs, Want::Argmax, Sharing::ONE)?;
+        self.step(inputs, true, Sharing::ONE)?;
         self.picked.clear();
-        for (row, token) in self.executor.argmax().iter().enumerate() {
+        for (row, token) in self.machine.argmax().iter().enumerate() {
             let token = token.ok_or_else(|| Error::Run(format!("row {row} of the step: {NOT_NUMBERS}")))?;
             self.picked.push(token);
         }
@@ -251,8 +246,8 @@ impl Engine {
     /// # Errors
     /// As [`Engine::forward`].
     pub fn forward_picks(&mut self, inputs: &[Input<'_>]) -> Result<&[Option<u32>]> {
-        self.step(inputs, Want::Argmax, Sharing::ONE)?;
-        Ok(self.executor.argmax())
+        self.step(inputs, true, Sharing::ONE)?;
+        Ok(self.machine.argmax())
     }
 
     /// The same in sub-batches, as [`Engine::forward_as`].
@@ -266,11 +261,11 @@ impl Engine {
         flow: Flow,
     ) -> Result<&[Option<u32>]> {
         check_split(inputs, split)?;
-        self.step(inputs, Want::Argmax, Sharing { split: Some(split), flow })?;
-        Ok(self.executor.argmax())
+        self.step(inputs, true, Sharing { split: Some(split), flow })?;
+        Ok(self.machine.argmax())
     }
 
-    fn step(&mut self, inputs: &[Input<'_>], want: Want, sharing: Sharing<'_>) -> Result<()> {
+    fn step(&mut self, inputs: &[Input<'_>], pick: bool, sharing: Sharing<'_>) -> Result<()> {
         for input in inputs {
             self.check_live(input.seq)?;
         }
@@ -287,26 +282,28 @@ impl Engine {
             }
             self.check_tokens(input.tokens)?;
         }
-        let done = self.reserve_and_run(inputs, want, sharing);
+        let done = self.reserve_and_run(inputs, pick, sharing);
         for input in inputs {
             let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
             match &done {
                 Ok(()) => table.advance(input.tokens.len()),
                 // What was reserved for this step is free again.
-                Err(_) => table.truncate(self.executor.pages(), table.len()),
+                Err(_) => table.truncate(self.machine.pages(), table.len()),
             }
         }
         done
     }
 
-    fn reserve_and_run(&mut self, inputs: &[Input<'_>], want: Want, sharing: Sharing<'_>) -> Result<()> {
+    fn reserve_and_run(&mut self, inputs: &[Input<'_>], pick: bool, sharing: Sharing<'_>) -> Result<()> {
         for input in inputs {
             let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
-            table.reserve(self.executor.pages(), input.tokens.len())?;
+            table.reserve(self.machine.pages(), input.tokens.len())?;
         }
         let tables: Vec<&BlockTable> =
             inputs.iter().map(|i| self.sequences.get(i.seq.0).expect("a live sequence")).collect();
-        self.executor.run(inputs, &tables, want, sharing)
+        let (iterations, n) = iterations(inputs, &tables, sharing, pick, self.machine.logit_rows());
+        self.machine.expect(n, pick);
+        iterations.iter().try_for_each(|(iteration, rows)| self.machine.run(iteration, rows))
     }
 
     /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
@@ -334,7 +331,7 @@ impl Engine {
         self.check_tokens(tokens)?;
         // All pages now, so that no chunk fails after others have been computed.
         let table = self.sequences.get_mut(seq.0).expect("a live sequence");
-        table.reserve(self.executor.pages(), tokens.len())?;
+        table.reserve(self.machine.pages(), tokens.len())?;
         let before = end - tokens.len();
         let logits = self.run_chunks(seq, tokens, &mut progress);
         if logits.is_err() {

@@ -1,29 +1,27 @@
-//! Allocates and loads a placement, once the dry run has said that it fits.
+//! A machine for a placement, once the dry run has said that it fits.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::carry::{Areas, What};
-use super::device::{DeviceHalf, DevicePart, Staying, Weights as LayerOnDevice};
+use super::graphs::Graphs;
 use super::host::{HostHalf, HostPart};
 use super::lane::Started;
 use super::lowered::Programs;
-use super::sizes::{Sizes, computes_on_host, modes, stages_pages};
+use super::sizes::{Sizes, computes_on_host, stages_pages, wholly_on_device};
 use super::work::HostWork;
-use super::{HostSide, RealMachine};
+use super::{HostSide, RealMachine, Where, load};
 use crate::cache::{KvGeometry, PageList, PagePool};
-use crate::device::accelerator::{Accelerator, Mailbox, RowBytes, Workspace};
-use crate::device::runtime::{Buffer, DevPtr, Lane};
+use crate::device::accelerator::{Accelerator, RowBytes};
+use crate::device::preload::{self, Needs};
+use crate::engine::host::HostWorkspace;
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
-use crate::engine::weights::{LayerImage, LayerStream, Upload};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
-use crate::program::{
-    Cargo, Group, Iteration, Kind, Kv, Phase, Placement, RequestId, Residence, Side, Wants, lower,
-};
+use crate::program::{Cargo, Group, Iteration, Kind, Kv, Phase, Placement, RequestId, Side, Wants, lower};
 use crate::{Error, Result};
 
 impl RealMachine {
@@ -53,7 +51,15 @@ impl RealMachine {
         let cargo = cargo(&placement)?;
         sizes.check(&placement)?;
         let threads = options.threads;
-        let (lane, pool) = Started::new(move || Pool::pinned(threads))?;
+        // The threads of the pool follow its leader: that of the host's lane, or for loading alone this one.
+        let (lane, pool) = match placement.uses(Side::Host) {
+            true => {
+                let (lane, pool) = Started::new(move || Pool::pinned(threads))?;
+                (Some(lane), pool)
+            }
+            false => (None, Pool::pinned(threads)),
+        };
+        let threads = pool.threads();
         let units = Units {
             layers: placement.layers.iter().map(computes_on_host).collect(),
             head: placement.head == Side::Host,
@@ -62,8 +68,10 @@ impl RealMachine {
         let runtime = accel.runtime().clone();
         let kv_geometry = geometry(spec, options.kv_dtype);
         let pages = PageList::new(kv_geometry, sizes.pages)?;
-        let mut device = load_device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)?;
-        let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
+        let needs = Needs::new(&sizes.shape, &sizes.linears);
+        let mut device = preload::beside(&*runtime, &needs, || {
+            load::device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)
+        })?;
 
         // Keys and values on the host: pinned where the device reads or writes pages.
         let on_host: Vec<usize> =
@@ -87,10 +95,21 @@ impl RealMachine {
         } else {
             Some(PagePool::new(host_geometry, sizes.pages)?)
         };
-        let parts = device.parts.iter().map(|p| HostPart::new(spec, p.mailbox.clone())).collect();
-        let shape = Some(sizes.shape.clone());
-        let work = HostWork::new(spec, &model);
-        let host = HostHalf::new(spec, options, model, pool, kv, places.clone(), parts, shape)?;
+        let (mut isa, mut bytes_per_step) = (device.describe(), device.bytes_per_step);
+        let mut work = HostWork::default();
+        let host = match lane {
+            None => None,
+            Some(lane) => {
+                let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
+                work = HostWork::new(spec, &model);
+                let parts = device.parts.iter().map(|p| HostPart::new(spec, p.mailbox.clone())).collect();
+                let shape = Some(sizes.shape.clone());
+                let half = HostHalf::new(spec, options, model, pool, kv, places.clone(), parts, shape)?;
+                isa = format!("{isa}, cpu {}", half.isa().name());
+                bytes_per_step += half.bytes_per_step();
+                Some(HostSide::Lane(lane.serve(half, runtime.clone())))
+            }
+        };
 
         let row = RowBytes::new(&sizes.shape);
         let bytes = |what| match what {
@@ -108,30 +127,114 @@ impl RealMachine {
         let areas = Areas::new(&runtime, &areas)?;
         runtime.synchronize_all()?;
         let (on_device, on_host) = (sizes.device(&placement), sizes.host(&placement));
-        let memory = Memory {
-            weights: on_device.weights + on_host.weights,
-            kv: on_device.kv + on_host.kv,
-            activations: on_device.activations + on_host.activations,
+        let alone = wholly_on_device(&placement);
+        let memory = match alone {
+            true => on_device,
+            false => Memory {
+                weights: on_device.weights + on_host.weights,
+                kv: on_device.kv + on_host.kv,
+                activations: on_device.activations + on_host.activations,
+            },
         };
-        Ok(RealMachine {
+        let described = Where {
+            device: if alone { device_name.to_string() } else { format!("{device_name}+cpu") },
+            strategy,
+            isa,
+            threads,
+            kv_type: sizes.shape.kv.name(),
+        };
+        let mut machine = RealMachine::empty(spec, placement, described, pages, memory);
+        machine.sub_batches = sizes.sub_batches;
+        (machine.bytes_per_step, machine.work) = (bytes_per_step, work);
+        (machine.places, machine.host) = (places, host);
+        (machine.device, machine.areas) = (Some(device), Some(areas));
+        Ok(machine)
+    }
+
+    /// All on the CPU: checks that it fits, then allocates and packs. The calling thread computes, with its pool.
+    ///
+    /// # Errors
+    /// It does not fit in memory; options that no engine can follow; a damaged model.
+    pub fn on_cpu(
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<RealMachine> {
+        let n_pages = options.check(spec)?;
+        let pool = Pool::pinned(options.threads);
+        let memory = Memory::plan(spec, weights, options, pool.threads())?;
+        memory.check()?;
+        let described = Where {
+            device: "cpu".into(),
+            strategy: "cpu-only",
+            isa: options.isa.name().into(),
+            threads: pool.threads(),
+            kv_type: options.kv_dtype.name(),
+        };
+        let geometry = geometry(spec, options.kv_dtype);
+        let pages = PageList::new(geometry, n_pages)?;
+        let units = Units { node: options.weights_node.clone(), ..Units::all(spec) };
+        let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
+        let kv = PagePool::new(geometry, n_pages)?;
+        let places: Vec<Option<usize>> = (0..spec.n_layers).map(Some).collect();
+        let parts = (0..options.sub_batches).map(|_| HostPart::new(spec, None)).collect();
+        let half = HostHalf::new(spec, options, model, pool, Some(kv), places.clone(), parts, None)?;
+        let placement = Placement::all(Side::Host, spec.n_layers, n_pages);
+        let mut machine = RealMachine::empty(spec, placement, described, pages, memory);
+        machine.sub_batches = options.sub_batches;
+        machine.bytes_per_step = half.bytes_per_step();
+        machine.planned =
+            options.sub_batches * HostWorkspace::bytes(spec, options.rows(), options.logit_rows());
+        (machine.places, machine.host) = (places, Some(HostSide::Inline(half)));
+        Ok(machine)
+    }
+
+    /// With neither half.
+    fn empty(
+        spec: &ModelSpec,
+        placement: Placement,
+        described: Where,
+        pages: PageList,
+        memory: Memory,
+    ) -> RealMachine {
+        RealMachine {
             spec: spec.clone(),
             placement,
-            strategy,
-            device_name: device_name.to_string(),
+            described,
             programs: Programs::default(),
-            sub_batches: sizes.sub_batches,
+            graphs: Graphs::default(),
+            sub_batches: 1,
             pages,
-            places,
-            host: Some(HostSide::Lane(lane.serve(host, runtime))),
-            device: Some(device),
-            areas: Some(areas),
-            work,
+            places: Vec::new(),
+            host: None,
+            device: None,
+            areas: None,
+            work: HostWork::default(),
             memory,
+            planned: 0,
+            bytes_per_step: 0,
+            expected: (0, 0),
+            in_place: false,
             logits: Vec::new(),
             argmax: Vec::new(),
             bytes: Vec::new(),
             trace: None,
-        })
+            #[cfg(test)]
+            pretends: None,
+        }
+    }
+
+    /// A machine that computes nothing: step `fails`, counted from 1, is an error.
+    #[cfg(test)]
+    pub fn pretending(spec: &ModelSpec, pages: PageList, fails: Option<usize>) -> RealMachine {
+        let described =
+            Where { device: "none".into(), strategy: "none", isa: String::new(), threads: 0, kv_type: "" };
+        let memory = Memory { weights: 0, kv: 0, activations: 0 };
+        let placement = Placement::all(Side::Host, spec.n_layers, 0);
+        let mut machine = RealMachine::empty(spec, placement, described, pages, memory);
+        machine.pretends = Some((0, fails));
+        machine
     }
 }
 
@@ -159,113 +262,4 @@ fn cargo(placement: &Placement) -> Result<Vec<(What, Side)>> {
         }
     }
     Ok(found)
-}
-
-fn load_device(
-    spec: &ModelSpec,
-    weights: &Weights,
-    options: &Options,
-    accel: &Arc<dyn Accelerator>,
-    placement: &Placement,
-    sizes: &Sizes,
-    pool: &Pool,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<DeviceHalf> {
-    let runtime = accel.runtime().clone();
-    let mut upload = Upload::new(accel, spec, weights, sizes.shape.act, pool, progress);
-    let rope = upload.rope(options.context)?;
-    if let Some(node) = &options.weights_node {
-        let streamed = placement.layers.iter().zip(&sizes.layouts);
-        let streamed = streamed.filter(|(l, _)| l.weights == Residence::Streamed);
-        node.check(streamed.map(|(_, layout)| layout.bytes as u64).sum())?;
-    }
-    let mut layers = Vec::with_capacity(spec.n_layers);
-    let mut bytes_per_step = 0;
-    for (layer, layout) in placement.layers.iter().zip(&sizes.layouts) {
-        let rope = rope[usize::from(layout.windowed())];
-        layers.push(match layer.weights {
-            Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), rope),
-            Residence::Device | Residence::Both => {
-                bytes_per_step += layout.matrix_bytes();
-                LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))
-            }
-            Residence::Streamed => {
-                let staying = Staying { rope, post: upload.post_norms(layout.layer)? };
-                let image = LayerImage::on(layout.clone(), &upload.source(), options.weights_node.as_ref())?;
-                LayerOnDevice::Streamed(image, staying)
-            }
-        });
-    }
-    let head = if placement.head == Side::Device { Some(upload.head()?) } else { None };
-    let embed = match placement.embedding {
-        Side::Device => Some(upload.embedding(head.as_ref().map(|h| &h.1))?),
-        Side::Host => None,
-    };
-    let mut buffers = upload.finish()?;
-    let largest = placement
-        .layers
-        .iter()
-        .zip(&sizes.layouts)
-        .filter(|(l, _)| l.weights == Residence::Streamed)
-        .map(|(_, layout)| layout.bytes)
-        .max();
-    let stream = largest.map(|bytes| LayerStream::new(&runtime, 2, bytes)).transpose()?;
-    let mut zeroed = |bytes: usize| -> Result<DevPtr> {
-        if bytes == 0 {
-            return Ok(DevPtr::NULL);
-        }
-        let buffer = Buffer::new(&runtime, bytes)?;
-        runtime.fill(Lane::Compute, buffer.ptr(), 0, buffer.len())?;
-        let ptr = buffer.ptr();
-        buffers.push(buffer);
-        Ok(ptr)
-    };
-    let layer_pages = sizes.layer_pages() as usize;
-    let kv = placement
-        .layers
-        .iter()
-        .map(|l| if l.kv == Side::Device { zeroed(layer_pages).map(Some) } else { Ok(None) })
-        .collect::<Result<Vec<_>>>()?;
-    let staged = match placement.layers.iter().any(stages_pages) {
-        true => Some([zeroed(layer_pages)?, zeroed(layer_pages)?]),
-        false => None,
-    };
-    let scratch = accel.scratch_bytes(&sizes.shape, &sizes.limits, &sizes.linears);
-    let step_bytes = accel.step_bytes(&sizes.shape, &sizes.limits);
-    let modes = modes(placement);
-    let mut sub_batches = Vec::with_capacity(sizes.sub_batches);
-    for _ in 0..sizes.sub_batches {
-        let mut parts = Vec::new();
-        for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, false, scratch) {
-            parts.push(zeroed(bytes)?);
-        }
-        let parts = parts.try_into().map_err(|_| Error::usage("a workspace of other buffers"))?;
-        let lists = modes.iter().map(|&m| Ok((m, zeroed(step_bytes)?))).collect::<Result<Vec<_>>>()?;
-        // Rows attended on the host pass through mapped memory.
-        let mailbox = match modes.iter().flatten().any(|&side| side == Side::Host) {
-            true => {
-                let rows = sizes.limits.rows;
-                Some(Mailbox { memory: runtime.pinned(Mailbox::bytes(&sizes.shape, rows))?, rows })
-            }
-            false => None,
-        };
-        sub_batches.push(DevicePart { ws: Workspace::at(sizes.limits, parts), lists, mailbox });
-    }
-    Ok(DeviceHalf {
-        accel: accel.clone(),
-        runtime: runtime.clone(),
-        shape: sizes.shape.clone(),
-        parts: sub_batches,
-        limits: sizes.limits,
-        layers,
-        stream,
-        fetched: Default::default(),
-        embed,
-        head,
-        kv,
-        staged,
-        host_pages: None,
-        bytes_per_step,
-        _buffers: buffers,
-    })
 }

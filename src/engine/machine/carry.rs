@@ -107,7 +107,7 @@ impl Areas {
     ///
     /// # Errors
     /// A cargo that was not planned, or larger.
-    pub fn to_fill(&mut self, key: AreaKey, bytes: Range<usize>) -> Result<(Place, Option<Event>)> {
+    pub fn place_to_fill(&mut self, key: AreaKey, bytes: Range<usize>) -> Result<(Place, Option<Event>)> {
         let area = self.get(key, &bytes)?;
         Ok((Place { memory: area.memory.clone(), bytes }, area.busy.take()))
     }

@@ -9,8 +9,17 @@ use crate::program::Side;
 impl RealMachine {
     /// Waits for the head and copies what it left to its places.
     pub(super) fn collect(&mut self, parts: &[Part<'_>], pick: bool) -> Result<()> {
+        let (logits, tokens) = self.expected;
+        self.argmax.resize(self.argmax.len().max(tokens), None);
+        if let (Some(HostSide::Inline(_)), [part], false) = (&self.host, parts, pick)
+            && part.places.iter().copied().eq(0..logits)
+        {
+            self.in_place = true;
+            return Ok(());
+        }
+        self.logits.resize(self.logits.len().max(logits * self.spec.vocab), 0.0);
         if self.placement.head == Side::Device {
-            return parts.iter().enumerate().try_for_each(|(b, part)| self.from_device(b, part, pick));
+            return parts.iter().enumerate().try_for_each(|(b, part)| self.download(b, part, pick));
         }
         if let Some(HostSide::Lane(lane)) = &self.host {
             lane.wait_all()?;
@@ -31,7 +40,20 @@ impl RealMachine {
         Ok(())
     }
 
-    fn from_device(&mut self, sub_batch: usize, part: &Part<'_>, pick: bool) -> Result<()> {
+    /// The logits of the last step, `[rows that wanted them][V]`.
+    pub fn logits(&self) -> &[f32] {
+        match &self.host {
+            Some(HostSide::Inline(half)) if self.in_place => half.parts[0].ws.logits.rows(0..self.expected.0),
+            _ => &self.logits[..self.expected.0 * self.spec.vocab],
+        }
+    }
+
+    /// The likeliest token of each row of the last step that wanted logits, if tokens were asked for.
+    pub fn argmax(&self) -> &[Option<u32>] {
+        &self.argmax[..self.expected.1]
+    }
+
+    fn download(&mut self, sub_batch: usize, part: &Part<'_>, pick: bool) -> Result<()> {
         if part.places.is_empty() {
             return Ok(());
         }

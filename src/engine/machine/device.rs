@@ -93,6 +93,12 @@ pub(super) fn rows_of(op: &Op) -> Range<usize> {
     op.rows.start as usize..op.rows.end as usize
 }
 
+/// The rows of an operation as the accelerator computes them: with all of a step, those that pad it.
+fn launched(op: &Op, step: &Step) -> Range<usize> {
+    let rows = rows_of(op);
+    if rows == (0..step.lists.taken()) { 0..step.rows } else { rows }
+}
+
 impl DeviceHalf {
     pub fn describe(&self) -> String {
         let info = self.runtime.info();
@@ -158,7 +164,7 @@ impl DeviceHalf {
     /// Enqueues an operation of the compute lane; `step` has the lists for the way its layer is attended.
     pub fn compute(&mut self, op: &Op, step: &Step, epoch: u32) -> Result<()> {
         let (accel, shape) = (self.accel.clone(), self.shape.clone());
-        let (b, rows) = (op.sub_batch as usize, rows_of(op));
+        let (b, rows) = (op.sub_batch as usize, launched(op, step));
         let ws = self.parts[b].ws;
         let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
         let layer = op.layer.map(|l| l as usize);
@@ -234,7 +240,7 @@ impl DeviceHalf {
                 _ => Published::Qkv,
             },
         });
-        accel.qkv(&cx, &w, pages, residual, publish, rows_of(project))
+        accel.qkv(&cx, &w, pages, residual, publish, launched(project, step))
     }
 
     /// Adds what is pending before rows leave for the host.

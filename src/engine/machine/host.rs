@@ -29,6 +29,9 @@ pub(super) struct HostHalf {
     pub parts: Vec<HostPart>,
     /// What the device makes of the model, if there is one.
     pub shape: Option<Shape>,
+    /// Computing so many operations more is a panic.
+    #[cfg(test)]
+    pub panics_at: Option<usize>,
 }
 
 /// What the host has of a sub-batch.
@@ -113,15 +116,21 @@ impl HostHalf {
         shape: Option<Shape>,
     ) -> Result<HostHalf> {
         let host = Host::new(spec, options.isa, options.mode, pool.threads())?;
-        Ok(HostHalf { model, pool, host, kv, places, parts, shape })
+        Ok(HostHalf {
+            model,
+            pool,
+            host,
+            kv,
+            places,
+            parts,
+            shape,
+            #[cfg(test)]
+            panics_at: None,
+        })
     }
 
     pub fn isa(&self) -> Isa {
         self.model.isa()
-    }
-
-    pub fn threads(&self) -> usize {
-        self.pool.threads()
     }
 
     pub fn bytes_per_step(&self) -> u64 {
@@ -150,7 +159,11 @@ impl HostHalf {
     /// Computes an operation. `alone`: behind the last keys and values nothing but the host computes, so that only rows
     /// that want logits need to go on. `mail`: the places in the mailbox of the operation's rows, if it has any there.
     pub fn compute(&mut self, op: &Op, mail: Option<Range<usize>>, alone: bool) {
-        let HostHalf { model, pool, host, kv, places, parts, shape } = self;
+        #[cfg(test)]
+        if let Some(left) = &mut self.panics_at {
+            *left = left.checked_sub(1).expect("told to panic");
+        }
+        let HostHalf { model, pool, host, kv, places, parts, shape, .. } = self;
         let HostPart { ws, step, wanted, compact, picked, mailbox } = &mut parts[op.sub_batch as usize];
         let mail = mail.map(|places| Mail {
             mailbox: mailbox.as_ref().expect("a mailbox was planned"),

@@ -4,6 +4,8 @@
 //! order of the program; jobs themselves wait for events of the device. A transfer of rows is both: to the device a job that writes
 //! the rows to pinned memory and then a copy, to the host a copy and then a job that takes them from there.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,6 +41,18 @@ impl Issue {
         let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
         Issue { events: vec![None; n], jobs: vec![None; n], lists }
     }
+
+    /// Equal for steps whose launches are equal; `None` if one is not to be recorded.
+    pub fn graph_key(&self) -> Option<u64> {
+        let mut hash = DefaultHasher::new();
+        for lists in &self.lists {
+            lists.len().hash(&mut hash);
+            for (mode, step) in lists {
+                (mode, step.graph_key?).hash(&mut hash);
+            }
+        }
+        Some(hash.finish())
+    }
 }
 
 impl RealMachine {
@@ -71,23 +85,15 @@ impl RealMachine {
             Kind::Carry { cargo, to: Side::Device } => self.send(op, cargo)?,
             Kind::Carry { cargo, to: Side::Host } => place = Some(self.fetch(op, cargo, issue)?),
             Kind::PageIn { .. } | Kind::PageOut { .. } => self.move_pages(op, parts)?,
-            _ => {
-                // Of each publication another one.
-                let epoch = at as u32 + 1;
-                let step = lists(&self.placement.layers, op, &issue.lists);
-                let device = self.device.as_mut().expect("a device");
-                match n {
-                    1 => device.compute(op, step, epoch)?,
-                    n => device.fused(op, &ops[at + 1], (n > 2).then(|| &ops[at + 2]), step, epoch)?,
-                }
-            }
+            _ => self.enqueue(ops, at, n, issue)?,
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
             trace.enqueued(at, op, begun, &*runtime)?;
         }
-        if place.is_some() || (at..at + n).any(|i| lowered.awaited[i]) {
-            let event = runtime.record(lane(op.unit))?;
-            issue.events[at..at + n].fill(Some(event));
+        if place.is_some() {
+            issue.events[at] = Some(runtime.record(lane(op.unit))?);
+        } else {
+            self.issued(lowered, at..at + n, issue)?;
         }
         if let (Some(place), Kind::Carry { cargo, .. }) = (place, op.kind) {
             let key = area(op, cargo, Side::Host);
@@ -106,8 +112,30 @@ impl RealMachine {
         Ok(n)
     }
 
+    /// Enqueues the operation at `at` of the device's compute lane, and those that are one with it: `n` in all.
+    pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue) -> Result<()> {
+        // Of each publication another one.
+        let epoch = at as u32 + 1;
+        let step = lists(&self.placement.layers, &ops[at], &issue.lists);
+        let device = self.device.as_mut().expect("a device");
+        match n {
+            1 => device.compute(&ops[at], step, epoch),
+            n => device.fused(&ops[at], &ops[at + 1], (n > 2).then(|| &ops[at + 2]), step, epoch),
+        }
+    }
+
+    /// Operations of one lane of the device are enqueued: an event, if others wait for one of them.
+    pub(super) fn issued(&self, lowered: &Lowered, ops: Range<usize>, issue: &mut Issue) -> Result<()> {
+        if ops.clone().any(|i| lowered.awaited[i]) {
+            let unit = lowered.program.ops[ops.start].unit;
+            let event = self.device().runtime.record(lane(unit))?;
+            issue.events[ops].fill(Some(event));
+        }
+        Ok(())
+    }
+
     /// Operation `at` of the device, enqueued from now on, comes after what it waits for.
-    fn wait_for(&mut self, lowered: &Lowered, at: usize, issue: &Issue) -> Result<()> {
+    pub(super) fn wait_for(&mut self, lowered: &Lowered, at: usize, issue: &Issue) -> Result<()> {
         let ops = &lowered.program.ops;
         let op = &ops[at];
         let carries = matches!(op.kind, Kind::Carry { .. });
@@ -186,7 +214,7 @@ impl RealMachine {
         let op = &lowered.program.ops[at];
         let bytes = self.area_bytes(op, cargo);
         let work = HostWork::copy(bytes.len());
-        let (place, busy) = self.areas_mut().to_fill(area(op, cargo, Side::Device), bytes)?;
+        let (place, busy) = self.areas_mut().place_to_fill(area(op, cargo, Side::Device), bytes)?;
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
         let job = self.job(at, busy.into_iter().collect(), after, work, move |half| {
@@ -240,7 +268,7 @@ impl RealMachine {
     }
 
     /// The bytes of an area that rows of a transfer take.
-    fn area_bytes(&self, op: &Op, cargo: Cargo) -> std::ops::Range<usize> {
+    fn area_bytes(&self, op: &Op, cargo: Cargo) -> Range<usize> {
         let (d, rows) = (self.device(), rows_of(op));
         let bytes = |rows| What::of(cargo).span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows).bytes;
         bytes(0..rows.start)..bytes(0..rows.end)
@@ -315,7 +343,7 @@ fn events(lowered: &Lowered, at: usize, issue: &Issue) -> Vec<Event> {
 }
 
 /// How many operations from `at` on the accelerator does in one pass over the rows: project, append and publish.
-fn fusible(ops: &[Op], at: usize) -> usize {
+pub(super) fn fusible(ops: &[Op], at: usize) -> usize {
     let op = &ops[at];
     let with = |i: usize, is: fn(&Kind) -> bool| {
         ops.get(i).is_some_and(|o| {

@@ -7,20 +7,25 @@ use super::sizes::Mode;
 use crate::Result;
 use crate::device::accelerator::{Attend, Step, StepDesc, StepSeq};
 use crate::device::runtime::Lane;
-use crate::program::{Phase, Side};
+use crate::program::{Phase, Side, Unit};
 
 impl RealMachine {
-    /// Enqueues the lists of every sub-batch that the device has to do with.
+    /// Enqueues the lists of every sub-batch that the device has to do with. `repeated`: of a step that decodes; if it is all on
+    /// the device, it is padded to a bucket of rows.
     pub(super) fn prepare_lists(
         &self,
         lowered: &Lowered,
         parts: &[Part<'_>],
+        repeated: bool,
     ) -> Result<Vec<Vec<(Mode, Step)>>> {
         let Some(d) = &self.device else { return Ok(Vec::new()) };
+        let padded = repeated && lowered.one_unit == Some(Unit::Gpu);
         let mut all = Vec::with_capacity(parts.len());
         for ((part, facts), on_device) in parts.iter().zip(&lowered.parts).zip(&d.parts) {
             let mut lists = Vec::new();
             if facts.on_device {
+                let rows = part.tokens.len();
+                let launch_rows = if padded { d.accel.row_bucket(rows) } else { rows };
                 let logit_rows: Vec<u32> = part.wanted.iter().map(|&r| r as u32).collect();
                 for &(mode, memory) in &on_device.lists {
                     let desc = StepDesc {
@@ -29,7 +34,7 @@ impl RealMachine {
                         logit_rows: &logit_rows,
                         cuts: &facts.cuts,
                         epoch: 0,
-                        launch_rows: part.tokens.len(),
+                        launch_rows,
                     };
                     lists.push((mode, d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)?));
                 }

@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::graphs::{Segment, segments};
 use crate::program::{
-    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Unit, Wants, check, lower, order,
+    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, SubBatch, Unit, Wants, check, lower, order,
 };
 use crate::{Error, Result};
 
@@ -24,6 +25,8 @@ pub(super) struct Lowered {
     pub awaited: Vec<bool>,
     /// The sub-batches.
     pub parts: Vec<PartFacts>,
+    /// What can be recorded.
+    pub segments: Vec<Segment>,
     /// The unit of all operations, if it is one.
     pub one_unit: Option<Unit>,
 }
@@ -116,7 +119,15 @@ impl Lowered {
         }
         let parts = iteration.sub_batches.iter().enumerate();
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
-        Ok(Lowered { program, waits, awaited, parts, one_unit })
+        let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
+        let segments = segments(&program.ops, &waits, &awaited, placement, &rows);
+        Ok(Lowered { program, waits, awaited, parts, segments, one_unit })
+    }
+
+    /// The segment that begins with the operation at `at`.
+    pub fn segment(&self, at: usize) -> Option<&Segment> {
+        let found = self.segments.binary_search_by_key(&at, |s| s.ops.start);
+        found.ok().map(|i| &self.segments[i])
     }
 
     /// The earlier operations that the one at `at` waits for.

@@ -15,7 +15,8 @@
 //! |---|---|
 //! | [`sizes`] | the dry run: what any placement takes on each side |
 //! | `choose` | the placement that a strategy takes, by the dry run |
-//! | `build` | allocates and loads a placement |
+//! | `build` | a machine for a placement: on one side or two |
+//! | `load` | allocates and fills the device's half |
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
 //! | `lane` | the host's lane: jobs, oldest ready first |
@@ -24,6 +25,7 @@
 //! | `run` | a step, from its rows to its end |
 //! | `lists` | what the accelerator has to know of a step's sequences |
 //! | `issue` | an operation: enqueued, or given to the host |
+//! | `graphs` | segments of decode steps, recorded |
 //! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if somebody wants to know |
 //! | `work` | how much an operation of the host does, for emulated time |
@@ -33,13 +35,17 @@ mod carry;
 mod choose;
 mod collect;
 mod device;
+mod graphs;
 mod host;
 mod issue;
 mod lane;
 mod lists;
+mod load;
 mod lowered;
 mod run;
 mod sizes;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod work;
 
@@ -47,18 +53,16 @@ use std::sync::Arc;
 
 use self::carry::Areas;
 use self::device::DeviceHalf;
+use self::graphs::Graphs;
 use self::host::HostHalf;
 use self::lane::Lane;
 use self::lowered::Programs;
 use self::trace::Trace;
 use self::work::HostWork;
-use super::executor::{Executor, Placement as Where, Want};
-use super::input::Input;
-use super::iterate::{Sharing, iterations};
 use super::memory::Memory;
+use super::place::Placement as Where;
 use super::timeline::Timeline;
-use crate::Result;
-use crate::cache::{BlockTable, PageList};
+use crate::cache::PageList;
 use crate::device::clock::Clock;
 use crate::model::ModelSpec;
 use crate::program::Placement;
@@ -72,9 +76,9 @@ pub use self::sizes::Sizes;
 pub(super) struct RealMachine {
     spec: ModelSpec,
     placement: Placement,
-    strategy: &'static str,
-    device_name: String,
+    described: Where,
     programs: Programs,
+    graphs: Graphs,
     /// Sub-batches that there is room for.
     sub_batches: usize,
     /// Pages have one number on both sides: each side has them for the layers whose keys and values it keeps.
@@ -84,13 +88,24 @@ pub(super) struct RealMachine {
     host: Option<HostSide>,
     device: Option<DeviceHalf>,
     areas: Option<Areas>,
+    /// How much operations of the host's lane do.
     work: HostWork,
     memory: Memory,
+    /// Bytes of the host's workspace that the dry run counted, where the host is alone.
+    planned: usize,
+    bytes_per_step: u64,
+    /// Rows of logits and tokens that the step is asked for.
+    expected: (usize, usize),
+    /// Whether the logits are where the host's head left them.
+    in_place: bool,
     logits: Vec<f32>,
     argmax: Vec<Option<u32>>,
     /// What was downloaded last.
     bytes: Vec<u8>,
     trace: Option<Trace>,
+    /// Steps so far, and the one that fails, where nothing is computed.
+    #[cfg(test)]
+    pretends: Option<(usize, Option<usize>)>,
 }
 
 /// The host's half, and who runs its operations.
@@ -138,72 +153,58 @@ impl RealMachine {
     fn areas_mut(&mut self) -> &mut Areas {
         self.areas.as_mut().expect("transfers, which were planned with both sides")
     }
-
-    /// Rows of a sub-batch whose logits there is room for.
-    fn logit_rows(&self) -> usize {
-        self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows)
-    }
 }
 
-impl Executor for RealMachine {
-    fn pages(&mut self) -> &mut PageList {
+impl RealMachine {
+    /// The pages that block tables are made of.
+    pub fn pages(&mut self) -> &mut PageList {
         &mut self.pages
     }
 
-    fn run(
-        &mut self,
-        inputs: &[Input<'_>],
-        tables: &[&BlockTable],
-        want: Want,
-        sharing: Sharing<'_>,
-    ) -> Result<()> {
-        let pick = want == Want::Argmax;
-        let (iterations, n) = iterations(inputs, tables, sharing, pick, self.logit_rows());
-        self.expect(n, pick);
-        iterations.iter().try_for_each(|(iteration, rows)| RealMachine::run(self, iteration, rows))
+    /// Rows of a sub-batch whose logits there is room for in one iteration.
+    pub fn logit_rows(&self) -> usize {
+        self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows)
     }
 
-    fn logits(&self) -> &[f32] {
-        &self.logits
-    }
-
-    fn sub_batches(&self) -> usize {
+    /// Sub-batches of a step that there is room for.
+    pub fn sub_batches(&self) -> usize {
         self.sub_batches
     }
 
-    fn argmax(&self) -> &[Option<u32>] {
-        &self.argmax
-    }
-
-    fn trace(&mut self) -> Result<()> {
-        self.trace = Some(Trace::new(self.clock().map(|clock| clock.now())));
-        Ok(())
-    }
-
-    fn timeline(&mut self) -> Option<Timeline> {
-        self.trace.as_ref().map(|t| t.timeline.clone())
-    }
-
-    fn placement(&self) -> Where {
-        let lane = self.lane().state();
-        Where {
-            device: format!("{}+cpu", self.device_name),
-            strategy: self.strategy,
-            isa: format!("{}, cpu {}", self.device().describe(), lane.isa().name()),
-            threads: lane.threads(),
-            kv_type: self.device().shape.kv.name(),
+    fn host_is_idle(&self) -> bool {
+        match &self.host {
+            Some(HostSide::Lane(lane)) => lane.is_idle(),
+            _ => true,
         }
     }
 
-    fn memory(&self) -> Memory {
+    /// Begins to note when operations run.
+    pub fn trace(&mut self) {
+        self.trace = Some(Trace::new(self.clock().map(|clock| clock.now())));
+    }
+
+    /// What was noted since [`RealMachine::trace`].
+    pub fn timeline(&self) -> Option<Timeline> {
+        self.trace.as_ref().map(|t| t.timeline.clone())
+    }
+
+    /// Where it runs.
+    pub fn place(&self) -> Where {
+        self.described.clone()
+    }
+
+    /// What the dry run said.
+    pub fn memory(&self) -> Memory {
         self.memory
     }
 
-    fn clock(&self) -> Option<&Arc<Clock>> {
+    /// The clock of emulated time, if it runs in that.
+    pub fn clock(&self) -> Option<&Arc<Clock>> {
         self.device.as_ref().and_then(|d| d.runtime.clock())
     }
 
-    fn bytes_per_step(&self) -> u64 {
-        self.lane().state().bytes_per_step() + self.device().bytes_per_step
+    /// Bytes of weights that one decode step reads.
+    pub fn bytes_per_step(&self) -> u64 {
+        self.bytes_per_step
     }
 }

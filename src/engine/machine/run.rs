@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use super::graphs::decodes;
 use super::issue::Issue;
 use super::lowered::Lowered;
 use super::{HostSide, RealMachine};
 use crate::cache::BlockTable;
-use crate::engine::host::HostSeq;
-use crate::program::{Group, Iteration, Side, Wants};
+use crate::engine::host::{HostSeq, HostWorkspace};
+use crate::engine::memory::check_beyond;
+use crate::program::{Group, Iteration, Side, Unit, Wants};
 use crate::{Error, Result};
 
 /// What a machine has to know of a group of an iteration, beside what the group says.
@@ -90,12 +92,8 @@ impl<'a> Part<'a> {
 impl RealMachine {
     /// What follows is a step that was asked for logits of `rows` rows: of their likeliest tokens only, if `pick`.
     pub fn expect(&mut self, rows: usize, pick: bool) {
-        self.logits.clear();
-        self.argmax.clear();
-        match pick {
-            true => self.argmax.resize(rows, None),
-            false => self.logits.resize(rows * self.spec.vocab, 0.0),
-        }
+        self.expected = if pick { (0, rows) } else { (rows, 0) };
+        self.in_place = false;
     }
 
     /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches. Whatever happens, nothing
@@ -106,6 +104,15 @@ impl RealMachine {
     /// device that failed, or an operation of the host.
     pub fn run(&mut self, iteration: &Iteration, rows: &[Rows<'_>]) -> Result<()> {
         let parts = Part::of(iteration, rows)?;
+        #[cfg(test)]
+        if let Some((steps, fails)) = &mut self.pretends {
+            *steps += 1;
+            self.logits.resize(self.expected.0 * self.spec.vocab, 0.0);
+            return match Some(*steps) == *fails {
+                true => Err(Error::Capacity("out of luck".into())),
+                false => Ok(()),
+            };
+        }
         if parts.iter().all(|p| p.tokens.is_empty()) {
             return Ok(());
         }
@@ -121,7 +128,8 @@ impl RealMachine {
             trace.begin_step(self.device.as_ref().map(|d| &*d.runtime))?;
         }
         let done = self.run_parts(&lowered, &parts, iteration.pick);
-        let ended = self.end(&lowered, done.is_ok());
+        let logits = parts.iter().any(|p| !p.places.is_empty());
+        let ended = self.end(&lowered, done.is_ok(), logits);
         done.and(ended)
     }
 
@@ -141,29 +149,44 @@ impl RealMachine {
                 }
             });
         }
-        let mut issue = Issue::new(lowered, self.prepare_lists(lowered, parts)?);
+        let repeated = self.device.is_some() && decodes(parts);
+        let mut issue = Issue::new(lowered, self.prepare_lists(lowered, parts, repeated)?);
         let mut at = 0;
         while at < lowered.program.ops.len() {
+            if let Some(segment) = lowered.segment(at).filter(|_| repeated)
+                && self.issue_graph(lowered, segment, &mut issue)?
+            {
+                at = segment.ops.end;
+                continue;
+            }
             at += self.issue(lowered, at, &mut issue, parts)?;
         }
         self.collect(parts, pick)
     }
 
     /// Refuses steps wider than planned.
-    fn check_rows(&self, parts: &[Part<'_>]) -> Result<()> {
-        let most = self.device.as_ref().map(|d| d.limits.rows);
-        for rows in parts.iter().map(|p| p.tokens.len()) {
-            if let Some(most) = most.filter(|&most| rows > most) {
-                return Err(Error::Capacity(format!(
+    fn check_rows(&mut self, parts: &[Part<'_>]) -> Result<()> {
+        if let Some(most) = self.device.as_ref().map(|d| d.limits.rows) {
+            return match parts.iter().map(|p| p.tokens.len()).find(|&rows| rows > most) {
+                None => Ok(()),
+                Some(rows) => Err(Error::Capacity(format!(
                     "a step of {rows} rows, {most} were planned for; use smaller chunks"
-                )));
-            }
+                ))),
+            };
+        }
+        // On the CPU alone there is more than was planned for, if the system has it.
+        let (rows, logits) = parts.iter().fold((0, 0), |(r, l), p| (r + p.tokens.len(), l + p.wanted.len()));
+        let bytes = HostWorkspace::bytes(&self.spec, rows, logits);
+        if bytes > self.planned {
+            let what = format!("a step of {rows} rows with logits of {logits}");
+            check_beyond(&what, bytes - self.planned)?;
+            self.planned = bytes;
         }
         Ok(())
     }
 
     /// The step is issued, or given up: waits until nothing of it runs.
-    fn end(&mut self, lowered: &Lowered, well: bool) -> Result<()> {
+    fn end(&mut self, lowered: &Lowered, well: bool, logits: bool) -> Result<()> {
         let mut ended = Ok(());
         if let Some(HostSide::Lane(lane)) = &mut self.host {
             if !well {
@@ -177,7 +200,11 @@ impl RealMachine {
             }
         }
         if let Some(device) = &mut self.device {
-            ended = ended.and(device.release_all()).and(device.runtime.synchronize_all());
+            // All of a step on one lane comes before the logits, which were waited for.
+            let waited_for = well && logits && lowered.one_unit == Some(Unit::Gpu);
+            if !waited_for {
+                ended = ended.and(device.release_all()).and(device.runtime.synchronize_all());
+            }
         }
         if let Some(trace) = &mut self.trace {
             let runtime = self.device.as_ref().map(|d| &*d.runtime);

@@ -1,5 +1,6 @@
 //! The dry run: bytes of a model's parts on both sides, from which those of any placement follow before anything is allocated.
 
+use super::graphs::GRAPH_ROWS;
 use crate::cache::{KvDType, KvGeometry};
 use crate::device::accelerator::{Accelerator, Half, Limits, LinearWeight, Shape, Workspace};
 use crate::engine::memory::Memory;
@@ -9,7 +10,6 @@ use crate::engine::weights::{
     LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, post_norm_bytes, rope_bytes,
     separate_gate_up,
 };
-use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
@@ -67,10 +67,12 @@ impl Sizes {
         };
         let shape = Shape::of(spec, act, kv);
         accel.check(&shape)?;
-        let rows = options.rows();
-        let logit_rows = options.logit_rows().max(LOGIT_ROWS.min(rows));
+        // Decode steps are padded to a bucket, so that few graphs serve all batches.
+        let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));
+        let (rows, sequences) = (padded(options.rows()), padded(options.sequences));
+        let logit_rows = options.logit_rows().max(sequences).max(LOGIT_ROWS.min(rows));
         let pages_per_sequence = KvGeometry::pages_for(options.context);
-        let limits = Limits { rows, logit_rows, sequences: options.sequences, pages_per_sequence };
+        let limits = Limits { rows, logit_rows, sequences, pages_per_sequence };
         let linears = linear_shapes(spec, weights)?;
         let gate_up = separate_gate_up(spec, weights)?;
         let layouts = (0..spec.n_layers)
@@ -88,7 +90,7 @@ impl Sizes {
             only.layers[l] = true;
             unit(&only)
         };
-        let threads = options.threads.unwrap_or_else(|| Pool::pinned(None).threads());
+        let threads = options.threads.unwrap_or_else(crate::host::cpu::allowed).max(1);
         let runtime = accel.runtime();
         Ok(Sizes {
             pages,
@@ -190,7 +192,7 @@ impl Sizes {
     /// [`Error::Capacity`], with the numbers.
     pub fn check(&self, placement: &Placement) -> Result<()> {
         self.device(placement).check_device(self.free, &self.device)?;
-        self.host(placement).check()
+        if wholly_on_device(placement) { Ok(()) } else { self.host(placement).check() }
     }
 
     /// The first of `candidates` that fits.
@@ -207,6 +209,12 @@ impl Sizes {
         }
         Err(last.unwrap_or_else(|| Error::usage("no placement to choose from")))
     }
+}
+
+/// Whether the host has no part in a placement, not even as a place for weights.
+pub(super) fn wholly_on_device(placement: &Placement) -> bool {
+    let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
+    !placement.uses(Side::Host) && placement.layers.iter().all(resident)
 }
 
 /// Whether the host multiplies with a layer's weights.

@@ -3,49 +3,14 @@ use crate::cache::{KvDType, PageList};
 use crate::model::load;
 use crate::simd::Isa;
 
-/// Stores nothing, and fails when told so.
-struct Fake {
-    pages: PageList,
-    steps: usize,
-    /// The step that fails.
-    fails: Option<usize>,
-    logits: Vec<f32>,
-}
-
-impl Executor for Fake {
-    fn pages(&mut self) -> &mut PageList {
-        &mut self.pages
-    }
-    fn run(&mut self, _: &[Input<'_>], _: &[&BlockTable], _: Want, _: Sharing<'_>) -> Result<()> {
-        self.steps += 1;
-        match self.fails {
-            Some(step) if step == self.steps => Err(Error::Capacity("out of luck".into())),
-            _ => Ok(()),
-        }
-    }
-    fn logits(&self) -> &[f32] {
-        &self.logits
-    }
-    fn argmax(&self) -> &[Option<u32>] {
-        &[]
-    }
-    fn placement(&self) -> Placement {
-        unreachable!("not asked for")
-    }
-    fn memory(&self) -> Memory {
-        unreachable!("not asked for")
-    }
-    fn bytes_per_step(&self) -> u64 {
-        0
-    }
-}
-
+/// On a machine that computes nothing, and fails at the step `fails`.
 fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
     let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
     let geometry = super::super::memory::geometry(&spec, KvDType::BF16);
     let pages = PageList::new(geometry, n_pages).unwrap();
     let options = Options { chunk: 40, ..Options::new(Isa::Reference, spec.max_context) };
-    Engine::with(spec, Box::new(Fake { pages, steps: 0, fails, logits: vec![0.0] }), &options)
+    let machine = RealMachine::pretending(&spec, pages, fails);
+    Engine::with(spec, machine, &options)
 }
 
 #[test]
@@ -55,11 +20,11 @@ fn a_failed_step_gives_its_pages_back() {
     let tokens = [1; 33];
     let inputs = |n: usize| [a, b].map(|seq| Input { seq, tokens: &tokens[..n], logits: Logits::None });
     e.forward(&inputs(30)).unwrap();
-    assert_eq!(e.executor.pages().n_free(), 6);
+    assert_eq!(e.machine.pages().n_free(), 6);
     e.forward(&inputs(33)).expect_err("told to fail");
-    assert_eq!((e.len(a), e.len(b), e.executor.pages().n_free()), (30, 30, 6), "as before the step");
+    assert_eq!((e.len(a), e.len(b), e.machine.pages().n_free()), (30, 30, 6), "as before the step");
     e.forward(&inputs(33)).unwrap();
-    assert_eq!((e.len(a), e.executor.pages().n_free()), (63, 4));
+    assert_eq!((e.len(a), e.machine.pages().n_free()), (63, 4));
 }
 
 #[test]
@@ -70,7 +35,7 @@ fn of_a_prompt_whose_third_chunk_fails_nothing_stays() {
     let mut told = Vec::new();
     e.prefill(seq, &[1; 130], |done| told.push(done)).expect_err("told to fail");
     assert_eq!(told, [40, 80]);
-    assert_eq!((e.len(seq), e.executor.pages().n_free()), (5, 7));
+    assert_eq!((e.len(seq), e.machine.pages().n_free()), (5, 7));
     e.prefill(seq, &[1; 130], |_| ()).unwrap();
     assert_eq!(e.len(seq), 135);
 }
@@ -105,5 +70,5 @@ fn a_step_of_very_many_sequences_is_checked_in_linear_time() {
     // Some milliseconds; comparing each with all before it (or looking for a free slot from the first on) takes
     // 2·10¹⁰ comparisons.
     assert!(begin.elapsed().as_secs() < 5, "{:?} for {n} sequences", begin.elapsed());
-    assert_eq!(e.executor.pages().n_free(), 0, "a page each");
+    assert_eq!(e.machine.pages().n_free(), 0, "a page each");
 }

@@ -40,10 +40,22 @@ fn rounded(bytes: usize) -> u64 {
 /// # Errors
 /// A missing tensor, or one that the accelerator cannot multiply.
 pub fn head_bytes(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights, act: Half) -> Result<u64> {
-    let head = Matrix::one(head_name(spec).to_string());
     let norm = if matches!(spec.norm, Norm::Layer { .. }) { 2 } else { 1 };
-    let matrix = head.with_source(weights, |s| accel.packed_bytes(s, act))?;
+    let matrix = head_matrix_bytes(accel, spec, weights, act)?;
     Ok(rounded(matrix) + norm * rounded(4 * spec.d_model))
+}
+
+/// Bytes of the head's matrix: what one step reads of it.
+///
+/// # Errors
+/// As [`head_bytes`].
+pub fn head_matrix_bytes(
+    accel: &dyn Accelerator,
+    spec: &ModelSpec,
+    weights: &Weights,
+    act: Half,
+) -> Result<usize> {
+    Matrix::one(head_name(spec).to_string()).with_source(weights, |s| accel.packed_bytes(s, act))
 }
 
 /// Bytes that the embedding will take: less where a head beside it serves as its table.
@@ -281,8 +293,7 @@ impl DeviceWeights {
             bytes_per_step += layout.matrix_bytes();
         }
         let (out_norm, head) = up.head()?;
-        let matrix = Matrix::one(head_name(spec).to_string());
-        bytes_per_step += matrix.with_source(weights, |s| accel.packed_bytes(s, act))? as u64;
+        bytes_per_step += head_matrix_bytes(&**accel, spec, weights, act)? as u64;
         let embed = up.embedding(Some(&head))?;
         Ok(DeviceWeights { layers, embed, out_norm, head, bytes_per_step, _buffers: up.finish()? })
     }

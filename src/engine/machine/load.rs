@@ -1,0 +1,130 @@
+//! Allocates and fills the device's half: weights, pages, activations and lists.
+
+use std::sync::Arc;
+
+use super::device::{DeviceHalf, DevicePart, Staying, Weights as LayerOnDevice};
+use super::sizes::{Sizes, modes, stages_pages};
+use crate::device::accelerator::{Accelerator, Mailbox, Workspace};
+use crate::device::runtime::{Buffer, DevPtr, Lane};
+use crate::engine::options::Options;
+use crate::engine::weights::{LayerImage, LayerStream, Upload, head_matrix_bytes};
+use crate::host::Pool;
+use crate::model::{ModelSpec, Weights};
+use crate::program::{Placement, Residence, Side};
+use crate::{Error, Result};
+
+/// The device's half of a placement that fits.
+///
+/// # Errors
+/// No memory on the device, or none that can be pinned on the host; a device that failed.
+pub(super) fn device(
+    spec: &ModelSpec,
+    weights: &Weights,
+    options: &Options,
+    accel: &Arc<dyn Accelerator>,
+    placement: &Placement,
+    sizes: &Sizes,
+    pool: &Pool,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<DeviceHalf> {
+    let runtime = accel.runtime().clone();
+    let mut upload = Upload::new(accel, spec, weights, sizes.shape.act, pool, progress);
+    let rope = upload.rope(options.context)?;
+    if let Some(node) = &options.weights_node {
+        let streamed = placement.layers.iter().zip(&sizes.layouts);
+        let streamed = streamed.filter(|(l, _)| l.weights == Residence::Streamed);
+        node.check(streamed.map(|(_, layout)| layout.bytes as u64).sum())?;
+    }
+    let mut layers = Vec::with_capacity(spec.n_layers);
+    let mut bytes_per_step = 0;
+    for (layer, layout) in placement.layers.iter().zip(&sizes.layouts) {
+        let rope = rope[usize::from(layout.windowed())];
+        layers.push(match layer.weights {
+            Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), rope),
+            Residence::Device | Residence::Both => {
+                bytes_per_step += layout.matrix_bytes();
+                LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))
+            }
+            Residence::Streamed => {
+                let staying = Staying { rope, post: upload.post_norms(layout.layer)? };
+                let image = LayerImage::on(layout.clone(), &upload.source(), options.weights_node.as_ref())?;
+                LayerOnDevice::Streamed(image, staying)
+            }
+        });
+    }
+    let head = if placement.head == Side::Device { Some(upload.head()?) } else { None };
+    if head.is_some() {
+        bytes_per_step += head_matrix_bytes(&**accel, spec, weights, sizes.shape.act)? as u64;
+    }
+    let embed = match placement.embedding {
+        Side::Device => Some(upload.embedding(head.as_ref().map(|h| &h.1))?),
+        Side::Host => None,
+    };
+    let mut buffers = upload.finish()?;
+    let largest = placement
+        .layers
+        .iter()
+        .zip(&sizes.layouts)
+        .filter(|(l, _)| l.weights == Residence::Streamed)
+        .map(|(_, layout)| layout.bytes)
+        .max();
+    let stream = largest.map(|bytes| LayerStream::new(&runtime, 2, bytes)).transpose()?;
+    let mut zeroed = |bytes: usize| -> Result<DevPtr> {
+        if bytes == 0 {
+            return Ok(DevPtr::NULL);
+        }
+        let buffer = Buffer::new(&runtime, bytes)?;
+        runtime.fill(Lane::Compute, buffer.ptr(), 0, buffer.len())?;
+        let ptr = buffer.ptr();
+        buffers.push(buffer);
+        Ok(ptr)
+    };
+    let layer_pages = sizes.layer_pages() as usize;
+    let kv = placement
+        .layers
+        .iter()
+        .map(|l| if l.kv == Side::Device { zeroed(layer_pages).map(Some) } else { Ok(None) })
+        .collect::<Result<Vec<_>>>()?;
+    let staged = match placement.layers.iter().any(stages_pages) {
+        true => Some([zeroed(layer_pages)?, zeroed(layer_pages)?]),
+        false => None,
+    };
+    let scratch = accel.scratch_bytes(&sizes.shape, &sizes.limits, &sizes.linears);
+    let step_bytes = accel.step_bytes(&sizes.shape, &sizes.limits);
+    let modes = modes(placement);
+    let mut sub_batches = Vec::with_capacity(sizes.sub_batches);
+    for _ in 0..sizes.sub_batches {
+        let mut parts = Vec::new();
+        for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, false, scratch) {
+            parts.push(zeroed(bytes)?);
+        }
+        let parts = parts.try_into().map_err(|_| Error::usage("a workspace of other buffers"))?;
+        let lists = modes.iter().map(|&m| Ok((m, zeroed(step_bytes)?))).collect::<Result<Vec<_>>>()?;
+        // Rows attended on the host pass through mapped memory.
+        let mailbox = match modes.iter().flatten().any(|&side| side == Side::Host) {
+            true => {
+                let rows = sizes.limits.rows;
+                Some(Mailbox { memory: runtime.pinned(Mailbox::bytes(&sizes.shape, rows))?, rows })
+            }
+            false => None,
+        };
+        sub_batches.push(DevicePart { ws: Workspace::at(sizes.limits, parts), lists, mailbox });
+    }
+    Ok(DeviceHalf {
+        accel: accel.clone(),
+        runtime: runtime.clone(),
+        shape: sizes.shape.clone(),
+        parts: sub_batches,
+        limits: sizes.limits,
+        layers,
+        stream,
+        fetched: Default::default(),
+        embed,
+        head,
+        kv,
+        staged,
+        host_pages: None,
+        bytes_per_step,
+        _buffers: buffers,
+    })
+}

@@ -1,0 +1,117 @@
+//! A machine on two sides whose host or device fails in the middle of a step: an error, nothing in flight, and the step
+//! can be repeated.
+
+use std::sync::Arc;
+
+use super::lane::Lane;
+use super::{HostHalf, HostSide, RealMachine, Rows};
+use crate::Error;
+use crate::cache::BlockTable;
+use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
+use crate::engine::options::Options;
+use crate::model::load;
+use crate::program::{
+    Flow, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Side, SubBatch, Wants,
+};
+use crate::simd::Isa;
+
+const TOKENS: [u32; 5] = [3, 1, 4, 1, 5];
+
+/// Two sequences in lock step, attended on the host.
+struct Setup {
+    machine: RealMachine,
+    runtime: Arc<EmulatedRuntime>,
+    tables: [BlockTable; 2],
+}
+
+impl Setup {
+    fn new() -> Setup {
+        let m = load("synth:tiny-llama,dtype=q4_0,seed=1").unwrap();
+        let runtime = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
+        let accel = Arc::new(EmulatedAccelerator::new(runtime.clone()));
+        let mut placement = Placement::boundary(2, m.spec.n_layers, 0, 0);
+        for layer in &mut placement.layers[1..] {
+            (layer.prefill, layer.decode, layer.kv) =
+                (Policy::ATTENTION_ON_HOST, Policy::ATTENTION_ON_HOST, Side::Host);
+        }
+        let mut options = Options::new(Isa::Reference, 64);
+        (options.threads, options.sequences, options.sub_batches) = (Some(2), 2, 2);
+        let machine =
+            RealMachine::new(&m.spec, &m.weights, &options, accel, "test", "test", placement, &|_| ());
+        let mut machine = machine.unwrap();
+        let mut tables = [BlockTable::new(), BlockTable::new()];
+        tables.iter_mut().for_each(|t| t.reserve(machine.pages(), TOKENS.len()).unwrap());
+        Setup { machine, runtime, tables }
+    }
+
+    /// The logits of both prompts.
+    fn step(&mut self) -> crate::Result<Vec<f32>> {
+        let group = |slot| Group {
+            request: RequestId { slot, generation: 0 },
+            phase: Phase::Prefill,
+            first: 0,
+            tokens: TOKENS.len() as u32,
+            kv: Kv::Device,
+            wants: Wants::Last,
+        };
+        let iteration = Iteration {
+            sub_batches: [0, 1].map(|slot| SubBatch { groups: vec![group(slot)] }).into(),
+            moves: Vec::new(),
+            flow: Flow::TwoLanes,
+            pick: false,
+        };
+        let rows: Vec<Rows<'_>> =
+            self.tables.iter().enumerate().map(|(out, table)| Rows { tokens: &TOKENS, table, out }).collect();
+        self.machine.expect(2, false);
+        self.machine.run(&iteration, &rows)?;
+        Ok(self.machine.logits().to_vec())
+    }
+
+    fn lane(&self) -> &Lane<HostHalf> {
+        match &self.machine.host {
+            Some(HostSide::Lane(lane)) => lane,
+            _ => unreachable!("a placement of both sides"),
+        }
+    }
+}
+
+#[test]
+fn an_operation_of_the_host_that_panics_is_an_error_of_the_step() {
+    let mut s = Setup::new();
+    let want = s.step().unwrap();
+    // The first, one in the middle, one behind the device's first.
+    for at in [0, 3, 9, 12] {
+        s.lane().state().panics_at = Some(at);
+        let error = s.step().expect_err("it panics");
+        assert!(error.to_string().contains("an operation of the host panicked"), "{error}");
+        assert!(s.lane().is_idle());
+        s.lane().state().panics_at = None;
+        assert_eq!(s.step().unwrap(), want, "after a panic at operation {at}");
+    }
+}
+
+#[test]
+fn a_launch_that_is_refused_leaves_the_host_idle() {
+    let mut s = Setup::new();
+    let want = s.step().unwrap();
+    for n in [1, 4, 7, 10] {
+        s.runtime.set_faults(FaultPlan { refuse_launch: Some(n), ..FaultPlan::default() });
+        let error = s.step().expect_err("it is refused");
+        assert!(matches!(error, Error::Device { .. }), "{error}");
+        assert!(s.lane().is_idle());
+        s.runtime.set_faults(FaultPlan::default());
+        assert_eq!(s.step().unwrap(), want, "after launch {n} was refused");
+    }
+}
+
+#[test]
+fn a_lost_device_ends_the_step_and_every_later_one() {
+    let mut s = Setup::new();
+    s.step().unwrap();
+    s.runtime.set_faults(FaultPlan { lost_at: Some(7), ..FaultPlan::default() });
+    for _ in 0..2 {
+        let error = s.step().expect_err("the device is lost");
+        assert!(matches!(error, Error::Device { .. }), "{error}");
+        assert!(s.lane().is_idle());
+    }
+}
