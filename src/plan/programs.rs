@@ -131,7 +131,7 @@ fn unit_of(op: &Op, layers: usize) -> usize {
 /// What `work` costs by `placement`, whose pages may hold fewer tokens than it needs.
 ///
 /// # Errors
-/// A placement that cannot be lowered: see [`lower`].
+/// A placement that cannot be lowered: see [`lower()`].
 pub fn programs(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Result<Run> {
     let pricer = Pricer { costs, sizes, placement, work };
     let layers = placement.layers.len();
