@@ -17,7 +17,7 @@ use tandem::cache::KvDType;
 use tandem::device::open::{self, Emulation, Kind};
 use tandem::engine::{Input, Logits, Options, Sizes, Strategy, choose};
 use tandem::model::{LoadedModel, TextSource, load};
-use tandem::program::{Placement, Side};
+use tandem::program::{Far, Placement, Side};
 use tandem::simd::Isa;
 use tandem::text::Tokenizer;
 
@@ -470,4 +470,57 @@ fn smollm2_on_two_sides_says_what_it_says_on_the_cpu() {
     println!("leads, in standard deviations, over a bound of {:.2}: {:.2?}", 3.0 * bound, leads);
     println!("the CPU: {}; {compared} tokens had to be equal", cpu["text"]);
     assert!(compared > 0, "nothing was compared: choose another prompt");
+}
+
+/// HELM's target: eight times the keys and values that the device can hold, attended on both sides or streamed.
+#[test]
+fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
+    const LONG: &str = "synth:tiny-llama,dtype=q4_k,seed=2,layers=4,ctx=800";
+    let m = load(LONG).unwrap();
+    let vocab = m.spec.vocab;
+    let prompt = "the quick brown fox jumps over the lazy dog; ".repeat(17);
+    let long = |more: &[&str]| {
+        let all = ["--json", "--logprobs", &vocab.to_string(), "--ctx", "800", "--chunk", "32", "-n", "24"];
+        let args = [&["generate", "-m", LONG, &prompt], &all[..], more].concat();
+        parsed(&run(tandem(home().path()).args(args)))
+    };
+    let cpu = long(&["--device", "cpu"]);
+    let mut sure = 0;
+    for (far, flag) in [(Far::Attend, "attend"), (Far::Stream, "stream")] {
+        let accel = open::open(&Kind::Emulated(Emulation::Functions), None).unwrap();
+        let mut options = Options::new(Isa::selected().unwrap(), 800);
+        (options.chunk, options.far) = (32, far);
+        let sizes = Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap();
+        let placement = Placement { device_pages: 3, ..Placement::boundary(0, m.spec.n_layers, 0, 0) };
+        let cap = sizes.device(&placement).total().to_string();
+        // By the memory alone, and by the number of pages.
+        for flags in [["--gpu-memory", &cap], ["--kv-pages", "3"]] {
+            let flags = [&flags[..], &["--device", "emulated", "--far", flag]].concat();
+            let report = long(&flags);
+            let plan = &report["plan"];
+            assert_eq!((&plan["strategy"], &plan["k"]), (&json!("helm"), &json!(0)), "{flags:?}");
+            assert_eq!(plan["kv_pages"], json!({ "device": 3, "all": 25 }), "{flags:?}");
+            sure += margin::compare(&cpu, &report, vocab, bound(&m));
+        }
+    }
+    assert!(sure > 20, "{sure} tokens had to be equal");
+}
+
+#[test]
+fn pages_that_cannot_be_are_refused() {
+    let with = |flags: &[&str]| generate(&[&["--kv-pages"], flags].concat());
+    assert_error(&with(&["3", "--device", "cpu"]), 2, "--kv-pages: with --device cpu");
+    assert_error(
+        &with(&["3", "--device", "emulated", "--strategy", "gpu-only"]),
+        2,
+        "--kv-pages: with --strategy gpu-only",
+    );
+    // 512 rows of a chunk take 16 pages.
+    let flags = ["5", "--device", "emulated", "--ctx", "2000"];
+    let long = [
+        &["generate", "-m", "synth:tiny-llama,dtype=q4_k,ctx=2000", "-n", "1", "hi", "--kv-pages"],
+        &flags[..],
+    ];
+    let few = run(tandem(home().path()).args(long.concat()));
+    assert_error(&few, 2, "5 pages of keys and values on the device");
 }

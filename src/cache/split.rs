@@ -187,22 +187,53 @@ impl SplitTable {
         Ok(moves)
     }
 
-    /// Takes back the last [`evict`](SplitTable::evict), whose copies ended without success (none is in flight any
-    /// more): the pages on the device are valid still, and nobody can have taken them.
+    /// Takes back the last [`evict`](SplitTable::evict) or [`swap_out`](SplitTable::swap_out), whose copies ended without
+    /// success (none is in flight any more): the pages on the device are valid still, and nobody can have taken them.
     ///
     /// # Panics
     /// If the sequence's newest host pages are not those that `moves` went to.
     pub fn undo_evict(&mut self, device: &mut PageList, host: &mut PageList, moves: &[PageMove]) {
+        if moves.is_empty() {
+            return;
+        }
+        // Room that was made since the pages left; the copies that failed are of the last that hold tokens.
+        let stored = KvGeometry::pages_for(self.len).min(self.host.len());
+        self.host.drain(stored..).for_each(|page| host.free(page));
         let rest = self.host.len().checked_sub(moves.len()).expect("the pages moved");
         let same = self.host[rest..].iter().zip(moves).all(|(&page, m)| page == m.host);
-        assert!(same && !self.on_host, "not the last pages moved of this sequence");
+        assert!(same, "not the last pages moved of this sequence");
         self.host.truncate(rest);
         self.device.splice(..0, moves.iter().map(|m| m.device));
+        self.on_host = false;
         for m in moves {
             device.unfree(m.device);
             host.free(m.host);
         }
         PageMove::finish(moves, device, host);
+    }
+
+    /// Takes back the last [`recall`](SplitTable::recall), whose copies ended without success: the pages on the host are
+    /// valid still.
+    ///
+    /// # Panics
+    /// If the sequence's oldest device pages are not those that `moves` went to.
+    pub fn undo_recall(&mut self, device: &mut PageList, host: &mut PageList, moves: &[PageMove]) {
+        if moves.is_empty() {
+            return;
+        }
+        let same = self.device.iter().zip(moves).all(|(&page, m)| page == m.device);
+        assert!(same && self.device.len() >= moves.len(), "not the last pages moved of this sequence");
+        self.device.drain(..moves.len());
+        self.host.extend(moves.iter().map(|m| m.host));
+        for m in moves {
+            host.unfree(m.host);
+            device.free(m.device);
+        }
+        PageMove::finish(moves, device, host);
+        if self.boundary() > self.len {
+            self.device.drain(..).for_each(|page| device.free(page));
+            self.on_host = true;
+        }
     }
 
     /// Forgets all tokens from position `len` on, and returns the pages that hold none. If the last page left is on the
@@ -341,7 +372,7 @@ mod tests {
         Free(usize),
         /// The oldest copies in flight end.
         Finish,
-        /// The newest fail, if they were of an eviction that can be taken back.
+        /// The newest fail, if they can be taken back.
         Fail,
     }
 
@@ -370,11 +401,11 @@ mod tests {
             let mut tables = [SplitTable::on_device(), SplitTable::on_device(), SplitTable::on_host()];
             let mut lens = [0usize; 3];
             let mut flying: Vec<Vec<PageMove>> = Vec::new();
-            // The newest moves, if they were an eviction and their sequence has not changed since.
-            let mut undoable: Option<usize> = None;
+            // Of the newest moves, if their sequence has not changed since: whose, and whether to the host.
+            let mut undoable: Option<(usize, bool)> = None;
             for op in ops {
                 let before: Vec<_> = tables.iter().map(|t| (t.host.clone(), t.device.clone())).collect();
-                let mut evicted = None;
+                let mut undo = None;
                 let mut moved = None;
                 let mut refused = None;
                 match op {
@@ -388,17 +419,17 @@ mod tests {
                     Op::Evict(s, n) => {
                         let n = n.min(tables[s].n_evictable());
                         match tables[s].evict(&mut device, &mut host, n) {
-                            Ok(moves) => (moved, evicted) = (Some(moves), Some(s)),
+                            Ok(moves) => (moved, undo) = (Some(moves), Some((s, true))),
                             Err(_) => refused = Some(s),
                         }
                     }
                     Op::SwapOut(s) => match tables[s].swap_out(&mut device, &mut host) {
-                        Ok(moves) => moved = Some(moves),
+                        Ok(moves) => (moved, undo) = (Some(moves), Some((s, true))),
                         Err(_) => refused = Some(s),
                     },
                     Op::Recall(s, n) if n <= KvGeometry::pages_for(lens[s]).min(tables[s].host.len()) => {
                         match tables[s].recall(&mut device, &mut host, n) {
-                            Ok(moves) => moved = Some(moves),
+                            Ok(moves) => (moved, undo) = (Some(moves), Some((s, false))),
                             Err(_) => refused = Some(s),
                         }
                     }
@@ -416,7 +447,11 @@ mod tests {
                     }
                     Op::Fail if undoable.is_some() && !flying.is_empty() => {
                         let moves = flying.pop().expect("not empty");
-                        tables[undoable.expect("checked")].undo_evict(&mut device, &mut host, &moves);
+                        let (s, evicted) = undoable.expect("checked");
+                        match evicted {
+                            true => tables[s].undo_evict(&mut device, &mut host, &moves),
+                            false => tables[s].undo_recall(&mut device, &mut host, &moves),
+                        }
                     }
                     Op::Finish | Op::Fail => {}
                 }
@@ -425,7 +460,7 @@ mod tests {
                     prop_assert_eq!(&now, &before[s], "a refusal changes nothing");
                 }
                 let moved = moved.filter(|m| !m.is_empty());
-                undoable = evicted.filter(|_| moved.is_some());
+                undoable = undo.filter(|_| moved.is_some());
                 flying.extend(moved);
                 for (side, list, n_pages) in [(0, &device, n_device), (1, &host, n_host)] {
                     let of = |t: &SplitTable| if side == 0 { t.device.clone() } else { t.host.clone() };

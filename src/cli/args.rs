@@ -35,6 +35,13 @@ pub struct EngineArgs {
     /// The machine that times are predicted for: auto (this one), a name from hardware/, or a TOML file (docs/plan.md).
     #[arg(long, value_name = "auto|NAME|FILE", default_value = "auto")]
     pub hardware: String,
+    /// Pages of keys and values (32 tokens each) on the GPU, in each block that keeps them there; the oldest of the others are
+    /// kept by the CPU [default: all, or as many as fit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub kv_pages: Option<u32>,
+    /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU.
+    #[arg(long, value_enum, default_value_t = Far::Attend, value_name = "HOW")]
+    pub far: Far,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
@@ -104,6 +111,12 @@ impl EngineArgs {
                 )));
             }
         }
+        if self.kv_pages.is_some() && (host || matches!(strategy, Strategy::CpuOnly | Strategy::GpuOnly)) {
+            return Err(Error::usage(format!(
+                "--kv-pages: with {} all keys and values stay where they are; use --strategy helm, lia or stream on a device",
+                if host { "--device cpu".to_owned() } else { format!("--strategy {name}") }
+            )));
+        }
         if self.gpu_memory.is_some() && (host || strategy == Strategy::CpuOnly) {
             return Err(Error::usage("--gpu-memory: this runs on the CPU; leave the option out"));
         }
@@ -145,6 +158,7 @@ impl EngineArgs {
         match self.strategy {
             Strategy::Auto if self.boundary.is_some() => Strategy::Helm,
             Strategy::Auto if self.pinned.is_some() || self.policy.is_some() => Strategy::Lia,
+            Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
             strategy => strategy,
         }
     }
@@ -282,6 +296,23 @@ impl FromStr for Policies {
             rest = after;
         }
         if found == Policies::default() { Err(bad()) } else { Ok(found) }
+    }
+}
+
+/// How pages of keys and values that left the GPU are attended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Far {
+    Attend,
+    Stream,
+}
+
+impl From<Far> for tandem::program::Far {
+    fn from(far: Far) -> tandem::program::Far {
+        match far {
+            Far::Attend => tandem::program::Far::Attend,
+            Far::Stream => tandem::program::Far::Stream,
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Decision {
     k: Option<usize>,
     pinned: Option<usize>,
     policies: Option<(Policy, Policy)>,
+    /// Pages of keys and values on the device, and in all, where they are fewer.
+    kv_pages: Option<(usize, usize)>,
     gpu: Option<(Memory, u64)>,
     host: Option<(Memory, Option<u64>)>,
     next: Option<(String, u64)>,
@@ -36,6 +38,7 @@ impl Decision {
             k: Some(layers + 2),
             pinned: None,
             policies: None,
+            kv_pages: None,
             gpu: None,
             host: Some((memory, available)),
             next: None,
@@ -77,6 +80,7 @@ impl Decision {
             k: choice.k,
             pinned: choice.pinned,
             policies: choice.policies,
+            kv_pages: choice.kv_pages,
             gpu: Some((choice.device, free)),
             host: Some((choice.host, choice.host_available)),
             next: choice.next,
@@ -121,7 +125,11 @@ impl Decision {
             ("lia", _) => self.lia(device),
             _ => self.stream(device),
         };
-        format!("{}: {what} ({share})", self.strategy)
+        let pages = match self.kv_pages {
+            Some((n, all)) => format!(", {n} of {all} pages of keys and values there"),
+            None => String::new(),
+        };
+        format!("{}: {what}{pages} ({share})", self.strategy)
     }
 
     fn boundary(&self, k: usize, device: &str) -> String {
@@ -227,6 +235,9 @@ impl Decision {
         if let Some(pinned) = self.pinned {
             plan["pinned_layers"] = json!(pinned);
         }
+        if let Some((device, all)) = self.kv_pages {
+            plan["kv_pages"] = json!({ "device": device, "all": all });
+        }
         let policies = match (self.policies, self.placement.layers.first()) {
             (Some(policies), _) => Some(policies),
             // One vector for all blocks.
@@ -291,6 +302,7 @@ mod tests {
             k: None,
             pinned: None,
             policies: None,
+            kv_pages: None,
             device: memory(61_200_000),
             host: memory(9_000),
             host_available: Some(5_000_000_000),

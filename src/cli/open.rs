@@ -106,6 +106,7 @@ impl Opened {
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
         (options.sequences, options.logits) = (sequences, logits);
         options.weights_node = args.weights_binding()?;
+        (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.into());
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
@@ -221,14 +222,16 @@ impl Opened {
                 return Ok((engine, decision(choice), None));
             }
             // The same by the executor that records its steps; it pads them, so that it may need a little more memory.
-            Some(0) => match self.on_accelerator(&accelerator, &name, &on_device) {
-                Err(Error::Capacity(_)) => {}
-                whole => {
-                    let (engine, _) = whole?;
-                    choice.device = engine.memory();
-                    return Ok((engine, decision(choice), runtime));
+            Some(0) if !sizes.pages_move(&choice.placement) => {
+                match self.on_accelerator(&accelerator, &name, &on_device) {
+                    Err(Error::Capacity(_)) => {}
+                    whole => {
+                        let (engine, _) = whole?;
+                        choice.device = engine.memory();
+                        return Ok((engine, decision(choice), runtime));
+                    }
                 }
-            },
+            }
             _ => {}
         }
         let engine = with_bar(weights.bytes(), "loading weights", |progress| {

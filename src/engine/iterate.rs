@@ -1,9 +1,9 @@
 //! From what a step is asked for to iterations: which rows are computed together.
 
 use super::input::{Input, Logits};
+use super::kv::{Moved, SequenceKv};
 use super::machine::Rows;
-use crate::cache::BlockTable;
-use crate::program::{Flow, Group, Iteration, Kv, Phase, SubBatch, Wants};
+use crate::program::{Far, Flow, Group, Iteration, Kv, Phase, SubBatch, Wants};
 
 /// How a step's inputs are shared out.
 #[derive(Debug, Clone, Copy)]
@@ -44,11 +44,18 @@ impl Piece<'_> {
     }
 }
 
-/// The iterations that compute `inputs`, whose sequences have the block tables `tables`: one, unless a sub-batch wants logits
+/// What groups say of pages that have moved.
+pub(super) fn moves(moved: &[Moved]) -> Vec<crate::program::PageMove> {
+    moved.iter().map(Moved::of_iteration).collect()
+}
+
+/// The iterations that compute `inputs`, whose sequences have the pages `tables`, of which those in `moved` are copied by the
+/// first: one, unless a sub-batch wants logits
 /// of more than `most` rows. With them the rows of their groups, and in all, how many rows want logits.
 pub(super) fn iterations<'a>(
     inputs: &[Input<'a>],
-    tables: &[&'a BlockTable],
+    tables: &[&'a SequenceKv],
+    (moved, far): (&[Moved], Far),
     sharing: Sharing<'_>,
     pick: bool,
     most: usize,
@@ -66,7 +73,7 @@ pub(super) fn iterations<'a>(
             phase: Phase::Prefill,
             first: table.len() as u32,
             tokens: input.tokens.len() as u32,
-            kv: Kv::Device,
+            kv: table.kv(far),
             wants: match input.logits {
                 Logits::None => Wants::Nothing,
                 Logits::Last => Wants::Last,
@@ -80,18 +87,34 @@ pub(super) fn iterations<'a>(
     let mut batches: Vec<_> = batches
         .into_iter()
         .map(|mut pieces| {
-            // Neighbours of one phase are computed together.
-            pieces.sort_by_key(|p| p.group.phase == Phase::Decode);
+            // Neighbours of one phase, and with keys and values on the same side, are computed together.
+            pieces.sort_by_key(|p| {
+                let home = match p.group.kv {
+                    Kv::Host => 0,
+                    Kv::Split { .. } => 1,
+                    Kv::Device => 2,
+                };
+                let decode = p.group.phase == Phase::Decode;
+                (decode, if decode { 2 - home } else { home })
+            });
             steps(&pieces, most).into_iter()
         })
         .collect();
     let steps = batches.iter().map(ExactSizeIterator::len).max().unwrap_or_default();
-    let iteration = |_| {
+    let iteration = |i: usize| {
         let parts: Vec<Vec<Piece<'_>>> = batches.iter_mut().map(|b| b.next().unwrap_or_default()).collect();
         let rows = parts.iter().flatten().map(|p| p.rows).collect();
         let batch = |part: &Vec<Piece<'_>>| SubBatch { groups: part.iter().map(|p| p.group).collect() };
         let sub_batches = parts.iter().map(batch).collect();
-        (Iteration { sub_batches, moves: Vec::new(), flow: sharing.flow, pick }, rows)
+        (
+            Iteration {
+                sub_batches,
+                moves: if i == 0 { moves(moved) } else { Vec::new() },
+                flow: sharing.flow,
+                pick,
+            },
+            rows,
+        )
     };
     ((0..steps).map(iteration).collect(), out)
 }
@@ -126,10 +149,10 @@ mod tests {
     use super::*;
 
     fn all(inputs: &[Input<'_>], split: Option<&[u8]>, most: usize) -> Vec<(Iteration, Vec<usize>)> {
-        let table = BlockTable::new();
+        let table = SequenceKv::new(super::super::kv::Sides { device: true, host: false });
         let tables = vec![&table; inputs.len()];
         let sharing = Sharing { split, flow: Flow::TwoLanes };
-        let (all, _) = iterations(inputs, &tables, sharing, false, most);
+        let (all, _) = iterations(inputs, &tables, (&[], Far::Attend), sharing, false, most);
         all.into_iter().map(|(i, rows)| (i, rows.iter().map(|r| r.out).collect())).collect()
     }
 

@@ -9,6 +9,7 @@
 pub mod host;
 mod input;
 mod iterate;
+mod kv;
 mod machine;
 mod memory;
 mod options;

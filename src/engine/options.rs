@@ -3,6 +3,7 @@
 use crate::cache::{KvDType, KvGeometry};
 use crate::host::numa::Binding;
 use crate::model::ModelSpec;
+use crate::program::Far;
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
 use crate::{Error, Result};
@@ -32,6 +33,11 @@ pub struct Options {
     pub chunk: usize,
     /// Rows of a step whose logits are held: one per sequence, unless a step wants those of more.
     pub logits: usize,
+    /// Pages of keys and values on the device, in each layer that keeps them there; `None`: as many as all sequences need.
+    /// If they are fewer, the oldest move to the host.
+    pub kv_pages: Option<usize>,
+    /// How pages that moved to the host are attended.
+    pub far: Far,
     /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)): each has activations of its own.
     pub sub_batches: usize,
     /// Memory nodes for weights on the host; `None`: where the system puts them. All else stays where it is.
@@ -51,6 +57,8 @@ impl Options {
             pages: None,
             chunk: DEFAULT_CHUNK,
             logits: 1,
+            kv_pages: None,
+            far: Far::Attend,
             sub_batches: 1,
             weights_node: None,
         }

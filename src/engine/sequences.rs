@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use super::input::{Input, Logits};
 use super::iterate::{Sharing, iterations};
+use super::kv::{Moved, Room, SequenceKv};
 use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
 use super::place::Placement;
 use super::timeline::Timeline;
-use crate::cache::BlockTable;
+use crate::cache::KvGeometry;
 use crate::device::accelerator::Accelerator;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Flow, RequestId, Side};
@@ -36,7 +37,7 @@ impl SeqId {
 pub struct Engine {
     spec: ModelSpec,
     machine: RealMachine,
-    sequences: Slots<BlockTable>,
+    sequences: Slots<SequenceKv>,
     picked: Vec<u32>,
     context: usize,
     chunk: usize,
@@ -72,6 +73,7 @@ impl Engine {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
         let pages = options.check(&spec)?;
+        let pages = options.kv_pages.map_or(pages, |n| n.min(pages));
         let placement = crate::program::Placement::all(Side::Device, spec.n_layers, pages);
         Engine::placed(spec, weights, options, accelerator, device, "gpu-only", placement, progress)
     }
@@ -152,19 +154,22 @@ impl Engine {
 
     /// A new, empty sequence.
     pub fn add(&mut self) -> SeqId {
-        SeqId(self.sequences.insert(BlockTable::new()))
+        let table = SequenceKv::new(self.machine.kv().sides);
+        let id = self.sequences.insert(table);
+        self.sequences.get_mut(id).expect("just put there").name(id);
+        SeqId(id)
     }
 
     /// Ends a sequence; its pages are free again. One that has ended already is left alone.
     pub fn remove(&mut self, id: SeqId) {
         if let Some(mut table) = self.sequences.remove(id.0) {
-            table.free(self.machine.pages());
+            table.free(&mut self.machine.kv().pages);
         }
     }
 
     /// Tokens stored of a sequence; none of one that has ended.
     pub fn len(&self, id: SeqId) -> usize {
-        self.sequences.get(id.0).map_or(0, BlockTable::len)
+        self.sequences.get(id.0).map_or(0, SequenceKv::len)
     }
 
     /// Whether nothing is stored of it.
@@ -175,13 +180,13 @@ impl Engine {
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, id: SeqId, len: usize) {
         if let Some(table) = self.sequences.get_mut(id.0) {
-            table.truncate(self.machine.pages(), len);
+            table.truncate(&mut self.machine.kv().pages, len);
         }
     }
 
     /// Pages that no sequence has.
     pub fn free_pages(&mut self) -> usize {
-        self.machine.pages().n_free()
+        self.machine.kv().pages.n_free()
     }
 
     pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
@@ -282,28 +287,75 @@ impl Engine {
             }
             self.check_tokens(input.tokens)?;
         }
-        let done = self.reserve_and_run(inputs, pick, sharing);
+        let room = |i: &Input<'_>| Room {
+            seq: i.seq.0.slot as usize,
+            tokens: i.tokens.len(),
+            decode: i.tokens.len() == 1 && i.logits != Logits::None,
+        };
+        let step: Vec<Room> = inputs.iter().map(room).collect();
+        self.make_room(&step)?;
+        let mut moved = Vec::new();
+        let done = self.reserve_and_run(inputs, &step, &mut moved, pick, sharing);
+        let pages = &mut self.machine.kv().pages;
         for input in inputs {
             let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
             match &done {
                 Ok(()) => table.advance(input.tokens.len()),
                 // What was reserved for this step is free again.
-                Err(_) => table.truncate(self.machine.pages(), table.len()),
+                Err(_) => table.truncate(pages, table.len()),
             }
         }
+        self.moved(&moved, done.is_ok());
         done
     }
 
-    fn reserve_and_run(&mut self, inputs: &[Input<'_>], pick: bool, sharing: Sharing<'_>) -> Result<()> {
+    /// Makes room for a step on the device, if pages can leave it.
+    fn make_room(&mut self, step: &[Room]) -> Result<()> {
+        let kv = self.machine.kv();
+        let moved = kv.pager.make_room(self.sequences.values_mut(), &mut kv.pages, step)?;
+        if moved.is_empty() {
+            return Ok(());
+        }
+        let done = self.machine.move_pages(&moved);
+        self.moved(&moved, done.is_ok());
+        done
+    }
+
+    /// The copies of moved pages have ended. If not well, the pages are where they were.
+    fn moved(&mut self, moved: &[Moved], well: bool) {
+        let pages = &mut self.machine.kv().pages;
+        match well {
+            true => moved.iter().for_each(|m| m.finish(pages)),
+            false => moved.iter().rev().for_each(|m| m.undo(pages, self.sequences.values_mut())),
+        }
+    }
+
+    fn reserve_and_run(
+        &mut self,
+        inputs: &[Input<'_>],
+        step: &[Room],
+        moved: &mut Vec<Moved>,
+        pick: bool,
+        sharing: Sharing<'_>,
+    ) -> Result<()> {
+        let kv = self.machine.kv();
         for input in inputs {
             let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
-            table.reserve(self.machine.pages(), input.tokens.len())?;
+            table.reserve(&mut kv.pages, input.tokens.len())?;
         }
-        let tables: Vec<&BlockTable> =
+        *moved = kv.pager.ahead(self.sequences.values_mut(), &mut kv.pages, step);
+        let tables: Vec<&SequenceKv> =
             inputs.iter().map(|i| self.sequences.get(i.seq.0).expect("a live sequence")).collect();
-        let (iterations, n) = iterations(inputs, &tables, sharing, pick, self.machine.logit_rows());
+        let (iterations, n) = iterations(
+            inputs,
+            &tables,
+            (moved, self.machine.kv().far),
+            sharing,
+            pick,
+            self.machine.logit_rows(),
+        );
         self.machine.expect(n, pick);
-        iterations.iter().try_for_each(|(iteration, rows)| self.machine.run(iteration, rows))
+        iterations.iter().try_for_each(|(iteration, rows)| self.machine.run(iteration, rows, moved))
     }
 
     /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
@@ -329,9 +381,14 @@ impl Engine {
             )));
         }
         self.check_tokens(tokens)?;
-        // All pages now, so that no chunk fails after others have been computed.
-        let table = self.sequences.get_mut(seq.0).expect("a live sequence");
-        table.reserve(self.machine.pages(), tokens.len())?;
+        // All pages now, so that no chunk fails after others have been computed. Where pages move, those of both sides.
+        let kv = self.machine.kv();
+        if kv.pages.pages_move() {
+            kv.pages.suffice(KvGeometry::pages_for(end) - KvGeometry::pages_for(end - tokens.len()))?;
+        } else {
+            let table = self.sequences.get_mut(seq.0).expect("a live sequence");
+            table.reserve(&mut kv.pages, tokens.len())?;
+        }
         let before = end - tokens.len();
         let logits = self.run_chunks(seq, tokens, &mut progress);
         if logits.is_err() {

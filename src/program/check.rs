@@ -123,6 +123,15 @@ impl Walk<'_> {
     /// What earlier steps have stored; pages that move in this iteration are still where they come from.
     fn stored_before(&mut self) {
         let page = PAGE_TOKENS as u32;
+        // Of requests that have no rows in this step, that is all that is known.
+        let groups = || self.iteration.sub_batches.iter().flat_map(|s| &s.groups);
+        let others = self.iteration.moves.iter().filter(|m| groups().all(|g| g.request != m.request));
+        for m in others.filter(|m| !m.pages.is_empty()) {
+            for (l, _) in self.placement.layers.iter().enumerate().filter(|(_, l)| l.kv == Side::Device) {
+                let stored = self.stored.entry((flip(m.to), l as u32, m.request)).or_default();
+                insert(stored, (m.pages.start * page, m.pages.end * page));
+            }
+        }
         for group in self.iteration.sub_batches.iter().flat_map(|s| &s.groups) {
             for (l, layer) in self.placement.layers.iter().enumerate() {
                 let mut put = |side, range: (u32, u32)| {

@@ -6,15 +6,17 @@ use crate::program::RequestId;
 /// Values by [`RequestId`]. Insertion, look-up and removal take constant time.
 #[derive(Debug, Clone)]
 pub struct Slots<T> {
-    /// By slot: its generation, and what is there.
-    slots: Vec<(u32, Option<T>)>,
+    /// By slot: how often it has been given out before.
+    generations: Vec<u32>,
+    /// By slot: what is there.
+    values: Vec<Option<T>>,
     /// Slots that hold nothing.
     free: Vec<u32>,
 }
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        Slots { slots: Vec::new(), free: Vec::new() }
+        Slots { generations: Vec::new(), values: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -22,18 +24,18 @@ impl<T> Slots<T> {
     /// Puts a value into a free slot.
     pub fn insert(&mut self, value: T) -> RequestId {
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
-            u32::try_from(self.slots.len() - 1).expect("fewer than 2³² slots")
+            self.generations.push(0);
+            self.values.push(None);
+            u32::try_from(self.values.len() - 1).expect("fewer than 2³² slots")
         });
-        let (generation, place) = &mut self.slots[slot as usize];
-        *place = Some(value);
-        RequestId { slot, generation: *generation }
+        self.values[slot as usize] = Some(value);
+        RequestId { slot, generation: self.generations[slot as usize] }
     }
 
     /// Takes a value out; its slot is free, and `id` names nothing any more.
     pub fn remove(&mut self, id: RequestId) -> Option<T> {
-        let (generation, place) = self.slots.get_mut(id.slot as usize)?;
-        let value = place.take_if(|_| *generation == id.generation)?;
+        let generation = self.generations.get_mut(id.slot as usize)?;
+        let value = self.values[id.slot as usize].take_if(|_| *generation == id.generation)?;
         *generation = generation.wrapping_add(1);
         self.free.push(id.slot);
         Some(value)
@@ -41,19 +43,19 @@ impl<T> Slots<T> {
 
     /// The value that `id` names, if it is still there.
     pub fn get(&self, id: RequestId) -> Option<&T> {
-        let (generation, place) = self.slots.get(id.slot as usize)?;
-        place.as_ref().filter(|_| *generation == id.generation)
+        let generation = self.generations.get(id.slot as usize)?;
+        self.values[id.slot as usize].as_ref().filter(|_| *generation == id.generation)
     }
 
     /// The same, to be changed.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
-        let (generation, place) = self.slots.get_mut(id.slot as usize)?;
-        place.as_mut().filter(|_| *generation == id.generation)
+        let generation = self.generations.get(id.slot as usize)?;
+        self.values[id.slot as usize].as_mut().filter(|_| *generation == id.generation)
     }
 
     /// Values there.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.values.len() - self.free.len()
     }
 
     /// Whether there is none.
@@ -63,7 +65,12 @@ impl<T> Slots<T> {
 
     /// Slots there have ever been: all ids' slots are below.
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.values.len()
+    }
+
+    /// What is in each slot.
+    pub fn values_mut(&mut self) -> &mut [Option<T>] {
+        &mut self.values
     }
 }
 

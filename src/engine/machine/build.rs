@@ -5,23 +5,28 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::carry::{Areas, What};
+use super::device::DevicePart;
 use super::graphs::Graphs;
 use super::host::{HostHalf, HostPart};
 use super::lane::Started;
 use super::lowered::Programs;
-use super::sizes::{Sizes, computes_on_host, stages_pages, wholly_on_device};
+use super::sizes::{Sizes, computes_on_host};
 use super::work::HostWork;
 use super::{HostSide, RealMachine, Where, load};
-use crate::cache::{KvGeometry, PageList, PagePool};
+use crate::cache::{KvGeometry, PagePool};
 use crate::device::accelerator::{Accelerator, RowBytes};
 use crate::device::preload::{self, Needs};
+use crate::device::runtime::Pinned;
 use crate::engine::host::HostWorkspace;
+use crate::engine::kv::{KvPages, KvStore, Pager, Sides};
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
-use crate::program::{Cargo, Group, Iteration, Kind, Kv, Phase, Placement, RequestId, Side, Wants, lower};
+use crate::program::{
+    Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, RequestId, Side, Wants, lower,
+};
 use crate::{Error, Result};
 
 impl RealMachine {
@@ -48,11 +53,11 @@ impl RealMachine {
             )));
         }
         let sizes = Sizes::new(spec, weights, options, &*accel)?;
-        let cargo = cargo(&placement)?;
+        let cargo = cargo(&placement, sizes.paging(&placement).far > 0)?;
         sizes.check(&placement)?;
         let threads = options.threads;
         // The threads of the pool follow its leader: that of the host's lane, or for loading alone this one.
-        let (lane, pool) = match placement.uses(Side::Host) {
+        let (lane, pool) = match placement.uses(Side::Host) || sizes.pages_move(&placement) {
             true => {
                 let (lane, pool) = Started::new(move || Pool::pinned(threads))?;
                 (Some(lane), pool)
@@ -67,33 +72,48 @@ impl RealMachine {
         };
         let runtime = accel.runtime().clone();
         let kv_geometry = geometry(spec, options.kv_dtype);
-        let pages = PageList::new(kv_geometry, sizes.pages)?;
+        let paging = sizes.paging(&placement);
         let needs = Needs::new(&sizes.shape, &sizes.linears);
         let mut device = preload::beside(&*runtime, &needs, || {
             load::device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)
         })?;
 
         // Keys and values on the host: pinned where the device reads or writes pages.
-        let on_host: Vec<usize> =
-            (0..spec.n_layers).filter(|&l| placement.layers[l].kv == Side::Host).collect();
-        let mut places = vec![None; spec.n_layers];
-        for (at, &l) in on_host.iter().enumerate() {
-            places[l] = Some(at);
-        }
-        let host_geometry = KvGeometry { n_layers: on_host.len(), ..kv_geometry };
-        let kv = if on_host.is_empty() {
-            None
-        } else if placement.layers.iter().any(stages_pages) {
-            let bytes = on_host.len() * sizes.layer_pages() as usize;
-            let memory = runtime.pinned(bytes)?;
-            device.host_pages = Some(memory.clone());
+        let mut counts = [0, 0];
+        let place = |l: &LayerPlacement| {
+            let device = l.kv == Side::Device;
+            counts[usize::from(device)] += 1;
+            (device, counts[usize::from(device)] - 1)
+        };
+        let places: Vec<(bool, usize)> = placement.layers.iter().map(place).collect();
+        let pinned = |n_layers: usize, pages: usize| -> Result<(PagePool, (Arc<dyn Pinned>, usize))> {
+            let layer = sizes.pages_bytes(pages) as usize;
+            let memory = runtime.pinned(n_layers * layer)?;
             let base =
                 NonNull::new(memory.host()).ok_or_else(|| Error::Capacity("no pinned memory".into()))?;
+            let geometry = KvGeometry { n_layers, ..kv_geometry };
             // SAFETY: zeroed memory of that many bytes, kept by the pool; the device copies pages only between operations
             // of the host on the same sequences (the order of programs).
-            Some(unsafe { PagePool::over(host_geometry, sizes.pages, base, bytes, Box::new(memory))? })
-        } else {
-            Some(PagePool::new(host_geometry, sizes.pages)?)
+            let pool =
+                unsafe { PagePool::over(geometry, pages, base, n_layers * layer, Box::new(memory.clone()))? };
+            Ok((pool, (memory, layer)))
+        };
+        let kv = match counts[0] {
+            0 => None,
+            n if paging.staged > 0 => {
+                let (pool, memory) = pinned(n, paging.host)?;
+                device.host_pages = Some(memory);
+                Some(pool)
+            }
+            n => Some(PagePool::new(KvGeometry { n_layers: n, ..kv_geometry }, paging.host)?),
+        };
+        let far = match paging.far {
+            0 => None,
+            pages => {
+                let (pool, memory) = pinned(counts[1], pages)?;
+                device.far_pages = Some(memory);
+                Some(pool)
+            }
         };
         let (mut isa, mut bytes_per_step) = (device.describe(), device.bytes_per_step);
         let mut work = HostWork::default();
@@ -102,9 +122,11 @@ impl RealMachine {
             Some(lane) => {
                 let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
                 work = HostWork::new(spec, &model);
-                let parts = device.parts.iter().map(|p| HostPart::new(spec, p.mailbox.clone())).collect();
+                let part = |p: &DevicePart| HostPart::new(spec, p.mailbox.clone(), p.parts.clone());
+                let parts = device.parts.iter().map(part).collect();
                 let shape = Some(sizes.shape.clone());
-                let half = HostHalf::new(spec, options, model, pool, kv, places.clone(), parts, shape)?;
+                let half =
+                    HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?;
                 isa = format!("{isa}, cpu {}", half.isa().name());
                 bytes_per_step += half.bytes_per_step();
                 Some(HostSide::Lane(lane.serve(half, runtime.clone())))
@@ -127,7 +149,7 @@ impl RealMachine {
         let areas = Areas::new(&runtime, &areas)?;
         runtime.synchronize_all()?;
         let (on_device, on_host) = (sizes.device(&placement), sizes.host(&placement));
-        let alone = wholly_on_device(&placement);
+        let alone = sizes.alone(&placement);
         let memory = match alone {
             true => on_device,
             false => Memory {
@@ -136,6 +158,12 @@ impl RealMachine {
                 activations: on_device.activations + on_host.activations,
             },
         };
+        let store = KvStore {
+            pages: KvPages::new(kv_geometry, paging.device, paging.far, paging.host)?,
+            sides: Sides::of(&placement),
+            pager: Pager::new(paging.device, paging.staged_far > 0),
+            far: options.far,
+        };
         let described = Where {
             device: if alone { device_name.to_string() } else { format!("{device_name}+cpu") },
             strategy,
@@ -143,10 +171,11 @@ impl RealMachine {
             threads,
             kv_type: sizes.shape.kv.name(),
         };
-        let mut machine = RealMachine::empty(spec, placement, described, pages, memory);
+        let mut machine = RealMachine::empty(spec, placement, described, store, memory);
         machine.sub_batches = sizes.sub_batches;
         (machine.bytes_per_step, machine.work) = (bytes_per_step, work);
-        (machine.places, machine.host) = (places, host);
+        machine.places = places.into_iter().map(|(_, place)| place).collect();
+        machine.host = host;
         (machine.device, machine.areas) = (Some(device), Some(areas));
         Ok(machine)
     }
@@ -173,20 +202,21 @@ impl RealMachine {
             kv_type: options.kv_dtype.name(),
         };
         let geometry = geometry(spec, options.kv_dtype);
-        let pages = PageList::new(geometry, n_pages)?;
+        let store = KvStore::all(Side::Host, geometry, n_pages)?;
         let units = Units { node: options.weights_node.clone(), ..Units::all(spec) };
         let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
         let kv = PagePool::new(geometry, n_pages)?;
-        let places: Vec<Option<usize>> = (0..spec.n_layers).map(Some).collect();
-        let parts = (0..options.sub_batches).map(|_| HostPart::new(spec, None)).collect();
-        let half = HostHalf::new(spec, options, model, pool, Some(kv), places.clone(), parts, None)?;
+        let places: Vec<(bool, usize)> = (0..spec.n_layers).map(|l| (false, l)).collect();
+        let parts = (0..options.sub_batches).map(|_| HostPart::new(spec, None, None)).collect();
+        let half = HostHalf::new(spec, options, model, pool, (Some(kv), None), places, parts, None)?;
         let placement = Placement::all(Side::Host, spec.n_layers, n_pages);
-        let mut machine = RealMachine::empty(spec, placement, described, pages, memory);
+        let mut machine = RealMachine::empty(spec, placement, described, store, memory);
         machine.sub_batches = options.sub_batches;
         machine.bytes_per_step = half.bytes_per_step();
         machine.planned =
             options.sub_batches * HostWorkspace::bytes(spec, options.rows(), options.logit_rows());
-        (machine.places, machine.host) = (places, Some(HostSide::Inline(half)));
+        machine.places = (0..spec.n_layers).collect();
+        machine.host = Some(HostSide::Inline(half));
         Ok(machine)
     }
 
@@ -195,7 +225,7 @@ impl RealMachine {
         spec: &ModelSpec,
         placement: Placement,
         described: Where,
-        pages: PageList,
+        kv: KvStore,
         memory: Memory,
     ) -> RealMachine {
         RealMachine {
@@ -205,7 +235,7 @@ impl RealMachine {
             programs: Programs::default(),
             graphs: Graphs::default(),
             sub_batches: 1,
-            pages,
+            kv,
             places: Vec::new(),
             host: None,
             device: None,
@@ -227,27 +257,28 @@ impl RealMachine {
 
     /// A machine that computes nothing: step `fails`, counted from 1, is an error.
     #[cfg(test)]
-    pub fn pretending(spec: &ModelSpec, pages: PageList, fails: Option<usize>) -> RealMachine {
+    pub fn pretending(spec: &ModelSpec, kv: KvStore, fails: Option<usize>) -> RealMachine {
         let described =
             Where { device: "none".into(), strategy: "none", isa: String::new(), threads: 0, kv_type: "" };
         let memory = Memory { weights: 0, kv: 0, activations: 0 };
         let placement = Placement::all(Side::Host, spec.n_layers, 0);
-        let mut machine = RealMachine::empty(spec, placement, described, pages, memory);
+        let mut machine = RealMachine::empty(spec, placement, described, kv, memory);
         machine.pretends = Some((0, fails));
         machine
     }
 }
 
 /// What crosses the link in any program of a placement.
-fn cargo(placement: &Placement) -> Result<Vec<(What, Side)>> {
+fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What, Side)>> {
     let mut found = Vec::new();
-    for phase in [Phase::Prefill, Phase::Decode] {
+    let homes = [Kv::Device, Kv::Host].into_iter().take(1 + usize::from(pages_move));
+    for (kv, phase) in homes.flat_map(|kv| [Phase::Prefill, Phase::Decode].map(|phase| (kv, phase))) {
         let group = Group {
             request: RequestId { slot: 0, generation: 0 },
             phase,
             first: 1,
             tokens: 1,
-            kv: Kv::Device,
+            kv,
             wants: Wants::All,
         };
         for op in lower(placement, &Iteration::serial(vec![group], true))?.ops {

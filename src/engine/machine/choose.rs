@@ -89,6 +89,8 @@ pub struct Choice {
     pub pinned: Option<usize>,
     /// The vectors for prompts and decode rows of blocks that are not pinned.
     pub policies: Option<(Policy, Policy)>,
+    /// Pages of a layer on the device, of so many that all sequences have: where these are more, the rest is on the host.
+    pub kv_pages: Option<(usize, usize)>,
     /// Bytes on the device.
     pub device: Memory,
     /// Bytes on the host.
@@ -116,8 +118,8 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     strategy.check()?;
     let n = sizes.layers();
     let (candidates, policies) = match strategy {
-        Strategy::Helm { boundary } => (boundaries(n, boundary)?, None),
-        Strategy::Greedy => (boundaries(n, None)?, None),
+        Strategy::Helm { boundary } => (boundaries(sizes, boundary)?, None),
+        Strategy::Greedy => (boundaries(sizes, None)?, None),
         Strategy::Lia { pinned, prefill, decode } => {
             let forced = prefill.is_some() || decode.is_some();
             let (prefill, decode) = vectors_of(prefill, decode);
@@ -135,7 +137,18 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
         let fits = device.total() <= sizes.free()
             && host_available.is_none_or(|available| host.total() <= available);
         if fits {
-            return Ok(Choice { placement, k, pinned, policies, device, host, host_available, next });
+            let (placement, kv_pages) = sizes.with_pages(placement);
+            return Ok(Choice {
+                placement,
+                k,
+                pinned,
+                policies,
+                kv_pages,
+                device,
+                host,
+                host_available,
+                next,
+            });
         }
         next = Some((what.clone(), device.total()));
         last = Some((what, device, host));
@@ -171,8 +184,9 @@ fn parts(m: &Memory) -> String {
     format!("weights {:.1}, KV {:.1}, activations {:.1}", mb(m.weights), mb(m.kv), mb(m.activations))
 }
 
-/// HELM: the first that fits has the smallest k.
-fn boundaries(n: usize, fixed: Option<usize>) -> Result<Vec<Candidate>> {
+/// HELM: the first that fits has the smallest k. Where all weights fit, keys and values move before any block does.
+fn boundaries(sizes: &Sizes, fixed: Option<usize>) -> Result<Vec<Candidate>> {
+    let n = sizes.layers();
     let units = n + 2;
     if let Some(k) = fixed
         && k > units
@@ -181,10 +195,19 @@ fn boundaries(n: usize, fixed: Option<usize>) -> Result<Vec<Candidate>> {
             "--boundary {k}: the model has {units} units (embedding, {n} blocks, head)"
         )));
     }
+    let ladder = |k: usize| std::iter::once(boundary(k, n)).chain(fewer_pages(sizes, k));
     Ok(match fixed {
-        Some(k) => vec![boundary(k, n)],
-        None => (0..=units).map(|k| boundary(k, n)).collect(),
+        Some(k) => ladder(k).collect(),
+        None => ladder(0).chain((1..=units).map(|k| boundary(k, n))).collect(),
     })
+}
+
+/// HELM's boundary with as many pages as fit, where all do not.
+fn fewer_pages(sizes: &Sizes, k: usize) -> Option<Candidate> {
+    let whole = boundary(k, sizes.layers());
+    let placement = sizes.fewer_pages(&whole.placement)?;
+    let what = format!("{} and {} pages of keys and values", whole.what, placement.device_pages);
+    Some(Candidate { what, placement, ..whole })
 }
 
 /// HELM's boundary, host blocks computed in place.

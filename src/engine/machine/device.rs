@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::parts::PartMail;
 use super::sizes::Mode;
 use crate::Result;
-use crate::cache::PAGE_TOKENS;
+use crate::cache::{self, PAGE_TOKENS};
 use crate::device::accelerator::{
     Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight, PageMove,
-    Publish, Published, Residual, Shape, Step, Workspace,
+    PartialRows, Publish, Published, Residual, Shape, Step, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Lane, Pinned, Runtime};
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
-use crate::program::{Kind, Op, Sublayer, Unit};
+use crate::program::{Kind, Op, Part, Sublayer, Unit};
 
 /// A layer's weights on the device.
 pub(super) enum Weights {
@@ -59,8 +60,12 @@ pub(super) struct DeviceHalf {
     pub kv: Vec<Option<DevPtr>>,
     /// Pages of one layer each, for keys and values that are kept on the host and attended here.
     pub staged: Option<[DevPtr; 2]>,
-    /// The host's pages, where pages are staged.
-    pub host_pages: Option<Arc<dyn Pinned>>,
+    /// The same of layers that keep them here, for pages that have left.
+    pub staged_far: Option<[DevPtr; 2]>,
+    /// The host's pages, where pages are staged; bytes of a layer.
+    pub host_pages: Option<(Arc<dyn Pinned>, usize)>,
+    /// Pages away from the device; bytes of a layer.
+    pub far_pages: Option<(Arc<dyn Pinned>, usize)>,
     pub bytes_per_step: u64,
     pub _buffers: Vec<Buffer>,
 }
@@ -72,6 +77,17 @@ pub(super) struct DevicePart {
     pub lists: Vec<(Mode, DevPtr)>,
     /// For rows attended on the host.
     pub mailbox: Option<Mailbox>,
+    /// For rows attended on both sides.
+    pub parts: Option<PartMail>,
+    /// For pages that are streamed.
+    pub far_stream: Option<FarStream>,
+}
+
+/// What attention over streamed pages needs beside the rest: a step's lists and partial results of its own.
+#[derive(Clone, Copy)]
+pub(super) struct FarStream {
+    pub lists: DevPtr,
+    pub partial: PartialRows,
 }
 
 impl DevicePart {
@@ -162,7 +178,8 @@ impl DeviceHalf {
     }
 
     /// Enqueues an operation of the compute lane; `step` has the lists for the way its layer is attended.
-    pub fn compute(&mut self, op: &Op, step: &Step, epoch: u32) -> Result<()> {
+    /// `far`: those of tokens whose pages are streamed.
+    pub fn compute(&mut self, op: &Op, step: &Step, far: Option<&Step>, epoch: u32) -> Result<()> {
         let (accel, shape) = (self.accel.clone(), self.shape.clone());
         let (b, rows) = (op.sub_batch as usize, launched(op, step));
         let ws = self.parts[b].ws;
@@ -186,9 +203,23 @@ impl DeviceHalf {
                 let mailbox = self.parts[b].mailbox();
                 accel.publish(&cx, Publish { mailbox, epoch_add: epoch, what }, rows)
             }
+            Kind::Attend { part: Part::UpToBoundary, staged, .. } => {
+                let partial = self.parts[b].far_stream.expect("streamed pages were planned").partial;
+                let (ws, step) = (Workspace { partial, ..ws }, far.expect("lists of streamed pages"));
+                let pages = self.pages(l, staged);
+                accel.attend(&Context { ws: &ws, step, ..cx }, &self.weights(l)?, pages, rows)
+            }
             Kind::Attend { staged, .. } => {
                 let pages = self.pages(l, staged);
                 accel.attend(&cx, &self.weights(l)?, pages, rows)
+            }
+            Kind::Merge { mailbox } => {
+                let part = &self.parts[b];
+                let other = match mailbox {
+                    true => part.parts.as_ref().map(|p| p.on_device(&shape)),
+                    false => part.far_stream.map(|f| f.partial),
+                };
+                accel.merge(&cx, &other.expect("memory for attention in parts was planned"), rows)
             }
             Kind::Collect => accel.collect(&cx, self.parts[b].mailbox(), rows),
             Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),
@@ -203,7 +234,7 @@ impl DeviceHalf {
                 accel.logits(&cx, *norm, head, residual, rows)
             }
             Kind::Pick => accel.argmax(&cx, rows),
-            Kind::Merge { .. } | Kind::Carry { .. } | Kind::Stream { .. } => unreachable!("not of this lane"),
+            Kind::Carry { .. } | Kind::Stream { .. } => unreachable!("not of this lane"),
             Kind::PageOut { .. } | Kind::PageIn { .. } => unreachable!("not of this lane"),
         }
     }
@@ -262,25 +293,19 @@ impl DeviceHalf {
 
     fn pages(&self, layer: usize, staged: Option<u8>) -> DevPtr {
         match staged {
-            Some(slot) => self.staged.as_ref().expect("staging memory was planned")[slot as usize],
+            Some(slot) => {
+                let staged = if self.kv[layer].is_some() { &self.staged_far } else { &self.staged };
+                staged.as_ref().expect("staging memory was planned")[slot as usize]
+            }
             None => self.kv[layer].expect("pages on the device"),
         }
     }
 
-    /// Moves pages of a sequence between staging memory and the host's pages of the `place`-th layer there; `pages` is
-    /// its block table, `tokens` how many are stored.
-    pub fn move_staged(
-        &self,
-        op: &Op,
-        place: usize,
-        pages: &[u32],
-        tokens: usize,
-        layer_bytes: usize,
-    ) -> Result<()> {
-        let (slot, to_host) = match op.kind {
-            Kind::PageOut { staged: Some(slot) } => (slot, true),
-            Kind::PageIn { staged: Some(slot) } => (slot, false),
-            _ => unreachable!("pages change sides for good only with pages on two sides"),
+    /// Moves pages of a sequence between staging memory and the host's pages of a layer, the `place`-th of its side there;
+    /// `pages` are the sequence's there, `tokens` how many are stored.
+    pub fn move_staged(&self, op: &Op, place: usize, pages: &[u32], tokens: usize) -> Result<()> {
+        let (Kind::PageOut { staged } | Kind::PageIn { staged }) = op.kind else {
+            unreachable!("pages do not move by {}", op.kind.name())
         };
         let span = op.reads[0].span.clone();
         let moves: Vec<PageMove> = (span.start as usize..span.end as usize)
@@ -291,13 +316,30 @@ impl DeviceHalf {
             })
             .filter(|m| m.tokens > 0)
             .collect();
-        let memory = self.host_pages.as_ref().expect("pinned pages were planned");
-        let host = memory.device().add(place * layer_bytes);
-        let staged = self.pages(0, Some(slot));
+        let layer = op.layer.unwrap_or_default() as usize;
+        let home = if self.kv[layer].is_some() { &self.far_pages } else { &self.host_pages };
+        let (memory, layer_bytes) = home.as_ref().expect("pinned pages were planned");
+        self.copy(op, self.pages(layer, staged), &moves, memory.device().add(place * layer_bytes))
+    }
+
+    /// Pages that change sides, in all layers that keep keys and values here.
+    pub fn change_sides(&self, op: &Op, copies: &[cache::PageMove]) -> Result<()> {
+        let moves: Vec<PageMove> = copies
+            .iter()
+            .map(|m| PageMove { device: m.device, host: m.host, tokens: m.tokens as u32 })
+            .collect();
+        let (memory, layer_bytes) = self.far_pages.as_ref().expect("pinned pages were planned");
+        for (place, &kv) in self.kv.iter().flatten().enumerate() {
+            self.copy(op, kv, &moves, memory.device().add(place * layer_bytes))?;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, op: &Op, here: DevPtr, moves: &[PageMove], host: DevPtr) -> Result<()> {
         let lane = lane(op.unit);
-        match to_host {
-            true => self.accel.gather_pages(lane, &self.shape, staged, &moves, host),
-            false => self.accel.scatter_pages(lane, &self.shape, staged, &moves, host),
+        match op.kind {
+            Kind::PageOut { .. } => self.accel.gather_pages(lane, &self.shape, here, moves, host),
+            _ => self.accel.scatter_pages(lane, &self.shape, here, moves, host),
         }
     }
 }

@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use super::carry::{Place, What};
 use super::device::rows_of;
+use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{LayerKv, PagePool};
-use crate::device::accelerator::{Mailbox, Shape};
+use crate::device::accelerator::{Mailbox, Shape, Step};
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
 use crate::host::Pool;
 use crate::model::ModelSpec;
-use crate::program::{Cargo, Kind, Op, Sublayer};
+use crate::program::{Cargo, Kind, Op, Part, Sublayer};
 use crate::simd::Isa;
 use crate::simd::attention::AttnOut;
 use crate::tensor::{Rows, RowsMut};
@@ -22,9 +23,12 @@ pub(super) struct HostHalf {
     model: Prepared,
     pool: Pool,
     host: Host,
+    /// Pages of layers with keys and values here.
     kv: Option<PagePool>,
-    /// The place of a layer among those with pages here.
-    places: Vec<Option<usize>>,
+    /// Pages away from the device, of the other layers.
+    far: Option<PagePool>,
+    /// Of each layer, whether its keys and values are on the device, and its place among the layers of its side.
+    places: Vec<(bool, usize)>,
     /// The sub-batches.
     pub parts: Vec<HostPart>,
     /// What the device makes of the model, if there is one.
@@ -38,6 +42,8 @@ pub(super) struct HostHalf {
 pub(super) struct HostPart {
     pub ws: HostWorkspace,
     step: HostStep,
+    /// The same, over pages away from the device.
+    far_step: HostStep,
     /// Rows that want logits, ascending.
     wanted: Vec<usize>,
     /// Whether only those are left.
@@ -46,18 +52,38 @@ pub(super) struct HostPart {
     pub picked: Vec<Option<u32>>,
     /// Rows that come from the device and go back to it.
     pub mailbox: Option<Mailbox>,
+    /// Attention in parts, on its way to the device.
+    pub parts: Option<PartMail>,
 }
 
 impl HostPart {
-    pub fn new(spec: &ModelSpec, mailbox: Option<Mailbox>) -> HostPart {
+    pub fn new(spec: &ModelSpec, mailbox: Option<Mailbox>, parts: Option<PartMail>) -> HostPart {
         HostPart {
             ws: HostWorkspace::new(spec),
             step: HostStep::default(),
+            far_step: HostStep::default(),
             wanted: Vec::new(),
             compact: false,
             picked: Vec::new(),
             mailbox,
+            parts,
         }
+    }
+}
+
+/// The places of an operation's rows in the memory that they pass through.
+#[derive(Debug, Clone)]
+pub(super) struct Letters {
+    /// In the mailbox.
+    mail: Range<usize>,
+    /// Among those attended in parts.
+    parts: Range<usize>,
+}
+
+impl Letters {
+    pub fn of(step: &Step, op: &Op) -> Letters {
+        let rows = rows_of(op);
+        Letters { mail: step.lists.published_in(&rows), parts: step.lists.partial_in(&rows) }
     }
 }
 
@@ -110,8 +136,8 @@ impl HostHalf {
         options: &Options,
         model: Prepared,
         pool: Pool,
-        kv: Option<PagePool>,
-        places: Vec<Option<usize>>,
+        (kv, far): (Option<PagePool>, Option<PagePool>),
+        places: Vec<(bool, usize)>,
         parts: Vec<HostPart>,
         shape: Option<Shape>,
     ) -> Result<HostHalf> {
@@ -121,6 +147,7 @@ impl HostHalf {
             pool,
             host,
             kv,
+            far,
             places,
             parts,
             shape,
@@ -156,19 +183,25 @@ impl HostHalf {
         part.ws.reserve(tokens.len(), if head { wanted.len() } else { 0 });
     }
 
+    /// The same rows, where the pages away from the device are attended.
+    pub fn prepare_far(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>]) {
+        self.host.prepare(&mut self.parts[sub_batch].far_step, 0, seqs, [], []);
+    }
+
     /// Computes an operation. `alone`: behind the last keys and values nothing but the host computes, so that only rows
-    /// that want logits need to go on. `mail`: the places in the mailbox of the operation's rows, if it has any there.
-    pub fn compute(&mut self, op: &Op, mail: Option<Range<usize>>, alone: bool) {
+    /// that want logits need to go on. `letters`: the places of the operation's rows, if they pass through the mailbox.
+    pub fn compute(&mut self, op: &Op, letters: Option<Letters>, alone: bool) {
         #[cfg(test)]
         if let Some(left) = &mut self.panics_at {
             *left = left.checked_sub(1).expect("told to panic");
         }
-        let HostHalf { model, pool, host, kv, places, parts, shape, .. } = self;
-        let HostPart { ws, step, wanted, compact, picked, mailbox } = &mut parts[op.sub_batch as usize];
-        let mail = mail.map(|places| Mail {
+        let HostHalf { model, pool, host, kv, far, places, parts, shape, .. } = self;
+        let HostPart { ws, step, far_step, wanted, compact, picked, mailbox, parts } =
+            &mut parts[op.sub_batch as usize];
+        let mail = letters.as_ref().map(|letters| Mail {
             mailbox: mailbox.as_ref().expect("a mailbox was planned"),
             shape: shape.as_ref().expect("rows for a device"),
-            places,
+            places: letters.mail.clone(),
         });
         let mail = mail.as_ref();
         if op.wanted_only && alone && !*compact {
@@ -188,7 +221,13 @@ impl HostHalf {
             },
         };
         let pages = || -> LayerKv<'_> {
-            kv.as_ref().expect("pages on the host").layer(places[l].expect("pages on the host"))
+            let (away, place) = places[l];
+            if away { far } else { kv }.as_ref().expect("pages on the host").layer(place)
+        };
+        // Whose pages, and which tokens of them.
+        let step = match op.kind {
+            Kind::Append { .. } | Kind::Attend { .. } if places[l].0 => far_step,
+            _ => step,
         };
         let windowed = model.spec().window_of(l).is_some();
         match op.kind {
@@ -205,7 +244,7 @@ impl HostHalf {
                 let (k, v) = unsafe { (mail.rows(qd, kvd), mail.rows(qd + kvd, kvd)) };
                 cx.append_from(step, &pages(), rows, k, v);
             }
-            Kind::Attend { from_mailbox, to_mailbox, .. } => {
+            Kind::Attend { part, from_mailbox, to_mailbox, .. } => {
                 let q = match from_mailbox {
                     false => ws.q.view(rows.clone()),
                     true => {
@@ -214,6 +253,14 @@ impl HostHalf {
                         unsafe { mail.rows(0, mail.shape.q_dim()) }
                     }
                 };
+                if part != Part::Whole {
+                    let (mail, letters) =
+                        (mail.expect("rows of the mailbox"), letters.expect("their places"));
+                    let parts = parts.as_ref().expect("memory for attention in parts was planned");
+                    // SAFETY: the machine has waited for the merge of what was there, and the device merges after this.
+                    let out = unsafe { parts.rows(mail.shape, &letters.parts) };
+                    return cx.attend_rows(step, windowed, &pages(), rows, q, AttnOut::Partial(out));
+                }
                 let out = match to_mailbox {
                     false => ws.attn.view_mut(rows.clone()),
                     // SAFETY: the machine has waited for the collection of what was there, and the device collects after this.

@@ -11,11 +11,12 @@ use std::time::Instant;
 
 use super::carry::{AreaKey, What};
 use super::device::{lane, rows_of};
-use super::host::HostHalf;
+use super::host::{HostHalf, Letters};
 use super::lane::{Job, Ran, Ticket};
+use super::lists::PartLists;
 use super::lowered::Lowered;
 use super::run::{Part, Rows};
-use super::sizes::{Mode, mode};
+use super::sizes::mode;
 use super::work::HostWork;
 use super::{HostSide, RealMachine};
 use crate::Result;
@@ -23,31 +24,38 @@ use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::Step;
 use crate::device::clock::Work;
 use crate::device::runtime::{Event, Lane, Pinned, Runtime};
-use crate::program::{Cargo, Kind, Op, Side, Unit};
+use crate::engine::kv::Moved;
+use crate::program::{Cargo, Kind, Kv, Op, Side, Unit};
 
 /// What the issue of a program keeps track of.
-pub(super) struct Issue {
+pub(super) struct Issue<'a> {
+    /// The copies of pages that change sides.
+    moved: &'a [Moved],
     /// Of operations of the device that others wait for.
     events: Vec<Option<Event>>,
     /// Of operations of the host, and of transfers.
     jobs: Vec<Option<Ticket>>,
-    /// The lists of each sub-batch, for each way of attending.
-    pub lists: Vec<Vec<(Mode, Step)>>,
+    /// Of each sub-batch.
+    pub lists: Vec<PartLists>,
 }
 
-impl Issue {
-    pub fn new(lowered: &Lowered, lists: Vec<Vec<(Mode, Step)>>) -> Issue {
+impl<'a> Issue<'a> {
+    pub fn new(lowered: &Lowered, lists: Vec<PartLists>, moved: &'a [Moved]) -> Issue<'a> {
         // Operations of one unit wait for nothing.
         let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
-        Issue { events: vec![None; n], jobs: vec![None; n], lists }
+        Issue { moved, events: vec![None; n], jobs: vec![None; n], lists }
     }
 
     /// Equal for steps whose launches are equal; `None` if one is not to be recorded.
     pub fn graph_key(&self) -> Option<u64> {
         let mut hash = DefaultHasher::new();
         for lists in &self.lists {
-            lists.len().hash(&mut hash);
-            for (mode, step) in lists {
+            // Streamed pages are those of a step.
+            if lists.far.is_some() {
+                return None;
+            }
+            lists.modes.len().hash(&mut hash);
+            for (mode, step) in &lists.modes {
                 (mode, step.graph_key?).hash(&mut hash);
             }
         }
@@ -61,7 +69,7 @@ impl RealMachine {
         &mut self,
         lowered: &Arc<Lowered>,
         at: usize,
-        issue: &mut Issue,
+        issue: &mut Issue<'_>,
         parts: &[Part<'_>],
     ) -> Result<usize> {
         let ops = &lowered.program.ops;
@@ -84,7 +92,7 @@ impl RealMachine {
             Kind::Stream { .. } => self.device_mut().fetch(op.layer.unwrap_or_default() as usize)?,
             Kind::Carry { cargo, to: Side::Device } => self.send(op, cargo)?,
             Kind::Carry { cargo, to: Side::Host } => place = Some(self.fetch(op, cargo, issue)?),
-            Kind::PageIn { .. } | Kind::PageOut { .. } => self.move_pages(op, parts)?,
+            Kind::PageIn { .. } | Kind::PageOut { .. } => self.pages_of(op, parts, issue.moved)?,
             _ => self.enqueue(ops, at, n, issue)?,
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
@@ -113,19 +121,20 @@ impl RealMachine {
     }
 
     /// Enqueues the operation at `at` of the device's compute lane, and those that are one with it: `n` in all.
-    pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue) -> Result<()> {
+    pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue<'_>) -> Result<()> {
         // Of each publication another one.
         let epoch = at as u32 + 1;
         let step = lists(&self.placement.layers, &ops[at], &issue.lists);
+        let far = issue.lists[ops[at].sub_batch as usize].far.as_ref();
         let device = self.device.as_mut().expect("a device");
         match n {
-            1 => device.compute(&ops[at], step, epoch),
+            1 => device.compute(&ops[at], step, far, epoch),
             n => device.fused(&ops[at], &ops[at + 1], (n > 2).then(|| &ops[at + 2]), step, epoch),
         }
     }
 
     /// Operations of one lane of the device are enqueued: an event, if others wait for one of them.
-    pub(super) fn issued(&self, lowered: &Lowered, ops: Range<usize>, issue: &mut Issue) -> Result<()> {
+    pub(super) fn issued(&self, lowered: &Lowered, ops: Range<usize>, issue: &mut Issue<'_>) -> Result<()> {
         if ops.clone().any(|i| lowered.awaited[i]) {
             let unit = lowered.program.ops[ops.start].unit;
             let event = self.device().runtime.record(lane(unit))?;
@@ -135,7 +144,7 @@ impl RealMachine {
     }
 
     /// Operation `at` of the device, enqueued from now on, comes after what it waits for.
-    pub(super) fn wait_for(&mut self, lowered: &Lowered, at: usize, issue: &Issue) -> Result<()> {
+    pub(super) fn wait_for(&mut self, lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Result<()> {
         let ops = &lowered.program.ops;
         let op = &ops[at];
         let carries = matches!(op.kind, Kind::Carry { .. });
@@ -155,7 +164,7 @@ impl RealMachine {
     }
 
     /// An operation of the host: a job, or at once where there is no device to wait for.
-    fn on_host(&mut self, lowered: &Arc<Lowered>, at: usize, issue: &mut Issue, parts: &[Part<'_>]) {
+    fn on_host(&mut self, lowered: &Arc<Lowered>, at: usize, issue: &mut Issue<'_>, parts: &[Part<'_>]) {
         let op = &lowered.program.ops[at];
         let alone = lowered.parts[op.sub_batch as usize].alone;
         if let Some(HostSide::Inline(half)) = &mut self.host {
@@ -166,8 +175,8 @@ impl RealMachine {
             }
             return;
         }
-        let mail = through_mailbox(op)
-            .then(|| lists(&self.placement.layers, op, &issue.lists).lists.published_in(&rows_of(op)));
+        let mail =
+            through_mailbox(op).then(|| Letters::of(lists(&self.placement.layers, op, &issue.lists), op));
         let events = events(lowered, at, issue);
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
@@ -190,19 +199,26 @@ impl RealMachine {
     /// The pages that an operation of the host uses in place, where the device moves them, too: for an accelerator that watches.
     fn pinned_pages(&self, op: &Op, parts: &[Part<'_>]) -> Option<PinnedPages> {
         let device = self.device();
-        let memory = device.host_pages.as_ref().filter(|_| device.runtime.watches_host())?;
-        let at = self.places[op.layer? as usize]? * self.pages.n_pages();
+        let l = op.layer? as usize;
+        let far = self.placement.layers[l].kv == Side::Device;
+        let home = if far { &device.far_pages } else { &device.host_pages };
+        let (memory, layer) = home.as_ref().filter(|_| device.runtime.watches_host())?;
+        let at = self.places[l] * layer;
         let (part, page) = (&parts[op.sub_batch as usize], device.shape.page_bytes());
         let of = |rows: &Rows<'_>, from: usize, to: usize| -> Vec<usize> {
-            let pages = &rows.table.pages()[from / PAGE_TOKENS..to.div_ceil(PAGE_TOKENS)];
-            pages.iter().map(|&p| (at + p as usize) * page).collect()
+            let pages = if far { rows.table.far_pages() } else { rows.table.host_pages() };
+            let pages = &pages[from / PAGE_TOKENS..to.div_ceil(PAGE_TOKENS)];
+            pages.iter().map(|&p| at + p as usize * page).collect()
         };
         let range = op.groups.start as usize..op.groups.end as usize;
         let pages =
             part.groups[range.clone()].iter().zip(&part.rows[range]).flat_map(|(group, rows)| {
-                match op.kind {
-                    Kind::Append { .. } => of(rows, group.first as usize, group.end() as usize),
-                    Kind::Attend { .. } => of(rows, 0, group.end() as usize),
+                match (op.kind, group.kv) {
+                    (Kind::Append { .. }, _) => of(rows, group.first as usize, group.end() as usize),
+                    (Kind::Attend { .. }, Kv::Split { boundary, .. }) if far => {
+                        of(rows, 0, boundary as usize)
+                    }
+                    (Kind::Attend { .. }, _) => of(rows, 0, group.end() as usize),
                     _ => vec![],
                 }
             });
@@ -210,7 +226,7 @@ impl RealMachine {
     }
 
     /// The host's half of a transfer to the device, up to its end.
-    fn fill(&mut self, lowered: &Arc<Lowered>, at: usize, cargo: Cargo, issue: &mut Issue) -> Result<()> {
+    fn fill(&mut self, lowered: &Arc<Lowered>, at: usize, cargo: Cargo, issue: &mut Issue<'_>) -> Result<()> {
         let op = &lowered.program.ops[at];
         let bytes = self.area_bytes(op, cargo);
         let work = HostWork::copy(bytes.len());
@@ -235,7 +251,7 @@ impl RealMachine {
     }
 
     /// Enqueues the copy of a transfer to the host; returns where the rows arrive.
-    fn fetch(&mut self, op: &Op, cargo: Cargo, issue: &Issue) -> Result<super::carry::Place> {
+    fn fetch(&mut self, op: &Op, cargo: Cargo, issue: &Issue<'_>) -> Result<super::carry::Place> {
         let (key, bytes) = (area(op, cargo, Side::Host), self.area_bytes(op, cargo));
         for job in self.areas_mut().landings(key, &bytes)? {
             self.lane().wait(job)?;
@@ -252,8 +268,22 @@ impl RealMachine {
         self.areas_mut().fetch(key, bytes, span)
     }
 
-    /// Pages of a layer to or from staging memory.
-    fn move_pages(&mut self, op: &Op, parts: &[Part<'_>]) -> Result<()> {
+    /// Pages that change sides, or pages of a layer to or from staging memory.
+    fn pages_of(&mut self, op: &Op, parts: &[Part<'_>], moved: &[Moved]) -> Result<()> {
+        let (Kind::PageOut { staged } | Kind::PageIn { staged }) = op.kind else {
+            unreachable!("pages do not move by {}", op.kind.name())
+        };
+        if staged.is_none() {
+            let same = |m: &&Moved| {
+                let request = m.request();
+                op.reads.iter().any(|r| {
+                    matches!(r.buffer, crate::program::Buffer::Pages(side, of) if of == request && side != m.to)
+                        && r.span == m.span
+                })
+            };
+            let m = moved.iter().find(same).expect("the copies of every move");
+            return self.device().change_sides(op, &m.copies);
+        }
         let (part, at) = (&parts[op.sub_batch as usize], op.groups.start as usize);
         let (group, rows) = (&part.groups[at], &part.rows[at]);
         let tokens = match op.kind {
@@ -261,10 +291,11 @@ impl RealMachine {
             _ => group.end(),
         };
         let l = op.layer.unwrap_or_default() as usize;
-        let d = self.device();
-        let layer_bytes = self.pages.n_pages() * d.shape.page_bytes();
-        let place = self.places[l].expect("pages on the host");
-        d.move_staged(op, place, rows.table.pages(), tokens as usize, layer_bytes)
+        let pages = match self.placement.layers[l].kv {
+            Side::Host => rows.table.host_pages(),
+            Side::Device => rows.table.far_pages(),
+        };
+        self.device().move_staged(op, self.places[l], pages, tokens as usize)
     }
 
     /// The bytes of an area that rows of a transfer take.
@@ -311,10 +342,10 @@ impl PinnedPages {
 pub(super) fn lists<'a>(
     layers: &[crate::program::LayerPlacement],
     op: &Op,
-    lists: &'a [Vec<(Mode, Step)>],
+    lists: &'a [PartLists],
 ) -> &'a Step {
     let of = op.layer.map(|l| mode(&layers[l as usize]));
-    let found = lists[op.sub_batch as usize].iter().find(|(mode, _)| of.is_none_or(|of| of == *mode));
+    let found = lists[op.sub_batch as usize].modes.iter().find(|(mode, _)| of.is_none_or(|of| of == *mode));
     &found.expect("lists for every way of attending").1
 }
 
@@ -332,12 +363,12 @@ fn through_mailbox(op: &Op) -> bool {
 }
 
 /// The jobs that operation `at` waits for.
-fn tickets(lowered: &Lowered, at: usize, issue: &Issue) -> Vec<Ticket> {
+fn tickets(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Ticket> {
     lowered.waits(at).iter().filter_map(|&w| issue.jobs[w]).collect()
 }
 
 /// The events that operation `at` of the host waits for: rows that come across the link have jobs.
-fn events(lowered: &Lowered, at: usize, issue: &Issue) -> Vec<Event> {
+fn events(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Event> {
     let waits = lowered.waits(at).iter().filter(|&&w| issue.jobs[w].is_none());
     waits.map(|&w| issue.events[w].clone().expect("recorded when issued")).collect()
 }

@@ -2,12 +2,21 @@
 
 use super::RealMachine;
 use super::lowered::Lowered;
-use super::run::Part;
+use super::run::{Part, Rows};
 use super::sizes::Mode;
 use crate::Result;
 use crate::device::accelerator::{Attend, Step, StepDesc, StepSeq};
 use crate::device::runtime::Lane;
-use crate::program::{Phase, Side, Unit};
+use crate::program::{Far, Group, Kv, Phase, Side, Unit};
+
+/// The lists of a sub-batch.
+#[derive(Default)]
+pub(super) struct PartLists {
+    /// For each way of attending.
+    pub modes: Vec<(Mode, Step)>,
+    /// For tokens before the boundaries, where their pages are streamed.
+    pub far: Option<Step>,
+}
 
 impl RealMachine {
     /// Enqueues the lists of every sub-batch that the device has to do with. `repeated`: of a step that decodes; if it is all on
@@ -17,26 +26,35 @@ impl RealMachine {
         lowered: &Lowered,
         parts: &[Part<'_>],
         repeated: bool,
-    ) -> Result<Vec<Vec<(Mode, Step)>>> {
+    ) -> Result<Vec<PartLists>> {
         let Some(d) = &self.device else { return Ok(Vec::new()) };
         let padded = repeated && lowered.one_unit == Some(Unit::Gpu);
         let mut all = Vec::with_capacity(parts.len());
         for ((part, facts), on_device) in parts.iter().zip(&lowered.parts).zip(&d.parts) {
-            let mut lists = Vec::new();
+            let mut lists = PartLists::default();
             if facts.on_device {
                 let rows = part.tokens.len();
                 let launch_rows = if padded { d.accel.row_bucket(rows) } else { rows };
                 let logit_rows: Vec<u32> = part.wanted.iter().map(|&r| r as u32).collect();
-                for &(mode, memory) in &on_device.lists {
+                let prepare = |seqs: &[StepSeq<'_>], memory| {
                     let desc = StepDesc {
-                        seqs: &sequences(part, mode),
+                        seqs,
                         tokens: &part.tokens,
                         logit_rows: &logit_rows,
                         cuts: &facts.cuts,
                         epoch: 0,
                         launch_rows,
                     };
-                    lists.push((mode, d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)?));
+                    d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)
+                };
+                for &(mode, memory) in &on_device.lists {
+                    lists.modes.push((mode, prepare(&sequences(part, |g, r| near(mode, g, r)), memory)?));
+                }
+                let streams = |g: &Group| matches!(g.kv, Kv::Split { far: Far::Stream, .. });
+                if let Some(far) = &on_device.far_stream
+                    && part.groups.iter().any(streams)
+                {
+                    lists.far = Some(prepare(&sequences(part, away), far.lists)?);
                 }
             }
             all.push(lists);
@@ -45,20 +63,43 @@ impl RealMachine {
     }
 }
 
-/// The sequences of a sub-batch, in a layer that is attended so.
-fn sequences<'a>(part: &Part<'a>, mode: Mode) -> Vec<StepSeq<'a>> {
+/// The sequences of a sub-batch, with the pages and the attention that `of` says.
+fn sequences<'a>(part: &Part<'a>, of: impl Fn(&Group, &Rows<'a>) -> (&'a [u32], Attend)) -> Vec<StepSeq<'a>> {
     let mut row0 = 0;
-    let sequence = |(group, rows): (&crate::program::Group, &super::Rows<'a>)| {
+    let sequence = |(group, rows): (&Group, &Rows<'a>)| {
         let n_rows = group.tokens as usize;
-        let side = mode[usize::from(group.phase == Phase::Decode)];
         row0 += n_rows;
-        StepSeq {
-            pages: rows.table.pages(),
-            first_pos: group.first as usize,
-            row0: row0 - n_rows,
-            n_rows,
-            attend: if side == Side::Device { Attend::Here } else { Attend::Elsewhere },
-        }
+        let (pages, attend) = of(group, rows);
+        StepSeq { pages, first_pos: group.first as usize, row0: row0 - n_rows, n_rows, attend }
     };
     part.groups.iter().zip(part.rows).map(sequence).collect()
+}
+
+/// In a layer that is attended so.
+fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>) -> (&'a [u32], Attend) {
+    if mode.attend[usize::from(group.phase == Phase::Decode)] == Side::Host {
+        return (&[], Attend::Elsewhere);
+    }
+    let table = rows.table;
+    match (mode.kv, group.kv) {
+        (Side::Host, _) => (table.host_pages(), Attend::Here),
+        (Side::Device, Kv::Device) => (table.device_pages(), Attend::Here),
+        (Side::Device, Kv::Split { boundary, .. }) => {
+            (table.device_pages(), Attend::From { from: boundary as usize })
+        }
+        // A prompt goes through staging memory, where pages have the numbers that they have away from the device.
+        (Side::Device, Kv::Host) if group.phase == Phase::Prefill => (table.far_pages(), Attend::Here),
+        (Side::Device, Kv::Host) => (&[], Attend::Elsewhere),
+    }
+}
+
+/// Over pages streamed to staging memory, with places of partial results as [`near`] has them.
+fn away<'a>(group: &Group, rows: &Rows<'a>) -> (&'a [u32], Attend) {
+    match group.kv {
+        Kv::Split { boundary, far: Far::Stream } => {
+            (rows.table.far_pages(), Attend::UpTo { to: boundary as usize })
+        }
+        Kv::Split { far: Far::Attend, .. } => (&[], Attend::UpTo { to: 0 }),
+        Kv::Device | Kv::Host => (&[], Attend::Elsewhere),
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::device::{DeviceHalf, DevicePart, Staying, Weights as LayerOnDevice};
-use super::sizes::{Sizes, modes, stages_pages};
-use crate::device::accelerator::{Accelerator, Mailbox, Workspace};
+use super::device::{DeviceHalf, DevicePart, FarStream, Staying, Weights as LayerOnDevice};
+use super::parts::PartMail;
+use super::sizes::{Sizes, modes};
+use crate::device::accelerator::{Accelerator, Mailbox, PartialRows, RowBytes, Workspace};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::engine::options::Options;
 use crate::engine::weights::{LayerImage, LayerStream, Upload, head_matrix_bytes};
@@ -79,36 +80,59 @@ pub(super) fn device(
         buffers.push(buffer);
         Ok(ptr)
     };
-    let layer_pages = sizes.layer_pages() as usize;
+    let paging = sizes.paging(placement);
+    let bytes = |pages: usize| sizes.pages_bytes(pages) as usize;
     let kv = placement
         .layers
         .iter()
-        .map(|l| if l.kv == Side::Device { zeroed(layer_pages).map(Some) } else { Ok(None) })
+        .map(|l| if l.kv == Side::Device { zeroed(bytes(paging.device)).map(Some) } else { Ok(None) })
         .collect::<Result<Vec<_>>>()?;
-    let staged = match placement.layers.iter().any(stages_pages) {
-        true => Some([zeroed(layer_pages)?, zeroed(layer_pages)?]),
-        false => None,
+    let mut areas = |pages: usize| -> Result<Option<[DevPtr; 2]>> {
+        match pages {
+            0 => Ok(None),
+            n => Ok(Some([zeroed(bytes(n))?, zeroed(bytes(n))?])),
+        }
     };
+    let (staged, staged_far) = (areas(paging.staged)?, areas(paging.staged_far)?);
     let scratch = accel.scratch_bytes(&sizes.shape, &sizes.limits, &sizes.linears);
     let step_bytes = accel.step_bytes(&sizes.shape, &sizes.limits);
     let modes = modes(placement);
     let mut sub_batches = Vec::with_capacity(sizes.sub_batches);
     for _ in 0..sizes.sub_batches {
         let mut parts = Vec::new();
-        for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, false, scratch) {
+        for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, paging.far > 0, scratch) {
             parts.push(zeroed(bytes)?);
         }
         let parts = parts.try_into().map_err(|_| Error::usage("a workspace of other buffers"))?;
         let lists = modes.iter().map(|&m| Ok((m, zeroed(step_bytes)?))).collect::<Result<Vec<_>>>()?;
         // Rows attended on the host pass through mapped memory.
-        let mailbox = match modes.iter().flatten().any(|&side| side == Side::Host) {
+        let mailbox = match paging.far > 0 || modes.iter().any(|m| m.attend.contains(&Side::Host)) {
             true => {
                 let rows = sizes.limits.rows;
                 Some(Mailbox { memory: runtime.pinned(Mailbox::bytes(&sizes.shape, rows))?, rows })
             }
             false => None,
         };
-        sub_batches.push(DevicePart { ws: Workspace::at(sizes.limits, parts), lists, mailbox });
+        let rows = sizes.limits.rows;
+        let parts_mail = match paging.far {
+            0 => None,
+            _ => Some(PartMail { memory: runtime.pinned(PartMail::bytes(&sizes.shape, rows))?, rows }),
+        };
+        let far_stream = match paging.staged_far {
+            0 => None,
+            _ => {
+                let row = RowBytes::new(&sizes.shape);
+                let mut part = |bytes: usize| zeroed(bytes * rows);
+                let partial = PartialRows {
+                    m: part(row.partial_ms)?,
+                    s: part(row.partial_ms)?,
+                    o: part(row.partial_o)?,
+                };
+                Some(FarStream { lists: zeroed(step_bytes)?, partial })
+            }
+        };
+        let ws = Workspace::at(sizes.limits, parts);
+        sub_batches.push(DevicePart { ws, lists, mailbox, parts: parts_mail, far_stream });
     }
     Ok(DeviceHalf {
         accel: accel.clone(),
@@ -123,7 +147,9 @@ pub(super) fn device(
         head,
         kv,
         staged,
+        staged_far,
         host_pages: None,
+        far_pages: None,
         bytes_per_step,
         _buffers: buffers,
     })

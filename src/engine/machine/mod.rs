@@ -21,6 +21,7 @@
 //! | `host` | what an operation of the host's workers is for its sublayers |
 //! | `lane` | the host's lane: jobs, oldest ready first |
 //! | `carry` | rows across the link, through pinned memory |
+//! | `parts` | attention in parts, through pinned memory |
 //! | `lowered` | programs, kept by the structure of steps |
 //! | `run` | a step, from its rows to its end |
 //! | `lists` | what the accelerator has to know of a step's sequences |
@@ -42,6 +43,7 @@ mod lane;
 mod lists;
 mod load;
 mod lowered;
+mod parts;
 mod run;
 mod sizes;
 #[cfg(test)]
@@ -59,13 +61,15 @@ use self::lane::Lane;
 use self::lowered::Programs;
 use self::trace::Trace;
 use self::work::HostWork;
+use super::iterate::moves;
+use super::kv::{KvStore, Moved};
 use super::memory::Memory;
 use super::place::Placement as Where;
 use super::timeline::Timeline;
-use crate::cache::PageList;
+use crate::Result;
 use crate::device::clock::Clock;
 use crate::model::ModelSpec;
-use crate::program::Placement;
+use crate::program::{Flow, Iteration, Placement};
 
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
@@ -81,10 +85,9 @@ pub(super) struct RealMachine {
     graphs: Graphs,
     /// Sub-batches that there is room for.
     sub_batches: usize,
-    /// Pages have one number on both sides: each side has them for the layers whose keys and values it keeps.
-    pages: PageList,
-    /// The place of a layer among those with pages on the host.
-    places: Vec<Option<usize>>,
+    kv: KvStore,
+    /// The place of a layer among those whose keys and values are on its side.
+    places: Vec<usize>,
     host: Option<HostSide>,
     device: Option<DeviceHalf>,
     areas: Option<Areas>,
@@ -156,9 +159,19 @@ impl RealMachine {
 }
 
 impl RealMachine {
-    /// The pages that block tables are made of.
-    pub fn pages(&mut self) -> &mut PageList {
-        &mut self.pages
+    /// The pages of all sequences.
+    pub fn kv(&mut self) -> &mut KvStore {
+        &mut self.kv
+    }
+
+    /// Copies pages that have changed sides, and waits for it.
+    ///
+    /// # Errors
+    /// The device failed. Then the pages are still where they were.
+    pub fn move_pages(&mut self, moved: &[Moved]) -> Result<()> {
+        let iteration =
+            Iteration { sub_batches: Vec::new(), moves: moves(moved), flow: Flow::Serial, pick: false };
+        self.run(&iteration, &[], moved)
     }
 
     /// Rows of a sub-batch whose logits there is room for in one iteration.

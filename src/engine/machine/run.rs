@@ -6,10 +6,10 @@ use super::graphs::decodes;
 use super::issue::Issue;
 use super::lowered::Lowered;
 use super::{HostSide, RealMachine};
-use crate::cache::BlockTable;
 use crate::engine::host::{HostSeq, HostWorkspace};
+use crate::engine::kv::{Moved, SequenceKv};
 use crate::engine::memory::check_beyond;
-use crate::program::{Group, Iteration, Side, Unit, Wants};
+use crate::program::{Group, Iteration, Kv, Side, Unit, Wants};
 use crate::{Error, Result};
 
 /// What a machine has to know of a group of an iteration, beside what the group says.
@@ -18,7 +18,7 @@ pub(in crate::engine) struct Rows<'a> {
     /// As many as the group's rows.
     pub tokens: &'a [u32],
     /// The sequence's pages, with room for the new tokens.
-    pub table: &'a BlockTable,
+    pub table: &'a SequenceKv,
     /// Where the group's logits (or tokens) go, counted in rows of all that the step was asked for.
     pub out: usize,
 }
@@ -77,15 +77,33 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// As the host sees them.
-    fn host_sequences(&self) -> Vec<HostSeq<'a>> {
+    /// As the host sees them: in layers with keys and values on the host, or those with some away from the device.
+    fn host_sequences(&self, far: bool) -> Vec<HostSeq<'a>> {
         let sequence = |(g, r): (&Group, &Rows<'a>)| HostSeq {
-            pages: r.table.pages(),
+            pages: if far { r.table.far_pages() } else { r.table.host_pages() },
             first_pos: g.first as usize,
             n_rows: g.tokens as usize,
-            tokens: HostSeq::ALL,
+            tokens: match g.kv {
+                Kv::Split { boundary, .. } if far => 0..boundary as usize,
+                Kv::Device if far => 0..0,
+                _ => HostSeq::ALL,
+            },
         };
         self.groups.iter().zip(self.rows).map(sequence).collect()
+    }
+
+    /// Of each group, the tokens whose pages are away from the device, in layers with keys and values there.
+    fn boundaries(&self) -> Vec<usize> {
+        let of = |g: &Group| match g.kv {
+            Kv::Split { boundary, .. } => boundary as usize,
+            _ => 0,
+        };
+        self.groups.iter().map(of).collect()
+    }
+
+    /// Whether the host has anything to do with pages away from the device.
+    fn is_far(&self) -> bool {
+        self.groups.iter().any(|g| g.kv != Kv::Device)
     }
 }
 
@@ -96,13 +114,14 @@ impl RealMachine {
         self.in_place = false;
     }
 
-    /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches. Whatever happens, nothing
+    /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches; `moved` has the copies of its
+    /// moves, in order. Whatever happens, nothing
     /// is in flight afterwards: pages may be given to others.
     ///
     /// # Errors
     /// An iteration that contradicts itself or cannot be lowered; more rows or sub-batches than were planned for; a
     /// device that failed, or an operation of the host.
-    pub fn run(&mut self, iteration: &Iteration, rows: &[Rows<'_>]) -> Result<()> {
+    pub fn run(&mut self, iteration: &Iteration, rows: &[Rows<'_>], moved: &[Moved]) -> Result<()> {
         let parts = Part::of(iteration, rows)?;
         #[cfg(test)]
         if let Some((steps, fails)) = &mut self.pretends {
@@ -113,7 +132,7 @@ impl RealMachine {
                 false => Ok(()),
             };
         }
-        if parts.iter().all(|p| p.tokens.is_empty()) {
+        if iteration.moves.is_empty() && parts.iter().all(|p| p.tokens.is_empty()) {
             return Ok(());
         }
         if parts.len() > self.sub_batches {
@@ -127,13 +146,19 @@ impl RealMachine {
         if let Some(trace) = &mut self.trace {
             trace.begin_step(self.device.as_ref().map(|d| &*d.runtime))?;
         }
-        let done = self.run_parts(&lowered, &parts, iteration.pick);
+        let done = self.run_parts(&lowered, &parts, moved, iteration.pick);
         let logits = parts.iter().any(|p| !p.places.is_empty());
         let ended = self.end(&lowered, done.is_ok(), logits);
         done.and(ended)
     }
 
-    fn run_parts(&mut self, lowered: &Arc<Lowered>, parts: &[Part<'_>], pick: bool) -> Result<()> {
+    fn run_parts(
+        &mut self,
+        lowered: &Arc<Lowered>,
+        parts: &[Part<'_>],
+        moved: &[Moved],
+        pick: bool,
+    ) -> Result<()> {
         self.check_rows(parts)?;
         if let Some(areas) = &mut self.areas {
             areas.begin();
@@ -143,14 +168,22 @@ impl RealMachine {
         if let Some(host) = &mut self.host {
             host.with(|half| {
                 for (b, part) in parts.iter().enumerate() {
-                    let seqs = part.host_sequences();
-                    work.begin(b, &seqs, &part.wanted);
+                    let seqs = part.host_sequences(false);
+                    work.begin(b, &seqs, &part.boundaries(), &part.wanted);
                     half.prepare(b, &seqs, &part.tokens, &part.wanted, head);
+                    if part.is_far() {
+                        half.prepare_far(b, &part.host_sequences(true));
+                    }
                 }
             });
         }
-        let repeated = self.device.is_some() && decodes(parts);
-        let mut issue = Issue::new(lowered, self.prepare_lists(lowered, parts, repeated)?);
+        // What moves, or is attended in parts, is another step every time.
+        let whole = |g: &Group| g.kv == Kv::Device;
+        let repeated = self.device.is_some()
+            && moved.is_empty()
+            && decodes(parts)
+            && parts.iter().flat_map(|p| p.groups).all(whole);
+        let mut issue = Issue::new(lowered, self.prepare_lists(lowered, parts, repeated)?, moved);
         let mut at = 0;
         while at < lowered.program.ops.len() {
             if let Some(segment) = lowered.segment(at).filter(|_| repeated)

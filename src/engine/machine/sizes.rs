@@ -2,7 +2,8 @@
 
 use super::graphs::GRAPH_ROWS;
 use crate::cache::{KvDType, KvGeometry};
-use crate::device::accelerator::{Accelerator, Half, Limits, LinearWeight, Shape, Workspace};
+use crate::device::accelerator::{Accelerator, Half, Limits, LinearWeight, RowBytes, Shape, Workspace};
+use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
@@ -11,7 +12,7 @@ use crate::engine::weights::{
     separate_gate_up,
 };
 use crate::model::{ModelSpec, Weights};
-use crate::program::{LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
+use crate::program::{Far, LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
 
 /// Rows of logits that a step makes room for on the device, beyond one per sequence.
@@ -29,6 +30,10 @@ pub struct Sizes {
     /// Pages of all sequences.
     pub(super) pages: usize,
     pub(super) sub_batches: usize,
+    /// Pages of a layer on the device that were asked for.
+    pub(super) kv_pages: Option<usize>,
+    /// How pages that have left are attended.
+    pub(super) far: Far,
     pub(super) linears: Vec<LinearWeight>,
     pub(super) layouts: Vec<LayerLayout>,
     pub(super) gate_up: bool,
@@ -95,6 +100,8 @@ impl Sizes {
         Ok(Sizes {
             pages,
             sub_batches: options.sub_batches,
+            kv_pages: options.kv_pages,
+            far: options.far,
             head: head_bytes(accel, spec, weights, act)?,
             embedding: [
                 embedding_bytes(accel, spec, weights, act, false)?,
@@ -122,9 +129,77 @@ impl Sizes {
         self.layouts.len()
     }
 
-    /// Bytes of all pages of one layer.
-    pub(super) fn layer_pages(&self) -> u64 {
-        (self.pages * self.shape.page_bytes()) as u64
+    /// Pages of a placement's layers.
+    pub(super) fn paging(&self, placement: &Placement) -> Paging {
+        let all = self.pages;
+        let sides = Sides::of(placement);
+        let device = match placement.device_pages {
+            _ if !sides.device => 0,
+            0 => self.kv_pages.unwrap_or(all).min(all),
+            n => n.min(all),
+        };
+        let stays = Pager::new(device, false).settled();
+        let far = if sides.device && device < all {
+            // What is not on the device when it is as full as it stays, and an unfinished page of each sequence.
+            (all - stays + self.limits.sequences).min(all)
+        } else {
+            0
+        };
+        let staged = if placement.layers.iter().any(stages_pages) { all } else { 0 };
+        let staged_far = if self.far == Far::Stream { far } else { 0 };
+        Paging { device, far, host: if sides.host { all } else { 0 }, staged, staged_far }
+    }
+
+    /// A placement with its numbers of pages; and of those on the device, and in all, where pages move.
+    pub(super) fn with_pages(&self, placement: Placement) -> (Placement, Option<(usize, usize)>) {
+        let paging = self.paging(&placement);
+        let counts = (paging.far > 0).then_some((paging.device, self.pages));
+        let host_pages = paging.host.max(paging.far);
+        (Placement { device_pages: paging.device, host_pages, ..placement }, counts)
+    }
+
+    /// Whether the host has no part in a placement, not even as a place for weights or pages.
+    pub(super) fn alone(&self, placement: &Placement) -> bool {
+        let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
+        !placement.uses(Side::Host) && placement.layers.iter().all(resident) && !self.pages_move(placement)
+    }
+
+    /// Whether pages of keys and values leave the device.
+    pub fn pages_move(&self, placement: &Placement) -> bool {
+        self.paging(placement).far > 0
+    }
+
+    /// The placement with as many pages on the device as fit, where that is fewer than all: a sixteenth at least, and enough
+    /// for any step. Not where the number was asked for.
+    pub(super) fn fewer_pages(&self, placement: &Placement) -> Option<Placement> {
+        let with = |n: usize| Placement { device_pages: n, ..placement.clone() };
+        let fits = |n: usize| self.device(&with(n)).total() <= self.free;
+        let (mut least, mut most) = (self.fewest_pages().max(self.pages / 16).max(1), self.pages);
+        if self.kv_pages.is_some() || least >= most || !Sides::of(placement).device || !fits(least) {
+            return None;
+        }
+        // `least` fits; whether more does is monotonous, but at the end, where nothing moves.
+        while most - least > 1 {
+            let middle = least + (most - least) / 2;
+            if fits(middle) { least = middle } else { most = middle }
+        }
+        Some(with(least))
+    }
+
+    /// The fewest pages on the device with which a step of any rows can run.
+    pub(super) fn fewest_pages(&self) -> usize {
+        (KvGeometry::pages_for(self.limits.rows) + 2 * self.limits.sequences).min(self.pages)
+    }
+
+    /// Bytes of `n` pages of one layer.
+    pub(super) fn pages_bytes(&self, n: usize) -> u64 {
+        (n * self.shape.page_bytes()) as u64
+    }
+
+    /// Bytes of partial attention of the rows of a sub-batch, on the device: one part.
+    pub(super) fn partial_bytes(&self) -> u64 {
+        let row = RowBytes::new(&self.shape);
+        [row.partial_ms, row.partial_ms, row.partial_o].iter().map(|b| rounded(b * self.limits.rows)).sum()
     }
 
     /// Bytes on the device.
@@ -139,6 +214,7 @@ impl Sizes {
         }
         let mut largest = 0;
         let mut kv = 0;
+        let paging = self.paging(placement);
         for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
             match layer.weights {
                 Residence::Device | Residence::Both => weights += layout.bytes as u64,
@@ -148,14 +224,16 @@ impl Sizes {
                 }
                 Residence::Host => {}
             }
-            kv += if layer.kv == Side::Device { self.layer_pages() } else { 0 };
+            kv += if layer.kv == Side::Device { self.pages_bytes(paging.device) } else { 0 };
         }
-        let staged = if placement.layers.iter().any(stages_pages) { 2 * self.layer_pages() } else { 0 };
+        let staged = 2 * self.pages_bytes(paging.staged + paging.staged_far);
+        let near = if paging.far > 0 { self.partial_bytes() } else { 0 };
+        let far = if paging.staged_far > 0 { self.partial_bytes() + self.lists } else { 0 };
+        let lists = self.lists * modes(placement).len().max(1) as u64;
         Memory {
             weights: weights + 2 * largest,
             kv: kv + staged,
-            activations: (self.activations + self.lists * modes(placement).len().max(1) as u64)
-                * self.sub_batches as u64,
+            activations: (self.activations + lists + near + far) * self.sub_batches as u64,
         }
     }
 
@@ -163,6 +241,7 @@ impl Sizes {
     pub fn host(&self, placement: &Placement) -> Memory {
         let mut memory = self.host;
         memory.kv = 0;
+        let paging = self.paging(placement);
         for ((layer, layout), bytes) in placement.layers.iter().zip(&self.layouts).zip(&self.host_layers) {
             if computes_on_host(layer) {
                 memory.weights += bytes;
@@ -170,7 +249,7 @@ impl Sizes {
             if layer.weights == Residence::Streamed {
                 memory.weights += layout.bytes as u64;
             }
-            memory.kv += if layer.kv == Side::Host { self.layer_pages() } else { 0 };
+            memory.kv += self.pages_bytes(if layer.kv == Side::Host { paging.host } else { paging.far });
         }
         memory.weights += if placement.head == Side::Host { self.host_head } else { 0 };
         memory
@@ -191,8 +270,16 @@ impl Sizes {
     /// # Errors
     /// [`Error::Capacity`], with the numbers.
     pub fn check(&self, placement: &Placement) -> Result<()> {
+        let (paging, fewest) = (self.paging(placement), self.fewest_pages());
+        if paging.far > 0 && paging.device < fewest {
+            return Err(Error::usage(format!(
+                "{} pages of keys and values on the device: steps of {} rows of {} sequences need {fewest}; use more, or \
+                 smaller chunks",
+                paging.device, self.limits.rows, self.limits.sequences
+            )));
+        }
         self.device(placement).check_device(self.free, &self.device)?;
-        if wholly_on_device(placement) { Ok(()) } else { self.host(placement).check() }
+        if self.alone(placement) { Ok(()) } else { self.host(placement).check() }
     }
 
     /// The first of `candidates` that fits.
@@ -211,10 +298,19 @@ impl Sizes {
     }
 }
 
-/// Whether the host has no part in a placement, not even as a place for weights.
-pub(super) fn wholly_on_device(placement: &Placement) -> bool {
-    let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
-    !placement.uses(Side::Host) && placement.layers.iter().all(resident)
+/// Pages of each layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Paging {
+    /// On the device, of layers with keys and values there.
+    pub device: usize,
+    /// Of the same layers, away from it.
+    pub far: usize,
+    /// Of the other layers.
+    pub host: usize,
+    /// In each of two staging areas on the device: of layers with keys and values on the host.
+    pub staged: usize,
+    /// Of pages that have left.
+    pub staged_far: usize,
 }
 
 /// Whether the host multiplies with a layer's weights.
@@ -230,12 +326,19 @@ pub(super) fn stages_pages(layer: &LayerPlacement) -> bool {
         && [layer.prefill, layer.decode].iter().any(|p| p.attention() == Some(Side::Device))
 }
 
-/// Where a layer's attention happens, in prefill and in decode: steps are prepared once for each.
-pub(super) type Mode = [Side; 2];
+/// What a layer's attention goes by: steps are prepared once for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Mode {
+    /// Where it happens, in prefill and in decode.
+    pub attend: [Side; 2],
+    /// Where keys and values are kept: which pages it is over.
+    pub kv: Side,
+}
 
 /// The mode of a layer.
 pub(super) fn mode(layer: &LayerPlacement) -> Mode {
-    [Phase::Prefill, Phase::Decode].map(|p| layer.policy(p).attention().unwrap_or(Side::Device))
+    let side = |p| layer.policy(p).attention().unwrap_or(Side::Device);
+    Mode { attend: [Phase::Prefill, Phase::Decode].map(side), kv: layer.kv }
 }
 
 /// The modes of all layers, each once.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::lane::Lane;
 use super::{HostHalf, HostSide, RealMachine, Rows};
 use crate::Error;
-use crate::cache::BlockTable;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
+use crate::engine::kv::SequenceKv;
 use crate::engine::options::Options;
 use crate::model::load;
 use crate::program::{
@@ -21,7 +21,7 @@ const TOKENS: [u32; 5] = [3, 1, 4, 1, 5];
 struct Setup {
     machine: RealMachine,
     runtime: Arc<EmulatedRuntime>,
-    tables: [BlockTable; 2],
+    tables: [SequenceKv; 2],
 }
 
 impl Setup {
@@ -39,8 +39,9 @@ impl Setup {
         let machine =
             RealMachine::new(&m.spec, &m.weights, &options, accel, "test", "test", placement, &|_| ());
         let mut machine = machine.unwrap();
-        let mut tables = [BlockTable::new(), BlockTable::new()];
-        tables.iter_mut().for_each(|t| t.reserve(machine.pages(), TOKENS.len()).unwrap());
+        let kv = machine.kv();
+        let mut tables = [SequenceKv::new(kv.sides), SequenceKv::new(kv.sides)];
+        tables.iter_mut().for_each(|t| t.reserve(&mut kv.pages, TOKENS.len()).unwrap());
         Setup { machine, runtime, tables }
     }
 
@@ -63,7 +64,7 @@ impl Setup {
         let rows: Vec<Rows<'_>> =
             self.tables.iter().enumerate().map(|(out, table)| Rows { tokens: &TOKENS, table, out }).collect();
         self.machine.expect(2, false);
-        self.machine.run(&iteration, &rows)?;
+        self.machine.run(&iteration, &rows, &[])?;
         Ok(self.machine.logits().to_vec())
     }
 

@@ -10,7 +10,7 @@ use crate::device::clock::Work;
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::Prepared;
 use crate::model::ModelSpec;
-use crate::program::{Kind, Op};
+use crate::program::{Kind, Op, Part as Tokens};
 use crate::simd::linear::Linear;
 
 /// Activations that the caches of the cores keep from one operation to the next: 8 MiB, that of small CPUs.
@@ -22,6 +22,8 @@ struct Extent {
     rows: Range<usize>,
     first_pos: usize,
     tokens: Range<usize>,
+    /// Of those away from the device, the first that is not.
+    boundary: usize,
 }
 
 /// A matrix, or several with one input.
@@ -111,17 +113,19 @@ impl HostWork {
     }
 
     /// A step of a sub-batch of these sequences begins; `wanted`: rows that want logits, ascending.
-    pub fn begin(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>], wanted: &[usize]) {
+    /// `boundaries`: the tokens of each sequence whose pages have left the device; none where none has.
+    pub fn begin(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>], boundaries: &[usize], wanted: &[usize]) {
         self.parts.resize_with(self.parts.len().max(sub_batch + 1), Part::default);
         let part = &mut self.parts[sub_batch];
         part.seqs.clear();
         part.wanted.clear();
         part.wanted.extend_from_slice(wanted);
         let mut row = 0;
-        for s in seqs {
+        for (i, s) in seqs.iter().enumerate() {
             let rows = row..row + s.n_rows;
+            let boundary = boundaries.get(i).copied().unwrap_or_default();
             row = rows.end;
-            part.seqs.push(Extent { rows, first_pos: s.first_pos, tokens: s.tokens.clone() });
+            part.seqs.push(Extent { rows, first_pos: s.first_pos, tokens: s.tokens.clone(), boundary });
         }
     }
 
@@ -168,7 +172,11 @@ impl HostWork {
             let sees = |row: usize| {
                 let end = s.first_pos + row - s.rows.start + 1;
                 let first = window.map_or(0, |w| end.saturating_sub(w)).max(s.tokens.start);
-                first..end.min(s.tokens.end).max(first)
+                let last = match op.kind {
+                    Kind::Attend { part: Tokens::UpToBoundary, .. } => s.boundary,
+                    _ => s.tokens.end,
+                };
+                first.min(end.min(last))..end.min(last)
             };
             let Some(&first) = own.peek() else { continue };
             let mut seen = sees(first);

@@ -1,15 +1,17 @@
+use super::super::kv::KvStore;
 use super::*;
-use crate::cache::{KvDType, PageList};
+use crate::cache::KvDType;
 use crate::model::load;
+use crate::program::Side;
 use crate::simd::Isa;
 
 /// On a machine that computes nothing, and fails at the step `fails`.
 fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
     let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
     let geometry = super::super::memory::geometry(&spec, KvDType::BF16);
-    let pages = PageList::new(geometry, n_pages).unwrap();
+    let kv = KvStore::all(Side::Host, geometry, n_pages).unwrap();
     let options = Options { chunk: 40, ..Options::new(Isa::Reference, spec.max_context) };
-    let machine = RealMachine::pretending(&spec, pages, fails);
+    let machine = RealMachine::pretending(&spec, kv, fails);
     Engine::with(spec, machine, &options)
 }
 
@@ -20,11 +22,11 @@ fn a_failed_step_gives_its_pages_back() {
     let tokens = [1; 33];
     let inputs = |n: usize| [a, b].map(|seq| Input { seq, tokens: &tokens[..n], logits: Logits::None });
     e.forward(&inputs(30)).unwrap();
-    assert_eq!(e.machine.pages().n_free(), 6);
+    assert_eq!(e.machine.kv().pages.host.n_free(), 6);
     e.forward(&inputs(33)).expect_err("told to fail");
-    assert_eq!((e.len(a), e.len(b), e.machine.pages().n_free()), (30, 30, 6), "as before the step");
+    assert_eq!((e.len(a), e.len(b), e.machine.kv().pages.host.n_free()), (30, 30, 6), "as before the step");
     e.forward(&inputs(33)).unwrap();
-    assert_eq!((e.len(a), e.machine.pages().n_free()), (63, 4));
+    assert_eq!((e.len(a), e.machine.kv().pages.host.n_free()), (63, 4));
 }
 
 #[test]
@@ -35,7 +37,7 @@ fn of_a_prompt_whose_third_chunk_fails_nothing_stays() {
     let mut told = Vec::new();
     e.prefill(seq, &[1; 130], |done| told.push(done)).expect_err("told to fail");
     assert_eq!(told, [40, 80]);
-    assert_eq!((e.len(seq), e.machine.pages().n_free()), (5, 7));
+    assert_eq!((e.len(seq), e.machine.kv().pages.host.n_free()), (5, 7));
     e.prefill(seq, &[1; 130], |_| ()).unwrap();
     assert_eq!(e.len(seq), 135);
 }
@@ -70,5 +72,5 @@ fn a_step_of_very_many_sequences_is_checked_in_linear_time() {
     // Some milliseconds; comparing each with all before it (or looking for a free slot from the first on) takes
     // 2·10¹⁰ comparisons.
     assert!(begin.elapsed().as_secs() < 5, "{:?} for {n} sequences", begin.elapsed());
-    assert_eq!(e.machine.pages().n_free(), 0, "a page each");
+    assert_eq!(e.machine.kv().pages.host.n_free(), 0, "a page each");
 }

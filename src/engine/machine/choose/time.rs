@@ -103,7 +103,7 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
     let mut best: Option<(System, Entry, Run)> = None;
     let mut fitting = 0;
     for system in System::ALL {
-        let Some(all) = candidates(n, system, among, prices, &fits)? else { continue };
+        let Some(all) = candidates(sizes, system, among, prices, &fits)? else { continue };
         let least = all
             .iter()
             .min_by_key(|e| bytes(&e.candidate.placement))
@@ -144,6 +144,10 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
     }
     let Some((strategy, entry, run)) = best else { return Ok(None) };
     let Entry { candidate: Candidate { placement, k, pinned, .. }, policies } = entry;
+    let (placement, kv_pages) = match placement == cpu_only {
+        true => (placement, None),
+        false => sizes.with_pages(placement),
+    };
     let choice = Choice {
         k,
         pinned,
@@ -153,6 +157,7 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         host_available,
         next: next(sizes, k, n, &fits),
         placement,
+        kv_pages,
     };
     let why = why(strategy, &run, &considered);
     Ok(Some(Timed { strategy, choice, run, considered, fitting, why }))
@@ -190,12 +195,13 @@ fn next(
 
 /// What a strategy may do; `None` if it is not asked for.
 fn candidates(
-    n: usize,
+    sizes: &Sizes,
     system: System,
     among: Among,
     prices: &Prices<'_>,
     fits: &dyn Fn(&Placement) -> bool,
 ) -> Result<Option<Vec<Entry>>> {
+    let n = sizes.layers();
     let all = among == Among::All;
     let entries = |list: Vec<Candidate>| list.into_iter().map(Entry::from).collect();
     let one = |k: usize, what: &str| vec![Candidate { what: what.into(), ..super::boundary(k, n) }.into()];
@@ -203,16 +209,17 @@ fn candidates(
         (System::CpuOnly, Among::All) => one(n + 2, "everything on the CPU"),
         (System::GpuOnly, Among::All) => one(0, "everything on the device"),
         (System::Greedy, Among::All) | (System::Greedy, Among::One(Strategy::Greedy)) => {
-            let mut list = boundaries(n, None)?;
+            let mut list = boundaries(sizes, None)?;
+            list.retain(|c| c.placement.device_pages == 0);
             let at = list.iter().position(|c| fits(&c.placement)).unwrap_or(list.len() - 1);
             let mut filled = list.swap_remove(at);
             filled.what = format!("the device filled: {}", filled.what);
             vec![filled.into()]
         }
         (System::Stream, _) if all || among == Among::One(Strategy::Stream) => entries(streams(n)),
-        (System::Helm, Among::All) => entries(helm(n)),
-        (System::Helm, Among::One(Strategy::Helm { boundary: None })) => entries(helm(n)),
-        (System::Helm, Among::One(Strategy::Helm { boundary })) => entries(boundaries(n, boundary)?),
+        (System::Helm, Among::All) => entries(helm(sizes)),
+        (System::Helm, Among::One(Strategy::Helm { boundary: None })) => entries(helm(sizes)),
+        (System::Helm, Among::One(Strategy::Helm { boundary })) => entries(boundaries(sizes, boundary)?),
         (System::Lia, Among::All) => lias(n, (None, None, None), prices, fits)?,
         (System::Lia, Among::One(Strategy::Lia { pinned, prefill, decode })) => {
             lias(n, (pinned, prefill, decode), prices, fits)?
@@ -221,8 +228,10 @@ fn candidates(
     }))
 }
 
-/// Every boundary, with host blocks computed in place, and streamed to the device for prompts.
-fn helm(n: usize) -> Vec<Candidate> {
+/// Every boundary, with host blocks computed in place, and streamed to the device for prompts; all blocks on the device with
+/// fewer pages than all, where those do not fit.
+fn helm(sizes: &Sizes) -> Vec<Candidate> {
+    let n = sizes.layers();
     let streamed = (2..=n + 2).map(|k| {
         let mut candidate = super::boundary(k, n);
         for layer in candidate.placement.layers.iter_mut().filter(|l| l.weights == Residence::Host) {
@@ -231,7 +240,8 @@ fn helm(n: usize) -> Vec<Candidate> {
         candidate.what += ", host blocks streamed to the device for prompts";
         candidate
     });
-    (0..=n + 2).map(|k| super::boundary(k, n)).chain(streamed).collect()
+    let fewer = super::fewer_pages(sizes, 0);
+    (0..=n + 2).map(|k| super::boundary(k, n)).chain(fewer).chain(streamed).collect()
 }
 
 /// Vectors that are worth trying in a phase.

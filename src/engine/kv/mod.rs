@@ -1,0 +1,113 @@
+//! Keys and values on two sides: the pages of sequences, and which of them move.
+//!
+//! | pages | of layers | read and written by |
+//! |---|---|---|
+//! | device | with keys and values on the device | the device |
+//! | far | the same: pages moved away from the device, in pinned memory | the host in place, the device's copies |
+//! | host | with keys and values on the host | the host |
+//!
+//! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] says which pages change sides (HELM §4: the oldest full
+//! ones, above a watermark), and what a step's groups see of it is their [`Kv`].
+
+mod pager;
+mod sequence;
+
+pub(super) use pager::{Moved, Pager, Room};
+pub(super) use sequence::SequenceKv;
+
+use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};
+use crate::program::{Far, Placement, Side};
+use crate::{Error, Result};
+
+/// The pages of all sequences: three lists, each of pages with numbers of their own.
+pub(super) struct KvPages {
+    /// On the device.
+    pub device: PageList,
+    /// Away from the device.
+    pub far: PageList,
+    /// Of the host's layers.
+    pub host: PageList,
+}
+
+/// Which of its pages a placement has layers for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sides {
+    pub device: bool,
+    pub host: bool,
+}
+
+/// The pages of all sequences, and who says which of them move.
+pub(super) struct KvStore {
+    pub pages: KvPages,
+    pub sides: Sides,
+    pub pager: Pager,
+    /// How tokens away from the device are attended.
+    pub far: Far,
+}
+
+impl KvStore {
+    /// All on one side, where nothing moves.
+    ///
+    /// # Errors
+    /// As [`PageList::new`].
+    pub fn all(side: Side, geometry: KvGeometry, pages: usize) -> Result<KvStore> {
+        let (device, host) = if side == Side::Device { (pages, 0) } else { (0, pages) };
+        Ok(KvStore {
+            pages: KvPages::new(geometry, device, 0, host)?,
+            sides: Sides { device: side == Side::Device, host: side == Side::Host },
+            pager: Pager::new(device, false),
+            far: Far::Attend,
+        })
+    }
+}
+
+impl Sides {
+    /// Of a placement.
+    pub fn of(placement: &Placement) -> Sides {
+        let any = |side| placement.layers.iter().any(|l| l.kv == side);
+        Sides { device: any(Side::Device), host: any(Side::Host) }
+    }
+}
+
+impl KvPages {
+    /// As many pages of each; a list of none where the placement has no layers of that side.
+    ///
+    /// # Errors
+    /// As [`PageList::new`].
+    pub fn new(geometry: KvGeometry, device: usize, far: usize, host: usize) -> Result<KvPages> {
+        let list = |n| PageList::new(geometry, n);
+        Ok(KvPages { device: list(device)?, far: list(far)?, host: list(host)? })
+    }
+
+    /// Whether both sides together have room for `n` more pages of a sequence.
+    ///
+    /// # Errors
+    /// They have not: the numbers.
+    pub fn suffice(&self, n: usize) -> Result<()> {
+        let (device, far) = (&self.device, &self.far);
+        if n <= device.n_free() + far.n_free() {
+            return Ok(());
+        }
+        Err(Error::Capacity(format!(
+            "KV cache: {n} more pages of {PAGE_TOKENS} tokens wanted, {} of {} free on the device and {} of {} on the host; raise \
+             --ctx or run fewer sequences",
+            device.n_free(),
+            device.n_pages(),
+            far.n_free(),
+            far.n_pages()
+        )))
+    }
+
+    /// Pages that sequences can still take.
+    pub fn n_free(&self) -> usize {
+        let there = [&self.host, &self.device].map(|list| (list.n_pages() > 0).then_some(list.n_free()));
+        let [host, device] = there;
+        let device = device.map(|n| n + self.far.n_free());
+        host.into_iter().chain(device).min().unwrap_or_default()
+    }
+
+    /// Whether pages can leave the device.
+    pub fn pages_move(&self) -> bool {
+        self.far.n_pages() > 0
+    }
+}
