@@ -1,0 +1,242 @@
+use super::super::Sides;
+use super::*;
+use crate::cache::KvDType;
+use crate::program::{Far, Kv};
+use proptest::prelude::*;
+
+const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: KvDType::BF16 };
+
+/// Sequences whose pages hold who wrote them: (sequence, page, generation).
+struct World {
+    pages: KvPages,
+    sequences: Vec<Option<SequenceKv>>,
+    memory: [Vec<Option<(usize, usize)>>; 2],
+    pager: Pager,
+    moves: usize,
+}
+
+impl World {
+    fn new(device: usize, far: usize) -> World {
+        World {
+            pages: KvPages::new(G, device, far, 0).unwrap(),
+            sequences: Vec::new(),
+            memory: [vec![None; device], vec![None; far]],
+            pager: Pager::new(device, false),
+            moves: 0,
+        }
+    }
+
+    fn add(&mut self, tokens: usize) -> usize {
+        self.sequences.push(Some(SequenceKv::new(Sides { device: true, host: false })));
+        let seq = self.sequences.len() - 1;
+        self.step(&[Room { seq, tokens, decode: false }], false).unwrap();
+        seq
+    }
+
+    fn copy(&mut self, moved: &[Moved]) {
+        for m in moved {
+            assert_eq!(m.copies.len(), m.span.len());
+            for (page, c) in m.span.clone().zip(&m.copies) {
+                let [device, far] = &mut self.memory;
+                let (from, to) = match m.to {
+                    Side::Host => (device[c.device as usize], &mut far[c.host as usize]),
+                    Side::Device => (far[c.host as usize], &mut device[c.device as usize]),
+                };
+                assert_eq!(from, Some((m.seq, page as usize)), "a page that is not where it should be moves");
+                *to = from;
+                self.moves += 1;
+            }
+            m.finish(&mut self.pages);
+        }
+    }
+
+    /// As an engine does it.
+    fn step(&mut self, step: &[Room], fails: bool) -> Result<()> {
+        let World { pages, sequences, pager, .. } = self;
+        let before = pager.make_room(sequences, pages, step)?;
+        self.copy(&before);
+        let World { pages, sequences, pager, .. } = self;
+        for r in step {
+            sequences[r.seq].as_mut().unwrap().reserve(pages, r.tokens).expect("room was made");
+        }
+        let ahead = pager.ahead(sequences, pages, step);
+        if fails {
+            for r in step {
+                let s = sequences[r.seq].as_mut().unwrap();
+                let len = s.len();
+                s.truncate(pages, len);
+            }
+            ahead.iter().rev().for_each(|m| m.undo(pages, sequences));
+            return Ok(());
+        }
+        for r in step {
+            let s = sequences[r.seq].as_mut().unwrap();
+            let (first, end) = (s.len() / PAGE_TOKENS, KvGeometry::pages_for(s.len() + r.tokens));
+            s.advance(r.tokens);
+            for page in first..end {
+                let far = s.far_pages().len();
+                match page.checked_sub(far) {
+                    Some(at) => self.memory[0][s.device_pages()[at] as usize] = Some((r.seq, page)),
+                    None => self.memory[1][s.far_pages()[page] as usize] = Some((r.seq, page)),
+                }
+            }
+        }
+        self.copy(&ahead);
+        Ok(())
+    }
+
+    /// Every page of every sequence is where its table says, and nowhere is one of two.
+    fn check(&self) {
+        for (seq, s) in self.sequences.iter().enumerate() {
+            let Some(s) = s else { continue };
+            let far = s.far_pages().iter().map(|&p| self.memory[1][p as usize]);
+            let all: Vec<_> =
+                far.chain(s.device_pages().iter().map(|&p| self.memory[0][p as usize])).collect();
+            for page in 0..KvGeometry::pages_for(s.len()) {
+                assert_eq!(all[page], Some((seq, page)));
+            }
+        }
+        assert_eq!((self.pages.device.n_waiting(), self.pages.far.n_waiting()), (0, 0));
+    }
+
+    fn used(&self) -> usize {
+        self.pages.device.n_pages() - self.pages.device.n_free()
+    }
+}
+
+#[test]
+fn above_the_watermark_the_longest_gives_its_oldest_pages() {
+    let mut w = World::new(20, 40);
+    let (a, b) = (w.add(6 * 32), w.add(10 * 32));
+    assert_eq!((w.used(), w.moves), (16, 0), "80% are not above 80%");
+    w.step(&[Room { seq: a, tokens: 32, decode: false }, Room { seq: b, tokens: 1, decode: true }], false)
+        .unwrap();
+    // 18 are above it, and 13 are in the middle between 10 and 16.
+    assert_eq!((w.used(), w.moves), (13, 5));
+    let b = w.sequences[b].as_ref().unwrap();
+    assert_eq!(b.kv(Far::Attend), Kv::Split { boundary: 160, far: Far::Attend });
+    assert_eq!(w.sequences[a].as_ref().unwrap().kv(Far::Attend), Kv::Device);
+    w.check();
+}
+
+#[test]
+fn what_has_moved_stays_until_there_is_much_room() {
+    let mut w = World::new(20, 40);
+    let (a, b) = (w.add(8 * 32), w.add(8 * 32));
+    w.step(&[Room { seq: a, tokens: 1, decode: true }], false).unwrap();
+    assert_eq!((w.used(), w.moves), (13, 4), "of the one that is not in the step");
+    let step = [Room { seq: a, tokens: 1, decode: true }, Room { seq: b, tokens: 1, decode: true }];
+    for _ in 0..30 {
+        w.step(&step, false).unwrap();
+    }
+    assert_eq!(w.moves, 4, "nothing went to and fro");
+    let mut gone = w.sequences[a].take().unwrap();
+    gone.free(&mut w.pages);
+    w.step(&[Room { seq: b, tokens: 1, decode: true }], false).unwrap();
+    assert_eq!(w.sequences[b].as_ref().unwrap().kv(Far::Attend), Kv::Device, "all came back");
+    w.check();
+}
+
+#[test]
+fn a_step_that_fails_moves_nothing() {
+    let mut w = World::new(10, 20);
+    let a = w.add(8 * 32);
+    let before = w.sequences[a].as_ref().unwrap().device_pages().to_vec();
+    w.step(&[Room { seq: a, tokens: 32, decode: false }], true).unwrap();
+    let s = w.sequences[a].as_ref().unwrap();
+    assert_eq!((s.device_pages(), s.boundary(), w.moves), (&before[..], 0, 0));
+    w.check();
+}
+
+#[test]
+fn what_both_sides_together_cannot_hold_is_refused_with_the_numbers() {
+    let mut w = World::new(4, 3);
+    let a = w.add(3 * 32);
+    let two = [Room { seq: a, tokens: 64, decode: false }];
+    w.step(&two, false).unwrap();
+    w.step(&two, false).unwrap();
+    let e = w.step(&[Room { seq: a, tokens: 1, decode: true }], false).unwrap_err().to_string();
+    assert!(e.contains("takes 1 more pages of 32 tokens on the device, 0 of 4 free"), "{e}");
+    assert!(e.contains("0 of 3 free on the host"), "{e}");
+    w.check();
+    assert_eq!((w.used(), w.sequences[a].as_ref().unwrap().boundary()), (4, 96));
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    Add(usize),
+    Step(Vec<(usize, usize)>, bool),
+    Cut(usize, usize),
+    Remove(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let tokens = || prop_oneof![3 => Just(1usize), 1 => 1..100usize];
+    prop_oneof![
+        2 => (1..200usize).prop_map(Act::Add),
+        8 => (prop::collection::vec((0..5usize, tokens()), 1..4), any::<bool>())
+            .prop_map(|(step, fails)| Act::Step(step, fails)),
+        1 => (0..5usize, 0..300usize).prop_map(|(s, n)| Act::Cut(s, n)),
+        1 => (0..5usize).prop_map(Act::Remove),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_page_is_lost_and_room_is_made_where_both_sides_suffice(
+        acts in prop::collection::vec(act(), 1..60),
+        device in 1..16usize,
+        far in 1..24usize,
+        prompts_on_host in any::<bool>(),
+    ) {
+        let mut w = World::new(device, far);
+        w.pager = Pager::new(device, prompts_on_host);
+        for act in acts {
+            let (step, fails) = match act {
+                Act::Add(tokens) => {
+                    w.sequences.push(Some(SequenceKv::new(Sides { device: true, host: false })));
+                    (vec![(w.sequences.len() - 1, tokens)], false)
+                }
+                Act::Step(step, fails) => (step, fails),
+                Act::Cut(seq, len) => {
+                    let World { pages, sequences, .. } = &mut w;
+                    if let Some(Some(s)) = sequences.get_mut(seq) {
+                        s.truncate(pages, len);
+                    }
+                    continue;
+                }
+                Act::Remove(seq) => {
+                    if let Some(mut s) = w.sequences.get_mut(seq).and_then(Option::take) {
+                        s.free(&mut w.pages);
+                    }
+                    continue;
+                }
+            };
+            let mut rooms: Vec<Room> = Vec::new();
+            for (seq, tokens) in step {
+                if w.sequences.get(seq).is_some_and(Option::is_some) && rooms.iter().all(|r| r.seq != seq) {
+                    rooms.push(Room { seq, tokens, decode: tokens == 1 });
+                }
+            }
+            let of = |r: &Room| w.sequences[r.seq].as_ref().unwrap();
+            let takes: Vec<usize> = rooms.iter().map(|r| wants_of(of(r), r.tokens).device).collect();
+            let held = device - w.pages.device.n_free() + far - w.pages.far.n_free();
+            let suffices = held + takes.iter().sum::<usize>() <= device + far
+                && takes.iter().map(|n| n + 1).sum::<usize>() <= device
+                && rooms.iter().all(|r| !grows_on_host(of(r)));
+            let lens: Vec<usize> = w.sequences.iter().map(|s| s.as_ref().map_or(0, SequenceKv::len)).collect();
+            let done = w.step(&rooms, fails);
+            prop_assert!(done.is_ok() || !suffices, "{} although both sides suffice", done.unwrap_err());
+            w.check();
+            for (seq, len) in lens.into_iter().enumerate() {
+                let more = rooms.iter().find(|r| r.seq == seq && done.is_ok() && !fails).map_or(0, |r| r.tokens);
+                let now = w.sequences[seq].as_ref().map_or(0, SequenceKv::len);
+                prop_assert_eq!(now, len + more);
+            }
+        }
+        for s in w.sequences.iter_mut().flatten() {
+            s.free(&mut w.pages);
+        }
+        prop_assert_eq!((w.pages.device.n_free(), w.pages.far.n_free()), (device, far));
+    }
+}
