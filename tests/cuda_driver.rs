@@ -235,6 +235,7 @@ fn inside() {
         "pretend 75" => CudaOptions { pretend_sm: Some(75), ..CudaOptions::default() },
         _ => CudaOptions::default(),
     };
+    tandem::device::notice::listen(|sentence| println!("{sentence}"));
     let rt = match cuda::open(&options) {
         Ok(rt) if case == "usage" => {
             let (kernel, _) = some_kernel(&*rt);

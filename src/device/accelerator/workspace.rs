@@ -368,7 +368,8 @@ mod tests {
         let next = ws.at_row(&shape, LIMITS.rows);
         let behind = [next.hidden, next.delta, next.x, next.qkv, next.q, next.attn, next.gate_up, next.act];
         assert_eq!(behind, [ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x]);
-        assert_eq!(sizes[8..11], [3 * 24 * 2, 3 * 131 * 4, 3 * 4]);
+        // A token and the logarithm of a sum for each row of logits.
+        assert_eq!(sizes[8..11], [3 * 24 * 2, 3 * 131 * 4, 2 * 3 * 4]);
         assert_eq!(sizes[11..], [7 * 6 * 4, 7 * 6 * 4, 7 * 60 * 4, 5]);
         assert_eq!((next.head_x, next.logits, next.argmax), (ws.head_x, ws.logits, ws.argmax));
         assert_eq!((next.partial, next.scratch), (ws.partial, ws.scratch));

@@ -99,6 +99,8 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         let (device, host) = bytes(p);
         device <= sizes.free() && host_available.is_none_or(|available| host <= available)
     };
+    // Prices go by the pages there will be.
+    let paged = |p: &Placement| sizes.with_pages(p.clone()).0;
     let mut considered = Vec::new();
     let mut best: Option<(System, Entry, Run)> = None;
     let mut fitting = 0;
@@ -111,14 +113,14 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         let mut few: Vec<(f64, Entry)> = all
             .into_iter()
             .filter(|e| fits(&e.candidate.placement))
-            .map(|e| (closed(prices, &e.candidate.placement), e))
+            .map(|e| (closed(prices, &paged(&e.candidate.placement)), e))
             .collect();
         fitting += few.len();
         few.sort_by(|a, b| a.0.total_cmp(&b.0));
         few.truncate(FEW);
         let timed = few.into_iter().filter_map(|(_, e)| {
             // What cannot be lowered cannot run.
-            let run = programs(prices.costs, prices.model, &e.candidate.placement, &prices.work).ok()?;
+            let run = programs(prices.costs, prices.model, &paged(&e.candidate.placement), &prices.work).ok()?;
             Some((e, run))
         });
         let winner = timed.min_by(|a, b| a.1.total().total_cmp(&b.1.total()));
