@@ -120,7 +120,8 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         few.truncate(FEW);
         let timed = few.into_iter().filter_map(|(_, e)| {
             // What cannot be lowered cannot run.
-            let run = programs(prices.costs, prices.model, &paged(&e.candidate.placement), &prices.work).ok()?;
+            let run =
+                programs(prices.costs, prices.model, &paged(&e.candidate.placement), &prices.work).ok()?;
             Some((e, run))
         });
         let winner = timed.min_by(|a, b| a.1.total().total_cmp(&b.1.total()));
