@@ -104,7 +104,7 @@ impl Programs {
 
 impl Lowered {
     fn new(placement: &Placement, iteration: &Iteration) -> Result<Lowered> {
-        let program = lower(placement, iteration)?;
+        let mut program = lower(placement, iteration)?;
         if cfg!(debug_assertions) {
             check(&program, placement, iteration).map_err(|fault| Error::usage(fault.to_string()))?;
         }
@@ -121,6 +121,13 @@ impl Lowered {
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
         let segments = segments(&program.ops, &waits, &awaited, placement, &rows);
+        // Programs are kept; what their operations read and write has been looked at, but for pages.
+        for op in &mut program.ops {
+            if !matches!(op.kind, Kind::PageIn { .. } | Kind::PageOut { .. }) {
+                (op.reads, op.writes) = (Vec::new(), Vec::new());
+            }
+        }
+        program.ops.shrink_to_fit();
         Ok(Lowered { program, waits, awaited, parts, segments, one_unit })
     }
 
