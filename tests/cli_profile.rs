@@ -194,6 +194,18 @@ fn a_models_operations_are_timed_and_held_against_real_steps() {
     // Limits are measured once for the machine and all models on it.
     let other = json(&profile(home.path(), "-m synth:tiny-qwen3,dtype=q8_0 --device cpu --quick --json"));
     assert_eq!((&other["cached"], &other["limits"]), (&Json::Bool(false), &first["limits"]));
+    // Plans for this model are by its tables, for another they are not.
+    let plan = |model: &str| {
+        let line =
+            format!("-m {model} --hardware auto --prompt-len 63 --gen-len 2 --strategy cpu-only --json");
+        json(&run(tandem(home.path()).arg("plan").args(line.split(' '))))
+    };
+    let (by_tables, by_roofline) = (plan("synth:tiny-llama"), plan("synth:tiny-llama,dtype=q4_0"));
+    assert_eq!((&by_tables["times"], &by_roofline["times"]), (&"tables".into(), &"roofline".into()));
+    let step = by_tables["candidates"][0]["t_decode_step_s"].as_f64().unwrap();
+    let known = steps.iter().find(|s| s["sequences"] == 1 && s["past"] == 63).unwrap();
+    let ratio = step / positive(known, "calibrated_s");
+    assert!((0.9..1.1).contains(&ratio), "{step} for {known}");
     let text = stdout(&profile(home.path(), "-m synth:tiny-llama --device cpu --quick"));
     assert!(text.contains("ffn_down, x") && text.contains("factors come from these"), "{text}");
 }

@@ -8,7 +8,7 @@ use tandem::engine::{Among, Options, Prices, Sizes, Timed, choose_by_time};
 use tandem::model::LoadedModel;
 use tandem::plan::price::Workload;
 use tandem::plan::{self, Costs, Hardware, Roofline};
-use tandem::profile::{Tables, estimate, measured_hardware, measured_tables};
+use tandem::profile::{ModelIdentity, Tables, estimate, measured_hardware, measured_tables};
 use tandem::simd::Isa;
 
 use super::args::EngineArgs;
@@ -44,7 +44,9 @@ fn basis(
     (kind, info): (&Kind, &DeviceInfo),
 ) -> tandem::Result<Option<Basis>> {
     if args.hardware != "auto" {
-        let hardware = inputs::hardware(&args.hardware).map_err(|e| match e.downcast::<Error>() {
+        let model = ModelIdentity::of(&model.spec, &model.weights, &model.source);
+        let found = inputs::hardware(&args.hardware, Some(&model));
+        let (hardware, tables) = found.map_err(|e| match e.downcast::<Error>() {
             Ok(e) => e,
             Err(e) => Error::usage(e.to_string()),
         })?;
@@ -56,7 +58,7 @@ fn basis(
         }
         let from = format!("--hardware {}", args.hardware);
         let whose = Some(hardware.name.clone());
-        return Ok(Some(Basis { hardware, tables: None, whose, from }));
+        return Ok(Some(Basis { hardware, tables, whose, from }));
     }
     if let Kind::Timed(_, machine) = kind {
         let (hardware, name) = (Hardware::clone(machine), machine.name.clone());

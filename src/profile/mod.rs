@@ -55,8 +55,13 @@ pub fn measured_tables(
     weights: &Weights,
     source: &str,
 ) -> Option<Tables> {
+    tables_of(device, &ModelIdentity::of(spec, weights, source))
+}
+
+/// As [`measured_tables`], of a model that is known already.
+pub fn tables_of(device: Option<&DeviceInfo>, model: &ModelIdentity) -> Option<Tables> {
     let store = Store::from_env().ok()?;
-    let identity = Identity::of_machine(device).with_model(ModelIdentity::of(spec, weights, source));
+    let identity = Identity::of_machine(device).with_model(model.clone());
     Some(store.load(&identity).ok()??.model?.tables)
 }
 

@@ -8,7 +8,9 @@ use tandem::device::open::{self as devices, Kind};
 use tandem::model::synth;
 use tandem::plan::hardware;
 use tandem::plan::{Hardware, Sizes};
-use tandem::profile::{Identity, Profile, Store, THIS_MACHINE, measured_hardware};
+use tandem::profile::{
+    Identity, ModelIdentity, Profile, Store, THIS_MACHINE, Tables, measured_hardware, tables_of,
+};
 use tandem::simd::Isa;
 
 use crate::cli::{open, profile, progress};
@@ -16,24 +18,35 @@ use crate::cli::{open, profile, progress};
 /// Most bytes of a hardware description.
 const MAX_TOML: u64 = 1 << 20;
 
-/// Sizes of `--spec`, or of the tensors of `-m`.
-pub fn sizes(spec: Option<&str>, model: Option<&str>) -> Result<Sizes> {
+/// Sizes of `--spec`, or of the tensors of `-m`; and which model that is.
+pub fn sizes(spec: Option<&str>, model: Option<&str>) -> Result<(Sizes, Option<ModelIdentity>)> {
     if let Some(spec) = spec {
-        return Ok(Sizes::of_spec(&synth::spec(spec)?));
+        return Ok((Sizes::of_spec(&synth::spec(spec)?), None));
     }
     let model = open::outline(model.expect("the parser wants one of them"))?;
+    let identity = ModelIdentity::of(&model.spec, &model.weights, &model.source);
     let mut spec = model.spec;
     if spec.name.is_empty() {
         spec.name = model.source;
     }
-    Ok(Sizes::of_weights(&spec, &model.weights, Isa::selected()?))
+    Ok((Sizes::of_weights(&spec, &model.weights, Isa::selected()?), Some(identity)))
 }
 
-/// The machine that `--hardware` names.
-pub fn hardware(name: &str) -> Result<Hardware> {
+/// The machine that `--hardware` names, and what was timed of the model on it.
+pub fn hardware(name: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     if name == "auto" {
-        return this_machine();
+        return this_machine(model);
     }
+    if Path::new(name).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
+        && Path::new(name).is_file()
+    {
+        return from_profile(Path::new(name), model);
+    }
+    described(name).map(|hardware| (hardware, None))
+}
+
+/// A description: one of Tandem's own, or a file.
+fn described(name: &str) -> Result<Hardware> {
     if let Some(found) = hardware::named(name) {
         return Ok(found);
     }
@@ -45,9 +58,6 @@ pub fn hardware(name: &str) -> Result<Hardware> {
             known.join(", ")
         ))
         .into());
-    }
-    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
-        return from_profile(path);
     }
     let length = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if length > MAX_TOML {
@@ -61,14 +71,14 @@ pub fn hardware(name: &str) -> Result<Hardware> {
 }
 
 /// As `tandem profile` has measured it, or measures it now, in a hurry.
-fn this_machine() -> Result<Hardware> {
+fn this_machine(model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     let device = match devices::check(&Kind::Cuda(0)) {
         Err(_) => None,
         Ok(()) => Some(devices::open(&Kind::Cuda(0), None)?),
     };
     let info = device.as_ref().map(|d| d.runtime().info());
     if let Some(known) = measured_hardware(info) {
-        return Ok(known);
+        return Ok((known, model.and_then(|m| tables_of(info, m))));
     }
     progress::note("measuring this machine in a hurry; tandem profile does it thoroughly");
     let profile = profile::measure(Identity::of_machine(info), device.as_ref(), true)?;
@@ -76,11 +86,11 @@ fn this_machine() -> Result<Hardware> {
     if let Err(e) = Store::from_env().and_then(|store| store.save(&profile)) {
         progress::detail(&format!("the profile was not kept: {e}"));
     }
-    Ok(profile.limits.hardware(THIS_MACHINE))
+    Ok((profile.limits.hardware(THIS_MACHINE), None))
 }
 
 /// The machine of a profile that `tandem profile -o` wrote: this one.
-fn from_profile(path: &Path) -> Result<Hardware> {
+fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     let wanted = Profile::read(path)?.identity;
     let device = match wanted.device.as_ref().is_some_and(|d| d.driver > 0) {
         true => Some(devices::open(&Kind::Cuda(0), None)?),
@@ -91,5 +101,10 @@ fn from_profile(path: &Path) -> Result<Hardware> {
         // An emulated one is wherever this program is.
         here.device = wanted.device;
     }
-    Ok(Profile::read_for(path, &here)?.limits.hardware(THIS_MACHINE))
+    // Its limits hold for any model; its tables for its own.
+    here.model = wanted.model;
+    let profile = Profile::read_for(path, &here)?;
+    let hardware = profile.limits.hardware(THIS_MACHINE);
+    let same = model.is_some() && model == profile.identity.model.as_ref();
+    Ok((hardware, profile.model.filter(|_| same).map(|m| m.tables)))
 }

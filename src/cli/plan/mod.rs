@@ -12,11 +12,11 @@ use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
 use tandem::Error;
-use tandem::plan::choose::{Candidate, Plan, Request, Strategy, plan};
-use tandem::plan::{Hardware, Sizes};
+use tandem::plan::choose::{Candidate, Plan, Request, Strategy, plan_with};
+use tandem::plan::{Costs, Hardware, Roofline, Sizes};
 
 use super::args::size;
-use super::output;
+use super::{output, progress};
 
 /// Predicts how a model would run on a machine: candidates, times, memory on each side, and why the winner won.
 #[derive(Debug, clap::Args)]
@@ -101,6 +101,8 @@ struct Report<'a> {
     prompt_len: u64,
     gen_len: u64,
     batch: u64,
+    /// `tables` or `roofline`: what the times are from.
+    times: &'a str,
     candidates: &'a [Candidate],
     chosen: Option<Strategy>,
     why: &'a str,
@@ -118,8 +120,8 @@ pub fn run(args: &Args) -> Result<()> {
             Error::usage(format!("--plot {}: wanted the name of an .svg file", path.display())).into()
         );
     }
-    let sizes = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
-    let hardware = inputs::hardware(&args.hardware)?;
+    let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
+    let (hardware, tables) = inputs::hardware(&args.hardware, model.as_ref())?;
     if args.gpu_memory.is_some() && hardware.accelerator.is_none() {
         return Err(Error::usage(format!(
             "--gpu-memory: {} has no GPU; leave the option out",
@@ -141,7 +143,16 @@ pub fn run(args: &Args) -> Result<()> {
         chunk: args.chunk.map(Into::into),
         overlap: args.overlap,
     };
-    let found = plan(&sizes, &hardware, &request, &args.strategy.strategies())?;
+    let (roofline, timed) =
+        (Roofline::new(&hardware, &sizes), tables.as_ref().map(|t| t.costs(&hardware, &sizes)));
+    let costs: &dyn Costs = match &timed {
+        Some(timed) => timed,
+        None => &roofline,
+    };
+    if timed.is_some() {
+        progress::note("times are from the tables that tandem profile has measured of this model");
+    }
+    let found = plan_with(&sizes, &hardware, &request, &args.strategy.strategies(), costs)?;
     if let Some(path) = &args.plot {
         let ranges = match args.policy_map {
             Some(ranges) => ranges,
@@ -163,6 +174,7 @@ pub fn run(args: &Args) -> Result<()> {
         prompt_len: request.prompt,
         gen_len: request.gen_len,
         batch: request.batch,
+        times: if timed.is_some() { "tables" } else { "roofline" },
         candidates: &found.candidates,
         chosen: Some(found.candidates[chosen].strategy),
         why: &found.why,

@@ -128,7 +128,7 @@ impl Deadline {
     pub fn new(effort: Effort) -> Deadline {
         let time = match effort {
             Effort::Quick => Duration::from_secs(4),
-            Effort::Full => Duration::from_secs(40),
+            Effort::Full => Duration::from_secs(25),
         };
         Deadline { begun: Instant::now(), time }
     }
