@@ -32,6 +32,20 @@ struct Timed {
     kinds: HashMap<String, f64>,
 }
 
+impl Timed {
+    /// Makes the parts add up to the whole, which was timed apart from them.
+    fn fit(&mut self) {
+        let parts: f64 = self.kinds.values().sum();
+        if parts > self.seconds {
+            // The machine was slower while the parts were timed.
+            self.kinds.values_mut().for_each(|part| *part *= self.seconds / parts);
+        } else if let Some(embed) = self.kinds.get_mut("embed") {
+            // Between operations, and before the first: what a step takes once is counted with the embedding.
+            *embed += self.seconds - parts;
+        }
+    }
+}
+
 /// The steps: those that calibrate, then those that check, at other contexts.
 fn steps(context: usize, effort: Effort) -> Vec<Step> {
     let step = |sequences, rows, past, calibrates| Step { sequences, rows, past, calibrates };
@@ -89,11 +103,7 @@ pub(super) fn calibrate(
         let mut ready = Ready::new(&mut engine, step)?;
         timed.kinds = ready.operations(side, runs(subject.effort))?;
         ready.done();
-        // Between operations, and before the first: what a step takes once is counted with the embedding.
-        let parts: f64 = timed.kinds.values().sum();
-        if let Some(embed) = timed.kinds.get_mut("embed") {
-            *embed += (timed.seconds - parts).max(0.0);
-        }
+        timed.fit();
     }
     drop(engine);
     let mut operations = Vec::new();
@@ -265,5 +275,20 @@ impl<'a> Ready<'a> {
             }
         }
         Ok(steps.into_iter().map(|(kind, of)| (kind.to_owned(), Samples::new(of).typical())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_whole() {
+        for (seconds, want) in [(4.0, [1.0, 3.0]), (10.0, [4.0, 6.0])] {
+            let kinds = HashMap::from([("embed".to_owned(), 2.0), ("head".to_owned(), 6.0)]);
+            let mut timed = Timed { seconds, kinds };
+            timed.fit();
+            assert_eq!([timed.kinds["embed"], timed.kinds["head"]], want);
+        }
     }
 }
