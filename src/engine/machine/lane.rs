@@ -419,8 +419,8 @@ mod tests {
     use crate::device::runtime::{Buffer, Lane as DeviceLane};
 
     fn runtime() -> Arc<dyn Runtime> {
-        // A copy of 4 KB takes 20 ms.
-        let speed = Speed { host_to_device: Some(2e-4), ..Speed::default() };
+        // A copy of 4 KB takes 200 ms.
+        let speed = Speed { host_to_device: Some(2e-5), ..Speed::default() };
         Arc::new(EmulatedRuntime::new(EmulatedOptions { speed, ..Default::default() }).unwrap())
     }
 
