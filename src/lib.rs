@@ -18,6 +18,7 @@
 //! Beside the way: [`hub`] fetches models by name.
 
 pub mod amx;
+pub mod atomic_file;
 pub mod cache;
 pub mod device;
 pub mod engine;

@@ -515,6 +515,13 @@ fn pages_that_cannot_be_are_refused() {
         2,
         "--kv-pages: with --strategy gpu-only",
     );
+    let far = |flags: &[&str]| generate(&[&["--far", "stream"], flags].concat());
+    assert_error(&far(&["--device", "cpu"]), 2, "--far: with --device cpu");
+    assert_error(
+        &far(&["--device", "emulated", "--strategy", "gpu-only"]),
+        2,
+        "--far: with --strategy gpu-only",
+    );
     // 512 rows of a chunk take 16 pages.
     let flags = ["5", "--device", "emulated", "--ctx", "2000"];
     let long = [

@@ -39,9 +39,9 @@ pub struct EngineArgs {
     /// kept by the CPU [default: all, or as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
-    /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU.
-    #[arg(long, value_enum, default_value_t = Far::Attend, value_name = "HOW")]
-    pub far: Far,
+    /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU [default: attend].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub far: Option<Far>,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
@@ -111,9 +111,12 @@ impl EngineArgs {
                 )));
             }
         }
-        if self.kv_pages.is_some() && (host || matches!(strategy, Strategy::CpuOnly | Strategy::GpuOnly)) {
+        let moves = self.kv_pages.map(|_| "--kv-pages").or(self.far.map(|_| "--far"));
+        if let Some(flag) =
+            moves.filter(|_| host || matches!(strategy, Strategy::CpuOnly | Strategy::GpuOnly))
+        {
             return Err(Error::usage(format!(
-                "--kv-pages: with {} all keys and values stay where they are; use --strategy helm, lia or stream on a device",
+                "{flag}: with {} all keys and values stay where they are; use --strategy helm, lia or stream on a device",
                 if host { "--device cpu".to_owned() } else { format!("--strategy {name}") }
             )));
         }

@@ -52,6 +52,16 @@ impl Decision {
         Decision { predicted, ..self }
     }
 
+    /// Whether it was chosen by time.
+    pub fn is_predicted(&self) -> bool {
+        self.predicted.is_some()
+    }
+
+    /// Whether pages of keys and values leave the accelerator.
+    pub fn pages_move(&self) -> bool {
+        self.kv_pages.is_some()
+    }
+
     /// All on the accelerator.
     pub fn gpu(layers: usize, device: String, memory: Memory, free: u64) -> Decision {
         Decision {

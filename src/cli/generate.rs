@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
 use tandem::text::{Message, Sampler, Sandbox, StreamDecoder, Tokenizer, logprobs};
+use tandem::{Error, atomic_file};
 
 use super::args::EngineArgs;
 use super::open::{self, Opened};
@@ -73,26 +73,13 @@ fn timeline_file(path: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn folder_of(path: &std::path::Path) -> &std::path::Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."))
-}
-
 /// Writes the timeline of a run, whole or not at all.
-fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> anyhow::Result<()> {
+fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> tandem::Result<()> {
     let timeline = engine.timeline().unwrap_or_default();
-    let folder = folder_of(path);
-    let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        let to = std::io::BufWriter::new(file.as_file_mut());
-        match path.extension().is_some_and(|e| e == "svg") {
-            true => timeline.write_svg(to, DRAWN_STEPS)?,
-            false => timeline.write_chrome(to)?,
-        }
-        file.persist(path)?;
-        Ok(())
-    };
-    write().map_err(|e| Error::io(path, e))?;
-    Ok(())
+    atomic_file::replace(path, |to| match path.extension().is_some_and(|e| e == "svg") {
+        true => timeline.write_svg(to, DRAWN_STEPS),
+        false => timeline.write_chrome(to),
+    })
 }
 
 /// Tokens that may follow one prompt token id outside of a tokenizer (random weights): bytes of the text.
@@ -104,8 +91,8 @@ fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let started = Instant::now();
     // Before the work, not after it.
-    if let Some(path) = args.timeline.as_ref().filter(|path| !folder_of(path).is_dir()) {
-        return Err(Error::io(path, std::io::ErrorKind::NotFound.into()).into());
+    if let Some(path) = &args.timeline {
+        atomic_file::check(path)?;
     }
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;

@@ -11,7 +11,7 @@ use tandem::device::{self, open::Kind};
 use tandem::engine::{self, Among, Engine, Options, Prepared, Sizes};
 use tandem::host::cgroup::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
-use tandem::program::Side;
+use tandem::program::{self, Side};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
@@ -106,7 +106,8 @@ impl Opened {
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
         (options.sequences, options.logits) = (sequences, logits);
         options.weights_node = args.weights_binding()?;
-        (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.into());
+        (options.kv_pages, options.far) =
+            (args.kv_pages.map(|n| n as usize), args.far.map_or(program::Far::Attend, Into::into));
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
@@ -127,6 +128,15 @@ impl Opened {
         if engine.emulated_seconds().is_some() {
             let machine = args.kind().map(|kind| kind.to_string()).unwrap_or_default();
             progress::note(&format!("times are those of {machine}, not of this computer"));
+        }
+        if args.far.is_some() && !decision.pages_move() {
+            progress::note("--far has no effect: all pages of keys and values stay where they are");
+        }
+        if args.hardware != "auto" && !decision.is_predicted() {
+            progress::note(&format!(
+                "--hardware {} has no effect: there is nothing to choose",
+                args.hardware
+            ));
         }
         if let Some(nodes) = &options.weights_node {
             match engine.placement().strategy {
@@ -214,25 +224,11 @@ impl Opened {
         };
         let decision =
             |choice| Decision::split(strategy, name.clone(), free, choice, because).with(predicted);
-        match choice.k {
-            Some(k) if k == spec.n_layers + 2 && !choice.placement.uses(Side::Device) => {
-                drop((accelerator, runtime));
-                let (engine, _) = self.on_cpu(options)?;
-                choice.host = engine.memory();
-                return Ok((engine, decision(choice), None));
-            }
-            // The same by the executor that records its steps; it pads them, so that it may need a little more memory.
-            Some(0) if !sizes.pages_move(&choice.placement) => {
-                match self.on_accelerator(&accelerator, &name, &on_device) {
-                    Err(Error::Capacity(_)) => {}
-                    whole => {
-                        let (engine, _) = whole?;
-                        choice.device = engine.memory();
-                        return Ok((engine, decision(choice), runtime));
-                    }
-                }
-            }
-            _ => {}
+        if choice.k == Some(spec.n_layers + 2) && !choice.placement.uses(Side::Device) {
+            drop((accelerator, runtime));
+            let (engine, _) = self.on_cpu(options)?;
+            choice.host = engine.memory();
+            return Ok((engine, decision(choice), None));
         }
         let engine = with_bar(weights.bytes(), "loading weights", |progress| {
             let placement = choice.placement.clone();
@@ -336,5 +332,5 @@ pub fn check_tokens(ids: &[u32], vocab: usize) -> tandem::Result<()> {
 
 /// What to say when a model's scores are NaN or infinite.
 pub fn not_numbers() -> Error {
-    Error::Run("the model's scores are not numbers (NaN or infinite); are its weights damaged?".into())
+    Error::Run(engine::NOT_NUMBERS.into())
 }

@@ -12,7 +12,7 @@ const MAX_TOML: u64 = 1 << 20;
 ///
 /// # Errors
 /// A file that cannot be read or is no description: see [`hardware::parse`].
-pub(super) fn find(name: &str) -> Result<Option<Hardware>> {
+pub fn find(name: &str) -> Result<Option<Hardware>> {
     if let Some(found) = hardware::named(name) {
         return Ok(Some(found));
     }
@@ -30,7 +30,7 @@ pub(super) fn find(name: &str) -> Result<Option<Hardware>> {
 }
 
 /// The names of all of `hardware/`, for messages.
-pub(super) fn names() -> String {
+pub fn names() -> String {
     hardware::names().collect::<Vec<_>>().join(", ")
 }
 

@@ -27,5 +27,5 @@ pub use options::Options;
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use requests::{Event, Finish, Request, Requests, StepReport};
-pub use sequences::{Engine, SeqId};
+pub use sequences::{Engine, NOT_NUMBERS, SeqId};
 pub use timeline::Timeline;

@@ -426,7 +426,7 @@ fn check_split(inputs: &[Input<'_>], split: &[u8]) -> Result<()> {
 }
 
 /// What is wrong with logits that are NaN or infinite.
-pub(super) const NOT_NUMBERS: &str =
+pub const NOT_NUMBERS: &str =
     "the model's scores are not numbers (NaN or infinite); are its weights damaged?";
 
 /// Whether one of `ids`, all below `n`, comes twice.

@@ -48,7 +48,7 @@ pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware>
     let accelerator = hardware::named(like(device)?)?.accelerator;
     let available = cgroup::memory_available()?;
     let pool = Pool::pinned(threads);
-    let llc = last_level_cache().unwrap_or(32 << 20);
+    let llc = last_level_cache();
     let bytes = (4 * llc).min(MOST_READ).min(available / 8) as usize;
     let read_bw = read_bandwidth(&pool, bytes, 2);
     // Products run on bf16 units where there are, otherwise on f32.

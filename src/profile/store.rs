@@ -4,7 +4,6 @@
 //! $TANDEM_HOME/profiles/<key>.json     of a machine, a device and perhaps a model: the key is a hash of them
 //! ```
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,7 @@ use super::identity::{Identity, SCHEMA};
 use super::limits::Limits;
 use super::tables::Tables;
 use crate::hub::Cache;
-use crate::{Error, Result};
+use crate::{Error, Result, atomic_file};
 
 /// Most bytes of a profile's file.
 const MAX_BYTES: u64 = 16 << 20;
@@ -116,13 +115,8 @@ impl Profile {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<()> {
-        let failed = |e: std::io::Error| Error::io(path, e);
         let text = serde_json::to_string_pretty(self).expect("numbers and strings");
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-        file.write_all(text.as_bytes()).and_then(|()| file.write_all(b"\n")).map_err(failed)?;
-        file.persist(path).map_err(|e| failed(e.error))?;
-        Ok(())
+        atomic_file::replace(path, |to| to.write_all(text.as_bytes()).and_then(|()| to.write_all(b"\n")))
     }
 }
 

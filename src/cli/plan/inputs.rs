@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use tandem::Error;
+use tandem::device::machine;
 use tandem::device::open::{self as devices, Kind};
 use tandem::model::synth;
-use tandem::plan::hardware;
 use tandem::plan::{Hardware, Sizes};
 use tandem::profile::{
     Identity, ModelIdentity, Profile, Store, THIS_MACHINE, Tables, measured_hardware, tables_of,
@@ -14,9 +14,6 @@ use tandem::profile::{
 use tandem::simd::Isa;
 
 use crate::cli::{open, profile, progress};
-
-/// Most bytes of a hardware description.
-const MAX_TOML: u64 = 1 << 20;
 
 /// Sizes of `--spec`, or of the tensors of `-m`; and which model that is.
 pub fn sizes(spec: Option<&str>, model: Option<&str>) -> Result<(Sizes, Option<ModelIdentity>)> {
@@ -47,27 +44,13 @@ pub fn hardware(name: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, 
 
 /// A description: one of Tandem's own, or a file.
 fn described(name: &str) -> Result<Hardware> {
-    if let Some(found) = hardware::named(name) {
-        return Ok(found);
-    }
-    let path = Path::new(name);
-    if !path.is_file() {
-        let known: Vec<_> = hardware::names().collect();
-        return Err(Error::usage(format!(
+    let unknown = || {
+        Error::usage(format!(
             "--hardware {name}: no such machine or file; give auto, the path of a TOML file or of a profile, or one of {}",
-            known.join(", ")
+            machine::names()
         ))
-        .into());
-    }
-    let length = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if length > MAX_TOML {
-        return Err(
-            Error::format(name, format!("{length} bytes, too many for a hardware description")).into()
-        );
-    }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    let text = String::from_utf8(bytes).map_err(|_| Error::format(name, "not text"))?;
-    Ok(hardware::parse(name, &text)?)
+    };
+    Ok(machine::find(name)?.ok_or_else(unknown)?)
 }
 
 /// As `tandem profile` has measured it, or measures it now, in a hurry.

@@ -5,15 +5,14 @@ mod map;
 mod plot;
 mod table;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
-use tandem::Error;
 use tandem::plan::choose::{Candidate, Plan, Request, Strategy, plan_with};
 use tandem::plan::{Costs, Hardware, Roofline, Sizes};
+use tandem::{Error, atomic_file};
 
 use super::args::size;
 use super::{output, progress};
@@ -162,7 +161,8 @@ pub fn run(args: &Args) -> Result<()> {
             Some(_) => Some(map::compute(&sizes, &hardware, &ranges, args.overlap)?),
             None => None,
         };
-        save(path, &plot::svg(&sizes, &hardware, &request, &found, map.as_ref())?)?;
+        let drawn = plot::svg(&sizes, &hardware, &request, &found, map.as_ref())?;
+        atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
     }
     let Some(chosen) = found.chosen else { return Err(nowhere(&sizes, &hardware, &found).into()) };
     if !args.json {
@@ -194,14 +194,4 @@ fn nowhere(sizes: &Sizes, hardware: &Hardware, plan: &Plan) -> Error {
         "{} does not fit {}: {who} {why}; try a smaller batch or context, or a smaller model",
         sizes.spec.name, hardware.name
     ))
-}
-
-/// Writes all of `text`, or nothing.
-fn save(path: &Path, text: &str) -> Result<()> {
-    let failed = |e: std::io::Error| Error::io(path, e);
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)?;
-    file.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use serde::Serialize;
-use tandem::Error;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::open::{self as devices, Kind};
 use tandem::host::Pool;
@@ -15,6 +14,7 @@ use tandem::profile::{
     Effort, Identity, Limits, ModelIdentity, Profile, Store, Subject, limits, measure_model, steps_of,
 };
 use tandem::simd::Isa;
+use tandem::{Error, atomic_file};
 
 use super::args::Device;
 use super::{open, output, progress};
@@ -57,6 +57,9 @@ pub fn run(args: &Args) -> Result<()> {
     let device = device(&args.device)?;
     let machine = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     let store = Store::from_env()?;
+    if let Some(path) = &args.output {
+        atomic_file::check(path)?;
+    }
     let (profile, cached) = match &args.model {
         Some(model) => of_model(args, &store, machine, device.as_ref(), model)?,
         None => of_machine(args, &store, machine, device.as_ref())?,

@@ -15,7 +15,7 @@ use super::lowered::Lowered;
 use super::run::Part;
 use crate::Result;
 use crate::device::runtime::Graph;
-use crate::program::{Kind, Op, Phase, Placement, Residence, Unit};
+use crate::program::{Op, Phase, Placement, Residence, Unit};
 
 /// Steps of at most this many rows are recorded.
 pub(super) const GRAPH_ROWS: usize = 64;
@@ -57,11 +57,7 @@ pub(super) fn segments(
         let layer = op.layer.map(|l| placement.layers[l as usize].weights);
         layer == Some(Residence::Streamed)
     };
-    let plain = |op: &Op| {
-        op.unit == Unit::Gpu
-            && !streamed(op)
-            && !matches!(op.kind, Kind::PageIn { .. } | Kind::PageOut { .. })
-    };
+    let plain = |op: &Op| op.unit == Unit::Gpu && !streamed(op);
     let waits_for_others =
         |i: usize| waits.get(i).is_some_and(|w| w.iter().any(|&w| ops[w].unit != Unit::Gpu));
     let mut found = Vec::new();
@@ -162,7 +158,7 @@ impl RealMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Group, Iteration, Kv, Policy, RequestId, Side, Wants, lower, order};
+    use crate::program::{Group, Iteration, Kind, Kv, Policy, RequestId, Side, Wants, lower, order};
 
     fn of(placement: &Placement, decode: u32) -> (Vec<Op>, Vec<Segment>) {
         let group = |slot| Group {

@@ -156,9 +156,7 @@ impl RealMachine {
     fn areas_mut(&mut self) -> &mut Areas {
         self.areas.as_mut().expect("transfers, which were planned with both sides")
     }
-}
 
-impl RealMachine {
     /// The pages of all sequences.
     pub fn kv(&mut self) -> &mut KvStore {
         &mut self.kv

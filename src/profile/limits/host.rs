@@ -59,7 +59,7 @@ impl CpuLimits {
     pub fn measure(pool: &Pool, effort: Effort, progress: &dyn Fn()) -> Result<CpuLimits> {
         let available = cgroup::memory_available()
             .ok_or_else(|| Error::Run("the system does not say how much memory there is".into()))?;
-        let llc = last_level_cache().unwrap_or(32 << 20);
+        let llc = last_level_cache();
         let wanted = match effort {
             Effort::Quick => (4 * llc).min(256 << 20),
             Effort::Full => (4 * llc).max(512 << 20),
@@ -144,13 +144,16 @@ fn matrix_rate(pool: &Pool, isa: Isa, effort: Effort) -> Result<f64> {
     Ok(2.0 * (ROWS * d * d) as f64 / seconds)
 }
 
-/// Bytes of the last-level cache, as Linux tells it for the first processor.
-pub fn last_level_cache() -> Option<u64> {
-    let text = (0..5).rev().find_map(|i| {
-        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{i}/size")).ok()
-    })?;
-    let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
-    kib.checked_mul(1024)
+/// Bytes of the last-level cache, as Linux tells it for the first processor; 32 MiB where it does not.
+pub fn last_level_cache() -> u64 {
+    let told = || {
+        let text = (0..5).rev().find_map(|i| {
+            std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{i}/size")).ok()
+        })?;
+        let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    told().unwrap_or(32 << 20)
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ impl<'a> Rig<'a> {
         let (spec, pool) = (subject.spec, subject.pool);
         let host = Host::new(spec, subject.isa, Mode::Fast, pool.threads())?;
         let model = Prepared::new(spec.clone(), subject.weights, subject.isa, pool, &|_| ())?;
-        let llc = last_level_cache().unwrap_or(32 << 20);
+        let llc = last_level_cache();
         let bytes: Vec<u64> = (0..spec.n_layers).map(|i| model.layer(i).bytes() as u64).collect();
         let walk = walk(kinds, &bytes, llc + llc / 2);
         let budget = match subject.effort {

@@ -1,0 +1,77 @@
+//! Files that are written whole or not at all.
+
+use std::io::Write;
+use std::path::Path;
+
+use crate::{Error, Result};
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Refuses a path whose folder is not there: before long work, not after it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn check(path: &Path) -> Result<()> {
+    match folder(path).is_dir() {
+        true => Ok(()),
+        false => Err(Error::io(path, std::io::ErrorKind::NotFound.into())),
+    }
+}
+
+/// Writes `path` by `write`: to a file of another name beside it, renamed when all is there. Who may read it is what the
+/// process's umask says, as of any new file.
+///
+/// # Errors
+/// [`Error::Io`]; then `path` is as it was.
+pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+    let all = || -> std::io::Result<()> {
+        let mut options = tempfile::Builder::new();
+        #[cfg(unix)]
+        options.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = options.tempfile_in(folder(path))?;
+        let mut to = std::io::BufWriter::new(file.as_file_mut());
+        write(&mut to)?;
+        to.flush()?;
+        drop(to);
+        file.persist(path)?;
+        Ok(())
+    };
+    all().map_err(|e| Error::io(path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_or_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        replace(&path, |to| to.write_all(b"first")).unwrap();
+        let failed = replace(&path, |to| {
+            to.write_all(b"second")?;
+            Err(std::io::Error::other("out of luck"))
+        });
+        assert!(failed.unwrap_err().to_string().contains("out of luck"));
+        assert_eq!(std::fs::read(&path).unwrap(), b"first");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left behind");
+        let nowhere = folder.path().join("no/such");
+        check(&nowhere).and_then(|()| replace(&nowhere, |_| Ok(()))).unwrap_err();
+        replace(&nowhere, |_| Ok(())).unwrap_err();
+        check(&path).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn it_may_be_read_by_whoever_may_read_a_new_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (ours, other) = (folder.path().join("ours"), folder.path().join("other"));
+        replace(&ours, |_| Ok(())).unwrap();
+        std::fs::write(&other, "").unwrap();
+        let mode = |path| std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&ours), mode(&other));
+    }
+}
