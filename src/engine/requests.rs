@@ -14,8 +14,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use super::input::{Input, Logits};
 use super::sequences::{Engine, NOT_NUMBERS, SeqId};
 use crate::cache::KvGeometry;
-use crate::program::{Flow, Group, RequestId, SubBatch, Wants};
-use crate::sched::{Continuous, Job, Limits, Queues, Slots, Strategy};
+use crate::program::{Flow, Group, RequestId, Side, SubBatch, Wants};
+use crate::sched::{Continuous, Job, Limits, Predict, Queues, Slots, Strategy, Untimed};
 use crate::text::{Sampler, SamplerParams};
 use crate::{Error, Result};
 
@@ -96,24 +96,31 @@ pub struct Requests {
     live: Slots<Live>,
     queues: Queues,
     strategy: Box<dyn Strategy>,
+    costs: Box<dyn Predict + Send>,
     limits: Limits,
 }
 
 impl Requests {
     /// Over an engine that has no sequences of others, by continuous batching.
     pub fn new(engine: Engine) -> Requests {
-        Requests::with(engine, Box::new(Continuous::default()))
+        Requests::with(engine, Box::new(Continuous::default()), Box::new(Untimed))
     }
 
-    /// By another strategy.
-    pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>) -> Requests {
+    /// By another strategy, which weighs what `costs` predicts.
+    pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Requests {
+        let pages = engine.free_pages();
+        let (device_pages, host_pages) = match engine.home() {
+            Side::Device => (pages, 0),
+            Side::Host => (0, pages),
+        };
         let limits = Limits {
             rows: engine.rows() as u32,
             sub_batches: engine.sub_batches() as u32,
             sequences: engine.sequences() as u32,
-            pages: engine.free_pages(),
+            device_pages,
+            host_pages,
         };
-        Requests { engine, live: Slots::default(), queues: Queues::default(), strategy, limits }
+        Requests { engine, live: Slots::default(), queues: Queues::default(), strategy, costs, limits }
     }
 
     /// The engine.
@@ -171,10 +178,10 @@ impl Requests {
         // The last token is not stored.
         let most = prompt.len().saturating_add(max_tokens - 1).min(context);
         let pages = KvGeometry::pages_for(most);
-        if pages > self.limits.pages {
+        let there = self.limits.pages(self.limits.first_side());
+        if pages > there {
             return Err(Error::Capacity(format!(
-                "a request of up to {most} tokens needs {pages} pages of keys and values, there are {}",
-                self.limits.pages
+                "a request of up to {most} tokens needs {pages} pages of keys and values, there are {there}"
             )));
         }
         let (events, receiver) = channel();
@@ -223,10 +230,10 @@ impl Requests {
     /// the others go on: a failed step leaves no trace in what is stored.
     pub fn step(&mut self) -> StepReport {
         let mut report = StepReport::default();
-        let mut decision = self.strategy.plan(&self.queues, &self.limits);
+        let mut decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
         self.queues.admit(&decision);
         report.admitted = decision.admit.len();
-        for &id in &decision.admit {
+        for &(id, _) in &decision.admit {
             let live = self.live.get_mut(id).expect("a request that waits");
             live.seq = Some(self.engine.add());
         }
@@ -248,7 +255,7 @@ impl Requests {
         }
         let lost = |id: RequestId| failed.iter().any(|(f, _)| *f == id);
         decision.iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(|g| !lost(g.request)));
-        self.queues.commit(&decision.iteration);
+        self.queues.commit(&decision.iteration, &[]);
         for (id, how) in over {
             match how {
                 Finish::Failed(why) => failed.push((id, why)),

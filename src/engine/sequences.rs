@@ -189,6 +189,11 @@ impl Engine {
         self.machine.kv().pages.n_free()
     }
 
+    /// The side that keys and values of new tokens go to: the device, if any layer's do.
+    pub fn home(&mut self) -> Side {
+        if self.machine.kv().sides.device { Side::Device } else { Side::Host }
+    }
+
     pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
         let vocab = self.spec().vocab;
         match tokens.iter().find(|&&t| t as usize >= vocab) {

@@ -1,4 +1,4 @@
-//! Continuous batching: each step has a row of every request that decodes, and as many rows of prompts as there is room for.
+//! Continuous batching on one side, with all memory promised on admission: each step has a row of every request that decodes, and as many rows of prompts as there is room for.
 //!
 //! ```text
 //! step   1          2          3          4
@@ -17,8 +17,9 @@
 //!
 //! refs   Orca (Yu et al. 2022, iteration-level scheduling); Sarathi-Serve (Agrawal et al. 2024, chunked prefill)
 
-use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, SubBatch, Wants};
+use crate::program::{Flow, Group, Iteration, Phase, RequestId, Side, SubBatch};
 
+use super::predict::Predict;
 use super::queues::{Job, Queues};
 use super::strategy::{Decision, Limits, Strategy};
 
@@ -46,9 +47,10 @@ impl Continuous {
         Continuous { patience, turn: 0 }
     }
 
-    fn admission(&self, queues: &Queues, limits: &Limits) -> (Vec<RequestId>, Vec<(RequestId, u32)>) {
+    fn admission(&self, queues: &Queues, limits: &Limits) -> (Vec<(RequestId, Side)>, Vec<(RequestId, u32)>) {
         let mut places = (limits.sequences as usize).saturating_sub(queues.running().len());
-        let mut pages = limits.pages.saturating_sub(queues.promised());
+        let side = limits.first_side();
+        let mut pages = limits.pages(side).saturating_sub(queues.promised(side));
         let mut admit = Vec::new();
         // Those that have to wait, with how often each has been overtaken: before, and now.
         let mut held: Vec<(RequestId, u32, u32)> = Vec::new();
@@ -63,27 +65,16 @@ impl Continuous {
             }
             (places, pages) = (places - 1, pages - job.pages());
             held.iter_mut().for_each(|(.., now)| *now += 1);
-            admit.push(job.id);
+            admit.push((job.id, side));
         }
         let passed = held.into_iter().filter(|&(.., now)| now > 0).map(|(id, _, now)| (id, now));
         (admit, passed.collect())
     }
 }
 
-fn group(job: &Job, tokens: u32) -> Group {
-    let end = job.stored + tokens;
-    Group {
-        request: job.id,
-        phase: job.phase(),
-        first: job.stored,
-        tokens,
-        kv: Kv::Device,
-        wants: if end >= job.prompt { Wants::Last } else { Wants::Nothing },
-    }
-}
-
 /// The rows of a step.
 fn rows(jobs: &[&Job], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
+    let side = limits.first_side();
     let (prompts, mut decode): (Vec<&Job>, Vec<&Job>) =
         jobs.iter().partition(|job| job.phase() == Phase::Prefill);
     let all = limits.rows.saturating_mul(limits.sub_batches);
@@ -97,7 +88,7 @@ fn rows(jobs: &[&Job], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
     }
     let mut batches: Vec<(Vec<Group>, Vec<Group>)> = Vec::new();
     for chunk in decode.chunks(limits.rows as usize) {
-        batches.push((Vec::new(), chunk.iter().map(|job| group(job, 1)).collect()));
+        batches.push((Vec::new(), chunk.iter().map(|job| job.group(1, side)).collect()));
     }
     let (mut at, mut room) = (0, limits.rows - batches.first().map_or(0, |b| b.1.len() as u32));
     for job in prompts {
@@ -112,7 +103,7 @@ fn rows(jobs: &[&Job], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
         if at == batches.len() {
             batches.push(Default::default());
         }
-        batches[at].0.push(group(job, n));
+        batches[at].0.push(job.group(n, side));
         room -= n;
     }
     let sub_batch =
@@ -125,14 +116,14 @@ impl Strategy for Continuous {
         "continuous batching"
     }
 
-    fn plan(&mut self, queues: &Queues, limits: &Limits) -> Decision {
+    fn plan(&mut self, queues: &Queues, limits: &Limits, _costs: &dyn Predict) -> Decision {
         assert!(limits.rows > 0 && limits.sub_batches > 0, "no room for a row: {limits:?}");
         let (admit, passed) = self.admission(queues, limits);
-        let new = queues.waiting().filter(|job| admit.contains(&job.id));
+        let new = queues.waiting().filter(|job| admit.iter().any(|(id, _)| *id == job.id));
         let jobs: Vec<&Job> = queues.running().iter().chain(new).collect();
         let sub_batches = rows(&jobs, limits, &mut self.turn);
         let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false };
-        Decision { admit, passed, iteration }
+        Decision { admit, passed, swaps: Vec::new(), iteration }
     }
 }
 

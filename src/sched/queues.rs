@@ -1,9 +1,9 @@
 //! The two queues: requests that wait for memory, and those that have it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::cache::KvGeometry;
-use crate::program::{Iteration, Phase, RequestId};
+use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
 
 use super::strategy::Decision;
 
@@ -20,12 +20,18 @@ pub struct Job {
     pub stored: u32,
     /// Later requests that were admitted before it.
     pub passed: u32,
+    /// Where its keys and values live; `None` while it waits.
+    pub home: Option<Side>,
+    /// Asynchronous flow: its next token's row is parked, with attention of this layer under way.
+    pub at: Option<u32>,
+    /// Iterations since it last advanced.
+    pub waited: u32,
 }
 
 impl Job {
     /// A new request.
     pub fn new(id: RequestId, prompt: u32, most: u32) -> Job {
-        Job { id, prompt, most: most.max(prompt), stored: 0, passed: 0 }
+        Job { id, prompt, most: most.max(prompt), stored: 0, passed: 0, home: None, at: None, waited: 0 }
     }
 
     /// Whether its next rows are of the prompt.
@@ -37,6 +43,27 @@ impl Job {
     /// for want of one.
     pub fn pages(&self) -> usize {
         KvGeometry::pages_for(self.most as usize)
+    }
+
+    /// Pages that its stored tokens and `more` take.
+    pub fn pages_with(&self, more: u32) -> usize {
+        KvGeometry::pages_for((self.stored + more) as usize)
+    }
+
+    /// Its next rows, with keys and values on `side`.
+    pub fn group(&self, tokens: u32, side: Side) -> Group {
+        let end = self.stored + tokens;
+        Group {
+            request: self.id,
+            phase: self.phase(),
+            first: self.stored,
+            tokens,
+            kv: match side {
+                Side::Device => Kv::Device,
+                Side::Host => Kv::Host,
+            },
+            wants: if end >= self.prompt { Wants::Last } else { Wants::Nothing },
+        }
     }
 }
 
@@ -76,30 +103,57 @@ impl Queues {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Pages promised to the running requests.
-    pub fn promised(&self) -> usize {
-        self.running.iter().map(Job::pages).sum()
+    /// Pages promised to the running requests of a side.
+    pub fn promised(&self, side: Side) -> usize {
+        self.running.iter().filter(|j| j.home == Some(side)).map(Job::pages).sum()
     }
 
-    /// Requests change queues as decided.
+    /// Pages that the stored tokens of a side's requests take.
+    pub fn stored(&self, side: Side) -> usize {
+        self.running.iter().filter(|j| j.home == Some(side)).map(|j| j.pages_with(0)).sum()
+    }
+
+    /// Requests change queues and sides as decided.
     pub fn admit(&mut self, decision: &Decision) {
         for &(id, by) in &decision.passed {
             if let Some(job) = self.waiting.iter_mut().find(|j| j.id == id) {
                 job.passed += by;
             }
         }
-        for &id in &decision.admit {
+        for &(id, side) in &decision.admit {
             if let Some(at) = self.waiting.iter().position(|j| j.id == id) {
-                self.running.extend(self.waiting.remove(at));
+                self.running.extend(self.waiting.remove(at).map(|job| Job { home: Some(side), ..job }));
+            }
+        }
+        for &(id, side) in &decision.swaps {
+            if let Some(job) = self.running.iter_mut().find(|j| j.id == id) {
+                job.home = Some(side);
             }
         }
     }
 
     /// What an iteration computed is stored. Groups of requests that have ended meanwhile are left out.
-    pub fn commit(&mut self, iteration: &Iteration) {
-        for group in iteration.sub_batches.iter().flat_map(|s| &s.groups) {
-            if let Some(job) = self.running.iter_mut().find(|j| j.id == group.request) {
-                job.stored = group.end();
+    ///
+    /// `parked`: of each sub-batch, the layer whose attention it now waits for, or `None` if its rows are through all layers.
+    /// Sub-batches behind its end are through.
+    pub fn commit(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
+        let place: HashMap<RequestId, usize> =
+            self.running.iter().enumerate().map(|(at, job)| (job.id, at)).collect();
+        for job in self.waiting.iter_mut().chain(&mut self.running) {
+            job.waited += 1;
+        }
+        for (i, batch) in iteration.sub_batches.iter().enumerate() {
+            let now = parked.get(i).copied().flatten();
+            for group in &batch.groups {
+                let Some(&at) = place.get(&group.request) else { continue };
+                let job = &mut self.running[at];
+                if now.is_none() {
+                    job.stored = group.end();
+                }
+                if now.is_none() || now != job.at {
+                    job.waited = 0;
+                }
+                job.at = now;
             }
         }
     }

@@ -1,7 +1,9 @@
-//! What decides: which requests are admitted, and which rows the next step has.
+//! What decides: which requests are admitted, which change sides, and which rows the next step has.
 
-use crate::program::{Iteration, RequestId};
+use crate::cache::PAGE_TOKENS;
+use crate::program::{Iteration, RequestId, Side};
 
+use super::predict::Predict;
 use super::queues::Queues;
 
 /// What the engine has room for.
@@ -13,27 +15,73 @@ pub struct Limits {
     pub sub_batches: u32,
     /// Requests that run at a time.
     pub sequences: u32,
-    /// Pages of keys and values.
-    pub pages: usize,
+    /// Pages on the device, of [`PAGE_TOKENS`] tokens in all layers.
+    pub device_pages: usize,
+    /// Pages on the host. An engine on one side has that side's pages and none of the other's.
+    pub host_pages: usize,
+}
+
+impl Limits {
+    /// Pages on a side.
+    pub fn pages(&self, side: Side) -> usize {
+        match side {
+            Side::Device => self.device_pages,
+            Side::Host => self.host_pages,
+        }
+    }
+
+    /// Pages on both sides.
+    pub fn all_pages(&self) -> usize {
+        self.device_pages + self.host_pages
+    }
+
+    /// The side that requests are admitted to while it has room.
+    pub fn first_side(&self) -> Side {
+        if self.device_pages > 0 { Side::Device } else { Side::Host }
+    }
+
+    /// Tokens of the longest request that fits either side alone.
+    pub fn longest(&self) -> usize {
+        self.device_pages.max(self.host_pages) * PAGE_TOKENS
+    }
 }
 
 /// What a strategy decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// Waiting requests that get memory now.
-    pub admit: Vec<RequestId>,
+    /// Waiting requests that get memory now, and the side it is on.
+    pub admit: Vec<(RequestId, Side)>,
     /// Waiting requests that later ones overtake by this decision, and how many.
     pub passed: Vec<(RequestId, u32)>,
+    /// Whole requests that change sides before the iteration's rows, and the side they go to. Those to the host come
+    /// first: what they leave is there for the others.
+    pub swaps: Vec<(RequestId, Side)>,
     /// The next step's rows, of running requests and of those admitted now. No sub-batch if there is nothing to do.
     pub iteration: Iteration,
 }
 
-/// Decides a step. Pure: what it knows is in its arguments, and in what it decided before.
+/// What an iteration took.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Observed {
+    /// Seconds that [`Predict::iteration`] says of it.
+    pub predicted: f64,
+    /// Seconds measured.
+    pub seconds: f64,
+    /// Cohorts in it (asynchronous flow).
+    pub cohorts: u32,
+    /// Those of them that were ready, and advanced by a layer.
+    pub advanced: u32,
+}
+
+/// Decides a step. Pure: what it knows is in its arguments, and in what it decided and observed before.
 pub trait Strategy: Send {
     /// Its name, for messages.
     fn name(&self) -> &'static str;
 
-    /// The next step. As long as there are requests whose pages fit [`Limits::pages`], it has rows; every request waits
-    /// for a bounded number of steps.
-    fn plan(&mut self, queues: &Queues, limits: &Limits) -> Decision;
+    /// The next step. As long as there are requests whose pages fit one side of [`Limits`], it has rows; every request
+    /// waits for a bounded number of steps.
+    fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision;
+
+    /// What the last decision's iteration took.
+    fn observe(&mut self, _seen: &Observed) {}
 }

@@ -35,7 +35,7 @@ fn a_step_that_fails_once_is_made_again_request_by_request() {
     let m = model();
     for (runtime, e) in engines(&m) {
         let mut all = Requests::new(e);
-        let free = all.limits().pages;
+        let free = all.limits().all_pages();
         let mut answers = Vec::new();
         for refuse in [None, Some(1), Some(40), Some(90)] {
             let streams: Vec<_> =
@@ -60,7 +60,7 @@ fn a_device_that_is_lost_fails_all_of_them_with_a_sentence_and_no_page_is_lost()
     let m = model();
     for (runtime, e) in engines(&m) {
         let mut all = Requests::new(e);
-        let free = all.limits().pages;
+        let free = all.limits().all_pages();
         let streams: Vec<_> = (0..6).map(|i| all.submit(request(i, m.spec.vocab)).unwrap().1).collect();
         for _ in 0..3 {
             all.step();
@@ -98,7 +98,7 @@ fn scores_that_are_no_numbers_fail_the_one_request_that_has_them() {
     // All greedy, and with one that is drawn: two ways through a step.
     for drawn in [2, 1] {
         let mut all = Requests::new(engine(&m, &options(3, None)));
-        let free = all.limits().pages;
+        let free = all.limits().all_pages();
         let mut damaged = prompt(20, 3, vocab);
         damaged[11] = BAD;
         let (_, bad) = all.submit(Request { prompt: damaged, ..request(0, vocab) }).unwrap();

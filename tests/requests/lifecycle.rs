@@ -12,7 +12,7 @@ fn tokens_are_those_of_running_alone_with_more_requests_than_slots_and_pages() {
     let mut lone = engine(&m, &options(1, None));
     // Twenty requests of up to three pages in four slots and seven pages.
     let mut all = Requests::new(engine(&m, &options(4, Some(7))));
-    let free = all.limits().pages;
+    let free = all.limits().all_pages();
     assert_eq!(free, 7);
     let requests: Vec<Request> = (0..20).map(|i| request(i, vocab)).collect();
     let streams: Vec<_> = requests.iter().map(|r| all.submit(r.clone()).unwrap().1).collect();
@@ -66,7 +66,7 @@ fn a_cancel_frees_pages_and_leaves_the_others_and_a_late_one_is_harmless() {
     let vocab = m.spec.vocab;
     let mut lone = engine(&m, &options(1, None));
     let mut all = Requests::new(engine(&m, &options(2, None)));
-    let free = all.limits().pages;
+    let free = all.limits().all_pages();
     let (long, other) = (Request { max_tokens: 50, ..request(0, vocab) }, request(2, vocab));
     let (a, a_events) = all.submit(long.clone()).unwrap();
     let (_, b_events) = all.submit(other.clone()).unwrap();

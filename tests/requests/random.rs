@@ -47,7 +47,7 @@ fn whatever_is_submitted_and_cancelled_each_answer_is_its_own() {
     let engine = std::cell::RefCell::new(&mut engine);
     let run = |script: Vec<Do>| {
         let mut all = Requests::new((engine.borrow_mut())());
-        let free = all.limits().pages;
+        let free = all.limits().all_pages();
         let mut sent: Vec<Sent> = Vec::new();
         for what in script {
             match what {

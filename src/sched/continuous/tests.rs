@@ -2,10 +2,10 @@ use proptest::prelude::{Just, ProptestConfig, any, prop, prop_assert, prop_asser
 use proptest::strategy::Strategy as Draw;
 
 use super::*;
-use crate::program::{Kind, LayerPlacement, Placement, Policy, Residence, Side, check, lower};
-use crate::sched::Slots;
+use crate::program::{Kind, LayerPlacement, Placement, Policy, Residence, Wants, check, lower};
+use crate::sched::{Slots, Untimed};
 
-const LIMITS: Limits = Limits { rows: 8, sub_batches: 1, sequences: 4, pages: 10 };
+const LIMITS: Limits = Limits { rows: 8, sub_batches: 1, sequences: 4, device_pages: 10, host_pages: 0 };
 
 /// Requests of these prompts and longest lengths.
 fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
@@ -21,9 +21,9 @@ fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
 
 /// Plans and carries out a step; returns its groups as (slot, first, tokens).
 fn step(s: &mut Continuous, q: &mut Queues, limits: &Limits) -> Vec<Vec<(u32, u32, u32)>> {
-    let decision = s.plan(q, limits);
+    let decision = s.plan(q, limits, &Untimed);
     q.admit(&decision);
-    q.commit(&decision.iteration);
+    q.commit(&decision.iteration, &[]);
     let groups = |s: &SubBatch| s.groups.iter().map(|g| (g.request.slot, g.first, g.tokens)).collect();
     decision.iteration.sub_batches.iter().map(groups).collect()
 }
@@ -46,7 +46,7 @@ fn prompts_go_in_chunks_beside_decode_rows() {
 #[test]
 fn only_the_row_behind_the_prompt_wants_logits() {
     let (q, _) = queues(&[(12, 20)]);
-    let first = Continuous::default().plan(&q, &LIMITS).iteration.sub_batches[0].groups[0];
+    let first = Continuous::default().plan(&q, &LIMITS, &Untimed).iteration.sub_batches[0].groups[0];
     assert_eq!((first.tokens, first.wants, first.phase), (8, Wants::Nothing, Phase::Prefill));
 }
 
@@ -60,10 +60,10 @@ fn one_that_waits_for_pages_is_overtaken_so_often_and_no_more() {
     let mut s = Continuous::new(5);
     let mut admitted = Vec::new();
     while !admitted.contains(&ids[1]) {
-        let decision = s.plan(&q, &LIMITS);
+        let decision = s.plan(&q, &LIMITS, &Untimed);
         q.admit(&decision);
-        q.commit(&decision.iteration);
-        admitted.extend(decision.admit);
+        q.commit(&decision.iteration, &[]);
+        admitted.extend(decision.admit.into_iter().map(|(id, _)| id));
         // One is over after each step: pages become free one by one.
         let oldest = q.running()[0].id;
         assert!(q.end(oldest));
@@ -74,7 +74,7 @@ fn one_that_waits_for_pages_is_overtaken_so_often_and_no_more() {
 
 #[test]
 fn prompts_keep_an_eighth_of_the_rows_and_decode_rows_take_turns() {
-    let limits = Limits { rows: 8, sub_batches: 1, sequences: 20, pages: 100 };
+    let limits = Limits { rows: 8, sub_batches: 1, sequences: 20, device_pages: 100, host_pages: 0 };
     let (mut q, _) = queues(&[(1, 60); 10]);
     let mut s = Continuous::default();
     // Until all decode.
@@ -111,8 +111,8 @@ fn a_streamed_layer_crosses_the_link_once_for_all_sub_batches() {
     let mut rows = Vec::new();
     for sub_batches in [1, 2, 4] {
         let (q, _) = queues(&requests);
-        let limits = Limits { rows: 32, sub_batches, sequences: 8, pages: 100 };
-        let iteration = Continuous::default().plan(&q, &limits).iteration;
+        let limits = Limits { rows: 32, sub_batches, sequences: 8, device_pages: 100, host_pages: 0 };
+        let iteration = Continuous::default().plan(&q, &limits, &Untimed).iteration;
         assert_eq!(iteration.sub_batches.len(), sub_batches as usize);
         rows.push(iteration.sub_batches.iter().map(SubBatch::rows).sum::<u32>());
         let program = lower(&placement, &iteration).unwrap();
@@ -151,7 +151,7 @@ proptest! {
     ) {
         // A request of 150 tokens fits.
         let pages = crate::cache::KvGeometry::pages_for(150) + 2;
-        let limits = Limits { rows: rows.max(sequences), sub_batches, sequences, pages };
+        let limits = Limits { rows: rows.max(sequences), sub_batches, sequences, device_pages: pages, host_pages: 0 };
         let (mut slots, mut q, mut s) = (Slots::default(), Queues::default(), Continuous::new(patience));
         // Stored tokens by id, which is what the queues should say.
         let mut live: Vec<(RequestId, Job)> = Vec::new();
@@ -174,9 +174,9 @@ proptest! {
                     prop_assert!(q.is_empty());
                 }
                 Event::Step => {
-                    let decision = s.plan(&q, &limits);
+                    let decision = s.plan(&q, &limits, &Untimed);
                     q.admit(&decision);
-                    prop_assert!(q.promised() <= limits.pages, "{} pages promised", q.promised());
+                    prop_assert!(q.promised(Side::Device) <= pages, "{} pages promised", q.promised(Side::Device));
                     prop_assert!(q.running().len() <= limits.sequences as usize);
                     prop_assert_eq!(q.waiting().len() + q.running().len(), live.len(), "each in one queue");
                     prop_assert!(q.waiting().all(|j| j.passed <= patience), "overtaken too often");
@@ -193,7 +193,7 @@ proptest! {
                         prop_assert_eq!(g.wants == Wants::Last, g.end() >= job.prompt);
                         job.stored = g.end();
                     }
-                    q.commit(&decision.iteration);
+                    q.commit(&decision.iteration, &[]);
                     // As long as it may get: over.
                     live.retain(|(id, job)| {
                         let over = job.stored >= job.most;

@@ -1,0 +1,57 @@
+//! Seconds that a strategy weighs.
+//!
+//! Pure: implementations read cost tables ([`plan`](crate::plan)) or closed formulas, never a clock.
+
+use crate::program::Iteration;
+
+/// Predicted seconds of the parts of an iteration, each over all layers unless it says otherwise, and of whole iterations.
+pub trait Predict {
+    /// The products with weights (and what runs beside them on the device) for so many rows.
+    fn linear(&self, rows: u64) -> f64;
+
+    /// Attention on the device: rows, tokens whose keys and values are read over all sequences, pairs of a row and a token.
+    fn device_attention(&self, rows: u64, kv_tokens: u64, pairs: u64) -> f64;
+
+    /// Attention of decode rows on the host, while copies run.
+    fn host_attention(&self, rows: u64, kv_tokens: u64) -> f64;
+
+    /// Pages of all layers to the other side.
+    fn swap(&self, pages: u64) -> f64;
+
+    /// Handing one layer's rows to the host and back (NEO's t_launch).
+    fn launch(&self) -> f64;
+
+    /// Blocks of the model.
+    fn layers(&self) -> u32;
+
+    /// A whole iteration.
+    fn iteration(&self, iteration: &Iteration) -> f64;
+}
+
+/// Nothing takes any time: for strategies that ask for none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Untimed;
+
+impl Predict for Untimed {
+    fn linear(&self, _rows: u64) -> f64 {
+        0.0
+    }
+    fn device_attention(&self, _rows: u64, _kv_tokens: u64, _pairs: u64) -> f64 {
+        0.0
+    }
+    fn host_attention(&self, _rows: u64, _kv_tokens: u64) -> f64 {
+        0.0
+    }
+    fn swap(&self, _pages: u64) -> f64 {
+        0.0
+    }
+    fn launch(&self) -> f64 {
+        0.0
+    }
+    fn layers(&self) -> u32 {
+        1
+    }
+    fn iteration(&self, _iteration: &Iteration) -> f64 {
+        0.0
+    }
+}
