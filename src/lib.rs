@@ -15,7 +15,7 @@
 //!    as values.
 //! 9. [`tensor`] has dtypes and the block formats that all of them share.
 //!
-//! Beside the way: [`hub`] fetches models by name.
+//! Beside the way: [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with.
 
 pub mod amx;
 pub mod atomic_file;
@@ -34,5 +34,6 @@ pub mod sched;
 pub mod simd;
 pub mod tensor;
 pub mod text;
+pub mod workload;
 
 pub use error::{Error, Result};
