@@ -1,6 +1,8 @@
 //! Keys and values on two sides: pages that leave the device, come back, are attended by the CPU in place or streamed, give the
 //! model's logits; memory that does not suffice is refused, and a device that fails in the middle of a move loses nothing.
 
+#[path = "gpu_pages/homes.rs"]
+mod homes;
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/naive_model.rs"]

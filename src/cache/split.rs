@@ -187,6 +187,14 @@ impl SplitTable {
         Ok(moves)
     }
 
+    /// Moves all pages to the device; new tokens go there as well.
+    ///
+    /// # Errors
+    /// As [`SplitTable::recall`].
+    pub fn swap_in(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageMove>> {
+        self.recall(device, host, KvGeometry::pages_for(self.len).min(self.host.len()))
+    }
+
     /// Takes back the last [`evict`](SplitTable::evict) or [`swap_out`](SplitTable::swap_out), whose copies ended without
     /// success (none is in flight any more): the pages on the device are valid still, and nobody can have taken them.
     ///
@@ -231,9 +239,19 @@ impl SplitTable {
         }
         PageMove::finish(moves, device, host);
         if self.boundary() > self.len {
-            self.device.drain(..).for_each(|page| device.free(page));
-            self.on_host = true;
+            self.grow_on_host(device);
         }
+    }
+
+    /// New tokens go to the host again, where all pages are: the rest of taking back a [`swap_in`](SplitTable::swap_in) of a
+    /// sequence that grew there.
+    ///
+    /// # Panics
+    /// If a page with tokens is on the device.
+    pub fn grow_on_host(&mut self, device: &mut PageList) {
+        assert!(self.boundary() >= self.len, "tokens from {} on are on the device", self.boundary());
+        self.device.drain(..).for_each(|page| device.free(page));
+        self.on_host = true;
     }
 
     /// Forgets all tokens from position `len` on, and returns the pages that hold none. If the last page left is on the

@@ -1,6 +1,8 @@
 //! What a step is asked to compute.
 
+use super::kv::Swap;
 use super::sequences::SeqId;
+use crate::program::Flow;
 
 /// Consecutive new tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -22,4 +24,21 @@ pub enum Logits {
     Last,
     /// All (perplexity).
     All,
+}
+
+/// How a step's inputs are computed together.
+#[derive(Debug, Clone, Copy)]
+pub struct StepPlan<'a> {
+    /// The sub-batch of each input; none: all in one.
+    pub split: Option<&'a [u8]>,
+    /// How sub-batches share the lanes: in lock step ([`Flow::TwoLanes`]) the CPU attends the rows of one while the device
+    /// computes those of the other.
+    pub flow: Flow,
+    /// Sequences that change sides: those of the step before their rows are computed, others beside it.
+    pub swaps: &'a [Swap],
+}
+
+impl StepPlan<'static> {
+    /// One sub-batch, nobody changes sides.
+    pub const ONE: StepPlan<'static> = StepPlan { split: None, flow: Flow::Serial, swaps: &[] };
 }

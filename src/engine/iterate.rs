@@ -1,23 +1,9 @@
 //! From what a step is asked for to iterations: which rows are computed together.
 
-use super::input::{Input, Logits};
+use super::input::{Input, Logits, StepPlan};
 use super::kv::{Moved, SequenceKv};
 use super::machine::Rows;
-use crate::program::{Far, Flow, Group, Iteration, Kv, Phase, SubBatch, Wants};
-
-/// How a step's inputs are shared out.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sharing<'a> {
-    /// The sub-batch of each input; none: all in one.
-    pub split: Option<&'a [u8]>,
-    /// How sub-batches share the lanes.
-    pub flow: Flow,
-}
-
-impl Sharing<'_> {
-    /// One sub-batch.
-    pub const ONE: Sharing<'static> = Sharing { split: None, flow: Flow::Serial };
-}
+use crate::program::{Far, Group, Iteration, Kv, Phase, SubBatch, Wants};
 
 /// New tokens of one sequence.
 #[derive(Clone, Copy)]
@@ -56,11 +42,11 @@ pub(super) fn iterations<'a>(
     inputs: &[Input<'a>],
     tables: &[&'a SequenceKv],
     (moved, far): (&[Moved], Far),
-    sharing: Sharing<'_>,
+    plan: &StepPlan<'_>,
     pick: bool,
     most: usize,
 ) -> (Vec<(Iteration, Vec<Rows<'a>>)>, usize) {
-    let sub_batch = |i: usize| sharing.split.map_or(0, |s| usize::from(s[i]));
+    let sub_batch = |i: usize| plan.split.map_or(0, |s| usize::from(s[i]));
     let n = (0..inputs.len()).map(sub_batch).max().unwrap_or_default() + 1;
     let mut batches: Vec<Vec<Piece<'_>>> = vec![Vec::new(); n];
     let mut out = 0;
@@ -110,7 +96,7 @@ pub(super) fn iterations<'a>(
             Iteration {
                 sub_batches,
                 moves: if i == 0 { moves(moved) } else { Vec::new() },
-                flow: sharing.flow,
+                flow: plan.flow,
                 pick,
             },
             rows,
@@ -147,12 +133,13 @@ fn steps<'a>(pieces: &[Piece<'a>], most: usize) -> Vec<Vec<Piece<'a>>> {
 mod tests {
     use super::super::sequences::SeqId;
     use super::*;
+    use crate::program::Flow;
 
     fn all(inputs: &[Input<'_>], split: Option<&[u8]>, most: usize) -> Vec<(Iteration, Vec<usize>)> {
         let table = SequenceKv::new(super::super::kv::Sides { device: true, host: false });
         let tables = vec![&table; inputs.len()];
-        let sharing = Sharing { split, flow: Flow::TwoLanes };
-        let (all, _) = iterations(inputs, &tables, (&[], Far::Attend), sharing, false, most);
+        let plan = StepPlan { split, flow: Flow::TwoLanes, swaps: &[] };
+        let (all, _) = iterations(inputs, &tables, (&[], Far::Attend), &plan, false, most);
         all.into_iter().map(|(i, rows)| (i, rows.iter().map(|r| r.out).collect())).collect()
     }
 

@@ -6,6 +6,7 @@
 //! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for. Data walks
 //! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
 
+mod homes;
 pub mod host;
 mod input;
 mod iterate;
@@ -20,7 +21,9 @@ mod sequences;
 pub mod timeline;
 pub mod weights;
 
-pub use input::{Input, Logits};
+pub use homes::SidePages;
+pub use input::{Input, Logits, StepPlan};
+pub use kv::{Swap, Target};
 pub use machine::{Among, Choice, Considered, Prices, Sizes, Strategy, Timed, choose, choose_by_time};
 pub use memory::Memory;
 pub use options::Options;

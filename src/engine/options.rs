@@ -36,6 +36,11 @@ pub struct Options {
     /// Pages of keys and values on the device, in each layer that keeps them there; `None`: as many as all sequences need.
     /// If they are fewer, the oldest move to the host.
     pub kv_pages: Option<usize>,
+    /// Pages of keys and values in pinned host memory for sequences that live there
+    /// ([`Engine::add_at`](super::Engine::add_at)), beside those on the device. With this set, no page moves but by
+    /// [`Engine::swap`](super::Engine::swap) or the swaps of a step: the caller is the scheduler. `None`: pages move
+    /// by themselves where `kv_pages` are too few.
+    pub far_pages: Option<usize>,
     /// How pages that moved to the host are attended.
     pub far: Far,
     /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)): each has activations of its own.
@@ -58,6 +63,7 @@ impl Options {
             chunk: DEFAULT_CHUNK,
             logits: 1,
             kv_pages: None,
+            far_pages: None,
             far: Far::Attend,
             sub_batches: 1,
             weights_node: None,
@@ -100,6 +106,9 @@ impl Options {
         }
         if self.threads == Some(0) {
             return Err(Error::usage("0 threads; at least 1 is needed"));
+        }
+        if self.far_pages == Some(0) {
+            return Err(Error::usage("0 pages of keys and values on the host for sequences that live there"));
         }
         if self.pages == Some(0) {
             return Err(Error::usage("0 pages of keys and values; at least 1 is needed"));

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::input::{Input, Logits};
-use super::iterate::{Sharing, iterations};
+use super::input::{Input, Logits, StepPlan};
+use super::iterate::iterations;
 use super::kv::{Moved, Room, SequenceKv};
 use super::machine::RealMachine;
 use super::memory::Memory;
@@ -36,8 +36,8 @@ impl SeqId {
 /// A model with the sequences in flight, and what computes their steps.
 pub struct Engine {
     spec: ModelSpec,
-    machine: RealMachine,
-    sequences: Slots<SequenceKv>,
+    pub(super) machine: RealMachine,
+    pub(super) sequences: Slots<SequenceKv>,
     picked: Vec<u32>,
     context: usize,
     chunk: usize,
@@ -155,6 +155,10 @@ impl Engine {
     /// A new, empty sequence.
     pub fn add(&mut self) -> SeqId {
         let table = SequenceKv::new(self.machine.kv().sides);
+        self.put(table)
+    }
+
+    pub(super) fn put(&mut self, table: SequenceKv) -> SeqId {
         let id = self.sequences.insert(table);
         self.sequences.get_mut(id).expect("just put there").name(id);
         SeqId(id)
@@ -202,7 +206,7 @@ impl Engine {
         }
     }
 
-    fn check_live(&self, id: SeqId) -> Result<()> {
+    pub(super) fn check_live(&self, id: SeqId) -> Result<()> {
         match self.sequences.get(id.0) {
             Some(_) => Ok(()),
             None => {
@@ -219,19 +223,26 @@ impl Engine {
     /// A token outside the vocabulary, a sequence that has ended, would outgrow its context or is named twice, no
     /// free pages, a device that failed. Then no sequence has changed.
     pub fn forward(&mut self, inputs: &[Input<'_>]) -> Result<&[f32]> {
-        self.step(inputs, false, Sharing::ONE)?;
+        self.step(inputs, false, &StepPlan::ONE)?;
         Ok(self.machine.logits())
     }
 
-    /// As [`Engine::forward`], with the rows of input i in sub-batch `split[i]`, and sub-batches that share the lanes as
-    /// `flow` says: in lock step ([`Flow::TwoLanes`]) the CPU attends the rows of one while the device computes those of the
-    /// other. Logits come in the order of the inputs, whatever their sub-batches.
+    /// As [`Engine::forward`], in sub-batches that share the lanes as `flow` says. Logits come in the order of the inputs,
+    /// whatever their sub-batches.
     ///
     /// # Errors
-    /// As [`Engine::forward`]; more sub-batches than [`Options::sub_batches`].
+    /// As [`Engine::forward_plan`].
     pub fn forward_as(&mut self, inputs: &[Input<'_>], split: &[u8], flow: Flow) -> Result<&[f32]> {
-        check_split(inputs, split)?;
-        self.step(inputs, false, Sharing { split: Some(split), flow })?;
+        self.forward_plan(inputs, &StepPlan { split: Some(split), flow, swaps: &[] })
+    }
+
+    /// As [`Engine::forward`], by a plan.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; more sub-batches than [`Options::sub_batches`]; a swap that finds no pages, or that the engine
+    /// does not make ([`Engine::swap`]). A sequence whose copies had to end first, to make room, is where it was to go.
+    pub fn forward_plan(&mut self, inputs: &[Input<'_>], plan: &StepPlan<'_>) -> Result<&[f32]> {
+        self.step(inputs, false, plan)?;
         Ok(self.machine.logits())
     }
 
@@ -242,7 +253,7 @@ impl Engine {
     /// As [`Engine::forward`]; logits that are not numbers. The latter are noticed when all is computed: the sequences
     /// hold the step's tokens then.
     pub fn forward_greedy(&mut self, inputs: &[Input<'_>]) -> Result<&[u32]> {
-        self.step(inputs, true, Sharing::ONE)?;
+        self.step(inputs, true, &StepPlan::ONE)?;
         self.picked.clear();
         for (row, token) in self.machine.argmax().iter().enumerate() {
             let token = token.ok_or_else(|| Error::Run(format!("row {row} of the step: {NOT_NUMBERS}")))?;
@@ -256,7 +267,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::forward`].
     pub fn forward_picks(&mut self, inputs: &[Input<'_>]) -> Result<&[Option<u32>]> {
-        self.step(inputs, true, Sharing::ONE)?;
+        self.step(inputs, true, &StepPlan::ONE)?;
         Ok(self.machine.argmax())
     }
 
@@ -270,12 +281,23 @@ impl Engine {
         split: &[u8],
         flow: Flow,
     ) -> Result<&[Option<u32>]> {
-        check_split(inputs, split)?;
-        self.step(inputs, true, Sharing { split: Some(split), flow })?;
+        self.picks_plan(inputs, &StepPlan { split: Some(split), flow, swaps: &[] })
+    }
+
+    /// The same by a plan, as [`Engine::forward_plan`].
+    ///
+    /// # Errors
+    /// As [`Engine::forward_plan`].
+    pub fn picks_plan(&mut self, inputs: &[Input<'_>], plan: &StepPlan<'_>) -> Result<&[Option<u32>]> {
+        self.step(inputs, true, plan)?;
         Ok(self.machine.argmax())
     }
 
-    fn step(&mut self, inputs: &[Input<'_>], pick: bool, sharing: Sharing<'_>) -> Result<()> {
+    fn step(&mut self, inputs: &[Input<'_>], pick: bool, plan: &StepPlan<'_>) -> Result<()> {
+        if let Some(split) = plan.split {
+            check_split(inputs, split)?;
+        }
+        self.check_swaps(plan.swaps)?;
         for input in inputs {
             self.check_live(input.seq)?;
         }
@@ -300,15 +322,17 @@ impl Engine {
         let step: Vec<Room> = inputs.iter().map(room).collect();
         self.make_room(&step)?;
         let mut moved = Vec::new();
-        let done = self.reserve_and_run(inputs, &step, &mut moved, pick, sharing);
-        let pages = &mut self.machine.kv().pages;
-        for input in inputs {
-            let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
-            match &done {
-                Ok(()) => table.advance(input.tokens.len()),
-                // What was reserved for this step is free again.
-                Err(_) => table.truncate(pages, table.len()),
+        let done = match self.begin_swaps(plan.swaps, &mut moved) {
+            Ok(()) => self.reserve_and_run(inputs, &step, &mut moved, pick, plan),
+            Err(e) => Err(e),
+        };
+        match &done {
+            Ok(()) => {
+                for input in inputs {
+                    self.sequences.get_mut(input.seq.0).expect("a live sequence").advance(input.tokens.len());
+                }
             }
+            Err(_) => self.give_back(inputs),
         }
         self.moved(&moved, done.is_ok());
         done
@@ -317,7 +341,8 @@ impl Engine {
     /// Makes room for a step on the device, if pages can leave it.
     fn make_room(&mut self, step: &[Room]) -> Result<()> {
         let kv = self.machine.kv();
-        let moved = kv.pager.make_room(self.sequences.values_mut(), &mut kv.pages, step)?;
+        let Some(pager) = &kv.pager else { return Ok(()) };
+        let moved = pager.make_room(self.sequences.values_mut(), &mut kv.pages, step)?;
         if moved.is_empty() {
             return Ok(());
         }
@@ -327,7 +352,7 @@ impl Engine {
     }
 
     /// The copies of moved pages have ended. If not well, the pages are where they were.
-    fn moved(&mut self, moved: &[Moved], well: bool) {
+    pub(super) fn moved(&mut self, moved: &[Moved], well: bool) {
         let pages = &mut self.machine.kv().pages;
         match well {
             true => moved.iter().for_each(|m| m.finish(pages)),
@@ -341,26 +366,52 @@ impl Engine {
         step: &[Room],
         moved: &mut Vec<Moved>,
         pick: bool,
-        sharing: Sharing<'_>,
+        plan: &StepPlan<'_>,
     ) -> Result<()> {
-        let kv = self.machine.kv();
-        for input in inputs {
-            let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
-            table.reserve(&mut kv.pages, input.tokens.len())?;
+        if let Err(e) = self.reserve(inputs) {
+            // Pages may be free once the copies have ended that sequences left them by.
+            if moved.is_empty() {
+                return Err(e);
+            }
+            self.give_back(inputs);
+            self.finish_moves(moved)?;
+            self.reserve(inputs)?;
         }
-        *moved = kv.pager.ahead(self.sequences.values_mut(), &mut kv.pages, step);
+        let kv = self.machine.kv();
+        if let Some(pager) = &kv.pager {
+            *moved = pager.ahead(self.sequences.values_mut(), &mut kv.pages, step);
+        }
         let tables: Vec<&SequenceKv> =
             inputs.iter().map(|i| self.sequences.get(i.seq.0).expect("a live sequence")).collect();
         let (iterations, n) = iterations(
             inputs,
             &tables,
             (moved, self.machine.kv().far),
-            sharing,
+            plan,
             pick,
             self.machine.logit_rows(),
         );
         self.machine.expect(n, pick);
         iterations.iter().try_for_each(|(iteration, rows)| self.machine.run(iteration, rows, moved))
+    }
+
+    /// Takes the pages that the rows of a step need.
+    fn reserve(&mut self, inputs: &[Input<'_>]) -> Result<()> {
+        let kv = self.machine.kv();
+        for input in inputs {
+            let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
+            table.reserve(&mut kv.pages, input.tokens.len())?;
+        }
+        Ok(())
+    }
+
+    /// What was reserved for a step is free again.
+    fn give_back(&mut self, inputs: &[Input<'_>]) {
+        let pages = &mut self.machine.kv().pages;
+        for input in inputs {
+            let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
+            table.truncate(pages, table.len());
+        }
     }
 
     /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
@@ -388,7 +439,7 @@ impl Engine {
         self.check_tokens(tokens)?;
         // All pages now, so that no chunk fails after others have been computed. Where pages move, those of both sides.
         let kv = self.machine.kv();
-        if kv.pages.pages_move() {
+        if kv.pager.is_some() && kv.pages.pages_move() {
             kv.pages.suffice(KvGeometry::pages_for(end) - KvGeometry::pages_for(end - tokens.len()))?;
         } else {
             let table = self.sequences.get_mut(seq.0).expect("a live sequence");

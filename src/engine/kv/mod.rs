@@ -11,9 +11,11 @@
 
 mod pager;
 mod sequence;
+mod swap;
 
 pub(super) use pager::{Moved, Pager, Room};
 pub(super) use sequence::SequenceKv;
+pub use swap::{Swap, Target};
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};
 use crate::program::{Far, Placement, Side};
@@ -40,7 +42,10 @@ pub(super) struct Sides {
 pub(super) struct KvStore {
     pub pages: KvPages,
     pub sides: Sides,
-    pub pager: Pager,
+    /// Moves pages by watermarks; none where the caller says which sequence lives where.
+    pub pager: Option<Pager>,
+    /// Pages of a layer that prompts whose keys and values go to the host may take in staging memory, in one step.
+    pub staged: usize,
     /// How tokens away from the device are attended.
     pub far: Far,
 }
@@ -55,7 +60,8 @@ impl KvStore {
         Ok(KvStore {
             pages: KvPages::new(geometry, device, 0, host)?,
             sides: Sides { device: side == Side::Device, host: side == Side::Host },
-            pager: Pager::new(device, false),
+            pager: Some(Pager::new(device, false)),
+            staged: 0,
             far: Far::Attend,
         })
     }
@@ -104,6 +110,21 @@ impl KvPages {
         let [host, device] = there;
         let device = device.map(|n| n + self.far.n_free());
         host.into_iter().chain(device).min().unwrap_or_default()
+    }
+
+    /// Free pages and all pages of sequences with keys and values on `side`. A layer kept on the host takes a page of
+    /// either kind of sequence.
+    pub fn of_side(&self, side: Side) -> (usize, usize) {
+        let own = match side {
+            Side::Device => &self.device,
+            Side::Host if self.far.n_pages() > 0 => &self.far,
+            Side::Host if self.device.n_pages() > 0 => return (0, 0),
+            Side::Host => &self.host,
+        };
+        match self.host.n_pages() {
+            0 => (own.n_free(), own.n_pages()),
+            n => (own.n_free().min(self.host.n_free()), own.n_pages().min(n)),
+        }
     }
 
     /// Whether pages can leave the device.

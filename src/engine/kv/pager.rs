@@ -33,6 +33,8 @@ pub(in crate::engine) struct Moved {
     pub span: Range<u32>,
     /// Where they come from and go to, in order.
     pub copies: Vec<PageMove>,
+    /// Whether new tokens went to the host before.
+    pub grew_on_host: bool,
 }
 
 impl Moved {
@@ -55,7 +57,7 @@ impl Moved {
     /// where they were.
     pub fn undo(&self, pages: &mut KvPages, sequences: &mut [Option<SequenceKv>]) {
         if let Some(s) = &mut sequences[self.seq] {
-            s.undo(pages, self.to == Side::Host, &self.copies);
+            s.undo(pages, self.to == Side::Host, self.grew_on_host, &self.copies);
         }
     }
 }
@@ -167,6 +169,7 @@ impl Pager {
                     to: Side::Device,
                     span: from..from + last as u32,
                     copies,
+                    grew_on_host: true,
                 });
             }
         }
@@ -297,6 +300,7 @@ impl Pager {
                         to: Side::Device,
                         span: end - n as u32..end,
                         copies,
+                        grew_on_host: false,
                     });
                 }
             }
@@ -352,7 +356,8 @@ fn leave(sequences: &mut [Option<SequenceKv>], pages: &mut KvPages, l: &Leaves) 
         None => split.swap_out(&mut pages.device, &mut pages.far)?,
     };
     let span = from..from + copies.len() as u32;
-    Ok((!copies.is_empty()).then_some(Moved { seq: l.seq, generation, to: Side::Host, span, copies }))
+    let moved = Moved { seq: l.seq, generation, to: Side::Host, span, copies, grew_on_host: false };
+    Ok((!moved.copies.is_empty()).then_some(moved))
 }
 
 #[cfg(test)]

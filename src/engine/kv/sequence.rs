@@ -3,7 +3,7 @@
 use super::{KvPages, Sides};
 use crate::Result;
 use crate::cache::{BlockTable, PageMove, SplitTable};
-use crate::program::{Far, Kv, RequestId};
+use crate::program::{Far, Kv, RequestId, Side};
 
 /// See the [module](self). It must be [`free`](SequenceKv::free)d.
 #[derive(Debug)]
@@ -25,6 +25,23 @@ impl SequenceKv {
             split: sides.device.then(SplitTable::on_device),
             len: 0,
             generation: 0,
+        }
+    }
+
+    /// Without tokens, and new ones are stored on `side` in layers with keys and values on the device.
+    pub fn at(sides: Sides, side: Side) -> SequenceKv {
+        let split = match side {
+            Side::Device => SplitTable::on_device(),
+            Side::Host => SplitTable::on_host(),
+        };
+        SequenceKv { split: sides.device.then_some(split), ..SequenceKv::new(sides) }
+    }
+
+    /// The side where new tokens are stored, in layers with keys and values on the device if there are any.
+    pub fn side(&self) -> Side {
+        match &self.split {
+            Some(split) if !split.grows_on_host() => Side::Device,
+            _ => Side::Host,
         }
     }
 
@@ -128,11 +145,21 @@ impl SequenceKv {
     }
 
     /// Takes moves back whose copies failed: see [`SplitTable::undo_evict`] and [`SplitTable::undo_recall`].
-    pub(super) fn undo(&mut self, pages: &mut KvPages, to_host: bool, copies: &[PageMove]) {
+    /// `grew_on_host`: new tokens went there before the moves.
+    pub(super) fn undo(
+        &mut self,
+        pages: &mut KvPages,
+        to_host: bool,
+        grew_on_host: bool,
+        copies: &[PageMove],
+    ) {
         let Some(split) = &mut self.split else { return };
         match to_host {
             true => split.undo_evict(&mut pages.device, &mut pages.far, copies),
             false => split.undo_recall(&mut pages.device, &mut pages.far, copies),
+        }
+        if grew_on_host && !split.grows_on_host() {
+            split.grow_on_host(&mut pages.device);
         }
     }
 }
@@ -156,7 +183,7 @@ mod tests {
         assert_eq!(s.kv(Far::Attend), Kv::Device);
         let moves = s.split_mut().unwrap().evict(&mut pages.device, &mut pages.far, 1).unwrap();
         assert_eq!(s.kv(Far::Stream), Kv::Split { boundary: 32, far: Far::Stream });
-        s.undo(&mut pages, true, &moves);
+        s.undo(&mut pages, true, false, &moves);
         assert_eq!((s.kv(Far::Attend), s.boundary()), (Kv::Device, 0));
         s.truncate(&mut pages, 40);
         assert_eq!((s.len(), s.host_pages().len(), s.device_pages().len()), (40, 2, 2));

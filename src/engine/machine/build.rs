@@ -161,7 +161,8 @@ impl RealMachine {
         let store = KvStore {
             pages: KvPages::new(kv_geometry, paging.device, paging.far, paging.host)?,
             sides: Sides::of(&placement),
-            pager: Pager::new(paging.device, paging.staged_far > 0),
+            pager: sizes.far_pages.is_none().then(|| Pager::new(paging.device, paging.staged_far > 0)),
+            staged: paging.staged_far,
             far: options.far,
         };
         let described = Where {

@@ -302,24 +302,30 @@ impl DeviceHalf {
     }
 
     /// Moves pages of a sequence between staging memory and the host's pages of a layer, the `place`-th of its side there;
-    /// `pages` are the sequence's there, `tokens` how many are stored.
-    pub fn move_staged(&self, op: &Op, place: usize, pages: &[u32], tokens: usize) -> Result<()> {
-        let (Kind::PageOut { staged } | Kind::PageIn { staged }) = op.kind else {
+    /// `home` are the sequence's there, `staged` those in staging memory, `tokens` how many are stored.
+    pub fn move_staged(
+        &self,
+        op: &Op,
+        place: usize,
+        (home, staged): (&[u32], &[u32]),
+        tokens: usize,
+    ) -> Result<()> {
+        let (Kind::PageOut { staged: slot } | Kind::PageIn { staged: slot }) = op.kind else {
             unreachable!("pages do not move by {}", op.kind.name())
         };
         let span = op.reads[0].span.clone();
         let moves: Vec<PageMove> = (span.start as usize..span.end as usize)
             .map(|p| PageMove {
-                device: pages[p],
-                host: pages[p],
+                device: staged[p],
+                host: home[p],
                 tokens: tokens.saturating_sub(p * PAGE_TOKENS).min(PAGE_TOKENS) as u32,
             })
             .filter(|m| m.tokens > 0)
             .collect();
         let layer = op.layer.unwrap_or_default() as usize;
-        let home = if self.kv[layer].is_some() { &self.far_pages } else { &self.host_pages };
-        let (memory, layer_bytes) = home.as_ref().expect("pinned pages were planned");
-        self.copy(op, self.pages(layer, staged), &moves, memory.device().add(place * layer_bytes))
+        let pinned = if self.kv[layer].is_some() { &self.far_pages } else { &self.host_pages };
+        let (memory, layer_bytes) = pinned.as_ref().expect("pinned pages were planned");
+        self.copy(op, self.pages(layer, slot), &moves, memory.device().add(place * layer_bytes))
     }
 
     /// Pages that change sides, in all layers that keep keys and values here.

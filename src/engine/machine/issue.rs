@@ -291,11 +291,11 @@ impl RealMachine {
             _ => group.end(),
         };
         let l = op.layer.unwrap_or_default() as usize;
-        let pages = match self.placement.layers[l].kv {
-            Side::Host => rows.table.host_pages(),
-            Side::Device => rows.table.far_pages(),
+        let (home, staged) = match self.placement.layers[l].kv {
+            Side::Host => (rows.table.host_pages(), rows.table.host_pages()),
+            Side::Device => (rows.table.far_pages(), &part.staged[at][..]),
         };
-        self.device().move_staged(op, self.places[l], pages, tokens as usize)
+        self.device().move_staged(op, self.places[l], (home, staged), tokens as usize)
     }
 
     /// The bytes of an area that rows of a transfer take.

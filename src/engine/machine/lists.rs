@@ -48,7 +48,9 @@ impl RealMachine {
                     d.accel.prepare(Lane::Compute, &d.shape, &d.limits, &desc, memory)
                 };
                 for &(mode, memory) in &on_device.lists {
-                    lists.modes.push((mode, prepare(&sequences(part, |g, r| near(mode, g, r)), memory)?));
+                    lists
+                        .modes
+                        .push((mode, prepare(&sequences(part, |g, r, s| near(mode, g, r, s)), memory)?));
                 }
                 let streams = |g: &Group| matches!(g.kv, Kv::Split { far: Far::Stream, .. });
                 if let Some(far) = &on_device.far_stream
@@ -64,19 +66,22 @@ impl RealMachine {
 }
 
 /// The sequences of a sub-batch, with the pages and the attention that `of` says.
-fn sequences<'a>(part: &Part<'a>, of: impl Fn(&Group, &Rows<'a>) -> (&'a [u32], Attend)) -> Vec<StepSeq<'a>> {
+fn sequences<'a>(
+    part: &'a Part<'_>,
+    of: impl Fn(&Group, &Rows<'a>, &'a [u32]) -> (&'a [u32], Attend),
+) -> Vec<StepSeq<'a>> {
     let mut row0 = 0;
-    let sequence = |(group, rows): (&Group, &Rows<'a>)| {
+    let sequence = |((group, rows), staged): ((&'a Group, &'a Rows<'_>), &'a Vec<u32>)| {
         let n_rows = group.tokens as usize;
         row0 += n_rows;
-        let (pages, attend) = of(group, rows);
+        let (pages, attend) = of(group, rows, staged);
         StepSeq { pages, first_pos: group.first as usize, row0: row0 - n_rows, n_rows, attend }
     };
-    part.groups.iter().zip(part.rows).map(sequence).collect()
+    part.groups.iter().zip(part.rows).zip(&part.staged).map(sequence).collect()
 }
 
 /// In a layer that is attended so.
-fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>) -> (&'a [u32], Attend) {
+fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>, staged: &'a [u32]) -> (&'a [u32], Attend) {
     if mode.attend[usize::from(group.phase == Phase::Decode)] == Side::Host {
         return (&[], Attend::Elsewhere);
     }
@@ -87,18 +92,16 @@ fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>) -> (&'a [u32], Attend) {
         (Side::Device, Kv::Split { boundary, .. }) => {
             (table.device_pages(), Attend::From { from: boundary as usize })
         }
-        // A prompt goes through staging memory, where pages have the numbers that they have away from the device.
-        (Side::Device, Kv::Host) if group.phase == Phase::Prefill => (table.far_pages(), Attend::Here),
+        // A prompt goes through staging memory.
+        (Side::Device, Kv::Host) if group.phase == Phase::Prefill => (staged, Attend::Here),
         (Side::Device, Kv::Host) => (&[], Attend::Elsewhere),
     }
 }
 
 /// Over pages streamed to staging memory, with places of partial results as [`near`] has them.
-fn away<'a>(group: &Group, rows: &Rows<'a>) -> (&'a [u32], Attend) {
+fn away<'a>(group: &Group, _: &Rows<'a>, staged: &'a [u32]) -> (&'a [u32], Attend) {
     match group.kv {
-        Kv::Split { boundary, far: Far::Stream } => {
-            (rows.table.far_pages(), Attend::UpTo { to: boundary as usize })
-        }
+        Kv::Split { boundary, far: Far::Stream } => (staged, Attend::UpTo { to: boundary as usize }),
         Kv::Split { far: Far::Attend, .. } => (&[], Attend::UpTo { to: 0 }),
         Kv::Device | Kv::Host => (&[], Attend::Elsewhere),
     }

@@ -118,9 +118,9 @@ pub(super) fn device(
             0 => None,
             _ => Some(PartMail { memory: runtime.pinned(PartMail::bytes(&sizes.shape, rows))?, rows }),
         };
-        let far_stream = match paging.staged_far {
-            0 => None,
-            _ => {
+        let far_stream = match paging.streams_far {
+            false => None,
+            true => {
                 let row = RowBytes::new(&sizes.shape);
                 let mut part = |bytes: usize| zeroed(bytes * rows);
                 let partial = PartialRows {

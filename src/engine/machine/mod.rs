@@ -162,6 +162,11 @@ impl RealMachine {
         &mut self.kv
     }
 
+    /// The same, to look at.
+    pub fn kv_ref(&self) -> &KvStore {
+        &self.kv
+    }
+
     /// Copies pages that have changed sides, and waits for it.
     ///
     /// # Errors

@@ -6,10 +6,11 @@ use super::graphs::decodes;
 use super::issue::Issue;
 use super::lowered::Lowered;
 use super::{HostSide, RealMachine};
+use crate::cache::KvGeometry;
 use crate::engine::host::{HostSeq, HostWorkspace};
 use crate::engine::kv::{Moved, SequenceKv};
 use crate::engine::memory::check_beyond;
-use crate::program::{Group, Iteration, Kv, Side, Unit, Wants};
+use crate::program::{Far, Group, Iteration, Kv, Phase, Side, Unit, Wants};
 use crate::{Error, Result};
 
 /// What a machine has to know of a group of an iteration, beside what the group says.
@@ -33,6 +34,18 @@ pub(super) struct Part<'a> {
     pub wanted: Vec<usize>,
     /// Where the logits of each of them go.
     pub places: Vec<usize>,
+    /// Of each group, its pages in staging memory of layers with keys and values on the device: from that of token 0 on.
+    pub staged: Vec<Vec<u32>>,
+}
+
+/// Pages that a group takes in staging memory.
+fn staged_pages(group: &Group) -> usize {
+    let tokens = match (group.kv, group.phase) {
+        (Kv::Split { boundary, far: Far::Stream }, _) => boundary,
+        (Kv::Host, Phase::Prefill) => group.end(),
+        _ => 0,
+    };
+    KvGeometry::pages_for(tokens as usize)
 }
 
 impl<'a> Part<'a> {
@@ -42,6 +55,7 @@ impl<'a> Part<'a> {
     /// Rows that are not those of the groups.
     pub fn of(iteration: &'a Iteration, mut rows: &'a [Rows<'a>]) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::with_capacity(iteration.sub_batches.len());
+        let mut staged = 0;
         for batch in &iteration.sub_batches {
             let groups = batch.groups.as_slice();
             let fits = |(g, r): (&Group, &Rows<'_>)| g.tokens as usize == r.tokens.len() && g.tokens > 0;
@@ -56,6 +70,7 @@ impl<'a> Part<'a> {
                 tokens: own.iter().flat_map(|r| r.tokens).copied().collect(),
                 wanted: Vec::new(),
                 places: Vec::new(),
+                staged: Vec::with_capacity(groups.len()),
             };
             let mut row = 0;
             for (group, rows) in groups.iter().zip(own) {
@@ -67,6 +82,9 @@ impl<'a> Part<'a> {
                 };
                 part.places.extend(rows.out..rows.out + wanted.len());
                 part.wanted.extend(wanted);
+                let pages = staged_pages(group) as u32;
+                part.staged.push((staged..staged + pages).collect());
+                staged += pages;
                 row = end;
             }
             parts.push(part);
@@ -199,6 +217,14 @@ impl RealMachine {
 
     /// Refuses steps wider than planned.
     fn check_rows(&mut self, parts: &[Part<'_>]) -> Result<()> {
+        let staged = parts.iter().flat_map(|p| &p.staged).map(Vec::len).sum::<usize>();
+        if staged > self.kv.staged && self.kv.sides.device {
+            return Err(Error::Capacity(format!(
+                "prompts take {staged} pages of staging memory on their way to the host, there are {}; use fewer prompts in \
+                 a step",
+                self.kv.staged
+            )));
+        }
         if let Some(most) = self.device.as_ref().map(|d| d.limits.rows) {
             return match parts.iter().map(|p| p.tokens.len()).find(|&rows| rows > most) {
                 None => Ok(()),

@@ -32,6 +32,8 @@ pub struct Sizes {
     pub(super) sub_batches: usize,
     /// Pages of a layer on the device that were asked for.
     pub(super) kv_pages: Option<usize>,
+    /// Pages for sequences that live on the host, where the caller says which do.
+    pub(super) far_pages: Option<usize>,
     /// How pages that have left are attended.
     pub(super) far: Far,
     pub(super) linears: Vec<LinearWeight>,
@@ -101,6 +103,7 @@ impl Sizes {
             pages,
             sub_batches: options.sub_batches,
             kv_pages: options.kv_pages,
+            far_pages: options.far_pages,
             far: options.far,
             head: head_bytes(accel, spec, weights, act)?,
             embedding: [
@@ -139,15 +142,31 @@ impl Sizes {
             n => n.min(all),
         };
         let stays = Pager::new(device, false).settled();
-        let far = if sides.device && device < all {
+        let far = match self.far_pages {
+            Some(n) if sides.device => n,
             // What is not on the device when it is as full as it stays, and an unfinished page of each sequence.
-            (all - stays + self.limits.sequences).min(all)
-        } else {
-            0
+            None if sides.device && device < all => (all - stays + self.limits.sequences).min(all),
+            _ => 0,
         };
-        let staged = if placement.layers.iter().any(stages_pages) { all } else { 0 };
-        let staged_far = if self.far == Far::Stream { far } else { 0 };
-        Paging { device, far, host: if sides.host { all } else { 0 }, staged, staged_far }
+        // A page of the host's layers for each page of the others.
+        let host = match self.far_pages {
+            _ if !sides.host => 0,
+            Some(n) if sides.device => device + n,
+            _ => all,
+        };
+        let staged = if placement.layers.iter().any(stages_pages) { host } else { 0 };
+        let staged_far = match self.far_pages {
+            Some(_) => self.staging_pages().min(far),
+            None if self.far == Far::Stream => far,
+            None => 0,
+        };
+        let streams_far = staged_far > 0 && self.far == Far::Stream;
+        Paging { device, far, host, staged, staged_far, streams_far }
+    }
+
+    /// Pages that prompts of one step may take in staging memory: one prompt as long as can be, or a step's rows of several.
+    fn staging_pages(&self) -> usize {
+        self.limits.pages_per_sequence.max(KvGeometry::pages_for(self.limits.rows) + self.limits.sequences)
     }
 
     /// A placement with its numbers of pages; and of those on the device, and in all, where pages move.
@@ -228,7 +247,7 @@ impl Sizes {
         }
         let staged = 2 * self.pages_bytes(paging.staged + paging.staged_far);
         let near = if paging.far > 0 { self.partial_bytes() } else { 0 };
-        let far = if paging.staged_far > 0 { self.partial_bytes() + self.lists } else { 0 };
+        let far = if paging.streams_far { self.partial_bytes() + self.lists } else { 0 };
         let lists = self.lists * modes(placement).len().max(1) as u64;
         Memory {
             weights: weights + 2 * largest,
@@ -271,7 +290,7 @@ impl Sizes {
     /// [`Error::Capacity`], with the numbers.
     pub fn check(&self, placement: &Placement) -> Result<()> {
         let (paging, fewest) = (self.paging(placement), self.fewest_pages());
-        if paging.far > 0 && paging.device < fewest {
+        if paging.far > 0 && self.far_pages.is_none() && paging.device < fewest {
             return Err(Error::usage(format!(
                 "{} pages of keys and values on the device: steps of {} rows of {} sequences need {fewest}; use more, or \
                  smaller chunks",
@@ -309,8 +328,10 @@ pub(super) struct Paging {
     pub host: usize,
     /// In each of two staging areas on the device: of layers with keys and values on the host.
     pub staged: usize,
-    /// Of pages that have left.
+    /// The same of pages that have left, and of prompts whose keys and values go to the host.
     pub staged_far: usize,
+    /// Whether pages that have left are attended there.
+    pub streams_far: bool,
 }
 
 /// Whether the host multiplies with a layer's weights.

@@ -1,0 +1,138 @@
+//! Sequences whose keys and values live on the side that their scheduler says: the engine's half of two-tier memory.
+//!
+//! ```text
+//! add_at(Device) ─► pages on the device ◄─ swap, or the swaps of a step ─► pages in pinned host memory ◄─ add_at(Host)
+//! ```
+//! A prompt of a sequence on the host is computed by the device, and each layer's keys and values go to the host as they appear
+//! (NEO §3.2); its decode rows are attended by the host in place. Whole pages change sides on a copy lane beside the
+//! step's computation; a page that is left belongs to nobody until its copy has ended.
+
+use super::kv::{Moved, SequenceKv, Swap, Target};
+use super::sequences::{Engine, SeqId};
+use crate::program::{Kv, Side};
+use crate::{Error, Result};
+
+/// Pages of keys and values on one side: free ones, and all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SidePages {
+    /// That no sequence has.
+    pub free: usize,
+    /// In all.
+    pub all: usize,
+}
+
+impl Engine {
+    /// A new, empty sequence whose keys and values are to live on `side`, in layers that keep them on the device.
+    /// (Layers on the host keep theirs there.)
+    ///
+    /// # Errors
+    /// [`Error::Usage`]: the engine has no pages for sequences of that side.
+    pub fn add_at(&mut self, side: Side) -> Result<SeqId> {
+        let pages = self.kv_pages(side);
+        if pages.all == 0 {
+            return Err(Error::usage(format!(
+                "no sequence lives on the {}: the engine has no pages for that; see Options::far_pages",
+                name(side)
+            )));
+        }
+        let sides = self.machine.kv().sides;
+        Ok(self.put(SequenceKv::at(sides, side)))
+    }
+
+    /// The side where a sequence's new tokens are stored; `None` of one that has ended.
+    pub fn home(&self, id: SeqId) -> Option<Side> {
+        self.sequences.get(id.request()).map(SequenceKv::side)
+    }
+
+    /// Where a sequence's keys and values are, in layers that keep them on the device; `None` of one that has ended.
+    pub fn kv(&self, id: SeqId) -> Option<Kv> {
+        let far = self.machine.kv_ref().far;
+        self.sequences.get(id.request()).map(|s| s.kv(far))
+    }
+
+    /// Pages for sequences that live on `side`.
+    pub fn kv_pages(&self, side: Side) -> SidePages {
+        let (free, all) = self.machine.kv_ref().pages.of_side(side);
+        SidePages { free, all }
+    }
+
+    /// Whether sequences live on the side that the caller says ([`Options::far_pages`](super::Options::far_pages)).
+    pub fn has_homes(&self) -> bool {
+        self.machine.kv_ref().pager.is_none()
+    }
+
+    /// Pages of staging memory that prompts of one step may take on their way to the host, in tokens' pages: a prompt up to
+    /// position n takes those of n tokens.
+    pub fn staging_pages(&self) -> usize {
+        self.machine.kv_ref().staged
+    }
+
+    /// Moves a sequence to `side`, and waits for the copies.
+    ///
+    /// # Errors
+    /// Not enough free pages there; a sequence that has ended; a device that failed; an engine whose pages move by themselves.
+    /// Then all of it is where it was.
+    pub fn swap(&mut self, seq: SeqId, side: Side) -> Result<()> {
+        self.change(&[Swap { seq, to: Target::Whole(side) }])
+    }
+
+    /// Makes several changes of sides one after the other, and waits for the copies.
+    ///
+    /// # Errors
+    /// As [`Engine::swap`]; changes before the first that cannot be made stand.
+    pub fn change(&mut self, swaps: &[Swap]) -> Result<()> {
+        self.check_swaps(swaps)?;
+        let mut moved = Vec::new();
+        let changed = self.begin_swaps(swaps, &mut moved);
+        let copied = self.finish_moves(&mut moved);
+        changed.and(copied)
+    }
+
+    pub(super) fn check_swaps(&self, swaps: &[Swap]) -> Result<()> {
+        if !swaps.is_empty() && !self.has_homes() {
+            return Err(Error::usage("the pages of this engine move by themselves; see Options::far_pages"));
+        }
+        swaps.iter().try_for_each(|s| self.check_live(s.seq))
+    }
+
+    /// Changes sides in the tables; `moved` are the copies still to be made. Where pages lack that copies in flight will set
+    /// free, those copies come first.
+    pub(super) fn begin_swaps(&mut self, swaps: &[Swap], moved: &mut Vec<Moved>) -> Result<()> {
+        for swap in swaps {
+            if moved.iter().any(|m| m.request() == swap.seq.request()) {
+                self.finish_moves(moved)?;
+            }
+            let mut done = self.begin_swap(swap);
+            if done.is_err() && !moved.is_empty() {
+                self.finish_moves(moved)?;
+                done = self.begin_swap(swap);
+            }
+            moved.extend(done?);
+        }
+        Ok(())
+    }
+
+    fn begin_swap(&mut self, swap: &Swap) -> Result<Option<Moved>> {
+        let id = swap.seq.request();
+        let table = self.sequences.get_mut(id).expect("a live sequence");
+        table.swap(&mut self.machine.kv().pages, id.slot as usize, swap.to)
+    }
+
+    /// Copies pages that have changed sides, and waits for it. If that fails, the pages are where they were.
+    pub(super) fn finish_moves(&mut self, moved: &mut Vec<Moved>) -> Result<()> {
+        let moved = std::mem::take(moved);
+        if moved.is_empty() {
+            return Ok(());
+        }
+        let done = self.machine.move_pages(&moved);
+        self.moved(&moved, done.is_ok());
+        done
+    }
+}
+
+fn name(side: Side) -> &'static str {
+    match side {
+        Side::Host => "host",
+        Side::Device => "device",
+    }
+}
