@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// The side where a sequence's new tokens are stored; `None` of one that has ended.
-    pub fn home(&self, id: SeqId) -> Option<Side> {
+    pub fn side(&self, id: SeqId) -> Option<Side> {
         self.sequences.get(id.request()).map(SequenceKv::side)
     }
 

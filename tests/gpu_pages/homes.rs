@@ -65,12 +65,12 @@ fn a_sequence_lives_where_it_is_told_and_changes_sides() {
         for flow in [Flow::Serial, Flow::TwoLanes, Flow::Serial, Flow::TwoLanes] {
             step(&mut e, &model, &both, flow, &[]).unwrap().unwrap();
         }
-        assert_eq!((e.home(a), e.home(b)), (Some(Side::Device), Some(Side::Host)));
+        assert_eq!((e.side(a), e.side(b)), (Some(Side::Device), Some(Side::Host)));
         assert_eq!((free(&e), e.kv(a), e.kv(b)), ([4, 7], Some(Kv::Device), Some(Kv::Host)));
         // Both change sides with a step of their own, then alone.
         let swaps = [whole(a, Side::Host), whole(b, Side::Device)];
         step(&mut e, &model, &[(a, 1), (b, 1)], Flow::TwoLanes, &swaps).unwrap().unwrap();
-        assert_eq!((free(&e), e.home(a), e.home(b)), ([4, 7], Some(Side::Host), Some(Side::Device)));
+        assert_eq!((free(&e), e.side(a), e.side(b)), ([4, 7], Some(Side::Host), Some(Side::Device)));
         e.swap(a, Side::Device).unwrap();
         e.swap(a, Side::Device).unwrap();
         assert_eq!((free(&e), e.kv(a)), ([2, 9], Some(Kv::Device)));
@@ -80,7 +80,7 @@ fn a_sequence_lives_where_it_is_told_and_changes_sides() {
         assert_eq!((free(&e), e.kv(b)), ([3, 8], Some(Kv::Split { boundary: 32, far: Far::Attend })));
         step(&mut e, &model, &[(a, 1), (b, 1)], Flow::TwoLanes, &[whole(a, Side::Host)]).unwrap().unwrap();
         [a, b].into_iter().for_each(|s| e.remove(s));
-        assert_eq!((free(&e), e.home(a)), ([6, 9], None));
+        assert_eq!((free(&e), e.side(a)), ([6, 9], None));
     }
 }
 
@@ -113,7 +113,7 @@ fn what_cannot_be_is_refused_in_a_sentence_and_changes_nothing() {
         assert!(error.contains(why), "{error}");
         let error = step(&mut e, &model, &[(b, 1)], Flow::Serial, &[swap]).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
-        assert_eq!((free(&e), e.len(a), e.len(b), e.home(a)), ([0, 1], 72, 24, Some(Side::Device)));
+        assert_eq!((free(&e), e.len(a), e.len(b), e.side(a)), ([0, 1], 72, 24, Some(Side::Device)));
     }
     // A page that leaves makes room for one that comes, in one step.
     let swaps = [Swap { seq: a, to: Target::Split(1) }, whole(b, Side::Device)];
@@ -177,7 +177,7 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
                         let swap = swap_of(&seqs, (s, split, host));
                         let before = (e.kv(swap.seq), free(&e));
                         match (e.change(&[swap]), swap.to) {
-                            (Ok(()), Target::Whole(side)) => prop_assert_eq!(e.home(swap.seq), Some(side)),
+                            (Ok(()), Target::Whole(side)) => prop_assert_eq!(e.side(swap.seq), Some(side)),
                             (Ok(()), Target::Split(n)) => {
                                 let kv = if n == 0 {
                                     Kv::Device
