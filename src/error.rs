@@ -45,6 +45,9 @@ pub enum Error {
         /// What happened, and the remedy if there is one.
         problem: String,
     },
+    /// A service that takes no requests any more: it was shut down, its device is lost, or it panicked.
+    #[error("{0}")]
+    Unavailable(String),
     /// The operation was refused or failed for another reason.
     #[error("{0}")]
     Run(String),

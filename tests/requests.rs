@@ -8,6 +8,8 @@ mod lifecycle;
 mod numbers;
 #[path = "requests/random.rs"]
 mod random;
+#[path = "requests/service.rs"]
+mod service;
 #[path = "requests/streamed.rs"]
 mod streamed;
 mod support;

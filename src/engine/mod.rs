@@ -3,7 +3,8 @@
 //! [`Engine`] holds the sequences in flight and a machine (`machine/`) that runs the program of each step: on the CPU
 //! ([`Prepared`] is a model with its weights as the CPU's kernels read them, its sublayers are in [`host`]), on an
 //! accelerator, whose weights are laid out in [`weights`], or on both. One call of [`Engine::forward`] takes any mix of
-//! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for. Data walks
+//! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for, and a [`Service`] takes
+//! that from any thread. Data walks
 //! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
 
 mod homes;
@@ -18,6 +19,7 @@ mod place;
 mod prepare;
 mod requests;
 mod sequences;
+mod service;
 pub mod timeline;
 pub mod weights;
 
@@ -31,4 +33,5 @@ pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use requests::{Event, Finish, Request, Requests, StepReport};
 pub use sequences::{Engine, NOT_NUMBERS, SeqId};
+pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
 pub use timeline::Timeline;

@@ -141,6 +141,14 @@ impl Engine {
         self.machine.clock().map(|clock| clock.now())
     }
 
+    /// Waits for all work in flight on the device, if there is one.
+    ///
+    /// # Errors
+    /// What the device owes of earlier calls; a device that is lost says so at each call.
+    pub fn check_device(&self) -> Result<()> {
+        self.machine.check_device()
+    }
+
     /// Begins to note when each operation runs: what [`Engine::timeline`] returns. Decode steps are launched operation by
     /// operation then, not as recorded graphs.
     pub fn trace(&mut self) {

@@ -219,6 +219,14 @@ impl RealMachine {
         self.device.as_ref().and_then(|d| d.runtime.clock())
     }
 
+    /// Waits for all that was enqueued on the device.
+    ///
+    /// # Errors
+    /// What it owes of earlier calls.
+    pub fn check_device(&self) -> Result<()> {
+        self.device.as_ref().map_or(Ok(()), |d| d.runtime.synchronize_all())
+    }
+
     /// Bytes of weights that one decode step reads.
     pub fn bytes_per_step(&self) -> u64 {
         self.bytes_per_step

@@ -1,0 +1,296 @@
+//! A service: requests from any thread over one engine, which a thread of its own steps.
+//!
+//! ```text
+//! Client ── submit, cancel ──► inbox ──► thread: take ─► step ─► take ─► step …     asleep while there is nothing to do
+//!    ▲                                      │
+//!    └────────── EventStream ◄──────────────┘  tokens, then how it ended
+//! ```
+//!
+//! A [`Client`] is cheap to clone, and may be used from any thread. The thread looks into its inbox between two steps, so
+//! [`Client::submit`] returns when the step in progress is over: the request could not have begun any sooner. Reading a stream
+//! never holds up the service; a stream that is dropped cancels its request.
+//!
+//! A service ends in one of four ways: [`Service::shutdown`], which finishes what is in flight or cancels it; its drop, which
+//! cancels; the loss of its device; a panic of the engine. In each, every stream still ends with [`Event::End`], and later
+//! submissions get [`Error::Unavailable`] with the reason.
+//!
+//! ```
+//! use tandem::engine::{Engine, Finish, Options, Request, Requests, Service, Shutdown};
+//! # fn main() -> tandem::Result<()> {
+//! let model = tandem::model::load("synth:tiny-llama")?;
+//! let options = Options { sequences: 4, ..Options::new(tandem::simd::Isa::selected()?, 64) };
+//! let engine = Engine::new(model.spec, &model.weights, &options, &|_| ())?;
+//! let service = Service::start(Requests::new(engine))?;
+//! std::thread::scope(|threads| {
+//!     for first in 1..=8 {
+//!         let client = service.client();
+//!         threads.spawn(move || {
+//!             let request = Request { prompt: vec![first], sampling: Default::default(), max_tokens: 5, stop: vec![] };
+//!             let (_, stream) = client.submit(request).unwrap();
+//!             let (tokens, how) = stream.finish();
+//!             assert_eq!((tokens.len(), how), (5, Finish::Length));
+//!         });
+//!     }
+//! });
+//! let engine = service.shutdown(Shutdown::Finish)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod stepper;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use self::stepper::Stepper;
+use super::requests::{Event, Finish, Request, Requests};
+use super::sequences::Engine;
+use crate::program::RequestId;
+use crate::{Error, Result};
+
+/// Requests in flight, waiting ones included, that a service takes unless told otherwise. Planning a step looks at each of
+/// them: many more would slow down those that run.
+pub const MOST_IN_FLIGHT: usize = 16_384;
+
+/// What a client asks of the thread.
+enum Command {
+    Submit(Request, SyncSender<Result<(RequestId, Receiver<Event>)>>),
+    Cancel(RequestId),
+    Stop(Shutdown),
+}
+
+/// What clients, streams and the thread share.
+struct Shared {
+    /// Streams that are neither read to their ends nor dropped, and submissions in the inbox.
+    in_flight: AtomicUsize,
+    most: usize,
+    /// Why the thread has ended: set before anything of it is dropped.
+    ended: OnceLock<String>,
+}
+
+impl Shared {
+    fn unavailable(&self) -> Error {
+        let reason = self.ended.get().map_or("it has ended", String::as_str);
+        Error::Unavailable(format!("the service takes no requests: {reason}"))
+    }
+}
+
+/// What becomes of the requests in flight when a service is shut down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shutdown {
+    /// They run to their ends; new ones are refused.
+    Finish,
+    /// They are cancelled, behind the step in progress.
+    Cancel,
+}
+
+/// Owns the thread; see the [module](self).
+pub struct Service {
+    client: Client,
+    thread: Option<JoinHandle<Result<Engine>>>,
+}
+
+impl Service {
+    /// Starts the thread. At most [`MOST_IN_FLIGHT`] requests at a time; those that are in flight already do not count.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn start(requests: Requests) -> Result<Service> {
+        Service::with_capacity(requests, MOST_IN_FLIGHT)
+    }
+
+    /// The same, with at most `most` requests in flight.
+    ///
+    /// # Errors
+    /// The system refuses a thread; a capacity of 0.
+    pub fn with_capacity(requests: Requests, most: usize) -> Result<Service> {
+        if most == 0 {
+            return Err(Error::usage("a service for 0 requests; at least 1 is needed"));
+        }
+        let (sender, inbox) = channel();
+        let shared = Arc::new(Shared { in_flight: AtomicUsize::new(0), most, ended: OnceLock::new() });
+        let stepper = Stepper::new(requests, inbox, shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("tandem-service".into())
+            .spawn(|| stepper.run_to_the_end())
+            .map_err(|e| Error::Run(format!("the service's thread: {e}")))?;
+        Ok(Service { client: Client { sender, shared }, thread: Some(thread) })
+    }
+
+    /// A handle for another thread.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// As [`Client::submit`].
+    ///
+    /// # Errors
+    /// As [`Client::submit`].
+    pub fn submit(&self, request: Request) -> Result<(RequestId, EventStream)> {
+        self.client.submit(request)
+    }
+
+    /// Whether the thread has ended by itself: its device is lost, or it panicked.
+    pub fn has_ended(&self) -> bool {
+        self.client.shared.ended.get().is_some()
+    }
+
+    /// Ends the service, and returns the engine once the requests in flight are finished or cancelled. Submissions that come
+    /// later are refused; cancellations are still obeyed.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: it had ended by itself, and the engine with it.
+    pub fn shutdown(mut self, how: Shutdown) -> Result<Engine> {
+        self.end(how).expect("a thread that was not waited for")
+    }
+
+    fn end(&mut self, how: Shutdown) -> Option<Result<Engine>> {
+        let thread = self.thread.take()?;
+        // A thread that has ended already has a result all the same.
+        let _ = self.client.sender.send(Command::Stop(how));
+        Some(thread.join().unwrap_or_else(|_| Err(self.client.shared.unavailable())))
+    }
+}
+
+/// Cancels what is in flight, and waits for the step in progress.
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.end(Shutdown::Cancel);
+    }
+}
+
+/// Submits to a [`Service`] and cancels, from any thread.
+#[derive(Clone)]
+pub struct Client {
+    sender: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    /// Accepts a request: its id, and its tokens as steps are made. Waits for the step in progress.
+    ///
+    /// # Errors
+    /// As [`Requests::submit`]; [`Error::Capacity`] with as many requests in flight as the service takes;
+    /// [`Error::Unavailable`] once it has ended, or is shutting down.
+    pub fn submit(&self, request: Request) -> Result<(RequestId, EventStream)> {
+        let (shared, most) = (&self.shared, self.shared.most);
+        if shared.ended.get().is_some() {
+            return Err(shared.unavailable());
+        }
+        let one_more = |n: usize| (n < most).then_some(n + 1);
+        shared.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).map_err(|_| {
+            Error::Capacity(format!(
+                "{most} requests are in flight, as many as this service takes; submit again when some have ended"
+            ))
+        })?;
+        let (reply, answer) = sync_channel(1);
+        let sent = self.sender.send(Command::Submit(request, reply)).ok();
+        // Without an answer the thread has ended.
+        match sent.and_then(|()| answer.recv().ok()).unwrap_or_else(|| Err(shared.unavailable())) {
+            Ok((id, receiver)) => Ok((id, EventStream { id, receiver, client: self.clone(), over: false })),
+            Err(error) => {
+                self.one_less();
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a request behind the step in progress. One that has ended is left alone, whoever has its slot now.
+    pub fn cancel(&self, id: RequestId) {
+        // A service that has ended has no requests.
+        let _ = self.sender.send(Command::Cancel(id));
+    }
+
+    /// Requests in flight: those whose streams are neither read to the end nor dropped. A reader that falls behind counts,
+    /// because its tokens take memory.
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::Relaxed)
+    }
+
+    fn one_less(&self) {
+        self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a request's stream says: tokens, then [`Event::End`] exactly once, however the service ends. Dropping it before
+/// that cancels the request.
+///
+/// As an iterator it waits for the next event.
+pub struct EventStream {
+    id: RequestId,
+    receiver: Receiver<Event>,
+    client: Client,
+    over: bool,
+}
+
+impl EventStream {
+    /// The request's id.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Whether the end has been read: nothing follows.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// The next event, if it comes within `patience`. Zero: if it is there.
+    pub fn next_within(&mut self, patience: Duration) -> Option<Event> {
+        if self.over {
+            return None;
+        }
+        match self.receiver.recv_timeout(patience) {
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => self.heard(None),
+            Ok(event) => self.heard(Some(event)),
+        }
+    }
+
+    /// Waits for the end: the tokens that had not been read, and how it ended.
+    pub fn finish(mut self) -> (Vec<u32>, Finish) {
+        let mut tokens = Vec::new();
+        for event in &mut self {
+            match event {
+                Event::Token(token) => tokens.push(token),
+                Event::End(how) => return (tokens, how),
+            }
+        }
+        unreachable!("a stream has an end, and this one was not over")
+    }
+
+    /// A stream whose sender is gone was in flight when the service ended.
+    fn heard(&mut self, event: Option<Event>) -> Option<Event> {
+        let ended = || Event::End(Finish::Failed(self.client.shared.unavailable().to_string()));
+        let event = event.unwrap_or_else(ended);
+        if matches!(event, Event::End(_)) {
+            self.over = true;
+            self.client.one_less();
+        }
+        Some(event)
+    }
+}
+
+impl Iterator for EventStream {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        if self.over {
+            return None;
+        }
+        let event = self.receiver.recv().ok();
+        self.heard(event)
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        if !self.over {
+            // In this order: whoever takes the place submits behind the cancellation.
+            self.client.cancel(self.id);
+            self.client.one_less();
+        }
+    }
+}
