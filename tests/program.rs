@@ -1,6 +1,9 @@
 //! Any placement and any iteration lower to a program that the checker accepts, or are refused in a sentence; programs with
 //! an operation missing, repeated or out of order are not accepted; the virtual machine keeps every order that matters.
 
+#[path = "program/overlap.rs"]
+mod overlap;
+
 use proptest::prelude::*;
 use tandem::cache::PAGE_TOKENS;
 use tandem::program::virtual_machine::{Timeline, run};
@@ -102,7 +105,7 @@ fn any_iteration() -> impl Strategy<Value = Iteration> {
                 })
                 .collect();
             let rest = if two { groups.split_off(cut.min(groups.len())) } else { Vec::new() };
-            let sub_batches = [groups, rest].into_iter().map(|groups| SubBatch { groups }).collect();
+            let sub_batches = [groups, rest].into_iter().map(SubBatch::of).collect();
             let flow = if lanes { Flow::TwoLanes } else { Flow::Serial };
             Iteration { sub_batches, moves, flow, pick }
         })
@@ -122,8 +125,10 @@ fn seconds(op: &Op) -> f64 {
 /// Of every two operations that share memory, the earlier is done before the later begins.
 fn in_order(program: &Program, timeline: &Timeline) -> Result<(), TestCaseError> {
     let ops = &program.ops;
-    for (j, later) in ops.iter().enumerate() {
-        for (i, earlier) in ops.iter().enumerate().take(j) {
+    // Operations without length are of cohorts that stay parked.
+    let ran = |&(i, _): &(usize, &Op)| timeline.spans[i].end > timeline.spans[i].start;
+    for (j, later) in ops.iter().enumerate().filter(ran) {
+        for (i, earlier) in ops.iter().enumerate().take(j).filter(ran) {
             let conflict = later.reads.iter().any(|r| earlier.writes.iter().any(|w| w.overlaps(r)))
                 || later
                     .writes
@@ -138,7 +143,8 @@ fn in_order(program: &Program, timeline: &Timeline) -> Result<(), TestCaseError>
         }
     }
     for unit in Unit::ALL {
-        let mut spans: Vec<_> = timeline.spans.iter().filter(|s| s.unit == unit).collect();
+        let ran = timeline.spans.iter().filter(|s| s.unit == unit && s.end > s.start);
+        let mut spans: Vec<_> = ran.collect();
         spans.sort_by(|a, b| a.start.total_cmp(&b.start));
         prop_assert!(
             spans.windows(2).all(|w| w[0].end <= w[1].start + 1e-9),
@@ -284,8 +290,7 @@ fn streamed_weights_hide_behind_the_layers_before() {
 #[test]
 fn two_lanes_overlap_host_attention_with_the_other_sub_batch() {
     let placement = Placement::all(Side::Device, 8, 64);
-    let batch =
-        |slots: std::ops::Range<u32>| SubBatch { groups: slots.map(|s| decode(s, 100, Kv::Host)).collect() };
+    let batch = |slots: std::ops::Range<u32>| SubBatch::of(slots.map(|s| decode(s, 100, Kv::Host)).collect());
     let iteration =
         |flow| Iteration { sub_batches: vec![batch(0..4), batch(4..8)], moves: Vec::new(), flow, pick: true };
     let costs = |op: &Op| match op.kind {

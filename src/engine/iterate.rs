@@ -90,7 +90,7 @@ pub(super) fn iterations<'a>(
     let iteration = |i: usize| {
         let parts: Vec<Vec<Piece<'_>>> = batches.iter_mut().map(|b| b.next().unwrap_or_default()).collect();
         let rows = parts.iter().flatten().map(|p| p.rows).collect();
-        let batch = |part: &Vec<Piece<'_>>| SubBatch { groups: part.iter().map(|p| p.group).collect() };
+        let batch = |part: &Vec<Piece<'_>>| SubBatch::of(part.iter().map(|p| p.group).collect());
         let sub_batches = parts.iter().map(batch).collect();
         (
             Iteration {

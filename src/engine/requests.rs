@@ -246,7 +246,7 @@ impl Requests {
                 failed.push((group.request, error.to_string()));
             } else {
                 for group in groups {
-                    let one = [SubBatch { groups: vec![group] }];
+                    let one = [SubBatch::of(vec![group])];
                     if let Err(error) = self.compute(&one, &mut report, &mut over) {
                         failed.push((group.request, error.to_string()));
                     }

@@ -165,6 +165,7 @@ impl<'a> OpCosts<'a> {
             Kind::Head { .. } => costs.head(side, rows),
             Kind::Pick => costs.pick(side, rows, halved(rows * F32 * spec.vocab as u64, rows * F32)),
             Kind::Carry { .. } | Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => 0.0,
+            Kind::Join => 0.0,
         }
     }
 }
@@ -172,6 +173,8 @@ impl<'a> OpCosts<'a> {
 impl virtual_machine::Costs for OpCosts<'_> {
     fn seconds(&self, op: &Op) -> f64 {
         match op.unit {
+            // A word of the host's memory is read.
+            _ if op.kind == Kind::Join => 0.0,
             Unit::Gpu => self.compute(op, Side::Device).max(self.costs.launch(Side::Device)),
             Unit::Host => self.compute(op, Side::Host).max(self.costs.launch(Side::Host)),
             Unit::H2d => self.transfer(op, Direction::ToDevice),

@@ -4,6 +4,10 @@
 //! The check knows what operations mean and nothing of how they were made: it walks the program and keeps, for every row and
 //! side, which value is there. That operations of different lanes keep the program's order where they share memory is the
 //! business of [`super::order`], for the regions that operations name; that they name all they touch is checked here.
+//!
+//! Of asynchronous iterations a row passes the sublayers in several: [`parked::Parked`] is what is carried from one to the next.
+
+pub mod parked;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -56,13 +60,42 @@ struct Walk<'a> {
     stored: HashMap<(Side, u32, RequestId), Vec<(u32, u32)>>,
     staged: HashMap<(u8, RequestId), (u32, Vec<(u32, u32)>)>,
     weights: HashMap<u8, u32>,
+    /// Of each sub-batch, whether its operations are carried out: not those of a cohort that does not join.
+    goes: Vec<Goes>,
 }
 
-/// Verifies `program` against what it was made from.
+/// Whether the operations of a sub-batch are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Goes {
+    /// They are.
+    On,
+    /// Not before it has joined; whether it will.
+    Parked(bool),
+    /// They are not: it stays parked.
+    Stays,
+}
+
+/// Verifies `program` against what it was made from. Cohorts of an asynchronous iteration are taken to be parked where it says:
+/// programs are verified for the case that all of them join, and that none does. For a sequence of iterations, see
+/// [`parked::Parked::next`].
 ///
 /// # Errors
 /// The first [`Fault`].
 pub fn check(program: &Program, placement: &Placement, iteration: &Iteration) -> Result<(), Fault> {
+    let joins = iteration.cohorts().any(|(_, cohort)| cohort.at.is_some());
+    for all in [true, false].into_iter().take(1 + usize::from(joins)) {
+        walk(program, placement, iteration, &|_| all)?;
+    }
+    Ok(())
+}
+
+/// The same, where the cohorts that `joins` says join.
+fn walk(
+    program: &Program,
+    placement: &Placement,
+    iteration: &Iteration,
+    joins: &dyn Fn(u8) -> bool,
+) -> Result<(), Fault> {
     let mut walk = Walk {
         placement,
         iteration,
@@ -75,10 +108,15 @@ pub fn check(program: &Program, placement: &Placement, iteration: &Iteration) ->
         stored: HashMap::new(),
         staged: HashMap::new(),
         weights: HashMap::new(),
+        goes: vec![Goes::On; iteration.sub_batches.len()],
     };
     walk.stored_before();
+    walk.parked_before(joins);
     for (at, op) in program.ops.iter().enumerate() {
         let fault = |what| Fault { op: at, name: op.kind.name(), what };
+        if walk.stays(op).map_err(fault)? {
+            continue;
+        }
         walk.step(op).map_err(fault)?;
         walk.declared(op).map_err(fault)?;
     }
@@ -212,6 +250,7 @@ impl Walk<'_> {
                 return Ok(());
             }
             Kind::PageOut { staged } | Kind::PageIn { staged } => return self.pages(op, staged),
+            Kind::Join => return Ok(()),
             _ => {}
         }
         let groups = self.groups(op);
@@ -413,7 +452,9 @@ impl Walk<'_> {
                     }
                 }
             }
-            Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => unreachable!("above"),
+            Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } | Kind::Join => {
+                unreachable!("above")
+            }
         }
         Ok(())
     }
@@ -589,7 +630,7 @@ impl Walk<'_> {
                 writes.push(rows(to, what));
             }
             Kind::Stream { slot } => writes.push(Buffer::Weights(slot)),
-            Kind::PageOut { .. } | Kind::PageIn { .. } => {}
+            Kind::PageOut { .. } | Kind::PageIn { .. } | Kind::Join => {}
         }
         let row_wise =
             |b: &Buffer| matches!(b, Buffer::Rows(..) | Buffer::MailboxIn(_) | Buffer::MailboxOut(_));
@@ -617,6 +658,10 @@ impl Walk<'_> {
     /// Everything that was asked for is there.
     fn finished(&self) -> Result<(), String> {
         for (b, batch) in self.iteration.sub_batches.iter().enumerate() {
+            if let Some(at) = self.parked_after(b) {
+                self.is_parked(b, at)?;
+                continue;
+            }
             for (group, rows) in batch.with_rows() {
                 let first = match group.wants {
                     Wants::Nothing => rows.end,

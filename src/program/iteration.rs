@@ -97,9 +97,29 @@ impl Group {
 pub struct SubBatch {
     /// In the order of their rows.
     pub groups: Vec<Group>,
+    /// With [`Flow::Async`], of a cohort: its rows are parked with attention of this layer under way. `None`: they begin
+    /// with their token's embedding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<u32>,
+}
+
+impl From<Vec<Group>> for SubBatch {
+    fn from(groups: Vec<Group>) -> SubBatch {
+        SubBatch::of(groups)
+    }
 }
 
 impl SubBatch {
+    /// Rows that begin with the embedding.
+    pub fn of(groups: Vec<Group>) -> SubBatch {
+        SubBatch { groups, at: None }
+    }
+
+    /// A cohort whose attention of layer `at` is under way on the host ([`Flow::Async`]).
+    pub fn parked(groups: Vec<Group>, at: u32) -> SubBatch {
+        SubBatch { groups, at: Some(at) }
+    }
+
     /// Rows of all groups.
     pub fn rows(&self) -> u32 {
         self.groups.iter().map(|g| g.tokens).sum()
@@ -127,19 +147,24 @@ pub struct PageMove {
 }
 
 /// How sub-batches share the lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Flow {
     /// One sub-batch after the other.
+    #[default]
     Serial,
     /// Two sub-batches in lock step: the host attends one while the device computes the other (NEO §3).
     TwoLanes,
+    /// The first sub-batch flows through the device. Each further one is a cohort of decode rows with keys and values on the host: it
+    /// advances by one layer an iteration if its attention on the host is done when the device comes to that layer, and
+    /// stays parked if not; the device never waits (APEX §4).
+    Async,
 }
 
 /// What one step computes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Iteration {
-    /// One, or two with [`Flow::TwoLanes`].
+    /// One, or two with [`Flow::TwoLanes`]. With [`Flow::Async`] the device's rows, which may be none, and the cohorts.
     pub sub_batches: Vec<SubBatch>,
     /// Moves of pages. Those of requests in this iteration are done before their groups' operations: a group's
     /// [`Kv`] says where its pages are after them.
@@ -153,6 +178,12 @@ pub struct Iteration {
 impl Iteration {
     /// One sub-batch, nothing moved.
     pub fn serial(groups: Vec<Group>, pick: bool) -> Iteration {
-        Iteration { sub_batches: vec![SubBatch { groups }], moves: Vec::new(), flow: Flow::Serial, pick }
+        Iteration { sub_batches: vec![groups.into()], moves: Vec::new(), flow: Flow::Serial, pick }
+    }
+
+    /// The sub-batches that are cohorts, with their numbers.
+    pub fn cohorts(&self) -> impl Iterator<Item = (u8, &SubBatch)> {
+        let cohorts = (0u8..).zip(&self.sub_batches).skip(1);
+        cohorts.filter(|(_, batch)| self.flow == Flow::Async && !batch.groups.is_empty())
     }
 }

@@ -20,6 +20,7 @@ pub mod placement;
 pub mod virtual_machine;
 
 pub use check::check;
+pub use check::parked::Parked;
 pub use iteration::{Far, Flow, Group, Iteration, Kv, PageMove, RequestId, SubBatch, Wants};
 pub use lower::lower;
 pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};

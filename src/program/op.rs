@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::iteration::RequestId;
+use super::iteration::{Flow, RequestId};
 use super::placement::{Side, Sublayer};
 
 /// What executes an operation: an in-order lane of the device, or the host's workers.
@@ -145,6 +145,9 @@ pub enum Kind {
         /// The side they arrive at.
         to: Side,
     },
+    /// The cohort's attention of the layer is looked for, just when this is issued: if it is done, the cohort's operations behind
+    /// this one are carried out, if not, none of them is and the cohort stays parked (APEX §4). Nobody waits.
+    Join,
     /// A layer's weights to a staging buffer.
     Stream {
         /// Which buffer.
@@ -179,6 +182,7 @@ impl Kind {
             Kind::Head { .. } => "head",
             Kind::Pick => "pick",
             Kind::Carry { .. } => "carry",
+            Kind::Join => "join",
             Kind::Stream { .. } => "stream",
             Kind::PageOut { .. } => "page_out",
             Kind::PageIn { .. } => "page_in",
@@ -295,9 +299,21 @@ pub struct Op {
 pub struct Program {
     /// In the order of issue.
     pub ops: Vec<Op>,
+    /// That of the iteration.
+    pub flow: Flow,
 }
 
 impl Program {
+    /// Whether the operation is of a cohort: [`Flow::Async`].
+    pub fn is_of_cohort(&self, op: &Op) -> bool {
+        self.flow == Flow::Async && op.sub_batch > 0
+    }
+
+    /// Whether the end of the iteration does not wait for the operation: the host's attention of a cohort's next layer.
+    pub fn is_detached(&self, op: &Op) -> bool {
+        self.is_of_cohort(op) && op.unit == Unit::Host
+    }
+
     /// Whether every operation is on the host's workers (or every one on the device's compute lane): such a program
     /// runs as one segment.
     pub fn one_unit(&self) -> Option<Unit> {

@@ -2,10 +2,15 @@
 //!
 //! The device's lanes run their operations in the order of issue, the host takes the oldest operation that is ready; an
 //! operation starts when its lane is free and what it waits for ([`super::order::waits`]) is done.
+//!
+//! Asynchronous iterations leave work of the host behind, and begin with what earlier ones have left ([`Carried`]): [`run_from`].
+
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::op::{Op, Program, Unit};
+use super::iteration::{Iteration, RequestId};
+use super::op::{Kind, Op, Program, Unit};
 use super::order::waits;
 
 /// How long operations take.
@@ -31,19 +36,22 @@ pub struct Span {
     pub start: f64,
     /// Seconds since the program began.
     pub end: f64,
+    /// Whether the end of the iteration does not wait for it ([`Program::is_detached`]).
+    pub detached: bool,
 }
 
 /// What a run took.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Timeline {
-    /// In the order of the program.
+    /// In the order of the program. What a cohort that did not join would have done has spans without length, at the time at
+    /// which it was looked for.
     pub spans: Vec<Span>,
 }
 
 impl Timeline {
-    /// Seconds until the last operation is done.
+    /// Seconds until the last operation is done, but for those that the end of the iteration does not wait for.
     pub fn seconds(&self) -> f64 {
-        self.spans.iter().map(|s| s.end).fold(0.0, f64::max)
+        self.spans.iter().filter(|s| !s.detached).map(|s| s.end).fold(0.0, f64::max)
     }
 
     /// Seconds that a unit worked.
@@ -69,19 +77,103 @@ impl Timeline {
     }
 }
 
-/// Runs `program` by `costs`.
+/// What asynchronous iterations leave to the next one.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Carried {
+    /// Seconds until the host's workers have done what they have been given.
+    pub host: f64,
+    /// Of each cohort that is parked, by its first request: seconds until its attention is done.
+    pub cohorts: Vec<(RequestId, f64)>,
+}
+
+impl Carried {
+    /// Seconds until the attention of the cohort with this first request is done: 0 of one that is not known.
+    pub fn ready(&self, first: RequestId) -> f64 {
+        self.cohorts.iter().find(|(id, _)| *id == first).map_or(0.0, |&(_, seconds)| seconds)
+    }
+
+    /// So many seconds later.
+    pub fn later(mut self, seconds: f64) -> Carried {
+        let left = |t: f64| (t - seconds).max(0.0);
+        self.host = left(self.host);
+        self.cohorts.iter_mut().for_each(|(_, t)| *t = left(*t));
+        self
+    }
+}
+
+/// A run of an asynchronous iteration.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Advance {
+    /// What it took.
+    pub timeline: Timeline,
+    /// The cohorts, by sub-batch, that were parked and have joined.
+    pub joined: Vec<u8>,
+    /// For the next iteration, from the end of this one on.
+    pub carried: Carried,
+}
+
+/// Runs `program` by `costs`. Cohorts are taken to be ready.
 pub fn run(program: &Program, costs: &impl Costs) -> Timeline {
+    place(program, costs, (0.0, 0.0), &|_| 0.0).0
+}
+
+/// Runs the `program` of `iteration` by `costs`, after iterations that have left `carried`. A cohort joins if its attention
+/// is done when the device begins its layer: by then the issuing thread, one layer ahead, has come to the layer's end. An
+/// iteration without rows of the device's own, nor of a cohort that begins, waits until one of the cohorts is ready.
+pub fn run_from(program: &Program, iteration: &Iteration, costs: &impl Costs, carried: &Carried) -> Advance {
+    let first = |b: u8| iteration.sub_batches[b as usize].groups[0].request;
+    let cohorts: Vec<(u8, Option<u32>)> = iteration.cohorts().map(|(b, batch)| (b, batch.at)).collect();
+    let idle = iteration.sub_batches.first().is_none_or(|b| b.groups.is_empty())
+        && cohorts.iter().all(|(_, at)| at.is_some());
+    let earliest = cohorts.iter().map(|&(b, _)| carried.ready(first(b))).reduce(f64::min);
+    let begin = earliest.filter(|_| idle).unwrap_or_default();
+    let (timeline, joined) = place(program, costs, (carried.host, begin), &|b| carried.ready(first(b)));
+    let seconds = timeline.seconds();
+    let mut left = carried.clone().later(seconds);
+    for (b, at) in cohorts {
+        if at.is_some() && !joined.contains(&b) {
+            continue;
+        }
+        left.cohorts.retain(|(id, _)| *id != first(b));
+        let detached = || timeline.spans.iter().filter(|s| s.detached && program.ops[s.op].sub_batch == b);
+        let done = detached().map(|s| s.end - seconds).fold(0.0, f64::max);
+        if detached().next().is_some() {
+            left.cohorts.push((first(b), done));
+            left.host = left.host.max(done);
+        }
+    }
+    Advance { timeline, joined, carried: left }
+}
+
+/// When each operation runs, with workers of the host that are free from `backlog` on, lanes of the device that are from `begin` on,
+/// and cohorts that are ready at `ready_at`; and the cohorts that have joined.
+fn place(
+    program: &Program,
+    costs: &impl Costs,
+    (backlog, begin): (f64, f64),
+    ready_at: &dyn Fn(u8) -> f64,
+) -> (Timeline, Vec<u8>) {
     let waits = waits(program);
-    let none = Span { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN };
+    let none = Span { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
     let mut spans = vec![none; program.ops.len()];
     let mut queues: Vec<Vec<usize>> = Unit::ALL
         .iter()
         .map(|&u| (0..program.ops.len()).rev().filter(|&i| program.ops[i].unit == u).collect())
         .collect();
-    let mut free = [0.0f64; Unit::ALL.len()];
+    let mut free = Unit::ALL.map(|unit| if unit == Unit::Host { backlog } else { begin });
+    let (mut joined, mut stay) = (Vec::new(), HashSet::new());
+    // When the device has begun the layer that it is at.
+    let mut begun = (None, 0.0);
+    let joins: HashMap<u8, usize> = (0..program.ops.len())
+        .filter(|&i| program.ops[i].kind == Kind::Join)
+        .map(|i| (program.ops[i].sub_batch, i))
+        .collect();
     // When everything that an operation waits for is done, once all of it has been placed.
     let ready = |spans: &[Span], op: usize| -> Option<f64> {
-        waits[op].iter().try_fold(0.0f64, |t, &w| {
+        // Nothing of a cohort before it is known whether it joins.
+        let of = &program.ops[op];
+        let join = joins.get(&of.sub_batch).filter(|&&j| program.is_of_cohort(of) && j != op);
+        waits[op].iter().chain(join).try_fold(0.0f64, |t, &w| {
             let end = spans[w].end;
             (!end.is_nan()).then_some(t.max(end))
         })
@@ -112,17 +204,39 @@ pub fn run(program: &Program, costs: &impl Costs) -> Timeline {
                         })
                     }
                 };
-                let Some((at, op, ready)) = next else { break };
+                let Some((at, i, ready)) = next else { break };
                 queues[lane].remove(at);
-                let start = ready.max(free[lane]);
-                let end = start + costs.seconds(&program.ops[op]);
-                spans[op] = Span { op, unit, start, end };
-                free[lane] = end;
                 left -= 1;
+                let op = &program.ops[i];
+                let detached = program.is_detached(op);
+                if program.is_of_cohort(op) && stay.contains(&op.sub_batch) {
+                    let t = spans[joins[&op.sub_batch]].end;
+                    spans[i] = Span { op: i, unit, start: t, end: t, detached };
+                    continue;
+                }
+                let start = ready.max(free[lane]);
+                if unit == Unit::Gpu && op.layer != begun.0 && op.kind != Kind::Join {
+                    begun = (op.layer, start);
+                }
+                if op.kind == Kind::Join {
+                    // Without rows of the device's own nothing is ahead of it.
+                    let looked = if begun.0 == op.layer { begun.1 } else { free[lane] };
+                    match ready_at(op.sub_batch) <= looked {
+                        true => joined.push(op.sub_batch),
+                        false => {
+                            stay.insert(op.sub_batch);
+                        }
+                    }
+                    spans[i] = Span { op: i, unit, start: free[lane], end: free[lane], detached };
+                    continue;
+                }
+                let end = start + costs.seconds(op);
+                spans[i] = Span { op: i, unit, start, end, detached };
+                free[lane] = end;
             }
         }
         // Waits point backwards in the program, so the earliest operation left can always be placed.
         assert!(left < before, "operations wait for each other in a circle");
     }
-    Timeline { spans }
+    (Timeline { spans }, joined)
 }

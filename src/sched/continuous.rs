@@ -106,8 +106,7 @@ fn rows(jobs: &[&Job], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
         batches[at].0.push(job.group(n, side));
         room -= n;
     }
-    let sub_batch =
-        |(prompts, decode): (Vec<Group>, Vec<Group>)| SubBatch { groups: [prompts, decode].concat() };
+    let sub_batch = |(prompts, decode): (Vec<Group>, Vec<Group>)| SubBatch::of([prompts, decode].concat());
     batches.into_iter().map(sub_batch).collect()
 }
 

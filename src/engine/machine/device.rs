@@ -234,7 +234,7 @@ impl DeviceHalf {
                 accel.logits(&cx, *norm, head, residual, rows)
             }
             Kind::Pick => accel.argmax(&cx, rows),
-            Kind::Carry { .. } | Kind::Stream { .. } => unreachable!("not of this lane"),
+            Kind::Carry { .. } | Kind::Stream { .. } | Kind::Join => unreachable!("not of this lane"),
             Kind::PageOut { .. } | Kind::PageIn { .. } => unreachable!("not of this lane"),
         }
     }

@@ -56,7 +56,7 @@ impl Setup {
             wants: Wants::Last,
         };
         let iteration = Iteration {
-            sub_batches: [0, 1].map(|slot| SubBatch { groups: vec![group(slot)] }).into(),
+            sub_batches: [0, 1].map(|slot| SubBatch::of(vec![group(slot)])).into(),
             moves: Vec::new(),
             flow: Flow::TwoLanes,
             pick: false,

@@ -16,14 +16,17 @@
 //! The outer loop is over layers and the inner one over sub-batches, so that a streamed layer crosses the link once a step.
 //!
 //! Here sub-batches and streamed layers are put in one order; `block` walks a sub-batch through the blocks, `class` says which rows go
-//! the same way, `operation` what an operation reads and writes, `moves` how pages change sides.
+//! the same way, `operation` what an operation reads and writes, `moves` how pages change sides, `cohorts` what of a cohort's walk
+//! belongs to an asynchronous iteration.
 
 mod block;
 mod class;
+mod cohorts;
 mod moves;
 mod operation;
 
 use self::block::{Lane, Lowering};
+use self::cohorts::Cohort;
 use super::iteration::{Flow, Iteration};
 use super::op::{Buffer, Kind, Op, Program, Region, Unit, Work};
 use super::placement::{Placement, Residence};
@@ -33,17 +36,31 @@ use crate::Result;
 ///
 /// # Errors
 /// [`Error::Usage`](crate::Error::Usage): a policy that attends on the host over keys and values kept on the device, or that splits an
-/// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages.
+/// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages;
+/// a cohort of other rows than decode rows with keys and values on the host, or over a layer that the device attends.
 pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
+    cohorts::check(placement, iteration)?;
     let mut ops = moves::page_moves(placement, iteration);
     let mut lanes: Vec<Lane> = Vec::new();
+    let mut cohorts: Vec<Cohort> = Vec::new();
     for (i, sub_batch) in iteration.sub_batches.iter().enumerate() {
-        lanes.push(Lowering::new(placement, sub_batch, i as u8, iteration.pick)?.run()?);
+        let lowering = Lowering::new(placement, sub_batch, i as u8, iteration.pick)?;
+        if iteration.flow == Flow::Async && i > 0 {
+            cohorts::check_layers(placement, &lowering)?;
+            if !sub_batch.groups.is_empty() {
+                cohorts.push(Cohort::new(lowering, sub_batch.at)?);
+            }
+        } else {
+            lanes.push(lowering.run()?);
+        }
     }
     // Streamed layers, in order, with the sublayers that the device computes.
     let streamed: Vec<u32> = (0..placement.layers.len() as u32)
         .filter(|&l| placement.layers[l as usize].weights == Residence::Streamed)
-        .filter(|&l| lanes.iter().any(|lane| lane.uses_device_weights(l)))
+        .filter(|&l| {
+            lanes.iter().any(|lane| lane.uses_device_weights(l))
+                || cohorts.iter().any(|cohort| cohort.uses_device_weights(l))
+        })
         .collect();
     let mut next = 0;
     let mut stream = |ops: &mut Vec<Op>, upto: usize| {
@@ -56,16 +73,18 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
     for lane in &mut lanes {
         ops.append(&mut lane.embed);
     }
+    cohorts.iter_mut().for_each(|cohort| cohort.begin(&mut ops));
     let mut done = 0;
     for l in 0..placement.layers.len() {
         match iteration.flow {
-            Flow::Serial => {
+            Flow::Serial | Flow::Async => {
                 for lane in &mut lanes {
                     let layer = &mut lane.layers[l];
                     for part in [&mut layer.pre, &mut layer.device, &mut layer.host, &mut layer.post] {
                         ops.append(part);
                     }
                 }
+                cohorts.iter_mut().for_each(|cohort| cohort.advance(&mut ops, l));
             }
             Flow::TwoLanes => {
                 // The device goes from one sub-batch's products to the other's while the host attends the first; the device's own
@@ -90,7 +109,7 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
         // A staging buffer is free for the streamed layer after the next once its operations are issued; in lock step those
         // of the layer before have just been.
         let issued = match iteration.flow {
-            Flow::Serial => l + 1,
+            Flow::Serial | Flow::Async => l + 1,
             Flow::TwoLanes => l,
         };
         while done < streamed.len() && (streamed[done] as usize) < issued {
@@ -101,8 +120,9 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
     for lane in &mut lanes {
         ops.append(&mut lane.head);
     }
+    cohorts.iter_mut().for_each(|cohort| cohort.finish(&mut ops));
     assign_slots(&mut ops, &streamed);
-    Ok(Program { ops })
+    Ok(Program { ops, flow: iteration.flow })
 }
 
 fn blank(kind: Kind, unit: Unit) -> Op {

@@ -155,6 +155,8 @@ impl Lowering<'_> {
                 reads.push(of(from, what));
                 writes.push(of(to, what));
             }
+            // A word that the host writes: nothing that the order of lanes is about.
+            Kind::Join => {}
             Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => {
                 unreachable!("made elsewhere")
             }

@@ -1,0 +1,175 @@
+//! Rows that pass the sublayers in several iterations: cohorts, parked between two of them.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Fault, Goes, Walk, holds, insert, walk};
+use crate::program::iteration::{Flow, Iteration, RequestId};
+use crate::program::op::{Kind, Op, Part, Program};
+use crate::program::placement::{Phase, Placement, Side, Sublayer};
+
+/// Where the rows of cohorts are between iterations: what each iteration is verified against, and what it leaves behind. So over any
+/// sequence of iterations every row passes every sublayer once and in order, whenever cohorts join.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Parked {
+    /// The layer whose attention is under way, and the position of the token.
+    rows: HashMap<RequestId, (u32, u32)>,
+}
+
+impl Parked {
+    /// The layer at which a request's row is parked.
+    pub fn at(&self, request: RequestId) -> Option<u32> {
+        self.rows.get(&request).map(|&(layer, _)| layer)
+    }
+
+    /// A request has ended.
+    pub fn end(&mut self, request: RequestId) {
+        self.rows.remove(&request);
+    }
+
+    /// Verifies the next iteration, of which those of the parked cohorts in `joined` joined, and goes on to what it leaves.
+    ///
+    /// # Errors
+    /// The first [`Fault`]; then nothing has changed.
+    pub fn next(
+        &mut self,
+        program: &Program,
+        placement: &Placement,
+        iteration: &Iteration,
+        joined: &[u8],
+    ) -> Result<(), Fault> {
+        let wrong = |what| Fault { op: 0, name: "iteration", what };
+        let mut seen = HashSet::new();
+        for (b, batch) in (0u8..).zip(&iteration.sub_batches) {
+            for g in &batch.groups {
+                if !seen.insert(g.request) {
+                    return Err(wrong(format!("request {:?} comes twice", g.request)));
+                }
+                let (is, said) = (self.rows.get(&g.request), batch.at.map(|at| (at, g.first)));
+                if is != said.as_ref() {
+                    return Err(wrong(format!(
+                        "sub-batch {b}: request {:?} is parked at {is:?} (layer, token), the iteration says {said:?}",
+                        g.request
+                    )));
+                }
+            }
+        }
+        if let Some(m) = iteration.moves.iter().find(|m| self.rows.contains_key(&m.request)) {
+            return Err(wrong(format!("pages of request {:?} move while it is parked", m.request)));
+        }
+        walk(program, placement, iteration, &|b| joined.contains(&b))?;
+        for (b, batch) in iteration.cohorts() {
+            let next = match batch.at {
+                None => Some(0),
+                Some(at) if !joined.contains(&b) => Some(at),
+                Some(at) => Some(at + 1).filter(|&l| (l as usize) < placement.layers.len()),
+            };
+            for g in &batch.groups {
+                match next {
+                    Some(layer) => self.rows.insert(g.request, (layer, g.first)),
+                    None => self.rows.remove(&g.request),
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Walk<'_> {
+    /// What earlier iterations have left of parked cohorts.
+    pub(super) fn parked_before(&mut self, joins: &dyn Fn(u8) -> bool) {
+        let iteration = self.iteration;
+        for (b, batch) in iteration.cohorts() {
+            let Some(at) = batch.at else { continue };
+            self.goes[b as usize] = Goes::Parked(joins(b));
+            let policy = self.placement.layers[at as usize].policy(Phase::Decode);
+            let side = |s| policy.side(s);
+            let by_mail = side(Sublayer::Qkv) == Side::Device;
+            for (g, rows) in batch.with_rows() {
+                for layer in 0..=at {
+                    let stored = self.stored.entry((Side::Host, layer, g.request)).or_default();
+                    insert(stored, (g.first, g.end()));
+                }
+                for r in rows {
+                    let r = r as usize;
+                    self.rows[b as usize][side(Sublayer::Qkv) as usize][r].hidden = Some(2 * at);
+                    if by_mail {
+                        self.mail[b as usize][r].qkv = Some((at, true));
+                    }
+                    match by_mail && side(Sublayer::Out) == Side::Device {
+                        true => self.mail[b as usize][r].out = Some((at, Part::Whole)),
+                        false => self.rows[b as usize][Side::Host as usize][r].attn = Some(at),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an operation is not carried out, since its cohort stays parked.
+    pub(super) fn stays(&mut self, op: &Op) -> Result<bool, String> {
+        let (b, flow) = (op.sub_batch as usize, self.iteration.flow);
+        if flow != Flow::Async || b == 0 {
+            return if op.kind == Kind::Join { Err("of no cohort".into()) } else { Ok(false) };
+        }
+        let at = self.iteration.sub_batches[b].at;
+        match (op.kind, self.goes[b]) {
+            (Kind::Join, Goes::Parked(joins)) if op.layer == at => {
+                self.goes[b] = if joins { Goes::On } else { Goes::Stays };
+                Ok(!joins)
+            }
+            (Kind::Join, _) => Err(format!("at layer {:?}, its cohort is parked at {at:?}", op.layer)),
+            (_, Goes::Parked(_)) => Err("its cohort is parked and has not joined".into()),
+            (_, goes) => Ok(goes == Goes::Stays),
+        }
+    }
+
+    /// The layer whose attention the sub-batch's rows are to wait for when the iteration is over, if they are a cohort's that has
+    /// not come to the end.
+    pub(super) fn parked_after(&self, b: usize) -> Option<u32> {
+        if self.iteration.flow != Flow::Async || b == 0 {
+            return None;
+        }
+        let next = match (self.iteration.sub_batches[b].at, self.goes[b]) {
+            (None, _) => 0,
+            (Some(at), Goes::On) => at + 1,
+            (Some(at), _) => at,
+        };
+        ((next as usize) < self.placement.layers.len()).then_some(next)
+    }
+
+    /// Whether the rows of cohort `b` are parked at layer `at` as [`Walk::parked_before`] expects them.
+    pub(super) fn is_parked(&self, b: usize, at: u32) -> Result<(), String> {
+        let batch = &self.iteration.sub_batches[b];
+        if let Goes::Parked(_) = self.goes[b] {
+            return Err(format!("nobody has looked whether cohort {b} can join"));
+        }
+        let policy = self.placement.layers[at as usize].policy(Phase::Decode);
+        let by_mail =
+            policy.side(Sublayer::Qkv) == Side::Device && policy.side(Sublayer::Out) == Side::Device;
+        for (g, rows) in batch.with_rows() {
+            for r in rows {
+                let row = &self.rows[b][policy.side(Sublayer::Qkv) as usize][r as usize];
+                let attended = match by_mail {
+                    true => self.mail[b][r as usize].out == Some((at, Part::Whole)),
+                    false => self.rows[b][Side::Host as usize][r as usize].attn == Some(at),
+                };
+                if row.hidden != Some(2 * at) || row.delta.is_some() || !attended {
+                    return Err(format!(
+                        "row {r} of cohort {b} is not parked at layer {at}: the residual stream is {:?}, attention {attended}",
+                        row.hidden
+                    ));
+                }
+            }
+            for l in 0..self.placement.layers.len() as u32 {
+                let range = (0, if l <= at { g.end() } else { g.first });
+                let there = self.stored.get(&(Side::Host, l, g.request));
+                if range.0 < range.1 && !there.is_some_and(|t| holds(t, range)) {
+                    return Err(format!(
+                        "request {:?}, layer {l}: keys and values of tokens {range:?} are not all on the host",
+                        g.request
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
