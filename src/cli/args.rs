@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
-use tandem::device::{self, open::Kind};
+use tandem::device;
+use tandem::device::open::{Emulation, Kind};
 use tandem::engine;
 use tandem::host::numa::{self, Wish};
 use tandem::program::Policy;
@@ -53,7 +54,8 @@ pub struct EngineArgs {
     /// [default: where the system puts them].
     #[arg(long, value_name = "NODE|interleave", allow_hyphen_values = true)]
     pub weights_node: Option<Wish>,
-    /// A sequence's results do not depend on what else is in the batch, nor on how it was split.
+    /// A sequence's results do not depend on what else is in the batch, nor on how it was split, nor (with --device emulated) on what
+    /// is computed where.
     #[arg(long)]
     pub deterministic: bool,
     /// Context length in tokens [default: as long as the prompt and the answer, at most the model's].
@@ -126,10 +128,11 @@ impl EngineArgs {
         if self.gpu_memory == Some(0) {
             return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all"));
         }
-        if self.deterministic && self.kind().is_some() {
+        let functions = |kind: &Kind| kind.emulation() == Some(Emulation::Functions);
+        if self.deterministic && self.kind().is_some_and(|kind| !functions(&kind)) {
             return Err(Error::usage(
                 "--deterministic: on an accelerator a result's rounding depends on the size of its batch; \
-                 leave the option out, or use --device cpu",
+                 leave the option out, or use --device cpu or --device emulated",
             ));
         }
         if let Some(split) = self.split() {

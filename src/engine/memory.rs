@@ -6,7 +6,6 @@ use super::prepare::{Prepared, Units};
 use crate::cache::{KvDType, KvGeometry, SeqRows};
 use crate::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
-use crate::simd::attention::AttnPlan;
 use crate::simd::linear::{ActsBytes, Linear};
 use crate::{Error, Result};
 
@@ -163,7 +162,7 @@ fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: us
     for window in
         [None, spec.window.as_ref().map(|w| w.size)].into_iter().take(1 + usize::from(spec.window.is_some()))
     {
-        let mut plan = AttnPlan::new(&Host::attention(spec, window), &[], threads)?;
+        let mut plan = Host::empty_plan(&Host::attention(spec, window), options.mode, threads)?;
         plan.rebuild(&[tail(rows.min(options.context), 0)]);
         let powers = std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|&n| n < options.sequences);
         for n in powers.chain([options.sequences]) {

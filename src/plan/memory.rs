@@ -419,6 +419,7 @@ mod tests {
                 logit_softcap: None,
                 act: Half::BF16,
                 kv: Half::BF16,
+                exact: None,
             };
             let limits = Limits { rows: 512, logit_rows: 3, sequences: 3, pages_per_sequence: 20 };
             let want: usize = Workspace::sizes(&shape, &limits, false, false, 0)

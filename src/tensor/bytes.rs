@@ -17,6 +17,8 @@ enum Owner {
     Map(Arc<(memmap2::Mmap, File)>),
     Anonymous(Arc<memmap2::Mmap>),
     Heap(Arc<[u64]>),
+    /// Whoever lent them promised that they outlive this.
+    Borrowed,
 }
 
 // SAFETY: the bytes are immutable for as long as `owner` lives, whoever reads them.
@@ -49,6 +51,14 @@ impl Bytes {
         // SAFETY: `words` is at least `bytes.len()` bytes long and distinct from `bytes`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), words.as_mut_ptr().cast(), bytes.len()) };
         Bytes::from_words(words, bytes.len())
+    }
+
+    /// Bytes that somebody else keeps.
+    ///
+    /// # Safety
+    /// They stay where they are, and are not written, as long as this value and its clones live.
+    pub(crate) unsafe fn borrowed(bytes: &[u8]) -> Self {
+        Bytes { ptr: bytes.as_ptr(), len: bytes.len(), owner: Owner::Borrowed }
     }
 
     /// Bytes `offset..offset + len`; `None` if out of range.

@@ -8,7 +8,7 @@ use tandem::engine::{Engine, Options, Request, Requests};
 use tandem::model::LoadedModel;
 use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
 
-use crate::world::{alone, drain, model, options, request};
+use crate::world::{self, alone, drain, model, options, request};
 
 /// Every layer streamed to the device, keys and values there.
 fn engine(m: &LoadedModel, sequences: usize, sub_batches: usize) -> Engine {
@@ -28,7 +28,7 @@ fn sub_batches_share_each_streamed_layers_way_across_the_link() {
     let m = model();
     let layers = m.spec.n_layers;
     let requests: Vec<Request> = (0..6).map(|i| request(2 * i, m.spec.vocab)).collect();
-    let mut lone = engine(&m, 1, 1);
+    let mut lone = world::engine(&m, &options(1, None));
     let answers: Vec<_> = requests.iter().map(|r| alone(&mut lone, r)).collect();
     let mut steps = Vec::new();
     for sub_batches in [1, 3] {

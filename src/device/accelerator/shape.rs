@@ -3,6 +3,7 @@
 use crate::cache::PAGE_TOKENS;
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
+use crate::simd::Isa;
 
 /// A 16-bit float type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,6 +59,10 @@ pub struct Shape {
     pub act: Half,
     /// Type of queries, keys and values.
     pub kv: Half,
+    /// Whether results have the bits of this CPU tier in deterministic mode, whatever the batch and wherever the rest is
+    /// computed. Then what else is 16 bits wide is f32, but for keys and values. An accelerator that cannot refuses it
+    /// ([`Accelerator::check`](super::Accelerator::check)).
+    pub exact: Option<Isa>,
 }
 
 impl Shape {
@@ -84,6 +89,7 @@ impl Shape {
             logit_softcap: spec.logit_softcap,
             act,
             kv,
+            exact: None,
         }
     }
 
@@ -98,6 +104,14 @@ impl Shape {
     /// Width of q|k|v.
     pub fn qkv_dim(&self) -> usize {
         self.q_dim() + 2 * self.kv_dim()
+    }
+    /// Bytes of an element of normed activations, queries and attention's output.
+    pub fn act_bytes(&self) -> usize {
+        if self.exact.is_some() { 4 } else { 2 }
+    }
+    /// The type of normed activations: `f16`, `bf16` or `f32`.
+    pub fn act_name(&self) -> &'static str {
+        if self.exact.is_some() { "f32" } else { self.act.name() }
     }
     /// Bytes of one page of one layer.
     pub fn page_bytes(&self) -> usize {

@@ -77,17 +77,17 @@ impl RowBytes {
     /// For a model.
     pub fn new(shape: &Shape) -> RowBytes {
         const F32: usize = 4;
-        const HALF: usize = 2;
+        let act = shape.act_bytes();
         RowBytes {
             hidden: F32 * shape.d_model,
             delta: F32 * shape.d_model,
-            x: HALF * shape.d_model,
+            x: act * shape.d_model,
             qkv: F32 * shape.qkv_dim(),
-            q: HALF * shape.q_dim(),
-            attn: HALF * shape.q_dim(),
+            q: act * shape.q_dim(),
+            attn: act * shape.q_dim(),
             gate_up: F32 * 2 * shape.d_ff,
-            act: HALF * shape.d_ff,
-            head_x: HALF * shape.d_model,
+            act: act * shape.d_ff,
+            head_x: act * shape.d_model,
             logits: F32 * shape.vocab,
             argmax: size_of::<u32>(),
             partial_ms: F32 * shape.n_heads,
@@ -347,6 +347,7 @@ mod tests {
             logit_softcap: None,
             act: Half::F16,
             kv: Half::BF16,
+            exact: None,
         }
     }
 

@@ -1,13 +1,13 @@
 //! A prepared step, as the host's operations need it.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::op::Span;
-use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Limits, StepDesc, StepRows};
 use crate::device::runtime::DevPtr;
+use crate::{Error, Result};
 
 /// Where a row's keys and values go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,16 @@ impl Seq {
     }
 }
 
+/// Rows whose attention was asked for: those with [`Attend::From`] are attended when the rest is merged, where results are
+/// exact.
+#[derive(Debug, Clone)]
+pub(super) struct Late {
+    pub rows: Range<usize>,
+    /// Base of the pages.
+    pub kv: DevPtr,
+    pub windowed: bool,
+}
+
 /// The step.
 pub(super) struct HostStep {
     /// Tokens of the rows, in device memory.
@@ -47,6 +57,8 @@ pub(super) struct HostStep {
     pub rows: Vec<Row>,
     pub seqs: Vec<Seq>,
     pub epoch: u32,
+    /// Of the layers attended last.
+    late: Mutex<Vec<Late>>,
 }
 
 impl HostStep {
@@ -66,7 +78,33 @@ impl HostStep {
             let pages = s.pages[..end.saturating_sub(from).div_ceil(PAGE_TOKENS)].to_vec();
             seqs.push(Seq { row0: s.row0, n_rows: s.n_rows, attend: s.attend, pages });
         }
-        Ok(HostStep { list: Span::new(memory, 4 * rows.len()), lists, rows, seqs, epoch: desc.epoch })
+        Ok(HostStep {
+            list: Span::new(memory, 4 * rows.len()),
+            lists,
+            rows,
+            seqs,
+            epoch: desc.epoch,
+            late: Mutex::default(),
+        })
+    }
+
+    /// Notes a call of attention.
+    pub fn attend_late(&self, call: Late) {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        late.retain(|l| l.rows.end <= call.rows.start || call.rows.end <= l.rows.start);
+        late.push(call);
+    }
+
+    /// The last call of attention of some rows.
+    ///
+    /// # Errors
+    /// [`Error::Usage`]: there was none.
+    pub fn late(&self, rows: &Range<usize>) -> Result<Late> {
+        let late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = late.iter().find(|l| l.rows.start <= rows.start && rows.end <= l.rows.end);
+        found.cloned().ok_or_else(|| {
+            Error::usage(format!("a merge of rows {rows:?}, of which no attention was asked for here"))
+        })
     }
 
     /// The rows that are not padding.

@@ -35,10 +35,11 @@ use std::ops::Range;
 
 use super::prepare::Prepared;
 use crate::Result;
+use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
 use crate::model::ModelSpec;
 use crate::model::spec::{Position, RopePairing};
-use crate::simd::attention::AttnShape;
+use crate::simd::attention::{AttnPlan, AttnShape};
 use crate::simd::linear::Mode;
 use crate::simd::{Isa, Kernels, RopeTable};
 
@@ -86,6 +87,21 @@ impl Host {
             pairing,
             shape,
             window: spec.window.as_ref().map(|w| w.size),
+        })
+    }
+
+    /// A plan of attention without rows.
+    fn plan(&self, shape: &AttnShape) -> Result<AttnPlan> {
+        Host::empty_plan(shape, self.mode, self.threads)
+    }
+
+    /// A plan of attention without rows, for `threads`. In deterministic mode tokens are summed page by page, so that a row's bits
+    /// do not depend on where its pages are (docs/decisions/0018).
+    pub(super) fn empty_plan(shape: &AttnShape, mode: Mode, threads: usize) -> Result<AttnPlan> {
+        let plan = AttnPlan::new(shape, &[], threads)?;
+        Ok(match mode {
+            Mode::Fast => plan,
+            Mode::Deterministic => plan.in_segments_of(PAGE_TOKENS),
         })
     }
 

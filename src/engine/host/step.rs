@@ -161,9 +161,9 @@ impl HostStep {
     pub(super) fn plan(&mut self, host: &Host, windowed: bool, rows: Range<usize>) -> &mut AttnPlan {
         let known = self.plans.iter().position(|p| p.windowed == windowed && p.rows == rows);
         let at = known.unwrap_or_else(|| {
-            let mut plan = self.spare[usize::from(windowed)].pop().unwrap_or_else(|| {
-                AttnPlan::new(&host.shape(windowed), &[], host.threads).expect("a shape that was checked")
-            });
+            let mut plan = self.spare[usize::from(windowed)]
+                .pop()
+                .unwrap_or_else(|| host.plan(&host.shape(windowed)).expect("a shape that was checked"));
             plan.rebuild_rows(&self.attn_rows(&rows));
             self.plans.push(Planned { rows, windowed, plan });
             self.plans.len() - 1

@@ -169,7 +169,7 @@ impl Place {
     ///
     /// # Safety
     /// The copy that brings it is done, and no other has been enqueued to these bytes.
-    pub unsafe fn take(&self, part: &mut HostPart, what: What, act: Half, rows: Range<usize>) {
+    pub unsafe fn take(&self, part: &mut HostPart, what: What, shape: &Shape, rows: Range<usize>) {
         // SAFETY: inside the memory, initialised (pinned memory is zeroed), and nobody writes it: the caller's promise.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.memory.host().add(self.bytes.start), self.bytes.len()) };
@@ -177,8 +177,8 @@ impl Place {
         match what {
             What::Hidden => take_f32(bytes, ws.hidden.rows_mut(rows)),
             What::Delta => take_f32(bytes, ws.delta.rows_mut(rows)),
-            What::Attn => take_half(act, bytes, ws.attn.rows_mut(rows)),
-            What::Act => take_half(act, bytes, ws.act.rows_mut(rows)),
+            What::Attn => take_act(shape, bytes, ws.attn.rows_mut(rows)),
+            What::Act => take_act(shape, bytes, ws.act.rows_mut(rows)),
             What::Qkv => unreachable!("queries, keys and values come to the host through the mailbox"),
         }
     }
@@ -192,12 +192,12 @@ impl Place {
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
         };
-        let (act, ws) = (shape.act, &part.ws);
+        let ws = &part.ws;
         match what {
             What::Hidden => put_f32(ws.hidden.rows(rows), bytes),
             What::Delta => put_f32(ws.delta.rows(rows), bytes),
-            What::Attn => put_half(act, ws.attn.rows(rows), bytes),
-            What::Act => put_half(act, ws.act.rows(rows), bytes),
+            What::Attn => put_act(shape, ws.attn.rows(rows), bytes),
+            What::Act => put_act(shape, ws.act.rows(rows), bytes),
             What::Qkv => {
                 let (qd, kvd) = (shape.q_dim(), shape.kv_dim());
                 for (r, row) in rows.zip(bytes.chunks_exact_mut(4 * shape.qkv_dim())) {
@@ -224,21 +224,27 @@ fn take_f32(from: &[u8], to: &mut [f32]) {
     }
 }
 
-/// Writes f32 rounded to 16 bits.
-fn put_half(kind: Half, from: &[f32], to: &mut [u8]) {
+/// Writes activations as the device keeps them: rounded to 16 bits, unless results are exact.
+fn put_act(shape: &Shape, from: &[f32], to: &mut [u8]) {
+    if shape.exact.is_some() {
+        return put_f32(from, to);
+    }
     for (to, &x) in to.chunks_exact_mut(2).zip(from) {
-        to.copy_from_slice(&match kind {
+        to.copy_from_slice(&match shape.act {
             Half::F16 => f16::from_f32(x).to_le_bytes(),
             Half::BF16 => bf16::from_f32(x).to_le_bytes(),
         });
     }
 }
 
-/// Reads 16-bit floats.
-fn take_half(kind: Half, from: &[u8], to: &mut [f32]) {
+/// Reads activations as the device keeps them.
+fn take_act(shape: &Shape, from: &[u8], to: &mut [f32]) {
+    if shape.exact.is_some() {
+        return take_f32(from, to);
+    }
     for (to, x) in to.iter_mut().zip(from.chunks_exact(2)) {
         let x = [x[0], x[1]];
-        *to = match kind {
+        *to = match shape.act {
             Half::F16 => f16::from_le_bytes(x).to_f32(),
             Half::BF16 => bf16::from_le_bytes(x).to_f32(),
         };

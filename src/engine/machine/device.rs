@@ -118,7 +118,7 @@ fn launched(op: &Op, step: &Step) -> Range<usize> {
 impl DeviceHalf {
     pub fn describe(&self) -> String {
         let info = self.runtime.info();
-        format!("{}, sm_{}, {} activations", info.name, info.sm, self.shape.act.name())
+        format!("{}, sm_{}, {} activations", info.name, info.sm, self.shape.act_name())
     }
 
     /// The weights of a layer, for work enqueued on the compute lane from now on.

@@ -326,9 +326,9 @@ impl HostHalf {
     /// # Safety
     /// As [`Place::take`].
     pub unsafe fn land(&mut self, op: &Op, cargo: Cargo, place: &Place) {
-        let act = self.shape.as_ref().expect("rows of a device").act;
+        let shape = self.shape.as_ref().expect("rows of a device");
         // SAFETY: the caller's promise.
-        unsafe { place.take(&mut self.parts[op.sub_batch as usize], What::of(cargo), act, rows_of(op)) };
+        unsafe { place.take(&mut self.parts[op.sub_batch as usize], What::of(cargo), shape, rows_of(op)) };
     }
 }
 

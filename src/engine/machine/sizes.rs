@@ -13,6 +13,7 @@ use crate::engine::weights::{
 };
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Far, LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
+use crate::simd::linear;
 use crate::{Error, Result};
 
 /// Rows of logits that a step makes room for on the device, beyond one per sequence.
@@ -72,7 +73,8 @@ impl Sizes {
             KvDType::BF16 => Half::BF16,
             KvDType::F16 => Half::F16,
         };
-        let shape = Shape::of(spec, act, kv);
+        let exact = (options.mode == linear::Mode::Deterministic).then_some(options.isa);
+        let shape = Shape { exact, ..Shape::of(spec, act, kv) };
         accel.check(&shape)?;
         // Decode steps are padded to a bucket, so that few graphs serve all batches.
         let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));

@@ -214,6 +214,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         logit_softcap: None,
         act,
         kv: act,
+        exact: None,
     };
     accelerator.check(&shape)?;
     let limits = Limits { rows, logit_rows: 1, sequences: 1, pages_per_sequence: 1 };

@@ -8,7 +8,6 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::SEGMENT;
 use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::{AttnOut, merge_body, normalise};
 use super::plan::{AttnShape, Seq};
@@ -25,6 +24,8 @@ pub(super) struct Work {
     pub heads: Range<usize>,
     pub pos: Range<usize>,
     pub segments: Range<usize>,
+    /// Tokens of a segment.
+    pub segment: usize,
     /// The first token that the sequence attends at all, a multiple of the page: pages before it are not touched.
     pub from: usize,
     /// The tokens that any of the rows sees; may be empty.
@@ -42,7 +43,7 @@ impl Work {
 
     /// The first token of `segment` that is read: blocks lie at multiples of their size, but not before `from`.
     fn first_token(&self, segment: usize) -> usize {
-        (self.seen.start / BLOCK * BLOCK).max(self.from).max(segment * SEGMENT)
+        (self.seen.start / BLOCK * BLOCK).max(self.from).max(segment * self.segment)
     }
 
     /// (row, position, query head) of all rows, in order; query heads come in groups of `group`.
@@ -405,8 +406,8 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         own.o.write_bytes(0, rows * hd);
     }
     let end = w.seen.end; // tokens stored, as far as this item may look
-    let segment_end = end.min((segment + 1) * SEGMENT);
-    let item_end = end.min(w.segments.end * SEGMENT);
+    let segment_end = end.min((segment + 1) * w.segment);
+    let item_end = end.min(w.segments.end * w.segment);
     let (first_kv, per_kv) = (w.kv_heads.start, w.rows_per_kv_head());
     for b0 in (w.first_token(segment)..segment_end).step_by(BLOCK) {
         // Fewer than a block at the end, and where blocks do not lie at multiples of their size.
@@ -508,8 +509,8 @@ fn first_keys(inp: &Inputs<'_>, w: &Work, pages: &[u32], t: usize) -> *const u16
 unsafe fn naive(inp: &Inputs<'_>, w: &Work, segment: usize, own: &mut Own) {
     for (r, pos, head) in w.each_row(inp.group()) {
         let see = inp.visible(pos);
-        let from = see.start.max(segment * SEGMENT);
-        let tokens = from..see.end.min((segment + 1) * SEGMENT).max(from);
+        let from = see.start.max(segment * w.segment);
+        let tokens = from..see.end.min((segment + 1) * w.segment).max(from);
         // SAFETY: this worker's row buffers.
         let (o, lanes) = unsafe { (Own::row(own.o, r, inp.shape.head_dim), &mut *own.sum.add(r)) };
         let kv_head = head / inp.group();

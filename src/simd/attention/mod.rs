@@ -16,6 +16,11 @@
 //!   busy, the segments of a row go to different threads (flash-decoding), and whoever finishes last
 //!   merges them, in the same order.
 //!
+//! Partial results (m, s, o) are sums over the segments so far, so tokens that are attended in two places and merged
+//! (first those before a page, then the segments behind it one by one) give the bits of one place where the page begins a
+//! segment. With segments of a page ([`AttnPlan::in_segments_of`]) that is any page. Deterministic mode takes these; they
+//! cost a merge per page, and room for as many results where a row is split over threads.
+//!
 //! So the bits of a row depend on its q, its tokens and the tier, and on nothing else: not on the batch, the
 //! number of threads, the chunking of a prompt, or whether it came as prefill or decode.
 //!

@@ -132,6 +132,8 @@ struct Item {
 pub struct AttnPlan {
     shape: AttnShape,
     threads: usize,
+    /// Tokens of a segment.
+    segment: usize,
     /// Rows that q and out must have.
     rows: usize,
     pages: Vec<u32>,
@@ -157,6 +159,7 @@ impl AttnPlan {
         let mut plan = AttnPlan {
             shape: *shape,
             threads: threads.max(1),
+            segment: SEGMENT,
             rows: 0,
             pages: Vec::new(),
             seqs: Vec::new(),
@@ -168,6 +171,18 @@ impl AttnPlan {
         };
         plan.rebuild(seqs);
         Ok(plan)
+    }
+
+    /// Sums tokens in segments of so many, a multiple of the page, instead of [`SEGMENT`]. With segments of a page, tokens
+    /// attended in two places, before and behind any page, give the bits of one: see the [module](super).
+    ///
+    /// # Panics
+    /// If there are rows planned already, or a segment is not whole pages.
+    pub fn in_segments_of(mut self, tokens: usize) -> AttnPlan {
+        assert!(self.seqs.is_empty(), "attention: segments of a plan with {} sequences", self.seqs.len());
+        assert!(tokens > 0 && tokens.is_multiple_of(PAGE_TOKENS), "attention: segments of {tokens} tokens");
+        self.segment = tokens;
+        self
     }
 
     /// The shape it was made for.
@@ -316,8 +331,8 @@ impl AttnPlan {
                 let start = self.shape.visible(pos.start, &a.tokens).start;
                 let seen = start..self.shape.visible(pos.end - 1, &a.tokens).end.max(start);
                 // At least one, also of rows that see nothing: they have a result, too.
-                let first_segment = seen.start / SEGMENT;
-                let segments = first_segment..seen.end.div_ceil(SEGMENT).max(first_segment + 1);
+                let first_segment = seen.start / self.segment;
+                let segments = first_segment..seen.end.div_ceil(self.segment).max(first_segment + 1);
                 let kv_heads = (MAX_ROWS / (heads * n_pos)).clamp(1, self.shape.n_kv_heads);
                 for kv_head in (a.kv_heads.start..last_head).step_by(kv_heads) {
                     let kv_heads = kv_head..(kv_head + kv_heads).min(last_head);
@@ -328,6 +343,7 @@ impl AttnPlan {
                             heads: h..(h + heads).min(group),
                             pos: pos.clone(),
                             segments: segments.clone(),
+                            segment: self.segment,
                             from: a.tokens.start,
                             seen: seen.clone(),
                         });
@@ -340,7 +356,7 @@ impl AttnPlan {
 
     /// Relative time: cache lines that come from memory, and rows that compute on them.
     fn cost(&self, w: &Work) -> usize {
-        let tokens = w.seen.end.min(w.segments.end * SEGMENT).saturating_sub(w.segments.start * SEGMENT);
+        let tokens = w.seen.end.min(w.segments.end * w.segment).saturating_sub(w.segments.start * w.segment);
         tokens.max(16) * w.kv_heads.len() * w.rows_per_kv_head().max(MIN_ROWS)
     }
 

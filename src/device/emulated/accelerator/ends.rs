@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::EmulatedAccelerator;
 use super::operands::DeltaOperand;
 use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual};
-use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
-use crate::device::emulated::ops::{linear, norm};
+use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
+use crate::device::emulated::ops::norm;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -26,7 +26,7 @@ pub(super) fn embed(
     let table = io.read(weight.table, vocab * row_bytes(weight.dtype));
     let positions = io.read(weight.positions, weight.n_positions * row_bytes(weight.positions_dtype));
     let hidden = io.write_rows(cx.ws.hidden, &rows, 4 * d);
-    let (weight, kernels) = (*weight, accel.kernels);
+    let (weight, kernels) = (*weight, accel.arithmetic(cx.shape).kernels);
     accel.enqueue(cx, "embed", io, move |reads, writes| {
         let tokens = &numbers::<u32>(reads[0])[rows.clone()];
         let hidden = numbers_mut::<f32>(writes[hidden]).chunks_exact_mut(d);
@@ -59,7 +59,7 @@ pub(super) fn logits(
 ) -> Result<()> {
     cx.check(rows)?;
     let (ws, shape) = (cx.ws, cx.shape);
-    let (d, vocab, norm, act) = (shape.d_model, shape.vocab, shape.norm, shape.act);
+    let (d, vocab, norm, act) = (shape.d_model, shape.vocab, shape.norm, Kept::of(shape, shape.act));
     let places = cx.step.lists.logits_in(rows);
     let wanted = &cx.step.lists.logits()[places.clone()];
     let mut io = accel.operands(cx);
@@ -69,12 +69,12 @@ pub(super) fn logits(
         wanted.iter().map(|&r| io.read(ws.hidden.add(r as usize * 4 * d), 4 * d)).collect();
     let weight = io.norm(&weight, d);
     let head = io.weight(head);
-    let x = io.write_rows(ws.head_x, &places, 2 * d);
+    let x = io.write_rows(ws.head_x, &places, act.bytes() * d);
     let logits = io.write_rows(ws.logits, &places, 4 * vocab);
-    let (cap, kernels) = (shape.logit_softcap, accel.kernels);
+    let (cap, by) = (shape.logit_softcap, accel.arithmetic(shape));
     accel.enqueue(cx, "logits", io, move |reads, writes| {
-        let to = numbers_mut::<u16>(std::mem::take(&mut writes[x]));
-        let rows = deltas.iter().zip(&hiddens).zip(to.chunks_exact_mut(d));
+        let (kernels, to) = (by.kernels, std::mem::take(&mut writes[x]));
+        let rows = deltas.iter().zip(&hiddens).zip(to.chunks_exact_mut(act.bytes() * d));
         for ((delta, &hidden), x) in rows {
             let mut hidden = numbers::<f32>(reads[hidden]).to_vec();
             if let Some(delta) = delta {
@@ -83,10 +83,10 @@ pub(super) fn logits(
             let [w, b] = weight.map(|i| numbers::<f32>(reads[i]));
             let mut out = vec![0f32; d];
             norm::norm(kernels, norm, &hidden, w, b, &mut out);
-            from_f32(act, &out, x);
+            act.write(&out, x);
         }
         let logits = numbers_mut(writes[logits]);
-        linear::linear(kernels, &head.matrix(reads), &to_f32(act, to), logits, vocab, 0);
+        by.linear(&head.matrix(reads), false, &act.read(to), logits, vocab, 0);
         if let Some(cap) = cap {
             kernels.softcap(logits, cap);
         }
@@ -102,7 +102,7 @@ pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &Context<'_>, rows: &Range
     let logits = io.read_rows(cx.ws.logits, &places, 4 * vocab);
     let argmax = io.write_rows(cx.ws.argmax, &places, 4);
     let sums = io.write_rows(cx.ws.logsumexp_at(0), &places, 4);
-    let kernels = accel.kernels;
+    let kernels = accel.arithmetic(cx.shape).kernels;
     accel.enqueue(cx, "argmax", io, move |reads, writes| {
         let rows = || numbers::<f32>(reads[logits]).chunks_exact(vocab);
         for (row, best) in rows().zip(numbers_mut::<u32>(writes[argmax])) {

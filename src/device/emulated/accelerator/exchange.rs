@@ -7,7 +7,7 @@ use super::qkv::check_mailbox;
 use crate::Result;
 use crate::device::accelerator::{Context, Mailbox, PageMove, Shape};
 use crate::device::emulated::op::PageMoves;
-use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut};
+use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::pages::PageShape;
 use crate::device::runtime::DevPtr;
 
@@ -19,7 +19,8 @@ pub(super) fn collect(
     rows: &Range<usize>,
 ) -> Result<()> {
     cx.check(rows)?;
-    let (qd, act, lists) = (cx.shape.q_dim(), cx.shape.act, &cx.step.lists);
+    let (qd, lists) = (cx.shape.q_dim(), &cx.step.lists);
+    let act = Kept::of(cx.shape, cx.shape.act);
     let some = &lists.elsewhere()[lists.elsewhere_in(rows)];
     if some.is_empty() {
         return Ok(());
@@ -32,12 +33,12 @@ pub(super) fn collect(
             let place = lists.place(row).expect("rows attended elsewhere have a place");
             let o = mailbox.memory.device().add(mailbox.out_at(cx.shape, place));
             let row = row as usize;
-            (io.read(o, 4 * qd), io.write_rows(cx.ws.attn, &(row..row + 1), 2 * qd))
+            (io.read(o, 4 * qd), io.write_rows(cx.ws.attn, &(row..row + 1), act.bytes() * qd))
         })
         .collect();
     accel.enqueue(cx, "collect", io, move |reads, writes| {
         for &(o, out) in &letters {
-            from_f32(act, numbers(reads[o]), numbers_mut(writes[out]));
+            act.write(numbers(reads[o]), writes[out]);
         }
         Ok(())
     })

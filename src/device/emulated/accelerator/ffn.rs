@@ -6,7 +6,7 @@ use super::EmulatedAccelerator;
 use super::operands::NormRows;
 use crate::Result;
 use crate::device::accelerator::{Context, LayerWeights, LinearWeight, Residual, UpWeight};
-use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
+use crate::device::emulated::ops::cast::{Kept, numbers_mut};
 use crate::device::emulated::ops::linear;
 use crate::device::runtime::DevPtr;
 
@@ -21,7 +21,8 @@ pub(super) fn up(
     cx.check(&rows)?;
     let (ws, shape) = (cx.ws, cx.shape);
     let rows = accel.step(cx).clip(&rows);
-    let (d, ff, act, ffn, kernels) = (shape.d_model, shape.d_ff, shape.act, shape.ffn, accel.kernels);
+    let (d, ff, ffn, act) = (shape.d_model, shape.d_ff, shape.ffn, Kept::of(shape, shape.act));
+    let by = accel.arithmetic(shape);
     let mut io = accel.operands(cx);
     let delta = io.delta(cx, residual, &rows);
     let weight = io.norm(&layer.ffn_norm, d);
@@ -37,16 +38,16 @@ pub(super) fn up(
         UpWeight::Plain(up) => (None, io.weight(up)),
     };
     let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
-    let x = io.write_rows(ws.x, &rows, 2 * d);
-    let out = io.write_rows(ws.act, &rows, 2 * ff);
-    let norm_rows = NormRows { kernels, norm: shape.norm, act, d, delta, weight };
+    let x = io.write_rows(ws.x, &rows, act.bytes() * d);
+    let out = io.write_rows(ws.act, &rows, act.bytes() * ff);
+    let norm_rows = NormRows { kernels: by.kernels, norm: shape.norm, act, d, delta, weight };
     accel.enqueue(cx, "ffn_up", io, move |reads, writes| {
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
-        let x = norm_rows.run(reads, hidden, numbers_mut(std::mem::take(&mut writes[x])));
+        let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
         let mut y = vec![0f32; rows.len() * ff];
         let (gate, up) = (parts.0.map(|w| w.matrix(reads)), parts.1.matrix(reads));
-        linear::feed_forward(kernels, ffn, gate.as_ref(), &up, &x, &mut y);
-        from_f32(act, &y, numbers_mut(writes[out]));
+        linear::feed_forward(&by, ffn, gate.as_ref(), &up, &x, &mut y);
+        act.write(&y, writes[out]);
         Ok(())
     })
 }
@@ -62,14 +63,14 @@ pub(super) fn to_delta(
 ) -> Result<()> {
     cx.check(&rows)?;
     let rows = accel.step(cx).clip(&rows);
-    let (d, act, kernels) = (cx.shape.d_model, cx.shape.act, accel.kernels);
+    let (d, act) = (cx.shape.d_model, Kept::of(cx.shape, cx.shape.act));
+    let by = accel.arithmetic(cx.shape);
     let mut io = accel.operands(cx);
-    let x = io.read_rows(x, &rows, 2 * w.k);
+    let x = io.read_rows(x, &rows, act.bytes() * w.k);
     let w = io.weight(w);
     let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
     accel.enqueue(cx, name, io, move |reads, writes| {
-        let x = to_f32(act, numbers(reads[x]));
-        linear::linear(kernels, &w.matrix(reads), &x, numbers_mut(writes[delta]), d, 0);
+        by.linear(&w.matrix(reads), false, &act.read(reads[x]), numbers_mut(writes[delta]), d, 0);
         Ok(())
     })
 }

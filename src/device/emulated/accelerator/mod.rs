@@ -4,11 +4,14 @@
 //! writes, so that a missing event between lanes is found whenever it is missing. Weights stay as their files
 //! store them. A row's results do not depend on the other rows at all.
 //!
+//! For a shape that wants exact results ([`Shape::exact`]) rows are kept in f32 and computed by the CPU's kernels.
+//!
 //! A sublayer a file, by the names that they have in `device/kernels/accelerator/`: [`ends`] (embedding and head),
-//! [`qkv`], [`attend`], [`ffn`]; [`exchange`] with the host. [`operands`] are what an operation is enqueued with.
+//! [`qkv`], [`attend`] ([`exact`] with the CPU's bits), [`ffn`]; [`exchange`] with the host. [`operands`] are what an operation is enqueued with.
 
 mod attend;
 mod ends;
+mod exact;
 mod exchange;
 mod ffn;
 mod operands;
@@ -18,6 +21,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use self::operands::Operands;
+use super::ops::cpu::Cpu;
+use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
@@ -34,14 +39,24 @@ use crate::{Error, Result};
 pub struct EmulatedAccelerator {
     emulated: Arc<EmulatedRuntime>,
     runtime: Arc<dyn Runtime>,
-    kernels: &'static Kernels,
+    /// What decodes and rounds, unless results are exact.
+    isa: Isa,
+    /// The thread of a lane alone: for the CPU's kernels, where results are exact.
+    pool: Arc<Pool>,
 }
 
 impl EmulatedAccelerator {
     /// Over the lanes and memory of `runtime`.
     pub fn new(runtime: Arc<EmulatedRuntime>) -> EmulatedAccelerator {
         let isa = Isa::selected().unwrap_or(Isa::Reference);
-        EmulatedAccelerator { runtime: runtime.clone(), emulated: runtime, kernels: Kernels::for_isa(isa) }
+        let pool = Arc::new(Pool::new(1));
+        EmulatedAccelerator { runtime: runtime.clone(), emulated: runtime, isa, pool }
+    }
+
+    /// How operations on a model of this shape compute.
+    fn arithmetic(&self, shape: &Shape) -> Arithmetic {
+        let cpu = shape.exact.map(|isa| Cpu::new(isa, &self.pool));
+        Arithmetic { kernels: Kernels::for_isa(shape.exact.unwrap_or(self.isa)), cpu }
     }
 
     fn step<'a>(&self, cx: &'a Context<'_>) -> &'a Arc<HostStep> {
@@ -79,7 +94,7 @@ impl Accelerator for EmulatedAccelerator {
                 shape.head_dim
             )));
         }
-        Ok(())
+        shape.exact.map_or(Ok(()), |_| exact::attn_shape(shape, false).check())
     }
 
     fn activations_for(&self, dtype: DType) -> Option<Half> {
@@ -174,7 +189,10 @@ impl Accelerator for EmulatedAccelerator {
     }
 
     fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
-        attend::attend(self, cx, layer, kv, &rows)
+        match self.arithmetic(cx.shape).cpu {
+            Some(cpu) => exact::attend(self, cx, cpu, layer, kv, &rows),
+            None => attend::attend(self, cx, layer, kv, &rows),
+        }
     }
 
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
@@ -215,7 +233,10 @@ impl Accelerator for EmulatedAccelerator {
     }
 
     fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
-        attend::merge(self, cx, other, &rows)
+        match self.arithmetic(cx.shape).cpu {
+            Some(cpu) => exact::merge(self, cx, cpu, other, &rows),
+            None => attend::merge(self, cx, other, &rows),
+        }
     }
 
     fn gather_pages(

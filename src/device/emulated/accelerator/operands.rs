@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::device::accelerator::{Context, Half, LinearWeight, NormWeight, Residual};
+use crate::device::accelerator::{Context, LinearWeight, NormWeight, Residual};
 use crate::device::emulated::op::Span;
-use crate::device::emulated::ops::cast::{from_f32, numbers, to_f32};
+use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::linear::Matrix;
 use crate::device::emulated::ops::norm::{self, Delta};
 use crate::device::runtime::DevPtr;
@@ -98,28 +98,28 @@ impl DeltaOperand {
     }
 }
 
-/// hidden += residual; x = norm(hidden), rounded; x again as floats, as the products take it.
+/// hidden += residual; x = norm(hidden), as activations are kept; x again as floats, as the products take it.
 pub(super) struct NormRows {
     pub kernels: &'static Kernels,
     pub norm: Norm,
-    pub act: Half,
+    pub act: Kept,
     pub d: usize,
     pub delta: Option<DeltaOperand>,
     pub weight: [usize; 2],
 }
 
 impl NormRows {
-    pub fn run(&self, reads: &[&[u8]], hidden: &mut [f32], x: &mut [u16]) -> Vec<f32> {
+    pub fn run(&self, reads: &[&[u8]], hidden: &mut [f32], x: &mut [u8]) -> Vec<f32> {
         let weight = self.weight.map(|i| numbers::<f32>(reads[i]));
         let mut out = vec![0f32; self.d];
-        let rows = hidden.chunks_exact_mut(self.d).zip(x.chunks_exact_mut(self.d));
+        let rows = hidden.chunks_exact_mut(self.d).zip(x.chunks_exact_mut(self.d * self.act.bytes()));
         for (i, (hidden, x)) in rows.enumerate() {
             if let Some(delta) = &self.delta {
                 norm::add(self.kernels, self.norm, hidden, delta.row(reads, i));
             }
             norm::norm(self.kernels, self.norm, hidden, weight[0], weight[1], &mut out);
-            from_f32(self.act, &out, x);
+            self.act.write(&out, x);
         }
-        to_f32(self.act, x)
+        self.act.read(x)
     }
 }

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::EmulatedAccelerator;
 use super::operands::{MatrixOperand, NormRows};
 use crate::device::accelerator::{Context, LayerWeights, Mailbox, Publish, Published, Residual};
-use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut};
+use crate::device::emulated::ops::cast::{Kept, from_f32, numbers, numbers_mut};
+use crate::device::emulated::ops::norm;
 use crate::device::emulated::ops::pages::PageShape;
 use crate::device::emulated::ops::qkv::{self, Heads};
-use crate::device::emulated::ops::{linear, norm};
 use crate::device::emulated::step::Row;
 use crate::device::runtime::{DevPtr, Pinned};
 use crate::{Error, Result};
@@ -24,7 +24,7 @@ pub(super) fn fold(
 ) -> Result<()> {
     cx.check(&rows)?;
     let rows = accel.step(cx).clip(&rows);
-    let (d, kind, kernels) = (cx.shape.d_model, cx.shape.norm, accel.kernels);
+    let (d, kind, kernels) = (cx.shape.d_model, cx.shape.norm, accel.arithmetic(cx.shape).kernels);
     let mut io = accel.operands(cx);
     let Some(delta) = io.delta(cx, residual, &rows) else { return Ok(()) };
     let hidden = io.write_rows(cx.ws.hidden, &rows, 4 * d);
@@ -62,18 +62,20 @@ pub(super) fn project(
     let seen = step.positions(&rows);
     let rope = layer.rope.map(|table| io.read_rows(table, &seen, 4 * pairs));
     let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
-    let x = io.write_rows(ws.x, &rows, 2 * d);
+    let act = Kept::of(&shape, shape.act);
+    let x = io.write_rows(ws.x, &rows, act.bytes() * d);
     let projected = io.write_rows(ws.qkv, &rows, 4 * width);
-    let kernels = accel.kernels;
-    let norm_rows = NormRows { kernels, norm: shape.norm, act: shape.act, d, delta, weight };
+    let by = accel.arithmetic(&shape);
+    let kernels = by.kernels;
+    let norm_rows = NormRows { kernels, norm: shape.norm, act, d, delta, weight };
     accel.enqueue(cx, "project", io, move |reads, writes| {
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
-        let x = norm_rows.run(reads, hidden, numbers_mut(std::mem::take(&mut writes[x])));
+        let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
         let projected = numbers_mut::<f32>(std::mem::take(&mut writes[projected]));
         let mut column = 0;
         for part in &parts {
             let w = part.matrix(reads);
-            linear::linear(kernels, &w, &x, projected, width, column);
+            by.linear(&w, true, &x, projected, width, column);
             column += w.n();
         }
         let heads = Heads {
@@ -112,7 +114,9 @@ pub(super) fn append(
     let (qd, kvd, width) = (shape.q_dim(), shape.kv_dim(), shape.qkv_dim());
     let mut io = accel.operands(cx);
     let finished = io.read_rows(ws.qkv, &rows, 4 * width);
-    let q = io.write_rows(ws.q, &rows, 2 * qd);
+    let kept = Kept::of(&shape, shape.kv);
+    let q_bytes = kept.bytes() * qd;
+    let q = io.write_rows(ws.q, &rows, q_bytes);
     let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
     let pages = step.pages_written(&rows);
     let first_page = io.writes.len();
@@ -124,7 +128,7 @@ pub(super) fn append(
         let finished = numbers::<f32>(reads[finished]).chunks_exact(width);
         for ((i, r), row) in rows.clone().enumerate().zip(finished) {
             from_f32(shape.kv, row, &mut halves);
-            numbers_mut(writes[q])[i * qd..(i + 1) * qd].copy_from_slice(&halves[..qd]);
+            kept.write(&row[..qd], &mut writes[q][i * q_bytes..(i + 1) * q_bytes]);
             if let Row::Here { page: p, token, .. } = step.rows[r] {
                 let slot = pages.binary_search(&p).expect("all pages written are listed");
                 let (k, v) = halves[qd..].split_at(kvd);

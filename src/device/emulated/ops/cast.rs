@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::device::accelerator::Half;
+use crate::device::accelerator::{Half, Shape};
 
 /// Plain numbers: every bit pattern is one.
 ///
@@ -38,6 +38,46 @@ pub fn numbers_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
     let (before, all, after) = unsafe { bytes.align_to_mut::<T>() };
     assert!(before.is_empty() && after.is_empty(), "{len} bytes at {at:p} as numbers");
     all
+}
+
+/// How activations and queries lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// Rounded to 16 bits, as on a GPU.
+    Half(Half),
+    /// As they are, as on the CPU.
+    F32,
+}
+
+impl Kept {
+    /// As `half`, unless results are exact.
+    pub fn of(shape: &Shape, half: Half) -> Kept {
+        if shape.exact.is_some() { Kept::F32 } else { Kept::Half(half) }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Kept::Half(_) => 2,
+            Kept::F32 => 4,
+        }
+    }
+
+    /// Elements, as floats.
+    pub fn read(self, bytes: &[u8]) -> Vec<f32> {
+        match self {
+            Kept::Half(half) => to_f32(half, numbers(bytes)),
+            Kept::F32 => numbers(bytes).to_vec(),
+        }
+    }
+
+    /// Stores as many elements as `x` has.
+    pub fn write(self, x: &[f32], out: &mut [u8]) {
+        match self {
+            Kept::Half(half) => from_f32(half, x, numbers_mut(out)),
+            Kept::F32 => numbers_mut(out).copy_from_slice(x),
+        }
+    }
 }
 
 /// Widens.

@@ -1,5 +1,6 @@
 //! `y = x·Wᵀ + b` on rows of any dtype, decoded one after the other; sums in f32.
 
+use super::cpu::Cpu;
 use crate::model::spec::Ffn;
 use crate::simd::Kernels;
 use crate::tensor::DType;
@@ -41,29 +42,44 @@ impl Matrix<'_> {
     }
 }
 
-/// `y[m][column + n]`, rows of `y` are `ldy` long.
-pub fn linear(kernels: &Kernels, w: &Matrix<'_>, x: &[f32], y: &mut [f32], ldy: usize, column: usize) {
-    w.each(kernels, x, |m, n, sum| y[m * ldy + column + n] = sum);
+/// How products are computed.
+#[derive(Clone)]
+pub struct Arithmetic {
+    /// What decodes rows and applies activations.
+    pub kernels: &'static Kernels,
+    /// Who multiplies, where results are exact; else the dot products below.
+    pub cpu: Option<Cpu>,
+}
+
+impl Arithmetic {
+    /// `y[m][column + n]`, rows of `y` are `ldy` long. `fine`: of queries, keys and values, whose input the CPU quantises
+    /// finely.
+    pub fn linear(&self, w: &Matrix<'_>, fine: bool, x: &[f32], y: &mut [f32], ldy: usize, column: usize) {
+        match &self.cpu {
+            Some(cpu) => cpu.linear(w, fine, x, y, ldy, column),
+            None => w.each(self.kernels, x, |m, n, sum| y[m * ldy + column + n] = sum),
+        }
+    }
 }
 
 /// `y[m][ff] = activation(gate·x)·(up·x)`, or `relu(up·x)` where there is no gate.
 pub fn feed_forward(
-    kernels: &Kernels,
+    by: &Arithmetic,
     ffn: Ffn,
     gate: Option<&Matrix<'_>>,
     up: &Matrix<'_>,
     x: &[f32],
     y: &mut [f32],
 ) {
-    let ff = up.n();
+    let (ff, kernels) = (up.n(), by.kernels);
     let Some(gate) = gate else {
         assert_eq!(ffn, Ffn::Relu, "a feed-forward without a gate");
-        linear(kernels, up, x, y, ff, 0);
+        by.linear(up, false, x, y, ff, 0);
         return kernels.relu(y);
     };
     let mut ups = vec![0f32; y.len()];
-    linear(kernels, gate, x, y, ff, 0);
-    linear(kernels, up, x, &mut ups, ff, 0);
+    by.linear(gate, false, x, y, ff, 0);
+    by.linear(up, false, x, &mut ups, ff, 0);
     match ffn {
         Ffn::SwiGlu => kernels.silu_mul_inplace(y, &ups),
         Ffn::GeGlu => kernels.gelu_tanh_mul_inplace(y, &ups),

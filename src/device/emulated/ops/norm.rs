@@ -17,9 +17,8 @@ pub fn add(kernels: &Kernels, norm: Norm, hidden: &mut [f32], delta: Delta<'_>) 
     if delta.post.is_empty() {
         return kernels.add(hidden, delta.row);
     }
-    let eps = norm.eps();
-    let mut normed = vec![0f32; hidden.len()];
-    kernels.rms_norm(delta.row, delta.post, eps, &mut normed);
+    let mut normed = delta.row.to_vec();
+    kernels.rms_norm_heads(&mut normed, delta.post, norm.eps());
     kernels.add(hidden, &normed);
 }
 

@@ -60,6 +60,12 @@ impl Accelerator for KernelAccelerator {
     }
 
     fn check(&self, shape: &Shape) -> Result<()> {
+        if shape.exact.is_some() {
+            return Err(Error::Unsupported(format!(
+                "{}: deterministic mode: a result's rounding depends on the size of its batch; run on the CPU with --device cpu",
+                self.rt().info().name
+            )));
+        }
         attention_shape(shape).check(self.rt())?;
         let widths = [
             ("hidden size", shape.d_model),

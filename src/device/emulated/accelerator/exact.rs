@@ -1,0 +1,176 @@
+//! Attention with the CPU's bits: whole, of the tokens before a page, or from a page on.
+//!
+//! A row's sums are made page after page, the first one first. So the tokens before a page give what the sums are at that page,
+//! wherever they are attended. Those from a page on continue there, which takes the other part's result: they are attended when
+//! it is merged, over the pages that the call of attention named.
+
+use std::ops::Range;
+
+use super::EmulatedAccelerator;
+use super::operands::Operands;
+use crate::Result;
+use crate::cache::{PAGE_TOKENS, PagePool};
+use crate::device::accelerator::{Attend, Context, LayerWeights, PartialRows, Shape};
+use crate::device::emulated::ops::cast::{numbers, numbers_mut};
+use crate::device::emulated::ops::cpu::{Cpu, SeqPages};
+use crate::device::emulated::ops::pages::PageShape;
+use crate::device::emulated::step::{Late, Seq};
+use crate::device::runtime::DevPtr;
+use crate::simd::attention::{AttnShape, Partial};
+
+/// What attention of a layer looks like to the CPU.
+pub(super) fn attn_shape(shape: &Shape, windowed: bool) -> AttnShape {
+    AttnShape {
+        n_heads: shape.n_heads,
+        n_kv_heads: shape.n_kv_heads,
+        head_dim: shape.head_dim,
+        scale: shape.attn_scale,
+        window: shape.window.filter(|_| windowed),
+    }
+}
+
+fn page_shape(shape: &Shape) -> PageShape {
+    PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
+}
+
+/// A sequence's operands.
+struct SeqOperands {
+    seq: SeqPages,
+    /// Among the reads: queries, and the first page.
+    q: usize,
+    page: usize,
+    n_pages: usize,
+    /// Among the writes: the rows of attn, or where m, s and o go.
+    out: Out,
+}
+
+enum Out {
+    Whole(usize),
+    Part([usize; 3]),
+}
+
+impl SeqOperands {
+    /// Of `rows` of a sequence.
+    fn new(
+        io: &mut Operands,
+        cx: &Context<'_>,
+        kv: DevPtr,
+        s: &Seq,
+        rows: &Range<usize>,
+        first_pos: usize,
+        out: Out,
+    ) -> SeqOperands {
+        let shape = cx.shape;
+        let before = s.attend.first_token() / PAGE_TOKENS;
+        let end = s.attend.end(first_pos + rows.len());
+        let n_pages = end.div_ceil(PAGE_TOKENS).saturating_sub(before);
+        let q = io.read_rows(cx.ws.q, rows, 4 * shape.q_dim());
+        let page = io.reads.len();
+        for &p in &s.pages[..n_pages] {
+            io.read(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
+        }
+        // Pages before are not looked at.
+        let pages = (0..before + n_pages).map(|i| i.saturating_sub(before) as u32).collect();
+        let tokens = s.attend.first_token()..end;
+        SeqOperands { seq: SeqPages { pages, first_pos, n_rows: rows.len(), tokens }, q, page, n_pages, out }
+    }
+
+    /// Its queries and pages.
+    fn read<'a>(&self, cpu: &Cpu, shape: &Shape, reads: &[&'a [u8]]) -> Result<(&'a [f32], PagePool)> {
+        let pages = reads[self.page..self.page + self.n_pages].iter().map(|page| numbers(page));
+        Ok((numbers(reads[self.q]), cpu.pages(page_shape(shape), shape.kv, pages)?))
+    }
+}
+
+/// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
+pub(super) fn attend(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    cpu: Cpu,
+    layer: &LayerWeights,
+    kv: DevPtr,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    cx.step.lists.parts_of(rows)?;
+    let step = accel.step(cx).clone();
+    let (ws, shape) = (cx.ws, cx.shape.clone());
+    let (h_a, qd) = (shape.n_heads, shape.q_dim());
+    step.attend_late(Late { rows: rows.clone(), kv, windowed: layer.windowed });
+    let mut io = accel.operands(cx);
+    let mut seqs = Vec::new();
+    for s in &step.seqs[step.seqs(rows)] {
+        let own = s.rows();
+        let out = match s.attend {
+            Attend::Elsewhere | Attend::From { .. } => continue,
+            Attend::Here => Out::Whole(io.write_rows(ws.attn, &own, 4 * qd)),
+            Attend::UpTo { .. } => {
+                let places = cx.step.lists.partial_in(&own);
+                let parts = [(ws.partial.m, 4 * h_a), (ws.partial.s, 4 * h_a), (ws.partial.o, 4 * qd)];
+                Out::Part(parts.map(|(base, bytes)| io.write_rows(base, &places, bytes)))
+            }
+        };
+        seqs.push(SeqOperands::new(&mut io, cx, kv, s, &own, step.position(s.row0), out));
+    }
+    if seqs.is_empty() {
+        return Ok(());
+    }
+    let attn = attn_shape(&shape, layer.windowed);
+    accel.enqueue(cx, "attend", io, move |reads, writes| {
+        for s in &seqs {
+            let (q, pages) = s.read(&cpu, &shape, reads)?;
+            match s.out {
+                Out::Whole(out) => cpu.attend(&attn, &pages, &s.seq, q, numbers_mut(writes[out]))?,
+                Out::Part([m, sum, o]) => {
+                    let part = cpu.attend_part(&attn, &pages, &s.seq, q)?;
+                    numbers_mut(writes[m]).copy_from_slice(&part.m);
+                    numbers_mut(writes[sum]).copy_from_slice(&part.s);
+                    numbers_mut(writes[o]).copy_from_slice(&part.o);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
+pub(super) fn merge(
+    accel: &EmulatedAccelerator,
+    cx: &Context<'_>,
+    cpu: Cpu,
+    other: &PartialRows,
+    rows: &Range<usize>,
+) -> Result<()> {
+    cx.check(rows)?;
+    let step = accel.step(cx).clone();
+    let shape = cx.shape.clone();
+    let (h_a, qd) = (shape.n_heads, shape.q_dim());
+    let mut io = accel.operands(cx);
+    let mut seqs = Vec::new();
+    for s in step.seqs.iter().filter(|s| matches!(s.attend, Attend::From { .. })) {
+        let own = s.row0.max(rows.start)..(s.row0 + s.n_rows).min(rows.end);
+        if own.is_empty() {
+            continue;
+        }
+        let late = step.late(&own)?;
+        let places = cx.step.lists.partial_in(&own);
+        let before = [(other.m, 4 * h_a), (other.s, 4 * h_a), (other.o, 4 * qd)]
+            .map(|(base, bytes)| io.read_rows(base, &places, bytes));
+        let out = io.write_rows(cx.ws.attn, &own, 4 * qd);
+        let first_pos = step.position(own.start);
+        let operands = SeqOperands::new(&mut io, cx, late.kv, s, &own, first_pos, Out::Whole(out));
+        seqs.push((operands, before, attn_shape(&shape, late.windowed), out));
+    }
+    if seqs.is_empty() {
+        return Ok(());
+    }
+    accel.enqueue(cx, "merge", io, move |reads, writes| {
+        for (s, before, attn, out) in &seqs {
+            let (q, pages) = s.read(&cpu, &shape, reads)?;
+            let [m, sum, o] = before.map(|i| numbers::<f32>(reads[i]).to_vec());
+            let before = Partial { m, s: sum, o };
+            cpu.attend_rest(attn, &pages, &s.seq, q, before, numbers_mut(writes[*out]))?;
+        }
+        Ok(())
+    })
+}

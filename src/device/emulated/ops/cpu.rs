@@ -1,0 +1,173 @@
+//! The CPU's own kernels, in deterministic mode, on what lies in the device's memory: a row gets the bits that it has on the CPU,
+//! whatever the other rows are (docs/decisions/0018).
+//!
+//! Weights lie as their files store them and are packed for each product, as the tier's kernels want them; pages are copied to
+//! the host's layout for each attention. That costs time, not memory, and none at all outside deterministic mode.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::linear::Matrix;
+use super::pages::PageShape;
+use crate::Result;
+use crate::cache::{KvDType, KvGeometry, PAGE_TOKENS, PagePool, SeqRows};
+use crate::device::accelerator::Half;
+use crate::host::Pool;
+use crate::simd::Isa;
+use crate::simd::attention::{AttnOut, AttnPlan, AttnRows, AttnShape, Partial, merge_partials};
+use crate::simd::linear::{Acts, Linear, Mode, Out, linear_rows, pack};
+use crate::tensor::{Bytes, Rows, RowsMut, Tensor};
+
+/// The kernels of a tier, on one thread: that of a lane.
+#[derive(Clone)]
+pub struct Cpu {
+    isa: Isa,
+    pool: Arc<Pool>,
+}
+
+/// Consecutive rows of one sequence, over pages of a [`PagePool`].
+#[derive(Debug, Clone)]
+pub struct SeqPages {
+    /// The page of token 0, and so on; of tokens that are not attended, any.
+    pub pages: Vec<u32>,
+    /// Position of the first row.
+    pub first_pos: usize,
+    /// Rows: all that queries and results have.
+    pub n_rows: usize,
+    /// The tokens attended, of those that position and window let a row see.
+    pub tokens: Range<usize>,
+}
+
+impl SeqPages {
+    fn rows(&self) -> AttnRows<'_> {
+        let SeqPages { first_pos, n_rows, .. } = *self;
+        AttnRows {
+            rows: SeqRows { pages: &self.pages, first_pos, n_rows, row0: 0 },
+            tokens: self.tokens.clone(),
+            kv_heads: AttnRows::ALL_HEADS,
+        }
+    }
+}
+
+impl Cpu {
+    /// The kernels of `isa`.
+    pub fn new(isa: Isa, pool: &Arc<Pool>) -> Cpu {
+        Cpu { isa, pool: pool.clone() }
+    }
+
+    /// `y[m][column + n] = x·Wᵀ + b`, rows of `y` are `ldy` long. `fine`: a weight whose activations the CPU quantises finely.
+    pub fn linear(&self, w: &Matrix<'_>, fine: bool, x: &[f32], y: &mut [f32], ldy: usize, column: usize) {
+        if x.is_empty() {
+            return;
+        }
+        // SAFETY: the tensor and what is made of it are dropped below, while the caller still lends the bytes.
+        let data = unsafe { Bytes::borrowed(w.data) };
+        let rows = Tensor { dtype: w.dtype, shape: vec![w.n(), w.k], data };
+        let weight = match Linear::wants_packing(w.dtype, self.isa) {
+            true => Linear::from_packed(pack(&rows), self.isa),
+            false => Linear::from_rows(rows, self.isa),
+        };
+        let weight = weight.with_bias((!w.bias.is_empty()).then(|| w.bias.to_vec()));
+        let weight = if fine { weight.with_fine_activations() } else { weight };
+        let out = &mut [Out { w: &weight, out: &mut y[column..], ldo: ldy }];
+        linear_rows(&self.pool, Mode::Deterministic, Rows::new(x, w.k), &mut Acts::default(), out);
+    }
+
+    /// Pages in the host's layout, in this order.
+    ///
+    /// # Errors
+    /// Heads that the CPU's kernels do not cover.
+    pub fn pages<'a>(
+        &self,
+        shape: PageShape,
+        kv: Half,
+        pages: impl ExactSizeIterator<Item = &'a [u16]>,
+    ) -> Result<PagePool> {
+        /// A line of the cache: what pages are aligned to.
+        #[derive(Clone, Copy)]
+        #[repr(C, align(64))]
+        struct Line([u16; 32]);
+        let dtype = match kv {
+            Half::BF16 => KvDType::BF16,
+            Half::F16 => KvDType::F16,
+        };
+        let PageShape { n_kv_heads, head_dim } = shape;
+        let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype };
+        // At least one, since no address is that of nothing.
+        let n = pages.len().max(1);
+        let mut lines = vec![Line([0; 32]); n * shape.len() / 32].into_boxed_slice();
+        for (device, host) in pages.zip(lines.chunks_exact_mut(shape.len() / 32)) {
+            shape.each(|_, d, h| host[h / 32].0[h % 32] = device[d]);
+        }
+        let base = NonNull::from(&mut lines[..]).cast();
+        // SAFETY: the lines stay where they are when their box moves into the pool, which keeps them; nobody else knows them.
+        unsafe { PagePool::over(geometry, n, base, size_of_val(&lines[..]), Box::new(lines)) }
+    }
+
+    /// A plan that sums page by page, as the CPU does in deterministic mode.
+    fn plan(&self, shape: &AttnShape, seq: &SeqPages) -> Result<AttnPlan> {
+        let mut plan = AttnPlan::new(shape, &[], 1)?.in_segments_of(PAGE_TOKENS);
+        plan.rebuild_rows(&[seq.rows()]);
+        Ok(plan)
+    }
+
+    /// Attention of `q`, normalised, into `out`: `[rows][n_heads · head_dim]` both.
+    ///
+    /// # Errors
+    /// Heads that the CPU's kernels do not cover.
+    pub fn attend(
+        &self,
+        shape: &AttnShape,
+        kv: &PagePool,
+        seq: &SeqPages,
+        q: &[f32],
+        out: &mut [f32],
+    ) -> Result<()> {
+        let width = shape.n_heads * shape.head_dim;
+        let out = AttnOut::Whole(RowsMut::new(out, width));
+        self.plan(shape, seq)?.run_rows(&self.pool, self.isa, &kv.layer(0), Rows::new(q, width), out);
+        Ok(())
+    }
+
+    /// The same, before it is normalised.
+    ///
+    /// # Errors
+    /// As [`Cpu::attend`].
+    pub fn attend_part(
+        &self,
+        shape: &AttnShape,
+        kv: &PagePool,
+        seq: &SeqPages,
+        q: &[f32],
+    ) -> Result<Partial> {
+        let mut part = Partial::empty(seq.n_rows, shape.n_heads, shape.head_dim);
+        self.plan(shape, seq)?.run_partial(&self.pool, self.isa, &kv.layer(0), q, &mut part);
+        Ok(part)
+    }
+
+    /// Attention of rows whose tokens before those of `seq` were attended elsewhere, which gave `before`: the
+    /// bits of attending all of them here. Sums are made page after page, so `before` is what they were when these pages' turn
+    /// came.
+    ///
+    /// # Errors
+    /// As [`Cpu::attend`].
+    pub fn attend_rest(
+        &self,
+        shape: &AttnShape,
+        kv: &PagePool,
+        seq: &SeqPages,
+        q: &[f32],
+        before: Partial,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let mut parts = vec![before];
+        let end = seq.tokens.end.min(seq.first_pos + seq.n_rows);
+        for page in (seq.tokens.start..end).step_by(PAGE_TOKENS) {
+            let one = SeqPages { tokens: page..page + PAGE_TOKENS, ..seq.clone() };
+            parts.push(self.attend_part(shape, kv, &one, q)?);
+        }
+        merge_partials(&parts.iter().collect::<Vec<_>>(), shape.head_dim, out);
+        Ok(())
+    }
+}
