@@ -96,6 +96,7 @@ impl Bench {
             logit_softcap: None,
             act: Half::F16,
             kv,
+            exact: None,
         };
         accel.check(&shape).unwrap();
         let limits = Limits { rows: 128, logit_rows: 4, sequences: 4, pages_per_sequence: 4 };
