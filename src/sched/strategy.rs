@@ -1,6 +1,5 @@
 //! What decides: which requests are admitted, which change sides, and which rows the next step has.
 
-use crate::cache::PAGE_TOKENS;
 use crate::program::{Iteration, RequestId, Side};
 
 use super::predict::Predict;
@@ -15,7 +14,7 @@ pub struct Limits {
     pub sub_batches: u32,
     /// Requests that run at a time.
     pub sequences: u32,
-    /// Pages on the device, of [`PAGE_TOKENS`] tokens in all layers.
+    /// Pages on the device, of [`PAGE_TOKENS`](crate::cache::PAGE_TOKENS) tokens in all layers.
     pub device_pages: usize,
     /// Pages on the host. An engine on one side has that side's pages and none of the other's.
     pub host_pages: usize,
@@ -40,9 +39,9 @@ impl Limits {
         if self.device_pages > 0 { Side::Device } else { Side::Host }
     }
 
-    /// Tokens of the longest request that fits either side alone.
-    pub fn longest(&self) -> usize {
-        self.device_pages.max(self.host_pages) * PAGE_TOKENS
+    /// Whether one of the sides has no pages.
+    pub fn one_sided(&self) -> bool {
+        self.device_pages == 0 || self.host_pages == 0
     }
 }
 
@@ -78,8 +77,12 @@ pub trait Strategy: Send {
     /// Its name, for messages.
     fn name(&self) -> &'static str;
 
-    /// The next step. As long as there are requests whose pages fit one side of [`Limits`], it has rows; every request
-    /// waits for a bounded number of steps.
+    /// Pages of the longest request that it can serve. Longer ones must not be submitted: they would wait for ever.
+    fn most_pages(&self, limits: &Limits) -> usize {
+        limits.device_pages.max(limits.host_pages)
+    }
+
+    /// The next step. As long as there are requests it has rows, and every request waits for a bounded number of steps.
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision;
 
     /// What the last decision's iteration took.

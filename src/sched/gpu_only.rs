@@ -1,0 +1,54 @@
+//! GPU-only: continuous batching on the device's pages, the baseline that hybrids are measured against.
+//!
+//! ```text
+//! gpu    | rows of all that decode, and of prompts |  the next step …
+//! host     keeps what was evicted, computes nothing
+//! ```
+//!
+//! * **Admission**: by what a request needs now, as long as everything that may have to leave has a place on the host
+//!   ([`draft`](super::draft)); none while an evicted request waits to come back.
+//! * **Preemption**: the newest leave when the device is full, and come back oldest first. Their pages are kept, not
+//!   computed again.
+//! * **Rows**: those of all that decode, then prompts in chunks, in one sub-batch.
+//!
+//! refs   vLLM (Kwon et al. 2023, §4.5: preemption by swapping); Orca; Sarathi-Serve
+
+use crate::program::Side;
+
+use super::continuous::Continuous;
+use super::draft::Draft;
+use super::predict::Predict;
+use super::queues::Queues;
+use super::rows::Rows;
+use super::strategy::{Decision, Limits, Strategy};
+
+/// See the [module](self).
+#[derive(Debug, Clone, Default)]
+pub struct GpuOnly {
+    one_side: Continuous,
+}
+
+impl Strategy for GpuOnly {
+    fn name(&self) -> &'static str {
+        "gpu-only"
+    }
+
+    fn most_pages(&self, limits: &Limits) -> usize {
+        limits.pages(limits.first_side())
+    }
+
+    fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
+        if limits.one_sided() {
+            return self.one_side.plan(queues, limits, costs);
+        }
+        let mut draft = Draft::new(queues, limits);
+        draft.evict();
+        draft.swap_in();
+        if draft.host.is_empty() {
+            draft.admit(true, |_| false);
+        }
+        let prompts: Vec<_> = draft.prompts().into_iter().filter(|&(_, side)| side == Side::Device).collect();
+        let iteration = Rows::of(&draft, &prompts, limits).alone();
+        draft.decide(iteration)
+    }
+}

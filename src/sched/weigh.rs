@@ -1,0 +1,89 @@
+//! What a step is worth: its rows by the seconds that the device alone would take for them.
+//!
+//! ```text
+//! worth of a decode row   (linear(n) + attention(n)) / n, of the n decode rows that the device has
+//! worth of a prompt's row linear(R) / R, of as many rows R as a step has room for
+//! rate of a step          Σ worth / seconds: the device alone, without prompts, has 1
+//! ```
+//! Tokens are weighed by their time, not counted: with requests or plain tokens, as printed, a step with a prompt of 500 rows looks
+//! a hundred times as good as one of five decode rows (NEO, step 6; print also maximises T/x, which is the wrong way up).
+
+use super::draft::Draft;
+use super::predict::Predict;
+use super::queues::Job;
+use super::rows::Load;
+use super::strategy::Limits;
+
+/// What rows are worth, in seconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Worth {
+    decode: f64,
+    prompt: f64,
+}
+
+impl Worth {
+    /// Beside a sub-batch with the device's rows.
+    pub fn beside(first: &Load, limits: &Limits, costs: &dyn Predict) -> Worth {
+        let n = first.device.0.max(1);
+        let alone = Load { rows: n, device: first.device, ..Load::default() };
+        let most = u64::from(limits.rows);
+        Worth {
+            decode: (costs.linear(n) + alone.device_attention(costs)) / n as f64,
+            prompt: costs.linear(most) / most as f64,
+        }
+    }
+
+    /// Of all rows.
+    pub fn of(&self, load: &Load) -> f64 {
+        self.decode * (load.device.0 + load.host.0) as f64 + self.prompt * load.prompt.0 as f64
+    }
+}
+
+/// What a step does in a second.
+pub(super) fn rate(worth: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { worth / seconds } else { worth }
+}
+
+/// Decides how many requests are worth having on the host: those whose attention one more can be added to.
+pub(super) struct HostPool<'a> {
+    rows: u64,
+    kv: u64,
+    /// Rows of prompts that are waiting to be computed.
+    pending: u64,
+    /// Seconds that the host has for attention of all layers.
+    window: f64,
+    limits: &'a Limits,
+    costs: &'a dyn Predict,
+}
+
+/// Tokens that a request has stored half way through its answer.
+fn projected(job: &Job) -> u64 {
+    u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most))
+}
+
+impl<'a> HostPool<'a> {
+    /// With what a draft has on the host, and so many seconds for attention of all layers.
+    pub fn of(draft: &Draft<'_>, window: f64, limits: &'a Limits, costs: &'a dyn Predict) -> HostPool<'a> {
+        HostPool {
+            rows: draft.host.len() as u64,
+            kv: draft.host.iter().map(|(_, job)| projected(job)).sum(),
+            pending: draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum(),
+            window,
+            limits,
+            costs,
+        }
+    }
+
+    /// Whether the host has the time for a request more, and the step for rows of its prompt; it is counted then.
+    pub fn takes(&mut self, job: &Job) -> bool {
+        let (rows, kv) = (self.rows + 1, self.kv + projected(job));
+        // One at least, however slow the host is: who fits nowhere else must get through.
+        let fits = rows == 1 || self.costs.host_attention(rows, kv) <= self.window;
+        let takes = fits && self.pending < u64::from(self.limits.rows);
+        if takes {
+            (self.rows, self.kv) = (rows, kv);
+            self.pending += u64::from(job.prompt);
+        }
+        takes
+    }
+}
