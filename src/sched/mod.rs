@@ -17,18 +17,26 @@
 //! | `rows` | rows of a sub-batch, and what they cost |
 //! | `weigh` | what a step is worth; how many requests the host has time for |
 //! | `pipeline` | which decode rows of the host go with which sub-batch |
+//! | `overlap` | cohorts: which decode rows of the host advance by a layer |
+//! | `hybrid` | the three ways to share an iteration, and the choice |
+//! | `learn` | predictions corrected by what was measured |
 //! | `model` | the papers' closed formulas, as corrected |
-//! | `gpu_only`, `fastdecode`, `neo` | a strategy each |
+//! | `gpu_only`, `fastdecode`, `neo`, `apex`, `auto` | a strategy each |
 //!
 //! A strategy is told nothing of tokens, samplers and devices. [`engine::Requests`](crate::engine::Requests) carries
 //! its decisions out.
 
+mod apex;
+mod auto;
 mod continuous;
 mod draft;
 mod fastdecode;
 mod gpu_only;
+mod hybrid;
+mod learn;
 pub mod model;
 mod neo;
+mod overlap;
 mod pipeline;
 mod predict;
 mod queues;
@@ -37,6 +45,8 @@ mod slots;
 mod strategy;
 mod weigh;
 
+pub use apex::Apex;
+pub use auto::Auto;
 pub use continuous::Continuous;
 pub use fastdecode::FastDecode;
 pub use gpu_only::GpuOnly;
@@ -47,7 +57,7 @@ pub use slots::Slots;
 pub use strategy::{Decision, Limits, Observed, Strategy};
 
 /// Names of strategies for many requests, as on the command line.
-pub const NAMES: [&str; 3] = ["gpu-only", "fastdecode", "neo"];
+pub const NAMES: [&str; 5] = ["gpu-only", "fastdecode", "neo", "apex", "auto"];
 
 /// The strategy of that name: one of [`NAMES`].
 pub fn by_name(name: &str) -> Option<Box<dyn Strategy>> {
@@ -55,6 +65,8 @@ pub fn by_name(name: &str) -> Option<Box<dyn Strategy>> {
         "gpu-only" => Box::<GpuOnly>::default(),
         "fastdecode" => Box::<FastDecode>::default(),
         "neo" => Box::<Neo>::default(),
+        "apex" => Box::<Apex>::default(),
+        "auto" => Box::<Auto>::default(),
         _ => return None,
     })
 }

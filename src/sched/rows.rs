@@ -128,7 +128,7 @@ impl Rows {
 
     /// As a sub-batch.
     pub fn batch(self) -> SubBatch {
-        SubBatch { groups: self.kinds.concat() }
+        SubBatch::of(self.kinds.concat())
     }
 
     /// One step of these alone.

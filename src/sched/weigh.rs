@@ -37,6 +37,11 @@ impl Worth {
     pub fn of(&self, load: &Load) -> f64 {
         self.decode * (load.device.0 + load.host.0) as f64 + self.prompt * load.prompt.0 as f64
     }
+
+    /// Of `rows` decode rows, which may be a part of one.
+    pub fn decode(&self, rows: f64) -> f64 {
+        self.decode * rows
+    }
 }
 
 /// What a step does in a second.

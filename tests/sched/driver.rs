@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tandem::program::{Flow, Iteration, Phase, RequestId, Side, Wants};
+use tandem::program::{Flow, Iteration, Phase, RequestId, Side, SubBatch, Wants};
 use tandem::sched::{Decision, Job, Limits, Observed, Predict, Queues, Slots, Strategy};
 
 /// A request, as the driver knows it.
@@ -17,7 +17,10 @@ pub struct Live {
 pub struct Driver<'a> {
     pub strategy: Box<dyn Strategy>,
     pub limits: Limits,
+    /// What the strategy is told.
     pub costs: &'a dyn Predict,
+    /// What steps really take.
+    pub truth: &'a dyn Predict,
     pub queues: Queues,
     pub live: HashMap<RequestId, Live>,
     slots: Slots<()>,
@@ -30,6 +33,10 @@ pub struct Driver<'a> {
     pub swapped: u64,
     /// Steps by flow: serial, two lanes, asynchronous.
     pub flows: [u64; 3],
+    /// Asynchronous steps: cohorts in them, those that advanced, and when each one's attention is done, by first request.
+    pub cohorts: [u64; 2],
+    ready: HashMap<RequestId, f64>,
+    host_free: f64,
     /// Longest time a request went without advancing, in iterations, once it had memory.
     pub longest_wait: u32,
 }
@@ -48,6 +55,7 @@ impl<'a> Driver<'a> {
             strategy,
             limits,
             costs,
+            truth: costs,
             queues: Queues::default(),
             live: HashMap::new(),
             slots: Slots::default(),
@@ -58,6 +66,9 @@ impl<'a> Driver<'a> {
             finished: 0,
             swapped: 0,
             flows: [0; 3],
+            cohorts: [0; 2],
+            ready: HashMap::new(),
+            host_free: 0.0,
             longest_wait: 0,
         }
     }
@@ -91,31 +102,81 @@ impl<'a> Driver<'a> {
         self.check_queues()?;
         self.check_rows(&decision.iteration)?;
         let pages: usize = decision.swaps.iter().map(|(id, _)| self.live[id].job.pages_with(0)).sum();
-        let seconds = self.costs.iteration(&decision.iteration) + self.costs.swap(pages as u64);
+        let iteration = &decision.iteration;
+        let predicted = self.costs.iteration(iteration);
+        self.clock += self.truth.swap(pages as u64);
+        let (seconds, parked) = match iteration.flow {
+            Flow::Async => self.advance(iteration),
+            _ => (self.truth.iteration(iteration), Vec::new()),
+        };
         self.clock += seconds;
         self.steps += 1;
         self.swapped += pages as u64;
-        self.flows[decision.iteration.flow as usize] += 1;
-        self.commit(&decision.iteration);
-        self.strategy.observe(&Observed { predicted: seconds, seconds, cohorts: 0, advanced: 0 });
+        self.flows[iteration.flow as usize] += 1;
+        let cohorts = iteration.cohorts().count() as u32;
+        let stays = |(i, batch): &(u8, &SubBatch)| batch.at.is_some() && parked[*i as usize] == batch.at;
+        let advanced = cohorts - iteration.cohorts().filter(stays).count() as u32;
+        self.cohorts = [self.cohorts[0] + u64::from(cohorts), self.cohorts[1] + u64::from(advanced)];
+        self.commit(iteration, &parked);
+        self.strategy.observe(&Observed { predicted, seconds, cohorts, advanced });
         Ok(())
     }
 
-    fn commit(&mut self, iteration: &Iteration) {
-        self.queues.commit(iteration, &[]);
-        for group in iteration.sub_batches.iter().flat_map(|b| &b.groups) {
-            let live = self.live.get_mut(&group.request).expect("live");
-            live.job.stored = group.end();
-            if group.phase == Phase::Prefill {
-                self.prompt_tokens += u64::from(group.tokens);
+    /// An asynchronous step from now on: its seconds, and where each sub-batch stands after it.
+    fn advance(&mut self, iteration: &Iteration) -> (f64, Vec<Option<u32>>) {
+        let layers = self.truth.layers();
+        let seconds = self.truth.iteration(iteration);
+        let mut parked = vec![None; iteration.sub_batches.len()];
+        let mut waits = f64::INFINITY;
+        let mut any = iteration.sub_batches[0].rows() > 0;
+        for (i, batch) in iteration.cohorts() {
+            let key = batch.groups[0].request;
+            let looked = self.clock + seconds * f64::from(batch.at.unwrap_or(0)) / f64::from(layers);
+            let ready = self.ready.get(&key).copied().unwrap_or(0.0);
+            if batch.at.is_some() && ready > looked {
+                parked[i as usize] = batch.at;
+                waits = waits.min(ready);
+                continue;
             }
-            if group.wants == Wants::Last {
-                self.tokens += 1;
-                live.made[usize::from(live.job.home == Some(Side::Host))] += 1;
+            any = true;
+            let next = batch.at.map_or(0, |at| at + 1);
+            if next == layers {
+                self.ready.remove(&key);
+                continue;
+            }
+            let (rows, kv) = (batch.rows().into(), batch.groups.iter().map(|g| u64::from(g.end())).sum());
+            let attention = self.truth.host_attention(rows, kv) / f64::from(layers) + self.truth.launch();
+            let published = self.clock + seconds * f64::from(next) / f64::from(layers);
+            self.host_free = self.host_free.max(published) + attention;
+            self.ready.insert(key, self.host_free);
+            parked[i as usize] = Some(next);
+        }
+        // With nothing else to do, the engine waits for the host.
+        (if any { seconds } else { waits - self.clock }, parked)
+    }
+
+    fn commit(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
+        self.queues.commit(iteration, parked);
+        for (i, batch) in iteration.sub_batches.iter().enumerate() {
+            let at = parked.get(i).copied().flatten();
+            for group in &batch.groups {
+                let live = self.live.get_mut(&group.request).expect("live");
+                live.job.at = at;
+                if at.is_some() {
+                    continue;
+                }
+                live.job.stored = group.end();
+                if group.phase == Phase::Prefill {
+                    self.prompt_tokens += u64::from(group.tokens);
+                }
+                if group.wants == Wants::Last {
+                    self.tokens += 1;
+                    live.made[usize::from(live.job.home == Some(Side::Host))] += 1;
+                }
             }
         }
-        self.longest_wait =
-            self.queues.running().iter().map(|j| j.waited).max().unwrap_or(0).max(self.longest_wait);
+        let waited = self.queues.running().iter().map(|j| j.waited).max();
+        self.longest_wait = self.longest_wait.max(waited.unwrap_or(0));
         let over: Vec<RequestId> =
             self.live.values().filter(|l| l.job.stored >= l.job.most).map(|l| l.job.id).collect();
         for id in over {
@@ -155,8 +216,8 @@ impl<'a> Driver<'a> {
         let mut seen = HashMap::new();
         for job in self.queues.waiting().chain(self.queues.running()) {
             hold!(seen.insert(job.id, job.home).is_none(), "{:?} is in two queues", job.id);
-            let known = self.live.get(&job.id).map(|l| (l.job.home, l.job.stored));
-            hold!(known == Some((job.home, job.stored)), "{job:?} is known as {known:?}");
+            let known = self.live.get(&job.id).map(|l| (l.job.home, l.job.stored, l.job.at));
+            hold!(known == Some((job.home, job.stored, job.at)), "{job:?} is known as {known:?}");
         }
         hold!(seen.len() == self.live.len(), "{} in queues, {} live", seen.len(), self.live.len());
         hold!(self.queues.running().len() <= self.limits.sequences as usize, "more than {:?}", self.limits);
@@ -185,21 +246,29 @@ impl<'a> Driver<'a> {
         hold!(batches.len() <= self.limits.sub_batches as usize, "{} sub-batches", batches.len());
         let lanes = match iteration.flow {
             Flow::TwoLanes => 2,
+            Flow::Async => batches.len(),
             // One side: sub-batches one after the other.
             _ if self.limits.one_sided() => batches.len(),
             _ => 1,
         };
         hold!(batches.len() == lanes, "{:?} of {} sub-batches", iteration.flow, batches.len());
         let mut after: HashMap<RequestId, u32> = HashMap::new();
-        for batch in batches {
+        for (i, batch) in batches.iter().enumerate() {
             let rows = batch.rows();
-            hold!((1..=self.limits.rows).contains(&rows), "{rows} rows, {:?}", self.limits);
+            let least = u32::from(iteration.flow != Flow::Async);
+            hold!((least..=self.limits.rows).contains(&rows), "{rows} rows, {:?}", self.limits);
             for g in &batch.groups {
                 let Some(Live { job, .. }) = self.live.get(&g.request) else {
                     return Err(format!("{g:?} of nobody"));
                 };
                 hold!(after.insert(g.request, g.end()).is_none(), "{g:?} twice in a step");
                 let Some(home) = job.home else { return Err(format!("{g:?} has no memory")) };
+                hold!(job.at == batch.at, "{g:?} at {:?}, of {job:?}", batch.at);
+                let cohort = i > 0 && iteration.flow == Flow::Async;
+                hold!(
+                    !cohort || (home == Side::Host && g.phase == Phase::Decode),
+                    "{g:?} in a cohort, of {job:?}"
+                );
                 hold!(*g == job.group(g.tokens, home) && g.tokens > 0, "{g:?} of {job:?}");
                 hold!(
                     g.end() <= job.prompt || (g.phase == Phase::Decode && g.tokens == 1),
@@ -207,6 +276,7 @@ impl<'a> Driver<'a> {
                 );
             }
         }
+        hold!(!after.is_empty(), "no progress: {:?}", self.queues);
         for side in [Side::Device, Side::Host] {
             let of = self.queues.running().iter().filter(|j| j.home == Some(side));
             let end = |j: &Job| after.get(&j.id).map_or(0, |end| end - j.stored);

@@ -55,8 +55,13 @@ fn table() -> impl Draw<Value = Table> {
         })
 }
 
+/// As many as `PROPTEST_CASES` says.
+fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(400), ..ProptestConfig::default() })]
     /// Each request in one queue, pages conserved, promises kept, no step without rows, groups that continue what is stored,
     /// and everybody gets there.
     #[test]

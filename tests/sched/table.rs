@@ -79,6 +79,11 @@ impl Predict for Table {
                 launch: self.launch * f64::from(self.layers),
             }
             .seconds(),
+            (Flow::Async, [first, cohorts @ ..]) => {
+                // A cohort's products are those of one layer.
+                let joined: f64 = cohorts.iter().map(|c| c.linear / f64::from(self.layers)).sum();
+                first.linear + first.prompts + first.device + joined
+            }
             _ => {
                 let one = |p: &Parts| p.linear + p.prompts + p.device.max(handed(p.host));
                 parts.iter().map(one).sum()

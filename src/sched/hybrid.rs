@@ -1,0 +1,180 @@
+//! The device alone, asymmetric pipelining or asynchronous overlap: three steps that can be made, and the choice among them.
+//! What APEX and `auto` share.
+//!
+//! ```text
+//! memory   evict, swap in, admit: the device first, then the host up to one window of attention
+//! steps    device alone | pipelined | overlapped, each with its predicted seconds and worth
+//! choice   by a rule; parked rows end their token first
+//! ```
+
+use crate::program::{Phase, Side};
+
+use super::continuous::Continuous;
+use super::draft::{Draft, PATIENCE};
+use super::learn::Learned;
+use super::model::{Mode, Seen};
+use super::neo::decode_step;
+use super::overlap::Cohorts;
+use super::pipeline::{AGE, Pipelined};
+use super::predict::Predict;
+use super::queues::{Job, Queues};
+use super::rows::{Load, Rows, longest_waiting};
+use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::weigh::{HostPool, Worth, rate};
+
+/// Another way has to be better by so much to be taken instead of the last one: whoever leaves an overlap first ends its tokens.
+const MARGIN: f64 = 1.02;
+
+/// The rates of the three ways, by [`Mode`]: nothing for one that cannot be gone.
+pub(super) type Rates = [Option<f64>; 3];
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub(super) struct Hybrid {
+    one_side: Continuous,
+    cohorts: Cohorts,
+    learned: Learned,
+    /// How the last step was shared.
+    mode: Mode,
+}
+
+impl Default for Hybrid {
+    fn default() -> Self {
+        Hybrid {
+            one_side: Continuous::default(),
+            cohorts: Cohorts::default(),
+            learned: Learned::default(),
+            mode: Mode::GpuOnly,
+        }
+    }
+}
+
+/// The best of the ways, unless the last one is nearly as good.
+pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
+    let mut best = last;
+    let mut most = rates[last as usize].map_or(f64::NEG_INFINITY, |rate| rate * MARGIN);
+    for mode in [Mode::GpuOnly, Mode::Pipelined, Mode::Overlapped] {
+        if let Some(rate) = rates[mode as usize].filter(|&rate| rate > most) {
+            (best, most) = (mode, rate);
+        }
+    }
+    best
+}
+
+impl Hybrid {
+    /// The next step; `rule` chooses among the ways.
+    pub fn plan(
+        &mut self,
+        queues: &Queues,
+        limits: &Limits,
+        costs: &dyn Predict,
+        rule: impl Fn(&Seen, &Rates, Mode) -> Mode,
+    ) -> Decision {
+        if limits.one_sided() {
+            return self.one_side.plan(queues, limits, costs);
+        }
+        let mut draft = Draft::new(queues, limits);
+        draft.evict();
+        draft.swap_in();
+        let (l, g) = decode_step(&draft, costs);
+        // In an overlap the host has a whole iteration for one layer.
+        let overlaps = limits.sub_batches > 1;
+        let window = if overlaps { (l + g) * f64::from(costs.layers()) * self.cohorts.fill() } else { l + g };
+        let mut takes = HostPool::of(&draft, window, limits, costs);
+        draft.admit(true, |job| takes.takes(job));
+        let prompts = draft.prompts();
+        let first = Rows::of(&draft, &prompts, limits);
+        let parked = self.cohorts.parked(draft.host.iter().map(|&(_, job)| job));
+        let is_parked = parked.iter().any(|cohort| !cohort.is_empty());
+        let waits = draft.of(Side::Host, Phase::Decode).filter(|job| job.at.is_none());
+        let pool = longest_waiting(waits.collect());
+        if pool.is_empty() && !is_parked {
+            self.mode = Mode::GpuOnly;
+            return draft.decide(first.alone());
+        }
+        let worth = Worth::beside(&first.load, limits, costs);
+        let of = |mode, worth: f64, iteration: &_| {
+            rate(worth, costs.iteration(iteration) * self.learned.ratio(mode))
+        };
+        // The three ways. Without rows of its own the device has nothing that an overlap could hide behind.
+        let alone = first.on_device();
+        let aged = pool.first().is_some_and(|job| job.waited >= AGE);
+        let by_device = (!alone.is_empty() && !aged && !is_parked)
+            .then(|| of(Mode::GpuOnly, worth.of(&alone.load), &alone.clone().alone()));
+        let overlapped = (overlaps && (is_parked || !first.is_empty())).then(|| {
+            let iteration = costs.iteration(&first.clone().alone());
+            let step = self.cohorts.draft(&parked, &pool, iteration, limits, costs);
+            let tokens = step.rows as f64 / f64::from(costs.layers() + 1);
+            let rate =
+                of(Mode::Overlapped, worth.of(&first.load) + worth.decode(tokens), &step.iteration(&first));
+            (step, rate)
+        });
+        let is_old = |id| {
+            let prompt = prompts.iter().find(|(job, _)| job.id == id);
+            prompt.is_some_and(|(job, _)| job.passed >= PATIENCE || (job.stored > 0 && job.waited >= AGE))
+        };
+        let pipelined = (!pool.is_empty()).then(|| {
+            let both = Pipelined::new(first.clone(), &pool, is_old, limits, costs);
+            let worths: f64 = both.batches.iter().map(|rows| worth.of(&rows.load)).sum();
+            let dropped = both.dropped.clone();
+            let iteration = both.iteration();
+            let rate = of(Mode::Pipelined, worths, &iteration);
+            (iteration, dropped, rate)
+        });
+        let rates = [by_device, pipelined.as_ref().map(|p| p.2), overlapped.as_ref().map(|o| o.1)];
+        let wanted = rule(&seen(&first, &pool, (l, g), costs), &rates, self.mode);
+        let mode = match wanted {
+            // Parked rows end their token; others begin one only if this is what is wanted.
+            _ if is_parked => Mode::Overlapped,
+            mode if rates[mode as usize].is_some() => mode,
+            _ => best(&rates, wanted),
+        };
+        self.mode = mode;
+        match (mode, overlapped, pipelined) {
+            (Mode::Overlapped, Some((mut step, _)), _) => {
+                if wanted != Mode::Overlapped {
+                    step = self.cohorts.draft(&parked, &[], 0.0, limits, costs);
+                }
+                let iteration = step.iteration(&first);
+                let window = costs.iteration(&first.alone());
+                let (rows, kv) = step
+                    .cohorts
+                    .iter()
+                    .flat_map(|c| &c.groups)
+                    .fold((0, 0), |(n, kv), group| (n + 1, kv + u64::from(group.end())));
+                let oversized = costs.host_attention(rows, kv) / f64::from(costs.layers()) > window;
+                self.cohorts.begin(step, oversized && rows == 1);
+                draft.decide(iteration)
+            }
+            (Mode::Pipelined, _, Some((iteration, dropped, _))) => {
+                dropped.into_iter().for_each(|id| {
+                    draft.withdraw(id);
+                });
+                draft.decide(iteration)
+            }
+            _ => draft.decide(alone.alone()),
+        }
+    }
+
+    /// What the last step took.
+    pub fn observe(&mut self, seen: &Observed) {
+        self.learned.observe(self.mode, seen);
+        self.cohorts.observe(seen);
+    }
+}
+
+/// What Algorithm 1 goes by: the rates at which each side attends, of the tokens it has.
+fn seen(first: &Rows, pool: &[&Job], (l, g): (f64, f64), costs: &dyn Predict) -> Seen {
+    let host = pool.iter().fold(Load::default(), |load, job| load.with(&job.group(1, Side::Host)));
+    let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    Seen {
+        prompts: first.load.prompt.0 > 0,
+        host_requests: pool.len(),
+        n_g: per_second(first.load.device.1, g),
+        n_c: per_second(host.host.1, host.host_attention(costs)),
+        l,
+        g,
+        lp: first.load.linear(costs),
+        gp: first.load.device_attention(costs),
+    }
+}

@@ -1,0 +1,197 @@
+//! Asynchronous overlap: cohorts of the host's requests, each at one layer (APEX §4).
+//!
+//! ```text
+//! gpu    | layers 0..i | + cohort: post i, pre i+1 | layers i+1..L |  next iteration: joins behind layer i+1 …
+//! host     (attends)     | attends layer i+1 of the cohort, as long as an iteration takes                    |
+//! ```
+//!
+//! A cohort makes one token in L + 1 iterations, and its products are one layer's in each. Its size follows from the
+//! tables: the host's attention of one layer of it fits the window of one iteration. A cohort a little too large loses half
+//! its rate, since it advances by whole iterations; one that lags is made smaller ([`Cohorts::observe`]).
+//!
+//! A request is in a cohort for a token; between tokens it may go to the device, or stay behind for those that have waited
+//! longer. Parked rows are neither swapped nor put into another flow: whoever wants one lets the cohorts end their token.
+
+use crate::program::{Flow, Iteration, RequestId, Side, SubBatch};
+
+use super::predict::Predict;
+use super::queues::Job;
+use super::rows::Rows;
+use super::strategy::{Limits, Observed};
+
+/// Most cohorts at a time. Each one's products read a layer's weights once more in an iteration, so that few are best; a second
+/// one takes what the rows of a sub-batch have no room for.
+const MOST: usize = 2;
+
+/// The share of the window that is filled: at first, at most and at least.
+const FILL: f64 = 0.95;
+const FILL_MOST: f64 = 1.1;
+const FILL_LEAST: f64 = 0.05;
+
+/// What a token without a lag adds to the share, and what a lag leaves of it.
+const GROWS: f64 = 0.01;
+const SHRINKS: f64 = 0.85;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub(super) struct Cohorts {
+    /// The requests of each. A place stays a cohort's own while it is parked.
+    parked: [Vec<RequestId>; MOST],
+    fill: f64,
+    /// Iterations in which a cohort was not ready, since the last one began.
+    lags: u32,
+    /// Whether a single request is larger than the window: its lags say nothing.
+    oversized: bool,
+}
+
+impl Default for Cohorts {
+    fn default() -> Self {
+        Cohorts { parked: Default::default(), fill: FILL, lags: 0, oversized: false }
+    }
+}
+
+/// Cohorts of a step: those that are parked, and those that may begin.
+pub(super) struct Overlapped {
+    /// The cohorts, by place.
+    pub cohorts: Vec<SubBatch>,
+    /// Rows of all of them.
+    pub rows: u64,
+    /// Requests of those that begin, by place.
+    begins: [Vec<RequestId>; MOST],
+}
+
+impl Overlapped {
+    /// As an iteration, with the device's rows.
+    pub fn iteration(&self, first: &Rows) -> Iteration {
+        let mut sub_batches = vec![first.clone().batch()];
+        sub_batches.extend(self.cohorts.iter().cloned());
+        while sub_batches.last().is_some_and(|batch| batch.groups.is_empty()) {
+            sub_batches.pop();
+        }
+        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false }
+    }
+}
+
+impl Cohorts {
+    /// The share of the window that cohorts fill.
+    pub fn fill(&self) -> f64 {
+        self.fill
+    }
+
+    /// Takes note of who is still parked; returns the rows of the parked cohorts by place. `hosts`: the host's requests.
+    pub fn parked<'a>(&mut self, hosts: impl Iterator<Item = &'a Job>) -> [Vec<&'a Job>; MOST] {
+        let parked: Vec<&Job> = hosts.filter(|job| job.at.is_some()).collect();
+        let mut places: [Vec<&Job>; MOST] = Default::default();
+        for (place, ids) in places.iter_mut().zip(&mut self.parked) {
+            // Cohorts are few, and so are the requests that are parked; both are in the same order most of the time.
+            let mut next = 0;
+            ids.retain(|id| {
+                let found = (next..parked.len()).chain(0..next).find(|&i| parked[i].id == *id);
+                next = found.map_or(next, |i| i + 1);
+                place.extend(found.map(|i| parked[i]));
+                found.is_some()
+            });
+        }
+        // Rows that another strategy has parked: by layer, where there is a place.
+        let known: usize = places.iter().map(Vec::len).sum();
+        if known < parked.len() {
+            for job in parked {
+                if places.iter().flatten().any(|known| known.id == job.id) {
+                    continue;
+                }
+                let fits = |place: &Vec<&Job>| place.first().is_none_or(|first| first.at == job.at);
+                if let Some(i) = places.iter().position(fits) {
+                    places[i].push(job);
+                    self.parked[i].push(job.id);
+                }
+            }
+        }
+        places
+    }
+
+    /// Cohorts of this step: those that are parked and, from the `pool` of requests that wait for their next token, others
+    /// whose attention fits what is left of `window` seconds.
+    pub fn draft(
+        &self,
+        parked: &[Vec<&Job>; MOST],
+        pool: &[&Job],
+        window: f64,
+        limits: &Limits,
+        costs: &dyn Predict,
+    ) -> Overlapped {
+        let layers = f64::from(costs.layers());
+        let seconds = |rows: u64, kv: u64| costs.host_attention(rows, kv) / layers + costs.launch();
+        let kv = |job: &Job| u64::from(job.stored) + 1;
+        let mut cohorts = Vec::new();
+        let mut busy = 0.0;
+        for jobs in parked {
+            if !jobs.is_empty() {
+                busy += seconds(jobs.len() as u64, jobs.iter().map(|j| kv(j)).sum());
+            }
+            cohorts.push(batch(jobs));
+        }
+        let places = MOST.min((limits.sub_batches as usize).saturating_sub(1));
+        let mut begins: [Vec<RequestId>; MOST] = Default::default();
+        let mut pool = pool.iter().copied().peekable();
+        for place in 0..places {
+            if !parked[place].is_empty() {
+                continue;
+            }
+            let mut jobs: Vec<&Job> = Vec::new();
+            let mut tokens = 0;
+            while let Some(&job) = pool.peek() {
+                let with = seconds(jobs.len() as u64 + 1, tokens + kv(job));
+                // One at least, where nothing else is under way.
+                let one = jobs.is_empty() && busy == 0.0;
+                if jobs.len() == limits.rows as usize || !(one || busy + with <= self.fill * window) {
+                    break;
+                }
+                tokens += kv(job);
+                jobs.push(job);
+                pool.next();
+            }
+            if !jobs.is_empty() {
+                busy += seconds(jobs.len() as u64, tokens);
+                begins[place] = jobs.iter().map(|job| job.id).collect();
+                cohorts[place] = batch(&jobs);
+            }
+        }
+        let rows = cohorts.iter().map(|c| u64::from(c.rows())).sum();
+        Overlapped { cohorts, rows, begins }
+    }
+
+    /// The step is made: `oversized` tells whether its attention takes longer than an iteration, however few requests it is.
+    pub fn begin(&mut self, step: Overlapped, oversized: bool) {
+        self.oversized = oversized;
+        for (parked, begins) in self.parked.iter_mut().zip(step.begins) {
+            if begins.is_empty() {
+                continue;
+            }
+            // The token before went without a lag.
+            if self.lags == 0 {
+                self.fill = (self.fill + GROWS).min(FILL_MOST);
+            }
+            self.lags = 0;
+            *parked = begins;
+        }
+    }
+
+    /// Cohorts that were not ready are too large.
+    pub fn observe(&mut self, seen: &Observed) {
+        if seen.advanced < seen.cohorts && !self.oversized {
+            // Once a token: the cohort that lags can only change behind it.
+            if self.lags == 0 {
+                self.fill = (self.fill * SHRINKS).max(FILL_LEAST);
+            }
+            self.lags += 1;
+        }
+    }
+}
+
+fn batch(jobs: &[&Job]) -> SubBatch {
+    let groups = jobs.iter().map(|job| job.group(1, Side::Host)).collect();
+    match jobs.first().and_then(|job| job.at) {
+        Some(at) => SubBatch::parked(groups, at),
+        None => SubBatch::of(groups),
+    }
+}
