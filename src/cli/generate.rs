@@ -128,7 +128,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.timeline.is_some() {
         running.engine.trace();
     }
-    let plan = running.plan(&args.engine);
     let mut generation = Generation {
         args,
         tokenizer: tokenizer.as_ref(),
@@ -183,7 +182,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "tokens": generation.tokens,
             "text": generation.text,
             "finish_reason": finish,
-            "plan": plan,
+            "plan": running.plan(&args.engine),
             "sampling": sampling.json(),
             "timings": timings,
         });

@@ -19,6 +19,7 @@ pub mod price;
 pub mod programs;
 pub mod roofline;
 pub mod sizes;
+pub mod step_times;
 pub mod sublayer;
 
 pub use cost::{Batch, Costs, Direction, Group, Scan};
@@ -26,3 +27,4 @@ pub use hardware::Hardware;
 pub use operation::OpCosts;
 pub use roofline::Roofline;
 pub use sizes::Sizes;
+pub use step_times::StepTimes;
