@@ -97,6 +97,20 @@ impl Opened {
         logits: usize,
         work: Use,
     ) -> anyhow::Result<Running> {
+        self.engine_with_pages(args, context, sequences, logits, None, work)
+    }
+
+    /// The same, with so many pages of keys and values for all sequences together: those that do not all grow to the context
+    /// need fewer.
+    pub fn engine_with_pages(
+        &self,
+        args: &EngineArgs,
+        context: usize,
+        sequences: usize,
+        logits: usize,
+        pages: Option<usize>,
+        work: Use,
+    ) -> anyhow::Result<Running> {
         let isa = Isa::selected()?;
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
@@ -105,7 +119,7 @@ impl Opened {
         options.threads = args.threads.map(|t| t as usize);
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
-        (options.sequences, options.logits) = (sequences, logits);
+        (options.sequences, options.logits, options.pages) = (sequences, logits, pages);
         options.weights_node = args.weights_binding()?;
         (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.map(Into::into));
         if let Some(chunk) = args.chunk {
@@ -162,7 +176,7 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        Ok(Running { engine, load_ms, decision, _notices: Notices(runtime) })
+        Ok(Running { engine, load_ms, decision, notices: Notices(runtime) })
     }
 
     fn on_cpu(&self, args: &EngineArgs, options: &Options) -> tandem::Result<(Engine, Decision)> {
@@ -303,11 +317,13 @@ pub struct Running {
     /// From opening the file to here.
     pub load_ms: f64,
     decision: Decision,
-    _notices: Notices,
+    /// Told when they are dropped.
+    #[allow(dead_code)] // what counts is when
+    pub notices: Notices,
 }
 
 /// Says at the end of a run what the accelerator did in a slower way than it should.
-struct Notices(Option<Arc<dyn Runtime>>);
+pub struct Notices(Option<Arc<dyn Runtime>>);
 
 impl Drop for Notices {
     fn drop(&mut self) {
