@@ -13,7 +13,8 @@
 //! 7. [`profile`] measures what the machine and the kernels can do, and how long a model's operations take.
 //! 8. [`plan`] predicts where a model should run; [`sched`] says who is computed when; [`program`] is what is run where,
 //!    as values.
-//! 9. [`tensor`] has dtypes and the block formats that all of them share.
+//! 9. [`sim`] runs these schedulers and programs on a clock alone, over many requests.
+//! 10. [`tensor`] has dtypes and the block formats that all of them share.
 //!
 //! Beside the way: [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with.
 
@@ -31,6 +32,7 @@ pub mod profile;
 pub mod program;
 pub mod reference;
 pub mod sched;
+pub mod sim;
 pub mod simd;
 pub mod tensor;
 pub mod text;

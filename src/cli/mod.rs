@@ -22,6 +22,7 @@ mod progress;
 mod prompt;
 mod pull;
 mod sampling;
+mod simulate;
 mod stopwatch;
 mod tokenize;
 
@@ -58,6 +59,8 @@ enum Command {
     Pull(pull::Args),
     /// Predict how a model would run on a machine, and compare the ways to run it.
     Plan(plan::Args),
+    /// Run many requests by several strategies on a machine that need not be there.
+    Simulate(simulate::Args),
     /// Measure what this machine can do, and keep it.
     Profile(profile::Args),
     /// Measure prefill and decode speed.
@@ -108,6 +111,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         }
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Simulate(args) => simulate::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {

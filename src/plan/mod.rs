@@ -6,6 +6,8 @@
 //! sizes    ┘        (tables answer too)    ├─► choose ─► candidates, each with its Placement
 //!          └─ memory ──────────────────────┘      partition (HELM), sublayer (LIA) search
 //! ```
+//! [`predict`] answers what [`sched`](crate::sched) weighs, whole iterations from [`short`] programs.
+//!
 //! Everything here is pure: no device, no clock, no file. [`cost`] is the question that planners and the virtual
 //! machine ask. `docs/plan.md` has the formulas and how to read the output.
 
@@ -15,11 +17,12 @@ pub mod hardware;
 pub mod memory;
 pub mod operation;
 pub mod partition;
+pub mod predict;
 pub mod price;
 pub mod programs;
 pub mod roofline;
+pub mod short;
 pub mod sizes;
-pub mod step_times;
 pub mod sublayer;
 
 pub use cost::{Batch, Costs, Direction, Group, Scan};
@@ -27,4 +30,3 @@ pub use hardware::Hardware;
 pub use operation::OpCosts;
 pub use roofline::Roofline;
 pub use sizes::Sizes;
-pub use step_times::StepTimes;

@@ -27,7 +27,7 @@ use std::str::FromStr;
 
 use crate::{Error, Result};
 
-pub use draw::Draw;
+pub use draw::{Draw, arrive};
 pub use synthetic::{Length, Synthetic};
 pub use trace::{BadRow, Trace};
 

@@ -42,6 +42,11 @@ pub fn hardware(name: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, 
     described(name).map(|hardware| (hardware, None))
 }
 
+/// The machine and the model's timings of a profile that `tandem profile -o` wrote here.
+pub fn profiled(file: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
+    from_profile(Path::new(file), model)
+}
+
 /// A description: one of Tandem's own, or a file.
 fn described(name: &str) -> Result<Hardware> {
     let unknown = || {

@@ -2,8 +2,8 @@
 
 pub(super) mod inputs;
 mod map;
-mod plot;
-mod table;
+pub(super) mod plot;
+pub(super) mod table;
 
 use std::path::PathBuf;
 

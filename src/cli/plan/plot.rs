@@ -11,13 +11,13 @@ use tandem::plan::{Hardware, Sizes};
 
 use super::map::{Cell, Map, vector};
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(in crate::cli) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const SIZE: (u32, u32) = (1240, 940);
 const FONT: &str = "Helvetica, Arial, sans-serif";
 
-const INK: RGBColor = RGBColor(40, 40, 40);
-const GREY: RGBColor = RGBColor(150, 150, 150);
+pub(in crate::cli) const INK: RGBColor = RGBColor(40, 40, 40);
+pub(in crate::cli) const GREY: RGBColor = RGBColor(150, 150, 150);
 const BLUE: RGBColor = RGBColor(31, 97, 158);
 const ORANGE: RGBColor = RGBColor(217, 119, 6);
 const RED: RGBColor = RGBColor(185, 28, 28);
@@ -34,15 +34,15 @@ const PALETTE: [RGBColor; 8] = [
     RGBColor(90, 60, 140),
 ];
 
-fn failed(e: impl std::fmt::Display) -> anyhow::Error {
+pub(in crate::cli) fn failed(e: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("drawing: {e}")
 }
 
-fn text(size: u32) -> TextStyle<'static> {
+pub(in crate::cli) fn text(size: u32) -> TextStyle<'static> {
     TextStyle::from((FONT, size)).color(&INK)
 }
 
-fn at(style: TextStyle<'static>, h: HPos, v: VPos) -> TextStyle<'static> {
+pub(in crate::cli) fn at(style: TextStyle<'static>, h: HPos, v: VPos) -> TextStyle<'static> {
     style.pos(Pos::new(h, v))
 }
 
@@ -83,7 +83,7 @@ pub fn svg(
     Ok(out)
 }
 
-fn caption(area: &Area<'_>, letter: &str, words: &str) -> Result<()> {
+pub(in crate::cli) fn caption(area: &Area<'_>, letter: &str, words: &str) -> Result<()> {
     area.draw(&Text::new(format!("({letter})  {words}"), (30, 6), text(15))).map_err(failed)
 }
 

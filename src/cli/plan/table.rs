@@ -17,7 +17,7 @@ fn gb(bytes: u64) -> String {
 }
 
 /// Columns, the first to the left and the others to the right.
-fn columns(rows: &[Vec<String>]) -> String {
+pub(in crate::cli) fn columns(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len))
         .map(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0))
         .collect();

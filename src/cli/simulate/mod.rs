@@ -1,0 +1,291 @@
+//! `tandem simulate`: many requests by several strategies on a machine that need not be there.
+
+mod plot;
+mod table;
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use anyhow::Result;
+use serde::Serialize;
+use tandem::plan::predict::Predicted;
+use tandem::plan::{Costs, Hardware, Roofline, Sizes};
+use tandem::profile::Tables;
+use tandem::program::{Placement, Side};
+use tandem::sched;
+use tandem::sim::{self, Capacity, Report, Room};
+use tandem::workload::{Arrival, Shape, Source, Workload};
+use tandem::{Error, atomic_file};
+
+use super::args::size;
+use super::plan::inputs;
+use super::{output, progress};
+
+/// Runs a trace of requests by several strategies on a machine that need not be there, and compares them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model's sizes: a name from specs/ (llama-2-7b, qwen3-8b...), or a config.json; weights count as 16-bit floats.
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "model")]
+    pub spec: Option<String>,
+    /// The model, with the types of its weights: a .gguf file, a folder, or a name that `tandem pull` knows.
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "spec")]
+    pub model: Option<String>,
+    /// The machine: auto (measure this one), a name from hardware/ (t4-xeon, a10g-g5...), or a TOML file.
+    #[arg(long, value_name = "auto|NAME|FILE", default_value = "auto")]
+    pub hardware: String,
+    /// This machine as `tandem profile -o FILE` has measured it.
+    #[arg(long, value_name = "FILE", conflicts_with = "hardware")]
+    pub profile: Option<PathBuf>,
+    /// The requests: a CSV file with columns of prompt and answer lengths, and of times if it has them; or
+    /// synthetic:IN,OUT,N,RATE, where IN and OUT are tokens or a range of them (100..200), and RATE 0 is offline.
+    #[arg(long, value_name = "FILE.csv|synthetic:...")]
+    pub trace: Source,
+    /// The strategies: gpu-only, fastdecode, neo, apex, auto.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = strategy,
+          default_values_t = sched::NAMES.map(str::to_owned))]
+    pub strategy: Vec<String>,
+    /// Most memory to use on the GPU, like 15GiB [default: all but 0.5 GB].
+    #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
+    pub gpu_memory: Option<u64>,
+    /// Most memory to use on the host [default: all but 5%].
+    #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
+    pub host_memory: Option<u64>,
+    /// Requests per second: stretches a trace with times, draws Poisson arrivals for others; 0 is offline
+    /// [default: as the trace says, offline if it says nothing].
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub rate: Option<f64>,
+    /// Only the first requests of the trace.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub limit: Option<u32>,
+    /// The same seed draws the same arrivals and lengths.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Most rows of a sub-batch: prompts longer than that are computed in chunks.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N", default_value_t = 2048,
+          allow_negative_numbers = true)]
+    pub chunk: u32,
+    /// Most requests that run at a time.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N", default_value_t = 512,
+          allow_negative_numbers = true)]
+    pub sequences: u32,
+    /// Draw throughput, and latency against load (of offline synthetic requests, gain against the length of answers).
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn strategy(name: &str) -> Result<String, String> {
+    match sched::by_name(name) {
+        Some(_) => Ok(name.to_owned()),
+        None => Err(format!("choose some of {}", sched::NAMES.join(", "))),
+    }
+}
+
+/// All that is printed.
+#[derive(Serialize)]
+struct Printed<'a> {
+    strategies: &'a [Report],
+    model: &'a str,
+    hardware: &'a str,
+    workload: Requests<'a>,
+    kv_tokens: KvTokens,
+}
+
+/// What was asked for.
+#[derive(Serialize)]
+struct Requests<'a> {
+    name: &'a str,
+    requests: usize,
+    input_tokens: u64,
+    output_tokens: u64,
+    rate: Option<f64>,
+    bad_rows: usize,
+    cut: usize,
+}
+
+/// Keys and values that each side has room for.
+#[derive(Serialize)]
+struct KvTokens {
+    gpu: usize,
+    host: usize,
+}
+
+/// A machine with a model on it.
+pub struct Setup {
+    hardware: Hardware,
+    sizes: Sizes,
+    tables: Option<Tables>,
+    options: sim::Options,
+}
+
+/// One simulation to make.
+pub struct Run<'a> {
+    strategy: &'a str,
+    requests: &'a [Arrival],
+}
+
+impl Setup {
+    /// Makes all runs, on as many cores as there are; results in their order.
+    fn run(&self, runs: &[Run<'_>], what: &str) -> Result<Vec<Report>> {
+        let total: usize = runs.iter().map(|r| r.requests.len()).sum();
+        let bar = progress::count_bar(total as u64, what);
+        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let results: Vec<Mutex<Option<tandem::Result<Report>>>> =
+            runs.iter().map(|_| Mutex::new(None)).collect();
+        let work = || {
+            while let Some((i, run)) = {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                runs.get(i).map(|r| (i, r))
+            } {
+                let mut before = 0;
+                let report = self.one(run, &mut |over| {
+                    bar.set(done.fetch_add(over - before, Ordering::Relaxed) + over - before);
+                    before = over;
+                });
+                *results[i].lock().expect("nobody panics with it") = Some(report);
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(runs.len());
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        bar.finish();
+        let of = |r: Mutex<Option<_>>| r.into_inner().expect("nobody panicked").expect("every run was made");
+        results.into_iter().map(|r| Ok(of(r)?)).collect()
+    }
+
+    fn one(&self, run: &Run<'_>, seen: &mut dyn FnMut(u64)) -> tandem::Result<Report> {
+        let roofline = Roofline::new(&self.hardware, &self.sizes);
+        let measured = self.tables.as_ref().map(|t| t.costs(&self.hardware, &self.sizes));
+        let costs: &dyn Costs = match &measured {
+            Some(measured) => measured,
+            None => &roofline,
+        };
+        let Capacity { device_pages, host_pages } = self.options.capacity;
+        let placement =
+            Placement { host_pages, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
+        let predicted = Predicted::new(costs, &self.sizes, &placement);
+        let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
+        sim::simulate(run.requests, &mut *strategy, &predicted, &self.options, seen)
+    }
+}
+
+/// Reads, simulates, prints.
+pub fn run(args: &Args) -> Result<()> {
+    for (flag, bytes) in [("--gpu-memory", args.gpu_memory), ("--host-memory", args.host_memory)] {
+        if bytes == Some(0) {
+            return Err(Error::usage(format!("{flag}: 0 bytes; leave the option out to use all")).into());
+        }
+    }
+    if let Some(path) = &args.plot
+        && path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("svg"))
+    {
+        return Err(
+            Error::usage(format!("--plot {}: wanted the name of an .svg file", path.display())).into()
+        );
+    }
+    let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
+    let profile = args.profile.as_ref().map(|p| p.display().to_string());
+    let (hardware, tables) = match &profile {
+        Some(file) => inputs::profiled(file, model.as_ref())?,
+        None => inputs::hardware(&args.hardware, model.as_ref())?,
+    };
+    let work = load(args, &sizes)?;
+    let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap_or(2);
+    let room = Room {
+        rows: args.chunk,
+        sequences: args.sequences,
+        context,
+        gpu_memory: args.gpu_memory,
+        host_memory: args.host_memory,
+    };
+    let capacity = Capacity::of(&hardware, &sizes, &room)?;
+    let options = sim::Options { rows: args.chunk, sub_batches: 2, sequences: args.sequences, capacity };
+    let setup = Setup { hardware, sizes, tables, options };
+    let mut names: Vec<&str> = Vec::new();
+    args.strategy.iter().for_each(|n| {
+        if !names.contains(&n.as_str()) {
+            names.push(n)
+        }
+    });
+    let runs: Vec<Run<'_>> =
+        names.iter().map(|strategy| Run { strategy, requests: &work.requests }).collect();
+    let mut reports = setup.run(&runs, "simulating")?;
+    if work.bad_rows > 0 {
+        let first = work.bad.first().map(ToString::to_string).unwrap_or_default();
+        for report in &mut reports {
+            report.requests.failed += work.bad_rows;
+            report.requests.reasons.push((format!("no request: {first}"), work.bad_rows));
+        }
+    }
+    if let Some(path) = &args.plot {
+        let curve = plot::sweep(&setup, args, &work, &names, &reports)?;
+        let drawn = plot::svg(&setup, &work, &reports, &curve)?;
+        atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
+    }
+    if !args.json {
+        return output::print(&table::text(&setup, &work, &reports));
+    }
+    let ((gpu, host), (input_tokens, output_tokens)) = (setup.options.capacity.tokens(), work.tokens());
+    output::json(&Printed {
+        strategies: &reports,
+        model: &setup.sizes.spec.name,
+        hardware: &setup.hardware.name,
+        workload: Requests {
+            name: &work.name,
+            requests: work.requests.len(),
+            input_tokens,
+            output_tokens,
+            rate: work.rate(),
+            bad_rows: work.bad_rows,
+            cut: work.cut,
+        },
+        kv_tokens: KvTokens { gpu, host },
+    })
+}
+
+/// The requests, and what is to be said of them.
+fn load(args: &Args, sizes: &Sizes) -> Result<Workload> {
+    let shape = Shape {
+        rate: args.rate,
+        limit: args.limit.map(|n| n as usize),
+        seed: args.seed,
+        context: Some((sizes.spec.max_context as u64).clamp(2, 1 << 25) as u32),
+    };
+    let bar = match &args.trace {
+        Source::Trace(path) => {
+            let bytes = std::fs::metadata(path).ok().map(|m| m.len());
+            Some(progress::bytes_bar(bytes, &format!("reading {}", path.display())))
+        }
+        Source::Synthetic(_) => None,
+    };
+    let work = Workload::load(&args.trace, &shape, |bytes| {
+        if let Some(bar) = &bar {
+            bar.set(bytes)
+        }
+    })?;
+    if let Some(bar) = bar {
+        bar.finish();
+    }
+    for bad in work.bad.iter().take(3) {
+        progress::note(&format!("{}: {bad}", work.name));
+    }
+    if work.bad_rows > 3 {
+        progress::note(&format!("{}: {} rows are no requests and count as failed", work.name, work.bad_rows));
+    }
+    if work.cut > 0 {
+        progress::note(&format!(
+            "{} of {} requests were cut to the model's context of {} tokens",
+            work.cut,
+            work.requests.len(),
+            sizes.spec.max_context
+        ));
+    }
+    Ok(work)
+}

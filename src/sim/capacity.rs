@@ -1,0 +1,78 @@
+//! How many pages of keys and values fit beside a model's weights, on each side.
+
+use serde::Serialize;
+
+use crate::cache::PAGE_TOKENS;
+use crate::plan::memory::{Available, Load, memory, page_bytes};
+use crate::plan::{Hardware, Sizes};
+use crate::program::{Placement, Side};
+use crate::{Error, Result};
+
+/// What a step may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Rows of a step.
+    pub rows: u32,
+    /// Requests that run at a time.
+    pub sequences: u32,
+    /// Tokens of the longest request.
+    pub context: u32,
+    /// Most memory to use on the GPU, in bytes; `None`: what there is.
+    pub gpu_memory: Option<u64>,
+    /// Most memory to use on the host, in bytes; `None`: what there is.
+    pub host_memory: Option<u64>,
+}
+
+/// Pages of [`PAGE_TOKENS`] tokens of all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Capacity {
+    /// On the GPU.
+    pub device_pages: usize,
+    /// On the host.
+    pub host_pages: usize,
+}
+
+impl Capacity {
+    /// Beside weights, activations and workspace of a model that is all on the GPU, by the same dry run as `tandem plan`.
+    ///
+    /// # Errors
+    /// A machine without a GPU; a GPU that has no room for the weights and a page, with the numbers.
+    pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room) -> Result<Capacity> {
+        if hardware.accelerator.is_none() {
+            return Err(Error::usage(format!(
+                "--hardware {}: describes no GPU; requests are simulated on a CPU and a GPU",
+                hardware.name
+            )));
+        }
+        let available = Available::new(hardware, room.gpu_memory);
+        let placement = Placement::all(Side::Device, sizes.layers(), 0);
+        let load =
+            Load { sequences: room.sequences.into(), context: room.context.into(), chunk: room.rows.into() };
+        let needs = memory(sizes, &placement, &load, available);
+        // Pages are what is left; the dry run put all of them on the host, and staged them for a GPU that streams.
+        let (fixed, pinned) =
+            (needs.gpu.total - needs.gpu.kv - needs.gpu.staging, needs.host.total - needs.host.kv);
+        let page = page_bytes(sizes) * sizes.layers() as u64;
+        let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+        let device = needs.gpu.available.saturating_sub(fixed) / page;
+        if device == 0 {
+            return Err(Error::Capacity(format!(
+                "{} on {}: weights and activations take {} and a page of keys and values {}, the GPU has {}; try a larger \
+                 --gpu-memory or a smaller --chunk",
+                sizes.spec.name,
+                hardware.name,
+                gb(fixed),
+                gb(page),
+                gb(needs.gpu.available)
+            )));
+        }
+        let host =
+            needs.host.available.min(room.host_memory.unwrap_or(u64::MAX)).saturating_sub(pinned) / page;
+        Ok(Capacity { device_pages: device as usize, host_pages: host as usize })
+    }
+
+    /// Tokens on (GPU, host).
+    pub fn tokens(&self) -> (usize, usize) {
+        (self.device_pages * PAGE_TOKENS, self.host_pages * PAGE_TOKENS)
+    }
+}

@@ -1,0 +1,149 @@
+//! How long an iteration takes on a machine that is not there, and what it leaves behind.
+//!
+//! ```text
+//! serial, two lanes   the program on the virtual machine, its moves included
+//! asynchronous        gpu   │ sub-batch 0: layer 0 … layer l │ cohort: post(l), pre(l+1) │ layer l+1 … head │
+//!                     host  │ … attention of cohorts, oldest first, over the ends of iterations …           │
+//! ```
+//! A cohort that waits for layer l joins if its attention is done when the device has come through layer l; if not, it stays parked for
+//! a whole iteration. The device never waits for it, unless there is nothing else to do.
+
+use std::collections::HashMap;
+
+use crate::Result;
+use crate::plan::predict::Predicted;
+use crate::plan::short::Seconds;
+use crate::program::{Flow, Group, Iteration, RequestId, SubBatch};
+use crate::sched::Predict;
+
+/// What an iteration took.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Lap {
+    /// Seconds from its start to the start of the next.
+    pub seconds: f64,
+    /// Seconds that the GPU, the CPU and the link (each direction) worked for it: some of the CPU's after its end.
+    pub gpu: f64,
+    /// See `gpu`.
+    pub cpu: f64,
+    /// To the device.
+    pub h2d: f64,
+    /// To the host.
+    pub d2h: f64,
+    /// Of each sub-batch, the layer whose attention it now waits for: what `Queues::commit` is told.
+    pub parked: Vec<Option<u32>>,
+    /// Cohorts in it.
+    pub cohorts: u32,
+    /// Those of them that advanced.
+    pub advanced: u32,
+}
+
+/// See the [module](self).
+pub struct Clock<'a> {
+    predicted: &'a Predicted<'a>,
+    /// When the CPU has done what it was given.
+    host_free: f64,
+    /// When the attention of each parked request is done.
+    ready: HashMap<RequestId, f64>,
+}
+
+impl<'a> Clock<'a> {
+    /// By these predictions.
+    pub fn new(predicted: &'a Predicted<'a>) -> Clock<'a> {
+        Clock { predicted, host_free: 0.0, ready: HashMap::new() }
+    }
+
+    /// An iteration that begins at `now`, in seconds.
+    ///
+    /// # Errors
+    /// An iteration that cannot be lowered.
+    pub fn run(&mut self, iteration: &Iteration, now: f64) -> Result<Lap> {
+        if iteration.flow == Flow::Async {
+            return self.overlapped(iteration, now);
+        }
+        let t = self.predicted.seconds(iteration)?;
+        let mut lap = lap(&t);
+        if t.busy[3] > 0.0 {
+            // What the CPU still does for cohorts comes first: it takes the oldest.
+            lap.seconds += (self.host_free - now).max(0.0);
+            self.host_free = now + lap.seconds;
+        }
+        lap.parked = vec![None; iteration.sub_batches.len()];
+        self.forget(iteration);
+        Ok(lap)
+    }
+
+    fn forget(&mut self, iteration: &Iteration) {
+        if !self.ready.is_empty() {
+            iteration.sub_batches.iter().flat_map(|s| &s.groups).for_each(|g| {
+                self.ready.remove(&g.request);
+            });
+        }
+    }
+
+    /// Asynchronous overlap.
+    fn overlapped(&mut self, iteration: &Iteration, now: f64) -> Result<Lap> {
+        let (first, cohorts) = iteration.sub_batches.split_first().expect("an iteration has a sub-batch");
+        let t = match Predicted::resident(iteration) {
+            Some(resident) => self.predicted.seconds(&resident)?,
+            None => Seconds::default(),
+        };
+        let mut lap = lap(&t);
+        lap.parked.push(None);
+        let layers = self.predicted.layers();
+        let when = |clock: &Clock<'_>, batch: &SubBatch| match batch.at {
+            None => 0.0,
+            Some(_) => {
+                let done = |g: &Group| clock.ready.get(&g.request).copied().unwrap_or(0.0);
+                batch.groups.iter().map(done).fold(0.0, f64::max)
+            }
+        };
+        // With nothing else to do the device waits for the first cohort.
+        let mut start = now;
+        if first.groups.is_empty() {
+            let earliest = cohorts.iter().map(|b| when(self, b)).fold(f64::INFINITY, f64::min);
+            if earliest.is_finite() {
+                start = start.max(earliest);
+            }
+        }
+        let mut extra = 0.0;
+        // In the order in which the device comes by.
+        let mut order: Vec<usize> = (0..cohorts.len()).filter(|&c| !cohorts[c].groups.is_empty()).collect();
+        order.sort_by_key(|&c| cohorts[c].at.map_or(0, |l| l + 1));
+        lap.parked.resize(1 + cohorts.len(), None);
+        for c in order {
+            let batch = &cohorts[c];
+            lap.cohorts += 1;
+            let share = batch.at.map_or(0.0, |l| f64::from(l + 1) / f64::from(layers));
+            let here = start + extra + share * t.all;
+            if when(self, batch) > here {
+                lap.parked[1 + c] = batch.at;
+                continue;
+            }
+            lap.advanced += 1;
+            let (gpu, link) = self.predicted.joined(batch, u64::from(first.rows()));
+            extra += gpu + link;
+            lap.gpu += gpu + link;
+            lap.d2h += link;
+            let next = batch.at.map_or(0, |l| l + 1);
+            if next == layers {
+                self.forget(&Iteration::serial(batch.groups.clone(), false));
+                continue;
+            }
+            lap.parked[1 + c] = Some(next);
+            let attends = self.predicted.cohort_attention(&batch.groups, next as usize);
+            let begin = self.host_free.max(start + extra + share * t.all);
+            self.host_free = begin + attends;
+            lap.cpu += attends;
+            for group in &batch.groups {
+                self.ready.insert(group.request, self.host_free);
+            }
+        }
+        lap.seconds = start - now + t.all + extra;
+        Ok(lap)
+    }
+}
+
+fn lap(t: &Seconds) -> Lap {
+    let [gpu, h2d, d2h, cpu] = t.busy;
+    Lap { seconds: t.all, gpu, cpu, h2d, d2h, ..Lap::default() }
+}

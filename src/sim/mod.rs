@@ -1,0 +1,31 @@
+//! Many requests on a machine that is not there: the schedulers of [`sched`](crate::sched) over programs on the virtual
+//! machine.
+//!
+//! ```text
+//! Workload ─► waiting ─► Strategy::plan ─► Decision ─► Clock::run ─► seconds, busy units, who is parked ─┐
+//!                ▲            (the engine's own)          lower() and the virtual machine                  │
+//!                └──────────────── Queues::commit, tokens, ends ◄────────────────────────────────────────┘
+//! ```
+//!
+//! | a file | what |
+//! |---|---|
+//! | `capacity` | pages on each side of a machine that holds a model's weights |
+//! | `clock` | how long an iteration takes, which cohorts advance, what the host has left to do |
+//! | `run` | the loop |
+//! | `report` | throughput, latencies, busy fractions |
+//!
+//! Seconds come from [`plan::predict`](crate::plan::predict), as those that the strategies weigh.
+//! `docs/simulate.md` says what is modelled and what is not.
+
+pub mod capacity;
+mod clock;
+mod report;
+mod run;
+
+pub use capacity::{Capacity, Room};
+pub use clock::{Clock, Lap};
+pub use report::{Latencies, Quantiles, Report, Requests};
+pub use run::{Options, simulate};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+//! What a simulation says of a strategy.
+
+use serde::Serialize;
+
+use crate::program::Side;
+
+/// The share of the makespan in the middle that counts as steady: from 20% to 80% of the time.
+///
+/// By time, not by completions: the 30% to 70% of completions that papers use leave out the long requests at the end, and
+/// inflate gains.
+pub const STEADY: (f64, f64) = (0.2, 0.8);
+
+/// Reasons of failures that are told apart.
+const MOST_REASONS: usize = 10;
+
+/// The value that so many of 100 do not exceed (nearest rank); `None` where there are none.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Quantiles {
+    /// Half.
+    pub p50: Option<f64>,
+    /// 90 of 100.
+    pub p90: Option<f64>,
+    /// 99 of 100.
+    pub p99: Option<f64>,
+}
+
+impl Quantiles {
+    /// Of values in any order.
+    pub fn of(mut values: Vec<f64>) -> Quantiles {
+        values.sort_by(f64::total_cmp);
+        let rank = |p: usize| (values.len() * p).div_ceil(100).checked_sub(1).map(|i| values[i]);
+        Quantiles { p50: rank(50), p90: rank(90), p99: rank(99) }
+    }
+}
+
+/// By where the keys and values of a request were for most of its tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Latencies {
+    /// On the GPU.
+    pub gpu: Quantiles,
+    /// On the host.
+    pub host: Quantiles,
+}
+
+/// How requests ended.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Requests {
+    /// With all their tokens.
+    pub finished: usize,
+    /// Without.
+    pub failed: usize,
+    /// Finished ones whose keys and values were on the host for most of their tokens.
+    pub on_host: usize,
+    /// Why requests failed: each reason, and how often.
+    pub reasons: Vec<(String, usize)>,
+}
+
+/// See the [module](self).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Who decided.
+    pub strategy: String,
+    /// Tokens generated per second of the makespan.
+    pub throughput_tok_s: f64,
+    /// Tokens generated per second in the [`STEADY`] window.
+    pub steady_tok_s: f64,
+    /// Seconds from the first arrival to the last token.
+    pub makespan_s: f64,
+    /// Seconds from arrival to the first token.
+    pub ttft_s: Quantiles,
+    /// Seconds between the tokens of a request, its mean, after the first.
+    pub tpot_s: Latencies,
+    /// Seconds from arrival to the last token, by token of the answer (NEO's per-token latency): the mean over requests.
+    pub latency_per_token_s: Option<f64>,
+    /// Share of the makespan during which the GPU worked.
+    pub gpu_busy: f64,
+    /// Of the CPU.
+    pub cpu_busy: f64,
+    /// Of the busier direction of the link.
+    pub link_busy: f64,
+    /// Share of the makespan during which there were requests to run and the GPU did not work.
+    pub gpu_bubbles: f64,
+    /// Iterations.
+    pub iterations: u64,
+    /// How many of them ran unified, in two lanes, asynchronously.
+    pub flows: [u64; 3],
+    /// Pages that changed sides, over all requests.
+    pub swapped_pages: u64,
+    /// How requests ended.
+    pub requests: Requests,
+}
+
+/// A request while it is simulated.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Trip {
+    pub arrived: f64,
+    pub output: u32,
+    pub made: u32,
+    pub first: f64,
+    pub last: f64,
+    pub host_tokens: u32,
+    pub failed: bool,
+}
+
+impl Trip {
+    /// A token at `now`, of a request that lives on `side`.
+    pub fn token(&mut self, now: f64, side: Side) {
+        if self.made == 0 {
+            self.first = now;
+        }
+        self.made += 1;
+        self.last = now;
+        self.host_tokens += u32::from(side == Side::Host);
+    }
+
+    fn on_host(&self) -> bool {
+        2 * self.host_tokens > self.made
+    }
+}
+
+/// Sums over a simulation.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sums {
+    /// When, and how many tokens.
+    pub tokens: Vec<(f64, u32)>,
+    pub gpu: f64,
+    pub cpu: f64,
+    pub h2d: f64,
+    pub d2h: f64,
+    /// Seconds of iterations.
+    pub running: f64,
+    pub iterations: u64,
+    pub flows: [u64; 3],
+    pub swapped_pages: u64,
+    pub reasons: Vec<(String, usize)>,
+}
+
+impl Sums {
+    pub fn fail(&mut self, why: String) {
+        let known = self.reasons.iter().position(|(w, _)| *w == why);
+        match known.or((self.reasons.len() == MOST_REASONS).then_some(MOST_REASONS - 1)) {
+            Some(at) => self.reasons[at].1 += 1,
+            None => self.reasons.push((why, 1)),
+        }
+    }
+}
+
+pub(super) fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
+    let makespan = sums.tokens.last().map_or(0.0, |t| t.0);
+    let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    let all: u64 = sums.tokens.iter().map(|t| u64::from(t.1)).sum();
+    let (begin, end) = (STEADY.0 * makespan, STEADY.1 * makespan);
+    let steady: u64 = sums.tokens.iter().filter(|t| t.0 > begin && t.0 <= end).map(|t| u64::from(t.1)).sum();
+    let done: Vec<&Trip> = trips.iter().filter(|t| !t.failed && t.made == t.output).collect();
+    let between = |host: bool| {
+        let of = done.iter().filter(|t| t.on_host() == host && t.made > 1);
+        Quantiles::of(of.map(|t| (t.last - t.first) / f64::from(t.made - 1)).collect())
+    };
+    let per_token: Vec<f64> = done.iter().map(|t| (t.last - t.arrived) / f64::from(t.made)).collect();
+    let share = |seconds: f64| if makespan > 0.0 { (seconds / makespan).min(1.0) } else { 0.0 };
+    Report {
+        strategy: strategy.to_owned(),
+        throughput_tok_s: per_second(all, makespan),
+        steady_tok_s: per_second(steady, end - begin),
+        makespan_s: makespan,
+        ttft_s: Quantiles::of(done.iter().map(|t| t.first - t.arrived).collect()),
+        tpot_s: Latencies { gpu: between(false), host: between(true) },
+        latency_per_token_s: (!per_token.is_empty())
+            .then(|| per_token.iter().sum::<f64>() / per_token.len() as f64),
+        gpu_busy: share(sums.gpu),
+        cpu_busy: share(sums.cpu),
+        link_busy: share(sums.h2d.max(sums.d2h)),
+        gpu_bubbles: share((sums.running - sums.gpu).max(0.0)),
+        iterations: sums.iterations,
+        flows: sums.flows,
+        swapped_pages: sums.swapped_pages,
+        requests: Requests {
+            finished: done.len(),
+            failed: trips.len() - done.len(),
+            on_host: done.iter().filter(|t| t.on_host()).count(),
+            reasons: sums.reasons,
+        },
+    }
+}

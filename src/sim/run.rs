@@ -1,0 +1,261 @@
+//! The loop: arrivals, decisions, iterations, tokens.
+
+use std::collections::HashMap;
+
+use super::capacity::Capacity;
+use super::clock::Clock;
+use super::report::{Report, Sums, Trip, report};
+use crate::cache::PAGE_TOKENS;
+use crate::plan::predict::Predicted;
+use crate::program::{Flow, Iteration, PageMove, RequestId, Side, Wants};
+use crate::sched::{Decision, Job, Limits, Observed, Predict, Queues, Strategy};
+use crate::workload::Arrival;
+use crate::{Error, Result};
+
+/// Requests that a strategy sees waiting: those behind them come in their turn. Scheduling takes time with every one that is looked
+/// at, and no strategy lets so many overtake the first.
+const IN_SIGHT: usize = 512;
+
+/// Iterations in which nothing advances before the simulation gives up.
+const PATIENCE: u32 = 10_000;
+
+/// How requests are run.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Rows of a sub-batch.
+    pub rows: u32,
+    /// Sub-batches of an iteration.
+    pub sub_batches: u32,
+    /// Requests that run at a time.
+    pub sequences: u32,
+    /// Pages on each side.
+    pub capacity: Capacity,
+}
+
+/// Runs `requests`, in the order of their arrival, by `strategy`, which weighs what `predict` says; the clock goes by it, too. `seen` is told how many
+/// requests are over.
+///
+/// # Errors
+/// A strategy that decides what cannot be: more pages than there are, rows of requests that do not run, or nothing for
+/// thousands of iterations.
+pub fn simulate(
+    requests: &[Arrival],
+    strategy: &mut dyn Strategy,
+    predict: &Predicted<'_>,
+    options: &Options,
+    seen: &mut dyn FnMut(u64),
+) -> Result<Report> {
+    let Capacity { device_pages, host_pages } = options.capacity;
+    let limits = Limits {
+        rows: options.rows,
+        sub_batches: options.sub_batches,
+        sequences: options.sequences,
+        device_pages,
+        host_pages,
+    };
+    let mut sim = Sim {
+        trips: requests.iter().map(|r| Trip { arrived: r.at, output: r.output, ..Trip::default() }).collect(),
+        requests,
+        queues: Queues::default(),
+        clock: Clock::new(predict),
+        most_pages: strategy.most_pages(&limits),
+        limits,
+        sums: Sums::default(),
+        now: 0.0,
+        next: 0,
+        over: 0,
+    };
+    let mut idle = 0;
+    loop {
+        sim.arrive();
+        if sim.queues.is_empty() {
+            match requests.get(sim.next) {
+                Some(request) => sim.now = sim.now.max(request.at),
+                None => break,
+            }
+            continue;
+        }
+        let decision = strategy.plan(&sim.queues, &limits, predict);
+        let before = sim.over;
+        let (advanced, seen_now) = sim.iterate(strategy.name(), decision, predict)?;
+        strategy.observe(&seen_now);
+        idle = if advanced { 0 } else { idle + 1 };
+        if idle > PATIENCE || (idle > 0 && seen_now.seconds == 0.0) {
+            // Nothing runs: time goes on to the next arrival, or what is left can never run.
+            match requests.get(sim.next) {
+                Some(request) if request.at > sim.now => sim.now = request.at,
+                _ => sim.give_up(strategy.name()),
+            }
+        }
+        if sim.over > before {
+            seen(sim.over);
+        }
+    }
+    Ok(report(strategy.name(), &sim.trips, sim.sums))
+}
+
+struct Sim<'a> {
+    requests: &'a [Arrival],
+    trips: Vec<Trip>,
+    queues: Queues,
+    clock: Clock<'a>,
+    limits: Limits,
+    /// Of the longest request that the strategy serves.
+    most_pages: usize,
+    sums: Sums,
+    now: f64,
+    /// The first request that has not been submitted.
+    next: usize,
+    /// Requests that are over.
+    over: u64,
+}
+
+fn id(at: usize) -> RequestId {
+    RequestId { slot: at as u32, generation: 0 }
+}
+
+impl Sim<'_> {
+    /// Submits what has arrived.
+    fn arrive(&mut self) {
+        while self.queues.waiting().len() < IN_SIGHT
+            && let Some(request) = self.requests.get(self.next)
+            && request.at <= self.now
+        {
+            // The last token of an answer is not stored.
+            let job = Job::new(id(self.next), request.input, request.input + request.output - 1);
+            let (pages, most) = (job.pages(), self.most_pages);
+            if pages > most {
+                self.trips[self.next].failed = true;
+                self.over += 1;
+                self.sums.fail(format!(
+                    "needs more than the {most} pages of keys and values that a request may have"
+                ));
+            } else {
+                self.queues.submit(job);
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Fails all that is in the queues.
+    fn give_up(&mut self, name: &str) {
+        let left: Vec<RequestId> = self.queues.waiting().chain(self.queues.running()).map(|j| j.id).collect();
+        for id in left {
+            self.queues.end(id);
+            self.trips[id.slot as usize].failed = true;
+            self.over += 1;
+            self.sums.fail(format!("{name} never runs it: it fits no side that the strategy uses"));
+        }
+    }
+
+    /// Carries a decision out. Returns whether anything advanced.
+    fn iterate(&mut self, name: &str, decision: Decision, predict: &dyn Predict) -> Result<(bool, Observed)> {
+        let stored: HashMap<RequestId, (usize, Side)> = match decision.swaps.is_empty() {
+            true => HashMap::new(),
+            false => self
+                .queues
+                .running()
+                .iter()
+                .filter_map(|j| Some((j.id, (j.pages_with(0), j.home?))))
+                .collect(),
+        };
+        let mut moves = Vec::new();
+        for (request, to) in &decision.swaps {
+            if let Some(&(pages, from)) = stored.get(request)
+                && from != *to
+                && pages > 0
+            {
+                moves.push(PageMove { request: *request, to: *to, pages: 0..pages as u32 });
+                self.sums.swapped_pages += pages as u64;
+            }
+        }
+        self.queues.admit(&decision);
+        let iteration = Iteration { moves, ..decision.iteration };
+        let rows: u32 = iteration.sub_batches.iter().map(|b| b.rows()).sum();
+        if rows == 0 && iteration.moves.is_empty() {
+            return Ok((!decision.admit.is_empty(), Observed::default()));
+        }
+        self.check(name, &iteration)?;
+        let lap = self.clock.run(&iteration, self.now)?;
+        self.now += lap.seconds;
+        let sums = &mut self.sums;
+        (sums.gpu, sums.cpu) = (sums.gpu + lap.gpu, sums.cpu + lap.cpu);
+        (sums.h2d, sums.d2h) = (sums.h2d + lap.h2d, sums.d2h + lap.d2h);
+        sums.running += lap.seconds;
+        sums.iterations += 1;
+        sums.flows[match iteration.flow {
+            Flow::Serial => 0,
+            Flow::TwoLanes => 1,
+            Flow::Async => 2,
+        }] += 1;
+        self.queues.commit(&iteration, &lap.parked);
+        let made = self.tokens(&iteration, &lap.parked);
+        if made > 0 {
+            self.sums.tokens.push((self.now, made));
+        }
+        let advanced = lap.parked.iter().zip(&iteration.sub_batches).any(|(p, b)| *p != b.at || p.is_none());
+        let seen = Observed {
+            predicted: predict.iteration(&iteration),
+            seconds: lap.seconds,
+            cohorts: lap.cohorts,
+            advanced: lap.advanced,
+        };
+        Ok((advanced, seen))
+    }
+
+    /// A decision that cannot be carried out is a mistake of the strategy.
+    fn check(&self, name: &str, iteration: &Iteration) -> Result<()> {
+        let wrong = |what: String| Err(Error::Run(format!("strategy {name}: {what}")));
+        let jobs: HashMap<RequestId, &Job> = self.queues.running().iter().map(|j| (j.id, j)).collect();
+        let mut more = [0usize; 2];
+        for group in iteration.sub_batches.iter().flat_map(|b| &b.groups) {
+            let Some(job) = jobs.get(&group.request) else {
+                return wrong(format!("rows of request {}, which does not run", group.request.slot));
+            };
+            if group.first != job.stored || group.end() > job.most.max(job.prompt) {
+                return wrong(format!(
+                    "rows {}..{} of request {}, which has {} tokens and may have {}",
+                    group.first,
+                    group.end(),
+                    group.request.slot,
+                    job.stored,
+                    job.most
+                ));
+            }
+            more[usize::from(job.home == Some(Side::Host))] +=
+                job.pages_with(group.tokens) - job.pages_with(0);
+        }
+        for (side, more) in [Side::Device, Side::Host].into_iter().zip(more) {
+            let (used, there) = (self.queues.stored(side) + more, self.limits.pages(side));
+            if used > there {
+                return wrong(format!(
+                    "{used} pages of {PAGE_TOKENS} tokens on the {} side, which has {there}",
+                    if side == Side::Host { "host's" } else { "device's" }
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the tokens that an iteration yields, and ends the requests that have all of theirs.
+    fn tokens(&mut self, iteration: &Iteration, parked: &[Option<u32>]) -> u32 {
+        let homes: HashMap<RequestId, Side> =
+            self.queues.running().iter().filter_map(|j| Some((j.id, j.home?))).collect();
+        let mut made = 0;
+        for (batch, parked) in iteration.sub_batches.iter().zip(parked) {
+            if parked.is_some() {
+                continue;
+            }
+            for group in batch.groups.iter().filter(|g| g.wants != Wants::Nothing) {
+                let trip = &mut self.trips[group.request.slot as usize];
+                trip.token(self.now, homes.get(&group.request).copied().unwrap_or(Side::Device));
+                made += 1;
+                if trip.made == trip.output {
+                    self.queues.end(group.request);
+                    self.over += 1;
+                }
+            }
+        }
+        made
+    }
+}
