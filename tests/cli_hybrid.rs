@@ -493,7 +493,7 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
     for (far, flag) in [(Far::Attend, "attend"), (Far::Stream, "stream")] {
         let accel = open::open(&Kind::Emulated(Emulation::Functions), None).unwrap();
         let mut options = Options::new(Isa::selected().unwrap(), 800);
-        (options.chunk, options.far) = (32, far);
+        (options.chunk, options.far) = (32, Some(far));
         let sizes = Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap();
         let placement = Placement { device_pages: 3, ..Placement::boundary(0, m.spec.n_layers, 0, 0) };
         let cap = sizes.device(&placement).total().to_string();

@@ -39,7 +39,7 @@ fn tokens(n: usize, vocab: usize) -> Vec<u32> {
 fn options(context: usize, sequences: usize, chunk: usize, kv_pages: usize, far: Far) -> Options {
     let mut options = Options::new(Isa::Reference, context);
     (options.threads, options.sequences, options.chunk) = (Some(2), sequences, chunk);
-    (options.kv_pages, options.far) = (Some(kv_pages), far);
+    (options.kv_pages, options.far) = (Some(kv_pages), Some(far));
     options
 }
 

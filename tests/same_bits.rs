@@ -152,7 +152,7 @@ fn check(
 ) -> Result<usize, TestCaseError> {
     let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());
     let m = &world.m;
-    let o = Options { kv_pages: place.kv_pages, far: place.far, ..world.options() };
+    let o = Options { kv_pages: place.kv_pages, far: Some(place.far), ..world.options() };
     let p = place.placement.clone();
     let mut e = Engine::placed(m.spec.clone(), &m.weights, &o, accel.clone(), "test", "test", p, &|_| ())
         .map_err(fail)?;
@@ -251,7 +251,7 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
         let want = e.forward(&[Input { seq, tokens: &text, logits: Logits::All }]).unwrap().to_vec();
         let accel = device();
         for far in [Far::Attend, Far::Stream] {
-            let o = Options { chunk: 32, logits: 32, kv_pages: Some(pages), far, ..o.clone() };
+            let o = Options { chunk: 32, logits: 32, kv_pages: Some(pages), far: Some(far), ..o.clone() };
             let place = Placement::all(Side::Device, m.spec.n_layers, 0);
             let (spec, accel) = (m.spec.clone(), accel.clone());
             let mut e = Engine::placed(spec, &m.weights, &o, accel, "test", "test", place, &|_| ()).unwrap();

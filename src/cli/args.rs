@@ -1,6 +1,7 @@
 //! Options that several subcommands share, and how their values are read.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use tandem::cache::KvDType;
@@ -8,6 +9,7 @@ use tandem::device;
 use tandem::device::open::{Emulation, Kind};
 use tandem::engine;
 use tandem::host::numa::{self, Wish};
+use tandem::plan::Hardware;
 use tandem::program::Policy;
 use tandem::{Error, Result};
 
@@ -40,7 +42,8 @@ pub struct EngineArgs {
     /// kept by the CPU [default: all, or as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
-    /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU [default: attend].
+    /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU [default: in each
+    /// step the way of the least predicted time].
     #[arg(long, value_enum, value_name = "HOW")]
     pub far: Option<Far>,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
@@ -83,8 +86,11 @@ impl EngineArgs {
         match strategy {
             Strategy::Auto => {}
             Strategy::CpuOnly if matches!(self.device, Device::Cpu | Device::Auto) => {}
+            Strategy::CpuOnly if self.timed_machine().is_some() => {}
             Strategy::CpuOnly => {
-                return Err(Error::usage("--strategy cpu-only: runs on the CPU; use --device cpu"));
+                return Err(Error::usage(
+                    "--strategy cpu-only: runs on the CPU; use --device cpu, or emulated:HARDWARE for another machine's time",
+                ));
             }
             Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {
                 return Err(Error::usage(format!(
@@ -193,6 +199,14 @@ impl EngineArgs {
             (Device::Auto, Strategy::Auto) if self.deterministic => None,
             (Device::Auto, _) => Some(Kind::Cuda(0)),
             (Device::Accelerator(kind), _) => Some(kind.clone()),
+        }
+    }
+
+    /// The machine in whose time this runs: that of `--device emulated:HARDWARE`.
+    pub fn timed_machine(&self) -> Option<&Arc<Hardware>> {
+        match &self.device {
+            Device::Accelerator(Kind::Timed(_, machine)) => Some(machine),
+            _ => None,
         }
     }
 

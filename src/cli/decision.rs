@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tandem::engine::{Choice, Memory};
-use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
+use tandem::program::{Far, LayerPlacement, Placement, Policy, Residence, Side};
 
 use super::predict::Prediction;
 use super::progress::{self, megabytes};
@@ -19,6 +19,8 @@ pub struct Decision {
     policies: Option<(Policy, Policy)>,
     /// Pages of keys and values on the device, and in all, where they are fewer.
     kv_pages: Option<(usize, usize)>,
+    /// How those that left it are attended; `None`: in each step in the faster way.
+    far: Option<Far>,
     gpu: Option<(Memory, u64)>,
     host: Option<(Memory, Option<u64>)>,
     next: Option<(String, u64)>,
@@ -39,6 +41,7 @@ impl Decision {
             pinned: None,
             policies: None,
             kv_pages: None,
+            far: Some(Far::Attend),
             gpu: None,
             host: Some((memory, available)),
             next: None,
@@ -91,6 +94,7 @@ impl Decision {
             pinned: choice.pinned,
             policies: choice.policies,
             kv_pages: choice.kv_pages,
+            far: choice.far,
             gpu: Some((choice.device, free)),
             host: Some((choice.host, choice.host_available)),
             next: choice.next,
@@ -99,12 +103,29 @@ impl Decision {
         }
     }
 
-    /// Prints the line, unless all is on the CPU and no device was at hand; with `-v`, why.
+    /// What is said of a choice, of one side alone.
+    pub fn choice(&self) -> Choice {
+        let none = Memory { weights: 0, kv: 0, activations: 0 };
+        Choice {
+            placement: self.placement.clone(),
+            k: self.k,
+            pinned: self.pinned,
+            policies: self.policies,
+            kv_pages: self.kv_pages,
+            far: self.far,
+            device: self.gpu.map_or(none, |g| g.0),
+            host: self.host.map_or(none, |h| h.0),
+            host_available: self.host.and_then(|h| h.1),
+            next: None,
+        }
+    }
+
+    /// Prints the line, unless all is on the CPU, no device was at hand and nothing was predicted; with `-v`, why.
     pub fn tell(&self) {
         let line = self.line();
-        match self.device {
-            Some(_) => progress::note(&line),
-            None => progress::detail(&line),
+        match self.device.is_some() || self.is_predicted() {
+            true => progress::note(&line),
+            false => progress::detail(&line),
         }
         self.why().iter().for_each(|line| progress::detail(line));
     }
@@ -136,7 +157,14 @@ impl Decision {
             _ => self.stream(device),
         };
         let pages = match self.kv_pages {
-            Some((n, all)) => format!(", {n} of {all} pages of keys and values there"),
+            Some((n, all)) => {
+                let others = match self.far {
+                    Some(Far::Attend) => "attended by the cpu",
+                    Some(Far::Stream) => "streamed",
+                    None => "streamed or attended by the cpu",
+                };
+                format!(", {n} of {all} pages of keys and values there, the others {others}")
+            }
             None => String::new(),
         };
         format!("{}: {what}{pages} ({share})", self.strategy)
@@ -246,7 +274,12 @@ impl Decision {
             plan["pinned_layers"] = json!(pinned);
         }
         if let Some((device, all)) = self.kv_pages {
-            plan["kv_pages"] = json!({ "device": device, "all": all });
+            let far = match self.far {
+                Some(Far::Attend) => "attend",
+                Some(Far::Stream) => "stream",
+                None => "time",
+            };
+            plan["kv_pages"] = json!({ "device": device, "all": all, "far": far });
         }
         let policies = match (self.policies, self.placement.layers.first()) {
             (Some(policies), _) => Some(policies),
@@ -313,6 +346,7 @@ mod tests {
             pinned: None,
             policies: None,
             kv_pages: None,
+            far: Some(Far::Attend),
             device: memory(61_200_000),
             host: memory(9_000),
             host_available: Some(5_000_000_000),

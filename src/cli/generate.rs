@@ -1,20 +1,28 @@
-//! `tandem generate`: from a prompt to text.
+//! `tandem generate`: from a prompt to text, or from many to a result each.
+
+mod answer;
+mod chat;
+mod lines;
+mod many;
+mod results;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use tandem::engine::{Engine, Input, Logits, SeqId};
-use tandem::text::{Message, Sampler, Sandbox, StreamDecoder, Tokenizer, logprobs};
+use tandem::text::{Sampler, logprobs};
 use tandem::{Error, atomic_file};
 
+use self::answer::Answer;
+use self::chat::Chat;
 use super::args::EngineArgs;
-use super::open::{self, Opened};
+use super::open;
 use super::predict::Use;
 use super::sampling::SamplingArgs;
 use super::stopwatch::{Stopwatch, time_of};
 use super::{output, progress, prompt};
 
-/// Continues or answers a prompt.
+/// Continues or answers a prompt, or many.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME
@@ -27,6 +35,23 @@ pub struct Args {
     /// Read the prompt from a file (- is standard input).
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
+    /// Answer the prompts in FILE (- is standard input), a JSON object a line with a prompt or messages; a JSON object a
+    /// line comes out (docs/requests.md).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "logprobs"])]
+    pub prompts: Option<PathBuf>,
+    /// With --prompts: write the results to a file, whole or not at all.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// With --prompts: a result comes when it is completed, instead of in the order of the lines.
+    #[arg(long)]
+    pub as_completed: bool,
+    /// With --prompts: a line that is no request is an error in its place, instead of the end before anything runs.
+    #[arg(long)]
+    pub keep_going: bool,
+    /// With --prompts: sequences at a time [default: as many as memory has room for, at most 256].
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub parallel: Option<u32>,
     /// Most tokens to generate.
     #[arg(short = 'n', long = "max-tokens", aliases = ["n-predict", "predict"], default_value_t = 512, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
@@ -82,9 +107,17 @@ fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> tandem::Result
     })
 }
 
-/// Tokens that may follow one prompt token id outside of a tokenizer (random weights): bytes of the text.
-fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
-    text.bytes().map(|b| (b as usize % vocab) as u32).collect()
+/// Refuses a prompt of `n` tokens that is longer than `--ctx`, or than the model's context.
+fn check_length(n: usize, ctx: Option<u32>, model: usize) -> tandem::Result<()> {
+    let limit = ctx.map_or(model, |c| c as usize);
+    if n <= limit {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "the prompt has {n} tokens, more than {} of {limit}; shorten it{}",
+        if ctx.is_some() { "--ctx" } else { "the model's context" },
+        if limit < model { " or raise --ctx" } else { "" }
+    )))
 }
 
 /// Generates.
@@ -94,6 +127,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.timeline {
         atomic_file::check(path)?;
     }
+    if let Some(file) = &args.prompts {
+        return many::run(args, file);
+    }
+    // Not clap's `requires`, which a prompt, the opposite of --prompts, silences.
+    let of_prompts = [
+        (args.output.is_some(), "--output"),
+        (args.as_completed, "--as-completed"),
+        (args.keep_going, "--keep-going"),
+        (args.parallel.is_some(), "--parallel"),
+    ];
+    if let Some((_, flag)) = of_prompts.iter().find(|(given, _)| *given) {
+        return Err(Error::usage(format!("{flag}: is for many prompts; add --prompts FILE")).into());
+    }
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;
     let sampling = args.sampling.resolve(&opened.model.sampling);
@@ -101,25 +147,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     progress::detail(&format!("sampling: {sampling}"));
     let sampler = Sampler::new(sampling.params.clone())?;
     let tokenizer = opened.tokenizer()?;
-    let ids = match &tokenizer {
-        Some(t) => prompt_ids(args, &opened, t, &prompt)?,
-        None => synthetic_ids(&prompt, opened.model.spec.vocab),
+    let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref());
+    let ids = match args.raw {
+        true => chat.raw(&prompt)?,
+        false => chat.answers(vec![chat.conversation(&prompt)]).remove(0)?,
     };
-    if ids.is_empty() {
-        return Err(Error::usage("the prompt has no tokens").into());
-    }
-    open::check_tokens(&ids, opened.model.spec.vocab)?;
     let max_context = opened.model.spec.max_context;
-    let limit = args.engine.ctx.map_or(max_context, |c| c as usize);
-    if ids.len() > limit {
-        let ctx = if args.engine.ctx.is_some() { "--ctx" } else { "the model's context" };
-        return Err(Error::usage(format!(
-            "the prompt has {} tokens, more than {ctx} of {limit}; shorten it{}",
-            ids.len(),
-            if limit < max_context { " or raise --ctx" } else { "" }
-        ))
-        .into());
-    }
+    check_length(ids.len(), args.engine.ctx, max_context)?;
     let context =
         args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
     let gen_len = (context - ids.len()).min(args.max_tokens as usize);
@@ -128,14 +162,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.timeline.is_some() {
         running.engine.trace();
     }
-    let plan = running.plan(&args.engine);
     let mut generation = Generation {
         args,
-        tokenizer: tokenizer.as_ref(),
         sampler,
-        stream: StreamDecoder::new(&args.stop),
-        text: String::new(),
-        tokens: Vec::new(),
+        answer: Answer::new(tokenizer.as_ref(), &args.stop),
         logprobs: Vec::new(),
     };
     let seq = running.engine.add();
@@ -165,7 +195,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         None => first.map_or(0.0, |f| f.as_secs_f64()),
     };
     // The first token came from the prompt's own pass.
-    let steps = generation.tokens.len().saturating_sub(1);
+    let steps = generation.answer.tokens.len().saturating_sub(1);
     let rate = |n: usize, s: f64| if n > 0 && s > 0.0 { n as f64 / s } else { 0.0 };
     let timings = serde_json::json!({
         "load_ms": running.load_ms,
@@ -180,10 +210,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         let mut result = serde_json::json!({
             "prompt_tokens": ids.len(),
-            "tokens": generation.tokens,
-            "text": generation.text,
+            "tokens": generation.answer.tokens,
+            "text": generation.answer.text,
             "finish_reason": finish,
-            "plan": plan,
+            "plan": running.plan(&args.engine),
             "sampling": sampling.json(),
             "timings": timings,
         });
@@ -197,41 +227,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "{} prompt tokens at {:.0} tok/s, {} tokens at {:.1} tok/s, first after {:.0} ms; {finish}",
         ids.len(),
         rate(ids.len(), prefill_s),
-        generation.tokens.len(),
+        generation.answer.tokens.len(),
         rate(steps, decode_s),
         first_s * 1e3
     ));
     Ok(())
-}
-
-/// The prompt's tokens, through the chat template unless `--raw`.
-fn prompt_ids(args: &Args, opened: &Opened, tokenizer: &Tokenizer, prompt: &str) -> anyhow::Result<Vec<u32>> {
-    let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
-    let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-    // Control tokens in a prompt are control tokens, as for other programs: whoever leaves the template out often writes
-    // its frame by hand. Most templates (and such prompts) have the beginning-of-sequence token themselves: never two.
-    let encode = |prompt: &str| tokenizer.encode(prompt, bos.is_empty() || !prompt.starts_with(&bos), true);
-    if args.raw {
-        return Ok(encode(prompt)?);
-    }
-    let Some(template) = opened.template(tokenizer) else {
-        if args.system.is_some() {
-            return Err(Error::usage("--system: this model has no chat template").into());
-        }
-        progress::detail("this model has no chat template: the prompt is continued as it is");
-        return Ok(encode(prompt)?);
-    };
-    let mut messages = Vec::new();
-    if let Some(system) = &args.system {
-        messages.push(Message::new("system", system));
-    }
-    messages.push(Message::new("user", prompt));
-    // Whoever made the model wrote this program.
-    let rendered = Sandbox::this_program().render(template, &messages, true, &bos, &eos)?;
-    if rendered.is_empty() {
-        return Err(Error::format("chat template", "renders nothing; use --raw to do without it").into());
-    }
-    Ok(encode(&rendered)?)
 }
 
 /// Refuses logits that nothing can be chosen from. Scores of minus infinity are choices not to be taken.
@@ -252,11 +252,8 @@ enum Next {
 /// One answer in the making.
 struct Generation<'a> {
     args: &'a Args,
-    tokenizer: Option<&'a Tokenizer>,
     sampler: Sampler,
-    stream: StreamDecoder,
-    text: String,
-    tokens: Vec<u32>,
+    answer: Answer<'a>,
     logprobs: Vec<serde_json::Value>,
 }
 
@@ -295,28 +292,19 @@ impl Generation<'_> {
     ) -> anyhow::Result<&'static str> {
         let mut history = prompt.to_vec();
         let finish = loop {
-            if self.tokens.len() >= self.args.max_tokens as usize {
+            let most = self.args.max_tokens as usize;
+            if self.answer.tokens.len() >= most {
                 break "length";
             }
             let id = self.take(next, &history)?;
-            self.tokens.push(id);
             history.push(id);
             seen();
-            if self.tokenizer.is_some_and(|t| t.is_eog(id)) {
+            let piece = self.answer.push(id);
+            self.emit(&piece.text)?;
+            if piece.stops {
                 break "stop";
             }
-            match self.tokenizer {
-                Some(t) if !t.is_special(id) => {
-                    let out = self.stream.push(&t.token_bytes(id));
-                    self.emit(&out.text)?;
-                    if out.stopped {
-                        break "stop";
-                    }
-                }
-                Some(_) => {}
-                None => self.emit(&format!("{id} "))?,
-            }
-            if self.tokens.len() >= self.args.max_tokens as usize {
+            if self.answer.tokens.len() >= most {
                 break "length";
             }
             if engine.len(seq) + 1 > engine.context() {
@@ -329,16 +317,12 @@ impl Generation<'_> {
                 Next::Logits(engine.forward(&input)?.to_vec())
             };
         };
-        let rest = self.stream.finish();
-        self.emit(&rest.text)?;
+        let rest = self.answer.finish();
+        self.emit(&rest)?;
         Ok(finish)
     }
 
-    fn emit(&mut self, text: &str) -> anyhow::Result<()> {
-        if text.is_empty() {
-            return Ok(());
-        }
-        self.text.push_str(text);
-        if self.args.json { Ok(()) } else { output::print(text) }
+    fn emit(&self, text: &str) -> anyhow::Result<()> {
+        if text.is_empty() || self.args.json { Ok(()) } else { output::print(text) }
     }
 }

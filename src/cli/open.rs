@@ -6,12 +6,13 @@ use std::time::Instant;
 use tandem::Error;
 use tandem::cache::KvDType;
 use tandem::device::accelerator::{Accelerator, Half};
+use tandem::device::clock::{Clock, Rates};
 use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{self, Among, Engine, Options, Prepared, Sizes};
 use tandem::host::cgroup::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
-use tandem::program::{self, Side};
+use tandem::program::Side;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
@@ -96,6 +97,20 @@ impl Opened {
         logits: usize,
         work: Use,
     ) -> anyhow::Result<Running> {
+        self.engine_with_pages(args, context, sequences, logits, None, work)
+    }
+
+    /// The same, with so many pages of keys and values for all sequences together: those that do not all grow to the context
+    /// need fewer.
+    pub fn engine_with_pages(
+        &self,
+        args: &EngineArgs,
+        context: usize,
+        sequences: usize,
+        logits: usize,
+        pages: Option<usize>,
+        work: Use,
+    ) -> anyhow::Result<Running> {
         let isa = Isa::selected()?;
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
@@ -104,15 +119,19 @@ impl Opened {
         options.threads = args.threads.map(|t| t as usize);
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
-        (options.sequences, options.logits) = (sequences, logits);
+        (options.sequences, options.logits, options.pages) = (sequences, logits, pages);
         options.weights_node = args.weights_binding()?;
-        (options.kv_pages, options.far) =
-            (args.kv_pages.map(|n| n as usize), args.far.map_or(program::Far::Attend, Into::into));
+        (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.map(Into::into));
         if let Some(chunk) = args.chunk {
             options.chunk = chunk as usize;
         }
-        let on_cpu = || self.on_cpu(&options).map(|(engine, decision)| (engine, decision, None));
+        let on_cpu = || self.on_cpu(args, &options).map(|(engine, decision)| (engine, decision, None));
         let (engine, decision, runtime) = match args.kind() {
+            None if args.strategy() == Strategy::CpuOnly => {
+                let (engine, decision, runtime) = on_cpu()?;
+                let predicted = predict::alone(args, &self.model, None, &options, decision.choice(), work)?;
+                (engine, decision.with(predicted), runtime)
+            }
             None => on_cpu()?,
             Some(kind) => match self.with_accelerator(&kind, args, &options, work) {
                 // Without a GPU there is nothing to say: most machines have none.
@@ -126,7 +145,7 @@ impl Opened {
         };
         decision.tell();
         if engine.emulated_seconds().is_some() {
-            let machine = args.kind().map(|kind| kind.to_string()).unwrap_or_default();
+            let machine = args.timed_machine().map_or("another machine", |machine| machine.name.as_str());
             progress::note(&format!("times are those of {machine}, not of this computer"));
         }
         if args.far.is_some() && !decision.pages_move() {
@@ -157,15 +176,20 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        Ok(Running { engine, load_ms, decision, _notices: Notices(runtime) })
+        Ok(Running { engine, load_ms, decision, notices: Notices(runtime) })
     }
 
-    fn on_cpu(&self, options: &Options) -> tandem::Result<(Engine, Decision)> {
+    fn on_cpu(&self, args: &EngineArgs, options: &Options) -> tandem::Result<(Engine, Decision)> {
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
         let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
         let available = memory_available();
-        let engine =
-            with_bar(total, "packing weights", |progress| Engine::new(spec, weights, options, progress))?;
+        let engine = with_bar(total, "packing weights", |progress| match args.timed_machine() {
+            None => Engine::new(spec, weights, options, progress),
+            Some(machine) => {
+                let clock = Arc::new(Clock::new(Rates::of(machine)?));
+                Engine::on_emulated_cpu(spec, weights, options, clock, progress)
+            }
+        })?;
         let decision = Decision::cpu(layers, engine.memory(), available);
         Ok((engine, decision))
     }
@@ -192,7 +216,10 @@ impl Opened {
             None if auto => Among::All,
             None => {
                 let (engine, decision) = self.on_accelerator(&accelerator, &name, &on_device)?;
-                return Ok((engine, decision, runtime));
+                let device = Some((kind, accelerator.runtime().info()));
+                let choice = decision.choice();
+                let predicted = predict::alone(args, &self.model, device, &on_device, choice, work)?;
+                return Ok((engine, decision.with(predicted), runtime));
             }
         };
         let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
@@ -222,11 +249,14 @@ impl Opened {
             },
             (None, Among::One(strategy)) => (strategy.name(), engine::choose(&sizes, strategy)?),
         };
+        // In each step the faster way, where that was chosen.
+        on_device.far = choice.far;
+        on_device.times = predicted.as_ref().filter(|_| choice.far.is_none()).map(|p| p.times());
         let decision =
             |choice| Decision::split(strategy, name.clone(), free, choice, because).with(predicted);
         if choice.k == Some(spec.n_layers + 2) && !choice.placement.uses(Side::Device) {
             drop((accelerator, runtime));
-            let (engine, _) = self.on_cpu(options)?;
+            let (engine, _) = self.on_cpu(args, options)?;
             choice.host = engine.memory();
             return Ok((engine, decision(choice), None));
         }
@@ -287,11 +317,13 @@ pub struct Running {
     /// From opening the file to here.
     pub load_ms: f64,
     decision: Decision,
-    _notices: Notices,
+    /// Told when they are dropped.
+    #[allow(dead_code)] // what counts is when
+    pub notices: Notices,
 }
 
 /// Says at the end of a run what the accelerator did in a slower way than it should.
-struct Notices(Option<Arc<dyn Runtime>>);
+pub struct Notices(Option<Arc<dyn Runtime>>);
 
 impl Drop for Notices {
     fn drop(&mut self) {
@@ -315,6 +347,11 @@ impl Running {
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         });
         self.decision.add_to(&mut plan);
+        // Of what has been run so far.
+        let far = e.far_steps();
+        if far.attend + far.stream > 0 {
+            plan["kv_pages"]["steps"] = serde_json::json!({ "attend": far.attend, "stream": far.stream });
+        }
         plan
     }
 }

@@ -1,14 +1,20 @@
 //! Predicted times for the choice of a placement: of which machine, for which work, and how they are told.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use tandem::Error;
 use tandem::device::open::Kind;
 use tandem::device::runtime::DeviceInfo;
-use tandem::engine::{Among, Options, Prices, Sizes, Timed, choose_by_time};
+use tandem::engine::{Among, Choice, Considered, Options, Prices, Sizes, Timed, choose_by_time};
 use tandem::model::LoadedModel;
-use tandem::plan::price::Workload;
-use tandem::plan::{self, Costs, Hardware, Roofline};
-use tandem::profile::{ModelIdentity, Tables, estimate, measured_hardware, measured_tables};
+use tandem::plan::choose::Strategy as System;
+use tandem::plan::price::{Spilled, Workload};
+use tandem::plan::programs::{FarForecast, programs};
+use tandem::plan::step_times::Source;
+use tandem::plan::{self, Costs, Hardware, StepTimes};
+use tandem::profile::{ModelIdentity, Tables, Timings, estimate, measured_hardware, measured_tables};
+use tandem::program::Placement;
 use tandem::simd::Isa;
 
 use super::args::EngineArgs;
@@ -36,12 +42,12 @@ struct Basis {
     from: String,
 }
 
-/// The machine with this device: as `--hardware` says, or as it was measured, or probed in a moment. `None`, after a
-/// sentence, where there are no figures.
+/// The machine with this device, or without one: as `--hardware` says, or as it was measured, or probed in a moment. `None`, after
+/// a sentence, where there are no figures.
 fn basis(
     args: &EngineArgs,
     model: &LoadedModel,
-    (kind, info): (&Kind, &DeviceInfo),
+    device: Option<(&Kind, &DeviceInfo)>,
 ) -> tandem::Result<Option<Basis>> {
     if args.hardware != "auto" {
         let model = ModelIdentity::of(&model.spec, &model.weights, &model.source);
@@ -50,7 +56,7 @@ fn basis(
             Ok(e) => e,
             Err(e) => Error::usage(e.to_string()),
         })?;
-        if hardware.accelerator.is_none() {
+        if let (None, Some((_, info))) = (hardware.accelerator, device) {
             return Err(Error::usage(format!(
                 "--hardware {}: describes no GPU, and this is to run on {}",
                 args.hardware, info.name
@@ -60,20 +66,28 @@ fn basis(
         let whose = Some(hardware.name.clone());
         return Ok(Some(Basis { hardware, tables, whose, from }));
     }
-    if let Kind::Timed(_, machine) = kind {
+    if let Some(machine) = args.timed_machine() {
         let (hardware, name) = (Hardware::clone(machine), machine.name.clone());
-        let from = format!("the machine of --device {kind}");
+        let from = format!("the machine of --device emulated:{name}");
         return Ok(Some(Basis { hardware, tables: None, whose: Some(name), from }));
     }
-    if let Some(hardware) = measured_hardware(Some(info)).filter(|h| h.accelerator.is_some()) {
-        let tables = measured_tables(Some(info), &model.spec, &model.weights, &model.source);
+    let info = device.map(|(_, info)| info);
+    let there = |h: &Hardware| info.is_none() || h.accelerator.is_some();
+    if let Some(hardware) = measured_hardware(info).filter(there) {
+        let tables = measured_tables(info, &model.spec, &model.weights, &model.source);
         let from = match tables {
             Some(_) => "timings of this model on this machine",
             None => "limits measured on this machine",
         };
         return Ok(Some(Basis { hardware, tables, whose: None, from: from.into() }));
     }
-    match estimate::estimate(info, args.threads.map(|t| t as usize)) {
+    let threads = args.threads.map(|t| t as usize);
+    let Some(info) = info else {
+        let from = "a probe of this CPU; tandem profile measures".to_owned();
+        let probed = estimate::cpu(threads);
+        return Ok(probed.map(|hardware| Basis { hardware, tables: None, whose: None, from }));
+    };
+    match estimate::estimate(info, threads) {
         Some(hardware) => {
             let like = estimate::like(info).unwrap_or_default();
             let from = format!("a probe of this CPU and the figures of {like}; tandem profile measures");
@@ -104,9 +118,52 @@ pub fn fastest(
     among: Among,
     work: Use,
 ) -> tandem::Result<Option<Prediction>> {
+    let Some(basis) = basis(args, model, Some(device))? else { return Ok(None) };
+    let post_norms = model.spec.post_norms;
+    predict(basis, model, options, work, |costs, model, work| {
+        choose_by_time(sizes, among, &Prices { costs, model, work, post_norms })
+    })
+}
+
+/// What all on one side is predicted to take: on `device`, or without one on the CPU. `None` where nothing can be predicted.
+///
+/// # Errors
+/// A description of hardware that cannot be read, or has no GPU.
+pub fn alone(
+    args: &EngineArgs,
+    model: &LoadedModel,
+    device: Option<(&Kind, &DeviceInfo)>,
+    options: &Options,
+    choice: Choice,
+    work: Use,
+) -> tandem::Result<Option<Prediction>> {
     let Some(basis) = basis(args, model, device)? else { return Ok(None) };
-    let spec = &model.spec;
-    let sized = plan::Sizes::of_weights(spec, &model.weights, Isa::selected()?);
+    let strategy = if device.is_some() { System::GpuOnly } else { System::CpuOnly };
+    predict(basis, model, options, work, |costs, sized, work| {
+        // As many pages as it takes.
+        let placement = Placement { device_pages: usize::MAX >> 1, ..choice.placement.clone() };
+        let run = programs(costs, sized, &placement, &work)?;
+        let considered = Considered {
+            strategy,
+            what: format!("everything on the {}", if device.is_some() { "device" } else { "CPU" }),
+            seconds: Some((run.prefill, run.decode)),
+            bytes: (choice.device.total(), choice.host.total()),
+        };
+        let why = format!("{}: as it was asked for", strategy.name());
+        let considered = vec![considered];
+        Ok(Some(Timed { strategy, choice, run, considered, fitting: 1, far: None, why }))
+    })
+}
+
+/// What `choose` takes of the costs of this machine and the sizes of the model.
+fn predict(
+    basis: Basis,
+    model: &LoadedModel,
+    options: &Options,
+    work: Use,
+    choose: impl FnOnce(&dyn Costs, &plan::Sizes, Workload) -> tandem::Result<Option<Timed>>,
+) -> tandem::Result<Option<Prediction>> {
+    let sized = plan::Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
     let work = Workload {
         prompt: work.prompt.max(1) as u64,
         gen_len: work.gen_len as u64,
@@ -117,15 +174,20 @@ pub fn fastest(
     if plan::choose::countable(&sized, work.batch, work.context()).is_err() {
         return Ok(None);
     }
-    let roofline = Roofline::new(&basis.hardware, &sized);
-    let measured = basis.tables.as_ref().map(|t| t.costs(&basis.hardware, &sized));
-    let costs: &dyn Costs = match &measured {
-        Some(measured) => measured,
-        None => &roofline,
+    let mut choose = Some(choose);
+    let mut chosen = Ok(None);
+    let Basis { hardware, tables, whose, from } = basis;
+    let source: Arc<dyn Source> = match tables {
+        Some(tables) => Arc::new(Timings { hardware, tables }),
+        None => Arc::new(hardware),
     };
-    let prices = Prices { costs, model: &sized, work, post_norms: spec.post_norms };
-    let timed = choose_by_time(sizes, among, &prices)?;
-    Ok(timed.map(|timed| Prediction { timed, work, whose: basis.whose, from: basis.from }))
+    source.ask(&sized, &mut |costs| {
+        if let Some(choose) = choose.take() {
+            chosen = choose(costs, &sized, work);
+        }
+    });
+    let times = StepTimes::of(source, sized);
+    Ok(chosen?.map(|timed| Prediction { timed, work, whose, from, times }))
 }
 
 /// A choice by time.
@@ -135,6 +197,7 @@ pub struct Prediction {
     work: Workload,
     whose: Option<String>,
     from: String,
+    times: StepTimes,
 }
 
 /// `1.23 s`, `12.3 ms`, `123 us`.
@@ -151,6 +214,11 @@ impl Prediction {
     fn step(&self) -> Option<f64> {
         let n = self.work.gen_len;
         (n > 0).then(|| self.timed.run.decode / n as f64)
+    }
+
+    /// Predictions of steps, for as long as the model runs.
+    pub fn times(&self) -> StepTimes {
+        self.times.clone()
     }
 
     /// `predicted: 12.3 ms for the prompt, 1.2 ms a token`; `predicted for a100-spr: …` where that is not this machine.
@@ -184,6 +252,7 @@ impl Prediction {
                 c.what
             ));
         }
+        lines.extend(t.far.as_ref().map(|far| told(far, self.work.context())));
         lines
     }
 
@@ -214,9 +283,26 @@ impl Prediction {
             "t_decode_step_s": self.step(),
             "by": self.from,
             "why": t.why,
+            "far": t.far,
             "candidates": candidates,
         })
     }
+}
+
+/// How decode steps attend what has left the device.
+pub fn told(far: &FarForecast, context: u64) -> String {
+    let way = |w: Spilled| match w {
+        Spilled::Split => "attended by the cpu",
+        Spilled::Streamed => "streamed",
+    };
+    let ways: Vec<String> =
+        far.ways.iter().map(|&(from, w)| format!("{} from token {from} on", way(w))).collect();
+    format!(
+        "pages that left the device: {}; a token at {context} takes {} with them attended by the cpu, {} streamed",
+        ways.join(", "),
+        seconds(far.attend_s),
+        seconds(far.stream_s)
+    )
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ enum Kind {
 
 /// A line at the start, at most one every few seconds, and one at the end.
 struct Lines {
-    what: String,
+    what: Mutex<String>,
     show: fn(u64) -> String,
     total: Option<u64>,
     at: AtomicU64,
@@ -117,7 +117,7 @@ fn bar(total: Option<u64>, what: &str, template: &str, show: fn(u64) -> String) 
     } else {
         let now = Instant::now();
         Kind::Lines(Lines {
-            what: what.into(),
+            what: Mutex::new(what.into()),
             show,
             total,
             at: AtomicU64::new(0),
@@ -153,6 +153,15 @@ impl BytesBar {
         }
     }
 
+    /// Changes what stands beside the bar.
+    pub fn say(&self, what: &str) {
+        match &self.kind {
+            Kind::Hidden(_) => {}
+            Kind::Bar(bar) => bar.set_message(what.to_owned()),
+            Kind::Lines(lines) => what.clone_into(&mut lines.what.lock().expect("no panic holds it")),
+        }
+    }
+
     /// Takes the bar away; in plain lines, says how long it took.
     pub fn finish(&self) {
         match &self.kind {
@@ -169,9 +178,10 @@ impl Lines {
         if said.elapsed() >= Duration::from_secs(5) {
             *said = Instant::now();
             let at = (self.show)(self.at.load(Ordering::Relaxed));
+            let what = self.what.lock().expect("no panic holds it").clone();
             match self.total {
-                Some(total) => note(&format!("{}: {at} of {}", self.what, (self.show)(total))),
-                None => note(&format!("{}: {at}", self.what)),
+                Some(total) => note(&format!("{what}: {at} of {}", (self.show)(total))),
+                None => note(&format!("{what}: {at}")),
             }
         }
     }
@@ -180,7 +190,8 @@ impl Lines {
         let (at, took) = (self.at.load(Ordering::Relaxed), self.begun.elapsed());
         // What is over before anyone could wonder is not worth a line; of what broke off, the error tells.
         if self.total.is_none_or(|total| at >= total) && took >= Duration::from_secs(1) {
-            note(&format!("{}: {} in {:.1} s", self.what, (self.show)(at), took.as_secs_f64()));
+            let what = self.what.lock().expect("no panic holds it").clone();
+            note(&format!("{what}: {} in {:.1} s", (self.show)(at), took.as_secs_f64()));
         }
     }
 }

@@ -46,7 +46,7 @@ impl Engine {
 
     /// Where a sequence's keys and values are, in layers that keep them on the device; `None` of one that has ended.
     pub fn kv(&self, id: SeqId) -> Option<Kv> {
-        let far = self.machine.kv_ref().far;
+        let far = self.machine.kv_ref().far.usual();
         self.sequences.get(id.request()).map(|s| s.kv(far))
     }
 

@@ -25,7 +25,7 @@ pub mod weights;
 
 pub use homes::SidePages;
 pub use input::{Input, Logits, StepPlan};
-pub use kv::{Swap, Target};
+pub use kv::{FarSteps, Swap, Target};
 pub use machine::{Among, Choice, Considered, Prices, Sizes, Strategy, Timed, choose, choose_by_time};
 pub use memory::Memory;
 pub use options::Options;

@@ -3,6 +3,7 @@
 use crate::cache::{KvDType, KvGeometry};
 use crate::host::numa::Binding;
 use crate::model::ModelSpec;
+use crate::plan::StepTimes;
 use crate::program::Far;
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
@@ -41,8 +42,11 @@ pub struct Options {
     /// [`Engine::swap`](super::Engine::swap) or the swaps of a step: the caller is the scheduler. `None`: pages move
     /// by themselves where `kv_pages` are too few.
     pub far_pages: Option<usize>,
-    /// How pages that moved to the host are attended.
-    pub far: Far,
+    /// How tokens whose pages moved to the host are attended; `None`: in each step in the way of the least time by
+    /// [`Options::times`], on the host without them.
+    pub far: Option<Far>,
+    /// Predictions of steps.
+    pub times: Option<StepTimes>,
     /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)): each has activations of its own.
     pub sub_batches: usize,
     /// Memory nodes for weights on the host; `None`: where the system puts them. All else stays where it is.
@@ -64,7 +68,8 @@ impl Options {
             logits: 1,
             kv_pages: None,
             far_pages: None,
-            far: Far::Attend,
+            far: None,
+            times: None,
             sub_batches: 1,
             weights_node: None,
         }

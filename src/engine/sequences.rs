@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::input::{Input, Logits, StepPlan};
 use super::iterate::iterations;
-use super::kv::{Moved, Room, SequenceKv};
+use super::kv::{FarSteps, Moved, Room, SequenceKv};
 use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
@@ -12,6 +12,7 @@ use super::place::Placement;
 use super::timeline::Timeline;
 use crate::cache::KvGeometry;
 use crate::device::accelerator::Accelerator;
+use crate::device::clock::Clock;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Flow, RequestId, Side};
 use crate::sched::Slots;
@@ -56,7 +57,22 @@ impl Engine {
         options: &Options,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Engine> {
-        let machine = RealMachine::on_cpu(&spec, weights, options, progress)?;
+        let machine = RealMachine::on_cpu(&spec, weights, options, None, progress)?;
+        Ok(Engine::with(spec, machine, options))
+    }
+
+    /// The same in emulated time: that of the CPU of the machine whose speed `clock` has.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn on_emulated_cpu(
+        spec: ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        clock: Arc<Clock>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Engine> {
+        let machine = RealMachine::on_cpu(&spec, weights, options, Some(clock), progress)?;
         Ok(Engine::with(spec, machine, options))
     }
 
@@ -134,6 +150,11 @@ impl Engine {
     /// Bytes of weights that one decode step reads.
     pub fn bytes_per_step(&self) -> u64 {
         self.machine.bytes_per_step()
+    }
+
+    /// How the steps so far attended tokens whose pages have left the device.
+    pub fn far_steps(&self) -> FarSteps {
+        self.machine.far_steps()
     }
 
     /// Seconds since the device was opened, in emulated time: `None` where time is that of this computer.
@@ -391,14 +412,15 @@ impl Engine {
         }
         let tables: Vec<&SequenceKv> =
             inputs.iter().map(|i| self.sequences.get(i.seq.0).expect("a live sequence")).collect();
-        let (iterations, n) = iterations(
+        let (mut iterations, n) = iterations(
             inputs,
             &tables,
-            (moved, self.machine.kv().far),
+            (moved, self.machine.kv().far.usual()),
             plan,
             pick,
             self.machine.logit_rows(),
         );
+        iterations.iter_mut().for_each(|(iteration, _)| self.machine.settle(iteration));
         self.machine.expect(n, pick);
         iterations.iter().try_for_each(|(iteration, rows)| self.machine.run(iteration, rows, moved))
     }

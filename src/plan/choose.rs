@@ -21,7 +21,7 @@ use super::cost::Costs;
 use super::hardware::Hardware;
 use super::memory::{Available, Fitted, Memory, ladder, longest_context, memory};
 use super::price::{Spilled, Stage, price};
-use super::programs::{Busy, OperationTime, Run, programs};
+use super::programs::{Busy, FarForecast, OperationTime, Run, far_forecast, programs};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
 use crate::Result;
@@ -118,6 +118,9 @@ pub struct Candidate {
     /// How keys and values that the GPU's pages cannot hold are attended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spilled: Option<Spilled>,
+    /// What decode steps take with them attended in either way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub far: Option<FarForecast>,
     /// Time by stage.
     pub stages: Vec<Stage>,
     /// Busy time by kind of operation and unit.
@@ -248,6 +251,10 @@ impl Planner<'_> {
             pinned_blocks: draft.pinned,
             chunk: draft.chunk,
             spilled: run.as_ref().and_then(|r| r.spilled),
+            far: run.as_ref().filter(|r| r.spilled.is_some()).and_then(|_| {
+                let work = self.request.work(draft.chunk);
+                far_forecast(self.costs, self.sizes, &draft.placement, &work).ok().flatten()
+            }),
             busy: run.as_ref().map(|r| r.busy),
             operations: run.as_ref().map(|r| r.operations.clone()).unwrap_or_default(),
             stages: run.map(|r| r.stages).unwrap_or_default(),

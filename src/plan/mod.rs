@@ -23,6 +23,7 @@ pub mod programs;
 pub mod roofline;
 pub mod short;
 pub mod sizes;
+pub mod step_times;
 pub mod sublayer;
 
 pub use cost::{Batch, Costs, Direction, Group, Scan};
@@ -30,3 +31,4 @@ pub use hardware::Hardware;
 pub use operation::OpCosts;
 pub use roofline::Roofline;
 pub use sizes::Sizes;
+pub use step_times::StepTimes;

@@ -11,6 +11,8 @@
 //! carry                Costs::transfer of the rows as they cross                  h2d, d2h
 //! stream               Costs::transfer of the layer in the device's layout        h2d
 //! page in, page out    Costs::pages                                               h2d, d2h
+//! before               Costs::transfer of the step's lists, one for each way of attending      gpu
+//! after                Costs::transfer of the tokens, or of the logits, of a head on the device
 //! ```
 //! An operation of a computing lane takes at least [`Costs::launch`]. A transfer has one latency, however many pages it
 //! moves: their copies are enqueued together.
@@ -22,12 +24,15 @@ use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::program::{
-    Cargo, Group, Iteration, Kind, Kv, Op, Part, Side, Sublayer, Unit, Wants, virtual_machine,
+    Cargo, Far, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, SubBatch, Sublayer, Unit,
+    Wants, virtual_machine,
 };
 
 /// Bytes of an f32, and of a 16-bit float.
 const F32: u64 = 4;
 const HALF: u64 = 2;
+/// Bytes of a word of a step's lists.
+const WORD: u64 = 4;
 
 /// Prices operations: see the [module](self).
 #[derive(Clone, Copy)]
@@ -35,19 +40,26 @@ pub struct OpCosts<'a> {
     costs: &'a dyn Costs,
     sizes: &'a Sizes,
     iteration: Option<&'a Iteration>,
+    placement: Option<&'a Placement>,
     sequences: u64,
 }
 
 impl<'a> OpCosts<'a> {
     /// Of a model of these sizes.
     pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
-        OpCosts { costs, sizes, iteration: None, sequences: 1 }
+        OpCosts { costs, sizes, iteration: None, placement: None, sequences: 1 }
     }
 
     /// The same for programs of `iteration`: attention windows are then applied to each group's own positions. Without,
     /// the groups of an operation are taken to be alike. Layers without a window need no iteration.
     pub fn of(self, iteration: &'a Iteration) -> OpCosts<'a> {
         OpCosts { iteration: Some(iteration), ..self }
+    }
+
+    /// The same for whole steps of programs lowered from `placement` and the iteration that [`OpCosts::of`] was given: with the
+    /// lists that go to the device before anything runs there, and the tokens or logits that come from there.
+    pub fn on(self, placement: &'a Placement) -> OpCosts<'a> {
+        OpCosts { placement: Some(placement), ..self }
     }
 
     /// The same for programs whose every group stands for `sequences` that are alike: a planner need not lower thousands.
@@ -121,6 +133,27 @@ impl<'a> OpCosts<'a> {
         }
     }
 
+    /// Lists are uploaded once for each way of attending, and once more for pages that are streamed.
+    fn lists(&self, placement: &Placement, iteration: &Iteration) -> f64 {
+        let mut ways: Vec<([Option<Side>; 2], Side)> = Vec::new();
+        for l in &placement.layers {
+            let way = ([l.prefill.attention(), l.decode.attention()], l.kv);
+            if !ways.contains(&way) {
+                ways.push(way);
+            }
+        }
+        let mut seconds = 0.0;
+        for batch in iteration.sub_batches.iter().filter(|b| !b.groups.is_empty()) {
+            let streams = |g: &Group| matches!(g.kv, Kv::Split { far: Far::Stream, .. });
+            let lists = ways.len() + usize::from(batch.groups.iter().any(streams));
+            // A word for each row, and one for each page.
+            let words = |g: &Group| u64::from(g.tokens) + u64::from(g.end()).div_ceil(PAGE_TOKENS as u64);
+            let words = self.sequences * batch.groups.iter().map(words).sum::<u64>();
+            seconds += lists as f64 * self.costs.transfer(Direction::ToDevice, WORD * words);
+        }
+        seconds
+    }
+
     fn transfer(&self, op: &Op, direction: Direction) -> f64 {
         let bytes = self.link_bytes(op);
         match op.kind {
@@ -180,6 +213,31 @@ impl virtual_machine::Costs for OpCosts<'_> {
             Unit::H2d => self.transfer(op, Direction::ToDevice),
             Unit::D2h => self.transfer(op, Direction::ToHost),
         }
+    }
+
+    fn before(&self, program: &Program, unit: Unit) -> f64 {
+        match (self.placement, self.iteration) {
+            (Some(placement), Some(iteration))
+                if unit == Unit::Gpu && program.ops.iter().any(|op| op.unit == Unit::Gpu) =>
+            {
+                self.lists(placement, iteration)
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn after(&self, _program: &Program) -> f64 {
+        let (Some(placement), Some(iteration)) = (self.placement, self.iteration) else { return 0.0 };
+        if placement.head == Side::Host {
+            return 0.0;
+        }
+        // A token with a sum beside it, or all logits.
+        let row = if iteration.pick { 2 * WORD } else { F32 * self.sizes.spec.vocab as u64 };
+        let of = |batch: &SubBatch| -> f64 {
+            let wanted: u32 = batch.groups.iter().map(Group::wanted).sum();
+            self.costs.transfer(Direction::ToHost, self.sequences * u64::from(wanted) * row)
+        };
+        iteration.sub_batches.iter().map(of).sum()
     }
 }
 

@@ -13,7 +13,7 @@
 
 use serde::Serialize;
 
-use super::cost::{Costs, Direction, Group as Alike};
+use super::cost::{Costs, Group as Alike};
 use super::operation::OpCosts;
 use super::price::{Spilled, Stage, Workload, runs_of, spilled_tokens, stage_of};
 use super::sizes::Sizes;
@@ -106,6 +106,7 @@ impl Sums {
             }
             self.busy[Unit::ALL.iter().position(|&u| u == op.unit).expect("a unit")] += seconds;
         }
+        self.units[layers + 1] += weight * timeline.after;
         self.both += weight * timeline.overlap(Unit::Gpu, Unit::H2d);
     }
 
@@ -133,7 +134,21 @@ fn unit_of(op: &Op, layers: usize) -> usize {
 /// # Errors
 /// A placement that cannot be lowered: see [`lower()`].
 pub fn programs(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Result<Run> {
-    let pricer = Pricer { costs, sizes, placement, work };
+    programs_with(costs, sizes, placement, work, None)
+}
+
+/// The same, with tokens whose keys and values the device's pages cannot hold attended as `far` says; `None`: in the faster way.
+///
+/// # Errors
+/// As [`programs`].
+pub fn programs_with(
+    costs: &dyn Costs,
+    sizes: &Sizes,
+    placement: &Placement,
+    work: &Workload,
+    far: Option<Far>,
+) -> Result<Run> {
+    let pricer = Pricer { costs, sizes, placement, work, far };
     let layers = placement.layers.len();
     let mut prefill = Sums::default();
     let steps = work.prefill_steps();
@@ -224,33 +239,54 @@ struct Pricer<'a> {
     sizes: &'a Sizes,
     placement: &'a Placement,
     work: &'a Workload,
+    /// How spilled keys and values are attended, if that is said.
+    far: Option<Far>,
 }
 
 impl Pricer<'_> {
-    /// One step, with its spilled keys and values attended in the faster way.
-    fn step(
-        &self,
-        phase: Phase,
-        group: &Alike,
-        wants: Wants,
-    ) -> Result<(Program, Timeline, Option<Spilled>)> {
-        let spilled = spilled_tokens(self.placement, self.work.batch, group.past);
+    /// The first token on the device of sequences that attend such rows; `None` where the device has all.
+    fn boundary(&self, phase: Phase, group: &Alike) -> Option<u32> {
+        let spilled = spilled_tokens(self.placement, self.work, group.past);
         let page = PAGE_TOKENS as u64;
         // Whole pages, in front of the new tokens.
         let boundary = spilled.next_multiple_of(page).min(group.past / page * page);
         let attends = |l: &crate::program::LayerPlacement| {
             l.kv == Side::Device && l.policy(phase).attention() == Some(Side::Device)
         };
-        if boundary == 0 || !self.placement.layers.iter().any(attends) {
+        (boundary > 0 && self.placement.layers.iter().any(attends)).then_some(boundary as u32)
+    }
+
+    /// Seconds of a step whose spilled keys and values are attended in place, and of one that streams them; `None` without any.
+    fn both(&self, phase: Phase, group: &Alike, wants: Wants) -> Result<Option<(f64, f64)>> {
+        let Some(boundary) = self.boundary(phase, group) else { return Ok(None) };
+        let of = |far| -> Result<f64> {
+            Ok(self.run(phase, group, wants, Kv::Split { boundary, far })?.1.seconds())
+        };
+        Ok(Some((of(Far::Attend)?, of(Far::Stream)?)))
+    }
+
+    /// One step, with its spilled keys and values attended in the faster way, unless another is asked for.
+    fn step(
+        &self,
+        phase: Phase,
+        group: &Alike,
+        wants: Wants,
+    ) -> Result<(Program, Timeline, Option<Spilled>)> {
+        let Some(boundary) = self.boundary(phase, group) else {
             let (program, timeline) = self.run(phase, group, wants, Kv::Device)?;
             return Ok((program, timeline, None));
-        }
-        let boundary = boundary as u32;
-        let split = self.run(phase, group, wants, Kv::Split { boundary, far: Far::Attend })?;
-        let streamed = self.run(phase, group, wants, Kv::Split { boundary, far: Far::Stream })?;
-        Ok(match split.1.seconds() < streamed.1.seconds() {
-            true => (split.0, split.1, Some(Spilled::Split)),
-            false => (streamed.0, streamed.1, Some(Spilled::Streamed)),
+        };
+        let run = |far| self.run(phase, group, wants, Kv::Split { boundary, far });
+        let (split, streamed) = match self.far {
+            Some(Far::Attend) => (Some(run(Far::Attend)?), None),
+            Some(Far::Stream) => (None, Some(run(Far::Stream)?)),
+            None => (Some(run(Far::Attend)?), Some(run(Far::Stream)?)),
+        };
+        Ok(match (split, streamed) {
+            (Some(a), None) => (a.0, a.1, Some(Spilled::Split)),
+            (Some(a), Some(b)) if a.1.seconds() <= b.1.seconds() => (a.0, a.1, Some(Spilled::Split)),
+            (_, Some(b)) => (b.0, b.1, Some(Spilled::Streamed)),
+            (None, None) => unreachable!("one way at least"),
         })
     }
 
@@ -266,48 +302,60 @@ impl Pricer<'_> {
         };
         let iteration = Iteration::serial(vec![one], false);
         let program = lower(self.placement, &iteration)?;
-        let costs = OpCosts::new(self.costs, self.sizes).of(&iteration).times(group.sequences);
+        let costs =
+            OpCosts::new(self.costs, self.sizes).of(&iteration).on(self.placement).times(group.sequences);
         let timeline = run(&program, &costs);
         Ok((program, timeline))
     }
 }
 
-/// How a sequence of `context` stored tokens, the first `far` of them on the host, is best attended in a decode step of
-/// `sequences` like it: what a pager asks when it has moved pages.
+/// How a placement's decode steps attend keys and values that the device's pages cannot hold, as predicted.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FarForecast {
+    /// Seconds of a decode step at the end of the answer, attended on the host in place.
+    pub attend_s: f64,
+    /// The same, their pages streamed to the device.
+    pub stream_s: f64,
+    /// The faster way from so many stored tokens of a sequence on, ascending.
+    pub ways: Vec<(u64, Spilled)>,
+}
+
+/// What is predicted of keys and values that the device's pages cannot hold: `None` where it holds all.
 ///
-/// Of one block, all on the device: partial attention there, its queries and results across the link, and the merge, against
-/// the copy of the pages (which runs under the block before, so that only what compute does not hide counts).
-pub fn far_choice(
+/// # Errors
+/// As [`programs`].
+pub fn far_forecast(
     costs: &dyn Costs,
     sizes: &Sizes,
-    layer: usize,
-    sequences: u64,
-    context: u64,
-    far: u64,
-) -> Far {
-    use super::cost::Scan;
-    let window = sizes.blocks[layer].window;
-    // What of each part a new row sees.
-    let seen = window.map_or(0, |w| (context + 1).saturating_sub(w));
-    let (host, near) = (far.saturating_sub(seen), (context + 1).saturating_sub(far.max(seen)));
-    let scan = |tokens: u64| Scan { rows: 1, kv_tokens: tokens, pairs: tokens }.times(sequences);
-    let spec = &sizes.spec;
-    let q = 4 * sequences * spec.q_dim() as u64;
-    let partial = q + 8 * sequences * spec.n_heads as u64;
-    let on_device = |tokens| costs.attend(Side::Device, layer, &scan(tokens));
-    let there = costs.transfer(Direction::ToHost, q) + costs.attend(Side::Host, layer, &scan(host));
-    let split = there.max(on_device(near)) + costs.transfer(Direction::ToDevice, partial);
-    let (page, pages) = (PAGE_TOKENS as u64, sequences * far.div_ceil(PAGE_TOKENS as u64));
-    let copy = costs.pages(Direction::ToDevice, pages, pages * page * sizes.kv_token());
-    let products = crate::program::Sublayer::ALL
-        .into_iter()
-        .filter(|s| !matches!(s, crate::program::Sublayer::Scores | crate::program::Sublayer::Values))
-        .map(|s| costs.product(Side::Device, layer, s, sequences))
-        .sum::<f64>();
-    let attended = on_device(near) + on_device(host);
-    // A block takes the larger of its compute and the copy for the next.
-    let streamed = (products + attended).max(copy) - products;
-    if split <= streamed { Far::Attend } else { Far::Stream }
+    placement: &Placement,
+    work: &Workload,
+) -> Result<Option<FarForecast>> {
+    let pricer = Pricer { costs, sizes, placement, work, far: None };
+    let at = |past: u64| pricer.both(Phase::Decode, &Alike::decode(work.batch, past), Wants::Last);
+    let way = |past: u64| -> Result<Option<Spilled>> {
+        let both = at(past)?;
+        Ok(both.map(|(attend, stream)| if attend <= stream { Spilled::Split } else { Spilled::Streamed }))
+    };
+    let (first, last) = (work.prompt, work.prompt + work.gen_len.saturating_sub(1));
+    let Some((attend_s, stream_s)) = at(last)? else { return Ok(None) };
+    // Where it changes is searched between points a factor of the root of two apart.
+    let mut ways: Vec<(u64, Spilled)> = Vec::new();
+    let mut before = (first, way(first)?);
+    ways.extend(before.1.map(|w| (first, w)));
+    while before.0 < last {
+        let to = (before.0 + (before.0 * 2 / 5).max(PAGE_TOKENS as u64)).min(last);
+        let after = way(to)?;
+        if after != before.1 {
+            let (mut low, mut high) = (before.0, to);
+            while high - low > PAGE_TOKENS as u64 {
+                let middle = low.midpoint(high);
+                if way(middle)? == before.1 { low = middle } else { high = middle }
+            }
+            ways.extend(after.map(|w| (high, w)));
+        }
+        before = (to, after);
+    }
+    Ok(Some(FarForecast { attend_s, stream_s, ways }))
 }
 
 #[cfg(test)]

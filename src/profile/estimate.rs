@@ -46,6 +46,11 @@ pub fn like(device: &DeviceInfo) -> Option<&'static str> {
 /// memory there is, the CPU has no instruction that the probes measure, or nothing is known of the device.
 pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware> {
     let accelerator = hardware::named(like(device)?)?.accelerator;
+    Some(Hardware { accelerator, ..cpu(threads)? })
+}
+
+/// The CPU of this machine alone, as [`estimate`] probes it.
+pub fn cpu(threads: Option<usize>) -> Option<Hardware> {
     let available = cgroup::memory_available()?;
     let pool = Pool::pinned(threads);
     let llc = last_level_cache();
@@ -62,7 +67,7 @@ pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware>
             flops_bf16: flops,
             llc_bytes: llc as f64,
         },
-        accelerator,
+        accelerator: None,
         efficiency: Efficiency::default(),
     })
 }

@@ -33,7 +33,7 @@ pub use measure::Subject;
 pub use peak::{Peak, peaks};
 pub use sample::{Effort, Samples};
 pub use store::{ModelProfile, Profile, Store};
-pub use tables::{Measured, Tables};
+pub use tables::{Measured, Tables, Timings};
 
 use std::sync::Arc;
 

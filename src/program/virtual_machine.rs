@@ -17,6 +17,16 @@ use super::order::waits;
 pub trait Costs {
     /// Seconds of one operation on its unit, alone.
     fn seconds(&self, op: &Op) -> f64;
+
+    /// Seconds that `unit` is busy before the first operation of `program`: a step's lists, on their way to the device.
+    fn before(&self, _program: &Program, _unit: Unit) -> f64 {
+        0.0
+    }
+
+    /// Seconds from the end of the last operation of `program` until the step's results are where they were asked for.
+    fn after(&self, _program: &Program) -> f64 {
+        0.0
+    }
 }
 
 impl<F: Fn(&Op) -> f64> Costs for F {
@@ -46,12 +56,16 @@ pub struct Timeline {
     /// In the order of the program. What a cohort that did not join would have done has spans without length, at the time at
     /// which it was looked for.
     pub spans: Vec<Span>,
+    /// Seconds behind the last: [`Costs::after`].
+    pub after: f64,
 }
 
 impl Timeline {
-    /// Seconds until the last operation is done, but for those that the end of the iteration does not wait for.
+    /// Seconds until the last operation is done, but for those that the end of the iteration does not wait for, and its results are
+    /// where they were asked for.
     pub fn seconds(&self) -> f64 {
-        self.spans.iter().filter(|s| !s.detached).map(|s| s.end).fold(0.0, f64::max)
+        let ends = self.spans.iter().filter(|s| !s.detached).map(|s| s.end);
+        ends.fold(0.0, f64::max) + self.after
     }
 
     /// Seconds that a unit worked.
@@ -160,7 +174,10 @@ fn place(
         .iter()
         .map(|&u| (0..program.ops.len()).rev().filter(|&i| program.ops[i].unit == u).collect())
         .collect();
-    let mut free = Unit::ALL.map(|unit| if unit == Unit::Host { backlog } else { begin });
+    let mut free = Unit::ALL.map(|unit| {
+        let from = if unit == Unit::Host { backlog } else { begin };
+        from + costs.before(program, unit)
+    });
     let (mut joined, mut stay) = (Vec::new(), HashSet::new());
     // When the device has begun the layer that it is at.
     let mut begun = (None, 0.0);
@@ -238,5 +255,5 @@ fn place(
         // Waits point backwards in the program, so the earliest operation left can always be placed.
         assert!(left < before, "operations wait for each other in a circle");
     }
-    (Timeline { spans }, joined)
+    (Timeline { spans, after: costs.after(program) }, joined)
 }

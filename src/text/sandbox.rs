@@ -8,8 +8,8 @@
 //! ends it first, that is the error. docs/decisions/0013 weighs the alternatives.
 //!
 //! ```text
-//! parent  Sandbox::render ── source, messages (JSON) ──> stdin   child  serve_if_asked
-//!                         <── prompt or refusal (JSON) ── stdout         limits, compile, lower limit, render
+//! parent  Sandbox::render ── source, conversations (JSON) ──> stdin   child  serve_if_asked
+//!                         <── prompts or refusals (JSON) ── stdout         limits, compile, lower limit, render
 //! ```
 
 use std::borrow::Cow;
@@ -36,18 +36,21 @@ const PER_BYTE: u64 = 32;
 /// A real template takes milliseconds; the engine's own bound on steps is worth about one second.
 const SECONDS: u64 = 2;
 
+/// Conversations that one child renders: to start it takes longer than to render.
+const TOGETHER: usize = 64;
+
 /// What a child is asked.
 #[derive(Debug, Serialize, Deserialize)]
 struct Request<'a> {
     source: Cow<'a, str>,
-    messages: Cow<'a, [Message]>,
+    conversations: Vec<Cow<'a, [Message]>>,
     add_generation_prompt: bool,
     bos_token: Cow<'a, str>,
     eos_token: Cow<'a, str>,
 }
 
-/// What it answers.
-#[derive(Debug, Serialize, Deserialize)]
+/// What it answers, for each conversation.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 enum Answer {
     Prompt(String),
     /// [`Error::Format`]: what, and the problem.
@@ -87,9 +90,51 @@ impl Sandbox {
         bos_token: &str,
         eos_token: &str,
     ) -> Result<String> {
+        let together = self.render_together(
+            source,
+            &[Cow::Borrowed(messages)],
+            add_generation_prompt,
+            (bos_token, eos_token),
+        );
+        together.map(|mut one| one.remove(0))?
+    }
+
+    /// The same for many conversations: a process renders [`TOGETHER`] of them. Where they take too much together, each has
+    /// one of its own, so that the error is that of the conversation which causes it.
+    pub fn render_all(
+        &self,
+        source: &str,
+        conversations: &[Vec<Message>],
+        add_generation_prompt: bool,
+        bos_token: &str,
+        eos_token: &str,
+    ) -> Vec<Result<String>> {
+        let mut all = Vec::with_capacity(conversations.len());
+        for some in conversations.chunks(TOGETHER) {
+            let borrowed: Vec<_> = some.iter().map(Cow::from).collect();
+            let tokens = (bos_token, eos_token);
+            match self.render_together(source, &borrowed, add_generation_prompt, tokens) {
+                Ok(answers) => all.extend(answers),
+                Err(_) => all.extend(some.iter().map(|messages| {
+                    self.render(source, messages, add_generation_prompt, bos_token, eos_token)
+                })),
+            }
+        }
+        all
+    }
+
+    /// # Errors
+    /// The process gave no answer for all of them.
+    fn render_together(
+        &self,
+        source: &str,
+        conversations: &[Cow<'_, [Message]>],
+        add_generation_prompt: bool,
+        (bos_token, eos_token): (&str, &str),
+    ) -> Result<Vec<Result<String>>> {
         let request = Request {
             source: source.into(),
-            messages: messages.into(),
+            conversations: conversations.to_vec(),
             add_generation_prompt,
             bos_token: bos_token.into(),
             eos_token: eos_token.into(),
@@ -97,15 +142,20 @@ impl Sandbox {
         let request = serde_json::to_vec(&request).expect("text and a bool are JSON");
         let no_child = |e: io::Error| Error::Run(format!("chat template: no process to render it in: {e}"));
         let output = exchange(&mut self.command(), &request).map_err(no_child)?;
-        if output.status.success() {
-            let answer = serde_json::from_slice(&output.stdout);
-            return match answer.map_err(|e| Error::Run(format!("chat template: no answer about it: {e}")))? {
-                Answer::Prompt(prompt) => Ok(prompt),
-                Answer::Malformed(what, problem) => Err(Error::Format { what, problem }),
-                Answer::Refused(why) => Err(Error::Run(why)),
-            };
+        if !output.status.success() {
+            return Err(cause_of_death(&output, request.len()));
         }
-        Err(cause_of_death(&output, request.len()))
+        let none = |why: String| Error::Run(format!("chat template: no answer about it: {why}"));
+        let answers: Vec<Answer> = serde_json::from_slice(&output.stdout).map_err(|e| none(e.to_string()))?;
+        if answers.len() != conversations.len() {
+            return Err(none(format!("{} instead of {}", answers.len(), conversations.len())));
+        }
+        let result = |answer| match answer {
+            Answer::Prompt(prompt) => Ok(prompt),
+            Answer::Malformed(what, problem) => Err(Error::Format { what, problem }),
+            Answer::Refused(why) => Err(Error::Run(why)),
+        };
+        Ok(answers.into_iter().map(result).collect())
     }
 
     fn command(&self) -> Command {
@@ -161,30 +211,51 @@ pub fn serve_if_asked() {
     }
     // A panic is an answer, and nobody reads its report.
     std::panic::set_hook(Box::new(|_| ()));
-    let answer = match serve() {
+    let answers = serde_json::to_vec(&serve()).expect("text is JSON");
+    std::process::exit(if io::stdout().write_all(&answers).is_ok() { 0 } else { 1 });
+}
+
+/// What is said of one conversation.
+fn answer(rendered: Result<String>) -> Answer {
+    match rendered {
         Ok(prompt) => Answer::Prompt(prompt),
         Err(Error::Format { what, problem }) => Answer::Malformed(what, problem),
         Err(other) => Answer::Refused(other.to_string()),
-    };
-    let answer = serde_json::to_vec(&answer).expect("text is JSON");
-    std::process::exit(if io::stdout().write_all(&answer).is_ok() { 0 } else { 1 });
+    }
 }
 
-fn serve() -> Result<String> {
-    let io = |e: io::Error| Error::Run(format!("chat template: {e}"));
+fn serve() -> Vec<Answer> {
     // The parent's own request needs no bound: it has it in memory too.
-    let mut request = Vec::new();
-    io::stdin().lock().read_to_end(&mut request).map_err(io)?;
-    let limit = memory_limit(request.len());
-    let request: Request = serde_json::from_slice(&request)
-        .map_err(|e| Error::Run(format!("chat template: no request: {e}")))?;
+    let mut bytes = Vec::new();
+    if let Err(error) = io::stdin().lock().read_to_end(&mut bytes) {
+        return vec![answer(Err(Error::Run(format!("chat template: {error}"))))];
+    }
+    let request: Request = match serde_json::from_slice(&bytes) {
+        Ok(request) => request,
+        Err(error) => return vec![answer(Err(Error::Run(format!("chat template: no request: {error}"))))],
+    };
+    let template = match limited(&request, bytes.len()) {
+        Ok(template) => template,
+        // The template's fault: each conversation's.
+        Err(error) => return vec![answer(Err(error)); request.conversations.len()],
+    };
+    let Request { conversations, add_generation_prompt, bos_token, eos_token, .. } = &request;
+    let render = |messages: &Cow<'_, [Message]>| {
+        template.render(messages, *add_generation_prompt, bos_token, eos_token)
+    };
+    conversations.iter().map(|messages| answer(render(messages))).collect()
+}
+
+/// The template, compiled within limits; rendering has less memory.
+fn limited(request: &Request<'_>, bytes: usize) -> Result<ChatTemplate> {
+    let io = |e: io::Error| Error::Run(format!("chat template: {e}"));
+    let limit = memory_limit(bytes);
     set_limit(libc::RLIMIT_CORE, 0).map_err(io)?;
     set_limit(libc::RLIMIT_CPU, SECONDS).map_err(io)?;
     set_limit(libc::RLIMIT_AS, limit + COMPILER_STACK as u64).map_err(io)?;
     let template = ChatTemplate::new(&request.source)?;
     set_limit(libc::RLIMIT_AS, limit).map_err(io)?;
-    let Request { messages, add_generation_prompt, bos_token, eos_token, .. } = &request;
-    template.render(messages, *add_generation_prompt, bos_token, eos_token)
+    Ok(template)
 }
 
 #[cfg(target_env = "gnu")]

@@ -9,16 +9,19 @@
 //! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] says which pages change sides (HELM §4: the oldest full
 //! ones, above a watermark), and what a step's groups see of it is their [`Kv`].
 
+mod far;
 mod pager;
 mod sequence;
 mod swap;
 
+pub use far::FarSteps;
+pub(super) use far::Ways;
 pub(super) use pager::{Moved, Pager, Room};
 pub(super) use sequence::SequenceKv;
 pub use swap::{Swap, Target};
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};
-use crate::program::{Far, Placement, Side};
+use crate::program::{Placement, Side};
 use crate::{Error, Result};
 
 /// The pages of all sequences: three lists, each of pages with numbers of their own.
@@ -47,7 +50,7 @@ pub(super) struct KvStore {
     /// Pages of a layer that prompts whose keys and values go to the host may take in staging memory, in one step.
     pub staged: usize,
     /// How tokens away from the device are attended.
-    pub far: Far,
+    pub far: Ways,
 }
 
 impl KvStore {
@@ -62,7 +65,7 @@ impl KvStore {
             sides: Sides { device: side == Side::Device, host: side == Side::Host },
             pager: Some(Pager::new(device, false)),
             staged: 0,
-            far: Far::Attend,
+            far: Ways::new(None, None, false),
         })
     }
 }

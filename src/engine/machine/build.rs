@@ -15,10 +15,11 @@ use super::work::HostWork;
 use super::{HostSide, RealMachine, Where, load};
 use crate::cache::{KvGeometry, PagePool};
 use crate::device::accelerator::{Accelerator, RowBytes};
+use crate::device::clock::Clock;
 use crate::device::preload::{self, Needs};
 use crate::device::runtime::Pinned;
 use crate::engine::host::HostWorkspace;
-use crate::engine::kv::{KvPages, KvStore, Pager, Sides};
+use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
@@ -163,7 +164,7 @@ impl RealMachine {
             sides: Sides::of(&placement),
             pager: sizes.far_pages.is_none().then(|| Pager::new(paging.device, paging.staged_far > 0)),
             staged: paging.staged_far,
-            far: options.far,
+            far: Ways::new(options.far, options.times.clone(), paging.streams_far),
         };
         let described = Where {
             device: if alone { device_name.to_string() } else { format!("{device_name}+cpu") },
@@ -181,7 +182,8 @@ impl RealMachine {
         Ok(machine)
     }
 
-    /// All on the CPU: checks that it fits, then allocates and packs. The calling thread computes, with its pool.
+    /// All on the CPU: checks that it fits, then allocates and packs. The calling thread computes, with its pool. With a
+    /// `clock`, in the time of a described machine.
     ///
     /// # Errors
     /// It does not fit in memory; options that no engine can follow; a damaged model.
@@ -189,6 +191,7 @@ impl RealMachine {
         spec: &ModelSpec,
         weights: &Weights,
         options: &Options,
+        clock: Option<Arc<Clock>>,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<RealMachine> {
         let n_pages = options.check(spec)?;
@@ -206,6 +209,7 @@ impl RealMachine {
         let store = KvStore::all(Side::Host, geometry, n_pages)?;
         let units = Units { node: options.weights_node.clone(), ..Units::all(spec) };
         let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
+        let work = if clock.is_some() { HostWork::new(spec, &model) } else { HostWork::default() };
         let kv = PagePool::new(geometry, n_pages)?;
         let places: Vec<(bool, usize)> = (0..spec.n_layers).map(|l| (false, l)).collect();
         let parts = (0..options.sub_batches).map(|_| HostPart::new(spec, None, None)).collect();
@@ -213,6 +217,7 @@ impl RealMachine {
         let placement = Placement::all(Side::Host, spec.n_layers, n_pages);
         let mut machine = RealMachine::empty(spec, placement, described, store, memory);
         machine.sub_batches = options.sub_batches;
+        (machine.work, machine.clock) = (work, clock);
         machine.bytes_per_step = half.bytes_per_step();
         machine.planned =
             options.sub_batches * HostWorkspace::bytes(spec, options.rows(), options.logit_rows());
@@ -242,6 +247,7 @@ impl RealMachine {
             device: None,
             areas: None,
             work: HostWork::default(),
+            clock: None,
             memory,
             planned: 0,
             bytes_per_step: 0,

@@ -22,8 +22,8 @@ use super::sizes::Sizes;
 use crate::engine::memory::Memory;
 use crate::host::cgroup::memory_available;
 use crate::program::{
-    Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side, Sublayer,
-    Wants, lower,
+    Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
+    Sublayer, Wants, lower,
 };
 use crate::{Error, Result};
 
@@ -91,6 +91,9 @@ pub struct Choice {
     pub policies: Option<(Policy, Policy)>,
     /// Pages of a layer on the device, of so many that all sequences have: where these are more, the rest is on the host.
     pub kv_pages: Option<(usize, usize)>,
+    /// How tokens whose pages have left the device are attended; `None`: in each step in the faster way, which takes memory to
+    /// stream pages to.
+    pub far: Option<Far>,
     /// Bytes on the device.
     pub device: Memory,
     /// Bytes on the host.
@@ -144,6 +147,7 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
                 pinned,
                 policies,
                 kv_pages,
+                far: Some(sizes.far.unwrap_or(Far::Attend)),
                 device,
                 host,
                 host_available,

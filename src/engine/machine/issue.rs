@@ -170,8 +170,14 @@ impl RealMachine {
         if let Some(HostSide::Inline(half)) = &mut self.host {
             let from = Instant::now();
             half.compute(op, None, alone);
+            // In emulated time the issuing thread is the one that works.
+            let emulated = self.clock.as_ref().map(|clock| {
+                let (begun, host) = (clock.now(), clock.rates().host);
+                clock.spend(host.seconds(self.work.of(op, alone && op.wanted_only)).max(host.launch));
+                (begun, clock.now())
+            });
             if let Some(trace) = &mut self.trace {
-                trace.ran(op, &Ran { op: at, from, to: Instant::now(), emulated: None });
+                trace.ran(op, &Ran { op: at, from, to: Instant::now(), emulated });
             }
             return;
         }

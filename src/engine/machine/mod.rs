@@ -62,7 +62,7 @@ use self::lowered::Programs;
 use self::trace::Trace;
 use self::work::HostWork;
 use super::iterate::moves;
-use super::kv::{KvStore, Moved};
+use super::kv::{FarSteps, KvStore, Moved};
 use super::memory::Memory;
 use super::place::Placement as Where;
 use super::timeline::Timeline;
@@ -91,8 +91,10 @@ pub(super) struct RealMachine {
     host: Option<HostSide>,
     device: Option<DeviceHalf>,
     areas: Option<Areas>,
-    /// How much operations of the host's lane do.
+    /// How much operations of the host do.
     work: HostWork,
+    /// Of emulated time, where the host is alone; a device keeps its own.
+    clock: Option<Arc<Clock>>,
     memory: Memory,
     /// Bytes of the host's workspace that the dry run counted, where the host is alone.
     planned: usize,
@@ -182,6 +184,16 @@ impl RealMachine {
         self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows)
     }
 
+    /// How steps so far attended such tokens.
+    pub fn far_steps(&self) -> FarSteps {
+        self.kv.far.steps()
+    }
+
+    /// Settles how a step attends tokens whose pages have left the device.
+    pub fn settle(&mut self, iteration: &mut Iteration) {
+        self.kv.far.settle(&self.placement, iteration);
+    }
+
     /// Sub-batches of a step that there is room for.
     pub fn sub_batches(&self) -> usize {
         self.sub_batches
@@ -216,7 +228,7 @@ impl RealMachine {
 
     /// The clock of emulated time, if it runs in that.
     pub fn clock(&self) -> Option<&Arc<Clock>> {
-        self.device.as_ref().and_then(|d| d.runtime.clock())
+        self.device.as_ref().map_or(self.clock.as_ref(), |d| d.runtime.clock())
     }
 
     /// Waits for all that was enqueued on the device.

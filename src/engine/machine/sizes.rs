@@ -25,6 +25,7 @@ pub(super) fn rounded(bytes: usize) -> u64 {
 }
 
 /// See the [module](self).
+#[derive(Clone)]
 pub struct Sizes {
     pub(super) shape: Shape,
     pub(super) limits: Limits,
@@ -35,8 +36,10 @@ pub struct Sizes {
     pub(super) kv_pages: Option<usize>,
     /// Pages for sequences that live on the host, where the caller says which do.
     pub(super) far_pages: Option<usize>,
-    /// How pages that have left are attended.
-    pub(super) far: Far,
+    /// How tokens whose pages have left are attended, if that was said.
+    pub(super) far: Option<Far>,
+    /// Whether their pages may be streamed.
+    pub(super) streams: bool,
     pub(super) linears: Vec<LinearWeight>,
     pub(super) layouts: Vec<LayerLayout>,
     pub(super) gate_up: bool,
@@ -107,6 +110,7 @@ impl Sizes {
             kv_pages: options.kv_pages,
             far_pages: options.far_pages,
             far: options.far,
+            streams: options.far.map_or(options.times.is_some(), |far| far == Far::Stream),
             head: head_bytes(accel, spec, weights, act)?,
             embedding: [
                 embedding_bytes(accel, spec, weights, act, false)?,
@@ -127,6 +131,11 @@ impl Sizes {
             layouts,
             gate_up,
         })
+    }
+
+    /// The same with memory to stream pages to that have left, where nobody has said how they are attended.
+    pub(super) fn streaming(&self) -> Option<Sizes> {
+        (self.far.is_none() && !self.streams).then(|| Sizes { streams: true, ..self.clone() })
     }
 
     /// Blocks of the model.
@@ -159,10 +168,10 @@ impl Sizes {
         let staged = if placement.layers.iter().any(stages_pages) { host } else { 0 };
         let staged_far = match self.far_pages {
             Some(_) => self.staging_pages().min(far),
-            None if self.far == Far::Stream => far,
+            None if self.streams => far,
             None => 0,
         };
-        let streams_far = staged_far > 0 && self.far == Far::Stream;
+        let streams_far = staged_far > 0 && self.streams;
         Paging { device, far, host, staged, staged_far, streams_far }
     }
 

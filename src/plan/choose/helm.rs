@@ -134,7 +134,7 @@ fn spilled_seconds(planner: &Planner<'_>, k: usize, work: &Workload, device_page
         }
     }
     let extra = |layer: usize, phase: Phase, group: Group| {
-        let spilled = spilled_tokens(&placement, work.batch, group.past);
+        let spilled = spilled_tokens(&placement, work, group.past);
         let seconds = |spilled| {
             block(planner.costs, planner.sizes, layer, &at, phase, &[group], spilled).0.overlapped()
         };
@@ -268,6 +268,11 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
             _ => "streamed to the GPU",
         };
         candidate.reason += &format!(", {} of {pages} KV pages on the host and {how}", pages - device_pages);
+        if let Some(far) = &candidate.far {
+            let ms = |s: f64| format!("{:.1} ms", 1e3 * s);
+            let (attend, stream) = (ms(far.attend_s), ms(far.stream_s));
+            candidate.reason += &format!(" ({attend} a token at the end by the CPU, {stream} streamed)");
+        }
     }
     candidate
 }

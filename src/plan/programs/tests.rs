@@ -105,7 +105,7 @@ fn alike_sequences_are_priced_as_one() {
     for (phase, rows, past) in [(Phase::Decode, 1, 1000), (Phase::Prefill, 600, 64)] {
         let group = Alike { sequences: 7, rows, past, causal: true };
         let work = Workload { prompt: 1, gen_len: 1, batch: 7, chunk: 1 };
-        let pricer = Pricer { costs: &costs, sizes: &s, placement: &placement, work: &work };
+        let pricer = Pricer { costs: &costs, sizes: &s, placement: &placement, work: &work, far: None };
         let (_, one) = pricer.run(phase, &group, Wants::Last, Kv::Device).unwrap();
         let each = |slot| Group {
             request: RequestId { slot, generation: 0 },
@@ -117,7 +117,7 @@ fn alike_sequences_are_priced_as_one() {
         };
         let iteration = Iteration::serial((0..7).map(each).collect(), false);
         let program = lower(&placement, &iteration).unwrap();
-        let all = run(&program, &OpCosts::new(&costs, &s).of(&iteration));
+        let all = run(&program, &OpCosts::new(&costs, &s).of(&iteration).on(&placement));
         assert!((one.seconds() - all.seconds()).abs() < 1e-12, "{} {}", one.seconds(), all.seconds());
     }
 }
@@ -137,7 +137,7 @@ fn decode_is_the_mean_over_the_answer() {
     assert_eq!(programs(&costs, &s, &placement, &work).unwrap().decode, 0.0);
 }
 
-/// Pages that the device cannot hold: attended by a fast CPU, streamed beside a slow one; the pager is told the same.
+/// Pages that the device cannot hold: attended by a fast CPU, streamed beside a slow one.
 #[test]
 fn spilled_pages_are_attended_where_it_is_faster() {
     let s = sizes("qwen3-8b");
@@ -147,20 +147,30 @@ fn spilled_pages_are_attended_where_it_is_faster() {
     let step = |h: &Hardware, pages: usize| {
         let costs = Roofline::new(h, &s);
         let run = programs(&costs, &s, &Placement::all(Side::Device, 36, pages), &work).unwrap();
-        let far = 30_000u64.saturating_sub(pages as u64 * PAGE_TOKENS as u64);
-        (run.decode, run.spilled, far_choice(&costs, &s, 0, 1, 30_000, far))
+        let forced = |far| {
+            let placement = Placement::all(Side::Device, 36, pages);
+            programs_with(&costs, &s, &placement, &work, Some(far)).unwrap().decode
+        };
+        let faster = forced(Far::Attend).min(forced(Far::Stream));
+        assert_eq!(faster, run.decode, "what is not fixed is the faster way");
+        let forecast = far_forecast(&costs, &s, &Placement::all(Side::Device, 36, pages), &work).unwrap();
+        let way = forecast.map(|f| {
+            assert_eq!(f.attend_s.min(f.stream_s), run.decode);
+            f.ways.last().unwrap().1
+        });
+        (run.decode, run.spilled, way)
     };
     let all = step(&h, 1000);
     assert_eq!(all.1, None);
     h.cpu.read_bw = 1e9;
     let streamed = step(&h, 100);
-    assert_eq!((streamed.1, streamed.2), (Some(Spilled::Streamed), Far::Stream));
+    assert_eq!((streamed.1, streamed.2), (Some(Spilled::Streamed), Some(Spilled::Streamed)));
     // HELM's missing term: what is evicted crosses the link for every token.
-    let link = (30_000.0 - 3200.0) * 147_456.0 / 16e9;
+    let link = (30_000.0 - 73.0 * 32.0) * 147_456.0 / 16e9;
     assert!(streamed.0 > link && streamed.0 < link + all.0, "{} {link}", streamed.0);
     h.cpu.read_bw = 54e9;
     let split = step(&h, 100);
-    assert_eq!((split.1, split.2), (Some(Spilled::Split), Far::Attend));
+    assert_eq!((split.1, split.2), (Some(Spilled::Split), Some(Spilled::Split)));
     assert!(split.0 < 0.6 * streamed.0, "{} {}", split.0, streamed.0);
 }
 

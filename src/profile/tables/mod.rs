@@ -17,6 +17,7 @@ pub use self::curve::{Curve, Surface};
 use super::calibrate::Factors;
 use crate::model::{ModelSpec, Weights};
 use crate::plan::cost::{Batch, Costs, Direction, Scan};
+use crate::plan::step_times::Source;
 use crate::plan::{Hardware, Roofline, Sizes};
 use crate::program::{Side, Sublayer};
 use crate::{Error, Result};
@@ -160,6 +161,21 @@ impl Tables {
     /// Costs of the model of `sizes` on `hardware`, the measured limits of the same machine.
     pub fn costs<'a>(&'a self, hardware: &'a Hardware, sizes: &'a Sizes) -> Measured<'a> {
         Measured { tables: self, roofline: Roofline::new(hardware, sizes), sizes }
+    }
+}
+
+/// A machine with a model's tables: what costs are made of.
+#[derive(Debug, Clone)]
+pub struct Timings {
+    /// Its measured limits.
+    pub hardware: Hardware,
+    /// Timings of the model's operations on it.
+    pub tables: Tables,
+}
+
+impl Source for Timings {
+    fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs)) {
+        question(&self.tables.costs(&self.hardware, sizes));
     }
 }
 

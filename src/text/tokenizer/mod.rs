@@ -237,6 +237,11 @@ impl Tokenizer {
         self.special.end_of_generation.contains(&id)
     }
 
+    /// The tokens that end a generation, in no particular order.
+    pub fn end_of_generation(&self) -> impl Iterator<Item = u32> {
+        self.special.end_of_generation.iter().copied()
+    }
+
     /// Adds an end-of-generation token (`generation_config.json` may list several).
     pub fn add_eog(&mut self, id: u32) {
         self.special.end_of_generation.insert(id);

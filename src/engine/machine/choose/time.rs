@@ -23,10 +23,10 @@ use crate::host::cgroup::memory_available;
 use crate::plan::choose::Strategy as System;
 use crate::plan::cost::Group;
 use crate::plan::price::{Workload, price};
-use crate::plan::programs::{Run, programs};
+use crate::plan::programs::{FarForecast, Run, far_forecast, programs_with};
 use crate::plan::sublayer::{self, Resident};
 use crate::plan::{self, Batch, Costs};
-use crate::program::{Phase, Placement, Policy, Residence, Side};
+use crate::program::{Far, Phase, Placement, Policy, Residence, Side};
 
 /// What times are predicted from.
 #[derive(Clone, Copy)]
@@ -76,6 +76,8 @@ pub struct Timed {
     pub considered: Vec<Considered>,
     /// Candidates that fit.
     pub fitting: usize,
+    /// How decode steps attend what has left the device, if anything does.
+    pub far: Option<FarForecast>,
     /// Why this one.
     pub why: String,
 }
@@ -91,46 +93,59 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
     let n = sizes.layers();
     let host_available = memory_available();
     let cpu_only = Placement::all(Side::Host, n, 0);
-    let bytes = |p: &Placement| {
-        let k = (*p == cpu_only).then_some(n + 2);
-        (device_bytes(sizes, p, k).total(), sizes.host(p).total())
-    };
-    let fits = |p: &Placement| {
-        let (device, host) = bytes(p);
+    let fits = |sizes: &Sizes, p: &Placement| {
+        let (device, host) = bytes(sizes, p);
         device <= sizes.free() && host_available.is_none_or(|available| host <= available)
     };
     // Prices go by the pages there will be.
-    let paged = |p: &Placement| sizes.with_pages(p.clone()).0;
+    let paged = |sizes: &Sizes, p: &Placement| sizes.with_pages(p.clone()).0;
+    // Where pages leave the device they are attended in place, or in the faster way: for that there has to be memory.
+    let streaming = sizes.streaming();
+    let of = |e: &Entry| if e.streams { streaming.as_ref().unwrap_or(sizes) } else { sizes };
     let mut considered = Vec::new();
     let mut best: Option<(System, Entry, Run)> = None;
     let mut fitting = 0;
     for system in System::ALL {
-        let Some(all) = candidates(sizes, system, among, prices, &fits)? else { continue };
+        let Some(mut all) = candidates(sizes, system, among, prices, &|p| fits(sizes, p))? else { continue };
+        if let Some(sizes) = &streaming {
+            let more = candidates(sizes, system, among, prices, &|p| fits(sizes, p))?.unwrap_or_default();
+            let moves = |e: &Entry| sizes.pages_move(&e.candidate.placement);
+            all.extend(more.into_iter().filter(moves).map(|e| Entry { streams: true, ..e }));
+        }
         let least = all
             .iter()
-            .min_by_key(|e| bytes(&e.candidate.placement))
-            .map(|e| (e.candidate.what.clone(), bytes(&e.candidate.placement)));
+            .min_by_key(|e| bytes(of(e), &e.candidate.placement))
+            .map(|e| (e.candidate.what.clone(), bytes(of(e), &e.candidate.placement)));
         let mut few: Vec<(f64, Entry)> = all
             .into_iter()
-            .filter(|e| fits(&e.candidate.placement))
-            .map(|e| (closed(prices, &paged(&e.candidate.placement)), e))
+            .filter(|e| fits(of(e), &e.candidate.placement))
+            .map(|e| (closed(prices, &paged(of(&e), &e.candidate.placement)), e))
             .collect();
-        fitting += few.len();
+        fitting += few.iter().filter(|(_, e)| !e.streams).count();
         few.sort_by(|a, b| a.0.total_cmp(&b.0));
-        few.truncate(FEW);
+        let mut left = [FEW; 2];
+        few.retain(|(_, e)| {
+            let left = &mut left[usize::from(e.streams)];
+            let stays = *left > 0;
+            *left = left.saturating_sub(1);
+            stays
+        });
         let timed = few.into_iter().filter_map(|(_, e)| {
+            let placement = paged(of(&e), &e.candidate.placement);
+            let far = if e.streams { None } else { Some(sizes.far.unwrap_or(Far::Attend)) };
             // What cannot be lowered cannot run.
-            let run =
-                programs(prices.costs, prices.model, &paged(&e.candidate.placement), &prices.work).ok()?;
+            let run = programs_with(prices.costs, prices.model, &placement, &prices.work, far).ok()?;
             Some((e, run))
         });
-        let winner = timed.min_by(|a, b| a.1.total().total_cmp(&b.1.total()));
+        // Memory to stream pages to has to pay.
+        let weighed = |(e, run): &(Entry, Run)| run.total() * if e.streams { 1.0 + 1e-6 } else { 1.0 };
+        let winner = timed.min_by(|a, b| weighed(a).total_cmp(&weighed(b)));
         considered.extend(match (&winner, least) {
             (Some((e, run)), _) => Some(Considered {
                 strategy: system,
                 what: e.candidate.what.clone(),
                 seconds: Some((run.prefill, run.decode)),
-                bytes: bytes(&e.candidate.placement),
+                bytes: bytes(of(e), &e.candidate.placement),
             }),
             (None, Some((what, bytes))) => Some(Considered { strategy: system, what, seconds: None, bytes }),
             (None, None) => None,
@@ -146,7 +161,8 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         }
     }
     let Some((strategy, entry, run)) = best else { return Ok(None) };
-    let Entry { candidate: Candidate { placement, k, pinned, .. }, policies } = entry;
+    let sizes = of(&entry);
+    let Entry { candidate: Candidate { placement, k, pinned, .. }, policies, streams } = entry;
     let (placement, kv_pages) = match placement == cpu_only {
         true => (placement, None),
         false => sizes.with_pages(placement),
@@ -158,23 +174,37 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         device: device_bytes(sizes, &placement, (placement == cpu_only).then_some(n + 2)),
         host: sizes.host(&placement),
         host_available,
-        next: next(sizes, k, n, &fits),
+        next: next(sizes, k, n, &|p| fits(sizes, p)),
         placement,
         kv_pages,
+        far: if streams { None } else { Some(sizes.far.unwrap_or(Far::Attend)) },
     };
     let why = why(strategy, &run, &considered);
-    Ok(Some(Timed { strategy, choice, run, considered, fitting, why }))
+    let far = match kv_pages {
+        Some(_) => far_forecast(prices.costs, prices.model, &choice.placement, &prices.work)?,
+        None => None,
+    };
+    Ok(Some(Timed { strategy, choice, run, considered, fitting, far, why }))
+}
+
+/// Bytes of a placement on the device and on the host.
+fn bytes(sizes: &Sizes, p: &Placement) -> (u64, u64) {
+    let n = sizes.layers();
+    let k = (*p == Placement::all(Side::Host, n, 0)).then_some(n + 2);
+    (device_bytes(sizes, p, k).total(), sizes.host(p).total())
 }
 
 /// A placement with what is said of it.
 struct Entry {
     candidate: Candidate,
     policies: Option<(Policy, Policy)>,
+    /// Whether there is memory to stream pages to that have left.
+    streams: bool,
 }
 
 impl From<Candidate> for Entry {
     fn from(candidate: Candidate) -> Entry {
-        Entry { candidate, policies: None }
+        Entry { candidate, policies: None, streams: false }
     }
 }
 
@@ -303,7 +333,7 @@ fn lias(
                 if candidate.placement.uses(Side::Device)
                     && !entries.iter().any(|e| e.candidate.placement == candidate.placement)
                 {
-                    entries.push(Entry { candidate, policies: Some((prefill, decode)) });
+                    entries.push(Entry { candidate, policies: Some((prefill, decode)), streams: false });
                 }
             }
         }

@@ -1,0 +1,5 @@
+//! Many requests on the command line: `generate --prompts` and `bench --trace`.
+
+#[path = "cli_requests/prompts.rs"]
+mod prompts;
+mod support;
