@@ -11,10 +11,11 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::input::{Input, Logits};
-use super::sequences::{Engine, NOT_NUMBERS, SeqId};
+mod step;
+
+use super::sequences::{Engine, SeqId};
 use crate::cache::KvGeometry;
-use crate::program::{Flow, Group, RequestId, Side, SubBatch, Wants};
+use crate::program::{RequestId, Side};
 use crate::sched::{Continuous, Job, Limits, Predict, Queues, Slots, Strategy, Untimed};
 use crate::text::{Sampler, SamplerParams};
 use crate::{Error, Result};
@@ -55,7 +56,7 @@ pub enum Event {
 }
 
 /// What a step did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepReport {
     /// Rows computed.
     pub rows: usize,
@@ -67,6 +68,12 @@ pub struct StepReport {
     pub finished: usize,
     /// Requests that failed.
     pub failed: usize,
+    /// Requests that changed sides.
+    pub swapped: usize,
+    /// Seconds that the engine took: emulated ones on a device that keeps those.
+    pub seconds: f64,
+    /// Seconds that were predicted of it; 0 where nothing was.
+    pub predicted: f64,
 }
 
 /// A request in flight.
@@ -98,6 +105,8 @@ pub struct Requests {
     strategy: Box<dyn Strategy>,
     costs: Box<dyn Predict + Send>,
     limits: Limits,
+    /// Steps in a row that moved nobody on.
+    idle_steps: u32,
 }
 
 impl Requests {
@@ -106,12 +115,13 @@ impl Requests {
         Requests::with(engine, Box::new(Continuous::default()), Box::new(Untimed))
     }
 
-    /// By another strategy, which weighs what `costs` predicts.
+    /// By another strategy, which weighs what `costs` predicts. It decides where sequences live on engines with
+    /// [`Options::far_pages`](super::Options::far_pages).
     pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Requests {
-        let pages = engine.free_pages();
-        let (device_pages, host_pages) = match engine.home() {
-            Side::Device => (pages, 0),
-            Side::Host => (0, pages),
+        let [device_pages, host_pages] = match (engine.has_homes(), engine.home()) {
+            (true, _) => [Side::Device, Side::Host].map(|side| engine.kv_pages(side).free),
+            (false, Side::Device) => [engine.free_pages(), 0],
+            (false, Side::Host) => [0, engine.free_pages()],
         };
         let limits = Limits {
             rows: engine.rows() as u32,
@@ -120,7 +130,8 @@ impl Requests {
             device_pages,
             host_pages,
         };
-        Requests { engine, live: Slots::default(), queues: Queues::default(), strategy, costs, limits }
+        let (live, queues) = (Slots::default(), Queues::default());
+        Requests { engine, live, queues, strategy, costs, limits, idle_steps: 0 }
     }
 
     /// The engine.
@@ -141,6 +152,11 @@ impl Requests {
     /// What the scheduler goes by.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// What the strategy knows of the requests.
+    pub fn queues(&self) -> &Queues {
+        &self.queues
     }
 
     /// Requests that wait, and requests that run.
@@ -178,8 +194,14 @@ impl Requests {
         // The last token is not stored.
         let most = prompt.len().saturating_add(max_tokens - 1).min(context);
         let pages = KvGeometry::pages_for(most);
-        let there = self.limits.pages(self.limits.first_side());
-        if pages > there {
+        let Limits { device_pages, host_pages, .. } = self.limits;
+        if pages > device_pages.max(host_pages) {
+            let there = match (device_pages, host_pages) {
+                (n, 0) | (0, n) => format!("{n}"),
+                (device, host) => {
+                    format!("{device} on the device and {host} on the host, and one side holds it all")
+                }
+            };
             return Err(Error::Capacity(format!(
                 "a request of up to {most} tokens needs {pages} pages of keys and values, there are {there}"
             )));
@@ -225,102 +247,4 @@ impl Requests {
         }
         steps
     }
-
-    /// Makes one step. A step that fails is tried again request by request; those that fail alone end with the error,
-    /// the others go on: a failed step leaves no trace in what is stored.
-    pub fn step(&mut self) -> StepReport {
-        let mut report = StepReport::default();
-        let mut decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
-        self.queues.admit(&decision);
-        report.admitted = decision.admit.len();
-        for &(id, _) in &decision.admit {
-            let live = self.live.get_mut(id).expect("a request that waits");
-            live.seq = Some(self.engine.add());
-        }
-        let mut failed = Vec::new();
-        let mut over = Vec::new();
-        let batches = &decision.iteration.sub_batches;
-        if let Err(error) = self.compute(batches, &mut report, &mut over) {
-            let groups: Vec<Group> = batches.iter().flat_map(|b| &b.groups).copied().collect();
-            if let [group] = groups[..] {
-                failed.push((group.request, error.to_string()));
-            } else {
-                for group in groups {
-                    let one = [SubBatch::of(vec![group])];
-                    if let Err(error) = self.compute(&one, &mut report, &mut over) {
-                        failed.push((group.request, error.to_string()));
-                    }
-                }
-            }
-        }
-        let lost = |id: RequestId| failed.iter().any(|(f, _)| *f == id);
-        decision.iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(|g| !lost(g.request)));
-        self.queues.commit(&decision.iteration, &[]);
-        for (id, how) in over {
-            match how {
-                Finish::Failed(why) => failed.push((id, why)),
-                how => report.finished += usize::from(self.end(id, how)),
-            }
-        }
-        for (id, why) in failed {
-            report.failed += usize::from(self.end(id, Finish::Failed(why)));
-        }
-        report
-    }
-
-    /// Computes the rows of sub-batches and samples; requests that end by it go to `over`.
-    fn compute(
-        &mut self,
-        batches: &[SubBatch],
-        report: &mut StepReport,
-        over: &mut Vec<(RequestId, Finish)>,
-    ) -> Result<()> {
-        let live = &self.live;
-        let of = |group: &Group| live.get(group.request).expect("a request that runs");
-        let groups = || batches.iter().flat_map(|batch| &batch.groups);
-        let input = |group| {
-            let of: &Live = of(group);
-            let rows = group.first as usize..group.end() as usize;
-            let logits = if group.wants == Wants::Last { Logits::Last } else { Logits::None };
-            Input { seq: of.seq.expect("admitted"), tokens: &of.tokens[rows], logits }
-        };
-        let inputs: Vec<Input<'_>> = groups().map(input).collect();
-        let split: Vec<u8> =
-            (0u8..).zip(batches).flat_map(|(i, batch)| std::iter::repeat_n(i, batch.groups.len())).collect();
-        let ready: Vec<RequestId> = groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).collect();
-        let greedy = groups().filter(|g| g.wants == Wants::Last).all(|g| of(g).is_greedy());
-        let vocab = self.engine.spec().vocab;
-        let picks: Vec<Option<u32>> = if greedy {
-            self.engine.forward_picks_as(&inputs, &split, Flow::Serial)?.to_vec()
-        } else {
-            let mut logits = self.engine.forward_as(&inputs, &split, Flow::Serial)?.to_vec();
-            let rows = ready.iter().zip(logits.chunks_exact_mut(vocab));
-            rows.map(|(&id, row)| sample(self.live.get_mut(id).expect("a request that runs"), row)).collect()
-        };
-        report.rows += batches.iter().map(|batch| batch.rows() as usize).sum::<usize>();
-        for (id, pick) in ready.into_iter().zip(picks) {
-            let live = self.live.get_mut(id).expect("a request that runs");
-            let Some(token) = pick else {
-                over.push((id, Finish::Failed(NOT_NUMBERS.into())));
-                continue;
-            };
-            report.tokens += 1;
-            live.tokens.push(token);
-            let heard = live.events.send(Event::Token(token)).is_ok();
-            if live.stop.contains(&token) {
-                over.push((id, Finish::Stop));
-            } else if live.tokens.len() >= live.end {
-                over.push((id, Finish::Length));
-            } else if !heard {
-                over.push((id, Finish::Cancelled));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The next token of a request, unless its scores are not numbers. Scores of minus infinity are choices not to be taken.
-fn sample(live: &mut Live, logits: &mut [f32]) -> Option<u32> {
-    let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
-    usable.then(|| live.sampler.sample(logits, &live.tokens))
 }

@@ -132,6 +132,13 @@ impl Queues {
         }
     }
 
+    /// Running requests are where `home` says, whatever was decided: swaps may fail.
+    pub fn settle(&mut self, home: impl Fn(RequestId) -> Option<Side>) {
+        for job in &mut self.running {
+            job.home = home(job.id).or(job.home);
+        }
+    }
+
     /// What an iteration computed is stored. Groups of requests that have ended meanwhile are left out.
     ///
     /// `parked`: of each sub-batch, the layer whose attention it now waits for, or `None` if its rows are through all layers.

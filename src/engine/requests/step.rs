@@ -1,0 +1,264 @@
+//! One step of all requests: what the strategy decides is carried out, and each stream is told what came of it.
+//!
+//! ```text
+//! plan ─► admit ─► swap, compute, sample ─► observe ─► commit ─► end what is over
+//!                        │ fails
+//!                        └─► each swap and each request alone: those that fail alone are the ones in error
+//! ```
+//! What cannot run because pages lack is no error of the request: it is left out, and the strategy decides anew. If nothing at all
+//! moves on for long, the oldest request ends with the reason, so that no strategy can hang whoever waits for it.
+
+use std::time::Instant;
+
+use super::super::input::{Input, Logits, StepPlan};
+use super::super::kv::{Swap, Target};
+use super::super::sequences::NOT_NUMBERS;
+use super::{Event, Finish, Live, Requests, StepReport};
+use crate::cache::KvGeometry;
+use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
+use crate::sched::{Decision, Observed};
+use crate::{Error, Result};
+
+/// Steps in a row that may leave every request where it is.
+const IDLE_STEPS: u32 = 64;
+
+/// What came of a step.
+#[derive(Default)]
+struct Outcome {
+    report: StepReport,
+    /// Requests that end with an error.
+    failed: Vec<(RequestId, String)>,
+    /// Requests that had no pages to go on.
+    left_out: Vec<RequestId>,
+    /// Requests that have ended as they should.
+    over: Vec<(RequestId, Finish)>,
+    /// Why nothing moved on, if so.
+    held_up: Option<String>,
+}
+
+impl Requests {
+    /// Makes one step. A step that fails is tried again request by request; those that fail alone end with the error,
+    /// the others go on: a failed step leaves no trace in what is stored.
+    pub fn step(&mut self) -> StepReport {
+        let decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
+        self.queues.admit(&decision);
+        let mut done = Outcome::default();
+        self.admit(&decision, &mut done);
+        let swaps = self.swaps(&decision);
+        let mut iteration = decision.iteration;
+        let refused: Vec<RequestId> = done.failed.iter().map(|(id, _)| *id).collect();
+        keep(&mut iteration, |g| !refused.contains(&g.request));
+        self.fit_staging(&mut iteration);
+        let rows = iteration.sub_batches.iter().any(|b| !b.groups.is_empty());
+        if rows || !swaps.is_empty() {
+            let predicted = if rows { self.costs.iteration(&iteration) } else { 0.0 };
+            match self.compute(&iteration.sub_batches, iteration.flow, &swaps, &mut done) {
+                Ok(()) => {
+                    done.report.predicted = predicted;
+                    done.report.swapped = swaps.len();
+                    let seconds = done.report.seconds;
+                    self.strategy.observe(&Observed { predicted, seconds, ..Observed::default() });
+                }
+                Err(error) => self.one_by_one(&iteration, &swaps, error, &mut done),
+            }
+            self.settle(&swaps);
+        }
+        let lost = |id: RequestId| done.failed.iter().any(|(f, _)| *f == id) || done.left_out.contains(&id);
+        keep(&mut iteration, |g| !lost(g.request));
+        self.queues.commit(&iteration, &[]);
+        self.watch(&mut done);
+        self.close(done)
+    }
+
+    /// Memory for those that are admitted, on the side that was decided.
+    fn admit(&mut self, decision: &Decision, done: &mut Outcome) {
+        done.report.admitted = decision.admit.len();
+        for &(id, side) in &decision.admit {
+            let seq = match self.engine.has_homes() {
+                true => self.engine.add_at(side),
+                false => Ok(self.engine.add()),
+            };
+            match (seq, self.live.get_mut(id)) {
+                (Ok(seq), Some(live)) => live.seq = Some(seq),
+                (Ok(seq), None) => self.engine.remove(seq),
+                (Err(error), _) => done.failed.push((id, error.to_string())),
+            }
+        }
+    }
+
+    /// What changes sides, whole or (moves of the iteration) from its beginning.
+    fn swaps(&self, decision: &Decision) -> Vec<Swap> {
+        let whole = decision.swaps.iter().map(|&(id, side)| (id, Target::Whole(side)));
+        let parts = decision.iteration.moves.iter().map(|m| {
+            let boundary = if m.to == Side::Host { m.pages.end } else { m.pages.start };
+            (m.request, Target::Split(boundary as usize))
+        });
+        let swap = |(id, to)| Some(Swap { seq: self.live.get(id)?.seq?, to });
+        match self.engine.has_homes() {
+            true => whole.chain(parts).filter_map(swap).collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Leaves out prompts beyond what staging memory holds of those that go to the host; they come next.
+    fn fit_staging(&self, iteration: &mut Iteration) {
+        let mut left = self.engine.staging_pages();
+        if !self.engine.has_homes() || left == 0 {
+            return;
+        }
+        keep(iteration, |g| {
+            let staged = g.kv == Kv::Host && g.phase == Phase::Prefill;
+            let pages = if staged { KvGeometry::pages_for(g.end() as usize) } else { 0 };
+            let fits = pages <= left;
+            left -= if fits { pages } else { 0 };
+            fits
+        });
+    }
+
+    /// Once more, each alone.
+    fn one_by_one(&mut self, iteration: &Iteration, swaps: &[Swap], error: Error, done: &mut Outcome) {
+        let groups: Vec<Group> = iteration.sub_batches.iter().flat_map(|b| &b.groups).copied().collect();
+        if let ([group], []) = (&groups[..], swaps) {
+            return done.leave(group.request, error);
+        }
+        // A sequence whose pages could not move is still whole where it is.
+        for &swap in swaps {
+            match self.engine.change(&[swap]) {
+                Ok(()) => done.report.swapped += 1,
+                Err(error) => done.held_up = Some(error.to_string()),
+            }
+        }
+        for group in groups {
+            if let Err(error) = self.compute(&[SubBatch::of(vec![group])], Flow::Serial, &[], done) {
+                done.leave(group.request, error);
+            }
+        }
+    }
+
+    /// Where sequences are after their moves, whatever became of those.
+    fn settle(&mut self, swaps: &[Swap]) {
+        if swaps.is_empty() {
+            return;
+        }
+        let (live, engine) = (&self.live, &self.engine);
+        self.queues.settle(|id| live.get(id)?.seq.and_then(|seq| engine.side(seq)));
+    }
+
+    /// Sees to it that something moves on.
+    fn watch(&mut self, done: &mut Outcome) {
+        let r = &done.report;
+        let moves = r.rows > 0 || r.swapped > 0 || r.admitted > 0 || !done.failed.is_empty();
+        self.idle_steps = if moves || self.queues.is_empty() { 0 } else { self.idle_steps + 1 };
+        if self.idle_steps <= IDLE_STEPS {
+            return;
+        }
+        self.idle_steps = 0;
+        let oldest = self.queues.running().first().or(self.queues.waiting().next()).map(|job| job.id);
+        let why = done.held_up.take().unwrap_or_else(|| {
+            format!("strategy {} makes no step of any request that is there", self.strategy.name())
+        });
+        done.failed.extend(oldest.map(|id| (id, why)));
+    }
+
+    /// Ends what is over.
+    fn close(&mut self, done: Outcome) -> StepReport {
+        let Outcome { mut report, mut failed, over, .. } = done;
+        for (id, how) in over {
+            match how {
+                Finish::Failed(why) => failed.push((id, why)),
+                how => report.finished += usize::from(self.end(id, how)),
+            }
+        }
+        for (id, why) in failed {
+            report.failed += usize::from(self.end(id, Finish::Failed(why)));
+        }
+        report
+    }
+
+    /// Computes the rows of sub-batches and samples; requests that end by it go to `done`.
+    fn compute(
+        &mut self,
+        batches: &[SubBatch],
+        flow: Flow,
+        swaps: &[Swap],
+        done: &mut Outcome,
+    ) -> Result<()> {
+        let live = &self.live;
+        let of = |group: &Group| live.get(group.request).expect("a request that runs");
+        let groups = || batches.iter().flat_map(|batch| &batch.groups);
+        let input = |group| {
+            let of: &Live = of(group);
+            let rows = group.first as usize..group.end() as usize;
+            let logits = if group.wants == Wants::Last { Logits::Last } else { Logits::None };
+            Input { seq: of.seq.expect("admitted"), tokens: &of.tokens[rows], logits }
+        };
+        let inputs: Vec<Input<'_>> = groups().map(input).collect();
+        let split: Vec<u8> =
+            (0u8..).zip(batches).flat_map(|(i, batch)| std::iter::repeat_n(i, batch.groups.len())).collect();
+        let plan = StepPlan { split: Some(&split), flow, swaps };
+        let ready: Vec<RequestId> = groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).collect();
+        let greedy = groups().filter(|g| g.wants == Wants::Last).all(|g| of(g).is_greedy());
+        let vocab = self.engine.spec().vocab;
+        let begun = (Instant::now(), self.engine.emulated_seconds());
+        let mut picks: Vec<Option<u32>> = Vec::new();
+        let mut logits: Vec<f32> = Vec::new();
+        match greedy {
+            true => picks.extend(self.engine.picks_plan(&inputs, &plan)?),
+            false => logits.extend(self.engine.forward_plan(&inputs, &plan)?),
+        }
+        done.report.seconds += match (begun.1, self.engine.emulated_seconds()) {
+            (Some(begun), Some(now)) => now - begun,
+            _ => begun.0.elapsed().as_secs_f64(),
+        };
+        let rows = ready.iter().zip(logits.chunks_exact_mut(vocab));
+        picks.extend(rows.map(|(&id, row)| sample(self.live.get_mut(id).expect("a request that runs"), row)));
+        done.report.rows += batches.iter().map(|batch| batch.rows() as usize).sum::<usize>();
+        for (id, pick) in ready.into_iter().zip(picks) {
+            self.answer(id, pick, done);
+        }
+        Ok(())
+    }
+
+    /// A request's next token.
+    fn answer(&mut self, id: RequestId, pick: Option<u32>, done: &mut Outcome) {
+        let live = self.live.get_mut(id).expect("a request that runs");
+        let Some(token) = pick else {
+            done.over.push((id, Finish::Failed(NOT_NUMBERS.into())));
+            return;
+        };
+        done.report.tokens += 1;
+        live.tokens.push(token);
+        let heard = live.events.send(Event::Token(token)).is_ok();
+        if live.stop.contains(&token) {
+            done.over.push((id, Finish::Stop));
+        } else if live.tokens.len() >= live.end {
+            done.over.push((id, Finish::Length));
+        } else if !heard {
+            done.over.push((id, Finish::Cancelled));
+        }
+    }
+}
+
+impl Outcome {
+    /// A request could not be computed alone.
+    fn leave(&mut self, id: RequestId, error: Error) {
+        match error {
+            Error::Capacity(why) => {
+                self.left_out.push(id);
+                self.held_up = Some(why);
+            }
+            error => self.failed.push((id, error.to_string())),
+        }
+    }
+}
+
+/// Leaves out the other groups.
+fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
+    iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(&mut keep));
+}
+
+/// The next token of a request, unless its scores are not numbers. Scores of minus infinity are choices not to be taken.
+fn sample(live: &mut Live, logits: &mut [f32]) -> Option<u32> {
+    let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
+    usable.then(|| live.sampler.sample(logits, &live.tokens))
+}
