@@ -3,6 +3,9 @@
 //! The two have nothing in common but the description: predictions price the operations of a program, the emulated accelerator and
 //! the host's half count what each call reads and multiplies.
 
+#[path = "emulated_time/overlap.rs"]
+mod overlap;
+
 use std::io::Write;
 use std::sync::Arc;
 

@@ -92,7 +92,8 @@ impl Engine {
         if !swaps.is_empty() && !self.has_homes() {
             return Err(Error::usage("the pages of this engine move by themselves; see Options::far_pages"));
         }
-        swaps.iter().try_for_each(|s| self.check_live(s.seq))
+        swaps.iter().try_for_each(|s| self.check_live(s.seq))?;
+        self.check_free(swaps.iter().map(|s| s.seq))
     }
 
     /// Changes sides in the tables; `moved` are the copies still to be made. Where pages lack that copies in flight will set

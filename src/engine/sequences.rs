@@ -28,6 +28,10 @@ impl SeqId {
         self.0
     }
 
+    pub(super) fn named(id: RequestId) -> SeqId {
+        SeqId(id)
+    }
+
     #[cfg(test)]
     pub(super) fn of(slot: u32) -> SeqId {
         SeqId(RequestId { slot, generation: 0 })
@@ -194,7 +198,10 @@ impl Engine {
     }
 
     /// Ends a sequence; its pages are free again. One that has ended already is left alone.
+    ///
+    /// Of a row that is parked ([`Engine::advance`]) the host's attention ends first; the other rows of its cohort have to begin again.
     pub fn remove(&mut self, id: SeqId) {
+        self.leave(id);
         if let Some(mut table) = self.sequences.remove(id.0) {
             table.free(&mut self.machine.kv().pages);
         }
@@ -212,6 +219,7 @@ impl Engine {
 
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, id: SeqId, len: usize) {
+        self.leave(id);
         if let Some(table) = self.sequences.get_mut(id.0) {
             table.truncate(&mut self.machine.kv().pages, len);
         }
@@ -326,23 +334,11 @@ impl Engine {
         if let Some(split) = plan.split {
             check_split(inputs, split)?;
         }
+        if plan.flow == Flow::Async {
+            return Err(Error::usage("an asynchronous step is made by Engine::advance"));
+        }
         self.check_swaps(plan.swaps)?;
-        for input in inputs {
-            self.check_live(input.seq)?;
-        }
-        if repeats(inputs.iter().map(|i| i.seq.0.slot as usize), self.sequences.capacity()) {
-            return Err(Error::usage("a sequence appears twice in one step"));
-        }
-        for input in inputs {
-            let end = self.len(input.seq) + input.tokens.len();
-            if end > self.context {
-                return Err(Error::Capacity(format!(
-                    "{end} tokens do not fit the context of {}; raise --ctx",
-                    self.context
-                )));
-            }
-            self.check_tokens(input.tokens)?;
-        }
+        self.check_inputs(inputs)?;
         let room = |i: &Input<'_>| Room {
             seq: i.seq.0.slot as usize,
             tokens: i.tokens.len(),
@@ -365,6 +361,28 @@ impl Engine {
         }
         self.moved(&moved, done.is_ok());
         done
+    }
+
+    /// Refuses what no step can compute.
+    pub(super) fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
+        for input in inputs {
+            self.check_live(input.seq)?;
+        }
+        self.check_free(inputs.iter().map(|i| i.seq))?;
+        if repeats(inputs.iter().map(|i| i.seq.0.slot as usize), self.sequences.capacity()) {
+            return Err(Error::usage("a sequence appears twice in one step"));
+        }
+        for input in inputs {
+            let end = self.len(input.seq) + input.tokens.len();
+            if end > self.context {
+                return Err(Error::Capacity(format!(
+                    "{end} tokens do not fit the context of {}; raise --ctx",
+                    self.context
+                )));
+            }
+            self.check_tokens(input.tokens)?;
+        }
+        Ok(())
     }
 
     /// Makes room for a step on the device, if pages can leave it.
@@ -426,7 +444,7 @@ impl Engine {
     }
 
     /// Takes the pages that the rows of a step need.
-    fn reserve(&mut self, inputs: &[Input<'_>]) -> Result<()> {
+    pub(super) fn reserve(&mut self, inputs: &[Input<'_>]) -> Result<()> {
         let kv = self.machine.kv();
         for input in inputs {
             let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
@@ -436,7 +454,7 @@ impl Engine {
     }
 
     /// What was reserved for a step is free again.
-    fn give_back(&mut self, inputs: &[Input<'_>]) {
+    pub(super) fn give_back(&mut self, inputs: &[Input<'_>]) {
         let pages = &mut self.machine.kv().pages;
         for input in inputs {
             let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");

@@ -1,5 +1,6 @@
 //! When the operations of a run happened, on which lane: for people who look at overlap.
 
+use std::borrow::Cow;
 use std::io::Write;
 
 use serde::Serialize;
@@ -17,6 +18,9 @@ pub struct Traced {
     pub layer: Option<u32>,
     /// How many rows.
     pub rows: u32,
+    /// Of rows that wait for attention on the host between steps, their sub-batch. That they were looked for is an operation without
+    /// length on the device's lane: `join`, or `parked` if they go on to wait.
+    pub cohort: Option<u8>,
     /// The step that it belongs to, from 0.
     pub step: u32,
     /// Seconds since the timeline began.
@@ -36,7 +40,7 @@ pub struct Timeline {
 /// An event of the Chrome trace format: a complete event ("X"), or the name of a lane ("M").
 #[derive(Serialize)]
 struct Event<'a> {
-    name: &'a str,
+    name: Cow<'a, str>,
     ph: &'static str,
     pid: u32,
     tid: usize,
@@ -45,6 +49,16 @@ struct Event<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
     args: serde_json::Value,
+}
+
+impl Traced {
+    /// The operation, and whose rows it is of.
+    fn label(&self) -> Cow<'static, str> {
+        match self.cohort {
+            Some(c) => format!("cohort {c} {}", self.name).into(),
+            None => self.name.into(),
+        }
+    }
 }
 
 impl Timeline {
@@ -60,7 +74,7 @@ impl Timeline {
     pub fn write_chrome(&self, mut to: impl Write) -> std::io::Result<()> {
         let tid = |unit: Unit| Unit::ALL.iter().position(|&u| u == unit).unwrap_or_default();
         let lane = |&unit: &Unit| Event {
-            name: "thread_name",
+            name: "thread_name".into(),
             ph: "M",
             pid: 1,
             tid: tid(unit),
@@ -69,13 +83,13 @@ impl Timeline {
             args: serde_json::json!({ "name": unit.name() }),
         };
         let span = |s: &Traced| Event {
-            name: s.name,
+            name: s.label(),
             ph: "X",
             pid: 1,
             tid: tid(s.unit),
             ts: Some(1e6 * s.start),
             dur: Some(1e6 * (s.end - s.start)),
-            args: serde_json::json!({ "layer": s.layer, "rows": s.rows, "step": s.step }),
+            args: serde_json::json!({ "layer": s.layer, "rows": s.rows, "step": s.step, "cohort": s.cohort }),
         };
         let events: Vec<Event<'_>> = Unit::ALL.iter().map(lane).chain(self.spans.iter().map(span)).collect();
         serde_json::to_writer(&mut to, &events)?;
@@ -125,10 +139,10 @@ impl Timeline {
                 writeln!(
                     to,
                     r##"<rect x="{from:.2}" y="{y:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>{}{layer}: {} rows, {:.1} us</title></rect>"##,
-                    (to_x - from).max(0.2),
+                    (to_x - from).max(if s.start == s.end { 1.5 } else { 0.2 }),
                     LANE - 8.0,
                     colour(s.name),
-                    s.name,
+                    s.label(),
                     s.rows,
                     1e6 * (s.end - s.start)
                 )?;
@@ -156,8 +170,16 @@ mod tests {
     use super::*;
 
     fn timeline() -> Timeline {
-        let span =
-            |name, unit, step, start, end| Traced { name, unit, layer: Some(2), rows: 3, step, start, end };
+        let span = |name, unit, step, start, end| Traced {
+            name,
+            unit,
+            layer: Some(2),
+            rows: 3,
+            cohort: None,
+            step,
+            start,
+            end,
+        };
         Timeline {
             spans: vec![
                 span("embed", Unit::Host, 0, 0.0, 0.5),

@@ -24,8 +24,8 @@ use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::program::{
-    Cargo, Far, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, SubBatch, Sublayer, Unit,
-    Wants, virtual_machine,
+    Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, SubBatch, Sublayer,
+    Unit, Wants, virtual_machine,
 };
 
 /// Bytes of an f32, and of a 16-bit float.
@@ -143,7 +143,8 @@ impl<'a> OpCosts<'a> {
             }
         }
         let mut seconds = 0.0;
-        for batch in iteration.sub_batches.iter().filter(|b| !b.groups.is_empty()) {
+        // Those of parked cohorts are there already.
+        for batch in iteration.sub_batches.iter().filter(|b| !b.groups.is_empty() && b.at.is_none()) {
             let streams = |g: &Group| matches!(g.kv, Kv::Split { far: Far::Stream, .. });
             let lists = ways.len() + usize::from(batch.groups.iter().any(streams));
             // A word for each row, and one for each page.
@@ -237,7 +238,13 @@ impl virtual_machine::Costs for OpCosts<'_> {
             let wanted: u32 = batch.groups.iter().map(Group::wanted).sum();
             self.costs.transfer(Direction::ToHost, self.sequences * u64::from(wanted) * row)
         };
-        iteration.sub_batches.iter().map(of).sum()
+        // A cohort has logits behind its last layer only.
+        let last = placement.layers.len().checked_sub(1);
+        let ends = |b: usize, batch: &SubBatch| {
+            iteration.flow != Flow::Async || b == 0 || batch.at.map(|at| at as usize) == last
+        };
+        let batches = iteration.sub_batches.iter().enumerate();
+        batches.filter(|&(b, batch)| ends(b, batch)).map(|(_, batch)| of(batch)).sum()
     }
 }
 

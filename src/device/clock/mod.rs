@@ -144,6 +144,13 @@ impl Clock {
         state.now = state.now.max(end);
     }
 
+    /// When `moment` ends, in seconds, if nothing is issued before that.
+    pub fn end(&self, moment: &Moment) -> f64 {
+        let mut state = self.lock();
+        state.advance(moment, f64::INFINITY);
+        moment.end().expect("a moment of this clock: what it waits for was issued before it")
+    }
+
     /// Whether the control thread's time is past `moment`. Asking costs it the time of a launch, or a microsecond: a loop that
     /// asks goes on.
     pub fn is_past(&self, moment: &Moment) -> bool {

@@ -28,6 +28,7 @@ use crate::model::{ModelSpec, Weights};
 use crate::program::{
     Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, RequestId, Side, Wants, lower,
 };
+use crate::simd::linear::Mode;
 use crate::{Error, Result};
 
 impl RealMachine {
@@ -175,6 +176,7 @@ impl RealMachine {
         };
         let mut machine = RealMachine::empty(spec, placement, described, store, memory);
         machine.sub_batches = sizes.sub_batches;
+        machine.deterministic = options.mode == Mode::Deterministic;
         (machine.bytes_per_step, machine.work) = (bytes_per_step, work);
         machine.places = places.into_iter().map(|(_, place)| place).collect();
         machine.host = host;
@@ -257,6 +259,8 @@ impl RealMachine {
             argmax: Vec::new(),
             bytes: Vec::new(),
             trace: None,
+            slots: Vec::new(),
+            deterministic: false,
             #[cfg(test)]
             pretends: None,
         }

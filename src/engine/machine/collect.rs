@@ -1,5 +1,6 @@
 //! What a step leaves behind: logits or tokens of the rows that wanted them, where the caller expects them.
 
+use super::cohorts::Chain;
 use super::run::Part;
 use super::{HostSide, RealMachine};
 use crate::Result;
@@ -8,7 +9,7 @@ use crate::program::Side;
 
 impl RealMachine {
     /// Waits for the head and copies what it left to its places.
-    pub(super) fn collect(&mut self, parts: &[Part<'_>], pick: bool) -> Result<()> {
+    pub(super) fn collect(&mut self, parts: &[Part<'_>], chains: &[Chain], pick: bool) -> Result<()> {
         let (logits, tokens) = self.expected;
         self.argmax.resize(self.argmax.len().max(tokens), None);
         if let (Some(HostSide::Inline(_)), [part], false) = (&self.host, parts, pick)
@@ -19,7 +20,9 @@ impl RealMachine {
         }
         self.logits.resize(self.logits.len().max(logits * self.spec.vocab), 0.0);
         if self.placement.head == Side::Device {
-            return parts.iter().enumerate().try_for_each(|(b, part)| self.download(b, part, pick));
+            let done: Vec<bool> = (0..parts.len()).map(|b| self.has_logits(b, chains)).collect();
+            let mut done = parts.iter().enumerate().filter(|&(b, _)| done[b]);
+            return done.try_for_each(|(b, part)| self.download(b, part, pick));
         }
         if let Some(HostSide::Lane(lane)) = &self.host {
             lane.wait_all()?;

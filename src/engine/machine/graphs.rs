@@ -15,7 +15,7 @@ use super::lowered::Lowered;
 use super::run::Part;
 use crate::Result;
 use crate::device::runtime::Graph;
-use crate::program::{Op, Phase, Placement, Residence, Unit};
+use crate::program::{Flow, Op, Phase, Placement, Program, Residence, Unit};
 
 /// Steps of at most this many rows are recorded.
 pub(super) const GRAPH_ROWS: usize = 64;
@@ -44,9 +44,10 @@ impl Default for Graphs {
     }
 }
 
-/// The segments of a program of sub-batches with as many rows.
+/// The segments of a program of sub-batches with as many rows. Where cohorts may join, each layer is a segment, so that it is the
+/// same one wherever they do.
 pub(super) fn segments(
-    ops: &[Op],
+    program: &Program,
     waits: &[Vec<usize>],
     awaited: &[bool],
     placement: &Placement,
@@ -57,7 +58,8 @@ pub(super) fn segments(
         let layer = op.layer.map(|l| placement.layers[l as usize].weights);
         layer == Some(Residence::Streamed)
     };
-    let plain = |op: &Op| op.unit == Unit::Gpu && !streamed(op);
+    let (ops, layered) = (program.ops.as_slice(), program.flow == Flow::Async);
+    let plain = |op: &Op| op.unit == Unit::Gpu && !streamed(op) && !program.is_of_cohort(op);
     let waits_for_others =
         |i: usize| waits.get(i).is_some_and(|w| w.iter().any(|&w| ops[w].unit != Unit::Gpu));
     let mut found = Vec::new();
@@ -73,7 +75,7 @@ pub(super) fn segments(
         at += n;
         while at < ops.len() && plain(&ops[at]) && !(at - n..at).any(|i| awaited[i]) {
             n = fusible(ops, at);
-            if (at..at + n).any(waits_for_others) {
+            if (at..at + n).any(waits_for_others) || layered && ops[at].layer != ops[from].layer {
                 break;
             }
             at += n;
@@ -176,7 +178,7 @@ mod tests {
         for (at, w) in waits.iter().enumerate() {
             w.iter().for_each(|&w| awaited[w] |= program.ops[w].unit != program.ops[at].unit);
         }
-        let found = segments(&program.ops, &waits, &awaited, placement, &[decode]);
+        let found = segments(&program, &waits, &awaited, placement, &[decode]);
         (program.ops, found)
     }
 

@@ -36,6 +36,9 @@ pub(super) struct HostHalf {
     /// Computing so many operations more is a panic.
     #[cfg(test)]
     pub panics_at: Option<usize>,
+    /// Attention takes longer by chance.
+    #[cfg(test)]
+    pub delays: Option<u64>,
 }
 
 /// What the host has of a sub-batch.
@@ -153,6 +156,8 @@ impl HostHalf {
             shape,
             #[cfg(test)]
             panics_at: None,
+            #[cfg(test)]
+            delays: None,
         })
     }
 
@@ -192,8 +197,16 @@ impl HostHalf {
     /// that want logits need to go on. `letters`: the places of the operation's rows, if they pass through the mailbox.
     pub fn compute(&mut self, op: &Op, letters: Option<Letters>, alone: bool) {
         #[cfg(test)]
-        if let Some(left) = &mut self.panics_at {
-            *left = left.checked_sub(1).expect("told to panic");
+        if let Some(left) = self.panics_at {
+            // Once.
+            self.panics_at = left.checked_sub(1);
+            assert!(left > 0, "told to panic");
+        }
+        #[cfg(test)]
+        if let (Some(state), Kind::Attend { .. }) = (&mut self.delays, op.kind) {
+            *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let sleeps = [0, 0, 200, 1000, 5000][(*state >> 33) as usize % 5];
+            std::thread::sleep(std::time::Duration::from_micros(sleeps));
         }
         let HostHalf { model, pool, host, kv, far, places, parts, shape, .. } = self;
         let HostPart { ws, step, far_step, wanted, compact, picked, mailbox, parts } =

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::carry::{AreaKey, What};
+use super::cohorts::{Chain, Turn};
 use super::device::{lane, rows_of};
 use super::host::{HostHalf, Letters};
 use super::lane::{Job, Ran, Ticket};
@@ -30,26 +31,44 @@ use crate::program::{Cargo, Kind, Kv, Op, Side, Unit};
 /// What the issue of a program keeps track of.
 pub(super) struct Issue<'a> {
     /// The copies of pages that change sides.
-    moved: &'a [Moved],
+    pub moved: &'a [Moved],
     /// Of operations of the device that others wait for.
     events: Vec<Option<Event>>,
     /// Of operations of the host, and of transfers.
     jobs: Vec<Option<Ticket>>,
     /// Of each sub-batch.
     pub lists: Vec<PartLists>,
+    /// What becomes of the cohort of each sub-batch.
+    pub chains: Vec<Chain>,
+    /// The layer that was issued last on the device, and when it begins, where cohorts may join behind it.
+    pub layer: Option<u32>,
+    pub begun: Option<Event>,
 }
 
 impl<'a> Issue<'a> {
-    pub fn new(lowered: &Lowered, lists: Vec<PartLists>, moved: &'a [Moved]) -> Issue<'a> {
+    pub fn new(lowered: &Lowered, moved: &'a [Moved], chains: Vec<Chain>) -> Issue<'a> {
         // Operations of one unit wait for nothing.
         let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
-        Issue { moved, events: vec![None; n], jobs: vec![None; n], lists }
+        let (events, jobs) = (vec![None; n], vec![None; n]);
+        Issue { moved, events, jobs, lists: Vec::new(), chains, layer: None, begun: None }
+    }
+
+    /// Whether an operation is not carried out: its cohort stays parked.
+    pub fn stays(&self, op: &Op) -> bool {
+        self.chains.get(op.sub_batch as usize).is_some_and(|c| c.turn == Turn::Stays)
+    }
+
+    /// Whether there are cohorts.
+    pub fn has_cohorts(&self) -> bool {
+        self.chains.iter().any(|c| c.turn != Turn::None)
     }
 
     /// Equal for steps whose launches are equal; `None` if one is not to be recorded.
     pub fn graph_key(&self) -> Option<u64> {
         let mut hash = DefaultHasher::new();
-        for lists in &self.lists {
+        // What is recorded is the device's own.
+        let lists = if self.has_cohorts() { &self.lists[..1] } else { &self.lists[..] };
+        for lists in lists {
             // Streamed pages are those of a step.
             if lists.far.is_some() {
                 return None;
@@ -96,7 +115,7 @@ impl RealMachine {
             _ => self.enqueue(ops, at, n, issue)?,
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
-            trace.enqueued(at, op, begun, &*runtime)?;
+            trace.enqueued(at, op, lowered.cohort(op), begun, &*runtime)?;
         }
         if place.is_some() {
             issue.events[at] = Some(runtime.record(lane(op.unit))?);
@@ -150,6 +169,7 @@ impl RealMachine {
         let carries = matches!(op.kind, Kind::Carry { .. });
         for &w in lowered.waits(at) {
             match (ops[w].unit, issue.jobs[w]) {
+                _ if issue.stays(&ops[w]) => {}
                 // The host's half of a transfer waits by itself.
                 (Unit::Host, Some(_)) if carries => {}
                 (Unit::Host, Some(job)) => self.lane().wait(job)?,
@@ -177,7 +197,7 @@ impl RealMachine {
                 (begun, clock.now())
             });
             if let Some(trace) = &mut self.trace {
-                trace.ran(op, &Ran { op: at, from, to: Instant::now(), emulated });
+                trace.ran(op, None, &Ran { op: at, program: None, from, to: Instant::now(), emulated });
             }
             return;
         }
@@ -189,7 +209,7 @@ impl RealMachine {
         let work = self.work.of(op, alone && op.wanted_only);
         let runtime = self.device().runtime.clone();
         let pages = self.pinned_pages(op, parts);
-        let job = self.job(at, events, after, work, move |half| {
+        let job = self.make_job(at, events, after, work, move |half| {
             let op = &program.program.ops[at];
             if let Some(pages) = pages {
                 pages.check(&*runtime, op)?;
@@ -197,6 +217,10 @@ impl RealMachine {
             half.compute(op, mail, alone);
             Ok(())
         });
+        let job = match lowered.cohort(op) {
+            Some(_) => self.cohort_job(lowered, at, job, issue),
+            None => self.lane_mut().give(job),
+        };
         if let Some(slot) = issue.jobs.get_mut(at) {
             *slot = Some(job);
         }
@@ -319,9 +343,21 @@ impl RealMachine {
         amount: Work,
         work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
     ) -> Ticket {
+        let job = self.make_job(op, events, after, amount, work);
+        self.lane_mut().give(job)
+    }
+
+    fn make_job(
+        &self,
+        op: usize,
+        events: Vec<Event>,
+        after: Vec<Ticket>,
+        amount: Work,
+        work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
+    ) -> Job<HostHalf> {
         let host = self.device().runtime.clock().map(|clock| clock.rates().host);
         let seconds = host.map_or(0.0, |host| host.seconds(amount).max(host.launch));
-        self.lane_mut().give(Job { op, events, after, seconds, work: Box::new(work) })
+        Job { op, events, after, seconds, detached: None, program: None, work: Box::new(work) }
     }
 }
 
@@ -375,7 +411,8 @@ fn tickets(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Ticket> {
 
 /// The events that operation `at` of the host waits for: rows that come across the link have jobs.
 fn events(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Event> {
-    let waits = lowered.waits(at).iter().filter(|&&w| issue.jobs[w].is_none());
+    let ops = &lowered.program.ops;
+    let waits = lowered.waits(at).iter().filter(|&&w| issue.jobs[w].is_none() && !issue.stays(&ops[w]));
     waits.map(|&w| issue.events[w].clone().expect("recorded when issued")).collect()
 }
 

@@ -6,15 +6,20 @@
 //!
 //! The first job that fails ends the step: what was queued is dropped, whoever waits for a job is told, and the lane is idle
 //! again. A panic of a job is such a failure.
+//!
+//! A detached job, one of a parked cohort's, outlives the step and fails its cohort only ([`Detached`]).
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::lowered::Lowered;
+use super::sync::{Look, Word};
 use crate::device::clock::{self, Moment};
 use crate::device::runtime::{Event, Runtime};
 use crate::{Error, Result};
@@ -25,17 +30,55 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How long the lane sleeps for an event before it looks at the queue again: another job may be ready first.
 const NAP: Duration = Duration::from_micros(200);
 
-/// A job, by its number since the step began.
+/// A job, by its number since the lane began.
 pub(super) type Ticket = usize;
 
+/// A job of a cohort: one of a chain, whose first one takes up the work and whose last one makes it ready.
+pub(super) struct Detached {
+    /// The cohort's sub-batch.
+    pub of: usize,
+    pub word: Arc<Word>,
+    pub epoch: u32,
+    /// Why it failed, if it did: written before the word says so.
+    pub error: Arc<Mutex<Option<Error>>>,
+    pub first: bool,
+    pub last: bool,
+}
+
+impl Detached {
+    /// Whether the job is to run: not one of work that was given up or has failed.
+    fn begin(&self) -> bool {
+        if self.first { self.word.begin(self.epoch) } else { self.word.has_begun(self.epoch) }
+    }
+
+    fn end(&self, result: Result<()>) {
+        match result {
+            Err(error) => {
+                *lock(&self.error) = Some(error);
+                self.word.fail(self.epoch);
+            }
+            Ok(()) if self.last => self.word.complete(self.epoch),
+            Ok(()) => {}
+        }
+    }
+}
+
 /// When a job ran, and the operation that it was of.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Ran {
     pub op: usize,
+    /// Of which program, where that may be an earlier step's.
+    pub program: Option<Arc<Lowered>>,
     pub from: Instant,
     pub to: Instant,
     /// From when to when in emulated time, if the device keeps that.
     pub emulated: Option<(f64, f64)>,
+}
+
+impl fmt::Debug for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ran").field("op", &self.op).field("emulated", &self.emulated).finish_non_exhaustive()
+    }
 }
 
 /// What a job does to the state.
@@ -51,14 +94,19 @@ pub(super) struct Job<S> {
     pub after: Vec<Ticket>,
     /// What it takes in emulated time.
     pub seconds: f64,
+    /// Of a job that outlives the step: whose it is.
+    pub detached: Option<Detached>,
+    /// The operation's program, where that may be an earlier step's; none: no operation's own.
+    pub program: Option<Arc<Lowered>>,
     pub work: Work<S>,
 }
 
 struct Queue<S> {
     pending: VecDeque<(Ticket, Job<S>)>,
-    /// By ticket: done, or dropped.
-    done: Vec<bool>,
-    running: bool,
+    /// Given, and neither done nor dropped.
+    open: HashSet<Ticket>,
+    /// Of these, those of the step.
+    of_step: usize,
     /// Nothing more runs in this step.
     ended: bool,
     error: Option<Error>,
@@ -92,8 +140,12 @@ pub(super) struct Lane<S> {
     shared: Arc<Shared<S>>,
     thread: Option<JoinHandle<()>>,
     issued: usize,
-    /// When the step's jobs run, in emulated time.
-    moments: Vec<Moment>,
+    /// The step's first job.
+    step: Ticket,
+    /// When jobs run, in emulated time: those of the step, and those that outlive it.
+    moments: HashMap<Ticket, Moment>,
+    /// The latter: the sub-batches that they are of.
+    detached: HashMap<Ticket, usize>,
 }
 
 impl<S: Send + 'static> Started<S> {
@@ -124,8 +176,8 @@ impl<S: Send + 'static> Started<S> {
     pub fn serve(self, state: S, runtime: Arc<dyn Runtime>) -> Lane<S> {
         let queue = Queue {
             pending: VecDeque::new(),
-            done: Vec::new(),
-            running: false,
+            open: HashSet::new(),
+            of_step: 0,
             ended: false,
             error: None,
             ran: Vec::new(),
@@ -142,7 +194,14 @@ impl<S: Send + 'static> Started<S> {
         });
         // The thread waits for it, or has ended in a panic that `finish` would report as a job that never ran.
         self.hand_over.send(shared.clone()).expect("the lane's thread waits for its state");
-        Lane { shared, thread: Some(self.thread), issued: 0, moments: Vec::new() }
+        Lane {
+            shared,
+            thread: Some(self.thread),
+            issued: 0,
+            step: 0,
+            moments: HashMap::new(),
+            detached: HashMap::new(),
+        }
     }
 }
 
@@ -152,15 +211,19 @@ impl<S: Send + 'static> Lane<S> {
         lock(&self.shared.state)
     }
 
-    /// Gives the lane a job. In a step that has failed it is dropped.
+    /// Gives the lane a job. In a step that has failed it is dropped, if it is of the step.
     pub fn give(&mut self, job: Job<S>) -> Ticket {
         let ticket = self.issued;
         self.issued += 1;
-        self.enter_time(&job);
+        self.enter_time(ticket, &job);
+        if let Some(detached) = &job.detached {
+            self.detached.insert(ticket, detached.of);
+        }
         let mut queue = lock(&self.shared.queue);
-        let ended = queue.ended;
-        queue.done.push(ended);
-        if !ended {
+        let of_step = job.detached.is_none();
+        if !queue.ended || !of_step {
+            queue.open.insert(ticket);
+            queue.of_step += usize::from(of_step);
             queue.pending.push_back((ticket, job));
             self.shared.given.fetch_add(1, Ordering::Release);
             drop(queue);
@@ -170,25 +233,75 @@ impl<S: Send + 'static> Lane<S> {
     }
 
     /// The job's place in emulated time.
-    fn enter_time(&mut self, job: &Job<S>) {
+    fn enter_time(&mut self, ticket: Ticket, job: &Job<S>) {
         let runtime = &self.shared.runtime;
         let Some(clock) = runtime.clock() else { return };
         let events = job.events.iter().filter_map(|e| runtime.moment(e));
-        let after = events.chain(job.after.iter().map(|&t| self.moments[t].clone())).collect();
-        self.moments.push(clock.host(job.seconds, after));
+        let after = events.chain(job.after.iter().map(|t| self.moments[t].clone())).collect();
+        self.moments.insert(ticket, clock.host(job.seconds, after));
     }
 
     /// This thread has waited for jobs: its emulated time goes on to their end.
-    fn reach(&self, jobs: impl IntoIterator<Item = Ticket>) {
+    pub fn reach(&self, jobs: impl IntoIterator<Item = Ticket>) {
         if let Some(clock) = self.shared.runtime.clock() {
-            jobs.into_iter().for_each(|t| clock.reach(&self.moments[t]));
+            jobs.into_iter().for_each(|t| clock.reach(&self.moments[&t]));
         }
     }
 
-    /// Whether every job given is done.
+    /// The step's jobs.
+    fn of_step(&self) -> Vec<Ticket> {
+        (self.step..self.issued).filter(|t| !self.detached.contains_key(t)).collect()
+    }
+
+    /// Whether no job waits for events.
     pub fn is_idle(&self) -> bool {
-        let queue = lock(&self.shared.queue);
-        queue.pending.is_empty() && !queue.running
+        lock(&self.shared.queue).pending.is_empty()
+    }
+
+    /// Whether a detached job is past in emulated time; `None` where nobody keeps that.
+    pub fn is_past(&self, job: Ticket) -> Option<bool> {
+        let clock = self.shared.runtime.clock()?;
+        Some(self.moments.get(&job).is_none_or(|moment| clock.is_past(moment)))
+    }
+
+    /// In emulated time, the first of detached jobs that is done: this thread's time goes on to that. `None` where nobody keeps it.
+    pub fn reach_first(&self, jobs: impl Iterator<Item = Ticket>) -> Option<Ticket> {
+        let clock = self.shared.runtime.clock()?;
+        let end = |t: Ticket| Some((t, clock.end(self.moments.get(&t)?)));
+        let first = jobs.filter_map(end).min_by(|a, b| a.1.total_cmp(&b.1))?.0;
+        clock.reach(&self.moments[&first]);
+        Some(first)
+    }
+
+    /// Waits until detached work has ended, or the deadline: whether it has.
+    pub fn wait_for_end(&self, word: &Word, epoch: u32, deadline: Option<Instant>) -> bool {
+        let not_yet = || word.look(epoch) == Look::Waiting;
+        let mut queue = lock(&self.shared.queue);
+        while not_yet() {
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return false;
+            }
+            let wait = left.unwrap_or(Duration::from_secs(1));
+            let waited = self.shared.from_lane.wait_timeout(queue, wait);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Waits until `ended` says that detached work has.
+    pub fn wait_for_ends(&self, mut ended: impl FnMut() -> bool) {
+        drop(self.wait_while(|_| !ended()));
+    }
+
+    /// Nobody asks any more when the detached jobs of a sub-batch before `job` ran.
+    pub fn forget(&mut self, of: usize, before: Ticket) {
+        let gone = |t: &Ticket, b: usize| b == of && *t < before;
+        let detached = &self.detached;
+        self.moments.retain(|t, _| !detached.get(t).is_some_and(|&b| gone(t, b)));
+        // Those of this step are looked for when it ends.
+        let step = self.step;
+        self.detached.retain(|t, b| !gone(t, *b) || *t >= step);
     }
 
     /// Waits until a job is done.
@@ -196,7 +309,7 @@ impl<S: Send + 'static> Lane<S> {
     /// # Errors
     /// The step has failed: the error of the first job that did, once.
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
-        let mut queue = self.wait_while(|q| !q.ended && !q.done[ticket]);
+        let mut queue = self.wait_while(|q| !q.ended && q.open.contains(&ticket));
         match queue.ended {
             false => {
                 self.reach([ticket]);
@@ -206,22 +319,22 @@ impl<S: Send + 'static> Lane<S> {
         }
     }
 
-    /// Waits until all jobs given are done.
+    /// Waits until all jobs of the step are done.
     ///
     /// # Errors
     /// As [`Lane::wait`].
     pub fn wait_all(&self) -> Result<()> {
-        let mut queue = self.wait_while(|q| q.running || !q.pending.is_empty());
+        let mut queue = self.wait_while(|q| q.of_step > 0);
         match queue.ended {
             false => {
-                self.reach(0..self.issued);
+                self.reach(self.of_step());
                 Ok(())
             }
             true => Err(queue.failure()),
         }
     }
 
-    /// Drops what is queued.
+    /// Drops what is queued of the step.
     pub fn cancel(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.end();
@@ -229,21 +342,30 @@ impl<S: Send + 'static> Lane<S> {
         self.shared.to_lane.notify_one();
     }
 
-    /// Waits until the lane is idle; the next job is the first of another step. Returns when the jobs ran.
+    /// Waits until the step's jobs are done; the next job is the first of another step. Returns when jobs ran, detached ones of
+    /// earlier steps among them.
     ///
     /// # Errors
-    /// A job has failed, and nobody was told yet.
+    /// A job of the step has failed, and nobody was told yet.
     pub fn finish(&mut self) -> Result<Vec<Ran>> {
-        let mut queue = self.wait_while(|q| q.running || !q.pending.is_empty());
-        let (error, ran) = (queue.error.take(), std::mem::take(&mut queue.ran));
-        queue.done.clear();
+        let mut queue = self.wait_while(|q| q.of_step > 0);
+        let (error, mut ran) = (queue.error.take(), std::mem::take(&mut queue.ran));
         queue.ended = false;
         drop(queue);
-        self.reach(0..self.issued);
-        let emulated = |ticket: Ticket| self.moments.get(ticket).and_then(Moment::span);
-        let ran = ran.into_iter().map(|(ticket, r)| Ran { emulated: emulated(ticket), ..r }).collect();
-        self.issued = 0;
-        self.moments.clear();
+        self.reach(self.of_step());
+        for (ticket, ran) in &mut ran {
+            ran.emulated = self.moments.get(ticket).and_then(Moment::span);
+        }
+        if self.shared.runtime.clock().is_some() {
+            // This computer may be ahead of emulated time: those are told of later.
+            let (done, early) = ran.into_iter().partition(|(_, r): &(_, Ran)| r.emulated.is_some());
+            ran = done;
+            lock(&self.shared.queue).ran.splice(0..0, early);
+        }
+        let of_step = self.of_step();
+        of_step.iter().for_each(|t| drop(self.moments.remove(t)));
+        self.step = self.issued;
+        let ran = ran.into_iter().map(|(_, ran)| ran).collect();
         error.map_or(Ok(ran), Err)
     }
 
@@ -279,16 +401,36 @@ impl<S> Queue<S> {
     /// Nothing more of this step runs.
     fn end(&mut self) {
         self.ended = true;
-        for (ticket, _) in self.pending.drain(..) {
-            self.done[ticket] = true;
+        let (kept, dropped) = self.pending.drain(..).partition(|(_, job)| job.detached.is_some());
+        self.pending = kept;
+        let dropped: VecDeque<(Ticket, Job<S>)> = dropped;
+        for (ticket, _) in &dropped {
+            self.open.remove(ticket);
         }
+        self.of_step -= dropped.len();
+    }
+
+    /// The device fails: nothing that waits for it runs, of this step or of a cohort.
+    fn fail(&mut self, error: Error) {
+        for (ticket, job) in self.pending.drain(..) {
+            self.open.remove(&ticket);
+            match &job.detached {
+                None => self.of_step -= 1,
+                Some(detached) if detached.begin() => {
+                    detached.end(Err(Error::Run(format!("the device failed: {error}"))));
+                }
+                Some(_) => {}
+            }
+        }
+        self.error.get_or_insert(error);
+        self.ended = true;
     }
 
     /// The place of the oldest job that is ready. Otherwise the event that the oldest of all waits for.
     fn ready(&self, runtime: &dyn Runtime) -> Result<std::result::Result<usize, Event>> {
         let mut oldest = None;
         for (at, (_, job)) in self.pending.iter().enumerate() {
-            if !job.after.iter().all(|&t| self.done[t]) {
+            if job.after.iter().any(|t| self.open.contains(t)) {
                 continue;
             }
             let mut missing = None;
@@ -314,19 +456,31 @@ impl<S> Shared<S> {
     /// Runs jobs until the lane is dropped.
     fn serve(&self) {
         while let Some((ticket, job)) = self.next() {
+            let Job { op, detached, program, work, .. } = job;
+            let runs = detached.as_ref().is_none_or(Detached::begin);
             let from = Instant::now();
-            let result = {
-                let mut state = lock(&self.state);
-                let work = job.work;
-                catch_unwind(AssertUnwindSafe(|| work(&mut state))).unwrap_or_else(|p| Err(panicked(&*p)))
+            let result = match runs {
+                true => {
+                    let mut state = lock(&self.state);
+                    catch_unwind(AssertUnwindSafe(|| work(&mut state))).unwrap_or_else(|p| Err(panicked(&*p)))
+                }
+                false => Ok(()),
             };
             let mut queue = lock(&self.queue);
-            queue.ran.push((ticket, Ran { op: job.op, from, to: Instant::now(), emulated: None }));
-            queue.running = false;
-            queue.done[ticket] = true;
-            if let Err(error) = result {
-                queue.error.get_or_insert(error);
-                queue.end();
+            if runs && (detached.is_none() || program.is_some()) {
+                queue.ran.push((ticket, Ran { op, program, from, to: Instant::now(), emulated: None }));
+            }
+            queue.open.remove(&ticket);
+            match (detached, result) {
+                (Some(detached), result) if runs => detached.end(result),
+                (Some(_), _) => {}
+                (None, result) => {
+                    queue.of_step -= 1;
+                    if let Err(error) = result {
+                        queue.error.get_or_insert(error);
+                        queue.end();
+                    }
+                }
             }
             self.changed(queue);
         }
@@ -343,14 +497,10 @@ impl<S> Shared<S> {
         loop {
             let mut queue = self.wait_for_jobs()?;
             let event = match queue.ready(&*self.runtime) {
-                Ok(Ok(at)) => {
-                    queue.running = true;
-                    return queue.pending.remove(at);
-                }
+                Ok(Ok(at)) => return queue.pending.remove(at),
                 Ok(Err(event)) => event,
                 Err(error) => {
-                    queue.error.get_or_insert(error);
-                    queue.end();
+                    queue.fail(error);
                     self.changed(queue);
                     continue;
                 }
@@ -368,8 +518,7 @@ impl<S> Shared<S> {
             }
             if let Err(error) = done {
                 let mut queue = lock(&self.queue);
-                queue.error.get_or_insert(error);
-                queue.end();
+                queue.fail(error);
                 self.changed(queue);
             }
         }
@@ -403,6 +552,7 @@ impl<S> Drop for Lane<S> {
     fn drop(&mut self) {
         let mut queue = lock(&self.shared.queue);
         queue.end();
+        queue.pending.clear();
         queue.stop = true;
         drop(queue);
         self.shared.to_lane.notify_one();
@@ -434,7 +584,7 @@ mod tests {
             seen.push(op);
             Ok(())
         };
-        Job { op, events, after, seconds: 0.0, work: Box::new(work) }
+        Job { op, events, after, seconds: 0.0, detached: None, program: None, work: Box::new(work) }
     }
 
     #[test]
@@ -473,6 +623,8 @@ mod tests {
                 events: vec![],
                 after: vec![ok],
                 seconds: 0.0,
+                detached: None,
+                program: None,
                 work: Box::new(fails),
             });
             let dropped = lane.give(note(2, vec![], vec![bad]));
@@ -489,6 +641,8 @@ mod tests {
             events: vec![],
             after: vec![],
             seconds: 0.0,
+            detached: None,
+            program: None,
             work: Box::new(|_| Err(Error::Run("late".into()))),
         });
         assert!(lane.finish().unwrap_err().to_string().contains("late"));

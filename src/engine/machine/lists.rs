@@ -10,7 +10,7 @@ use crate::device::runtime::Lane;
 use crate::program::{Far, Group, Kv, Phase, Side, Unit};
 
 /// The lists of a sub-batch.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct PartLists {
     /// For each way of attending.
     pub modes: Vec<(Mode, Step)>,
@@ -30,7 +30,11 @@ impl RealMachine {
         let Some(d) = &self.device else { return Ok(Vec::new()) };
         let padded = repeated && lowered.one_unit == Some(Unit::Gpu);
         let mut all = Vec::with_capacity(parts.len());
-        for ((part, facts), on_device) in parts.iter().zip(&lowered.parts).zip(&d.parts) {
+        for (b, ((part, facts), on_device)) in parts.iter().zip(&lowered.parts).zip(&d.parts).enumerate() {
+            if let Some(kept) = self.kept_lists(lowered.program.flow, b) {
+                all.push(kept);
+                continue;
+            }
             let mut lists = PartLists::default();
             if facts.on_device {
                 let rows = part.tokens.len();

@@ -29,12 +29,16 @@ pub(super) struct Lowered {
     pub segments: Vec<Segment>,
     /// The unit of all operations, if it is one.
     pub one_unit: Option<Unit>,
+    /// Layers where cohorts may join.
+    pub joins: Vec<u32>,
 }
 
 /// What a program says of a sub-batch.
 pub(super) struct PartFacts {
     /// Whether the device has anything to do with it.
     pub on_device: bool,
+    /// Whether the host has.
+    pub on_host: bool,
     /// First rows of attentions on the device, row 0 aside.
     pub cuts: Vec<usize>,
     /// Behind the last keys and values only the host computes, all rows in one operation.
@@ -48,6 +52,8 @@ struct Structure {
     pick: bool,
     /// Phase, rows, rows with logits, whether keys and values are on the host: of the groups of each sub-batch.
     sub_batches: Vec<Vec<(Phase, u32, Wants, bool)>>,
+    /// Where each is parked.
+    at: Vec<Option<u32>>,
 }
 
 impl Structure {
@@ -63,7 +69,8 @@ impl Structure {
             .iter()
             .map(|s| s.groups.iter().map(|g| (g.phase, g.tokens, g.wants, g.kv == Kv::Host)).collect())
             .collect();
-        Some(Structure { flow: iteration.flow, pick: iteration.pick, sub_batches })
+        let at = iteration.sub_batches.iter().map(|s| s.at).collect();
+        Some(Structure { flow: iteration.flow, pick: iteration.pick, sub_batches, at })
     }
 }
 
@@ -120,7 +127,8 @@ impl Lowered {
         let parts = iteration.sub_batches.iter().enumerate();
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
-        let segments = segments(&program.ops, &waits, &awaited, placement, &rows);
+        let segments = segments(&program, &waits, &awaited, placement, &rows);
+        let joins = program.ops.iter().filter(|op| op.kind == Kind::Join).filter_map(|op| op.layer).collect();
         // Programs are kept; what their operations read and write has been looked at, but for pages.
         for op in &mut program.ops {
             if !matches!(op.kind, Kind::PageIn { .. } | Kind::PageOut { .. }) {
@@ -128,13 +136,18 @@ impl Lowered {
             }
         }
         program.ops.shrink_to_fit();
-        Ok(Lowered { program, waits, awaited, parts, segments, one_unit })
+        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins })
     }
 
     /// The segment that begins with the operation at `at`.
     pub fn segment(&self, at: usize) -> Option<&Segment> {
         let found = self.segments.binary_search_by_key(&at, |s| s.ops.start);
         found.ok().map(|i| &self.segments[i])
+    }
+
+    /// The sub-batch of an operation of a cohort.
+    pub fn cohort(&self, op: &Op) -> Option<u8> {
+        self.program.is_of_cohort(op).then_some(op.sub_batch)
     }
 
     /// The earlier operations that the one at `at` waits for.
@@ -167,6 +180,7 @@ impl PartFacts {
             && one(|k| matches!(k, Kind::Attend { .. }))
             && one(|k| matches!(k, Kind::OutProj));
         let on_device = ops.iter().any(|op| op.unit == Unit::Gpu);
-        PartFacts { on_device, cuts, alone }
+        let on_host = ops.iter().any(|op| op.unit == Unit::Host || matches!(op.kind, Kind::Carry { .. }));
+        PartFacts { on_device, on_host, cuts, alone }
     }
 }

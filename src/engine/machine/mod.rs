@@ -20,6 +20,8 @@
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
 //! | `lane` | the host's lane: jobs, oldest ready first |
+//! | `cohorts` | rows that are parked between steps: the per-layer sync table |
+//! | `sync` | the word between the host's lane and the issuing thread |
 //! | `carry` | rows across the link, through pinned memory |
 //! | `parts` | attention in parts, through pinned memory |
 //! | `lowered` | programs, kept by the structure of steps |
@@ -34,6 +36,7 @@
 mod build;
 mod carry;
 mod choose;
+mod cohorts;
 mod collect;
 mod device;
 mod graphs;
@@ -46,6 +49,7 @@ mod lowered;
 mod parts;
 mod run;
 mod sizes;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -53,7 +57,13 @@ mod work;
 
 use std::sync::Arc;
 
+/// What `sync` is made of: a model checker gives it others.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU32, Ordering};
+}
+
 use self::carry::Areas;
+use self::cohorts::Slot;
 use self::device::DeviceHalf;
 use self::graphs::Graphs;
 use self::host::HostHalf;
@@ -73,6 +83,7 @@ use crate::program::{Flow, Iteration, Placement};
 
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
+pub(super) use self::cohorts::{Outcome, Parked};
 pub(super) use self::run::Rows;
 pub use self::sizes::Sizes;
 
@@ -108,6 +119,10 @@ pub(super) struct RealMachine {
     /// What was downloaded last.
     bytes: Vec<u8>,
     trace: Option<Trace>,
+    /// Of each sub-batch, the cohort that it belongs to.
+    slots: Vec<Slot>,
+    /// Whether cohorts join at a fixed lag.
+    deterministic: bool,
     /// Steps so far, and the one that fails, where nothing is computed.
     #[cfg(test)]
     pretends: Option<(usize, Option<usize>)>,

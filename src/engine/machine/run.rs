@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::cohorts::{Outcome, Turn};
 use super::graphs::decodes;
 use super::issue::Issue;
 use super::lowered::Lowered;
@@ -10,7 +11,7 @@ use crate::cache::KvGeometry;
 use crate::engine::host::{HostSeq, HostWorkspace};
 use crate::engine::kv::{Moved, SequenceKv};
 use crate::engine::memory::check_beyond;
-use crate::program::{Far, Group, Iteration, Kv, Phase, Side, Unit, Wants};
+use crate::program::{Far, Group, Iteration, Kind, Kv, Phase, Side, Unit, Wants};
 use crate::{Error, Result};
 
 /// What a machine has to know of a group of an iteration, beside what the group says.
@@ -96,7 +97,7 @@ impl<'a> Part<'a> {
     }
 
     /// As the host sees them: in layers with keys and values on the host, or those with some away from the device.
-    fn host_sequences(&self, far: bool) -> Vec<HostSeq<'a>> {
+    pub fn host_sequences(&self, far: bool) -> Vec<HostSeq<'a>> {
         let sequence = |(g, r): (&Group, &Rows<'a>)| HostSeq {
             pages: if far { r.table.far_pages() } else { r.table.host_pages() },
             first_pos: g.first as usize,
@@ -111,7 +112,7 @@ impl<'a> Part<'a> {
     }
 
     /// Of each group, the tokens whose pages are away from the device, in layers with keys and values there.
-    fn boundaries(&self) -> Vec<usize> {
+    pub fn boundaries(&self) -> Vec<usize> {
         let of = |g: &Group| match g.kv {
             Kv::Split { boundary, .. } => boundary as usize,
             _ => 0,
@@ -140,6 +141,21 @@ impl RealMachine {
     /// An iteration that contradicts itself or cannot be lowered; more rows or sub-batches than were planned for; a
     /// device that failed, or an operation of the host.
     pub fn run(&mut self, iteration: &Iteration, rows: &[Rows<'_>], moved: &[Moved]) -> Result<()> {
+        self.advance(iteration, rows, moved).map(drop)
+    }
+
+    /// As [`RealMachine::run`], of an asynchronous iteration: returns what has become of its cohorts. Of these attention on the host may
+    /// be in flight afterwards, until they are told to leave. In an iteration that fails, those that had begun or joined are given
+    /// up; the others are as they were.
+    ///
+    /// # Errors
+    /// As [`RealMachine::run`]; cohorts that are not where the iteration says.
+    pub fn advance(
+        &mut self,
+        iteration: &Iteration,
+        rows: &[Rows<'_>],
+        moved: &[Moved],
+    ) -> Result<Vec<Outcome>> {
         let parts = Part::of(iteration, rows)?;
         #[cfg(test)]
         if let Some((steps, fails)) = &mut self.pretends {
@@ -147,11 +163,11 @@ impl RealMachine {
             self.logits.resize(self.expected.0 * self.spec.vocab, 0.0);
             return match Some(*steps) == *fails {
                 true => Err(Error::Capacity("out of luck".into())),
-                false => Ok(()),
+                false => Ok(Vec::new()),
             };
         }
         if iteration.moves.is_empty() && parts.iter().all(|p| p.tokens.is_empty()) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         if parts.len() > self.sub_batches {
             return Err(Error::Capacity(format!(
@@ -161,31 +177,40 @@ impl RealMachine {
             )));
         }
         let lowered = self.programs.get(&self.placement, iteration)?;
+        let chains = self.begin_cohorts(iteration, &parts)?;
         if let Some(trace) = &mut self.trace {
             trace.begin_step(self.device.as_ref().map(|d| &*d.runtime))?;
         }
-        let done = self.run_parts(&lowered, &parts, moved, iteration.pick);
+        let mut issue = Issue::new(&lowered, moved, chains);
+        let done = self.run_parts(&lowered, &parts, &mut issue, iteration.pick);
         let logits = parts.iter().any(|p| !p.places.is_empty());
         let ended = self.end(&lowered, done.is_ok(), logits);
-        done.and(ended)
+        let done = done.and(ended);
+        let outcomes = self.end_cohorts(&parts, &issue.chains, &mut issue.lists, done.is_ok());
+        done.map(|()| outcomes)
     }
 
     fn run_parts(
         &mut self,
         lowered: &Arc<Lowered>,
         parts: &[Part<'_>],
-        moved: &[Moved],
+        issue: &mut Issue<'_>,
         pick: bool,
     ) -> Result<()> {
         self.check_rows(parts)?;
         if let Some(areas) = &mut self.areas {
             areas.begin();
         }
-        let head = self.placement.head == Side::Host;
+        let (head, inline) = (self.placement.head == Side::Host, self.device.is_none());
+        // The host may be at cohorts of earlier steps: it is only asked for where it has something to do.
+        let computes = |b: usize| inline || lowered.parts[b].on_host;
+        let own: Vec<usize> =
+            (0..parts.len()).filter(|&b| computes(b) && issue.chains[b].turn == Turn::None).collect();
         let work = &mut self.work;
-        if let Some(host) = &mut self.host {
+        if let Some(host) = self.host.as_mut().filter(|_| !own.is_empty()) {
             host.with(|half| {
-                for (b, part) in parts.iter().enumerate() {
+                for b in own {
+                    let part = &parts[b];
                     let seqs = part.host_sequences(false);
                     work.begin(b, &seqs, &part.boundaries(), &part.wanted);
                     half.prepare(b, &seqs, &part.tokens, &part.wanted, head);
@@ -195,24 +220,40 @@ impl RealMachine {
                 }
             });
         }
+        self.prepare_cohorts(parts, &mut issue.chains);
         // What moves, or is attended in parts, is another step every time.
         let whole = |g: &Group| g.kv == Kv::Device;
+        let own = if issue.has_cohorts() { &parts[..1] } else { parts };
         let repeated = self.device.is_some()
-            && moved.is_empty()
-            && decodes(parts)
-            && parts.iter().flat_map(|p| p.groups).all(whole);
-        let mut issue = Issue::new(lowered, self.prepare_lists(lowered, parts, repeated)?, moved);
+            && issue.moved.is_empty()
+            && decodes(own)
+            && own.iter().flat_map(|p| p.groups).all(whole);
+        issue.lists = self.prepare_lists(lowered, parts, repeated)?;
         let mut at = 0;
         while at < lowered.program.ops.len() {
+            let op = &lowered.program.ops[at];
+            if issue.stays(op) {
+                at += 1;
+                continue;
+            }
+            self.note_begun(lowered, op, issue)?;
+            if op.kind == Kind::Join {
+                let joins = self.join(op, issue)? == Turn::Joined;
+                if let (Some(trace), Some(device)) = (&mut self.trace, &self.device) {
+                    trace.looked(at, op, joins, &*device.runtime)?;
+                }
+                at += 1;
+                continue;
+            }
             if let Some(segment) = lowered.segment(at).filter(|_| repeated)
-                && self.issue_graph(lowered, segment, &mut issue)?
+                && self.issue_graph(lowered, segment, issue)?
             {
                 at = segment.ops.end;
                 continue;
             }
-            at += self.issue(lowered, at, &mut issue, parts)?;
+            at += self.issue(lowered, at, issue, parts)?;
         }
-        self.collect(parts, pick)
+        self.collect(parts, &issue.chains, pick)
     }
 
     /// Refuses steps wider than planned.
@@ -253,7 +294,11 @@ impl RealMachine {
             }
             let ran = lane.finish();
             match (ran, &mut self.trace) {
-                (Ok(ran), Some(trace)) => ran.iter().for_each(|r| trace.ran(&lowered.program.ops[r.op], r)),
+                (Ok(ran), Some(trace)) => ran.iter().for_each(|r| {
+                    let of = r.program.as_deref().unwrap_or(lowered);
+                    let op = &of.program.ops[r.op];
+                    trace.ran(op, of.cohort(op), r);
+                }),
                 (Ok(_), None) => {}
                 (Err(e), _) => ended = Err(e),
             }

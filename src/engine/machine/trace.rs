@@ -57,21 +57,37 @@ impl Trace {
         Ok(())
     }
 
-    fn traced(&self, op: &Op, unit: Unit) -> Traced {
+    fn traced(&self, op: &Op, unit: Unit, cohort: Option<u8>) -> Traced {
         let (name, layer, rows) = (op.kind.name(), op.layer, op.rows.end - op.rows.start);
-        Traced { name, unit, layer, rows, step: self.step, start: 0.0, end: 0.0 }
+        Traced { name, unit, layer, rows, cohort, step: self.step, start: 0.0, end: 0.0 }
     }
 
-    /// The operation at `at` has been enqueued behind `from`.
-    pub fn enqueued(&mut self, at: usize, op: &Op, from: Event, runtime: &dyn Runtime) -> Result<()> {
-        let traced = self.traced(op, op.unit);
+    /// A cohort has been looked for: whether it joins or stays parked.
+    pub fn looked(&mut self, at: usize, op: &Op, joins: bool, runtime: &dyn Runtime) -> Result<()> {
+        let mut traced = self.traced(op, op.unit, Some(op.sub_batch));
+        traced.name = if joins { "join" } else { "parked" };
+        let now = runtime.record_timed(lane(op.unit))?;
+        self.pending.push(Pending { op: at, traced, from: now.clone(), to: now });
+        Ok(())
+    }
+
+    /// The operation at `at`, of `cohort` if of any, has been enqueued behind `from`.
+    pub fn enqueued(
+        &mut self,
+        at: usize,
+        op: &Op,
+        cohort: Option<u8>,
+        from: Event,
+        runtime: &dyn Runtime,
+    ) -> Result<()> {
+        let traced = self.traced(op, op.unit, cohort);
         self.pending.push(Pending { op: at, traced, from, to: runtime.record_timed(lane(op.unit))? });
         Ok(())
     }
 
     /// The host computed `op`, or did its part of it: rows on their way to or from the device.
-    pub fn ran(&mut self, op: &Op, ran: &Ran) {
-        let mut traced = self.traced(op, Unit::Host);
+    pub fn ran(&mut self, op: &Op, cohort: Option<u8>, ran: &Ran) {
+        let mut traced = self.traced(op, Unit::Host, cohort);
         let since = |t: Instant| t.saturating_duration_since(self.began).as_secs_f64();
         (traced.start, traced.end) = match (self.emulated, ran.emulated) {
             (Some(began), Some((from, to))) => (from - began, to - began),

@@ -1,0 +1,460 @@
+//! Cohorts between iterations: the per-layer sync table (APEX §4), and what becomes of its lines in a step.
+//!
+//! ```text
+//! begins ─► jobs given ─► parked at layer 0 ─► joined: jobs of layer 1 ─► … parked at the last layer ─► joined: logits
+//!                          │        ▲ not ready: stays as it is
+//!                          └────────┘
+//! ```
+//! A cohort keeps a sub-batch to itself from its token's embedding to its logits: residual stream and lists in the device's
+//! workspace of that sub-batch, queries and results in its mailbox. Its jobs live on the host's lane across steps, and
+//! fail by themselves. The issuing thread is at most one layer ahead of the device where it looks: it waits for the device to begin
+//! the layer, never for the host.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::RealMachine;
+use super::host::HostHalf;
+use super::issue::Issue;
+use super::lane::{Detached, Job, Ticket};
+use super::lists::PartLists;
+use super::lowered::Lowered;
+use super::run::Part;
+use super::sync::{Look, Word};
+use crate::device::runtime::Lane as DeviceLane;
+use crate::engine::host::HostSeq;
+use crate::program::{Flow, Group, Iteration, Kind, LayerPlacement, Op, RequestId, Side, Sublayer, Unit};
+use crate::{Error, Result};
+
+/// How long a merge at a fixed lag waits for the host.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A line of the sync table: the cohort that has this sub-batch, if there is one.
+#[derive(Default)]
+pub(super) struct Slot {
+    word: Arc<Word>,
+    error: Arc<Mutex<Option<Error>>>,
+    parked: Option<Parked>,
+}
+
+/// A cohort whose attention of a layer is under way.
+#[derive(Clone)]
+pub(in crate::engine) struct Parked {
+    /// Its rows.
+    pub groups: Vec<Group>,
+    /// Their tokens.
+    pub tokens: Vec<u32>,
+    /// The layer.
+    pub at: u32,
+    epoch: u32,
+    /// The last job.
+    job: Ticket,
+    /// On the device, for all its layers.
+    lists: PartLists,
+}
+
+/// What a step has made of a cohort.
+pub(in crate::engine) struct Outcome {
+    /// Its sub-batch.
+    pub slot: usize,
+    /// Its rows.
+    pub groups: Vec<Group>,
+    /// Where it is parked now; none: its logits are there, or it failed.
+    pub at: Option<u32>,
+    /// Whether it has advanced.
+    pub advanced: bool,
+    /// Its attention failed: its token has to begin again.
+    pub failed: Option<Error>,
+}
+
+/// What a step does with the sub-batch of a cohort.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Turn {
+    /// There is none.
+    #[default]
+    None,
+    /// Its token's embedding comes first.
+    Begins,
+    /// Nobody has looked yet.
+    Parked,
+    /// It advances.
+    Joined,
+    /// It stays parked.
+    Stays,
+}
+
+/// The jobs of a cohort that a step gives to the host.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Chain {
+    pub turn: Turn,
+    /// Of the jobs, once there are any.
+    epoch: Option<u32>,
+    /// The first and the last one given.
+    first: Option<Ticket>,
+    job: Option<Ticket>,
+}
+
+impl RealMachine {
+    /// The sub-batches with cohorts, and the cohorts.
+    pub fn cohorts(&self) -> impl Iterator<Item = (usize, &Parked)> {
+        self.slots.iter().enumerate().filter_map(|(b, slot)| Some((b, slot.parked.as_ref()?)))
+    }
+
+    /// The layer at which a row of a request is parked.
+    pub fn parked_at(&self, request: RequestId) -> Option<u32> {
+        let of = |p: &&Parked| p.groups.iter().any(|g| g.request == request);
+        self.cohorts().map(|(_, p)| p).find(of).map(|p| p.at)
+    }
+
+    /// Sub-batches that a cohort can have.
+    pub fn free_slots(&self) -> Vec<usize> {
+        (1..self.sub_batches).filter(|&b| self.slots.get(b).is_none_or(|s| s.parked.is_none())).collect()
+    }
+
+    /// Ends the cohort with a row of this request, once the host is no more at it: its requests' tokens have to begin again. Returns
+    /// them.
+    pub fn leave(&mut self, request: RequestId) -> Vec<RequestId> {
+        let of = |s: &Slot| s.parked.as_ref().is_some_and(|p| p.groups.iter().any(|g| g.request == request));
+        let Some(b) = self.slots.iter().position(of) else { return Vec::new() };
+        let parked = self.slots[b].parked.take().expect("found");
+        self.abandon(b, parked.epoch);
+        parked.groups.iter().map(|g| g.request).collect()
+    }
+
+    /// The host has nothing to do any more with work of this epoch.
+    fn abandon(&mut self, b: usize, epoch: u32) {
+        let word = self.slots[b].word.clone();
+        if !word.discard(epoch) {
+            self.lane().wait_for_end(&word, epoch, None);
+            word.release(epoch);
+        }
+        self.slots[b].error.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.lane_mut().forget(b, Ticket::MAX);
+    }
+
+    /// What an iteration says of cohorts is how they are.
+    ///
+    /// # Errors
+    /// It is not; a sub-batch that a cohort has and that the iteration would use for something else; a placement that cohorts
+    /// cannot run on.
+    pub(super) fn begin_cohorts(&mut self, iteration: &Iteration, parts: &[Part<'_>]) -> Result<Vec<Chain>> {
+        let mut chains = vec![Chain::default(); parts.len()];
+        for (b, part) in parts.iter().enumerate() {
+            let parked = self.slots.get(b).and_then(|s| s.parked.as_ref());
+            let cohort = iteration.flow == Flow::Async && b > 0 && !part.groups.is_empty();
+            chains[b].turn = match (cohort, parked, iteration.sub_batches[b].at) {
+                (false, None, _) => continue,
+                (true, None, None) => Turn::Begins,
+                (true, Some(p), Some(at)) if p.at == at && p.groups == part.groups => Turn::Parked,
+                (false, Some(_), _) if part.groups.is_empty() => continue,
+                (_, parked, at) => {
+                    return Err(Error::usage(format!(
+                        "sub-batch {b} is parked at {:?}, and a step takes it as parked at {at:?} (layers)",
+                        parked.map(|p| p.at)
+                    )));
+                }
+            };
+        }
+        if chains.iter().any(|c| c.turn != Turn::None) {
+            self.check_cohorts()?;
+        }
+        if self.slots.len() < parts.len() {
+            self.slots.resize_with(parts.len(), Slot::default);
+        }
+        // Without rows of the device's own and a cohort that begins, there is nothing to do until one is ready.
+        let waits = chains.iter().any(|c| c.turn == Turn::Parked)
+            && chains.iter().all(|c| matches!(c.turn, Turn::Parked | Turn::None))
+            && parts[0].groups.is_empty();
+        if waits {
+            self.wait_for_one(&chains);
+        }
+        Ok(chains)
+    }
+
+    fn check_cohorts(&self) -> Result<()> {
+        let here = |side: Side| side == Side::Device;
+        let computes = |l: &LayerPlacement| {
+            [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down]
+                .iter()
+                .all(|&s| here(l.decode.side(s)))
+        };
+        let placement = &self.placement;
+        let whole = here(placement.embedding) && here(placement.head);
+        match placement.layers.iter().position(|l| !computes(l)) {
+            _ if self.device.is_none() => Err(Error::usage("cohorts without a device beside the host")),
+            _ if !whole => Err(Error::usage("cohorts run where the device has the embedding and the head")),
+            Some(l) => Err(Error::usage(format!(
+                "cohorts run where the device has all products; those of layer {l} are the host's"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The host's lane gets to know the rows of cohorts that begin.
+    pub(super) fn prepare_cohorts(&mut self, parts: &[Part<'_>], chains: &mut [Chain]) {
+        for (b, part) in parts.iter().enumerate() {
+            let (own, far) = (part.host_sequences(false), part.host_sequences(true));
+            if chains[b].turn != Turn::None {
+                self.work.begin(b, &own, &part.boundaries(), &part.wanted);
+            }
+            if chains[b].turn != Turn::Begins {
+                continue;
+            }
+            let (own, far) = (owned(&own), owned(&far));
+            let (tokens, wanted) = (part.tokens.clone(), part.wanted.clone());
+            let job = Job {
+                op: 0,
+                events: vec![],
+                after: vec![],
+                seconds: 0.0,
+                detached: None,
+                program: None,
+                work: Box::new(move |half: &mut HostHalf| {
+                    half.prepare(b, &borrowed(&own), &tokens, &wanted, false);
+                    half.prepare_far(b, &borrowed(&far));
+                    Ok(())
+                }),
+            };
+            self.give_detached(b, job, false, &mut chains[b]);
+        }
+    }
+
+    /// Gives the lane a job of a cohort; `last`: the results are what the cohort waits for.
+    pub(super) fn give_detached(
+        &mut self,
+        b: usize,
+        mut job: Job<HostHalf>,
+        last: bool,
+        chain: &mut Chain,
+    ) -> Ticket {
+        let slot = &self.slots[b];
+        let first = chain.epoch.is_none();
+        let epoch = *chain.epoch.get_or_insert_with(|| slot.word.park());
+        let (word, error) = (slot.word.clone(), slot.error.clone());
+        job.detached = Some(Detached { of: b, word, epoch, error, first, last });
+        job.after.extend(chain.job);
+        let ticket = self.lane_mut().give(job);
+        (chain.first, chain.job) = (chain.first.or(Some(ticket)), Some(ticket));
+        ticket
+    }
+
+    /// Looks whether the cohort of `op` can join, at most one layer ahead of the device.
+    pub(super) fn join(&mut self, op: &Op, issue: &mut Issue<'_>) -> Result<Turn> {
+        let b = op.sub_batch as usize;
+        if let Some(begun) = &issue.begun {
+            self.device().runtime.spin_until_done(begun)?;
+        }
+        let (epoch, job) = {
+            let parked = self.slots[b].parked.as_ref().expect("a cohort that is parked");
+            (parked.epoch, parked.job)
+        };
+        let word = self.slots[b].word.clone();
+        let found = match (self.deterministic, self.lane().is_past(job)) {
+            // At a fixed lag of one iteration.
+            (true, _) => {
+                if !self.lane().wait_for_end(&word, epoch, Some(Instant::now() + PATIENCE)) {
+                    return Err(Error::Run(format!(
+                        "the host's attention of layer {} takes more than {} s",
+                        op.layer.unwrap_or_default(),
+                        PATIENCE.as_secs()
+                    )));
+                }
+                // Of emulated time, too.
+                self.lane().reach([job]);
+                word.look(epoch)
+            }
+            (false, None) => word.look(epoch),
+            (false, Some(false)) => Look::Waiting,
+            // By the clock of emulated time it is done: this computer may be slower.
+            (false, Some(true)) => {
+                self.lane().wait_for_end(&word, epoch, None);
+                word.look(epoch)
+            }
+        };
+        let turn = match found {
+            Look::Ready => {
+                word.release(epoch);
+                Turn::Joined
+            }
+            Look::Waiting | Look::Failed => Turn::Stays,
+        };
+        issue.chains[b].turn = turn;
+        Ok(turn)
+    }
+
+    /// Waits until one of the parked cohorts has ended.
+    fn wait_for_one(&mut self, chains: &[Chain]) {
+        let parked: Vec<_> = chains
+            .iter()
+            .zip(&self.slots)
+            .filter(|(c, _)| c.turn == Turn::Parked)
+            .filter_map(|(_, s)| Some((s.word.clone(), s.parked.as_ref()?)))
+            .map(|(word, p)| (word, p.epoch, p.job))
+            .collect();
+        let lane = self.lane();
+        let first = lane.reach_first(parked.iter().map(|p| p.2));
+        lane.wait_for_ends(|| match first {
+            Some(job) => parked.iter().any(|p| p.2 == job && p.0.look(p.1) != Look::Waiting),
+            None => parked.iter().any(|p| p.0.look(p.1) != Look::Waiting),
+        });
+    }
+
+    /// The step is issued, or given up: cohorts that it touched are parked anew or, if it failed, are none any more.
+    pub(super) fn end_cohorts(
+        &mut self,
+        parts: &[Part<'_>],
+        chains: &[Chain],
+        lists: &mut [PartLists],
+        well: bool,
+    ) -> Vec<Outcome> {
+        let last = self.placement.layers.len() as u32 - 1;
+        let mut outcomes = Vec::new();
+        for (b, chain) in chains.iter().enumerate().filter(|(_, c)| c.turn != Turn::None) {
+            let before = self.slots[b].parked.take();
+            let groups = parts[b].groups.to_vec();
+            let mut outcome = Outcome { slot: b, groups, at: None, advanced: false, failed: None };
+            let touched = matches!(chain.turn, Turn::Begins | Turn::Joined);
+            if touched && !well {
+                if let Some(epoch) = chain.epoch {
+                    // Its last job may not have come to be given: this one ends the work.
+                    let job = Job {
+                        op: 0,
+                        events: vec![],
+                        after: vec![],
+                        seconds: 0.0,
+                        detached: None,
+                        program: None,
+                        work: Box::new(|_: &mut HostHalf| Ok(())),
+                    };
+                    self.give_detached(b, job, true, &mut { *chain });
+                    self.abandon(b, epoch);
+                }
+                outcomes.push(outcome);
+                continue;
+            }
+            let next = match (&before, chain.turn) {
+                (None, _) => Some(0),
+                (Some(p), Turn::Joined) => Some(p.at + 1).filter(|&l| l <= last),
+                (Some(p), _) => Some(p.at),
+            };
+            outcome.at = next;
+            outcome.advanced = touched;
+            match (next, touched, before) {
+                (Some(at), true, before) => {
+                    let lists = before.map_or_else(|| std::mem::take(&mut lists[b]), |p| p.lists);
+                    let (epoch, job) = (chain.epoch.expect("jobs"), chain.job.expect("jobs"));
+                    self.lane_mut().forget(b, chain.first.expect("jobs"));
+                    let (groups, tokens) = (outcome.groups.clone(), parts[b].tokens.clone());
+                    self.slots[b].parked = Some(Parked { groups, tokens, at, epoch, job, lists });
+                }
+                (Some(_), false, Some(parked)) => {
+                    if self.slots[b].word.look(parked.epoch) == Look::Failed && self.is_known(parked.job) {
+                        let error = self.slots[b].error.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        self.abandon(b, parked.epoch);
+                        outcome.at = None;
+                        outcome.failed = error.or_else(|| Some(Error::Run("the host's lane failed".into())));
+                    } else {
+                        self.slots[b].parked = Some(parked);
+                    }
+                }
+                (None, ..) => self.lane_mut().forget(b, Ticket::MAX),
+                (Some(_), false, None) => unreachable!("a cohort that begins goes on"),
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    /// Whether the end of a job is past by the machine's clock.
+    fn is_known(&self, job: Ticket) -> bool {
+        self.lane().is_past(job).unwrap_or(true)
+    }
+
+    /// Whether the rows of a sub-batch have come to their logits in this step.
+    pub(super) fn has_logits(&self, b: usize, chains: &[Chain]) -> bool {
+        match chains[b].turn {
+            Turn::None => true,
+            Turn::Joined => {
+                let at = self.slots[b].parked.as_ref().map(|p| p.at as usize);
+                at == self.placement.layers.len().checked_sub(1)
+            }
+            Turn::Begins | Turn::Parked | Turn::Stays => false,
+        }
+    }
+
+    /// The lists of a parked cohort, which are on the device already.
+    pub(super) fn kept_lists(&self, flow: Flow, b: usize) -> Option<PartLists> {
+        let parked = self.slots.get(b)?.parked.as_ref()?;
+        (flow == Flow::Async).then(|| parked.lists.clone())
+    }
+
+    /// The device begins a layer where a cohort may join.
+    pub(super) fn note_begun(&mut self, lowered: &Lowered, op: &Op, issue: &mut Issue<'_>) -> Result<()> {
+        let first = op.unit == Unit::Gpu && op.kind != Kind::Join && op.layer != issue.layer;
+        if !first {
+            return Ok(());
+        }
+        issue.layer = op.layer;
+        issue.begun = match op.layer.is_some_and(|l| lowered.joins.contains(&l)) {
+            true => Some(self.device().runtime.record(DeviceLane::Compute)?),
+            false => None,
+        };
+        Ok(())
+    }
+
+    /// A job of a cohort: see [`RealMachine::give_detached`].
+    pub(super) fn cohort_job(
+        &mut self,
+        lowered: &Arc<Lowered>,
+        at: usize,
+        job: Job<HostHalf>,
+        issue: &mut Issue<'_>,
+    ) -> Ticket {
+        let op = &lowered.program.ops[at];
+        let b = op.sub_batch as usize;
+        let last = matches!(op.kind, Kind::Attend { .. });
+        let mut chain = issue.chains[b];
+        let job = Job { program: Some(lowered.clone()), ..job };
+        let ticket = self.give_detached(b, job, last, &mut chain);
+        issue.chains[b] = chain;
+        ticket
+    }
+}
+
+#[cfg(test)]
+impl RealMachine {
+    /// From now on, attention on the host is late at random.
+    pub fn slow_host(&self, seed: u64) {
+        self.lane().state().delays = Some(seed);
+    }
+
+    /// The host's operation behind so many more is a panic.
+    pub fn panic_host(&self, after: usize) {
+        self.lane().state().panics_at = Some(after);
+    }
+}
+
+/// Sequences as the host sees them, with pages of their own: for jobs that outlive the step.
+struct Owned {
+    pages: Vec<u32>,
+    first_pos: usize,
+    n_rows: usize,
+    tokens: std::ops::Range<usize>,
+}
+
+fn owned(seqs: &[HostSeq<'_>]) -> Vec<Owned> {
+    let own = |s: &HostSeq<'_>| Owned {
+        pages: s.pages.to_vec(),
+        first_pos: s.first_pos,
+        n_rows: s.n_rows,
+        tokens: s.tokens.clone(),
+    };
+    seqs.iter().map(own).collect()
+}
+
+fn borrowed(seqs: &[Owned]) -> Vec<HostSeq<'_>> {
+    fn of(s: &Owned) -> HostSeq<'_> {
+        HostSeq { pages: &s.pages, first_pos: s.first_pos, n_rows: s.n_rows, tokens: s.tokens.clone() }
+    }
+    seqs.iter().map(of).collect()
+}

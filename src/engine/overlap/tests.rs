@@ -1,0 +1,281 @@
+//! Cohorts beside the device's rows, on the emulated device by plain functions, with a host that is late at random: every sequence's
+//! tokens are those of running alone, whatever fails, comes late or is cancelled, and no page is lost.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
+use crate::engine::Options;
+use crate::model::{LoadedModel, load};
+use crate::program::Placement;
+use crate::simd::Isa;
+use crate::simd::linear::Mode;
+
+const LAYERS: usize = 3;
+/// Tokens that each sequence generates.
+const N: usize = 5;
+
+fn model() -> LoadedModel {
+    load(&format!("synth:tiny-llama,dtype=q8_0,seed=3,layers={LAYERS}")).unwrap()
+}
+
+fn options() -> Options {
+    let mut o = Options::new(Isa::Reference, 96);
+    (o.threads, o.sequences, o.sub_batches, o.chunk) = (Some(1), 8, 3, 24);
+    (o.kv_pages, o.far_pages) = (Some(12), Some(16));
+    o
+}
+
+fn engine(m: &LoadedModel, o: &Options, jitter: Option<u64>) -> (Engine, Arc<EmulatedRuntime>) {
+    let options = EmulatedOptions { jitter, ..EmulatedOptions::default() };
+    let runtime = Arc::new(EmulatedRuntime::new(options).unwrap());
+    let accel = Arc::new(EmulatedAccelerator::new(runtime.clone()));
+    let placement = Placement::all(Side::Device, LAYERS, 0);
+    let e = Engine::placed(m.spec.clone(), &m.weights, o, accel, "test", "test", placement, &|_| ());
+    (e.unwrap(), runtime)
+}
+
+fn prompt(i: usize) -> Vec<u32> {
+    (0..3 + 7 * i as u32 % 20).map(|t| (t * t * 31 + t * 7 + 5 * i as u32) % 251).collect()
+}
+
+/// A sequence and what it has generated.
+struct Live {
+    seq: SeqId,
+    host: bool,
+    tokens: Vec<u32>,
+    done: bool,
+}
+
+/// Prompts through the device, one after the other: each sequence has its first token then.
+fn start(e: &mut Engine, homes: &[bool]) -> Vec<Live> {
+    let one = |(i, &host): (usize, &bool)| {
+        let seq = e.add_at(if host { Side::Host } else { Side::Device }).unwrap();
+        let prompt = prompt(i);
+        let first = e.forward_greedy(&[Input { seq, tokens: &prompt, logits: Logits::Last }]).unwrap()[0];
+        Live { seq, host, tokens: vec![first], done: false }
+    };
+    homes.iter().enumerate().map(one).collect()
+}
+
+/// What each sequence says when it is alone.
+fn alone(m: &LoadedModel, homes: &[bool]) -> Vec<Vec<u32>> {
+    let (mut e, _) = engine(m, &options(), None);
+    let all = start(&mut e, homes);
+    let one = |(i, mut live): (usize, Live)| {
+        for _ in 1..N {
+            let last = [*live.tokens.last().unwrap()];
+            let input = Input { seq: live.seq, tokens: &last, logits: Logits::Last };
+            live.tokens.push(e.forward_greedy(&[input]).unwrap()[0]);
+        }
+        assert_eq!(live.tokens.len(), N, "sequence {i}");
+        live.tokens
+    };
+    all.into_iter().enumerate().map(one).collect()
+}
+
+/// A step: every sequence of the device has a row, and those of the host begin in cohorts of up to `size` where there is room.
+fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Advanced> {
+    let lasts: Vec<[u32; 1]> = live.iter().map(|l| [*l.tokens.last().unwrap()]).collect();
+    let wants = |l: &Live| !l.done && l.tokens.len() < N;
+    let input = |i: usize| Input { seq: live[i].seq, tokens: &lasts[i], logits: Logits::Last };
+    let own: Vec<usize> = (0..live.len()).filter(|&i| wants(&live[i]) && !live[i].host).collect();
+    let waiting: Vec<usize> = (0..live.len())
+        .filter(|&i| wants(&live[i]) && live[i].host && e.parked(live[i].seq).is_none())
+        .collect();
+    let device: Vec<Input<'_>> = own.iter().map(|&i| input(i)).collect();
+    let begin: Vec<Vec<Input<'_>>> = waiting
+        .chunks(size)
+        .take(e.cohorts_free())
+        .map(|cohort| cohort.iter().map(|&i| input(i)).collect())
+        .collect();
+    let begin: Vec<&[Input<'_>]> = begin.iter().map(Vec::as_slice).collect();
+    let step = Overlap { device: &device, begin: &begin, swaps: &[], pick: true };
+    let advanced = e.advance(&step)?;
+    for (place, i) in own.into_iter().enumerate() {
+        live[i].tokens.push(advanced.picks[place].unwrap());
+    }
+    for cohort in &advanced.cohorts {
+        for (place, seq) in cohort.rows.iter().cloned().flatten().zip(&cohort.seqs) {
+            let of = live.iter_mut().find(|l| l.seq == *seq).unwrap();
+            of.tokens.push(advanced.picks[place].unwrap());
+        }
+    }
+    Ok(advanced)
+}
+
+fn over(live: &[Live]) -> bool {
+    live.iter().all(|l| l.done || l.tokens.len() == N)
+}
+
+fn free(e: &Engine) -> [usize; 2] {
+    [Side::Device, Side::Host].map(|side| e.kv_pages(side).free)
+}
+
+#[test]
+fn tokens_are_those_of_running_alone_however_late_the_host_is() {
+    let m = model();
+    for (homes, size) in [
+        (&[false, true, true, false, true, true, true][..], 2),
+        (&[true, true, true], 3),
+        (&[true], 1),
+        (&[false, true, true, true, true], 1),
+    ] {
+        let want = alone(&m, homes);
+        let (mut parked, mut stayed) = (0, 0);
+        for seed in 0..12 {
+            let (mut e, _) = engine(&m, &options(), (seed % 3 == 0).then_some(seed));
+            let all = free(&e);
+            let mut live = start(&mut e, homes);
+            e.machine.slow_host(seed);
+            for steps in 0.. {
+                assert!(
+                    steps < 4000,
+                    "no end: {:?}",
+                    live.iter().map(|l| l.tokens.len()).collect::<Vec<_>>()
+                );
+                let advanced = step(&mut e, &mut live, size).unwrap();
+                parked += advanced.cohorts.iter().filter(|c| c.at.is_some()).count();
+                stayed += advanced.cohorts.iter().filter(|c| !c.advanced).count();
+                if over(&live) {
+                    break;
+                }
+            }
+            for (i, (l, want)) in live.iter().zip(&want).enumerate() {
+                assert_eq!(&l.tokens, want, "sequence {i} of {homes:?}, seed {seed}");
+            }
+            live.iter().for_each(|l| e.remove(l.seq));
+            assert_eq!(free(&e), all, "pages");
+        }
+        assert!(parked > 0);
+        assert!(stayed > 0 || homes.iter().all(|&h| h), "the host was never late beside the device");
+    }
+}
+
+/// A job of the host that panics, or a device that refuses a launch: the cohort begins its token again, the others go on.
+#[test]
+fn failures_are_a_cohorts_own_and_leave_nothing_behind() {
+    let m = model();
+    let homes = [false, true, true, true];
+    let want = alone(&m, &homes);
+    for n in 0..40 {
+        let (mut e, runtime) = engine(&m, &options(), None);
+        let all = free(&e);
+        let mut live = start(&mut e, &homes);
+        let device = n % 2 == 1;
+        match device {
+            true => runtime.set_faults(FaultPlan { refuse_launch: Some(n), ..FaultPlan::default() }),
+            false => e.machine.panic_host(n as usize / 2),
+        }
+        let mut failed = Vec::new();
+        for steps in 0.. {
+            assert!(steps < 4000, "no end");
+            match step(&mut e, &mut live, 2) {
+                Ok(advanced) => failed.extend(advanced.cohorts.into_iter().filter_map(|c| c.failed)),
+                Err(error) => {
+                    assert!(device, "{error}");
+                    runtime.set_faults(FaultPlan::default());
+                }
+            }
+            if over(&live) {
+                break;
+            }
+        }
+        if !device {
+            assert_eq!(failed.len(), 1, "of a panic at operation {}: {failed:?}", n / 2);
+            assert!(failed[0].contains("panicked"), "{failed:?}");
+        }
+        for (l, want) in live.iter().zip(&want) {
+            assert_eq!(&l.tokens, want, "failure {n}");
+        }
+        live.iter().for_each(|l| e.remove(l.seq));
+        assert_eq!(free(&e), all, "pages");
+    }
+}
+
+/// Sequences that end while they are parked, at any time.
+#[test]
+fn a_parked_sequence_can_be_removed_at_any_time() {
+    let m = model();
+    let homes = [false, true, true, true, true];
+    let want = alone(&m, &homes);
+    for n in 0..14 {
+        let (mut e, _) = engine(&m, &options(), None);
+        let all = free(&e);
+        let mut live = start(&mut e, &homes);
+        e.machine.slow_host(n);
+        let mut steps = 0;
+        while !over(&live) {
+            steps += 1;
+            assert!(steps < 4000, "no end");
+            step(&mut e, &mut live, 3).unwrap();
+            if steps == n {
+                let gone = live[2].seq;
+                let was = e.parked(gone);
+                e.remove(gone);
+                live[2].done = true;
+                assert_eq!(e.parked(gone), None);
+                assert_eq!(e.cohorts().iter().filter(|(seqs, _)| seqs.contains(&gone)).count(), 0, "{was:?}");
+            }
+        }
+        for (i, (l, want)) in live.iter().zip(&want).enumerate().filter(|(_, (l, _))| !l.done) {
+            assert_eq!(&l.tokens, want, "sequence {i}, removed in step {n}");
+        }
+        live.iter().for_each(|l| e.remove(l.seq));
+        assert_eq!(free(&e), all, "pages");
+    }
+}
+
+/// In deterministic mode a cohort joins in the next step, always: late or not, steps are as many.
+#[test]
+fn a_fixed_lag_does_not_depend_on_time() {
+    let m = model();
+    let homes = [false, true, true];
+    let want = alone(&m, &homes);
+    for seed in 0..6 {
+        let (mut e, _) = engine(&m, &Options { mode: Mode::Deterministic, ..options() }, None);
+        let mut live = start(&mut e, &homes);
+        e.machine.slow_host(seed);
+        let mut steps = 0;
+        while !over(&live) {
+            steps += 1;
+            let advanced = step(&mut e, &mut live, 2).unwrap();
+            assert!(advanced.cohorts.iter().all(|c| c.advanced));
+        }
+        assert_eq!(steps, (N - 1) * (LAYERS + 1));
+        assert!(live.iter().zip(&want).all(|(l, want)| &l.tokens == want));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let m = model();
+    let (mut e, _) = engine(&m, &options(), None);
+    let mut live = start(&mut e, &[false, true, true, true]);
+    step(&mut e, &mut live, 1).unwrap();
+    let before = (free(&e), e.cohorts());
+    assert_eq!((before.1.len(), e.cohorts_free()), (2, 0));
+    let (parked, waiting, device) = (live[1].seq, live[3].seq, live[0].seq);
+    let tokens = [7];
+    let row = |seq| Input { seq, tokens: &tokens, logits: Logits::Last };
+    let said = |e: &mut Engine, step: &Overlap<'_>, why: &str| {
+        let error = e.advance(step).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    let none = Overlap { pick: true, ..Overlap::default() };
+    said(&mut e, &Overlap { begin: &[&[row(waiting)]], ..none }, "there is room for 0");
+    said(&mut e, &Overlap { device: &[row(parked)], ..none }, "parked at layer 0");
+    let error = e.forward(&[row(parked)]).unwrap_err().to_string();
+    assert!(error.contains("parked at layer 0"), "{error}");
+    let error = e.swap(parked, Side::Device).unwrap_err().to_string();
+    assert!(error.contains("parked at layer 0"), "{error}");
+    // Steps of other kinds go on, but not where cohorts are.
+    e.forward(&[row(device), row(waiting)]).unwrap();
+    let error = e.forward_as(&[row(device), row(waiting)], &[0, 1], Flow::TwoLanes).unwrap_err().to_string();
+    assert!(error.contains("sub-batch 1 is parked"), "{error}");
+    assert_eq!(e.cohorts(), before.1);
+    live.iter().for_each(|l| e.remove(l.seq));
+    let seq = e.add_at(Side::Device).unwrap();
+    said(&mut e, &Overlap { begin: &[&[row(seq)]], ..none }, "live on the host");
+    said(&mut e, &Overlap { begin: &[&[]], ..none }, "no sequence");
+}
