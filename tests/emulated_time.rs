@@ -24,10 +24,9 @@ use tandem::simd::Isa;
 
 const MACHINES: [&str; 3] = ["t4-xeon", "rtx4060-laptop", "h100-spr"];
 
-/// Eight blocks: where the head is on the device and the last block on the host, the host computes all rows of that block, of which
-/// programs count those that want logits alone.
+/// Six blocks: of the last one rows without logits are not computed behind its attention.
 fn tiny() -> LoadedModel {
-    load("synth:tiny-llama,seed=2,layers=8").unwrap()
+    load("synth:tiny-llama,seed=2,layers=6").unwrap()
 }
 
 /// 12.6 MB a layer: large enough that bytes count more than latencies.
@@ -318,7 +317,11 @@ fn the_predicted_way_to_attend_what_has_left_is_the_faster() {
             let (a, s) = (attend.0[step], stream.0[step]);
             assert!(t <= 1.03 * a.min(s), "{name}, step {step}: {t} s, attended {a} s, streamed {s} s");
         }
-        seen.push((steps.attend > 0, steps.stream > 0));
+        // Of decode rows, behind the chunks.
+        let like = |of: &[f64], other: &[f64]| {
+            (0..chosen.len()).any(|i| i % 3 > 0 && chosen[i] == of[i] && of[i] < other[i])
+        };
+        seen.push((like(&attend.0, &stream.0), like(&stream.0, &attend.0)));
     }
     assert_eq!(seen, [(true, false), (false, true), (true, true)]);
 }

@@ -21,9 +21,10 @@ use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::device::open::on_kernels;
+use tandem::engine::timeline::Traced;
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, load};
-use tandem::program::{Far, LayerPlacement, Placement, Policy, Residence, Side};
+use tandem::program::{Far, Kv, LayerPlacement, Placement, Policy, Residence, Side, Unit};
 use tandem::simd::Isa;
 
 fn plain() -> Arc<dyn Accelerator> {
@@ -105,7 +106,7 @@ fn step(e: &mut Engine, model: &Model, rows: &[(SeqId, usize)]) -> Result<(), St
 /// HELM's target: eight times what the device can hold, with windows and without.
 #[test]
 fn eight_times_the_devices_pages_give_the_models_logits() {
-    let accel = plain();
+    let (accel, mut behind) = (plain(), 0);
     for (name, dtype) in [("tiny-llama", "bf16"), ("tiny-mistral", "q8_0"), ("tiny-gemma3", "q4_k")] {
         let context = 8 * 3 * 32;
         let model = Model::new(name, dtype, context);
@@ -120,16 +121,34 @@ fn eight_times_the_devices_pages_give_the_models_logits() {
                 step(&mut e, &model, &[(seq, n)]).unwrap_or_else(|e| panic!("{name} {far:?}: {e}"));
                 at += n;
             }
+            // A token again: what has left the device is left alone in layers whose window has left it, too.
+            e.truncate(seq, context - 1);
+            e.trace();
+            step(&mut e, &model, &[(seq, 1)]).unwrap_or_else(|e| panic!("{name} {far:?}: {e}"));
+            let Some(Kv::Split { boundary, .. }) = e.kv(seq) else { panic!("{name}: pages are away") };
+            let timeline = e.timeline().unwrap();
+            for l in 0..model.m.spec.n_layers {
+                let first_seen = model.m.spec.window_of(l).map_or(0, |w| context.saturating_sub(w));
+                let of = |s: &&Traced| s.layer == Some(l as u32);
+                let away = |s: &Traced| s.name == "page_in" || s.unit == Unit::Host || s.name == "merge";
+                let found = timeline.spans.iter().filter(of).any(away);
+                assert_eq!(found, first_seen < boundary as usize, "{name} {far:?}: layer {l}");
+                behind += usize::from(!found);
+            }
             e.remove(seq);
         }
     }
+    assert!(behind > 4, "{behind} layers with a window");
 }
 
 /// The real kernels, in host emulation and on a GPU if there is one.
 #[test]
 fn pages_that_left_are_attended_by_kernels_too() {
-    let model = Model::new("tiny-llama", "q8_0", 164);
-    for runtime in gpu::runtimes() {
+    for (name, runtime) in ["tiny-llama", "tiny-mistral"]
+        .into_iter()
+        .flat_map(|n| gpu::runtimes().into_iter().map(move |r| (n, r)))
+    {
+        let model = Model::new(name, "q8_0", 164);
         let accel = on_kernels(runtime).expect("a runtime with kernels");
         for far in [Far::Attend, Far::Stream] {
             let o = options(164, 1, 64, 4, far);

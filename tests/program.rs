@@ -56,8 +56,15 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
 }
 
 fn any_placement() -> impl Strategy<Value = Placement> {
-    (any_side(), prop::collection::vec(any_layer(), 1..5), any_side()).prop_map(
-        |(embedding, layers, head)| Placement { embedding, layers, head, device_pages: 64, host_pages: 64 },
+    let windows = (prop_oneof![Just(0u32), 1..150u32], any::<[bool; 5]>());
+    (any_side(), prop::collection::vec(any_layer(), 1..5), any_side(), windows).prop_map(
+        |(embedding, layers, head, (window, which))| {
+            let n = layers.len();
+            let placement =
+                Placement { embedding, layers, head, device_pages: 64, host_pages: 64, windows: vec![] };
+            // One window, of some layers.
+            placement.with_windows((0..n).map(|l| (window > 0 && which[l]).then_some(window)))
+        },
     )
 }
 
@@ -263,6 +270,92 @@ fn attention_on_the_host_is_published_and_collected_once_a_layer() {
         (3, 3, 3, 3, 0)
     );
     assert!(program.ops.iter().filter(|op| op.kind.name() == "attend").all(|op| op.unit == Unit::Host));
+}
+
+/// Pages that a layer's window has left are not streamed, and nobody attends them: of such layers the host has nothing to do.
+#[test]
+fn pages_behind_a_window_stay_where_they_are() {
+    let windows = [Some(64), None, Some(64)];
+    let placement = Placement::all(Side::Device, 3, 8).with_windows(windows);
+    for (first, phase, tokens) in
+        [(300, Phase::Decode, 1), (280, Phase::Decode, 1), (300, Phase::Prefill, 30)]
+    {
+        for far in [Far::Stream, Far::Attend] {
+            let kv = Kv::Split { boundary: 256, far };
+            let iteration =
+                Iteration::serial(vec![Group { first, phase, tokens, ..decode(0, 300, kv) }], true);
+            let program = lower(&placement, &iteration).unwrap();
+            check(&program, &placement, &iteration).unwrap();
+            let of = |l: u32| program.ops.iter().filter(move |op| op.layer == Some(l));
+            let pages = |l: u32| -> u64 {
+                let moved = of(l).filter(|op| op.kind.name() == "page_in");
+                moved.map(|op| op.work.pages).sum()
+            };
+            // Row 280 sees tokens from 217 on, of pages 6 and 7; row 300 from 237 on, of page 7.
+            let left = if first == 280 { 2 } else { 1 };
+            let want = if far == Far::Stream { [left, 8, left] } else { [0; 3] };
+            assert_eq!([pages(0), pages(1), pages(2)], want, "{first} {far:?}");
+            // A window of 32 has left them all.
+            let narrow = Placement::all(Side::Device, 3, 8).with_windows([Some(32), None, Some(32)]);
+            let iteration = Iteration {
+                sub_batches: vec![SubBatch::of(vec![Group {
+                    first: 300,
+                    ..iteration.sub_batches[0].groups[0]
+                }])],
+                ..iteration
+            };
+            let program = lower(&narrow, &iteration).unwrap();
+            check(&program, &narrow, &iteration).unwrap();
+            for l in [0, 2] {
+                let names: Vec<_> =
+                    program.ops.iter().filter(|op| op.layer == Some(l)).map(|op| op.kind.name()).collect();
+                assert_eq!(
+                    names,
+                    ["project", "append", "attend", "out_proj", "ffn_up", "ffn_down"],
+                    "{far:?}"
+                );
+            }
+            assert!(program.ops.iter().all(|op| op.unit == Unit::Gpu || op.layer == Some(1)));
+        }
+    }
+}
+
+/// Rows without logits end with the last layer's keys and values: behind its attention only those from the first that wants logits to
+/// the last are computed, and carried.
+#[test]
+fn rows_without_logits_are_not_computed_behind_the_last_attention() {
+    let prompt = |slot, wants| Group {
+        first: 0,
+        tokens: 40,
+        phase: Phase::Prefill,
+        wants,
+        ..decode(slot, 0, Kv::Device)
+    };
+    let groups = vec![prompt(0, Wants::Nothing), prompt(1, Wants::Last), decode(2, 9, Kv::Device)];
+    let iteration = Iteration::serial(groups, true);
+    for placement in [
+        Placement::all(Side::Device, 3, 8),
+        Placement::all(Side::Host, 3, 8),
+        Placement::boundary(4, 3, 8, 8),
+        Placement { head: Side::Host, ..Placement::all(Side::Device, 3, 8) },
+    ] {
+        let program = lower(&placement, &iteration).unwrap();
+        check(&program, &placement, &iteration).unwrap();
+        let whole = [(0..80), (80..81), (0..81)];
+        let mut last = 0;
+        for op in program.ops.iter().filter(|op| op.layer == Some(2) || op.layer.is_none()) {
+            match op.kind.name() {
+                "embed" | "project" | "append" => assert!(whole.contains(&op.rows), "{op:?}"),
+                // Kernels take whole sequences.
+                "attend" if op.unit == Unit::Gpu => assert!(op.rows.start <= 79),
+                _ => {
+                    assert!([(79..80), (80..81), (79..81)].contains(&op.rows), "{op:?}");
+                    last += 1;
+                }
+            }
+        }
+        assert!(last >= 5, "{last} operations");
+    }
 }
 
 /// Weights cross the link under the computation of the layer before: two buffers, each reused only when its layer is done.

@@ -137,7 +137,7 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
     let far = prop_oneof![Just(Far::Attend), Just(Far::Stream)];
     let pages = prop_oneof![1 => Just(None), 3 => (8..16usize).prop_map(Some)];
     (side(), blocks, side(), pages, far).prop_map(|(embedding, layers, head, kv_pages, far)| Place {
-        placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0 },
+        placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![] },
         kv_pages,
         far,
     })

@@ -58,7 +58,7 @@ impl Extent {
         let first = window.map_or(0, |w| end.saturating_sub(w));
         let here = match self.attend {
             Attend::Here => 0..end,
-            Attend::From { from } => from..end,
+            Attend::From { from } | Attend::Since { from } => from..end,
             Attend::UpTo { to } => 0..to,
             Attend::Elsewhere => 0..0,
         };

@@ -346,6 +346,7 @@ impl Planner<'_> {
             head: Side::Device,
             device_pages: if kv == Side::Device { self.pages() } else { 0 },
             host_pages: if kv == Side::Host { self.pages() } else { 0 },
+            windows: Vec::new(),
         };
         let ways = [
             (of(Side::Device, gpu), "weights streamed for every step"),

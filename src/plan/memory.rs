@@ -9,8 +9,9 @@
 
 use serde::Serialize;
 
+use super::crossings::pinned_rows;
 use super::hardware::Hardware;
-use super::sizes::{ELEMENT, Sizes};
+use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::program::{LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
 use crate::{Error, Result};
@@ -291,12 +292,11 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
         m.host.activations = host_rows(sizes, rows, if placement.head == Side::Host { logits } else { 0 });
     }
     if on_device && on_host {
-        // Hidden rows each way; queries, keys and values of the rows down, attention outputs up.
-        m.host.pinned += 2 * 4 * rows * spec.d_model as u64;
-        if spilled > 0 || layers().any(|l| l.decode.attention() != Some(l.decode.side(Sublayer::Qkv))) {
-            let (q, kv) = (spec.q_dim() as u64, spec.kv_dim() as u64);
-            m.host.pinned += 2 * rows * (q + 2 * kv) * ELEMENT + 2 * rows * 4 * q;
-        }
+        m.host.pinned += pinned_rows(sizes, placement, rows, false);
+    }
+    if spilled > 0 && layers().any(|l| l.kv == Side::Device) {
+        m.host.pinned +=
+            pinned_rows(sizes, placement, rows, true) - pinned_rows(sizes, placement, rows, false);
     }
     m.gpu.total =
         m.gpu.weights + m.gpu.kv + m.gpu.staging + m.gpu.activations + m.gpu.workspace + m.gpu.modules;

@@ -13,6 +13,7 @@
 
 pub mod choose;
 pub mod cost;
+mod crossings;
 pub mod hardware;
 pub mod memory;
 pub mod operation;

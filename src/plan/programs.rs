@@ -148,6 +148,7 @@ pub fn programs_with(
     work: &Workload,
     far: Option<Far>,
 ) -> Result<Run> {
+    let placement = &sighted(sizes, placement);
     let pricer = Pricer { costs, sizes, placement, work, far };
     let layers = placement.layers.len();
     let mut prefill = Sums::default();
@@ -204,6 +205,11 @@ pub fn programs_with(
         busy: [prefill.shares(), decode.shares()],
         spilled,
     })
+}
+
+/// With the windows of the model's blocks.
+fn sighted(sizes: &Sizes, placement: &Placement) -> Placement {
+    placement.clone().with_windows(sizes.blocks.iter().map(|b| b.window.map(|w| w as u32)))
 }
 
 fn merged(prefill: &Sums, decode: &Sums) -> Vec<OperationTime> {
@@ -330,6 +336,7 @@ pub fn far_forecast(
     placement: &Placement,
     work: &Workload,
 ) -> Result<Option<FarForecast>> {
+    let placement = &sighted(sizes, placement);
     let pricer = Pricer { costs, sizes, placement, work, far: None };
     let at = |past: u64| pricer.both(Phase::Decode, &Alike::decode(work.batch, past), Wants::Last);
     let way = |past: u64| -> Result<Option<Spilled>> {

@@ -255,11 +255,16 @@ impl Walk<'_> {
         }
         let groups = self.groups(op);
         let span = groups.first().map_or(0, |g| g.1.start)..groups.last().map_or(0, |g| g.1.end);
+        let live = self.live(op);
+        // The rows that count are among them.
+        let span = match (live.first(), live.last()) {
+            (Some(&first), Some(&last)) if op.wanted_only && op.rows != span => first as u32..last as u32 + 1,
+            _ => span,
+        };
         if op.rows != span {
             return Err(format!("rows {:?}, but its groups have {span:?}", op.rows));
         }
         self.has_weights(op, layer, &groups)?;
-        let live = self.live(op);
         // Old values, whoever overwrites them.
         let want = |found: Option<u32>, wanted: u32, what: &str, row: usize| match found {
             Some(v) if v == wanted => Ok(()),
@@ -325,10 +330,13 @@ impl Walk<'_> {
             }
             Kind::Attend { part, from_mailbox, to_mailbox, staged } => {
                 for (group, _) in &groups {
+                    // Row r sees (r − window, r].
+                    let window = self.placement.window(layer as usize);
+                    let first = window.map_or(0, |w| (group.first + 1).saturating_sub(w));
                     let range = match part {
-                        Part::Whole => (0, group.end()),
-                        Part::FromBoundary => (boundary(group), group.end()),
-                        Part::UpToBoundary => (0, boundary(group)),
+                        Part::Whole => (first, group.end()),
+                        Part::FromBoundary => (boundary(group).max(first), group.end()),
+                        Part::UpToBoundary => (first.min(boundary(group)), boundary(group)),
                     };
                     if op.wanted_only && group.wants == Wants::Nothing {
                         continue;

@@ -154,6 +154,9 @@ pub struct Placement {
     pub device_pages: usize,
     /// Pages of every layer with keys and values on the host, and for pages moved away from the device.
     pub host_pages: usize,
+    /// Of each block, how many tokens its rows see, their own among them; empty where all blocks see all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Option<u32>>,
 }
 
 impl Placement {
@@ -169,6 +172,7 @@ impl Placement {
             head: side,
             device_pages,
             host_pages,
+            windows: Vec::new(),
         }
     }
 
@@ -182,7 +186,27 @@ impl Placement {
             head: side(1 + layers),
             device_pages: if k < layers + 1 { device_pages } else { 0 },
             host_pages: if k > 1 { host_pages } else { 0 },
+            windows: Vec::new(),
         }
+    }
+
+    /// Of a model whose blocks have these windows.
+    pub fn with_windows(mut self, windows: impl IntoIterator<Item = Option<u32>>) -> Placement {
+        self.windows = windows.into_iter().collect();
+        if self.windows.iter().all(Option::is_none) {
+            self.windows.clear();
+        }
+        self
+    }
+
+    /// How many tokens rows of a block see; `None`: all before them.
+    pub fn window(&self, layer: usize) -> Option<u32> {
+        self.windows.get(layer).copied().flatten()
+    }
+
+    /// The widest window: tokens that are behind it no block with a window sees.
+    pub fn widest_window(&self) -> Option<u32> {
+        self.windows.iter().flatten().max().copied()
     }
 
     /// Whether any unit is on `side`.

@@ -74,7 +74,7 @@ impl StepRows {
             next += s.n_rows;
             let own = s.row0 as u32..next as u32;
             match s.attend {
-                Attend::Here => {}
+                Attend::Here | Attend::Since { .. } => {}
                 Attend::From { .. } => {
                     rows.partial.extend(own.clone());
                     rows.published.extend(own);

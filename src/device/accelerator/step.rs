@@ -21,6 +21,12 @@ pub enum Attend {
         /// First token whose page is on the device.
         from: usize,
     },
+    /// All of it, here, over the tokens from `from` on (a multiple of the page): no row sees those before, in any layer that the step is
+    /// for. So it is for layers with a window only.
+    Since {
+        /// First token whose page is on the device.
+        from: usize,
+    },
     /// Here over the tokens before `to` alone (a multiple of the page, at most the first row's position), whose pages
     /// are listed: a staging area's, as a rule. The result is partial; keys and values of the rows themselves are
     /// stored by another step of the same rows, with [`Attend::From`], and queries are what that one left. Its places in
@@ -38,7 +44,7 @@ impl Attend {
     /// First token whose page [`StepSeq::pages`] lists.
     pub fn first_token(self) -> usize {
         match self {
-            Attend::From { from } => from,
+            Attend::From { from } | Attend::Since { from } => from,
             Attend::Here | Attend::UpTo { .. } | Attend::Elsewhere => 0,
         }
     }
@@ -46,22 +52,27 @@ impl Attend {
     /// The first token that no row attends here, of rows that end before position `end`.
     pub fn end(self, end: usize) -> usize {
         match self {
-            Attend::Here | Attend::From { .. } => end,
+            Attend::Here | Attend::From { .. } | Attend::Since { .. } => end,
             Attend::UpTo { to } => to,
             Attend::Elsewhere => 0,
         }
     }
 
+    /// Whether attention's output is whole when it has been attended here.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Attend::Here | Attend::Since { .. })
+    }
+
     /// Whether the rows store their keys and values in the listed pages.
     pub fn stores(self) -> bool {
-        matches!(self, Attend::Here | Attend::From { .. })
+        matches!(self, Attend::Here | Attend::From { .. } | Attend::Since { .. })
     }
 }
 
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSeq<'a> {
-    /// Its pages on the device: from that of token 0 on, or from that of [`Attend::From`]'s token, all tokens of this
+    /// Its pages on the device: from that of token 0 on, or from that of [`Attend::From`]'s or [`Attend::Since`]'s token, all tokens of this
     /// step included; with [`Attend::UpTo`], those of the tokens before it. Not read with [`Attend::Elsewhere`].
     pub pages: &'a [u32],
     /// Position of the first row.

@@ -69,7 +69,7 @@ impl HostStep {
             let from = s.attend.first_token();
             rows.extend((s.first_pos..s.first_pos + s.n_rows).map(|pos| match s.attend {
                 Attend::Elsewhere | Attend::UpTo { .. } => Row::Elsewhere { pos },
-                Attend::Here | Attend::From { .. } => {
+                Attend::Here | Attend::From { .. } | Attend::Since { .. } => {
                     let page = s.pages[(pos - from) / PAGE_TOKENS];
                     Row::Here { pos, page, token: pos % PAGE_TOKENS }
                 }

@@ -32,9 +32,13 @@ struct Load {
 }
 
 /// What steps have in common that are attended in the same way: rows of prompts and of decode, those with pages that have left and
-/// the others, in each sub-batch.
+/// the others, in each sub-batch; and pages that move beside them, to the host and to the device. (What leaves while a step runs
+/// has to be there before it is streamed back.)
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Likeness(Vec<[[Load; 2]; 2]>);
+struct Likeness {
+    sub_batches: Vec<[[Load; 2]; 2]>,
+    moves: [u32; 2],
+}
 
 impl Likeness {
     fn of(iteration: &Iteration) -> Likeness {
@@ -54,7 +58,11 @@ impl Likeness {
             }
             loads.map(|phases| phases.map(|l| Load { far: about(l.far), near: about(l.near), ..l }))
         };
-        Likeness(iteration.sub_batches.iter().map(of).collect())
+        let mut moves = [0; 2];
+        for m in &iteration.moves {
+            moves[m.to as usize] += m.pages.end - m.pages.start;
+        }
+        Likeness { sub_batches: iteration.sub_batches.iter().map(of).collect(), moves: moves.map(about) }
     }
 }
 
@@ -126,8 +134,7 @@ impl Ways {
 fn fastest(times: &StepTimes, placement: &Placement, iteration: &Iteration, has: [bool; 2]) -> [Far; 2] {
     const BOTH: [Far; 2] = [Far::Attend, Far::Stream];
     let of = |has: bool| if has { &BOTH[..] } else { &BOTH[..1] };
-    // Pages that move beside the step take as long either way.
-    let mut step = Iteration { moves: Vec::new(), ..iteration.clone() };
+    let mut step = iteration.clone();
     let mut best = ([Far::Attend; 2], f64::INFINITY);
     for &prompts in of(has[0]) {
         for &decode in of(has[1]) {

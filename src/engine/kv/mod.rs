@@ -7,7 +7,7 @@
 //! | host | with keys and values on the host | the host |
 //!
 //! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] says which pages change sides (HELM §4: the oldest full
-//! ones, above a watermark), and what a step's groups see of it is their [`Kv`].
+//! ones, above a watermark), [`Ways`] how those that have left are attended, and what a step's groups see of it is their [`Kv`].
 
 mod far;
 mod pager;

@@ -192,10 +192,21 @@ impl Pager {
         let mut far: usize = wanted.iter().map(|w| w.far).sum();
         let mut short = device.saturating_sub(pages.device.n_free());
         let far_short = |far: usize| far > pages.far.n_free();
-        let strays = step
-            .iter()
-            .any(|r| sequences[r.seq].as_ref().is_some_and(grows_on_host) && !self.can_grow_on_host(r));
-        if short == 0 && !far_short(far) && !strays {
+        let stray =
+            |r: &&Room| sequences[r.seq].as_ref().is_some_and(grows_on_host) && !self.can_grow_on_host(r);
+        if let Some(r) = step.iter().find(stray) {
+            let len = sequences[r.seq].as_ref().map_or(0, SequenceKv::len);
+            let own = KvGeometry::pages_for(len + r.tokens) - len / PAGE_TOKENS;
+            return Err(Error::Capacity(format!(
+                "KV cache: {} rows of a prompt whose {len} tokens have left the device are attended there, which takes {own} of its \
+                 pages; {} of {} are free and {device} wanted by others; use --far stream, which attends such prompts from the host, \
+                 run fewer sequences, or raise --kv-pages",
+                r.tokens,
+                pages.device.n_free(),
+                pages.device.n_pages(),
+            )));
+        }
+        if short == 0 && !far_short(far) {
             return Ok(Vec::new());
         }
         let mut leaves: Vec<Leaves> = Vec::new();
@@ -238,7 +249,7 @@ impl Pager {
                 None => leaves.push(Leaves { seq, full: None }),
             }
         }
-        if short > 0 || far_short(far) || strays {
+        if short > 0 || far_short(far) {
             return Err(Error::Capacity(format!(
                 "KV cache: the step takes {device} more pages of {PAGE_TOKENS} tokens on the device, {} of {} free there, and \
                  {} of {} free on the host for those that would have to leave ({far} wanted); run fewer sequences, smaller \

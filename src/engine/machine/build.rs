@@ -75,6 +75,8 @@ impl RealMachine {
         let runtime = accel.runtime().clone();
         let kv_geometry = geometry(spec, options.kv_dtype);
         let paging = sizes.paging(&placement);
+        let windows = (0..spec.n_layers).map(|l| spec.window_of(l).map(|w| w as u32));
+        let placement = placement.with_windows(windows);
         let needs = Needs::new(&sizes.shape, &sizes.linears);
         let mut device = preload::beside(&*runtime, &needs, || {
             load::device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)
@@ -136,17 +138,10 @@ impl RealMachine {
         };
 
         let row = RowBytes::new(&sizes.shape);
-        let bytes = |what| match what {
-            What::Hidden => row.hidden,
-            What::Delta => row.delta,
-            What::Qkv => row.qkv,
-            What::Attn => row.attn,
-            What::Act => row.act,
-        };
         let sub_batches = 0..sizes.sub_batches as u8;
         let areas: HashMap<_, _> = sub_batches
             .flat_map(|b| cargo.iter().map(move |&(what, to)| (b, what, to)))
-            .map(|key| (key, bytes(key.1) * sizes.limits.rows))
+            .map(|key| (key, key.1.row_bytes(&row) * sizes.limits.rows))
             .collect();
         let areas = Areas::new(&runtime, &areas)?;
         runtime.synchronize_all()?;
@@ -280,7 +275,18 @@ impl RealMachine {
 }
 
 /// What crosses the link in any program of a placement.
-fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What, Side)>> {
+///
+/// # Errors
+/// A placement that cannot be lowered.
+pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What, Side)>> {
+    // Of layers that are alike two show all that happens between them.
+    let mut layers: Vec<LayerPlacement> = Vec::new();
+    for layer in &placement.layers {
+        if !matches!(layers[..], [.., a, b] if a == b && b == *layer) {
+            layers.push(*layer);
+        }
+    }
+    let placement = &Placement { layers, windows: Vec::new(), ..placement.clone() };
     let mut found = Vec::new();
     let homes = [Kv::Device, Kv::Host].into_iter().take(1 + usize::from(pages_move));
     for (kv, phase) in homes.flat_map(|kv| [Phase::Prefill, Phase::Decode].map(|phase| (kv, phase))) {

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use super::host::HostPart;
 use super::lane::Ticket;
-use crate::device::accelerator::{Half, RowSpan, Shape, Workspace};
+use crate::device::accelerator::{Half, RowBytes, RowSpan, Shape, Workspace};
 use crate::device::runtime::{Event, Lane, Pinned, Runtime};
 use crate::program::{Cargo, Side};
 use crate::{Error, Result};
@@ -35,6 +35,17 @@ impl What {
             Cargo::Qkv => What::Qkv,
             Cargo::Attn => What::Attn,
             Cargo::Act => What::Act,
+        }
+    }
+
+    /// Bytes of a row of it, as it crosses.
+    pub fn row_bytes(self, row: &RowBytes) -> usize {
+        match self {
+            What::Hidden => row.hidden,
+            What::Delta => row.delta,
+            What::Qkv => row.qkv,
+            What::Attn => row.attn,
+            What::Act => row.act,
         }
     }
 
@@ -79,6 +90,12 @@ impl Areas {
         };
         let areas = sizes.iter().map(area).collect::<Result<_>>()?;
         Ok(Areas { runtime: runtime.clone(), areas })
+    }
+
+    /// Bytes of all of them.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.areas.values().map(|area| area.memory.len()).sum()
     }
 
     /// A step begins: no job and no copy of an earlier one is in flight.

@@ -243,7 +243,14 @@ fn lia(n: usize, pinned: usize, prefill: Policy, decode: Policy, ends: [Side; 2]
     let other = LayerPlacement { weights, prefill, decode, kv: Side::Host };
     let layer = |i| if i < pinned { LayerPlacement::all(Side::Device) } else { other };
     let [embedding, head] = ends;
-    Placement { embedding, layers: (0..n).map(layer).collect(), head, device_pages: 0, host_pages: 0 }
+    Placement {
+        embedding,
+        layers: (0..n).map(layer).collect(),
+        head,
+        device_pages: 0,
+        host_pages: 0,
+        windows: Vec::new(),
+    }
 }
 
 /// Sides of embedding and head, in the order they are tried: the head is read for every token, the embedding is a row's
@@ -294,9 +301,8 @@ fn streams(n: usize) -> Vec<Candidate> {
             Side::Host => (Policy::ATTENTION_ON_HOST, "host"),
         };
         let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv };
-        let [embedding, head] = ends;
         Candidate {
-            placement: Placement { embedding, layers: vec![layer; n], head, device_pages: 0, host_pages: 0 },
+            placement: Placement { layers: vec![layer; n], ..lia(0, 0, prefill, decode, ends) },
             what: format!("keys and values on the {where_kv}, {}", told(ends)),
             k: None,
             pinned: None,

@@ -51,6 +51,8 @@ pub(super) struct DeviceHalf {
     pub limits: Limits,
     pub parts: Vec<DevicePart>,
     pub layers: Vec<Weights>,
+    /// What attention of each layer goes by.
+    pub modes: Vec<Mode>,
     pub stream: Option<LayerStream>,
     /// Layers in the staging buffers, the oldest first.
     pub fetched: VecDeque<usize>,
@@ -84,9 +86,10 @@ pub(super) struct DevicePart {
 }
 
 /// What attention over streamed pages needs beside the rest: a step's lists and partial results of its own.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct FarStream {
-    pub lists: DevPtr,
+    /// For layers without a window, and with one.
+    pub lists: Vec<(Option<usize>, DevPtr)>,
     pub partial: PartialRows,
 }
 
@@ -204,7 +207,7 @@ impl DeviceHalf {
                 accel.publish(&cx, Publish { mailbox, epoch_add: epoch, what }, rows)
             }
             Kind::Attend { part: Part::UpToBoundary, staged, .. } => {
-                let partial = self.parts[b].far_stream.expect("streamed pages were planned").partial;
+                let partial = self.parts[b].far_stream.as_ref().expect("streamed pages were planned").partial;
                 let (ws, step) = (Workspace { partial, ..ws }, far.expect("lists of streamed pages"));
                 let pages = self.pages(l, staged);
                 accel.attend(&Context { ws: &ws, step, ..cx }, &self.weights(l)?, pages, rows)
@@ -217,7 +220,7 @@ impl DeviceHalf {
                 let part = &self.parts[b];
                 let other = match mailbox {
                     true => part.parts.as_ref().map(|p| p.on_device(&shape)),
-                    false => part.far_stream.map(|f| f.partial),
+                    false => part.far_stream.as_ref().map(|f| f.partial),
                 };
                 accel.merge(&cx, &other.expect("memory for attention in parts was planned"), rows)
             }

@@ -17,7 +17,7 @@ use super::lane::{Job, Ran, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
 use super::run::{Part, Rows};
-use super::sizes::mode;
+use super::sizes::Mode;
 use super::work::HostWork;
 use super::{HostSide, RealMachine};
 use crate::Result;
@@ -26,7 +26,7 @@ use crate::device::accelerator::Step;
 use crate::device::clock::Work;
 use crate::device::runtime::{Event, Lane, Pinned, Runtime};
 use crate::engine::kv::Moved;
-use crate::program::{Cargo, Kind, Kv, Op, Side, Unit};
+use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Unit};
 
 /// What the issue of a program keeps track of.
 pub(super) struct Issue<'a> {
@@ -70,7 +70,7 @@ impl<'a> Issue<'a> {
         let lists = if self.has_cohorts() { &self.lists[..1] } else { &self.lists[..] };
         for lists in lists {
             // Streamed pages are those of a step.
-            if lists.far.is_some() {
+            if !lists.far.is_empty() {
                 return None;
             }
             lists.modes.len().hash(&mut hash);
@@ -143,8 +143,12 @@ impl RealMachine {
     pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue<'_>) -> Result<()> {
         // Of each publication another one.
         let epoch = at as u32 + 1;
-        let step = lists(&self.placement.layers, &ops[at], &issue.lists);
-        let far = issue.lists[ops[at].sub_batch as usize].far.as_ref();
+        let step = lists(&self.device().modes, &ops[at], &issue.lists);
+        let far = ops[at].layer.and_then(|l| {
+            let window = self.device().modes[l as usize].window;
+            let far = &issue.lists[ops[at].sub_batch as usize].far;
+            far.iter().find(|(w, _)| *w == window).map(|(_, step)| step)
+        });
         let device = self.device.as_mut().expect("a device");
         match n {
             1 => device.compute(&ops[at], step, far, epoch),
@@ -202,7 +206,7 @@ impl RealMachine {
             return;
         }
         let mail =
-            through_mailbox(op).then(|| Letters::of(lists(&self.placement.layers, op, &issue.lists), op));
+            through_mailbox(op).then(|| Letters::of(lists(&self.device().modes, op, &issue.lists), op));
         let events = events(lowered, at, issue);
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
@@ -241,14 +245,16 @@ impl RealMachine {
             pages.iter().map(|&p| at + p as usize * page).collect()
         };
         let range = op.groups.start as usize..op.groups.end as usize;
+        let window = self.placement.window(l);
+        let seen = |g: &Group| window.map_or(0, |w| (g.first + 1).saturating_sub(w)) as usize;
         let pages =
             part.groups[range.clone()].iter().zip(&part.rows[range]).flat_map(|(group, rows)| {
                 match (op.kind, group.kv) {
                     (Kind::Append { .. }, _) => of(rows, group.first as usize, group.end() as usize),
                     (Kind::Attend { .. }, Kv::Split { boundary, .. }) if far => {
-                        of(rows, 0, boundary as usize)
+                        of(rows, seen(group).min(boundary as usize), boundary as usize)
                     }
-                    (Kind::Attend { .. }, _) => of(rows, 0, group.end() as usize),
+                    (Kind::Attend { .. }, _) => of(rows, seen(group), group.end() as usize),
                     _ => vec![],
                 }
             });
@@ -288,7 +294,7 @@ impl RealMachine {
         }
         let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
         if let Cargo::Hidden { pending: Some(of) } = cargo {
-            let step = lists(&self.placement.layers, op, &issue.lists);
+            let step = lists(&self.device().modes, op, &issue.lists);
             self.device.as_mut().expect("a device").fold(b, layer, of, step, rows.clone())?;
         }
         let d = self.device();
@@ -381,12 +387,8 @@ impl PinnedPages {
 }
 
 /// The lists that an operation of the device goes by.
-pub(super) fn lists<'a>(
-    layers: &[crate::program::LayerPlacement],
-    op: &Op,
-    lists: &'a [PartLists],
-) -> &'a Step {
-    let of = op.layer.map(|l| mode(&layers[l as usize]));
+pub(super) fn lists<'a>(modes: &[Mode], op: &Op, lists: &'a [PartLists]) -> &'a Step {
+    let of = op.layer.map(|l| modes[l as usize]);
     let found = lists[op.sub_batch as usize].modes.iter().find(|(mode, _)| of.is_none_or(|of| of == *mode));
     &found.expect("lists for every way of attending").1
 }

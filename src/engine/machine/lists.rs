@@ -14,8 +14,8 @@ use crate::program::{Far, Group, Kv, Phase, Side, Unit};
 pub(super) struct PartLists {
     /// For each way of attending.
     pub modes: Vec<(Mode, Step)>,
-    /// For tokens before the boundaries, where their pages are streamed.
-    pub far: Option<Step>,
+    /// For tokens before the boundaries, where their pages are streamed: for layers without a window, and with one.
+    pub far: Vec<(Option<usize>, Step)>,
 }
 
 impl RealMachine {
@@ -60,7 +60,10 @@ impl RealMachine {
                 if let Some(far) = &on_device.far_stream
                     && part.groups.iter().any(streams)
                 {
-                    lists.far = Some(prepare(&sequences(part, away), far.lists)?);
+                    for &(window, memory) in &far.lists {
+                        let away = |g: &Group, _: &Rows<'_>, staged| away(window, g, staged);
+                        lists.far.push((window, prepare(&sequences(part, away), memory)?));
+                    }
                 }
             }
             all.push(lists);
@@ -93,6 +96,9 @@ fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>, staged: &'a [u32]) -> (&
     match (mode.kv, group.kv) {
         (Side::Host, _) => (table.host_pages(), Attend::Here),
         (Side::Device, Kv::Device) => (table.device_pages(), Attend::Here),
+        (Side::Device, Kv::Split { boundary, .. }) if is_behind(mode.window, group) => {
+            (table.device_pages(), Attend::Since { from: boundary as usize })
+        }
         (Side::Device, Kv::Split { boundary, .. }) => {
             (table.device_pages(), Attend::From { from: boundary as usize })
         }
@@ -103,10 +109,19 @@ fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>, staged: &'a [u32]) -> (&
 }
 
 /// Over pages streamed to staging memory, with places of partial results as [`near`] has them.
-fn away<'a>(group: &Group, _: &Rows<'a>, staged: &'a [u32]) -> (&'a [u32], Attend) {
+fn away<'a>(window: Option<usize>, group: &Group, staged: &'a [u32]) -> (&'a [u32], Attend) {
     match group.kv {
+        Kv::Split { .. } if is_behind(window, group) => (&[], Attend::Elsewhere),
         Kv::Split { boundary, far: Far::Stream } => (staged, Attend::UpTo { to: boundary as usize }),
         Kv::Split { far: Far::Attend, .. } => (&[], Attend::UpTo { to: 0 }),
         Kv::Device | Kv::Host => (&[], Attend::Elsewhere),
+    }
+}
+
+/// Whether no row of a group sees what has left the device, in layers with this window: as programs have it.
+fn is_behind(window: Option<usize>, group: &Group) -> bool {
+    match (window, group.kv) {
+        (Some(window), Kv::Split { boundary, .. }) => boundary as usize + window <= group.first as usize + 1,
+        _ => false,
     }
 }

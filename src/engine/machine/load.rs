@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::device::{DeviceHalf, DevicePart, FarStream, Staying, Weights as LayerOnDevice};
 use super::parts::PartMail;
-use super::sizes::{Sizes, modes};
+use super::sizes::{Sizes, distinct};
 use crate::device::accelerator::{Accelerator, Mailbox, PartialRows, RowBytes, Workspace};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::engine::options::Options;
@@ -96,7 +96,8 @@ pub(super) fn device(
     let (staged, staged_far) = (areas(paging.staged)?, areas(paging.staged_far)?);
     let scratch = accel.scratch_bytes(&sizes.shape, &sizes.limits, &sizes.linears);
     let step_bytes = accel.step_bytes(&sizes.shape, &sizes.limits);
-    let modes = modes(placement);
+    let layer_modes = sizes.modes(placement);
+    let modes = distinct(&layer_modes);
     let mut sub_batches = Vec::with_capacity(sizes.sub_batches);
     for _ in 0..sizes.sub_batches {
         let mut parts = Vec::new();
@@ -128,7 +129,9 @@ pub(super) fn device(
                     s: part(row.partial_ms)?,
                     o: part(row.partial_o)?,
                 };
-                Some(FarStream { lists: zeroed(step_bytes)?, partial })
+                let lists = sizes.far_windows(placement).into_iter();
+                let lists = lists.map(|w| Ok((w, zeroed(step_bytes)?))).collect::<Result<_>>()?;
+                Some(FarStream { lists, partial })
             }
         };
         let ws = Workspace::at(sizes.limits, parts);
@@ -141,6 +144,7 @@ pub(super) fn device(
         parts: sub_batches,
         limits: sizes.limits,
         layers,
+        modes: layer_modes,
         stream,
         fetched: Default::default(),
         embed,

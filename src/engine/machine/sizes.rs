@@ -1,8 +1,12 @@
 //! The dry run: bytes of a model's parts on both sides, from which those of any placement follow before anything is allocated.
 
+use super::build::cargo;
 use super::graphs::GRAPH_ROWS;
+use super::parts::PartMail;
 use crate::cache::{KvDType, KvGeometry};
-use crate::device::accelerator::{Accelerator, Half, Limits, LinearWeight, RowBytes, Shape, Workspace};
+use crate::device::accelerator::{
+    Accelerator, Half, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace,
+};
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
 use crate::engine::options::Options;
@@ -221,6 +225,32 @@ impl Sizes {
         (KvGeometry::pages_for(self.limits.rows) + 2 * self.limits.sequences).min(self.pages)
     }
 
+    /// The mode of every layer.
+    pub(super) fn modes(&self, placement: &Placement) -> Vec<Mode> {
+        let paged = self.pages_move(placement);
+        let of = |(layer, layout): (&LayerPlacement, &LayerLayout)| {
+            let side = |p| layer.policy(p).attention().unwrap_or(Side::Device);
+            let moves = paged && layer.kv == Side::Device && layout.windowed();
+            Mode {
+                attend: [Phase::Prefill, Phase::Decode].map(side),
+                kv: layer.kv,
+                window: self.shape.window.filter(|_| moves),
+            }
+        };
+        placement.layers.iter().zip(&self.layouts).map(of).collect()
+    }
+
+    /// The windows of layers whose pages may be streamed: their steps have lists of their own.
+    pub(super) fn far_windows(&self, placement: &Placement) -> Vec<Option<usize>> {
+        let mut found: Vec<Option<usize>> = Vec::new();
+        for mode in self.modes(placement).iter().filter(|m| m.kv == Side::Device) {
+            if !found.contains(&mode.window) {
+                found.push(mode.window);
+            }
+        }
+        found
+    }
+
     /// Bytes of `n` pages of one layer.
     pub(super) fn pages_bytes(&self, n: usize) -> u64 {
         (n * self.shape.page_bytes()) as u64
@@ -258,8 +288,11 @@ impl Sizes {
         }
         let staged = 2 * self.pages_bytes(paging.staged + paging.staged_far);
         let near = if paging.far > 0 { self.partial_bytes() } else { 0 };
-        let far = if paging.streams_far { self.partial_bytes() + self.lists } else { 0 };
-        let lists = self.lists * modes(placement).len().max(1) as u64;
+        let far = match paging.streams_far {
+            true => self.partial_bytes() + self.lists * self.far_windows(placement).len() as u64,
+            false => 0,
+        };
+        let lists = self.lists * distinct(&self.modes(placement)).len().max(1) as u64;
         Memory {
             weights: weights + 2 * largest,
             kv: kv + staged,
@@ -282,7 +315,22 @@ impl Sizes {
             memory.kv += self.pages_bytes(if layer.kv == Side::Host { paging.host } else { paging.far });
         }
         memory.weights += if placement.head == Side::Host { self.host_head } else { 0 };
+        memory.activations += self.pinned(placement);
         memory
+    }
+
+    /// Bytes of pinned memory that rows of all sub-batches cross the link through: mailboxes, attention in parts, and an area for
+    /// each kind of cargo and direction.
+    pub(super) fn pinned(&self, placement: &Placement) -> u64 {
+        let (rows, paging) = (self.limits.rows, self.paging(placement));
+        let hosts = self.modes(placement).iter().any(|m| m.attend.contains(&Side::Host));
+        let mailbox = if hosts || paging.far > 0 { Mailbox::bytes(&self.shape, rows) } else { 0 };
+        let parts = if paging.far > 0 { PartMail::bytes(&self.shape, rows) } else { 0 };
+        let row = RowBytes::new(&self.shape);
+        // What cannot be lowered cannot run.
+        let cargo = cargo(placement, paging.far > 0).unwrap_or_default();
+        let areas: usize = cargo.iter().map(|(what, _)| rows * what.row_bytes(&row)).sum();
+        (self.sub_batches * (mailbox + parts + areas)) as u64
     }
 
     /// Whether a placement fits the device.
@@ -365,21 +413,17 @@ pub(super) struct Mode {
     pub attend: [Side; 2],
     /// Where keys and values are kept: which pages it is over.
     pub kv: Side,
+    /// Of layers with a window whose pages may leave the device: the window, behind which those that have left may be.
+    pub window: Option<usize>,
 }
 
-/// The mode of a layer.
-pub(super) fn mode(layer: &LayerPlacement) -> Mode {
-    let side = |p| layer.policy(p).attention().unwrap_or(Side::Device);
-    Mode { attend: [Phase::Prefill, Phase::Decode].map(side), kv: layer.kv }
-}
-
-/// The modes of all layers, each once.
-pub(super) fn modes(placement: &Placement) -> Vec<Mode> {
-    let mut modes: Vec<Mode> = Vec::new();
-    for mode in placement.layers.iter().map(mode) {
-        if !modes.contains(&mode) {
-            modes.push(mode);
+/// Each mode once.
+pub(super) fn distinct(modes: &[Mode]) -> Vec<Mode> {
+    let mut found: Vec<Mode> = Vec::new();
+    for &mode in modes {
+        if !found.contains(&mode) {
+            found.push(mode);
         }
     }
-    modes
+    found
 }

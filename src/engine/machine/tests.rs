@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
+use super::carry::Areas;
 use super::lane::Lane;
-use super::{HostHalf, HostSide, RealMachine, Rows};
+use super::{HostHalf, HostSide, RealMachine, Rows, Sizes};
 use crate::Error;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use crate::engine::kv::SequenceKv;
 use crate::engine::options::Options;
 use crate::model::load;
 use crate::program::{
-    Flow, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Side, SubBatch, Wants,
+    Flow, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Residence, Side, SubBatch, Wants,
 };
 use crate::simd::Isa;
 
@@ -115,4 +116,53 @@ fn a_lost_device_ends_the_step_and_every_later_one() {
         assert!(matches!(error, Error::Device { .. }), "{error}");
         assert!(s.lane().is_idle());
     }
+}
+
+/// Mailboxes, attention in parts and areas of all sub-batches are what the dry run counts.
+#[test]
+fn pinned_memory_of_rows_is_what_was_counted() {
+    let m = load("synth:tiny-llama,dtype=q4_0,seed=1").unwrap();
+    let n = m.spec.n_layers;
+    let bits = |bits: [u8; 6]| Policy::from_bits(bits.map(|b| b == 1));
+    let lia = |prefill, decode| {
+        let mut placement = Placement::all(Side::Device, n, 0);
+        for layer in &mut placement.layers[1..] {
+            (layer.weights, layer.kv) = (Residence::Streamed, Side::Host);
+            (layer.prefill, layer.decode) = (bits(prefill), bits(decode));
+        }
+        placement
+    };
+    let mut counted = 0;
+    for (placement, kv_pages) in [
+        (Placement::boundary(2, n, 0, 0), None),
+        (Placement::boundary(n + 1, n, 0, 0), None),
+        (Placement::all(Side::Device, n, 0), None),
+        (Placement::all(Side::Device, n, 0), Some(6)),
+        (lia([0; 6], [0, 1, 1, 0, 0, 0]), None),
+        (lia([0, 0, 0, 1, 1, 0], [1; 6]), None),
+    ] {
+        for sub_batches in [1, 3] {
+            let mut options = Options::new(Isa::Reference, 256);
+            (options.threads, options.chunk, options.kv_pages) = (Some(2), 32, kv_pages);
+            options.sub_batches = sub_batches;
+            let runtime = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
+            let accel = Arc::new(EmulatedAccelerator::new(runtime));
+            let sizes = Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap();
+            let told = sizes.pinned(&placement);
+            let (before, here) = (sizes.host(&placement), placement.clone());
+            let machine =
+                RealMachine::new(&m.spec, &m.weights, &options, accel, "test", "test", here, &|_| ());
+            let machine = machine.unwrap();
+            let d = machine.device.as_ref().unwrap();
+            let mail = d.parts.iter().flat_map(|p| &p.mailbox).map(|m| m.memory.len());
+            let parts = d.parts.iter().flat_map(|p| &p.parts).map(|m| m.memory.len());
+            let areas = machine.areas.as_ref().map_or(0, Areas::bytes);
+            let there = mail.sum::<usize>() + parts.sum::<usize>() + areas;
+            // The system gives whole lines.
+            assert!((there as u64).abs_diff(told) <= 64 * 64, "{placement:?}: {there} bytes, {told} counted");
+            assert!(before.activations >= told, "{before:?}");
+            counted += usize::from(there > 0);
+        }
+    }
+    assert_eq!(counted, 10, "all but those on the device alone");
 }

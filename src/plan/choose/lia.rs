@@ -36,6 +36,7 @@ fn place(planner: &Planner<'_>, counts: [usize; 2], kinds: &[LayerPlacement; 3],
         head,
         device_pages: if counts[0] > 0 { planner.pages() } else { 0 },
         host_pages: if counts[0] < n { planner.pages() } else { 0 },
+        windows: Vec::new(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A sub-batch's walk through the blocks: which operations, on which side, with which transfers between.
 
-use super::class::{Attention, Class, attention, boundary, classes};
+use super::class::{Attention, Class, attention, boundary, classes, first_seen};
 use crate::cache::PAGE_TOKENS;
 use crate::program::iteration::{Group, SubBatch};
 use crate::program::op::{Cargo, Kind, Op, Part, Unit};
@@ -44,7 +44,7 @@ impl<'a> Lowering<'a> {
         sub_batch: u8,
         pick: bool,
     ) -> Result<Lowering<'a>> {
-        let classes = classes(batch, placement.embedding)?;
+        let classes = classes(batch, placement)?;
         Ok(Lowering { placement, groups: &batch.groups, sub_batch, pick, classes })
     }
 
@@ -79,7 +79,8 @@ impl<'a> Lowering<'a> {
         let layer = self.placement.layers[l as usize];
         let all: Vec<usize> = (0..self.classes.len()).collect();
         let side = |c: &Class, s: Sublayer| layer.policy(c.phase).side(s);
-        let ways = self.classes.iter().map(|c| attention(&layer, c)).collect::<Result<Vec<_>>>()?;
+        let ways = self.classes.iter().map(|c| attention(self.placement, l as usize, c));
+        let ways = ways.collect::<Result<Vec<_>>>()?;
         for c in &self.classes {
             for s in [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down] {
                 has_weights(l, layer.weights, side(c, s))?;
@@ -92,14 +93,19 @@ impl<'a> Lowering<'a> {
         let slot = (l % 2) as u8;
         let page = PAGE_TOKENS as u32;
         let lives = |g: &Group| !last || g.wanted() > 0;
+        // Of a layer with a window, what some row sees.
+        let window = self.placement.window(l as usize);
+        let seen = |g: &Group| first_seen(g, window);
         for &c in &all {
             match ways[c] {
                 Attention::Streamed => self.page_in(&mut ops.pre, c, l, slot, |g| {
-                    // Or else only the page that new tokens are added to.
-                    if lives(g) { 0..g.first } else { g.first / page * page..g.first }
+                    // The page that new tokens are added to at least.
+                    let own = g.first / page * page;
+                    if lives(g) { seen(g).min(own)..g.first } else { own..g.first }
                 }),
                 Attention::NearAndStreamed => {
-                    self.page_in(&mut ops.pre, c, l, slot, |g| if lives(g) { 0..boundary(g) } else { 0..0 })
+                    let far = |g: &Group| seen(g).min(boundary(g))..boundary(g);
+                    self.page_in(&mut ops.pre, c, l, slot, |g| if lives(g) { far(g) } else { 0..0 })
                 }
                 _ => {}
             }
@@ -195,7 +201,7 @@ impl<'a> Lowering<'a> {
         let mut stores = std::mem::take(&mut ops.device);
         self.each(&mut ops.device, live, Unit::Gpu, Some(l), |c| match way(c) {
             Attention::On(Side::Host) => None,
-            Attention::On(Side::Device) => Some(on_device(Part::Whole, None)),
+            Attention::On(Side::Device) | Attention::Near => Some(on_device(Part::Whole, None)),
             Attention::Streamed => Some(on_device(Part::Whole, Some(slot))),
             Attention::Both | Attention::NearAndStreamed => Some(on_device(Part::FromBoundary, None)),
         });

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cache::PAGE_TOKENS;
 use crate::program::iteration::{Far, Group, Kv, SubBatch};
-use crate::program::placement::{LayerPlacement, Phase, Side, Sublayer};
+use crate::program::placement::{Phase, Placement, Side, Sublayer};
 use crate::{Error, Result};
 
 /// The kind of a [`Kv`], without numbers.
@@ -23,6 +23,8 @@ pub(super) struct Class {
     pub groups: Range<u32>,
     pub phase: Phase,
     pub home: Home,
+    /// Its tokens away from the device are behind the windows of blocks that have one.
+    pub behind: bool,
     pub wanted: u32,
     /// Where the residual stream is.
     pub hidden: Side,
@@ -37,6 +39,8 @@ pub(super) struct Class {
 pub(super) enum Attention {
     /// Keys and values are kept on this side and attended there.
     On(Side),
+    /// Kept on both sides, but what is on the host is behind the window: attended on the device.
+    Near,
     /// Kept on both sides, attended on both.
     Both,
     /// The oldest are on the host and streamed, the rest is on the device.
@@ -44,11 +48,13 @@ pub(super) enum Attention {
     /// Kept on the host, attended on the device: the older ones are streamed, the new ones stored.
     Streamed,
 }
-/// The classes of a sub-batch, in the order of their rows; their residual stream begins on the side of `embedding`.
+
+/// The classes of a sub-batch, in the order of their rows; their residual stream begins on the side of the embedding.
 ///
 /// # Errors
 /// A boundary between tokens that is not one between pages, or behind new tokens.
-pub(super) fn classes(batch: &SubBatch, embedding: Side) -> Result<Vec<Class>> {
+pub(super) fn classes(batch: &SubBatch, placement: &Placement) -> Result<Vec<Class>> {
+    let (embedding, widest) = (placement.embedding, placement.widest_window());
     let mut classes: Vec<Class> = Vec::new();
     for (at, (group, rows)) in batch.with_rows().enumerate() {
         let home = match group.kv {
@@ -66,8 +72,10 @@ pub(super) fn classes(batch: &SubBatch, embedding: Side) -> Result<Vec<Class>> {
             }
         };
         let at = at as u32;
+        let behind = widest.is_some() && boundary(group) <= first_seen(group, widest);
+        let behind = behind && matches!(home, Home::Split(_));
         match classes.last_mut() {
-            Some(c) if c.phase == group.phase && c.home == home => {
+            Some(c) if c.phase == group.phase && c.home == home && c.behind == behind => {
                 c.rows.end = rows.end;
                 c.groups.end = at + 1;
                 c.wanted += group.wanted();
@@ -78,6 +86,7 @@ pub(super) fn classes(batch: &SubBatch, embedding: Side) -> Result<Vec<Class>> {
                 groups: at..at + 1,
                 phase: group.phase,
                 home,
+                behind,
                 wanted: group.wanted(),
                 hidden: embedding,
                 delta: None,
@@ -88,8 +97,9 @@ pub(super) fn classes(batch: &SubBatch, embedding: Side) -> Result<Vec<Class>> {
     Ok(classes)
 }
 
-/// How a class's attention runs in a layer.
-pub(super) fn attention(layer: &LayerPlacement, class: &Class) -> Result<Attention> {
+/// How a class's attention runs in layer `l`.
+pub(super) fn attention(placement: &Placement, l: usize, class: &Class) -> Result<Attention> {
+    let (layer, windowed) = (&placement.layers[l], placement.window(l).is_some());
     let policy = layer.policy(class.phase);
     let Some(side) = policy.attention() else {
         return Err(Error::usage(format!(
@@ -102,6 +112,7 @@ pub(super) fn attention(layer: &LayerPlacement, class: &Class) -> Result<Attenti
         (Side::Host, _, Side::Host) => Attention::On(Side::Host),
         (Side::Host, _, Side::Device) => Attention::Streamed,
         (Side::Device, Home::Device, Side::Device) => Attention::On(Side::Device),
+        (Side::Device, Home::Split(_), Side::Device) if windowed && class.behind => Attention::Near,
         (Side::Device, Home::Split(Far::Attend), Side::Device) => Attention::Both,
         (Side::Device, Home::Split(Far::Stream), Side::Device) => Attention::NearAndStreamed,
         // A prompt goes through the device and leaves its keys and values behind, layer by layer (NEO §3.2);
@@ -122,6 +133,11 @@ pub(super) fn boundary(group: &Group) -> u32 {
         Kv::Split { boundary, .. } => boundary,
         _ => 0,
     }
+}
+
+/// The first token that a row of a group sees in a layer with this window.
+pub(super) fn first_seen(group: &Group, window: Option<u32>) -> u32 {
+    window.map_or(0, |w| (group.first + 1).saturating_sub(w))
 }
 
 pub(super) fn page_span(tokens: Range<u32>) -> Range<u32> {

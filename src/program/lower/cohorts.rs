@@ -48,8 +48,8 @@ pub(super) fn check(placement: &Placement, iteration: &Iteration) -> Result<()> 
 /// Refuses cohorts over layers that are not attended on the host.
 pub(super) fn check_layers(placement: &Placement, lowering: &Lowering<'_>) -> Result<()> {
     for class in &lowering.classes {
-        for (l, layer) in placement.layers.iter().enumerate() {
-            if attention(layer, class)? != super::class::Attention::On(Side::Host) {
+        for l in 0..placement.layers.len() {
+            if attention(placement, l, class)? != super::class::Attention::On(Side::Host) {
                 return Err(Error::usage(format!(
                     "a cohort's attention of layer {l} is on the device, where it would be computed with the others'"
                 )));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::block::Lowering;
-use super::class::{boundary, page_span};
+use super::class::{boundary, first_seen, page_span};
 use crate::program::iteration::{Group, Wants};
 use crate::program::op::{Buffer, Cargo, Kind, Op, Part, Region, RowsOf, Unit, Work};
 use crate::program::placement::Side;
@@ -46,6 +46,12 @@ impl Lowering<'_> {
                 work.pairs += pairs;
             }
         }
+        // Kernels attend whole sequences; all else is computed from the first row that counts to the last.
+        let rows = match kind {
+            Kind::Attend { .. } if unit == Unit::Gpu => rows,
+            _ if wanted_only => wanted_span(members, rows),
+            _ => rows,
+        };
         let mut op = Op {
             kind,
             unit,
@@ -71,6 +77,7 @@ impl Lowering<'_> {
         let here = |what| of(side, what);
         let added = |add: bool| add.then(|| here(RowsOf::Delta));
         let layer = op.layer.unwrap_or_default();
+        let window = self.placement.window(layer as usize);
         let pages = |g: &Group, staged: Option<u8>, tokens: Range<u32>| Region {
             buffer: staged.map_or(Buffer::Pages(side, g.request), |s| Buffer::StagedPages(s, g.request)),
             layers: if staged.is_some() { 0..1 } else { layer..layer + 1 },
@@ -95,10 +102,11 @@ impl Lowering<'_> {
             Kind::Attend { part, from_mailbox, to_mailbox, staged } => {
                 reads.push(if from_mailbox { region(Buffer::MailboxIn(b)) } else { here(RowsOf::Qkv) });
                 reads.extend(members.iter().map(|g| {
+                    let first = first_seen(g, window);
                     let tokens = match part {
-                        Part::Whole => 0..g.end(),
-                        Part::FromBoundary => boundary(g)..g.end(),
-                        Part::UpToBoundary => 0..boundary(g),
+                        Part::Whole => first..g.end(),
+                        Part::FromBoundary => boundary(g).max(first)..g.end(),
+                        Part::UpToBoundary => first.min(boundary(g))..boundary(g),
                     };
                     pages(g, staged, tokens)
                 }));
@@ -162,6 +170,20 @@ impl Lowering<'_> {
             }
         }
     }
+}
+
+/// Of `rows`, those of `members`, from the first that wants logits to the last.
+fn wanted_span(members: &[Group], rows: Range<u32>) -> Range<u32> {
+    let (mut span, mut row) = (None::<Range<u32>>, rows.start);
+    for g in members {
+        let end = row + g.tokens;
+        if g.wanted() > 0 {
+            let first = end - g.wanted();
+            span = Some(span.map_or(first, |s| s.start)..end);
+        }
+        row = end;
+    }
+    span.unwrap_or(rows.end..rows.end)
 }
 
 pub(super) fn other(side: Side) -> Side {

@@ -4,10 +4,12 @@ use std::ops::Range;
 
 use super::EmulatedAccelerator;
 use crate::Result;
+use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Context, LayerWeights, PartialRows};
 use crate::device::emulated::ops::attention::{self, Tokens};
 use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
 use crate::device::emulated::ops::pages::PageShape;
+use crate::device::emulated::step::Seq;
 use crate::device::runtime::DevPtr;
 
 /// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
@@ -28,7 +30,14 @@ pub(super) fn attend(
     let seqs = step.seqs(rows);
     let own = step.clip(rows);
     let q = io.read_rows(ws.q, &own, 2 * qd);
-    let mut used: Vec<u32> = step.seqs[seqs.clone()].iter().flat_map(|s| &s.pages).copied().collect();
+    // Of pages that a window has left nothing is read.
+    let seen_pages = |s: &Seq| {
+        let from = s.attend.first_token();
+        let first = attention::seen(step.position(s.row0), from, window).start.max(from);
+        s.pages.len().min((first - from) / PAGE_TOKENS)..s.pages.len()
+    };
+    let mut used: Vec<u32> =
+        step.seqs[seqs.clone()].iter().flat_map(|s| &s.pages[seen_pages(s)]).copied().collect();
     used.sort_unstable();
     used.dedup();
     let first_page = io.reads.len();
@@ -38,7 +47,7 @@ pub(super) fn attend(
     // A sequence's rows at a time: rows attended elsewhere are written by others.
     let outs: Vec<Option<usize>> = step.seqs[seqs.clone()]
         .iter()
-        .map(|s| (s.attend == Attend::Here).then(|| io.write_rows(ws.attn, &s.rows(), 2 * qd)))
+        .map(|s| s.attend.is_whole().then(|| io.write_rows(ws.attn, &s.rows(), 2 * qd)))
         .collect();
     let places = step.lists.partial_in(rows);
     let partial = (!places.is_empty()).then(|| {

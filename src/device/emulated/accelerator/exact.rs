@@ -58,15 +58,20 @@ impl SeqOperands {
         s: &Seq,
         rows: &Range<usize>,
         first_pos: usize,
+        windowed: bool,
         out: Out,
     ) -> SeqOperands {
         let shape = cx.shape;
-        let before = s.attend.first_token() / PAGE_TOKENS;
+        let listed = s.attend.first_token() / PAGE_TOKENS;
         let end = s.attend.end(first_pos + rows.len());
+        // Of pages that a window has left nothing is read.
+        let window = shape.window.filter(|_| windowed);
+        let seen = window.map_or(0, |w| (first_pos + 1).saturating_sub(w)) / PAGE_TOKENS;
+        let before = listed.max(seen.min(end.div_ceil(PAGE_TOKENS)));
         let n_pages = end.div_ceil(PAGE_TOKENS).saturating_sub(before);
         let q = io.read_rows(cx.ws.q, rows, 4 * shape.q_dim());
         let page = io.reads.len();
-        for &p in &s.pages[..n_pages] {
+        for &p in &s.pages[before - listed..][..n_pages] {
             io.read(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
         }
         // Pages before are not looked at.
@@ -103,14 +108,15 @@ pub(super) fn attend(
         let own = s.rows();
         let out = match s.attend {
             Attend::Elsewhere | Attend::From { .. } => continue,
-            Attend::Here => Out::Whole(io.write_rows(ws.attn, &own, 4 * qd)),
+            Attend::Here | Attend::Since { .. } => Out::Whole(io.write_rows(ws.attn, &own, 4 * qd)),
             Attend::UpTo { .. } => {
                 let places = cx.step.lists.partial_in(&own);
                 let parts = [(ws.partial.m, 4 * h_a), (ws.partial.s, 4 * h_a), (ws.partial.o, 4 * qd)];
                 Out::Part(parts.map(|(base, bytes)| io.write_rows(base, &places, bytes)))
             }
         };
-        seqs.push(SeqOperands::new(&mut io, cx, kv, s, &own, step.position(s.row0), out));
+        let first = step.position(s.row0);
+        seqs.push(SeqOperands::new(&mut io, cx, kv, s, &own, first, layer.windowed, out));
     }
     if seqs.is_empty() {
         return Ok(());
@@ -158,7 +164,8 @@ pub(super) fn merge(
             .map(|(base, bytes)| io.read_rows(base, &places, bytes));
         let out = io.write_rows(cx.ws.attn, &own, 4 * qd);
         let first_pos = step.position(own.start);
-        let operands = SeqOperands::new(&mut io, cx, late.kv, s, &own, first_pos, Out::Whole(out));
+        let operands =
+            SeqOperands::new(&mut io, cx, late.kv, s, &own, first_pos, late.windowed, Out::Whole(out));
         seqs.push((operands, before, attn_shape(&shape, late.windowed), out));
     }
     if seqs.is_empty() {

@@ -119,6 +119,48 @@ fn above_the_watermark_the_longest_gives_its_oldest_pages() {
     w.check();
 }
 
+/// A prompt whose pages have all left the device and that is attended there: it comes home if there is room, or is refused with the
+/// numbers before anything has moved; with staging memory it grows where it is.
+#[test]
+fn a_prompt_that_has_left_the_device_needs_room_there() {
+    let mut w = World::new(6, 40);
+    let a = w.add(40);
+    let World { pages, sequences, .. } = &mut w;
+    let copies = sequences[a].as_mut().unwrap().split_mut().unwrap();
+    let copies = copies.swap_out(&mut pages.device, &mut pages.far).unwrap();
+    w.copy(&[Moved { seq: a, generation: 0, to: Side::Host, span: 0..2, grew_on_host: false, copies }]);
+    let b = w.add(4 * 32);
+    let (free, moves) = ((w.pages.device.n_free(), w.pages.far.n_free()), w.moves);
+    let step = [Room { seq: a, tokens: 60, decode: false }, Room { seq: b, tokens: 1, decode: true }];
+    let error = w.step(&step, false).expect_err("there is no room").to_string();
+    for part in
+        ["60 rows of a prompt whose 40 tokens", "takes 3 of its pages; 2 of 6 are free", "--far stream"]
+    {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(
+        ((w.pages.device.n_free(), w.pages.far.n_free()), w.moves),
+        (free, moves),
+        "nothing has changed"
+    );
+    w.check();
+    // With less to do there is room.
+    w.step(&[Room { seq: a, tokens: 20, decode: false }], false).unwrap();
+    assert!(!grows_on_host(w.sequences[a].as_ref().unwrap()));
+    w.check();
+    // Streamed, it needs none.
+    w.pager = Pager::new(6, true);
+    let World { pages, sequences, .. } = &mut w;
+    let s = sequences[a].as_mut().unwrap();
+    let copies = s.split_mut().unwrap().swap_out(&mut pages.device, &mut pages.far).unwrap();
+    let from = KvGeometry::pages_for(s.len()) as u32 - copies.len() as u32;
+    let span = from..from + copies.len() as u32;
+    w.copy(&[Moved { seq: a, generation: 0, to: Side::Host, span, grew_on_host: false, copies }]);
+    w.step(&step, false).unwrap();
+    assert!(grows_on_host(w.sequences[a].as_ref().unwrap()));
+    w.check();
+}
+
 #[test]
 fn what_has_moved_stays_until_there_is_much_room() {
     let mut w = World::new(20, 40);
