@@ -128,7 +128,18 @@ pub struct Advance {
 
 /// Runs `program` by `costs`. Cohorts are taken to be ready.
 pub fn run(program: &Program, costs: &impl Costs) -> Timeline {
-    place(program, costs, (0.0, 0.0), &|_| 0.0).0
+    run_timed(program, &waits(program), costs, &|i| costs.seconds(&program.ops[i]))
+}
+
+/// The same with what each operation waits for ([`waits`]) and takes, by place in the program: who runs programs of one shape many
+/// times knows both. `costs` says what is before and after the operations.
+pub fn run_timed(
+    program: &Program,
+    waits: &[Vec<usize>],
+    costs: &impl Costs,
+    takes: &dyn Fn(usize) -> f64,
+) -> Timeline {
+    place(program, waits, costs, takes, (0.0, 0.0), &|_| 0.0).0
 }
 
 /// Runs the `program` of `iteration` by `costs`, after iterations that have left `carried`. A cohort joins if its attention
@@ -141,7 +152,9 @@ pub fn run_from(program: &Program, iteration: &Iteration, costs: &impl Costs, ca
         && cohorts.iter().all(|(_, at)| at.is_some());
     let earliest = cohorts.iter().map(|&(b, _)| carried.ready(first(b))).reduce(f64::min);
     let begin = earliest.filter(|_| idle).unwrap_or_default();
-    let (timeline, joined) = place(program, costs, (carried.host, begin), &|b| carried.ready(first(b)));
+    let takes = |i: usize| costs.seconds(&program.ops[i]);
+    let ready = |b| carried.ready(first(b));
+    let (timeline, joined) = place(program, &waits(program), costs, &takes, (carried.host, begin), &ready);
     let seconds = timeline.seconds();
     let mut left = carried.clone().later(seconds);
     for (b, at) in cohorts {
@@ -163,11 +176,12 @@ pub fn run_from(program: &Program, iteration: &Iteration, costs: &impl Costs, ca
 /// and cohorts that are ready at `ready_at`; and the cohorts that have joined.
 fn place(
     program: &Program,
+    waits: &[Vec<usize>],
     costs: &impl Costs,
+    takes: &dyn Fn(usize) -> f64,
     (backlog, begin): (f64, f64),
     ready_at: &dyn Fn(u8) -> f64,
 ) -> (Timeline, Vec<u8>) {
-    let waits = waits(program);
     let none = Span { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
     let mut spans = vec![none; program.ops.len()];
     let mut queues: Vec<Vec<usize>> = Unit::ALL
@@ -247,7 +261,7 @@ fn place(
                     spans[i] = Span { op: i, unit, start: free[lane], end: free[lane], detached };
                     continue;
                 }
-                let end = start + costs.seconds(op);
+                let end = start + takes(i);
                 spans[i] = Span { op: i, unit, start, end, detached };
                 free[lane] = end;
             }

@@ -6,6 +6,9 @@
 //! ```
 //! It stays with the last way while no other is ahead by 2% ([`hybrid`](super::hybrid)): rows that are parked have to end their token
 //! before a change.
+//!
+//! No paper has prompts in both sub-batches of a pipelined step: where many wait and the host has time to spare, the
+//! second one's products would be paid for a few decode rows. Here they take prompts as well, as FastDecode's halves do.
 
 use super::hybrid::{Hybrid, best};
 use super::predict::Predict;
@@ -13,9 +16,15 @@ use super::queues::Queues;
 use super::strategy::{Decision, Limits, Observed, Strategy};
 
 /// See the [module](self).
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Auto {
     hybrid: Hybrid,
+}
+
+impl Default for Auto {
+    fn default() -> Self {
+        Auto { hybrid: Hybrid::spreading() }
+    }
 }
 
 impl Strategy for Auto {

@@ -25,6 +25,9 @@ use super::strategy::{Decision, Limits};
 /// Of the device's pages, requests come in while so many of 100 are taken: the others are for those that grow.
 const WATERMARK: usize = 95;
 
+/// Requests that change sides before a step, at most: their pages are copied first. More leave the device if they must.
+const MOST_SWAPS: usize = 16;
+
 /// Requests that may overtake one that waits for memory.
 pub(super) const PATIENCE: u32 = 16;
 
@@ -105,7 +108,7 @@ impl<'a> Draft<'a> {
     /// now and rows that are parked stay.
     pub fn swap_in(&mut self) {
         let mut at = 0;
-        while at < self.host.len() {
+        while at < self.host.len() && self.swaps.len() < MOST_SWAPS {
             let (rank, job) = self.host[at];
             let parked = job.at.is_some() || self.swaps.iter().any(|&(id, _)| id == job.id);
             if parked || job.pages() > self.limits.device_pages {
@@ -182,6 +185,11 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Whether requests wait that a device with more room would be given.
+    pub fn waits(&self) -> bool {
+        self.queues.waiting().len() > self.admit.len()
+    }
+
     /// Takes back the admission of a request that gets no row; returns whether it was new.
     pub fn withdraw(&mut self, id: RequestId) -> bool {
         let Some(at) = self.admit.iter().position(|&(new, _)| new == id) else { return false };
@@ -211,18 +219,20 @@ impl<'a> Draft<'a> {
 
     /// The decision with these rows.
     pub fn decide(self, iteration: Iteration) -> Decision {
+        // Those that are admitted are in the order of those that wait.
         let mut passed = Vec::new();
+        let mut next = self.admit.iter();
         let mut later = self.admit.len();
-        if later > 0 {
-            for job in self.queues.waiting() {
-                if self.admit.iter().any(|&(id, _)| id == job.id) {
-                    later -= 1;
-                    if later == 0 {
-                        break;
-                    }
-                } else {
-                    passed.push((job.id, later as u32));
-                }
+        let mut id = next.next().map(|&(id, _)| id);
+        for job in self.queues.waiting() {
+            if later == 0 {
+                break;
+            }
+            if id == Some(job.id) {
+                later -= 1;
+                id = next.next().map(|&(id, _)| id);
+            } else {
+                passed.push((job.id, later as u32));
             }
         }
         Decision { admit: self.admit, passed, swaps: self.swaps, iteration }

@@ -48,7 +48,7 @@ impl Strategy for FastDecode {
         let halves = symmetric(&jobs, &prompts, limits);
         let sub_batches: Vec<_> = halves.into_iter().filter(|r| !r.is_empty()).map(Rows::batch).collect();
         let flow = if sub_batches.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
-        draft.decide(Iteration { sub_batches, moves: Vec::new(), flow, pick: false })
+        draft.decide(Iteration { sub_batches, moves: Vec::new(), flow, pick: true })
     }
 }
 

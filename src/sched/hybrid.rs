@@ -10,7 +10,7 @@
 use crate::program::{Phase, Side};
 
 use super::continuous::Continuous;
-use super::draft::{Draft, PATIENCE};
+use super::draft::Draft;
 use super::learn::Learned;
 use super::model::{Mode, Seen};
 use super::neo::decode_step;
@@ -36,6 +36,8 @@ pub(super) struct Hybrid {
     learned: Learned,
     /// How the last step was shared.
     mode: Mode,
+    /// Whether prompts that the first sub-batch has no room for go into the second.
+    spreads: bool,
 }
 
 impl Default for Hybrid {
@@ -45,6 +47,7 @@ impl Default for Hybrid {
             cohorts: Cohorts::default(),
             learned: Learned::default(),
             mode: Mode::GpuOnly,
+            spreads: false,
         }
     }
 }
@@ -62,6 +65,12 @@ pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
 }
 
 impl Hybrid {
+    /// With prompts in both sub-batches of a pipelined step whose host has time to spare: then prompts are what is short, and the
+    /// second one's products are paid for anyhow.
+    pub fn spreading() -> Hybrid {
+        Hybrid { spreads: true, ..Hybrid::default() }
+    }
+
     /// The next step; `rule` chooses among the ways.
     pub fn plan(
         &mut self,
@@ -80,7 +89,8 @@ impl Hybrid {
         // In an overlap the host has a whole iteration for one layer.
         let overlaps = limits.sub_batches > 1;
         let window = if overlaps { (l + g) * f64::from(costs.layers()) * self.cohorts.fill() } else { l + g };
-        let mut takes = HostPool::of(&draft, window, limits, costs);
+        let most_pending = limits.rows * if self.spreads && overlaps { 2 } else { 1 };
+        let mut takes = HostPool::of(&draft, window, most_pending, costs);
         draft.admit(true, |job| takes.takes(job));
         let prompts = draft.prompts();
         let first = Rows::of(&draft, &prompts, limits);
@@ -101,27 +111,33 @@ impl Hybrid {
         let aged = pool.first().is_some_and(|job| job.waited >= AGE);
         let by_device = (!alone.is_empty() && !aged && !is_parked)
             .then(|| of(Mode::GpuOnly, worth.of(&alone.load), &alone.clone().alone()));
-        let overlapped = (overlaps && (is_parked || !first.is_empty())).then(|| {
-            let iteration = costs.iteration(&first.clone().alone());
-            let step = self.cohorts.draft(&parked, &pool, iteration, limits, costs);
-            let tokens = step.rows as f64 / f64::from(costs.layers() + 1);
-            let rate =
-                of(Mode::Overlapped, worth.of(&first.load) + worth.decode(tokens), &step.iteration(&first));
-            (step, rate)
-        });
-        let is_old = |id| {
-            let prompt = prompts.iter().find(|(job, _)| job.id == id);
-            prompt.is_some_and(|(job, _)| job.passed >= PATIENCE || (job.stored > 0 && job.waited >= AGE))
-        };
+        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.layers()) };
+        let beginners = &pool[..pool.len().saturating_sub(stay)];
+        let overlapped =
+            (overlaps && (is_parked || (!first.is_empty() && !beginners.is_empty()))).then(|| {
+                let iteration = costs.iteration(&first.clone().alone());
+                let step = self.cohorts.draft(&parked, beginners, iteration, limits, costs);
+                let tokens = step.rows as f64 / f64::from(costs.layers() + 1);
+                let rate = of(
+                    Mode::Overlapped,
+                    worth.of(&first.load) + worth.decode(tokens),
+                    &step.iteration(&first),
+                );
+                (step, rate)
+            });
         let pipelined = (!pool.is_empty()).then(|| {
-            let both = Pipelined::new(first.clone(), &pool, is_old, limits, costs);
+            // Prompts stay: what the host has time for was decided when they were admitted.
+            let mut both = Pipelined::new(first.clone(), &pool, |_| true, limits, costs);
+            let placed: u64 = both.batches.iter().map(|rows| rows.load.host.0).sum();
+            if self.spreads && overlaps && placed == pool.len() as u64 {
+                both.batches[1].prompts(&prompts[first.n_prompts()..], limits.rows);
+            }
             let worths: f64 = both.batches.iter().map(|rows| worth.of(&rows.load)).sum();
-            let dropped = both.dropped.clone();
             let iteration = both.iteration();
             let rate = of(Mode::Pipelined, worths, &iteration);
-            (iteration, dropped, rate)
+            (iteration, rate)
         });
-        let rates = [by_device, pipelined.as_ref().map(|p| p.2), overlapped.as_ref().map(|o| o.1)];
+        let rates = [by_device, pipelined.as_ref().map(|p| p.1), overlapped.as_ref().map(|o| o.1)];
         let wanted = rule(&seen(&first, &pool, (l, g), costs), &rates, self.mode);
         let mode = match wanted {
             // Parked rows end their token; others begin one only if this is what is wanted.
@@ -146,12 +162,7 @@ impl Hybrid {
                 self.cohorts.begin(step, oversized && rows == 1);
                 draft.decide(iteration)
             }
-            (Mode::Pipelined, _, Some((iteration, dropped, _))) => {
-                dropped.into_iter().for_each(|id| {
-                    draft.withdraw(id);
-                });
-                draft.decide(iteration)
-            }
+            (Mode::Pipelined, _, Some((iteration, _))) => draft.decide(iteration),
             _ => draft.decide(alone.alone()),
         }
     }
@@ -161,6 +172,12 @@ impl Hybrid {
         self.learned.observe(self.mode, seen);
         self.cohorts.observe(seen);
     }
+}
+
+/// Requests of the device that may end before a cohort that begins now has its token. As many of the host's stay out of it, to
+/// take their place at once: rows that are parked cannot.
+fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
+    draft.of(Side::Device, Phase::Decode).filter(|job| job.most - job.stored <= layers + 1).count()
 }
 
 /// What Algorithm 1 goes by: the rates at which each side attends, of the tokens it has.

@@ -58,7 +58,7 @@ impl Strategy for Neo {
         draft.evict();
         draft.swap_in();
         let (linear, attention) = decode_step(&draft, costs);
-        let mut pool = HostPool::of(&draft, 2.0 * linear + attention, limits, costs);
+        let mut pool = HostPool::of(&draft, 2.0 * linear + attention, limits.rows, costs);
         draft.admit(true, |job| pool.takes(job));
         let prompts = draft.prompts();
         let first = Rows::of(&draft, &prompts, limits);

@@ -14,6 +14,7 @@
 
 use crate::program::{Flow, Iteration, RequestId, Side, SubBatch};
 
+use super::pipeline::most;
 use super::predict::Predict;
 use super::queues::Job;
 use super::rows::Rows;
@@ -30,7 +31,7 @@ const FILL_LEAST: f64 = 0.05;
 
 /// What a token without a lag adds to the share, and what a lag leaves of it.
 const GROWS: f64 = 0.01;
-const SHRINKS: f64 = 0.85;
+const SHRINKS: f64 = 0.93;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
@@ -68,7 +69,7 @@ impl Overlapped {
         while sub_batches.last().is_some_and(|batch| batch.groups.is_empty()) {
             sub_batches.pop();
         }
-        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false }
+        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true }
     }
 }
 
@@ -132,28 +133,28 @@ impl Cohorts {
         }
         let places = MOST.min((limits.sub_batches as usize).saturating_sub(1));
         let mut begins: [Vec<RequestId>; MOST] = Default::default();
-        let mut pool = pool.iter().copied().peekable();
+        let mut pool = pool;
         for place in 0..places {
             if !parked[place].is_empty() {
                 continue;
             }
-            let mut jobs: Vec<&Job> = Vec::new();
-            let mut tokens = 0;
-            while let Some(&job) = pool.peek() {
-                let with = seconds(jobs.len() as u64 + 1, tokens + kv(job));
-                // One at least, where nothing else is under way.
-                let one = jobs.is_empty() && busy == 0.0;
-                if jobs.len() == limits.rows as usize || !(one || busy + with <= self.fill * window) {
-                    break;
-                }
-                tokens += kv(job);
-                jobs.push(job);
-                pool.next();
-            }
-            if !jobs.is_empty() {
-                busy += seconds(jobs.len() as u64, tokens);
+            let mut sum = 0;
+            let mut tokens = vec![0];
+            tokens.extend(pool.iter().map(|job| {
+                sum += kv(job);
+                sum
+            }));
+            let room = pool.len().min(limits.rows as usize);
+            let fits = |n: usize| busy + seconds(n as u64, tokens[n]) <= self.fill * window;
+            // One at least, where nothing else is under way.
+            let least = usize::from(busy == 0.0).min(room);
+            let n = most(room, fits).max(least);
+            if n > 0 {
+                let (jobs, rest) = pool.split_at(n);
+                busy += seconds(n as u64, tokens[n]);
                 begins[place] = jobs.iter().map(|job| job.id).collect();
-                cohorts[place] = batch(&jobs);
+                cohorts[place] = batch(jobs);
+                pool = rest;
             }
         }
         let rows = cohorts.iter().map(|c| u64::from(c.rows())).sum();

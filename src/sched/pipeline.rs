@@ -51,7 +51,7 @@ impl Pipelined {
         let full: Vec<_> =
             self.batches.into_iter().filter(|rows| !rows.is_empty()).map(Rows::batch).collect();
         let flow = if full.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
-        Iteration { sub_batches: full, moves: Vec::new(), flow, pick: false }
+        Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true }
     }
 }
 
@@ -60,29 +60,70 @@ fn hidden(of: &[Load; 2], costs: &dyn Predict) -> [bool; 2] {
     let [zero, one] = of;
     [
         one.host_attention(costs) <= zero.linear(costs),
-        zero.host_attention(costs) <= one.linear(costs) + zero.device_attention(costs),
+        zero.host_attention(costs)
+            <= one.linear(costs) + zero.device_attention(costs) + one.device_attention(costs),
     ]
+}
+
+/// A load with as many decode rows of the host more.
+fn more(load: Load, rows: usize, tokens: u64) -> Load {
+    let rows = rows as u64;
+    Load { rows: load.rows + rows, host: (load.host.0 + rows, load.host.1 + tokens), ..load }
+}
+
+/// The most of `n` that `fits`: whoever fits with more also fits with less. By bisection, since each question asks the tables.
+pub(super) fn most(n: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut known, mut over) = (0, n + 1);
+    while over - known > 1 {
+        let middle = known.midpoint(over);
+        if fits(middle) { known = middle } else { over = middle }
+    }
+    known
 }
 
 /// Step 4: into the second sub-batch while the first's products hide its attention, or else into the first while the second's
 /// products and the device's attention hide it. One of those that have waited for [`AGE`] iterations goes in anyhow.
 fn fill(batches: &mut [Rows; 2], hosts: &[&Job], limits: &Limits, costs: &dyn Predict) {
-    let (mut misses, mut forced) = (0, false);
     let lanes = limits.sub_batches.min(2) as usize;
-    for job in hosts {
-        let group = job.group(1, Side::Host);
-        let room = |i: usize| i < lanes && batches[i].load.rows < u64::from(limits.rows);
+    let full = u64::from(limits.rows);
+    let mut rest = hosts;
+    let take = |batches: &mut [Rows; 2], rest: &mut &[&Job], i: usize, n: usize| {
+        let (taken, left) = rest.split_at(n);
+        taken.iter().for_each(|job| batches[i].push(job.group(1, Side::Host)));
+        *rest = left;
+    };
+    // The device needs rows of its own to have anything to hide behind.
+    if batches[0].is_empty() && !rest.is_empty() {
+        take(batches, &mut rest, 0, 1);
+    }
+    // Many at once, as long as nobody is passed over.
+    let sums = |jobs: &[&Job]| -> Vec<u64> {
+        let tokens = jobs.iter().scan(0, |sum, job| {
+            *sum += u64::from(job.stored) + 1;
+            Some(*sum)
+        });
+        std::iter::once(0).chain(tokens).collect()
+    };
+    for i in (0..lanes).rev() {
+        let tokens = sums(rest);
         let (zero, one) = (batches[0].load, batches[1].load);
-        // The device needs rows of its own to have anything to hide behind.
-        let seed = zero.rows == 0;
-        let place = if seed {
-            Some(0)
-        } else if room(1) && hidden(&[zero, one.with(&group)], costs)[0] {
+        let room = (full - batches[i].load.rows) as usize;
+        let hides = |n: usize| match i {
+            1 => hidden(&[zero, more(one, n, tokens[n])], costs)[0],
+            _ => hidden(&[more(zero, n, tokens[n]), one], costs)[1],
+        };
+        let n = most(rest.len().min(room), hides);
+        take(batches, &mut rest, i, n);
+    }
+    // Then one by one: shorter ones may still fit.
+    let (mut misses, mut forced) = (0, false);
+    for job in rest {
+        let group = job.group(1, Side::Host);
+        let room = |i: usize| i < lanes && batches[i].load.rows < full;
+        let (zero, one) = (batches[0].load, batches[1].load);
+        let place = if room(1) && hidden(&[zero, one.with(&group)], costs)[0] {
             Some(1)
-        } else if room(0) && {
-            let with = [zero.with(&group), one];
-            hidden(&with, costs)[1]
-        } {
+        } else if room(0) && hidden(&[zero.with(&group), one], costs)[1] {
             Some(0)
         } else if job.waited >= AGE && !forced {
             forced = true;
@@ -94,7 +135,7 @@ fn fill(batches: &mut [Rows; 2], hosts: &[&Job], limits: &Limits, costs: &dyn Pr
             Some(i) => batches[i].push(group),
             None => misses += 1,
         }
-        if misses == MISSES || (!(0..lanes).any(|i| batches[i].load.rows < u64::from(limits.rows))) {
+        if misses == MISSES || (0..lanes).all(|i| batches[i].load.rows == full) {
             break;
         }
     }

@@ -100,6 +100,11 @@ impl Rows {
         self.kinds[kind(&group)].push(group);
     }
 
+    /// Prompts that have rows in it.
+    pub fn n_prompts(&self) -> usize {
+        self.kinds[0].len() + self.kinds[1].len()
+    }
+
     /// The newest of the prompts whose keys and values go to the host.
     pub fn last_to_host(&self) -> Option<&Group> {
         self.kinds[0].last()
@@ -134,7 +139,7 @@ impl Rows {
     /// One step of these alone.
     pub fn alone(self) -> Iteration {
         let sub_batches = if self.is_empty() { Vec::new() } else { vec![self.batch()] };
-        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false }
+        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: true }
     }
 
     /// Decode rows of the device's requests, those first that have waited longest, and these prompts in chunks. Decode rows

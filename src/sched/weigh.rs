@@ -57,7 +57,8 @@ pub(super) struct HostPool<'a> {
     pending: u64,
     /// Seconds that the host has for attention of all layers.
     window: f64,
-    limits: &'a Limits,
+    /// Most of them that a step has room for.
+    most_pending: u64,
     costs: &'a dyn Predict,
 }
 
@@ -67,14 +68,14 @@ fn projected(job: &Job) -> u64 {
 }
 
 impl<'a> HostPool<'a> {
-    /// With what a draft has on the host, and so many seconds for attention of all layers.
-    pub fn of(draft: &Draft<'_>, window: f64, limits: &'a Limits, costs: &'a dyn Predict) -> HostPool<'a> {
+    /// With what a draft has on the host, so many seconds for attention of all layers, and a step with room for so many rows of prompts.
+    pub fn of(draft: &Draft<'_>, window: f64, most_pending: u32, costs: &'a dyn Predict) -> HostPool<'a> {
         HostPool {
             rows: draft.host.len() as u64,
             kv: draft.host.iter().map(|(_, job)| projected(job)).sum(),
             pending: draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum(),
             window,
-            limits,
+            most_pending: u64::from(most_pending),
             costs,
         }
     }
@@ -84,7 +85,7 @@ impl<'a> HostPool<'a> {
         let (rows, kv) = (self.rows + 1, self.kv + projected(job));
         // One at least, however slow the host is: who fits nowhere else must get through.
         let fits = rows == 1 || self.costs.host_attention(rows, kv) <= self.window;
-        let takes = fits && self.pending < u64::from(self.limits.rows);
+        let takes = fits && self.pending < self.most_pending;
         if takes {
             (self.rows, self.kv) = (rows, kv);
             self.pending += u64::from(job.prompt);

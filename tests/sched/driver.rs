@@ -9,8 +9,6 @@ use tandem::sched::{Decision, Job, Limits, Observed, Predict, Queues, Slots, Str
 #[derive(Debug, Clone)]
 pub struct Live {
     pub job: Job,
-    /// Decode tokens made with keys and values on each side: device, host.
-    pub made: [u64; 2],
 }
 
 /// See the [module](self).
@@ -29,6 +27,8 @@ pub struct Driver<'a> {
     /// Tokens of answers made, and of prompts stored.
     pub tokens: u64,
     pub prompt_tokens: u64,
+    /// Tokens of answers by where keys and values were: device, host.
+    pub made: [u64; 2],
     pub finished: u64,
     pub swapped: u64,
     /// Steps by flow: serial, two lanes, asynchronous.
@@ -63,6 +63,7 @@ impl<'a> Driver<'a> {
             steps: 0,
             tokens: 0,
             prompt_tokens: 0,
+            made: [0; 2],
             finished: 0,
             swapped: 0,
             flows: [0; 3],
@@ -81,7 +82,7 @@ impl<'a> Driver<'a> {
             self.slots.remove(id);
             return None;
         }
-        self.live.insert(id, Live { job: job.clone(), made: [0; 2] });
+        self.live.insert(id, Live { job: job.clone() });
         self.queues.submit(job);
         Some(id)
     }
@@ -171,7 +172,7 @@ impl<'a> Driver<'a> {
                 }
                 if group.wants == Wants::Last {
                     self.tokens += 1;
-                    live.made[usize::from(live.job.home == Some(Side::Host))] += 1;
+                    self.made[usize::from(live.job.home == Some(Side::Host))] += 1;
                 }
             }
         }

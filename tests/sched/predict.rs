@@ -1,0 +1,214 @@
+//! Predictions over programs: a few layers and sums over rows stand for all of them.
+
+use std::time::Instant;
+
+use proptest::prelude::{ProptestConfig, prop, prop_assert, prop_oneof, proptest};
+use proptest::strategy::Strategy as Draw;
+use tandem::model::synth;
+use tandem::plan::{Predictor, Sizes, hardware};
+use tandem::program::{
+    Flow, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
+    SubBatch, Wants, check, lower,
+};
+use tandem::sched::{self, Job, Limits, Predict, Queues};
+
+const KINDS: [(Phase, Kv); 4] = [
+    (Phase::Prefill, Kv::Host),
+    (Phase::Prefill, Kv::Device),
+    (Phase::Decode, Kv::Device),
+    (Phase::Decode, Kv::Host),
+];
+
+fn predictor(model: &str, machine: &str, placement: &dyn Fn(usize) -> Placement) -> Predictor {
+    let sizes = Sizes::of_spec(&synth::parse(model).unwrap().spec);
+    let placement = placement(sizes.layers());
+    Predictor::new(hardware::named(machine).unwrap(), sizes, placement)
+}
+
+fn on_device(layers: usize) -> Placement {
+    Placement { host_pages: 10_000, ..Placement::all(Side::Device, layers, 10_000) }
+}
+
+/// A third of the blocks on the host.
+fn split(layers: usize) -> Placement {
+    Placement::boundary(layers / 3, layers, 10_000, 10_000)
+}
+
+/// Most weights streamed.
+fn streamed(layers: usize) -> Placement {
+    let mut placement = on_device(layers);
+    for layer in &mut placement.layers[2..] {
+        let policy = Policy::all(Side::Device);
+        *layer = LayerPlacement {
+            weights: Residence::Streamed,
+            prefill: policy,
+            decode: policy,
+            kv: Side::Device,
+        };
+    }
+    placement
+}
+
+/// Groups of each kind: (stored, tokens) each.
+fn batch(kinds: &[Vec<(u32, u32)>; 4], ids: &mut u32) -> SubBatch {
+    let mut groups = Vec::new();
+    for ((phase, kv), rows) in KINDS.iter().zip(kinds) {
+        for &(first, tokens) in rows {
+            *ids += 1;
+            let tokens = if *phase == Phase::Decode { 1 } else { tokens };
+            let wants = if *phase == Phase::Decode || tokens % 2 == 0 { Wants::Last } else { Wants::Nothing };
+            groups.push(Group {
+                request: RequestId { slot: *ids, generation: 0 },
+                phase: *phase,
+                first,
+                tokens,
+                kv: *kv,
+                wants,
+            });
+        }
+    }
+    SubBatch::of(groups)
+}
+
+fn rows() -> impl Draw<Value = Vec<(u32, u32)>> {
+    prop::collection::vec((0..5000u32, 1..400u32), 0..6)
+}
+
+fn kinds() -> impl Draw<Value = [Vec<(u32, u32)>; 4]> {
+    [rows(), rows(), rows(), rows()]
+}
+
+fn iterations(layers: u32) -> impl Draw<Value = Iteration> {
+    let one = |flow, sub_batches| Iteration { sub_batches, moves: Vec::new(), flow, pick: true };
+    prop_oneof![
+        kinds().prop_map(move |k| one(Flow::Serial, vec![batch(&k, &mut 0)])),
+        (kinds(), kinds()).prop_map(move |(a, b)| {
+            let mut ids = 0;
+            one(Flow::TwoLanes, vec![batch(&a, &mut ids), batch(&b, &mut ids)])
+        }),
+        (kinds(), rows(), prop::option::of(0..layers)).prop_map(move |(a, c, at)| {
+            let mut ids = 0;
+            let first = batch(&a, &mut ids);
+            let cohort = batch(&[vec![], vec![], vec![], c], &mut ids);
+            let at = at.filter(|_| !cohort.groups.is_empty());
+            one(Flow::Async, vec![first, SubBatch { at, ..cohort }])
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn a_few_layers_tell_what_all_of_them_take(iteration in iterations(32), which in 0..3usize) {
+        let placement: &dyn Fn(usize) -> Placement = [&on_device as &dyn Fn(usize) -> Placement, &split, &streamed][which];
+        let (model, machine) = [("llama-3.1-8b", "a10-xeon"), ("llama-2-7b", "t4-xeon"), ("llama-3.1-8b", "a10-xeon")][which];
+        let predictor = predictor(model, machine, placement);
+        let Ok(exact) = predictor.exact(&iteration) else { return Ok(()) };
+        // Twice: the second time the shape is known.
+        for _ in 0..2 {
+            let predicted = predictor.iteration(&iteration);
+            prop_assert!((predicted - exact).abs() <= 0.01 * exact, "{predicted} of {exact} s: {iteration:?}");
+        }
+    }
+}
+
+/// Windows, and blocks of two kinds that take turns: all layers are priced, rows still as sums.
+#[test]
+fn blocks_that_take_turns_and_windows_are_priced_as_they_are() {
+    let predictor = predictor("gemma-3-1b", "a10-xeon", &on_device);
+    let mut ids = 0;
+    let kinds = [vec![(40, 200)], vec![(0, 31), (700, 64)], vec![(10, 1), (3000, 1)], vec![(900, 1)]];
+    let iteration = Iteration::serial(batch(&kinds, &mut ids).groups, true);
+    let (predicted, exact) = (predictor.iteration(&iteration), predictor.exact(&iteration).unwrap());
+    assert!((predicted - exact).abs() <= 1e-3 * exact, "{predicted} of {exact}");
+}
+
+#[test]
+fn parts_agree_with_whole_iterations() {
+    let p = predictor("llama-3.1-8b", "a10-xeon", &on_device);
+    let decode = |n: u32, kv: Kv, stored: u32| -> Iteration {
+        let group = |slot| Group {
+            request: RequestId { slot, generation: 0 },
+            phase: Phase::Decode,
+            first: stored - 1,
+            tokens: 1,
+            kv,
+            wants: Wants::Last,
+        };
+        Iteration::serial((0..n).map(group).collect(), true)
+    };
+    let parts = p.linear(32) + p.device_attention(32, 32 * 1000, 32 * 1000);
+    let whole = p.iteration(&decode(32, Kv::Device, 1000));
+    // The head, the embedding and what goes to and from the device are left.
+    assert!(parts < whole && whole < 1.15 * parts, "{parts} and {whole}");
+    let more = p.iteration(&decode(32, Kv::Host, 8000)) - p.iteration(&decode(32, Kv::Host, 4000));
+    let attention = p.host_attention(32, 32 * 8000) - p.host_attention(32, 32 * 4000);
+    assert!((more - attention).abs() < 0.05 * attention, "{more} and {attention}");
+    assert!(p.swap(0) == 0.0 && p.swap(10) > 0.0 && p.launch() > 0.0 && p.layers() == 32);
+}
+
+/// Queues with `n` requests: half on each side, all decoding.
+fn crowd(n: u32) -> Queues {
+    let mut queues = Queues::default();
+    let mut decision = sched::Decision {
+        admit: Vec::new(),
+        passed: Vec::new(),
+        swaps: Vec::new(),
+        iteration: Iteration::serial(Vec::new(), false),
+    };
+    let mut groups = Vec::new();
+    for slot in 0..n {
+        let job = Job::new(RequestId { slot, generation: 0 }, 100 + slot % 300, 900);
+        decision.admit.push((job.id, if slot % 2 == 0 { Side::Device } else { Side::Host }));
+        groups.push(job.group(job.prompt, Side::Device));
+        queues.submit(job);
+    }
+    queues.admit(&decision);
+    queues.commit(&Iteration::serial(groups, false), &[]);
+    // And as many that wait.
+    for slot in n..2 * n {
+        queues.submit(Job::new(RequestId { slot, generation: 0 }, 200, 900));
+    }
+    queues
+}
+
+/// Prints what scheduling and lowering take: `cargo test --release --test sched -- --ignored --nocapture speed`.
+#[test]
+#[ignore = "measures time"]
+fn speed() {
+    let p = predictor("llama-3.1-8b", "a10-xeon", &on_device);
+    let queues = crowd(1000);
+    let limits =
+        Limits { rows: 512, sub_batches: 3, sequences: 4096, device_pages: 12_000, host_pages: 60_000 };
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2] * 1e6
+    };
+    for name in sched::NAMES {
+        let mut strategy = sched::by_name(name).unwrap();
+        let mut flow = Flow::Serial;
+        let times = (0..200).map(|_| {
+            let start = Instant::now();
+            flow = strategy.plan(&queues, &limits, &p).iteration.flow;
+            start.elapsed().as_secs_f64()
+        });
+        println!("plan      {name:10} {:8.1} us ({flow:?})", median(times.collect()));
+        let iteration = sched::by_name(name).unwrap().plan(&queues, &limits, &p).iteration;
+        let times = (0..50).map(|_| {
+            let start = Instant::now();
+            let program = lower(p.placement(), &iteration).unwrap();
+            let lowered = start.elapsed().as_secs_f64();
+            check(&program, p.placement(), &iteration).unwrap();
+            (lowered, start.elapsed().as_secs_f64() - lowered)
+        });
+        let (lowering, checking): (Vec<f64>, Vec<f64>) = times.unzip();
+        let rows: u32 = iteration.sub_batches.iter().map(SubBatch::rows).sum();
+        println!("lower     {:8.1} us, check {:8.1} us ({rows} rows)", median(lowering), median(checking));
+        let times = (0..200).map(|_| {
+            let start = Instant::now();
+            std::hint::black_box(p.iteration(&iteration));
+            start.elapsed().as_secs_f64()
+        });
+        println!("predict   {:8.1} us", median(times.collect()));
+    }
+}
