@@ -6,6 +6,7 @@
 #![allow(dead_code)] // tests and the soak each use a part of it
 
 mod anything;
+mod costs;
 mod random;
 mod script;
 mod seen;
@@ -20,12 +21,13 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{Placement, RequestId, Side};
-use tandem::sched::{Continuous, Strategy, Untimed};
+use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::text::{Sampler, SamplerParams};
 
 pub use anything::Anything;
+pub use costs::Costs;
 pub use script::{Act, Fault, Script, Setup};
 pub use seen::{Counted, Counts};
 pub use watchdog::Watchdog;
@@ -157,7 +159,7 @@ impl World {
         let all_pages = pages(&engine);
         let inner = strategy(&script.strategy, script.seed);
         let counted = Counted { inner, counts: self.counts.clone() };
-        let mut all = Requests::with(engine, Box::new(counted), Box::new(Untimed));
+        let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         let mut sent: Vec<Sent> = Vec::new();
         let mut tally = Tally { scripts: 1, ..Tally::default() };
         let (mut lost, mut transient) = (false, false);
@@ -290,9 +292,9 @@ fn strategy(name: &str, seed: u64) -> Box<dyn Strategy> {
     match name {
         "anything" => Box::new(Anything::new(seed)),
         "continuous" => Box::new(Continuous::default()),
-        other => panic!("strategy {other} is not known"),
+        name => by_name(name).unwrap_or_else(|| panic!("strategy {name} is not known")),
     }
 }
 
 /// The strategies that scripts draw from.
-pub const STRATEGIES: [&str; 2] = ["anything", "continuous"];
+pub const STRATEGIES: [&str; 7] = ["anything", "continuous", "gpu-only", "fastdecode", "neo", "apex", "auto"];

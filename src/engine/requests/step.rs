@@ -49,8 +49,14 @@ impl Requests {
         let refused: Vec<RequestId> = done.failed.iter().map(|(id, _)| *id).collect();
         keep(&mut iteration, |g| !refused.contains(&g.request));
         self.fit_staging(&mut iteration);
+        if iteration.flow == Flow::Async {
+            // Rows of cohorts go through all layers at once.
+            iteration.flow = Flow::Serial;
+            iteration.sub_batches.iter_mut().for_each(|b| b.at = None);
+        }
         let rows = iteration.sub_batches.iter().any(|b| !b.groups.is_empty());
         if rows || !swaps.is_empty() {
+            iteration.pick = self.is_greedy(&iteration.sub_batches);
             let predicted = if rows { self.costs.iteration(&iteration) } else { 0.0 };
             match self.compute(&iteration.sub_batches, iteration.flow, &swaps, &mut done) {
                 Ok(()) => {
@@ -197,7 +203,7 @@ impl Requests {
             (0u8..).zip(batches).flat_map(|(i, batch)| std::iter::repeat_n(i, batch.groups.len())).collect();
         let plan = StepPlan { split: Some(&split), flow, swaps };
         let ready: Vec<RequestId> = groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).collect();
-        let greedy = groups().filter(|g| g.wants == Wants::Last).all(|g| of(g).is_greedy());
+        let greedy = self.is_greedy(batches);
         let vocab = self.engine.spec().vocab;
         let begun = (Instant::now(), self.engine.emulated_seconds());
         let mut picks: Vec<Option<u32>> = Vec::new();
@@ -217,6 +223,12 @@ impl Requests {
             self.answer(id, pick, done);
         }
         Ok(())
+    }
+
+    /// Whether all that rows want is their likeliest token.
+    fn is_greedy(&self, batches: &[SubBatch]) -> bool {
+        let mut groups = batches.iter().flat_map(|batch| &batch.groups).filter(|g| g.wants == Wants::Last);
+        groups.all(|g| self.live.get(g.request).is_some_and(Live::is_greedy))
     }
 
     /// A request's next token.
