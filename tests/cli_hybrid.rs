@@ -503,10 +503,28 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
             let report = long(&flags);
             let plan = &report["plan"];
             assert_eq!((&plan["strategy"], &plan["k"]), (&json!("helm"), &json!(0)), "{flags:?}");
-            assert_eq!(plan["kv_pages"], json!({ "device": 3, "all": 25 }), "{flags:?}");
+            let pages = &plan["kv_pages"];
+            assert_eq!(
+                (&pages["device"], &pages["all"], &pages["far"]),
+                (&json!(3), &json!(25), &json!(flag))
+            );
+            let other = if far == Far::Attend { "stream" } else { "attend" };
+            let steps = |way: &str| pages["steps"][way].as_u64().unwrap();
+            assert!(steps(flag) > 24 && steps(other) == 0, "{pages}");
             sure += margin::compare(&cpu, &report, vocab, bound(&m));
         }
     }
+    // Nobody says how: by the predicted time of each step, which is told.
+    let report = long(&["-v", "--device", "emulated:t4-xeon", "--kv-pages", "3"]);
+    let (pages, predicted) = (&report["plan"]["kv_pages"], &report["plan"]["predicted"]["far"]);
+    let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
+    assert!(of(predicted, "attend_s") > 0.0 && of(predicted, "stream_s") > 0.0, "{predicted}");
+    assert!(predicted["ways"].as_array().is_some_and(|ways| !ways.is_empty()), "{predicted}");
+    match pages["far"].as_str() {
+        Some("time") => assert!(of(&pages["steps"], "stream") > 0.0, "{pages}"),
+        far => assert!(far == Some("attend") && of(&pages["steps"], "stream") == 0.0, "{pages}"),
+    }
+    sure += margin::compare(&cpu, &report, vocab, bound(&m));
     assert!(sure > 20, "{sure} tokens had to be equal");
 }
 
