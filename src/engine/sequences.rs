@@ -185,6 +185,25 @@ impl Engine {
         self.machine.timeline()
     }
 
+    /// The same, and notes nothing any more.
+    pub(crate) fn end_trace(&mut self) -> Option<Timeline> {
+        self.machine.end_trace()
+    }
+
+    /// Counts `tokens` more tokens of a sequence as stored, on the host alone, without computing them: for timings, which do not
+    /// depend on what keys and values are. Their pages are in memory afterwards.
+    ///
+    /// # Errors
+    /// No free pages.
+    pub(crate) fn store_blank(&mut self, id: SeqId, tokens: usize) -> Result<()> {
+        let table = self.sequences.get_mut(id.0).expect("a live sequence");
+        table.reserve(&mut self.machine.kv().pages, tokens)?;
+        table.advance(tokens);
+        let pages = table.host_pages().to_vec();
+        self.machine.touch(&pages);
+        Ok(())
+    }
+
     /// A new, empty sequence.
     pub fn add(&mut self) -> SeqId {
         let table = SequenceKv::new(self.machine.kv().sides);

@@ -161,6 +161,25 @@ pub trait Costs {
     /// The last norm and the head for `rows` rows.
     fn head(&self, side: Side, rows: u64) -> f64;
 
+    /// As [`product`](Costs::product), in a step that reads the keys and values of `stored` tokens, in the mean over the
+    /// layers: what a step reads beside the weights pushes them out of the CPU's last-level cache.
+    fn product_beside(&self, side: Side, layer: usize, sublayer: Sublayer, rows: u64, stored: u64) -> f64 {
+        let _ = stored;
+        self.product(side, layer, sublayer, rows)
+    }
+
+    /// As [`attend`](Costs::attend), in such a step.
+    fn attend_beside(&self, side: Side, layer: usize, scan: &Scan, stored: u64) -> f64 {
+        let _ = stored;
+        self.attend(side, layer, scan)
+    }
+
+    /// As [`head`](Costs::head), in such a step.
+    fn head_beside(&self, side: Side, rows: u64, stored: u64) -> f64 {
+        let _ = stored;
+        self.head(side, rows)
+    }
+
     /// Moving `bytes` within the memory of `side` (appending, publishing, merging): read and written once.
     fn copy(&self, side: Side, bytes: u64) -> f64;
 

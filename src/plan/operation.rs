@@ -41,19 +41,23 @@ pub struct OpCosts<'a> {
     sizes: &'a Sizes,
     iteration: Option<&'a Iteration>,
     placement: Option<&'a Placement>,
+    /// Tokens whose keys and values a step of the iteration reads, in the mean over the layers.
+    stored: Option<u64>,
     sequences: u64,
 }
 
 impl<'a> OpCosts<'a> {
     /// Of a model of these sizes.
     pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
-        OpCosts { costs, sizes, iteration: None, placement: None, sequences: 1 }
+        OpCosts { costs, sizes, iteration: None, placement: None, stored: None, sequences: 1 }
     }
 
     /// The same for programs of `iteration`: attention windows are then applied to each group's own positions. Without,
     /// the groups of an operation are taken to be alike. Layers without a window need no iteration.
     pub fn of(self, iteration: &'a Iteration) -> OpCosts<'a> {
-        OpCosts { iteration: Some(iteration), ..self }
+        let groups = || iteration.sub_batches.iter().flat_map(|b| b.groups.iter());
+        let stored = self.sizes.mean_by_window(|window| groups().map(|g| tokens_read(g, window)).sum());
+        OpCosts { iteration: Some(iteration), stored: Some(stored), ..self }
     }
 
     /// The same for whole steps of programs lowered from `placement` and the iteration that [`OpCosts::of`] was given: with the
@@ -65,6 +69,12 @@ impl<'a> OpCosts<'a> {
     /// The same for programs whose every group stands for `sequences` that are alike: a planner need not lower thousands.
     pub fn times(self, sequences: u64) -> OpCosts<'a> {
         OpCosts { sequences, ..self }
+    }
+
+    /// Tokens whose keys and values a step of the iteration reads, in the mean over the layers: all groups', wherever they
+    /// are. `None` without an iteration.
+    pub fn stored(&self) -> Option<u64> {
+        self.stored.map(|tokens| tokens * self.sequences)
     }
 
     fn rows(&self, op: &Op) -> u64 {
@@ -170,7 +180,10 @@ impl<'a> OpCosts<'a> {
         let spec = &self.sizes.spec;
         let product = |sublayer| {
             let layer = op.layer.expect("a product belongs to a layer") as usize;
-            costs.product(side, layer, sublayer, rows)
+            match self.stored() {
+                Some(stored) => costs.product_beside(side, layer, sublayer, rows, stored),
+                None => costs.product(side, layer, sublayer, rows),
+            }
         };
         // A copy reads and writes as many bytes: half of both together.
         let halved = |read: u64, written: u64| (read + written).div_ceil(2);
@@ -186,7 +199,10 @@ impl<'a> OpCosts<'a> {
             Kind::Publish { .. } => costs.transfer(Direction::ToHost, self.link_bytes(op)),
             Kind::Attend { .. } => {
                 let layer = op.layer.expect("attention belongs to a layer") as usize;
-                costs.attend(side, layer, &self.scan(op))
+                match self.stored() {
+                    Some(stored) => costs.attend_beside(side, layer, &self.scan(op), stored),
+                    None => costs.attend(side, layer, &self.scan(op)),
+                }
             }
             Kind::Collect => costs.transfer(Direction::ToDevice, self.link_bytes(op)),
             Kind::Merge { .. } => {
@@ -196,7 +212,10 @@ impl<'a> OpCosts<'a> {
             Kind::OutProj => product(Sublayer::Out),
             Kind::FfnUp { .. } => product(Sublayer::Up),
             Kind::FfnDown => product(Sublayer::Down),
-            Kind::Head { .. } => costs.head(side, rows),
+            Kind::Head { .. } => match self.stored() {
+                Some(stored) => costs.head_beside(side, rows, stored),
+                None => costs.head(side, rows),
+            },
             Kind::Pick => costs.pick(side, rows, halved(rows * F32 * spec.vocab as u64, rows * F32)),
             Kind::Carry { .. } | Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } => 0.0,
             Kind::Join => 0.0,
@@ -246,6 +265,13 @@ impl virtual_machine::Costs for OpCosts<'_> {
         let batches = iteration.sub_batches.iter().enumerate();
         batches.filter(|&(b, batch)| ends(b, batch)).map(|(_, batch)| of(batch)).sum()
     }
+}
+
+/// Tokens whose keys and values a group's rows read, each once, in a layer with this window.
+fn tokens_read(g: &Group, window: Option<u64>) -> u64 {
+    let end = u64::from(g.end());
+    let first = (end - u64::from(g.tokens) + 1).saturating_sub(window.unwrap_or(u64::MAX));
+    end - first
 }
 
 /// What a group's rows attend of one part, in a layer with this window.

@@ -181,7 +181,10 @@ fn step(
         out.push((t.overlapped(), crossing));
         before = policy.side(Sublayer::Down);
     }
-    out.push((costs.head(placement.head, logits), carry(before, placement.head, logits)));
+    let batch = Batch { phase, groups: &groups };
+    let stored = sizes.mean_by_window(|window| batch.tokens_read(window));
+    let head = costs.head_beside(placement.head, logits, stored);
+    out.push((head, carry(before, placement.head, logits)));
     (out, how)
 }
 

@@ -95,6 +95,21 @@ pub struct Sizes {
     pub one_layout: bool,
 }
 
+impl Sizes {
+    /// The mean over the blocks of what `of` gives for a block's window. It is asked once for each window that there is.
+    pub fn mean_by_window(&self, of: impl Fn(Option<u64>) -> u64) -> u64 {
+        let mut windows: Vec<(Option<u64>, u64)> = Vec::with_capacity(2);
+        for block in &self.blocks {
+            match windows.iter_mut().find(|w| w.0 == block.window) {
+                Some(w) => w.1 += 1,
+                None => windows.push((block.window, 1)),
+            }
+        }
+        let sum: u64 = windows.into_iter().map(|(window, blocks)| blocks * of(window)).sum();
+        sum / (self.blocks.len() as u64).max(1)
+    }
+}
+
 /// Elements of the attention's matrices.
 pub fn attention_elements(spec: &ModelSpec) -> u64 {
     let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);

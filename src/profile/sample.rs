@@ -67,6 +67,11 @@ impl Samples {
         self.quantile(0.5)
     }
 
+    /// The mean. Zero of none.
+    pub fn mean(&self) -> f64 {
+        self.seconds.iter().sum::<f64>() / self.seconds.len().max(1) as f64
+    }
+
     /// The value below which a share `q` of the samples lies.
     pub fn quantile(&self, q: f64) -> f64 {
         let mut s = self.seconds.clone();

@@ -100,16 +100,18 @@ fn compared(text: &mut String, calibration: &Calibration) {
     if !calibration.operations.is_empty() {
         let _ = writeln!(
             text,
-            "\n{:<12}{:>8}{:>8}{:>14}{:>14}{:>9}",
-            "operation", "on", "rows", "predicted", "executed", "factor"
+            "\n{:<12}{:>8}{:>8}{:>10}{:>14}{:>14}{:>9}",
+            "operation", "on", "rows", "tokens", "predicted", "executed", "ratio"
         );
     }
     for c in &calibration.operations {
         let (predicted, executed) = (time(c.predicted_s), time(c.executed_s));
-        let factor = c.executed_s / c.predicted_s;
-        let on = unit(c.side);
-        let _ =
-            writeln!(text, "{:<12}{on:>8}{:>8}{predicted:>14}{executed:>14}{factor:>9.3}", c.kind, c.rows);
+        let (ratio, on) = (c.executed_s / c.predicted_s, unit(c.side));
+        let _ = writeln!(
+            text,
+            "{:<12}{on:>8}{:>8}{:>10}{predicted:>14}{executed:>14}{ratio:>9.3}",
+            c.kind, c.rows, c.tokens
+        );
     }
     if !calibration.steps.is_empty() {
         let _ = writeln!(

@@ -6,7 +6,7 @@ use super::carry::{Place, What};
 use super::device::rows_of;
 use super::parts::PartMail;
 use crate::Result;
-use crate::cache::{LayerKv, PagePool};
+use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
 use crate::device::accelerator::{Mailbox, Shape, Step};
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use crate::engine::options::Options;
@@ -167,6 +167,19 @@ impl HostHalf {
 
     pub fn bytes_per_step(&self) -> u64 {
         self.model.bytes_per_step()
+    }
+
+    /// Writes zeros to these pages: to every other token, which is every line of memory that values share with a neighbour.
+    pub fn touch(&mut self, pages: &[u32]) {
+        let Some(kv) = &mut self.kv else { return };
+        let zeros = vec![0.0; kv.geometry().n_kv_heads * kv.geometry().head_dim];
+        for layer in 0..kv.geometry().n_layers {
+            let kv = kv.layer(layer);
+            for pos in (0..pages.len() * PAGE_TOKENS).step_by(2) {
+                // SAFETY: the pool is borrowed mutably: nobody else writes or attends.
+                unsafe { kv.append(pages, pos, &zeros, &zeros) };
+            }
+        }
     }
 
     /// Begins a step of a sub-batch. `wanted`: rows that want logits; `head`: whether they are made here.

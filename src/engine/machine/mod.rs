@@ -231,6 +231,18 @@ impl RealMachine {
         self.trace.as_ref().map(|t| t.timeline.clone())
     }
 
+    /// What was noted since [`RealMachine::trace`]; from now on nothing is.
+    pub fn end_trace(&mut self) -> Option<Timeline> {
+        self.trace.take().map(|t| t.timeline)
+    }
+
+    /// Writes to the host's pages of these ids, so that the system gives them memory.
+    pub fn touch(&mut self, pages: &[u32]) {
+        if let Some(host) = &mut self.host {
+            host.with(|half| half.touch(pages));
+        }
+    }
+
     /// Where it runs.
     pub fn place(&self) -> Where {
         self.described.clone()

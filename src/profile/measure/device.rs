@@ -90,6 +90,7 @@ pub(super) fn measure(
         pick: Curve::new(pick),
         page_out,
         page_in,
+        ..SideTable::default()
     })
 }
 

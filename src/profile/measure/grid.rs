@@ -70,6 +70,7 @@ impl Grid {
                 ];
                 all.extend([3, 6, 12, 16, 24, 48, 64].map(|n| Point::decode(n, 127)));
                 all.extend([31, 511, 2047, 4095, 8191].map(|past| Point::decode(1, past)));
+                all.extend([2, 4, 8].map(|n| Point::decode(n, 31)));
                 for n in [2, 4, 16, 32] {
                     all.extend([511, 1023, 2047, 4095].map(|past| Point::decode(n, past)));
                 }

@@ -1,7 +1,7 @@
 //! The CPU's sublayers, timed one by one.
 
 use std::ptr::NonNull;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::grid::{Deadline, Grid, Pace, Point};
 use super::{Subject, walk};
@@ -9,13 +9,18 @@ use crate::cache::{HUGE_FROM, KvDType, KvGeometry, PAGE_TOKENS, PagePool};
 use crate::engine::Prepared;
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use crate::host::cgroup::memory_available;
+use crate::model::ModelSpec;
 use crate::profile::limits::last_level_cache;
 use crate::profile::sample::{Effort, Samples};
 use crate::profile::tables::{Curve, LayerTable, SideTable, Surface};
 use crate::simd::linear::Mode;
 use crate::{Error, Result};
 
-/// Samples of the operations of one kind of layer at one point.
+fn geometry(spec: &ModelSpec, n_layers: usize) -> KvGeometry {
+    KvGeometry { n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype: KvDType::BF16 }
+}
+
+/// Samples of the operations of one kind of layer at one point: of each run the mean over its layers.
 #[derive(Default, Clone)]
 struct OfLayer {
     project: Samples,
@@ -26,8 +31,27 @@ struct OfLayer {
     ffn_down: Samples,
 }
 
+impl OfLayer {
+    /// The mean over the layers of a run is a sample of `to`.
+    fn means(self, to: &mut OfLayer) {
+        let pairs = [
+            (self.project, &mut to.project),
+            (self.append, &mut to.append),
+            (self.attend, &mut to.attend),
+            (self.out_proj, &mut to.out_proj),
+            (self.ffn_up, &mut to.ffn_up),
+            (self.ffn_down, &mut to.ffn_down),
+        ];
+        for (of_run, to) in pairs {
+            if !of_run.is_empty() {
+                to.push(of_run.mean());
+            }
+        }
+    }
+}
+
 /// Samples of one point.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Recorded {
     embed: Samples,
     layers: Vec<OfLayer>,
@@ -42,28 +66,41 @@ struct Rig<'a> {
     walk: Vec<usize>,
     host: Host,
     model: Prepared,
-    /// For keys and values: in small pages, and in large ones, as pools of few and of many pages are.
-    memory: [memmap2::MmapMut; 2],
+    /// For keys and values.
+    memory: memmap2::MmapMut,
     ws: HostWorkspace,
     step: HostStep,
 }
 
-/// Times every point of the grid. `progress` is called after each.
+/// How often the points are gone through. Whatever else the machine does comes and goes within seconds: each point is timed at
+/// several times.
+pub(super) fn passes(effort: Effort) -> usize {
+    match effort {
+        Effort::Quick => 1,
+        Effort::Full => 3,
+    }
+}
+
+/// Times every point of the grid. `progress` is called after each, in each pass.
 ///
 /// # Errors
 /// A damaged model; no memory for it.
 pub(super) fn measure(subject: &Subject<'_>, kinds: &[usize], progress: &dyn Fn()) -> Result<SideTable> {
     let grid = Grid::new(subject.spec, subject.effort);
-    let mut rig = Rig::new(subject, kinds)?;
+    let mut rig = Rig::new(subject, kinds, &grid)?;
     let deadline = Deadline::new(subject.effort);
-    let mut points: Vec<(Point, Recorded)> = Vec::new();
-    for &point in grid.points() {
-        if let Some(recorded) = rig.time(point, deadline.pace())? {
-            points.push((point, recorded));
-        }
-        progress();
-    }
     let n_kinds = kinds.iter().max().map_or(0, |k| k + 1);
+    let empty = Recorded { layers: vec![OfLayer::default(); n_kinds], ..Recorded::default() };
+    let mut points: Vec<(Point, Recorded)> = grid.points().iter().map(|&p| (p, empty.clone())).collect();
+    for pass in 0..passes(subject.effort) {
+        for (point, recorded) in &mut points {
+            // Every point is timed once before any is timed again.
+            let pace = if pass == 0 || deadline.pace() == Pace::Calm { deadline.pace() } else { Pace::Over };
+            rig.time(*point, pace, recorded)?;
+            progress();
+        }
+    }
+    points.retain(|(_, recorded)| !recorded.embed.is_empty());
     Ok(table(subject, kinds, n_kinds, &points))
 }
 
@@ -82,9 +119,14 @@ fn memory(bytes: usize, large: bool) -> Result<memmap2::MmapMut> {
 /// Curves through what was recorded.
 fn table(subject: &Subject<'_>, kinds: &[usize], n_kinds: usize, points: &[(Point, Recorded)]) -> SideTable {
     let by_rows = |of: &dyn Fn(&Recorded) -> &Samples| {
+        // Of several contexts the shortest: what longer ones cost the others is the factors' business.
+        let shortest = |p: &Point| {
+            let same = points.iter().filter(|(q, r)| q.total_rows() == p.total_rows() && !of(r).is_empty());
+            same.map(|(q, _)| q.past).min() == Some(p.past)
+        };
         let point = |(p, r): &(Point, Recorded)| {
             let samples = of(r);
-            (!samples.is_empty()).then(|| (p.total_rows() as f64, samples.typical()))
+            (!samples.is_empty() && shortest(p)).then(|| (p.total_rows() as f64, samples.typical()))
         };
         Curve::new(points.iter().filter_map(point).collect())
     };
@@ -123,7 +165,7 @@ fn table(subject: &Subject<'_>, kinds: &[usize], n_kinds: usize, points: &[(Poin
 }
 
 impl<'a> Rig<'a> {
-    fn new(subject: &'a Subject<'a>, kinds: &'a [usize]) -> Result<Rig<'a>> {
+    fn new(subject: &'a Subject<'a>, kinds: &'a [usize], grid: &Grid) -> Result<Rig<'a>> {
         let (spec, pool) = (subject.spec, subject.pool);
         let host = Host::new(spec, subject.isa, Mode::Fast, pool.threads())?;
         let model = Prepared::new(spec.clone(), subject.weights, subject.isa, pool, &|_| ())?;
@@ -135,58 +177,54 @@ impl<'a> Rig<'a> {
             Effort::Full => (2 * llc).max(1 << 30),
         };
         let budget = budget.min(memory_available().unwrap_or(1 << 30) / 8).max(4096) as usize;
-        let memory = [memory((walk.len() * HUGE_FROM).min(budget), false)?, memory(budget, true)?];
+        // In large pages where those of an engine for the same contexts would be.
+        let layer_bytes = KvGeometry::pages_for(grid.context()) * geometry(spec, 1).bytes_per_page();
+        let memory = memory(budget, layer_bytes >= HUGE_FROM)?;
         let ws = HostWorkspace::new(spec);
         Ok(Rig { subject, kinds, walk, host, model, memory, ws, step: HostStep::default() })
     }
 
-    /// Times one point; `None` where there is no time or no memory for it.
-    fn time(&mut self, point: Point, pace: Pace) -> Result<Option<Recorded>> {
+    /// Times one point, if there is time and memory for it.
+    fn time(&mut self, point: Point, pace: Pace, to: &mut Recorded) -> Result<()> {
         if pace == Pace::Over {
-            return Ok(None);
+            return Ok(());
         }
-        let spec = self.subject.spec;
-        let geometry = |n_layers: usize| KvGeometry {
-            n_layers,
-            n_kv_heads: spec.n_kv_heads,
-            head_dim: spec.head_dim,
-            dtype: KvDType::BF16,
-        };
         let each = (point.past + point.rows).div_ceil(PAGE_TOKENS);
         let n_pages = each * point.sequences;
-        let layer_bytes = n_pages * geometry(1).bytes_per_page();
-        let memory = &mut self.memory[usize::from(layer_bytes >= HUGE_FROM)];
+        let layer_bytes = n_pages * geometry(self.subject.spec, 1).bytes_per_page();
         // Layers have pages of their own as far as memory goes, then share them in turns.
-        let n_kv = (memory.len() / layer_bytes.max(1)).min(self.walk.len());
+        let n_kv = (self.memory.len() / layer_bytes.max(1)).min(self.walk.len());
         if n_kv == 0 {
-            return Ok(None);
+            return Ok(());
         }
-        let base = NonNull::new(memory.as_mut_ptr()).expect("a mapping is not at 0");
+        let base = NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is not at 0");
+        let (geometry, len) = (geometry(self.subject.spec, n_kv), self.memory.len());
         // SAFETY: the mapping outlives the pool, which is dropped at the end of this call; nobody else touches it meanwhile.
-        let cache = unsafe { PagePool::over(geometry(n_kv), n_pages, base, memory.len(), Box::new(()))? };
+        let cache = unsafe { PagePool::over(geometry, n_pages, base, len, Box::new(()))? };
         let pages: Vec<u32> = (0..n_pages as u32).collect();
-        let n_kinds = self.kinds.iter().max().map_or(0, |k| k + 1);
-        let mut recorded = Recorded { layers: vec![OfLayer::default(); n_kinds], ..Recorded::default() };
-        let (warm_ups, most) = match pace {
-            Pace::Calm => (1, self.subject.effort.most()),
-            _ => (0, 1),
+        let effort = self.subject.effort;
+        let (time, most) = match pace {
+            Pace::Calm => (effort.per_point() / passes(effort) as u32, effort.most() / passes(effort)),
+            _ => (Duration::ZERO, 1),
         };
-        for _ in 0..warm_ups {
-            self.walk(
-                point,
-                &cache,
-                &pages,
-                &mut Recorded { layers: vec![OfLayer::default(); n_kinds], ..Recorded::default() },
-            );
+        let begun = Instant::now();
+        if pace == Pace::Calm {
+            // Caches warm up with the first runs; in a run that takes as long as this they would have anyway.
+            for _ in 0..2 {
+                if begun.elapsed() < time {
+                    let layers = vec![OfLayer::default(); to.layers.len()];
+                    self.walk(point, &cache, &pages, &mut Recorded { layers, ..Recorded::default() });
+                }
+            }
         }
         let begun = Instant::now();
         for run in 0..most {
-            if run >= 2 && begun.elapsed() >= self.subject.effort.per_point() {
+            if run > 0 && begun.elapsed() >= time {
                 break;
             }
-            self.walk(point, &cache, &pages, &mut recorded);
+            self.walk(point, &cache, &pages, to);
         }
-        Ok(Some(recorded))
+        Ok(())
     }
 
     /// One step through the layers of the walk.
@@ -207,11 +245,12 @@ impl<'a> Rig<'a> {
         let cx = self.host.with(&self.model, self.subject.pool);
         cx.embed(ws, step, rows.clone());
         let mut once = clock.lap();
+        let mut layers = vec![OfLayer::default(); to.layers.len()];
         let (mut residual, mut attends) = (Residual::None, Vec::with_capacity(self.walk.len()));
         for (i, &layer) in self.walk.iter().enumerate() {
             let (kind, l, kv) =
                 (self.kinds[layer], self.model.layer(layer), cache.layer(i % cache.geometry().n_layers));
-            let of = &mut to.layers[kind];
+            let of = &mut layers[kind];
             cx.project(ws, step, l, residual, rows.clone());
             of.project.push(clock.lap());
             cx.append(ws, step, &kv, rows.clone());
@@ -240,8 +279,11 @@ impl<'a> Rig<'a> {
             let planned = std::mem::replace(&mut seen[usize::from(windowed)], true);
             // Where there is only the planning one, it is better than none.
             if planned || attends.iter().filter(|a| a.0 == windowed).count() == 1 {
-                to.layers[kind].attend.push(seconds);
+                layers[kind].attend.push(seconds);
             }
+        }
+        for (of, to) in layers.into_iter().zip(&mut to.layers) {
+            of.means(to);
         }
         to.embed.push(once);
         if !wanted.is_empty() {

@@ -42,7 +42,7 @@ impl Subject<'_> {
     /// Steps of [`Subject::measure`], for a progress bar.
     pub fn steps(&self, device: bool) -> u64 {
         let grid = grid::Grid::new(self.spec, self.effort);
-        grid.points().len() as u64 * if device { 2 } else { 1 }
+        grid.points().len() as u64 * (host::passes(self.effort) as u64 + u64::from(device))
     }
 
     /// Times the operations on the CPU, and on `accelerator`, if there is one. `progress` is called after each step.

@@ -5,8 +5,11 @@
 //! attention    of single rows: by (rows, tokens that a row sees)               decode
 //!              of a sequence's rows: by (rows, mean tokens that a row sees)    prompts; sequences add up
 //! ends         seconds by rows                                                 embed (with a step's lists), head, pick
+//! factors      by (rows, tokens whose keys and values the step reads)          what all of them are multiplied by
 //! ```
-//! Layers are alike if their matrices have the same types and both have a window or none; each kind is measured. Where a table
+//! Products take longer in steps that read more keys and values: where the CPU's last-level cache holds a part of the weights
+//! from one step to the next, those leave less room for them. The tables are of short contexts; the factors, which come from real
+//! steps at several contexts, know the rest. Layers are alike if their matrices have the same types and both have a window or none; each kind is measured. Where a table
 //! is missing (a side that was not measured) the [`Roofline`] over the measured limits answers.
 
 mod curve;
@@ -14,7 +17,7 @@ mod curve;
 use serde::{Deserialize, Serialize};
 
 pub use self::curve::{Curve, Surface};
-use super::calibrate::Factors;
+use super::calibrate::{FactorIndex, Factors};
 use crate::model::{ModelSpec, Weights};
 use crate::plan::cost::{Batch, Costs, Direction, Scan};
 use crate::plan::step_times::Source;
@@ -54,6 +57,8 @@ pub struct SideTable {
     pub head: Curve,
     /// By rows that want logits.
     pub pick: Curve,
+    /// By rows: what real steps take around and between their operations; empty if none were run.
+    pub once: Curve,
     /// On the device: pages of one layer to the host, by pages.
     pub page_out: Curve,
     /// On the device: pages of one layer from the host, by pages.
@@ -131,6 +136,14 @@ impl Tables {
         }
     }
 
+    /// The same, to be changed.
+    pub(super) fn side_mut(&mut self, side: Side) -> Option<&mut SideTable> {
+        match side {
+            Side::Host => self.host.as_mut(),
+            Side::Device => self.device.as_mut(),
+        }
+    }
+
     /// Of a layer on a side, if it was measured.
     pub fn layer(&self, side: Side, layer: usize) -> Option<&LayerTable> {
         self.side(side)?.layers.get(*self.kinds.get(layer)?)
@@ -144,7 +157,7 @@ impl Tables {
         for (name, side) in [("host", &self.host), ("device", &self.device)] {
             let Some(t) = side else { continue };
             let wrong = |what: &str| Err(Error::format(format!("{file}: tables.{name}"), what.to_owned()));
-            let ends = [&t.embed, &t.head, &t.pick, &t.page_out, &t.page_in];
+            let ends = [&t.embed, &t.head, &t.pick, &t.once, &t.page_out, &t.page_in];
             let layers = t.layers.iter().all(|l| {
                 l.curves().iter().all(|c| c.is_sound()) && l.attend.is_sound() && l.attend_prompt.is_sound()
             });
@@ -160,7 +173,12 @@ impl Tables {
 
     /// Costs of the model of `sizes` on `hardware`, the measured limits of the same machine.
     pub fn costs<'a>(&'a self, hardware: &'a Hardware, sizes: &'a Sizes) -> Measured<'a> {
-        Measured { tables: self, roofline: Roofline::new(hardware, sizes), sizes }
+        Measured {
+            tables: self,
+            factors: self.factors.index(),
+            roofline: Roofline::new(hardware, sizes),
+            sizes,
+        }
     }
 }
 
@@ -179,10 +197,14 @@ impl Source for Timings {
     }
 }
 
+/// Tokens of a sequence where nobody says how many are stored.
+const CONTEXT: u64 = 512;
+
 /// Answers from tables; from the roofline where there is none.
 #[derive(Debug, Clone)]
 pub struct Measured<'a> {
     tables: &'a Tables,
+    factors: FactorIndex<'a>,
     roofline: Roofline<'a>,
     sizes: &'a Sizes,
 }
@@ -190,14 +212,24 @@ pub struct Measured<'a> {
 impl Measured<'_> {
     /// Seconds of a curve by rows, corrected.
     fn by_rows(&self, kind: &str, side: Side, curve: &Curve, rows: u64) -> f64 {
-        curve.at(rows as f64) * self.tables.factors.of(kind, side, rows)
+        self.beside(kind, side, curve, rows, rows * CONTEXT)
+    }
+
+    /// The same in a step that reads the keys and values of `stored` tokens.
+    fn beside(&self, kind: &str, side: Side, curve: &Curve, rows: u64, stored: u64) -> f64 {
+        curve.at(rows as f64) * self.factors.of(kind, side, rows, stored)
+    }
+
+    /// Tokens whose keys and values a step of this batch alone reads, in the mean over the layers.
+    fn stored(&self, batch: &Batch<'_>) -> u64 {
+        self.sizes.mean_by_window(|window| batch.tokens_read(window))
     }
 }
 
 impl Costs for Measured<'_> {
     fn embed(&self, side: Side, rows: u64) -> f64 {
         match self.tables.side(side) {
-            Some(t) if rows > 0 => self.by_rows("embed", side, &t.embed, rows),
+            Some(t) if rows > 0 => self.by_rows("embed", side, &t.embed, rows) + t.once.at(rows as f64),
             _ => self.roofline.embed(side, rows),
         }
     }
@@ -212,23 +244,33 @@ impl Costs for Measured<'_> {
                 self.attention(side, layer, batch) / 2.0
             }
             Sublayer::Scores | Sublayer::Values => self.roofline.sublayer(side, layer, sublayer, batch),
-            Sublayer::Qkv => {
-                let (rows, element) = (batch.rows(), crate::plan::sizes::ELEMENT);
-                let bytes = rows * 2 * self.sizes.spec.kv_dim() as u64 * element;
-                self.product(side, layer, sublayer, rows) + self.append(side, layer, rows, bytes)
+            _ => {
+                let rows = batch.rows();
+                let product = self.product_beside(side, layer, sublayer, rows, self.stored(batch));
+                if sublayer != Sublayer::Qkv {
+                    return product;
+                }
+                let bytes = rows * 2 * self.sizes.spec.kv_dim() as u64 * crate::plan::sizes::ELEMENT;
+                product + self.append(side, layer, rows, bytes)
             }
-            _ => self.product(side, layer, sublayer, batch.rows()),
         }
     }
 
     fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
         match self.tables.layer(side, layer) {
             None => self.roofline.attention(side, layer, batch),
-            Some(_) => self.attend(side, layer, &Scan::of(batch, self.sizes.blocks[layer].window)),
+            Some(_) => {
+                let scan = Scan::of(batch, self.sizes.blocks[layer].window);
+                self.attend_beside(side, layer, &scan, self.stored(batch))
+            }
         }
     }
 
     fn product(&self, side: Side, layer: usize, sublayer: Sublayer, rows: u64) -> f64 {
+        self.product_beside(side, layer, sublayer, rows, rows * CONTEXT)
+    }
+
+    fn product_beside(&self, side: Side, layer: usize, sublayer: Sublayer, rows: u64, stored: u64) -> f64 {
         let Some(t) = self.tables.layer(side, layer).filter(|_| rows > 0) else {
             return self.roofline.product(side, layer, sublayer, rows);
         };
@@ -240,19 +282,27 @@ impl Costs for Measured<'_> {
             // Without weights: no product.
             Sublayer::Scores | Sublayer::Values => return 0.0,
         };
-        self.by_rows(kind, side, curve, rows)
+        self.beside(kind, side, curve, rows, stored)
     }
 
     fn attend(&self, side: Side, layer: usize, scan: &Scan) -> f64 {
+        self.attend_beside(side, layer, scan, scan.kv_tokens)
+    }
+
+    fn attend_beside(&self, side: Side, layer: usize, scan: &Scan, stored: u64) -> f64 {
         match self.tables.layer(side, layer) {
             None => self.roofline.attend(side, layer, scan),
-            Some(t) => t.attention(scan) * self.tables.factors.of("attend", side, scan.rows),
+            Some(t) => t.attention(scan) * self.factors.of("attend", side, scan.rows, stored),
         }
     }
 
     fn head(&self, side: Side, rows: u64) -> f64 {
+        self.head_beside(side, rows, rows * CONTEXT)
+    }
+
+    fn head_beside(&self, side: Side, rows: u64, stored: u64) -> f64 {
         match self.tables.side(side) {
-            Some(t) if rows > 0 => self.by_rows("head", side, &t.head, rows),
+            Some(t) if rows > 0 => self.beside("head", side, &t.head, rows, stored),
             _ => self.roofline.head(side, rows),
         }
     }

@@ -76,9 +76,12 @@ fn a_step_is_the_sum_of_its_operations() {
     let of_kind = |k: f64| 5.0 * (10.0 * k + 2.0) + 1.0 + 2.0 + 3.0 + 4.0 + attention(2.0, 1.0, 100.0);
     let want: f64 = (0..layers).map(|l| of_kind((l % 2 + 1) as f64)).sum::<f64>() + 101.0 + 201.0 + 301.0;
     close(price(&t), want);
-    t.factors.0.push(Factor { kind: "head".into(), side: Side::Host, rows: 2, factor: 2.0 });
-    t.factors.0.push(Factor { kind: "attend".into(), side: Side::Host, rows: 2, factor: 0.5 });
-    close(price(&t), want + 201.0 - 0.5 * layers as f64 * attention(2.0, 1.0, 100.0));
+    // Two sequences of 100 tokens: between two factors, and at a third.
+    let factor =
+        |kind: &str, tokens, factor| Factor { kind: kind.into(), side: Side::Host, rows: 2, tokens, factor };
+    t.factors.0.extend([factor("head", 100, 1.0), factor("head", 300, 3.0), factor("attend", 200, 0.5)]);
+    t.host.as_mut().unwrap().once = Curve::new(vec![(1.0, 7.0)]);
+    close(price(&t), want + 201.0 - 0.5 * layers as f64 * attention(2.0, 1.0, 100.0) + 7.0);
 }
 
 #[test]
