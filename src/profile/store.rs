@@ -247,7 +247,7 @@ mod tests {
             assert!(text.contains(from), "{from}");
             parse(&text.replace(from, to)).unwrap_err().to_string()
         };
-        let said = replaced("\"schema\": 1", "\"schema\": 999");
+        let said = replaced(&format!("\"schema\": {SCHEMA}"), "\"schema\": 999");
         assert!(
             said.contains("p.json: a profile of schema 999 (Tandem ") && said.contains("again"),
             "{said}"
