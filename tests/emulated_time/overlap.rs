@@ -86,8 +86,7 @@ impl Run {
     }
 }
 
-/// Of iterations with cohorts, one of which the host is too slow for to advance every time: the time of each, and which of the
-/// cohorts advance.
+/// The time of all iterations, and of each in which the same cohorts join as predicted; beside a host that keeps up, which do.
 #[test]
 fn iterations_with_cohorts_take_what_was_predicted() {
     let m = load(&format!("synth:tiny-llama,seed=2,layers={MODEL_LAYERS}")).unwrap();
@@ -126,7 +125,10 @@ fn iterations_with_cohorts_take_what_was_predicted() {
             1e6 * sums.1
         );
         let off = sums.1 / sums.0 - 1.0;
-        if off.abs() > 0.1 || same < STEPS * 8 / 10 {
+        // Where the host keeps up, every join is predicted. Where it lags, the emulated host reads whole pages and the prediction
+        // counts tokens, so that a cohort may be ready an iteration earlier or later: of these the time alone is compared.
+        let keeps_up = cpu > 1e9;
+        if off.abs() > 0.1 || keeps_up && same < STEPS {
             wrong.push(format!("cpu {cpu:e}: {same} of {STEPS} alike, {:+.1}%", 100.0 * off));
         }
     }
