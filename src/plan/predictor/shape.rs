@@ -293,8 +293,9 @@ impl Template {
             let program = lower(&small, &shape.iteration(priced))?;
             Ok(Run { waits: waits(&program), program, layers })
         };
-        // Copies of a prompt's pages run ahead by what the run of layers before leaves of time: nothing repeats.
-        let whole = kinds.runs.len() > 1 && shape.has_prompts_to_host();
+        // Copies of a prompt's pages run ahead by what the layers before leave of time, and end early in the last one: nothing
+        // repeats, so all layers are priced.
+        let whole = shape.has_prompts_to_host();
         let each: Vec<usize> = match whole {
             true => kinds.runs.iter().map(|&(_, n)| n).collect(),
             false => kinds.priced.clone(),
