@@ -2,11 +2,14 @@
 //! split over both sides, the sub-batches, the flow and the other rows of a step, the logits are those of the CPU alone. So a test of a
 //! schedule, a swap or an interleaving may compare tokens and logits with those of running alone, bit by bit.
 
+#[path = "support/chaos.rs"]
+mod chaos;
 #[path = "support/models.rs"]
 mod models;
 
 use std::sync::Arc;
 
+use chaos::Chaos;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tandem::cache::KvDType;
@@ -123,7 +126,8 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
 struct Place {
     placement: Placement,
     kv_pages: Option<usize>,
-    far: Far,
+    /// `None`: what is predicted to be faster.
+    far: Option<Far>,
 }
 
 fn any_place(layers: usize) -> impl Strategy<Value = Place> {
@@ -134,7 +138,7 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
         1 => Just(all),
         1 => (0..=layers).prop_map(move |k| Placement::boundary(k, layers, 0, 0).layers),
     ];
-    let far = prop_oneof![Just(Far::Attend), Just(Far::Stream)];
+    let far = prop_oneof![Just(Some(Far::Attend)), Just(Some(Far::Stream)), Just(None)];
     let pages = prop_oneof![1 => Just(None), 3 => (8..16usize).prop_map(Some)];
     (side(), blocks, side(), pages, far).prop_map(|(embedding, layers, head, kv_pages, far)| Place {
         placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![] },
@@ -150,12 +154,25 @@ fn check(
     place: &Place,
     acts: &[Act],
 ) -> Result<usize, TestCaseError> {
+    let o = Options { kv_pages: place.kv_pages, far: place.far, ..world.options() };
+    run(world, &o, accel, &place.placement, acts, &mut || ())
+}
+
+/// The same in an engine with these options. Before each step `mishap` may plan a fault: then the step is made again.
+fn run(
+    world: &World,
+    o: &Options,
+    accel: &Arc<dyn Accelerator>,
+    placement: &Placement,
+    acts: &[Act],
+    mishap: &mut dyn FnMut(),
+) -> Result<usize, TestCaseError> {
     let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());
     let m = &world.m;
-    let o = Options { kv_pages: place.kv_pages, far: Some(place.far), ..world.options() };
-    let p = place.placement.clone();
-    let mut e = Engine::placed(m.spec.clone(), &m.weights, &o, accel.clone(), "test", "test", p, &|_| ())
+    let p = placement.clone();
+    let mut e = Engine::placed(m.spec.clone(), &m.weights, o, accel.clone(), "test", "test", p, &|_| ())
         .map_err(fail)?;
+    let free = e.free_pages();
     let mut seqs: Vec<(SeqId, usize)> = (0..SEQUENCES).map(|i| (e.add(), i % 2)).collect();
     let mut compared = 0;
     for act in acts {
@@ -188,7 +205,17 @@ fn check(
                     .collect();
                 let split: Vec<u8> = chosen.iter().map(|&i| u8::from(second[i])).collect();
                 let flow = if *lanes { Flow::TwoLanes } else { Flow::Serial };
-                let got = e.forward_as(&inputs, &split, flow).map_err(fail)?;
+                let got = loop {
+                    mishap();
+                    match e.forward_as(&inputs, &split, flow) {
+                        Ok(got) => break got.to_vec(),
+                        Err(error) if Chaos::planned(&error) => {}
+                        Err(error) => return Err(fail(error)),
+                    }
+                    for (&i, r) in chosen.iter().zip(&ranges) {
+                        prop_assert_eq!(e.len(seqs[i].0), r.start, "a step that failed stores nothing");
+                    }
+                };
                 let mut at = 0;
                 for (&i, r) in chosen.iter().zip(&ranges) {
                     let positions = if *all { r.clone() } else { r.end - 1..r.end };
@@ -211,6 +238,7 @@ fn check(
         }
     }
     seqs.into_iter().for_each(|(seq, _)| e.remove(seq));
+    prop_assert_eq!(e.free_pages(), free, "every page came back");
     Ok(compared)
 }
 
@@ -299,4 +327,28 @@ fn a_mistral_has_the_same_bits_anywhere() {
 #[test]
 fn an_opt_has_the_same_bits_anywhere() {
     any_place_and_batch("tiny-opt", &["f32", "q8_0"], 12);
+}
+
+/// A machine of any temper: slow on either side, unpunctual, with little memory, with launches that are refused.
+#[test]
+fn no_temper_of_the_machine_changes_a_bit() {
+    let world = World::new("tiny-qwen3", "q8_0", Isa::best(), KvDType::BF16);
+    let strategy = (Chaos::any(), any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..16));
+    let planned = std::cell::Cell::new(0);
+    let mut runner = TestRunner::new(Config { cases: 40, max_shrink_iters: 100, ..Config::default() });
+    runner
+        .run(&strategy, |(mut chaos, place, acts)| {
+            let (runtime, accel) = chaos.accelerator();
+            let options = Options { kv_pages: place.kv_pages, far: place.far, ..world.options() };
+            let options = chaos.squeeze(options);
+            let mut mishap = || {
+                let plan = chaos.mishap();
+                planned.set(planned.get() + usize::from(plan.refuse_launch.is_some()));
+                runtime.set_faults(plan);
+            };
+            run(&world, &options, &accel, &place.placement, &acts, &mut mishap)?;
+            Ok(())
+        })
+        .unwrap();
+    assert!(planned.get() > 0, "no fault was planned");
 }

@@ -329,9 +329,40 @@ pub trait Runtime: Send + Sync {
         Ok(())
     }
 
-    /// Whether [`Runtime::host_access`] is worth a call.
-    fn watches_host(&self) -> bool {
+    /// From now on until the value is dropped, the host reads and writes these bytes of pinned memory in place, in work that may
+    /// not have begun: drop it where it is known that the work is done. An emulated accelerator refuses what is enqueued
+    /// meanwhile and has to do with them: nothing orders the two.
+    fn host_use(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Option<HostUse> {
+        let _ = (reads, writes);
+        None
+    }
+
+    /// Work on `lane` that is enqueued next reads and writes these bytes beside those that its call names: pages of a list in device
+    /// memory. Not recorded. An emulated accelerator refuses them if work on another lane has to do with them and no event
+    /// orders the two, as it does with copies.
+    ///
+    /// # Errors
+    /// Such work, named; memory that is not allocated; a device that failed.
+    fn declare(
+        &self,
+        lane: Lane,
+        what: &str,
+        reads: &[(DevPtr, usize)],
+        writes: &[(DevPtr, usize)],
+    ) -> Result<()> {
+        let _ = (lane, what, reads, writes);
+        Ok(())
+    }
+
+    /// Whether [`Runtime::host_access`], [`Runtime::host_use`] and [`Runtime::declare`] are worth a call.
+    fn watches(&self) -> bool {
         false
+    }
+
+    /// The host has done a job beside the device, which took so long, and says so before anybody learns of it: an emulated accelerator
+    /// with a slow host takes its time.
+    fn host_worked(&self, took: Duration) {
+        let _ = took;
     }
 
     /// The clock of emulated time, if this accelerator keeps it: then events keep its time, not that of this computer.
@@ -350,6 +381,9 @@ pub trait Runtime: Send + Sync {
         Vec::new()
     }
 }
+
+/// Bytes that the host uses: see [`Runtime::host_use`]. It ends when this is dropped.
+pub struct HostUse(#[allow(dead_code)] pub(super) Box<dyn Send + Sync>);
 
 /// Memory that frees itself.
 pub struct Buffer {

@@ -46,12 +46,13 @@ fn pages_move_between_layouts_on_copy_lanes() {
     });
 }
 
-/// The emulated accelerator knows which pages an operation touches: one that is moved while it is in use is refused.
+/// The emulated accelerator knows which pages an operation touches, of kernels by what they declare: one that is moved while it is in
+/// use is refused.
 #[test]
 fn a_page_in_use_does_not_move_without_an_event() {
     each(|name, b| {
-        if !name.contains("plain functions") {
-            return; // what kernels touch, their own checker knows
+        if !b.rt.watches() {
+            return;
         }
         let host = b.rt.pinned(b.shape.page_bytes()).unwrap();
         let one = |device: u32| [PageMove { device, host: 0, tokens: 32 }];
@@ -73,8 +74,8 @@ fn a_page_in_use_does_not_move_without_an_event() {
 #[test]
 fn a_page_is_not_used_again_before_its_copy_ends() {
     each(|name, b| {
-        if !name.contains("plain functions") {
-            return; // what kernels touch, their own checker knows
+        if !b.rt.watches() {
+            return;
         }
         let bytes = b.shape.page_bytes();
         let host = b.rt.pinned(bytes).unwrap();
@@ -90,6 +91,98 @@ fn a_page_is_not_used_again_before_its_copy_ends() {
         b.rt.synchronize(&b.rt.record(Lane::DeviceToHost).unwrap()).unwrap();
         b.rt.host_access(&[all], &[all]).unwrap();
         reuse().unwrap();
+        b.rt.synchronize_all().unwrap();
+    });
+}
+
+/// Rows do not append to a page that is on its way to the host, and one that comes from there is not attended before it is here.
+#[test]
+fn rows_wait_for_the_copies_of_their_pages() {
+    each(|name, b| {
+        if !b.rt.watches() {
+            return;
+        }
+        let host = b.rt.pinned(b.shape.page_bytes()).unwrap();
+        let one = |device: u32| [PageMove { device, host: 0, tokens: 32 }];
+        let refused = |e: Error| assert!(e.to_string().contains("no event orders the two"), "{name}: {e}");
+        let (rows, tokens) = ([Bench::one(A, 0, Attend::Here)], [17]);
+        let step = b.prepare(0, &b.desc(&rows, &tokens)).unwrap();
+        let cx = b.context(0, &step);
+        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
+        b.accel.project(&cx, &b.layer, Residual::None, cx.all()).unwrap();
+        // Its last page: rows that are appended go there.
+        b.accel.gather_pages(Lane::DeviceToHost, &b.shape, b.kv, &one(A.0[2]), host.device()).unwrap();
+        refused(b.accel.append(&cx, b.kv, cx.all()).expect_err("a page under copy"));
+        refused(
+            b.accel
+                .qkv(&cx, &b.layer, b.kv, Residual::None, None, cx.all())
+                .expect_err("a page under copy, all in one pass"),
+        );
+        b.rt.wait(LANE, &b.rt.record(Lane::DeviceToHost).unwrap()).unwrap();
+        b.accel.append(&cx, b.kv, cx.all()).unwrap();
+        // Its first page comes from the host.
+        b.rt.wait(Lane::HostToDevice, &b.rt.record(LANE).unwrap()).unwrap();
+        b.accel.scatter_pages(Lane::HostToDevice, &b.shape, b.kv, &one(A.0[0]), host.device()).unwrap();
+        refused(b.accel.attend(&cx, &b.layer, b.kv, cx.all()).expect_err("a page that is not here yet"));
+        b.rt.wait(LANE, &b.rt.record(Lane::HostToDevice).unwrap()).unwrap();
+        b.accel.attend(&cx, &b.layer, b.kv, cx.all()).unwrap();
+        b.rt.synchronize_all().unwrap();
+    });
+}
+
+/// What is recorded is declared when it is replayed, with the pages of that step.
+#[test]
+fn a_replay_waits_for_the_copies_of_its_pages() {
+    each(|name, b| {
+        let rows = [Bench::one(A, 0, Attend::Here)];
+        let step = b.prepare(0, &b.desc(&rows, &[17])).unwrap();
+        if !b.rt.watches() || step.graph_key.is_none() {
+            return; // nothing is recorded
+        }
+        let cx = b.context(0, &step);
+        let host = b.rt.pinned(b.shape.page_bytes()).unwrap();
+        let out = [PageMove { device: A.0[2], host: 0, tokens: 32 }];
+        b.accel.gather_pages(Lane::DeviceToHost, &b.shape, b.kv, &out, host.device()).unwrap();
+        let recorded = b.rt.capture(&mut || b.accel.append(&cx, b.kv, cx.all())).unwrap();
+        assert!(recorded.is_some(), "{name}: what is only recorded touches nothing");
+        let e = b.accel.declare_pages(&cx, b.kv, cx.all(), true).expect_err("a page under copy");
+        assert!(e.to_string().contains("no event orders the two"), "{name}: {e}");
+        b.rt.synchronize_all().unwrap();
+        b.accel.declare_pages(&cx, b.kv, cx.all(), true).unwrap();
+        b.rt.synchronize_all().unwrap();
+    });
+}
+
+/// The device gets no work on pages that the host attends, or appends to, in place.
+#[test]
+fn a_page_that_the_host_uses_waits_for_the_host() {
+    each(|name, b| {
+        if !b.rt.watches() {
+            return;
+        }
+        let bytes = b.shape.page_bytes();
+        let host = b.rt.pinned(2 * bytes).unwrap();
+        let page = |i: usize| (host.host().cast_const().wrapping_add(i * bytes), bytes);
+        let moved = |place: u32| [PageMove { device: A.0[1], host: place, tokens: 32 }];
+        let out =
+            |place| b.accel.gather_pages(Lane::DeviceToHost, &b.shape, b.kv, &moved(place), host.device());
+        let back =
+            |place| b.accel.scatter_pages(Lane::HostToDevice, &b.shape, b.kv, &moved(place), host.device());
+        let refused = |e: Error| assert!(e.to_string().contains("nobody has waited for it"), "{name}: {e}");
+        // Attended: it may be read, too.
+        let reads = b.rt.host_use(&[page(0)], &[]).expect("it watches");
+        refused(out(0).expect_err("a page that the host attends"));
+        back(0).unwrap();
+        b.rt.synchronize_all().unwrap();
+        // Appended to: neither.
+        let writes = b.rt.host_use(&[], &[page(1)]).expect("it watches");
+        refused(out(1).expect_err("a page that the host writes"));
+        refused(back(1).expect_err("a page that the host writes"));
+        drop(writes);
+        out(1).unwrap();
+        refused(out(0).expect_err("a page that the host still attends"));
+        drop(reads);
+        out(0).unwrap();
         b.rt.synchronize_all().unwrap();
     });
 }

@@ -285,6 +285,7 @@ fn copies_and_launches_take_as_long_as_asked() {
         device_to_host: Some(0.005),
         launch: Duration::from_millis(5),
         kernel_factor: 1.0,
+        host_factor: 1.0,
     };
     let rt = emulated(EmulatedOptions { speed, ..options() });
     let ptr = rt.alloc(100_000).unwrap();

@@ -144,6 +144,17 @@ pub trait Accelerator: Send + Sync {
     /// [`Attend::From`] or [`Attend::UpTo`]; attn of padding rows = 0. `rows` begin and end at [`StepDesc::cuts`], or are all.
     fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()>;
 
+    /// Says which pages of `kv` [`Accelerator::append`] (`appends`) or [`Accelerator::attend`] of these rows touches, to a runtime that
+    /// watches memory: for recorded work, whose pages are another step's when it is replayed. Implementations whose
+    /// work is never recorded need not.
+    ///
+    /// # Errors
+    /// As [`Runtime::declare`].
+    fn declare_pages(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>, appends: bool) -> Result<()> {
+        let _ = (cx, kv, rows, appends);
+        Ok(())
+    }
+
     /// delta = W·attn + bias.
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 

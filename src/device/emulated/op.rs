@@ -138,6 +138,12 @@ pub(super) enum Op {
         len: usize,
         to: Arc<Mutex<Vec<u8>>>,
     },
+    /// Nothing: what the work behind it touches beside what it says itself.
+    Uses {
+        what: Arc<str>,
+        reads: Arc<[Span]>,
+        writes: Arc<[Span]>,
+    },
     /// Nothing, for so many seconds of emulated time: what the operations beside it take.
     Elapse(f64),
     Graph(Arc<[Op]>),
@@ -159,9 +165,8 @@ impl Op {
             Op::Upload { data, .. } => Some((Direction::ToDevice, data.len())),
             Op::FromPinned { len, .. } => Some((Direction::ToDevice, *len)),
             Op::ToPinned { len, .. } | Op::ToHost { len, .. } => Some((Direction::ToHost, *len)),
-            Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Fill { .. } | Op::Elapse(_) | Op::Graph(_) => {
-                None
-            }
+            Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Fill { .. } => None,
+            Op::Uses { .. } | Op::Elapse(_) | Op::Graph(_) => None,
         }
     }
 
@@ -170,12 +175,14 @@ impl Op {
         matches!(self, Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Graph(_))
     }
 
-    /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker.
+    /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker, and pages are declared
+    /// ([`Op::Uses`]).
     pub fn touches(&self) -> (Vec<Span>, Vec<Span>) {
         let span = Span::new;
         match self {
             Op::Kernel(_) | Op::Elapse(_) => (vec![], vec![]),
             Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
+            Op::Uses { reads, writes, .. } => (reads.to_vec(), writes.to_vec()),
             Op::Pages(p) => {
                 let [device, host] =
                     [0, 1].map(|side| p.pages.iter().map(|page| p.spans(page)[side]).collect());
@@ -212,6 +219,7 @@ impl Op {
             Op::ToPinned { len, .. } | Op::ToHost { len, .. } => {
                 format!("copy of {len} bytes to the host")
             }
+            Op::Uses { what, .. } => what.to_string(),
             Op::Elapse(seconds) => format!("{seconds} s of emulated time"),
             Op::Graph(ops) => format!("recorded work of {} operations", ops.len()),
         }
@@ -226,7 +234,7 @@ impl Op {
     pub unsafe fn run(&self, hooks: &Hooks<'_>) -> Result<()> {
         match self {
             Op::Kernel(launch) => return (hooks.kernel)(launch),
-            Op::Elapse(_) => {}
+            Op::Uses { .. } | Op::Elapse(_) => {}
             Op::Graph(ops) => {
                 for op in ops.iter() {
                     // SAFETY: the spans of a graph are those of its parts, which run one after another.
@@ -263,7 +271,7 @@ impl Op {
             }
         }
         // Host memory is initialised since it was mapped, and the checker of kernels knows only what the device sees.
-        if !matches!(self, Op::ToPinned { .. }) {
+        if !matches!(self, Op::ToPinned { .. } | Op::Uses { .. }) {
             for span in self.touches().1 {
                 program::mark_initialised(span.ptr, span.len);
             }

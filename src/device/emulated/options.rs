@@ -13,8 +13,8 @@ pub struct EmulatedOptions {
     pub multiprocessors: u32,
     /// How slow it is.
     pub speed: Speed,
-    /// With a seed, work of each lane is delayed at random, so that lanes overtake each other wherever no
-    /// event orders them; copies take effect early or late.
+    /// With a seed, work of each lane is delayed at random, the host's jobs beside the device included, so that lanes
+    /// overtake each other wherever no event orders them; copies take effect early or late.
     pub jitter: Option<u64>,
     /// Whether work of different lanes on the same bytes is refused whenever no event orders it. Otherwise only
     /// if the other lane's work has not ended yet: for programs that learn what is done by other means, such as
@@ -55,11 +55,19 @@ pub struct Speed {
     pub launch: Duration,
     /// Kernels take this many times as long as they do here; below 1 changes nothing.
     pub kernel_factor: f64,
+    /// Jobs of the host beside the device take this many times as long as they do here; below 1 changes nothing.
+    pub host_factor: f64,
 }
 
 impl Default for Speed {
     fn default() -> Self {
-        Speed { host_to_device: None, device_to_host: None, launch: Duration::ZERO, kernel_factor: 1.0 }
+        Speed {
+            host_to_device: None,
+            device_to_host: None,
+            launch: Duration::ZERO,
+            kernel_factor: 1.0,
+            host_factor: 1.0,
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! Every lane has a vector clock: of each lane, up to which of its work everything enqueued here from now
 //! on comes later. Waiting for an event joins its clock; what the host has seen done joins all. For each
 //! range of bytes we keep who wrote it last and who has read it since. Work that touches bytes of another
-//! lane's work which its clock does not cover is a race, whether or not it would have been lost today.
+//! lane's work which its clock does not cover is a race, whether or not it would have been lost today. So is work on bytes that
+//! the host uses in place and has not done with.
 //!
 //! refs   Lamport 1978; Mattern 1989 (vector clocks); FastTrack (Flanagan & Freund 2009)
 
@@ -29,12 +30,20 @@ struct Touched {
     read: [u64; LANES],
 }
 
-/// A race: with which lane, and whether that one wrote.
+/// A race: with which lane (or the host), and whether that one wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Race {
-    pub with: Lane,
+    /// `None`: the host, which uses the bytes in place.
+    pub with: Option<Lane>,
     pub wrote: bool,
     pub at: u64,
+}
+
+/// Bytes that the host uses in place until it says that it has done.
+struct InUse {
+    id: u64,
+    reads: Vec<Span>,
+    writes: Vec<Span>,
 }
 
 /// The clocks, and who touched which bytes.
@@ -44,6 +53,9 @@ pub(super) struct Order {
     host: Clock,
     /// First byte to (one past the last, who): disjoint.
     bytes: BTreeMap<u64, (u64, Touched)>,
+    /// Of the host, few at a time.
+    in_use: Vec<InUse>,
+    uses: u64,
 }
 
 impl Order {
@@ -61,6 +73,7 @@ impl Order {
         for (spans, write) in [(reads, false), (writes, true)] {
             for span in spans.iter().filter(|s| s.len > 0) {
                 self.check(&clock, me, span, write)?;
+                self.check_host(span, write)?;
             }
         }
         for span in reads.iter().filter(|s| s.len > 0) {
@@ -105,6 +118,30 @@ impl Order {
         Ok(())
     }
 
+    /// The host uses bytes in place until [`Order::used`] is told of the number that this returns: meanwhile no lane may get work
+    /// that conflicts.
+    pub fn uses(&mut self, reads: Vec<Span>, writes: Vec<Span>) -> u64 {
+        self.uses += 1;
+        self.in_use.push(InUse { id: self.uses, reads, writes });
+        self.uses
+    }
+
+    /// It has done.
+    pub fn used(&mut self, id: u64) {
+        self.in_use.retain(|u| u.id != id);
+    }
+
+    fn check_host(&self, span: &Span, write: bool) -> Result<(), Race> {
+        for used in &self.in_use {
+            let written = used.writes.iter().find(|s| s.overlaps(span)).map(|s| (s, true));
+            let read = used.reads.iter().find(|s| write && s.overlaps(span)).map(|s| (s, false));
+            if let Some((s, wrote)) = written.or(read) {
+                return Err(Race { with: None, wrote, at: s.ptr.0.max(span.ptr.0) });
+            }
+        }
+        Ok(())
+    }
+
     /// Nobody has touched these bytes (they were just allocated).
     pub fn forget(&mut self, span: &Span) {
         self.split(span.ptr.0);
@@ -126,11 +163,11 @@ impl Order {
             let at = start.max(span.ptr.0);
             let (writer, seq) = touched.written;
             if writer != me && seq > clock[writer] {
-                return Err(Race { with: Lane::ALL[writer], wrote: true, at });
+                return Err(Race { with: Some(Lane::ALL[writer]), wrote: true, at });
             }
             let reader = (0..LANES).find(|&l| l != me && touched.read[l] > clock[l]);
             if let (true, Some(reader)) = (write, reader) {
-                return Err(Race { with: Lane::ALL[reader], wrote: false, at });
+                return Err(Race { with: Some(Lane::ALL[reader]), wrote: false, at });
             }
         }
         Ok(())
@@ -182,14 +219,14 @@ mod tests {
     fn lanes_that_share_bytes_need_an_event() {
         let mut o = Order::default();
         o.enter(HostToDevice, 1, &[], &[span(100, 50)]).unwrap();
-        let race = Race { with: HostToDevice, wrote: true, at: 149 };
+        let race = Race { with: Some(HostToDevice), wrote: true, at: 149 };
         assert_eq!(o.enter(Compute, 1, &[span(149, 10)], &[]), Err(race));
         o.enter(Compute, 1, &[span(150, 10)], &[span(90, 10)]).unwrap();
         let event = o.mark(HostToDevice, 2);
         o.wait(Compute, &event);
         o.enter(Compute, 2, &[span(100, 50)], &[]).unwrap();
         // The next upload must not overtake the reader.
-        let race = Race { with: Compute, wrote: false, at: 100 };
+        let race = Race { with: Some(Compute), wrote: false, at: 100 };
         assert_eq!(o.enter(HostToDevice, 3, &[], &[span(100, 1)]), Err(race));
         let event = o.mark(Compute, 3);
         o.seen(&event);
@@ -200,7 +237,7 @@ mod tests {
     fn the_host_waits_for_what_it_touches() {
         let mut o = Order::default();
         o.enter(DeviceToHost, 1, &[span(0, 8)], &[span(100, 8)]).unwrap();
-        let race = Race { with: DeviceToHost, wrote: true, at: 104 };
+        let race = Race { with: Some(DeviceToHost), wrote: true, at: 104 };
         assert_eq!(o.host(&[span(104, 8)], &[]), Err(race));
         // What is only read may be read.
         o.host(&[span(0, 8)], &[]).unwrap();
@@ -208,6 +245,24 @@ mod tests {
         let event = o.mark(DeviceToHost, 2);
         o.seen(&event);
         o.host(&[], &[span(0, 8), span(100, 8)]).unwrap();
+    }
+
+    #[test]
+    fn lanes_wait_for_what_the_host_uses() {
+        let mut o = Order::default();
+        let reading = o.uses(vec![span(0, 8)], vec![]);
+        let writing = o.uses(vec![], vec![span(100, 8)]);
+        // What is read may be read; nothing else goes.
+        o.enter(Compute, 1, &[span(0, 8)], &[span(8, 8)]).unwrap();
+        let race = Race { with: None, wrote: false, at: 7 };
+        assert_eq!(o.enter(Compute, 2, &[], &[span(7, 4)]), Err(race));
+        let race = Race { with: None, wrote: true, at: 104 };
+        assert_eq!(o.enter(DeviceToHost, 1, &[span(104, 8)], &[]), Err(race));
+        o.used(writing);
+        o.enter(DeviceToHost, 1, &[span(104, 8)], &[]).unwrap();
+        assert!(o.enter(Compute, 2, &[], &[span(0, 1)]).is_err(), "the other use goes on");
+        o.used(reading);
+        o.enter(Compute, 2, &[], &[span(0, 1)]).unwrap();
     }
 
     #[test]

@@ -10,7 +10,9 @@ use super::op::{HostOp, Op, PageMoves, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
 use crate::device::clock::{Clock, Moment};
-use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
+use crate::device::runtime::{
+    DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Pinned, Runtime, Slab,
+};
 use crate::{Error, Result};
 
 /// Threads of a block that any device takes, and bytes of a kernel's parameters.
@@ -168,6 +170,23 @@ impl Drop for EmulatedRuntime {
                 thread.join().ok();
             }
         }
+    }
+}
+
+/// Host addresses as spans.
+fn host_spans(all: &[(*const u8, usize)]) -> Vec<Span> {
+    all.iter().map(|&(at, len)| Span::new(DevPtr(at as u64), len)).collect()
+}
+
+/// What the host uses, as long as this lives.
+struct InUse {
+    core: Arc<Core>,
+    id: u64,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.core.host_used(self.id);
     }
 }
 
@@ -359,14 +378,33 @@ impl Runtime for EmulatedRuntime {
     }
 
     fn host_access(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Result<()> {
-        let spans = |all: &[(*const u8, usize)]| -> Vec<Span> {
-            all.iter().map(|&(at, len)| Span::new(DevPtr(at as u64), len)).collect()
-        };
-        self.core.host_access(&spans(reads), &spans(writes))
+        self.core.host_access(&host_spans(reads), &host_spans(writes))
     }
 
-    fn watches_host(&self) -> bool {
+    fn host_use(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Option<HostUse> {
+        let id = self.core.host_use(host_spans(reads), host_spans(writes));
+        Some(HostUse(Box::new(InUse { core: self.core.clone(), id })))
+    }
+
+    fn declare(
+        &self,
+        lane: Lane,
+        what: &str,
+        reads: &[(DevPtr, usize)],
+        writes: &[(DevPtr, usize)],
+    ) -> Result<()> {
+        let spans = |all: &[(DevPtr, usize)]| -> Arc<[Span]> {
+            all.iter().map(|&(p, len)| Span::new(p, len)).collect()
+        };
+        self.core.enqueue(lane, Op::Uses { what: what.into(), reads: spans(reads), writes: spans(writes) })
+    }
+
+    fn watches(&self) -> bool {
         true
+    }
+
+    fn host_worked(&self, took: Duration) {
+        self.core.host_worked(took);
     }
 
     fn clock(&self) -> Option<&Arc<Clock>> {

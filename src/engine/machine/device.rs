@@ -113,7 +113,7 @@ pub(super) fn rows_of(op: &Op) -> Range<usize> {
 }
 
 /// The rows of an operation as the accelerator computes them: with all of a step, those that pad it.
-fn launched(op: &Op, step: &Step) -> Range<usize> {
+pub(super) fn launched(op: &Op, step: &Step) -> Range<usize> {
     let rows = rows_of(op);
     if rows == (0..step.lists.taken()) { 0..step.rows } else { rows }
 }
@@ -294,7 +294,7 @@ impl DeviceHalf {
         self.accel.fold(&cx, residual, rows)
     }
 
-    fn pages(&self, layer: usize, staged: Option<u8>) -> DevPtr {
+    pub fn pages(&self, layer: usize, staged: Option<u8>) -> DevPtr {
         match staged {
             Some(slot) => {
                 let staged = if self.kv[layer].is_some() { &self.staged_far } else { &self.staged };

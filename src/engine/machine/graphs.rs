@@ -10,12 +10,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use super::RealMachine;
-use super::issue::{Issue, fusible};
+use super::device::launched;
+use super::issue::{Issue, fusible, lists};
 use super::lowered::Lowered;
 use super::run::Part;
 use crate::Result;
-use crate::device::runtime::Graph;
-use crate::program::{Flow, Op, Phase, Placement, Program, Residence, Unit};
+use crate::device::accelerator::Context;
+use crate::device::runtime::{Graph, Lane};
+use crate::program::{Flow, Kind, Op, Phase, Placement, Program, Residence, Unit};
 
 /// Steps of at most this many rows are recorded.
 pub(super) const GRAPH_ROWS: usize = 64;
@@ -151,16 +153,39 @@ impl RealMachine {
                 graph
             }
         };
+        if runtime.watches() {
+            self.declare_pages(&ops[segment.ops.clone()], issue)?;
+        }
         runtime.replay(&graph)?;
         self.issued(lowered, segment.ops.clone(), issue)?;
         Ok(true)
     }
 }
 
+impl RealMachine {
+    /// Says which pages recorded operations touch in this step.
+    fn declare_pages(&self, ops: &[Op], issue: &Issue<'_>) -> Result<()> {
+        let d = self.device();
+        for op in ops {
+            let (staged, appends) = match op.kind {
+                Kind::Append { staged, .. } => (staged, true),
+                Kind::Attend { staged, .. } => (staged, false),
+                _ => continue,
+            };
+            let step = lists(&self.placement.layers, op, &issue.lists);
+            let ws = &d.parts[op.sub_batch as usize].ws;
+            let cx = Context { lane: Lane::Compute, shape: &d.shape, ws, step };
+            let pages = d.pages(op.layer.unwrap_or_default() as usize, staged);
+            d.accel.declare_pages(&cx, pages, launched(op, step), appends)?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Group, Iteration, Kind, Kv, Policy, RequestId, Side, Wants, lower, order};
+    use crate::program::{Group, Iteration, Kv, Policy, RequestId, Side, Wants, lower, order};
 
     fn of(placement: &Placement, decode: u32) -> (Vec<Op>, Vec<Segment>) {
         let group = |slot| Group {

@@ -236,7 +236,7 @@ impl RealMachine {
         let l = op.layer? as usize;
         let far = self.placement.layers[l].kv == Side::Device;
         let home = if far { &device.far_pages } else { &device.host_pages };
-        let (memory, layer) = home.as_ref().filter(|_| device.runtime.watches_host())?;
+        let (memory, layer) = home.as_ref().filter(|_| device.runtime.watches())?;
         let at = self.places[l] * layer;
         let (part, page) = (&parts[op.sub_batch as usize], device.shape.page_bytes());
         let of = |rows: &Rows<'_>, from: usize, to: usize| -> Vec<usize> {

@@ -466,6 +466,7 @@ impl<S> Shared<S> {
                 }
                 false => Ok(()),
             };
+            self.runtime.host_worked(from.elapsed());
             let mut queue = lock(&self.queue);
             if runs && (detached.is_none() || program.is_some()) {
                 queue.ran.push((ticket, Ran { op, program, from, to: Instant::now(), emulated: None }));

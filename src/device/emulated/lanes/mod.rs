@@ -22,6 +22,7 @@ pub(super) use self::events::Mark;
 use self::state::{Faults, Problem, State};
 use super::arena::Arena;
 use super::options::{EmulatedOptions, FaultPlan};
+use super::random::Random;
 use crate::Result;
 use crate::device::clock::Clock;
 use crate::device::runtime::{DeviceInfo, Lane};
@@ -34,6 +35,8 @@ pub(super) struct Core {
     pub clock: Option<Arc<Clock>>,
     arena: Mutex<Arena>,
     state: Mutex<State>,
+    /// Of the delays of the host's jobs, if work is delayed at random.
+    host_random: Mutex<Option<Random>>,
     /// Of each lane: there is work.
     work: [Condvar; 3],
     /// Something was done, or everything is over.
@@ -62,7 +65,10 @@ impl Core {
         let state = Mutex::new(State { faults, ..State::default() });
         let work = std::array::from_fn(|_| Condvar::new());
         let (progress, over) = (Condvar::new(), Condvar::new());
-        Ok(Core { info, options, clock, arena, state, work, progress, over })
+        // Lanes have those before it.
+        let host = options.jitter.map(|seed| Random::new(seed.wrapping_mul(3).wrapping_add(3)));
+        let host_random = Mutex::new(host);
+        Ok(Core { info, options, clock, arena, state, host_random, work, progress, over })
     }
 
     /// Replaces the plan of faults; counts begin again.

@@ -19,7 +19,8 @@ impl Core {
     /// The thread of a lane.
     pub fn serve(&self, lane: Lane) {
         let l = lane as usize;
-        let mut random = self.options.jitter.map(|seed| Random::new(seed.wrapping_mul(3) + l as u64));
+        let mut random =
+            self.options.jitter.map(|seed| Random::new(seed.wrapping_mul(3).wrapping_add(l as u64)));
         let mut state = lock(&self.state);
         loop {
             if state.over() {
@@ -84,6 +85,9 @@ impl Core {
 
     /// Does one piece of work, as late and as slowly as asked.
     fn run(&self, op: &Op, endless: bool, random: Option<&mut Random>) -> std::result::Result<(), Problem> {
+        if matches!(op, Op::Uses { .. }) {
+            return Ok(());
+        }
         if endless {
             let state = lock(&self.state);
             let wait = self.over.wait_while(state, |s| !s.over());
@@ -102,9 +106,7 @@ impl Core {
         // A copy's bytes may arrive at any time between its beginning and its end.
         let mut late = false;
         if let Some(random) = random {
-            if random.below(2) == 0 {
-                self.pause(JITTER.mul_f64(random.unit()));
-            }
+            self.pause(jitter(random));
             late = random.below(2) == 0;
         }
         if late {
@@ -132,6 +134,13 @@ impl Core {
         outcome
     }
 
+    /// A job of the host has taken so long: it ends as late and as slowly as the options say.
+    pub fn host_worked(&self, took: Duration) {
+        let slower = (self.options.speed.host_factor - 1.0).max(0.0);
+        let late = lock(&self.host_random).as_mut().map_or(Duration::ZERO, jitter);
+        self.pause(late + took.mul_f64(slower));
+    }
+
     /// Sleeps, unless everything is over.
     fn pause(&self, time: Duration) {
         if !time.is_zero() {
@@ -140,6 +149,11 @@ impl Core {
             drop(wait.unwrap_or_else(PoisonError::into_inner));
         }
     }
+}
+
+/// A delay: none as often as some.
+fn jitter(random: &mut Random) -> Duration {
+    if random.below(2) == 0 { JITTER.mul_f64(random.unit()) } else { Duration::ZERO }
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {

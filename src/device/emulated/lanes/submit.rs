@@ -29,6 +29,10 @@ impl Core {
         if let Some((thread, ops)) = &mut state.capture {
             let here = *thread == std::thread::current().id();
             if here && lane == Lane::Compute {
+                if matches!(op, Op::Uses { .. }) {
+                    // Other pages when it is replayed: declared then.
+                    return Ok(());
+                }
                 if matches!(op, Op::Upload { .. } | Op::ToHost { .. } | Op::Graph(_)) {
                     return Err(failed("cannot be recorded".into()));
                 }
@@ -44,14 +48,18 @@ impl Core {
             let done = Lane::ALL.map(|l| state.lanes[l as usize].completed);
             state.order.seen(&done);
         }
-        if let Err(race) = state.order.enter(lane, seq, &reads, &writes) {
-            return Err(failed(format!(
-                "on the {}, touches {:#x}, which work on the {} {}; no event orders the two",
-                name(lane),
-                race.at,
-                name(race.with),
-                if race.wrote { "writes" } else { "reads" }
-            )));
+        state.order.enter(lane, seq, &reads, &writes).map_err(|race| {
+            let at = format!("on the {}, touches {:#x}, which", name(lane), race.at);
+            let does = if race.wrote { "writes" } else { "reads" };
+            failed(match race.with {
+                Some(with) => format!("{at} work on the {} {does}; no event orders the two", name(with)),
+                None => format!("{at} the host {does} in place; nobody has waited for it"),
+            })
+        })?;
+        if matches!(op, Op::Uses { .. }) {
+            // It takes no time, and is no operation that faults count.
+            self.push(&mut state, lane, Step::Work(op), false, false, keep);
+            return Ok(());
         }
         let copy = op.copied().is_some();
         let faults = &mut state.faults;
@@ -76,10 +84,20 @@ impl Core {
             problem: format!(
                 "touches {:#x}, which work on the {} {}; nobody has waited for it",
                 race.at,
-                name(race.with),
+                race.with.map_or("host", name),
                 if race.wrote { "writes" } else { "reads" }
             ),
         })
+    }
+
+    /// The host uses memory in place, until [`Core::host_used`].
+    pub fn host_use(&self, reads: Vec<Span>, writes: Vec<Span>) -> u64 {
+        lock(&self.state).order.uses(reads, writes)
+    }
+
+    /// The end of [`Core::host_use`].
+    pub fn host_used(&self, id: u64) {
+        lock(&self.state).order.used(id);
     }
 
     pub(super) fn push(

@@ -24,7 +24,7 @@ fn seconds(rates: &Rates, op: &Op) -> f64 {
         Op::Elapse(seconds) => *seconds,
         Op::Graph(ops) => ops.iter().map(|op| seconds(rates, op)).sum(),
         Op::Fill { len, .. } => memory(*len),
-        Op::Kernel(_) | Op::Host(_) | Op::Pages(_) => 0.0,
+        Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Uses { .. } => 0.0,
         _ => match op.copied() {
             Some((Direction::ToDevice, bytes)) => rates.upload(bytes),
             Some((Direction::ToHost, bytes)) => rates.download(bytes),

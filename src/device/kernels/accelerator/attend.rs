@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::super::attention::{self, DecodeAttention, MergeAttention, PrefillAttention};
 use super::scratch::{attention_shape, lists};
 use super::step::Lists;
+use super::uses::{Use, declare};
 use crate::Result;
 use crate::device::accelerator::{Context, LayerWeights, PartialRows};
 use crate::device::runtime::{DevPtr, Runtime};
@@ -19,6 +20,7 @@ pub(super) fn attend(
 ) -> Result<()> {
     cx.check(rows)?;
     let window = cx.shape.window.map(|w| w as u32).filter(|_| layer.windowed);
+    declare(rt, cx, kv, rows, Use::Attend(window))?;
     for part in &lists(cx).parts[cx.step.lists.parts_of(rows)?] {
         let work = part.window.filter(|_| window.is_some()).unwrap_or(part.full);
         attend_part(rt, cx, kv, work, window)?;

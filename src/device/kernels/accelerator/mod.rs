@@ -2,7 +2,7 @@
 //!
 //! Here: what it can run, sizes, and which file does what. A sublayer a file: [`ends`] (embedding and head), [`qkv`],
 //! [`attend`], [`ffn`]; [`exchange`] with the host. [`step`] makes the lists of a step, [`pack`] the matrices, and
-//! [`matmul`] chooses the kernel that multiplies.
+//! [`matmul`] chooses the kernel that multiplies, [`uses`] says which pages they touch.
 
 mod attend;
 mod ends;
@@ -13,6 +13,7 @@ mod pack;
 mod qkv;
 mod scratch;
 mod step;
+mod uses;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -188,6 +189,12 @@ impl Accelerator for KernelAccelerator {
         attend::attend(self.rt(), cx, layer, kv, &rows)
     }
 
+    fn declare_pages(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>, appends: bool) -> Result<()> {
+        // Recorded steps have all their pages on the device, those that a window has left, too.
+        let how = if appends { uses::Use::Append } else { uses::Use::Attend(None) };
+        uses::declare(self.rt(), cx, kv, &rows, how)
+    }
+
     fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let attn = cx.ws.at_row(cx.shape, rows.start).attn;
         ffn::to_delta(self.rt(), cx, &layer.o, attn, &rows)
@@ -240,6 +247,7 @@ impl Accelerator for KernelAccelerator {
         host: DevPtr,
     ) -> Result<()> {
         PageMove::check(pages, true)?;
+        uses::declare_moves(self.rt(), lane, shape, kv, pages, host, true)?;
         pages_to_host(self.rt(), lane, &exchange::page_moves(shape, kv, pages, host))
     }
 
@@ -252,6 +260,7 @@ impl Accelerator for KernelAccelerator {
         host: DevPtr,
     ) -> Result<()> {
         PageMove::check(pages, false)?;
+        uses::declare_moves(self.rt(), lane, shape, kv, pages, host, false)?;
         pages_from_host(self.rt(), lane, &exchange::page_moves(shape, kv, pages, host))
     }
 }

@@ -11,6 +11,7 @@ use super::super::exchange::{self, PublishSource, publish_rows};
 use super::super::linear::Epilogue;
 use super::matmul::Matmul;
 use super::scratch::{linear_scratch, lists};
+use super::uses::{Use, declare};
 use crate::device::accelerator::{Context, LayerWeights, Mailbox, NormWeight, Publish, Published, Residual};
 use crate::device::runtime::{DevPtr, Runtime};
 use crate::model::spec::RopePairing;
@@ -176,6 +177,7 @@ pub(super) fn project(
 /// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
 pub(super) fn append(rt: &dyn Runtime, cx: &Context<'_>, kv: DevPtr, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
+    declare(rt, cx, kv, rows, Use::Append)?;
     rope_append(rt, cx.lane, &appending(cx, kv, as_they_are(cx, rows), rows))
 }
 
@@ -263,6 +265,7 @@ pub(super) fn qkv(
             arrived: lists.arrived,
         }
     });
+    declare(rt, cx, kv, rows, Use::Append)?;
     let args = appending(cx, kv, finishing(cx, layer, rows), rows);
     rope_append(rt, cx.lane, &RopeAppend { publish, ..args })
 }

@@ -16,6 +16,7 @@ use super::super::attention::{
     Capacity, Plan, PrefillKernel, Rows, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes,
 };
 use super::scratch::{Scratch, attention_capacity, attention_shape};
+use super::uses::{SeqPages, pages_of};
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Limits, Shape, Step, StepDesc, StepRows, StepSeq};
 use crate::device::runtime::{DevPtr, Lane, Runtime};
@@ -101,6 +102,8 @@ pub(super) struct StepLists {
     pub page_table: DevPtr,
     /// One more than the largest page number in it.
     pub n_pages: usize,
+    /// For a runtime that watches memory; else none.
+    pub pages: Vec<SeqPages>,
     pub prefill: PrefillKernel,
     pub parts: Vec<PartLists>,
     pub scratch: Scratch,
@@ -339,6 +342,7 @@ pub(super) fn prepare(
         counts: array(Array::Counts),
         page_table: memory,
         n_pages: page_table.iter().max().map_or(0, |&p| p as usize + 1),
+        pages: pages_of(rt, desc),
         prefill,
         parts: parts.collect(),
         scratch: Scratch::new(shape, limits),

@@ -1,0 +1,101 @@
+//! Which pages launches touch, said to a runtime that watches memory ([`Runtime::declare`]).
+//!
+//! A kernel finds its pages in lists that lie in device memory, so its parameters do not name them: without this, a page that is
+//! given to others before a copy or an attention of it ends would go unnoticed.
+
+use std::ops::Range;
+
+use super::scratch::lists;
+use crate::Result;
+use crate::cache::PAGE_TOKENS;
+use crate::device::accelerator::{Attend, Context, PageMove, Shape, StepDesc};
+use crate::device::runtime::{DevPtr, Lane, Runtime};
+
+/// A sequence's rows of a step, and its pages from [`Attend::first_token`]'s on.
+#[derive(Debug, Clone)]
+pub(super) struct SeqPages {
+    row0: usize,
+    n_rows: usize,
+    first_pos: usize,
+    attend: Attend,
+    pages: Vec<u32>,
+}
+
+/// The pages of a step, for a runtime that wants to know.
+pub(super) fn pages_of(rt: &dyn Runtime, desc: &StepDesc<'_>) -> Vec<SeqPages> {
+    let watched = desc.seqs.iter().filter(|s| rt.watches() && s.n_rows > 0 && s.attend != Attend::Elsewhere);
+    watched
+        .map(|s| {
+            let tokens = s.attend.end(s.first_pos + s.n_rows).saturating_sub(s.attend.first_token());
+            let pages = s.pages[..tokens.div_ceil(PAGE_TOKENS)].to_vec();
+            SeqPages { row0: s.row0, n_rows: s.n_rows, first_pos: s.first_pos, attend: s.attend, pages }
+        })
+        .collect()
+}
+
+/// What launches do with the pages of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Write those of their positions.
+    Append,
+    /// Read those that a row sees, in layers with this window: what it has left is not read.
+    Attend(Option<u32>),
+}
+
+/// Says which pages of `rows` are touched.
+pub(super) fn declare(
+    rt: &dyn Runtime,
+    cx: &Context<'_>,
+    kv: DevPtr,
+    rows: &Range<usize>,
+    how: Use,
+) -> Result<()> {
+    let bytes = cx.shape.page_bytes();
+    let mut spans = Vec::new();
+    for s in &lists(cx).pages {
+        let own = s.row0.max(rows.start)..(s.row0 + s.n_rows).min(rows.end);
+        if own.is_empty() || how == Use::Append && !s.attend.stores() {
+            continue;
+        }
+        let from = s.attend.first_token();
+        let place = |row: usize| (s.first_pos + row - s.row0 - from) / PAGE_TOKENS;
+        let pages = match how {
+            Use::Append => place(own.start)..place(own.end - 1) + 1,
+            Use::Attend(window) => {
+                let first = s.first_pos + own.start - s.row0 + 1;
+                let left = window.map_or(0, |w| first.saturating_sub(w as usize)).saturating_sub(from);
+                s.pages.len().min(left / PAGE_TOKENS)..s.pages.len()
+            }
+        };
+        spans.extend(s.pages[pages].iter().map(|&p| (kv.add(p as usize * bytes), bytes)));
+    }
+    match how {
+        _ if spans.is_empty() => Ok(()),
+        Use::Append => rt.declare(cx.lane, "an append to pages", &[], &spans),
+        Use::Attend(_) => rt.declare(cx.lane, "attention over pages", &spans, &[]),
+    }
+}
+
+/// Pages of a layer that are copied between two places.
+pub(super) fn declare_moves(
+    rt: &dyn Runtime,
+    lane: Lane,
+    shape: &Shape,
+    kv: DevPtr,
+    pages: &[PageMove],
+    host: DevPtr,
+    to_host: bool,
+) -> Result<()> {
+    if !rt.watches() || pages.is_empty() {
+        return Ok(());
+    }
+    let bytes = shape.page_bytes();
+    let spans = |base: DevPtr, id: fn(&PageMove) -> u32| -> Vec<(DevPtr, usize)> {
+        pages.iter().map(|p| (base.add(id(p) as usize * bytes), bytes)).collect()
+    };
+    let (device, host) = (spans(kv, |p| p.device), spans(host, |p| p.host));
+    match to_host {
+        true => rt.declare(lane, "a copy of pages to the host", &device, &host),
+        false => rt.declare(lane, "a copy of pages to the device", &host, &device),
+    }
+}
