@@ -172,7 +172,7 @@ impl RealMachine {
                 Kind::Attend { staged, .. } => (staged, false),
                 _ => continue,
             };
-            let step = lists(&self.placement.layers, op, &issue.lists);
+            let step = lists(&d.modes, op, &issue.lists);
             let ws = &d.parts[op.sub_batch as usize].ws;
             let cx = Context { lane: Lane::Compute, shape: &d.shape, ws, step };
             let pages = d.pages(op.layer.unwrap_or_default() as usize, staged);
