@@ -3,3 +3,5 @@
 #[path = "cli_requests/prompts.rs"]
 mod prompts;
 mod support;
+#[path = "cli_requests/trace.rs"]
+mod trace;

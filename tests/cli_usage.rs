@@ -59,7 +59,7 @@ fn usage_errors_exit_with_2_and_one_sentence() {
 fn devices_and_strategies_that_cannot_be_honoured_are_errors() {
     let home = home();
     for (line, want) in [
-        ("--strategy neo", "--strategy neo: schedules many requests, which this version cannot yet"),
+        ("--strategy neo", "--strategy neo: schedules many requests; use it with generate --prompts"),
         ("--device cpu --strategy gpu-only", "--strategy gpu-only: needs an accelerator"),
         ("--device emulated --strategy cpu-only", "--strategy cpu-only: runs on the CPU"),
         ("--device cpu --gpu-memory 6GiB", "--gpu-memory: this runs on the CPU"),

@@ -22,9 +22,10 @@ pub struct EngineArgs {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
     /// How CPU and GPU share the work: auto (the fastest, as predicted), cpu-only, gpu-only, greedy, stream, helm or lia
-    /// (docs/hybrid.md).
-    #[arg(long, value_enum, default_value_t = Strategy::Auto)]
-    pub strategy: Strategy,
+    /// (docs/hybrid.md); many requests also by fastdecode, neo or apex, and bench --trace by several of these, gpu-only and
+    /// auto (docs/requests.md).
+    #[arg(long = "strategy", value_name = "STRATEGY", value_enum, value_delimiter = ',', default_values_t = [Strategy::Auto])]
+    pub strategies: Vec<Strategy>,
     /// HELM: units on the CPU, counted from the embedding over the blocks to the head [default: the fastest that fits].
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
     pub boundary: Option<u32>,
@@ -80,6 +81,30 @@ impl EngineArgs {
     /// # Errors
     /// A device, strategy or GPU option that cannot be honoured; a device that is asked for and is not there.
     pub fn check(&self) -> Result<()> {
+        self.check_for(Requests::One)
+    }
+
+    /// The same for many requests, which have schedulers of their own.
+    ///
+    /// # Errors
+    /// As [`EngineArgs::check`].
+    pub fn check_for(&self, requests: Requests) -> Result<()> {
+        let many = requests != Requests::One;
+        if let [_, second, ..] = self.strategies[..] {
+            if requests != Requests::Compared {
+                let second = second.name();
+                return Err(Error::usage(format!(
+                    "--strategy: one is wanted, and there is {second}, too; bench --trace compares several"
+                )));
+            }
+            if let Some(other) = self.strategies.iter().find(|s| !s.schedules()) {
+                return Err(Error::usage(format!(
+                    "--strategy {}: cannot be compared with others, which schedule requests over one placement; use \
+                     some of gpu-only, fastdecode, neo, apex and auto",
+                    other.name()
+                )));
+            }
+        }
         let strategy = self.strategy();
         let name = strategy.name();
         let host = self.device == Device::Cpu;
@@ -92,19 +117,26 @@ impl EngineArgs {
                     "--strategy cpu-only: runs on the CPU; use --device cpu, or emulated:HARDWARE for another machine's time",
                 ));
             }
-            Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {
+            Strategy::Fastdecode | Strategy::Neo | Strategy::Apex if !many => {
                 return Err(Error::usage(format!(
-                    "--strategy {name}: schedules many requests, which this version cannot yet; use auto, cpu-only, \
-                     gpu-only, greedy, helm, lia or stream"
+                    "--strategy {name}: schedules many requests; use it with generate --prompts or bench --trace"
                 )));
             }
-            Strategy::GpuOnly | Strategy::Greedy | Strategy::Helm | Strategy::Lia | Strategy::Stream
+            Strategy::Fastdecode
+            | Strategy::Neo
+            | Strategy::Apex
+            | Strategy::GpuOnly
+            | Strategy::Greedy
+            | Strategy::Helm
+            | Strategy::Lia
+            | Strategy::Stream
                 if host =>
             {
                 return Err(Error::usage(format!(
                     "--strategy {name}: needs an accelerator; use --device cuda, or --device emulated to try it"
                 )));
             }
+            Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {}
             Strategy::GpuOnly | Strategy::Greedy | Strategy::Helm | Strategy::Lia | Strategy::Stream => {}
         }
         for (given, flag, owner) in [
@@ -120,9 +152,8 @@ impl EngineArgs {
             }
         }
         let moves = self.kv_pages.map(|_| "--kv-pages").or(self.far.map(|_| "--far"));
-        if let Some(flag) =
-            moves.filter(|_| host || matches!(strategy, Strategy::CpuOnly | Strategy::GpuOnly))
-        {
+        let stays = strategy == Strategy::CpuOnly || strategy == Strategy::GpuOnly && !many;
+        if let Some(flag) = moves.filter(|_| host || stays) {
             return Err(Error::usage(format!(
                 "{flag}: with {} all keys and values stay where they are; use --strategy helm, lia or stream on a device",
                 if host { "--device cpu".to_owned() } else { format!("--strategy {name}") }
@@ -167,12 +198,18 @@ impl EngineArgs {
 
     /// The strategy: an option that only one has chooses it.
     pub fn strategy(&self) -> Strategy {
-        match self.strategy {
+        match self.strategies[0] {
             Strategy::Auto if self.boundary.is_some() => Strategy::Helm,
             Strategy::Auto if self.pinned.is_some() || self.policy.is_some() => Strategy::Lia,
             Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
             strategy => strategy,
         }
+    }
+
+    /// Whether requests that share the engine have a scheduler that may use both sides.
+    pub fn schedules(&self) -> bool {
+        let placed = self.boundary.is_some() || self.pinned.is_some() || self.policy.is_some();
+        !placed && self.strategies.iter().all(|s| s.schedules())
     }
 
     /// How two sides share the model; `None` where one side has all of it, or auto is to see.
@@ -214,6 +251,17 @@ impl EngineArgs {
     pub fn falls_back(&self) -> bool {
         self.device == Device::Auto && self.strategy() == Strategy::Auto && self.gpu_memory.is_none()
     }
+}
+
+/// How many requests an engine is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requests {
+    /// One at a time.
+    One,
+    /// Many, by one scheduler.
+    Many,
+    /// Many, by several schedulers one after the other.
+    Compared,
 }
 
 /// Where to run.
@@ -263,8 +311,14 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// Whether there is a scheduler of that name for requests that share an engine.
+    pub fn schedules(self) -> bool {
+        use Strategy::{Apex, Auto, Fastdecode, GpuOnly, Neo};
+        matches!(self, Auto | GpuOnly | Fastdecode | Neo | Apex)
+    }
+
     /// As it is typed.
-    fn name(self) -> String {
+    pub fn name(self) -> String {
         self.to_possible_value().expect("no strategy is hidden").get_name().to_owned()
     }
 }

@@ -1,15 +1,21 @@
-//! `tandem bench`: prefill and decode speed of a model.
+//! `tandem bench`: prefill and decode speed of a model, or how it serves a trace of requests.
+
+mod replay;
+mod trace;
+
+use std::path::PathBuf;
 
 use tandem::Error;
 use tandem::engine::{Engine, Input, Logits, SeqId};
 use tandem::model::ModelSpec;
+use tandem::workload::Source;
 
 use super::args::EngineArgs;
 use super::predict::Use;
 use super::stopwatch::{Stopwatch, time_of};
 use super::{open, output};
 
-/// Measures prefill and decode speed.
+/// Measures prefill and decode speed, or how requests of a trace are served.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME
@@ -44,6 +50,28 @@ pub struct Args {
     /// Measurements of each kind; the median and the extremes are reported.
     #[arg(long, default_value_t = 5, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
+    /// Serve many requests instead: a CSV file with columns of prompt and answer lengths, and of times if it has them; or
+    /// synthetic:IN,OUT,N,RATE, where IN and OUT are tokens or a range of them (100..200), and RATE 0 is offline
+    /// (docs/requests.md).
+    #[arg(long, value_name = "FILE.csv|synthetic:...", conflicts_with_all = ["prompt", "gen", "batch", "depth", "repeat"])]
+    pub trace: Option<Source>,
+    /// With --trace: requests per second: stretches a trace with times, draws Poisson arrivals for others; 0 is offline
+    /// [default: as the trace says, offline if it says nothing].
+    #[arg(long, value_name = "R", allow_negative_numbers = true, requires = "trace")]
+    pub rate: Option<f64>,
+    /// With --trace: only its first requests.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, requires = "trace")]
+    pub limit: Option<u32>,
+    /// With --trace: the same seed draws the same arrivals and lengths.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// With --trace: sequences at a time [default: as many as memory has room for, at most 256].
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "trace",
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub parallel: Option<u32>,
+    /// With --trace: draw throughput, and latency against load, which takes a run for each of seven loads.
+    #[arg(long, value_name = "FILE.svg", requires = "trace")]
+    pub plot: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -91,6 +119,9 @@ impl Row {
 
 /// Measures: a warm-up, then `--repeat` runs of each kind.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(source) = &args.trace {
+        return trace::run(args, source);
+    }
     if args.r#gen == 0 && args.prompt.iter().all(|&p| p == 0) {
         return Err(Error::usage("--prompt 0 --gen 0: nothing to measure").into());
     }

@@ -28,6 +28,7 @@ mod tokenize;
 
 use std::process::ExitCode;
 
+use self::args::Requests;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -101,7 +102,8 @@ fn message(error: &anyhow::Error) -> String {
 fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Generate(args) => {
-            args.engine.check()?;
+            let many = if args.prompts.is_some() { Requests::Many } else { Requests::One };
+            args.engine.check_for(many)?;
             generate::run(args)
         }
         Command::Tokenize(args) => tokenize::run(args),
@@ -115,7 +117,8 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Profile(args) => profile::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {
-            args.engine.check()?;
+            let many = if args.trace.is_some() { Requests::Compared } else { Requests::One };
+            args.engine.check_for(many)?;
             bench::run(args)
         }
         Command::Doctor(args) => doctor::run(args),

@@ -1,5 +1,7 @@
 //! From `-m` and the engine's options to a running engine: what generate, perplexity and bench share.
 
+mod scheduled;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +25,8 @@ use super::decision::Decision;
 use super::model_source::{self, ModelSource};
 use super::predict::{self, Use};
 use super::progress;
+
+pub use self::scheduled::{Needs, Scheduled};
 
 /// A model read, not yet prepared for a tier.
 pub struct Opened {
@@ -115,16 +119,7 @@ impl Opened {
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
         }
-        let mut options = Options::new(isa, context);
-        options.threads = args.threads.map(|t| t as usize);
-        options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
-        options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
-        (options.sequences, options.logits, options.pages) = (sequences, logits, pages);
-        options.weights_node = args.weights_binding()?;
-        (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.map(Into::into));
-        if let Some(chunk) = args.chunk {
-            options.chunk = chunk as usize;
-        }
+        let options = self.options(args, isa, context, sequences, logits, pages)?;
         let on_cpu = || self.on_cpu(args, &options).map(|(engine, decision)| (engine, decision, None));
         let (engine, decision, runtime) = match args.kind() {
             None if args.strategy() == Strategy::CpuOnly => {
@@ -144,10 +139,7 @@ impl Opened {
             },
         };
         decision.tell();
-        if engine.emulated_seconds().is_some() {
-            let machine = args.timed_machine().map_or("another machine", |machine| machine.name.as_str());
-            progress::note(&format!("times are those of {machine}, not of this computer"));
-        }
+        tell_clock(args, &engine);
         if args.far.is_some() && !decision.pages_move() {
             progress::note("--far has no effect: all pages of keys and values stay where they are");
         }
@@ -179,6 +171,29 @@ impl Opened {
         Ok(Running { engine, load_ms, decision, notices: Notices(runtime) })
     }
 
+    /// What the command line says of an engine.
+    fn options(
+        &self,
+        args: &EngineArgs,
+        isa: Isa,
+        context: usize,
+        sequences: usize,
+        logits: usize,
+        pages: Option<usize>,
+    ) -> tandem::Result<Options> {
+        let mut options = Options::new(isa, context);
+        options.threads = args.threads.map(|t| t as usize);
+        options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
+        options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
+        (options.sequences, options.logits, options.pages) = (sequences, logits, pages);
+        options.weights_node = args.weights_binding()?;
+        (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.map(Into::into));
+        if let Some(chunk) = args.chunk {
+            options.chunk = chunk as usize;
+        }
+        Ok(options)
+    }
+
     fn on_cpu(&self, args: &EngineArgs, options: &Options) -> tandem::Result<(Engine, Decision)> {
         let (spec, weights) = (self.model.spec.clone(), &self.model.weights);
         let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
@@ -205,9 +220,7 @@ impl Opened {
         let accelerator = device::open::open(kind, args.gpu_memory)?;
         let runtime = Some(accelerator.runtime().clone());
         let mut on_device = options.clone();
-        if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
-            on_device.kv_dtype = KvDType::F16;
-        }
+        fit_types(args, &*accelerator, &mut on_device);
         let name = kind.to_string();
         let (spec, weights) = (&self.model.spec, &self.model.weights);
         let auto = args.strategy() == Strategy::Auto;
@@ -289,6 +302,21 @@ impl Opened {
         })?;
         let decision = Decision::gpu(layers, name.to_owned(), engine.memory(), free);
         Ok((engine, decision))
+    }
+}
+
+/// Keys and values in a type that the accelerator has.
+fn fit_types(args: &EngineArgs, accelerator: &dyn Accelerator, options: &mut Options) {
+    if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
+        options.kv_dtype = KvDType::F16;
+    }
+}
+
+/// Says whose time it is, if it is not this computer's.
+fn tell_clock(args: &EngineArgs, engine: &Engine) {
+    if engine.emulated_seconds().is_some() {
+        let machine = args.timed_machine().map_or("another machine", |machine| machine.name.as_str());
+        progress::note(&format!("times are those of {machine}, not of this computer"));
     }
 }
 

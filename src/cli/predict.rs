@@ -9,12 +9,14 @@ use tandem::device::runtime::DeviceInfo;
 use tandem::engine::{Among, Choice, Considered, Options, Prices, Sizes, Timed, choose_by_time};
 use tandem::model::LoadedModel;
 use tandem::plan::choose::Strategy as System;
+use tandem::plan::predict::Predicted;
 use tandem::plan::price::{Spilled, Workload};
 use tandem::plan::programs::{FarForecast, programs};
 use tandem::plan::step_times::Source;
-use tandem::plan::{self, Costs, Hardware, StepTimes};
+use tandem::plan::{self, Costs, Hardware, Roofline, StepTimes};
 use tandem::profile::{ModelIdentity, Tables, Timings, estimate, measured_hardware, measured_tables};
 use tandem::program::Placement;
+use tandem::sched;
 use tandem::simd::Isa;
 
 use super::args::EngineArgs;
@@ -123,6 +125,44 @@ pub fn fastest(
     predict(basis, model, options, work, |costs, model, work| {
         choose_by_time(sizes, among, &Prices { costs, model, work, post_norms })
     })
+}
+
+/// What schedulers of requests on two sides weigh. It is kept as long as the process: they borrow it, and go to other threads.
+pub struct Scheduling {
+    costs: &'static dyn Costs,
+    sizes: &'static plan::Sizes,
+    placement: Placement,
+}
+
+impl Scheduling {
+    /// Predictions for a scheduler.
+    pub fn predict(&self) -> Box<dyn sched::Predict + Send> {
+        Box::new(Predicted::new(self.costs, self.sizes, &self.placement))
+    }
+}
+
+/// What schedulers weigh for a model placed so on this machine with this device; `None` where there are no figures.
+///
+/// # Errors
+/// A description of hardware that cannot be read, or has no GPU.
+pub fn scheduling(
+    args: &EngineArgs,
+    model: &LoadedModel,
+    device: (&Kind, &DeviceInfo),
+    placement: &Placement,
+) -> tandem::Result<Option<Scheduling>> {
+    let Some(Basis { hardware, tables, .. }) = basis(args, model, Some(device))? else { return Ok(None) };
+    let hardware: &'static Hardware = Box::leak(Box::new(hardware));
+    let sizes = plan::Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
+    let sizes: &'static plan::Sizes = Box::leak(Box::new(sizes));
+    let costs: &'static dyn Costs = match tables {
+        Some(tables) => {
+            let tables: &'static Tables = Box::leak(Box::new(tables));
+            Box::leak(Box::new(tables.costs(hardware, sizes)))
+        }
+        None => Box::leak(Box::new(Roofline::new(hardware, sizes))),
+    };
+    Ok(Some(Scheduling { costs, sizes, placement: placement.clone() }))
 }
 
 /// What all on one side is predicted to take: on `device`, or without one on the CPU. `None` where nothing can be predicted.

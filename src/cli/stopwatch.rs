@@ -25,6 +25,18 @@ impl Stopwatch {
     }
 }
 
+impl Stopwatch {
+    /// Waits until so many seconds since the start, or lets emulated time pass up to there.
+    pub fn wait_until(&self, engine: &Engine, seconds: f64) {
+        let left = seconds - self.seconds(engine);
+        match self.emulated {
+            Some(_) => engine.pass(left),
+            None if left > 0.0 => std::thread::sleep(std::time::Duration::from_secs_f64(left)),
+            None => {}
+        }
+    }
+}
+
 /// What `time` in JSON says of an engine's times.
 pub fn time_of(engine: &Engine) -> &'static str {
     if engine.emulated_seconds().is_some() { "emulated" } else { "measured" }

@@ -15,7 +15,7 @@ mod step;
 
 use super::sequences::{Engine, SeqId};
 use crate::cache::KvGeometry;
-use crate::program::{RequestId, Side};
+use crate::program::{Flow, RequestId, Side};
 use crate::sched::{Continuous, Job, Limits, Predict, Queues, Slots, Strategy, Untimed};
 use crate::text::{Sampler, SamplerParams};
 use crate::{Error, Result};
@@ -70,6 +70,8 @@ pub struct StepReport {
     pub failed: usize,
     /// Requests that changed sides.
     pub swapped: usize,
+    /// How sub-batches shared the lanes; `None` without rows.
+    pub flow: Option<Flow>,
     /// Seconds that the engine took: emulated ones on a device that keeps those.
     pub seconds: f64,
     /// Seconds that were predicted of it; 0 where nothing was.

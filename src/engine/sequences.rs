@@ -166,6 +166,19 @@ impl Engine {
         self.machine.clock().map(|clock| clock.now())
     }
 
+    /// Lets emulated time pass, as between two requests; on an engine whose time is this computer's, nothing happens.
+    pub fn pass(&self, seconds: f64) {
+        if let Some(clock) = self.machine.clock().filter(|_| seconds > 0.0) {
+            clock.spend(seconds);
+        }
+    }
+
+    /// Seconds of emulated time that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL); `None`
+    /// where time is this computer's.
+    pub fn busy_seconds(&self) -> Option<[f64; 4]> {
+        self.machine.clock().map(|clock| clock.busy())
+    }
+
     /// Waits for all work in flight on the device, if there is one.
     ///
     /// # Errors

@@ -135,7 +135,7 @@ pub enum Direction {
 }
 
 /// Seconds of operations. Every figure is finite and not negative; zero rows or bytes cost nothing.
-pub trait Costs {
+pub trait Costs: Sync {
     /// Looking up `rows` rows of the embedding on `side`.
     fn embed(&self, side: Side, rows: u64) -> f64;
 

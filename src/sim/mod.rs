@@ -24,7 +24,7 @@ mod run;
 
 pub use capacity::{Capacity, Room};
 pub use clock::{Clock, Lap};
-pub use report::{Latencies, Quantiles, Report, Requests};
+pub use report::{Latencies, Quantiles, Report, Requests, Sums, Trip, report};
 pub use run::{Options, simulate};
 
 #[cfg(test)]

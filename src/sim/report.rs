@@ -72,7 +72,7 @@ pub struct Report {
     pub tpot_s: Latencies,
     /// Seconds from arrival to the last token, by token of the answer (NEO's per-token latency): the mean over requests.
     pub latency_per_token_s: Option<f64>,
-    /// Share of the makespan during which the GPU worked.
+    /// Share of the makespan during which the GPU worked; not a number (null in JSON) where nobody knows, as with the next ones.
     pub gpu_busy: f64,
     /// Of the CPU.
     pub cpu_busy: f64,
@@ -90,15 +90,22 @@ pub struct Report {
     pub requests: Requests,
 }
 
-/// A request while it is simulated.
+/// A request on its way.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Trip {
+pub struct Trip {
+    /// When it arrived, in seconds since the start, as all times.
     pub arrived: f64,
+    /// Tokens that it wants.
     pub output: u32,
+    /// Tokens that it has.
     pub made: u32,
+    /// When it had the first.
     pub first: f64,
+    /// When it had the last.
     pub last: f64,
+    /// Tokens made while its keys and values were on the host.
     pub host_tokens: u32,
+    /// Whether it ended without all of them.
     pub failed: bool,
 }
 
@@ -118,24 +125,33 @@ impl Trip {
     }
 }
 
-/// Sums over a simulation.
+/// Sums over a run, simulated or real.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sums {
+pub struct Sums {
     /// When, and how many tokens.
     pub tokens: Vec<(f64, u32)>,
+    /// Seconds that the GPU worked; not a number if nobody knows, as with the others.
     pub gpu: f64,
+    /// That the CPU worked.
     pub cpu: f64,
+    /// Of copies to the GPU.
     pub h2d: f64,
+    /// Of copies to the host.
     pub d2h: f64,
     /// Seconds of iterations.
     pub running: f64,
+    /// Iterations.
     pub iterations: u64,
+    /// How many of them ran unified, in two lanes, asynchronously.
     pub flows: [u64; 3],
+    /// Pages that changed sides.
     pub swapped_pages: u64,
+    /// Why requests failed: each reason, and how often.
     pub reasons: Vec<(String, usize)>,
 }
 
 impl Sums {
+    /// A request failed.
     pub fn fail(&mut self, why: String) {
         let known = self.reasons.iter().position(|(w, _)| *w == why);
         match known.or((self.reasons.len() == MOST_REASONS).then_some(MOST_REASONS - 1)) {
@@ -145,7 +161,8 @@ impl Sums {
     }
 }
 
-pub(super) fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
+/// What is to be said of a run of requests.
+pub fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
     let makespan = sums.tokens.last().map_or(0.0, |t| t.0);
     let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     let all: u64 = sums.tokens.iter().map(|t| u64::from(t.1)).sum();
@@ -157,7 +174,11 @@ pub(super) fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
         Quantiles::of(of.map(|t| (t.last - t.first) / f64::from(t.made - 1)).collect())
     };
     let per_token: Vec<f64> = done.iter().map(|t| (t.last - t.arrived) / f64::from(t.made)).collect();
-    let share = |seconds: f64| if makespan > 0.0 { (seconds / makespan).min(1.0) } else { 0.0 };
+    // What is not known (not a number) stays so.
+    let share = |seconds: f64| match makespan > 0.0 && !seconds.is_nan() {
+        true => (seconds / makespan).clamp(0.0, 1.0),
+        false => seconds * 0.0,
+    };
     Report {
         strategy: strategy.to_owned(),
         throughput_tok_s: per_second(all, makespan),
@@ -170,7 +191,7 @@ pub(super) fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
         gpu_busy: share(sums.gpu),
         cpu_busy: share(sums.cpu),
         link_busy: share(sums.h2d.max(sums.d2h)),
-        gpu_bubbles: share((sums.running - sums.gpu).max(0.0)),
+        gpu_bubbles: share(sums.running - sums.gpu),
         iterations: sums.iterations,
         flows: sums.flows,
         swapped_pages: sums.swapped_pages,

@@ -8,8 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 
 use serde_json::{Value, json};
-use tandem::cache::KvGeometry;
-use tandem::engine::{Event, Finish, Request, Requests};
+use tandem::engine::{Event, Finish, Request};
 use tandem::program::RequestId;
 use tandem::text::{Message, SamplerParams, Tokenizer};
 use tandem::{Error, atomic_file};
@@ -19,13 +18,9 @@ use super::chat::Chat;
 use super::lines::{self, Ask, Bad, Line};
 use super::results::Results;
 use super::{Args, write_timeline};
-use crate::cli::open::{self, Opened, Running};
-use crate::cli::predict::Use;
+use crate::cli::open::{self, Needs, Opened, Scheduled};
 use crate::cli::stopwatch::{Stopwatch, time_of};
 use crate::cli::{progress, prompt};
-
-/// Most sequences at a time, unless told otherwise: beyond, more do not make a step's weights any cheaper for each.
-const MOST_PARALLEL: usize = 256;
 
 /// A request of the file, and what it takes to run it, or why it cannot run.
 struct Asked {
@@ -40,6 +35,13 @@ struct Wanted {
     sampling: SamplerParams,
     max_tokens: usize,
     stop: Vec<String>,
+}
+
+impl Wanted {
+    /// Tokens of the prompt and, at most, of the answer.
+    fn tokens(&self) -> (usize, usize) {
+        (self.prompt.len(), self.max_tokens)
+    }
 }
 
 /// Generates for each line of `file`.
@@ -70,9 +72,11 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
         }
     }
     if asked.iter().any(|a| a.wanted.is_ok()) {
-        let running = engine(args, &opened, &asked)?;
-        progress::detail(&format!("{} requests, {} at a time", asked.len(), running.engine.sequences()));
-        generate(args, tokenizer.as_ref(), running, &asked, &mut results, &mut failures)?;
+        let sizes: Vec<(usize, usize)> =
+            asked.iter().filter_map(|a| a.wanted.as_ref().ok()).map(Wanted::tokens).collect();
+        let needs = Needs::new(&sizes, args.engine.ctx, opened.model.spec.max_context);
+        let scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
+        generate(args, tokenizer.as_ref(), scheduled, &asked, &mut results, &mut failures)?;
     }
     results.finish()?;
     failures.into_error(&name, asked.len())
@@ -155,35 +159,6 @@ fn prepare(
     all
 }
 
-/// An engine for as many of these requests at a time as are wanted, or as memory has room for.
-fn engine(args: &Args, opened: &Opened, asked: &[Asked]) -> anyhow::Result<Running> {
-    let limit = args.engine.ctx.map_or(opened.model.spec.max_context, |c| c as usize);
-    let wanted = || asked.iter().filter_map(|a| a.wanted.as_ref().ok());
-    let mut needs: Vec<usize> = wanted().map(|w| (w.prompt.len() + w.max_tokens).min(limit)).collect();
-    needs.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
-    let context = args.engine.ctx.map_or(needs[0], |c| c as usize);
-    let mean = |sum: usize| sum.div_ceil(needs.len());
-    let (prompt, gen_len) = (
-        mean(wanted().map(|w| w.prompt.len()).sum()),
-        mean(wanted().map(|w| w.max_tokens.min(limit - w.prompt.len())).sum()),
-    );
-    let most = args.parallel.map_or(MOST_PARALLEL, |n| n as usize);
-    let mut n = most.min(needs.len());
-    loop {
-        // The longest at the same time: whichever run together, none waits for pages.
-        let pages = needs[..n].iter().map(|&tokens| KvGeometry::pages_for(tokens)).sum();
-        let work = Use { prompt, gen_len, batch: n };
-        match opened.engine_with_pages(&args.engine, context, n, n, Some(pages), work) {
-            Err(e) if n > 1 && args.parallel.is_none() && is_capacity(&e) => n = n.div_ceil(2),
-            running => return running,
-        }
-    }
-}
-
-fn is_capacity(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(Error::Capacity(_)))
-}
-
 /// A request in flight.
 struct Flight<'a> {
     index: usize,
@@ -216,23 +191,25 @@ impl Flight<'_> {
 fn generate(
     args: &Args,
     tokenizer: Option<&Tokenizer>,
-    running: Running,
+    mut scheduled: Scheduled,
     asked: &[Asked],
     results: &mut Results<'_>,
     failures: &mut Failures,
 ) -> anyhow::Result<()> {
-    let Running { mut engine, notices, .. } = running;
+    let engine = scheduled.engine();
+    progress::detail(&format!("{} requests, {} at a time", asked.len(), engine.sequences()));
     if args.timeline.is_some() {
         engine.trace();
     }
-    let time = time_of(&engine);
+    let time = time_of(engine);
     let ends: Vec<u32> = tokenizer.map_or_else(Vec::new, |t| t.end_of_generation().collect());
     let mut waiting = asked.iter().enumerate().filter_map(|(i, a)| a.wanted.as_ref().ok().map(|w| (i, w)));
     let (mut done, mut tokens) = (asked.iter().filter(|a| a.wanted.is_err()).count(), 0);
     let bar = progress::count_bar(asked.len() as u64, "prompts");
     bar.set(done as u64);
-    let watch = Stopwatch::start(&engine);
-    let mut requests = Requests::new(engine);
+    let strategy = scheduled.strategies(&args.engine).remove(0);
+    let mut requests = scheduled.requests(&strategy);
+    let watch = Stopwatch::start(requests.engine());
     // More than run, so that the scheduler has a choice; not all, because it looks at each of them.
     let most = 2 * requests.engine().sequences() + 16;
     let mut flights: Vec<Flight<'_>> = Vec::new();
@@ -292,10 +269,10 @@ fn generate(
         asked.len(),
         tokens as f64 / seconds.max(1e-9)
     ));
+    scheduled.back(requests);
     if let Some(path) = &args.timeline {
-        write_timeline(&mut requests.into_engine(), path)?;
+        write_timeline(scheduled.engine(), path)?;
     }
-    drop(notices);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `tandem simulate`: many requests by several strategies on a machine that need not be there.
 
-mod plot;
-mod table;
+pub mod plot;
+pub mod table;
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -84,6 +84,16 @@ fn strategy(name: &str) -> Result<String, String> {
     }
 }
 
+/// What ran where: what reports have in common.
+pub struct About<'a> {
+    /// The model's name.
+    pub model: &'a str,
+    /// The machine's.
+    pub hardware: &'a str,
+    /// Tokens whose keys and values each side has room for: the GPU, the host.
+    pub tokens: (usize, usize),
+}
+
 /// All that is printed.
 #[derive(Serialize)]
 struct Printed<'a> {
@@ -128,6 +138,11 @@ pub struct Run<'a> {
 }
 
 impl Setup {
+    fn about(&self) -> About<'_> {
+        let tokens = self.options.capacity.tokens();
+        About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens }
+    }
+
     /// Makes all runs, on as many cores as there are; results in their order.
     fn run(&self, runs: &[Run<'_>], what: &str) -> Result<Vec<Report>> {
         let total: usize = runs.iter().map(|r| r.requests.len()).sum();
@@ -196,7 +211,13 @@ pub fn run(args: &Args) -> Result<()> {
         Some(file) => inputs::profiled(file, model.as_ref())?,
         None => inputs::hardware(&args.hardware, model.as_ref())?,
     };
-    let work = load(args, &sizes)?;
+    let shape = Shape {
+        rate: args.rate,
+        limit: args.limit.map(|n| n as usize),
+        seed: args.seed,
+        context: Some((sizes.spec.max_context as u64).clamp(2, 1 << 25) as u32),
+    };
+    let work = load(&args.trace, &shape)?;
     let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap_or(2);
     let room = Room {
         rows: args.chunk,
@@ -217,26 +238,36 @@ pub fn run(args: &Args) -> Result<()> {
     let runs: Vec<Run<'_>> =
         names.iter().map(|strategy| Run { strategy, requests: &work.requests }).collect();
     let mut reports = setup.run(&runs, "simulating")?;
+    count_bad_rows(&work, &mut reports);
+    if let Some(path) = &args.plot {
+        let curve = plot::sweep(&setup, args, &work, &names, &reports)?;
+        let drawn = plot::svg(&setup.about(), &work, &reports, &curve)?;
+        atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
+    }
+    if !args.json {
+        return output::print(&table::text(&setup.about(), &work, &reports));
+    }
+    output::json(&json(&setup.about(), &work, &reports)?)
+}
+
+/// Rows of a trace that are no requests have failed, whoever schedules.
+pub fn count_bad_rows(work: &Workload, reports: &mut [Report]) {
     if work.bad_rows > 0 {
         let first = work.bad.first().map(ToString::to_string).unwrap_or_default();
-        for report in &mut reports {
+        for report in reports {
             report.requests.failed += work.bad_rows;
             report.requests.reasons.push((format!("no request: {first}"), work.bad_rows));
         }
     }
-    if let Some(path) = &args.plot {
-        let curve = plot::sweep(&setup, args, &work, &names, &reports)?;
-        let drawn = plot::svg(&setup, &work, &reports, &curve)?;
-        atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
-    }
-    if !args.json {
-        return output::print(&table::text(&setup, &work, &reports));
-    }
-    let ((gpu, host), (input_tokens, output_tokens)) = (setup.options.capacity.tokens(), work.tokens());
-    output::json(&Printed {
-        strategies: &reports,
-        model: &setup.sizes.spec.name,
-        hardware: &setup.hardware.name,
+}
+
+/// The reports as JSON.
+pub fn json(about: &About<'_>, work: &Workload, reports: &[Report]) -> Result<serde_json::Value> {
+    let ((gpu, host), (input_tokens, output_tokens)) = (about.tokens, work.tokens());
+    Ok(serde_json::to_value(Printed {
+        strategies: reports,
+        model: about.model,
+        hardware: about.hardware,
         workload: Requests {
             name: &work.name,
             requests: work.requests.len(),
@@ -247,25 +278,19 @@ pub fn run(args: &Args) -> Result<()> {
             cut: work.cut,
         },
         kv_tokens: KvTokens { gpu, host },
-    })
+    })?)
 }
 
 /// The requests, and what is to be said of them.
-fn load(args: &Args, sizes: &Sizes) -> Result<Workload> {
-    let shape = Shape {
-        rate: args.rate,
-        limit: args.limit.map(|n| n as usize),
-        seed: args.seed,
-        context: Some((sizes.spec.max_context as u64).clamp(2, 1 << 25) as u32),
-    };
-    let bar = match &args.trace {
+pub fn load(source: &Source, shape: &Shape) -> Result<Workload> {
+    let bar = match source {
         Source::Trace(path) => {
             let bytes = std::fs::metadata(path).ok().map(|m| m.len());
             Some(progress::bytes_bar(bytes, &format!("reading {}", path.display())))
         }
         Source::Synthetic(_) => None,
     };
-    let work = Workload::load(&args.trace, &shape, |bytes| {
+    let work = Workload::load(source, shape, |bytes| {
         if let Some(bar) = &bar {
             bar.set(bytes)
         }
@@ -281,10 +306,10 @@ fn load(args: &Args, sizes: &Sizes) -> Result<Workload> {
     }
     if work.cut > 0 {
         progress::note(&format!(
-            "{} of {} requests were cut to the model's context of {} tokens",
+            "{} of {} requests were cut to the context of {} tokens",
             work.cut,
             work.requests.len(),
-            sizes.spec.max_context
+            shape.context.unwrap_or_default()
         ));
     }
     Ok(work)

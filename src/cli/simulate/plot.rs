@@ -6,7 +6,7 @@ use plotters::style::text_anchor::{HPos, VPos};
 use tandem::sim::Report;
 use tandem::workload::{Arrival, Length, Shape, Source, Synthetic, Workload};
 
-use super::{Args, Run, Setup};
+use super::{About, Args, Run, Setup};
 use crate::cli::plan::plot::{Area, GREY, INK, at, caption, failed, text};
 
 const SIZE: (u32, u32) = (1240, 520);
@@ -79,43 +79,53 @@ fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result
 }
 
 fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) -> Result<Curve> {
+    let points = loads(work, base);
+    let runs: Vec<Run<'_>> = points
+        .iter()
+        .flat_map(|(_, requests)| names.iter().map(move |strategy| Run { strategy, requests }))
+        .collect();
+    let reports = setup.run(&runs, "simulating other loads")?;
+    let points: Vec<(f64, &[Report])> = points.iter().map(|p| p.0).zip(reports.chunks(names.len())).collect();
+    Ok(latency(names, &points))
+}
+
+/// Loads to try, in requests per second, from little to more than the fastest of `base` manages; and requests of `work` that
+/// arrive so.
+pub fn loads(work: &Workload, base: &[Report]) -> Vec<(f64, Vec<Arrival>)> {
     let n = work.requests.len().min(POINT);
     let best = base.iter().map(|r| r.throughput_tok_s).fold(0.0, f64::max);
     let mean = work.tokens().1 as f64 / work.requests.len().max(1) as f64;
     // Requests per second at which the fastest is full, if it was full: a trace with idle times has its own rate at least.
     let full = (best / mean).max(work.rate().unwrap_or(0.0));
-    let works: Vec<Vec<Arrival>> = LOADS
-        .iter()
-        .map(|load| {
-            let mut requests = work.requests[..n].to_vec();
-            tandem::workload::arrive(&mut requests, load * full, &mut tandem::workload::Draw::new(1));
-            requests
-        })
-        .collect();
-    let runs: Vec<Run<'_>> = works
-        .iter()
-        .flat_map(|requests| names.iter().map(move |strategy| Run { strategy, requests }))
-        .collect();
-    let reports = setup.run(&runs, "simulating other loads")?;
+    let at = |load: f64| {
+        let mut requests = work.requests[..n].to_vec();
+        tandem::workload::arrive(&mut requests, load * full, &mut tandem::workload::Draw::new(1));
+        (load * full, requests)
+    };
+    LOADS.map(at).to_vec()
+}
+
+/// Latency against load: what each strategy reports at each.
+pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Curve {
     let mut lines: Vec<(String, Vec<(f64, f64)>)> =
         names.iter().map(|n| ((*n).to_owned(), Vec::new())).collect();
-    for (of, load) in reports.chunks(names.len()).zip(LOADS) {
+    for &(load, of) in points {
         for (line, report) in lines.iter_mut().zip(of) {
-            line.1.extend(report.latency_per_token_s.map(|t| (load * full, t)));
+            line.1.extend(report.latency_per_token_s.map(|t| (load, t)));
         }
     }
-    Ok(Curve { x: "requests per second", y: "seconds per token, from arrival", logarithmic: false, lines })
+    Curve { x: "requests per second", y: "seconds per token, from arrival", logarithmic: false, lines }
 }
 
 /// The sheet.
-pub fn svg(setup: &Setup, work: &Workload, reports: &[Report], curve: &Curve) -> Result<String> {
+pub fn svg(about: &About<'_>, work: &Workload, reports: &[Report], curve: &Curve) -> Result<String> {
     let mut out = String::new();
     {
         let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
         root.fill(&WHITE).map_err(failed)?;
-        let (gpu, host) = setup.options.capacity.tokens();
+        let (gpu, host) = about.tokens;
         let name = work.name.rsplit('/').next().unwrap_or_default();
-        let title = format!("{} on {}: {name}", setup.sizes.spec.name, setup.hardware.name);
+        let title = format!("{} on {}: {name}", about.model, about.hardware);
         root.draw(&Text::new(title, (30, 18), text(20))).map_err(failed)?;
         let kv = format!("keys and values: {gpu} tokens on the GPU, {host} on the host");
         let right = at(text(14).color(&GREY), HPos::Right, VPos::Top);

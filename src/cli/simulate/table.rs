@@ -5,7 +5,7 @@ use std::fmt::Write;
 use tandem::sim::Report;
 use tandem::workload::Workload;
 
-use super::Setup;
+use super::About;
 use crate::cli::plan::table::columns;
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
@@ -35,7 +35,7 @@ fn rate(x: f64) -> String {
 }
 
 fn row(r: &Report, baseline: Option<f64>) -> Vec<String> {
-    let percent = |x: f64| format!("{:.0}%", 100.0 * x);
+    let percent = |x: f64| if x.is_nan() { "-".into() } else { format!("{:.0}%", 100.0 * x) };
     vec![
         r.strategy.clone(),
         rate(r.throughput_tok_s),
@@ -54,7 +54,7 @@ fn row(r: &Report, baseline: Option<f64>) -> Vec<String> {
 }
 
 /// All of it.
-pub fn text(setup: &Setup, work: &Workload, reports: &[Report]) -> String {
+pub fn text(about: &About<'_>, work: &Workload, reports: &[Report]) -> String {
     let mut out = String::new();
     let (input, output) = work.tokens();
     let n = work.requests.len().max(1) as f64;
@@ -62,13 +62,13 @@ pub fn text(setup: &Setup, work: &Workload, reports: &[Report]) -> String {
         Some(rate) => format!("{rate:.2} a second"),
         None => "all at the start".into(),
     };
-    let (gpu, host) = setup.options.capacity.tokens();
+    let (gpu, host) = about.tokens;
     let _ = writeln!(
         out,
         "{} on {}: {} requests of {:.0} + {:.0} tokens on average, {arrivals} ({})\n\
          keys and values: {gpu} tokens on the GPU, {host} on the host\n",
-        one_line(&setup.sizes.spec.name),
-        one_line(&setup.hardware.name),
+        one_line(about.model),
+        one_line(about.hardware),
         work.requests.len(),
         input as f64 / n,
         output as f64 / n,

@@ -79,6 +79,8 @@ struct State {
     /// When each lane has done what is known of it.
     free: [f64; LANES],
     lanes: [VecDeque<Entry>; LANES],
+    /// Seconds that each lane worked, as far as they are known.
+    busy: [f64; LANES],
 }
 
 /// See the [module](self).
@@ -107,7 +109,12 @@ impl Clock {
         self.lock().now
     }
 
-    /// The control thread works for so long.
+    /// Seconds that the lanes of the device (in the order of [`Lane::ALL`]) and the host's workers have worked, of what is known.
+    pub fn busy(&self) -> [f64; LANES] {
+        self.lock().busy
+    }
+
+    /// The control thread works for so long, or lets the time pass.
     pub fn spend(&self, seconds: f64) {
         self.lock().now += seconds;
     }
@@ -217,6 +224,7 @@ impl State {
         let start = ready.max(self.free[lane]);
         let end = start + entry.seconds;
         self.free[lane] = end;
+        self.busy[lane] += entry.seconds;
         assert!(entry.moment.0.set((start, end)).is_ok(), "a time is found once");
     }
 }

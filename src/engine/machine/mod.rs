@@ -14,6 +14,7 @@
 //! | a file | what |
 //! |---|---|
 //! | [`sizes`] | the dry run: what any placement takes on each side |
+//! | `tiers` | pages for requests that live on two sides |
 //! | `choose` | the placement that a strategy takes, by the dry run |
 //! | `build` | a machine for a placement: on one side or two |
 //! | `load` | allocates and fills the device's half |
@@ -52,6 +53,7 @@ mod sizes;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod trace;
 mod work;
 
@@ -86,6 +88,7 @@ pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::{Outcome, Parked};
 pub(super) use self::run::Rows;
 pub use self::sizes::Sizes;
+pub use self::tiers::Tiers;
 
 /// A model placed on one side or two.
 pub(super) struct RealMachine {

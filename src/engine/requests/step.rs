@@ -60,6 +60,7 @@ impl Requests {
             let predicted = if rows { self.costs.iteration(&iteration) } else { 0.0 };
             match self.compute(&iteration.sub_batches, iteration.flow, &swaps, &mut done) {
                 Ok(()) => {
+                    done.report.flow = rows.then_some(iteration.flow);
                     done.report.predicted = predicted;
                     done.report.swapped = swaps.len();
                     let seconds = done.report.seconds;

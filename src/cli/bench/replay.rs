@@ -1,0 +1,171 @@
+//! A trace on the real engine: each request is submitted when it arrives, and its tokens are timed.
+//!
+//! Time is that of the engine: this computer's clock, or emulated time, in which requests arrive, too. An engine that has
+//! nothing to do waits for the next arrival.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Receiver;
+
+use tandem::cache::KvGeometry;
+use tandem::engine::{Event, Finish, Request, Requests};
+use tandem::program::{Flow, RequestId, Side};
+use tandem::sim::{Report, Sums, Trip, report};
+use tandem::text::SamplerParams;
+use tandem::workload::Arrival;
+
+use crate::cli::stopwatch::Stopwatch;
+
+/// Requests that the scheduler sees waiting, as in a simulation: those behind them come in their turn.
+const IN_SIGHT: usize = 512;
+
+/// A request in flight.
+struct Flight {
+    index: usize,
+    events: Receiver<Event>,
+    /// Where it lives, once it runs.
+    side: Option<Side>,
+}
+
+/// Arbitrary tokens of the vocabulary, others for each request.
+fn prompt(arrival: &Arrival, index: usize, vocab: usize) -> Vec<u32> {
+    (0..arrival.input as usize).map(|i| ((i * 7919 + index * 104_729 + 13) % vocab) as u32).collect()
+}
+
+fn trip(a: &Arrival) -> Trip {
+    Trip { arrived: a.at, output: a.output, ..Trip::default() }
+}
+
+/// Runs `arrivals`, in the order of their times, to their ends; answers have the length that the trace says. `seen` is told how many
+/// requests are over and how many tokens there are, and when.
+pub fn replay(
+    requests: &mut Requests,
+    strategy: &str,
+    arrivals: &[Arrival],
+    seen: &mut dyn FnMut(usize, u64, f64),
+) -> Report {
+    let mut run = Run {
+        watch: Stopwatch::start(requests.engine()),
+        trips: arrivals.iter().map(trip).collect(),
+        sums: Sums::default(),
+        flights: HashMap::new(),
+        over: 0,
+        tokens: 0,
+    };
+    let before = requests.engine().busy_seconds();
+    let mut next = 0;
+    // A time that was waited for has come, however sums of seconds are rounded.
+    let mut reached = 0.0f64;
+    loop {
+        let now = run.watch.seconds(requests.engine()).max(reached);
+        while requests.load().0 < IN_SIGHT
+            && let Some(arrival) = arrivals.get(next).filter(|a| a.at <= now)
+        {
+            run.submit(requests, next, arrival);
+            next += 1;
+        }
+        if requests.is_idle() {
+            match arrivals.get(next) {
+                Some(arrival) => {
+                    run.watch.wait_until(requests.engine(), arrival.at);
+                    reached = arrival.at;
+                }
+                None => break,
+            }
+            continue;
+        }
+        run.step(requests);
+        seen(run.over, run.tokens, run.watch.seconds(requests.engine()));
+    }
+    let [gpu, h2d, d2h, cpu] = match before.zip(requests.engine().busy_seconds()) {
+        Some((before, after)) => std::array::from_fn(|i| after[i] - before[i]),
+        // Of a step on the CPU alone, all of it.
+        None if requests.engine().placement().device == "cpu" => [f64::NAN, 0.0, 0.0, run.sums.running],
+        None => [f64::NAN; 4],
+    };
+    (run.sums.gpu, run.sums.h2d, run.sums.d2h, run.sums.cpu) = (gpu, h2d, d2h, cpu);
+    report(strategy, &run.trips, run.sums)
+}
+
+struct Run {
+    watch: Stopwatch,
+    trips: Vec<Trip>,
+    sums: Sums,
+    flights: HashMap<RequestId, Flight>,
+    over: usize,
+    tokens: u64,
+}
+
+impl Run {
+    fn submit(&mut self, requests: &mut Requests, index: usize, arrival: &Arrival) {
+        let request = Request {
+            prompt: prompt(arrival, index, requests.engine().spec().vocab),
+            sampling: SamplerParams::default(),
+            max_tokens: arrival.output as usize,
+            stop: Vec::new(),
+        };
+        match requests.submit(request) {
+            Ok((id, events)) => {
+                self.flights.insert(id, Flight { index, events, side: None });
+            }
+            Err(e) => self.fail(index, e.to_string()),
+        }
+    }
+
+    fn fail(&mut self, index: usize, why: String) {
+        self.trips[index].failed = true;
+        self.sums.fail(why);
+        self.over += 1;
+    }
+
+    /// A step, and what came of it.
+    fn step(&mut self, requests: &mut Requests) {
+        let began = self.watch.seconds(requests.engine());
+        let report = requests.step();
+        let now = self.watch.seconds(requests.engine());
+        self.sums.iterations += 1;
+        self.sums.running += now - began;
+        let flow = report.flow.map(|flow| match flow {
+            Flow::Serial => 0,
+            Flow::TwoLanes => 1,
+            Flow::Async => 2,
+        });
+        if let Some(flow) = flow {
+            self.sums.flows[flow] += 1;
+        }
+        for job in requests.queues().running() {
+            if let (Some(flight), Some(side)) = (self.flights.get_mut(&job.id), job.home) {
+                let before = flight.side.replace(side);
+                if before.is_some_and(|before| before != side) {
+                    self.sums.swapped_pages += KvGeometry::pages_for(job.stored as usize) as u64;
+                }
+            }
+        }
+        // One that is over in the step that admits it has lived where requests are admitted first.
+        let first = requests.limits().first_side();
+        let mut made = 0;
+        let mut ended = Vec::new();
+        for (&id, flight) in &self.flights {
+            for event in flight.events.try_iter() {
+                match event {
+                    Event::Token(_) => {
+                        self.trips[flight.index].token(now, flight.side.unwrap_or(first));
+                        made += 1;
+                    }
+                    Event::End(how) => ended.push((id, how)),
+                }
+            }
+        }
+        if made > 0 {
+            self.sums.tokens.push((now, made));
+            self.tokens += u64::from(made);
+        }
+        debug_assert_eq!(report.tokens, made as usize, "every token goes to its stream");
+        for (id, how) in ended {
+            let flight = self.flights.remove(&id).expect("it was there");
+            match how {
+                Finish::Failed(why) => self.fail(flight.index, why),
+                _ => self.over += 1,
+            }
+        }
+    }
+}

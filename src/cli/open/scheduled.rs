@@ -1,0 +1,189 @@
+//! An engine for many requests, and who schedules them: what `generate --prompts` and `bench --trace` share.
+
+use tandem::cache::{KvGeometry, PAGE_TOKENS};
+use tandem::device::{self, open::Kind};
+use tandem::engine::{Engine, Requests, Sizes};
+use tandem::program::{Placement, Side};
+use tandem::sched;
+use tandem::simd::Isa;
+use tandem::{Error, Result};
+
+use super::{Notices, Opened, with_bar};
+use crate::cli::args::{EngineArgs, Strategy};
+use crate::cli::predict::{self, Scheduling, Use};
+use crate::cli::progress;
+
+/// Most sequences at a time, unless told otherwise: beyond, more do not make a step's weights any cheaper for each.
+const MOST_SEQUENCES: usize = 256;
+
+/// Sub-batches of a step for schedulers that use both sides: the device's rows, and those of the host.
+const SUB_BATCHES: usize = 2;
+
+/// What requests need.
+#[derive(Debug, Clone)]
+pub struct Needs {
+    /// Tokens of each when its answer is complete, the longest first; at least one request.
+    tokens: Vec<usize>,
+    /// Mean tokens of prompts and answers.
+    mean: (usize, usize),
+    /// Tokens of the longest, or `--ctx`.
+    context: usize,
+}
+
+impl Needs {
+    /// Of requests with so many tokens of prompt and answer, at least one; `ctx` is the context that was asked for, `most` the
+    /// model's.
+    pub fn new(requests: &[(usize, usize)], ctx: Option<u32>, most: usize) -> Needs {
+        let limit = ctx.map_or(most, |c| c as usize);
+        let mut tokens: Vec<usize> = requests.iter().map(|(p, a)| (p + a).min(limit)).collect();
+        tokens.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
+        let mean = |of: fn(&(usize, usize)) -> usize| {
+            requests.iter().map(of).sum::<usize>().div_ceil(requests.len().max(1))
+        };
+        let context = ctx.map_or(tokens.first().copied().unwrap_or(1), |c| c as usize);
+        Needs { tokens, mean: (mean(|r| r.0), mean(|r| r.1)), context }
+    }
+
+    /// Pages with which the longest `n` run at the same time: whichever do, none waits for pages.
+    fn pages(&self, n: usize) -> usize {
+        self.tokens[..n].iter().map(|&tokens| KvGeometry::pages_for(tokens)).sum()
+    }
+}
+
+/// See the [module](self).
+pub struct Scheduled {
+    /// Unless requests use it.
+    engine: Option<Engine>,
+    /// Told when they are dropped.
+    #[allow(dead_code)] // what counts is when
+    pub notices: Notices,
+    /// Whether requests may live on either side, so that schedulers differ.
+    schedulers: bool,
+    /// What they weigh.
+    scheduling: Option<Scheduling>,
+    tokens: (usize, usize),
+}
+
+impl Opened {
+    /// An engine for as many requests at a time as `parallel` says, or as memory has room for.
+    ///
+    /// # Errors
+    /// As [`Opened::engine`].
+    pub fn scheduled(
+        &self,
+        args: &EngineArgs,
+        needs: &Needs,
+        parallel: Option<u32>,
+    ) -> anyhow::Result<Scheduled> {
+        let mut n = parallel.map_or(MOST_SEQUENCES, |n| n as usize).min(needs.tokens.len()).max(1);
+        loop {
+            match self.scheduled_for(args, needs, n) {
+                Err(e) if n > 1 && parallel.is_none() && is_capacity(&e) => n = n.div_ceil(2),
+                scheduled => return scheduled,
+            }
+        }
+    }
+
+    fn scheduled_for(&self, args: &EngineArgs, needs: &Needs, n: usize) -> anyhow::Result<Scheduled> {
+        if let Some(kind) = args.kind().filter(|_| args.schedules()) {
+            match self.on_tiers(&kind, args, needs, n) {
+                Ok(scheduled) => return Ok(scheduled),
+                // Weights on both sides, or the CPU, will do.
+                Err(Error::Device { .. } | Error::Unsupported(_) | Error::Capacity(_))
+                    if args.strategies[..] == [Strategy::Auto] => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let work = Use { prompt: needs.mean.0, gen_len: needs.mean.1, batch: n };
+        let running = self.engine_with_pages(args, needs.context, n, n, Some(needs.pages(n)), work)?;
+        let super::Running { mut engine, notices, .. } = running;
+        let all = engine.free_pages() * PAGE_TOKENS;
+        let tokens = if engine.home() == Side::Device { (all, 0) } else { (0, all) };
+        Ok(Scheduled { engine: Some(engine), notices, schedulers: false, scheduling: None, tokens })
+    }
+
+    /// All weights on the accelerator; keys and values of requests there, and on the host.
+    fn on_tiers(&self, kind: &Kind, args: &EngineArgs, needs: &Needs, n: usize) -> Result<Scheduled> {
+        let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let (spec, weights) = (&self.model.spec, &self.model.weights);
+        let all = needs.pages(n);
+        let mut options = self.options(args, Isa::selected()?, needs.context, n, n, Some(all))?;
+        super::fit_types(args, &*accelerator, &mut options);
+        options.sub_batches = SUB_BATCHES;
+        options.far_pages = Some(all);
+        let most = options.kv_pages.map_or(all, |pages| pages.min(all));
+        let tiers = Sizes::new(spec, weights, &options, &*accelerator)?.tiers(most, all)?;
+        options.kv_pages = Some(tiers.device_pages);
+        options.far_pages = (tiers.host_pages > 0).then_some(tiers.host_pages);
+        let info = accelerator.runtime().info().clone();
+        let placement = Placement { host_pages: tiers.host_pages, ..tiers.placement.clone() };
+        let scheduling = predict::scheduling(args, &self.model, (kind, &info), &placement)?;
+        if scheduling.is_none()
+            && let Some(other) = args.strategies.iter().find(|&&s| s != Strategy::GpuOnly)
+        {
+            return Err(Error::usage(format!(
+                "--strategy {}: there are no figures of {}, which it decides by; measure them with tandem profile, or name \
+                 a description with --hardware",
+                other.name(),
+                info.name
+            )));
+        }
+        let runtime = Some(accelerator.runtime().clone());
+        let name = kind.to_string();
+        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
+            let (spec, placement) = (spec.clone(), tiers.placement);
+            Engine::placed(spec, weights, &options, accelerator, &name, "gpu-only", placement, progress)
+        })?;
+        let tokens = (tiers.device_pages * PAGE_TOKENS, tiers.host_pages * PAGE_TOKENS);
+        progress::note(&format!(
+            "weights on {name}, keys and values of {} tokens there and {} on the cpu",
+            tokens.0, tokens.1
+        ));
+        super::tell_clock(args, &engine);
+        let (engine, notices) = (Some(engine), Notices(runtime));
+        Ok(Scheduled { engine, notices, schedulers: true, scheduling, tokens })
+    }
+}
+
+fn is_capacity(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Error::Capacity(_)))
+}
+
+impl Scheduled {
+    /// Tokens whose keys and values there is room for: on the device, and on the host.
+    pub fn tokens(&self) -> (usize, usize) {
+        self.tokens
+    }
+
+    /// The names of the schedulers that were asked for; of the placement where there is only continuous batching.
+    pub fn strategies(&self, args: &EngineArgs) -> Vec<String> {
+        if self.schedulers {
+            return args.strategies.iter().map(|s| s.name()).collect();
+        }
+        vec![self.engine.as_ref().map_or("", |e| e.placement().strategy).to_owned()]
+    }
+
+    /// Requests over the engine, by the scheduler of that name where there are several to choose from, else by continuous batching.
+    /// [`Scheduled::back`] takes the engine back.
+    pub fn requests(&mut self, strategy: &str) -> Requests {
+        let engine = self.engine.take().expect("it was given back");
+        let costs = || match &self.scheduling {
+            Some(scheduling) => scheduling.predict(),
+            None => Box::new(sched::Untimed),
+        };
+        match sched::by_name(strategy).filter(|_| self.schedulers) {
+            Some(strategy) => Requests::with(engine, strategy, costs()),
+            None => Requests::new(engine),
+        }
+    }
+
+    /// The engine comes back, for other requests.
+    pub fn back(&mut self, requests: Requests) {
+        self.engine = Some(requests.into_engine());
+    }
+
+    /// The engine, when it is not in use.
+    pub fn engine(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("it was given back")
+    }
+}
