@@ -136,7 +136,7 @@ fn scan(group: &Group, rows: u32, window: Option<u64>) -> Scan {
     match window {
         _ if rows == 0 => Scan::default(),
         None if rows == group.tokens => {
-            Scan { rows: n, kv_tokens: end, pairs: n * (u64::from(group.first) + (n + 1) / 2) }
+            Scan { rows: n, kv_tokens: end, pairs: n * (u64::from(group.first) + n.div_ceil(2)) }
         }
         None => Scan { rows: n, kv_tokens: end, pairs: n * end },
         window => {
