@@ -54,6 +54,11 @@ fn lock_step_over_a_layer_split_gives_the_tokens_of_running_alone() {
     let (world, tally) = combination("anything", 40, |s| s.on_host = 2);
     at_least(&world.counts.two_lanes, 100);
     at_least(&world.counts.both_sides, 100);
+    assert_eq!(
+        world.counts.asynchronous.load(Ordering::Relaxed),
+        0,
+        "cohorts want all products on the device"
+    );
     assert!(tally.swaps > 50 && tally.finished > 100, "{tally:?}");
 }
 
@@ -67,4 +72,12 @@ fn a_request_on_both_sides_within_a_batch_of_others_has_the_tokens_of_running_al
         at_least(&world.counts.two_lanes, 30);
         assert!(tally.finished > 60, "{tally:?}");
     }
+}
+
+/// Cohorts beside the device's rows (APEX), with members that are cancelled, splits, and steps of other flows between.
+#[test]
+fn cohorts_among_other_flows_have_the_tokens_of_running_alone() {
+    let (world, tally) = combination("anything", 40, |s| s.on_host = 0);
+    at_least(&world.counts.asynchronous, 100);
+    assert!(tally.finished > 100 && tally.cancelled > 5, "{tally:?}");
 }

@@ -70,6 +70,11 @@ impl Engine {
         self.machine.cohorts().map(|(_, p)| (seqs(&p.groups), p.at)).collect()
     }
 
+    /// Whether there can be cohorts: the device has all products, and there are sub-batches for them.
+    pub fn overlaps(&self) -> bool {
+        self.sub_batches() > 1 && self.machine.check_cohorts().is_ok()
+    }
+
     /// Cohorts that could begin: sub-batches beside the first that no cohort has.
     pub fn cohorts_free(&self) -> usize {
         self.machine.free_slots().len()

@@ -11,6 +11,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+mod overlap;
 mod step;
 
 use super::sequences::{Engine, SeqId};

@@ -132,10 +132,12 @@ impl Queues {
         }
     }
 
-    /// Running requests are where `home` says, whatever was decided: swaps may fail.
-    pub fn settle(&mut self, home: impl Fn(RequestId) -> Option<Side>) {
+    /// Running requests live and are parked where `of` says, whatever was decided: swaps may fail, and cohorts may end.
+    pub fn settle(&mut self, of: impl Fn(RequestId) -> Option<(Side, Option<u32>)>) {
         for job in &mut self.running {
-            job.home = home(job.id).or(job.home);
+            if let Some((home, at)) = of(job.id) {
+                (job.home, job.at) = (Some(home), at);
+            }
         }
     }
 

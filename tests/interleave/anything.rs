@@ -10,13 +10,15 @@ use super::random::Random;
 
 pub struct Anything {
     random: Random,
+    /// Whether there may be cohorts.
+    overlaps: bool,
     /// Pages on the host of requests that live on the device.
     split: HashMap<RequestId, usize>,
 }
 
 impl Anything {
-    pub fn new(seed: u64) -> Anything {
-        Anything { random: Random(seed), split: HashMap::new() }
+    pub fn new(seed: u64, overlaps: bool) -> Anything {
+        Anything { random: Random(seed), overlaps, split: HashMap::new() }
     }
 }
 
@@ -95,12 +97,28 @@ impl Strategy for Anything {
         for i in (1..jobs.len()).rev() {
             jobs.swap(i, r.below(i + 1));
         }
-        let n = 1 + r.below(limits.sub_batches as usize);
+        let parked: Vec<&Job> = queues.running().iter().filter(|j| j.at.is_some()).collect();
+        let overlaps = self.overlaps && two && limits.sub_batches > 1;
+        let overlaps = overlaps && r.chance(if parked.is_empty() { 40 } else { 85 });
+        let mut begins: Vec<Group> = Vec::new();
+        // Rows that are parked are those of cohorts, but for a few that begin again in another flow.
+        jobs.retain(|job| job.at.is_none() || (!overlaps && r.chance(20)));
+        if overlaps {
+            jobs.retain(|job| {
+                let side = homes.get(&job.id).copied().or(job.home);
+                let swapped = swaps.iter().any(|(id, _)| *id == job.id);
+                let can = side == Some(Side::Host) && !swapped && job.phase() == Phase::Decode;
+                let begin = can && r.chance(70) && begins.len() < limits.rows as usize;
+                begins.extend(begin.then(|| job.group(1, Side::Host)));
+                !begin
+            });
+        }
+        let n = if overlaps { 1 } else { 1 + r.below(limits.sub_batches as usize) };
         let mut groups: Vec<Vec<Group>> = vec![Vec::new(); n];
         let mut left = vec![limits.rows; n];
         for job in jobs {
             let at = r.below(n);
-            let none = groups.iter().all(Vec::is_empty);
+            let none = groups.iter().all(Vec::is_empty) && begins.is_empty() && parked.is_empty();
             if left[at] == 0 || !(none || r.chance(85)) {
                 continue;
             }
@@ -113,7 +131,21 @@ impl Strategy for Anything {
             groups[at].push(job.group(tokens, side));
         }
         let flow = if n == 2 && r.chance(70) { Flow::TwoLanes } else { Flow::Serial };
-        let sub_batches = groups.into_iter().map(SubBatch::of).collect();
+        let mut sub_batches: Vec<SubBatch> = groups.into_iter().map(SubBatch::of).collect();
+        if overlaps || (sub_batches.iter().all(|b| b.groups.is_empty()) && !parked.is_empty()) {
+            sub_batches.truncate(1);
+            let mut layers: Vec<u32> = parked.iter().filter_map(|j| j.at).collect();
+            layers.dedup();
+            for at in layers {
+                let cohort = parked.iter().filter(|j| j.at == Some(at)).map(|j| j.group(1, Side::Host));
+                sub_batches.push(SubBatch::parked(cohort.collect(), at));
+            }
+            if !begins.is_empty() {
+                sub_batches.push(SubBatch::of(begins));
+            }
+            let iteration = Iteration { sub_batches, moves, flow: Flow::Async, pick: false };
+            return Decision { admit, passed: Vec::new(), swaps, iteration };
+        }
         Decision {
             admit,
             passed: Vec::new(),

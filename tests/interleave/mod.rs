@@ -157,7 +157,7 @@ impl World {
             self.engines.remove(&script.setup).unwrap_or_else(|| engine(&self.model, &script.setup));
         let pages = |e: &Engine| [Side::Device, Side::Host].map(|side| e.kv_pages(side).free);
         let all_pages = pages(&engine);
-        let inner = strategy(&script.strategy, script.seed);
+        let inner = strategy(&script.strategy, script.seed, script.setup.on_host == 0);
         let counted = Counted { inner, counts: self.counts.clone() };
         let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         let mut sent: Vec<Sent> = Vec::new();
@@ -254,7 +254,8 @@ impl World {
 
 /// Every page is free or holds tokens of one running request.
 fn check_pages(all: &Requests, pages: [usize; 2]) -> Result<(), String> {
-    let held: usize = all.queues().running().iter().map(|j| j.pages_with(0)).sum();
+    // A row that is parked has room already.
+    let held: usize = all.queues().running().iter().map(|j| j.pages_with(u32::from(j.at.is_some()))).sum();
     let free: usize = [Side::Device, Side::Host].iter().map(|&side| all.engine().kv_pages(side).free).sum();
     match held + free == pages[0] + pages[1] {
         true => Ok(()),
@@ -288,9 +289,9 @@ fn engine(m: &LoadedModel, setup: &Setup) -> (Arc<EmulatedRuntime>, Engine) {
     (runtime, engine.expect("it fits"))
 }
 
-fn strategy(name: &str, seed: u64) -> Box<dyn Strategy> {
+fn strategy(name: &str, seed: u64, overlaps: bool) -> Box<dyn Strategy> {
     match name {
-        "anything" => Box::new(Anything::new(seed)),
+        "anything" => Box::new(Anything::new(seed, overlaps)),
         "continuous" => Box::new(Continuous::default()),
         name => by_name(name).unwrap_or_else(|| panic!("strategy {name} is not known")),
     }

@@ -39,7 +39,7 @@ impl Setup {
             on_host: *r.of(&[0, 0, 0, 2]),
             sequences: *r.of(&[2, 5]),
             rows: *r.of(&[5, 16]),
-            sub_batches: 2,
+            sub_batches: *r.of(&[2, 3]),
             device_pages: *r.of(&[3, 5]),
             far_pages: *r.of(&[3, 8]),
             far: *r.of(&[Far::Attend, Far::Attend, Far::Stream]),

@@ -171,7 +171,11 @@ impl RealMachine {
         Ok(chains)
     }
 
-    fn check_cohorts(&self) -> Result<()> {
+    /// Whether cohorts can run.
+    ///
+    /// # Errors
+    /// A placement on which they cannot: why.
+    pub fn check_cohorts(&self) -> Result<()> {
         let here = |side: Side| side == Side::Device;
         let computes = |l: &LayerPlacement| {
             [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down]

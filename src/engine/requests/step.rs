@@ -8,11 +8,12 @@
 //! What cannot run because pages lack is no error of the request: it is left out, and the strategy decides anew. If nothing at all
 //! moves on for long, the oldest request ends with the reason, so that no strategy can hang whoever waits for it.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use super::super::input::{Input, Logits, StepPlan};
 use super::super::kv::{Swap, Target};
-use super::super::sequences::NOT_NUMBERS;
+use super::super::sequences::{NOT_NUMBERS, SeqId};
 use super::{Event, Finish, Live, Requests, StepReport};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
@@ -24,8 +25,8 @@ const IDLE_STEPS: u32 = 64;
 
 /// What came of a step.
 #[derive(Default)]
-struct Outcome {
-    report: StepReport,
+pub(super) struct Outcome {
+    pub report: StepReport,
     /// Requests that end with an error.
     failed: Vec<(RequestId, String)>,
     /// Requests that had no pages to go on.
@@ -34,12 +35,16 @@ struct Outcome {
     over: Vec<(RequestId, Finish)>,
     /// Why nothing moved on, if so.
     held_up: Option<String>,
+    /// Cohorts, and those of them that advanced.
+    pub cohorts: u32,
+    pub advanced: u32,
 }
 
 impl Requests {
     /// Makes one step. A step that fails is tried again request by request; those that fail alone end with the error,
     /// the others go on: a failed step leaves no trace in what is stored.
     pub fn step(&mut self) -> StepReport {
+        self.settle();
         let decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
         self.queues.admit(&decision);
         let mut done = Outcome::default();
@@ -49,32 +54,40 @@ impl Requests {
         let refused: Vec<RequestId> = done.failed.iter().map(|(id, _)| *id).collect();
         keep(&mut iteration, |g| !refused.contains(&g.request));
         self.fit_staging(&mut iteration);
-        if iteration.flow == Flow::Async {
-            // Rows of cohorts go through all layers at once.
+        if iteration.flow == Flow::Async && !self.engine.overlaps() {
+            // Where the host has a part in the products, nothing goes on while it attends.
             iteration.flow = Flow::Serial;
             iteration.sub_batches.iter_mut().for_each(|b| b.at = None);
         }
         let rows = iteration.sub_batches.iter().any(|b| !b.groups.is_empty());
+        let mut parked = Vec::new();
         if rows || !swaps.is_empty() {
             iteration.pick = self.is_greedy(&iteration.sub_batches);
             let predicted = if rows { self.costs.iteration(&iteration) } else { 0.0 };
-            match self.compute(&iteration.sub_batches, iteration.flow, &swaps, &mut done) {
-                Ok(()) => {
+            self.unpark(&iteration);
+            let computed = match iteration.flow {
+                Flow::Async => self.overlap(&mut iteration, &swaps, &mut done),
+                flow => self.compute(&iteration.sub_batches, flow, &swaps, &mut done).map(|()| Vec::new()),
+            };
+            match computed {
+                Ok(now) => {
+                    parked = now;
                     done.report.flow = rows.then_some(iteration.flow);
                     done.report.predicted = predicted;
                     done.report.swapped = swaps.len();
-                    let seconds = done.report.seconds;
-                    self.strategy.observe(&Observed { predicted, seconds, ..Observed::default() });
+                    let (seconds, cohorts, advanced) = (done.report.seconds, done.cohorts, done.advanced);
+                    self.strategy.observe(&Observed { predicted, seconds, cohorts, advanced });
                 }
                 Err(error) => self.one_by_one(&iteration, &swaps, error, &mut done),
             }
-            self.settle(&swaps);
         }
         let lost = |id: RequestId| done.failed.iter().any(|(f, _)| *f == id) || done.left_out.contains(&id);
         keep(&mut iteration, |g| !lost(g.request));
-        self.queues.commit(&iteration, &[]);
+        self.queues.commit(&iteration, &parked);
         self.watch(&mut done);
-        self.close(done)
+        let report = self.close(done);
+        self.settle();
+        report
     }
 
     /// Memory for those that are admitted, on the side that was decided.
@@ -100,7 +113,9 @@ impl Requests {
             let boundary = if m.to == Side::Host { m.pages.end } else { m.pages.start };
             (m.request, Target::Split(boundary as usize))
         });
-        let swap = |(id, to)| Some(Swap { seq: self.live.get(id)?.seq?, to });
+        // A row that is parked stays where it is.
+        let free = |seq: &SeqId| self.engine.parked(*seq).is_none();
+        let swap = |(id, to)| Some(Swap { seq: self.live.get(id)?.seq.filter(free)?, to });
         match self.engine.has_homes() {
             true => whole.chain(parts).filter_map(swap).collect(),
             false => Vec::new(),
@@ -135,26 +150,45 @@ impl Requests {
                 Err(error) => done.held_up = Some(error.to_string()),
             }
         }
-        for group in groups {
+        self.alone(&groups, done);
+    }
+
+    /// Computes groups one after the other. Those that are parked stay so.
+    pub(super) fn alone(&mut self, groups: &[Group], done: &mut Outcome) {
+        for &group in groups {
+            let seq = self.live.get(group.request).and_then(|live| live.seq);
+            if seq.is_some_and(|seq| self.engine.parked(seq).is_some()) {
+                done.left_out.push(group.request);
+                continue;
+            }
             if let Err(error) = self.compute(&[SubBatch::of(vec![group])], Flow::Serial, &[], done) {
                 done.leave(group.request, error);
             }
         }
     }
 
-    /// Where sequences are after their moves, whatever became of those.
-    fn settle(&mut self, swaps: &[Swap]) {
-        if swaps.is_empty() {
+    /// Where sequences are, and where their rows are parked: swaps may fail, and a cohort that loses a member begins again.
+    fn settle(&mut self) {
+        if !self.engine.has_homes() {
             return;
         }
         let (live, engine) = (&self.live, &self.engine);
-        self.queues.settle(|id| live.get(id)?.seq.and_then(|seq| engine.side(seq)));
+        let parked: HashMap<SeqId, u32> = engine
+            .cohorts()
+            .into_iter()
+            .flat_map(|(seqs, at)| seqs.into_iter().map(move |s| (s, at)))
+            .collect();
+        self.queues.settle(|id| {
+            let seq = live.get(id)?.seq?;
+            Some((engine.side(seq)?, parked.get(&seq).copied()))
+        });
     }
 
     /// Sees to it that something moves on.
     fn watch(&mut self, done: &mut Outcome) {
         let r = &done.report;
-        let moves = r.rows > 0 || r.swapped > 0 || r.admitted > 0 || !done.failed.is_empty();
+        let moves =
+            done.cohorts > 0 || r.rows > 0 || r.swapped > 0 || r.admitted > 0 || !done.failed.is_empty();
         self.idle_steps = if moves || self.queues.is_empty() { 0 } else { self.idle_steps + 1 };
         if self.idle_steps <= IDLE_STEPS {
             return;
@@ -233,7 +267,7 @@ impl Requests {
     }
 
     /// A request's next token.
-    fn answer(&mut self, id: RequestId, pick: Option<u32>, done: &mut Outcome) {
+    pub(super) fn answer(&mut self, id: RequestId, pick: Option<u32>, done: &mut Outcome) {
         let live = self.live.get_mut(id).expect("a request that runs");
         let Some(token) = pick else {
             done.over.push((id, Finish::Failed(NOT_NUMBERS.into())));
@@ -271,7 +305,7 @@ fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
 }
 
 /// The next token of a request, unless its scores are not numbers. Scores of minus infinity are choices not to be taken.
-fn sample(live: &mut Live, logits: &mut [f32]) -> Option<u32> {
+pub(super) fn sample(live: &mut Live, logits: &mut [f32]) -> Option<u32> {
     let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
     usable.then(|| live.sampler.sample(logits, &live.tokens))
 }
