@@ -515,7 +515,7 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
         }
     }
     // Nobody says how: by the predicted time of each step, which is told.
-    let report = long(&["-v", "--device", "emulated:t4-xeon", "--kv-pages", "3"]);
+    let report = long(&["--device", "emulated:t4-xeon", "--boundary", "0", "--kv-pages", "3"]);
     let (pages, predicted) = (&report["plan"]["kv_pages"], &report["plan"]["predicted"]["far"]);
     let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
     assert!(of(predicted, "attend_s") > 0.0 && of(predicted, "stream_s") > 0.0, "{predicted}");
