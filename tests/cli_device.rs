@@ -122,9 +122,13 @@ fn emulated_time_is_told_and_repeats() {
         run(tandem(home.path()).args(args).args(more))
     };
     let report = |device: &str, more: &[&str]| json(&generate(device, &[&["--json"], more].concat()));
-    let plain = report("emulated", &[]);
+    let gpu = &["--strategy", "gpu-only"][..];
+    let plain = report("emulated", gpu);
     assert_eq!(plain["timings"]["time"], "measured");
-    for more in [&[][..], &["--boundary", "2"]] {
+    // A tiny model is soonest done on the CPU, in that machine's time, too.
+    let auto = report("emulated:t4-xeon", &[]);
+    assert_eq!((&auto["plan"]["device"], &auto["timings"]["time"]), (&"cpu".into(), &"emulated".into()));
+    for more in [gpu, &["--boundary", "2"]] {
         let (one, two) = (report("emulated:t4-xeon", more), report("emulated:t4-xeon", more));
         assert_eq!(
             (&one["tokens"], &one["timings"]["time"]),
@@ -138,9 +142,9 @@ fn emulated_time_is_told_and_repeats() {
         assert_eq!(times(&one), times(&two));
         assert!(times(&one).iter().all(|&t| t > 0.0), "{one}");
     }
-    let faster = report("emulated:h200-sxm", &[])["timings"]["decode_tok_s"].as_f64();
-    assert!(faster > report("emulated:t4-xeon", &[])["timings"]["decode_tok_s"].as_f64());
-    let said = support::stderr(&generate("emulated:t4-xeon", &[]));
+    let faster = report("emulated:h200-sxm", gpu)["timings"]["decode_tok_s"].as_f64();
+    assert!(faster > report("emulated:t4-xeon", gpu)["timings"]["decode_tok_s"].as_f64());
+    let said = support::stderr(&generate("emulated:t4-xeon", gpu));
     assert!(said.contains("times are those of emulated:t4-xeon, not of this computer"), "{said}");
 
     let words =

@@ -6,7 +6,7 @@ use super::prepare::{Prepared, Units};
 use crate::cache::{KvDType, KvGeometry, SeqRows};
 use crate::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
-use crate::simd::linear::{ActsBytes, Linear};
+use crate::simd::linear::{ActsBytes, Linear, Mode};
 use crate::{Error, Result};
 
 /// Bytes of a run, by purpose.
@@ -163,7 +163,18 @@ fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: us
         [None, spec.window.as_ref().map(|w| w.size)].into_iter().take(1 + usize::from(spec.window.is_some()))
     {
         let mut plan = Host::empty_plan(&Host::attention(spec, window), options.mode, threads)?;
-        plan.rebuild(&[tail(rows.min(options.context), 0)]);
+        let most = rows.min(options.context);
+        plan.rebuild(&[tail(most, 0)]);
+        if options.mode == Mode::Deterministic {
+            // Segments are pages: which blocks of rows are split between threads, and so how many results are kept, differs from chunk
+            // to chunk, and the last need not have most.
+            for first_pos in (0..options.context).step_by(most.max(options.context / 64)) {
+                let n = most.min(options.context - first_pos);
+                for n_rows in [n, n - 1].into_iter().filter(|&n| n > 0) {
+                    plan.rebuild(&[SeqRows { pages: &pages, first_pos, n_rows, row0: 0 }]);
+                }
+            }
+        }
         let powers = std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|&n| n < options.sequences);
         for n in powers.chain([options.sequences]) {
             plan.rebuild(&(0..n).map(|row0| tail(1, row0)).collect::<Vec<_>>());
