@@ -154,6 +154,8 @@ impl Scratch {
         self.head_dim = head_dim;
         let grow = |v: &mut Vec<f32>, n: usize| {
             if v.len() < n {
+                // Exactly as much, and the old memory first goes back: nothing in it is needed any more, and the dry run counts this.
+                *v = Vec::new();
                 v.resize(n, 0.0);
             }
         };
