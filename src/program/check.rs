@@ -2,21 +2,26 @@
 //! values, and reads values of the layer that it is at.
 //!
 //! The check knows what operations mean and nothing of how they were made: it walks the program and keeps, for every row and
-//! side, which value is there. That operations of different lanes keep the program's order where they share memory is the
-//! business of [`super::order`], for the regions that operations name; that they name all they touch is checked in `declared`.
+//! side, which value is there ([`rows`]), and for every request, layer and side, which tokens are ([`tokens`]). Rows and requests in the
+//! same state are one entry, so that a step of a thousand takes as long as one of a few. That operations of different lanes
+//! keep the program's order where they share memory is the business of [`super::order`], for the regions that operations name;
+//! that they name all they touch is checked in `declared`.
 //!
 //! Of asynchronous iterations a row passes the sublayers in several: [`parked::Parked`] is what is carried from one to the next.
 
 mod declared;
 pub mod parked;
+mod rows;
+mod tokens;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::iteration::{Group, Iteration, Kv, RequestId, Wants};
+use self::rows::{Home, Row, Rows, Run};
+use self::tokens::{Ranges, Tokens, holds, insert};
+use super::iteration::{Iteration, RequestId};
 use super::op::{Buffer, Cargo, Kind, Op, Part, Program, Unit};
 use super::placement::{Placement, Residence, Side, Sublayer};
-use crate::cache::PAGE_TOKENS;
 
 /// What is wrong with which operation (by its place; the number of operations for what is missing at the end).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,36 +35,18 @@ pub struct Fault {
     pub what: String,
 }
 
-/// The values of one row on one side. Values of the residual stream are counted by the sublayers added: 2l before block l,
-/// 2l + 1 between its halves.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Row {
-    hidden: Option<u32>,
-    /// With delta added, hidden has this value.
-    delta: Option<u32>,
-    qkv: Option<u32>,
-    attn: Option<u32>,
-    partial: Option<u32>,
-    far: Option<u32>,
-    act: Option<u32>,
-    logits: bool,
-    picked: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Mail {
-    qkv: Option<(u32, bool)>,
-    out: Option<(u32, Part)>,
-}
-
 struct Walk<'a> {
     placement: &'a Placement,
     iteration: &'a Iteration,
-    rows: Vec<[Vec<Row>; 2]>,
-    mail: Vec<Vec<Mail>>,
-    /// Pages: (side, layer, request) to the tokens stored, as sorted ranges.
-    stored: HashMap<(Side, u32, RequestId), Vec<(u32, u32)>>,
-    staged: HashMap<(u8, RequestId), (u32, Vec<(u32, u32)>)>,
+    /// The model's windows, each once, and which of them each layer has.
+    windows: (Vec<Option<u32>>, Vec<usize>),
+    /// Of each sub-batch.
+    rows: Vec<Rows<'a>>,
+    /// Of requests whose tokens are followed by number.
+    tokens: Tokens,
+    staged: HashMap<(u8, RequestId), (u32, Ranges)>,
+    /// Of requests whose pages move: the sides and layers of which operations name pages.
+    moved: HashMap<RequestId, Vec<(Side, Range<u32>)>>,
     weights: HashMap<u8, u32>,
     /// Of each sub-batch, whether its operations are carried out: not those of a cohort that does not join.
     goes: Vec<Goes>,
@@ -97,20 +84,8 @@ fn walk(
     iteration: &Iteration,
     joins: &dyn Fn(u8) -> bool,
 ) -> Result<(), Fault> {
-    let mut walk = Walk {
-        placement,
-        iteration,
-        rows: iteration
-            .sub_batches
-            .iter()
-            .map(|s| [vec![Row::default(); s.rows() as usize], vec![Row::default(); s.rows() as usize]])
-            .collect(),
-        mail: iteration.sub_batches.iter().map(|s| vec![Mail::default(); s.rows() as usize]).collect(),
-        stored: HashMap::new(),
-        staged: HashMap::new(),
-        weights: HashMap::new(),
-        goes: vec![Goes::On; iteration.sub_batches.len()],
-    };
+    let mut walk =
+        Walk::new(program, placement, iteration).map_err(|what| Fault { op: 0, name: "iteration", what })?;
     walk.stored_before();
     walk.parked_before(joins);
     for (at, op) in program.ops.iter().enumerate() {
@@ -133,117 +108,126 @@ fn flip(side: Side) -> Side {
     if side == Side::Host { Side::Device } else { Side::Host }
 }
 
-/// Adds `new` to sorted, disjoint ranges.
-fn insert(ranges: &mut Vec<(u32, u32)>, new: (u32, u32)) {
-    ranges.push(new);
-    ranges.sort_unstable();
-    let mut merged: Vec<(u32, u32)> = Vec::new();
-    for &(a, b) in ranges.iter() {
-        match merged.last_mut() {
-            Some(last) if a <= last.1 => last.1 = last.1.max(b),
-            _ => merged.push((a, b)),
-        }
-    }
-    *ranges = merged;
-}
-
-fn holds(ranges: &[(u32, u32)], (a, b): (u32, u32)) -> bool {
-    a >= b || ranges.iter().any(|r| r.0 <= a && b <= r.1)
-}
-
-fn boundary(group: &Group) -> u32 {
-    match group.kv {
-        Kv::Split { boundary, .. } => boundary,
-        _ => 0,
+/// No request has rows twice: regions would not tell which of its tokens are meant.
+fn each_once(iteration: &Iteration) -> Result<(), String> {
+    let groups = iteration.sub_batches.iter().flat_map(|b| &b.groups);
+    let mut ids: Vec<RequestId> = groups.map(|g| g.request).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("request {:?} comes twice", pair[0])),
+        None => Ok(()),
     }
 }
 
-impl Walk<'_> {
-    /// What earlier steps have stored; pages that move in this iteration are still where they come from.
-    fn stored_before(&mut self) {
-        let page = PAGE_TOKENS as u32;
-        // Of requests that have no rows in this step, that is all that is known.
-        let groups = || self.iteration.sub_batches.iter().flat_map(|s| &s.groups);
-        let others = self.iteration.moves.iter().filter(|m| groups().all(|g| g.request != m.request));
-        for m in others.filter(|m| !m.pages.is_empty()) {
-            for (l, _) in self.placement.layers.iter().enumerate().filter(|(_, l)| l.kv == Side::Device) {
-                let stored = self.stored.entry((flip(m.to), l as u32, m.request)).or_default();
-                insert(stored, (m.pages.start * page, m.pages.end * page));
-            }
+/// Old values, whoever overwrites them.
+fn want(found: Option<u32>, wanted: u32, what: &str, row: u32) -> Result<(), String> {
+    match found {
+        Some(v) if v == wanted => Ok(()),
+        other => Err(format!("row {row}: {what} is {other:?}, {wanted} is needed")),
+    }
+}
+
+fn residual(row: &mut Row, add: bool, value: u32, at: u32) -> Result<(), String> {
+    if add {
+        let before = value
+            .checked_sub(1)
+            .ok_or_else(|| format!("row {at}: there is nothing to add before layer 0"))?;
+        want(row.hidden, before, "the residual stream", at)?;
+        want(row.delta, value, "what is added to it", at)?;
+    } else {
+        want(row.hidden, value, "the residual stream", at)?;
+    }
+    row.hidden = Some(value);
+    row.delta = None;
+    Ok(())
+}
+
+impl<'a> Walk<'a> {
+    fn new(
+        program: &Program,
+        placement: &'a Placement,
+        iteration: &'a Iteration,
+    ) -> Result<Walk<'a>, String> {
+        each_once(iteration)?;
+        let mut windows = vec![None];
+        let layers = placement.layers.len();
+        let of = |l| {
+            let window = placement.window(l);
+            windows.iter().position(|w| *w == window).unwrap_or_else(|| {
+                windows.push(window);
+                windows.len() - 1
+            })
+        };
+        let which: Vec<usize> = (0..layers).map(of).collect();
+        // Requests whose tokens have to be followed by number.
+        let mut moved: HashMap<RequestId, Vec<(Side, Range<u32>)>> = HashMap::new();
+        for m in &iteration.moves {
+            moved.entry(m.request).or_default();
         }
-        for group in self.iteration.sub_batches.iter().flat_map(|s| &s.groups) {
-            for (l, layer) in self.placement.layers.iter().enumerate() {
-                let mut put = |side, range: (u32, u32)| {
-                    if range.0 < range.1 {
-                        insert(self.stored.entry((side, l as u32, group.request)).or_default(), range);
+        let mut staged: HashSet<(u8, u32)> = HashSet::new();
+        for op in &program.ops {
+            match op.kind {
+                Kind::PageIn { .. } | Kind::PageOut { .. } => {
+                    for region in op.reads.iter().chain(&op.writes) {
+                        match region.buffer {
+                            Buffer::Pages(side, request) => {
+                                moved.entry(request).or_default().push((side, region.layers.clone()));
+                            }
+                            Buffer::StagedPages(_, request) => {
+                                moved.entry(request).or_default();
+                            }
+                            _ => {}
+                        }
                     }
-                };
-                if layer.kv == Side::Host {
-                    put(Side::Host, (0, group.first));
-                    continue;
                 }
-                let on_host = match group.kv {
-                    Kv::Device => 0,
-                    Kv::Host => group.first,
-                    Kv::Split { boundary, .. } => boundary,
-                };
-                let moved = |side| {
-                    let of = self
-                        .iteration
-                        .moves
-                        .iter()
-                        .filter(move |m| m.request == group.request && m.to == side);
-                    of.map(|m| (m.pages.start * page, (m.pages.end * page).min(group.first)))
-                };
-                let mut cuts: Vec<(u32, u32, Side)> = Vec::new();
-                cuts.extend(moved(Side::Host).map(|(a, b)| (a, b, Side::Device)));
-                cuts.extend(moved(Side::Device).map(|(a, b)| (a, b, Side::Host)));
-                cuts.sort_unstable();
-                let mut at = 0;
-                let mut fill = |from: u32, to: u32| {
-                    put(Side::Host, (from.min(on_host), to.min(on_host)));
-                    put(Side::Device, (from.max(on_host), to.max(on_host)));
-                };
-                for &(a, b, _) in &cuts {
-                    fill(at, a);
-                    at = b;
+                Kind::Append { staged: Some(_), .. } | Kind::Attend { staged: Some(_), .. } => {
+                    // A group that is not there is a fault when the walk comes to it.
+                    let most = iteration.sub_batches.get(op.sub_batch as usize).map_or(0, |b| b.groups.len());
+                    staged
+                        .extend((op.groups.start..op.groups.end.min(most as u32)).map(|g| (op.sub_batch, g)));
                 }
-                fill(at, group.first);
-                for (a, b, side) in cuts {
-                    put(side, (a, b));
-                }
+                _ => {}
             }
         }
+        let quiet = moved.is_empty() && staged.is_empty();
+        let rows = (0u8..).zip(&iteration.sub_batches).map(|(b, batch)| {
+            Rows::new(batch, layers, &windows, |at, g| {
+                !quiet && (moved.contains_key(&g.request) || staged.contains(&(b, at)))
+            })
+        });
+        Ok(Walk {
+            placement,
+            iteration,
+            rows: rows.collect(),
+            tokens: Tokens::new(placement),
+            staged: HashMap::new(),
+            moved,
+            weights: HashMap::new(),
+            goes: vec![Goes::On; iteration.sub_batches.len()],
+            windows: (windows, which),
+        })
     }
 
-    fn groups(&self, op: &Op) -> Vec<(Group, Range<u32>)> {
-        let all: Vec<_> =
-            self.iteration.sub_batches[op.sub_batch as usize].with_rows().map(|(g, r)| (*g, r)).collect();
-        all[op.groups.start as usize..op.groups.end as usize].to_vec()
+    /// The layer of an operation.
+    fn layer(&self, op: &Op) -> Result<u32, String> {
+        let layers = self.placement.layers.len();
+        op.layer
+            .filter(|&l| (l as usize) < layers)
+            .ok_or_else(|| format!("of layer {:?} of {layers}", op.layer))
     }
 
-    /// The rows that count of an operation.
-    fn live(&self, op: &Op) -> Vec<usize> {
-        let mut live = Vec::new();
-        for (group, rows) in self.groups(op) {
-            let wanted = match group.wants {
-                Wants::Nothing => rows.end..rows.end,
-                Wants::Last => rows.end - 1..rows.end,
-                Wants::All => rows.clone(),
-            };
-            let counts = if op.wanted_only { wanted } else { rows };
-            live.extend(counts.map(|r| r as usize));
-        }
-        live
+    /// Its runs of rows.
+    fn runs(&self, op: &Op, at: &Range<usize>) -> &[Run] {
+        &self.rows[op.sub_batch as usize].runs()[at.clone()]
     }
 
     fn step(&mut self, op: &Op) -> Result<(), String> {
         let n = self.placement.layers.len() as u32;
         let (b, side) = (op.sub_batch as usize, side_of(op));
         let s = side as usize;
-        let layer = op.layer.unwrap_or(n);
         match op.kind {
             Kind::Stream { slot } => {
+                let layer = self.layer(op)?;
                 if self.placement.layers[layer as usize].weights != Residence::Streamed {
                     return Err(format!("layer {layer} is not streamed"));
                 }
@@ -254,279 +238,200 @@ impl Walk<'_> {
             Kind::Join => return Ok(()),
             _ => {}
         }
-        let groups = self.groups(op);
-        let span = groups.first().map_or(0, |g| g.1.start)..groups.last().map_or(0, |g| g.1.end);
-        let live = self.live(op);
-        // The rows that count are among them.
-        let span = match (live.first(), live.last()) {
-            (Some(&first), Some(&last)) if op.wanted_only && op.rows != span => first as u32..last as u32 + 1,
-            _ => span,
+        let layer = match op.kind {
+            Kind::Embed | Kind::Head { .. } | Kind::Pick | Kind::Carry { .. } => op.layer.unwrap_or(n),
+            _ => self.layer(op)?,
         };
-        if op.rows != span {
-            return Err(format!("rows {:?}, but its groups have {span:?}", op.rows));
-        }
-        self.has_weights(op, layer, &groups)?;
-        // Old values, whoever overwrites them.
-        let want = |found: Option<u32>, wanted: u32, what: &str, row: usize| match found {
-            Some(v) if v == wanted => Ok(()),
-            other => Err(format!("row {row}: {what} is {other:?} on the {side:?} side, {wanted} is needed")),
-        };
-        let residual = |row: &mut Row, add: bool, value: u32, at: usize| -> Result<(), String> {
-            if add {
-                want(row.hidden, value - 1, "the residual stream", at)?;
-                want(row.delta, value, "what is added to it", at)?;
-            } else {
-                want(row.hidden, value, "the residual stream", at)?;
-            }
-            row.hidden = Some(value);
-            row.delta = None;
-            Ok(())
-        };
+        let Some(rows) = self.rows.get_mut(b) else { return Err(format!("of sub-batch {b}")) };
+        let at = rows.of(&op.groups)?;
+        self.spans(op, &at)?;
+        self.has_weights(op, layer, &at)?;
         match op.kind {
-            Kind::Embed => {
-                for r in live {
-                    if self.rows[b].iter().any(|side| side[r] != Row::default()) {
+            Kind::Append { staged, .. } => self.stores(op, layer, &at, staged)?,
+            Kind::Attend { part, staged, .. } => self.sees(op, layer, &at, part, staged)?,
+            _ => {}
+        }
+        // All rows have keys and values.
+        let wanted_only = op.wanted_only && !matches!(op.kind, Kind::Append { .. });
+        let runs = &mut self.rows[b].runs_mut()[at];
+        for (r, state) in runs.iter_mut().flat_map(|run| run.live(wanted_only)) {
+            let mail = &mut state.mail;
+            match op.kind {
+                Kind::Embed => {
+                    if state.rows.iter().any(|row| *row != Row::default()) {
                         return Err(format!("row {r} is embedded twice"));
                     }
-                    self.rows[b][s][r].hidden = Some(0);
+                    state.rows[s].hidden = Some(0);
                 }
-            }
-            Kind::Project { add } => {
-                for r in live {
-                    let row = &mut self.rows[b][s][r];
-                    residual(row, add, 2 * layer, r)?;
-                    row.qkv = Some(layer);
-                    self.rows[b][flip(side) as usize][r].hidden = None;
+                Kind::Project { add } => {
+                    residual(&mut state.rows[s], add, 2 * layer, r)?;
+                    state.rows[s].qkv = Some(layer);
+                    state.rows[flip(side) as usize].hidden = None;
                 }
-            }
-            Kind::Append { mailbox, staged } => {
-                for (group, rows) in groups {
-                    for r in rows {
-                        let r = r as usize;
-                        let made = match mailbox {
-                            true => self.mail[b][r].qkv.filter(|q| q.1).map(|q| q.0),
-                            false => self.rows[b][s][r].qkv,
-                        };
-                        want(made, layer, "q, k, v", r)?;
-                    }
-                    let range = (group.first, group.end());
-                    match staged {
-                        Some(slot) => {
-                            let entry =
-                                self.staged.entry((slot, group.request)).or_insert((layer, Vec::new()));
-                            if entry.0 != layer {
-                                *entry = (layer, Vec::new());
-                            }
-                            insert(&mut entry.1, range);
-                        }
-                        None => insert(self.stored.entry((side, layer, group.request)).or_default(), range),
-                    }
-                }
-            }
-            Kind::Publish { queries_only } => {
-                for r in live {
-                    want(self.rows[b][s][r].qkv, layer, "q, k, v", r)?;
-                    self.mail[b][r].qkv = Some((layer, !queries_only));
-                }
-            }
-            Kind::Attend { part, from_mailbox, to_mailbox, staged } => {
-                for (group, _) in &groups {
-                    // Row r sees (r − window, r].
-                    let window = self.placement.window(layer as usize);
-                    let first = window.map_or(0, |w| (group.first + 1).saturating_sub(w));
-                    let range = match part {
-                        Part::Whole => (first, group.end()),
-                        Part::FromBoundary => (boundary(group).max(first), group.end()),
-                        Part::UpToBoundary => (first.min(boundary(group)), boundary(group)),
+                Kind::Append { mailbox, .. } => {
+                    let made = match mailbox {
+                        true => mail.qkv.filter(|q| q.1).map(|q| q.0),
+                        false => state.rows[s].qkv,
                     };
-                    if op.wanted_only && group.wants == Wants::Nothing {
-                        continue;
-                    }
-                    let there = match staged {
-                        Some(slot) => {
-                            self.staged.get(&(slot, group.request)).filter(|e| e.0 == layer).map(|e| &e.1)
-                        }
-                        None => self.stored.get(&(side, layer, group.request)),
-                    };
-                    if !there.is_some_and(|ranges| holds(ranges, range)) {
-                        return Err(format!(
-                            "request {:?}: tokens {range:?} of layer {layer} are wanted on the {side:?} side, {there:?} are there",
-                            group.request
-                        ));
-                    }
+                    want(made, layer, "q, k, v", r)?;
                 }
-                for r in live {
-                    let q =
-                        if from_mailbox { self.mail[b][r].qkv.map(|q| q.0) } else { self.rows[b][s][r].qkv };
+                Kind::Publish { queries_only } => {
+                    want(state.rows[s].qkv, layer, "q, k, v", r)?;
+                    mail.qkv = Some((layer, !queries_only));
+                }
+                Kind::Attend { part, from_mailbox, to_mailbox, .. } => {
+                    let row = &mut state.rows[s];
+                    let q = if from_mailbox { mail.qkv.map(|q| q.0) } else { row.qkv };
                     want(q, layer, "q", r)?;
-                    let row = &mut self.rows[b][s][r];
                     match part {
-                        _ if to_mailbox => self.mail[b][r].out = Some((layer, part)),
+                        _ if to_mailbox => mail.out = Some((layer, part)),
                         Part::Whole => row.attn = Some(layer),
                         Part::FromBoundary => row.partial = Some(layer),
                         Part::UpToBoundary => row.far = Some(layer),
                     }
                 }
-            }
-            Kind::Collect => {
-                for r in live {
-                    let out = self.mail[b][r].out.filter(|o| o.1 == Part::Whole).map(|o| o.0);
+                Kind::Collect => {
+                    let out = mail.out.filter(|o| o.1 == Part::Whole).map(|o| o.0);
                     want(out, layer, "attention in the mailbox", r)?;
-                    self.rows[b][s][r].attn = Some(layer);
+                    state.rows[s].attn = Some(layer);
                 }
-            }
-            Kind::Merge { mailbox } => {
-                for r in live {
+                Kind::Merge { mailbox } => {
+                    let row = &mut state.rows[s];
                     let far = match mailbox {
-                        true => self.mail[b][r].out.filter(|o| o.1 == Part::UpToBoundary).map(|o| o.0),
-                        false => self.rows[b][s][r].far,
+                        true => mail.out.filter(|o| o.1 == Part::UpToBoundary).map(|o| o.0),
+                        false => row.far,
                     };
                     want(far, layer, "attention before the boundary", r)?;
-                    want(self.rows[b][s][r].partial, layer, "attention from the boundary on", r)?;
-                    self.rows[b][s][r].attn = Some(layer);
+                    want(row.partial, layer, "attention from the boundary on", r)?;
+                    row.attn = Some(layer);
                 }
-            }
-            Kind::OutProj => {
-                for r in live {
-                    let row = &mut self.rows[b][s][r];
+                Kind::OutProj => {
+                    let row = &mut state.rows[s];
                     want(row.attn.take(), layer, "attention", r)?;
                     row.delta = Some(2 * layer + 1);
                 }
-            }
-            Kind::FfnUp { add } => {
-                for r in live {
-                    let row = &mut self.rows[b][s][r];
-                    residual(row, add, 2 * layer + 1, r)?;
-                    row.act = Some(layer);
-                    self.rows[b][flip(side) as usize][r].hidden = None;
+                Kind::FfnUp { add } => {
+                    residual(&mut state.rows[s], add, 2 * layer + 1, r)?;
+                    state.rows[s].act = Some(layer);
+                    state.rows[flip(side) as usize].hidden = None;
                 }
-            }
-            Kind::FfnDown => {
-                for r in live {
-                    let row = &mut self.rows[b][s][r];
+                Kind::FfnDown => {
+                    let row = &mut state.rows[s];
                     want(row.act.take(), layer, "the activations", r)?;
                     row.delta = Some(2 * layer + 2);
                 }
-            }
-            Kind::Head { add } => {
-                for r in live {
-                    let row = &mut self.rows[b][s][r];
+                Kind::Head { add } => {
+                    let row = &mut state.rows[s];
                     residual(row, add, 2 * n, r)?;
                     if std::mem::replace(&mut row.logits, true) {
                         return Err(format!("row {r} has logits twice"));
                     }
                 }
-            }
-            Kind::Pick => {
-                for r in live {
-                    let row = &mut self.rows[b][s][r];
+                Kind::Pick => {
+                    let row = &mut state.rows[s];
                     if !row.logits {
                         return Err(format!("row {r} has no logits"));
                     }
                     row.picked = true;
                 }
-            }
-            Kind::Carry { cargo, to } => {
-                let from = flip(to) as usize;
-                for r in live {
-                    let source = self.rows[b][from][r];
-                    let missing = || format!("row {r}: nothing on the other side");
-                    let row = &mut self.rows[b][to as usize][r];
-                    match cargo {
-                        Cargo::Hidden { pending } => {
-                            let value = match pending {
-                                Some(of) => {
-                                    let value = after(layer, of);
-                                    if source.hidden != Some(value - 1) || source.delta != Some(value) {
-                                        return Err(format!(
-                                            "row {r}: {of:?} of layer {layer} is not what is pending"
-                                        ));
-                                    }
-                                    value
-                                }
-                                None => source.hidden.ok_or_else(missing)?,
-                            };
-                            row.hidden = Some(value);
-                            if pending.is_some() {
-                                row.delta = None;
-                            }
-                        }
-                        Cargo::Delta { of } => {
-                            want(source.delta, after(layer, of), "the sublayer's output", r)?;
-                            row.delta = source.delta;
-                        }
-                        Cargo::Qkv => row.qkv = Some(source.qkv.ok_or_else(missing)?),
-                        Cargo::Attn => row.attn = Some(source.attn.ok_or_else(missing)?),
-                        Cargo::Act => row.act = Some(source.act.ok_or_else(missing)?),
-                    }
+                Kind::Carry { cargo, to } => {
+                    carry(cargo, layer, r, state.rows[flip(to) as usize], &mut state.rows[to as usize])?;
                 }
-            }
-            Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } | Kind::Join => {
-                unreachable!("above")
-            }
-        }
-        Ok(())
-    }
-
-    fn pages(&mut self, op: &Op, staged: Option<u8>) -> Result<(), String> {
-        let [read, ..] = &op.reads[..] else { return Err("reads nothing".into()) };
-        let page = PAGE_TOKENS as u32;
-        let out = matches!(op.kind, Kind::PageOut { .. });
-        let request = match read.buffer {
-            Buffer::Pages(_, request) | Buffer::StagedPages(_, request) => request,
-            _ => return Err("reads something else than pages".into()),
-        };
-        let (from, to) = if out { (Side::Device, Side::Host) } else { (Side::Host, Side::Device) };
-        let range = (read.span.start * page, read.span.end * page);
-        let clip = |ranges: Option<&Vec<(u32, u32)>>| -> Option<(u32, u32)> {
-            // The last page need not be full.
-            let last = ranges?.iter().map(|r| r.1).max()?;
-            Some((range.0, range.1.min(last)))
-        };
-        match staged {
-            Some(slot) if out => {
-                let (layer, ranges) = self.staged.get(&(slot, request)).cloned().unwrap_or_default();
-                if Some(layer) != op.layer {
-                    return Err(format!("staging memory holds layer {layer}"));
-                }
-                let moved = clip(Some(&ranges)).filter(|&m| holds(&ranges, m));
-                let moved = moved.ok_or("the tokens are not in staging memory")?;
-                insert(self.stored.entry((Side::Host, layer, request)).or_default(), moved);
-            }
-            Some(slot) => {
-                let layer = op.layer.ok_or("a layer")?;
-                let there = self.stored.get(&(Side::Host, layer, request));
-                let moved = clip(there).filter(|&m| there.is_some_and(|t| holds(t, m)));
-                let moved = moved.ok_or("the tokens are not on the host")?;
-                self.staged.insert((slot, request), (layer, vec![moved]));
-            }
-            None => {
-                let declared = |l: u32| op.reads.iter().any(|r| r.layers.contains(&l));
-                for (l, layer) in (0u32..).zip(&self.placement.layers) {
-                    if layer.kv == Side::Host {
-                        continue;
-                    }
-                    if !declared(l) {
-                        return Err(format!("leaves out layer {l}"));
-                    }
-                    let there = self.stored.get(&(from, l, request));
-                    let moved = clip(there).filter(|&m| there.is_some_and(|t| holds(t, m)));
-                    let moved = moved.ok_or_else(|| format!("layer {l}: tokens {range:?} are not there"))?;
-                    insert(self.stored.entry((to, l, request)).or_default(), moved);
-                    // What is gone from its side.
-                    let ranges = self.stored.entry((from, l, request)).or_default();
-                    *ranges = ranges
-                        .iter()
-                        .flat_map(|&(a, b)| [(a, b.min(moved.0)), (a.max(moved.1), b)])
-                        .filter(|r| r.0 < r.1)
-                        .collect();
+                Kind::Stream { .. } | Kind::PageOut { .. } | Kind::PageIn { .. } | Kind::Join => {
+                    unreachable!("above")
                 }
             }
         }
         Ok(())
     }
 
-    fn has_weights(&self, op: &Op, layer: u32, groups: &[(Group, Range<u32>)]) -> Result<(), String> {
+    /// Whether an operation has the rows of its groups, or from the first that counts to the last.
+    fn spans(&self, op: &Op, at: &Range<usize>) -> Result<(), String> {
+        let runs = self.runs(op, at);
+        let span = runs.first().map_or(0, |r| r.rows.start)..runs.last().map_or(0, |r| r.rows.end);
+        if op.rows == span {
+            return Ok(());
+        }
+        let wanting = || runs.iter().filter(|run| run.wants()).map(|run| &run.wanted);
+        let span = match (wanting().next(), wanting().next_back()) {
+            (Some(first), Some(last)) if op.wanted_only => first.start..last.end,
+            _ => span,
+        };
+        if op.rows != span {
+            return Err(format!("rows {:?}, but its groups have {span:?}", op.rows));
+        }
+        Ok(())
+    }
+
+    /// Keys and values of an operation's rows are put where they are kept.
+    fn stores(&mut self, op: &Op, layer: u32, at: &Range<usize>, staged: Option<u8>) -> Result<(), String> {
+        let side = side_of(op);
+        let Walk { rows, tokens, staged: staging, .. } = self;
+        let rows = &mut rows[op.sub_batch as usize];
+        for place in at.clone() {
+            let run = &rows.runs()[place];
+            if !run.is_own() {
+                rows.runs_mut()[place].stored[layer as usize][side as usize] |= tokens::NEW;
+                continue;
+            }
+            let group = rows.group(run);
+            let range = (group.first, group.end());
+            match staged {
+                Some(slot) => {
+                    let entry = staging.entry((slot, group.request)).or_insert((layer, Vec::new()));
+                    if entry.0 != layer {
+                        *entry = (layer, Vec::new());
+                    }
+                    insert(&mut entry.1, range);
+                }
+                None => insert(tokens.at_mut(side, layer, group.request), range),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the tokens that an attention reads are there.
+    fn sees(
+        &self,
+        op: &Op,
+        layer: u32,
+        at: &Range<usize>,
+        part: Part,
+        staged: Option<u8>,
+    ) -> Result<(), String> {
+        let side = side_of(op);
+        for run in self.runs(op, at).iter().filter(|run| !op.wanted_only || run.wants()) {
+            let group = self.rows[op.sub_batch as usize].group(run);
+            let range = tokens::attended(group, part, self.placement.window(layer as usize));
+            let there: &[(u32, u32)] = match staged {
+                _ if !run.is_own() => {
+                    let there = run.stored[layer as usize][side as usize];
+                    let needs = run.cells().needs(part, self.windows.1[layer as usize]);
+                    if there & needs != needs {
+                        return Err(format!(
+                            "requests of groups {:?}: tokens of layer {layer} are wanted on the {side:?} side (the first's {range:?}), not all are there",
+                            run.groups
+                        ));
+                    }
+                    continue;
+                }
+                Some(slot) => {
+                    let entry = self.staged.get(&(slot, group.request)).filter(|e| e.0 == layer);
+                    entry.map_or(&[], |e| &e.1)
+                }
+                None => self.tokens.at(side, layer, group.request),
+            };
+            if !holds(there, range) {
+                return Err(format!(
+                    "request {:?}: tokens {range:?} of layer {layer} are wanted on the {side:?} side, {there:?} are there",
+                    group.request
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn has_weights(&self, op: &Op, layer: u32, at: &Range<usize>) -> Result<(), String> {
         let side = side_of(op);
         let end = |wanted: Side| match wanted == side {
             true => Ok(()),
@@ -542,8 +447,8 @@ impl Walk<'_> {
             _ => return Ok(()),
         };
         let placed = &self.placement.layers[layer as usize];
-        for (group, _) in groups {
-            end(placed.policy(group.phase).side(sublayer))?;
+        for run in self.runs(op, at) {
+            end(placed.policy(run.phase()).side(sublayer))?;
         }
         match (placed.weights, side) {
             (Residence::Both, _) | (Residence::Host, Side::Host) | (Residence::Device, Side::Device) => {
@@ -569,43 +474,86 @@ impl Walk<'_> {
 
     /// Everything that was asked for is there.
     fn finished(&self) -> Result<(), String> {
-        for (b, batch) in self.iteration.sub_batches.iter().enumerate() {
+        for b in 0..self.rows.len() {
             if let Some(at) = self.parked_after(b) {
                 self.is_parked(b, at)?;
                 continue;
             }
-            for (group, rows) in batch.with_rows() {
-                let first = match group.wants {
-                    Wants::Nothing => rows.end,
-                    Wants::Last => rows.end - 1,
-                    Wants::All => rows.start,
-                };
-                for r in first..rows.end {
-                    let row = &self.rows[b][self.placement.head as usize][r as usize];
-                    if !row.logits || (self.iteration.pick && !row.picked) {
-                        return Err(format!("row {r} of sub-batch {b} has no logits, or no token"));
-                    }
+            for run in self.rows[b].runs() {
+                if let Some((r, _)) = run.states(true).find(|(_, state)| {
+                    let row = &state.rows[self.placement.head as usize];
+                    !row.logits || (self.iteration.pick && !row.picked)
+                }) {
+                    return Err(format!("row {r} of sub-batch {b} has no logits, or no token"));
                 }
-                for (l, layer) in self.placement.layers.iter().enumerate() {
-                    let side = match (layer.kv, group.kv) {
-                        (Side::Host, _) | (_, Kv::Host) => Side::Host,
-                        _ => Side::Device,
-                    };
-                    let from = if side == Side::Device { boundary(group) } else { 0 };
-                    for (side, range) in [(Side::Host, (0, from)), (side, (from, group.end()))] {
-                        let there = self.stored.get(&(side, l as u32, group.request));
-                        if range.0 < range.1 && !there.is_some_and(|t| holds(t, range)) {
-                            return Err(format!(
-                                "request {:?}, layer {l}: keys and values of tokens {range:?} are not all on the {side:?} side",
-                                group.request
-                            ));
-                        }
+                self.kept(b, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all tokens of a run's requests are where they are kept.
+    fn kept(&self, b: usize, run: &Run) -> Result<(), String> {
+        for (l, layer) in (0u32..).zip(&self.placement.layers) {
+            let side = match (layer.kv, run.home()) {
+                (Side::Host, _) | (_, Home::Host) => Side::Host,
+                _ => Side::Device,
+            };
+            let group = self.rows[b].group(run);
+            let (far, near) = (tokens::FAR, tokens::NEAR | tokens::NEW);
+            // Before the boundary they are on the host, whatever side the others are on.
+            let of = [
+                (Side::Host, far, (0, tokens::boundary(group))),
+                (side, near, (tokens::boundary(group), group.end())),
+            ];
+            for (side, cells, range) in of {
+                let there = match run.is_own() {
+                    true => holds(self.tokens.at(side, l, group.request), range),
+                    false => {
+                        let cells = run.cells().of_these(cells);
+                        run.stored[l as usize][side as usize] & cells == cells
                     }
+                };
+                if !there {
+                    return Err(format!(
+                        "request {:?}, layer {l}: keys and values of tokens {range:?} are not all on the {side:?} side",
+                        group.request
+                    ));
                 }
             }
         }
         Ok(())
     }
+}
+
+fn carry(cargo: Cargo, layer: u32, r: u32, source: Row, row: &mut Row) -> Result<(), String> {
+    let missing = || format!("row {r}: nothing on the other side");
+    match cargo {
+        Cargo::Hidden { pending } => {
+            let value = match pending {
+                Some(of) => {
+                    let value = after(layer, of);
+                    if source.hidden != Some(value - 1) || source.delta != Some(value) {
+                        return Err(format!("row {r}: {of:?} of layer {layer} is not what is pending"));
+                    }
+                    value
+                }
+                None => source.hidden.ok_or_else(missing)?,
+            };
+            row.hidden = Some(value);
+            if pending.is_some() {
+                row.delta = None;
+            }
+        }
+        Cargo::Delta { of } => {
+            want(source.delta, after(layer, of), "the sublayer's output", r)?;
+            row.delta = source.delta;
+        }
+        Cargo::Qkv => row.qkv = Some(source.qkv.ok_or_else(missing)?),
+        Cargo::Attn => row.attn = Some(source.attn.ok_or_else(missing)?),
+        Cargo::Act => row.act = Some(source.act.ok_or_else(missing)?),
+    }
+    Ok(())
 }
 
 fn after(layer: u32, of: Sublayer) -> u32 {

@@ -229,6 +229,9 @@ pub enum Buffer {
     MailboxIn(u8),
     /// Attention results on the way to the device; the span is of rows of the sub-batch.
     MailboxOut(u8),
+    /// Pages on a side of all groups of a sub-batch; the span is of groups. Where pages of one of their requests move
+    /// in the same step, [`Buffer::Pages`] says in addition which of its pages are meant.
+    GroupPages(Side, u8),
     /// A request's pages on a side; the span is of page numbers within the sequence.
     Pages(Side, RequestId),
     /// Staging memory of a layer's weights; the span is the whole.

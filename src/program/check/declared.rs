@@ -1,7 +1,11 @@
 //! Whether operations name the memory that they touch: the order of lanes is made from what they name ([`super::super::order`]).
 
+use std::ops::Range;
+
 use super::super::op::{Buffer, Cargo, Kind, Op, Part, Region, RowsOf};
-use super::{Walk, flip, side_of};
+use super::super::placement::Side;
+use super::{Walk, flip, side_of, tokens};
+use crate::cache::PAGE_TOKENS;
 
 impl Walk<'_> {
     /// Whether the regions that the order of lanes is made from have everything that the operation touches.
@@ -89,13 +93,46 @@ impl Walk<'_> {
         if let Some(missing) = writes.iter().find(|b| !has(&op.writes, b)) {
             return Err(format!("does not declare that it writes {missing:?}"));
         }
-        if let Kind::Append { .. } | Kind::Attend { .. } = op.kind {
-            let list = if matches!(op.kind, Kind::Append { .. }) { &op.writes } else { &op.reads };
-            for (group, _) in self.groups(op) {
-                let named = |r: &Region| matches!(r.buffer, Buffer::Pages(_, q) | Buffer::StagedPages(_, q) if q == group.request);
-                if !list.iter().any(named) {
-                    return Err(format!("does not declare the pages of {:?}", group.request));
+        match op.kind {
+            Kind::Append { staged, .. } => self.names_pages(op, staged, None),
+            Kind::Attend { staged, part, .. } => self.names_pages(op, staged, Some(part)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an operation that stores or attends names the pages of its groups: those of staging memory by request, others all
+    /// together, and those of requests whose pages move in this step by request as well.
+    fn names_pages(&self, op: &Op, staged: Option<u8>, part: Option<Part>) -> Result<(), String> {
+        let (side, layer) = (side_of(op), self.layer(op)?);
+        let list = if part.is_some() { &op.reads } else { &op.writes };
+        let here = layer..layer + 1;
+        let groups = Buffer::GroupPages(side, op.sub_batch);
+        let together = |r: &Region| r.buffer == groups && r.layers == here && r.span == op.groups;
+        if staged.is_none() && !op.groups.is_empty() && !list.iter().any(together) {
+            return Err(format!("does not declare the pages of its groups: {groups:?}"));
+        }
+        let rows = &self.rows[op.sub_batch as usize];
+        let places = rows.runs().iter().filter(|run| run.is_own());
+        for run in places.filter(|run| op.groups.contains(&run.groups.start)) {
+            let group = rows.group(run);
+            let moves = |(at, layers): &(Side, Range<u32>)| *at == side && layers.contains(&layer);
+            let (buffer, layers) = match staged {
+                Some(slot) => (Buffer::StagedPages(slot, group.request), 0..1),
+                None if self.moved.get(&group.request).is_some_and(|all| all.iter().any(moves)) => {
+                    (Buffer::Pages(side, group.request), here.clone())
                 }
+                None => continue,
+            };
+            let window = self.placement.window(layer as usize);
+            let (first, end) =
+                part.map_or((group.first, group.end()), |part| tokens::attended(group, part, window));
+            let page = PAGE_TOKENS as u32;
+            let named = |r: &Region| {
+                let all = r.span.start <= first / page && end.div_ceil(page) <= r.span.end;
+                r.buffer == buffer && r.layers == layers && (first >= end || all)
+            };
+            if !list.iter().any(named) {
+                return Err(format!("does not declare the pages of {:?}", group.request));
             }
         }
         Ok(())

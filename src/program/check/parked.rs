@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Fault, Goes, Walk, holds, insert, walk};
+use super::tokens::{FAR, NEAR, NEW, holds, insert};
+use super::{Fault, Goes, Walk, walk};
 use crate::program::iteration::{Flow, Iteration, RequestId};
 use crate::program::op::{Kind, Op, Part, Program};
 use crate::program::placement::{Phase, Placement, Side, Sublayer};
@@ -84,20 +85,27 @@ impl Walk<'_> {
             let policy = self.placement.layers[at as usize].policy(Phase::Decode);
             let side = |s| policy.side(s);
             let by_mail = side(Sublayer::Qkv) == Side::Device;
-            for (g, rows) in batch.with_rows() {
-                for layer in 0..=at {
-                    let stored = self.stored.entry((Side::Host, layer, g.request)).or_default();
-                    insert(stored, (g.first, g.end()));
+            let Walk { rows, tokens, .. } = self;
+            let rows = &mut rows[b as usize];
+            for place in 0..rows.runs().len() {
+                let run = &rows.runs()[place];
+                if run.is_own() {
+                    let g = rows.group(run);
+                    for layer in 0..=at {
+                        insert(tokens.at_mut(Side::Host, layer, g.request), (g.first, g.end()));
+                    }
                 }
-                for r in rows {
-                    let r = r as usize;
-                    self.rows[b as usize][side(Sublayer::Qkv) as usize][r].hidden = Some(2 * at);
+                let run = &mut rows.runs_mut()[place];
+                let stored = run.stored.iter_mut().take(at as usize + 1);
+                stored.for_each(|sides| sides[Side::Host as usize] |= NEW);
+                for (_, state) in run.live(false) {
+                    state.rows[side(Sublayer::Qkv) as usize].hidden = Some(2 * at);
                     if by_mail {
-                        self.mail[b as usize][r].qkv = Some((at, true));
+                        state.mail.qkv = Some((at, true));
                     }
                     match by_mail && side(Sublayer::Out) == Side::Device {
-                        true => self.mail[b as usize][r].out = Some((at, Part::Whole)),
-                        false => self.rows[b as usize][Side::Host as usize][r].attn = Some(at),
+                        true => state.mail.out = Some((at, Part::Whole)),
+                        false => state.rows[Side::Host as usize].attn = Some(at),
                     }
                 }
             }
@@ -138,19 +146,18 @@ impl Walk<'_> {
 
     /// Whether the rows of cohort `b` are parked at layer `at` as [`Walk::parked_before`] expects them.
     pub(super) fn is_parked(&self, b: usize, at: u32) -> Result<(), String> {
-        let batch = &self.iteration.sub_batches[b];
         if let Goes::Parked(_) = self.goes[b] {
             return Err(format!("nobody has looked whether cohort {b} can join"));
         }
         let policy = self.placement.layers[at as usize].policy(Phase::Decode);
         let by_mail =
             policy.side(Sublayer::Qkv) == Side::Device && policy.side(Sublayer::Out) == Side::Device;
-        for (g, rows) in batch.with_rows() {
-            for r in rows {
-                let row = &self.rows[b][policy.side(Sublayer::Qkv) as usize][r as usize];
+        for run in self.rows[b].runs() {
+            for (r, state) in run.states(false) {
+                let row = &state.rows[policy.side(Sublayer::Qkv) as usize];
                 let attended = match by_mail {
-                    true => self.mail[b][r as usize].out == Some((at, Part::Whole)),
-                    false => self.rows[b][Side::Host as usize][r as usize].attn == Some(at),
+                    true => state.mail.out == Some((at, Part::Whole)),
+                    false => state.rows[Side::Host as usize].attn == Some(at),
                 };
                 if row.hidden != Some(2 * at) || row.delta.is_some() || !attended {
                     return Err(format!(
@@ -159,10 +166,16 @@ impl Walk<'_> {
                     ));
                 }
             }
+            let g = self.rows[b].group(run);
             for l in 0..self.placement.layers.len() as u32 {
                 let range = (0, if l <= at { g.end() } else { g.first });
-                let there = self.stored.get(&(Side::Host, l, g.request));
-                if range.0 < range.1 && !there.is_some_and(|t| holds(t, range)) {
+                let cells = FAR | NEAR | if l <= at { NEW } else { 0 };
+                let cells = run.cells().of_these(cells);
+                let there = match run.is_own() {
+                    true => holds(self.tokens.at(Side::Host, l, g.request), range),
+                    false => run.stored[l as usize][Side::Host as usize] & cells == cells,
+                };
+                if !there {
                     return Err(format!(
                         "request {:?}, layer {l}: keys and values of tokens {range:?} are not all on the host",
                         g.request

@@ -1,8 +1,11 @@
 //! A sub-batch's walk through the blocks: which operations, on which side, with which transfers between.
 
+use std::cell::RefCell;
+use std::ops::Range;
+
 use super::class::{Attention, Class, attention, boundary, classes, first_seen};
 use crate::cache::PAGE_TOKENS;
-use crate::program::iteration::{Group, SubBatch};
+use crate::program::iteration::{Group, Kv, PageMove, SubBatch};
 use crate::program::op::{Cargo, Kind, Op, Part, Unit};
 use crate::program::placement::{Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
@@ -35,7 +38,14 @@ pub(super) struct Lowering<'a> {
     pub sub_batch: u8,
     pub pick: bool,
     pub classes: Vec<Class>,
+    /// Groups whose pages may move in this step or be on both sides, by place: what is read and written is told page by page.
+    pub moving: Vec<u32>,
+    /// Sums over groups that have been asked for: see [`Lowering::attended`].
+    pub attended: RefCell<Vec<Attended>>,
 }
+
+/// A question about attention, and the answer: tokens and pairs.
+type Attended = ((Part, bool, Range<u32>), (u64, u64));
 
 impl<'a> Lowering<'a> {
     pub fn new(
@@ -43,9 +53,14 @@ impl<'a> Lowering<'a> {
         batch: &'a SubBatch,
         sub_batch: u8,
         pick: bool,
+        moves: &[PageMove],
     ) -> Result<Lowering<'a>> {
         let classes = classes(batch, placement)?;
-        Ok(Lowering { placement, groups: &batch.groups, sub_batch, pick, classes })
+        let moves =
+            |g: &Group| matches!(g.kv, Kv::Split { .. }) || moves.iter().any(|m| m.request == g.request);
+        let moving = (0u32..).zip(&batch.groups).filter(|(_, g)| moves(g)).map(|(at, _)| at).collect();
+        let attended = RefCell::default();
+        Ok(Lowering { placement, groups: &batch.groups, sub_batch, pick, classes, moving, attended })
     }
 
     pub fn run(mut self) -> Result<Lane> {

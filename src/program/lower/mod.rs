@@ -44,7 +44,7 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
     let mut lanes: Vec<Lane> = Vec::new();
     let mut cohorts: Vec<Cohort> = Vec::new();
     for (i, sub_batch) in iteration.sub_batches.iter().enumerate() {
-        let lowering = Lowering::new(placement, sub_batch, i as u8, iteration.pick)?;
+        let lowering = Lowering::new(placement, sub_batch, i as u8, iteration.pick, &iteration.moves)?;
         if iteration.flow == Flow::Async && i > 0 {
             cohorts::check_layers(placement, &lowering)?;
             if !sub_batch.groups.is_empty() {

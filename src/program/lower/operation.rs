@@ -30,21 +30,7 @@ impl Lowering<'_> {
             work.rows = u64::from(wanted);
         }
         if let Kind::Attend { part, .. } = kind {
-            for g in members {
-                let (rows, seen) = match (g.wants, wanted_only) {
-                    (Wants::Last, true) => (1, u64::from(g.end())),
-                    (Wants::Nothing, true) => (0, 0),
-                    _ => (u64::from(g.tokens), u64::from(g.first) + u64::from(g.tokens + 1) / 2),
-                };
-                let (b, end) = (u64::from(boundary(g)), u64::from(g.end()));
-                let (tokens, pairs) = match part {
-                    Part::Whole => (end, rows * seen),
-                    Part::FromBoundary => (end - b, rows * seen.saturating_sub(b)),
-                    Part::UpToBoundary => (b, rows * b),
-                };
-                work.kv_tokens += if rows == 0 { 0 } else { tokens };
-                work.pairs += pairs;
-            }
+            (work.kv_tokens, work.pairs) = self.attended(part, wanted_only, groups.clone());
         }
         // Kernels attend whole sequences; all else is computed from the first row that counts to the last.
         let rows = match kind {
@@ -68,6 +54,34 @@ impl Lowering<'_> {
         op
     }
 
+    /// Tokens that an attention of these groups reads, and pairs of a row and a token. Layers ask for the same again and
+    /// again, and each answer is a sum over requests: the answers are kept.
+    fn attended(&self, part: Part, wanted_only: bool, groups: Range<u32>) -> (u64, u64) {
+        let key = (part, wanted_only, groups);
+        let mut kept = self.attended.borrow_mut();
+        if let Some((_, sums)) = kept.iter().find(|(known, _)| *known == key) {
+            return *sums;
+        }
+        let (mut kv_tokens, mut all_pairs) = (0, 0);
+        for g in &self.groups[key.2.start as usize..key.2.end as usize] {
+            let (rows, seen) = match (g.wants, wanted_only) {
+                (Wants::Last, true) => (1, u64::from(g.end())),
+                (Wants::Nothing, true) => (0, 0),
+                _ => (u64::from(g.tokens), u64::from(g.first) + u64::from(g.tokens + 1) / 2),
+            };
+            let (b, end) = (u64::from(boundary(g)), u64::from(g.end()));
+            let (tokens, pairs) = match part {
+                Part::Whole => (end, rows * seen),
+                Part::FromBoundary => (end - b, rows * seen.saturating_sub(b)),
+                Part::UpToBoundary => (b, rows * b),
+            };
+            kv_tokens += if rows == 0 { 0 } else { tokens };
+            all_pairs += pairs;
+        }
+        kept.push((key, (kv_tokens, all_pairs)));
+        (kv_tokens, all_pairs)
+    }
+
     /// What a computation or a transfer of rows reads and writes.
     fn regions(&self, op: &mut Op, members: &[Group]) {
         let side = if op.unit == Unit::Host { Side::Host } else { Side::Device };
@@ -78,10 +92,24 @@ impl Lowering<'_> {
         let added = |add: bool| add.then(|| here(RowsOf::Delta));
         let layer = op.layer.unwrap_or_default();
         let window = self.placement.window(layer as usize);
-        let pages = |g: &Group, staged: Option<u8>, tokens: Range<u32>| Region {
-            buffer: staged.map_or(Buffer::Pages(side, g.request), |s| Buffer::StagedPages(s, g.request)),
-            layers: if staged.is_some() { 0..1 } else { layer..layer + 1 },
-            span: page_span(tokens),
+        let groups = op.groups.clone();
+        // Pages of the operation's groups, of each the pages with these tokens: by request in staging memory, all together
+        // elsewhere, and by request as well where some of them may move in this step.
+        let pages = |to: &mut Vec<Region>, staged: Option<u8>, tokens: &dyn Fn(&Group) -> Range<u32>| {
+            let of = |g: &Group| Region {
+                buffer: staged.map_or(Buffer::Pages(side, g.request), |s| Buffer::StagedPages(s, g.request)),
+                layers: if staged.is_some() { 0..1 } else { layer..layer + 1 },
+                span: page_span(tokens(g)),
+            };
+            if staged.is_some() {
+                to.extend(members.iter().map(of));
+                return;
+            }
+            let (buffer, layers) = (Buffer::GroupPages(side, b), layer..layer + 1);
+            to.push(Region { buffer, layers, span: groups.clone() });
+            let from = self.moving.partition_point(|&at| at < groups.start);
+            let moving = self.moving[from..].iter().take_while(|&&at| at < groups.end);
+            to.extend(moving.map(|&at| of(&self.groups[at as usize])));
         };
         let (reads, writes) = (&mut op.reads, &mut op.writes);
         match op.kind {
@@ -93,7 +121,7 @@ impl Lowering<'_> {
             }
             Kind::Append { mailbox, staged } => {
                 reads.push(if mailbox { region(Buffer::MailboxIn(b)) } else { here(RowsOf::Qkv) });
-                writes.extend(members.iter().map(|g| pages(g, staged, g.first..g.end())));
+                pages(writes, staged, &|g| g.first..g.end());
             }
             Kind::Publish { .. } => {
                 reads.push(here(RowsOf::Qkv));
@@ -101,15 +129,14 @@ impl Lowering<'_> {
             }
             Kind::Attend { part, from_mailbox, to_mailbox, staged } => {
                 reads.push(if from_mailbox { region(Buffer::MailboxIn(b)) } else { here(RowsOf::Qkv) });
-                reads.extend(members.iter().map(|g| {
+                pages(reads, staged, &|g| {
                     let first = first_seen(g, window);
-                    let tokens = match part {
+                    match part {
                         Part::Whole => first..g.end(),
                         Part::FromBoundary => boundary(g).max(first)..g.end(),
                         Part::UpToBoundary => first.min(boundary(g))..boundary(g),
-                    };
-                    pages(g, staged, tokens)
-                }));
+                    }
+                });
                 writes.push(match part {
                     _ if to_mailbox => region(Buffer::MailboxOut(b)),
                     Part::Whole => here(RowsOf::Attn),
