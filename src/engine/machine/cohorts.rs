@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::RealMachine;
 use super::host::HostHalf;
-use super::issue::Issue;
+use super::issue::{Issue, Uses};
 use super::lane::{Detached, Job, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
@@ -35,6 +35,16 @@ pub(super) struct Slot {
     word: Arc<Word>,
     error: Arc<Mutex<Option<Error>>>,
     parked: Option<Parked>,
+    /// What its jobs use.
+    uses: Vec<Uses>,
+}
+
+impl Slot {
+    /// A job of its cohort uses pages.
+    pub fn note_use(&mut self, uses: Option<&Uses>) {
+        self.uses.retain(|uses| !uses.ended());
+        self.uses.extend(uses.cloned());
+    }
 }
 
 /// A cohort whose attention of a layer is under way.
@@ -128,6 +138,8 @@ impl RealMachine {
             self.lane().wait_for_end(&word, epoch, None);
             word.release(epoch);
         }
+        // The lane may still have jobs of it, which will not run.
+        self.slots[b].uses.drain(..).for_each(|uses| uses.end());
         self.slots[b].error.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.lane_mut().forget(b, Ticket::MAX);
     }

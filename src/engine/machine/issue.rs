@@ -6,7 +6,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::carry::{AreaKey, What};
@@ -24,7 +24,7 @@ use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::Step;
 use crate::device::clock::Work;
-use crate::device::runtime::{Event, Lane, Pinned, Runtime};
+use crate::device::runtime::{Event, HostUse, Lane, Pinned, Runtime};
 use crate::engine::kv::Moved;
 use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Unit};
 
@@ -213,7 +213,15 @@ impl RealMachine {
         let work = self.work.of(op, alone && op.wanted_only);
         let runtime = self.device().runtime.clone();
         let pages = self.pinned_pages(op, parts);
+        // From now on, whether or not it has begun, and until it ends or is given up: meanwhile the device gets no work that has to
+        // do with them.
+        let uses = pages.as_ref().and_then(|pages| pages.uses(&*runtime, op));
+        if lowered.cohort(op).is_some() {
+            self.slots[op.sub_batch as usize].note_use(uses.as_ref());
+        }
+        let used = uses.map(Used);
         let job = self.make_job(at, events, after, work, move |half| {
+            let _used = used;
             let op = &program.program.ops[at];
             if let Some(pages) = pages {
                 pages.check(&*runtime, op)?;
@@ -375,14 +383,52 @@ struct PinnedPages {
 }
 
 impl PinnedPages {
+    fn spans(&self) -> Vec<(*const u8, usize)> {
+        let base = self.memory.host().cast_const();
+        self.at.iter().map(|&at| (base.wrapping_add(at), self.bytes)).collect()
+    }
+
     /// Nothing in flight has to do with them.
     fn check(&self, runtime: &dyn Runtime, op: &Op) -> Result<()> {
-        let base = self.memory.host().cast_const();
-        let spans: Vec<_> = self.at.iter().map(|&at| (base.wrapping_add(at), self.bytes)).collect();
         match op.kind {
-            Kind::Append { .. } => runtime.host_access(&[], &spans),
-            _ => runtime.host_access(&spans, &[]),
+            Kind::Append { .. } => runtime.host_access(&[], &self.spans()),
+            _ => runtime.host_access(&self.spans(), &[]),
         }
+    }
+
+    /// The host will use them.
+    fn uses(&self, runtime: &dyn Runtime, op: &Op) -> Option<Uses> {
+        let used = match op.kind {
+            _ if self.at.is_empty() => None,
+            Kind::Append { .. } => runtime.host_use(&[], &self.spans()),
+            _ => runtime.host_use(&self.spans(), &[]),
+        };
+        used.map(|used| Uses(Arc::new(Mutex::new(Some(used)))))
+    }
+}
+
+/// Bytes that a job of the host uses, up to its end: or until the job is given up, which may be long before the lane drops it.
+#[derive(Clone)]
+pub(super) struct Uses(Arc<Mutex<Option<HostUse>>>);
+
+impl Uses {
+    /// Whether it uses them no more.
+    pub fn ended(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// It uses them no more.
+    pub fn end(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// Of a job: what it uses ends with it, also where it panics or never runs.
+struct Used(Uses);
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

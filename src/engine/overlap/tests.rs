@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
+use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, Speed};
 use crate::engine::Options;
 use crate::model::{LoadedModel, load};
 use crate::program::Placement;
@@ -223,6 +223,45 @@ fn a_parked_sequence_can_be_removed_at_any_time() {
         }
         live.iter().for_each(|l| e.remove(l.seq));
         assert_eq!(free(&e), all, "pages");
+    }
+}
+
+/// Pages of a cohort that was given up before the host came to it are the device's at once: its jobs are still in the lane, and
+/// will not run. Those of a cohort that the host attends are refused to the device, by the emulator's watch.
+#[test]
+fn pages_of_a_cohort_that_was_given_up_can_be_used_at_once() {
+    let m = model();
+    let homes = [false, true, true];
+    for seed in 0..4 {
+        let mut o = options();
+        // The host has room for both cohorts and nothing else.
+        o.far_pages = Some(8);
+        let options = EmulatedOptions {
+            jitter: (seed > 1).then_some(seed),
+            speed: Speed { host_factor: 5000.0, ..Speed::default() },
+            ..EmulatedOptions::default()
+        };
+        let runtime = Arc::new(EmulatedRuntime::new(options).unwrap());
+        let accel = Arc::new(EmulatedAccelerator::new(runtime));
+        let placement = Placement::all(Side::Device, LAYERS, 0);
+        let mut e = Engine::placed(m.spec.clone(), &m.weights, &o, accel, "test", "test", placement, &|_| ())
+            .unwrap();
+        let mut live = start(&mut e, &homes);
+        // The first cohort's attention takes long: the second one's jobs wait behind it.
+        live[2].done = true;
+        step(&mut e, &mut live, 1).unwrap();
+        live[2].done = false;
+        step(&mut e, &mut live, 1).unwrap();
+        assert_eq!(e.cohorts().len(), 2);
+        e.remove(live[2].seq);
+        let pages = e.kv_pages(Side::Host).free;
+        // Copies to the host: to the pages that were left.
+        e.swap(live[0].seq, Side::Host).unwrap();
+        assert!(e.kv_pages(Side::Host).free < pages);
+        e.remove(live[1].seq);
+        e.swap(live[0].seq, Side::Device).unwrap();
+        let row = [*live[0].tokens.last().unwrap()];
+        e.forward_greedy(&[Input { seq: live[0].seq, tokens: &row, logits: Logits::Last }]).unwrap();
     }
 }
 
