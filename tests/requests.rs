@@ -1,5 +1,7 @@
 //! Requests: many at a time, each as if it were alone.
 
+#[path = "requests/emulated.rs"]
+mod emulated;
 #[path = "requests/faults.rs"]
 mod faults;
 #[path = "requests/lifecycle.rs"]

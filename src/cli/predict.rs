@@ -160,7 +160,7 @@ pub fn scheduling(
             let tables: &'static Tables = Box::leak(Box::new(tables));
             Box::leak(Box::new(tables.costs(hardware, sizes)))
         }
-        None => Box::leak(Box::new(Roofline::new(hardware, sizes))),
+        None => Box::leak(Box::new(Roofline::new(hardware, sizes).uncached())),
     };
     Ok(Some(Scheduling { costs, sizes, placement: placement.clone() }))
 }

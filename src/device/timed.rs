@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! product      weights as they lie in memory + the rows' 16-bit inputs        FLOPs 2·rows·n·k
-//! attend       whole pages that some row sees + queries + outputs             FLOPs 4·pairs·q_dim
+//! attend       tokens that some row sees (cuda/attention_*.cu) + queries + outputs      FLOPs 4·pairs·q_dim
 //! publish      rows of q|k|v over the link; collect, merge: rows of results   latency + bytes
 //! page moves   whole pages over the link                                      latency + bytes
 //! elementwise  residual stream, deltas, q|k|v: what does not stay in the level-two cache
@@ -161,20 +161,18 @@ impl Timed {
     fn attended(&self, cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Work {
         let shape = cx.shape;
         let window = shape.window.filter(|_| layer.windowed);
-        let (mut pages, mut pairs, mut n) = (0, 0, 0);
+        let (mut tokens, mut pairs, mut n) = (0, 0, 0);
         for s in &self.step(cx).seqs {
             let own = s.row0.max(rows.start)..(s.row0 + s.n_rows).min(rows.end);
             if own.is_empty() || s.attend == Attend::Elsewhere {
                 continue;
             }
             let (first, last) = (s.sees(own.start, window), s.sees(own.end - 1, window));
-            if first.start < last.end {
-                pages += last.end.div_ceil(PAGE_TOKENS) - first.start / PAGE_TOKENS;
-            }
+            tokens += last.end.saturating_sub(first.start);
             pairs += own.clone().map(|row| s.sees(row, window).len()).sum::<usize>();
             n += own.len();
         }
-        let bytes = pages * shape.page_bytes() + 4 * n * shape.q_dim();
+        let bytes = tokens * shape.page_bytes() / PAGE_TOKENS + 4 * n * shape.q_dim();
         Work { flops: 4 * (pairs * shape.q_dim()) as u64, bytes: bytes as u64 }
     }
 

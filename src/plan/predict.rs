@@ -54,38 +54,36 @@ impl<'a> Predicted<'a> {
         })
     }
 
-    /// What a cohort of an asynchronous iteration adds to the device's lane, between two of its attentions, beside `rows` others:
-    /// seconds of its kernels, and of what they read and write of host memory.
-    pub fn joined(&self, cohort: &SubBatch, rows: u64) -> (f64, f64) {
+    /// What a cohort of an asynchronous iteration adds to the device's lane, between two of its attentions: seconds of its kernels, and of
+    /// what they and copies read and write of host memory. It has a sub-batch of its own: products read the weights of its layer again.
+    pub fn joined(&self, cohort: &SubBatch) -> (f64, f64) {
         let (costs, own) = (self.costs, u64::from(cohort.rows()));
         let spec = &self.sizes.spec;
-        let (q, kv, d) = (spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_model as u64);
+        let (q, kv) = (spec.q_dim() as u64, spec.kv_dim() as u64);
         let layers = self.sizes.layers() as u32;
-        // Rows that join the products of others cost what these grow by.
-        let grows = |layer: u32, sublayer| {
-            let of = |rows| match rows {
-                0 => 0.0,
-                rows => costs.product(Side::Device, layer as usize, sublayer, rows),
-            };
-            of(rows + own) - of(rows)
-        };
+        let least = costs.launch(Side::Device);
+        let product = |layer: u32, s| costs.product(Side::Device, layer as usize, s, own).max(least);
         let (mut gpu, mut link) = (0.0, 0.0);
-        if let Some(l) = cohort.at {
-            link += costs.transfer(Direction::ToDevice, own * 4 * q);
-            gpu += PRODUCTS[1..].iter().map(|&s| grows(l, s)).sum::<f64>();
+        match cohort.at {
+            Some(l) => {
+                link += costs.transfer(Direction::ToDevice, own * 4 * q);
+                gpu += PRODUCTS[1..].iter().map(|&s| product(l, s)).sum::<f64>();
+            }
+            None => {
+                // A word of its lists for each row, and for each page.
+                let words = |g: &Group| 1 + u64::from(g.end()).div_ceil(PAGE_TOKENS as u64);
+                link += costs.transfer(Direction::ToDevice, 4 * cohort.groups.iter().map(words).sum::<u64>());
+                gpu += costs.embed(Side::Device, own).max(least);
+            }
         }
         let next = cohort.at.map_or(0, |l| l + 1);
         if next >= layers {
-            let of = |rows| if rows == 0 { 0.0 } else { costs.head(Side::Device, rows) };
-            return (gpu + of(rows + own) - of(rows), link);
+            // A token, and a sum beside it.
+            link += costs.transfer(Direction::ToHost, own * 8);
+            return (gpu + costs.head(Side::Device, own).max(least), link);
         }
-        if cohort.at.is_none() {
-            gpu += costs.embed(Side::Device, own);
-        }
-        // Their residual rows are parked in the device's memory: written once, read once.
-        gpu += grows(next, Sublayer::Qkv) + costs.copy(Side::Device, own * 4 * d);
         link += costs.transfer(Direction::ToHost, own * 4 * (q + 2 * kv));
-        (gpu, link)
+        (gpu + product(next, Sublayer::Qkv), link)
     }
 
     /// Seconds of the host to append and attend a cohort's rows in one layer.
@@ -155,9 +153,9 @@ impl Predict for Predicted<'_> {
     }
 
     fn swap(&self, pages: u64) -> f64 {
+        // A copy for each layer.
         let bytes = pages * PAGE_TOKENS as u64 * self.sizes.kv_token();
-        let layers = self.sizes.layers() as u64;
-        self.costs.pages(Direction::ToHost, layers * pages, layers * bytes)
+        self.sizes.layers() as f64 * self.costs.pages(Direction::ToHost, pages, bytes)
     }
 
     fn launch(&self) -> f64 {
@@ -176,10 +174,9 @@ impl Predict for Predicted<'_> {
         }
         let alone = Self::resident(iteration).map_or(Ok(0.0), |i| self.seconds(&i).map(|t| t.all));
         let Ok(alone) = alone else { return f64::INFINITY };
-        let rows = iteration.sub_batches.first().map_or(0, |b| u64::from(b.rows()));
         let cohorts = iteration.sub_batches.iter().skip(1).filter(|b| !b.groups.is_empty());
         let added = cohorts.map(|cohort| {
-            let (gpu, link) = self.joined(cohort, rows);
+            let (gpu, link) = self.joined(cohort);
             gpu + link
         });
         alone + added.sum::<f64>()

@@ -58,6 +58,12 @@ impl<'a> Roofline<'a> {
         Roofline { form: Form::Sum, cpu_weights: 0, ..Roofline::new(hardware, sizes) }
     }
 
+    /// The same for many requests on the CPU's side of a model whose weights are on the GPU: between two tokens of a request the CPU
+    /// reads the keys and values of all others, and finds none in its cache.
+    pub fn uncached(self) -> Roofline<'a> {
+        Roofline { cpu_weights: 0, ..self }
+    }
+
     fn accelerator(&self) -> &(Gpu, Link) {
         self.hardware.accelerator.as_ref().expect("nothing is placed on a GPU that is not there")
     }

@@ -7,7 +7,8 @@
 //! ```text
 //! T(L) = T(2) + (L − 2) · (T(4) − T(2)) / 2          for each kind of layer (placement, window, size)
 //! ```
-//! Requests that change sides move the pages of all layers before the first, in both programs.
+//! Requests that change sides move the pages of all layers before the first, in both programs: a copy for each layer. A step's lists go
+//! to the device before it, and its tokens come from there behind it.
 //!
 //! Decode rows that go the same way are lowered as one group, whatever their number: an operation's rows are what it reads and
 //! multiplies together, and attention is priced by the sum of what its requests have stored. So an iteration takes a few
@@ -21,8 +22,8 @@ use super::sizes::Sizes;
 use crate::Result;
 use crate::program::virtual_machine::{self, run};
 use crate::program::{
-    Group, Iteration, Kind, Kv, LayerPlacement, Op, Part, Phase, Placement, Side, SubBatch, Sublayer, Unit,
-    Wants, lower,
+    Group, Iteration, Kind, Kv, LayerPlacement, Op, Part, Phase, Placement, Program, Side, SubBatch,
+    Sublayer, Unit, Wants, lower,
 };
 
 /// Layers of the two programs.
@@ -66,6 +67,7 @@ pub struct Short<'a> {
     kinds: Vec<LayerKind>,
     window: Vec<Option<u64>>,
     layers: u64,
+    placement: Placement,
 }
 
 impl<'a> Short<'a> {
@@ -93,7 +95,7 @@ impl<'a> Short<'a> {
             }
         }
         let window = kinds.iter().map(|k| sizes.blocks[k.layer].window).collect();
-        Short { costs, kinds, window, layers: sizes.layers() as u64 }
+        Short { costs, kinds, window, layers: sizes.layers() as u64, placement: placement.clone() }
     }
 
     /// Each kind of layer: one of them, and how many there are.
@@ -117,7 +119,8 @@ impl<'a> Short<'a> {
                 // Moves are of all layers, and counted once.
                 let layers = placement.layers.len() as u64;
                 let moved = if i == 0 { (self.layers, layers) } else { (0, layers) };
-                let price = Price { ops, costs: &costs, scans: &scans, moved };
+                let edges = ops.of(iteration).on(&self.placement);
+                let price = Price { ops, edges, costs: &costs, scans: &scans, moved };
                 let line = run(&program, &price);
                 Ok(Seconds { all: line.seconds(), busy: Unit::ALL.map(|u| line.busy(u)) })
             };
@@ -184,6 +187,8 @@ fn scans(iteration: &Iteration, members: &Members, window: Option<u64>) -> Vec<V
 /// Prices operations of condensed programs.
 struct Price<'a> {
     ops: OpCosts<'a>,
+    /// What is before and behind the operations.
+    edges: OpCosts<'a>,
     costs: &'a AsLayer<'a>,
     scans: &'a [Vec<Scan>],
     /// Moved pages are of so many layers, where the program has so many.
@@ -194,8 +199,8 @@ impl virtual_machine::Costs for Price<'_> {
     fn seconds(&self, op: &Op) -> f64 {
         if let Kind::PageIn { staged: None } | Kind::PageOut { staged: None } = op.kind {
             let to = if op.unit == Unit::H2d { Direction::ToDevice } else { Direction::ToHost };
-            let of = |n: u64| n * self.moved.0 / self.moved.1;
-            return self.costs.pages(to, of(op.work.pages), of(self.ops.link_bytes(op)));
+            let (all, here) = self.moved;
+            return all as f64 * self.costs.pages(to, op.work.pages / here, self.ops.link_bytes(op) / here);
         }
         let side = match (op.kind, op.unit) {
             (Kind::Attend { part: Part::Whole, .. }, Unit::Gpu) => Side::Device,
@@ -218,6 +223,14 @@ impl virtual_machine::Costs for Price<'_> {
             },
         };
         self.costs.attend(side, 0, &scan).max(self.costs.launch(side))
+    }
+
+    fn before(&self, program: &Program, unit: Unit) -> f64 {
+        self.edges.before(program, unit)
+    }
+
+    fn after(&self, program: &Program) -> f64 {
+        self.edges.after(program)
     }
 }
 

@@ -5,7 +5,7 @@
 //! asynchronous        gpu   │ sub-batch 0: layer 0 … layer l │ cohort: post(l), pre(l+1) │ layer l+1 … head │
 //!                     host  │ … attention of cohorts, oldest first, over the ends of iterations …           │
 //! ```
-//! A cohort that waits for layer l joins if its attention is done when the device has come through layer l; if not, it stays parked for
+//! A cohort that waits for layer l joins if its attention is done when the device begins layer l; if not, it stays parked for
 //! a whole iteration. The device never waits for it, unless there is nothing else to do.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use crate::Result;
 use crate::plan::predict::Predicted;
 use crate::plan::short::Seconds;
-use crate::program::{Flow, Group, Iteration, RequestId, SubBatch};
+use crate::program::{Flow, Group, Iteration, PageMove, RequestId, SubBatch};
 use crate::sched::Predict;
 
 /// What an iteration took.
@@ -72,6 +72,18 @@ impl<'a> Clock<'a> {
         Ok(lap)
     }
 
+    /// Copies of whole requests that nothing runs beside.
+    ///
+    /// # Errors
+    /// Moves that cannot be lowered.
+    pub fn copies(&self, moves: Vec<PageMove>) -> Result<Lap> {
+        if moves.is_empty() {
+            return Ok(Lap::default());
+        }
+        let iteration = Iteration { sub_batches: Vec::new(), moves, flow: Flow::Serial, pick: false };
+        Ok(lap(&self.predicted.seconds(&iteration)?))
+    }
+
     fn forget(&mut self, iteration: &Iteration) {
         if !self.ready.is_empty() {
             iteration.sub_batches.iter().flat_map(|s| &s.groups).for_each(|g| {
@@ -113,14 +125,15 @@ impl<'a> Clock<'a> {
         for c in order {
             let batch = &cohorts[c];
             lap.cohorts += 1;
-            let share = batch.at.map_or(0.0, |l| f64::from(l + 1) / f64::from(layers));
-            let here = start + extra + share * t.all;
-            if when(self, batch) > here {
+            let through = |l: u32| f64::from(l) / f64::from(layers) * t.all;
+            let looked = start + extra + batch.at.map_or(0.0, through);
+            let here = start + extra + batch.at.map_or(0.0, |l| through(l + 1));
+            if when(self, batch) > looked {
                 lap.parked[1 + c] = batch.at;
                 continue;
             }
             lap.advanced += 1;
-            let (gpu, link) = self.predicted.joined(batch, u64::from(first.rows()));
+            let (gpu, link) = self.predicted.joined(batch);
             extra += gpu + link;
             lap.gpu += gpu + link;
             lap.d2h += link;
@@ -131,7 +144,7 @@ impl<'a> Clock<'a> {
             }
             lap.parked[1 + c] = Some(next);
             let attends = self.predicted.cohort_attention(&batch.groups, next as usize);
-            let begin = self.host_free.max(start + extra + share * t.all);
+            let begin = self.host_free.max(here + gpu + link);
             self.host_free = begin + attends;
             lap.cpu += attends;
             for group in &batch.groups {

@@ -110,6 +110,56 @@ struct Sim<'a> {
     over: u64,
 }
 
+/// The place of a side in pairs.
+fn of(side: Side) -> usize {
+    usize::from(side == Side::Host)
+}
+
+/// Copies of whole requests, which run beside the step, unless it needs pages that they set free: then they come before it, as in the
+/// engine ([`Engine::change`](crate::engine::Engine::change)).
+struct Copies {
+    /// Of the device and of the host.
+    free: [usize; 2],
+    first: Vec<PageMove>,
+    beside: Vec<PageMove>,
+}
+
+impl Copies {
+    /// Before anything moves.
+    fn new(limits: &Limits, queues: &Queues) -> Copies {
+        let free = [Side::Device, Side::Host].map(|s| limits.pages(s).saturating_sub(queues.stored(s)));
+        Copies { free, first: Vec::new(), beside: Vec::new() }
+    }
+
+    fn add(&mut self, m: PageMove) {
+        if self.free[of(m.to)] < m.pages.len() {
+            self.finish();
+        }
+        self.free[of(m.to)] = self.free[of(m.to)].saturating_sub(m.pages.len());
+        self.beside.push(m);
+    }
+
+    /// Those under way have ended: what they leave is free.
+    fn finish(&mut self) {
+        for m in self.beside.drain(..) {
+            self.free[1 - of(m.to)] += m.pages.len();
+            self.first.push(m);
+        }
+    }
+
+    fn all(&self) -> Vec<PageMove> {
+        self.first.iter().chain(&self.beside).cloned().collect()
+    }
+
+    /// Those before a step whose rows take so many pages more on each side, and those beside it.
+    fn before(mut self, more: [usize; 2]) -> (Vec<PageMove>, Vec<PageMove>) {
+        if (0..2).any(|side| self.free[side] < more[side]) {
+            self.finish();
+        }
+        (self.first, self.beside)
+    }
+}
+
 fn id(at: usize) -> RequestId {
     RequestId { slot: at as u32, generation: 0 }
 }
@@ -159,29 +209,35 @@ impl Sim<'_> {
                 .filter_map(|j| Some((j.id, (j.pages_with(0), j.home?))))
                 .collect(),
         };
-        let mut moves = Vec::new();
+        let mut copies = Copies::new(&self.limits, &self.queues);
         for (request, to) in &decision.swaps {
             if let Some(&(pages, from)) = stored.get(request)
                 && from != *to
                 && pages > 0
             {
-                moves.push(PageMove { request: *request, to: *to, pages: 0..pages as u32 });
+                copies.add(PageMove { request: *request, to: *to, pages: 0..pages as u32 });
                 self.sums.swapped_pages += pages as u64;
             }
         }
         self.queues.admit(&decision);
-        let iteration = Iteration { moves, ..decision.iteration };
+        let iteration = Iteration { moves: copies.all(), ..decision.iteration };
         let rows: u32 = iteration.sub_batches.iter().map(|b| b.rows()).sum();
         if rows == 0 && iteration.moves.is_empty() {
             return Ok((!decision.admit.is_empty(), Observed::default()));
         }
-        self.check(name, &iteration)?;
+        let more = self.check(name, &iteration)?;
+        let predicted = predict.iteration(&iteration);
+        let (first, moves) = copies.before(more);
+        let iteration = Iteration { moves, ..iteration };
+        let alone = self.clock.copies(first)?;
+        self.now += alone.seconds;
         let lap = self.clock.run(&iteration, self.now)?;
         self.now += lap.seconds;
         let sums = &mut self.sums;
         (sums.gpu, sums.cpu) = (sums.gpu + lap.gpu, sums.cpu + lap.cpu);
-        (sums.h2d, sums.d2h) = (sums.h2d + lap.h2d, sums.d2h + lap.d2h);
-        sums.running += lap.seconds;
+        (sums.h2d, sums.d2h) = (sums.h2d + alone.h2d + lap.h2d, sums.d2h + alone.d2h + lap.d2h);
+        let seconds = alone.seconds + lap.seconds;
+        sums.running += seconds;
         sums.iterations += 1;
         sums.flows[match iteration.flow {
             Flow::Serial => 0,
@@ -194,17 +250,13 @@ impl Sim<'_> {
             self.sums.tokens.push((self.now, made));
         }
         let advanced = lap.parked.iter().zip(&iteration.sub_batches).any(|(p, b)| *p != b.at || p.is_none());
-        let seen = Observed {
-            predicted: predict.iteration(&iteration),
-            seconds: lap.seconds,
-            cohorts: lap.cohorts,
-            advanced: lap.advanced,
-        };
+        let seen = Observed { predicted, seconds, cohorts: lap.cohorts, advanced: lap.advanced };
         Ok((advanced, seen))
     }
 
-    /// A decision that cannot be carried out is a mistake of the strategy.
-    fn check(&self, name: &str, iteration: &Iteration) -> Result<()> {
+    /// A decision that cannot be carried out is a mistake of the strategy. Returns the pages that the rows add, of the device and of the
+    /// host.
+    fn check(&self, name: &str, iteration: &Iteration) -> Result<[usize; 2]> {
         let wrong = |what: String| Err(Error::Run(format!("strategy {name}: {what}")));
         let jobs: HashMap<RequestId, &Job> = self.queues.running().iter().map(|j| (j.id, j)).collect();
         let mut more = [0usize; 2];
@@ -222,11 +274,10 @@ impl Sim<'_> {
                     job.most
                 ));
             }
-            more[usize::from(job.home == Some(Side::Host))] +=
-                job.pages_with(group.tokens) - job.pages_with(0);
+            more[of(job.home.unwrap_or(Side::Device))] += job.pages_with(group.tokens) - job.pages_with(0);
         }
-        for (side, more) in [Side::Device, Side::Host].into_iter().zip(more) {
-            let (used, there) = (self.queues.stored(side) + more, self.limits.pages(side));
+        for side in [Side::Device, Side::Host] {
+            let (used, there) = (self.queues.stored(side) + more[of(side)], self.limits.pages(side));
             if used > there {
                 return wrong(format!(
                     "{used} pages of {PAGE_TOKENS} tokens on the {} side, which has {there}",
@@ -234,7 +285,7 @@ impl Sim<'_> {
                 ));
             }
         }
-        Ok(())
+        Ok(more)
     }
 
     /// Counts the tokens that an iteration yields, and ends the requests that have all of theirs.

@@ -131,7 +131,7 @@ fn a_cohort_over_the_window_loses_a_whole_iteration() {
             }
             (laps.iter().sum::<u32>(), at)
         };
-        // What the window of an iteration holds: about 1/32 more, since the device comes to the next layer later.
+        // What the window of an iteration holds: from behind a layer to the next one's beginning, in the next iteration.
         let window = (alone / one) as u32;
         assert_eq!(laps(window / 2), (12, Some(11)));
         let (advanced, at) = laps(window * 5 / 4);

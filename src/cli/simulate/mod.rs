@@ -51,6 +51,9 @@ pub struct Args {
     /// Most memory to use on the host [default: all but 5%].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub host_memory: Option<u64>,
+    /// Most pages of keys and values (32 tokens each) on the GPU [default: as many as fit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub kv_pages: Option<u32>,
     /// Requests per second: stretches a trace with times, draws Poisson arrivals for others; 0 is offline
     /// [default: as the trace says, offline if it says nothing].
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
@@ -176,7 +179,7 @@ impl Setup {
     }
 
     fn one(&self, run: &Run<'_>, seen: &mut dyn FnMut(u64)) -> tandem::Result<Report> {
-        let roofline = Roofline::new(&self.hardware, &self.sizes);
+        let roofline = Roofline::new(&self.hardware, &self.sizes).uncached();
         let measured = self.tables.as_ref().map(|t| t.costs(&self.hardware, &self.sizes));
         let costs: &dyn Costs = match &measured {
             Some(measured) => measured,
@@ -226,7 +229,10 @@ pub fn run(args: &Args) -> Result<()> {
         gpu_memory: args.gpu_memory,
         host_memory: args.host_memory,
     };
-    let capacity = Capacity::of(&hardware, &sizes, &room)?;
+    let mut capacity = Capacity::of(&hardware, &sizes, &room)?;
+    if let Some(pages) = args.kv_pages {
+        capacity.device_pages = capacity.device_pages.min(pages as usize);
+    }
     let options = sim::Options { rows: args.chunk, sub_batches: 2, sequences: args.sequences, capacity };
     let setup = Setup { hardware, sizes, tables, options };
     let mut names: Vec<&str> = Vec::new();

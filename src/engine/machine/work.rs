@@ -1,11 +1,10 @@
 //! How much an operation of the host's workers does: what emulated time takes for it, by the CPU's rates.
 //!
-//! Bytes are those of the prepared weights (packed, or as the file has them), of whole pages of keys and values that some row
-//! sees, and of 16-bit inputs; what passes from one operation to the next stays in the caches as long as it fits them.
+//! Bytes are those of the prepared weights (packed, or as the file has them), of the keys and values that some row sees (keys in
+//! groups of 16 tokens, values in pairs, as their lines in a page: decision 0001), and of 16-bit inputs; what passes from one operation to the next stays in the caches as long as it fits them.
 
 use std::ops::Range;
 
-use crate::cache::PAGE_TOKENS;
 use crate::device::clock::Work;
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::Prepared;
@@ -15,6 +14,10 @@ use crate::simd::linear::Linear;
 
 /// Activations that the caches of the cores keep from one operation to the next: 8 MiB, that of small CPUs.
 const CACHE: usize = 8 << 20;
+
+/// Tokens of a line of keys, and of a line of values.
+const KEYS: usize = 16;
+const VALUES: usize = 2;
 
 /// A sequence of a step: its rows, and which of its tokens are attended on the host.
 #[derive(Debug, Clone)]
@@ -164,7 +167,7 @@ impl HostWork {
     fn attention(&self, op: &Op, compact: bool) -> Work {
         let window = self.blocks[op.layer.unwrap_or_default() as usize].window;
         let (from, to) = (op.rows.start as usize, op.rows.end as usize);
-        let (mut pages, mut pairs, mut n) = (0, 0, 0);
+        let (mut lines, mut pairs, mut n) = (0, 0, 0);
         let part = &self.parts[op.sub_batch as usize];
         for s in &part.seqs {
             let computed = |row: &usize| !compact || part.wanted.binary_search(row).is_ok();
@@ -186,13 +189,15 @@ impl HostWork {
                 n += 1;
                 seen.end = more.end;
             }
+            // Tokens whose keys, and whose values, are read.
+            let whole = |of: usize| seen.end.next_multiple_of(of) - seen.start / of * of;
             if !seen.is_empty() {
-                pages += seen.end.div_ceil(PAGE_TOKENS) - seen.start / PAGE_TOKENS;
+                lines += whole(KEYS) + whole(VALUES);
             }
         }
         Work {
             flops: 4 * (pairs * self.q_dim) as u64,
-            bytes: (pages * PAGE_TOKENS * 4 * self.kv_dim + 4 * n * self.q_dim) as u64,
+            bytes: (lines * 2 * self.kv_dim + 4 * n * self.q_dim) as u64,
         }
     }
 }

@@ -16,8 +16,8 @@ use super::super::kv::{Swap, Target};
 use super::super::sequences::{NOT_NUMBERS, SeqId};
 use super::{Event, Finish, Live, Requests, StepReport};
 use crate::cache::KvGeometry;
-use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
-use crate::sched::{Decision, Observed};
+use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
+use crate::sched::{Decision, Job, Observed};
 use crate::{Error, Result};
 
 /// Steps in a row that may leave every request where it is.
@@ -63,7 +63,7 @@ impl Requests {
         let mut parked = Vec::new();
         if rows || !swaps.is_empty() {
             iteration.pick = self.is_greedy(&iteration.sub_batches);
-            let predicted = if rows { self.costs.iteration(&iteration) } else { 0.0 };
+            let predicted = if rows { self.predict(&mut iteration, &swaps) } else { 0.0 };
             self.unpark(&iteration);
             let computed = match iteration.flow {
                 Flow::Async => self.overlap(&mut iteration, &swaps, &mut done),
@@ -120,6 +120,25 @@ impl Requests {
             true => whole.chain(parts).filter_map(swap).collect(),
             false => Vec::new(),
         }
+    }
+
+    /// Seconds that an iteration is predicted to take, the copies of whole requests included.
+    fn predict(&self, iteration: &mut Iteration, swaps: &[Swap]) -> f64 {
+        let parts = iteration.moves.len();
+        for swap in swaps {
+            let (Target::Whole(to), from) = (swap.to, self.engine.side(swap.seq)) else { continue };
+            let pages = KvGeometry::pages_for(self.engine.len(swap.seq)) as u32;
+            let job = |job: &&Job| self.live.get(job.id).is_some_and(|live| live.seq == Some(swap.seq));
+            if let Some(job) = self.queues.running().iter().find(job)
+                && from.is_some_and(|from| from != to)
+                && pages > 0
+            {
+                iteration.moves.push(PageMove { request: job.id, to, pages: 0..pages });
+            }
+        }
+        let seconds = self.costs.iteration(iteration);
+        iteration.moves.truncate(parts);
+        seconds
     }
 
     /// Leaves out prompts beyond what staging memory holds of those that go to the host; they come next.
