@@ -115,14 +115,16 @@ impl<'a> Draft<'a> {
                 at += 1;
                 continue;
             }
+            // Most often the device is full: that is asked first.
+            if !self.fits_device(job) {
+                break;
+            }
             let place = self.device.partition_point(|&(r, _)| r < rank);
             let (before, behind) = self.device.split_at(place);
-            let pages =
-                |list: &'_ [(usize, &'a Job)]| list.iter().map(|(_, j)| j.pages()).collect::<Vec<_>>();
-            let order = [pages(before), vec![job.pages()], pages(behind)].concat();
-            let evictable = evictable(order.into_iter(), self.limits.device_pages);
-            let safe = self.promised - job.pages() + evictable <= self.limits.host_pages;
-            if !safe || !self.fits_device(job) {
+            let order = before.iter().map(|(_, j)| j.pages()).chain([job.pages()]);
+            let order = order.chain(behind.iter().map(|(_, j)| j.pages()));
+            let evictable = evictable(order, self.limits.device_pages);
+            if self.promised - job.pages() + evictable > self.limits.host_pages {
                 break;
             }
             self.host.remove(at);
