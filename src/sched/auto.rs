@@ -1,30 +1,111 @@
 //! `auto`: whichever way is predicted to do most work, at each step.
 //!
 //! ```text
-//! rate(way) = worth of its rows / (predicted seconds · what was learned about such predictions)
-//! step      = the best of: the device alone, pipelined (NEO, and FastDecode where the device has few rows), overlapped (APEX)
+//! memory   evict, swap in, admit: the device first, the host as far as the long run gains by it       (steady)
+//! prompts  at full rate until the host has its requests, then as fast as requests end, and in bubbles
+//! steps    the device alone | pipelined, with all of the host's rows or those that are hidden | overlapped     (compose, overlap)
+//! rate     worth of its rows / (predicted seconds · what was learned about such predictions)
 //! ```
-//! It stays with the last way while no other is ahead by 2% ([`hybrid`](super::hybrid)): rows that are parked have to end their token
-//! before a change.
+//! Rates within a few percent of each other say little about what comes after: then the host's rows are computed rather than left, and
+//! not parked for a token ([`favour`]).
 //!
-//! No paper has prompts in both sub-batches of a pipelined step: where many wait and the host has time to spare, the
-//! second one's products would be paid for a few decode rows. Here they take prompts as well, as FastDecode's halves do.
+//! Requests that begin together end together, and between that the device would decode without prompts and the host wait for
+//! prompts without decode rows. So requests are admitted while fewer prompts are pending than the decode rows call for, beyond
+//! the number that the long run needs: prompts and answers mix.
 
-use super::hybrid::{Hybrid, best};
+use crate::program::{Phase, Side, SubBatch};
+
+use super::compose::Parts;
+use super::continuous::Continuous;
+use super::draft::Draft;
+use super::hybrid::{best, leaving};
+use super::learn::Learned;
+use super::model::Mode;
+use super::overlap::Cohorts;
+use super::pipeline::AGE;
 use super::predict::Predict;
-use super::queues::Queues;
+use super::queues::{Job, Queues};
+use super::rows::{Rows, longest_waiting};
+use super::steady::Steady;
 use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::weigh::rate;
+
+/// Steps after which the long run is looked at again; or when there are an eighth more or fewer requests.
+const LOOKS_AFTER: u32 = 32;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub struct Auto {
-    hybrid: Hybrid,
+    one_side: Continuous,
+    cohorts: Cohorts,
+    learned: Learned,
+    /// How the last step was shared.
+    mode: Mode,
+    /// The long run, and of how many requests.
+    steady: Option<(Steady, usize)>,
+    /// Steps since it was looked at.
+    age: u32,
+    /// Decode rows of the last step: tokens, of an overlap's parked rows so many as it makes.
+    tokens: f64,
 }
 
 impl Default for Auto {
     fn default() -> Self {
-        Auto { hybrid: Hybrid::spreading() }
+        Auto {
+            one_side: Continuous::default(),
+            cohorts: Cohorts::default(),
+            learned: Learned::default(),
+            mode: Mode::GpuOnly,
+            steady: None,
+            age: 0,
+            tokens: 0.0,
+        }
     }
+}
+
+/// What a way's rate is multiplied by. Alone, the device leaves the host's rows for later; an overlap parks them for a token,
+/// during which no other way can be gone.
+fn favour(way: Mode, last: Mode, long_run: Mode) -> f64 {
+    match way {
+        Mode::Pipelined => 1.0,
+        Mode::Overlapped if last == way => 1.0,
+        Mode::Overlapped if long_run == way => 0.99,
+        Mode::Overlapped => 0.93,
+        Mode::GpuOnly => 0.97,
+    }
+}
+
+impl Auto {
+    /// The long run, looked at again now and then.
+    fn steady(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Steady {
+        let n = queues.running().len() + queues.waiting().len();
+        self.age += 1;
+        match self.steady {
+            Some((steady, of)) if self.age < LOOKS_AFTER && 8 * n.abs_diff(of) <= of => steady,
+            _ => {
+                let steady = Steady::of(queues, limits, costs, self.cohorts.fill());
+                (self.steady, self.age) = (Some((steady, n)), 0);
+                steady
+            }
+        }
+    }
+}
+
+/// Admits to the host what the long run gains by, and more while fewer rows of prompts are pending than `enough`.
+fn admit(draft: &mut Draft<'_>, steady: &Steady, enough: u64, limits: &Limits) {
+    let mut on_host = draft.host.len();
+    let mut pending: u64 = draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
+    draft.admit(true, |job| {
+        let takes = on_host < steady.least
+            || (on_host < steady.most.max(4 * steady.least) && pending < enough)
+            // Who fits nowhere else must get through, one at a time at least.
+            || (on_host == 0 && job.pages() > limits.device_pages);
+        if takes {
+            on_host += 1;
+            pending += u64::from(job.prompt);
+        }
+        takes
+    });
 }
 
 impl Strategy for Auto {
@@ -33,10 +114,81 @@ impl Strategy for Auto {
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
-        self.hybrid.plan(queues, limits, costs, |_, rates, last| best(rates, last))
+        if limits.one_sided() {
+            return self.one_side.plan(queues, limits, costs);
+        }
+        let steady = self.steady(queues, limits, costs);
+        let mut draft = Draft::new(queues, limits);
+        draft.evict();
+        draft.swap_in();
+        let decoding = draft.of(Side::Host, Phase::Decode).count();
+        let enough = (steady.prompts * self.tokens).ceil() as u64;
+        admit(&mut draft, &steady, enough, limits);
+        let prompts = draft.prompts();
+        let first = Rows::of(&draft, &prompts, limits);
+        let parked = self.cohorts.parked(draft.host.iter().map(|&(_, job)| job));
+        let is_parked = parked.iter().any(|cohort| !cohort.is_empty());
+        let hosts = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());
+        if hosts.is_empty() {
+            self.mode = Mode::GpuOnly;
+            return draft.decide(first.alone());
+        }
+        let pool: Vec<&Job> = hosts.iter().copied().filter(|job| job.at.is_none()).collect();
+        let worth = steady.worth;
+        let of = |mode, worth: f64, iteration: &_| {
+            rate(worth, costs.iteration(iteration) * self.learned.ratio(mode))
+        };
+        // The three ways. Without rows of its own the device has nothing that an overlap could hide behind.
+        let aged = pool.first().is_some_and(|job| job.waited >= AGE);
+        let by_device = (!first.is_empty() && !aged)
+            .then(|| of(Mode::GpuOnly, worth.of(&first.load), &first.clone().alone()));
+        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.layers()) };
+        let beginners = &pool[..pool.len().saturating_sub(stay)];
+        let can_overlap = limits.sub_batches > 1 && !first.is_empty() && !beginners.is_empty();
+        let overlapped = (is_parked || can_overlap).then(|| {
+            let window = costs.iteration(&first.clone().alone());
+            let step = self.cohorts.draft(&parked, beginners, window, limits, costs);
+            let tokens = step.rows as f64 / f64::from(costs.layers() + 1);
+            let worth = worth.of(&first.load) + worth.decode(tokens);
+            let rate = of(Mode::Overlapped, worth, &step.iteration(&first));
+            (step, rate)
+        });
+        // As if rows that are parked had their token: the question is whether to go on with them.
+        let decode = Rows::decode(&draft, &prompts, limits);
+        let paced = (limits.sub_batches > 1 && decoding >= steady.least).then_some(enough);
+        let steps = Parts::new(decode, &prompts, &hosts, limits, costs).steps(paced, &worth).into_iter();
+        let steps = steps.map(|(iteration, worth)| (of(Mode::Pipelined, worth, &iteration), iteration));
+        let (by_both, iteration) = steps.max_by(|a, b| a.0.total_cmp(&b.0)).expect("one at least");
+        let rates = [by_device, Some(by_both), overlapped.as_ref().map(|(_, rate)| *rate)];
+        let favoured = |way: Mode| rates[way as usize].map(|rate| rate * favour(way, self.mode, steady.mode));
+        let ways = [Mode::GpuOnly, Mode::Pipelined, Mode::Overlapped].map(favoured);
+        // It does not stay with the device alone: nothing is lost by leaving it.
+        let last = if self.mode == Mode::GpuOnly { Mode::Pipelined } else { self.mode };
+        let wanted = best(&ways, last);
+        // Rows that are parked end their token; others begin one only if this is what is wanted.
+        self.mode = if is_parked { Mode::Overlapped } else { wanted };
+        let load = |batch: &SubBatch| batch.groups.iter().filter(|g| g.phase == Phase::Decode).count() as f64;
+        let share = match self.mode {
+            Mode::Overlapped => 1.0 / f64::from(costs.layers() + 1),
+            _ => 1.0,
+        };
+        let decision = match (self.mode, overlapped) {
+            (Mode::Overlapped, Some((mut step, _))) => {
+                if wanted != Mode::Overlapped {
+                    step = self.cohorts.draft(&parked, &[], 0.0, limits, costs);
+                }
+                draft.decide(self.cohorts.carry_out(step, first, costs))
+            }
+            (Mode::Pipelined, _) => draft.decide(iteration),
+            _ => draft.decide(first.alone()),
+        };
+        let mut batches = decision.iteration.sub_batches.iter();
+        self.tokens = batches.next().map_or(0.0, load) + share * batches.map(load).sum::<f64>();
+        decision
     }
 
     fn observe(&mut self, seen: &Observed) {
-        self.hybrid.observe(seen);
+        self.learned.observe(self.mode, seen);
+        self.cohorts.observe(seen);
     }
 }

@@ -1,5 +1,5 @@
 //! The device alone, asymmetric pipelining or asynchronous overlap: three steps that can be made, and the choice among them.
-//! What APEX and `auto` share.
+//! What APEX chooses among, by Algorithm 1.
 //!
 //! ```text
 //! memory   evict, swap in, admit: the device first, then the host up to one window of attention
@@ -36,8 +36,6 @@ pub(super) struct Hybrid {
     learned: Learned,
     /// How the last step was shared.
     mode: Mode,
-    /// Whether prompts that the first sub-batch has no room for go into the second.
-    spreads: bool,
 }
 
 impl Default for Hybrid {
@@ -47,7 +45,6 @@ impl Default for Hybrid {
             cohorts: Cohorts::default(),
             learned: Learned::default(),
             mode: Mode::GpuOnly,
-            spreads: false,
         }
     }
 }
@@ -65,12 +62,6 @@ pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
 }
 
 impl Hybrid {
-    /// With prompts in both sub-batches of a pipelined step whose host has time to spare: then prompts are what is short, and the
-    /// second one's products are paid for anyhow.
-    pub fn spreading() -> Hybrid {
-        Hybrid { spreads: true, ..Hybrid::default() }
-    }
-
     /// The next step; `rule` chooses among the ways.
     pub fn plan(
         &mut self,
@@ -89,8 +80,7 @@ impl Hybrid {
         // In an overlap the host has a whole iteration for one layer.
         let overlaps = limits.sub_batches > 1;
         let window = if overlaps { (l + g) * f64::from(costs.layers()) * self.cohorts.fill() } else { l + g };
-        let most_pending = limits.rows * if self.spreads && overlaps { 2 } else { 1 };
-        let mut takes = HostPool::of(&draft, window, most_pending, costs);
+        let mut takes = HostPool::of(&draft, window, limits.rows, costs);
         draft.admit(true, |job| takes.takes(job));
         let prompts = draft.prompts();
         let first = Rows::of(&draft, &prompts, limits);
@@ -127,11 +117,7 @@ impl Hybrid {
             });
         let pipelined = (!pool.is_empty()).then(|| {
             // Prompts stay: what the host has time for was decided when they were admitted.
-            let mut both = Pipelined::new(first.clone(), &pool, |_| true, limits, costs);
-            let placed: u64 = both.batches.iter().map(|rows| rows.load.host.0).sum();
-            if self.spreads && overlaps && placed == pool.len() as u64 {
-                both.batches[1].prompts(&prompts[first.n_prompts()..], limits.rows);
-            }
+            let both = Pipelined::new(first.clone(), &pool, |_| true, limits, costs);
             let worths: f64 = both.batches.iter().map(|rows| worth.of(&rows.load)).sum();
             let iteration = both.iteration();
             let rate = of(Mode::Pipelined, worths, &iteration);
@@ -151,16 +137,7 @@ impl Hybrid {
                 if wanted != Mode::Overlapped {
                     step = self.cohorts.draft(&parked, &[], 0.0, limits, costs);
                 }
-                let iteration = step.iteration(&first);
-                let window = costs.iteration(&first.alone());
-                let (rows, kv) = step
-                    .cohorts
-                    .iter()
-                    .flat_map(|c| &c.groups)
-                    .fold((0, 0), |(n, kv), group| (n + 1, kv + u64::from(group.end())));
-                let oversized = costs.host_attention(rows, kv) / f64::from(costs.layers()) > window;
-                self.cohorts.begin(step, oversized && rows == 1);
-                draft.decide(iteration)
+                draft.decide(self.cohorts.carry_out(step, first, costs))
             }
             (Mode::Pipelined, _, Some((iteration, _))) => draft.decide(iteration),
             _ => draft.decide(alone.alone()),
@@ -176,7 +153,7 @@ impl Hybrid {
 
 /// Requests of the device that may end before a cohort that begins now has its token. As many of the host's stay out of it, to
 /// take their place at once: rows that are parked cannot.
-fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
+pub(super) fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
     draft.of(Side::Device, Phase::Decode).filter(|job| job.most - job.stored <= layers + 1).count()
 }
 

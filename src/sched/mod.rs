@@ -28,6 +28,7 @@
 
 mod apex;
 mod auto;
+mod compose;
 mod continuous;
 mod draft;
 mod fastdecode;
@@ -42,6 +43,8 @@ mod predict;
 mod queues;
 mod rows;
 mod slots;
+mod split;
+mod steady;
 mod strategy;
 mod weigh;
 

@@ -161,8 +161,19 @@ impl Cohorts {
         Overlapped { cohorts, rows, begins }
     }
 
-    /// The step is made: `oversized` tells whether its attention takes longer than an iteration, however few requests it is.
-    pub fn begin(&mut self, step: Overlapped, oversized: bool) {
+    /// The step is made, beside the device's rows.
+    pub fn carry_out(&mut self, step: Overlapped, first: Rows, costs: &dyn Predict) -> Iteration {
+        let iteration = step.iteration(&first);
+        let groups = step.cohorts.iter().flat_map(|c| &c.groups);
+        let (rows, kv) = groups.fold((0, 0), |(n, kv), group| (n + 1, kv + u64::from(group.end())));
+        // A single request whose attention takes longer than an iteration lags, whatever its cohort's size.
+        let window = costs.iteration(&first.alone());
+        let takes = costs.host_attention(rows, kv) / f64::from(costs.layers());
+        self.begin(step, rows == 1 && takes > window);
+        iteration
+    }
+
+    fn begin(&mut self, step: Overlapped, oversized: bool) {
         self.oversized = oversized;
         for (parked, begins) in self.parked.iter_mut().zip(step.begins) {
             if begins.is_empty() {

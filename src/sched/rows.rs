@@ -145,6 +145,13 @@ impl Rows {
     /// Decode rows of the device's requests, those first that have waited longest, and these prompts in chunks. Decode rows
     /// leave room for prompts where there are some.
     pub fn of(draft: &Draft<'_>, prompts: &[(&Job, Side)], limits: &Limits) -> Rows {
+        let mut rows = Rows::decode(draft, prompts, limits);
+        rows.prompts(prompts, limits.rows);
+        rows
+    }
+
+    /// The same without the prompts.
+    pub fn decode(draft: &Draft<'_>, prompts: &[(&Job, Side)], limits: &Limits) -> Rows {
         let decode = longest_waiting(draft.of(Side::Device, Phase::Decode).collect());
         let most = match prompts.is_empty() {
             true => limits.rows,
@@ -157,7 +164,6 @@ impl Rows {
         };
         let mut rows = Rows::default();
         decode.iter().take(most as usize).for_each(|job| rows.push(job.group(1, Side::Device)));
-        rows.prompts(prompts, limits.rows);
         rows
     }
 

@@ -33,6 +33,11 @@ impl Worth {
         }
     }
 
+    /// Of a decode row, and of a prompt's row, in seconds.
+    pub fn priced(decode: f64, prompt: f64) -> Worth {
+        Worth { decode, prompt }
+    }
+
     /// Of all rows.
     pub fn of(&self, load: &Load) -> f64 {
         self.decode * (load.device.0 + load.host.0) as f64 + self.prompt * load.prompt.0 as f64

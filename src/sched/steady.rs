@@ -1,0 +1,223 @@
+//! What a workload comes to in the long run: how many requests are worth having on the host, and what rows are worth there.
+//!
+//! ```text
+//! d         decode rows of a step: D of the device (as many as its pages hold half way through their answers), N of the host
+//! R = ρ·d   rows of prompts that keep them coming: ρ = Σ prompt / Σ answer, of all requests that are there
+//!
+//! alone        T = l(D+R) + g                                              tokens/T  D / T
+//! pipelined    T = max(l(D+R₀+n₀), h(n₁)) + max(l(n₁+R₁) + g, h(n₀))                (D+N) / T       n₀ + n₁ = N
+//! overlapped   T = l(D+R) + g + l(c)/L,  h(c)/L + t_launch <= fill·T                (D + c/(L+1)) / T      c <= N
+//! ```
+//! l: products, g: attention on the device (prompts and D), h: attention on the host, each over all L layers. The host takes the
+//! smallest N within [`ENOUGH`] of the most tokens in a second.
+//!
+//! Worth follows from the best of these: in the long run a decode row brings ρ rows of prompts with it, and the two together
+//! take T / d. A prompt's row is worth the seconds that the device takes for it alone, a decode row what is left:
+//!
+//! ```text
+//! w_p = l(R)/R        w_d = T/d − ρ·w_p
+//! ```
+//! So a step that does as much as the long run has a rate of 1, whatever its rows are. With worth by what the device alone would
+//! take, as NEO weighs, decode rows seem five times as dear as they are where the host attends most of them, and prompts wait.
+
+use super::model::Mode;
+use super::predict::Predict;
+use super::queues::{Job, Queues};
+use super::split::{Fixed, split};
+use super::strategy::Limits;
+use super::weigh::Worth;
+use crate::cache::KvGeometry;
+
+/// A smaller number of requests on the host is preferred while it does so much of the most.
+const ENOUGH: f64 = 0.98;
+
+/// More of them may be there while they do so much of the most.
+const NEARLY: f64 = 0.97;
+
+/// Overlap has to be better by so much: its rows are parked for a token, and it needs many requests.
+const CLEARLY: f64 = 1.04;
+
+/// Of the device's pages, so many are in use.
+const IN_USE: f64 = 0.95;
+
+/// Requests that are looked at.
+const LOOKED_AT: usize = 1024;
+
+/// See the [module](self).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Steady {
+    /// Requests worth having on the host: the fewest.
+    pub least: usize,
+    /// The most.
+    pub most: usize,
+    /// The way that does most.
+    pub mode: Mode,
+    /// Rows of prompts to a decode row, so that requests come as fast as they end.
+    pub prompts: f64,
+    /// What rows are worth.
+    pub worth: Worth,
+}
+
+/// What requests are like.
+#[derive(Debug, Clone, Copy)]
+struct Mix {
+    /// Requests that are there.
+    requests: usize,
+    /// Rows of prompts to a decode row.
+    prompts: f64,
+    /// The same of whole requests.
+    whole: f64,
+    /// Tokens of a prompt.
+    prompt: f64,
+    /// Tokens that a decode row reads.
+    kv: f64,
+    /// Pages that a request may grow to.
+    pages: f64,
+}
+
+impl Mix {
+    /// Of what is left to do for the requests that are there.
+    fn of(queues: &Queues) -> Mix {
+        let jobs = queues.running().iter().chain(queues.waiting()).take(LOOKED_AT);
+        let (mut n, mut left, mut prompt, mut rows, mut tokens, mut pages) =
+            (0usize, 0u64, 0u64, 0u64, 0u64, 0);
+        let mut answers = 0;
+        for job in jobs {
+            let answer = u64::from(job.most - job.stored.max(job.prompt)) + 1;
+            n += 1;
+            left += u64::from(job.prompt.saturating_sub(job.stored));
+            prompt += u64::from(job.prompt);
+            answers += u64::from(job.most - job.prompt) + 1;
+            rows += answer;
+            tokens += answer * projected(job);
+            pages += job.pages() as u64;
+        }
+        let of = |sum: u64, n: u64| sum as f64 / n.max(1) as f64;
+        Mix {
+            requests: queues.running().len() + queues.waiting().len(),
+            prompts: of(left, rows),
+            whole: of(prompt, answers),
+            prompt: of(prompt, n as u64),
+            kv: of(tokens, rows),
+            pages: of(pages, n as u64),
+        }
+    }
+}
+
+/// Tokens that a request has stored half way through what is left of its answer.
+fn projected(job: &Job) -> u64 {
+    u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most)).max(1)
+}
+
+/// Decode rows and seconds of a step that repeats for ever.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    mode: Mode,
+    rows: f64,
+    seconds: f64,
+}
+
+impl Step {
+    fn rate(&self) -> f64 {
+        if self.seconds > 0.0 { self.rows / self.seconds } else { 0.0 }
+    }
+}
+
+struct Model<'a> {
+    mix: Mix,
+    device: u64,
+    limits: &'a Limits,
+    costs: &'a dyn Predict,
+}
+
+impl Model<'_> {
+    fn prompts(&self, rows: f64) -> u64 {
+        (self.mix.prompts * rows).round() as u64
+    }
+
+    fn kv(&self, rows: u64) -> u64 {
+        (self.mix.kv * rows as f64) as u64
+    }
+
+    /// Attention on the device: its decode rows, and rows of prompts.
+    fn device_attention(&self, prompts: u64) -> f64 {
+        let of = |rows: u64, kv: u64, pairs: u64| match rows {
+            0 => 0.0,
+            _ => self.costs.device_attention(rows, kv, pairs),
+        };
+        let kv = self.kv(self.device);
+        let pairs = (prompts as f64 * self.mix.prompt / 2.0) as u64;
+        of(self.device, kv, kv) + of(prompts, prompts, pairs)
+    }
+
+    fn alone(&self) -> Step {
+        let prompts = self.prompts(self.device as f64);
+        let seconds = self.costs.linear((self.device + prompts).max(1)) + self.device_attention(prompts);
+        Step { mode: Mode::GpuOnly, rows: self.device as f64, seconds }
+    }
+
+    fn pipelined(&self, host: u64) -> Step {
+        let rows = (self.device + host) as f64;
+        let prompts = self.prompts(rows);
+        let device = self.device_attention(prompts);
+        let of = |second: u64| {
+            let fixed = Fixed { rows: [self.device + prompts - second, second], device, most: [u64::MAX; 2] };
+            split(&fixed, host as usize, |n| self.kv(n as u64), self.costs).seconds
+        };
+        Step { mode: Mode::Pipelined, rows, seconds: of(0).min(of(prompts / 2)) }
+    }
+
+    fn overlapped(&self, host: u64, fill: f64) -> Step {
+        let layers = f64::from(self.costs.layers());
+        let prompts = self.prompts(self.device as f64);
+        let alone = self.costs.linear((self.device + prompts).max(1)) + self.device_attention(prompts);
+        let fits = |c: usize| {
+            let c = c as u64;
+            self.costs.host_attention(c, self.kv(c)) / layers + self.costs.launch() <= fill * alone
+        };
+        let cohort = super::pipeline::most(host as usize, fits) as u64;
+        let joined = if cohort == 0 { 0.0 } else { self.costs.linear(cohort) / layers };
+        Step {
+            mode: Mode::Overlapped,
+            rows: self.device as f64 + cohort as f64 / (layers + 1.0),
+            seconds: alone + joined,
+        }
+    }
+}
+
+impl Steady {
+    /// Of the requests that are there. `fill`: the share of an iteration that cohorts fill.
+    pub fn of(queues: &Queues, limits: &Limits, costs: &dyn Predict, fill: f64) -> Steady {
+        let mix = Mix::of(queues);
+        let room = IN_USE * limits.device_pages as f64 / KvGeometry::pages_for(mix.kv as usize).max(1) as f64;
+        let device = (room as usize).min(mix.requests).min(limits.sequences as usize);
+        let most = ((limits.host_pages as f64 / mix.pages.max(1.0)) as usize)
+            .min(mix.requests - device)
+            .min(limits.sequences as usize - device);
+        let model = Model { mix, device: device as u64, limits, costs };
+        let alone = model.alone();
+        let (mut pipelined, mut overlapped) = (vec![(0, alone)], vec![(0, alone)]);
+        let mut n = 1;
+        while n <= most && limits.sub_batches > 1 {
+            pipelined.push((n, model.pipelined(n as u64)));
+            overlapped.push((n, model.overlapped(n as u64, fill)));
+            n = if n == most { n + 1 } else { (n + 1).max(n * 5 / 4).min(most) };
+        }
+        let best = |steps: &[(usize, Step)]| steps.iter().map(|(_, step)| step.rate()).fold(0.0, f64::max);
+        let steps = if best(&overlapped) > CLEARLY * best(&pipelined) { overlapped } else { pipelined };
+        let best = best(&steps);
+        let enough = |share: f64| steps.iter().filter(move |(_, step)| step.rate() >= share * best);
+        let &(least, step) = enough(ENOUGH).next().expect("one is the best");
+        let most = if least == 0 { 0 } else { enough(NEARLY).next_back().expect("one is the best").0 };
+        let rows = u64::from(limits.rows);
+        let prompt = costs.linear(rows) / rows as f64;
+        let decode = step.seconds / step.rows.max(1e-9) - mix.prompts * prompt;
+        Steady {
+            least,
+            most,
+            mode: step.mode,
+            prompts: mix.whole,
+            worth: Worth::priced(decode.max(0.0), prompt),
+        }
+    }
+}
