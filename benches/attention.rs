@@ -2,11 +2,15 @@
 //!
 //!   cargo bench --bench attention                    decode and prefill, Llama-3-8B and SmolLM2 shapes
 //!   cargo bench --bench attention -- llama avx512    only lines that contain all words
+//!   cargo bench --bench attention -- service         decode batches of mixed lengths, also beside copies
 //!   cargo bench --bench attention -- --test          one tiny case, answers checked, no timing
 //!
 //! Keys and values are cold: each call takes the next of enough layers' worth of scattered pages to overflow
 //! the caches, as in a forward pass. Answers are verified before anything is timed. GB/s counts the bytes of
 //! the keys and values that are read.
+
+#[path = "support/service.rs"]
+mod service;
 
 use std::time::Instant;
 
@@ -137,6 +141,12 @@ fn main() {
     let quick = args.iter().any(|a| a == "--test");
     let words: Vec<&String> = args.iter().filter(|a| !a.starts_with("--")).collect();
     let pool = Pool::pinned(None);
+    if quick || words.iter().any(|w| *w == "service") {
+        service::run(&pool, Isa::best(), quick);
+        if !quick {
+            return;
+        }
+    }
     let threads = pool.threads();
     let limit = if quick { 0.0 } else { profile::read_bandwidth(&pool, 1 << 30, 3) };
     println!("{threads} threads, read bandwidth {:.1} GB/s", limit / 1e9);
