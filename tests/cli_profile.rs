@@ -85,6 +85,11 @@ fn the_emulated_device_and_its_link_are_measured() {
             positive(&device[way], field);
         }
     }
+    positive(&report["limits"]["host_attention"], "alone_bw");
+    positive(&report["limits"]["host_attention"], "beside_copies_bw");
+    assert_eq!(report["limits"]["host_attention"]["copies"], "link");
+    positive(&report["limits"]["hand_over"], "spinning_s");
+    positive(&report["limits"]["hand_over"], "parked_s");
     assert_eq!(report["identity"]["device"]["name"], device["name"]);
     // It is another profile than that of the CPU alone.
     assert_eq!(json(&profile(home.path(), "--device cpu --quick --json"))["cached"], false);
@@ -104,6 +109,11 @@ fn a_copy_plans_for_this_machine_and_for_no_other() {
     let cpu = &report["limits"]["cpu"];
     let read = cpu["read"].as_array().unwrap().last().unwrap();
     assert_eq!(planned["hardware"]["cpu"]["read_bw"], read["bytes_s"]);
+    let attention = &report["limits"]["host_attention"];
+    let rate = |name: &str| attention[name].as_f64().unwrap();
+    let share = (rate("beside_copies_bw") / rate("alone_bw")).min(1.0);
+    let planned_share = planned["hardware"]["efficiency"]["cpu_beside_copies"].as_f64().unwrap();
+    assert!((planned_share - share).abs() < 1e-9, "{planned_share} for {share}");
     assert_eq!(planned["hardware"]["gpu"]["bw"], report["limits"]["device"]["copy_bw"]);
     // Of another machine: the sentence names what differs.
     let text = std::fs::read_to_string(&file).unwrap();

@@ -183,6 +183,9 @@ impl Opened {
     ) -> tandem::Result<Options> {
         let mut options = Options::new(isa, context);
         options.threads = args.threads.map(|t| t as usize);
+        if options.threads.is_none() {
+            options.readers = tandem::profile::measured_readers(None);
+        }
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
         options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
         (options.sequences, options.logits, options.pages) = (sequences, logits, pages);

@@ -27,7 +27,10 @@ pub mod weights;
 pub use homes::SidePages;
 pub use input::{Input, Logits, StepPlan};
 pub use kv::{FarSteps, Swap, Target};
-pub use machine::{Among, Choice, Considered, Prices, Sizes, Strategy, Tiers, Timed, choose, choose_by_time};
+pub use machine::{
+    Among, Choice, Considered, LaneHandOver, Prices, Sizes, Strategy, Tiers, Timed, choose, choose_by_time,
+    hand_overs,
+};
 pub use memory::Memory;
 pub use options::Options;
 pub use overlap::{Advanced, CohortStep, Overlap};

@@ -16,8 +16,12 @@ pub const DEFAULT_CHUNK: usize = 512;
 /// How to run a model.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Threads; `None`: all cores this process may use.
+    /// Threads; `None`: all cores this process may use, less one for the thread that drives a device, where there is one and
+    /// more than two cores.
     pub threads: Option<usize>,
+    /// Most threads for attention of single rows on the host, which reading keys and values bounds; `None`: all. A number that reads
+    /// as fast as all do is the knee of the bandwidth curve ([`CpuLimits::knee`](crate::profile::limits::CpuLimits::knee)).
+    pub readers: Option<usize>,
     /// Tier of kernels.
     pub isa: Isa,
     /// Whether results must not depend on batch composition and chunking.
@@ -58,6 +62,7 @@ impl Options {
     pub fn new(isa: Isa, context: usize) -> Options {
         Options {
             threads: None,
+            readers: None,
             isa,
             mode: Mode::Fast,
             kv_dtype: KvDType::BF16,
@@ -111,6 +116,9 @@ impl Options {
         }
         if self.threads == Some(0) {
             return Err(Error::usage("0 threads; at least 1 is needed"));
+        }
+        if self.readers == Some(0) {
+            return Err(Error::usage("0 threads for attention on the host; at least 1 is needed"));
         }
         if self.far_pages == Some(0) {
             return Err(Error::usage("0 pages of keys and values on the host for sequences that live there"));

@@ -142,6 +142,11 @@ impl Requests {
         &self.engine
     }
 
+    /// Begins to count how long each unit works: what [`Engine::busy_seconds`] returns.
+    pub fn count_busy(&mut self) {
+        self.engine.count_busy();
+    }
+
     /// The engine, when nothing is asked of it any more. Requests in flight are cancelled.
     pub fn into_engine(mut self) -> Engine {
         let ids: Vec<RequestId> =

@@ -173,10 +173,16 @@ impl Engine {
         }
     }
 
-    /// Seconds of emulated time that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL); `None`
-    /// where time is this computer's.
+    /// Begins to count how long each unit works: what [`Engine::busy_seconds`] returns.
+    pub fn count_busy(&mut self) {
+        self.machine.count_busy();
+    }
+
+    /// Seconds that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL): in emulated time, or by this
+    /// computer's and the device's clocks since [`Engine::count_busy`]. There the device's lanes work from where they have what they wait
+    /// for to where they wait again. `None` where nobody counts.
     pub fn busy_seconds(&self) -> Option<[f64; 4]> {
-        self.machine.clock().map(|clock| clock.busy())
+        self.machine.busy_seconds()
     }
 
     /// Waits for all work in flight on the device, if there is one.

@@ -20,6 +20,15 @@ pub fn allowed() -> usize {
     affinity.min(quota().unwrap_or(usize::MAX)).max(1)
 }
 
+/// As [`allowed`], less one core for the thread that drives a device: it issues work and waits for it while the others compute. Of
+/// two cores both compute: half of the arithmetic is more than that thread needs.
+pub fn beside_device() -> usize {
+    match allowed() {
+        all @ 0..=2 => all,
+        all => all - 1,
+    }
+}
+
 /// Lets the current thread run on any of [`cores`] again.
 pub fn unpin_current() {
     unpin(0);

@@ -201,6 +201,11 @@ pub trait Costs: Sync {
         self.transfer(direction, bytes)
     }
 
+    /// Share of its rate that attention on the host keeps while copies over the link read and write the same memory, in (0, 1].
+    fn beside_copies(&self) -> f64 {
+        1.0
+    }
+
     /// `bytes` over the link in one transfer from or to pinned memory, its latency included.
     fn transfer(&self, direction: Direction, bytes: u64) -> f64;
 

@@ -4,6 +4,7 @@
 //! [cpu]  cores  dram_bytes  read_bw  flops_bf16  llc_bytes      [gpu] mem_bytes  bw  flops_bf16
 //! [link] h2d_bw  d2h_bw  latency_s                              [efficiency] (optional) cpu_compute cpu_memory
 //!                                                               gpu_compute gpu_memory link cpu_issue_s gpu_issue_s
+//!                                                               cpu_beside_copies
 //! ```
 //! `docs/plan.md` says what each field means. A description without `[gpu]` and `[link]` is a machine without a GPU.
 
@@ -66,6 +67,8 @@ pub struct Efficiency {
     pub cpu_issue_s: f64,
     /// Seconds to issue a unit on the GPU.
     pub gpu_issue_s: f64,
+    /// Of the rate of attention on the CPU, what is left while copies over the link run.
+    pub cpu_beside_copies: f64,
 }
 
 impl Default for Efficiency {
@@ -78,6 +81,7 @@ impl Default for Efficiency {
             link: 1.0,
             cpu_issue_s: 0.0,
             gpu_issue_s: 0.0,
+            cpu_beside_copies: 1.0,
         }
     }
 }
@@ -253,8 +257,16 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
     };
 
     let mut efficiency = Efficiency::default();
-    let keys =
-        ["cpu_compute", "cpu_memory", "gpu_compute", "gpu_memory", "link", "cpu_issue_s", "gpu_issue_s"];
+    let keys = [
+        "cpu_compute",
+        "cpu_memory",
+        "gpu_compute",
+        "gpu_memory",
+        "link",
+        "cpu_issue_s",
+        "gpu_issue_s",
+        "cpu_beside_copies",
+    ];
     if let Some(s) = Section::of(file, &root, "efficiency", &keys)? {
         let e = &mut efficiency;
         let fields = [
@@ -265,6 +277,7 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
             (&mut e.link, SHARE),
             (&mut e.cpu_issue_s, SECONDS),
             (&mut e.gpu_issue_s, SECONDS),
+            (&mut e.cpu_beside_copies, SHARE),
         ];
         for (key, (field, range)) in keys.into_iter().zip(fields) {
             if let Some(x) = s.optional(key, range)? {
@@ -303,6 +316,9 @@ mod tests {
         let tuned = parse("box.toml", &format!("{GOOD}[efficiency]\ncpu_memory = 0.9\ngpu_issue_s = 1e-4\n"))
             .unwrap();
         assert_eq!((tuned.efficiency.cpu_memory, tuned.efficiency.gpu_issue_s), (0.9, 1e-4));
+        assert_eq!(tuned.efficiency.cpu_beside_copies, 1.0);
+        let slowed = parse("box.toml", &format!("{GOOD}[efficiency]\ncpu_beside_copies = 0.7\n")).unwrap();
+        assert_eq!(slowed.efficiency.cpu_beside_copies, 0.7);
     }
 
     #[test]

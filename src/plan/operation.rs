@@ -14,6 +14,8 @@
 //! before               Costs::transfer of the step's lists, one for each way of attending      gpu
 //! after                Costs::transfer of the tokens, or of the logits, of a head on the device
 //! ```
+//! Attention on the host takes longer while copies run ([`OpCosts::beside`]): both read the same memory.
+//!
 //! An operation of a computing lane takes at least [`Costs::launch`]. A transfer has one latency, however many pages it
 //! moves: their copies are enqueued together.
 //!
@@ -44,12 +46,43 @@ pub struct OpCosts<'a> {
     /// Tokens whose keys and values a step of the iteration reads, in the mean over the layers.
     stored: Option<u64>,
     sequences: u64,
+    /// What attention on the host takes times, for the step's copies.
+    slower: f64,
+}
+
+/// What attention on the host takes times in a step of these operations, priced without that: a copy slows it down while it
+/// runs, so copies that are shorter slow down a part of it. All of them are taken to run beside it.
+pub(super) fn slower_beside_copies<'o>(costs: &dyn Costs, ops: impl Iterator<Item = (&'o Op, f64)>) -> f64 {
+    let share = costs.beside_copies();
+    if share >= 1.0 {
+        return 1.0;
+    }
+    let (mut attention, mut up, mut down) = (0.0, 0.0, 0.0);
+    for (op, seconds) in ops {
+        match (op.unit, op.kind) {
+            (Unit::Host, Kind::Attend { .. }) => attention += seconds,
+            (Unit::H2d, _) => up += seconds,
+            (Unit::D2h, _) => down += seconds,
+            _ => {}
+        }
+    }
+    slower(share, attention, f64::max(up, down))
+}
+
+/// Attention of `attention` seconds keeps `share` of its rate for the first `copies` seconds.
+fn slower(share: f64, attention: f64, copies: f64) -> f64 {
+    if attention <= 0.0 {
+        return 1.0;
+    }
+    // Work done while copies run, in seconds of attention alone.
+    let beside = (copies * share).min(attention);
+    1.0 + beside / attention * (1.0 / share - 1.0)
 }
 
 impl<'a> OpCosts<'a> {
     /// Of a model of these sizes.
     pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
-        OpCosts { costs, sizes, iteration: None, placement: None, stored: None, sequences: 1 }
+        OpCosts { costs, sizes, iteration: None, placement: None, stored: None, sequences: 1, slower: 1.0 }
     }
 
     /// The same for programs of `iteration`: attention windows are then applied to each group's own positions. Without,
@@ -69,6 +102,13 @@ impl<'a> OpCosts<'a> {
     /// The same for programs whose every group stands for `sequences` that are alike: a planner need not lower thousands.
     pub fn times(self, sequences: u64) -> OpCosts<'a> {
         OpCosts { sequences, ..self }
+    }
+
+    /// The same for `program`, whose copies slow down attention on the host ([`Costs::beside_copies`]).
+    pub fn beside(self, program: &Program) -> OpCosts<'a> {
+        let seconds = |op| (op, virtual_machine::Costs::seconds(&self, op));
+        let slower = slower_beside_copies(self.costs, program.ops.iter().map(seconds));
+        OpCosts { slower, ..self }
     }
 
     /// Tokens whose keys and values a step of the iteration reads, in the mean over the layers: all groups', wherever they
@@ -199,10 +239,11 @@ impl<'a> OpCosts<'a> {
             Kind::Publish { .. } => costs.transfer(Direction::ToHost, self.link_bytes(op)),
             Kind::Attend { .. } => {
                 let layer = op.layer.expect("attention belongs to a layer") as usize;
-                match self.stored() {
+                let seconds = match self.stored() {
                     Some(stored) => costs.attend_beside(side, layer, &self.scan(op), stored),
                     None => costs.attend(side, layer, &self.scan(op)),
-                }
+                };
+                if side == Side::Host { self.slower * seconds } else { seconds }
             }
             Kind::Collect => costs.transfer(Direction::ToDevice, self.link_bytes(op)),
             Kind::Merge { .. } => {

@@ -149,7 +149,10 @@ impl Predict for Predicted<'_> {
         if rows == 0 {
             return 0.0;
         }
-        self.sum(|layer| self.host_layer(layer, &self.windowed(layer, rows, kv_tokens, kv_tokens)))
+        let alone =
+            self.sum(|layer| self.host_layer(layer, &self.windowed(layer, rows, kv_tokens, kv_tokens)));
+        // Pages move in the iterations of whoever asks.
+        alone / self.costs.beside_copies()
     }
 
     fn swap(&self, pages: u64) -> f64 {

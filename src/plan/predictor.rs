@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use self::shape::{Kinds, Rows, Run, Shape, Template};
 use super::cost::{Costs, Direction, Scan};
-use super::operation::OpCosts;
+use super::operation::{OpCosts, slower_beside_copies};
 use super::sizes::Sizes;
 use super::step_times::Source;
 use crate::cache::PAGE_TOKENS;
@@ -71,7 +71,7 @@ impl Predictor {
     pub fn exact(&self, iteration: &Iteration) -> crate::Result<f64> {
         let program = lower(&self.placement, iteration)?;
         Ok(self.ask(|costs| {
-            let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(&self.placement);
+            let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(&self.placement).beside(&program);
             run(&program, &costs).seconds()
         }))
     }
@@ -114,7 +114,7 @@ impl Predictor {
         let by_op = OpCosts::new(costs, &self.sizes);
         let edges = by_op.of(iteration).on(&self.placement);
         let seconds = |run: &Run| -> f64 {
-            let of = |i: usize| {
+            let alone = |i: usize, slower: f64| {
                 let op = run.filled(i, rows, &self.sizes, windows);
                 match (op.kind, op.layer) {
                     // Windows have been applied.
@@ -122,11 +122,15 @@ impl Predictor {
                         let side = if op.unit == Unit::Host { Side::Host } else { Side::Device };
                         let work = &op.work;
                         let scan = Scan { rows: work.rows, kv_tokens: work.kv_tokens, pairs: work.pairs };
-                        costs.attend(side, layer as usize, &scan).max(costs.launch(side))
+                        let slower = if side == Side::Host { slower } else { 1.0 };
+                        (costs.attend(side, layer as usize, &scan) * slower).max(costs.launch(side))
                     }
                     _ => by_op.seconds(&op),
                 }
             };
+            let each = run.program.ops.iter().enumerate().map(|(i, op)| (op, alone(i, 1.0)));
+            let slower = slower_beside_copies(costs, each);
+            let of = |i: usize| alone(i, slower);
             run_timed(&run.program, &run.waits, &edges, &of).seconds()
         };
         let base = seconds(&template.base);
@@ -168,7 +172,11 @@ impl Predict for Predictor {
     fn host_attention(&self, rows: u64, kv_tokens: u64) -> f64 {
         let scan = Scan { rows, kv_tokens, pairs: kv_tokens };
         let host = Side::Host;
-        self.sum(|costs, layer, _| costs.attend(host, layer, &self.scan(layer, scan)).max(costs.launch(host)))
+        // Pages move in the iterations of whoever asks.
+        self.sum(|costs, layer, _| {
+            let alone = costs.attend(host, layer, &self.scan(layer, scan)).max(costs.launch(host));
+            alone / costs.beside_copies()
+        })
     }
 
     fn swap(&self, pages: u64) -> f64 {

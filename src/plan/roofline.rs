@@ -194,6 +194,10 @@ impl Costs for Roofline<'_> {
         2.0 * bytes as f64 / self.rates(side).1
     }
 
+    fn beside_copies(&self) -> f64 {
+        self.hardware.efficiency.cpu_beside_copies
+    }
+
     fn transfer(&self, direction: Direction, bytes: u64) -> f64 {
         if bytes == 0 {
             return 0.0;

@@ -17,7 +17,7 @@
 use std::ops::Range;
 
 use super::cost::{Batch, Costs, Direction, Group as Alike, Scan};
-use super::operation::OpCosts;
+use super::operation::{OpCosts, slower_beside_copies};
 use super::sizes::Sizes;
 use crate::Result;
 use crate::program::virtual_machine::{self, run};
@@ -120,7 +120,12 @@ impl<'a> Short<'a> {
                 let layers = placement.layers.len() as u64;
                 let moved = if i == 0 { (self.layers, layers) } else { (0, layers) };
                 let edges = ops.of(iteration).on(&self.placement);
-                let price = Price { ops, edges, costs: &costs, scans: &scans, moved };
+                let price = |moved, slower| Price { ops, edges, costs: &costs, scans: &scans, moved, slower };
+                // Of moves, the share of the program's layers.
+                let alone = price((layers, layers), 1.0);
+                let seconds = |op| (op, virtual_machine::Costs::seconds(&alone, op));
+                let slower = slower_beside_copies(&costs, program.ops.iter().map(seconds));
+                let price = price(moved, slower);
                 let line = run(&program, &price);
                 Ok(Seconds { all: line.seconds(), busy: Unit::ALL.map(|u| line.busy(u)) })
             };
@@ -193,6 +198,8 @@ struct Price<'a> {
     scans: &'a [Vec<Scan>],
     /// Moved pages are of so many layers, where the program has so many.
     moved: (u64, u64),
+    /// What attention on the host takes times, for the step's copies.
+    slower: f64,
 }
 
 impl virtual_machine::Costs for Price<'_> {
@@ -222,7 +229,8 @@ impl virtual_machine::Costs for Price<'_> {
                 pairs: whole.pairs * op.work.rows / whole.rows.max(1),
             },
         };
-        self.costs.attend(side, 0, &scan).max(self.costs.launch(side))
+        let slower = if side == Side::Host { self.slower } else { 1.0 };
+        (self.costs.attend(side, 0, &scan) * slower).max(self.costs.launch(side))
     }
 
     fn before(&self, program: &Program, unit: Unit) -> f64 {
@@ -270,6 +278,9 @@ impl Costs for AsLayer<'_> {
     }
     fn pages(&self, direction: Direction, pages: u64, bytes: u64) -> f64 {
         self.costs.pages(direction, pages, bytes)
+    }
+    fn beside_copies(&self) -> f64 {
+        self.costs.beside_copies()
     }
     fn transfer(&self, direction: Direction, bytes: u64) -> f64 {
         self.costs.transfer(direction, bytes)

@@ -8,7 +8,7 @@ use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 
 /// Layout of the profile's file: raised whenever a field changes its meaning.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// What has to be the same for a measurement to hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +84,10 @@ impl Identity {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
             cpu: cpu_model(),
-            threads: crate::host::cpu::allowed() as u32,
+            threads: match device {
+                Some(_) => crate::host::cpu::beside_device() as u32,
+                None => crate::host::cpu::allowed() as u32,
+            },
             isa: Isa::selected().unwrap_or(Isa::Reference).name().into(),
             device: device.map(DeviceIdentity::from),
             model: None,

@@ -99,6 +99,12 @@ pub fn steps_of(subject: &Subject<'_>, device: bool) -> u64 {
     subject.steps(device) + real
 }
 
+/// How many threads read memory as fast as all of them ([`limits::CpuLimits::knee`]), as `tandem profile` has kept it.
+pub fn measured_readers(device: Option<&DeviceInfo>) -> Option<usize> {
+    let profile = Store::from_env().ok()?.load(&Identity::of_machine(device)).ok()??;
+    Some(profile.limits.cpu.knee() as usize)
+}
+
 /// This machine as it was measured before (`tandem profile`), with `device` or without one: `None` if it was not, or if
 /// what is kept cannot be read. Reads one file; measures nothing.
 pub fn measured_hardware(device: Option<&DeviceInfo>) -> Option<Hardware> {

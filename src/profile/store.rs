@@ -171,7 +171,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::limits::{Bandwidth, CpuLimits, DeviceLimits, LinkLimits, Rate};
+    use super::super::limits::{
+        Bandwidth, Copies, CpuLimits, DeviceLimits, HandOver, HostAttention, LinkLimits, Rate,
+    };
     use super::*;
 
     fn profile() -> Profile {
@@ -193,6 +195,13 @@ mod tests {
                     peaks: vec![rate("f32 fma", 2e11)],
                     matrix: vec![rate("avx2", 1e11), rate("avx512", 3e11)],
                 },
+                host_attention: HostAttention {
+                    threads: 2,
+                    alone_bw: 20e9,
+                    beside_copies_bw: 15e9,
+                    copies: Copies::Link,
+                },
+                hand_over: HandOver { spinning_s: 1e-6, parked_s: 2e-5, lane: None },
                 device: Some(DeviceLimits {
                     name: "Tesla T4".into(),
                     memory_bytes: 16 << 30,
@@ -229,6 +238,7 @@ mod tests {
     #[test]
     fn planners_read_what_kernels_reach() {
         let h = profile().limits.hardware("this");
+        assert_eq!(h.efficiency.cpu_beside_copies, 0.75);
         assert_eq!((h.cpu.cores, h.cpu.read_bw, h.cpu.flops_bf16), (2, 24e9, 3e11));
         let (gpu, link) = h.accelerator.unwrap();
         assert_eq!((gpu.bw, gpu.flops_bf16, link.h2d_bw, link.latency_s), (240e9, 40e12, 25e9, 2e-5));

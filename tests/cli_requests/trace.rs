@@ -56,6 +56,24 @@ fn rows_that_are_no_requests_and_requests_that_do_not_fit_fail_and_the_rest_are_
     assert!(text.contains("cpu-only") && text.contains("2 failed: no request: line 3"), "{text}");
 }
 
+/// An accelerator whose time is this computer's: what each unit did is measured.
+#[test]
+fn busy_fractions_of_an_accelerator_are_measured() {
+    let home = tempfile::tempdir().unwrap();
+    let line =
+        "--device emulated --hardware t4-xeon --strategy gpu-only,fastdecode --trace synthetic:40,6,8,0";
+    let all = bench(home.path(), line);
+    let [alone, shared] = &all["strategies"].as_array().unwrap()[..] else { panic!("{all}") };
+    for report in [alone, shared] {
+        for name in ["gpu_busy", "cpu_busy", "link_busy", "gpu_bubbles"] {
+            assert!((0.0..=1.0).contains(&number(report, name)), "{name}: {report}");
+        }
+        assert!(number(report, "gpu_busy") > 0.0, "{report}");
+    }
+    // Decode attention is the CPU's, or nobody's.
+    assert!(number(shared, "cpu_busy") > 0.0 && number(alone, "cpu_busy") == 0.0, "{all}");
+}
+
 #[test]
 fn in_emulated_time_requests_arrive_and_are_served_in_that_time() {
     let home = tempfile::tempdir().unwrap();

@@ -51,6 +51,7 @@ pub fn replay(
         over: 0,
         tokens: 0,
     };
+    requests.count_busy();
     let before = requests.engine().busy_seconds();
     let mut next = 0;
     // A time that was waited for has come, however sums of seconds are rounded.
@@ -77,9 +78,9 @@ pub fn replay(
         seen(run.over, run.tokens, run.watch.seconds(requests.engine()));
     }
     let [gpu, h2d, d2h, cpu] = match before.zip(requests.engine().busy_seconds()) {
-        Some((before, after)) => std::array::from_fn(|i| after[i] - before[i]),
         // Of a step on the CPU alone, all of it.
-        None if requests.engine().placement().device == "cpu" => [f64::NAN, 0.0, 0.0, run.sums.running],
+        _ if requests.engine().placement().device == "cpu" => [f64::NAN, 0.0, 0.0, run.sums.running],
+        Some((before, after)) => std::array::from_fn(|i| after[i] - before[i]),
         None => [f64::NAN; 4],
     };
     (run.sums.gpu, run.sums.h2d, run.sums.d2h, run.sums.cpu) = (gpu, h2d, d2h, cpu);

@@ -34,6 +34,8 @@ struct Report {
     isa: IsaReport,
     memory: machine::Memory,
     limits: Option<limits::Limits>,
+    /// Threads that read memory as fast as all do, if `tandem profile` has measured it.
+    attention_threads: Option<usize>,
     numa: Vec<Node>,
     huge_pages: machine::HugePages,
     cuda: gpu::Cuda,
@@ -88,6 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
         version: env!("CARGO_PKG_VERSION"),
         isa: isa(),
         limits,
+        attention_threads: tandem::profile::measured_readers(None),
         numa: nodes(),
         huge_pages: machine::huge_pages(),
         cuda: gpu::cuda(),
@@ -134,6 +137,13 @@ fn text(report: &Report) -> String {
     let cpu = &report.cpu;
     row('+', "cpu", cpu.model.clone());
     row('+', "threads", cpu.describe());
+    if let Some(threads) = report.attention_threads {
+        row(
+            '+',
+            "attention",
+            format!("{threads} threads for single rows: more read memory no faster (tandem profile)"),
+        );
+    }
 
     for tier in &report.isa.tiers {
         let runs = report.isa.selected == Some(tier.name);

@@ -109,6 +109,13 @@ impl Opened {
         let all = needs.pages(n);
         let mut options = self.options(args, Isa::selected()?, needs.context, n, n, Some(all))?;
         super::fit_types(args, &*accelerator, &mut options);
+        let info = accelerator.runtime().info();
+        if let Some(readers) =
+            tandem::profile::measured_readers(Some(info)).filter(|_| args.threads.is_none())
+        {
+            options.readers = Some(readers);
+            progress::detail(&format!("attention of single rows on the host: at most {readers} threads"));
+        }
         options.sub_batches = SUB_BATCHES;
         options.far_pages = Some(all);
         let most = options.kv_pages.map_or(all, |pages| pages.min(all));

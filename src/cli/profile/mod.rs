@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::open::{self as devices, Kind};
-use tandem::host::Pool;
+use tandem::host::{Pool, cpu};
 use tandem::profile::{
     Effort, Identity, Limits, ModelIdentity, Profile, Store, Subject, limits, measure_model, steps_of,
 };
@@ -116,7 +116,7 @@ fn of_model(
     }
     let limits = of_machine.limits;
     let opened = open::open(Some(name))?;
-    let pool = Pool::pinned(None);
+    let pool = Pool::pinned(device.map(|_| cpu::beside_device()));
     let subject = Subject {
         spec: &opened.model.spec,
         weights: &opened.model.weights,
@@ -171,7 +171,7 @@ fn effort(quick: bool) -> Effort {
 
 /// Measures the limits of this machine, with a bar.
 pub fn measure(identity: Identity, device: Option<&Arc<dyn Accelerator>>, quick: bool) -> Result<Profile> {
-    let pool = Pool::pinned(None);
+    let pool = Pool::pinned(device.map(|_| cpu::beside_device()));
     let steps = if device.is_some() { limits::STEPS } else { limits::STEPS - 2 };
     let bar = progress::count_bar(steps, "measuring this machine");
     let limits = Limits::measure(&pool, device, effort(quick), &|| bar.inc(1));

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use tandem::profile::limits::Copies;
 use tandem::profile::{Calibration, ModelProfile, Profile};
 use tandem::program::Side;
 
@@ -26,6 +27,23 @@ pub fn limits(profile: &Profile) -> String {
     };
     line("arithmetic, peak", rates(&cpu.peaks));
     line("bf16 products, 512 rows", rates(&cpu.matrix));
+    let a = &profile.limits.host_attention;
+    let beside = match a.copies {
+        Copies::Link => "while the device copies both ways",
+        Copies::Thread => "while another thread copies, for want of a device",
+        Copies::None => "no copies beside it: one core",
+    };
+    let (alone, slowed) = (gb(a.alone_bw), gb(a.beside_copies_bw));
+    line("attention on the CPU", format!("{alone} ({}), {slowed} {beside}", a.threads));
+    line("threads for it", format!("{} reach 95% of the read bandwidth", cpu.knee()));
+    let h = &profile.limits.hand_over;
+    let (spinning, parked) = (time(h.spinning_s), time(h.parked_s));
+    line("a job for all threads", format!("{spinning} while they spin, {parked} when they sleep"));
+    if let Some(l) = &h.lane {
+        let of = |start: f64, seen: f64| format!("started after {}, seen after {}", time(start), time(seen));
+        let (spinning, asleep) = (of(l.start_spinning_s, l.spinning_s), of(l.start_asleep_s, l.asleep_s));
+        line("a job for their lane", format!("{spinning}; {asleep} when it sleeps"));
+    }
     if let Some(d) = &profile.limits.device {
         line("device", d.name.clone());
         line("its memory", megabytes(d.memory_bytes));

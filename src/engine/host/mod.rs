@@ -54,6 +54,8 @@ pub struct Host {
     isa: Isa,
     mode: Mode,
     threads: usize,
+    /// Threads of attention that reading bounds; `None`: all.
+    readers: Option<usize>,
     rope: Option<RopeCache>,
     /// Of windowed layers, where it differs.
     rope_local: Option<RopeCache>,
@@ -82,6 +84,7 @@ impl Host {
             isa,
             mode,
             threads,
+            readers: None,
             rope,
             rope_local,
             pairing,
@@ -90,9 +93,15 @@ impl Host {
         })
     }
 
+    /// The same with at most so many threads for attention that reading keys and values bounds.
+    pub fn with_readers(self, readers: Option<usize>) -> Host {
+        Host { readers, ..self }
+    }
+
     /// A plan of attention without rows.
     fn plan(&self, shape: &AttnShape) -> Result<AttnPlan> {
-        Host::empty_plan(shape, self.mode, self.threads)
+        let plan = Host::empty_plan(shape, self.mode, self.threads)?;
+        Ok(plan.with_readers(self.readers.unwrap_or(self.threads)))
     }
 
     /// A plan of attention without rows, for `threads`. In deterministic mode tokens are summed page by page, so that a row's bits

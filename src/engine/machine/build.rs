@@ -23,7 +23,7 @@ use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
-use crate::host::Pool;
+use crate::host::{Pool, cpu};
 use crate::model::{ModelSpec, Weights};
 use crate::program::{
     Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, RequestId, Side, Wants, lower,
@@ -57,7 +57,7 @@ impl RealMachine {
         let sizes = Sizes::new(spec, weights, options, &*accel)?;
         let cargo = cargo(&placement, sizes.paging(&placement).far > 0)?;
         sizes.check(&placement)?;
-        let threads = options.threads;
+        let threads = Some(options.threads.unwrap_or_else(cpu::beside_device));
         // The threads of the pool follow its leader: that of the host's lane, or for loading alone this one.
         let (lane, pool) = match placement.uses(Side::Host) || sizes.pages_move(&placement) {
             true => {
@@ -254,6 +254,7 @@ impl RealMachine {
             argmax: Vec::new(),
             bytes: Vec::new(),
             trace: None,
+            busy: None,
             slots: Vec::new(),
             deterministic: false,
             #[cfg(test)]

@@ -268,6 +268,7 @@ impl RealMachine {
         let found = match (self.deterministic, self.lane().is_past(job)) {
             // At a fixed lag of one iteration.
             (true, _) => {
+                self.rests(&DeviceLane::ALL)?;
                 if !self.lane().wait_for_end(&word, epoch, Some(Instant::now() + PATIENCE)) {
                     return Err(Error::Run(format!(
                         "the host's attention of layer {} takes more than {} s",

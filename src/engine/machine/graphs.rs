@@ -156,6 +156,7 @@ impl RealMachine {
         if runtime.watches() {
             self.declare_pages(&ops[segment.ops.clone()], issue)?;
         }
+        self.works(Unit::Gpu)?;
         runtime.replay(&graph)?;
         self.issued(lowered, segment.ops.clone(), issue)?;
         Ok(true)

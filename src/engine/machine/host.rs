@@ -144,7 +144,7 @@ impl HostHalf {
         parts: Vec<HostPart>,
         shape: Option<Shape>,
     ) -> Result<HostHalf> {
-        let host = Host::new(spec, options.isa, options.mode, pool.threads())?;
+        let host = Host::new(spec, options.isa, options.mode, pool.threads())?.with_readers(options.readers);
         Ok(HostHalf {
             model,
             pool,

@@ -105,6 +105,10 @@ impl RealMachine {
             self.fill(lowered, at, cargo, issue)?;
         }
         let runtime = self.device().runtime.clone();
+        // Rows to the host wait for what made them: `fetch` says when.
+        if !matches!(op.kind, Kind::Carry { to: Side::Host, .. }) {
+            self.works(op.unit)?;
+        }
         let begun = self.trace.as_ref().map(|_| runtime.record_timed(lane(op.unit))).transpose()?;
         let mut place = None;
         match op.kind {
@@ -176,15 +180,31 @@ impl RealMachine {
                 _ if issue.stays(&ops[w]) => {}
                 // The host's half of a transfer waits by itself.
                 (Unit::Host, Some(_)) if carries => {}
-                (Unit::Host, Some(job)) => self.lane().wait(job)?,
+                (Unit::Host, Some(job)) => {
+                    self.rests(&Lane::ALL)?;
+                    self.lane().wait(job)?;
+                }
                 (unit, _) if unit == op.unit => {}
                 _ => {
+                    self.rests(&[lane(op.unit)])?;
                     let event = issue.events[w].as_ref().expect("recorded when issued");
                     self.device().runtime.wait(lane(op.unit), event)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// An operation of this unit, of the device, is enqueued next.
+    pub(super) fn works(&mut self, unit: Unit) -> Result<()> {
+        let (busy, device) = (self.busy.as_mut(), self.device.as_ref());
+        busy.zip(device).map_or(Ok(()), |(busy, device)| busy.begin(unit, &*device.runtime))
+    }
+
+    /// Lanes of the device wait from here on.
+    pub(super) fn rests(&mut self, lanes: &[Lane]) -> Result<()> {
+        let Some((busy, device)) = self.busy.as_mut().zip(self.device.as_ref()) else { return Ok(()) };
+        lanes.iter().try_for_each(|&lane| busy.pause(lane, &*device.runtime))
     }
 
     /// An operation of the host: a job, or at once where there is no device to wait for.
@@ -194,6 +214,9 @@ impl RealMachine {
         if let Some(HostSide::Inline(half)) = &mut self.host {
             let from = Instant::now();
             half.compute(op, None, alone);
+            if let Some(busy) = &mut self.busy {
+                busy.host(from.elapsed().as_secs_f64());
+            }
             // In emulated time the issuing thread is the one that works.
             let emulated = self.clock.as_ref().map(|clock| {
                 let (begun, host) = (clock.now(), clock.rates().host);
@@ -283,6 +306,7 @@ impl RealMachine {
             Ok(())
         });
         issue.jobs[at] = Some(job);
+        self.rests(&Lane::ALL)?;
         self.lane().wait(job)
     }
 
@@ -298,6 +322,7 @@ impl RealMachine {
     fn fetch(&mut self, op: &Op, cargo: Cargo, issue: &Issue<'_>) -> Result<super::carry::Place> {
         let (key, bytes) = (area(op, cargo, Side::Host), self.area_bytes(op, cargo));
         for job in self.areas_mut().landings(key, &bytes)? {
+            self.rests(&Lane::ALL)?;
             self.lane().wait(job)?;
         }
         let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
@@ -307,8 +332,10 @@ impl RealMachine {
         }
         let d = self.device();
         // Whatever made the rows is on the compute lane.
-        d.runtime.wait(Lane::DeviceToHost, &d.runtime.record(Lane::Compute)?)?;
-        let span = What::of(cargo).span(&d.parts[b].ws, &d.shape, &rows);
+        let (runtime, span) = (d.runtime.clone(), What::of(cargo).span(&d.parts[b].ws, &d.shape, &rows));
+        self.rests(&[Lane::DeviceToHost])?;
+        runtime.wait(Lane::DeviceToHost, &runtime.record(Lane::Compute)?)?;
+        self.works(Unit::D2h)?;
         self.areas_mut().fetch(key, bytes, span)
     }
 

@@ -9,6 +9,8 @@
 //!
 //! A detached job, one of a parked cohort's, outlives the step and fails its cohort only ([`Detached`]).
 
+pub(super) mod hand_over;
+
 use std::any::Any;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;

@@ -32,9 +32,11 @@
 //! | `graphs` | segments of decode steps, recorded |
 //! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if somebody wants to know |
+//! | `busy` | how long each unit worked, if somebody wants to know |
 //! | `work` | how much an operation of the host does, for emulated time |
 
 mod build;
+mod busy;
 mod carry;
 mod choose;
 mod cohorts;
@@ -64,6 +66,7 @@ mod atomics {
     pub use std::sync::atomic::{AtomicU32, Ordering};
 }
 
+use self::busy::Busy;
 use self::carry::Areas;
 use self::cohorts::Slot;
 use self::device::DeviceHalf;
@@ -86,6 +89,7 @@ use crate::program::{Flow, Iteration, Placement};
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::{Outcome, Parked};
+pub use self::lane::hand_over::{LaneHandOver, hand_overs};
 pub(super) use self::run::Rows;
 pub use self::sizes::Sizes;
 pub use self::tiers::Tiers;
@@ -122,6 +126,7 @@ pub(super) struct RealMachine {
     /// What was downloaded last.
     bytes: Vec<u8>,
     trace: Option<Trace>,
+    busy: Option<Busy>,
     /// Of each sub-batch, the cohort that it belongs to.
     slots: Vec<Slot>,
     /// Whether cohorts join at a fixed lag.
@@ -237,6 +242,17 @@ impl RealMachine {
     /// What was noted since [`RealMachine::trace`]; from now on nothing is.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.trace.take().map(|t| t.timeline)
+    }
+
+    /// Begins to count how long each unit works.
+    pub fn count_busy(&mut self) {
+        self.busy.get_or_insert_default();
+    }
+
+    /// Seconds that each unit has worked: in emulated time, or by this computer's clock since [`RealMachine::count_busy`].
+    pub fn busy_seconds(&self) -> Option<[f64; 4]> {
+        let counted = || self.busy.as_ref().map(Busy::seconds);
+        self.clock().map(|clock| clock.busy()).or_else(counted)
     }
 
     /// Writes to the host's pages of these ids, so that the system gives them memory.

@@ -253,6 +253,10 @@ impl RealMachine {
             }
             at += self.issue(lowered, at, issue, parts)?;
         }
+        // Before the logits, which are waited for.
+        if let (Some(busy), Some(device)) = (&mut self.busy, &self.device) {
+            busy.pause_all(&*device.runtime)?;
+        }
         self.collect(parts, &issue.chains, pick)
     }
 
@@ -293,6 +297,9 @@ impl RealMachine {
                 lane.cancel();
             }
             let ran = lane.finish();
+            if let (Ok(ran), Some(busy)) = (&ran, &mut self.busy) {
+                busy.host(ran.iter().map(|r| r.to.saturating_duration_since(r.from).as_secs_f64()).sum());
+            }
             match (ran, &mut self.trace) {
                 (Ok(ran), Some(trace)) => ran.iter().for_each(|r| {
                     let of = r.program.as_deref().unwrap_or(lowered);
@@ -308,6 +315,12 @@ impl RealMachine {
             let waited_for = well && logits && lowered.one_unit == Some(Unit::Gpu);
             if !waited_for {
                 ended = ended.and(device.release_all()).and(device.runtime.synchronize_all());
+            }
+        }
+        if let Some(busy) = &mut self.busy {
+            match well && ended.is_ok() {
+                true => busy.end_step(self.device.as_ref().map(|d| &*d.runtime))?,
+                false => busy.give_up(),
             }
         }
         if let Some(trace) = &mut self.trace {

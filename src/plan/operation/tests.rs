@@ -252,3 +252,33 @@ fn streams_run_under_compute() {
     let exposed = timeline.seconds() - copies;
     assert!(exposed > 0.0 && exposed < 0.12 * compute, "{exposed} of {compute}");
 }
+
+#[test]
+fn copies_slow_down_attention_on_the_host_while_they_run() {
+    let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} for {want}");
+    close(slower(0.5, 4.0, 0.0), 1.0);
+    // Two seconds of copies do one second of the work; three are left.
+    close(slower(0.5, 4.0, 2.0), 5.0 / 4.0);
+    close(slower(0.5, 4.0, 8.0), 2.0);
+    close(slower(0.5, 4.0, 100.0), 2.0);
+    close(slower(0.5, 0.0, 1.0), 1.0);
+
+    let s = sizes("tiny-llama");
+    let mut machine = hardware::named("t4-xeon").unwrap();
+    let whole = Kind::Attend { part: Part::Whole, from_mailbox: true, to_mailbox: true, staged: None };
+    let work = Work { rows: 4, kv_tokens: 4_000_000, pairs: 4_000_000, pages: 0 };
+    let copied = Work { pages: 1_000_000, ..Work::default() };
+    let attends = |unit| op(whole, unit, Some(1), work);
+    let moves = op(Kind::PageIn { staged: None }, Unit::H2d, None, copied);
+    let seconds = |machine: &Hardware, ops: &[Op], unit| {
+        let program = Program { ops: ops.to_vec(), ..Program::default() };
+        let costs = Roofline::new(machine, &s);
+        OpCosts::new(&costs, &s).beside(&program).seconds(&attends(unit))
+    };
+    let with = [attends(Unit::Host), moves];
+    let (host, device) = (seconds(&machine, &with, Unit::Host), seconds(&machine, &with, Unit::Gpu));
+    machine.efficiency.cpu_beside_copies = 0.5;
+    close(seconds(&machine, &with, Unit::Host) / host, 2.0);
+    close(seconds(&machine, &with, Unit::Gpu), device);
+    close(seconds(&machine, &with[..1], Unit::Host), host);
+}

@@ -108,6 +108,13 @@ impl CpuLimits {
         self.read.last().map_or(0.0, |b| b.bytes_s)
     }
 
+    /// The fewest threads, of those measured, that read at 95% of the best rate: where memory bounds the work, as in attention
+    /// of single rows, more of them add nothing.
+    pub fn knee(&self) -> u32 {
+        let best = self.read.iter().map(|b| b.bytes_s).fold(0.0, f64::max);
+        self.read.iter().find(|b| b.bytes_s >= 0.95 * best).map_or(self.threads, |b| b.threads)
+    }
+
     /// FLOP/s of the fastest tier's bf16 product.
     pub fn matrix_flops(&self) -> f64 {
         self.matrix.iter().map(|r| r.ops_s).fold(0.0, f64::max)
@@ -166,6 +173,29 @@ mod tests {
         assert_eq!(thread_counts(2), [1, 2]);
         assert_eq!(thread_counts(6), [1, 2, 4, 6]);
         assert_eq!(thread_counts(64), [1, 2, 4, 8, 16, 32, 64]);
+    }
+
+    #[test]
+    fn the_knee_is_where_more_threads_add_nothing() {
+        let mut limits = CpuLimits {
+            threads: 16,
+            memory_bytes: 1,
+            llc_bytes: 1,
+            read_bytes: 1,
+            read: [(1, 12.0), (2, 23.0), (4, 44.0), (8, 61.0), (16, 63.0)]
+                .map(|(threads, bytes_s)| Bandwidth { threads, bytes_s })
+                .into(),
+            peaks: vec![],
+            matrix: vec![],
+        };
+        assert_eq!(limits.knee(), 8);
+        limits.read[4].bytes_s = 65.0;
+        assert_eq!(limits.knee(), 16);
+        // Threads that get in each other's way.
+        limits.read[4].bytes_s = 40.0;
+        assert_eq!(limits.knee(), 8);
+        limits.read.clear();
+        assert_eq!(limits.knee(), 16);
     }
 
     #[test]

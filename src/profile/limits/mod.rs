@@ -5,8 +5,12 @@
 //! | `host` | read bandwidth by threads, arithmetic and matrix rates by tier, cache, memory |
 //! | `device` | copy bandwidth in the device's memory, matrix rate, launches and hand-overs |
 //! | `link` | bandwidth and latency each way: pinned, pageable, and while the CPU reads memory |
+//! | `attention` | attention on the host, alone and while copies run |
+//! | `hand_over` | from a job's posting to its end: the pool's, and of threads that sleep |
 
+mod attention;
 mod device;
+mod hand_over;
 mod host;
 mod link;
 
@@ -14,8 +18,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::attention::{Copies, HostAttention};
 pub use self::device::DeviceLimits;
 pub(super) use self::device::device_time;
+pub use self::hand_over::{HandOver, LaneLimits};
 pub use self::host::{Bandwidth, CpuLimits, Rate, last_level_cache};
 pub use self::link::LinkLimits;
 use super::sample::Effort;
@@ -31,12 +37,16 @@ use crate::{Error, Result};
 pub struct Limits {
     /// The CPU and its memory.
     pub cpu: CpuLimits,
+    /// Attention on the CPU, and what copies cost it.
+    pub host_attention: HostAttention,
+    /// What giving work to the CPU's threads takes.
+    pub hand_over: HandOver,
     /// A device and the link to it.
     pub device: Option<DeviceLimits>,
 }
 
 /// Steps of [`Limits::measure`], for a progress bar.
-pub const STEPS: u64 = 5;
+pub const STEPS: u64 = 6;
 
 impl Limits {
     /// Measures the CPU with all threads of `pool`, and `accelerator`, if there is one. `progress` is called after each
@@ -52,7 +62,11 @@ impl Limits {
     ) -> Result<Limits> {
         let cpu = CpuLimits::measure(pool, effort, progress)?;
         let device = accelerator.map(|a| DeviceLimits::measure(a, pool, effort, progress)).transpose()?;
-        Ok(Limits { cpu, device })
+        let runtime = accelerator.map(|a| a.runtime());
+        let host_attention = HostAttention::measure(pool, runtime, effort)?;
+        let hand_over = HandOver::measure(pool, runtime, effort)?;
+        progress();
+        Ok(Limits { cpu, host_attention, hand_over, device })
     }
 
     /// As planners read them, under this name. The rates are those that kernels reach, so all efficiencies are 1.
@@ -74,7 +88,8 @@ impl Limits {
             (gpu, link)
         });
         let gpu_issue_s = self.device.as_ref().map_or(0.0, |d| d.launch_s);
-        let efficiency = Efficiency { gpu_issue_s, ..Efficiency::default() };
+        let cpu_beside_copies = self.host_attention.share();
+        let efficiency = Efficiency { gpu_issue_s, cpu_beside_copies, ..Efficiency::default() };
         Hardware { name: name.to_owned(), cpu, accelerator, efficiency }
     }
 
@@ -89,6 +104,10 @@ impl Limits {
             ("cpu.llc_bytes", self.cpu.llc_bytes as f64, 1e16),
             ("cpu.read_bw", self.cpu.read_bw(), 1e16),
             ("cpu.matrix", self.cpu.matrix_flops(), 1e19),
+            ("host_attention.alone_bw", self.host_attention.alone_bw, 1e16),
+            ("host_attention.beside_copies_bw", self.host_attention.beside_copies_bw, 1e16),
+            ("hand_over.spinning_s", self.hand_over.spinning_s, 10.0),
+            ("hand_over.parked_s", self.hand_over.parked_s, 10.0),
         ];
         if let Some(d) = &self.device {
             figures.extend([
@@ -101,6 +120,12 @@ impl Limits {
                 ("device.to_device.latency_s", d.to_device.latency_s, 10.0),
                 ("device.to_host.pinned_bw", d.to_host.pinned_bw, 1e16),
                 ("device.to_host.latency_s", d.to_host.latency_s, 10.0),
+            ]);
+        }
+        if let Some(lane) = &self.hand_over.lane {
+            figures.extend([
+                ("hand_over.lane.spinning_s", lane.spinning_s, 10.0),
+                ("hand_over.lane.asleep_s", lane.asleep_s, 10.0),
             ]);
         }
         // NaN is in no range.

@@ -336,6 +336,10 @@ impl Costs for Measured<'_> {
         self.roofline.copy(side, bytes)
     }
 
+    fn beside_copies(&self) -> f64 {
+        self.roofline.beside_copies()
+    }
+
     fn transfer(&self, direction: Direction, bytes: u64) -> f64 {
         self.roofline.transfer(direction, bytes)
     }

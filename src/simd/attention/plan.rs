@@ -132,6 +132,8 @@ struct Item {
 pub struct AttnPlan {
     shape: AttnShape,
     threads: usize,
+    /// Of these, those that share rows whose keys and values take longer to read than to compute on.
+    readers: usize,
     /// Tokens of a segment.
     segment: usize,
     /// Rows that q and out must have.
@@ -159,6 +161,7 @@ impl AttnPlan {
         let mut plan = AttnPlan {
             shape: *shape,
             threads: threads.max(1),
+            readers: threads.max(1),
             segment: SEGMENT,
             rows: 0,
             pages: Vec::new(),
@@ -182,6 +185,13 @@ impl AttnPlan {
         assert!(self.seqs.is_empty(), "attention: segments of a plan with {} sequences", self.seqs.len());
         assert!(tokens > 0 && tokens.is_multiple_of(PAGE_TOKENS), "attention: segments of {tokens} tokens");
         self.segment = tokens;
+        self
+    }
+
+    /// Takes at most so many of the pool's threads for rows whose keys and values take longer to read than to compute on (decode):
+    /// beyond the knee of the bandwidth curve more of them read no faster. Results are the same bits.
+    pub fn with_readers(mut self, readers: usize) -> AttnPlan {
+        self.readers = readers.clamp(1, self.threads);
         self
     }
 
@@ -244,7 +254,8 @@ impl AttnPlan {
     /// A range begins with large items, for long runs of memory, and ends with small ones: each item takes at most
     /// half of what its range still lacks, so that threads which help each other end at about the same time.
     fn share_out(&mut self, blocks: Vec<Work>) -> usize {
-        let ranges = self.threads.min(MAX_RANGES);
+        let reads = blocks.iter().all(|w| w.rows_per_kv_head() <= MIN_ROWS);
+        let ranges = if reads { self.readers } else { self.threads }.min(MAX_RANGES);
         let total: usize = blocks.iter().map(|w| self.cost(w)).sum();
         let bytes = |n: usize| n / (4 * self.shape.head_dim) * MIN_ROWS;
         let most = (total / (8 * ranges)).max(bytes(ITEM_BYTES)).min(total / (2 * ranges));
@@ -486,6 +497,34 @@ impl AttnPlan {
 mod tests {
     use super::*;
     use crate::cache::{KvDType, KvGeometry, PagePool};
+
+    /// What each thread begins with is its share, whoever else the requests are: one of 8000 tokens beside 63 of 100.
+    #[test]
+    fn a_long_request_beside_short_ones_is_spread_evenly() {
+        let pages: Vec<u32> = (0..8000u32.div_ceil(PAGE_TOKENS as u32)).collect();
+        let shape = AttnShape { n_heads: 32, n_kv_heads: 8, head_dim: 128, scale: 0.1, window: None };
+        for long_at in [0, 31, 63] {
+            let length = |i| if i == long_at { 8000 } else { 100 };
+            let row = |i| SeqRows { pages: &pages, first_pos: length(i) - 1, n_rows: 1, row0: i };
+            let rows: Vec<SeqRows<'_>> = (0..64).map(row).collect();
+            for (threads, readers) in [(2, 2), (3, 3), (4, 4), (8, 8), (16, 16), (16, 6), (32, 32)] {
+                let mut plan = AttnPlan::new(&shape, &[], threads).unwrap().with_readers(readers);
+                plan.rebuild(&rows);
+                assert_eq!(plan.ends.len(), readers);
+                let starts = std::iter::once(0).chain(plan.ends.iter().copied());
+                let cost = |(from, &to): (usize, &usize)| {
+                    plan.items[from..to].iter().map(|i| plan.cost(&i.work)).sum::<usize>()
+                };
+                let costs: Vec<usize> = starts.zip(&plan.ends).map(cost).collect();
+                let mean = costs.iter().sum::<usize>() as f64 / readers as f64;
+                let most = *costs.iter().max().unwrap() as f64;
+                assert!(
+                    most <= 1.1 * mean,
+                    "{threads} threads, {readers} readers: {most} of {mean}: {costs:?}"
+                );
+            }
+        }
+    }
 
     /// Also the tables that `select` does not prefer on this machine.
     #[test]

@@ -1,0 +1,112 @@
+//! How long each unit works, by this computer's clock: jobs of the host's lane, and stretches of the device's lanes.
+//!
+//! ```text
+//! lane    │ op op op │ wait for another lane │ op op │ (the issuing thread waits for the host) │ op …
+//! events  ●──────────●                       ●───────●                                         ●──
+//! ```
+//! A stretch is from where a lane has what it waited for to where it waits again: two events. So a decode step on the device alone is
+//! one stretch. What the device waits for its own launches within a stretch counts as work, and so does the latency of a copy; copies
+//! of logits and of a step's lists do not.
+
+use super::device::lane;
+use crate::Result;
+use crate::device::runtime::{Event, Lane, Runtime};
+use crate::program::Unit;
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct Busy {
+    /// Where the stretch of each lane began that is not over.
+    open: [Option<Event>; Lane::ALL.len()],
+    /// Those of the step that are over.
+    stretches: Vec<(Lane, Event, Event)>,
+    /// Seconds of the steps so far, in the order of [`Unit::ALL`].
+    seconds: [f64; 4],
+}
+
+impl Busy {
+    /// An operation of `unit`, of the device, is enqueued next: all it waits for has been enqueued.
+    pub fn begin(&mut self, unit: Unit, runtime: &dyn Runtime) -> Result<()> {
+        let open = &mut self.open[lane(unit) as usize];
+        if open.is_none() {
+            *open = Some(runtime.record_timed(lane(unit))?);
+        }
+        Ok(())
+    }
+
+    /// A lane of the device waits from here on.
+    pub fn pause(&mut self, on: Lane, runtime: &dyn Runtime) -> Result<()> {
+        if let Some(from) = self.open[on as usize].take() {
+            self.stretches.push((on, from, runtime.record_timed(on)?));
+        }
+        Ok(())
+    }
+
+    /// All lanes of the device do: nothing is enqueued for a while.
+    pub fn pause_all(&mut self, runtime: &dyn Runtime) -> Result<()> {
+        Lane::ALL.iter().try_for_each(|&on| self.pause(on, runtime))
+    }
+
+    /// The host has worked.
+    pub fn host(&mut self, seconds: f64) {
+        self.seconds[3] += seconds;
+    }
+
+    /// The step is done, and so are its events.
+    pub fn end_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
+        let Some(runtime) = runtime else { return Ok(()) };
+        for (on, from, to) in self.stretches.drain(..) {
+            self.seconds[on as usize] += runtime.elapsed(&from, &to)?.as_secs_f64();
+        }
+        Ok(())
+    }
+
+    /// The step has failed: nothing of the device's counts.
+    pub fn give_up(&mut self) {
+        self.open = Default::default();
+        self.stretches.clear();
+    }
+
+    /// Seconds that each unit has worked, in the order of [`Unit::ALL`].
+    pub fn seconds(&self) -> [f64; 4] {
+        self.seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::emulated::{EmulatedOptions, EmulatedRuntime, Speed};
+    use crate::device::runtime::Buffer;
+    use std::sync::Arc;
+
+    /// Two copies of 20 ms with a wait between count 40 ms, whatever the wait takes; a step that failed counts nothing.
+    #[test]
+    fn waits_between_stretches_do_not_count() {
+        let speed = Speed { host_to_device: Some(2e-4), ..Speed::default() };
+        let options = EmulatedOptions { speed, ..Default::default() };
+        let runtime: Arc<dyn Runtime> = Arc::new(EmulatedRuntime::new(options).unwrap());
+        let buffer = Buffer::new(&runtime, 4096).unwrap();
+        let mut busy = Busy::default();
+        let copy = |busy: &mut Busy| {
+            busy.begin(Unit::H2d, &*runtime).unwrap();
+            runtime.upload(Lane::HostToDevice, buffer.ptr(), &[1; 4096]).unwrap();
+        };
+        copy(&mut busy);
+        busy.pause_all(&*runtime).unwrap();
+        runtime.synchronize_all().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        copy(&mut busy);
+        busy.pause(Lane::HostToDevice, &*runtime).unwrap();
+        runtime.synchronize_all().unwrap();
+        busy.end_step(Some(&*runtime)).unwrap();
+        let [gpu, h2d, d2h, host] = busy.seconds();
+        assert_eq!((gpu, d2h, host), (0.0, 0.0, 0.0));
+        assert!((0.04..0.1).contains(&h2d), "{h2d}");
+        copy(&mut busy);
+        busy.give_up();
+        busy.host(0.5);
+        busy.end_step(Some(&*runtime)).unwrap();
+        assert_eq!(busy.seconds(), [0.0, h2d, 0.0, 0.5]);
+    }
+}

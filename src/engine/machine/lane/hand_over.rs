@@ -1,0 +1,69 @@
+//! What giving the host's lane a job takes: measured, for `tandem profile`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Job, Started};
+use crate::Result;
+use crate::device::runtime::Runtime;
+
+/// Seconds from giving the lane a job of no length to its start, and to its end seen by the thread that waits for it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LaneHandOver {
+    /// To the start.
+    pub started_s: f64,
+    /// To the end seen.
+    pub seen_s: f64,
+}
+
+/// The hand-over of each of `times` jobs that come after a pause of `idle`, on a lane beside `runtime`'s.
+///
+/// # Errors
+/// The system refuses to start a thread; a device that failed.
+pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, idle: Duration) -> Result<Vec<LaneHandOver>> {
+    let (started, ()) = Started::new(|| ())?;
+    let mut lane = started.serve((), runtime.clone());
+    let mut found = Vec::with_capacity(times);
+    for _ in 0..times {
+        if idle > Duration::ZERO {
+            std::thread::sleep(idle);
+        }
+        let began = Arc::new(AtomicU64::new(0));
+        let (told, posted) = (began.clone(), Instant::now());
+        let work = move |_: &mut ()| {
+            told.store(posted.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            Ok(())
+        };
+        let job = lane.give(Job {
+            op: 0,
+            events: vec![],
+            after: vec![],
+            seconds: 0.0,
+            detached: None,
+            program: None,
+            work: Box::new(work),
+        });
+        lane.wait(job)?;
+        let seen_s = posted.elapsed().as_secs_f64();
+        found.push(LaneHandOver { started_s: 1e-9 * began.load(Ordering::Relaxed) as f64, seen_s });
+    }
+    lane.finish()?;
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::emulated::{EmulatedOptions, EmulatedRuntime};
+
+    #[test]
+    fn a_job_starts_before_its_end_is_seen() {
+        let runtime: Arc<dyn Runtime> = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
+        for idle in [Duration::ZERO, Duration::from_millis(2)] {
+            let found = hand_overs(&runtime, 5, idle).unwrap();
+            assert_eq!(found.len(), 5);
+            assert!(found.iter().all(|h| h.started_s > 0.0 && h.started_s <= h.seen_s), "{found:?}");
+        }
+    }
+}
