@@ -244,9 +244,11 @@ impl RealMachine {
         self.trace.take().map(|t| t.timeline)
     }
 
-    /// Begins to count how long each unit works.
+    /// Begins to count how long each unit works; a clock of emulated time does anyway.
     pub fn count_busy(&mut self) {
-        self.busy.get_or_insert_default();
+        if self.clock().is_none() {
+            self.busy.get_or_insert_default();
+        }
     }
 
     /// Seconds that each unit has worked: in emulated time, or by this computer's clock since [`RealMachine::count_busy`].

@@ -99,6 +99,8 @@ fn while_reading(
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
+            // Not on the core that this thread, a reader, is pinned to.
+            crate::host::cpu::unpin_current();
             let result = work();
             done.store(true, Ordering::Release);
             result
