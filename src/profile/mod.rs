@@ -99,10 +99,11 @@ pub fn steps_of(subject: &Subject<'_>, device: bool) -> u64 {
     subject.steps(device) + real
 }
 
-/// How many threads read memory as fast as all of them ([`limits::CpuLimits::knee`]), as `tandem profile` has kept it.
+/// How many threads read memory as fast as all of them ([`limits::CpuLimits::knee`]), as `tandem profile` has kept it; `None` of a
+/// profile made in a hurry, which is too noisy to give threads up for.
 pub fn measured_readers(device: Option<&DeviceInfo>) -> Option<usize> {
     let profile = Store::from_env().ok()?.load(&Identity::of_machine(device)).ok()??;
-    Some(profile.limits.cpu.knee() as usize)
+    (!profile.quick).then(|| profile.limits.cpu.knee() as usize)
 }
 
 /// This machine as it was measured before (`tandem profile`), with `device` or without one: `None` if it was not, or if
