@@ -56,7 +56,8 @@ fn a_few_layers_say_what_all_of_them_take() {
         let short = Short::new(&costs, &sizes, &placement);
         for (i, iteration) in iterations().iter().enumerate() {
             let program = lower(&placement, iteration).unwrap();
-            let line = run(&program, &OpCosts::new(&costs, &sizes).of(iteration).on(&placement).beside(&program));
+            let line =
+                run(&program, &OpCosts::new(&costs, &sizes).of(iteration).on(&placement).beside(&program));
             let (want, got) = (line.seconds(), short.seconds(iteration).unwrap());
             assert!((got.all / want - 1.0).abs() < 0.02, "{spec} {i}: {} for {want}", got.all);
             for (unit, busy) in Unit::ALL.iter().zip(got.busy) {
