@@ -17,3 +17,4 @@ pub mod open;
 pub mod preload;
 pub mod runtime;
 mod timed;
+pub mod turns;

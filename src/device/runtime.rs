@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::clock::{Clock, Moment};
+use super::turns::Turns;
 use crate::Result;
 
 /// An address in an accelerator's memory. Arithmetic on it is plain; the host cannot dereference it.
@@ -363,6 +364,14 @@ pub trait Runtime: Send + Sync {
     /// with a slow host takes its time.
     fn host_worked(&self, took: Duration) {
         let _ = took;
+    }
+
+    /// The host is about to do a job beside the device: an emulated accelerator whose faults say so panics, as the job might.
+    fn host_works(&self) {}
+
+    /// Where nobody has a thread of his own: what acts in turn while somebody waits. Of one thread at a time.
+    fn turns(&self) -> Option<&Arc<Turns>> {
+        None
     }
 
     /// The clock of emulated time, if this accelerator keeps it: then events keep its time, not that of this computer.

@@ -181,7 +181,7 @@ impl Requests {
     ///
     /// # Errors
     /// An empty prompt, a token outside the vocabulary, sampling that makes no sense, no token wanted; a request that the
-    /// context or all pages together have no room for (with the numbers).
+    /// context or the pages that the strategy may use have no room for (with the numbers).
     pub fn submit(&mut self, request: Request) -> Result<(RequestId, Receiver<Event>)> {
         let Request { prompt, sampling, max_tokens, stop } = request;
         if prompt.is_empty() {
@@ -203,9 +203,15 @@ impl Requests {
         let most = prompt.len().saturating_add(max_tokens - 1).min(context);
         let pages = KvGeometry::pages_for(most);
         let Limits { device_pages, host_pages, .. } = self.limits;
-        if pages > device_pages.max(host_pages) {
+        // What a strategy cannot serve it would leave waiting.
+        let most_pages = self.strategy.most_pages(&self.limits);
+        if pages > most_pages {
             let there = match (device_pages, host_pages) {
                 (n, 0) | (0, n) => format!("{n}"),
+                (device, host) if most_pages < device.max(host) => format!(
+                    "{device} on the device and {host} on the host, of which strategy {} gives it {most_pages}",
+                    self.strategy.name()
+                ),
                 (device, host) => {
                     format!("{device} on the device and {host} on the host, and one side holds it all")
                 }

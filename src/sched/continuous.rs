@@ -115,6 +115,10 @@ impl Strategy for Continuous {
         "continuous batching"
     }
 
+    fn most_pages(&self, limits: &Limits) -> usize {
+        limits.pages(limits.first_side())
+    }
+
     fn plan(&mut self, queues: &Queues, limits: &Limits, _costs: &dyn Predict) -> Decision {
         assert!(limits.rows > 0 && limits.sub_batches > 0, "no room for a row: {limits:?}");
         let (admit, passed) = self.admission(queues, limits);

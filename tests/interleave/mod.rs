@@ -1,23 +1,29 @@
 //! Any interleaving of arrivals, cancellations, steps, swaps and faults over a tiny model: each request's tokens are those of
 //! running alone, no page is lost, every request is in one queue, and something moves on in every step.
 //!
-//! A run is a [`Script`], which a seed makes: the tests and the soak share it, and a failure is run again by its seed.
+//! A run is a [`Script`], which a seed makes: the tests and the soak share it. Lanes have threads, so that orders come by chance, or
+//! act in turn in an order that the seed makes, too ([`Lanes`]): a hundred times as many runs in the same time, and a failure is run
+//! again, event by event, by its seed.
 
 #![allow(dead_code)] // tests and the soak each use a part of it
 
 mod anything;
 mod costs;
+mod many;
 mod random;
 mod script;
 mod seen;
 mod watchdog;
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
+use tandem::device::runtime::Runtime;
 use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{Placement, RequestId, Side};
@@ -26,14 +32,20 @@ use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::text::{Sampler, SamplerParams};
 
+use random::Random;
+
 pub use anything::Anything;
 pub use costs::Costs;
-pub use script::{Act, Fault, Script, Setup};
+pub use many::{many, shortest};
+pub use script::{Act, BATCH, Fault, Lanes, Script, Setup};
 pub use seen::{Counted, Counts};
 pub use watchdog::Watchdog;
 
 /// Longest sequence: three pages.
 pub const CONTEXT: usize = 96;
+
+/// How long work of a lane may take.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Different requests; what each answers alone is computed once.
 const KINDS: usize = 24;
@@ -43,11 +55,19 @@ type Answer = (Vec<u32>, Finish);
 
 /// What runs have in common.
 pub struct World {
-    model: LoadedModel,
+    /// Without windows, and with.
+    models: [LoadedModel; 2],
     requests: Vec<Request>,
-    answers: Vec<Answer>,
+    /// Of each model, each request's.
+    answers: [Vec<Answer>; 2],
     /// Engines of earlier runs.
     engines: HashMap<Setup, (Arc<EmulatedRuntime>, Engine)>,
+    /// The batch that an engine whose lanes act in turn is at.
+    batch: Option<u64>,
+    /// Every so-many-th wait of a lane is forgotten: what scripts are to find.
+    pub forget_waits: Option<u64>,
+    /// Why requests of the last script failed.
+    pub reasons: Vec<String>,
     /// What strategies have decided.
     pub counts: Arc<Counts>,
 }
@@ -62,6 +82,8 @@ pub struct Tally {
     pub cancelled: usize,
     pub failed: usize,
     pub finished: usize,
+    /// Things that lanes did in turn.
+    pub turns: u64,
 }
 
 impl Tally {
@@ -73,6 +95,7 @@ impl Tally {
         self.cancelled += other.cancelled;
         self.failed += other.failed;
         self.finished += other.finished;
+        self.turns += other.turns;
     }
 }
 
@@ -86,7 +109,7 @@ fn request(i: usize, vocab: usize) -> Request {
     };
     let n = [3, 33, 1, 17, 60, 32, 8, 45][i % 8];
     let prompt = (0..n).map(|t| ((t * t * 31 + t * 7 + i * 13) % vocab) as u32).collect();
-    Request { prompt, sampling, max_tokens: [6, 2, 12, 1, 40][i % 5], stop: vec![(i * 7 % vocab) as u32] }
+    Request { prompt, sampling, max_tokens: [6, 2, 9, 1, 24][i % 5], stop: vec![(i * 7 % vocab) as u32] }
 }
 
 /// Prefill, then a token at a time, by hand.
@@ -115,11 +138,24 @@ fn alone(engine: &mut Engine, r: &Request) -> Answer {
     (answer, finish)
 }
 
+/// Requests that are refused at once.
+fn bad(which: usize, r: &Request, all: &Requests) -> Request {
+    let mut bad = r.clone();
+    match which {
+        0 => bad.prompt.clear(),
+        1 => bad.max_tokens = 0,
+        2 => bad.prompt = vec![1; all.engine().context() + 1],
+        _ => bad.prompt[0] = u32::MAX,
+    }
+    bad
+}
+
 /// A request in a run.
 struct Sent {
     kind: usize,
     id: RequestId,
-    events: Receiver<Event>,
+    /// `None`: whoever asked has gone away.
+    events: Option<Receiver<Event>>,
     cancelled: bool,
     tokens: Vec<u32>,
     end: Option<Finish>,
@@ -127,7 +163,7 @@ struct Sent {
 
 impl Sent {
     fn listen(&mut self) -> Result<(), String> {
-        for event in self.events.try_iter() {
+        for event in self.events.iter().flat_map(Receiver::try_iter) {
             match event {
                 _ if self.end.is_some() => return Err(format!("{event:?} behind the end of {:?}", self.id)),
                 Event::Token(t) => self.tokens.push(t),
@@ -140,12 +176,74 @@ impl Sent {
 
 impl World {
     pub fn new() -> World {
-        let spec = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/micro.json");
-        let model = load(&format!("synth:{spec},dtype=f32,seed=5")).expect("a model");
-        let requests: Vec<Request> = (0..KINDS).map(|i| request(i, model.spec.vocab)).collect();
-        let (_, mut lone) = engine(&model, &Setup::alone());
-        let answers = requests.iter().map(|r| alone(&mut lone, r)).collect();
-        World { model, requests, answers, engines: HashMap::new(), counts: Arc::default() }
+        let models = ["micro", "micro_windows"].map(|name| {
+            let spec = format!("{}/tests/fixtures/{name}.json", env!("CARGO_MANIFEST_DIR"));
+            load(&format!("synth:{spec},dtype=f32,seed=5")).expect("a model")
+        });
+        let requests: Vec<Request> = (0..KINDS).map(|i| request(i, models[0].spec.vocab)).collect();
+        let answers = [false, true].map(|windows| {
+            let (_, mut lone) = engine(&models[usize::from(windows)], &Setup::alone(windows), PATIENCE);
+            requests.iter().map(|r| alone(&mut lone, r)).collect()
+        });
+        World {
+            models,
+            requests,
+            answers,
+            engines: HashMap::new(),
+            batch: None,
+            forget_waits: None,
+            reasons: Vec::new(),
+            counts: Arc::default(),
+        }
+    }
+
+    /// An engine for a script. Lanes that act in turn belong to the scripts of a batch.
+    fn engine(&mut self, script: &Script) -> (Arc<EmulatedRuntime>, Engine) {
+        let batch = (script.setup.lanes == Lanes::InTurn).then_some(script.seed / BATCH);
+        if batch != self.batch {
+            self.engines.clear();
+        }
+        self.batch = batch;
+        let model = &self.models[usize::from(script.setup.windows)];
+        let found = self.engines.remove(&script.setup);
+        let (runtime, engine) = found.unwrap_or_else(|| engine(model, &script.setup, PATIENCE));
+        if let Some(turns) = runtime.turns() {
+            turns.begin(script.seed);
+        }
+        (runtime, engine)
+    }
+
+    /// An engine of its own, whose device is taken for lost when work has not ended after `watchdog`.
+    pub fn engine_with(&self, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRuntime>, Engine) {
+        engine(&self.models[usize::from(setup.windows)], setup, watchdog)
+    }
+
+    /// One of the different requests.
+    pub fn request(&self, i: usize) -> Request {
+        self.requests[i % KINDS].clone()
+    }
+
+    /// The script of this seed on lanes that act in turn, behind those that the engine ran before it.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn replay(&mut self, seed: u64, strategies: &[&str], most: usize) -> Result<Tally, String> {
+        self.batch = None;
+        for before in seed / BATCH * BATCH..seed {
+            self.run(&Script::in_turn(before, strategies, usize::MAX))
+                .map_err(|e| format!("seed {before}, which comes before it: {e}"))?;
+        }
+        self.run(&Script::in_turn(seed, strategies, most))
+    }
+
+    /// As [`World::run`]; a panic is an error.
+    pub fn run_caught(&mut self, script: &Script) -> Result<Tally, String> {
+        caught(|| self.run(script))
+    }
+
+    /// As [`World::replay`]; a panic is an error.
+    pub fn replay_caught(&mut self, seed: u64, strategies: &[&str], most: usize) -> Result<Tally, String> {
+        caught(|| self.replay(seed, strategies, most))
     }
 
     /// Runs a script to its end.
@@ -153,39 +251,71 @@ impl World {
     /// # Errors
     /// What went wrong.
     pub fn run(&mut self, script: &Script) -> Result<Tally, String> {
-        let (runtime, engine) =
-            self.engines.remove(&script.setup).unwrap_or_else(|| engine(&self.model, &script.setup));
+        let (runtime, engine) = self.engine(script);
+        self.reasons.clear();
+        runtime.set_faults(FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() });
         let pages = |e: &Engine| [Side::Device, Side::Host].map(|side| e.kv_pages(side).free);
         let all_pages = pages(&engine);
         let inner = strategy(&script.strategy, script.seed, script.setup.on_host == 0);
-        let counted = Counted { inner, counts: self.counts.clone() };
+        let counted = Counted { inner, counts: self.counts.clone(), random: Random(script.seed ^ 0x0b5e) };
         let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
+        // A strategy that never saw a request says the same.
+        let most_pages = strategy(&script.strategy, script.seed, true).most_pages(all.limits());
         let mut sent: Vec<Sent> = Vec::new();
         let mut tally = Tally { scripts: 1, ..Tally::default() };
-        let (mut lost, mut transient) = (false, false);
+        let mut transient = false;
         let drain = std::iter::repeat_n(&Act::Step, 20_000);
         for (n, act) in script.acts.iter().chain(drain).enumerate() {
             match act {
-                Act::Submit(kind) => {
-                    let (id, events) =
-                        all.submit(self.requests[*kind % KINDS].clone()).map_err(|e| e.to_string())?;
-                    if sent.iter().any(|s| s.id == id) {
-                        return Err(format!("{id:?} is given out twice"));
+                Act::Submit(_) | Act::Burst(_) => {
+                    let (first, n) = match *act {
+                        Act::Burst(n) => (n, n),
+                        Act::Submit(kind) => (kind, 1),
+                        _ => unreachable!(),
+                    };
+                    for kind in (first..first + n).map(|k| k % KINDS) {
+                        let request = self.requests[kind].clone();
+                        let most = (request.prompt.len() + request.max_tokens - 1).min(CONTEXT);
+                        let too_long = most.div_ceil(32) > most_pages;
+                        let (id, events) = match all.submit(request) {
+                            Err(error) if too_long && error.to_string().contains("pages") => continue,
+                            done if too_long => {
+                                return Err(format!("{most} tokens, longer than its memory: {done:?}"));
+                            }
+                            done => done.map_err(|e| e.to_string())?,
+                        };
+                        if sent.iter().any(|s| s.id == id) {
+                            return Err(format!("{id:?} is given out twice"));
+                        }
+                        let (tokens, end, events) = (Vec::new(), None, Some(events));
+                        sent.push(Sent { kind, id, events, cancelled: false, tokens, end });
                     }
-                    let (tokens, end) = (Vec::new(), None);
-                    sent.push(Sent { kind: *kind % KINDS, id, events, cancelled: false, tokens, end });
                 }
+                Act::Bad(which) => {
+                    let bad = bad(*which, &self.requests[0], &all);
+                    if all.submit(bad.clone()).is_ok() {
+                        return Err(format!("{bad:?} is accepted"));
+                    }
+                }
+                Act::Leave(which) if !sent.is_empty() => {
+                    let at = which % sent.len();
+                    sent[at].events = None;
+                }
+                Act::Leave(_) => {}
                 Act::Cancel(which) if !sent.is_empty() => {
                     let at = which % sent.len();
+                    self.counts.cancels(sent[at].id, all.queues());
                     sent[at].cancelled |= all.cancel(sent[at].id);
                 }
                 Act::Cancel(_) => {}
                 Act::Fault(fault) => {
-                    lost |= matches!(fault, Fault::Lost(_));
                     transient = true;
+                    let none = FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() };
                     runtime.set_faults(match *fault {
-                        Fault::Refused(n) => FaultPlan { refuse_launch: Some(n), ..FaultPlan::default() },
-                        Fault::Lost(n) => FaultPlan { lost_at: Some(n), ..FaultPlan::default() },
+                        Fault::Refused(n) => FaultPlan { refuse_launch: Some(n), ..none },
+                        Fault::Panic(n) => FaultPlan { panic_host: Some(n), ..none },
+                        Fault::Lost(n) => FaultPlan { lost_at: Some(n), ..none },
+                        Fault::Endless(n) => FaultPlan { endless_copy: Some(n), ..none },
                     });
                 }
                 Act::Step if all.is_idle() && n >= script.acts.len() => break,
@@ -205,8 +335,10 @@ impl World {
                 s.listen()?;
             }
             let (waiting, running) = all.load();
-            let live = sent.iter().filter(|s| s.end.is_none()).count();
-            if waiting + running != live {
+            // Nobody is told how a request ended that nobody listens to.
+            let live = sent.iter().filter(|s| s.end.is_none() && s.events.is_some()).count();
+            let alone = sent.iter().filter(|s| s.end.is_none() && s.events.is_none()).count();
+            if !(live..=live + alone).contains(&(waiting + running)) {
                 return Err(format!("act {n}: {live} requests live, {waiting} wait and {running} run"));
             }
             check_pages(&all, all_pages).map_err(|e| format!("act {n}: {e}"))?;
@@ -214,13 +346,19 @@ impl World {
         if !all.is_idle() {
             return Err(format!("{:?} requests are left after {} steps", all.load(), tally.steps));
         }
+        // A device that is lost says so at each call.
+        let lost = (0..2).all(|_| all.engine().check_device().is_err());
         runtime.set_faults(FaultPlan::default());
+        tally.turns = runtime.turns().map_or(0, |turns| turns.taken());
         for s in &sent {
-            self.check(s, lost, transient)
+            self.check(s, script.setup.windows, lost, transient)
                 .map_err(|e| format!("request {:?} of kind {}: {e}", s.id, s.kind))?;
-            match s.end {
-                Some(Finish::Cancelled) => tally.cancelled += 1,
-                Some(Finish::Failed(_)) => tally.failed += 1,
+            match &s.end {
+                Some(Finish::Cancelled) | None => tally.cancelled += 1,
+                Some(Finish::Failed(why)) => {
+                    tally.failed += 1;
+                    self.reasons.push(why.clone());
+                }
                 _ => tally.finished += 1,
             }
         }
@@ -234,13 +372,15 @@ impl World {
         Ok(tally)
     }
 
-    fn check(&self, s: &Sent, lost: bool, transient: bool) -> Result<(), String> {
-        let (tokens, finish) = &self.answers[s.kind];
-        let whole = match s.end.as_ref().expect("all have ended") {
-            Finish::Cancelled if s.cancelled => false,
-            Finish::Failed(why) if transient && (lost || why.contains("refused")) => false,
-            how if how == finish => true,
-            how => {
+    fn check(&self, s: &Sent, windows: bool, lost: bool, transient: bool) -> Result<(), String> {
+        let (tokens, finish) = &self.answers[usize::from(windows)][s.kind];
+        let whole = match &s.end {
+            None if s.events.is_none() => false,
+            None => return Err("it has not ended".into()),
+            Some(Finish::Cancelled) if s.cancelled => false,
+            Some(Finish::Failed(why)) if transient && (lost || why.contains("a fault was injected")) => false,
+            Some(how) if how == finish => true,
+            Some(how) => {
                 return Err(format!("it ended by {how:?}, alone by {finish:?}: {:?}, {tokens:?}", s.tokens));
             }
         };
@@ -250,6 +390,14 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn caught(run: impl FnOnce() -> Result<Tally, String>) -> Result<Tally, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Err(format!("panic: {}", text.unwrap_or("no message")))
+    })
 }
 
 /// Every page is free or holds tokens of one running request.
@@ -263,8 +411,12 @@ fn check_pages(all: &Requests, pages: [usize; 2]) -> Result<(), String> {
     }
 }
 
-fn engine(m: &LoadedModel, setup: &Setup) -> (Arc<EmulatedRuntime>, Engine) {
-    let o = EmulatedOptions { jitter: setup.jitter, ..EmulatedOptions::default() };
+fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRuntime>, Engine) {
+    let (jitter, turns) = match setup.lanes {
+        Lanes::Threads(jitter) => (jitter, None),
+        Lanes::InTurn => (None, Some(0)),
+    };
+    let o = EmulatedOptions { jitter, turns, watchdog, ..EmulatedOptions::default() };
     let runtime = Arc::new(EmulatedRuntime::new(o).expect("it starts"));
     let accel: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(runtime.clone()));
     let options = Options {

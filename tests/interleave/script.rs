@@ -4,9 +4,24 @@ use tandem::program::Far;
 
 use super::random::Random;
 
+/// Scripts that one engine runs one after the other, if its lanes act in turn. The engine begins with the first of them, so that a
+/// script that fails is run again with all that came before it.
+pub const BATCH: u64 = 64;
+
+/// Who does the work of lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lanes {
+    /// Threads, with random delays if there is a seed: orders come by chance.
+    Threads(Option<u64>),
+    /// Whoever waits, in an order that the script's seed makes.
+    InTurn,
+}
+
 /// The engine of a run. Few values each, so that engines are used again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Setup {
+    /// Whether some blocks see a window only.
+    pub windows: bool,
     /// Of the units embedding, blocks, head, those on the CPU.
     pub on_host: usize,
     pub sequences: usize,
@@ -15,14 +30,14 @@ pub struct Setup {
     pub device_pages: usize,
     pub far_pages: usize,
     pub far: Far,
-    /// Random delays on the device's lanes.
-    pub jitter: Option<u64>,
+    pub lanes: Lanes,
 }
 
 impl Setup {
     /// One request at a time, all on the device.
-    pub fn alone() -> Setup {
+    pub fn alone(windows: bool) -> Setup {
         Setup {
+            windows,
             on_host: 0,
             sequences: 1,
             rows: 16,
@@ -30,36 +45,51 @@ impl Setup {
             device_pages: 3,
             far_pages: 0,
             far: Far::Attend,
-            jitter: None,
+            lanes: Lanes::Threads(None),
         }
     }
 
-    fn random(r: &mut Random) -> Setup {
+    fn random(r: &mut Random, in_turn: bool) -> Setup {
         Setup {
+            windows: r.chance(35),
             on_host: *r.of(&[0, 0, 0, 2]),
             sequences: *r.of(&[2, 5]),
             rows: *r.of(&[5, 16]),
             sub_batches: *r.of(&[2, 3]),
-            device_pages: *r.of(&[3, 5]),
-            far_pages: *r.of(&[3, 8]),
+            device_pages: *r.of(&[2, 3, 5]),
+            far_pages: *r.of(&[2, 3, 8]),
             far: *r.of(&[Far::Attend, Far::Attend, Far::Stream]),
-            jitter: *r.of(&[None, None, Some(1)]),
+            lanes: match in_turn {
+                true => Lanes::InTurn,
+                false => Lanes::Threads(*r.of(&[None, None, Some(1)])),
+            },
         }
     }
 }
 
+/// Counted from now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The so many-th launch from now is refused.
+    /// This launch is refused.
     Refused(u64),
-    /// The device is lost at the so many-th operation from now.
+    /// This job of the host panics.
+    Panic(u64),
+    /// The device is lost at this operation.
     Lost(u64),
+    /// This copy never ends.
+    Endless(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Submit(usize),
+    /// So many at once.
+    Burst(usize),
+    /// A request that cannot be: empty, too long for the context, too long for the memories, of no token.
+    Bad(usize),
     Cancel(usize),
+    /// Whoever asked goes away.
+    Leave(usize),
     Step,
     Fault(Fault),
 }
@@ -73,24 +103,46 @@ pub struct Script {
 }
 
 impl Script {
-    /// `most`: acts, at most.
+    /// On lanes with threads. `most`: acts, at most.
     pub fn of(seed: u64, strategies: &[&str], most: usize) -> Script {
         let r = &mut Random(seed);
-        let setup = Setup::random(r);
+        let setup = Setup::random(r, false);
+        Script::with(seed, setup, r, strategies, most)
+    }
+
+    /// On lanes that act in turn.
+    pub fn in_turn(seed: u64, strategies: &[&str], most: usize) -> Script {
+        let setup = Setup::random(&mut Random((seed / BATCH) ^ 0x5e70), true);
+        Script::with(seed, setup, &mut Random(seed), strategies, most)
+    }
+
+    fn with(seed: u64, setup: Setup, r: &mut Random, strategies: &[&str], most: usize) -> Script {
         let strategy = (*r.of(strategies)).to_string();
         // Most scripts have no fault, some have several, a few lose the device.
         let faults = if r.chance(75) { 0 } else { 8 };
         let lost = r.chance(2);
         let n = 1 + r.below(40);
         let act = |r: &mut Random| match r.below(100) {
-            0..30 => Act::Submit(r.below(1 << 16)),
+            0..27 => Act::Submit(r.below(1 << 16)),
+            27 => Act::Burst(r.below(12)),
+            28 => Act::Bad(r.below(4)),
+            29 => Act::Leave(r.below(1 << 16)),
             30..36 => Act::Cancel(r.below(1 << 16)),
-            x if x < 36 + faults => Act::Fault(Fault::Refused(1 + r.below(60) as u64)),
+            x if x < 36 + faults => Act::Fault(match r.chance(50) {
+                true => Fault::Refused(1 + r.below(60) as u64),
+                false => Fault::Panic(1 + r.below(30) as u64),
+            }),
             _ => Act::Step,
         };
         let mut acts: Vec<Act> = (0..n).map(|_| act(r)).collect();
         if lost {
-            acts.insert(r.below(n), Act::Fault(Fault::Lost(1 + r.below(200) as u64)));
+            // On threads an endless copy is only known by how long it takes.
+            let endless = setup.lanes == Lanes::InTurn && r.chance(40);
+            let fault = match endless {
+                true => Fault::Endless(1 + r.below(60) as u64),
+                false => Fault::Lost(1 + r.below(200) as u64),
+            };
+            acts.insert(r.below(n), Act::Fault(fault));
         }
         acts.truncate(most);
         Script { seed, setup, strategy, acts }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tandem::program::{Flow, Kv};
-use tandem::sched::{Decision, Limits, Observed, Predict, Queues, Strategy};
+use tandem::program::{Flow, Kv, RequestId, Side};
+use tandem::sched::{Decision, Job, Limits, Observed, Predict, Queues, Strategy};
+
+use super::random::Random;
 
 /// Iterations by what was in them.
 #[derive(Debug, Default)]
@@ -13,22 +15,85 @@ pub struct Counts {
     pub two_lanes: AtomicUsize,
     /// With cohorts.
     pub asynchronous: AtomicUsize,
+    /// Cohorts that stayed parked, since the host was not done.
+    pub late: AtomicUsize,
     /// With rows of both sides' requests.
     pub both_sides: AtomicUsize,
     /// Requests whose first pages went to the host.
     pub splits: AtomicUsize,
     /// Requests that changed sides.
     pub swaps: AtomicUsize,
+    /// Cancels, by where the request was then ([`Counts::STATES`]).
+    pub cancelled: [AtomicUsize; Counts::STATES.len()],
+}
+
+impl Counts {
+    /// Where a request may be when it is cancelled.
+    pub const STATES: [&str; 8] = [
+        "over",
+        "waiting",
+        "admitted",
+        "within its prompt",
+        "decoded on the device",
+        "decoded on the host",
+        "parked at the first layer",
+        "parked at a later layer",
+    ];
+
+    /// A request is cancelled.
+    pub fn cancels(&self, id: RequestId, queues: &Queues) {
+        let running = queues.running().iter().find(|j| j.id == id);
+        let state = match running {
+            _ if queues.waiting().any(|j| j.id == id) => 1,
+            None => 0,
+            Some(Job { at: Some(0), .. }) => 6,
+            Some(Job { at: Some(_), .. }) => 7,
+            Some(j) if j.stored == 0 => 2,
+            Some(j) if j.stored < j.prompt => 3,
+            Some(j) => {
+                if j.home == Some(Side::Device) {
+                    4
+                } else {
+                    5
+                }
+            }
+        };
+        self.cancelled[state].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Of several threads.
+    pub fn sum(all: &[Arc<Counts>]) -> Counts {
+        let sum = Counts::default();
+        for c in all {
+            let add = |to: &AtomicUsize, from: &AtomicUsize| {
+                to.fetch_add(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            };
+            add(&sum.two_lanes, &c.two_lanes);
+            add(&sum.asynchronous, &c.asynchronous);
+            add(&sum.late, &c.late);
+            add(&sum.both_sides, &c.both_sides);
+            add(&sum.splits, &c.splits);
+            add(&sum.swaps, &c.swaps);
+            sum.cancelled.iter().zip(&c.cancelled).for_each(|(to, from)| add(to, from));
+        }
+        sum
+    }
 }
 
 pub struct Counted {
     pub inner: Box<dyn Strategy>,
     pub counts: Arc<Counts>,
+    /// What steps took: strategies learn of it, and a run does not depend on the clock.
+    pub random: Random,
 }
 
 impl Strategy for Counted {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn most_pages(&self, limits: &Limits) -> usize {
+        self.inner.most_pages(limits)
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
@@ -47,6 +112,8 @@ impl Strategy for Counted {
     }
 
     fn observe(&mut self, seen: &Observed) {
-        self.inner.observe(seen);
+        self.counts.late.fetch_add((seen.cohorts - seen.advanced) as usize, Ordering::Relaxed);
+        let seconds = seen.predicted * (0.5 + self.random.below(1000) as f64 / 500.0);
+        self.inner.observe(&Observed { seconds, ..*seen });
     }
 }

@@ -16,6 +16,9 @@ pub struct EmulatedOptions {
     /// With a seed, work of each lane is delayed at random, the host's jobs beside the device included, so that lanes
     /// overtake each other wherever no event orders them; copies take effect early or late.
     pub jitter: Option<u64>,
+    /// With a seed, lanes have no threads: work is done while the host waits or enqueues, in an order that the seed makes
+    /// ([`crate::device::turns`]). Delays and speeds mean nothing then.
+    pub turns: Option<u64>,
     /// Whether work of different lanes on the same bytes is refused whenever no event orders it. Otherwise only
     /// if the other lane's work has not ended yet: for programs that learn what is done by other means, such as
     /// words in mapped memory.
@@ -36,6 +39,7 @@ impl Default for EmulatedOptions {
             multiprocessors: 4,
             speed: Speed::default(),
             jitter: None,
+            turns: None,
             strict_order: true,
             watchdog: Duration::from_secs(600),
             faults: FaultPlan::default(),
@@ -84,6 +88,10 @@ pub struct FaultPlan {
     pub lost_at: Option<u64>,
     /// This copy (in either direction, or within the device) never ends.
     pub endless_copy: Option<u64>,
+    /// Every so-many-th wait of a lane for an event is forgotten, and nobody is told: for tests of tests that look for just that.
+    pub forget_waits: Option<u64>,
+    /// This job of the host beside the device panics.
+    pub panic_host: Option<u64>,
     /// This launch is refused.
     pub refuse_launch: Option<u64>,
     /// Launches of the kernel of this name are refused.

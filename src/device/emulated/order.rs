@@ -51,6 +51,8 @@ struct InUse {
 pub(super) struct Order {
     lanes: [Clock; LANES],
     host: Clock,
+    /// The last work of each lane that touched something.
+    entered: Clock,
     /// First byte to (one past the last, who): disjoint.
     bytes: BTreeMap<u64, (u64, Touched)>,
     /// Of the host, few at a time.
@@ -86,6 +88,7 @@ impl Order {
         }
         clock[me] = seq;
         self.lanes[me] = clock;
+        self.entered[me] = seq;
         Ok(())
     }
 
@@ -105,6 +108,10 @@ impl Order {
     /// The host has seen that everything up to `clock` is done.
     pub fn seen(&mut self, clock: &Clock) {
         join(&mut self.host, clock);
+        // Everything that comes is behind all that was: nobody needs to know it.
+        if self.host.iter().zip(&self.entered).all(|(seen, last)| seen >= last) {
+            self.bytes.clear();
+        }
     }
 
     /// The host touches bytes itself: everything of the lanes that it conflicts with has to be seen done.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::lanes::{Core, Mark};
+use super::lanes::{Core, InTurn, Mark};
 use super::op::{HostOp, Op, PageMoves, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
@@ -13,6 +13,7 @@ use crate::device::clock::{Clock, Moment};
 use crate::device::runtime::{
     DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Pinned, Runtime, Slab,
 };
+use crate::device::turns::{Actor, Turns};
 use crate::{Error, Result};
 
 /// Threads of a block that any device takes, and bytes of a kernel's parameters.
@@ -23,6 +24,8 @@ const MAX_PARAMS: usize = 4096;
 pub struct EmulatedRuntime {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
+    /// The lanes, where they have no threads.
+    in_turn: Vec<Arc<dyn Actor>>,
     notices: Mutex<Vec<String>>,
 }
 
@@ -77,7 +80,16 @@ impl EmulatedRuntime {
             driver: 0,
         };
         let core = Arc::new(Core::new(info, options, clock)?);
-        let mut runtime = EmulatedRuntime { core, threads: Vec::new(), notices: Mutex::default() };
+        let mut runtime =
+            EmulatedRuntime { core, threads: Vec::new(), in_turn: Vec::new(), notices: Mutex::default() };
+        if let Some(turns) = &runtime.core.turns {
+            for lane in Lane::ALL {
+                let actor: Arc<dyn Actor> = Arc::new(InTurn::new(&runtime.core, lane));
+                turns.add(Arc::downgrade(&actor));
+                runtime.in_turn.push(actor);
+            }
+            return Ok(runtime);
+        }
         for lane in Lane::ALL {
             let core = runtime.core.clone();
             let thread = std::thread::Builder::new()
@@ -405,6 +417,14 @@ impl Runtime for EmulatedRuntime {
 
     fn host_worked(&self, took: Duration) {
         self.core.host_worked(took);
+    }
+
+    fn host_works(&self) {
+        self.core.host_works();
+    }
+
+    fn turns(&self) -> Option<&Arc<Turns>> {
+        self.core.turns.as_ref()
     }
 
     fn clock(&self) -> Option<&Arc<Clock>> {

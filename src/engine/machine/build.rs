@@ -58,13 +58,16 @@ impl RealMachine {
         let cargo = cargo(&placement, sizes.paging(&placement).far > 0)?;
         sizes.check(&placement)?;
         let threads = Some(options.threads.unwrap_or_else(cpu::beside_device));
+        let in_turn = accel.runtime().turns().is_some();
+        // Jobs that are done in turn are done by whoever waits.
+        let pool = move || if in_turn { Pool::new(1) } else { Pool::pinned(threads) };
         // The threads of the pool follow its leader: that of the host's lane, or for loading alone this one.
         let (lane, pool) = match placement.uses(Side::Host) || sizes.pages_move(&placement) {
             true => {
-                let (lane, pool) = Started::new(move || Pool::pinned(threads))?;
+                let (lane, pool) = Started::new(pool)?;
                 (Some(lane), pool)
             }
-            false => (None, Pool::pinned(threads)),
+            false => (None, pool()),
         };
         let threads = pool.threads();
         let units = Units {

@@ -265,7 +265,9 @@ impl RealMachine {
             (parked.epoch, parked.job)
         };
         let word = self.slots[b].word.clone();
-        let found = match (self.deterministic, self.lane().is_past(job)) {
+        // Where lanes act in turn, their order is fixed without waiting.
+        let fixed_lag = self.deterministic && self.device().runtime.turns().is_none();
+        let found = match (fixed_lag, self.lane().is_past(job)) {
             // At a fixed lag of one iteration.
             (true, _) => {
                 self.rests(&DeviceLane::ALL)?;

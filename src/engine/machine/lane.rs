@@ -8,6 +8,8 @@
 //! again. A panic of a job is such a failure.
 //!
 //! A detached job, one of a parked cohort's, outlives the step and fails its cohort only ([`Detached`]).
+//!
+//! Beside a device whose lanes act in turn ([`crate::device::turns`]) this lane does, too: no thread, and of the jobs that are ready any one.
 
 pub(super) mod hand_over;
 
@@ -24,6 +26,7 @@ use super::lowered::Lowered;
 use super::sync::{Look, Word};
 use crate::device::clock::{self, Moment};
 use crate::device::runtime::{Event, Runtime};
+use crate::device::turns::Actor;
 use crate::{Error, Result};
 
 /// How long either thread spins for the other before it sleeps: as long as waking up takes.
@@ -194,16 +197,21 @@ impl<S: Send + 'static> Started<S> {
             to_lane: Condvar::new(),
             from_lane: Condvar::new(),
         });
-        // The thread waits for it, or has ended in a panic that `finish` would report as a job that never ran.
-        self.hand_over.send(shared.clone()).expect("the lane's thread waits for its state");
-        Lane {
-            shared,
-            thread: Some(self.thread),
-            issued: 0,
-            step: 0,
-            moments: HashMap::new(),
-            detached: HashMap::new(),
-        }
+        let thread = match shared.runtime.turns() {
+            None => {
+                // The thread waits for it, or has ended in a panic that `finish` would report as a job that never ran.
+                self.hand_over.send(shared.clone()).expect("the lane's thread waits for its state");
+                Some(self.thread)
+            }
+            Some(turns) => {
+                drop(self.hand_over);
+                self.thread.join().ok();
+                let actor: Arc<dyn Actor> = shared.clone();
+                turns.add(Arc::downgrade(&actor));
+                None
+            }
+        };
+        Lane { shared, thread, issued: 0, step: 0, moments: HashMap::new(), detached: HashMap::new() }
     }
 }
 
@@ -230,6 +238,9 @@ impl<S: Send + 'static> Lane<S> {
             self.shared.given.fetch_add(1, Ordering::Release);
             drop(queue);
             self.shared.to_lane.notify_one();
+            if let Some(turns) = self.shared.runtime.turns() {
+                turns.some();
+            }
         }
         ticket
     }
@@ -278,6 +289,12 @@ impl<S: Send + 'static> Lane<S> {
     /// Waits until detached work has ended, or the deadline: whether it has.
     pub fn wait_for_end(&self, word: &Word, epoch: u32, deadline: Option<Instant>) -> bool {
         let not_yet = || word.look(epoch) == Look::Waiting;
+        if let Some(turns) = self.shared.runtime.turns() {
+            while not_yet() {
+                self.shared.turn(turns);
+            }
+            return true;
+        }
         let mut queue = lock(&self.shared.queue);
         while not_yet() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -373,6 +390,16 @@ impl<S: Send + 'static> Lane<S> {
 
     fn wait_while(&self, mut not_yet: impl FnMut(&Queue<S>) -> bool) -> MutexGuard<'_, Queue<S>> {
         let shared = &*self.shared;
+        if let Some(turns) = shared.runtime.turns() {
+            loop {
+                let queue = lock(&shared.queue);
+                if !not_yet(&queue) {
+                    return queue;
+                }
+                drop(queue);
+                shared.turn(turns);
+            }
+        }
         let since = Instant::now();
         loop {
             let seen = shared.changes.load(Ordering::Acquire);
@@ -435,14 +462,7 @@ impl<S> Queue<S> {
             if job.after.iter().any(|t| self.open.contains(t)) {
                 continue;
             }
-            let mut missing = None;
-            for event in &job.events {
-                if !runtime.is_done(event)? {
-                    missing = Some(event);
-                    break;
-                }
-            }
-            match missing {
+            match missing(job, runtime)? {
                 None => return Ok(Ok(at)),
                 Some(event) => {
                     oldest.get_or_insert(event);
@@ -454,39 +474,58 @@ impl<S> Queue<S> {
     }
 }
 
+/// An event that a job still waits for.
+fn missing<'a, S>(job: &'a Job<S>, runtime: &dyn Runtime) -> Result<Option<&'a Event>> {
+    for event in &job.events {
+        if !runtime.is_done(event)? {
+            return Ok(Some(event));
+        }
+    }
+    Ok(None)
+}
+
 impl<S> Shared<S> {
     /// Runs jobs until the lane is dropped.
     fn serve(&self) {
         while let Some((ticket, job)) = self.next() {
-            let Job { op, detached, program, work, .. } = job;
-            let runs = detached.as_ref().is_none_or(Detached::begin);
-            let from = Instant::now();
-            let result = match runs {
-                true => {
-                    let mut state = lock(&self.state);
-                    catch_unwind(AssertUnwindSafe(|| work(&mut state))).unwrap_or_else(|p| Err(panicked(&*p)))
-                }
-                false => Ok(()),
-            };
-            self.runtime.host_worked(from.elapsed());
-            let mut queue = lock(&self.queue);
-            if runs && (detached.is_none() || program.is_some()) {
-                queue.ran.push((ticket, Ran { op, program, from, to: Instant::now(), emulated: None }));
-            }
-            queue.open.remove(&ticket);
-            match (detached, result) {
-                (Some(detached), result) if runs => detached.end(result),
-                (Some(_), _) => {}
-                (None, result) => {
-                    queue.of_step -= 1;
-                    if let Err(error) = result {
-                        queue.error.get_or_insert(error);
-                        queue.end();
-                    }
-                }
-            }
-            self.changed(queue);
+            self.run(ticket, job);
         }
+    }
+
+    /// Does a job.
+    fn run(&self, ticket: Ticket, job: Job<S>) {
+        let Job { op, detached, program, work, .. } = job;
+        let runs = detached.as_ref().is_none_or(Detached::begin);
+        let from = Instant::now();
+        let result = match runs {
+            true => {
+                let mut state = lock(&self.state);
+                let work = || {
+                    self.runtime.host_works();
+                    work(&mut state)
+                };
+                catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|p| Err(panicked(&*p)))
+            }
+            false => Ok(()),
+        };
+        self.runtime.host_worked(from.elapsed());
+        let mut queue = lock(&self.queue);
+        if runs && (detached.is_none() || program.is_some()) {
+            queue.ran.push((ticket, Ran { op, program, from, to: Instant::now(), emulated: None }));
+        }
+        queue.open.remove(&ticket);
+        match (detached, result) {
+            (Some(detached), result) if runs => detached.end(result),
+            (Some(_), _) => {}
+            (None, result) => {
+                queue.of_step -= 1;
+                if let Err(error) = result {
+                    queue.error.get_or_insert(error);
+                    queue.end();
+                }
+            }
+        }
+        self.changed(queue);
     }
 
     fn changed(&self, queue: MutexGuard<'_, Queue<S>>) {
@@ -564,6 +603,8 @@ impl<S> Drop for Lane<S> {
         }
     }
 }
+
+mod turn;
 
 #[cfg(test)]
 mod tests;

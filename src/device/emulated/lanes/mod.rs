@@ -6,7 +6,8 @@
 //! gives the same error, and nothing waits any more.
 //!
 //! Host calls: [`memory`] allocates and frees, [`submit`] enqueues work, [`events`] are points in lanes that others wait
-//! for, [`timing`] is how long work takes in emulated time. [`serve`] is a lane's own thread. [`state`] is what they share, under one lock.
+//! for, [`timing`] is how long work takes in emulated time. [`serve`] is a lane's own thread, [`turn`] a lane without one. [`state`]
+//! is what they share, under one lock.
 
 mod events;
 mod memory;
@@ -14,18 +15,21 @@ mod serve;
 mod state;
 mod submit;
 mod timing;
+mod turn;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub(super) use self::events::Mark;
 use self::state::{Faults, Problem, State};
+pub(super) use self::turn::InTurn;
 use super::arena::Arena;
 use super::options::{EmulatedOptions, FaultPlan};
 use super::random::Random;
 use crate::Result;
 use crate::device::clock::Clock;
 use crate::device::runtime::{DeviceInfo, Lane};
+use crate::device::turns::Turns;
 
 /// What the host's calls and the lanes' threads share.
 pub(super) struct Core {
@@ -33,6 +37,8 @@ pub(super) struct Core {
     pub options: EmulatedOptions,
     /// Keeps emulated time.
     pub clock: Option<Arc<Clock>>,
+    /// Who acts while somebody waits, where lanes have no threads.
+    pub turns: Option<Arc<Turns>>,
     arena: Mutex<Arena>,
     state: Mutex<State>,
     /// Of the delays of the host's jobs, if work is delayed at random.
@@ -68,7 +74,8 @@ impl Core {
         // Lanes have those before it.
         let host = options.jitter.map(|seed| Random::new(seed.wrapping_mul(3).wrapping_add(3)));
         let host_random = Mutex::new(host);
-        Ok(Core { info, options, clock, arena, state, host_random, work, progress, over })
+        let turns = options.turns.map(Turns::new);
+        Ok(Core { info, options, clock, turns, arena, state, host_random, work, progress, over })
     }
 
     /// Replaces the plan of faults; counts begin again.
@@ -82,11 +89,14 @@ impl Core {
 
     /// Waits until `pending` is over, the deadline has passed, or the device is lost: also by the watchdog.
     fn wait_while<'a>(
-        &self,
+        &'a self,
         mut state: MutexGuard<'a, State>,
         deadline: Option<Instant>,
         pending: impl Fn(&State) -> bool,
     ) -> MutexGuard<'a, State> {
+        if let Some(turns) = &self.turns {
+            return self.take_turns(turns, state, pending);
+        }
         while state.lost.is_none() && pending(&state) {
             let limit = self.options.watchdog;
             let mut patience = limit;

@@ -2,10 +2,10 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::state::{Problem, Step, Trouble};
+use super::state::{Job, Problem, State, Step, Trouble};
 use super::{Core, lock};
 use crate::device::emulated::op::{Direction, Hooks, Op};
 use crate::device::emulated::program::{self, OwnedLaunch};
@@ -24,17 +24,11 @@ impl Core {
         let mut state = lock(&self.state);
         loop {
             if state.over() {
-                // Dropped outside the lock: closures may own anything.
-                let rest = std::mem::take(&mut state.lanes[l].queue);
-                state.lanes[l].completed = state.lanes[l].enqueued;
-                let end = state.shutdown;
-                drop(state);
-                drop(rest);
+                state = self.clear(state, l);
                 self.progress.notify_all();
-                if end {
+                if state.shutdown {
                     return;
                 }
-                state = lock(&self.state);
             }
             let Some(job) = state.lanes[l].queue.pop_front() else {
                 if !state.shutdown {
@@ -42,45 +36,61 @@ impl Core {
                 }
                 continue;
             };
-            let trouble = state.lanes[l].trouble_of(job.seq);
-            match &job.step {
-                Step::Signal(mark) => {
-                    if let Some(passed) = &mark.passed {
-                        passed.get_or_init(Instant::now);
-                    }
-                    let set = mark.done.set(trouble.map_or(Ok(()), Err));
-                    assert!(set.is_ok(), "a mark is enqueued once");
-                }
-                Step::Wait(mark) => {
-                    while mark.done.get().is_none() && !state.over() {
-                        state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    }
-                    if let (Some(Err(problem)), None) = (mark.done.get(), trouble) {
-                        state.lanes[l].trouble = Some(Trouble { problem: problem.clone(), through: None });
-                    }
-                }
-                Step::Work(_) if trouble.is_some() => {}
-                Step::Work(op) if job.lose => {
-                    let why = format!("lost at {} (a fault was injected)", op.describe());
-                    self.lose(&mut state, Problem::new("emulated accelerator", why));
-                }
-                Step::Work(op) => {
-                    state.lanes[l].running = Some((Instant::now(), op.describe()));
-                    drop(state);
-                    let outcome = self.run(op, job.endless, random.as_mut());
-                    state = lock(&self.state);
-                    state.lanes[l].running = None;
-                    if let Err(problem) = outcome {
-                        state.lanes[l].trouble = Some(Trouble { problem, through: None });
-                    }
+            if let Step::Wait(mark) = &job.step {
+                while mark.done.get().is_none() && !state.over() {
+                    state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
+            state = self.pass(l, state, &job, random.as_mut());
             state.lanes[l].completed = job.seq;
             drop(state);
             drop(job);
             self.progress.notify_all();
             state = lock(&self.state);
         }
+    }
+
+    /// The lane comes to the end of a job that is first in it and can be done.
+    pub(super) fn pass<'a>(
+        &'a self,
+        l: usize,
+        mut state: MutexGuard<'a, State>,
+        job: &Job,
+        random: Option<&mut Random>,
+    ) -> MutexGuard<'a, State> {
+        let trouble = state.lanes[l].trouble_of(job.seq);
+        match &job.step {
+            Step::Signal(mark) => {
+                if let Some(passed) = &mark.passed {
+                    passed.get_or_init(Instant::now);
+                }
+                let set = mark.done.set(trouble.map_or(Ok(()), Err));
+                assert!(set.is_ok(), "a mark is enqueued once");
+            }
+            Step::Wait(mark) => {
+                if let (Some(Err(problem)), None) = (mark.done.get(), trouble) {
+                    state.lanes[l].trouble = Some(Trouble { problem: problem.clone(), through: None });
+                }
+            }
+            Step::Work(_) if trouble.is_some() => {}
+            Step::Work(op) if job.lose => {
+                let why = format!("lost at {} (a fault was injected)", op.describe());
+                self.lose(&mut state, Problem::new("emulated accelerator", why));
+            }
+            Step::Work(op) => {
+                if self.turns.is_none() {
+                    state.lanes[l].running = Some((Instant::now(), op.describe()));
+                }
+                drop(state);
+                let outcome = self.run(op, job.endless, random);
+                state = lock(&self.state);
+                state.lanes[l].running = None;
+                if let Err(problem) = outcome {
+                    state.lanes[l].trouble = Some(Trouble { problem, through: None });
+                }
+            }
+        }
+        state
     }
 
     /// Does one piece of work, as late and as slowly as asked.
@@ -132,6 +142,14 @@ impl Core {
             self.pause(transfer);
         }
         outcome
+    }
+
+    /// A job of the host begins, and panics if the plan of faults says so.
+    pub fn host_works(&self) {
+        let faults = &mut lock(&self.state).faults;
+        faults.host_jobs += 1;
+        let panics = faults.plan.panic_host == Some(faults.host_jobs);
+        assert!(!panics, "a fault was injected");
     }
 
     /// A job of the host has taken so long: it ends as late and as slowly as the options say.

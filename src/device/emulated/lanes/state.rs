@@ -90,6 +90,8 @@ pub(super) struct Faults {
     pub operations: u64,
     pub copies: u64,
     pub launches: u64,
+    pub host_jobs: u64,
+    pub waits: u64,
 }
 
 #[derive(Default)]

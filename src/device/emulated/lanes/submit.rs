@@ -69,6 +69,8 @@ impl Core {
         let endless = copy && faults.plan.endless_copy == Some(faults.copies);
         self.enter_time(lane, &op);
         self.push(&mut state, lane, Step::Work(op), lose, endless, keep);
+        drop((state, arena));
+        self.let_some_act();
         Ok(())
     }
 

@@ -43,11 +43,17 @@ impl PageShape {
     /// Calls `f(token, device's index, host's index)` for every element.
     pub fn each(&self, mut f: impl FnMut(usize, usize, usize)) {
         for head in 0..self.n_kv_heads {
-            for value in [false, true] {
-                for token in 0..PAGE_TOKENS {
-                    for d in 0..self.head_dim {
-                        f(token, self.at(head, value, token) + d, self.host_at(head, value, token, d));
-                    }
+            for token in 0..PAGE_TOKENS {
+                let (k, v) = (self.at(head, false, token), self.at(head, true, token));
+                // As `host_at`, pair by pair.
+                let (host_k, host_v) =
+                    (self.host_at(head, false, token, 0), self.host_at(head, true, token, 0));
+                for pair in 0..self.head_dim / 2 {
+                    let d = 2 * pair;
+                    f(token, k + d, host_k + 32 * pair);
+                    f(token, k + d + 1, host_k + 32 * pair + 1);
+                    f(token, v + d, host_v + 2 * d);
+                    f(token, v + d + 1, host_v + 2 * d + 2);
                 }
             }
         }
@@ -93,7 +99,14 @@ mod tests {
             unsafe { layer.append(&[0], token, &k, &v) };
         }
         let mut host = vec![0u16; shape.len()];
-        shape.each(|_, d, h| host[h] = device[d]);
+        let mut n = 0;
+        shape.each(|token, d, h| {
+            n += 1;
+            host[h] = device[d];
+            let (head, value) = (d / shape.at(1, false, 0), d / shape.at(0, true, 0) % 2 == 1);
+            assert_eq!(h, shape.host_at(head, value, token, d % 16));
+        });
+        assert_eq!(n, shape.len());
         // SAFETY: the layer's one page, written above and alive.
         let want = unsafe { std::slice::from_raw_parts(layer.k_ptr(0, 0), shape.len()) };
         assert_eq!(host, want);

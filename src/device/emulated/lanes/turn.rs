@@ -1,0 +1,97 @@
+//! Lanes without threads: each does one piece of work when its turn comes.
+
+use std::sync::{Arc, MutexGuard, Weak};
+
+use super::state::{Problem, State, Step};
+use super::{Core, lock};
+use crate::device::runtime::Lane;
+use crate::device::turns::{Actor, Turns};
+
+/// A lane that acts in turn.
+pub(in crate::device::emulated) struct InTurn {
+    core: Weak<Core>,
+    lane: Lane,
+}
+
+impl InTurn {
+    pub fn new(core: &Arc<Core>, lane: Lane) -> InTurn {
+        InTurn { core: Arc::downgrade(core), lane }
+    }
+}
+
+impl Actor for InTurn {
+    fn act(&self, _: &mut dyn FnMut(usize) -> usize) -> bool {
+        self.core.upgrade().is_some_and(|core| core.act(self.lane))
+    }
+}
+
+impl Core {
+    /// Does the first piece of work of a lane; says no if there is none, or if it has to wait.
+    fn act(&self, lane: Lane) -> bool {
+        let l = lane as usize;
+        let mut state = lock(&self.state);
+        if state.over() {
+            drop(self.clear(state, l));
+            return false;
+        }
+        let Some(job) = state.lanes[l].queue.front() else { return false };
+        let waits = match &job.step {
+            Step::Wait(mark) => mark.done.get().is_none(),
+            Step::Work(_) => job.endless && state.lanes[l].trouble.is_none(),
+            Step::Signal(_) => false,
+        };
+        if waits {
+            return false;
+        }
+        let job = state.lanes[l].queue.pop_front().expect("looked at");
+        state = self.pass(l, state, &job, None);
+        state.lanes[l].completed = job.seq;
+        // Dropped outside the lock: closures may own anything.
+        drop(state);
+        drop(job);
+        true
+    }
+
+    /// What a lane will never do.
+    pub(super) fn clear<'a>(&'a self, mut state: MutexGuard<'a, State>, l: usize) -> MutexGuard<'a, State> {
+        let rest = std::mem::take(&mut state.lanes[l].queue);
+        state.lanes[l].completed = state.lanes[l].enqueued;
+        // Dropped outside the lock, as above.
+        drop(state);
+        drop(rest);
+        lock(&self.state)
+    }
+
+    /// Whoever has threads of his own needs no turns.
+    pub(super) fn let_some_act(&self) {
+        if let Some(turns) = &self.turns {
+            turns.some();
+        }
+    }
+
+    /// Lets others act until `pending` is over. If nobody can, the device is taken for lost, as it is by the watchdog where
+    /// lanes have threads.
+    pub(super) fn take_turns<'a>(
+        &'a self,
+        turns: &Turns,
+        mut state: MutexGuard<'a, State>,
+        pending: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        while state.lost.is_none() && pending(&state) {
+            drop(state);
+            let acted = turns.one();
+            state = lock(&self.state);
+            if !acted && state.lost.is_none() && pending(&state) {
+                let endless = state.lanes.iter().filter_map(|l| l.queue.front()).find(|job| job.endless);
+                let problem = match endless.map(|job| &job.step) {
+                    Some(Step::Work(op)) => {
+                        Problem::new(op.describe(), "never ends; the emulated accelerator is taken for lost")
+                    }
+                    _ => Problem::new("emulated accelerator", "deadlock: its work waits for itself"),
+                };
+                self.lose(&mut state, problem);
+            }
+        }
+        state
+    }
+}
