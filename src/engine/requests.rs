@@ -245,7 +245,12 @@ impl Requests {
         let Some(live) = self.live.remove(id) else { return false };
         self.queues.end(id);
         if let Some(seq) = live.seq {
+            let parked = self.engine.parked(seq).is_some();
             self.engine.remove(seq);
+            if parked {
+                // The others of its cohort begin their token again.
+                self.settle();
+            }
         }
         // Whoever does not listen need not know.
         let _ = live.events.send(Event::End(how));

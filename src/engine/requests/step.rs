@@ -187,7 +187,7 @@ impl Requests {
     }
 
     /// Where sequences are, and where their rows are parked: swaps may fail, and a cohort that loses a member begins again.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         if !self.engine.has_homes() {
             return;
         }
