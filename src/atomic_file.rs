@@ -9,14 +9,21 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses a path whose folder is not there: before long work, not after it.
+/// Refuses a path that cannot be written, by making a file beside it that goes at once: before long work, not after it.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn check(path: &Path) -> Result<()> {
-    match folder(path).is_dir() {
-        true => Ok(()),
-        false => Err(Error::io(path, std::io::ErrorKind::NotFound.into())),
+    let (folder, no) = (folder(path), |why: &str| Error::io(path, std::io::Error::other(why.to_owned())));
+    if !folder.is_dir() {
+        return Err(no(&format!("cannot be written: there is no folder {}", folder.display())));
+    }
+    if path.is_dir() {
+        return Err(no("cannot be written: it is a folder"));
+    }
+    match tempfile::NamedTempFile::new_in(folder) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(no(&format!("cannot be written: {}: {}", folder.display(), e.kind()))),
     }
 }
 
@@ -61,6 +68,10 @@ mod tests {
         check(&nowhere).and_then(|()| replace(&nowhere, |_| Ok(()))).unwrap_err();
         replace(&nowhere, |_| Ok(())).unwrap_err();
         check(&path).unwrap();
+        let said = |path: &Path| check(path).unwrap_err().to_string();
+        assert!(said(&nowhere).contains("there is no folder"), "{}", said(&nowhere));
+        assert!(said(folder.path()).contains("it is a folder"), "{}", said(folder.path()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");
     }
 
     #[cfg(unix)]

@@ -16,7 +16,8 @@
 //! 9. [`sim`] runs these schedulers and programs on a clock alone, over many requests.
 //! 10. [`tensor`] has dtypes and the block formats that all of them share.
 //!
-//! Beside the way: [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with.
+//! Beside the way: [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with,
+//! [`timeline`] shows when what was computed.
 
 pub mod amx;
 pub mod atomic_file;
@@ -36,6 +37,7 @@ pub mod sim;
 pub mod simd;
 pub mod tensor;
 pub mod text;
+pub mod timeline;
 pub mod workload;
 
 pub use error::{Error, Result};

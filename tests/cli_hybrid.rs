@@ -280,7 +280,7 @@ fn a_timeline_has_the_operations_of_both_sides() {
     assert!(out.status.success(), "{}", stderr(&out));
     let text = std::fs::read_to_string(&drawing).unwrap();
     assert!(
-        text.starts_with("<svg") && text.contains(">host<") && text.contains("<title>ffn_up 3"),
+        text.starts_with("<svg") && text.contains(">CPU<") && text.contains("<title>out_proj 3"),
         "{text}"
     );
 

@@ -13,7 +13,7 @@ use tandem::workload::Source;
 use super::args::EngineArgs;
 use super::predict::Use;
 use super::stopwatch::{Stopwatch, time_of};
-use super::{open, output};
+use super::{open, output, timeline};
 
 /// Measures prefill and decode speed, or how requests of a trace are served.
 #[derive(Debug, clap::Args)]
@@ -72,6 +72,9 @@ pub struct Args {
     /// With --trace: draw throughput, and latency against load, which takes a run for each of seven loads.
     #[arg(long, value_name = "FILE.svg", requires = "trace")]
     pub plot: Option<PathBuf>,
+    /// With --trace: steps, drawn.
+    #[command(flatten)]
+    pub timeline: timeline::Args,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -121,6 +124,11 @@ impl Row {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(source) = &args.trace {
         return trace::run(args, source);
+    }
+    if args.timeline.timeline.is_some() {
+        return Err(
+            Error::usage("--timeline: shows how requests are served; add --trace, or use generate").into()
+        );
     }
     if args.r#gen == 0 && args.prompt.iter().all(|&p| p == 0) {
         return Err(Error::usage("--prompt 0 --gen 0: nothing to measure").into());

@@ -20,7 +20,7 @@ use super::open;
 use super::predict::Use;
 use super::sampling::SamplingArgs;
 use super::stopwatch::{Stopwatch, time_of};
-use super::{output, progress, prompt};
+use super::{output, progress, prompt, timeline};
 
 /// Continues or answers a prompt, or many.
 #[derive(Debug, clap::Args)]
@@ -73,7 +73,7 @@ pub struct Args {
     pub json: bool,
     /// Write when each operation ran on which lane, of a model on two sides: as a Chrome trace (.json), or drawn, the last
     /// steps (.svg).
-    #[arg(long, value_name = "FILE", value_parser = timeline_file)]
+    #[arg(long, value_name = "FILE", value_parser = timeline::file)]
     pub timeline: Option<PathBuf>,
     /// How tokens are chosen.
     #[command(flatten)]
@@ -86,22 +86,10 @@ pub struct Args {
 /// Steps that a drawn timeline shows.
 const DRAWN_STEPS: u32 = 2;
 
-/// The two kinds of timeline, by the file's ending.
-fn timeline_file(path: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(path);
-    match path.extension().and_then(|e| e.to_str()) {
-        Some("json" | "svg") => Ok(path),
-        _ => {
-            Err("a timeline is written to a file that ends in .json (a Chrome trace) or .svg (a drawing)"
-                .into())
-        }
-    }
-}
-
 /// Writes the timeline of a run, whole or not at all.
 fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> tandem::Result<()> {
     let timeline = engine.timeline().unwrap_or_default();
-    atomic_file::replace(path, |to| match path.extension().is_some_and(|e| e == "svg") {
+    atomic_file::replace(path, |to| match timeline::is_drawn(path) {
         true => timeline.write_svg(to, DRAWN_STEPS),
         false => timeline.write_chrome(to),
     })

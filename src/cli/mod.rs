@@ -7,6 +7,7 @@
 
 mod args;
 mod bench;
+mod chart;
 mod decision;
 mod doctor;
 mod generate;
@@ -24,6 +25,7 @@ mod pull;
 mod sampling;
 mod simulate;
 mod stopwatch;
+mod timeline;
 mod tokenize;
 
 use std::process::ExitCode;

@@ -21,9 +21,9 @@ mod prepare;
 mod requests;
 mod sequences;
 mod service;
-pub mod timeline;
 pub mod weights;
 
+pub use crate::timeline::{self, Timeline};
 pub use homes::SidePages;
 pub use input::{Input, Logits, StepPlan};
 pub use kv::{FarSteps, Swap, Target};
@@ -39,4 +39,3 @@ pub use prepare::{Layer, Prepared};
 pub use requests::{Event, Finish, Request, Requests, StepReport};
 pub use sequences::{Engine, NOT_NUMBERS, SeqId};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
-pub use timeline::Timeline;

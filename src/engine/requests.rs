@@ -19,6 +19,7 @@ use crate::cache::KvGeometry;
 use crate::program::{Flow, RequestId, Side};
 use crate::sched::{Continuous, Job, Limits, Predict, Queues, Slots, Strategy, Untimed};
 use crate::text::{Sampler, SamplerParams};
+use crate::timeline::Timeline;
 use crate::{Error, Result};
 
 /// What is asked for.
@@ -155,6 +156,16 @@ impl Requests {
             self.cancel(id);
         }
         self.engine
+    }
+
+    /// Begins to note when each operation runs: [`Engine::trace`].
+    pub fn trace(&mut self) {
+        self.engine.trace();
+    }
+
+    /// What was noted since [`Requests::trace`]; from now on nothing is.
+    pub fn end_trace(&mut self) -> Option<Timeline> {
+        self.engine.end_trace()
     }
 
     /// What the scheduler goes by.

@@ -9,13 +9,13 @@ use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
 use super::place::Placement;
-use super::timeline::Timeline;
 use crate::cache::KvGeometry;
 use crate::device::accelerator::Accelerator;
 use crate::device::clock::Clock;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Flow, RequestId, Side};
 use crate::sched::Slots;
+use crate::timeline::Timeline;
 use crate::{Error, Result};
 
 /// A sequence of an [`Engine`]. Once the sequence is removed it names nothing, even when its slot is used again.
@@ -205,7 +205,7 @@ impl Engine {
     }
 
     /// The same, and notes nothing any more.
-    pub(crate) fn end_trace(&mut self) -> Option<Timeline> {
+    pub fn end_trace(&mut self) -> Option<Timeline> {
         self.machine.end_trace()
     }
 

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use crate::Result;
 use crate::plan::predict::Predicted;
 use crate::plan::short::Seconds;
+use crate::program::virtual_machine::Carried;
 use crate::program::{Flow, Group, Iteration, PageMove, RequestId, SubBatch};
 use crate::sched::Predict;
 
@@ -50,6 +51,13 @@ impl<'a> Clock<'a> {
     /// By these predictions.
     pub fn new(predicted: &'a Predicted<'a>) -> Clock<'a> {
         Clock { predicted, host_free: 0.0, ready: HashMap::new() }
+    }
+
+    /// What is under way at `now`.
+    pub(super) fn carried(&self, now: f64) -> Carried {
+        let left = |t: f64| (t - now).max(0.0);
+        let cohorts = self.ready.iter().map(|(&id, &t)| (id, left(t))).collect();
+        Carried { host: left(self.host_free), cohorts }
     }
 
     /// An iteration that begins at `now`, in seconds.

@@ -13,6 +13,7 @@
 //! | `clock` | how long an iteration takes, which cohorts advance, what the host has left to do |
 //! | `run` | the loop |
 //! | `report` | throughput, latencies, busy fractions |
+//! | `window` | a few steps, operation by operation |
 //!
 //! Seconds come from [`plan::predict`](crate::plan::predict), as those that the strategies weigh.
 //! `docs/simulate.md` says what is modelled and what is not.
@@ -21,11 +22,13 @@ pub mod capacity;
 mod clock;
 mod report;
 mod run;
+mod window;
 
 pub use capacity::{Capacity, Room};
 pub use clock::{Clock, Lap};
 pub use report::{Latencies, Quantiles, Report, Requests, Sums, Trip, report};
-pub use run::{Options, simulate};
+pub use run::{Options, simulate, timeline};
+pub use window::Machine;
 
 #[cfg(test)]
 mod tests;

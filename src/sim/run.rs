@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use super::capacity::Capacity;
 use super::clock::Clock;
 use super::report::{Report, Sums, Trip, report};
+use super::window::{Machine, Recorder};
 use crate::cache::PAGE_TOKENS;
 use crate::plan::predict::Predicted;
 use crate::program::{Flow, Iteration, PageMove, RequestId, Side, Wants};
 use crate::sched::{Decision, Job, Limits, Observed, Predict, Queues, Strategy};
+use crate::timeline::{Timeline, Window};
 use crate::workload::Arrival;
 use crate::{Error, Result};
 
@@ -45,6 +47,38 @@ pub fn simulate(
     options: &Options,
     seen: &mut dyn FnMut(u64),
 ) -> Result<Report> {
+    let name = strategy.name();
+    let sim = run(requests, strategy, predict, options, None, seen)?;
+    Ok(report(name, &sim.trips, sim.sums))
+}
+
+/// Runs `requests` as far as the `window` reaches, and says what ran in it and when; `machine` is what `predict` predicts for. Nothing,
+/// of a run that is over before.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn timeline(
+    requests: &[Arrival],
+    strategy: &mut dyn Strategy,
+    predict: &Predicted<'_>,
+    options: &Options,
+    (machine, window): (Machine<'_>, Window),
+    seen: &mut dyn FnMut(u64),
+) -> Result<Timeline> {
+    let tokens = requests.iter().map(|r| u64::from(r.output)).sum();
+    let recorder = Recorder::new(machine, window, tokens);
+    let sim = run(requests, strategy, predict, options, Some(recorder), seen)?;
+    Ok(sim.recorder.map(|r| r.timeline()).unwrap_or_default())
+}
+
+fn run<'a>(
+    requests: &'a [Arrival],
+    strategy: &mut dyn Strategy,
+    predict: &'a Predicted<'a>,
+    options: &Options,
+    recorder: Option<Recorder<'a>>,
+    seen: &mut dyn FnMut(u64),
+) -> Result<Sim<'a>> {
     let Capacity { device_pages, host_pages } = options.capacity;
     let limits = Limits {
         rows: options.rows,
@@ -58,15 +92,17 @@ pub fn simulate(
         requests,
         queues: Queues::default(),
         clock: Clock::new(predict),
+        recorder,
         most_pages: strategy.most_pages(&limits),
         limits,
         sums: Sums::default(),
         now: 0.0,
+        made: 0,
         next: 0,
         over: 0,
     };
     let mut idle = 0;
-    loop {
+    while sim.recorder.as_ref().is_none_or(|r| !r.is_done()) {
         sim.arrive();
         if sim.queues.is_empty() {
             match requests.get(sim.next) {
@@ -91,7 +127,7 @@ pub fn simulate(
             seen(sim.over);
         }
     }
-    Ok(report(strategy.name(), &sim.trips, sim.sums))
+    Ok(sim)
 }
 
 struct Sim<'a> {
@@ -99,11 +135,15 @@ struct Sim<'a> {
     trips: Vec<Trip>,
     queues: Queues,
     clock: Clock<'a>,
+    /// Who looks at a few steps.
+    recorder: Option<Recorder<'a>>,
     limits: Limits,
     /// Of the longest request that the strategy serves.
     most_pages: usize,
     sums: Sums,
     now: f64,
+    /// Tokens so far.
+    made: u64,
     /// The first request that has not been submitted.
     next: usize,
     /// Requests that are over.
@@ -230,8 +270,14 @@ impl Sim<'_> {
         let (first, moves) = copies.before(more);
         let iteration = Iteration { moves, ..iteration };
         let alone = self.clock.copies(first)?;
+        if let Some(r) = self.recorder.as_mut().filter(|r| r.records(self.now, self.made)) {
+            r.copies(&alone, self.now);
+        }
         self.now += alone.seconds;
-        let lap = self.clock.run(&iteration, self.now)?;
+        let lap = match &mut self.recorder {
+            Some(r) if r.records(self.now, self.made) => r.run(&iteration, self.now, &self.clock)?,
+            _ => self.clock.run(&iteration, self.now)?,
+        };
         self.now += lap.seconds;
         let sums = &mut self.sums;
         (sums.gpu, sums.cpu) = (sums.gpu + lap.gpu, sums.cpu + lap.cpu);
@@ -248,6 +294,7 @@ impl Sim<'_> {
         let made = self.tokens(&iteration, &lap.parked);
         if made > 0 {
             self.sums.tokens.push((self.now, made));
+            self.made += u64::from(made);
         }
         let advanced = lap.parked.iter().zip(&iteration.sub_batches).any(|(p, b)| *p != b.at || p.is_none());
         let seen = Observed { predicted, seconds, cohorts: lap.cohorts, advanced: lap.advanced };

@@ -117,6 +117,31 @@ fn schedulers_are_compared_in_one_call() {
 }
 
 #[test]
+fn a_load_latency_plot_and_a_timeline_of_each_scheduler_are_drawn() {
+    let home = tempfile::tempdir().unwrap();
+    let (plot, drawn) = (home.path().join("p.svg"), home.path().join("t.svg"));
+    let mut command = tandem(home.path());
+    let line =
+        "--device emulated:t4-xeon --strategy gpu-only,apex --kv-pages 6 --trace synthetic:20,10,12,500";
+    command.args(["bench", "-m", TINY, "--json"]).args(line.split_whitespace());
+    let out = run(command.arg("--plot").arg(&plot).arg("--timeline").arg(&drawn));
+    let all = json(&out);
+    assert_eq!(all["strategies"][1]["requests"]["finished"], 12, "{all}");
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let svg = read(&plot);
+    for want in [
+        "time per token, from arrival",
+        "time to the first token",
+        "requests of the GPU, of the host",
+        "apex",
+    ] {
+        assert!(svg.contains(want), "{want}: {svg}");
+    }
+    let svg = read(&drawn);
+    assert!(svg.contains("(a)  gpu-only") && svg.contains("(b)  apex") && svg.contains(">GPU<"), "{svg}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_in_a_sentence() {
     let home = tempfile::tempdir().unwrap();
     let trace = "--trace synthetic:4,4,4,0";
@@ -124,6 +149,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
         ("--trace synthetic:4,4", 2, "synthetic"),
         ("--trace no-such.csv", 1, "no-such.csv"),
         ("--rate 3", 2, "--trace"),
+        ("--timeline t.svg", 2, "add --trace"),
         ("--parallel 3", 2, "--trace"),
         ("--strategy neo,apex", 2, "bench --trace compares several"),
         ("--strategy neo", 2, "schedules many requests; use it with"),

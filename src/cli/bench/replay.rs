@@ -11,6 +11,7 @@ use tandem::engine::{Event, Finish, Request, Requests};
 use tandem::program::{Flow, RequestId, Side};
 use tandem::sim::{Report, Sums, Trip, report};
 use tandem::text::SamplerParams;
+use tandem::timeline::{Timeline, Window};
 use tandem::workload::Arrival;
 
 use crate::cli::stopwatch::Stopwatch;
@@ -35,12 +36,59 @@ fn trip(a: &Arrival) -> Trip {
     Trip { arrived: a.at, output: a.output, ..Trip::default() }
 }
 
+/// Steps of a replay that are looked at.
+pub struct Look {
+    window: Window,
+    tokens: u64,
+    /// Steps recorded, from the first on.
+    steps: Option<u32>,
+    timeline: Timeline,
+}
+
+impl Look {
+    /// At these steps.
+    pub fn new(window: Window, arrivals: &[Arrival]) -> Look {
+        let tokens = arrivals.iter().map(|a| u64::from(a.output)).sum();
+        Look { window, tokens, steps: None, timeline: Timeline::default() }
+    }
+
+    /// The engine begins to record before the first of them.
+    fn before(&mut self, requests: &mut Requests, now: f64, made: u64) {
+        if self.steps.is_none() && self.window.begins(now, made, self.tokens) {
+            requests.trace();
+            self.steps = Some(0);
+        }
+    }
+
+    /// It has made a step; it stops recording after the last of them.
+    fn after(&mut self, requests: &mut Requests) {
+        if let Some(steps) = self.steps.as_mut().filter(|n| **n < self.window.recorded()) {
+            *steps += 1;
+            if *steps == self.window.recorded() {
+                self.end(requests);
+            }
+        }
+    }
+
+    fn end(&mut self, requests: &mut Requests) {
+        if let Some(timeline) = requests.end_trace() {
+            self.timeline = self.window.cut(&timeline);
+        }
+    }
+
+    /// What there was to see.
+    pub fn into_timeline(self) -> Timeline {
+        self.timeline
+    }
+}
+
 /// Runs `arrivals`, in the order of their times, to their ends; answers have the length that the trace says. `seen` is told how many
 /// requests are over and how many tokens there are, and when.
 pub fn replay(
     requests: &mut Requests,
     strategy: &str,
     arrivals: &[Arrival],
+    mut look: Option<&mut Look>,
     seen: &mut dyn FnMut(usize, u64, f64),
 ) -> Report {
     let mut run = Run {
@@ -74,8 +122,17 @@ pub fn replay(
             }
             continue;
         }
+        if let Some(look) = &mut look {
+            look.before(requests, now, run.tokens);
+        }
         run.step(requests);
+        if let Some(look) = &mut look {
+            look.after(requests);
+        }
         seen(run.over, run.tokens, run.watch.seconds(requests.engine()));
+    }
+    if let Some(look) = look {
+        look.end(requests);
     }
     let [gpu, h2d, d2h, cpu] = match before.zip(requests.engine().busy_seconds()) {
         // Of a step on the CPU alone, all of it.

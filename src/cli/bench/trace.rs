@@ -1,13 +1,14 @@
 //! `tandem bench --trace`: how requests of a trace are served, by one scheduler or several.
 
 use tandem::sim::Report;
-use tandem::workload::{Arrival, Shape, Source};
+use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
 use super::Args;
-use super::replay::replay;
+use super::replay::{Look, replay};
 use crate::cli::open::{self, Needs, Scheduled};
-use crate::cli::simulate::{About, count_bad_rows, json, load, plot, table};
+use crate::cli::simulate::plot::{self, Curve};
+use crate::cli::simulate::{About, count_bad_rows, json, load, table};
 use crate::cli::{output, progress};
 
 /// Runs, reports.
@@ -20,6 +21,7 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
         }
         atomic_file::check(path)?;
     }
+    let window = args.timeline.window()?;
     let opened = open::open(args.model.as_deref())?;
     let most = opened.model.spec.max_context;
     let context = args.engine.ctx.map_or(most, |c| c as usize);
@@ -35,28 +37,28 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let needs = Needs::new(&sizes, args.engine.ctx, most);
     let mut scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
     let names = scheduled.strategies(&args.engine);
-    let mut reports = Vec::new();
+    let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for name in &names {
-        reports.push(one(&mut scheduled, name, &work.requests, name));
+        let mut look = window.map(|window| Look::new(window, &work.requests));
+        reports.push(one(&mut scheduled, name, &work.requests, look.as_mut(), name));
+        timelines.extend(look.map(Look::into_timeline));
     }
     let machine = args.engine.timed_machine().map(|machine| machine.name.clone());
     let device = scheduled.engine().placement().device;
     let hardware = machine.unwrap_or(device);
     let about = About { model: &opened.name, hardware: &hardware, tokens: scheduled.tokens() };
-    let mut points = Vec::new();
-    if args.plot.is_some() {
-        for (load, requests) in plot::loads(&work, &reports) {
-            let at = |name| format!("{name}, {load:.2} requests a second");
-            let of: Vec<Report> =
-                names.iter().map(|name| one(&mut scheduled, name, &requests, &at(name))).collect();
-            points.push((load, of));
-        }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    if window.is_some() {
+        let title = format!("{} on {}: {}", about.model, about.hardware, work.name);
+        args.timeline.write(&title, &names, &timelines)?;
     }
+    let curves = match &args.plot {
+        Some(_) => curves(&mut scheduled, &work, &names, &reports),
+        None => Vec::new(),
+    };
     count_bad_rows(&work, &mut reports);
     if let Some(path) = &args.plot {
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let points: Vec<(f64, &[Report])> = points.iter().map(|(load, of)| (*load, &of[..])).collect();
-        let drawn = plot::svg(&about, &work, &reports, &plot::latency(&names, &points))?;
+        let drawn = plot::svg(&about, &work, &reports, &curves)?;
         atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
     }
     match args.json {
@@ -65,11 +67,41 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     }
 }
 
+/// Latencies at other loads, up to the highest that the fastest can serve.
+fn curves(scheduled: &mut Scheduled, work: &Workload, names: &[&str], base: &[Report]) -> Vec<Curve> {
+    let full = match plot::works_at_once(work) {
+        Some(requests) => {
+            let at = |name| format!("{name}, all at once");
+            let of: Vec<Report> =
+                names.iter().map(|name| one(scheduled, name, &requests, None, &at(name))).collect();
+            plot::most(&of, &requests)
+        }
+        None => plot::most(base, &work.requests),
+    };
+    let loads = plot::loads(work, full);
+    let n = loads.len();
+    let run = |(i, (load, requests)): (usize, (f64, Vec<Arrival>))| {
+        let at = |name| format!("{name}, load {} of {n}, {load:.3} requests a second", i + 1);
+        let of: Vec<Report> =
+            names.iter().map(|name| one(scheduled, name, &requests, None, &at(name))).collect();
+        (load, of)
+    };
+    let points: Vec<(f64, Vec<Report>)> = loads.into_iter().enumerate().map(run).collect();
+    let points: Vec<(f64, &[Report])> = points.iter().map(|(load, of)| (*load, &of[..])).collect();
+    plot::latency(names, &points)
+}
+
 /// One run.
-fn one(scheduled: &mut Scheduled, strategy: &str, arrivals: &[Arrival], what: &str) -> Report {
+fn one(
+    scheduled: &mut Scheduled,
+    strategy: &str,
+    arrivals: &[Arrival],
+    look: Option<&mut Look>,
+    what: &str,
+) -> Report {
     let mut requests = scheduled.requests(strategy);
     let bar = progress::count_bar(arrivals.len() as u64, what);
-    let report = replay(&mut requests, strategy, arrivals, &mut |over, tokens, now| {
+    let report = replay(&mut requests, strategy, arrivals, look, &mut |over, tokens, now| {
         bar.say(&format!("{what}: {:.0} tok/s", tokens as f64 / now.max(1e-9)));
         bar.set(over as u64);
     });

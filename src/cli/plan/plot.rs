@@ -2,49 +2,22 @@
 //!
 //! Four panels on one sheet, white, with the fonts of the reader's own system: nothing is rendered here.
 
-use anyhow::{Result, anyhow};
-use plotters::coord::Shift;
+use anyhow::Result;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::{HPos, VPos};
 use tandem::plan::choose::{Candidate, Plan, Request, boundary_curve};
 use tandem::plan::{Hardware, Sizes};
 
 use super::map::{Cell, Map, vector};
-
-pub(in crate::cli) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+use crate::cli::chart::{
+    Area, Frame, GREY, INK, PALETTE, at, caption, failed, nothing, number, sheet, text, ticks,
+};
 
 const SIZE: (u32, u32) = (1240, 940);
-const FONT: &str = "Helvetica, Arial, sans-serif";
 
-pub(in crate::cli) const INK: RGBColor = RGBColor(40, 40, 40);
-pub(in crate::cli) const GREY: RGBColor = RGBColor(150, 150, 150);
 const BLUE: RGBColor = RGBColor(31, 97, 158);
 const ORANGE: RGBColor = RGBColor(217, 119, 6);
 const RED: RGBColor = RGBColor(185, 28, 28);
-
-/// Distinct in print and for most eyes (after Okabe and Ito).
-const PALETTE: [RGBColor; 8] = [
-    RGBColor(86, 146, 199),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(120, 120, 120),
-    RGBColor(213, 94, 0),
-    RGBColor(240, 228, 66),
-    RGBColor(90, 60, 140),
-];
-
-pub(in crate::cli) fn failed(e: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("drawing: {e}")
-}
-
-pub(in crate::cli) fn text(size: u32) -> TextStyle<'static> {
-    TextStyle::from((FONT, size)).color(&INK)
-}
-
-pub(in crate::cli) fn at(style: TextStyle<'static>, h: HPos, v: VPos) -> TextStyle<'static> {
-    style.pos(Pos::new(h, v))
-}
 
 /// The sheet.
 pub fn svg(
@@ -54,37 +27,23 @@ pub fn svg(
     plan: &Plan,
     map: Option<&Map>,
 ) -> Result<String> {
-    let mut out = String::new();
-    {
-        let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-        root.fill(&WHITE).map_err(failed)?;
-        let title = format!(
-            "{} on {}: {} x ({} + {} tokens)",
-            sizes.spec.name, hardware.name, request.batch, request.prompt, request.gen_len
-        );
-        root.draw(&Text::new(title, (30, 18), text(20))).map_err(failed)?;
-        let chosen = plan.chosen.map_or("nothing fits", |i| plan.candidates[i].strategy.name());
-        let chosen = format!("chosen: {chosen}");
-        root.draw(&Text::new(chosen, (SIZE.0 as i32 - 30, 20), at(text(16), HPos::Right, VPos::Top)))
-            .map_err(failed)?;
-        let (_, sheet) = root.split_vertically(50);
+    let title = format!(
+        "{} on {}: {} x ({} + {} tokens)",
+        sizes.spec.name, hardware.name, request.batch, request.prompt, request.gen_len
+    );
+    let chosen = plan.chosen.map_or("nothing fits", |i| plan.candidates[i].strategy.name());
+    sheet(SIZE, &title, &format!("chosen: {chosen}"), |sheet| {
         let panels = sheet.split_evenly((2, 2));
         boundary(&panels[0], sizes, hardware, request, plan)?;
         memory(&panels[1], plan)?;
         match map {
             Some(map) => {
                 policies(&panels[2], map, "c", "prefill", |c| c.prefill)?;
-                policies(&panels[3], map, "d", "decode", |c| c.decode)?;
+                policies(&panels[3], map, "d", "decode", |c| c.decode)
             }
-            None => caption(&panels[2], "c", "no GPU: no policy map")?,
+            None => caption(&panels[2], "c", "no GPU: no policy map"),
         }
-        root.present().map_err(failed)?;
-    }
-    Ok(out)
-}
-
-pub(in crate::cli) fn caption(area: &Area<'_>, letter: &str, words: &str) -> Result<()> {
-    area.draw(&Text::new(format!("({letter})  {words}"), (30, 6), text(15))).map_err(failed)
+    })
 }
 
 /// Time against k, with the other candidates as lines.
@@ -100,34 +59,22 @@ fn boundary(
         boundary_curve(sizes, hardware, request)?.into_iter().map(|(k, t)| (k as f64, t)).collect();
     let others: Vec<&Candidate> = plan.candidates.iter().filter(|c| c.feasible && c.k.is_none()).collect();
     if curve.is_empty() {
-        let label = at(text(15).color(&GREY), HPos::Left, VPos::Top);
-        return area.draw(&Text::new("no boundary fits", (70, 60), label)).map_err(failed);
+        return nothing(area, "no boundary fits");
     }
     let units = sizes.units() as f64;
     // The curve fills the panel; what is far slower is told at its upper edge.
     let top = curve.iter().map(|p| p.1).fold(0.0, f64::max) * 1.2;
-    let mut chart = ChartBuilder::on(area)
-        .margin(12)
-        .margin_top(34)
-        .margin_right(30)
-        .x_label_area_size(42)
-        .y_label_area_size(66)
-        .build_cartesian_2d(0f64..units, 0f64..top)
-        .map_err(failed)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(WHITE)
-        .bold_line_style(RGBColor(225, 225, 225))
-        .axis_style(INK)
-        .label_style(text(13))
-        .axis_desc_style(text(14))
-        .x_desc("k")
-        .y_desc("seconds")
-        .x_label_formatter(&|k| format!("{k:.0}"))
-        .y_label_formatter(&|t| if top < 5.0 { format!("{t:.2}") } else { format!("{t:.0}") })
-        .draw()
-        .map_err(failed)?;
+    let frame = Frame {
+        x: 0.0..units,
+        y: 0.0..top,
+        names: ("k", "seconds"),
+        labels: (&|k| format!("{k:.0}"), &|t| number(*t, top)),
+        ticks: (10, 10),
+        grid: true,
+        margin: (30, 12),
+    };
+    let mut chart = frame.begin(area)?;
+    frame.axes(&mut chart)?;
     let first = curve[0].0;
     if first > 0.0 {
         let shade = Rectangle::new([(0.0, 0.0), (first, top)], RGBColor(240, 240, 240).filled());
@@ -251,15 +198,6 @@ fn memory(area: &Area<'_>, plan: &Plan) -> Result<()> {
     area.draw(&Text::new("pale: does not fit", (x + 8, height - 32), label)).map_err(failed)
 }
 
-/// Four to eight round numbers up to `full`.
-fn ticks(full: f64) -> Vec<f64> {
-    let rough = full / 5.0;
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].iter().map(|m| m * power).find(|s| *s >= rough).unwrap_or(power * 10.0);
-    // Rounded, or 0.30000000000000004 is a label.
-    (0..).map(|i| ((i as f64 * step) * 1e6).round() / 1e6).take_while(|t| *t <= full).collect()
-}
-
 /// Which vector is best, by batch and prompt length, both in octaves.
 fn policies(
     area: &Area<'_>,
@@ -287,34 +225,22 @@ fn policies(
     };
     let (bs, ss) = (edges(&map.batches), edges(&map.prompts));
     let (x, y) = (bs[0]..bs[bs.len() - 1], ss[0]..ss[ss.len() - 1]);
-    let mut chart = ChartBuilder::on(area)
-        .margin(12)
-        .margin_top(34)
-        .margin_right(30)
-        .margin_bottom(40)
-        .x_label_area_size(42)
-        .y_label_area_size(66)
-        .build_cartesian_2d(x, y)
-        .map_err(failed)?;
+    let frame = Frame {
+        x,
+        y,
+        names: ("batch B", "prompt length S"),
+        labels: (&|v| power(*v), &|v| power(*v)),
+        ticks: (12, 8),
+        grid: false,
+        margin: (30, 40),
+    };
+    let mut chart = frame.begin(area)?;
     let cells = map.cells.iter().enumerate().map(|(i, cell)| {
         let (b, s) = (i / map.prompts.len(), i % map.prompts.len());
         Rectangle::new([(bs[b], ss[s]), (bs[b + 1], ss[s + 1])], colour(of(cell)).filled())
     });
     chart.draw_series(cells).map_err(failed)?;
-    chart
-        .configure_mesh()
-        .disable_mesh()
-        .axis_style(INK)
-        .label_style(text(13))
-        .axis_desc_style(text(14))
-        .x_desc("batch B")
-        .y_desc("prompt length S")
-        .x_labels(12)
-        .y_labels(8)
-        .x_label_formatter(&|v| power(*v))
-        .y_label_formatter(&|v| power(*v))
-        .draw()
-        .map_err(failed)?;
+    frame.axes(&mut chart)?;
     let (_, height) = area.dim_in_pixel();
     let mut x = 78;
     for bits in vectors.iter().take(3) {
@@ -344,12 +270,6 @@ fn name(bits: [u8; 6]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn round_ticks() {
-        assert_eq!(ticks(8.8), [0.0, 2.0, 4.0, 6.0, 8.0]);
-        assert_eq!(ticks(0.35), [0.0, 0.1, 0.2, 0.3]);
-    }
 
     #[test]
     fn powers_of_two() {

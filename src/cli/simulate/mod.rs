@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::Result;
 use serde::Serialize;
-use tandem::plan::predict::Predicted;
 use tandem::plan::{Costs, Hardware, Roofline, Sizes};
 use tandem::profile::Tables;
 use tandem::program::{Placement, Side};
 use tandem::sched;
-use tandem::sim::{self, Capacity, Report, Room};
+use tandem::sim::{self, Capacity, Machine, Report, Room};
+use tandem::timeline::{Timeline, Window};
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
 use super::args::size;
 use super::plan::inputs;
-use super::{output, progress};
+use super::{output, progress, timeline};
 
 /// Runs a trace of requests by several strategies on a machine that need not be there, and compares them.
 #[derive(Debug, clap::Args)]
@@ -75,6 +75,9 @@ pub struct Args {
     /// Draw throughput, and latency against load (of offline synthetic requests, gain against the length of answers).
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Steps, drawn.
+    #[command(flatten)]
+    pub timeline: timeline::Args,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -134,6 +137,9 @@ pub struct Setup {
     options: sim::Options,
 }
 
+/// Makes a run, telling how many of its requests are over.
+type One<'a, T> = &'a (dyn Fn(&Machine<'_>, &Run<'_>, &mut dyn FnMut(u64)) -> tandem::Result<T> + Sync);
+
 /// One simulation to make.
 pub struct Run<'a> {
     strategy: &'a str,
@@ -146,24 +152,43 @@ impl Setup {
         About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens }
     }
 
-    /// Makes all runs, on as many cores as there are; results in their order.
+    /// Makes all runs; results in their order.
     fn run(&self, runs: &[Run<'_>], what: &str) -> Result<Vec<Report>> {
+        self.each(runs, what, &|machine, run, seen| {
+            let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
+            sim::simulate(run.requests, &mut *strategy, &machine.predicted(), &self.options, seen)
+        })
+    }
+
+    /// What the window shows of each.
+    fn look(&self, runs: &[Run<'_>], window: Window) -> Result<Vec<Timeline>> {
+        self.each(runs, "simulating for the timeline", &|machine, run, seen| {
+            let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
+            let predicted = machine.predicted();
+            let look = (*machine, window);
+            sim::timeline(run.requests, &mut *strategy, &predicted, &self.options, look, seen)
+        })
+    }
+
+    /// Makes all runs, on as many cores as there are; results in their order.
+    fn each<T: Send>(&self, runs: &[Run<'_>], what: &str, one: One<'_, T>) -> Result<Vec<T>> {
         let total: usize = runs.iter().map(|r| r.requests.len()).sum();
         let bar = progress::count_bar(total as u64, what);
         let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let results: Vec<Mutex<Option<tandem::Result<Report>>>> =
-            runs.iter().map(|_| Mutex::new(None)).collect();
+        let results: Vec<Mutex<Option<tandem::Result<T>>>> = runs.iter().map(|_| Mutex::new(None)).collect();
         let work = || {
             while let Some((i, run)) = {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 runs.get(i).map(|r| (i, r))
             } {
                 let mut before = 0;
-                let report = self.one(run, &mut |over| {
-                    bar.set(done.fetch_add(over - before, Ordering::Relaxed) + over - before);
-                    before = over;
+                let result = self.on_machine(|machine| {
+                    one(machine, run, &mut |over| {
+                        bar.set(done.fetch_add(over - before, Ordering::Relaxed) + over - before);
+                        before = over;
+                    })
                 });
-                *results[i].lock().expect("nobody panics with it") = Some(report);
+                *results[i].lock().expect("nobody panics with it") = Some(result);
             }
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(runs.len());
@@ -178,7 +203,7 @@ impl Setup {
         results.into_iter().map(|r| Ok(of(r)?)).collect()
     }
 
-    fn one(&self, run: &Run<'_>, seen: &mut dyn FnMut(u64)) -> tandem::Result<Report> {
+    fn on_machine<T>(&self, f: impl FnOnce(&Machine<'_>) -> T) -> T {
         let roofline = Roofline::new(&self.hardware, &self.sizes).uncached();
         let measured = self.tables.as_ref().map(|t| t.costs(&self.hardware, &self.sizes));
         let costs: &dyn Costs = match &measured {
@@ -188,9 +213,7 @@ impl Setup {
         let Capacity { device_pages, host_pages } = self.options.capacity;
         let placement =
             Placement { host_pages, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
-        let predicted = Predicted::new(costs, &self.sizes, &placement);
-        let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
-        sim::simulate(run.requests, &mut *strategy, &predicted, &self.options, seen)
+        f(&Machine { costs, sizes: &self.sizes, placement: &placement })
     }
 }
 
@@ -208,6 +231,9 @@ pub fn run(args: &Args) -> Result<()> {
             Error::usage(format!("--plot {}: wanted the name of an .svg file", path.display())).into()
         );
     }
+    // Before the work, not after it.
+    args.plot.as_deref().map_or(Ok(()), atomic_file::check)?;
+    let window = args.timeline.window()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
     let profile = args.profile.as_ref().map(|p| p.display().to_string());
     let (hardware, tables) = match &profile {
@@ -245,6 +271,11 @@ pub fn run(args: &Args) -> Result<()> {
         names.iter().map(|strategy| Run { strategy, requests: &work.requests }).collect();
     let mut reports = setup.run(&runs, "simulating")?;
     count_bad_rows(&work, &mut reports);
+    if let Some(window) = window {
+        let timelines = setup.look(&runs, window)?;
+        let title = format!("{} on {}: {}", setup.sizes.spec.name, setup.hardware.name, work.name);
+        args.timeline.write(&title, &names, &timelines)?;
+    }
     if let Some(path) = &args.plot {
         let curve = plot::sweep(&setup, args, &work, &names, &reports)?;
         let drawn = plot::svg(&setup.about(), &work, &reports, &curve)?;

@@ -1,15 +1,26 @@
 //! The comparison as a picture: throughput by strategy, and how it changes with load or with the length of answers.
+//!
+//! ```text
+//! offline, made up    (a) tokens per second   (b) gain over gpu-only against the length of answers
+//! otherwise           (a) tokens per second   (b) latency per token against load
+//!                     (c) time to the first token: median, 99%   (d) between tokens: requests of the GPU, of the host
+//! ```
 
 use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 use tandem::sim::Report;
-use tandem::workload::{Arrival, Length, Shape, Source, Synthetic, Workload};
+use tandem::workload::{Arrival, Draw, Length, Shape, Source, Synthetic, Workload, arrive};
 
 use super::{About, Args, Run, Setup};
-use crate::cli::plan::plot::{Area, GREY, INK, at, caption, failed, text};
+use crate::cli::chart::{
+    Area, BOTTOM, Chart, Frame, INK, LEFT, TOP, at, caption, failed, nothing, number, sheet, text,
+    unit_of_time,
+};
 
-const SIZE: (u32, u32) = (1240, 520);
+const WIDTH: u32 = 1240;
+/// Of a row of panels.
+const HEIGHT: u32 = 440;
 
 /// A colour for each strategy, the same in all pictures (after Okabe and Ito).
 static COLOURS: [(&str, RGBColor); 5] = [
@@ -30,18 +41,34 @@ const POINT: usize = 400;
 /// Shares of the highest throughput that loads are tried at.
 const LOADS: [f64; 7] = [0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.05];
 
-/// What is drawn beside the bars.
-pub struct Curve {
-    x: &'static str,
-    y: &'static str,
-    logarithmic: bool,
-    lines: Vec<(String, Vec<(f64, f64)>)>,
+/// Points of a strategy.
+struct Line {
+    strategy: String,
+    dashed: bool,
+    points: Vec<(f64, f64)>,
 }
 
-/// Simulates the points of the curve: offline synthetic requests with other lengths of answers, others at other loads.
-pub fn sweep(setup: &Setup, args: &Args, work: &Workload, names: &[&str], base: &[Report]) -> Result<Curve> {
+/// A panel beside the bars.
+pub struct Curve {
+    words: &'static str,
+    x: &'static str,
+    /// `None`: seconds, in the unit that suits them.
+    y: Option<&'static str>,
+    /// Octaves of x.
+    logarithmic: bool,
+    lines: Vec<Line>,
+}
+
+/// Simulates the points of the curves: offline synthetic requests with other lengths of answers, others at other loads.
+pub fn sweep(
+    setup: &Setup,
+    args: &Args,
+    work: &Workload,
+    names: &[&str],
+    base: &[Report],
+) -> Result<Vec<Curve>> {
     match &args.trace {
-        Source::Synthetic(made) if work.rate().is_none() => gains(setup, args, made, names),
+        Source::Synthetic(made) if work.rate().is_none() => Ok(vec![gains(setup, args, made, names)?]),
         _ => latencies(setup, work, names, base),
     }
 }
@@ -59,110 +86,143 @@ fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result
         Shape { rate: Some(0.0), limit: args.limit.map(|n| n as usize), seed: args.seed, context: None };
     let works: Vec<Vec<Arrival>> =
         lengths.iter().map(|&output| Synthetic { output, ..*made }.requests(&shape)).collect();
-    let runs: Vec<Run<'_>> = works
-        .iter()
-        .flat_map(|requests| names.iter().map(move |strategy| Run { strategy, requests }))
-        .collect();
-    let reports = setup.run(&runs, "simulating answers of other lengths")?;
+    let reports = setup.run(&crossed(&works, names), "simulating answers of other lengths")?;
     let by_gain = names.contains(&"gpu-only");
-    let mut lines: Vec<(String, Vec<(f64, f64)>)> =
-        names.iter().map(|n| ((*n).to_owned(), Vec::new())).collect();
+    let mut lines = lines_of(names, false);
     for (of, l) in reports.chunks(names.len()).zip(&lengths) {
         let unit =
             of.iter().find(|r| by_gain && r.strategy == "gpu-only").map_or(1.0, |r| r.throughput_tok_s);
         for (line, report) in lines.iter_mut().zip(of).filter(|_| unit > 0.0) {
-            line.1.push((f64::from(l.least.midpoint(l.most)), report.throughput_tok_s / unit));
+            line.points.push((f64::from(l.least.midpoint(l.most)), report.throughput_tok_s / unit));
         }
     }
     let y = if by_gain { "throughput over gpu-only" } else { "tokens per second" };
-    Ok(Curve { x: "tokens of an answer", y, logarithmic: true, lines })
+    Ok(Curve {
+        words: "throughput by the length of answers",
+        x: "tokens of an answer",
+        y: Some(y),
+        logarithmic: true,
+        lines,
+    })
 }
 
-fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) -> Result<Curve> {
-    let points = loads(work, base);
-    let runs: Vec<Run<'_>> = points
-        .iter()
-        .flat_map(|(_, requests)| names.iter().map(move |strategy| Run { strategy, requests }))
-        .collect();
-    let reports = setup.run(&runs, "simulating other loads")?;
-    let points: Vec<(f64, &[Report])> = points.iter().map(|p| p.0).zip(reports.chunks(names.len())).collect();
+/// Every strategy on each of `works`, one after the other.
+fn crossed<'a>(works: &'a [Vec<Arrival>], names: &[&'a str]) -> Vec<Run<'a>> {
+    let of = |requests: &'a Vec<Arrival>| names.iter().map(move |&strategy| Run { strategy, requests });
+    works.iter().flat_map(of).collect()
+}
+
+fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) -> Result<Vec<Curve>> {
+    let at_once = works_at_once(work);
+    let full = match &at_once {
+        Some(requests) => {
+            let runs: Vec<Run<'_>> = names.iter().map(|strategy| Run { strategy, requests }).collect();
+            most(&setup.run(&runs, "simulating the highest load")?, requests)
+        }
+        None => most(base, &work.requests),
+    };
+    let points = loads(work, full);
+    let (rates, works): (Vec<f64>, Vec<Vec<Arrival>>) = points.into_iter().unzip();
+    let reports = setup.run(&crossed(&works, names), "simulating other loads")?;
+    let points: Vec<(f64, &[Report])> = rates.into_iter().zip(reports.chunks(names.len())).collect();
     Ok(latency(names, &points))
 }
 
-/// Loads to try, in requests per second, from little to more than the fastest of `base` manages; and requests of `work` that
-/// arrive so.
-pub fn loads(work: &Workload, base: &[Report]) -> Vec<(f64, Vec<Arrival>)> {
+/// The requests of the curve's points all at the start, whose throughput is the most that there is; `None` of a workload that has
+/// all at the start itself.
+pub fn works_at_once(work: &Workload) -> Option<Vec<Arrival>> {
+    work.rate()?;
     let n = work.requests.len().min(POINT);
-    let best = base.iter().map(|r| r.throughput_tok_s).fold(0.0, f64::max);
-    let mean = work.tokens().1 as f64 / work.requests.len().max(1) as f64;
-    // Requests per second at which the fastest is full, if it was full: a trace with idle times has its own rate at least.
-    let full = (best / mean).max(work.rate().unwrap_or(0.0));
-    let at = |load: f64| {
-        let mut requests = work.requests[..n].to_vec();
-        tandem::workload::arrive(&mut requests, load * full, &mut tandem::workload::Draw::new(1));
-        (load * full, requests)
-    };
-    LOADS.map(at).to_vec()
+    Some(work.requests[..n].iter().map(|r| Arrival { at: 0.0, ..*r }).collect())
 }
 
-/// Latency against load: what each strategy reports at each.
-pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Curve {
-    let mut lines: Vec<(String, Vec<(f64, f64)>)> =
-        names.iter().map(|n| ((*n).to_owned(), Vec::new())).collect();
-    for &(load, of) in points {
-        for (line, report) in lines.iter_mut().zip(of) {
-            line.1.extend(report.latency_per_token_s.map(|t| (load, t)));
-        }
-    }
-    Curve { x: "requests per second", y: "seconds per token, from arrival", logarithmic: false, lines }
+/// Requests per second that the fastest of `reports` has finished.
+pub fn most(reports: &[Report], requests: &[Arrival]) -> f64 {
+    let best = reports.iter().map(|r| r.throughput_tok_s).fold(0.0, f64::max);
+    let tokens: u64 = requests.iter().map(|r| u64::from(r.output)).sum();
+    best * requests.len() as f64 / (tokens.max(1)) as f64
+}
+
+/// Loads to try, in requests per second, from little to more than `full`; and requests of `work` that arrive so.
+pub fn loads(work: &Workload, full: f64) -> Vec<(f64, Vec<Arrival>)> {
+    let n = work.requests.len().min(POINT);
+    let at = |load: f64| {
+        let mut requests = work.requests[..n].to_vec();
+        arrive(&mut requests, load * full, &mut Draw::new(1));
+        (load * full, requests)
+    };
+    LOADS.map(at).into_iter().filter(|(load, _)| *load > 0.0).collect()
+}
+
+fn lines_of(names: &[&str], dashed: bool) -> Vec<Line> {
+    let of = |n: &&str| Line { strategy: (*n).to_owned(), dashed, points: Vec::new() };
+    names.iter().map(of).collect()
+}
+
+/// Latencies against load: what each strategy reports at each.
+pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Vec<Curve> {
+    type Of = fn(&Report) -> Option<f64>;
+    let curve = |words, parts: &[(bool, Of)]| {
+        let part = |&(dashed, of): &(bool, Of)| {
+            let mut lines = lines_of(names, dashed);
+            for &(load, reports) in points {
+                for (line, report) in lines.iter_mut().zip(reports) {
+                    line.points.extend(of(report).map(|t| (load, t)));
+                }
+            }
+            lines
+        };
+        let lines = parts.iter().flat_map(part).collect();
+        Curve { words, x: "requests per second", y: None, logarithmic: false, lines }
+    };
+    vec![
+        curve("time per token, from arrival", &[(false, |r| r.latency_per_token_s)]),
+        curve(
+            "time to the first token: median, 99% (dashed)",
+            &[(false, |r| r.ttft_s.p50), (true, |r| r.ttft_s.p99)],
+        ),
+        curve(
+            "between tokens, median: requests of the GPU, of the host (dashed)",
+            &[(false, |r| r.tpot_s.gpu.p50), (true, |r| r.tpot_s.host.p50)],
+        ),
+    ]
 }
 
 /// The sheet.
-pub fn svg(about: &About<'_>, work: &Workload, reports: &[Report], curve: &Curve) -> Result<String> {
-    let mut out = String::new();
-    {
-        let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-        root.fill(&WHITE).map_err(failed)?;
-        let (gpu, host) = about.tokens;
-        let name = work.name.rsplit('/').next().unwrap_or_default();
-        let title = format!("{} on {}: {name}", about.model, about.hardware);
-        root.draw(&Text::new(title, (30, 18), text(20))).map_err(failed)?;
-        let kv = format!("keys and values: {gpu} tokens on the GPU, {host} on the host");
-        let right = at(text(14).color(&GREY), HPos::Right, VPos::Top);
-        root.draw(&Text::new(kv, (SIZE.0 as i32 - 30, 22), right)).map_err(failed)?;
-        let (_, sheet) = root.split_vertically(50);
-        let (left, right) = sheet.split_horizontally(480);
-        bars(&left, reports)?;
-        lines(&right, curve)?;
-        root.present().map_err(failed)?;
-    }
-    Ok(out)
+pub fn svg(about: &About<'_>, work: &Workload, reports: &[Report], curves: &[Curve]) -> Result<String> {
+    let (gpu, host) = about.tokens;
+    let name = work.name.rsplit('/').next().unwrap_or_default();
+    let title = format!("{} on {}: {name}", about.model, about.hardware);
+    let kv = format!("keys and values: {gpu} tokens on the GPU, {host} on the host");
+    let rows = (1 + curves.len()).div_ceil(2);
+    sheet((WIDTH, 50 + HEIGHT * rows as u32), &title, &kv, |sheet| {
+        let panels = sheet.split_evenly((rows, 2));
+        bars(&panels[0], reports)?;
+        for ((panel, curve), letter) in panels[1..].iter().zip(curves).zip(["b", "c", "d"]) {
+            draw(panel, letter, curve)?;
+        }
+        Ok(())
+    })
 }
 
 /// Tokens per second of each strategy: over the makespan, and in the steady window.
 fn bars(area: &Area<'_>, reports: &[Report]) -> Result<()> {
-    caption(area, "a", "tokens per second: makespan (full), steady window (pale)")?;
+    caption(area, "a", "tokens per second: makespan, steady window (pale)")?;
     let top =
         reports.iter().map(|r| r.throughput_tok_s.max(r.steady_tok_s)).fold(0.0, f64::max).max(1e-9) * 1.15;
     let n = reports.len() as f64;
-    let mut chart = ChartBuilder::on(area)
-        .margin(12)
-        .margin_top(34)
-        .x_label_area_size(42)
-        .y_label_area_size(66)
-        .build_cartesian_2d(0f64..n, 0f64..top)
-        .map_err(failed)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .disable_x_axis()
-        .light_line_style(WHITE)
-        .bold_line_style(RGBColor(225, 225, 225))
-        .axis_style(INK)
-        .label_style(text(13))
-        .y_label_formatter(&|t| if top < 20.0 { format!("{t:.1}") } else { format!("{t:.0}") })
-        .draw()
-        .map_err(failed)?;
+    let right = 30;
+    let frame = Frame {
+        x: 0.0..n,
+        y: 0.0..top,
+        names: ("", ""),
+        labels: (&|_| String::new(), &|t| number(*t, top)),
+        ticks: (1, 8),
+        grid: true,
+        margin: (right, 12),
+    };
+    let mut chart = frame.begin(area)?;
+    frame.axes(&mut chart)?;
     for (i, r) in reports.iter().enumerate() {
         let (x, c) = (i as f64, colour(&r.strategy));
         let pair = [(0.12, 0.5, r.throughput_tok_s, 1.0), (0.5, 0.88, r.steady_tok_s, 0.4)];
@@ -172,83 +232,117 @@ fn bars(area: &Area<'_>, reports: &[Report]) -> Result<()> {
             }))
             .map_err(failed)?;
         let above = at(text(13), HPos::Center, VPos::Bottom);
-        let words = if r.throughput_tok_s < 20.0 {
-            format!("{:.1}", r.throughput_tok_s)
-        } else {
-            format!("{:.0}", r.throughput_tok_s)
-        };
+        let words = number(r.throughput_tok_s, r.throughput_tok_s.max(10.0));
         chart
             .draw_series([Text::new(words, (x + 0.31, r.throughput_tok_s + top * 0.01), above)])
             .map_err(failed)?;
     }
     // Names under the axis, in pixels: the chart clips what is below it.
     let (width, height) = area.dim_in_pixel();
-    let inner = f64::from(width) - 12.0 - 66.0 - 12.0;
+    let inner = f64::from(width - LEFT - right);
     for (i, r) in reports.iter().enumerate() {
-        let x = 12.0 + 66.0 + inner * (i as f64 + 0.5) / n;
+        let x = f64::from(LEFT) + inner * (i as f64 + 0.5) / n;
         let below = at(text(13).color(colour(&r.strategy)), HPos::Center, VPos::Top);
         area.draw(&Text::new(r.strategy.clone(), (x as i32, height as i32 - 44), below)).map_err(failed)?;
     }
     Ok(())
 }
 
-/// The curve, a line for each strategy, named at its end.
-fn lines(area: &Area<'_>, curve: &Curve) -> Result<()> {
-    let words = format!("{} against {}", curve.y, curve.x);
-    caption(area, "b", &words)?;
-    let points = || curve.lines.iter().flat_map(|l| &l.1);
+/// A curve, a line for each strategy, named at its end.
+fn draw(area: &Area<'_>, letter: &str, curve: &Curve) -> Result<()> {
+    caption(area, letter, curve.words)?;
+    let points = || curve.lines.iter().flat_map(|l| &l.points);
     let (low, high) = points().fold((f64::INFINITY, 0.0), |(a, b): (f64, f64), p| (a.min(p.0), b.max(p.0)));
     if high <= 0.0 {
-        let label = at(text(15).color(&GREY), HPos::Left, VPos::Top);
-        return area.draw(&Text::new("nothing finished", (70, 60), label)).map_err(failed);
+        return nothing(area, "nothing finished");
     }
     let put = |x: f64| if curve.logarithmic { x.log2() } else { x };
-    let back = |x: f64| if curve.logarithmic { x.exp2() } else { x };
     let from = if curve.logarithmic { put(low) - 0.2 } else { 0.0 };
     let span = (put(high) - from).max(1e-6);
-    let top = points().map(|p| p.1).fold(0.0, f64::max) * 1.1;
-    let mut chart = ChartBuilder::on(area)
-        .margin(12)
-        .margin_top(34)
-        .margin_right(100)
-        .x_label_area_size(46)
-        .y_label_area_size(70)
-        .build_cartesian_2d(from..from + span * 1.02, 0f64..top)
-        .map_err(failed)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(WHITE)
-        .bold_line_style(RGBColor(225, 225, 225))
-        .axis_style(INK)
-        .label_style(text(13))
-        .axis_desc_style(text(14))
-        .x_desc(curve.x)
-        .y_desc(curve.y)
-        .x_label_formatter(&|x| {
-            if back(*x) < 10.0 { format!("{:.1}", back(*x)) } else { format!("{:.0}", back(*x)) }
-        })
-        .y_label_formatter(&|t| if top < 5.0 { format!("{t:.2}") } else { format!("{t:.1}") })
-        .draw()
-        .map_err(failed)?;
-    let mut ends: Vec<(f64, &str)> = Vec::new();
-    for (name, points) in &curve.lines {
-        let c = colour(name);
-        let placed: Vec<(f64, f64)> = points.iter().map(|&(x, y)| (put(x), y)).collect();
-        chart.draw_series(LineSeries::new(placed.iter().copied(), c.stroke_width(2))).map_err(failed)?;
-        chart.draw_series(placed.iter().map(|&p| Circle::new(p, 3, c.filled()))).map_err(failed)?;
-        ends.extend(placed.last().map(|p| (p.1, name.as_str())));
+    let most = points().map(|p| p.1).fold(0.0, f64::max) * 1.1;
+    let (unit, y) = match curve.y {
+        Some(name) => (1.0, name),
+        None => unit_of_time(most),
+    };
+    let top = most / unit;
+    let octave = |x: &f64| number(x.exp2(), high);
+    let plain = |x: &f64| number(*x, high);
+    let right = 100;
+    let frame = Frame {
+        x: from..from + span * 1.02,
+        y: 0.0..top,
+        names: (curve.x, y),
+        labels: (if curve.logarithmic { &|_| String::new() } else { &plain }, &|t| number(*t, top)),
+        ticks: (8, 8),
+        grid: true,
+        margin: (right, 12),
+    };
+    let mut chart = frame.begin(area)?;
+    frame.axes(&mut chart)?;
+    if curve.logarithmic {
+        // Where the points are: their lengths are round, powers of two are not.
+        let (width, height) = area.dim_in_pixel();
+        let inner = f64::from(width - LEFT - right);
+        let mut places: Vec<f64> = points().map(|p| put(p.0)).collect();
+        places.sort_by(f64::total_cmp);
+        places.dedup();
+        for x in places {
+            let pixel = f64::from(LEFT) + inner * (x - from) / (span * 1.02);
+            let (pixel, y) = (pixel as i32, height as i32 - 12 - BOTTOM as i32);
+            area.draw(&PathElement::new(vec![(pixel, y), (pixel, y + 5)], INK)).map_err(failed)?;
+            let label = at(text(13), HPos::Center, VPos::Top);
+            area.draw(&Text::new(octave(&x), (pixel, y + 8), label)).map_err(failed)?;
+        }
     }
-    // Names that lie close together move apart, upwards.
-    ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+    // Lines that lie on each other are all seen: the first are the widest.
+    let mut ends: Vec<End<'_>> = Vec::new();
+    for (i, line) in curve.lines.iter().enumerate() {
+        let c = colour(&line.strategy);
+        let placed: Vec<(f64, f64)> = line.points.iter().map(|&(x, y)| (put(x), y / unit)).collect();
+        let later = curve.lines[i + 1..].iter().filter(|l| !l.dashed && !line.dashed).count();
+        let width = 2 + later.min(4) as u32 / 2;
+        one(&mut chart, &placed, c.stroke_width(width), line.dashed)?;
+        if let Some(last) = placed.last() {
+            ends.push((last.1, &line.strategy, line.dashed));
+        }
+    }
+    name_ends(area, ends, top, right)
+}
+
+fn one(chart: &mut Chart<'_, '_>, points: &[(f64, f64)], style: ShapeStyle, dashed: bool) -> Result<()> {
+    if dashed {
+        let line = DashedLineSeries::new(points.iter().copied(), 5, 4, style);
+        chart.draw_series(line).map_err(failed)?;
+    } else {
+        chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(failed)?;
+    }
+    let size = 2 + style.stroke_width as i32 / 2;
+    let mark = points.iter().map(|&p| Circle::new(p, size, style.color.filled()));
+    chart.draw_series(mark).map_err(failed)?;
+    Ok(())
+}
+
+/// Where a line ends, whose it is, and whether it is dashed.
+type End<'a> = (f64, &'a str, bool);
+
+/// Names beside the ends of lines; those that lie close together move apart.
+fn name_ends(area: &Area<'_>, mut ends: Vec<End<'_>>, top: f64, right: u32) -> Result<()> {
+    ends.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (width, height) = area.dim_in_pixel();
-    let inner = f64::from(height) - 34.0 - 12.0 - 46.0;
-    let mut lowest = f64::INFINITY;
-    for (y, name) in ends {
-        let pixel = (34.0 + inner * (1.0 - y / top)).min(lowest - 16.0);
-        lowest = pixel;
+    let inner = f64::from(height - TOP - 12 - BOTTOM);
+    let mut pixels: Vec<f64> = ends.iter().map(|e| f64::from(TOP) + inner * (1.0 - e.0 / top)).collect();
+    for i in 1..pixels.len() {
+        pixels[i] = pixels[i].max(pixels[i - 1] + 15.0);
+    }
+    let mut lowest = f64::from(TOP) + inner;
+    for pixel in pixels.iter_mut().rev() {
+        *pixel = pixel.min(lowest);
+        lowest = *pixel - 15.0;
+    }
+    for ((_, name, dashed), y) in ends.into_iter().zip(pixels) {
+        let words = if dashed { format!("{name} ┄") } else { name.to_owned() };
         let label = at(text(13).color(colour(name)), HPos::Left, VPos::Center);
-        area.draw(&Text::new(name.to_owned(), (width as i32 - 96, pixel as i32), label)).map_err(failed)?;
+        area.draw(&Text::new(words, ((width - right + 6) as i32, y as i32), label)).map_err(failed)?;
     }
     Ok(())
 }

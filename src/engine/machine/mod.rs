@@ -80,11 +80,11 @@ use super::iterate::moves;
 use super::kv::{FarSteps, KvStore, Moved};
 use super::memory::Memory;
 use super::place::Placement as Where;
-use super::timeline::Timeline;
 use crate::Result;
 use crate::device::clock::Clock;
 use crate::model::ModelSpec;
 use crate::program::{Flow, Iteration, Placement};
+use crate::timeline::Timeline;
 
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};

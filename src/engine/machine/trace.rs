@@ -6,8 +6,9 @@ use super::device::lane;
 use super::lane::Ran;
 use crate::Result;
 use crate::device::runtime::{Event, Lane, Runtime};
-use crate::engine::timeline::{Timeline, Traced};
+
 use crate::program::{Op, Unit};
+use crate::timeline::{Timeline, Traced};
 
 /// A step's operations of the device, whose times are known once it is done.
 struct Pending {
@@ -59,7 +60,8 @@ impl Trace {
 
     fn traced(&self, op: &Op, unit: Unit, cohort: Option<u8>) -> Traced {
         let (name, layer, rows) = (op.kind.name(), op.layer, op.rows.end - op.rows.start);
-        Traced { name, unit, layer, rows, cohort, step: self.step, start: 0.0, end: 0.0 }
+        let (step, sub_batch) = (self.step, op.sub_batch);
+        Traced { name, unit, layer, rows, sub_batch, cohort, step, start: 0.0, end: 0.0 }
     }
 
     /// A cohort has been looked for: whether it joins or stays parked.
@@ -90,7 +92,8 @@ impl Trace {
         let mut traced = self.traced(op, Unit::Host, cohort);
         let since = |t: Instant| t.saturating_duration_since(self.began).as_secs_f64();
         (traced.start, traced.end) = match (self.emulated, ran.emulated) {
-            (Some(began), Some((from, to))) => (from - began, to - began),
+            // A cohort's attention may have begun before the timeline.
+            (Some(began), Some((from, to))) => ((from - began).max(0.0), (to - began).max(0.0)),
             _ => (since(ran.from), since(ran.to)),
         };
         self.spans.push((ran.op, traced));
