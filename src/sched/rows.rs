@@ -100,11 +100,6 @@ impl Rows {
         self.kinds[kind(&group)].push(group);
     }
 
-    /// Prompts that have rows in it.
-    pub fn n_prompts(&self) -> usize {
-        self.kinds[0].len() + self.kinds[1].len()
-    }
-
     /// The newest of the prompts whose keys and values go to the host.
     pub fn last_to_host(&self) -> Option<&Group> {
         self.kinds[0].last()

@@ -126,7 +126,6 @@ impl Step {
 struct Model<'a> {
     mix: Mix,
     device: u64,
-    limits: &'a Limits,
     costs: &'a dyn Predict,
 }
 
@@ -194,7 +193,7 @@ impl Steady {
         let most = ((limits.host_pages as f64 / mix.pages.max(1.0)) as usize)
             .min(mix.requests - device)
             .min(limits.sequences as usize - device);
-        let model = Model { mix, device: device as u64, limits, costs };
+        let model = Model { mix, device: device as u64, costs };
         let alone = model.alone();
         let (mut pipelined, mut overlapped) = (vec![(0, alone)], vec![(0, alone)]);
         let mut n = 1;

@@ -133,7 +133,8 @@ impl Timeline {
         let to = self.begin_of(steps.end).unwrap_or(f64::INFINITY);
         let inside = |s: &&Traced| {
             let marks = s.is_mark() && s.start >= from && s.start < to;
-            let of_another = !steps.contains(&s.step) && !(s.unit == Unit::Host && s.cohort.is_some());
+            let carried = s.unit == Unit::Host && s.cohort.is_some();
+            let of_another = !(carried || steps.contains(&s.step));
             !of_another && (marks || (s.start < to && s.end > from))
         };
         let cut = |s: &Traced| Traced {
