@@ -74,7 +74,7 @@ pub struct Args {
     pub plot: Option<PathBuf>,
     /// With --trace: steps, drawn.
     #[command(flatten)]
-    pub timeline: timeline::Args,
+    pub timeline: timeline::TimelineArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

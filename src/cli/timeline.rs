@@ -7,7 +7,7 @@ use tandem::{Error, atomic_file};
 
 /// The timeline of a few steps of a run of many requests.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TimelineArgs {
     /// Write when each operation ran on which lane in a few steps of each strategy: as a Chrome trace (.json), or drawn (.svg).
     #[arg(long, value_name = "FILE", value_parser = file)]
     pub timeline: Option<PathBuf>,
@@ -42,7 +42,7 @@ pub fn is_drawn(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "svg")
 }
 
-impl Args {
+impl TimelineArgs {
     /// The steps, if any are asked for; the file's folder is looked for before the work.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Args {
     /// Writes what ran, by strategy.
     ///
     /// # Errors
-    /// No strategy has run as long as [`Args::timeline_from`]; a file that cannot be written.
+    /// No strategy has run as long as [`TimelineArgs::timeline_from`]; a file that cannot be written.
     pub fn write(&self, title: &str, names: &[&str], timelines: &[Timeline]) -> tandem::Result<()> {
         let Some(path) = &self.timeline else { return Ok(()) };
         if timelines.iter().all(|t| t.spans.is_empty()) {

@@ -18,7 +18,9 @@
 //! | `weigh` | what a step is worth; how many requests the host has time for |
 //! | `pipeline` | which decode rows of the host go with which sub-batch |
 //! | `overlap` | cohorts: which decode rows of the host advance by a layer |
-//! | `hybrid` | the three ways to share an iteration, and the choice |
+//! | `hybrid` | the three ways to share an iteration, as APEX chooses among them |
+//! | `steady` | the long run: how many requests the host is worth, and what rows are worth |
+//! | `compose`, `split` | pipelined steps that no inequality holds back, and how they take least |
 //! | `learn` | predictions corrected by what was measured |
 //! | `model` | the papers' closed formulas, as corrected |
 //! | `gpu_only`, `fastdecode`, `neo`, `apex`, `auto` | a strategy each |

@@ -77,7 +77,7 @@ pub struct Args {
     pub plot: Option<PathBuf>,
     /// Steps, drawn.
     #[command(flatten)]
-    pub timeline: timeline::Args,
+    pub timeline: timeline::TimelineArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
