@@ -69,7 +69,7 @@ fn favour(way: Mode, last: Mode, long_run: Mode) -> f64 {
     match way {
         Mode::Pipelined => 1.0,
         Mode::Overlapped if last == way => 1.0,
-        Mode::Overlapped if long_run == way => 0.99,
+        Mode::Overlapped if long_run == way => 0.96,
         Mode::Overlapped => 0.93,
         Mode::GpuOnly => 0.97,
     }
@@ -97,7 +97,7 @@ fn admit(draft: &mut Draft<'_>, steady: &Steady, enough: u64, limits: &Limits) {
     let mut pending: u64 = draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
     draft.admit(true, |job| {
         let takes = on_host < steady.least
-            || (on_host < steady.most.max(4 * steady.least) && pending < enough)
+            || (on_host < steady.most.max(2 * steady.least) && pending < enough)
             // Who fits nowhere else must get through, one at a time at least.
             || (on_host == 0 && job.pages() > limits.device_pages);
         if takes {

@@ -29,10 +29,10 @@ use super::weigh::Worth;
 use crate::cache::KvGeometry;
 
 /// A smaller number of requests on the host is preferred while it does so much of the most.
-const ENOUGH: f64 = 0.98;
+const ENOUGH: f64 = 0.95;
 
 /// More of them may be there while they do so much of the most.
-const NEARLY: f64 = 0.97;
+const NEARLY: f64 = 0.94;
 
 /// Overlap has to be better by so much: its rows are parked for a token, and it needs many requests.
 const CLEARLY: f64 = 1.04;
