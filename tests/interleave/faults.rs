@@ -97,7 +97,7 @@ fn a_copy_that_never_ends_ends_all_streams_in_time_and_the_process_lives() {
     for strategy in ["anything", "neo", "apex"] {
         let (runtime, engine) = world.engine_with(&setup(Lanes::Threads(None)), Duration::from_millis(400));
         let by: Box<dyn tandem::sched::Strategy> = match strategy {
-            "anything" => Box::new(Anything::new(3, true)),
+            "anything" => Box::new(Anything::new(3)),
             name => by_name(name).expect("a strategy"),
         };
         let service = Service::start(Requests::with(engine, by, Box::new(Costs::of(3)))).unwrap();

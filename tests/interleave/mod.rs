@@ -257,11 +257,11 @@ impl World {
         runtime.set_faults(FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() });
         let pages = |e: &Engine| [Side::Device, Side::Host].map(|side| e.kv_pages(side).free);
         let all_pages = pages(&engine);
-        let inner = strategy(&script.strategy, script.seed, script.setup.on_host == 0);
+        let inner = strategy(&script.strategy, script.seed);
         let counted = Counted { inner, counts: self.counts.clone(), random: Random(script.seed ^ 0x0b5e) };
         let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         // A strategy that never saw a request says the same.
-        let most_pages = strategy(&script.strategy, script.seed, true).most_pages(all.limits());
+        let most_pages = strategy(&script.strategy, script.seed).most_pages(all.limits());
         let mut sent: Vec<Sent> = Vec::new();
         let mut tally = Tally { scripts: 1, ..Tally::default() };
         let mut transient = false;
@@ -466,9 +466,9 @@ fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRu
     (runtime, engine.expect("it fits"))
 }
 
-fn strategy(name: &str, seed: u64, overlaps: bool) -> Box<dyn Strategy> {
+fn strategy(name: &str, seed: u64) -> Box<dyn Strategy> {
     match name {
-        "anything" => Box::new(Anything::new(seed, overlaps)),
+        "anything" => Box::new(Anything::new(seed)),
         "continuous" => Box::new(Continuous::default()),
         name => by_name(name).unwrap_or_else(|| panic!("strategy {name} is not known")),
     }

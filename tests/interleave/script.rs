@@ -52,7 +52,7 @@ impl Setup {
     fn random(r: &mut Random, in_turn: bool) -> Setup {
         Setup {
             windows: r.chance(35),
-            on_host: *r.of(&[0, 0, 0, 2]),
+            on_host: *r.of(&[0, 0, 0, 1, 2]),
             sequences: *r.of(&[2, 5]),
             rows: *r.of(&[5, 16]),
             sub_batches: *r.of(&[2, 3]),

@@ -31,6 +31,8 @@ pub(super) struct Lowered {
     pub one_unit: Option<Unit>,
     /// Layers where cohorts may join.
     pub joins: Vec<u32>,
+    /// Of each sub-batch that is a cohort, the last operation of the host that outlives the step.
+    pub last_detached: Vec<Option<usize>>,
 }
 
 /// What a program says of a sub-batch.
@@ -128,6 +130,9 @@ impl Lowered {
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
         let segments = segments(&program, &waits, &awaited, placement, &rows);
+        let last =
+            |b: usize| ops.iter().rposition(|op| op.sub_batch as usize == b && program.is_detached(op));
+        let last_detached = (0..iteration.sub_batches.len()).map(last).collect();
         let joins = program.ops.iter().filter(|op| op.kind == Kind::Join).filter_map(|op| op.layer).collect();
         // Programs are kept; what their operations read and write has been looked at, but for pages.
         for op in &mut program.ops {
@@ -136,7 +141,7 @@ impl Lowered {
             }
         }
         program.ops.shrink_to_fit();
-        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins })
+        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins, last_detached })
     }
 
     /// The segment that begins with the operation at `at`.
