@@ -141,9 +141,11 @@ impl RealMachine {
                 unsafe { half.land(&program.program.ops[at], cargo, &place) };
                 Ok(())
             });
-            let job = match lowered.cohort(op) {
-                Some(_) => self.cohort_job(lowered, at, job, issue)?,
-                None => self.lane_mut().give(job),
+            // Of a cohort on its way to the host's layers; to a head on the host the step waits.
+            let goes_on = lowered.last_detached[op.sub_batch as usize].is_some_and(|last| last > at);
+            let job = match goes_on {
+                true => self.cohort_job(lowered, at, job, issue)?,
+                false => self.lane_mut().give(job),
             };
             issue.jobs[at] = Some(job);
             self.areas_mut().lands(key, bytes, job)?;

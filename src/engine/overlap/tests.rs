@@ -299,8 +299,8 @@ fn a_fixed_lag_does_not_depend_on_time() {
     }
 }
 
-/// The wait for a fixed lag is bounded: a host that takes longer is the step's failure. Its cohort begins again, and comes to the same
-/// tokens once the host is faster.
+/// The wait for a fixed lag is bounded: a host that takes longer is the step's failure. Its cohort stays parked, and comes to the same
+/// tokens once somebody waits longer.
 #[test]
 fn a_fixed_lag_waits_only_so_long() {
     let m = model();
