@@ -26,7 +26,7 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::device::runtime::Runtime;
 use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
-use tandem::program::{Placement, RequestId, Side};
+use tandem::program::{LayerPlacement, Placement, RequestId, Side};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -258,7 +258,8 @@ impl World {
         let pages = |e: &Engine| [Side::Device, Side::Host].map(|side| e.kv_pages(side).free);
         let all_pages = pages(&engine);
         let inner = strategy(&script.strategy, script.seed);
-        let counted = Counted { inner, counts: self.counts.clone(), random: Random(script.seed ^ 0x0b5e) };
+        let (counts, random) = (self.counts.clone(), Random(script.seed ^ 0x0b5e));
+        let counted = Counted { inner, counts, random, splits_layers: script.setup.on_host != 0 };
         let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         // A strategy that never saw a request says the same.
         let most_pages = strategy(&script.strategy, script.seed).most_pages(all.limits());
@@ -457,9 +458,12 @@ fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRu
         ..Options::new(Isa::best(), CONTEXT)
     };
     let n = m.spec.n_layers;
-    let placement = match setup.on_host {
-        0 => Placement::all(Side::Device, n, 0),
-        k => Placement::boundary(k, n, 0, 0),
+    let side = |unit: usize| if setup.on_host >> unit & 1 == 1 { Side::Host } else { Side::Device };
+    let placement = Placement {
+        embedding: side(0),
+        layers: (1..=n).map(|unit| LayerPlacement::all(side(unit))).collect(),
+        head: side(n + 1),
+        ..Placement::all(Side::Device, n, 0)
     };
     let engine =
         Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ());

@@ -222,9 +222,9 @@ impl RealMachine {
     }
 
     /// The same of rows of the step, which it waits for: a cohort that is parked may have the lane.
-    pub(super) fn prepare_by_lane(&mut self, b: usize, part: &Part<'_>, head: bool) {
+    pub(super) fn prepare_by_lane(&mut self, b: usize, part: &Part<'_>, head: bool) -> Ticket {
         let job = self.preparation(b, part, head);
-        self.lane_mut().give(job);
+        self.lane_mut().give(job)
     }
 
     fn preparation(&mut self, b: usize, part: &Part<'_>, head: bool) -> Job<HostHalf> {
@@ -443,8 +443,9 @@ impl RealMachine {
         let op = &lowered.program.ops[at];
         let b = op.sub_batch as usize;
         let last = lowered.last_detached[b] == Some(at);
-        // Behind the host's layers the residual stream goes to the device, when the cohort joins.
-        let goes_on = last && op.kind == Kind::FfnDown;
+        // Behind the host's layers the residual stream goes to the device when the cohort joins, but to a head on the host.
+        let ends = op.layer.is_some_and(|l| l as usize + 1 == self.placement.layers.len());
+        let goes_on = last && op.kind == Kind::FfnDown && !(ends && self.placement.head == Side::Host);
         let mut chain = issue.chains[b];
         let job = Job { program: Some(lowered.clone()), ..job };
         let ticket = self.give_detached(b, job, last && !goes_on, &mut chain);

@@ -36,6 +36,8 @@ pub(super) struct Issue<'a> {
     events: Vec<Option<Event>>,
     /// Of operations of the host, and of transfers.
     jobs: Vec<Option<Ticket>>,
+    /// Of sub-batches, the job by which the host's lane gets to know the rows: its others come behind it.
+    pub prepared: Vec<Option<Ticket>>,
     /// Of each sub-batch.
     pub lists: Vec<PartLists>,
     /// What becomes of the cohort of each sub-batch.
@@ -50,7 +52,8 @@ impl<'a> Issue<'a> {
         // Operations of one unit wait for nothing.
         let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
         let (events, jobs) = (vec![None; n], vec![None; n]);
-        Issue { moved, events, jobs, lists: Vec::new(), chains, layer: None, begun: None }
+        let prepared = vec![None; chains.len()];
+        Issue { moved, events, jobs, prepared, lists: Vec::new(), chains, layer: None, begun: None }
     }
 
     /// Whether an operation is not carried out: its cohort stays parked.
@@ -516,7 +519,8 @@ fn through_mailbox(op: &Op) -> bool {
 
 /// The jobs that operation `at` waits for.
 fn tickets(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Ticket> {
-    lowered.waits(at).iter().filter_map(|&w| issue.jobs[w]).collect()
+    let waits = lowered.waits(at).iter().filter_map(|&w| issue.jobs[w]);
+    waits.chain(issue.prepared[lowered.program.ops[at].sub_batch as usize]).collect()
 }
 
 /// The events that operation `at` of the host waits for: rows that come across the link have jobs.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::graphs::{Segment, segments};
 use crate::program::{
-    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, SubBatch, Unit, Wants, check, lower, order,
+    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Side, SubBatch, Unit, Wants, check, lower,
+    order,
 };
 use crate::{Error, Result};
 
@@ -119,7 +120,9 @@ impl Lowered {
         }
         let ops = &program.ops;
         let one_unit = program.one_unit();
-        let waits = if one_unit.is_some() { Vec::new() } else { order::waits(&program) };
+        // The device's lane has an order of its own, and so has a host alone; beside a device, the host has not.
+        let in_order = one_unit.is_some_and(|unit| unit == Unit::Gpu || !placement.uses(Side::Device));
+        let waits = if in_order { Vec::new() } else { order::waits(&program) };
         let mut awaited = vec![false; ops.len()];
         for (at, waits) in waits.iter().enumerate() {
             for &w in waits {
