@@ -465,6 +465,11 @@ impl RealMachine {
         self.lane().state().delays = Some(seed);
     }
 
+    /// From now on, attention on the host takes this much longer.
+    pub fn delay_host(&self, by: Duration) {
+        self.lane().state().delay = by;
+    }
+
     /// How long a merge at a fixed lag waits for the host.
     pub fn have_patience(&mut self, patience: Duration) {
         self.patience = patience;
