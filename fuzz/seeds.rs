@@ -32,7 +32,51 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     small.extend_from_slice(good);
     small.extend_from_slice(&[0; 12]);
     fs::write(corpus.join("safetensors").join("small"), small)?;
-    templates(&corpus.join("chat_template"))
+    templates(&corpus.join("chat_template"))?;
+    hardware(&corpus.join("hardware"))?;
+    trace(&corpus.join("trace"))?;
+    prompts(&corpus.join("prompts"))
+}
+
+/// All descriptions of machines.
+fn hardware(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    fs::create_dir_all(corpus)?;
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../hardware"))? {
+        let file = file?;
+        fs::copy(file.path(), corpus.join(file.file_name()))?;
+    }
+    Ok(())
+}
+
+/// A trace with times of each kind, and one without.
+fn trace(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    fs::create_dir_all(corpus)?;
+    for (name, text) in [
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50,5,9\n"),
+        ("zone", "\u{feff}arrived_at,num_prefill_tokens,num_decode_tokens\r\n2024-05-10T00:00:00.009930+00:00,12.0,3\r\n"),
+        ("seconds", "arrival_time,input_tokens,output_tokens\n0.5,10,2\n-1,3,3\nnan,1,1\n1e9,4,4\n"),
+        ("plain", "\"prompt_tokens\",x,completion_tokens\n7,\"a,\"\"b\"\"\",9\n0,,1\n3\n"),
+    ] {
+        fs::write(corpus.join(name), text)?;
+    }
+    Ok(())
+}
+
+/// Lines of every kind.
+fn prompts(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    fs::create_dir_all(corpus)?;
+    let all = [
+        r#"{"id":"a","prompt":"hi","max_tokens":7,"temperature":0,"top_p":0.5,"top_k":-1,"min_p":0.1,"seed":3,"stop":"x","model":"m","n":1,"user":null}"#,
+        r#"{"prompt":[3,5],"raw":true,"stop":["a","b"],"repetition_penalty":1.1,"stream":false}"#,
+        r#"{"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"h"}]}]}"#,
+        r#"{"custom_id":1,"method":"POST","url":"/v1/completions","body":{"prompt":"x","max_completion_tokens":9}}"#,
+        r#"{"prompt":"\ud83d\ude00\u0000","temprature":1}"#,
+    ];
+    for (i, line) in all.iter().enumerate() {
+        fs::write(corpus.join(i.to_string()), format!("{line}\n"))?;
+    }
+    fs::write(corpus.join("all"), format!("\u{feff}{}\r\n\n[]", all.join("\n")))?;
+    Ok(())
 }
 
 /// The templates of the tests, and ones that double a value with every turn: the fuzzer takes it from there.

@@ -3,6 +3,7 @@
 mod support;
 
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::Value as Json;
 use support::{assert_error, json, run, stderr, stdout, tandem};
@@ -124,6 +125,70 @@ fn a_trace_that_is_none_is_told_with_its_file_and_line() {
     }
 }
 
+/// Special files that never end, binary ones, and a pipe.
+#[test]
+fn a_file_without_an_end_is_refused_and_a_pipe_is_read() {
+    let text = "is longer than 65536 bytes; is this a CSV file?";
+    for file in ["/dev/zero", "/dev/full", "/proc/self/exe"] {
+        let begun = std::time::Instant::now();
+        assert_error(&simulated(&format!("{MACHINE} --trace {file} --json")), 1, "line 1");
+        assert!(begun.elapsed().as_secs() < 20, "{file}: {:?}", begun.elapsed());
+    }
+    assert_error(&simulated(&format!("{MACHINE} --trace /dev/zero --json")), 1, text);
+    assert_error(&simulated(&format!("{MACHINE} --trace /dev/null --json")), 1, "/dev/null: is empty");
+    let piped = |text: Vec<u8>| {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = tandem(home.path());
+        command.arg("simulate").args(MACHINE.split(' '));
+        command.args(["--trace", "/dev/stdin", "--strategy", "gpu-only", "--json"]);
+        let streams = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
+        let [stdin, stdout, stderr] = streams;
+        let mut child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+        // Who refuses a file reads no more of it.
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), &text).ok();
+        child.wait_with_output().unwrap()
+    };
+    let report = json(&piped(b"ContextTokens,GeneratedTokens\n10,5\n20,6\n".to_vec()));
+    assert_eq!(report["strategies"][0]["requests"]["finished"], 2, "{report}");
+    assert_error(&piped(vec![b'x'; 1 << 20]), 1, text);
+    assert_error(&piped([0xff, 0xfe, 0, b'\n'].repeat(1000)), 1, "no column of prompt lengths");
+}
+
+/// A machine's description with a number that is none.
+#[test]
+fn machines_that_cannot_be_are_told_with_the_field() {
+    let home = tempfile::tempdir().unwrap();
+    let good =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/hardware/t4-xeon.toml")).unwrap();
+    let path = home.path().join("box.toml");
+    let at = |text: &[u8]| {
+        std::fs::write(&path, text).unwrap();
+        let line = format!("--spec llama-2-7b --hardware {} --trace synthetic:1,2,3,0", path.display());
+        simulated(&line)
+    };
+    assert_eq!(at(good.as_bytes()).status.code(), Some(0));
+    let line = good.lines().find(|l| l.starts_with("read_bw")).expect("a bandwidth");
+    for (number, want) in [
+        ("nan", "box.toml: cpu.read_bw: NaN, wanted bytes/s"),
+        ("-nan", "box.toml: cpu.read_bw: NaN, wanted bytes/s"),
+        ("inf", "box.toml: cpu.read_bw: inf, wanted bytes/s"),
+        ("-45e9", "box.toml: cpu.read_bw: -45000000000, wanted bytes/s"),
+        ("0", "box.toml: cpu.read_bw: 0, wanted bytes/s"),
+        ("\"fast\"", "box.toml: cpu.read_bw: a string, wanted bytes/s"),
+        ("1e999", "is not TOML: floating-point number overflowed"),
+        ("[", "box.toml: line "),
+    ] {
+        assert_error(&at(good.replace(line, &format!("read_bw = {number}")).as_bytes()), 1, want);
+    }
+    assert_error(&at(b"\xff\xfe\0"), 1, "box.toml: not text");
+    assert_error(&at(&vec![b'#'; (1 << 20) + 1]), 1, "too many for a hardware description");
+    assert_error(
+        &simulated("--spec llama-2-7b --hardware /dev/zero --trace synthetic:1,2,3,0"),
+        2,
+        "/dev/zero",
+    );
+}
+
 #[test]
 fn made_up_requests_that_make_no_sense_are_told() {
     for (source, want) in [
@@ -132,6 +197,14 @@ fn made_up_requests_that_make_no_sense_are_told() {
         ("1,2,3,-1", "RATE: \"-1\""),
         ("0,2,3,0", "IN: \"0\" tokens"),
         ("1,9..2,3,0", "OUT: 9..2 tokens: the first number is larger"),
+        ("1,2,1000000000000000000,0", "N: \"1000000000000000000\" requests"),
+        ("1,2,1e18,0", "N: \"1e18\" requests; wanted a whole number from 1 to 4000000"),
+        ("1,2,0,0", "N: \"0\" requests"),
+        ("1,2,-3,0", "N: \"-3\" requests"),
+        ("1,-2,3,0", "OUT: \"-2\" tokens"),
+        ("1e9,2,3,0", "IN: \"1e9\" tokens"),
+        ("99999999,2,3,0", "IN: \"99999999\" tokens"),
+        ("1,2,3,1e300", "RATE: \"1e300\""),
         ("1,2,99999999999,0", "N: \"99999999999\" requests"),
     ] {
         assert_error(&simulated(&format!("{MACHINE} --trace synthetic:{source}")), 2, want);

@@ -5,6 +5,9 @@ use std::path::Path;
 
 use tandem::{Error, Result};
 
+/// Most bytes of a text: beyond all contexts, and some files (`/dev/zero`, a pipe) never end.
+const MOST: u64 = 256 << 20;
+
 /// The prompt from `PROMPT`, `-f FILE` or standard input. A file's final line end is not part of it, nor is the byte
 /// order mark that some editors put in front.
 ///
@@ -30,15 +33,18 @@ pub fn read(prompt: Option<&str>, file: Option<&Path>) -> Result<String> {
 /// The text of a file; `-` is standard input.
 ///
 /// # Errors
-/// It cannot be read, or is not UTF-8.
+/// It cannot be read, is longer than 256 MiB, or is not UTF-8.
 pub fn read_file(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     let read = if path == Path::new("-") {
-        std::io::stdin().lock().read_to_end(&mut bytes)
+        std::io::stdin().lock().take(MOST + 1).read_to_end(&mut bytes)
     } else {
-        std::fs::File::open(path).and_then(|mut f| f.read_to_end(&mut bytes))
+        std::fs::File::open(path).and_then(|f| f.take(MOST + 1).read_to_end(&mut bytes))
     };
     read.map_err(|e| Error::io(name(path), e))?;
+    if bytes.len() as u64 > MOST {
+        return Err(Error::format(name(path), format!("more than {MOST} bytes, too many for a text")));
+    }
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         let likely = match e.as_bytes() {
@@ -87,6 +93,11 @@ mod tests {
         assert!(read(None, Some(&path)).unwrap_err().to_string().contains("not UTF-8 text (byte 2)"));
         std::fs::write(&path, b"\xff\xfea\0").unwrap();
         assert!(read(None, Some(&path)).unwrap_err().to_string().contains("UTF-16"));
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(MOST + 1).unwrap();
+        assert!(read_file(&path).unwrap_err().to_string().contains("more than 268435456 bytes"));
+        file.set_len(MOST).unwrap();
+        assert_eq!(read_file(&path).unwrap().len() as u64, MOST);
         std::fs::write(&path, b"\n").unwrap();
         assert!(matches!(read(None, Some(&path)), Err(Error::Usage(_))));
     }

@@ -9,21 +9,34 @@ use std::io::{self, BufRead, BufReader, Read};
 /// Bytes of a line. What is longer is no table of lengths.
 pub const LONGEST: usize = 64 << 10;
 
+/// Bytes of a file: 256 a request. Some files (`/dev/zero`, a pipe) never end.
+pub const LARGEST: u64 = 1 << 30;
+
 /// A line that is longer than [`LONGEST`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooLong;
+
+/// Why there are no more lines.
+#[derive(Debug)]
+pub enum Broken {
+    /// The file cannot be read.
+    Io(io::Error),
+    /// It goes on behind [`LARGEST`].
+    TooLarge,
+}
 
 /// Reads lines.
 pub struct Lines<R> {
     from: BufReader<R>,
     line: Vec<u8>,
     bytes: u64,
+    most: u64,
 }
 
 impl<R: Read> Lines<R> {
     /// Of `from`.
     pub fn new(from: R) -> Lines<R> {
-        Lines { from: BufReader::new(from), line: Vec::new(), bytes: 0 }
+        Lines { from: BufReader::new(from), line: Vec::new(), bytes: 0, most: LARGEST }
     }
 
     /// Bytes read so far.
@@ -32,14 +45,26 @@ impl<R: Read> Lines<R> {
     }
 
     /// The next line without its end; `None` at the end of the file. A line that is too long is passed over.
-    pub fn next(&mut self) -> io::Result<Option<Result<&[u8], TooLong>>> {
+    pub fn next(&mut self) -> Result<Option<Result<&[u8], TooLong>>, Broken> {
+        self.read(true)
+    }
+
+    /// As [`Lines::next`], of a line without which the others are of no use: one that is too long is not read to its end.
+    pub fn header(&mut self) -> Result<Option<Result<&[u8], TooLong>>, Broken> {
+        self.read(false)
+    }
+
+    fn read(&mut self, to_the_end: bool) -> Result<Option<Result<&[u8], TooLong>>, Broken> {
         self.line.clear();
         let mut long = false;
         loop {
             let buffer = match self.from.fill_buf() {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                other => other?,
+                other => other.map_err(Broken::Io)?,
             };
+            if self.bytes >= self.most && !buffer.is_empty() {
+                return Err(Broken::TooLarge);
+            }
             let end = buffer.iter().position(|&b| b == b'\n');
             let taken = &buffer[..end.unwrap_or(buffer.len())];
             let (used, last) = (taken.len() + usize::from(end.is_some()), end.is_some() || buffer.is_empty());
@@ -50,7 +75,7 @@ impl<R: Read> Lines<R> {
             }
             self.from.consume(used);
             self.bytes += used as u64;
-            if last {
+            if last || long && !to_the_end {
                 if used == 0 && self.line.is_empty() && !long {
                     return Ok(None);
                 }
@@ -118,6 +143,22 @@ mod tests {
         let exact = vec![b'x'; LONGEST];
         assert_eq!(lines(&exact).len(), 1);
         assert!(lines(&exact)[0].is_some());
+    }
+
+    #[test]
+    fn files_that_never_end_do() {
+        let mut zeros = Lines::new(io::repeat(0));
+        assert_eq!(zeros.header().unwrap(), Some(Err(TooLong)));
+        assert!(zeros.bytes() < 2 * LONGEST as u64, "{} bytes of a header", zeros.bytes());
+        let most = 4 * LONGEST as u64;
+        zeros.most = most;
+        assert!(matches!(zeros.next(), Err(Broken::TooLarge)));
+        let mut rows = Lines { most, ..Lines::new(io::repeat(b'\n')) };
+        assert_eq!((0..).find(|_| rows.next().is_err()), Some(most));
+        // What ends there is whole.
+        let mut whole = Lines { most, ..Lines::new(io::repeat(b'x').take(most)) };
+        assert_eq!(whole.next().unwrap(), Some(Err(TooLong)));
+        assert_eq!(whole.next().unwrap(), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::Read;
 
-use super::lines::{LONGEST, Lines, TooLong, fields};
+use super::lines::{Broken, LARGEST, LONGEST, Lines, TooLong, fields};
 use super::{Arrival, MOST_REQUESTS, MOST_TOKENS, time};
 use crate::{Error, Result};
 
@@ -70,18 +70,29 @@ impl Trace {
     /// Reads at most `limit` rows from `from`, which is called `name` in messages. `seen` is told of bytes read.
     ///
     /// # Errors
-    /// A file that cannot be read, without a header that names the columns, without a good row, or with more than
-    /// [`MOST_REQUESTS`] rows and no limit.
+    /// A file that cannot be read, without a header that names the columns, without a good row, with more than
+    /// [`MOST_REQUESTS`] rows and no limit, or of more than 1 GiB.
     pub fn read(
         name: &str,
         from: impl Read,
         limit: Option<usize>,
         mut seen: impl FnMut(u64),
     ) -> Result<Trace> {
+        let broken = |why: Broken| match why {
+            Broken::Io(e) => Error::io(name, e),
+            Broken::TooLarge => Error::format(
+                name,
+                format!(
+                    "more than {LARGEST} bytes, too many for a trace; use its first N rows with --limit N"
+                ),
+            ),
+        };
         let mut lines = Lines::new(from);
-        let columns = match lines.next().map_err(|e| Error::io(name, e))? {
+        let columns = match lines.header().map_err(broken)? {
             Some(Ok(header)) => Columns::of(name, header)?,
-            Some(Err(TooLong)) => return Err(Error::format(name, too_long("the header"))),
+            Some(Err(TooLong)) => {
+                return Err(Error::format(format!("{name}: line 1"), too_long("the header")));
+            }
             None => {
                 return Err(Error::format(name, "is empty, wanted a CSV file with a header and rows"));
             }
@@ -92,7 +103,7 @@ impl Trace {
         let mut times: Vec<i64> = Vec::new();
         let (mut number, mut said) = (1, 0);
         while limit.is_none_or(|most| trace.requests.len() + trace.bad_rows < most) {
-            let row = match lines.next().map_err(|e| Error::io(name, e))? {
+            let row = match lines.next().map_err(broken)? {
                 None => break,
                 Some(row) => row,
             };

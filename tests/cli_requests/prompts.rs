@@ -181,6 +181,78 @@ fn a_line_that_is_no_request_stops_the_command_or_is_an_error_in_its_place() {
 }
 
 #[test]
+fn a_thousand_at_once_are_answered_and_the_bad_ones_among_them_are_not() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let line = |i: usize| match i % 100 {
+        7 => json!({"id": i, "prompt": ""}),
+        8 => json!({"id": i, "prompt": "a".repeat(50), "max_tokens": 1}),
+        _ => json!({"id": i, "prompt": [i % 50 + 1, i % 5], "max_tokens": 1 + i % 3}),
+    };
+    let file = write(home, &(0..1000).map(line).collect::<Vec<_>>());
+    let (got, output) = many(home, &model, &file, &["--ctx", "40", "--keep-going"]);
+    assert_eq!((got.len(), output.status.code()), (1000, Some(1)));
+    assert!(stderr(&output).contains("20 of 1000 requests failed"), "{}", stderr(&output));
+    for (i, result) in got.iter().enumerate() {
+        let why = result["error"]["message"].as_str().unwrap_or_default();
+        match i % 100 {
+            7 => assert!(why.contains("it is empty"), "{i}: {result}"),
+            8 => assert!(why.contains("more than --ctx of 40"), "{i}: {result}"),
+            // Those with the same prompt have the same answer, as far as it goes.
+            _ => {
+                let of = |result: &Value| result["tokens"].as_array().expect("tokens").clone();
+                let (own, twin) = (of(result), of(&got[(i + 100) % 1000]));
+                let n = own.len().min(twin.len());
+                assert!(n > 0 && own[..n] == twin[..n], "{i}: {own:?}, {twin:?}");
+            }
+        }
+    }
+}
+
+/// Huge lines and binary ones: each is an error in its place; a file that is no text or never ends is one as a whole.
+#[test]
+fn a_huge_line_fails_alone_and_a_file_that_is_no_text_as_a_whole() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let path = home.join("odd.jsonl");
+    let huge = format!("{{\"id\":\"huge\",\"prompt\":\"{}\"}}", "a".repeat(17 << 20));
+    let deep = format!("{{\"prompt\":{}", "[".repeat(100_000));
+    let long = format!("{{\"id\":\"long\",\"prompt\":\"{}\"}}", "a".repeat(1 << 20));
+    let control = "\u{1}\u{2}\0\u{7f}";
+    let text = format!(
+        "{{\"prompt\":\"a\",\"max_tokens\":2}}\n{huge}\n{deep}\n{long}\n{control}\n{{\"prompt\":\"b\",\"max_tokens\":2}}\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let (got, output) = many(home, &model, &path, &["--keep-going"]);
+    let why: Vec<&str> = got.iter().map(|r| r["error"]["message"].as_str().unwrap_or_default()).collect();
+    for (i, want) in [
+        "",
+        "bytes, at most 16777216",
+        "recursion limit",
+        "1048580 tokens, more than the model's context of 512",
+        "not a JSON object",
+        "",
+    ]
+    .iter()
+    .enumerate()
+    {
+        assert!(why[i].contains(want) && why[i].is_empty() == want.is_empty(), "{i}: {}", why[i]);
+        assert_eq!(got[i]["text"].is_string(), want.is_empty(), "{i}");
+    }
+    assert!(stderr(&output).contains("4 of 6 requests failed"), "{}", stderr(&output));
+    for (bytes, want) in
+        [(&b"{\"prompt\":\"\xff\"}\n"[..], "not UTF-8 text (byte 11)"), (b"\0\0\n", "line 1")]
+    {
+        std::fs::write(&path, bytes).unwrap();
+        assert_error(&many(home, &model, &path, &[]).1, 1, want);
+    }
+    for file in ["/dev/zero", "/dev/full"] {
+        let (_, output) = many(home, &model, Path::new(file), &["--keep-going"]);
+        assert_error(&output, 1, "more than 268435456 bytes, too many for a text");
+    }
+}
+
+#[test]
 fn requests_that_cannot_be_served_fail_one_by_one() {
     let home = tempfile::tempdir().unwrap();
     let (home, model) = (home.path(), model(home.path()));

@@ -148,6 +148,8 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
     for (line, code, want) in [
         ("--trace synthetic:4,4", 2, "synthetic"),
         ("--trace no-such.csv", 1, "no-such.csv"),
+        ("--trace /dev/full", 1, "the header is longer than 65536 bytes; is this a CSV file?"),
+        ("--trace synthetic:4,4,1000000000000000000,0", 2, "N: "),
         ("--rate 3", 2, "--trace"),
         ("--timeline t.svg", 2, "add --trace"),
         ("--parallel 3", 2, "--trace"),

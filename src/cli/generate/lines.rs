@@ -6,6 +6,9 @@ use tandem::text::Message;
 
 use crate::cli::sampling::SamplingArgs;
 
+/// Most bytes of a line: of any context a request has a small part of that.
+const LONGEST: usize = 16 << 20;
+
 /// What is to be continued or answered.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
@@ -56,6 +59,9 @@ pub fn parse(text: &str, base: &SamplingArgs) -> Vec<Result<Line, Bad>> {
 
 fn parse_line(number: usize, line: &str, base: &SamplingArgs) -> Result<Line, Bad> {
     let bad = |id: Option<Value>, why: String| Bad { number, id, why };
+    if line.len() > LONGEST {
+        return Err(bad(None, format!("{} bytes, at most {LONGEST} are wanted", line.len())));
+    }
     let value: Value = serde_json::from_str(line).map_err(|e| bad(None, not_json(line, &e)))?;
     let Value::Object(mut object) = value else {
         return Err(bad(None, format!("{} where a JSON object is wanted", kind(&value))));
@@ -338,6 +344,9 @@ mod tests {
             let why = one(line).unwrap_err();
             assert!(why.contains(want), "{line}: {why}");
         }
+        let long = one(&"x".repeat(LONGEST + 1)).unwrap_err();
+        assert!(long.contains("16777217 bytes, at most 16777216"), "{long}");
+        assert!(one(&"[".repeat(1 << 20)).unwrap_err().contains("recursion limit"));
         let bad = parse(r#"{"id":"a","n":2,"prompt":"x"}"#, &SamplingArgs::default());
         assert_eq!(bad[0].as_ref().unwrap_err().id, Some("a".into()));
     }
