@@ -41,6 +41,8 @@ struct Table {
     seats: Vec<Seat>,
     /// Of 8 chances to act while nobody waits, those taken.
     eager: usize,
+    /// Seats that were not asked yet.
+    left: Vec<usize>,
 }
 
 impl Table {
@@ -54,7 +56,15 @@ impl Table {
 
     /// Somebody acts, if anybody can.
     fn one(&mut self) -> bool {
-        let mut left: Vec<usize> = (0..self.seats.len()).collect();
+        let mut left = std::mem::take(&mut self.left);
+        left.clear();
+        left.extend(0..self.seats.len());
+        let acted = self.one_of(&mut left);
+        self.left = left;
+        acted
+    }
+
+    fn one_of(&mut self, left: &mut Vec<usize>) -> bool {
         while !left.is_empty() {
             let sum: usize = left.iter().map(|&i| self.seats[i].pace).sum();
             let mut at = self.below(if sum == 0 { left.len() } else { sum });

@@ -312,11 +312,9 @@ impl Program {
         self.flow == Flow::Async && op.sub_batch > 0
     }
 
-    /// Whether the end of the iteration does not wait for the operation: the host's attention of a cohort's next layer, and the layers
-    /// that it computes behind it.
+    /// Whether the end of the iteration does not wait for the operation: the host's attention of a cohort's next layer.
     pub fn is_detached(&self, op: &Op) -> bool {
-        let ends = matches!(op.kind, Kind::Embed | Kind::Head { .. } | Kind::Pick);
-        self.is_of_cohort(op) && op.unit == Unit::Host && !ends
+        self.is_of_cohort(op) && op.unit == Unit::Host
     }
 
     /// Whether every operation is on the host's workers (or every one on the device's compute lane): such a program

@@ -12,8 +12,8 @@ pub(super) const GUARD: usize = 256;
 pub(super) struct Allocator {
     /// Free ranges: start to length. Never adjacent.
     free: BTreeMap<usize, usize>,
-    /// Allocations: start to bytes asked for.
-    live: BTreeMap<usize, usize>,
+    /// Allocations, ascending: start and bytes asked for. Every operand of an operation is looked up here.
+    live: Vec<(usize, usize)>,
     /// Bytes that allocations may take in all, and do take (rounded up to [`ALIGN`], without guards).
     capacity: usize,
     used: usize,
@@ -35,7 +35,7 @@ fn rounded(bytes: usize) -> Option<usize> {
 impl Allocator {
     /// `reservation` bytes of address space, of which `capacity` can be in use.
     pub fn new(reservation: usize, capacity: usize) -> Allocator {
-        Allocator { free: BTreeMap::from([(0, reservation)]), live: BTreeMap::new(), capacity, used: 0 }
+        Allocator { free: BTreeMap::from([(0, reservation)]), live: Vec::new(), capacity, used: 0 }
     }
 
     /// Bytes left under the cap.
@@ -52,14 +52,15 @@ impl Allocator {
         if len > whole {
             self.free.insert(start + whole, len - whole);
         }
-        self.live.insert(start, bytes);
+        self.live.insert(self.behind(start), (start, bytes));
         self.used += size;
         Ok(start)
     }
 
     /// Gives back the allocation that begins at `start`; its bytes, or `None` if there is none.
     pub fn give_back(&mut self, start: usize) -> Option<usize> {
-        let bytes = self.live.remove(&start)?;
+        let at = self.live.binary_search_by_key(&start, |live| live.0).ok()?;
+        let (_, bytes) = self.live.remove(at);
         let size = rounded(bytes).expect("it was rounded when taken");
         self.used -= size;
         let (mut start, mut len) = (start, size + GUARD);
@@ -78,13 +79,18 @@ impl Allocator {
 
     /// The allocation that `at` lies in: its start and bytes.
     pub fn find(&self, at: usize) -> Option<(usize, usize)> {
-        let (&start, &bytes) = self.live.range(..=at).next_back()?;
+        let (start, bytes) = self.live[..self.behind(at)].last().copied()?;
         (at < start + bytes).then_some((start, bytes))
     }
 
     /// All allocations: start and bytes.
     pub fn live(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.live.iter().map(|(&start, &bytes)| (start, bytes))
+        self.live.iter().copied()
+    }
+
+    /// The place behind the allocations that begin up to `at`.
+    fn behind(&self, at: usize) -> usize {
+        self.live.partition_point(|live| live.0 <= at)
     }
 }
 

@@ -151,6 +151,11 @@ impl Arena {
         }
     }
 
+    /// Whether an address is one of this device's.
+    pub fn holds(&self, ptr: DevPtr) -> bool {
+        self.memory.offset(ptr).is_some()
+    }
+
     /// Whether `ptr..ptr + len` lies in one allocation. `Err` says what is there instead.
     pub fn check(&self, ptr: DevPtr, len: usize) -> std::result::Result<(), String> {
         let Some(at) = self.memory.offset(ptr) else {

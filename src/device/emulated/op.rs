@@ -1,5 +1,7 @@
 //! One piece of work of a lane, and doing it.
 
+use std::borrow::Cow;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use super::ops::pages::PageShape;
@@ -43,12 +45,32 @@ fn host_span(memory: &Arc<dyn Pinned>, at: usize, len: usize) -> Span {
 pub(super) type Body = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync;
 
 /// An operation that a lane runs on the host.
-#[derive(Clone)]
 pub(super) struct HostOp {
-    pub name: Arc<str>,
-    pub reads: Arc<[Span]>,
-    pub writes: Arc<[Span]>,
-    pub body: Arc<Body>,
+    pub name: Cow<'static, str>,
+    pub reads: Vec<Span>,
+    pub writes: Vec<Span>,
+    pub body: Box<Body>,
+}
+
+/// The bytes that work reads, or those that it writes.
+pub(super) enum Spans<'a> {
+    None,
+    One([Span; 1]),
+    All(&'a [Span]),
+    Many(Vec<Span>),
+}
+
+impl Deref for Spans<'_> {
+    type Target = [Span];
+
+    fn deref(&self) -> &[Span] {
+        match self {
+            Spans::None => &[],
+            Spans::One(one) => one,
+            Spans::All(all) => all,
+            Spans::Many(many) => many,
+        }
+    }
 }
 
 /// Pages of one layer, from the device's layout to the host's or back.
@@ -99,10 +121,11 @@ impl PageMoves {
 pub(super) struct Hooks<'a> {
     /// Runs a real kernel.
     pub kernel: &'a dyn Fn(&OwnedLaunch) -> Result<()>,
+    /// Whether kernels have to know what is initialised.
+    pub marks: bool,
 }
 
-/// Work. Cheap to clone but for launches, so that recorded work can run again.
-#[derive(Clone)]
+/// Work.
 pub(super) enum Op {
     Kernel(Arc<OwnedLaunch>),
     Host(HostOp),
@@ -177,31 +200,32 @@ impl Op {
 
     /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker, and pages are declared
     /// ([`Op::Uses`]).
-    pub fn touches(&self) -> (Vec<Span>, Vec<Span>) {
-        let span = Span::new;
+    pub fn touches(&self) -> (Spans<'_>, Spans<'_>) {
+        let span = |ptr: &DevPtr, len: usize| Spans::One([Span::new(*ptr, len)]);
+        let host = |memory, at: &usize, len: &usize| Spans::One([host_span(memory, *at, *len)]);
         match self {
-            Op::Kernel(_) | Op::Elapse(_) => (vec![], vec![]),
-            Op::Host(op) => (op.reads.to_vec(), op.writes.to_vec()),
-            Op::Uses { reads, writes, .. } => (reads.to_vec(), writes.to_vec()),
+            Op::Kernel(_) | Op::Elapse(_) => (Spans::None, Spans::None),
+            Op::Host(op) => (Spans::All(&op.reads), Spans::All(&op.writes)),
+            Op::Uses { reads, writes, .. } => (Spans::All(reads), Spans::All(writes)),
             Op::Pages(p) => {
                 let [device, host] =
-                    [0, 1].map(|side| p.pages.iter().map(|page| p.spans(page)[side]).collect());
+                    [0, 1].map(|side| Spans::Many(p.pages.iter().map(|page| p.spans(page)[side]).collect()));
                 if p.to_host { (device, host) } else { (host, device) }
             }
-            Op::Copy { dst, src, len } => (vec![span(*src, *len)], vec![span(*dst, *len)]),
-            Op::Fill { dst, len, .. } => (vec![], vec![span(*dst, *len)]),
-            Op::Upload { dst, data } => (vec![], vec![span(*dst, data.len())]),
-            Op::FromPinned { dst, src, at, len } => (vec![host_span(src, *at, *len)], vec![span(*dst, *len)]),
-            Op::ToPinned { src, dst, at, len } => (vec![span(*src, *len)], vec![host_span(dst, *at, *len)]),
-            Op::ToHost { src, len, .. } => (vec![span(*src, *len)], vec![]),
+            Op::Copy { dst, src, len } => (span(src, *len), span(dst, *len)),
+            Op::Fill { dst, len, .. } => (Spans::None, span(dst, *len)),
+            Op::Upload { dst, data } => (Spans::None, span(dst, data.len())),
+            Op::FromPinned { dst, src, at, len } => (host(src, at, len), span(dst, *len)),
+            Op::ToPinned { src, dst, at, len } => (span(src, *len), host(dst, at, len)),
+            Op::ToHost { src, len, .. } => (span(src, *len), Spans::None),
             Op::Graph(ops) => {
                 let (mut reads, mut writes) = (Vec::new(), Vec::new());
                 for op in ops.iter() {
                     let (r, w) = op.touches();
-                    reads.extend(r);
-                    writes.extend(w);
+                    reads.extend_from_slice(&r);
+                    writes.extend_from_slice(&w);
                 }
-                (reads, writes)
+                (Spans::Many(reads), Spans::Many(writes))
             }
         }
     }
@@ -271,8 +295,8 @@ impl Op {
             }
         }
         // Host memory is initialised since it was mapped, and the checker of kernels knows only what the device sees.
-        if !matches!(self, Op::ToPinned { .. } | Op::Uses { .. }) {
-            for span in self.touches().1 {
+        if hooks.marks && !matches!(self, Op::ToPinned { .. } | Op::Uses { .. }) {
+            for span in self.touches().1.iter() {
                 program::mark_initialised(span.ptr, span.len);
             }
         }
@@ -280,28 +304,32 @@ impl Op {
     }
 }
 
+/// Operands of most operations: more of them take memory of their own.
+const FEW: usize = 24;
+
 /// The one place where the device's memory becomes slices.
 ///
 /// # Safety
 /// As [`Op::run`].
 unsafe fn run_on_slices(op: &HostOp) -> Result<()> {
-    let reads: Vec<&[u8]> = op
-        .reads
-        .iter()
-        .map(|s| match s.len {
-            0 => &[][..],
-            // SAFETY: allocated, and stays so while the operation runs; nobody writes it meanwhile.
-            len => unsafe { std::slice::from_raw_parts(s.ptr.0 as *const u8, len) },
-        })
-        .collect();
-    let mut writes: Vec<&mut [u8]> = op
-        .writes
-        .iter()
-        .map(|s| match s.len {
-            0 => &mut [][..],
-            // SAFETY: as above; nobody else touches it, and the operation's own spans are apart.
-            len => unsafe { std::slice::from_raw_parts_mut(s.ptr.0 as *mut u8, len) },
-        })
-        .collect();
-    (op.body)(&reads, &mut writes)
+    let read = |s: &Span| match s.len {
+        0 => &[][..],
+        // SAFETY: allocated, and stays so while the operation runs; nobody writes it meanwhile.
+        len => unsafe { std::slice::from_raw_parts(s.ptr.0 as *const u8, len) },
+    };
+    let write = |s: &Span| match s.len {
+        0 => &mut [][..],
+        // SAFETY: as above; nobody else touches it, and the operation's own spans are apart.
+        len => unsafe { std::slice::from_raw_parts_mut(s.ptr.0 as *mut u8, len) },
+    };
+    if op.reads.len().max(op.writes.len()) > FEW {
+        let reads: Vec<&[u8]> = op.reads.iter().map(read).collect();
+        let mut writes: Vec<&mut [u8]> = op.writes.iter().map(write).collect();
+        return (op.body)(&reads, &mut writes);
+    }
+    let mut reads: [&[u8]; FEW] = [&[]; FEW];
+    let mut writes: [&mut [u8]; FEW] = std::array::from_fn(|_| Default::default());
+    reads.iter_mut().zip(&op.reads).for_each(|(to, s)| *to = read(s));
+    writes.iter_mut().zip(&op.writes).for_each(|(to, s)| *to = write(s));
+    (op.body)(&reads[..op.reads.len()], &mut writes[..op.writes.len()])
 }

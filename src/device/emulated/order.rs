@@ -8,7 +8,7 @@
 //!
 //! refs   Lamport 1978; Mattern 1989 (vector clocks); FastTrack (Flanagan & Freund 2009)
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::op::Span;
 use crate::device::runtime::Lane;
@@ -39,6 +39,15 @@ pub(super) struct Race {
     pub at: u64,
 }
 
+/// Bytes that were touched together.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    start: u64,
+    /// One past the last.
+    end: u64,
+    by: Touched,
+}
+
 /// Bytes that the host uses in place until it says that it has done.
 struct InUse {
     id: u64,
@@ -53,8 +62,12 @@ pub(super) struct Order {
     host: Clock,
     /// The last work of each lane that touched something.
     entered: Clock,
-    /// First byte to (one past the last, who): disjoint.
-    bytes: BTreeMap<u64, (u64, Touched)>,
+    /// By address, disjoint. Most spans are those of earlier work: they are found by halves and changed in place.
+    bytes: Vec<Piece>,
+    /// What takes the place of some of them.
+    pieces: Vec<Piece>,
+    /// Where the spans of work were found.
+    places: Vec<usize>,
     /// Of the host, few at a time.
     in_use: Vec<InUse>,
     uses: u64,
@@ -72,20 +85,20 @@ impl Order {
     pub fn enter(&mut self, lane: Lane, seq: u64, reads: &[Span], writes: &[Span]) -> Result<(), Race> {
         let mut clock = self.before(lane);
         let me = lane as usize;
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
         for (spans, write) in [(reads, false), (writes, true)] {
             for span in spans.iter().filter(|s| s.len > 0) {
-                self.check(&clock, me, span, write)?;
+                places.push(self.check(&clock, me, span, write)?);
                 self.check_host(span, write)?;
             }
         }
-        for span in reads.iter().filter(|s| s.len > 0) {
-            self.read(me, seq, span);
-        }
-        for span in writes.iter().filter(|s| s.len > 0) {
-            self.forget(span);
-            let who = Touched { written: (me, seq), read: [0; LANES] };
-            self.bytes.insert(span.ptr.0, (span.end(), who));
-        }
+        let mut at = places.iter().copied();
+        let mut guess = || at.next().unwrap_or_default();
+        reads.iter().filter(|s| s.len > 0).for_each(|span| self.read(me, seq, span, guess()));
+        let written = Touched { written: (me, seq), read: [0; LANES] };
+        writes.iter().filter(|s| s.len > 0).for_each(|span| self.put(span, Some(written), guess()));
+        self.places = places;
         clock[me] = seq;
         self.lanes[me] = clock;
         self.entered[me] = seq;
@@ -151,64 +164,92 @@ impl Order {
 
     /// Nobody has touched these bytes (they were just allocated).
     pub fn forget(&mut self, span: &Span) {
-        self.split(span.ptr.0);
-        self.split(span.end());
-        let starts: Vec<u64> = self.bytes.range(span.ptr.0..span.end()).map(|(&s, _)| s).collect();
-        for start in starts {
-            self.bytes.remove(&start);
+        if span.len > 0 {
+            self.put(span, None, usize::MAX);
         }
     }
 
-    /// The ranges that overlap a span.
-    fn over(&self, span: &Span) -> impl Iterator<Item = (u64, &Touched)> {
-        let before = self.bytes.range(..span.ptr.0).next_back().filter(|(_, (end, _))| *end > span.ptr.0);
-        before.into_iter().chain(self.bytes.range(span.ptr.0..span.end())).map(|(&s, (_, t))| (s, t))
+    /// The places of the pieces that overlap a span.
+    fn over(&self, span: &Span) -> Range<usize> {
+        let first = self.bytes.partition_point(|p| p.end <= span.ptr.0);
+        let more = self.bytes[first..].iter().take_while(|p| p.start < span.end()).count();
+        first..first + more
     }
 
-    fn check(&self, clock: &Clock, me: usize, span: &Span, write: bool) -> Result<(), Race> {
-        for (start, touched) in self.over(span) {
-            let at = start.max(span.ptr.0);
-            let (writer, seq) = touched.written;
+    /// Returns the place of the first piece that overlaps a span.
+    fn check(&self, clock: &Clock, me: usize, span: &Span, write: bool) -> Result<usize, Race> {
+        let over = self.over(span);
+        for piece in &self.bytes[over.clone()] {
+            let at = piece.start.max(span.ptr.0);
+            let (writer, seq) = piece.by.written;
             if writer != me && seq > clock[writer] {
                 return Err(Race { with: Some(Lane::ALL[writer]), wrote: true, at });
             }
-            let reader = (0..LANES).find(|&l| l != me && touched.read[l] > clock[l]);
+            let reader = (0..LANES).find(|&l| l != me && piece.by.read[l] > clock[l]);
             if let (true, Some(reader)) = (write, reader) {
                 return Err(Race { with: Some(Lane::ALL[reader]), wrote: false, at });
             }
         }
-        Ok(())
+        Ok(over.start)
     }
 
-    fn read(&mut self, me: usize, seq: u64, span: &Span) {
-        self.split(span.ptr.0);
-        self.split(span.end());
-        let mut at = span.ptr.0;
-        let mut gaps = Vec::new();
-        for (&start, (end, touched)) in self.bytes.range_mut(span.ptr.0..span.end()) {
-            touched.read[me] = seq;
-            if start > at {
-                gaps.push((at, start));
+    /// The piece that is a span, if it is where it was.
+    fn whole(&mut self, span: &Span, at: usize) -> Option<&mut Touched> {
+        let piece = self.bytes.get_mut(at)?;
+        ((piece.start, piece.end) == (span.ptr.0, span.end())).then_some(&mut piece.by)
+    }
+
+    /// `place`: where the span may be found.
+    fn read(&mut self, me: usize, seq: u64, span: &Span, place: usize) {
+        if let Some(by) = self.whole(span, place) {
+            by.read[me] = seq;
+            return;
+        }
+        let (start, end, over) = (span.ptr.0, span.end(), self.over(span));
+        let with = |mut by: Touched| {
+            by.read[me] = seq;
+            by
+        };
+        let nobody = with(Touched::default());
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let mut at = start;
+        for p in &self.bytes[over.clone()] {
+            if p.start < start {
+                pieces.push(Piece { end: start, ..*p });
             }
-            at = *end;
+            if at < p.start {
+                pieces.push(Piece { start: at, end: p.start, by: nobody });
+            }
+            at = p.end.min(end);
+            pieces.push(Piece { start: p.start.max(start), end: at, by: with(p.by) });
+            if p.end > end {
+                pieces.push(Piece { start: end, ..*p });
+            }
         }
-        if at < span.end() {
-            gaps.push((at, span.end()));
+        if at < end {
+            pieces.push(Piece { start: at, end, by: nobody });
         }
-        for (start, end) in gaps {
-            let mut touched = Touched::default();
-            touched.read[me] = seq;
-            self.bytes.insert(start, (end, touched));
-        }
+        self.replace(over, pieces);
     }
 
-    /// Makes `at` a boundary between ranges.
-    fn split(&mut self, at: u64) {
-        let Some((_, (end, touched))) = self.bytes.range_mut(..at).next_back() else { return };
-        if *end > at {
-            let (last, touched) = (std::mem::replace(end, at), *touched);
-            self.bytes.insert(at, (last, touched));
+    /// All bytes of a span are touched like this now, or by nobody.
+    fn put(&mut self, span: &Span, by: Option<Touched>, place: usize) {
+        if let (Some(by), Some(before)) = (by, self.whole(span, place)) {
+            *before = by;
+            return;
         }
+        let (start, end, over) = (span.ptr.0, span.end(), self.over(span));
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let (first, last) = (self.bytes[over.clone()].first(), self.bytes[over.clone()].last());
+        pieces.extend(first.filter(|p| p.start < start).map(|p| Piece { end: start, ..*p }));
+        pieces.extend(by.map(|by| Piece { start, end, by }));
+        pieces.extend(last.filter(|p| p.end > end).map(|p| Piece { start: end, ..*p }));
+        self.replace(over, pieces);
+    }
+
+    fn replace(&mut self, over: Range<usize>, mut pieces: Vec<Piece>) {
+        self.bytes.splice(over, pieces.drain(..));
+        self.pieces = pieces;
     }
 }
 

@@ -1,5 +1,6 @@
 //! The runtime contract over the emulated lanes and memory.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -127,6 +128,14 @@ impl EmulatedRuntime {
         writes: &[Span],
         body: impl Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
+        let name = Cow::Owned(name.to_owned());
+        let (reads, writes) = (reads.to_vec(), writes.to_vec());
+        self.enqueue(lane, HostOp { name, reads, writes, body: Box::new(body) })
+    }
+
+    /// The same.
+    pub(super) fn enqueue(&self, lane: Lane, op: HostOp) -> Result<()> {
+        let HostOp { name, reads, writes, .. } = &op;
         let failed = |problem: String| Error::Device { what: format!("operation {name}"), problem };
         for (i, w) in writes.iter().enumerate() {
             if let Some(other) = reads.iter().chain(&writes[i + 1..]).find(|s| s.overlaps(w)) {
@@ -137,8 +146,6 @@ impl EmulatedRuntime {
             }
         }
         self.core.may_launch(name)?;
-        let op =
-            HostOp { name: name.into(), reads: reads.into(), writes: writes.into(), body: Arc::new(body) };
         self.core.enqueue(lane, Op::Host(op))
     }
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use super::graphs::{Segment, segments};
 use crate::program::{
-    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Side, SubBatch, Unit, Wants, check, lower,
-    order,
+    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, SubBatch, Unit, Wants, check, lower, order,
 };
 use crate::{Error, Result};
 
-/// Programs that are kept.
+/// Programs that are kept, and operations of programs: as many programs as have no more, at least so many.
 const MOST: usize = 64;
+const MOST_OPS: usize = 16 << 10;
 
 /// A program, and what its issue needs to know.
 pub(super) struct Lowered {
@@ -32,8 +32,6 @@ pub(super) struct Lowered {
     pub one_unit: Option<Unit>,
     /// Layers where cohorts may join.
     pub joins: Vec<u32>,
-    /// Of each sub-batch that is a cohort, the last operation of the host that outlives the step.
-    pub last_detached: Vec<Option<usize>>,
 }
 
 /// What a program says of a sub-batch.
@@ -82,6 +80,8 @@ impl Structure {
 pub(super) struct Programs {
     /// Each with the step that used it last.
     known: HashMap<Structure, (Arc<Lowered>, u64)>,
+    /// Operations of all of them.
+    ops: usize,
     steps: u64,
 }
 
@@ -100,11 +100,14 @@ impl Programs {
         let lowered = Arc::new(Lowered::new(placement, iteration)?);
         let moves = |op: &Op| matches!(op.kind, Kind::PageIn { .. } | Kind::PageOut { .. });
         if let Some(structure) = structure.filter(|_| !lowered.program.ops.iter().any(moves)) {
-            if self.known.len() >= MOST
+            self.ops += lowered.program.ops.len();
+            while self.known.len() >= MOST
+                && self.ops > MOST_OPS
                 && let Some(oldest) = self.known.iter().min_by_key(|(_, (_, used))| *used)
             {
                 let oldest = oldest.0.clone();
-                self.known.remove(&oldest);
+                let gone = self.known.remove(&oldest);
+                self.ops -= gone.map_or(0, |(lowered, _)| lowered.program.ops.len());
             }
             self.known.insert(structure, (lowered.clone(), self.steps));
         }
@@ -120,9 +123,7 @@ impl Lowered {
         }
         let ops = &program.ops;
         let one_unit = program.one_unit();
-        // The device's lane has an order of its own, and so has a host alone; beside a device, the host has not.
-        let in_order = one_unit.is_some_and(|unit| unit == Unit::Gpu || !placement.uses(Side::Device));
-        let waits = if in_order { Vec::new() } else { order::waits(&program) };
+        let waits = if one_unit.is_some() { Vec::new() } else { order::waits(&program) };
         let mut awaited = vec![false; ops.len()];
         for (at, waits) in waits.iter().enumerate() {
             for &w in waits {
@@ -133,9 +134,6 @@ impl Lowered {
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
         let segments = segments(&program, &waits, &awaited, placement, &rows);
-        let last =
-            |b: usize| ops.iter().rposition(|op| op.sub_batch as usize == b && program.is_detached(op));
-        let last_detached = (0..iteration.sub_batches.len()).map(last).collect();
         let joins = program.ops.iter().filter(|op| op.kind == Kind::Join).filter_map(|op| op.layer).collect();
         // Programs are kept; what their operations read and write has been looked at, but for pages.
         for op in &mut program.ops {
@@ -144,7 +142,7 @@ impl Lowered {
             }
         }
         program.ops.shrink_to_fit();
-        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins, last_detached })
+        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins })
     }
 
     /// The segment that begins with the operation at `at`.

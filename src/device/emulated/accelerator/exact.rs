@@ -82,7 +82,11 @@ impl SeqOperands {
 
     /// Its queries and pages.
     fn read<'a>(&self, cpu: &Cpu, shape: &Shape, reads: &[&'a [u8]]) -> Result<(&'a [f32], PagePool)> {
-        let pages = reads[self.page..self.page + self.n_pages].iter().map(|page| numbers(page));
+        // Behind the last token that is attended there is nothing yet.
+        let first = (self.seq.pages.len() - self.n_pages) * PAGE_TOKENS;
+        let end = self.seq.tokens.end.min(self.seq.first_pos + self.seq.n_rows);
+        let pages = reads[self.page..self.page + self.n_pages].iter().enumerate();
+        let pages = pages.map(|(i, page)| (numbers(page), end.saturating_sub(first + i * PAGE_TOKENS)));
         Ok((numbers(reads[self.q]), cpu.pages(page_shape(shape), shape.kv, pages)?))
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn up(
 pub(super) fn to_delta(
     accel: &EmulatedAccelerator,
     cx: &Context<'_>,
-    name: &str,
+    name: &'static str,
     w: &LinearWeight,
     x: DevPtr,
     rows: Range<usize>,

@@ -21,7 +21,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use self::operands::Operands;
-use super::ops::cpu::Cpu;
+use super::op::HostOp;
+use super::ops::cpu::{Cpu, Plans};
 use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
@@ -43,6 +44,8 @@ pub struct EmulatedAccelerator {
     isa: Isa,
     /// The thread of a lane alone: for the CPU's kernels, where results are exact.
     pool: Arc<Pool>,
+    /// Of attention, where results are exact.
+    plans: Arc<Plans>,
 }
 
 impl EmulatedAccelerator {
@@ -50,12 +53,12 @@ impl EmulatedAccelerator {
     pub fn new(runtime: Arc<EmulatedRuntime>) -> EmulatedAccelerator {
         let isa = Isa::selected().unwrap_or(Isa::Reference);
         let pool = Arc::new(Pool::new(1));
-        EmulatedAccelerator { runtime: runtime.clone(), emulated: runtime, isa, pool }
+        EmulatedAccelerator { runtime: runtime.clone(), emulated: runtime, isa, pool, plans: Arc::default() }
     }
 
     /// How operations on a model of this shape compute.
     fn arithmetic(&self, shape: &Shape) -> Arithmetic {
-        let cpu = shape.exact.map(|isa| Cpu::new(isa, &self.pool));
+        let cpu = shape.exact.map(|isa| Cpu::new(isa, &self.pool, &self.plans));
         Arithmetic { kernels: Kernels::for_isa(shape.exact.unwrap_or(self.isa)), cpu }
     }
 
@@ -65,7 +68,7 @@ impl EmulatedAccelerator {
 
     /// Operands that begin with the step's list: whatever uses the step has to come after its upload.
     fn operands(&self, cx: &Context<'_>) -> Operands {
-        let mut operands = Operands::default();
+        let mut operands = Operands { reads: Vec::with_capacity(16), writes: Vec::with_capacity(4) };
         operands.read(self.step(cx).list.ptr, self.step(cx).list.len);
         operands
     }
@@ -73,11 +76,12 @@ impl EmulatedAccelerator {
     fn enqueue(
         &self,
         cx: &Context<'_>,
-        name: &str,
+        name: &'static str,
         operands: Operands,
         body: impl Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
-        self.emulated.operation(cx.lane, name, &operands.reads, &operands.writes, body)
+        let Operands { reads, writes } = operands;
+        self.emulated.enqueue(cx.lane, HostOp { name: name.into(), reads, writes, body: Box::new(body) })
     }
 }
 

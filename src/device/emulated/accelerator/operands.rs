@@ -1,5 +1,6 @@
 //! What an operation reads and writes: the spans that it is enqueued with, and what it finds in them.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::device::accelerator::{Context, LinearWeight, NormWeight, Residual};
@@ -13,7 +14,6 @@ use crate::simd::Kernels;
 use crate::tensor::DType;
 
 /// The spans of an operation; adding one gives its index.
-#[derive(Default)]
 pub(super) struct Operands {
     pub reads: Vec<Span>,
     pub writes: Vec<Span>,
@@ -109,7 +109,7 @@ pub(super) struct NormRows {
 }
 
 impl NormRows {
-    pub fn run(&self, reads: &[&[u8]], hidden: &mut [f32], x: &mut [u8]) -> Vec<f32> {
+    pub fn run<'x>(&self, reads: &[&[u8]], hidden: &mut [f32], x: &'x mut [u8]) -> Cow<'x, [f32]> {
         let weight = self.weight.map(|i| numbers::<f32>(reads[i]));
         let mut out = vec![0f32; self.d];
         let rows = hidden.chunks_exact_mut(self.d).zip(x.chunks_exact_mut(self.d * self.act.bytes()));

@@ -125,7 +125,7 @@ impl Core {
         let begin = Instant::now();
         let checks = &self.options.checks;
         let kernel = |launch: &OwnedLaunch| program::launch(launch, checks);
-        let hooks = Hooks { kernel: &kernel };
+        let hooks = Hooks { kernel: &kernel, marks: checks.races };
         // SAFETY: `enqueue` found every span allocated, and `free` waits for the work enqueued before it;
         // pinned memory is kept by the job. `order` refused work whose bytes another lane's unordered
         // work touches, and events are waited for before this runs, so nobody else uses them now.

@@ -20,8 +20,8 @@ impl Core {
         let mut state = lock(&self.state);
         state.report(lane)?;
         let mut keep = Vec::new();
-        for span in reads.iter().chain(&writes).filter(|s| s.len > 0) {
-            match state.pinned(span) {
+        for span in reads.iter().chain(writes.iter()).filter(|s| s.len > 0) {
+            match if arena.holds(span.ptr) { None } else { state.pinned(span) } {
                 Some(memory) => keep.push(memory),
                 None => arena.check(span.ptr, span.len).map_err(failed)?,
             }
@@ -114,7 +114,10 @@ impl Core {
         let l = &mut state.lanes[lane as usize];
         l.enqueued += 1;
         l.queue.push_back(Job { seq: l.enqueued, step, lose, endless, _keep: keep });
-        self.work[lane as usize].notify_one();
+        // To wake a thread is a call of the system, also where there is none.
+        if self.turns.is_none() {
+            self.work[lane as usize].notify_one();
+        }
     }
 
     /// Whether a launch of `kernel` is refused by the plan of faults.

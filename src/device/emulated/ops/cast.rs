@@ -1,5 +1,7 @@
 //! Bytes of the device's memory as numbers, and halves as floats.
 
+use std::borrow::Cow;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -64,10 +66,10 @@ impl Kept {
     }
 
     /// Elements, as floats.
-    pub fn read(self, bytes: &[u8]) -> Vec<f32> {
+    pub fn read(self, bytes: &[u8]) -> Cow<'_, [f32]> {
         match self {
-            Kept::Half(half) => to_f32(half, numbers(bytes)),
-            Kept::F32 => numbers(bytes).to_vec(),
+            Kept::Half(half) => to_f32(half, numbers(bytes)).into(),
+            Kept::F32 => numbers(bytes).into(),
         }
     }
 

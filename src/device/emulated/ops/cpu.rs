@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::linear::Matrix;
-use super::pages::PageShape;
+use super::pages::{Line, PageShape};
 use crate::Result;
 use crate::cache::{KvDType, KvGeometry, PAGE_TOKENS, PagePool, SeqRows};
 use crate::device::accelerator::Half;
@@ -24,6 +24,36 @@ use crate::tensor::{Bytes, Rows, RowsMut, Tensor};
 pub struct Cpu {
     isa: Isa,
     pool: Arc<Pool>,
+    plans: Arc<Plans>,
+}
+
+/// Plans of attention that nobody uses now: what they have room for takes longer to allocate than a short attention takes.
+#[derive(Default)]
+pub struct Plans(Mutex<Vec<AttnPlan>>);
+
+/// Plans that are kept.
+const MOST_PLANS: usize = 8;
+
+impl Plans {
+    /// Calls `run` with a plan of `seq` that sums page by page, as the CPU does in deterministic mode.
+    fn with(&self, shape: &AttnShape, seq: &SeqPages, run: impl FnOnce(&mut AttnPlan)) -> Result<()> {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let take = |mut kept: MutexGuard<'_, Vec<AttnPlan>>| {
+            let at = kept.iter().position(|plan| plan.shape() == shape)?;
+            Some(kept.swap_remove(at))
+        };
+        let mut plan = match take(kept()) {
+            Some(plan) => plan,
+            None => AttnPlan::new(shape, &[], 1)?.in_segments_of(PAGE_TOKENS),
+        };
+        plan.rebuild_rows(&[seq.rows()]);
+        run(&mut plan);
+        let mut kept = kept();
+        if kept.len() < MOST_PLANS {
+            kept.push(plan);
+        }
+        Ok(())
+    }
 }
 
 /// Consecutive rows of one sequence, over pages of a [`PagePool`].
@@ -52,8 +82,8 @@ impl SeqPages {
 
 impl Cpu {
     /// The kernels of `isa`.
-    pub fn new(isa: Isa, pool: &Arc<Pool>) -> Cpu {
-        Cpu { isa, pool: pool.clone() }
+    pub fn new(isa: Isa, pool: &Arc<Pool>, plans: &Arc<Plans>) -> Cpu {
+        Cpu { isa, pool: pool.clone(), plans: plans.clone() }
     }
 
     /// `y[m][column + n] = x·Wᵀ + b`, rows of `y` are `ldy` long. `fine`: a weight whose activations the CPU quantises finely.
@@ -74,7 +104,7 @@ impl Cpu {
         linear_rows(&self.pool, Mode::Deterministic, Rows::new(x, w.k), &mut Acts::default(), out);
     }
 
-    /// Pages in the host's layout, in this order.
+    /// Pages in the host's layout, in this order: of each so many tokens, zeros behind them.
     ///
     /// # Errors
     /// Heads that the CPU's kernels do not cover.
@@ -82,12 +112,8 @@ impl Cpu {
         &self,
         shape: PageShape,
         kv: Half,
-        pages: impl ExactSizeIterator<Item = &'a [u16]>,
+        pages: impl ExactSizeIterator<Item = (&'a [u16], usize)>,
     ) -> Result<PagePool> {
-        /// A line of the cache: what pages are aligned to.
-        #[derive(Clone, Copy)]
-        #[repr(C, align(64))]
-        struct Line([u16; 32]);
         let dtype = match kv {
             Half::BF16 => KvDType::BF16,
             Half::F16 => KvDType::F16,
@@ -96,20 +122,13 @@ impl Cpu {
         let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype };
         // At least one, since no address is that of nothing.
         let n = pages.len().max(1);
-        let mut lines = vec![Line([0; 32]); n * shape.len() / 32].into_boxed_slice();
-        for (device, host) in pages.zip(lines.chunks_exact_mut(shape.len() / 32)) {
-            shape.each(|_, d, h| host[h / 32].0[h % 32] = device[d]);
+        let mut lines = vec![Line::default(); n * shape.len() / 32].into_boxed_slice();
+        for ((device, tokens), host) in pages.zip(lines.chunks_exact_mut(shape.len() / 32)) {
+            shape.to_host(device, tokens, host);
         }
         let base = NonNull::from(&mut lines[..]).cast();
         // SAFETY: the lines stay where they are when their box moves into the pool, which keeps them; nobody else knows them.
         unsafe { PagePool::over(geometry, n, base, size_of_val(&lines[..]), Box::new(lines)) }
-    }
-
-    /// A plan that sums page by page, as the CPU does in deterministic mode.
-    fn plan(&self, shape: &AttnShape, seq: &SeqPages) -> Result<AttnPlan> {
-        let mut plan = AttnPlan::new(shape, &[], 1)?.in_segments_of(PAGE_TOKENS);
-        plan.rebuild_rows(&[seq.rows()]);
-        Ok(plan)
     }
 
     /// Attention of `q`, normalised, into `out`: `[rows][n_heads · head_dim]` both.
@@ -126,8 +145,9 @@ impl Cpu {
     ) -> Result<()> {
         let width = shape.n_heads * shape.head_dim;
         let out = AttnOut::Whole(RowsMut::new(out, width));
-        self.plan(shape, seq)?.run_rows(&self.pool, self.isa, &kv.layer(0), Rows::new(q, width), out);
-        Ok(())
+        self.plans.with(shape, seq, |plan| {
+            plan.run_rows(&self.pool, self.isa, &kv.layer(0), Rows::new(q, width), out)
+        })
     }
 
     /// The same, before it is normalised.
@@ -142,7 +162,8 @@ impl Cpu {
         q: &[f32],
     ) -> Result<Partial> {
         let mut part = Partial::empty(seq.n_rows, shape.n_heads, shape.head_dim);
-        self.plan(shape, seq)?.run_partial(&self.pool, self.isa, &kv.layer(0), q, &mut part);
+        self.plans
+            .with(shape, seq, |plan| plan.run_partial(&self.pool, self.isa, &kv.layer(0), q, &mut part))?;
         Ok(part)
     }
 

@@ -5,6 +5,11 @@
 
 use crate::cache::PAGE_TOKENS;
 
+/// A line of the CPU's cache: what the host's pages are aligned to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct Line(pub [u16; 32]);
+
 /// Sizes of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageShape {
@@ -59,6 +64,32 @@ impl PageShape {
         }
     }
 
+    /// The first tokens of the device's page, into zeros in the host's layout: the indices of [`PageShape::each`], line by line.
+    pub fn to_host(&self, device: &[u16], tokens: usize, host: &mut [Line]) {
+        let (hd, tokens) = (self.head_dim, tokens.min(PAGE_TOKENS));
+        for head in 0..self.n_kv_heads {
+            let of = |value| self.at(head, value, 0)..self.at(head, value, tokens);
+            let keys = &mut host[self.at(head, false, 0) / 32..][..PAGE_TOKENS * hd / 32];
+            // Lines of 16 tokens' pairs of elements.
+            for (token, key) in device[of(false)].chunks_exact(hd).enumerate() {
+                let lines = keys[token / 16 * (hd / 2)..].iter_mut();
+                for (line, pair) in lines.zip(key.chunks_exact(2)) {
+                    line.0[token % 16 * 2..][..2].copy_from_slice(pair);
+                }
+            }
+            // Of each element those of two tokens.
+            let values = &mut host[self.at(head, true, 0) / 32..][..PAGE_TOKENS * hd / 32];
+            for (token, value) in device[of(true)].chunks_exact(hd).enumerate() {
+                let lines = values[token / 2 * hd / 16..].iter_mut();
+                for (line, some) in lines.zip(value.chunks(16)) {
+                    for (i, &x) in some.iter().enumerate() {
+                        line.0[2 * i + token % 2] = x;
+                    }
+                }
+            }
+        }
+    }
+
     /// Stores one token's keys and values (`[kv_heads · head_dim]` each) in the device's page.
     pub fn append(&self, page: &mut [u16], token: usize, k: &[u16], v: &[u16]) {
         let hd = self.head_dim;
@@ -107,6 +138,14 @@ mod tests {
             assert_eq!(h, shape.host_at(head, value, token, d % 16));
         });
         assert_eq!(n, shape.len());
+        for tokens in [0, 1, 2, 15, 16, 17, 31, 32, 96] {
+            let mut lines = vec![Line::default(); shape.len() / 32];
+            shape.to_host(&device, tokens, &mut lines);
+            shape.each(|token, d, h| {
+                let want = if token < tokens { device[d] } else { 0 };
+                assert_eq!(lines[h / 32].0[h % 32], want, "token {token} of {tokens}");
+            });
+        }
         // SAFETY: the layer's one page, written above and alive.
         let want = unsafe { std::slice::from_raw_parts(layer.k_ptr(0, 0), shape.len()) };
         assert_eq!(host, want);
