@@ -5,6 +5,8 @@
 
 #[path = "emulated_time/overlap.rs"]
 mod overlap;
+#[path = "emulated_time/split.rs"]
+mod split;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -17,8 +19,8 @@ use tandem::engine::{Engine, Input, Logits, Options, Sizes, Strategy, Timeline, 
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, OpCosts, Roofline, Sizes as PlanSizes, StepTimes, hardware};
 use tandem::program::{
-    Far, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Residence, Side, Unit, Wants, lower,
-    virtual_machine,
+    Far, Flow, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Residence, Side, Unit, Wants,
+    lower, virtual_machine,
 };
 use tandem::simd::Isa;
 

@@ -44,6 +44,7 @@ fn any_order_of_events_gives_each_request_the_tokens_of_running_alone() {
     for (what, seen) in [
         ("both lanes", of(&counts.two_lanes)),
         ("cohorts", of(&counts.asynchronous)),
+        ("cohorts over a layer split", of(&counts.asynchronous_split)),
         ("cohorts that stayed parked", of(&counts.late)),
         ("rows of both sides", of(&counts.both_sides)),
         ("splits", of(&counts.splits)),
@@ -129,18 +130,17 @@ fn at_least(what: &AtomicUsize, least: usize) {
     assert!(n >= least, "only {n} times, wanted {least}");
 }
 
-/// Weights that do not fit and keys and values that do not fit: lock step (NEO) over a layer split (HELM).
+/// Weights that do not fit and keys and values that do not fit: lock step (NEO) and cohorts (APEX) over a layer split (HELM), with the
+/// embedding alone on the CPU, and with a block; with a block between the device's; with the last and the head.
 #[test]
-fn lock_step_over_a_layer_split_gives_the_tokens_of_running_alone() {
-    let (world, tally) = combination("anything", 40, |s| s.on_host = 2);
-    at_least(&world.counts.two_lanes, 100);
-    at_least(&world.counts.both_sides, 100);
-    assert_eq!(
-        world.counts.asynchronous.load(Ordering::Relaxed),
-        0,
-        "cohorts want all products on the device"
-    );
-    assert!(tally.swaps > 50 && tally.finished > 100, "{tally:?}");
+fn both_flows_over_a_layer_split_give_the_tokens_of_running_alone() {
+    for on_host in [0b1, 0b11, 0b100, 0b1_1000] {
+        let (world, tally) = combination("anything", 40, |s| s.on_host = on_host);
+        at_least(&world.counts.two_lanes, 60);
+        at_least(&world.counts.both_sides, 60);
+        at_least(&world.counts.asynchronous, 60);
+        assert!(tally.swaps > 40 && tally.finished > 80, "{tally:?}");
+    }
 }
 
 /// Keys and values of one request on both sides, attended on both or streamed, in batches with others.

@@ -15,7 +15,7 @@ use proptest::test_runner::{Config, TestRunner};
 use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{Far, Flow, LayerPlacement, Placement, Policy, Residence, Side};
 use tandem::simd::Isa;
@@ -298,6 +298,74 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
             // Of layers with a window, what has left the device is behind it.
             let full = (0..m.spec.n_layers).filter(|&l| m.spec.window_of(l).is_none()).count();
             assert!(full > 0 && merges > 20 * full, "{name} {far:?}: {merges} merges in {full} layers");
+        }
+    }
+}
+
+/// Cohorts (APEX) over weights on both sides: rows that pass the layers in several steps, by whichever side has each, beside rows of
+/// the device.
+#[test]
+fn cohorts_have_the_same_bits_over_any_layer_split() {
+    for (name, dtype) in [("tiny-llama", "q8_0"), ("tiny-gemma3", "q4_k"), ("tiny-opt", "f32")] {
+        let world = World::new(name, dtype, Isa::best(), KvDType::BF16);
+        let (n, vocab) = (world.m.spec.n_layers, world.m.spec.vocab);
+        let mut places: Vec<Placement> = (0..=n).map(|k| Placement::boundary(k, n, 0, 0)).collect();
+        // The host's layers last, and every other one.
+        let on_host = |which: &dyn Fn(usize) -> bool| {
+            let mut placement = Placement::all(Side::Device, n, 0);
+            let layers = placement.layers.iter_mut().enumerate().filter(|(l, _)| which(*l));
+            layers.for_each(|(_, layer)| *layer = LayerPlacement::all(Side::Host));
+            placement
+        };
+        places.extend([on_host(&|l| l + 1 == n), on_host(&|l| l % 2 == 0)]);
+        for placement in places {
+            let o = Options { sub_batches: 3, far_pages: Some(24), kv_pages: Some(12), ..world.options() };
+            let (spec, accel) = (world.m.spec.clone(), device());
+            let placed = format!("{placement:?}");
+            let e =
+                Engine::placed(spec, &world.m.weights, &o, accel, "test", "test", placement.clone(), &|_| ());
+            let mut e = e.unwrap();
+            // One on the device, two on the host, each a cohort; a text and what has been said of it.
+            let mut seqs = Vec::new();
+            for (side, text, first) in [(Side::Device, 0, 9), (Side::Host, 1, 70), (Side::Host, 0, 33)] {
+                let seq = e.add_at(side).unwrap();
+                for chunk in world.texts[text][..first].chunks(ROWS) {
+                    e.forward(&[Input { seq, tokens: chunk, logits: Logits::Last }]).unwrap();
+                }
+                seqs.push((seq, text, 0));
+            }
+            let mut steps = 0;
+            while seqs.iter().any(|&(.., said)| said < 3) {
+                steps += 1;
+                assert!(steps < 100, "{name}: no end over {placed}");
+                let token = |&(seq, text, _): &(SeqId, usize, usize)| {
+                    let at = e.len(seq);
+                    (seq, text, at, &world.texts[text][at..at + 1])
+                };
+                let rows: Vec<_> = seqs.iter().map(token).collect();
+                let input = |i: usize| Input { seq: rows[i].0, tokens: rows[i].3, logits: Logits::Last };
+                let begin: Vec<[Input<'_>; 1]> = [1, 2]
+                    .into_iter()
+                    .filter(|&i| e.parked(rows[i].0).is_none())
+                    .map(|i| [input(i)])
+                    .collect();
+                let begin: Vec<&[Input<'_>]> = begin.iter().map(|c| &c[..]).collect();
+                let step = Overlap { device: &[input(0)], begin: &begin, swaps: &[], pick: false };
+                let advanced = e.advance(&step).unwrap();
+                let ended = advanced.cohorts.iter().filter_map(|c| Some((c.seqs[0], c.rows.clone()?.start)));
+                for (seq, row) in [(rows[0].0, 0)].into_iter().chain(ended) {
+                    let &(_, text, at, _) = rows.iter().find(|r| r.0 == seq).unwrap();
+                    let got = &advanced.logits[row * vocab..(row + 1) * vocab];
+                    let differ = got
+                        .iter()
+                        .zip(world.want(text, at..at + 1))
+                        .filter(|(a, b)| a.to_bits() != b.to_bits());
+                    assert_eq!(differ.count(), 0, "{name}, position {at} of text {text}, over {placed}");
+                    seqs.iter_mut().find(|s| s.0 == seq).unwrap().2 += 1;
+                }
+            }
+            // At a fixed lag a token takes as many steps as there are places to park, and one.
+            assert_eq!(steps, 3 * placement.cohort_iterations() as usize, "{name} over {placed}");
         }
     }
 }

@@ -70,7 +70,8 @@ impl Engine {
         self.machine.cohorts().map(|(_, p)| (seqs(&p.groups), p.at)).collect()
     }
 
-    /// Whether there can be cohorts: the device has all products, and there are sub-batches for them.
+    /// Whether there can be cohorts: a device beside the host, each layer's products behind its attention on one side, and sub-batches
+    /// for them.
     pub fn overlaps(&self) -> bool {
         self.sub_batches() > 1 && self.machine.check_cohorts().is_ok()
     }

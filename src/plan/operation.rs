@@ -299,9 +299,9 @@ impl virtual_machine::Costs for OpCosts<'_> {
             self.costs.transfer(Direction::ToHost, self.sequences * u64::from(wanted) * row)
         };
         // A cohort has logits behind its last layer only.
-        let last = placement.layers.len().checked_sub(1);
         let ends = |b: usize, batch: &SubBatch| {
-            iteration.flow != Flow::Async || b == 0 || batch.at.map(|at| at as usize) == last
+            let cohort = iteration.flow == Flow::Async && b > 0;
+            !cohort || batch.at.is_some() && placement.next_stop(batch.at).is_none()
         };
         let batches = iteration.sub_batches.iter().enumerate();
         batches.filter(|&(b, batch)| ends(b, batch)).map(|(_, batch)| of(batch)).sum()

@@ -76,6 +76,15 @@ impl Predictor {
         }))
     }
 
+    /// The products of decode rows that are the host's.
+    fn host_products(&self, rows: u64) -> f64 {
+        let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+        self.sum(|costs, layer, at| {
+            let own = weighted.into_iter().filter(|&s| at.decode.side(s) == Side::Host);
+            own.map(|s| costs.product(Side::Host, layer, s, rows).max(costs.launch(Side::Host))).sum()
+        })
+    }
+
     fn ask(&self, question: impl Fn(&dyn Costs) -> f64) -> f64 {
         let mut seconds = 0.0;
         self.source.ask(&self.sizes, &mut |costs| seconds = question(costs));
@@ -198,6 +207,28 @@ impl Predict for Predictor {
 
     fn layers(&self) -> u32 {
         self.placement.layers.len() as u32
+    }
+
+    fn token_iterations(&self) -> u32 {
+        self.placement.cohort_iterations()
+    }
+
+    fn cohort(&self, rows: u64, kv_tokens: u64) -> f64 {
+        let stops = self.token_iterations() - 1;
+        (self.host_attention(rows, kv_tokens) + self.host_products(rows)) / f64::from(stops.max(1))
+    }
+
+    fn host_part(&self, iteration: &Iteration) -> f64 {
+        let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
+        let rows: u64 = groups().map(|g| u64::from(g.tokens)).sum();
+        let kv_tokens = groups().map(|g| u64::from(g.end())).sum();
+        let pairs = groups().map(|g| u64::from(g.tokens) * u64::from(g.end())).sum();
+        let scan = Scan { rows, kv_tokens, pairs };
+        let attends = |costs: &dyn Costs, layer, at: &LayerPlacement| match at.kv {
+            Side::Host => costs.attend(Side::Host, layer, &self.scan(layer, scan)),
+            Side::Device => 0.0,
+        };
+        self.host_products(rows) + self.sum(attends)
     }
 
     /// An iteration that cannot be lowered takes for ever: nobody chooses it.

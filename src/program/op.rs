@@ -312,9 +312,11 @@ impl Program {
         self.flow == Flow::Async && op.sub_batch > 0
     }
 
-    /// Whether the end of the iteration does not wait for the operation: the host's attention of a cohort's next layer.
+    /// Whether the end of the iteration does not wait for the operation: the host's attention of a cohort's next layer, and the layers
+    /// that it computes behind it.
     pub fn is_detached(&self, op: &Op) -> bool {
-        self.is_of_cohort(op) && op.unit == Unit::Host
+        let ends = matches!(op.kind, Kind::Embed | Kind::Head { .. } | Kind::Pick);
+        self.is_of_cohort(op) && op.unit == Unit::Host && !ends
     }
 
     /// Whether every operation is on the host's workers (or every one on the device's compute lane): such a program

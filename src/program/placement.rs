@@ -209,6 +209,42 @@ impl Placement {
         self.windows.iter().flatten().max().copied()
     }
 
+    /// Whether the host goes on behind its attention of a block's decode rows: their feed-forward is its own, too.
+    pub fn ends_on_host(&self, layer: u32) -> bool {
+        self.layers[layer as usize].decode.side(Sublayer::Out) == Side::Host
+    }
+
+    /// Where a cohort of an asynchronous iteration, parked at `at`, is parked next (APEX §4): at the next layer behind whose host part
+    /// the device has to go on. `None` as `at`: it begins; as a result: it comes to its logits.
+    ///
+    /// ```text
+    /// products on the device   parked in each layer, while the host attends
+    /// products on the host     the host goes on by itself, to the last layer of the run
+    /// ```
+    pub fn next_stop(&self, at: Option<u32>) -> Option<u32> {
+        let n = self.layers.len() as u32;
+        let goes_on = |l: u32| {
+            self.ends_on_host(l)
+                && self
+                    .layers
+                    .get(l as usize + 1)
+                    .is_some_and(|next| next.decode.side(Sublayer::Qkv) == Side::Host)
+        };
+        (at.map_or(0, |at| at + 1)..n).find(|&l| !goes_on(l))
+    }
+
+    /// The layer of the device's rows that a cohort parked at `at` joins behind: its own, or the one behind the host's.
+    pub fn joins_behind(&self, at: u32) -> u32 {
+        let last = self.layers.len() as u32 - 1;
+        (at + u32::from(self.ends_on_host(at))).min(last)
+    }
+
+    /// Iterations that a cohort takes for a token, if it is never late.
+    pub fn cohort_iterations(&self) -> u32 {
+        let stops = std::iter::successors(self.next_stop(None), |&at| self.next_stop(Some(at)));
+        1 + stops.count() as u32
+    }
+
     /// Whether any unit is on `side`.
     pub fn uses(&self, side: Side) -> bool {
         let layer =

@@ -1,7 +1,7 @@
 //! A machine that only keeps time: runs a program over a clock and a table of costs.
 //!
-//! The device's lanes run their operations in the order of issue, the host takes the oldest operation that is ready; an
-//! operation starts when its lane is free and what it waits for ([`super::order::waits`]) is done.
+//! The device's lanes run their operations in the order of issue, the host takes the oldest operation that is ready, a cohort's if
+//! there is no other; an operation starts when its lane is free and what it waits for ([`super::order::waits`]) is done.
 //!
 //! Asynchronous iterations leave work of the host behind, and begin with what earlier ones have left ([`Carried`]): [`run_from`].
 
@@ -222,17 +222,21 @@ fn place(
                     }
                     // The oldest of those that are ready when the workers are free, or else the first to become so. Only
                     // operations whose predecessors all have a time can be judged: the oldest others may still
-                    // come first, so the search ends at the first of them.
+                    // come first, so the search ends at the first of them, but for those of cohorts, which come last.
                     Unit::Host => {
-                        let known = queue
-                            .iter()
-                            .enumerate()
-                            .rev()
-                            .map_while(|(at, &op)| Some((at, op, ready(&spans, op)?)));
-                        known.fold(None, |best: Option<(usize, usize, f64)>, c| match best {
+                        let known = |cohorts: bool| {
+                            queue
+                                .iter()
+                                .enumerate()
+                                .rev()
+                                .filter(move |(_, op)| program.is_detached(&program.ops[**op]) == cohorts)
+                                .map_while(|(at, &op)| Some((at, op, ready(&spans, op)?)))
+                        };
+                        let first = |best: Option<(usize, usize, f64)>, c: (usize, usize, f64)| match best {
                             Some(b) if b.2.max(free[lane]) <= c.2.max(free[lane]) => Some(b),
                             _ => Some(c),
-                        })
+                        };
+                        known(true).fold(known(false).fold(None, first), first)
                     }
                 };
                 let Some((at, i, ready)) = next else { break };

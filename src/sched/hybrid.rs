@@ -101,13 +101,14 @@ impl Hybrid {
         let aged = pool.first().is_some_and(|job| job.waited >= AGE);
         let by_device = (!alone.is_empty() && !aged && !is_parked)
             .then(|| of(Mode::GpuOnly, worth.of(&alone.load), &alone.clone().alone()));
-        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.layers()) };
+        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.token_iterations() - 1) };
         let beginners = &pool[..pool.len().saturating_sub(stay)];
         let overlapped =
             (overlaps && (is_parked || (!first.is_empty() && !beginners.is_empty()))).then(|| {
-                let iteration = costs.iteration(&first.clone().alone());
-                let step = self.cohorts.draft(&parked, beginners, iteration, limits, costs);
-                let tokens = step.rows as f64 / f64::from(costs.layers() + 1);
+                let resident = first.clone().alone();
+                let window = (costs.iteration(&resident) - costs.host_part(&resident)).max(0.0);
+                let step = self.cohorts.draft(&parked, beginners, window, limits, costs);
+                let tokens = step.rows as f64 / f64::from(costs.token_iterations());
                 let rate = of(
                     Mode::Overlapped,
                     worth.of(&first.load) + worth.decode(tokens),

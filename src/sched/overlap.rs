@@ -5,7 +5,8 @@
 //! host     (attends)     | attends layer i+1 of the cohort, as long as an iteration takes                    |
 //! ```
 //!
-//! A cohort makes one token in L + 1 iterations, and its products are one layer's in each. Its size follows from the
+//! A cohort makes one token in L + 1 iterations, and its products are one layer's in each; where the host computes layers, too, it
+//! goes through a run of them within one ([`Predict::token_iterations`]). Its size follows from the
 //! tables: the host's attention of one layer of it fits the window of one iteration. A cohort a little too large loses half
 //! its rate, since it advances by whole iterations; one that lags is made smaller ([`Cohorts::observe`]).
 //!
@@ -120,8 +121,7 @@ impl Cohorts {
         limits: &Limits,
         costs: &dyn Predict,
     ) -> Overlapped {
-        let layers = f64::from(costs.layers());
-        let seconds = |rows: u64, kv: u64| costs.host_attention(rows, kv) / layers + costs.launch();
+        let seconds = |rows: u64, kv: u64| costs.cohort(rows, kv) + costs.launch();
         let kv = |job: &Job| u64::from(job.stored) + 1;
         let mut cohorts = Vec::new();
         let mut busy = 0.0;

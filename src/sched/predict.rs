@@ -26,6 +26,21 @@ pub trait Predict {
 
     /// A whole iteration.
     fn iteration(&self, iteration: &Iteration) -> f64;
+
+    /// Iterations that a cohort takes for a token: one for each layer where it waits for the host, and one more.
+    fn token_iterations(&self) -> u32 {
+        self.layers() + 1
+    }
+
+    /// What the host does for a cohort of so many rows from one iteration to the next.
+    fn cohort(&self, rows: u64, kv_tokens: u64) -> f64 {
+        self.host_attention(rows, kv_tokens) / f64::from(self.layers())
+    }
+
+    /// What the host does in an iteration that the device waits for: layers whose products are its own.
+    fn host_part(&self, _iteration: &Iteration) -> f64 {
+        0.0
+    }
 }
 
 /// Nothing takes any time: for strategies that ask for none.

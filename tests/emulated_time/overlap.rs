@@ -1,8 +1,8 @@
 //! Asynchronous overlap in emulated time: iterations take what was predicted, and the device waits for no attention of the host.
 
 use tandem::engine::{Advanced, Overlap, SeqId};
+use tandem::program::SubBatch;
 use tandem::program::virtual_machine::{Carried, run_from};
-use tandem::program::{Flow, SubBatch};
 
 use super::*;
 

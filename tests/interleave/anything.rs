@@ -10,15 +10,13 @@ use super::random::Random;
 
 pub struct Anything {
     random: Random,
-    /// Whether there may be cohorts.
-    overlaps: bool,
     /// Pages on the host of requests that live on the device.
     split: HashMap<RequestId, usize>,
 }
 
 impl Anything {
-    pub fn new(seed: u64, overlaps: bool) -> Anything {
-        Anything { random: Random(seed), overlaps, split: HashMap::new() }
+    pub fn new(seed: u64) -> Anything {
+        Anything { random: Random(seed), split: HashMap::new() }
     }
 }
 
@@ -98,7 +96,7 @@ impl Strategy for Anything {
             jobs.swap(i, r.below(i + 1));
         }
         let parked: Vec<&Job> = queues.running().iter().filter(|j| j.at.is_some()).collect();
-        let overlaps = self.overlaps && two && limits.sub_batches > 1;
+        let overlaps = two && limits.sub_batches > 1;
         let overlaps = overlaps && r.chance(if parked.is_empty() { 40 } else { 85 });
         let mut begins: Vec<Group> = Vec::new();
         // Rows that are parked are those of cohorts, but for a few that begin again in another flow.

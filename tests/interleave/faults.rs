@@ -26,13 +26,13 @@ fn setup(lanes: Lanes) -> Setup {
 }
 
 /// Eight requests, a fault in the midst of them, and three more behind it.
-fn script(seed: u64, strategy: &str, fault: Fault) -> Script {
+fn script(seed: u64, strategy: &str, fault: Fault, on_host: u8) -> Script {
     let mut acts = vec![Act::Burst(8)];
     acts.extend([Act::Step; 4]);
     acts.push(Act::Fault(fault));
     acts.extend([Act::Step; 6]);
     acts.extend([1, 7, 12].map(Act::Submit));
-    Script { seed, setup: setup(Lanes::InTurn), strategy: strategy.into(), acts }
+    Script { seed, setup: Setup { on_host, ..setup(Lanes::InTurn) }, strategy: strategy.into(), acts }
 }
 
 /// The fault at every place up to `n`, every `step`-th. Returns what happened in all, and the reasons given.
@@ -40,9 +40,11 @@ fn everywhere(n: u64, step: usize, fault: impl Fn(u64) -> Fault) -> (Tally, BTre
     let (mut world, mut all, mut reasons) = (World::new(), Tally::default(), BTreeSet::new());
     for strategy in ["anything", "neo", "apex"] {
         for at in (1..=n).step_by(step) {
-            let script = script(at, strategy, fault(at));
-            let done =
-                world.run_caught(&script).unwrap_or_else(|e| panic!("{strategy}, {:?}: {e}", fault(at)));
+            // In turn: all on the device, a block on the CPU before the device's, one between them.
+            let on_host = [0, 0b11, 0b100][at as usize / step % 3];
+            let done = world
+                .run_caught(&script(at, strategy, fault(at), on_host))
+                .unwrap_or_else(|e| panic!("{strategy}, {:?}, units {on_host:#b}: {e}", fault(at)));
             all.add(&done);
             reasons.extend(world.reasons.iter().cloned());
         }
@@ -97,7 +99,7 @@ fn a_copy_that_never_ends_ends_all_streams_in_time_and_the_process_lives() {
     for strategy in ["anything", "neo", "apex"] {
         let (runtime, engine) = world.engine_with(&setup(Lanes::Threads(None)), Duration::from_millis(400));
         let by: Box<dyn tandem::sched::Strategy> = match strategy {
-            "anything" => Box::new(Anything::new(3, true)),
+            "anything" => Box::new(Anything::new(3)),
             name => by_name(name).expect("a strategy"),
         };
         let service = Service::start(Requests::with(engine, by, Box::new(Costs::of(3)))).unwrap();

@@ -28,7 +28,7 @@ use tandem::device::emulated::{
 use tandem::device::runtime::Runtime;
 use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
-use tandem::program::{Placement, RequestId, Side};
+use tandem::program::{LayerPlacement, Placement, RequestId, Side};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -259,11 +259,12 @@ impl World {
         runtime.set_faults(FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() });
         let pages = |e: &Engine| [Side::Device, Side::Host].map(|side| e.kv_pages(side).free);
         let all_pages = pages(&engine);
-        let inner = strategy(&script.strategy, script.seed, script.setup.on_host == 0);
-        let counted = Counted { inner, counts: self.counts.clone(), random: Random(script.seed ^ 0x0b5e) };
+        let inner = strategy(&script.strategy, script.seed);
+        let (counts, random) = (self.counts.clone(), Random(script.seed ^ 0x0b5e));
+        let counted = Counted { inner, counts, random, splits_layers: script.setup.on_host != 0 };
         let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         // A strategy that never saw a request says the same.
-        let most_pages = strategy(&script.strategy, script.seed, true).most_pages(all.limits());
+        let most_pages = strategy(&script.strategy, script.seed).most_pages(all.limits());
         let mut sent: Vec<Sent> = Vec::new();
         let mut tally = Tally { scripts: 1, ..Tally::default() };
         let mut transient = false;
@@ -461,18 +462,21 @@ fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRu
         ..Options::new(Isa::best(), CONTEXT)
     };
     let n = m.spec.n_layers;
-    let placement = match setup.on_host {
-        0 => Placement::all(Side::Device, n, 0),
-        k => Placement::boundary(k, n, 0, 0),
+    let side = |unit: usize| if setup.on_host >> unit & 1 == 1 { Side::Host } else { Side::Device };
+    let placement = Placement {
+        embedding: side(0),
+        layers: (1..=n).map(|unit| LayerPlacement::all(side(unit))).collect(),
+        head: side(n + 1),
+        ..Placement::all(Side::Device, n, 0)
     };
     let engine =
         Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ());
     (runtime, engine.expect("it fits"))
 }
 
-fn strategy(name: &str, seed: u64, overlaps: bool) -> Box<dyn Strategy> {
+fn strategy(name: &str, seed: u64) -> Box<dyn Strategy> {
     match name {
-        "anything" => Box::new(Anything::new(seed, overlaps)),
+        "anything" => Box::new(Anything::new(seed)),
         "continuous" => Box::new(Continuous::default()),
         name => by_name(name).unwrap_or_else(|| panic!("strategy {name} is not known")),
     }

@@ -8,6 +8,10 @@ use super::random::Random;
 /// script that fails is run again with all that came before it.
 pub const BATCH: u64 = 64;
 
+/// Units on the CPU ([`Setup::on_host`]): none; boundaries; the last block, the one between, a block and
+/// the head, the last block and the head.
+const SPLITS: [u8; 14] = [0, 0, 0, 0, 0, 0, 0b1, 0b11, 0b11, 0b111, 0b1000, 0b100, 0b1_0010, 0b1_1000];
+
 /// Who does the work of lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lanes {
@@ -22,8 +26,8 @@ pub enum Lanes {
 pub struct Setup {
     /// Whether some blocks see a window only.
     pub windows: bool,
-    /// Of the units embedding, blocks, head, those on the CPU.
-    pub on_host: usize,
+    /// Of the units embedding, three blocks and head, those on the CPU: a bit each.
+    pub on_host: u8,
     pub sequences: usize,
     pub rows: usize,
     pub sub_batches: usize,
@@ -52,7 +56,7 @@ impl Setup {
     fn random(r: &mut Random, in_turn: bool) -> Setup {
         Setup {
             windows: r.chance(35),
-            on_host: *r.of(&[0, 0, 0, 2]),
+            on_host: *r.of(&SPLITS),
             sequences: *r.of(&[2, 5]),
             rows: *r.of(&[5, 16]),
             sub_batches: *r.of(&[2, 3]),

@@ -15,6 +15,8 @@ pub struct Counts {
     pub two_lanes: AtomicUsize,
     /// With cohorts.
     pub asynchronous: AtomicUsize,
+    /// With cohorts, over weights on both sides.
+    pub asynchronous_split: AtomicUsize,
     /// Cohorts that stayed parked, since the host was not done.
     pub late: AtomicUsize,
     /// With rows of both sides' requests.
@@ -70,6 +72,7 @@ impl Counts {
             };
             add(&sum.two_lanes, &c.two_lanes);
             add(&sum.asynchronous, &c.asynchronous);
+            add(&sum.asynchronous_split, &c.asynchronous_split);
             add(&sum.late, &c.late);
             add(&sum.both_sides, &c.both_sides);
             add(&sum.splits, &c.splits);
@@ -85,6 +88,8 @@ pub struct Counted {
     pub counts: Arc<Counts>,
     /// What steps took: strategies learn of it, and a run does not depend on the clock.
     pub random: Random,
+    /// Whether weights are on both sides.
+    pub splits_layers: bool,
 }
 
 impl Strategy for Counted {
@@ -104,7 +109,9 @@ impl Strategy for Counted {
         let count = |counter: &AtomicUsize, n: usize| counter.fetch_add(n, Ordering::Relaxed);
         let c = &self.counts;
         count(&c.two_lanes, usize::from(iteration.flow == Flow::TwoLanes && filled == 2));
-        count(&c.asynchronous, usize::from(iteration.cohorts().next().is_some()));
+        let cohorts = iteration.cohorts().next().is_some();
+        count(&c.asynchronous, usize::from(cohorts));
+        count(&c.asynchronous_split, usize::from(cohorts && self.splits_layers));
         count(&c.both_sides, usize::from(has(Kv::Device) && has(Kv::Host)));
         count(&c.splits, iteration.moves.len());
         count(&c.swaps, decision.swaps.len());

@@ -2,6 +2,7 @@
 //! sublayer once and in order; the device waits for nobody.
 
 use std::collections::HashMap;
+use std::iter::successors;
 
 use proptest::prelude::*;
 use tandem::program::virtual_machine::{Carried, run, run_from};
@@ -12,21 +13,29 @@ use tandem::program::{
 
 use super::{decode, in_order};
 
-/// Products on the device, attention of cohorts on the host.
+/// Attention of cohorts on the host, products on either side.
 fn placements() -> impl Strategy<Value = Placement> {
     let weights = prop_oneof![Just(Residence::Device), Just(Residence::Streamed), Just(Residence::Both)];
-    let layer = (weights, any::<bool>(), any::<bool>()).prop_map(|(weights, host, whole)| {
+    let layer = (weights, any::<bool>(), 0..3u8).prop_map(|(weights, host, products)| {
         let kv = if host { Side::Host } else { Side::Device };
-        let on_host = weights != Residence::Device && whole && host;
-        let decode = match (on_host, host) {
-            (true, _) => Policy::all(Side::Host),
-            (_, true) => Policy::ATTENTION_ON_HOST,
+        let decode = match (host, products) {
+            (true, 1) if weights != Residence::Device => Policy::all(Side::Host),
+            // All but the projection of queries, keys and values.
+            (true, 2) if weights != Residence::Device => {
+                Policy::from_bits([false, true, true, true, true, true])
+            }
+            (true, _) => Policy::ATTENTION_ON_HOST,
             _ => Policy::all(Side::Device),
         };
         LayerPlacement { weights, prefill: decode, decode, kv }
     });
-    prop::collection::vec(layer, 1..6)
-        .prop_map(|layers| Placement { layers, ..Placement::all(Side::Device, 1, 64) })
+    let end = || prop_oneof![3 => Just(Side::Device), 1 => Just(Side::Host)];
+    (prop::collection::vec(layer, 1..6), end(), end()).prop_map(|(layers, embedding, head)| Placement {
+        layers,
+        embedding,
+        head,
+        ..Placement::all(Side::Device, 1, 64)
+    })
 }
 
 /// What happens around an iteration.
@@ -64,7 +73,6 @@ proptest! {
     fn rows_of_cohorts_pass_every_sublayer_once_and_in_order(
         placement in placements(), turns in turns(), bad in any::<prop::sample::Index>()
     ) {
-        let layers = placement.layers.len() as u32;
         let (mut parked, mut carried) = (Parked::default(), Carried::default());
         // Groups of each cohort, its layer, and the iterations in which it has advanced.
         let mut cohorts: Vec<(Vec<Group>, Option<u32>, u32)> = Vec::new();
@@ -115,13 +123,16 @@ proptest! {
             // a layer's products for the device's rows, it has to; and where there is nothing else to do.
             let alone = turn.rows == 0 && iteration.cohorts().all(|(_, c)| c.at.is_some());
             if !alone && placement.layers.iter().all(|l| l.decode.side(tandem::program::Sublayer::Out) == Side::Device)
-                && placement.layers.iter().all(|l| l.kv == Side::Device) {
+                && placement.layers.iter().all(|l| l.kv == Side::Device)
+                && [placement.embedding, placement.head] == [Side::Device; 2] {
                 let busy: f64 = timeline.spans.iter().filter(|s| s.unit != Unit::Host).map(|s| s.end - s.start).sum();
                 prop_assert!(seconds <= busy + 1e-6, "{seconds} s of {busy} s");
             }
             let mut wrong = iteration.clone();
             if let [_, first, ..] = &mut wrong.sub_batches[..] {
-                first.at = match first.at { Some(at) => (at > 0).then(|| at - 1), None => Some(0) };
+                // Where it was before, or where it comes next.
+                let stops = || successors(placement.next_stop(None), |&at| placement.next_stop(Some(at)));
+                first.at = match first.at { Some(at) => stops().take_while(|&l| l < at).last(), None => stops().next() };
                 let program = lower(&placement, &wrong).unwrap();
                 let said = parked.clone().next(&program, &placement, &wrong, &advance.joined).unwrap_err();
                 prop_assert!(said.what.contains("parked"), "{said}");
@@ -143,14 +154,13 @@ proptest! {
                     prop_assert_eq!(parked.at(groups[0].request), *at);
                     continue;
                 }
-                let next = at.map_or(0, |at| at + 1);
-                *at = (next < layers).then_some(next);
+                *at = placement.next_stop(*at);
                 *times += 1;
                 ready.insert(groups[0].request, clock + carried.ready(groups[0].request));
                 groups.iter().for_each(|g| assert_eq!(parked.at(g.request), *at));
                 if at.is_none() {
                     // A token: the next one, from the embedding on.
-                    prop_assert_eq!(*times, layers + 1);
+                    prop_assert_eq!(*times, placement.cohort_iterations());
                     *times = 0;
                     groups.iter_mut().for_each(|g| g.first += 1);
                 }
@@ -263,5 +273,19 @@ fn cohorts_that_cannot_be_are_refused() {
     refused(&parked, &placement, "no cohort");
     let mut elsewhere = placement.clone();
     elsewhere.layers[1].kv = Side::Host;
+    let mut mixed = placement.clone();
+    let policy = |bits| LayerPlacement {
+        decode: Policy::from_bits(bits),
+        weights: Residence::Both,
+        kv: Side::Host,
+        ..placement.layers[0]
+    };
+    mixed.layers[1] = policy([false, true, true, false, true, true]);
+    refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &mixed, "on one side");
+    mixed.layers[1] = policy([true, true, true, false, false, false]);
+    refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &mixed, "on the device only if");
+    let split = Placement::boundary(3, 4, 64, 64);
+    assert_eq!(split.cohort_iterations(), 4, "embedding and two layers on the host, then layers 2 and 3");
+    refused(&async_of(1, vec![SubBatch::parked(cohort(3..4, 9), 0)]), &split, "no cohort is parked");
     refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &elsewhere, "layer 1 is on the device");
 }

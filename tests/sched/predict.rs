@@ -5,10 +5,11 @@ use std::time::Instant;
 use proptest::prelude::{ProptestConfig, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Draw;
 use tandem::model::synth;
-use tandem::plan::{Predictor, Sizes, hardware};
+use tandem::plan::cost::Costs as _;
+use tandem::plan::{Predictor, Roofline, Sizes, hardware};
 use tandem::program::{
     Flow, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
-    SubBatch, Wants, check, lower,
+    SubBatch, Sublayer, Wants, check, lower,
 };
 use tandem::sched::{self, Job, Limits, Predict, Queues};
 
@@ -210,5 +211,66 @@ fn speed() {
             start.elapsed().as_secs_f64()
         });
         println!("predict   {:8.1} us", median(times.collect()));
+    }
+}
+
+/// Prints what it would save to compute a cohort's rows within the products of the device's rows (decision 0019): the share of an
+/// iteration's predicted time. `cargo test --test sched -- --ignored --nocapture rows_within`.
+#[test]
+#[ignore = "prints a table"]
+fn rows_within_the_devices_products() {
+    const PRODUCTS: [Sublayer; 4] = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+    println!("model         machine    rows  stored  cohorts       iteration  apart   within   saves");
+    for (model, machine) in
+        [("llama-2-7b", "t4-xeon"), ("llama-3.1-8b", "a10-xeon"), ("llama-3.1-8b", "h100-spr")]
+    {
+        let p = predictor(model, machine, &on_device);
+        let sizes = Sizes::of_spec(&synth::parse(model).unwrap().spec);
+        let hardware = hardware::named(machine).unwrap();
+        let roofline = Roofline::new(&hardware, &sizes);
+        for (rows, stored) in [(16, 400), (16, 2000), (64, 400), (64, 2000)] {
+            for cohorts in [&[32][..], &[32, 32]] {
+                let mut slot = 0;
+                let mut groups = |n: u64, kv: Kv| -> Vec<Group> {
+                    let group = |_| {
+                        slot += 1;
+                        let request = RequestId { slot, generation: 0 };
+                        Group {
+                            request,
+                            phase: Phase::Decode,
+                            first: stored,
+                            tokens: 1,
+                            kv,
+                            wants: Wants::Last,
+                        }
+                    };
+                    (0..n).map(group).collect()
+                };
+                let mut sub_batches = vec![SubBatch::of(groups(rows, Kv::Device))];
+                for (i, &n) in cohorts.iter().enumerate() {
+                    sub_batches.push(SubBatch::parked(groups(n, Kv::Host), 7 + 9 * i as u32));
+                }
+                let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true };
+                let all = p.exact(&iteration).unwrap();
+                let product = |rows| -> f64 {
+                    PRODUCTS.iter().map(|&s| roofline.product(Side::Device, 7, s, rows)).sum()
+                };
+                // Behind one another, the rows grow; the residual stream is copied on joining and on parking.
+                let (mut apart, mut within) = (0.0, 0.0);
+                for &n in cohorts {
+                    apart += product(n);
+                    let copies = 2.0 * roofline.copy(Side::Device, 2 * 4 * n * sizes.spec.d_model as u64);
+                    within += product(rows + n) - product(rows) + copies;
+                }
+                println!(
+                    "{model:13} {machine:9} {rows:5} {stored:7}  {:12} {:8.2} ms {:6.2}   {:6.2}  {:5.1}%",
+                    format!("{cohorts:?}"),
+                    1e3 * all,
+                    1e3 * apart,
+                    1e3 * within,
+                    100.0 * (apart - within) / all
+                );
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! control thread   issue ─ issue ─ issue ─ wait for an event ────────────┐ now = when the event was passed
 //! lane             │ start = max(lane free, events waited for, issued) │ end = start + modelled seconds
-//! host's workers   the oldest operation that is ready, with all of them
+//! host's workers   the oldest operation that is ready, with all of them; cohorts' behind the others'
 //! ```
 //! A logical clock (docs/decisions/0017): nothing sleeps. Work runs for real, in the order of real events, and its *times* are
 //! computed from what was issued. So they are the same in every run and do not depend on how fast this computer is.
@@ -64,6 +64,8 @@ struct Entry {
     issued: f64,
     after: Vec<Moment>,
     moment: Moment,
+    /// Of the host's: whether it goes before others that are ready.
+    first: bool,
 }
 
 impl Entry {
@@ -135,9 +137,12 @@ impl Clock {
     }
 
     /// An operation of the host's workers, of so many seconds, once all of `after` is done. Of those that are ready, the
-    /// workers take the one that was issued first.
-    pub fn host(&self, seconds: f64, after: Vec<Moment>) -> Moment {
-        self.lock().push(HOST, seconds, after)
+    /// workers take the one that was issued first, of those that come `first` if there is one.
+    pub fn host(&self, seconds: f64, after: Vec<Moment>, first: bool) -> Moment {
+        let mut state = self.lock();
+        let moment = state.push(HOST, seconds, after);
+        state.lanes[HOST].back_mut().expect("just pushed").first = first;
+        moment
     }
 
     /// The control thread waits for `moment`. Of another thread nothing happens.
@@ -177,7 +182,7 @@ impl State {
         debug_assert!(seconds.is_finite() && seconds >= 0.0, "{seconds} s of work");
         let moment = Moment::default();
         let issued = self.now;
-        self.lanes[lane].push_back(Entry { seconds, issued, after, moment: moment.clone() });
+        self.lanes[lane].push_back(Entry { seconds, issued, after, moment: moment.clone(), first: true });
         moment
     }
 
@@ -205,13 +210,14 @@ impl State {
     }
 
     /// The host's next operation, if it begins by `limit`: of those whose predecessors are known, the one that can begin
-    /// first, the oldest of several. Behind an operation whose predecessors are unknown nothing is considered: it may be ready first.
+    /// first; of several, one that goes first, and the oldest of these. Others wait for one of them, and begin later.
     fn host_lane(&mut self, limit: f64) -> bool {
         let free = self.free[HOST];
-        let known = self.lanes[HOST].iter().map_while(Entry::ready).map(|ready| ready.max(free)).enumerate();
-        let next = known.reduce(|best, c| if c.1 < best.1 { c } else { best });
-        match next.filter(|&(_, start)| start <= limit) {
-            Some((at, start)) => {
+        let known = self.lanes[HOST].iter().enumerate();
+        let known = known.filter_map(|(at, e)| Some((at, e.ready()?.max(free), !e.first)));
+        let next = known.reduce(|best, c| if (c.1, c.2) < (best.1, best.2) { c } else { best });
+        match next.filter(|&(_, start, _)| start <= limit) {
+            Some((at, start, _)) => {
                 self.place(HOST, at, start);
                 true
             }

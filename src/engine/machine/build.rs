@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::carry::{Areas, What};
+use super::cohorts::PATIENCE;
 use super::device::DevicePart;
 use super::graphs::Graphs;
 use super::host::{HostHalf, HostPart};
@@ -260,6 +261,8 @@ impl RealMachine {
             busy: None,
             slots: Vec::new(),
             deterministic: false,
+            patience: PATIENCE,
+            refuses_cohorts: OnceLock::new(),
             #[cfg(test)]
             pretends: None,
         }

@@ -13,21 +13,23 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::RealMachine;
 use super::host::HostHalf;
 use super::issue::{Issue, Uses};
-use super::lane::{Detached, Job, Ticket};
+use super::lane::{Detached, Job, NONE, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
 use super::run::Part;
 use super::sync::{Look, Word};
+use super::{HostSide, RealMachine};
 use crate::device::runtime::Lane as DeviceLane;
 use crate::engine::host::HostSeq;
-use crate::program::{Flow, Group, Iteration, Kind, LayerPlacement, Op, RequestId, Side, Sublayer, Unit};
+use crate::program::{
+    Flow, Group, Iteration, Kind, Kv, Op, Phase, RequestId, Side, SubBatch, Unit, Wants, lower,
+};
 use crate::{Error, Result};
 
 /// How long a merge at a fixed lag waits for the host.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A line of the sync table: the cohort that has this sub-batch, if there is one.
 #[derive(Default)]
@@ -69,7 +71,7 @@ pub(in crate::engine) struct Outcome {
     pub slot: usize,
     /// Its rows.
     pub groups: Vec<Group>,
-    /// Where it is parked now; none: its logits are there, or it failed.
+    /// Where it is parked now ([`Placement::next_stop`](crate::program::Placement::next_stop)); none: its logits are there, or it failed.
     pub at: Option<u32>,
     /// Whether it has advanced.
     pub advanced: bool,
@@ -101,7 +103,7 @@ pub(super) struct Chain {
     epoch: Option<u32>,
     /// The first and the last one given.
     first: Option<Ticket>,
-    job: Option<Ticket>,
+    pub job: Option<Ticket>,
 }
 
 impl RealMachine {
@@ -188,50 +190,60 @@ impl RealMachine {
     /// # Errors
     /// A placement on which they cannot: why.
     pub fn check_cohorts(&self) -> Result<()> {
-        let here = |side: Side| side == Side::Device;
-        let computes = |l: &LayerPlacement| {
-            [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down]
-                .iter()
-                .all(|&s| here(l.decode.side(s)))
-        };
-        let placement = &self.placement;
-        let whole = here(placement.embedding) && here(placement.head);
-        match placement.layers.iter().position(|l| !computes(l)) {
-            _ if self.device.is_none() => Err(Error::usage("cohorts without a device beside the host")),
-            _ if !whole => Err(Error::usage("cohorts run where the device has the embedding and the head")),
-            Some(l) => Err(Error::usage(format!(
-                "cohorts run where the device has all products; those of layer {l} are the host's"
-            ))),
-            None => Ok(()),
+        if self.device.is_none() || !matches!(self.host, Some(HostSide::Lane(_))) {
+            return Err(Error::usage("cohorts without a device beside the host"));
         }
+        let group = Group {
+            request: RequestId { slot: 0, generation: 0 },
+            phase: Phase::Decode,
+            first: 1,
+            tokens: 1,
+            kv: Kv::Host,
+            wants: Wants::Last,
+        };
+        let sub_batches = vec![SubBatch::default(), SubBatch::of(vec![group])];
+        let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false };
+        let refused = self
+            .refuses_cohorts
+            .get_or_init(|| lower(&self.placement, &iteration).err().map(|e| e.to_string()));
+        refused.as_ref().map_or(Ok(()), |why| Err(Error::usage(why.clone())))
     }
 
     /// The host's lane gets to know the rows of cohorts that begin.
     pub(super) fn prepare_cohorts(&mut self, parts: &[Part<'_>], chains: &mut [Chain]) {
         for (b, part) in parts.iter().enumerate() {
-            let (own, far) = (part.host_sequences(false), part.host_sequences(true));
-            if chains[b].turn != Turn::None {
-                self.work.begin(b, &own, &part.boundaries(), &part.wanted);
+            if chains[b].turn == Turn::Begins {
+                let job = self.preparation(b, part, self.placement.head == Side::Host);
+                self.give_detached(b, job, false, &mut chains[b]);
+            } else if chains[b].turn != Turn::None {
+                self.work.begin(b, &part.host_sequences(false), &part.boundaries(), &part.wanted);
             }
-            if chains[b].turn != Turn::Begins {
-                continue;
-            }
-            let (own, far) = (owned(&own), owned(&far));
-            let (tokens, wanted) = (part.tokens.clone(), part.wanted.clone());
-            let job = Job {
-                op: 0,
-                events: vec![],
-                after: vec![],
-                seconds: 0.0,
-                detached: None,
-                program: None,
-                work: Box::new(move |half: &mut HostHalf| {
-                    half.prepare(b, &borrowed(&own), &tokens, &wanted, false);
-                    half.prepare_far(b, &borrowed(&far));
-                    Ok(())
-                }),
-            };
-            self.give_detached(b, job, false, &mut chains[b]);
+        }
+    }
+
+    /// The same of rows of the step, which it waits for: a cohort that is parked may have the lane.
+    pub(super) fn prepare_by_lane(&mut self, b: usize, part: &Part<'_>, head: bool) -> Ticket {
+        let job = self.preparation(b, part, head);
+        self.lane_mut().give(job)
+    }
+
+    fn preparation(&mut self, b: usize, part: &Part<'_>, head: bool) -> Job<HostHalf> {
+        let (own, far) = (part.host_sequences(false), part.host_sequences(true));
+        self.work.begin(b, &own, &part.boundaries(), &part.wanted);
+        let (own, far) = (owned(&own), owned(&far));
+        let (tokens, wanted) = (part.tokens.clone(), part.wanted.clone());
+        Job {
+            op: NONE,
+            events: vec![],
+            after: vec![],
+            seconds: 0.0,
+            detached: None,
+            program: None,
+            work: Box::new(move |half: &mut HostHalf| {
+                half.prepare(b, &borrowed(&own), &tokens, &wanted, head);
+                half.prepare_far(b, &borrowed(&far));
+                Ok(())
+            }),
         }
     }
 
@@ -271,11 +283,11 @@ impl RealMachine {
             // At a fixed lag of one iteration.
             (true, _) => {
                 self.rests(&DeviceLane::ALL)?;
-                if !self.lane().wait_for_end(&word, epoch, Some(Instant::now() + PATIENCE)) {
+                if !self.lane().wait_for_end(&word, epoch, Some(Instant::now() + self.patience)) {
                     return Err(Error::Run(format!(
-                        "the host's attention of layer {} takes more than {} s",
+                        "the host's attention before the device's layer {} takes more than {:?}",
                         op.layer.unwrap_or_default(),
-                        PATIENCE.as_secs()
+                        self.patience
                     )));
                 }
                 // Of emulated time, too.
@@ -326,7 +338,6 @@ impl RealMachine {
         lists: &mut [PartLists],
         well: bool,
     ) -> Vec<Outcome> {
-        let last = self.placement.layers.len() as u32 - 1;
         let mut outcomes = Vec::new();
         for (b, chain) in chains.iter().enumerate().filter(|(_, c)| c.turn != Turn::None) {
             let before = self.slots[b].parked.take();
@@ -337,7 +348,7 @@ impl RealMachine {
                 if let Some(epoch) = chain.epoch {
                     // Its last job may not have come to be given: this one ends the work.
                     let job = Job {
-                        op: 0,
+                        op: NONE,
                         events: vec![],
                         after: vec![],
                         seconds: 0.0,
@@ -352,8 +363,8 @@ impl RealMachine {
                 continue;
             }
             let next = match (&before, chain.turn) {
-                (None, _) => Some(0),
-                (Some(p), Turn::Joined) => Some(p.at + 1).filter(|&l| l <= last),
+                (None, _) => self.placement.next_stop(None),
+                (Some(p), Turn::Joined) => self.placement.next_stop(Some(p.at)),
                 (Some(p), _) => Some(p.at),
             };
             outcome.at = next;
@@ -394,8 +405,8 @@ impl RealMachine {
         match chains[b].turn {
             Turn::None => true,
             Turn::Joined => {
-                let at = self.slots[b].parked.as_ref().map(|p| p.at as usize);
-                at == self.placement.layers.len().checked_sub(1)
+                let at = self.slots[b].parked.as_ref().map(|p| p.at);
+                at.is_some() && self.placement.next_stop(at).is_none()
             }
             Turn::Begins | Turn::Parked | Turn::Stays => false,
         }
@@ -428,15 +439,22 @@ impl RealMachine {
         at: usize,
         job: Job<HostHalf>,
         issue: &mut Issue<'_>,
-    ) -> Ticket {
+    ) -> Result<Ticket> {
         let op = &lowered.program.ops[at];
         let b = op.sub_batch as usize;
-        let last = matches!(op.kind, Kind::Attend { .. });
+        let last = lowered.last_detached[b] == Some(at);
+        // Behind the host's layers the residual stream goes to the device when the cohort joins, but to a head on the host.
+        let ends = op.layer.is_some_and(|l| l as usize + 1 == self.placement.layers.len());
+        let goes_on = last && op.kind == Kind::FfnDown && !(ends && self.placement.head == Side::Host);
         let mut chain = issue.chains[b];
         let job = Job { program: Some(lowered.clone()), ..job };
-        let ticket = self.give_detached(b, job, last, &mut chain);
+        let ticket = self.give_detached(b, job, last && !goes_on, &mut chain);
         issue.chains[b] = chain;
-        ticket
+        if goes_on {
+            let job = self.hand_over(op)?;
+            self.give_detached(b, job, true, &mut issue.chains[b]);
+        }
+        Ok(ticket)
     }
 }
 
@@ -445,6 +463,21 @@ impl RealMachine {
     /// From now on, attention on the host is late at random.
     pub fn slow_host(&self, seed: u64) {
         self.lane().state().delays = Some(seed);
+    }
+
+    /// From now on, attention on the host takes this much longer.
+    pub fn delay_host(&self, by: Duration) {
+        self.lane().state().delay = by;
+    }
+
+    /// How long a merge at a fixed lag waits for the host.
+    pub fn have_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// From now on, cohorts join when they are ready, also in deterministic mode: rows have the same bits, steps are more or fewer.
+    pub fn let_cohorts_be_late(&mut self) {
+        self.deterministic = false;
     }
 
     /// The host's operation behind so many more is a panic.

@@ -19,9 +19,9 @@ impl RealMachine {
             return Ok(());
         }
         self.logits.resize(self.logits.len().max(logits * self.spec.vocab), 0.0);
+        let there: Vec<bool> = (0..parts.len()).map(|b| self.has_logits(b, chains)).collect();
         if self.placement.head == Side::Device {
-            let done: Vec<bool> = (0..parts.len()).map(|b| self.has_logits(b, chains)).collect();
-            let mut done = parts.iter().enumerate().filter(|&(b, _)| done[b]);
+            let mut done = parts.iter().enumerate().filter(|&(b, _)| there[b]);
             return done.try_for_each(|(b, part)| self.download(b, part, pick));
         }
         if let Some(HostSide::Lane(lane)) = &self.host {
@@ -30,7 +30,7 @@ impl RealMachine {
         let (vocab, host) = (self.spec.vocab, self.host.as_mut().expect("a host"));
         let (logits, argmax) = (&mut self.logits, &mut self.argmax);
         host.with(|half| {
-            for (part, done) in parts.iter().zip(&half.parts) {
+            for ((part, done), _) in parts.iter().zip(&half.parts).zip(&there).filter(|(_, there)| **there) {
                 for (i, &place) in part.places.iter().enumerate() {
                     match pick {
                         true => argmax[place] = done.picked[i],

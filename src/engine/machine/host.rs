@@ -39,6 +39,9 @@ pub(super) struct HostHalf {
     /// Attention takes longer by chance.
     #[cfg(test)]
     pub delays: Option<u64>,
+    /// Attention takes this much longer.
+    #[cfg(test)]
+    pub delay: std::time::Duration,
 }
 
 /// What the host has of a sub-batch.
@@ -158,6 +161,8 @@ impl HostHalf {
             panics_at: None,
             #[cfg(test)]
             delays: None,
+            #[cfg(test)]
+            delay: std::time::Duration::ZERO,
         })
     }
 
@@ -214,6 +219,10 @@ impl HostHalf {
             // Once.
             self.panics_at = left.checked_sub(1);
             assert!(left > 0, "told to panic");
+        }
+        #[cfg(test)]
+        if let Kind::Attend { .. } = op.kind {
+            std::thread::sleep(self.delay);
         }
         #[cfg(test)]
         if let (Some(state), Kind::Attend { .. }) = (&mut self.delays, op.kind) {

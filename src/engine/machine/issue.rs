@@ -13,7 +13,7 @@ use super::carry::{AreaKey, What};
 use super::cohorts::{Chain, Turn};
 use super::device::{lane, rows_of};
 use super::host::{HostHalf, Letters};
-use super::lane::{Job, Ran, Ticket};
+use super::lane::{Job, NONE, Ran, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
 use super::run::{Part, Rows};
@@ -26,7 +26,7 @@ use crate::device::accelerator::Step;
 use crate::device::clock::Work;
 use crate::device::runtime::{Event, HostUse, Lane, Pinned, Runtime};
 use crate::engine::kv::Moved;
-use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Unit};
+use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Sublayer, Unit};
 
 /// What the issue of a program keeps track of.
 pub(super) struct Issue<'a> {
@@ -36,6 +36,8 @@ pub(super) struct Issue<'a> {
     events: Vec<Option<Event>>,
     /// Of operations of the host, and of transfers.
     jobs: Vec<Option<Ticket>>,
+    /// Of sub-batches, the job by which the host's lane gets to know the rows: its others come behind it.
+    pub prepared: Vec<Option<Ticket>>,
     /// Of each sub-batch.
     pub lists: Vec<PartLists>,
     /// What becomes of the cohort of each sub-batch.
@@ -50,7 +52,8 @@ impl<'a> Issue<'a> {
         // Operations of one unit wait for nothing.
         let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
         let (events, jobs) = (vec![None; n], vec![None; n]);
-        Issue { moved, events, jobs, lists: Vec::new(), chains, layer: None, begun: None }
+        let prepared = vec![None; chains.len()];
+        Issue { moved, events, jobs, prepared, lists: Vec::new(), chains, layer: None, begun: None }
     }
 
     /// Whether an operation is not carried out: its cohort stays parked.
@@ -94,14 +97,18 @@ impl RealMachine {
         let ops = &lowered.program.ops;
         let op = &ops[at];
         if op.unit == Unit::Host {
-            self.on_host(lowered, at, issue, parts);
+            self.on_host(lowered, at, issue, parts)?;
             return Ok(1);
         }
         let n = fusible(ops, at);
         for i in at..at + n {
             self.wait_for(lowered, i, issue)?;
         }
-        if let Kind::Carry { cargo, to: Side::Device } = op.kind {
+        // What a cohort left behind when it was parked is in its place already.
+        let joined = lowered.cohort(op).is_some_and(|b| issue.chains[b as usize].turn == Turn::Joined);
+        if let Kind::Carry { cargo, to: Side::Device } = op.kind
+            && !joined
+        {
             self.fill(lowered, at, cargo, issue)?;
         }
         let runtime = self.device().runtime.clone();
@@ -132,11 +139,17 @@ impl RealMachine {
             let (after, events) = (tickets(lowered, at, issue), issue.events[at].iter().cloned().collect());
             let program = lowered.clone();
             let work = HostWork::copy(bytes.len());
-            let job = self.job(at, events, after, work, move |half| {
+            let job = self.make_job(at, events, after, work, move |half| {
                 // SAFETY: the copy is done, which the job waits for, and the next waits for this job.
                 unsafe { half.land(&program.program.ops[at], cargo, &place) };
                 Ok(())
             });
+            // Of a cohort on its way to the host's layers; to a head on the host the step waits.
+            let goes_on = lowered.last_detached[op.sub_batch as usize].is_some_and(|last| last > at);
+            let job = match goes_on {
+                true => self.cohort_job(lowered, at, job, issue)?,
+                false => self.lane_mut().give(job),
+            };
             issue.jobs[at] = Some(job);
             self.areas_mut().lands(key, bytes, job)?;
         }
@@ -208,7 +221,13 @@ impl RealMachine {
     }
 
     /// An operation of the host: a job, or at once where there is no device to wait for.
-    fn on_host(&mut self, lowered: &Arc<Lowered>, at: usize, issue: &mut Issue<'_>, parts: &[Part<'_>]) {
+    fn on_host(
+        &mut self,
+        lowered: &Arc<Lowered>,
+        at: usize,
+        issue: &mut Issue<'_>,
+        parts: &[Part<'_>],
+    ) -> Result<()> {
         let op = &lowered.program.ops[at];
         let alone = lowered.parts[op.sub_batch as usize].alone;
         if let Some(HostSide::Inline(half)) = &mut self.host {
@@ -226,12 +245,12 @@ impl RealMachine {
             if let Some(trace) = &mut self.trace {
                 trace.ran(op, None, &Ran { op: at, program: None, from, to: Instant::now(), emulated });
             }
-            return;
+            return Ok(());
         }
         let mail =
             through_mailbox(op).then(|| Letters::of(lists(&self.device().modes, op, &issue.lists), op));
         let events = events(lowered, at, issue);
-        let after = tickets(lowered, at, issue);
+        let mut after = tickets(lowered, at, issue);
         let program = lowered.clone();
         let work = self.work.of(op, alone && op.wanted_only);
         let runtime = self.device().runtime.clone();
@@ -243,6 +262,9 @@ impl RealMachine {
             self.slots[op.sub_batch as usize].note_use(uses.as_ref());
         }
         let used = uses.map(Used);
+        let detached = lowered.program.is_detached(op);
+        // A cohort's own that the step waits for: it comes behind what the lane gets to know of its rows.
+        after.extend(issue.chains.get(op.sub_batch as usize).and_then(|c| c.job).filter(|_| !detached));
         let job = self.make_job(at, events, after, work, move |half| {
             let _used = used;
             let op = &program.program.ops[at];
@@ -252,13 +274,14 @@ impl RealMachine {
             half.compute(op, mail, alone);
             Ok(())
         });
-        let job = match lowered.cohort(op) {
-            Some(_) => self.cohort_job(lowered, at, job, issue),
-            None => self.lane_mut().give(job),
+        let job = match detached {
+            true => self.cohort_job(lowered, at, job, issue)?,
+            false => self.lane_mut().give(job),
         };
         if let Some(slot) = issue.jobs.get_mut(at) {
             *slot = Some(job);
         }
+        Ok(())
     }
 
     /// The pages that an operation of the host uses in place, where the device moves them, too: for an accelerator that watches.
@@ -369,6 +392,21 @@ impl RealMachine {
         self.device().move_staged(op, self.places[l], (home, staged), tokens as usize)
     }
 
+    /// The job that writes the residual stream of a cohort to where it is carried to the device from, behind the host's layers: `op` is
+    /// the last of these.
+    pub(super) fn hand_over(&mut self, op: &Op) -> Result<Job<HostHalf>> {
+        let cargo = Cargo::Hidden { pending: Some(Sublayer::Down) };
+        let op = Op { kind: Kind::Carry { cargo, to: Side::Device }, unit: Unit::H2d, ..op.clone() };
+        let bytes = self.area_bytes(&op, cargo);
+        let work = HostWork::copy(bytes.len());
+        let (place, busy) = self.areas_mut().place_to_fill(area(&op, cargo, Side::Device), bytes)?;
+        Ok(self.make_job(NONE, busy.into_iter().collect(), vec![], work, move |half| {
+            // SAFETY: the last copy from there is done, which the job waits for, and the next is enqueued when the cohort joins.
+            unsafe { half.fill(&op, cargo, &place) };
+            Ok(())
+        }))
+    }
+
     /// The bytes of an area that rows of a transfer take.
     fn area_bytes(&self, op: &Op, cargo: Cargo) -> Range<usize> {
         let (d, rows) = (self.device(), rows_of(op));
@@ -388,7 +426,7 @@ impl RealMachine {
         self.lane_mut().give(job)
     }
 
-    fn make_job(
+    pub(super) fn make_job(
         &self,
         op: usize,
         events: Vec<Event>,
@@ -481,7 +519,8 @@ fn through_mailbox(op: &Op) -> bool {
 
 /// The jobs that operation `at` waits for.
 fn tickets(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Ticket> {
-    lowered.waits(at).iter().filter_map(|&w| issue.jobs[w]).collect()
+    let waits = lowered.waits(at).iter().filter_map(|&w| issue.jobs[w]);
+    waits.chain(issue.prepared[lowered.program.ops[at].sub_batch as usize]).collect()
 }
 
 /// The events that operation `at` of the host waits for: rows that come across the link have jobs.

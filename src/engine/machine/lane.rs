@@ -1,6 +1,7 @@
 //! The host's lane: a thread that takes jobs from one queue while the thread that issues them goes on.
 //!
-//! A job waits for events of the device and for earlier jobs. Of the jobs that are ready the oldest runs, alone: it has the
+//! A job waits for events of the device and for earlier jobs. Of the jobs that are ready the oldest of the step runs, or else the
+//! oldest of a cohort, which the device does not wait for. It runs alone: it has the
 //! state to itself, and all workers of the pool that belongs to it. If none is ready, the lane waits for what the oldest one
 //! waits for.
 //!
@@ -34,6 +35,9 @@ const SPIN: Duration = Duration::from_micros(30);
 
 /// How long the lane sleeps for an event before it looks at the queue again: another job may be ready first.
 const NAP: Duration = Duration::from_micros(200);
+
+/// The operation of a job that is none's: it only sees to what others need, and is not waited with.
+pub(super) const NONE: usize = usize::MAX;
 
 /// A job, by its number since the lane began.
 pub(super) type Ticket = usize;
@@ -91,7 +95,7 @@ pub(super) type Work<S> = Box<dyn FnOnce(&mut S) -> Result<()> + Send>;
 
 /// One piece of the host's work.
 pub(super) struct Job<S> {
-    /// Of which operation, by its place in the program.
+    /// Of which operation, by its place in the program, or [`NONE`].
     pub op: usize,
     /// Events of the device that come first.
     pub events: Vec<Event>,
@@ -101,9 +105,16 @@ pub(super) struct Job<S> {
     pub seconds: f64,
     /// Of a job that outlives the step: whose it is.
     pub detached: Option<Detached>,
-    /// The operation's program, where that may be an earlier step's; none: no operation's own.
+    /// The operation's program, where that may be an earlier step's.
     pub program: Option<Arc<Lowered>>,
     pub work: Work<S>,
+}
+
+impl<S> Job<S> {
+    /// Whether the device may wait for it: not for a cohort.
+    fn is_first(&self) -> bool {
+        self.detached.is_none() || self.op == NONE
+    }
 }
 
 struct Queue<S> {
@@ -252,7 +263,7 @@ impl<S: Send + 'static> Lane<S> {
         let Some(clock) = runtime.clock() else { return };
         let events = job.events.iter().filter_map(|e| runtime.moment(e));
         let after = events.chain(job.after.iter().map(|t| self.moments[t].clone())).collect();
-        self.moments.insert(ticket, clock.host(job.seconds, after));
+        self.moments.insert(ticket, clock.host(job.seconds, after, job.is_first()));
     }
 
     /// This thread has waited for jobs: its emulated time goes on to their end.
@@ -456,19 +467,25 @@ impl<S> Queue<S> {
         self.ended = true;
     }
 
-    /// The place of the oldest job that is ready. Otherwise the event that the oldest of all waits for.
+    /// The place of the oldest job of the step that is ready, or else of a cohort. Otherwise the event that the oldest of all waits for.
     fn ready(&self, runtime: &dyn Runtime) -> Result<std::result::Result<usize, Event>> {
-        let mut oldest = None;
+        let (mut oldest, mut cohort) = (None, None);
         for (at, (_, job)) in self.pending.iter().enumerate() {
             if job.after.iter().any(|t| self.open.contains(t)) {
                 continue;
             }
             match missing(job, runtime)? {
-                None => return Ok(Ok(at)),
+                None if job.is_first() => return Ok(Ok(at)),
+                None => {
+                    cohort.get_or_insert(at);
+                }
                 Some(event) => {
                     oldest.get_or_insert(event);
                 }
             }
+        }
+        if let Some(at) = cohort {
+            return Ok(Ok(at));
         }
         // Jobs wait for earlier ones only, so the oldest waits for an event.
         Ok(Err(oldest.expect("a job that waits for no other").clone()))
@@ -511,7 +528,7 @@ impl<S> Shared<S> {
         };
         self.runtime.host_worked(from.elapsed());
         let mut queue = lock(&self.queue);
-        if runs && (detached.is_none() || program.is_some()) {
+        if runs && op != NONE {
             queue.ran.push((ticket, Ran { op, program, from, to: Instant::now(), emulated: None }));
         }
         queue.open.remove(&ticket);

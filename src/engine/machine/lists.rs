@@ -7,7 +7,7 @@ use super::sizes::Mode;
 use crate::Result;
 use crate::device::accelerator::{Attend, Step, StepDesc, StepSeq};
 use crate::device::runtime::Lane;
-use crate::program::{Far, Group, Kv, Phase, Side, Unit};
+use crate::program::{Far, Flow, Group, Kv, Phase, Side, Unit};
 
 /// The lists of a sub-batch.
 #[derive(Clone, Default)]
@@ -36,7 +36,9 @@ impl RealMachine {
                 continue;
             }
             let mut lists = PartLists::default();
-            if facts.on_device {
+            // A cohort's are for all its layers.
+            let cohort = lowered.program.flow == Flow::Async && b > 0 && !part.groups.is_empty();
+            if facts.on_device || cohort {
                 let rows = part.tokens.len();
                 let launch_rows = if padded { d.accel.row_bucket(rows) } else { rows };
                 let logit_rows: Vec<u32> = part.wanted.iter().map(|&r| r as u32).collect();

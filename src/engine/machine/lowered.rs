@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::graphs::{Segment, segments};
 use crate::program::{
-    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, SubBatch, Unit, Wants, check, lower, order,
+    Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Side, SubBatch, Unit, Wants, check, lower,
+    order,
 };
 use crate::{Error, Result};
 
@@ -32,6 +33,8 @@ pub(super) struct Lowered {
     pub one_unit: Option<Unit>,
     /// Layers where cohorts may join.
     pub joins: Vec<u32>,
+    /// Of each sub-batch that is a cohort, the last operation of the host that outlives the step.
+    pub last_detached: Vec<Option<usize>>,
 }
 
 /// What a program says of a sub-batch.
@@ -123,7 +126,9 @@ impl Lowered {
         }
         let ops = &program.ops;
         let one_unit = program.one_unit();
-        let waits = if one_unit.is_some() { Vec::new() } else { order::waits(&program) };
+        // The device's lane has an order of its own, and so has a host alone; beside a device, the host has not.
+        let in_order = one_unit.is_some_and(|unit| unit == Unit::Gpu || !placement.uses(Side::Device));
+        let waits = if in_order { Vec::new() } else { order::waits(&program) };
         let mut awaited = vec![false; ops.len()];
         for (at, waits) in waits.iter().enumerate() {
             for &w in waits {
@@ -134,6 +139,9 @@ impl Lowered {
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
         let segments = segments(&program, &waits, &awaited, placement, &rows);
+        let last =
+            |b: usize| ops.iter().rposition(|op| op.sub_batch as usize == b && program.is_detached(op));
+        let last_detached = (0..iteration.sub_batches.len()).map(last).collect();
         let joins = program.ops.iter().filter(|op| op.kind == Kind::Join).filter_map(|op| op.layer).collect();
         // Programs are kept; what their operations read and write has been looked at, but for pages.
         for op in &mut program.ops {
@@ -142,7 +150,7 @@ impl Lowered {
             }
         }
         program.ops.shrink_to_fit();
-        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins })
+        Ok(Lowered { program, waits, awaited, parts, segments, one_unit, joins, last_detached })
     }
 
     /// The segment that begins with the operation at `at`.

@@ -59,7 +59,8 @@ mod tiers;
 mod trace;
 mod work;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// What `sync` is made of: a model checker gives it others.
 mod atomics {
@@ -131,6 +132,10 @@ pub(super) struct RealMachine {
     slots: Vec<Slot>,
     /// Whether cohorts join at a fixed lag.
     deterministic: bool,
+    /// How long they are waited for then.
+    patience: Duration,
+    /// Why there can be none, if somebody has asked.
+    refuses_cohorts: OnceLock<Option<String>>,
     /// Steps so far, and the one that fails, where nothing is computed.
     #[cfg(test)]
     pretends: Option<(usize, Option<usize>)>,

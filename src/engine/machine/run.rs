@@ -206,8 +206,11 @@ impl RealMachine {
         let computes = |b: usize| inline || lowered.parts[b].on_host;
         let own: Vec<usize> =
             (0..parts.len()).filter(|&b| computes(b) && issue.chains[b].turn == Turn::None).collect();
-        let work = &mut self.work;
-        if let Some(host) = self.host.as_mut().filter(|_| !own.is_empty()) {
+        if !own.is_empty() && (issue.has_cohorts() || self.cohorts().next().is_some()) {
+            // The lane may be at a cohort: nobody waits for it.
+            own.into_iter().for_each(|b| issue.prepared[b] = Some(self.prepare_by_lane(b, &parts[b], head)));
+        } else if let Some(host) = self.host.as_mut().filter(|_| !own.is_empty()) {
+            let work = &mut self.work;
             host.with(|half| {
                 for b in own {
                     let part = &parts[b];

@@ -2,12 +2,13 @@
 //! tokens are those of running alone, whatever fails, comes late or is cancelled, and no page is lost.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, Speed};
 use crate::engine::Options;
 use crate::model::{LoadedModel, load};
-use crate::program::Placement;
+use crate::program::{LayerPlacement, Placement, Policy, Residence};
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
 
@@ -27,10 +28,18 @@ fn options() -> Options {
 }
 
 fn engine(m: &LoadedModel, o: &Options, jitter: Option<u64>) -> (Engine, Arc<EmulatedRuntime>) {
+    over(m, o, jitter, Placement::all(Side::Device, LAYERS, 0))
+}
+
+fn over(
+    m: &LoadedModel,
+    o: &Options,
+    jitter: Option<u64>,
+    placement: Placement,
+) -> (Engine, Arc<EmulatedRuntime>) {
     let options = EmulatedOptions { jitter, ..EmulatedOptions::default() };
     let runtime = Arc::new(EmulatedRuntime::new(options).unwrap());
     let accel = Arc::new(EmulatedAccelerator::new(runtime.clone()));
-    let placement = Placement::all(Side::Device, LAYERS, 0);
     let e = Engine::placed(m.spec.clone(), &m.weights, o, accel, "test", "test", placement, &|_| ());
     (e.unwrap(), runtime)
 }
@@ -60,7 +69,11 @@ fn start(e: &mut Engine, homes: &[bool]) -> Vec<Live> {
 
 /// What each sequence says when it is alone.
 fn alone(m: &LoadedModel, homes: &[bool]) -> Vec<Vec<u32>> {
-    let (mut e, _) = engine(m, &options(), None);
+    alone_by(m, &options(), homes)
+}
+
+fn alone_by(m: &LoadedModel, o: &Options, homes: &[bool]) -> Vec<Vec<u32>> {
+    let (mut e, _) = engine(m, o, None);
     let all = start(&mut e, homes);
     let one = |(i, mut live): (usize, Live)| {
         for _ in 1..N {
@@ -104,7 +117,7 @@ fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Advanced> {
     Ok(advanced)
 }
 
-fn over(live: &[Live]) -> bool {
+fn ended(live: &[Live]) -> bool {
     live.iter().all(|l| l.done || l.tokens.len() == N)
 }
 
@@ -137,7 +150,7 @@ fn tokens_are_those_of_running_alone_however_late_the_host_is() {
                 let advanced = step(&mut e, &mut live, size).unwrap();
                 parked += advanced.cohorts.iter().filter(|c| c.at.is_some()).count();
                 stayed += advanced.cohorts.iter().filter(|c| !c.advanced).count();
-                if over(&live) {
+                if ended(&live) {
                     break;
                 }
             }
@@ -177,7 +190,7 @@ fn failures_are_a_cohorts_own_and_leave_nothing_behind() {
                     runtime.set_faults(FaultPlan::default());
                 }
             }
-            if over(&live) {
+            if ended(&live) {
                 break;
             }
         }
@@ -205,7 +218,7 @@ fn a_parked_sequence_can_be_removed_at_any_time() {
         let mut live = start(&mut e, &homes);
         e.machine.slow_host(n);
         let mut steps = 0;
-        while !over(&live) {
+        while !ended(&live) {
             steps += 1;
             assert!(steps < 4000, "no end");
             step(&mut e, &mut live, 3).unwrap();
@@ -276,7 +289,7 @@ fn a_fixed_lag_does_not_depend_on_time() {
         let mut live = start(&mut e, &homes);
         e.machine.slow_host(seed);
         let mut steps = 0;
-        while !over(&live) {
+        while !ended(&live) {
             steps += 1;
             let advanced = step(&mut e, &mut live, 2).unwrap();
             assert!(advanced.cohorts.iter().all(|c| c.advanced));
@@ -284,6 +297,40 @@ fn a_fixed_lag_does_not_depend_on_time() {
         assert_eq!(steps, (N - 1) * (LAYERS + 1));
         assert!(live.iter().zip(&want).all(|(l, want)| &l.tokens == want));
     }
+}
+
+/// The wait for a fixed lag is bounded: a host that takes longer is the step's failure. Its cohort stays parked, and comes to the same
+/// tokens once somebody waits longer.
+#[test]
+fn a_fixed_lag_waits_only_so_long() {
+    let m = model();
+    let homes = [false, true, true];
+    let o = Options { mode: Mode::Deterministic, ..options() };
+    let want = alone_by(&m, &o, &homes);
+    let (mut e, _) = engine(&m, &o, None);
+    let all = free(&e);
+    let mut live = start(&mut e, &homes);
+    step(&mut e, &mut live, 2).unwrap();
+    e.machine.delay_host(Duration::from_millis(20));
+    e.machine.have_patience(Duration::from_micros(1));
+    let mut failures = 0;
+    // A step is tried again where the one before has failed: the host has twelve attentions to be late with.
+    while failures < 3 && !ended(&live) {
+        if let Err(error) = step(&mut e, &mut live, 2) {
+            let error = error.to_string();
+            assert!(error.contains("takes more than 1µs"), "{error}");
+            failures += 1;
+        }
+    }
+    assert!(failures > 0, "the host was always fast enough");
+    e.machine.delay_host(Duration::ZERO);
+    e.machine.have_patience(Duration::from_secs(60));
+    while !ended(&live) {
+        step(&mut e, &mut live, 2).unwrap();
+    }
+    assert!(live.iter().zip(&want).all(|(l, want)| &l.tokens == want));
+    live.iter().for_each(|l| e.remove(l.seq));
+    assert_eq!(free(&e), all, "pages");
 }
 
 #[test]
@@ -317,4 +364,108 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let seq = e.add_at(Side::Device).unwrap();
     said(&mut e, &Overlap { begin: &[&[row(seq)]], ..none }, "live on the host");
     said(&mut e, &Overlap { begin: &[&[]], ..none }, "no sequence");
+}
+
+/// Weights on both sides: HELM's boundary, LIA's pinned layers before the host's, layers of the host between, a projection on the
+/// device before the rest on the host, and embedding and head on either side.
+fn splits() -> Vec<(&'static str, Placement)> {
+    let on = |layer: usize| {
+        let mut placement = Placement::all(Side::Device, LAYERS, 0);
+        placement.layers[layer] = LayerPlacement::all(Side::Host);
+        placement
+    };
+    let mut projects = on(1);
+    projects.layers[1].weights = Residence::Both;
+    projects.layers[1].decode = Policy::from_bits([false, true, true, true, true, true]);
+    let head = Placement { head: Side::Host, ..on(0) };
+    let ends = Placement { embedding: Side::Host, head: Side::Host, ..on(2) };
+    vec![
+        ("embedding", Placement::boundary(1, LAYERS, 0, 0)),
+        ("boundary 2", Placement::boundary(2, LAYERS, 0, 0)),
+        ("boundary 3", Placement::boundary(3, LAYERS, 0, 0)),
+        ("pinned", on(2)),
+        ("between", on(1)),
+        ("projects", projects),
+        ("head", head),
+        ("ends", ends),
+    ]
+}
+
+/// Over weights on both sides, tokens are those of running alone, with a host that is late or not, and pages come back.
+#[test]
+fn cohorts_over_a_layer_split_have_the_tokens_of_running_alone() {
+    let m = model();
+    let homes = [false, true, true, false, true, true];
+    // Bit by bit equal wherever something is computed.
+    let o = Options { mode: Mode::Deterministic, ..options() };
+    let want = alone_by(&m, &o, &homes);
+    for (name, placement) in splits() {
+        for seed in 0..8 {
+            let (mut e, _) = over(&m, &o, (seed % 3 == 0).then_some(seed), placement.clone());
+            assert!(e.overlaps(), "{name}");
+            if seed % 4 != 3 {
+                e.machine.let_cohorts_be_late();
+            }
+            let all = free(&e);
+            let mut live = start(&mut e, &homes);
+            e.machine.slow_host(seed);
+            let (mut steps, mut advances) = (0, 0);
+            while !ended(&live) {
+                steps += 1;
+                assert!(steps < 4000, "{name}: no end");
+                let advanced = step(&mut e, &mut live, 2).unwrap();
+                advances += advanced.cohorts.iter().filter(|c| c.advanced).count();
+            }
+            // Two cohorts, each with so many advances a token.
+            let least = 2 * (N - 1) * placement.cohort_iterations() as usize;
+            assert_eq!(advances, least, "{name}");
+            for (i, (l, want)) in live.iter().zip(&want).enumerate() {
+                assert_eq!(&l.tokens, want, "sequence {i}, {name}, seed {seed}");
+            }
+            live.iter().for_each(|l| e.remove(l.seq));
+            assert_eq!(free(&e), all, "pages, {name}");
+        }
+    }
+}
+
+/// Over a layer split, too, failures and removals are a cohort's own.
+#[test]
+fn failures_over_a_layer_split_leave_nothing_behind() {
+    let m = model();
+    let homes = [false, true, true, true];
+    let o = Options { mode: Mode::Deterministic, ..options() };
+    let want = alone_by(&m, &o, &homes);
+    for (name, placement) in splits() {
+        for n in 0..16 {
+            let (mut e, runtime) = over(&m, &o, None, placement.clone());
+            e.machine.let_cohorts_be_late();
+            let all = free(&e);
+            let mut live = start(&mut e, &homes);
+            e.machine.slow_host(n);
+            match n % 2 {
+                0 => e.machine.panic_host(2 * n as usize),
+                _ => runtime.set_faults(FaultPlan { refuse_launch: Some(2 * n), ..FaultPlan::default() }),
+            }
+            let mut steps = 0;
+            while !ended(&live) {
+                steps += 1;
+                assert!(steps < 4000, "{name}: no end");
+                // A panic in a job of the step's own is the step's failure.
+                if let Err(error) = step(&mut e, &mut live, 2) {
+                    let error = error.to_string();
+                    assert!(error.contains("panicked") || n % 2 == 1, "{name}: {error}");
+                    runtime.set_faults(FaultPlan::default());
+                }
+                if steps == n as usize {
+                    e.remove(live[2].seq);
+                    live[2].done = true;
+                }
+            }
+            for (i, (l, want)) in live.iter().zip(&want).enumerate().filter(|(_, (l, _))| !l.done) {
+                assert_eq!(&l.tokens, want, "sequence {i}, {name}, failure {n}");
+            }
+            live.iter().for_each(|l| e.remove(l.seq));
+            assert_eq!(free(&e), all, "pages, {name}");
+        }
+    }
 }

@@ -55,7 +55,7 @@ impl Requests {
         keep(&mut iteration, |g| !refused.contains(&g.request));
         self.fit_staging(&mut iteration);
         if iteration.flow == Flow::Async && !self.engine.overlaps() {
-            // Where the host has a part in the products, nothing goes on while it attends.
+            // There is no device beside the host, or a layer changes sides within its products.
             iteration.flow = Flow::Serial;
             iteration.sub_batches.iter_mut().for_each(|b| b.at = None);
         }

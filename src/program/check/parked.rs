@@ -6,7 +6,7 @@ use super::tokens::{FAR, NEAR, NEW, holds, insert};
 use super::{Fault, Goes, Walk, walk};
 use crate::program::iteration::{Flow, Iteration, RequestId};
 use crate::program::op::{Kind, Op, Part, Program};
-use crate::program::placement::{Phase, Placement, Side, Sublayer};
+use crate::program::placement::{Placement, Side};
 
 /// Where the rows of cohorts are between iterations: what each iteration is verified against, and what it leaves behind. So over any
 /// sequence of iterations every row passes every sublayer once and in order, whenever cohorts join.
@@ -60,9 +60,8 @@ impl Parked {
         walk(program, placement, iteration, &|b| joined.contains(&b))?;
         for (b, batch) in iteration.cohorts() {
             let next = match batch.at {
-                None => Some(0),
                 Some(at) if !joined.contains(&b) => Some(at),
-                Some(at) => Some(at + 1).filter(|&l| (l as usize) < placement.layers.len()),
+                at => placement.next_stop(at),
             };
             for g in &batch.groups {
                 match next {
@@ -82,9 +81,7 @@ impl Walk<'_> {
         for (b, batch) in iteration.cohorts() {
             let Some(at) = batch.at else { continue };
             self.goes[b as usize] = Goes::Parked(joins(b));
-            let policy = self.placement.layers[at as usize].policy(Phase::Decode);
-            let side = |s| policy.side(s);
-            let by_mail = side(Sublayer::Qkv) == Side::Device;
+            let on_host = self.placement.ends_on_host(at);
             let Walk { rows, tokens, .. } = self;
             let rows = &mut rows[b as usize];
             for place in 0..rows.runs().len() {
@@ -99,14 +96,14 @@ impl Walk<'_> {
                 let stored = run.stored.iter_mut().take(at as usize + 1);
                 stored.for_each(|sides| sides[Side::Host as usize] |= NEW);
                 for (_, state) in run.live(false) {
-                    state.rows[side(Sublayer::Qkv) as usize].hidden = Some(2 * at);
-                    if by_mail {
-                        state.mail.qkv = Some((at, true));
+                    if on_host {
+                        let row = &mut state.rows[Side::Host as usize];
+                        (row.hidden, row.delta) = (Some(2 * at + 1), Some(2 * at + 2));
+                        continue;
                     }
-                    match by_mail && side(Sublayer::Out) == Side::Device {
-                        true => state.mail.out = Some((at, Part::Whole)),
-                        false => state.rows[Side::Host as usize].attn = Some(at),
-                    }
+                    state.rows[Side::Device as usize].hidden = Some(2 * at);
+                    state.mail.qkv = Some((at, true));
+                    state.mail.out = Some((at, Part::Whole));
                 }
             }
         }
@@ -120,7 +117,7 @@ impl Walk<'_> {
         }
         let at = self.iteration.sub_batches[b].at;
         match (op.kind, self.goes[b]) {
-            (Kind::Join, Goes::Parked(joins)) if op.layer == at => {
+            (Kind::Join, Goes::Parked(joins)) if op.layer == at.map(|at| self.placement.joins_behind(at)) => {
                 self.goes[b] = if joins { Goes::On } else { Goes::Stays };
                 Ok(!joins)
             }
@@ -130,18 +127,16 @@ impl Walk<'_> {
         }
     }
 
-    /// The layer whose attention the sub-batch's rows are to wait for when the iteration is over, if they are a cohort's that has
-    /// not come to the end.
+    /// The layer that the sub-batch's rows are to be parked at when the iteration is over, if they are a cohort's that has not come to
+    /// the end.
     pub(super) fn parked_after(&self, b: usize) -> Option<u32> {
         if self.iteration.flow != Flow::Async || b == 0 {
             return None;
         }
-        let next = match (self.iteration.sub_batches[b].at, self.goes[b]) {
-            (None, _) => 0,
-            (Some(at), Goes::On) => at + 1,
-            (Some(at), _) => at,
-        };
-        ((next as usize) < self.placement.layers.len()).then_some(next)
+        match (self.iteration.sub_batches[b].at, self.goes[b]) {
+            (Some(at), goes) if goes != Goes::On => Some(at),
+            (at, _) => self.placement.next_stop(at),
+        }
     }
 
     /// Whether the rows of cohort `b` are parked at layer `at` as [`Walk::parked_before`] expects them.
@@ -149,19 +144,21 @@ impl Walk<'_> {
         if let Goes::Parked(_) = self.goes[b] {
             return Err(format!("nobody has looked whether cohort {b} can join"));
         }
-        let policy = self.placement.layers[at as usize].policy(Phase::Decode);
-        let by_mail =
-            policy.side(Sublayer::Qkv) == Side::Device && policy.side(Sublayer::Out) == Side::Device;
+        let on_host = self.placement.ends_on_host(at);
+        let side = if on_host { Side::Host } else { Side::Device };
         for run in self.rows[b].runs() {
             for (r, state) in run.states(false) {
-                let row = &state.rows[policy.side(Sublayer::Qkv) as usize];
-                let attended = match by_mail {
-                    true => state.mail.out == Some((at, Part::Whole)),
-                    false => state.rows[Side::Host as usize].attn == Some(at),
+                let row = &state.rows[side as usize];
+                let is_there = match on_host {
+                    true => (row.hidden, row.delta) == (Some(2 * at + 1), Some(2 * at + 2)),
+                    false => {
+                        let attended = state.mail.out == Some((at, Part::Whole));
+                        attended && (row.hidden, row.delta) == (Some(2 * at), None)
+                    }
                 };
-                if row.hidden != Some(2 * at) || row.delta.is_some() || !attended {
+                if !is_there {
                     return Err(format!(
-                        "row {r} of cohort {b} is not parked at layer {at}: the residual stream is {:?}, attention {attended}",
+                        "row {r} of cohort {b} is not parked at layer {at}: the residual stream is {:?} there",
                         row.hidden
                     ));
                 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::class::{Attention, Class, attention, boundary, classes, first_seen};
+use super::class::{Attention, Class, attention, boundary, classes, first_seen, in_pieces};
 use crate::cache::PAGE_TOKENS;
 use crate::program::iteration::{Group, Kv, PageMove, SubBatch};
 use crate::program::op::{Cargo, Kind, Op, Part, Unit};
@@ -42,6 +42,8 @@ pub(super) struct Lowering<'a> {
     pub moving: Vec<u32>,
     /// Sums over groups that have been asked for: see [`Lowering::attended`].
     pub attended: RefCell<Vec<Attended>>,
+    /// Whether each class has an attention of its own on the host.
+    in_pieces: bool,
 }
 
 /// A question about attention, and the answer: tokens and pairs.
@@ -59,8 +61,15 @@ impl<'a> Lowering<'a> {
         let moves =
             |g: &Group| matches!(g.kv, Kv::Split { .. }) || moves.iter().any(|m| m.request == g.request);
         let moving = (0u32..).zip(&batch.groups).filter(|(_, g)| moves(g)).map(|(at, _)| at).collect();
-        let attended = RefCell::default();
-        Ok(Lowering { placement, groups: &batch.groups, sub_batch, pick, classes, moving, attended })
+        let (groups, attended, in_pieces) = (&batch.groups, RefCell::default(), false);
+        Ok(Lowering { placement, groups, sub_batch, pick, classes, moving, attended, in_pieces })
+    }
+
+    /// Attention on the host in so many pieces, by groups: what is more urgent comes between.
+    pub fn in_pieces(mut self, n: u32) -> Lowering<'a> {
+        self.classes = in_pieces(self.classes, self.groups, n);
+        self.in_pieces = true;
+        self
     }
 
     pub fn run(mut self) -> Result<Lane> {
@@ -304,9 +313,11 @@ impl<'a> Lowering<'a> {
         let mut run: Option<(Kind, usize, usize)> = None;
         for &c in classes {
             let next = kind(&self.classes[c]);
+            let apart = self.in_pieces && unit == Unit::Host && matches!(next, Some(Kind::Attend { .. }));
             if let (Some((k, _, end)), Some(n)) = (&mut run, next)
                 && *k == n
                 && *end + 1 == c
+                && !apart
             {
                 *end = c;
                 continue;

@@ -16,6 +16,7 @@ pub(super) enum Home {
 }
 
 /// Rows that go the same way.
+#[derive(Clone)]
 pub(super) struct Class {
     /// Its place among the classes.
     pub index: usize,
@@ -95,6 +96,24 @@ pub(super) fn classes(batch: &SubBatch, placement: &Placement) -> Result<Vec<Cla
         }
     }
     Ok(classes)
+}
+
+/// The same rows in `n` classes for each, as far as there are groups.
+pub(super) fn in_pieces(classes: Vec<Class>, groups: &[Group], n: u32) -> Vec<Class> {
+    let mut all: Vec<Class> = Vec::new();
+    for class in classes {
+        let (from, count, mut row) = (class.groups.start, class.groups.len() as u32, class.rows.start);
+        let n = n.min(count);
+        for i in 0..n {
+            let of = from + i * count / n..from + (i + 1) * count / n;
+            let members = &groups[of.start as usize..of.end as usize];
+            let rows = row..row + members.iter().map(|g| g.tokens).sum::<u32>();
+            row = rows.end;
+            let wanted = members.iter().map(Group::wanted).sum();
+            all.push(Class { index: all.len(), rows, groups: of, wanted, ..class.clone() });
+        }
+    }
+    all
 }
 
 /// How a class's attention runs in layer `l`.

@@ -6,13 +6,19 @@
 //! ```
 //! The cohort's operations stand behind those of the device's rows of the same layer, so that they are a suffix of its
 //! products. What the host has begun need not be done when the iteration is.
+//!
+//! Where the host computes layers, too, a cohort goes through a run of them without anybody's help, and is parked at the last: the
+//! device carries its residual stream over and goes on.
 
-use super::block::{Lane, Lowering};
+use super::block::Lowering;
 use super::class::attention;
 use crate::program::iteration::{Flow, Iteration, Kv};
 use crate::program::op::{Kind, Op, Unit};
-use crate::program::placement::{Phase, Placement, Side};
+use crate::program::placement::{Phase, Placement, Side, Sublayer};
 use crate::{Error, Result};
+
+/// Operations that a cohort's attention of a layer is, where the host computes layers for the device's rows, too.
+const PIECES: u32 = 4;
 
 /// Refuses parked sub-batches of other flows, and cohorts that cannot be.
 pub(super) fn check(placement: &Placement, iteration: &Iteration) -> Result<()> {
@@ -25,6 +31,11 @@ pub(super) fn check(placement: &Placement, iteration: &Iteration) -> Result<()> 
         }
         if at as usize >= layers {
             return Err(Error::usage(format!("a cohort at layer {at} of {layers}")));
+        }
+        if placement.next_stop(at.checked_sub(1)) != Some(at) {
+            return Err(Error::usage(format!(
+                "a cohort at layer {at}, where no cohort is parked: the host goes on"
+            )));
         }
     }
     for (b, batch) in iteration.cohorts() {
@@ -45,79 +56,101 @@ pub(super) fn check(placement: &Placement, iteration: &Iteration) -> Result<()> 
     Ok(())
 }
 
-/// Refuses cohorts over layers that are not attended on the host.
+/// Refuses cohorts over layers that are not attended on the host, or that change sides within their products.
 pub(super) fn check_layers(placement: &Placement, lowering: &Lowering<'_>) -> Result<()> {
-    for class in &lowering.classes {
-        for l in 0..placement.layers.len() {
+    for (l, layer) in placement.layers.iter().enumerate() {
+        for class in &lowering.classes {
             if attention(placement, l, class)? != super::class::Attention::On(Side::Host) {
                 return Err(Error::usage(format!(
                     "a cohort's attention of layer {l} is on the device, where it would be computed with the others'"
                 )));
             }
         }
+        let side = |s| layer.decode.side(s);
+        let behind = [Sublayer::Out, Sublayer::Up, Sublayer::Down].map(side);
+        let split = behind != [behind[0]; 3];
+        let back = behind[0] == Side::Device && side(Sublayer::Qkv) == Side::Host;
+        if split || back {
+            return Err(Error::usage(format!(
+                "a cohort's layer {l} by policy {:?}: what is behind its attention is to be on one side, and on the device only if \
+                 what is before it is",
+                layer.decode.bits()
+            )));
+        }
     }
     Ok(())
 }
 
-/// What of a cohort's walk through all layers belongs to this iteration.
+/// What of a cohort's walk through all layers belongs to this iteration: from where it is parked to where it is parked next
+/// ([`Placement::next_stop`]).
 pub(super) struct Cohort {
-    pub at: Option<u32>,
-    lane: Lane,
-    join: Vec<Op>,
+    /// The layer of the device's rows that it comes behind; none: it begins before all layers, or joins behind all of them.
+    behind: Option<u32>,
+    /// Whether its token begins.
+    begins: bool,
+    ops: Vec<Op>,
+    head: Vec<Op>,
 }
 
 impl Cohort {
     pub fn new(lowering: Lowering<'_>, at: Option<u32>) -> Result<Cohort> {
-        let last = lowering.classes.len().checked_sub(1);
-        let join = |l| last.map(|last| lowering.op(Kind::Join, Unit::Gpu, Some(l), 0, last));
-        let join = at.and_then(join).into_iter().collect();
-        Ok(Cohort { at, lane: lowering.run()?, join })
+        let placement = lowering.placement;
+        // Where the device waits for layers of the host, it waits for a piece of a cohort's attention at most.
+        let lowering = match placement.layers.iter().any(|l| l.decode.side(Sublayer::Out) == Side::Host) {
+            true => lowering.in_pieces(PIECES),
+            false => lowering,
+        };
+        let next = placement.next_stop(at);
+        let join = |at: u32| {
+            let last = lowering.classes.len().checked_sub(1)?;
+            Some(lowering.op(Kind::Join, Unit::Gpu, Some(placement.joins_behind(at)), 0, last))
+        };
+        let mut ops: Vec<Op> = at.and_then(join).into_iter().collect();
+        let mut lane = lowering.run()?;
+        match at {
+            None => ops.append(&mut lane.embed),
+            Some(at) if !placement.ends_on_host(at) => ops.append(&mut lane.layers[at as usize].post),
+            Some(_) => {}
+        }
+        let end = next.map_or(placement.layers.len(), |l| l as usize + 1);
+        for l in at.map_or(0, |at| at as usize + 1)..end {
+            let layer = &mut lane.layers[l];
+            for part in [&mut layer.pre, &mut layer.device, &mut layer.host] {
+                ops.append(part);
+            }
+            if placement.ends_on_host(l as u32) {
+                ops.append(&mut layer.post);
+            }
+        }
+        let head = if next.is_none() { lane.head } else { Vec::new() };
+        // Behind the host's last layer comes the head.
+        let last = placement.layers.len().checked_sub(1).map(|l| l as u32);
+        let behind = at.filter(|&at| Some(at) != last || !placement.ends_on_host(at));
+        Ok(Cohort { behind: behind.map(|at| placement.joins_behind(at)), begins: at.is_none(), ops, head })
     }
 
-    /// The embedding and what is before the first attention, of a cohort that begins.
+    /// The embedding and all up to the first layer where it is parked, of a cohort that begins.
     pub fn begin(&mut self, ops: &mut Vec<Op>) {
-        if self.at.is_none() {
-            ops.append(&mut self.lane.embed);
-            self.next(ops, 0);
+        if self.begins {
+            ops.append(&mut self.ops);
         }
     }
 
-    /// Of a cohort that is parked at layer `l`, what is behind its attention, up to the next.
+    /// Of a cohort that joins behind layer `l` of the device's rows, all up to where it is parked next.
     pub fn advance(&mut self, ops: &mut Vec<Op>, l: usize) {
-        if self.at != Some(l as u32) {
-            return;
-        }
-        ops.append(&mut self.join);
-        ops.append(&mut self.lane.layers[l].post);
-        if l + 1 < self.lane.layers.len() {
-            self.next(ops, l + 1);
+        if self.behind == Some(l as u32) {
+            ops.append(&mut self.ops);
         }
     }
 
     /// Behind the last layer: the logits.
     pub fn finish(&mut self, ops: &mut Vec<Op>) {
-        if self.at.is_some_and(|at| at as usize + 1 == self.lane.layers.len()) {
-            ops.append(&mut self.lane.head);
-        }
-    }
-
-    fn next(&mut self, ops: &mut Vec<Op>, l: usize) {
-        let layer = &mut self.lane.layers[l];
-        for part in [&mut layer.pre, &mut layer.device, &mut layer.host] {
-            ops.append(part);
-        }
+        ops.append(&mut self.ops);
+        ops.append(&mut self.head);
     }
 
     pub fn uses_device_weights(&self, layer: u32) -> bool {
         let here = |op: &Op| op.layer == Some(layer) && op.unit == Unit::Gpu && op.kind.has_weights();
-        let mut ops = Vec::new();
-        let (at, l) = (self.at, layer as usize);
-        if at == Some(layer) {
-            ops.extend(&self.lane.layers[l].post);
-        }
-        if l == at.map_or(0, |at| at as usize + 1) {
-            ops.extend(&self.lane.layers[l].pre);
-        }
-        ops.into_iter().any(here)
+        self.ops.iter().any(here)
     }
 }
