@@ -3,6 +3,7 @@
 //!
 //!   cargo bench --bench schedule                     everything
 //!   cargo bench --bench schedule -- plan             names that contain a word
+//!   cargo bench --bench schedule -- steps/auto       2000 steps one by one: median, mean, p99
 //!
 //! `plan` runs in a closed loop: every step is committed, cohorts advance, requests that end are replaced, so that
 //! queues, shapes of steps and tokens change as they do in a run. What a step is limited to: 200 us for `plan`, 500 us for
@@ -146,6 +147,31 @@ fn plans(c: &mut Criterion) {
     }
 }
 
+/// Steps one by one: a mean hides the slow ones, a median what they cost.
+fn steps_alone(_: &mut Criterion) {
+    let wanted: Vec<_> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    for machine in MACHINES {
+        for name in sched::NAMES {
+            let id = format!("steps/{name}/{machine}");
+            if !wanted.is_empty() && !wanted.iter().any(|w| id.contains(w.as_str())) {
+                continue;
+            }
+            let (costs, mut crowd) = (predictor(machine), Crowd::new(name));
+            (0..100).for_each(|_| drop(crowd.step(&costs)));
+            let mut us: Vec<_> = (0..2000).map(|_| crowd.step(&costs).0.as_secs_f64() * 1e6).collect();
+            us.sort_by(f64::total_cmp);
+            let mean = us.iter().sum::<f64>() / us.len() as f64;
+            let at = |p: usize| us[us.len() * p / 1000];
+            println!(
+                "{id:30} median {:6.1} us, mean {mean:6.1}, p99 {:6.1}, p99.9 {:6.1}",
+                at(500),
+                at(990),
+                at(999)
+            );
+        }
+    }
+}
+
 fn programs(c: &mut Criterion) {
     let costs = predictor(MACHINES[1]);
     let placement = costs.placement();
@@ -155,7 +181,7 @@ fn programs(c: &mut Criterion) {
         let program = lower(placement, &iteration).unwrap();
         check(&program, placement, &iteration).unwrap();
         // The answer is right before it is timed.
-        let (predicted, exact) = (costs.iteration(&iteration), costs.exact(&iteration).unwrap());
+        let (predicted, exact) = (costs.iteration(&iteration), costs.exact(&iteration).unwrap().all);
         assert!((predicted / exact - 1.0).abs() < 0.02, "{name}: {predicted} of {exact}");
         let mut bench = c.benchmark_group(name);
         bench.bench_function("lower", |b| b.iter(|| lower(placement, black_box(&iteration)).unwrap()));
@@ -178,6 +204,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1));
-    targets = plans, programs
+    targets = steps_alone, plans, programs
 }
 criterion_main!(benches);

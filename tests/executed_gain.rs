@@ -9,8 +9,8 @@ use std::sync::mpsc::Receiver;
 use tandem::device::open::{self, Kind};
 use tandem::engine::{Engine, Event, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
-use tandem::plan::predict::Predicted;
-use tandem::plan::{Hardware, Roofline, Sizes, hardware};
+use tandem::plan::step_times::Uncached;
+use tandem::plan::{Hardware, Predictor, Sizes, hardware};
 use tandem::program::{Flow, Placement, Side};
 use tandem::sched::by_name;
 use tandem::sim::{self, Capacity, Report};
@@ -178,12 +178,10 @@ fn both(m: &LoadedModel, machine: &Machine, work: &Work, strategies: &[&str]) ->
         &|_| (),
     );
     let mut engine = Some(engine.unwrap());
-    // For as long as the test runs.
-    let sizes: &'static Sizes = Box::leak(Box::new(Sizes::of_weights(&m.spec, &m.weights, isa)));
-    let costs = Box::leak(Box::new(Roofline::new(machine.hardware, sizes).uncached()));
+    let sizes = Sizes::of_weights(&m.spec, &m.weights, isa);
     let mut results = Vec::new();
     for name in strategies {
-        let predict = || Predicted::new(costs, sizes, &placement);
+        let predict = || Predictor::new(Uncached(machine.hardware.clone()), sizes.clone(), placement.clone());
         let mut requests =
             Requests::with(engine.take().unwrap(), by_name(name).unwrap(), Box::new(predict()));
         let limits = *requests.limits();

@@ -9,11 +9,10 @@ use tandem::device::runtime::DeviceInfo;
 use tandem::engine::{Among, Choice, Considered, Options, Prices, Sizes, Timed, choose_by_time};
 use tandem::model::LoadedModel;
 use tandem::plan::choose::Strategy as System;
-use tandem::plan::predict::Predicted;
 use tandem::plan::price::{Spilled, Workload};
 use tandem::plan::programs::{FarForecast, programs};
-use tandem::plan::step_times::Source;
-use tandem::plan::{self, Costs, Hardware, Roofline, StepTimes};
+use tandem::plan::step_times::{Source, Uncached};
+use tandem::plan::{self, Costs, Hardware, Predictor, StepTimes};
 use tandem::profile::{ModelIdentity, Tables, Timings, estimate, measured_hardware, measured_tables};
 use tandem::program::Placement;
 use tandem::sched;
@@ -127,17 +126,17 @@ pub fn fastest(
     })
 }
 
-/// What schedulers of requests on two sides weigh. It is kept as long as the process: they borrow it, and go to other threads.
+/// What schedulers of requests on two sides weigh.
 pub struct Scheduling {
-    costs: &'static dyn Costs,
-    sizes: &'static plan::Sizes,
+    source: Arc<dyn Source>,
+    sizes: plan::Sizes,
     placement: Placement,
 }
 
 impl Scheduling {
     /// Predictions for a scheduler.
     pub fn predict(&self) -> Box<dyn sched::Predict + Send> {
-        Box::new(Predicted::new(self.costs, self.sizes, &self.placement))
+        Box::new(Predictor::of(self.source.clone(), self.sizes.clone(), self.placement.clone()))
     }
 }
 
@@ -152,17 +151,20 @@ pub fn scheduling(
     placement: &Placement,
 ) -> tandem::Result<Option<Scheduling>> {
     let Some(Basis { hardware, tables, .. }) = basis(args, model, Some(device))? else { return Ok(None) };
-    let hardware: &'static Hardware = Box::leak(Box::new(hardware));
     let sizes = plan::Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
-    let sizes: &'static plan::Sizes = Box::leak(Box::new(sizes));
-    let costs: &'static dyn Costs = match tables {
-        Some(tables) => {
-            let tables: &'static Tables = Box::leak(Box::new(tables));
-            Box::leak(Box::new(tables.costs(hardware, sizes)))
-        }
-        None => Box::leak(Box::new(Roofline::new(hardware, sizes).uncached())),
+    let source: Arc<dyn Source> = match tables {
+        Some(_) => source(hardware, tables),
+        None => Arc::new(Uncached(hardware)),
     };
-    Ok(Some(Scheduling { costs, sizes, placement: placement.clone() }))
+    Ok(Some(Scheduling { source, sizes, placement: placement.clone() }))
+}
+
+/// What costs are made of: timings where there are some.
+fn source(hardware: Hardware, tables: Option<Tables>) -> Arc<dyn Source> {
+    match tables {
+        Some(tables) => Arc::new(Timings::new(hardware, tables)),
+        None => Arc::new(hardware),
+    }
 }
 
 /// What all on one side is predicted to take: on `device`, or without one on the CPU. `None` where nothing can be predicted.
@@ -217,10 +219,7 @@ fn predict(
     let mut choose = Some(choose);
     let mut chosen = Ok(None);
     let Basis { hardware, tables, whose, from } = basis;
-    let source: Arc<dyn Source> = match tables {
-        Some(tables) => Arc::new(Timings { hardware, tables }),
-        None => Arc::new(hardware),
-    };
+    let source = source(hardware, tables);
     source.ask(&sized, &mut |costs| {
         if let Some(choose) = choose.take() {
             chosen = choose(costs, &sized, work);

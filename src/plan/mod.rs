@@ -6,7 +6,7 @@
 //! sizes    ┘        (tables answer too)    ├─► choose ─► candidates, each with its Placement
 //!          └─ memory ──────────────────────┘      partition (HELM), sublayer (LIA) search
 //! ```
-//! [`predict`] answers what [`sched`](crate::sched) weighs, whole iterations from [`short`] programs.
+//! [`predictor`] answers what [`sched`](crate::sched) weighs, whole iterations from programs of a few layers.
 //!
 //! Everything here is pure: no device, no clock, no file. [`cost`] is the question that planners and the virtual
 //! machine ask. `docs/plan.md` has the formulas and how to read the output.
@@ -18,12 +18,10 @@ pub mod hardware;
 pub mod memory;
 pub mod operation;
 pub mod partition;
-pub mod predict;
 pub mod predictor;
 pub mod price;
 pub mod programs;
 pub mod roofline;
-pub mod short;
 pub mod sizes;
 pub mod step_times;
 pub mod sublayer;

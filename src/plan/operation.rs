@@ -50,33 +50,48 @@ pub struct OpCosts<'a> {
     slower: f64,
 }
 
-/// What attention on the host takes times in a step of these operations, priced without that: a copy slows it down while it
-/// runs, so copies that are shorter slow down a part of it. All of them are taken to run beside it.
-pub(super) fn slower_beside_copies<'o>(costs: &dyn Costs, ops: impl Iterator<Item = (&'o Op, f64)>) -> f64 {
-    let share = costs.beside_copies();
-    if share >= 1.0 {
-        return 1.0;
-    }
-    let (mut attention, mut up, mut down) = (0.0, 0.0, 0.0);
-    for (op, seconds) in ops {
-        match (op.unit, op.kind) {
-            (Unit::Host, Kind::Attend { .. }) => attention += seconds,
-            (Unit::H2d, _) => up += seconds,
-            (Unit::D2h, _) => down += seconds,
-            _ => {}
-        }
-    }
-    slower(share, attention, f64::max(up, down))
+/// Seconds of a step in which both read the host's memory: attention there, and copies over the link.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Beside {
+    attention: f64,
+    up: f64,
+    down: f64,
 }
 
-/// Attention of `attention` seconds keeps `share` of its rate for the first `copies` seconds.
-fn slower(share: f64, attention: f64, copies: f64) -> f64 {
-    if attention <= 0.0 {
-        return 1.0;
+impl Beside {
+    /// Of operations and what each takes alone.
+    pub fn of<'o>(ops: impl Iterator<Item = (&'o Op, f64)>) -> Beside {
+        let mut sum = Beside::default();
+        for (op, seconds) in ops {
+            match (op.unit, op.kind) {
+                (Unit::Host, Kind::Attend { .. }) => sum.attention += seconds,
+                (Unit::H2d, _) => sum.up += seconds,
+                (Unit::D2h, _) => sum.down += seconds,
+                _ => {}
+            }
+        }
+        sum
     }
-    // Work done while copies run, in seconds of attention alone.
-    let beside = (copies * share).min(attention);
-    1.0 + beside / attention * (1.0 / share - 1.0)
+
+    /// With what `more` has beyond `base`, so many times.
+    pub fn plus(self, times: f64, more: Beside, base: Beside) -> Beside {
+        Beside {
+            attention: self.attention + times * (more.attention - base.attention),
+            up: self.up + times * (more.up - base.up),
+            down: self.down + times * (more.down - base.down),
+        }
+    }
+
+    /// What the attention takes times, where it keeps this share of its rate beside copies: a copy slows it down while it runs, so
+    /// copies that are shorter slow down a part of it. All of them are taken to run beside it.
+    pub fn slower(self, share: f64) -> f64 {
+        if self.attention <= 0.0 || share >= 1.0 {
+            return 1.0;
+        }
+        // Work done while copies run, in seconds of attention alone.
+        let beside = (f64::max(self.up, self.down) * share).min(self.attention);
+        1.0 + beside / self.attention * (1.0 / share - 1.0)
+    }
 }
 
 impl<'a> OpCosts<'a> {
@@ -107,8 +122,13 @@ impl<'a> OpCosts<'a> {
     /// The same for `program`, whose copies slow down attention on the host ([`Costs::beside_copies`]).
     pub fn beside(self, program: &Program) -> OpCosts<'a> {
         let seconds = |op| (op, virtual_machine::Costs::seconds(&self, op));
-        let slower = slower_beside_copies(self.costs, program.ops.iter().map(seconds));
-        OpCosts { slower, ..self }
+        let beside = Beside::of(program.ops.iter().map(seconds));
+        OpCosts { slower: beside.slower(self.costs.beside_copies()), ..self }
+    }
+
+    /// The same in a step that reads the keys and values of so many tokens, where the iteration is not given.
+    pub fn reading(self, stored: u64) -> OpCosts<'a> {
+        OpCosts { stored: Some(stored), ..self }
     }
 
     /// Tokens whose keys and values a step of the iteration reads, in the mean over the layers: all groups', wherever they
@@ -185,22 +205,14 @@ impl<'a> OpCosts<'a> {
 
     /// Lists are uploaded once for each way of attending, and once more for pages that are streamed.
     fn lists(&self, placement: &Placement, iteration: &Iteration) -> f64 {
-        let mut ways: Vec<([Option<Side>; 2], Side)> = Vec::new();
-        for l in &placement.layers {
-            let way = ([l.prefill.attention(), l.decode.attention()], l.kv);
-            if !ways.contains(&way) {
-                ways.push(way);
-            }
-        }
+        let ways = ways(placement);
         let mut seconds = 0.0;
         // Those of parked cohorts are there already.
         for batch in iteration.sub_batches.iter().filter(|b| !b.groups.is_empty() && b.at.is_none()) {
             let streams = |g: &Group| matches!(g.kv, Kv::Split { far: Far::Stream, .. });
-            let lists = ways.len() + usize::from(batch.groups.iter().any(streams));
-            // A word for each row, and one for each page.
-            let words = |g: &Group| u64::from(g.tokens) + u64::from(g.end()).div_ceil(PAGE_TOKENS as u64);
-            let words = self.sequences * batch.groups.iter().map(words).sum::<u64>();
-            seconds += lists as f64 * self.costs.transfer(Direction::ToDevice, WORD * words);
+            let lists = ways + usize::from(batch.groups.iter().any(streams));
+            let words = self.sequences * batch.groups.iter().map(list_words).sum::<u64>();
+            seconds += lists as f64 * list(self.costs, words);
         }
         seconds
     }
@@ -209,7 +221,11 @@ impl<'a> OpCosts<'a> {
         let bytes = self.link_bytes(op);
         match op.kind {
             Kind::PageOut { .. } | Kind::PageIn { .. } => {
-                self.costs.pages(direction, self.sequences * op.work.pages, bytes)
+                // Whole requests are copied layer by layer.
+                let pages = op.reads.first().map_or(op.work.pages, |r| u64::from(r.span.end - r.span.start));
+                let copies = (op.work.pages / pages.max(1)).max(1);
+                copies as f64
+                    * self.costs.pages(direction, self.sequences * op.work.pages / copies, bytes / copies)
             }
             _ => self.costs.transfer(direction, bytes),
         }
@@ -292,11 +308,10 @@ impl virtual_machine::Costs for OpCosts<'_> {
         if placement.head == Side::Host {
             return 0.0;
         }
-        // A token with a sum beside it, or all logits.
-        let row = if iteration.pick { 2 * WORD } else { F32 * self.sizes.spec.vocab as u64 };
+        let vocab = self.sizes.spec.vocab as u64;
         let of = |batch: &SubBatch| -> f64 {
             let wanted: u32 = batch.groups.iter().map(Group::wanted).sum();
-            self.costs.transfer(Direction::ToHost, self.sequences * u64::from(wanted) * row)
+            results(self.costs, vocab, iteration.pick, self.sequences * u64::from(wanted))
         };
         // A cohort has logits behind its last layer only.
         let ends = |b: usize, batch: &SubBatch| {
@@ -306,6 +321,33 @@ impl virtual_machine::Costs for OpCosts<'_> {
         let batches = iteration.sub_batches.iter().enumerate();
         batches.filter(|&(b, batch)| ends(b, batch)).map(|(_, batch)| of(batch)).sum()
     }
+}
+
+/// Ways of attending of a placement's layers: each has lists of its own.
+pub(super) fn ways(placement: &Placement) -> usize {
+    let mut ways: Vec<([Option<Side>; 2], Side)> = Vec::new();
+    for l in &placement.layers {
+        let way = ([l.prefill.attention(), l.decode.attention()], l.kv);
+        if !ways.contains(&way) {
+            ways.push(way);
+        }
+    }
+    ways.len()
+}
+
+/// Words of a group in a list: one for each row, and one for each page.
+pub(super) fn list_words(g: &Group) -> u64 {
+    u64::from(g.tokens) + u64::from(g.end()).div_ceil(PAGE_TOKENS as u64)
+}
+
+/// Seconds of a list of so many words.
+pub(super) fn list(costs: &dyn Costs, words: u64) -> f64 {
+    costs.transfer(Direction::ToDevice, WORD * words)
+}
+
+/// Seconds of what comes back of so many rows: of each a token with a sum beside it, or all logits.
+pub(super) fn results(costs: &dyn Costs, vocab: u64, pick: bool, rows: u64) -> f64 {
+    costs.transfer(Direction::ToHost, rows * if pick { 2 * WORD } else { F32 * vocab })
 }
 
 /// Tokens whose keys and values a group's rows read, each once, in a layer with this window.

@@ -3,6 +3,7 @@
 //! ```text
 //! linear, attention, swap, launch    Σ over kinds of layers · how many layers are of the kind
 //! iteration                          a program of a few layers on the virtual machine, and what a layer more takes
+//! its moves of pages                 one operation for all that a class of rows waits for; programs of all layers
 //! ```
 //! A scheduler asks several times a step, with a thousand requests in flight. So rows that go the same way are one group of a small
 //! program that stands for all of them: operations depend on sums over its rows only. Programs of one shape differ in these sums
@@ -11,21 +12,71 @@
 
 mod shape;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{OnceCell, RefCell};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use self::shape::{Kinds, Rows, Run, Shape, Template};
+use self::shape::{Alike, Kinds, Moved, Run, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
-use super::operation::{OpCosts, slower_beside_copies};
+use super::operation::{self, Beside, OpCosts};
 use super::sizes::Sizes;
 use super::step_times::Source;
+use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::program::virtual_machine::{Costs as _, run, run_timed};
+use crate::program::virtual_machine::{self, Costs as _, Timeline, run, run_timed};
 use crate::program::{
-    Iteration, Kind, Kv, LayerPlacement, Placement, Residence, Side, Sublayer, Unit, lower,
+    Flow, Iteration, Kind, LayerPlacement, Op, Placement, Program, Residence, Side, Sublayer, Unit, lower,
 };
 use crate::sched::Predict;
+
+/// Seconds that a step takes, and that each unit works in it, in the order of [`Unit::ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Seconds {
+    /// From its first operation to its last.
+    pub all: f64,
+    /// By unit.
+    pub busy: [f64; 4],
+}
+
+impl Seconds {
+    fn of(line: &Timeline) -> Seconds {
+        let mut busy = [0.0; 4];
+        for span in &line.spans {
+            busy[span.unit as usize] += span.end - span.start;
+        }
+        Seconds { all: line.seconds(), busy }
+    }
+
+    /// With what `more` takes beyond `base`, so many times.
+    fn plus(mut self, times: f64, more: Seconds, base: Seconds) -> Seconds {
+        self.all += times * (more.all - base.all);
+        for (busy, (more, base)) in self.busy.iter_mut().zip(more.busy.into_iter().zip(base.busy)) {
+            *busy += times * (more - base);
+        }
+        self
+    }
+}
+
+/// Seconds before a step's first operation on the device, and behind its last.
+struct Edges {
+    before: f64,
+    after: f64,
+}
+
+impl virtual_machine::Costs for Edges {
+    fn seconds(&self, _op: &Op) -> f64 {
+        0.0
+    }
+
+    fn before(&self, program: &Program, unit: Unit) -> f64 {
+        let is_used = || program.ops.iter().any(|op| op.unit == Unit::Gpu);
+        if unit == Unit::Gpu && is_used() { self.before } else { 0.0 }
+    }
+
+    fn after(&self, _program: &Program) -> f64 {
+        self.after
+    }
+}
 
 /// See the [module](self).
 pub struct Predictor {
@@ -34,8 +85,16 @@ pub struct Predictor {
     placement: Placement,
     kinds: Kinds,
     linear: RefCell<HashMap<u64, f64>>,
+    launch: OnceCell<f64>,
+    /// Ways of attending, each with lists of its own.
+    ways: usize,
     templates: RefCell<HashMap<Shape, Arc<Template>>>,
+    /// The last answers: a strategy asks of the same step more than once.
+    answers: RefCell<VecDeque<(Shape, Sums, Seconds)>>,
 }
+
+/// Answers that are kept.
+const MOST_ANSWERS: usize = 8;
 
 /// Shapes that are kept. There are few: orders of a handful of classes.
 const MOST_TEMPLATES: usize = 512;
@@ -49,13 +108,17 @@ impl Predictor {
     /// The same of a source that is shared.
     pub fn of(source: Arc<dyn Source>, sizes: Sizes, placement: Placement) -> Predictor {
         let kinds = Kinds::of(&sizes, &placement);
+        let ways = operation::ways(&placement);
         Predictor {
             source,
             sizes,
             placement,
             kinds,
             linear: RefCell::default(),
+            launch: OnceCell::new(),
+            ways,
             templates: RefCell::default(),
+            answers: RefCell::default(),
         }
     }
 
@@ -64,15 +127,20 @@ impl Predictor {
         &self.placement
     }
 
-    /// An iteration as it is: every layer, every group. What [`Predict::iteration`] is held against.
+    /// The model's sizes.
+    pub fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    /// An iteration as it is: every layer, every group. What [`Predictor::seconds`] is held against.
     ///
     /// # Errors
     /// It cannot be lowered: see [`lower()`].
-    pub fn exact(&self, iteration: &Iteration) -> crate::Result<f64> {
+    pub fn exact(&self, iteration: &Iteration) -> Result<Seconds> {
         let program = lower(&self.placement, iteration)?;
         Ok(self.ask(|costs| {
             let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(&self.placement).beside(&program);
-            run(&program, &costs).seconds()
+            Seconds::of(&run(&program, &costs))
         }))
     }
 
@@ -85,10 +153,52 @@ impl Predictor {
         })
     }
 
-    fn ask(&self, question: impl Fn(&dyn Costs) -> f64) -> f64 {
-        let mut seconds = 0.0;
-        self.source.ask(&self.sizes, &mut |costs| seconds = question(costs));
-        seconds
+    /// What an iteration takes, cohorts taken to be ready, and how busy each unit is in it.
+    ///
+    /// # Errors
+    /// It cannot be lowered: see [`lower()`].
+    pub fn seconds(&self, iteration: &Iteration) -> Result<Seconds> {
+        let sums = Sums::of(iteration, &self.kinds);
+        if sums.split() || self.kinds.streams_decode {
+            return self.exact(iteration);
+        }
+        let moved = Moved::of(iteration, &self.kinds);
+        let shape = Shape::of(iteration, &self.kinds, &sums, &moved);
+        if !moved.is_empty() {
+            let template = self.template(&shape)?;
+            return Ok(self.price(&template, iteration, &sums, &moved));
+        }
+        let same = |(s, rows, _): &&(Shape, Sums, Seconds)| *s == shape && *rows == sums;
+        if let Some(&(.., seconds)) = self.answers.borrow().iter().find(same) {
+            return Ok(seconds);
+        }
+        let template = self.template(&shape)?;
+        let seconds = self.price(&template, iteration, &sums, &moved);
+        let mut answers = self.answers.borrow_mut();
+        answers.truncate(MOST_ANSWERS - 1);
+        answers.push_front((shape, sums, seconds));
+        Ok(seconds)
+    }
+
+    /// The programs of a shape.
+    fn template(&self, shape: &Shape) -> Result<Arc<Template>> {
+        if let Some(known) = self.templates.borrow().get(shape) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(Template::new(shape, &self.placement, &self.kinds)?);
+        let mut all = self.templates.borrow_mut();
+        if all.len() == MOST_TEMPLATES {
+            all.clear();
+        }
+        all.insert(shape.clone(), made.clone());
+        Ok(made)
+    }
+
+    /// Asks the costs.
+    pub(crate) fn ask<T: Default>(&self, question: impl Fn(&dyn Costs) -> T) -> T {
+        let mut answer = T::default();
+        self.source.ask(&self.sizes, &mut |costs| answer = question(costs));
+        answer
     }
 
     /// A sum over layers: each kind's first layer, times how many there are.
@@ -111,44 +221,118 @@ impl Predictor {
         }
     }
 
-    /// Seconds of an iteration by the programs of its shape.
-    fn price(&self, template: &Template, iteration: &Iteration) -> f64 {
-        let windows = &self.kinds.windows;
-        let rows: Vec<_> = iteration.sub_batches.iter().map(|b| Rows::of(b, windows)).collect();
-        self.ask(|costs| self.run(template, iteration, &rows, costs))
+    /// Seconds of the host to append and attend rows in one layer.
+    pub(crate) fn host_layer(&self, costs: &dyn Costs, layer: usize, scan: &Scan) -> f64 {
+        let attend = costs.attend(Side::Host, layer, scan).max(costs.launch(Side::Host));
+        self.append(costs, Side::Host, layer, scan.rows) + attend
     }
 
-    fn run(&self, template: &Template, iteration: &Iteration, rows: &[Vec<Rows>], costs: &dyn Costs) -> f64 {
-        let windows = &self.kinds.windows;
-        let by_op = OpCosts::new(costs, &self.sizes);
-        let edges = by_op.of(iteration).on(&self.placement);
-        let seconds = |run: &Run| -> f64 {
-            let alone = |i: usize, slower: f64| {
-                let op = run.filled(i, rows, &self.sizes, windows);
-                match (op.kind, op.layer) {
-                    // Windows have been applied.
-                    (Kind::Attend { .. }, Some(layer)) => {
-                        let side = if op.unit == Unit::Host { Side::Host } else { Side::Device };
-                        let work = &op.work;
-                        let scan = Scan { rows: work.rows, kv_tokens: work.kv_tokens, pairs: work.pairs };
-                        let slower = if side == Side::Host { slower } else { 1.0 };
-                        (costs.attend(side, layer as usize, &scan) * slower).max(costs.launch(side))
-                    }
-                    _ => by_op.seconds(&op),
-                }
-            };
-            let each = run.program.ops.iter().enumerate().map(|(i, op)| (op, alone(i, 1.0)));
-            let slower = slower_beside_copies(costs, each);
-            let of = |i: usize| alone(i, slower);
-            run_timed(&run.program, &run.waits, &edges, &of).seconds()
+    /// Keys and values of rows, read as f32 and written as 16 bits.
+    fn append(&self, costs: &dyn Costs, side: Side, layer: usize, rows: u64) -> f64 {
+        let bytes = 3 * rows * 2 * self.sizes.spec.kv_dim() as u64;
+        costs.append(side, layer, rows, bytes).max(costs.launch(side))
+    }
+
+    /// By the programs of its shape.
+    fn price(&self, template: &Template, iteration: &Iteration, sums: &Sums, moved: &[Moved]) -> Seconds {
+        self.ask(|costs| self.run(template, self.edges(iteration, sums, costs), (sums, moved), costs))
+    }
+
+    /// What comes before and after the operations: see [`OpCosts::on`].
+    fn edges(&self, iteration: &Iteration, sums: &Sums, costs: &dyn Costs) -> Edges {
+        let batches = || iteration.sub_batches.iter().enumerate();
+        // Lists of parked cohorts are there already.
+        let begins = batches().filter(|(_, batch)| !batch.groups.is_empty() && batch.at.is_none());
+        let before = begins.map(|(b, _)| self.ways as f64 * operation::list(costs, sums.words(b))).sum();
+        // A cohort has logits behind its last layer only.
+        let ends = batches().filter(|&(b, batch)| {
+            let cohort = iteration.flow == Flow::Async && b > 0;
+            !cohort || batch.at.is_some() && self.placement.next_stop(batch.at).is_none()
+        });
+        let vocab = self.sizes.spec.vocab as u64;
+        let after = match self.placement.head {
+            Side::Host => 0.0,
+            _ => ends.map(|(b, _)| operation::results(costs, vocab, iteration.pick, sums.wanted(b))).sum(),
         };
-        let base = seconds(&template.base);
-        template.longer.iter().map(|(more, layers)| layers * (seconds(more) - base)).sum::<f64>() + base
+        Edges { before, after }
+    }
+
+    fn run(
+        &self,
+        template: &Template,
+        edges: Edges,
+        (sums, moved): (&Sums, &[Moved]),
+        costs: &dyn Costs,
+    ) -> Seconds {
+        let stored = sums.stored(&self.sizes, &self.kinds);
+        let by_op = OpCosts::new(costs, &self.sizes).reading(stored);
+        let one = |op: &Op, slower: f64| match (op.kind, op.layer) {
+            // Windows have been applied.
+            (Kind::Attend { .. }, Some(layer)) => {
+                let (side, slower) = match op.unit {
+                    Unit::Host => (Side::Host, slower),
+                    _ => (Side::Device, 1.0),
+                };
+                let work = &op.work;
+                let scan = Scan { rows: work.rows, kv_tokens: work.kv_tokens, pairs: work.pairs };
+                let alone = costs.attend_beside(side, layer as usize, &scan, stored);
+                (slower * alone).max(costs.launch(side))
+            }
+            _ => by_op.seconds(op),
+        };
+        let takes = |alike: &Alike, slower: f64| {
+            if let Some(at) = alike.moved {
+                return self.moves(&moved[at], costs);
+            }
+            let mut seconds = 0.0;
+            alike.filled(sums, &self.sizes, &self.kinds, |op| seconds += one(op, slower));
+            seconds
+        };
+        let priced = |slower| -> Vec<f64> { template.ops.iter().map(|alike| takes(alike, slower)).collect() };
+        let mut seconds = priced(1.0);
+        let share = costs.beside_copies();
+        if share < 1.0 {
+            let of = |run: &Run| {
+                let ops = run.program.ops.iter().zip(&run.priced);
+                Beside::of(ops.map(|(op, &at)| (op, seconds[at])))
+            };
+            // What all layers have of both.
+            let base = of(&template.base);
+            let longer = template.longer.iter();
+            let all = longer.fold(base, |sum, (more, layers)| sum.plus(*layers, of(more), base));
+            seconds = priced(all.slower(share));
+        }
+        let of = |run: &Run| {
+            Seconds::of(&run_timed(&run.program, &run.waits, &edges, &|i| seconds[run.priced[i]]))
+        };
+        let base = of(&template.base);
+        template.longer.iter().fold(base, |sum, (more, layers)| sum.plus(*layers, of(more), base))
+    }
+
+    /// Pages over the link, one request after the other.
+    fn moves(&self, moved: &Moved, costs: &dyn Costs) -> f64 {
+        let direction = match moved.to {
+            Side::Device => Direction::ToDevice,
+            Side::Host => Direction::ToHost,
+        };
+        moved.pages.iter().map(|&pages| self.page_seconds(costs, direction, pages)).sum()
+    }
+
+    /// Pages of all layers with keys and values on the device: a copy for each.
+    fn page_seconds(&self, costs: &dyn Costs, direction: Direction, pages: u64) -> f64 {
+        let layers = self.placement.layers.iter().filter(|l| l.kv == Side::Device).count();
+        match pages {
+            0 => 0.0,
+            n => layers as f64 * costs.pages(direction, n, n * PAGE_TOKENS as u64 * self.sizes.kv_token()),
+        }
     }
 }
 
 impl Predict for Predictor {
     fn linear(&self, rows: u64) -> f64 {
+        if rows == 0 {
+            return 0.0;
+        }
         if let Some(&seconds) = self.linear.borrow().get(&rows) {
             return seconds;
         }
@@ -156,9 +340,8 @@ impl Predict for Predictor {
         let seconds = self.sum(|costs, layer, at| {
             let policy = at.decode;
             let product = |s| costs.product(policy.side(s), layer, s, rows).max(costs.launch(policy.side(s)));
-            let kv = 2 * self.sizes.spec.kv_dim() as u64 * rows;
-            let append = costs.append(at.kv, layer, rows, 3 * kv).max(costs.launch(at.kv));
-            let products = weighted.into_iter().map(product).sum::<f64>() + append;
+            let products = weighted.into_iter().map(product).sum::<f64>();
+            let products = products + self.append(costs, at.kv, layer, rows);
             match at.weights {
                 Residence::Streamed => {
                     let bytes = self.sizes.blocks[layer].total().device;
@@ -172,6 +355,9 @@ impl Predict for Predictor {
     }
 
     fn device_attention(&self, rows: u64, kv_tokens: u64, pairs: u64) -> f64 {
+        if rows == 0 {
+            return 0.0;
+        }
         let scan = Scan { rows, kv_tokens, pairs };
         self.sum(|costs, layer, at| {
             costs.attend(at.kv, layer, &self.scan(layer, scan)).max(costs.launch(at.kv))
@@ -179,30 +365,26 @@ impl Predict for Predictor {
     }
 
     fn host_attention(&self, rows: u64, kv_tokens: u64) -> f64 {
+        if rows == 0 {
+            return 0.0;
+        }
         let scan = Scan { rows, kv_tokens, pairs: kv_tokens };
-        let host = Side::Host;
         // Pages move in the iterations of whoever asks.
         self.sum(|costs, layer, _| {
-            let alone = costs.attend(host, layer, &self.scan(layer, scan)).max(costs.launch(host));
-            alone / costs.beside_copies()
+            self.host_layer(costs, layer, &self.scan(layer, scan)) / costs.beside_copies()
         })
     }
 
     fn swap(&self, pages: u64) -> f64 {
-        let layers = self.placement.layers.iter().filter(|l| l.kv == Side::Device).count() as u64;
-        if pages * layers == 0 {
-            return 0.0;
-        }
-        let bytes = pages * layers * PAGE_TOKENS as u64 * self.sizes.kv_token();
-        let way = |costs: &dyn Costs, direction| costs.pages(direction, pages * layers, bytes);
+        let way = |costs: &dyn Costs, direction| self.page_seconds(costs, direction, pages);
         self.ask(|costs| way(costs, Direction::ToDevice).max(way(costs, Direction::ToHost)))
     }
 
+    /// Queries down and results up: the latency of both.
     fn launch(&self) -> f64 {
         let one = |costs: &dyn Costs, direction| costs.transfer(direction, 1);
-        self.ask(|costs| {
-            one(costs, Direction::ToHost) + one(costs, Direction::ToDevice) + costs.launch(Side::Host)
-        })
+        let both = || self.ask(|costs| one(costs, Direction::ToHost) + one(costs, Direction::ToDevice));
+        *self.launch.get_or_init(both)
     }
 
     fn layers(&self) -> u32 {
@@ -233,28 +415,6 @@ impl Predict for Predictor {
 
     /// An iteration that cannot be lowered takes for ever: nobody chooses it.
     fn iteration(&self, iteration: &Iteration) -> f64 {
-        let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
-        let split = groups().any(|g| matches!(g.kv, Kv::Split { .. }));
-        if split || self.kinds.streams_decode || !iteration.moves.is_empty() {
-            return self.exact(iteration).unwrap_or(f64::INFINITY);
-        }
-        let shape = Shape::of(iteration, &self.kinds);
-        let known = self.templates.borrow().get(&shape).cloned();
-        let template = match known {
-            Some(template) => template,
-            None => {
-                let Ok(made) = Template::new(&shape, &self.placement, &self.kinds) else {
-                    return f64::INFINITY;
-                };
-                let mut all = self.templates.borrow_mut();
-                if all.len() == MOST_TEMPLATES {
-                    all.clear();
-                }
-                let made = Arc::new(made);
-                all.insert(shape, made.clone());
-                made
-            }
-        };
-        self.price(&template, iteration)
+        self.seconds(iteration).map_or(f64::INFINITY, |t| t.all)
     }
 }

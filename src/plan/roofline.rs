@@ -8,6 +8,8 @@
 //! the share that stays, α = min(1, C_L3 / (W + W_kv)), is close to 0 for real models and blends the two rates
 //! ([`Roofline::blended_read`]).
 
+use std::sync::OnceLock;
+
 use super::cost::{Batch, Costs, Direction, Scan};
 use super::hardware::{Gpu, Hardware, Link};
 use super::sizes::{ELEMENT, Sizes};
@@ -33,7 +35,7 @@ pub struct Roofline<'a> {
     sizes: &'a Sizes,
     form: Form,
     /// Bytes of weights that the CPU reads per token, from which α follows; 0 leaves the cache out.
-    cpu_weights: u64,
+    cpu_weights: OnceLock<u64>,
 }
 
 /// FLOPs and bytes of one sublayer.
@@ -50,18 +52,18 @@ pub struct Work {
 impl<'a> Roofline<'a> {
     /// HELM's: the larger of arithmetic and memory time.
     pub fn new(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
-        Roofline { hardware, sizes, form: Form::Larger, cpu_weights: sizes.model().host }
+        Roofline { hardware, sizes, form: Form::Larger, cpu_weights: OnceLock::new() }
     }
 
     /// LIA's: their sum, no cache.
     pub fn serial(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
-        Roofline { form: Form::Sum, cpu_weights: 0, ..Roofline::new(hardware, sizes) }
+        Roofline { form: Form::Sum, cpu_weights: OnceLock::from(0), ..Roofline::new(hardware, sizes) }
     }
 
     /// The same for many requests on the CPU's side of a model whose weights are on the GPU: between two tokens of a request the CPU
     /// reads the keys and values of all others, and finds none in its cache.
     pub fn uncached(self) -> Roofline<'a> {
-        Roofline { cpu_weights: 0, ..self }
+        Roofline { cpu_weights: OnceLock::from(0), ..self }
     }
 
     fn accelerator(&self) -> &(Gpu, Link) {
@@ -98,10 +100,12 @@ impl<'a> Roofline<'a> {
     /// Rate at which the CPU reads `kv` bytes of keys and values per token: a blend of cache and memory.
     pub fn blended_read(&self, kv: u64) -> f64 {
         let (_, memory) = self.rates(Side::Host);
-        if self.cpu_weights == 0 || kv == 0 {
+        // Only who attends on the CPU pays for the sum over all blocks.
+        let weights = *self.cpu_weights.get_or_init(|| self.sizes.model().host);
+        if weights == 0 || kv == 0 {
             return memory;
         }
-        let alpha = cache_share(self.hardware.cpu.llc_bytes, self.cpu_weights as f64, kv as f64);
+        let alpha = cache_share(self.hardware.cpu.llc_bytes, weights as f64, kv as f64);
         // Bytes add up, so times do: a harmonic blend.
         memory / (1.0 - alpha + alpha / CACHE_OVER_MEMORY)
     }

@@ -23,6 +23,16 @@ impl Source for Hardware {
     }
 }
 
+/// The roofline of a CPU that finds no keys and values in its cache: see [`Roofline::uncached`].
+#[derive(Debug, Clone)]
+pub struct Uncached(pub Hardware);
+
+impl Source for Uncached {
+    fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs)) {
+        question(&Roofline::new(&self.0, sizes).uncached());
+    }
+}
+
 /// Predicts steps of one model on one machine: each is lowered and run on the virtual machine.
 #[derive(Clone)]
 pub struct StepTimes {

@@ -40,9 +40,9 @@ type Lines = Vec<(u64, Vec<(u64, f64)>)>;
 
 /// [`Factors`] by kind and side, to be asked often.
 #[derive(Debug, Clone)]
-pub(super) struct FactorIndex<'a>(Vec<(&'a str, Side, Lines)>);
+pub(super) struct FactorIndex(Vec<(String, Side, Lines)>);
 
-impl FactorIndex<'_> {
+impl FactorIndex {
     /// Of a kind of operation on a side, of so many rows, in a step that reads the keys and values of so many tokens. Between
     /// measured numbers of tokens, and of rows, in proportion; beyond them that of the nearest.
     pub fn of(&self, kind: &str, side: Side, rows: u64, tokens: u64) -> f64 {
@@ -67,11 +67,11 @@ fn between<T>(points: &[(u64, T)], x: u64, of: impl Fn(&T) -> f64) -> f64 {
 
 impl Factors {
     /// Ready to be asked.
-    pub(super) fn index(&self) -> FactorIndex<'_> {
-        let mut kinds: Vec<(&str, Side, Lines)> = Vec::new();
+    pub(super) fn index(&self) -> FactorIndex {
+        let mut kinds: Vec<(String, Side, Lines)> = Vec::new();
         for f in &self.0 {
             let known = kinds.iter().position(|k| k.0 == f.kind && k.1 == f.side).unwrap_or_else(|| {
-                kinds.push((&f.kind, f.side, Vec::new()));
+                kinds.push((f.kind.clone(), f.side, Vec::new()));
                 kinds.len() - 1
             });
             let lines = &mut kinds[known].2;

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::iteration::{Iteration, RequestId};
+use super::iteration::{Flow, Iteration, RequestId};
 use super::op::{Kind, Op, Program, Unit};
 use super::order::waits;
 
@@ -184,10 +184,10 @@ fn place(
 ) -> (Timeline, Vec<u8>) {
     let none = Span { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
     let mut spans = vec![none; program.ops.len()];
-    let mut queues: Vec<Vec<usize>> = Unit::ALL
-        .iter()
-        .map(|&u| (0..program.ops.len()).rev().filter(|&i| program.ops[i].unit == u).collect())
-        .collect();
+    let mut queues: [Vec<usize>; 4] = Default::default();
+    for (i, op) in program.ops.iter().enumerate().rev() {
+        queues[op.unit as usize].push(i);
+    }
     let mut free = Unit::ALL.map(|unit| {
         let from = if unit == Unit::Host { backlog } else { begin };
         from + costs.before(program, unit)
@@ -195,15 +195,19 @@ fn place(
     let (mut joined, mut stay) = (Vec::new(), HashSet::new());
     // When the device has begun the layer that it is at.
     let mut begun = (None, 0.0);
-    let joins: HashMap<u8, usize> = (0..program.ops.len())
-        .filter(|&i| program.ops[i].kind == Kind::Join)
-        .map(|i| (program.ops[i].sub_batch, i))
-        .collect();
+    let mut joins: HashMap<u8, usize> = HashMap::new();
+    if program.flow == Flow::Async {
+        let all = program.ops.iter().enumerate().filter(|(_, op)| op.kind == Kind::Join);
+        joins.extend(all.map(|(i, op)| (op.sub_batch, i)));
+    }
     // When everything that an operation waits for is done, once all of it has been placed.
     let ready = |spans: &[Span], op: usize| -> Option<f64> {
         // Nothing of a cohort before it is known whether it joins.
         let of = &program.ops[op];
-        let join = joins.get(&of.sub_batch).filter(|&&j| program.is_of_cohort(of) && j != op);
+        let join = match program.is_of_cohort(of) {
+            true => joins.get(&of.sub_batch).filter(|&&j| j != op),
+            false => None,
+        };
         waits[op].iter().chain(join).try_fold(0.0f64, |t, &w| {
             let end = spans[w].end;
             (!end.is_nan()).then_some(t.max(end))

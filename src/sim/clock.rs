@@ -10,9 +10,10 @@
 
 use std::collections::HashMap;
 
+use super::cohorts;
 use crate::Result;
-use crate::plan::predict::Predicted;
-use crate::plan::short::Seconds;
+use crate::plan::Predictor;
+use crate::plan::predictor::Seconds;
 use crate::program::virtual_machine::Carried;
 use crate::program::{Flow, Group, Iteration, PageMove, RequestId, SubBatch};
 use crate::sched::Predict;
@@ -40,7 +41,7 @@ pub struct Lap {
 
 /// See the [module](self).
 pub struct Clock<'a> {
-    predicted: &'a Predicted<'a>,
+    predictor: &'a Predictor,
     /// When the CPU has done what it was given.
     host_free: f64,
     /// When the attention of each parked request is done.
@@ -49,8 +50,8 @@ pub struct Clock<'a> {
 
 impl<'a> Clock<'a> {
     /// By these predictions.
-    pub fn new(predicted: &'a Predicted<'a>) -> Clock<'a> {
-        Clock { predicted, host_free: 0.0, ready: HashMap::new() }
+    pub fn new(predictor: &'a Predictor) -> Clock<'a> {
+        Clock { predictor, host_free: 0.0, ready: HashMap::new() }
     }
 
     /// What is under way at `now`.
@@ -68,7 +69,7 @@ impl<'a> Clock<'a> {
         if iteration.flow == Flow::Async {
             return self.overlapped(iteration, now);
         }
-        let t = self.predicted.seconds(iteration)?;
+        let t = self.predictor.seconds(iteration)?;
         let mut lap = lap(&t);
         if t.busy[3] > 0.0 {
             // What the CPU still does for cohorts comes first: it takes the oldest.
@@ -89,7 +90,7 @@ impl<'a> Clock<'a> {
             return Ok(Lap::default());
         }
         let iteration = Iteration { sub_batches: Vec::new(), moves, flow: Flow::Serial, pick: false };
-        Ok(lap(&self.predicted.seconds(&iteration)?))
+        Ok(lap(&self.predictor.seconds(&iteration)?))
     }
 
     fn forget(&mut self, iteration: &Iteration) {
@@ -102,14 +103,14 @@ impl<'a> Clock<'a> {
 
     /// Asynchronous overlap.
     fn overlapped(&mut self, iteration: &Iteration, now: f64) -> Result<Lap> {
-        let (first, cohorts) = iteration.sub_batches.split_first().expect("an iteration has a sub-batch");
-        let t = match Predicted::resident(iteration) {
-            Some(resident) => self.predicted.seconds(&resident)?,
+        let (first, parked) = iteration.sub_batches.split_first().expect("an iteration has a sub-batch");
+        let t = match cohorts::resident(iteration) {
+            Some(resident) => self.predictor.seconds(&resident)?,
             None => Seconds::default(),
         };
         let mut lap = lap(&t);
         lap.parked.push(None);
-        let layers = self.predicted.layers();
+        let layers = self.predictor.layers();
         let when = |clock: &Clock<'_>, batch: &SubBatch| match batch.at {
             None => 0.0,
             Some(_) => {
@@ -120,18 +121,18 @@ impl<'a> Clock<'a> {
         // With nothing else to do the device waits for the first cohort.
         let mut start = now;
         if first.groups.is_empty() {
-            let earliest = cohorts.iter().map(|b| when(self, b)).fold(f64::INFINITY, f64::min);
+            let earliest = parked.iter().map(|b| when(self, b)).fold(f64::INFINITY, f64::min);
             if earliest.is_finite() {
                 start = start.max(earliest);
             }
         }
         let mut extra = 0.0;
         // In the order in which the device comes by.
-        let mut order: Vec<usize> = (0..cohorts.len()).filter(|&c| !cohorts[c].groups.is_empty()).collect();
-        order.sort_by_key(|&c| cohorts[c].at.map_or(0, |l| l + 1));
-        lap.parked.resize(1 + cohorts.len(), None);
+        let mut order: Vec<usize> = (0..parked.len()).filter(|&c| !parked[c].groups.is_empty()).collect();
+        order.sort_by_key(|&c| parked[c].at.map_or(0, |l| l + 1));
+        lap.parked.resize(1 + parked.len(), None);
         for c in order {
-            let batch = &cohorts[c];
+            let batch = &parked[c];
             lap.cohorts += 1;
             let through = |l: u32| f64::from(l) / f64::from(layers) * t.all;
             let looked = start + extra + batch.at.map_or(0.0, through);
@@ -141,7 +142,7 @@ impl<'a> Clock<'a> {
                 continue;
             }
             lap.advanced += 1;
-            let (gpu, link) = self.predicted.joined(batch);
+            let (gpu, link) = cohorts::joined(self.predictor, batch);
             extra += gpu + link;
             lap.gpu += gpu + link;
             lap.d2h += link;
@@ -151,7 +152,7 @@ impl<'a> Clock<'a> {
                 continue;
             }
             lap.parked[1 + c] = Some(next);
-            let attends = self.predicted.cohort_attention(&batch.groups, next as usize);
+            let attends = cohorts::attention(self.predictor, &batch.groups, next as usize);
             let begin = self.host_free.max(here + gpu + link);
             self.host_free = begin + attends;
             lap.cpu += attends;

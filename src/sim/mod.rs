@@ -11,15 +11,17 @@
 //! |---|---|
 //! | `capacity` | pages on each side of a machine that holds a model's weights |
 //! | `clock` | how long an iteration takes, which cohorts advance, what the host has left to do |
+//! | `cohorts` | what a cohort adds to an iteration |
 //! | `run` | the loop |
 //! | `report` | throughput, latencies, busy fractions |
 //! | `window` | a few steps, operation by operation |
 //!
-//! Seconds come from [`plan::predict`](crate::plan::predict), as those that the strategies weigh.
+//! Seconds come from [`plan::predictor`](crate::plan::predictor), as those that the strategies weigh.
 //! `docs/simulate.md` says what is modelled and what is not.
 
 pub mod capacity;
 mod clock;
+mod cohorts;
 mod report;
 mod run;
 mod window;
@@ -28,7 +30,6 @@ pub use capacity::{Capacity, Room};
 pub use clock::{Clock, Lap};
 pub use report::{Latencies, Quantiles, Report, Requests, Sums, Trip, report};
 pub use run::{Options, simulate, timeline};
-pub use window::Machine;
 
 #[cfg(test)]
 mod tests;

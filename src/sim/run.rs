@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use super::capacity::Capacity;
 use super::clock::Clock;
 use super::report::{Report, Sums, Trip, report};
-use super::window::{Machine, Recorder};
+use super::window::Recorder;
 use crate::cache::PAGE_TOKENS;
-use crate::plan::predict::Predicted;
+use crate::plan::Predictor;
 use crate::program::{Flow, Iteration, PageMove, RequestId, Side, Wants};
 use crate::sched::{Decision, Job, Limits, Observed, Predict, Queues, Strategy};
 use crate::timeline::{Timeline, Window};
@@ -43,7 +43,7 @@ pub struct Options {
 pub fn simulate(
     requests: &[Arrival],
     strategy: &mut dyn Strategy,
-    predict: &Predicted<'_>,
+    predict: &Predictor,
     options: &Options,
     seen: &mut dyn FnMut(u64),
 ) -> Result<Report> {
@@ -52,21 +52,21 @@ pub fn simulate(
     Ok(report(name, &sim.trips, sim.sums))
 }
 
-/// Runs `requests` as far as the `window` reaches, and says what ran in it and when; `machine` is what `predict` predicts for. Nothing,
-/// of a run that is over before.
+/// Runs `requests` as far as the `window` reaches, and says what ran in it and when. Nothing, of a run that is
+/// over before.
 ///
 /// # Errors
 /// As [`simulate`].
 pub fn timeline(
     requests: &[Arrival],
     strategy: &mut dyn Strategy,
-    predict: &Predicted<'_>,
+    predict: &Predictor,
     options: &Options,
-    (machine, window): (Machine<'_>, Window),
+    window: Window,
     seen: &mut dyn FnMut(u64),
 ) -> Result<Timeline> {
     let tokens = requests.iter().map(|r| u64::from(r.output)).sum();
-    let recorder = Recorder::new(machine, window, tokens);
+    let recorder = Recorder::new(predict, window, tokens);
     let sim = run(requests, strategy, predict, options, Some(recorder), seen)?;
     Ok(sim.recorder.map(|r| r.timeline()).unwrap_or_default())
 }
@@ -74,7 +74,7 @@ pub fn timeline(
 fn run<'a>(
     requests: &'a [Arrival],
     strategy: &mut dyn Strategy,
-    predict: &'a Predicted<'a>,
+    predict: &'a Predictor,
     options: &Options,
     recorder: Option<Recorder<'a>>,
     seen: &mut dyn FnMut(u64),

@@ -5,8 +5,7 @@ use super::*;
 use crate::Error;
 use crate::cache::PAGE_TOKENS;
 use crate::model::synth;
-use crate::plan::predict::Predicted;
-use crate::plan::{Costs, Hardware, Roofline, Sizes, hardware};
+use crate::plan::{Hardware, Predictor, Sizes, hardware};
 use crate::program::{Flow, Group, Iteration, Kv, Phase, Placement, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy};
 use crate::workload::Arrival;
@@ -22,12 +21,11 @@ impl Machine {
         Machine { hardware: hardware::named("t4-xeon").unwrap(), sizes }
     }
 
-    fn with<T>(&self, device_pages: usize, run: impl FnOnce(&Predicted<'_>, &Options) -> T) -> T {
-        let costs = Roofline::new(&self.hardware, &self.sizes);
+    fn with<T>(&self, device_pages: usize, run: impl FnOnce(&Predictor, &Options) -> T) -> T {
         let capacity = Capacity { device_pages, host_pages: 2000 };
         let placement =
             Placement { host_pages: 2000, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
-        let predicted = Predicted::new(&costs as &dyn Costs, &self.sizes, &placement);
+        let predicted = Predictor::new(self.hardware.clone(), self.sizes.clone(), placement);
         run(&predicted, &Options { rows: 512, sub_batches: 2, sequences: 64, capacity })
     }
 
@@ -114,7 +112,7 @@ fn a_cohort_over_the_window_loses_a_whole_iteration() {
             ..cohort(300, None).groups[0]
         };
         let alone = predicted.iteration(&Iteration::serial(vec![resident], false));
-        let one = predicted.cohort_attention(&cohort(100, None).groups, 1) / 100.0;
+        let one = cohorts::attention(predicted, &cohort(100, None).groups, 1) / 100.0;
         let laps = |tokens: u32| {
             let mut clock = Clock::new(predicted);
             let (mut now, mut at, mut laps) = (0.0, None, Vec::new());
@@ -158,7 +156,7 @@ fn a_cohort_without_company_waits_for_the_host_alone() {
         }
         assert_eq!(n, machine.sizes.layers() + 1);
         let attention =
-            predicted.cohort_attention(&cohort(500, None).groups, 0) * machine.sizes.layers() as f64;
+            cohorts::attention(predicted, &cohort(500, None).groups, 0) * machine.sizes.layers() as f64;
         assert!(now > attention && now < 1.6 * attention + 0.2, "{now} {attention}");
     });
 }

@@ -6,33 +6,14 @@
 
 use super::clock::{Clock, Lap};
 use crate::Result;
-use crate::plan::predict::Predicted;
-use crate::plan::{Costs, OpCosts, Sizes};
+use crate::plan::{OpCosts, Predictor};
 use crate::program::virtual_machine::{Advance, Carried, run_from};
-use crate::program::{Flow, Iteration, Kind, Placement, Program, Unit, lower};
+use crate::program::{Flow, Iteration, Kind, Program, Unit, lower};
 use crate::timeline::{Timeline, Traced, Window};
-
-/// A machine with a model on it.
-#[derive(Clone, Copy)]
-pub struct Machine<'a> {
-    /// Seconds of operations.
-    pub costs: &'a dyn Costs,
-    /// The model's sizes.
-    pub sizes: &'a Sizes,
-    /// Where its weights are.
-    pub placement: &'a Placement,
-}
-
-impl<'a> Machine<'a> {
-    /// What strategies weigh on it.
-    pub fn predicted(&self) -> Predicted<'a> {
-        Predicted::new(self.costs, self.sizes, self.placement)
-    }
-}
 
 /// See the [module](self).
 pub(super) struct Recorder<'a> {
-    machine: Machine<'a>,
+    predictor: &'a Predictor,
     window: Window,
     /// Tokens of all requests.
     tokens: u64,
@@ -43,8 +24,8 @@ pub(super) struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    pub fn new(machine: Machine<'a>, window: Window, tokens: u64) -> Recorder<'a> {
-        Recorder { machine, window, tokens, state: None, steps: 0, timeline: Timeline::default() }
+    pub fn new(predictor: &'a Predictor, window: Window, tokens: u64) -> Recorder<'a> {
+        Recorder { predictor, window, tokens, state: None, steps: 0, timeline: Timeline::default() }
     }
 
     /// Whether the iteration that begins at `now`, after so many tokens, is recorded.
@@ -64,14 +45,17 @@ impl<'a> Recorder<'a> {
 
     /// Runs an iteration that begins at `now`; `clock` says what was under way before the first.
     pub fn run(&mut self, iteration: &Iteration, now: f64, clock: &Clock<'_>) -> Result<Lap> {
-        let Machine { costs, sizes, placement } = self.machine;
+        let placement = self.predictor.placement();
         let (begun, carried) = match self.state.take() {
             Some((begun, carried, ended)) => (begun, carried.later(now - ended)),
             None => (now, clock.carried(now)),
         };
         let program = lower(placement, iteration)?;
-        let costs = OpCosts::new(costs, sizes).of(iteration).on(placement);
-        let advance = run_from(&program, iteration, &costs, &carried);
+        let advance = self.predictor.ask(|costs| {
+            let costs =
+                OpCosts::new(costs, self.predictor.sizes()).of(iteration).on(placement).beside(&program);
+            run_from(&program, iteration, &costs, &carried)
+        });
         self.note(&program, &advance, now - begun);
         let lap = lap(iteration, &advance, placement.layers.len() as u32);
         self.state = Some((begun, advance.carried, now + lap.seconds));

@@ -3,8 +3,8 @@
 use tandem::device::open;
 use tandem::engine::{Engine, Finish, Options, Request, Requests};
 use tandem::model::load;
-use tandem::plan::predict::Predicted;
-use tandem::plan::{Roofline, Sizes, hardware};
+use tandem::plan::step_times::Uncached;
+use tandem::plan::{Predictor, Sizes, hardware};
 use tandem::program::{Flow, Group, Iteration, Phase, Placement, Side, SubBatch};
 use tandem::sched::{Decision, Job, Limits, Predict, Queues, Strategy, by_name};
 use tandem::simd::Isa;
@@ -75,11 +75,9 @@ fn seconds(strategy: Box<dyn Strategy>) -> [(f64, f64); 2] {
         placement.clone(),
         &|_| (),
     );
-    // For as long as the test runs.
-    let sizes: &'static Sizes = Box::leak(Box::new(Sizes::of_weights(&m.spec, &m.weights, isa)));
-    let machine = Box::leak(Box::new(hardware::named(MACHINE).unwrap()));
-    let costs = Box::leak(Box::new(Roofline::new(machine, sizes).uncached()));
-    let mut all = Requests::with(e.unwrap(), strategy, Box::new(Predicted::new(costs, sizes, &placement)));
+    let sizes = Sizes::of_weights(&m.spec, &m.weights, isa);
+    let predictor = Predictor::new(Uncached(hardware::named(MACHINE).unwrap()), sizes, placement);
+    let mut all = Requests::with(e.unwrap(), strategy, Box::new(predictor));
     let streams: Vec<_> = (0..8)
         .map(|i| {
             let request = Request {

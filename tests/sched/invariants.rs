@@ -56,7 +56,7 @@ fn table() -> impl Draw<Value = Table> {
 }
 
 /// As many as `PROPTEST_CASES` says.
-fn cases(usual: u32) -> u32 {
+pub fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 

@@ -4,14 +4,17 @@ use std::time::Instant;
 
 use proptest::prelude::{ProptestConfig, prop, prop_assert, prop_oneof, proptest};
 use proptest::strategy::Strategy as Draw;
+use tandem::cache::PAGE_TOKENS;
 use tandem::model::synth;
 use tandem::plan::cost::Costs as _;
-use tandem::plan::{Predictor, Roofline, Sizes, hardware};
+use tandem::plan::{Hardware, Predictor, Roofline, Sizes, hardware};
 use tandem::program::{
-    Flow, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
-    SubBatch, Sublayer, Wants, check, lower,
+    Flow, Group, Iteration, Kv, LayerPlacement, PageMove, Phase, Placement, Policy, RequestId, Residence,
+    Side, SubBatch, Sublayer, Unit, Wants, check, lower,
 };
 use tandem::sched::{self, Job, Limits, Predict, Queues};
+
+use crate::invariants::cases;
 
 const KINDS: [(Phase, Kv); 4] = [
     (Phase::Prefill, Kv::Host),
@@ -21,9 +24,13 @@ const KINDS: [(Phase, Kv); 4] = [
 ];
 
 fn predictor(model: &str, machine: &str, placement: &dyn Fn(usize) -> Placement) -> Predictor {
+    on_machine(model, hardware::named(machine).unwrap(), placement)
+}
+
+fn on_machine(model: &str, machine: Hardware, placement: &dyn Fn(usize) -> Placement) -> Predictor {
     let sizes = Sizes::of_spec(&synth::parse(model).unwrap().spec);
     let placement = placement(sizes.layers());
-    Predictor::new(hardware::named(machine).unwrap(), sizes, placement)
+    Predictor::new(machine, sizes, placement)
 }
 
 fn on_device(layers: usize) -> Placement {
@@ -97,18 +104,52 @@ fn iterations(layers: u32) -> impl Draw<Value = Iteration> {
     ]
 }
 
+/// Whole requests to the side where the iteration has them: of its first sub-batch those that `which` says, and one without rows.
+fn with_moves(mut iteration: Iteration, which: &[bool]) -> Iteration {
+    let of = |request, pages: u32, to| PageMove { request, to, pages: 0..pages };
+    let groups = iteration.sub_batches[0].groups.iter().zip(which);
+    iteration.moves = groups
+        .filter(|(g, moves)| **moves && g.first as usize >= PAGE_TOKENS)
+        .map(|(g, _)| {
+            let to = if g.kv == Kv::Host { Side::Host } else { Side::Device };
+            let page = PAGE_TOKENS as u32;
+            // Half of them with the page that the next token goes to.
+            of(g.request, if g.request.slot % 2 == 0 { g.first.div_ceil(page) } else { g.first / page }, to)
+        })
+        .collect();
+    if which.first() == Some(&true) {
+        let stranger = RequestId { slot: 1 << 20, generation: 0 };
+        iteration.moves.push(of(stranger, 30, Side::Host));
+    }
+    iteration
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(90), ..ProptestConfig::default() })]
     #[test]
-    fn a_few_layers_tell_what_all_of_them_take(iteration in iterations(32), which in 0..3usize) {
+    fn a_few_layers_tell_what_all_of_them_take(
+        iteration in iterations(32), which in 0..3usize, moves in prop::collection::vec(prop::bool::weighted(0.2), 0..24),
+        slowed in prop::bool::ANY
+    ) {
+        let iteration = with_moves(iteration, &moves);
         let placement: &dyn Fn(usize) -> Placement = [&on_device as &dyn Fn(usize) -> Placement, &split, &streamed][which];
         let (model, machine) = [("llama-3.1-8b", "a10-xeon"), ("llama-2-7b", "t4-xeon"), ("llama-3.1-8b", "a10-xeon")][which];
-        let predictor = predictor(model, machine, placement);
+        let mut machine = hardware::named(machine).unwrap();
+        if slowed {
+            // Copies slow down attention on the host.
+            machine.efficiency.cpu_beside_copies = 0.6;
+        }
+        let predictor = on_machine(model, machine, placement);
         let Ok(exact) = predictor.exact(&iteration) else { return Ok(()) };
         // Twice: the second time the shape is known.
         for _ in 0..2 {
-            let predicted = predictor.iteration(&iteration);
-            prop_assert!((predicted - exact).abs() <= 0.01 * exact, "{predicted} of {exact} s: {iteration:?}");
+            let predicted = predictor.seconds(&iteration).unwrap();
+            let (all, want) = (predicted.all, exact.all);
+            prop_assert!((all - want).abs() <= 0.01 * want, "{all} of {want} s: {iteration:?}");
+            for ((unit, busy), works) in Unit::ALL.iter().zip(predicted.busy).zip(exact.busy) {
+                let near = (busy - works).abs() <= 0.01 * works.max(want);
+                prop_assert!(near, "{unit:?}: {busy} of {works} s in {want}: {iteration:?}");
+            }
         }
     }
 }
@@ -120,7 +161,7 @@ fn blocks_that_take_turns_and_windows_are_priced_as_they_are() {
     let mut ids = 0;
     let kinds = [vec![(40, 200)], vec![(0, 31), (700, 64)], vec![(10, 1), (3000, 1)], vec![(900, 1)]];
     let iteration = Iteration::serial(batch(&kinds, &mut ids).groups, true);
-    let (predicted, exact) = (predictor.iteration(&iteration), predictor.exact(&iteration).unwrap());
+    let (predicted, exact) = (predictor.iteration(&iteration), predictor.exact(&iteration).unwrap().all);
     assert!((predicted - exact).abs() <= 1e-3 * exact, "{predicted} of {exact}");
 }
 
@@ -251,7 +292,7 @@ fn rows_within_the_devices_products() {
                     sub_batches.push(SubBatch::parked(groups(n, Kv::Host), 7 + 9 * i as u32));
                 }
                 let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true };
-                let all = p.exact(&iteration).unwrap();
+                let all = p.exact(&iteration).unwrap().all;
                 let product = |rows| -> f64 {
                     PRODUCTS.iter().map(|&s| roofline.product(Side::Device, 7, s, rows)).sum()
                 };

@@ -4,16 +4,17 @@ pub mod plot;
 pub mod table;
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use serde::Serialize;
-use tandem::plan::{Costs, Hardware, Roofline, Sizes};
-use tandem::profile::Tables;
+use tandem::plan::step_times::{Source as StepSource, Uncached};
+use tandem::plan::{Hardware, Predictor, Sizes};
+use tandem::profile::{Tables, Timings};
 use tandem::program::{Placement, Side};
 use tandem::sched;
-use tandem::sim::{self, Capacity, Machine, Report, Room};
+use tandem::sim::{self, Capacity, Report, Room};
 use tandem::timeline::{Timeline, Window};
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
@@ -138,7 +139,7 @@ pub struct Setup {
 }
 
 /// Makes a run, telling how many of its requests are over.
-type One<'a, T> = &'a (dyn Fn(&Machine<'_>, &Run<'_>, &mut dyn FnMut(u64)) -> tandem::Result<T> + Sync);
+type One<'a, T> = &'a (dyn Fn(&Predictor, &Run<'_>, &mut dyn FnMut(u64)) -> tandem::Result<T> + Sync);
 
 /// One simulation to make.
 pub struct Run<'a> {
@@ -154,19 +155,17 @@ impl Setup {
 
     /// Makes all runs; results in their order.
     fn run(&self, runs: &[Run<'_>], what: &str) -> Result<Vec<Report>> {
-        self.each(runs, what, &|machine, run, seen| {
+        self.each(runs, what, &|predictor, run, seen| {
             let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
-            sim::simulate(run.requests, &mut *strategy, &machine.predicted(), &self.options, seen)
+            sim::simulate(run.requests, &mut *strategy, predictor, &self.options, seen)
         })
     }
 
     /// What the window shows of each.
     fn look(&self, runs: &[Run<'_>], window: Window) -> Result<Vec<Timeline>> {
-        self.each(runs, "simulating for the timeline", &|machine, run, seen| {
+        self.each(runs, "simulating for the timeline", &|predictor, run, seen| {
             let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
-            let predicted = machine.predicted();
-            let look = (*machine, window);
-            sim::timeline(run.requests, &mut *strategy, &predicted, &self.options, look, seen)
+            sim::timeline(run.requests, &mut *strategy, predictor, &self.options, window, seen)
         })
     }
 
@@ -182,11 +181,9 @@ impl Setup {
                 runs.get(i).map(|r| (i, r))
             } {
                 let mut before = 0;
-                let result = self.on_machine(|machine| {
-                    one(machine, run, &mut |over| {
-                        bar.set(done.fetch_add(over - before, Ordering::Relaxed) + over - before);
-                        before = over;
-                    })
+                let result = one(&self.predictor(), run, &mut |over| {
+                    bar.set(done.fetch_add(over - before, Ordering::Relaxed) + over - before);
+                    before = over;
                 });
                 *results[i].lock().expect("nobody panics with it") = Some(result);
             }
@@ -203,17 +200,16 @@ impl Setup {
         results.into_iter().map(|r| Ok(of(r)?)).collect()
     }
 
-    fn on_machine<T>(&self, f: impl FnOnce(&Machine<'_>) -> T) -> T {
-        let roofline = Roofline::new(&self.hardware, &self.sizes).uncached();
-        let measured = self.tables.as_ref().map(|t| t.costs(&self.hardware, &self.sizes));
-        let costs: &dyn Costs = match &measured {
-            Some(measured) => measured,
-            None => &roofline,
-        };
+    /// What all is predicted by: each run has its own, and what it remembers.
+    fn predictor(&self) -> Predictor {
         let Capacity { device_pages, host_pages } = self.options.capacity;
         let placement =
             Placement { host_pages, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
-        f(&Machine { costs, sizes: &self.sizes, placement: &placement })
+        let source: Arc<dyn StepSource> = match &self.tables {
+            Some(tables) => Arc::new(Timings::new(self.hardware.clone(), tables.clone())),
+            None => Arc::new(Uncached(self.hardware.clone())),
+        };
+        Predictor::of(source, self.sizes.clone(), placement)
     }
 }
 

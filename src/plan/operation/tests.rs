@@ -256,6 +256,7 @@ fn streams_run_under_compute() {
 #[test]
 fn copies_slow_down_attention_on_the_host_while_they_run() {
     let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} for {want}");
+    let slower = |share, attention, up| Beside { attention, up, ..Beside::default() }.slower(share);
     close(slower(0.5, 4.0, 0.0), 1.0);
     // Two seconds of copies do one second of the work; three are left.
     close(slower(0.5, 4.0, 2.0), 5.0 / 4.0);

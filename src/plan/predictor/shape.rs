@@ -1,13 +1,16 @@
 //! What an iteration looks like without its numbers, and the small programs of that shape.
 
+use std::collections::HashMap;
+
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::plan::Sizes;
 use crate::plan::cost::{self, Scan};
+use crate::plan::operation::list_words;
 use crate::program::order::waits;
 use crate::program::{
-    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, Phase, Placement, Program, RequestId, Side,
-    SubBatch, Wants, lower,
+    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, Program, RequestId,
+    Residence, Side, SubBatch, Wants, Work, lower,
 };
 
 /// Layers of a run that are priced; the others take as long as one more than these.
@@ -20,6 +23,8 @@ const MOST_RUNS: usize = 4;
 pub(super) struct Kinds {
     /// Each kind's first layer, and how many there are.
     pub counts: Vec<(usize, usize)>,
+    /// Of each layer, the first of its kind.
+    firsts: Vec<usize>,
     /// Windows of the layers: no window first, each once.
     pub windows: Vec<Option<u64>>,
     /// Runs of neighbours of one kind: first layer, how many.
@@ -28,6 +33,10 @@ pub(super) struct Kinds {
     priced: Vec<usize>,
     /// Whether decode rows have pages copied to the device: then each request has operations of its own.
     pub streams_decode: bool,
+    /// The same of prompts whose keys and values are not on the host as a whole.
+    streams_prompts: bool,
+    /// Whether weights of layers cross the link.
+    streams_weights: bool,
 }
 
 impl Kinds {
@@ -35,6 +44,7 @@ impl Kinds {
         let mut counts: Vec<(usize, usize)> = Vec::new();
         let mut runs: Vec<(usize, usize, usize)> = Vec::new();
         let mut windows = vec![None];
+        let mut firsts = Vec::with_capacity(placement.layers.len());
         for (layer, at) in placement.layers.iter().enumerate() {
             let block = &sizes.blocks[layer];
             let like = |other: usize| sizes.blocks[other] == *block && placement.layers[other] == *at;
@@ -43,6 +53,7 @@ impl Kinds {
                 counts.len() - 1
             });
             counts[kind].1 += 1;
+            firsts.push(counts[kind].0);
             match runs.last_mut() {
                 Some((.., n, k)) if *k == kind => *n += 1,
                 _ => runs.push((layer, 1, kind)),
@@ -56,22 +67,42 @@ impl Kinds {
         let streams =
             |at: &LayerPlacement| at.kv == Side::Host && at.decode.attention() == Some(Side::Device);
         let streams_decode = placement.layers.iter().any(streams);
+        let streams_prompts = placement.layers.iter().any(|at| at.kv == Side::Host);
         Kinds {
             streams_decode,
+            streams_prompts,
+            streams_weights: placement.layers.iter().any(|at| at.weights == Residence::Streamed),
             counts,
+            firsts,
             windows,
             runs: runs.into_iter().map(|(layer, n, _)| (layer, n)).collect(),
             priced,
         }
     }
 
-    /// Where a layer is: its run, and its place in it as far as it matters.
-    fn place(&self, layer: u32) -> (usize, Place) {
+    /// Whether pages of a group are copied, layer by layer.
+    fn copied(&self, group: &Group) -> bool {
+        group.phase == Phase::Prefill && (group.kv == Kv::Host || self.streams_prompts)
+    }
+
+    /// Whether two neighbours are priced as one: what is stored of a prompt has copies of its own.
+    fn alike(&self, a: &Group, b: &Group) -> bool {
+        a.phase == b.phase && a.kv == b.kv && (!self.copied(a) || (a.first == 0 && b.first == 0))
+    }
+
+    /// The place of a layer's window.
+    fn window(&self, window: Option<u64>) -> usize {
+        self.windows.iter().position(|w| *w == window).expect("a window of some layer")
+    }
+
+    /// Where a layer is: its run, and its place in it as far as it matters. Beside copies that others wait for each place is its own:
+    /// who comes before one costs nothing.
+    fn place(&self, layer: u32, copies: bool) -> (usize, Place) {
         let layer = layer as usize;
         let run = self.runs.iter().rposition(|&(first, _)| first <= layer).unwrap_or(0);
         let ((first, n), priced) = (self.runs[run], self.priced[run]);
         let place = match layer - first {
-            within if n == priced => Place::Layer(within),
+            within if n == priced || copies => Place::Layer(within),
             within if within + 1 == n => Place::Last,
             within => Place::Layer(within.min(1)),
         };
@@ -88,45 +119,97 @@ enum Place {
     Last,
 }
 
-/// Sums over rows that go the same way.
+/// Rows that go the same way, in sums.
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rows {
+    phase: Phase,
+    kv: Kv,
+    /// Tokens that are stored, as far as it matters: see [`stored`].
+    first: u32,
     rows: u64,
     wanted: u64,
-    /// Pages with stored tokens, with new ones, and with both.
-    pages: [u64; 3],
+    /// Words of the lists that say which they are.
+    words: u64,
+    /// Pages with stored tokens, and of these those with new ones, too.
+    pages: [u64; 2],
+    /// Of each group, pages with new tokens, where these are copied.
+    copies: Vec<u64>,
     /// By window: what all rows see, and what those see that want logits.
     scans: Vec<[Scan; 2]>,
 }
 
 impl Rows {
     /// Of the classes of a sub-batch.
-    pub fn of(batch: &SubBatch, windows: &[Option<u64>]) -> Vec<Rows> {
+    pub fn of(batch: &SubBatch, kinds: &Kinds) -> Vec<Rows> {
+        let windows = &kinds.windows;
+        let page = PAGE_TOKENS as u32;
         let mut all: Vec<Rows> = Vec::new();
         let mut last: Option<&Group> = None;
         for group in &batch.groups {
-            if !last.is_some_and(|l| alike(l, group)) {
+            let copied = kinds.copied(group);
+            if !last.is_some_and(|l| kinds.alike(l, group)) {
                 all.push(Rows {
+                    phase: group.phase,
+                    kv: group.kv,
+                    first: if copied { stored(group.first) } else { page + 1 },
                     rows: 0,
                     wanted: 0,
-                    pages: [0; 3],
+                    words: 0,
+                    pages: [0; 2],
+                    copies: Vec::new(),
                     scans: vec![[Scan::default(); 2]; windows.len()],
                 });
             }
             last = Some(group);
             let class = all.last_mut().expect("one has just been put there");
+            let wanted = group.wanted();
             class.rows += u64::from(group.tokens);
-            class.wanted += u64::from(group.wanted());
-            let page = PAGE_TOKENS as u32;
-            class.pages[0] += u64::from(group.first.div_ceil(page));
-            class.pages[1] += u64::from(group.end().div_ceil(page) - group.first / page);
-            class.pages[2] += u64::from(!group.first.is_multiple_of(page));
+            class.wanted += u64::from(wanted);
+            class.words += list_words(group);
+            if copied {
+                class.pages[0] += u64::from(group.first.div_ceil(page));
+                class.pages[1] += u64::from(!group.first.is_multiple_of(page));
+                class.copies.push(u64::from(group.end().div_ceil(page) - group.first / page));
+            }
             for (window, scans) in windows.iter().zip(&mut class.scans) {
-                let logits = group.wanted();
                 scans[0] = scans[0].plus(scan(group, group.tokens, *window));
-                scans[1] = scans[1].plus(scan(group, logits, *window));
+                scans[1] = scans[1].plus(scan(group, wanted, *window));
             }
         }
         all
+    }
+}
+
+/// A step in sums, by sub-batch and class.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Sums(Vec<Vec<Rows>>);
+
+impl Sums {
+    pub fn of(iteration: &Iteration, kinds: &Kinds) -> Sums {
+        Sums(iteration.sub_batches.iter().map(|b| Rows::of(b, kinds)).collect())
+    }
+
+    /// Whether keys and values of a request are on both sides.
+    pub fn split(&self) -> bool {
+        self.0.iter().flatten().any(|c| matches!(c.kv, Kv::Split { .. }))
+    }
+
+    /// Tokens whose keys and values are read, in the mean over the layers.
+    pub fn stored(&self, sizes: &Sizes, kinds: &Kinds) -> u64 {
+        sizes.mean_by_window(|window| {
+            let at = kinds.window(window);
+            self.0.iter().flatten().map(|c| c.scans[at][0].kv_tokens).sum()
+        })
+    }
+
+    /// Words of the lists of a sub-batch.
+    pub fn words(&self, sub_batch: usize) -> u64 {
+        self.0[sub_batch].iter().map(|c| c.words).sum()
+    }
+
+    /// Rows of a sub-batch that want logits.
+    pub fn wanted(&self, sub_batch: usize) -> u64 {
+        self.0[sub_batch].iter().map(|c| c.wanted).sum()
     }
 }
 
@@ -146,9 +229,64 @@ fn scan(group: &Group, rows: u32, window: Option<u64>) -> Scan {
     }
 }
 
-/// Whether two neighbours are priced as one. Prompts are few, and those on the host have moves of pages of their own.
-fn alike(a: &Group, b: &Group) -> bool {
-    a.phase == Phase::Decode && a.phase == b.phase && a.kv == b.kv
+/// Who waits for pages that move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Waiter {
+    sub_batch: usize,
+    class: usize,
+    /// Whether new tokens go to the last of the pages: then they wait as well as attention does.
+    adds: bool,
+}
+
+/// Moves of pages to one side that somebody waits for: up to the last that he waits for, from where another's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub to: Side,
+    /// `None`: nobody in this step.
+    by: Option<Waiter>,
+    /// Of each request.
+    pub pages: Vec<u64>,
+}
+
+impl Moved {
+    /// Of an iteration, to the host first. Copies of one direction run in the order of the moves.
+    pub fn of(iteration: &Iteration, kinds: &Kinds) -> Vec<Moved> {
+        if iteration.moves.is_empty() {
+            return Vec::new();
+        }
+        let mut wanted: Vec<RequestId> = iteration.moves.iter().map(|m| m.request).collect();
+        wanted.sort_unstable();
+        let mut classes: HashMap<RequestId, (usize, usize, u32)> = HashMap::new();
+        for (b, batch) in iteration.sub_batches.iter().enumerate() {
+            let mut class = 0;
+            for (at, group) in batch.groups.iter().enumerate() {
+                class += usize::from(at > 0 && !kinds.alike(&batch.groups[at - 1], group));
+                if wanted.binary_search(&group.request).is_ok() {
+                    classes.insert(group.request, (b, class, group.first));
+                }
+            }
+        }
+        let mut all = Vec::new();
+        for to in [Side::Host, Side::Device] {
+            let moves: Vec<_> =
+                iteration.moves.iter().filter(|m| m.to == to && !m.pages.is_empty()).collect();
+            let by = |at: usize| {
+                let &(sub_batch, class, first) = classes.get(&moves[at].request)?;
+                let adds = moves[at].pages.contains(&(first / PAGE_TOKENS as u32));
+                Some(Waiter { sub_batch, class, adds })
+            };
+            let mut begin = 0;
+            for at in 0..moves.len() {
+                let last = by(at).is_some() && (at + 1..moves.len()).all(|later| by(later) != by(at));
+                if last || at + 1 == moves.len() {
+                    let pages = moves[begin..=at].iter().map(|m| u64::from(m.pages.end - m.pages.start));
+                    all.push(Moved { to, by: by(at), pages: pages.collect() });
+                    begin = at + 1;
+                }
+            }
+        }
+        all
+    }
 }
 
 /// A class: its phase, where its keys and values are, and whether none, some or all of its rows want logits.
@@ -158,8 +296,20 @@ struct Class {
     kv: Kv,
     /// 0, 1, or 2 for all.
     wanted: u8,
-    /// Whether it is the beginning of a prompt: nothing is stored.
-    begins: bool,
+    /// Tokens that are stored, as far as it matters: see [`stored`].
+    first: u32,
+}
+
+/// The fewest stored tokens whose copies wait as those of `first` do: there are none, or whole pages, which new tokens leave alone, or
+/// a page that both share, alone or behind others.
+fn stored(first: u32) -> u32 {
+    let page = PAGE_TOKENS as u32;
+    match (first / page, first % page) {
+        (0, 0) => 0,
+        (0, _) => 1,
+        (_, 0) => page,
+        _ => page + 1,
+    }
 }
 
 /// See the [module](self).
@@ -169,37 +319,29 @@ pub(super) struct Shape {
     pick: bool,
     /// Of each sub-batch, its classes and where it is parked.
     batches: Vec<(Vec<Class>, Option<(usize, Place)>)>,
+    /// Moves of pages: where to, and who waits for them.
+    moves: Vec<(Side, Option<Waiter>)>,
 }
 
 impl Shape {
-    pub fn of(iteration: &Iteration, kinds: &Kinds) -> Shape {
-        let classes = |batch: &SubBatch| {
-            let mut all: Vec<Class> = Vec::new();
-            let mut last: Option<&Group> = None;
-            for g in &batch.groups {
-                let wanted = match g.wanted() {
-                    0 => 0,
-                    n if n == g.tokens => 2,
-                    _ => 1,
-                };
-                let begins = g.phase == Phase::Prefill && g.first == 0;
-                match all.last_mut() {
-                    Some(class) if last.is_some_and(|l| alike(l, g)) => {
-                        if class.wanted != wanted {
-                            class.wanted = 1;
-                        }
-                    }
-                    _ => all.push(Class { phase: g.phase, kv: g.kv, wanted, begins }),
-                }
-                last = Some(g);
-            }
-            all
+    pub fn of(iteration: &Iteration, kinds: &Kinds, sums: &Sums, moved: &[Moved]) -> Shape {
+        let class = |c: &Rows| {
+            let wanted = match c.wanted {
+                0 => 0,
+                n if n == c.rows => 2,
+                _ => 1,
+            };
+            Class { phase: c.phase, kv: c.kv, wanted, first: c.first }
         };
-        let of = |batch: &SubBatch| (classes(batch), batch.at.map(|at| kinds.place(at)));
+        let batches: Vec<Vec<Class>> = sums.0.iter().map(|b| b.iter().map(class).collect()).collect();
+        let copied = |c: &Class| c.phase == Phase::Prefill && c.kv == Kv::Host && c.first > 0;
+        let copies = !moved.is_empty() || batches.iter().flatten().any(copied);
+        let at = iteration.sub_batches.iter().map(|b| b.at.map(|at| kinds.place(at, copies)));
         Shape {
             flow: iteration.flow,
             pick: iteration.pick,
-            batches: iteration.sub_batches.iter().map(of).collect(),
+            batches: batches.into_iter().zip(at).collect(),
+            moves: moved.iter().map(|m| (m.to, m.by)).collect(),
         }
     }
 
@@ -216,7 +358,7 @@ impl Shape {
             Group {
                 request: RequestId { slot, generation: 0 },
                 phase: class.phase,
-                first: u32::from(!class.begins),
+                first: class.first,
                 tokens: if class.wanted == 2 { 1 } else { 2 },
                 kv: class.kv,
                 wants: if class.wanted == 0 { Wants::Nothing } else { Wants::Last },
@@ -231,7 +373,17 @@ impl Shape {
             let groups = classes.iter().map(&mut group).collect();
             sub_batches.push(SubBatch { groups, at: at.map(layer) });
         }
-        Iteration { sub_batches, moves: Vec::new(), flow: self.flow, pick: self.pick }
+        let moves = self.moves.iter().map(|&(to, by)| {
+            slot += 1;
+            let stranger = RequestId { slot, generation: 0 };
+            let group = by.map(|by| &sub_batches[by.sub_batch].groups[by.class]);
+            let request = group.map_or(stranger, |g| g.request);
+            let whole = group.map_or(0, |g| g.first / PAGE_TOKENS as u32);
+            let adds = by.is_some_and(|by| by.adds);
+            PageMove { request, to, pages: 0..(whole + u32::from(adds)).max(1) }
+        });
+        let moves = moves.collect();
+        Iteration { sub_batches, moves, flow: self.flow, pick: self.pick }
     }
 }
 
@@ -239,42 +391,86 @@ impl Shape {
 pub(super) struct Run {
     pub program: Program,
     pub waits: Vec<Vec<usize>>,
-    /// Of each of its layers, the one of the model that it stands for.
-    layers: Vec<usize>,
+    /// Of each operation, its place in [`Template::ops`].
+    pub priced: Vec<usize>,
 }
 
-impl Run {
-    /// An operation with the numbers of these rows, by sub-batch and class.
-    pub fn filled(&self, op: usize, rows: &[Vec<Rows>], sizes: &Sizes, windows: &[Option<u64>]) -> Op {
-        let of = &self.program.ops[op];
-        let classes = &rows[of.sub_batch as usize][of.groups.start as usize..of.groups.end as usize];
-        let layer = of.layer.map(|l| self.layers[l as usize]);
+/// Operations that take equally long, whatever the numbers of their rows are: of one sort in layers of one kind.
+#[derive(PartialEq)]
+pub(super) struct Alike {
+    /// One of them, in the first layer of the kind.
+    op: Op,
+    /// Pages to staging memory: whether it is for the last layer.
+    last: bool,
+    /// Pages of whole requests: which of the moves.
+    pub moved: Option<usize>,
+}
+
+impl Alike {
+    /// Those of a small program's operation in the `layer` of the model that its own stands for.
+    fn of(op: &Op, at: usize, layer: Option<usize>, ends: bool) -> Alike {
+        let staged = |slot: Option<u8>| slot.map(|_| 0);
+        // The slot says where, not how long.
+        let (kind, last, moved) = match op.kind {
+            Kind::Stream { .. } => (Kind::Stream { slot: 0 }, false, None),
+            Kind::Append { mailbox, staged: s } => (Kind::Append { mailbox, staged: staged(s) }, false, None),
+            Kind::Attend { part, from_mailbox, to_mailbox, staged: s } => {
+                (Kind::Attend { part, from_mailbox, to_mailbox, staged: staged(s) }, false, None)
+            }
+            // They are the first operations.
+            Kind::PageIn { staged: None } | Kind::PageOut { staged: None } => (op.kind, false, Some(at)),
+            Kind::PageIn { staged: s } => (Kind::PageIn { staged: staged(s) }, ends, None),
+            Kind::PageOut { staged: s } => (Kind::PageOut { staged: staged(s) }, false, None),
+            kind => (kind, false, None),
+        };
+        let op = Op {
+            kind,
+            layer: layer.map(|l| l as u32),
+            rows: 0..0,
+            work: Work::default(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            ..op.clone()
+        };
+        Alike { op, last, moved }
+    }
+
+    /// With the numbers of a step, one after the other: a copy for each request, or all at once.
+    pub fn filled(&self, sums: &Sums, sizes: &Sizes, kinds: &Kinds, mut each: impl FnMut(&Op)) {
+        let of = &self.op;
+        let classes = &sums.0[of.sub_batch as usize][of.groups.start as usize..of.groups.end as usize];
         let logits = of.wanted_only || matches!(of.kind, Kind::Head { .. } | Kind::Pick);
-        let mut work = of.work;
+        let mut op = of.clone();
         match of.kind {
             Kind::Stream { .. } => {}
             Kind::PageIn { .. } => {
                 // The last layer of rows without logits only adds to the page that new tokens begin in.
-                let last = of.layer.is_some_and(|l| l as usize + 1 == self.layers.len());
-                let needed = |c: &Rows| if last && c.wanted == 0 { c.pages[2] } else { c.pages[0] };
-                work.pages = classes.iter().map(needed).sum();
+                let needed = |c: &Rows| if self.last && c.wanted == 0 { c.pages[1] } else { c.pages[0] };
+                op.work.pages = classes.iter().map(needed).sum();
             }
-            Kind::PageOut { .. } => work.pages = classes.iter().map(|c| c.pages[1]).sum(),
-            _ => work.rows = classes.iter().map(|c| if logits { c.wanted } else { c.rows }).sum(),
+            Kind::PageOut { .. } => {
+                for &pages in classes.iter().flat_map(|c| &c.copies) {
+                    op.work.pages = pages;
+                    each(&op);
+                }
+                return;
+            }
+            _ => op.work.rows = classes.iter().map(|c| if logits { c.wanted } else { c.rows }).sum(),
         }
         if let Kind::Attend { .. } = of.kind {
-            let window = layer.and_then(|l| sizes.blocks[l].window);
-            let at = windows.iter().position(|w| *w == window).expect("a window of some layer");
+            let at = kinds.window(of.layer.and_then(|l| sizes.blocks[l as usize].window));
             let sum =
                 classes.iter().map(|c| c.scans[at][usize::from(logits)]).fold(Scan::default(), Scan::plus);
-            (work.kv_tokens, work.pairs) = (sum.kv_tokens, sum.pairs);
+            (op.work.kv_tokens, op.work.pairs) = (sum.kv_tokens, sum.pairs);
         }
-        Op { work, layer: layer.map(|l| l as u32), reads: Vec::new(), writes: Vec::new(), ..of.clone() }
+        each(&op);
     }
 }
 
 /// The programs of a shape.
 pub(super) struct Template {
+    /// What there is to price.
+    pub ops: Vec<Alike>,
     /// A few layers of each run.
     pub base: Run,
     /// With one layer more of a run, and how many the run has beyond those of the base.
@@ -285,17 +481,33 @@ impl Template {
     /// # Errors
     /// The shape cannot be lowered.
     pub fn new(shape: &Shape, placement: &Placement, kinds: &Kinds) -> Result<Template> {
-        let program = |priced: &[usize]| -> Result<Run> {
+        let mut ops: Vec<Alike> = Vec::new();
+        let mut program = |priced: &[usize]| -> Result<Run> {
             let layers: Vec<usize> =
                 kinds.runs.iter().zip(priced).flat_map(|(&(first, _), &n)| first..first + n).collect();
             let at = layers.iter().map(|&l| placement.layers[l]).collect();
             let small = Placement { layers: at, ..placement.clone() };
-            let program = lower(&small, &shape.iteration(priced))?;
-            Ok(Run { waits: waits(&program), program, layers })
+            let mut program = lower(&small, &shape.iteration(priced))?;
+            let waits = waits(&program);
+            // What they read and write has been looked at.
+            for op in &mut program.ops {
+                (op.reads, op.writes) = (Vec::new(), Vec::new());
+            }
+            let priced = program.ops.iter().enumerate().map(|(at, op)| {
+                let layer = op.layer.map(|l| kinds.firsts[layers[l as usize]]);
+                let ends = op.layer.is_some_and(|l| l as usize + 1 == layers.len());
+                let alike = Alike::of(op, at, layer, ends);
+                ops.iter().position(|known| *known == alike).unwrap_or_else(|| {
+                    ops.push(alike);
+                    ops.len() - 1
+                })
+            });
+            Ok(Run { priced: priced.collect(), waits, program })
         };
-        // Copies of a prompt's pages run ahead by what the layers before leave of time, and end early in the last one: nothing
-        // repeats, so all layers are priced.
-        let whole = shape.has_prompts_to_host();
+        // Copies of a prompt's pages run ahead by what the layers before leave of time, and end early in the last one; copies of whole
+        // requests run beside as many layers as they take; and a streamed layer's weights run ahead until the link or the device has
+        // made up what the other was ahead, which takes the more layers the nearer the two are: nothing repeats, so all are priced.
+        let whole = shape.has_prompts_to_host() || !shape.moves.is_empty() || kinds.streams_weights;
         let each: Vec<usize> = match whole {
             true => kinds.runs.iter().map(|&(_, n)| n).collect(),
             false => kinds.priced.clone(),
@@ -309,6 +521,6 @@ impl Template {
                 longer.push((program(&more)?, (n - priced) as f64));
             }
         }
-        Ok(Template { base, longer })
+        Ok(Template { ops, base, longer })
     }
 }

@@ -14,6 +14,8 @@
 
 mod curve;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::curve::{Curve, Surface};
@@ -175,7 +177,7 @@ impl Tables {
     pub fn costs<'a>(&'a self, hardware: &'a Hardware, sizes: &'a Sizes) -> Measured<'a> {
         Measured {
             tables: self,
-            factors: self.factors.index(),
+            factors: Cow::Owned(self.factors.index()),
             roofline: Roofline::new(hardware, sizes),
             sizes,
         }
@@ -189,11 +191,26 @@ pub struct Timings {
     pub hardware: Hardware,
     /// Timings of the model's operations on it.
     pub tables: Tables,
+    /// Those of the tables: a scheduler asks a hundred times a step.
+    factors: FactorIndex,
+}
+
+impl Timings {
+    /// Of a machine, by what was measured there.
+    pub fn new(hardware: Hardware, tables: Tables) -> Timings {
+        let factors = tables.factors.index();
+        Timings { hardware, tables, factors }
+    }
 }
 
 impl Source for Timings {
     fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs)) {
-        question(&self.tables.costs(&self.hardware, sizes));
+        question(&Measured {
+            tables: &self.tables,
+            factors: Cow::Borrowed(&self.factors),
+            roofline: Roofline::new(&self.hardware, sizes),
+            sizes,
+        });
     }
 }
 
@@ -204,7 +221,7 @@ const CONTEXT: u64 = 512;
 #[derive(Debug, Clone)]
 pub struct Measured<'a> {
     tables: &'a Tables,
-    factors: FactorIndex<'a>,
+    factors: Cow<'a, FactorIndex>,
     roofline: Roofline<'a>,
     sizes: &'a Sizes,
 }
