@@ -7,6 +7,7 @@ use crate::cache::PAGE_TOKENS;
 use crate::plan::Sizes;
 use crate::plan::cost::{self, Scan};
 use crate::plan::operation::list_words;
+use crate::program::lower::cohort_pieces;
 use crate::program::order::waits;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, Program, RequestId,
@@ -35,6 +36,8 @@ pub(super) struct Kinds {
     pub streams_decode: bool,
     /// The same of prompts whose keys and values are not on the host as a whole.
     streams_prompts: bool,
+    /// Pieces that a cohort's attention of a layer is.
+    pieces: u32,
     /// Whether weights of layers cross the link.
     streams_weights: bool,
 }
@@ -71,6 +74,7 @@ impl Kinds {
         Kinds {
             streams_decode,
             streams_prompts,
+            pieces: cohort_pieces(placement),
             streams_weights: placement.layers.iter().any(|at| at.weights == Residence::Streamed),
             counts,
             firsts,
@@ -139,15 +143,16 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Of the classes of a sub-batch.
-    pub fn of(batch: &SubBatch, kinds: &Kinds) -> Vec<Rows> {
+    /// Of the classes of a sub-batch, or of the pieces that a cohort is attended in.
+    pub fn of(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<Rows> {
+        let cuts = cuts(batch, kinds, pieces);
         let windows = &kinds.windows;
         let page = PAGE_TOKENS as u32;
         let mut all: Vec<Rows> = Vec::new();
         let mut last: Option<&Group> = None;
-        for group in &batch.groups {
+        for (at, group) in (0u32..).zip(&batch.groups) {
             let copied = kinds.copied(group);
-            if !last.is_some_and(|l| kinds.alike(l, group)) {
+            if !last.is_some_and(|l| kinds.alike(l, group)) || cuts.contains(&at) {
                 all.push(Rows {
                     phase: group.phase,
                     kv: group.kv,
@@ -180,13 +185,33 @@ impl Rows {
     }
 }
 
+/// Where pieces of a cohort begin, but for the first of a class: as [`lower()`](crate::program::lower()) cuts them.
+fn cuts(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<u32> {
+    let mut cuts = Vec::new();
+    if pieces <= 1 {
+        return cuts;
+    }
+    let mut from = 0;
+    for class in batch.groups.chunk_by(|a, b| kinds.alike(a, b)) {
+        let count = class.len() as u32;
+        let n = pieces.min(count);
+        cuts.extend((1..n).map(|i| from + i * count / n));
+        from += count;
+    }
+    cuts
+}
+
 /// A step in sums, by sub-batch and class.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Sums(Vec<Vec<Rows>>);
 
 impl Sums {
     pub fn of(iteration: &Iteration, kinds: &Kinds) -> Sums {
-        Sums(iteration.sub_batches.iter().map(|b| Rows::of(b, kinds)).collect())
+        let of = |(b, batch): (usize, &SubBatch)| {
+            let cohort = iteration.flow == Flow::Async && b > 0;
+            Rows::of(batch, kinds, if cohort { kinds.pieces } else { 1 })
+        };
+        Sums(iteration.sub_batches.iter().enumerate().map(of).collect())
     }
 
     /// Whether keys and values of a request are on both sides.

@@ -20,6 +20,13 @@ use crate::{Error, Result};
 /// Operations that a cohort's attention of a layer is, where the host computes layers for the device's rows, too.
 const PIECES: u32 = 4;
 
+/// Operations that a cohort's attention of a layer is. Where the device waits for layers of the host, it waits for a piece of a cohort's
+/// attention at most.
+pub(crate) fn cohort_pieces(placement: &Placement) -> u32 {
+    let host = placement.layers.iter().any(|l| l.decode.side(Sublayer::Out) == Side::Host);
+    if host { PIECES } else { 1 }
+}
+
 /// Refuses parked sub-batches of other flows, and cohorts that cannot be.
 pub(super) fn check(placement: &Placement, iteration: &Iteration) -> Result<()> {
     let layers = placement.layers.len();
@@ -95,10 +102,9 @@ pub(super) struct Cohort {
 impl Cohort {
     pub fn new(lowering: Lowering<'_>, at: Option<u32>) -> Result<Cohort> {
         let placement = lowering.placement;
-        // Where the device waits for layers of the host, it waits for a piece of a cohort's attention at most.
-        let lowering = match placement.layers.iter().any(|l| l.decode.side(Sublayer::Out) == Side::Host) {
-            true => lowering.in_pieces(PIECES),
-            false => lowering,
+        let lowering = match cohort_pieces(placement) {
+            1 => lowering,
+            pieces => lowering.in_pieces(pieces),
         };
         let next = placement.next_stop(at);
         let join = |at: u32| {

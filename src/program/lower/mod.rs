@@ -27,6 +27,7 @@ mod operation;
 
 use self::block::{Lane, Lowering};
 use self::cohorts::Cohort;
+pub(crate) use self::cohorts::cohort_pieces;
 use super::iteration::{Flow, Iteration};
 use super::op::{Buffer, Kind, Op, Program, Region, Unit, Work};
 use super::placement::{Placement, Residence};
