@@ -2,18 +2,17 @@
 //!
 //! ```text
 //! memory   evict, swap in, admit: the device first, the host as far as the long run gains by it       (steady)
-//! prompts  at full rate until the host has its requests, then as fast as requests end, and in bubbles
+//! prompts  at full rate until both sides have their requests, then as fast as requests end, and in bubbles             (pace)
 //! steps    the device alone | pipelined, with all of the host's rows or those that are hidden | overlapped     (compose, overlap)
 //! rate     worth of its rows / (predicted seconds · what was learned about such predictions)
 //! ```
 //! Rates within a few percent of each other say little about what comes after: then the host's rows are computed rather than left, and
 //! not parked for a token ([`favour`]).
 //!
-//! Requests that begin together end together, and between that the device would decode without prompts and the host wait for
-//! prompts without decode rows. So requests are admitted while fewer prompts are pending than the decode rows call for, beyond
-//! the number that the long run needs: prompts and answers mix.
+//! Beyond the number that the long run needs, requests are admitted while fewer prompts are pending than the pace calls for:
+//! prompts and answers mix.
 
-use crate::program::{Phase, Side, SubBatch};
+use crate::program::{Phase, Side};
 
 use super::compose::Parts;
 use super::continuous::Continuous;
@@ -22,6 +21,7 @@ use super::hybrid::{best, leaving};
 use super::learn::Learned;
 use super::model::Mode;
 use super::overlap::Cohorts;
+use super::pace::Pace;
 use super::pipeline::AGE;
 use super::predict::Predict;
 use super::queues::{Job, Queues};
@@ -45,8 +45,6 @@ pub struct Auto {
     steady: Option<(Steady, usize)>,
     /// Steps since it was looked at.
     age: u32,
-    /// Decode rows of the last step: tokens, of an overlap's parked rows so many as it makes.
-    tokens: f64,
 }
 
 impl Default for Auto {
@@ -58,7 +56,6 @@ impl Default for Auto {
             mode: Mode::GpuOnly,
             steady: None,
             age: 0,
-            tokens: 0.0,
         }
     }
 }
@@ -121,11 +118,18 @@ impl Strategy for Auto {
         let mut draft = Draft::new(queues, limits);
         draft.evict();
         draft.swap_in();
-        let decoding = draft.of(Side::Host, Phase::Decode).count();
-        let enough = (steady.prompts * self.tokens).ceil() as u64;
-        admit(&mut draft, &steady, enough, limits);
+        let [device, host] = [Side::Device, Side::Host].map(|side| draft.of(side, Phase::Decode).count());
+        let pace = Pace::of(&steady, queues, [device, host]);
+        admit(&mut draft, &steady, pace.pending(device, host.max(steady.least)), limits);
         let prompts = draft.prompts();
-        let first = Rows::of(&draft, &prompts, limits);
+        let decode = Rows::decode(&draft, &prompts, limits);
+        // Of an overlap's parked rows, so many as it makes tokens.
+        let share = 1.0 / f64::from(costs.layers() + 1);
+        let tokens = if steady.mode == Mode::Overlapped { share * host as f64 } else { 0.0 };
+        let mut first = decode.clone();
+        let rows = u64::from(limits.rows);
+        let most = pace.rows(decode.load.rows, tokens).map_or(rows, |n| rows.min(decode.load.rows + n));
+        first.prompts(&prompts, most as u32);
         let parked = self.cohorts.parked(draft.host.iter().map(|&(_, job)| job));
         let is_parked = parked.iter().any(|cohort| !cohort.is_empty());
         let hosts = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());
@@ -148,15 +152,13 @@ impl Strategy for Auto {
         let overlapped = (is_parked || can_overlap).then(|| {
             let window = costs.iteration(&first.clone().alone());
             let step = self.cohorts.draft(&parked, beginners, window, limits, costs);
-            let tokens = step.rows as f64 / f64::from(costs.layers() + 1);
+            let tokens = share * step.rows as f64;
             let worth = worth.of(&first.load) + worth.decode(tokens);
             let rate = of(Mode::Overlapped, worth, &step.iteration(&first));
             (step, rate)
         });
         // As if rows that are parked had their token: the question is whether to go on with them.
-        let decode = Rows::decode(&draft, &prompts, limits);
-        let paced = (limits.sub_batches > 1 && decoding >= steady.least).then_some(enough);
-        let steps = Parts::new(decode, &prompts, &hosts, limits, costs).steps(paced, &worth).into_iter();
+        let steps = Parts::new(decode, &prompts, &hosts, limits, costs).steps(&pace, &worth).into_iter();
         let steps = steps.map(|(iteration, worth)| (of(Mode::Pipelined, worth, &iteration), iteration));
         let (by_both, iteration) = steps.max_by(|a, b| a.0.total_cmp(&b.0)).expect("one at least");
         let rates = [by_device, Some(by_both), overlapped.as_ref().map(|(_, rate)| *rate)];
@@ -167,12 +169,7 @@ impl Strategy for Auto {
         let wanted = best(&ways, last);
         // Rows that are parked end their token; others begin one only if this is what is wanted.
         self.mode = if is_parked { Mode::Overlapped } else { wanted };
-        let load = |batch: &SubBatch| batch.groups.iter().filter(|g| g.phase == Phase::Decode).count() as f64;
-        let share = match self.mode {
-            Mode::Overlapped => 1.0 / f64::from(costs.layers() + 1),
-            _ => 1.0,
-        };
-        let decision = match (self.mode, overlapped) {
+        match (self.mode, overlapped) {
             (Mode::Overlapped, Some((mut step, _))) => {
                 if wanted != Mode::Overlapped {
                     step = self.cohorts.draft(&parked, &[], 0.0, limits, costs);
@@ -181,10 +178,7 @@ impl Strategy for Auto {
             }
             (Mode::Pipelined, _) => draft.decide(iteration),
             _ => draft.decide(first.alone()),
-        };
-        let mut batches = decision.iteration.sub_batches.iter();
-        self.tokens = batches.next().map_or(0.0, load) + share * batches.map(load).sum::<f64>();
-        decision
+        }
     }
 
     fn observe(&mut self, seen: &Observed) {

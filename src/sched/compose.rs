@@ -6,6 +6,7 @@
 
 use crate::program::{Flow, Iteration, Side};
 
+use super::pace::Pace;
 use super::pipeline::most;
 use super::predict::Predict;
 use super::queues::Job;
@@ -63,18 +64,17 @@ impl<'a> Parts<'a> {
     }
 
     /// The best steps with all of the host's rows, and with those whose attention the device hides: each with its worth.
-    /// `paced`: rows of prompts, if not as many as there is room for.
-    pub fn steps(&self, paced: Option<u64>, worth: &Worth) -> Vec<(Iteration, f64)> {
+    pub fn steps(&self, pace: &Pace, worth: &Worth) -> Vec<(Iteration, f64)> {
         let all = self.hosts.len();
-        let prompts = match paced {
-            Some(least) => self.bubble(all).max(least).max(1),
+        let prompts = |n: usize| match pace.rows(self.decode.load.rows, n as f64) {
+            Some(rows) => rows.max(self.bubble(n)),
             None => 2 * u64::from(self.limits.rows),
         };
-        let hidden = self.hidden(prompts).clamp(1, all);
+        let hidden = self.hidden(prompts(all)).clamp(1, all);
         let counts = if hidden < all { &[all, hidden][..] } else { &[all] };
         let lanes = if self.two_lanes() { &[false, true][..] } else { &[false] };
         let best = |&n: &usize| {
-            let steps = lanes.iter().map(|&both| self.step(prompts, both, n, worth));
+            let steps = lanes.iter().map(|&both| self.step(prompts(n), both, n, worth));
             let best = steps.max_by(|a, b| a.rate.total_cmp(&b.rate)).expect("one at least");
             (iteration(best.batches), best.worth)
         };
@@ -103,15 +103,19 @@ impl<'a> Parts<'a> {
         };
         let room = rows - kept.min(rows - own);
         let mut left = budget;
+        // Two prompts share it: one would be all of a sub-batch.
+        let mut shares = [if both && self.prompts.len() > 1 { budget.div_ceil(2) } else { budget }; 2];
         for &(job, side) in self.prompts {
-            let i = usize::from(both && batches[1].load.rows < batches[0].load.rows);
-            let most = room.saturating_sub(batches[i].load.rows).min(left);
+            let emptier = usize::from(both && batches[1].load.rows < batches[0].load.rows);
+            let i = if shares[emptier] == 0 { 1 - emptier } else { emptier };
+            let most = room.saturating_sub(batches[i].load.rows).min(left).min(shares[i]);
             if most == 0 {
                 break;
             }
             let tokens = u64::from(job.prompt - job.stored).min(most) as u32;
             batches[i].push(job.group(tokens, side));
             left -= u64::from(tokens);
+            shares[i] -= u64::from(tokens);
         }
         let fixed = Fixed {
             rows: [0, 1].map(|i| batches[i].load.rows),

@@ -40,6 +40,7 @@ mod learn;
 pub mod model;
 mod neo;
 mod overlap;
+mod pace;
 mod pipeline;
 mod predict;
 mod queues;

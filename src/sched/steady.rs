@@ -29,10 +29,13 @@ use super::weigh::Worth;
 use crate::cache::KvGeometry;
 
 /// A smaller number of requests on the host is preferred while it does so much of the most.
-const ENOUGH: f64 = 0.95;
+const ENOUGH: f64 = 0.97;
+
+/// Prompts and decode rows are as good in steps of their own if those do so much of the most.
+const APART: f64 = 0.85;
 
 /// More of them may be there while they do so much of the most.
-const NEARLY: f64 = 0.94;
+const NEARLY: f64 = 0.95;
 
 /// Overlap has to be better by so much: its rows are parked for a token, and it needs many requests.
 const CLEARLY: f64 = 1.04;
@@ -46,10 +49,14 @@ const LOOKED_AT: usize = 1024;
 /// See the [module](self).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steady {
+    /// Requests that decode on the device.
+    pub device: usize,
     /// Requests worth having on the host: the fewest.
     pub least: usize,
     /// The most.
     pub most: usize,
+    /// Whether it gains by prompts and decode rows in the same steps.
+    pub mixes: bool,
     /// The way that does most.
     pub mode: Mode,
     /// Rows of prompts to a decode row, so that requests come as fast as they end.
@@ -166,21 +173,25 @@ impl Model<'_> {
         Step { mode: Mode::Pipelined, rows, seconds: of(0).min(of(prompts / 2)) }
     }
 
+    /// Tokens in a second with prompts in steps of their own, of so many seconds a row.
+    fn apart(&self, host: u64, prompt: f64) -> f64 {
+        let decode = Model { mix: Mix { prompts: 0.0, ..self.mix }, ..*self }.pipelined(host);
+        decode.rows / (decode.seconds + self.mix.prompts * decode.rows * prompt)
+    }
+
     fn overlapped(&self, host: u64, fill: f64) -> Step {
         let layers = f64::from(self.costs.layers());
-        let prompts = self.prompts(self.device as f64);
-        let alone = self.costs.linear((self.device + prompts).max(1)) + self.device_attention(prompts);
+        let beside =
+            |prompts: u64| self.costs.linear((self.device + prompts).max(1)) + self.device_attention(prompts);
+        let alone = beside(self.prompts(self.device as f64));
         let fits = |c: usize| {
             let c = c as u64;
             self.costs.host_attention(c, self.kv(c)) / layers + self.costs.launch() <= fill * alone
         };
         let cohort = super::pipeline::most(host as usize, fits) as u64;
+        let rows = self.device as f64 + cohort as f64 / (layers + 1.0);
         let joined = if cohort == 0 { 0.0 } else { self.costs.linear(cohort) / layers };
-        Step {
-            mode: Mode::Overlapped,
-            rows: self.device as f64 + cohort as f64 / (layers + 1.0),
-            seconds: alone + joined,
-        }
+        Step { mode: Mode::Overlapped, rows, seconds: beside(self.prompts(rows)) + joined }
     }
 }
 
@@ -210,10 +221,16 @@ impl Steady {
         let most = if least == 0 { 0 } else { enough(NEARLY).next_back().expect("one is the best").0 };
         let rows = u64::from(limits.rows);
         let prompt = costs.linear(rows) / rows as f64;
+        let mixes = model.apart(most as u64, prompt) <= APART * best;
+        // All that are there, if nothing is lost by that: none is left for the end.
+        let all = least > 0 && most == mix.requests - device && !mixes;
+        let least = if all { most } else { least };
         let decode = step.seconds / step.rows.max(1e-9) - mix.prompts * prompt;
         Steady {
+            device,
             least,
             most,
+            mixes,
             mode: step.mode,
             prompts: mix.whole,
             worth: Worth::priced(decode.max(0.0), prompt),
