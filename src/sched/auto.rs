@@ -124,7 +124,7 @@ impl Strategy for Auto {
         let prompts = draft.prompts();
         let decode = Rows::decode(&draft, &prompts, limits);
         // Of an overlap's parked rows, so many as it makes tokens.
-        let share = 1.0 / f64::from(costs.layers() + 1);
+        let share = 1.0 / f64::from(costs.token_iterations());
         let tokens = if steady.mode == Mode::Overlapped { share * host as f64 } else { 0.0 };
         let mut first = decode.clone();
         let rows = u64::from(limits.rows);
@@ -146,11 +146,12 @@ impl Strategy for Auto {
         let aged = pool.first().is_some_and(|job| job.waited >= AGE);
         let by_device = (!first.is_empty() && !aged)
             .then(|| of(Mode::GpuOnly, worth.of(&first.load), &first.clone().alone()));
-        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.layers()) };
+        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.token_iterations() - 1) };
         let beginners = &pool[..pool.len().saturating_sub(stay)];
         let can_overlap = limits.sub_batches > 1 && !first.is_empty() && !beginners.is_empty();
         let overlapped = (is_parked || can_overlap).then(|| {
-            let window = costs.iteration(&first.clone().alone());
+            let resident = first.clone().alone();
+            let window = (costs.iteration(&resident) - costs.host_part(&resident)).max(0.0);
             let step = self.cohorts.draft(&parked, beginners, window, limits, costs);
             let tokens = share * step.rows as f64;
             let worth = worth.of(&first.load) + worth.decode(tokens);

@@ -103,8 +103,8 @@ impl<'a> Parts<'a> {
         };
         let room = rows - kept.min(rows - own);
         let mut left = budget;
-        // Two prompts share it: one would be all of a sub-batch.
-        let mut shares = [if both && self.prompts.len() > 1 { budget.div_ceil(2) } else { budget }; 2];
+        // Several share it: one alone would be all of a sub-batch.
+        let mut shares = [if both && self.prompts.len() > 2 { budget.div_ceil(2) } else { budget }; 2];
         for &(job, side) in self.prompts {
             let emptier = usize::from(both && batches[1].load.rows < batches[0].load.rows);
             let i = if shares[emptier] == 0 { 1 - emptier } else { emptier };
