@@ -105,8 +105,7 @@ fn a_faster_cpu_gains_more_at_longer_answers() {
     assert!(ladder[0][0] > ladder[0][1] && ladder[2][1] > ladder[2][0], "{ladder:?}");
 }
 
-/// Where answers are long and the CPU is not hopelessly slow: APEX >= NEO >= GPU-only, and `auto` at most a twentieth behind the best of
-/// them (docs/scheduling.md says where).
+/// Where answers are long and the CPU is not hopelessly slow: APEX >= NEO >= GPU-only, and `auto` at most 2% behind the best of them.
 #[test]
 fn decode_heavy_work_is_ranked_as_apex_says() {
     let cases = [
@@ -118,7 +117,7 @@ fn decode_heavy_work_is_ranked_as_apex_says() {
         let g = gains(spec, machine, c, tokens, trace, &["gpu-only", "neo", "apex", "auto"]);
         let (neo, apex, auto) = (g[0], g[1], g[2]);
         assert!(neo >= 1.0 && apex >= neo, "{machine}: {g:?}");
-        assert!(auto >= 0.95 * apex.max(neo).max(1.0), "{machine}: {g:?}");
+        assert!(auto >= 0.98 * apex.max(neo).max(1.0), "{machine}: {g:?}");
     }
 }
 

@@ -33,6 +33,9 @@ use super::weigh::rate;
 /// Steps after which the long run is looked at again; or when there are an eighth more or fewer requests.
 const LOOKS_AFTER: u32 = 32;
 
+/// The last to wait begin when there are so many requests on the host for each: who begins late ends alone.
+const LAST: usize = 2;
+
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub struct Auto {
@@ -88,12 +91,15 @@ impl Auto {
     }
 }
 
-/// Admits to the host what the long run gains by, and more while fewer rows of prompts are pending than `enough`.
-fn admit(draft: &mut Draft<'_>, steady: &Steady, enough: u64, limits: &Limits) {
+/// Admits to the host what the long run gains by, more while fewer rows of prompts are pending than `enough`, and the last of those
+/// that wait.
+fn admit(draft: &mut Draft<'_>, steady: &Steady, enough: u64, waiting: usize, limits: &Limits) {
     let mut on_host = draft.host.len();
     let mut pending: u64 = draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
+    let last = steady.least > 0 && LAST * waiting <= on_host;
     draft.admit(true, |job| {
         let takes = on_host < steady.least
+            || last
             || (on_host < steady.most.max(2 * steady.least) && pending < enough)
             // Who fits nowhere else must get through, one at a time at least.
             || (on_host == 0 && job.pages() > limits.device_pages);
@@ -120,7 +126,8 @@ impl Strategy for Auto {
         draft.swap_in();
         let [device, host] = [Side::Device, Side::Host].map(|side| draft.of(side, Phase::Decode).count());
         let pace = Pace::of(&steady, queues, [device, host]);
-        admit(&mut draft, &steady, pace.pending(device, host.max(steady.least)), limits);
+        let enough = pace.pending(device, host.max(steady.least));
+        admit(&mut draft, &steady, enough, queues.waiting().len(), limits);
         let prompts = draft.prompts();
         let decode = Rows::decode(&draft, &prompts, limits);
         // Of an overlap's parked rows, so many as it makes tokens.
