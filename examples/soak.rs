@@ -1,4 +1,4 @@
-//! Random interleavings of many requests for as long as one likes, the same as in `tests/interleavings.rs`: arrivals,
+//! Random interleavings of many requests for as long as one likes, the same as in `tests/engine/interleavings/`: arrivals,
 //! cancellations, steps, swaps and faults by every strategy, on a device in memory of a few pages. Each request must get the
 //! tokens of running alone. A failure prints its seed, which runs it again, event by event:
 //!
@@ -12,7 +12,7 @@
 //! Lanes act in turn, in orders that seeds make; `--lanes threads` soaks on lanes with threads, whose orders come by chance (a seed is
 //! then its script, not its order). `--threads N` soaks on as many engines at a time (2), `--from S` begins at another seed, `--strategy NAME` keeps to one.
 
-#[path = "../tests/interleave/mod.rs"]
+#[path = "../tests/engine/interleave/mod.rs"]
 mod interleave;
 
 use std::process::ExitCode;

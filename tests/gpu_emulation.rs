@@ -1,5 +1,7 @@
 //! The host emulator catches what it claims to: planted bugs (`cuda/host/bugs.cu`), in every schedule, and their
 //! corrected twins are clean. And it stays safe: what must not be touched is not, whatever a kernel does.
+//!
+//! A binary of its own: what its planted bugs do would count as done by the kernels that other tests watch.
 #![cfg(tandem_emulation)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -1,4 +1,6 @@
 //! What the CPU's dry run says against what is allocated: activations of the widest steps, to the byte nearly.
+//!
+//! A binary of its own: it counts what the whole process allocates.
 
 #[path = "support/models.rs"]
 mod models;

@@ -87,7 +87,7 @@ impl Operands {
         })
     }
 
-    /// A sample of rows and heads against f64. The bound is the one of tests/gpu_attention.rs.
+    /// A sample of rows and heads against f64. The bound is the one of tests/gpu/kernels/attention/.
     fn check(&self, bench: &Bench, c: &Case, kernel: &str) -> Result<()> {
         let (_, n_heads, n_kv_heads, d) = c.heads;
         let mut bytes = vec![0; self.q.len() * 2];

@@ -59,7 +59,7 @@ impl Operands {
         if self.weight.3.is_gated() { self.weight.1 / 2 } else { self.weight.1 }
     }
 
-    /// A sample of the outputs for `m` tokens against f64. As tests/gpu_gemm.rs derives it, a sum of k products has
+    /// A sample of the outputs for `m` tokens against f64. As tests/gpu/kernels/gemm.rs derives it, a sum of k products has
     /// an error within (k + 64) 2^-23 of their magnitudes, slopes of activations are below 1.13.
     fn check(&self, bench: &Bench, kernel: &str, m: usize) -> Result<()> {
         let (name, _, k, epilogue) = self.weight;

@@ -18,8 +18,6 @@
 //! }
 //! ```
 
-#![allow(dead_code)] // each test binary uses a part of it
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! Running a test's cases in processes of their own whose CUDA driver is a stand-in (`fake_cuda.c`): a driver is loaded once.
 //!
-//! A test file that uses it has an ignored test `inside`, which runs the case named by `FAKE_CASE`.
-
-#![allow(dead_code)] // each test binary uses a part of it
+//! A module of tests that uses it has an ignored test `inside`, which runs the case named by `FAKE_CASE`.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -30,41 +28,55 @@ fn stand_in() -> Option<&'static Path> {
     BUILT.get_or_init(build).as_deref()
 }
 
-/// Runs `case` of [`inside`] with the stand-in: what it said.
-pub fn child(case: &str, env: &[(&str, &str)]) -> Option<String> {
-    let Some(folder) = stand_in() else {
-        println!("skipped: no C compiler for the stand-in of the driver");
-        return None;
-    };
-    if let Err(why) = built::NVCC {
-        println!("skipped: no kernels to run: {why}");
-        return None;
-    }
-    let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
-    command.args(["--exact", "inside", "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("LD_LIBRARY_PATH", folder).env("FAKE_CASE", case).env("TANDEM_TEST_DEVICE", "cuda");
-    let out = command.envs(env.iter().copied()).output().expect("it starts");
-    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{case}: {text}");
-    Some(text)
-}
+/// The cases of a module of tests.
+pub struct Cases(&'static str);
 
-/// As [`child`]; everything was given back to the driver, once, when nothing used it and nothing was recorded.
-pub fn run(case: &str, env: &[(&str, &str)]) -> Option<String> {
-    let text = child(case, env)?;
-    for rule in ["leaked", "no ", "still", "gave back", "cu"].map(|r| format!("fake driver: {r}")) {
-        assert!(!text.contains(&rule), "{case}: {text}");
+impl Cases {
+    /// Those of the module of this `module_path!()`.
+    pub const fn of(module: &'static str) -> Cases {
+        Cases(module)
     }
-    Some(text)
-}
 
-/// The error of `case` is of the given kind and contains all parts.
-pub fn says(case: &str, env: &[(&str, &str)], parts: &[&str]) {
-    let Some(text) = run(case, env) else { return };
-    let error = text.lines().find_map(|l| l.split_once("error: ")).map(|(_, e)| e);
-    let error = error.unwrap_or_else(|| panic!("{case}: no error in {text}"));
-    for part in parts {
-        assert!(error.contains(part), "{case}: {part:?} wanted in {error:?}");
+    /// Runs `case` of the module's `inside` with the stand-in: what it said.
+    pub fn child(&self, case: &str, env: &[(&str, &str)]) -> Option<String> {
+        let Some(folder) = stand_in() else {
+            println!("skipped: no C compiler for the stand-in of the driver");
+            return None;
+        };
+        if let Err(why) = built::NVCC {
+            println!("skipped: no kernels to run: {why}");
+            return None;
+        }
+        let (_room, module) = self.0.split_once("::").expect("a module of a room");
+        let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
+        command.args(["--exact", &format!("{module}::inside")]);
+        command.args(["--ignored", "--nocapture", "--test-threads=1"]);
+        command.env("LD_LIBRARY_PATH", folder).env("FAKE_CASE", case).env("TANDEM_TEST_DEVICE", "cuda");
+        let out = command.envs(env.iter().copied()).output().expect("it starts");
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        assert!(out.status.success(), "{case}: {text}");
+        assert!(text.contains("running 1 test\n"), "{case}: no {module}::inside: {text}");
+        Some(text)
+    }
+
+    /// As [`Cases::child`]; everything was given back to the driver, once, when nothing used it and nothing was recorded.
+    pub fn run(&self, case: &str, env: &[(&str, &str)]) -> Option<String> {
+        let text = self.child(case, env)?;
+        for rule in ["leaked", "no ", "still", "gave back", "cu"].map(|r| format!("fake driver: {r}")) {
+            assert!(!text.contains(&rule), "{case}: {text}");
+        }
+        Some(text)
+    }
+
+    /// The error of `case` is of the given kind and contains all parts.
+    pub fn says(&self, case: &str, env: &[(&str, &str)], parts: &[&str]) {
+        let Some(text) = self.run(case, env) else { return };
+        let error = text.lines().find_map(|l| l.split_once("error: ")).map(|(_, e)| e);
+        let error = error.unwrap_or_else(|| panic!("{case}: no error in {text}"));
+        for part in parts {
+            assert!(error.contains(part), "{case}: {part:?} wanted in {error:?}");
+        }
     }
 }
 

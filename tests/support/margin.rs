@@ -1,8 +1,6 @@
 //! The answers of two devices, compared by margin: tokens must be equal as long as the first one's likeliest leads by
 //! more than both round.
 
-#![allow(dead_code)] // each test binary uses a part of it
-
 use super::{models, rounding};
 
 /// Every logit of each token, up to a constant a row: log-probabilities of the whole vocabulary, by id.

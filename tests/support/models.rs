@@ -1,6 +1,6 @@
 //! Real models and engines for tests of the library.
 
-#![allow(dead_code)] // each test binary uses a part of it
+#![allow(dead_code)] // `tests/memory_plan.rs` includes this file alone
 
 use std::path::PathBuf;
 

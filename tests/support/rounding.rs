@@ -2,8 +2,6 @@
 //! likeliest tokens must therefore agree. In standard deviations of a row's logits, root mean square over the row, for
 //! the worst of some 70 rows, which gets four times what is expected of one.
 
-#![allow(dead_code)] // each test binary uses a part of it
-
 use tandem::cache::KvDType;
 use tandem::model::{LoadedModel, ModelSpec};
 use tandem::simd::Isa;
@@ -18,7 +16,7 @@ use tandem::tensor::DType;
 /// Kernels with bf16 dot products also round q and the probabilities: u/√3 each, 1.6e-3 together.
 /// A layer adds independent errors of that size to keys, values and scores: √(3L) of them. That is what a row
 /// is expected to be off by; the worst of 70 rows, of which the first average over few keys, gets four of it.
-/// tests/families.rs shows what this still catches.
+/// tests/models/families.rs shows what this still catches.
 pub fn cpu(spec: &ModelSpec, kv: KvDType, bf16_products: bool) -> f64 {
     let u = match kv {
         KvDType::BF16 => 2f64.powi(-9),

@@ -14,7 +14,7 @@
 //!            fast as memory answers, and what it cannot queue is dropped (1 thread, SmolLM2: 17 GB/s asked for
 //!            once, 25 three times; decision 0011)
 //! error      q and P are rounded to bf16 once (2^-9 each); the sum s adds the *rounded* P, so the output
-//!            is a convex combination of values; tolerance derived in tests/attention_vs_reference.rs
+//!            is a convex combination of values; tolerance derived in tests/kernels/attention.rs
 
 #![allow(clippy::needless_range_loop)] // tiles: two indices into two or three arrays
 

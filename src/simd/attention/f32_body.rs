@@ -8,7 +8,7 @@
 //! registers  8 accumulators + 4 widened + 2 broadcast = 14 of 16 ymm; with f16 24 + 4 + 1 = 29 of 32 zmm
 //! bound      memory in decode: 4·T·head_dim bytes per KV head; else the products: 2 per row and vector, on Zen 4 one
 //!            cycle each in 512 bits, so for 4 rows 8 cycles a line, 29 GB/s at 3.64 GHz
-//! error      q and P stay f32; tolerance derived in tests/attention_vs_reference.rs
+//! error      q and P stay f32; tolerance derived in tests/kernels/attention.rs
 
 #![allow(clippy::needless_range_loop)] // tiles: two indices into two or three arrays
 

@@ -559,7 +559,7 @@ mod tests {
                 for table in kernels::all(dtype, head_dim) {
                     let got = run(Some(table), len - 3, 3, &q);
                     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                        // |v| <= 1; scores below √128·(b + ...): see tests/attention_vs_reference.rs. This
+                        // |v| <= 1; scores below √128·(b + ...): see tests/kernels/attention.rs. This
                         // bound is the same formula with its largest terms.
                         let tol = if table.bf16 { 2.0 * (12.0 + 1.0) / 512.0 } else { 1e-4 };
                         assert!((got - want).abs() <= tol, "{}: {i}: {got}, want {want}", table.name);

@@ -3,7 +3,7 @@
 //!   x = n ln2 + r, |r| <= ln2 / 2       e^x = 2^n e^r       n ln2 is subtracted in two parts
 //!   e^r by its Taylor polynomial of degree 7 (remainder r^8/8! < 5.2e-9 e^r, a twelfth of an ulp)
 //!
-//! error      <= 2 ulp where the result is normal (tests/simd_vs_reference.rs walks the whole range);
+//! error      <= 2 ulp where the result is normal (tests/kernels/elementwise.rs walks the whole range);
 //!            +inf above 88.7228, 0 below -103.98, subnormals in between, NaN stays NaN
 
 use crate::simd::vector::Simd;

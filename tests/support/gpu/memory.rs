@@ -1,6 +1,4 @@
 //! Device memory of kernel tests: uploads, outputs with guards, 16-bit floats.
-#![allow(dead_code)] // each test binary uses a part of it
-
 use std::sync::Arc;
 
 use half::{bf16, f16};

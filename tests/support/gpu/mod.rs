@@ -3,8 +3,6 @@
 //! `TANDEM_TEST_DEVICE=cuda` takes the GPU alone (and fails without one), `=emulated` the emulation alone;
 //! `TANDEM_TEST_SM=75` makes a GPU take the kernels of an older one.
 
-#![allow(dead_code)] // each test binary uses a part of it
-
 #[cfg(tandem_kernels)]
 pub mod linear;
 pub mod memory;
@@ -98,11 +96,11 @@ pub fn for_schedules(mut body: impl FnMut(&Arc<dyn Runtime>, &str)) {
     }
 }
 
-/// Phases of ldmatrix (eight rows each) of the kernels that `body` ran, and how many more passes through the
-/// banks they took than they need. `None` where that is not counted.
-pub fn bank_conflicts(body: impl FnOnce(&Arc<dyn Runtime>)) -> Option<(u64, u64)> {
-    // Kernels are counted for the whole process: one at a time, and nothing else may run `ldmatrix` meanwhile
-    // with conflicts. (A test that asserts none holds for all that run beside it.)
+/// Phases of ldmatrix (eight rows each) of kernels with `family` in their names while `body` ran, and how many more
+/// passes through the banks they took than they need. `None` where that is not counted.
+pub fn bank_conflicts(family: &str, body: impl FnOnce(&Arc<dyn Runtime>)) -> Option<(u64, u64)> {
+    // Kernels are counted for the whole process: one at a time. A test that asserts no conflicts of a family holds for what
+    // runs of it beside the test, too.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let rt = if wanted("emulated") { emulated(KernelChecks::default()) } else { None };
@@ -110,22 +108,23 @@ pub fn bank_conflicts(body: impl FnOnce(&Arc<dyn Runtime>)) -> Option<(u64, u64)
         no_emulation();
         return None;
     };
-    let before = ldmatrix_totals();
+    let before = ldmatrix_totals(family);
     body(&rt);
     rt.synchronize_all().expect("the work ends");
-    let after = ldmatrix_totals();
+    let after = ldmatrix_totals(family);
     Some((after.0 - before.0, after.1 - before.1))
 }
 
 #[cfg(tandem_emulation)]
-fn ldmatrix_totals() -> (u64, u64) {
+fn ldmatrix_totals(family: &str) -> (u64, u64) {
     use tandem::device::emulated::ffi;
-    let all = ffi::kernels().into_iter().filter_map(ffi::kernel_stats);
-    all.fold((0, 0), |(p, c), s| (p + s.ldmatrix_phases, c + s.ldmatrix_conflicts))
+    let of = ffi::kernels().into_iter().filter(|name| name.contains(family));
+    of.filter_map(ffi::kernel_stats)
+        .fold((0, 0), |(p, c), s| (p + s.ldmatrix_phases, c + s.ldmatrix_conflicts))
 }
 
 #[cfg(not(tandem_emulation))]
-fn ldmatrix_totals() -> (u64, u64) {
+fn ldmatrix_totals(_family: &str) -> (u64, u64) {
     (0, 0)
 }
 

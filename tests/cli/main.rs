@@ -1,0 +1,16 @@
+//! The program as users and scripts meet it. `device` counts the kernels that this process launches: no
+//! other test here may launch one.
+
+mod device;
+mod generate;
+mod hybrid;
+mod memory;
+mod models;
+mod plan;
+mod profile;
+mod pull;
+mod requests;
+mod simulate;
+#[path = "../support/mod.rs"]
+mod support;
+mod usage;

@@ -1,0 +1,325 @@
+//! `tandem plan` as scripts see it: its JSON, its files, and what it refuses.
+
+use crate::support::command::{assert_error, json, run, stderr, stdout, tandem};
+use serde_json::Value as Json;
+
+const MACHINE: &str = "[cpu]\ncores = 14\ndram_bytes = 32e9\nread_bw = 45e9\nflops_bf16 = 0.8e12\nllc_bytes = 24e6\n\
+                       [gpu]\nmem_bytes = 8e9\nbw = 218e9\nflops_bf16 = 29e12\n\
+                       [link]\nh2d_bw = 16e9\nd2h_bw = 16e9\nlatency_s = 5e-6\n";
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn plan(line: &str) -> std::process::Output {
+    let home = home();
+    run(tandem(home.path()).arg("plan").args(line.split(' ')))
+}
+
+fn of<'a>(report: &'a Json, strategy: &str) -> &'a Json {
+    let all = report["candidates"].as_array().unwrap();
+    all.iter().find(|c| c["strategy"] == strategy).unwrap_or_else(|| panic!("{strategy}: {report}"))
+}
+
+fn with_file(name: &str, text: &str, rest: &str) -> std::process::Output {
+    let home = home();
+    let path = home.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    let option = if name.ends_with(".toml") { "--hardware" } else { "--spec" };
+    run(tandem(home.path()).arg("plan").arg(option).arg(&path).args(rest.split(' ')))
+}
+
+#[test]
+fn json_has_every_candidate_with_times_stages_and_memory() {
+    let report = json(&plan(
+        "--spec qwen3-8b --hardware rtx4060-laptop --prompt-len 128 --gen-len 128 --batch 1 --json",
+    ));
+    let candidates = report["candidates"].as_array().unwrap();
+    let names: Vec<_> = candidates.iter().map(|c| c["strategy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["cpu-only", "gpu-only", "greedy", "stream", "helm", "lia"]);
+    for c in candidates {
+        assert_eq!(c["placement"]["layers"].as_array().unwrap().len(), 36, "{c}");
+        assert_eq!(c["cpu_units"].as_u64().unwrap() + c["gpu_units"].as_u64().unwrap(), 38, "{c}");
+        assert!(c["feasible"].is_boolean() && c["reason"].as_str().unwrap().len() > 5, "{c}");
+        let (prefill, decode) = (c["t_prefill_s"].as_f64().unwrap(), c["t_decode_s"].as_f64().unwrap());
+        let stages = c["stages"].as_array().unwrap();
+        let sum = |key: &str| stages.iter().map(|s| s[key].as_f64().unwrap()).sum::<f64>();
+        assert!((sum("prefill_s") - prefill).abs() < 1e-9 && prefill > 0.0, "{c}");
+        assert!((128.0 * sum("decode_step_s") - decode).abs() < 1e-9, "{c}");
+        let units: u64 = stages.iter().map(|s| s["units"].as_u64().unwrap()).sum();
+        assert_eq!(units, 38, "{c}");
+        for side in ["gpu", "host"] {
+            let m = c["memory"][side].as_object().unwrap();
+            let parts: u64 = m
+                .iter()
+                .filter(|(k, _)| *k != "total" && *k != "available")
+                .map(|(_, v)| v.as_u64().unwrap())
+                .sum();
+            assert_eq!(parts, m["total"].as_u64().unwrap(), "{c}");
+        }
+        let gpu = &c["memory"]["gpu"];
+        let fits = gpu["total"].as_u64() <= gpu["available"].as_u64();
+        assert!(c["feasible"] == fits, "{c}");
+    }
+    // The published split.
+    let helm = of(&report, "helm");
+    assert_eq!(
+        (helm["k"].as_u64(), helm["cpu_units"].as_u64(), helm["gpu_units"].as_u64()),
+        (Some(21), Some(21), Some(17))
+    );
+    let total = |c: &Json| c["t_total_s"].as_f64().unwrap();
+    let chosen = of(&report, report["chosen"].as_str().unwrap());
+    assert_eq!(chosen["feasible"], true);
+    for c in candidates.iter().filter(|c| c["feasible"] == true) {
+        assert!(total(c) >= total(chosen) * (1.0 - 1e-8), "{c}");
+    }
+    assert!(report["why"].as_str().unwrap().starts_with(report["chosen"].as_str().unwrap()));
+    assert_eq!(report["hardware"]["gpu"]["mem_bytes"], 8e9);
+}
+
+#[test]
+fn one_strategy_is_one_candidate_and_lia_has_its_vectors() {
+    for name in ["cpu-only", "greedy", "stream", "helm", "lia"] {
+        let report = json(&plan(&format!(
+            "--spec opt-30b --hardware a100-spr --strategy {name} --prompt-len 64 --gen-len 32 --json"
+        )));
+        assert_eq!(report["candidates"].as_array().unwrap().len(), 1);
+        assert_eq!(report["chosen"], name);
+        for policy in ["prefill_policy", "decode_policy"] {
+            let found = of(&report, name)[policy].as_array();
+            assert_eq!(found.map(Vec::len), (name == "lia").then_some(6), "{name}");
+            assert!(found.into_iter().flatten().all(|p| *p == 0 || *p == 1));
+        }
+    }
+    let decode = |batch: u32| {
+        let report = json(&plan(&format!(
+            "--spec opt-30b --hardware a100-spr --strategy lia --prompt-len 32 --gen-len 32 --batch {batch} --json"
+        )));
+        of(&report, "lia")["decode_policy"].clone()
+    };
+    assert_eq!(decode(64), serde_json::json!([1, 1, 1, 1, 1, 1]));
+    assert_eq!(decode(1100), serde_json::json!([0, 1, 1, 0, 0, 0]));
+}
+
+#[test]
+fn gpu_memory_moves_the_boundary() {
+    let k = |memory: &str| {
+        let report = json(&plan(&format!(
+            "--spec qwen3-8b --hardware rtx3090-epyc --prompt-len 64 --gen-len 64 --strategy helm --gpu-memory {memory} --json"
+        )));
+        let helm = of(&report, "helm").clone();
+        assert!(helm["memory"]["gpu"]["total"].as_u64() <= helm["memory"]["gpu"]["available"].as_u64());
+        helm["k"].as_u64().unwrap()
+    };
+    let all = ["18GB", "12GB", "8GB", "4GB", "100MB"].map(k);
+    assert!(all[0] == 0 && all.windows(2).all(|w| w[0] < w[1]) && all[4] == 38, "{all:?}");
+}
+
+#[test]
+fn files_describe_machines_and_models() {
+    let report = json(&with_file("box.toml", MACHINE, "--spec qwen3-8b --json"));
+    assert_eq!(report["hardware"]["name"], "box");
+    let spec = include_str!("../../specs/qwen3-8b.json");
+    let named = json(&plan("--spec qwen3-8b --hardware rtx4060-laptop --json"));
+    let file = json(&with_file("config.json", spec, "--hardware rtx4060-laptop --json"));
+    assert_eq!(named["candidates"], file["candidates"]);
+}
+
+#[test]
+fn the_types_of_a_models_weights_count() {
+    let bytes = |model: &str| {
+        let report =
+            json(&plan(&format!("-m {model} --hardware a10-xeon --prompt-len 16 --gen-len 16 --json")));
+        of(&report, "cpu-only")["memory"]["host"]["weights"].as_u64().unwrap()
+    };
+    let (float, quantised) = (bytes("synth:tiny-llama"), bytes("synth:tiny-llama,dtype=q4_0"));
+    assert!(quantised * 2 < float, "{quantised} {float}");
+}
+
+#[test]
+fn people_get_a_table_and_the_reason() {
+    let output = plan("--spec qwen3-8b --hardware rtx4060-laptop");
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for want in [
+        "strategy",
+        "longest context",
+        "cpu-only",
+        "gpu-only",
+        "helm",
+        "\nchosen: ",
+        "stage ",
+        "needs ",
+        "GPU  ",
+        "host ",
+    ] {
+        assert!(text.contains(want), "{want}: {text}");
+    }
+}
+
+#[test]
+fn the_sample_in_the_docs_is_the_output() {
+    let docs = include_str!("../../docs/plan.md");
+    let line = "plan --spec qwen3-8b --hardware rtx4060-laptop";
+    let (_, rest) = docs.split_once(&format!("$ tandem {line}\n")).expect("the docs show this command");
+    let (sample, _) = rest.split_once("```").unwrap();
+    assert_eq!(stdout(&plan(line.strip_prefix("plan ").unwrap())), sample);
+}
+
+#[test]
+fn the_policy_map_covers_its_ranges() {
+    let line = "--spec opt-175b --hardware a100-spr --policy-map B=1..2048,S=32..4096 --json";
+    let map = json(&plan(line));
+    let (b, s) = (map["B"].as_array().unwrap(), map["S"].as_array().unwrap());
+    assert_eq!((b[0].as_u64(), b[b.len() - 1].as_u64()), (Some(1), Some(2048)));
+    assert_eq!((s[0].as_u64(), s[s.len() - 1].as_u64()), (Some(32), Some(4096)));
+    let cells = map["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), b.len() * s.len());
+    for cell in cells {
+        let (b, s) = (cell["b"].as_u64().unwrap(), cell["s"].as_u64().unwrap());
+        let bits =
+            |key: &str| cell[key].as_array().unwrap().iter().map(|p| p.to_string()).collect::<String>();
+        let (prefill, decode) = (bits("prefill"), bits("decode"));
+        // LIA's Figure 9: thresholds at 850 and 858.
+        if !(760..940).contains(&(b * s)) {
+            assert_eq!(prefill, if b * s < 850 { "111111" } else { "000000" }, "B {b}, S {s}");
+        }
+        if !(760..960).contains(&b) {
+            assert_eq!(decode, if b < 858 { "111111" } else { "011000" }, "B {b}, S {s}");
+        }
+    }
+    assert!((map["threshold"].as_f64().unwrap() - 849.0).abs() < 1.0);
+    let text = stdout(&plan("--spec opt-175b --hardware a100-spr --policy-map B=1..8,S=32..64"));
+    assert!(text.contains("prefill") && text.contains("(1,1,1,1,1,1)"), "{text}");
+}
+
+#[test]
+fn a_plot_is_a_whole_svg_file() {
+    let home = home();
+    let path = home.path().join("plan.svg");
+    let command = |hardware: &str, path: &std::path::Path| {
+        let mut command = tandem(home.path());
+        command.args(["plan", "--spec", "qwen3-8b", "--hardware", hardware, "--plot"]).arg(path);
+        run(&mut command)
+    };
+    let output = command("rtx4060-laptop", &path);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    for want in ["boundary k", "available", "policy for decode", "attention CPU"] {
+        assert!(svg.contains(want), "{want}");
+    }
+    assert_error(
+        &command("rtx4060-laptop", &home.path().join("plan.png")),
+        2,
+        "wanted the name of an .svg file",
+    );
+    assert_error(&command("rtx4060-laptop", &home.path().join("no/such/plan.svg")), 1, "plan.svg");
+    assert!(std::fs::read_dir(home.path()).unwrap().all(|f| f.unwrap().file_name() == "plan.svg"));
+}
+
+#[test]
+fn bad_requests_are_usage_errors() {
+    let machine = "--spec qwen3-8b --hardware rtx4060-laptop";
+    for (line, want) in [
+        ("--hardware rtx4060-laptop".into(), "--spec"),
+        ("--spec nosuch --hardware rtx4060-laptop".into(), "--spec nosuch: no such spec"),
+        ("--spec qwen3-8b --hardware nosuch".into(), "--hardware nosuch: no such machine or file"),
+        ("--spec qwen3-8b -m x --hardware a10-xeon".into(), "cannot be used with"),
+        (format!("{machine} --prompt-len 0"), "0 is not in 1..="),
+        (format!("{machine} --gen-len -1"), "-1 is not in 1..="),
+        (format!("{machine} --batch 0"), "0 is not in 1..="),
+        (format!("{machine} --batch many"), "'many'"),
+        (format!("{machine} --prompt-len 50000"), "qwen3-8b was made for 40960"),
+        (format!("{machine} --gpu-memory 0"), "--gpu-memory: 0 bytes"),
+        (format!("{machine} --gpu-memory -1G"), "a size is a number"),
+        (format!("{machine} --strategy neo"), "'neo'"),
+        (format!("{machine} --policy-map B=1..2"), "wanted ranges like B=1..2048,S=32..4096"),
+        (format!("{machine} --policy-map B=9..2,S=1..2"), "larger than the last"),
+        (format!("{machine} --policy-map B=1..1048576,S=1..1048576"), "more than can be planned for"),
+        (format!("{machine} --batch 1048576 --prompt-len 40000"), "more than can be planned for"),
+        (format!("{machine} --plot plan.pdf"), ".svg"),
+    ] {
+        assert_error(&plan(&line), 2, want);
+    }
+}
+
+#[test]
+fn a_plan_that_cannot_fit_is_a_sentence_with_the_numbers() {
+    for line in [
+        "--spec opt-175b --hardware rtx4060-laptop",
+        "--spec opt-175b --hardware rtx4060-laptop --json",
+        "--spec qwen3-8b --hardware rtx4060-laptop --strategy gpu-only --json",
+        "--spec qwen3-8b --hardware rtx4060-laptop --batch 4096 --json",
+    ] {
+        let output = plan(line);
+        assert_error(&output, 1, "available");
+        let text = stderr(&output);
+        assert!(text.contains("needs ") && text.contains("GB") && text.contains("does not fit"), "{text}");
+    }
+}
+
+#[test]
+fn a_bad_hardware_file_names_the_field() {
+    for line in MACHINE.lines().filter(|l| l.contains('=')) {
+        let field = line.split(' ').next().unwrap();
+        let without = MACHINE.replacen(&format!("{line}\n"), "", 1);
+        assert_error(&with_file("box.toml", &without, "--spec qwen3-8b"), 1, &format!("{field}: missing"));
+        for bad in ["-1", "nan", "1e30", "\"x\""] {
+            let text = MACHINE.replacen(line, &format!("{field} = {bad}"), 1);
+            assert_error(&with_file("box.toml", &text, "--spec qwen3-8b --json"), 1, &format!("{field}: "));
+        }
+    }
+    for (text, want) in [
+        ("", "[cpu]: this section is missing"),
+        ("not toml", "line 1 is not TOML"),
+        ("[cpu]\nfans = 2\n", "cpu.fans: no such field"),
+    ] {
+        assert_error(&with_file("box.toml", text, "--spec qwen3-8b"), 1, want);
+    }
+    let cpu = &MACHINE[..MACHINE.find("[gpu]").unwrap()];
+    let report = json(&with_file("box.toml", cpu, "--spec qwen3-0.6b --json"));
+    assert_eq!((&report["chosen"], &report["hardware"]["gpu"]), (&"cpu-only".into(), &Json::Null));
+    let map = "--spec qwen3-0.6b --policy-map B=1..2,S=1..2";
+    assert_error(&with_file("box.toml", cpu, map), 2, "has no GPU");
+    assert_error(&with_file("box.toml", cpu, "--spec qwen3-0.6b --gpu-memory 1G"), 2, "has no GPU");
+}
+
+#[test]
+fn impossible_sizes_are_errors_and_take_no_memory() {
+    let spec = include_str!("../../specs/qwen3-8b.json");
+    let layers = "\"num_hidden_layers\": 36";
+    assert!(spec.contains(layers));
+    for (key, value) in [
+        ("num_hidden_layers", "0"),
+        ("num_hidden_layers", "1000000000000"),
+        ("num_hidden_layers", "1e12"),
+        ("num_hidden_layers", "-1"),
+        ("hidden_size", "0"),
+        ("hidden_size", "18446744073709551615"),
+        ("num_attention_heads", "0"),
+        ("num_attention_heads", "31"),
+        ("num_key_value_heads", "0"),
+        ("num_key_value_heads", "7"),
+        ("head_dim", "0"),
+        ("intermediate_size", "99999999999"),
+        ("vocab_size", "0"),
+        ("max_position_embeddings", "0"),
+        ("use_sliding_window", "7"),
+    ] {
+        let mut config: Json = serde_json::from_str(spec).unwrap();
+        config[key] = serde_json::from_str(value).unwrap();
+        let output = with_file("config.json", &config.to_string(), "--hardware rtx4060-laptop --json");
+        assert_eq!(output.status.code(), Some(1), "{key} {value}: {}", stderr(&output));
+        assert_error(&output, 1, "");
+    }
+    // A list of windows, one a layer, is made before sizes are checked.
+    let mut config: Json = serde_json::from_str(spec).unwrap();
+    config["num_hidden_layers"] = 1_000_000_000_000u64.into();
+    config["use_sliding_window"] = true.into();
+    config["sliding_window"] = 4096.into();
+    let output = with_file("config.json", &config.to_string(), "--hardware rtx4060-laptop");
+    assert_error(&output, 1, "num_hidden_layers: 1000000000000 layers, wanted at most 4096");
+    assert_error(&with_file("config.json", "{", "--hardware rtx4060-laptop"), 1, "not valid JSON");
+    assert_error(&with_file("config.json", "{}", "--hardware rtx4060-laptop"), 1, "model_type");
+}

@@ -1,0 +1,4 @@
+//! Many requests on the command line: `generate --prompts` and `bench --trace`.
+
+mod prompts;
+mod trace;

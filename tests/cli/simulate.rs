@@ -1,0 +1,300 @@
+//! `tandem simulate`: what scripts and readers see of it.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::support::command::{assert_error, json, run, stderr, stdout, tandem};
+use serde_json::Value as Json;
+
+fn simulated(line: &str) -> std::process::Output {
+    let home = tempfile::tempdir().unwrap();
+    run(tandem(home.path()).arg("simulate").args(line.split(' ')))
+}
+
+const MACHINE: &str = "--spec llama-2-7b --hardware t4-xeon";
+
+#[test]
+fn json_has_every_strategy_with_its_figures() {
+    let report =
+        json(&simulated(&format!("{MACHINE} --trace synthetic:100,20,30,2 --gpu-memory 14GiB --json")));
+    let all = report["strategies"].as_array().unwrap();
+    let names: Vec<_> = all.iter().map(|s| s["strategy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["gpu-only", "fastdecode", "neo", "apex", "auto"]);
+    for s in all {
+        let number = |v: &Json| v.as_f64().unwrap_or_else(|| panic!("{v} in {s}"));
+        for key in ["throughput_tok_s", "steady_tok_s", "makespan_s"] {
+            assert!(number(&s[key]) > 0.0, "{s}");
+        }
+        let tokens = number(&s["throughput_tok_s"]) * number(&s["makespan_s"]);
+        assert!((tokens - 600.0).abs() < 1e-6, "{s}");
+        for p in ["p50", "p90", "p99"] {
+            assert!(number(&s["ttft_s"][p]) > 0.0, "{s}");
+            let (gpu, host) = (&s["tpot_s"]["gpu"][p], &s["tpot_s"]["host"][p]);
+            assert!(gpu.is_number() || host.is_number(), "{s}");
+        }
+        for key in ["gpu_busy", "cpu_busy"] {
+            assert!((0.0..=1.0).contains(&number(&s[key])), "{s}");
+        }
+        assert_eq!(
+            (s["requests"]["finished"].as_u64(), s["requests"]["failed"].as_u64()),
+            (Some(30), Some(0))
+        );
+    }
+    assert!(
+        all[1]["tpot_s"]["gpu"]["p50"].is_null() && all[1]["cpu_busy"].as_f64() > Some(0.0),
+        "{}",
+        all[1]
+    );
+}
+
+#[test]
+fn the_same_seed_says_the_same_and_the_table_names_everybody() {
+    let line = format!("{MACHINE} --trace synthetic:50..200,5..30,40,5 --strategy neo,gpu-only,neo --seed 3");
+    let (a, b) = (simulated(&line), simulated(&line));
+    let text = stdout(&a);
+    assert_eq!(text, stdout(&b));
+    assert_eq!(text.matches("\nneo ").count(), 1, "named twice, run once: {text}");
+    assert!(text.contains("gpu-only") && text.contains("1.00x") && !text.contains("fastdecode"), "{text}");
+    assert_ne!(text, stdout(&simulated(&line.replace("--seed 3", "--seed 4"))));
+}
+
+fn trace(text: &str, rest: &str) -> std::process::Output {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("t.csv");
+    std::fs::write(&path, text).unwrap();
+    run(tandem(home.path())
+        .arg("simulate")
+        .args(MACHINE.split(' '))
+        .arg("--trace")
+        .arg(&path)
+        .args(rest.split(' ')))
+}
+
+#[test]
+fn bad_rows_fail_one_by_one_and_the_rest_go_on() {
+    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,5\n-1,10,5\n1,0,5\n2,20,6\n3,9999,3\n";
+    let out = trace(text, "--strategy gpu-only --json");
+    let said = stderr(&out);
+    assert!(said.contains("line 3, column TIMESTAMP: -1 is a negative time"), "{said}");
+    assert!(said.contains("line 4, column ContextTokens: 0 tokens"), "{said}");
+    assert!(said.contains("1 of 3 requests were cut to the context of 4096 tokens"), "{said}");
+    let report = json(&out);
+    let requests = &report["strategies"][0]["requests"];
+    assert_eq!(requests["finished"].as_u64().unwrap() + requests["failed"].as_u64().unwrap(), 5, "{report}");
+    assert!(requests["failed"].as_u64().unwrap() >= 2, "{report}");
+}
+
+#[test]
+fn what_makes_no_sense_is_told_in_a_sentence() {
+    for (line, want) in [
+        ("--trace synthetic:1,2,3", "3 values, wanted 4"),
+        ("--trace synthetic:1,2,3,0 --strategy helm", "choose some of gpu-only, fastdecode, neo, apex, auto"),
+        ("--trace synthetic:1,2,3,0 --rate -1", "a rate of -1 requests per second"),
+        ("--trace synthetic:1,2,3,0 --rate nan", "a rate of NaN requests per second"),
+        ("--trace synthetic:1,2,3,0 --gpu-memory 0", "--gpu-memory: 0 bytes"),
+        ("--trace synthetic:1,2,3,0 --plot x.png", "wanted the name of an .svg file"),
+        ("--trace synthetic:1,2,3,0 --limit 0", "invalid value '0'"),
+    ] {
+        let out = simulated(&format!("{MACHINE} {line}"));
+        assert_error(&out, 2, want);
+    }
+    let out = simulated(&format!("{MACHINE} --trace synthetic:1,2,3,0 --gpu-memory 4GiB"));
+    assert_error(&out, 1, "weights and activations take");
+    assert_error(&simulated(&format!("{MACHINE} --trace /nonexistent.csv")), 1, "/nonexistent.csv");
+}
+
+/// File, line and column, whatever is wrong.
+#[test]
+fn a_trace_that_is_none_is_told_with_its_file_and_line() {
+    let rows = |rows: &str| trace(&format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}\n"), "--json");
+    for (out, want) in [
+        (trace("", "--json"), "t.csv: is empty"),
+        (trace("a,b\n1,2\n", "--json"), "t.csv: line 1: no column of prompt lengths: the header is \"a,b\""),
+        (trace("ContextTokens,GeneratedTokens\n", "--json"), "t.csv: has a header and no rows"),
+        (rows("0,0,5"), "t.csv: no good row; line 2, column ContextTokens: 0 tokens"),
+        (rows("-1,10,5"), "t.csv: no good row; line 2, column TIMESTAMP: -1 is a negative time"),
+        (rows("nan,10,5"), "line 2, column TIMESTAMP: nan is no number of seconds"),
+        (rows("1e300,10,5"), "line 2, column TIMESTAMP: 1e300 is no number of seconds"),
+        (rows("0,99999999999999999999,5"), "line 2, column ContextTokens: \"99999999999999999999\""),
+        (rows("0,5,-3"), "line 2, column GeneratedTokens: \"-3\""),
+        (rows("0,5"), "line 2, column GeneratedTokens"),
+    ] {
+        assert_error(&out, 1, want);
+    }
+}
+
+/// Special files that never end, binary ones, and a pipe.
+#[test]
+fn a_file_without_an_end_is_refused_and_a_pipe_is_read() {
+    let text = "is longer than 65536 bytes; is this a CSV file?";
+    for file in ["/dev/zero", "/dev/full", "/proc/self/exe"] {
+        let begun = std::time::Instant::now();
+        assert_error(&simulated(&format!("{MACHINE} --trace {file} --json")), 1, "line 1");
+        assert!(begun.elapsed().as_secs() < 20, "{file}: {:?}", begun.elapsed());
+    }
+    assert_error(&simulated(&format!("{MACHINE} --trace /dev/zero --json")), 1, text);
+    assert_error(&simulated(&format!("{MACHINE} --trace /dev/null --json")), 1, "/dev/null: is empty");
+    let piped = |text: Vec<u8>| {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = tandem(home.path());
+        command.arg("simulate").args(MACHINE.split(' '));
+        command.args(["--trace", "/dev/stdin", "--strategy", "gpu-only", "--json"]);
+        let streams = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
+        let [stdin, stdout, stderr] = streams;
+        let mut child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+        // Who refuses a file reads no more of it.
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), &text).ok();
+        child.wait_with_output().unwrap()
+    };
+    let report = json(&piped(b"ContextTokens,GeneratedTokens\n10,5\n20,6\n".to_vec()));
+    assert_eq!(report["strategies"][0]["requests"]["finished"], 2, "{report}");
+    assert_error(&piped(vec![b'x'; 1 << 20]), 1, text);
+    assert_error(&piped([0xff, 0xfe, 0, b'\n'].repeat(1000)), 1, "no column of prompt lengths");
+}
+
+/// A machine's description with a number that is none.
+#[test]
+fn machines_that_cannot_be_are_told_with_the_field() {
+    let home = tempfile::tempdir().unwrap();
+    let good =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/hardware/t4-xeon.toml")).unwrap();
+    let path = home.path().join("box.toml");
+    let at = |text: &[u8]| {
+        std::fs::write(&path, text).unwrap();
+        let line = format!("--spec llama-2-7b --hardware {} --trace synthetic:1,2,3,0", path.display());
+        simulated(&line)
+    };
+    assert_eq!(at(good.as_bytes()).status.code(), Some(0));
+    let line = good.lines().find(|l| l.starts_with("read_bw")).expect("a bandwidth");
+    for (number, want) in [
+        ("nan", "box.toml: cpu.read_bw: NaN, wanted bytes/s"),
+        ("-nan", "box.toml: cpu.read_bw: NaN, wanted bytes/s"),
+        ("inf", "box.toml: cpu.read_bw: inf, wanted bytes/s"),
+        ("-45e9", "box.toml: cpu.read_bw: -45000000000, wanted bytes/s"),
+        ("0", "box.toml: cpu.read_bw: 0, wanted bytes/s"),
+        ("\"fast\"", "box.toml: cpu.read_bw: a string, wanted bytes/s"),
+        ("1e999", "is not TOML: floating-point number overflowed"),
+        ("[", "box.toml: line "),
+    ] {
+        assert_error(&at(good.replace(line, &format!("read_bw = {number}")).as_bytes()), 1, want);
+    }
+    assert_error(&at(b"\xff\xfe\0"), 1, "box.toml: not text");
+    assert_error(&at(&vec![b'#'; (1 << 20) + 1]), 1, "too many for a hardware description");
+    assert_error(
+        &simulated("--spec llama-2-7b --hardware /dev/zero --trace synthetic:1,2,3,0"),
+        2,
+        "/dev/zero",
+    );
+}
+
+#[test]
+fn made_up_requests_that_make_no_sense_are_told() {
+    for (source, want) in [
+        ("1,2,3,nan", "RATE: \"nan\" requests per second"),
+        ("1,2,3,inf", "RATE: \"inf\""),
+        ("1,2,3,-1", "RATE: \"-1\""),
+        ("0,2,3,0", "IN: \"0\" tokens"),
+        ("1,9..2,3,0", "OUT: 9..2 tokens: the first number is larger"),
+        ("1,2,1000000000000000000,0", "N: \"1000000000000000000\" requests"),
+        ("1,2,1e18,0", "N: \"1e18\" requests; wanted a whole number from 1 to 4000000"),
+        ("1,2,0,0", "N: \"0\" requests"),
+        ("1,2,-3,0", "N: \"-3\" requests"),
+        ("1,-2,3,0", "OUT: \"-2\" tokens"),
+        ("1e9,2,3,0", "IN: \"1e9\" tokens"),
+        ("99999999,2,3,0", "IN: \"99999999\" tokens"),
+        ("1,2,3,1e300", "RATE: \"1e300\""),
+        ("1,2,99999999999,0", "N: \"99999999999\" requests"),
+    ] {
+        assert_error(&simulated(&format!("{MACHINE} --trace synthetic:{source}")), 2, want);
+    }
+}
+
+#[test]
+fn a_timeline_shows_a_few_steps_of_each_strategy_and_changes_no_figure() {
+    let home = tempfile::tempdir().unwrap();
+    let line = "--trace synthetic:100,60,60,0 --gpu-memory 14GiB --strategy gpu-only,neo,apex --json";
+    let with = |name: &str, rest: &str| {
+        let path = home.path().join(name);
+        let mut command = tandem(home.path());
+        command.arg("simulate").args(MACHINE.split(' ')).args(line.split(' '));
+        let out = run(command.arg("--timeline").arg(&path).args(rest.split_whitespace()));
+        (out, path)
+    };
+    let (out, path) = with("t.json", "--timeline-steps 4");
+    assert_eq!(json(&out), json(&simulated(&format!("{MACHINE} {line}"))));
+    let events: Vec<Json> = serde_json::from_str(&read(&path)).unwrap();
+    let named = |e: &&Json| e["name"] == "process_name";
+    let names: Vec<_> = events.iter().filter(named).map(|e| e["args"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["gpu-only", "neo", "apex"]);
+    for pid in 1..=3 {
+        let of = || events.iter().filter(move |e| e["pid"] == pid && e["ph"] == "X");
+        let steps = of().map(|e| e["args"]["step"].as_u64().unwrap()).max().unwrap() + 1;
+        assert_eq!(steps, 4, "{pid}");
+        // Every layer is multiplied in every step, and no lane does two things at a time.
+        assert!(of().filter(|e| e["args"]["layer"] == 31).count() >= 4, "{pid}");
+        for tid in 0..4 {
+            let mut spans: Vec<(f64, f64)> = of()
+                .filter(|e| e["tid"] == tid)
+                .map(|e| (e["ts"].as_f64().unwrap(), e["dur"].as_f64().unwrap()))
+                .collect();
+            spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+            for w in spans.windows(2) {
+                assert!(w[0].0 + w[0].1 <= w[1].0 + 1e-3, "{pid}, lane {tid}: {w:?}");
+            }
+        }
+    }
+    // The CPU attends for neo and for apex, not for gpu-only.
+    let host =
+        |pid: u64| events.iter().filter(|e| e["pid"] == pid && e["tid"] == 3 && e["ph"] == "X").count();
+    assert!(host(1) == 0 && host(2) > 0 && host(3) > 0, "{} {} {}", host(1), host(2), host(3));
+    let (out, path) = with("t.svg", "--timeline-from 0.5");
+    assert!(out.status.success(), "{}", stderr(&out));
+    let svg = read(&path);
+    assert!(svg.starts_with("<svg") && svg.contains("(c)  apex") && svg.contains(">step 1<"), "{svg}");
+}
+
+#[test]
+fn timelines_that_make_no_sense_are_told() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let line = format!("{MACHINE} --trace synthetic:10,5,4,0 --strategy gpu-only");
+    for (rest, code, want) in [
+        ("--timeline t.txt".to_owned(), 2, "ends in .json"),
+        ("--timeline-from 3".into(), 2, "--timeline"),
+        (format!("--timeline {} --timeline-from nan", file("t.svg")), 2, "\"nan\" is no time"),
+        (format!("--timeline {} --timeline-from 1e6", file("t.svg")), 2, "every run is over before"),
+        (format!("--timeline {} --timeline-steps 0", file("t.svg")), 2, "0"),
+        (format!("--timeline {}", file("missing/t.svg")), 1, "missing"),
+        (format!("--plot {}", file("missing/p.svg")), 1, "missing"),
+    ] {
+        assert_error(&simulated(&format!("{line} {rest}")), code, want);
+    }
+    assert!(!home.path().join("t.svg").exists());
+}
+
+#[test]
+fn the_picture_is_an_svg_with_a_line_for_each_strategy() {
+    let home = tempfile::tempdir().unwrap();
+    for (i, source) in ["synthetic:60,16,20,0", "synthetic:60,16,20,1"].iter().enumerate() {
+        let path = home.path().join(format!("{i}.svg"));
+        let mut command = tandem(home.path());
+        command.arg("simulate").args(MACHINE.split(' ')).args([
+            "--trace",
+            source,
+            "--strategy",
+            "gpu-only,apex",
+            "--plot",
+        ]);
+        let out = run(command.arg(&path));
+        assert!(out.status.success(), "{}", stderr(&out));
+        let svg = read(&path);
+        assert!(svg.starts_with("<svg") && svg.matches("<polyline").count() >= 2, "{svg}");
+        let axis = if i == 0 { "throughput over gpu-only" } else { "requests per second" };
+        assert!(svg.contains(axis) && svg.contains("apex"), "{svg}");
+        assert_eq!(svg.contains("requests of the GPU, of the host"), i == 1);
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}

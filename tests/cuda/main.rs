@@ -1,0 +1,7 @@
+//! The CUDA runtime on a stand-in for the driver. Each case is a process of its own, this binary again: a driver is loaded once.
+
+mod capture;
+mod driver;
+mod runtime;
+#[path = "../support/mod.rs"]
+mod support;

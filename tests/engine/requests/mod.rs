@@ -1,0 +1,10 @@
+//! Requests: many at a time, each as if it were alone.
+
+mod emulated;
+mod faults;
+mod lifecycle;
+mod numbers;
+mod random;
+mod service;
+mod streamed;
+mod world;

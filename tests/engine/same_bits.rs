@@ -1,0 +1,420 @@
+//! In deterministic mode a row has the same bits at any place and in any batch: whatever the placement, the way pages are
+//! split over both sides, the sub-batches, the flow and the other rows of a step, the logits are those of the CPU alone. So a test of a
+//! schedule, a swap or an interleaving may compare tokens and logits with those of running alone, bit by bit.
+
+use std::sync::Arc;
+
+use crate::support::chaos::Chaos;
+use crate::support::models;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tandem::cache::KvDType;
+use tandem::device::accelerator::Accelerator;
+use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
+use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
+use tandem::model::{LoadedModel, load};
+use tandem::program::{Far, Flow, LayerPlacement, Placement, Policy, Residence, Side};
+use tandem::simd::Isa;
+use tandem::simd::linear::Mode;
+
+/// Tokens of each text: seven pages and a part, several windows of the tiny models, and more than any step.
+const CONTEXT: usize = 230;
+
+/// Rows of a step at most.
+const ROWS: usize = 40;
+
+/// Sequences at most.
+const SEQUENCES: usize = 3;
+
+fn device() -> Arc<dyn Accelerator> {
+    let options = EmulatedOptions { jitter: Some(1), ..Default::default() };
+    Arc::new(EmulatedAccelerator::new(Arc::new(EmulatedRuntime::new(options).expect("it starts"))))
+}
+
+/// A model, two texts, and what the CPU alone says after each of their tokens.
+struct World {
+    m: LoadedModel,
+    isa: Isa,
+    kv: KvDType,
+    texts: [Vec<u32>; 2],
+    want: [Vec<f32>; 2],
+}
+
+impl World {
+    fn new(name: &str, dtype: &str, isa: Isa, kv: KvDType) -> World {
+        let m = load(&format!("synth:{name},dtype={dtype},seed=11,ctx={CONTEXT}")).unwrap();
+        let text = |salt: usize| -> Vec<u32> {
+            (0..CONTEXT).map(|i| (i * i * 31 + i * 7 + salt * 13 + 3) as u32 % m.spec.vocab as u32).collect()
+        };
+        let texts = [text(0), text(1)];
+        let mut world = World { m, isa, kv, texts, want: [Vec::new(), Vec::new()] };
+        let mut o = world.options();
+        (o.chunk, o.logits) = (CONTEXT, CONTEXT);
+        let mut e = models::engine(&world.m, &o);
+        for t in 0..2 {
+            let seq = e.add();
+            let all = [Input { seq, tokens: &world.texts[t], logits: Logits::All }];
+            world.want[t] = e.forward(&all).unwrap().to_vec();
+            e.remove(seq);
+        }
+        world
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            mode: Mode::Deterministic,
+            kv_dtype: self.kv,
+            threads: Some(2),
+            sequences: SEQUENCES,
+            chunk: ROWS,
+            logits: ROWS,
+            sub_batches: 2,
+            ..Options::new(self.isa, CONTEXT)
+        }
+    }
+
+    /// Logits of positions of a text.
+    fn want(&self, text: usize, positions: std::ops::Range<usize>) -> &[f32] {
+        let vocab = self.m.spec.vocab;
+        &self.want[text][positions.start * vocab..positions.end * vocab]
+    }
+}
+
+/// What happens to the sequences in a step.
+#[derive(Debug, Clone)]
+enum Act {
+    /// Rows for each sequence, which of them are in the second sub-batch, and how those share the lanes.
+    Step { rows: [usize; SEQUENCES], second: [bool; SEQUENCES], lanes: bool, all: bool },
+    /// A sequence is cut to so many of 32 parts.
+    Cut { seq: usize, parts: usize },
+    /// A sequence ends, another begins.
+    Renew { seq: usize },
+}
+
+fn any_act() -> impl Strategy<Value = Act> {
+    let rows = prop_oneof![2 => Just(0usize), 3 => Just(1usize), 2 => 1..14usize];
+    let step = (prop::array::uniform3(rows), any::<[bool; 3]>(), any::<bool>(), any::<bool>());
+    prop_oneof![
+        8 => step.prop_map(|(rows, second, lanes, all)| Act::Step { rows, second, lanes, all }),
+        1 => (0..SEQUENCES, 0..32usize).prop_map(|(seq, parts)| Act::Cut { seq, parts }),
+        1 => (0..SEQUENCES).prop_map(|seq| Act::Renew { seq }),
+    ]
+}
+
+fn any_layer() -> impl Strategy<Value = LayerPlacement> {
+    let side = || prop_oneof![1 => Just(Side::Host), 2 => Just(Side::Device)];
+    let policy = || {
+        any::<[bool; 6]>().prop_map(|mut bits| {
+            bits[2] = bits[1];
+            Policy::from_bits(bits)
+        })
+    };
+    let weights = prop_oneof![Just(Residence::Both), Just(Residence::Streamed)];
+    (weights, policy(), policy(), side()).prop_map(|(weights, prefill, decode, kv)| {
+        // Attention on the host wants keys and values there.
+        let host = [prefill, decode].iter().any(|p| p.attention() == Some(Side::Host));
+        LayerPlacement { weights, prefill, decode, kv: if host { Side::Host } else { kv } }
+    })
+}
+
+/// A placement, and a limit to the device's pages.
+#[derive(Debug, Clone)]
+struct Place {
+    placement: Placement,
+    kv_pages: Option<usize>,
+    /// `None`: what is predicted to be faster.
+    far: Option<Far>,
+}
+
+fn any_place(layers: usize) -> impl Strategy<Value = Place> {
+    let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
+    let all = vec![LayerPlacement::all(Side::Device); layers];
+    let blocks = prop_oneof![
+        2 => prop::collection::vec(any_layer(), layers),
+        1 => Just(all),
+        1 => (0..=layers).prop_map(move |k| Placement::boundary(k, layers, 0, 0).layers),
+    ];
+    let far = prop_oneof![Just(Some(Far::Attend)), Just(Some(Far::Stream)), Just(None)];
+    let pages = prop_oneof![1 => Just(None), 3 => (8..16usize).prop_map(Some)];
+    (side(), blocks, side(), pages, far).prop_map(|(embedding, layers, head, kv_pages, far)| Place {
+        placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![] },
+        kv_pages,
+        far,
+    })
+}
+
+/// Runs `acts`, and compares the bits of every row's logits.
+fn check(
+    world: &World,
+    accel: &Arc<dyn Accelerator>,
+    place: &Place,
+    acts: &[Act],
+) -> Result<usize, TestCaseError> {
+    let o = Options { kv_pages: place.kv_pages, far: place.far, ..world.options() };
+    run(world, &o, accel, &place.placement, acts, &mut || ())
+}
+
+/// The same in an engine with these options. Before each step `mishap` may plan a fault: then the step is made again.
+fn run(
+    world: &World,
+    o: &Options,
+    accel: &Arc<dyn Accelerator>,
+    placement: &Placement,
+    acts: &[Act],
+    mishap: &mut dyn FnMut(),
+) -> Result<usize, TestCaseError> {
+    let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());
+    let m = &world.m;
+    let p = placement.clone();
+    let mut e = Engine::placed(m.spec.clone(), &m.weights, o, accel.clone(), "test", "test", p, &|_| ())
+        .map_err(fail)?;
+    let free = e.free_pages();
+    let mut seqs: Vec<(SeqId, usize)> = (0..SEQUENCES).map(|i| (e.add(), i % 2)).collect();
+    let mut compared = 0;
+    for act in acts {
+        match act {
+            Act::Cut { seq, parts } => {
+                let id = seqs[*seq].0;
+                e.truncate(id, e.len(id) * parts / 32);
+            }
+            Act::Renew { seq } => {
+                e.remove(seqs[*seq].0);
+                seqs[*seq] = (e.add(), 1 - seqs[*seq].1);
+            }
+            Act::Step { rows, second, lanes, all } => {
+                let fits = |i: &usize| rows[*i] > 0 && e.len(seqs[*i].0) + rows[*i] <= CONTEXT;
+                let chosen: Vec<usize> = (0..SEQUENCES).filter(fits).collect();
+                if chosen.is_empty() {
+                    continue;
+                }
+                let logits = if *all { Logits::All } else { Logits::Last };
+                let ranges: Vec<_> =
+                    chosen.iter().map(|&i| e.len(seqs[i].0)..e.len(seqs[i].0) + rows[i]).collect();
+                let inputs: Vec<Input<'_>> = chosen
+                    .iter()
+                    .zip(&ranges)
+                    .map(|(&i, r)| Input {
+                        seq: seqs[i].0,
+                        tokens: &world.texts[seqs[i].1][r.clone()],
+                        logits,
+                    })
+                    .collect();
+                let split: Vec<u8> = chosen.iter().map(|&i| u8::from(second[i])).collect();
+                let flow = if *lanes { Flow::TwoLanes } else { Flow::Serial };
+                let got = loop {
+                    mishap();
+                    match e.forward_as(&inputs, &split, flow) {
+                        Ok(got) => break got.to_vec(),
+                        Err(error) if Chaos::planned(&error) => {}
+                        Err(error) => return Err(fail(error)),
+                    }
+                    for (&i, r) in chosen.iter().zip(&ranges) {
+                        prop_assert_eq!(e.len(seqs[i].0), r.start, "a step that failed stores nothing");
+                    }
+                };
+                let mut at = 0;
+                for (&i, r) in chosen.iter().zip(&ranges) {
+                    let positions = if *all { r.clone() } else { r.end - 1..r.end };
+                    for position in positions {
+                        let want = world.want(seqs[i].1, position..position + 1);
+                        let row = &got[at..at + want.len()];
+                        let differ = row.iter().zip(want).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                        prop_assert!(
+                            differ == 0,
+                            "sequence {i}, position {position} of {r:?}: {differ} of {} logits have other bits; {:?}, alone {:?}",
+                            want.len(),
+                            &row[..3],
+                            &want[..3]
+                        );
+                        (at, compared) = (at + want.len(), compared + 1);
+                    }
+                }
+                prop_assert_eq!(at, got.len());
+            }
+        }
+    }
+    seqs.into_iter().for_each(|(seq, _)| e.remove(seq));
+    prop_assert_eq!(e.free_pages(), free, "every page came back");
+    Ok(compared)
+}
+
+fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
+    for dtype in dtypes {
+        for (isa, kv) in [(Isa::best(), KvDType::BF16), (Isa::Reference, KvDType::F16)] {
+            let world = World::new(name, dtype, isa, kv);
+            let accel = device();
+            let strategy = (any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..24));
+            let config = Config { cases, max_shrink_iters: 200, ..Config::default() };
+            let compared = std::cell::Cell::new(0);
+            let mut runner = TestRunner::new(config);
+            runner
+                .run(&strategy, |(place, acts)| {
+                    compared.set(compared.get() + check(&world, &accel, &place, &acts)?);
+                    Ok(())
+                })
+                .unwrap_or_else(|e| panic!("{name} {dtype} {isa}: {e}"));
+            let compared = compared.get();
+            assert!(compared > 20 * cases as usize, "only {compared} rows were compared");
+        }
+    }
+}
+
+/// Eight times what the device holds, through several of the longer sums that fast attention makes: pages that left are attended by
+/// the CPU, or streamed, beside those that stay.
+#[test]
+fn eight_times_the_devices_pages_have_the_same_bits() {
+    let (pages, context) = (3, 8 * 3 * 32);
+    for name in ["tiny-llama", "tiny-gemma3"] {
+        let m = load(&format!("synth:{name},dtype=q8_0,seed=11,ctx={context}")).unwrap();
+        let text: Vec<u32> =
+            (0..context).map(|i| (i * i * 31 + i * 7) as u32 % m.spec.vocab as u32).collect();
+        let o = Options { mode: Mode::Deterministic, threads: Some(2), ..Options::new(Isa::best(), context) };
+        let all = Options { chunk: context, logits: context, ..o.clone() };
+        let mut e = models::engine(&m, &all);
+        let seq = e.add();
+        let want = e.forward(&[Input { seq, tokens: &text, logits: Logits::All }]).unwrap().to_vec();
+        let accel = device();
+        for far in [Far::Attend, Far::Stream] {
+            let o = Options { chunk: 32, logits: 32, kv_pages: Some(pages), far: Some(far), ..o.clone() };
+            let place = Placement::all(Side::Device, m.spec.n_layers, 0);
+            let (spec, accel) = (m.spec.clone(), accel.clone());
+            let mut e = Engine::placed(spec, &m.weights, &o, accel, "test", "test", place, &|_| ()).unwrap();
+            e.trace();
+            let (seq, mut at) = (e.add(), 0);
+            while at < context {
+                let n = if at % 96 == 64 { 1 } else { 32 - at % 32 }.min(context - at);
+                let got =
+                    e.forward(&[Input { seq, tokens: &text[at..at + n], logits: Logits::All }]).unwrap();
+                let vocab = m.spec.vocab;
+                let same = got.iter().zip(&want[at * vocab..]).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same && got.len() == n * vocab, "{name} {far:?}: positions {at} to {}", at + n);
+                at += n;
+            }
+            let merges = e.timeline().unwrap().spans.iter().filter(|s| s.name == "merge").count();
+            // Of layers with a window, what has left the device is behind it.
+            let full = (0..m.spec.n_layers).filter(|&l| m.spec.window_of(l).is_none()).count();
+            assert!(full > 0 && merges > 20 * full, "{name} {far:?}: {merges} merges in {full} layers");
+        }
+    }
+}
+
+/// Cohorts (APEX) over weights on both sides: rows that pass the layers in several steps, by whichever side has each, beside rows of
+/// the device.
+#[test]
+fn cohorts_have_the_same_bits_over_any_layer_split() {
+    for (name, dtype) in [("tiny-llama", "q8_0"), ("tiny-gemma3", "q4_k"), ("tiny-opt", "f32")] {
+        let world = World::new(name, dtype, Isa::best(), KvDType::BF16);
+        let (n, vocab) = (world.m.spec.n_layers, world.m.spec.vocab);
+        let mut places: Vec<Placement> = (0..=n).map(|k| Placement::boundary(k, n, 0, 0)).collect();
+        // The host's layers last, and every other one.
+        let on_host = |which: &dyn Fn(usize) -> bool| {
+            let mut placement = Placement::all(Side::Device, n, 0);
+            let layers = placement.layers.iter_mut().enumerate().filter(|(l, _)| which(*l));
+            layers.for_each(|(_, layer)| *layer = LayerPlacement::all(Side::Host));
+            placement
+        };
+        places.extend([on_host(&|l| l + 1 == n), on_host(&|l| l % 2 == 0)]);
+        for placement in places {
+            let o = Options { sub_batches: 3, far_pages: Some(24), kv_pages: Some(12), ..world.options() };
+            let (spec, accel) = (world.m.spec.clone(), device());
+            let placed = format!("{placement:?}");
+            let e =
+                Engine::placed(spec, &world.m.weights, &o, accel, "test", "test", placement.clone(), &|_| ());
+            let mut e = e.unwrap();
+            // One on the device, two on the host, each a cohort; a text and what has been said of it.
+            let mut seqs = Vec::new();
+            for (side, text, first) in [(Side::Device, 0, 9), (Side::Host, 1, 70), (Side::Host, 0, 33)] {
+                let seq = e.add_at(side).unwrap();
+                for chunk in world.texts[text][..first].chunks(ROWS) {
+                    e.forward(&[Input { seq, tokens: chunk, logits: Logits::Last }]).unwrap();
+                }
+                seqs.push((seq, text, 0));
+            }
+            let mut steps = 0;
+            while seqs.iter().any(|&(.., said)| said < 3) {
+                steps += 1;
+                assert!(steps < 100, "{name}: no end over {placed}");
+                let token = |&(seq, text, _): &(SeqId, usize, usize)| {
+                    let at = e.len(seq);
+                    (seq, text, at, &world.texts[text][at..at + 1])
+                };
+                let rows: Vec<_> = seqs.iter().map(token).collect();
+                let input = |i: usize| Input { seq: rows[i].0, tokens: rows[i].3, logits: Logits::Last };
+                let begin: Vec<[Input<'_>; 1]> = [1, 2]
+                    .into_iter()
+                    .filter(|&i| e.parked(rows[i].0).is_none())
+                    .map(|i| [input(i)])
+                    .collect();
+                let begin: Vec<&[Input<'_>]> = begin.iter().map(|c| &c[..]).collect();
+                let step = Overlap { device: &[input(0)], begin: &begin, swaps: &[], pick: false };
+                let advanced = e.advance(&step).unwrap();
+                let ended = advanced.cohorts.iter().filter_map(|c| Some((c.seqs[0], c.rows.clone()?.start)));
+                for (seq, row) in [(rows[0].0, 0)].into_iter().chain(ended) {
+                    let &(_, text, at, _) = rows.iter().find(|r| r.0 == seq).unwrap();
+                    let got = &advanced.logits[row * vocab..(row + 1) * vocab];
+                    let differ = got
+                        .iter()
+                        .zip(world.want(text, at..at + 1))
+                        .filter(|(a, b)| a.to_bits() != b.to_bits());
+                    assert_eq!(differ.count(), 0, "{name}, position {at} of text {text}, over {placed}");
+                    seqs.iter_mut().find(|s| s.0 == seq).unwrap().2 += 1;
+                }
+            }
+            // At a fixed lag a token takes as many steps as there are places to park, and one.
+            assert_eq!(steps, 3 * placement.cohort_iterations() as usize, "{name} over {placed}");
+        }
+    }
+}
+
+#[test]
+fn a_llama_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-llama", &["f32", "bf16", "q8_0", "q4_k"], 16);
+}
+
+/// Norms of heads.
+#[test]
+fn a_qwen3_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-qwen3", &["bf16", "q8_0"], 16);
+}
+
+/// Windows of some layers, norms of what sublayers add, large activations.
+#[test]
+fn a_gemma3_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-gemma3", &["f32", "q4_k"], 16);
+}
+
+/// A window in every layer.
+#[test]
+fn a_mistral_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-mistral", &["q8_0"], 16);
+}
+
+/// Layer norms, biases, learned positions, a feed-forward without a gate.
+#[test]
+fn an_opt_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-opt", &["f32", "q8_0"], 12);
+}
+
+/// A machine of any temper: slow on either side, unpunctual, with little memory, with launches that are refused.
+#[test]
+fn no_temper_of_the_machine_changes_a_bit() {
+    let world = World::new("tiny-qwen3", "q8_0", Isa::best(), KvDType::BF16);
+    let strategy = (Chaos::any(), any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..16));
+    let planned = std::cell::Cell::new(0);
+    let mut runner = TestRunner::new(Config { cases: 40, max_shrink_iters: 100, ..Config::default() });
+    runner
+        .run(&strategy, |(mut chaos, place, acts)| {
+            let (runtime, accel) = chaos.accelerator();
+            let options = Options { kv_pages: place.kv_pages, far: place.far, ..world.options() };
+            let options = chaos.squeeze(options);
+            let mut mishap = || {
+                let plan = chaos.mishap();
+                planned.set(planned.get() + usize::from(plan.refuse_launch.is_some()));
+                runtime.set_faults(plan);
+            };
+            run(&world, &options, &accel, &place.placement, &acts, &mut mishap)?;
+            Ok(())
+        })
+        .unwrap();
+    assert!(planned.get() > 0, "no fault was planned");
+}

@@ -1,0 +1,12 @@
+//! The kernels of `cuda/`, and models on an accelerator that runs them: on their host emulation, and on a GPU if there is one.
+
+mod engine;
+mod faults;
+mod hybrid;
+#[cfg(tandem_kernels)]
+mod kernels;
+mod pages;
+mod placements;
+#[path = "../support/mod.rs"]
+mod support;
+mod weights;

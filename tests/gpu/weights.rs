@@ -1,0 +1,224 @@
+//! Weights by layer: a model whose layers are streamed through two staging buffers computes the bits of one whose layers
+//! are resident, on every accelerator of this machine.
+
+use std::sync::Arc;
+
+use crate::support::gpu;
+use tandem::Error;
+use tandem::cache::PAGE_TOKENS;
+use tandem::device::accelerator::*;
+use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
+use tandem::device::open::on_kernels;
+use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::engine::weights::*;
+use tandem::host::Pool;
+use tandem::model::{LoadedModel, load};
+
+const LANE: Lane = Lane::Compute;
+const CONTEXT: usize = 64;
+const PROMPT: usize = 40;
+
+fn accelerators() -> Vec<(String, Arc<dyn Accelerator>)> {
+    let on_kernels = |rt| on_kernels(rt).expect("a runtime with kernels");
+    let kernels = gpu::runtimes().into_iter().map(|rt| (rt.info().name.clone(), on_kernels(rt)));
+    let plain: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(Arc::new(
+        EmulatedRuntime::new(EmulatedOptions { jitter: Some(3), ..Default::default() }).expect("it starts"),
+    )));
+    kernels.chain([("plain functions".to_owned(), plain)]).collect()
+}
+
+/// What a model needs besides its layers.
+struct Bench<'a> {
+    accel: &'a Arc<dyn Accelerator>,
+    shape: Shape,
+    limits: Limits,
+    sub: SubBatch,
+    rope: [[DevPtr; 2]; 2],
+    embed: EmbedWeight,
+    norm: NormWeight,
+    head: LinearWeight,
+    kv: Vec<Buffer>,
+    _buffers: Vec<Buffer>,
+}
+
+/// Where layers are.
+enum Layers<'a> {
+    Resident(&'a [LayerWeights]),
+    Streamed(&'a [LayerImage], LayerStream),
+}
+
+impl Bench<'_> {
+    /// The logits of a prompt's last token and of three more.
+    fn run(&self, layers: &mut Layers<'_>) -> Vec<u8> {
+        let rt = self.accel.runtime();
+        self.kv.iter().for_each(|kv| rt.fill(LANE, kv.ptr(), 0, kv.len()).unwrap());
+        let tokens: Vec<u32> = (0..PROMPT as u32 + 3).map(|i| (i * i * 3 + i + 1) % 50).collect();
+        let pages: Vec<u32> = (0..(CONTEXT / PAGE_TOKENS) as u32).rev().collect();
+        let mut out = Vec::new();
+        for (first_pos, n_rows) in [(0, PROMPT), (PROMPT, 1), (PROMPT + 1, 1), (PROMPT + 2, 1)] {
+            let seqs = [StepSeq { pages: &pages, first_pos, row0: 0, n_rows, attend: Attend::Here }];
+            let desc = StepDesc {
+                seqs: &seqs,
+                tokens: &tokens[first_pos..first_pos + n_rows],
+                logit_rows: &[n_rows as u32 - 1],
+                cuts: &[],
+                epoch: 0,
+                launch_rows: self.accel.row_bucket(n_rows),
+            };
+            let step = self.accel.prepare(LANE, &self.shape, &self.limits, &desc, self.sub.lists).unwrap();
+            let cx = Context { lane: LANE, shape: &self.shape, ws: &self.sub.ws, step: &step };
+            self.forward(&cx, layers).unwrap();
+            let logits = self.sub.ws.logit_rows(&self.shape, &(0..1));
+            let mut bytes = vec![0; logits.bytes];
+            rt.download(LANE, logits.ptr, &mut bytes).unwrap();
+            out.extend(bytes);
+        }
+        out
+    }
+
+    fn forward(&self, cx: &Context<'_>, layers: &mut Layers<'_>) -> tandem::Result<()> {
+        let (a, rows) = (self.accel, cx.all());
+        a.embed(cx, &self.embed, rows.clone())?;
+        if let Layers::Streamed(images, stream) = layers {
+            stream.fetch(&images[0])?;
+        }
+        for (i, kv) in self.kv.iter().enumerate() {
+            let layer = match layers {
+                Layers::Resident(layers) => layers[i].clone(),
+                Layers::Streamed(images, stream) => {
+                    // The next layer's copy is enqueued before this layer's work.
+                    images.get(i + 1).map_or(Ok(()), |next| stream.fetch(next))?;
+                    let layout = &images[i].layout;
+                    stream.acquire(layout, self.rope[usize::from(layout.windowed())])?
+                }
+            };
+            a.qkv(cx, &layer, kv.ptr(), Residual::None, None, rows.clone())?;
+            a.attend(cx, &layer, kv.ptr(), rows.clone())?;
+            a.out_proj(cx, &layer, rows.clone())?;
+            a.ffn_up(cx, &layer, Residual::after(layer.post_attn), rows.clone())?;
+            a.ffn_down(cx, &layer, rows.clone())?;
+            // Before the layer's buffer is given up: the norm of what is added is the layer's, too.
+            a.fold(cx, Residual::after(layer.post_ffn), rows.clone())?;
+            if let Layers::Streamed(_, stream) = layers {
+                stream.release(i)?;
+            }
+        }
+        a.logits(cx, self.norm, &self.head, Residual::None, rows)
+    }
+}
+
+fn check(device: &str, accel: &Arc<dyn Accelerator>, m: &LoadedModel, name: &str) {
+    let rt: &Arc<dyn Runtime> = accel.runtime();
+    let (spec, pool) = (&m.spec, Pool::new(1));
+    let act = activation_type(&**accel, spec, &m.weights).unwrap();
+    let shape = Shape::of(spec, act, act);
+    let limits = Limits {
+        rows: accel.row_bucket(PROMPT),
+        logit_rows: 1,
+        sequences: 1,
+        pages_per_sequence: CONTEXT / PAGE_TOKENS,
+    };
+    let linears = linear_shapes(spec, &m.weights).unwrap();
+    let separate = separate_gate_up(spec, &m.weights).unwrap();
+    let plan = SubBatches::plan(&**accel, &shape, &[limits], &linears, separate, false);
+    let mut up = Upload::new(accel, spec, &m.weights, act, &pool, &|_| ());
+    let rope = up.rope(CONTEXT).unwrap();
+    let layouts: Vec<LayerLayout> =
+        (0..spec.n_layers).map(|i| LayerLayout::new(&**accel, spec, &m.weights, i, act).unwrap()).collect();
+    let resident: Vec<LayerWeights> =
+        layouts.iter().map(|l| l.at(up.layer(l).unwrap(), rope[usize::from(l.windowed())])).collect();
+    let images: Vec<LayerImage> =
+        layouts.iter().map(|l| LayerImage::new(l.clone(), &up.source()).unwrap()).collect();
+    let (norm, head) = up.head().unwrap();
+    let embed = up.embedding(Some(&head)).unwrap();
+    let mut buffers = up.finish().unwrap();
+    let memory = Buffer::new(rt, plan.bytes()).unwrap();
+    rt.fill(LANE, memory.ptr(), 0, memory.len()).unwrap();
+    let sub = plan.at(memory.ptr())[0];
+    buffers.push(memory);
+    let kv_bytes = limits.pages_per_sequence * shape.page_bytes();
+    let kv = (0..spec.n_layers).map(|_| Buffer::new(rt, kv_bytes).unwrap()).collect();
+    let bench = Bench { accel, shape, limits, sub, rope, embed, norm, head, kv, _buffers: buffers };
+    let want = bench.run(&mut Layers::Resident(&resident));
+    let bytes = layouts.iter().map(|l| l.bytes).max().unwrap();
+    for slots in [2, 3] {
+        let stream = LayerStream::new(rt, slots, bytes).unwrap();
+        let got = bench.run(&mut Layers::Streamed(&images, stream));
+        assert!(got == want, "{device}, {name}, {slots} buffers: other bits than with resident layers");
+    }
+    assert!(want.iter().any(|&b| b != 0));
+}
+
+#[test]
+fn streamed_layers_give_the_bits_of_resident_ones() {
+    for (device, accel) in accelerators() {
+        for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+            // The emulated kernels are slow: one type is what a test has time for.
+            let dtypes = ["q4_k", "bf16"];
+            for dtype in &dtypes[..if device.contains("mulated") { 1 } else { 2 }] {
+                let m = load(&format!("synth:{name},dtype={dtype},seed=11")).unwrap();
+                check(&device, &accel, &m, &format!("{name} {dtype}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_is_one_image_and_its_bytes_are_known_before() {
+    for (device, accel) in accelerators() {
+        for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+            let m = load(&format!("synth:{name},dtype=q8_0,seed=2")).unwrap();
+            let act = activation_type(&*accel, &m.spec, &m.weights).unwrap();
+            let free = accel.runtime().memory_free().unwrap();
+            let planned = device_bytes(&*accel, &m.spec, &m.weights, act, CONTEXT).unwrap();
+            let pool = Pool::new(1);
+            let weights =
+                DeviceWeights::upload(&accel, &m.spec, &m.weights, act, CONTEXT, &pool, &|_| ()).unwrap();
+            let taken = free - accel.runtime().memory_free().unwrap();
+            // CUDA hands out memory by larger pieces than the emulated accelerator.
+            if device.contains("mulated") || device.contains("plain") {
+                assert!(taken <= planned, "{device}, {name}: {taken} bytes taken, {planned} planned");
+                assert!(
+                    planned - taken < 256 * (m.spec.n_layers as u64 + 9),
+                    "{device}, {name}: {planned}, {taken}"
+                );
+            }
+            // Every address of a layer lies in its image, wherever that is.
+            let layout = LayerLayout::new(&*accel, &m.spec, &m.weights, 1, act).unwrap();
+            let rope = weights.layers[1].rope;
+            let (here, there) = (layout.at(DevPtr(1 << 20), rope), layout.at(DevPtr(1 << 30), rope));
+            assert_eq!(here.moved(DevPtr(1 << 20), DevPtr(1 << 30)), there, "{name}");
+            for ptr in [here.attn_norm.w, here.qkv[0].ptr, here.o.ptr, here.ffn_norm.w, here.down.ptr] {
+                assert!((1 << 20..(1 << 20) + layout.bytes as u64).contains(&ptr.0), "{name}: {ptr:?}");
+                assert!(ptr.0.is_multiple_of(256), "{name}: {ptr:?}");
+            }
+            assert_eq!(here.rope, rope, "{name}: tables of RoPE are shared");
+        }
+    }
+}
+
+#[test]
+fn a_stream_refuses_what_would_overwrite_a_layer_in_use() {
+    for (_, accel) in accelerators() {
+        let m = load("synth:tiny-llama,dtype=bf16,seed=1").unwrap();
+        let act = activation_type(&*accel, &m.spec, &m.weights).unwrap();
+        let pool = Pool::new(1);
+        let source = Source { accel: &*accel, weights: &m.weights, act, pool: &pool, progress: &|_| () };
+        let layout = LayerLayout::new(&*accel, &m.spec, &m.weights, 0, act).unwrap();
+        let image = LayerImage::new(layout.clone(), &source).unwrap();
+        let rt = accel.runtime();
+        let mut small = LayerStream::new(rt, 2, layout.bytes - 1).unwrap();
+        let e = small.fetch(&image).unwrap_err();
+        assert!(matches!(&e, Error::Capacity(m) if m.contains(&layout.bytes.to_string())), "{e}");
+        let mut stream = LayerStream::new(rt, 1, layout.bytes).unwrap();
+        let rope = [DevPtr::NULL; 2];
+        assert!(matches!(stream.acquire(&layout, rope), Err(Error::Usage(_))), "it was not fetched");
+        stream.fetch(&image).unwrap();
+        let e = stream.fetch(&image).unwrap_err();
+        assert!(matches!(&e, Error::Usage(m) if m.contains("in use")), "{e}");
+        stream.acquire(&layout, rope).unwrap();
+        stream.release(0).unwrap();
+        stream.fetch(&image).unwrap();
+        rt.synchronize_all().unwrap();
+    }
+}

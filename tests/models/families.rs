@@ -1,0 +1,145 @@
+//! Every family and every switch of a spec against a forward pass in f64 that has no cache and no kernels.
+
+use crate::support::{models, naive_model, rounding};
+use tandem::cache::KvDType;
+use tandem::engine::{Input, Logits, Options};
+use tandem::model::spec::{Position, Rope, RopePairing, RopeScaling};
+use tandem::model::{LoadedModel, ModelSpec, load};
+use tandem::simd::Isa;
+use tandem::simd::linear::Mode;
+
+/// More than a page, than a window of the tiny models and than a block of attention.
+const TOKENS: usize = 70;
+
+fn tokens(n: usize, vocab: usize) -> Vec<u32> {
+    (0..n).map(|i| (i * i * 31 + i * 7 + 3) as u32 % vocab as u32).collect()
+}
+
+fn check(name: &str, m: &LoadedModel) -> Vec<String> {
+    let mut failures = Vec::new();
+    let vocab = m.spec.vocab;
+    let tokens = tokens(TOKENS, vocab);
+    for kv in KvDType::ALL {
+        let want: Vec<f32> = naive_model::logits(&m.spec, &m.weights, kv, &tokens)
+            .into_iter()
+            .flatten()
+            .map(|x| x as f32)
+            .collect();
+        for isa in models::tiers() {
+            for mode in [Mode::Fast, Mode::Deterministic] {
+                if isa == Isa::Reference && mode == Mode::Deterministic {
+                    continue; // it has one kernel for everything, and is slow
+                }
+                let mut options = Options::new(isa, TOKENS);
+                (options.kv_dtype, options.mode, options.threads) = (kv, mode, Some(2));
+                let mut e = models::engine(m, &options);
+                let seq = e.add();
+                let mut got = Vec::new();
+                // A prompt, and then single tokens.
+                let (prompt, rest) = tokens.split_at(TOKENS - 4);
+                for step in std::iter::once(prompt).chain(rest.chunks(1)) {
+                    let input = Input { seq, tokens: step, logits: Logits::All };
+                    got.extend_from_slice(e.forward(&[input]).unwrap());
+                }
+                let products = kv == KvDType::BF16 && isa >= Isa::Avx512;
+                let bound = rounding::cpu(&m.spec, kv, products);
+                let worst = got
+                    .chunks_exact(vocab)
+                    .zip(want.chunks_exact(vocab))
+                    .map(|(g, w)| models::distance(g, w).0)
+                    .fold(0.0, f64::max);
+                println!("{name} {isa} {mode:?} KV {}: {worst:.1e} of {bound:.1e}", kv.name());
+                if worst > bound {
+                    failures.push(format!(
+                        "{name} {isa} {mode:?} KV {}: {worst:.2e}, at most {bound:.2e}",
+                        kv.name()
+                    ));
+                }
+            }
+        }
+    }
+    failures
+}
+
+/// A tiny model with f32 weights, its spec changed.
+fn with(name: &str, change: impl FnOnce(&mut ModelSpec)) -> LoadedModel {
+    let mut m = load(&format!("synth:{name},dtype=f32,seed=7")).unwrap();
+    change(&mut m.spec);
+    m
+}
+
+fn rope(spec: &mut ModelSpec) -> &mut Rope {
+    let Position::Rope(rope) = &mut spec.position else { panic!("no RoPE") };
+    rope
+}
+
+#[test]
+fn every_family_computes_what_its_spec_says() {
+    let mut failures = Vec::new();
+    for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+        failures.extend(check(name, &with(name, |_| ())));
+    }
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+#[test]
+fn every_switch_of_a_spec_does_what_it_says() {
+    let factors = |s: &mut ModelSpec| {
+        let n = rope(s).dim / 2;
+        rope(s).scaling = RopeScaling::Factors((0..n).map(|i| 1.0 + i as f32 / 8.0).collect());
+    };
+    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 8] = [
+        ("interleaved pairs", "tiny-llama", &|s| rope(s).pairing = RopePairing::Interleaved),
+        ("linear scaling", "tiny-llama", &|s| rope(s).scaling = RopeScaling::Linear { factor: 4.0 }),
+        ("frequency factors", "tiny-llama", &factors),
+        ("half of the head rotated", "tiny-llama", &|s| rope(s).dim = 32),
+        ("part of the head rotated, interleaved", "tiny-qwen3", &|s| {
+            (rope(s).dim, rope(s).pairing) = (48, RopePairing::Interleaved);
+        }),
+        ("soft-capped logits", "tiny-gemma3", &|s| s.logit_softcap = Some(1.5)),
+        ("linear scaling beside local theta", "tiny-gemma3", &|s| {
+            rope(s).scaling = RopeScaling::Linear { factor: 8.0 };
+        }),
+        ("llama3 scaling, short first context", "tiny-llama3", &|s| {
+            rope(s).scaling = RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_context: 64,
+            };
+        }),
+    ];
+    let mut failures = Vec::new();
+    for (what, name, change) in variants {
+        failures.extend(check(what, &with(name, change)));
+    }
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+#[test]
+fn the_comparison_sees_small_mistakes() {
+    // What the bounds must not hide: each of these is one wrong constant.
+    let m = with("tiny-gemma3", |_| ());
+    let right = naive(&m);
+    let mistakes: [(&str, &dyn Fn(&mut ModelSpec)); 5] = [
+        ("window off by one", &|s| s.window.as_mut().unwrap().size += 1),
+        ("no local theta", &|s| rope(s).local_theta = None),
+        ("SiLU for GELU", &|s| s.ffn = tandem::model::spec::Ffn::SwiGlu),
+        ("scale of the scores 1% off", &|s| s.attn_scale *= 1.01),
+        ("no post norms", &|s| s.post_norms = false),
+    ];
+    for (what, mistake) in mistakes {
+        let wrong = naive(&with("tiny-gemma3", mistake));
+        let worst = (0..TOKENS)
+            .map(|r| models::distance(&wrong[r * 512..(r + 1) * 512], &right[r * 512..(r + 1) * 512]).0)
+            .fold(0.0, f64::max);
+        let bound = rounding::cpu(&m.spec, KvDType::F16, false);
+        println!("{what}: {worst:.1e}, against a bound of {bound:.1e}");
+        assert!(worst > 2.0 * bound, "{what} moves the logits by {worst:.1e} only");
+    }
+}
+
+fn naive(m: &LoadedModel) -> Vec<f32> {
+    let rows = naive_model::logits(&m.spec, &m.weights, KvDType::F16, &tokens(TOKENS, m.spec.vocab));
+    rows.into_iter().flatten().map(|x| x as f32).collect()
+}

@@ -1,0 +1,9 @@
+//! Model files, families and whole models on the CPU.
+
+mod families;
+mod formats;
+mod golden;
+mod invariance;
+mod load;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,9 @@
+//! Tokenisers and chat templates. `sandbox` reads what all children of this process used: no other test here may start one.
+
+mod bad_metadata;
+mod json;
+mod sandbox;
+#[path = "../support/mod.rs"]
+mod support;
+mod template;
+mod tokenizer;
