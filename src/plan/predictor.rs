@@ -11,10 +11,13 @@
 //! others take as long as the last of these.
 
 mod shape;
+mod unroll;
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use self::shape::{Alike, Kinds, Moved, Run, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
@@ -84,11 +87,11 @@ pub struct Predictor {
     sizes: Sizes,
     placement: Placement,
     kinds: Kinds,
-    linear: RefCell<HashMap<u64, f64>>,
+    linear: RefCell<FxHashMap<u64, f64>>,
     launch: OnceCell<f64>,
     /// Ways of attending, each with lists of its own.
     ways: usize,
-    templates: RefCell<HashMap<Shape, Arc<Template>>>,
+    templates: RefCell<FxHashMap<Shape, Arc<Template>>>,
     /// The last answers: a strategy asks of the same step more than once.
     answers: RefCell<VecDeque<(Shape, Sums, Seconds)>>,
 }

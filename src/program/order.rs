@@ -1,13 +1,13 @@
 //! Which operation waits for which: nobody places events by hand, they follow from what operations read and write.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::op::{Buffer, Op, Program, Region, Unit};
 
 /// What has touched a buffer.
 #[derive(Default)]
 struct History {
-    /// Parts and who wrote them last; none covered by a later one.
+    /// Parts and who wrote them last.
     writers: Vec<(Region, usize)>,
     /// Parts and who read them since they were written.
     readers: Vec<(Region, usize)>,
@@ -16,7 +16,7 @@ struct History {
 /// For each operation, the earlier ones that it must not start before: writers of what it reads, readers and writers of
 /// what it overwrites. Ascending. What the order of an in-order lane implies already is left out.
 pub fn waits(program: &Program) -> Vec<Vec<usize>> {
-    let mut histories: HashMap<Buffer, History> = HashMap::new();
+    let mut histories: FxHashMap<Buffer, History> = FxHashMap::default();
     let mut all = Vec::with_capacity(program.ops.len());
     for (at, op) in program.ops.iter().enumerate() {
         let mut waits = Vec::new();
@@ -29,9 +29,8 @@ pub fn waits(program: &Program) -> Vec<Vec<usize>> {
             let history = histories.entry(region.buffer).or_default();
             meet(&history.writers, region, &mut waits);
             meet(&history.readers, region, &mut waits);
-            let stays = |(r, by): &(Region, usize)| *by == at || !covers(region, r);
-            history.writers.retain(stays);
-            history.readers.retain(stays);
+            overwrite(&mut history.writers, region, at);
+            overwrite(&mut history.readers, region, at);
             history.writers.push((region.clone(), at));
         }
         waits.sort_unstable();
@@ -51,9 +50,21 @@ fn meet(entries: &[(Region, usize)], region: &Region, waits: &mut Vec<usize>) {
     waits.extend(entries.iter().filter(|(r, _)| r.overlaps(region)).map(|&(_, by)| by));
 }
 
-fn covers(outer: &Region, inner: &Region) -> bool {
-    outer.layers.start <= inner.layers.start
-        && inner.layers.end <= outer.layers.end
-        && outer.span.start <= inner.span.start
-        && inner.span.end <= outer.span.end
+/// Takes what operation `at` overwrites out of what others have touched: who touches it later waits for `at`, which has waited for them.
+/// Without this, an operation would wait for all those before it that read a whole of which it and others each write a part.
+fn overwrite(entries: &mut Vec<(Region, usize)>, region: &Region, at: usize) {
+    let mut behind = Vec::new();
+    entries.retain_mut(|(r, by)| {
+        let layers = region.layers.start <= r.layers.start && r.layers.end <= region.layers.end;
+        if *by == at || !layers || !r.overlaps(region) {
+            return true;
+        }
+        let (start, end) = (r.span.start, r.span.end);
+        if region.span.end < end {
+            behind.push((Region { span: region.span.end..end, ..r.clone() }, *by));
+        }
+        r.span.end = region.span.start;
+        start < r.span.end
+    });
+    entries.append(&mut behind);
 }

@@ -184,9 +184,14 @@ fn place(
 ) -> (Timeline, Vec<u8>) {
     let none = Span { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
     let mut spans = vec![none; program.ops.len()];
+    // By unit, the next one last; and what of the host's nobody in this iteration waits for.
     let mut queues: [Vec<usize>; 4] = Default::default();
+    let mut apart: Vec<usize> = Vec::new();
     for (i, op) in program.ops.iter().enumerate().rev() {
-        queues[op.unit as usize].push(i);
+        match program.is_detached(op) {
+            true => apart.push(i),
+            false => queues[op.unit as usize].push(i),
+        }
     }
     let mut free = Unit::ALL.map(|unit| {
         let from = if unit == Unit::Host { backlog } else { begin };
@@ -218,36 +223,35 @@ fn place(
         let before = left;
         for (lane, &unit) in Unit::ALL.iter().enumerate() {
             loop {
-                let queue = &queues[lane];
                 let next = match unit {
                     // In order.
                     Unit::Gpu | Unit::H2d | Unit::D2h => {
+                        let queue = &queues[lane];
                         queue.last().and_then(|&op| Some((queue.len() - 1, op, ready(&spans, op)?)))
                     }
                     // The oldest of those that are ready when the workers are free, or else the first to become so. Only
                     // operations whose predecessors all have a time can be judged: the oldest others may still
                     // come first, so the search ends at the first of them, but for those of cohorts, which come last.
                     Unit::Host => {
-                        let known = |cohorts: bool| {
-                            queue
-                                .iter()
-                                .enumerate()
-                                .rev()
-                                .filter(move |(_, op)| program.is_detached(&program.ops[**op]) == cohorts)
-                                .map_while(|(at, &op)| Some((at, op, ready(&spans, op)?)))
-                        };
-                        let first = |best: Option<(usize, usize, f64)>, c: (usize, usize, f64)| match best {
+                        let earlier = |best: Option<(usize, usize, f64)>, c: (usize, usize, f64)| match best {
                             Some(b) if b.2.max(free[lane]) <= c.2.max(free[lane]) => Some(b),
                             _ => Some(c),
                         };
-                        known(true).fold(known(false).fold(None, first), first)
+                        let first = |best, queue: &[usize]| {
+                            let known = queue.iter().enumerate().rev();
+                            known
+                                .map_while(|(at, &op)| Some((at, op, ready(&spans, op)?)))
+                                .fold(best, earlier)
+                        };
+                        first(first(None, &queues[lane]), &apart)
                     }
                 };
                 let Some((at, i, ready)) = next else { break };
-                queues[lane].remove(at);
-                left -= 1;
                 let op = &program.ops[i];
                 let detached = program.is_detached(op);
+                let queue = if detached { &mut apart } else { &mut queues[lane] };
+                queue.remove(at);
+                left -= 1;
                 if program.is_of_cohort(op) && stay.contains(&op.sub_batch) {
                     let t = spans[joins[&op.sub_batch]].end;
                     spans[i] = Span { op: i, unit, start: t, end: t, detached };

@@ -1,6 +1,8 @@
 //! The two queues: requests that wait for memory, and those that have it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use crate::cache::KvGeometry;
 use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
@@ -146,7 +148,7 @@ impl Queues {
     /// `parked`: of each sub-batch, the layer whose attention it now waits for, or `None` if its rows are through all layers.
     /// Sub-batches behind its end are through.
     pub fn commit(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
-        let place: HashMap<RequestId, usize> =
+        let place: FxHashMap<RequestId, usize> =
             self.running.iter().enumerate().map(|(at, job)| (job.id, at)).collect();
         for job in self.waiting.iter_mut().chain(&mut self.running) {
             job.waited += 1;

@@ -1,7 +1,8 @@
 //! What an iteration looks like without its numbers, and the small programs of that shape.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
+use super::unroll;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::plan::Sizes;
@@ -281,7 +282,7 @@ impl Moved {
         }
         let mut wanted: Vec<RequestId> = iteration.moves.iter().map(|m| m.request).collect();
         wanted.sort_unstable();
-        let mut classes: HashMap<RequestId, (usize, usize, u32)> = HashMap::new();
+        let mut classes: FxHashMap<RequestId, (usize, usize, u32)> = FxHashMap::default();
         for (b, batch) in iteration.sub_batches.iter().enumerate() {
             let mut class = 0;
             for (at, group) in batch.groups.iter().enumerate() {
@@ -506,29 +507,8 @@ impl Template {
     /// # Errors
     /// The shape cannot be lowered.
     pub fn new(shape: &Shape, placement: &Placement, kinds: &Kinds) -> Result<Template> {
-        let mut ops: Vec<Alike> = Vec::new();
-        let mut program = |priced: &[usize]| -> Result<Run> {
-            let layers: Vec<usize> =
-                kinds.runs.iter().zip(priced).flat_map(|(&(first, _), &n)| first..first + n).collect();
-            let at = layers.iter().map(|&l| placement.layers[l]).collect();
-            let small = Placement { layers: at, ..placement.clone() };
-            let mut program = lower(&small, &shape.iteration(priced))?;
-            let waits = waits(&program);
-            // What they read and write has been looked at.
-            for op in &mut program.ops {
-                (op.reads, op.writes) = (Vec::new(), Vec::new());
-            }
-            let priced = program.ops.iter().enumerate().map(|(at, op)| {
-                let layer = op.layer.map(|l| kinds.firsts[layers[l as usize]]);
-                let ends = op.layer.is_some_and(|l| l as usize + 1 == layers.len());
-                let alike = Alike::of(op, at, layer, ends);
-                ops.iter().position(|known| *known == alike).unwrap_or_else(|| {
-                    ops.push(alike);
-                    ops.len() - 1
-                })
-            });
-            Ok(Run { priced: priced.collect(), waits, program })
-        };
+        let mut ops = Vec::new();
+        let mut program = |layers: &[usize]| program(shape, placement, kinds, layers, &mut ops);
         // Copies of a prompt's pages run ahead by what the layers before leave of time, and end early in the last one; copies of whole
         // requests run beside as many layers as they take; and a streamed layer's weights run ahead until the link or the device has
         // made up what the other was ahead, which takes the more layers the nearer the two are: nothing repeats, so all are priced.
@@ -537,7 +517,10 @@ impl Template {
             true => kinds.runs.iter().map(|&(_, n)| n).collect(),
             false => kinds.priced.clone(),
         };
-        let base = program(&each)?;
+        let few: Vec<usize> = each.iter().map(|&n| unroll::lowered(n)).collect();
+        let parked = shape.batches.iter().any(|(_, at)| at.is_some());
+        let known = if few == each || parked { None } else { unrolled(program(&few)?, &few, &each) };
+        let base = known.map_or_else(|| program(&each), Ok)?;
         let mut longer = Vec::new();
         for (i, (&(_, n), &priced)) in kinds.runs.iter().zip(&each).enumerate() {
             if n > priced {
@@ -549,3 +532,48 @@ impl Template {
         Ok(Template { ops, base, longer })
     }
 }
+
+/// A shape's program over so many layers of each run. What is to be priced and not among `ops` is added there.
+fn program(
+    shape: &Shape,
+    placement: &Placement,
+    kinds: &Kinds,
+    of_runs: &[usize],
+    ops: &mut Vec<Alike>,
+) -> Result<Run> {
+    let layers: Vec<usize> =
+        kinds.runs.iter().zip(of_runs).flat_map(|(&(first, _), &n)| first..first + n).collect();
+    let at = layers.iter().map(|&l| placement.layers[l]).collect();
+    let small = Placement { layers: at, ..placement.clone() };
+    let mut program = lower(&small, &shape.iteration(of_runs))?;
+    let waits = waits(&program);
+    // What they read and write has been looked at.
+    for op in &mut program.ops {
+        (op.reads, op.writes) = (Vec::new(), Vec::new());
+    }
+    let priced = program.ops.iter().enumerate().map(|(at, op)| {
+        let layer = op.layer.map(|l| kinds.firsts[layers[l as usize]]);
+        let ends = op.layer.is_some_and(|l| l as usize + 1 == layers.len());
+        let alike = Alike::of(op, at, layer, ends);
+        ops.iter().position(|known| *known == alike).unwrap_or_else(|| {
+            ops.push(alike);
+            ops.len() - 1
+        })
+    });
+    Ok(Run { priced: priced.collect(), waits, program })
+}
+
+/// A program of `few` layers of each run, with the others put in; nothing: they do not go on as these do.
+fn unrolled(mut run: Run, few: &[usize], each: &[usize]) -> Option<Run> {
+    // From the last, so that the layers before one are still few.
+    for at in (0..few.len()).rev() {
+        let more = each[at] - few[at];
+        if more > 0 {
+            unroll::repeat(&mut run, few[..at].iter().sum::<usize>() as u32, more / 2)?;
+        }
+    }
+    Some(run)
+}
+
+#[cfg(test)]
+mod tests;

@@ -44,6 +44,10 @@ pub(super) struct Lowering<'a> {
     pub attended: RefCell<Vec<Attended>>,
     /// Whether each class has an attention of its own on the host.
     in_pieces: bool,
+    /// Layers whose operations are wanted, and the head with the last of them.
+    wanted: Range<u32>,
+    /// Whether what is walked through is only to say where the residual stream is then.
+    silent: bool,
 }
 
 /// A question about attention, and the answer: tokens and pairs.
@@ -61,8 +65,24 @@ impl<'a> Lowering<'a> {
         let moves =
             |g: &Group| matches!(g.kv, Kv::Split { .. }) || moves.iter().any(|m| m.request == g.request);
         let moving = (0u32..).zip(&batch.groups).filter(|(_, g)| moves(g)).map(|(at, _)| at).collect();
-        let (groups, attended, in_pieces) = (&batch.groups, RefCell::default(), false);
-        Ok(Lowering { placement, groups, sub_batch, pick, classes, moving, attended, in_pieces })
+        Ok(Lowering {
+            placement,
+            groups: &batch.groups,
+            sub_batch,
+            pick,
+            classes,
+            moving,
+            attended: RefCell::default(),
+            in_pieces: false,
+            wanted: 0..placement.layers.len() as u32,
+            silent: false,
+        })
+    }
+
+    /// The operations of these layers only, of the embedding with the first layer, and of the head with the last.
+    pub fn only(mut self, layers: Range<u32>) -> Lowering<'a> {
+        self.wanted = layers;
+        self
     }
 
     /// Attention on the host in so many pieces, by groups: what is more urgent comes between.
@@ -79,12 +99,19 @@ impl<'a> Lowering<'a> {
             return Ok(lane);
         }
         let all: Vec<usize> = (0..self.classes.len()).collect();
-        let side = self.placement.embedding;
-        self.each(&mut lane.embed, &all, Unit::of(side), None, |_| Some(Kind::Embed));
-        for l in 0..self.placement.layers.len() as u32 {
-            let mut ops = LayerOps::default();
-            self.block(l, &mut ops)?;
-            lane.layers.push(ops);
+        let Range { start, end } = self.wanted;
+        if start == 0 {
+            let side = self.placement.embedding;
+            self.each(&mut lane.embed, &all, Unit::of(side), None, |_| Some(Kind::Embed));
+        }
+        lane.layers.resize_with(self.placement.layers.len(), LayerOps::default);
+        // Where the residual stream is before a layer follows from the layer before.
+        for l in start.saturating_sub(1)..end {
+            self.silent = l < start;
+            self.block(l, &mut lane.layers[l as usize])?;
+        }
+        if (end as usize) < lane.layers.len() {
+            return Ok(lane);
         }
         let wanting: Vec<usize> = all.into_iter().filter(|&c| self.classes[c].wanted > 0).collect();
         let side = self.placement.head;
@@ -310,6 +337,9 @@ impl<'a> Lowering<'a> {
         layer: Option<u32>,
         kind: impl Fn(&Class) -> Option<Kind>,
     ) {
+        if self.silent {
+            return;
+        }
         let mut run: Option<(Kind, usize, usize)> = None;
         for &c in classes {
             let next = kind(&self.classes[c]);

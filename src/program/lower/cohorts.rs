@@ -112,13 +112,13 @@ impl Cohort {
             Some(lowering.op(Kind::Join, Unit::Gpu, Some(placement.joins_behind(at)), 0, last))
         };
         let mut ops: Vec<Op> = at.and_then(join).into_iter().collect();
-        let mut lane = lowering.run()?;
+        let end = next.map_or(placement.layers.len(), |l| l as usize + 1);
+        let mut lane = lowering.only(at.unwrap_or(0)..end as u32).run()?;
         match at {
             None => ops.append(&mut lane.embed),
             Some(at) if !placement.ends_on_host(at) => ops.append(&mut lane.layers[at as usize].post),
             Some(_) => {}
         }
-        let end = next.map_or(placement.layers.len(), |l| l as usize + 1);
         for l in at.map_or(0, |at| at as usize + 1)..end {
             let layer = &mut lane.layers[l];
             for part in [&mut layer.pre, &mut layer.device, &mut layer.host] {
