@@ -14,9 +14,9 @@
 //! 8. [`plan`] predicts where a model should run; [`sched`] says who is computed when; [`program`] is what is run where,
 //!    as values.
 //! 9. [`sim`] runs these schedulers and programs on a clock alone, over many requests.
-//! 10. [`tensor`] has dtypes and the block formats that all of them share.
+//! 10. [`tensor`] has dtypes and the block formats that all of them share; [`rope`] the angles of rotary position embedding.
 //!
-//! Beside the way: [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with,
+//! Beside the way: [`hardware`] describes a machine in numbers, [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with,
 //! [`timeline`] shows when what was computed.
 
 pub mod amx;
@@ -25,6 +25,7 @@ pub mod cache;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod hardware;
 pub mod host;
 pub mod hub;
 pub mod model;
@@ -32,6 +33,7 @@ pub mod plan;
 pub mod profile;
 pub mod program;
 pub mod reference;
+pub mod rope;
 pub mod sched;
 pub mod sim;
 pub mod simd;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::plan::{Hardware, hardware};
+use crate::hardware::{self, Hardware};
 use crate::{Error, Result};
 
 /// Most bytes of a description.

@@ -11,7 +11,7 @@ use super::machine;
 use super::runtime::Runtime;
 use super::timed::Timed;
 use crate::Result;
-use crate::plan::Hardware;
+use crate::hardware::Hardware;
 
 /// Which accelerator.
 #[derive(Debug, Clone, PartialEq)]
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_device_reads_what_it_writes() {
-        let t4 = Arc::new(crate::plan::hardware::named("t4-xeon").unwrap());
+        let t4 = Arc::new(crate::hardware::named("t4-xeon").unwrap());
         for kind in [
             Kind::Cuda(0),
             Kind::Cuda(3),

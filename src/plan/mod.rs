@@ -14,7 +14,6 @@
 pub mod choose;
 pub mod cost;
 mod crossings;
-pub mod hardware;
 pub mod memory;
 pub mod operation;
 pub mod partition;
@@ -26,8 +25,8 @@ pub mod sizes;
 pub mod step_times;
 pub mod sublayer;
 
+pub use crate::hardware::{self, Hardware};
 pub use cost::{Batch, Costs, Direction, Group, Scan};
-pub use hardware::Hardware;
 pub use operation::OpCosts;
 pub use predictor::Predictor;
 pub use roofline::Roofline;

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use crate::model::spec::RopePairing;
+use crate::rope::RopePairing;
 
 /// Rotates the first `2·cos.len()` elements of each head of `head_dim` elements.
 pub fn rope_heads(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: RopePairing) {

@@ -13,11 +13,9 @@ mod caps;
 #[cfg(target_arch = "x86_64")]
 mod generic;
 pub mod linear;
-mod rope_table;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
 pub use caps::{Caps, Isa};
-pub use rope_table::RopeTable;
 pub use table::Kernels;

@@ -5,8 +5,8 @@
 //! only after its CPU features and its shapes were checked.
 
 use super::Isa;
-use crate::model::spec::RopePairing;
 use crate::reference;
+use crate::rope::RopePairing;
 use crate::tensor::DType;
 
 /// The kernels of one tier for small operations: everything but linear layers and attention.

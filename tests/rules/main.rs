@@ -1,9 +1,10 @@
-//! Rules of this repository: what its build makes of PTX.
+//! Rules of this repository: what its build makes of PTX, and which room may use which.
 
 #[path = "../../build/isa.rs"]
 mod isa;
 #[path = "../../build/promises.rs"]
 mod promises;
 mod ptx;
+mod rooms;
 #[path = "../../build/usage.rs"]
 mod usage;

@@ -121,7 +121,7 @@ impl Clock {
         self.lock().now += seconds;
     }
 
-    /// An operation of a lane of the device, of so many seconds.
+    /// An operation of the given duration (seconds) on a lane of the device.
     pub fn enqueue(&self, lane: Lane, seconds: f64) -> Moment {
         self.lock().push(lane as usize, seconds, vec![])
     }

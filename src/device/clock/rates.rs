@@ -1,6 +1,6 @@
 //! What work takes on a machine: the larger of arithmetic and memory time, and bytes over the link.
 
-use crate::plan::Hardware;
+use crate::hardware::Hardware;
 use crate::{Error, Result};
 
 /// How much an operation does.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::hardware;
+use crate::hardware;
 use Lane::{Compute, DeviceToHost, HostToDevice};
 
 fn clock() -> Clock {

@@ -1,6 +1,6 @@
 //! Cosines and sines of the positions seen so far.
 
-use crate::simd::RopeTable;
+use crate::rope::RopeTable;
 
 /// Grows on demand: row `p` holds the `dim/2` cosines and sines of position `p`.
 pub(super) struct RopeCache {

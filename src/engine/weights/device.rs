@@ -11,7 +11,7 @@ use crate::host::Pool;
 use crate::model::block::{Block, NormSpec, tensor_name};
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
-use crate::simd::RopeTable;
+use crate::rope::RopeTable;
 use crate::tensor::DType;
 
 /// All weights of a model, uploaded.

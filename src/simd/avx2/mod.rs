@@ -6,7 +6,7 @@ use lanes::Avx2;
 
 use super::generic::{activation, convert, embed, map, norm, reduce, rope, softmax};
 use super::{Isa, Kernels};
-use crate::model::spec::RopePairing;
+use crate::rope::RopePairing;
 use crate::tensor::DType;
 
 /// AVX2: every operation of the reference tier, replaced.

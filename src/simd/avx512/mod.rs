@@ -8,7 +8,7 @@ use lanes::Avx512;
 
 use super::generic::{activation, convert, embed, map, norm, reduce, rope, softmax};
 use super::{Isa, Kernels};
-use crate::model::spec::RopePairing;
+use crate::rope::RopePairing;
 use crate::tensor::DType;
 
 /// AVX-512: every operation, in wider vectors.

@@ -4,7 +4,7 @@
 //!            half         a = x[i], b = x[i + dim/2]: two straight streams
 //!            interleaved  a = x[2i], b = x[2i + 1]: cos and sin doubled on load, x swapped in a register
 
-use crate::model::spec::RopePairing;
+use crate::rope::RopePairing;
 use crate::simd::vector::Simd;
 
 /// Rotates the first `2·cos.len()` elements of each head of `head_dim` elements of `x`.

@@ -1,6 +1,6 @@
 //! Frequencies of RoPE, and the cosines and sines of a position.
 
-use crate::model::spec::{Rope, RopeScaling};
+use super::{Rope, RopeScaling};
 use crate::{Error, Result};
 
 /// Inverse frequencies, scaled once; cosines and sines are computed in double precision on demand, once
@@ -112,7 +112,7 @@ impl RopeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::RopePairing;
+    use crate::rope::RopePairing;
 
     fn rope(dim: usize, theta: f32, scaling: RopeScaling) -> Rope {
         Rope { theta, local_theta: None, pairing: RopePairing::Half, dim, scaling }

@@ -114,7 +114,7 @@ fn sections<S: serde::Serializer>(at: &Option<(Gpu, Link)>, serializer: S) -> Re
 macro_rules! machines {
     ($($name:literal),* $(,)?) => {
         /// The descriptions in `hardware/`.
-        const MACHINES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../hardware/", $name, ".toml")))),*];
+        const MACHINES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../hardware/", $name, ".toml")))),*];
     };
 }
 machines!(
