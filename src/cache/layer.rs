@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{KvDType, PAGE_TOKENS, SeqRows};
-use crate::host::Pool;
+use super::{KvDType, PAGE_TOKENS};
 
 /// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
 ///
@@ -170,33 +169,6 @@ impl<'a> LayerKv<'a> {
         }
     }
 
-    /// Stores the keys and values of all rows of a step, in parallel. `k` and `v` are
-    /// `[rows][n_kv_heads · head_dim]`, indexed by [`SeqRows::row0`].
-    ///
-    /// # Safety
-    /// The sequences own their pages (no page is in two of them, as [`super::BlockTable`] guarantees), and
-    /// nobody else writes these rows' slots of this layer, or attends over their pages, meanwhile.
-    pub unsafe fn append_rows(&self, pool: &Pool, seqs: &[SeqRows<'_>], k: &[f32], v: &[f32]) {
-        let width = self.n_kv_heads * self.head_dim;
-        let total: usize = seqs.iter().map(|s| s.n_rows).sum();
-        // Chunks of whole pages' worth of rows: neighbouring tokens share cache lines.
-        let n_chunks = total.div_ceil(PAGE_TOKENS);
-        pool.run(n_chunks, &|chunk, _| {
-            let (from, to) = (chunk * PAGE_TOKENS, ((chunk + 1) * PAGE_TOKENS).min(total));
-            let mut start = 0;
-            for s in seqs {
-                for i in from.max(start)..to.min(start + s.n_rows) {
-                    let j = i - start;
-                    let row = (s.row0 + j) * width..(s.row0 + j + 1) * width;
-                    // SAFETY: each row of each sequence is visited by exactly one chunk; rows of one
-                    // sequence differ in position, and sequences share no page (the caller's promise).
-                    unsafe { self.append(s.pages, s.first_pos + j, &k[row.clone()], &v[row]) };
-                }
-                start += s.n_rows;
-            }
-        });
-    }
-
     fn encode(&self, x: &[f32], bits: &mut [u16]) {
         use half::slice::HalfBitsSliceExt;
         match self.dtype {
@@ -249,20 +221,23 @@ mod tests {
                 let (rows_a, rows_b) = (33, 40);
                 let k: Vec<f32> = (0..(rows_a + rows_b) * width).map(|i| x(1, i)).collect();
                 let v: Vec<f32> = (0..(rows_a + rows_b) * width).map(|i| x(2, i)).collect();
-                let seqs = [
-                    SeqRows { pages: b.pages(), first_pos: 0, n_rows: rows_b, row0: 0 },
-                    SeqRows { pages: a.pages(), first_pos: 0, n_rows: rows_a, row0: rows_b },
-                ];
+                // Pages, rows, and the first of them in k and v.
+                let seqs = [(b.pages(), rows_b, 0), (a.pages(), rows_a, rows_b)];
                 let kv = pool.layer(1);
-                // SAFETY: the two tables share no page, and nobody else uses the pool.
-                unsafe { kv.append_rows(&Pool::new(2), &seqs, &k, &v) };
-                for s in &seqs {
-                    for t in 0..s.pages.len() * PAGE_TOKENS {
+                for (pages, n_rows, row0) in seqs {
+                    for t in 0..n_rows {
+                        let row = (row0 + t) * width..(row0 + t + 1) * width;
+                        // SAFETY: the two tables share no page, and nobody else uses the pool.
+                        unsafe { kv.append(pages, t, &k[row.clone()], &v[row]) };
+                    }
+                }
+                for (pages, n_rows, row0) in seqs {
+                    for t in 0..pages.len() * PAGE_TOKENS {
                         for h in 0..3 {
                             for d in 0..head_dim {
-                                let i = (s.row0 + t) * width + h * head_dim + d;
-                                let stored = t < s.n_rows;
-                                let (page, slot) = (s.pages[t / PAGE_TOKENS], t % PAGE_TOKENS);
+                                let i = (row0 + t) * width + h * head_dim + d;
+                                let stored = t < n_rows;
+                                let (page, slot) = (pages[t / PAGE_TOKENS], t % PAGE_TOKENS);
                                 assert_eq!(kv.key(page, h, slot, d), if stored { k[i] } else { 0.0 });
                                 assert_eq!(kv.value(page, h, slot, d), if stored { v[i] } else { 0.0 });
                                 assert_eq!(pool.layer(0).key(page, h, slot, d), 0.0, "another layer");

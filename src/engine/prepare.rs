@@ -1,10 +1,8 @@
 //! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
 
-use std::sync::atomic::{AtomicPtr, Ordering};
-
 use super::host::Residual;
-use crate::host::Pool;
 use crate::host::numa::Binding;
+use crate::host::{Pieces, Pool};
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
@@ -92,15 +90,15 @@ pub struct Prepared {
     layers: Vec<Option<Layer>>,
     pub(super) out_norm: NormWeight,
     head: Option<Linear>,
-    /// Divisors of the RoPE frequencies that came as a tensor.
+    /// Bytes of the weights as they came.
     weight_bytes: u64,
 }
 
 /// Alignment of each weight in the arena.
 const ALIGN: usize = 64;
 
-/// Bytes of the file whose pages are given back at a time, once packed: each time interrupts the other cores
-/// (their TLBs must forget the pages), so not too often, and what waits is in memory twice, so not too late.
+/// Once packed, the pages of this many bytes of the file are released together. Each release interrupts the other cores (their
+/// TLBs must drop the pages), so not too often; what waits is in memory twice, so not too late.
 const RELEASE_BYTES: usize = 4 << 20;
 
 /// Rows per chunk of parallel packing, in groups of 16.
@@ -347,7 +345,6 @@ impl<'a> Arena<'a> {
         if let Some(node) = &self.node {
             node.bind(map.as_mut_ptr(), map.len())?;
         }
-        let base = AtomicPtr::new(map.as_mut_ptr());
         let mut packed = Vec::new();
         for (_, tensor, offset) in &self.slots {
             let (groups, row_bytes) = (tensor.rows().div_ceil(GROUP), tensor.row_bytes());
@@ -357,16 +354,11 @@ impl<'a> Arena<'a> {
             for start in (0..groups).step_by(slab) {
                 let end = (start + slab).min(groups);
                 let first_row = |group: usize| (group * GROUP).min(tensor.rows());
-                pool.run((end - start).div_ceil(PACK_GROUPS), &|c, _| {
+                let to = &mut map[offset + start * group_bytes..offset + end * group_bytes];
+                pool.rows(true, 1, Pieces::new(to, PACK_GROUPS * group_bytes), |c, piece| {
                     let first = start + c * PACK_GROUPS;
                     let last = (first + PACK_GROUPS).min(end);
-                    for g in first..last {
-                        // SAFETY: each group has its own bytes of the arena, inside `total`, and belongs to
-                        // exactly one chunk; the map outlives the job.
-                        let out = unsafe {
-                            let at = base.load(Ordering::Relaxed).add(offset + g * group_bytes);
-                            std::slice::from_raw_parts_mut(at, group_bytes)
-                        };
+                    for (g, out) in (first..).zip(piece.chunks_exact_mut(group_bytes)) {
                         pack_group(tensor, g, out);
                     }
                     progress(((first_row(last) - first_row(first)) * row_bytes) as u64);

@@ -4,5 +4,7 @@ pub mod cgroup;
 pub mod cpu;
 pub mod numa;
 mod pool;
+mod rows;
 
 pub use pool::{MAX_RANGES, Pool};
+pub use rows::{Pieces, RowSet};

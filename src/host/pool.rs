@@ -172,7 +172,7 @@ impl Pool {
         if chunks == 0 {
             return;
         }
-        // Also where nobody is woken: two callers would both be worker 0.
+        // Also if no worker is woken: otherwise two callers would both be worker 0.
         let mut turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
         self.lead(&mut turn);
         if self.workers.is_empty() || chunks == 1 {

@@ -17,7 +17,7 @@ enum Owner {
     Map(Arc<(memmap2::Mmap, File)>),
     Anonymous(Arc<memmap2::Mmap>),
     Heap(Arc<[u64]>),
-    /// Whoever lent them promised that they outlive this.
+    /// The lender promised that they outlive this.
     Borrowed,
 }
 

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use crate::host::RowSet;
+
 /// Rows to read.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
@@ -139,6 +141,21 @@ impl<'a> RowsMut<'a> {
         assert!(r < self.rows && at + n <= self.width, "row {r} of {}, {n} elements at {at}", self.rows);
         // SAFETY: in range; exclusivity is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.stride + at), n) }
+    }
+}
+
+// SAFETY: rows are at least `width` apart (checked, or promised to `from_raw`) and `width` long.
+unsafe impl<'a> RowSet for RowsMut<'a> {
+    type Row = &'a mut [f32];
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    unsafe fn row(&self, r: usize) -> &'a mut [f32] {
+        assert!(r < self.rows, "row {r} of {}", self.rows);
+        // SAFETY: in range; the elements are borrowed for 'a, and the caller asks for each row once.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.stride), self.width) }
     }
 }
 

@@ -19,11 +19,9 @@ impl HostContext<'_> {
         let (spec, d) = (&m.spec, m.spec.d_model);
         let (tokens, positions) = (step.tokens(&rows), step.positions(&rows));
         let hidden = ws.hidden.view_mut(rows);
-        // Packed for the head: its rows are read from the file, lest the whole table be resident a second time.
+        // The head has a packed copy of the table. Rows are read from the file, so that the table does not become resident twice.
         let twice = spec.tied_head && Linear::wants_packing(m.embed.dtype, m.isa);
-        each_row(self.pool, tokens.len(), d, &|r| {
-            // SAFETY: one call per row.
-            let out = unsafe { hidden.row(r) };
+        each_row(self.pool, hidden, d, |r, out| {
             let token = tokens[r] as usize;
             if twice {
                 let mut row = vec![0; m.embed.row_bytes()];
@@ -50,7 +48,7 @@ impl HostContext<'_> {
             delta: ws.delta.view_mut(rows),
             out: RowsMut::new(ws.acts.reset(n, d), d),
         };
-        norm_rows(self.pool, self.host.kernels, m.spec.norm, &m.out_norm, residual, &norm);
+        norm_rows(self.pool, self.host.kernels, m.spec.norm, &m.out_norm, residual, norm);
         let logits = ws.logits.rows_mut(to..to + n);
         linear(self.pool, self.host.mode, &mut ws.acts, &mut [Out { w: m.head(), out: logits, ldo: v }]);
         if let Some(cap) = m.spec.logit_softcap {

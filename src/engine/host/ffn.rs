@@ -19,7 +19,7 @@ impl HostContext<'_> {
             delta: ws.delta.view_mut(rows.clone()),
             out: RowsMut::new(ws.acts.reset(n, d), d),
         };
-        norm_rows(self.pool, k, spec.norm, &layer.ffn_norm, residual, &norm);
+        norm_rows(self.pool, k, spec.norm, &layer.ffn_norm, residual, norm);
         let act =
             Out { w: layer.gate.as_ref().unwrap_or(&layer.up), out: ws.act.rows_mut(rows.clone()), ldo: ff };
         if layer.gate.is_some() {
@@ -29,9 +29,7 @@ impl HostContext<'_> {
             linear(self.pool, self.host.mode, &mut ws.acts, &mut [act]);
         }
         let (act, up) = (ws.act.view_mut(rows.clone()), &ws.up);
-        each_row(self.pool, n, ff, &|r| {
-            // SAFETY: one call per row.
-            let act = unsafe { act.row(r) };
+        each_row(self.pool, act, ff, |r, act| {
             let up = || up.rows(rows.start + r..rows.start + r + 1);
             match spec.ffn {
                 Ffn::SwiGlu => k.silu_mul_inplace(act, up()),

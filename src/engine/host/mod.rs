@@ -36,12 +36,13 @@ use std::ops::Range;
 use super::prepare::Prepared;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::host::Pool;
+use crate::host::{Pool, RowSet};
 use crate::model::ModelSpec;
 use crate::model::spec::{Position, RopePairing};
+use crate::rope::RopeTable;
 use crate::simd::attention::{AttnPlan, AttnShape};
 use crate::simd::linear::Mode;
-use crate::simd::{Isa, Kernels, RopeTable};
+use crate::simd::{Isa, Kernels};
 
 pub use self::residual::Residual;
 use self::rope::RopeCache;
@@ -93,7 +94,7 @@ impl Host {
         })
     }
 
-    /// The same with at most so many threads for attention that reading keys and values bounds.
+    /// The same with at most this many threads for memory-bound attention (decode).
     pub fn with_readers(self, readers: Option<usize>) -> Host {
         Host { readers, ..self }
     }
@@ -163,13 +164,14 @@ pub struct HostContext<'a> {
 /// Below this many elements a row-wise operation is not worth waking threads for.
 const PARALLEL_ELEMENTS: usize = 16 * 1024;
 
-/// Calls `f(i)` for each of `rows` rows once, on several threads if the rows are worth it. `width`: elements that a
-/// call reads or writes.
-fn each_row(pool: &Pool, rows: usize, width: usize, f: &(dyn Fn(usize) + Sync)) {
-    const PER_CHUNK: usize = 4;
-    pool.run_if(rows * width >= PARALLEL_ELEMENTS, rows.div_ceil(PER_CHUNK), &|c, _| {
-        (c * PER_CHUNK..((c + 1) * PER_CHUNK).min(rows)).for_each(f);
-    });
+/// Rows of a chunk: few cache lines are shared between threads (whole pages of one sequence would share none), and a
+/// decode step of many sequences still is work for all of them.
+const ROWS_PER_CHUNK: usize = 4;
+
+/// Calls `f` with each row of `rows` once, on several threads if they are worth it. `width`: elements that a call reads or
+/// writes.
+fn each_row<R: RowSet>(pool: &Pool, rows: R, width: usize, f: impl Fn(usize, R::Row) + Sync) {
+    pool.rows(rows.rows() * width >= PARALLEL_ELEMENTS, ROWS_PER_CHUNK, rows, f);
 }
 
 /// # Panics

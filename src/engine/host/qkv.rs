@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::residual::{NormRows, Residual, norm_rows};
-use super::{HostContext, HostStep, HostWorkspace, check_rows, each_row};
+use super::{HostContext, HostStep, HostWorkspace, PARALLEL_ELEMENTS, ROWS_PER_CHUNK, check_rows, each_row};
 use crate::cache::LayerKv;
 use crate::engine::prepare::Layer;
 use crate::simd::linear::{Out, linear};
@@ -31,7 +31,7 @@ impl HostContext<'_> {
             delta: ws.delta.view_mut(rows.clone()),
             out: crate::tensor::RowsMut::new(acts.reset(n, spec.d_model), spec.d_model),
         };
-        norm_rows(self.pool, self.host.kernels, spec.norm, &layer.attn_norm, residual, &norm);
+        norm_rows(self.pool, self.host.kernels, spec.norm, &layer.attn_norm, residual, norm);
         let outs = &mut [
             Out { w: &layer.q, out: ws.q.rows_mut(rows.clone()), ldo: qd },
             Out { w: &layer.k, out: ws.k.rows_mut(rows.clone()), ldo: kvd },
@@ -45,9 +45,7 @@ impl HostContext<'_> {
         let (kernels, eps, pairing) = (self.host.kernels, spec.norm.eps(), self.host.pairing);
         let positions = step.positions(&rows);
         let (q, k) = (ws.q.view_mut(rows.clone()), ws.k.view_mut(rows));
-        each_row(self.pool, n, qd + kvd, &|r| {
-            // SAFETY: one call per row.
-            let (q, k) = unsafe { (q.row(r), k.row(r)) };
+        each_row(self.pool, (q, k), qd + kvd, |r, (q, k)| {
             if let Some(w) = &layer.q_norm {
                 kernels.rms_norm_heads(q, w, eps);
             }
@@ -92,12 +90,14 @@ impl HostContext<'_> {
             v.len()
         );
         let positions = step.positions(&rows);
-        // Four rows a chunk: few cache lines are shared between threads (whole pages of one sequence would share none),
-        // and a decode step of many sequences still is work for all threads.
-        each_row(self.pool, rows.len(), k.width() + v.width(), &|r| {
-            let pages = step.pages_of(rows.start + r);
-            // SAFETY: sequences of a step never share pages, and each (sequence, position) is one row.
-            unsafe { kv.append(pages, positions[r], k.row(r), v.row(r)) };
+        let n = rows.len();
+        let parallel = n * (k.width() + v.width()) >= PARALLEL_ELEMENTS;
+        self.pool.run_if(parallel, n.div_ceil(ROWS_PER_CHUNK), &|chunk, _| {
+            for r in chunk * ROWS_PER_CHUNK..((chunk + 1) * ROWS_PER_CHUNK).min(n) {
+                let pages = step.pages_of(rows.start + r);
+                // SAFETY: sequences of a step never share pages, and each (sequence, position) is one row.
+                unsafe { kv.append(pages, positions[r], k.row(r), v.row(r)) };
+            }
         });
     }
 }

@@ -57,12 +57,10 @@ pub(super) fn norm_rows(
     norm: Norm,
     w: &NormWeight,
     residual: Residual<'_>,
-    rows: &NormRows<'_>,
+    rows: NormRows<'_>,
 ) {
-    let eps = norm.eps();
-    each_row(pool, rows.hidden.len(), rows.hidden.width(), &|r| {
-        // SAFETY: one call per row.
-        let (h, delta, out) = unsafe { (rows.hidden.row(r), rows.delta.row(r), rows.out.row(r)) };
+    let (eps, width) = (norm.eps(), rows.hidden.width());
+    each_row(pool, (rows.hidden, rows.delta, rows.out), width, |_, (h, delta, out)| {
         let delta = residual.of(k, eps, delta);
         match (norm, delta) {
             (Norm::Rms { .. }, Some(delta)) => k.add_rms_norm(h, delta, &w.w, eps, out),
@@ -83,9 +81,8 @@ impl HostContext<'_> {
     pub fn settle(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>) {
         let (k, eps) = (self.host.kernels, self.model.spec.norm.eps());
         let (hidden, delta) = (ws.hidden.view_mut(rows.clone()), ws.delta.view_mut(rows));
-        each_row(self.pool, hidden.len(), hidden.width(), &|r| {
-            // SAFETY: one call per row.
-            let (h, delta) = unsafe { (hidden.row(r), delta.row(r)) };
+        let width = hidden.width();
+        each_row(self.pool, (hidden, delta), width, |_, (h, delta)| {
             if let Some(delta) = residual.of(k, eps, delta) {
                 k.add(h, delta);
             }

@@ -2,7 +2,7 @@
 
 use super::codes::Rows;
 use super::layout::{COLS, Format, Layout, ROWS};
-use crate::host::Pool;
+use crate::host::{Pieces, Pool};
 
 /// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`Layout::bytes`].
 ///
@@ -17,29 +17,13 @@ pub fn pack<'a>(layout: &Layout, row: &(dyn Fn(usize) -> &'a [u8] + Sync), pool:
     let bytes = layout.row_tile_bytes();
     // Chunks of a few row tiles: their codes are unpacked into a buffer that each chunk allocates once.
     let per_chunk = row_tiles.div_ceil(8 * pool.threads()).max(1);
-    let to = Out(out.as_mut_ptr());
-    pool.run(row_tiles.div_ceil(per_chunk), &|chunk, _| {
+    pool.rows(true, 1, Pieces::new(out, per_chunk * bytes), |chunk, piece| {
         let mut codes = Rows::new(layout);
-        for tile in chunk * per_chunk..((chunk + 1) * per_chunk).min(row_tiles) {
-            // SAFETY: `out` has `row_tiles` pieces of `bytes` (asserted above), every piece belongs to one tile,
-            // every tile to one chunk, and the pool gives each chunk to one thread and ends before `run` does.
-            let out = unsafe { std::slice::from_raw_parts_mut(to.get().add(tile * bytes), bytes) };
-            pack_row_tile(layout, tile, row, &mut codes, out);
+        for (tile, out) in piece.chunks_exact_mut(bytes).enumerate() {
+            pack_row_tile(layout, chunk * per_chunk + tile, row, &mut codes, out);
         }
     });
 }
-
-/// The start of the output, for threads that write disjoint pieces of it.
-struct Out(*mut u8);
-
-impl Out {
-    fn get(&self) -> *mut u8 {
-        self.0
-    }
-}
-
-// SAFETY: only the address is shared; who writes where is argued at the one place that uses it.
-unsafe impl Sync for Out {}
 
 fn pack_row_tile<'a>(
     layout: &Layout,
