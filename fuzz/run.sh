@@ -2,13 +2,13 @@
 # Fuzzes one target on stable Rust: fuzz/run.sh TARGET [libFuzzer options], e.g. fuzz/run.sh gguf -max_total_time=60
 # The flags are those that `cargo fuzz` passes with `--sanitizer none`; only its sanitizers need nightly.
 set -eu
-# GPU code is not fuzzed, and takes minutes to compile.
-export TANDEM_NO_CUDA=1
 cd "$(dirname "$0")"
 target=${1:?usage: fuzz/run.sh TARGET [libFuzzer options]}
 shift
 host=$(rustc -vV | sed -n 's/^host: //p')
-cargo run --quiet --bin seeds
+(cd .. && cargo run --quiet --locked --example fuzz_seeds)
+# GPU code is not fuzzed, and takes minutes to compile.
+export TANDEM_NO_CUDA=1
 RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1" \

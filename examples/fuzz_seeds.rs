@@ -1,4 +1,5 @@
-//! Writes starting points for the fuzzer into fuzz/corpus/<target>/ (git-ignored: they are made, not kept).
+//! Writes starting points for the fuzzer into fuzz/corpus/<target>/ (git-ignored: they are made, not kept). An example of the main
+//! package, so that it is built with the tests and not with all dependencies once more.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +8,13 @@ use tandem::model::{export, load, synth};
 use tandem::tensor::DType;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
     for target in ["gguf", "safetensors", "config"] {
         fs::create_dir_all(corpus.join(target))?;
     }
     for name in synth::names() {
-        let spec = Path::new(env!("CARGO_MANIFEST_DIR")).join("../specs").join(name).with_added_extension("json");
+        let spec =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("specs").join(name).with_added_extension("json");
         fs::copy(spec, corpus.join("config").join(name))?;
     }
     for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"] {
@@ -41,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// All descriptions of machines.
 fn hardware(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
     fs::create_dir_all(corpus)?;
-    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../hardware"))? {
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("hardware"))? {
         let file = file?;
         fs::copy(file.path(), corpus.join(file.file_name()))?;
     }
@@ -52,8 +54,14 @@ fn hardware(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
 fn trace(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
     fs::create_dir_all(corpus)?;
     for (name, text) in [
-        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50,5,9\n"),
-        ("zone", "\u{feff}arrived_at,num_prefill_tokens,num_decode_tokens\r\n2024-05-10T00:00:00.009930+00:00,12.0,3\r\n"),
+        (
+            "azure",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50,5,9\n",
+        ),
+        (
+            "zone",
+            "\u{feff}arrived_at,num_prefill_tokens,num_decode_tokens\r\n2024-05-10T00:00:00.009930+00:00,12.0,3\r\n",
+        ),
         ("seconds", "arrival_time,input_tokens,output_tokens\n0.5,10,2\n-1,3,3\nnan,1,1\n1e9,4,4\n"),
         ("plain", "\"prompt_tokens\",x,completion_tokens\n7,\"a,\"\"b\"\"\",9\n0,,1\n3\n"),
     ] {
@@ -82,7 +90,7 @@ fn prompts(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
 /// The templates of the tests, and ones that double a value with every turn: the fuzzer takes it from there.
 fn templates(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
     fs::create_dir_all(corpus)?;
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/chat_templates.json");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat_templates.json");
     let fixture: serde_json::Value = serde_json::from_slice(&fs::read(fixture)?)?;
     for template in fixture["templates"].as_array().ok_or("no templates")? {
         let text = |key: &str| template[key].as_str().ok_or("no text");
