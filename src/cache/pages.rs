@@ -53,12 +53,12 @@ impl PageList {
         self.n_pages
     }
 
-    /// Pages that nobody holds.
+    /// Free pages.
     pub fn n_free(&self) -> usize {
         self.free.len()
     }
 
-    /// Pages that nobody holds any more, but that copies in flight still read or write.
+    /// Pages without an owner that copies in flight still read or write.
     pub fn n_waiting(&self) -> usize {
         self.waiting
     }
@@ -86,7 +86,7 @@ impl PageList {
     /// Gives a page back: it can be taken again once no copy reads or writes it.
     ///
     /// # Panics
-    /// If nobody holds it: then two owners exist, and going on would mix their contexts.
+    /// If it has no owner: it was released twice, and going on would mix two contexts.
     pub fn free(&mut self, page: u32) {
         assert!(std::mem::replace(&mut self.used[page as usize], false), "page {page} freed twice");
         if self.copies[page as usize] == 0 {

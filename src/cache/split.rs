@@ -24,7 +24,7 @@ pub struct PageMove {
 }
 
 impl PageMove {
-    /// Notes that these copies have ended: pages that nobody holds any more are free again.
+    /// Notes that these copies have ended: pages without an owner are free again.
     ///
     /// # Panics
     /// If they are not in flight.

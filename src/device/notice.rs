@@ -1,5 +1,5 @@
-//! What a device wants said while it works: that loading takes long, that a slower way was taken. The library prints
-//! nothing; whoever wants to know listens.
+//! Notices of a device while it works: that loading takes long, that a slower path was taken. The library prints nothing;
+//! callers may listen.
 
 use std::sync::OnceLock;
 

@@ -1,6 +1,6 @@
-//! Turns: whatever would have a thread of its own acts on the thread that waits, one thing at a time, in an order that a seed makes.
+//! Turns: what would run on threads of its own acts on the waiting thread instead, one action at a time, in an order derived from a seed.
 //!
-//! With threads an interleaving happens by chance and not again. Here the lanes of the emulated accelerator and the host's lane
+//! With threads, an interleaving happens by chance and cannot be repeated. Here the lanes of the emulated accelerator and the host's lane
 //! are [`Actor`]s: whoever waits lets them act until what it waits for is there, and each call that enqueues something lets some of
 //! them act. So a seed is an interleaving, the same whenever it runs, and no time is lost on waking threads up. If nobody can
 //! act and somebody waits, that is a deadlock, known at once.

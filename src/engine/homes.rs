@@ -1,11 +1,11 @@
-//! Sequences whose keys and values live on the side that their scheduler says: the engine's half of two-tier memory.
+//! Sequences whose keys and values live on the side that the scheduler chose: the engine's half of two-tier memory.
 //!
 //! ```text
 //! add_at(Device) ─► pages on the device ◄─ swap, or the swaps of a step ─► pages in pinned host memory ◄─ add_at(Host)
 //! ```
 //! A prompt of a sequence on the host is computed by the device, and each layer's keys and values go to the host as they appear
 //! (NEO §3.2); its decode rows are attended by the host in place. Whole pages change sides on a copy lane beside the
-//! step's computation; a page that is left belongs to nobody until its copy has ended.
+//! step's computation; a page that is left cannot be allocated until its copy has ended.
 
 use super::kv::{Moved, SequenceKv, Swap, Target};
 use super::sequences::{Engine, SeqId};

@@ -39,6 +39,6 @@ pub struct StepPlan<'a> {
 }
 
 impl StepPlan<'static> {
-    /// One sub-batch, nobody changes sides.
+    /// One sub-batch; no sequence changes sides.
     pub const ONE: StepPlan<'static> = StepPlan { split: None, flow: Flow::Serial, swaps: &[] };
 }

@@ -6,7 +6,7 @@
 //!               └──────────── Requests::step ◄────┘ ─► Receiver<Event>: tokens, then how it ended
 //! ```
 //!
-//! Who is computed when a [`Strategy`] decides ([`crate::sched`]). A request's tokens are those of running alone: its sampler
+//! A [`Strategy`] decides which requests are computed in each step ([`crate::sched`]). A request's tokens are those of running alone: its sampler
 //! has a seed of its own, and rows of a step do not mix (in deterministic mode bit by bit).
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -42,7 +42,7 @@ pub enum Finish {
     Stop,
     /// It has all the tokens that it may have, by its own limit or the context's.
     Length,
-    /// It was cancelled, or nobody listens any more.
+    /// It was cancelled, or its receiver was dropped.
     Cancelled,
     /// A step failed, or its scores are not numbers; in a sentence.
     Failed(String),
@@ -109,7 +109,7 @@ pub struct Requests {
     strategy: Box<dyn Strategy>,
     costs: Box<dyn Predict + Send>,
     limits: Limits,
-    /// Steps in a row that moved nobody on.
+    /// Consecutive steps in which no request made progress.
     idle_steps: u32,
 }
 
@@ -263,7 +263,7 @@ impl Requests {
                 self.settle();
             }
         }
-        // Whoever does not listen need not know.
+        // A dropped receiver is no error.
         let _ = live.events.send(Event::End(how));
         true
     }

@@ -166,7 +166,7 @@ impl Engine {
         self.machine.clock().map(|clock| clock.now())
     }
 
-    /// Lets emulated time pass, as between two requests; on an engine whose time is this computer's, nothing happens.
+    /// Advances emulated time, as between two requests; does nothing on an engine that runs in real time.
     pub fn pass(&self, seconds: f64) {
         if let Some(clock) = self.machine.clock().filter(|_| seconds > 0.0) {
             clock.spend(seconds);

@@ -197,7 +197,7 @@ pub fn outline(text: &str) -> Result<LoadedModel> {
     model(text, |request| {
         let (mut plans, _, notes) = plan(request);
         let longest = plans.iter().map(|p| p.bytes).max().unwrap_or(0);
-        // All tensors are the same zeros; pages that nobody writes are no memory.
+        // All tensors are the same zeros; pages that are never written take no memory.
         plans.iter_mut().for_each(|p| p.offset = 0);
         let zeros = memmap2::MmapMut::map_anon(longest.max(1)).and_then(|map| map.make_read_only());
         let zeros = zeros.map_err(|e| Error::Capacity(format!("synth: {longest} bytes of zeros: {e}")))?;

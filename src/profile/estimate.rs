@@ -1,4 +1,4 @@
-//! This machine in a fraction of a second, for runs on machines that nobody has profiled: memory and arithmetic are probed
+//! This machine in a fraction of a second, for runs on machines without a profile: memory and arithmetic are probed
 //! briefly, a GPU's figures are those of its kind.
 //!
 //! An emulated device plays the part of a small GPU: unless it names the hardware that it emulates, its figures are those of

@@ -1,4 +1,4 @@
-//! Which operation waits for which: nobody places events by hand, they follow from what operations read and write.
+//! Which operation waits for which. Events are derived from what operations read and write, never placed by hand.
 
 use rustc_hash::FxHashMap;
 

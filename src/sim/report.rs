@@ -13,7 +13,7 @@ pub const STEADY: (f64, f64) = (0.2, 0.8);
 /// Reasons of failures that are told apart.
 const MOST_REASONS: usize = 10;
 
-/// The value that so many of 100 do not exceed (nearest rank); `None` where there are none.
+/// The p-th percentile by nearest rank; `None` without values.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Quantiles {
     /// Half.

@@ -209,7 +209,7 @@ pub fn serve_if_asked() {
     if std::env::args_os().nth(1).is_none_or(|a| a != ARGUMENT) {
         return;
     }
-    // A panic is an answer, and nobody reads its report.
+    // A panic is an answer; its report is not read.
     std::panic::set_hook(Box::new(|_| ()));
     let answers = serde_json::to_vec(&serve()).expect("text is JSON");
     std::process::exit(if io::stdout().write_all(&answers).is_ok() { 0 } else { 1 });

@@ -132,7 +132,7 @@ fn row_of(s: &Traced) -> RowKey {
     (s.sub_batch, s.cohort.is_some())
 }
 
-/// Neighbours become one: on the screen nobody sees the border.
+/// Merges adjacent spans: at this scale the border between them is not visible.
 fn blocks<'a>(timeline: &'a Timeline, pixel: f64) -> Vec<Block<'a>> {
     let mut order: Vec<&Traced> = timeline.spans.iter().filter(|s| !s.is_mark()).collect();
     order.sort_by(|a, b| (a.unit, row_of(a)).cmp(&(b.unit, row_of(b))).then(a.start.total_cmp(&b.start)));

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! embed ─► project ─► append ─► attend ─► out_proj ─► ffn_up ─► ffn_down ─► … ─► logits ─► argmax
-//!             └─► publish ┄┄ host ┄┄► collect, merge     (rows whose attention happens elsewhere, in full or in part)
+//!             └─► publish ┄┄ host ┄┄► collect, merge     (rows whose attention is computed elsewhere, in full or in part)
 //! ```
 //!
 //! Every operation takes a range of the step's rows, so that rows of one step may be computed in different

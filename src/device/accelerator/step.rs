@@ -1,4 +1,4 @@
-//! A step: which rows there are, whose attention happens where.
+//! A step: which rows it has, and where the attention of each is computed.
 
 use std::any::Any;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::workspace::Workspace;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
 
-/// Whose attention over which tokens happens in [`Accelerator::attend`](super::Accelerator::attend).
+/// Which tokens' attention [`Accelerator::attend`](super::Accelerator::attend) computes on this device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attend {
     /// All of it, here.

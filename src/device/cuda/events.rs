@@ -197,7 +197,7 @@ impl Drop for Spare {
         gate::quietly(move || {
             if context.bind().is_ok() {
                 for Handle(event) in timed.into_iter().chain(untimed) {
-                    // SAFETY: an event of this context that nobody uses; destroyed once.
+                    // SAFETY: an event of this context that is no longer used; destroyed once.
                     let _ = unsafe { sys::cuEventDestroy_v2(event) };
                 }
             }

@@ -41,7 +41,7 @@ use crate::Result;
 pub struct CudaOptions {
     /// Which of the driver's devices, from 0.
     pub ordinal: u32,
-    /// Use at most so many bytes of its memory.
+    /// Use at most this many bytes of its memory.
     pub memory: Option<u64>,
     /// Run the kernels of an older GPU: `75` takes the path of a T4 on whatever is there. For tests.
     pub pretend_sm: Option<u32>,

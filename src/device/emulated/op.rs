@@ -167,7 +167,7 @@ pub(super) enum Op {
         reads: Arc<[Span]>,
         writes: Arc<[Span]>,
     },
-    /// Nothing, for so many seconds of emulated time: what the operations beside it take.
+    /// A pause of this many seconds of emulated time: what the operations beside it take.
     Elapse(f64),
     Graph(Arc<[Op]>),
 }

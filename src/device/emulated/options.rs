@@ -88,7 +88,7 @@ pub struct FaultPlan {
     pub lost_at: Option<u64>,
     /// This copy (in either direction, or within the device) never ends.
     pub endless_copy: Option<u64>,
-    /// Every so-many-th wait of a lane for an event is forgotten, and nobody is told: for tests of tests that look for just that.
+    /// Silently skips every n-th wait of a lane for an event: for tests that prove that missing waits are found.
     pub forget_waits: Option<u64>,
     /// This job of the host beside the device panics.
     pub panic_host: Option<u64>,

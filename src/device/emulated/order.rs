@@ -121,7 +121,7 @@ impl Order {
     /// The host has seen that everything up to `clock` is done.
     pub fn seen(&mut self, clock: &Clock) {
         join(&mut self.host, clock);
-        // Everything that comes is behind all that was: nobody needs to know it.
+        // All later work is ordered behind all earlier work, so there is nothing left to track.
         if self.host.iter().zip(&self.entered).all(|(seen, last)| seen >= last) {
             self.bytes.clear();
         }

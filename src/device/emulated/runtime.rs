@@ -149,7 +149,7 @@ impl EmulatedRuntime {
         self.core.enqueue(lane, Op::Host(op))
     }
 
-    /// `lane` works for so many seconds of emulated time, beside what is enqueued for real. Recorded with the rest.
+    /// Occupies `lane` for this many seconds of emulated time, beside what is enqueued for real. Recorded with the rest.
     ///
     /// # Errors
     /// A device that failed.

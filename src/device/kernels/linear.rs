@@ -14,7 +14,7 @@ use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
 /// The head of a scratch buffer that counts arrivals. Zero before the first launch.
 pub const COUNTER_BYTES: usize = 64 << 10;
 
-/// Tokens that [`linear`] takes at most: so many that counters of all tiles fit; prefill has its own kernel.
+/// Most tokens that [`linear`] takes, so that the counters of all tiles fit; prefill has its own kernel.
 pub const MAX_TOKENS: usize = 1024;
 
 /// Tokens up to which weights stream through registers once (`gemv.cu`).

@@ -91,7 +91,7 @@ struct Leaves {
 }
 
 impl Pager {
-    /// For so many pages of the device. `prompts_on_host`: whether prompts can grow on the host (decode rows always can).
+    /// A pager of this many device pages. `prompts_on_host`: whether prompts can grow on the host (decode rows always can).
     pub fn new(device_pages: usize, prompts_on_host: bool) -> Pager {
         let of = |percent: usize| device_pages * percent / 100;
         let (high, low) = (of(HIGH), of(LOW));

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 pub enum Target {
     /// All on this side, new tokens as well.
     Whole(Side),
-    /// The first so many pages on the host, the rest on the device, new tokens as well: both sides attend
+    /// The first pages (this many) on the host, the rest and new tokens on the device: both sides attend
     /// ([`Options::far`](crate::engine::Options::far)).
     Split(usize),
 }

@@ -33,7 +33,7 @@ pub(super) struct HostHalf {
     pub parts: Vec<HostPart>,
     /// What the device makes of the model, if there is one.
     pub shape: Option<Shape>,
-    /// Computing so many operations more is a panic.
+    /// Panics after this many more operations (tests).
     #[cfg(test)]
     pub panics_at: Option<usize>,
     /// Attention takes longer by chance.

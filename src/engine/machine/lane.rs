@@ -377,7 +377,7 @@ impl<S: Send + 'static> Lane<S> {
     /// earlier steps among them.
     ///
     /// # Errors
-    /// A job of the step has failed, and nobody was told yet.
+    /// A job of the step has failed, and the error has not been reported yet.
     pub fn finish(&mut self) -> Result<Vec<Ran>> {
         let mut queue = self.wait_while(|q| q.of_step > 0);
         let (error, mut ran) = (queue.error.take(), std::mem::take(&mut queue.ran));

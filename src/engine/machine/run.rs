@@ -207,7 +207,7 @@ impl RealMachine {
         let own: Vec<usize> =
             (0..parts.len()).filter(|&b| computes(b) && issue.chains[b].turn == Turn::None).collect();
         if !own.is_empty() && (issue.has_cohorts() || self.cohorts().next().is_some()) {
-            // The lane may be at a cohort: nobody waits for it.
+            // The lane may be busy with a cohort, which no step waits for.
             own.into_iter().for_each(|b| issue.prepared[b] = Some(self.prepare_by_lane(b, &parts[b], head)));
         } else if let Some(host) = self.host.as_mut().filter(|_| !own.is_empty()) {
             let work = &mut self.work;

@@ -94,7 +94,7 @@ impl Stepper {
                         Err(Error::Unavailable("the service takes no requests: it is being shut down".into()))
                     }
                 };
-                // Whoever has gone away drops the stream, and the first token finds nobody.
+                // A client that has gone away has dropped its stream; its first token finds no receiver.
                 let _ = reply.send(answer);
             }
             Command::Cancel(id) => {

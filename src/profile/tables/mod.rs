@@ -214,7 +214,7 @@ impl Source for Timings {
     }
 }
 
-/// Tokens of a sequence where nobody says how many are stored.
+/// Tokens of a sequence, where the number that is stored is not given.
 const CONTEXT: u64 = 512;
 
 /// Answers from tables; from the roofline where there is none.

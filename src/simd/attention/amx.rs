@@ -27,7 +27,7 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     merge,
 };
 
-/// Up to so many rows (decode), memory sets the pace, and the next block is prefetched.
+/// With at most this many rows (decode) we are memory-bound, and the next block is prefetched.
 const MEMORY_BOUND_ROWS: usize = 8;
 
 /// Tiles for this thread. An item of attention holds one throughout: loading a configuration takes some 200 cycles

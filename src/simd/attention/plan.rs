@@ -18,7 +18,7 @@ const ITEM_BYTES: usize = 512 << 10;
 /// Bytes of keys and values below which an item is not worth cutting (about a microsecond).
 const MIN_BYTES: usize = 16 << 10;
 
-/// Up to so many rows of a KV head, reading its keys and values takes longer than computing.
+/// With at most this many rows, a KV head is memory-bound: reading its keys and values takes longer than computing.
 const MIN_ROWS: usize = 6;
 
 /// What attention of one kind of layer looks like.
@@ -176,7 +176,7 @@ impl AttnPlan {
         Ok(plan)
     }
 
-    /// Sums tokens in segments of so many, a multiple of the page, instead of [`SEGMENT`]. With segments of a page, tokens
+    /// Sums tokens in segments of this length, a multiple of the page, instead of [`SEGMENT`]. With segments of a page, tokens
     /// attended in two places, before and behind any page, give the bits of one: see the [module](super).
     ///
     /// # Panics
@@ -188,7 +188,7 @@ impl AttnPlan {
         self
     }
 
-    /// Takes at most so many of the pool's threads for rows whose keys and values take longer to read than to compute on (decode):
+    /// Uses at most this many of the pool's threads for memory-bound rows (decode):
     /// beyond the knee of the bandwidth curve more of them read no faster. Results are the same bits.
     pub fn with_readers(mut self, readers: usize) -> AttnPlan {
         self.readers = readers.clamp(1, self.threads);

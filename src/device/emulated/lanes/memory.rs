@@ -82,7 +82,7 @@ impl Core {
         lock(&self.state).pinned(&Span::new(ptr, 1)).is_some()
     }
 
-    /// Retires the memory; it is given back behind the work in flight, which nobody waits for here. Trouble is told to the
+    /// Retires the memory: it is freed after the work in flight, without waiting for that here. Trouble is told to the
     /// next call.
     pub fn free(&self, ptr: DevPtr) {
         let retired = lock(&self.arena).retire(ptr);
@@ -105,7 +105,7 @@ impl Core {
         loop {
             let mut arena = lock(&self.arena);
             let mut state = lock(&self.state);
-            // On a lost device, work that nobody waits for may still touch it: it stays retired.
+            // On a lost device, abandoned work may still touch it: it stays retired.
             if state.lost.is_some() || state.retired.is_empty() {
                 return;
             }

@@ -47,7 +47,7 @@ pub(super) struct Core {
     work: [Condvar; 3],
     /// Something was done, or everything is over.
     progress: Condvar,
-    /// Everything is over: the device is lost, or nobody holds it any more.
+    /// The lanes have ended: the device is lost, or its last handle was dropped.
     over: Condvar,
 }
 

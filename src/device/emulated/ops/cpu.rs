@@ -27,7 +27,7 @@ pub struct Cpu {
     plans: Arc<Plans>,
 }
 
-/// Plans of attention that nobody uses now: what they have room for takes longer to allocate than a short attention takes.
+/// Idle attention plans, kept for reuse: allocating their buffers takes longer than a short attention does.
 #[derive(Default)]
 pub struct Plans(Mutex<Vec<AttnPlan>>);
 
