@@ -2,12 +2,17 @@
 //! alternatives, and what products reach of the tile unit. docs/performance.md says what to do with the results.
 //!
 //!   cargo bench --bench amx                   all of it, about three minutes
-//!   cargo bench --bench amx -- threshold      VNNI against tiles by number of tokens: AMX_PACKED_MIN_M
+//!   cargo bench --bench amx -- threshold      VNNI against tiles by number of tokens: tiles_from
 //!   cargo bench --bench amx -- products       bf16 and 4-bit products against the tile unit and memory
 //!   cargo bench --bench amx -- --test         small, answers checked, no timing; runs on emulated tiles too
 //!
+//! `products` has a line of MKL's for bf16 where libmkl_rt is found (benches/support/mkl.rs), and says so where not.
+//!
 //! Alternatives alternate call by call, so that a drifting host moves both. Weights are cold, as in a forward pass.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[path = "support/mkl.rs"]
+mod mkl;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod support;
 
@@ -25,11 +30,13 @@ mod tiles {
     use tandem::amx;
     use tandem::host::Pool;
     use tandem::profile;
+    use tandem::profile::state::{Gauge, Sorted};
     use tandem::simd::Isa;
     use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
     use tandem::tensor::{Bytes, DType, Tensor};
 
-    use super::support::{Rng, make, median, random, verify};
+    use super::mkl::Mkl;
+    use super::support::{Rng, make, random, verify};
 
     /// Copies of a weight that overflow the caches, as each kernel set reads them.
     fn cold(w: &Tensor, isa: Isa, test: bool, with: impl Fn(Linear) -> Linear) -> Vec<Linear> {
@@ -38,22 +45,33 @@ mod tiles {
         (0..copies).map(|_| with(make(&copy(), isa))).collect()
     }
 
-    /// Medians of the seconds that each set of weights takes for the same activations, its answer checked.
-    fn compare(pool: &Pool, w: &Tensor, sets: &[&[Linear]], m: usize, rng: &mut Rng, test: bool) -> Vec<f64> {
+    /// Medians of the seconds that each set of weights takes for the same activations, its answer checked, and the state of
+    /// the cores that they are of.
+    fn compare(
+        pool: &Pool,
+        w: &Tensor,
+        sets: &[&[Linear]],
+        m: usize,
+        rng: &mut Rng,
+        test: bool,
+    ) -> Vec<(f64, String)> {
         let (n, k) = (w.rows(), w.cols());
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
         let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
         let mut next = 0;
-        let mut times = vec![Vec::new(); sets.len()];
+        let mut times = vec![Sorted::default(); sets.len()];
+        let mut gauge = Gauge::new(pool);
         let begin = Instant::now();
         loop {
             for (set, times) in sets.iter().zip(&mut times) {
                 acts.reset(m, k).copy_from_slice(&x);
                 out.fill(f32::NAN);
                 let w = &set[next % set.len()];
-                let start = Instant::now();
-                linear(pool, Mode::Fast, &mut acts, &mut [Out { w, out: &mut out, ldo: n }]);
-                times.push(start.elapsed().as_secs_f64());
+                times.push(gauge.sample(pool, || {
+                    let start = Instant::now();
+                    linear(pool, Mode::Fast, &mut acts, &mut [Out { w, out: &mut out, ldo: n }]);
+                    start.elapsed().as_secs_f64()
+                }));
                 if next == 0 {
                     assert!(
                         out.iter().all(|v| v.is_finite()),
@@ -67,15 +85,13 @@ mod tiles {
             }
             next += 1;
             if test || (next >= 5 && begin.elapsed().as_secs_f64() > 0.15) {
-                return times.into_iter().map(median).collect();
+                return times.iter().map(Sorted::median).collect();
             }
         }
     }
 
     fn threshold(pool: &Pool, rng: &mut Rng, test: bool) {
-        println!(
-            "threshold: VNNI against tiles, microseconds; AMX_PACKED_MIN_M is the M where tiles begin to win"
-        );
+        println!("threshold: VNNI against tiles, microseconds; tiles_from is the M where tiles begin to win");
         let ms: &[usize] = if test { &[8, 17] } else { &[8, 12, 16, 24, 32, 48, 64] };
         let shapes: &[(usize, usize)] =
             if test { &[(80, 256)] } else { &[(1536, 576), (2048, 2048), (8192, 2048)] };
@@ -90,13 +106,50 @@ mod tiles {
                 let mut from = None;
                 for &m in ms {
                     let t = compare(pool, &w, &[&vnni, &tiles], m, rng, test);
-                    line += &format!("{:>16}", format!("{:.0} / {:.0}", t[0] * 1e6, t[1] * 1e6));
-                    from = if t[1] < t[0] { from.or(Some(m)) } else { None };
+                    // C: the cores were shared. M: no state had enough samples. *: the two are of different states.
+                    let state = |i: usize| t[i].1.split(' ').next().unwrap_or("");
+                    let mark = match (state(0), state(1)) {
+                        (a, b) if a != b => "*",
+                        ("quiet", _) => "",
+                        ("contended", _) => "C",
+                        _ => "M",
+                    };
+                    line += &format!("{:>16}", format!("{:.0} / {:.0}{mark}", t[0].0 * 1e6, t[1].0 * 1e6));
+                    from = if t[1].0 < t[0].0 { from.or(Some(m)) } else { None };
                 }
                 if test {
                     continue;
                 }
                 println!("{line}   {}", from.map_or("never".into(), |m| m.to_string()));
+            }
+        }
+    }
+
+    /// MKL's median seconds for a bf16 weight, cold, and the state of the cores; its first answer checked.
+    fn peer(mkl: &Mkl, pool: &Pool, w: &Tensor, m: usize, rng: &mut Rng, test: bool) -> (f64, String) {
+        let (n, k) = (w.rows(), w.cols());
+        let copies = if test { 1 } else { (192usize << 20).div_ceil(2 * n * k) };
+        let one: Vec<u16> = w.data.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+        let weights = vec![one; copies];
+        let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
+        let bf16: Vec<u16> = x.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect();
+        let (mut out, mut times, mut gauge) = (vec![0f32; m * n], Sorted::default(), Gauge::new(pool));
+        let (begin, mut next) = (Instant::now(), 0);
+        loop {
+            let sample = gauge.sample(pool, || {
+                let start = Instant::now();
+                mkl.gemm_bf16([m, n, k], &bf16, &weights[next % copies], &mut out);
+                start.elapsed().as_secs_f64()
+            });
+            if next == 0 {
+                verify(w, &x, &out, n, k, &format!("mkl {n}x{k} M={m}"));
+            } else {
+                // The first call sets MKL up.
+                times.push(sample);
+            }
+            next += 1;
+            if test || (next >= 6 && begin.elapsed().as_secs_f64() > 0.15) {
+                return times.median();
             }
         }
     }
@@ -111,9 +164,13 @@ mod tiles {
             bandwidth / 1e9
         );
         println!(
-            "{:6} {:>12} {:>5} {:>9} {:>9} {:>8} {:>7} {:>6}",
+            "{:6} {:>12} {:>5} {:>9} {:>9} {:>8} {:>7} {:>6}  state",
             "dtype", "N x K", "M", "us", "TFLOP/s", "of unit", "GB/s", "% bw"
         );
+        let mkl = Mkl::load(pool.threads());
+        if let Err(why) = &mkl {
+            println!("SKIPPED: the peer MKL: {why}");
+        }
         let ms: &[usize] = if test { &[5, 40] } else { &[16, 32, 64, 128, 512, 2048] };
         let shapes: &[(usize, usize)] = if test {
             &[(80, 512)]
@@ -136,21 +193,27 @@ mod tiles {
                 let w = random(dtype, n, k, rng);
                 let weights = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(0));
                 for &m in ms {
-                    let t = compare(pool, &w, &[&weights], m, rng, test)[0];
+                    let ours = compare(pool, &w, &[&weights], m, rng, test).remove(0);
+                    let mut lines = vec![(dtype.name(), ours)];
+                    if let (DType::BF16, Ok(mkl)) = (dtype, &mkl) {
+                        lines.push(("mkl", peer(mkl, pool, &w, m, rng, test)));
+                    }
                     if test {
                         continue;
                     }
-                    let (ops, bytes) = (2.0 * (m * n * k) as f64 / t, weights[0].bytes() as f64 / t);
-                    println!(
-                        "{:6} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7.0}% {:>7.1} {:>5.0}%",
-                        dtype.name(),
-                        format!("{n}x{k}"),
-                        t * 1e6,
-                        ops / 1e12,
-                        100.0 * ops / peak,
-                        bytes / 1e9,
-                        100.0 * bytes / bandwidth
-                    );
+                    for (name, (t, state)) in lines {
+                        let (ops, bytes) = (2.0 * (m * n * k) as f64 / t, weights[0].bytes() as f64 / t);
+                        println!(
+                            "{:6} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7.0}% {:>7.1} {:>5.0}%  {state}",
+                            name,
+                            format!("{n}x{k}"),
+                            t * 1e6,
+                            ops / 1e12,
+                            100.0 * ops / peak,
+                            bytes / 1e9,
+                            100.0 * bytes / bandwidth
+                        );
+                    }
                 }
             }
         }

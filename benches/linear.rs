@@ -6,12 +6,14 @@
 //!   cargo bench --bench linear -- --test          one tiny shape, answers checked, no timing
 //!
 //! Weights are cold: each call takes the next of enough copies to overflow the caches, as in a forward
-//! pass. Answers are verified before anything is timed. GB/s counts the bytes of the weights.
+//! pass. Answers are verified before anything is timed. GB/s counts the bytes of the weights. Samples are sorted by the state of the
+//! cores before and after each (`profile::state`); the last column names the state whose median is shown.
 
 use std::time::Instant;
 
 use tandem::host::Pool;
 use tandem::profile;
+use tandem::profile::state::{Gauge, Sorted};
 use tandem::simd::Isa;
 use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
 use tandem::tensor::{Bytes, DType, Tensor};
@@ -26,6 +28,7 @@ fn main() {
     let pool = Pool::pinned(None);
     let mut rng = Rng(42);
     let (mut bw, mut peaks) = (1.0, Vec::new());
+    let mut gauge = Gauge::new(&pool);
     if !test {
         bw = profile::read_bandwidth(&pool, 1 << 30, 5);
         peaks = profile::peaks(&pool);
@@ -34,7 +37,7 @@ fn main() {
             println!("peak {}: {:.0} Gop/s", p.name, p.ops / 1e9);
         }
         println!(
-            "{:10} {:6} {:>12} {:>5} {:>9} {:>8} {:>6} {:>9} {:>7}",
+            "{:10} {:6} {:>12} {:>5} {:>9} {:>8} {:>6} {:>9} {:>7}  state",
             "tier", "dtype", "N x K", "M", "us", "GB/s", "% bw", "GFLOP/s", "of peak"
         );
     }
@@ -89,12 +92,13 @@ fn main() {
                     };
                     let t = once(&mut next);
                     let reps = if test { 0 } else { ((0.15 / t) as usize).clamp(5, 400) };
-                    let times: Vec<f64> = (0..reps).map(|_| once(&mut next)).collect();
+                    let mut times = Sorted::default();
+                    (0..reps).for_each(|_| times.push(gauge.sample(&pool, || once(&mut next))));
                     verify(&w, &x, &out, n, k, &format!("{line} M={m}"));
                     if test {
                         continue;
                     }
-                    let t = median(times);
+                    let (t, state) = times.median();
                     let (gb, gflop) = (first.bytes() as f64 / t, 2.0 * (m * n * k) as f64 / t);
                     let peak = if dtype.is_quantised() && isa >= Isa::Avx512 {
                         "int8 dot"
@@ -105,7 +109,7 @@ fn main() {
                     };
                     let peak = peaks.iter().find(|p| p.name == peak).map_or(f64::NAN, |p| p.ops);
                     println!(
-                        "{line} {m:>5} {:>9.1} {:>8.1} {:>5.0}% {:>9.0} {:>6.0}%",
+                        "{line} {m:>5} {:>9.1} {:>8.1} {:>5.0}% {:>9.0} {:>6.0}%  {state}",
                         t * 1e6,
                         gb / 1e9,
                         100.0 * gb / bw,

@@ -75,7 +75,8 @@ pub fn verify(w: &Tensor, x: &[f32], out: &[f32], n: usize, k: usize, what: &str
     }
 }
 
-/// The middle one.
+/// The middle one. (Benches that sort samples by state need none.)
+#[allow(dead_code)]
 pub fn median(mut v: Vec<f64>) -> f64 {
     v.sort_by(f64::total_cmp);
     v[v.len() / 2]

@@ -61,7 +61,7 @@ pub mod session;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use detect::{available, hardware};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub use peak::{Peak, peak};
+pub use peak::{Peak, peak, tile_loads};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use session::Session;
 
@@ -72,4 +72,19 @@ pub use session::Session;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 pub fn available() -> Result<(), &'static str> {
     Err("AMX tiles are used on x86-64 Linux only")
+}
+
+/// Whether this machine has AMX tiles of its own; otherwise why not.
+///
+/// # Errors
+/// Always, on this platform.
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+pub fn hardware() -> Result<(), &'static str> {
+    available()
+}
+
+/// Bytes a second that tiles load from L1: none on this platform.
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+pub fn tile_loads() -> Option<f64> {
+    None
 }

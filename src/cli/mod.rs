@@ -27,6 +27,7 @@ mod simulate;
 mod stopwatch;
 mod timeline;
 mod tokenize;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -66,6 +67,8 @@ enum Command {
     Simulate(simulate::Args),
     /// Measure what this machine can do, and keep it.
     Profile(profile::Args),
+    /// Measure which kernel settings are best on this machine, and keep them.
+    Tune(tune::Args),
     /// Measure prefill and decode speed.
     Bench(bench::Args),
     /// What this machine can do, what it cannot, and why.
@@ -102,6 +105,12 @@ fn message(error: &anyhow::Error) -> String {
 }
 
 fn run(command: &Command) -> anyhow::Result<()> {
+    // A table in use cannot be changed, and `tune` begins with the defaults.
+    if !matches!(command, Command::Tune(_))
+        && let Some(notice) = tandem::profile::tune::install_kept()
+    {
+        progress::note(&notice);
+    }
     match command {
         Command::Generate(args) => {
             let many = if args.prompts.is_some() { Requests::Many } else { Requests::One };
@@ -117,6 +126,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Plan(args) => plan::run(args),
         Command::Simulate(args) => simulate::run(args),
         Command::Profile(args) => profile::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => {
             let many = if args.trace.is_some() { Requests::Compared } else { Requests::One };

@@ -50,7 +50,7 @@ pub fn read_bandwidth(pool: &Pool, bytes: usize, repeat: usize) -> f64 {
     probe.bytes() as f64 / best
 }
 /// Reads everything, four streams at a time.
-fn sum(bytes: &[u8]) -> u64 {
+pub(super) fn sum(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if crate::simd::Caps::get().avx2 {
         // SAFETY: AVX2 was detected.

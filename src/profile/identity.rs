@@ -55,7 +55,7 @@ impl ModelIdentity {
 }
 
 /// 16 hexadecimal digits of a hash.
-fn digits(text: &str) -> String {
+pub(super) fn digits(text: &str) -> String {
     Sha256::digest(text).iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
@@ -133,7 +133,7 @@ impl Identity {
 }
 
 /// `Intel(R) Xeon(R) Processor`, with family, model and stepping, since virtual machines give vague names.
-fn cpu_model() -> String {
+pub(super) fn cpu_model() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     describe_cpu(&info)
 }

@@ -10,6 +10,8 @@
 //! | `execute` | real steps of the engine, held against what the tables predict |
 //! | [`calibrate`] | the factors that follow |
 //! | [`estimate`] | this machine in a fraction of a second, where nothing has been measured |
+//! | [`tune`] | the tuning table of the kernels, measured on this machine |
+//! | [`state`] | whether the cores are shared at the moment, and samples sorted by it |
 //! | `sample` | timing something several times |
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
 
@@ -22,8 +24,10 @@ pub mod limits;
 mod measure;
 mod peak;
 mod sample;
+pub mod state;
 pub mod store;
 pub mod tables;
+pub mod tune;
 
 pub use bandwidth::{ReadProbe, read_bandwidth};
 pub use calibrate::Calibration;

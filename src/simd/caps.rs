@@ -114,13 +114,7 @@ impl Caps {
     /// 140-222 GFLOP/s per thread); Zen 4 issues one of either.
     #[cfg(target_arch = "x86_64")]
     pub fn bf16_dot_pays(&self) -> bool {
-        static INTEL: OnceLock<bool> = OnceLock::new();
-        let intel = || {
-            let id = std::arch::x86_64::__cpuid(0);
-            let vendor = [id.ebx.to_le_bytes(), id.edx.to_le_bytes(), id.ecx.to_le_bytes()];
-            vendor.concat() == b"GenuineIntel"
-        };
-        self.avx512_bf16 && !*INTEL.get_or_init(intel)
+        self.avx512_bf16 && CpuId::get().vendor != Vendor::Intel
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -152,5 +146,91 @@ impl Caps {
             avx512_vbmi: false,
             amx: Err("not an x86-64 CPU"),
         }
+    }
+}
+
+/// Who made a CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vendor {
+    /// GenuineIntel.
+    Intel,
+    /// AuthenticAMD.
+    Amd,
+    /// Somebody else, or no x86-64.
+    Other,
+}
+
+/// Which CPU this is, as CPUID tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuId {
+    /// Its maker.
+    pub vendor: Vendor,
+    /// Extended family added to the family.
+    pub family: u32,
+    /// Extended model before the model.
+    pub model: u32,
+}
+
+impl CpuId {
+    /// This machine's.
+    pub fn get() -> &'static CpuId {
+        static ID: OnceLock<CpuId> = OnceLock::new();
+        ID.get_or_init(CpuId::detect)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn detect() -> CpuId {
+        use std::arch::x86_64::__cpuid;
+        let id = __cpuid(0);
+        let name = [id.ebx.to_le_bytes(), id.edx.to_le_bytes(), id.ecx.to_le_bytes()].concat();
+        let vendor = match name.as_slice() {
+            b"GenuineIntel" => Vendor::Intel,
+            b"AuthenticAMD" => Vendor::Amd,
+            _ => Vendor::Other,
+        };
+        CpuId::of_signature(vendor, __cpuid(1).eax)
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn detect() -> CpuId {
+        CpuId { vendor: Vendor::Other, family: 0, model: 0 }
+    }
+
+    /// From the EAX of CPUID leaf 1.
+    #[cfg(any(target_arch = "x86_64", test))]
+    fn of_signature(vendor: Vendor, eax: u32) -> CpuId {
+        let (family, model) = (eax >> 8 & 15, eax >> 4 & 15);
+        let extended = if family == 15 { eax >> 20 & 255 } else { 0 };
+        let high = if family == 6 || family == 15 { eax >> 16 & 15 } else { 0 };
+        CpuId { vendor, family: family + extended, model: high << 4 | model }
+    }
+}
+
+impl fmt::Display for CpuId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match (self.vendor, self.family, self.model) {
+            (Vendor::Intel, 6, 143) => "Sapphire Rapids",
+            (Vendor::Intel, 6, 207) => "Emerald Rapids",
+            (Vendor::Intel, 6, 173 | 174) => "Granite Rapids",
+            (Vendor::Intel, ..) => "Intel",
+            (Vendor::Amd, 0x19, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf) => "Zen 4",
+            (Vendor::Amd, 0x1a, _) => "Zen 5",
+            (Vendor::Amd, ..) => "AMD",
+            (Vendor::Other, ..) => "another CPU",
+        };
+        write!(f, "{name}, family {} model {}", self.family, self.model)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures() {
+        let of = |vendor, eax| CpuId::of_signature(vendor, eax).to_string();
+        assert_eq!(of(Vendor::Intel, 0x0008_06f8), "Sapphire Rapids, family 6 model 143");
+        assert_eq!(of(Vendor::Intel, 0x000c_06f2), "Emerald Rapids, family 6 model 207");
+        assert_eq!(of(Vendor::Amd, 0x00a1_0f11), "Zen 4, family 25 model 17");
     }
 }

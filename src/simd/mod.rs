@@ -14,8 +14,9 @@ mod caps;
 mod generic;
 pub mod linear;
 mod table;
+pub mod tuning;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
-pub use caps::{Caps, Isa};
+pub use caps::{Caps, CpuId, Isa, Vendor};
 pub use table::Kernels;

@@ -13,4 +13,5 @@ mod requests;
 mod simulate;
 #[path = "../support/mod.rs"]
 mod support;
+mod tune;
 mod usage;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use tandem::host::Pool;
+use tandem::profile::state::{Gauge, Probe, State};
 use tandem::profile::{peaks, read_bandwidth};
 
 /// Bytes read per pass: more than the caches of most machines hold.
@@ -15,6 +16,34 @@ pub struct Limits {
     /// `None` if memory is too short for a meaningful buffer.
     pub read_gb_s: Option<f64>,
     pub peaks: Vec<Peak>,
+    pub cores: Cores,
+}
+
+/// Whether the cores were ours alone, over a tenth of a second or so.
+#[derive(Debug, Serialize)]
+pub struct Cores {
+    pub probes: usize,
+    /// Shares of the probes.
+    pub quiet: f64,
+    pub contended: f64,
+    /// Loads from L1 in the best moment, of the slowest thread.
+    pub l1_gb_s: f64,
+    /// The same by AMX tiles.
+    pub tiles_gb_s: Option<f64>,
+}
+
+fn cores(pool: &Pool) -> Cores {
+    let mut gauge = Gauge::new(pool);
+    let states: Vec<State> = (0..1000).map(|_| gauge.judge(Probe::of(pool))).collect();
+    let share = |of| states.iter().filter(|&&s| s == of).count() as f64 / states.len() as f64;
+    let best = gauge.best();
+    Cores {
+        probes: states.len(),
+        quiet: share(State::Quiet),
+        contended: share(State::Contended),
+        l1_gb_s: best.loads / 1e9,
+        tiles_gb_s: best.tiles.map(|b| b / 1e9),
+    }
 }
 
 /// Arithmetic, in 10^9 operations a second (a multiply-add counts two).
@@ -30,7 +59,7 @@ pub fn measure(threads: usize, usable: u64) -> Limits {
     let bytes = BYTES.min(usize::try_from(usable / 4).unwrap_or(BYTES));
     let read = (bytes >= 256 << 20).then(|| read_bandwidth(&pool, bytes, 5) / 1e9);
     let peaks = peaks(&pool).into_iter().map(|p| Peak { name: p.name, gop_s: p.ops / 1e9 }).collect();
-    Limits { threads, bytes, read_gb_s: read, peaks }
+    Limits { threads, bytes, read_gb_s: read, peaks, cores: cores(&pool) }
 }
 
 impl Limits {
@@ -43,6 +72,23 @@ impl Limits {
                 self.bytes >> 20
             ),
             None => "not measured: too little memory".into(),
+        }
+    }
+
+    /// Whether the cores are shared, in words; `!` if they mostly were.
+    pub fn cores(&self) -> (char, String) {
+        let c = &self.cores;
+        let tiles = c.tiles_gb_s.map_or(String::new(), |t| format!(", tiles {t:.0} GB/s"));
+        let found = format!(
+            "{:.0}% of {} probes quiet, {:.0}% contended (loads from L1 {:.0} GB/s{tiles})",
+            100.0 * c.quiet,
+            c.probes,
+            100.0 * c.contended,
+            c.l1_gb_s
+        );
+        match c.quiet {
+            q if q >= 0.5 => ('+', found),
+            _ => ('!', format!("{found}: measurements of this moment compare with none of another")),
         }
     }
 

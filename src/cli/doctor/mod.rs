@@ -3,6 +3,7 @@
 mod gpu;
 mod limits;
 mod machine;
+mod tuning;
 
 use std::fmt::Write;
 
@@ -33,6 +34,7 @@ struct Report {
     cpu: machine::Cpu,
     isa: IsaReport,
     memory: machine::Memory,
+    tuning: tuning::Table,
     limits: Option<limits::Limits>,
     /// Threads that read memory as fast as all do, if `tandem profile` has measured it.
     attention_threads: Option<usize>,
@@ -89,6 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         isa: isa(),
+        tuning: tuning::table(),
         limits,
         attention_threads: tandem::profile::measured_readers(None),
         numa: nodes(),
@@ -172,11 +175,16 @@ fn text(report: &Report) -> String {
     let have: Vec<_> = flags.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
     row('+', "features", if have.is_empty() { "none of those used".into() } else { have.join(" ") });
 
+    for (what, found) in report.tuning.describe() {
+        row('+', what, found);
+    }
     row('+', "memory", report.memory.describe());
     match &report.limits {
         Some(limits) => {
             row('+', "bandwidth", limits.bandwidth());
             row('+', "arithmetic", limits.arithmetic());
+            let (mark, found) = limits.cores();
+            row(mark, "cores", found);
         }
         None => row('-', "limits", "not measured (--no-probe)".into()),
     }

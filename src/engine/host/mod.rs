@@ -42,6 +42,7 @@ use crate::model::spec::{Position, RopePairing};
 use crate::rope::RopeTable;
 use crate::simd::attention::{AttnPlan, AttnShape};
 use crate::simd::linear::Mode;
+use crate::simd::tuning::Tuning;
 use crate::simd::{Isa, Kernels};
 
 pub use self::residual::Residual;
@@ -110,7 +111,7 @@ impl Host {
     pub(super) fn empty_plan(shape: &AttnShape, mode: Mode, threads: usize) -> Result<AttnPlan> {
         let plan = AttnPlan::new(shape, &[], threads)?;
         Ok(match mode {
-            Mode::Fast => plan,
+            Mode::Fast => plan.with_vector_rows(Tuning::current().attention_vector_rows),
             Mode::Deterministic => plan.in_segments_of(PAGE_TOKENS),
         })
     }

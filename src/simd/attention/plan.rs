@@ -127,6 +127,20 @@ struct Item {
     goes_on: bool,
 }
 
+/// Which kernels run, by the rows of a KV head in an item.
+struct Choice {
+    /// `None`: the reference tier.
+    many: Option<&'static BlockKernels>,
+    /// Up to [`AttnPlan::with_vector_rows`], if they are others.
+    few: Option<&'static BlockKernels>,
+}
+
+impl Choice {
+    fn of(&self, rows: usize, vector_rows: usize) -> Option<&'static BlockKernels> {
+        self.few.filter(|_| rows <= vector_rows).or(self.many)
+    }
+}
+
 /// The work items of one step, for all layers of one shape. Reuse it from step to step with
 /// [`AttnPlan::rebuild`], which keeps its buffers.
 pub struct AttnPlan {
@@ -136,6 +150,8 @@ pub struct AttnPlan {
     readers: usize,
     /// Tokens of a segment.
     segment: usize,
+    /// Rows of a KV head up to which the AMX tier takes its vector kernels.
+    vector_rows: usize,
     /// Rows that q and out must have.
     rows: usize,
     pages: Vec<u32>,
@@ -163,6 +179,7 @@ impl AttnPlan {
             threads: threads.max(1),
             readers: threads.max(1),
             segment: SEGMENT,
+            vector_rows: 0,
             rows: 0,
             pages: Vec::new(),
             seqs: Vec::new(),
@@ -192,6 +209,13 @@ impl AttnPlan {
     /// beyond the knee of the bandwidth curve more of them read no faster. Results are the same bits.
     pub fn with_readers(mut self, readers: usize) -> AttnPlan {
         self.readers = readers.clamp(1, self.threads);
+        self
+    }
+
+    /// Lets the AMX tier attend blocks of up to so many rows of a KV head (decode) by vector kernels: faster, but a row's bits
+    /// then depend on how many rows come along. Without this, and in other tiers, they do not.
+    pub fn with_vector_rows(mut self, rows: usize) -> AttnPlan {
+        self.vector_rows = rows;
         self
     }
 
@@ -405,7 +429,11 @@ impl AttnPlan {
     /// # Panics
     /// As [`AttnPlan::run`].
     pub fn run_rows(&mut self, pool: &Pool, isa: Isa, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
-        self.execute(pool, kernels::select(isa, kv.dtype(), kv.head_dim()), kv, q, out);
+        let choice = Choice {
+            many: kernels::select(isa, kv.dtype(), kv.head_dim()),
+            few: kernels::for_few_rows(isa, kv.dtype(), kv.head_dim()),
+        };
+        self.execute(pool, &choice, kv, q, out);
     }
 
     /// Elements of a row of q, and of a result.
@@ -421,15 +449,8 @@ impl AttnPlan {
         );
     }
 
-    /// `kernels` are of `kv`'s type, and run on this machine; `None`: the reference tier.
-    fn execute(
-        &mut self,
-        pool: &Pool,
-        kernels: Option<&'static BlockKernels>,
-        kv: &LayerKv<'_>,
-        q: Rows<'_>,
-        out: AttnOut<'_>,
-    ) {
+    /// The kernels of `choice` are of `kv`'s type, and run on this machine.
+    fn execute(&mut self, pool: &Pool, choice: &Choice, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
         let s = &self.shape;
         assert!(
             kv.n_kv_heads() == s.n_kv_heads && kv.head_dim() == s.head_dim,
@@ -458,11 +479,14 @@ impl AttnPlan {
         let tallies = &self.tallies;
         let sink = &Sink::rows(out);
         let scratch = self.scratch.share();
+        let vector_rows = self.vector_rows;
         pool.run_ranges(&self.ends, &|chunk, worker| {
             let item = &items[chunk];
             let seq = &seqs[item.work.seq];
             let next = item.goes_on.then(|| &items[chunk + 1].work).filter(|w| !w.seen.is_empty());
             let next = next.map(|w| (w, &pages[seqs[w.seq].pages.clone()]));
+            // All parts of a row block have its rows per KV head, so they are computed, and merged, alike.
+            let kernels = choice.of(item.work.rows_per_kv_head(), vector_rows);
             let inputs = Inputs { shape: s, kernels, kv, pages: &pages[seq.pages.clone()], seq, q, next };
             // SAFETY: `scratch` is borrowed mutably for this whole call, workers have distinct numbers
             // below `threads` (checked above), and each runs one chunk at a time.
@@ -552,7 +576,7 @@ mod tests {
                     let mut out = vec![0.0; q.len()];
                     let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
                     let rows = AttnOut::Whole(RowsMut::new(&mut out, width));
-                    plan.execute(&pool, kernels, &kv, Rows::new(q, width), rows);
+                    plan.execute(&pool, &Choice { many: kernels, few: None }, &kv, Rows::new(q, width), rows);
                     out
                 };
                 let want = run(None, len - 3, 3, &q);
@@ -569,6 +593,42 @@ mod tests {
                         assert_eq!(alone, got[row * width..(row + 1) * width], "{}: row {row}", table.name);
                     }
                 }
+            }
+        }
+    }
+
+    /// Few rows take the vector kernels of the tier below, bit for bit, also where their segments are spread over threads;
+    /// more rows, and other tiers, take what they always do.
+    #[test]
+    fn few_rows_by_vectors_are_those_of_the_tier_below() {
+        let (len, h_kv, group, head_dim) = (1300usize, 2usize, 3usize, 64usize);
+        let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
+        let pages: Vec<u32> = (0..len.div_ceil(PAGE_TOKENS) as u32).collect();
+        let x = |i: usize| ((i * 2_654_435_761) % 1009) as f32 / 504.0 - 1.0;
+        let at = |seed: usize, n: usize| (0..n).map(|i| x(i + seed)).collect::<Vec<f32>>();
+        let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvDType::BF16 };
+        let cache = PagePool::new(geometry, pages.len()).unwrap();
+        let kv = cache.layer(0);
+        for pos in 0..len {
+            // SAFETY: one thread.
+            unsafe { kv.append(&pages, pos, &at(pos * 977, kv_width), &at(pos * 31 + 7, kv_width)) };
+        }
+        let shape =
+            AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale: 0.125, window: None };
+        for isa in Isa::supported().into_iter().skip(1) {
+            for rows in [1, 2, 3] {
+                let q = at(5, rows * width);
+                let run = |isa: Isa, vector_rows: usize| {
+                    let rows = SeqRows { pages: &pages, first_pos: len - rows, n_rows: rows, row0: 0 };
+                    let mut plan = AttnPlan::new(&shape, &[], 2).unwrap().with_vector_rows(vector_rows);
+                    plan.rebuild(&[rows]);
+                    let mut out = vec![0.0; q.len()];
+                    plan.run(&Pool::new(2), isa, &kv, &q, &mut out);
+                    out
+                };
+                let few = isa == Isa::Amx && rows * group <= 8;
+                let like = if few { Isa::Avx512 } else { isa };
+                assert_eq!(run(isa, 8), run(like, 0), "{isa}, {rows} positions of {group} heads");
             }
         }
     }

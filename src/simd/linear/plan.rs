@@ -9,6 +9,7 @@ use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::amx::bf16::STRIP_PANELS;
 use crate::host::Pool;
+use crate::simd::tuning::{LinearTuning, Tuning};
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Rows, Tensor};
 
@@ -32,8 +33,7 @@ pub struct Linear {
     store: Store,
     bias: Option<Vec<f32>>,
     fine: bool,
-    /// Tokens from which the AMX tier multiplies packed weights by tiles.
-    tiles_from: usize,
+    tuning: LinearTuning,
 }
 
 #[derive(Debug, Clone)]
@@ -58,15 +58,8 @@ enum Path {
     AmxRows,
 }
 
-/// Tokens from which AMX multiplies dequantised bf16 tiles rather than VNNI the codes; half of it where fine
-/// activations make VNNI multiply twice. Counted (scripts/mca --shapes), not measured: per 16x32 weights VNNI takes 7 to 9
-/// cycles a token (q6_k 11), tiles 67 to 96 to dequantise and 16 per 16 tokens: they meet at 10 (q6_k) to 14 (q8_0) tokens.
-/// `cargo bench --bench amx -- threshold` measures it.
-const AMX_PACKED_MIN_M: usize = 12;
-
-/// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so
-/// that neither claiming chunks nor a straggler at the end shows.
-const CHUNK_BYTES: usize = 24 * 1024;
+/// More rows than any path but that of packed tiles distinguishes.
+const FEW_ROWS: usize = 4;
 
 /// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
 const CHUNK_GROUPS: usize = 4;
@@ -90,30 +83,32 @@ impl Linear {
     /// A weight read from its file's mapping: a float type, or any in the reference tier.
     pub fn from_rows(w: Tensor, isa: Isa) -> Linear {
         assert!(!Linear::wants_packing(w.dtype, isa), "{} is read packed by {isa}", w.dtype);
+        let dtype = w.dtype;
         Linear {
             n: w.rows(),
             k: w.cols(),
-            dtype: w.dtype,
+            dtype,
             isa,
             store: Store::Rows(w),
             bias: None,
             fine: false,
-            tiles_from: AMX_PACKED_MIN_M,
+            tuning: Tuning::current().linear(dtype),
         }
     }
 
     /// A packed weight.
     pub fn from_packed(w: Packed, isa: Isa) -> Linear {
         assert!(Linear::wants_packing(w.dtype, isa), "{} is not read packed by {isa}", w.dtype);
+        let dtype = w.dtype;
         Linear {
             n: w.n,
             k: w.k,
-            dtype: w.dtype,
+            dtype,
             isa,
             store: Store::Packed(w),
             bias: None,
             fine: false,
-            tiles_from: AMX_PACKED_MIN_M,
+            tuning: Tuning::current().linear(dtype),
         }
     }
 
@@ -131,7 +126,12 @@ impl Linear {
     /// the AMX tier rounds them to bf16 for float weights (two bf16 planes).
     pub fn with_fine_activations(mut self) -> Linear {
         self.fine = true;
-        self.tiles_from = AMX_PACKED_MIN_M / 2;
+        self
+    }
+
+    /// Other entries than those of the table in use ([`Tuning::current`]): for measuring which are best.
+    pub fn with_tuning(mut self, tuning: LinearTuning) -> Linear {
+        self.tuning = tuning;
         self
     }
 
@@ -139,7 +139,7 @@ impl Linear {
     /// measures where that number should be.
     #[doc(hidden)]
     pub fn with_tiles_from(mut self, m: usize) -> Linear {
-        self.tiles_from = m;
+        self.tuning.tiles_from = m;
         self
     }
 
@@ -165,7 +165,13 @@ impl Linear {
     }
 
     fn path(&self, m: usize, mode: Mode) -> Path {
-        Linear::path_of(self.dtype, self.isa, self.tiles_from, m, mode)
+        let tiles_from = Linear::tiles_from(&self.tuning, self.fine);
+        Linear::path_of(self.dtype, self.isa, tiles_from, m, mode)
+    }
+
+    /// Tokens from which the AMX tier multiplies packed weights by tiles.
+    fn tiles_from(tuning: &LinearTuning, fine: bool) -> usize {
+        if fine { tuning.tiles_from / 2 } else { tuning.tiles_from }
     }
 
     fn path_of(dtype: DType, isa: Isa, tiles_from: usize, m: usize, mode: Mode) -> Path {
@@ -212,10 +218,10 @@ impl Linear {
     /// [`Linear::need`] of a weight that is not loaded yet, for every number of rows up to `m`: the most of each form.
     /// `fine`: [`Linear::with_fine_activations`].
     pub fn needs_up_to(dtype: DType, isa: Isa, fine: bool, m: usize, mode: Mode) -> Vec<(usize, Need)> {
-        let tiles_from = if fine { AMX_PACKED_MIN_M / 2 } else { AMX_PACKED_MIN_M };
+        let tiles_from = Linear::tiles_from(&Tuning::current().linear(dtype), fine);
         let need = |m| Linear::need_of(Linear::path_of(dtype, isa, tiles_from, m, mode), fine);
         // Above these few rows the path is the same for any number.
-        (1..=m.min(AMX_PACKED_MIN_M)).chain([m]).map(|m| (m, need(m))).collect()
+        (1..=m.min(tiles_from.max(FEW_ROWS))).chain([m]).map(|m| (m, need(m))).collect()
     }
 
     /// Bytes of a thread's working memory when it multiplies `m` rows by weights of `dtype`.
@@ -244,10 +250,16 @@ impl Linear {
             #[cfg(target_arch = "x86_64")]
             Path::Tiles | Path::TilesBf16 => {
                 let few = tiledot::few(m, self.k, act_bytes(path));
-                of_bytes(if few { CHUNK_BYTES } else { TILES_CHUNK_BYTES })
+                of_bytes(if few { self.tuning.chunk_bytes } else { TILES_CHUNK_BYTES })
             }
             _ if m >= 4 => CHUNK_GROUPS.min(most).max(1),
-            _ => of_bytes(CHUNK_BYTES),
+            // Whole tiles.
+            #[cfg(target_arch = "x86_64")]
+            Path::Vnni => {
+                let unit = self.tuning.groups_of_1;
+                of_bytes(self.tuning.chunk_bytes).next_multiple_of(unit).min(most).max(1)
+            }
+            _ => of_bytes(self.tuning.chunk_bytes),
         }
     }
 
@@ -276,17 +288,25 @@ impl Linear {
                     minus16: x.minus16().as_ptr(),
                     stride: x.k_padded(),
                 };
-                let kernel = if path == Path::Vnni { vnni::gemm } else { avx2_int8::gemm };
-                // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
-                // columns r0..r1 of every row are ours.
-                unsafe { kernel(self.dtype, p.group_range(g0, g1), k, xs, m, out.add(r0), ldo, r1 - r0) };
+                let (n, groups) = (r1 - r0, p.group_range(g0, g1));
+                let kernel = |xs, out, ldo| {
+                    // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks; the
+                    // caller's outputs are `m` rows of `n` columns, `ldo` apart.
+                    unsafe {
+                        match path {
+                            Path::Vnni => vnni::gemm(&self.tuning, self.dtype, groups, k, xs, m, out, ldo, n),
+                            _ => avx2_int8::gemm(self.dtype, groups, k, xs, m, out, ldo, n),
+                        }
+                    }
+                };
+                // SAFETY: columns r0..r1 of every row are ours.
+                kernel(xs, unsafe { out.add(r0) }, ldo);
                 if self.fine {
-                    let n = r1 - r0;
                     panel::with_scratch(m * n * 4, |fine| {
                         let fine = fine.cast::<f32>();
                         // SAFETY: as above; the fine plane is M more rows, its products fit the scratch.
                         unsafe {
-                            kernel(self.dtype, p.group_range(g0, g1), k, xs.row(m), m, fine, n, n);
+                            kernel(xs.row(m), fine, n);
                             add_columns(std::slice::from_raw_parts(fine, m * n), m, n, out.add(r0), ldo);
                         }
                     });

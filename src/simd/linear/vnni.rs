@@ -4,8 +4,11 @@
 //!   symmetric dtypes, whose code z means zero: Σ_blocks (d_w·d_x)·(q_w·q_x - z·Σq_x), the brackets in integers
 //!
 //! layout     see `packed`: a row per lane, four elements of k per dword
-//! tile       16 rows x 1 to 8 tokens; one block of 32 at a time
-//! registers  8 codes + MT acc + d, m + 2 temporaries = 20 of 32 zmm at MT = 8
+//! tile       16 rows x 1 to 8 tokens (`tile`), or 2 groups x 4 to 8 and 4 groups x 4 tokens (`wide`), whichever the
+//!            tuning table says; one block of 32 at a time
+//! registers  tile: 8 codes + MT acc + d, m + 2 temporaries = 20 of 32 zmm at MT = 8, an activation is broadcast from
+//!            memory for each product. wide: 16 sums + G codes + 1 activation, which serves G products; the f32
+//!            accumulators wait on the stack, where a block's sums are added to them
 //! bound      M = 1: memory; per 16x32 codes 8 vpdpbusd + ~16 others against 256..512 bytes
 //!            M >= 8: products, whole and float (1 a cycle on Zen 4, the same ports): 8 vpdpbusd and 3 float ones per
 //!            block and token, 2 where the dtype is symmetric: 73 and 80% of the peak of vpdpbusd at most
@@ -15,6 +18,7 @@
 use std::arch::x86_64::*;
 
 use super::packed::{GROUP, Layout};
+use crate::simd::tuning::LinearTuning;
 use crate::tensor::DType;
 
 /// Pointers to prepared int8 activations of a tile's first row, with strides.
@@ -282,15 +286,17 @@ unsafe fn start<F: Format>(minus: *const i32) -> __m512i {
     }
 }
 
-/// MT tokens times one group: `out[t·ldo + lane]` for the lanes in `lanes`.
+/// MT tokens times one group: `out[t·ldo + lane]` for the lanes in `lanes`. `AHEAD`: lines `ahead` bytes further on are
+/// requested.
 ///
 /// # Safety
 /// AVX-512 VNNI; `w` is a group of `records` records of `F`; `x` has MT rows of that many elements; the
 /// outputs exist.
 #[inline(always)]
-unsafe fn tile<F: Format, const MT: usize>(
+unsafe fn tile<F: Format, const MT: usize, const AHEAD: bool>(
     w: *const u8,
     records: usize,
+    ahead: usize,
     x: X,
     out: *mut f32,
     ldo: usize,
@@ -304,10 +310,9 @@ unsafe fn tile<F: Format, const MT: usize>(
         for r in 0..records {
             for b in 0..blocks {
                 // A block's share of the record's lines: all at once would fill the miss buffers.
-                let lines =
-                    if prefetches::<F>(MT) { F::LAYOUT.record_bytes.div_ceil(64 * blocks) } else { 0 };
+                let lines = if AHEAD { F::LAYOUT.record_bytes.div_ceil(64 * blocks) } else { 0 };
                 for l in b * lines..(b + 1) * lines {
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(PREFETCH + l * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead + l * 64).cast());
                 }
                 let codes = F::codes(w, b);
                 let at = r * blocks + b;
@@ -346,54 +351,228 @@ unsafe fn tile<F: Format, const MT: usize>(
     }
 }
 
-/// How far ahead of the reads lines are requested, bytes: about the latency of memory (100 ns) times
-/// the bandwidth of a core (20 GB/s), rounded up.
-const PREFETCH: usize = 4096;
+/// Quad `Q` of G groups times MT tokens, added to `sums`.
+///
+/// # Safety
+/// As [`wide`]: the groups' records at `w`, `group_bytes` apart; `x` points to block `b` of the first token.
+#[inline(always)]
+unsafe fn quad<F: Format, const G: usize, const MT: usize, const Q: usize>(
+    w: *const u8,
+    group_bytes: usize,
+    b: usize,
+    x: *const i8,
+    stride: usize,
+    sums: &mut [[__m512i; MT]; G],
+) {
+    // SAFETY: the caller's records and rows. Of the eight codes only the one in use is computed.
+    unsafe {
+        let mut codes = [_mm512_setzero_si512(); G];
+        for g in 0..G {
+            codes[g] = F::codes(w.add(g * group_bytes), b)[Q];
+        }
+        for t in 0..MT {
+            let x = _mm512_set1_epi32(x.add(t * stride).cast::<i32>().add(Q).read_unaligned());
+            for g in 0..G {
+                sums[g][t] = _mm512_dpbusd_epi32(sums[g][t], codes[g], x);
+            }
+        }
+    }
+}
 
-/// Whether a tile of `mt` tokens requests lines ahead. With one token a block takes so few cycles that the window of
-/// the core reaches over the next ones, and requests only take slots: they cost 7 to 15% there, and nothing or 8%
-/// (4 bits) with two tokens; from three on they win 10 to 40%.
-const fn prefetches<F: Format>(mt: usize) -> bool {
-    mt > 2 || mt == 2 && F::LAYOUT.high_bytes > 0
+/// G x MT values of 16 lanes.
+type Wide<T, const G: usize, const MT: usize> = [[T; MT]; G];
+
+/// MT tokens times G groups: as [`tile`] of each of them, bit for bit. A broadcast of an activation serves G
+/// products, so that loads do not set the pace.
+///
+/// # Safety
+/// AVX-512 VNNI; `w` is G consecutive groups of `records` records of `F`; `x` has MT rows of that many elements;
+/// the outputs exist: 16 columns for each group, in the last of them those in `lanes`.
+#[inline(always)]
+unsafe fn wide<F: Format, const G: usize, const MT: usize>(
+    w: *const u8,
+    records: usize,
+    ahead: usize,
+    x: X,
+    out: *mut f32,
+    ldo: usize,
+    lanes: __mmask16,
+) {
+    // SAFETY: all offsets below stay inside the records of the groups and the MT activation rows.
+    unsafe {
+        let blocks = F::LAYOUT.record_k / 32;
+        let group_bytes = records * F::LAYOUT.record_bytes;
+        let lines = F::LAYOUT.record_bytes.div_ceil(64 * blocks);
+        let mut acc: Wide<__m512, G, MT> = [[_mm512_setzero_ps(); MT]; G];
+        for r in 0..records {
+            let w = w.add(r * F::LAYOUT.record_bytes);
+            for b in 0..blocks {
+                // Past the end of a group its successor is in use already: on to the next G.
+                let mut to = r * F::LAYOUT.record_bytes + b * lines * 64 + ahead;
+                if to >= group_bytes {
+                    to += (G - 1) * group_bytes;
+                }
+                let to = w.wrapping_sub(r * F::LAYOUT.record_bytes).wrapping_add(to);
+                for g in 0..G {
+                    for l in 0..lines {
+                        _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(g * group_bytes + l * 64).cast());
+                    }
+                }
+                let at = r * blocks + b;
+                let q = x.q.add(at * 32);
+                let mut sums: Wide<__m512i, G, MT> = [[_mm512_setzero_si512(); MT]; G];
+                if F::HALVES {
+                    for t in 0..MT {
+                        let begin = start::<F>(x.minus16.add(t * x.stride / 16 + at * 2));
+                        for g in 0..G {
+                            sums[g][t] = begin;
+                        }
+                    }
+                    quad::<F, G, MT, 0>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 1>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 2>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 3>(w, group_bytes, b, q, x.stride, &mut sums);
+                    let first = sums;
+                    for t in 0..MT {
+                        let begin = start::<F>(x.minus16.add(t * x.stride / 16 + at * 2 + 1));
+                        for g in 0..G {
+                            sums[g][t] = begin;
+                        }
+                    }
+                    quad::<F, G, MT, 4>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 5>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 6>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 7>(w, group_bytes, b, q, x.stride, &mut sums);
+                    for g in 0..G {
+                        let (d0, _) = F::scales(w.add(g * group_bytes), b, 0);
+                        let (d1, _) = F::scales(w.add(g * group_bytes), b, 1);
+                        for t in 0..MT {
+                            let dx = _mm512_set1_ps(*x.d.add(t * x.stride / 32 + at));
+                            let i0 = _mm512_cvtepi32_ps(first[g][t]);
+                            let i1 = _mm512_cvtepi32_ps(sums[g][t]);
+                            let both = _mm512_fmadd_ps(i0, d0, _mm512_mul_ps(i1, d1));
+                            acc[g][t] = _mm512_fmadd_ps(both, dx, acc[g][t]);
+                        }
+                    }
+                } else {
+                    for t in 0..MT {
+                        let begin = start::<F>(x.minus32.add(t * x.stride / 32 + at));
+                        for g in 0..G {
+                            sums[g][t] = begin;
+                        }
+                    }
+                    quad::<F, G, MT, 0>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 1>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 2>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 3>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 4>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 5>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 6>(w, group_bytes, b, q, x.stride, &mut sums);
+                    quad::<F, G, MT, 7>(w, group_bytes, b, q, x.stride, &mut sums);
+                    for g in 0..G {
+                        let (d, m) = F::scales(w.add(g * group_bytes), b, 0);
+                        for t in 0..MT {
+                            let dx = _mm512_set1_ps(*x.d.add(t * x.stride / 32 + at));
+                            let i = _mm512_cvtepi32_ps(sums[g][t]);
+                            acc[g][t] = _mm512_fmadd_ps(i, _mm512_mul_ps(d, dx), acc[g][t]);
+                            if F::ZERO_LOG2.is_none() {
+                                let s = _mm512_set1_ps(*x.sum32.add(t * x.stride / 32 + at));
+                                acc[g][t] = _mm512_fmadd_ps(m, s, acc[g][t]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for g in 0..G {
+            let lanes = if g + 1 == G { lanes } else { !0 };
+            for t in 0..MT {
+                _mm512_mask_storeu_ps(out.add(t * ldo + g * GROUP), lanes, acc[g][t]);
+            }
+        }
+    }
 }
 
 /// Tokens per tile when there are many: activations of a tile stay in L1 while groups pass.
 const MT: usize = 8;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn groups<F: Format>(w: &[u8], k: usize, x: X, m: usize, out: *mut f32, ldo: usize, n: usize) {
+unsafe fn groups<F: Format>(
+    how: &LinearTuning,
+    w: &[u8],
+    k: usize,
+    x: X,
+    m: usize,
+    out: *mut f32,
+    ldo: usize,
+    n: usize,
+) {
     let records = k.div_ceil(F::LAYOUT.record_k);
+    let group_bytes = records * F::LAYOUT.record_bytes;
+    let (n_groups, ahead) = (w.len() / group_bytes, how.ahead_bytes);
     let mut t = 0;
     while t < m {
         let step = (m - t).min(MT);
-        for (g, w) in w.chunks_exact(records * F::LAYOUT.record_bytes).enumerate() {
-            let lanes = (n - g * GROUP).min(GROUP);
-            let lanes = ((1u32 << lanes) - 1) as __mmask16;
-            // SAFETY: the group's bytes, the rows t..t+step and their outputs exist.
-            unsafe {
-                let (x, o) = (x.row(t), out.add(t * ldo + g * GROUP));
-                match step {
-                    1 => tile::<F, 1>(w.as_ptr(), records, x, o, ldo, lanes),
-                    2 => tile::<F, 2>(w.as_ptr(), records, x, o, ldo, lanes),
-                    3 => tile::<F, 3>(w.as_ptr(), records, x, o, ldo, lanes),
-                    4 => tile::<F, 4>(w.as_ptr(), records, x, o, ldo, lanes),
-                    5 => tile::<F, 5>(w.as_ptr(), records, x, o, ldo, lanes),
-                    6 => tile::<F, 6>(w.as_ptr(), records, x, o, ldo, lanes),
-                    7 => tile::<F, 7>(w.as_ptr(), records, x, o, ldo, lanes),
-                    _ => tile::<F, MT>(w.as_ptr(), records, x, o, ldo, lanes),
+        let most = match step {
+            4 => how.groups_of_4,
+            5.. => how.groups_of_8.min(2),
+            // One or four, as there are kernels.
+            _ => {
+                if how.groups_of_1 < 4 {
+                    1
+                } else {
+                    4
                 }
             }
+        };
+        let asked = step >= how.ahead_from;
+        let mut g = 0;
+        while g < n_groups {
+            let take = match (n_groups - g).min(most) {
+                4.. => 4,
+                2.. if step >= 4 => 2,
+                _ => 1,
+            };
+            let lanes = (n - (g + take - 1) * GROUP).min(GROUP);
+            let lanes = ((1u32 << lanes) - 1) as __mmask16;
+            // SAFETY: the bytes of `take` groups, the rows t..t+step and their outputs exist.
+            unsafe {
+                let (w, x, o) = (w.as_ptr().add(g * group_bytes), x.row(t), out.add(t * ldo + g * GROUP));
+                match (take, step, asked) {
+                    (1, 1, false) => tile::<F, 1, false>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 1, true) => tile::<F, 1, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 2, false) => tile::<F, 2, false>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 2, true) => tile::<F, 2, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 3, _) => tile::<F, 3, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 4, _) => tile::<F, 4, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 5, _) => tile::<F, 5, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 6, _) => tile::<F, 6, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, 7, _) => tile::<F, 7, true>(w, records, ahead, x, o, ldo, lanes),
+                    (1, ..) => tile::<F, MT, true>(w, records, ahead, x, o, ldo, lanes),
+                    (2, 4, _) => wide::<F, 2, 4>(w, records, ahead, x, o, ldo, lanes),
+                    (2, 5, _) => wide::<F, 2, 5>(w, records, ahead, x, o, ldo, lanes),
+                    (2, 6, _) => wide::<F, 2, 6>(w, records, ahead, x, o, ldo, lanes),
+                    (2, 7, _) => wide::<F, 2, 7>(w, records, ahead, x, o, ldo, lanes),
+                    (2, ..) => wide::<F, 2, MT>(w, records, ahead, x, o, ldo, lanes),
+                    (_, 1, _) => wide::<F, 4, 1>(w, records, ahead, x, o, ldo, lanes),
+                    (_, 2, _) => wide::<F, 4, 2>(w, records, ahead, x, o, ldo, lanes),
+                    (_, 3, _) => wide::<F, 4, 3>(w, records, ahead, x, o, ldo, lanes),
+                    (..) => wide::<F, 4, 4>(w, records, ahead, x, o, ldo, lanes),
+                }
+            }
+            g += take;
         }
         t += step;
     }
 }
 
-/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`.
+/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`. `how` changes no bit of it.
 ///
 /// # Safety
 /// The CPU has AVX-512 F/BW/DQ/VL/VNNI; `w` holds whole groups of `k` elements of `dtype`; `x` has `m` rows of at
 /// least `k` rounded up to the record; `out` has `m` rows of `ldo >= n`.
 pub(super) unsafe fn gemm(
+    how: &LinearTuning,
     dtype: DType,
     w: &[u8],
     k: usize,
@@ -406,14 +585,14 @@ pub(super) unsafe fn gemm(
     // SAFETY: the caller's contract.
     unsafe {
         match dtype {
-            DType::Q4_0 => groups::<Q4_0>(w, k, x, m, out, ldo, n),
-            DType::Q4_1 => groups::<Q4_1>(w, k, x, m, out, ldo, n),
-            DType::Q5_0 => groups::<Q5_0>(w, k, x, m, out, ldo, n),
-            DType::Q5_1 => groups::<Q5_1>(w, k, x, m, out, ldo, n),
-            DType::Q8_0 => groups::<Q8_0>(w, k, x, m, out, ldo, n),
-            DType::Q4_K => groups::<Q4K>(w, k, x, m, out, ldo, n),
-            DType::Q5_K => groups::<Q5K>(w, k, x, m, out, ldo, n),
-            DType::Q6_K => groups::<Q6K>(w, k, x, m, out, ldo, n),
+            DType::Q4_0 => groups::<Q4_0>(how, w, k, x, m, out, ldo, n),
+            DType::Q4_1 => groups::<Q4_1>(how, w, k, x, m, out, ldo, n),
+            DType::Q5_0 => groups::<Q5_0>(how, w, k, x, m, out, ldo, n),
+            DType::Q5_1 => groups::<Q5_1>(how, w, k, x, m, out, ldo, n),
+            DType::Q8_0 => groups::<Q8_0>(how, w, k, x, m, out, ldo, n),
+            DType::Q4_K => groups::<Q4K>(how, w, k, x, m, out, ldo, n),
+            DType::Q5_K => groups::<Q5K>(how, w, k, x, m, out, ldo, n),
+            DType::Q6_K => groups::<Q6K>(how, w, k, x, m, out, ldo, n),
             DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not packed"),
         }
     }

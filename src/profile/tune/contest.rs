@@ -1,0 +1,174 @@
+//! The same product under several entries of the tuning table: call by call in turn, so that a drifting host moves all of
+//! them, on weights that are not in a cache. Answers are checked before anything is timed.
+
+use std::time::Instant;
+
+use super::super::{Effort, Samples};
+use crate::host::Pool;
+use crate::simd::Isa;
+use crate::simd::linear::{Acts, Linear, Mode, Out, Packed, linear, pack};
+use crate::simd::tuning::LinearTuning;
+use crate::tensor::{Bytes, DType, Tensor};
+use crate::{Error, Result, reference};
+
+/// A small generator (xorshift).
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// A weight of one dtype, in as many copies as overflow the caches.
+pub(super) struct Subject {
+    weight: Tensor,
+    copies: Vec<Linear>,
+}
+
+impl Subject {
+    /// Random values; quick: a small weight in one copy.
+    pub fn new(dtype: DType, isa: Isa, effort: Effort) -> Subject {
+        let (n, k, bytes) = match effort {
+            Effort::Quick => (256, 512, 1),
+            Effort::Full => (4096, 2048, 192 << 20),
+        };
+        let weight = random(dtype, n, k);
+        let copies = if Linear::wants_packing(dtype, isa) {
+            let packed = pack(&weight);
+            let parts = cold(&packed.data, bytes);
+            parts.into_iter().map(|data| Linear::from_packed(Packed::new(dtype, n, k, data), isa)).collect()
+        } else {
+            let parts = cold(&weight.data, bytes);
+            let tensor = |data| Tensor::new(dtype, vec![n, k], data).expect("sized alike");
+            parts.into_iter().map(|data| Linear::from_rows(tensor(data), isa)).collect()
+        };
+        Subject { weight, copies }
+    }
+}
+
+/// Copies of `data`, one behind the other, that take at least `bytes`, and one that is there in any case.
+fn cold(data: &[u8], bytes: usize) -> Vec<Bytes> {
+    let (stride, n) = (data.len().next_multiple_of(4096), bytes.div_ceil(data.len()).max(1));
+    let mut map = memmap2::MmapMut::map_anon(stride * n).expect("memory for the weights that are measured");
+    map.chunks_exact_mut(stride).for_each(|part| part[..data.len()].copy_from_slice(data));
+    let all = Bytes::from_anonymous(map.make_read_only().expect("a mapping can be made read-only"));
+    (0..n).map(|i| all.slice(i * stride, data.len()).expect("as long as the map")).collect()
+}
+
+/// A weight whose scales are 0.01 and whose values are finite.
+fn random(dtype: DType, n: usize, k: usize) -> Tensor {
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    let len = n * dtype.row_bytes(k).expect("whole blocks");
+    let mut data: Vec<u8> = Vec::with_capacity(len + 8);
+    // Clear the exponent bits that make floats large, and NaN.
+    let mask: u64 = match dtype {
+        DType::F32 => 0xbf7f_ffff_bf7f_ffff,
+        DType::BF16 => 0xbf7f_bf7f_bf7f_bf7f,
+        DType::F16 => 0xbbff_bbff_bbff_bbff,
+        _ => !0,
+    };
+    while data.len() < len {
+        data.extend((rng.next() & mask).to_le_bytes());
+    }
+    data.truncate(len);
+    let scales: &[usize] = match dtype {
+        _ if !dtype.is_quantised() => &[],
+        DType::Q6_K => &[208],
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+        _ => &[0, 2],
+    };
+    for block in data.chunks_exact_mut(dtype.block_bytes()) {
+        let scale = half::f16::from_f32(0.01).to_le_bytes();
+        scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&scale));
+    }
+    Tensor::new(dtype, vec![n, k], Bytes::copy_of(&data)).expect("sized above")
+}
+
+/// Several entries, `tokens` rows at a time.
+pub(super) struct Contest<'a> {
+    pool: &'a Pool,
+    subject: &'a Subject,
+    tokens: usize,
+    effort: Effort,
+    same_bits: bool,
+}
+
+impl<'a> Contest<'a> {
+    /// `same_bits`: the entries must not change results, and that is checked, too.
+    pub fn new(pool: &'a Pool, subject: &'a Subject, tokens: usize, effort: Effort, same_bits: bool) -> Self {
+        Contest { pool, subject, tokens, effort, same_bits }
+    }
+
+    /// Seconds of a product under each of `entries`: the first quartiles.
+    ///
+    /// # Errors
+    /// [`Error::Run`]: a wrong answer, with dtype, tokens and entries.
+    pub fn run(&self, entries: &[LinearTuning]) -> Result<Vec<f64>> {
+        let (n, k, m) = (self.subject.weight.rows(), self.subject.weight.cols(), self.tokens);
+        let mut rng = Rng(7);
+        let x: Vec<f32> = (0..m * k).map(|_| (rng.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect();
+        let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
+        let weights: Vec<Vec<Linear>> = entries
+            .iter()
+            .map(|&e| self.subject.copies.iter().map(|w| w.clone().with_tuning(e)).collect())
+            .collect();
+        let mut once = |w: &Linear, out: &mut [f32]| {
+            acts.reset(m, k).copy_from_slice(&x);
+            let begun = Instant::now();
+            linear(self.pool, Mode::Fast, &mut acts, &mut [Out { w, out, ldo: n }]);
+            begun.elapsed().as_secs_f64()
+        };
+        let mut first = Vec::new();
+        for (weights, entries) in weights.iter().zip(entries) {
+            out.fill(f32::NAN);
+            once(&weights[0], &mut out);
+            self.verify(&x, &out, entries)?;
+            if first.is_empty() {
+                first.clone_from(&out);
+            } else if self.same_bits && first.iter().zip(&out).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Err(self.wrong(entries, "other bits than with the default entries"));
+            }
+        }
+        let begun = Instant::now();
+        let mut samples = vec![Samples::default(); entries.len()];
+        let mut next = 0;
+        while samples[0].len() < 3 || begun.elapsed() < self.effort.per_contest() {
+            for (weights, samples) in weights.iter().zip(&mut samples) {
+                samples.push(once(&weights[next % weights.len()], &mut out));
+                // Each call reads another copy, so none finds its weights in a cache.
+                next += 1;
+            }
+        }
+        Ok(samples.iter().map(Samples::typical).collect())
+    }
+
+    /// A few rows against the reference: 5% of the root of the sum of squared products, for activations of 8 bits.
+    fn verify(&self, x: &[f32], out: &[f32], entries: &LinearTuning) -> Result<()> {
+        let (w, n, k) = (&self.subject.weight, self.subject.weight.rows(), self.subject.weight.cols());
+        let mut row = vec![0f32; k];
+        for r in [0, 17, n / 2 + 5, n - 1] {
+            reference::dequant::dequantise_row(w.dtype, w.row(r), &mut row);
+            for (t, x) in x.chunks_exact(k).enumerate() {
+                let products = row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                let (want, size) = products.fold((0.0, 0.0), |(sum, square), p| (sum + p, square + p * p));
+                let got = f64::from(out[t * n + r]);
+                if (got - want).abs().partial_cmp(&(0.05 * size.sqrt().max(1e-3))).is_none_or(|o| o.is_gt()) {
+                    return Err(self.wrong(entries, &format!("row {r} of token {t}: {got}, wanted {want}")));
+                }
+            }
+        }
+        match out.iter().all(|v| v.is_finite()) {
+            true => Ok(()),
+            false => Err(self.wrong(entries, "an output was not written")),
+        }
+    }
+
+    fn wrong(&self, entries: &LinearTuning, what: &str) -> Error {
+        let dtype = self.subject.weight.dtype;
+        Error::Run(format!("tune: {dtype}, {} tokens, {entries:?}: {what}", self.tokens))
+    }
+}

@@ -1,0 +1,435 @@
+//! The tuning table as measured on this machine: `tandem tune`.
+//!
+//! | a file | what |
+//! |---|---|
+//! | `contest` | the same product under several entries, call by call in turn, answers checked |
+//! | this one | which entries are tried on which weights, and the file that keeps what came of it |
+//!
+//! ```text
+//! $TANDEM_HOME/tuning/<key>.json     the key is a hash of the CPU model and the version
+//! ```
+//!
+//! A default stands unless an alternative takes at least [`GAIN`] less time: noise does not change a table.
+
+mod contest;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use self::contest::{Contest, Subject};
+use super::Effort;
+use super::identity::{cpu_model, digits};
+use crate::host::Pool;
+use crate::hub::Cache;
+use crate::simd::tuning::{LinearTuning, Tuning};
+use crate::simd::{CpuId, Isa};
+use crate::tensor::DType;
+use crate::{Error, Result, atomic_file};
+
+/// Layout of the file: raised whenever an entry changes its meaning.
+const SCHEMA: u32 = 1;
+
+/// Most bytes of a file.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Share of the default's time that an alternative has to save.
+const GAIN: f64 = 0.03;
+
+/// A table with what it is of, and how it came about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuned {
+    /// Layout of this value.
+    pub schema: u32,
+    /// Version of Tandem.
+    pub version: String,
+    /// The CPU, as it names itself, with its numbers.
+    pub cpu: String,
+    /// The tier that was measured.
+    pub isa: String,
+    /// The table.
+    pub tuning: Tuning,
+    /// What was compared.
+    pub findings: Vec<Finding>,
+}
+
+/// One comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Finding {
+    /// Storage type of the weights.
+    pub dtype: String,
+    /// The entry of the table.
+    pub entry: String,
+    /// Tokens multiplied together.
+    pub tokens: usize,
+    /// Which of `candidates` was chosen; the first is the default.
+    pub chosen: usize,
+    /// What was tried.
+    pub candidates: Vec<Candidate>,
+}
+
+/// A value of an entry, and the time it took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Candidate {
+    /// The value in words.
+    pub value: String,
+    /// Seconds of a product: the first quartile.
+    pub seconds: f64,
+}
+
+/// What may be tried for one entry: its value in words, and the change to the entries.
+type Choice = (String, Box<dyn Fn(&mut LinearTuning)>);
+
+fn choice(value: impl ToString, change: impl Fn(&mut LinearTuning) + 'static) -> Choice {
+    (value.to_string(), Box::new(change))
+}
+
+/// Distances of prefetches that are tried, bytes.
+const AHEAD: [usize; 3] = [2048, 4096, 8192];
+
+/// Sizes of chunks that are tried, bytes.
+const CHUNKS: [usize; 4] = [24 << 10, 48 << 10, 96 << 10, 192 << 10];
+
+/// Numbers of tokens at which tiles are compared with VNNI.
+const TILES_AT: [usize; 6] = [8, 12, 16, 24, 32, 48];
+
+/// Steps of [`measure`], for a progress bar.
+pub const STEPS: u64 = DType::ALL.len() as u64;
+
+/// Measures the entries on this machine. `progress` is called after each of [`STEPS`] steps.
+///
+/// # Errors
+/// The reference tier, which has nothing to tune; a candidate whose answer is wrong: then nothing is to be kept.
+pub fn measure(pool: &Pool, isa: Isa, effort: Effort, progress: &dyn Fn()) -> Result<Tuned> {
+    if isa == Isa::Reference {
+        return Err(Error::usage("the reference tier has no kernels to tune"));
+    }
+    let mut tuning = Tuning::default_for(CpuId::get());
+    let mut findings = Vec::new();
+    for dtype in DType::ALL {
+        let mut one =
+            OneDType { pool, isa, effort, dtype, entries: tuning.linear(dtype), findings: Vec::new() };
+        one.measure()?;
+        *tuning.linear_mut(dtype) = one.entries;
+        findings.append(&mut one.findings);
+        progress();
+    }
+    tuning.check().map_err(|why| Error::Run(format!("tune: {why}")))?;
+    let (version, cpu) = (env!("CARGO_PKG_VERSION").to_owned(), cpu_model());
+    Ok(Tuned { schema: SCHEMA, version, cpu, isa: isa.name().into(), tuning, findings })
+}
+
+/// Entries for one dtype, while they are measured.
+struct OneDType<'a> {
+    pool: &'a Pool,
+    isa: Isa,
+    effort: Effort,
+    dtype: DType,
+    entries: LinearTuning,
+    findings: Vec<Finding>,
+}
+
+impl OneDType<'_> {
+    fn measure(&mut self) -> Result<()> {
+        let subject = Subject::new(self.dtype, self.isa, self.effort);
+        let quantised = self.dtype.is_quantised();
+        if quantised && self.isa >= Isa::Avx512 {
+            self.ahead(&subject)?;
+            let groups = |values: &[usize], set: fn(&mut LinearTuning, usize)| {
+                values.iter().map(|&g| choice(g, move |e| set(e, g))).collect()
+            };
+            // One token last: where the two disagree, decoding of one sequence decides.
+            for tokens in [3, 1] {
+                self.choose(&subject, "groups_of_1", tokens, groups(&[1, 4], |e, g| e.groups_of_1 = g))?;
+            }
+            self.choose(&subject, "groups_of_4", 4, groups(&[1, 2, 4], |e, g| e.groups_of_4 = g))?;
+            self.choose(&subject, "groups_of_8", 8, groups(&[1, 2], |e, g| e.groups_of_8 = g))?;
+        }
+        let chunk = |c: usize| choice(format!("{} KiB", c >> 10), move |e| e.chunk_bytes = c);
+        self.choose(&subject, "chunk_bytes", 1, CHUNKS.map(chunk).into())?;
+        if quantised && self.isa == Isa::Amx && crate::amx::hardware().is_ok() {
+            self.tiles_from(&subject)?;
+        }
+        Ok(())
+    }
+
+    /// Prefetching for one token, and how far; where it does not pay, for two.
+    fn ahead(&mut self, subject: &Subject) -> Result<()> {
+        for tokens in [1, 2] {
+            let mut choices = vec![choice("none", move |e| e.ahead_from = e.ahead_from.max(tokens + 1))];
+            choices.extend(AHEAD.map(|bytes| {
+                choice(format!("{bytes} B"), move |e| {
+                    e.ahead_from = e.ahead_from.min(tokens);
+                    e.ahead_bytes = bytes;
+                })
+            }));
+            self.choose(subject, "ahead", tokens, choices)?;
+            if self.entries.ahead_from <= tokens {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of tokens from which tiles win for good.
+    fn tiles_from(&mut self, subject: &Subject) -> Result<()> {
+        let mut from = None;
+        for tokens in TILES_AT {
+            let choices =
+                [("vnni", usize::MAX), ("tiles", 1)].map(|(name, m)| choice(name, move |e| e.tiles_from = m));
+            let contest = Contest::new(self.pool, subject, tokens, self.effort, false);
+            let seconds = contest.run(&choices.each_ref().map(|(_, change)| self.with(change)))?;
+            let tiles = usize::from(seconds[1] < seconds[0]);
+            from = if tiles == 1 { from.or(Some(tokens)) } else { None };
+            self.found("tiles_from", tokens, tiles, choices.iter().map(|c| c.0.clone()), &seconds);
+        }
+        self.entries.tiles_from = from.unwrap_or(2 * TILES_AT[TILES_AT.len() - 1]);
+        Ok(())
+    }
+
+    fn with(&self, change: &dyn Fn(&mut LinearTuning)) -> LinearTuning {
+        let mut entries = self.entries;
+        change(&mut entries);
+        entries
+    }
+
+    /// Compares `choices` for an entry that changes no results, and takes the best.
+    fn choose(
+        &mut self,
+        subject: &Subject,
+        entry: &str,
+        tokens: usize,
+        mut choices: Vec<Choice>,
+    ) -> Result<()> {
+        // What stands now goes first.
+        let stands = choices.iter().position(|(_, change)| self.with(change) == self.entries).unwrap_or(0);
+        choices.swap(0, stands);
+        let entries: Vec<LinearTuning> = choices.iter().map(|(_, change)| self.with(change)).collect();
+        let seconds = Contest::new(self.pool, subject, tokens, self.effort, true).run(&entries)?;
+        let best = best(&seconds);
+        self.entries = entries[best];
+        self.found(entry, tokens, best, choices.into_iter().map(|c| c.0), &seconds);
+        Ok(())
+    }
+
+    fn found(
+        &mut self,
+        entry: &str,
+        tokens: usize,
+        chosen: usize,
+        values: impl Iterator<Item = String>,
+        seconds: &[f64],
+    ) {
+        let candidates = values.zip(seconds).map(|(value, &seconds)| Candidate { value, seconds }).collect();
+        let dtype = self.dtype.name().to_owned();
+        self.findings.push(Finding { dtype, entry: entry.into(), tokens, chosen, candidates });
+    }
+}
+
+/// The least, if it is [`GAIN`] less than the first; else the first.
+fn best(seconds: &[f64]) -> usize {
+    let least = (0..seconds.len()).min_by(|&a, &b| seconds[a].total_cmp(&seconds[b])).unwrap_or(0);
+    if seconds[least] <= seconds[0] * (1.0 - GAIN) { least } else { 0 }
+}
+
+impl Effort {
+    /// Time for one comparison.
+    fn per_contest(self) -> Duration {
+        match self {
+            Effort::Quick => Duration::from_millis(4),
+            Effort::Full => Duration::from_millis(500),
+        }
+    }
+}
+
+impl Tuned {
+    /// Reads a file's text; `file` is its name for messages.
+    ///
+    /// # Errors
+    /// [`Error::Format`]: no table, another schema, entries out of range; of another CPU or version.
+    pub fn parse(file: &str, text: &str) -> Result<Tuned> {
+        /// The first field of any table, whatever else its version has.
+        #[derive(Deserialize)]
+        struct Head {
+            schema: u32,
+        }
+        let broken = |e: serde_json::Error| Error::format(file, format!("not a tuning table: {e}"));
+        let head: Head = serde_json::from_str(text).map_err(broken)?;
+        if head.schema != SCHEMA {
+            let why = format!("a tuning table of schema {}, this version reads {SCHEMA}", head.schema);
+            return Err(Error::format(file, why));
+        }
+        let tuned: Tuned = serde_json::from_str(text).map_err(broken)?;
+        for (what, found, want) in
+            [("version", &tuned.version, env!("CARGO_PKG_VERSION")), ("CPU", &tuned.cpu, &cpu_model())]
+        {
+            if found != want {
+                return Err(Error::format(file, format!("a tuning table of {what} {found}, here is {want}")));
+            }
+        }
+        tuned.tuning.check().map_err(|why| Error::format(file, why))?;
+        Ok(tuned)
+    }
+}
+
+/// The table of the cache folder.
+#[derive(Debug, Clone)]
+pub struct TuningStore {
+    path: PathBuf,
+}
+
+impl TuningStore {
+    /// That of the folder that the environment names.
+    ///
+    /// # Errors
+    /// As [`Cache::from_env`].
+    pub fn from_env() -> Result<TuningStore> {
+        Ok(TuningStore::at(Cache::from_env()?.home()))
+    }
+
+    /// That of the cache folder `home`.
+    pub fn at(home: &Path) -> TuningStore {
+        let key = digits(&format!("{} {} {SCHEMA}", cpu_model(), env!("CARGO_PKG_VERSION")));
+        TuningStore { path: home.join("tuning").join(format!("{key}.json")) }
+    }
+
+    /// Where this machine's table belongs.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The table, if there is one.
+    ///
+    /// # Errors
+    /// A file that is there and cannot be read; as [`Tuned::parse`].
+    pub fn load(&self) -> Result<Option<Tuned>> {
+        let (name, io) = (self.path.display().to_string(), |e| Error::io(&self.path, e));
+        let length = match std::fs::metadata(&self.path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            found => found.map_err(io)?.len(),
+        };
+        if length > MAX_BYTES {
+            return Err(Error::format(name, format!("{length} bytes, too many for a tuning table")));
+        }
+        let text = String::from_utf8(std::fs::read(&self.path).map_err(io)?)
+            .map_err(|_| Error::format(&name, "not a tuning table: not text"))?;
+        Tuned::parse(&name, &text).map(Some)
+    }
+
+    /// Keeps a table, in the place of an older one, whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&self, tuned: &Tuned) -> Result<()> {
+        let folder = self.path.parent().expect("a file in a folder");
+        std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        let text = serde_json::to_string_pretty(tuned).expect("numbers and strings");
+        atomic_file::replace(&self.path, |to| {
+            to.write_all(text.as_bytes()).and_then(|()| to.write_all(b"\n"))
+        })
+    }
+}
+
+/// Makes the table that `tandem tune` has kept the one in use, before any kernel runs. A file that cannot be used is told
+/// of in the sentence that comes back, and the defaults stand.
+pub fn install_kept() -> Option<String> {
+    // No cache folder: nothing kept.
+    match TuningStore::from_env().ok()?.load() {
+        Ok(None) => None,
+        Ok(Some(tuned)) => {
+            Tuning::install(tuned.tuning);
+            None
+        }
+        Err(e) => Some(format!("the tuning table is ignored, defaults are used: {e}; run tandem tune again")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuned() -> Tuned {
+        let mut tuning = Tuning::default_for(CpuId::get());
+        tuning.linear_mut(DType::Q4_0).ahead_bytes = 8192;
+        let candidates = ["none", "8192 B"].map(|v| Candidate { value: v.into(), seconds: 1e-3 }).into();
+        let found = Finding { dtype: "q4_0".into(), entry: "ahead".into(), tokens: 1, chosen: 1, candidates };
+        let version = env!("CARGO_PKG_VERSION").into();
+        Tuned {
+            schema: SCHEMA,
+            version,
+            cpu: cpu_model(),
+            isa: "avx512".into(),
+            tuning,
+            findings: vec![found],
+        }
+    }
+
+    #[test]
+    fn a_default_stands_unless_clearly_beaten() {
+        assert_eq!(best(&[1.0, 0.98, 1.2]), 0);
+        assert_eq!(best(&[1.0, 0.96, 0.9]), 2);
+        assert_eq!(best(&[1.0]), 0);
+    }
+
+    #[test]
+    fn a_table_survives_being_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let store = TuningStore::at(home.path());
+        assert_eq!(store.load().unwrap(), None);
+        store.save(&tuned()).unwrap();
+        assert_eq!(store.load().unwrap(), Some(tuned()));
+        let left: Vec<_> = std::fs::read_dir(store.path().parent().unwrap()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "nothing half written: {left:?}");
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_say_why() {
+        let home = tempfile::tempdir().unwrap();
+        let store = TuningStore::at(home.path());
+        store.save(&tuned()).unwrap();
+        let refused = |bytes: &[u8], want: &str| {
+            std::fs::write(store.path(), bytes).unwrap();
+            let why = store.load().unwrap_err().to_string();
+            assert!(why.contains(want) && why.contains("tuning"), "{why}");
+        };
+        let with = |change: &dyn Fn(&mut Tuned)| {
+            let mut t = tuned();
+            change(&mut t);
+            serde_json::to_vec(&t).unwrap()
+        };
+        refused(b"", "not a tuning table");
+        refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
+        refused(b"\xff\xfe", "not text");
+        refused(b"{\"schema\": 1, \"tune\": []}", "not a tuning table");
+        refused(&vec![b' '; MAX_BYTES as usize + 1], "too many");
+        refused(&with(&|t| t.schema = 99), "schema 99");
+        refused(&with(&|t| t.cpu = "i486".into()), "of CPU i486");
+        refused(&with(&|t| t.version = "0.0.1".into()), "of version 0.0.1");
+        refused(&with(&|t| t.tuning.linear_mut(DType::Q8_0).groups_of_8 = 3), "groups_of_8 is 3");
+    }
+
+    /// Every entry is tried, every answer checked, and what comes of it can be kept.
+    #[test]
+    fn a_measured_table_is_whole() {
+        for isa in Isa::supported().into_iter().skip(1) {
+            let steps = std::cell::Cell::new(0);
+            let tuned = measure(&Pool::new(2), isa, Effort::Quick, &|| steps.set(steps.get() + 1)).unwrap();
+            assert_eq!(steps.get(), STEPS);
+            let text = serde_json::to_string(&tuned).unwrap();
+            assert_eq!(Tuned::parse("x", &text).unwrap(), tuned);
+            let count = |entry: &str| tuned.findings.iter().filter(|f| f.entry == entry).count();
+            let quantised = DType::ALL.iter().filter(|d| d.is_quantised()).count();
+            assert_eq!(count("chunk_bytes"), DType::ALL.len());
+            assert_eq!(count("groups_of_4"), if isa >= Isa::Avx512 { quantised } else { 0 });
+            assert!(tuned.findings.iter().all(|f| f.candidates.iter().all(|c| c.seconds > 0.0)));
+        }
+        assert!(matches!(
+            measure(&Pool::new(1), Isa::Reference, Effort::Quick, &|| {}),
+            Err(Error::Usage(_))
+        ));
+    }
+}

@@ -1,0 +1,203 @@
+//! The tuning table: thresholds, prefetch distances and chunk sizes that differ between CPUs.
+//!
+//! | entry | what it decides | may change results |
+//! |---|---|---|
+//! | `chunk_bytes` | weight bytes per chunk when few tokens make the work memory-bound | no |
+//! | `ahead_from`, `ahead_bytes` | from how many tokens on VNNI requests packed weights ahead, and how far | no |
+//! | `groups_of_1`, `groups_of_4`, `groups_of_8` | groups of 16 rows that a VNNI tile of 1 to 3, 4, 5 to 8 tokens holds | no |
+//! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by tiles | yes: ignored in deterministic mode |
+//! | `attention_vector_rows` | rows of a KV head up to which the AMX tier attends without tiles | yes: ignored in deterministic mode |
+//!
+//! Defaults go by vendor and family ([`Tuning::default_for`]); `tandem tune` measures the entries on this machine
+//! ([`crate::profile::tune`]). Whether bf16 dot products beat f32 arithmetic ([`Caps::bf16_dot_pays`]) changes results in every
+//! mode, so it goes by vendor alone and is not measured.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CpuId, Vendor};
+use crate::tensor::DType;
+
+/// Entries for weights of one dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinearTuning {
+    /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so that neither
+    /// claiming chunks nor a straggler at the end shows.
+    pub chunk_bytes: usize,
+    /// Fewest tokens, 1 to 3, of a VNNI tile that requests packed weights ahead of reading them.
+    pub ahead_from: usize,
+    /// How far ahead, in bytes.
+    pub ahead_bytes: usize,
+    /// Groups of 16 rows in a VNNI tile of 1 to 3 tokens: 1 or 4, which read four streams of memory at once.
+    pub groups_of_1: usize,
+    /// Groups of 16 rows in a VNNI tile of 4 tokens: 1, 2 or 4.
+    pub groups_of_4: usize,
+    /// Groups in a VNNI tile of 5 to 8 tokens: 1 or 2.
+    pub groups_of_8: usize,
+    /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by VNNI; half as many
+    /// where fine activations make VNNI multiply twice.
+    pub tiles_from: usize,
+}
+
+/// The table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuning {
+    /// By the name of the dtype.
+    linear: BTreeMap<String, LinearTuning>,
+    /// Query rows of a KV head up to which the AMX tier attends by vector kernels in fast mode: 0 to 32.
+    pub attention_vector_rows: usize,
+}
+
+/// The table in use, and whether it was measured.
+struct Installed {
+    tuning: Tuning,
+    measured: bool,
+}
+
+static CURRENT: OnceLock<Installed> = OnceLock::new();
+
+impl Tuning {
+    /// The table in use: the installed one, or from now on the defaults of this CPU.
+    pub fn current() -> &'static Tuning {
+        &Tuning::installed().tuning
+    }
+
+    /// Whether the table in use was measured, not a default.
+    pub fn is_measured() -> bool {
+        Tuning::installed().measured
+    }
+
+    fn installed() -> &'static Installed {
+        CURRENT.get_or_init(|| Installed { tuning: Tuning::default_for(CpuId::get()), measured: false })
+    }
+
+    /// Makes a measured table the one in use: before anything uses one. Returns whether it came in time.
+    pub fn install(tuning: Tuning) -> bool {
+        CURRENT.set(Installed { tuning, measured: true }).is_ok()
+    }
+
+    /// Defaults of a CPU.
+    ///
+    /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 15% slower, 10 to 40% faster from three on), Sapphire
+    /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds) and
+    /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight). Others of a vendor take these; docs/performance.md has the figures.
+    pub fn default_for(cpu: &CpuId) -> Tuning {
+        let intel = cpu.vendor == Vendor::Intel;
+        let entry = |dtype: DType| {
+            let five_bits = matches!(dtype, DType::Q5_0 | DType::Q5_1 | DType::Q5_K | DType::Q6_K);
+            let floats = !dtype.is_quantised();
+            LinearTuning {
+                chunk_bytes: if intel && floats { 96 << 10 } else { 24 << 10 },
+                ahead_from: match (intel, five_bits) {
+                    (true, _) => 1,
+                    (false, true) => 2,
+                    (false, false) => 3,
+                },
+                ahead_bytes: 4096,
+                groups_of_1: if intel { 4 } else { 1 },
+                groups_of_4: if intel { 4 } else { 1 },
+                groups_of_8: if intel { 2 } else { 1 },
+                tiles_from: if matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q6_K) { 16 } else { 24 },
+            }
+        };
+        Tuning {
+            linear: DType::ALL.into_iter().map(|d| (d.name().to_owned(), entry(d))).collect(),
+            attention_vector_rows: 8,
+        }
+    }
+
+    /// Entries for weights of `dtype`.
+    pub fn linear(&self, dtype: DType) -> LinearTuning {
+        self.linear[dtype.name()]
+    }
+
+    /// The same, to be changed.
+    pub fn linear_mut(&mut self, dtype: DType) -> &mut LinearTuning {
+        self.linear.get_mut(dtype.name()).expect("a table has every dtype")
+    }
+
+    /// Whether kernels can follow it: each dtype once, each entry within its range.
+    ///
+    /// # Errors
+    /// The first entry that is missing or out of range, in words.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(name) = self.linear.keys().find(|name| DType::from_name(name).is_none()) {
+            return Err(format!("{name}: no such dtype"));
+        }
+        for dtype in DType::ALL {
+            let e = self.linear.get(dtype.name()).ok_or_else(|| format!("{dtype}: no entries"))?;
+            let ranges = [
+                ("chunk_bytes", e.chunk_bytes, 4 << 10, 4 << 20),
+                ("ahead_from", e.ahead_from, 1, 3),
+                ("ahead_bytes", e.ahead_bytes, 64, 64 << 10),
+                ("groups_of_1", e.groups_of_1, 1, 4),
+                ("groups_of_4", e.groups_of_4, 1, 4),
+                ("groups_of_8", e.groups_of_8, 1, 2),
+                ("tiles_from", e.tiles_from, 1, 1024),
+            ];
+            for (name, value, least, most) in ranges {
+                if !(least..=most).contains(&value) {
+                    return Err(format!("{dtype}: {name} is {value}, wanted {least} to {most}"));
+                }
+            }
+        }
+        match self.attention_vector_rows {
+            0..=32 => Ok(()),
+            rows => Err(format!("attention_vector_rows is {rows}, wanted 0 to 32")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu(vendor: Vendor, family: u32, model: u32) -> CpuId {
+        CpuId { vendor, family, model }
+    }
+
+    /// What was measured on each machine at hand.
+    #[test]
+    fn defaults_are_those_measured() {
+        let zen4 = Tuning::default_for(&cpu(Vendor::Amd, 0x19, 0x11));
+        assert_eq!((zen4.linear(DType::Q4_0).ahead_from, zen4.linear(DType::Q5_K).ahead_from), (3, 2));
+        assert_eq!(
+            (zen4.linear(DType::Q4_0).groups_of_1, zen4.linear(DType::BF16).chunk_bytes),
+            (1, 24 << 10)
+        );
+        let rapids = Tuning::default_for(&cpu(Vendor::Intel, 6, 143));
+        assert_eq!(
+            (rapids.linear(DType::Q4_0).ahead_from, rapids.linear(DType::BF16).chunk_bytes),
+            (1, 96 << 10)
+        );
+        let from = |d| rapids.linear(d).tiles_from;
+        assert_eq!(
+            (from(DType::Q8_0), from(DType::Q4_0), from(DType::Q4_K), from(DType::Q6_K)),
+            (24, 16, 16, 16)
+        );
+        for t in [zen4, rapids, Tuning::default_for(&cpu(Vendor::Other, 0, 0))] {
+            t.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_table_out_of_range_is_refused_by_name() {
+        let good = || Tuning::default_for(CpuId::get());
+        let refused = |change: &dyn Fn(&mut Tuning), want: &str| {
+            let mut t = good();
+            change(&mut t);
+            let why = t.check().unwrap_err();
+            assert!(why.contains(want), "{why}");
+        };
+        refused(&|t| t.linear_mut(DType::Q4_0).ahead_from = 0, "q4_0: ahead_from is 0");
+        refused(&|t| t.linear_mut(DType::Q8_0).groups_of_8 = 4, "q8_0: groups_of_8 is 4, wanted 1 to 2");
+        refused(&|t| t.linear_mut(DType::BF16).chunk_bytes = 1, "bf16: chunk_bytes is 1");
+        refused(&|t| t.attention_vector_rows = 33, "attention_vector_rows is 33");
+        refused(&|t| _ = t.linear.remove("q6_k"), "q6_k: no entries");
+        refused(&|t| _ = t.linear.insert("q9_0".into(), good().linear(DType::Q4_0)), "q9_0: no such dtype");
+    }
+}
