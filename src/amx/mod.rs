@@ -6,6 +6,7 @@
 //! | [`session`] | which tile shapes are loaded in this thread? |
 //! | [`pack`] | how do activations and weights become tiles? |
 //! | [`bf16`] | `C = A * W^T` in bf16, from M = 1 to thousands |
+//! | `block`, `make` | one block of C over a chunk of K; tiles of weights made beside its products |
 //! | [`attention`] | the two products of attention, on KV pages |
 //! | [`int8`] | int8 products |
 //! | [`mod@peak`] | what can the tile unit of this machine do at most? |
@@ -14,8 +15,8 @@
 //! A microkernel is one `asm!` block, because AMX intrinsics are unstable in Rust 1.95. Such a block
 //! names the tile registers that it writes as clobbers (`out("tmm0") _`, which stable Rust accepts without
 //! a target feature) and loads all it needs, so no tile data lives across two blocks: the compiler never
-//! has to know what a tile is. The one thing that outlives a block is the tile *configuration*, which
-//! compiled code cannot touch either; [`session::Session`] owns it.
+//! has to know what a tile is. (`block` is the exception, and says why it may.) What outlives a kernel is the tile
+//! *configuration*, which compiled code cannot touch either; [`session::Session`] owns it.
 //!
 //! Use, on the thread that computes (a session is cheap to open and must not move):
 //! ```
@@ -44,17 +45,23 @@ pub mod attention;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod bf16;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod block;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod detect;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod emulate;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod int8;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod make;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod microkernel;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod pack;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod peak;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod scratch;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod session;
 

@@ -25,6 +25,13 @@ impl Shapes {
     /// Eight tiles of 16 rows of 64 bytes: matrix products.
     pub const FULL: Shapes = Shapes([(16, 64); 8]);
 
+    /// Seven such tiles, tmm0-6: a core shares its tile registers with its other hyperthread, and fewer are faster then.
+    pub const SEVEN: Shapes = {
+        let mut tiles = Shapes::FULL.0;
+        tiles[7] = (0, 0);
+        Shapes(tiles)
+    };
+
     /// Attention over 1 to 32 query rows. Up to 16: tmm0-3 (accumulators) and tmm4 (A) have as many rows,
     /// tmm5-7 (B) are full. Beyond: tmm0-1 and tmm4 have 16 rows, tmm2-3 and tmm5 the others, tmm6-7 (B) are
     /// full. The tile unit takes a cycle per row of A, so few rows are fast.
@@ -105,15 +112,21 @@ impl Session {
     #[inline]
     pub fn load(&mut self, shapes: &Shapes) {
         if LOADED.get() != Some(*shapes) {
-            let config = shapes.encode();
-            // SAFETY: the session proves that tile instructions execute here; 64 readable bytes. The block
-            // is a compiler barrier for memory (no `nomem`), so the configuration is written before it is
-            // read. No tile data is live: kernels keep it inside their own block.
-            unsafe {
-                std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &raw const config, options(nostack));
-            }
-            LOADED.set(Some(*shapes));
+            self.renew(shapes);
         }
+    }
+
+    /// [`Session::load`] even if `shapes` are loaded: all tiles become unused until they are written. Tiles that hold old
+    /// data count as used where the core shares its tile registers with its other hyperthread.
+    pub fn renew(&mut self, shapes: &Shapes) {
+        let config = shapes.encode();
+        // SAFETY: the session proves that tile instructions execute here; 64 readable bytes. The block
+        // is a compiler barrier for memory (no `nomem`), so the configuration is written before it is
+        // read. No tile data is live: a kernel ends with the function that began it.
+        unsafe {
+            std::arch::asm!("ldtilecfg [{c}]", c = in(reg) &raw const config, options(nostack));
+        }
+        LOADED.set(Some(*shapes));
     }
 
     /// The shapes that are loaded in this thread; `None` where it may have inherited any.

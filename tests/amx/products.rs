@@ -121,7 +121,7 @@ fn gemm_bf16_around_tile_edges() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Several slabs of K, several strips of columns, several passes over rows, with odd remainders.
+/// Several chunks of K, several passes over rows, rings and buffers, streamed C, with odd remainders.
 #[test]
 fn gemm_bf16_across_cache_blocks() {
     let mut failures = Vec::new();
@@ -131,6 +131,12 @@ fn gemm_bf16_across_cache_blocks() {
         (530, 48, 640),
         (512, 80, 1100),
         (96, 304, 6000),
+        (300, 40, 4200),
+        (64, 36, 2100),
+        (48, 20, 2100),
+        (20, 36, 4100),
+        (32, 16, 40),
+        (530, 1019, 40),
         (32, 48, 1300),
         (16, 100, 1300),
         (7, 272, 40),
@@ -184,13 +190,22 @@ impl Panels for Copied<'_> {
     fn stored(&self, _: usize, _: usize) -> Option<*const u16> {
         None
     }
-    unsafe fn fill(&self, panel: usize, steps: std::ops::Range<usize>, out: *mut u16) {
-        let tiles = &self.panels[panel * panel_len(self.k)..][steps.start * 512..steps.end * 512];
-        // SAFETY: `out` has room for these steps.
-        unsafe { out.copy_from_nonoverlapping(tiles.as_ptr(), tiles.len()) };
+    unsafe fn fill(&self, panel: usize, step: usize, out: *mut u16) {
+        let tile = &self.panels[panel * panel_len(self.k)..][step * 512..(step + 1) * 512];
+        // SAFETY: `out` has room for a tile.
+        unsafe { out.copy_from_nonoverlapping(tile.as_ptr(), tile.len()) };
     }
-    fn prefetch(&self, panel: usize, steps: std::ops::Range<usize>) {
-        assert!(panel * panel_len(self.k) + steps.end * 512 <= self.panels.len(), "{panel}, {steps:?}");
+    unsafe fn quarter(&self, panel: usize, step: usize, quarter: usize, out: *mut u16) {
+        let tile = &self.panels[panel * panel_len(self.k)..][step * 512..(step + 1) * 512];
+        let part = &tile[quarter * 128..(quarter + 1) * 128];
+        // SAFETY: `out` has room for a tile.
+        unsafe { out.add(quarter * 128).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+    }
+    fn prefetch(&self, panel: usize, step: usize, quarter: usize) {
+        assert!(
+            quarter < 4 && panel * panel_len(self.k) + (step + 1) * 512 <= self.panels.len(),
+            "{panel}, {step}"
+        );
     }
 }
 

@@ -6,8 +6,6 @@ use super::amx;
 use super::packed::{GROUP, Packed};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use crate::amx::bf16::STRIP_PANELS;
 use crate::host::Pool;
 use crate::simd::tuning::{LinearTuning, Tuning};
 use crate::simd::{Caps, Isa};
@@ -63,6 +61,11 @@ const FEW_ROWS: usize = 4;
 
 /// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
 const CHUNK_GROUPS: usize = 4;
+
+/// Groups per chunk of the AMX tier when many tokens make it compute-bound, where threads have as many, and at most.
+const AMX_LEAST_GROUPS: usize = 32;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+const AMX_MOST_GROUPS: usize = 128;
 
 /// Weight bytes per chunk of float tiles when many tokens make it compute-bound: in L2 beside a tile of tokens.
 #[cfg(target_arch = "x86_64")]
@@ -227,9 +230,15 @@ impl Linear {
     /// Bytes of a thread's working memory when it multiplies `m` rows by weights of `dtype`.
     pub fn thread_bytes(dtype: DType, isa: Isa, fine: bool, m: usize) -> usize {
         // The products of a fine plane, for the columns of a chunk.
-        let chunk = if isa == Isa::Amx { 16 } else { CHUNK_GROUPS };
+        let chunk = if isa == Isa::Amx { AMX_LEAST_GROUPS } else { CHUNK_GROUPS };
         let apart = fine && (Linear::wants_packing(dtype, isa) || isa == Isa::Amx);
         if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
+    }
+
+    /// Groups per chunk of the AMX tier at most: fewer where a fine plane's products of a chunk need a buffer.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn amx_most_groups(&self) -> usize {
+        if self.fine { AMX_LEAST_GROUPS } else { AMX_MOST_GROUPS }
     }
 
     /// Groups of 16 rows per chunk.
@@ -238,14 +247,15 @@ impl Linear {
         let most = groups.div_ceil(4 * threads);
         let of_bytes = |bytes: usize| (bytes / self.bytes().div_ceil(groups).max(1)).min(most).max(1);
         match path {
-            // Many tokens: up to a strip of columns shares the A rows that stay in L2 (see amx/bf16.rs); few:
-            // panels alone count, and a chunk need only be long beside its first, unhidden, panels. Panels are
-            // multiplied by two, by four with up to 16 tokens.
+            // Long ranges of columns: each begins by fetching A into L2 and by making its first panels with no product
+            // beside them. Panels are multiplied by two, by four with up to 16 tokens.
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Path::AmxPacked | Path::AmxRows => {
                 let unit = if m <= 16 { 4 } else { 2 };
-                let most = if m <= 64 { 8 } else { STRIP_PANELS };
-                (groups / (4 * threads) / unit * unit).clamp(unit, most)
+                let least = if m <= 64 { 8 } else { AMX_LEAST_GROUPS };
+                let range =
+                    (groups / (4 * threads)).max(least).min(groups / threads).min(self.amx_most_groups());
+                (range / unit * unit).max(unit)
             }
             #[cfg(target_arch = "x86_64")]
             Path::Tiles | Path::TilesBf16 => {
