@@ -59,14 +59,16 @@ macro_rules! block {
             // SAFETY: the caller's promises; see this file's header for the tiles that live on.
             unsafe {
                 $(if block.from.is_null() {
-                    asm!(concat!("tilezero ", $tile), options(nostack, preserves_flags));
+                    asm!(concat!("tilezero ", $tile), out($tile) _, options(nostack, preserves_flags));
                 } else {
                     asm!(concat!("tileloadd ", $tile, ", [{p} + {ld}*1]"),
                         p = in(reg) block.from.wrapping_add($row * block.from_ld + $col),
-                        ld = in(reg) block.from_ld * size_of::<f32>(), options(nostack, preserves_flags));
+                        ld = in(reg) block.from_ld * size_of::<f32>(), out($tile) _, options(nostack, preserves_flags));
                 })+
                 for _ in 0..block.steps {
                     asm!($($step,)+ $($a = in(reg) $a,)+ $($b = in(reg) $b,)+ s = in(reg) 64usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _,
                         options(nostack, preserves_flags));
                     $($a = $a.wrapping_add(TILE_BYTES);)+
                     $($b = $b.wrapping_add(block.b_step);)+
