@@ -84,7 +84,8 @@ impl Tuning {
     ///
     /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 15% slower, 10 to 40% faster from three on), Sapphire
     /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds) and
-    /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight). Others of a vendor take these; docs/performance.md has the figures.
+    /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight).
+    /// Others of a vendor take these; docs/performance.md has the figures.
     pub fn default_for(cpu: &CpuId) -> Tuning {
         let intel = cpu.vendor == Vendor::Intel;
         let entry = |dtype: DType| {
