@@ -8,6 +8,7 @@
 //! | [`bf16`] | `C = A * W^T` in bf16, from M = 1 to thousands |
 //! | `block`, `make` | one block of C over a chunk of K; tiles of weights made beside its products |
 //! | [`attention`] | the two products of attention, on KV pages |
+//! | `attention_steps` | the same a step at a time, for vector work between the steps |
 //! | [`int8`] | int8 products |
 //! | [`mod@peak`] | what can the tile unit of this machine do at most? |
 //! | [`emulate`] | the same kernels on a CPU without tiles, for tests |
@@ -42,6 +43,8 @@ pub const TILE_BYTES: usize = 1024;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod attention;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod attention_steps;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod bf16;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -8,9 +8,10 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::avx512_bf16::{merge, pack_q, softmax};
-use super::kernels::{BlockKernels, PAGES, Pv, Qk, S_STRIDE};
+use super::kernels::{BlockKernels, PAGES, Pv, Qk, RUN_BLOCKS, Run, S_STRIDE};
 use crate::amx::Session;
 use crate::amx::attention::{pv_bf16, qk_bf16_pages};
+use crate::amx::attention_steps::{COLUMNS, LEAST_ROWS, configure};
 use crate::cache::PAGE_TOKENS;
 
 /// The head sizes that tiles (at least 32) and the copy of a page's end (at most 256) cover.
@@ -24,6 +25,7 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     qk,
     softmax,
     pv,
+    run: Some((run, LEAST_ROWS, COLUMNS)),
     merge,
 };
 
@@ -90,28 +92,59 @@ unsafe fn pv(a: &Pv) {
             o.iter_mut().for_each(|x| *x *= alpha);
         }
     }
-    // A tile takes whole pages. Slots past the last stored token may hold anything, NaN included, which
-    // even a weight of 0 would pass on: so the last page is copied, with zeroes in their place.
-    let mut copy = MaybeUninit::<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>::uninit();
-    let stored = a.tokens % PAGE_TOKENS;
+    let mut copy = PageCopy::uninit();
     let mut v = a.v;
-    if stored != 0 {
-        let to = copy.as_mut_ptr().cast::<u16>();
-        // SAFETY: head_dim is in HEAD_DIMS, so `copy` holds a page of V; stored < PAGE_TOKENS, so the
-        // pairs of tokens up to it, of 2·head_dim elements each, lie inside the page.
-        unsafe {
-            let pairs = stored.div_ceil(2);
-            to.copy_from_nonoverlapping(v[n - 1], pairs * 2 * hd);
-            to.add(pairs * 2 * hd).write_bytes(0, len - pairs * 2 * hd);
-            if stored % 2 == 1 {
-                let last = to.add((pairs - 1) * 2 * hd);
-                (0..hd).for_each(|d| last.add(2 * d + 1).write(0));
-            }
-        }
-        v[n - 1] = to;
-    }
+    // SAFETY: head_dim is in HEAD_DIMS; the page has the stored tokens.
+    unsafe { without_the_rest(&mut v[n - 1], a.tokens, hd, &mut copy) };
     // SAFETY: each is a page of V, or the copy, initialised just above; nobody writes them meanwhile.
     let pages: [&[u16]; PAGES] =
         std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], len) });
     pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], hd, o, hd);
+}
+
+type PageCopy = MaybeUninit<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>;
+
+/// A tile takes whole pages. Slots past the last stored token may hold anything, NaN included, which even a weight of 0
+/// would pass on: so a block's last page is copied, with zeroes in their place.
+///
+/// # Safety
+/// `head_dim` is in [`HEAD_DIMS`]; `page` is the page of V with the last of a block's `tokens`.
+unsafe fn without_the_rest(page: &mut *const u16, tokens: usize, head_dim: usize, copy: &mut PageCopy) {
+    let stored = tokens % PAGE_TOKENS;
+    if stored == 0 {
+        return;
+    }
+    let to = copy.as_mut_ptr().cast::<u16>();
+    // SAFETY: `copy` holds a page of V; stored < PAGE_TOKENS, so the pairs of tokens up to it, of 2·head_dim elements
+    // each, lie inside the page.
+    unsafe {
+        let pairs = stored.div_ceil(2);
+        to.copy_from_nonoverlapping(*page, pairs * 2 * head_dim);
+        to.add(pairs * 2 * head_dim).write_bytes(0, (PAGE_TOKENS - 2 * pairs) * head_dim);
+        if stored % 2 == 1 {
+            let last = to.add((pairs - 1) * 2 * head_dim);
+            (0..head_dim).for_each(|d| last.add(2 * d + 1).write(0));
+        }
+    }
+    *page = to;
+}
+
+/// # Safety
+/// As [`Run`] says, with rows and dims as [`KERNELS`] says; tiles and AVX-512 BF16 are available.
+unsafe fn run(a: &Run<'_>) {
+    configure(&mut session());
+    let last = a.blocks.len() - 1;
+    let tokens = a.blocks[last].tokens;
+    // SAFETY: the caller's promise; only the last block of a sequence, and so of a run, ends within a page.
+    unsafe {
+        if tokens.is_multiple_of(PAGE_TOKENS) {
+            return super::amx_run::run(a);
+        }
+        let mut blocks = [a.blocks[last]; RUN_BLOCKS];
+        blocks[..last].copy_from_slice(&a.blocks[..last]);
+        let mut copy = PageCopy::uninit();
+        let pages = blocks[last].pages();
+        without_the_rest(&mut blocks[last].v[pages - 1], tokens, a.head_dim, &mut copy);
+        super::amx_run::run(&Run { blocks: &blocks[..=last], ..*a });
+    }
 }

@@ -34,6 +34,7 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     qk,
     softmax,
     pv,
+    run: None,
     merge,
 };
 
@@ -47,7 +48,7 @@ fn tile_rows(left: usize) -> usize {
 }
 
 #[inline(always)]
-unsafe fn dp(acc: __m512, line: __m512i, pair: __m512i) -> __m512 {
+pub(super) unsafe fn dp(acc: __m512, line: __m512i, pair: __m512i) -> __m512 {
     // SAFETY: the callers are inside functions that enable avx512bf16; both types are 512 bits of bf16.
     unsafe {
         _mm512_dpbf16_ps(
@@ -174,7 +175,7 @@ const EXP2: [f32; 4] = [0.013_426_683, 0.052_242_476, 0.241_280_2, 0.693_044_84]
 /// # Safety
 /// The CPU has AVX-512 F and DQ.
 #[inline(always)]
-unsafe fn exp2(x: __m512) -> __m512 {
+pub(super) unsafe fn exp2(x: __m512) -> __m512 {
     // SAFETY: the callers are inside functions that enable these.
     unsafe {
         let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);

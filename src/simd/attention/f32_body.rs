@@ -369,6 +369,7 @@ macro_rules! tier {
             qk: $module::qk,
             softmax: $module::softmax,
             pv: $module::pv,
+            run: None,
             merge: $module::merge,
         };
         mod $module {

@@ -8,7 +8,9 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, S_STRIDE, Softmax};
+use super::kernels::{
+    BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, S_STRIDE, Softmax,
+};
 use super::partial::{AttnOut, merge_body, normalise};
 use super::plan::{AttnShape, Seq};
 use crate::cache::{LayerKv, PAGE_TOKENS};
@@ -143,9 +145,10 @@ pub(super) struct Scratch {
     head_dim: usize,
 }
 
-/// Lines of one worker: q, O, the accumulated O (head_dim each), S, P, and 16 lanes of sums per row.
+/// Lines of one worker: q, O, the accumulated O (head_dim each), S of two blocks, P of one in f32 or two in bf16, and 16
+/// lanes of sums per row.
 const fn worker_lines(head_dim: usize) -> usize {
-    MAX_ROWS * (3 * head_dim + 2 * S_STRIDE + 16) / 16
+    MAX_ROWS * (3 * head_dim + 3 * S_STRIDE + 16) / 16
 }
 
 impl Scratch {
@@ -210,7 +213,7 @@ impl Shared<'_> {
             let o = q.add(MAX_ROWS * hd);
             let acc = o.add(MAX_ROWS * hd);
             let s = acc.add(MAX_ROWS * hd);
-            let p = s.add(MAX_ROWS * S_STRIDE);
+            let p = s.add(2 * MAX_ROWS * S_STRIDE);
             let sum = p.add(MAX_ROWS * S_STRIDE).cast::<[f32; 16]>();
             Own {
                 q: q.cast(),
@@ -411,6 +414,48 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     let segment_end = end.min((segment + 1) * w.segment);
     let item_end = end.min(w.segments.end * w.segment);
     let (first_kv, per_kv) = (w.kv_heads.start, w.rows_per_kv_head());
+    // Past the last stored token the last stored page stands in: its address is valid, and unused.
+    let keys = |b0: usize| -> [*const u16; PAGES] {
+        std::array::from_fn(|i| {
+            inp.kv.k_ptr(inp.pages[(b0 + i * PAGE_TOKENS).min(end - 1) / PAGE_TOKENS], first_kv)
+        })
+    };
+    let half = 16 * hd; // elements of a 16-token group, in K and in V alike
+    // The heads of a page are neighbours, each with its V behind its K, which are as long.
+    let behind = |pages: [*const u16; PAGES], n: usize| pages.map(|p| p.wrapping_add(n * PAGE_TOKENS * hd));
+    let groups_of = |pages: [*const u16; PAGES]| -> [*const u16; GROUPS] {
+        std::array::from_fn(|g| pages[g / 2].wrapping_add(g % 2 * half))
+    };
+    // What comes after the last head of a block: the first head of the next tokens, or the next item.
+    let after = |b0: usize| match inp.next {
+        _ if b0 + BLOCK < item_end => Some(keys(b0 + BLOCK)),
+        Some((next, pages)) => Some(std::array::from_fn(|i| first_keys(inp, next, pages, i * PAGE_TOKENS))),
+        None => None,
+    };
+    let runs =
+        k.run.filter(|&(_, rows, dims)| w.kv_heads.len() == 1 && per_kv >= rows && hd.is_multiple_of(dims));
+    // Blocks that the same `n` positions see, from `w.pos.start + a` on; and the last of them.
+    let mut run = [RunBlock::NONE; RUN_BLOCKS];
+    let (mut len, mut run_rows, mut run_end) = (0, (0, 0), 0);
+    let finish = |run: &[RunBlock], (a, n): (usize, usize), b0: usize, own: &mut Own| {
+        let (Some((kernel, ..)), false) = (runs, run.is_empty()) else { return };
+        let r0 = a * n_heads;
+        // SAFETY: as below, of each block; S and P have room for two (`worker_lines`).
+        unsafe {
+            kernel(&Run {
+                q: own.q.add(r0 * row_bytes),
+                rows: n * n_heads,
+                head_dim: hd,
+                blocks: run,
+                next: after(b0),
+                s: own.s,
+                p: own.p,
+                m: own.m.as_mut_ptr().add(r0),
+                sum: own.sum.add(r0),
+                o: own.o.add(r0 * hd),
+            });
+        }
+    };
     for b0 in (w.first_token(segment)..segment_end).step_by(BLOCK) {
         // Fewer than a block at the end, and where blocks do not lie at multiples of their size.
         let tokens = (segment_end - b0).min(BLOCK);
@@ -427,28 +472,21 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
             let see = inp.visible(w.pos.start + a + r / n_heads);
             *v = (see.start.saturating_sub(b0) as u32, (see.end - b0).min(tokens) as u32);
         }
-        let groups = tokens.div_ceil(16);
-        // Past the last stored token the last stored page stands in: its address is valid, and unused.
-        let keys = |b0: usize| -> [*const u16; PAGES] {
-            std::array::from_fn(|i| {
-                inp.kv.k_ptr(inp.pages[(b0 + i * PAGE_TOKENS).min(end - 1) / PAGE_TOKENS], first_kv)
-            })
-        };
-        let half = 16 * hd; // elements of a 16-token group, in K and in V alike
-        // The heads of a page are neighbours, each with its V behind its K, which are as long.
-        let behind =
-            |pages: [*const u16; PAGES], n: usize| pages.map(|p| p.wrapping_add(n * PAGE_TOKENS * hd));
-        let groups_of = |pages: [*const u16; PAGES]| -> [*const u16; GROUPS] {
-            std::array::from_fn(|g| pages[g / 2].wrapping_add(g % 2 * half))
-        };
-        let mut alpha = [0.0f32; MAX_ROWS];
         let mut k_pages = keys(b0);
-        // What comes after the last head: the first head of the next tokens, or the next item.
-        let then = match inp.next {
-            _ if b0 + BLOCK < item_end => keys(b0 + BLOCK),
-            Some((next, pages)) => std::array::from_fn(|i| first_keys(inp, next, pages, i * PAGE_TOKENS)),
-            None => k_pages,
-        };
+        let runs_on = runs.is_some_and(|(_, rows, _)| nr >= rows);
+        if len > 0 && (!runs_on || run_rows != (a, n) || len == RUN_BLOCKS) {
+            finish(&run[..len], run_rows, run_end, own);
+            len = 0;
+        }
+        if runs_on {
+            let whole = visible[..nr].iter().all(|v| *v == (0, BLOCK as u32));
+            run[len] = RunBlock { k: k_pages, v: behind(k_pages, 1), tokens, visible, whole };
+            (len, run_rows, run_end) = (len + 1, (a, n), b0);
+            continue;
+        }
+        let groups = tokens.div_ceil(16);
+        let mut alpha = [0.0f32; MAX_ROWS];
+        let then = after(b0).unwrap_or(k_pages);
         for kv_head in w.kv_heads.clone() {
             let r0 = (kv_head - first_kv) * per_kv + a * n_heads;
             let v_pages = behind(k_pages, 1);
@@ -496,6 +534,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
             k_pages = next;
         }
     }
+    finish(&run[..len], run_rows, run_end, own);
 }
 
 /// Keys of the token `t` tokens after the first that an item, which sees some, reads.

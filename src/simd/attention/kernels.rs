@@ -83,10 +83,65 @@ pub(crate) struct Pv {
     pub alpha: *const f32,
 }
 
+/// Arguments of `run`: consecutive blocks of one KV head, of which all rows see something.
+pub(crate) struct Run<'a> {
+    /// As in [`Qk`].
+    pub q: *const u8,
+    pub rows: usize,
+    pub head_dim: usize,
+    /// At least one.
+    pub blocks: &'a [RunBlock],
+    /// What will probably be asked for after them: keys of the next block.
+    pub next: Option<[*const u16; PAGES]>,
+    /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] f32.
+    pub s: *mut f32,
+    /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] bf16.
+    pub p: *mut u8,
+    /// As in [`Softmax`].
+    pub m: *mut f32,
+    pub sum: *mut [f32; 16],
+    /// As in [`Pv`].
+    pub o: *mut f32,
+}
+
+/// A block of a [`Run`].
+#[derive(Clone, Copy)]
+pub(crate) struct RunBlock {
+    /// Per page: `[2][head_dim/2][16][2]`, and `[16][head_dim][2]`; valid also where no token is stored.
+    pub k: [*const u16; PAGES],
+    pub v: [*const u16; PAGES],
+    /// As in [`Pv`].
+    pub tokens: usize,
+    /// As in [`Softmax`].
+    pub visible: [(u32, u32); MAX_ROWS],
+    /// Whether all rows see all of a whole block.
+    pub whole: bool,
+}
+
+impl RunBlock {
+    pub(crate) const NONE: RunBlock = RunBlock {
+        k: [std::ptr::null(); PAGES],
+        v: [std::ptr::null(); PAGES],
+        tokens: 0,
+        visible: [(0, 0); MAX_ROWS],
+        whole: false,
+    };
+
+    /// Pages with stored tokens.
+    #[inline(always)]
+    pub(crate) fn pages(&self) -> usize {
+        self.tokens.div_ceil(PAGE_TOKENS)
+    }
+}
+
+/// Blocks of a [`Run`] at most: a segment's.
+pub(crate) const RUN_BLOCKS: usize = super::SEGMENT / BLOCK;
+
 /// Adds a partial (m, s, o) to an accumulated one.
 pub(crate) type MergeFn = unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32]));
 
 /// One tier's kernels for one KV type.
+#[derive(Clone, Copy)]
 pub(crate) struct BlockKernels {
     /// Named by errors, tests and benches.
     #[allow(dead_code)] // read by debuggers and tests
@@ -101,6 +156,9 @@ pub(crate) struct BlockKernels {
     pub qk: unsafe fn(&Qk),
     pub softmax: unsafe fn(&Softmax),
     pub pv: unsafe fn(&Pv),
+    /// Several blocks of many rows at once, with the bits of `qk`, `softmax` and `pv` one after the other; from how many rows
+    /// on, and for heads of a multiple of how many dims.
+    pub run: Option<(unsafe fn(&Run<'_>), usize, usize)>,
     /// (m, s, o) of the accumulator becomes that of both; see [`super::partial`].
     pub merge: MergeFn,
 }

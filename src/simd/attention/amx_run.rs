@@ -1,0 +1,400 @@
+//! Consecutive blocks on AMX tiles, the softmax of one beside the products of its neighbours.
+//!
+//! ```text
+//! block j    S(j+1) = Q K(j+1)^T, then O = O·alpha(j-1) + P(j-1) V(j-1); between their steps the softmax of S(j), the
+//!            factors alpha(j-1), and requests for K(j+2) and V(j), a few lines at a time
+//! memory     S and P twice, 16 + 8 KiB for 32 rows; the factors of two blocks
+//! order      each row's sums are those of the kernels called one after the other: the same bits
+//! bound      the softmax: 128 x 16 scores x (9 operations for P, 1 for the maximum) on two ports, some 700 cycles a block of
+//!            32 x 64; products 512 (head_dim 64) or 1024 (128)
+//! why inside the core looks 512 operations ahead. A step is 64 cycles of products; what stands after a whole call
+//!            waits for it (decision 0023)
+//! ```
+
+use std::arch::x86_64::*;
+
+use super::avx512_bf16::{dp, exp2};
+use super::kernels::{MAX_ROWS, PAGES, Run, RunBlock, S_STRIDE};
+use super::vector::{Avx512, Simd};
+use crate::amx::attention_steps::{COLUMNS, Pv, Qk};
+use crate::cache::PAGE_TOKENS;
+
+/// Rows of a half: lanes of a vector.
+const HALF: usize = 16;
+/// Rows whose maxima are folded together.
+const QUAD: usize = 4;
+
+/// Cost of a part of the softmax: of the maxima of four rows, of a half's factors, and of P of a row. In cycles, about.
+const COST: [usize; 3] = [13, 16, 22];
+
+/// A line of 16 values.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([f32; 16]);
+
+const ZERO: Line = Line([0.0; 16]);
+
+/// What to ask for: same-sized pieces of memory, a few lines of each at a time.
+struct Ahead {
+    from: [*const u16; 2 * PAGES],
+    /// Lines of each.
+    lines: usize,
+    asked: usize,
+}
+
+impl Ahead {
+    fn new(head_dim: usize, k: Option<[*const u16; PAGES]>, v: Option<[*const u16; PAGES]>) -> Ahead {
+        let (k, v) = (k.or(v), v.or(k));
+        let from = match (k, v) {
+            (Some(k), Some(v)) => [k[0], k[1], v[0], v[1]],
+            _ => [std::ptr::null(); 4],
+        };
+        let lines = if k.is_some() { PAGE_TOKENS * head_dim * 2 / 64 } else { 0 };
+        Ahead { from, lines, asked: 0 }
+    }
+
+    /// Asks until `part` of `whole` is asked for.
+    #[inline(always)]
+    fn ask(&mut self, part: usize, whole: usize) {
+        let to = self.lines * part / whole;
+        for line in self.asked..to {
+            for from in self.from {
+                // SAFETY: prefetching any address is harmless.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line * 32).cast()) };
+            }
+        }
+        self.asked = self.asked.max(to);
+    }
+}
+
+/// The softmax of a block, in parts: halves of 16 rows; of each the maxima by four rows, then the factors, then P by rows.
+struct Softmax<'a> {
+    block: &'a RunBlock,
+    rows: usize,
+    s: *mut f32,
+    p: *mut u16,
+    m: *mut f32,
+    sum: *mut [f32; 16],
+    /// Out: [`MAX_ROWS`] factors.
+    alpha: *mut f32,
+    /// Maxima of four rows each: lane `i + 4·l` is a maximum of row `i`.
+    top: [Line; HALF / QUAD],
+    base: Line,
+    half: usize,
+    part: usize,
+    /// Cost so far, and of all parts.
+    done: usize,
+    cost: usize,
+    ahead: Ahead,
+}
+
+impl Softmax<'_> {
+    fn new<'a>(run: &Run<'a>, j: usize, alpha: *mut f32, ahead: Ahead) -> Softmax<'a> {
+        let halves = [run.rows.min(HALF), run.rows.saturating_sub(HALF)];
+        let cost = halves.map(|rows| match rows {
+            0 => 0,
+            _ => rows.div_ceil(QUAD) * COST[0] + COST[1] + rows * COST[2],
+        });
+        Softmax {
+            block: &run.blocks[j],
+            rows: run.rows,
+            s: s_of(run, j),
+            p: p_of(run, j),
+            m: run.m,
+            sum: run.sum,
+            alpha,
+            top: [ZERO; 4],
+            base: ZERO,
+            half: 0,
+            part: 0,
+            done: 0,
+            cost: cost[0] + cost[1],
+            ahead,
+        }
+    }
+
+    /// Goes on until `step` of `steps` is done.
+    ///
+    /// # Safety
+    /// The run's promises; S of this block is complete, P of two blocks before is no longer needed.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+    unsafe fn advance(&mut self, step: usize, steps: usize) {
+        let until = self.cost * step / steps;
+        while self.done < until {
+            // SAFETY: the caller's promise.
+            unsafe { self.one() };
+        }
+        self.ahead.ask(step, steps);
+    }
+
+    /// The next part.
+    ///
+    /// # Safety
+    /// As [`Softmax::advance`]; not all is done.
+    #[inline(always)]
+    unsafe fn one(&mut self) {
+        let first = self.half * HALF;
+        let rows = (self.rows - first).min(HALF);
+        let quads = rows.div_ceil(QUAD);
+        // SAFETY: the caller's promise; rows first..first + rows exist.
+        unsafe {
+            if self.part < quads {
+                self.done += COST[0];
+                self.maxima(first, self.part);
+            } else if self.part == quads {
+                self.done += COST[1];
+                self.factors(first, rows);
+            } else {
+                self.done += COST[2];
+                self.exponentials(first, self.part - quads - 1);
+            }
+        }
+        self.part += 1;
+        if self.part == quads + 1 + rows {
+            (self.half, self.part) = (self.half + 1, 0);
+        }
+    }
+
+    /// Groups of 16 tokens whose scores exist.
+    #[inline(always)]
+    fn groups(&self) -> usize {
+        2 * self.block.pages()
+    }
+
+    /// The maxima of four rows; masks their scores.
+    ///
+    /// # Safety
+    /// As [`Softmax::advance`].
+    #[inline(always)]
+    unsafe fn maxima(&mut self, first: usize, quad: usize) {
+        // SAFETY: rows exist (the last stands in for those that do not), S has the groups.
+        unsafe {
+            let top: [__m512; QUAD] = std::array::from_fn(|i| {
+                let row = (first + quad * QUAD + i).min(self.rows - 1);
+                let s = self.s.add(row * S_STRIDE);
+                let mut top = Avx512::splat(f32::NEG_INFINITY);
+                if self.block.whole {
+                    for g in 0..2 * PAGES {
+                        top = Avx512::max(top, Avx512::load(s.add(g * 16)));
+                    }
+                } else {
+                    let (lo, hi) = self.block.visible[row];
+                    for g in 0..self.groups() {
+                        let x = Avx512::keep(Avx512::load(s.add(g * 16)), g * 16, lo as usize, hi as usize);
+                        Avx512::store(s.add(g * 16), x);
+                        top = Avx512::max(top, x);
+                    }
+                }
+                top
+            });
+            // Halves of lanes of two rows side by side, then quarters of four.
+            let two = |a, b| _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let (a, b) = (_mm512_castps_pd(two(top[0], top[1])), _mm512_castps_pd(two(top[2], top[3])));
+            let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+            let four = _mm512_max_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            Avx512::store(self.top[quad].0.as_mut_ptr(), four);
+        }
+    }
+
+    /// New maxima, what to subtract from scores, and the factors of old sums: as `f32_body::maxima`, a row a lane.
+    ///
+    /// # Safety
+    /// As [`Softmax::advance`]; the half's maxima are there.
+    #[inline(always)]
+    unsafe fn factors(&mut self, first: usize, rows: usize) {
+        // SAFETY: only the lanes of rows that exist are loaded from and stored to `m`; `alpha` has MAX_ROWS values.
+        unsafe {
+            let [a, b, c, d] = self.top.each_ref().map(|t| Avx512::load(t.0.as_ptr()));
+            // Of 128-bit lanes: halves of two side by side, then quarters of four.
+            let two = |a, b| {
+                _mm512_max_ps(
+                    _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+                )
+            };
+            let (ab, cd) = (two(a, b), two(c, d));
+            let top = _mm512_max_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+            );
+            let lanes = ((1u32 << rows) - 1) as __mmask16;
+            let old = _mm512_maskz_loadu_ps(lanes, self.m.add(first));
+            // The old one unless the new one is larger, so also where that is NaN.
+            let m = _mm512_max_ps(top, old);
+            _mm512_mask_storeu_ps(self.m.add(first), lanes, m);
+            // Nothing visible so far: as in `maxima`.
+            let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(m, Avx512::splat(f32::NEG_INFINITY));
+            let base = _mm512_mask_mov_ps(m, nothing, _mm512_setzero_ps());
+            let fall = _mm512_mul_ps(_mm512_sub_ps(old, base), Avx512::splat(std::f32::consts::LN_2));
+            Avx512::store(self.base.0.as_mut_ptr(), base);
+            Avx512::store(self.alpha.add(first), Avx512::exp(fall));
+        }
+    }
+
+    /// P of a row, and its sum: as `avx512_bf16::softmax`.
+    ///
+    /// # Safety
+    /// As [`Softmax::advance`]; the half's factors are there.
+    #[inline(always)]
+    unsafe fn exponentials(&mut self, first: usize, lane: usize) {
+        let row = first + lane;
+        // SAFETY: the row exists, S and P have the groups.
+        unsafe {
+            let ones = _mm512_set1_epi32(0x3f80_3f80);
+            let (s, p) = (self.s.add(row * S_STRIDE), self.p.add(row * S_STRIDE));
+            let base = Avx512::splat(self.base.0[lane]);
+            let lanes = (*self.sum.add(row)).as_mut_ptr();
+            let mut sum = Avx512::mul(Avx512::load(lanes), Avx512::splat(*self.alpha.add(row)));
+            for g in (0..self.groups()).step_by(2) {
+                let e0 = exp2(_mm512_sub_ps(Avx512::load(s.add(g * 16)), base));
+                let e1 = exp2(_mm512_sub_ps(Avx512::load(s.add(g * 16 + 16)), base));
+                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(e1, e0));
+                _mm512_storeu_si512(p.add(g * 16).cast(), rounded);
+                sum = dp(sum, rounded, ones);
+            }
+            Avx512::store(lanes, sum);
+        }
+    }
+}
+
+/// Scores of block `j`: two places in turns.
+fn s_of(run: &Run<'_>, j: usize) -> *mut f32 {
+    run.s.wrapping_add(j % 2 * MAX_ROWS * S_STRIDE)
+}
+
+fn p_of(run: &Run<'_>, j: usize) -> *mut u16 {
+    run.p.cast::<u16>().wrapping_add(j % 2 * MAX_ROWS * S_STRIDE)
+}
+
+/// `O[row] *= alpha[row]` for `rows`.
+///
+/// # Safety
+/// O and the factors have these rows; AVX-512.
+#[inline(always)]
+unsafe fn shrink(o: *mut f32, head_dim: usize, alpha: *const f32, rows: std::ops::Range<usize>) {
+    for row in rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let factor = *alpha.add(row);
+            if factor != 1.0 {
+                let factor = Avx512::splat(factor);
+                for d in (0..head_dim).step_by(16) {
+                    let o = o.add(row * head_dim + d);
+                    Avx512::store(o, Avx512::mul(Avx512::load(o), factor));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Run`] says, P in bf16, scores in powers of two; tiles are configured for [`crate::amx::attention_steps`], and the
+/// CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn run(run: &Run<'_>) {
+    let n = run.blocks.len();
+    let hd = run.head_dim;
+    let q_steps = |j: usize| run.blocks.get(j).map_or(0, |b| b.pages() * Qk::steps(hd));
+    let v_steps = |j: usize| run.blocks[j].pages() * (hd / COLUMNS);
+    let keys = |j: usize| run.blocks.get(j).map(|b| b.k).or(if j == n { run.next } else { None });
+    // The factors of this block and of the one before.
+    let mut alpha = [[0.0f32; MAX_ROWS]; 2];
+    // SAFETY: the caller's promises; blocks j - 1, j and j + 1 use S and P of j mod 2 in turns, so that none is written
+    // while it is read.
+    unsafe {
+        let mut ahead = Ahead::new(hd, keys(1), None);
+        let steps = q_steps(0);
+        qk(run, 0, |i| ahead.ask(i, steps));
+        for j in 0..n {
+            let [even, odd] = &mut alpha;
+            let (now, before) = if j % 2 == 0 { (even, odd) } else { (odd, even) };
+            let first = q_steps(j + 1);
+            let steps = first + if j > 0 { v_steps(j - 1) } else { 0 };
+            let ahead = Ahead::new(hd, keys(j + 2), Some(run.blocks[j].v));
+            let mut softmax = Softmax::new(run, j, now.as_mut_ptr(), ahead);
+            let mut shrunk = if j > 0 { 0 } else { run.rows };
+            let mut shrink_to = |part: usize, whole: usize| {
+                let to = run.rows * part / whole;
+                if shrunk < to {
+                    shrink(run.o, hd, before.as_ptr(), shrunk..to);
+                    shrunk = to;
+                }
+            };
+            if first > 0 {
+                qk(run, j + 1, |i| {
+                    shrink_to(i, first);
+                    softmax.advance(i, steps);
+                });
+            } else {
+                shrink_to(1, 1);
+            }
+            if j > 0 {
+                pv(run, j - 1, |i| softmax.advance(first + i, steps));
+            }
+            // The only block has no products beside it.
+            softmax.advance(1, 1);
+        }
+        shrink(run.o, hd, alpha[(n - 1) % 2].as_ptr(), 0..run.rows);
+        pv(run, n - 1, |_| ());
+    }
+}
+
+/// Scores of block `j`; calls `beside` with the number of steps done after each.
+///
+/// # Safety
+/// As [`run`]; `beside` uses no tiles.
+#[inline(always)]
+unsafe fn qk(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
+    let block = &run.blocks[j];
+    let mut done = 0;
+    for page in 0..block.pages() {
+        let qk = Qk {
+            q: run.q.cast(),
+            rows: run.rows,
+            head_dim: run.head_dim,
+            k: block.k[page],
+            s: s_of(run, j).wrapping_add(page * PAGE_TOKENS),
+            s_stride: S_STRIDE,
+        };
+        // SAFETY: the caller's promise: Q, the page and S have these sizes.
+        unsafe {
+            qk.begin();
+            for i in 0..Qk::steps(run.head_dim) {
+                qk.step(i);
+                done += 1;
+                beside(done);
+            }
+            qk.store();
+        }
+    }
+}
+
+/// Adds block `j` to O; `beside` as in [`qk`].
+///
+/// # Safety
+/// As [`run`]; `beside` uses no tiles.
+#[inline(always)]
+unsafe fn pv(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
+    let block = &run.blocks[j];
+    let mut done = 0;
+    for column in (0..run.head_dim).step_by(COLUMNS) {
+        let pv = Pv {
+            p: p_of(run, j),
+            p_stride: S_STRIDE,
+            rows: run.rows,
+            head_dim: run.head_dim,
+            column,
+            o: run.o,
+        };
+        // SAFETY: the caller's promise: P, the pages and O have these sizes.
+        unsafe {
+            pv.begin();
+            for (i, &v) in block.v[..block.pages()].iter().enumerate() {
+                pv.step(i, v);
+                done += 1;
+                beside(done);
+            }
+            pv.store();
+        }
+    }
+}
