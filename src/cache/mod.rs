@@ -12,7 +12,6 @@
 //! the rows of a step that belong to one sequence.
 
 mod layer;
-mod memory;
 mod pages;
 mod pool;
 mod rows;

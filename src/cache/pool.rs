@@ -4,8 +4,8 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::memory::Anon;
 use super::{KvDType, LayerKv, PAGE_TOKENS, PageList};
+use crate::host::memory::Mapping;
 use crate::{Error, Result};
 
 /// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at
@@ -84,7 +84,7 @@ impl PagePool {
     pub fn new(geometry: KvGeometry, n_pages: usize) -> Result<PagePool> {
         let pages = PagePool::pages(geometry, n_pages)?;
         let layer = n_pages * PAGE_TOKENS * geometry.bytes_per_token_layer();
-        let memory = Anon::new(pages.bytes(), layer >= HUGE_FROM, "KV cache")?;
+        let memory = Mapping::new(pages.bytes(), layer >= HUGE_FROM, "KV cache")?;
         let base = NonNull::new(memory.base()).expect("a mapping is not at 0");
         Ok(PagePool { pages, base, _memory: Box::new(memory) })
     }

@@ -1,7 +1,8 @@
-//! The host's cores and the thread pool over them: the ground floor, which kernels, caches and devices stand on.
+//! The host's cores, its pages, and the thread pool over them: the ground floor, which kernels, caches and devices stand on.
 
 pub mod cgroup;
 pub mod cpu;
+pub mod memory;
 pub mod numa;
 mod pool;
 mod rows;

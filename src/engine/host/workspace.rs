@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::host::memory::ask_for_huge_pages;
 use crate::model::ModelSpec;
 use crate::simd::linear::Acts;
 use crate::tensor::{Rows, RowsMut};
@@ -24,6 +25,7 @@ impl RowBuffer {
         if self.data.len() < len {
             // Exactly, since the dry run counted so much; the rows that there are move along.
             self.data.reserve_exact(len - self.data.len());
+            ask_for_huge_pages(&mut self.data);
             self.data.resize(len, 0.0);
         }
     }

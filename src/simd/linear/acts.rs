@@ -1,6 +1,7 @@
 //! Activations, prepared once for all the weights that read them.
 
 use crate::host::Pool;
+use crate::host::memory::ask_for_huge_pages;
 
 /// Rows quantised or converted by one chunk of a parallel preparation.
 const ROWS_PER_CHUNK: usize = 8;
@@ -316,6 +317,7 @@ impl Forms {
 fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
         v.reserve_exact(len - v.len());
+        ask_for_huge_pages(v);
         v.resize(len, T::default());
     }
 }
