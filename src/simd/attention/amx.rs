@@ -1,7 +1,9 @@
 //! Block kernels on AMX tiles: the products of [`crate::amx::attention`], the softmax of AVX-512 BF16.
 //!
-//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the
-//!            softmax (10 instructions per 16 scores) and the products (16 cycles per 16 x 16 x 32) are alike
+//! Blocks of 17 rows and more, of heads of whole steps, run several at a time ([`super::amx_run`]).
+//!
+//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the softmax (7 cycles
+//!            per 16 scores) and the products (16 cycles per 16 x 16 x 32), side by side
 //! error      as avx512_bf16.rs
 
 use std::arch::x86_64::*;

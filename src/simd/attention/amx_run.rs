@@ -5,8 +5,9 @@
 //!            factors alpha(j-1), and requests for K(j+2) and V(j), a few lines at a time
 //! memory     S and P twice, 16 + 8 KiB for 32 rows; the factors of two blocks
 //! order      each row's sums are those of the kernels called one after the other: the same bits
-//! bound      the softmax: 128 x 16 scores x (9 operations for P, 1 for the maximum) on two ports, some 700 cycles a block of
-//!            32 x 64; products 512 (head_dim 64) or 1024 (128)
+//! bound      counted for a block of 32 x 64: softmax 915 cycles of ports 0 and 5 (exponentials and rounding 64 x 11, maxima 8 x
+//!            13, sums and factors the rest), products 512 (head_dim 64) or 1024 (128), whichever is longer
+//! measured   not on tiles: no AMX machine at hand
 //! why inside the core looks 512 operations ahead. A step is 64 cycles of products; what stands after a whole call
 //!            waits for it (decision 0023)
 //! ```
@@ -37,33 +38,42 @@ const ZERO: Line = Line([0.0; 16]);
 /// What to ask for: same-sized pieces of memory, a few lines of each at a time.
 struct Ahead {
     from: [*const u16; 2 * PAGES],
-    /// Lines of each.
+    pieces: usize,
+    /// Lines of each, and those of a step.
     lines: usize,
+    share: usize,
     asked: usize,
 }
 
 impl Ahead {
-    fn new(head_dim: usize, k: Option<[*const u16; PAGES]>, v: Option<[*const u16; PAGES]>) -> Ahead {
-        let (k, v) = (k.or(v), v.or(k));
-        let from = match (k, v) {
-            (Some(k), Some(v)) => [k[0], k[1], v[0], v[1]],
-            _ => [std::ptr::null(); 4],
-        };
-        let lines = if k.is_some() { PAGE_TOKENS * head_dim * 2 / 64 } else { 0 };
-        Ahead { from, lines, asked: 0 }
+    /// The keys, and the values, in `steps`.
+    fn new(
+        head_dim: usize,
+        k: Option<[*const u16; PAGES]>,
+        v: Option<[*const u16; PAGES]>,
+        steps: usize,
+    ) -> Ahead {
+        let mut from = [std::ptr::null(); 2 * PAGES];
+        let mut pieces = 0;
+        for page in [k, v].into_iter().flatten().flatten() {
+            from[pieces] = page;
+            pieces += 1;
+        }
+        let lines = PAGE_TOKENS * head_dim * 2 / 64;
+        Ahead { from, pieces, lines, share: lines.div_ceil(steps.max(1)), asked: 0 }
     }
 
-    /// Asks until `part` of `whole` is asked for.
+    /// Asks for the share of a step.
     #[inline(always)]
-    fn ask(&mut self, part: usize, whole: usize) {
-        let to = self.lines * part / whole;
-        for line in self.asked..to {
-            for from in self.from {
+    fn ask(&mut self) {
+        let to = (self.asked + self.share).min(self.lines);
+        for from in &self.from[..self.pieces] {
+            for line in self.asked..to {
                 // SAFETY: prefetching any address is harmless.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line * 32).cast()) };
             }
         }
-        self.asked = self.asked.max(to);
+        self.asked = to;
     }
 }
 
@@ -82,14 +92,17 @@ struct Softmax<'a> {
     base: Line,
     half: usize,
     part: usize,
-    /// Cost so far, and of all parts.
+    /// Cost so far, that is due by now, of all parts, and of a step.
     done: usize,
+    due: usize,
     cost: usize,
+    share: usize,
     ahead: Ahead,
 }
 
 impl Softmax<'_> {
-    fn new<'a>(run: &Run<'a>, j: usize, alpha: *mut f32, ahead: Ahead) -> Softmax<'a> {
+    /// Of block `j`, beside `steps` of products.
+    fn new<'a>(run: &Run<'a>, j: usize, alpha: *mut f32, steps: usize, ahead: Ahead) -> Softmax<'a> {
         let halves = [run.rows.min(HALF), run.rows.saturating_sub(HALF)];
         let cost = halves.map(|rows| match rows {
             0 => 0,
@@ -108,23 +121,25 @@ impl Softmax<'_> {
             half: 0,
             part: 0,
             done: 0,
+            due: 0,
             cost: cost[0] + cost[1],
+            share: (cost[0] + cost[1]).div_ceil(steps.max(1)),
             ahead,
         }
     }
 
-    /// Goes on until `step` of `steps` is done.
+    /// Does the share of a step.
     ///
     /// # Safety
     /// The run's promises; S of this block is complete, P of two blocks before is no longer needed.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-    unsafe fn advance(&mut self, step: usize, steps: usize) {
-        let until = self.cost * step / steps;
-        while self.done < until {
+    unsafe fn advance(&mut self) {
+        self.due = (self.due + self.share).min(self.cost);
+        while self.done < self.due {
             // SAFETY: the caller's promise.
             unsafe { self.one() };
         }
-        self.ahead.ask(step, steps);
+        self.ahead.ask();
     }
 
     /// The next part.
@@ -169,24 +184,24 @@ impl Softmax<'_> {
     unsafe fn maxima(&mut self, first: usize, quad: usize) {
         // SAFETY: rows exist (the last stands in for those that do not), S has the groups.
         unsafe {
-            let top: [__m512; QUAD] = std::array::from_fn(|i| {
+            // (Not by `from_fn`: its closure is no part of a function with these instructions.)
+            let mut top = [Avx512::splat(f32::NEG_INFINITY); QUAD];
+            for (i, top) in top.iter_mut().enumerate() {
                 let row = (first + quad * QUAD + i).min(self.rows - 1);
                 let s = self.s.add(row * S_STRIDE);
-                let mut top = Avx512::splat(f32::NEG_INFINITY);
                 if self.block.whole {
                     for g in 0..2 * PAGES {
-                        top = Avx512::max(top, Avx512::load(s.add(g * 16)));
+                        *top = Avx512::max(*top, Avx512::load(s.add(g * 16)));
                     }
                 } else {
                     let (lo, hi) = self.block.visible[row];
                     for g in 0..self.groups() {
                         let x = Avx512::keep(Avx512::load(s.add(g * 16)), g * 16, lo as usize, hi as usize);
                         Avx512::store(s.add(g * 16), x);
-                        top = Avx512::max(top, x);
+                        *top = Avx512::max(*top, x);
                     }
                 }
-                top
-            });
+            }
             // Halves of lanes of two rows side by side, then quarters of four.
             let two = |a, b| _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             let (a, b) = (_mm512_castps_pd(two(top[0], top[1])), _mm512_castps_pd(two(top[2], top[3])));
@@ -302,51 +317,50 @@ pub(super) unsafe fn run(run: &Run<'_>) {
     // SAFETY: the caller's promises; blocks j - 1, j and j + 1 use S and P of j mod 2 in turns, so that none is written
     // while it is read.
     unsafe {
-        let mut ahead = Ahead::new(hd, keys(1), None);
-        let steps = q_steps(0);
-        qk(run, 0, |i| ahead.ask(i, steps));
+        let mut ahead = Ahead::new(hd, keys(1), None, q_steps(0));
+        qk(run, 0, || ahead.ask());
         for j in 0..n {
             let [even, odd] = &mut alpha;
             let (now, before) = if j % 2 == 0 { (even, odd) } else { (odd, even) };
             let first = q_steps(j + 1);
             let steps = first + if j > 0 { v_steps(j - 1) } else { 0 };
-            let ahead = Ahead::new(hd, keys(j + 2), Some(run.blocks[j].v));
-            let mut softmax = Softmax::new(run, j, now.as_mut_ptr(), ahead);
+            let ahead = Ahead::new(hd, keys(j + 2), Some(run.blocks[j].v), steps);
+            let mut softmax = Softmax::new(run, j, now.as_mut_ptr(), steps, ahead);
             let mut shrunk = if j > 0 { 0 } else { run.rows };
-            let mut shrink_to = |part: usize, whole: usize| {
-                let to = run.rows * part / whole;
-                if shrunk < to {
-                    shrink(run.o, hd, before.as_ptr(), shrunk..to);
-                    shrunk = to;
-                }
+            let mut shrink_by = |rows: usize| {
+                let to = (shrunk + rows).min(run.rows);
+                shrink(run.o, hd, before.as_ptr(), shrunk..to);
+                shrunk = to;
             };
             if first > 0 {
-                qk(run, j + 1, |i| {
-                    shrink_to(i, first);
-                    softmax.advance(i, steps);
+                let rows = run.rows.div_ceil(first);
+                qk(run, j + 1, || {
+                    shrink_by(rows);
+                    softmax.advance();
                 });
             } else {
-                shrink_to(1, 1);
+                shrink_by(run.rows);
             }
             if j > 0 {
-                pv(run, j - 1, |i| softmax.advance(first + i, steps));
+                pv(run, j - 1, || softmax.advance());
             }
-            // The only block has no products beside it.
-            softmax.advance(1, 1);
+            if steps == 0 {
+                // The only block has no products beside it.
+                softmax.advance();
+            }
         }
         shrink(run.o, hd, alpha[(n - 1) % 2].as_ptr(), 0..run.rows);
-        pv(run, n - 1, |_| ());
+        pv(run, n - 1, || ());
     }
 }
 
-/// Scores of block `j`; calls `beside` with the number of steps done after each.
+/// Scores of block `j`; calls `beside` after each step.
 ///
 /// # Safety
 /// As [`run`]; `beside` uses no tiles.
 #[inline(always)]
-unsafe fn qk(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
+unsafe fn qk(run: &Run<'_>, j: usize, mut beside: impl FnMut()) {
     let block = &run.blocks[j];
-    let mut done = 0;
     for page in 0..block.pages() {
         let qk = Qk {
             q: run.q.cast(),
@@ -361,8 +375,7 @@ unsafe fn qk(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
             qk.begin();
             for i in 0..Qk::steps(run.head_dim) {
                 qk.step(i);
-                done += 1;
-                beside(done);
+                beside();
             }
             qk.store();
         }
@@ -374,9 +387,8 @@ unsafe fn qk(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
 /// # Safety
 /// As [`run`]; `beside` uses no tiles.
 #[inline(always)]
-unsafe fn pv(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
+unsafe fn pv(run: &Run<'_>, j: usize, mut beside: impl FnMut()) {
     let block = &run.blocks[j];
-    let mut done = 0;
     for column in (0..run.head_dim).step_by(COLUMNS) {
         let pv = Pv {
             p: p_of(run, j),
@@ -391,8 +403,7 @@ unsafe fn pv(run: &Run<'_>, j: usize, mut beside: impl FnMut(usize)) {
             pv.begin();
             for (i, &v) in block.v[..block.pages()].iter().enumerate() {
                 pv.step(i, v);
-                done += 1;
-                beside(done);
+                beside();
             }
             pv.store();
         }
