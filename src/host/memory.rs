@@ -69,7 +69,8 @@ impl Drop for Mapping {
 /// What it holds, and how much memory it takes once filled, stay as they are.
 pub fn ask_for_huge_pages<T>(v: &mut Vec<T>) {
     let first = v.as_mut_ptr().addr();
-    let (from, to) = (first.next_multiple_of(HUGE_PAGE), (first + v.capacity() * size_of::<T>()) / HUGE_PAGE * HUGE_PAGE);
+    let (from, to) =
+        (first.next_multiple_of(HUGE_PAGE), (first + v.capacity() * size_of::<T>()) / HUGE_PAGE * HUGE_PAGE);
     if from < to {
         // SAFETY: whole pages inside an allocation that `v` owns. Advice changes no byte; should the allocator use the
         // range for something else later, that lies on huge pages, too.

@@ -172,7 +172,10 @@ impl Sizes {
         let mut named = |name: String| {
             weights.get(&name).map_or(TwoSided::default(), |t| {
                 let bytes = tensor_bytes(t, isa);
-                one_layout &= t.shape.len() < 2 || !t.dtype.is_quantised() && bytes.host == bytes.device;
+                one_layout &= t.shape.len() < 2
+                    || !Linear::wants_packing(t.dtype, isa)
+                        && !t.dtype.is_quantised()
+                        && bytes.host == bytes.device;
                 bytes
             })
         };
@@ -201,13 +204,14 @@ impl Sizes {
             .map(of)
             .into_iter()
             .fold(TwoSided::default(), TwoSided::add);
-        let quantised = weights.get("token_embd.weight").is_some_and(|t| t.dtype.is_quantised());
+        let packed = |t: &Tensor| t.dtype.is_quantised() || Linear::wants_packing(t.dtype, isa);
+        let packed = weights.get("token_embd.weight").is_some_and(packed);
         Sizes {
             spec: spec.clone(),
             blocks,
             embedding: table.add(raw("position_embd.weight")),
             head: matrix.add(norm),
-            shared_table: match (spec.tied_head, quantised) {
+            shared_table: match (spec.tied_head, packed) {
                 (false, _) => TwoSided::default(),
                 (true, false) => table,
                 // The CPU packs the head and keeps the table; the device looks rows up in the packed head.

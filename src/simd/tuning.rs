@@ -6,6 +6,7 @@
 //! | `ahead_from`, `ahead_bytes` | from how many tokens on VNNI requests packed weights ahead, and how far | no |
 //! | `groups_of_1`, `groups_of_4`, `groups_of_8` | groups of 16 rows that a VNNI tile of 1 to 3, 4, 5 to 8 tokens holds | no |
 //! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by tiles | yes: ignored in deterministic mode |
+//! | `tiles_at_load` | whether the AMX tier packs f16 and bf16 weights into tiles when it loads a model | yes, for one and two tokens; nothing in deterministic mode |
 //! | `attention_vector_rows` | rows of a KV head up to which the AMX tier attends without tiles | yes: ignored in deterministic mode |
 //!
 //! Defaults go by vendor and family ([`Tuning::default_for`]); `tandem tune` measures the entries on this machine
@@ -40,6 +41,8 @@ pub struct LinearTuning {
     /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by VNNI; half as many
     /// where fine activations make VNNI multiply twice.
     pub tiles_from: usize,
+    /// Of 16-bit floats: whether the AMX tier packs them into tiles when it loads a model.
+    pub tiles_at_load: bool,
 }
 
 /// The table.
@@ -103,6 +106,7 @@ impl Tuning {
                 groups_of_4: if intel { 4 } else { 1 },
                 groups_of_8: if intel { 2 } else { 1 },
                 tiles_from: if matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q6_K) { 16 } else { 24 },
+                tiles_at_load: false,
             }
         };
         Tuning {

@@ -3,6 +3,7 @@
 //!   quantised   codes of a group → d·q + m → bf16 tiles (this file), then products
 //!   bf16        rows of the file → transposed to tiles (this file), then products
 //!   f16         rows of the file → converted (`panel`), then products
+//!   bf16, f16   packed at load: tiles in place (`stored`)
 //!
 //! Why not int8 tiles for quantised weights: their scales change every 32 elements, so a tile product
 //! covers K = 32, as many multiply-adds as a bf16 tile; it would save the dequantisation (once per call
@@ -25,6 +26,7 @@ use std::marker::PhantomData;
 
 use super::packed::GROUP;
 use super::panel::{RowBlock, panel_bf16};
+use super::stored::Tiles;
 use super::vnni::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::amx::Session;
 use crate::amx::bf16::{Panels, gemm_bf16_raw};
@@ -417,7 +419,8 @@ pub(super) unsafe fn gemm(
             DType::Q4_K => run(&Groups::<Q4K, true>::new(w, k)),
             DType::Q5_K => run(&Groups::<Q5K, false>::new(w, k)),
             DType::Q6_K => run(&Groups::<Q6K, false>::new(w, k)),
-            DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not packed"),
+            DType::F16 | DType::BF16 => run(&Tiles::new(w, k)),
+            DType::F32 => unreachable!("f32 is not packed"),
         },
         Source::Rows(dtype, w) => run(&Rows { dtype, w, n, k }),
     }

@@ -1,7 +1,7 @@
-//! Quantised weights, 16 rows interleaved, as the int8 kernels read them.
+//! Weights, 16 rows interleaved: quantised ones as the int8 kernels read them, 16-bit floats as AMX tiles.
 //!
 //! A *group* is 16 consecutive rows of W (the last one padded with zero rows), a *record* the part of a
-//! group that covers 64 elements of k (256 for K-quants; k is padded with zero scales). Inside a record
+//! group that covers 64 elements of k (256 for K-quants; k is padded with zero scales, or zeros). Inside a record
 //! (bytes; each array is `[..][16 rows]`):
 //!
 //! | dtype | scales, then a block of 32 after the other: | high bits | codes |
@@ -14,6 +14,7 @@
 //! | q4_k | d f16, dmin f16, sc u8 [8], min u8 [8] | | nibbles [256] |
 //! | q5_k | d f16, dmin f16, sc u8 [8], min u8 [8] | masks [64] | nibbles [256] |
 //! | q6_k | d f16, 32 unused, sc i8 [16] | pairs of bits [128] | nibbles [256] |
+//! | bf16, f16 | | | bf16 [16 pairs][16 rows][2]: a B tile; f16 is rounded, to nearest even |
 //!
 //! A block's high bits lie before its codes, not with those of other blocks: so a kernel reads one ascending stream,
 //! which hardware prefetchers follow.
@@ -47,7 +48,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of `dtype`; `None` for plain floats.
+    /// The layout of `dtype`; `None` for f32.
     pub const fn of(dtype: DType) -> Option<Layout> {
         let (record_k, scale_bytes, high_bytes, code_bytes) = match dtype {
             DType::Q4_0 => (64, 64, 0, 256),
@@ -58,7 +59,8 @@ impl Layout {
             DType::Q4_K => (256, 64 + 256, 0, 256),
             DType::Q5_K => (256, 64 + 256, 64, 256),
             DType::Q6_K => (256, 64 + 256, 128, 256),
-            DType::F32 | DType::F16 | DType::BF16 => return None,
+            DType::F16 | DType::BF16 => (64, 0, 0, 2 * 32 * GROUP),
+            DType::F32 => return None,
         };
         let record_bytes = scale_bytes + record_k / 32 * (high_bytes + code_bytes);
         Some(Layout { record_k, scale_bytes, high_bytes, code_bytes, record_bytes })
@@ -94,7 +96,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Bytes that a packed `[n, k]` weight takes; `None` for plain floats.
+    /// Bytes that a packed `[n, k]` weight takes; `None` for f32.
     pub fn size(dtype: DType, n: usize, k: usize) -> Option<usize> {
         Layout::of(dtype).map(|l| n.div_ceil(GROUP) * l.group_bytes(k))
     }
@@ -113,7 +115,7 @@ impl Packed {
 
     /// The bytes of groups `g0..g1`, one after the other.
     pub fn group_range(&self, g0: usize, g1: usize) -> &[u8] {
-        let b = Layout::of(self.dtype).expect("packed weights are quantised").group_bytes(self.k);
+        let b = Layout::of(self.dtype).expect("f32 is not packed").group_bytes(self.k);
         &self.data[g0 * b..g1 * b]
     }
 }
@@ -130,10 +132,13 @@ const LOW: u32 = 0x0f0f_0f0f;
 
 /// Packs rows `16·group..` of `w` into `out` (exactly one group's bytes).
 pub fn pack_group(w: &Tensor, group: usize, out: &mut [u8]) {
-    let layout = Layout::of(w.dtype).expect("only quantised weights are packed");
+    let layout = Layout::of(w.dtype).expect("f32 is not packed");
     assert_eq!(out.len(), layout.group_bytes(w.cols()));
-    out.fill(0);
     let rows = GROUP.min(w.rows() - group * GROUP);
+    if !w.dtype.is_quantised() {
+        return pack_floats(w, group * GROUP, rows, out);
+    }
+    out.fill(0);
     let bb = w.dtype.block_bytes();
     let per_record = layout.record_k / w.dtype.block_len();
     for r in 0..rows {
@@ -144,9 +149,32 @@ pub fn pack_group(w: &Tensor, group: usize, out: &mut [u8]) {
     }
 }
 
+/// Packs `rows` rows of 16-bit floats from `first` on as tiles into `out`.
+fn pack_floats(w: &Tensor, first: usize, rows: usize, out: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::simd::Caps::get().avx512 {
+        let (k, kp) = (w.cols(), w.cols().next_multiple_of(64));
+        let block = super::panel::RowBlock { dtype: w.dtype, w: w.row(first).as_ptr(), rows, k };
+        assert!(out.len() == kp * GROUP * 2 && (first + rows) * w.row_bytes() <= w.data.len());
+        // SAFETY: the tier's features are there; `rows` rows of `k` are behind `w`, tiles of 16 rows of kp fit in `out`.
+        unsafe { super::panel::panel_bf16(block, 0, k, kp, out.as_mut_ptr().cast()) };
+        return;
+    }
+    out.fill(0);
+    for r in 0..rows {
+        for (i, e) in w.row(first + r).chunks_exact(2).enumerate() {
+            let bits = match w.dtype {
+                DType::BF16 => [e[0], e[1]],
+                _ => half::bf16::from_f32(half::f16::from_le_bytes([e[0], e[1]]).to_f32()).to_le_bytes(),
+            };
+            out[(i / 2 * GROUP + r) * 4 + i % 2 * 2..][..2].copy_from_slice(&bits);
+        }
+    }
+}
+
 /// Writes source block `block` (number `b` of its record) of row `r` into `record`.
 fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8]) {
-    let layout = Layout::of(dtype).expect("only quantised weights are packed");
+    let layout = Layout::of(dtype).expect("f32 is not packed");
     let (high, codes) = (|b| layout.high(b), |b| layout.codes(b));
     // Nibbles of a 32-block whose bytes hold element i low, element i + 16 high: the layout's own order.
     let nibbles = |codes: &mut [u8], qs: &[u8]| (0..4).for_each(|j| put(codes, j * 16 + r, dw(qs, j)));
@@ -252,7 +280,7 @@ fn scale_min_k4(s: usize, b: &[u8]) -> (u8, u8) {
 /// into one arena instead ([`pack_group`]).
 pub fn pack(w: &Tensor) -> Packed {
     let (n, k) = (w.rows(), w.cols());
-    let len = Packed::size(w.dtype, n, k).expect("only quantised weights are packed");
+    let len = Packed::size(w.dtype, n, k).expect("f32 is not packed");
     let mut map = memmap2::MmapMut::map_anon(len.max(1)).expect("out of memory");
     let groups = n.div_ceil(GROUP);
     for (g, out) in map.chunks_exact_mut((len / groups.max(1)).max(1)).enumerate().take(groups) {

@@ -5,7 +5,7 @@ use super::acts::{Acts, Input, Need};
 use super::amx;
 use super::packed::{GROUP, Packed};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2_int8, panel, rowdot, rowdot_bf16, tiledot, vnni};
+use super::{avx2_int8, panel, paneldot, rowdot, rowdot_bf16, tiledot, vnni};
 use crate::host::Pool;
 use crate::simd::tuning::{LinearTuning, Tuning};
 use crate::simd::{Caps, Isa};
@@ -48,6 +48,8 @@ enum Path {
     Avx2Int8,
     RowDot,
     RowDotBf16,
+    /// Dot products of bf16 weights that lie in tiles.
+    PanelDot,
     /// Tiles of dot products in f32.
     Tiles,
     /// The same with bf16 activations.
@@ -80,12 +82,25 @@ fn act_bytes(path: Path) -> usize {
 impl Linear {
     /// Whether `isa` reads weights of `dtype` packed (see [`super::packed`]) rather than from the file.
     pub fn wants_packing(dtype: DType, isa: Isa) -> bool {
-        isa > Isa::Reference && dtype.is_quantised()
+        if dtype.is_quantised() {
+            isa > Isa::Reference
+        } else {
+            Linear::may_pack(dtype, isa) && Tuning::current().linear(dtype).tiles_at_load
+        }
+    }
+
+    /// Whether `isa` can read weights of `dtype` packed.
+    fn may_pack(dtype: DType, isa: Isa) -> bool {
+        match dtype {
+            DType::F32 => false,
+            DType::F16 | DType::BF16 => isa == Isa::Amx && Caps::get().avx512_bf16,
+            _ => isa > Isa::Reference,
+        }
     }
 
     /// A weight read from its file's mapping: a float type, or any in the reference tier.
     pub fn from_rows(w: Tensor, isa: Isa) -> Linear {
-        assert!(!Linear::wants_packing(w.dtype, isa), "{} is read packed by {isa}", w.dtype);
+        assert!(isa == Isa::Reference || !w.dtype.is_quantised(), "{} is read packed by {isa}", w.dtype);
         let dtype = w.dtype;
         Linear {
             n: w.rows(),
@@ -101,7 +116,7 @@ impl Linear {
 
     /// A packed weight.
     pub fn from_packed(w: Packed, isa: Isa) -> Linear {
-        assert!(Linear::wants_packing(w.dtype, isa), "{} is not read packed by {isa}", w.dtype);
+        assert!(Linear::may_pack(w.dtype, isa), "{} is not read packed by {isa}", w.dtype);
         let dtype = w.dtype;
         Linear {
             n: w.n,
@@ -169,7 +184,7 @@ impl Linear {
 
     fn path(&self, m: usize, mode: Mode) -> Path {
         let tiles_from = Linear::tiles_from(&self.tuning, self.fine);
-        Linear::path_of(self.dtype, self.isa, tiles_from, m, mode)
+        Linear::path_of(self.dtype, self.isa, matches!(self.store, Store::Packed(_)), tiles_from, m, mode)
     }
 
     /// Tokens from which the AMX tier multiplies packed weights by tiles.
@@ -177,10 +192,18 @@ impl Linear {
         if fine { tuning.tiles_from / 2 } else { tuning.tiles_from }
     }
 
-    fn path_of(dtype: DType, isa: Isa, tiles_from: usize, m: usize, mode: Mode) -> Path {
-        let (fast, packed) = (mode == Mode::Fast, Linear::wants_packing(dtype, isa));
+    fn path_of(dtype: DType, isa: Isa, packed: bool, tiles_from: usize, m: usize, mode: Mode) -> Path {
+        let fast = mode == Mode::Fast;
         match isa {
             Isa::Reference => Path::Reference,
+            #[cfg(target_arch = "x86_64")]
+            _ if packed && !dtype.is_quantised() => {
+                if fast && m <= paneldot::MAX_M {
+                    Path::PanelDot
+                } else {
+                    Path::AmxRows
+                }
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 if packed => Path::Avx2Int8,
             #[cfg(target_arch = "x86_64")]
@@ -213,7 +236,7 @@ impl Linear {
             Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine, ..Need::default() },
             Path::AmxPacked => Need { tiles: true, ..Need::default() },
             Path::AmxRows => Need { tiles: true, fine_tiles: fine, ..Need::default() },
-            Path::RowDotBf16 | Path::TilesBf16 => Need { bf16: true, ..Need::default() },
+            Path::RowDotBf16 | Path::PanelDot | Path::TilesBf16 => Need { bf16: true, ..Need::default() },
             _ => Need::default(),
         }
     }
@@ -222,7 +245,8 @@ impl Linear {
     /// `fine`: [`Linear::with_fine_activations`].
     pub fn needs_up_to(dtype: DType, isa: Isa, fine: bool, m: usize, mode: Mode) -> Vec<(usize, Need)> {
         let tiles_from = Linear::tiles_from(&Tuning::current().linear(dtype), fine);
-        let need = |m| Linear::need_of(Linear::path_of(dtype, isa, tiles_from, m, mode), fine);
+        let packed = Linear::wants_packing(dtype, isa);
+        let need = |m| Linear::need_of(Linear::path_of(dtype, isa, packed, tiles_from, m, mode), fine);
         // Above these few rows the path is the same for any number.
         (1..=m.min(tiles_from.max(FEW_ROWS))).chain([m]).map(|m| (m, need(m))).collect()
     }
@@ -261,6 +285,12 @@ impl Linear {
             Path::Tiles | Path::TilesBf16 => {
                 let few = tiledot::few(m, self.k, act_bytes(path));
                 of_bytes(if few { self.tuning.chunk_bytes } else { TILES_CHUNK_BYTES })
+            }
+            // Whole tiles, and long runs of memory.
+            #[cfg(target_arch = "x86_64")]
+            Path::PanelDot => {
+                let whole = of_bytes(self.tuning.chunk_bytes).next_multiple_of(paneldot::GROUPS);
+                whole.min(groups.div_ceil(2 * threads)).max(1)
             }
             _ if m >= 4 => CHUNK_GROUPS.min(most).max(1),
             // Whole tiles.
@@ -337,6 +367,14 @@ impl Linear {
                 let (x, stride) = (x.bf16().as_ptr(), x.bf16_stride());
                 // SAFETY: as above; `rows` holds r1 - r0 rows.
                 unsafe { rowdot_bf16::gemm(rows.as_ptr(), r1 - r0, k, x, stride, m, out.add(r0), ldo) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Store::Packed(p), Path::PanelDot) => {
+                let w = p.group_range(g0, g1).as_ptr().cast();
+                let (x, stride) = (x.bf16().as_ptr(), x.bf16_stride());
+                let job = paneldot::Job { w, n: r1 - r0, k, x, stride, m, out: out.wrapping_add(r0), ldo };
+                // SAFETY: as above; the groups hold r1 - r0 rows in tiles.
+                unsafe { paneldot::gemm(&job) };
             }
             #[cfg(target_arch = "x86_64")]
             (Store::Rows(w), Path::Tiles | Path::TilesBf16) => {

@@ -1,0 +1,115 @@
+//! bf16 linear for a few tokens: dot products of weights that lie in tiles, 16 rows a line (AVX512_BF16).
+//!
+//!   y[t][n] = Σ_k w[n][k]·x[t][k]           x rounded to bf16, f32 accumulation
+//!
+//! layout     groups of 16 rows, `[k/2][16][2]` each: the B tiles of AMX, one behind the other. A row is a lane, a line of
+//!            memory a pair of k: against a broadcast pair of x it is one product, with no sum across lanes at the end
+//! tile       4 groups x MT tokens (1, 2): four streams of memory, 4·MT chains of products
+//! registers  8 accumulators + 1 line of weights; pairs of x are broadcast by the product's load
+//! bound      memory: 2 bytes per weight
+//! prefetch   into L1, [`AHEAD`] bytes further on in each stream
+//! error      x: 2^-8 relative at most; f16 weights, which became bf16, as much; then f32, one chain of K/2 pairs, each rounded twice, subnormals taken for zero
+
+use std::arch::x86_64::*;
+
+use super::packed::GROUP;
+
+/// Most tokens for which weights in tiles are multiplied without the tile unit: as for rows.
+pub(super) const MAX_M: usize = super::rowdot::MAX_M;
+
+/// Groups of a tile.
+pub(super) const GROUPS: usize = 4;
+
+/// Bytes from what is read to what is asked for.
+const AHEAD: usize = 1024;
+
+/// Elements of a line: 16 rows of a pair.
+const LINE: usize = 2 * GROUP;
+
+/// What is multiplied: [`gemm`]'s arguments.
+#[derive(Clone, Copy)]
+pub(super) struct Job {
+    /// Groups of `k` rounded up to 64, one behind the other.
+    pub w: *const u16,
+    /// Rows, in `ceil(n/16)` groups.
+    pub n: usize,
+    pub k: usize,
+    /// Rows of bf16, `stride` apart, padded with zeros to a multiple of 64.
+    pub x: *const u16,
+    pub stride: usize,
+    pub m: usize,
+    /// `m` rows of `ldo >= n`.
+    pub out: *mut f32,
+    pub ldo: usize,
+}
+
+/// `G` groups from group `g` on, `MT` tokens.
+///
+/// # Safety
+/// The job's promises; the groups exist, `MT <= m`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn tile<const G: usize, const MT: usize>(job: &Job, g: usize) {
+    let pairs = job.k.next_multiple_of(64) / 2;
+    let w = job.w.wrapping_add(g * pairs * LINE);
+    // SAFETY: each group has `pairs` lines, each row of x as many pairs; rows beyond n are masked off. A prefetch never faults.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); MT]; G];
+        for p in 0..pairs {
+            let x: [*const i32; MT] = std::array::from_fn(|t| job.x.add(t * job.stride).cast::<i32>().add(p));
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let line = w.add((i * pairs + p) * LINE);
+                _mm_prefetch::<_MM_HINT_T0>(line.cast::<i8>().wrapping_add(AHEAD));
+                let line = std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(line.cast()));
+                for t in 0..MT {
+                    let x = _mm512_set1_epi32(x[t].read_unaligned());
+                    acc[t] = _mm512_dpbf16_ps(acc[t], line, std::mem::transmute::<__m512i, __m512bh>(x));
+                }
+            }
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            let row = (g + i) * GROUP;
+            let lanes = ((1u32 << (job.n - row).min(GROUP)) - 1) as __mmask16;
+            for (t, &acc) in acc.iter().enumerate() {
+                _mm512_mask_storeu_ps(job.out.add(t * job.ldo + row), lanes, acc);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`gemm`]; `MT == m`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn groups<const MT: usize>(job: &Job) {
+    let groups = job.n.div_ceil(GROUP);
+    let mut g = 0;
+    // SAFETY: the groups of a tile exist.
+    unsafe {
+        while g + GROUPS <= groups {
+            tile::<GROUPS, MT>(job, g);
+            g += GROUPS;
+        }
+        while g < groups {
+            tile::<1, MT>(job, g);
+            g += 1;
+        }
+    }
+}
+
+/// `out[t·ldo + r] = Σ w[r][k]·x[t][k]` for `n` rows and 1 to [`MAX_M`] tokens. A row's bits depend neither on the tile it is
+/// in nor on how many tokens there are.
+///
+/// # Safety
+/// The CPU has AVX512_BF16; the job's fields are true.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn gemm(job: &Job) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match job.m {
+            1 => groups::<1>(job),
+            2 => groups::<2>(job),
+            m => unreachable!("{m} tokens"),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Float weights that were packed into tiles at load: multiplied where they lie.
+
+use std::arch::x86_64::*;
+
+use super::packed::Layout;
+use crate::amx::bf16::Panels;
+use crate::amx::pack::TILE_LEN;
+use crate::tensor::DType;
+
+/// Packed groups of bf16 (or of f16, rounded) as panels.
+pub(super) struct Tiles<'a> {
+    groups: &'a [u8],
+    /// Tiles of a group.
+    steps: usize,
+}
+
+impl<'a> Tiles<'a> {
+    /// Groups of `k` columns.
+    pub(super) fn new(groups: &'a [u8], k: usize) -> Tiles<'a> {
+        let bytes = Layout::of(DType::BF16).expect("packed").group_bytes(k);
+        Tiles { groups, steps: bytes / (2 * TILE_LEN) }
+    }
+
+    /// Tile `step` of `panel`, and those behind it.
+    fn at(&self, panel: usize, step: usize) -> *const u16 {
+        assert!(step < self.steps, "step {step} of {}", self.steps);
+        let bytes = 2 * TILE_LEN * self.steps;
+        self.groups[panel * bytes..(panel + 1) * bytes][2 * TILE_LEN * step..].as_ptr().cast()
+    }
+}
+
+impl Panels for Tiles<'_> {
+    fn stored(&self, panel: usize, step: usize) -> Option<*const u16> {
+        Some(self.at(panel, step))
+    }
+
+    unsafe fn fill(&self, panel: usize, step: usize, out: *mut u16) {
+        // SAFETY: a whole tile is there (checked); the caller's contract.
+        unsafe { out.copy_from_nonoverlapping(self.at(panel, step), TILE_LEN) };
+    }
+
+    unsafe fn quarter(&self, panel: usize, step: usize, quarter: usize, out: *mut u16) {
+        let part = TILE_LEN / 4;
+        // SAFETY: as above.
+        unsafe {
+            out.add(quarter * part).copy_from_nonoverlapping(self.at(panel, step).add(quarter * part), part);
+        }
+    }
+
+    fn prefetch(&self, panel: usize, step: usize, quarter: usize) {
+        let line = self.at(panel, step).wrapping_add(quarter * TILE_LEN / 4);
+        for i in 0..4 {
+            // SAFETY: prefetching any address is harmless.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(i * 32).cast()) };
+        }
+    }
+}
