@@ -2,7 +2,7 @@
 //! alternatives, and what products reach of the tile unit. docs/performance.md says what to do with the results.
 //!
 //!   cargo bench --bench amx                   all of it, about three minutes
-//!   cargo bench --bench amx -- threshold      VNNI against tiles by number of tokens: tiles_from
+//!   cargo bench --bench amx -- threshold      VNNI, int8 tiles and bf16 tiles by number of tokens: int8_tiles_from, tiles_from
 //!   cargo bench --bench amx -- products       bf16 and 4-bit products against the tile unit and memory
 //!   cargo bench --bench amx -- --test         small, answers checked, no timing; runs on emulated tiles too
 //!
@@ -33,6 +33,7 @@ mod tiles {
     use tandem::profile::state::{Gauge, Sorted};
     use tandem::simd::Isa;
     use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
+    use tandem::simd::tuning::{LinearTuning, Tuning};
     use tandem::tensor::{Bytes, DType, Tensor};
 
     use super::mkl::Mkl;
@@ -90,37 +91,56 @@ mod tiles {
         }
     }
 
+    /// Kernels for few tokens, as changes to the tuning table.
+    fn kernels() -> Vec<(&'static str, fn(&mut LinearTuning))> {
+        const NEVER: usize = usize::MAX;
+        vec![
+            ("vnni", |e| (e.int8_tiles_from, e.tiles_from) = (NEVER, NEVER)),
+            ("int8", |e| (e.int8_tiles_from, e.tiles_from) = (1, NEVER)),
+            ("bf16", |e| e.tiles_from = 1),
+        ]
+    }
+
     fn threshold(pool: &Pool, rng: &mut Rng, test: bool) {
-        println!("threshold: VNNI against tiles, microseconds; tiles_from is the M where tiles begin to win");
-        let ms: &[usize] = if test { &[8, 17] } else { &[8, 12, 16, 24, 32, 48, 64] };
+        let kernels = kernels();
+        let names: Vec<&str> = kernels.iter().map(|k| k.0).collect();
+        println!("threshold: {}, microseconds; * the least", names.join(" / "));
+        println!("C: the cores were shared. M: no state had enough samples. ?: samples of different states");
+        let ms: &[usize] = if test { &[8, 17] } else { &[4, 8, 10, 12, 16, 17, 24, 32, 48, 64] };
         let shapes: &[(usize, usize)] =
             if test { &[(80, 256)] } else { &[(1536, 576), (2048, 2048), (8192, 2048)] };
-        let heads: String = ms.iter().map(|m| format!("{:>16}", format!("M={m}"))).collect();
-        println!("{:6} {:>12}{heads}   tiles win from", "dtype", "N x K");
         for dtype in DType::ALL.into_iter().filter(|d| d.is_quantised()) {
             for &(n, k) in shapes.iter().filter(|&&(_, k)| dtype.row_bytes(k).is_some()) {
                 let w = random(dtype, n, k, rng);
-                let vnni = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(usize::MAX));
-                let tiles = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(0));
+                let sets: Vec<Vec<Linear>> = kernels
+                    .iter()
+                    .map(|(_, change)| {
+                        let mut entries = Tuning::current().linear(dtype);
+                        change(&mut entries);
+                        cold(&w, Isa::Amx, test, |l| l.with_tuning(entries))
+                    })
+                    .collect();
+                let sets: Vec<&[Linear]> = sets.iter().map(Vec::as_slice).collect();
                 let mut line = format!("{:6} {:>12}", dtype.name(), format!("{n}x{k}"));
-                let mut from = None;
                 for &m in ms {
-                    let t = compare(pool, &w, &[&vnni, &tiles], m, rng, test);
-                    // C: the cores were shared. M: no state had enough samples. *: the two are of different states.
-                    let state = |i: usize| t[i].1.split(' ').next().unwrap_or("");
-                    let mark = match (state(0), state(1)) {
-                        (a, b) if a != b => "*",
-                        ("quiet", _) => "",
-                        ("contended", _) => "C",
+                    let t = compare(pool, &w, &sets, m, rng, test);
+                    let states: Vec<&str> = t.iter().map(|t| t.1.split(' ').next().unwrap_or("")).collect();
+                    let mark = match states[0] {
+                        first if states.iter().any(|s| *s != first) => "?",
+                        "quiet" => "",
+                        "contended" => "C",
                         _ => "M",
                     };
-                    line += &format!("{:>16}", format!("{:.0} / {:.0}{mark}", t[0].0 * 1e6, t[1].0 * 1e6));
-                    from = if t[1].0 < t[0].0 { from.or(Some(m)) } else { None };
+                    let least = t.iter().map(|t| t.0).fold(f64::INFINITY, f64::min);
+                    let times: Vec<String> = t
+                        .iter()
+                        .map(|t| format!("{:.0}{}", t.0 * 1e6, if t.0 == least { "*" } else { "" }))
+                        .collect();
+                    line += &format!("  M={m} {}{mark}", times.join("/"));
                 }
-                if test {
-                    continue;
+                if !test {
+                    println!("{line}");
                 }
-                println!("{line}   {}", from.map_or("never".into(), |m| m.to_string()));
             }
         }
     }

@@ -9,7 +9,7 @@
 //! | `block`, `make` | one block of C over a chunk of K; tiles of weights made beside its products |
 //! | [`attention`] | the two products of attention, on KV pages |
 //! | `attention_steps` | the same a step at a time, for vector work between the steps |
-//! | [`int8`] | int8 products |
+//! | [`int8`] | int8 products, 32 elements of K each |
 //! | [`mod@peak`] | what can the tile unit of this machine do at most? |
 //! | [`emulate`] | the same kernels on a CPU without tiles, for tests |
 //!
@@ -58,13 +58,11 @@ pub mod int8;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod make;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod microkernel;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod pack;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod peak;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod scratch;
+pub(crate) mod scratch;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod session;
 

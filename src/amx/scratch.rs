@@ -19,7 +19,7 @@ thread_local! {
 ///
 /// # Panics
 /// There is no address space left.
-pub(super) fn with<R>(bytes: usize, f: impl FnOnce(*mut u8) -> R) -> R {
+pub(crate) fn with<R>(bytes: usize, f: impl FnOnce(*mut u8) -> R) -> R {
     MEMORY.with_borrow_mut(|memory| {
         if memory.as_ref().is_none_or(|(_, has)| *has < bytes) {
             *memory = None;

@@ -50,10 +50,16 @@ impl Shapes {
         }
     }
 
-    /// Products over 32 int8 elements, half a tile deep: tmm0-3 (accumulators) are full, tmm4-5 (A) have 16
-    /// rows of 32 bytes, tmm6-7 (B) 8 rows of 64.
-    pub const INT8_K32: Shapes =
-        Shapes([(16, 64), (16, 64), (16, 64), (16, 64), (16, 32), (16, 32), (8, 64), (8, 64)]);
+    /// Products of `rows` rows over 32 int8 elements: tmm0-3 (sums) have `rows` rows of 16, tmm4 (A) `rows` rows of 32
+    /// bytes, tmm5 (B) 8 rows of 64.
+    ///
+    /// # Panics
+    /// `rows` is not in 1..=16.
+    pub const fn int8(rows: usize) -> Shapes {
+        assert!(rows >= 1 && rows <= 16, "a tile has 1 to 16 rows");
+        let (c, none) = ((rows as u8, 64), (0, 0));
+        Shapes([c, c, c, c, (rows as u8, 32), (8, 64), none, none])
+    }
 
     /// Any shapes. LDTILECFG faults (a signal) if they are beyond 16 rows of 64 bytes or half empty.
     pub const fn new(tiles: [(u8, u8); 8]) -> Shapes {

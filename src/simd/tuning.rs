@@ -5,7 +5,8 @@
 //! | `chunk_bytes` | weight bytes per chunk when few tokens make the work memory-bound | no |
 //! | `ahead_from`, `ahead_bytes` | from how many tokens on VNNI requests packed weights ahead, and how far | no |
 //! | `groups_of_1`, `groups_of_4`, `groups_of_8` | groups of 16 rows that a VNNI tile of 1 to 3, 4, 5 to 8 tokens holds | no |
-//! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by tiles | yes: ignored in deterministic mode |
+//! | `int8_tiles_from` | tokens from which the AMX tier multiplies packed weights by int8 tiles rather than VNNI | no |
+//! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by bf16 tiles | yes: ignored in deterministic mode |
 //! | `tiles_at_load` | whether the AMX tier packs f16 and bf16 weights into tiles when it loads a model | yes, for one and two tokens; nothing in deterministic mode |
 //! | `attention_vector_rows` | rows of a KV head up to which the AMX tier attends without tiles | yes: ignored in deterministic mode |
 //!
@@ -38,8 +39,11 @@ pub struct LinearTuning {
     pub groups_of_4: usize,
     /// Groups in a VNNI tile of 5 to 8 tokens: 1 or 2.
     pub groups_of_8: usize,
-    /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by VNNI; half as many
-    /// where fine activations make VNNI multiply twice.
+    /// Tokens from which the AMX tier multiplies packed weights by int8 tiles rather than by VNNI, where `tiles_from` does not
+    /// say otherwise.
+    pub int8_tiles_from: usize,
+    /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by int8 products; half
+    /// as many where fine activations make those multiply twice.
     pub tiles_from: usize,
     /// Of 16-bit floats: whether the AMX tier packs them into tiles when it loads a model.
     pub tiles_at_load: bool,
@@ -105,7 +109,8 @@ impl Tuning {
                 groups_of_1: if intel { 4 } else { 1 },
                 groups_of_4: if intel { 4 } else { 1 },
                 groups_of_8: if intel { 2 } else { 1 },
-                tiles_from: if matches!(dtype, DType::Q4_0 | DType::Q4_K | DType::Q6_K) { 16 } else { 24 },
+                int8_tiles_from: 10,
+                tiles_from: 17,
                 tiles_at_load: false,
             }
         };
@@ -142,6 +147,7 @@ impl Tuning {
                 ("groups_of_1", e.groups_of_1, 1, 4),
                 ("groups_of_4", e.groups_of_4, 1, 4),
                 ("groups_of_8", e.groups_of_8, 1, 2),
+                ("int8_tiles_from", e.int8_tiles_from, 1, 1024),
                 ("tiles_from", e.tiles_from, 1, 1024),
             ];
             for (name, value, least, most) in ranges {
@@ -182,7 +188,7 @@ mod tests {
         let from = |d| rapids.linear(d).tiles_from;
         assert_eq!(
             (from(DType::Q8_0), from(DType::Q4_0), from(DType::Q4_K), from(DType::Q6_K)),
-            (24, 16, 16, 16)
+            (17, 17, 17, 17)
         );
         for t in [zen4, rapids, Tuning::default_for(&cpu(Vendor::Other, 0, 0))] {
             t.check().unwrap();

@@ -367,40 +367,45 @@ fn entries_of_the_tuning_table_change_no_bit() {
         let w = random_weight(dtype, n, k, &mut rng);
         for (isa, fine) in Isa::supported().into_iter().skip(1).flat_map(|i| [(i, false), (i, true)]) {
             let lin = if fine { make(&w, isa).with_fine_activations() } else { make(&w, isa) };
-            for m in (1..=13).chain([16, 17]) {
+            for m in (1..=13).chain([16, 17, 33, 70]) {
                 let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
-                let run =
-                    |[chunk_bytes, ahead_from, ahead_bytes, groups_of_1, groups_of_4, groups_of_8]: [usize;
-                         6]| {
-                        let entries = LinearTuning {
-                            chunk_bytes,
-                            ahead_from,
-                            ahead_bytes,
-                            groups_of_1,
-                            groups_of_4,
-                            groups_of_8,
-                            tiles_from: usize::MAX,
-                            tiles_at_load: false,
-                        };
-                        let lin = lin.clone().with_tuning(entries);
-                        let mut acts = Acts::default();
-                        acts.reset(m, k).copy_from_slice(&x);
-                        let mut out = vec![canary; m * (n + 3)];
-                        linear(
-                            &pool,
-                            Mode::Fast,
-                            &mut acts,
-                            &mut [Out { w: &lin, out: &mut out, ldo: n + 3 }],
-                        );
-                        for row in out.chunks_exact(n + 3) {
-                            assert_eq!(row[n..], [canary; 3], "{isa} {dtype} M={m}: wrote past {n} columns");
-                        }
-                        out
+                let run = |[
+                    chunk_bytes,
+                    ahead_from,
+                    ahead_bytes,
+                    groups_of_1,
+                    groups_of_4,
+                    groups_of_8,
+                    int8_tiles_from,
+                ]: [usize; 7]| {
+                    let entries = LinearTuning {
+                        chunk_bytes,
+                        ahead_from,
+                        ahead_bytes,
+                        groups_of_1,
+                        groups_of_4,
+                        groups_of_8,
+                        int8_tiles_from,
+                        tiles_from: usize::MAX,
+                        tiles_at_load: false,
                     };
-                let plain = run([1, 3, 64, 1, 1, 1]);
-                for other in
-                    [[1 << 20, 1, 4096, 4, 4, 2], [1 << 20, 2, 64, 1, 2, 2], [4096, 1, 65536, 4, 4, 1]]
-                {
+                    let lin = lin.clone().with_tuning(entries);
+                    let mut acts = Acts::default();
+                    acts.reset(m, k).copy_from_slice(&x);
+                    let mut out = vec![canary; m * (n + 3)];
+                    linear(&pool, Mode::Fast, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo: n + 3 }]);
+                    for row in out.chunks_exact(n + 3) {
+                        assert_eq!(row[n..], [canary; 3], "{isa} {dtype} M={m}: wrote past {n} columns");
+                    }
+                    out
+                };
+                let plain = run([1, 3, 64, 1, 1, 1, usize::MAX]);
+                for other in [
+                    [1 << 20, 1, 4096, 4, 4, 2, usize::MAX],
+                    [1 << 20, 2, 64, 1, 2, 2, usize::MAX],
+                    [4096, 1, 65536, 4, 4, 1, usize::MAX],
+                    [1, 3, 64, 1, 1, 1, 1],
+                ] {
                     assert_eq!(run(other), plain, "{isa} {dtype} fine={fine} M={m}: {other:?}");
                 }
             }

@@ -29,7 +29,7 @@ use crate::tensor::DType;
 use crate::{Error, Result, atomic_file};
 
 /// Layout of the file: raised whenever an entry changes its meaning.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// Most bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -94,8 +94,14 @@ const AHEAD: [usize; 3] = [2048, 4096, 8192];
 /// Sizes of chunks that are tried, bytes.
 const CHUNKS: [usize; 4] = [24 << 10, 48 << 10, 96 << 10, 192 << 10];
 
-/// Numbers of tokens at which tiles are compared with VNNI.
-const TILES_AT: [usize; 6] = [8, 12, 16, 24, 32, 48];
+/// More tokens than a table may say: what begins there is never used.
+const NEVER: usize = usize::MAX;
+
+/// Numbers of tokens at which int8 tiles are compared with VNNI.
+const INT8_TILES_AT: [usize; 6] = [4, 6, 8, 10, 12, 16];
+
+/// Numbers of tokens at which bf16 tiles are compared with int8 products: from 17 on they take another block of rows.
+const TILES_AT: [usize; 7] = [8, 12, 16, 17, 24, 32, 48];
 
 /// Steps of [`measure`], for a progress bar.
 pub const STEPS: u64 = DType::ALL.len() as u64;
@@ -175,20 +181,35 @@ impl OneDType<'_> {
         Ok(())
     }
 
-    /// The number of tokens from which tiles win for good.
+    /// The numbers of tokens from which int8 tiles win for good, then bf16 tiles.
     fn tiles_from(&mut self, subject: &Subject) -> Result<()> {
-        let mut from = None;
-        for tokens in TILES_AT {
-            let choices =
-                [("vnni", usize::MAX), ("tiles", 1)].map(|(name, m)| choice(name, move |e| e.tiles_from = m));
-            let contest = Contest::new(self.pool, subject, tokens, self.effort, false);
-            let seconds = contest.run(&choices.each_ref().map(|(_, change)| self.with(change)))?;
-            let tiles = usize::from(seconds[1] < seconds[0]);
-            from = if tiles == 1 { from.or(Some(tokens)) } else { None };
-            self.found("tiles_from", tokens, tiles, choices.iter().map(|c| c.0.clone()), &seconds);
-        }
-        self.entries.tiles_from = from.unwrap_or(2 * TILES_AT[TILES_AT.len() - 1]);
+        let int8 = |e: &mut LinearTuning, from| (e.int8_tiles_from, e.tiles_from) = (from, NEVER);
+        let from = self.wins_from(subject, "int8_tiles_from", &INT8_TILES_AT, int8, true)?;
+        self.entries.int8_tiles_from = from;
+        self.entries.tiles_from =
+            self.wins_from(subject, "tiles_from", &TILES_AT, |e, from| e.tiles_from = from, false)?;
         Ok(())
+    }
+
+    /// Of the numbers `at`, the one from which on the kernel wins that `entry` turns on: twice the last if none.
+    fn wins_from(
+        &mut self,
+        subject: &Subject,
+        entry: &str,
+        at: &[usize],
+        set: impl Fn(&mut LinearTuning, usize),
+        same_bits: bool,
+    ) -> Result<usize> {
+        let mut from = None;
+        for &tokens in at {
+            let entries = [NEVER, 1].map(|from| self.with(&|e| set(e, from)));
+            let seconds = Contest::new(self.pool, subject, tokens, self.effort, same_bits).run(&entries)?;
+            let wins = usize::from(seconds[1] < seconds[0]);
+            from = if wins == 1 { from.or(Some(tokens)) } else { None };
+            let names = ["without", "with"].map(String::from);
+            self.found(entry, tokens, wins, names.into_iter(), &seconds);
+        }
+        Ok(from.unwrap_or(2 * at[at.len() - 1]))
     }
 
     fn with(&self, change: &dyn Fn(&mut LinearTuning)) -> LinearTuning {
@@ -404,7 +425,7 @@ mod tests {
         refused(b"", "not a tuning table");
         refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
         refused(b"\xff\xfe", "not text");
-        refused(b"{\"schema\": 1, \"tune\": []}", "not a tuning table");
+        refused(b"{\"schema\": 2, \"tune\": []}", "not a tuning table");
         refused(&vec![b' '; MAX_BYTES as usize + 1], "too many");
         refused(&with(&|t| t.schema = 99), "schema 99");
         refused(&with(&|t| t.cpu = "i486".into()), "of CPU i486");

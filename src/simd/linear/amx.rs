@@ -1,7 +1,7 @@
 //! Linear on AMX: tiles of bf16 weights, made a quarter at a time between tile products.
 //!
 //!   quantised   codes of a group → d·q + m → bf16 tiles (this file), then products
-//!   bf16        rows of the file → transposed to tiles (this file), then products
+//!   bf16        rows of the file → transposed to tiles (this file), then products; up to 16 tokens: `rows_tiles`
 //!   f16         rows of the file → converted (`panel`), then products
 //!   bf16, f16   packed at load: tiles in place (`stored`)
 //!
@@ -26,6 +26,7 @@ use std::marker::PhantomData;
 
 use super::packed::GROUP;
 use super::panel::{RowBlock, panel_bf16};
+use super::rows_tiles;
 use super::stored::Tiles;
 use super::vnni::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::amx::Session;
@@ -263,7 +264,7 @@ unsafe fn transpose_quarter(w: *const u8, stride: usize, j: usize, out: *mut u16
 /// # Safety
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn transpose_tile(w: *const u8, stride: usize, out: *mut u16) {
+pub(super) unsafe fn transpose_tile(w: *const u8, stride: usize, out: *mut u16) {
     for j in 0..4 {
         // SAFETY: as promised.
         unsafe { transpose_quarter(w, stride, j, out) };
@@ -422,6 +423,11 @@ pub(super) unsafe fn gemm(
             DType::F16 | DType::BF16 => run(&Tiles::new(w, k)),
             DType::F32 => unreachable!("f32 is not packed"),
         },
+        Source::Rows(DType::BF16, w) if m <= rows_tiles::MAX_M && n >= GROUP => {
+            let job = rows_tiles::Job { w, n, k, x, m, k_padded, out, ldo };
+            // SAFETY: as above.
+            unsafe { rows_tiles::gemm(&mut session, &job) };
+        }
         Source::Rows(dtype, w) => run(&Rows { dtype, w, n, k }),
     }
 }

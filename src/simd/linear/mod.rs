@@ -4,7 +4,7 @@
 //!
 //! | weights | held as | few rows | many rows |
 //! |---|---|---|---|
-//! | quantised | [`packed`]: 16 rows interleaved | int8 dot products ([`vnni`], [`avx2_int8`]) | the same kernel; AMX: bf16 panels |
+//! | quantised | [`packed`]: 16 rows interleaved | int8 dot products ([`vnni`], [`avx2_int8`]); AMX, some: [`int8_tiles`] | the same kernel; AMX: bf16 panels |
 //! | f32 f16 bf16 | row-major, straight from the file | [`rowdot`] in f32, [`rowdot_bf16`] | [`tiledot`]; AMX: bf16 panels ([`panel`]) |
 //! | f16 bf16, AMX, by the tuning table | [`packed`]: bf16 tiles | bf16 dot products ([`paneldot`]) | the same tiles, read in place |
 //! | any, reference tier | row-major | [`crate::reference::linear`] | the same |
@@ -18,6 +18,8 @@ mod acts;
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2_int8;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod int8_tiles;
 mod packed;
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // only AMX multiplies panels
@@ -29,6 +31,8 @@ mod plan;
 mod rowdot;
 #[cfg(target_arch = "x86_64")]
 mod rowdot_bf16;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod rows_tiles;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod stored;
 #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,9 @@
 //! Which kernel multiplies which weight, and how its rows are shared out.
 
 use super::acts::{Acts, Input, Need};
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use super::amx;
 use super::packed::{GROUP, Packed};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::{amx, int8_tiles};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2_int8, panel, paneldot, rowdot, rowdot_bf16, tiledot, vnni};
 use crate::host::Pool;
@@ -55,7 +55,26 @@ enum Path {
     /// The same with bf16 activations.
     TilesBf16,
     AmxPacked,
+    /// int8 tiles: the bits of [`Path::Vnni`].
+    AmxInt8,
     AmxRows,
+}
+
+/// Tokens from which the AMX tier multiplies packed weights by tiles.
+#[derive(Clone, Copy)]
+struct TilesFrom {
+    /// By tiles of bf16, in fast mode.
+    bf16: usize,
+    /// By tiles of int8 otherwise.
+    int8: usize,
+}
+
+impl TilesFrom {
+    /// int8 products are made twice with fine activations.
+    fn of(tuning: &LinearTuning, fine: bool) -> TilesFrom {
+        let bf16 = if fine { tuning.tiles_from / 2 } else { tuning.tiles_from };
+        TilesFrom { bf16, int8: tuning.int8_tiles_from }
+    }
 }
 
 /// More rows than any path but that of packed tiles distinguishes.
@@ -183,16 +202,11 @@ impl Linear {
     }
 
     fn path(&self, m: usize, mode: Mode) -> Path {
-        let tiles_from = Linear::tiles_from(&self.tuning, self.fine);
-        Linear::path_of(self.dtype, self.isa, matches!(self.store, Store::Packed(_)), tiles_from, m, mode)
+        let from = TilesFrom::of(&self.tuning, self.fine);
+        Linear::path_of(self.dtype, self.isa, matches!(self.store, Store::Packed(_)), from, m, mode)
     }
 
-    /// Tokens from which the AMX tier multiplies packed weights by tiles.
-    fn tiles_from(tuning: &LinearTuning, fine: bool) -> usize {
-        if fine { tuning.tiles_from / 2 } else { tuning.tiles_from }
-    }
-
-    fn path_of(dtype: DType, isa: Isa, packed: bool, tiles_from: usize, m: usize, mode: Mode) -> Path {
+    fn path_of(dtype: DType, isa: Isa, packed: bool, from: TilesFrom, m: usize, mode: Mode) -> Path {
         let fast = mode == Mode::Fast;
         match isa {
             Isa::Reference => Path::Reference,
@@ -207,7 +221,9 @@ impl Linear {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 if packed => Path::Avx2Int8,
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx if packed && fast && m >= tiles_from => Path::AmxPacked,
+            Isa::Amx if packed && fast && m >= from.bf16 => Path::AmxPacked,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx if packed && m >= from.int8 => Path::AmxInt8,
             #[cfg(target_arch = "x86_64")]
             _ if packed => Path::Vnni,
             #[cfg(target_arch = "x86_64")]
@@ -233,7 +249,7 @@ impl Linear {
 
     fn need_of(path: Path, fine: bool) -> Need {
         match path {
-            Path::Vnni | Path::Avx2Int8 => Need { int8: true, fine, ..Need::default() },
+            Path::Vnni | Path::AmxInt8 | Path::Avx2Int8 => Need { int8: true, fine, ..Need::default() },
             Path::AmxPacked => Need { tiles: true, ..Need::default() },
             Path::AmxRows => Need { tiles: true, fine_tiles: fine, ..Need::default() },
             Path::RowDotBf16 | Path::PanelDot | Path::TilesBf16 => Need { bf16: true, ..Need::default() },
@@ -244,11 +260,11 @@ impl Linear {
     /// [`Linear::need`] of a weight that is not loaded yet, for every number of rows up to `m`: the most of each form.
     /// `fine`: [`Linear::with_fine_activations`].
     pub fn needs_up_to(dtype: DType, isa: Isa, fine: bool, m: usize, mode: Mode) -> Vec<(usize, Need)> {
-        let tiles_from = Linear::tiles_from(&Tuning::current().linear(dtype), fine);
+        let from = TilesFrom::of(&Tuning::current().linear(dtype), fine);
         let packed = Linear::wants_packing(dtype, isa);
-        let need = |m| Linear::need_of(Linear::path_of(dtype, isa, packed, tiles_from, m, mode), fine);
+        let need = |m| Linear::need_of(Linear::path_of(dtype, isa, packed, from, m, mode), fine);
         // Above these few rows the path is the same for any number.
-        (1..=m.min(tiles_from.max(FEW_ROWS))).chain([m]).map(|m| (m, need(m))).collect()
+        (1..=m.min(from.bf16.max(FEW_ROWS))).chain([m]).map(|m| (m, need(m))).collect()
     }
 
     /// Bytes of a thread's working memory when it multiplies `m` rows by weights of `dtype`.
@@ -274,8 +290,12 @@ impl Linear {
             // Long ranges of columns: each begins by fetching A into L2 and by making its first panels with no product
             // beside them. Panels are multiplied by two, by four with up to 16 tokens.
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Path::AmxPacked | Path::AmxRows => {
-                let unit = if m <= 16 { 4 } else { 2 };
+            Path::AmxPacked | Path::AmxInt8 | Path::AmxRows => {
+                let unit = match path {
+                    Path::AmxInt8 => 1,
+                    _ if m <= 16 => 4,
+                    _ => 2,
+                };
                 let least = if m <= 64 { 8 } else { AMX_LEAST_GROUPS };
                 let range =
                     (groups / (4 * threads)).max(least).min(groups / threads).min(self.amx_most_groups());
@@ -318,7 +338,7 @@ impl Linear {
                 });
             }
             #[cfg(target_arch = "x86_64")]
-            (Store::Packed(p), Path::Vnni | Path::Avx2Int8) => {
+            (Store::Packed(p), Path::Vnni | Path::AmxInt8 | Path::Avx2Int8) => {
                 let xs = vnni::X {
                     q: x.q().as_ptr(),
                     d: x.d().as_ptr(),
@@ -335,6 +355,10 @@ impl Linear {
                     unsafe {
                         match path {
                             Path::Vnni => vnni::gemm(&self.tuning, self.dtype, groups, k, xs, m, out, ldo, n),
+                            #[cfg(target_os = "linux")]
+                            Path::AmxInt8 => {
+                                int8_tiles::gemm(&self.tuning, self.dtype, groups, k, xs, m, out, ldo, n)
+                            }
                             _ => avx2_int8::gemm(self.dtype, groups, k, xs, m, out, ldo, n),
                         }
                     }
