@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `chunk_bytes` | weight bytes per chunk when few tokens make the work memory-bound | no |
 //! | `ahead_from`, `ahead_bytes` | from how many tokens on VNNI requests packed weights ahead, and how far | no |
-//! | `groups_of_1`, `groups_of_4`, `groups_of_8` | groups of 16 rows that a VNNI tile of 1 to 3, 4, 5 to 8 tokens holds | no |
+//! | `groups_of_1`, `_2`, `_4`, `_8` | groups of 16 rows that a VNNI tile of 1, 2 to 3, 4, 5 to 8 tokens holds | no |
 //! | `int8_tiles_from` | tokens from which the AMX tier multiplies packed weights by int8 tiles rather than VNNI | no |
 //! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by bf16 tiles | yes: ignored in deterministic mode |
 //! | `tiles_at_load` | whether the AMX tier packs f16 and bf16 weights into tiles when it loads a model | yes, for one and two tokens; nothing in deterministic mode |
@@ -33,8 +33,10 @@ pub struct LinearTuning {
     pub ahead_from: usize,
     /// How far ahead, in bytes.
     pub ahead_bytes: usize,
-    /// Groups of 16 rows in a VNNI tile of 1 to 3 tokens: 1 or 4, which read four streams of memory at once.
+    /// Groups of 16 rows in a VNNI tile of one token: 1 or 4, which read four streams of memory at once.
     pub groups_of_1: usize,
+    /// Groups in a VNNI tile of 2 or 3 tokens: 1 or 4.
+    pub groups_of_2: usize,
     /// Groups of 16 rows in a VNNI tile of 4 tokens: 1, 2 or 4.
     pub groups_of_4: usize,
     /// Groups in a VNNI tile of 5 to 8 tokens: 1 or 2.
@@ -89,7 +91,8 @@ impl Tuning {
 
     /// Defaults of a CPU.
     ///
-    /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 15% slower, 10 to 40% faster from three on), Sapphire
+    /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 25% slower, 10 to 40% faster from three on; several groups
+    /// cost up to 60% of one token's time, 10 to 40% of four's, 3 to 20% of eight's: one stream of memory is read fastest), Sapphire
     /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds) and
     /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight).
     /// Others of a vendor take these; docs/performance.md has the figures.
@@ -107,6 +110,7 @@ impl Tuning {
                 },
                 ahead_bytes: 4096,
                 groups_of_1: if intel { 4 } else { 1 },
+                groups_of_2: if intel { 4 } else { 1 },
                 groups_of_4: if intel { 4 } else { 1 },
                 groups_of_8: if intel { 2 } else { 1 },
                 int8_tiles_from: 10,
@@ -145,6 +149,7 @@ impl Tuning {
                 ("ahead_from", e.ahead_from, 1, 3),
                 ("ahead_bytes", e.ahead_bytes, 64, 64 << 10),
                 ("groups_of_1", e.groups_of_1, 1, 4),
+                ("groups_of_2", e.groups_of_2, 1, 4),
                 ("groups_of_4", e.groups_of_4, 1, 4),
                 ("groups_of_8", e.groups_of_8, 1, 2),
                 ("int8_tiles_from", e.int8_tiles_from, 1, 1024),
@@ -176,10 +181,11 @@ mod tests {
     fn defaults_are_those_measured() {
         let zen4 = Tuning::default_for(&cpu(Vendor::Amd, 0x19, 0x11));
         assert_eq!((zen4.linear(DType::Q4_0).ahead_from, zen4.linear(DType::Q5_K).ahead_from), (3, 2));
-        assert_eq!(
-            (zen4.linear(DType::Q4_0).groups_of_1, zen4.linear(DType::BF16).chunk_bytes),
-            (1, 24 << 10)
-        );
+        let groups = |d| {
+            let e = zen4.linear(d);
+            (e.groups_of_1, e.groups_of_2, e.groups_of_4, e.groups_of_8)
+        };
+        assert_eq!((groups(DType::Q4_0), zen4.linear(DType::BF16).chunk_bytes), ((1, 1, 1, 1), 24 << 10));
         let rapids = Tuning::default_for(&cpu(Vendor::Intel, 6, 143));
         assert_eq!(
             (rapids.linear(DType::Q4_0).ahead_from, rapids.linear(DType::BF16).chunk_bytes),

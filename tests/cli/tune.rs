@@ -113,6 +113,7 @@ fn entries_change_no_results() {
                 for (entry, value) in [
                     ("ahead_from", 3),
                     ("groups_of_1", 1),
+                    ("groups_of_2", 1),
                     ("groups_of_4", 1),
                     ("groups_of_8", 1),
                     ("chunk_bytes", 4096),
@@ -127,6 +128,7 @@ fn entries_change_no_results() {
                 for (entry, value) in [
                     ("ahead_from", 1),
                     ("groups_of_1", 4),
+                    ("groups_of_2", 4),
                     ("groups_of_4", 4),
                     ("groups_of_8", 2),
                     ("chunk_bytes", 1 << 20),

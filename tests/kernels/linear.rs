@@ -374,15 +374,17 @@ fn entries_of_the_tuning_table_change_no_bit() {
                     ahead_from,
                     ahead_bytes,
                     groups_of_1,
+                    groups_of_2,
                     groups_of_4,
                     groups_of_8,
                     int8_tiles_from,
-                ]: [usize; 7]| {
+                ]: [usize; 8]| {
                     let entries = LinearTuning {
                         chunk_bytes,
                         ahead_from,
                         ahead_bytes,
                         groups_of_1,
+                        groups_of_2,
                         groups_of_4,
                         groups_of_8,
                         int8_tiles_from,
@@ -399,12 +401,12 @@ fn entries_of_the_tuning_table_change_no_bit() {
                     }
                     out
                 };
-                let plain = run([1, 3, 64, 1, 1, 1, usize::MAX]);
+                let plain = run([1, 3, 64, 1, 1, 1, 1, usize::MAX]);
                 for other in [
-                    [1 << 20, 1, 4096, 4, 4, 2, usize::MAX],
-                    [1 << 20, 2, 64, 1, 2, 2, usize::MAX],
-                    [4096, 1, 65536, 4, 4, 1, usize::MAX],
-                    [1, 3, 64, 1, 1, 1, 1],
+                    [1 << 20, 1, 4096, 4, 4, 4, 2, usize::MAX],
+                    [1 << 20, 2, 64, 1, 4, 2, 2, usize::MAX],
+                    [4096, 1, 65536, 4, 1, 4, 1, usize::MAX],
+                    [1, 3, 64, 1, 1, 1, 1, 1],
                 ] {
                     assert_eq!(run(other), plain, "{isa} {dtype} fine={fine} M={m}: {other:?}");
                 }

@@ -41,11 +41,12 @@ impl Table {
         }
         lines.extend(groups.into_iter().map(|(e, names)| {
             let what = format!(
-                "chunks of {} KiB, ahead {} B from {} tokens, groups {} of 1 to 3 tokens, {} of 4, {} of 8, int8 tiles from {}, bf16 tiles from {}",
+                "chunks of {} KiB, ahead {} B from {} tokens, groups {} of 1 token, {} of 2, {} of 4, {} of 8, int8 tiles from {}, bf16 tiles from {}",
                 e.chunk_bytes >> 10,
                 e.ahead_bytes,
                 e.ahead_from,
                 e.groups_of_1,
+                e.groups_of_2,
                 e.groups_of_4,
                 e.groups_of_8,
                 e.int8_tiles_from,

@@ -148,9 +148,10 @@ impl OneDType<'_> {
             let groups = |values: &[usize], set: fn(&mut LinearTuning, usize)| {
                 values.iter().map(|&g| choice(g, move |e| set(e, g))).collect()
             };
-            // One token last: where the two disagree, decoding of one sequence decides.
-            for tokens in [3, 1] {
-                self.choose(&subject, "groups_of_1", tokens, groups(&[1, 4], |e, g| e.groups_of_1 = g))?;
+            self.choose(&subject, "groups_of_1", 1, groups(&[1, 4], |e, g| e.groups_of_1 = g))?;
+            // Two tokens last: where three disagree, the smaller batch decides.
+            for tokens in [3, 2] {
+                self.choose(&subject, "groups_of_2", tokens, groups(&[1, 4], |e, g| e.groups_of_2 = g))?;
             }
             self.choose(&subject, "groups_of_4", 4, groups(&[1, 2, 4], |e, g| e.groups_of_4 = g))?;
             self.choose(&subject, "groups_of_8", 8, groups(&[1, 2], |e, g| e.groups_of_8 = g))?;

@@ -403,6 +403,8 @@ unsafe fn wide<F: Format, const G: usize, const MT: usize>(
         let blocks = F::LAYOUT.record_k / 32;
         let group_bytes = records * F::LAYOUT.record_bytes;
         let lines = F::LAYOUT.record_bytes.div_ceil(64 * blocks);
+        // G groups are G streams: together as many bytes on their way as the one of a `tile`.
+        let ahead = (ahead / G).next_multiple_of(64);
         let mut acc: Wide<__m512, G, MT> = [[_mm512_setzero_ps(); MT]; G];
         for r in 0..records {
             let w = w.add(r * F::LAYOUT.record_bytes);
@@ -496,6 +498,18 @@ unsafe fn wide<F: Format, const G: usize, const MT: usize>(
 /// Tokens per tile when there are many: activations of a tile stay in L1 while groups pass.
 const MT: usize = 8;
 
+/// Groups of 16 rows that a tile of `m` tokens holds: as the table says and as there are kernels. Chunks of work are
+/// whole tiles.
+pub(super) fn groups_per_tile(how: &LinearTuning, m: usize) -> usize {
+    let one_or_four = |groups: usize| if groups < 4 { 1 } else { 4 };
+    match m {
+        0..=1 => one_or_four(how.groups_of_1),
+        2..=3 => one_or_four(how.groups_of_2),
+        4 => how.groups_of_4,
+        _ => how.groups_of_8.min(2),
+    }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
 unsafe fn groups<F: Format>(
     how: &LinearTuning,
@@ -513,18 +527,7 @@ unsafe fn groups<F: Format>(
     let mut t = 0;
     while t < m {
         let step = (m - t).min(MT);
-        let most = match step {
-            4 => how.groups_of_4,
-            5.. => how.groups_of_8.min(2),
-            // One or four, as there are kernels.
-            _ => {
-                if how.groups_of_1 < 4 {
-                    1
-                } else {
-                    4
-                }
-            }
-        };
+        let most = groups_per_tile(how, step);
         let asked = step >= how.ahead_from;
         let mut g = 0;
         while g < n_groups {
