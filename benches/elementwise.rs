@@ -1,15 +1,17 @@
 //! The small kernels, per tier, at the sizes of SmolLM2-135M and Llama 3: GB/s of bytes read and written.
 //!
 //!   cargo bench --bench elementwise                  everything
-//!   cargo bench --bench elementwise -- softmax       names that contain a word
+//!   cargo bench --bench elementwise -- silu       names that contain a word
 //!
 //! Rows are hot in L1 or L2, as they are between two linear layers. Each answer is checked against the
 //! reference before it is timed.
 
+use std::cell::RefCell;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tandem::model::spec::RopePairing;
+use tandem::reference::quantise::Int8Row;
 use tandem::simd::{Isa, Kernels};
 use tandem::tensor::DType;
 
@@ -57,18 +59,46 @@ fn tiers(
     group.finish();
 }
 
+/// Activations to int8 with a fine plane, as the products of queries, keys and values read them; checked by the scales.
+fn quantise_row(c: &mut Criterion, model: &str, x: &[f32]) {
+    let n = x.len().next_multiple_of(64);
+    let plane = || {
+        let floats = [n / 32, n / 32, n / 16].map(|n| vec![0f32; n]);
+        (vec![0i8; n], floats, [n / 32, n / 16].map(|n| vec![0i32; n]))
+    };
+    let planes = RefCell::new([plane(), plane()]);
+    // Four bytes read of an element; of each plane a code, and 24 bytes of a block's scale and sums.
+    tiers(c, "quantise_row", model, 6 * n + 2 * 24 * n / 32, n / 32, &|k, scales| {
+        let mut planes = planes.borrow_mut();
+        let [row, fine] = planes.each_mut().map(|(q, [d, sum32, sum16], [minus32, minus16])| Int8Row {
+            q,
+            d,
+            sum32,
+            sum16,
+            minus32,
+            minus16,
+        });
+        k.quantise_row(x, row, Some(fine));
+        scales.copy_from_slice(&planes[0].1[0]);
+    });
+}
+
 fn elementwise(c: &mut Criterion) {
     for (model, d, ff, vocab) in MODELS {
         let (x, w, up, logits) = (values(d), values(d), values(ff), values(vocab));
         tiers(c, "rms_norm", model, 12 * d, d, &|k, out| k.rms_norm(&x, &w, 1e-5, out));
         tiers(c, "layer_norm", model, 16 * d, d, &|k, out| k.layer_norm(&x, &w, &w, 1e-5, out));
-        tiers(c, "silu_mul", model, 12 * ff, ff, &|k, out| k.silu_mul(&up, &up, out));
-        tiers(c, "gelu_tanh_mul", model, 12 * ff, ff, &|k, out| k.gelu_tanh_mul(&up, &up, out));
         // In place: the copy is counted.
-        tiers(c, "softmax", model, 16 * vocab, vocab, &|k, out| {
-            out.copy_from_slice(&logits);
-            k.softmax(out);
-        });
+        for (name, run) in [
+            ("silu_mul", Kernels::silu_mul_inplace as fn(&Kernels, &mut [f32], &[f32])),
+            ("gelu_tanh_mul", Kernels::gelu_tanh_mul_inplace),
+        ] {
+            tiers(c, name, model, 20 * ff, ff, &|k, out| {
+                out.copy_from_slice(&up);
+                run(k, out, &up);
+            });
+        }
+        quantise_row(c, model, &x);
         tiers(c, "softcap", model, 16 * vocab, vocab, &|k, out| {
             out.copy_from_slice(&logits);
             k.softcap(out, 30.0);

@@ -7,13 +7,6 @@ pub fn add(x: &mut [f32], delta: &[f32]) {
     }
 }
 
-/// `x *= factor`.
-pub fn scale(x: &mut [f32], factor: f32) {
-    for x in x {
-        *x *= factor;
-    }
-}
-
 /// x / (1 + e^-x).
 fn silu(x: f32) -> f64 {
     let x = x as f64;
@@ -27,23 +20,11 @@ fn gelu_tanh(x: f32) -> f64 {
     x / (1.0 + (-2.0 * u).exp())
 }
 
-/// `out = silu(gate)·up`.
-pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    out.copy_from_slice(gate);
-    silu_mul_inplace(out, up);
-}
-
 /// `gate = silu(gate)·up`.
 pub fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
     for (g, &u) in gate.iter_mut().zip(up) {
         *g = (silu(*g) * u as f64) as f32;
     }
-}
-
-/// `out = gelu(gate)·up`, tanh approximation.
-pub fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    out.copy_from_slice(gate);
-    gelu_tanh_mul_inplace(out, up);
 }
 
 /// `gate = gelu(gate)·up`, tanh approximation.

@@ -6,5 +6,5 @@ use crate::tensor::DType;
 /// `out = scale·row`, decoded from any dtype.
 pub fn embed_row(dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
     dequantise_row(dtype, row, out);
-    super::activation::scale(out, scale);
+    out.iter_mut().for_each(|x| *x *= scale);
 }

@@ -7,6 +7,7 @@ pub mod dequant;
 pub mod embed;
 pub mod linear;
 pub mod norm;
+pub mod quantise;
 pub mod reduce;
 pub mod rope;
 pub mod softmax;

@@ -1,18 +1,4 @@
-//! Softmax and log Σ e^x, in double precision.
-
-/// In place. A row with nothing above -inf (fully masked) becomes zeros.
-pub fn softmax(x: &mut [f32]) {
-    let (max, _) = max_and_logsumexp(x);
-    if max == f32::NEG_INFINITY && !x.iter().any(|v| v.is_nan()) {
-        x.fill(0.0);
-        return;
-    }
-    let e = |v: f32| (v as f64 - max as f64).exp();
-    let total: f64 = x.iter().map(|&v| e(v)).sum();
-    for v in x {
-        *v = (e(*v) / total) as f32;
-    }
-}
+//! Max and log Σ e^x, in double precision.
 
 /// max x (NaN ignored, -inf if nothing else) and log Σ e^x (NaN if any is).
 pub fn max_and_logsumexp(x: &[f32]) -> (f32, f64) {

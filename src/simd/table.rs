@@ -6,6 +6,7 @@
 
 use super::Isa;
 use crate::reference;
+use crate::reference::quantise::Int8Row;
 use crate::rope::RopePairing;
 use crate::tensor::DType;
 
@@ -25,22 +26,16 @@ pub struct Kernels {
     pub(super) add_rms_norm: unsafe fn(&mut [f32], &[f32], &[f32], f32, &mut [f32]),
     pub(super) layer_norm: unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
     pub(super) add: unsafe fn(&mut [f32], &[f32]),
-    pub(super) scale: unsafe fn(&mut [f32], f32),
     pub(super) rope_heads: unsafe fn(&mut [f32], usize, &[f32], &[f32], RopePairing),
-    pub(super) silu_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
     pub(super) silu_mul_inplace: unsafe fn(&mut [f32], &[f32]),
-    pub(super) gelu_tanh_mul: unsafe fn(&[f32], &[f32], &mut [f32]),
     pub(super) gelu_tanh_mul_inplace: unsafe fn(&mut [f32], &[f32]),
     pub(super) relu: unsafe fn(&mut [f32]),
     pub(super) softcap: unsafe fn(&mut [f32], f32),
-    pub(super) softmax: unsafe fn(&mut [f32]),
     pub(super) max_and_logsumexp: unsafe fn(&[f32]) -> (f32, f64),
     pub(super) argmax: unsafe fn(&[f32]) -> usize,
     pub(super) embed_row: unsafe fn(DType, &[u8], f32, &mut [f32]),
     pub(super) f32_to_bf16: unsafe fn(&[f32], &mut [u16]),
-    pub(super) f32_to_f16: unsafe fn(&[f32], &mut [u16]),
-    pub(super) bf16_to_f32: unsafe fn(&[u16], &mut [f32]),
-    pub(super) f16_to_f32: unsafe fn(&[u16], &mut [f32]),
+    pub(super) quantise_row: unsafe fn(&[f32], Int8Row<'_>, Option<Int8Row<'_>>),
 }
 
 /// Safe scalar Rust.
@@ -52,22 +47,16 @@ static REFERENCE: Kernels = Kernels {
     add_rms_norm: reference::norm::add_rms_norm,
     layer_norm: reference::norm::layer_norm,
     add: reference::activation::add,
-    scale: reference::activation::scale,
     rope_heads: reference::rope::rope_heads,
-    silu_mul: reference::activation::silu_mul,
     silu_mul_inplace: reference::activation::silu_mul_inplace,
-    gelu_tanh_mul: reference::activation::gelu_tanh_mul,
     gelu_tanh_mul_inplace: reference::activation::gelu_tanh_mul_inplace,
     relu: reference::activation::relu,
     softcap: reference::activation::softcap,
-    softmax: reference::softmax::softmax,
     max_and_logsumexp: reference::softmax::max_and_logsumexp,
     argmax: reference::reduce::argmax,
     embed_row: reference::embed::embed_row,
     f32_to_bf16: reference::convert::f32_to_bf16,
-    f32_to_f16: reference::convert::f32_to_f16,
-    bf16_to_f32: reference::convert::bf16_to_f32,
-    f16_to_f32: reference::convert::f16_to_f32,
+    quantise_row: reference::quantise::quantise_row,
 };
 
 /// Two lengths that must be equal, or a panic that names both.
@@ -150,11 +139,6 @@ impl Kernels {
         call!(self.add(x, delta))
     }
 
-    /// `x *= factor`.
-    pub fn scale(&self, x: &mut [f32], factor: f32) {
-        call!(self.scale(x, factor))
-    }
-
     /// Rotates the first `2·cos.len()` elements of one head; the rest is left alone.
     pub fn rope(&self, head: &mut [f32], cos: &[f32], sin: &[f32], pairing: RopePairing) {
         let head_dim = head.len();
@@ -183,24 +167,10 @@ impl Kernels {
         }
     }
 
-    /// `out = silu(gate)·up`.
-    pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        same("silu_mul", ("gate", gate.len()), ("up", up.len()));
-        same("silu_mul", ("gate", gate.len()), ("out", out.len()));
-        call!(self.silu_mul(gate, up, out))
-    }
-
     /// `gate = silu(gate)·up`.
     pub fn silu_mul_inplace(&self, gate: &mut [f32], up: &[f32]) {
         same("silu_mul_inplace", ("gate", gate.len()), ("up", up.len()));
         call!(self.silu_mul_inplace(gate, up))
-    }
-
-    /// `out = gelu(gate)·up`, tanh approximation.
-    pub fn gelu_tanh_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        same("gelu_tanh_mul", ("gate", gate.len()), ("up", up.len()));
-        same("gelu_tanh_mul", ("gate", gate.len()), ("out", out.len()));
-        call!(self.gelu_tanh_mul(gate, up, out))
     }
 
     /// `gate = gelu(gate)·up`, tanh approximation.
@@ -218,11 +188,6 @@ impl Kernels {
     pub fn softcap(&self, x: &mut [f32], cap: f32) {
         assert!(cap > 0.0, "softcap: cap {cap} is not positive");
         call!(self.softcap(x, cap))
-    }
-
-    /// Softmax in place. A fully masked row (all -inf) becomes zeros.
-    pub fn softmax(&self, x: &mut [f32]) {
-        call!(self.softmax(x))
     }
 
     /// max x (NaN ignored; -inf if there is nothing else) and log Σ e^x (NaN if any x is).
@@ -255,22 +220,15 @@ impl Kernels {
         call!(self.f32_to_bf16(x, out))
     }
 
-    /// Rounds to IEEE half, ties to even; beyond 65 504 + half an ulp it is infinity, NaN stays NaN.
-    pub fn f32_to_f16(&self, x: &[f32], out: &mut [u16]) {
-        same("f32_to_f16", ("x", x.len()), ("out", out.len()));
-        call!(self.f32_to_f16(x, out))
-    }
-
-    /// Widens bfloat16.
-    pub fn bf16_to_f32(&self, x: &[u16], out: &mut [f32]) {
-        same("bf16_to_f32", ("x", x.len()), ("out", out.len()));
-        call!(self.bf16_to_f32(x, out))
-    }
-
-    /// Widens IEEE half.
-    pub fn f16_to_f32(&self, x: &[u16], out: &mut [f32]) {
-        same("f16_to_f32", ("x", x.len()), ("out", out.len()));
-        call!(self.f16_to_f32(x, out))
+    /// Quantises a row of activations, padded with zeros, to int8 in blocks of 32 ([`reference::quantise`]), and what that
+    /// loses into `fine`: the same bits in every tier.
+    pub fn quantise_row(&self, x: &[f32], row: Int8Row<'_>, fine: Option<Int8Row<'_>>) {
+        let blocks = row.blocks();
+        assert!(x.len() <= 32 * blocks, "quantise_row: x has {} elements, row has {blocks} blocks", x.len());
+        if let Some(fine) = &fine {
+            same("quantise_row", ("row", blocks), ("fine", fine.blocks()));
+        }
+        call!(self.quantise_row(x, row, fine))
     }
 }
 

@@ -92,11 +92,6 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `p` is valid for writing `LANES` elements.
     unsafe fn store_bf16(self, p: *mut u16, v: Self::F);
-    /// Rounds to IEEE half, ties to even; too large becomes infinity.
-    ///
-    /// # Safety
-    /// `p` is valid for writing `LANES` elements.
-    unsafe fn store_f16(self, p: *mut u16, v: Self::F);
 
     /// `x` in every lane.
     fn splat_int(self, x: i32) -> Self::I;

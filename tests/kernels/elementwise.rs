@@ -233,39 +233,30 @@ fn gates(n: usize, seed: u64) -> Vec<f32> {
 fn check_activations(k: &Kernels, n: usize, offset: usize, seed: u64) {
     let (gate, up) = (gates(n, seed), values(n, seed ^ 5));
     let what = |op: &str| format!("{} {op} n={n} offset={offset}", k.name);
-    let g = Guarded::new(&gate, offset);
 
     // silu: e^-x within 2 ulp = 4 EPS, the sum 1, the quotient 1, two products 2, the reference 1 => 9.
     // Below -88.7 it is flushed: TINY·|up|.
-    let mut want = vec![0.0; n];
-    reference::activation::silu_mul(&gate, &up, &mut want);
-    let mut out = Guarded::filled(n, offset);
-    k.silu_mul(g.get(), &up, out.get_mut());
-    out.check(&what("silu_mul"));
+    let mut want = gate.clone();
+    reference::activation::silu_mul_inplace(&mut want, &up);
+    let mut out = Guarded::new(&gate, offset);
+    k.silu_mul_inplace(out.get_mut(), &up);
+    out.check(&what("silu_mul_inplace"));
     let bound =
         |want: &[f32], i: usize, c: f64| c * EPS * want[i].abs() as f64 + TINY * (1.0 + up[i].abs() as f64);
-    close(&what("silu_mul"), out.get(), &want, |i| bound(&want, i, 9.0));
-    let mut inplace = Guarded::new(&gate, offset);
-    k.silu_mul_inplace(inplace.get_mut(), &up);
-    inplace.check(&what("silu_mul_inplace"));
-    close(&what("silu_mul_inplace"), inplace.get(), out.get(), |_| 0.0);
+    close(&what("silu_mul_inplace"), out.get(), &want, |i| bound(&want, i, 9.0));
 
     // gelu: the argument 2u of e is off by 4 roundings (x², two constants, fma, product: 5 EPS at most),
     // which e^-2u turns into 5·|2u|·EPS of itself; the rest is as for silu.
-    let mut want = vec![0.0; n];
-    reference::activation::gelu_tanh_mul(&gate, &up, &mut want);
-    let mut out = Guarded::filled(n, offset);
-    k.gelu_tanh_mul(g.get(), &up, out.get_mut());
-    out.check(&what("gelu_tanh_mul"));
-    close(&what("gelu_tanh_mul"), out.get(), &want, |i| {
+    let mut want = gate.clone();
+    reference::activation::gelu_tanh_mul_inplace(&mut want, &up);
+    let mut out = Guarded::new(&gate, offset);
+    k.gelu_tanh_mul_inplace(out.get_mut(), &up);
+    out.check(&what("gelu_tanh_mul_inplace"));
+    close(&what("gelu_tanh_mul_inplace"), out.get(), &want, |i| {
         let x = gate[i] as f64;
         let two_u = (1.5957691216 * (x + 0.044715 * x * x * x)).abs().min(120.0);
         bound(&want, i, 9.0 + 5.0 * two_u)
     });
-    let mut inplace = Guarded::new(&gate, offset);
-    k.gelu_tanh_mul_inplace(inplace.get_mut(), &up);
-    inplace.check(&what("gelu_tanh_mul_inplace"));
-    close(&what("gelu_tanh_mul_inplace"), inplace.get(), out.get(), |_| 0.0);
 
     // Exact ones: one IEEE operation, or a selection.
     let mut x = Guarded::new(&gate, offset);
@@ -276,12 +267,10 @@ fn check_activations(k: &Kernels, n: usize, offset: usize, seed: u64) {
     close(&what("relu"), x.get(), &want, |_| 0.0);
     let mut x = Guarded::new(&gate, offset);
     k.add(x.get_mut(), &up);
-    k.scale(x.get_mut(), 0.3);
-    x.check(&what("add, scale"));
+    x.check(&what("add"));
     let mut want = gate.clone();
     reference::activation::add(&mut want, &up);
-    reference::activation::scale(&mut want, 0.3);
-    close(&what("add, scale"), x.get(), &want, |_| 0.0);
+    close(&what("add"), x.get(), &want, |_| 0.0);
 
     // softcap: x / cap 1, cap· 1, reference 1. tanh: polynomial 1.3e-7 = 2.2 EPS + 3 roundings; or
     // 1 - 2/(e + 1) with (4 + 1 + 1) EPS on a term <= 0.45, + 1: 5 at most in either. The rounding of x / cap
@@ -294,24 +283,12 @@ fn check_activations(k: &Kernels, n: usize, offset: usize, seed: u64) {
     close(&what("softcap"), x.get(), &want, |i| 9.0 * EPS * want[i].abs() as f64 + TINY);
 }
 
-fn check_softmax(k: &Kernels, x: &[f32], offset: usize) {
+fn check_logsumexp(k: &Kernels, x: &[f32]) {
     let n = x.len();
-    let what = format!("{} softmax n={n} offset={offset}", k.name);
-    let mut want = x.to_vec();
-    reference::softmax::softmax(&mut want);
-    let mut got = Guarded::new(x, offset);
-    k.softmax(got.get_mut());
-    got.check(&what);
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    // x - max is rounded: EPS·|x - max| in the argument of e, so relative in the result, and weighted by
-    // e^d·d (< 0.37) in the sum; e itself 4, sum of up to 2048 in f32: depth, reciprocal and product 2,
-    // reference 1.
+    let what = format!("{} max_and_logsumexp n={n}", k.name);
+    // x - max is rounded: EPS·|x - max| in the argument of e, weighted by e^d·d (< 0.37) in the sum; e itself 4, sum of
+    // up to 2048 in f32: depth.
     let sum_error = 4.0 + 0.37 * n as f64 + sum_depth(n.min(2048));
-    close(&what, got.get(), &want, |i| {
-        let d = (x[i] as f64 - max).abs().min(120.0);
-        (d + 4.0 + sum_error + 3.0) * EPS * want[i].abs() as f64 + TINY
-    });
-
     let (m, lse) = k.max_and_logsumexp(x);
     let (rm, rlse) = reference::softmax::max_and_logsumexp(x);
     assert_eq!(m, rm, "{what}");
@@ -343,26 +320,6 @@ fn check_conversions(k: &Kernels, x: &[f32], offset: usize) {
         let nan = x[i].is_nan() && half::bf16::from_bits(bf16.get()[i]).is_nan();
         assert!(nan || flushed || bf16.get()[i] == want[i], "{} of {:e}", what("f32_to_bf16"), x[i]);
     }
-    let mut wide = Guarded::filled(n, offset);
-    k.bf16_to_f32(bf16.get(), wide.get_mut());
-    wide.check(&what("bf16_to_f32"));
-    let mut want32 = vec![0.0; n];
-    reference::convert::bf16_to_f32(bf16.get(), &mut want32);
-    close(&what("bf16_to_f32"), wide.get(), &want32, |_| 0.0);
-
-    reference::convert::f32_to_f16(x, &mut want);
-    let mut f16 = Guarded::filled(n, offset);
-    k.f32_to_f16(g.get(), f16.get_mut());
-    f16.check(&what("f32_to_f16"));
-    for i in 0..n {
-        let nan = x[i].is_nan() && half::f16::from_bits(f16.get()[i]).is_nan();
-        assert!(nan || f16.get()[i] == want[i], "{} of {:e}", what("f32_to_f16"), x[i]);
-    }
-    let mut wide = Guarded::filled(n, offset);
-    k.f16_to_f32(f16.get(), wide.get_mut());
-    wide.check(&what("f16_to_f32"));
-    reference::convert::f16_to_f32(f16.get(), &mut want32);
-    close(&what("f16_to_f32"), wide.get(), &want32, |_| 0.0);
 }
 
 /// Any dtype, any bytes (so NaN and infinite scales too): the same bits as the definition times the scale.
@@ -390,7 +347,7 @@ fn check_embed(k: &Kernels, dtype: DType, blocks: usize, offset: usize, seed: u6
 fn check_all(k: &Kernels, n: usize, offset: usize, seed: u64) {
     check_norms(k, n, offset, seed);
     check_activations(k, n, offset, seed);
-    check_softmax(k, &values(n, seed ^ 7), offset);
+    check_logsumexp(k, &values(n, seed ^ 7));
     check_argmax(k, &gates(n, seed ^ 8), offset);
     check_conversions(k, &gates(n, seed ^ 9), offset);
 }
@@ -456,31 +413,29 @@ fn tiers_quietly() -> Vec<&'static Kernels> {
     Isa::supported().into_iter().skip(1).map(Kernels::for_isa).collect()
 }
 
-/// softmax of [x, 0] is 1 / (1 + e^-x): walks e^x over its whole range, subnormal results included.
+/// silu(-x)·1 = -x·e^-x / (1 + e^-x) walks e^x over its range: for large x it is -x·e^-x.
 #[test]
 fn exp_is_within_two_ulp_over_its_whole_range() {
     for k in tiers() {
         let mut worst = (0f64, 0f32);
-        let mut x = -110.0f32;
-        while x < 0.0 {
-            // Through logsumexp's twin: softmax leaves e^(x - max) / Σ, and with max = 0 in a row of one
-            // zero and fifteen -inf plus x, Σ = 1 + e^x, known in double precision.
-            let mut row = [f32::NEG_INFINITY; 32];
-            row[0] = 0.0;
-            row[17] = x;
-            k.softmax(&mut row);
-            let e = (x as f64).exp();
-            let want = e / (1.0 + e);
-            // An ulp of the result; at least the spacing of subnormals.
-            let ulp = (2.0 * EPS * 2f64.powi(want.log2().floor() as i32)).max(2f64.powi(-149));
-            let error = (row[17] as f64 - want).abs() / ulp;
-            if error > worst.0 {
-                worst = (error, x);
+        let mut x = 0.0f32;
+        while x < 87.0 {
+            let mut gate = [-x; 32];
+            k.silu_mul_inplace(&mut gate, &[1.0; 32]);
+            let want = -(x as f64) / (1.0 + (x as f64).exp());
+            if want.abs() > f32::MIN_POSITIVE as f64 {
+                let ulp = 2.0 * EPS * 2f64.powi(want.abs().log2().floor() as i32);
+                for got in gate {
+                    let error = (got as f64 - want).abs() / ulp;
+                    if error > worst.0 {
+                        worst = (error, x);
+                    }
+                }
             }
             x += 0.003_917;
         }
-        // 2 of e^x itself, 1 of the sum and its reciprocal, 1 of the product.
-        assert!(worst.0 <= 4.0, "{}: {} ulp at {}", k.name, worst.0, worst.1);
+        // 2 of e^x itself, half an ulp each of the sum, the quotient and two products, at most doubled by their binades.
+        assert!(worst.0 <= 6.0, "{}: {} ulp at {}", k.name, worst.0, worst.1);
         println!("{}: worst {:.2} ulp at x = {}", k.name, worst.0, worst.1);
     }
 }
@@ -492,9 +447,6 @@ fn masked_rows_and_infinities() {
     ks.push(Kernels::for_isa(Isa::Reference));
     for k in ks {
         for n in SIZES {
-            let mut row = vec![-inf; n];
-            k.softmax(&mut row);
-            assert!(row.iter().all(|&v| v == 0.0), "{}: fully masked", k.name);
             assert_eq!(k.max_and_logsumexp(&vec![-inf; n]), (-inf, f64::NEG_INFINITY), "{}", k.name);
             assert_eq!(k.argmax(&vec![-inf; n]), 0, "{}", k.name);
             assert_eq!(k.argmax(&vec![nan; n]), 0, "{}", k.name);
@@ -507,16 +459,12 @@ fn masked_rows_and_infinities() {
             assert_eq!(k.argmax(&row), n - 1);
             let (max, lse) = k.max_and_logsumexp(&row);
             assert_eq!((max, lse), (5.0, 5.0), "{}", k.name);
-            k.softmax(&mut row);
-            assert!(row[n - 1] == 1.0 && row[..n - 1].iter().all(|&v| v == 0.0), "{}: {row:?}", k.name);
-            // NaN hides no winner; it does poison a sum and a softmax.
+            // NaN hides no winner; it does poison a sum.
             let mut row = vec![nan; n];
             row[n - 1] = -inf;
             assert_eq!(k.argmax(&row), n - 1, "{}", k.name);
             row[n - 1] = 1.0;
             assert!(k.max_and_logsumexp(&row).1.is_nan(), "{}", k.name);
-            k.softmax(&mut row);
-            assert!(row[0].is_nan(), "{}", k.name);
             // Ties: the lowest index, in whichever vector or lane the others are.
             for first in [0, n / 2, n - 1] {
                 let mut row = vec![-1.0; n];

@@ -3,3 +3,4 @@
 mod attention;
 mod elementwise;
 mod linear;
+mod quantise;

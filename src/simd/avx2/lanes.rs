@@ -177,10 +177,6 @@ impl Simd for Avx2 {
             _mm_storeu_si128(p.cast(), r)
         })
     }
-    #[inline(always)]
-    unsafe fn store_f16(self, p: *mut u16, v: __m256) {
-        isa!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
-    }
 
     #[inline(always)]
     fn splat_int(self, x: i32) -> __m256i {

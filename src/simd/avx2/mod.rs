@@ -1,6 +1,7 @@
 //! The AVX2 tier: the generic kernels, eight lanes at a time.
 
 mod lanes;
+mod quantise;
 
 use lanes::Avx2;
 
@@ -18,22 +19,16 @@ pub(super) static KERNELS: Kernels = Kernels {
     add_rms_norm,
     layer_norm,
     add,
-    scale,
     rope_heads,
-    silu_mul,
     silu_mul_inplace,
-    gelu_tanh_mul,
     gelu_tanh_mul_inplace,
     relu,
     softcap,
-    softmax,
     max_and_logsumexp,
     argmax,
     embed_row,
     f32_to_bf16,
-    f32_to_f16,
-    bf16_to_f32,
-    f16_to_f32,
+    quantise_row: quantise::quantise_row,
 };
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -62,28 +57,13 @@ fn add(x: &mut [f32], delta: &[f32]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scale(x: &mut [f32], factor: f32) {
-    map::map1(Avx2::token(), x, activation::Scale(factor))
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
 fn rope_heads(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: RopePairing) {
     rope::rope_heads(Avx2::token(), x, head_dim, cos, sin, pairing)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    map::map2(Avx2::token(), gate, up, out, activation::SiluMul)
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
 fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
     map::map2_inplace(Avx2::token(), gate, up, activation::SiluMul)
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    map::map2(Avx2::token(), gate, up, out, activation::GeluTanhMul)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -99,11 +79,6 @@ fn relu(x: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn softcap(x: &mut [f32], cap: f32) {
     map::map1(Avx2::token(), x, activation::Softcap(cap))
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn softmax(x: &mut [f32]) {
-    softmax::softmax(Avx2::token(), x)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -123,20 +98,5 @@ fn embed_row(dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn f32_to_bf16(x: &[f32], out: &mut [u16]) {
-    convert::narrow(Avx2::token(), x, out, convert::Bf16)
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn f32_to_f16(x: &[f32], out: &mut [u16]) {
-    convert::narrow(Avx2::token(), x, out, convert::F16)
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
-    convert::widen(Avx2::token(), x, out, convert::Bf16)
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn f16_to_f32(x: &[u16], out: &mut [f32]) {
-    convert::widen(Avx2::token(), x, out, convert::F16)
+    convert::f32_to_bf16(Avx2::token(), x, out)
 }

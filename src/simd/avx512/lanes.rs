@@ -171,10 +171,6 @@ impl Simd for Avx512 {
             _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(r))
         })
     }
-    #[inline(always)]
-    unsafe fn store_f16(self, p: *mut u16, v: __m512) {
-        isa!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
-    }
 
     #[inline(always)]
     fn splat_int(self, x: i32) -> __m512i {

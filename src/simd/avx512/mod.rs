@@ -3,6 +3,7 @@
 
 mod bf16;
 mod lanes;
+mod quantise;
 
 use lanes::Avx512;
 
@@ -29,22 +30,16 @@ const BASE: Kernels = Kernels {
     add_rms_norm,
     layer_norm,
     add,
-    scale,
     rope_heads,
-    silu_mul,
     silu_mul_inplace,
-    gelu_tanh_mul,
     gelu_tanh_mul_inplace,
     relu,
     softcap,
-    softmax,
     max_and_logsumexp,
     argmax,
     embed_row,
     f32_to_bf16,
-    f32_to_f16,
-    bf16_to_f32,
-    f16_to_f32,
+    quantise_row: quantise::quantise_row,
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -73,28 +68,13 @@ fn add(x: &mut [f32], delta: &[f32]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn scale(x: &mut [f32], factor: f32) {
-    map::map1(Avx512::token(), x, activation::Scale(factor))
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn rope_heads(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: RopePairing) {
     rope::rope_heads(Avx512::token(), x, head_dim, cos, sin, pairing)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    map::map2(Avx512::token(), gate, up, out, activation::SiluMul)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
     map::map2_inplace(Avx512::token(), gate, up, activation::SiluMul)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    map::map2(Avx512::token(), gate, up, out, activation::GeluTanhMul)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -110,11 +90,6 @@ fn relu(x: &mut [f32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn softcap(x: &mut [f32], cap: f32) {
     map::map1(Avx512::token(), x, activation::Softcap(cap))
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn softmax(x: &mut [f32]) {
-    softmax::softmax(Avx512::token(), x)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -134,20 +109,5 @@ fn embed_row(dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn f32_to_bf16(x: &[f32], out: &mut [u16]) {
-    convert::narrow(Avx512::token(), x, out, convert::Bf16)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn f32_to_f16(x: &[f32], out: &mut [u16]) {
-    convert::narrow(Avx512::token(), x, out, convert::F16)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn bf16_to_f32(x: &[u16], out: &mut [f32]) {
-    convert::widen(Avx512::token(), x, out, convert::Bf16)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn f16_to_f32(x: &[u16], out: &mut [f32]) {
-    convert::widen(Avx512::token(), x, out, convert::F16)
+    convert::f32_to_bf16(Avx512::token(), x, out)
 }

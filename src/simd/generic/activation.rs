@@ -1,4 +1,4 @@
-//! SwiGLU, GeGLU and ReLU, soft caps, sums and scalings: elementwise.
+//! SwiGLU, GeGLU and ReLU, soft caps and sums: elementwise.
 
 use super::exp::{sigmoid, tanh};
 use super::map::{Map1, Map2};
@@ -11,16 +11,6 @@ impl<S: Simd> Map2<S> for Add {
     #[inline(always)]
     fn apply(self, s: S, a: S::F, b: S::F) -> S::F {
         s.add(a, b)
-    }
-}
-
-/// a·factor.
-#[derive(Clone, Copy)]
-pub(crate) struct Scale(pub f32);
-impl<S: Simd> Map1<S> for Scale {
-    #[inline(always)]
-    fn apply(self, s: S, a: S::F) -> S::F {
-        s.mul(a, s.splat(self.0))
     }
 }
 

@@ -11,12 +11,9 @@ pub(crate) trait Half16<S: Simd>: Copy {
     /// # Safety
     /// `p` is valid for reading `LANES` elements.
     unsafe fn load(self, s: S, p: *const u16) -> S::F;
-    /// # Safety
-    /// `p` is valid for writing `LANES` elements.
-    unsafe fn store(self, s: S, p: *mut u16, v: S::F);
 }
 
-/// bfloat16, rounded by integer arithmetic.
+/// bfloat16.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 impl<S: Simd> Half16<S> for Bf16 {
@@ -24,11 +21,6 @@ impl<S: Simd> Half16<S> for Bf16 {
     unsafe fn load(self, s: S, p: *const u16) -> S::F {
         // SAFETY: the caller's promise.
         unsafe { s.load_bf16(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, s: S, p: *mut u16, v: S::F) {
-        // SAFETY: the caller's promise.
-        unsafe { s.store_bf16(p, v) }
     }
 }
 
@@ -41,16 +33,11 @@ impl<S: Simd> Half16<S> for F16 {
         // SAFETY: the caller's promise.
         unsafe { s.load_f16(p) }
     }
-    #[inline(always)]
-    unsafe fn store(self, s: S, p: *mut u16, v: S::F) {
-        // SAFETY: the caller's promise.
-        unsafe { s.store_f16(p, v) }
-    }
 }
 
-/// Rounds each element.
+/// Rounds each element to bf16, by integer arithmetic.
 #[inline(always)]
-pub(crate) fn narrow<S: Simd>(s: S, x: &[f32], out: &mut [u16], f: impl Half16<S>) {
+pub(crate) fn f32_to_bf16<S: Simd>(s: S, x: &[f32], out: &mut [u16]) {
     let n = x.len();
     assert!(out.len() == n);
     let mut i = 0;
@@ -58,23 +45,15 @@ pub(crate) fn narrow<S: Simd>(s: S, x: &[f32], out: &mut [u16], f: impl Half16<S
     // and writes a buffer of MAX_LANES >= LANES.
     unsafe {
         while i + S::LANES <= n {
-            f.store(s, out.as_mut_ptr().add(i), s.load(x.as_ptr().add(i)));
+            s.store_bf16(out.as_mut_ptr().add(i), s.load(x.as_ptr().add(i)));
             i += S::LANES;
         }
         if i < n {
             let mut buf = [0u16; MAX_LANES];
-            f.store(s, buf.as_mut_ptr(), s.load_tail(x.as_ptr().add(i), n - i, 0.0));
+            s.store_bf16(buf.as_mut_ptr(), s.load_tail(x.as_ptr().add(i), n - i, 0.0));
             out[i..].copy_from_slice(&buf[..n - i]);
         }
     }
-}
-
-/// Widens each element (exact).
-#[inline(always)]
-pub(crate) fn widen<S: Simd>(s: S, x: &[u16], out: &mut [f32], f: impl Half16<S>) {
-    assert!(x.len() == out.len());
-    // SAFETY: `x` has as many elements as `out`.
-    unsafe { widen_bytes(s, x.as_ptr().cast(), 1.0, out, f) }
 }
 
 /// Widens each element (exact), times `scale`, from bytes that need no alignment.

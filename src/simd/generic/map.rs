@@ -36,38 +36,21 @@ pub(crate) fn map1<S: Simd>(s: S, x: &mut [f32], f: impl Map1<S>) {
     }
 }
 
-/// `out[i] = f(a[i], b[i])`; lengths are equal (the table asserts it, and so does this).
-#[inline(always)]
-pub(crate) fn map2<S: Simd>(s: S, a: &[f32], b: &[f32], out: &mut [f32], f: impl Map2<S>) {
-    assert!(a.len() == out.len() && b.len() == out.len());
-    // SAFETY: three slices of the same length.
-    unsafe { map2_raw(s, a.as_ptr(), b.as_ptr(), out.as_mut_ptr(), out.len(), f) }
-}
-
-/// `a[i] = f(a[i], b[i])`.
+/// `a[i] = f(a[i], b[i])`; lengths are equal (the table asserts it, and so does this).
 #[inline(always)]
 pub(crate) fn map2_inplace<S: Simd>(s: S, a: &mut [f32], b: &[f32], f: impl Map2<S>) {
     assert!(a.len() == b.len());
-    let p = a.as_mut_ptr();
-    // SAFETY: two slices of the same length; `out` is exactly `a`.
-    unsafe { map2_raw(s, p, b.as_ptr(), p, a.len(), f) }
-}
-
-/// # Safety
-/// `a` and `b` are readable and `out` is writable for `n` elements; `out` may be exactly `a` or `b`,
-/// since each vector is read before it is written, but must not overlap them otherwise.
-#[inline(always)]
-unsafe fn map2_raw<S: Simd>(s: S, a: *const f32, b: *const f32, out: *mut f32, n: usize, f: impl Map2<S>) {
+    let (n, a, b) = (a.len(), a.as_mut_ptr(), b.as_ptr());
     let mut i = 0;
-    // SAFETY: every access is at i..i + LANES <= n, or a tail of n - i elements.
+    // SAFETY: every access is at i..i + LANES <= n, or a tail of n - i elements, of two slices of n.
     unsafe {
         while i + S::LANES <= n {
-            s.store(out.add(i), f.apply(s, s.load(a.add(i)), s.load(b.add(i))));
+            s.store(a.add(i), f.apply(s, s.load(a.add(i)), s.load(b.add(i))));
             i += S::LANES;
         }
         if i < n {
             let (va, vb) = (s.load_tail(a.add(i), n - i, 0.0), s.load_tail(b.add(i), n - i, 0.0));
-            s.store_tail(out.add(i), n - i, f.apply(s, va, vb));
+            s.store_tail(a.add(i), n - i, f.apply(s, va, vb));
         }
     }
 }

@@ -1,24 +1,12 @@
-//! Softmax of a row, and the pieces that sampling needs: max and log Σ e^x.
+//! What sampling needs of a row of logits: max and log Σ e^x.
 
-use super::activation::Scale;
 use super::exp::exp;
-use super::map::{Map1, map1};
 use super::reduce::max;
 use crate::simd::vector::Simd;
 
 /// Elements whose exponentials are summed in f32 before the sum moves to f64: a vocabulary has
 /// 10^5 terms, too many to add in single precision.
 const BLOCK: usize = 2048;
-
-/// x becomes e^(x - shift).
-#[derive(Clone, Copy)]
-struct ExpShifted(f32);
-impl<S: Simd> Map1<S> for ExpShifted {
-    #[inline(always)]
-    fn apply(self, s: S, a: S::F) -> S::F {
-        exp(s, s.sub(a, s.splat(self.0)))
-    }
-}
 
 /// Σ e^(x - shift), in blocks.
 #[inline(always)]
@@ -50,22 +38,6 @@ fn sum_exp<S: Simd>(s: S, x: &[f32], shift: f32) -> f64 {
         total += s.reduce_sum(s.add(a0, a1)) as f64;
     }
     total
-}
-
-/// In place. A row with nothing above -inf (fully masked) becomes zeros.
-#[inline(always)]
-pub(crate) fn softmax<S: Simd>(s: S, x: &mut [f32]) {
-    let m = max(s, x);
-    if m == f32::NEG_INFINITY && !x.iter().any(|v| v.is_nan()) {
-        x.fill(0.0);
-        return;
-    }
-    map1(s, x, ExpShifted(m));
-    let mut total = 0f64;
-    for block in x.chunks(BLOCK) {
-        total += super::reduce::sum(s, block, super::reduce::Value) as f64;
-    }
-    map1(s, x, Scale((1.0 / total) as f32));
 }
 
 /// max x (NaN ignored) and log Σ e^x (NaN if any is).

@@ -8,7 +8,7 @@ use super::{amx, int8_tiles};
 use super::{avx2_int8, panel, paneldot, rowdot, rowdot_bf16, tiledot, vnni};
 use crate::host::Pool;
 use crate::simd::tuning::{LinearTuning, Tuning};
-use crate::simd::{Caps, Isa};
+use crate::simd::{Caps, Isa, Kernels};
 use crate::tensor::{DType, Rows, Tensor};
 
 /// Whether results may depend, in their last bits, on how many rows are computed together.
@@ -312,13 +312,15 @@ impl Linear {
                 let whole = of_bytes(self.tuning.chunk_bytes).next_multiple_of(paneldot::GROUPS);
                 whole.min(groups.div_ceil(2 * threads)).max(1)
             }
-            _ if m >= 4 => CHUNK_GROUPS.min(most).max(1),
             // Whole tiles.
             #[cfg(target_arch = "x86_64")]
             Path::Vnni => {
-                let unit = self.tuning.groups_of_1;
-                of_bytes(self.tuning.chunk_bytes).next_multiple_of(unit).min(most).max(1)
+                let unit = vnni::groups_per_tile(&self.tuning, m);
+                let chunk = if m >= 4 { CHUNK_GROUPS.min(most) } else { of_bytes(self.tuning.chunk_bytes) };
+                let whole = chunk.next_multiple_of(unit);
+                if whole <= most { whole } else { (most / unit * unit).max(unit.min(groups)) }
             }
+            _ if m >= 4 => CHUNK_GROUPS.min(most).max(1),
             _ => of_bytes(self.tuning.chunk_bytes),
         }
     }
@@ -495,8 +497,8 @@ struct Piece {
 /// # Panics
 /// If shapes disagree.
 pub fn linear(pool: &Pool, mode: Mode, x: &mut Acts, outs: &mut [Out<'_>]) {
-    let need = need(mode, x.m(), outs);
-    multiply(pool, mode, x.input(pool, need), outs);
+    let (need, kernels) = (need(mode, x.m(), outs), kernels(outs));
+    multiply(pool, mode, x.input(pool, kernels, need), outs);
 }
 
 /// The same for activations that lie elsewhere, one row directly behind the other: they are read where they are. `acts`
@@ -505,12 +507,19 @@ pub fn linear(pool: &Pool, mode: Mode, x: &mut Acts, outs: &mut [Out<'_>]) {
 /// # Panics
 /// If shapes disagree, or the rows do not lie one behind the other.
 pub fn linear_rows(pool: &Pool, mode: Mode, x: Rows<'_>, acts: &mut Acts, outs: &mut [Out<'_>]) {
-    let need = need(mode, x.len(), outs);
-    multiply(pool, mode, acts.input_of(pool, x.dense(), x.width(), need), outs);
+    let (need, kernels) = (need(mode, x.len(), outs), kernels(outs));
+    multiply(pool, mode, acts.input_of(pool, kernels, x.dense(), x.width(), need), outs);
 }
 
 fn need(mode: Mode, m: usize, outs: &[Out<'_>]) -> Need {
     outs.iter().fold(Need::default(), |a, o| a.or(o.w.need(m, mode)))
+}
+
+/// The kernels that prepare activations: those of the weights' tier, which is one for all weights of a model.
+fn kernels(outs: &[Out<'_>]) -> &'static Kernels {
+    let isa = outs.first().map_or(Isa::Reference, |o| o.w.isa);
+    assert!(outs.iter().all(|o| o.w.isa == isa), "weights of one tier in one job");
+    Kernels::for_isa(isa)
 }
 
 fn multiply(pool: &Pool, mode: Mode, x: Input<'_>, outs: &mut [Out<'_>]) {
