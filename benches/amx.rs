@@ -2,7 +2,8 @@
 //! alternatives, and what products reach of the tile unit. docs/performance.md says what to do with the results.
 //!
 //!   cargo bench --bench amx                   all of it, about three minutes
-//!   cargo bench --bench amx -- threshold      VNNI, int8 tiles and bf16 tiles by number of tokens: int8_tiles_from, tiles_from
+//!   cargo bench --bench amx -- threshold      VNNI, int8 tiles and bf16 tiles, made in f32 and f16, by number of tokens:
+//!                                             int8_tiles_from, tiles_from, half_up_to
 //!   cargo bench --bench amx -- products       bf16 and 4-bit products against the tile unit and memory
 //!   cargo bench --bench amx -- --test         small, answers checked, no timing; runs on emulated tiles too
 //!
@@ -97,7 +98,8 @@ mod tiles {
         vec![
             ("vnni", |e| (e.int8_tiles_from, e.tiles_from) = (NEVER, NEVER)),
             ("int8", |e| (e.int8_tiles_from, e.tiles_from) = (1, NEVER)),
-            ("bf16", |e| e.tiles_from = 1),
+            ("bf16", |e| (e.tiles_from, e.half_up_to) = (1, 0)),
+            ("bf16 by f16", |e| (e.tiles_from, e.half_up_to) = (1, NEVER)),
         ]
     }
 
@@ -106,7 +108,7 @@ mod tiles {
         let names: Vec<&str> = kernels.iter().map(|k| k.0).collect();
         println!("threshold: {}, microseconds; * the least", names.join(" / "));
         println!("C: the cores were shared. M: no state had enough samples. ?: samples of different states");
-        let ms: &[usize] = if test { &[8, 17] } else { &[4, 8, 10, 12, 16, 17, 24, 32, 48, 64] };
+        let ms: &[usize] = if test { &[8, 17] } else { &[4, 8, 10, 12, 16, 17, 24, 32, 48, 64, 128] };
         let shapes: &[(usize, usize)] =
             if test { &[(80, 256)] } else { &[(1536, 576), (2048, 2048), (8192, 2048)] };
         for dtype in DType::ALL.into_iter().filter(|d| d.is_quantised()) {

@@ -73,6 +73,12 @@ pub use peak::{Peak, peak, tile_loads};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use session::Session;
 
+/// Whether the AVX512-FP16 instructions that make tiles of weights execute: in hardware, or emulated beside emulated tiles.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub fn half_arithmetic() -> bool {
+    is_x86_feature_detected!("avx512fp16") || (emulate::installed() && is_x86_feature_detected!("avx512f"))
+}
+
 /// Whether this process may use AMX tiles with bf16 and int8; otherwise why not.
 ///
 /// # Errors

@@ -7,6 +7,7 @@
 //! | `groups_of_1`, `_2`, `_4`, `_8` | groups of 16 rows that a VNNI tile of 1, 2 to 3, 4, 5 to 8 tokens holds | no |
 //! | `int8_tiles_from` | tokens from which the AMX tier multiplies packed weights by int8 tiles rather than VNNI | no |
 //! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by bf16 tiles | yes: ignored in deterministic mode |
+//! | `half_up_to` | tokens up to which bf16 tiles of packed weights are made with f16 arithmetic, where the CPU has it | yes: no such tiles in deterministic mode |
 //! | `tiles_at_load` | whether the AMX tier packs f16 and bf16 weights into tiles when it loads a model | yes, for one and two tokens; nothing in deterministic mode |
 //! | `attention_vector_rows` | rows of a KV head up to which the AMX tier attends without tiles | yes: ignored in deterministic mode |
 //!
@@ -47,6 +48,9 @@ pub struct LinearTuning {
     /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by int8 products; half
     /// as many where fine activations make those multiply twice.
     pub tiles_from: usize,
+    /// Tokens up to which bf16 tiles of packed weights are made with f16 arithmetic (AVX512-FP16), where the CPU has it: fewer
+    /// operations, 2^-11 of each weight. With more tokens making tiles hides behind products.
+    pub half_up_to: usize,
     /// Of 16-bit floats: whether the AMX tier packs them into tiles when it loads a model.
     pub tiles_at_load: bool,
 }
@@ -113,8 +117,15 @@ impl Tuning {
                 groups_of_2: if intel { 4 } else { 1 },
                 groups_of_4: if intel { 4 } else { 1 },
                 groups_of_8: if intel { 2 } else { 1 },
-                int8_tiles_from: 10,
-                tiles_from: 17,
+                // By scripts/mca --shapes, where measurements end: q6_k takes two products a block.
+                int8_tiles_from: match dtype {
+                    DType::Q6_K => 1024,
+                    DType::Q5_0 | DType::Q5_1 | DType::Q5_K => 13,
+                    DType::Q4_0 => 10,
+                    _ => 12,
+                },
+                tiles_from: if matches!(dtype, DType::Q5_K | DType::Q6_K) { 16 } else { 17 },
+                half_up_to: 64,
                 tiles_at_load: false,
             }
         };
@@ -154,6 +165,7 @@ impl Tuning {
                 ("groups_of_8", e.groups_of_8, 1, 2),
                 ("int8_tiles_from", e.int8_tiles_from, 1, 1024),
                 ("tiles_from", e.tiles_from, 1, 1024),
+                ("half_up_to", e.half_up_to, 0, 4096),
             ];
             for (name, value, least, most) in ranges {
                 if !(least..=most).contains(&value) {
@@ -194,7 +206,7 @@ mod tests {
         let from = |d| rapids.linear(d).tiles_from;
         assert_eq!(
             (from(DType::Q8_0), from(DType::Q4_0), from(DType::Q4_K), from(DType::Q6_K)),
-            (17, 17, 17, 17)
+            (17, 17, 17, 16)
         );
         for t in [zen4, rapids, Tuning::default_for(&cpu(Vendor::Other, 0, 0))] {
             t.check().unwrap();

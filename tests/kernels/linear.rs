@@ -22,6 +22,11 @@ impl Rng {
 
 /// Random blocks: every code and every sub-scale occurs; the f16 scales are small and positive or negative.
 fn random_weight(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
+    random_weight_of(dtype, n, k, 0.05, rng)
+}
+
+/// The same with scales of up to `scale`.
+fn random_weight_of(dtype: DType, n: usize, k: usize, scale: f32, rng: &mut Rng) -> Tensor {
     let mut bytes: Vec<u8> =
         (0..n * dtype.row_bytes(k).expect("whole blocks")).map(|_| rng.next() as u8).collect();
     let scales: &[usize] = match dtype {
@@ -32,7 +37,7 @@ fn random_weight(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
     };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         for &at in scales {
-            let d = half::f16::from_f32(rng.uniform() * 0.05);
+            let d = half::f16::from_f32(rng.uniform() * scale);
             block[at..at + 2].copy_from_slice(&d.to_le_bytes());
         }
         match dtype {
@@ -389,6 +394,7 @@ fn entries_of_the_tuning_table_change_no_bit() {
                         groups_of_8,
                         int8_tiles_from,
                         tiles_from: usize::MAX,
+                        half_up_to: 0,
                         tiles_at_load: false,
                     };
                     let lin = lin.clone().with_tuning(entries);
@@ -434,4 +440,55 @@ fn packed_size_is_what_was_promised() {
         let grown = p.data.len() as f64 / (48.0 * dtype.row_bytes(512).unwrap() as f64);
         assert!((1.0..1.03).contains(&grown), "{dtype} grew by {grown}");
     }
+}
+
+/// Tiles made with f16 arithmetic: within an ulp of bf16 of those made in f32, and the same bits whatever the number of
+/// threads, which decides who makes which tile.
+#[test]
+fn tiles_made_by_f16_are_nearly_those_made_by_f32() {
+    let Some(why) = Isa::Amx.missing() else {
+        for dtype in DType::ALL.into_iter().filter(|d| d.is_quantised()) {
+            let (n, k) = (7 * 16 + 5, 3 * dtype.block_len().max(64));
+            let mut rng = Rng(13);
+            // Weights below one, also those of K-quants, whose sub-scales go up to 127.
+            let w = random_weight_of(dtype, n, k, 1e-4, &mut rng);
+            let mut entries = tandem::simd::tuning::Tuning::current().linear(dtype);
+            entries.tiles_from = 1;
+            for m in [1, 16, 17, 40] {
+                let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
+                let mut run = |half_up_to: usize, threads: usize| {
+                    entries.half_up_to = half_up_to;
+                    let lin = make(&w, Isa::Amx).with_tuning(entries);
+                    let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
+                    acts.reset(m, k).copy_from_slice(&x);
+                    let pool = Pool::new(threads);
+                    linear(&pool, Mode::Fast, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo: n }]);
+                    out
+                };
+                let (half, full) = (run(m, 2), run(m - 1, 2));
+                assert_eq!(half, run(m, 1), "{dtype} M={m}: threads");
+                let mut row = vec![0f32; k];
+                let mut same = 0;
+                for r in 0..n {
+                    tandem::reference::dequant::dequantise_row(dtype, w.row(r), &mut row);
+                    // A weight may become another bf16 number, 2^-7 away at most; half as much again for scales that were rounded.
+                    let sizes = row.chunks(32).map(|b| b.iter().fold(0f32, |a, v| a.max(v.abs())));
+                    let sizes: Vec<f32> = sizes.collect();
+                    for t in 0..m {
+                        let x = &x[t * k..(t + 1) * k];
+                        let size: f32 = x.iter().enumerate().map(|(i, v)| v.abs() * sizes[i / 32]).sum();
+                        let (a, b) = (half[t * n + r], full[t * n + r]);
+                        assert!(
+                            (a - b).abs() <= size * 1.5 * 2f32.powi(-7),
+                            "{dtype} M={m} [{t},{r}]: {a}, {b}"
+                        );
+                        same += usize::from(a == b);
+                    }
+                }
+                assert!(same < m * n, "{dtype} M={m}: not made by f16");
+            }
+        }
+        return;
+    };
+    println!("skipped: {why}");
 }

@@ -7,6 +7,8 @@
 //! there before. An instruction that real hardware would refuse (#UD, #GP) ends the process with a
 //! message that names it: in a test, that is the point.
 //!
+//! The same for the two AVX512-FP16 instructions that the tier uses ([`fp16`]): all CPUs with tiles have those, too.
+//!
 //! Opt-in only, by [`install`] or `TANDEM_AMX=emulate`: a trap costs 5-10 us (two shared cores of a virtual
 //! Zen 4) and a product 1-3 us more, a thousand times what hardware needs. Tile instructions that follow
 //! each other directly share a trap: 512 x 512 x 512 in bf16 takes 0.1-0.2 s.
@@ -15,6 +17,7 @@
 //! a constant initialiser and no destructor, so that reaching it is an address computation.
 
 pub mod decode;
+pub mod fp16;
 pub mod tiles;
 
 use std::cell::UnsafeCell;
@@ -52,6 +55,7 @@ pub fn install() -> Result<(), &'static str> {
             return Ok(());
         }
         tiles::choose_level();
+        fp16::prepare();
         // SAFETY: plain data for which all-zero is a valid value (default action, empty mask).
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: reads the present action into `old`.
@@ -99,13 +103,24 @@ type Gregs = [libc::greg_t; 23];
 unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: with SA_SIGINFO the kernel passes the interrupted thread's context, ours to change until
     // the handler returns.
-    let gregs = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
+    let (gregs, fpregs) = (&mut machine.gregs, machine.fpregs.cast::<u8>());
     let trapped = gregs[libc::REG_RIP as usize];
     loop {
         let rip = gregs[libc::REG_RIP as usize];
         // SAFETY: the CPU just fetched the instruction there, or is about to: tile instructions do not
         // branch, so what follows one is an instruction, and its bytes are readable.
-        let Some(insn) = (unsafe { decode(rip as usize as *const u8) }) else { break };
+        let Some(insn) = (unsafe { decode(rip as usize as *const u8) }) else {
+            // SAFETY: as above; the registers are those of the interrupted thread.
+            let done = unsafe {
+                fp16::decode(rip as usize as *const u8).is_some_and(|op| fp16::execute(op, fpregs))
+            };
+            if !done {
+                break;
+            }
+            gregs[libc::REG_RIP as usize] = rip + fp16::LEN as libc::greg_t;
+            continue;
+        };
         let done = TILES.with(|tiles| {
             // SAFETY: this thread's state, touched only here; SIGILL is blocked while its handler runs, and
             // the handler executes no tile instruction, so there is one reference at a time.

@@ -3,6 +3,7 @@
 //! | a file | what |
 //! |---|---|
 //! | `contest` | the same product under several entries, call by call in turn, answers checked |
+//! | `vector_rows` | attention of few rows by tiles and by vector kernels |
 //! | this one | which entries are tried on which weights, and the file that keeps what came of it |
 //!
 //! ```text
@@ -12,6 +13,7 @@
 //! A default stands unless an alternative takes at least [`GAIN`] less time: noise does not change a table.
 
 mod contest;
+mod vector_rows;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,7 +65,7 @@ pub struct Finding {
     pub dtype: String,
     /// The entry of the table.
     pub entry: String,
-    /// Tokens multiplied together.
+    /// Tokens multiplied together; of attention, rows of a KV head.
     pub tokens: usize,
     /// Which of `candidates` was chosen; the first is the default.
     pub chosen: usize,
@@ -103,8 +105,11 @@ const INT8_TILES_AT: [usize; 6] = [4, 6, 8, 10, 12, 16];
 /// Numbers of tokens at which bf16 tiles are compared with int8 products: from 17 on they take another block of rows.
 const TILES_AT: [usize; 7] = [8, 12, 16, 17, 24, 32, 48];
 
+/// Numbers of tokens at which f16 arithmetic is compared with f32.
+const HALF_AT: [usize; 4] = [32, 64, 128, 512];
+
 /// Steps of [`measure`], for a progress bar.
-pub const STEPS: u64 = DType::ALL.len() as u64;
+pub const STEPS: u64 = DType::ALL.len() as u64 + 1;
 
 /// Measures the entries on this machine. `progress` is called after each of [`STEPS`] steps.
 ///
@@ -124,6 +129,12 @@ pub fn measure(pool: &Pool, isa: Isa, effort: Effort, progress: &dyn Fn()) -> Re
         findings.append(&mut one.findings);
         progress();
     }
+    if isa == Isa::Amx && crate::amx::hardware().is_ok() {
+        let (rows, mut found) = vector_rows::measure(pool, isa, effort)?;
+        tuning.attention_vector_rows = rows;
+        findings.append(&mut found);
+    }
+    progress();
     tuning.check().map_err(|why| Error::Run(format!("tune: {why}")))?;
     let (version, cpu) = (env!("CARGO_PKG_VERSION").to_owned(), cpu_model());
     Ok(Tuned { schema: SCHEMA, version, cpu, isa: isa.name().into(), tuning, findings })
@@ -189,6 +200,24 @@ impl OneDType<'_> {
         self.entries.int8_tiles_from = from;
         self.entries.tiles_from =
             self.wins_from(subject, "tiles_from", &TILES_AT, |e, from| e.tiles_from = from, false)?;
+        self.half_up_to(subject)
+    }
+
+    /// The number of tokens up to which tiles made with f16 arithmetic win.
+    fn half_up_to(&mut self, subject: &Subject) -> Result<()> {
+        let mut up_to = 0;
+        for tokens in HALF_AT {
+            let entries = [0, tokens].map(|half| self.with(&|e| (e.tiles_from, e.half_up_to) = (1, half)));
+            let seconds = Contest::new(self.pool, subject, tokens, self.effort, false).run(&entries)?;
+            let wins = best(&seconds);
+            let names = ["without", "with"].map(String::from);
+            self.found("half_up_to", tokens, wins, names.into_iter(), &seconds);
+            if wins == 0 {
+                break;
+            }
+            up_to = tokens;
+        }
+        self.entries.half_up_to = up_to;
         Ok(())
     }
 

@@ -19,6 +19,10 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2_int8;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod dequantise;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod half_tiles;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod int8_tiles;
 mod packed;
 #[cfg(target_arch = "x86_64")]

@@ -429,17 +429,17 @@ impl Linear {
                         amx::Source::Rows(self.dtype, rows.as_ptr())
                     }
                 };
-                let (kp, tiles) = (x.k_padded(), x.tiles().as_ptr());
+                let (kp, tiles, half) = (x.k_padded(), x.tiles().as_ptr(), self.tuning.half_up_to);
                 // SAFETY: the tier was checked when the weight was made; shapes by `linear`'s checks;
                 // columns r0..r1 of every row are ours.
-                unsafe { amx::gemm(&source, r1 - r0, k, kp, tiles, m, out.add(r0), ldo) };
+                unsafe { amx::gemm(&source, half, r1 - r0, k, kp, tiles, m, out.add(r0), ldo) };
                 if self.fine && path == Path::AmxRows {
                     let n = r1 - r0;
                     let mut fine = vec![0f32; m * n];
                     let tiles = x.fine_tiles().as_ptr();
                     // SAFETY: as above; the fine plane's products have a buffer of their own.
                     unsafe {
-                        amx::gemm(&source, n, k, kp, tiles, m, fine.as_mut_ptr(), n);
+                        amx::gemm(&source, half, n, k, kp, tiles, m, fine.as_mut_ptr(), n);
                         add_columns(&fine, m, n, out.add(r0), ldo);
                     }
                 }

@@ -60,6 +60,9 @@ pub(super) trait Format {
     const LAYOUT: Layout;
     /// Scales per 16 elements instead of per 32 (q6_k).
     const HALVES: bool = false;
+    /// How many codes there are: 16, 32, 64 or 256.
+    const CODES: f32 =
+        if Self::LAYOUT.code_bytes == 512 { 256.0 } else { (16 << (Self::LAYOUT.high_bytes / 64)) as f32 };
     /// log2 of the code that means zero, where it is the same for all blocks: then the kernel starts its integer
     /// sums at minus that many times the sum of the activations, and needs no offset.
     const ZERO_LOG2: Option<i32> = None;
