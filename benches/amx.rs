@@ -1,10 +1,10 @@
 //! What to run first on a machine with AMX: every constant of the AMX tier that was set by arithmetic, against its
 //! alternatives, and what products reach of the tile unit. docs/performance.md says what to do with the results.
 //!
-//!   cargo bench --bench amx                   all of it, about three minutes
+//!   cargo bench --bench amx                   all of it, some ten minutes
 //!   cargo bench --bench amx -- threshold      VNNI, int8 tiles and bf16 tiles, made in f32 and f16, by number of tokens:
 //!                                             int8_tiles_from, tiles_from, half_up_to
-//!   cargo bench --bench amx -- products       bf16 and 4-bit products against the tile unit and memory
+//!   cargo bench --bench amx -- products       products of each kernel against the tile unit and memory, by shape and state
 //!   cargo bench --bench amx -- --test         small, answers checked, no timing; runs on emulated tiles too
 //!
 //! `products` has a line of MKL's for bf16 where libmkl_rt is found (benches/support/mkl.rs), and says so where not.
@@ -92,14 +92,14 @@ mod tiles {
         }
     }
 
-    /// Kernels for few tokens, as changes to the tuning table.
+    /// Kernels for few tokens, as changes to the tuning table: two of int8, then bf16 tiles made in f32 and in f16.
     fn kernels() -> Vec<(&'static str, fn(&mut LinearTuning))> {
         const NEVER: usize = usize::MAX;
         vec![
             ("vnni", |e| (e.int8_tiles_from, e.tiles_from) = (NEVER, NEVER)),
             ("int8", |e| (e.int8_tiles_from, e.tiles_from) = (1, NEVER)),
             ("bf16", |e| (e.tiles_from, e.half_up_to) = (1, 0)),
-            ("bf16 by f16", |e| (e.tiles_from, e.half_up_to) = (1, NEVER)),
+            ("f16", |e| (e.tiles_from, e.half_up_to) = (1, NEVER)),
         ]
     }
 
@@ -176,6 +176,23 @@ mod tiles {
         }
     }
 
+    /// Tokens up to which all kernels are compared.
+    const FEW: usize = 64;
+
+    /// What multiplies weights of `dtype`, with a name: of 16-bit floats there is one way.
+    fn variants(dtype: DType) -> Vec<(String, LinearTuning)> {
+        let entries = Tuning::current().linear(dtype);
+        if !dtype.is_quantised() {
+            return vec![(dtype.name().into(), entries)];
+        }
+        let with = |(kernel, change): (&str, fn(&mut LinearTuning))| {
+            let mut entries = entries;
+            change(&mut entries);
+            (format!("{} {kernel}", dtype.name()), entries)
+        };
+        kernels().into_iter().map(with).collect()
+    }
+
     fn products(pool: &Pool, rng: &mut Rng, test: bool) {
         let peak = amx::peak().map_or(f64::NAN, |p| p.bf16_tiles * pool.threads() as f64);
         let bandwidth = if test { f64::NAN } else { profile::read_bandwidth(pool, 1 << 30, 5) };
@@ -186,14 +203,14 @@ mod tiles {
             bandwidth / 1e9
         );
         println!(
-            "{:6} {:>12} {:>5} {:>9} {:>9} {:>8} {:>7} {:>6}  state",
+            "{:14} {:>12} {:>5} {:>9} {:>9} {:>8} {:>7} {:>6}  state",
             "dtype", "N x K", "M", "us", "TFLOP/s", "of unit", "GB/s", "% bw"
         );
         let mkl = Mkl::load(pool.threads());
         if let Err(why) = &mkl {
             println!("SKIPPED: the peer MKL: {why}");
         }
-        let ms: &[usize] = if test { &[5, 40] } else { &[16, 32, 64, 128, 512, 2048] };
+        let ms: &[usize] = if test { &[5, 40] } else { &[4, 8, 16, 32, 64, 128, 512, 2048] };
         let shapes: &[(usize, usize)] = if test {
             &[(80, 512)]
         } else {
@@ -213,20 +230,30 @@ mod tiles {
         {
             for &(n, k) in shapes.iter().filter(|&&(_, k)| dtype.row_bytes(k).is_some()) {
                 let w = random(dtype, n, k, rng);
-                let weights = cold(&w, Isa::Amx, test, |l| l.with_tiles_from(0));
+                let all: Vec<(String, Vec<Linear>)> = variants(dtype)
+                    .into_iter()
+                    .map(|(name, entries)| (name, cold(&w, Isa::Amx, test, |l| l.with_tuning(entries))))
+                    .collect();
                 for &m in ms {
-                    let ours = compare(pool, &w, &[&weights], m, rng, test).remove(0);
-                    let mut lines = vec![(dtype.name(), ours)];
+                    // Kernels for few tokens beside each other; of many tokens, tiles only.
+                    let tried: Vec<&(String, Vec<Linear>)> = all
+                        .iter()
+                        .filter(|(name, _)| m <= FEW || !(name.ends_with("vnni") || name.ends_with("int8")))
+                        .collect();
+                    let sets: Vec<&[Linear]> = tried.iter().map(|(_, set)| set.as_slice()).collect();
+                    let times = compare(pool, &w, &sets, m, rng, test);
+                    let mut lines: Vec<(String, (f64, String))> =
+                        tried.iter().map(|(name, _)| name.clone()).zip(times).collect();
                     if let (DType::BF16, Ok(mkl)) = (dtype, &mkl) {
-                        lines.push(("mkl", peer(mkl, pool, &w, m, rng, test)));
+                        lines.push(("mkl".into(), peer(mkl, pool, &w, m, rng, test)));
                     }
                     if test {
                         continue;
                     }
                     for (name, (t, state)) in lines {
-                        let (ops, bytes) = (2.0 * (m * n * k) as f64 / t, weights[0].bytes() as f64 / t);
+                        let (ops, bytes) = (2.0 * (m * n * k) as f64 / t, all[0].1[0].bytes() as f64 / t);
                         println!(
-                            "{:6} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7.0}% {:>7.1} {:>5.0}%  {state}",
+                            "{:14} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7.0}% {:>7.1} {:>5.0}%  {state}",
                             name,
                             format!("{n}x{k}"),
                             t * 1e6,
