@@ -121,7 +121,7 @@ impl std::ops::Deref for Acts {
 }
 
 impl Acts {
-    /// Room for `m` rows of `k`; returns the f32 rows, to be written before [`Acts::prepare`].
+    /// Room for `m` rows of `k`; returns the f32 rows, to be written before [`linear`](super::linear) reads them.
     pub fn reset(&mut self, m: usize, k: usize) -> &mut [f32] {
         self.forms.reset(m, k);
         grow(&mut self.f32, m * k);
