@@ -4,6 +4,7 @@ use tandem::Result;
 use tandem::device::accelerator::Half;
 use tandem::device::kernels::gemm::{self, Path};
 use tandem::device::kernels::linear::{self, Epilogue, LinearArgs};
+use tandem::device::kernels::product::choose::DENSE_TILES_ROWS;
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 
 use crate::data;
@@ -47,7 +48,7 @@ impl Operands {
         let x = data::halves(dtype, max_m * k, 2, 1.0);
         let upload = |v: &[u16]| Buffer::from_bytes(rt, Lane::Compute, data::bytes_of(v));
         let w_copies = (0..bench.copies(n * k * 2)).map(|_| upload(&w)).collect::<Result<Vec<_>>>()?;
-        let scratch_bytes = linear::scratch_bytes(rt.info(), max_m.min(linear::MAX_TOKENS), n, k)
+        let scratch_bytes = linear::scratch_bytes(rt.info(), max_m.min(DENSE_TILES_ROWS), n, k)
             .max(gemm::scratch_bytes(rt.info()));
         let scratch = Buffer::new(rt, scratch_bytes)?;
         rt.fill(Lane::Compute, scratch.ptr(), 0, linear::COUNTER_BYTES)?;

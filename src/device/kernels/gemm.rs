@@ -6,6 +6,7 @@
 
 use super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
 use super::linear::{COUNTER_BYTES, LinearArgs};
+use super::product::choose::gemm_bucket;
 use crate::Result;
 use crate::device::accelerator::Half;
 use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
@@ -90,13 +91,7 @@ impl Path {
     }
 }
 
-/// Launches with numbers of tokens in one bucket are planned alike: powers of two and halfway between, from 64.
-pub fn bucket(m: usize) -> usize {
-    let power = m.max(64).next_power_of_two();
-    if m.max(64) <= power / 4 * 3 { power / 4 * 3 } else { power }
-}
-
-/// The tile and splits with the least estimated time for `bucket(m)` tokens.
+/// The tile and splits with the least estimated time for [`gemm_bucket`]`(m)` tokens.
 ///
 /// A device makes `multiprocessors` tiles at a time. In units of one token by one column of a tile: a tile takes
 /// `tokens * k`, plus filling the ring and writing the sums (about 512 columns' worth: f32 sums at the memory
@@ -107,7 +102,7 @@ pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Plan
     let sms = info.multiprocessors.max(1) as usize;
     let mut best: Option<(usize, Plan)> = None;
     for tokens in path.tokens() {
-        let tiles = n.div_ceil(ROWS) * bucket(m).div_ceil(tokens);
+        let tiles = n.div_ceil(ROWS) * gemm_bucket(m).div_ceil(tokens);
         // Splits are for grids that leave multiprocessors idle: partial sums then fit `scratch_bytes`.
         let most = (sms / tiles).min(k / MIN_SPLIT).max(1);
         for splits in 1..=most {

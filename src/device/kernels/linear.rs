@@ -7,6 +7,7 @@
 //! launch leaves them zero), then [`scratch_bytes`] minus that of partials, whatever they hold.
 
 use super::abi::{LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams};
+use super::product::choose::{DENSE_TILES_ROWS, GEMV_ROWS};
 use crate::Result;
 use crate::device::accelerator::Half;
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
@@ -14,11 +15,6 @@ use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
 /// The head of a scratch buffer that counts arrivals. Zero before the first launch.
 pub const COUNTER_BYTES: usize = 64 << 10;
 
-/// Most tokens that [`linear`] takes, so that the counters of all tiles fit; prefill has its own kernel.
-pub const MAX_TOKENS: usize = 1024;
-
-/// Tokens up to which weights stream through registers once (`gemv.cu`).
-const GEMV_TOKENS: usize = 4;
 /// Warps of a block of `gemv.cu`, and its columns per step and per batch of loads.
 const GEMV_WARPS: usize = 8;
 const GEMV_STEP: usize = 256;
@@ -72,7 +68,7 @@ pub struct LinearArgs {
     pub y: DevPtr,
     /// [`scratch_bytes`], or what else the kernel says; counters at its head, zeroed once. Kernels of one lane share it.
     pub scratch: DevPtr,
-    /// Tokens: 1 to [`MAX_TOKENS`], any number for [`super::gemm`].
+    /// Tokens: 1 to [`DENSE_TILES_ROWS`], any number for [`super::gemm`].
     pub m: usize,
     /// Rows of the weight (gates and ups counted both).
     pub n: usize,
@@ -157,12 +153,12 @@ pub struct Plan {
 impl Plan {
     /// For `m` tokens by an `n` x `k` weight.
     pub fn new(info: &DeviceInfo, dtype: Half, m: usize, n: usize, k: usize) -> Plan {
-        assert!((1..=MAX_TOKENS).contains(&m), "linear of {m} tokens, takes 1 to {MAX_TOKENS}");
+        assert!((1..=DENSE_TILES_ROWS).contains(&m), "linear of {m} tokens, takes 1 to {DENSE_TILES_ROWS}");
         assert!(
             n >= 1 && k >= 8 && k.is_multiple_of(8),
             "linear by a {n} x {k} weight: k is a multiple of 8"
         );
-        if m <= GEMV_TOKENS {
+        if m <= GEMV_ROWS {
             return Plan::gemv(info, dtype, m, n, k);
         }
         let tile = Tile::of(info, m);
@@ -332,7 +328,7 @@ mod tests {
         for info in devices() {
             for (n, k) in [(576, 576), (4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
                 let mut seen = std::collections::HashMap::new();
-                for m in 1..=MAX_TOKENS {
+                for m in 1..=DENSE_TILES_ROWS {
                     let plan = Plan::new(&info, Half::F16, m, n, k);
                     let split = (plan.k_split, plan.k_parts());
                     assert_eq!(*seen.entry(plan.kernel).or_insert(split), split, "{m} x {n} x {k}");
@@ -350,7 +346,7 @@ mod tests {
                 for m in [1, 4, 5, 8, 16, 32, 64, 128] {
                     let plan = Plan::new(&info, Half::F16, m, n, k);
                     let blocks = plan.grid.iter().product::<u32>() as usize;
-                    let block = if m <= GEMV_TOKENS {
+                    let block = if m <= GEMV_ROWS {
                         GEMV_WARPS * 32 * 8 * 16
                     } else {
                         // All stages but the one being read.

@@ -11,4 +11,5 @@ pub mod elementwise;
 pub mod exchange;
 pub mod gemm;
 pub mod linear;
+pub mod product;
 pub mod quant;

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use tandem::device::accelerator::Half;
 use tandem::device::kernels::gemm::{self, Path, Plan};
 use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs};
+use tandem::device::kernels::product::choose::gemm_bucket;
 use tandem::device::runtime::{DeviceInfo, Lane, Runtime};
 
 fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, LinearArgs) {
@@ -249,8 +250,8 @@ proptest! {
             prop_assert!(COUNTER_BYTES + tiles * plan.splits * 128 * plan.tokens * 4 <= gemm::scratch_bytes(&info));
             prop_assert!(tiles * 4 <= COUNTER_BYTES);
         }
-        prop_assert!(gemm::bucket(m) >= m && gemm::bucket(gemm::bucket(m)) == gemm::bucket(m));
-        prop_assert_eq!(plan, gemm::plan(&info, path, gemm::bucket(m), n, k));
+        prop_assert!(gemm_bucket(m) >= m && gemm_bucket(gemm_bucket(m)) == gemm_bucket(m));
+        prop_assert_eq!(plan, gemm::plan(&info, path, gemm_bucket(m), n, k));
     }
 }
 

@@ -9,16 +9,15 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem::device::accelerator::Half;
 use tandem::device::kernels::linear::Epilogue;
-use tandem::device::kernels::quant::{
-    self, GEMV_TOKENS, GatherArgs, Layout, Plan, QuantLinearArgs, RowsArgs, linear_as,
-};
+use tandem::device::kernels::product::choose::GEMV_ROWS;
+use tandem::device::kernels::quant::{self, GatherArgs, Layout, Plan, QuantLinearArgs, RowsArgs, linear_as};
 use tandem::device::runtime::{Lane, Runtime};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
 use tandem::tensor::DType;
 
 /// Tokens of a block of every kernel: the first is GEMV.
-const KERNELS: [usize; 5] = [GEMV_TOKENS, 8, 16, 32, 64];
+const KERNELS: [usize; 5] = [GEMV_ROWS, 8, 16, 32, 64];
 
 fn plain(dtype: DType, act: Half, m: usize, n: usize, k: usize) -> Case {
     Case { weights: dtype, ..Case::plain(act, m, n, k) }
@@ -186,7 +185,7 @@ fn several_blocks_of_rows_and_tokens() {
     each_kernel(|rt, dtype, act, tokens| {
         // GEMV has one block of tokens; in emulation a few formats stand for all.
         let few = [DType::Q4_0, DType::Q4_K, DType::Q8_0].contains(&dtype);
-        if tokens == GEMV_TOKENS || !few || act == Half::F16 && tokens != 8 {
+        if tokens == GEMV_ROWS || !few || act == Half::F16 && tokens != 8 {
             return;
         }
         let c = Case { pad_y: (0, 1), ..plain(dtype, act, tokens + 3, 275, 256) };
@@ -383,7 +382,7 @@ proptest! {
     ) {
         let k = if dtype.block_len() == 256 { 256 * blocks.div_ceil(5) } else { 32 * blocks };
         let tokens = KERNELS[kernel];
-        let m = if tokens == GEMV_TOKENS { m.div_ceil(18) } else { m };
+        let m = if tokens == GEMV_ROWS { m.div_ceil(18) } else { m };
         let n = if epilogue.is_gated() { 16 * n16 } else { 16 * n16 - n_odd };
         let act = if bf16 { Half::BF16 } else { Half::F16 };
         let c = Case { pad_x: 8 * pad, pad_y: (0, pad), bias, epilogue, ..plain(dtype, act, m, n, k) };
@@ -431,7 +430,7 @@ fn no_bank_conflicts() {
         let c = plain(dtype, act, tokens, 33, 256);
         let plan = unsplit(&**rt, &c, tokens).expect("asked before");
         check(rt, &c, &plan);
-        if tokens > GEMV_TOKENS && rt.info().name.contains("emulated") {
+        if tokens > GEMV_ROWS && rt.info().name.contains("emulated") {
             let stats = ffi::kernel_stats(&plan.kernel).expect("it ran");
             assert!(stats.ldmatrix_phases > 0 && stats.ldmatrix_conflicts == 0, "{}: {stats:?}", plan.kernel);
         }

@@ -6,8 +6,8 @@ use super::super::elementwise::{
     self, Embed, LogitsReduce, NormRows, Positions, logits_reduce, norm, softcap,
 };
 use super::super::linear::Epilogue;
+use super::super::product::ProductArgs;
 use super::super::quant::{self, GatherArgs, Layout};
-use super::matmul::Matmul;
 use super::scratch::{linear_scratch, lists};
 use crate::Result;
 use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes};
@@ -90,7 +90,7 @@ pub(super) fn logits(
         ld_x: d,
     };
     norm(rt, cx.lane, &args)?;
-    let matmul = Matmul {
+    let product = ProductArgs {
         w: head,
         act: shape.act,
         x: head_x,
@@ -101,7 +101,7 @@ pub(super) fn logits(
         epilogue: Epilogue::F32,
         scratch: linear_scratch(cx),
     };
-    matmul.run(rt, cx.lane)?;
+    product.run(rt, cx.lane)?;
     match shape.logit_softcap {
         Some(cap) => softcap(rt, cx.lane, logits, cap, rows, shape.vocab, shape.vocab),
         None => Ok(()),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::elementwise::{Activate, Activation, activate};
 use super::super::linear::Epilogue;
-use super::matmul::Matmul;
+use super::super::product::ProductArgs;
 use super::qkv::norm_rows;
 use super::scratch::linear_scratch;
 use crate::Result;
@@ -25,9 +25,9 @@ pub(super) fn up(
     let shape = cx.shape;
     let ws = cx.ws.at_row(shape, rows.start);
     let (d, ff) = (shape.d_model, shape.d_ff);
-    let matmul = |w: &LinearWeight, y: DevPtr, ldy: usize, epilogue: Epilogue| {
+    let product = |w: &LinearWeight, y: DevPtr, ldy: usize, epilogue: Epilogue| {
         let (x, act, m, scratch) = (ws.x, shape.act, rows.len(), linear_scratch(cx));
-        Matmul { w, act, x, ldx: d, y, ldy, m, epilogue, scratch }.run(rt, cx.lane)
+        ProductArgs { w, act, x, ldx: d, y, ldy, m, epilogue, scratch }.run(rt, cx.lane)
     };
     let epilogue = match shape.ffn {
         Ffn::SwiGlu => Epilogue::SwiGlu,
@@ -35,12 +35,12 @@ pub(super) fn up(
         Ffn::Relu => Epilogue::Relu,
     };
     match &layer.up {
-        UpWeight::GateUp(w) | UpWeight::Plain(w) => matmul(w, ws.act, ff, epilogue),
+        UpWeight::GateUp(w) | UpWeight::Plain(w) => product(w, ws.act, ff, epilogue),
         UpWeight::Separate(gate, up) => {
             // gate | up of a row side by side.
             let both = ws.gate_up;
-            matmul(gate, both, 2 * ff, Epilogue::F32)?;
-            matmul(up, both.add(ff * 4), 2 * ff, Epilogue::F32)?;
+            product(gate, both, 2 * ff, Epilogue::F32)?;
+            product(up, both.add(ff * 4), 2 * ff, Epilogue::F32)?;
             let args = Activate {
                 gate: both,
                 up: both.add(ff * 4),
@@ -68,7 +68,7 @@ pub(super) fn to_delta(
 ) -> Result<()> {
     cx.check(rows)?;
     let d = cx.shape.d_model;
-    let matmul = Matmul {
+    let product = ProductArgs {
         w,
         act: cx.shape.act,
         x,
@@ -79,5 +79,5 @@ pub(super) fn to_delta(
         epilogue: Epilogue::F32,
         scratch: linear_scratch(cx),
     };
-    matmul.run(rt, cx.lane)
+    product.run(rt, cx.lane)
 }

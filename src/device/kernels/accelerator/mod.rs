@@ -2,13 +2,12 @@
 //!
 //! Here: what it can run, sizes, and which file does what. A sublayer a file: [`ends`] (embedding and head), [`qkv`],
 //! [`attend`], [`ffn`]; [`exchange`] with the host. [`step`] makes the lists of a step, [`pack`] the matrices, and
-//! [`matmul`] chooses the kernel that multiplies, [`uses`] says which pages they touch.
+//! [`uses`] says which pages they touch; [`product`] multiplies.
 
 mod attend;
 mod ends;
 mod exchange;
 mod ffn;
-mod matmul;
 mod pack;
 mod qkv;
 mod scratch;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 
 use self::scratch::{Scratch, attention_shape};
 use super::exchange::{pages_from_host, pages_to_host};
-use super::gemm;
+use super::product::{self, choose};
 use crate::device::accelerator::{
     Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
     NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
@@ -120,7 +119,7 @@ impl Accelerator for KernelAccelerator {
 
     fn scratch_bytes(&self, shape: &Shape, limits: &Limits, weights: &[LinearWeight]) -> usize {
         let info = self.runtime.info();
-        let linear = weights.iter().map(|w| matmul::scratch_bytes(info, w, limits.rows)).max().unwrap_or(0);
+        let linear = weights.iter().map(|w| product::scratch_bytes(info, w, limits.rows)).max().unwrap_or(0);
         Scratch::new(shape, limits).linear + linear
     }
 
@@ -129,11 +128,7 @@ impl Accelerator for KernelAccelerator {
     }
 
     fn row_bucket(&self, rows: usize) -> usize {
-        match rows {
-            0..=4 => rows,
-            5..=128 => rows.next_power_of_two(),
-            _ => gemm::bucket(rows),
-        }
+        choose::row_bucket(rows)
     }
 
     fn prepare(

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::super::elementwise::{NormRows, PublishRows, RopeAppend, norm, rope_append};
 use super::super::exchange::{self, PublishSource, publish_rows};
 use super::super::linear::Epilogue;
-use super::matmul::Matmul;
+use super::super::product::ProductArgs;
 use super::scratch::{linear_scratch, lists};
 use super::uses::{Use, declare};
 use crate::device::accelerator::{Context, LayerWeights, Mailbox, NormWeight, Publish, Published, Residual};
@@ -92,7 +92,7 @@ fn multiply(
     let width = shape.qkv_dim();
     let mut column = 0;
     for w in &layer.qkv {
-        let matmul = Matmul {
+        let product = ProductArgs {
             w,
             act: shape.act,
             x: ws.x,
@@ -103,7 +103,7 @@ fn multiply(
             epilogue: Epilogue::F32,
             scratch: linear_scratch(cx),
         };
-        matmul.run(rt, cx.lane)?;
+        product.run(rt, cx.lane)?;
         column += w.n;
     }
     assert_eq!(column, width, "q, k and v are {column} rows of weights");

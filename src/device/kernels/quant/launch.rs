@@ -10,12 +10,8 @@ use crate::Result;
 use crate::device::accelerator::Half;
 use crate::device::kernels::abi::{LinearParams, QuantGatherParams, QuantLinearParams, QuantRowsParams};
 use crate::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, params};
+use crate::device::kernels::product::choose::{GEMV_ROWS, QUANT_TILES_ROWS};
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
-
-/// Tokens up to which weights stream through registers once (`gemv_quant.cu`).
-pub const GEMV_TOKENS: usize = 4;
-/// Tokens that [`linear`] takes at most: beyond, decoding the weight for the prefill GEMM costs less.
-pub const MAX_TOKENS: usize = 256;
 
 /// Warps of a block, all kernels.
 const WARPS: usize = 8;
@@ -42,7 +38,7 @@ pub struct QuantLinearArgs {
     pub y: DevPtr,
     /// [`scratch_bytes`], its head zeroed once.
     pub scratch: DevPtr,
-    /// Tokens, 1 to [`MAX_TOKENS`].
+    /// Tokens, 1 to [`QUANT_TILES_ROWS`].
     pub m: usize,
     /// Elements between rows of x, a multiple of 8.
     pub ldx: usize,
@@ -141,8 +137,11 @@ pub struct Plan {
 impl Plan {
     /// For `m` tokens.
     pub fn new(info: &DeviceInfo, layout: &Layout, act: Half, m: usize) -> Plan {
-        assert!((1..=MAX_TOKENS).contains(&m), "quantised linear of {m} tokens, takes 1 to {MAX_TOKENS}");
-        if m <= GEMV_TOKENS {
+        assert!(
+            (1..=QUANT_TILES_ROWS).contains(&m),
+            "quantised linear of {m} tokens, takes 1 to {QUANT_TILES_ROWS}"
+        );
+        if m <= GEMV_ROWS {
             Plan::gemv(layout, act, gemv_k_split(info, layout))
         } else {
             let tile = Tile::of(info, layout, m);
@@ -160,7 +159,7 @@ impl Plan {
         tokens: usize,
         k_split: usize,
     ) -> Plan {
-        if tokens <= GEMV_TOKENS {
+        if tokens <= GEMV_ROWS {
             return Plan::gemv(layout, act, k_split);
         }
         let tiles = Tile::all(layout.bits());
@@ -221,7 +220,7 @@ fn gemv_k_split(info: &DeviceInfo, layout: &Layout) -> usize {
 /// Bytes of scratch that a weight needs for up to `max_m` tokens (counters included).
 pub fn scratch_bytes(info: &DeviceInfo, layout: &Layout, max_m: usize) -> usize {
     // Every kernel's largest number of tokens up to max_m.
-    let largest = [GEMV_TOKENS, 8, 16, 32, 64, MAX_TOKENS].map(|m| m.min(max_m).max(1));
+    let largest = [GEMV_ROWS, 8, 16, 32, 64, QUANT_TILES_ROWS].map(|m| m.min(max_m).max(1));
     let bytes = largest.map(|m| Plan::new(info, layout, Half::F16, m).scratch_bytes());
     bytes.into_iter().max().expect("there are kernels")
 }
@@ -396,7 +395,7 @@ mod tests {
                         "{plan:?}: empty splits of {layout:?}"
                     );
                     assert!(plan.shared <= info.shared_per_block, "{plan:?} on {info:?}");
-                    assert!(m <= GEMV_TOKENS || (2..=4).contains(&plan.stages), "{plan:?}");
+                    assert!(m <= GEMV_ROWS || (2..=4).contains(&plan.stages), "{plan:?}");
                     assert!(
                         plan.partial_bytes + COUNTER_BYTES <= scratch_bytes(&info, &layout, m),
                         "{plan:?}"
@@ -411,7 +410,7 @@ mod tests {
         for info in devices() {
             for layout in layouts() {
                 let mut seen = std::collections::HashMap::new();
-                for m in 1..=MAX_TOKENS {
+                for m in 1..=QUANT_TILES_ROWS {
                     let plan = Plan::new(&info, &layout, Half::F16, m);
                     let split = (plan.k_split, plan.splits);
                     assert_eq!(*seen.entry(plan.kernel).or_insert(split), split, "{m} tokens by {layout:?}");
@@ -431,7 +430,7 @@ mod tests {
                     for m in [1, 4, 5, 8, 16, 32, 64] {
                         let plan = Plan::new(info, &layout, Half::F16, m);
                         let blocks = plan.grid.iter().product::<u32>() as usize;
-                        let per_block = if m <= GEMV_TOKENS {
+                        let per_block = if m <= GEMV_ROWS {
                             // DEPTH tiles a warp.
                             let depth =
                                 [4, 3, 3, 2][[4, 5, 6, 8].iter().position(|&b| b == layout.bits()).unwrap()];

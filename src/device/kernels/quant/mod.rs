@@ -10,8 +10,7 @@ pub mod layout;
 pub mod pack;
 
 pub use launch::{
-    GEMV_TOKENS, GatherArgs, MAX_TOKENS, Plan, QuantLinearArgs, RowsArgs, gather, linear, linear_as, rows,
-    scratch_bytes,
+    GatherArgs, Plan, QuantLinearArgs, RowsArgs, gather, linear, linear_as, rows, scratch_bytes,
 };
 pub use layout::Layout;
 pub use pack::pack;

@@ -1,22 +1,14 @@
-//! Which kernel multiplies a matrix by how many rows.
-//!
-//! ```text
-//! rows        dense                 quantised
-//! 1..=4       gemv                  gemv, codes to halves in registers
-//! ..=128      linear_dense          linear_quant
-//! more        gemm                  rows decoded to a buffer, slice after slice, then gemm
-//! ```
+//! Product of a packed matrix, dense or quantised, with rows of activations, by the kernel that [`choose`] names.
 
-use super::super::gemm;
-use super::super::linear::{self, Epilogue, LinearArgs};
-use super::super::quant::{self, Layout, QuantLinearArgs, RowsArgs};
+pub mod choose;
+
+use self::choose::{Choice, DECODE_ROWS};
+use super::gemm;
+use super::linear::{self, Epilogue, LinearArgs};
+use super::quant::{self, Layout, QuantLinearArgs, RowsArgs};
 use crate::Result;
 use crate::device::accelerator::{Half, LinearWeight};
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
-
-/// Most rows for the kernels that read weights once per 128 tokens and split k over the device; beyond, tiles of
-/// the prefill GEMM reuse both sides.
-const DECODE_ROWS: usize = 128;
 
 /// Most bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
 /// against what its multiprocessors take at once.
@@ -26,7 +18,7 @@ const MIN_SLICE_BYTES: usize = 16 << 20;
 
 /// Rows of a packed matrix times rows of activations.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Matmul<'a> {
+pub(super) struct ProductArgs<'a> {
     pub w: &'a LinearWeight,
     pub act: Half,
     pub x: DevPtr,
@@ -38,10 +30,10 @@ pub(super) struct Matmul<'a> {
     pub scratch: DevPtr,
 }
 
-impl Matmul<'_> {
+impl ProductArgs<'_> {
     /// Enqueues it.
     pub fn run(&self, rt: &dyn Runtime, lane: Lane) -> Result<()> {
-        let Matmul { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
+        let ProductArgs { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
         let LinearWeight { ptr, n, k, bias, .. } = *w;
         if m == 0 {
             return Ok(());
@@ -50,13 +42,16 @@ impl Matmul<'_> {
             return self.quantised(rt, lane, &layout);
         }
         let args = LinearArgs { dtype: act, w: ptr, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
-        if m <= DECODE_ROWS { linear::linear(rt, lane, &args) } else { gemm::gemm(rt, lane, &args) }
+        match Choice::of(m) {
+            Choice::Gemv | Choice::Tiles => linear::linear(rt, lane, &args),
+            Choice::Gemm => gemm::gemm(rt, lane, &args),
+        }
     }
 
     fn quantised(&self, rt: &dyn Runtime, lane: Lane, layout: &Layout) -> Result<()> {
-        let Matmul { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
+        let ProductArgs { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
         let LinearWeight { ptr, n, k, bias, .. } = *w;
-        if m <= DECODE_ROWS {
+        if Choice::of(m) != Choice::Gemm {
             let layout = *layout;
             let args = QuantLinearArgs { layout, w: ptr, act, x, bias, y, scratch, m, ldx, ldy, epilogue };
             return quant::linear(rt, lane, &args);
@@ -104,7 +99,7 @@ pub(super) fn scratch_bytes(info: &DeviceInfo, w: &LinearWeight, rows: usize) ->
         }
         None => (linear::scratch_bytes(info, decode_rows, w.n, w.k), 0),
     };
-    if rows > DECODE_ROWS { decode.max(gemm::scratch_bytes(info) + dense) } else { decode }
+    if Choice::of(rows) == Choice::Gemm { decode.max(gemm::scratch_bytes(info) + dense) } else { decode }
 }
 
 #[cfg(test)]
@@ -121,6 +116,24 @@ mod tests {
             shared_per_block: 227 << 10,
             l2_bytes,
             driver: 0,
+        }
+    }
+
+    /// Graphs are recorded per bucket: its rows run the same decode kernels, with the same splits of k.
+    #[test]
+    fn rows_of_a_bucket_run_the_same_decode_kernel() {
+        let info = device(60 << 20);
+        for m in 1..=DECODE_ROWS {
+            let bucket = choose::row_bucket(m);
+            for (n, k) in [(576, 1536), (4096, 14336), (28672, 4096)] {
+                let dense = |m| linear::Plan::new(&info, Half::BF16, m, n, k);
+                let (at, of) = (dense(m), dense(bucket));
+                assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {n} x {k}");
+                let layout = Layout::new(DType::Q4_K, n, k).expect("whole super-blocks");
+                let packed = |m| quant::Plan::new(&info, &layout, Half::F16, m);
+                let (at, of) = (packed(m), packed(bucket));
+                assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {layout:?}");
+            }
         }
     }
 
