@@ -10,6 +10,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod caps;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // vectors use the constants
+mod exp;
 #[cfg(target_arch = "x86_64")]
 mod generic;
 pub mod linear;

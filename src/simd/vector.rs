@@ -61,6 +61,8 @@ pub(crate) trait Simd: Copy {
     fn select_lt(self, a: Self::F, b: Self::F, yes: Self::F, no: Self::F) -> Self::F;
     /// `a * 2^n` for integral `n` in -160..=130, overflowing and underflowing as it should.
     fn scale2(self, a: Self::F, n: Self::F) -> Self::F;
+    /// `a * 2^n` for integral `n` in -126..=127, where the result is a normal number.
+    fn scale2_normal(self, a: Self::F, n: Self::F) -> Self::F;
     /// Bit `i` is set where `a[i] == b[i]`.
     fn eq_mask(self, a: Self::F, b: Self::F) -> u32;
 

@@ -16,9 +16,12 @@ use std::arch::x86_64::*;
 
 use super::avx512_bf16::{dp, exp2};
 use super::kernels::{MAX_ROWS, PAGES, Run, RunBlock, S_STRIDE};
-use super::vector::{Avx512, Simd};
+use super::vector::BlockSimd;
 use crate::amx::attention_steps::{COLUMNS, Pv, Qk};
 use crate::cache::PAGE_TOKENS;
+use crate::simd::avx512::Avx512;
+use crate::simd::generic::exp::exp_nonpositive;
+use crate::simd::vector::Simd;
 
 /// Rows of a half: lanes of a vector.
 const HALF: usize = 16;
@@ -184,21 +187,22 @@ impl Softmax<'_> {
     unsafe fn maxima(&mut self, first: usize, quad: usize) {
         // SAFETY: rows exist (the last stands in for those that do not), S has the groups.
         unsafe {
+            let simd = Avx512::token();
             // (Not by `from_fn`: its closure is no part of a function with these instructions.)
-            let mut top = [Avx512::splat(f32::NEG_INFINITY); QUAD];
+            let mut top = [simd.splat(f32::NEG_INFINITY); QUAD];
             for (i, top) in top.iter_mut().enumerate() {
                 let row = (first + quad * QUAD + i).min(self.rows - 1);
                 let s = self.s.add(row * S_STRIDE);
                 if self.block.whole {
                     for g in 0..2 * PAGES {
-                        *top = Avx512::max(*top, Avx512::load(s.add(g * 16)));
+                        *top = simd.max(*top, simd.load(s.add(g * 16)));
                     }
                 } else {
                     let (lo, hi) = self.block.visible[row];
                     for g in 0..self.groups() {
-                        let x = Avx512::keep(Avx512::load(s.add(g * 16)), g * 16, lo as usize, hi as usize);
-                        Avx512::store(s.add(g * 16), x);
-                        *top = Avx512::max(*top, x);
+                        let x = simd.keep(simd.load(s.add(g * 16)), g * 16, lo as usize, hi as usize);
+                        simd.store(s.add(g * 16), x);
+                        *top = simd.max(*top, x);
                     }
                 }
             }
@@ -207,7 +211,7 @@ impl Softmax<'_> {
             let (a, b) = (_mm512_castps_pd(two(top[0], top[1])), _mm512_castps_pd(two(top[2], top[3])));
             let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
             let four = _mm512_max_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-            Avx512::store(self.top[quad].0.as_mut_ptr(), four);
+            simd.store(self.top[quad].0.as_mut_ptr(), four);
         }
     }
 
@@ -219,7 +223,8 @@ impl Softmax<'_> {
     unsafe fn factors(&mut self, first: usize, rows: usize) {
         // SAFETY: only the lanes of rows that exist are loaded from and stored to `m`; `alpha` has MAX_ROWS values.
         unsafe {
-            let [a, b, c, d] = self.top.each_ref().map(|t| Avx512::load(t.0.as_ptr()));
+            let simd = Avx512::token();
+            let [a, b, c, d] = self.top.each_ref().map(|t| simd.load(t.0.as_ptr()));
             // Of 128-bit lanes: halves of two side by side, then quarters of four.
             let two = |a, b| {
                 _mm512_max_ps(
@@ -238,11 +243,11 @@ impl Softmax<'_> {
             let m = _mm512_max_ps(top, old);
             _mm512_mask_storeu_ps(self.m.add(first), lanes, m);
             // Nothing visible so far: as in `maxima`.
-            let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(m, Avx512::splat(f32::NEG_INFINITY));
+            let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(m, simd.splat(f32::NEG_INFINITY));
             let base = _mm512_mask_mov_ps(m, nothing, _mm512_setzero_ps());
-            let fall = _mm512_mul_ps(_mm512_sub_ps(old, base), Avx512::splat(std::f32::consts::LN_2));
-            Avx512::store(self.base.0.as_mut_ptr(), base);
-            Avx512::store(self.alpha.add(first), Avx512::exp(fall));
+            let fall = _mm512_mul_ps(_mm512_sub_ps(old, base), simd.splat(std::f32::consts::LN_2));
+            simd.store(self.base.0.as_mut_ptr(), base);
+            simd.store(self.alpha.add(first), exp_nonpositive(simd, fall));
         }
     }
 
@@ -255,19 +260,20 @@ impl Softmax<'_> {
         let row = first + lane;
         // SAFETY: the row exists, S and P have the groups.
         unsafe {
+            let simd = Avx512::token();
             let ones = _mm512_set1_epi32(0x3f80_3f80);
             let (s, p) = (self.s.add(row * S_STRIDE), self.p.add(row * S_STRIDE));
-            let base = Avx512::splat(self.base.0[lane]);
+            let base = simd.splat(self.base.0[lane]);
             let lanes = (*self.sum.add(row)).as_mut_ptr();
-            let mut sum = Avx512::mul(Avx512::load(lanes), Avx512::splat(*self.alpha.add(row)));
+            let mut sum = simd.mul(simd.load(lanes), simd.splat(*self.alpha.add(row)));
             for g in (0..self.groups()).step_by(2) {
-                let e0 = exp2(_mm512_sub_ps(Avx512::load(s.add(g * 16)), base));
-                let e1 = exp2(_mm512_sub_ps(Avx512::load(s.add(g * 16 + 16)), base));
+                let e0 = exp2(_mm512_sub_ps(simd.load(s.add(g * 16)), base));
+                let e1 = exp2(_mm512_sub_ps(simd.load(s.add(g * 16 + 16)), base));
                 let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(e1, e0));
                 _mm512_storeu_si512(p.add(g * 16).cast(), rounded);
                 sum = dp(sum, rounded, ones);
             }
-            Avx512::store(lanes, sum);
+            simd.store(lanes, sum);
         }
     }
 }
@@ -290,12 +296,13 @@ unsafe fn shrink(o: *mut f32, head_dim: usize, alpha: *const f32, rows: std::ops
     for row in rows {
         // SAFETY: the caller's promise.
         unsafe {
+            let simd = Avx512::token();
             let factor = *alpha.add(row);
             if factor != 1.0 {
-                let factor = Avx512::splat(factor);
+                let factor = simd.splat(factor);
                 for d in (0..head_dim).step_by(16) {
                     let o = o.add(row * head_dim + d);
-                    Avx512::store(o, Avx512::mul(Avx512::load(o), factor));
+                    simd.store(o, simd.mul(simd.load(o), factor));
                 }
             }
         }

@@ -23,8 +23,8 @@ use std::arch::x86_64::*;
 use super::f32_body::maxima;
 use super::kernels::{BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::merge_body;
-use super::vector::Avx512;
 use crate::cache::PAGE_TOKENS;
+use crate::simd::avx512::Avx512;
 
 pub(super) static KERNELS: BlockKernels = BlockKernels {
     name: "avx512 bf16 dot",
@@ -195,7 +195,7 @@ pub(super) unsafe fn softmax(a: &Softmax) {
     // tokens, which S_STRIDE has room for, since BLOCK is a multiple of 32.
     unsafe {
         let ones = _mm512_set1_epi32(0x3f80_3f80);
-        let base = maxima::<Avx512>(a, std::f32::consts::LN_2);
+        let base = maxima(Avx512::token(), a, std::f32::consts::LN_2);
         for r in 0..a.rows {
             let s = a.s.add(r * S_STRIDE);
             let p = a.p.cast::<u16>().add(r * S_STRIDE);

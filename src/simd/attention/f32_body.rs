@@ -16,27 +16,32 @@ use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
 use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::merge_body;
-use super::vector::{Avx2, Avx512, Simd};
+use super::vector::BlockSimd;
 use crate::cache::PAGE_TOKENS;
+use crate::simd::avx2::Avx2;
+use crate::simd::avx512::Avx512;
+use crate::simd::generic::exp::exp_nonpositive;
 
-/// `N` pairs at `p`, widened to two vectors: apart (bf16), or the first and the last `N/2` pairs (f16).
+/// `LANES` pairs at `p`, widened to two vectors: apart (bf16), or the first and the last `N/2` pairs (f16).
 ///
 /// # Safety
-/// As [`Simd`]: `2·N` readable elements.
+/// As [`BlockSimd`]: `2·LANES` readable elements.
 #[inline(always)]
-unsafe fn pairs<V: Simd, const F16: bool>(p: *const u16) -> [V::F; 2] {
+unsafe fn pairs<V: BlockSimd, const F16: bool>(simd: V, p: *const u16) -> [V::F; 2] {
     // SAFETY: the caller's contract.
-    unsafe { if F16 { [V::f16(p), V::f16(p.add(V::N))] } else { V::bf16_pairs(p).into() } }
+    unsafe {
+        if F16 { [simd.load_f16(p), simd.load_f16(p.add(V::LANES))] } else { simd.bf16_pairs(p).into() }
+    }
 }
 
 /// What the two vectors of [`pairs`] are multiplied by for the factors at `p`.
 ///
 /// # Safety
-/// As [`Simd`]: two readable elements.
+/// As [`BlockSimd`]: two readable elements.
 #[inline(always)]
-unsafe fn factors<V: Simd, const F16: bool>(p: *const f32) -> [V::F; 2] {
+unsafe fn factors<V: BlockSimd, const F16: bool>(simd: V, p: *const f32) -> [V::F; 2] {
     // SAFETY: the caller's contract.
-    unsafe { if F16 { [V::splat_pair(p); 2] } else { [V::splat(*p), V::splat(*p.add(1))] } }
+    unsafe { if F16 { [simd.splat_pair(p); 2] } else { [simd.splat(*p), simd.splat(*p.add(1))] } }
 }
 
 /// Which accumulator takes the products of vector `i` of [`pairs`]: bf16 needs but one.
@@ -44,18 +49,14 @@ const fn slot<const F16: bool>(i: usize) -> usize {
     if F16 { i } else { 0 }
 }
 
-/// The sums of the `N` pairs.
-///
-/// # Safety
-/// As [`Simd`].
+/// The sums of the `LANES` pairs.
 #[inline(always)]
-unsafe fn join<V: Simd, const F16: bool>([a, b]: [V::F; 2]) -> V::F {
-    // SAFETY: the caller's contract.
-    unsafe { if F16 { V::add_pairs(a, b) } else { a } }
+fn join<V: BlockSimd, const F16: bool>(simd: V, [a, b]: [V::F; 2]) -> V::F {
+    if F16 { simd.add_pairs(a, b) } else { a }
 }
 
 /// Most rows of a tile of two vectors.
-const fn wide_rows<V: Simd, const F16: bool>() -> usize {
+const fn wide_rows<V: BlockSimd, const F16: bool>() -> usize {
     if F16 { V::WIDE_F16_ROWS } else { V::ROWS }
 }
 
@@ -66,7 +67,8 @@ const fn wide_rows<V: Simd, const F16: bool>() -> usize {
 /// `q` has `R` rows of `head_dim`; each `k` has `head_dim/2` runs of `2·N` elements, 32 apart; `s` has
 /// `R` rows of `S_STRIDE`, and vector `w` goes to `at[w]`.
 #[inline(always)]
-unsafe fn qk_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
+unsafe fn qk_tile<V: BlockSimd, const F16: bool, const R: usize, const W: usize>(
+    simd: V,
     q: *const f32,
     head_dim: usize,
     k: [*const u16; W],
@@ -76,28 +78,28 @@ unsafe fn qk_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
 ) {
     // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
     unsafe {
-        let mut acc = [[[V::splat(0.0); 2]; W]; R];
+        let mut acc = [[[simd.splat(0.0); 2]; W]; R];
         for d in 0..head_dim / 2 {
-            let mut x = [[V::splat(0.0); 2]; W];
+            let mut x = [[simd.splat(0.0); 2]; W];
             for w in 0..W {
                 for run in &ahead[..V::AHEAD] {
                     _mm_prefetch::<_MM_HINT_T1>(run[w].wrapping_add(d * 32).cast());
                 }
-                x[w] = pairs::<V, F16>(k[w].add(d * 32));
+                x[w] = pairs::<V, F16>(simd, k[w].add(d * 32));
             }
             for r in 0..R {
-                let q = factors::<V, F16>(q.add(r * head_dim + 2 * d));
+                let q = factors::<V, F16>(simd, q.add(r * head_dim + 2 * d));
                 for w in 0..W {
                     for i in 0..2 {
                         let acc = &mut acc[r][w][slot::<F16>(i)];
-                        *acc = V::fma(x[w][i], q[i], *acc);
+                        *acc = simd.fma(x[w][i], q[i], *acc);
                     }
                 }
             }
         }
         for r in 0..R {
             for w in 0..W {
-                V::store(s.add(r * S_STRIDE + at[w]), join::<V, F16>(acc[r][w]));
+                simd.store(s.add(r * S_STRIDE + at[w]), join::<V, F16>(simd, acc[r][w]));
             }
         }
     }
@@ -106,14 +108,14 @@ unsafe fn qk_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
 /// # Safety
 /// As [`Qk`] says, and the CPU has `V`'s features.
 #[inline(always)]
-unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
+unsafe fn qk_body<V: BlockSimd, const F16: bool>(simd: V, a: &Qk) {
     // SAFETY: rows r..r+R stay below a.rows; vectors nv cover a.groups groups, 16/N to each; lines are
     // 32 elements, of which a vector takes 2·N at an offset that stays inside.
     unsafe {
-        let per_group = 16 / V::N;
+        let per_group = 16 / V::LANES;
         let total = a.groups * per_group;
         let vector = |list: &[*const u16; GROUPS], v: usize| {
-            list[v / per_group].wrapping_add(v % per_group * 2 * V::N)
+            list[v / per_group].wrapping_add(v % per_group * 2 * V::LANES)
         };
         let mut r = 0;
         while r < a.rows {
@@ -125,33 +127,33 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
                 if total - v >= 2 && n <= wide_rows::<V, F16>() {
                     let k = [vector(&a.k, v), vector(&a.k, v + 1)];
                     let ahead = a.ahead.map(|run| [vector(&run, v), vector(&run, v + 1)]);
-                    let at = [v * V::N, (v + 1) * V::N];
+                    let at = [v * V::LANES, (v + 1) * V::LANES];
                     match n {
-                        1 => qk_tile::<V, F16, 1, 2>(q, a.head_dim, k, ahead, s, at),
-                        2 => qk_tile::<V, F16, 2, 2>(q, a.head_dim, k, ahead, s, at),
-                        3 => qk_tile::<V, F16, 3, 2>(q, a.head_dim, k, ahead, s, at),
+                        1 => qk_tile::<V, F16, 1, 2>(simd, q, a.head_dim, k, ahead, s, at),
+                        2 => qk_tile::<V, F16, 2, 2>(simd, q, a.head_dim, k, ahead, s, at),
+                        3 => qk_tile::<V, F16, 3, 2>(simd, q, a.head_dim, k, ahead, s, at),
                         4 if wide_rows::<V, F16>() >= 4 => {
-                            qk_tile::<V, F16, 4, 2>(q, a.head_dim, k, ahead, s, at)
+                            qk_tile::<V, F16, 4, 2>(simd, q, a.head_dim, k, ahead, s, at)
                         }
                         5 if wide_rows::<V, F16>() >= 5 => {
-                            qk_tile::<V, F16, 5, 2>(q, a.head_dim, k, ahead, s, at)
+                            qk_tile::<V, F16, 5, 2>(simd, q, a.head_dim, k, ahead, s, at)
                         }
                         6 if wide_rows::<V, F16>() >= 6 => {
-                            qk_tile::<V, F16, 6, 2>(q, a.head_dim, k, ahead, s, at)
+                            qk_tile::<V, F16, 6, 2>(simd, q, a.head_dim, k, ahead, s, at)
                         }
                         _ => unreachable!("{n} rows in a wide tile"),
                     }
                     v += 2;
                 } else {
                     let (k, ahead, at) =
-                        ([vector(&a.k, v)], a.ahead.map(|run| [vector(&run, v)]), [v * V::N]);
+                        ([vector(&a.k, v)], a.ahead.map(|run| [vector(&run, v)]), [v * V::LANES]);
                     match n {
-                        1 => qk_tile::<V, F16, 1, 1>(q, a.head_dim, k, ahead, s, at),
-                        2 => qk_tile::<V, F16, 2, 1>(q, a.head_dim, k, ahead, s, at),
-                        3 => qk_tile::<V, F16, 3, 1>(q, a.head_dim, k, ahead, s, at),
-                        4 => qk_tile::<V, F16, 4, 1>(q, a.head_dim, k, ahead, s, at),
-                        5 if V::ROWS >= 5 => qk_tile::<V, F16, 5, 1>(q, a.head_dim, k, ahead, s, at),
-                        6 if V::ROWS >= 6 => qk_tile::<V, F16, 6, 1>(q, a.head_dim, k, ahead, s, at),
+                        1 => qk_tile::<V, F16, 1, 1>(simd, q, a.head_dim, k, ahead, s, at),
+                        2 => qk_tile::<V, F16, 2, 1>(simd, q, a.head_dim, k, ahead, s, at),
+                        3 => qk_tile::<V, F16, 3, 1>(simd, q, a.head_dim, k, ahead, s, at),
+                        4 => qk_tile::<V, F16, 4, 1>(simd, q, a.head_dim, k, ahead, s, at),
+                        5 if V::ROWS >= 5 => qk_tile::<V, F16, 5, 1>(simd, q, a.head_dim, k, ahead, s, at),
+                        6 if V::ROWS >= 6 => qk_tile::<V, F16, 6, 1>(simd, q, a.head_dim, k, ahead, s, at),
                         _ => unreachable!("{n} rows in a tile"),
                     }
                     v += 1;
@@ -169,7 +171,7 @@ unsafe fn qk_body<V: Simd, const F16: bool>(a: &Qk) {
 /// # Safety
 /// As [`Softmax`] says; the CPU has `V`'s features.
 #[inline(always)]
-pub(super) unsafe fn maxima<V: Simd>(a: &Softmax, unit: f32) -> [f32; MAX_ROWS] {
+pub(super) unsafe fn maxima<V: BlockSimd>(simd: V, a: &Softmax, unit: f32) -> [f32; MAX_ROWS] {
     let mut base = [0.0f32; MAX_ROWS];
     let mut fall = [0.0f32; MAX_ROWS];
     // SAFETY: rows and groups bound every address (see `Softmax`); N divides MAX_ROWS, the length of `alpha`.
@@ -178,27 +180,27 @@ pub(super) unsafe fn maxima<V: Simd>(a: &Softmax, unit: f32) -> [f32; MAX_ROWS] 
         for r in 0..a.rows {
             let s = a.s.add(r * S_STRIDE);
             let (lo, hi) = *a.visible.add(r);
-            let mut top = V::splat(f32::NEG_INFINITY);
+            let mut top = simd.splat(f32::NEG_INFINITY);
             if lo == 0 && hi as usize >= n {
-                for t in (0..n).step_by(V::N) {
-                    top = V::max(top, V::load(s.add(t)));
+                for t in (0..n).step_by(V::LANES) {
+                    top = simd.max(top, simd.load(s.add(t)));
                 }
             } else {
-                for t in (0..n).step_by(V::N) {
-                    let x = V::keep(V::load(s.add(t)), t, lo as usize, hi as usize);
-                    V::store(s.add(t), x);
-                    top = V::max(top, x);
+                for t in (0..n).step_by(V::LANES) {
+                    let x = simd.keep(simd.load(s.add(t)), t, lo as usize, hi as usize);
+                    simd.store(s.add(t), x);
+                    top = simd.max(top, x);
                 }
             }
             let m = &mut *a.m.add(r);
-            let (old, top) = (*m, V::hmax(top));
+            let (old, top) = (*m, simd.reduce_max(top));
             *m = if top > old { top } else { old };
             // Nothing visible so far: −∞ − −∞ would be NaN; subtracting 0 leaves every p, and alpha, at exp(−∞) = 0.
             base[r] = if *m == f32::NEG_INFINITY { 0.0 } else { *m };
             fall[r] = (old - base[r]) * unit;
         }
-        for r in (0..a.rows).step_by(V::N) {
-            V::store(a.alpha.add(r), V::exp(V::load(fall.as_ptr().add(r))));
+        for r in (0..a.rows).step_by(V::LANES) {
+            simd.store(a.alpha.add(r), exp_nonpositive(simd, simd.load(fall.as_ptr().add(r))));
         }
     }
     base
@@ -207,22 +209,22 @@ pub(super) unsafe fn maxima<V: Simd>(a: &Softmax, unit: f32) -> [f32; MAX_ROWS] 
 /// # Safety
 /// As [`Softmax`] says, P in f32, and the CPU has `V`'s features.
 #[inline(always)]
-unsafe fn softmax_body<V: Simd>(a: &Softmax) {
+unsafe fn softmax_body<V: BlockSimd>(simd: V, a: &Softmax) {
     // SAFETY: rows and groups bound every address (see `Softmax`).
     unsafe {
-        let base = maxima::<V>(a, 1.0);
+        let base = maxima::<V>(simd, a, 1.0);
         for r in 0..a.rows {
             let s = a.s.add(r * S_STRIDE);
             let p = a.p.cast::<f32>().add(r * S_STRIDE);
-            let base = V::splat(base[r]);
+            let base = simd.splat(base[r]);
             let lanes = (*a.sum.add(r)).as_mut_ptr();
-            let mut sum = V::mul(V::load(lanes), V::splat(*a.alpha.add(r)));
-            for t in (0..a.groups * 16).step_by(V::N) {
-                let e = V::exp(V::sub(V::load(s.add(t)), base));
-                V::store(p.add(t), e);
-                sum = V::add(sum, e);
+            let mut sum = simd.mul(simd.load(lanes), simd.splat(*a.alpha.add(r)));
+            for t in (0..a.groups * 16).step_by(V::LANES) {
+                let e = exp_nonpositive(simd, simd.sub(simd.load(s.add(t)), base));
+                simd.store(p.add(t), e);
+                sum = simd.add(sum, e);
             }
-            V::store(lanes, sum);
+            simd.store(lanes, sum);
         }
     }
 }
@@ -234,7 +236,8 @@ unsafe fn softmax_body<V: Simd>(a: &Softmax) {
 /// `p` has `R` rows of `S_STRIDE`; `v`'s pages have `tokens` stored tokens; `o` has `R` rows of
 /// `head_dim` from column `d0` on, with `d0 + W·N <= head_dim`; `alpha` has `R` elements.
 #[inline(always)]
-unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
+unsafe fn pv_tile<V: BlockSimd, const F16: bool, const R: usize, const W: usize>(
+    simd: V,
     a: &Pv,
     p: *const f32,
     o: *mut f32,
@@ -244,12 +247,12 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
     // SAFETY: the caller's contract bounds every address below; prefetching any address is harmless.
     unsafe {
         let hd = a.head_dim;
-        let mut acc = [[[V::splat(0.0); 2]; W]; R];
+        let mut acc = [[[simd.splat(0.0); 2]; W]; R];
         if !F16 {
             for r in 0..R {
                 for w in 0..W {
-                    let o = V::load(o.add(r * hd + d0 + w * V::N));
-                    acc[r][w][0] = V::mul(o, V::splat(*alpha.add(r)));
+                    let o = simd.load(o.add(r * hd + d0 + w * V::LANES));
+                    acc[r][w][0] = simd.mul(o, simd.splat(*alpha.add(r)));
                 }
             }
         }
@@ -258,20 +261,20 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
             let v = a.v[page].add(d0 * 2);
             let ahead = a.ahead.map(|run| run[page].wrapping_add(d0 * 2));
             for i in 0..(a.tokens - first).min(PAGE_TOKENS) / 2 {
-                let mut x = [[V::splat(0.0); 2]; W];
+                let mut x = [[simd.splat(0.0); 2]; W];
                 for w in 0..W {
-                    let at = i * hd * 2 + w * 2 * V::N;
+                    let at = i * hd * 2 + w * 2 * V::LANES;
                     for run in &ahead[..V::AHEAD] {
                         _mm_prefetch::<_MM_HINT_T1>(run.wrapping_add(at).cast());
                     }
-                    x[w] = pairs::<V, F16>(v.add(at));
+                    x[w] = pairs::<V, F16>(simd, v.add(at));
                 }
                 for r in 0..R {
-                    let p = factors::<V, F16>(p.add(r * S_STRIDE + first + 2 * i));
+                    let p = factors::<V, F16>(simd, p.add(r * S_STRIDE + first + 2 * i));
                     for w in 0..W {
                         for i in 0..2 {
                             let acc = &mut acc[r][w][slot::<F16>(i)];
-                            *acc = V::fma(x[w][i], p[i], *acc);
+                            *acc = simd.fma(x[w][i], p[i], *acc);
                         }
                     }
                 }
@@ -281,23 +284,23 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
             // The pair's other token is not stored: whatever its slot holds must not enter, not even times 0.
             let t = a.tokens - 1;
             for w in 0..W {
-                let at = t % PAGE_TOKENS * hd + d0 * 2 + w * 2 * V::N;
-                let x = pairs::<V, F16>(a.v[t / PAGE_TOKENS].add(at));
+                let at = t % PAGE_TOKENS * hd + d0 * 2 + w * 2 * V::LANES;
+                let x = pairs::<V, F16>(simd, a.v[t / PAGE_TOKENS].add(at));
                 for r in 0..R {
-                    let p = V::splat(*p.add(r * S_STRIDE + t));
+                    let p = simd.splat(*p.add(r * S_STRIDE + t));
                     for i in 0..if F16 { 2 } else { 1 } {
-                        let x = if F16 { V::first_of_pairs(x[i]) } else { x[i] };
-                        acc[r][w][i] = V::fma(x, p, acc[r][w][i]);
+                        let x = if F16 { simd.first_of_pairs(x[i]) } else { x[i] };
+                        acc[r][w][i] = simd.fma(x, p, acc[r][w][i]);
                     }
                 }
             }
         }
         for r in 0..R {
-            let alpha = V::splat(*alpha.add(r));
+            let alpha = simd.splat(*alpha.add(r));
             for w in 0..W {
-                let o = o.add(r * hd + d0 + w * V::N);
-                let sum = join::<V, F16>(acc[r][w]);
-                V::store(o, if F16 { V::fma(V::load(o), alpha, sum) } else { sum });
+                let o = o.add(r * hd + d0 + w * V::LANES);
+                let sum = join::<V, F16>(simd, acc[r][w]);
+                simd.store(o, if F16 { simd.fma(simd.load(o), alpha, sum) } else { sum });
             }
         }
     }
@@ -306,7 +309,7 @@ unsafe fn pv_tile<V: Simd, const F16: bool, const R: usize, const W: usize>(
 /// # Safety
 /// As [`Pv`] says, P in f32, and the CPU has `V`'s features.
 #[inline(always)]
-unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
+unsafe fn pv_body<V: BlockSimd, const F16: bool>(simd: V, a: &Pv) {
     // SAFETY: tiles stay inside `rows` and `head_dim`: head_dim is a multiple of 16, hence of N.
     unsafe {
         let mut r = 0;
@@ -317,28 +320,28 @@ unsafe fn pv_body<V: Simd, const F16: bool>(a: &Pv) {
             let alpha = a.alpha.add(r);
             let mut d = 0;
             while d < a.head_dim {
-                if a.head_dim - d >= 2 * V::N && n <= wide_rows::<V, F16>() {
+                if a.head_dim - d >= 2 * V::LANES && n <= wide_rows::<V, F16>() {
                     match n {
-                        1 => pv_tile::<V, F16, 1, 2>(a, p, o, alpha, d),
-                        2 => pv_tile::<V, F16, 2, 2>(a, p, o, alpha, d),
-                        3 => pv_tile::<V, F16, 3, 2>(a, p, o, alpha, d),
-                        4 if wide_rows::<V, F16>() >= 4 => pv_tile::<V, F16, 4, 2>(a, p, o, alpha, d),
-                        5 if wide_rows::<V, F16>() >= 5 => pv_tile::<V, F16, 5, 2>(a, p, o, alpha, d),
-                        6 if wide_rows::<V, F16>() >= 6 => pv_tile::<V, F16, 6, 2>(a, p, o, alpha, d),
+                        1 => pv_tile::<V, F16, 1, 2>(simd, a, p, o, alpha, d),
+                        2 => pv_tile::<V, F16, 2, 2>(simd, a, p, o, alpha, d),
+                        3 => pv_tile::<V, F16, 3, 2>(simd, a, p, o, alpha, d),
+                        4 if wide_rows::<V, F16>() >= 4 => pv_tile::<V, F16, 4, 2>(simd, a, p, o, alpha, d),
+                        5 if wide_rows::<V, F16>() >= 5 => pv_tile::<V, F16, 5, 2>(simd, a, p, o, alpha, d),
+                        6 if wide_rows::<V, F16>() >= 6 => pv_tile::<V, F16, 6, 2>(simd, a, p, o, alpha, d),
                         _ => unreachable!("{n} rows in a wide tile"),
                     }
-                    d += 2 * V::N;
+                    d += 2 * V::LANES;
                 } else {
                     match n {
-                        1 => pv_tile::<V, F16, 1, 1>(a, p, o, alpha, d),
-                        2 => pv_tile::<V, F16, 2, 1>(a, p, o, alpha, d),
-                        3 => pv_tile::<V, F16, 3, 1>(a, p, o, alpha, d),
-                        4 => pv_tile::<V, F16, 4, 1>(a, p, o, alpha, d),
-                        5 if V::ROWS >= 5 => pv_tile::<V, F16, 5, 1>(a, p, o, alpha, d),
-                        6 if V::ROWS >= 6 => pv_tile::<V, F16, 6, 1>(a, p, o, alpha, d),
+                        1 => pv_tile::<V, F16, 1, 1>(simd, a, p, o, alpha, d),
+                        2 => pv_tile::<V, F16, 2, 1>(simd, a, p, o, alpha, d),
+                        3 => pv_tile::<V, F16, 3, 1>(simd, a, p, o, alpha, d),
+                        4 => pv_tile::<V, F16, 4, 1>(simd, a, p, o, alpha, d),
+                        5 if V::ROWS >= 5 => pv_tile::<V, F16, 5, 1>(simd, a, p, o, alpha, d),
+                        6 if V::ROWS >= 6 => pv_tile::<V, F16, 6, 1>(simd, a, p, o, alpha, d),
                         _ => unreachable!("{n} rows in a tile"),
                     }
-                    d += V::N;
+                    d += V::LANES;
                 }
             }
             r += n;
@@ -377,17 +380,17 @@ macro_rules! tier {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn qk(a: &Qk) {
                 // SAFETY: the features are enabled here; the rest is the caller's contract.
-                unsafe { qk_body::<$vector, $f16>(a) }
+                unsafe { qk_body::<$vector, $f16>(<$vector>::token(), a) }
             }
             #[target_feature(enable = $features)]
             pub(super) unsafe fn softmax(a: &Softmax) {
                 // SAFETY: as in `qk`.
-                unsafe { softmax_body::<$vector>(a) }
+                unsafe { softmax_body::<$vector>(<$vector>::token(), a) }
             }
             #[target_feature(enable = $features)]
             pub(super) unsafe fn pv(a: &Pv) {
                 // SAFETY: as in `qk`.
-                unsafe { pv_body::<$vector, $f16>(a) }
+                unsafe { pv_body::<$vector, $f16>(<$vector>::token(), a) }
             }
             #[target_feature(enable = $features)]
             pub(super) unsafe fn merge(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])) {

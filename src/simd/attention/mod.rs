@@ -27,7 +27,6 @@
 //! refs: Milakov & Gimelshein 2018 (online softmax); Dao 2022, 2023 (FlashAttention, flash-decoding);
 //! Jiang et al. 2024 (NEO, §4).
 
-mod exp;
 mod item;
 pub(crate) mod kernels;
 mod partial;

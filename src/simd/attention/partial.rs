@@ -5,7 +5,7 @@
 //! A part with nothing visible is (−∞, 0, 0), and merging it changes nothing. The same merge joins the
 //! segments of one row, the threads that split a row, and devices that hold different pages of it.
 
-use super::exp::exp1;
+use crate::simd::exp::exp1;
 use crate::tensor::RowsMut;
 
 /// Attention of some rows over some of their tokens, not yet normalised.

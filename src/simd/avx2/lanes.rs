@@ -120,6 +120,13 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn scale2_normal(self, a: __m256, n: __m256) -> __m256 {
+        isa!({
+            let n = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n)))
+        })
+    }
+    #[inline(always)]
     fn eq_mask(self, a: __m256, b: __m256) -> u32 {
         isa!(_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_EQ_OQ>(a, b))) as u32
     }

@@ -3,7 +3,7 @@
 mod lanes;
 mod quantise;
 
-use lanes::Avx2;
+pub(super) use lanes::Avx2;
 
 use super::generic::{activation, convert, embed, map, norm, reduce, rope, softmax};
 use super::{Isa, Kernels};

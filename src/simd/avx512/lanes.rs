@@ -111,6 +111,10 @@ impl Simd for Avx512 {
         isa!(_mm512_scalef_ps(a, n))
     }
     #[inline(always)]
+    fn scale2_normal(self, a: __m512, n: __m512) -> __m512 {
+        self.scale2(a, n)
+    }
+    #[inline(always)]
     fn eq_mask(self, a: __m512, b: __m512) -> u32 {
         isa!(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b)) as u32
     }

@@ -5,7 +5,7 @@ mod bf16;
 mod lanes;
 mod quantise;
 
-use lanes::Avx512;
+pub(super) use lanes::Avx512;
 
 use super::generic::{activation, convert, embed, map, norm, reduce, rope, softmax};
 use super::{Isa, Kernels};
