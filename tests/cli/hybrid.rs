@@ -472,7 +472,8 @@ fn smollm2_on_two_sides_says_what_it_says_on_the_cpu() {
 /// HELM's target: eight times the keys and values that the device can hold, attended on both sides or streamed.
 #[test]
 fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
-    const LONG: &str = "synth:tiny-llama,dtype=q4_k,seed=2,layers=4,ctx=800";
+    // A seed whose tokens lead by far: nearly all must be equal.
+    const LONG: &str = "synth:tiny-llama,dtype=q4_k,seed=10,layers=4,ctx=800";
     let m = load(LONG).unwrap();
     let vocab = m.spec.vocab;
     let prompt = "the quick brown fox jumps over the lazy dog; ".repeat(17);
@@ -519,7 +520,7 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
         far => assert!(far == Some("attend") && of(&pages["steps"], "stream") == 0.0, "{pages}"),
     }
     sure += margin::compare(&cpu, &report, vocab, bound(&m));
-    assert!(sure > 20, "{sure} tokens had to be equal");
+    assert!(sure > 80, "{sure} of 120 tokens had to be equal");
 }
 
 #[test]
