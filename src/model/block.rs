@@ -71,17 +71,15 @@ impl Block<MatrixSpec, NormSpec> {
     pub fn of(spec: &ModelSpec) -> Block<MatrixSpec, NormSpec> {
         let (d, ff, q, kv) = (spec.d_model, spec.d_ff, spec.q_dim(), spec.kv_dim());
         let layer_norm = matches!(spec.norm, Norm::Layer { .. });
-        // Biases come with LayerNorm models; Qwen2 needs those of q, k and v; Llama checkpoints may have any.
-        let qkv_bias = layer_norm || spec.family == "qwen2";
         let matrix = |name, rows, cols, bias_required| MatrixSpec { name, rows, cols, bias_required };
         let norm = |name, width| NormSpec { name, width, bias: layer_norm };
         let head_norm = |name| spec.qk_norm.then(|| norm(name, spec.head_dim));
         let post = |name| spec.post_norms.then(|| norm(name, d));
         Block {
             attn_norm: norm("attn_norm", d),
-            q: matrix("attn_q", q, d, qkv_bias),
-            k: matrix("attn_k", kv, d, qkv_bias),
-            v: matrix("attn_v", kv, d, qkv_bias),
+            q: matrix("attn_q", q, d, spec.qkv_bias),
+            k: matrix("attn_k", kv, d, spec.qkv_bias),
+            v: matrix("attn_v", kv, d, spec.qkv_bias),
             q_norm: head_norm("attn_q_norm"),
             k_norm: head_norm("attn_k_norm"),
             o: matrix("attn_output", d, q, layer_norm),

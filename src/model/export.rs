@@ -151,56 +151,9 @@ fn config(s: &ModelSpec, dtype: DType) -> Result<Json> {
         "tie_word_embeddings": s.tied_head,
         "torch_dtype": match dtype { DType::F32 => "float32", DType::F16 => "float16", _ => "bfloat16" },
     });
-    let mut set = |key: &str, v: Json| c.as_object_mut().expect("made above").insert(key.to_owned(), v);
-    let model_type = if s.family == "gemma3" { "gemma3_text" } else { s.family.as_str() };
-    set("model_type", model_type.into());
-    if s.family == "opt" {
-        set("ffn_dim", s.d_ff.into());
-        set("word_embed_proj_dim", s.d_model.into());
-        set("do_layer_norm_before", true.into());
-        set("activation_function", "relu".into());
-        return Ok(c);
-    }
-    set("num_key_value_heads", s.n_kv_heads.into());
-    set("head_dim", s.head_dim.into());
-    set("intermediate_size", s.d_ff.into());
-    let eps = s.norm.eps();
-    set("rms_norm_eps", eps.into());
-    if let Position::Rope(r) = &s.position {
-        set("rope_theta", r.theta.into());
-        match &r.scaling {
-            RopeScaling::None => None,
-            RopeScaling::Linear { factor } => {
-                set("rope_scaling", json!({ "rope_type": "linear", "factor": factor }))
-            }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => set(
-                "rope_scaling",
-                json!({
-                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
-                    "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_context,
-                }),
-            ),
-            RopeScaling::Factors(_) => {
-                return Err(Error::Unsupported("config.json cannot carry RoPE factors per frequency".into()));
-            }
-        };
-        if let Some(local) = r.local_theta {
-            set("rope_local_base_freq", local.into());
-        }
-    }
-    if s.family == "gemma3" {
-        set("hidden_activation", "gelu_pytorch_tanh".into());
-        set("query_pre_attn_scalar", s.attn_scale.powi(-2).into());
-        set("final_logit_softcapping", s.logit_softcap.into());
-    } else {
-        set("hidden_act", "silu".into());
-    }
-    if let Some(w) = &s.window {
-        let kinds = w.layers.iter().map(|&l| if l { "sliding_attention" } else { "full_attention" });
-        set("sliding_window", w.size.into());
-        set("layer_types", kinds.collect());
-        set("use_sliding_window", true.into());
-    }
+    let family = arch::by_name(&s.family).expect("a loaded model has a known family");
+    c["model_type"] = family.hf[0].into();
+    (family.to_hf)(s, c.as_object_mut().expect("made above"))?;
     Ok(c)
 }
 
@@ -236,7 +189,7 @@ pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     let mut extra = None;
     let mut permute = false;
     if let Position::Rope(r) = &s.position {
-        permute = name == "llama" && r.pairing == RopePairing::Half;
+        permute = family.gguf_pairing == RopePairing::Interleaved && r.pairing == RopePairing::Half;
         set(format!("{name}.rope.freq_base"), Value::Float(r.theta.into()));
         set(format!("{name}.rope.dimension_count"), n(r.dim));
         match &r.scaling {
@@ -252,7 +205,7 @@ pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
         }
     }
     if let Some(w) = &s.window {
-        if s.family != "gemma3" {
+        if !family.gguf_windows {
             return Err(Error::Unsupported(format!("sliding windows of {} have no place in GGUF", s.family)));
         }
         set(format!("{name}.attention.sliding_window"), n(w.size));

@@ -34,6 +34,8 @@ pub struct ModelSpec {
     pub ffn: Ffn,
     /// How positions enter.
     pub position: Position,
+    /// Queries, keys and values have biases (Qwen2; OPT has them on every matrix). Llama checkpoints may have any.
+    pub qkv_bias: bool,
     /// RMS norm of each query/key head before RoPE (Qwen3, Gemma 3).
     pub qk_norm: bool,
     /// Extra norms on the outputs of attention and feed-forward (Gemma 3).

@@ -142,7 +142,7 @@ impl Sizes {
         let bytes = |elements: u64| TwoSided::same(ELEMENT * elements);
         let head_norms = if spec.qk_norm { 2 * spec.head_dim as u64 } else { 0 };
         let post = if spec.post_norms { d } else { 0 };
-        let qkv_bias = bias(q + 2 * kv, biased || spec.family == "qwen2");
+        let qkv_bias = bias(q + 2 * kv, spec.qkv_bias);
         let ups = if spec.gated() { 2 } else { 1 };
         let block = |layer: usize| Block {
             qkv: bytes(d * (q + 2 * kv) + qkv_bias + head_norms + norm_width(spec)),

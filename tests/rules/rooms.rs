@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-fn repository() -> &'static Path {
+pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -19,7 +19,7 @@ fn order() -> Vec<String> {
 }
 
 /// Every file of a folder.
-fn files(folder: &Path) -> Vec<PathBuf> {
+pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -29,7 +29,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The code that is built without tests: no comments, no module under `#[cfg(test)]`.
-fn code(text: &str) -> String {
+pub fn code(text: &str) -> String {
     let mut kept = String::new();
     let mut lines = text.lines().map(|l| l.split("//").next().unwrap_or_default());
     while let Some(line) = lines.next() {

@@ -4,6 +4,8 @@
 //! Every sixth layer sees the whole context, the others a window. Checkpoints of Hugging Face store norm
 //! weights as w and multiply by 1 + w; GGUF files and this engine have 1 + w.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::{Family, GgufConfig, HfConfig, NameMap, llama};
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Position, RopePairing, Window};
@@ -17,6 +19,9 @@ pub const FAMILY: Family = Family {
     from_hf,
     names: NAMES,
     hf_norms_are_offsets: true,
+    gguf_pairing: RopePairing::Half,
+    gguf_windows: true,
+    to_hf,
 };
 
 const NAMES: &NameMap = &[
@@ -37,6 +42,17 @@ const NAMES: &NameMap = &[
     ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj"),
     ("blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm"),
 ];
+
+fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
+    llama::hf_like_llama(s, c)?;
+    let own = json!({
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": s.attn_scale.powi(-2),
+        "final_logit_softcapping": s.logit_softcap,
+    });
+    c.extend(own.as_object().expect("made above").clone());
+    Ok(())
+}
 
 /// One layer in this many sees the whole context.
 const PATTERN: usize = 6;
@@ -133,6 +149,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
             norm: crate::model::spec::Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(1e-6) },
             ffn: Ffn::GeGlu,
             position: Position::Rope(rope),
+            qkv_bias: false,
             qk_norm: true,
             post_norms: true,
             embed_scale: 1.0,

@@ -3,10 +3,12 @@
 //! GGUF files of this architecture store the rows of Q and K permuted so that RoPE rotates neighbours
 //! (`Interleaved`), and Llama 3's frequency scaling as ready divisors in `rope_freqs.weight`.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::{Family, GgufConfig, HfConfig, names};
-use crate::Result;
 use crate::model::ModelSpec;
-use crate::model::spec::{Ffn, Norm, Position, RopePairing};
+use crate::model::spec::{Ffn, Norm, Position, RopePairing, RopeScaling};
+use crate::{Error, Result};
 
 pub const FAMILY: Family = Family {
     name: "llama",
@@ -16,6 +18,9 @@ pub const FAMILY: Family = Family {
     from_hf: |c| from_hf(c, "llama"),
     names: names::LLAMA,
     hf_norms_are_offsets: false,
+    gguf_pairing: RopePairing::Interleaved,
+    gguf_windows: false,
+    to_hf,
 };
 
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
@@ -41,6 +46,7 @@ pub fn gguf_like_llama(c: &GgufConfig, family: &str, pairing: RopePairing) -> Re
         norm: Norm::Rms { eps: c.float("attention.layer_norm_rms_epsilon")? },
         ffn: Ffn::SwiGlu,
         position: Position::Rope(c.rope(pairing, head_dim, 10_000.0)?),
+        qkv_bias: false,
         qk_norm: false,
         post_norms: false,
         embed_scale: 1.0,
@@ -71,6 +77,7 @@ pub fn from_hf(c: &HfConfig, family: &str) -> Result<ModelSpec> {
         norm: Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(1e-6) },
         ffn: Ffn::SwiGlu,
         position: Position::Rope(c.rope(head_dim, 10_000.0)?),
+        qkv_bias: false,
         qk_norm: false,
         post_norms: false,
         embed_scale: 1.0,
@@ -80,4 +87,56 @@ pub fn from_hf(c: &HfConfig, family: &str) -> Result<ModelSpec> {
         logit_softcap: None,
         wide_activations: false,
     })
+}
+
+/// What `config.json` says of every RMS-norm family beside the settings that all families share, but the activation.
+///
+/// # Errors
+/// RoPE factors per frequency, which it cannot say.
+pub fn hf_like_llama(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
+    let mut set = |key: &str, v: Json| c.insert(key.to_owned(), v);
+    set("num_key_value_heads", s.n_kv_heads.into());
+    set("head_dim", s.head_dim.into());
+    set("intermediate_size", s.d_ff.into());
+    let eps = s.norm.eps();
+    set("rms_norm_eps", eps.into());
+    if let Position::Rope(r) = &s.position {
+        set("rope_theta", r.theta.into());
+        match &r.scaling {
+            RopeScaling::None => None,
+            RopeScaling::Linear { factor } => {
+                set("rope_scaling", json!({ "rope_type": "linear", "factor": factor }))
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => set(
+                "rope_scaling",
+                json!({
+                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+                    "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_context,
+                }),
+            ),
+            RopeScaling::Factors(_) => {
+                return Err(Error::Unsupported("config.json cannot carry RoPE factors per frequency".into()));
+            }
+        };
+        if let Some(local) = r.local_theta {
+            set("rope_local_base_freq", local.into());
+        }
+    }
+    if let Some(w) = &s.window {
+        let kinds = w.layers.iter().map(|&l| if l { "sliding_attention" } else { "full_attention" });
+        set("sliding_window", w.size.into());
+        set("layer_types", kinds.collect());
+        set("use_sliding_window", true.into());
+    }
+    Ok(())
+}
+
+/// The same with SwiGLU.
+///
+/// # Errors
+/// As [`hf_like_llama`].
+pub fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
+    hf_like_llama(s, c)?;
+    c.insert("hidden_act".to_owned(), "silu".into());
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::{Family, HfConfig, llama, names};
 use crate::model::ModelSpec;
-use crate::model::spec::Window;
+use crate::model::spec::{RopePairing, Window};
 use crate::{Error, Result};
 
 pub const FAMILY: Family = Family {
@@ -13,6 +13,9 @@ pub const FAMILY: Family = Family {
     from_hf,
     names: names::LLAMA,
     hf_norms_are_offsets: false,
+    gguf_pairing: RopePairing::Interleaved,
+    gguf_windows: false,
+    to_hf: llama::to_hf,
 };
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {

@@ -15,7 +15,10 @@ mod qwen3;
 pub use config::{GgufConfig, HfConfig};
 pub use names::{NameMap, canonical_name, file_name};
 
+use serde_json::{Map, Value as Json};
+
 use super::ModelSpec;
+use super::spec::RopePairing;
 use crate::{Error, Result};
 
 /// A model family.
@@ -34,6 +37,13 @@ pub struct Family {
     pub names: &'static NameMap,
     /// Hugging Face stores norm weights as w and multiplies by 1 + w (Gemma); GGUF stores 1 + w.
     pub hf_norms_are_offsets: bool,
+    /// How GGUF files of it pair what RoPE rotates: checkpoints of Hugging Face pair halves, so where this says
+    /// `Interleaved` the rows of Q and K are permuted.
+    pub gguf_pairing: RopePairing,
+    /// Whether a GGUF file can say which layers see a window.
+    pub gguf_windows: bool,
+    /// Adds to a `config.json` what it says of this family beside the settings that all share.
+    pub to_hf: fn(&ModelSpec, &mut Map<String, Json>) -> Result<()>,
 }
 
 /// Every family, in the order that messages list them.

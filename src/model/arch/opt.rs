@@ -2,9 +2,11 @@
 //!
 //! Only the pre-norm models: OPT-350m puts its norms after each half and projects its embeddings.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::{Family, GgufConfig, HfConfig, NameMap};
 use crate::model::ModelSpec;
-use crate::model::spec::{Ffn, Norm, Position};
+use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 use crate::{Error, Result};
 
 pub const FAMILY: Family = Family {
@@ -17,6 +19,9 @@ pub const FAMILY: Family = Family {
     from_hf,
     names: NAMES,
     hf_norms_are_offsets: false,
+    gguf_pairing: RopePairing::Half,
+    gguf_windows: false,
+    to_hf,
 };
 
 const NAMES: &NameMap = &[
@@ -33,6 +38,17 @@ const NAMES: &NameMap = &[
     ("blk.{}.ffn_up", "model.decoder.layers.{}.fc1"),
     ("blk.{}.ffn_down", "model.decoder.layers.{}.fc2"),
 ];
+
+fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
+    let own = json!({
+        "ffn_dim": s.d_ff,
+        "word_embed_proj_dim": s.d_model,
+        "do_layer_norm_before": true,
+        "activation_function": "relu",
+    });
+    c.extend(own.as_object().expect("made above").clone());
+    Ok(())
+}
 
 /// Rows of the position table that padding once used.
 const OFFSET: usize = 2;
@@ -76,6 +92,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         norm: Norm::Layer { eps: 1e-5 },
         ffn: Ffn::Relu,
         position: Position::Learned { offset: OFFSET },
+        qkv_bias: true,
         qk_norm: false,
         post_norms: false,
         embed_scale: 1.0,

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: Llama with biases on Q, K and V.
 
-use super::{Family, HfConfig, llama, names};
+use super::{Family, GgufConfig, HfConfig, llama, names};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::RopePairing;
@@ -9,14 +9,22 @@ pub const FAMILY: Family = Family {
     name: "qwen2",
     gguf: &["qwen2"],
     hf: &["qwen2"],
-    from_gguf: |c| llama::gguf_like_llama(c, "qwen2", RopePairing::Half),
+    from_gguf,
     from_hf,
     names: names::LLAMA,
     hf_norms_are_offsets: false,
+    gguf_pairing: RopePairing::Half,
+    gguf_windows: false,
+    to_hf: llama::to_hf,
 };
+
+fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
+    Ok(ModelSpec { qkv_bias: true, ..llama::gguf_like_llama(c, "qwen2", RopePairing::Half)? })
+}
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     let mut spec = llama::from_hf(c, "qwen2")?;
+    spec.qkv_bias = true;
     spec.window = c.qwen_window(spec.n_layers)?;
     Ok(spec)
 }

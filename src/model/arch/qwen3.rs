@@ -13,6 +13,9 @@ pub const FAMILY: Family = Family {
     from_hf,
     names: names::LLAMA,
     hf_norms_are_offsets: false,
+    gguf_pairing: RopePairing::Half,
+    gguf_windows: false,
+    to_hf: llama::to_hf,
 };
 
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
