@@ -8,7 +8,7 @@
 //! error      none: integers
 //! ```
 //!
-//! Who scales the sums is `simd::linear::int8_tiles`.
+//! Who scales the sums is `simd::linear::amx::int8_tiles`.
 
 use std::arch::asm;
 

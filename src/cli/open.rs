@@ -16,7 +16,7 @@ use tandem::host::cgroup::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::program::Side;
 use tandem::simd::Isa;
-use tandem::simd::linear::Mode;
+use tandem::simd::linear::{self, Linear, Mode};
 use tandem::tensor::DType;
 use tandem::text::{ChatTemplate, Tokenizer};
 
@@ -119,6 +119,9 @@ impl Opened {
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
         }
+        if let Some(kernel) = linear::forced(isa)? {
+            progress::note(&format!("TANDEM_LINEAR: {kernel} multiplies on the CPU wherever it can"));
+        }
         let options = self.options(args, isa, context, sequences, logits, pages)?;
         let on_cpu = || self.on_cpu(args, &options).map(|(engine, decision)| (engine, decision, None));
         let (engine, decision, runtime) = match args.kind() {
@@ -168,7 +171,25 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
+        progress::detail(&format!("products on the CPU: {}", self.products(&options)));
         Ok(Running { engine, load_ms, decision, notices: Notices(runtime) })
+    }
+
+    /// Which kernels multiply the model's weights on the CPU, by dtype and number of rows.
+    fn products(&self, options: &Options) -> String {
+        let weights = self.model.weights.iter().map(|(_, t)| t);
+        let mut dtypes: Vec<DType> = weights.filter(|t| t.shape.len() == 2).map(|t| t.dtype).collect();
+        dtypes.sort_by_key(|d| d.to_string());
+        dtypes.dedup();
+        let of = |dtype: &DType| {
+            let kernels = Linear::kernels_up_to(*dtype, options.isa, false, options.chunk, options.mode);
+            let named = kernels.iter().map(|(from, kernel)| match from {
+                1 => kernel.to_string(),
+                _ => format!("from {from} rows {kernel}"),
+            });
+            format!("{dtype} by {}", named.collect::<Vec<_>>().join(", "))
+        };
+        dtypes.iter().map(of).collect::<Vec<_>>().join("; ")
     }
 
     /// What the command line says of an engine.

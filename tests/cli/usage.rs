@@ -140,6 +140,25 @@ fn doctor_reports_one_json_object() {
 }
 
 #[test]
+fn a_kernel_is_forced_by_its_name() {
+    let home = home();
+    let with = |isa: &str, kernel: &str| {
+        let args = ["generate", "-v", "--device", "cpu", "-m", "synth:tiny-llama,seed=3", "-n", "3", "hi"];
+        run(tandem(home.path()).args(args).env("TANDEM_ISA", isa).env("TANDEM_LINEAR", kernel))
+    };
+    let told = with("reference", "reference");
+    let stderr = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.status.success(), "{stderr}");
+    assert!(stderr.contains("TANDEM_LINEAR: reference multiplies"), "{stderr}");
+    assert!(stderr.contains("products on the CPU: ") && stderr.contains(" by reference"), "{stderr}");
+    assert_error(
+        &with("reference", "vnni"),
+        2,
+        "TANDEM_LINEAR: no kernel of tier reference is called `vnni`; it has reference",
+    );
+}
+
+#[test]
 fn doctor_measures_the_limits() {
     let home = home();
     let report = json(&run(tandem(home.path()).args(["doctor", "--json"])));

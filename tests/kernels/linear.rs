@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use tandem::host::Pool;
 use tandem::simd::Isa;
-use tandem::simd::linear::{Acts, Linear, Mode, Out, Packed, linear, pack};
+use tandem::simd::linear::{Acts, Linear, LinearKernel, Mode, Out, Packed, kernels, linear, named, pack};
+use tandem::simd::tuning::{LinearTuning, Tuning};
 use tandem::tensor::{Bytes, DType, Tensor};
 
 /// A small generator, so that a case is a seed.
@@ -100,7 +101,14 @@ fn check(dtype: DType, m: usize, n: usize, k: usize, seed: u64, mode: Mode) -> R
     check_products(&w, &x, m, mode, &format!("seed={seed}"))
 }
 
-/// All tiers' products of `w` and the `m` rows of `x`, in outputs with room beside them that must stay as it was.
+/// The kernels of a weight's tier that can multiply it by `m` rows, but do not pay.
+fn others(lin: &Linear, isa: Isa, m: usize, mode: Mode) -> Vec<&'static LinearKernel> {
+    let can = |k: &&&'static LinearKernel| lin.clone().with_kernel(k).kernel(m, mode) == **k;
+    kernels(isa).iter().filter(can).copied().filter(|k| *k != lin.kernel(m, mode)).collect()
+}
+
+/// All tiers' products of `w` and the `m` rows of `x`, in outputs with room beside them that must stay as it was: by the kernels
+/// that pay, and by one that could.
 fn check_products(w: &Tensor, x: &[f32], m: usize, mode: Mode, seed: &str) -> Result<(), TestCaseError> {
     let (dtype, n, k) = (w.dtype, w.rows(), w.cols());
     let mut rows = vec![0f32; n * k];
@@ -111,29 +119,34 @@ fn check_products(w: &Tensor, x: &[f32], m: usize, mode: Mode, seed: &str) -> Re
     for (isa, fine) in Isa::supported().into_iter().flat_map(|i| [(i, false), (i, true)]) {
         let lin = make(w, isa);
         let lin = if fine { lin.with_fine_activations() } else { lin };
-        let ldo = n + 3;
-        let canary = 12345.678f32;
-        let mut out = vec![canary; m * ldo + 16];
-        let mut acts = Acts::default();
-        acts.reset(m, k).copy_from_slice(x);
-        linear(&pool, mode, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo }]);
-        for t in 0..m {
-            let x = &x[t * k..(t + 1) * k];
-            for r in 0..n {
-                let w = &rows[r * k..(r + 1) * k];
-                let want: f64 = w.iter().zip(x).map(|(&w, &x)| w as f64 * x as f64).sum();
-                let got = out[t * ldo + r] as f64;
-                let tol = tolerance(isa, fine, dtype, w, x);
-                prop_assert!(
-                    (got - want).abs() <= tol,
-                    "{isa} {dtype} fine={fine} M={m} N={n} K={k} {seed}: [{t},{r}] {got} want {want} tolerance {tol}"
-                );
+        let others = others(&lin, isa, m, mode);
+        let forced = x.first().and_then(|x| others.get(x.to_bits() as usize % others.len().max(1)));
+        for lin in [Some(lin.clone()), forced.map(|k| lin.with_kernel(k))].into_iter().flatten() {
+            let ldo = n + 3;
+            let canary = 12345.678f32;
+            let mut out = vec![canary; m * ldo + 16];
+            let mut acts = Acts::default();
+            acts.reset(m, k).copy_from_slice(x);
+            linear(&pool, mode, &mut acts, &mut [Out { w: &lin, out: &mut out, ldo }]);
+            for t in 0..m {
+                let x = &x[t * k..(t + 1) * k];
+                for r in 0..n {
+                    let w = &rows[r * k..(r + 1) * k];
+                    let want: f64 = w.iter().zip(x).map(|(&w, &x)| w as f64 * x as f64).sum();
+                    let got = out[t * ldo + r] as f64;
+                    let tol = tolerance(isa, fine, dtype, w, x);
+                    prop_assert!(
+                        (got - want).abs() <= tol,
+                        "{isa} {} {dtype} fine={fine} M={m} N={n} K={k} {seed}: [{t},{r}] {got} want {want} tolerance {tol}",
+                        lin.kernel(m, mode)
+                    );
+                }
+                for c in n..ldo {
+                    prop_assert!(out[t * ldo + c] == canary, "{isa} {dtype}: wrote column {c} of {n}");
+                }
             }
-            for c in n..ldo {
-                prop_assert!(out[t * ldo + c] == canary, "{isa} {dtype}: wrote column {c} of {n}");
-            }
+            prop_assert!(out[m * ldo..].iter().all(|&v| v == canary), "{isa} {dtype}: wrote past the end");
         }
-        prop_assert!(out[m * ldo..].iter().all(|&v| v == canary), "{isa} {dtype}: wrote past the end");
     }
     Ok(())
 }
@@ -363,7 +376,6 @@ fn tokens_that_do_not_fit_in_cache_change_no_bit() {
 /// neither, and nothing is written past the last row of weights.
 #[test]
 fn entries_of_the_tuning_table_change_no_bit() {
-    use tandem::simd::tuning::LinearTuning;
     let (pool, canary) = (Pool::new(2), 12345.678f32);
     for dtype in DType::ALL {
         // Seven groups, the last of them partial: wide tiles, narrower ones for the rest, a mask.
@@ -418,6 +430,52 @@ fn entries_of_the_tuning_table_change_no_bit() {
                 }
             }
         }
+    }
+}
+
+/// The table: names are unique, every dtype has a kernel for any number of rows, and which one serves follows from the
+/// thresholds of the tuning table.
+#[test]
+fn every_weight_has_a_kernel_and_thresholds_choose_it() {
+    for isa in Isa::supported() {
+        let names: Vec<&str> = kernels(isa).iter().map(|k| k.name).collect();
+        let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(distinct.len(), names.len(), "{isa}: {names:?}");
+        assert!(named(isa, "gemm").unwrap_err().to_string().contains(names[0]));
+        let mut seen = std::collections::BTreeSet::new();
+        for dtype in DType::ALL {
+            let lin = make(&random_weight(dtype, 3, 256, &mut Rng(1)), isa);
+            let tuning = Tuning::current().linear(dtype);
+            let lin = lin.with_tuning(LinearTuning {
+                int8_tiles_from: 10,
+                tiles_from: 20,
+                half_up_to: 30,
+                ..tuning
+            });
+            for mode in [Mode::Fast, Mode::Deterministic] {
+                let of = |m| lin.kernel(m, mode).name;
+                (1..70).for_each(|m| _ = seen.insert(of(m)));
+                let fast = mode == Mode::Fast;
+                if isa == Isa::Amx && dtype.is_quantised() {
+                    assert_eq!([of(1), of(9), of(10), of(19)], ["vnni", "vnni", "amx_int8", "amx_int8"]);
+                    let half = tandem::amx::half_arithmetic();
+                    let tiles =
+                        if half { ["amx_half", "amx_half", "amx_quantised"] } else { ["amx_quantised"; 3] };
+                    assert_eq!([of(20), of(30), of(31)], if fast { tiles } else { ["amx_int8"; 3] });
+                    let fine = lin.clone().with_fine_activations();
+                    assert_ne!(fine.kernel(10, Mode::Fast).name, "amx_int8", "planes are multiplied twice");
+                } else if isa == Isa::Avx512 && dtype == DType::F16 {
+                    let few = if fast { "rowdot_avx512" } else { "tiledot_avx512" };
+                    assert_eq!(
+                        [of(1), of(2), of(3), of(500)],
+                        [few, few, "tiledot_avx512", "tiledot_avx512"]
+                    );
+                } else if isa == Isa::Avx2 && dtype.is_quantised() {
+                    assert_eq!([of(1), of(500)], ["avx2_int8"; 2]);
+                }
+            }
+        }
+        println!("{isa}: {seen:?} of {names:?}");
     }
 }
 

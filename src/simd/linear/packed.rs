@@ -154,10 +154,10 @@ fn pack_floats(w: &Tensor, first: usize, rows: usize, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if crate::simd::Caps::get().avx512 {
         let (k, kp) = (w.cols(), w.cols().next_multiple_of(64));
-        let block = super::panel::RowBlock { dtype: w.dtype, w: w.row(first).as_ptr(), rows, k };
+        let block = super::float::panel::RowBlock { dtype: w.dtype, w: w.row(first).as_ptr(), rows, k };
         assert!(out.len() == kp * GROUP * 2 && (first + rows) * w.row_bytes() <= w.data.len());
         // SAFETY: the tier's features are there; `rows` rows of `k` are behind `w`, tiles of 16 rows of kp fit in `out`.
-        unsafe { super::panel::panel_bf16(block, 0, k, kp, out.as_mut_ptr().cast()) };
+        unsafe { super::float::panel::panel_bf16(block, 0, k, kp, out.as_mut_ptr().cast()) };
         return;
     }
     out.fill(0);

@@ -22,7 +22,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::vnni::Format;
+use super::super::quant::format::Format;
 
 /// Scale and offset of 16 rows, times 2^16, as f16, twice in each dword.
 pub(super) type Scales = (__m512i, __m512i);
@@ -180,9 +180,9 @@ pub(super) unsafe fn part<F: Format, const NIBBLED: bool, const J: usize>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::packed::pack;
+    use super::super::super::quant::format::with_format;
     use super::super::dequantise;
-    use super::super::packed::pack;
-    use super::super::vnni::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     use super::*;
     use crate::tensor::{Bytes, DType, Tensor};
 
@@ -273,14 +273,9 @@ mod tests {
         crate::amx::emulate::install().unwrap();
         assert!(crate::amx::half_arithmetic(), "in hardware or emulated");
         for scale in [1e-7, 1e-4, 5e-4, 0.02, 40.0] {
-            check::<Q4_0, true>(DType::Q4_0, scale);
-            check::<Q4_1, true>(DType::Q4_1, scale);
-            check::<Q5_0, false>(DType::Q5_0, scale);
-            check::<Q5_1, false>(DType::Q5_1, scale);
-            check::<Q8_0, false>(DType::Q8_0, scale);
-            check::<Q4K, true>(DType::Q4_K, scale);
-            check::<Q5K, false>(DType::Q5_K, scale);
-            check::<Q6K, false>(DType::Q6_K, scale);
+            for dtype in DType::QUANTISED {
+                with_format!(dtype, F => check::<F, { <F as Format>::NIBBLES }>(dtype, scale));
+            }
         }
     }
 }

@@ -13,10 +13,9 @@
 
 use std::arch::x86_64::*;
 
+use super::super::kernel::{Form, LinearKernel, Work};
+use super::few_rows;
 use crate::tensor::DType;
-
-/// Most tokens for which a row at a time is fastest; beyond, `tiledot` keeps tiles of both in registers.
-pub(super) const MAX_M: usize = 2;
 
 /// A vector of f32 lanes, and how weights become one.
 trait Lanes: Copy {
@@ -230,37 +229,39 @@ unsafe fn rows<V: Lanes, W: Weight, const R: usize, const MT: usize>(
 }
 
 macro_rules! instantiate {
-    ($name:ident, $lanes:ty, $r1:literal, $r:literal, $features:literal) => {
-        /// `out[t·ldo + r] = Σ w[r][k]·x[t][k]` for `n` rows at `w` and `m <= MAX_M` tokens.
+    ($kernel:ident, $name:literal, $run:ident, $lanes:ty, $r1:literal, $r:literal, $features:literal) => {
+        pub(in super::super) static $kernel: LinearKernel = LinearKernel {
+            name: $name,
+            takes: few_rows,
+            pays: |_| true,
+            any_rows: false,
+            reads: Form::F32,
+            chunk: |s| s.usual(),
+            run: $run,
+        };
+
+        /// `out[t·ldo + r] = Σ w[r][k]·x[t][k]`.
         ///
         /// # Safety
-        /// The CPU has the features; `w` holds `n` rows of `k` elements of `dtype` (a float type), `x` has
-        /// `m` rows of `k`, `out` has `m` rows of `ldo >= n`.
+        /// The CPU has the features; the work's weights are rows of a float type, its tokens one or two.
         #[target_feature(enable = $features)]
-        pub(super) unsafe fn $name(
-            dtype: DType,
-            w: *const u8,
-            n: usize,
-            k: usize,
-            x: *const f32,
-            m: usize,
-            out: *mut f32,
-            ldo: usize,
-        ) {
+        unsafe fn $run(work: &Work<'_>) {
+            let &Work { n, k, out, ldo, .. } = work;
+            let (w, x) = (work.w.as_ptr(), work.x.f32().as_ptr());
             // SAFETY: the caller's contract.
             unsafe {
-                match (dtype, m) {
+                match (work.dtype, work.x.m()) {
                     (DType::F32, 1) => rows::<$lanes, F32, $r1, 1>(w, n, k, x, out, ldo),
                     (DType::F32, 2) => rows::<$lanes, F32, $r, 2>(w, n, k, x, out, ldo),
                     (DType::F16, 1) => rows::<$lanes, F16, $r1, 1>(w, n, k, x, out, ldo),
                     (DType::F16, 2) => rows::<$lanes, F16, $r, 2>(w, n, k, x, out, ldo),
                     (DType::BF16, 1) => rows::<$lanes, Bf16, $r1, 1>(w, n, k, x, out, ldo),
                     (DType::BF16, 2) => rows::<$lanes, Bf16, $r, 2>(w, n, k, x, out, ldo),
-                    _ => unreachable!("{m} tokens of {dtype}"),
+                    (dtype, m) => unreachable!("{m} tokens of {dtype}"),
                 }
             }
         }
     };
 }
-instantiate!(avx512, __m512, 8, 8, "avx512f,avx512bw,avx512dq,avx512vl,f16c,fma");
-instantiate!(avx2, __m256, 8, 4, "avx2,f16c,fma");
+instantiate!(AVX512, "rowdot_avx512", avx512, __m512, 8, 8, "avx512f,avx512bw,avx512dq,avx512vl,f16c,fma");
+instantiate!(AVX2, "rowdot_avx2", avx2, __m256, 8, 4, "avx2,f16c,fma");

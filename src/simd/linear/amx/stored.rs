@@ -2,13 +2,15 @@
 
 use std::arch::x86_64::*;
 
-use super::packed::Layout;
+use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::packed::Layout;
+use super::{panels, product, session};
 use crate::amx::bf16::Panels;
 use crate::amx::pack::TILE_LEN;
 use crate::tensor::DType;
 
 /// Packed groups of bf16 (or of f16, rounded) as panels.
-pub(super) struct Tiles<'a> {
+struct Tiles<'a> {
     groups: &'a [u8],
     /// Tiles of a group.
     steps: usize,
@@ -16,7 +18,7 @@ pub(super) struct Tiles<'a> {
 
 impl<'a> Tiles<'a> {
     /// Groups of `k` columns.
-    pub(super) fn new(groups: &'a [u8], k: usize) -> Tiles<'a> {
+    fn new(groups: &'a [u8], k: usize) -> Tiles<'a> {
         let bytes = Layout::of(DType::BF16).expect("packed").group_bytes(k);
         Tiles { groups, steps: bytes / (2 * TILE_LEN) }
     }
@@ -54,4 +56,23 @@ impl Panels for Tiles<'_> {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(i * 32).cast()) };
         }
     }
+}
+
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "amx_stored",
+    takes: |a| a.packed && !a.dtype.is_quantised(),
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::FineTiles,
+    chunk: panels,
+    run: run,
+};
+
+/// `out[t·ldo + r] = Σ_k w[r][k]·x[t][k]`.
+///
+/// # Safety
+/// AMX and AVX-512 BF16 are usable; the work's weights are groups of tiles, its activations tiles.
+unsafe fn run(w: &Work<'_>) {
+    // SAFETY: the caller's contract.
+    unsafe { product(&mut session(), w, &Tiles::new(w.w, w.k)) }
 }

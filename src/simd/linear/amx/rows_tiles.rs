@@ -15,28 +15,31 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::amx::transpose_tile;
-use super::packed::GROUP;
+use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::packed::GROUP;
+use super::transpose::transpose_tile;
+use super::{panels as chunk, rows, session, tiles};
 use crate::amx::TILE_BYTES;
 use crate::amx::pack::TILE_LEN;
 use crate::amx::scratch;
 use crate::amx::session::{Session, Shapes};
+use crate::tensor::DType;
 
 /// Most tokens: the columns of a B tile.
-pub(super) const MAX_M: usize = 16;
+const MAX_M: usize = 16;
 
-/// One product of [`gemm`].
-pub(super) struct Job {
+/// What is multiplied.
+struct Product {
     /// `n >= 16` rows of `k` bf16, one behind the other.
-    pub w: *const u8,
-    pub n: usize,
-    pub k: usize,
+    w: *const u8,
+    n: usize,
+    k: usize,
     /// `m <= MAX_M` rows as A tiles of `k_padded` columns.
-    pub x: *const u16,
-    pub m: usize,
-    pub k_padded: usize,
-    pub out: *mut f32,
-    pub ldo: usize,
+    x: *const u16,
+    m: usize,
+    k_padded: usize,
+    out: *mut f32,
+    ldo: usize,
 }
 
 /// A thread's memory.
@@ -50,11 +53,37 @@ struct Scratch {
     turned: *mut f32,
 }
 
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "amx_rows_as_a",
+    takes: |a| !a.packed && a.dtype == DType::BF16 && a.m <= MAX_M,
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::FineTiles,
+    chunk: chunk,
+    run: run,
+};
+
 /// `out[t·ldo + r] = Σ_k w[r][k]·x[t][k]`.
 ///
 /// # Safety
+/// AMX and AVX-512 BF16 are usable; the work's weights are rows of bf16, its activations tiles of at most [`MAX_M`] tokens.
+unsafe fn run(w: &Work<'_>) {
+    if w.n < GROUP {
+        // No tile is whole: the same bits.
+        // SAFETY: the caller's contract.
+        return unsafe { rows::run(w) };
+    }
+    let (x, m, k_padded) = (tiles(w), w.x.m(), w.x.k_padded());
+    let job = Product { w: w.w.as_ptr(), n: w.n, k: w.k, x, m, k_padded, out: w.out, ldo: w.ldo };
+    // SAFETY: the caller's contract.
+    unsafe { gemm(&mut session(), &job) }
+}
+
+/// [`run`] of one product.
+///
+/// # Safety
 /// Tile instructions and AVX-512 F/BW/DQ/VL execute; `job` is as its fields say, `out` has `m` rows of `ldo >= n`.
-pub(super) unsafe fn gemm(session: &mut Session, job: &Job) {
+unsafe fn gemm(session: &mut Session, job: &Product) {
     let steps = job.k_padded / 32;
     let whole = (job.k / 32).min(steps);
     session.renew(&Shapes::SEVEN);
@@ -74,7 +103,7 @@ pub(super) unsafe fn gemm(session: &mut Session, job: &Job) {
 /// # Safety
 /// As [`gemm`]; W has `whole` whole tiles of `steps`; [`Shapes::SEVEN`] is loaded.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn panels(job: &Job, whole: usize, steps: usize, scratch: &Scratch) {
+unsafe fn panels(job: &Product, whole: usize, steps: usize, scratch: &Scratch) {
     let stride = 2 * job.k;
     // SAFETY: 16 rows of W from `first` on, `whole` tiles wide, and what is left of them; tiles of the scratch; outputs as
     // the caller promises.

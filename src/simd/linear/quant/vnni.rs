@@ -17,243 +17,11 @@
 
 use std::arch::x86_64::*;
 
-use super::packed::{GROUP, Layout};
+use super::super::kernel::{CHUNK_GROUPS, Form, LinearKernel, Shape, Work};
+use super::super::packed::GROUP;
+use super::X;
+use super::format::{Format, with_format};
 use crate::simd::tuning::LinearTuning;
-use crate::tensor::DType;
-
-/// Pointers to prepared int8 activations of a tile's first row, with strides.
-#[derive(Clone, Copy)]
-pub(super) struct X {
-    pub q: *const i8,
-    pub d: *const f32,
-    pub sum32: *const f32,
-    pub sum16: *const f32,
-    pub minus32: *const i32,
-    pub minus16: *const i32,
-    /// Elements of `q` between rows; a multiple of 64.
-    pub stride: usize,
-}
-
-impl X {
-    /// The same, `rows` rows further.
-    ///
-    /// # Safety
-    /// The rows exist.
-    pub unsafe fn row(self, rows: usize) -> X {
-        // SAFETY: in range by the caller's promise; the arrays have stride, stride/32, stride/16 columns.
-        unsafe {
-            X {
-                q: self.q.add(rows * self.stride),
-                d: self.d.add(rows * self.stride / 32),
-                sum32: self.sum32.add(rows * self.stride / 32),
-                sum16: self.sum16.add(rows * self.stride / 16),
-                minus32: self.minus32.add(rows * self.stride / 32),
-                minus16: self.minus16.add(rows * self.stride / 16),
-                stride: self.stride,
-            }
-        }
-    }
-}
-
-/// How a packed record is read. `b` counts the blocks of 32 in a record.
-pub(super) trait Format {
-    const LAYOUT: Layout;
-    /// Scales per 16 elements instead of per 32 (q6_k).
-    const HALVES: bool = false;
-    /// How many codes there are: 16, 32, 64 or 256.
-    const CODES: f32 =
-        if Self::LAYOUT.code_bytes == 512 { 256.0 } else { (16 << (Self::LAYOUT.high_bytes / 64)) as f32 };
-    /// log2 of the code that means zero, where it is the same for all blocks: then the kernel starts its integer
-    /// sums at minus that many times the sum of the activations, and needs no offset.
-    const ZERO_LOG2: Option<i32> = None;
-    /// The 8 quads of block `b`, unsigned bytes, a row per dword.
-    unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8];
-    /// Scale and offset of block `b`; of its half `h` when [`Format::HALVES`].
-    unsafe fn scales(w: *const u8, b: usize, h: usize) -> (__m512, __m512);
-}
-
-#[inline(always)]
-unsafe fn line(p: *const u8) -> __m512i {
-    // SAFETY: the caller's record holds 64 bytes here.
-    unsafe { _mm512_loadu_si512(p.cast()) }
-}
-
-#[inline(always)]
-unsafe fn half16(p: *const u8) -> __m512 {
-    // SAFETY: the caller's record holds 16 halves here.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
-}
-
-#[inline(always)]
-unsafe fn nibbles(p: *const u8) -> [__m512i; 8] {
-    // SAFETY: the caller's record holds four lines of nibbles here.
-    unsafe {
-        let low = _mm512_set1_epi8(15);
-        let l: [__m512i; 4] = [line(p), line(p.add(64)), line(p.add(128)), line(p.add(192))];
-        // No closures in kernels: they do not inherit target features, and may stay calls.
-        let mut codes = [_mm512_setzero_si512(); 8];
-        for j in 0..4 {
-            codes[j] = _mm512_and_si512(l[j], low);
-            codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(l[j]), low);
-        }
-        codes
-    }
-}
-
-#[inline(always)]
-unsafe fn fifth_bits(mut codes: [__m512i; 8], masks: *const u8) -> [__m512i; 8] {
-    // SAFETY: the caller's record holds eight 64-bit masks here; the rest is register arithmetic.
-    unsafe {
-        let bit = _mm512_set1_epi8(16);
-        for (q, c) in codes.iter_mut().enumerate() {
-            let mask = masks.cast::<u64>().add(q).read_unaligned();
-            *c = _mm512_mask_add_epi8(*c, mask, *c, bit);
-        }
-    }
-    codes
-}
-
-macro_rules! block32 {
-    ($name:ident, $dtype:expr, zero $zero:expr) => {
-        pub(super) struct $name;
-        impl Format for $name {
-            const LAYOUT: Layout = Layout::of($dtype).unwrap();
-            const ZERO_LOG2: Option<i32> = $zero;
-            #[inline(always)]
-            unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
-                // SAFETY: `w` points to a record of this dtype and `b` < 2.
-                unsafe {
-                    let c = nibbles(w.add(Self::LAYOUT.codes(b)));
-                    if Self::LAYOUT.high_bytes > 0 { fifth_bits(c, w.add(Self::LAYOUT.high(b))) } else { c }
-                }
-            }
-            #[inline(always)]
-            unsafe fn scales(w: *const u8, b: usize, _: usize) -> (__m512, __m512) {
-                // SAFETY: `w` points to a record of this dtype and `b` < 2.
-                unsafe {
-                    let d = half16(w.add(b * 32));
-                    let m = match Self::ZERO_LOG2 {
-                        Some(z) => _mm512_mul_ps(d, _mm512_set1_ps(-((1 << z) as f32))),
-                        None => half16(w.add(64 + b * 32)),
-                    };
-                    (d, m)
-                }
-            }
-        }
-    };
-}
-block32!(Q4_0, DType::Q4_0, zero Some(3));
-block32!(Q4_1, DType::Q4_1, zero None);
-block32!(Q5_0, DType::Q5_0, zero Some(4));
-block32!(Q5_1, DType::Q5_1, zero None);
-
-pub(super) struct Q8_0;
-impl Format for Q8_0 {
-    const LAYOUT: Layout = Layout::of(DType::Q8_0).unwrap();
-    const ZERO_LOG2: Option<i32> = Some(7);
-    #[inline(always)]
-    unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
-        // SAFETY: `w` points to a q8_0 record and `b` < 2.
-        unsafe {
-            let p = w.add(Self::LAYOUT.codes(b));
-            [
-                line(p),
-                line(p.add(64)),
-                line(p.add(128)),
-                line(p.add(192)),
-                line(p.add(256)),
-                line(p.add(320)),
-                line(p.add(384)),
-                line(p.add(448)),
-            ]
-        }
-    }
-    #[inline(always)]
-    unsafe fn scales(w: *const u8, b: usize, _: usize) -> (__m512, __m512) {
-        // SAFETY: as above.
-        unsafe {
-            let d = half16(w.add(b * 32));
-            (d, _mm512_mul_ps(d, _mm512_set1_ps(-128.0)))
-        }
-    }
-}
-
-/// 16 bytes (a row each) to f32.
-#[inline(always)]
-unsafe fn bytes16(p: *const u8) -> __m512 {
-    // SAFETY: the caller's record holds 16 bytes here.
-    unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
-}
-
-macro_rules! k_quant {
-    ($name:ident, $dtype:expr) => {
-        pub(super) struct $name;
-        impl Format for $name {
-            const LAYOUT: Layout = Layout::of($dtype).unwrap();
-            #[inline(always)]
-            unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
-                // SAFETY: `w` points to a record of this dtype and `b` < 8.
-                unsafe {
-                    let c = nibbles(w.add(Self::LAYOUT.codes(b)));
-                    if Self::LAYOUT.high_bytes > 0 { fifth_bits(c, w.add(Self::LAYOUT.high(b))) } else { c }
-                }
-            }
-            #[inline(always)]
-            unsafe fn scales(w: *const u8, b: usize, _: usize) -> (__m512, __m512) {
-                // SAFETY: `w` points to a record of this dtype and `b` < 8.
-                unsafe {
-                    let d = _mm512_mul_ps(half16(w), bytes16(w.add(64 + b * 16)));
-                    // Negated before it is multiplied: the same for all blocks of the record.
-                    let dmin = _mm512_sub_ps(_mm512_setzero_ps(), half16(w.add(32)));
-                    (d, _mm512_mul_ps(dmin, bytes16(w.add(192 + b * 16))))
-                }
-            }
-        }
-    };
-}
-k_quant!(Q4K, DType::Q4_K);
-k_quant!(Q5K, DType::Q5_K);
-
-pub(super) struct Q6K;
-impl Format for Q6K {
-    const LAYOUT: Layout = Layout::of(DType::Q6_K).unwrap();
-    const HALVES: bool = true;
-    const ZERO_LOG2: Option<i32> = Some(5);
-    #[inline(always)]
-    unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
-        // SAFETY: `w` points to a q6_k record and `b` < 8.
-        unsafe {
-            let mut c = nibbles(w.add(Self::LAYOUT.codes(b)));
-            let pair = _mm512_set1_epi8(0x30);
-            let high = w.add(Self::LAYOUT.high(b));
-            let h = [line(high), line(high.add(64))];
-            let mut l = 0;
-            while l < 2 {
-                let at = [
-                    _mm512_slli_epi16::<4>(h[l]),
-                    _mm512_slli_epi16::<2>(h[l]),
-                    h[l],
-                    _mm512_srli_epi16::<2>(h[l]),
-                ];
-                for q in 0..4 {
-                    // codes | (at & pair)
-                    c[l * 4 + q] = _mm512_ternarylogic_epi32::<0xf8>(c[l * 4 + q], at[q], pair);
-                }
-                l += 1;
-            }
-            c
-        }
-    }
-    #[inline(always)]
-    unsafe fn scales(w: *const u8, b: usize, h: usize) -> (__m512, __m512) {
-        // SAFETY: `w` points to a q6_k record, `b` < 8 and `h` < 2.
-        unsafe {
-            let sc = _mm_loadu_si128(w.add(64 + (b * 2 + h) * 16).cast());
-            let d = _mm512_mul_ps(half16(w), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc)));
-            (d, _mm512_mul_ps(d, _mm512_set1_ps(-32.0)))
-        }
-    }
-}
 
 /// Four or eight quads of one token against `codes`, added to `start`.
 #[inline(always)]
@@ -503,7 +271,7 @@ const MT: usize = 8;
 
 /// Groups of 16 rows that a tile of `m` tokens holds: as the table says and as there are kernels. Chunks of work are
 /// whole tiles.
-pub(super) fn groups_per_tile(how: &LinearTuning, m: usize) -> usize {
+fn groups_per_tile(how: &LinearTuning, m: usize) -> usize {
     let one_or_four = |groups: usize| if groups < 4 { 1 } else { 4 };
     match m {
         0..=1 => one_or_four(how.groups_of_1),
@@ -512,6 +280,24 @@ pub(super) fn groups_per_tile(how: &LinearTuning, m: usize) -> usize {
         _ => how.groups_of_8.min(2),
     }
 }
+
+/// Whole tiles.
+fn chunk(s: &Shape<'_>) -> usize {
+    let (unit, most) = (groups_per_tile(s.tuning, s.m), s.most());
+    let chunk = if s.m >= 4 { CHUNK_GROUPS.min(most) } else { s.of_bytes(s.tuning.chunk_bytes) };
+    let whole = chunk.next_multiple_of(unit);
+    if whole <= most { whole } else { (most / unit * unit).max(unit.min(s.groups())) }
+}
+
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "vnni",
+    takes: |a| a.quantised(),
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::Int8,
+    chunk,
+    run,
+};
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
 unsafe fn groups<F: Format>(
@@ -572,34 +358,13 @@ unsafe fn groups<F: Format>(
     }
 }
 
-/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`. `how` changes no bit of it.
+/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`. The tuning table changes no bit of it.
 ///
 /// # Safety
-/// The CPU has AVX-512 F/BW/DQ/VL/VNNI; `w` holds whole groups of `k` elements of `dtype`; `x` has `m` rows of at
-/// least `k` rounded up to the record; `out` has `m` rows of `ldo >= n`.
-pub(super) unsafe fn gemm(
-    how: &LinearTuning,
-    dtype: DType,
-    w: &[u8],
-    k: usize,
-    x: X,
-    m: usize,
-    out: *mut f32,
-    ldo: usize,
-    n: usize,
-) {
+/// The CPU has AVX-512 F/BW/DQ/VL/VNNI; the work's weights are whole groups of a quantised dtype, its activations int8.
+unsafe fn run(work: &Work<'_>) {
+    let &Work { tuning: how, w, n, k, out, ldo, .. } = work;
+    let (x, m) = (X::of(work), work.x.m());
     // SAFETY: the caller's contract.
-    unsafe {
-        match dtype {
-            DType::Q4_0 => groups::<Q4_0>(how, w, k, x, m, out, ldo, n),
-            DType::Q4_1 => groups::<Q4_1>(how, w, k, x, m, out, ldo, n),
-            DType::Q5_0 => groups::<Q5_0>(how, w, k, x, m, out, ldo, n),
-            DType::Q5_1 => groups::<Q5_1>(how, w, k, x, m, out, ldo, n),
-            DType::Q8_0 => groups::<Q8_0>(how, w, k, x, m, out, ldo, n),
-            DType::Q4_K => groups::<Q4K>(how, w, k, x, m, out, ldo, n),
-            DType::Q5_K => groups::<Q5K>(how, w, k, x, m, out, ldo, n),
-            DType::Q6_K => groups::<Q6K>(how, w, k, x, m, out, ldo, n),
-            DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not packed"),
-        }
-    }
+    unsafe { with_format!(work.dtype, F => groups::<F>(how, w, k, x, m, out, ldo, n)) }
 }

@@ -12,13 +12,12 @@
 
 use std::arch::x86_64::*;
 
-use super::packed::GROUP;
-
-/// Most tokens for which weights in tiles are multiplied without the tile unit: as for rows.
-pub(super) const MAX_M: usize = super::rowdot::MAX_M;
+use super::super::kernel::{Form, LinearKernel, Shape, Work};
+use super::super::packed::GROUP;
+use super::FEW;
 
 /// Groups of a tile.
-pub(super) const GROUPS: usize = 4;
+const GROUPS: usize = 4;
 
 /// Bytes from what is read to what is asked for.
 const AHEAD: usize = 1024;
@@ -26,21 +25,20 @@ const AHEAD: usize = 1024;
 /// Elements of a line: 16 rows of a pair.
 const LINE: usize = 2 * GROUP;
 
-/// What is multiplied: [`gemm`]'s arguments.
+/// What is multiplied.
 #[derive(Clone, Copy)]
-pub(super) struct Job {
+struct Product {
     /// Groups of `k` rounded up to 64, one behind the other.
-    pub w: *const u16,
+    w: *const u16,
     /// Rows, in `ceil(n/16)` groups.
-    pub n: usize,
-    pub k: usize,
+    n: usize,
+    k: usize,
     /// Rows of bf16, `stride` apart, padded with zeros to a multiple of 64.
-    pub x: *const u16,
-    pub stride: usize,
-    pub m: usize,
+    x: *const u16,
+    stride: usize,
     /// `m` rows of `ldo >= n`.
-    pub out: *mut f32,
-    pub ldo: usize,
+    out: *mut f32,
+    ldo: usize,
 }
 
 /// `G` groups from group `g` on, `MT` tokens.
@@ -49,7 +47,7 @@ pub(super) struct Job {
 /// The job's promises; the groups exist, `MT <= m`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn tile<const G: usize, const MT: usize>(job: &Job, g: usize) {
+unsafe fn tile<const G: usize, const MT: usize>(job: &Product, g: usize) {
     let pairs = job.k.next_multiple_of(64) / 2;
     let w = job.w.wrapping_add(g * pairs * LINE);
     // SAFETY: each group has `pairs` lines, each row of x as many pairs; rows beyond n are masked off. A prefetch never faults.
@@ -81,7 +79,7 @@ unsafe fn tile<const G: usize, const MT: usize>(job: &Job, g: usize) {
 /// As [`gemm`]; `MT == m`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn groups<const MT: usize>(job: &Job) {
+unsafe fn groups<const MT: usize>(job: &Product) {
     let groups = job.n.div_ceil(GROUP);
     let mut g = 0;
     // SAFETY: the groups of a tile exist.
@@ -97,19 +95,37 @@ unsafe fn groups<const MT: usize>(job: &Job) {
     }
 }
 
-/// `out[t·ldo + r] = Σ w[r][k]·x[t][k]` for `n` rows and 1 to [`MAX_M`] tokens. A row's bits depend neither on the tile it is
-/// in nor on how many tokens there are.
+/// Whole tiles, and long runs of memory.
+fn chunk(s: &Shape<'_>) -> usize {
+    let whole = s.of_bytes(s.tuning.chunk_bytes).next_multiple_of(GROUPS);
+    whole.min(s.groups().div_ceil(2 * s.threads)).max(1)
+}
+
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "paneldot",
+    takes: |a| a.packed && !a.dtype.is_quantised() && a.m <= FEW,
+    pays: |_| true,
+    any_rows: false,
+    reads: Form::Bf16,
+    chunk: chunk,
+    run: run,
+};
+
+/// `out[t·ldo + r] = Σ w[r][k]·x[t][k]`. A row's bits depend neither on the tile it is in nor on how many tokens there are.
 ///
 /// # Safety
-/// The CPU has AVX512_BF16; the job's fields are true.
+/// The CPU has AVX512_BF16; the work's weights are groups of tiles, its activations bf16, its tokens one or two.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn gemm(job: &Job) {
+unsafe fn run(work: &Work<'_>) {
+    let &Work { n, k, out, ldo, .. } = work;
+    let (x, stride, m) = (work.x.bf16().as_ptr(), work.x.bf16_stride(), work.x.m());
+    let job = Product { w: work.w.as_ptr().cast(), n, k, x, stride, out, ldo };
     // SAFETY: the caller's contract.
     unsafe {
-        match job.m {
-            1 => groups::<1>(job),
-            2 => groups::<2>(job),
-            m => unreachable!("{m} tokens"),
+        match m {
+            1 => groups::<1>(&job),
+            2 => groups::<2>(&job),
+            _ => unreachable!("{m} tokens"),
         }
     }
 }

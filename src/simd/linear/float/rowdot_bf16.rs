@@ -13,6 +13,11 @@
 
 use std::arch::x86_64::*;
 
+use super::super::kernel::{Form, LinearKernel, Work};
+use super::few_rows;
+use crate::simd::Caps;
+use crate::tensor::DType;
+
 /// Elements of k per vector.
 const LANES: usize = 32;
 
@@ -112,29 +117,30 @@ unsafe fn rows<const MT: usize>(
     }
 }
 
-/// `out[t·ldo + r] = Σ w[r][k]·x[t][k]` for `n` rows of `k` bf16 weights and `m <= rowdot::MAX_M` tokens.
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "rowdot_bf16",
+    takes: |a| few_rows(a) && a.dtype == DType::BF16 && Caps::get().avx512_bf16,
+    pays: |_| true,
+    any_rows: false,
+    reads: Form::Bf16,
+    chunk: |s| s.usual(),
+    run: run,
+};
+
+/// `out[t·ldo + r] = Σ w[r][k]·x[t][k]`.
 ///
 /// # Safety
-/// The CPU has AVX512_BF16; `w` holds `n` rows of `k`, `x` has `m` rows of `k` in bf16, `stride` apart and
-/// padded with zeros to a multiple of 64, `out` has `m` rows of `ldo >= n`.
+/// The CPU has AVX512_BF16; the work's weights are rows of bf16, its activations bf16, its tokens one or two.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn gemm(
-    w: *const u8,
-    n: usize,
-    k: usize,
-    x: *const u16,
-    stride: usize,
-    m: usize,
-    out: *mut f32,
-    ldo: usize,
-) {
-    let w = w.cast::<u16>();
-    // SAFETY: the caller's contract.
+unsafe fn run(work: &Work<'_>) {
+    let &Work { n, k, out, ldo, .. } = work;
+    let (w, x, stride) = (work.w.as_ptr().cast::<u16>(), work.x.bf16().as_ptr(), work.x.bf16_stride());
+    // SAFETY: the caller's contract; rows of x are padded with zeros to a multiple of 64.
     unsafe {
-        match m {
+        match work.x.m() {
             1 => rows::<1>(w, n, k, x, stride, out, ldo),
             2 => rows::<2>(w, n, k, x, stride, out, ldo),
-            _ => unreachable!("{m} tokens"),
+            m => unreachable!("{m} tokens"),
         }
     }
 }

@@ -18,6 +18,9 @@
 
 use std::arch::x86_64::*;
 
+use super::super::kernel::{Form, LinearKernel, Shape, Work};
+use super::rows;
+use crate::simd::Caps;
 use crate::tensor::DType;
 
 /// Most tokens of a tile.
@@ -311,30 +314,38 @@ unsafe fn tokens<D: Dot, const R: usize>(t: usize, j: &Tile) {
 
 /// Rows of weights times tokens.
 #[derive(Clone, Copy)]
-pub(super) struct Job {
+struct Product {
     /// `n` rows of `k` weights.
-    pub w: *const u8,
-    pub n: usize,
-    pub k: usize,
+    w: *const u8,
+    n: usize,
+    k: usize,
     /// `m` rows of `k` activations, `x_stride` bytes apart: bf16 for [`avx512_bf16`], otherwise f32.
-    pub x: *const u8,
-    pub x_stride: usize,
-    pub m: usize,
+    x: *const u8,
+    x_stride: usize,
+    m: usize,
     /// `m` rows of `ldo >= n`: `out[t·ldo + r]` is written.
-    pub out: *mut f32,
-    pub ldo: usize,
+    out: *mut f32,
+    ldo: usize,
 }
 
 /// Whether `m` tokens of `k` activations of `bytes` are few: see the header's `order`.
-pub(super) fn few(m: usize, k: usize, bytes: usize) -> bool {
+fn few(m: usize, k: usize, bytes: usize) -> bool {
     m * k.min(BLOCK_BYTES / bytes) * bytes <= L2_SHARE
+}
+
+/// Weight bytes per chunk when many tokens make it compute-bound: in L2 beside a tile of tokens.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// `act_bytes`: of an activation.
+fn chunk(s: &Shape<'_>, act_bytes: usize) -> usize {
+    s.of_bytes(if few(s.m, s.k, act_bytes) { s.tuning.chunk_bytes } else { CHUNK_BYTES })
 }
 
 /// # Safety
 /// As the instantiating functions; tiles of R rows.
 #[inline(always)]
-unsafe fn gemm<D: Dot, const R: usize>(job: &Job) {
-    let Job { n, k, m, .. } = *job;
+unsafe fn gemm<D: Dot, const R: usize>(job: &Product) {
+    let Product { n, k, m, .. } = *job;
     let row_bytes = k * D::W;
     // Blocks of about the same length, in whole lines of weights. They do not depend on M.
     let blocks = (k * D::X).div_ceil(BLOCK_BYTES).max(1);
@@ -390,60 +401,106 @@ unsafe fn gemm<D: Dot, const R: usize>(job: &Job) {
     }
 }
 
+pub(in super::super) static BF16: LinearKernel = LinearKernel {
+    name: "tiledot_bf16",
+    takes: |a| rows(a) && a.dtype == DType::BF16 && Caps::get().bf16_dot_pays(),
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::Bf16,
+    chunk: |s| chunk(s, 2),
+    run: avx512_bf16,
+};
+
+pub(in super::super) static AVX512: LinearKernel = LinearKernel {
+    name: "tiledot_avx512",
+    takes: rows,
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::F32,
+    chunk: |s| chunk(s, 4),
+    run: avx512,
+};
+
+pub(in super::super) static AVX2: LinearKernel = LinearKernel {
+    name: "tiledot_avx2",
+    takes: rows,
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::F32,
+    chunk: |s| chunk(s, 4),
+    run: avx2,
+};
+
+impl Product {
+    /// Rows of weights times f32 activations.
+    fn by_f32(work: &Work<'_>) -> Product {
+        let &Work { n, k, out, ldo, .. } = work;
+        let (w, x) = (work.w.as_ptr(), work.x.f32().as_ptr().cast());
+        Product { w, n, k, x, x_stride: 4 * k, m: work.x.m(), out, ldo }
+    }
+}
+
 /// bf16 weights times bf16 activations.
 ///
 /// # Safety
-/// The CPU has AVX-512 F/BW/DQ/VL and BF16; the matrices of `job` exist, as described there, `m > 0`.
+/// The CPU has AVX-512 F/BW/DQ/VL and BF16; the work's weights are rows of bf16, its activations bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn avx512_bf16(job: &Job) {
+unsafe fn avx512_bf16(work: &Work<'_>) {
+    let x = &work.x;
+    let x = (x.bf16().as_ptr().cast::<u8>(), 2 * x.bf16_stride());
     // SAFETY: the caller's contract.
-    unsafe { gemm::<Bf16Pairs, 4>(job) }
+    unsafe { gemm::<Bf16Pairs, 4>(&Product { x: x.0, x_stride: x.1, ..Product::by_f32(work) }) }
 }
 
-/// Weights of `dtype` (a float type) times f32 activations.
+/// Float weights times f32 activations.
 ///
 /// # Safety
-/// The CPU has AVX-512 F/BW/DQ/VL; the matrices of `job` exist, as described there, `m > 0`.
+/// The CPU has AVX-512 F/BW/DQ/VL; the work's weights are rows of a float type.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")]
-pub(super) unsafe fn avx512(dtype: DType, job: &Job) {
+unsafe fn avx512(work: &Work<'_>) {
+    let job = Product::by_f32(work);
     // SAFETY: the caller's contract.
     unsafe {
-        match dtype {
-            DType::F32 => gemm::<F32Zmm, 4>(job),
-            DType::F16 => gemm::<F16Zmm, 4>(job),
-            DType::BF16 => gemm::<Bf16Zmm, 4>(job),
-            _ => unreachable!("{dtype} is not a float type"),
+        match work.dtype {
+            DType::F32 => gemm::<F32Zmm, 4>(&job),
+            DType::F16 => gemm::<F16Zmm, 4>(&job),
+            DType::BF16 => gemm::<Bf16Zmm, 4>(&job),
+            dtype => unreachable!("{dtype} is not a float type"),
         }
     }
 }
 
-/// Weights of `dtype` (a float type) times f32 activations.
+/// Float weights times f32 activations.
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; the matrices of `job` exist, as described there, `m > 0`.
+/// The CPU has AVX2, FMA and F16C; the work's weights are rows of a float type.
 #[target_feature(enable = "avx2,f16c,fma")]
-pub(super) unsafe fn avx2(dtype: DType, job: &Job) {
+unsafe fn avx2(work: &Work<'_>) {
+    let job = Product::by_f32(work);
     // SAFETY: the caller's contract.
     unsafe {
-        match dtype {
-            DType::F32 => gemm::<F32Ymm, 2>(job),
-            DType::F16 => gemm::<F16Ymm, 2>(job),
-            DType::BF16 => gemm::<Bf16Ymm, 2>(job),
-            _ => unreachable!("{dtype} is not a float type"),
+        match work.dtype {
+            DType::F32 => gemm::<F32Ymm, 2>(&job),
+            DType::F16 => gemm::<F16Ymm, 2>(&job),
+            DType::BF16 => gemm::<Bf16Ymm, 2>(&job),
+            dtype => unreachable!("{dtype} is not a float type"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::acts::Acts;
     use super::*;
-    use crate::simd::Caps;
+    use crate::host::Pool;
+    use crate::simd::tuning::Tuning;
+    use crate::simd::{Isa, Kernels};
 
     /// Also the kernels that `plan` does not choose on this machine. Small integers: exact in every type and
     /// in every order, so nothing but a wrong element can differ.
     #[test]
     fn every_kernel_multiplies_the_elements_it_should() {
-        let caps = Caps::get();
+        let (caps, pool) = (Caps::get(), Pool::new(1));
         for (m, n, k) in
             [(1, 1, 1), (2, 3, 33), (5, 9, 64), (6, 4, 95), (7, 8, 130), (13, 6, 257), (19, 5, 40)]
         {
@@ -460,39 +517,28 @@ mod tests {
             };
             for (kernel, dtype) in [DType::F32, DType::F16, DType::BF16]
                 .into_iter()
-                .flat_map(|d| [("avx2", d), ("avx512", d)])
-                .chain([("avx512_bf16", DType::BF16)])
+                .flat_map(|d| [(&AVX2, d), (&AVX512, d)])
+                .chain([(&BF16, DType::BF16)])
             {
-                let (has, x) = match kernel {
-                    "avx2" => (caps.avx2, bits(values.1, DType::F32)),
-                    "avx512" => (caps.avx512, bits(values.1, DType::F32)),
-                    _ => (caps.avx512 && caps.avx512_bf16, bits(values.1, DType::BF16)),
+                let (has, isa) = match kernel.name {
+                    "tiledot_avx2" => (caps.avx2, Isa::Avx2),
+                    "tiledot_avx512" => (caps.avx512, Isa::Avx512),
+                    _ => (caps.avx512 && caps.avx512_bf16, Isa::Avx512),
                 };
-                if !has {
+                if !has || isa.missing().is_some() {
                     println!("skipped: {kernel}: this CPU has it not");
                     continue;
                 }
                 let w = bits(values.0, dtype);
                 let (ldo, canary) = (n + 2, 0.5);
                 let mut out = vec![canary; m * ldo];
-                let job = Job {
-                    w: w.as_ptr(),
-                    n,
-                    k,
-                    x: x.as_ptr(),
-                    x_stride: x.len() / m,
-                    m,
-                    out: out.as_mut_ptr(),
-                    ldo,
-                };
+                let mut acts = Acts::default();
+                acts.reset(m, k).copy_from_slice(values.1);
+                let x = acts.input(&pool, Kernels::for_isa(isa), kernel.need(false));
+                let tuning = &Tuning::current().linear(dtype);
+                let work = Work { dtype, w: &w, n, k, x, plane: 0, out: out.as_mut_ptr(), ldo, tuning };
                 // SAFETY: the CPU was asked; the matrices are the vectors above.
-                unsafe {
-                    match kernel {
-                        "avx2" => avx2(dtype, &job),
-                        "avx512" => avx512(dtype, &job),
-                        _ => avx512_bf16(&job),
-                    }
-                }
+                unsafe { (kernel.run)(&work) };
                 for (i, got) in out.iter().enumerate() {
                     let (t, r) = (i / ldo, i % ldo);
                     let product = |j: usize| values.0[r * k + j] * values.1[t * k + j];

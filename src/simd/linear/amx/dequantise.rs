@@ -11,8 +11,8 @@
 
 use std::arch::x86_64::*;
 
+use super::super::quant::format::Format;
 use super::half_tiles;
-use super::vnni::Format;
 
 /// Half an ulp of bf16, in the bits of an f32.
 const HALF_ULP: i32 = 0x8000;

@@ -11,8 +11,9 @@
 
 use std::arch::x86_64::*;
 
-use super::packed::{GROUP, Layout};
-use super::vnni::X;
+use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::packed::{GROUP, Layout};
+use super::X;
 use crate::tensor::DType;
 
 #[inline(always)]
@@ -313,20 +314,23 @@ macro_rules! instantiate {
 instantiate!(q4_0 DType::Q4_0, q4_1 DType::Q4_1, q5_0 DType::Q5_0, q5_1 DType::Q5_1, q8_0 DType::Q8_0,
              q4_k DType::Q4_K, q5_k DType::Q5_K, q6_k DType::Q6_K);
 
-/// As [`super::vnni::gemm`].
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "avx2_int8",
+    takes: |a| a.quantised(),
+    pays: |_| true,
+    any_rows: true,
+    reads: Form::Int8,
+    chunk: |s| s.usual(),
+    run,
+};
+
+/// `out[t·ldo + row]` for the rows of the groups `w`.
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; otherwise as there.
-pub(super) unsafe fn gemm(
-    dtype: DType,
-    w: &[u8],
-    k: usize,
-    x: X,
-    m: usize,
-    out: *mut f32,
-    ldo: usize,
-    n: usize,
-) {
+/// The CPU has AVX2, FMA and F16C; the work's weights are whole groups of a quantised dtype, its activations int8.
+unsafe fn run(work: &Work<'_>) {
+    let &Work { dtype, w, n, k, out, ldo, .. } = work;
+    let (x, m) = (X::of(work), work.x.m());
     let group_bytes = Layout::of(dtype).expect("quantised").group_bytes(k);
     let kernel = match dtype {
         DType::Q4_0 => q4_0,
@@ -337,7 +341,7 @@ pub(super) unsafe fn gemm(
         DType::Q4_K => q4_k,
         DType::Q5_K => q5_k,
         DType::Q6_K => q6_k,
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not packed"),
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not quantised"),
     };
     for (g, w) in w.chunks_exact(group_bytes).enumerate() {
         let first = g * GROUP;

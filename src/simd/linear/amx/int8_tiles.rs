@@ -1,4 +1,4 @@
-//! Quantised linear on int8 tiles: packed codes times int8 activations, the answer of [`vnni`](super::vnni) bit for bit.
+//! Quantised linear on int8 tiles: packed codes times int8 activations, the answer of [`vnni`](super::super::quant::vnni) bit for bit.
 //!
 //!   y[t][n] = Σ_blocks (d_w·d_x)·Σ(q_w - z)·q_x + m_w·(d_x·Σq_x)       z: the code that means zero, where it is one for all
 //!
@@ -20,13 +20,14 @@
 
 use std::arch::x86_64::*;
 
-use super::packed::GROUP;
-use super::vnni::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, X};
+use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::packed::GROUP;
+use super::super::quant::X;
+use super::super::quant::format::{Format, with_format};
+use super::range;
 use crate::amx::int8::{B_BYTES, C_LEN, TILE_K, product};
 use crate::amx::scratch;
 use crate::amx::session::{Session, Shapes};
-use crate::simd::tuning::LinearTuning;
-use crate::tensor::DType;
 
 /// Most tokens of a block.
 const ROWS: usize = 16;
@@ -271,7 +272,7 @@ struct Call<'a> {
     n: usize,
 }
 
-/// [`gemm`] for one format.
+/// [`multiply`] for one format.
 ///
 /// # Safety
 /// As there.
@@ -311,7 +312,7 @@ unsafe fn run<F: Format>(call: Call<'_>) {
 /// All groups times all rows.
 ///
 /// # Safety
-/// As [`gemm`]; the scratch has room for a pass of `steps`, and zeros for scales and codes; shapes of these rows are loaded.
+/// As [`multiply`]; the scratch has room for a pass of `steps`, and zeros for scales and codes; shapes of these rows are loaded.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
 unsafe fn groups<F: Format>(call: Call<'_>, steps: usize, scratch: &Scratch) {
     let Call { ahead, w, x, m, out, ldo, n, .. } = call;
@@ -355,34 +356,23 @@ unsafe fn groups<F: Format>(call: Call<'_>, steps: usize, scratch: &Scratch) {
     }
 }
 
-/// As [`vnni::gemm`](super::vnni::gemm), bit for bit.
+pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
+    name: "amx_int8",
+    takes: |a| a.quantised(),
+    pays: |a| a.m >= a.tuning.int8_tiles_from,
+    any_rows: true,
+    reads: Form::Int8,
+    chunk: |s| range(s, 1),
+    run: multiply,
+};
+
+/// `out[t·ldo + row]` for the rows of the groups `w`: the answer of `vnni`, bit for bit.
 ///
 /// # Safety
-/// As there, and tile instructions execute.
-pub(super) unsafe fn gemm(
-    how: &LinearTuning,
-    dtype: DType,
-    w: &[u8],
-    k: usize,
-    x: X,
-    m: usize,
-    out: *mut f32,
-    ldo: usize,
-    n: usize,
-) {
-    let call = Call { ahead: how.ahead_bytes, w, k, x, m, out, ldo, n };
+/// AVX-512 VNNI and tile instructions execute; the work's weights are whole groups of a quantised dtype, its activations int8.
+unsafe fn multiply(work: &Work<'_>) {
+    let &Work { w, k, n, out, ldo, .. } = work;
+    let call = Call { ahead: work.tuning.ahead_bytes, w, k, x: X::of(work), m: work.x.m(), out, ldo, n };
     // SAFETY: the caller's contract.
-    unsafe {
-        match dtype {
-            DType::Q4_0 => run::<Q4_0>(call),
-            DType::Q4_1 => run::<Q4_1>(call),
-            DType::Q5_0 => run::<Q5_0>(call),
-            DType::Q5_1 => run::<Q5_1>(call),
-            DType::Q8_0 => run::<Q8_0>(call),
-            DType::Q4_K => run::<Q4K>(call),
-            DType::Q5_K => run::<Q5K>(call),
-            DType::Q6_K => run::<Q6K>(call),
-            DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not quantised"),
-        }
-    }
+    unsafe { with_format!(work.dtype, F => run::<F>(call)) }
 }

@@ -4,32 +4,12 @@
 //! bound      64 shuffles per KiB of bf16: ~45 GB/s a core, in L1
 
 use std::arch::x86_64::*;
-use std::cell::RefCell;
 
 use crate::tensor::DType;
 
-/// One 64-byte line, for aligned scratch.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct Line([u8; 64]);
-
-thread_local! {
-    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `f` with `bytes` of this thread's 64-byte aligned scratch, whose contents are arbitrary.
-pub(super) fn with_scratch<R>(bytes: usize, f: impl FnOnce(*mut u8) -> R) -> R {
-    SCRATCH.with_borrow_mut(|s| {
-        if s.len() * 64 < bytes {
-            s.resize(bytes.div_ceil(64), Line([0; 64]));
-        }
-        f(s.as_mut_ptr().cast())
-    })
-}
-
 /// Row-major float weights: up to 16 rows from `w`.
 #[derive(Clone, Copy)]
-pub(super) struct RowBlock {
+pub(in super::super) struct RowBlock {
     pub dtype: DType,
     pub w: *const u8,
     pub rows: usize,
@@ -118,7 +98,13 @@ unsafe fn load_bf16(dtype: DType, p: *const u8, valid: usize) -> __m512i {
 /// # Safety
 /// AVX-512 F/BW/VL; `out` has room for `kc_padded·16` bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
-pub(super) unsafe fn panel_bf16(w: RowBlock, k0: usize, kc: usize, kc_padded: usize, out: *mut u16) {
+pub(in super::super) unsafe fn panel_bf16(
+    w: RowBlock,
+    k0: usize,
+    kc: usize,
+    kc_padded: usize,
+    out: *mut u16,
+) {
     for i in (0..kc_padded).step_by(32) {
         let valid = kc.saturating_sub(i).min(32);
         let mut r = [_mm512_setzero_si512(); 16];

@@ -1,0 +1,184 @@
+//! What a kernel of linear layers is. Each is a constant in the file of its code, and a line in [`table`](super::table).
+
+use super::Mode;
+use super::acts::{Input, Need};
+use super::packed::GROUP;
+use crate::simd::tuning::LinearTuning;
+use crate::tensor::DType;
+
+/// One way to multiply weights by activations.
+pub struct LinearKernel {
+    /// What messages and `TANDEM_LINEAR` call it.
+    pub name: &'static str,
+    /// Whether it can compute this at all: the weights' dtype and layout, the number of tokens, CPU features that not all
+    /// CPUs of its tier have.
+    pub(super) takes: fn(&Ask<'_>) -> bool,
+    /// Whether it is faster at this than those behind it in its tier's table: the thresholds of the tuning table.
+    pub(super) pays: fn(&Ask<'_>) -> bool,
+    /// A row's bits are the same whatever the number of tokens, and the same by every other kernel of which this is true that
+    /// takes these weights: those serve [`Mode::Deterministic`].
+    pub(super) any_rows: bool,
+    /// The form of the activations that it reads.
+    pub(super) reads: Form,
+    /// Groups of 16 rows that a thread takes at a time.
+    pub(super) chunk: fn(&Shape<'_>) -> usize,
+    /// Computes some rows of the weights times all tokens.
+    ///
+    /// # Safety
+    /// The tier's CPU features are there and [`LinearKernel::takes`] said yes; the fields of the work are true.
+    pub(super) run: unsafe fn(&Work<'_>),
+}
+
+/// What is asked of a kernel.
+pub(super) struct Ask<'a> {
+    /// The weights' dtype.
+    pub dtype: DType,
+    /// Whether they lie packed ([`super::packed`]), not in rows as in the file.
+    pub packed: bool,
+    /// Whether activations keep what rounding them loses, in a second plane ([`super::Linear::with_fine_activations`]).
+    pub fine: bool,
+    /// Tokens.
+    pub m: usize,
+    /// The entries of the tuning table.
+    pub tuning: &'a LinearTuning,
+}
+
+impl Ask<'_> {
+    /// Packed weights of a quantised dtype.
+    pub fn quantised(&self) -> bool {
+        self.packed && self.dtype.is_quantised()
+    }
+
+    /// Tokens from which weights become tiles of bf16: half as many where the other kernels multiply twice.
+    pub fn tiles_from(&self) -> usize {
+        if self.fine { self.tuning.tiles_from / 2 } else { self.tuning.tiles_from }
+    }
+}
+
+/// Activations as a kernel reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) enum Form {
+    /// f32 rows.
+    F32,
+    /// int8 in blocks of 32; with a fine plane, where one is wanted.
+    Int8,
+    /// Rows of bf16.
+    Bf16,
+    /// A tiles of bf16.
+    Tiles,
+    /// The same; with a fine plane, where one is wanted.
+    FineTiles,
+}
+
+/// What a product is shared out by.
+pub(super) struct Shape<'a> {
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+    /// Bytes of the whole weight.
+    pub bytes: usize,
+    /// Tokens.
+    pub m: usize,
+    /// As in [`Ask`].
+    pub fine: bool,
+    /// Threads that share the work.
+    pub threads: usize,
+    /// The entries of the tuning table.
+    pub tuning: &'a LinearTuning,
+}
+
+/// Some rows of a weight, times all tokens.
+pub(super) struct Work<'a> {
+    /// The weights' dtype.
+    pub dtype: DType,
+    /// `n` rows of the file, or whole groups that hold them.
+    pub w: &'a [u8],
+    /// Rows.
+    pub n: usize,
+    /// Columns.
+    pub k: usize,
+    /// The activations, in the form that the kernel reads.
+    pub x: Input<'a>,
+    /// Which plane of them: 0, or 1, the fine one.
+    pub plane: usize,
+    /// `x.m()` rows of `ldo >= n`: `out[t·ldo + r]` is written, and nobody else's.
+    pub out: *mut f32,
+    /// Distance between rows of `out`.
+    pub ldo: usize,
+    /// The entries of the tuning table.
+    pub tuning: &'a LinearTuning,
+}
+
+impl LinearKernel {
+    /// The forms of the activations that it reads. `fine`: as in [`Ask`].
+    pub(super) fn need(&self, fine: bool) -> Need {
+        match self.reads {
+            Form::F32 => Need::default(),
+            Form::Int8 => Need { int8: true, fine, ..Need::default() },
+            Form::Bf16 => Need { bf16: true, ..Need::default() },
+            Form::Tiles => Need { tiles: true, ..Need::default() },
+            Form::FineTiles => Need { tiles: true, fine_tiles: fine, ..Need::default() },
+        }
+    }
+
+    /// Planes of activations that it multiplies, one after the other.
+    pub(super) fn planes(&self, fine: bool) -> usize {
+        1 + usize::from(fine && matches!(self.reads, Form::Int8 | Form::FineTiles))
+    }
+
+    /// Whether it can compute this with this promise about its bits.
+    pub(super) fn may(&self, ask: &Ask<'_>, mode: Mode) -> bool {
+        (mode == Mode::Fast || self.any_rows) && (self.takes)(ask)
+    }
+}
+
+impl PartialEq for LinearKernel {
+    fn eq(&self, other: &LinearKernel) -> bool {
+        self.name == other.name
+    }
+}
+impl Eq for LinearKernel {}
+
+impl std::fmt::Debug for LinearKernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl std::fmt::Display for LinearKernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
+pub(super) const CHUNK_GROUPS: usize = 4;
+
+impl Shape<'_> {
+    /// Groups of 16 rows.
+    pub fn groups(&self) -> usize {
+        self.n.div_ceil(GROUP)
+    }
+
+    /// Groups of a chunk at most: four chunks a thread, so that none waits long for the last.
+    pub fn most(&self) -> usize {
+        self.groups().div_ceil(4 * self.threads)
+    }
+
+    /// Groups of so many bytes.
+    pub fn of_bytes(&self, bytes: usize) -> usize {
+        (bytes / self.bytes.div_ceil(self.groups()).max(1)).min(self.most()).max(1)
+    }
+
+    /// What serves a kernel that asks for nothing special: long runs of memory for few tokens, weights that stay in L2 for
+    /// many.
+    pub fn usual(&self) -> usize {
+        if self.m >= 4 {
+            CHUNK_GROUPS.min(self.most()).max(1)
+        } else {
+            self.of_bytes(self.tuning.chunk_bytes)
+        }
+    }
+}
