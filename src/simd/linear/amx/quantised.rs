@@ -79,7 +79,7 @@ fn pays(a: &Ask<'_>) -> bool {
 pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     name: "amx_quantised",
     takes: |a| a.quantised(),
-    pays: pays,
+    pays,
     any_rows: false,
     reads: Form::Tiles,
     chunk: panels,

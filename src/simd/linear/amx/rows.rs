@@ -87,7 +87,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     any_rows: true,
     reads: Form::FineTiles,
     chunk: panels,
-    run: run,
+    run,
 };
 
 /// `out[t·ldo + r] = Σ_k w[r][k]·x[t][k]`.

@@ -59,8 +59,8 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     pays: |_| true,
     any_rows: true,
     reads: Form::FineTiles,
-    chunk: chunk,
-    run: run,
+    chunk,
+    run,
 };
 
 /// `out[t·ldo + r] = Σ_k w[r][k]·x[t][k]`.

@@ -107,8 +107,8 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     pays: |_| true,
     any_rows: false,
     reads: Form::Bf16,
-    chunk: chunk,
-    run: run,
+    chunk,
+    run,
 };
 
 /// `out[t·ldo + r] = Σ w[r][k]·x[t][k]`. A row's bits depend neither on the tile it is in nor on how many tokens there are.

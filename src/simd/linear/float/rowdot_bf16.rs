@@ -124,7 +124,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     any_rows: false,
     reads: Form::Bf16,
     chunk: |s| s.usual(),
-    run: run,
+    run,
 };
 
 /// `out[t·ldo + r] = Σ w[r][k]·x[t][k]`.
