@@ -7,6 +7,10 @@
 //! * **ahead by a group of columns** where several blocks of rows use each tile: two buffers in L2, one of them read
 //!   while the other is made;
 //! * **ahead by [`RING_LEAD`] steps** where one block uses it (up to 32 rows): a ring in L1.
+//!
+//! Panels that lie in memory as tiles are not made but asked for, a group of columns ahead and at the same pace (measured on a
+//! Sapphire Rapids, 512 x 8192 x 2048: 1.035 TFLOP/s a thread, 0.96 without). Where one block uses each tile, nothing is asked for: that is
+//! one ascending stream, and not measured.
 
 use std::ops::Range;
 
@@ -30,7 +34,7 @@ pub trait Panels {
     /// As [`Panels::fill`]; `quarter < 4`.
     unsafe fn quarter(&self, panel: usize, step: usize, quarter: usize, out: *mut u16);
 
-    /// Asks for the memory that [`Panels::quarter`] will read.
+    /// Asks for the memory that [`Panels::quarter`] will read; of stored panels, for that quarter of the tile itself.
     fn prefetch(&self, panel: usize, step: usize, quarter: usize);
 }
 
@@ -77,6 +81,8 @@ pub(super) struct Maker<'a> {
     slots: usize,
     /// Whether to ask for the group after the one that is made.
     prefetch: bool,
+    /// Whether tiles lie in memory, so that they are asked for and not made.
+    stored: bool,
     /// The next tile: group, its first panel and width, panel within it, step, quarter; and its slot.
     group: usize,
     first: usize,
@@ -105,7 +111,7 @@ impl<'a> Maker<'a> {
         prefetch: bool,
     ) -> Maker<'a> {
         let (first, wide) = groups.get(0);
-        let (step, made) = (steps.start, panels.stored(0, steps.start).is_some());
+        let (step, stored) = (steps.start, panels.stored(0, steps.start).is_some());
         Maker {
             panels,
             groups,
@@ -113,7 +119,8 @@ impl<'a> Maker<'a> {
             buffer,
             slots,
             prefetch,
-            group: if made { groups.count() } else { 0 },
+            stored,
+            group: if stored && calls == 1 { groups.count() } else { 0 },
             first,
             wide,
             panel: 0,
@@ -125,9 +132,14 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Makes the next `steps` steps at once: those before the first product.
+    /// Makes the next `steps` steps at once: those before the first product. Stored ones are there.
     pub(super) fn begin(&mut self, steps: usize) {
         for _ in 0..steps {
+            if self.stored && self.group < self.groups.count() {
+                self.panel = self.wide - 1;
+                self.advance();
+                continue;
+            }
             self.due += 4 * self.calls * self.wide;
             self.pay();
         }
@@ -147,16 +159,18 @@ impl<'a> Maker<'a> {
             let out = self.buffer.wrapping_add(at * TILE_LEN);
             let (panel, step) = (self.first + self.panel, self.step);
             let all = self.quarter == 0 && self.due >= 4 * self.calls;
+            let quarters = if all { 0..4 } else { self.quarter..self.quarter + 1 };
             // SAFETY: the panel and the step exist, and the slot is in the buffer: as promised to `new`.
             unsafe {
-                if all {
+                if self.stored {
+                    quarters.clone().for_each(|q| self.panels.prefetch(panel, step, q));
+                } else if all {
                     self.panels.fill(panel, step, out);
                 } else {
                     self.panels.quarter(panel, step, self.quarter, out);
                 }
             }
-            let quarters = if all { 0..4 } else { self.quarter..self.quarter + 1 };
-            if self.prefetch && panel + self.wide < self.groups.panels {
+            if self.prefetch && !self.stored && panel + self.wide < self.groups.panels {
                 quarters.clone().for_each(|q| self.panels.prefetch(panel + self.wide, step, q));
             }
             self.due -= quarters.len() * self.calls;
@@ -191,7 +205,57 @@ impl<'a> Maker<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    /// Stored panels that note what is asked for.
+    struct Asked {
+        quarters: RefCell<Vec<(usize, usize, usize)>>,
+    }
+
+    impl Panels for Asked {
+        fn stored(&self, _: usize, _: usize) -> Option<*const u16> {
+            Some(std::ptr::null())
+        }
+        unsafe fn fill(&self, _: usize, _: usize, _: *mut u16) {
+            unreachable!("stored")
+        }
+        unsafe fn quarter(&self, _: usize, _: usize, _: usize, _: *mut u16) {
+            unreachable!("stored")
+        }
+        fn prefetch(&self, panel: usize, step: usize, quarter: usize) {
+            self.quarters.borrow_mut().push((panel, step, quarter));
+        }
+    }
+
+    /// Each quarter of each tile once, in order, beside the products of the group before its own; those of the first group
+    /// never, and none where a tile is used once.
+    #[test]
+    fn stored_panels_are_asked_for_a_group_ahead() {
+        for (panels, steps, calls) in [(2, 5..7, 8), (7, 0..64, 8), (9, 3..8, 3), (8, 0..20, 2), (6, 0..9, 1)]
+        {
+            let (asked, groups) = (Asked { quarters: RefCell::new(Vec::new()) }, Groups { panels, wide: 2 });
+            let slots = 2 * steps.len();
+            let buffer = (std::ptr::null_mut(), slots);
+            // SAFETY: nothing is made, so the buffer is not touched.
+            let mut maker = unsafe { Maker::new(&asked, groups, steps.clone(), calls, buffer, true) };
+            maker.begin(steps.len());
+            assert!(asked.quarters.borrow().is_empty(), "before the first product");
+            let mut want = Vec::new();
+            for group in 0..groups.count() {
+                for _ in 0..calls * steps.len() {
+                    maker.beside();
+                }
+                if group + 1 < groups.count() && calls > 1 {
+                    let (first, wide) = groups.get(group + 1);
+                    let tiles = steps.clone().flat_map(|s| (first..first + wide).map(move |p| (p, s)));
+                    want.extend(tiles.flat_map(|(p, s)| (0..4).map(move |q| (p, s, q))));
+                }
+                assert_eq!(*asked.quarters.borrow(), want, "{panels} panels, {calls} calls: group {group}");
+            }
+        }
+    }
 
     #[test]
     fn groups_cover_all_panels_in_order() {

@@ -1,4 +1,5 @@
-//! Float weights that were packed into tiles at load: multiplied where they lie.
+//! Float weights that were packed into tiles at load: multiplied where they lie, and asked for a pair of panels ahead
+//! beside the products, four lines a K step (`amx/make.rs`).
 
 use std::arch::x86_64::*;
 
