@@ -4,7 +4,8 @@
 //!   cargo bench --bench amx                   all of it, some ten minutes
 //!   cargo bench --bench amx -- threshold      VNNI, int8 tiles and bf16 tiles, made in f32 and f16, by number of tokens:
 //!                                             int8_tiles_from, tiles_from, half_up_to
-//!   cargo bench --bench amx -- products       products of each kernel against the tile unit and memory, by shape and state
+//!   cargo bench --bench amx -- products       products of each kernel against the kernel fed from L2, the tile unit and memory, by
+//!                                             shape and state
 //!   cargo bench --bench amx -- --test         small, answers checked, no timing; runs on emulated tiles too
 //!
 //! `products` has a line of MKL's for bf16 where libmkl_rt is found (benches/support/mkl.rs), and says so where not.
@@ -26,14 +27,15 @@ fn main() {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod tiles {
+    use std::sync::Mutex;
     use std::time::Instant;
 
-    use tandem::amx;
+    use tandem::amx::{self, Session, bf16, pack};
     use tandem::host::Pool;
     use tandem::profile;
     use tandem::profile::state::{Gauge, Sorted};
     use tandem::simd::Isa;
-    use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
+    use tandem::simd::linear::{Acts, Linear, Mode, Out, linear, pack as packed};
     use tandem::simd::tuning::{LinearTuning, Tuning};
     use tandem::tensor::{Bytes, DType, Tensor};
 
@@ -47,13 +49,60 @@ mod tiles {
         (0..copies).map(|_| with(make(&copy(), isa))).collect()
     }
 
+    /// The bf16 kernel of many tokens with all that it reads in L2: what no product in its blocking can pass. A thread each has A of
+    /// 1 MiB, a pair of panels and 32 columns of C.
+    struct Fed {
+        threads: Vec<Mutex<(Vec<u16>, Vec<u16>, Vec<f32>)>>,
+        rows: usize,
+        k: usize,
+    }
+
+    impl Fed {
+        /// Products in a sample.
+        const REPEATS: usize = 4;
+
+        fn new(pool: &Pool, test: bool) -> Fed {
+            let (rows, k) = if test { (32, 64) } else { (256, 2048) };
+            let one = half::bf16::from_f32(1.0).to_bits();
+            let of_a_thread = |_| {
+                let mut a = vec![0; pack::a_blocks_len(rows, k)];
+                pack::pack_a_bf16(&vec![1.0; rows * k], rows, k, k, &mut a);
+                let mut panel = vec![0; pack::panel_len(k)];
+                pack::pack_panel_bf16(&vec![one; 16 * k], 16, k, k, &mut panel);
+                Mutex::new((a, panel.repeat(2), vec![0.0; rows * 32]))
+            };
+            Fed { threads: (0..pool.threads()).map(of_a_thread).collect(), rows, k }
+        }
+
+        /// Operations of a sample.
+        fn ops(&self) -> f64 {
+            (2 * self.rows * 32 * self.k * Fed::REPEATS * self.threads.len()) as f64
+        }
+
+        /// Seconds of a sample.
+        fn run(&self, pool: &Pool) -> f64 {
+            let begun = Instant::now();
+            pool.run(self.threads.len(), &|i, _| {
+                let mut session = Session::open().expect("the bench runs where tiles are");
+                let mut own = self.threads[i].lock().expect("no panic holds it");
+                let (a, panels, out) = &mut *own;
+                for _ in 0..Fed::REPEATS {
+                    bf16::gemm_bf16(&mut session, self.rows, 32, self.k, a, panels, out, 32);
+                }
+                assert_eq!(out[self.rows * 32 - 1], self.k as f32);
+            });
+            begun.elapsed().as_secs_f64()
+        }
+    }
+
     /// Medians of the seconds that each set of weights takes for the same activations, its answer checked, and the state of
-    /// the cores that they are of.
+    /// the cores that they are of; last, those of `fed`.
     fn compare(
-        pool: &Pool,
+        (pool, gauge): (&Pool, &mut Gauge),
         w: &Tensor,
         sets: &[&[Linear]],
         m: usize,
+        fed: Option<&Fed>,
         rng: &mut Rng,
         test: bool,
     ) -> Vec<(f64, String)> {
@@ -61,8 +110,7 @@ mod tiles {
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
         let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
         let mut next = 0;
-        let mut times = vec![Sorted::default(); sets.len()];
-        let mut gauge = Gauge::new(pool);
+        let mut times = vec![Sorted::default(); sets.len() + usize::from(fed.is_some())];
         let begin = Instant::now();
         loop {
             for (set, times) in sets.iter().zip(&mut times) {
@@ -85,6 +133,9 @@ mod tiles {
             if next == 0 {
                 verify(w, &x, &out, n, k, &format!("{} {n}x{k} M={m}", w.dtype));
             }
+            if let (Some(fed), Some(times)) = (fed, times.last_mut()) {
+                times.push(gauge.sample(pool, || fed.run(pool)));
+            }
             next += 1;
             if test || (next >= 5 && begin.elapsed().as_secs_f64() > 0.15) {
                 return times.iter().map(Sorted::median).collect();
@@ -103,7 +154,7 @@ mod tiles {
         ]
     }
 
-    fn threshold(pool: &Pool, rng: &mut Rng, test: bool) {
+    fn threshold(pool: &Pool, gauge: &mut Gauge, rng: &mut Rng, test: bool) {
         let kernels = kernels();
         let names: Vec<&str> = kernels.iter().map(|k| k.0).collect();
         println!("threshold: {}, microseconds; * the least", names.join(" / "));
@@ -125,7 +176,7 @@ mod tiles {
                 let sets: Vec<&[Linear]> = sets.iter().map(Vec::as_slice).collect();
                 let mut line = format!("{:6} {:>12}", dtype.name(), format!("{n}x{k}"));
                 for &m in ms {
-                    let t = compare(pool, &w, &sets, m, rng, test);
+                    let t = compare((pool, gauge), &w, &sets, m, None, rng, test);
                     let states: Vec<&str> = t.iter().map(|t| t.1.split(' ').next().unwrap_or("")).collect();
                     let mark = match states[0] {
                         first if states.iter().any(|s| *s != first) => "?",
@@ -148,14 +199,21 @@ mod tiles {
     }
 
     /// MKL's median seconds for a bf16 weight, cold, and the state of the cores; its first answer checked.
-    fn peer(mkl: &Mkl, pool: &Pool, w: &Tensor, m: usize, rng: &mut Rng, test: bool) -> (f64, String) {
+    fn peer(
+        mkl: &Mkl,
+        (pool, gauge): (&Pool, &mut Gauge),
+        w: &Tensor,
+        m: usize,
+        rng: &mut Rng,
+        test: bool,
+    ) -> (f64, String) {
         let (n, k) = (w.rows(), w.cols());
         let copies = if test { 1 } else { (192usize << 20).div_ceil(2 * n * k) };
         let one: Vec<u16> = w.data.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
         let weights = vec![one; copies];
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
         let bf16: Vec<u16> = x.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect();
-        let (mut out, mut times, mut gauge) = (vec![0f32; m * n], Sorted::default(), Gauge::new(pool));
+        let (mut out, mut times) = (vec![0f32; m * n], Sorted::default());
         let (begin, mut next) = (Instant::now(), 0);
         loop {
             let sample = gauge.sample(pool, || {
@@ -179,21 +237,25 @@ mod tiles {
     /// Tokens up to which all kernels are compared.
     const FEW: usize = 64;
 
-    /// What multiplies weights of `dtype`, with a name: of 16-bit floats there is one way.
-    fn variants(dtype: DType) -> Vec<(String, LinearTuning)> {
-        let entries = Tuning::current().linear(dtype);
+    /// Cold copies of what multiplies a weight, with a name: 16-bit floats in rows, as in the file, and in tiles, as packed at load.
+    fn variants(w: &Tensor, test: bool) -> Vec<(String, Vec<Linear>)> {
+        let (dtype, entries) = (w.dtype, Tuning::current().linear(w.dtype));
         if !dtype.is_quantised() {
-            return vec![(dtype.name().into(), entries)];
+            let copies = if test { 1 } else { (192usize << 20).div_ceil(w.data.len()).clamp(1, 400) };
+            let tiles = (0..copies).map(|_| Linear::from_packed(packed(w), Isa::Amx)).collect();
+            let copy = || Tensor::new(dtype, w.shape.clone(), Bytes::copy_of(&w.data)).expect("same size");
+            let rows = (0..copies).map(|_| Linear::from_rows(copy(), Isa::Amx)).collect();
+            return vec![(dtype.name().into(), rows), (format!("{} tiles", dtype.name()), tiles)];
         }
         let with = |(kernel, change): (&str, fn(&mut LinearTuning))| {
             let mut entries = entries;
             change(&mut entries);
-            (format!("{} {kernel}", dtype.name()), entries)
+            (format!("{} {kernel}", dtype.name()), cold(w, Isa::Amx, test, |l| l.with_tuning(entries)))
         };
         kernels().into_iter().map(with).collect()
     }
 
-    fn products(pool: &Pool, rng: &mut Rng, test: bool) {
+    fn products(pool: &Pool, gauge: &mut Gauge, rng: &mut Rng, test: bool) {
         let peak = amx::peak().map_or(f64::NAN, |p| p.bf16_tiles * pool.threads() as f64);
         let bandwidth = if test { f64::NAN } else { profile::read_bandwidth(pool, 1 << 30, 5) };
         println!(
@@ -203,9 +265,13 @@ mod tiles {
             bandwidth / 1e9
         );
         println!(
-            "{:14} {:>12} {:>5} {:>9} {:>9} {:>8} {:>7} {:>6}  state",
-            "dtype", "N x K", "M", "us", "TFLOP/s", "of unit", "GB/s", "% bw"
+            "{:14} {:>12} {:>5} {:>9} {:>9} {:>7} {:>8} {:>7} {:>6}  state",
+            "dtype", "N x K", "M", "us", "TFLOP/s", "of L2", "of unit", "GB/s", "% bw"
         );
+        println!(
+            "of L2: of the bf16 kernel fed from L2 in the same moments, in the line \"from L2\"; ?: in another state"
+        );
+        let fed = Fed::new(pool, test);
         let mkl = Mkl::load(pool.threads());
         if let Err(why) = &mkl {
             println!("SKIPPED: the peer MKL: {why}");
@@ -230,10 +296,7 @@ mod tiles {
         {
             for &(n, k) in shapes.iter().filter(|&&(_, k)| dtype.row_bytes(k).is_some()) {
                 let w = random(dtype, n, k, rng);
-                let all: Vec<(String, Vec<Linear>)> = variants(dtype)
-                    .into_iter()
-                    .map(|(name, entries)| (name, cold(&w, Isa::Amx, test, |l| l.with_tuning(entries))))
-                    .collect();
+                let all = variants(&w, test);
                 for &m in ms {
                     // Kernels for few tokens beside each other; of many tokens, tiles only.
                     let tried: Vec<&(String, Vec<Linear>)> = all
@@ -241,23 +304,39 @@ mod tiles {
                         .filter(|(name, _)| m <= FEW || !(name.ends_with("vnni") || name.ends_with("int8")))
                         .collect();
                     let sets: Vec<&[Linear]> = tried.iter().map(|(_, set)| set.as_slice()).collect();
-                    let times = compare(pool, &w, &sets, m, rng, test);
+                    let mut times = compare((pool, &mut *gauge), &w, &sets, m, Some(&fed), rng, test);
+                    let (fed_time, fed_state) = times.pop().expect("the last is of what L2 feeds");
+                    let limit = fed.ops() / fed_time;
                     let mut lines: Vec<(String, (f64, String))> =
                         tried.iter().map(|(name, _)| name.clone()).zip(times).collect();
                     if let (DType::BF16, Ok(mkl)) = (dtype, &mkl) {
-                        lines.push(("mkl".into(), peer(mkl, pool, &w, m, rng, test)));
+                        lines.push(("mkl".into(), peer(mkl, (pool, &mut *gauge), &w, m, rng, test)));
                     }
                     if test {
                         continue;
                     }
+                    println!(
+                        "{:14} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7} {:>7.0}% {:>7} {:>6}  {fed_state}",
+                        "from L2",
+                        "",
+                        fed_time * 1e6,
+                        limit / 1e12,
+                        "",
+                        100.0 * limit / peak,
+                        "",
+                        ""
+                    );
+                    let kind = |state: &str| state.split(' ').next().map(str::to_owned);
                     for (name, (t, state)) in lines {
                         let (ops, bytes) = (2.0 * (m * n * k) as f64 / t, all[0].1[0].bytes() as f64 / t);
                         println!(
-                            "{:14} {:>12} {m:>5} {:>9.1} {:>9.2} {:>7.0}% {:>7.1} {:>5.0}%  {state}",
+                            "{:14} {:>12} {m:>5} {:>9.1} {:>9.2} {:>5.0}%{} {:>7.0}% {:>7.1} {:>5.0}%  {state}",
                             name,
                             format!("{n}x{k}"),
                             t * 1e6,
                             ops / 1e12,
+                            100.0 * ops / limit,
+                            if kind(&state) == kind(&fed_state) { " " } else { "?" },
                             100.0 * ops / peak,
                             bytes / 1e9,
                             100.0 * bytes / bandwidth
@@ -278,12 +357,12 @@ mod tiles {
             _ => {}
         }
         let pool = Pool::pinned(None);
-        let mut rng = Rng(42);
+        let (mut rng, mut gauge) = (Rng(42), Gauge::new(&pool));
         if wants("threshold") {
-            threshold(&pool, &mut rng, test);
+            threshold(&pool, &mut gauge, &mut rng, test);
         }
         if wants("products") {
-            products(&pool, &mut rng, test);
+            products(&pool, &mut gauge, &mut rng, test);
         }
         println!("amx: every answer agreed with the reference");
     }

@@ -41,8 +41,11 @@ pub fn random(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
             DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
             _ => &[0, 2],
         };
+        // Weights below one, as those of models are: larger ones are not made with f16 arithmetic. K-quants multiply their scales by
+        // up to 127.
+        let scale = half::f16::from_f32(if dtype.block_len() > 32 { 1e-4 } else { 0.005 }).to_le_bytes();
         for b in bytes.chunks_exact_mut(dtype.block_bytes()) {
-            at.iter().for_each(|&a| b[a..a + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes()));
+            at.iter().for_each(|&a| b[a..a + 2].copy_from_slice(&scale));
         }
     }
     Tensor::new(dtype, vec![n, k], Bytes::from_words(words, len)).expect("sized above")
