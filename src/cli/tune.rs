@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::host::Pool;
 use tandem::profile::Effort;
-use tandem::profile::tune::{self, Tuned, TuningStore};
+use tandem::profile::tune::{self, Candidate, Tuned, TuningStore};
 use tandem::simd::Isa;
 
 use super::{output, progress};
@@ -59,7 +59,11 @@ fn text(tuned: &Tuned) -> String {
     let mut out =
         format!("{:6} {:12} {:>6}  {:10} microseconds of a product\n", "dtype", "entry", "tokens", "chosen");
     for f in &tuned.findings {
-        let each = f.candidates.iter().map(|c| format!("{} {:.0}", c.value, c.seconds * 1e6));
+        let packed = |c: &Candidate| {
+            c.packed_per_s
+                .map_or(String::new(), |rate| format!(" (packed at {:.1} GB/s when loaded)", rate / 1e9))
+        };
+        let each = f.candidates.iter().map(|c| format!("{} {:.0}{}", c.value, c.seconds * 1e6, packed(c)));
         let (chosen, all) = (&f.candidates[f.chosen].value, each.collect::<Vec<_>>().join(", "));
         let mark = if f.chosen == 0 { "" } else { "*" };
         let _ = writeln!(

@@ -41,6 +41,50 @@ fn a_quick_look_keeps_nothing() {
     assert!(text.contains("bf16   chunk_bytes") && text.contains("not kept"), "{text}");
 }
 
+/// The contests of the AMX tier, on emulated tiles: every kernel that a table may choose runs, and its answers are right.
+#[test]
+fn entries_of_the_amx_tier_are_tried() {
+    let home = tempfile::tempdir().unwrap();
+    let tune = |json: &[&str]| {
+        let mut command = tandem(home.path());
+        run(command
+            .args(["tune", "--quick"])
+            .args(json)
+            .env("TANDEM_AMX", "emulate")
+            .env("TANDEM_ISA", "amx"))
+    };
+    let out = tune(&["--json"]);
+    #[cfg(target_arch = "x86_64")]
+    let runs = cfg!(target_os = "linux") && is_x86_feature_detected!("avx512vnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    let runs = false;
+    if !runs {
+        assert!(stderr(&out).contains("TANDEM_ISA=amx: "), "{}", stderr(&out));
+        println!("skipped: {}", stderr(&out));
+        return;
+    }
+    let report = json(&out);
+    let of = |entry: &str, dtype: &str| -> Vec<Json> {
+        let findings = report["findings"].as_array().unwrap();
+        findings.iter().filter(|f| f["entry"] == entry && f["dtype"] == dtype).cloned().collect()
+    };
+    for entry in ["int8_tiles_from", "tiles_from", "half_up_to"] {
+        assert!(!of(entry, "q4_k").is_empty() && of(entry, "bf16").is_empty(), "{entry}: {report}");
+    }
+    for dtype in ["bf16", "f16"] {
+        let packing = of("tiles_at_load", dtype);
+        let tokens: Vec<_> = packing.iter().map(|f| f["tokens"].as_u64().unwrap()).collect();
+        assert_eq!(tokens, [1, 16, 512], "{dtype}: decoding one, several, prefill");
+        for f in &packing {
+            assert!(f["candidates"][1]["packed_per_s"].as_f64().unwrap() > 0.0, "what it costs to load: {f}");
+            let chosen = report["tuning"]["linear"][dtype]["tiles_at_load"].as_bool().unwrap();
+            assert_eq!(f["chosen"], u64::from(chosen), "{f}");
+        }
+    }
+    let text = stdout(&tune(&[]));
+    assert!(text.contains("bf16   tiles_at_load") && text.contains("(packed at "), "{text}");
+}
+
 #[test]
 fn a_kept_table_is_the_one_in_use() {
     let home = tempfile::tempdir().unwrap();

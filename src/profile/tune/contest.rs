@@ -3,10 +3,12 @@
 
 use std::time::Instant;
 
+use memmap2::MmapMut;
+
 use super::super::{Effort, Samples};
-use crate::host::Pool;
+use crate::host::{Pieces, Pool};
 use crate::simd::Isa;
-use crate::simd::linear::{Acts, Linear, Mode, Out, Packed, linear, pack};
+use crate::simd::linear::{Acts, GROUP, Linear, Mode, Out, Packed, linear, pack, pack_group};
 use crate::simd::tuning::LinearTuning;
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result, reference};
@@ -26,7 +28,10 @@ impl Rng {
 /// A weight of one dtype, in as many copies as overflow the caches.
 pub(super) struct Subject {
     weight: Tensor,
+    /// As kernels read it: quantised ones packed, others in rows.
     copies: Vec<Linear>,
+    /// The data of `copies`.
+    parts: Vec<Bytes>,
 }
 
 impl Subject {
@@ -37,32 +42,68 @@ impl Subject {
             Effort::Full => (4096, 2048, 192 << 20),
         };
         let weight = random(dtype, n, k);
-        let copies = if Linear::wants_packing(dtype, isa) {
-            let packed = pack(&weight);
-            let parts = cold(&packed.data, bytes);
-            parts.into_iter().map(|data| Linear::from_packed(Packed::new(dtype, n, k, data), isa)).collect()
-        } else {
-            let parts = cold(&weight.data, bytes);
-            let tensor = |data| Tensor::new(dtype, vec![n, k], data).expect("sized alike");
-            parts.into_iter().map(|data| Linear::from_rows(tensor(data), isa)).collect()
+        let (parts, copy): (_, &dyn Fn(Bytes) -> Linear) = match dtype.is_quantised() {
+            true => {
+                let copy = |data| Linear::from_packed(Packed::new(dtype, n, k, data), isa);
+                (cold(&pack(&weight).data, bytes), &{ copy })
+            }
+            false => {
+                let tensor = |data| Tensor::new(dtype, vec![n, k], data).expect("sized alike");
+                (cold(&weight.data, bytes), &{ move |data| Linear::from_rows(tensor(data), isa) })
+            }
         };
-        Subject { weight, copies }
+        let copies = parts.iter().cloned().map(copy).collect();
+        Subject { weight, copies, parts }
+    }
+
+    /// The copies in rows.
+    pub fn in_rows(&self) -> &[Linear] {
+        &self.copies
+    }
+
+    /// The copies of 16-bit floats packed into tiles, as loading a model packs them, and bytes a second.
+    pub fn in_tiles(&self, pool: &Pool, isa: Isa) -> (Vec<Linear>, f64) {
+        let (dtype, n, k) = (self.weight.dtype, self.weight.rows(), self.weight.cols());
+        let size = Packed::size(dtype, n, k).expect("of 16 bits");
+        let group = size / n.div_ceil(GROUP);
+        let begun = Instant::now();
+        let mut map = memory(size * self.parts.len());
+        for (part, to) in self.parts.iter().zip(map.chunks_exact_mut(size)) {
+            let rows = Tensor { data: part.clone(), ..self.weight.clone() };
+            pool.rows(true, 1, Pieces::new(to, group), |g, out| pack_group(&rows, g, out));
+        }
+        let rate = (self.weight.data.len() * self.parts.len()) as f64 / begun.elapsed().as_secs_f64();
+        let all = read_only(map);
+        let copy = |i| all.slice(i * size, size).expect("as long as the map");
+        let packed = (0..self.parts.len()).map(|i| Packed::new(dtype, n, k, copy(i)));
+        (packed.map(|p| Linear::from_packed(p, isa)).collect(), rate)
     }
 }
 
-/// Copies of `data`, one behind the other, that take at least `bytes`, and one that is there in any case. On huge pages, as the
-/// weights of a model: on small ones, where each 4 KiB begin with a TLB miss, kernels that ask ahead look better than they are.
-fn cold(data: &[u8], bytes: usize) -> Vec<Bytes> {
-    let (stride, n) = (data.len().next_multiple_of(4096), bytes.div_ceil(data.len()).max(1));
-    let mut map = memmap2::MmapMut::map_anon(stride * n).expect("memory for the weights that are measured");
+/// Memory on huge pages, as the weights of a model: on small ones, where each 4 KiB begin with a TLB miss, kernels that ask
+/// ahead look better than they are.
+fn memory(bytes: usize) -> MmapMut {
+    let map = MmapMut::map_anon(bytes).expect("memory for the weights that are measured");
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
+    map
+}
+
+fn read_only(map: MmapMut) -> Bytes {
+    Bytes::from_anonymous(map.make_read_only().expect("a mapping can be made read-only"))
+}
+
+/// Copies of `data`, one behind the other, that take at least `bytes`, and one that is there in any case.
+fn cold(data: &[u8], bytes: usize) -> Vec<Bytes> {
+    let (stride, n) = (data.len().next_multiple_of(4096), bytes.div_ceil(data.len()).max(1));
+    let mut map = memory(stride * n);
     map.chunks_exact_mut(stride).for_each(|part| part[..data.len()].copy_from_slice(data));
-    let all = Bytes::from_anonymous(map.make_read_only().expect("a mapping can be made read-only"));
+    let all = read_only(map);
     (0..n).map(|i| all.slice(i * stride, data.len()).expect("as long as the map")).collect()
 }
 
-/// A weight whose scales are 0.01 and whose values are finite.
+/// A weight whose values are finite, and of quantised ones below one, as those of models are: larger ones are not made with f16
+/// arithmetic.
 fn random(dtype: DType, n: usize, k: usize) -> Tensor {
     let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
     let len = n * dtype.row_bytes(k).expect("whole blocks");
@@ -84,8 +125,10 @@ fn random(dtype: DType, n: usize, k: usize) -> Tensor {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
         _ => &[0, 2],
     };
+    // K-quants multiply it by up to 127.
+    let scale = if dtype.block_len() > 32 { 1e-4 } else { 0.005 };
     for block in data.chunks_exact_mut(dtype.block_bytes()) {
-        let scale = half::f16::from_f32(0.01).to_le_bytes();
+        let scale = half::f16::from_f32(scale).to_le_bytes();
         scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&scale));
     }
     Tensor::new(dtype, vec![n, k], Bytes::copy_of(&data)).expect("sized above")
@@ -111,14 +154,22 @@ impl<'a> Contest<'a> {
     /// # Errors
     /// [`Error::Run`]: a wrong answer, with dtype, tokens and entries.
     pub fn run(&self, entries: &[LinearTuning]) -> Result<Vec<f64>> {
+        let with = |e| self.subject.copies.iter().map(|w| w.clone().with_tuning(e)).collect();
+        let sides: Vec<(String, Vec<Linear>)> =
+            entries.iter().map(|&e| (format!("{e:?}"), with(e))).collect();
+        let sides: Vec<(&str, &[Linear])> = sides.iter().map(|(name, copies)| (&**name, &**copies)).collect();
+        self.race(&sides)
+    }
+
+    /// The same of several forms of the subject's copies, with their names.
+    ///
+    /// # Errors
+    /// As [`Contest::run`].
+    pub fn race(&self, sides: &[(&str, &[Linear])]) -> Result<Vec<f64>> {
         let (n, k, m) = (self.subject.weight.rows(), self.subject.weight.cols(), self.tokens);
         let mut rng = Rng(7);
         let x: Vec<f32> = (0..m * k).map(|_| (rng.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect();
         let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
-        let weights: Vec<Vec<Linear>> = entries
-            .iter()
-            .map(|&e| self.subject.copies.iter().map(|w| w.clone().with_tuning(e)).collect())
-            .collect();
         let mut once = |w: &Linear, out: &mut [f32]| {
             acts.reset(m, k).copy_from_slice(&x);
             let begun = Instant::now();
@@ -126,21 +177,21 @@ impl<'a> Contest<'a> {
             begun.elapsed().as_secs_f64()
         };
         let mut first = Vec::new();
-        for (weights, entries) in weights.iter().zip(entries) {
+        for &(name, weights) in sides {
             out.fill(f32::NAN);
             once(&weights[0], &mut out);
-            self.verify(&x, &out, entries)?;
+            self.verify(&x, &out, name)?;
             if first.is_empty() {
                 first.clone_from(&out);
             } else if self.same_bits && first.iter().zip(&out).any(|(a, b)| a.to_bits() != b.to_bits()) {
-                return Err(self.wrong(entries, "other bits than with the default entries"));
+                return Err(self.wrong(name, &format!("other bits than {}", sides[0].0)));
             }
         }
         let begun = Instant::now();
-        let mut samples = vec![Samples::default(); entries.len()];
+        let mut samples = vec![Samples::default(); sides.len()];
         let mut next = 0;
-        while samples[0].len() < 3 || begun.elapsed() < self.effort.per_contest() {
-            for (weights, samples) in weights.iter().zip(&mut samples) {
+        while samples[0].len() < 3 || begun.elapsed() < self.effort.per_contest(sides.len()) {
+            for (&(_, weights), samples) in sides.iter().zip(&mut samples) {
                 samples.push(once(&weights[next % weights.len()], &mut out));
                 // Each call reads another copy, so none finds its weights in a cache.
                 next += 1;
@@ -150,7 +201,7 @@ impl<'a> Contest<'a> {
     }
 
     /// A few rows against the reference: 5% of the root of the sum of squared products, for activations of 8 bits.
-    fn verify(&self, x: &[f32], out: &[f32], entries: &LinearTuning) -> Result<()> {
+    fn verify(&self, x: &[f32], out: &[f32], side: &str) -> Result<()> {
         let (w, n, k) = (&self.subject.weight, self.subject.weight.rows(), self.subject.weight.cols());
         let mut row = vec![0f32; k];
         for r in [0, 17, n / 2 + 5, n - 1] {
@@ -160,18 +211,18 @@ impl<'a> Contest<'a> {
                 let (want, size) = products.fold((0.0, 0.0), |(sum, square), p| (sum + p, square + p * p));
                 let got = f64::from(out[t * n + r]);
                 if (got - want).abs().partial_cmp(&(0.05 * size.sqrt().max(1e-3))).is_none_or(|o| o.is_gt()) {
-                    return Err(self.wrong(entries, &format!("row {r} of token {t}: {got}, wanted {want}")));
+                    return Err(self.wrong(side, &format!("row {r} of token {t}: {got}, wanted {want}")));
                 }
             }
         }
         match out.iter().all(|v| v.is_finite()) {
             true => Ok(()),
-            false => Err(self.wrong(entries, "an output was not written")),
+            false => Err(self.wrong(side, "an output was not written")),
         }
     }
 
-    fn wrong(&self, entries: &LinearTuning, what: &str) -> Error {
+    fn wrong(&self, side: &str, what: &str) -> Error {
         let dtype = self.subject.weight.dtype;
-        Error::Run(format!("tune: {dtype}, {} tokens, {entries:?}: {what}", self.tokens))
+        Error::Run(format!("tune: {dtype}, {} tokens, {side}: {what}", self.tokens))
     }
 }

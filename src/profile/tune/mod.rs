@@ -3,6 +3,7 @@
 //! | a file | what |
 //! |---|---|
 //! | `contest` | the same product under several entries, call by call in turn, answers checked |
+//! | `tiles` | entries of the AMX tier: thresholds between kernels, f16 arithmetic, packing when a model is loaded |
 //! | `vector_rows` | attention of few rows by tiles and by vector kernels |
 //! | this one | which entries are tried on which weights, and the file that keeps what came of it |
 //!
@@ -13,6 +14,7 @@
 //! A default stands unless an alternative takes at least [`GAIN`] less time: noise does not change a table.
 
 mod contest;
+mod tiles;
 mod vector_rows;
 
 use std::path::{Path, PathBuf};
@@ -31,7 +33,7 @@ use crate::tensor::DType;
 use crate::{Error, Result, atomic_file};
 
 /// Layout of the file: raised whenever an entry changes its meaning.
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 
 /// Most bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -81,6 +83,10 @@ pub struct Candidate {
     pub value: String,
     /// Seconds of a product: the first quartile.
     pub seconds: f64,
+    /// Of weights that are packed for it although other values of the entry read them as they lie in the file: bytes that the
+    /// threads pack a second, from memory. That time is added to loading a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed_per_s: Option<f64>,
 }
 
 /// What may be tried for one entry: its value in words, and the change to the entries.
@@ -95,18 +101,6 @@ const AHEAD: [usize; 3] = [2048, 4096, 8192];
 
 /// Sizes of chunks that are tried, bytes.
 const CHUNKS: [usize; 4] = [24 << 10, 48 << 10, 96 << 10, 192 << 10];
-
-/// More tokens than a table may say: what begins there is never used.
-const NEVER: usize = usize::MAX;
-
-/// Numbers of tokens at which int8 tiles are compared with VNNI.
-const INT8_TILES_AT: [usize; 6] = [4, 6, 8, 10, 12, 16];
-
-/// Numbers of tokens at which bf16 tiles are compared with int8 products: from 17 on they take another block of rows.
-const TILES_AT: [usize; 7] = [8, 12, 16, 17, 24, 32, 48];
-
-/// Numbers of tokens at which f16 arithmetic is compared with f32.
-const HALF_AT: [usize; 4] = [32, 64, 128, 512];
 
 /// Steps of [`measure`], for a progress bar.
 pub const STEPS: u64 = DType::ALL.len() as u64 + 1;
@@ -129,7 +123,7 @@ pub fn measure(pool: &Pool, isa: Isa, effort: Effort, progress: &dyn Fn()) -> Re
         findings.append(&mut one.findings);
         progress();
     }
-    if isa == Isa::Amx && crate::amx::hardware().is_ok() {
+    if times_tiles(isa, effort) {
         let (rows, mut found) = vector_rows::measure(pool, isa, effort)?;
         tuning.attention_vector_rows = rows;
         findings.append(&mut found);
@@ -138,6 +132,12 @@ pub fn measure(pool: &Pool, isa: Isa, effort: Effort, progress: &dyn Fn()) -> Re
     tuning.check().map_err(|why| Error::Run(format!("tune: {why}")))?;
     let (version, cpu) = (env!("CARGO_PKG_VERSION").to_owned(), cpu_model());
     Ok(Tuned { schema: SCHEMA, version, cpu, isa: isa.name().into(), tuning, findings })
+}
+
+/// Whether entries of the AMX tier are measured. Emulated tiles tell nothing but that everything runs and answers are right:
+/// quick runs have them, too.
+fn times_tiles(isa: Isa, effort: Effort) -> bool {
+    isa == Isa::Amx && (crate::amx::hardware().is_ok() || effort == Effort::Quick)
 }
 
 /// Entries for one dtype, while they are measured.
@@ -169,8 +169,8 @@ impl OneDType<'_> {
         }
         let chunk = |c: usize| choice(format!("{} KiB", c >> 10), move |e| e.chunk_bytes = c);
         self.choose(&subject, "chunk_bytes", 1, CHUNKS.map(chunk).into())?;
-        if quantised && self.isa == Isa::Amx && crate::amx::hardware().is_ok() {
-            self.tiles_from(&subject)?;
+        if times_tiles(self.isa, self.effort) {
+            self.tiles(&subject)?;
         }
         Ok(())
     }
@@ -191,55 +191,6 @@ impl OneDType<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The numbers of tokens from which int8 tiles win for good, then bf16 tiles.
-    fn tiles_from(&mut self, subject: &Subject) -> Result<()> {
-        let int8 = |e: &mut LinearTuning, from| (e.int8_tiles_from, e.tiles_from) = (from, NEVER);
-        let from = self.wins_from(subject, "int8_tiles_from", &INT8_TILES_AT, int8, true)?;
-        self.entries.int8_tiles_from = from;
-        self.entries.tiles_from =
-            self.wins_from(subject, "tiles_from", &TILES_AT, |e, from| e.tiles_from = from, false)?;
-        self.half_up_to(subject)
-    }
-
-    /// The number of tokens up to which tiles made with f16 arithmetic win.
-    fn half_up_to(&mut self, subject: &Subject) -> Result<()> {
-        let mut up_to = 0;
-        for tokens in HALF_AT {
-            let entries = [0, tokens].map(|half| self.with(&|e| (e.tiles_from, e.half_up_to) = (1, half)));
-            let seconds = Contest::new(self.pool, subject, tokens, self.effort, false).run(&entries)?;
-            let wins = best(&seconds);
-            let names = ["without", "with"].map(String::from);
-            self.found("half_up_to", tokens, wins, names.into_iter(), &seconds);
-            if wins == 0 {
-                break;
-            }
-            up_to = tokens;
-        }
-        self.entries.half_up_to = up_to;
-        Ok(())
-    }
-
-    /// Of the numbers `at`, the one from which on the kernel wins that `entry` turns on: twice the last if none.
-    fn wins_from(
-        &mut self,
-        subject: &Subject,
-        entry: &str,
-        at: &[usize],
-        set: impl Fn(&mut LinearTuning, usize),
-        same_bits: bool,
-    ) -> Result<usize> {
-        let mut from = None;
-        for &tokens in at {
-            let entries = [NEVER, 1].map(|from| self.with(&|e| set(e, from)));
-            let seconds = Contest::new(self.pool, subject, tokens, self.effort, same_bits).run(&entries)?;
-            let wins = usize::from(seconds[1] < seconds[0]);
-            from = if wins == 1 { from.or(Some(tokens)) } else { None };
-            let names = ["without", "with"].map(String::from);
-            self.found(entry, tokens, wins, names.into_iter(), &seconds);
-        }
-        Ok(from.unwrap_or(2 * at[at.len() - 1]))
     }
 
     fn with(&self, change: &dyn Fn(&mut LinearTuning)) -> LinearTuning {
@@ -275,7 +226,8 @@ impl OneDType<'_> {
         values: impl Iterator<Item = String>,
         seconds: &[f64],
     ) {
-        let candidates = values.zip(seconds).map(|(value, &seconds)| Candidate { value, seconds }).collect();
+        let candidate = |(value, &seconds)| Candidate { value, seconds, packed_per_s: None };
+        let candidates = values.zip(seconds).map(candidate).collect();
         let dtype = self.dtype.name().to_owned();
         self.findings.push(Finding { dtype, entry: entry.into(), tokens, chosen, candidates });
     }
@@ -288,12 +240,13 @@ fn best(seconds: &[f64]) -> usize {
 }
 
 impl Effort {
-    /// Time for one comparison.
-    fn per_contest(self) -> Duration {
-        match self {
-            Effort::Quick => Duration::from_millis(4),
-            Effort::Full => Duration::from_millis(500),
-        }
+    /// Time for one comparison of so many candidates: in all, with every entry of the AMX tier, less than a minute.
+    fn per_contest(self, candidates: usize) -> Duration {
+        let each = match self {
+            Effort::Quick => Duration::from_millis(1),
+            Effort::Full => Duration::from_millis(100),
+        };
+        each * candidates as u32
     }
 }
 
@@ -406,7 +359,9 @@ mod tests {
     fn tuned() -> Tuned {
         let mut tuning = Tuning::default_for(CpuId::get());
         tuning.linear_mut(DType::Q4_0).ahead_bytes = 8192;
-        let candidates = ["none", "8192 B"].map(|v| Candidate { value: v.into(), seconds: 1e-3 }).into();
+        let candidates =
+            ["none", "8192 B"].map(|v| Candidate { value: v.into(), seconds: 1e-3, packed_per_s: None });
+        let candidates = candidates.into();
         let found = Finding { dtype: "q4_0".into(), entry: "ahead".into(), tokens: 1, chosen: 1, candidates };
         let version = env!("CARGO_PKG_VERSION").into();
         Tuned {
@@ -455,7 +410,7 @@ mod tests {
         refused(b"", "not a tuning table");
         refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
         refused(b"\xff\xfe", "not text");
-        refused(b"{\"schema\": 2, \"tune\": []}", "not a tuning table");
+        refused(b"{\"schema\": 3, \"tune\": []}", "not a tuning table");
         refused(&vec![b' '; MAX_BYTES as usize + 1], "too many");
         refused(&with(&|t| t.schema = 99), "schema 99");
         refused(&with(&|t| t.cpu = "i486".into()), "of CPU i486");
@@ -474,9 +429,26 @@ mod tests {
             assert_eq!(Tuned::parse("x", &text).unwrap(), tuned);
             let count = |entry: &str| tuned.findings.iter().filter(|f| f.entry == entry).count();
             let quantised = DType::ALL.iter().filter(|d| d.is_quantised()).count();
+            let several = |there: bool, each| if there { each } else { 0 };
             assert_eq!(count("chunk_bytes"), DType::ALL.len());
-            assert_eq!(count("groups_of_4"), if isa >= Isa::Avx512 { quantised } else { 0 });
+            assert_eq!(count("groups_of_4"), several(isa >= Isa::Avx512, quantised));
+            // Halving six, seven and four numbers of tokens.
+            for (entry, least, most) in
+                [("int8_tiles_from", 2, 3), ("tiles_from", 3, 3), ("half_up_to", 2, 3)]
+            {
+                let range =
+                    several(isa == Isa::Amx, least * quantised)..=several(isa == Isa::Amx, most * quantised);
+                assert!(range.contains(&count(entry)), "{isa}: {entry} {} times", count(entry));
+            }
+            // One of f16 and of bf16 each; packing has its rate.
+            let packing = tuned.findings.iter().filter(|f| f.entry == "tiles_at_load");
+            let rated = packing.filter(|f| f.candidates[1].packed_per_s.is_some_and(|rate| rate > 0.0));
+            assert_eq!(rated.count(), several(isa == Isa::Amx, 2 * tiles::AT_LOAD.len()));
+            assert_eq!(count("attention_vector_rows") > 0, isa == Isa::Amx);
             assert!(tuned.findings.iter().all(|f| f.candidates.iter().all(|c| c.seconds > 0.0)));
+            // What the same comparisons take when they are timed in earnest; making weights takes some 16 s more.
+            let long = tuned.findings.iter().map(|f| Effort::Full.per_contest(f.candidates.len()));
+            assert!(long.sum::<Duration>() < Duration::from_secs(40), "{isa}");
         }
         assert!(matches!(
             measure(&Pool::new(1), Isa::Reference, Effort::Quick, &|| {}),
