@@ -14,10 +14,11 @@ mod service;
 
 use std::time::Instant;
 
-use tandem::cache::{KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, SeqRows};
+use tandem::tensor::Half;
 use tandem::{profile, reference};
 
 struct Rng(u64);
@@ -46,7 +47,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(heads: (usize, usize, usize), dtype: KvDType, tokens: usize, pool: &Pool) -> Model {
+    fn new(heads: (usize, usize, usize), dtype: Half, tokens: usize, pool: &Pool) -> Model {
         let (n_heads, n_kv_heads, head_dim) = heads;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, window: None };
@@ -155,7 +156,7 @@ fn main() {
     let llama = (32, 8, 128);
     let smol = (9, 3, 64);
     for (name, heads) in [("llama-3-8b", llama), ("smollm2", smol)] {
-        for dtype in KvDType::ALL {
+        for dtype in Half::ALL {
             let wanted = |line: &str| words.iter().all(|w| line.contains(w.as_str()));
             let lines = cases(name, quick);
             let title = |isa: Isa, (kind, batch, context, _): (&str, usize, usize, usize)| {

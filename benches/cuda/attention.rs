@@ -1,12 +1,13 @@
 //! Paged attention: decode (`attention_decode.cu`) and prefill (`attention_prefill.cu`).
 
 use tandem::Result;
-use tandem::device::accelerator::{Half, PartialRows};
+use tandem::device::accelerator::PartialRows;
 use tandem::device::kernels::attention::{
     AttentionShape, DecodeAttention, DecodeWorkspace, Plan, PrefillAttention, PrefillKernel, Rows,
     decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
 };
 use tandem::device::runtime::{Buffer, Lane};
+use tandem::tensor::Half;
 
 use crate::data;
 use crate::measure::{Bench, Work};

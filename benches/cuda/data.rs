@@ -1,7 +1,7 @@
 //! Operands that any element of can be computed again, for checking a sample of answers in f64.
 
 use half::{bf16, f16};
-use tandem::device::accelerator::Half;
+use tandem::tensor::Half;
 
 /// Uniform in -1..1, by position.
 pub fn noise(seed: u64, at: usize) -> f32 {

@@ -1,11 +1,11 @@
 //! Dense linear layers: decode (`gemv.cu`, `linear_dense.cu`) and prefill (`gemm.cu`, `gemm_sm90a.cu`).
 
 use tandem::Result;
-use tandem::device::accelerator::Half;
 use tandem::device::kernels::gemm::{self, Path};
 use tandem::device::kernels::linear::{self, Epilogue, LinearArgs};
 use tandem::device::kernels::product::choose::DENSE_TILES_ROWS;
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
+use tandem::tensor::Half;
 
 use crate::data;
 use crate::measure::{Bench, Work};

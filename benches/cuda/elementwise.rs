@@ -2,14 +2,14 @@
 
 use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::accelerator::{Half, NormWeight};
+use tandem::device::accelerator::NormWeight;
 use tandem::device::kernels::elementwise::{
     Activate, Activation, Embed, LogitsReduce, NormRows, RopeAppend, activate, embed, logits_reduce,
     logits_workspace_bytes, norm, rope_append,
 };
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::model::spec::{Ffn, Norm, RopePairing};
-use tandem::tensor::DType;
+use tandem::tensor::{DType, Half};
 
 use crate::data;
 use crate::measure::{Bench, Work};

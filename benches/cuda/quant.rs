@@ -1,14 +1,13 @@
 //! Linear layers of quantised weights in decode: `gemv_quant.cu`, `linear_quant.cu`.
 
 use tandem::Result;
-use tandem::device::accelerator::Half;
 use tandem::device::kernels::linear::Epilogue;
 use tandem::device::kernels::quant::{self, Layout, Plan, QuantLinearArgs};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
-use tandem::tensor::DType;
 use tandem::tensor::quant::quantise_row;
+use tandem::tensor::{DType, Half};
 
 use crate::data;
 use crate::measure::{Bench, Work};

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{KvDType, PAGE_TOKENS};
+use super::PAGE_TOKENS;
+use crate::tensor::{Half, bf16_bits};
 
 /// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
 ///
@@ -22,7 +23,7 @@ pub struct LayerKv<'a> {
     n_pages: usize,
     n_kv_heads: usize,
     head_dim: usize,
-    dtype: KvDType,
+    dtype: Half,
     _pool: PhantomData<&'a [u16]>,
 }
 
@@ -40,7 +41,7 @@ impl<'a> LayerKv<'a> {
         n_pages: usize,
         n_kv_heads: usize,
         head_dim: usize,
-        dtype: KvDType,
+        dtype: Half,
     ) -> LayerKv<'a> {
         LayerKv { base, n_pages, n_kv_heads, head_dim, dtype, _pool: PhantomData }
     }
@@ -61,7 +62,7 @@ impl<'a> LayerKv<'a> {
     }
 
     /// Storage type.
-    pub fn dtype(&self) -> KvDType {
+    pub fn dtype(&self) -> Half {
         self.dtype
     }
 
@@ -102,8 +103,8 @@ impl<'a> LayerKv<'a> {
 
     fn decode(&self, bits: u16) -> f32 {
         match self.dtype {
-            KvDType::BF16 => bf16::from_bits(bits).to_f32(),
-            KvDType::F16 => f16::from_bits(bits).to_f32(),
+            Half::BF16 => bf16::from_bits(bits).to_f32(),
+            Half::F16 => f16::from_bits(bits).to_f32(),
         }
     }
 
@@ -172,22 +173,14 @@ impl<'a> LayerKv<'a> {
     fn encode(&self, x: &[f32], bits: &mut [u16]) {
         use half::slice::HalfBitsSliceExt;
         match self.dtype {
-            KvDType::BF16 => {
+            Half::BF16 => {
                 for (b, &x) in bits.iter_mut().zip(x) {
                     *b = bf16_bits(x);
                 }
             }
-            KvDType::F16 => bits.reinterpret_cast_mut::<f16>().convert_from_f32_slice(x),
+            Half::F16 => bits.reinterpret_cast_mut::<f16>().convert_from_f32_slice(x),
         }
     }
-}
-
-/// Rounds to nearest even; NaN stays NaN. Branch-free, so that the compiler vectorises it.
-fn bf16_bits(x: f32) -> u16 {
-    let b = x.to_bits();
-    let rounded = b.wrapping_add(0x7fff + ((b >> 16) & 1)) >> 16;
-    let quiet = (b >> 16) | 0x40;
-    (if x.is_nan() { quiet } else { rounded }) as u16
 }
 
 #[cfg(test)]
@@ -196,19 +189,8 @@ mod tests {
     use crate::cache::{BlockTable, KvGeometry, PagePool};
 
     #[test]
-    fn bf16_rounds_like_the_half_crate() {
-        for i in 0..100_000u32 {
-            let x = f32::from_bits(i.wrapping_mul(0x9e37_79b9));
-            assert_eq!(bf16_bits(x), bf16::from_f32(x).to_bits(), "{x:e}");
-        }
-        for x in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1.00390625] {
-            assert_eq!(bf16_bits(x), bf16::from_f32(x).to_bits(), "{x:e}");
-        }
-    }
-
-    #[test]
     fn what_is_appended_is_read_back_and_nothing_else_changes() {
-        for dtype in KvDType::ALL {
+        for dtype in Half::ALL {
             for head_dim in [16, 64, 80] {
                 let g = KvGeometry { n_layers: 2, n_kv_heads: 3, head_dim, dtype };
                 let mut pool = PagePool::new(g, 5).unwrap();

@@ -27,25 +27,3 @@ pub use table::BlockTable;
 
 /// Tokens per page.
 pub const PAGE_TOKENS: usize = 32;
-
-/// Storage type of keys and values (both are 16 bits wide).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvDType {
-    /// bfloat16 (default: dot-product instructions read it directly).
-    BF16,
-    /// IEEE half.
-    F16,
-}
-
-impl KvDType {
-    /// Both of them, for tests and benches.
-    pub const ALL: [KvDType; 2] = [KvDType::BF16, KvDType::F16];
-
-    /// `bf16` or `f16`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            KvDType::BF16 => "bf16",
-            KvDType::F16 => "f16",
-        }
-    }
-}

@@ -4,8 +4,9 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::{KvDType, LayerKv, PAGE_TOKENS, PageList};
+use super::{LayerKv, PAGE_TOKENS, PageList};
 use crate::host::memory::Mapping;
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at
@@ -22,7 +23,7 @@ pub struct KvGeometry {
     /// Elements per head, a multiple of 16.
     pub head_dim: usize,
     /// Storage type.
-    pub dtype: KvDType,
+    pub dtype: Half,
 }
 
 impl KvGeometry {
@@ -146,12 +147,12 @@ impl PagePool {
 mod tests {
     use super::*;
 
-    const G: KvGeometry = KvGeometry { n_layers: 30, n_kv_heads: 3, head_dim: 64, dtype: KvDType::BF16 };
+    const G: KvGeometry = KvGeometry { n_layers: 30, n_kv_heads: 3, head_dim: 64, dtype: Half::BF16 };
 
     #[test]
     fn bytes_per_token_match_the_formula() {
         assert_eq!(G.bytes_per_token(), 30 * 768);
-        let qwen3_8b = KvGeometry { n_layers: 36, n_kv_heads: 8, head_dim: 128, dtype: KvDType::BF16 };
+        let qwen3_8b = KvGeometry { n_layers: 36, n_kv_heads: 8, head_dim: 128, dtype: Half::BF16 };
         assert_eq!(qwen3_8b.bytes_per_token(), 144 << 10);
         assert_eq!(PagePool::new(G, 7).unwrap().bytes(), 7 * 32 * 30 * 768);
     }
@@ -160,7 +161,7 @@ mod tests {
     fn pages_may_lie_in_memory_of_the_callers() {
         #[repr(align(64))]
         struct Memory(#[allow(dead_code)] [u8; 4096]);
-        let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvDType::BF16 };
+        let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
         assert_eq!(g.bytes_per_page(), 4096);
         let pool_over = |skip: usize, n_pages: usize| {
             let mut memory = Box::new([Memory([0; 4096]), Memory([0; 4096])]);
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn untouched_pages_are_not_resident() {
         // 64 GiB would not fit if reserving meant touching.
-        let g = KvGeometry { n_layers: 8, n_kv_heads: 8, head_dim: 128, dtype: KvDType::BF16 };
+        let g = KvGeometry { n_layers: 8, n_kv_heads: 8, head_dim: 128, dtype: Half::BF16 };
         let pool = PagePool::new(g, (64 << 30) / g.bytes_per_page()).unwrap();
         let kv = pool.layer(7);
         assert_eq!(kv.key(0, 0, 0, 0), 0.0);

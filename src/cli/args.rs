@@ -3,14 +3,15 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use tandem::cache::KvDType;
 use tandem::device;
 use tandem::device::open::{Emulation, Kind};
 use tandem::engine;
 use tandem::host::numa::{self, Wish};
 use tandem::plan::Hardware;
 use tandem::program::Policy;
+use tandem::tensor::Half;
 use tandem::{Error, Result};
 
 /// How the engine runs.
@@ -67,8 +68,8 @@ pub struct EngineArgs {
           allow_negative_numbers = true)]
     pub ctx: Option<u32>,
     /// Storage of keys and values [default: bf16; f16 on a GPU without bfloat16].
-    #[arg(long, value_enum)]
-    pub kv_type: Option<KvType>,
+    #[arg(long, value_parser = half())]
+    pub kv_type: Option<Half>,
     /// Prompt tokens per forward pass [default: chosen by the engine].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
           allow_negative_numbers = true)]
@@ -390,21 +391,10 @@ impl From<Far> for tandem::program::Far {
     }
 }
 
-/// Storage of keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum KvType {
-    Bf16,
-    F16,
-}
-
-impl From<KvType> for KvDType {
-    fn from(kind: KvType) -> KvDType {
-        match kind {
-            KvType::Bf16 => KvDType::BF16,
-            KvType::F16 => KvDType::F16,
-        }
-    }
+/// A 16-bit float type by its name.
+fn half() -> impl TypedValueParser<Value = Half> {
+    let named = |name: String| Half::ALL.into_iter().find(|h| h.name() == name).expect("one of the names");
+    PossibleValuesParser::new(Half::ALL.map(Half::name)).map(named)
 }
 
 /// Bytes: `123`, `512M`, `6GiB`, `1.5g`. K, M, G, T are powers of 1024; with a `B` but no `i`, of 1000.

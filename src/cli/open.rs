@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem::Error;
-use tandem::cache::KvDType;
-use tandem::device::accelerator::{Accelerator, Half};
+use tandem::device::accelerator::Accelerator;
 use tandem::device::clock::{Clock, Rates};
 use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
@@ -17,10 +16,10 @@ use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::program::Side;
 use tandem::simd::Isa;
 use tandem::simd::linear::{self, Linear, Mode};
-use tandem::tensor::DType;
+use tandem::tensor::{DType, Half};
 use tandem::text::{ChatTemplate, Tokenizer};
 
-use super::args::{EngineArgs, KvType, Strategy};
+use super::args::{EngineArgs, Strategy};
 use super::decision::Decision;
 use super::model_source::{self, ModelSource};
 use super::predict::{self, Use};
@@ -208,7 +207,7 @@ impl Opened {
             options.readers = tandem::profile::measured_readers(None);
         }
         options.mode = if args.deterministic { Mode::Deterministic } else { Mode::Fast };
-        options.kv_dtype = args.kv_type.unwrap_or(KvType::Bf16).into();
+        options.kv_dtype = args.kv_type.unwrap_or(Half::BF16);
         (options.sequences, options.logits, options.pages) = (sequences, logits, pages);
         options.weights_node = args.weights_binding()?;
         (options.kv_pages, options.far) = (args.kv_pages.map(|n| n as usize), args.far.map(Into::into));
@@ -332,7 +331,7 @@ impl Opened {
 /// Keys and values in a type that the accelerator has.
 fn fit_types(args: &EngineArgs, accelerator: &dyn Accelerator, options: &mut Options) {
     if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
-        options.kv_dtype = KvDType::F16;
+        options.kv_dtype = Half::F16;
     }
 }
 

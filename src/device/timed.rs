@@ -15,9 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::accelerator::{
-    Accelerator, Attend, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight,
-    Mailbox, NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepDesc,
-    UpWeight,
+    Accelerator, Attend, Context, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
+    NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepDesc, UpWeight,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -25,7 +24,7 @@ use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
-use crate::tensor::DType;
+use crate::tensor::{DType, Half};
 
 /// Activations that a level-two cache keeps from one kernel to the next: 4 MiB, a T4's; no description has it.
 const CACHE: usize = 4 << 20;

@@ -3,10 +3,11 @@
 use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;
 use super::prepare::{Prepared, Units};
-use crate::cache::{KvDType, KvGeometry, SeqRows};
+use crate::cache::{KvGeometry, SeqRows};
 use crate::host::cgroup::memory_available;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::linear::{ActsBytes, Linear, Mode};
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// Bytes of a run, by purpose.
@@ -185,7 +186,7 @@ fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: us
 }
 
 /// Geometry of the KV cache of a model.
-pub(super) fn geometry(spec: &ModelSpec, dtype: KvDType) -> KvGeometry {
+pub(super) fn geometry(spec: &ModelSpec, dtype: Half) -> KvGeometry {
     KvGeometry { n_layers: spec.n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype }
 }
 

@@ -1,12 +1,13 @@
 //! How to run a model: what an engine is made for.
 
-use crate::cache::{KvDType, KvGeometry};
+use crate::cache::KvGeometry;
 use crate::host::numa::Binding;
 use crate::model::ModelSpec;
 use crate::plan::StepTimes;
 use crate::program::Far;
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// Rows of a prompt computed together, unless told otherwise: enough to be compute-bound on every tier,
@@ -27,7 +28,7 @@ pub struct Options {
     /// Whether results must not depend on batch composition and chunking.
     pub mode: Mode,
     /// Storage of keys and values.
-    pub kv_dtype: KvDType,
+    pub kv_dtype: Half,
     /// Longest sequence, in tokens.
     pub context: usize,
     /// Most sequences at a time (each may grow to `context`, if there are pages).
@@ -65,7 +66,7 @@ impl Options {
             readers: None,
             isa,
             mode: Mode::Fast,
-            kv_dtype: KvDType::BF16,
+            kv_dtype: Half::BF16,
             context,
             sequences: 1,
             pages: None,

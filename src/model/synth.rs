@@ -23,7 +23,7 @@ use super::formats::hf;
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::host::cgroup::memory_available;
 use crate::tensor::quant::pack_scales_mins;
-use crate::tensor::{Bytes, DType, Tensor};
+use crate::tensor::{Bytes, DType, Tensor, bf16_bits};
 use crate::{Error, Result};
 
 macro_rules! specs {
@@ -426,11 +426,7 @@ fn fill_row(dtype: DType, fill: Fill, r: &mut Random, row: &mut [u8]) {
     match dtype {
         DType::F32 => normals(row, r, |x| (mean + std * x).to_le_bytes()),
         DType::F16 => normals(row, r, |x| f16::from_f32(mean + std * x).to_le_bytes()),
-        DType::BF16 => normals(row, r, |x| {
-            // Round to nearest even; there are no NaNs here that would need more care.
-            let bits = (mean + std * x).to_bits();
-            (((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16).to_le_bytes()
-        }),
+        DType::BF16 => normals(row, r, |x| bf16_bits(mean + std * x).to_le_bytes()),
         quantised => {
             for block in row.chunks_exact_mut(quantised.block_bytes()) {
                 fill_block(quantised, std, r, block);

@@ -383,9 +383,10 @@ pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::accelerator::{Half, Limits, Shape, Workspace};
+    use crate::device::accelerator::{Limits, Shape, Workspace};
     use crate::model::spec::RopePairing;
     use crate::model::synth;
+    use crate::tensor::Half;
 
     const GB: u64 = 1_000_000_000;
 

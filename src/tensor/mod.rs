@@ -2,10 +2,12 @@
 
 mod bytes;
 mod dtype;
+mod half;
 pub mod quant;
 mod rows;
 mod view;
 
+pub use self::half::{Half, bf16_bits};
 pub use bytes::Bytes;
 pub use dtype::DType;
 pub use rows::{Rows, RowsMut};

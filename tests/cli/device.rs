@@ -2,11 +2,11 @@
 
 use crate::support::command::{self, assert_error, json, run, stderr, stdout, tandem};
 use crate::support::{margin, rounding};
-use tandem::cache::KvDType;
 use tandem::device::open::{self, Emulation, Kind};
 use tandem::engine::{Engine, Options};
 use tandem::model::load;
 use tandem::simd::Isa;
+use tandem::tensor::Half;
 
 fn home() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -30,7 +30,7 @@ fn the_emulated_accelerator_gives_the_cpus_tokens() {
     assert_eq!(emulated["plan"]["strategy"], "gpu-only");
     assert!(emulated["plan"]["memory"]["weights"].as_u64().unwrap() > 0);
 
-    let kv = KvDType::BF16;
+    let kv = Half::BF16;
     let bound = rounding::cpu(&m.spec, kv, true)
         + rounding::activations(&m, Isa::best())
         + rounding::accelerator(&m.spec, kv, false);

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use crate::support::command::{assert_error, json as parsed, run, stderr, tandem};
 use crate::support::{margin, models, rounding};
 use serde_json::{Value, json};
-use tandem::cache::KvDType;
 use tandem::device::open::{self, Emulation, Kind};
 use tandem::engine::{Input, Logits, Options, Sizes, Strategy, choose};
 use tandem::model::{LoadedModel, TextSource, load};
 use tandem::program::{Far, Placement, Side};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
+use tandem::tensor::Half;
 use tandem::text::Tokenizer;
 
 fn home() -> tempfile::TempDir {
@@ -53,7 +53,7 @@ fn generate(more: &[&str]) -> std::process::Output {
 }
 
 fn bound(m: &LoadedModel) -> f64 {
-    let kv = KvDType::BF16;
+    let kv = Half::BF16;
     rounding::cpu(&m.spec, kv, true)
         + rounding::activations(m, Isa::best())
         + rounding::accelerator(&m.spec, kv, false)

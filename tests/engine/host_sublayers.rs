@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::support::models;
-use tandem::cache::{BlockTable, KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::engine::host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
 use tandem::engine::{Input, Layer, Logits, Options, Prepared};
 use tandem::host::Pool;
@@ -12,7 +12,7 @@ use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnOut, Partial, merge_partials};
 use tandem::simd::linear::Mode;
-use tandem::tensor::{Rows, RowsMut};
+use tandem::tensor::{Half, Rows, RowsMut};
 
 const NAMES: [&str; 6] = [
     "tiny-llama,dtype=q4_k",
@@ -58,7 +58,7 @@ impl World {
             n_layers: spec.n_layers,
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
-            dtype: KvDType::BF16,
+            dtype: Half::BF16,
         };
         World {
             host: Host::new(spec, isa, Mode::Deterministic, 2).unwrap(),

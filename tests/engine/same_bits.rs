@@ -8,7 +8,6 @@ use crate::support::chaos::Chaos;
 use crate::support::models;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
@@ -16,6 +15,7 @@ use tandem::model::{LoadedModel, load};
 use tandem::program::{Far, Flow, LayerPlacement, Placement, Policy, Residence, Side};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
+use tandem::tensor::Half;
 
 /// Tokens of each text: seven pages and a part, several windows of the tiny models, and more than any step.
 const CONTEXT: usize = 230;
@@ -35,13 +35,13 @@ fn device() -> Arc<dyn Accelerator> {
 struct World {
     m: LoadedModel,
     isa: Isa,
-    kv: KvDType,
+    kv: Half,
     texts: [Vec<u32>; 2],
     want: [Vec<f32>; 2],
 }
 
 impl World {
-    fn new(name: &str, dtype: &str, isa: Isa, kv: KvDType) -> World {
+    fn new(name: &str, dtype: &str, isa: Isa, kv: Half) -> World {
         let m = load(&format!("synth:{name},dtype={dtype},seed=11,ctx={CONTEXT}")).unwrap();
         let text = |salt: usize| -> Vec<u32> {
             (0..CONTEXT).map(|i| (i * i * 31 + i * 7 + salt * 13 + 3) as u32 % m.spec.vocab as u32).collect()
@@ -240,7 +240,7 @@ fn run(
 
 fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
     for dtype in dtypes {
-        for (isa, kv) in [(Isa::best(), KvDType::BF16), (Isa::Reference, KvDType::F16)] {
+        for (isa, kv) in [(Isa::best(), Half::BF16), (Isa::Reference, Half::F16)] {
             let world = World::new(name, dtype, isa, kv);
             let accel = device();
             let strategy = (any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..24));
@@ -303,7 +303,7 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
 #[test]
 fn cohorts_have_the_same_bits_over_any_layer_split() {
     for (name, dtype) in [("tiny-llama", "q8_0"), ("tiny-gemma3", "q4_k"), ("tiny-opt", "f32")] {
-        let world = World::new(name, dtype, Isa::best(), KvDType::BF16);
+        let world = World::new(name, dtype, Isa::best(), Half::BF16);
         let (n, vocab) = (world.m.spec.n_layers, world.m.spec.vocab);
         let mut places: Vec<Placement> = (0..=n).map(|k| Placement::boundary(k, n, 0, 0)).collect();
         // The host's layers last, and every other one.
@@ -398,7 +398,7 @@ fn an_opt_has_the_same_bits_anywhere() {
 /// A machine of any temper: slow on either side, unpunctual, with little memory, with launches that are refused.
 #[test]
 fn no_temper_of_the_machine_changes_a_bit() {
-    let world = World::new("tiny-qwen3", "q8_0", Isa::best(), KvDType::BF16);
+    let world = World::new("tiny-qwen3", "q8_0", Isa::best(), Half::BF16);
     let strategy = (Chaos::any(), any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..16));
     let planned = std::cell::Cell::new(0);
     let mut runner = TestRunner::new(Config { cases: 40, max_shrink_iters: 100, ..Config::default() });

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use crate::support::gpu;
 use crate::support::{models, naive_model, rounding};
-use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::open::on_kernels;
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;
-use tandem::tensor::{Bytes, DType, Tensor};
+use tandem::tensor::{Bytes, DType, Half, Tensor};
 
 /// More than a page, than a window of the tiny models and than a tile of queries.
 const TOKENS: usize = 70;
@@ -39,7 +38,7 @@ fn engine(m: &LoadedModel, options: &Options, accel: &Arc<dyn Accelerator>) -> E
         .unwrap_or_else(|e| panic!("{}: {e}", m.spec.name))
 }
 
-fn options(kv: KvDType, context: usize, sequences: usize) -> Options {
+fn options(kv: Half, context: usize, sequences: usize) -> Options {
     let mut options = Options::new(Isa::Reference, context);
     (options.kv_dtype, options.threads, options.sequences) = (kv, Some(2), sequences);
     options
@@ -50,7 +49,7 @@ fn every_family_computes_what_its_spec_says() {
     let mut failures = Vec::new();
     for (device, accel) in accelerators() {
         for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
-            for (dtype, kv) in [("bf16", KvDType::BF16), ("f16", KvDType::F16), ("q4_k", KvDType::BF16)] {
+            for (dtype, kv) in [("bf16", Half::BF16), ("f16", Half::F16), ("q4_k", Half::BF16)] {
                 let m = load(&format!("synth:{name},dtype={dtype},seed=7")).unwrap();
                 let tokens = tokens(TOKENS, m.spec.vocab);
                 let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
@@ -128,7 +127,7 @@ fn assert_the_cpus_tokens(
     n: usize,
 ) {
     let name = &m.spec.name;
-    let o = options(KvDType::BF16, 64, 1);
+    let o = options(Half::BF16, 64, 1);
     let mut cpu = models::engine(m, &o);
     let ids = greedy(&mut cpu, prompt, n);
     let want = forced(&mut cpu, prompt, &ids);
@@ -187,7 +186,7 @@ fn a_row_does_not_depend_on_its_batch() {
     for (_, accel) in accelerators() {
         for name in ["tiny-llama,dtype=q4_0", "tiny-gemma3,dtype=bf16"] {
             let m = load(&format!("synth:{name},seed=5")).unwrap();
-            let mut e = engine(&m, &options(KvDType::BF16, 64, 8), &accel);
+            let mut e = engine(&m, &options(Half::BF16, 64, 8), &accel);
             let vocab = m.spec.vocab;
             // Eight sequences of different lengths; five of them decode together, then the same five among eight.
             let seqs: Vec<SeqId> = (0..8).map(|_| e.add()).collect();
@@ -218,7 +217,7 @@ fn a_row_does_not_depend_on_its_batch() {
 fn more_sequences_than_were_planned_for_are_refused() {
     for (device, accel) in accelerators() {
         let m = load("synth:tiny-llama,dtype=bf16,seed=5").unwrap();
-        let mut e = engine(&m, &options(KvDType::BF16, 64, 4), &accel);
+        let mut e = engine(&m, &options(Half::BF16, 64, 4), &accel);
         // Pages are enough for more: the sequences are short.
         let seqs: Vec<SeqId> = (0..5).map(|_| e.add()).collect();
         for &seq in &seqs {
@@ -250,10 +249,10 @@ fn biases_of_a_gated_feed_forward_count() {
             m.weights.insert(format!("blk.{layer}.{part}.bias"), tensor);
         }
         let tokens = tokens(TOKENS, m.spec.vocab);
-        let want = naive_model::logits(&m.spec, &m.weights, KvDType::F16, &tokens);
-        let mut e = engine(&m, &options(KvDType::F16, TOKENS, 1), &accel);
+        let want = naive_model::logits(&m.spec, &m.weights, Half::F16, &tokens);
+        let mut e = engine(&m, &options(Half::F16, TOKENS, 1), &accel);
         let got = feed(&mut e, &tokens, &[TOKENS - 2, 1, 1]);
-        let bound = rounding::accelerator(&m.spec, KvDType::F16, false);
+        let bound = rounding::accelerator(&m.spec, Half::F16, false);
         for (i, (g, w)) in got.chunks_exact(m.spec.vocab).zip(&want).enumerate() {
             let w: Vec<f32> = w.iter().map(|&x| x as f32).collect();
             let off = models::distance(g, &w).0;
@@ -268,7 +267,7 @@ fn biases_of_a_gated_feed_forward_count() {
 fn recorded_steps_follow_a_growing_context() {
     const PROMPT: usize = 60;
     const STEPS: usize = 8;
-    let kv = KvDType::BF16;
+    let kv = Half::BF16;
     for (device, accel) in accelerators() {
         for name in ["tiny-llama", "tiny-gemma3"] {
             let m = load(&format!("synth:{name},dtype=bf16,seed=11")).unwrap();
@@ -297,7 +296,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 fn the_likeliest_token_is_found_on_the_device() {
     for (_, accel) in accelerators() {
         let m = load("synth:tiny-qwen2,dtype=bf16,seed=9").unwrap();
-        let mut e = engine(&m, &options(KvDType::F16, 64, 3), &accel);
+        let mut e = engine(&m, &options(Half::F16, 64, 3), &accel);
         let seqs: Vec<SeqId> = (0..3).map(|_| e.add()).collect();
         for (i, &seq) in seqs.iter().enumerate() {
             e.prefill(seq, &tokens(5 + i, m.spec.vocab), |_| ()).unwrap();

@@ -7,7 +7,6 @@ use crate::support::gpu;
 use crate::support::{models, naive_model, rounding};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, Speed};
 use tandem::device::open::on_kernels;
@@ -16,6 +15,7 @@ use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Unit};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
+use tandem::tensor::Half;
 
 /// More than a page, than a window of the tiny models and than a tile of queries.
 const TOKENS: usize = 70;
@@ -40,7 +40,7 @@ fn options(context: usize, sequences: usize) -> Options {
 
 /// Every layer on the device rounds seven times to 16 bits, and the host rounds less.
 fn bound(spec: &ModelSpec, bf16: bool) -> f64 {
-    rounding::accelerator(spec, KvDType::BF16, bf16)
+    rounding::accelerator(spec, Half::BF16, bf16)
 }
 
 fn placed(
@@ -126,7 +126,7 @@ fn placements_that_plans_use_give_the_models_logits() {
         for dtype in dtypes {
             let m = load(&format!("synth:{name},dtype={dtype},seed=7")).unwrap();
             let tokens = tokens(TOKENS, m.spec.vocab);
-            let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
+            let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &tokens);
             let accel = by_functions();
             for (what, placement) in named(m.spec.n_layers) {
                 let mut e = placed(&m, &options(TOKENS, 1), &accel, &placement)
@@ -150,7 +150,7 @@ fn every_vector_runs_where_outputs_are_normed_before_they_are_added() {
     assert!(m.spec.post_norms);
     let (n, vocab) = (m.spec.n_layers, m.spec.vocab);
     let tokens = tokens(12, vocab);
-    let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
+    let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &tokens);
     let (accel, bound) = (by_functions(), bound(&m.spec, true));
     for weights in [Residence::Both, Residence::Streamed] {
         for bits in 0..32 {
@@ -175,7 +175,7 @@ fn every_vector_runs_where_outputs_are_normed_before_they_are_added() {
 fn placements_on_kernels_give_the_models_logits() {
     let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
     let tokens = tokens(40, m.spec.vocab);
-    let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
+    let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &tokens);
     for runtime in gpu::runtimes() {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
         for (what, placement) in named(m.spec.n_layers)
@@ -224,7 +224,7 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
     let m = load(model).unwrap();
     let n = m.spec.n_layers;
     let long = tokens(TOKENS, m.spec.vocab);
-    let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &long);
+    let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &long);
     let (bound, vocab) = (bound(&m.spec, bf16), m.spec.vocab);
     let accel = by_functions();
     let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];

@@ -17,13 +17,13 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use tandem::cache::{KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
 use tandem::simd::Isa;
 use tandem::simd::attention::{
     AttnOut, AttnPlan, AttnRows, AttnShape, Partial, PartialMut, SEGMENT, SeqRows, merge_partials,
 };
-use tandem::tensor::{Rows, RowsMut};
+use tandem::tensor::{Half, Rows, RowsMut};
 use tandem::{Error, reference};
 
 /// A small generator, so that a failing case is described by its seed.
@@ -66,7 +66,7 @@ struct World {
 }
 
 impl World {
-    fn new(shape: AttnShape, dtype: KvDType, lens: &[usize], k_scale: f32, rng: &mut Rng) -> World {
+    fn new(shape: AttnShape, dtype: Half, lens: &[usize], k_scale: f32, rng: &mut Rng) -> World {
         let (hd, h_kv) = (shape.head_dim, shape.n_kv_heads);
         let n_pages: usize = lens.iter().map(|&n| KvGeometry::pages_for(n)).sum::<usize>() + 2;
         let geometry = KvGeometry { n_layers: 2, n_kv_heads: h_kv, head_dim: hd, dtype };
@@ -197,7 +197,7 @@ impl World {
         let see = self.visible(pos);
         let see = see.start.max(tokens.start)..see.end.min(tokens.end);
         let u = 2f64.powi(-24);
-        let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() == KvDType::BF16;
+        let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() == Half::BF16;
         let (b, p_exp) = if rounded { (2f64.powi(-9), 2f64.powi(-18)) } else { (0.0, 0.0) };
         for head in 0..sh.n_heads {
             let kv_head = head / (sh.n_heads / sh.n_kv_heads);
@@ -305,7 +305,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let dtype = if f16 { KvDType::F16 } else { KvDType::BF16 };
+        let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &lens, k_scale, &mut rng);
         // The last rows of each sequence, few enough for the oracle to stay quick.
         let parts: Vec<_> = lens.iter().enumerate().map(|(s, &len)| {
@@ -333,7 +333,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let dtype = if f16 { KvDType::F16 } else { KvDType::BF16 };
+        let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &[len, other], 1.0, &mut rng);
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let width = world.width();
@@ -378,7 +378,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let dtype = if f16 { KvDType::F16 } else { KvDType::BF16 };
+        let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &[len], 1.0, &mut rng);
         let (width, n) = (world.width(), (1 + rng.below(6)).min(len));
         let rows = len - n..len;
@@ -416,7 +416,7 @@ proptest! {
 /// Work items of some KV heads: the results of the others are somebody else's.
 #[test]
 fn heads_that_are_not_attended_stay_as_they_are() {
-    let world = World::new(shape(3, 2, 64, Some(100)), KvDType::BF16, &[600], 1.0, &mut Rng(5));
+    let world = World::new(shape(3, 2, 64, Some(100)), Half::BF16, &[600], 1.0, &mut Rng(5));
     let width = world.width();
     for isa in tiers() {
         let whole = &world.attend(isa, 2, &[(0, 598, 2)])[0];
@@ -444,7 +444,7 @@ fn wide_groups_and_long_contexts_agree_with_the_oracle() {
         (shape(3, 3, 64, None), 4096 + 33),
         (shape(2, 4, 128, Some(1024)), 3000),
     ] {
-        for dtype in KvDType::ALL {
+        for dtype in Half::ALL {
             let world = World::new(shape, dtype, &[len], 1.0, &mut Rng(7));
             for isa in tiers().into_iter().filter(|&i| i > Isa::Reference || len < 500) {
                 let rows = 3;
@@ -464,7 +464,7 @@ fn wide_groups_and_long_contexts_agree_with_the_oracle() {
 }
 
 /// One head of 16 dims whose scores and values are given.
-fn scripted(scores: &[f32], values: &[f32], dtype: KvDType) -> World {
+fn scripted(scores: &[f32], values: &[f32], dtype: Half) -> World {
     let shape = AttnShape { n_heads: 1, n_kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
     let mut world = World::new(shape, dtype, &[scores.len()], 1.0, &mut Rng(3));
     world.q[0].fill(0.0);
@@ -481,7 +481,7 @@ fn scripted(scores: &[f32], values: &[f32], dtype: KvDType) -> World {
 #[test]
 fn the_papers_example_gives_24_2_however_split() {
     let (scores, values) = ([2.0, 4.0, 1.0, 0.0, 1.0, 2.0], [10.0, 30.0, 5.0, 2.0, 8.0, 12.0]);
-    for dtype in KvDType::ALL {
+    for dtype in Half::ALL {
         for isa in tiers() {
             let whole = scripted(&scores, &values, dtype).attend(isa, 1, &[(0, 5, 1)]);
             assert!((whole[0][0] - 24.2).abs() < 0.1, "{isa}: {}", whole[0][0]);
@@ -516,7 +516,7 @@ fn the_papers_example_gives_24_2_however_split() {
 fn extreme_scores_neither_overflow_nor_leave_nan() {
     let inf = f32::INFINITY;
     for isa in tiers() {
-        for dtype in KvDType::ALL {
+        for dtype in Half::ALL {
             // One score dwarfs the rest: the output is its value.
             let mut scores = vec![-3e4; 600];
             scores[37] = 3e4;
@@ -546,7 +546,7 @@ fn equal_values_come_out_unchanged() {
     for isa in tiers() {
         let mut rng = Rng(11);
         let scores: Vec<f32> = (0..700).map(|_| rng.normal() * 3.0).collect();
-        let out = scripted(&scores, &[1.0; 700], KvDType::BF16).attend(isa, 2, &[(0, 699, 1)]);
+        let out = scripted(&scores, &[1.0; 700], Half::BF16).attend(isa, 2, &[(0, 699, 1)]);
         assert!(out[0].iter().all(|x| (x - 1.0).abs() < 700.0 * 2f32.powi(-24)), "{isa}: {:?}", &out[0][..4]);
     }
 }
@@ -554,7 +554,7 @@ fn equal_values_come_out_unchanged() {
 #[test]
 fn the_reference_segment_agrees_with_the_oracle() {
     let shape = shape(2, 2, 64, None);
-    let world = World::new(shape, KvDType::BF16, &[100], 1.0, &mut Rng(5));
+    let world = World::new(shape, Half::BF16, &[100], 1.0, &mut Rng(5));
     let mut out = vec![0.0; world.width()];
     let mut o = vec![0.0; 64];
     for head in 0..4 {
@@ -580,7 +580,7 @@ fn shapes_that_kernels_do_not_cover_are_typed_errors() {
 
 #[test]
 fn an_empty_step_is_no_work() {
-    let world = World::new(shape(1, 1, 16, None), KvDType::BF16, &[1], 1.0, &mut Rng(1));
+    let world = World::new(shape(1, 1, 16, None), Half::BF16, &[1], 1.0, &mut Rng(1));
     let none = SeqRows { pages: &[], first_pos: 0, n_rows: 0, row0: 0 };
     let mut plan = AttnPlan::new(&world.shape, &[none], 2).unwrap();
     plan.run(&Pool::new(2), Isa::best(), &world.kv(), &[], &mut []);

@@ -1,12 +1,12 @@
 //! Every family and every switch of a spec against a forward pass in f64 that has no cache and no kernels.
 
 use crate::support::{models, naive_model, rounding};
-use tandem::cache::KvDType;
 use tandem::engine::{Input, Logits, Options};
 use tandem::model::spec::{Position, Rope, RopePairing, RopeScaling};
 use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
+use tandem::tensor::Half;
 
 /// More than a page, than a window of the tiny models and than a block of attention.
 const TOKENS: usize = 70;
@@ -19,7 +19,7 @@ fn check(name: &str, m: &LoadedModel) -> Vec<String> {
     let mut failures = Vec::new();
     let vocab = m.spec.vocab;
     let tokens = tokens(TOKENS, vocab);
-    for kv in KvDType::ALL {
+    for kv in Half::ALL {
         let want: Vec<f32> = naive_model::logits(&m.spec, &m.weights, kv, &tokens)
             .into_iter()
             .flatten()
@@ -41,7 +41,7 @@ fn check(name: &str, m: &LoadedModel) -> Vec<String> {
                     let input = Input { seq, tokens: step, logits: Logits::All };
                     got.extend_from_slice(e.forward(&[input]).unwrap());
                 }
-                let products = kv == KvDType::BF16 && isa >= Isa::Avx512;
+                let products = kv == Half::BF16 && isa >= Isa::Avx512;
                 let bound = rounding::cpu(&m.spec, kv, products);
                 let worst = got
                     .chunks_exact(vocab)
@@ -133,13 +133,13 @@ fn the_comparison_sees_small_mistakes() {
         let worst = (0..TOKENS)
             .map(|r| models::distance(&wrong[r * 512..(r + 1) * 512], &right[r * 512..(r + 1) * 512]).0)
             .fold(0.0, f64::max);
-        let bound = rounding::cpu(&m.spec, KvDType::F16, false);
+        let bound = rounding::cpu(&m.spec, Half::F16, false);
         println!("{what}: {worst:.1e}, against a bound of {bound:.1e}");
         assert!(worst > 2.0 * bound, "{what} moves the logits by {worst:.1e} only");
     }
 }
 
 fn naive(m: &LoadedModel) -> Vec<f32> {
-    let rows = naive_model::logits(&m.spec, &m.weights, KvDType::F16, &tokens(TOKENS, m.spec.vocab));
+    let rows = naive_model::logits(&m.spec, &m.weights, Half::F16, &tokens(TOKENS, m.spec.vocab));
     rows.into_iter().flatten().map(|x| x as f32).collect()
 }

@@ -2,23 +2,23 @@
 //! recomputed from the spec and the weights. The one thing that it shares with the engine is the dequantiser.
 
 use half::{bf16, f16};
-use tandem::cache::KvDType;
 use tandem::model::spec::{Ffn, Norm, Position, Rope, RopePairing, RopeScaling};
 use tandem::model::{ModelSpec, Weights};
 use tandem::reference::dequant::dequantise;
+use tandem::tensor::Half;
 
 type Rows = Vec<Vec<f64>>;
 
 /// The logits after each of `tokens`. Keys and values are rounded to `kv`, as a cache would store them: that
 /// is part of what the engine computes, not an error of it.
-pub fn logits(spec: &ModelSpec, weights: &Weights, kv: KvDType, tokens: &[u32]) -> Rows {
+pub fn logits(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> Rows {
     Naive { spec, weights, kv }.run(tokens)
 }
 
 struct Naive<'a> {
     spec: &'a ModelSpec,
     weights: &'a Weights,
-    kv: KvDType,
+    kv: Half,
 }
 
 impl Naive<'_> {
@@ -98,8 +98,8 @@ impl Naive<'_> {
         }
         for x in k.iter_mut().chain(&mut v).flatten() {
             *x = match self.kv {
-                KvDType::BF16 => bf16::from_f64(*x).to_f64(),
-                KvDType::F16 => f16::from_f64(*x).to_f64(),
+                Half::BF16 => bf16::from_f64(*x).to_f64(),
+                Half::F16 => f16::from_f64(*x).to_f64(),
             };
         }
         let mut out: Rows = vec![vec![0.0; s.q_dim()]; x.len()];

@@ -2,10 +2,9 @@
 //! likeliest tokens must therefore agree. In standard deviations of a row's logits, root mean square over the row, for
 //! the worst of some 70 rows, which gets four times what is expected of one.
 
-use tandem::cache::KvDType;
 use tandem::model::{LoadedModel, ModelSpec};
 use tandem::simd::Isa;
-use tandem::tensor::DType;
+use tandem::tensor::{DType, Half};
 
 /// Of a CPU tier whose matrices see activations in f32, from exact arithmetic.
 ///
@@ -17,10 +16,10 @@ use tandem::tensor::DType;
 /// A layer adds independent errors of that size to keys, values and scores: √(3L) of them. That is what a row
 /// is expected to be off by; the worst of 70 rows, of which the first average over few keys, gets four of it.
 /// tests/models/families.rs shows what this still catches.
-pub fn cpu(spec: &ModelSpec, kv: KvDType, bf16_products: bool) -> f64 {
+pub fn cpu(spec: &ModelSpec, kv: Half, bf16_products: bool) -> f64 {
     let u = match kv {
-        KvDType::BF16 => 2f64.powi(-9),
-        KvDType::F16 => 2f64.powi(-11),
+        Half::BF16 => 2f64.powi(-9),
+        Half::F16 => 2f64.powi(-11),
     };
     let e = 768f64.sqrt() * 2f64.powi(-24);
     let products = if bf16_products { u * (2.0f64 / 3.0).sqrt() } else { 0.0 };
@@ -48,9 +47,9 @@ pub fn activations(m: &LoadedModel, isa: Isa) -> f64 {
 /// bfloat16, 2⁻¹¹ for f16), u/√3 root mean square of a value. A layer rounds the inputs of q|k|v (which moves q, k
 /// and v), q, k and v themselves, the probabilities, attention's output, and the inputs of up and down: seven
 /// independent errors of that size, so √(7L) of them; the worst of 70 rows gets four times that.
-pub fn accelerator(spec: &ModelSpec, kv: KvDType, bf16: bool) -> f64 {
+pub fn accelerator(spec: &ModelSpec, kv: Half, bf16: bool) -> f64 {
     let u = |bf16: bool| if bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
-    let widest = u(bf16 || kv == KvDType::BF16);
+    let widest = u(bf16 || kv == Half::BF16);
     4.0 * (7.0 * spec.n_layers as f64).sqrt() * widest / 3f64.sqrt()
 }
 

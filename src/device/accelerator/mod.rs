@@ -39,14 +39,14 @@ use std::sync::Arc;
 
 pub use self::exchange::{Mailbox, PageMove, PartialRows, Publish, Published};
 pub use self::rows::StepRows;
-pub use self::shape::{Half, Limits, Shape};
+pub use self::shape::{Limits, Shape};
 pub use self::step::{Attend, Context, Step, StepDesc, StepSeq};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
 pub use self::workspace::{Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::host::Pool;
-use crate::tensor::DType;
+use crate::tensor::{DType, Half};
 
 /// An accelerator: see the [module](self).
 pub trait Accelerator: Send + Sync {

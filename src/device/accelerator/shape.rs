@@ -4,25 +4,7 @@ use crate::cache::PAGE_TOKENS;
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 use crate::simd::Isa;
-
-/// A 16-bit float type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Half {
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    BF16,
-}
-
-impl Half {
-    /// `f16` or `bf16`, as in the names of kernels.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Half::F16 => "f16",
-            Half::BF16 => "bf16",
-        }
-    }
-}
+use crate::tensor::Half;
 
 /// What stays the same in all steps of a model.
 #[derive(Debug, Clone, PartialEq)]

@@ -325,9 +325,9 @@ impl Residual {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Half;
     use super::*;
     use crate::model::spec::{Ffn, Norm, RopePairing};
+    use crate::tensor::Half;
 
     fn shape() -> Shape {
         Shape {

@@ -8,8 +8,8 @@ use super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
 use super::linear::{COUNTER_BYTES, LinearArgs};
 use super::product::choose::gemm_bucket;
 use crate::Result;
-use crate::device::accelerator::Half;
 use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
+use crate::tensor::Half;
 
 /// Rows of weights in a tile, of every kernel here.
 const ROWS: usize = 128;

@@ -9,8 +9,8 @@
 use super::abi::{LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams};
 use super::product::choose::{DENSE_TILES_ROWS, GEMV_ROWS};
 use crate::Result;
-use crate::device::accelerator::Half;
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
+use crate::tensor::Half;
 
 /// The head of a scratch buffer that counts arrivals. Zero before the first launch.
 pub const COUNTER_BYTES: usize = 64 << 10;

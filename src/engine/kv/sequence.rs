@@ -167,9 +167,10 @@ impl SequenceKv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{KvDType, KvGeometry};
+    use crate::cache::KvGeometry;
+    use crate::tensor::Half;
 
-    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvDType::BF16 };
+    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
 
     #[test]
     fn room_is_made_on_all_sides_or_on_none() {

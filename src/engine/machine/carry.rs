@@ -12,9 +12,10 @@ use half::{bf16, f16};
 
 use super::host::HostPart;
 use super::lane::Ticket;
-use crate::device::accelerator::{Half, RowBytes, RowSpan, Shape, Workspace};
+use crate::device::accelerator::{RowBytes, RowSpan, Shape, Workspace};
 use crate::device::runtime::{Event, Lane, Pinned, Runtime};
 use crate::program::{Cargo, Side};
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// A kind of cargo, without what it says of the sublayer.

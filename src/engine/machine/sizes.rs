@@ -3,10 +3,8 @@
 use super::build::cargo;
 use super::graphs::GRAPH_ROWS;
 use super::parts::PartMail;
-use crate::cache::{KvDType, KvGeometry};
-use crate::device::accelerator::{
-    Accelerator, Half, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace,
-};
+use crate::cache::KvGeometry;
+use crate::device::accelerator::{Accelerator, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace};
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
 use crate::engine::options::Options;
@@ -76,12 +74,8 @@ impl Sizes {
     ) -> Result<Sizes> {
         let pages = options.check(spec)?;
         let act = activation_type(accel, spec, weights)?;
-        let kv = match options.kv_dtype {
-            KvDType::BF16 => Half::BF16,
-            KvDType::F16 => Half::F16,
-        };
         let exact = (options.mode == linear::Mode::Deterministic).then_some(options.isa);
-        let shape = Shape { exact, ..Shape::of(spec, act, kv) };
+        let shape = Shape { exact, ..Shape::of(spec, act, options.kv_dtype) };
         accel.check(&shape)?;
         // Decode steps are padded to a bucket, so that few graphs serve all batches.
         let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));

@@ -1,14 +1,14 @@
 use super::super::kv::KvStore;
 use super::*;
-use crate::cache::KvDType;
 use crate::model::load;
 use crate::program::Side;
 use crate::simd::Isa;
+use crate::tensor::Half;
 
 /// On a machine that computes nothing, and fails at the step `fails`.
 fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
     let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
-    let geometry = super::super::memory::geometry(&spec, KvDType::BF16);
+    let geometry = super::super::memory::geometry(&spec, Half::BF16);
     let kv = KvStore::all(Side::Host, geometry, n_pages).unwrap();
     let options = Options { chunk: 40, ..Options::new(Isa::Reference, spec.max_context) };
     let machine = RealMachine::pretending(&spec, kv, fails);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::layer::{LayerLayout, Source};
 use super::matrix::{Matrix, head_name, shares_table, tensor};
 use crate::Result;
-use crate::device::accelerator::{Accelerator, EmbedWeight, Half, LayerWeights, LinearWeight, NormWeight};
+use crate::device::accelerator::{Accelerator, EmbedWeight, LayerWeights, LinearWeight, NormWeight};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::host::Pool;
 use crate::model::block::{Block, NormSpec, tensor_name};
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::rope::RopeTable;
-use crate::tensor::DType;
+use crate::tensor::{DType, Half};
 
 /// All weights of a model, uploaded.
 pub struct DeviceWeights {

@@ -1,11 +1,12 @@
 //! A layer's layout: what of it lies where in one contiguous image, apart from where the image is.
 
 use super::matrix::{LayerMatrices, Matrix, tensor};
-use crate::device::accelerator::{Accelerator, Half, LayerWeights, LinearWeight, NormWeight, UpWeight};
+use crate::device::accelerator::{Accelerator, LayerWeights, LinearWeight, NormWeight, UpWeight};
 use crate::device::runtime::DevPtr;
 use crate::host::Pool;
 use crate::model::block::{Block, NormSpec, tensor_name};
 use crate::model::{ModelSpec, Weights};
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// What everything in an image is aligned to: the most that a kernel asks of weights is 128 bytes (bulk copies).

@@ -1,11 +1,11 @@
 //! The matrices of a model as an accelerator multiplies them: what is packed together.
 
-use crate::device::accelerator::{Accelerator, Half, LinearSource, LinearWeight};
+use crate::device::accelerator::{Accelerator, LinearSource, LinearWeight};
 use crate::device::runtime::DevPtr;
 use crate::model::block::{Block, MatrixSpec, NormSpec, tensor_name};
 use crate::model::spec::Position;
 use crate::model::{ModelSpec, Weights};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 
 /// Tensors that are multiplied as one matrix.

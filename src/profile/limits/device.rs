@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::accelerator::{
-    Accelerator, Attend, Context, Half, LayerWeights, Limits, LinearSource, LinearWeight, NormWeight, Shape,
+    Accelerator, Attend, Context, LayerWeights, Limits, LinearSource, LinearWeight, NormWeight, Shape,
     StepDesc, StepSeq, SubBatches, UpWeight,
 };
 use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Runtime};
 use crate::host::Pool;
 use crate::model::spec::{Ffn, Norm, RopePairing};
 use crate::profile::sample::{Effort, sample};
-use crate::tensor::{Bytes, DType, Tensor};
+use crate::tensor::{Bytes, DType, Half, Tensor};
 
 /// What a device and its link can do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

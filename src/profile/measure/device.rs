@@ -8,15 +8,15 @@ use super::{Subject, walk};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{
-    Accelerator, Attend, Context, EmbedWeight, Half, LayerWeights, Limits, LinearWeight, NormWeight,
-    PageMove, Residual, Shape, StepDesc, StepSeq, SubBatches, Workspace,
+    Accelerator, Attend, Context, EmbedWeight, LayerWeights, Limits, LinearWeight, NormWeight, PageMove,
+    Residual, Shape, StepDesc, StepSeq, SubBatches, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Lane, Runtime};
 use crate::engine::weights::{self, LayerLayout, Upload};
 use crate::profile::limits::device_time;
 use crate::profile::sample::{Effort, Samples, sample};
 use crate::profile::tables::{Curve, LayerTable, SideTable, Surface};
-use crate::tensor::DType;
+use crate::tensor::{DType, Half};
 
 /// Points (size, seconds) by which operation they are of.
 #[derive(Default, Clone)]

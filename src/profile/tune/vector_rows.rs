@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use super::super::{Effort, Samples};
 use super::{Candidate, Finding};
-use crate::cache::{KvDType, KvGeometry, PAGE_TOKENS, PagePool};
+use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
 use crate::host::Pool;
 use crate::simd::Isa;
 use crate::simd::attention::{AttnPlan, AttnShape, SeqRows};
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// Rows of a KV head that are tried: query heads that share one, for one token.
@@ -29,7 +30,7 @@ pub(super) fn measure(pool: &Pool, isa: Isa, effort: Effort) -> Result<(usize, V
         Effort::Full => (8, 8),
     };
     let each = TOKENS / PAGE_TOKENS;
-    let geometry = KvGeometry { n_layers: 1, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, dtype: KvDType::BF16 };
+    let geometry = KvGeometry { n_layers: 1, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, dtype: Half::BF16 };
     let cache = PagePool::new(geometry, sets * sequences * each)?;
     let kv = cache.layer(0);
     pool.run(sets * sequences * each, &|page, _| {
@@ -91,7 +92,7 @@ pub(super) fn measure(pool: &Pool, isa: Isa, effort: Effort) -> Result<(usize, V
         let chosen = usize::from(seconds[1] < seconds[0]);
         let candidates = ["tiles", "vectors"].map(String::from).into_iter().zip(seconds);
         findings.push(Finding {
-            dtype: KvDType::BF16.name().into(),
+            dtype: Half::BF16.name().into(),
             entry: "attention_vector_rows".into(),
             tokens: rows,
             chosen,

@@ -520,8 +520,9 @@ impl AttnPlan {
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
-    use crate::cache::{KvDType, KvGeometry, PagePool};
+    use crate::cache::{KvGeometry, PagePool};
     use crate::simd::Caps;
+    use crate::tensor::Half;
 
     /// What each thread begins with is its share, whoever else the requests are: one of 8000 tokens beside 63 of 100.
     #[test]
@@ -555,7 +556,7 @@ mod tests {
     #[test]
     fn every_table_agrees_with_the_reference_and_with_itself() {
         let pool = Pool::new(2);
-        for dtype in KvDType::ALL {
+        for dtype in Half::ALL {
             for (head_dim, group, window) in [(64, 3, None), (80, 1, Some(70)), (128, 8, None)] {
                 let (len, h_kv) = (700, 2);
                 let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
@@ -607,7 +608,7 @@ mod tests {
         let pages: Vec<u32> = (0..len.div_ceil(PAGE_TOKENS) as u32).collect();
         let x = |i: usize| ((i * 2_654_435_761) % 1009) as f32 / 504.0 - 1.0;
         let at = |seed: usize, n: usize| (0..n).map(|i| x(i + seed)).collect::<Vec<f32>>();
-        let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvDType::BF16 };
+        let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: Half::BF16 };
         let cache = PagePool::new(geometry, pages.len()).unwrap();
         let kv = cache.layer(0);
         for pos in 0..len {
@@ -672,7 +673,7 @@ mod tests {
                 let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
                 let rows = rows.min(len);
                 let n_pages = len.div_ceil(PAGE_TOKENS);
-                let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvDType::BF16 };
+                let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: Half::BF16 };
                 let cache = PagePool::new(geometry, n_pages).unwrap();
                 let kv = cache.layer(0);
                 let pages: Vec<u32> =

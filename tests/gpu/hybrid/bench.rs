@@ -13,7 +13,7 @@ use tandem::device::open::on_kernels;
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};
 use tandem::host::Pool;
 use tandem::model::spec::{Ffn, Norm, RopePairing};
-use tandem::tensor::{Bytes, DType, Tensor};
+use tandem::tensor::{Bytes, DType, Half, Tensor};
 
 pub const PAGE: usize = 32;
 pub const PAGES: usize = 8;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::gpu::linear::{Case, Launch, Operands};
 use proptest::prelude::*;
-use tandem::device::accelerator::Half;
 use tandem::device::kernels::gemm::{self, Path, Plan};
 use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs};
 use tandem::device::kernels::product::choose::gemm_bucket;
 use tandem::device::runtime::{DeviceInfo, Lane, Runtime};
+use tandem::tensor::Half;
 
 fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, LinearArgs) {
     let launch = Launch::new(rt, c, o, gemm::scratch_bytes(rt.info()));

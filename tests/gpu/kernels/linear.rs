@@ -7,9 +7,9 @@ use crate::support;
 use crate::support::gpu::linear::{Case, Launch, Operands, noise};
 use crate::support::gpu::memory::encode;
 use proptest::prelude::*;
-use tandem::device::accelerator::Half;
 use tandem::device::kernels::linear::{self, COUNTER_BYTES, Epilogue, LinearArgs, Plan, linear_as};
 use tandem::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
+use tandem::tensor::Half;
 
 /// Runs `c` as `plan` says; all bytes of y, guard included.
 fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &Plan) -> Vec<u8> {

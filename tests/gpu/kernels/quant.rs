@@ -7,14 +7,13 @@ use crate::support::gpu::linear::{Case, Launch, Operands, noise, random};
 use crate::support::gpu::memory::{Output, upload};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use tandem::device::accelerator::Half;
 use tandem::device::kernels::linear::Epilogue;
 use tandem::device::kernels::product::choose::GEMV_ROWS;
 use tandem::device::kernels::quant::{self, GatherArgs, Layout, Plan, QuantLinearArgs, RowsArgs, linear_as};
 use tandem::device::runtime::{Lane, Runtime};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
-use tandem::tensor::DType;
+use tandem::tensor::{DType, Half};
 
 /// Tokens of a block of every kernel: the first is GEMV.
 const KERNELS: [usize; 5] = [GEMV_ROWS, 8, 16, 32, 64];

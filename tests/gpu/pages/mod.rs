@@ -10,7 +10,6 @@ use crate::support::{models, naive_model, rounding};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tandem::Error;
-use tandem::cache::KvDType;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::device::open::on_kernels;
@@ -19,6 +18,7 @@ use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{Far, Kv, LayerPlacement, Placement, Policy, Residence, Side, Unit};
 use tandem::simd::Isa;
+use tandem::tensor::Half;
 
 fn plain() -> Arc<dyn Accelerator> {
     let options = EmulatedOptions { jitter: Some(1), ..Default::default() };
@@ -62,8 +62,8 @@ impl Model {
     fn new(name: &str, dtype: &str, n: usize) -> Model {
         let m = load(&format!("synth:{name},dtype={dtype},seed=7,ctx=800")).unwrap();
         let tokens = tokens(n, m.spec.vocab);
-        let want = naive_model::logits(&m.spec, &m.weights, KvDType::BF16, &tokens);
-        let bound = rounding::accelerator(&m.spec, KvDType::BF16, dtype == "bf16");
+        let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &tokens);
+        let bound = rounding::accelerator(&m.spec, Half::BF16, dtype == "bf16");
         Model { m, tokens, want, bound }
     }
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use tandem::device::accelerator::Half;
 use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, gate_up_row};
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};
-use tandem::tensor::DType;
+use tandem::tensor::{DType, Half};
 
 use super::memory::{CANARY, LANE, decode, encode, rounding, upload};
 

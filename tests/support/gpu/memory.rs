@@ -2,8 +2,8 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use tandem::device::accelerator::Half;
 use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::tensor::Half;
 
 pub const LANE: Lane = Lane::Compute;
 /// What outputs hold before a kernel writes them: a NaN as f32 and as two halves, an absurd index.

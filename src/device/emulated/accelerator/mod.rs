@@ -27,13 +27,13 @@ use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
-    Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
 use crate::simd::{Isa, Kernels};
-use crate::tensor::DType;
+use crate::tensor::{DType, Half};
 use crate::{Error, Result};
 
 /// An accelerator whose operations are functions on the host.

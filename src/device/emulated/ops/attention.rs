@@ -8,7 +8,7 @@ use super::cast::to_f32;
 use super::linear::dot;
 use super::pages::PageShape;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::Half;
+use crate::tensor::Half;
 
 /// One KV head's keys and values of consecutive tokens, as floats.
 pub struct Tokens {

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::device::accelerator::{Half, Shape};
+use crate::device::accelerator::Shape;
+use crate::tensor::Half;
 
 /// Plain numbers: every bit pattern is one.
 ///

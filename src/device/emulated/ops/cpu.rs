@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::linear::Matrix;
 use super::pages::{Line, PageShape};
 use crate::Result;
-use crate::cache::{KvDType, KvGeometry, PAGE_TOKENS, PagePool, SeqRows};
-use crate::device::accelerator::Half;
+use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool, SeqRows};
 use crate::host::Pool;
 use crate::simd::Isa;
 use crate::simd::attention::{AttnOut, AttnPlan, AttnRows, AttnShape, Partial, merge_partials};
 use crate::simd::linear::{Acts, Linear, Mode, Out, linear_rows, pack};
-use crate::tensor::{Bytes, Rows, RowsMut, Tensor};
+use crate::tensor::{Bytes, Half, Rows, RowsMut, Tensor};
 
 /// The kernels of a tier, on one thread: that of a lane.
 #[derive(Clone)]
@@ -114,12 +113,8 @@ impl Cpu {
         kv: Half,
         pages: impl ExactSizeIterator<Item = (&'a [u16], usize)>,
     ) -> Result<PagePool> {
-        let dtype = match kv {
-            Half::BF16 => KvDType::BF16,
-            Half::F16 => KvDType::F16,
-        };
         let PageShape { n_kv_heads, head_dim } = shape;
-        let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype };
+        let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype: kv };
         // At least one, since no address is that of nothing.
         let n = pages.len().max(1);
         let mut lines = vec![Line::default(); n * shape.len() / 32].into_boxed_slice();

@@ -105,13 +105,14 @@ impl PageShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{KvDType, KvGeometry, PagePool};
+    use crate::cache::{KvGeometry, PagePool};
+    use crate::tensor::Half;
 
     /// The host's layout is the one that its own appends write.
     #[test]
     fn host_pages_are_those_of_the_cache() {
         let shape = PageShape { n_kv_heads: 2, head_dim: 16 };
-        let geometry = KvGeometry { n_layers: 1, n_kv_heads: 2, head_dim: 16, dtype: KvDType::BF16 };
+        let geometry = KvGeometry { n_layers: 1, n_kv_heads: 2, head_dim: 16, dtype: Half::BF16 };
         let pool = PagePool::new(geometry, 1).unwrap();
         let layer = pool.layer(0);
         let mut device = vec![0u16; shape.len()];

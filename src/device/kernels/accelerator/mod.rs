@@ -21,12 +21,12 @@ use self::scratch::{Scratch, attention_shape};
 use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use crate::device::accelerator::{
-    Accelerator, Context, EmbedWeight, Half, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
-use crate::tensor::DType;
+use crate::tensor::{DType, Half};
 use crate::{Error, Result};
 
 /// An accelerator that runs the kernels of `cuda/`.

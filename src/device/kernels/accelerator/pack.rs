@@ -8,10 +8,10 @@ use half::{bf16, f16};
 
 use super::super::linear::gate_up_row;
 use super::super::quant::{self, Layout};
-use crate::device::accelerator::{Half, LinearSource};
+use crate::device::accelerator::LinearSource;
 use crate::host::Pool;
 use crate::reference::dequant::dequantise_row;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Half, Tensor};
 
 /// Rows that one task converts.
 const ROWS: usize = 64;

@@ -19,8 +19,8 @@ pub use plan::{Capacity, Plan, Rows, SHORTEST_SPLIT, decode_item_bytes, prefill_
 pub use prefill::{PrefillAttention, PrefillKernel, prefill_attention};
 
 use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};
-use crate::device::accelerator::Half;
 use crate::device::runtime::Runtime;
+use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// Head sizes that kernels exist for.

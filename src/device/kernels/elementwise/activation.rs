@@ -2,9 +2,9 @@
 
 use super::super::abi::ActivationParams;
 use crate::Result;
-use crate::device::accelerator::Half;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::model::spec::Ffn;
+use crate::tensor::Half;
 
 const THREADS: usize = 256;
 /// Elements of a row that a block takes.

@@ -2,9 +2,10 @@
 
 use super::super::abi::NormParams;
 use crate::Result;
-use crate::device::accelerator::{Half, NormWeight};
+use crate::device::accelerator::NormWeight;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::model::spec::Norm;
+use crate::tensor::Half;
 
 /// Rows of up to this many elements are a warp's, longer ones a block's.
 const WARP_ROW: usize = 1024;

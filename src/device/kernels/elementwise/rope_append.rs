@@ -2,9 +2,9 @@
 
 use super::super::abi::RopeAppendParams;
 use crate::Result;
-use crate::device::accelerator::Half;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::model::spec::RopePairing;
+use crate::tensor::Half;
 
 const WARPS: usize = 4;
 /// What two quads a lane hold.

@@ -3,8 +3,8 @@
 use super::super::abi::{MoveRowsParams, PublishParams, ReadyParams};
 use super::super::elementwise::launch;
 use crate::Result;
-use crate::device::accelerator::Half;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
+use crate::tensor::Half;
 
 const THREADS: usize = 256;
 /// More blocks do not make a bus faster, and within the device 64 blocks of 16-byte copies move some 500 GB/s.

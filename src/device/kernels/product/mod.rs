@@ -7,8 +7,9 @@ use super::gemm;
 use super::linear::{self, Epilogue, LinearArgs};
 use super::quant::{self, Layout, QuantLinearArgs, RowsArgs};
 use crate::Result;
-use crate::device::accelerator::{Half, LinearWeight};
+use crate::device::accelerator::LinearWeight;
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
+use crate::tensor::Half;
 
 /// Most bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
 /// against what its multiprocessors take at once.

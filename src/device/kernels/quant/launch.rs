@@ -7,11 +7,11 @@
 
 use super::Layout;
 use crate::Result;
-use crate::device::accelerator::Half;
 use crate::device::kernels::abi::{LinearParams, QuantGatherParams, QuantLinearParams, QuantRowsParams};
 use crate::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, params};
 use crate::device::kernels::product::choose::{GEMV_ROWS, QUANT_TILES_ROWS};
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Launch, Params, Runtime};
+use crate::tensor::Half;
 
 /// Warps of a block, all kernels.
 const WARPS: usize = 8;

@@ -1,10 +1,10 @@
 use super::super::Sides;
 use super::*;
-use crate::cache::KvDType;
 use crate::program::{Far, Kv};
+use crate::tensor::Half;
 use proptest::prelude::*;
 
-const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: KvDType::BF16 };
+const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
 
 /// Sequences whose pages hold who wrote them: (sequence, page, generation).
 struct World {

@@ -14,12 +14,12 @@ use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use half::f16;
 use proptest::prelude::*;
-use tandem::device::accelerator::{Half, NormWeight};
+use tandem::device::accelerator::NormWeight;
 use tandem::device::kernels::elementwise::*;
 use tandem::device::runtime::{DevPtr, Runtime};
 use tandem::model::spec::{Ffn, Norm, RopePairing};
 use tandem::reference;
-use tandem::tensor::DType;
+use tandem::tensor::{DType, Half};
 
 const U: f64 = 1.0 / (1u64 << 24) as f64;
 

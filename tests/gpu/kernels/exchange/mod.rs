@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
-use tandem::cache::{BlockTable, KvDType, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
-use tandem::device::accelerator::{Half, PageMove};
+use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::device::accelerator::PageMove;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;
 use tandem::device::runtime::{DevPtr, Pinned, Runtime};
 use tandem::model::spec::RopePairing;
+use tandem::tensor::Half;
 
 fn noise(rng: &mut Rng, n: usize) -> Vec<u8> {
     (0..n).map(|_| rng.next_u64() as u8).collect()

@@ -12,7 +12,7 @@ struct Pages {
 }
 
 impl Pages {
-    fn new(dtype: KvDType, heads: usize, hd: usize, lens: &[usize], rng: &mut Rng) -> Pages {
+    fn new(dtype: Half, heads: usize, hd: usize, lens: &[usize], rng: &mut Rng) -> Pages {
         let g = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype };
         let n: usize = lens.iter().map(|l| l.div_ceil(PAGE_TOKENS)).sum();
         let mut pool = PagePool::new(g, n + 1).expect("a pool");
@@ -73,7 +73,7 @@ pub fn check(
     seed: u64,
 ) {
     let mut rng = Rng::new(seed);
-    let dtype = if t == Half::F16 { KvDType::F16 } else { KvDType::BF16 };
+    let dtype = if t == Half::F16 { Half::F16 } else { Half::BF16 };
     let pages = Pages::new(dtype, heads, hd, lens, &mut rng);
     let (n, page_len) = (pages.ids.len(), heads * 2 * PAGE_TOKENS * hd);
     let what = format!("{t:?}, {heads} heads of {hd}, {lens:?}, mapped {mapped_memory}");
