@@ -7,7 +7,8 @@
 //!
 //! Keys and values are cold: each call takes the next of enough layers' worth of scattered pages to overflow
 //! the caches, as in a forward pass. Answers are verified before anything is timed. GB/s counts the bytes of
-//! the keys and values that are read.
+//! the keys and values that are read. Samples are sorted by the state of the cores (`profile::state`). Decode in the AMX tier has
+//! two lines: as outside deterministic mode, by vector kernels, and by tiles.
 
 #[path = "support/service.rs"]
 mod service;
@@ -16,8 +17,10 @@ use std::time::Instant;
 
 use tandem::cache::{KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
+use tandem::profile::state::{Gauge, Sorted};
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, SeqRows};
+use tandem::simd::tuning::Tuning;
 use tandem::tensor::Half;
 use tandem::{profile, reference};
 
@@ -132,11 +135,6 @@ impl Model {
     }
 }
 
-fn median(mut x: Vec<f64>) -> f64 {
-    x.sort_by(f64::total_cmp);
-    x[x.len() / 2]
-}
-
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let quick = args.iter().any(|a| a == "--test");
@@ -151,7 +149,8 @@ fn main() {
     let threads = pool.threads();
     let limit = if quick { 0.0 } else { profile::read_bandwidth(&pool, 1 << 30, 3) };
     println!("{threads} threads, read bandwidth {:.1} GB/s", limit / 1e9);
-    println!("{:<46} {:>9} {:>8} {:>7} {:>8}", "work", "µs", "GB/s", "of read", "GFLOP/s");
+    println!("{:<46} {:>9} {:>8} {:>7} {:>8}  state", "work", "µs", "GB/s", "of read", "GFLOP/s");
+    let mut gauge = Gauge::new(&pool);
 
     let llama = (32, 8, 128);
     let smol = (9, 3, 64);
@@ -172,9 +171,16 @@ fn main() {
             let model = Model::new(heads, dtype, tokens, &pool);
             for line in lines {
                 for &isa in &tiers {
-                    let title = title(isa, line);
-                    if wanted(&title) {
-                        run(&model, isa, line, &title, &pool, quick, limit);
+                    let few = Tuning::current().attention_vector_rows;
+                    let ways: &[(&str, usize)] = match isa {
+                        Isa::Amx if line.3 == 1 => &[("", few), (" tiles", 0)],
+                        _ => &[("", 0)],
+                    };
+                    for (way, vector_rows) in ways {
+                        let title = title(isa, line) + way;
+                        if wanted(&title) {
+                            run(&model, isa, line, *vector_rows, &title, (&pool, &mut gauge), quick, limit);
+                        }
                     }
                 }
             }
@@ -198,17 +204,20 @@ fn cases(model: &str, quick: bool) -> Vec<(&'static str, usize, usize, usize)> {
     cases
 }
 
+#[allow(clippy::too_many_arguments)]
 fn run(
     model: &Model,
     isa: Isa,
     (_, batch, context, rows): (&str, usize, usize, usize),
+    vector_rows: usize,
     title: &str,
-    pool: &Pool,
+    (pool, gauge): (&Pool, &mut Gauge),
     quick: bool,
     limit: f64,
 ) {
     let width = model.shape.n_heads * model.shape.head_dim;
-    let mut plans = model.plans(batch, context, rows, pool.threads(), if quick { 1 } else { 512 << 20 });
+    let plans = model.plans(batch, context, rows, pool.threads(), if quick { 1 } else { 512 << 20 });
+    let mut plans: Vec<AttnPlan> = plans.into_iter().map(|p| p.with_vector_rows(vector_rows)).collect();
     let q: Vec<f32> = Rng(7).uniforms(batch * rows * width);
     let mut out = vec![0f32; q.len()];
     let kv = model.kv();
@@ -218,17 +227,19 @@ fn run(
         println!("{title:<46} verified");
         return;
     }
-    let mut times = Vec::new();
+    let mut times = Sorted::default();
     let begin = Instant::now();
     let mut i = 0;
-    while times.len() < 5 || (begin.elapsed().as_millis() < 300 && times.len() < 2000) {
+    while i < 5 || (begin.elapsed().as_millis() < 300 && i < 2000) {
         let n = plans.len();
-        let start = Instant::now();
-        plans[i % n].run(pool, isa, &kv, &q, &mut out);
-        times.push(start.elapsed().as_secs_f64());
+        times.push(gauge.sample(pool, || {
+            let start = Instant::now();
+            plans[i % n].run(pool, isa, &kv, &q, &mut out);
+            start.elapsed().as_secs_f64()
+        }));
         i += 1;
     }
-    let t = median(times);
+    let (t, state) = times.median();
     let bytes = (batch * context * model.cache.geometry().bytes_per_token_layer()) as f64;
     // Each row sees all tokens up to its own: two multiply-adds per element of K and of V.
     let seen: usize = (context - rows..context).map(|p| p + 1).sum();
@@ -238,5 +249,5 @@ fn run(
     } else {
         ("-".into(), "-".into())
     };
-    println!("{title:<46} {:>9.1} {gbs:>8} {share:>7} {:>8.1}", t * 1e6, flops / t / 1e9);
+    println!("{title:<46} {:>9.1} {gbs:>8} {share:>7} {:>8.1}  {state}", t * 1e6, flops / t / 1e9);
 }

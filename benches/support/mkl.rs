@@ -1,4 +1,5 @@
-//! MKL as a peer in this process, loaded at run time: `pip install mkl` and the folder of libmkl_rt.so.2 in LD_LIBRARY_PATH.
+//! MKL as a peer in this process, loaded at run time: `pip install mkl` and the folder of libmkl_rt in LD_LIBRARY_PATH
+//! (libmkl_rt.so.3 in the wheels of 2026, .so.2 before).
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -34,7 +35,10 @@ impl Mkl {
             // SAFETY: a terminated name; libraries run their initialisers, as any that is linked.
             unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }
         };
-        let library = [c"libmkl_rt.so.2", c"libmkl_rt.so"].into_iter().map(open).find(|l| !l.is_null());
+        let library = [c"libmkl_rt.so.3", c"libmkl_rt.so.2", c"libmkl_rt.so"]
+            .into_iter()
+            .map(open)
+            .find(|l| !l.is_null());
         let Some(library) = library else {
             // SAFETY: after a failure dlerror gives a terminated message, or null.
             let why = unsafe {

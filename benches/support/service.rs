@@ -19,7 +19,7 @@ use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, SeqRows};
 use tandem::tensor::Half;
 
-use super::{Model, Rng, median};
+use super::{Model, Rng};
 
 /// GQA 4:1, as llama-3-8b.
 const HEADS: (usize, usize, usize) = (32, 8, 128);
@@ -74,6 +74,11 @@ fn beside_copies<R>(work: impl FnOnce() -> R) -> (R, f64) {
         stop.store(true, Ordering::Relaxed);
         (result, copied)
     })
+}
+
+fn median(mut x: Vec<f64>) -> f64 {
+    x.sort_by(f64::total_cmp);
+    x[x.len() / 2]
 }
 
 /// Median seconds of a call, over all sets of pages in turn.

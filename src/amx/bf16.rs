@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! layout     X as A blocks, W as panels of 16 rows (see pack.rs): every tile is one contiguous KiB
-//! tile       32x32 (2 A x 2 B); 16x64 (1 A x 4 B) for a single A block (block.rs)
+//! tile       32x32 (2 A x 2 B); 16x64 (1 A x 4 B) for a single A block, 64x16 for four of them (block.rs)
 //! blocking   K in chunks of at most 64 steps, C adding up in `out` between them; a pass is as many rows as make 1 MiB
 //!            of A over the chunk, which stays in L2 while all columns go by; per pair of panels one call for each
 //!            32 rows over the whole chunk, C in tiles from its first step to its last
 //! pipeline   a quarter of a tile of the next pair of panels is made after each K step (make.rs): packed pairs are
-//!            double buffered in L2, 128 KiB each; with up to 32 rows, a ring of 8 steps in L1. No prefetch of weights
+//!            double buffered in L2, 128 KiB each; with up to 32 rows, of some panels 64, a ring of 8 steps in L1. No prefetch of weights
 //!            (hardware does better) but for short K, whose rows end before it has begun
 //! C          by non-temporal stores where C is larger than L2
 //! bound      4 KiB of tile loads a step from L2 (measured on a Sapphire Rapids: 1.41-1.45 of 2.3 TFLOP/s a thread)
@@ -23,7 +23,9 @@ use std::arch::x86_64::{__m512, _mm_sfence, _mm512_loadu_ps, _mm512_stream_ps};
 use std::ops::Range;
 
 use super::TILE_BYTES;
-use super::block::{Block, rows16_cols16, rows16_cols32, rows16_cols64, rows32_cols16, rows32_cols32};
+use super::block::{
+    Block, rows16_cols16, rows16_cols32, rows16_cols64, rows32_cols16, rows32_cols32, rows64_cols16,
+};
 use super::make::{Groups, Maker, RING, RING_LEAD};
 use super::pack::{TILE_LEN, a_blocks_len, panel_len};
 use super::scratch;
@@ -133,7 +135,8 @@ pub unsafe fn gemm_bf16_raw(
     let (steps, blocks) = (k.div_ceil(32), m.div_ceil(16));
     let fits = |steps: usize| blocks * steps * TILE_BYTES <= PASS_BYTES;
     // A ring needs no room in L2: all of K, if that of A is there.
-    let longest = if blocks <= 2 && fits(steps) { steps } else { CHUNK_STEPS };
+    let tall = blocks == 4 && fits(steps) && panels.ring_of_64();
+    let longest = if tall || blocks <= 2 && fits(steps) { steps } else { CHUNK_STEPS };
     let chunks = steps.div_ceil(longest);
     let chunk_steps = steps.div_ceil(chunks);
     let passes = blocks.div_ceil((PASS_BYTES / TILE_BYTES / chunk_steps / 2 * 2).max(2));
@@ -143,7 +146,7 @@ pub unsafe fn gemm_bf16_raw(
         && ldc.is_multiple_of(16)
         && out.addr().is_multiple_of(64)
         && is_x86_feature_detected!("avx512f");
-    let problem = Problem { m, n, steps, stream, a, panels, out, ldc };
+    let problem = Problem { m, n, steps, tall, stream, a, panels, out, ldc };
     let copied = if chunks > 1 && pass_blocks >= COPY_BLOCKS { pass_blocks * chunk_steps } else { 0 };
     let buffer = (4 * chunk_steps).max(4 * RING);
     scratch::with((copied + buffer) * TILE_BYTES + C_LEN * size_of::<f32>(), |base| {
@@ -169,7 +172,7 @@ pub unsafe fn gemm_bf16_raw(
     }
 }
 
-/// Values of C in a 32x32 or 16x64 block.
+/// Values of C in a 32x32, 16x64 or 64x16 block.
 const C_LEN: usize = 1024;
 
 /// A thread's memory: a chunk of A where it is copied together, tiles of weights, a block of C.
@@ -185,6 +188,8 @@ struct Problem<'a> {
     n: usize,
     /// K steps of 32.
     steps: usize,
+    /// All rows are one block.
+    tall: bool,
     /// C is stored around the caches.
     stream: bool,
     a: *const u16,
@@ -214,8 +219,14 @@ impl Problem<'_> {
         } else {
             (self.a.wrapping_add((rows.start * self.steps + steps.start) * TILE_LEN), self.steps)
         };
-        let calls = rows.len().div_ceil(2);
-        let groups = Groups { panels: self.n.div_ceil(16), wide: if rows.len() == 1 { 4 } else { 2 } };
+        // Blocks of 16 rows, and panels, of a block of C.
+        let (most, wide) = match rows.len() {
+            1 => (1, 4),
+            _ if self.tall => (4, 1),
+            _ => (2, 2),
+        };
+        let calls = rows.len().div_ceil(most);
+        let groups = Groups { panels: self.n.div_ceil(16), wide };
         let (lead, slots) = if calls == 1 { (RING_LEAD, RING) } else { (len, 2 * len) };
         let short = len == self.steps && len <= SHORT_STEPS;
         let buffer = (scratch.b, slots);
@@ -225,9 +236,9 @@ impl Problem<'_> {
         let mut slot = 0;
         for group in 0..groups.count() {
             let (panel, wide) = groups.get(group);
-            for (call, row) in rows.clone().step_by(2).enumerate() {
-                let high = (rows.end - row).min(2);
-                let tile = |i: usize| a.wrapping_add((2 * call + i) * a_ld * TILE_LEN).cast::<u8>();
+            for (call, row) in rows.clone().step_by(most).enumerate() {
+                let high = (rows.end - row).min(most);
+                let tile = |i: usize| a.wrapping_add((most * call + i) * a_ld * TILE_LEN).cast::<u8>();
                 let made = |i: usize| {
                     scratch.b.wrapping_add((slot * groups.wide + i) * TILE_LEN).cast::<u8>().cast_const()
                 };
@@ -238,7 +249,7 @@ impl Problem<'_> {
                 };
                 let block = Block {
                     steps: len,
-                    a: [tile(0), tile(1)],
+                    a: [tile(0), tile(1), tile(2), tile(3)],
                     b: [b(0), b(1), b(2), b(3)],
                     b_step: if stored { TILE_BYTES } else { groups.wide * TILE_BYTES },
                     turn: if stored { usize::MAX } else { slots - slot },
@@ -262,7 +273,7 @@ impl Problem<'_> {
     /// streamed. `more`: adds to what is there.
     ///
     /// # Safety
-    /// As [`Problem::pass`]; (high, wide) is (1..=2, 1..=2) or (1, 4).
+    /// As [`Problem::pass`]; (high, wide) is (1..=2, 1..=2), (1, 4) or (4, 1).
     unsafe fn multiply(
         &self,
         mut block: Block,
@@ -288,6 +299,7 @@ impl Problem<'_> {
                 (block.from, block.from_ld) = (block.to.cast_const(), block.to_ld);
             }
             match (high, wide) {
+                (4, _) => rows64_cols16(&block, maker),
                 (2, 2) => rows32_cols32(&block, maker),
                 (2, _) => rows32_cols16(&block, maker),
                 (_, 4) => rows16_cols64(&block, maker),

@@ -9,7 +9,7 @@
 //! registers  seven: tmm0-3 C, tmm4 A, tmm5-6 B. A core shares its tile registers with its other hyperthread: beside one
 //!            that uses tiles, fewer live ones are faster (measured on a Sapphire Rapids: 8 tiles 0.44, 7 0.63 TFLOP/s
 //!            from L2; alone the same 1.45)
-//! bound      32x32: 4 products of 16 cycles a step against 4 tile loads, 4 KiB from L2
+//! bound      32x32: 4 products of 16 cycles a step against 4 tile loads, 4 KiB from L2; 64x16: 5, B from L1
 //! ```
 
 use std::arch::asm;
@@ -22,7 +22,7 @@ pub(super) struct Block {
     /// K steps, at least one.
     pub steps: usize,
     /// The first A tile of each block of 16 rows; a step is a KiB.
-    pub a: [*const u8; 2],
+    pub a: [*const u8; 4],
     /// The first B tile of each panel.
     pub b: [*const u8; 4],
     /// Bytes from a B tile to that of the next step.
@@ -100,6 +100,22 @@ block! {
         "tileloadd tmm4, [{a1} + {s}*1]",
         "tdpbf16ps tmm2, tmm4, tmm5",
         "tdpbf16ps tmm3, tmm4, tmm6",
+}
+
+block! {
+    /// 64 rows x 16 columns: each tile of B once, so that it comes from L1 where it was just made.
+    rows64_cols16(a0 0 a1 1 a2 2 a3 3; b0 0);
+    c "tmm0" row 0 col 0, "tmm1" row 16 col 0, "tmm2" row 32 col 0, "tmm3" row 48 col 0;
+    step
+        "tileloadd tmm5, [{b0} + {s}*1]",
+        "tileloadd tmm4, [{a0} + {s}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm5",
+        "tileloadd tmm6, [{a1} + {s}*1]",
+        "tdpbf16ps tmm1, tmm6, tmm5",
+        "tileloadd tmm4, [{a2} + {s}*1]",
+        "tdpbf16ps tmm2, tmm4, tmm5",
+        "tileloadd tmm6, [{a3} + {s}*1]",
+        "tdpbf16ps tmm3, tmm6, tmm5",
 }
 
 block! {

@@ -74,7 +74,7 @@ fn check_gemm(m: usize, n: usize, k: usize, pad: usize, seed: u64) -> Result<(),
     let mut out = vec![CANARY; m * ldc + 16];
     gemm_bf16(&mut session(), m, n, k, &a, &panels, &mut out, ldc);
     let mut asked = vec![CANARY; out.len()];
-    let copied = Copied { panels: &panels, k };
+    let copied = Copied { panels: &panels, k, tall: false };
     // SAFETY: A and panels are whole, `asked` is as large as `out`, which was checked.
     unsafe { gemm_bf16_raw(&mut session(), m, n, k, a.as_ptr(), &copied, asked.as_mut_ptr(), ldc) };
     if asked.iter().zip(&out).any(|(a, b)| a.to_bits() != b.to_bits()) {
@@ -183,6 +183,7 @@ fn a_rows_bits_do_not_depend_on_m() {
 struct Copied<'a> {
     panels: &'a [u16],
     k: usize,
+    tall: bool,
 }
 
 impl Panels for Copied<'_> {
@@ -200,10 +201,50 @@ impl Panels for Copied<'_> {
         // SAFETY: `out` has room for a tile.
         unsafe { out.add(quarter * 128).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
     }
+    fn ring_of_64(&self) -> bool {
+        self.tall
+    }
     fn prefetch(&self, panel: usize, step: usize, quarter: usize) {
         assert!(
             quarter < 4 && panel * panel_len(self.k) + (step + 1) * 512 <= self.panels.len(),
             "{panel}, {step}"
+        );
+    }
+}
+
+/// One block of four times 16 rows, its tiles of weights from a ring: the same bits as two blocks, also where only the last rows are few, K
+/// goes round the ring many times or is too long for it.
+#[test]
+fn a_block_of_64_rows_has_the_bits_of_two_of_32() {
+    let shapes: [(usize, usize, usize); 7] = [
+        (64, 48, 700),
+        (49, 5, 40),
+        (63, 40, 2100),
+        (50, 17, 32),
+        (64, 7, 8300),
+        (48, 20, 300),
+        (65, 20, 300),
+    ];
+    for (m, n, k) in shapes {
+        let mut next = noise(k as u64);
+        let x: Vec<f32> = (0..m * k).map(|_| next()).collect();
+        let mut a = vec![0u16; a_blocks_len(m, k)];
+        pack_a_bf16(&x, m, k, k, &mut a);
+        let mut panels = vec![0u16; n.div_ceil(16) * panel_len(k)];
+        panels.fill_with(|| bf16_from_f32(next()));
+        let ldc = n + 3;
+        let run = |tall: bool| {
+            let mut out = vec![CANARY; m * ldc];
+            let panels = Copied { panels: &panels, k, tall };
+            // SAFETY: A blocks and panels of these shapes; `out` has the rows and columns.
+            unsafe { gemm_bf16_raw(&mut session(), m, n, k, a.as_ptr(), &panels, out.as_mut_ptr(), ldc) };
+            out
+        };
+        let (tall, flat) = (run(true), run(false));
+        assert!(tall.iter().zip(&flat).all(|(a, b)| a.to_bits() == b.to_bits()), "{m} x {n} x {k}");
+        assert!(
+            tall.chunks(ldc).all(|row| row[n..] == [CANARY; 3] && !row[..n].contains(&CANARY)),
+            "{m} x {n} x {k}"
         );
     }
 }
@@ -224,7 +265,7 @@ fn workers_may_split_columns() {
     let out = split.as_mut_ptr() as usize;
     std::thread::scope(|scope| {
         for (from, to) in [(0, 48), (48, 80), (80, n)] {
-            let (a, panels) = (&a, Copied { panels: &panels[from / 16 * panel_len(k)..], k });
+            let (a, panels) = (&a, Copied { panels: &panels[from / 16 * panel_len(k)..], k, tall: false });
             scope.spawn(move || {
                 let to_column = (out as *mut f32).wrapping_add(from);
                 // SAFETY: A and panels are whole; each worker writes its own columns of `split`, which lives on.

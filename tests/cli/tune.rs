@@ -133,6 +133,38 @@ fn tables_that_cannot_be_used_are_told_of_and_the_defaults_stand() {
     assert_eq!((out.status.success(), stderr(&out).contains("ignored")), (true, false));
 }
 
+/// A model of 16-bit floats whose weights are packed into tiles when it is loaded says what it says without, on emulated tiles:
+/// in deterministic mode to the token.
+#[test]
+fn floats_packed_at_load_change_no_deterministic_result() {
+    #[cfg(target_arch = "x86_64")]
+    let runs = cfg!(target_os = "linux") && is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    let runs = false;
+    if !runs {
+        return println!("skipped: 16-bit floats are packed for CPUs with AVX512_BF16");
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (file, report) = measured(home.path());
+    let said = |dtype: &str, packed: bool, mode: &str| {
+        let mut report = report.clone();
+        report["tuning"]["linear"][dtype]["tiles_at_load"] = packed.into();
+        put(&file, &report.to_string());
+        let line = format!(
+            "generate -m synth:tiny-llama,dtype={dtype} -n 6 --device cpu --raw{mode} aaaabbbbccccdd"
+        );
+        let mut command = tandem(home.path());
+        let out = run(command.args(line.split(' ')).env("TANDEM_AMX", "emulate").env("TANDEM_ISA", "amx"));
+        assert!(out.status.success() && !stderr(&out).contains("ignored"), "{}", stderr(&out));
+        stdout(&out)
+    };
+    for dtype in ["bf16", "f16"] {
+        let mode = " --deterministic";
+        assert_eq!(said(dtype, true, mode), said(dtype, false, mode), "{dtype}");
+        assert!(!said(dtype, true, "").trim().is_empty(), "{dtype}: the fast kernels of packed rows");
+    }
+}
+
 /// The same tokens whatever the table says: with the widest and the narrowest entries, fast and deterministic.
 #[test]
 fn entries_change_no_results() {

@@ -512,7 +512,7 @@ fn tiles_made_by_f16_are_nearly_those_made_by_f32() {
             let w = random_weight_of(dtype, n, k, 1e-4, &mut rng);
             let mut entries = tandem::simd::tuning::Tuning::current().linear(dtype);
             entries.tiles_from = 1;
-            for m in [1, 16, 17, 40] {
+            for m in [1, 16, 17, 40, 50, 64] {
                 let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
                 let mut run = |half_up_to: usize, threads: usize| {
                     entries.half_up_to = half_up_to;

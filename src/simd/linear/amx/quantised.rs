@@ -59,6 +59,10 @@ impl<F: Format, const NIBBLES: bool, const HALF: bool> Panels for Groups<'_, F, 
         }
     }
 
+    fn ring_of_64(&self) -> bool {
+        HALF
+    }
+
     fn prefetch(&self, panel: usize, step: usize, quarter: usize) {
         // Each step takes its share of the record's lines.
         let per_step = F::LAYOUT.record_bytes * 32 / F::LAYOUT.record_k;
