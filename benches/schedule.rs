@@ -18,7 +18,7 @@ use tandem::plan::{Predictor, Sizes, hardware};
 use tandem::program::{
     Flow, Group, Iteration, Kv, Phase, Placement, RequestId, Side, SubBatch, Wants, check, lower, order,
 };
-use tandem::sched::{self, Decision, Job, Limits, Predict, Queues, Strategy};
+use tandem::sched::{self, Decision, Limits, Predict, Queues, RequestView, Strategy};
 
 const MACHINES: [&str; 2] = ["t4-xeon", "a10-xeon"];
 const IN_FLIGHT: u32 = 1000;
@@ -73,10 +73,10 @@ impl Crowd {
         crowd
     }
 
-    fn submit(&mut self) -> Job {
+    fn submit(&mut self) -> RequestView {
         let slot = self.submitted;
         let prompt = 100 + slot * 37 % 300;
-        let job = Job::new(id(slot), prompt, prompt + 100 + slot * 91 % 300);
+        let job = RequestView::new(id(slot), prompt, prompt + 100 + slot * 91 % 300);
         self.submitted += 1;
         self.queues.submit(job.clone());
         job

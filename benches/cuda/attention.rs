@@ -3,7 +3,7 @@
 use tandem::Result;
 use tandem::device::accelerator::PartialRows;
 use tandem::device::kernels::attention::{
-    AttentionShape, DecodeAttention, DecodeWorkspace, Plan, PrefillAttention, PrefillKernel, Rows,
+    AttentionPlan, AttentionShape, DecodeAttention, DecodeWorkspace, PrefillAttention, PrefillKernel, RowRun,
     decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
 };
 use tandem::device::runtime::{Buffer, Lane};
@@ -171,8 +171,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
             continue;
         }
         let o = Operands::new(bench, &c)?;
-        let rows: Vec<Rows> = (0..c.batch)
-            .map(|s| Rows {
+        let rows: Vec<RowRun> = (0..c.batch)
+            .map(|s| RowRun {
                 row0: s as u32,
                 n_rows: 1,
                 first_pos: c.tokens as u32 - 1,
@@ -182,7 +182,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
                 partial: None,
             })
             .collect();
-        let plan = Plan::new(&rows, 0..0, None, PrefillKernel::Mma.queries());
+        let plan = AttentionPlan::new(&rows, 0..0, None, PrefillKernel::Mma.queries());
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         let items = upload(decode_item_bytes(&plan.decode))?;
         let count = upload(&(plan.decode.len() as u32).to_le_bytes())?;
@@ -232,7 +232,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
             continue;
         }
         let o = Operands::new(bench, &c)?;
-        let rows = Rows {
+        let rows = RowRun {
             row0: 0,
             n_rows: c.rows as u32,
             first_pos: 0,
@@ -241,7 +241,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
             page: 0,
             partial: None,
         };
-        let plan = Plan::new(&[rows], 0..0, None, best.queries());
+        let plan = AttentionPlan::new(&[rows], 0..0, None, best.queries());
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         let items = upload(prefill_item_bytes(&plan.prefill))?;
         let count = upload(&(plan.prefill.len() as u32).to_le_bytes())?;

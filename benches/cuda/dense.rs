@@ -119,7 +119,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
     for dtype in [Half::BF16, Half::F16] {
         for weight in weights(bench.test) {
             let (name, n, k, epilogue) = weight;
-            let plans = tokens.iter().map(|&m| (m, linear::Plan::new(bench.rt.info(), dtype, m, n, k)));
+            let plans = tokens.iter().map(|&m| (m, linear::DensePlan::new(bench.rt.info(), dtype, m, n, k)));
             let todo: Vec<_> = plans
                 .filter(|(m, p)| {
                     bench.rt.has_kernel(&p.kernel)

@@ -7,7 +7,8 @@ use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
 use tandem::device::accelerator::PageMove;
 use tandem::device::kernels::exchange::{
-    MoveRows, PageMoves, Publish, PublishSource, convert_rows, pages_from_host, pages_to_host, publish_rows,
+    MoveRows, PageMoves, PublishArgs, PublishSource, convert_rows, pages_from_host, pages_to_host,
+    publish_rows,
 };
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::tensor::Half;
@@ -43,7 +44,7 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
         let none = PublishSource { at: DevPtr::NULL, stride: 0, bytes: 0 };
         let trip = |number: u32| -> Result<f64> {
             let began = Instant::now();
-            let publish = Publish {
+            let publish = PublishArgs {
                 sources: [PublishSource { at: qkv.ptr(), stride: 4 * QKV, bytes: 4 * QKV }, none, none],
                 to: mailbox.device().add(64),
                 stride: 4 * QKV,

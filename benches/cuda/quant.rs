@@ -2,7 +2,7 @@
 
 use tandem::Result;
 use tandem::device::kernels::linear::Epilogue;
-use tandem::device::kernels::quant::{self, Layout, Plan, QuantLinearArgs};
+use tandem::device::kernels::quant::{self, PackedLayout, QuantLinearArgs, QuantPlan};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
@@ -31,8 +31,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
     let pool = Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get()));
     for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0] {
         for &(name, n, k) in weights {
-            let Some(layout) = Layout::new(dtype, n, k) else { continue };
-            let plans = tokens.iter().map(|&m| (m, Plan::new(bench.rt.info(), &layout, ACT, m)));
+            let Some(layout) = PackedLayout::new(dtype, n, k) else { continue };
+            let plans = tokens.iter().map(|&m| (m, QuantPlan::new(bench.rt.info(), &layout, ACT, m)));
             let todo: Vec<_> = plans
                 .filter(|(m, p)| {
                     bench.rt.has_kernel(&p.kernel)

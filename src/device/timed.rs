@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::accelerator::{
-    Accelerator, Attend, Context, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepDesc, UpWeight,
+    Accelerator, Attend, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepContext, StepDesc, UpWeight,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -99,30 +99,30 @@ impl Timed {
     /// Runs a call of the accelerator below, with its own step; `lane` works so long.
     fn run(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         seconds: f64,
-        call: impl FnOnce(&dyn Accelerator, &Context<'_>) -> Result<()>,
+        call: impl FnOnce(&dyn Accelerator, &StepContext<'_>) -> Result<()>,
     ) -> Result<()> {
         let step = Step { inner: self.step(cx).inner.clone(), ..cx.step.clone() };
         self.emulated.elapse(cx.lane, seconds)?;
-        call(&*self.inner, &Context { step: &step, ..*cx })
+        call(&*self.inner, &StepContext { step: &step, ..*cx })
     }
 
     fn computed(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         work: impl IntoIterator<Item = Work>,
-        call: impl FnOnce(&dyn Accelerator, &Context<'_>) -> Result<()>,
+        call: impl FnOnce(&dyn Accelerator, &StepContext<'_>) -> Result<()>,
     ) -> Result<()> {
         self.run(cx, self.rates().device.seconds(sum(work)), call)
     }
 
-    fn step<'a>(&self, cx: &'a Context<'_>) -> &'a TimedStep {
+    fn step<'a>(&self, cx: &'a StepContext<'_>) -> &'a TimedStep {
         cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
     }
 
     /// hidden += residual.
-    fn added(&self, cx: &Context<'_>, residual: Residual, rows: usize) -> Work {
+    fn added(&self, cx: &StepContext<'_>, residual: Residual, rows: usize) -> Work {
         match residual {
             Residual::None => Work::default(),
             _ => activations(rows * 12 * cx.shape.d_model),
@@ -130,12 +130,12 @@ impl Timed {
     }
 
     /// hidden += residual, x = norm(hidden), and the products of x.
-    fn normed(&self, cx: &Context<'_>, residual: Residual, rows: usize, products: Work) -> Work {
+    fn normed(&self, cx: &StepContext<'_>, residual: Residual, rows: usize, products: Work) -> Work {
         let norm = activations(rows * 6 * cx.shape.d_model);
         sum([self.added(cx, residual, rows), norm, memory(4 * cx.shape.d_model), products])
     }
 
-    fn projected(&self, cx: &Context<'_>, layer: &LayerWeights, residual: Residual, rows: usize) -> Work {
+    fn projected(&self, cx: &StepContext<'_>, layer: &LayerWeights, residual: Residual, rows: usize) -> Work {
         let products = sum(layer.qkv.iter().map(|w| linear(w, rows)));
         // The parts share their inputs.
         let again = 2 * rows * cx.shape.d_model * layer.qkv.len().saturating_sub(1);
@@ -144,12 +144,12 @@ impl Timed {
     }
 
     /// Rounded queries, keys and values; the latter two go to memory.
-    fn appended(&self, cx: &Context<'_>, rows: usize) -> Work {
+    fn appended(&self, cx: &StepContext<'_>, rows: usize) -> Work {
         let (width, kv) = (cx.shape.qkv_dim(), cx.shape.kv_dim());
         sum([activations(4 * rows * width), memory(4 * rows * kv)])
     }
 
-    fn published(&self, cx: &Context<'_>, publish: &Publish<'_>, rows: &Range<usize>) -> f64 {
+    fn published(&self, cx: &StepContext<'_>, publish: &Publish<'_>, rows: &Range<usize>) -> f64 {
         let width = match publish.what {
             Published::Qkv => cx.shape.qkv_dim(),
             Published::Queries => cx.shape.q_dim(),
@@ -157,7 +157,7 @@ impl Timed {
         self.rates().download(4 * width * cx.step.lists.published_in(rows).len())
     }
 
-    fn attended(&self, cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Work {
+    fn attended(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Work {
         let shape = cx.shape;
         let window = shape.window.filter(|_| layer.windowed);
         let (mut tokens, mut pairs, mut n) = (0, 0, 0);
@@ -244,20 +244,20 @@ impl Accelerator for Timed {
         Ok(Step { inner, graph_key: None, ..prepared })
     }
 
-    fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
+    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
         let row = weight.dtype.row_bytes(cx.shape.d_model).unwrap_or_default();
         let work = [memory(rows.len() * row), activations(4 * rows.len() * cx.shape.d_model)];
         self.computed(cx, work, |accel, cx| accel.embed(cx, weight, rows))
     }
 
-    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
+    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
         let work = [self.added(cx, residual, rows.len())];
         self.computed(cx, work, |accel, cx| accel.fold(cx, residual, rows))
     }
 
     fn project(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -266,18 +266,18 @@ impl Accelerator for Timed {
         self.computed(cx, work, |accel, cx| accel.project(cx, layer, residual, rows))
     }
 
-    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
         let work = [self.appended(cx, rows.len())];
         self.computed(cx, work, |accel, cx| accel.append(cx, kv, rows))
     }
 
-    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
+    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
         self.run(cx, self.published(cx, &publish, &rows), |accel, cx| accel.publish(cx, publish, rows))
     }
 
     fn qkv(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         kv: DevPtr,
         residual: Residual,
@@ -291,19 +291,25 @@ impl Accelerator for Timed {
         self.run(cx, seconds, |accel, cx| accel.qkv(cx, layer, kv, residual, publish, rows))
     }
 
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+    fn attend(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        kv: DevPtr,
+        rows: Range<usize>,
+    ) -> Result<()> {
         let work = [self.attended(cx, layer, &rows)];
         self.computed(cx, work, |accel, cx| accel.attend(cx, layer, kv, rows))
     }
 
-    fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let work = [linear(&layer.o, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
         self.computed(cx, work, |accel, cx| accel.out_proj(cx, layer, rows))
     }
 
     fn ffn_up(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -317,14 +323,14 @@ impl Accelerator for Timed {
         self.computed(cx, work, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
     }
 
-    fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let work = [linear(&layer.down, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
         self.computed(cx, work, |accel, cx| accel.ffn_down(cx, layer, rows))
     }
 
     fn logits(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         norm: NormWeight,
         head: &LinearWeight,
         residual: Residual,
@@ -339,18 +345,18 @@ impl Accelerator for Timed {
         self.computed(cx, work, |accel, cx| accel.logits(cx, norm, head, residual, rows))
     }
 
-    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()> {
+    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         let work = [activations(4 * cx.step.lists.logits_in(&rows).len() * cx.shape.vocab)];
         self.computed(cx, work, |accel, cx| accel.argmax(cx, rows))
     }
 
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
+    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
         let n = cx.step.lists.elsewhere_in(&rows).len();
         let seconds = self.rates().upload(4 * n * cx.shape.q_dim());
         self.run(cx, seconds, |accel, cx| accel.collect(cx, mailbox, rows))
     }
 
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
         let n = cx.step.lists.partial_in(&rows).len();
         let part = 4 * n * (cx.shape.q_dim() + 2 * cx.shape.n_heads);
         let far = if self.emulated.is_host(other.o) { self.rates().upload(part) } else { 0.0 };

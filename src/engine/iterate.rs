@@ -2,14 +2,14 @@
 
 use super::input::{Input, Logits, StepPlan};
 use super::kv::{Moved, SequenceKv};
-use super::machine::Rows;
+use super::machine::GroupRows;
 use crate::program::{Far, Group, Iteration, Kv, Phase, SubBatch, Wants};
 
 /// New tokens of one sequence.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     group: Group,
-    rows: Rows<'a>,
+    rows: GroupRows<'a>,
 }
 
 impl Piece<'_> {
@@ -45,7 +45,7 @@ pub(super) fn iterations<'a>(
     plan: &StepPlan<'_>,
     pick: bool,
     most: usize,
-) -> (Vec<(Iteration, Vec<Rows<'a>>)>, usize) {
+) -> (Vec<(Iteration, Vec<GroupRows<'a>>)>, usize) {
     let sub_batch = |i: usize| plan.split.map_or(0, |s| usize::from(s[i]));
     let n = (0..inputs.len()).map(sub_batch).max().unwrap_or_default() + 1;
     let mut batches: Vec<Vec<Piece<'_>>> = vec![Vec::new(); n];
@@ -66,7 +66,7 @@ pub(super) fn iterations<'a>(
                 Logits::All => Wants::All,
             },
         };
-        let piece = Piece { group, rows: Rows { tokens: input.tokens, table, out } };
+        let piece = Piece { group, rows: GroupRows { tokens: input.tokens, table, out } };
         batches[sub_batch(i)].push(piece.part(0, input.tokens.len()));
         out += group.wanted() as usize;
     }

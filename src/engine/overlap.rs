@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::input::{Input, Logits, StepPlan};
 use super::iterate::iterations;
 use super::kv::{Moved, SequenceKv, Swap};
-use super::machine::{Outcome, Parked, Rows};
+use super::machine::{GroupRows, Outcome, Parked};
 use super::sequences::{Engine, SeqId};
 use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
 use crate::{Error, Result};
@@ -183,7 +183,7 @@ impl Engine {
         let free = self.machine.free_slots();
         let slots = parked.iter().map(|&(b, _)| b).chain(free.iter().copied().take(step.begin.len()));
         let n = slots.max().unwrap_or_default() + 1;
-        let mut batches: Vec<(SubBatch, Vec<Rows<'_>>)> = vec![Default::default(); n];
+        let mut batches: Vec<(SubBatch, Vec<GroupRows<'_>>)> = vec![Default::default(); n];
         let mut places = vec![0; n];
         batches[0] = (first.sub_batches.into_iter().next().unwrap_or_default(), own_rows);
         for (b, cohort) in parked {
@@ -191,7 +191,7 @@ impl Engine {
             let rows = cohort.groups.iter().zip(cohort.tokens.chunks_exact(1)).enumerate().map(
                 |(i, (g, tokens))| {
                     let table = self.sequences.get(g.request).expect("a live sequence");
-                    Rows { tokens, table, out: out + i }
+                    GroupRows { tokens, table, out: out + i }
                 },
             );
             batches[*b] = (SubBatch::parked(cohort.groups.clone(), cohort.at), rows.collect());
@@ -208,12 +208,15 @@ impl Engine {
                 wants: Wants::Last,
             };
             let rows = inputs.iter().enumerate();
-            let rows =
-                rows.map(|(i, input)| Rows { tokens: input.tokens, table: table(input.seq), out: out + i });
+            let rows = rows.map(|(i, input)| GroupRows {
+                tokens: input.tokens,
+                table: table(input.seq),
+                out: out + i,
+            });
             batches[b] = (SubBatch::of(inputs.iter().map(group).collect()), rows.collect());
             out += inputs.len();
         }
-        let rows: Vec<Rows<'_>> = batches.iter().flat_map(|(_, rows)| rows).copied().collect();
+        let rows: Vec<GroupRows<'_>> = batches.iter().flat_map(|(_, rows)| rows).copied().collect();
         let sub_batches = batches.into_iter().map(|(batch, _)| batch).collect();
         let mut iteration = Iteration { sub_batches, flow: Flow::Async, ..first };
         self.machine.settle(&mut iteration);

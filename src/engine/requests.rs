@@ -17,7 +17,7 @@ mod step;
 use super::sequences::{Engine, SeqId};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, RequestId, Side};
-use crate::sched::{Continuous, Job, Limits, Predict, Queues, Slots, Strategy, Untimed};
+use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Slots, Strategy, Untimed};
 use crate::text::{Sampler, SamplerParams};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
@@ -242,7 +242,7 @@ impl Requests {
             seq: None,
         };
         let id = self.live.insert(live);
-        self.queues.submit(Job::new(id, n as u32, most as u32));
+        self.queues.submit(RequestView::new(id, n as u32, most as u32));
         Ok((id, receiver))
     }
 

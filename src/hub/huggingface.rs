@@ -103,7 +103,7 @@ pub(super) fn pull(hub: &Hub, name: &HubName, force: bool, progress: &dyn Progre
     };
     let listing = list(hub, name).map_err(placed)?;
     let commit = listing.sha.clone().filter(|s| component_ok(s)).unwrap_or_else(|| name.revision.clone());
-    let job = Job { hub, name, commit, progress };
+    let job = Download { hub, name, commit, progress };
     let (path, bytes) = match choose(name, &listing.siblings)? {
         Choice::Gguf(file) => job.gguf(&file, &target).map_err(placed)?,
         Choice::Folder(files) => job.folder(&files, &target).map_err(placed)?,
@@ -186,7 +186,7 @@ fn is_split(file: &str) -> bool {
     })
 }
 
-struct Job<'a> {
+struct Download<'a> {
     hub: &'a Hub,
     name: &'a HubName,
     /// Files are fetched from one commit, so that a push in between cannot mix two versions.
@@ -194,7 +194,7 @@ struct Job<'a> {
     progress: &'a dyn Progress,
 }
 
-impl Job<'_> {
+impl Download<'_> {
     fn gguf(&self, file: &Sibling, target: &Path) -> Result<(PathBuf, u64)> {
         let path = target.join("gguf").join(&file.rfilename);
         let folder = path.parent().expect("a cached model lies in a folder");

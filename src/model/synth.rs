@@ -222,7 +222,7 @@ fn model(text: &str, weights_of: impl Fn(&Request) -> Result<(Weights, Vec<Strin
 }
 
 /// What one tensor will be.
-struct Plan {
+struct TensorPlan {
     name: String,
     shape: Vec<usize>,
     dtype: DType,
@@ -250,7 +250,7 @@ fn fitting(asked: DType, cols: usize) -> DType {
 }
 
 /// Every tensor with its place in an arena, the arena's length, and a note for each dtype that had to be replaced.
-fn plan(request: &Request) -> (Vec<Plan>, usize, Vec<String>) {
+fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
     let Request { spec, dtype, .. } = request;
     let mut plans = Vec::new();
     let mut total = 0usize;
@@ -279,7 +279,7 @@ fn plan(request: &Request) -> (Vec<Plan>, usize, Vec<String>) {
             * shape[..shape.len() - 1].iter().product::<usize>();
         let offset = total;
         total = (total + bytes).next_multiple_of(64);
-        plans.push(Plan { name, shape, dtype, fill, offset, bytes });
+        plans.push(TensorPlan { name, shape, dtype, fill, offset, bytes });
     }
     let notes = replaced
         .iter()
@@ -306,7 +306,7 @@ fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
     Ok((views(plans, &arena)?, notes))
 }
 
-fn views(plans: Vec<Plan>, arena: &Bytes) -> Result<Weights> {
+fn views(plans: Vec<TensorPlan>, arena: &Bytes) -> Result<Weights> {
     let mut weights = Weights::default();
     for p in plans {
         let data = arena.slice(p.offset, p.bytes).expect("the arena holds every tensor");
@@ -318,7 +318,7 @@ fn views(plans: Vec<Plan>, arena: &Bytes) -> Result<Weights> {
 /// Bytes that one worker fills before it asks for more.
 const PIECE: usize = 1 << 20;
 
-fn fill(plans: &[Plan], total: usize, seed: u64) -> Result<Bytes> {
+fn fill(plans: &[TensorPlan], total: usize, seed: u64) -> Result<Bytes> {
     let failed = |e| Error::Capacity(format!("synth: {total} bytes of memory: {e}"));
     let mut map = memmap2::MmapMut::map_anon(total).map_err(failed)?;
     // Fewer page faults now, fewer TLB misses for whoever reads the weights. Only advice: it may be refused.

@@ -278,7 +278,8 @@ fn device_bytes(t: &Tensor) -> Option<u64> {
         return Some((t.rows() * t.cols()) as u64 * ELEMENT);
     }
     #[cfg(tandem_kernels)]
-    return crate::device::kernels::quant::Layout::new(t.dtype, t.rows(), t.cols()).map(|l| l.bytes() as u64);
+    return crate::device::kernels::quant::PackedLayout::new(t.dtype, t.rows(), t.cols())
+        .map(|l| l.bytes() as u64);
     #[cfg(not(tandem_kernels))]
     return None;
 }

@@ -17,7 +17,7 @@ mod tokens;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use self::rows::{Home, Row, Rows, Run};
+use self::rows::{BatchRows, Home, Row, Run};
 use self::tokens::{Ranges, Tokens, holds, insert};
 use super::iteration::{Iteration, RequestId};
 use super::op::{Buffer, Cargo, Kind, Op, Part, Program, Unit};
@@ -41,7 +41,7 @@ struct Walk<'a> {
     /// The model's windows, each once, and which of them each layer has.
     windows: (Vec<Option<u32>>, Vec<usize>),
     /// Of each sub-batch.
-    rows: Vec<Rows<'a>>,
+    rows: Vec<BatchRows<'a>>,
     /// Of requests whose tokens are followed by number.
     tokens: Tokens,
     staged: HashMap<(u8, RequestId), (u32, Ranges)>,
@@ -191,7 +191,7 @@ impl<'a> Walk<'a> {
         }
         let quiet = moved.is_empty() && staged.is_empty();
         let rows = (0u8..).zip(&iteration.sub_batches).map(|(b, batch)| {
-            Rows::new(batch, layers, &windows, |at, g| {
+            BatchRows::new(batch, layers, &windows, |at, g| {
                 !quiet && (moved.contains_key(&g.request) || staged.contains(&(b, at)))
             })
         });

@@ -24,8 +24,8 @@ use super::overlap::Cohorts;
 use super::pace::Pace;
 use super::pipeline::AGE;
 use super::predict::Predict;
-use super::queues::{Job, Queues};
-use super::rows::{Rows, longest_waiting};
+use super::queues::{Queues, RequestView};
+use super::rows::{SubBatchRows, longest_waiting};
 use super::steady::Steady;
 use super::strategy::{Decision, Limits, Observed, Strategy};
 use super::weigh::rate;
@@ -129,7 +129,7 @@ impl Strategy for Auto {
         let enough = pace.pending(device, host.max(steady.least));
         admit(&mut draft, &steady, enough, queues.waiting().len(), limits);
         let prompts = draft.prompts();
-        let decode = Rows::decode(&draft, &prompts, limits);
+        let decode = SubBatchRows::decode(&draft, &prompts, limits);
         // Of an overlap's parked rows, so many as it makes tokens.
         let share = 1.0 / f64::from(costs.token_iterations());
         let tokens = if steady.mode == Mode::Overlapped { share * host as f64 } else { 0.0 };
@@ -144,7 +144,7 @@ impl Strategy for Auto {
             self.mode = Mode::GpuOnly;
             return draft.decide(first.alone());
         }
-        let pool: Vec<&Job> = hosts.iter().copied().filter(|job| job.at.is_none()).collect();
+        let pool: Vec<&RequestView> = hosts.iter().copied().filter(|job| job.at.is_none()).collect();
         let worth = steady.worth;
         let of = |mode, worth: f64, iteration: &_| {
             rate(worth, costs.iteration(iteration) * self.learned.ratio(mode))

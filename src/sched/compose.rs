@@ -9,8 +9,8 @@ use crate::program::{Flow, Iteration, Side};
 use super::pace::Pace;
 use super::pipeline::most;
 use super::predict::Predict;
-use super::queues::Job;
-use super::rows::Rows;
+use super::queues::RequestView;
+use super::rows::SubBatchRows;
 use super::split::{Fixed, split};
 use super::strategy::Limits;
 use super::weigh::{Worth, rate};
@@ -21,11 +21,11 @@ const KEPT_FOR_PROMPTS: u64 = 8;
 /// What steps are made of.
 pub(super) struct Parts<'a> {
     /// Decode rows of the device.
-    decode: Rows,
+    decode: SubBatchRows,
     /// Prompts in the order of admission.
-    prompts: &'a [(&'a Job, Side)],
+    prompts: &'a [(&'a RequestView, Side)],
     /// Requests that decode on the host, those first that have waited longest.
-    hosts: &'a [&'a Job],
+    hosts: &'a [&'a RequestView],
     /// Tokens of the first so many of them.
     tokens: Vec<u64>,
     limits: &'a Limits,
@@ -34,7 +34,7 @@ pub(super) struct Parts<'a> {
 
 /// Two sub-batches, what their rows are worth, and what the formula says that they do in a second.
 struct Step {
-    batches: [Rows; 2],
+    batches: [SubBatchRows; 2],
     worth: f64,
     rate: f64,
 }
@@ -43,9 +43,9 @@ impl<'a> Parts<'a> {
     /// Of the device's decode rows, prompts in the order of admission, and the host's requests, those first that have waited
     /// longest.
     pub fn new(
-        decode: Rows,
-        prompts: &'a [(&'a Job, Side)],
-        hosts: &'a [&'a Job],
+        decode: SubBatchRows,
+        prompts: &'a [(&'a RequestView, Side)],
+        hosts: &'a [&'a RequestView],
         limits: &'a Limits,
         costs: &'a dyn Predict,
     ) -> Parts<'a> {
@@ -84,11 +84,11 @@ impl<'a> Parts<'a> {
     /// The device's rows, prompts up to `budget` rows in the first sub-batch or in `both`, and the best split of `n` of the host's
     /// rows.
     fn step(&self, budget: u64, both: bool, n: usize, worth: &Worth) -> Step {
-        let mut batches = [self.decode.clone(), Rows::default()];
+        let mut batches = [self.decode.clone(), SubBatchRows::default()];
         let rows = u64::from(self.limits.rows);
         let capacity = [rows, if self.two_lanes() { rows } else { 0 }];
         // Where there is a single row, prompts and the host's rows take turns.
-        let waited = |job: Option<&&Job>| job.map_or(0, |job| job.waited);
+        let waited = |job: Option<&&RequestView>| job.map_or(0, |job| job.waited);
         let first = self.prompts.first().map(|(job, _)| job);
         let own = if rows > 1 {
             (rows / KEPT_FOR_PROMPTS).max(1)
@@ -161,8 +161,8 @@ impl<'a> Parts<'a> {
 }
 
 /// One sub-batch if the other has nothing.
-fn iteration(batches: [Rows; 2]) -> Iteration {
-    let full: Vec<_> = batches.into_iter().filter(|rows| !rows.is_empty()).map(Rows::batch).collect();
+fn iteration(batches: [SubBatchRows; 2]) -> Iteration {
+    let full: Vec<_> = batches.into_iter().filter(|rows| !rows.is_empty()).map(SubBatchRows::batch).collect();
     let flow = if full.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
     Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true }
 }

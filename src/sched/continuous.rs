@@ -20,7 +20,7 @@
 use crate::program::{Flow, Group, Iteration, Phase, RequestId, Side, SubBatch};
 
 use super::predict::Predict;
-use super::queues::{Job, Queues};
+use super::queues::{Queues, RequestView};
 use super::strategy::{Decision, Limits, Strategy};
 
 /// Of the rows of a step, prompts are kept one in so many.
@@ -73,9 +73,9 @@ impl Continuous {
 }
 
 /// The rows of a step.
-fn rows(jobs: &[&Job], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
+fn rows(jobs: &[&RequestView], limits: &Limits, turn: &mut usize) -> Vec<SubBatch> {
     let side = limits.first_side();
-    let (prompts, mut decode): (Vec<&Job>, Vec<&Job>) =
+    let (prompts, mut decode): (Vec<&RequestView>, Vec<&RequestView>) =
         jobs.iter().partition(|job| job.phase() == Phase::Prefill);
     let all = limits.rows.saturating_mul(limits.sub_batches);
     let kept = if prompts.is_empty() { 0 } else { (all / KEPT_FOR_PROMPTS).max(1) };
@@ -123,7 +123,7 @@ impl Strategy for Continuous {
         assert!(limits.rows > 0 && limits.sub_batches > 0, "no room for a row: {limits:?}");
         let (admit, passed) = self.admission(queues, limits);
         let new = queues.waiting().filter(|job| admit.iter().any(|(id, _)| *id == job.id));
-        let jobs: Vec<&Job> = queues.running().iter().chain(new).collect();
+        let jobs: Vec<&RequestView> = queues.running().iter().chain(new).collect();
         let sub_batches = rows(&jobs, limits, &mut self.turn);
         let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false };
         Decision { admit, passed, swaps: Vec::new(), iteration }

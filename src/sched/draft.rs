@@ -19,7 +19,7 @@
 use crate::cache::KvGeometry;
 use crate::program::{Iteration, Phase, RequestId, Side};
 
-use super::queues::{Job, Queues};
+use super::queues::{Queues, RequestView};
 use super::strategy::{Decision, Limits};
 
 /// Of the device's pages, requests come in while so many of 100 are taken: the others are for those that grow.
@@ -36,9 +36,9 @@ pub(super) struct Draft<'a> {
     queues: &'a Queues,
     limits: &'a Limits,
     /// On the device, with their places in the order of admission, ascending.
-    pub device: Vec<(usize, &'a Job)>,
+    pub device: Vec<(usize, &'a RequestView)>,
     /// On the host, likewise.
-    pub host: Vec<(usize, &'a Job)>,
+    pub host: Vec<(usize, &'a RequestView)>,
     /// Pages that the device's requests need now.
     held: usize,
     /// Pages that the host's requests may come to need.
@@ -50,7 +50,7 @@ pub(super) struct Draft<'a> {
 }
 
 /// Pages that a request needs on the device now: its whole prompt, or one token more than it has.
-fn needs(job: &Job) -> usize {
+fn needs(job: &RequestView) -> usize {
     KvGeometry::pages_for(job.prompt.max(job.stored + 1) as usize)
 }
 
@@ -136,7 +136,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Whether a request fits below the watermark now, or on a device that has none.
-    fn fits_device(&self, job: &Job) -> bool {
+    fn fits_device(&self, job: &RequestView) -> bool {
         let level = match self.device.is_empty() {
             true => self.limits.device_pages,
             false => self.limits.device_pages * WATERMARK / 100,
@@ -146,7 +146,7 @@ impl<'a> Draft<'a> {
 
     /// Admits waiting requests, first come, first served: to the device while there is room, then to the host those that `to_host`
     /// wants there. One that fits nowhere may be overtaken by [`PATIENCE`] others, then nothing behind it is admitted.
-    pub fn admit(&mut self, to_device: bool, mut to_host: impl FnMut(&Job) -> bool) {
+    pub fn admit(&mut self, to_device: bool, mut to_host: impl FnMut(&RequestView) -> bool) {
         let mut places = (self.limits.sequences as usize).saturating_sub(self.running);
         let all = self.device.iter().map(|(_, job)| job.pages());
         let mut sum: usize = all.clone().sum();
@@ -202,14 +202,14 @@ impl<'a> Draft<'a> {
     }
 
     /// Requests of a side in one phase.
-    pub fn of(&self, side: Side, phase: Phase) -> impl Iterator<Item = &'a Job> + '_ {
+    pub fn of(&self, side: Side, phase: Phase) -> impl Iterator<Item = &'a RequestView> + '_ {
         let list = if side == Side::Device { &self.device } else { &self.host };
         list.iter().map(|&(_, job)| job).filter(move |job| job.phase() == phase)
     }
 
     /// Requests with rows of their prompt to come, in the order of admission.
-    pub fn prompts(&self) -> Vec<(&'a Job, Side)> {
-        let of = |list: &[(usize, &'a Job)], side| {
+    pub fn prompts(&self) -> Vec<(&'a RequestView, Side)> {
+        let of = |list: &[(usize, &'a RequestView)], side| {
             let prompts = list.iter().filter(|(_, job)| job.phase() == Phase::Prefill);
             prompts.map(|&(rank, job)| (rank, job, side)).collect::<Vec<_>>()
         };

@@ -18,8 +18,8 @@ use crate::program::{Flow, Iteration, Phase, Side};
 use super::continuous::Continuous;
 use super::draft::Draft;
 use super::predict::Predict;
-use super::queues::{Job, Queues};
-use super::rows::{Rows, longest_waiting};
+use super::queues::{Queues, RequestView};
+use super::rows::{SubBatchRows, longest_waiting};
 use super::strategy::{Decision, Limits, Strategy};
 
 /// See the [module](self).
@@ -46,17 +46,18 @@ impl Strategy for FastDecode {
         let prompts = draft.prompts();
         let jobs = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());
         let halves = symmetric(&jobs, &prompts, limits);
-        let sub_batches: Vec<_> = halves.into_iter().filter(|r| !r.is_empty()).map(Rows::batch).collect();
+        let sub_batches: Vec<_> =
+            halves.into_iter().filter(|r| !r.is_empty()).map(SubBatchRows::batch).collect();
         let flow = if sub_batches.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
         draft.decide(Iteration { sub_batches, moves: Vec::new(), flow, pick: true })
     }
 }
 
 /// Decode rows of the host in two halves with about as many tokens, and prompts where there are fewer rows.
-fn symmetric(jobs: &[&Job], prompts: &[(&Job, Side)], limits: &Limits) -> Vec<Rows> {
+fn symmetric(jobs: &[&RequestView], prompts: &[(&RequestView, Side)], limits: &Limits) -> Vec<SubBatchRows> {
     let lanes = limits.sub_batches.min(2) as usize;
-    let mut halves = vec![Rows::default(); lanes];
-    let full = |r: &Rows, most: u32| r.load.rows >= u64::from(most);
+    let mut halves = vec![SubBatchRows::default(); lanes];
+    let full = |r: &SubBatchRows, most: u32| r.load.rows >= u64::from(most);
     // A row is left for a prompt, unless there is a single one: then those go first that have waited longest.
     let first = prompts.first().map_or(0, |(job, _)| job.waited);
     let single = limits.rows == 1 && lanes == 1;

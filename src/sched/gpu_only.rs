@@ -19,7 +19,7 @@ use super::continuous::Continuous;
 use super::draft::Draft;
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rows::Rows;
+use super::rows::SubBatchRows;
 use super::strategy::{Decision, Limits, Strategy};
 
 /// See the [module](self).
@@ -48,7 +48,7 @@ impl Strategy for GpuOnly {
             draft.admit(true, |_| false);
         }
         let prompts: Vec<_> = draft.prompts().into_iter().filter(|&(_, side)| side == Side::Device).collect();
-        let iteration = Rows::of(&draft, &prompts, limits).alone();
+        let iteration = SubBatchRows::of(&draft, &prompts, limits).alone();
         draft.decide(iteration)
     }
 }

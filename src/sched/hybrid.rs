@@ -17,8 +17,8 @@ use super::neo::decode_step;
 use super::overlap::Cohorts;
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
-use super::queues::{Job, Queues};
-use super::rows::{Load, Rows, longest_waiting};
+use super::queues::{Queues, RequestView};
+use super::rows::{Load, SubBatchRows, longest_waiting};
 use super::strategy::{Decision, Limits, Observed, Strategy};
 use super::weigh::{HostPool, Worth, rate};
 
@@ -83,7 +83,7 @@ impl Hybrid {
         let mut takes = HostPool::of(&draft, window, limits.rows, costs);
         draft.admit(true, |job| takes.takes(job));
         let prompts = draft.prompts();
-        let first = Rows::of(&draft, &prompts, limits);
+        let first = SubBatchRows::of(&draft, &prompts, limits);
         let parked = self.cohorts.parked(draft.host.iter().map(|&(_, job)| job));
         let is_parked = parked.iter().any(|cohort| !cohort.is_empty());
         let waits = draft.of(Side::Host, Phase::Decode).filter(|job| job.at.is_none());
@@ -159,7 +159,7 @@ pub(super) fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
 }
 
 /// What Algorithm 1 goes by: the rates at which each side attends, of the tokens it has.
-fn seen(first: &Rows, pool: &[&Job], (l, g): (f64, f64), costs: &dyn Predict) -> Seen {
+fn seen(first: &SubBatchRows, pool: &[&RequestView], (l, g): (f64, f64), costs: &dyn Predict) -> Seen {
     let host = pool.iter().fold(Load::default(), |load, job| load.with(&job.group(1, Side::Host)));
     let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     Seen {

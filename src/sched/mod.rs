@@ -58,7 +58,7 @@ pub use fastdecode::FastDecode;
 pub use gpu_only::GpuOnly;
 pub use neo::Neo;
 pub use predict::{Predict, Untimed};
-pub use queues::{Job, Queues};
+pub use queues::{Queues, RequestView};
 pub use slots::Slots;
 pub use strategy::{Decision, Limits, Observed, Strategy};
 

@@ -25,7 +25,7 @@ use super::draft::{Draft, PATIENCE};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rows::{Load, Rows, longest_waiting};
+use super::rows::{Load, SubBatchRows, longest_waiting};
 use super::strategy::{Decision, Limits, Strategy};
 use super::weigh::{HostPool, Worth, rate};
 use crate::program::{Phase, Side};
@@ -61,7 +61,7 @@ impl Strategy for Neo {
         let mut pool = HostPool::of(&draft, 2.0 * linear + attention, limits.rows, costs);
         draft.admit(true, |job| pool.takes(job));
         let prompts = draft.prompts();
-        let first = Rows::of(&draft, &prompts, limits);
+        let first = SubBatchRows::of(&draft, &prompts, limits);
         // Steps 4 and 5.
         let hosts = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());
         let aged = hosts.first().is_some_and(|job| job.waited >= AGE);

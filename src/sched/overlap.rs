@@ -17,8 +17,8 @@ use crate::program::{Flow, Iteration, RequestId, Side, SubBatch};
 
 use super::pipeline::most;
 use super::predict::Predict;
-use super::queues::Job;
-use super::rows::Rows;
+use super::queues::RequestView;
+use super::rows::SubBatchRows;
 use super::strategy::{Limits, Observed};
 
 /// Most cohorts at a time. Each one's products read a layer's weights once more in an iteration, so that few are best; a second
@@ -64,7 +64,7 @@ pub(super) struct Overlapped {
 
 impl Overlapped {
     /// As an iteration, with the device's rows.
-    pub fn iteration(&self, first: &Rows) -> Iteration {
+    pub fn iteration(&self, first: &SubBatchRows) -> Iteration {
         let mut sub_batches = vec![first.clone().batch()];
         sub_batches.extend(self.cohorts.iter().cloned());
         while sub_batches.last().is_some_and(|batch| batch.groups.is_empty()) {
@@ -81,9 +81,12 @@ impl Cohorts {
     }
 
     /// Takes note of who is still parked; returns the rows of the parked cohorts by place. `hosts`: the host's requests.
-    pub fn parked<'a>(&mut self, hosts: impl Iterator<Item = &'a Job>) -> [Vec<&'a Job>; MOST] {
-        let parked: Vec<&Job> = hosts.filter(|job| job.at.is_some()).collect();
-        let mut places: [Vec<&Job>; MOST] = Default::default();
+    pub fn parked<'a>(
+        &mut self,
+        hosts: impl Iterator<Item = &'a RequestView>,
+    ) -> [Vec<&'a RequestView>; MOST] {
+        let parked: Vec<&RequestView> = hosts.filter(|job| job.at.is_some()).collect();
+        let mut places: [Vec<&RequestView>; MOST] = Default::default();
         for (place, ids) in places.iter_mut().zip(&mut self.parked) {
             // Cohorts are few, and so are the requests that are parked; both are in the same order most of the time.
             let mut next = 0;
@@ -101,7 +104,7 @@ impl Cohorts {
                 if places.iter().flatten().any(|known| known.id == job.id) {
                     continue;
                 }
-                let fits = |place: &Vec<&Job>| place.first().is_none_or(|first| first.at == job.at);
+                let fits = |place: &Vec<&RequestView>| place.first().is_none_or(|first| first.at == job.at);
                 if let Some(i) = places.iter().position(fits) {
                     places[i].push(job);
                     self.parked[i].push(job.id);
@@ -115,14 +118,14 @@ impl Cohorts {
     /// whose attention fits what is left of `window` seconds.
     pub fn draft(
         &self,
-        parked: &[Vec<&Job>; MOST],
-        pool: &[&Job],
+        parked: &[Vec<&RequestView>; MOST],
+        pool: &[&RequestView],
         window: f64,
         limits: &Limits,
         costs: &dyn Predict,
     ) -> Overlapped {
         let seconds = |rows: u64, kv: u64| costs.cohort(rows, kv) + costs.launch();
-        let kv = |job: &Job| u64::from(job.stored) + 1;
+        let kv = |job: &RequestView| u64::from(job.stored) + 1;
         let mut cohorts = Vec::new();
         let mut busy = 0.0;
         for jobs in parked {
@@ -162,7 +165,7 @@ impl Cohorts {
     }
 
     /// The step is made, beside the device's rows.
-    pub fn carry_out(&mut self, step: Overlapped, first: Rows, costs: &dyn Predict) -> Iteration {
+    pub fn carry_out(&mut self, step: Overlapped, first: SubBatchRows, costs: &dyn Predict) -> Iteration {
         let iteration = step.iteration(&first);
         let groups = step.cohorts.iter().flat_map(|c| &c.groups);
         let (rows, kv) = groups.fold((0, 0), |(n, kv), group| (n + 1, kv + u64::from(group.end())));
@@ -200,7 +203,7 @@ impl Cohorts {
     }
 }
 
-fn batch(jobs: &[&Job]) -> SubBatch {
+fn batch(jobs: &[&RequestView]) -> SubBatch {
     let groups = jobs.iter().map(|job| job.group(1, Side::Host)).collect();
     match jobs.first().and_then(|job| job.at) {
         Some(at) => SubBatch::parked(groups, at),

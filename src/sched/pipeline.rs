@@ -9,8 +9,8 @@
 use crate::program::{Flow, Group, Iteration, RequestId, Side, Wants};
 
 use super::predict::Predict;
-use super::queues::Job;
-use super::rows::{Load, Rows};
+use super::queues::RequestView;
+use super::rows::{Load, SubBatchRows};
 use super::strategy::Limits;
 
 /// Iterations after which a request of the host gets its row even if the device then waits for it.
@@ -25,7 +25,7 @@ const FLAT: f64 = 1.1;
 /// Two sub-batches, and the prompts that get no row.
 pub(super) struct Pipelined {
     /// The first and the second.
-    pub batches: [Rows; 2],
+    pub batches: [SubBatchRows; 2],
     /// Of prompts to the host: their rows were dropped.
     pub dropped: Vec<RequestId>,
 }
@@ -34,13 +34,13 @@ impl Pipelined {
     /// Steps 4 and 5. `first` has the device's decode rows and the prompts; `hosts` are the requests that decode on the host,
     /// those first that have waited longest; `is_old` says which prompts must not wait any longer.
     pub fn new(
-        first: Rows,
-        hosts: &[&Job],
+        first: SubBatchRows,
+        hosts: &[&RequestView],
         is_old: impl Fn(RequestId) -> bool,
         limits: &Limits,
         costs: &dyn Predict,
     ) -> Pipelined {
-        let mut batches = [first, Rows::default()];
+        let mut batches = [first, SubBatchRows::default()];
         fill(&mut batches, hosts, limits, costs);
         let dropped = drop_prompts(&mut batches, is_old, costs);
         Pipelined { batches, dropped }
@@ -49,7 +49,7 @@ impl Pipelined {
     /// As an iteration: one sub-batch if the other has nothing.
     pub fn iteration(self) -> Iteration {
         let full: Vec<_> =
-            self.batches.into_iter().filter(|rows| !rows.is_empty()).map(Rows::batch).collect();
+            self.batches.into_iter().filter(|rows| !rows.is_empty()).map(SubBatchRows::batch).collect();
         let flow = if full.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
         Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true }
     }
@@ -83,11 +83,11 @@ pub(super) fn most(n: usize, fits: impl Fn(usize) -> bool) -> usize {
 
 /// Step 4: into the second sub-batch while the first's products hide its attention, or else into the first while the second's
 /// products and the device's attention hide it. One of those that have waited for [`AGE`] iterations goes in anyhow.
-fn fill(batches: &mut [Rows; 2], hosts: &[&Job], limits: &Limits, costs: &dyn Predict) {
+fn fill(batches: &mut [SubBatchRows; 2], hosts: &[&RequestView], limits: &Limits, costs: &dyn Predict) {
     let lanes = limits.sub_batches.min(2) as usize;
     let full = u64::from(limits.rows);
     let mut rest = hosts;
-    let take = |batches: &mut [Rows; 2], rest: &mut &[&Job], i: usize, n: usize| {
+    let take = |batches: &mut [SubBatchRows; 2], rest: &mut &[&RequestView], i: usize, n: usize| {
         let (taken, left) = rest.split_at(n);
         taken.iter().for_each(|job| batches[i].push(job.group(1, Side::Host)));
         *rest = left;
@@ -97,7 +97,7 @@ fn fill(batches: &mut [Rows; 2], hosts: &[&Job], limits: &Limits, costs: &dyn Pr
         take(batches, &mut rest, 0, 1);
     }
     // Many at once, as long as nobody is passed over.
-    let sums = |jobs: &[&Job]| -> Vec<u64> {
+    let sums = |jobs: &[&RequestView]| -> Vec<u64> {
         let tokens = jobs.iter().scan(0, |sum, job| {
             *sum += u64::from(job.stored) + 1;
             Some(*sum)
@@ -145,7 +145,7 @@ fn fill(batches: &mut [Rows; 2], hosts: &[&Job], limits: &Limits, costs: &dyn Pr
 /// while the inequalities hold, which starves them where the host has nothing to do: here rows within the flat part of the
 /// linear curve stay, and those of requests that have been overtaken or have waited half way for long.
 fn drop_prompts(
-    batches: &mut [Rows; 2],
+    batches: &mut [SubBatchRows; 2],
     is_old: impl Fn(RequestId) -> bool,
     costs: &dyn Predict,
 ) -> Vec<RequestId> {

@@ -11,7 +11,7 @@ use super::strategy::Decision;
 
 /// What a strategy knows of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Job {
+pub struct RequestView {
     /// Which.
     pub id: RequestId,
     /// Tokens of the prompt, at least 1.
@@ -30,10 +30,19 @@ pub struct Job {
     pub waited: u32,
 }
 
-impl Job {
+impl RequestView {
     /// A new request.
-    pub fn new(id: RequestId, prompt: u32, most: u32) -> Job {
-        Job { id, prompt, most: most.max(prompt), stored: 0, passed: 0, home: None, at: None, waited: 0 }
+    pub fn new(id: RequestId, prompt: u32, most: u32) -> RequestView {
+        RequestView {
+            id,
+            prompt,
+            most: most.max(prompt),
+            stored: 0,
+            passed: 0,
+            home: None,
+            at: None,
+            waited: 0,
+        }
     }
 
     /// Whether its next rows are of the prompt.
@@ -72,13 +81,13 @@ impl Job {
 /// See the [module](self). A request is in one of them from [`Queues::submit`] to [`Queues::end`].
 #[derive(Debug, Clone, Default)]
 pub struct Queues {
-    waiting: VecDeque<Job>,
-    running: Vec<Job>,
+    waiting: VecDeque<RequestView>,
+    running: Vec<RequestView>,
 }
 
 impl Queues {
     /// A request joins the end of the waiting ones.
-    pub fn submit(&mut self, job: Job) {
+    pub fn submit(&mut self, job: RequestView) {
         self.waiting.push_back(job);
     }
 
@@ -91,12 +100,12 @@ impl Queues {
     }
 
     /// Requests without memory, in the order in which they came.
-    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Job> {
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &RequestView> {
         self.waiting.iter()
     }
 
     /// Requests with memory, in the order in which they were admitted.
-    pub fn running(&self) -> &[Job] {
+    pub fn running(&self) -> &[RequestView] {
         &self.running
     }
 
@@ -107,7 +116,7 @@ impl Queues {
 
     /// Pages promised to the running requests of a side.
     pub fn promised(&self, side: Side) -> usize {
-        self.running.iter().filter(|j| j.home == Some(side)).map(Job::pages).sum()
+        self.running.iter().filter(|j| j.home == Some(side)).map(RequestView::pages).sum()
     }
 
     /// Pages that the stored tokens of a side's requests take.
@@ -124,7 +133,8 @@ impl Queues {
         }
         for &(id, side) in &decision.admit {
             if let Some(at) = self.waiting.iter().position(|j| j.id == id) {
-                self.running.extend(self.waiting.remove(at).map(|job| Job { home: Some(side), ..job }));
+                self.running
+                    .extend(self.waiting.remove(at).map(|job| RequestView { home: Some(side), ..job }));
             }
         }
         for &(id, side) in &decision.swaps {

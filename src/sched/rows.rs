@@ -4,7 +4,7 @@ use crate::program::{Flow, Group, Iteration, Kv, Phase, Side, SubBatch};
 
 use super::draft::Draft;
 use super::predict::Predict;
-use super::queues::Job;
+use super::queues::RequestView;
 use super::strategy::Limits;
 
 /// Of the rows of a step, prompts are kept one in so many.
@@ -76,7 +76,7 @@ impl Load {
 
 /// A sub-batch while it is filled.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Rows {
+pub(super) struct SubBatchRows {
     /// Of each kind, in the order in which they stand.
     kinds: [Vec<Group>; 4],
     /// What they cost.
@@ -93,7 +93,7 @@ fn kind(group: &Group) -> usize {
     }
 }
 
-impl Rows {
+impl SubBatchRows {
     /// Puts a group in.
     pub fn push(&mut self, group: Group) {
         self.load = self.load.with(&group);
@@ -113,7 +113,7 @@ impl Rows {
     }
 
     /// Without decode rows on the host.
-    pub fn on_device(&self) -> Rows {
+    pub fn on_device(&self) -> SubBatchRows {
         let mut rows = self.clone();
         rows.kinds[3].clear();
         let load = rows.load;
@@ -139,14 +139,14 @@ impl Rows {
 
     /// Decode rows of the device's requests, those first that have waited longest, and these prompts in chunks. Decode rows
     /// leave room for prompts where there are some.
-    pub fn of(draft: &Draft<'_>, prompts: &[(&Job, Side)], limits: &Limits) -> Rows {
-        let mut rows = Rows::decode(draft, prompts, limits);
+    pub fn of(draft: &Draft<'_>, prompts: &[(&RequestView, Side)], limits: &Limits) -> SubBatchRows {
+        let mut rows = SubBatchRows::decode(draft, prompts, limits);
         rows.prompts(prompts, limits.rows);
         rows
     }
 
     /// The same without the prompts.
-    pub fn decode(draft: &Draft<'_>, prompts: &[(&Job, Side)], limits: &Limits) -> Rows {
+    pub fn decode(draft: &Draft<'_>, prompts: &[(&RequestView, Side)], limits: &Limits) -> SubBatchRows {
         let decode = longest_waiting(draft.of(Side::Device, Phase::Decode).collect());
         let most = match prompts.is_empty() {
             true => limits.rows,
@@ -157,13 +157,13 @@ impl Rows {
             }
             false => limits.rows - (limits.rows / KEPT_FOR_PROMPTS).max(1),
         };
-        let mut rows = Rows::default();
+        let mut rows = SubBatchRows::default();
         decode.iter().take(most as usize).for_each(|job| rows.push(job.group(1, Side::Device)));
         rows
     }
 
     /// Prompts in chunks, up to `most` rows of all kinds.
-    pub fn prompts(&mut self, prompts: &[(&Job, Side)], most: u32) {
+    pub fn prompts(&mut self, prompts: &[(&RequestView, Side)], most: u32) {
         for &(job, side) in prompts {
             let room = u64::from(most) - self.load.rows;
             if room == 0 {
@@ -176,7 +176,7 @@ impl Rows {
 }
 
 /// Those that have waited longest first; otherwise in the order of admission.
-pub(super) fn longest_waiting(mut jobs: Vec<&Job>) -> Vec<&Job> {
+pub(super) fn longest_waiting(mut jobs: Vec<&RequestView>) -> Vec<&RequestView> {
     if jobs.windows(2).any(|pair| pair[0].waited < pair[1].waited) {
         jobs.sort_by_key(|job| std::cmp::Reverse(job.waited));
     }

@@ -22,7 +22,7 @@
 
 use super::model::Mode;
 use super::predict::Predict;
-use super::queues::{Job, Queues};
+use super::queues::{Queues, RequestView};
 use super::split::{Fixed, split};
 use super::strategy::Limits;
 use super::weigh::Worth;
@@ -112,7 +112,7 @@ impl Mix {
 }
 
 /// Tokens that a request has stored half way through what is left of its answer.
-fn projected(job: &Job) -> u64 {
+fn projected(job: &RequestView) -> u64 {
     u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most)).max(1)
 }
 

@@ -10,7 +10,7 @@
 
 use super::draft::Draft;
 use super::predict::Predict;
-use super::queues::Job;
+use super::queues::RequestView;
 use super::rows::Load;
 use super::strategy::Limits;
 
@@ -68,7 +68,7 @@ pub(super) struct HostPool<'a> {
 }
 
 /// Tokens that a request has stored half way through its answer.
-fn projected(job: &Job) -> u64 {
+fn projected(job: &RequestView) -> u64 {
     u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most))
 }
 
@@ -86,7 +86,7 @@ impl<'a> HostPool<'a> {
     }
 
     /// Whether the host has the time for a request more, and the step for rows of its prompt; it is counted then.
-    pub fn takes(&mut self, job: &Job) -> bool {
+    pub fn takes(&mut self, job: &RequestView) -> bool {
         let (rows, kv) = (self.rows + 1, self.kv + projected(job));
         // One at least, however slow the host is: who fits nowhere else must get through.
         let fits = rows == 1 || self.costs.host_attention(rows, kv) <= self.window;

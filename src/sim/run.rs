@@ -9,7 +9,7 @@ use super::window::Recorder;
 use crate::cache::PAGE_TOKENS;
 use crate::plan::Predictor;
 use crate::program::{Flow, Iteration, PageMove, RequestId, Side, Wants};
-use crate::sched::{Decision, Job, Limits, Observed, Predict, Queues, Strategy};
+use crate::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, Strategy};
 use crate::timeline::{Timeline, Window};
 use crate::workload::Arrival;
 use crate::{Error, Result};
@@ -212,7 +212,7 @@ impl Sim<'_> {
             && request.at <= self.now
         {
             // The last token of an answer is not stored.
-            let job = Job::new(id(self.next), request.input, request.input + request.output - 1);
+            let job = RequestView::new(id(self.next), request.input, request.input + request.output - 1);
             let (pages, most) = (job.pages(), self.most_pages);
             if pages > most {
                 self.trips[self.next].failed = true;
@@ -305,7 +305,8 @@ impl Sim<'_> {
     /// host.
     fn check(&self, name: &str, iteration: &Iteration) -> Result<[usize; 2]> {
         let wrong = |what: String| Err(Error::Run(format!("strategy {name}: {what}")));
-        let jobs: HashMap<RequestId, &Job> = self.queues.running().iter().map(|j| (j.id, j)).collect();
+        let jobs: HashMap<RequestId, &RequestView> =
+            self.queues.running().iter().map(|j| (j.id, j)).collect();
         let mut more = [0usize; 2];
         for group in iteration.sub_batches.iter().flat_map(|b| &b.groups) {
             let Some(job) = jobs.get(&group.request) else {

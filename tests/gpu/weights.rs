@@ -66,7 +66,7 @@ impl Bench<'_> {
                 launch_rows: self.accel.row_bucket(n_rows),
             };
             let step = self.accel.prepare(LANE, &self.shape, &self.limits, &desc, self.sub.lists).unwrap();
-            let cx = Context { lane: LANE, shape: &self.shape, ws: &self.sub.ws, step: &step };
+            let cx = StepContext { lane: LANE, shape: &self.shape, ws: &self.sub.ws, step: &step };
             self.forward(&cx, layers).unwrap();
             let logits = self.sub.ws.logit_rows(&self.shape, &(0..1));
             let mut bytes = vec![0; logits.bytes];
@@ -76,7 +76,7 @@ impl Bench<'_> {
         out
     }
 
-    fn forward(&self, cx: &Context<'_>, layers: &mut Layers<'_>) -> tandem::Result<()> {
+    fn forward(&self, cx: &StepContext<'_>, layers: &mut Layers<'_>) -> tandem::Result<()> {
         let (a, rows) = (self.accel, cx.all());
         a.embed(cx, &self.embed, rows.clone())?;
         if let Layers::Streamed(images, stream) = layers {

@@ -40,7 +40,7 @@ use std::sync::Arc;
 pub use self::exchange::{Mailbox, PageMove, PartialRows, Publish, Published};
 pub use self::rows::StepRows;
 pub use self::shape::{Limits, Shape};
-pub use self::step::{Attend, Context, Step, StepDesc, StepSeq};
+pub use self::step::{Attend, Step, StepContext, StepDesc, StepSeq};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
 pub use self::workspace::{Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
@@ -99,15 +99,15 @@ pub trait Accelerator: Send + Sync {
     ) -> Result<Step>;
 
     /// hidden = embedding of the step's tokens (+ learned positions).
-    fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()>;
+    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()>;
 
     /// hidden += residual: what crosses to the host has to be whole.
-    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()>;
+    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()>;
 
     /// hidden += residual; x = norm(hidden); qkv = W·x + bias, head norms, RoPE.
     fn project(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -117,18 +117,18 @@ pub trait Accelerator: Send + Sync {
     /// in part, go to their pages in `kv`. That is the base of a layer's pages, or of a staging area with
     /// the step's page numbers. What qkv holds may have been projected here, or uploaded
     /// ([`Workspace::qkv_rows`]).
-    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()>;
+    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()>;
 
     /// Rows of qkv that are attended elsewhere, in full or in part, to their places in a mailbox; then its epoch. Without
     /// such rows nothing is published.
-    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()>;
+    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()>;
 
     /// [`Accelerator::project`], [`Accelerator::append`] and [`Accelerator::publish`] in one, with the same results;
     /// but what it leaves in qkv is the implementation's own affair. Implementations that do all three in one
     /// pass over the rows replace it.
     fn qkv(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         kv: DevPtr,
         residual: Residual,
@@ -142,7 +142,13 @@ pub trait Accelerator: Send + Sync {
 
     /// attn = attention of those rows that are attended here, over their pages; `ws.partial` = that of rows with
     /// [`Attend::From`] or [`Attend::UpTo`]; attn of padding rows = 0. `rows` begin and end at [`StepDesc::cuts`], or are all.
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()>;
+    fn attend(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        kv: DevPtr,
+        rows: Range<usize>,
+    ) -> Result<()>;
 
     /// Says which pages of `kv` [`Accelerator::append`] (`appends`) or [`Accelerator::attend`] of these rows touches, to a runtime that
     /// watches memory: for recorded work, whose pages are another step's when it is replayed. Implementations whose
@@ -150,31 +156,37 @@ pub trait Accelerator: Send + Sync {
     ///
     /// # Errors
     /// As [`Runtime::declare`].
-    fn declare_pages(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>, appends: bool) -> Result<()> {
+    fn declare_pages(
+        &self,
+        cx: &StepContext<'_>,
+        kv: DevPtr,
+        rows: Range<usize>,
+        appends: bool,
+    ) -> Result<()> {
         let _ = (cx, kv, rows, appends);
         Ok(())
     }
 
     /// delta = W·attn + bias.
-    fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
+    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
     /// hidden += residual; x = norm(hidden); act = activation(W·x + bias).
     fn ffn_up(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
     ) -> Result<()>;
 
     /// delta = W·act + bias.
-    fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
+    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
     /// logits = head(norm(hidden + residual)) of those rows that want them, soft-capped, each at its place among
     /// all rows of the step that want them.
     fn logits(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         norm: NormWeight,
         head: &LinearWeight,
         residual: Residual,
@@ -183,15 +195,15 @@ pub trait Accelerator: Send + Sync {
 
     /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of those rows that want logits, and
     /// log Σ e^x of the row's logits ([`Workspace::logsumexp_at`]), which is no finite number if a logit is NaN or infinite.
-    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()>;
+    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()>;
 
     /// attn of those rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
+    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
 
     /// attn of those rows with [`Attend::From`] = `ws.partial` merged with `other`, attended elsewhere over the
     /// tokens before `from`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is what
     /// a step of the same rows with [`Attend::UpTo`] left, in a workspace with another `partial`.
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
+    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
 
     /// Copies pages of one layer (`kv`) to `host`, device or mapped memory, in the host's page layout
     /// ([`crate::cache`]). On any lane: no step is involved and no other memory, and the list may be dropped at once.

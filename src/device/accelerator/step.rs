@@ -122,7 +122,7 @@ pub struct Step {
 
 /// What every operation needs to know.
 #[derive(Clone, Copy)]
-pub struct Context<'a> {
+pub struct StepContext<'a> {
     /// Where it is enqueued.
     pub lane: Lane,
     /// The model's sizes.
@@ -133,7 +133,7 @@ pub struct Context<'a> {
     pub step: &'a Step,
 }
 
-impl Context<'_> {
+impl StepContext<'_> {
     /// All rows of the step.
     pub fn all(&self) -> Range<usize> {
         0..self.step.rows

@@ -29,7 +29,7 @@ pub enum Path {
 
 /// How a product is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Plan {
+pub struct GemmPlan {
     /// Which kernel.
     pub path: Path,
     /// Tokens in a tile.
@@ -96,11 +96,11 @@ impl Path {
 /// A device makes `multiprocessors` tiles at a time. In units of one token by one column of a tile: a tile takes
 /// `tokens * k`, plus filling the ring and writing the sums (about 512 columns' worth: f32 sums at the memory
 /// bandwidth of one multiprocessor); the last split of a tile reads the sums of all.
-pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Plan {
+pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> GemmPlan {
     const ENDS: usize = 512;
     const PARTIAL: usize = 128;
     let sms = info.multiprocessors.max(1) as usize;
-    let mut best: Option<(usize, Plan)> = None;
+    let mut best: Option<(usize, GemmPlan)> = None;
     for tokens in path.tokens() {
         let tiles = n.div_ceil(ROWS) * gemm_bucket(m).div_ceil(tokens);
         // Splits are for grids that leave multiprocessors idle: partial sums then fit `scratch_bytes`.
@@ -115,7 +115,7 @@ pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Plan
             let narrow = if tokens == path.tokens()[1] { tokens / 8 } else { 0 };
             let time = (tiles * splits).div_ceil(sms) * (tokens + narrow) * (k_per_split + ENDS + meet);
             if best.is_none_or(|(t, _)| time < t) {
-                best = Some((time, Plan { path, tokens, splits, k_per_split }));
+                best = Some((time, GemmPlan { path, tokens, splits, k_per_split }));
             }
         }
     }
@@ -147,7 +147,7 @@ pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
 ///
 /// # Panics
 /// If sizes or strides are not as [`LinearArgs`] says, or the plan's parts do not make up K.
-pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -> Result<()> {
+pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan) -> Result<()> {
     gemm_by(rt, lane, args, plan, &plan.path.kernel(args.dtype, plan.tokens))
 }
 
@@ -159,7 +159,7 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -> 
 /// # Panics
 /// As [`gemm_as`].
 #[doc(hidden)]
-pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan, kernel: &str) -> Result<()> {
+pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan, kernel: &str) -> Result<()> {
     let LinearArgs { m, n, k, ldx, ldy, .. } = *args;
     let columns = if args.epilogue.is_gated() { n / 2 } else { n };
     assert!(k.is_multiple_of(8) && k > 0, "gemm: k = {k}, wanted a positive multiple of 8");

@@ -1,7 +1,7 @@
 //! Dense linear layers of 16-bit weights: `gemv.cu` for 1 to 4 tokens, `linear_dense.cu` for more.
 //!
 //! How k is divided among warps and blocks follows from the weight's shape, the kernel and the device alone,
-//! so a token's result has the same bits in every batch that runs the same kernel ([`Plan::kernel`]).
+//! so a token's result has the same bits in every batch that runs the same kernel ([`DensePlan::kernel`]).
 //!
 //! Partial sums of split k live in a scratch buffer: [`COUNTER_BYTES`] of arrival counters, zeroed once (every
 //! launch leaves them zero), then [`scratch_bytes`] minus that of partials, whatever they hold.
@@ -133,7 +133,7 @@ impl Tile {
 
 /// One launch, as decided by shapes and device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct DensePlan {
     /// Which kernel: equal names (on one device), equal bits of a token's result.
     pub kernel: String,
     /// Blocks.
@@ -150,16 +150,16 @@ pub struct Plan {
     pub partial_bytes: usize,
 }
 
-impl Plan {
+impl DensePlan {
     /// For `m` tokens by an `n` x `k` weight.
-    pub fn new(info: &DeviceInfo, dtype: Half, m: usize, n: usize, k: usize) -> Plan {
+    pub fn new(info: &DeviceInfo, dtype: Half, m: usize, n: usize, k: usize) -> DensePlan {
         assert!((1..=DENSE_TILES_ROWS).contains(&m), "linear of {m} tokens, takes 1 to {DENSE_TILES_ROWS}");
         assert!(
             n >= 1 && k >= 8 && k.is_multiple_of(8),
             "linear by a {n} x {k} weight: k is a multiple of 8"
         );
         if m <= GEMV_ROWS {
-            return Plan::gemv(info, dtype, m, n, k);
+            return DensePlan::gemv(info, dtype, m, n, k);
         }
         let tile = Tile::of(info, m);
         let k_split = tile.k_split(info, n, k);
@@ -169,7 +169,7 @@ impl Plan {
             splits == 1 || tiles_m * tiles_n * 4 <= COUNTER_BYTES,
             "linear of {m} tokens by a {n} x {k} weight: {tiles_m} x {tiles_n} tiles in {splits} splits have no counters"
         );
-        Plan {
+        DensePlan {
             kernel: format!("linear_dense_{}_n{}", dtype.name(), tile.tm),
             grid: [tiles_m as u32, tiles_n as u32, splits as u32],
             shared: tile.shared(info) as u32,
@@ -182,14 +182,14 @@ impl Plan {
 
     /// Warps share rows until there are 16 for every multiprocessor (or slices get shorter than two steps): the
     /// eight 16-byte loads of each lane then keep 64 KiB in flight.
-    fn gemv(info: &DeviceInfo, dtype: Half, m: usize, n: usize, k: usize) -> Plan {
+    fn gemv(info: &DeviceInfo, dtype: Half, m: usize, n: usize, k: usize) -> DensePlan {
         let pairs = n.div_ceil(2);
         let want = 16 * info.multiprocessors as usize;
         let mut log2 = 0;
         while (1 << log2) < GEMV_WARPS && pairs << log2 < want && k >> (log2 + 1) >= 2 * GEMV_STEP {
             log2 += 1;
         }
-        Plan {
+        DensePlan {
             kernel: format!("gemv_{}_m{m}", dtype.name()),
             grid: [pairs.div_ceil(GEMV_WARPS >> log2) as u32, 1, 1],
             shared: (GEMV_WARPS * 2 * m * 4) as u32,
@@ -210,7 +210,7 @@ impl Plan {
 pub fn scratch_bytes(info: &DeviceInfo, max_m: usize, n: usize, k: usize) -> usize {
     // Every kernel's largest number of tokens up to max_m.
     let largest = TILES.iter().map(|t| t.tm.min(max_m)).chain([max_m]);
-    let partials = largest.map(|m| Plan::new(info, Half::F16, m, n, k).partial_bytes).max();
+    let partials = largest.map(|m| DensePlan::new(info, Half::F16, m, n, k).partial_bytes).max();
     COUNTER_BYTES + partials.expect("there are tiles")
 }
 
@@ -219,14 +219,14 @@ pub fn scratch_bytes(info: &DeviceInfo, max_m: usize, n: usize, k: usize) -> usi
 /// # Errors
 /// As [`Runtime::launch`].
 pub fn linear(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
-    linear_as(rt, lane, args, &Plan::new(rt.info(), args.dtype, args.m, args.n, args.k))
+    linear_as(rt, lane, args, &DensePlan::new(rt.info(), args.dtype, args.m, args.n, args.k))
 }
 
-/// [`linear`] as another [`Plan`] for the same shape says: for tests and measurements.
+/// [`linear`] as another [`DensePlan`] for the same shape says: for tests and measurements.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
-pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &Plan) -> Result<()> {
+pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &DensePlan) -> Result<()> {
     let params = LinearParams {
         k_warps_log2: plan.k_warps_log2,
         stages: plan.stages as u32,
@@ -312,7 +312,7 @@ mod tests {
                 [(1, 8), (7, 576), (576, 1536), (4096, 4096), (1024, 14336), (128256, 4096), (28672, 4104)]
             {
                 for m in [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 65, 128, 129, 256, 1024] {
-                    let plan = Plan::new(&info, Half::F16, m, n, k);
+                    let plan = DensePlan::new(&info, Half::F16, m, n, k);
                     let (warps, splits) = plan.k_parts();
                     assert!(plan.k_split * warps * splits >= k, "{plan:?} leaves columns of {k}");
                     assert!(plan.k_split * (splits - 1) < k, "{plan:?} has empty splits of {k}");
@@ -329,7 +329,7 @@ mod tests {
             for (n, k) in [(576, 576), (4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
                 let mut seen = std::collections::HashMap::new();
                 for m in 1..=DENSE_TILES_ROWS {
-                    let plan = Plan::new(&info, Half::F16, m, n, k);
+                    let plan = DensePlan::new(&info, Half::F16, m, n, k);
                     let split = (plan.k_split, plan.k_parts());
                     assert_eq!(*seen.entry(plan.kernel).or_insert(split), split, "{m} x {n} x {k}");
                 }
@@ -344,7 +344,7 @@ mod tests {
             let need = if info.sm >= 90 { 26 << 10 } else { 5 << 10 };
             for (n, k) in [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
                 for m in [1, 4, 5, 8, 16, 32, 64, 128] {
-                    let plan = Plan::new(&info, Half::F16, m, n, k);
+                    let plan = DensePlan::new(&info, Half::F16, m, n, k);
                     let blocks = plan.grid.iter().product::<u32>() as usize;
                     let block = if m <= GEMV_ROWS {
                         GEMV_WARPS * 32 * 8 * 16

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::host::HostHalf;
 use super::issue::{Issue, Uses};
-use super::lane::{Detached, Job, NONE, Ticket};
+use super::lane::{Detached, HostJob, NONE, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
 use super::run::Part;
@@ -227,12 +227,12 @@ impl RealMachine {
         self.lane_mut().give(job)
     }
 
-    fn preparation(&mut self, b: usize, part: &Part<'_>, head: bool) -> Job<HostHalf> {
+    fn preparation(&mut self, b: usize, part: &Part<'_>, head: bool) -> HostJob<HostHalf> {
         let (own, far) = (part.host_sequences(false), part.host_sequences(true));
         self.work.begin(b, &own, &part.boundaries(), &part.wanted);
         let (own, far) = (owned(&own), owned(&far));
         let (tokens, wanted) = (part.tokens.clone(), part.wanted.clone());
-        Job {
+        HostJob {
             op: NONE,
             events: vec![],
             after: vec![],
@@ -251,7 +251,7 @@ impl RealMachine {
     pub(super) fn give_detached(
         &mut self,
         b: usize,
-        mut job: Job<HostHalf>,
+        mut job: HostJob<HostHalf>,
         last: bool,
         chain: &mut Chain,
     ) -> Ticket {
@@ -347,7 +347,7 @@ impl RealMachine {
             if touched && !well {
                 if let Some(epoch) = chain.epoch {
                     // Its last job may not have come to be given: this one ends the work.
-                    let job = Job {
+                    let job = HostJob {
                         op: NONE,
                         events: vec![],
                         after: vec![],
@@ -437,7 +437,7 @@ impl RealMachine {
         &mut self,
         lowered: &Arc<Lowered>,
         at: usize,
-        job: Job<HostHalf>,
+        job: HostJob<HostHalf>,
         issue: &mut Issue<'_>,
     ) -> Result<Ticket> {
         let op = &lowered.program.ops[at];
@@ -447,7 +447,7 @@ impl RealMachine {
         let ends = op.layer.is_some_and(|l| l as usize + 1 == self.placement.layers.len());
         let goes_on = last && op.kind == Kind::FfnDown && !(ends && self.placement.head == Side::Host);
         let mut chain = issue.chains[b];
-        let job = Job { program: Some(lowered.clone()), ..job };
+        let job = HostJob { program: Some(lowered.clone()), ..job };
         let ticket = self.give_detached(b, job, last && !goes_on, &mut chain);
         issue.chains[b] = chain;
         if goes_on {

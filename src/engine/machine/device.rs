@@ -9,8 +9,8 @@ use super::sizes::Mode;
 use crate::Result;
 use crate::cache::{self, PAGE_TOKENS};
 use crate::device::accelerator::{
-    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight, PageMove,
-    PartialRows, Publish, Published, Residual, Shape, Step, Workspace,
+    Accelerator, EmbedWeight, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows,
+    Publish, Published, Residual, Shape, Step, StepContext, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Lane, Pinned, Runtime};
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
@@ -186,7 +186,7 @@ impl DeviceHalf {
         let (accel, shape) = (self.accel.clone(), self.shape.clone());
         let (b, rows) = (op.sub_batch as usize, launched(op, step));
         let ws = self.parts[b].ws;
-        let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
+        let cx = StepContext { lane: Lane::Compute, shape: &shape, ws: &ws, step };
         let layer = op.layer.map(|l| l as usize);
         let l = layer.unwrap_or_default();
         let before = l.checked_sub(1);
@@ -210,7 +210,7 @@ impl DeviceHalf {
                 let partial = self.parts[b].far_stream.as_ref().expect("streamed pages were planned").partial;
                 let (ws, step) = (Workspace { partial, ..ws }, far.expect("lists of streamed pages"));
                 let pages = self.pages(l, staged);
-                accel.attend(&Context { ws: &ws, step, ..cx }, &self.weights(l)?, pages, rows)
+                accel.attend(&StepContext { ws: &ws, step, ..cx }, &self.weights(l)?, pages, rows)
             }
             Kind::Attend { staged, .. } => {
                 let pages = self.pages(l, staged);
@@ -254,7 +254,7 @@ impl DeviceHalf {
         let (accel, shape) = (self.accel.clone(), self.shape.clone());
         let b = project.sub_batch as usize;
         let ws = self.parts[b].ws;
-        let cx = Context { lane: Lane::Compute, shape: &shape, ws: &ws, step };
+        let cx = StepContext { lane: Lane::Compute, shape: &shape, ws: &ws, step };
         let l = project.layer.unwrap_or_default() as usize;
         let residual = match project.kind {
             Kind::Project { add: true } => self.residual(l.checked_sub(1), Sublayer::Down),
@@ -290,7 +290,7 @@ impl DeviceHalf {
         if residual == Residual::None {
             return Ok(());
         }
-        let cx = Context { lane: Lane::Compute, shape: &self.shape, ws: &self.parts[sub_batch].ws, step };
+        let cx = StepContext { lane: Lane::Compute, shape: &self.shape, ws: &self.parts[sub_batch].ws, step };
         self.accel.fold(&cx, residual, rows)
     }
 

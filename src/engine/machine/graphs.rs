@@ -15,7 +15,7 @@ use super::issue::{Issue, fusible, lists};
 use super::lowered::Lowered;
 use super::run::Part;
 use crate::Result;
-use crate::device::accelerator::Context;
+use crate::device::accelerator::StepContext;
 use crate::device::runtime::{Graph, Lane};
 use crate::program::{Flow, Kind, Op, Phase, Placement, Program, Residence, Unit};
 
@@ -175,7 +175,7 @@ impl RealMachine {
             };
             let step = lists(&d.modes, op, &issue.lists);
             let ws = &d.parts[op.sub_batch as usize].ws;
-            let cx = Context { lane: Lane::Compute, shape: &d.shape, ws, step };
+            let cx = StepContext { lane: Lane::Compute, shape: &d.shape, ws, step };
             let pages = d.pages(op.layer.unwrap_or_default() as usize, staged);
             d.accel.declare_pages(&cx, pages, launched(op, step), appends)?;
         }

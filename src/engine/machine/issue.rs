@@ -13,10 +13,10 @@ use super::carry::{AreaKey, What};
 use super::cohorts::{Chain, Turn};
 use super::device::{lane, rows_of};
 use super::host::{HostHalf, Letters};
-use super::lane::{Job, NONE, Ran, Ticket};
+use super::lane::{HostJob, NONE, Ran, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
-use super::run::{Part, Rows};
+use super::run::{GroupRows, Part};
 use super::sizes::Mode;
 use super::work::HostWork;
 use super::{HostSide, RealMachine};
@@ -293,7 +293,7 @@ impl RealMachine {
         let (memory, layer) = home.as_ref().filter(|_| device.runtime.watches())?;
         let at = self.places[l] * layer;
         let (part, page) = (&parts[op.sub_batch as usize], device.shape.page_bytes());
-        let of = |rows: &Rows<'_>, from: usize, to: usize| -> Vec<usize> {
+        let of = |rows: &GroupRows<'_>, from: usize, to: usize| -> Vec<usize> {
             let pages = if far { rows.table.far_pages() } else { rows.table.host_pages() };
             let pages = &pages[from / PAGE_TOKENS..to.div_ceil(PAGE_TOKENS)];
             pages.iter().map(|&p| at + p as usize * page).collect()
@@ -394,7 +394,7 @@ impl RealMachine {
 
     /// The job that writes the residual stream of a cohort to where it is carried to the device from, behind the host's layers: `op` is
     /// the last of these.
-    pub(super) fn hand_over(&mut self, op: &Op) -> Result<Job<HostHalf>> {
+    pub(super) fn hand_over(&mut self, op: &Op) -> Result<HostJob<HostHalf>> {
         let cargo = Cargo::Hidden { pending: Some(Sublayer::Down) };
         let op = Op { kind: Kind::Carry { cargo, to: Side::Device }, unit: Unit::H2d, ..op.clone() };
         let bytes = self.area_bytes(&op, cargo);
@@ -433,10 +433,10 @@ impl RealMachine {
         after: Vec<Ticket>,
         amount: Work,
         work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
-    ) -> Job<HostHalf> {
+    ) -> HostJob<HostHalf> {
         let host = self.device().runtime.clock().map(|clock| clock.rates().host);
         let seconds = host.map_or(0.0, |host| host.seconds(amount).max(host.launch));
-        Job { op, events, after, seconds, detached: None, program: None, work: Box::new(work) }
+        HostJob { op, events, after, seconds, detached: None, program: None, work: Box::new(work) }
     }
 }
 

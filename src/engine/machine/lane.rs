@@ -94,7 +94,7 @@ impl fmt::Debug for Ran {
 pub(super) type Work<S> = Box<dyn FnOnce(&mut S) -> Result<()> + Send>;
 
 /// One piece of the host's work.
-pub(super) struct Job<S> {
+pub(super) struct HostJob<S> {
     /// Of which operation, by its place in the program, or [`NONE`].
     pub op: usize,
     /// Events of the device that come first.
@@ -110,7 +110,7 @@ pub(super) struct Job<S> {
     pub work: Work<S>,
 }
 
-impl<S> Job<S> {
+impl<S> HostJob<S> {
     /// Whether the device may wait for it: not for a cohort.
     fn is_first(&self) -> bool {
         self.detached.is_none() || self.op == NONE
@@ -118,7 +118,7 @@ impl<S> Job<S> {
 }
 
 struct Queue<S> {
-    pending: VecDeque<(Ticket, Job<S>)>,
+    pending: VecDeque<(Ticket, HostJob<S>)>,
     /// Given, and neither done nor dropped.
     open: HashSet<Ticket>,
     /// Of these, those of the step.
@@ -233,7 +233,7 @@ impl<S: Send + 'static> Lane<S> {
     }
 
     /// Gives the lane a job. In a step that has failed it is dropped, if it is of the step.
-    pub fn give(&mut self, job: Job<S>) -> Ticket {
+    pub fn give(&mut self, job: HostJob<S>) -> Ticket {
         let ticket = self.issued;
         self.issued += 1;
         self.enter_time(ticket, &job);
@@ -258,7 +258,7 @@ impl<S: Send + 'static> Lane<S> {
     }
 
     /// The job's place in emulated time.
-    fn enter_time(&mut self, ticket: Ticket, job: &Job<S>) {
+    fn enter_time(&mut self, ticket: Ticket, job: &HostJob<S>) {
         let runtime = &self.shared.runtime;
         let Some(clock) = runtime.clock() else { return };
         let events = job.events.iter().filter_map(|e| runtime.moment(e));
@@ -444,7 +444,7 @@ impl<S> Queue<S> {
         self.ended = true;
         let (kept, dropped) = self.pending.drain(..).partition(|(_, job)| job.detached.is_some());
         self.pending = kept;
-        let dropped: VecDeque<(Ticket, Job<S>)> = dropped;
+        let dropped: VecDeque<(Ticket, HostJob<S>)> = dropped;
         for (ticket, _) in &dropped {
             self.open.remove(ticket);
         }
@@ -493,7 +493,7 @@ impl<S> Queue<S> {
 }
 
 /// An event that a job still waits for.
-fn missing<'a, S>(job: &'a Job<S>, runtime: &dyn Runtime) -> Result<Option<&'a Event>> {
+fn missing<'a, S>(job: &'a HostJob<S>, runtime: &dyn Runtime) -> Result<Option<&'a Event>> {
     for event in &job.events {
         if !runtime.is_done(event)? {
             return Ok(Some(event));
@@ -511,8 +511,8 @@ impl<S> Shared<S> {
     }
 
     /// Does a job.
-    fn run(&self, ticket: Ticket, job: Job<S>) {
-        let Job { op, detached, program, work, .. } = job;
+    fn run(&self, ticket: Ticket, job: HostJob<S>) {
+        let HostJob { op, detached, program, work, .. } = job;
         let runs = detached.as_ref().is_none_or(Detached::begin);
         let from = Instant::now();
         let result = match runs {
@@ -555,7 +555,7 @@ impl<S> Shared<S> {
     }
 
     /// The next job to run; `None` when the lane is to end.
-    fn next(&self) -> Option<(Ticket, Job<S>)> {
+    fn next(&self) -> Option<(Ticket, HostJob<S>)> {
         loop {
             let mut queue = self.wait_for_jobs()?;
             let event = match queue.ready(&*self.runtime) {

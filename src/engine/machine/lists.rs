@@ -2,7 +2,7 @@
 
 use super::RealMachine;
 use super::lowered::Lowered;
-use super::run::{Part, Rows};
+use super::run::{GroupRows, Part};
 use super::sizes::Mode;
 use crate::Result;
 use crate::device::accelerator::{Attend, Step, StepDesc, StepSeq};
@@ -63,7 +63,7 @@ impl RealMachine {
                     && part.groups.iter().any(streams)
                 {
                     for &(window, memory) in &far.lists {
-                        let away = |g: &Group, _: &Rows<'_>, staged| away(window, g, staged);
+                        let away = |g: &Group, _: &GroupRows<'_>, staged| away(window, g, staged);
                         lists.far.push((window, prepare(&sequences(part, away), memory)?));
                     }
                 }
@@ -77,10 +77,10 @@ impl RealMachine {
 /// The sequences of a sub-batch, with the pages and the attention that `of` says.
 fn sequences<'a>(
     part: &'a Part<'_>,
-    of: impl Fn(&Group, &Rows<'a>, &'a [u32]) -> (&'a [u32], Attend),
+    of: impl Fn(&Group, &GroupRows<'a>, &'a [u32]) -> (&'a [u32], Attend),
 ) -> Vec<StepSeq<'a>> {
     let mut row0 = 0;
-    let sequence = |((group, rows), staged): ((&'a Group, &'a Rows<'_>), &'a Vec<u32>)| {
+    let sequence = |((group, rows), staged): ((&'a Group, &'a GroupRows<'_>), &'a Vec<u32>)| {
         let n_rows = group.tokens as usize;
         row0 += n_rows;
         let (pages, attend) = of(group, rows, staged);
@@ -90,7 +90,7 @@ fn sequences<'a>(
 }
 
 /// In a layer that is attended so.
-fn near<'a>(mode: Mode, group: &Group, rows: &Rows<'a>, staged: &'a [u32]) -> (&'a [u32], Attend) {
+fn near<'a>(mode: Mode, group: &Group, rows: &GroupRows<'a>, staged: &'a [u32]) -> (&'a [u32], Attend) {
     if mode.attend[usize::from(group.phase == Phase::Decode)] == Side::Host {
         return (&[], Attend::Elsewhere);
     }

@@ -91,7 +91,7 @@ pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::{Outcome, Parked};
 pub use self::lane::hand_over::{LaneHandOver, hand_overs};
-pub(super) use self::run::Rows;
+pub(super) use self::run::GroupRows;
 pub use self::sizes::Sizes;
 pub use self::tiers::Tiers;
 

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// What a machine has to know of a group of an iteration, beside what the group says.
 #[derive(Clone, Copy)]
-pub(in crate::engine) struct Rows<'a> {
+pub(in crate::engine) struct GroupRows<'a> {
     /// As many as the group's rows.
     pub tokens: &'a [u32],
     /// The sequence's pages, with room for the new tokens.
@@ -28,7 +28,7 @@ pub(in crate::engine) struct Rows<'a> {
 /// A sub-batch of a step.
 pub(super) struct Part<'a> {
     pub groups: &'a [Group],
-    pub rows: &'a [Rows<'a>],
+    pub rows: &'a [GroupRows<'a>],
     /// Of all groups, in order.
     pub tokens: Vec<u32>,
     /// Rows that want logits, ascending.
@@ -54,12 +54,12 @@ impl<'a> Part<'a> {
     ///
     /// # Errors
     /// Rows that are not those of the groups.
-    pub fn of(iteration: &'a Iteration, mut rows: &'a [Rows<'a>]) -> Result<Vec<Part<'a>>> {
+    pub fn of(iteration: &'a Iteration, mut rows: &'a [GroupRows<'a>]) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::with_capacity(iteration.sub_batches.len());
         let mut staged = 0;
         for batch in &iteration.sub_batches {
             let groups = batch.groups.as_slice();
-            let fits = |(g, r): (&Group, &Rows<'_>)| g.tokens as usize == r.tokens.len() && g.tokens > 0;
+            let fits = |(g, r): (&Group, &GroupRows<'_>)| g.tokens as usize == r.tokens.len() && g.tokens > 0;
             if rows.len() < groups.len() || !groups.iter().zip(rows).all(fits) {
                 return Err(Error::usage("the tokens of a step are not those of its groups"));
             }
@@ -98,7 +98,7 @@ impl<'a> Part<'a> {
 
     /// As the host sees them: in layers with keys and values on the host, or those with some away from the device.
     pub fn host_sequences(&self, far: bool) -> Vec<HostSeq<'a>> {
-        let sequence = |(g, r): (&Group, &Rows<'a>)| HostSeq {
+        let sequence = |(g, r): (&Group, &GroupRows<'a>)| HostSeq {
             pages: if far { r.table.far_pages() } else { r.table.host_pages() },
             first_pos: g.first as usize,
             n_rows: g.tokens as usize,
@@ -140,7 +140,7 @@ impl RealMachine {
     /// # Errors
     /// An iteration that contradicts itself or cannot be lowered; more rows or sub-batches than were planned for; a
     /// device that failed, or an operation of the host.
-    pub fn run(&mut self, iteration: &Iteration, rows: &[Rows<'_>], moved: &[Moved]) -> Result<()> {
+    pub fn run(&mut self, iteration: &Iteration, rows: &[GroupRows<'_>], moved: &[Moved]) -> Result<()> {
         self.advance(iteration, rows, moved).map(drop)
     }
 
@@ -153,7 +153,7 @@ impl RealMachine {
     pub fn advance(
         &mut self,
         iteration: &Iteration,
-        rows: &[Rows<'_>],
+        rows: &[GroupRows<'_>],
         moved: &[Moved],
     ) -> Result<Vec<Outcome>> {
         let parts = Part::of(iteration, rows)?;

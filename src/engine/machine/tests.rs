@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::carry::Areas;
 use super::lane::Lane;
-use super::{HostHalf, HostSide, RealMachine, Rows, Sizes};
+use super::{GroupRows, HostHalf, HostSide, RealMachine, Sizes};
 use crate::Error;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use crate::engine::kv::SequenceKv;
@@ -62,8 +62,12 @@ impl Setup {
             flow: Flow::TwoLanes,
             pick: false,
         };
-        let rows: Vec<Rows<'_>> =
-            self.tables.iter().enumerate().map(|(out, table)| Rows { tokens: &TOKENS, table, out }).collect();
+        let rows: Vec<GroupRows<'_>> = self
+            .tables
+            .iter()
+            .enumerate()
+            .map(|(out, table)| GroupRows { tokens: &TOKENS, table, out })
+            .collect();
         self.machine.expect(2, false);
         self.machine.run(&iteration, &rows, &[])?;
         Ok(self.machine.logits().to_vec())

@@ -17,7 +17,7 @@ use super::super::sequences::{NOT_NUMBERS, SeqId};
 use super::{Event, Finish, Live, Requests, StepReport};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
-use crate::sched::{Decision, Job, Observed};
+use crate::sched::{Decision, Observed, RequestView};
 use crate::{Error, Result};
 
 /// Steps in a row that may leave every request where it is.
@@ -128,7 +128,8 @@ impl Requests {
         for swap in swaps {
             let (Target::Whole(to), from) = (swap.to, self.engine.side(swap.seq)) else { continue };
             let pages = KvGeometry::pages_for(self.engine.len(swap.seq)) as u32;
-            let job = |job: &&Job| self.live.get(job.id).is_some_and(|live| live.seq == Some(swap.seq));
+            let job =
+                |job: &&RequestView| self.live.get(job.id).is_some_and(|live| live.seq == Some(swap.seq));
             if let Some(job) = self.queues.running().iter().find(job)
                 && from.is_some_and(|from| from != to)
                 && pages > 0

@@ -126,7 +126,7 @@ enum Place {
 
 /// Rows that go the same way, in sums.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Rows {
+pub(super) struct RowSums {
     phase: Phase,
     kv: Kv,
     /// Tokens that are stored, as far as it matters: see [`stored`].
@@ -143,18 +143,18 @@ pub(super) struct Rows {
     scans: Vec<[Scan; 2]>,
 }
 
-impl Rows {
+impl RowSums {
     /// Of the classes of a sub-batch, or of the pieces that a cohort is attended in.
-    pub fn of(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<Rows> {
+    pub fn of(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<RowSums> {
         let cuts = cuts(batch, kinds, pieces);
         let windows = &kinds.windows;
         let page = PAGE_TOKENS as u32;
-        let mut all: Vec<Rows> = Vec::new();
+        let mut all: Vec<RowSums> = Vec::new();
         let mut last: Option<&Group> = None;
         for (at, group) in (0u32..).zip(&batch.groups) {
             let copied = kinds.copied(group);
             if !last.is_some_and(|l| kinds.alike(l, group)) || cuts.contains(&at) {
-                all.push(Rows {
+                all.push(RowSums {
                     phase: group.phase,
                     kv: group.kv,
                     first: if copied { stored(group.first) } else { page + 1 },
@@ -204,13 +204,13 @@ fn cuts(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<u32> {
 
 /// A step in sums, by sub-batch and class.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Sums(Vec<Vec<Rows>>);
+pub(super) struct Sums(Vec<Vec<RowSums>>);
 
 impl Sums {
     pub fn of(iteration: &Iteration, kinds: &Kinds) -> Sums {
         let of = |(b, batch): (usize, &SubBatch)| {
             let cohort = iteration.flow == Flow::Async && b > 0;
-            Rows::of(batch, kinds, if cohort { kinds.pieces } else { 1 })
+            RowSums::of(batch, kinds, if cohort { kinds.pieces } else { 1 })
         };
         Sums(iteration.sub_batches.iter().enumerate().map(of).collect())
     }
@@ -351,7 +351,7 @@ pub(super) struct Shape {
 
 impl Shape {
     pub fn of(iteration: &Iteration, kinds: &Kinds, sums: &Sums, moved: &[Moved]) -> Shape {
-        let class = |c: &Rows| {
+        let class = |c: &RowSums| {
             let wanted = match c.wanted {
                 0 => 0,
                 n if n == c.rows => 2,
@@ -471,7 +471,7 @@ impl Alike {
             Kind::Stream { .. } => {}
             Kind::PageIn { .. } => {
                 // The last layer of rows without logits only adds to the page that new tokens begin in.
-                let needed = |c: &Rows| if self.last && c.wanted == 0 { c.pages[1] } else { c.pages[0] };
+                let needed = |c: &RowSums| if self.last && c.wanted == 0 { c.pages[1] } else { c.pages[0] };
                 op.work.pages = classes.iter().map(needed).sum();
             }
             Kind::PageOut { .. } => {

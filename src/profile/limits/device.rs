@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::accelerator::{
-    Accelerator, Attend, Context, LayerWeights, Limits, LinearSource, LinearWeight, NormWeight, Shape,
+    Accelerator, Attend, LayerWeights, Limits, LinearSource, LinearWeight, NormWeight, Shape, StepContext,
     StepDesc, StepSeq, SubBatches, UpWeight,
 };
 use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Runtime};
@@ -237,7 +237,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
     let desc =
         StepDesc { seqs: &seqs, tokens: &tokens, logit_rows: &[], cuts: &[], epoch: 0, launch_rows: rows };
     let step = accelerator.prepare(Lane::Compute, &shape, &limits, &desc, sub.lists)?;
-    let cx = Context { lane: Lane::Compute, shape: &shape, ws: &sub.ws, step: &step };
+    let cx = StepContext { lane: Lane::Compute, shape: &shape, ws: &sub.ws, step: &step };
     // Only the output projection of it is ever used.
     let layer = LayerWeights {
         attn_norm: NormWeight::default(),

@@ -8,8 +8,8 @@ use super::{Subject, walk};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{
-    Accelerator, Attend, Context, EmbedWeight, LayerWeights, Limits, LinearWeight, NormWeight, PageMove,
-    Residual, Shape, StepDesc, StepSeq, SubBatches, Workspace,
+    Accelerator, Attend, EmbedWeight, LayerWeights, Limits, LinearWeight, NormWeight, PageMove, Residual,
+    Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Lane, Runtime};
 use crate::engine::weights::{self, LayerLayout, Upload};
@@ -201,7 +201,7 @@ impl<'a> Rig<'a> {
         let lane = Lane::Compute;
         let prepare = || self.accel.prepare(lane, &self.shape, &self.limits, &desc, self.lists);
         let step = prepare()?;
-        let cx = Context { lane, shape: &self.shape, ws: &self.ws, step: &step };
+        let cx = StepContext { lane, shape: &self.shape, ws: &self.ws, step: &step };
         let (a, all) = (self.accel, || cx.all());
         // As steps are recorded: single rows, up to so many.
         let graph = decode && step.graph_key.is_some();

@@ -120,21 +120,21 @@ impl Run {
 }
 
 /// The rows of a sub-batch.
-pub(super) struct Rows<'a> {
+pub(super) struct BatchRows<'a> {
     pub groups: &'a [Group],
     /// The first row of each group, and how many there are.
     starts: Vec<u32>,
     runs: Vec<Run>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> BatchRows<'a> {
     /// Of a model with so many layers and these windows; `own` says whose tokens are followed by number.
     pub fn new(
         batch: &'a SubBatch,
         layers: usize,
         windows: &[Option<u32>],
         own: impl Fn(u32, &Group) -> bool,
-    ) -> Rows<'a> {
+    ) -> BatchRows<'a> {
         let mut starts = Vec::with_capacity(batch.groups.len() + 1);
         let mut runs: Vec<Run> = Vec::new();
         let mut row = 0;
@@ -171,7 +171,7 @@ impl<'a> Rows<'a> {
             row = end;
         }
         starts.push(row);
-        Rows { groups: &batch.groups, starts, runs }
+        BatchRows { groups: &batch.groups, starts, runs }
     }
 
     /// All of them.

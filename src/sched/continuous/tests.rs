@@ -12,7 +12,7 @@ fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
     let (mut slots, mut queues) = (Slots::default(), Queues::default());
     let submit = |&(prompt, most): &(u32, u32)| {
         let id = slots.insert(());
-        queues.submit(Job::new(id, prompt, most));
+        queues.submit(RequestView::new(id, prompt, most));
         id
     };
     let ids = requests.iter().map(submit).collect();
@@ -81,7 +81,7 @@ fn prompts_keep_an_eighth_of_the_rows_and_decode_rows_take_turns() {
     for _ in 0..4 {
         step(&mut s, &mut q, &limits);
     }
-    q.submit(Job::new(RequestId { slot: 10, generation: 0 }, 30, 30));
+    q.submit(RequestView::new(RequestId { slot: 10, generation: 0 }, 30, 30));
     let mut seen = [0; 10];
     for _ in 0..20 {
         let groups = step(&mut s, &mut q, &limits).concat();
@@ -154,13 +154,13 @@ proptest! {
         let limits = Limits { rows: rows.max(sequences), sub_batches, sequences, device_pages: pages, host_pages: 0 };
         let (mut slots, mut q, mut s) = (Slots::default(), Queues::default(), Continuous::new(patience));
         // Stored tokens by id, which is what the queues should say.
-        let mut live: Vec<(RequestId, Job)> = Vec::new();
+        let mut live: Vec<(RequestId, RequestView)> = Vec::new();
         let drain = std::iter::repeat_n(Event::Step, 20_000);
         for event in events.into_iter().chain(drain) {
             match event {
                 Event::Submit { prompt, more } => {
                     let id = slots.insert(());
-                    let job = Job::new(id, prompt, prompt + more);
+                    let job = RequestView::new(id, prompt, prompt + more);
                     q.submit(job.clone());
                     live.push((id, job));
                 }

@@ -34,7 +34,7 @@ pub const GROUP: usize = 16;
 
 /// Shape of the records of a dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct RecordLayout {
     /// Elements of k per record.
     pub record_k: usize,
     /// Bytes of scales, before the blocks.
@@ -47,9 +47,9 @@ pub struct Layout {
     pub record_bytes: usize,
 }
 
-impl Layout {
+impl RecordLayout {
     /// The layout of `dtype`; `None` for f32.
-    pub const fn of(dtype: DType) -> Option<Layout> {
+    pub const fn of(dtype: DType) -> Option<RecordLayout> {
         let (record_k, scale_bytes, high_bytes, code_bytes) = match dtype {
             DType::Q4_0 => (64, 64, 0, 256),
             DType::Q4_1 => (64, 128, 0, 256),
@@ -63,7 +63,7 @@ impl Layout {
             DType::F32 => return None,
         };
         let record_bytes = scale_bytes + record_k / 32 * (high_bytes + code_bytes);
-        Some(Layout { record_k, scale_bytes, high_bytes, code_bytes, record_bytes })
+        Some(RecordLayout { record_k, scale_bytes, high_bytes, code_bytes, record_bytes })
     }
 
     /// Where the high bits of block `b` of a record begin.
@@ -98,7 +98,7 @@ pub struct Packed {
 impl Packed {
     /// Bytes that a packed `[n, k]` weight takes; `None` for f32.
     pub fn size(dtype: DType, n: usize, k: usize) -> Option<usize> {
-        Layout::of(dtype).map(|l| n.div_ceil(GROUP) * l.group_bytes(k))
+        RecordLayout::of(dtype).map(|l| n.div_ceil(GROUP) * l.group_bytes(k))
     }
 
     /// Wraps bytes that [`pack_group`] has filled.
@@ -115,7 +115,7 @@ impl Packed {
 
     /// The bytes of groups `g0..g1`, one after the other.
     pub fn group_range(&self, g0: usize, g1: usize) -> &[u8] {
-        let b = Layout::of(self.dtype).expect("f32 is not packed").group_bytes(self.k);
+        let b = RecordLayout::of(self.dtype).expect("f32 is not packed").group_bytes(self.k);
         &self.data[g0 * b..g1 * b]
     }
 }
@@ -132,7 +132,7 @@ const LOW: u32 = 0x0f0f_0f0f;
 
 /// Packs rows `16·group..` of `w` into `out` (exactly one group's bytes).
 pub fn pack_group(w: &Tensor, group: usize, out: &mut [u8]) {
-    let layout = Layout::of(w.dtype).expect("f32 is not packed");
+    let layout = RecordLayout::of(w.dtype).expect("f32 is not packed");
     assert_eq!(out.len(), layout.group_bytes(w.cols()));
     let rows = GROUP.min(w.rows() - group * GROUP);
     if !w.dtype.is_quantised() {
@@ -174,7 +174,7 @@ fn pack_floats(w: &Tensor, first: usize, rows: usize, out: &mut [u8]) {
 
 /// Writes source block `block` (number `b` of its record) of row `r` into `record`.
 fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8]) {
-    let layout = Layout::of(dtype).expect("f32 is not packed");
+    let layout = RecordLayout::of(dtype).expect("f32 is not packed");
     let (high, codes) = (|b| layout.high(b), |b| layout.codes(b));
     // Nibbles of a 32-block whose bytes hold element i low, element i + 16 high: the layout's own order.
     let nibbles = |codes: &mut [u8], qs: &[u8]| (0..4).for_each(|j| put(codes, j * 16 + r, dw(qs, j)));
@@ -263,7 +263,7 @@ fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8])
                 }
             }
         }
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("checked by Layout::of"),
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("checked by RecordLayout::of"),
     }
 }
 

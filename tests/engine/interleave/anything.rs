@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use tandem::program::{Flow, Group, Iteration, PageMove, Phase, RequestId, Side, SubBatch};
-use tandem::sched::{Decision, Job, Limits, Predict, Queues, Strategy};
+use tandem::sched::{Decision, Limits, Predict, Queues, RequestView, Strategy};
 
 use super::random::Random;
 
@@ -91,11 +91,11 @@ impl Strategy for Anything {
             }
         }
         let new = queues.waiting().filter(|job| admit.iter().any(|(id, _)| *id == job.id));
-        let mut jobs: Vec<&Job> = queues.running().iter().chain(new).collect();
+        let mut jobs: Vec<&RequestView> = queues.running().iter().chain(new).collect();
         for i in (1..jobs.len()).rev() {
             jobs.swap(i, r.below(i + 1));
         }
-        let parked: Vec<&Job> = queues.running().iter().filter(|j| j.at.is_some()).collect();
+        let parked: Vec<&RequestView> = queues.running().iter().filter(|j| j.at.is_some()).collect();
         let overlaps = two && limits.sub_batches > 1;
         let overlaps = overlaps && r.chance(if parked.is_empty() { 40 } else { 85 });
         let mut begins: Vec<Group> = Vec::new();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tandem::program::{Flow, Kv, RequestId, Side};
-use tandem::sched::{Decision, Job, Limits, Observed, Predict, Queues, Strategy};
+use tandem::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, Strategy};
 
 use super::random::Random;
 
@@ -48,8 +48,8 @@ impl Counts {
         let state = match running {
             _ if queues.waiting().any(|j| j.id == id) => 1,
             None => 0,
-            Some(Job { at: Some(0), .. }) => 6,
-            Some(Job { at: Some(_), .. }) => 7,
+            Some(RequestView { at: Some(0), .. }) => 6,
+            Some(RequestView { at: Some(_), .. }) => 7,
             Some(j) if j.stored == 0 => 2,
             Some(j) if j.stored < j.prompt => 3,
             Some(j) => {

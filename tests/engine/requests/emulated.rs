@@ -6,7 +6,7 @@ use tandem::model::load;
 use tandem::plan::step_times::Uncached;
 use tandem::plan::{Predictor, Sizes, hardware};
 use tandem::program::{Flow, Group, Iteration, Phase, Placement, Side, SubBatch};
-use tandem::sched::{Decision, Job, Limits, Predict, Queues, Strategy, by_name};
+use tandem::sched::{Decision, Limits, Predict, Queues, RequestView, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::text::SamplerParams;
 
@@ -33,7 +33,7 @@ impl Strategy for Halves {
         for (job, side) in running.chain(new) {
             let prompt = job.phase() == Phase::Prefill;
             let tokens = if prompt { (job.prompt - job.stored).min(left) } else { 1 };
-            let job: &Job = job;
+            let job: &RequestView = job;
             match side == Side::Host && !prompt {
                 true => second.push(job.group(1, side)),
                 false if tokens > 0 => {

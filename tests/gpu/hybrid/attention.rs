@@ -101,7 +101,7 @@ fn old_pages_in_a_staging_area_are_attended_here() {
                 let seqs = [Bench::one(B, 0, Attend::Elsewhere), old];
                 let step = b.prepare(1, &b.desc(&seqs, &[17, 71])).unwrap();
                 let ws = Workspace { partial: far, ..*cx.ws };
-                let upto = Context { step: &step, ws: &ws, ..*cx };
+                let upto = StepContext { step: &step, ws: &ws, ..*cx };
                 b.accel.attend(&upto, &b.layer, staging.ptr(), upto.all()).unwrap();
                 b.accel.merge(cx, &far, cx.all()).unwrap();
             });

@@ -217,12 +217,12 @@ impl Bench {
         StepDesc { seqs, tokens, logit_rows: &[], cuts: &[], epoch: EPOCH, launch_rows }
     }
 
-    pub fn context<'a>(&'a self, sub: usize, step: &'a Step) -> Context<'a> {
-        Context { lane: LANE, shape: &self.shape, ws: &self.subs[sub].ws, step }
+    pub fn context<'a>(&'a self, sub: usize, step: &'a Step) -> StepContext<'a> {
+        StepContext { lane: LANE, shape: &self.shape, ws: &self.subs[sub].ws, step }
     }
 
     /// Embeds, projects and attends rows of these sequences, in the first sub-batch.
-    pub fn run(&self, seqs: &[StepSeq<'_>], tokens: &[u32], then: impl Fn(&Context<'_>)) {
+    pub fn run(&self, seqs: &[StepSeq<'_>], tokens: &[u32], then: impl Fn(&StepContext<'_>)) {
         let step = self.prepare(0, &self.desc(seqs, tokens)).unwrap();
         let (accel, cx) = (&self.accel, self.context(0, &step));
         accel.embed(&cx, &self.embed, cx.all()).unwrap();
@@ -248,7 +248,7 @@ impl Bench {
     }
 
     /// One more token of both sequences, B's first; A is attended as told.
-    pub fn decode(&self, attend: Attend, then: impl Fn(&Context<'_>)) {
+    pub fn decode(&self, attend: Attend, then: impl Fn(&StepContext<'_>)) {
         self.run(&[Bench::one(B, 0, Attend::Here), Bench::one(A, 1, attend)], &[17, 71], then);
     }
 

@@ -13,7 +13,7 @@ fn set_pages(b: &Bench, pages: &[u16]) {
 }
 
 /// A step of both sequences' next tokens, B's first, through `enqueue`.
-fn decode_by(b: &Bench, attend: Attend, cuts: &[usize], enqueue: impl Fn(&Context<'_>)) {
+fn decode_by(b: &Bench, attend: Attend, cuts: &[usize], enqueue: impl Fn(&StepContext<'_>)) {
     let seqs = [Bench::one(B, 0, Attend::Here), Bench::one(A, 1, attend)];
     let step = b.prepare(0, &StepDesc { cuts, ..b.desc(&seqs, &[17, 71]) }).unwrap();
     let cx = b.context(0, &step);
@@ -193,7 +193,7 @@ fn a_prompt_appends_to_a_staging_area() {
 /// What a whole layer and the head leave of a row.
 type Row = (Vec<u16>, Vec<u8>, Vec<u8>, Vec<u8>);
 
-fn layer(b: &Bench, cx: &Context<'_>, stage: usize) {
+fn layer(b: &Bench, cx: &StepContext<'_>, stage: usize) {
     let (a, all) = (&b.accel, cx.all());
     match stage {
         0 => a.embed(cx, &b.embed, all),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::gpu::linear::{Case, Launch, Operands};
 use proptest::prelude::*;
-use tandem::device::kernels::gemm::{self, Path, Plan};
+use tandem::device::kernels::gemm::{self, GemmPlan, Path};
 use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs};
 use tandem::device::kernels::product::choose::gemm_bucket;
 use tandem::device::runtime::{DeviceInfo, Lane, Runtime};
@@ -17,13 +17,13 @@ fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, LinearArgs)
     (launch, args)
 }
 
-fn run((launch, args): &(Launch, LinearArgs), plan: &Plan) -> Vec<u8> {
+fn run((launch, args): &(Launch, LinearArgs), plan: &GemmPlan) -> Vec<u8> {
     launch.output(gemm::gemm_as(&*launch.rt, Lane::Compute, args, plan), &format!("{plan:?}"))
 }
 
 /// Runs `c` as `plan` says and compares every element. A sum has at most one rounding for each product, split and the
 /// bias.
-fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
+fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &GemmPlan) -> Vec<u8> {
     let operands = Operands::dense(c);
     let y = run(&launch(rt, c, &operands), plan);
     c.check(&operands, c.k + plan.splits + 1, &y, &format!("{plan:?}"));
@@ -39,14 +39,14 @@ fn kernels(rt: &dyn Runtime, act: Half) -> Vec<(Path, usize)> {
         .collect()
 }
 
-fn unsplit(path: Path, tokens: usize, k: usize) -> Plan {
-    Plan { path, tokens, splits: 1, k_per_split: k.next_multiple_of(path.depth()) }
+fn unsplit(path: Path, tokens: usize, k: usize) -> GemmPlan {
+    GemmPlan { path, tokens, splits: 1, k_per_split: k.next_multiple_of(path.depth()) }
 }
 
 /// `splits` parts of K as [`gemm::plan`] cuts it, or fewer.
-fn split(path: Path, tokens: usize, k: usize, splits: usize) -> Plan {
+fn split(path: Path, tokens: usize, k: usize, splits: usize) -> GemmPlan {
     let k_per_split = k.div_ceil(splits).next_multiple_of(path.depth());
-    Plan { path, tokens, splits: k.div_ceil(k_per_split), k_per_split }
+    GemmPlan { path, tokens, splits: k.div_ceil(k_per_split), k_per_split }
 }
 
 #[test]

@@ -7,19 +7,19 @@ use crate::support;
 use crate::support::gpu::linear::{Case, Launch, Operands, noise};
 use crate::support::gpu::memory::encode;
 use proptest::prelude::*;
-use tandem::device::kernels::linear::{self, COUNTER_BYTES, Epilogue, LinearArgs, Plan, linear_as};
+use tandem::device::kernels::linear::{self, COUNTER_BYTES, DensePlan, Epilogue, LinearArgs, linear_as};
 use tandem::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
 use tandem::tensor::Half;
 
 /// Runs `c` as `plan` says; all bytes of y, guard included.
-fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &Plan) -> Vec<u8> {
+fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &DensePlan) -> Vec<u8> {
     let launch = Launch::new(rt, c, o, COUNTER_BYTES + plan.partial_bytes);
     launch.output(linear_as(&**rt, Lane::Compute, &launch.args(c), plan), &format!("{c:?} {plan:?}"))
 }
 
 /// Runs `c` as `plan` says and compares every element. A sum has at most k + 64 roundings: its products, and lanes,
 /// warps, splits and the bias.
-fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
+fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &DensePlan) -> Vec<u8> {
     let operands = Operands::dense(c);
     let y = run(rt, c, &operands, plan);
     c.check(&operands, c.k + 64, &y, &format!("{plan:?}"));
@@ -27,12 +27,12 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
 }
 
 /// The plan for a device of this runtime's kind with so many multiprocessors: more of them, more splits.
-fn plan(rt: &Arc<dyn Runtime>, multiprocessors: u32, c: &Case) -> Plan {
+fn plan(rt: &Arc<dyn Runtime>, multiprocessors: u32, c: &Case) -> DensePlan {
     plan_as(&DeviceInfo { multiprocessors, ..rt.info().clone() }, c)
 }
 
-fn plan_as(info: &DeviceInfo, c: &Case) -> Plan {
-    Plan::new(info, c.act, c.m, c.n, c.k)
+fn plan_as(info: &DeviceInfo, c: &Case) -> DensePlan {
+    DensePlan::new(info, c.act, c.m, c.n, c.k)
 }
 
 fn acts(rt: &Arc<dyn Runtime>) -> Vec<Half> {

@@ -9,7 +9,9 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem::device::kernels::linear::Epilogue;
 use tandem::device::kernels::product::choose::GEMV_ROWS;
-use tandem::device::kernels::quant::{self, GatherArgs, Layout, Plan, QuantLinearArgs, RowsArgs, linear_as};
+use tandem::device::kernels::quant::{
+    self, GatherArgs, PackedLayout, QuantLinearArgs, QuantPlan, RowsArgs, linear_as,
+};
 use tandem::device::runtime::{Lane, Runtime};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
@@ -22,8 +24,8 @@ fn plain(dtype: DType, act: Half, m: usize, n: usize, k: usize) -> Case {
     Case { weights: dtype, ..Case::plain(act, m, n, k) }
 }
 
-fn layout(c: &Case) -> Layout {
-    Layout::new(c.weights, c.n, c.k).expect("a quantised matrix")
+fn layout(c: &Case) -> PackedLayout {
+    PackedLayout::new(c.weights, c.n, c.k).expect("a quantised matrix")
 }
 
 /// Where a block has its f16 scales, and its codes.
@@ -93,11 +95,11 @@ fn operands(c: &Case) -> Operands {
     Operands::new(c, packed, w, parts)
 }
 
-fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &Plan) -> Vec<u8> {
+fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &QuantPlan) -> Vec<u8> {
     again(&Launch::new(rt, c, o, plan.scratch_bytes()), c, plan)
 }
 
-fn again(launch: &Launch, c: &Case, plan: &Plan) -> Vec<u8> {
+fn again(launch: &Launch, c: &Case, plan: &QuantPlan) -> Vec<u8> {
     let args = QuantLinearArgs {
         layout: layout(c),
         w: launch.w.ptr(),
@@ -119,7 +121,7 @@ fn again(launch: &Launch, c: &Case, plan: &Plan) -> Vec<u8> {
 /// On its way into a sum, a product meets at most 32 roundings in its block, one for its scale and two for each
 /// block after it (16 columns at least; minima are a second addition), 8 warps, the splits, the bias, and one in
 /// the reference's weight.
-fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
+fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &QuantPlan) -> Vec<u8> {
     let operands = operands(c);
     let y = run(rt, c, &operands, plan);
     let roundings = 32 + 1 + c.k.div_ceil(16) * 2 + 8 + plan.splits + 1 + 1;
@@ -128,12 +130,12 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &Plan) -> Vec<u8> {
 }
 
 /// The kernel for `tokens` tokens, if this runtime has it, splitting k after `k_split` columns.
-fn forced(rt: &dyn Runtime, c: &Case, tokens: usize, k_split: usize) -> Option<Plan> {
-    let plan = Plan::forced(rt.info(), &layout(c), c.act, c.m, tokens, k_split);
+fn forced(rt: &dyn Runtime, c: &Case, tokens: usize, k_split: usize) -> Option<QuantPlan> {
+    let plan = QuantPlan::forced(rt.info(), &layout(c), c.act, c.m, tokens, k_split);
     (rt.has_kernel(&plan.kernel) && plan.shared <= rt.info().shared_per_block).then_some(plan)
 }
 
-fn unsplit(rt: &dyn Runtime, c: &Case, tokens: usize) -> Option<Plan> {
+fn unsplit(rt: &dyn Runtime, c: &Case, tokens: usize) -> Option<QuantPlan> {
     forced(rt, c, tokens, c.k.next_multiple_of(128))
 }
 
@@ -263,7 +265,7 @@ fn the_planned_kernels_are_right() {
         for (dtype, n, k) in [(DType::Q4_K, 64, 1024), (DType::Q8_0, 48, 1056), (DType::Q6_K, 528, 256)] {
             for m in [1, 2, 5, 12, 20, 40, 70] {
                 let c = Case { bias: true, ..plain(dtype, Half::F16, m, n, k) };
-                check(&rt, &c, &Plan::new(rt.info(), &layout(&c), c.act, m));
+                check(&rt, &c, &QuantPlan::new(rt.info(), &layout(&c), c.act, m));
             }
         }
     }
@@ -292,7 +294,7 @@ fn decoded_rows_are_the_references_rounded() {
     for rt in support::gpu::runtimes() {
         for dtype in DType::QUANTISED {
             let (n, k) = (37, if dtype.block_len() == 256 { 768 } else { 608 });
-            let layout = Layout::new(dtype, n, k).expect("a quantised matrix");
+            let layout = PackedLayout::new(dtype, n, k).expect("a quantised matrix");
             let bytes = random_rows(dtype, n, k);
             let row_bytes = dtype.row_bytes(k).expect("whole blocks");
             let source = |r: usize| &bytes[r * row_bytes..][..row_bytes];

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use tandem::program::{Flow, Iteration, Phase, RequestId, Side, SubBatch, Wants};
-use tandem::sched::{Decision, Job, Limits, Observed, Predict, Queues, Slots, Strategy};
+use tandem::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, Slots, Strategy};
 
 /// A request, as the driver knows it.
 #[derive(Debug, Clone)]
 pub struct Live {
-    pub job: Job,
+    pub job: RequestView,
 }
 
 /// See the [module](self).
@@ -77,7 +77,7 @@ impl<'a> Driver<'a> {
     /// Returns whether the strategy can serve it.
     pub fn submit(&mut self, prompt: u32, most: u32) -> Option<RequestId> {
         let id = self.slots.insert(());
-        let job = Job::new(id, prompt, most);
+        let job = RequestView::new(id, prompt, most);
         if job.pages() > self.strategy.most_pages(&self.limits) {
             self.slots.remove(id);
             return None;
@@ -280,7 +280,7 @@ impl<'a> Driver<'a> {
         hold!(!after.is_empty(), "no progress: {:?}", self.queues);
         for side in [Side::Device, Side::Host] {
             let of = self.queues.running().iter().filter(|j| j.home == Some(side));
-            let end = |j: &Job| after.get(&j.id).map_or(0, |end| end - j.stored);
+            let end = |j: &RequestView| after.get(&j.id).map_or(0, |end| end - j.stored);
             let pages: usize = of.map(|j| j.pages_with(end(j))).sum();
             hold!(pages <= self.limits.pages(side), "{pages} pages on the {side:?}, {:?}", self.limits);
         }

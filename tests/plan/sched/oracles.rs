@@ -7,7 +7,7 @@ use tandem::sched::model::{
     Mode, Seen, TwoLanes, algorithm_1, overlap_gain, pipelining_gain, pipelining_pays, pipelining_pays_mixed,
     ratio_limit, waiting_saved,
 };
-use tandem::sched::{self, Decision, Job, Limits, Predict, Queues};
+use tandem::sched::{self, Decision, Limits, Predict, Queues, RequestView};
 
 use super::table::Table;
 
@@ -139,7 +139,7 @@ fn queues(device: &[u32], host: &[u32]) -> Queues {
     let all = device.iter().map(|n| (n, Side::Device)).chain(host.iter().map(|n| (n, Side::Host)));
     for (slot, (&n, side)) in (0..).zip(all) {
         let stored = 32 * (n + 1) - 1;
-        let job = Job::new(RequestId { slot, generation: 0 }, stored, stored + 1);
+        let job = RequestView::new(RequestId { slot, generation: 0 }, stored, stored + 1);
         groups.push(job.group(stored, side));
         decision.admit.push((job.id, side));
         queues.submit(job);

@@ -12,7 +12,7 @@ use tandem::program::{
     Flow, Group, Iteration, Kv, LayerPlacement, PageMove, Phase, Placement, Policy, RequestId, Residence,
     Side, SubBatch, Sublayer, Unit, Wants, check, lower,
 };
-use tandem::sched::{self, Job, Limits, Predict, Queues};
+use tandem::sched::{self, Limits, Predict, Queues, RequestView};
 
 use super::invariants::cases;
 
@@ -200,7 +200,7 @@ fn crowd(n: u32) -> Queues {
     };
     let mut groups = Vec::new();
     for slot in 0..n {
-        let job = Job::new(RequestId { slot, generation: 0 }, 100 + slot % 300, 900);
+        let job = RequestView::new(RequestId { slot, generation: 0 }, 100 + slot % 300, 900);
         decision.admit.push((job.id, if slot % 2 == 0 { Side::Device } else { Side::Host }));
         groups.push(job.group(job.prompt, Side::Device));
         queues.submit(job);
@@ -209,7 +209,7 @@ fn crowd(n: u32) -> Queues {
     queues.commit(&Iteration::serial(groups, false), &[]);
     // And as many that wait.
     for slot in n..2 * n {
-        queues.submit(Job::new(RequestId { slot, generation: 0 }, 200, 900));
+        queues.submit(RequestView::new(RequestId { slot, generation: 0 }, 200, 900));
     }
     queues
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::EmulatedAccelerator;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::{Attend, Context, LayerWeights, PartialRows};
+use crate::device::accelerator::{Attend, LayerWeights, PartialRows, StepContext};
 use crate::device::emulated::ops::attention::{self, Tokens};
 use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
 use crate::device::emulated::ops::pages::PageShape;
@@ -15,7 +15,7 @@ use crate::device::runtime::DevPtr;
 /// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
 pub(super) fn attend(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     kv: DevPtr,
     rows: &Range<usize>,
@@ -101,7 +101,7 @@ pub(super) fn attend(
 /// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
 pub(super) fn merge(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     other: &PartialRows,
     rows: &Range<usize>,
 ) -> Result<()> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::EmulatedAccelerator;
 use super::operands::DeltaOperand;
-use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual};
+use crate::device::accelerator::{EmbedWeight, LinearWeight, NormWeight, Residual, StepContext};
 use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
 use crate::device::emulated::ops::norm;
 use crate::tensor::DType;
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
 pub(super) fn embed(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     weight: &EmbedWeight,
     rows: Range<usize>,
 ) -> Result<()> {
@@ -51,7 +51,7 @@ pub(super) fn embed(
 /// See [`Accelerator::logits`](crate::device::accelerator::Accelerator::logits).
 pub(super) fn logits(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     weight: NormWeight,
     head: &LinearWeight,
     residual: Residual,
@@ -95,7 +95,7 @@ pub(super) fn logits(
 }
 
 /// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
-pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &Context<'_>, rows: &Range<usize>) -> Result<()> {
+pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &StepContext<'_>, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     let (vocab, places) = (cx.shape.vocab, cx.step.lists.logits_in(rows));
     let mut io = accel.operands(cx);

@@ -10,7 +10,7 @@ use super::EmulatedAccelerator;
 use super::operands::Operands;
 use crate::Result;
 use crate::cache::{PAGE_TOKENS, PagePool};
-use crate::device::accelerator::{Attend, Context, LayerWeights, PartialRows, Shape};
+use crate::device::accelerator::{Attend, LayerWeights, PartialRows, Shape, StepContext};
 use crate::device::emulated::ops::cast::{numbers, numbers_mut};
 use crate::device::emulated::ops::cpu::{Cpu, SeqPages};
 use crate::device::emulated::ops::pages::PageShape;
@@ -53,7 +53,7 @@ impl SeqOperands {
     /// Of `rows` of a sequence.
     fn new(
         io: &mut Operands,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         kv: DevPtr,
         s: &Seq,
         rows: &Range<usize>,
@@ -94,7 +94,7 @@ impl SeqOperands {
 /// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
 pub(super) fn attend(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     cpu: Cpu,
     layer: &LayerWeights,
     kv: DevPtr,
@@ -146,7 +146,7 @@ pub(super) fn attend(
 /// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
 pub(super) fn merge(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     cpu: Cpu,
     other: &PartialRows,
     rows: &Range<usize>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::EmulatedAccelerator;
 use super::qkv::check_mailbox;
 use crate::Result;
-use crate::device::accelerator::{Context, Mailbox, PageMove, Shape};
+use crate::device::accelerator::{Mailbox, PageMove, Shape, StepContext};
 use crate::device::emulated::op::PageMoves;
 use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::pages::PageShape;
@@ -14,7 +14,7 @@ use crate::device::runtime::DevPtr;
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
 pub(super) fn collect(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     mailbox: &Mailbox,
     rows: &Range<usize>,
 ) -> Result<()> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::EmulatedAccelerator;
 use super::operands::NormRows;
 use crate::Result;
-use crate::device::accelerator::{Context, LayerWeights, LinearWeight, Residual, UpWeight};
+use crate::device::accelerator::{LayerWeights, LinearWeight, Residual, StepContext, UpWeight};
 use crate::device::emulated::ops::cast::{Kept, numbers_mut};
 use crate::device::emulated::ops::linear;
 use crate::device::runtime::DevPtr;
@@ -13,7 +13,7 @@ use crate::device::runtime::DevPtr;
 /// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
 pub(super) fn up(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     residual: Residual,
     rows: Range<usize>,
@@ -55,7 +55,7 @@ pub(super) fn up(
 /// delta = W·x + bias.
 pub(super) fn to_delta(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     name: &'static str,
     w: &LinearWeight,
     x: DevPtr,

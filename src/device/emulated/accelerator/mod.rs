@@ -27,8 +27,8 @@ use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
-    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+    Accelerator, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -62,12 +62,12 @@ impl EmulatedAccelerator {
         Arithmetic { kernels: Kernels::for_isa(shape.exact.unwrap_or(self.isa)), cpu }
     }
 
-    fn step<'a>(&self, cx: &'a Context<'_>) -> &'a Arc<HostStep> {
+    fn step<'a>(&self, cx: &'a StepContext<'_>) -> &'a Arc<HostStep> {
         cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
     }
 
     /// Operands that begin with the step's list: whatever uses the step has to come after its upload.
-    fn operands(&self, cx: &Context<'_>) -> Operands {
+    fn operands(&self, cx: &StepContext<'_>) -> Operands {
         let mut operands = Operands { reads: Vec::with_capacity(16), writes: Vec::with_capacity(4) };
         operands.read(self.step(cx).list.ptr, self.step(cx).list.len);
         operands
@@ -75,7 +75,7 @@ impl EmulatedAccelerator {
 
     fn enqueue(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         name: &'static str,
         operands: Operands,
         body: impl Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync + 'static,
@@ -166,17 +166,17 @@ impl Accelerator for EmulatedAccelerator {
         })
     }
 
-    fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
+    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
         ends::embed(self, cx, weight, rows)
     }
 
-    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
+    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
         qkv::fold(self, cx, residual, rows)
     }
 
     fn project(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -184,28 +184,34 @@ impl Accelerator for EmulatedAccelerator {
         qkv::project(self, cx, layer, residual, rows)
     }
 
-    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
         qkv::append(self, cx, kv, rows)
     }
 
-    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
+    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
         qkv::publish(self, cx, publish, rows)
     }
 
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+    fn attend(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        kv: DevPtr,
+        rows: Range<usize>,
+    ) -> Result<()> {
         match self.arithmetic(cx.shape).cpu {
             Some(cpu) => exact::attend(self, cx, cpu, layer, kv, &rows),
             None => attend::attend(self, cx, layer, kv, &rows),
         }
     }
 
-    fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         ffn::to_delta(self, cx, "out_proj", &layer.o, cx.ws.attn, rows)
     }
 
     fn ffn_up(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -213,13 +219,13 @@ impl Accelerator for EmulatedAccelerator {
         ffn::up(self, cx, layer, residual, rows)
     }
 
-    fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         ffn::to_delta(self, cx, "ffn_down", &layer.down, cx.ws.act, rows)
     }
 
     fn logits(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         weight: NormWeight,
         head: &LinearWeight,
         residual: Residual,
@@ -228,15 +234,15 @@ impl Accelerator for EmulatedAccelerator {
         ends::logits(self, cx, weight, head, residual, &rows)
     }
 
-    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()> {
+    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         ends::argmax(self, cx, &rows)
     }
 
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
+    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
         exchange::collect(self, cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
         match self.arithmetic(cx.shape).cpu {
             Some(cpu) => exact::merge(self, cx, cpu, other, &rows),
             None => attend::merge(self, cx, other, &rows),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::device::accelerator::{Context, LinearWeight, NormWeight, Residual};
+use crate::device::accelerator::{LinearWeight, NormWeight, Residual, StepContext};
 use crate::device::emulated::op::Span;
 use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::linear::Matrix;
@@ -51,7 +51,7 @@ impl Operands {
 
     pub fn delta(
         &mut self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         residual: Residual,
         rows: &Range<usize>,
     ) -> Option<DeltaOperand> {

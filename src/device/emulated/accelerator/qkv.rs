@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::EmulatedAccelerator;
 use super::operands::{MatrixOperand, NormRows};
-use crate::device::accelerator::{Context, LayerWeights, Mailbox, Publish, Published, Residual};
+use crate::device::accelerator::{LayerWeights, Mailbox, Publish, Published, Residual, StepContext};
 use crate::device::emulated::ops::cast::{Kept, from_f32, numbers, numbers_mut};
 use crate::device::emulated::ops::norm;
 use crate::device::emulated::ops::pages::PageShape;
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
 pub(super) fn fold(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     residual: Residual,
     rows: Range<usize>,
 ) -> Result<()> {
@@ -39,7 +39,7 @@ pub(super) fn fold(
 /// See [`Accelerator::project`](crate::device::accelerator::Accelerator::project).
 pub(super) fn project(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     residual: Residual,
     rows: Range<usize>,
@@ -103,7 +103,7 @@ pub(super) fn project(
 /// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
 pub(super) fn append(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     kv: DevPtr,
     rows: Range<usize>,
 ) -> Result<()> {
@@ -140,7 +140,7 @@ pub(super) fn append(
 }
 
 /// Whether a mailbox has a place for every row of the step that may need one.
-pub(super) fn check_mailbox(cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
+pub(super) fn check_mailbox(cx: &StepContext<'_>, mailbox: &Mailbox) -> Result<()> {
     let n = cx.step.lists.published().len();
     match n <= mailbox.rows {
         true => Ok(()),
@@ -151,7 +151,7 @@ pub(super) fn check_mailbox(cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
 /// See [`Accelerator::publish`](crate::device::accelerator::Accelerator::publish).
 pub(super) fn publish(
     accel: &EmulatedAccelerator,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     publish: Publish<'_>,
     rows: Range<usize>,
 ) -> Result<()> {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::state::{Job, Problem, State, Step, Trouble};
+use super::state::{Enqueued, Problem, State, Step, Trouble};
 use super::{Core, lock};
 use crate::device::emulated::op::{Direction, Hooks, Op};
 use crate::device::emulated::program::{self, OwnedLaunch};
@@ -55,7 +55,7 @@ impl Core {
         &'a self,
         l: usize,
         mut state: MutexGuard<'a, State>,
-        job: &Job,
+        job: &Enqueued,
         random: Option<&mut Random>,
     ) -> MutexGuard<'a, State> {
         let trouble = state.lanes[l].trouble_of(job.seq);

@@ -44,7 +44,7 @@ pub(super) enum Step {
     Wait(Arc<Mark>),
 }
 
-pub(super) struct Job {
+pub(super) struct Enqueued {
     pub seq: u64,
     pub step: Step,
     /// The device is lost when it comes to this.
@@ -63,7 +63,7 @@ pub(super) struct Trouble {
 
 #[derive(Default)]
 pub(super) struct LaneState {
-    pub queue: VecDeque<Job>,
+    pub queue: VecDeque<Enqueued>,
     pub enqueued: u64,
     pub completed: u64,
     pub running: Option<(Instant, String)>,

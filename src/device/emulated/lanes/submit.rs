@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use super::state::{Job, State, Step};
+use super::state::{Enqueued, State, Step};
 use super::{Core, lock, name};
 use crate::device::emulated::op::{Op, Span};
 use crate::device::emulated::pinned::HostMemory;
@@ -113,7 +113,7 @@ impl Core {
     ) {
         let l = &mut state.lanes[lane as usize];
         l.enqueued += 1;
-        l.queue.push_back(Job { seq: l.enqueued, step, lose, endless, _keep: keep });
+        l.queue.push_back(Enqueued { seq: l.enqueued, step, lose, endless, _keep: keep });
         // To wake a thread is a call of the system, also where there is none.
         if self.turns.is_none() {
             self.work[lane as usize].notify_one();

@@ -7,13 +7,13 @@ use super::scratch::{attention_shape, lists};
 use super::step::Lists;
 use super::uses::{Use, declare};
 use crate::Result;
-use crate::device::accelerator::{Context, LayerWeights, PartialRows};
+use crate::device::accelerator::{LayerWeights, PartialRows, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
 pub(super) fn attend(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     kv: DevPtr,
     rows: &Range<usize>,
@@ -31,7 +31,7 @@ pub(super) fn attend(
 /// The rows of one part of the step.
 fn attend_part(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     kv: DevPtr,
     work: Lists,
     window: Option<u32>,
@@ -69,7 +69,7 @@ fn attend_part(
 /// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
 pub(super) fn merge(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     other: &PartialRows,
     rows: &Range<usize>,
 ) -> Result<()> {

@@ -7,23 +7,23 @@ use super::super::elementwise::{
 };
 use super::super::linear::Epilogue;
 use super::super::product::ProductArgs;
-use super::super::quant::{self, GatherArgs, Layout};
+use super::super::quant::{self, GatherArgs, PackedLayout};
 use super::scratch::{linear_scratch, lists};
 use crate::Result;
-use crate::device::accelerator::{Context, EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes};
+use crate::device::accelerator::{EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
 pub(super) fn embed(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     weight: &EmbedWeight,
     rows: Range<usize>,
 ) -> Result<()> {
     cx.check(&rows)?;
     let (lists, d) = (lists(cx), cx.shape.d_model);
     let hidden = cx.ws.at_row(cx.shape, rows.start).hidden;
-    let layout = Layout::new(weight.dtype, cx.shape.vocab, d).filter(|_| weight.packed);
+    let layout = PackedLayout::new(weight.dtype, cx.shape.vocab, d).filter(|_| weight.packed);
     if let Some(layout) = layout {
         let args = GatherArgs {
             layout,
@@ -60,7 +60,7 @@ pub(super) fn embed(
 /// See [`Accelerator::logits`](crate::device::accelerator::Accelerator::logits).
 pub(super) fn logits(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     weight: NormWeight,
     head: &LinearWeight,
     residual: Residual,
@@ -109,7 +109,7 @@ pub(super) fn logits(
 }
 
 /// Places of the logits of some rows: with all rows of a step that is launched for more, those of the padding too.
-fn logit_places(cx: &Context<'_>, rows: &Range<usize>) -> Range<usize> {
+fn logit_places(cx: &StepContext<'_>, rows: &Range<usize>) -> Range<usize> {
     match cx.step.lists.is_all(rows) {
         true => 0..lists(cx).launch_logits,
         false => cx.step.lists.logits_in(rows),
@@ -117,7 +117,7 @@ fn logit_places(cx: &Context<'_>, rows: &Range<usize>) -> Range<usize> {
 }
 
 /// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
-pub(super) fn argmax(rt: &dyn Runtime, cx: &Context<'_>, rows: &Range<usize>) -> Result<()> {
+pub(super) fn argmax(rt: &dyn Runtime, cx: &StepContext<'_>, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     let (ws, lists) = (cx.ws, lists(cx));
     let places = logit_places(cx, rows);

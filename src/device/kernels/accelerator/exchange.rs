@@ -6,13 +6,13 @@ use super::super::exchange::{MoveRows, PageMoves, convert_rows};
 use super::qkv::check_mailbox;
 use super::scratch::lists;
 use crate::Result;
-use crate::device::accelerator::{Context, Mailbox, PageMove, Shape};
+use crate::device::accelerator::{Mailbox, PageMove, Shape, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
 pub(super) fn collect(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     mailbox: &Mailbox,
     rows: &Range<usize>,
 ) -> Result<()> {

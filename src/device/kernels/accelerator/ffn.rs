@@ -8,14 +8,14 @@ use super::super::product::ProductArgs;
 use super::qkv::norm_rows;
 use super::scratch::linear_scratch;
 use crate::Result;
-use crate::device::accelerator::{Context, LayerWeights, LinearWeight, Residual, UpWeight};
+use crate::device::accelerator::{LayerWeights, LinearWeight, Residual, StepContext, UpWeight};
 use crate::device::runtime::{DevPtr, Runtime};
 use crate::model::spec::Ffn;
 
 /// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
 pub(super) fn up(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     residual: Residual,
     rows: Range<usize>,
@@ -61,7 +61,7 @@ pub(super) fn up(
 /// delta = W·x + bias, for `rows`; `x` are the first of them, `[..][k]`.
 pub(super) fn to_delta(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     w: &LinearWeight,
     x: DevPtr,
     rows: &Range<usize>,

@@ -21,8 +21,8 @@ use self::scratch::{Scratch, attention_shape};
 use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use crate::device::accelerator::{
-    Accelerator, Context, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Publish, Residual, Shape, Step, StepDesc,
+    Accelerator, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -142,17 +142,17 @@ impl Accelerator for KernelAccelerator {
         step::prepare(self.rt(), lane, shape, limits, step, memory)
     }
 
-    fn embed(&self, cx: &Context<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
+    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
         ends::embed(self.rt(), cx, weight, rows)
     }
 
-    fn fold(&self, cx: &Context<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
+    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
         qkv::fold(self.rt(), cx, residual, &rows)
     }
 
     fn project(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -160,17 +160,17 @@ impl Accelerator for KernelAccelerator {
         qkv::project(self.rt(), cx, layer, residual, &rows)
     }
 
-    fn append(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
         qkv::append(self.rt(), cx, kv, &rows)
     }
 
-    fn publish(&self, cx: &Context<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
+    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
         qkv::publish(self.rt(), cx, publish, &rows)
     }
 
     fn qkv(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         kv: DevPtr,
         residual: Residual,
@@ -180,24 +180,36 @@ impl Accelerator for KernelAccelerator {
         qkv::qkv(self.rt(), cx, layer, kv, residual, publish, &rows)
     }
 
-    fn attend(&self, cx: &Context<'_>, layer: &LayerWeights, kv: DevPtr, rows: Range<usize>) -> Result<()> {
+    fn attend(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        kv: DevPtr,
+        rows: Range<usize>,
+    ) -> Result<()> {
         attend::attend(self.rt(), cx, layer, kv, &rows)
     }
 
-    fn declare_pages(&self, cx: &Context<'_>, kv: DevPtr, rows: Range<usize>, appends: bool) -> Result<()> {
+    fn declare_pages(
+        &self,
+        cx: &StepContext<'_>,
+        kv: DevPtr,
+        rows: Range<usize>,
+        appends: bool,
+    ) -> Result<()> {
         // Recorded steps have all their pages on the device, those that a window has left, too.
         let how = if appends { uses::Use::Append } else { uses::Use::Attend(None) };
         uses::declare(self.rt(), cx, kv, &rows, how)
     }
 
-    fn out_proj(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let attn = cx.ws.at_row(cx.shape, rows.start).attn;
         ffn::to_delta(self.rt(), cx, &layer.o, attn, &rows)
     }
 
     fn ffn_up(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         layer: &LayerWeights,
         residual: Residual,
         rows: Range<usize>,
@@ -205,14 +217,14 @@ impl Accelerator for KernelAccelerator {
         ffn::up(self.rt(), cx, layer, residual, rows)
     }
 
-    fn ffn_down(&self, cx: &Context<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let act = cx.ws.at_row(cx.shape, rows.start).act;
         ffn::to_delta(self.rt(), cx, &layer.down, act, &rows)
     }
 
     fn logits(
         &self,
-        cx: &Context<'_>,
+        cx: &StepContext<'_>,
         weight: NormWeight,
         head: &LinearWeight,
         residual: Residual,
@@ -221,15 +233,15 @@ impl Accelerator for KernelAccelerator {
         ends::logits(self.rt(), cx, weight, head, residual, rows)
     }
 
-    fn argmax(&self, cx: &Context<'_>, rows: Range<usize>) -> Result<()> {
+    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         ends::argmax(self.rt(), cx, &rows)
     }
 
-    fn collect(&self, cx: &Context<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
+    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
         exchange::collect(self.rt(), cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &Context<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
         attend::merge(self.rt(), cx, other, &rows)
     }
 

@@ -7,7 +7,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::super::linear::gate_up_row;
-use super::super::quant::{self, Layout};
+use super::super::quant::{self, PackedLayout};
 use crate::device::accelerator::LinearSource;
 use crate::host::Pool;
 use crate::reference::dequant::dequantise_row;
@@ -17,8 +17,8 @@ use crate::tensor::{DType, Half, Tensor};
 const ROWS: usize = 64;
 
 /// How a quantised matrix is packed; `None` if it is dense.
-fn layout(source: &LinearSource<'_>) -> Option<Layout> {
-    Layout::new(source.dtype(), source.n(), source.k())
+fn layout(source: &LinearSource<'_>) -> Option<PackedLayout> {
+    PackedLayout::new(source.dtype(), source.n(), source.k())
 }
 
 /// Bytes of a packed matrix.

@@ -12,7 +12,9 @@ use super::super::linear::Epilogue;
 use super::super::product::ProductArgs;
 use super::scratch::{linear_scratch, lists};
 use super::uses::{Use, declare};
-use crate::device::accelerator::{Context, LayerWeights, Mailbox, NormWeight, Publish, Published, Residual};
+use crate::device::accelerator::{
+    LayerWeights, Mailbox, NormWeight, Publish, Published, Residual, StepContext,
+};
 use crate::device::runtime::{DevPtr, Runtime};
 use crate::model::spec::RopePairing;
 use crate::{Error, Result};
@@ -20,7 +22,7 @@ use crate::{Error, Result};
 /// hidden += residual, x = norm(hidden), for `rows`.
 pub(super) fn norm_rows(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     weight: NormWeight,
     residual: Residual,
     rows: &Range<usize>,
@@ -49,7 +51,7 @@ pub(super) fn norm_rows(
 /// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
 pub(super) fn fold(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     residual: Residual,
     rows: &Range<usize>,
 ) -> Result<()> {
@@ -81,7 +83,7 @@ pub(super) fn fold(
 /// hidden += residual, x = norm(hidden), qkv = W·x.
 fn multiply(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     residual: Residual,
     rows: &Range<usize>,
@@ -111,7 +113,7 @@ fn multiply(
 }
 
 /// Rows of qkv as they are: nothing is added, normed, turned or stored.
-fn as_they_are(cx: &Context<'_>, rows: &Range<usize>) -> RopeAppend {
+fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
     let (shape, lists) = (cx.shape, lists(cx));
     RopeAppend {
         qkv: cx.ws.at_row(shape, rows.start).qkv,
@@ -138,7 +140,7 @@ fn as_they_are(cx: &Context<'_>, rows: &Range<usize>) -> RopeAppend {
 }
 
 /// The same, biased, normed and turned.
-fn finishing(cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> RopeAppend {
+fn finishing(cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) -> RopeAppend {
     RopeAppend {
         bias: layer.qkv_bias,
         q_norm: layer.q_norm,
@@ -151,7 +153,7 @@ fn finishing(cx: &Context<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Rop
 }
 
 /// The same, with queries rounded and keys and values in their pages.
-fn appending(cx: &Context<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<usize>) -> RopeAppend {
+fn appending(cx: &StepContext<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<usize>) -> RopeAppend {
     RopeAppend {
         row_slot: lists(cx).row_slot.add(rows.start * 4),
         q: cx.ws.at_row(cx.shape, rows.start).q,
@@ -163,7 +165,7 @@ fn appending(cx: &Context<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<usize>
 /// See [`Accelerator::project`](crate::device::accelerator::Accelerator::project).
 pub(super) fn project(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     residual: Residual,
     rows: &Range<usize>,
@@ -175,14 +177,14 @@ pub(super) fn project(
 }
 
 /// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
-pub(super) fn append(rt: &dyn Runtime, cx: &Context<'_>, kv: DevPtr, rows: &Range<usize>) -> Result<()> {
+pub(super) fn append(rt: &dyn Runtime, cx: &StepContext<'_>, kv: DevPtr, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     declare(rt, cx, kv, rows, Use::Append)?;
     rope_append(rt, cx.lane, &appending(cx, kv, as_they_are(cx, rows), rows))
 }
 
 /// Whether a mailbox has a place for every row of the step that may need one.
-pub(super) fn check_mailbox(cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
+pub(super) fn check_mailbox(cx: &StepContext<'_>, mailbox: &Mailbox) -> Result<()> {
     let n = cx.step.lists.published().len();
     match n <= mailbox.rows {
         true => Ok(()),
@@ -193,7 +195,7 @@ pub(super) fn check_mailbox(cx: &Context<'_>, mailbox: &Mailbox) -> Result<()> {
 /// See [`Accelerator::publish`](crate::device::accelerator::Accelerator::publish).
 pub(super) fn publish(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     publish: Publish<'_>,
     rows: &Range<usize>,
 ) -> Result<()> {
@@ -212,7 +214,7 @@ pub(super) fn publish(
     };
     let mut sources = [PublishSource::default(); 3];
     sources[0] = PublishSource { at: cx.ws.qkv, stride, bytes };
-    let args = exchange::Publish {
+    let args = exchange::PublishArgs {
         sources,
         to: memory.add(publish.mailbox.row_at(shape, places.start)),
         stride,
@@ -230,7 +232,7 @@ pub(super) fn publish(
 /// See [`Accelerator::qkv`](crate::device::accelerator::Accelerator::qkv).
 pub(super) fn qkv(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     layer: &LayerWeights,
     kv: DevPtr,
     residual: Residual,

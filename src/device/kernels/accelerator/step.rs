@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::super::abi::{DecodeItem, PrefillItem};
 use super::super::attention::{
-    Capacity, Plan, PrefillKernel, Rows, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes,
+    AttentionPlan, Capacity, PrefillKernel, RowRun, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes,
 };
 use super::scratch::{Scratch, attention_capacity, attention_shape};
 use super::uses::{SeqPages, pages_of};
@@ -113,7 +113,7 @@ pub(super) struct StepLists {
 const ITEM_ALIGN: usize = 16;
 
 /// Byte offsets of what lies in front of the items, for steps of `n` rows and `parts` parts of attention.
-struct Layout {
+struct ListLayout {
     n: usize,
     /// Where the page table ends and the counts begin.
     counts: usize,
@@ -123,13 +123,13 @@ struct Layout {
     items: usize,
 }
 
-impl Layout {
-    fn new(limits: &Limits, n: usize, parts: usize) -> Layout {
+impl ListLayout {
+    fn new(limits: &Limits, n: usize, parts: usize) -> ListLayout {
         let counts = (4 * limits.sequences * limits.pages_per_sequence).next_multiple_of(256);
         let logits = counts + 4 * (COUNTS + ARRAYS * n);
         let part_counts = logits + 4 * n.min(limits.logit_rows);
         let items = (part_counts + 4 * PART_LISTS * parts).next_multiple_of(ITEM_ALIGN);
-        Layout { n, counts, logits, part_counts, items }
+        ListLayout { n, counts, logits, part_counts, items }
     }
 
     fn count(&self, c: Count) -> usize {
@@ -152,7 +152,7 @@ pub(super) fn bytes(limits: &Limits) -> usize {
     let cap = attention_capacity(limits);
     let items = cap.decode_items * size_of::<DecodeItem>() + cap.prefill_items * size_of::<PrefillItem>();
     // With a window there are two of each.
-    Layout::new(limits, limits.rows, limits.sequences.max(1)).items + 2 * items
+    ListLayout::new(limits, limits.rows, limits.sequences.max(1)).items + 2 * items
 }
 
 /// The bytes of a step's lists while they are put together: from `first`, an offset in the device's memory, on.
@@ -194,7 +194,7 @@ pub(super) fn prepare(
 ) -> Result<Step> {
     let rows = StepRows::new(limits, desc)?;
     let (n, taken) = (desc.launch_rows, rows.taken());
-    let layout = Layout::new(limits, n, rows.parts().count());
+    let layout = ListLayout::new(limits, n, rows.parts().count());
 
     // The page table ends where the counts begin; indices count from the beginning of its room.
     let used = |s: &StepSeq<'_>| {
@@ -222,7 +222,7 @@ pub(super) fn prepare(
     }
 
     let mut page_table: Vec<u32> = Vec::with_capacity(n_listed);
-    let mut attended: Vec<Rows> = Vec::new();
+    let mut attended: Vec<RowRun> = Vec::new();
     for s in seqs() {
         let positions = s.first_pos as u32..(s.first_pos + s.n_rows) as u32;
         block.set(layout.array(Array::Positions) + 4 * s.row0, &positions.clone().collect::<Vec<_>>());
@@ -234,7 +234,7 @@ pub(super) fn prepare(
         if s.attend.stores() {
             block.set(layout.array(Array::Slots) + 4 * s.row0, &positions.map(slot).collect::<Vec<_>>());
         }
-        attended.push(Rows {
+        attended.push(RowRun {
             row0: s.row0 as u32,
             n_rows: s.n_rows as u32,
             first_pos: s.first_pos as u32,
@@ -274,7 +274,7 @@ pub(super) fn prepare(
         // Rows behind those taken are the last part's.
         let padding = part.end.min(taken.max(part.start)) as u32..part.end as u32;
         let mut lists = |window: Option<u32>| -> Result<[Range<usize>; 2]> {
-            let plan = Plan::new(&attended[own.clone()], padding.clone(), window, prefill.queries());
+            let plan = AttentionPlan::new(&attended[own.clone()], padding.clone(), window, prefill.queries());
             fits("splits of attention", plan.splits, capacity.splits)?;
             let w = usize::from(window.is_some());
             block.set(layout.part_count(i, 2 * w), &[plan.decode.len() as u32, plan.prefill.len() as u32]);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::scratch::lists;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::{Attend, Context, PageMove, Shape, StepDesc};
+use crate::device::accelerator::{Attend, PageMove, Shape, StepContext, StepDesc};
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 
 /// A sequence's rows of a step, and its pages from [`Attend::first_token`]'s on.
@@ -45,7 +45,7 @@ pub(super) enum Use {
 /// Says which pages of `rows` are touched.
 pub(super) fn declare(
     rt: &dyn Runtime,
-    cx: &Context<'_>,
+    cx: &StepContext<'_>,
     kv: DevPtr,
     rows: &Range<usize>,
     how: Use,

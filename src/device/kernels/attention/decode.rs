@@ -68,7 +68,7 @@ pub struct DecodeAttention {
     pub kv: DevPtr,
     /// u32 page numbers of all sequences.
     pub page_table: DevPtr,
-    /// [`super::Plan::decode`].
+    /// [`super::AttentionPlan::decode`].
     pub items: DevPtr,
     /// u32: how many items there are.
     pub n_items: DevPtr,

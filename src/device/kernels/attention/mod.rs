@@ -5,7 +5,7 @@
 //!                  (host)  prefill items ─ prefill_attention ─►┴► out rows, or (m, s, o) ─ merge_attention ─► out
 //! ```
 //!
-//! A [`Plan`] is made once a step (once more for layers with a window), uploaded, and used by all layers. It
+//! A [`AttentionPlan`] is made once a step (once more for layers with a window), uploaded, and used by all layers. It
 //! is a pure function of the rows, and what it makes of a row depends on that row alone.
 
 mod decode;
@@ -15,7 +15,7 @@ mod prefill;
 
 pub use decode::{DecodeAttention, DecodeWorkspace, decode_attention};
 pub use merge::{MergeAttention, merge_attention};
-pub use plan::{Capacity, Plan, Rows, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes};
+pub use plan::{AttentionPlan, Capacity, RowRun, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes};
 pub use prefill::{PrefillAttention, PrefillKernel, prefill_attention};
 
 use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};

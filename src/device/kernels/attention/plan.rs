@@ -17,7 +17,7 @@ const DECODE_ROWS: u32 = 4;
 
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
+pub struct RowRun {
     /// First row of the step.
     pub row0: u32,
     /// Rows.
@@ -36,7 +36,7 @@ pub struct Rows {
 
 /// The work items of a step, for all layers that see the same tokens.
 #[derive(Debug, Clone, Default)]
-pub struct Plan {
+pub struct AttentionPlan {
     /// Decode items, long ones first.
     pub decode: Vec<DecodeItem>,
     /// Prefill items, long ones first: the short ones fill the gaps at the end of a launch.
@@ -63,17 +63,17 @@ fn first_seen(pos: u32, from: u32, window: Option<u32>) -> u32 {
     from.max((pos + 1).saturating_sub(window.unwrap_or(u32::MAX)))
 }
 
-impl Plan {
+impl AttentionPlan {
     /// Of a step with these rows, and padding rows whose output becomes zero. A row sees its own token and those
     /// before it, with a window only the last `window` of them. Prefill items have up to `queries` rows
     /// ([`super::PrefillKernel::queries`]).
     ///
     /// # Panics
     /// If `from` is not at a page, a window is 0, or no kernel has that many `queries`: invariants of the caller.
-    pub fn new(rows: &[Rows], padding: Range<u32>, window: Option<u32>, queries: u32) -> Plan {
+    pub fn new(rows: &[RowRun], padding: Range<u32>, window: Option<u32>, queries: u32) -> AttentionPlan {
         assert!([PREFILL_QUERIES, PREFILL_QUERIES_SM90A].contains(&queries), "tiles of {queries} queries");
         assert_ne!(window, Some(0), "a window of no tokens");
-        let mut plan = Plan::default();
+        let mut plan = AttentionPlan::default();
         for r in rows {
             assert!(r.from.is_multiple_of(KV_PAGE_TOKENS), "tokens attended here begin at {}", r.from);
             if r.n_rows <= DECODE_ROWS {
@@ -93,7 +93,7 @@ impl Plan {
         plan
     }
 
-    fn decode_row(&mut self, rows: &Rows, i: u32, window: Option<u32>) {
+    fn decode_row(&mut self, rows: &RowRun, i: u32, window: Option<u32>) {
         let pos = rows.first_pos + i;
         let end = rows.to.min(pos + 1);
         let begin = first_seen(pos, rows.from, window).min(end);
@@ -117,7 +117,7 @@ impl Plan {
         }
     }
 
-    fn prefill_tiles(&mut self, rows: &Rows, window: Option<u32>, queries: u32) {
+    fn prefill_tiles(&mut self, rows: &RowRun, window: Option<u32>, queries: u32) {
         for at in (0..rows.n_rows).step_by(queries as usize) {
             let n_rows = queries.min(rows.n_rows - at);
             let first_pos = rows.first_pos + at;

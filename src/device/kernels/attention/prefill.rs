@@ -85,7 +85,7 @@ pub struct PrefillAttention {
     pub n_pages: usize,
     /// u32 page numbers of all sequences.
     pub page_table: DevPtr,
-    /// [`super::Plan::prefill`].
+    /// [`super::AttentionPlan::prefill`].
     pub items: DevPtr,
     /// u32: how many items there are.
     pub n_items: DevPtr,

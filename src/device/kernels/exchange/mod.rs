@@ -8,5 +8,5 @@ mod rows;
 
 pub use pages::{PageMoves, pages_from_host, pages_to_host};
 pub use rows::{
-    CheckReady, MoveRows, Publish, PublishSource, check_ready, convert_rows, copy_rows, publish_rows,
+    CheckReady, MoveRows, PublishArgs, PublishSource, check_ready, convert_rows, copy_rows, publish_rows,
 };

@@ -27,7 +27,7 @@ pub struct PublishSource {
 
 /// Operands of [`publish_rows`]. Optional addresses may be NULL.
 #[derive(Debug, Clone, Copy)]
-pub struct Publish {
+pub struct PublishArgs {
     /// Rows of these are put side by side.
     pub sources: [PublishSource; 3],
     /// Mapped host memory.
@@ -66,7 +66,7 @@ fn wide(what: &str, sizes: &[usize]) -> bool {
 ///
 /// # Panics
 /// Odd sizes or addresses; places too short for the rows.
-pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &Publish) -> Result<()> {
+pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Result<()> {
     let mut params = PublishParams {
         max_rows: args.max_rows as u32,
         dst: args.to,

@@ -5,7 +5,7 @@ pub mod choose;
 use self::choose::{Choice, DECODE_ROWS};
 use super::gemm;
 use super::linear::{self, Epilogue, LinearArgs};
-use super::quant::{self, Layout, QuantLinearArgs, RowsArgs};
+use super::quant::{self, PackedLayout, QuantLinearArgs, RowsArgs};
 use crate::Result;
 use crate::device::accelerator::LinearWeight;
 use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
@@ -39,7 +39,7 @@ impl ProductArgs<'_> {
         if m == 0 {
             return Ok(());
         }
-        if let Some(layout) = Layout::new(w.dtype, n, k) {
+        if let Some(layout) = PackedLayout::new(w.dtype, n, k) {
             return self.quantised(rt, lane, &layout);
         }
         let args = LinearArgs { dtype: act, w: ptr, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
@@ -49,7 +49,7 @@ impl ProductArgs<'_> {
         }
     }
 
-    fn quantised(&self, rt: &dyn Runtime, lane: Lane, layout: &Layout) -> Result<()> {
+    fn quantised(&self, rt: &dyn Runtime, lane: Lane, layout: &PackedLayout) -> Result<()> {
         let ProductArgs { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
         let LinearWeight { ptr, n, k, bias, .. } = *w;
         if Choice::of(m) != Choice::Gemm {
@@ -93,7 +93,7 @@ fn slice_rows(info: &DeviceInfo, w: &LinearWeight) -> usize {
 /// Bytes of scratch for one matrix and up to `rows` rows.
 pub(super) fn scratch_bytes(info: &DeviceInfo, w: &LinearWeight, rows: usize) -> usize {
     let decode_rows = rows.min(DECODE_ROWS);
-    let layout = Layout::new(w.dtype, w.n, w.k);
+    let layout = PackedLayout::new(w.dtype, w.n, w.k);
     let (decode, dense) = match &layout {
         Some(layout) => {
             (quant::scratch_bytes(info, layout, decode_rows), slice_rows(info, w).min(w.n) * w.k * 2)
@@ -127,11 +127,11 @@ mod tests {
         for m in 1..=DECODE_ROWS {
             let bucket = choose::row_bucket(m);
             for (n, k) in [(576, 1536), (4096, 14336), (28672, 4096)] {
-                let dense = |m| linear::Plan::new(&info, Half::BF16, m, n, k);
+                let dense = |m| linear::DensePlan::new(&info, Half::BF16, m, n, k);
                 let (at, of) = (dense(m), dense(bucket));
                 assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {n} x {k}");
-                let layout = Layout::new(DType::Q4_K, n, k).expect("whole super-blocks");
-                let packed = |m| quant::Plan::new(&info, &layout, Half::F16, m);
+                let layout = PackedLayout::new(DType::Q4_K, n, k).expect("whole super-blocks");
+                let packed = |m| quant::QuantPlan::new(&info, &layout, Half::F16, m);
                 let (at, of) = (packed(m), packed(bucket));
                 assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {layout:?}");
             }

@@ -1,11 +1,11 @@
 //! Codes and scales out of the block formats of GGUF: what packing and every format have in common from here on.
 
-use super::layout::{COLS, Layout, ROWS};
+use super::layout::{COLS, PackedLayout, ROWS};
 use crate::reference::dequant::k_scale_min;
 use crate::tensor::DType;
 
 /// Codes and scales of 16 rows, format gone: what all tiles of a row tile are assembled from.
-pub(super) struct Rows {
+pub(super) struct CodeRows {
     /// Elements of a row of `codes`: whole tiles.
     pub width: usize,
     /// `[row][width]`: a byte a code.
@@ -16,10 +16,10 @@ pub(super) struct Rows {
     pub supers: Vec<[u8; 4]>,
 }
 
-impl Rows {
-    pub fn new(layout: &Layout) -> Rows {
+impl CodeRows {
+    pub fn new(layout: &PackedLayout) -> CodeRows {
         let tiles = layout.tiles().1;
-        Rows {
+        CodeRows {
             width: tiles * COLS,
             codes: vec![0; ROWS * tiles * COLS],
             scales: vec![[0; 8]; ROWS * tiles],

@@ -2,10 +2,10 @@
 //! `dequant.cu` where rows are wanted as such (prefill GEMM, embeddings).
 //!
 //! How k is divided among blocks follows from the weight's shape, the kernel and the device alone, so a token's
-//! result has the same bits in every batch that runs the same kernel ([`Plan::kernel`]). Scratch memory is laid out as
+//! result has the same bits in every batch that runs the same kernel ([`QuantPlan::kernel`]). Scratch memory is laid out as
 //! in [`super::super::linear`], with which it can be shared on one lane.
 
-use super::Layout;
+use super::PackedLayout;
 use crate::Result;
 use crate::device::kernels::abi::{LinearParams, QuantGatherParams, QuantLinearParams, QuantRowsParams};
 use crate::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, params};
@@ -25,7 +25,7 @@ const STEP_COLS: usize = 128;
 #[derive(Debug, Clone, Copy)]
 pub struct QuantLinearArgs {
     /// What the weight is.
-    pub layout: Layout,
+    pub layout: PackedLayout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
     /// Type of the activations.
@@ -70,7 +70,7 @@ impl Tile {
     }
 
     /// The smallest that holds `m` tokens, or else the largest that the device has shared memory for.
-    fn of(info: &DeviceInfo, layout: &Layout, m: usize) -> Tile {
+    fn of(info: &DeviceInfo, layout: &PackedLayout, m: usize) -> Tile {
         let fits = |t: &&Tile| t.shared(layout, 2) <= info.shared_per_block as usize;
         let tiles = Tile::all(layout.bits());
         let found = tiles.iter().filter(fits).find(|t| m <= t.tokens);
@@ -83,7 +83,7 @@ impl Tile {
     }
 
     /// As `Ring` in the kernel.
-    fn shared(self, layout: &Layout, stages: usize) -> usize {
+    fn shared(self, layout: &PackedLayout, stages: usize) -> usize {
         let tiles = WARPS * self.row_tiles;
         let stage = self.tokens * STEP_COLS * 2 + tiles * layout.shared_tile_bytes();
         let scales = if layout.has_super_blocks() { tiles * TILE_ROWS * 16 } else { 0 };
@@ -93,7 +93,7 @@ impl Tile {
 
     /// The deepest ring with which as many blocks fit as registers allow, at least three stages; else the deepest
     /// that fits, or the least there is. Results do not depend on it.
-    fn stages(self, info: &DeviceInfo, layout: &Layout) -> usize {
+    fn stages(self, info: &DeviceInfo, layout: &PackedLayout) -> usize {
         let room = info.shared_per_block as usize;
         let fits = |stages: &usize| self.shared(layout, *stages) <= room;
         let shares = |stages: &usize| self.shared(layout, *stages) <= room / self.resident;
@@ -102,7 +102,7 @@ impl Tile {
 
     /// Columns of a split. Time is the steps of the busiest multiprocessor, three more until its ring is full, and
     /// what it costs to meet: two, and one for every four splits, whose sums the last one adds.
-    fn k_split(self, info: &DeviceInfo, layout: &Layout) -> usize {
+    fn k_split(self, info: &DeviceInfo, layout: &PackedLayout) -> usize {
         let steps = layout.k().div_ceil(STEP_COLS);
         let blocks = layout.n().div_ceil(self.rows());
         let cost = |splits: usize| {
@@ -118,7 +118,7 @@ impl Tile {
 
 /// One launch, as decided by shapes and device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct QuantPlan {
     /// Which kernel: equal names, equal bits of a token's result.
     pub kernel: String,
     /// Blocks.
@@ -134,18 +134,18 @@ pub struct Plan {
     partial_bytes: usize,
 }
 
-impl Plan {
+impl QuantPlan {
     /// For `m` tokens.
-    pub fn new(info: &DeviceInfo, layout: &Layout, act: Half, m: usize) -> Plan {
+    pub fn new(info: &DeviceInfo, layout: &PackedLayout, act: Half, m: usize) -> QuantPlan {
         assert!(
             (1..=QUANT_TILES_ROWS).contains(&m),
             "quantised linear of {m} tokens, takes 1 to {QUANT_TILES_ROWS}"
         );
         if m <= GEMV_ROWS {
-            Plan::gemv(layout, act, gemv_k_split(info, layout))
+            QuantPlan::gemv(layout, act, gemv_k_split(info, layout))
         } else {
             let tile = Tile::of(info, layout, m);
-            Plan::tiled(info, layout, act, m, tile, tile.k_split(info, layout))
+            QuantPlan::tiled(info, layout, act, m, tile, tile.k_split(info, layout))
         }
     }
 
@@ -153,24 +153,24 @@ impl Plan {
     /// multiple of 128: for tests, which choose what a device would choose for other shapes.
     pub fn forced(
         info: &DeviceInfo,
-        layout: &Layout,
+        layout: &PackedLayout,
         act: Half,
         m: usize,
         tokens: usize,
         k_split: usize,
-    ) -> Plan {
+    ) -> QuantPlan {
         if tokens <= GEMV_ROWS {
-            return Plan::gemv(layout, act, k_split);
+            return QuantPlan::gemv(layout, act, k_split);
         }
         let tiles = Tile::all(layout.bits());
         let tile = tiles.into_iter().find(|t| t.tokens == tokens).expect("a kernel for so many tokens");
-        Plan::tiled(info, layout, act, m, tile, k_split)
+        QuantPlan::tiled(info, layout, act, m, tile, k_split)
     }
 
-    fn gemv(layout: &Layout, act: Half, k_split: usize) -> Plan {
+    fn gemv(layout: &PackedLayout, act: Half, k_split: usize) -> QuantPlan {
         let row_tiles = layout.tiles().0;
         let splits = layout.k().div_ceil(k_split);
-        Plan {
+        QuantPlan {
             kernel: format!("gemv_{}_{}", layout.dtype(), act.name()),
             grid: [row_tiles as u32, splits as u32, 1],
             shared: (WARPS * 32 * 16) as u32,
@@ -181,7 +181,14 @@ impl Plan {
         }
     }
 
-    fn tiled(info: &DeviceInfo, layout: &Layout, act: Half, m: usize, tile: Tile, k_split: usize) -> Plan {
+    fn tiled(
+        info: &DeviceInfo,
+        layout: &PackedLayout,
+        act: Half,
+        m: usize,
+        tile: Tile,
+        k_split: usize,
+    ) -> QuantPlan {
         let splits = layout.k().div_ceil(k_split);
         let (tiles_m, tiles_n) = (m.div_ceil(tile.tokens), layout.n().div_ceil(tile.rows()));
         let stages = tile.stages(info, layout);
@@ -191,7 +198,7 @@ impl Plan {
             splits == 1 || tiles_m * tiles_n * 4 <= COUNTER_BYTES,
             "quantised linear of {m} tokens by {layout:?}: {tiles_m} x {tiles_n} tiles have no counters"
         );
-        Plan {
+        QuantPlan {
             kernel: format!("linear_{}_{}_t{}", layout.dtype(), act.name(), tile.tokens),
             grid: [tiles_m as u32, tiles_n as u32, splits as u32],
             shared: tile.shared(layout, stages) as u32,
@@ -210,7 +217,7 @@ impl Plan {
 
 /// A block a row tile; k is split only until there are two blocks for every multiprocessor, and while each warp
 /// still has four tiles to stream.
-fn gemv_k_split(info: &DeviceInfo, layout: &Layout) -> usize {
+fn gemv_k_split(info: &DeviceInfo, layout: &PackedLayout) -> usize {
     let (row_tiles, k_tiles) = layout.tiles();
     let want = 2 * info.multiprocessors as usize / row_tiles;
     let splits = want.clamp(1, (k_tiles / (4 * WARPS)).clamp(1, 16));
@@ -218,10 +225,10 @@ fn gemv_k_split(info: &DeviceInfo, layout: &Layout) -> usize {
 }
 
 /// Bytes of scratch that a weight needs for up to `max_m` tokens (counters included).
-pub fn scratch_bytes(info: &DeviceInfo, layout: &Layout, max_m: usize) -> usize {
+pub fn scratch_bytes(info: &DeviceInfo, layout: &PackedLayout, max_m: usize) -> usize {
     // Every kernel's largest number of tokens up to max_m.
     let largest = [GEMV_ROWS, 8, 16, 32, 64, QUANT_TILES_ROWS].map(|m| m.min(max_m).max(1));
-    let bytes = largest.map(|m| Plan::new(info, layout, Half::F16, m).scratch_bytes());
+    let bytes = largest.map(|m| QuantPlan::new(info, layout, Half::F16, m).scratch_bytes());
     bytes.into_iter().max().expect("there are kernels")
 }
 
@@ -230,14 +237,14 @@ pub fn scratch_bytes(info: &DeviceInfo, layout: &Layout, max_m: usize) -> usize 
 /// # Errors
 /// As [`Runtime::launch`].
 pub fn linear(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs) -> Result<()> {
-    linear_as(rt, lane, args, &Plan::new(rt.info(), &args.layout, args.act, args.m))
+    linear_as(rt, lane, args, &QuantPlan::new(rt.info(), &args.layout, args.act, args.m))
 }
 
 /// The same as `plan` says.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
-pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs, plan: &Plan) -> Result<()> {
+pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs, plan: &QuantPlan) -> Result<()> {
     let &QuantLinearArgs { layout, w, act: dtype, x, bias, y, scratch, m, ldx, ldy, epilogue } = args;
     let (n, k) = (layout.n(), layout.k());
     let dense = LinearArgs { dtype, w, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
@@ -250,7 +257,7 @@ pub fn linear_as(rt: &dyn Runtime, lane: Lane, args: &QuantLinearArgs, plan: &Pl
 #[derive(Debug, Clone, Copy)]
 pub struct RowsArgs {
     /// What the weight is.
-    pub layout: Layout,
+    pub layout: PackedLayout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
     /// Type to round to.
@@ -300,7 +307,7 @@ pub fn rows(rt: &dyn Runtime, lane: Lane, args: &RowsArgs) -> Result<()> {
 #[derive(Debug, Clone, Copy)]
 pub struct GatherArgs {
     /// What the table is.
-    pub layout: Layout,
+    pub layout: PackedLayout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
     /// u32 `[count]`: which rows; from n on: a row of zeros.
@@ -375,9 +382,11 @@ mod tests {
         )
     }
 
-    fn layouts() -> impl Iterator<Item = Layout> {
+    fn layouts() -> impl Iterator<Item = PackedLayout> {
         let shapes = [(1, 256), (576, 1536), (4096, 4096), (1024, 14336), (128256, 4096), (28672, 4096)];
-        DType::QUANTISED.into_iter().flat_map(move |d| shapes.map(|(n, k)| Layout::new(d, n, k).unwrap()))
+        DType::QUANTISED
+            .into_iter()
+            .flat_map(move |d| shapes.map(|(n, k)| PackedLayout::new(d, n, k).unwrap()))
     }
 
     #[test]
@@ -385,7 +394,7 @@ mod tests {
         for info in devices() {
             for layout in layouts() {
                 for m in TOKENS {
-                    let plan = Plan::new(&info, &layout, Half::F16, m);
+                    let plan = QuantPlan::new(&info, &layout, Half::F16, m);
                     assert!(
                         plan.k_split * plan.splits >= layout.k(),
                         "{plan:?} leaves columns of {layout:?}"
@@ -411,7 +420,7 @@ mod tests {
             for layout in layouts() {
                 let mut seen = std::collections::HashMap::new();
                 for m in 1..=QUANT_TILES_ROWS {
-                    let plan = Plan::new(&info, &layout, Half::F16, m);
+                    let plan = QuantPlan::new(&info, &layout, Half::F16, m);
                     let split = (plan.k_split, plan.splits);
                     assert_eq!(*seen.entry(plan.kernel).or_insert(split), split, "{m} tokens by {layout:?}");
                 }
@@ -426,9 +435,9 @@ mod tests {
         for (info, bandwidth) in devices().iter().zip([320, 600, 864, 1555, 4800, 1792]) {
             let need = bandwidth * 750 / info.multiprocessors as usize;
             for (n, k) in [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
-                for layout in DType::QUANTISED.map(|d| Layout::new(d, n, k).unwrap()) {
+                for layout in DType::QUANTISED.map(|d| PackedLayout::new(d, n, k).unwrap()) {
                     for m in [1, 4, 5, 8, 16, 32, 64] {
-                        let plan = Plan::new(info, &layout, Half::F16, m);
+                        let plan = QuantPlan::new(info, &layout, Half::F16, m);
                         let blocks = plan.grid.iter().product::<u32>() as usize;
                         let per_block = if m <= GEMV_ROWS {
                             // DEPTH tiles a warp.

@@ -56,18 +56,18 @@ impl Format {
 
 /// A packed matrix: what it is of, from which its size and every kernel's follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Layout {
+pub struct PackedLayout {
     pub(super) dtype: DType,
     pub(super) n: usize,
     pub(super) k: usize,
 }
 
-impl Layout {
+impl PackedLayout {
     /// Of `n` rows of `k` elements; `None` if `dtype` has no codes, or there is nothing, or `k` is no multiple of
     /// its block.
-    pub fn new(dtype: DType, n: usize, k: usize) -> Option<Layout> {
+    pub fn new(dtype: DType, n: usize, k: usize) -> Option<PackedLayout> {
         Format::of(dtype)?;
-        (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(Layout { dtype, n, k })
+        (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(PackedLayout { dtype, n, k })
     }
 
     /// What it is packed from.
@@ -139,16 +139,16 @@ mod tests {
             (DType::Q6_K, 6.5625),
             (DType::Q8_0, 8.5),
         ] {
-            let layout = Layout::new(dtype, 4096, 4096).unwrap();
+            let layout = PackedLayout::new(dtype, 4096, 4096).unwrap();
             assert_eq!(layout.bytes() as f64 * 8.0 / (4096.0 * 4096.0), bits, "{dtype}");
         }
     }
 
     #[test]
     fn what_has_no_layout() {
-        assert_eq!(Layout::new(DType::F16, 16, 64), None);
-        assert_eq!(Layout::new(DType::Q4_0, 16, 48), None);
-        assert_eq!(Layout::new(DType::Q4_K, 16, 128), None);
-        assert_eq!(Layout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::F16, 16, 64), None);
+        assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
+        assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
+        assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
     }
 }

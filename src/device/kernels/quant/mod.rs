@@ -10,7 +10,7 @@ pub mod layout;
 pub mod pack;
 
 pub use launch::{
-    GatherArgs, Plan, QuantLinearArgs, RowsArgs, gather, linear, linear_as, rows, scratch_bytes,
+    GatherArgs, QuantLinearArgs, QuantPlan, RowsArgs, gather, linear, linear_as, rows, scratch_bytes,
 };
-pub use layout::Layout;
+pub use layout::PackedLayout;
 pub use pack::pack;

@@ -1,24 +1,29 @@
-//! From rows of blocks, as in the file, to the tiles of a [`Layout`].
+//! From rows of blocks, as in the file, to the tiles of a [`PackedLayout`].
 
-use super::codes::Rows;
-use super::layout::{COLS, Format, Layout, ROWS};
+use super::codes::CodeRows;
+use super::layout::{COLS, Format, PackedLayout, ROWS};
 use crate::host::{Pieces, Pool};
 
-/// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`Layout::bytes`].
+/// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`PackedLayout::bytes`].
 ///
 /// Any order of rows is a matter of `row`: concatenated matrices, or [gates and ups by
 /// eight](super::super::linear::gate_up_row).
 ///
 /// # Panics
 /// `out` or a row has another length than the layout says.
-pub fn pack<'a>(layout: &Layout, row: &(dyn Fn(usize) -> &'a [u8] + Sync), pool: &Pool, out: &mut [u8]) {
+pub fn pack<'a>(
+    layout: &PackedLayout,
+    row: &(dyn Fn(usize) -> &'a [u8] + Sync),
+    pool: &Pool,
+    out: &mut [u8],
+) {
     assert_eq!(out.len(), layout.bytes(), "packed {layout:?}");
     let (row_tiles, _) = layout.tiles();
     let bytes = layout.row_tile_bytes();
     // Chunks of a few row tiles: their codes are unpacked into a buffer that each chunk allocates once.
     let per_chunk = row_tiles.div_ceil(8 * pool.threads()).max(1);
     pool.rows(true, 1, Pieces::new(out, per_chunk * bytes), |chunk, piece| {
-        let mut codes = Rows::new(layout);
+        let mut codes = CodeRows::new(layout);
         for (tile, out) in piece.chunks_exact_mut(bytes).enumerate() {
             pack_row_tile(layout, chunk * per_chunk + tile, row, &mut codes, out);
         }
@@ -26,13 +31,13 @@ pub fn pack<'a>(layout: &Layout, row: &(dyn Fn(usize) -> &'a [u8] + Sync), pool:
 }
 
 fn pack_row_tile<'a>(
-    layout: &Layout,
+    layout: &PackedLayout,
     row_tile: usize,
     row: &(dyn Fn(usize) -> &'a [u8] + Sync),
-    rows: &mut Rows,
+    rows: &mut CodeRows,
     out: &mut [u8],
 ) {
-    let row_bytes = layout.dtype.row_bytes(layout.k).expect("checked by `Layout::new`");
+    let row_bytes = layout.dtype.row_bytes(layout.k).expect("checked by `PackedLayout::new`");
     for i in 0..ROWS {
         let r = row_tile * ROWS + i;
         if r < layout.n {
@@ -123,7 +128,7 @@ mod tests {
     }
 
     /// Element (row, col) of a packed matrix, by the drawing in quant_tile.cuh and in its own words.
-    fn element(layout: &Layout, packed: &[u8], row: usize, col: usize) -> f32 {
+    fn element(layout: &PackedLayout, packed: &[u8], row: usize, col: usize) -> f32 {
         let k_tiles = layout.k.div_ceil(64);
         let (r, c) = (row % 16, col % 64);
         let (g, s, t) = (r % 8, c / 16, c % 8 / 2);
@@ -211,7 +216,7 @@ mod tests {
                 _ => &[(1, 32), (16, 64), (17, 96), (37, 576)],
             };
             for &(n, k) in shapes {
-                let layout = Layout::new(dtype, n, k).unwrap();
+                let layout = PackedLayout::new(dtype, n, k).unwrap();
                 let bytes = rows_of(dtype, n, k, 7 + n as u64);
                 let row_bytes = dtype.row_bytes(k).unwrap();
                 let mut packed = vec![0xa5; layout.bytes()];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Job, Started};
+use super::{HostJob, Started};
 use crate::Result;
 use crate::device::runtime::Runtime;
 
@@ -35,7 +35,7 @@ pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, idle: Duration) -> R
             told.store(posted.elapsed().as_nanos() as u64, Ordering::Relaxed);
             Ok(())
         };
-        let job = lane.give(Job {
+        let job = lane.give(HostJob {
             op: 0,
             events: vec![],
             after: vec![],

@@ -15,12 +15,12 @@ fn lane(runtime: &Arc<dyn Runtime>) -> Lane<Vec<usize>> {
     started.serve(Vec::new(), runtime.clone())
 }
 
-fn note(op: usize, events: Vec<Event>, after: Vec<Ticket>) -> Job<Vec<usize>> {
+fn note(op: usize, events: Vec<Event>, after: Vec<Ticket>) -> HostJob<Vec<usize>> {
     let work = move |seen: &mut Vec<usize>| {
         seen.push(op);
         Ok(())
     };
-    Job { op, events, after, seconds: 0.0, detached: None, program: None, work: Box::new(work) }
+    HostJob { op, events, after, seconds: 0.0, detached: None, program: None, work: Box::new(work) }
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_job_that_fails_or_panics_ends_the_step_and_not_the_lane() {
             false => Err(Error::Run("no luck".into())),
         };
         let ok = lane.give(note(0, vec![], vec![]));
-        let bad = lane.give(Job {
+        let bad = lane.give(HostJob {
             op: 1,
             events: vec![],
             after: vec![ok],
@@ -72,7 +72,7 @@ fn a_job_that_fails_or_panics_ends_the_step_and_not_the_lane() {
         assert_eq!(std::mem::take(&mut *lane.state()), [0]);
     }
     // Nobody waits for the job: told at the end.
-    lane.give(Job {
+    lane.give(HostJob {
         op: 0,
         events: vec![],
         after: vec![],

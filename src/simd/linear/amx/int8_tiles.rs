@@ -61,7 +61,7 @@ struct Scratch {
 }
 
 /// One block of rows times one group.
-struct Job<'a> {
+struct BlockProduct<'a> {
     /// The group, and the next bytes.
     w: *const u8,
     steps: usize,
@@ -77,7 +77,7 @@ struct Job<'a> {
     lanes: __mmask16,
 }
 
-impl Job<'_> {
+impl BlockProduct<'_> {
     /// The record of a step, and its block within it.
     #[inline(always)]
     fn at<F: Format>(&self, step: usize) -> (*const u8, usize) {
@@ -113,7 +113,7 @@ impl Job<'_> {
     /// The products of `step`, from slot `slot` to scratch `I`.
     ///
     /// # Safety
-    /// As [`Job::make`], which has made the slot; [`Shapes::int8`] of the job's rows is loaded.
+    /// As [`BlockProduct::make`], which has made the slot; [`Shapes::int8`] of the job's rows is loaded.
     #[inline(always)]
     unsafe fn multiply<F: Format, const I: usize>(&self, step: usize, slot: usize) {
         // SAFETY: tiles of this step and slot, sums of this place.
@@ -131,7 +131,7 @@ impl Job<'_> {
     /// Scales the sums of `step`, which are in scratch `I`, and adds them to `acc`: the operations of `vnni::tile`.
     ///
     /// # Safety
-    /// [`Job::multiply`] has put them there.
+    /// [`BlockProduct::multiply`] has put them there.
     #[inline(always)]
     unsafe fn scale<F: Format, const I: usize, const R: usize>(&self, step: usize, acc: &mut [__m512; R]) {
         let (w, b) = self.at::<F>(step);
@@ -164,7 +164,7 @@ impl Job<'_> {
     /// What happens side by side at `step`, of which the last is two behind the last product.
     ///
     /// # Safety
-    /// As [`Job::run`]; steps come in order from 0, `I` is `step % 4`.
+    /// As [`BlockProduct::run`]; steps come in order from 0, `I` is `step % 4`.
     #[inline(always)]
     unsafe fn step<F: Format, const I: usize, const J: usize, const R: usize>(
         &self,
@@ -329,7 +329,7 @@ unsafe fn groups<F: Format>(call: Call<'_>, steps: usize, scratch: &Scratch) {
             let lanes = (n - g * GROUP).min(GROUP);
             for block in pass.clone() {
                 let at = (block - first) * steps * ROWS;
-                let job = Job {
+                let job = BlockProduct {
                     w: w.as_ptr(),
                     steps,
                     rows,

@@ -10,16 +10,16 @@ use crate::amx::bf16::Panels;
 use crate::amx::half_arithmetic;
 
 /// Packed groups as panels. `HALF`: made with f16 arithmetic.
-struct Groups<'a, F, const NIBBLES: bool, const HALF: bool> {
+struct QuantisedPanels<'a, F, const NIBBLES: bool, const HALF: bool> {
     groups: &'a [u8],
     /// Bytes of a group.
     bytes: usize,
     _format: PhantomData<F>,
 }
 
-impl<'a, F: Format, const NIBBLES: bool, const HALF: bool> Groups<'a, F, NIBBLES, HALF> {
+impl<'a, F: Format, const NIBBLES: bool, const HALF: bool> QuantisedPanels<'a, F, NIBBLES, HALF> {
     fn new(groups: &'a [u8], k: usize) -> Self {
-        Groups { groups, bytes: F::LAYOUT.group_bytes(k), _format: PhantomData }
+        QuantisedPanels { groups, bytes: F::LAYOUT.group_bytes(k), _format: PhantomData }
     }
 
     /// The packed rows of `panel`, which have tile `step`.
@@ -30,7 +30,7 @@ impl<'a, F: Format, const NIBBLES: bool, const HALF: bool> Groups<'a, F, NIBBLES
     }
 }
 
-impl<F: Format, const NIBBLES: bool, const HALF: bool> Panels for Groups<'_, F, NIBBLES, HALF> {
+impl<F: Format, const NIBBLES: bool, const HALF: bool> Panels for QuantisedPanels<'_, F, NIBBLES, HALF> {
     fn stored(&self, _: usize, _: usize) -> Option<*const u16> {
         None
     }
@@ -113,5 +113,5 @@ unsafe fn by<const HALF: bool>(w: &Work<'_>) {
 /// As [`by`], of groups of `F`.
 unsafe fn groups<F: Format, const NIBBLES: bool, const HALF: bool>(w: &Work<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { product(&mut session(), w, &Groups::<F, NIBBLES, HALF>::new(w.w, w.k)) }
+    unsafe { product(&mut session(), w, &QuantisedPanels::<F, NIBBLES, HALF>::new(w.w, w.k)) }
 }

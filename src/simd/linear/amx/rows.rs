@@ -11,14 +11,14 @@ use crate::amx::bf16::Panels;
 use crate::tensor::DType;
 
 /// Rows of the file as panels.
-struct Rows {
+struct RowPanels {
     dtype: DType,
     w: *const u8,
     n: usize,
     k: usize,
 }
 
-impl Panels for Rows {
+impl Panels for RowPanels {
     fn stored(&self, _: usize, _: usize) -> Option<*const u16> {
         None
     }
@@ -53,7 +53,7 @@ impl Panels for Rows {
     }
 }
 
-impl Rows {
+impl RowPanels {
     /// Bytes of a row.
     fn stride(&self) -> usize {
         self.k * self.dtype.block_bytes()
@@ -95,7 +95,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
 /// # Safety
 /// AMX and AVX-512 BF16 are usable; the work's weights are rows of f16 or bf16, its activations tiles.
 pub(super) unsafe fn run(w: &Work<'_>) {
-    let rows = Rows { dtype: w.dtype, w: w.w.as_ptr(), n: w.n, k: w.k };
+    let rows = RowPanels { dtype: w.dtype, w: w.w.as_ptr(), n: w.n, k: w.k };
     // SAFETY: the caller's contract.
     unsafe { product(&mut session(), w, &rows) }
 }

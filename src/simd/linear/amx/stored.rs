@@ -4,24 +4,24 @@
 use std::arch::x86_64::*;
 
 use super::super::kernel::{Form, LinearKernel, Work};
-use super::super::packed::Layout;
+use super::super::packed::RecordLayout;
 use super::{panels, product, session};
 use crate::amx::bf16::Panels;
 use crate::amx::pack::TILE_LEN;
 use crate::tensor::DType;
 
 /// Packed groups of bf16 (or of f16, rounded) as panels.
-struct Tiles<'a> {
+struct StoredPanels<'a> {
     groups: &'a [u8],
     /// Tiles of a group.
     steps: usize,
 }
 
-impl<'a> Tiles<'a> {
+impl<'a> StoredPanels<'a> {
     /// Groups of `k` columns.
-    fn new(groups: &'a [u8], k: usize) -> Tiles<'a> {
-        let bytes = Layout::of(DType::BF16).expect("packed").group_bytes(k);
-        Tiles { groups, steps: bytes / (2 * TILE_LEN) }
+    fn new(groups: &'a [u8], k: usize) -> StoredPanels<'a> {
+        let bytes = RecordLayout::of(DType::BF16).expect("packed").group_bytes(k);
+        StoredPanels { groups, steps: bytes / (2 * TILE_LEN) }
     }
 
     /// Tile `step` of `panel`, and those behind it.
@@ -32,7 +32,7 @@ impl<'a> Tiles<'a> {
     }
 }
 
-impl Panels for Tiles<'_> {
+impl Panels for StoredPanels<'_> {
     fn stored(&self, panel: usize, step: usize) -> Option<*const u16> {
         Some(self.at(panel, step))
     }
@@ -75,5 +75,5 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
 /// AMX and AVX-512 BF16 are usable; the work's weights are groups of tiles, its activations tiles.
 unsafe fn run(w: &Work<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { product(&mut session(), w, &Tiles::new(w.w, w.k)) }
+    unsafe { product(&mut session(), w, &StoredPanels::new(w.w, w.k)) }
 }

@@ -12,7 +12,7 @@
 use std::arch::x86_64::*;
 
 use super::super::kernel::{Form, LinearKernel, Work};
-use super::super::packed::{GROUP, Layout};
+use super::super::packed::{GROUP, RecordLayout};
 use super::X;
 use crate::tensor::DType;
 
@@ -177,7 +177,7 @@ unsafe fn tile<const MT: usize, const H: usize>(
     t0: usize,
     dest: Dest,
 ) {
-    let layout = Layout::of(dtype).expect("quantised");
+    let layout = RecordLayout::of(dtype).expect("quantised");
     let (records, blocks) = (k.div_ceil(layout.record_k), layout.record_k / 32);
     // SAFETY: offsets stay inside the group's records, the activation rows t0..t0+MT and their outputs.
     unsafe {
@@ -227,7 +227,7 @@ unsafe fn tile<const MT: usize, const H: usize>(
 #[inline(always)]
 unsafe fn block_sums<const MT: usize, const H: usize>(
     dtype: DType,
-    layout: Layout,
+    layout: RecordLayout,
     w: *const u8,
     b: usize,
     h0: usize,
@@ -331,7 +331,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
 unsafe fn run(work: &Work<'_>) {
     let &Work { dtype, w, n, k, out, ldo, .. } = work;
     let (x, m) = (X::of(work), work.x.m());
-    let group_bytes = Layout::of(dtype).expect("quantised").group_bytes(k);
+    let group_bytes = RecordLayout::of(dtype).expect("quantised").group_bytes(k);
     let kernel = match dtype {
         DType::Q4_0 => q4_0,
         DType::Q4_1 => q4_1,

@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use super::super::packed::Layout;
+use super::super::packed::RecordLayout;
 use crate::tensor::DType;
 
 /// How a packed record is read. `b` counts the blocks of 32 in a record.
 pub(in super::super) trait Format {
-    const LAYOUT: Layout;
+    const LAYOUT: RecordLayout;
     /// Scales per 16 elements instead of per 32 (q6_k).
     const HALVES: bool = false;
     /// How many codes there are: 16, 32, 64 or 256.
@@ -69,7 +69,7 @@ macro_rules! block32 {
     ($name:ident, $dtype:expr, zero $zero:expr) => {
         pub(in super::super) struct $name;
         impl Format for $name {
-            const LAYOUT: Layout = Layout::of($dtype).unwrap();
+            const LAYOUT: RecordLayout = RecordLayout::of($dtype).unwrap();
             const ZERO_LOG2: Option<i32> = $zero;
             #[inline(always)]
             unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
@@ -101,7 +101,7 @@ block32!(Q5_1, DType::Q5_1, zero None);
 
 pub(in super::super) struct Q8_0;
 impl Format for Q8_0 {
-    const LAYOUT: Layout = Layout::of(DType::Q8_0).unwrap();
+    const LAYOUT: RecordLayout = RecordLayout::of(DType::Q8_0).unwrap();
     const ZERO_LOG2: Option<i32> = Some(7);
     #[inline(always)]
     unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
@@ -141,7 +141,7 @@ macro_rules! k_quant {
     ($name:ident, $dtype:expr) => {
         pub(in super::super) struct $name;
         impl Format for $name {
-            const LAYOUT: Layout = Layout::of($dtype).unwrap();
+            const LAYOUT: RecordLayout = RecordLayout::of($dtype).unwrap();
             #[inline(always)]
             unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8] {
                 // SAFETY: `w` points to a record of this dtype and `b` < 8.
@@ -168,7 +168,7 @@ k_quant!(Q5K, DType::Q5_K);
 
 pub(in super::super) struct Q6K;
 impl Format for Q6K {
-    const LAYOUT: Layout = Layout::of(DType::Q6_K).unwrap();
+    const LAYOUT: RecordLayout = RecordLayout::of(DType::Q6_K).unwrap();
     const HALVES: bool = true;
     const ZERO_LOG2: Option<i32> = Some(5);
     #[inline(always)]

@@ -404,10 +404,10 @@ proptest! {
     ) {
         let (mut rows, mut row0) = (Vec::new(), 0);
         for &(first_pos, n_rows) in &lens {
-            rows.push(Rows { row0, n_rows, first_pos, from: 0, to: u32::MAX, page: 0, partial: None });
+            rows.push(RowRun { row0, n_rows, first_pos, from: 0, to: u32::MAX, page: 0, partial: None });
             row0 += n_rows;
         }
-        let plan = Plan::new(&rows, row0..row0 + padding, window, queries);
+        let plan = AttentionPlan::new(&rows, row0..row0 + padding, window, queries);
         let total = (row0 + padding) as usize;
         let mut seen = vec![0u32; total]; // tokens, per decoded row
         let mut tiles = vec![0u32; total]; // prefill items, per row
@@ -452,10 +452,10 @@ fn spans_that_begin_at_any_page_fit_what_was_planned() {
         for from in [0u32, 32, 224, 8160, 16_352, 99_968] {
             let row = |row0: u32| {
                 let first_pos = from + tokens - 1;
-                Rows { row0, n_rows: 1, first_pos, from, to: u32::MAX, page: 0, partial: Some(row0) }
+                RowRun { row0, n_rows: 1, first_pos, from, to: u32::MAX, page: 0, partial: Some(row0) }
             };
-            let rows: Vec<Rows> = (0..4).map(row).collect();
-            let plan = Plan::new(&rows, 0..0, None, 64);
+            let rows: Vec<RowRun> = (0..4).map(row).collect();
+            let plan = AttentionPlan::new(&rows, 0..0, None, 64);
             let (aligned, anywhere) =
                 (Capacity::new(4, 4, tokens as usize), Capacity::anywhere(4, 4, tokens as usize));
             assert!(plan.decode.len() <= anywhere.decode_items, "{tokens} from {from}: {anywhere:?}");

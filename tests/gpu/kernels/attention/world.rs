@@ -126,12 +126,12 @@ impl World {
     }
 
     /// What the planner is told: the parts in `which`, the pages of all sequences in one table.
-    pub fn plan(&self, which: &[usize], padding: std::ops::Range<u32>) -> (Plan, Vec<u32>) {
+    pub fn plan(&self, which: &[usize], padding: std::ops::Range<u32>) -> (AttentionPlan, Vec<u32>) {
         let mut table = vec![u32::MAX]; // no such page
         let mut rows = Vec::new();
         for &i in which {
             let p = &self.parts[i];
-            rows.push(Rows {
+            rows.push(RowRun {
                 row0: self.row0[i] as u32,
                 n_rows: p.n_rows as u32,
                 first_pos: p.first_pos as u32,
@@ -143,7 +143,7 @@ impl World {
             table.extend(self.pages[i].iter().take(p.to.div_ceil(PAGE)).skip(self.page_start(i)));
             table.push(u32::MAX);
         }
-        (Plan::new(&rows, padding, self.window.map(|w| w as u32), self.kernel.queries()), table)
+        (AttentionPlan::new(&rows, padding, self.window.map(|w| w as u32), self.kernel.queries()), table)
     }
 
     pub fn run(&self, rt: &Arc<dyn Runtime>, which: &[usize]) -> Output {
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// Runs a plan twice, as two layers would.
-    pub fn run_plan(&self, rt: &Arc<dyn Runtime>, plan: &Plan, table: &[u32]) -> Output {
+    pub fn run_plan(&self, rt: &Arc<dyn Runtime>, plan: &AttentionPlan, table: &[u32]) -> Output {
         let shape = &self.shape;
         shape.check(&**rt).unwrap();
         let up = |data: &[u8]| Buffer::from_bytes(rt, LANE, data).unwrap();

@@ -32,7 +32,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let memory = rt.pinned(header + max_rows * stride + 64).expect("pinned memory");
     // SAFETY: nothing is in flight that touches it.
     unsafe { memory.host().add(header).write_bytes(CANARY, memory.len() - header) };
-    let args = Publish {
+    let args = PublishArgs {
         sources: std::array::from_fn(|s| PublishSource {
             at: if c.widths[s] > 0 { sources_dev[s].ptr() } else { DevPtr::NULL },
             stride: strides[s],

@@ -33,7 +33,7 @@ fn every_round_of_publish_and_collect_carries_its_own_rows() {
             let (zero, arrived) = (Output::of(&rt, &[0u32]), Output::of(&rt, &[0u32]));
             let ready = Output::of(&rt, &[0u32]);
             let (published, answered) = (word(&*memory, 0), word(&*memory, 32));
-            let publish = Publish {
+            let publish = PublishArgs {
                 sources: [
                     PublishSource { at: rows.ptr(), stride: row, bytes: row },
                     PublishSource::default(),
@@ -68,7 +68,7 @@ fn every_round_of_publish_and_collect_carries_its_own_rows() {
             };
             let mut want = checksum(std::iter::repeat_n(0, answers));
             for r in 1..=rounds {
-                publish_rows(&*rt, LANE, &Publish { epoch_add: r, ..publish }).expect("launch");
+                publish_rows(&*rt, LANE, &PublishArgs { epoch_add: r, ..publish }).expect("launch");
                 wait_for(published, r);
                 // SAFETY: published: the device writes these rows no more until the next round is launched.
                 let got = unsafe { mapped(&*memory, to, ROWS * row) };
