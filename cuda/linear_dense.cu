@@ -278,7 +278,7 @@ template <class T, class C> DEVICE void linear_dense(const LinearParams& p) {
 #define BLOCKS_N64 1
 #endif
 
-// src/device/kernels/linear.rs has the same table.
+// src/device/kernels/product/tiles.rs has the same table.
 typedef Tile<64, 8, 2, 1, 4, 6, 4> N8;
 typedef Tile<64, 16, 2, 1, 4, 6, 4> N16;
 typedef Tile<128, 32, 4, 1, 2, 4, 3> N32;

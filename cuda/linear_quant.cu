@@ -36,7 +36,7 @@ static constexpr u32 STEP_TILES = K_WARPS, STEP_COLS = STEP_TILES * TILE_COLS;
 static constexpr u32 X_ROW = STEP_COLS * 2; // bytes
 
 // A stage of the ring: x, then R tiles for each warp (body, then super-scales). Behind the ring, K formats have the scales
-// of the stage at hand in f32. The host computes the same: quant::launch::shared_bytes.
+// of the stage at hand in f32. The host computes the same: product/quant.rs.
 template <class F, int NT, int R> struct Ring {
     static constexpr u32 X = NT * 8 * X_ROW;
     static constexpr u32 TILE = F::BODY + F::SUPER;

@@ -1,9 +1,10 @@
 //! Dense linear layers: decode (`gemv.cu`, `linear_dense.cu`) and prefill (`gemm.cu`, `gemm_sm90a.cu`).
 
 use tandem::Result;
-use tandem::device::kernels::gemm::{self, Path};
-use tandem::device::kernels::linear::{self, Epilogue, LinearArgs};
 use tandem::device::kernels::product::choose::DENSE_TILES_ROWS;
+use tandem::device::kernels::product::decode::{self, DecodePlan};
+use tandem::device::kernels::product::gemm::{self, Path};
+use tandem::device::kernels::product::{self, COUNTER_BYTES, Epilogue, Matrix, ProductArgs};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::tensor::Half;
 
@@ -48,12 +49,30 @@ impl Operands {
         let x = data::halves(dtype, max_m * k, 2, 1.0);
         let upload = |v: &[u16]| Buffer::from_bytes(rt, Lane::Compute, data::bytes_of(v));
         let w_copies = (0..bench.copies(n * k * 2)).map(|_| upload(&w)).collect::<Result<Vec<_>>>()?;
-        let scratch_bytes = linear::scratch_bytes(rt.info(), max_m.min(DENSE_TILES_ROWS), n, k)
-            .max(gemm::scratch_bytes(rt.info()));
+        let scratch_bytes =
+            decode::scratch_bytes(rt.info(), &Matrix::Dense { n, k }, max_m.min(DENSE_TILES_ROWS))
+                .max(gemm::scratch_bytes(rt.info()));
         let scratch = Buffer::new(rt, scratch_bytes)?;
-        rt.fill(Lane::Compute, scratch.ptr(), 0, linear::COUNTER_BYTES)?;
+        rt.fill(Lane::Compute, scratch.ptr(), 0, COUNTER_BYTES)?;
         let y = Buffer::new(rt, max_m * n * 4)?;
         Ok(Operands { dtype, weight, x_buffer: upload(&x)?, w, x, w_copies, y, scratch })
+    }
+
+    /// The product of `m` tokens with the `i`th copy.
+    fn args(&self, i: usize, m: usize) -> ProductArgs {
+        let (_, n, k, epilogue) = self.weight;
+        let ptr = self.w_copies[i % self.w_copies.len()].ptr();
+        ProductArgs {
+            w: product::Weight { ptr, matrix: Matrix::Dense { n, k }, bias: DevPtr::NULL },
+            act: self.dtype,
+            x: self.x_buffer.ptr(),
+            ldx: k,
+            y: self.y.ptr(),
+            ldy: self.columns(),
+            m,
+            epilogue,
+            scratch: self.scratch.ptr(),
+        }
     }
 
     fn columns(&self) -> usize {
@@ -118,8 +137,10 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
     let tokens: &[usize] = if bench.test { &[1, 4, 9] } else { &[1, 2, 4, 8, 16, 32, 64] };
     for dtype in [Half::BF16, Half::F16] {
         for weight in weights(bench.test) {
-            let (name, n, k, epilogue) = weight;
-            let plans = tokens.iter().map(|&m| (m, linear::DensePlan::new(bench.rt.info(), dtype, m, n, k)));
+            let (name, n, k, _) = weight;
+            let plans = tokens
+                .iter()
+                .map(|&m| (m, DecodePlan::new(bench.rt.info(), &Matrix::Dense { n, k }, dtype, m)));
             let todo: Vec<_> = plans
                 .filter(|(m, p)| {
                     bench.rt.has_kernel(&p.kernel)
@@ -133,21 +154,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
             for (m, plan) in todo {
                 let rt = bench.rt.clone();
                 let mut launch = |i: usize| {
-                    let args = LinearArgs {
-                        dtype,
-                        w: o.w_copies[i % o.w_copies.len()].ptr(),
-                        x: o.x_buffer.ptr(),
-                        bias: DevPtr::NULL,
-                        y: o.y.ptr(),
-                        scratch: o.scratch.ptr(),
-                        m,
-                        n,
-                        k,
-                        ldx: k,
-                        ldy: o.columns(),
-                        epilogue,
-                    };
-                    linear::linear(&*rt, Lane::Compute, &args)
+                    let args = o.args(i, m);
+                    product::decode(&*rt, Lane::Compute, &args)
                 };
                 launch(0)?;
                 o.check(bench, &plan.kernel, m)?;
@@ -175,7 +183,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
     let tokens: &[usize] = if bench.test { &[70] } else { &[128, 512, 2048] };
     for dtype in [Half::BF16, Half::F16] {
         for weight in weights(bench.test) {
-            let (name, n, k, epilogue) = weight;
+            let (name, n, k, _) = weight;
             let mut todo = Vec::new();
             for path in [Path::Tma, Path::Async, Path::Sync] {
                 for &m in tokens {
@@ -195,20 +203,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
             for (m, plan, kernel) in todo {
                 let rt = bench.rt.clone();
                 let mut launch = |i: usize| {
-                    let args = LinearArgs {
-                        dtype,
-                        w: o.w_copies[i % o.w_copies.len()].ptr(),
-                        x: o.x_buffer.ptr(),
-                        bias: DevPtr::NULL,
-                        y: o.y.ptr(),
-                        m,
-                        n,
-                        k,
-                        ldx: k,
-                        ldy: o.columns(),
-                        epilogue,
-                        scratch: o.scratch.ptr(),
-                    };
+                    let args = o.args(i, m);
                     gemm::gemm_as(&*rt, Lane::Compute, &args, &plan)
                 };
                 launch(0)?;

@@ -1,8 +1,9 @@
 //! Linear layers of quantised weights in decode: `gemv_quant.cu`, `linear_quant.cu`.
 
 use tandem::Result;
-use tandem::device::kernels::linear::Epilogue;
-use tandem::device::kernels::quant::{self, PackedLayout, QuantLinearArgs, QuantPlan};
+use tandem::device::kernels::product::decode::{self, DecodePlan};
+use tandem::device::kernels::product::{Epilogue, Matrix, ProductArgs, Weight};
+use tandem::device::kernels::quant::{self, PackedLayout};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
@@ -32,7 +33,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
     for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0] {
         for &(name, n, k) in weights {
             let Some(layout) = PackedLayout::new(dtype, n, k) else { continue };
-            let plans = tokens.iter().map(|&m| (m, QuantPlan::new(bench.rt.info(), &layout, ACT, m)));
+            let matrix = Matrix::Quantised(layout);
+            let plans = tokens.iter().map(|&m| (m, DecodePlan::new(bench.rt.info(), &matrix, ACT, m)));
             let todo: Vec<_> = plans
                 .filter(|(m, p)| {
                     bench.rt.has_kernel(&p.kernel)
@@ -61,24 +63,23 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
             let copies =
                 (0..bench.copies(packed.len())).map(|_| upload(&packed)).collect::<Result<Vec<_>>>()?;
             let x_buffer = upload(data::bytes_of(&x))?;
-            let scratch = upload(&vec![0; quant::scratch_bytes(rt.info(), &layout, max_m)])?;
+            let scratch = upload(&vec![0; decode::scratch_bytes(rt.info(), &matrix, max_m)])?;
             let y = Buffer::new(&rt, max_m * n * 4)?;
             for (m, plan) in todo {
                 let mut launch = |i: usize| {
-                    let args = QuantLinearArgs {
-                        layout,
-                        w: copies[i % copies.len()].ptr(),
+                    let ptr = copies[i % copies.len()].ptr();
+                    let args = ProductArgs {
+                        w: Weight { ptr, matrix, bias: DevPtr::NULL },
                         act: ACT,
                         x: x_buffer.ptr(),
-                        bias: DevPtr::NULL,
-                        y: y.ptr(),
-                        scratch: scratch.ptr(),
-                        m,
                         ldx: k,
+                        y: y.ptr(),
                         ldy: n,
+                        m,
                         epilogue: Epilogue::F32,
+                        scratch: scratch.ptr(),
                     };
-                    quant::linear(&*rt, Lane::Compute, &args)
+                    decode::decode(&*rt, Lane::Compute, &args)
                 };
                 launch(0)?;
                 let mut bytes = vec![0; m * n * 4];

@@ -9,7 +9,5 @@ pub mod accelerator;
 pub mod attention;
 pub mod elementwise;
 pub mod exchange;
-pub mod gemm;
-pub mod linear;
 pub mod product;
 pub mod quant;

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use crate::support;
 use crate::support::gpu::linear::{Case, Launch, Operands};
 use proptest::prelude::*;
-use tandem::device::kernels::gemm::{self, GemmPlan, Path};
-use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs};
 use tandem::device::kernels::product::choose::gemm_bucket;
+use tandem::device::kernels::product::gemm::{self, GemmPlan, Path};
+use tandem::device::kernels::product::{COUNTER_BYTES, Epilogue, ProductArgs};
 use tandem::device::runtime::{DeviceInfo, Lane, Runtime};
 use tandem::tensor::Half;
 
-fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, LinearArgs) {
+fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, ProductArgs) {
     let launch = Launch::new(rt, c, o, gemm::scratch_bytes(rt.info()));
     let args = launch.args(c);
     (launch, args)
 }
 
-fn run((launch, args): &(Launch, LinearArgs), plan: &GemmPlan) -> Vec<u8> {
+fn run((launch, args): &(Launch, ProductArgs), plan: &GemmPlan) -> Vec<u8> {
     launch.output(gemm::gemm_as(&*launch.rt, Lane::Compute, args, plan), &format!("{plan:?}"))
 }
 

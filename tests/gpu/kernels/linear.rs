@@ -7,19 +7,21 @@ use crate::support;
 use crate::support::gpu::linear::{Case, Launch, Operands, noise};
 use crate::support::gpu::memory::encode;
 use proptest::prelude::*;
-use tandem::device::kernels::linear::{self, COUNTER_BYTES, DensePlan, Epilogue, LinearArgs, linear_as};
+use tandem::device::kernels::product::{
+    DecodePlan, Epilogue, Matrix, ProductArgs, Weight, decode, decode_as,
+};
 use tandem::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
 use tandem::tensor::Half;
 
 /// Runs `c` as `plan` says; all bytes of y, guard included.
-fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &DensePlan) -> Vec<u8> {
-    let launch = Launch::new(rt, c, o, COUNTER_BYTES + plan.partial_bytes);
-    launch.output(linear_as(&**rt, Lane::Compute, &launch.args(c), plan), &format!("{c:?} {plan:?}"))
+fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &DecodePlan) -> Vec<u8> {
+    let launch = Launch::new(rt, c, o, plan.scratch_bytes());
+    launch.output(decode_as(&**rt, Lane::Compute, &launch.args(c), plan), &format!("{c:?} {plan:?}"))
 }
 
 /// Runs `c` as `plan` says and compares every element. A sum has at most k + 64 roundings: its products, and lanes,
 /// warps, splits and the bias.
-fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &DensePlan) -> Vec<u8> {
+fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &DecodePlan) -> Vec<u8> {
     let operands = Operands::dense(c);
     let y = run(rt, c, &operands, plan);
     c.check(&operands, c.k + 64, &y, &format!("{plan:?}"));
@@ -27,12 +29,12 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &DensePlan) -> Vec<u8> {
 }
 
 /// The plan for a device of this runtime's kind with so many multiprocessors: more of them, more splits.
-fn plan(rt: &Arc<dyn Runtime>, multiprocessors: u32, c: &Case) -> DensePlan {
+fn plan(rt: &Arc<dyn Runtime>, multiprocessors: u32, c: &Case) -> DecodePlan {
     plan_as(&DeviceInfo { multiprocessors, ..rt.info().clone() }, c)
 }
 
-fn plan_as(info: &DeviceInfo, c: &Case) -> DensePlan {
-    DensePlan::new(info, c.act, c.m, c.n, c.k)
+fn plan_as(info: &DeviceInfo, c: &Case) -> DecodePlan {
+    DecodePlan::new(info, &c.matrix(), c.act, c.m)
 }
 
 fn acts(rt: &Arc<dyn Runtime>) -> Vec<Half> {
@@ -182,9 +184,9 @@ fn results_repeat_bit_for_bit() {
             let plan = plan(&rt, 24, &c);
             let (warps, splits) = plan.k_parts();
             assert!(warps * splits > 1, "{plan:?}");
-            let launch = Launch::new(&rt, &c, &Operands::dense(&c), COUNTER_BYTES + plan.partial_bytes);
+            let launch = Launch::new(&rt, &c, &Operands::dense(&c), plan.scratch_bytes());
             let run = || {
-                launch.output(linear_as(&*rt, Lane::Compute, &launch.args(&c), &plan), &format!("{plan:?}"))
+                launch.output(decode_as(&*rt, Lane::Compute, &launch.args(&c), &plan), &format!("{plan:?}"))
             };
             let first = run();
             // One operand, one scratch: what a repetition leaves behind is what the next one meets.
@@ -251,22 +253,11 @@ proptest! {
 fn wrong_shapes_are_refused_by_name() {
     for rt in support::gpu::runtimes() {
         let refused = |m, n, k, ldx, ldy, epilogue| {
-            let args = LinearArgs {
-                dtype: Half::F16,
-                w: DevPtr(256),
-                x: DevPtr(256),
-                bias: DevPtr::NULL,
-                y: DevPtr(256),
-                scratch: DevPtr(256),
-                m,
-                n,
-                k,
-                ldx,
-                ldy,
-                epilogue,
-            };
+            let at = DevPtr(256);
+            let w = Weight { ptr: at, matrix: Matrix::Dense { n, k }, bias: DevPtr::NULL };
+            let args = ProductArgs { w, act: Half::F16, x: at, ldx, y: at, ldy, m, epilogue, scratch: at };
             let rt = &rt;
-            let call = std::panic::AssertUnwindSafe(|| linear::linear(&**rt, Lane::Compute, &args));
+            let call = std::panic::AssertUnwindSafe(|| decode(&**rt, Lane::Compute, &args));
             let panic = std::panic::catch_unwind(call).expect_err("refused");
             panic.downcast_ref::<String>().expect("a formatted message").clone()
         };

@@ -7,11 +7,10 @@ use crate::support::gpu::linear::{Case, Launch, Operands, noise, random};
 use crate::support::gpu::memory::{Output, upload};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use tandem::device::kernels::linear::Epilogue;
 use tandem::device::kernels::product::choose::GEMV_ROWS;
-use tandem::device::kernels::quant::{
-    self, GatherArgs, PackedLayout, QuantLinearArgs, QuantPlan, RowsArgs, linear_as,
-};
+use tandem::device::kernels::product::quant::forced as forced_plan;
+use tandem::device::kernels::product::{DecodePlan, Epilogue, decode_as};
+use tandem::device::kernels::quant::{self, GatherArgs, PackedLayout, RowsArgs};
 use tandem::device::runtime::{Lane, Runtime};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
@@ -95,25 +94,12 @@ fn operands(c: &Case) -> Operands {
     Operands::new(c, packed, w, parts)
 }
 
-fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &QuantPlan) -> Vec<u8> {
+fn run(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands, plan: &DecodePlan) -> Vec<u8> {
     again(&Launch::new(rt, c, o, plan.scratch_bytes()), c, plan)
 }
 
-fn again(launch: &Launch, c: &Case, plan: &QuantPlan) -> Vec<u8> {
-    let args = QuantLinearArgs {
-        layout: layout(c),
-        w: launch.w.ptr(),
-        act: c.act,
-        x: launch.x.ptr(),
-        bias: launch.bias,
-        y: launch.y,
-        scratch: launch.scratch.ptr(),
-        m: c.m,
-        ldx: c.ldx(),
-        ldy: c.ldy(),
-        epilogue: c.epilogue,
-    };
-    launch.output(linear_as(&*launch.rt, Lane::Compute, &args, plan), &format!("{c:?} {plan:?}"))
+fn again(launch: &Launch, c: &Case, plan: &DecodePlan) -> Vec<u8> {
+    launch.output(decode_as(&*launch.rt, Lane::Compute, &launch.args(c), plan), &format!("{c:?} {plan:?}"))
 }
 
 /// Runs `c` as `plan` says and compares every element.
@@ -121,7 +107,7 @@ fn again(launch: &Launch, c: &Case, plan: &QuantPlan) -> Vec<u8> {
 /// On its way into a sum, a product meets at most 32 roundings in its block, one for its scale and two for each
 /// block after it (16 columns at least; minima are a second addition), 8 warps, the splits, the bias, and one in
 /// the reference's weight.
-fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &QuantPlan) -> Vec<u8> {
+fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &DecodePlan) -> Vec<u8> {
     let operands = operands(c);
     let y = run(rt, c, &operands, plan);
     let roundings = 32 + 1 + c.k.div_ceil(16) * 2 + 8 + plan.splits + 1 + 1;
@@ -130,12 +116,12 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &QuantPlan) -> Vec<u8> {
 }
 
 /// The kernel for `tokens` tokens, if this runtime has it, splitting k after `k_split` columns.
-fn forced(rt: &dyn Runtime, c: &Case, tokens: usize, k_split: usize) -> Option<QuantPlan> {
-    let plan = QuantPlan::forced(rt.info(), &layout(c), c.act, c.m, tokens, k_split);
+fn forced(rt: &dyn Runtime, c: &Case, tokens: usize, k_split: usize) -> Option<DecodePlan> {
+    let plan = forced_plan(rt.info(), &layout(c), c.act, c.m, tokens, k_split);
     (rt.has_kernel(&plan.kernel) && plan.shared <= rt.info().shared_per_block).then_some(plan)
 }
 
-fn unsplit(rt: &dyn Runtime, c: &Case, tokens: usize) -> Option<QuantPlan> {
+fn unsplit(rt: &dyn Runtime, c: &Case, tokens: usize) -> Option<DecodePlan> {
     forced(rt, c, tokens, c.k.next_multiple_of(128))
 }
 
@@ -265,7 +251,7 @@ fn the_planned_kernels_are_right() {
         for (dtype, n, k) in [(DType::Q4_K, 64, 1024), (DType::Q8_0, 48, 1056), (DType::Q6_K, 528, 256)] {
             for m in [1, 2, 5, 12, 20, 40, 70] {
                 let c = Case { bias: true, ..plain(dtype, Half::F16, m, n, k) };
-                check(&rt, &c, &QuantPlan::new(rt.info(), &layout(&c), c.act, m));
+                check(&rt, &c, &DecodePlan::new(rt.info(), &c.matrix(), c.act, m));
             }
         }
     }

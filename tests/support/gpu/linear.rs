@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tandem::device::kernels::linear::{COUNTER_BYTES, Epilogue, LinearArgs, gate_up_row};
+use tandem::device::kernels::product::{COUNTER_BYTES, Epilogue, Matrix, ProductArgs, Weight, gate_up_row};
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};
 use tandem::tensor::{DType, Half};
 
@@ -37,6 +37,10 @@ impl Case {
         let weights = if act == Half::F16 { DType::F16 } else { DType::BF16 };
         let (bias, epilogue) = (false, Epilogue::F32);
         Case { weights, act, m, n, k, pad_x: 0, pad_y: (0, 0), bias, epilogue, seed: 0 }
+    }
+
+    pub fn matrix(&self) -> Matrix {
+        Matrix::of(self.weights, self.n, self.k)
     }
 
     pub fn columns(&self) -> usize {
@@ -232,21 +236,17 @@ impl Launch {
         }
     }
 
-    /// For dense weights.
-    pub fn args(&self, c: &Case) -> LinearArgs {
-        LinearArgs {
-            dtype: c.act,
-            w: self.w.ptr(),
+    pub fn args(&self, c: &Case) -> ProductArgs {
+        ProductArgs {
+            w: Weight { ptr: self.w.ptr(), matrix: c.matrix(), bias: self.bias },
+            act: c.act,
             x: self.x.ptr(),
-            bias: self.bias,
-            y: self.y,
-            scratch: self.scratch.ptr(),
-            m: c.m,
-            n: c.n,
-            k: c.k,
             ldx: c.ldx(),
+            y: self.y,
             ldy: c.ldy(),
+            m: c.m,
             epilogue: c.epilogue,
+            scratch: self.scratch.ptr(),
         }
     }
 

@@ -5,8 +5,7 @@ use std::ops::Range;
 use super::super::elementwise::{
     self, Embed, LogitsReduce, NormRows, Positions, logits_reduce, norm, softcap,
 };
-use super::super::linear::Epilogue;
-use super::super::product::ProductArgs;
+use super::super::product::{Epilogue, ProductArgs, product};
 use super::super::quant::{self, GatherArgs, PackedLayout};
 use super::scratch::{linear_scratch, lists};
 use crate::Result;
@@ -90,8 +89,8 @@ pub(super) fn logits(
         ld_x: d,
     };
     norm(rt, cx.lane, &args)?;
-    let product = ProductArgs {
-        w: head,
+    let args = ProductArgs {
+        w: head.into(),
         act: shape.act,
         x: head_x,
         ldx: d,
@@ -101,7 +100,7 @@ pub(super) fn logits(
         epilogue: Epilogue::F32,
         scratch: linear_scratch(cx),
     };
-    product.run(rt, cx.lane)?;
+    product(rt, cx.lane, &args)?;
     match shape.logit_softcap {
         Some(cap) => softcap(rt, cx.lane, logits, cap, rows, shape.vocab, shape.vocab),
         None => Ok(()),

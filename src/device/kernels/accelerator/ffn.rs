@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::super::elementwise::{Activate, Activation, activate};
-use super::super::linear::Epilogue;
-use super::super::product::ProductArgs;
+use super::super::product::{Epilogue, ProductArgs, product};
 use super::qkv::norm_rows;
 use super::scratch::linear_scratch;
 use crate::Result;
@@ -25,9 +24,9 @@ pub(super) fn up(
     let shape = cx.shape;
     let ws = cx.ws.at_row(shape, rows.start);
     let (d, ff) = (shape.d_model, shape.d_ff);
-    let product = |w: &LinearWeight, y: DevPtr, ldy: usize, epilogue: Epilogue| {
+    let multiply = |w: &LinearWeight, y: DevPtr, ldy: usize, epilogue: Epilogue| {
         let (x, act, m, scratch) = (ws.x, shape.act, rows.len(), linear_scratch(cx));
-        ProductArgs { w, act, x, ldx: d, y, ldy, m, epilogue, scratch }.run(rt, cx.lane)
+        product(rt, cx.lane, &ProductArgs { w: w.into(), act, x, ldx: d, y, ldy, m, epilogue, scratch })
     };
     let epilogue = match shape.ffn {
         Ffn::SwiGlu => Epilogue::SwiGlu,
@@ -35,12 +34,12 @@ pub(super) fn up(
         Ffn::Relu => Epilogue::Relu,
     };
     match &layer.up {
-        UpWeight::GateUp(w) | UpWeight::Plain(w) => product(w, ws.act, ff, epilogue),
+        UpWeight::GateUp(w) | UpWeight::Plain(w) => multiply(w, ws.act, ff, epilogue),
         UpWeight::Separate(gate, up) => {
             // gate | up of a row side by side.
             let both = ws.gate_up;
-            product(gate, both, 2 * ff, Epilogue::F32)?;
-            product(up, both.add(ff * 4), 2 * ff, Epilogue::F32)?;
+            multiply(gate, both, 2 * ff, Epilogue::F32)?;
+            multiply(up, both.add(ff * 4), 2 * ff, Epilogue::F32)?;
             let args = Activate {
                 gate: both,
                 up: both.add(ff * 4),
@@ -68,8 +67,8 @@ pub(super) fn to_delta(
 ) -> Result<()> {
     cx.check(rows)?;
     let d = cx.shape.d_model;
-    let product = ProductArgs {
-        w,
+    let args = ProductArgs {
+        w: w.into(),
         act: cx.shape.act,
         x,
         ldx: w.k,
@@ -79,5 +78,5 @@ pub(super) fn to_delta(
         epilogue: Epilogue::F32,
         scratch: linear_scratch(cx),
     };
-    product.run(rt, cx.lane)
+    product(rt, cx.lane, &args)
 }

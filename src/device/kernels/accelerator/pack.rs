@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::super::linear::gate_up_row;
+use super::super::product::gate_up_row;
 use super::super::quant::{self, PackedLayout};
 use crate::device::accelerator::LinearSource;
 use crate::host::Pool;

@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use super::super::elementwise::{NormRows, PublishRows, RopeAppend, norm, rope_append};
 use super::super::exchange::{self, PublishSource, publish_rows};
-use super::super::linear::Epilogue;
-use super::super::product::ProductArgs;
+use super::super::product::{Epilogue, ProductArgs, product};
 use super::scratch::{linear_scratch, lists};
 use super::uses::{Use, declare};
 use crate::device::accelerator::{
@@ -94,8 +93,8 @@ fn multiply(
     let width = shape.qkv_dim();
     let mut column = 0;
     for w in &layer.qkv {
-        let product = ProductArgs {
-            w,
+        let args = ProductArgs {
+            w: w.into(),
             act: shape.act,
             x: ws.x,
             ldx: shape.d_model,
@@ -105,7 +104,7 @@ fn multiply(
             epilogue: Epilogue::F32,
             scratch: linear_scratch(cx),
         };
-        product.run(rt, cx.lane)?;
+        product(rt, cx.lane, &args)?;
         column += w.n;
     }
     assert_eq!(column, width, "q, k and v are {column} rows of weights");

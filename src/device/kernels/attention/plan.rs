@@ -13,7 +13,7 @@ use super::super::abi::{
 
 /// Sequences with up to this many rows are decoded row by row: a prefill tile would be mostly padding, and has
 /// no splits to spread a long context over the device.
-const DECODE_ROWS: u32 = 4;
+const DECODE_RUN_ROWS: u32 = 4;
 
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl AttentionPlan {
         let mut plan = AttentionPlan::default();
         for r in rows {
             assert!(r.from.is_multiple_of(KV_PAGE_TOKENS), "tokens attended here begin at {}", r.from);
-            if r.n_rows <= DECODE_ROWS {
+            if r.n_rows <= DECODE_RUN_ROWS {
                 for i in 0..r.n_rows {
                     plan.decode_row(r, i, window);
                 }
@@ -158,7 +158,7 @@ impl Capacity {
             .max()
             .unwrap_or(1)
             .max(1);
-        let decode_rows = rows.min(sequences * DECODE_ROWS as usize);
+        let decode_rows = rows.min(sequences * DECODE_RUN_ROWS as usize);
         Capacity {
             // Rows that decode, and padding: never more than all rows.
             decode_items: decode_rows * most + (rows - decode_rows),
@@ -173,7 +173,7 @@ impl Capacity {
     /// and end within a split.
     pub fn anywhere(rows: usize, sequences: usize, tokens: usize) -> Capacity {
         let aligned = Capacity::new(rows, sequences, tokens);
-        let more = rows.min(sequences * DECODE_ROWS as usize);
+        let more = rows.min(sequences * DECODE_RUN_ROWS as usize);
         Capacity { decode_items: aligned.decode_items + more, splits: aligned.splits + more, ..aligned }
     }
 }

@@ -1,15 +1,28 @@
 //! Product of a packed matrix, dense or quantised, with rows of activations, by the kernel that [`choose`] names.
+//!
+//! | file | kernels | rows |
+//! |---|---|---|
+//! | [`gemv`] | `gemv.cu`, `gemv_quant.cu` | up to [`GEMV_ROWS`](choose::GEMV_ROWS) |
+//! | [`tiles`] | `linear_dense.cu` | up to [`DECODE_ROWS`] |
+//! | [`quant`] | `linear_quant.cu` | the same, of quantised weights |
+//! | [`gemm`] | `gemm.cu`, `gemm_sm90a.cu` | more; quantised weights are decoded, slice after slice, then multiplied |
 
+pub mod args;
 pub mod choose;
+pub mod decode;
+pub mod gemm;
+pub mod gemv;
+pub mod quant;
+pub mod tiles;
+
+pub use self::args::{COUNTER_BYTES, Epilogue, Matrix, ProductArgs, Weight, gate_up_row};
+pub use self::decode::{DecodePlan, decode, decode_as};
 
 use self::choose::{Choice, DECODE_ROWS};
-use super::gemm;
-use super::linear::{self, Epilogue, LinearArgs};
-use super::quant::{self, PackedLayout, QuantLinearArgs, RowsArgs};
+use super::quant::{PackedLayout, RowsArgs, rows};
 use crate::Result;
 use crate::device::accelerator::LinearWeight;
-use crate::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
-use crate::tensor::Half;
+use crate::device::runtime::{DeviceInfo, Lane, Runtime};
 
 /// Most bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
 /// against what its multiprocessors take at once.
@@ -17,61 +30,37 @@ const MAX_SLICE_BYTES: usize = 64 << 20;
 /// Slices shorter than this leave multiprocessors idle (2048 rows of 4096 columns are 16 tiles a token tile).
 const MIN_SLICE_BYTES: usize = 16 << 20;
 
-/// Rows of a packed matrix times rows of activations.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ProductArgs<'a> {
-    pub w: &'a LinearWeight,
-    pub act: Half,
-    pub x: DevPtr,
-    pub ldx: usize,
-    pub y: DevPtr,
-    pub ldy: usize,
-    pub m: usize,
-    pub epilogue: Epilogue,
-    pub scratch: DevPtr,
+/// Enqueues a product of any number of rows.
+///
+/// # Errors
+/// As [`Runtime::launch`].
+///
+/// # Panics
+/// If sizes or strides are not as [`ProductArgs`] says.
+pub fn product(rt: &dyn Runtime, lane: Lane, args: &ProductArgs) -> Result<()> {
+    match (Choice::of(args.m), args.w.matrix) {
+        _ if args.m == 0 => Ok(()),
+        (Choice::Gemv | Choice::Tiles, _) => decode(rt, lane, args),
+        (Choice::Gemm, Matrix::Dense { .. }) => gemm::gemm(rt, lane, args),
+        (Choice::Gemm, Matrix::Quantised(layout)) => sliced(rt, lane, args, layout),
+    }
 }
 
-impl ProductArgs<'_> {
-    /// Enqueues it.
-    pub fn run(&self, rt: &dyn Runtime, lane: Lane) -> Result<()> {
-        let ProductArgs { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
-        let LinearWeight { ptr, n, k, bias, .. } = *w;
-        if m == 0 {
-            return Ok(());
-        }
-        if let Some(layout) = PackedLayout::new(w.dtype, n, k) {
-            return self.quantised(rt, lane, &layout);
-        }
-        let args = LinearArgs { dtype: act, w: ptr, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
-        match Choice::of(m) {
-            Choice::Gemv | Choice::Tiles => linear::linear(rt, lane, &args),
-            Choice::Gemm => gemm::gemm(rt, lane, &args),
-        }
+/// The GEMM of quantised weights, decoded slice after slice.
+fn sliced(rt: &dyn Runtime, lane: Lane, args: &ProductArgs, layout: PackedLayout) -> Result<()> {
+    let (n, k, element) = (layout.n(), layout.k(), if args.epilogue == Epilogue::F32 { 4 } else { 2 });
+    let (dense, step) = (args.scratch.add(gemm::scratch_bytes(rt.info())), slice_rows(rt.info(), k));
+    for first in (0..n).step_by(step) {
+        let count = step.min(n - first);
+        let decoded = RowsArgs { layout, w: args.w.ptr, to: args.act, y: dense, ldy: k, first, count };
+        rows(rt, lane, &decoded)?;
+        // Gates and ups make half as many columns, of the activations' type.
+        let at = if args.epilogue.is_gated() { first / 2 } else { first };
+        let bias = if args.w.bias.is_null() { args.w.bias } else { args.w.bias.add(4 * first) };
+        let w = Weight { ptr: dense, matrix: Matrix::Dense { n: count, k }, bias };
+        gemm::gemm(rt, lane, &ProductArgs { w, y: args.y.add(at * element), ..*args })?;
     }
-
-    fn quantised(&self, rt: &dyn Runtime, lane: Lane, layout: &PackedLayout) -> Result<()> {
-        let ProductArgs { w, act, x, ldx, y, ldy, m, epilogue, scratch } = *self;
-        let LinearWeight { ptr, n, k, bias, .. } = *w;
-        if Choice::of(m) != Choice::Gemm {
-            let layout = *layout;
-            let args = QuantLinearArgs { layout, w: ptr, act, x, bias, y, scratch, m, ldx, ldy, epilogue };
-            return quant::linear(rt, lane, &args);
-        }
-        let (dense, rows) = (scratch.add(gemm::scratch_bytes(rt.info())), slice_rows(rt.info(), w));
-        for first in (0..n).step_by(rows) {
-            let count = rows.min(n - first);
-            let args = RowsArgs { layout: *layout, w: ptr, to: act, y: dense, ldy: k, first, count };
-            quant::rows(rt, lane, &args)?;
-            // Gates and ups make half as many columns, of the activations' type.
-            let at = if epilogue.is_gated() { first / 2 } else { first };
-            let element = if epilogue == Epilogue::F32 { 4 } else { 2 };
-            let (y, bias) = (y.add(at * element), if bias.is_null() { bias } else { bias.add(4 * first) });
-            let (dtype, w, n) = (act, dense, count);
-            let args = LinearArgs { dtype, w, x, bias, y, scratch, m, n, k, ldx, ldy, epilogue };
-            gemm::gemm(rt, lane, &args)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Bytes decoded at a time: what the decoding kernel writes, the GEMM should read from the level-two cache.
@@ -86,19 +75,17 @@ fn slice_bytes(info: &DeviceInfo) -> usize {
 }
 
 /// Rows decoded at a time: whole tiles of gates and ups.
-fn slice_rows(info: &DeviceInfo, w: &LinearWeight) -> usize {
-    (slice_bytes(info) / (2 * w.k)).max(128) / 128 * 128
+fn slice_rows(info: &DeviceInfo, k: usize) -> usize {
+    (slice_bytes(info) / (2 * k)).max(128) / 128 * 128
 }
 
 /// Bytes of scratch for one matrix and up to `rows` rows.
 pub(super) fn scratch_bytes(info: &DeviceInfo, w: &LinearWeight, rows: usize) -> usize {
-    let decode_rows = rows.min(DECODE_ROWS);
-    let layout = PackedLayout::new(w.dtype, w.n, w.k);
-    let (decode, dense) = match &layout {
-        Some(layout) => {
-            (quant::scratch_bytes(info, layout, decode_rows), slice_rows(info, w).min(w.n) * w.k * 2)
-        }
-        None => (linear::scratch_bytes(info, decode_rows, w.n, w.k), 0),
+    let matrix = Matrix::of(w.dtype, w.n, w.k);
+    let decode = decode::scratch_bytes(info, &matrix, rows.min(DECODE_ROWS));
+    let dense = match matrix {
+        Matrix::Dense { .. } => 0,
+        Matrix::Quantised(_) => slice_rows(info, w.k).min(w.n) * w.k * 2,
     };
     if Choice::of(rows) == Choice::Gemm { decode.max(gemm::scratch_bytes(info) + dense) } else { decode }
 }
@@ -106,7 +93,7 @@ pub(super) fn scratch_bytes(info: &DeviceInfo, w: &LinearWeight, rows: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DType;
+    use crate::tensor::{DType, Half};
 
     fn device(l2_bytes: u32) -> DeviceInfo {
         DeviceInfo {
@@ -127,13 +114,11 @@ mod tests {
         for m in 1..=DECODE_ROWS {
             let bucket = choose::row_bucket(m);
             for (n, k) in [(576, 1536), (4096, 14336), (28672, 4096)] {
-                let dense = |m| linear::DensePlan::new(&info, Half::BF16, m, n, k);
-                let (at, of) = (dense(m), dense(bucket));
-                assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {n} x {k}");
-                let layout = PackedLayout::new(DType::Q4_K, n, k).expect("whole super-blocks");
-                let packed = |m| quant::QuantPlan::new(&info, &layout, Half::F16, m);
-                let (at, of) = (packed(m), packed(bucket));
-                assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {layout:?}");
+                for matrix in [Matrix::Dense { n, k }, Matrix::of(DType::Q4_K, n, k)] {
+                    let plan = |m| DecodePlan::new(&info, &matrix, Half::F16, m);
+                    let (at, of) = (plan(m), plan(bucket));
+                    assert_eq!((&at.kernel, at.k_split), (&of.kernel, of.k_split), "{m} rows by {matrix:?}");
+                }
             }
         }
     }
@@ -144,8 +129,7 @@ mod tests {
         let mib = [60, 50, 40, 96, 6, 4, 0].map(|mib| slice_bytes(&device(mib << 20)) >> 20);
         assert_eq!(mib, [24, 20, 16, 38, 64, 64, 64]);
         for (n, k, rows) in [(28672, 4096, 3072), (4096, 14336, 768), (128, 1 << 20, 128)] {
-            let w = LinearWeight { ptr: DevPtr::NULL, dtype: DType::Q4_K, n, k, bias: DevPtr::NULL };
-            assert_eq!(slice_rows(&device(60 << 20), &w), rows, "{n} x {k}");
+            assert_eq!(slice_rows(&device(60 << 20), k), rows, "{n} x {k}");
         }
     }
 }

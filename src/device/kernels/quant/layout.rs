@@ -102,18 +102,18 @@ impl PackedLayout {
     }
 
     /// Bytes of a tile in shared memory: its body, then its group's super-scales.
-    pub(super) fn shared_tile_bytes(&self) -> usize {
+    pub(in crate::device::kernels) fn shared_tile_bytes(&self) -> usize {
         let format = self.format();
         format.body() + format.super_scales
     }
 
     /// Bits of a code.
-    pub(super) fn bits(&self) -> usize {
+    pub(in crate::device::kernels) fn bits(&self) -> usize {
         self.format().bits
     }
 
     /// Whether its scales are in two levels.
-    pub(super) fn has_super_blocks(&self) -> bool {
+    pub(in crate::device::kernels) fn has_super_blocks(&self) -> bool {
         self.format().super_scales > 0
     }
 

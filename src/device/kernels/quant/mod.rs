@@ -1,16 +1,14 @@
-//! Linear layers of quantised weights: packed once on the host ([`pack()`]), multiplied as they are ([`launch`]),
-//! or decoded to 16 bits for the prefill GEMM.
+//! Quantised weights: packed once on the host ([`pack()`]), multiplied as they are
+//! ([`product::quant`](super::product::quant)), or decoded to 16 bits for the prefill GEMM ([`rows`](mod@rows)).
 //!
 //! Nothing is rounded when a weight is packed: the device has the file's own integers and scales, in the order
 //! in which tensor cores want them (`cuda/include/quant_tile.cuh`).
 
 mod codes;
-pub mod launch;
 pub mod layout;
 pub mod pack;
+pub mod rows;
 
-pub use launch::{
-    GatherArgs, QuantLinearArgs, QuantPlan, RowsArgs, gather, linear, linear_as, rows, scratch_bytes,
-};
 pub use layout::PackedLayout;
 pub use pack::pack;
+pub use rows::{GatherArgs, RowsArgs, gather, rows};

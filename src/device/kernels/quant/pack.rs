@@ -7,7 +7,7 @@ use crate::host::{Pieces, Pool};
 /// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`PackedLayout::bytes`].
 ///
 /// Any order of rows is a matter of `row`: concatenated matrices, or [gates and ups by
-/// eight](super::super::linear::gate_up_row).
+/// eight](super::super::product::gate_up_row).
 ///
 /// # Panics
 /// `out` or a row has another length than the layout says.

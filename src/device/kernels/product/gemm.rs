@@ -4,9 +4,9 @@
 //! the *bucket* of the number of tokens, never the number itself: within a bucket a row's result does not
 //! depend on the other rows.
 
-use super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
-use super::linear::{COUNTER_BYTES, LinearArgs};
-use super::product::choose::gemm_bucket;
+use super::super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
+use super::args::{COUNTER_BYTES, Matrix, ProductArgs};
+use super::choose::gemm_bucket;
 use crate::Result;
 use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
 use crate::tensor::Half;
@@ -134,10 +134,11 @@ pub fn scratch_bytes(info: &DeviceInfo) -> usize {
 /// Whatever the runtime reports.
 ///
 /// # Panics
-/// If sizes or strides are not as [`LinearArgs`] says.
-pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
-    let path = Path::of(rt, args.dtype);
-    gemm_as(rt, lane, args, &plan(rt.info(), path, args.m, args.n, args.k))
+/// If sizes or strides are not as [`ProductArgs`] says.
+pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &ProductArgs) -> Result<()> {
+    let path = Path::of(rt, args.act);
+    let matrix = &args.w.matrix;
+    gemm_as(rt, lane, args, &plan(rt.info(), path, args.m, matrix.n(), matrix.k()))
 }
 
 /// Enqueues the product as `plan` says.
@@ -146,9 +147,9 @@ pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &LinearArgs) -> Result<()> {
 /// Whatever the runtime reports.
 ///
 /// # Panics
-/// If sizes or strides are not as [`LinearArgs`] says, or the plan's parts do not make up K.
-pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan) -> Result<()> {
-    gemm_by(rt, lane, args, plan, &plan.path.kernel(args.dtype, plan.tokens))
+/// If sizes or strides are not as [`ProductArgs`] says, or the plan's parts do not make up K.
+pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &ProductArgs, plan: &GemmPlan) -> Result<()> {
+    gemm_by(rt, lane, args, plan, &plan.path.kernel(args.act, plan.tokens))
 }
 
 /// Enqueues the product as `plan` says, by the kernel of another name (tests: one with a planted mistake).
@@ -159,25 +160,17 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan)
 /// # Panics
 /// As [`gemm_as`].
 #[doc(hidden)]
-pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan, kernel: &str) -> Result<()> {
-    let LinearArgs { m, n, k, ldx, ldy, .. } = *args;
-    let columns = if args.epilogue.is_gated() { n / 2 } else { n };
+pub fn gemm_by(
+    rt: &dyn Runtime,
+    lane: Lane,
+    args: &ProductArgs,
+    plan: &GemmPlan,
+    kernel: &str,
+) -> Result<()> {
+    let ProductArgs { m, ldx, ldy, .. } = *args;
+    let Matrix::Dense { n, k } = args.w.matrix else { panic!("gemm: quantised weights are decoded first") };
     assert!(k.is_multiple_of(8) && k > 0, "gemm: k = {k}, wanted a positive multiple of 8");
-    assert!(
-        ldx >= k && ldx.is_multiple_of(8),
-        "gemm: ldx = {ldx} with k = {k}, wanted a multiple of 8 not below k"
-    );
-    assert!(ldy >= columns, "gemm: ldy = {ldy} with {columns} columns");
-    assert!(
-        !args.epilogue.is_gated() || n.is_multiple_of(16),
-        "gemm: n = {n} gated rows, wanted a multiple of 16"
-    );
-    assert!(
-        args.w.0.is_multiple_of(16) && args.x.0.is_multiple_of(16),
-        "gemm: w at {:#x}, x at {:#x}, wanted 16-byte alignment",
-        args.w.0,
-        args.x.0
-    );
+    args.check("gemm");
     assert_eq!(k.div_ceil(plan.k_per_split), plan.splits, "gemm: {plan:?} with k = {k}");
     assert!(plan.k_per_split.is_multiple_of(plan.path.depth()), "gemm: {plan:?}");
     if m == 0 || n == 0 {
@@ -193,7 +186,7 @@ pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan,
     }
     let out = GemmOutput {
         y: args.y,
-        bias: args.bias,
+        bias: args.w.bias,
         ldy: ldy as u64,
         m: m as u32,
         n: n as u32,
@@ -213,7 +206,7 @@ pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan,
             Ok::<_, crate::Error>(TensorMap { bytes })
         };
         let params = GemmTmaParams {
-            w: map(args.w, n, k, ROWS)?,
+            w: map(args.w.ptr, n, k, ROWS)?,
             x: map(args.x, m, ldx, plan.tokens)?,
             out,
             split,
@@ -233,8 +226,15 @@ pub fn gemm_by(rt: &dyn Runtime, lane: Lane, args: &LinearArgs, plan: &GemmPlan,
             },
         );
     }
-    let params =
-        GemmParams { out, split, w: args.w, x: args.x, ldx: ldx as u64, k: k as u32, ..Default::default() };
+    let params = GemmParams {
+        out,
+        split,
+        w: args.w.ptr,
+        x: args.x,
+        ldx: ldx as u64,
+        k: k as u32,
+        ..Default::default()
+    };
     let grid = [tiles as u32, plan.splits as u32, 1];
     rt.launch(lane, &Launch { kernel, grid, block: [128, 1, 1], shared, params: params.bytes() })
 }

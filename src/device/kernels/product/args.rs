@@ -1,0 +1,187 @@
+//! What every product is told: weights, activations, where sums go and what becomes of them.
+
+use super::super::abi::{LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams};
+use super::super::quant::PackedLayout;
+use crate::device::accelerator::LinearWeight;
+use crate::device::runtime::DevPtr;
+use crate::tensor::{DType, Half};
+
+/// The head of a scratch buffer that counts arrivals. Zero before the first launch; every launch leaves it zero.
+pub const COUNTER_BYTES: usize = 64 << 10;
+
+/// What becomes of the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// f32 `[m][n]`.
+    F32,
+    /// max(sum, 0), in the activation type.
+    Relu,
+    /// silu(gate)·up, in the activation type `[m][n/2]`: rows of the weight are [interleaved](gate_up_row).
+    SwiGlu,
+    /// gelu_tanh(gate)·up, likewise.
+    GeGlu,
+}
+
+impl Epilogue {
+    /// All of them.
+    pub const ALL: [Epilogue; 4] = [Epilogue::F32, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu];
+
+    /// Whether rows of the weight are interleaved gates and ups.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Epilogue::SwiGlu | Epilogue::GeGlu)
+    }
+
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Epilogue::F32 => LINEAR_F32,
+            Epilogue::Relu => LINEAR_RELU,
+            Epilogue::SwiGlu => LINEAR_SWIGLU,
+            Epilogue::GeGlu => LINEAR_GEGLU,
+        }
+    }
+}
+
+/// How a weight `[n][k]` lies on the device.
+#[derive(Debug, Clone, Copy)]
+pub enum Matrix {
+    /// 16-bit floats of the activations' type, rows contiguous; k is a multiple of 8.
+    Dense {
+        /// Rows (gates and ups counted both).
+        n: usize,
+        /// Columns.
+        k: usize,
+    },
+    /// [Packed](super::super::quant::pack()).
+    Quantised(PackedLayout),
+}
+
+impl Matrix {
+    /// Of a weight of `dtype`: float types are stored in that of the activations.
+    pub fn of(dtype: DType, n: usize, k: usize) -> Matrix {
+        PackedLayout::new(dtype, n, k).map_or(Matrix::Dense { n, k }, Matrix::Quantised)
+    }
+
+    /// Rows (gates and ups counted both).
+    pub fn n(&self) -> usize {
+        match self {
+            Matrix::Dense { n, .. } => *n,
+            Matrix::Quantised(layout) => layout.n(),
+        }
+    }
+
+    /// Columns.
+    pub fn k(&self) -> usize {
+        match self {
+            Matrix::Dense { k, .. } => *k,
+            Matrix::Quantised(layout) => layout.k(),
+        }
+    }
+}
+
+/// A weight on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Weight {
+    /// 16-byte aligned.
+    pub ptr: DevPtr,
+    /// What lies there.
+    pub matrix: Matrix,
+    /// f32 `[n]` in the order of the matrix's rows, or NULL.
+    pub bias: DevPtr,
+}
+
+impl From<&LinearWeight> for Weight {
+    fn from(w: &LinearWeight) -> Weight {
+        Weight { ptr: w.ptr, matrix: Matrix::of(w.dtype, w.n, w.k), bias: w.bias }
+    }
+}
+
+/// y\[m\]\[n\] = Σ_k x\[m\]\[k\]·w\[n\]\[k\] + bias\[n\].
+#[derive(Debug, Clone, Copy)]
+pub struct ProductArgs {
+    /// w and its bias.
+    pub w: Weight,
+    /// Type of the activations.
+    pub act: Half,
+    /// `[m][ldx]`, 16-byte aligned.
+    pub x: DevPtr,
+    /// Elements between rows of x, a multiple of 8.
+    pub ldx: usize,
+    /// `[m][ldy]` of what [`Epilogue`] says; may be columns of a wider buffer.
+    pub y: DevPtr,
+    /// Elements between rows of y.
+    pub ldy: usize,
+    /// Tokens.
+    pub m: usize,
+    /// What becomes of the sums.
+    pub epilogue: Epilogue,
+    /// What the kernel says, [`COUNTER_BYTES`] at its head zeroed once, then partial sums. Kernels of one lane share it.
+    pub scratch: DevPtr,
+}
+
+impl ProductArgs {
+    /// Columns that are written.
+    pub(super) fn columns(&self) -> usize {
+        if self.epilogue.is_gated() { self.w.matrix.n() / 2 } else { self.w.matrix.n() }
+    }
+
+    /// # Panics
+    /// If sizes, strides or addresses are not as the fields say; `what` names the kernels.
+    pub(super) fn check(&self, what: &str) {
+        let (m, n, k, ldx, ldy) = (self.m, self.w.matrix.n(), self.w.matrix.k(), self.ldx, self.ldy);
+        assert!(
+            ldx >= k && ldx.is_multiple_of(8) && ldy >= self.columns(),
+            "{what} of x [{m}][{ldx}] by w [{n}][{k}] to y [{m}][{ldy}]"
+        );
+        assert!(
+            !self.epilogue.is_gated() || n.is_multiple_of(16),
+            "{what}: gate and up by 8: {n} rows are no multiple of 16"
+        );
+        assert!(
+            self.w.ptr.0.is_multiple_of(16) && self.x.0.is_multiple_of(16),
+            "{what}: w and x lie on 16 bytes"
+        );
+    }
+
+    /// What every kernel of `linear_*.cu` and `gemv*.cu` is told.
+    ///
+    /// # Panics
+    /// As [`ProductArgs::check`].
+    pub(super) fn params(&self, what: &str) -> LinearParams {
+        self.check(what);
+        LinearParams {
+            w: self.w.ptr,
+            x: self.x,
+            bias: self.w.bias,
+            y: self.y,
+            partials: self.scratch.add(COUNTER_BYTES),
+            counters: self.scratch,
+            m: self.m as u32,
+            n: self.w.matrix.n() as u32,
+            k: self.w.matrix.k() as u32,
+            ldx: self.ldx as u32,
+            ldy: self.ldy as u32,
+            epilogue: self.epilogue.code(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Which row of which part is row `r` of a gate and an up projection interleaved by eight (gate 0..8, up 0..8, gate
+/// 8..16, ...), so that one thread of an mma holds a gate and its up: `(false, i)` is the gate's row `i`, `(true, i)`
+/// the up's.
+pub fn gate_up_row(r: usize) -> (bool, usize) {
+    (r % 16 >= 8, r / 16 * 8 + r % 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gates_and_ups_alternate_by_eight() {
+        let rows: Vec<_> = (0..32).map(gate_up_row).collect();
+        let want = [(false, 0..8), (true, 0..8), (false, 8..16), (true, 8..16)];
+        let want: Vec<_> = want.into_iter().flat_map(|(up, rows)| rows.map(move |i| (up, i))).collect();
+        assert_eq!(rows, want);
+    }
+}
