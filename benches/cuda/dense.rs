@@ -2,9 +2,8 @@
 
 use tandem::Result;
 use tandem::device::kernels::product::choose::DENSE_TILES_ROWS;
-use tandem::device::kernels::product::decode::{self, DecodePlan};
 use tandem::device::kernels::product::gemm::{self, Path};
-use tandem::device::kernels::product::{self, COUNTER_BYTES, Epilogue, Matrix, ProductArgs};
+use tandem::device::kernels::product::{self, COUNTER_BYTES, DecodePlan, Epilogue, Matrix, ProductArgs};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::tensor::Half;
 
@@ -50,7 +49,7 @@ impl Operands {
         let upload = |v: &[u16]| Buffer::from_bytes(rt, Lane::Compute, data::bytes_of(v));
         let w_copies = (0..bench.copies(n * k * 2)).map(|_| upload(&w)).collect::<Result<Vec<_>>>()?;
         let scratch_bytes =
-            decode::scratch_bytes(rt.info(), &Matrix::Dense { n, k }, max_m.min(DENSE_TILES_ROWS))
+            product::decode::scratch_bytes(rt.info(), &Matrix::Dense { n, k }, max_m.min(DENSE_TILES_ROWS))
                 .max(gemm::scratch_bytes(rt.info()));
         let scratch = Buffer::new(rt, scratch_bytes)?;
         rt.fill(Lane::Compute, scratch.ptr(), 0, COUNTER_BYTES)?;

@@ -1,8 +1,7 @@
 //! Linear layers of quantised weights in decode: `gemv_quant.cu`, `linear_quant.cu`.
 
 use tandem::Result;
-use tandem::device::kernels::product::decode::{self, DecodePlan};
-use tandem::device::kernels::product::{Epilogue, Matrix, ProductArgs, Weight};
+use tandem::device::kernels::product::{self, DecodePlan, Epilogue, Matrix, ProductArgs, Weight};
 use tandem::device::kernels::quant::{self, PackedLayout};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::host::Pool;
@@ -63,7 +62,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
             let copies =
                 (0..bench.copies(packed.len())).map(|_| upload(&packed)).collect::<Result<Vec<_>>>()?;
             let x_buffer = upload(data::bytes_of(&x))?;
-            let scratch = upload(&vec![0; decode::scratch_bytes(rt.info(), &matrix, max_m)])?;
+            let scratch = upload(&vec![0; product::decode::scratch_bytes(rt.info(), &matrix, max_m)])?;
             let y = Buffer::new(&rt, max_m * n * 4)?;
             for (m, plan) in todo {
                 let mut launch = |i: usize| {
@@ -79,7 +78,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
                         epilogue: Epilogue::F32,
                         scratch: scratch.ptr(),
                     };
-                    decode::decode(&*rt, Lane::Compute, &args)
+                    product::decode(&*rt, Lane::Compute, &args)
                 };
                 launch(0)?;
                 let mut bytes = vec![0; m * n * 4];

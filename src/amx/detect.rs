@@ -4,15 +4,13 @@
 //!
 //! The permission is inherited by threads created afterwards and also covers those that exist, but the
 //! kernel refuses it once a thread has an alternate signal stack too small for the larger signal frame;
-//! so ask early, before pools start: [`available`] does, on its first call.
+//! so ask early, before pools start: [`hardware`] does, on its first call.
 //!
 //! refs: Intel SDM vol. 1 ch. 18 (tiles), vol. 2 CPUID leaves 07H, 1DH, 1EH; Linux
 //! Documentation/arch/x86/xstate.rst
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
-
-use super::emulate;
 
 const ARCH_GET_XCOMP_PERM: libc::c_int = 0x1022;
 const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
@@ -21,23 +19,7 @@ const XFEATURE_XTILECFG: u32 = 17;
 /// XCR0 component of the tile data: the one that needs permission.
 const XFEATURE_XTILEDATA: u32 = 18;
 
-/// Whether this process may use AMX tiles with bf16 and int8; otherwise why not.
-///
-/// True on hardware with permission (requested here, once), and also where tile instructions are
-/// emulated ([`emulate::install`] was called, or `TANDEM_AMX=emulate` is set: for tests, slow).
-///
-/// # Errors
-/// The first thing that is missing, in words.
-pub fn available() -> Result<(), &'static str> {
-    match hardware() {
-        Ok(()) => Ok(()),
-        Err(_) if emulate::installed() => Ok(()),
-        Err(_) if std::env::var_os("TANDEM_AMX").is_some_and(|v| v == "emulate") => emulate::install(),
-        Err(why) => Err(why),
-    }
-}
-
-/// [`available`], without emulation: tiles in silicon.
+/// Whether this process may use AMX tiles in silicon: [`available`](super::available), without emulation.
 ///
 /// # Errors
 /// The first thing that is missing, in words.

@@ -3,6 +3,7 @@
 //! | file | answers |
 //! |---|---|
 //! | [`detect`] | may this process use tiles, and if not, why not? |
+//! | `available` | may it, or are they emulated? |
 //! | [`session`] | which tile shapes are loaded in this thread? |
 //! | [`pack`] | how do activations and weights become tiles? |
 //! | [`bf16`] | `C = A * W^T` in bf16, from M = 1 to thousands |
@@ -46,6 +47,8 @@ pub mod attention;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod attention_steps;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod available;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod bf16;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod block;
@@ -67,7 +70,9 @@ pub(crate) mod scratch;
 pub mod session;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub use detect::{available, hardware};
+pub use available::available;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub use detect::hardware;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use peak::{Peak, peak, tile_loads};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -11,6 +11,7 @@
 //! [`LayerKv`] is the view of one layer that kernels read and appends write, and [`SeqRows`] names
 //! the rows of a step that belong to one sequence.
 
+mod geometry;
 mod layer;
 mod pages;
 mod pool;
@@ -18,9 +19,10 @@ mod rows;
 mod split;
 mod table;
 
+pub use geometry::KvGeometry;
 pub use layer::LayerKv;
 pub use pages::PageList;
-pub use pool::{HUGE_FROM, KvGeometry, PagePool};
+pub use pool::{HUGE_FROM, PagePool};
 pub use rows::SeqRows;
 pub use split::{PageMove, SplitTable};
 pub use table::BlockTable;

@@ -4,49 +4,13 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::{LayerKv, PAGE_TOKENS, PageList};
+use super::{KvGeometry, LayerKv, PAGE_TOKENS, PageList};
 use crate::host::memory::Mapping;
-use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at
 /// the first token would cost more than the TLB misses they save.
 pub const HUGE_FROM: usize = 2 << 20;
-
-/// Sizes that decide what a token's keys and values occupy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvGeometry {
-    /// Layers with their own keys and values.
-    pub n_layers: usize,
-    /// KV heads per layer.
-    pub n_kv_heads: usize,
-    /// Elements per head, a multiple of 16.
-    pub head_dim: usize,
-    /// Storage type.
-    pub dtype: Half,
-}
-
-impl KvGeometry {
-    /// Bytes of one token's keys and values in one layer: 2·h_kv·d_h·2.
-    pub const fn bytes_per_token_layer(&self) -> usize {
-        2 * self.n_kv_heads * self.head_dim * 2
-    }
-
-    /// Bytes of one token's keys and values in all layers.
-    pub const fn bytes_per_token(&self) -> usize {
-        self.n_layers * self.bytes_per_token_layer()
-    }
-
-    /// Bytes of one page in all layers.
-    pub const fn bytes_per_page(&self) -> usize {
-        PAGE_TOKENS * self.bytes_per_token()
-    }
-
-    /// Pages that `tokens` tokens of one sequence need.
-    pub const fn pages_for(tokens: usize) -> usize {
-        tokens.div_ceil(PAGE_TOKENS)
-    }
-}
 
 /// All pages of all layers, layer outermost: page `p` exists in each layer, and one id stands for
 /// all of them. Memory is reserved up front and becomes resident only as pages are written.
@@ -146,6 +110,7 @@ impl PagePool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Half;
 
     const G: KvGeometry = KvGeometry { n_layers: 30, n_kv_heads: 3, head_dim: 64, dtype: Half::BF16 };
 

@@ -11,6 +11,7 @@ pub mod cuda;
 pub mod emulated;
 #[cfg(tandem_kernels)]
 pub mod kernels;
+mod lane;
 pub mod machine;
 pub mod notice;
 pub mod open;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::clock::{Clock, Moment};
+pub use super::lane::Lane;
 use super::turns::Turns;
 use crate::Result;
 
@@ -33,22 +34,6 @@ impl DevPtr {
     pub fn is_null(self) -> bool {
         self.0 == 0
     }
-}
-
-/// An in-order queue of asynchronous work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Lane {
-    /// Kernels.
-    Compute,
-    /// Copies from the host.
-    HostToDevice,
-    /// Copies to the host.
-    DeviceToHost,
-}
-
-impl Lane {
-    /// All of them.
-    pub const ALL: [Lane; 3] = [Lane::Compute, Lane::HostToDevice, Lane::DeviceToHost];
 }
 
 /// A point in a lane: everything enqueued on it before.

@@ -1,6 +1,5 @@
 //! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
 
-use super::host::Residual;
 use crate::host::numa::Binding;
 use crate::host::{Pieces, Pool};
 use crate::model::spec::{Norm, Position};
@@ -35,20 +34,6 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// What attention adds to the residual stream, once [`HostContext::out_proj`] has run.
-    ///
-    /// [`HostContext::out_proj`]: super::host::HostContext::out_proj
-    pub fn after_attention(&self) -> Residual<'_> {
-        Residual::after(self.post_attn.as_deref())
-    }
-
-    /// What the feed-forward adds to the residual stream, once [`HostContext::ffn_down`] has run.
-    ///
-    /// [`HostContext::ffn_down`]: super::host::HostContext::ffn_down
-    pub fn after_ffn(&self) -> Residual<'_> {
-        Residual::after(self.post_ffn.as_deref())
-    }
-
     /// Whether a row sees the tokens of a window only.
     pub fn windowed(&self) -> bool {
         self.windowed

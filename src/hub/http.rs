@@ -165,7 +165,7 @@ fn certificates() -> Option<Vec<Certificate<'static>>> {
         "/etc/ssl/cert.pem",
     ];
     let mut files: Vec<String> = named.into_iter().filter_map(env).collect();
-    files.extend(super::pypi::pip_setting("cert"));
+    files.extend(super::pip::pip_setting("cert"));
     files.extend(system.iter().find(|f| std::path::Path::new(f).is_file()).map(|f| f.to_string()));
     files.sort();
     files.dedup();

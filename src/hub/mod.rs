@@ -17,6 +17,7 @@ mod download;
 mod http;
 mod huggingface;
 mod name;
+mod pip;
 mod pypi;
 mod wheel;
 

@@ -2,6 +2,7 @@
 //! one of them), found where pip finds it.
 
 use super::http::Http;
+use super::pip::pip_setting;
 use super::{Part, env};
 use crate::{Error, Result};
 
@@ -24,34 +25,6 @@ pub(super) fn index_url() -> String {
     let url = env("TANDEM_PYPI_INDEX").or_else(|| env("PIP_INDEX_URL")).or_else(|| pip_setting("index-url"));
     let url = url.unwrap_or_else(|| "https://pypi.org/simple".into());
     url.trim().trim_end_matches('/').to_owned()
-}
-
-/// A setting of pip's `[global]` or `[install]` section, from the nearest configuration file that has it.
-pub(super) fn pip_setting(key: &str) -> Option<String> {
-    let mut files: Vec<String> = env("PIP_CONFIG_FILE").into_iter().collect();
-    files.extend(env("VIRTUAL_ENV").map(|d| format!("{d}/pip.conf")));
-    files.extend(env("XDG_CONFIG_HOME").map(|d| format!("{d}/pip/pip.conf")));
-    for below in [".config/pip/pip.conf", ".pip/pip.conf"] {
-        files.extend(env("HOME").map(|d| format!("{d}/{below}")));
-    }
-    files.extend(["/etc/xdg/pip/pip.conf".to_owned(), "/etc/pip.conf".to_owned()]);
-    files.iter().filter_map(|f| std::fs::read_to_string(f).ok()).find_map(|text| ini_value(&text, key))
-}
-
-fn ini_value(text: &str, key: &str) -> Option<String> {
-    let mut section = "";
-    for line in text.lines().map(str::trim) {
-        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
-            section = name.trim();
-        } else if let Some((k, v)) = line.split_once(['=', ':'])
-            && matches!(section, "global" | "install")
-            && k.trim() == key
-            && !v.trim().is_empty()
-        {
-            return Some(v.trim().to_owned());
-        }
-    }
-    None
 }
 
 /// Where the index keeps the wheel of `part`.
@@ -198,12 +171,5 @@ mod tests {
         assert_eq!(base64(b"Aladdin:open sesame"), "QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
         assert_eq!(base64(b"abc"), "YWJj");
         assert_eq!(base64(b"ab"), "YWI=");
-    }
-
-    #[test]
-    fn pip_configuration() {
-        let text = "[list]\nindex-url = no\n[global]\n# index-url = no\nindex-url = https://m/simple\n";
-        assert_eq!(ini_value(text, "index-url").as_deref(), Some("https://m/simple"));
-        assert_eq!(ini_value(text, "cert"), None);
     }
 }

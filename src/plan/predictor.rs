@@ -10,6 +10,7 @@
 //! alone; they are lowered once. Layers that are alike follow each other in runs; of each run a few are priced, and the
 //! others take as long as the last of these.
 
+mod run;
 mod shape;
 mod unroll;
 
@@ -19,7 +20,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use self::shape::{Alike, Kinds, Moved, Run, Shape, Sums, Template};
+use self::run::Run;
+use self::shape::{Alike, Kinds, Moved, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
 use super::operation::{self, Beside, OpCosts};
 use super::sizes::Sizes;

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::curve::Curve;
 use super::sample::Samples;
-use super::tables::Curve;
 use crate::program::Side;
 use crate::{Error, Result};
 

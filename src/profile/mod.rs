@@ -17,6 +17,7 @@
 
 mod bandwidth;
 pub mod calibrate;
+mod curve;
 pub mod estimate;
 mod execute;
 pub mod identity;

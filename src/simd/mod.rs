@@ -16,6 +16,7 @@ mod exp;
 mod generic;
 pub mod linear;
 mod table;
+mod tiers;
 pub mod tuning;
 #[cfg(target_arch = "x86_64")]
 mod vector;

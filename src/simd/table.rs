@@ -39,7 +39,7 @@ pub struct Kernels {
 }
 
 /// Safe scalar Rust.
-static REFERENCE: Kernels = Kernels {
+pub(super) static REFERENCE: Kernels = Kernels {
     name: "reference",
     isa: Isa::Reference,
     rms_norm: reference::norm::rms_norm,
@@ -75,30 +75,6 @@ macro_rules! call {
 }
 
 impl Kernels {
-    /// The table of a tier.
-    ///
-    /// # Panics
-    /// If this CPU cannot run it: choose among [`Isa::supported`], or use [`Isa::selected`].
-    pub fn for_isa(isa: Isa) -> &'static Kernels {
-        if let Some(why) = isa.missing() {
-            panic!("kernels of tier {isa} on a CPU that cannot run them: {why}");
-        }
-        #[cfg(target_arch = "x86_64")]
-        {
-            use super::{Caps, avx2, avx512};
-            match isa {
-                Isa::Reference => &REFERENCE,
-                Isa::Avx2 => &avx2::KERNELS,
-                Isa::Avx512 if Caps::get().avx512_bf16 => &avx512::KERNELS_BF16,
-                Isa::Avx512 => &avx512::KERNELS,
-                Isa::Amx if Caps::get().avx512_bf16 => &avx512::KERNELS_AMX_BF16,
-                Isa::Amx => &avx512::KERNELS_AMX,
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        &REFERENCE
-    }
-
     /// `out = x·w / √(mean(x²) + eps)`, one row.
     pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
         same("rms_norm", ("x", x.len()), ("w", w.len()));

@@ -1,5 +1,6 @@
 //! Rules of this repository: what its build makes of PTX, and which room may use which, where families are named.
 
+mod circles;
 mod families;
 #[path = "../../build/isa.rs"]
 mod isa;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use super::shape::Shape;
-use super::workspace::RowBytes;
 use crate::cache::PAGE_TOKENS;
-use crate::device::runtime::{DevPtr, Pinned};
+use crate::device::runtime::Pinned;
 use crate::{Error, Result};
 
 /// Rows that cross to the host and back in mapped pinned memory: queries, keys and values one way, attention
@@ -104,29 +103,6 @@ impl PageMove {
                 twice[0],
                 if to_host { "host" } else { "device" }
             ))),
-        }
-    }
-}
-
-/// Partial attention of some rows (f32, natural-log units): see [`crate::simd::attention::Partial`].
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct PartialRows {
-    /// `[rows][n_heads]`: largest scores.
-    pub m: DevPtr,
-    /// `[rows][n_heads]`: sums of exponentials.
-    pub s: DevPtr,
-    /// `[rows][q_dim]`: weighted values.
-    pub o: DevPtr,
-}
-
-impl PartialRows {
-    /// Those from place `place` on.
-    pub fn at_place(&self, shape: &Shape, place: usize) -> PartialRows {
-        let row = RowBytes::new(shape);
-        PartialRows {
-            m: self.m.add(place * row.partial_ms),
-            s: self.s.add(place * row.partial_ms),
-            o: self.o.add(place * row.partial_o),
         }
     }
 }

@@ -25,8 +25,9 @@
 //! queries, keys and values as attention reads them are [`Half`] (`kv`). Pages are
 //! `[page][kv_head][K, V][32 tokens][head_dim]` per layer.
 //!
-//! The trait is here; what it speaks of, a file each: [`shape`], [`weights`], [`workspace`], [`step`] and [`rows`], [`exchange`].
+//! The trait is here; what it speaks of, a file each: [`shape`], [`weights`], [`workspace`], [`desc`], [`step`] and [`rows`], [`exchange`].
 
+pub mod desc;
 pub mod exchange;
 pub mod rows;
 pub mod shape;
@@ -37,12 +38,13 @@ pub mod workspace;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use self::exchange::{Mailbox, PageMove, PartialRows, Publish, Published};
+pub use self::desc::{Attend, StepDesc, StepSeq};
+pub use self::exchange::{Mailbox, PageMove, Publish, Published};
 pub use self::rows::StepRows;
 pub use self::shape::{Limits, Shape};
-pub use self::step::{Attend, Step, StepContext, StepDesc, StepSeq};
+pub use self::step::{Step, StepContext};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
-pub use self::workspace::{Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
+pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::host::Pool;

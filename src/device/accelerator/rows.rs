@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::desc::{Attend, StepDesc};
 use super::shape::Limits;
-use super::step::{Attend, StepDesc};
 use crate::cache::PAGE_TOKENS;
 use crate::{Error, Result};
 
@@ -220,7 +220,7 @@ impl StepRows {
 
 #[cfg(test)]
 mod tests {
-    use super::super::step::StepSeq;
+    use super::super::desc::StepSeq;
     use super::*;
 
     const LIMITS: Limits = Limits { rows: 16, logit_rows: 2, sequences: 4, pages_per_sequence: 3 };

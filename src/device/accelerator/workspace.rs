@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::Accelerator;
-use super::exchange::PartialRows;
 use super::shape::{Limits, Shape};
 use super::weights::LinearWeight;
 use crate::device::runtime::DevPtr;
@@ -40,6 +39,29 @@ pub struct Workspace {
     pub partial: PartialRows,
     /// [`Accelerator::scratch_bytes`] of working memory, zeroed once.
     pub scratch: DevPtr,
+}
+
+/// Partial attention of some rows (f32, natural-log units): see [`crate::simd::attention::Partial`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PartialRows {
+    /// `[rows][n_heads]`: largest scores.
+    pub m: DevPtr,
+    /// `[rows][n_heads]`: sums of exponentials.
+    pub s: DevPtr,
+    /// `[rows][q_dim]`: weighted values.
+    pub o: DevPtr,
+}
+
+impl PartialRows {
+    /// Those from place `place` on.
+    pub fn at_place(&self, shape: &Shape, place: usize) -> PartialRows {
+        let row = RowBytes::new(shape);
+        PartialRows {
+            m: self.m.add(place * row.partial_ms),
+            s: self.s.add(place * row.partial_ms),
+            o: self.o.add(place * row.partial_o),
+        }
+    }
 }
 
 /// Bytes of one row of each buffer of a [`Workspace`].

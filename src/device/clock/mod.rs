@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub use self::rates::{Rates, Work};
-use super::runtime::Lane;
+use super::lane::Lane;
 
 /// Lanes of the device, then that of the host's workers.
 const LANES: usize = Lane::ALL.len() + 1;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::{HostContext, HostWorkspace, each_row};
-use crate::engine::prepare::NormWeight;
+use crate::engine::prepare::{Layer, NormWeight};
 use crate::host::Pool;
 use crate::model::spec::Norm;
 use crate::simd::Kernels;
@@ -40,6 +40,22 @@ impl<'a> Residual<'a> {
                 Some(delta)
             }
         }
+    }
+}
+
+impl Layer {
+    /// What attention adds to the residual stream, once [`HostContext::out_proj`] has run.
+    ///
+    /// [`HostContext::out_proj`]: super::HostContext::out_proj
+    pub fn after_attention(&self) -> Residual<'_> {
+        Residual::after(self.post_attn.as_deref())
+    }
+
+    /// What the feed-forward adds to the residual stream, once [`HostContext::ffn_down`] has run.
+    ///
+    /// [`HostContext::ffn_down`]: super::HostContext::ffn_down
+    pub fn after_ffn(&self) -> Residual<'_> {
+        Residual::after(self.post_ffn.as_deref())
     }
 }
 

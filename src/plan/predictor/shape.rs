@@ -2,6 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::run::Run;
 use super::unroll;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
@@ -11,8 +12,8 @@ use crate::plan::operation::list_words;
 use crate::program::lower::cohort_pieces;
 use crate::program::order::waits;
 use crate::program::{
-    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, Program, RequestId,
-    Residence, Side, SubBatch, Wants, Work, lower,
+    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Residence,
+    Side, SubBatch, Wants, Work, lower,
 };
 
 /// Layers of a run that are priced; the others take as long as one more than these.
@@ -411,14 +412,6 @@ impl Shape {
         let moves = moves.collect();
         Iteration { sub_batches, moves, flow: self.flow, pick: self.pick }
     }
-}
-
-/// A small program.
-pub(super) struct Run {
-    pub program: Program,
-    pub waits: Vec<Vec<usize>>,
-    /// Of each operation, its place in [`Template::ops`].
-    pub priced: Vec<usize>,
 }
 
 /// Operations that take equally long, whatever the numbers of their rows are: of one sort in layers of one kind.

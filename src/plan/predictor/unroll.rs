@@ -6,7 +6,7 @@
 //! ```
 //! Lowering all layers takes most of the time that a new shape takes.
 
-use super::shape::Run;
+use super::run::Run;
 use crate::program::{Op, Program};
 
 /// Layers that are lowered of a run of `n`: the same parity, so that slots alternate behind it as they would.

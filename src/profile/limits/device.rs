@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::device_time::device_time;
 use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::accelerator::{
@@ -43,22 +44,6 @@ pub struct DeviceLimits {
     pub to_device: LinkLimits,
     /// Device to host.
     pub to_host: LinkLimits,
-}
-
-/// Seconds of what `enqueue` puts on `lane`, by the device's clock.
-///
-/// # Errors
-/// A device that failed.
-pub(in crate::profile) fn device_time(
-    runtime: &Arc<dyn Runtime>,
-    lane: Lane,
-    enqueue: impl FnOnce() -> Result<()>,
-) -> Result<f64> {
-    let from = runtime.record_timed(lane)?;
-    enqueue()?;
-    let to = runtime.record_timed(lane)?;
-    runtime.spin_until_done(&to)?;
-    Ok(runtime.elapsed(&from, &to)?.as_secs_f64())
 }
 
 impl DeviceLimits {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::device::device_time;
+use super::device_time::device_time;
 use crate::Result;
 use crate::device::runtime::{Buffer, Lane, Pinned, Runtime};
 use crate::host::Pool;

@@ -10,6 +10,7 @@
 
 mod attention;
 mod device;
+mod device_time;
 mod hand_over;
 mod host;
 mod link;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::attention::{Copies, HostAttention};
 pub use self::device::DeviceLimits;
-pub(super) use self::device::device_time;
+pub(super) use self::device_time::device_time;
 pub use self::hand_over::{HandOver, LaneLimits};
 pub use self::host::{Bandwidth, CpuLimits, Rate, last_level_cache};
 pub use self::link::LinkLimits;

@@ -12,14 +12,12 @@
 //! steps at several contexts, know the rest. Layers are alike if their matrices have the same types and both have a window or none; each kind is measured. Where a table
 //! is missing (a side that was not measured) the [`Roofline`] over the measured limits answers.
 
-mod curve;
-
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::curve::{Curve, Surface};
 use super::calibrate::{FactorIndex, Factors};
+pub use super::curve::{Curve, Surface};
 use crate::model::{ModelSpec, Weights};
 use crate::plan::cost::{Batch, Costs, Direction, Scan};
 use crate::plan::step_times::Source;

@@ -12,7 +12,7 @@ use super::kernels::{
     BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, S_STRIDE, Softmax,
 };
 use super::partial::{AttnOut, merge_body, normalise};
-use super::plan::{AttnShape, Seq};
+use super::shape::{AttnShape, Seq};
 use crate::cache::{LayerKv, PAGE_TOKENS};
 use crate::reference;
 use crate::tensor::Rows;

@@ -31,6 +31,8 @@ mod item;
 pub(crate) mod kernels;
 mod partial;
 mod plan;
+mod shape;
+mod tiers;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -44,7 +46,8 @@ mod f32_body;
 mod vector;
 
 pub use partial::{AttnOut, Partial, PartialMut, merge_partials};
-pub use plan::{AttnPlan, AttnRows, AttnShape};
+pub use plan::{AttnPlan, AttnRows};
+pub use shape::AttnShape;
 
 pub use crate::cache::SeqRows;
 

@@ -4,13 +4,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::item::{Inputs, Scratch, Sink, Work, merge_split, run_work};
-use super::kernels::{self, BlockKernels, MAX_ROWS};
-use super::{AttnOut, Partial, SEGMENT};
+use super::kernels::{BlockKernels, MAX_ROWS};
+use super::shape::Seq;
+use super::{AttnOut, AttnShape, Partial, SEGMENT, tiers};
+use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, SeqRows};
 use crate::host::{MAX_RANGES, Pool};
 use crate::simd::Isa;
 use crate::tensor::{Rows, RowsMut};
-use crate::{Error, Result};
 
 /// Bytes of keys and values from which an item needs not grow: long enough that its ends do not show.
 const ITEM_BYTES: usize = 512 << 10;
@@ -20,49 +21,6 @@ const MIN_BYTES: usize = 16 << 10;
 
 /// With at most this many rows, a KV head is memory-bound: reading its keys and values takes longer than computing.
 const MIN_ROWS: usize = 6;
-
-/// What attention of one kind of layer looks like.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttnShape {
-    /// Query heads; a multiple of `n_kv_heads`.
-    pub n_heads: usize,
-    /// KV heads.
-    pub n_kv_heads: usize,
-    /// Elements per head, a multiple of 16.
-    pub head_dim: usize,
-    /// Factor of the scores, usually 1/√head_dim.
-    pub scale: f32,
-    /// A row sees only the last `window` tokens, itself included; `None`: all up to itself.
-    pub window: Option<usize>,
-}
-
-impl AttnShape {
-    /// Whether the kernels cover it.
-    ///
-    /// # Errors
-    /// A head_dim or head counts that they do not.
-    pub fn check(&self) -> Result<()> {
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(16) {
-            return Err(Error::Unsupported(format!(
-                "attention: head_dim {}, wanted a positive multiple of 16",
-                self.head_dim
-            )));
-        }
-        if self.n_kv_heads == 0 || self.n_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
-            return Err(Error::Unsupported(format!(
-                "attention: {} query heads, {} KV heads; the first must be a multiple of the second",
-                self.n_heads, self.n_kv_heads
-            )));
-        }
-        Ok(())
-    }
-
-    /// Which of `tokens` position `pos` sees; empty ranges begin where they end.
-    pub(super) fn visible(&self, pos: usize, tokens: &Range<usize>) -> Range<usize> {
-        let start = self.window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(tokens.start);
-        start.min((pos + 1).min(tokens.end))..(pos + 1).min(tokens.end)
-    }
-}
 
 /// Rows of a sequence, and what of it they attend.
 #[derive(Debug, Clone)]
@@ -91,15 +49,6 @@ impl<'a> AttnRows<'a> {
     fn end(&self) -> usize {
         self.rows.first_pos + self.rows.n_rows
     }
-}
-
-/// The rows of one sequence, its pages kept in [`AttnPlan::pages`].
-pub(super) struct Seq {
-    pub pages: Range<usize>,
-    pub first_pos: usize,
-    pub row0: usize,
-    /// Tokens attended.
-    pub tokens: Range<usize>,
 }
 
 /// A row block whose segments are spread over several items.
@@ -430,8 +379,8 @@ impl AttnPlan {
     /// As [`AttnPlan::run`].
     pub fn run_rows(&mut self, pool: &Pool, isa: Isa, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
         let choice = Choice {
-            many: kernels::select(isa, kv.dtype(), kv.head_dim()),
-            few: kernels::for_few_rows(isa, kv.dtype(), kv.head_dim()),
+            many: tiers::select(isa, kv.dtype(), kv.head_dim()),
+            few: tiers::for_few_rows(isa, kv.dtype(), kv.head_dim()),
         };
         self.execute(pool, &choice, kv, q, out);
     }
@@ -582,7 +531,7 @@ mod tests {
                     out
                 };
                 let want = run(None, len - 3, 3, &q);
-                for table in kernels::all(dtype, head_dim) {
+                for table in tiers::all(dtype, head_dim) {
                     let got = run(Some(table), len - 3, 3, &q);
                     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                         // |v| <= 1; scores below √128·(b + ...): see tests/kernels/attention.rs. This

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::device::accelerator::{LinearWeight, NormWeight, Residual, StepContext};
 use crate::device::emulated::op::Span;
 use crate::device::emulated::ops::cast::{Kept, numbers};
-use crate::device::emulated::ops::linear::Matrix;
+use crate::device::emulated::ops::matrix::Matrix;
 use crate::device::emulated::ops::norm::{self, Delta};
 use crate::device::runtime::DevPtr;
 use crate::model::spec::Norm;

@@ -1,27 +1,13 @@
 //! Points in lanes: set by one, waited for by another or by the host.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::state::{Problem, State, Step};
+use super::state::{Mark, State, Step};
 use super::{Core, lock};
-use crate::device::clock::{Moment, counts};
-use crate::device::emulated::order::Clock;
+use crate::device::clock::counts;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
-
-/// A point in a lane.
-pub(in crate::device::emulated) struct Mark {
-    pub device: Weak<Core>,
-    pub(super) lane: Lane,
-    clock: Clock,
-    /// Set when the lane has come to it.
-    pub(super) done: OnceLock<std::result::Result<(), Problem>>,
-    /// When that was, for those that keep it.
-    pub(super) passed: Option<OnceLock<Instant>>,
-    /// When that is in emulated time.
-    pub moment: Option<Moment>,
-}
 
 impl Core {
     pub fn record(self: &Arc<Core>, lane: Lane, timed: bool) -> Result<Arc<Mark>> {

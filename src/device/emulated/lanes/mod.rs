@@ -20,7 +20,7 @@ mod turn;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-pub(super) use self::events::Mark;
+pub(super) use self::state::Mark;
 use self::state::{Faults, Problem, State};
 pub(super) use self::turn::InTurn;
 use super::arena::Arena;

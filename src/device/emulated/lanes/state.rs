@@ -1,14 +1,15 @@
 //! What the host's calls and the lanes' threads share, under one lock.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use super::events::Mark;
+use super::Core;
+use crate::device::clock::Moment;
 use crate::device::emulated::op::{Op, Span};
 use crate::device::emulated::options::FaultPlan;
-use crate::device::emulated::order::Order;
+use crate::device::emulated::order::{Clock, Order};
 use crate::device::emulated::pinned::HostMemory;
 use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
@@ -36,6 +37,19 @@ impl Problem {
     pub fn is(&self, other: &Problem) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
+}
+
+/// A point in a lane.
+pub(in crate::device::emulated) struct Mark {
+    pub device: Weak<Core>,
+    pub(super) lane: Lane,
+    pub(super) clock: Clock,
+    /// Set when the lane has come to it.
+    pub(super) done: OnceLock<std::result::Result<(), Problem>>,
+    /// When that was, for those that keep it.
+    pub(super) passed: Option<OnceLock<Instant>>,
+    /// When that is in emulated time.
+    pub moment: Option<Moment>,
 }
 
 pub(super) enum Step {

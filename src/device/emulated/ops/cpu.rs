@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::linear::Matrix;
+use super::matrix::Matrix;
 use super::pages::{Line, PageShape};
 use crate::Result;
 use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool, SeqRows};

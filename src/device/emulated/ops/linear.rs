@@ -1,33 +1,11 @@
 //! `y = x·Wᵀ + b` on rows of any dtype, decoded one after the other; sums in f32.
 
 use super::cpu::Cpu;
+use super::matrix::Matrix;
 use crate::model::spec::Ffn;
 use crate::simd::Kernels;
-use crate::tensor::DType;
-
-/// A matrix as its file stores it: row after row.
-#[derive(Clone, Copy)]
-pub struct Matrix<'a> {
-    /// Storage type.
-    pub dtype: DType,
-    /// Columns.
-    pub k: usize,
-    /// Rows.
-    pub data: &'a [u8],
-    /// One for each row, or empty.
-    pub bias: &'a [f32],
-}
 
 impl Matrix<'_> {
-    fn row_bytes(&self) -> usize {
-        self.dtype.row_bytes(self.k).expect("checked when packed")
-    }
-
-    /// Rows.
-    pub fn n(&self) -> usize {
-        self.data.len() / self.row_bytes()
-    }
-
     /// Calls `out(row of x, row of W, sum)`; `x` is `[m][k]`.
     fn each(&self, kernels: &Kernels, x: &[f32], mut out: impl FnMut(usize, usize, f32)) {
         let dot = dot();

@@ -8,6 +8,7 @@ pub mod attention;
 pub mod cast;
 pub mod cpu;
 pub mod linear;
+pub mod matrix;
 pub mod norm;
 pub mod pages;
 pub mod qkv;

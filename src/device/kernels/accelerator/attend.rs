@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::super::attention::{self, DecodeAttention, MergeAttention, PrefillAttention};
-use super::scratch::{attention_shape, lists};
-use super::step::Lists;
+use super::lists::{Lists, lists};
+use super::scratch::attention_shape;
 use super::uses::{Use, declare};
 use crate::Result;
 use crate::device::accelerator::{LayerWeights, PartialRows, StepContext};

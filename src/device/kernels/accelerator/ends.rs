@@ -7,7 +7,7 @@ use super::super::elementwise::{
 };
 use super::super::product::{Epilogue, ProductArgs, product};
 use super::super::quant::{self, GatherArgs, PackedLayout};
-use super::scratch::{linear_scratch, lists};
+use super::lists::{linear_scratch, lists};
 use crate::Result;
 use crate::device::accelerator::{EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};

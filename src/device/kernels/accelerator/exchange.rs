@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::super::exchange::{MoveRows, PageMoves, convert_rows};
+use super::lists::lists;
 use super::qkv::check_mailbox;
-use super::scratch::lists;
 use crate::Result;
 use crate::device::accelerator::{Mailbox, PageMove, Shape, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::super::elementwise::{Activate, Activation, activate};
 use super::super::product::{Epilogue, ProductArgs, product};
+use super::lists::linear_scratch;
 use super::qkv::norm_rows;
-use super::scratch::linear_scratch;
 use crate::Result;
 use crate::device::accelerator::{LayerWeights, LinearWeight, Residual, StepContext, UpWeight};
 use crate::device::runtime::{DevPtr, Runtime};

@@ -8,6 +8,7 @@ mod attend;
 mod ends;
 mod exchange;
 mod ffn;
+mod lists;
 mod pack;
 mod qkv;
 mod scratch;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::super::elementwise::{NormRows, PublishRows, RopeAppend, norm, rope_append};
 use super::super::exchange::{self, PublishSource, publish_rows};
 use super::super::product::{Epilogue, ProductArgs, product};
-use super::scratch::{linear_scratch, lists};
+use super::lists::{linear_scratch, lists};
 use super::uses::{Use, declare};
 use crate::device::accelerator::{
     LayerWeights, Mailbox, NormWeight, Publish, Published, Residual, StepContext,

@@ -2,9 +2,8 @@
 
 use super::super::attention::{AttentionShape, Capacity, DecodeWorkspace};
 use super::super::elementwise::logits_workspace_bytes;
-use super::step::StepLists;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::{Limits, Shape, StepContext};
+use crate::device::accelerator::{Limits, Shape};
 use crate::device::runtime::DevPtr;
 
 /// Where parts of the scratch memory begin: attention's workspace at 0, the logits', what linear layers share.
@@ -44,12 +43,4 @@ pub(super) fn attention_shape(shape: &Shape) -> AttentionShape {
         kv: shape.kv,
         out: shape.act,
     }
-}
-
-pub(super) fn lists<'a>(cx: &'a StepContext<'_>) -> &'a StepLists {
-    cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
-}
-
-pub(super) fn linear_scratch(cx: &StepContext<'_>) -> DevPtr {
-    cx.ws.scratch.add(lists(cx).scratch.linear)
 }

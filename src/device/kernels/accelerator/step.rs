@@ -15,8 +15,9 @@ use super::super::abi::{DecodeItem, PrefillItem};
 use super::super::attention::{
     AttentionPlan, Capacity, PrefillKernel, RowRun, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes,
 };
+use super::lists::{List, Lists, PartLists, StepLists};
 use super::scratch::{Scratch, attention_capacity, attention_shape};
-use super::uses::{SeqPages, pages_of};
+use super::uses::pages_of;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, Limits, Shape, Step, StepDesc, StepRows, StepSeq};
 use crate::device::runtime::{DevPtr, Lane, Runtime};
@@ -51,63 +52,6 @@ const ARRAYS: usize = 9;
 
 /// Work lists of a part of a step: decode and prefill, of layers without and with the window.
 const PART_LISTS: usize = 4;
-
-/// One work list.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct List {
-    pub items: DevPtr,
-    pub n: DevPtr,
-    /// Upper bound of the number of items, for the grid.
-    pub max: usize,
-}
-
-/// The work lists of layers that see the same tokens.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Lists {
-    pub decode: List,
-    pub prefill: List,
-}
-
-/// The work of the rows between two cuts.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct PartLists {
-    pub full: Lists,
-    /// Of layers with the model's window.
-    pub window: Option<Lists>,
-}
-
-/// What operations need to know of a step.
-#[derive(Debug, Clone)]
-pub(super) struct StepLists {
-    pub tokens: DevPtr,
-    pub row_pos: DevPtr,
-    pub row_slot: DevPtr,
-    /// Place in the mailbox of a row, or none; how many rows have one.
-    pub publish_slot: DevPtr,
-    pub n_published: DevPtr,
-    /// The row of each place.
-    pub published: DevPtr,
-    pub epoch: DevPtr,
-    pub arrived: DevPtr,
-    pub logit_rows: DevPtr,
-    /// Rows of logits launched for.
-    pub launch_logits: usize,
-    /// Rows attended elsewhere, and their places in the mailbox.
-    pub elsewhere: DevPtr,
-    pub places: DevPtr,
-    /// Rows whose attention is merged with a part from elsewhere.
-    pub partial_rows: DevPtr,
-    /// 1, 2, 3, …: how many rows a kernel is to take that reads it from memory; as many words as there are partial rows.
-    pub counts: DevPtr,
-    pub page_table: DevPtr,
-    /// One more than the largest page number in it.
-    pub n_pages: usize,
-    /// For a runtime that watches memory; else none.
-    pub pages: Vec<SeqPages>,
-    pub prefill: PrefillKernel,
-    pub parts: Vec<PartLists>,
-    pub scratch: Scratch,
-}
 
 /// Bytes that items are aligned to: they are read 16 bytes at a time.
 const ITEM_ALIGN: usize = 16;

@@ -5,21 +5,11 @@
 
 use std::ops::Range;
 
-use super::scratch::lists;
+use super::lists::{SeqPages, lists};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, PageMove, Shape, StepContext, StepDesc};
 use crate::device::runtime::{DevPtr, Lane, Runtime};
-
-/// A sequence's rows of a step, and its pages from [`Attend::first_token`]'s on.
-#[derive(Debug, Clone)]
-pub(super) struct SeqPages {
-    row0: usize,
-    n_rows: usize,
-    first_pos: usize,
-    attend: Attend,
-    pages: Vec<u32>,
-}
 
 /// The pages of a step, for a runtime that wants to know.
 pub(super) fn pages_of(rt: &dyn Runtime, desc: &StepDesc<'_>) -> Vec<SeqPages> {

@@ -4,37 +4,17 @@
 //! How k is divided among warps and blocks follows from the weight's shape, the kernel and the device alone,
 //! so a token's result has the same bits in every batch that runs the same kernel ([`DecodePlan::kernel`]).
 //!
-//! Partial sums of split k live in a scratch buffer: [`COUNTER_BYTES`] of arrival counters, zeroed once (every
+//! Partial sums of split k live in a scratch buffer: [`COUNTER_BYTES`](super::COUNTER_BYTES) of arrival counters, zeroed once (every
 //! launch leaves them zero), then [`scratch_bytes`] minus that of partials, whatever they hold.
 
 use super::super::abi::{LinearParams, QuantLinearParams};
-use super::args::{COUNTER_BYTES, Matrix, ProductArgs};
+use super::args::{Matrix, ProductArgs};
 use super::choose::{DENSE_TILES_ROWS, GEMV_ROWS, QUANT_TILES_ROWS};
+use super::plan::DecodePlan;
 use super::{gemv, quant, tiles};
 use crate::Result;
 use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
 use crate::tensor::Half;
-
-/// One launch, as decided by shapes and device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DecodePlan {
-    /// Which kernel: equal names (on one device), equal bits of a token's result.
-    pub kernel: String,
-    /// Blocks.
-    pub grid: [u32; 3],
-    /// Dynamic shared memory in bytes.
-    pub shared: u32,
-    /// Warps of a block that share a row, as a power of two (`gemv.cu`).
-    pub k_warps_log2: u32,
-    /// Columns of a block's split, or of a warp's slice (`gemv.cu`).
-    pub k_split: usize,
-    /// Splits of k by blocks.
-    pub splits: usize,
-    /// Stages of the ring, where there is one.
-    pub stages: usize,
-    /// Bytes of partial sums.
-    pub partial_bytes: usize,
-}
 
 impl DecodePlan {
     /// For `m` tokens by a matrix.
@@ -67,16 +47,6 @@ impl DecodePlan {
                 }
             }
         }
-    }
-
-    /// How many parts k is summed in: by warps of a block and by blocks.
-    pub fn k_parts(&self) -> (usize, usize) {
-        (1 << self.k_warps_log2, self.splits)
-    }
-
-    /// Bytes of scratch that it needs.
-    pub fn scratch_bytes(&self) -> usize {
-        COUNTER_BYTES + self.partial_bytes
     }
 }
 

@@ -1,7 +1,7 @@
 //! Products of one to four tokens: `gemv.cu` and `gemv_quant.cu`. Weights stream through registers once.
 
 use super::super::quant::PackedLayout;
-use super::decode::DecodePlan;
+use super::plan::DecodePlan;
 use crate::device::runtime::DeviceInfo;
 use crate::tensor::Half;
 

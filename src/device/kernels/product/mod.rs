@@ -12,11 +12,13 @@ pub mod choose;
 pub mod decode;
 pub mod gemm;
 pub mod gemv;
+mod plan;
 pub mod quant;
 pub mod tiles;
 
 pub use self::args::{COUNTER_BYTES, Epilogue, Matrix, ProductArgs, Weight, gate_up_row};
-pub use self::decode::{DecodePlan, decode, decode_as};
+pub use self::decode::{decode, decode_as};
+pub use self::plan::DecodePlan;
 
 use self::choose::{Choice, DECODE_ROWS};
 use super::quant::{PackedLayout, RowsArgs, rows};

@@ -4,8 +4,8 @@
 use super::super::quant::PackedLayout;
 use super::args::COUNTER_BYTES;
 use super::choose::{GEMV_ROWS, QUANT_TILES_ROWS};
-use super::decode::DecodePlan;
 use super::gemv::{self, WARPS};
+use super::plan::DecodePlan;
 use crate::device::runtime::DeviceInfo;
 use crate::tensor::Half;
 

@@ -2,7 +2,7 @@
 //! the device.
 
 use super::args::COUNTER_BYTES;
-use super::decode::DecodePlan;
+use super::plan::DecodePlan;
 use crate::device::runtime::DeviceInfo;
 use crate::tensor::Half;
 

@@ -1,0 +1,11 @@
+//! A small program, and what of it is priced.
+
+use crate::program::Program;
+
+/// A small program.
+pub(super) struct Run {
+    pub program: Program,
+    pub waits: Vec<Vec<usize>>,
+    /// Of each operation, its place in [`Template::ops`](super::shape::Template::ops).
+    pub priced: Vec<usize>,
+}

@@ -1,0 +1,57 @@
+//! What attention of a layer looks like, and the rows of a sequence that it computes.
+
+use std::ops::Range;
+
+use crate::{Error, Result};
+
+/// What attention of one kind of layer looks like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttnShape {
+    /// Query heads; a multiple of `n_kv_heads`.
+    pub n_heads: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Elements per head, a multiple of 16.
+    pub head_dim: usize,
+    /// Factor of the scores, usually 1/√head_dim.
+    pub scale: f32,
+    /// A row sees only the last `window` tokens, itself included; `None`: all up to itself.
+    pub window: Option<usize>,
+}
+
+impl AttnShape {
+    /// Whether the kernels cover it.
+    ///
+    /// # Errors
+    /// A head_dim or head counts that they do not.
+    pub fn check(&self) -> Result<()> {
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(16) {
+            return Err(Error::Unsupported(format!(
+                "attention: head_dim {}, wanted a positive multiple of 16",
+                self.head_dim
+            )));
+        }
+        if self.n_kv_heads == 0 || self.n_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            return Err(Error::Unsupported(format!(
+                "attention: {} query heads, {} KV heads; the first must be a multiple of the second",
+                self.n_heads, self.n_kv_heads
+            )));
+        }
+        Ok(())
+    }
+
+    /// Which of `tokens` position `pos` sees; empty ranges begin where they end.
+    pub(super) fn visible(&self, pos: usize, tokens: &Range<usize>) -> Range<usize> {
+        let start = self.window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(tokens.start);
+        start.min((pos + 1).min(tokens.end))..(pos + 1).min(tokens.end)
+    }
+}
+
+/// The rows of one sequence, its pages kept in the plan's own list.
+pub(super) struct Seq {
+    pub pages: Range<usize>,
+    pub first_pos: usize,
+    pub row0: usize,
+    /// Tokens attended.
+    pub tokens: Range<usize>,
+}
