@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tandem::model::formats::hf;
+use tandem::model::hf;
 use tandem::model::wanted_tensors;
 
 fuzz_target!(|data: &[u8]| {

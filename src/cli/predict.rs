@@ -19,7 +19,7 @@ use tandem::sched;
 use tandem::simd::Isa;
 
 use super::args::EngineArgs;
-use super::plan::inputs;
+use super::figures;
 use super::progress::{self, megabytes};
 
 /// What a run computes, as far as that is known before.
@@ -52,7 +52,7 @@ fn basis(
 ) -> tandem::Result<Option<Basis>> {
     if args.hardware != "auto" {
         let model = ModelIdentity::of(&model.spec, &model.weights, &model.source);
-        let found = inputs::hardware(&args.hardware, Some(&model));
+        let found = figures::hardware(&args.hardware, Some(&model));
         let (hardware, tables) = found.map_err(|e| match e.downcast::<Error>() {
             Ok(e) => e,
             Err(e) => Error::usage(e.to_string()),

@@ -8,7 +8,8 @@
 //! step's computation; a page that is left cannot be allocated until its copy has ended.
 
 use super::kv::{Moved, SequenceKv, Swap, Target};
-use super::sequences::{Engine, SeqId};
+use super::seq_id::SeqId;
+use super::sequences::Engine;
 use crate::program::{Kv, Side};
 use crate::{Error, Result};
 

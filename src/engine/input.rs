@@ -1,7 +1,7 @@
 //! What a step is asked to compute.
 
 use super::kv::Swap;
-use super::sequences::SeqId;
+use super::seq_id::SeqId;
 use crate::program::Flow;
 
 /// Consecutive new tokens of one sequence.

@@ -30,11 +30,6 @@ impl Piece<'_> {
     }
 }
 
-/// What groups say of pages that have moved.
-pub(super) fn moves(moved: &[Moved]) -> Vec<crate::program::PageMove> {
-    moved.iter().map(Moved::of_iteration).collect()
-}
-
 /// The iterations that compute `inputs`, whose sequences have the pages `tables`, of which those in `moved` are copied by the
 /// first: one, unless a sub-batch wants logits
 /// of more than `most` rows. With them the rows of their groups, and in all, how many rows want logits.
@@ -95,7 +90,7 @@ pub(super) fn iterations<'a>(
         (
             Iteration {
                 sub_batches,
-                moves: if i == 0 { moves(moved) } else { Vec::new() },
+                moves: if i == 0 { Moved::all_of_iteration(moved) } else { Vec::new() },
                 flow: plan.flow,
                 pick,
             },
@@ -131,7 +126,7 @@ fn steps<'a>(pieces: &[Piece<'a>], most: usize) -> Vec<Vec<Piece<'a>>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sequences::SeqId;
+    use super::super::seq_id::SeqId;
     use super::*;
     use crate::program::Flow;
 

@@ -15,7 +15,8 @@ use super::input::{Input, Logits, StepPlan};
 use super::iterate::iterations;
 use super::kv::{Moved, SequenceKv, Swap};
 use super::machine::{GroupRows, Outcome, Parked};
-use super::sequences::{Engine, SeqId};
+use super::seq_id::SeqId;
+use super::sequences::Engine;
 use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
 use crate::{Error, Result};
 

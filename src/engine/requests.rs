@@ -14,7 +14,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 mod overlap;
 mod step;
 
-use super::sequences::{Engine, SeqId};
+use super::seq_id::SeqId;
+use super::sequences::Engine;
 use crate::cache::KvGeometry;
 use crate::program::{Flow, RequestId, Side};
 use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Slots, Strategy, Untimed};

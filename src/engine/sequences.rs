@@ -9,6 +9,7 @@ use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
 use super::place::Placement;
+use super::seq_id::SeqId;
 use crate::cache::KvGeometry;
 use crate::device::accelerator::Accelerator;
 use crate::device::clock::Clock;
@@ -17,26 +18,6 @@ use crate::program::{Flow, RequestId, Side};
 use crate::sched::Slots;
 use crate::timeline::Timeline;
 use crate::{Error, Result};
-
-/// A sequence of an [`Engine`]. Once the sequence is removed it names nothing, even when its slot is used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SeqId(RequestId);
-
-impl SeqId {
-    /// The sequence's slot and generation: what groups of an iteration name.
-    pub fn request(self) -> RequestId {
-        self.0
-    }
-
-    pub(super) fn named(id: RequestId) -> SeqId {
-        SeqId(id)
-    }
-
-    #[cfg(test)]
-    pub(super) fn of(slot: u32) -> SeqId {
-        SeqId(RequestId { slot, generation: 0 })
-    }
-}
 
 /// A model with the sequences in flight, and what computes their steps.
 pub struct Engine {
@@ -215,7 +196,7 @@ impl Engine {
     /// # Errors
     /// No free pages.
     pub(crate) fn store_blank(&mut self, id: SeqId, tokens: usize) -> Result<()> {
-        let table = self.sequences.get_mut(id.0).expect("a live sequence");
+        let table = self.sequences.get_mut(id.request()).expect("a live sequence");
         table.reserve(&mut self.machine.kv().pages, tokens)?;
         table.advance(tokens);
         let pages = table.host_pages().to_vec();
@@ -232,7 +213,7 @@ impl Engine {
     pub(super) fn put(&mut self, table: SequenceKv) -> SeqId {
         let id = self.sequences.insert(table);
         self.sequences.get_mut(id).expect("just put there").name(id);
-        SeqId(id)
+        SeqId::named(id)
     }
 
     /// Ends a sequence; its pages are free again. One that has ended already is left alone.
@@ -240,14 +221,14 @@ impl Engine {
     /// Of a row that is parked ([`Engine::advance`]) the host's attention ends first; the other rows of its cohort have to begin again.
     pub fn remove(&mut self, id: SeqId) {
         self.leave(id);
-        if let Some(mut table) = self.sequences.remove(id.0) {
+        if let Some(mut table) = self.sequences.remove(id.request()) {
             table.free(&mut self.machine.kv().pages);
         }
     }
 
     /// Tokens stored of a sequence; none of one that has ended.
     pub fn len(&self, id: SeqId) -> usize {
-        self.sequences.get(id.0).map_or(0, SequenceKv::len)
+        self.sequences.get(id.request()).map_or(0, SequenceKv::len)
     }
 
     /// Whether nothing is stored of it.
@@ -258,7 +239,7 @@ impl Engine {
     /// Forgets all tokens from position `len` on.
     pub fn truncate(&mut self, id: SeqId, len: usize) {
         self.leave(id);
-        if let Some(table) = self.sequences.get_mut(id.0) {
+        if let Some(table) = self.sequences.get_mut(id.request()) {
             table.truncate(&mut self.machine.kv().pages, len);
         }
     }
@@ -282,10 +263,10 @@ impl Engine {
     }
 
     pub(super) fn check_live(&self, id: SeqId) -> Result<()> {
-        match self.sequences.get(id.0) {
+        match self.sequences.get(id.request()) {
             Some(_) => Ok(()),
             None => {
-                let RequestId { slot, generation } = id.0;
+                let RequestId { slot, generation } = id.request();
                 Err(Error::usage(format!("sequence {slot} of generation {generation} has ended")))
             }
         }
@@ -378,7 +359,7 @@ impl Engine {
         self.check_swaps(plan.swaps)?;
         self.check_inputs(inputs)?;
         let room = |i: &Input<'_>| Room {
-            seq: i.seq.0.slot as usize,
+            seq: i.seq.request().slot as usize,
             tokens: i.tokens.len(),
             decode: i.tokens.len() == 1 && i.logits != Logits::None,
         };
@@ -392,7 +373,10 @@ impl Engine {
         match &done {
             Ok(()) => {
                 for input in inputs {
-                    self.sequences.get_mut(input.seq.0).expect("a live sequence").advance(input.tokens.len());
+                    self.sequences
+                        .get_mut(input.seq.request())
+                        .expect("a live sequence")
+                        .advance(input.tokens.len());
                 }
             }
             Err(_) => self.give_back(inputs),
@@ -407,7 +391,7 @@ impl Engine {
             self.check_live(input.seq)?;
         }
         self.check_free(inputs.iter().map(|i| i.seq))?;
-        if repeats(inputs.iter().map(|i| i.seq.0.slot as usize), self.sequences.capacity()) {
+        if repeats(inputs.iter().map(|i| i.seq.request().slot as usize), self.sequences.capacity()) {
             return Err(Error::usage("a sequence appears twice in one step"));
         }
         for input in inputs {
@@ -467,7 +451,7 @@ impl Engine {
             *moved = pager.ahead(self.sequences.values_mut(), &mut kv.pages, step);
         }
         let tables: Vec<&SequenceKv> =
-            inputs.iter().map(|i| self.sequences.get(i.seq.0).expect("a live sequence")).collect();
+            inputs.iter().map(|i| self.sequences.get(i.seq.request()).expect("a live sequence")).collect();
         let (mut iterations, n) = iterations(
             inputs,
             &tables,
@@ -485,7 +469,7 @@ impl Engine {
     pub(super) fn reserve(&mut self, inputs: &[Input<'_>]) -> Result<()> {
         let kv = self.machine.kv();
         for input in inputs {
-            let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
+            let table = self.sequences.get_mut(input.seq.request()).expect("a live sequence");
             table.reserve(&mut kv.pages, input.tokens.len())?;
         }
         Ok(())
@@ -495,7 +479,7 @@ impl Engine {
     pub(super) fn give_back(&mut self, inputs: &[Input<'_>]) {
         let pages = &mut self.machine.kv().pages;
         for input in inputs {
-            let table = self.sequences.get_mut(input.seq.0).expect("a live sequence");
+            let table = self.sequences.get_mut(input.seq.request()).expect("a live sequence");
             table.truncate(pages, table.len());
         }
     }
@@ -528,7 +512,7 @@ impl Engine {
         if kv.pager.is_some() && kv.pages.pages_move() {
             kv.pages.suffice(KvGeometry::pages_for(end) - KvGeometry::pages_for(end - tokens.len()))?;
         } else {
-            let table = self.sequences.get_mut(seq.0).expect("a live sequence");
+            let table = self.sequences.get_mut(seq.request()).expect("a live sequence");
             table.reserve(&mut kv.pages, tokens.len())?;
         }
         let before = end - tokens.len();

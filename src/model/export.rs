@@ -198,7 +198,7 @@ pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
                 set(format!("{name}.rope.scaling.type"), Value::String("linear".into()));
                 set(format!("{name}.rope.scaling.factor"), Value::Float(f64::from(*factor)));
             }
-            RopeScaling::Factors(f) => extra = Some(super::load::f32_tensor(vec![f.len()], f)?),
+            RopeScaling::Factors(f) => extra = Some(super::vectors::f32_tensor(vec![f.len()], f)?),
             RopeScaling::Llama3 { .. } => {
                 return Err(Error::Unsupported("Llama 3 RoPE scaling to GGUF; give ready factors".into()));
             }

@@ -1,52 +1,13 @@
 //! The front door: a path or `synth:SPEC` to a checked model.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::arch::{self, GgufConfig};
-use super::formats::gguf::{Gguf, Metadata, Value};
-use super::formats::{hf, in_file};
-use super::{ModelSpec, SamplingDefaults, Weights, synth, validate};
-use crate::tensor::{Bytes, DType, Tensor};
+use super::formats::gguf::{Gguf, Value};
+use super::formats::in_file;
+use super::vectors::vectors_to_f32;
+use super::{LoadedModel, SamplingDefaults, TextSource, Weights, hf, synth, validate};
 use crate::{Error, Result};
-
-/// A model, checked: [`validate`] has passed.
-#[derive(Debug, Clone)]
-pub struct LoadedModel {
-    /// Sizes and switches.
-    pub spec: ModelSpec,
-    /// Tensors by canonical name. One-dimensional ones (norms, biases) are always f32.
-    pub weights: Weights,
-    /// What a tokenizer is made from.
-    pub text: TextSource,
-    /// The chat template (Jinja), if the model has one.
-    pub chat_template: Option<String>,
-    /// Tokens that end a text, as far as the files say so outside the tokenizer.
-    pub eos_ids: Vec<u32>,
-    /// What the model's authors recommend for sampling, if they do.
-    pub sampling: SamplingDefaults,
-    /// Where it came from, for messages.
-    pub source: String,
-    /// Things worth telling the user (a dtype that had to be replaced...).
-    pub notes: Vec<String>,
-}
-
-/// What a tokenizer is made from.
-#[derive(Debug, Clone)]
-pub enum TextSource {
-    /// The metadata of a GGUF file (`tokenizer.ggml.*`).
-    Gguf(Metadata),
-    /// A Hugging Face `tokenizer.json`.
-    TokenizerJson {
-        /// The file. It exists.
-        path: PathBuf,
-        /// The text of `tokenizer_config.json` (bos, eos, add_bos...), if there is one. It is valid JSON.
-        config: Option<String>,
-    },
-    /// A folder without one: the file that is missing. The model can be described and measured.
-    Missing(PathBuf),
-    /// Random weights have no text.
-    None,
-}
 
 /// Loads `source`: a `.gguf` file, a folder with `config.json`, or `synth:SPEC` (see [`synth`]).
 ///
@@ -118,24 +79,4 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
         source,
         notes: Vec::new(),
     })
-}
-
-/// Norms and biases are small and every kernel wants them in f32: convert them once, here.
-pub(super) fn vectors_to_f32(tensors: impl Iterator<Item = (String, Tensor)>) -> Result<Weights> {
-    let mut weights = Weights::default();
-    for (name, t) in tensors {
-        let t = if t.shape.len() == 1 && t.dtype != DType::F32 {
-            f32_tensor(t.shape.clone(), &crate::reference::dequant::dequantise(&t))?
-        } else {
-            t
-        };
-        weights.insert(name, t);
-    }
-    Ok(weights)
-}
-
-/// An owned f32 tensor.
-pub(super) fn f32_tensor(shape: Vec<usize>, values: &[f32]) -> Result<Tensor> {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    Tensor::new(DType::F32, shape, Bytes::copy_of(&bytes))
 }

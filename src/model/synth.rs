@@ -19,8 +19,7 @@ use half::f16;
 use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
-use super::formats::hf;
-use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
+use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
 use crate::host::cgroup::memory_available;
 use crate::tensor::quant::pack_scales_mins;
 use crate::tensor::{Bytes, DType, Tensor, bf16_bits};

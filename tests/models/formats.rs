@@ -273,7 +273,7 @@ proptest! {
         let mut c: Json = serde_json::from_slice(&text).unwrap();
         let keys: Vec<String> = c.as_object().unwrap().keys().cloned().collect();
         c[which.get(&keys).as_str()] = value;
-        if let Ok((_, spec)) = tandem::model::formats::hf::spec_of(&c) {
+        if let Ok((_, spec)) = tandem::model::hf::spec_of(&c) {
             let _ = spec.check();
         }
     }

@@ -1,19 +1,12 @@
-//! What is planned for: the model's sizes and the machine's figures.
-
-use std::path::Path;
+//! What is planned for: the model's sizes.
 
 use anyhow::Result;
-use tandem::Error;
-use tandem::device::machine;
-use tandem::device::open::{self as devices, Kind};
 use tandem::model::synth;
-use tandem::plan::{Hardware, Sizes};
-use tandem::profile::{
-    Identity, ModelIdentity, Profile, Store, THIS_MACHINE, Tables, measured_hardware, tables_of,
-};
+use tandem::plan::Sizes;
+use tandem::profile::ModelIdentity;
 use tandem::simd::Isa;
 
-use crate::cli::{open, profile, progress};
+use crate::cli::open;
 
 /// Sizes of `--spec`, or of the tensors of `-m`; and which model that is.
 pub fn sizes(spec: Option<&str>, model: Option<&str>) -> Result<(Sizes, Option<ModelIdentity>)> {
@@ -27,72 +20,4 @@ pub fn sizes(spec: Option<&str>, model: Option<&str>) -> Result<(Sizes, Option<M
         spec.name = model.source;
     }
     Ok((Sizes::of_weights(&spec, &model.weights, Isa::selected()?), Some(identity)))
-}
-
-/// The machine that `--hardware` names, and what was timed of the model on it.
-pub fn hardware(name: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
-    if name == "auto" {
-        return this_machine(model);
-    }
-    if Path::new(name).extension().is_some_and(|e| e.eq_ignore_ascii_case("json"))
-        && Path::new(name).is_file()
-    {
-        return from_profile(Path::new(name), model);
-    }
-    described(name).map(|hardware| (hardware, None))
-}
-
-/// The machine and the model's timings of a profile that `tandem profile -o` wrote here.
-pub fn profiled(file: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
-    from_profile(Path::new(file), model)
-}
-
-/// A description: one of Tandem's own, or a file.
-fn described(name: &str) -> Result<Hardware> {
-    let unknown = || {
-        Error::usage(format!(
-            "--hardware {name}: no such machine or file; give auto, the path of a TOML file or of a profile, or one of {}",
-            machine::names()
-        ))
-    };
-    Ok(machine::find(name)?.ok_or_else(unknown)?)
-}
-
-/// As `tandem profile` has measured it, or measures it now, in a hurry.
-fn this_machine(model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
-    let device = match devices::check(&Kind::Cuda(0)) {
-        Err(_) => None,
-        Ok(()) => Some(devices::open(&Kind::Cuda(0), None)?),
-    };
-    let info = device.as_ref().map(|d| d.runtime().info());
-    if let Some(known) = measured_hardware(info) {
-        return Ok((known, model.and_then(|m| tables_of(info, m))));
-    }
-    progress::note("measuring this machine in a hurry; tandem profile does it thoroughly");
-    let profile = profile::measure(Identity::of_machine(info), device.as_ref(), true)?;
-    // What cannot be kept is measured again the next time.
-    if let Err(e) = Store::from_env().and_then(|store| store.save(&profile)) {
-        progress::detail(&format!("the profile was not kept: {e}"));
-    }
-    Ok((profile.limits.hardware(THIS_MACHINE), None))
-}
-
-/// The machine of a profile that `tandem profile -o` wrote: this one.
-fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
-    let wanted = Profile::read(path)?.identity;
-    let device = match wanted.device.as_ref().is_some_and(|d| d.driver > 0) {
-        true => Some(devices::open(&Kind::Cuda(0), None)?),
-        false => None,
-    };
-    let mut here = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
-    if device.is_none() {
-        // An emulated one is wherever this program is.
-        here.device = wanted.device;
-    }
-    // Its limits hold for any model; its tables for its own.
-    here.model = wanted.model;
-    let profile = Profile::read_for(path, &here)?;
-    let hardware = profile.limits.hardware(THIS_MACHINE);
-    let same = model.is_some() && model == profile.identity.model.as_ref();
-    Ok((hardware, profile.model.filter(|_| same).map(|m| m.tables)))
 }

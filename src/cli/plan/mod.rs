@@ -15,7 +15,7 @@ use tandem::plan::{Costs, Hardware, Roofline, Sizes};
 use tandem::{Error, atomic_file};
 
 use super::args::size;
-use super::{output, progress};
+use super::{figures, output, progress};
 
 /// Predicts how a model would run on a machine: candidates, times, memory on each side, and why the winner won.
 #[derive(Debug, clap::Args)]
@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
-    let (hardware, tables) = inputs::hardware(&args.hardware, model.as_ref())?;
+    let (hardware, tables) = figures::hardware(&args.hardware, model.as_ref())?;
     if args.gpu_memory.is_some() && hardware.accelerator.is_none() {
         return Err(Error::usage(format!(
             "--gpu-memory: {} has no GPU; leave the option out",

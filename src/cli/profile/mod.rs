@@ -10,13 +10,12 @@ use serde::Serialize;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::open::{self as devices, Kind};
 use tandem::host::{Pool, cpu};
-use tandem::profile::{
-    Effort, Identity, Limits, ModelIdentity, Profile, Store, Subject, limits, measure_model, steps_of,
-};
+use tandem::profile::{Identity, ModelIdentity, Profile, Store, Subject, measure_model, steps_of};
 use tandem::simd::Isa;
 use tandem::{Error, atomic_file};
 
 use super::args::Device;
+use super::limits::{effort, measure};
 use super::{open, output, progress};
 
 /// Measures this machine: memory, arithmetic, the device and the link to it; with -m also how long each operation of a model takes.
@@ -163,22 +162,4 @@ fn kept(args: &Args, store: &Store, identity: &Identity) -> Option<Profile> {
             None
         }
     }
-}
-
-fn effort(quick: bool) -> Effort {
-    if quick { Effort::Quick } else { Effort::Full }
-}
-
-/// Measures the limits of this machine, with a bar.
-pub fn measure(identity: Identity, device: Option<&Arc<dyn Accelerator>>, quick: bool) -> Result<Profile> {
-    let pool = Pool::pinned(device.map(|_| cpu::beside_device()));
-    let steps = if device.is_some() { limits::STEPS } else { limits::STEPS - 2 };
-    let bar = progress::count_bar(steps, "measuring this machine");
-    let limits = Limits::measure(&pool, device, effort(quick), &|| bar.inc(1));
-    bar.finish();
-    let limits = limits.map_err(|e| match e {
-        Error::Capacity(why) => Error::Capacity(format!("measuring this machine: {why}")),
-        other => other,
-    })?;
-    Ok(Profile { identity, quick, limits, model: None })
 }

@@ -20,6 +20,7 @@ use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
 use super::args::size;
+use super::figures;
 use super::plan::inputs;
 use super::{output, progress, timeline};
 
@@ -233,8 +234,8 @@ pub fn run(args: &Args) -> Result<()> {
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
     let profile = args.profile.as_ref().map(|p| p.display().to_string());
     let (hardware, tables) = match &profile {
-        Some(file) => inputs::profiled(file, model.as_ref())?,
-        None => inputs::hardware(&args.hardware, model.as_ref())?,
+        Some(file) => figures::profiled(file, model.as_ref())?,
+        None => figures::hardware(&args.hardware, model.as_ref())?,
     };
     let shape = Shape {
         rate: args.rate,

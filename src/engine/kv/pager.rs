@@ -48,6 +48,11 @@ impl Moved {
         program::PageMove { request: self.request(), to: self.to, pages: self.span.clone() }
     }
 
+    /// What groups say of pages that have moved.
+    pub fn all_of_iteration(moved: &[Moved]) -> Vec<program::PageMove> {
+        moved.iter().map(Moved::of_iteration).collect()
+    }
+
     /// The copies have ended well.
     pub fn finish(&self, pages: &mut KvPages) {
         PageMove::finish(&self.copies, &mut pages.device, &mut pages.far);

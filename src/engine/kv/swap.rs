@@ -3,7 +3,7 @@
 use super::pager::Moved;
 use super::{KvPages, SequenceKv};
 use crate::cache::PAGE_TOKENS;
-use crate::engine::sequences::SeqId;
+use crate::engine::seq_id::SeqId;
 use crate::program::Side;
 use crate::{Error, Result};
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use super::carry::{Areas, What};
+use super::carry::{Areas, cargo};
 use super::cohorts::PATIENCE;
 use super::device::DevicePart;
 use super::graphs::Graphs;
@@ -26,9 +26,7 @@ use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
 use crate::host::{Pool, cpu};
 use crate::model::{ModelSpec, Weights};
-use crate::program::{
-    Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, RequestId, Side, Wants, lower,
-};
+use crate::program::{LayerPlacement, Placement, Side};
 use crate::simd::linear::Mode;
 use crate::{Error, Result};
 
@@ -279,42 +277,4 @@ impl RealMachine {
         machine.pretends = Some((0, fails));
         machine
     }
-}
-
-/// What crosses the link in any program of a placement.
-///
-/// # Errors
-/// A placement that cannot be lowered.
-pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What, Side)>> {
-    // Of layers that are alike two show all that happens between them.
-    let mut layers: Vec<LayerPlacement> = Vec::new();
-    for layer in &placement.layers {
-        if !matches!(layers[..], [.., a, b] if a == b && b == *layer) {
-            layers.push(*layer);
-        }
-    }
-    let placement = &Placement { layers, windows: Vec::new(), ..placement.clone() };
-    let mut found = Vec::new();
-    let homes = [Kv::Device, Kv::Host].into_iter().take(1 + usize::from(pages_move));
-    for (kv, phase) in homes.flat_map(|kv| [Phase::Prefill, Phase::Decode].map(|phase| (kv, phase))) {
-        let group = Group {
-            request: RequestId { slot: 0, generation: 0 },
-            phase,
-            first: 1,
-            tokens: 1,
-            kv,
-            wants: Wants::All,
-        };
-        for op in lower(placement, &Iteration::serial(vec![group], true))?.ops {
-            if let Kind::Carry { cargo, to } = op.kind {
-                let key = (What::of(cargo), to);
-                // What is still to be added comes along.
-                if !found.contains(&key) {
-                    found.push(key);
-                }
-                debug_assert!(!matches!(cargo, Cargo::Qkv) || to == Side::Device);
-            }
-        }
-    }
-    Ok(found)
 }

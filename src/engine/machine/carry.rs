@@ -10,11 +10,13 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::host::HostPart;
 use super::lane::Ticket;
 use crate::device::accelerator::{RowBytes, RowSpan, Shape, Workspace};
 use crate::device::runtime::{Event, Lane, Pinned, Runtime};
-use crate::program::{Cargo, Side};
+use crate::engine::host::HostWorkspace;
+use crate::program::{
+    Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, RequestId, Side, Wants, lower,
+};
 use crate::tensor::Half;
 use crate::{Error, Result};
 
@@ -60,6 +62,44 @@ impl What {
             What::Act => ws.act_rows(shape, rows),
         }
     }
+}
+
+/// What crosses the link in any program of a placement.
+///
+/// # Errors
+/// A placement that cannot be lowered.
+pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What, Side)>> {
+    // Of layers that are alike two show all that happens between them.
+    let mut layers: Vec<LayerPlacement> = Vec::new();
+    for layer in &placement.layers {
+        if !matches!(layers[..], [.., a, b] if a == b && b == *layer) {
+            layers.push(*layer);
+        }
+    }
+    let placement = &Placement { layers, windows: Vec::new(), ..placement.clone() };
+    let mut found = Vec::new();
+    let homes = [Kv::Device, Kv::Host].into_iter().take(1 + usize::from(pages_move));
+    for (kv, phase) in homes.flat_map(|kv| [Phase::Prefill, Phase::Decode].map(|phase| (kv, phase))) {
+        let group = Group {
+            request: RequestId { slot: 0, generation: 0 },
+            phase,
+            first: 1,
+            tokens: 1,
+            kv,
+            wants: Wants::All,
+        };
+        for op in lower(placement, &Iteration::serial(vec![group], true))?.ops {
+            if let Kind::Carry { cargo, to } = op.kind {
+                let key = (What::of(cargo), to);
+                // What is still to be added comes along.
+                if !found.contains(&key) {
+                    found.push(key);
+                }
+                debug_assert!(!matches!(cargo, Cargo::Qkv) || to == Side::Device);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// What an area is for: rows of a sub-batch, a kind of cargo, the side where it arrives.
@@ -183,15 +223,14 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes what has arrived into the rows of `part`.
+    /// Takes what has arrived into the rows of `ws`.
     ///
     /// # Safety
     /// The copy that brings it is done, and no other has been enqueued to these bytes.
-    pub unsafe fn take(&self, part: &mut HostPart, what: What, shape: &Shape, rows: Range<usize>) {
+    pub unsafe fn take(&self, ws: &mut HostWorkspace, what: What, shape: &Shape, rows: Range<usize>) {
         // SAFETY: inside the memory, initialised (pinned memory is zeroed), and nobody writes it: the caller's promise.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.memory.host().add(self.bytes.start), self.bytes.len()) };
-        let ws = &mut part.ws;
         match what {
             What::Hidden => take_f32(bytes, ws.hidden.rows_mut(rows)),
             What::Delta => take_f32(bytes, ws.delta.rows_mut(rows)),
@@ -201,16 +240,15 @@ impl Place {
         }
     }
 
-    /// Writes the rows of `part` there.
+    /// Writes the rows of `ws` there.
     ///
     /// # Safety
     /// No copy of these bytes is in flight, and no other job has them.
-    pub unsafe fn fill(&self, part: &HostPart, what: What, shape: &Shape, rows: Range<usize>) {
+    pub unsafe fn fill(&self, ws: &HostWorkspace, what: What, shape: &Shape, rows: Range<usize>) {
         // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
         };
-        let ws = &part.ws;
         match what {
             What::Hidden => put_f32(ws.hidden.rows(rows), bytes),
             What::Delta => put_f32(ws.delta.rows(rows), bytes),

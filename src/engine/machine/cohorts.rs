@@ -13,12 +13,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::chain::{Chain, Turn};
 use super::host::HostHalf;
 use super::issue::{Issue, Uses};
 use super::lane::{Detached, HostJob, NONE, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
-use super::run::Part;
+use super::part::Part;
 use super::sync::{Look, Word};
 use super::{HostSide, RealMachine};
 use crate::device::runtime::Lane as DeviceLane;
@@ -77,33 +78,6 @@ pub(in crate::engine) struct Outcome {
     pub advanced: bool,
     /// Its attention failed: its token has to begin again.
     pub failed: Option<Error>,
-}
-
-/// What a step does with the sub-batch of a cohort.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Turn {
-    /// There is none.
-    #[default]
-    None,
-    /// Its token's embedding comes first.
-    Begins,
-    /// Nobody has looked yet.
-    Parked,
-    /// It advances.
-    Joined,
-    /// It stays parked.
-    Stays,
-}
-
-/// The jobs of a cohort that a step gives to the host.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Chain {
-    pub turn: Turn,
-    /// Of the jobs, once there are any.
-    epoch: Option<u32>,
-    /// The first and the last one given.
-    first: Option<Ticket>,
-    pub job: Option<Ticket>,
 }
 
 impl RealMachine {

@@ -1,7 +1,7 @@
 //! What a step leaves behind: logits or tokens of the rows that wanted them, where the caller expects them.
 
-use super::cohorts::Chain;
-use super::run::Part;
+use super::chain::Chain;
+use super::part::Part;
 use super::{HostSide, RealMachine};
 use crate::Result;
 use crate::device::runtime::Lane;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::mode::Mode;
 use super::parts::PartMail;
-use super::sizes::Mode;
 use crate::Result;
 use crate::cache::{self, PAGE_TOKENS};
 use crate::device::accelerator::{

@@ -1,36 +1,21 @@
 //! Segments of decode steps as recorded graphs: launched as one, instead of kernel by kernel.
 //!
-//! A segment is a longest run of operations on the device's compute lane in which none but the first waits for anything else, and
-//! for none but the last anything else waits. A program all on the device is one segment. The first time, a segment is issued
-//! operation by operation: what is loaded or sized with a kernel's first launch has no place in a recording. The second time
-//! it is recorded, from then on replayed; where the device does not record, it never is.
+//! The first time, a segment ([`segments`](super::segments)) is issued operation by operation: what is loaded or sized with a
+//! kernel's first launch has no place in a recording. The second time it is recorded, from then on replayed; where the device does
+//! not record, it never is.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
 
 use super::RealMachine;
 use super::device::launched;
-use super::issue::{Issue, fusible, lists};
+use super::issue::{Issue, lists};
 use super::lowered::Lowered;
-use super::run::Part;
+use super::part::Part;
+use super::segments::{GRAPH_ROWS, Segment, fusible};
 use crate::Result;
 use crate::device::accelerator::StepContext;
 use crate::device::runtime::{Graph, Lane};
-use crate::program::{Flow, Kind, Op, Phase, Placement, Program, Residence, Unit};
-
-/// Steps of at most this many rows are recorded.
-pub(super) const GRAPH_ROWS: usize = 64;
-
-/// A shorter segment gains nothing.
-const SHORTEST: usize = 4;
-
-/// Operations that can be one graph.
-pub(super) struct Segment {
-    pub ops: Range<usize>,
-    /// Of what is launched, but for what the step's lists say.
-    shape: u64,
-}
+use crate::program::{Kind, Op, Phase, Unit};
 
 /// Recorded segments, by their shape and the keys of their steps: `None` once such a segment has run, the graph from the
 /// second on.
@@ -44,60 +29,6 @@ impl Default for Graphs {
     fn default() -> Graphs {
         Graphs { known: HashMap::new(), records: true }
     }
-}
-
-/// The segments of a program of sub-batches with as many rows. Where cohorts may join, each layer is a segment, so that it is the
-/// same one wherever they do.
-pub(super) fn segments(
-    program: &Program,
-    waits: &[Vec<usize>],
-    awaited: &[bool],
-    placement: &Placement,
-    rows: &[u32],
-) -> Vec<Segment> {
-    // The weights of a streamed layer are in one staging buffer or the other.
-    let streamed = |op: &Op| {
-        let layer = op.layer.map(|l| placement.layers[l as usize].weights);
-        layer == Some(Residence::Streamed)
-    };
-    let (ops, layered) = (program.ops.as_slice(), program.flow == Flow::Async);
-    let plain = |op: &Op| op.unit == Unit::Gpu && !streamed(op) && !program.is_of_cohort(op);
-    let waits_for_others =
-        |i: usize| waits.get(i).is_some_and(|w| w.iter().any(|&w| ops[w].unit != Unit::Gpu));
-    let mut found = Vec::new();
-    let mut at = 0;
-    while at < ops.len() {
-        if !plain(&ops[at]) {
-            at += 1;
-            continue;
-        }
-        let from = at;
-        // What is one launch stays together.
-        let mut n = fusible(ops, at);
-        at += n;
-        while at < ops.len() && plain(&ops[at]) && !(at - n..at).any(|i| awaited[i]) {
-            n = fusible(ops, at);
-            if (at..at + n).any(waits_for_others) || layered && ops[at].layer != ops[from].layer {
-                break;
-            }
-            at += n;
-        }
-        if at - from >= SHORTEST {
-            found.push(Segment { ops: from..at, shape: shape(&ops[from..at], rows) });
-        }
-    }
-    found
-}
-
-fn shape(ops: &[Op], rows: &[u32]) -> u64 {
-    let mut hash = DefaultHasher::new();
-    for op in ops {
-        // All rows of a sub-batch are as many as are launched, whatever their number.
-        let all = op.rows == (0..rows[op.sub_batch as usize]);
-        let some = (!all).then(|| op.rows.clone());
-        (op.kind, op.layer, op.sub_batch, some).hash(&mut hash);
-    }
-    hash.finish()
 }
 
 /// Whether a step's rows are few, one a sequence, and all want a token: what is repeated.
@@ -180,63 +111,5 @@ impl RealMachine {
             d.accel.declare_pages(&cx, pages, launched(op, step), appends)?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::program::{Group, Iteration, Kv, Policy, RequestId, Side, Wants, lower, order};
-
-    fn of(placement: &Placement, decode: u32) -> (Vec<Op>, Vec<Segment>) {
-        let group = |slot| Group {
-            request: RequestId { slot, generation: 0 },
-            phase: Phase::Decode,
-            first: 40,
-            tokens: 1,
-            kv: Kv::Device,
-            wants: Wants::Last,
-        };
-        let iteration = Iteration::serial((0..decode).map(group).collect(), true);
-        let program = lower(placement, &iteration).unwrap();
-        let waits = order::waits(&program);
-        let mut awaited = vec![false; program.ops.len()];
-        for (at, w) in waits.iter().enumerate() {
-            w.iter().for_each(|&w| awaited[w] |= program.ops[w].unit != program.ops[at].unit);
-        }
-        let found = segments(&program, &waits, &awaited, placement, &[decode]);
-        (program.ops, found)
-    }
-
-    #[test]
-    fn a_program_all_on_the_device_is_one_segment_whatever_the_batch() {
-        let placement = Placement::all(Side::Device, 5, 0);
-        let (ops, one) = of(&placement, 1);
-        assert_eq!((one.len(), one[0].ops.clone()), (1, 0..ops.len()));
-        assert_eq!(one[0].shape, of(&placement, 7).1[0].shape);
-        assert_ne!(one[0].shape, of(&Placement::all(Side::Device, 4, 0), 1).1[0].shape);
-    }
-
-    #[test]
-    fn segments_end_where_the_other_side_waits() {
-        // The host's blocks, then a transfer, then one segment to the end.
-        let (ops, found) = of(&Placement::boundary(3, 5, 0, 0), 2);
-        assert_eq!((found.len(), found[0].ops.end), (1, ops.len()));
-        assert!(matches!(ops[found[0].ops.start - 1].kind, Kind::Carry { .. }));
-        // Attention on the host: one between two attentions, without what the host waits for or has been waited for.
-        let mut placement = Placement::all(Side::Device, 4, 0);
-        for layer in &mut placement.layers {
-            (layer.decode, layer.kv) = (Policy::ATTENTION_ON_HOST, Side::Host);
-        }
-        let (ops, found) = of(&placement, 2);
-        let ends = |s: &Segment| (ops[s.ops.start].kind.name(), ops[s.ops.end - 1].kind.name());
-        let between = ("out_proj", "project");
-        assert_eq!(
-            found.iter().map(ends).collect::<Vec<_>>(),
-            [between, between, between, ("collect", "pick")]
-        );
-        // Of streamed layers none.
-        placement.layers.iter_mut().for_each(|l| l.weights = Residence::Streamed);
-        assert!(of(&placement, 2).1.is_empty());
     }
 }

@@ -353,7 +353,7 @@ impl HostHalf {
         }
         let shape = self.shape.as_ref().expect("rows for a device");
         // SAFETY: the caller's promise.
-        unsafe { place.fill(&self.parts[b], What::of(cargo), shape, rows) };
+        unsafe { place.fill(&self.parts[b].ws, What::of(cargo), shape, rows) };
     }
 
     /// Takes rows of `op`, a transfer to the host, from where they have arrived.
@@ -363,7 +363,7 @@ impl HostHalf {
     pub unsafe fn land(&mut self, op: &Op, cargo: Cargo, place: &Place) {
         let shape = self.shape.as_ref().expect("rows of a device");
         // SAFETY: the caller's promise.
-        unsafe { place.take(&mut self.parts[op.sub_batch as usize], What::of(cargo), shape, rows_of(op)) };
+        unsafe { place.take(&mut self.parts[op.sub_batch as usize].ws, What::of(cargo), shape, rows_of(op)) };
     }
 }
 

@@ -10,14 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::carry::{AreaKey, What};
-use super::cohorts::{Chain, Turn};
+use super::chain::{Chain, Turn};
 use super::device::{lane, rows_of};
 use super::host::{HostHalf, Letters};
 use super::lane::{HostJob, NONE, Ran, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
-use super::run::{GroupRows, Part};
-use super::sizes::Mode;
+use super::mode::Mode;
+use super::part::{GroupRows, Part};
+use super::segments::fusible;
 use super::work::HostWork;
 use super::{HostSide, RealMachine};
 use crate::Result;
@@ -528,23 +529,4 @@ fn events(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Event> {
     let ops = &lowered.program.ops;
     let waits = lowered.waits(at).iter().filter(|&&w| issue.jobs[w].is_none() && !issue.stays(&ops[w]));
     waits.map(|&w| issue.events[w].clone().expect("recorded when issued")).collect()
-}
-
-/// How many operations from `at` on the accelerator does in one pass over the rows: project, append and publish.
-pub(super) fn fusible(ops: &[Op], at: usize) -> usize {
-    let op = &ops[at];
-    let with = |i: usize, is: fn(&Kind) -> bool| {
-        ops.get(i).is_some_and(|o| {
-            o.unit == Unit::Gpu
-                && (o.layer, o.sub_batch, &o.rows) == (op.layer, op.sub_batch, &op.rows)
-                && is(&o.kind)
-        })
-    };
-    if op.unit != Unit::Gpu || !matches!(op.kind, Kind::Project { .. }) {
-        return 1;
-    }
-    match with(at + 1, |k| matches!(k, Kind::Append { .. })) {
-        false => 1,
-        true => 2 + usize::from(with(at + 2, |k| matches!(k, Kind::Publish { .. }))),
-    }
 }

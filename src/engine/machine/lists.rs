@@ -2,8 +2,8 @@
 
 use super::RealMachine;
 use super::lowered::Lowered;
-use super::run::{GroupRows, Part};
-use super::sizes::Mode;
+use super::mode::Mode;
+use super::part::{GroupRows, Part};
 use crate::Result;
 use crate::device::accelerator::{Attend, Step, StepDesc, StepSeq};
 use crate::device::runtime::Lane;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::device::{DeviceHalf, DevicePart, FarStream, Staying, Weights as LayerOnDevice};
+use super::mode::distinct;
 use super::parts::PartMail;
-use super::sizes::{Sizes, distinct};
+use super::sizes::Sizes;
 use crate::device::accelerator::{Accelerator, Mailbox, PartialRows, RowBytes, Workspace};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::engine::options::Options;

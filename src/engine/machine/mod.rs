@@ -21,15 +21,15 @@
 //! | `device` | what an operation on the device's lanes is for the accelerator |
 //! | `host` | what an operation of the host's workers is for its sublayers |
 //! | `lane` | the host's lane: jobs, oldest ready first |
-//! | `cohorts` | rows that are parked between steps: the per-layer sync table |
+//! | `cohorts`, `chain` | rows that are parked between steps: the per-layer sync table; what a step does with them |
 //! | `sync` | the word between the host's lane and the issuing thread |
 //! | `carry` | rows across the link, through pinned memory |
 //! | `parts` | attention in parts, through pinned memory |
 //! | `lowered` | programs, kept by the structure of steps |
-//! | `run` | a step, from its rows to its end |
-//! | `lists` | what the accelerator has to know of a step's sequences |
+//! | `run`, `part` | a step, from its rows to its end; its sub-batches |
+//! | `mode`, `lists` | what the accelerator has to know of a step's sequences |
 //! | `issue` | an operation: enqueued, or given to the host |
-//! | `graphs` | segments of decode steps, recorded |
+//! | `segments`, `graphs` | operations of decode steps that can be one graph; recorded |
 //! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if somebody wants to know |
 //! | `busy` | how long each unit worked, if somebody wants to know |
@@ -38,6 +38,7 @@
 mod build;
 mod busy;
 mod carry;
+mod chain;
 mod choose;
 mod cohorts;
 mod collect;
@@ -49,8 +50,11 @@ mod lane;
 mod lists;
 mod load;
 mod lowered;
+mod mode;
+mod part;
 mod parts;
 mod run;
+mod segments;
 mod sizes;
 mod sync;
 #[cfg(test)]
@@ -77,7 +81,6 @@ use self::lane::Lane;
 use self::lowered::Programs;
 use self::trace::Trace;
 use self::work::HostWork;
-use super::iterate::moves;
 use super::kv::{FarSteps, KvStore, Moved};
 use super::memory::Memory;
 use super::place::Placement as Where;
@@ -91,7 +94,7 @@ pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::{Outcome, Parked};
 pub use self::lane::hand_over::{LaneHandOver, hand_overs};
-pub(super) use self::run::GroupRows;
+pub(super) use self::part::GroupRows;
 pub use self::sizes::Sizes;
 pub use self::tiers::Tiers;
 
@@ -202,8 +205,12 @@ impl RealMachine {
     /// # Errors
     /// The device failed. Then the pages are still where they were.
     pub fn move_pages(&mut self, moved: &[Moved]) -> Result<()> {
-        let iteration =
-            Iteration { sub_batches: Vec::new(), moves: moves(moved), flow: Flow::Serial, pick: false };
+        let iteration = Iteration {
+            sub_batches: Vec::new(),
+            moves: Moved::all_of_iteration(moved),
+            flow: Flow::Serial,
+            pick: false,
+        };
         self.run(&iteration, &[], moved)
     }
 

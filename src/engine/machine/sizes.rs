@@ -1,8 +1,9 @@
 //! The dry run: bytes of a model's parts on both sides, from which those of any placement follow before anything is allocated.
 
-use super::build::cargo;
-use super::graphs::GRAPH_ROWS;
+use super::carry::cargo;
+use super::mode::{Mode, distinct};
 use super::parts::PartMail;
+use super::segments::GRAPH_ROWS;
 use crate::cache::KvGeometry;
 use crate::device::accelerator::{Accelerator, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace};
 use crate::engine::kv::{Pager, Sides};
@@ -398,26 +399,4 @@ pub(super) fn computes_on_host(layer: &LayerPlacement) -> bool {
 pub(super) fn stages_pages(layer: &LayerPlacement) -> bool {
     layer.kv == Side::Host
         && [layer.prefill, layer.decode].iter().any(|p| p.attention() == Some(Side::Device))
-}
-
-/// What a layer's attention goes by: steps are prepared once for each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Mode {
-    /// Where it happens, in prefill and in decode.
-    pub attend: [Side; 2],
-    /// Where keys and values are kept: which pages it is over.
-    pub kv: Side,
-    /// Of layers with a window whose pages may leave the device: the window, behind which those that have left may be.
-    pub window: Option<usize>,
-}
-
-/// Each mode once.
-pub(super) fn distinct(modes: &[Mode]) -> Vec<Mode> {
-    let mut found: Vec<Mode> = Vec::new();
-    for &mode in modes {
-        if !found.contains(&mode) {
-            found.push(mode);
-        }
-    }
-    found
 }

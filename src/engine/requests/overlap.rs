@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::super::input::{Input, Logits};
 use super::super::kv::Swap;
 use super::super::overlap::{Advanced, Overlap};
-use super::super::sequences::SeqId;
+use super::super::seq_id::SeqId;
 use super::step::{Outcome, sample};
 use super::{Live, Requests};
 use crate::Result;

@@ -13,7 +13,8 @@ use std::time::Instant;
 
 use super::super::input::{Input, Logits, StepPlan};
 use super::super::kv::{Swap, Target};
-use super::super::sequences::{NOT_NUMBERS, SeqId};
+use super::super::seq_id::SeqId;
+use super::super::sequences::NOT_NUMBERS;
 use super::{Event, Finish, Live, Requests, StepReport};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};

@@ -2,8 +2,7 @@
 //! [`crate::model::arch`] turn those into a [`crate::model::ModelSpec`] and [`crate::model::Weights`].
 
 pub mod gguf;
-mod guise;
-pub mod hf;
+pub(super) mod guise;
 pub mod safetensors;
 
 use std::fs::File;

@@ -1,10 +1,12 @@
 //! What a kernel of linear layers is. Each is a constant in the file of its code, and a line in [`table`](super::table).
 
-use super::Mode;
 use super::acts::{Input, Need};
-use super::packed::GROUP;
+use super::mode::Mode;
 use crate::simd::tuning::LinearTuning;
 use crate::tensor::DType;
+
+/// Rows of a weight that are packed together ([`packed`](super::packed)), and shared out together.
+pub const GROUP: usize = 16;
 
 /// One way to multiply weights by activations.
 pub struct LinearKernel {

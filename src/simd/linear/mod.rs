@@ -21,6 +21,7 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod float;
 mod kernel;
+mod mode;
 mod multiply;
 mod packed;
 #[cfg(target_arch = "x86_64")]
@@ -29,8 +30,9 @@ mod table;
 mod weight;
 
 pub use acts::{Acts, ActsBytes, Forms, Need};
-pub use kernel::LinearKernel;
+pub use kernel::{GROUP, LinearKernel};
+pub use mode::Mode;
 pub use multiply::{Out, linear, linear_rows};
-pub use packed::{GROUP, Packed, pack, pack_group};
+pub use packed::{Packed, pack, pack_group};
 pub use table::{forced, kernels, named};
-pub use weight::{Linear, Mode};
+pub use weight::Linear;

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 
 use super::acts::{Acts, Input, Need};
-use super::kernel::{LinearKernel, Work};
-use super::packed::GROUP;
-use super::weight::{Linear, Mode};
+use super::kernel::{GROUP, LinearKernel, Work};
+use super::mode::Mode;
+use super::weight::Linear;
 use crate::host::Pool;
 use crate::simd::{Isa, Kernels};
 use crate::tensor::Rows;

@@ -27,10 +27,8 @@
 //!
 //! Cost over the file's own layout: none for the 32-blocks, 2.8% for q4_k, 2.3% for q5_k, 1% for q6_k.
 
+use super::kernel::GROUP;
 use crate::tensor::{Bytes, DType, Tensor};
-
-/// Rows per group.
-pub const GROUP: usize = 16;
 
 /// Shape of the records of a dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use std::sync::OnceLock;
 
-use super::Mode;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::amx;
 use super::kernel::{Ask, Form, LinearKernel, Work};
+use super::mode::Mode;
 #[cfg(target_arch = "x86_64")]
 use super::{float, quant};
 use crate::simd::Isa;

@@ -1,22 +1,13 @@
 //! A weight as its kernels hold it.
 
 use super::acts::Need;
-use super::kernel::{Ask, CHUNK_GROUPS, LinearKernel, Shape};
-use super::packed::{GROUP, Packed};
+use super::kernel::{Ask, CHUNK_GROUPS, GROUP, LinearKernel, Shape};
+use super::mode::Mode;
+use super::packed::Packed;
 use super::table::{self, choose};
 use crate::simd::tuning::{LinearTuning, Tuning};
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Tensor};
-
-/// Whether results may depend, in their last bits, on how many rows are computed together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// The fastest kernel for each M.
-    #[default]
-    Fast,
-    /// The same kernel, in the same order, for every M.
-    Deterministic,
-}
 
 /// A weight `[n, k]` as its kernels hold it, with an optional bias.
 #[derive(Debug, Clone)]

@@ -20,8 +20,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Work};
-use super::super::packed::GROUP;
+use super::super::kernel::{Form, GROUP, LinearKernel, Work};
 use super::super::quant::X;
 use super::super::quant::format::{Format, with_format};
 use super::range;

@@ -3,8 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::float::panel::{RowBlock, panel_bf16};
-use super::super::kernel::{Form, LinearKernel, Work};
-use super::super::packed::GROUP;
+use super::super::kernel::{Form, GROUP, LinearKernel, Work};
 use super::transpose::{transpose_quarter, transpose_tile};
 use super::{panels, product, session};
 use crate::amx::bf16::Panels;

@@ -15,8 +15,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Work};
-use super::super::packed::GROUP;
+use super::super::kernel::{Form, GROUP, LinearKernel, Work};
 use super::transpose::transpose_tile;
 use super::{panels as chunk, rows, session, tiles};
 use crate::amx::TILE_BYTES;

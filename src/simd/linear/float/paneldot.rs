@@ -12,8 +12,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Shape, Work};
-use super::super::packed::GROUP;
+use super::super::kernel::{Form, GROUP, LinearKernel, Shape, Work};
 use super::FEW;
 
 /// Groups of a tile.

@@ -11,8 +11,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Work};
-use super::super::packed::{GROUP, RecordLayout};
+use super::super::kernel::{Form, GROUP, LinearKernel, Work};
+use super::super::packed::RecordLayout;
 use super::X;
 use crate::tensor::DType;
 

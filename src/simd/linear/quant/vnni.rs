@@ -17,8 +17,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{CHUNK_GROUPS, Form, LinearKernel, Shape, Work};
-use super::super::packed::GROUP;
+use super::super::kernel::{CHUNK_GROUPS, Form, GROUP, LinearKernel, Shape, Work};
 use super::X;
 use super::format::{Format, with_format};
 use crate::simd::tuning::LinearTuning;

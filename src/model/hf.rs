@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::guise::guise;
-use super::{in_file, map_file, safetensors};
-use crate::model::arch::{self, Family, HfConfig};
-use crate::model::check::MAX_LAYERS;
-use crate::model::load::{f32_tensor, vectors_to_f32};
-use crate::model::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
+use super::arch::{self, Family, HfConfig};
+use super::check::MAX_LAYERS;
+use super::formats::guise::guise;
+use super::formats::{in_file, map_file, safetensors};
+use super::vectors::{f32_tensor, vectors_to_f32};
+use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 

@@ -1,0 +1,25 @@
+//! What the attention of a layer goes by.
+
+use crate::program::Side;
+
+/// What a layer's attention goes by: steps are prepared once for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Mode {
+    /// Where it happens, in prefill and in decode.
+    pub attend: [Side; 2],
+    /// Where keys and values are kept: which pages it is over.
+    pub kv: Side,
+    /// Of layers with a window whose pages may leave the device: the window, behind which those that have left may be.
+    pub window: Option<usize>,
+}
+
+/// Each mode once.
+pub(super) fn distinct(modes: &[Mode]) -> Vec<Mode> {
+    let mut found: Vec<Mode> = Vec::new();
+    for &mode in modes {
+        if !found.contains(&mode) {
+            found.push(mode);
+        }
+    }
+    found
+}

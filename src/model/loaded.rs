@@ -1,0 +1,45 @@
+//! A model, loaded.
+
+use std::path::PathBuf;
+
+use super::formats::gguf::Metadata;
+use super::{ModelSpec, SamplingDefaults, Weights};
+
+/// A model, checked: [`validate`](super::validate) has passed.
+#[derive(Debug, Clone)]
+pub struct LoadedModel {
+    /// Sizes and switches.
+    pub spec: ModelSpec,
+    /// Tensors by canonical name. One-dimensional ones (norms, biases) are always f32.
+    pub weights: Weights,
+    /// What a tokenizer is made from.
+    pub text: TextSource,
+    /// The chat template (Jinja), if the model has one.
+    pub chat_template: Option<String>,
+    /// Tokens that end a text, as far as the files say so outside the tokenizer.
+    pub eos_ids: Vec<u32>,
+    /// What the model's authors recommend for sampling, if they do.
+    pub sampling: SamplingDefaults,
+    /// Where it came from, for messages.
+    pub source: String,
+    /// Things worth telling the user (a dtype that had to be replaced...).
+    pub notes: Vec<String>,
+}
+
+/// What a tokenizer is made from.
+#[derive(Debug, Clone)]
+pub enum TextSource {
+    /// The metadata of a GGUF file (`tokenizer.ggml.*`).
+    Gguf(Metadata),
+    /// A Hugging Face `tokenizer.json`.
+    TokenizerJson {
+        /// The file. It exists.
+        path: PathBuf,
+        /// The text of `tokenizer_config.json` (bos, eos, add_bos...), if there is one. It is valid JSON.
+        config: Option<String>,
+    },
+    /// A folder without one: the file that is missing. The model can be described and measured.
+    Missing(PathBuf),
+    /// Random weights have no text.
+    None,
+}
