@@ -52,6 +52,12 @@ impl Seconds {
         Seconds { all: line.seconds(), busy }
     }
 
+    /// With copies that run at the same time.
+    fn beside(self, copies: Seconds) -> Seconds {
+        let busy = std::array::from_fn(|unit| self.busy[unit] + copies.busy[unit]);
+        Seconds { all: self.all.max(copies.all), busy }
+    }
+
     /// With what `more` takes beyond `base`, so many times.
     fn plus(mut self, times: f64, more: Seconds, base: Seconds) -> Seconds {
         self.all += times * (more.all - base.all);
@@ -60,6 +66,13 @@ impl Seconds {
         }
         self
     }
+}
+
+/// Whether pages of a cohort's requests move, which no program has.
+fn moves_cohorts(iteration: &Iteration) -> bool {
+    let moves = |id| iteration.moves.iter().any(|m| m.request == id);
+    !iteration.moves.is_empty()
+        && iteration.cohorts().any(|(_, batch)| batch.groups.iter().any(|g| moves(g.request)))
 }
 
 /// Seconds before a step's first operation on the device, and behind its last.
@@ -163,6 +176,12 @@ impl Predictor {
     /// # Errors
     /// It cannot be lowered: see [`lower()`].
     pub fn seconds(&self, iteration: &Iteration) -> Result<Seconds> {
+        if moves_cohorts(iteration) {
+            // Such pages move before the cohort begins, beside the device's rows.
+            let rows = self.seconds(&Iteration { moves: Vec::new(), ..iteration.clone() })?;
+            let copies = Iteration { moves: iteration.moves.clone(), ..Iteration::serial(Vec::new(), false) };
+            return Ok(rows.beside(self.seconds(&copies)?));
+        }
         let sums = Sums::of(iteration, &self.kinds);
         if sums.split() || self.kinds.streams_decode {
             return self.exact(iteration);
@@ -398,6 +417,10 @@ impl Predict for Predictor {
 
     fn token_iterations(&self) -> u32 {
         self.placement.cohort_iterations()
+    }
+
+    fn next_stop(&self, at: Option<u32>) -> Option<u32> {
+        self.placement.next_stop(at)
     }
 
     fn cohort(&self, rows: u64, kv_tokens: u64) -> f64 {

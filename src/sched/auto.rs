@@ -1,114 +1,108 @@
-//! `auto`: whichever way is predicted to do most work, at each step.
+//! `auto`: the policy that is predicted to finish the present requests first.
 //!
 //! ```text
-//! memory   evict, swap in, admit: the device first, the host as far as the long run gains by it       (steady)
-//! prompts  at full rate until both sides have their requests, then as fast as requests end, and in bubbles             (pace)
-//! steps    the device alone | pipelined, with all of the host's rows or those that are hidden | overlapped     (compose, overlap)
-//! rate     worth of its rows / (predicted seconds · what was learned about such predictions)
+//! a run begins     every policy is rolled out to the end, before the first step            (compare, rollout)
+//! while it runs    compared again, a few rolled-out steps beside each real one
+//! each step        decided by the winner: mixed, gpu-only, neo, fastdecode or apex
 //! ```
-//! Rates within a few percent of each other say little about what comes after: then the host's rows are computed rather than left, and
-//! not parked for a token ([`favour`]).
+//! No rule about a single step foresees how a run ends: whether decode rows are left when the prompts run out, whether a cohort
+//! of a few rows ends late, what pages cost that move to and fro. A rollout contains all of it: the same strategies over
+//! the same costs (decision 0024). What was measured corrects the costs ([`Learned`]).
 //!
-//! Beyond the number that the long run needs, requests are admitted while fewer prompts are pending than the pace calls for:
-//! prompts and answers mix.
+//! While the device has room for all requests there is nothing to compare, and [`mixed`](super::mixed) decides.
 
-use crate::program::{Phase, Side};
-
-use super::compose::Parts;
-use super::continuous::Continuous;
-use super::draft::Draft;
-use super::hybrid::{best, leaving};
+use super::compare::Comparison;
 use super::learn::Learned;
 use super::model::Mode;
-use super::overlap::Cohorts;
-use super::pace::Pace;
-use super::pipeline::AGE;
+use super::policy::Policy;
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
-use super::rows::{SubBatchRows, longest_waiting};
-use super::steady::Steady;
+use super::rollout::mode;
 use super::strategy::{Decision, Limits, Observed, Strategy};
-use super::weigh::rate;
+use crate::program::Side;
 
-/// Steps after which the long run is looked at again; or when there are an eighth more or fewer requests.
-const LOOKS_AFTER: u32 = 32;
+/// Work for a comparison before the first step of a run, counted in requests of rolled-out steps: some 0.2 s.
+const AT_FIRST: i64 = 2_000_000;
 
-/// The last to wait begin when there are so many requests on the host for each: who begins late ends alone.
-const LAST: usize = 2;
+/// The same at each later step: some 50 µs.
+const EACH_STEP: i64 = 400;
+
+/// Steps after which policies are compared again; sooner if the number of requests has changed by a quarter.
+const COMPARES_AFTER: u32 = 64;
+
+/// Per cent of the device's pages that requests may grow to before the host may be needed.
+const FITS: usize = 95;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub struct Auto {
-    one_side: Continuous,
-    cohorts: Cohorts,
+    policy: Policy,
+    comparison: Option<Comparison>,
+    /// Steps since the last comparison began.
+    age: u32,
+    /// Requests when it began.
+    requests: usize,
     learned: Learned,
     /// How the last step was shared.
     mode: Mode,
-    /// The long run, and of how many requests.
-    steady: Option<(Steady, usize)>,
-    /// Steps since it was looked at.
-    age: u32,
+    /// Work that the last step has done beyond its share; at most 0.
+    work: i64,
 }
 
 impl Default for Auto {
     fn default() -> Self {
         Auto {
-            one_side: Continuous::default(),
-            cohorts: Cohorts::default(),
+            policy: Policy::mixed(),
+            comparison: None,
+            age: 0,
+            requests: 0,
             learned: Learned::default(),
             mode: Mode::GpuOnly,
-            steady: None,
-            age: 0,
+            work: 0,
         }
     }
 }
 
-/// What a way's rate is multiplied by. Alone, the device leaves the host's rows for later; an overlap parks them for a token,
-/// during which no other way can be gone.
-fn favour(way: Mode, last: Mode, long_run: Mode) -> f64 {
-    match way {
-        Mode::Pipelined => 1.0,
-        Mode::Overlapped if last == way => 1.0,
-        Mode::Overlapped if long_run == way => 0.96,
-        Mode::Overlapped => 0.93,
-        Mode::GpuOnly => 0.97,
-    }
+/// Whether all requests are on the device or wait, and the device has room for them at their longest.
+fn fits(queues: &Queues, limits: &Limits) -> bool {
+    let pages: usize = queues.running().iter().chain(queues.waiting()).map(RequestView::pages).sum();
+    100 * pages <= FITS * limits.device_pages
+        && queues.running().iter().all(|job| job.home == Some(Side::Device))
 }
 
 impl Auto {
-    /// The long run, looked at again now and then.
-    fn steady(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Steady {
+    /// Compares policies where that is due, and takes the better one.
+    fn choose(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) {
         let n = queues.running().len() + queues.waiting().len();
+        let begins = queues.running().is_empty();
+        if begins {
+            (self.policy, self.comparison, self.work) = (Policy::mixed(), None, AT_FIRST);
+        }
         self.age += 1;
-        match self.steady {
-            Some((steady, of)) if self.age < LOOKS_AFTER && 8 * n.abs_diff(of) <= of => steady,
-            _ => {
-                let steady = Steady::of(queues, limits, costs, self.cohorts.fill());
-                (self.steady, self.age) = (Some((steady, n)), 0);
-                steady
+        let changed = 4 * n.abs_diff(self.requests) > self.requests;
+        let due = match self.comparison {
+            // An answer about other requests than these is worth nothing.
+            Some(_) => 2 * n.abs_diff(self.requests) > self.requests,
+            None => begins || changed || self.age >= COMPARES_AFTER,
+        };
+        if due {
+            let settled = self.policy.is_mixed() && fits(queues, limits);
+            self.comparison = (!settled).then(|| Comparison::new(&self.policy, queues, limits));
+            (self.age, self.requests) = (0, n);
+        }
+        if let Some(comparison) = &mut self.comparison {
+            self.work += EACH_STEP;
+            if let Some(better) = comparison.advance(&mut self.work, limits, costs, &self.learned) {
+                self.comparison = None;
+                self.policy = better.unwrap_or_else(|| self.policy.clone());
             }
         }
-    }
-}
-
-/// Admits to the host what the long run gains by, more while fewer rows of prompts are pending than `enough`, and the last of those
-/// that wait.
-fn admit(draft: &mut Draft<'_>, steady: &Steady, enough: u64, waiting: usize, limits: &Limits) {
-    let mut on_host = draft.host.len();
-    let mut pending: u64 = draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
-    let last = steady.least > 0 && LAST * waiting <= on_host;
-    draft.admit(true, |job| {
-        let takes = on_host < steady.least
-            || last
-            || (on_host < steady.most.max(2 * steady.least) && pending < enough)
-            // Who fits nowhere else must get through, one at a time at least.
-            || (on_host == 0 && job.pages() > limits.device_pages);
-        if takes {
-            on_host += 1;
-            pending += u64::from(job.prompt);
+        self.work = self.work.min(0);
+        // Requests may have come that the winner has no place for.
+        if !self.policy.serves(queues, limits) {
+            self.policy = Policy::mixed();
         }
-        takes
-    });
+    }
 }
 
 impl Strategy for Auto {
@@ -117,80 +111,16 @@ impl Strategy for Auto {
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
-        if limits.one_sided() {
-            return self.one_side.plan(queues, limits, costs);
+        if !limits.one_sided() {
+            self.choose(queues, limits, costs);
         }
-        let steady = self.steady(queues, limits, costs);
-        let mut draft = Draft::new(queues, limits);
-        draft.evict();
-        draft.swap_in();
-        let [device, host] = [Side::Device, Side::Host].map(|side| draft.of(side, Phase::Decode).count());
-        let pace = Pace::of(&steady, queues, [device, host]);
-        let enough = pace.pending(device, host.max(steady.least));
-        admit(&mut draft, &steady, enough, queues.waiting().len(), limits);
-        let prompts = draft.prompts();
-        let decode = SubBatchRows::decode(&draft, &prompts, limits);
-        // Of an overlap's parked rows, so many as it makes tokens.
-        let share = 1.0 / f64::from(costs.token_iterations());
-        let tokens = if steady.mode == Mode::Overlapped { share * host as f64 } else { 0.0 };
-        let mut first = decode.clone();
-        let rows = u64::from(limits.rows);
-        let most = pace.rows(decode.load.rows, tokens).map_or(rows, |n| rows.min(decode.load.rows + n));
-        first.prompts(&prompts, most as u32);
-        let parked = self.cohorts.parked(draft.host.iter().map(|&(_, job)| job));
-        let is_parked = parked.iter().any(|cohort| !cohort.is_empty());
-        let hosts = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());
-        if hosts.is_empty() {
-            self.mode = Mode::GpuOnly;
-            return draft.decide(first.alone());
-        }
-        let pool: Vec<&RequestView> = hosts.iter().copied().filter(|job| job.at.is_none()).collect();
-        let worth = steady.worth;
-        let of = |mode, worth: f64, iteration: &_| {
-            rate(worth, costs.iteration(iteration) * self.learned.ratio(mode))
-        };
-        // The three ways. Without rows of its own the device has nothing that an overlap could hide behind.
-        let aged = pool.first().is_some_and(|job| job.waited >= AGE);
-        let by_device = (!first.is_empty() && !aged)
-            .then(|| of(Mode::GpuOnly, worth.of(&first.load), &first.clone().alone()));
-        let stay = if draft.waits() { 0 } else { leaving(&draft, costs.token_iterations() - 1) };
-        let beginners = &pool[..pool.len().saturating_sub(stay)];
-        let can_overlap = limits.sub_batches > 1 && !first.is_empty() && !beginners.is_empty();
-        let overlapped = (is_parked || can_overlap).then(|| {
-            let resident = first.clone().alone();
-            let window = (costs.iteration(&resident) - costs.host_part(&resident)).max(0.0);
-            let step = self.cohorts.draft(&parked, beginners, window, limits, costs);
-            let tokens = share * step.rows as f64;
-            let worth = worth.of(&first.load) + worth.decode(tokens);
-            let rate = of(Mode::Overlapped, worth, &step.iteration(&first));
-            (step, rate)
-        });
-        // As if rows that are parked had their token: the question is whether to go on with them.
-        let steps = Parts::new(decode, &prompts, &hosts, limits, costs).steps(&pace, &worth).into_iter();
-        let steps = steps.map(|(iteration, worth)| (of(Mode::Pipelined, worth, &iteration), iteration));
-        let (by_both, iteration) = steps.max_by(|a, b| a.0.total_cmp(&b.0)).expect("one at least");
-        let rates = [by_device, Some(by_both), overlapped.as_ref().map(|(_, rate)| *rate)];
-        let favoured = |way: Mode| rates[way as usize].map(|rate| rate * favour(way, self.mode, steady.mode));
-        let ways = [Mode::GpuOnly, Mode::Pipelined, Mode::Overlapped].map(favoured);
-        // It does not stay with the device alone: nothing is lost by leaving it.
-        let last = if self.mode == Mode::GpuOnly { Mode::Pipelined } else { self.mode };
-        let wanted = best(&ways, last);
-        // Rows that are parked end their token; others begin one only if this is what is wanted.
-        self.mode = if is_parked { Mode::Overlapped } else { wanted };
-        match (self.mode, overlapped) {
-            (Mode::Overlapped, Some((mut step, _))) => {
-                if wanted != Mode::Overlapped {
-                    step = self.cohorts.draft(&parked, &[], 0.0, limits, costs);
-                }
-                draft.decide(self.cohorts.carry_out(step, first, costs))
-            }
-            (Mode::Pipelined, _) => draft.decide(iteration),
-            _ => draft.decide(first.alone()),
-        }
+        let decision = self.policy.plan(queues, limits, costs);
+        self.mode = mode(&decision.iteration);
+        decision
     }
 
     fn observe(&mut self, seen: &Observed) {
         self.learned.observe(self.mode, seen);
-        self.cohorts.observe(seen);
+        self.policy.observe(seen);
     }
 }

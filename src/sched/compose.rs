@@ -1,4 +1,4 @@
-//! Pipelined steps that `auto` weighs: how many rows of the host, how many of prompts, and which sub-batch they go to.
+//! Pipelined steps that `mixed` weighs: how many rows of the host, how many of prompts, and which sub-batch they go to.
 //!
 //! NEO holds a step to attention that the other lane hides. Here a step may have all of the host's rows as well, split such
 //! that it takes least ([`split`](super::split)), and prompts go into the first sub-batch or into both. With everything on the

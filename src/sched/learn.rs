@@ -29,7 +29,11 @@ impl Learned {
 
     /// An iteration took longer or shorter than predicted.
     pub fn observe(&mut self, mode: Mode, seen: &Observed) {
-        if seen.predicted > 0.0 && seen.seconds.is_finite() && seen.seconds > 0.0 {
+        if seen.predicted > 0.0
+            && seen.predicted.is_finite()
+            && seen.seconds.is_finite()
+            && seen.seconds > 0.0
+        {
             let sample = (seen.seconds / seen.predicted).clamp(1.0 / MOST, MOST);
             let ratio = &mut self.ratios[mode as usize];
             *ratio += NEW * (sample - *ratio);
@@ -53,6 +57,7 @@ mod tests {
             // Says nothing.
             learned.observe(Mode::Overlapped, &seen(0.0, 1.0));
             learned.observe(Mode::Overlapped, &seen(1.0, f64::NAN));
+            learned.observe(Mode::Overlapped, &seen(f64::INFINITY, 1.0));
         }
         assert!((learned.ratio(Mode::Pipelined) - 1.5).abs() < 1e-6);
         assert!((learned.ratio(Mode::GpuOnly) - MOST).abs() < 1e-6);

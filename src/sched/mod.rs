@@ -19,6 +19,9 @@
 //! | `pipeline` | which decode rows of the host go with which sub-batch |
 //! | `overlap` | cohorts: which decode rows of the host advance by a layer |
 //! | `hybrid` | the three ways to share an iteration, as APEX chooses among them |
+//! | `mixed` | the best way of each step |
+//! | `policy`, `rollout`, `compare` | strategies rolled out to the end of the present requests, and which of them finishes first |
+//! | `copies` | copies of whole requests, before a step's rows or beside them |
 //! | `steady` | the long run: how many requests the host is worth, and what rows are worth |
 //! | `compose`, `split` | pipelined steps that no inequality holds back, and how they take least |
 //! | `learn` | predictions corrected by what was measured |
@@ -30,20 +33,25 @@
 
 mod apex;
 mod auto;
+mod compare;
 mod compose;
 mod continuous;
+mod copies;
 mod draft;
 mod fastdecode;
 mod gpu_only;
 mod hybrid;
 mod learn;
+mod mixed;
 pub mod model;
 mod neo;
 mod overlap;
 mod pace;
 mod pipeline;
+mod policy;
 mod predict;
 mod queues;
+mod rollout;
 mod rows;
 mod slots;
 mod split;
@@ -54,6 +62,7 @@ mod weigh;
 pub use apex::Apex;
 pub use auto::Auto;
 pub use continuous::Continuous;
+pub use copies::Copies;
 pub use fastdecode::FastDecode;
 pub use gpu_only::GpuOnly;
 pub use neo::Neo;

@@ -1,4 +1,4 @@
-//! How many rows of prompts `auto` computes in a step: as many as make requests begin as fast as others end.
+//! How many rows of prompts `mixed` computes in a step: as many as make requests begin as fast as others end.
 //!
 //! ```text
 //! R = ρ · (max(D, D_long) + n)      ρ = Σ prompt / Σ answer; n decode rows of the host; D of the device, D_long in the long run

@@ -32,6 +32,11 @@ pub trait Predict {
         self.layers() + 1
     }
 
+    /// The layer where a cohort's rows wait for the host next, from this one or from the start; `None`: they get their token.
+    fn next_stop(&self, at: Option<u32>) -> Option<u32> {
+        Some(at.map_or(0, |layer| layer + 1)).filter(|&layer| layer < self.layers())
+    }
+
     /// What the host does for a cohort of so many rows from one iteration to the next.
     fn cohort(&self, rows: u64, kv_tokens: u64) -> f64 {
         self.host_attention(rows, kv_tokens) / f64::from(self.layers())

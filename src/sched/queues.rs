@@ -178,4 +178,9 @@ impl Queues {
             }
         }
     }
+
+    /// Requests with all of their tokens are over.
+    pub(super) fn end_complete(&mut self) {
+        self.running.retain(|job| job.stored < job.most);
+    }
 }

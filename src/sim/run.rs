@@ -8,8 +8,8 @@ use super::report::{Report, Sums, Trip, report};
 use super::window::Recorder;
 use crate::cache::PAGE_TOKENS;
 use crate::plan::Predictor;
-use crate::program::{Flow, Iteration, PageMove, RequestId, Side, Wants};
-use crate::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, Strategy};
+use crate::program::{Flow, Iteration, RequestId, Side, Wants};
+use crate::sched::{Copies, Decision, Limits, Observed, Predict, Queues, RequestView, Strategy};
 use crate::timeline::{Timeline, Window};
 use crate::workload::Arrival;
 use crate::{Error, Result};
@@ -150,56 +150,6 @@ struct Sim<'a> {
     over: u64,
 }
 
-/// The place of a side in pairs.
-fn of(side: Side) -> usize {
-    usize::from(side == Side::Host)
-}
-
-/// Copies of whole requests, which run beside the step, unless it needs pages that they set free: then they come before it, as in the
-/// engine ([`Engine::change`](crate::engine::Engine::change)).
-struct Copies {
-    /// Of the device and of the host.
-    free: [usize; 2],
-    first: Vec<PageMove>,
-    beside: Vec<PageMove>,
-}
-
-impl Copies {
-    /// Before anything moves.
-    fn new(limits: &Limits, queues: &Queues) -> Copies {
-        let free = [Side::Device, Side::Host].map(|s| limits.pages(s).saturating_sub(queues.stored(s)));
-        Copies { free, first: Vec::new(), beside: Vec::new() }
-    }
-
-    fn add(&mut self, m: PageMove) {
-        if self.free[of(m.to)] < m.pages.len() {
-            self.finish();
-        }
-        self.free[of(m.to)] = self.free[of(m.to)].saturating_sub(m.pages.len());
-        self.beside.push(m);
-    }
-
-    /// Those under way have ended: what they leave is free.
-    fn finish(&mut self) {
-        for m in self.beside.drain(..) {
-            self.free[1 - of(m.to)] += m.pages.len();
-            self.first.push(m);
-        }
-    }
-
-    fn all(&self) -> Vec<PageMove> {
-        self.first.iter().chain(&self.beside).cloned().collect()
-    }
-
-    /// Those before a step whose rows take so many pages more on each side, and those beside it.
-    fn before(mut self, more: [usize; 2]) -> (Vec<PageMove>, Vec<PageMove>) {
-        if (0..2).any(|side| self.free[side] < more[side]) {
-            self.finish();
-        }
-        (self.first, self.beside)
-    }
-}
-
 fn id(at: usize) -> RequestId {
     RequestId { slot: at as u32, generation: 0 }
 }
@@ -240,34 +190,17 @@ impl Sim<'_> {
 
     /// Carries a decision out. Returns whether anything advanced.
     fn iterate(&mut self, name: &str, decision: Decision, predict: &dyn Predict) -> Result<(bool, Observed)> {
-        let stored: HashMap<RequestId, (usize, Side)> = match decision.swaps.is_empty() {
-            true => HashMap::new(),
-            false => self
-                .queues
-                .running()
-                .iter()
-                .filter_map(|j| Some((j.id, (j.pages_with(0), j.home?))))
-                .collect(),
-        };
-        let mut copies = Copies::new(&self.limits, &self.queues);
-        for (request, to) in &decision.swaps {
-            if let Some(&(pages, from)) = stored.get(request)
-                && from != *to
-                && pages > 0
-            {
-                copies.add(PageMove { request: *request, to: *to, pages: 0..pages as u32 });
-                self.sums.swapped_pages += pages as u64;
-            }
-        }
+        let copies = Copies::of(&decision, &self.queues, &self.limits);
+        self.sums.swapped_pages += copies.pages();
         self.queues.admit(&decision);
         let iteration = Iteration { moves: copies.all(), ..decision.iteration };
         let rows: u32 = iteration.sub_batches.iter().map(|b| b.rows()).sum();
         if rows == 0 && iteration.moves.is_empty() {
             return Ok((!decision.admit.is_empty(), Observed::default()));
         }
-        let more = self.check(name, &iteration)?;
+        self.check(name, &iteration)?;
         let predicted = predict.iteration(&iteration);
-        let (first, moves) = copies.before(more);
+        let (first, moves) = copies.split(&iteration, &self.queues);
         let iteration = Iteration { moves, ..iteration };
         let alone = self.clock.copies(first)?;
         if let Some(r) = self.recorder.as_mut().filter(|r| r.records(self.now, self.made)) {
@@ -301,9 +234,8 @@ impl Sim<'_> {
         Ok((advanced, seen))
     }
 
-    /// A decision that cannot be carried out is a mistake of the strategy. Returns the pages that the rows add, of the device and of the
-    /// host.
-    fn check(&self, name: &str, iteration: &Iteration) -> Result<[usize; 2]> {
+    /// A decision that cannot be carried out is a mistake of the strategy.
+    fn check(&self, name: &str, iteration: &Iteration) -> Result<()> {
         let wrong = |what: String| Err(Error::Run(format!("strategy {name}: {what}")));
         let jobs: HashMap<RequestId, &RequestView> =
             self.queues.running().iter().map(|j| (j.id, j)).collect();
@@ -322,10 +254,11 @@ impl Sim<'_> {
                     job.most
                 ));
             }
-            more[of(job.home.unwrap_or(Side::Device))] += job.pages_with(group.tokens) - job.pages_with(0);
+            more[job.home.unwrap_or(Side::Device) as usize] +=
+                job.pages_with(group.tokens) - job.pages_with(0);
         }
         for side in [Side::Device, Side::Host] {
-            let (used, there) = (self.queues.stored(side) + more[of(side)], self.limits.pages(side));
+            let (used, there) = (self.queues.stored(side) + more[side as usize], self.limits.pages(side));
             if used > there {
                 return wrong(format!(
                     "{used} pages of {PAGE_TOKENS} tokens on the {} side, which has {there}",
@@ -333,7 +266,7 @@ impl Sim<'_> {
                 ));
             }
         }
-        Ok(more)
+        Ok(())
     }
 
     /// Counts the tokens that an iteration yields, and ends the requests that have all of theirs.

@@ -1,0 +1,149 @@
+//! What a policy would make of the present requests: its steps one after the other, each as long as predicted, until all
+//! requests have ended.
+//!
+//! ```text
+//! plan ─► copies that must come first ─► iteration, with copies beside it ─► commit ─► requests that are complete end
+//! ```
+//! A cohort advances when the host has finished its attention by the time the device reaches its layer; otherwise it stays
+//! parked, as on the machine. `rollout/tests.rs` compares predicted runs with simulated ones.
+
+use crate::program::{Flow, Iteration, RequestId, SubBatch};
+
+use super::copies::Copies;
+use super::learn::Learned;
+use super::model::Mode;
+use super::policy::Policy;
+use super::predict::Predict;
+use super::queues::Queues;
+use super::strategy::{Limits, Observed, Strategy};
+
+/// Steps without rows or copies after which a rollout is given up.
+const PATIENCE: u32 = 8;
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub(super) struct Rollout {
+    policy: Policy,
+    queues: Queues,
+    seconds: f64,
+    idle: u32,
+    host: HostLane,
+}
+
+/// How an iteration shares its work, by its flow.
+pub(super) fn mode(iteration: &Iteration) -> Mode {
+    match iteration.flow {
+        Flow::Serial => Mode::GpuOnly,
+        Flow::TwoLanes => Mode::Pipelined,
+        Flow::Async => Mode::Overlapped,
+    }
+}
+
+impl Rollout {
+    /// Of `policy`, from these requests on.
+    pub fn new(policy: Policy, queues: Queues) -> Rollout {
+        Rollout { policy, queues, seconds: 0.0, idle: 0, host: HostLane::default() }
+    }
+
+    /// Seconds so far; infinite if the policy does not finish the requests.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// Requests that have not ended.
+    pub fn requests(&self) -> usize {
+        self.queues.running().len() + self.queues.waiting().len()
+    }
+
+    /// The next step.
+    pub fn step(&mut self, limits: &Limits, costs: &dyn Predict, learned: &Learned) {
+        let decision = self.policy.plan(&self.queues, limits, costs);
+        let copies = Copies::of(&decision, &self.queues, limits);
+        self.queues.admit(&decision);
+        let iteration = decision.iteration;
+        let (first, beside) = copies.split(&iteration, &self.queues);
+        if iteration.sub_batches.is_empty() && first.is_empty() && beside.is_empty() {
+            self.idle += 1;
+            if self.idle > PATIENCE {
+                self.seconds = f64::INFINITY;
+            }
+            return;
+        }
+        self.idle = 0;
+        if !first.is_empty() {
+            let alone = Iteration { moves: first, ..Iteration::serial(Vec::new(), false) };
+            self.seconds += costs.iteration(&alone);
+        }
+        let iteration = Iteration { moves: beside, ..iteration };
+        let takes = costs.iteration(&iteration) * learned.ratio(mode(&iteration));
+        self.commit(&iteration, takes, costs);
+    }
+
+    fn commit(&mut self, iteration: &Iteration, takes: f64, costs: &dyn Predict) {
+        let mut seen = Observed { predicted: takes, seconds: takes, ..Observed::default() };
+        let mut parked = vec![None; iteration.sub_batches.len()];
+        if iteration.flow == Flow::Async {
+            self.seconds = self.host.wait(iteration, self.seconds);
+            let (start, layers) = (self.seconds, f64::from(costs.layers()));
+            let passes = |layer: u32| start + takes * f64::from(layer) / layers;
+            for (b, batch) in iteration.cohorts() {
+                seen.cohorts += 1;
+                parked[b as usize] = batch.at;
+                if self.host.is_ready(batch, passes(batch.at.unwrap_or(0))) {
+                    seen.advanced += 1;
+                    let next = costs.next_stop(batch.at);
+                    parked[b as usize] = next;
+                    self.host.attend(batch, next, passes(batch.at.map_or(0, |at| at + 1)), costs);
+                }
+            }
+        }
+        self.seconds += takes;
+        self.queues.commit(iteration, &parked);
+        self.queues.end_complete();
+        self.policy.observe(&seen);
+    }
+}
+
+/// When the host finishes the attention of parked cohorts.
+#[derive(Debug, Clone, Default)]
+struct HostLane {
+    /// When it has finished all of it.
+    free: f64,
+    /// When it has finished that of each cohort, by the cohort's first request.
+    ready: Vec<(RequestId, f64)>,
+}
+
+impl HostLane {
+    fn at(&self, batch: &SubBatch) -> f64 {
+        let first = batch.groups[0].request;
+        self.ready.iter().find(|(id, _)| *id == first).map_or(0.0, |&(_, at)| at)
+    }
+
+    /// When the device starts: without rows of its own or a cohort that begins, it waits for the first cohort.
+    fn wait(&self, iteration: &Iteration, now: f64) -> f64 {
+        let own = iteration.sub_batches.first().is_some_and(|batch| !batch.groups.is_empty());
+        if own || iteration.cohorts().any(|(_, batch)| batch.at.is_none()) {
+            return now;
+        }
+        now.max(iteration.cohorts().map(|(_, batch)| self.at(batch)).reduce(f64::min).unwrap_or(now))
+    }
+
+    fn is_ready(&self, batch: &SubBatch, when: f64) -> bool {
+        batch.at.is_none() || self.at(batch) <= when
+    }
+
+    /// A cohort is handed over at `from` and waits at layer `next`, or has its token.
+    fn attend(&mut self, batch: &SubBatch, next: Option<u32>, from: f64, costs: &dyn Predict) {
+        let first = batch.groups[0].request;
+        self.ready.retain(|(id, _)| *id != first);
+        if next.is_none() {
+            return;
+        }
+        let (rows, kv) = batch.groups.iter().fold((0, 0), |(n, kv), g| (n + 1, kv + u64::from(g.end())));
+        self.free = self.free.max(from) + costs.cohort(rows, kv);
+        self.ready.push((first, self.free));
+    }
+}
+
+#[cfg(test)]
+mod tests;
