@@ -97,6 +97,10 @@ impl Auto {
                 self.policy = better.unwrap_or_else(|| self.policy.clone());
             }
         }
+        if begins && let Some(comparison) = self.comparison.take() {
+            // A part of an answer is better than none: a request that is admitted now limits what may be chosen later.
+            self.policy = comparison.best().unwrap_or_else(|| self.policy.clone());
+        }
         self.work = self.work.min(0);
         // Requests may have come that the winner has no place for.
         if !self.policy.serves(queues, limits) {

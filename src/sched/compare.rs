@@ -16,6 +16,9 @@ const MARGIN: f64 = 0.01;
 /// The fixed cost of a rollout's step, in requests: a step costs this and one for each request in it.
 const STEP: i64 = 32;
 
+/// Waiting requests that are rolled out; those behind them come in their turn.
+const IN_SIGHT: usize = 512;
+
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub(super) struct Comparison {
@@ -38,10 +41,11 @@ impl Comparison {
     pub fn new(current: &Policy, queues: &Queues, limits: &Limits) -> Comparison {
         let others = Policy::all().into_iter();
         let others = others.filter(|p| p.name() != current.name() && p.serves(queues, limits));
+        let seen = queues.in_sight(IN_SIGHT);
         Comparison {
-            queues: queues.clone(),
+            queues: seen.clone(),
             left: others.rev().collect(),
-            trying: Some((current.clone(), Rollout::new(current.clone(), queues.clone()))),
+            trying: Some((current.clone(), Rollout::new(current.clone(), seen))),
             is_current: true,
             bound: f64::INFINITY,
             best: None,
@@ -76,6 +80,11 @@ impl Comparison {
             self.trying = self.left.pop().map(|p| (p.clone(), Rollout::new(p, self.queues.clone())));
         }
         Some(self.best.take())
+    }
+
+    /// The best of those that have been tried, if it beats the current policy.
+    pub fn best(self) -> Option<Policy> {
+        self.best
     }
 }
 

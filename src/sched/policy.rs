@@ -39,14 +39,14 @@ impl Policy {
         Policy::new(Inner::Mixed(Mixed::default()))
     }
 
-    /// All of them, new.
+    /// All of them, new. Those first whose steps are few and long: their rollouts cost least, and bound the others.
     pub fn all() -> [Policy; 5] {
         [
             Policy::mixed(),
-            Policy::new(Inner::GpuOnly(GpuOnly::default())),
-            Policy::new(Inner::Neo(Neo::default())),
             Policy::new(Inner::FastDecode(FastDecode::default())),
             Policy::new(Inner::Apex(Apex::default())),
+            Policy::new(Inner::Neo(Neo::default())),
+            Policy::new(Inner::GpuOnly(GpuOnly::default())),
         ]
     }
 

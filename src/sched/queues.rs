@@ -99,6 +99,12 @@ impl Queues {
         self.waiting.len() + self.running.len() < before
     }
 
+    /// The running requests, and as many of the first waiting ones.
+    pub(super) fn in_sight(&self, waiting: usize) -> Queues {
+        let waiting = self.waiting.iter().take(waiting).cloned().collect();
+        Queues { waiting, running: self.running.clone() }
+    }
+
     /// Requests without memory, in the order in which they came.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &RequestView> {
         self.waiting.iter()
