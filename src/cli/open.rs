@@ -36,6 +36,20 @@ pub struct Opened {
     began: Instant,
 }
 
+/// The tier whose kernels are measured, by a command that keeps what it measures.
+///
+/// # Errors
+/// As [`Isa::selected`]; `TANDEM_LINEAR` is set: runs without it would be judged by the kernel that it names.
+pub fn measured_tier() -> tandem::Result<Isa> {
+    let isa = Isa::selected()?;
+    match linear::forced(isa)? {
+        None => Ok(isa),
+        Some(kernel) => Err(Error::Usage(format!(
+            "TANDEM_LINEAR: what {kernel} alone takes is not kept for other runs; unset it to measure"
+        ))),
+    }
+}
+
 /// Reads the model that `-m` names, fetching the default one on first use.
 pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
     let resolved = model_source::resolve(name)?;
@@ -118,9 +132,6 @@ impl Opened {
         if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
             progress::note(&format!("TANDEM_ISA: running the {isa} kernels"));
         }
-        if let Some(kernel) = linear::forced(isa)? {
-            progress::note(&format!("TANDEM_LINEAR: {kernel} multiplies on the CPU wherever it can"));
-        }
         let options = self.options(args, isa, context, sequences, logits, pages)?;
         let on_cpu = || self.on_cpu(args, &options).map(|(engine, decision)| (engine, decision, None));
         let (engine, decision, runtime) = match args.kind() {
@@ -170,7 +181,9 @@ impl Opened {
             memory.kv as f64 / 1e9,
             memory.activations as f64 / 1e9
         ));
-        progress::detail(&format!("products on the CPU: {}", self.products(&options)));
+        if placement.strategy != "gpu-only" {
+            progress::detail(&format!("products on the CPU: {}", self.products(&options)));
+        }
         Ok(Running { engine, load_ms, decision, notices: Notices(runtime) })
     }
 
@@ -201,6 +214,9 @@ impl Opened {
         logits: usize,
         pages: Option<usize>,
     ) -> tandem::Result<Options> {
+        if let Some(kernel) = linear::forced(isa)? {
+            progress::note(&format!("TANDEM_LINEAR: {kernel} multiplies on the CPU wherever it can"));
+        }
         let mut options = Options::new(isa, context);
         options.threads = args.threads.map(|t| t as usize);
         if options.threads.is_none() {

@@ -8,9 +8,8 @@ use serde::Serialize;
 use tandem::host::Pool;
 use tandem::profile::Effort;
 use tandem::profile::tune::{self, Candidate, Tuned, TuningStore};
-use tandem::simd::Isa;
 
-use super::{output, progress};
+use super::{open, output, progress};
 
 /// Measures which kernel settings are best on this machine, in under a minute: prefetch distances, chunk sizes, shapes of
 /// tiles, thresholds between kernels. The table is kept in the cache folder, for this CPU and this version, and used from
@@ -36,7 +35,7 @@ struct Report<'a> {
 
 /// Measures, keeps, prints.
 pub fn run(args: &Args) -> Result<()> {
-    let (isa, store) = (Isa::selected()?, TuningStore::from_env()?);
+    let (isa, store) = (open::measured_tier()?, TuningStore::from_env()?);
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let pool = Pool::pinned(None);
     let bar = progress::count_bar(tune::STEPS, "tuning the kernels");

@@ -156,6 +156,16 @@ fn a_kernel_is_forced_by_its_name() {
         2,
         "TANDEM_LINEAR: no kernel of tier reference is called `vnni`; it has reference",
     );
+    // Every way to an engine looks at it, and what is measured with it is not kept for runs without it.
+    let forced = |args: &[&str], kernel: &str| {
+        run(tandem(home.path()).args(args).env("TANDEM_ISA", "reference").env("TANDEM_LINEAR", kernel))
+    };
+    let tiny = "synth:tiny-llama,seed=3";
+    let trace = ["bench", "-m", tiny, "--device", "emulated:t4-xeon", "--trace", "synthetic:8,4,2,0"];
+    assert_error(&forced(&trace, "vnni"), 2, "TANDEM_LINEAR: no kernel");
+    for args in [&["tune", "--quick"][..], &["profile", "-m", tiny, "--device", "cpu"]] {
+        assert_error(&forced(args, "reference"), 2, "TANDEM_LINEAR: what reference alone takes is not kept");
+    }
 }
 
 #[test]

@@ -53,6 +53,7 @@ struct Report<'a> {
 
 /// Measures, or reads what was measured, and prints it.
 pub fn run(args: &Args) -> Result<()> {
+    open::measured_tier()?;
     let device = device(&args.device)?;
     let machine = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     let store = Store::from_env()?;

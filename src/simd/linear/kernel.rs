@@ -158,6 +158,10 @@ impl std::fmt::Display for LinearKernel {
 /// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
 pub(super) const CHUNK_GROUPS: usize = 4;
 
+/// The same in the AMX tier, which makes tiles of them beside the products: at least, where threads have as many, and at most where
+/// a fine plane's products of a chunk need a buffer.
+pub(super) const AMX_CHUNK_GROUPS: usize = 32;
+
 impl Shape<'_> {
     /// Groups of 16 rows.
     pub fn groups(&self) -> usize {

@@ -1,7 +1,7 @@
 //! A weight as its kernels hold it.
 
 use super::acts::Need;
-use super::kernel::{Ask, CHUNK_GROUPS, GROUP, LinearKernel, Shape};
+use super::kernel::{AMX_CHUNK_GROUPS, Ask, CHUNK_GROUPS, GROUP, LinearKernel, Shape};
 use super::mode::Mode;
 use super::packed::Packed;
 use super::table::{self, choose};
@@ -31,9 +31,6 @@ enum Store {
 
 /// As many rows as any kernel without an entry of the tuning table distinguishes: those of a tile.
 const TILE_ROWS: usize = 16;
-
-/// Groups of a chunk of a weight with a fine plane in the AMX tier: see `amx::range`.
-const AMX_GROUPS: usize = 32;
 
 impl Linear {
     /// Whether `isa` reads weights of `dtype` packed (see [`super::packed`]) rather than from the file.
@@ -192,7 +189,7 @@ impl Linear {
     /// Bytes of a thread's working memory when it multiplies `m` rows by weights of `dtype`.
     pub fn thread_bytes(dtype: DType, isa: Isa, fine: bool, m: usize) -> usize {
         // The products of a fine plane, for the columns of a chunk.
-        let chunk = if isa == Isa::Amx { AMX_GROUPS } else { CHUNK_GROUPS };
+        let chunk = if isa == Isa::Amx { AMX_CHUNK_GROUPS } else { CHUNK_GROUPS };
         let apart = fine && (Linear::wants_packing(dtype, isa) || isa == Isa::Amx);
         if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
     }

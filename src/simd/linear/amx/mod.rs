@@ -27,20 +27,18 @@ pub(super) mod rows_tiles;
 pub(super) mod stored;
 mod transpose;
 
-use super::kernel::{Shape, Work};
+use super::kernel::{AMX_CHUNK_GROUPS, Shape, Work};
 use crate::amx::Session;
 use crate::amx::bf16::{Panels, gemm_bf16_raw};
 
-/// Groups per chunk when many tokens make it compute-bound, where threads have as many, and at most.
-const LEAST_GROUPS: usize = 32;
+/// Groups per chunk at most when many tokens make it compute-bound.
 const MOST_GROUPS: usize = 128;
 
 /// Long ranges of columns: each begins by fetching A into L2 and by making its first panels with no product beside them.
 /// `unit`: groups that are multiplied together.
 fn range(s: &Shape<'_>, unit: usize) -> usize {
-    let least = if s.m <= 64 { 8 } else { LEAST_GROUPS };
-    // A fine plane's products of a chunk need a buffer.
-    let most = if s.fine { LEAST_GROUPS } else { MOST_GROUPS };
+    let least = if s.m <= 64 { 8 } else { AMX_CHUNK_GROUPS };
+    let most = if s.fine { AMX_CHUNK_GROUPS } else { MOST_GROUPS };
     let groups = s.groups();
     let range = (groups / (4 * s.threads)).max(least).min(groups / s.threads).min(most);
     (range / unit * unit).max(unit)
