@@ -2,7 +2,7 @@
 //!
 //! | file | answers |
 //! |---|---|
-//! | [`detect`] | may this process use tiles, and if not, why not? |
+//! | `detect` | may this process use tiles, and if not, why not? |
 //! | `available` | may it, or are they emulated? |
 //! | [`session`] | which tile shapes are loaded in this thread? |
 //! | [`pack`] | how do activations and weights become tiles? |
@@ -13,6 +13,8 @@
 //! | [`int8`] | int8 products, 32 elements of K each |
 //! | [`mod@peak`] | what can the tile unit of this machine do at most? |
 //! | [`emulate`] | the same kernels on a CPU without tiles, for tests |
+//!
+//! The modules of kernels are public: tests and benches reach them one by one.
 //!
 //! A microkernel is one `asm!` block, because AMX intrinsics are unstable in Rust 1.95. Such a block
 //! names the tile registers that it writes as clobbers (`out("tmm0") _`, which stable Rust accepts without
@@ -53,7 +55,7 @@ pub mod bf16;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod block;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub mod detect;
+mod detect;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod emulate;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

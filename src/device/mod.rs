@@ -2,7 +2,7 @@
 //!
 //! [`runtime`] is what any accelerator gives: its own memory, in-order asynchronous lanes, events, pinned
 //! host memory, launching a kernel by name. `kernels` (where the build has them) plans and launches those of `cuda/` through
-//! it, whoever runs them.
+//! it, whoever runs them. Modules here are public and have doors of their own.
 
 pub mod accelerator;
 pub mod built;

@@ -6,21 +6,21 @@
 //! sizes    ┘        (tables answer too)    ├─► choose ─► candidates, each with its Placement
 //!          └─ memory ──────────────────────┘      partition (HELM), sublayer (LIA) search
 //! ```
-//! [`predictor`] answers what [`sched`](crate::sched) weighs, whole iterations from programs of a few layers.
+//! `predictor` answers what [`sched`](crate::sched) weighs, whole iterations from programs of a few layers.
 //!
-//! Everything here is pure: no device, no clock, no file. [`cost`] is the question that planners and the virtual
+//! Everything here is pure: no device, no clock, no file. `cost` is the question that planners and the virtual
 //! machine ask. `docs/plan.md` has the formulas and how to read the output.
 
 pub mod choose;
-pub mod cost;
+mod cost;
 mod crossings;
 pub mod memory;
-pub mod operation;
+mod operation;
 pub mod partition;
-pub mod predictor;
+mod predictor;
 pub mod price;
 pub mod programs;
-pub mod roofline;
+mod roofline;
 pub mod sizes;
 pub mod step_times;
 pub mod sublayer;
@@ -28,7 +28,7 @@ pub mod sublayer;
 pub use crate::hardware::{self, Hardware};
 pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use operation::OpCosts;
-pub use predictor::Predictor;
+pub use predictor::{Predictor, Seconds};
 pub use roofline::Roofline;
 pub use sizes::Sizes;
 pub use step_times::StepTimes;

@@ -3,12 +3,12 @@
 //! | a file | what |
 //! |---|---|
 //! | [`limits`] | read bandwidth, arithmetic, the device's memory and matrix rate, the link |
-//! | [`identity`] | which machine, which device, which model a measurement is of |
-//! | [`store`] | [`Profile`]: a file in the cache folder |
+//! | `identity` | which machine, which device, which model a measurement is of |
+//! | `store` | [`Profile`]: a file in the cache folder |
 //! | `measure` | timing a model's operations one by one, on the CPU and on a device |
-//! | [`tables`] | what came of it, with interpolation: the costs that planners ask for |
+//! | `tables` | what came of it, with interpolation: the costs that planners ask for |
 //! | `execute` | real steps of the engine, held against what the tables predict |
-//! | [`calibrate`] | the factors that follow |
+//! | `calibrate` | the factors that follow |
 //! | [`estimate`] | this machine in a fraction of a second, where nothing has been measured |
 //! | [`tune`] | the tuning table of the kernels, measured on this machine |
 //! | [`state`] | whether the cores are shared at the moment, and samples sorted by it |
@@ -16,18 +16,18 @@
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
 
 mod bandwidth;
-pub mod calibrate;
+mod calibrate;
 mod curve;
 pub mod estimate;
 mod execute;
-pub mod identity;
+mod identity;
 pub mod limits;
 mod measure;
 mod peak;
 mod sample;
 pub mod state;
-pub mod store;
-pub mod tables;
+mod store;
+mod tables;
 pub mod tune;
 
 pub use bandwidth::{ReadProbe, read_bandwidth};

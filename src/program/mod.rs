@@ -1,4 +1,4 @@
-//! What is to be done, as plain data: [`placement`] and iteration, lowered to a program that any
+//! What is to be done, as plain data: `placement` and iteration, lowered to a program that any
 //! machine can run.
 //!
 //! ```text
@@ -12,11 +12,11 @@
 //! cannot drift apart.
 
 pub mod check;
-pub mod iteration;
+mod iteration;
 pub mod lower;
-pub mod op;
+mod op;
 pub mod order;
-pub mod placement;
+mod placement;
 pub mod virtual_machine;
 
 pub use check::check;

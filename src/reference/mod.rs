@@ -1,4 +1,5 @@
-//! Naive, safe, obviously right: the lowest tier and the oracle of every kernel.
+//! Naive, safe, obviously right: the lowest tier and the oracle of every kernel. Its modules are public: tests take oracles one
+//! by one.
 
 pub mod activation;
 pub mod attention;

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use super::cohorts;
 use crate::Result;
 use crate::plan::Predictor;
-use crate::plan::predictor::Seconds;
+use crate::plan::Seconds;
 use crate::program::virtual_machine::Carried;
 use crate::program::{Flow, Group, Iteration, PageMove, RequestId, SubBatch};
 use crate::sched::Predict;

@@ -1,7 +1,7 @@
 //! What cohorts of an asynchronous iteration add to it: the device's products grow by their rows, and the host attends.
 
 use crate::cache::PAGE_TOKENS;
-use crate::plan::cost::{Costs, Direction, Group as Alike, Scan};
+use crate::plan::{Costs, Direction, Group as Alike, Scan};
 use crate::plan::{Predictor, Sizes};
 use crate::program::{Flow, Group, Iteration, Side, SubBatch, Sublayer};
 

@@ -16,10 +16,10 @@
 //! | `report` | throughput, latencies, busy fractions |
 //! | `window` | a few steps, operation by operation |
 //!
-//! Seconds come from [`plan::predictor`](crate::plan::predictor), as those that the strategies weigh.
+//! Seconds come from [`plan::Predictor`](crate::plan::Predictor), as those that the strategies weigh.
 //! `docs/simulate.md` says what is modelled and what is not.
 
-pub mod capacity;
+mod capacity;
 mod clock;
 mod cohorts;
 mod report;

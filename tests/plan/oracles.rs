@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 use tandem::model::synth;
-use tandem::plan::cost::{Batch, Costs, Direction, Group};
 use tandem::plan::partition::{self, Prefix, Stages, search, weights_fit};
 use tandem::plan::sizes::{ELEMENT, attention_elements, ffn_elements, norm_elements};
 use tandem::plan::sublayer::{self, Resident, threshold};
+use tandem::plan::{Batch, Costs, Direction, Group};
 use tandem::plan::{Hardware, Roofline, Sizes, hardware};
 use tandem::program::{Phase, Policy, Side, Sublayer};
 

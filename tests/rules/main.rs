@@ -1,6 +1,7 @@
-//! Rules of this repository: what its build makes of PTX, and which room may use which, where families are named.
+//! Rules of this repository: what its build makes of PTX, which room and which module may use which, what is public, where families are named.
 
 mod circles;
+mod doors;
 mod families;
 #[path = "../../build/isa.rs"]
 mod isa;

@@ -7,7 +7,7 @@
 //! there before. An instruction that real hardware would refuse (#UD, #GP) ends the process with a
 //! message that names it: in a test, that is the point.
 //!
-//! The same for the two AVX512-FP16 instructions that the tier uses ([`fp16`]): all CPUs with tiles have those, too.
+//! The same for the two AVX512-FP16 instructions that the tier uses (`fp16`): all CPUs with tiles have those, too.
 //!
 //! Opt-in only, by [`install`] or `TANDEM_AMX=emulate`: a trap costs 5-10 us (two shared cores of a virtual
 //! Zen 4) and a product 1-3 us more, a thousand times what hardware needs. Tile instructions that follow
@@ -16,9 +16,9 @@
 //! The handler is async-signal-safe: it allocates nothing, takes no lock, and its thread-local state has
 //! a constant initialiser and no destructor, so that reaching it is an address computation.
 
-pub mod decode;
-pub mod fp16;
-pub mod tiles;
+mod decode;
+mod fp16;
+mod tiles;
 
 use std::cell::UnsafeCell;
 use std::fmt::Write as _;

@@ -25,15 +25,15 @@
 //! queries, keys and values as attention reads them are [`Half`] (`kv`). Pages are
 //! `[page][kv_head][K, V][32 tokens][head_dim]` per layer.
 //!
-//! The trait is here; what it speaks of, a file each: [`shape`], [`weights`], [`workspace`], [`desc`], [`step`] and [`rows`], [`exchange`].
+//! The trait is here; what it speaks of, a file each: `shape`, `weights`, `workspace`, `desc`, `step` and `rows`, `exchange`.
 
-pub mod desc;
-pub mod exchange;
-pub mod rows;
-pub mod shape;
-pub mod step;
-pub mod weights;
-pub mod workspace;
+mod desc;
+mod exchange;
+mod rows;
+mod shape;
+mod step;
+mod weights;
+mod workspace;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -6,9 +6,9 @@
 //!
 //! | a file | what |
 //! |---|---|
-//! | [`workspace`] | [`HostWorkspace`]: activations, rows of f32 |
-//! | [`step`] | [`HostStep`]: tokens, positions, pages and attention plans of a sub-batch, for all layers |
-//! | [`residual`] | [`Residual`]: what is still to be added to the residual stream; the norm that adds it |
+//! | `workspace` | [`HostWorkspace`]: activations, rows of f32 |
+//! | `step` | [`HostStep`]: tokens, positions, pages and attention plans of a sub-batch, for all layers |
+//! | `residual` | [`Residual`]: what is still to be added to the residual stream; the norm that adds it |
 //! | `ends` | embed, head, pick |
 //! | `qkv` | project, append |
 //! | `attend` | attend, out_proj |
@@ -26,10 +26,10 @@ mod attend;
 mod ends;
 mod ffn;
 mod qkv;
-pub mod residual;
+mod residual;
 mod rope;
-pub mod step;
-pub mod workspace;
+mod step;
+mod workspace;
 
 use std::ops::Range;
 

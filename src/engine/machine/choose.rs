@@ -16,7 +16,7 @@
 //! share each transfer of a layer, and decode (1,1,1,1,1,1), since one row does not pay for it. Pinned blocks are its
 //! optimisation 1, the two staging buffers its optimisation 2.
 
-pub mod time;
+pub(super) mod time;
 
 use super::sizes::Sizes;
 use crate::engine::memory::Memory;

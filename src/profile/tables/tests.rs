@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::synth;
-use crate::plan::cost::Group;
+use crate::plan::Group;
 use crate::plan::{OpCosts, hardware};
 use crate::profile::calibrate::Factor;
 use crate::program::{Iteration, Kv, Phase, Placement, RequestId, Wants, lower, virtual_machine};

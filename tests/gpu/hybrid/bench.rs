@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::support::gpu::memory::{LANE, bytes, decode, encode, epsilon};
 use crate::support::gpu::{self, Rng};
 use tandem::device::accelerator::*;
-use tandem::device::emulated::ops::pages::PageShape;
+use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::open::on_kernels;
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};

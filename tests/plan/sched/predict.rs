@@ -6,7 +6,7 @@ use proptest::prelude::{ProptestConfig, prop, prop_assert, prop_oneof, proptest}
 use proptest::strategy::Strategy as Draw;
 use tandem::cache::PAGE_TOKENS;
 use tandem::model::synth;
-use tandem::plan::cost::Costs as _;
+use tandem::plan::Costs as _;
 use tandem::plan::{Hardware, Predictor, Roofline, Sizes, hardware};
 use tandem::program::{
     Flow, Group, Iteration, Kv, LayerPlacement, PageMove, Phase, Placement, Policy, RequestId, Residence,

@@ -11,7 +11,7 @@ pub mod turn;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tandem::device::cuda::{self, CudaOptions, CudaRuntime};
-use tandem::device::emulated::options::CopyTiming;
+use tandem::device::emulated::CopyTiming;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
 use tandem::device::runtime::Runtime;
 

@@ -4,11 +4,11 @@
 //! know nothing of lanes or addresses: `super::accelerator` gives them the bytes. [`cpu`] is the other arithmetic: the CPU's
 //! own in deterministic mode, bit for bit.
 
-pub mod attention;
-pub mod cast;
-pub mod cpu;
-pub mod linear;
-pub mod matrix;
-pub mod norm;
-pub mod pages;
-pub mod qkv;
+pub(super) mod attention;
+pub(super) mod cast;
+pub(super) mod cpu;
+pub(super) mod linear;
+pub(super) mod matrix;
+pub(super) mod norm;
+pub(super) mod pages;
+pub(super) mod qkv;

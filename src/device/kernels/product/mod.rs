@@ -2,19 +2,19 @@
 //!
 //! | file | kernels | rows |
 //! |---|---|---|
-//! | [`gemv`] | `gemv.cu`, `gemv_quant.cu` | up to [`GEMV_ROWS`](choose::GEMV_ROWS) |
-//! | [`tiles`] | `linear_dense.cu` | up to [`DECODE_ROWS`] |
+//! | `gemv` | `gemv.cu`, `gemv_quant.cu` | up to [`GEMV_ROWS`](choose::GEMV_ROWS) |
+//! | `tiles` | `linear_dense.cu` | up to [`DECODE_ROWS`] |
 //! | [`quant`] | `linear_quant.cu` | the same, of quantised weights |
 //! | [`gemm`] | `gemm.cu`, `gemm_sm90a.cu` | more; quantised weights are decoded, slice after slice, then multiplied |
 
-pub mod args;
+mod args;
 pub mod choose;
 pub mod decode;
 pub mod gemm;
-pub mod gemv;
+mod gemv;
 mod plan;
 pub mod quant;
-pub mod tiles;
+mod tiles;
 
 pub use self::args::{COUNTER_BYTES, Epilogue, Matrix, ProductArgs, Weight, gate_up_row};
 pub use self::decode::{decode, decode_as};

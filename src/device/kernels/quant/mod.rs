@@ -5,7 +5,7 @@
 //! in which tensor cores want them (`cuda/include/quant_tile.cuh`).
 
 mod codes;
-pub mod layout;
+mod layout;
 pub mod pack;
 pub mod rows;
 

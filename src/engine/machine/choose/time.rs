@@ -20,8 +20,8 @@ use super::{
 use crate::Result;
 use crate::engine::machine::sizes::Sizes;
 use crate::host::cgroup::memory_available;
+use crate::plan::Group;
 use crate::plan::choose::Strategy as System;
-use crate::plan::cost::Group;
 use crate::plan::price::{Workload, price};
 use crate::plan::programs::{FarForecast, Run, far_forecast, programs_with};
 use crate::plan::sublayer::{self, Resident};
