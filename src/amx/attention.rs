@@ -65,7 +65,8 @@ pub fn qk_bf16(
 
 /// S of whole pages: `s[row][32 * page + token] = q[row] . k[page][token]`, overwriting.
 ///
-/// `pages` are the K parts of one head, `[2][head_dim/2][16][2]` each; the rest is as in [`qk_bf16`].
+/// `pages` are the K parts of one head, `[2][head_dim/2][16][2]` each; the rest is as in [`qk_bf16`]. `beside(i, n)` is called
+/// before the i-th of n products: for what is to be spread over them, such as prefetches.
 ///
 /// # Panics
 /// A slice is too short for the shape, or `head_dim` is no multiple of 16 from 32 on.
@@ -79,6 +80,7 @@ pub fn qk_bf16_pages(
     pages: &[&[u16]],
     s: &mut [f32],
     s_stride: usize,
+    mut beside: impl FnMut(usize, usize),
 ) {
     if pages.is_empty() {
         return;
@@ -90,6 +92,7 @@ pub fn qk_bf16_pages(
     // Four groups at once keep four accumulators busy; more rows fill them with two.
     let at_once = if rows <= 16 { 2 } else { 1 };
     for (i, some) in pages.chunks(at_once).enumerate() {
+        beside(i, pages.len().div_ceil(at_once));
         let mut groups = [std::ptr::null(); 4];
         for (two, page) in groups.chunks_exact_mut(2).zip(some) {
             two[0] = page.as_ptr();
@@ -310,7 +313,8 @@ const PV_PAGES: usize = 64;
 /// `o[row][dim] += sum over tokens of p[row][token] * v[token][dim]`.
 ///
 /// `p` has `rows` rows (1..=32) of 32 bf16 per page, `p_stride` elements apart; `pages` are the V parts of
-/// one head, `[16][head_dim][2]` each; rows of `o` are `o_stride` apart. O stays in tiles across pages.
+/// one head, `[16][head_dim][2]` each; rows of `o` are `o_stride` apart. O stays in tiles across pages. `beside(i, n)` is
+/// called before the i-th of n products, as in [`qk_bf16_pages`].
 ///
 /// # Panics
 /// A slice is too short for the shape, or `head_dim` is no multiple of 16.
@@ -324,6 +328,7 @@ pub fn pv_bf16(
     head_dim: usize,
     o: &mut [f32],
     o_stride: usize,
+    mut beside: impl FnMut(usize, usize),
 ) {
     if pages.is_empty() {
         return;
@@ -348,6 +353,9 @@ pub fn pv_bf16(
     check_pages("pv_bf16", pages, head_dim);
     session.load(&Shapes::attention(rows));
     let widest = if rows <= 16 { 4 } else { 2 };
+    let across = (head_dim / 16).div_ceil(widest);
+    let products = pages.len().div_ceil(PV_PAGES) * across;
+    let mut product = 0;
     for (i, some) in pages.chunks(PV_PAGES).enumerate() {
         let mut at = [std::ptr::null(); PV_PAGES];
         for (at, page) in at.iter_mut().zip(some) {
@@ -367,6 +375,8 @@ pub fn pv_bf16(
                 o: o.as_mut_ptr().wrapping_add(dim),
                 o_stride,
             };
+            beside(product, products);
+            product += 1;
             // SAFETY: shapes are loaded; the asserts above cover P, V and O, and dims dim..dim + 16 wide exist.
             unsafe {
                 match (rows <= 16, wide) {

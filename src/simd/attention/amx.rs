@@ -40,20 +40,21 @@ pub(super) fn session() -> Session {
     Session::open().expect("the amx tier is selected only where tiles are available")
 }
 
-/// Asks for `n` elements from `from` on into L2.
-fn prefetch(from: *const u16, n: usize) {
-    for line in (0..n).step_by(32) {
+/// Asks for the i-th of n shares of the next block's lines into L2, where `pages` hold `len` elements each. In shares, since a burst
+/// of a whole block waits for the core's line fill buffers, and the products behind it with it.
+fn prefetch_share(pages: &[*const u16], len: usize, (i, n): (usize, usize)) {
+    let lines = len / 32;
+    let all = pages.len() * lines;
+    for line in all * i / n..all * (i + 1) / n {
+        let at = pages[line / lines].wrapping_add(32 * (line % lines));
         // SAFETY: prefetching any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
     }
 }
 
 /// # Safety
 /// As [`Qk`] says; tiles are available.
 unsafe fn qk(a: &Qk) {
-    if a.rows <= MEMORY_BOUND_ROWS {
-        a.ahead[0][..a.groups].iter().for_each(|&p| prefetch(p, 16 * a.head_dim));
-    }
     let len = PAGE_TOKENS * a.head_dim;
     let n = a.groups.div_ceil(2);
     // SAFETY: a page's K is contiguous and its first group comes first, so a stored group of even index
@@ -68,7 +69,9 @@ unsafe fn qk(a: &Qk) {
             std::slice::from_raw_parts_mut(a.s, a.rows * S_STRIDE),
         )
     };
-    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, &pages[..n], s, S_STRIDE);
+    let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..a.groups] } else { &[] };
+    let ahead = |i, n| prefetch_share(next, 16 * a.head_dim, (i, n));
+    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, &pages[..n], s, S_STRIDE, ahead);
 }
 
 /// # Safety
@@ -78,9 +81,6 @@ unsafe fn pv(a: &Pv) {
     let hd = a.head_dim;
     let len = PAGE_TOKENS * hd;
     let n = a.tokens.div_ceil(PAGE_TOKENS);
-    if a.rows <= MEMORY_BOUND_ROWS {
-        a.ahead[0].iter().for_each(|&p| prefetch(p, len));
-    }
     // SAFETY: o has rows x head_dim f32, alpha and p one row each per row (see `Pv`).
     let (o, alpha, p) = unsafe {
         (
@@ -101,7 +101,10 @@ unsafe fn pv(a: &Pv) {
     // SAFETY: each is a page of V, or the copy, initialised just above; nobody writes them meanwhile.
     let pages: [&[u16]; PAGES] =
         std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], len) });
-    pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], hd, o, hd);
+    let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..] } else { &[] };
+    pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], hd, o, hd, |i, n| {
+        prefetch_share(next, len, (i, n))
+    });
 }
 
 type PageCopy = MaybeUninit<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>;
