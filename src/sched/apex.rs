@@ -16,11 +16,12 @@
 //! parked end their token before another way is gone (print prefers them in the host's sub-batch, which costs a copy of their
 //! state for the layers that are left); a cohort is sized from the tables, not by 8 requests of the host to one of the device.
 
+use super::decision::Decision;
 use super::hybrid::{Hybrid, Rates, best};
 use super::model::{Mode, Seen, algorithm_1};
 use super::predict::Predict;
 use super::queues::Queues;
-use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::strategy::{Limits, Observed, Strategy};
 
 /// What a prediction must be ahead of the inequality's choice by.
 const CLEARLY: f64 = 1.05;

@@ -12,13 +12,14 @@
 //! While the device has room for all requests there is nothing to compare, and [`mixed`](super::mixed) decides.
 
 use super::compare::Comparison;
+use super::decision::Decision;
 use super::learn::Learned;
 use super::model::Mode;
 use super::policy::Policy;
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
 use super::rollout::mode;
-use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::strategy::{Limits, Observed, Strategy};
 use crate::program::Side;
 
 /// Work for a comparison before the first step of a run, counted in requests of rolled-out steps: some 0.2 s.

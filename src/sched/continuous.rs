@@ -19,9 +19,10 @@
 
 use crate::program::{Flow, Group, Iteration, Phase, RequestId, Side, SubBatch};
 
+use super::decision::Decision;
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
-use super::strategy::{Decision, Limits, Strategy};
+use super::strategy::{Limits, Strategy};
 
 /// Of the rows of a step, prompts are kept one in so many.
 const KEPT_FOR_PROMPTS: u32 = 8;

@@ -19,8 +19,9 @@
 use crate::cache::KvGeometry;
 use crate::program::{Iteration, Phase, RequestId, Side};
 
+use super::decision::Decision;
 use super::queues::{Queues, RequestView};
-use super::strategy::{Decision, Limits};
+use super::strategy::Limits;
 
 /// Of the device's pages, requests come in while so many of 100 are taken: the others are for those that grow.
 const WATERMARK: usize = 95;

@@ -16,11 +16,12 @@
 use crate::program::{Flow, Iteration, Phase, Side};
 
 use super::continuous::Continuous;
+use super::decision::Decision;
 use super::draft::Draft;
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
 use super::rows::{SubBatchRows, longest_waiting};
-use super::strategy::{Decision, Limits, Strategy};
+use super::strategy::{Limits, Strategy};
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]

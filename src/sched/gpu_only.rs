@@ -16,11 +16,12 @@
 use crate::program::Side;
 
 use super::continuous::Continuous;
+use super::decision::Decision;
 use super::draft::Draft;
 use super::predict::Predict;
 use super::queues::Queues;
 use super::rows::SubBatchRows;
-use super::strategy::{Decision, Limits, Strategy};
+use super::strategy::{Limits, Strategy};
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]

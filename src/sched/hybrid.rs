@@ -10,6 +10,7 @@
 use crate::program::{Phase, Side};
 
 use super::continuous::Continuous;
+use super::decision::Decision;
 use super::draft::Draft;
 use super::learn::Learned;
 use super::model::{Mode, Seen};
@@ -19,7 +20,7 @@ use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
 use super::rows::{Load, SubBatchRows, longest_waiting};
-use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::strategy::{Limits, Observed, Strategy};
 use super::weigh::{HostPool, Worth, rate};
 
 /// Another way has to be better by so much to be taken instead of the last one: whoever leaves an overlap first ends its tokens.

@@ -16,6 +16,7 @@ use crate::program::{Phase, Side};
 
 use super::compose::Parts;
 use super::continuous::Continuous;
+use super::decision::Decision;
 use super::draft::Draft;
 use super::hybrid::{best, leaving};
 use super::learn::Learned;
@@ -27,7 +28,7 @@ use super::predict::Predict;
 use super::queues::{Queues, RequestView};
 use super::rows::{SubBatchRows, longest_waiting};
 use super::steady::Steady;
-use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::strategy::{Limits, Observed, Strategy};
 use super::weigh::rate;
 
 /// Steps after which the long run is looked at again; or when there are an eighth more or fewer requests.

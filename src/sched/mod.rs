@@ -11,7 +11,7 @@
 //! | `slots` | ids with generations |
 //! | `queues` | the two queues, and what is known of a request in them |
 //! | `predict` | seconds that strategies weigh |
-//! | `strategy` | what decides: the trait, the limits, the decision |
+//! | `strategy`, `decision` | what decides: the trait and the limits; and what it decides |
 //! | `continuous` | continuous batching on one side, all memory promised |
 //! | `draft` | memory of a step: eviction, swaps, admission |
 //! | `rows` | rows of a sub-batch, and what they cost |
@@ -37,6 +37,7 @@ mod compare;
 mod compose;
 mod continuous;
 mod copies;
+mod decision;
 mod draft;
 mod fastdecode;
 mod gpu_only;
@@ -63,13 +64,14 @@ pub use apex::Apex;
 pub use auto::Auto;
 pub use continuous::Continuous;
 pub use copies::Copies;
+pub use decision::Decision;
 pub use fastdecode::FastDecode;
 pub use gpu_only::GpuOnly;
 pub use neo::Neo;
 pub use predict::{Predict, Untimed};
 pub use queues::{Queues, RequestView};
 pub use slots::Slots;
-pub use strategy::{Decision, Limits, Observed, Strategy};
+pub use strategy::{Limits, Observed, Strategy};
 
 /// Names of strategies for many requests, as on the command line.
 pub const NAMES: [&str; 5] = ["gpu-only", "fastdecode", "neo", "apex", "auto"];

@@ -21,12 +21,13 @@
 //! request is admitted to the host only while the host has time for it.
 
 use super::continuous::Continuous;
+use super::decision::Decision;
 use super::draft::{Draft, PATIENCE};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::Queues;
 use super::rows::{Load, SubBatchRows, longest_waiting};
-use super::strategy::{Decision, Limits, Strategy};
+use super::strategy::{Limits, Strategy};
 use super::weigh::{HostPool, Worth, rate};
 use crate::program::{Phase, Side};
 

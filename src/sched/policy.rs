@@ -3,13 +3,14 @@
 use crate::program::Side;
 
 use super::apex::Apex;
+use super::decision::Decision;
 use super::fastdecode::FastDecode;
 use super::gpu_only::GpuOnly;
 use super::mixed::Mixed;
 use super::neo::Neo;
 use super::predict::Predict;
 use super::queues::Queues;
-use super::strategy::{Decision, Limits, Observed, Strategy};
+use super::strategy::{Limits, Observed, Strategy};
 
 /// A strategy that can be copied, to be tried out.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::cache::KvGeometry;
 use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
 
-use super::strategy::Decision;
+use super::decision::Decision;
 
 /// What a strategy knows of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

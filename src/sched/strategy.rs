@@ -1,7 +1,8 @@
 //! What decides: which requests are admitted, which change sides, and which rows the next step has.
 
-use crate::program::{Iteration, RequestId, Side};
+use crate::program::Side;
 
+use super::decision::Decision;
 use super::predict::Predict;
 use super::queues::Queues;
 
@@ -43,20 +44,6 @@ impl Limits {
     pub fn one_sided(&self) -> bool {
         self.device_pages == 0 || self.host_pages == 0
     }
-}
-
-/// What a strategy decides.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
-    /// Waiting requests that get memory now, and the side it is on.
-    pub admit: Vec<(RequestId, Side)>,
-    /// Waiting requests that later ones overtake by this decision, and how many.
-    pub passed: Vec<(RequestId, u32)>,
-    /// Whole requests that change sides before the iteration's rows, and the side they go to. Those to the host come
-    /// first: what they leave is there for the others.
-    pub swaps: Vec<(RequestId, Side)>,
-    /// The next step's rows, of running requests and of those admitted now. No sub-batch if there is nothing to do.
-    pub iteration: Iteration,
 }
 
 /// What an iteration took.
