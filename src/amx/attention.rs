@@ -307,7 +307,7 @@ impl Query {
     }
 }
 
-/// Pages per call of a PV kernel: O passes through memory once per so many.
+/// Pages per call of a PV kernel: O is read and written once per call.
 const PV_PAGES: usize = 64;
 
 /// `o[row][dim] += sum over tokens of p[row][token] * v[token][dim]`.

@@ -41,7 +41,7 @@ const PASS_BYTES: usize = 1 << 20;
 /// A blocks of a pass from which its chunk of A is copied together: as many at distances of a whole K may fall into the
 /// same few sets of L2.
 const COPY_BLOCKS: usize = 5;
-/// Chunks of K up to so many steps end before hardware prefetchers have begun: their weights are asked for.
+/// Chunks of K of at most this many steps end before the hardware prefetchers start, so their weights are prefetched.
 const SHORT_STEPS: usize = 32;
 /// Bytes of C from which it is stored around the caches.
 const STREAM_BYTES: usize = 2 << 20;

@@ -8,7 +8,7 @@
 //! error      none: integers
 //! ```
 //!
-//! Who scales the sums is `simd::linear::amx::int8_tiles`.
+//! `simd::linear::amx::int8_tiles` scales the sums.
 
 use std::arch::asm;
 

@@ -1,4 +1,4 @@
-//! What keys and values of a token occupy.
+//! The memory that a token's keys and values occupy.
 
 use super::PAGE_TOKENS;
 use crate::tensor::Half;

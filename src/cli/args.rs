@@ -1,4 +1,4 @@
-//! Options that several subcommands share, and how their values are read.
+//! Options that several subcommands share, and how their values are parsed.
 
 use std::str::FromStr;
 use std::sync::Arc;

@@ -88,7 +88,7 @@ pub struct Frame<'f> {
     pub names: (&'f str, &'f str),
     /// What is written beside a tick; the y axis's ticks are where its grid is.
     pub labels: (&'f dyn Fn(&f64) -> String, &'f dyn Fn(&f64) -> String),
-    /// At most so many ticks.
+    /// The limit on the number of ticks.
     pub ticks: (usize, usize),
     /// Lines at the ticks of y.
     pub grid: bool,

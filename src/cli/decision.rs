@@ -1,4 +1,4 @@
-//! What was decided about where a model runs: a line for people, why, and `plan` in JSON.
+//! The decision where a model runs: a line for people, the reasons, and `plan` in JSON.
 
 use serde_json::{Value, json};
 use tandem::engine::{Choice, Memory};

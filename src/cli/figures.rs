@@ -1,4 +1,4 @@
-//! The figures of the machine that predictions are made for: described, measured, or of a profile.
+//! The figures of the machine that predictions are made for: from a description, a measurement or a profile.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Predicted times for the choice of a placement: of which machine, for which work, and how they are told.
+//! Predicted times for the choice of a placement: for which machine, for which work, and how they are shown.
 
 use std::sync::Arc;
 

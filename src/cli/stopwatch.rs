@@ -26,7 +26,7 @@ impl Stopwatch {
 }
 
 impl Stopwatch {
-    /// Waits until so many seconds since the start, or lets emulated time pass up to there.
+    /// Waits until `seconds` after the start, or advances emulated time to that point.
     pub fn wait_until(&self, engine: &Engine, seconds: f64) {
         let left = seconds - self.seconds(engine);
         match self.emulated {

@@ -1,4 +1,4 @@
-//! What this build of the program contains for accelerators, and why it lacks the rest (`build/info.rs`).
+//! Which accelerator kernels this build contains, and why others are missing (`build/info.rs`).
 
 /// A kernel file, or a part of one, compiled for one target: PTX, which the driver of any later GPU compiles, and
 /// machine code of common ones.

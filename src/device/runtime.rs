@@ -1,4 +1,4 @@
-//! What every accelerator gives: memory of its own, in-order asynchronous lanes, events, launches.
+//! The runtime of an accelerator: its own memory, in-order asynchronous lanes, events, launches.
 //!
 //! Addresses are opaque ([`DevPtr`]): the host never reads through them. Work is enqueued on a [`Lane`];
 //! work of one lane runs in order, lanes run beside each other, [`Event`]s order them. A call that

@@ -1,4 +1,4 @@
-//! What a step is asked to compute.
+//! The input of a step.
 
 use super::kv::Swap;
 use super::seq_id::SeqId;
@@ -29,7 +29,7 @@ pub enum Logits {
 /// How a step's inputs are computed together.
 #[derive(Debug, Clone, Copy)]
 pub struct StepPlan<'a> {
-    /// The sub-batch of each input; none: all in one.
+    /// The sub-batch of each input; `None`: all in one.
     pub split: Option<&'a [u8]>,
     /// How sub-batches share the lanes: in lock step ([`Flow::TwoLanes`]) the CPU attends the rows of one while the device
     /// computes those of the other.

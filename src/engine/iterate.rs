@@ -1,4 +1,4 @@
-//! From what a step is asked for to iterations: which rows are computed together.
+//! Turns the inputs of a step into iterations: which rows are computed together.
 
 use super::input::{Input, Logits, StepPlan};
 use super::kv::{Moved, SequenceKv};

@@ -1,4 +1,4 @@
-//! What a run will occupy, computed before anything is allocated.
+//! The memory that a run will occupy, computed before anything is allocated.
 
 use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;

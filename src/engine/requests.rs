@@ -169,7 +169,7 @@ impl Requests {
         self.engine.end_trace()
     }
 
-    /// What the scheduler goes by.
+    /// The limits that the scheduler works within.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -248,7 +248,7 @@ impl Requests {
     }
 
     /// Ends a request; its pages are free again. Returns whether it was there: an id of a request that has ended is
-    /// harmless, whoever has its slot now.
+    /// harmless, even if its slot is used again.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         self.end(id, Finish::Cancelled)
     }

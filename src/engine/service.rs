@@ -198,7 +198,7 @@ impl Client {
         }
     }
 
-    /// Ends a request behind the step in progress. One that has ended is left alone, whoever has its slot now.
+    /// Ends a request after the step in progress. A request that has already ended is ignored, even if its slot is used again.
     pub fn cancel(&self, id: RequestId) {
         // A service that has ended has no requests.
         let _ = self.sender.send(Command::Cancel(id));

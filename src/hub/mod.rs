@@ -29,7 +29,7 @@ pub use name::{HubName, ModelName};
 
 use crate::{Error, Result};
 
-/// Who is told about the progress of a pull.
+/// Receives the progress of a pull.
 pub trait Progress {
     /// A stretch of work on `what` begins: `total` bytes (if known).
     fn begin(&self, what: &str, total: Option<u64>);
@@ -41,7 +41,7 @@ pub trait Progress {
     fn note(&self, message: &str);
 }
 
-/// Tells nobody.
+/// Reports nothing.
 pub struct Silent;
 
 impl Progress for Silent {

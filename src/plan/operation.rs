@@ -73,7 +73,7 @@ impl Beside {
         sum
     }
 
-    /// With what `more` has beyond `base`, so many times.
+    /// Adds the difference between `more` and `base`, `times` times.
     pub fn plus(self, times: f64, more: Beside, base: Beside) -> Beside {
         Beside {
             attention: self.attention + times * (more.attention - base.attention),
@@ -340,12 +340,12 @@ pub(super) fn list_words(g: &Group) -> u64 {
     u64::from(g.tokens) + u64::from(g.end()).div_ceil(PAGE_TOKENS as u64)
 }
 
-/// Seconds of a list of so many words.
+/// Seconds to upload a list of this many words.
 pub(super) fn list(costs: &dyn Costs, words: u64) -> f64 {
     costs.transfer(Direction::ToDevice, WORD * words)
 }
 
-/// Seconds of what comes back of so many rows: of each a token with a sum beside it, or all logits.
+/// Seconds to download the results of these rows: a token and a sum each, or all logits.
 pub(super) fn results(costs: &dyn Costs, vocab: u64, pick: bool, rows: u64) -> f64 {
     costs.transfer(Direction::ToHost, rows * if pick { 2 * WORD } else { F32 * vocab })
 }

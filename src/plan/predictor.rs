@@ -58,7 +58,7 @@ impl Seconds {
         Seconds { all: self.all.max(copies.all), busy }
     }
 
-    /// With what `more` takes beyond `base`, so many times.
+    /// Adds the difference between `more` and `base`, `times` times.
     fn plus(mut self, times: f64, more: Seconds, base: Seconds) -> Seconds {
         self.all += times * (more.all - base.all);
         for (busy, (more, base)) in self.busy.iter_mut().zip(more.busy.into_iter().zip(base.busy)) {
@@ -150,7 +150,7 @@ impl Predictor {
         &self.sizes
     }
 
-    /// An iteration as it is: every layer, every group. What [`Predictor::seconds`] is held against.
+    /// Prices an iteration in full: every layer, every group. The reference for [`Predictor::seconds`].
     ///
     /// # Errors
     /// It cannot be lowered: see [`lower()`].
@@ -441,7 +441,7 @@ impl Predict for Predictor {
         self.host_products(rows) + self.sum(attends)
     }
 
-    /// An iteration that cannot be lowered takes for ever: nobody chooses it.
+    /// An iteration that cannot be lowered takes forever, so that no strategy chooses it.
     fn iteration(&self, iteration: &Iteration) -> f64 {
         self.seconds(iteration).map_or(f64::INFINITY, |t| t.all)
     }

@@ -325,7 +325,7 @@ pub struct FarForecast {
     pub attend_s: f64,
     /// The same, their pages streamed to the device.
     pub stream_s: f64,
-    /// The faster way from so many stored tokens of a sequence on, ascending.
+    /// The faster way, from this many stored tokens of a sequence on, ascending.
     pub ways: Vec<(u64, Spilled)>,
 }
 

@@ -56,7 +56,7 @@ pub struct BlockTime {
     pub exchange: f64,
     /// Transfers that can run under the block before: weights, stored keys and values.
     pub load: f64,
-    /// Keys and values that are stored on the host after they are made: nobody in this step waits for them.
+    /// Keys and values that are stored on the host after they are made: nothing in this step waits for them.
     pub store: f64,
 }
 

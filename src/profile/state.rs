@@ -104,7 +104,7 @@ impl Probe {
     }
 }
 
-/// Bytes that tiles load from L1 for each step of the chain, 4 cycles, on a core that nobody shares: 250 GB/s at 2.83 GHz. A Sapphire
+/// Bytes that tiles load from L1 for each step of the chain, 4 cycles, on an unshared core: 250 GB/s at 2.83 GHz. A Sapphire
 /// Rapids measured 278, and 80 to 120 beside a hyperthread that uses tiles; moments above 200 were its quiet ones. Zero where not
 /// measured.
 fn alone(cpu: &CpuId) -> f64 {
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(with(0.7e9, 1.9e11, Some(2.9e11)).state(&BEST, 0.0), State::Between);
     }
 
-    /// A stranger who was there from the first probe to the last.
+    /// Another program that ran from the first probe to the last.
     #[test]
     fn a_state_that_never_changes_is_told_where_a_core_is_known() {
         let at = |clock: f64, tiles| Probe { chain: clock / 4.0, tiles: Some(tiles), ..BEST };

@@ -119,7 +119,7 @@ fn each_once(iteration: &Iteration) -> Result<(), String> {
     }
 }
 
-/// Old values, whoever overwrites them.
+/// Old values, whichever operation overwrites them.
 fn want(found: Option<u32>, wanted: u32, what: &str, row: u32) -> Result<(), String> {
     match found {
         Some(v) if v == wanted => Ok(()),

@@ -7,9 +7,9 @@ use super::op::{Buffer, Op, Program, Region, Unit};
 /// What has touched a buffer.
 #[derive(Default)]
 struct History {
-    /// Parts and who wrote them last.
+    /// The last writer of each part.
     writers: Vec<(Region, usize)>,
-    /// Parts and who read them since they were written.
+    /// The readers of each part since it was last written.
     readers: Vec<(Region, usize)>,
 }
 

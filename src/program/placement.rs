@@ -104,14 +104,14 @@ pub enum Phase {
     Decode,
 }
 
-/// A block: where its weights are, who computes it, where its keys and values are kept.
+/// A block: where its weights are, which side computes it, where its keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerPlacement {
     /// Where its weights are.
     pub weights: Residence,
-    /// Who computes it for rows of prompts.
+    /// The side that computes it for rows of prompts.
     pub prefill: Policy,
-    /// Who computes it for decode rows.
+    /// The side that computes it for decode rows.
     pub decode: Policy,
     /// Where its pages of keys and values are kept. Of a block with [`Side::Device`], a sequence's oldest pages may
     /// be moved to the host.
@@ -132,7 +132,7 @@ impl LayerPlacement {
         }
     }
 
-    /// Who computes it in `phase`.
+    /// The side that computes it in `phase`.
     pub fn policy(&self, phase: Phase) -> Policy {
         match phase {
             Phase::Prefill => self.prefill,

@@ -1,4 +1,4 @@
-//! Pipelined steps that `mixed` weighs: how many rows of the host, how many of prompts, and which sub-batch they go to.
+//! Pipelined steps for `mixed`: how many rows of the host and of prompts, and in which sub-batch.
 //!
 //! NEO holds a step to attention that the other lane hides. Here a step may have all of the host's rows as well, split such
 //! that it takes least ([`split`](super::split)), and prompts go into the first sub-batch or into both. With everything on the
@@ -15,10 +15,10 @@ use super::split::{Fixed, split};
 use super::strategy::Limits;
 use super::weigh::{Worth, rate};
 
-/// Of the rows of a sub-batch, prompts are kept one in so many.
+/// One row in this many of a sub-batch is reserved for prompts.
 const KEPT_FOR_PROMPTS: u64 = 8;
 
-/// What steps are made of.
+/// The material for steps.
 pub(super) struct Parts<'a> {
     /// Decode rows of the device.
     decode: SubBatchRows,
@@ -26,13 +26,13 @@ pub(super) struct Parts<'a> {
     prompts: &'a [(&'a RequestView, Side)],
     /// Requests that decode on the host, those first that have waited longest.
     hosts: &'a [&'a RequestView],
-    /// Tokens of the first so many of them.
+    /// `tokens[n]`: tokens of the first n of `hosts`.
     tokens: Vec<u64>,
     limits: &'a Limits,
     costs: &'a dyn Predict,
 }
 
-/// Two sub-batches, what their rows are worth, and what the formula says that they do in a second.
+/// Two sub-batches, the worth of their rows, and their worth per second by the formula.
 struct Step {
     batches: [SubBatchRows; 2],
     worth: f64,
@@ -137,7 +137,7 @@ impl<'a> Parts<'a> {
         self.costs.host_attention(n as u64, self.tokens[n]) + 2.0 * handed
     }
 
-    /// Seconds of the device, with `n` rows of the host in two sub-batches and so many rows of prompts.
+    /// Seconds of the device, with `n` rows of the host in two sub-batches and `prompts` rows of prompts.
     fn device(&self, n: usize, prompts: u64) -> f64 {
         let half = n as u64 / 2;
         let first = self.decode.load.rows + prompts + n as u64 - half;
@@ -146,7 +146,7 @@ impl<'a> Parts<'a> {
             + self.decode.load.device_attention(self.costs)
     }
 
-    /// Rows of the host whose attention the device hides, with so many rows of prompts.
+    /// Rows of the host whose attention the device hides, beside `prompts` rows of prompts.
     fn hidden(&self, prompts: u64) -> usize {
         let pending = self.prompts.iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
         let prompts = prompts.min(pending).min(self.limits.rows.into());

@@ -24,7 +24,7 @@ use super::predict::Predict;
 use super::queues::{Queues, RequestView};
 use super::strategy::{Limits, Strategy};
 
-/// Of the rows of a step, prompts are kept one in so many.
+/// One row in this many of a step is reserved for prompts.
 const KEPT_FOR_PROMPTS: u32 = 8;
 
 /// See the [module](self).
@@ -32,7 +32,7 @@ const KEPT_FOR_PROMPTS: u32 = 8;
 pub struct Continuous {
     /// Requests that may overtake one that waits for pages.
     pub patience: u32,
-    /// Whose turn it is among those that decode.
+    /// The decode row whose turn is next.
     turn: usize,
 }
 
@@ -43,7 +43,7 @@ impl Default for Continuous {
 }
 
 impl Continuous {
-    /// With so much patience.
+    /// With this patience.
     pub fn new(patience: u32) -> Continuous {
         Continuous { patience, turn: 0 }
     }

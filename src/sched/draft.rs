@@ -1,4 +1,4 @@
-//! Memory of a step: which requests are on which side, before its rows are chosen. Steps that strategies share.
+//! Memory of a step: which requests are on which side. Shared by the strategies; they choose rows afterwards.
 //!
 //! ```text
 //! device   [ guaranteed: all they may grow to fits ][ evictable: admitted by what they need now ]   in the order of admission
@@ -23,10 +23,10 @@ use super::decision::Decision;
 use super::queues::{Queues, RequestView};
 use super::strategy::Limits;
 
-/// Of the device's pages, requests come in while so many of 100 are taken: the others are for those that grow.
+/// Per cent of the device's pages up to which requests are admitted; the rest is for growth.
 const WATERMARK: usize = 95;
 
-/// Requests that change sides before a step, at most: their pages are copied first. More leave the device if they must.
+/// Most requests that come back to the device before a step, since their pages are copied first. Evictions are not limited.
 const MOST_SWAPS: usize = 16;
 
 /// Requests that may overtake one that waits for memory.
@@ -36,15 +36,15 @@ pub(super) const PATIENCE: u32 = 16;
 pub(super) struct Draft<'a> {
     queues: &'a Queues,
     limits: &'a Limits,
-    /// On the device, with their places in the order of admission, ascending.
+    /// Requests on the device, each with its place in the order of admission, ascending.
     pub device: Vec<(usize, &'a RequestView)>,
-    /// On the host, likewise.
+    /// Requests on the host, likewise.
     pub host: Vec<(usize, &'a RequestView)>,
     /// Pages that the device's requests need now.
     held: usize,
-    /// Pages that the host's requests may come to need.
+    /// Pages that the host's requests may grow to.
     promised: usize,
-    /// Requests on both sides that were there before.
+    /// Requests that ran before this step.
     running: usize,
     admit: Vec<(RequestId, Side)>,
     swaps: Vec<(RequestId, Side)>,
@@ -55,7 +55,7 @@ fn needs(job: &RequestView) -> usize {
     KvGeometry::pages_for(job.prompt.max(job.stored + 1) as usize)
 }
 
-/// Of requests in the order of admission that may grow to these pages, what is behind those that fit `room` at their longest.
+/// Pages of the requests, in the order of admission, that do not fit `room` once all before them have grown to their longest.
 fn evictable(pages: impl Iterator<Item = usize>, room: usize) -> usize {
     let (mut sum, mut behind) = (0usize, 0);
     for n in pages {
@@ -68,7 +68,7 @@ fn evictable(pages: impl Iterator<Item = usize>, room: usize) -> usize {
 }
 
 impl<'a> Draft<'a> {
-    /// What there is.
+    /// From the queues as they are.
     pub fn new(queues: &'a Queues, limits: &'a Limits) -> Draft<'a> {
         let of = |side| {
             let running = queues.running().iter().enumerate();
@@ -188,7 +188,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Whether requests wait that a device with more room would be given.
+    /// Whether waiting requests remain after the admissions of this draft.
     pub fn waits(&self) -> bool {
         self.queues.waiting().len() > self.admit.len()
     }

@@ -1,4 +1,4 @@
-//! The device alone, asymmetric pipelining or asynchronous overlap: three steps that can be made, and the choice among them.
+//! Three possible steps (the device alone, asymmetric pipelining, asynchronous overlap) and the choice among them.
 //! What APEX chooses among, by Algorithm 1.
 //!
 //! ```text
@@ -23,10 +23,10 @@ use super::rows::{Load, SubBatchRows, longest_waiting};
 use super::strategy::{Limits, Observed, Strategy};
 use super::weigh::{HostPool, Worth, rate};
 
-/// Another way has to be better by so much to be taken instead of the last one: whoever leaves an overlap first ends its tokens.
+/// Factor by which another way must beat the last one: leaving an overlap first costs the steps that finish its tokens.
 const MARGIN: f64 = 1.02;
 
-/// The rates of the three ways, by [`Mode`]: nothing for one that cannot be gone.
+/// The rates of the three ways, by [`Mode`]; `None` if a way is impossible in this step.
 pub(super) type Rates = [Option<f64>; 3];
 
 /// See the [module](self).
@@ -50,7 +50,7 @@ impl Default for Hybrid {
     }
 }
 
-/// The best of the ways, unless the last one is nearly as good.
+/// The best way, unless the last one is nearly as good.
 pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
     let mut best = last;
     let mut most = rates[last as usize].map_or(f64::NEG_INFINITY, |rate| rate * MARGIN);
@@ -159,7 +159,7 @@ pub(super) fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
     draft.of(Side::Device, Phase::Decode).filter(|job| job.most - job.stored <= layers + 1).count()
 }
 
-/// What Algorithm 1 goes by: the rates at which each side attends, of the tokens it has.
+/// The inputs of Algorithm 1: the rates at which each side attends its tokens.
 fn seen(first: &SubBatchRows, pool: &[&RequestView], (l, g): (f64, f64), costs: &dyn Predict) -> Seen {
     let host = pool.iter().fold(Load::default(), |load, job| load.with(&job.group(1, Side::Host)));
     let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };

@@ -1,15 +1,15 @@
-//! What predictions are worth: ratios of measured to predicted seconds, learned while requests run (APEX §6, future work).
+//! Ratios of measured to predicted seconds, learned while requests run (APEX §6, future work).
 
 use super::model::Mode;
 use super::strategy::Observed;
 
-/// How much of a ratio is its newest sample.
+/// Weight of the newest sample in a ratio.
 const NEW: f64 = 0.05;
 
-/// A prediction is corrected by at most so many times.
+/// Largest factor by which a prediction is corrected.
 const MOST: f64 = 2.0;
 
-/// A ratio for each way of sharing an iteration.
+/// One ratio per way of sharing an iteration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Learned {
     ratios: [f64; 3],
@@ -22,12 +22,12 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// What a prediction is multiplied by.
+    /// The factor on a prediction.
     pub fn ratio(&self, mode: Mode) -> f64 {
         self.ratios[mode as usize]
     }
 
-    /// An iteration took longer or shorter than predicted.
+    /// Learns from an iteration.
     pub fn observe(&mut self, mode: Mode, seen: &Observed) {
         if seen.predicted > 0.0
             && seen.predicted.is_finite()

@@ -3,7 +3,7 @@
 //! ```text
 //! memory   evict, swap in, admit: the device first, the host as far as the long run gains by it       (steady)
 //! prompts  at full rate until both sides have their requests, then as fast as requests end, and in bubbles             (pace)
-//! steps    the device alone | pipelined, with all of the host's rows or those that are hidden | overlapped     (compose, overlap)
+//! steps    the device alone | pipelined, with all of the host's rows or the hidden ones | overlapped           (compose, overlap)
 //! rate     worth of its rows / (predicted seconds · what was learned about such predictions)
 //! ```
 //! Rates within a few percent of each other say little about what comes after: then the host's rows are computed rather than left, and
@@ -31,10 +31,10 @@ use super::steady::Steady;
 use super::strategy::{Limits, Observed, Strategy};
 use super::weigh::rate;
 
-/// Steps after which the long run is looked at again; or when there are an eighth more or fewer requests.
+/// Steps after which the long run is estimated again; sooner if the number of requests changes by an eighth.
 const LOOKS_AFTER: u32 = 32;
 
-/// The last to wait begin when there are so many requests on the host for each: who begins late ends alone.
+/// The last waiting requests begin once the host has this many requests for each of them: a request that begins late ends alone.
 const LAST: usize = 2;
 
 /// See the [module](self).
@@ -45,11 +45,11 @@ pub(super) struct Mixed {
     learned: Learned,
     /// How the last step was shared.
     mode: Mode,
-    /// The long run, and of how many requests.
+    /// The long run, and the number of requests that it was estimated from.
     steady: Option<(Steady, usize)>,
-    /// Steps since it was looked at.
+    /// Steps since that estimate.
     age: u32,
-    /// Whether it only ends the cohorts that there are.
+    /// Whether it only finishes the present cohorts.
     ends: bool,
 }
 
@@ -67,8 +67,8 @@ impl Default for Mixed {
     }
 }
 
-/// What a way's rate is multiplied by. Alone, the device leaves the host's rows for later; an overlap parks them for a token,
-/// during which no other way can be gone.
+/// Factor on a way's rate. Alone, the device leaves the host's rows for later; an overlap parks them for a token,
+/// during which no other way is possible.
 fn favour(way: Mode, last: Mode, long_run: Mode) -> f64 {
     match way {
         Mode::Pipelined => 1.0,
@@ -80,12 +80,12 @@ fn favour(way: Mode, last: Mode, long_run: Mode) -> f64 {
 }
 
 impl Mixed {
-    /// Begins no cohort: for rows that are parked, before another strategy goes on.
+    /// A strategy that begins no cohort: it finishes parked rows before another strategy takes over.
     pub fn ending() -> Mixed {
         Mixed { ends: true, ..Mixed::default() }
     }
 
-    /// The long run, looked at again now and then.
+    /// The long run, estimated again now and then.
     fn steady(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Steady {
         let n = queues.running().len() + queues.waiting().len();
         self.age += 1;

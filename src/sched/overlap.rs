@@ -30,7 +30,7 @@ const FILL: f64 = 0.95;
 const FILL_MOST: f64 = 1.1;
 const FILL_LEAST: f64 = 0.05;
 
-/// What a token without a lag adds to the share, and what a lag leaves of it.
+/// Added to the share after a token without a lag; factor on it after a lag.
 const GROWS: f64 = 0.01;
 const SHRINKS: f64 = 0.93;
 
@@ -42,7 +42,7 @@ pub(super) struct Cohorts {
     fill: f64,
     /// Iterations in which a cohort was not ready, since the last one began.
     lags: u32,
-    /// Whether a single request is larger than the window: its lags say nothing.
+    /// Whether a single request exceeds the window, so that its lags say nothing about the share.
     oversized: bool,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Overlapped {
     pub cohorts: Vec<SubBatch>,
     /// Rows of all of them.
     pub rows: u64,
-    /// Requests of those that begin, by place.
+    /// Requests of the cohorts that begin, by place.
     begins: [Vec<RequestId>; MOST],
 }
 
@@ -80,7 +80,7 @@ impl Cohorts {
         self.fill
     }
 
-    /// Takes note of who is still parked; returns the rows of the parked cohorts by place. `hosts`: the host's requests.
+    /// Updates which requests are parked; returns them by cohort. `hosts` are the host's requests.
     pub fn parked<'a>(
         &mut self,
         hosts: impl Iterator<Item = &'a RequestView>,
@@ -164,7 +164,7 @@ impl Cohorts {
         Overlapped { cohorts, rows, begins }
     }
 
-    /// The step is made, beside the device's rows.
+    /// Records that the step runs beside the device's rows; returns its iteration.
     pub fn carry_out(&mut self, step: Overlapped, first: SubBatchRows, costs: &dyn Predict) -> Iteration {
         let iteration = step.iteration(&first);
         let groups = step.cohorts.iter().flat_map(|c| &c.groups);
@@ -191,7 +191,7 @@ impl Cohorts {
         }
     }
 
-    /// Cohorts that were not ready are too large.
+    /// Cohorts that were not ready were too large: the share shrinks.
     pub fn observe(&mut self, seen: &Observed) {
         if seen.advanced < seen.cohorts && !self.oversized {
             // Once a token: the cohort that lags can only change behind it.

@@ -1,4 +1,4 @@
-//! How many rows of prompts `mixed` computes in a step: as many as make requests begin as fast as others end.
+//! How many rows of prompts `mixed` computes in a step: as many as let requests begin as fast as others end.
 //!
 //! ```text
 //! R = ρ · (max(D, D_long) + n)      ρ = Σ prompt / Σ answer; n decode rows of the host; D of the device, D_long in the long run
@@ -12,7 +12,7 @@
 use super::queues::Queues;
 use super::steady::Steady;
 
-/// Where prompts and decode rows gain little by each other, so few waiting requests to a running one begin at once.
+/// Where mixing prompts and decode rows gains little: waiting requests per running one up to which all begin at once.
 const FEW: f64 = 0.5;
 
 /// See the [module](self).
@@ -22,14 +22,14 @@ pub(super) struct Pace {
     per_row: f64,
     /// Decode rows of the device in the long run.
     device: usize,
-    /// Full rate: not before the device and the host have their requests.
+    /// Full rate, until the device and the host have their requests.
     ramps: bool,
-    /// Full rate: those that wait are few.
+    /// Full rate, since few requests wait.
     few: bool,
 }
 
 impl Pace {
-    /// With so many requests that decode on the device and on the host.
+    /// From the numbers of requests that decode on the device and on the host.
     pub fn of(steady: &Steady, queues: &Queues, decoding: [usize; 2]) -> Pace {
         let (waiting, running) = (queues.waiting().len(), queues.running().len());
         let few = match steady.mixes {
@@ -45,12 +45,12 @@ impl Pace {
         (self.per_row * (device.max(self.device) as f64 + host)).ceil().max(1.0) as u64
     }
 
-    /// Rows of prompts beside so many decode rows; nothing: as many as there is room for.
+    /// Rows of prompts beside these decode rows; `None`: as many as there is room for.
     pub fn rows(&self, device: u64, host: f64) -> Option<u64> {
         (!self.few && !self.ramps).then(|| self.beside(device as usize, host))
     }
 
-    /// Rows of prompts that are begun before another request is admitted for their sake.
+    /// Rows of prompts that must be pending before admission for their sake stops.
     pub fn pending(&self, device: usize, host: usize) -> u64 {
         if self.few { u64::MAX } else { self.beside(device, host as f64) }
     }

@@ -16,10 +16,10 @@ use super::strategy::Limits;
 /// Iterations after which a request of the host gets its row even if the device then waits for it.
 pub(super) const AGE: u32 = 64;
 
-/// Requests in a row that may find no place before the search ends.
+/// Consecutive requests without a place after which the search ends.
 const MISSES: u32 = 16;
 
-/// The flat part of the linear curve ends where products take so many times those of one row.
+/// The flat part of the linear curve ends where products take this many times as long as for one row.
 const FLAT: f64 = 1.1;
 
 /// Two sub-batches, and the prompts that get no row.
@@ -65,13 +65,13 @@ fn hidden(of: &[Load; 2], costs: &dyn Predict) -> [bool; 2] {
     ]
 }
 
-/// A load with as many decode rows of the host more.
+/// A load with more decode rows of the host.
 fn more(load: Load, rows: usize, tokens: u64) -> Load {
     let rows = rows as u64;
     Load { rows: load.rows + rows, host: (load.host.0 + rows, load.host.1 + tokens), ..load }
 }
 
-/// The most of `n` that `fits`: whoever fits with more also fits with less. By bisection, since each question asks the tables.
+/// The largest count up to `n` that `fits`, which must be monotonic. By bisection, since each question asks the tables.
 pub(super) fn most(n: usize, fits: impl Fn(usize) -> bool) -> usize {
     let (mut known, mut over) = (0, n + 1);
     while over - known > 1 {

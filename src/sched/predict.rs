@@ -1,4 +1,4 @@
-//! Seconds that a strategy weighs.
+//! Predicted seconds, as strategies ask for them.
 //!
 //! Pure: implementations read cost tables ([`plan`](crate::plan)) or closed formulas, never a clock.
 
@@ -6,7 +6,7 @@ use crate::program::Iteration;
 
 /// Predicted seconds of the parts of an iteration, each over all layers unless it says otherwise, and of whole iterations.
 pub trait Predict {
-    /// The products with weights (and what runs beside them on the device) for so many rows.
+    /// Products with weights, and what runs beside them on the device, for this many rows.
     fn linear(&self, rows: u64) -> f64;
 
     /// Attention on the device: rows, tokens whose keys and values are read over all sequences, pairs of a row and a token.
@@ -37,18 +37,18 @@ pub trait Predict {
         Some(at.map_or(0, |layer| layer + 1)).filter(|&layer| layer < self.layers())
     }
 
-    /// What the host does for a cohort of so many rows from one iteration to the next.
+    /// Seconds of the host for a cohort of these rows, from one iteration to the next.
     fn cohort(&self, rows: u64, kv_tokens: u64) -> f64 {
         self.host_attention(rows, kv_tokens) / f64::from(self.layers())
     }
 
-    /// What the host does in an iteration that the device waits for: layers whose products are its own.
+    /// Seconds of the host that the device waits for in an iteration: layers whose products the host computes.
     fn host_part(&self, _iteration: &Iteration) -> f64 {
         0.0
     }
 }
 
-/// Nothing takes any time: for strategies that ask for none.
+/// Predicts zero seconds for everything: for strategies that need no costs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Untimed;
 

@@ -9,14 +9,14 @@ use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
 
 use super::decision::Decision;
 
-/// What a strategy knows of a request.
+/// A request as strategies see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestView {
     /// Which.
     pub id: RequestId,
     /// Tokens of the prompt, at least 1.
     pub prompt: u32,
-    /// Tokens stored when it has grown as far as it may.
+    /// Tokens stored at its longest.
     pub most: u32,
     /// Tokens stored: of the prompt first, then those generated.
     pub stored: u32,
@@ -130,7 +130,7 @@ impl Queues {
         self.running.iter().filter(|j| j.home == Some(side)).map(|j| j.pages_with(0)).sum()
     }
 
-    /// Requests change queues and sides as decided.
+    /// Carries out the admissions and swaps of a decision.
     pub fn admit(&mut self, decision: &Decision) {
         for &(id, by) in &decision.passed {
             if let Some(job) = self.waiting.iter_mut().find(|j| j.id == id) {
@@ -150,7 +150,7 @@ impl Queues {
         }
     }
 
-    /// Running requests live and are parked where `of` says, whatever was decided: swaps may fail, and cohorts may end.
+    /// Sets where running requests live and are parked to what `of` says: swaps may have failed, and cohorts ended.
     pub fn settle(&mut self, of: impl Fn(RequestId) -> Option<(Side, Option<u32>)>) {
         for job in &mut self.running {
             if let Some((home, at)) = of(job.id) {
@@ -185,7 +185,7 @@ impl Queues {
         }
     }
 
-    /// Requests with all of their tokens are over.
+    /// Ends running requests that have all of their tokens.
     pub(super) fn end_complete(&mut self) {
         self.running.retain(|job| job.stored < job.most);
     }

@@ -7,10 +7,10 @@ use super::predict::Predict;
 use super::queues::RequestView;
 use super::strategy::Limits;
 
-/// Of the rows of a step, prompts are kept one in so many.
+/// One row in this many of a step is reserved for prompts.
 const KEPT_FOR_PROMPTS: u32 = 8;
 
-/// What rows there are: what costs depend on.
+/// Sums over rows that costs depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
     /// All rows.
@@ -24,7 +24,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// With a group more.
+    /// With one more group.
     pub fn with(mut self, group: &Group) -> Load {
         let (rows, end) = (u64::from(group.tokens), u64::from(group.end()));
         self.rows += rows;
@@ -40,7 +40,7 @@ impl Load {
         self
     }
 
-    /// Without a group that it has.
+    /// Without one of its groups.
     pub fn without(mut self, group: &Group) -> Load {
         let one = Load::default().with(group);
         self.rows -= one.rows;
@@ -77,9 +77,9 @@ impl Load {
 /// A sub-batch while it is filled.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SubBatchRows {
-    /// Of each kind, in the order in which they stand.
+    /// Groups by kind, in the order of the sub-batch.
     kinds: [Vec<Group>; 4],
-    /// What they cost.
+    /// The sums that their cost depends on.
     pub load: Load,
 }
 
@@ -94,7 +94,7 @@ fn kind(group: &Group) -> usize {
 }
 
 impl SubBatchRows {
-    /// Puts a group in.
+    /// Adds a group.
     pub fn push(&mut self, group: Group) {
         self.load = self.load.with(&group);
         self.kinds[kind(&group)].push(group);
@@ -105,7 +105,7 @@ impl SubBatchRows {
         self.kinds[0].last()
     }
 
-    /// Takes it out.
+    /// Removes it.
     pub fn drop_last_to_host(&mut self) {
         if let Some(group) = self.kinds[0].pop() {
             self.load = self.load.without(&group);
@@ -131,7 +131,7 @@ impl SubBatchRows {
         SubBatch::of(self.kinds.concat())
     }
 
-    /// One step of these alone.
+    /// An iteration of these rows alone.
     pub fn alone(self) -> Iteration {
         let sub_batches = if self.is_empty() { Vec::new() } else { vec![self.batch()] };
         Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: true }

@@ -1,4 +1,4 @@
-//! Decode rows of the host in two sub-batches, such that a step takes least.
+//! Splits the host's decode rows over two sub-batches so that the step is shortest.
 //!
 //! ```text
 //! gpu    | linear 0            | linear 1 | attend 0, prompts |      T = max(l(r₀+n₀), h(n₁)) + max(l(r₁+n₁) + g, h(n₀))
@@ -10,14 +10,14 @@
 use super::pipeline::most;
 use super::predict::Predict;
 
-/// What stays where it is.
+/// The rows that are not split.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fixed {
     /// Rows of each sub-batch: decode rows of the device, and prompts.
     pub rows: [u64; 2],
     /// Attention on the device, of both, in seconds.
     pub device: f64,
-    /// Rows that each sub-batch may have.
+    /// Most rows of each sub-batch.
     pub most: [u64; 2],
 }
 
@@ -28,12 +28,12 @@ impl Fixed {
     }
 }
 
-/// A split of n rows.
+/// A split of the host's rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Split {
     /// Rows in the second sub-batch; the others are in the first.
     pub second: usize,
-    /// What a step is predicted to take.
+    /// Predicted seconds of the step.
     pub seconds: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What a workload comes to in the long run: how many requests are worth having on the host, and what rows are worth there.
+//! The long-run rate of a workload: how many requests on the host pay off, and what a row is worth.
 //!
 //! ```text
 //! d         decode rows of a step: D of the device (as many as its pages hold half way through their answers), N of the host
@@ -8,8 +8,8 @@
 //! pipelined    T = max(l(D+R₀+n₀), h(n₁)) + max(l(n₁+R₁) + g, h(n₀))                (D+N) / T       n₀ + n₁ = N
 //! overlapped   T = l(D+R) + g + l(c)/L,  h(c)/L + t_launch <= fill·T                (D + c/(L+1)) / T      c <= N
 //! ```
-//! l: products, g: attention on the device (prompts and D), h: attention on the host, each over all L layers. The host takes the
-//! smallest N within [`ENOUGH`] of the most tokens in a second.
+//! l: products, g: attention on the device (prompts and D), h: attention on the host, each over all L layers. The host gets the
+//! smallest N whose tokens per second are within [`ENOUGH`] of the maximum.
 //!
 //! Worth follows from the best of these: in the long run a decode row brings ρ rows of prompts with it, and the two together
 //! take T / d. A prompt's row is worth the seconds that the device takes for it alone, a decode row what is left:
@@ -17,8 +17,8 @@
 //! ```text
 //! w_p = l(R)/R        w_d = T/d − ρ·w_p
 //! ```
-//! So a step that does as much as the long run has a rate of 1, whatever its rows are. With worth by what the device alone would
-//! take, as NEO weighs, decode rows seem five times as dear as they are where the host attends most of them, and prompts wait.
+//! So a step at the long-run rate scores 1, whatever its rows are. If worth were measured by what the device alone would
+//! take (as NEO does), decode rows would look five times too expensive where the host attends most of them, and prompts would wait.
 
 use super::model::Mode;
 use super::predict::Predict;
@@ -28,22 +28,22 @@ use super::strategy::Limits;
 use super::weigh::Worth;
 use crate::cache::KvGeometry;
 
-/// A smaller number of requests on the host is preferred while it does so much of the most.
+/// Share of the best rate at which fewer requests on the host are preferred.
 const ENOUGH: f64 = 0.97;
 
-/// Prompts and decode rows are as good in steps of their own if those do so much of the most.
+/// Share of the best rate that separate steps for prompts and decode rows must reach to count as equally good.
 const APART: f64 = 0.85;
 
-/// More of them may be there while they do so much of the most.
+/// Share of the best rate down to which more requests may be on the host.
 const NEARLY: f64 = 0.95;
 
-/// Overlap has to be better by so much: its rows are parked for a token, and it needs many requests.
+/// Factor by which overlap must be better: its rows stay parked for a whole token, and it needs many requests.
 const CLEARLY: f64 = 1.04;
 
-/// Of the device's pages, so many are in use.
+/// Share of the device's pages that is in use in the long run.
 const IN_USE: f64 = 0.95;
 
-/// Requests that are looked at.
+/// Requests that the estimate reads at most.
 const LOOKED_AT: usize = 1024;
 
 /// See the [module](self).
@@ -51,28 +51,28 @@ const LOOKED_AT: usize = 1024;
 pub(super) struct Steady {
     /// Requests that decode on the device.
     pub device: usize,
-    /// Requests worth having on the host: the fewest.
+    /// Fewest requests worth having on the host.
     pub least: usize,
-    /// The most.
+    /// Most requests worth having on the host.
     pub most: usize,
-    /// Whether it gains by prompts and decode rows in the same steps.
+    /// Whether mixing prompts and decode rows in the same steps pays.
     pub mixes: bool,
-    /// The way that does most.
+    /// The way with the highest rate.
     pub mode: Mode,
-    /// Rows of prompts to a decode row, so that requests come as fast as they end.
+    /// Rows of prompts per decode row that admit requests as fast as others end.
     pub prompts: f64,
-    /// What rows are worth.
+    /// Worth of a row.
     pub worth: Worth,
 }
 
-/// What requests are like.
+/// Averages over the present requests.
 #[derive(Debug, Clone, Copy)]
 struct Mix {
-    /// Requests that are there.
+    /// Number of requests.
     requests: usize,
-    /// Rows of prompts to a decode row.
+    /// Rows of prompts per decode row, of what is left to compute.
     prompts: f64,
-    /// The same of whole requests.
+    /// The same over whole requests.
     whole: f64,
     /// Tokens of a prompt.
     prompt: f64,
@@ -83,7 +83,7 @@ struct Mix {
 }
 
 impl Mix {
-    /// Of what is left to do for the requests that are there.
+    /// Averages of what is left to compute.
     fn of(queues: &Queues) -> Mix {
         let jobs = queues.running().iter().chain(queues.waiting()).take(LOOKED_AT);
         let (mut n, mut left, mut prompt, mut rows, mut tokens, mut pages) =
@@ -116,7 +116,7 @@ fn projected(job: &RequestView) -> u64 {
     u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most)).max(1)
 }
 
-/// Decode rows and seconds of a step that repeats for ever.
+/// Decode rows and seconds of a step that repeats forever.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     mode: Mode,
@@ -173,7 +173,7 @@ impl Model<'_> {
         Step { mode: Mode::Pipelined, rows, seconds: of(0).min(of(prompts / 2)) }
     }
 
-    /// Tokens in a second with prompts in steps of their own, of so many seconds a row.
+    /// Tokens per second with prompts in separate steps, at `prompt` seconds a row.
     fn apart(&self, host: u64, prompt: f64) -> f64 {
         let decode = Model { mix: Mix { prompts: 0.0, ..self.mix }, ..*self }.pipelined(host);
         decode.rows / (decode.seconds + self.mix.prompts * decode.rows * prompt)
@@ -196,7 +196,7 @@ impl Model<'_> {
 }
 
 impl Steady {
-    /// Of the requests that are there. `fill`: the share of an iteration that cohorts fill.
+    /// Estimate for the present requests. `fill` is the share of an iteration that cohorts fill.
     pub fn of(queues: &Queues, limits: &Limits, costs: &dyn Predict, fill: f64) -> Steady {
         let mix = Mix::of(queues);
         let room = IN_USE * limits.device_pages as f64 / KvGeometry::pages_for(mix.kv as usize).max(1) as f64;

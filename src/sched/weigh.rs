@@ -1,4 +1,4 @@
-//! What a step is worth: its rows by the seconds that the device alone would take for them.
+//! The worth of a step: the seconds that the device alone would need for its rows.
 //!
 //! ```text
 //! worth of a decode row   (linear(n) + attention(n)) / n, of the n decode rows that the device has
@@ -14,7 +14,7 @@ use super::queues::RequestView;
 use super::rows::Load;
 use super::strategy::Limits;
 
-/// What rows are worth, in seconds.
+/// Worth of a row, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Worth {
     decode: f64,
@@ -22,7 +22,7 @@ pub(super) struct Worth {
 }
 
 impl Worth {
-    /// Beside a sub-batch with the device's rows.
+    /// Worth measured by a sub-batch with the device's rows.
     pub fn beside(first: &Load, limits: &Limits, costs: &dyn Predict) -> Worth {
         let n = first.device.0.max(1);
         let alone = Load { rows: n, device: first.device, ..Load::default() };
@@ -33,36 +33,36 @@ impl Worth {
         }
     }
 
-    /// Of a decode row, and of a prompt's row, in seconds.
+    /// From the seconds of a decode row and of a prompt's row.
     pub fn priced(decode: f64, prompt: f64) -> Worth {
         Worth { decode, prompt }
     }
 
-    /// Of all rows.
+    /// Worth of all rows.
     pub fn of(&self, load: &Load) -> f64 {
         self.decode * (load.device.0 + load.host.0) as f64 + self.prompt * load.prompt.0 as f64
     }
 
-    /// Of `rows` decode rows, which may be a part of one.
+    /// Worth of `rows` decode rows; may be a fraction.
     pub fn decode(&self, rows: f64) -> f64 {
         self.decode * rows
     }
 }
 
-/// What a step does in a second.
+/// Worth per second of a step.
 pub(super) fn rate(worth: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { worth / seconds } else { worth }
 }
 
-/// Decides how many requests are worth having on the host: those whose attention one more can be added to.
+/// Decides how many requests the host takes: as long as its attention still fits the window.
 pub(super) struct HostPool<'a> {
     rows: u64,
     kv: u64,
-    /// Rows of prompts that are waiting to be computed.
+    /// Rows of prompts still to be computed.
     pending: u64,
     /// Seconds that the host has for attention of all layers.
     window: f64,
-    /// Most of them that a step has room for.
+    /// Limit on them: what one step has room for.
     most_pending: u64,
     costs: &'a dyn Predict,
 }
@@ -73,7 +73,7 @@ fn projected(job: &RequestView) -> u64 {
 }
 
 impl<'a> HostPool<'a> {
-    /// With what a draft has on the host, so many seconds for attention of all layers, and a step with room for so many rows of prompts.
+    /// From the draft's requests on the host, a window in seconds for attention over all layers, and the prompt rows that a step has room for.
     pub fn of(draft: &Draft<'_>, window: f64, most_pending: u32, costs: &'a dyn Predict) -> HostPool<'a> {
         HostPool {
             rows: draft.host.len() as u64,
@@ -85,7 +85,7 @@ impl<'a> HostPool<'a> {
         }
     }
 
-    /// Whether the host has the time for a request more, and the step for rows of its prompt; it is counted then.
+    /// Whether one more request fits the host's time and the step's prompt rows; if so, it is counted.
     pub fn takes(&mut self, job: &RequestView) -> bool {
         let (rows, kv) = (self.rows + 1, self.kv + projected(job));
         // One at least, however slow the host is: who fits nowhere else must get through.

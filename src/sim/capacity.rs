@@ -8,7 +8,7 @@ use crate::plan::{Hardware, Sizes};
 use crate::program::{Placement, Side};
 use crate::{Error, Result};
 
-/// What a step may hold.
+/// Limits of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Rows of a step.

@@ -1,4 +1,4 @@
-//! How long an iteration takes on a machine that is not there, and what it leaves behind.
+//! How long an iteration takes on a described machine, and which host work outlasts it.
 //!
 //! ```text
 //! serial, two lanes   the program on the virtual machine, its moves included
@@ -49,12 +49,12 @@ pub struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    /// By these predictions.
+    /// A clock that runs by these predictions.
     pub fn new(predictor: &'a Predictor) -> Clock<'a> {
         Clock { predictor, host_free: 0.0, ready: HashMap::new() }
     }
 
-    /// What is under way at `now`.
+    /// The host's work in flight at `now`.
     pub(super) fn carried(&self, now: f64) -> Carried {
         let left = |t: f64| (t - now).max(0.0);
         let cohorts = self.ready.iter().map(|(&id, &t)| (id, left(t))).collect();
@@ -81,7 +81,7 @@ impl<'a> Clock<'a> {
         Ok(lap)
     }
 
-    /// Copies of whole requests that nothing runs beside.
+    /// Copies of whole requests, with nothing beside them.
     ///
     /// # Errors
     /// Moves that cannot be lowered.

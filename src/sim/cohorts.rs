@@ -1,4 +1,4 @@
-//! What cohorts of an asynchronous iteration add to it: the device's products grow by their rows, and the host attends.
+//! What cohorts add to an asynchronous iteration: products of their rows on the device, attention on the host.
 
 use crate::cache::PAGE_TOKENS;
 use crate::plan::{Costs, Direction, Group as Alike, Scan};

@@ -58,7 +58,7 @@ pub struct Requests {
 /// See the [module](self).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// Who decided.
+    /// The strategy's name.
     pub strategy: String,
     /// Tokens generated per second of the makespan.
     pub throughput_tok_s: f64,
@@ -72,7 +72,7 @@ pub struct Report {
     pub tpot_s: Latencies,
     /// Seconds from arrival to the last token, by token of the answer (NEO's per-token latency): the mean over requests.
     pub latency_per_token_s: Option<f64>,
-    /// Share of the makespan during which the GPU worked; not a number (null in JSON) where nobody knows, as with the next ones.
+    /// Share of the makespan during which the GPU worked; not a number (null in JSON) if unknown, as with the next ones.
     pub gpu_busy: f64,
     /// Of the CPU.
     pub cpu_busy: f64,
@@ -130,7 +130,7 @@ impl Trip {
 pub struct Sums {
     /// When, and how many tokens.
     pub tokens: Vec<(f64, u32)>,
-    /// Seconds that the GPU worked; not a number if nobody knows, as with the others.
+    /// Seconds that the GPU worked; not a number if unknown, as with the others.
     pub gpu: f64,
     /// That the CPU worked.
     pub cpu: f64,

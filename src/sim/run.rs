@@ -14,11 +14,11 @@ use crate::timeline::{Timeline, Window};
 use crate::workload::Arrival;
 use crate::{Error, Result};
 
-/// Requests that a strategy sees waiting: those behind them come in their turn. Scheduling takes time with every one that is looked
+/// Waiting requests that a strategy sees; the others come in their turn. Scheduling takes time for every request that is looked
 /// at, and no strategy lets so many overtake the first.
 const IN_SIGHT: usize = 512;
 
-/// Iterations in which nothing advances before the simulation gives up.
+/// Idle iterations after which the simulation gives up.
 const PATIENCE: u32 = 10_000;
 
 /// How requests are run.
@@ -52,7 +52,7 @@ pub fn simulate(
     Ok(report(name, &sim.trips, sim.sums))
 }
 
-/// Runs `requests` as far as the `window` reaches, and says what ran in it and when. Nothing, of a run that is
+/// Runs `requests` up to the end of the `window`, and returns what ran in it and when. Empty, if the run is
 /// over before.
 ///
 /// # Errors
@@ -135,10 +135,10 @@ struct Sim<'a> {
     trips: Vec<Trip>,
     queues: Queues,
     clock: Clock<'a>,
-    /// Who looks at a few steps.
+    /// Records a few steps.
     recorder: Option<Recorder<'a>>,
     limits: Limits,
-    /// Of the longest request that the strategy serves.
+    /// Pages of the longest request that the strategy serves.
     most_pages: usize,
     sums: Sums,
     now: f64,
@@ -177,7 +177,7 @@ impl Sim<'_> {
         }
     }
 
-    /// Fails all that is in the queues.
+    /// Fails all requests in the queues.
     fn give_up(&mut self, name: &str) {
         let left: Vec<RequestId> = self.queues.waiting().chain(self.queues.running()).map(|j| j.id).collect();
         for id in left {

@@ -28,7 +28,7 @@ impl<'a> Recorder<'a> {
         Recorder { predictor, window, tokens, state: None, steps: 0, timeline: Timeline::default() }
     }
 
-    /// Whether the iteration that begins at `now`, after so many tokens, is recorded.
+    /// Whether the iteration that begins at `now`, after `made` tokens, is recorded.
     pub fn records(&self, now: f64, made: u64) -> bool {
         self.state.is_some() || self.window.begins(now, made, self.tokens)
     }

@@ -1,4 +1,4 @@
-//! When the operations of a run happened, on which lane: for people who look at overlap.
+//! When the operations of a run happened, on which lane: to look at overlap.
 //!
 //! | a file | what |
 //! |---|---|
@@ -91,7 +91,7 @@ impl Window {
         self.steps.saturating_add(2 * Window::MARGIN)
     }
 
-    /// The steps that are shown, of a timeline of [`Window::recorded`] steps, or of as many as there were.
+    /// The steps that are shown of the recorded ones ([`Window::recorded`], or fewer if the run was shorter).
     pub fn cut(&self, timeline: &Timeline) -> Timeline {
         let steps = timeline.steps();
         let first = Window::MARGIN.min(steps.saturating_sub(self.steps));

@@ -194,7 +194,7 @@ unsafe fn execute(insn: Insn, gregs: &Gregs, tiles: &mut Tiles) -> Result<(), Fa
     }
 }
 
-/// Hands a signal that is not ours to whoever had it before.
+/// Passes a signal that is not ours to the previous handler.
 ///
 /// # Safety
 /// The arguments must be those of the running signal handler.

@@ -1,4 +1,4 @@
-//! What tile instructions do to tile state, after the SDM's pseudocode.
+//! The effect of tile instructions on tile state, after the SDM's pseudocode.
 //!
 //! Everything here runs inside a signal handler: no allocation, no lock, no panic on any input.
 //!

@@ -1,4 +1,4 @@
-//! What the system tells about itself in /proc and /sys. What it does not tell is `None`.
+//! What the system reports about itself in /proc and /sys; `None` where it reports nothing.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! An engine for many requests, and who schedules them: what `generate --prompts` and `bench --trace` share.
+//! An engine for many requests, and its scheduler: what `generate --prompts` and `bench --trace` share.
 
 use tandem::cache::{KvGeometry, PAGE_TOKENS};
 use tandem::device::{self, open::Kind};

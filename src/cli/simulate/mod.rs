@@ -284,7 +284,7 @@ pub fn run(args: &Args) -> Result<()> {
     output::json(&json(&setup.about(), &work, &reports)?)
 }
 
-/// Rows of a trace that are no requests have failed, whoever schedules.
+/// Rows of a trace that are no requests count as failed for every strategy.
 pub fn count_bad_rows(work: &Workload, reports: &mut [Report]) {
     if work.bad_rows > 0 {
         let first = work.bad.first().map(ToString::to_string).unwrap_or_default();

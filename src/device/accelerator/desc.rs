@@ -1,4 +1,4 @@
-//! What a step is asked for: which rows it has, and where the attention of each is computed.
+//! The description of a step: its rows, and where the attention of each is computed.
 
 /// Which tokens' attention [`Accelerator::attend`](super::Accelerator::attend) computes on this device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Which rows of a step are what: checked once, the same for every implementation.
+//! The roles of a step's rows, checked once for every implementation.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What an accelerator has to know of a model and of its steps to size memory.
+//! What an accelerator must know about a model and its steps to size memory.
 
 use crate::cache::PAGE_TOKENS;
 use crate::model::ModelSpec;

@@ -1,4 +1,4 @@
-//! A prepared step, and what every operation of it needs to know.
+//! A prepared step, with what its operations need.
 
 use std::any::Any;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Emulated time: when things would have happened on a machine of given speed, whatever this one takes for them.
+//! Emulated time: when things would have happened on a machine of given speed.
 //!
 //! ```text
 //! control thread   issue ─ issue ─ issue ─ wait for an event ────────────┐ now = when the event was passed

@@ -1,4 +1,4 @@
-//! What work takes on a machine: the larger of arithmetic and memory time, and bytes over the link.
+//! How long work takes on a machine: the larger of arithmetic and memory time, and bytes over the link.
 
 use crate::hardware::Hardware;
 use crate::{Error, Result};

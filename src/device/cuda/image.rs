@@ -1,4 +1,4 @@
-//! In which form a GPU gets a module, machine code or PTX, and handing it to the driver.
+//! Loads a module into the driver, as machine code or PTX.
 
 use std::ffi::c_void;
 use std::sync::Arc;

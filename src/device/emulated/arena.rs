@@ -1,4 +1,4 @@
-//! The device's memory: one reservation, whose addresses the host has no business with.
+//! The device's memory: one reservation whose addresses the host must not use.
 //!
 //! Memory that nobody holds, or that nobody has written, is 0xFF in every byte: NaN in every float
 //! format, and a page number or a count that no test takes for its own.

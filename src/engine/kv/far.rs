@@ -1,4 +1,4 @@
-//! How tokens whose pages have left the device are attended: always in one way, or in each step in the way of the least
+//! How tokens whose pages have left the device are attended: always in one way, or in each step in the way with the least
 //! predicted time.
 //!
 //! A step is predicted with the tokens attended where they are, and with their pages streamed; for prompts and decode rows apart,

@@ -41,7 +41,7 @@ pub(super) struct Sides {
     pub host: bool,
 }
 
-/// The pages of all sequences, and who says which of them move.
+/// The pages of all sequences, and the policy that moves them.
 pub(super) struct KvStore {
     pub pages: KvPages,
     pub sides: Sides,

@@ -1,4 +1,4 @@
-//! Sequences that change sides because their scheduler says so.
+//! Sequences that change sides on the scheduler's decision.
 
 use super::pager::Moved;
 use super::{KvPages, SequenceKv};

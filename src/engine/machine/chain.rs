@@ -10,7 +10,7 @@ pub(super) enum Turn {
     None,
     /// Its token's embedding comes first.
     Begins,
-    /// Nobody has looked yet.
+    /// Not looked at yet.
     Parked,
     /// It advances.
     Joined,

@@ -89,7 +89,7 @@ pub struct Choice {
     pub pinned: Option<usize>,
     /// The vectors for prompts and decode rows of blocks that are not pinned.
     pub policies: Option<(Policy, Policy)>,
-    /// Pages of a layer on the device, of so many that all sequences have: where these are more, the rest is on the host.
+    /// Pages of a layer on the device, out of the pages that all sequences have; the rest is on the host.
     pub kv_pages: Option<(usize, usize)>,
     /// How tokens whose pages have left the device are attended; `None`: in each step in the faster way, which takes memory to
     /// stream pages to.

@@ -1,4 +1,4 @@
-//! Cohorts between iterations: the per-layer sync table (APEX §4), and what becomes of its lines in a step.
+//! Cohorts between iterations: the per-layer sync table (APEX §4), and how a step updates it.
 //!
 //! ```text
 //! begins ─► jobs given ─► parked at layer 0 ─► joined: jobs of layer 1 ─► … parked at the last layer ─► joined: logits
@@ -72,7 +72,7 @@ pub(in crate::engine) struct Outcome {
     pub slot: usize,
     /// Its rows.
     pub groups: Vec<Group>,
-    /// Where it is parked now ([`Placement::next_stop`](crate::program::Placement::next_stop)); none: its logits are there, or it failed.
+    /// Where it is parked now ([`Placement::next_stop`](crate::program::Placement::next_stop)); `None`: its logits are there, or it failed.
     pub at: Option<u32>,
     /// Whether it has advanced.
     pub advanced: bool,
@@ -454,7 +454,7 @@ impl RealMachine {
         self.deterministic = false;
     }
 
-    /// The host's operation behind so many more is a panic.
+    /// The host's operation after this many others panics.
     pub fn panic_host(&self, after: usize) {
         self.lane().state().panics_at = Some(after);
     }

@@ -1,4 +1,4 @@
-//! What a step leaves behind: logits or tokens of the rows that wanted them, where the caller expects them.
+//! Collects the results of a step: logits or tokens of the rows that wanted them.
 
 use super::chain::Chain;
 use super::part::Part;

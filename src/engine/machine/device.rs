@@ -1,4 +1,4 @@
-//! What an operation on the device's lanes is for the accelerator.
+//! Translates operations on the device's lanes into calls of the accelerator.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -51,7 +51,7 @@ pub(super) struct DeviceHalf {
     pub limits: Limits,
     pub parts: Vec<DevicePart>,
     pub layers: Vec<Weights>,
-    /// What attention of each layer goes by.
+    /// How each layer's attention is computed.
     pub modes: Vec<Mode>,
     pub stream: Option<LayerStream>,
     /// Layers in the staging buffers, the oldest first.

@@ -1,4 +1,4 @@
-//! What an operation of the host's workers is for its sublayers.
+//! Translates operations of the host's workers into calls of its sublayers.
 
 use std::ops::Range;
 

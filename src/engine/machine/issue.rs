@@ -498,7 +498,7 @@ impl Drop for Used {
     }
 }
 
-/// The lists that an operation of the device goes by.
+/// The lists that an operation of the device uses.
 pub(super) fn lists<'a>(modes: &[Mode], op: &Op, lists: &'a [PartLists]) -> &'a Step {
     let of = op.layer.map(|l| modes[l as usize]);
     let found = lists[op.sub_batch as usize].modes.iter().find(|(mode, _)| of.is_none_or(|of| of == *mode));

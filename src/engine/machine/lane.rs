@@ -325,7 +325,7 @@ impl<S: Send + 'static> Lane<S> {
         drop(self.wait_while(|_| !ended()));
     }
 
-    /// Nobody asks any more when the detached jobs of a sub-batch before `job` ran.
+    /// The times of a sub-batch's detached jobs before `job` are no longer needed.
     pub fn forget(&mut self, of: usize, before: Ticket) {
         let gone = |t: &Ticket, b: usize| b == of && *t < before;
         let detached = &self.detached;

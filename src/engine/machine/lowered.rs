@@ -14,7 +14,7 @@ use crate::program::{
 };
 use crate::{Error, Result};
 
-/// Programs that are kept, and operations of programs: as many programs as have no more, at least so many.
+/// Programs that are kept at least; more, while they have at most [`MOST_OPS`] operations in all.
 const MOST: usize = 64;
 const MOST_OPS: usize = 16 << 10;
 

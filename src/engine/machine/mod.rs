@@ -144,7 +144,7 @@ pub(super) struct RealMachine {
     pretends: Option<(usize, Option<usize>)>,
 }
 
-/// The host's half, and who runs its operations.
+/// The host's half, and the threads that run its operations.
 #[allow(clippy::large_enum_variant)] // one per machine
 enum HostSide {
     /// The thread that issues them: there is no device beside.

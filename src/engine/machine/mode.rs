@@ -1,8 +1,8 @@
-//! What the attention of a layer goes by.
+//! How the attention of a layer is computed.
 
 use crate::program::Side;
 
-/// What a layer's attention goes by: steps are prepared once for each.
+/// How a layer's attention is computed: steps are prepared once for each mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Mode {
     /// Where it happens, in prefill and in decode.

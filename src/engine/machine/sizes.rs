@@ -132,7 +132,7 @@ impl Sizes {
         })
     }
 
-    /// The same with memory to stream pages to that have left, where nobody has said how they are attended.
+    /// The same with memory to stream evicted pages to, where the way to attend them was not given.
     pub(super) fn streaming(&self) -> Option<Sizes> {
         (self.far.is_none() && !self.streams).then(|| Sizes { streams: true, ..self.clone() })
     }

@@ -24,7 +24,7 @@ pub enum Look {
     Failed,
 }
 
-/// Nobody's.
+/// Not in use.
 const FREE: u32 = 0;
 /// Given to the host's lane.
 const PARKED: u32 = 1;

@@ -1,4 +1,4 @@
-//! How much an operation of the host's workers does: what emulated time takes for it, by the CPU's rates.
+//! The work of an operation of the host's workers, and how long emulated time takes for it by the CPU's rates.
 //!
 //! Bytes are those of the prepared weights (packed, or as the file has them), of the keys and values that some row sees (keys in
 //! groups of 16 tokens, values in pairs, as their lines in a page: decision 0001), and of 16-bit inputs; what passes from one operation to the next stays in the caches as long as it fits them.

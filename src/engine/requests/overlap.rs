@@ -117,7 +117,7 @@ impl Requests {
         });
     }
 
-    /// Cohorts in the way of an iteration that is not asynchronous: their requests' tokens begin again.
+    /// Discards cohorts that a synchronous iteration cannot carry: their requests' tokens begin again.
     pub(super) fn unpark(&mut self, iteration: &Iteration) {
         if iteration.flow == Flow::Async {
             return;

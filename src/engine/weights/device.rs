@@ -136,7 +136,7 @@ impl<'a> Upload<'a> {
         self.source
     }
 
-    /// What was uploaded, to be kept as long as it is used. All copies are done.
+    /// The uploaded memory, to be kept as long as it is used. All copies are done.
     ///
     /// # Errors
     /// A device that failed.

@@ -1,4 +1,4 @@
-//! A layer's layout: what of it lies where in one contiguous image, apart from where the image is.
+//! A layer's layout: where each of its parts lies in one contiguous image, independent of where the image is.
 
 use super::matrix::{LayerMatrices, Matrix, tensor};
 use crate::device::accelerator::{Accelerator, LayerWeights, LinearWeight, NormWeight, UpWeight};

@@ -1,4 +1,4 @@
-//! A small program, and what of it is priced.
+//! A small program and its priced operations.
 
 use crate::program::Program;
 

@@ -256,7 +256,7 @@ fn scan(group: &Group, rows: u32, window: Option<u64>) -> Scan {
     }
 }
 
-/// Who waits for pages that move.
+/// The rows that wait for pages that move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Waiter {
     sub_batch: usize,
@@ -269,7 +269,7 @@ struct Waiter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Moved {
     pub to: Side,
-    /// `None`: nobody in this step.
+    /// `None`: no rows of this step.
     by: Option<Waiter>,
     /// Of each request.
     pub pages: Vec<u64>,
@@ -346,7 +346,7 @@ pub(super) struct Shape {
     pick: bool,
     /// Of each sub-batch, its classes and where it is parked.
     batches: Vec<(Vec<Class>, Option<(usize, Place)>)>,
-    /// Moves of pages: where to, and who waits for them.
+    /// Moves of pages: their destination, and the rows that wait for them.
     moves: Vec<(Side, Option<Waiter>)>,
 }
 
@@ -377,7 +377,7 @@ impl Shape {
         classes.into_iter().any(|c| c.phase == Phase::Prefill && c.kv == Kv::Host)
     }
 
-    /// The smallest iteration of this shape, over runs of so many layers.
+    /// The smallest iteration of this shape, over runs of these lengths in layers.
     fn iteration(&self, runs: &[usize]) -> Iteration {
         let mut slot = 0;
         let mut group = |class: &Class| {
@@ -526,7 +526,7 @@ impl Template {
     }
 }
 
-/// A shape's program over so many layers of each run. What is to be priced and not among `ops` is added there.
+/// A shape's program over the given number of layers of each run. Operations to price that `ops` lacks are added to it.
 fn program(
     shape: &Shape,
     placement: &Placement,
@@ -556,7 +556,7 @@ fn program(
     Ok(Run { priced: priced.collect(), waits, program })
 }
 
-/// A program of `few` layers of each run, with the others put in; nothing: they do not go on as these do.
+/// A program of `few` layers of each run, extended to all layers; `None` if the others do not repeat these.
 fn unrolled(mut run: Run, few: &[usize], each: &[usize]) -> Option<Run> {
     // From the last, so that the layers before one are still few.
     for at in (0..few.len()).rev() {

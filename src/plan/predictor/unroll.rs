@@ -18,7 +18,7 @@ pub(super) fn lowered(n: usize) -> usize {
 /// the last layer works for logits only.
 const FEW: usize = 10;
 
-/// Repeats the layers `first + 6` and `first + 7` so many times more; `first` is the first of a run of [`lowered`] layers.
+/// Repeats the layers `first + 6` and `first + 7` `times` times; `first` is the first of a run of [`lowered`] layers.
 /// `None`: the two pairs of layers before the last do not have the same operations that wait alike.
 pub(super) fn repeat(run: &mut Run, first: u32, times: usize) -> Option<()> {
     let ops = &run.program.ops;

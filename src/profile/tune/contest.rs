@@ -1,4 +1,4 @@
-//! The same product under several entries of the tuning table: call by call in turn, so that a drifting host moves all of
+//! The same product under several entries of the tuning table, in alternating calls, so that a drifting host moves all of
 //! them, on weights that are not in a cache. Answers are checked before anything is timed.
 
 use std::time::Instant;

@@ -128,7 +128,7 @@ pub(super) struct BatchRows<'a> {
 }
 
 impl<'a> BatchRows<'a> {
-    /// Of a model with so many layers and these windows; `own` says whose tokens are followed by number.
+    /// For a model with this many layers and these windows; `own` names the requests whose tokens are followed by number.
     pub fn new(
         batch: &'a SubBatch,
         layers: usize,

@@ -85,7 +85,7 @@ impl<'a> Lowering<'a> {
         self
     }
 
-    /// Attention on the host in so many pieces, by groups: what is more urgent comes between.
+    /// Attention on the host in this many pieces, by groups, so that more urgent work can run in between.
     pub fn in_pieces(mut self, n: u32) -> Lowering<'a> {
         self.classes = in_pieces(self.classes, self.groups, n);
         self.in_pieces = true;

@@ -29,7 +29,7 @@ pub(super) struct Class {
     pub wanted: u32,
     /// Where the residual stream is.
     pub hidden: Side,
-    /// Where the last sublayer's output is that is still to be added, and who made it.
+    /// Where the last sublayer's output is that is still to be added, and the side that computed it.
     pub delta: Option<(Side, Sublayer)>,
     /// Where the activations of the feed-forward are.
     pub act: Side,

@@ -91,7 +91,7 @@ pub(super) fn check_layers(placement: &Placement, lowering: &Lowering<'_>) -> Re
 /// What of a cohort's walk through all layers belongs to this iteration: from where it is parked to where it is parked next
 /// ([`Placement::next_stop`]).
 pub(super) struct Cohort {
-    /// The layer of the device's rows that it comes behind; none: it begins before all layers, or joins behind all of them.
+    /// The layer of the device's rows after which it joins; `None`: it begins before all layers, or joins after the last.
     behind: Option<u32>,
     /// Whether its token begins.
     begins: bool,

@@ -1,4 +1,4 @@
-//! What the host's calls and the lanes' threads share, under one lock.
+//! State shared by the host's calls and the lanes' threads, under one lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,4 +1,4 @@
-//! What work takes in emulated time.
+//! How long work takes in emulated time.
 
 use super::Core;
 use crate::device::clock::{Rates, Work};

@@ -1,4 +1,4 @@
-//! What the kernels compute, on the host: plain functions from slices to slices.
+//! The kernels' results on the host: plain functions from slices to slices.
 //!
 //! They round where the kernels round (activations, queries, keys, values), compute each row by itself, and
 //! know nothing of lanes or addresses: `super::accelerator` gives them the bytes. [`cpu`] is the other arithmetic: the CPU's

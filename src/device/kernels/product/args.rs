@@ -1,4 +1,4 @@
-//! What every product is told: weights, activations, where sums go and what becomes of them.
+//! The arguments of every product: weights, activations, and what happens to the sums.
 
 use super::super::abi::{LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams};
 use super::super::quant::PackedLayout;

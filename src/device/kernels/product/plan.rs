@@ -1,4 +1,4 @@
-//! What is decided of a launch of a decode kernel.
+//! The launch plan of a decode kernel.
 
 use super::args::COUNTER_BYTES;
 

@@ -1,4 +1,4 @@
-//! What giving the host's lane a job takes: measured, for `tandem profile`.
+//! The cost of giving the host's lane a job, measured for `tandem profile`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
