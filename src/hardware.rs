@@ -53,21 +53,21 @@ pub struct Link {
 /// Shares of the figures above that kernels reach, and what issuing work costs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Efficiency {
-    /// Of [`Cpu::flops_bf16`], in (0, 1].
+    /// Share of [`Cpu::flops_bf16`] that is reached, in (0, 1].
     pub cpu_compute: f64,
-    /// Of [`Cpu::read_bw`].
+    /// Share of [`Cpu::read_bw`].
     pub cpu_memory: f64,
-    /// Of [`Gpu::flops_bf16`].
+    /// Share of [`Gpu::flops_bf16`].
     pub gpu_compute: f64,
-    /// Of [`Gpu::bw`].
+    /// Share of [`Gpu::bw`].
     pub gpu_memory: f64,
-    /// Of [`Link::h2d_bw`] and [`Link::d2h_bw`].
+    /// Share of [`Link::h2d_bw`] and [`Link::d2h_bw`].
     pub link: f64,
     /// Seconds to issue a unit (embedding, block, head) on the CPU.
     pub cpu_issue_s: f64,
     /// Seconds to issue a unit on the GPU.
     pub gpu_issue_s: f64,
-    /// Of the rate of attention on the CPU, what is left while copies over the link run.
+    /// Share of the CPU's attention rate that is left while copies over the link run.
     pub cpu_beside_copies: f64,
 }
 

@@ -17,7 +17,7 @@ pub struct PageList {
 }
 
 impl PageList {
-    /// Of exactly `n_pages` pages, all free.
+    /// A list of exactly `n_pages` pages, all free.
     ///
     /// # Errors
     /// More pages than ids, or than their bytes could be counted.

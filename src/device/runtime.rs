@@ -113,7 +113,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Of `memory`; `pageable` says why it is not page-locked, if it is not.
+    /// A slab of `memory`; `pageable` says why it is not page-locked, if so.
     pub fn new(memory: Arc<dyn Pinned>, pageable: Option<String>) -> Slab {
         Slab { memory, pageable: pageable.map(Arc::from) }
     }

@@ -39,7 +39,7 @@ struct Seat {
 struct Table {
     random: u64,
     seats: Vec<Seat>,
-    /// Of 8 chances to act while nobody waits, those taken.
+    /// How many of 8 chances to act are taken while no thread waits.
     eager: usize,
     /// Seats that were not asked yet.
     left: Vec<usize>,

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// Pages of keys and values on one side: free ones, and all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SidePages {
-    /// That no sequence has.
+    /// Pages that no sequence holds.
     pub free: usize,
     /// In all.
     pub all: usize,

@@ -120,7 +120,7 @@ impl Requests {
         Requests::with(engine, Box::new(Continuous::default()), Box::new(Untimed))
     }
 
-    /// By another strategy, which weighs what `costs` predicts. It decides where sequences live on engines with
+    /// Requests scheduled by `strategy`, which weighs what `costs` predicts. It decides where sequences live on engines with
     /// [`Options::far_pages`](super::Options::far_pages).
     pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Requests {
         let [device_pages, host_pages] = match (engine.has_homes(), engine.home()) {

@@ -17,13 +17,13 @@ pub struct Block<M, N> {
     pub k: M,
     /// Values.
     pub v: M,
-    /// Of each query head.
+    /// Norm of each query head.
     pub q_norm: Option<N>,
-    /// Of each key head.
+    /// Norm of each key head.
     pub k_norm: Option<N>,
     /// Out-projection.
     pub o: M,
-    /// Of attention's output before it is added.
+    /// Norm of attention's output before it is added.
     pub post_attn: Option<N>,
     /// Before the feed-forward.
     pub ffn_norm: N,
@@ -33,7 +33,7 @@ pub struct Block<M, N> {
     pub up: M,
     /// Its second matrix.
     pub down: M,
-    /// Of its output before it is added.
+    /// Norm of its output before it is added.
     pub post_ffn: Option<N>,
 }
 
@@ -67,7 +67,7 @@ pub fn tensor_name(layer: usize, name: &str, kind: &str) -> String {
 }
 
 impl Block<MatrixSpec, NormSpec> {
-    /// Of every block of a model.
+    /// The tensors of every block of a model.
     pub fn of(spec: &ModelSpec) -> Block<MatrixSpec, NormSpec> {
         let (d, ff, q, kv) = (spec.d_model, spec.d_ff, spec.q_dim(), spec.kv_dim());
         let layer_norm = matches!(spec.norm, Norm::Layer { .. });

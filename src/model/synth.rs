@@ -72,9 +72,9 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub struct Request {
     /// The sizes.
     pub spec: ModelSpec,
-    /// Of matrices.
+    /// Type of the matrices.
     pub dtype: DType,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 

@@ -56,7 +56,7 @@ impl Strategy {
         Strategy::Lia,
     ];
 
-    /// Of equal times the least wins: one side alone, then the systems, then the baselines.
+    /// Among equal times the least wins: one side alone, then the systems, then the baselines.
     pub fn preference(self) -> u8 {
         match self {
             Strategy::CpuOnly => 0,
@@ -198,7 +198,7 @@ impl Planner<'_> {
         t.prefill + self.request.gen_len as f64 * t.step
     }
 
-    /// By programs.
+    /// Predicts by programs.
     fn predict(&self, draft: &mut Draft) {
         let work = self.request.work(draft.chunk);
         draft.run = Some(programs(self.costs, self.sizes, &draft.placement, &work));

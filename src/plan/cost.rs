@@ -67,12 +67,12 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Of prompts.
+    /// A batch of prompts.
     pub fn prefill(groups: &'a [Group]) -> Batch<'a> {
         Batch { phase: Phase::Prefill, groups }
     }
 
-    /// Of decode rows.
+    /// A batch of decode rows.
     pub fn decode(groups: &'a [Group]) -> Batch<'a> {
         Batch { phase: Phase::Decode, groups }
     }
@@ -105,12 +105,12 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Of a batch in a layer with this window.
+    /// The scan of a batch in a layer with this window.
     pub fn of(batch: &Batch<'_>, window: Option<u64>) -> Scan {
         Scan { rows: batch.rows(), kv_tokens: batch.tokens_read(window), pairs: batch.pairs(window) }
     }
 
-    /// Of `n` sequences like it.
+    /// The scan of `n` such sequences.
     pub fn times(self, n: u64) -> Scan {
         Scan { rows: n * self.rows, kv_tokens: n * self.kv_tokens, pairs: n * self.pairs }
     }

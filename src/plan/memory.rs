@@ -152,7 +152,7 @@ pub struct Available {
 }
 
 impl Available {
-    /// Of a machine, or `gpu_memory` if the user set it.
+    /// The memory of a machine, or `gpu_memory` if the user set it.
     pub fn new(hardware: &Hardware, gpu_memory: Option<u64>) -> Available {
         let nominal = hardware.accelerator.map_or(0, |(gpu, _)| gpu.mem_bytes as u64);
         let gpu = match (hardware.accelerator, gpu_memory) {

@@ -59,7 +59,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Of operations and what each takes alone.
+    /// Sums over operations and the seconds that each takes alone.
     pub fn of<'o>(ops: impl Iterator<Item = (&'o Op, f64)>) -> Beside {
         let mut sum = Beside::default();
         for (op, seconds) in ops {
@@ -95,7 +95,7 @@ impl Beside {
 }
 
 impl<'a> OpCosts<'a> {
-    /// Of a model of these sizes.
+    /// Costs for a model of these sizes.
     pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
         OpCosts { costs, sizes, iteration: None, placement: None, stored: None, sequences: 1, slower: 1.0 }
     }

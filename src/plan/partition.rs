@@ -18,7 +18,7 @@
 pub struct Prefix(Vec<f64>);
 
 impl Prefix {
-    /// Of these units.
+    /// Prefix sums of these units.
     pub fn new(units: impl IntoIterator<Item = f64>) -> Prefix {
         let mut sums = vec![0.0];
         for t in units {
@@ -37,7 +37,7 @@ impl Prefix {
         self.len() == 0
     }
 
-    /// Of units `range`.
+    /// The sum over units `range`.
     pub fn sum(&self, range: std::ops::Range<usize>) -> f64 {
         self.0[range.end] - self.0[range.start]
     }

@@ -39,7 +39,7 @@ use crate::sched::Predict;
 pub struct Seconds {
     /// From its first operation to its last.
     pub all: f64,
-    /// By unit.
+    /// Seconds by unit.
     pub busy: [f64; 4],
 }
 
@@ -52,7 +52,7 @@ impl Seconds {
         Seconds { all: line.seconds(), busy }
     }
 
-    /// With copies that run at the same time.
+    /// Combined with copies that run at the same time.
     fn beside(self, copies: Seconds) -> Seconds {
         let busy = std::array::from_fn(|unit| self.busy[unit] + copies.busy[unit]);
         Seconds { all: self.all.max(copies.all), busy }
@@ -118,7 +118,7 @@ const MOST_ANSWERS: usize = 8;
 const MOST_TEMPLATES: usize = 512;
 
 impl Predictor {
-    /// Of a model of these sizes, placed so.
+    /// A predictor for a model of these sizes with this placement.
     pub fn new(source: impl Source + 'static, sizes: Sizes, placement: Placement) -> Predictor {
         Predictor::of(Arc::new(source), sizes, placement)
     }
@@ -257,7 +257,7 @@ impl Predictor {
         costs.append(side, layer, rows, bytes).max(costs.launch(side))
     }
 
-    /// By the programs of its shape.
+    /// Prices an iteration by the programs of its shape.
     fn price(&self, template: &Template, iteration: &Iteration, sums: &Sums, moved: &[Moved]) -> Seconds {
         self.ask(|costs| self.run(template, self.edges(iteration, sums, costs), (sums, moved), costs))
     }

@@ -89,11 +89,11 @@ pub struct Stage {
 /// Seconds of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Times {
-    /// Of the prefill.
+    /// Seconds of the prefill.
     pub prefill: f64,
-    /// Of one decode step.
+    /// Seconds of one decode step.
     pub step: f64,
-    /// By stage.
+    /// Seconds by stage.
     pub stages: Vec<Stage>,
     /// How spilled keys and values are attended in decode, if any are.
     pub spilled: Option<Spilled>,

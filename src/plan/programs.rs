@@ -48,7 +48,7 @@ pub struct Busy {
     pub d2h: f64,
     /// The host's workers.
     pub host: f64,
-    /// Of the smaller of copies to the device and the device's compute, the share during which both ran; 1 if one is 0.
+    /// Time during which copies to the device and the device's compute both ran, as a share of the shorter; 1 if one is 0.
     pub overlap: f64,
 }
 
@@ -59,9 +59,9 @@ pub struct Run {
     pub prefill: f64,
     /// Seconds of all decode steps.
     pub decode: f64,
-    /// By stage: of a decode step, the mean over the answer.
+    /// Seconds by stage; for a decode step, the mean over the answer.
     pub stages: Vec<Stage>,
-    /// By kind and unit; decode steps likewise.
+    /// Seconds by kind and unit; for decode steps likewise.
     pub operations: Vec<OperationTime>,
     /// In prefill and in decode.
     pub busy: [Busy; 2],
@@ -80,7 +80,7 @@ impl Run {
 #[derive(Default)]
 struct Sums {
     seconds: f64,
-    /// By unit of the model: embedding, blocks, head, link.
+    /// Seconds by unit of the model: embedding, blocks, head, link.
     units: Vec<f64>,
     kinds: Vec<(&'static str, Unit, f64)>,
     busy: [f64; 4],
@@ -207,7 +207,7 @@ pub fn programs_with(
     })
 }
 
-/// With the windows of the model's blocks.
+/// The placement with the windows of the model's blocks.
 fn sighted(sizes: &Sizes, placement: &Placement) -> Placement {
     placement.clone().with_windows(sizes.blocks.iter().map(|b| b.window.map(|w| w as u32)))
 }

@@ -41,7 +41,7 @@ pub struct Roofline<'a> {
 /// FLOPs and bytes of one sublayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// Of multiplications and additions.
+    /// Multiplications and additions.
     pub flops: u64,
     /// Activations that come in: LIA's D_X.
     pub x: u64,

@@ -36,7 +36,7 @@ impl TwoSided {
         TwoSided { host: self.host + other.host, device: self.device + other.device }
     }
 
-    /// Of one side.
+    /// Bytes on one side.
     pub fn on(&self, side: crate::program::Side) -> u64 {
         match side {
             crate::program::Side::Host => self.host,
@@ -61,7 +61,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Of one sublayer; scores and values have no weights.
+    /// Bytes of one sublayer; scores and values have no weights.
     pub fn of(&self, sublayer: Sublayer) -> TwoSided {
         match sublayer {
             Sublayer::Qkv => self.qkv,
@@ -72,7 +72,7 @@ impl Block {
         }
     }
 
-    /// Of all.
+    /// Bytes of all sublayers.
     pub fn total(&self) -> TwoSided {
         self.qkv.add(self.out).add(self.up).add(self.down)
     }
@@ -133,7 +133,7 @@ fn norm_width(spec: &ModelSpec) -> u64 {
 }
 
 impl Sizes {
-    /// Of a model of 16-bit weights.
+    /// Sizes of a model of 16-bit weights.
     pub fn of_spec(spec: &ModelSpec) -> Sizes {
         let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
         let ff = spec.d_ff as u64;
@@ -166,7 +166,7 @@ impl Sizes {
         }
     }
 
-    /// Of the tensors of a loaded model (checked against its spec), for the kernels of `isa`.
+    /// Sizes of the tensors of a loaded model (checked against its spec), for the kernels of `isa`.
     pub fn of_weights(spec: &ModelSpec, weights: &Weights, isa: Isa) -> Sizes {
         let mut one_layout = true;
         let mut named = |name: String| {
@@ -231,7 +231,7 @@ impl Sizes {
         self.layers() + 2
     }
 
-    /// Of a unit: 0 is the embedding, the last one the head. Norms are rounded with their matrices.
+    /// Bytes of a unit: 0 is the embedding, the last one the head. Norms are rounded with their matrices.
     pub fn unit(&self, unit: usize) -> TwoSided {
         match unit {
             0 => self.embedding,
@@ -255,7 +255,7 @@ impl Sizes {
         2 * self.spec.kv_dim() as u64 * ELEMENT
     }
 
-    /// Of `rows` rows of the residual stream as they cross the link.
+    /// Bytes of `rows` rows of the residual stream as they cross the link.
     pub fn hidden(&self, rows: u64) -> u64 {
         rows * self.spec.d_model as u64 * ELEMENT
     }
@@ -272,7 +272,7 @@ fn tensor_bytes(t: &Tensor, isa: Isa) -> TwoSided {
     TwoSided { host: packed.map_or(raw, |n| n as u64), device: device_bytes(t).unwrap_or(raw) }
 }
 
-/// Of a matrix in the layout of the GPU's kernels: 16-bit rows, or tiles of codes.
+/// Bytes of a matrix in the layout of the GPU's kernels: 16-bit rows, or tiles of codes.
 fn device_bytes(t: &Tensor) -> Option<u64> {
     if !t.dtype.is_quantised() {
         return Some((t.rows() * t.cols()) as u64 * ELEMENT);

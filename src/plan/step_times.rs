@@ -47,7 +47,7 @@ impl fmt::Debug for StepTimes {
 }
 
 impl StepTimes {
-    /// Of a model of these sizes.
+    /// Step times for a model of these sizes.
     pub fn new(source: impl Source + 'static, sizes: Sizes) -> StepTimes {
         StepTimes::of(Arc::new(source), sizes)
     }

@@ -24,7 +24,7 @@ pub struct Factor {
     pub factor: f64,
 }
 
-/// Of all operations; 1 for those that are not listed.
+/// Factors of all operations; 1 for those that are not listed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Factors(pub Vec<Factor>);

@@ -238,11 +238,11 @@ fn run(
 /// Seconds of a step.
 #[derive(Default)]
 struct Timed {
-    /// Of all of it.
+    /// Samples of whole steps.
     whole: Samples,
-    /// Of the operations of each kind, all layers together.
+    /// Samples of the operations of each kind, all layers together.
     kinds: HashMap<&'static str, Samples>,
-    /// Of steps with a timeline: what is around and between the operations.
+    /// Samples of the time around and between operations, of steps with a timeline.
     once: Samples,
 }
 

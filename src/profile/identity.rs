@@ -43,7 +43,7 @@ pub struct ModelIdentity {
 }
 
 impl ModelIdentity {
-    /// Of a model that was read; `source` is what it is called if it has no name of its own.
+    /// The identity of a loaded model; `source` names it if it has no name of its own.
     pub fn of(spec: &ModelSpec, weights: &Weights, source: &str) -> ModelIdentity {
         let mut tensors: Vec<String> =
             weights.iter().map(|(name, t)| format!("{name} {} {:?}", t.dtype, t.shape)).collect();
@@ -78,7 +78,7 @@ impl From<&DeviceInfo> for DeviceIdentity {
 }
 
 impl Identity {
-    /// Of this machine and this version, with `device` or without one.
+    /// The identity of this machine and version, with `device` or without one.
     pub fn of_machine(device: Option<&DeviceInfo>) -> Identity {
         Identity {
             schema: SCHEMA,

@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Of what.
+    /// What was measured.
     pub identity: Identity,
     /// Whether it was made in a hurry: fewer and smaller probes.
     pub quick: bool,
@@ -127,7 +127,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// That of the folder that the environment names.
+    /// The store in the folder that the environment names.
     ///
     /// # Errors
     /// As [`Cache::from_env`].
@@ -135,7 +135,7 @@ impl Store {
         Ok(Store::at(Cache::from_env()?.home()))
     }
 
-    /// That of the cache folder `home`.
+    /// The store in the cache folder `home`.
     pub fn at(home: &Path) -> Store {
         Store { folder: home.join("profiles") }
     }

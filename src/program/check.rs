@@ -40,15 +40,15 @@ struct Walk<'a> {
     iteration: &'a Iteration,
     /// The model's windows, each once, and which of them each layer has.
     windows: (Vec<Option<u32>>, Vec<usize>),
-    /// Of each sub-batch.
+    /// The rows of each sub-batch.
     rows: Vec<BatchRows<'a>>,
-    /// Of requests whose tokens are followed by number.
+    /// Tokens of the requests whose tokens are followed by number.
     tokens: Tokens,
     staged: HashMap<(u8, RequestId), (u32, Ranges)>,
-    /// Of requests whose pages move: the sides and layers of which operations name pages.
+    /// For requests whose pages move, the sides and layers whose pages operations name.
     moved: HashMap<RequestId, Vec<(Side, Range<u32>)>>,
     weights: HashMap<u8, u32>,
-    /// Of each sub-batch, whether its operations are carried out: not those of a cohort that does not join.
+    /// For each sub-batch, whether its operations are carried out: not those of a cohort that does not join.
     goes: Vec<Goes>,
 }
 

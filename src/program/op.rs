@@ -243,7 +243,7 @@ pub enum Buffer {
 /// A part of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Region {
-    /// Of which.
+    /// The buffer.
     pub buffer: Buffer,
     /// Layers, for pages; 0..1 for the rest.
     pub layers: Range<u32>,
@@ -264,11 +264,11 @@ impl Region {
 pub struct Work {
     /// Rows computed or moved.
     pub rows: u64,
-    /// Of attention: tokens whose keys and values are read, over all sequences.
+    /// For attention, tokens whose keys and values are read, over all sequences.
     pub kv_tokens: u64,
-    /// Of attention: pairs of a row and a token.
+    /// For attention, pairs of a row and a token.
     pub pairs: u64,
-    /// Of page moves: pages, counted per layer.
+    /// For page moves, pages, counted per layer.
     pub pages: u64,
 }
 
@@ -277,11 +277,11 @@ pub struct Work {
 pub struct Op {
     /// What is done.
     pub kind: Kind,
-    /// By whom.
+    /// The unit that runs it.
     pub unit: Unit,
     /// The block; embedding and head have none. A transfer names the layer whose value it carries.
     pub layer: Option<u32>,
-    /// Of which sub-batch.
+    /// Its sub-batch.
     pub sub_batch: u8,
     /// Its rows.
     pub rows: Range<u32>,
@@ -302,7 +302,7 @@ pub struct Op {
 pub struct Program {
     /// In the order of issue.
     pub ops: Vec<Op>,
-    /// That of the iteration.
+    /// The iteration's flow.
     pub flow: Flow,
 }
 

@@ -154,7 +154,7 @@ pub struct Placement {
     pub device_pages: usize,
     /// Pages of every layer with keys and values on the host, and for pages moved away from the device.
     pub host_pages: usize,
-    /// Of each block, how many tokens its rows see, their own among them; empty where all blocks see all.
+    /// For each block, how many tokens its rows see, their own included; empty if all blocks see all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Option<u32>>,
 }
@@ -190,7 +190,7 @@ impl Placement {
         }
     }
 
-    /// Of a model whose blocks have these windows.
+    /// The placement for a model whose blocks have these windows.
     pub fn with_windows(mut self, windows: impl IntoIterator<Item = Option<u32>>) -> Placement {
         self.windows = windows.into_iter().collect();
         if self.windows.iter().all(Option::is_none) {

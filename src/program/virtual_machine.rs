@@ -96,7 +96,7 @@ impl Timeline {
 pub struct Carried {
     /// Seconds until the host's workers have done what they have been given.
     pub host: f64,
-    /// Of each cohort that is parked, by its first request: seconds until its attention is done.
+    /// For each parked cohort, by its first request, the seconds until its attention is done.
     pub cohorts: Vec<(RequestId, f64)>,
 }
 

@@ -31,7 +31,7 @@ pub struct Lap {
     pub h2d: f64,
     /// To the host.
     pub d2h: f64,
-    /// Of each sub-batch, the layer whose attention it now waits for: what `Queues::commit` is told.
+    /// For each sub-batch, the layer whose attention it now waits for, as `Queues::commit` takes it.
     pub parked: Vec<Option<u32>>,
     /// Cohorts in it.
     pub cohorts: u32,

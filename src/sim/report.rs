@@ -25,7 +25,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of values in any order.
+    /// The quantiles of values in any order.
     pub fn of(mut values: Vec<f64>) -> Quantiles {
         values.sort_by(f64::total_cmp);
         let rank = |p: usize| (values.len() * p).div_ceil(100).checked_sub(1).map(|i| values[i]);
@@ -33,7 +33,7 @@ impl Quantiles {
     }
 }
 
-/// By where the keys and values of a request were for most of its tokens.
+/// Latencies by where a request's keys and values were for most of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Latencies {
     /// On the GPU.
@@ -45,7 +45,7 @@ pub struct Latencies {
 /// How requests ended.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Requests {
-    /// With all their tokens.
+    /// Requests that got all their tokens.
     pub finished: usize,
     /// Without.
     pub failed: usize,
@@ -74,9 +74,9 @@ pub struct Report {
     pub latency_per_token_s: Option<f64>,
     /// Share of the makespan during which the GPU worked; not a number (null in JSON) if unknown, as with the next ones.
     pub gpu_busy: f64,
-    /// Of the CPU.
+    /// The same share for the CPU.
     pub cpu_busy: f64,
-    /// Of the busier direction of the link.
+    /// The same share for the busier direction of the link.
     pub link_busy: f64,
     /// Share of the makespan during which there were requests to run and the GPU did not work.
     pub gpu_bubbles: f64,
@@ -132,11 +132,11 @@ pub struct Sums {
     pub tokens: Vec<(f64, u32)>,
     /// Seconds that the GPU worked; not a number if unknown, as with the others.
     pub gpu: f64,
-    /// That the CPU worked.
+    /// Seconds that the CPU worked.
     pub cpu: f64,
-    /// Of copies to the GPU.
+    /// Seconds of copies to the GPU.
     pub h2d: f64,
-    /// Of copies to the host.
+    /// Seconds of copies to the host.
     pub d2h: f64,
     /// Seconds of iterations.
     pub running: f64,

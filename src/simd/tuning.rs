@@ -51,7 +51,7 @@ pub struct LinearTuning {
     /// Tokens up to which bf16 tiles of packed weights are made with f16 arithmetic (AVX512-FP16), where the CPU has it: fewer
     /// operations, 2^-11 of each weight. With more tokens making tiles hides behind products.
     pub half_up_to: usize,
-    /// Of 16-bit floats: whether the AMX tier packs them into tiles when it loads a model.
+    /// Whether the AMX tier packs 16-bit floats into tiles when it loads a model.
     pub tiles_at_load: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct LinearTuning {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
-    /// By the name of the dtype.
+    /// Settings by the name of the dtype.
     linear: BTreeMap<String, LinearTuning>,
     /// Query rows of a KV head up to which the AMX tier attends by vector kernels in fast mode: 0 to 32.
     pub attention_vector_rows: usize,

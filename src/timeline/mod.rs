@@ -31,7 +31,7 @@ pub struct Traced {
     pub layer: Option<u32>,
     /// How many rows.
     pub rows: u32,
-    /// Of which sub-batch of its step.
+    /// Its sub-batch in the step.
     pub sub_batch: u8,
     /// Of rows that wait for attention on the host between steps, their sub-batch. That they were looked for is an operation without
     /// length on the device's lane: `join`, or `parked` if they go on to wait.

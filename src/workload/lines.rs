@@ -34,7 +34,7 @@ pub struct Lines<R> {
 }
 
 impl<R: Read> Lines<R> {
-    /// Of `from`.
+    /// The lines of `from`.
     pub fn new(from: R) -> Lines<R> {
         Lines { from: BufReader::new(from), line: Vec::new(), bytes: 0, most: LARGEST }
     }

@@ -82,7 +82,7 @@ pub struct Shape {
     pub rate: Option<f64>,
     /// No more requests than this: the first of a trace.
     pub limit: Option<usize>,
-    /// Of what is drawn at random: arrivals, lengths.
+    /// Seed of what is drawn at random: arrivals, lengths.
     pub seed: u64,
     /// Tokens that prompt and answer may have together: longer answers are cut to leave a prompt of one token, then longer
     /// prompts to leave room for the answer.

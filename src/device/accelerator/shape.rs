@@ -48,7 +48,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of a model, with activations and keys and values of these types.
+    /// The shape of a model, with activations and keys and values of these types.
     pub fn of(spec: &ModelSpec, act: Half, kv: Half) -> Shape {
         let (rope_dim, pairing) = match &spec.position {
             Position::Rope(r) => (r.dim, r.pairing),

@@ -67,31 +67,31 @@ impl PartialRows {
 /// Bytes of one row of each buffer of a [`Workspace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowBytes {
-    /// Of [`Workspace::hidden`].
+    /// Length of [`Workspace::hidden`].
     pub hidden: usize,
-    /// Of [`Workspace::delta`].
+    /// Length of [`Workspace::delta`].
     pub delta: usize,
-    /// Of [`Workspace::x`].
+    /// Length of [`Workspace::x`].
     pub x: usize,
-    /// Of [`Workspace::qkv`].
+    /// Length of [`Workspace::qkv`].
     pub qkv: usize,
-    /// Of [`Workspace::q`].
+    /// Length of [`Workspace::q`].
     pub q: usize,
-    /// Of [`Workspace::attn`].
+    /// Length of [`Workspace::attn`].
     pub attn: usize,
-    /// Of [`Workspace::gate_up`].
+    /// Length of [`Workspace::gate_up`].
     pub gate_up: usize,
-    /// Of [`Workspace::act`].
+    /// Length of [`Workspace::act`].
     pub act: usize,
-    /// Of [`Workspace::head_x`].
+    /// Length of [`Workspace::head_x`].
     pub head_x: usize,
-    /// Of [`Workspace::logits`].
+    /// Length of [`Workspace::logits`].
     pub logits: usize,
-    /// Of the tokens of [`Workspace::argmax`]; of the sums behind them as many.
+    /// Length of the tokens of [`Workspace::argmax`], and of the sums behind them.
     pub argmax: usize,
-    /// Of `m` or `s` of [`Workspace::partial`].
+    /// Length of `m`, and of `s`, of [`Workspace::partial`].
     pub partial_ms: usize,
-    /// Of its `o`.
+    /// Length of its `o`.
     pub partial_o: usize,
 }
 

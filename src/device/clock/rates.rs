@@ -49,7 +49,7 @@ pub struct Rates {
 const OPERATIONS_OF_A_BLOCK: f64 = 6.0;
 
 impl Rates {
-    /// Of a described machine.
+    /// The rates of a described machine.
     ///
     /// # Errors
     /// [`Error::Usage`]: it has no GPU.

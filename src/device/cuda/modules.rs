@@ -51,7 +51,7 @@ pub(super) struct Modules {
     kernels: HashMap<&'static str, Kernel>,
 }
 
-/// Of every file, the target that a GPU of capability `sm` runs best: its own, else the newest before it.
+/// For every file, the target that a GPU of capability `sm` runs best: its own, else the newest before it.
 fn best(all: &'static [Module], sm: u32) -> Vec<&'static Module> {
     let names: BTreeSet<&str> = all.iter().map(|m| m.name).collect();
     let best = |name| {

@@ -16,7 +16,7 @@ mod sys {
 /// Order in which threads of a block, and blocks, run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
-    /// By index.
+    /// In the order of their indices.
     Ascending,
     /// From the last one down.
     Descending,
@@ -50,7 +50,7 @@ pub struct Config {
     pub global_races: bool,
     /// Reads of bytes that nobody wrote.
     pub uninitialised: bool,
-    /// Of everything random.
+    /// Seed of everything random.
     pub seed: u64,
 }
 

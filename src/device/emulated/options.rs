@@ -101,7 +101,7 @@ pub struct FaultPlan {
 /// Order in which the threads and blocks of a launch run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Schedule {
-    /// By index.
+    /// In the order of their indices.
     Ascending,
     /// From the last one down.
     Descending,
@@ -129,7 +129,7 @@ pub struct KernelChecks {
     pub schedule: Schedule,
     /// When copies land.
     pub copies: CopyTiming,
-    /// Of everything random.
+    /// Seed of everything random.
     pub seed: u64,
     /// Whether races in shared memory and reads of uninitialised memory are looked for.
     pub races: bool,

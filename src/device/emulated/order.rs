@@ -15,7 +15,7 @@ use crate::device::runtime::Lane;
 
 const LANES: usize = Lane::ALL.len();
 
-/// Of each lane, a number of its work: that, and everything before.
+/// For each lane, the number of an operation; stands for it and everything before it.
 pub(super) type Clock = [u64; LANES];
 
 fn join(into: &mut Clock, other: &Clock) {

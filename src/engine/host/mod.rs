@@ -59,7 +59,7 @@ pub struct Host {
     /// Threads of attention that reading bounds; `None`: all.
     readers: Option<usize>,
     rope: Option<RopeCache>,
-    /// Of windowed layers, where it differs.
+    /// RoPE cache of windowed layers, where it differs.
     rope_local: Option<RopeCache>,
     pairing: RopePairing,
     shape: AttnShape,

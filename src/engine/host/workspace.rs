@@ -100,7 +100,7 @@ pub struct HostWorkspace {
 }
 
 impl HostWorkspace {
-    /// Without room for any row.
+    /// A workspace without room for rows.
     pub fn new(spec: &ModelSpec) -> HostWorkspace {
         let [hidden, delta, q, k, v, attn, act, up] = widths(spec).map(RowBuffer::new);
         let logits = RowBuffer::new(spec.vocab);

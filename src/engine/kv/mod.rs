@@ -30,7 +30,7 @@ pub(super) struct KvPages {
     pub device: PageList,
     /// Away from the device.
     pub far: PageList,
-    /// Of the host's layers.
+    /// Pages of the host's layers.
     pub host: PageList,
 }
 
@@ -71,7 +71,7 @@ impl KvStore {
 }
 
 impl Sides {
-    /// Of a placement.
+    /// The sides of a placement's layers.
     pub fn of(placement: &Placement) -> Sides {
         let any = |side| placement.layers.iter().any(|l| l.kv == side);
         Sides { device: any(Side::Device), host: any(Side::Host) }

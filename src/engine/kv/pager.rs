@@ -25,7 +25,7 @@ const LOW: usize = 50;
 pub(in crate::engine) struct Moved {
     /// Whose: its place among the sequences.
     pub seq: usize,
-    /// Of the request that has the place.
+    /// Generation of the request that has the place.
     pub generation: u32,
     /// The side they are on now.
     pub to: Side,

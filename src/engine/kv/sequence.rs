@@ -8,17 +8,17 @@ use crate::program::{Far, Kv, RequestId, Side};
 /// See the [module](self). It must be [`free`](SequenceKv::free)d.
 #[derive(Debug)]
 pub(in crate::engine) struct SequenceKv {
-    /// Of layers with keys and values on the host.
+    /// Pages of layers with keys and values on the host.
     host: Option<BlockTable>,
-    /// Of layers with keys and values on the device.
+    /// Pages of layers with keys and values on the device.
     split: Option<SplitTable>,
     len: usize,
-    /// Of its slot: how often it has been given out before.
+    /// Generation of its slot: how often it was given out before.
     generation: u32,
 }
 
 impl SequenceKv {
-    /// Without tokens.
+    /// A sequence without tokens.
     pub fn new(sides: Sides) -> SequenceKv {
         SequenceKv {
             host: sides.host.then(BlockTable::new),
@@ -28,7 +28,7 @@ impl SequenceKv {
         }
     }
 
-    /// Without tokens, and new ones are stored on `side` in layers with keys and values on the device.
+    /// A sequence without tokens that stores new ones on `side` in layers with keys and values on the device.
     pub fn at(sides: Sides, side: Side) -> SequenceKv {
         let split = match side {
             Side::Device => SplitTable::on_device(),

@@ -225,7 +225,7 @@ impl RealMachine {
         Ok(machine)
     }
 
-    /// With neither half.
+    /// A machine with neither half.
     fn empty(
         spec: &ModelSpec,
         placement: Placement,

@@ -22,7 +22,7 @@ pub(super) enum Turn {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Chain {
     pub turn: Turn,
-    /// Of the jobs, once there are any.
+    /// Epoch of the jobs, once there are any.
     pub epoch: Option<u32>,
     /// The first and the last one given.
     pub first: Option<Ticket>,

@@ -47,7 +47,7 @@ pub(super) struct DeviceHalf {
     pub accel: Arc<dyn Accelerator>,
     pub runtime: Arc<dyn Runtime>,
     pub shape: Shape,
-    /// Of each sub-batch.
+    /// Limits of each sub-batch.
     pub limits: Limits,
     pub parts: Vec<DevicePart>,
     pub layers: Vec<Weights>,

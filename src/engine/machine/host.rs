@@ -27,7 +27,7 @@ pub(super) struct HostHalf {
     kv: Option<PagePool>,
     /// Pages away from the device, of the other layers.
     far: Option<PagePool>,
-    /// Of each layer, whether its keys and values are on the device, and its place among the layers of its side.
+    /// For each layer, whether its keys and values are on the device, and its place among the layers of that side.
     places: Vec<(bool, usize)>,
     /// The sub-batches.
     pub parts: Vec<HostPart>,

@@ -33,13 +33,13 @@ use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Sublayer, Unit};
 pub(super) struct Issue<'a> {
     /// The copies of pages that change sides.
     pub moved: &'a [Moved],
-    /// Of operations of the device that others wait for.
+    /// Events of the device's operations that others wait for.
     events: Vec<Option<Event>>,
-    /// Of operations of the host, and of transfers.
+    /// Tickets of the host's operations, and of transfers.
     jobs: Vec<Option<Ticket>>,
-    /// Of sub-batches, the job by which the host's lane gets to know the rows: its others come behind it.
+    /// For each sub-batch, the job that gives the host's lane its rows; its other jobs come after it.
     pub prepared: Vec<Option<Ticket>>,
-    /// Of each sub-batch.
+    /// Lists of each sub-batch.
     pub lists: Vec<PartLists>,
     /// What becomes of the cohort of each sub-batch.
     pub chains: Vec<Chain>,
@@ -489,7 +489,7 @@ impl Uses {
     }
 }
 
-/// Of a job: what it uses ends with it, also where it panics or never runs.
+/// The uses of a job: they end with it, even if it panics or never runs.
 struct Used(Uses);
 
 impl Drop for Used {

@@ -76,7 +76,7 @@ impl Detached {
 #[derive(Clone)]
 pub(super) struct Ran {
     pub op: usize,
-    /// Of which program, where that may be an earlier step's.
+    /// The job's program, where that may be an earlier step's.
     pub program: Option<Arc<Lowered>>,
     pub from: Instant,
     pub to: Instant,
@@ -95,7 +95,7 @@ pub(super) type Work<S> = Box<dyn FnOnce(&mut S) -> Result<()> + Send>;
 
 /// One piece of the host's work.
 pub(super) struct HostJob<S> {
-    /// Of which operation, by its place in the program, or [`NONE`].
+    /// The job's operation, by its place in the program, or [`NONE`].
     pub op: usize,
     /// Events of the device that come first.
     pub events: Vec<Event>,
@@ -103,7 +103,7 @@ pub(super) struct HostJob<S> {
     pub after: Vec<Ticket>,
     /// What it takes in emulated time.
     pub seconds: f64,
-    /// Of a job that outlives the step: whose it is.
+    /// For a job that outlives the step, its owner.
     pub detached: Option<Detached>,
     /// The operation's program, where that may be an earlier step's.
     pub program: Option<Arc<Lowered>>,
@@ -121,7 +121,7 @@ struct Queue<S> {
     pending: VecDeque<(Ticket, HostJob<S>)>,
     /// Given, and neither done nor dropped.
     open: HashSet<Ticket>,
-    /// Of these, those of the step.
+    /// How many of these belong to the step.
     of_step: usize,
     /// Nothing more runs in this step.
     ended: bool,

@@ -33,7 +33,7 @@ pub(super) struct Lowered {
     pub one_unit: Option<Unit>,
     /// Layers where cohorts may join.
     pub joins: Vec<u32>,
-    /// Of each sub-batch that is a cohort, the last operation of the host that outlives the step.
+    /// For each sub-batch that is a cohort, the last operation of the host that outlives the step.
     pub last_detached: Vec<Option<usize>>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct PartFacts {
     pub on_host: bool,
     /// First rows of attentions on the device, row 0 aside.
     pub cuts: Vec<usize>,
-    /// Behind the last keys and values only the host computes, all rows in one operation.
+    /// After the last keys and values only the host computes, all rows in one operation.
     pub alone: bool,
 }
 

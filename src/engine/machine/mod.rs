@@ -115,7 +115,7 @@ pub(super) struct RealMachine {
     areas: Option<Areas>,
     /// How much operations of the host do.
     work: HostWork,
-    /// Of emulated time, where the host is alone; a device keeps its own.
+    /// The clock of emulated time where the host is alone; a device keeps its own.
     clock: Option<Arc<Clock>>,
     memory: Memory,
     /// Bytes of the host's workspace that the dry run counted, where the host is alone.
@@ -131,7 +131,7 @@ pub(super) struct RealMachine {
     bytes: Vec<u8>,
     trace: Option<Trace>,
     busy: Option<Busy>,
-    /// Of each sub-batch, the cohort that it belongs to.
+    /// The cohort that each sub-batch belongs to.
     slots: Vec<Slot>,
     /// Whether cohorts join at a fixed lag.
     deterministic: bool,

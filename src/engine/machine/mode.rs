@@ -9,7 +9,7 @@ pub(super) struct Mode {
     pub attend: [Side; 2],
     /// Where keys and values are kept: which pages it is over.
     pub kv: Side,
-    /// Of layers with a window whose pages may leave the device: the window, behind which those that have left may be.
+    /// The window of windowed layers whose pages may leave the device: pages that have left may lie before it.
     pub window: Option<usize>,
 }
 

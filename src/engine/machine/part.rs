@@ -21,13 +21,13 @@ pub(in crate::engine) struct GroupRows<'a> {
 pub(super) struct Part<'a> {
     pub groups: &'a [Group],
     pub rows: &'a [GroupRows<'a>],
-    /// Of all groups, in order.
+    /// Tokens of all groups, in order.
     pub tokens: Vec<u32>,
     /// Rows that want logits, ascending.
     pub wanted: Vec<usize>,
     /// Where the logits of each of them go.
     pub places: Vec<usize>,
-    /// Of each group, its pages in staging memory of layers with keys and values on the device: from that of token 0 on.
+    /// For each group, its pages in the staging memory of layers with keys and values on the device, from token 0 on.
     pub staged: Vec<Vec<u32>>,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Part<'a> {
         self.groups.iter().zip(self.rows).map(sequence).collect()
     }
 
-    /// Of each group, the tokens whose pages are away from the device, in layers with keys and values there.
+    /// For each group, the number of tokens whose pages are away from the device, in layers with keys and values there.
     pub fn boundaries(&self) -> Vec<usize> {
         let of = |g: &Group| match g.kv {
             Kv::Split { boundary, .. } => boundary as usize,

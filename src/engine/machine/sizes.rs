@@ -47,10 +47,10 @@ pub struct Sizes {
     pub(super) layouts: Vec<LayerLayout>,
     pub(super) gate_up: bool,
     head: u64,
-    /// Without and with a head beside it.
+    /// Bytes without and with a head beside it.
     embedding: [u64; 2],
     rope: u64,
-    /// Of a streamed layer, what stays on the device.
+    /// Bytes of a streamed layer that stay on the device.
     post_norms: u64,
     activations: u64,
     lists: u64,
@@ -63,7 +63,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of a model that is to run with `options` on `accel` and the CPU.
+    /// The sizes of a model that is to run with `options` on `accel` and the CPU.
     ///
     /// # Errors
     /// A missing tensor, or one that the accelerator cannot multiply; a device that failed.
@@ -376,9 +376,9 @@ impl Sizes {
 pub(super) struct Paging {
     /// On the device, of layers with keys and values there.
     pub device: usize,
-    /// Of the same layers, away from it.
+    /// Pages of the same layers, away from the device.
     pub far: usize,
-    /// Of the other layers.
+    /// Pages of the other layers.
     pub host: usize,
     /// In each of two staging areas on the device: of layers with keys and values on the host.
     pub staged: usize,

@@ -27,7 +27,7 @@ pub(super) struct Trace {
     /// Where the device's clock meets the host's: an event on an idle lane, and when it was recorded.
     zero: Option<(Event, Duration)>,
     pending: Vec<Pending>,
-    /// Of the step, with their places in the program.
+    /// Spans of the step, with their places in the program.
     spans: Vec<(usize, Traced)>,
     pub timeline: Timeline,
 }

@@ -25,7 +25,7 @@ struct Extent {
     rows: Range<usize>,
     first_pos: usize,
     tokens: Range<usize>,
-    /// Of those away from the device, the first that is not.
+    /// The first token whose page is not away from the device.
     boundary: usize,
 }
 
@@ -67,14 +67,14 @@ struct Block {
 pub(super) struct HostWork {
     blocks: Vec<Block>,
     head: Product,
-    /// Of the embedding.
+    /// Bytes of a row of the embedding.
     row_bytes: usize,
     d_model: usize,
     q_dim: usize,
     kv_dim: usize,
     d_ff: usize,
     vocab: usize,
-    /// Of each sub-batch.
+    /// The part of each sub-batch.
     parts: Vec<Part>,
 }
 
@@ -87,7 +87,7 @@ struct Part {
 }
 
 impl HostWork {
-    /// Of what has been prepared for the host.
+    /// The work of what has been prepared for the host.
     pub fn new(spec: &ModelSpec, model: &Prepared) -> HostWork {
         let (d, q, kv, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
         let block = |l: usize| {

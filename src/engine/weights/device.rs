@@ -117,7 +117,7 @@ pub struct Upload<'a> {
 }
 
 impl<'a> Upload<'a> {
-    /// Of a model whose matrices are packed for activations of type `act`; `progress` is told the bytes of its matrices
+    /// The weights of a model whose matrices are packed for activations of type `act`; `progress` is told the bytes of its matrices
     /// that are done.
     pub fn new(
         accel: &'a Arc<dyn Accelerator>,

@@ -155,7 +155,7 @@ impl Placing<'_> {
 }
 
 impl LayerLayout {
-    /// Of one layer of a model, for an accelerator and its activations.
+    /// The layout of one layer of a model, for an accelerator and its activations.
     ///
     /// # Errors
     /// A missing tensor, or one that the accelerator cannot multiply.

@@ -6,6 +6,6 @@ use crate::program::Program;
 pub(super) struct Run {
     pub program: Program,
     pub waits: Vec<Vec<usize>>,
-    /// Of each operation, its place in [`Template::ops`](super::shape::Template::ops).
+    /// For each operation, its place in [`Template::ops`](super::shape::Template::ops).
     pub priced: Vec<usize>,
 }

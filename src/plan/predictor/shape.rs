@@ -26,7 +26,7 @@ const MOST_RUNS: usize = 4;
 pub(super) struct Kinds {
     /// Each kind's first layer, and how many there are.
     pub counts: Vec<(usize, usize)>,
-    /// Of each layer, the first of its kind.
+    /// For each layer, the first of its kind.
     firsts: Vec<usize>,
     /// Windows of the layers: no window first, each once.
     pub windows: Vec<Option<u64>>,
@@ -138,14 +138,14 @@ pub(super) struct RowSums {
     words: u64,
     /// Pages with stored tokens, and of these those with new ones, too.
     pages: [u64; 2],
-    /// Of each group, pages with new tokens, where these are copied.
+    /// For each group, the pages with new tokens, where these are copied.
     copies: Vec<u64>,
-    /// By window: what all rows see, and what those see that want logits.
+    /// For each window, what all rows see, and what the rows that want logits see.
     scans: Vec<[Scan; 2]>,
 }
 
 impl RowSums {
-    /// Of the classes of a sub-batch, or of the pieces that a cohort is attended in.
+    /// Sums of the classes of a sub-batch, or of the pieces that a cohort is attended in.
     pub fn of(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<RowSums> {
         let cuts = cuts(batch, kinds, pieces);
         let windows = &kinds.windows;
@@ -271,12 +271,12 @@ pub(super) struct Moved {
     pub to: Side,
     /// `None`: no rows of this step.
     by: Option<Waiter>,
-    /// Of each request.
+    /// Pages of each request.
     pub pages: Vec<u64>,
 }
 
 impl Moved {
-    /// Of an iteration, to the host first. Copies of one direction run in the order of the moves.
+    /// The moves of an iteration, to the host first. Copies of one direction run in the order of the moves.
     pub fn of(iteration: &Iteration, kinds: &Kinds) -> Vec<Moved> {
         if iteration.moves.is_empty() {
             return Vec::new();
@@ -344,7 +344,7 @@ fn stored(first: u32) -> u32 {
 pub(super) struct Shape {
     flow: Flow,
     pick: bool,
-    /// Of each sub-batch, its classes and where it is parked.
+    /// For each sub-batch, its classes and where it is parked.
     batches: Vec<(Vec<Class>, Option<(usize, Place)>)>,
     /// Moves of pages: their destination, and the rows that wait for them.
     moves: Vec<(Side, Option<Waiter>)>,
@@ -454,7 +454,7 @@ impl Alike {
         Alike { op, last, moved }
     }
 
-    /// With the numbers of a step, one after the other: a copy for each request, or all at once.
+    /// Calls `each` with operations that have the numbers of a step: a copy for each request, or all at once.
     pub fn filled(&self, sums: &Sums, sizes: &Sizes, kinds: &Kinds, mut each: impl FnMut(&Op)) {
         let of = &self.op;
         let classes = &sums.0[of.sub_batch as usize][of.groups.start as usize..of.groups.end as usize];
@@ -492,7 +492,7 @@ pub(super) struct Template {
     pub ops: Vec<Alike>,
     /// A few layers of each run.
     pub base: Run,
-    /// With one layer more of a run, and how many the run has beyond those of the base.
+    /// Programs with one more layer of a run, and how many layers the run has beyond those of the base.
     pub longer: Vec<(Run, f64)>,
 }
 

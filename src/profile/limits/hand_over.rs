@@ -21,9 +21,9 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandOver {
-    /// Of a job that follows another at once: workers still spin.
+    /// Seconds for a job that follows another at once: workers still spin.
     pub spinning_s: f64,
-    /// Of a job that comes when workers sleep.
+    /// Seconds for a job that comes when workers sleep.
     pub parked_s: f64,
     /// The lane that gives jobs to the pool beside a device.
     pub lane: Option<LaneLimits>,

@@ -33,9 +33,9 @@ pub struct LayerTable {
     pub project: Curve,
     /// By rows.
     pub append: Curve,
-    /// By rows, each of a sequence of its own, and tokens that each sees.
+    /// Seconds by rows, each of a sequence of its own, and tokens that each sees.
     pub attend: Surface,
-    /// By rows of one sequence, and the mean of the tokens that each sees.
+    /// Seconds by rows of one sequence, and the mean of the tokens that each sees.
     pub attend_prompt: Surface,
     /// By rows.
     pub out_proj: Curve,
@@ -128,7 +128,7 @@ impl LayerTable {
 }
 
 impl Tables {
-    /// Of one side, if it was measured.
+    /// The table of one side, if it was measured.
     pub fn side(&self, side: Side) -> Option<&SideTable> {
         match side {
             Side::Host => self.host.as_ref(),
@@ -144,7 +144,7 @@ impl Tables {
         }
     }
 
-    /// Of a layer on a side, if it was measured.
+    /// The table of a layer on a side, if it was measured.
     pub fn layer(&self, side: Side, layer: usize) -> Option<&LayerTable> {
         self.side(side)?.layers.get(*self.kinds.get(layer)?)
     }
@@ -194,7 +194,7 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Of a machine, by what was measured there.
+    /// Timings of a machine, from what was measured there.
     pub fn new(hardware: Hardware, tables: Tables) -> Timings {
         let factors = tables.factors.index();
         Timings { hardware, tables, factors }

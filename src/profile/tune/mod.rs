@@ -287,7 +287,7 @@ pub struct TuningStore {
 }
 
 impl TuningStore {
-    /// That of the folder that the environment names.
+    /// The store in the folder that the environment names.
     ///
     /// # Errors
     /// As [`Cache::from_env`].
@@ -295,7 +295,7 @@ impl TuningStore {
         Ok(TuningStore::at(Cache::from_env()?.home()))
     }
 
-    /// That of the cache folder `home`.
+    /// The store in the cache folder `home`.
     pub fn at(home: &Path) -> TuningStore {
         let key = digits(&format!("{} {} {SCHEMA}", cpu_model(), env!("CARGO_PKG_VERSION")));
         TuningStore { path: home.join("tuning").join(format!("{key}.json")) }

@@ -71,9 +71,9 @@ pub(super) struct Run {
     /// From the first row that wants logits to the last.
     pub wanted: Range<u32>,
     like: Like,
-    /// Of rows without logits, and of those with.
+    /// States of rows without logits, and of rows with.
     states: [State; 2],
-    /// By layer and side: which of its tokens are there, unless they are followed by number.
+    /// By layer and side, which of its tokens are stored, unless they are followed by number.
     pub stored: Vec<[u8; 2]>,
 }
 

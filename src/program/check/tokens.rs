@@ -35,7 +35,7 @@ pub(super) struct Cells {
 }
 
 impl Cells {
-    /// Of a group, with each of the model's windows; `None` where they cannot tell.
+    /// The cells of a group with each of the model's windows; `None` where cells cannot tell.
     pub fn of(group: &Group, windows: &[Option<u32>]) -> Option<Cells> {
         let boundary = boundary(group);
         if windows.len() > MOST_WINDOWS || boundary > group.first {

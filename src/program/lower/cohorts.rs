@@ -142,14 +142,14 @@ impl Cohort {
         }
     }
 
-    /// Of a cohort that joins behind layer `l` of the device's rows, all up to where it is parked next.
+    /// Appends the operations of a cohort that joins after layer `l` of the device's rows, up to where it is parked next.
     pub fn advance(&mut self, ops: &mut Vec<Op>, l: usize) {
         if self.behind == Some(l as u32) {
             ops.append(&mut self.ops);
         }
     }
 
-    /// Behind the last layer: the logits.
+    /// Appends the logits, after the last layer.
     pub fn finish(&mut self, ops: &mut Vec<Op>) {
         ops.append(&mut self.ops);
         ops.append(&mut self.head);

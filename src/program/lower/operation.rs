@@ -199,7 +199,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Of `rows`, those of `members`, from the first that wants logits to the last.
+/// The part of `rows` from the first of `members` that wants logits to the last.
 fn wanted_span(members: &[Group], rows: Range<u32>) -> Range<u32> {
     let (mut span, mut row) = (None::<Range<u32>>, rows.start);
     for g in members {

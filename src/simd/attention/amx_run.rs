@@ -104,7 +104,7 @@ struct Softmax<'a> {
 }
 
 impl Softmax<'_> {
-    /// Of block `j`, beside `steps` of products.
+    /// The softmax of block `j`, beside `steps` of products.
     fn new<'a>(run: &Run<'a>, j: usize, alpha: *mut f32, steps: usize, ahead: Ahead) -> Softmax<'a> {
         let halves = [run.rows.min(HALF), run.rows.saturating_sub(HALF)];
         let cost = halves.map(|rows| match rows {

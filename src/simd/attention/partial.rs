@@ -20,7 +20,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Of `rows` rows with `n_heads` heads of `head_dim`, nothing seen yet.
+    /// A partial result of `rows` rows with `n_heads` heads of `head_dim` that has seen no token.
     pub fn empty(rows: usize, n_heads: usize, head_dim: usize) -> Partial {
         let n = rows * n_heads;
         Partial { m: vec![f32::NEG_INFINITY; n], s: vec![0.0; n], o: vec![0.0; n * head_dim] }

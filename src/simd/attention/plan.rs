@@ -95,7 +95,7 @@ impl Choice {
 pub struct AttnPlan {
     shape: AttnShape,
     threads: usize,
-    /// Of these, those that share rows whose keys and values take longer to read than to compute on.
+    /// How many of the threads share rows whose keys and values take longer to read than to compute on.
     readers: usize,
     /// Tokens of a segment.
     segment: usize,

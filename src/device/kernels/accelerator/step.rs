@@ -62,7 +62,7 @@ struct ListLayout {
     /// Where the page table ends and the counts begin.
     counts: usize,
     logits: usize,
-    /// Of the counts of items: [`PART_LISTS`] for every part.
+    /// Offset of the counts of items: [`PART_LISTS`] for every part.
     part_counts: usize,
     items: usize,
 }
@@ -80,12 +80,12 @@ impl ListLayout {
         self.counts + 4 * c as usize
     }
 
-    /// Of an array of one word a row.
+    /// Offset of an array with one word per row.
     fn array(&self, array: Array) -> usize {
         self.counts + 4 * (COUNTS + array as usize * self.n)
     }
 
-    /// Of the count of list `list` of part `part`.
+    /// Offset of the count of list `list` of part `part`.
     fn part_count(&self, part: usize, list: usize) -> usize {
         self.part_counts + 4 * (PART_LISTS * part + list)
     }

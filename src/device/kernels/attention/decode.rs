@@ -36,7 +36,7 @@ impl DecodeWorkspace {
         DecodeWorkspace { counters: base, split_ms: base.add(ms), split_o: base.add(o) }
     }
 
-    /// Of (m, s) and of o; counters come first.
+    /// Offsets of (m, s) and of o; counters come first.
     fn offsets(shape: &AttentionShape, rows: usize, splits: usize) -> (usize, usize) {
         let ms = (rows * blocks_per_item(shape) * 4).next_multiple_of(16);
         (ms, (ms + splits * shape.n_heads * 2 * 4).next_multiple_of(16))

@@ -148,7 +148,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Of steps with up to `rows` rows in up to `sequences` sequences of up to `tokens` tokens.
+    /// Capacity for steps with up to `rows` rows in up to `sequences` sequences of up to `tokens` tokens.
     pub fn new(rows: usize, sequences: usize, tokens: usize) -> Capacity {
         // The most splits are just before their length doubles, or at the end.
         let most = [8192, 16384, tokens]

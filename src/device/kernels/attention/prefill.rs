@@ -17,7 +17,7 @@ const TMA_COLUMNS: usize = 64;
 pub enum PrefillKernel {
     /// Tensor cores by warps: any device.
     Mma,
-    /// By warpgroups, pages by bulk tensor copies: sm_90 only.
+    /// Warpgroup products, with pages loaded by bulk tensor copies: sm_90 only.
     Wgmma,
 }
 

@@ -56,7 +56,7 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// Of a weight of `dtype`: float types are stored in that of the activations.
+    /// The matrix of a weight of `dtype`: float types are stored in that of the activations.
     pub fn of(dtype: DType, n: usize, k: usize) -> Matrix {
         PackedLayout::new(dtype, n, k).map_or(Matrix::Dense { n, k }, Matrix::Quantised)
     }

@@ -32,7 +32,7 @@ pub(super) fn dense(info: &DeviceInfo, act: Half, m: usize, n: usize, k: usize) 
     }
 }
 
-/// Of a quantised matrix, split after `k_split` columns.
+/// The plan for a quantised matrix, split after `k_split` columns.
 pub(super) fn quantised(layout: &PackedLayout, act: Half, k_split: usize) -> DecodePlan {
     let row_tiles = layout.tiles().0;
     let splits = layout.k().div_ceil(k_split);

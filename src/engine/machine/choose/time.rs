@@ -66,7 +66,7 @@ pub struct Considered {
 /// What was chosen, and over what.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timed {
-    /// Whose placement it is.
+    /// The system that the placement follows.
     pub strategy: System,
     /// As by memory alone.
     pub choice: Choice,
