@@ -15,6 +15,7 @@
 #[path = "../tests/engine/interleave/mod.rs"]
 mod interleave;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -128,9 +129,16 @@ fn soak(args: &Args, strategies: &[&str]) -> ExitCode {
     let told = |done: &Tally| all.lock().unwrap().add(done);
     let done = std::thread::scope(|threads| {
         threads.spawn(|| {
+            // A line that is written over on a terminal, a line every ten seconds elsewhere.
+            let terminal = std::io::stderr().is_terminal();
+            let mut next = if terminal { 0.0 } else { 10.0 };
             while Instant::now() < until && !over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(500));
-                tell(begun.elapsed(), &all.lock().unwrap());
+                let time = begun.elapsed();
+                if time.as_secs_f64() >= next {
+                    tell(time, &all.lock().unwrap(), terminal);
+                    next += if terminal { 0.0 } else { 10.0 };
+                }
             }
         });
         let goes_on = |_| Instant::now() < until;
@@ -185,13 +193,14 @@ fn threaded(
     failure.into_inner().unwrap().map_or_else(|| Ok(counts.into_inner().unwrap()), Err)
 }
 
-/// One line that is written over and over.
-fn tell(time: Duration, t: &Tally) {
+/// One line of progress; on a terminal the next one is written over it.
+fn tell(time: Duration, t: &Tally, terminal: bool) {
     let seconds = time.as_secs_f64();
     let Tally { scripts, steps, tokens, swaps, cancelled, failed, finished, .. } = t;
+    let (begin, end) = if terminal { ("\r", "") } else { ("", "\n") };
     eprint!(
-        "\r{seconds:6.0} s  {scripts} interleavings ({:.0}/s), {steps} steps, {tokens} tokens, {swaps} swaps; {finished} requests \
-         finished, {cancelled} cancelled, {failed} failed by faults ",
+        "{begin}{seconds:6.0} s  {scripts} interleavings ({:.0}/s), {steps} steps, {tokens} tokens, {swaps} swaps; {finished} requests \
+         finished, {cancelled} cancelled, {failed} failed by faults {end}",
         *scripts as f64 / seconds
     );
 }

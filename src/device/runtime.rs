@@ -118,7 +118,7 @@ impl Slab {
         Slab { memory, pageable: pageable.map(Arc::from) }
     }
 
-    /// All of it.
+    /// The whole memory.
     pub fn memory(&self) -> &Arc<dyn Pinned> {
         &self.memory
     }

@@ -13,12 +13,12 @@ use super::sequences::Engine;
 use crate::program::{Kv, Side};
 use crate::{Error, Result};
 
-/// Pages of keys and values on one side: free ones, and all.
+/// Pages of keys and values on one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SidePages {
     /// Pages that no sequence holds.
     pub free: usize,
-    /// In all.
+    /// Pages in all.
     pub all: usize,
 }
 
@@ -40,12 +40,12 @@ impl Engine {
         Ok(self.put(SequenceKv::at(sides, side)))
     }
 
-    /// The side where a sequence's new tokens are stored; `None` of one that has ended.
+    /// The side where a sequence's new tokens are stored; `None` if the sequence has ended.
     pub fn side(&self, id: SeqId) -> Option<Side> {
         self.sequences.get(id.request()).map(SequenceKv::side)
     }
 
-    /// Where a sequence's keys and values are, in layers that keep them on the device; `None` of one that has ended.
+    /// Where a sequence's keys and values are, in layers that keep them on the device; `None` if the sequence has ended.
     pub fn kv(&self, id: SeqId) -> Option<Kv> {
         let far = self.machine.kv_ref().far.usual();
         self.sequences.get(id.request()).map(|s| s.kv(far))
@@ -57,7 +57,7 @@ impl Engine {
         SidePages { free, all }
     }
 
-    /// Whether sequences live on the side that the caller says ([`Options::far_pages`](super::Options::far_pages)).
+    /// Whether the caller chooses the side that each sequence lives on ([`Options::far_pages`](super::Options::far_pages)).
     pub fn has_homes(&self) -> bool {
         self.machine.kv_ref().pager.is_none()
     }
@@ -72,7 +72,7 @@ impl Engine {
     ///
     /// # Errors
     /// Not enough free pages there; a sequence that has ended; a device that failed; an engine whose pages move by themselves.
-    /// Then all of it is where it was.
+    /// On an error nothing has moved.
     pub fn swap(&mut self, seq: SeqId, side: Side) -> Result<()> {
         self.change(&[Swap { seq, to: Target::Whole(side) }])
     }
@@ -80,7 +80,7 @@ impl Engine {
     /// Makes several changes of sides one after the other, and waits for the copies.
     ///
     /// # Errors
-    /// As [`Engine::swap`]; changes before the first that cannot be made stand.
+    /// As [`Engine::swap`]; changes before the first that fails are kept.
     pub fn change(&mut self, swaps: &[Swap]) -> Result<()> {
         self.check_swaps(swaps)?;
         let mut moved = Vec::new();
@@ -97,8 +97,8 @@ impl Engine {
         self.check_free(swaps.iter().map(|s| s.seq))
     }
 
-    /// Changes sides in the tables; `moved` are the copies still to be made. Where pages lack that copies in flight will set
-    /// free, those copies come first.
+    /// Changes sides in the tables; `moved` are the copies still to be made. If pages run short that copies in flight will
+    /// free, it waits for those copies first.
     pub(super) fn begin_swaps(&mut self, swaps: &[Swap], moved: &mut Vec<Moved>) -> Result<()> {
         for swap in swaps {
             if moved.iter().any(|m| m.request() == swap.seq.request()) {

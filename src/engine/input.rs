@@ -7,9 +7,9 @@ use crate::program::Flow;
 /// Consecutive new tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
-    /// Whose.
+    /// The sequence that the tokens belong to.
     pub seq: SeqId,
-    /// Token ids; they follow what the sequence holds.
+    /// Token ids, appended after those that the sequence holds.
     pub tokens: &'a [u32],
     /// Which of these rows need logits.
     pub logits: Logits,

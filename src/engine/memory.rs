@@ -48,7 +48,7 @@ impl Memory {
         })
     }
 
-    /// All of it.
+    /// Bytes in all.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.activations)
     }
@@ -75,10 +75,10 @@ impl Memory {
     }
 }
 
-/// What must fit beyond the plan, because a step asked for more than it was made for.
+/// Checks that memory beyond the plan is available, for a step larger than planned.
 ///
 /// # Errors
-/// The system has not as much left; the message has the numbers.
+/// The system has too little memory left; the message has the numbers.
 pub(super) fn check_beyond(what: &str, bytes: usize) -> Result<()> {
     let Some(available) = memory_available() else { return Ok(()) };
     if bytes as u64 <= available {

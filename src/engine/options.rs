@@ -17,7 +17,7 @@ pub const DEFAULT_CHUNK: usize = 512;
 /// How to run a model.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Threads; `None`: all cores this process may use, less one for the thread that drives a device, where there is one and
+    /// Threads; `None`: all cores this process may use, minus one for the thread that drives a device if there is a device and
     /// more than two cores.
     pub threads: Option<usize>,
     /// Most threads for attention of single rows on the host, which reading keys and values bounds; `None`: all. A number that reads
@@ -99,7 +99,7 @@ impl Options {
         self.pages.map_or(all, |pages| pages.min(all))
     }
 
-    /// Refuses what no engine can do; returns the pages of keys and values.
+    /// Refuses options that no engine supports; returns the pages of keys and values.
     pub(super) fn check(&self, spec: &ModelSpec) -> Result<usize> {
         if self.context == 0 || self.chunk == 0 || self.sequences == 0 {
             return Err(Error::usage(

@@ -4,7 +4,7 @@
 //! ```text
 //! advance(device rows, cohorts that begin) ─► Advanced { logits of the device's rows, what became of each cohort }
 //! ```
-//! Every parked cohort is looked for in every step. Its sequences hold what they held until its token is through all layers; then its
+//! Each step checks every parked cohort. Its sequences hold what they held until its token is through all layers; then its
 //! rows have logits, and the sequences are as free as all others. Steps of other kinds can be made meanwhile, by the
 //! sub-batches that no cohort has.
 
@@ -38,7 +38,7 @@ pub struct Overlap<'a> {
 pub struct CohortStep {
     /// Its sequences.
     pub seqs: Vec<SeqId>,
-    /// The layer that it is parked at now: none if its rows have logits, or if it failed.
+    /// The layer that it is parked at now; `None` if its rows have logits, or if it failed.
     pub at: Option<u32>,
     /// Whether it has advanced.
     pub advanced: bool,
@@ -56,7 +56,7 @@ pub struct Advanced {
     /// Likeliest tokens, if they were asked for: of the device's inputs that want logits, in order, then of cohorts
     /// ([`CohortStep::rows`]). None for a row whose logits are not numbers.
     pub picks: Vec<Option<u32>>,
-    /// Else logits, `[rows][V]`. Rows of cohorts that have none yet hold anything.
+    /// Else logits, `[rows][V]`. Rows of cohorts without logits are unspecified.
     pub logits: Vec<f32>,
 }
 
@@ -248,7 +248,7 @@ impl Engine {
         all
     }
 
-    /// What was reserved for a row that has not come to its end is free again.
+    /// Frees the pages that were reserved for an unfinished row.
     fn unpark(&mut self, seq: SeqId) {
         if let Some(table) = self.sequences.get_mut(seq.request()) {
             let len = table.len();

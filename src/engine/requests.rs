@@ -49,12 +49,12 @@ pub enum Finish {
     Failed(String),
 }
 
-/// What a request's stream says.
+/// An event of a request's stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The next token.
     Token(u32),
-    /// It is over; nothing follows.
+    /// The request has ended; no event follows.
     End(Finish),
 }
 
@@ -149,7 +149,7 @@ impl Requests {
         self.engine.count_busy();
     }
 
-    /// The engine, when nothing is asked of it any more. Requests in flight are cancelled.
+    /// Shuts down and returns the engine. Requests in flight are cancelled.
     pub fn into_engine(mut self) -> Engine {
         let ids: Vec<RequestId> =
             self.queues.waiting().chain(self.queues.running()).map(|job| job.id).collect();

@@ -128,7 +128,7 @@ impl Engine {
     pub fn sub_batches(&self) -> usize {
         self.machine.sub_batches()
     }
-    /// What the dry run said.
+    /// Memory as computed by the dry run.
     pub fn memory(&self) -> Memory {
         self.machine.memory()
     }
@@ -185,7 +185,7 @@ impl Engine {
         self.machine.timeline()
     }
 
-    /// The same, and notes nothing any more.
+    /// The same, and stops recording.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.machine.end_trace()
     }
@@ -244,7 +244,7 @@ impl Engine {
         }
     }
 
-    /// Pages that no sequence has.
+    /// Pages that no sequence holds.
     pub fn free_pages(&mut self) -> usize {
         self.machine.kv().pages.n_free()
     }
@@ -475,7 +475,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What was reserved for a step is free again.
+    /// Frees the pages that were reserved for a step.
     pub(super) fn give_back(&mut self, inputs: &[Input<'_>]) {
         let pages = &mut self.machine.kv().pages;
         for input in inputs {

@@ -84,7 +84,7 @@ impl Strategy {
 /// One way of running it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Candidate {
-    /// Whose.
+    /// The strategy whose candidate it is.
     pub strategy: Strategy,
     /// Whether it fits.
     pub feasible: bool,

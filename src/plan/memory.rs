@@ -73,7 +73,7 @@ pub struct GpuMemory {
     pub workspace: u64,
     /// Loaded kernels.
     pub modules: u64,
-    /// All of it.
+    /// Bytes in all.
     pub total: u64,
     /// What there is.
     pub available: u64,
@@ -90,7 +90,7 @@ pub struct HostMemory {
     pub activations: u64,
     /// Pinned buffers for what crosses the link: hidden states, queries, keys, values, attention outputs, logits.
     pub pinned: u64,
-    /// All of it.
+    /// Bytes in all.
     pub total: u64,
     /// What there is.
     pub available: u64,

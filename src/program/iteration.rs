@@ -59,7 +59,7 @@ pub enum Wants {
 /// Consecutive new tokens of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Whose.
+    /// The request that the tokens belong to.
     pub request: RequestId,
     /// Prompt rows, or a decode row.
     pub phase: Phase,
@@ -138,7 +138,7 @@ impl SubBatch {
 /// Whole pages of a request that change sides, in all layers with keys and values on the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageMove {
-    /// Whose.
+    /// The request whose pages move.
     pub request: RequestId,
     /// The side they are on afterwards.
     pub to: Side,

@@ -46,7 +46,7 @@ fn row(c: &Candidate) -> Vec<String> {
     ]
 }
 
-/// All of it.
+/// The whole text.
 pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) -> String {
     let mut out = String::new();
     let sequences = if request.batch == 1 { "sequence" } else { "sequences" };

@@ -53,7 +53,7 @@ fn row(r: &Report, baseline: Option<f64>) -> Vec<String> {
     ]
 }
 
-/// All of it.
+/// The whole text.
 pub fn text(about: &About<'_>, work: &Workload, reports: &[Report]) -> String {
     let mut out = String::new();
     let (input, output) = work.tokens();

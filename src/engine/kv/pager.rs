@@ -38,7 +38,7 @@ pub(in crate::engine) struct Moved {
 }
 
 impl Moved {
-    /// Whose.
+    /// The request whose pages move.
     pub fn request(&self) -> RequestId {
         RequestId { slot: self.seq as u32, generation: self.generation }
     }

@@ -281,7 +281,7 @@ impl RealMachine {
         self.described.clone()
     }
 
-    /// What the dry run said.
+    /// Memory as computed by the dry run.
     pub fn memory(&self) -> Memory {
         self.memory
     }

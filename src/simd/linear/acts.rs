@@ -86,7 +86,7 @@ impl ActsBytes {
         most(&mut self.tiles, 2 * planes(need.fine_tiles) * m.next_multiple_of(16) * kp, need.tiles);
     }
 
-    /// All of it.
+    /// Bytes in all.
     pub fn total(&self) -> usize {
         self.f32 + self.int8 + self.bf16 + self.tiles
     }

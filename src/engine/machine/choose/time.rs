@@ -53,7 +53,7 @@ pub enum Among {
 /// The best of one strategy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Considered {
-    /// Whose.
+    /// The system whose candidate it is.
     pub strategy: System,
     /// What it is, or would be: of those that do not fit, the one that takes least of the device.
     pub what: String,

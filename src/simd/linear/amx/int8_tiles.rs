@@ -189,7 +189,7 @@ impl BlockProduct<'_> {
         }
     }
 
-    /// All of it.
+    /// All steps of the block.
     ///
     /// # Safety
     /// AVX-512 VNNI; [`Shapes::int8`] of `rows` is loaded; the group has `steps` blocks of 32 and the activations as many,
