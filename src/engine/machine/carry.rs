@@ -20,7 +20,7 @@ use crate::program::{
 use crate::tensor::Half;
 use crate::{Error, Result};
 
-/// A kind of cargo, without what it says of the sublayer.
+/// A kind of cargo, regardless of the sublayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum What {
     Hidden,
@@ -64,7 +64,7 @@ impl What {
     }
 }
 
-/// What crosses the link in any program of a placement.
+/// The cargo that crosses the link in any program of a placement.
 ///
 /// # Errors
 /// A placement that cannot be lowered.
@@ -102,10 +102,10 @@ pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What
     Ok(found)
 }
 
-/// What an area is for: rows of a sub-batch, a kind of cargo, the side where it arrives.
+/// The purpose of an area: rows of a sub-batch, a kind of cargo, the side where it arrives.
 pub(super) type AreaKey = (u8, What, Side);
 
-/// Pinned memory for the rows of a sub-batch, and what is still going on there.
+/// Pinned memory for the rows of a sub-batch, and the copies and jobs still using it.
 struct Area {
     memory: Arc<dyn Pinned>,
     /// The last copy from it.
@@ -139,7 +139,7 @@ impl Areas {
         self.areas.values().map(|area| area.memory.len()).sum()
     }
 
-    /// A step begins: no job and no copy of an earlier one is in flight.
+    /// Begins a step: no job and no copy of an earlier one may be in flight.
     pub fn begin(&mut self) {
         for area in self.areas.values_mut() {
             area.busy = None;
@@ -161,7 +161,7 @@ impl Areas {
         Ok(area)
     }
 
-    /// The place that rows for the device are written to, once the event has come to pass.
+    /// The place that rows for the device are written to, once the event has happened.
     ///
     /// # Errors
     /// A cargo that was not planned, or larger.

@@ -32,13 +32,13 @@ use crate::{Error, Result};
 /// How long a merge at a fixed lag waits for the host.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A line of the sync table: the cohort that has this sub-batch, if there is one.
+/// A line of the sync table: the cohort that owns this sub-batch, if any.
 #[derive(Default)]
 pub(super) struct Slot {
     word: Arc<Word>,
     error: Arc<Mutex<Option<Error>>>,
     parked: Option<Parked>,
-    /// What its jobs use.
+    /// The memory that its jobs use.
     uses: Vec<Uses>,
 }
 
@@ -66,7 +66,7 @@ pub(in crate::engine) struct Parked {
     lists: PartLists,
 }
 
-/// What a step has made of a cohort.
+/// The outcome of a step for a cohort.
 pub(in crate::engine) struct Outcome {
     /// Its sub-batch.
     pub slot: usize,
@@ -97,8 +97,8 @@ impl RealMachine {
         (1..self.sub_batches).filter(|&b| self.slots.get(b).is_none_or(|s| s.parked.is_none())).collect()
     }
 
-    /// Ends the cohort with a row of this request, once the host is no more at it: its requests' tokens have to begin again. Returns
-    /// them.
+    /// Ends the cohort with a row of this request, once the host no longer works on it: its requests' tokens must begin again. Returns
+    /// these requests.
     pub fn leave(&mut self, request: RequestId) -> Vec<RequestId> {
         let of = |s: &Slot| s.parked.as_ref().is_some_and(|p| p.groups.iter().any(|g| g.request == request));
         let Some(b) = self.slots.iter().position(of) else { return Vec::new() };
@@ -107,7 +107,7 @@ impl RealMachine {
         parked.groups.iter().map(|g| g.request).collect()
     }
 
-    /// The host has nothing to do any more with work of this epoch.
+    /// Withdraws the work of this epoch from the host, or waits until it has ended.
     fn abandon(&mut self, b: usize, epoch: u32) {
         let word = self.slots[b].word.clone();
         if !word.discard(epoch) {
@@ -120,10 +120,10 @@ impl RealMachine {
         self.lane_mut().forget(b, Ticket::MAX);
     }
 
-    /// What an iteration says of cohorts is how they are.
+    /// Checks that an iteration describes the cohorts as they are.
     ///
     /// # Errors
-    /// It is not; a sub-batch that a cohort has and that the iteration would use for something else; a placement that cohorts
+    /// It does not; a sub-batch that a cohort owns and that the iteration would use otherwise; a placement that cohorts
     /// cannot run on.
     pub(super) fn begin_cohorts(&mut self, iteration: &Iteration, parts: &[Part<'_>]) -> Result<Vec<Chain>> {
         let mut chains = vec![Chain::default(); parts.len()];
@@ -162,7 +162,7 @@ impl RealMachine {
     /// Whether cohorts can run.
     ///
     /// # Errors
-    /// A placement on which they cannot: why.
+    /// A placement on which they cannot, with the reason.
     pub fn check_cohorts(&self) -> Result<()> {
         if self.device.is_none() || !matches!(self.host, Some(HostSide::Lane(_))) {
             return Err(Error::usage("cohorts without a device beside the host"));
@@ -183,7 +183,7 @@ impl RealMachine {
         refused.as_ref().map_or(Ok(()), |why| Err(Error::usage(why.clone())))
     }
 
-    /// The host's lane gets to know the rows of cohorts that begin.
+    /// Gives the host's lane the rows of cohorts that begin.
     pub(super) fn prepare_cohorts(&mut self, parts: &[Part<'_>], chains: &mut [Chain]) {
         for (b, part) in parts.iter().enumerate() {
             if chains[b].turn == Turn::Begins {
@@ -195,7 +195,7 @@ impl RealMachine {
         }
     }
 
-    /// The same of rows of the step, which it waits for: a cohort that is parked may have the lane.
+    /// The same for rows of the step, waiting for the lane: a parked cohort may occupy it.
     pub(super) fn prepare_by_lane(&mut self, b: usize, part: &Part<'_>, head: bool) -> Ticket {
         let job = self.preparation(b, part, head);
         self.lane_mut().give(job)
@@ -221,7 +221,7 @@ impl RealMachine {
         }
     }
 
-    /// Gives the lane a job of a cohort; `last`: the results are what the cohort waits for.
+    /// Gives the lane a job of a cohort; `last` if the cohort waits for its results.
     pub(super) fn give_detached(
         &mut self,
         b: usize,
@@ -240,7 +240,7 @@ impl RealMachine {
         ticket
     }
 
-    /// Looks whether the cohort of `op` can join, at most one layer ahead of the device.
+    /// Checks whether the cohort of `op` can join, at most one layer ahead of the device.
     pub(super) fn join(&mut self, op: &Op, issue: &mut Issue<'_>) -> Result<Turn> {
         let b = op.sub_batch as usize;
         if let Some(begun) = &issue.begun {
@@ -304,7 +304,7 @@ impl RealMachine {
         });
     }
 
-    /// The step is issued, or given up: cohorts that it touched are parked anew or, if it failed, are none any more.
+    /// After the step was issued or given up: cohorts that it touched are parked again or, if it failed, ended.
     pub(super) fn end_cohorts(
         &mut self,
         parts: &[Part<'_>],
@@ -369,12 +369,12 @@ impl RealMachine {
         outcomes
     }
 
-    /// Whether the end of a job is past by the machine's clock.
+    /// Whether a job has ended by the machine's clock.
     fn is_known(&self, job: Ticket) -> bool {
         self.lane().is_past(job).unwrap_or(true)
     }
 
-    /// Whether the rows of a sub-batch have come to their logits in this step.
+    /// Whether the rows of a sub-batch got their logits in this step.
     pub(super) fn has_logits(&self, b: usize, chains: &[Chain]) -> bool {
         match chains[b].turn {
             Turn::None => true,
@@ -392,7 +392,7 @@ impl RealMachine {
         (flow == Flow::Async).then(|| parked.lists.clone())
     }
 
-    /// The device begins a layer where a cohort may join.
+    /// Notes that the device begins a layer where a cohort may join.
     pub(super) fn note_begun(&mut self, lowered: &Lowered, op: &Op, issue: &mut Issue<'_>) -> Result<()> {
         let first = op.unit == Unit::Gpu && op.kind != Kind::Join && op.layer != issue.layer;
         if !first {
@@ -434,12 +434,12 @@ impl RealMachine {
 
 #[cfg(test)]
 impl RealMachine {
-    /// From now on, attention on the host is late at random.
+    /// Makes attention on the host late at random, from now on.
     pub fn slow_host(&self, seed: u64) {
         self.lane().state().delays = Some(seed);
     }
 
-    /// From now on, attention on the host takes this much longer.
+    /// Makes attention on the host take this much longer, from now on.
     pub fn delay_host(&self, by: Duration) {
         self.lane().state().delay = by;
     }
@@ -449,7 +449,7 @@ impl RealMachine {
         self.patience = patience;
     }
 
-    /// From now on, cohorts join when they are ready, also in deterministic mode: rows have the same bits, steps are more or fewer.
+    /// Lets cohorts join when they are ready, also in deterministic mode: rows have the same bits, but the number of steps varies.
     pub fn let_cohorts_be_late(&mut self) {
         self.deterministic = false;
     }
@@ -460,7 +460,7 @@ impl RealMachine {
     }
 }
 
-/// Sequences as the host sees them, with pages of their own: for jobs that outlive the step.
+/// Sequences as the host sees them, with their own lists of pages, for jobs that outlive the step.
 struct Owned {
     pages: Vec<u32>,
     first_pos: usize,

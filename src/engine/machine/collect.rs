@@ -8,7 +8,7 @@ use crate::device::runtime::Lane;
 use crate::program::Side;
 
 impl RealMachine {
-    /// Waits for the head and copies what it left to its places.
+    /// Waits for the head and copies its results to their places.
     pub(super) fn collect(&mut self, parts: &[Part<'_>], chains: &[Chain], pick: bool) -> Result<()> {
         let (logits, tokens) = self.expected;
         self.argmax.resize(self.argmax.len().max(tokens), None);

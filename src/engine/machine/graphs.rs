@@ -31,7 +31,7 @@ impl Default for Graphs {
     }
 }
 
-/// Whether a step's rows are few, one a sequence, and all want a token: what is repeated.
+/// Whether a step is of the kind that repeats: few rows, one per sequence, all of which want a token.
 pub(super) fn decodes(parts: &[Part<'_>]) -> bool {
     parts.iter().all(|p| {
         p.tokens.len() <= GRAPH_ROWS && p.groups.iter().all(|g| g.phase == Phase::Decode && g.tokens == 1)
@@ -39,7 +39,7 @@ pub(super) fn decodes(parts: &[Part<'_>]) -> bool {
 }
 
 impl RealMachine {
-    /// Issues a segment as a graph, if there is one or can be; says whether it did.
+    /// Issues a segment as a graph, if one exists or can be made; returns whether it did.
     pub(super) fn issue_graph(
         &mut self,
         lowered: &Lowered,
@@ -95,7 +95,7 @@ impl RealMachine {
 }
 
 impl RealMachine {
-    /// Says which pages recorded operations touch in this step.
+    /// Declares which pages recorded operations touch in this step.
     fn declare_pages(&self, ops: &[Op], issue: &Issue<'_>) -> Result<()> {
         let d = self.device();
         for op in ops {

@@ -29,7 +29,7 @@ use crate::device::runtime::{Event, HostUse, Lane, Pinned, Runtime};
 use crate::engine::kv::Moved;
 use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Sublayer, Unit};
 
-/// What the issue of a program keeps track of.
+/// The state of a program's issue.
 pub(super) struct Issue<'a> {
     /// The copies of pages that change sides.
     pub moved: &'a [Moved],
@@ -41,9 +41,9 @@ pub(super) struct Issue<'a> {
     pub prepared: Vec<Option<Ticket>>,
     /// Lists of each sub-batch.
     pub lists: Vec<PartLists>,
-    /// What becomes of the cohort of each sub-batch.
+    /// The turn of each sub-batch's cohort.
     pub chains: Vec<Chain>,
-    /// The layer that was issued last on the device, and when it begins, where cohorts may join behind it.
+    /// The layer that was issued last on the device, and the event of its start, where cohorts may join after it.
     pub layer: Option<u32>,
     pub begun: Option<Event>,
 }
@@ -87,7 +87,7 @@ impl<'a> Issue<'a> {
 }
 
 impl RealMachine {
-    /// Issues the operation at `at`, and those that are one with it; returns how many.
+    /// Issues the operation at `at` with those fused with it; returns how many.
     pub(super) fn issue(
         &mut self,
         lowered: &Arc<Lowered>,
@@ -157,7 +157,7 @@ impl RealMachine {
         Ok(n)
     }
 
-    /// Enqueues the operation at `at` of the device's compute lane, and those that are one with it: `n` in all.
+    /// Enqueues the operation at `at` of the device's compute lane with those fused with it: `n` in all.
     pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue<'_>) -> Result<()> {
         // Of each publication another one.
         let epoch = at as u32 + 1;
@@ -174,7 +174,7 @@ impl RealMachine {
         }
     }
 
-    /// Operations of one lane of the device are enqueued: an event, if others wait for one of them.
+    /// After operations of one device lane were enqueued: records an event if others wait for one of them.
     pub(super) fn issued(&self, lowered: &Lowered, ops: Range<usize>, issue: &mut Issue<'_>) -> Result<()> {
         if ops.clone().any(|i| lowered.awaited[i]) {
             let unit = lowered.program.ops[ops.start].unit;
@@ -184,7 +184,7 @@ impl RealMachine {
         Ok(())
     }
 
-    /// Operation `at` of the device, enqueued from now on, comes after what it waits for.
+    /// Makes the device's lane wait for what operation `at` waits for, before it is enqueued.
     pub(super) fn wait_for(&mut self, lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Result<()> {
         let ops = &lowered.program.ops;
         let op = &ops[at];
@@ -209,13 +209,13 @@ impl RealMachine {
         Ok(())
     }
 
-    /// An operation of this unit, of the device, is enqueued next.
+    /// Counts this unit of the device as busy: an operation of it is enqueued next.
     pub(super) fn works(&mut self, unit: Unit) -> Result<()> {
         let (busy, device) = (self.busy.as_mut(), self.device.as_ref());
         busy.zip(device).map_or(Ok(()), |(busy, device)| busy.begin(unit, &*device.runtime))
     }
 
-    /// Lanes of the device wait from here on.
+    /// Counts these lanes of the device as idle from here on.
     pub(super) fn rests(&mut self, lanes: &[Lane]) -> Result<()> {
         let Some((busy, device)) = self.busy.as_mut().zip(self.device.as_ref()) else { return Ok(()) };
         lanes.iter().try_for_each(|&lane| busy.pause(lane, &*device.runtime))
@@ -454,7 +454,7 @@ impl PinnedPages {
         self.at.iter().map(|&at| (base.wrapping_add(at), self.bytes)).collect()
     }
 
-    /// Nothing in flight has to do with them.
+    /// Checks that no work in flight touches them.
     fn check(&self, runtime: &dyn Runtime, op: &Op) -> Result<()> {
         match op.kind {
             Kind::Append { .. } => runtime.host_access(&[], &self.spans()),
@@ -462,7 +462,7 @@ impl PinnedPages {
         }
     }
 
-    /// The host will use them.
+    /// Records that a job of the host will use them.
     fn uses(&self, runtime: &dyn Runtime, op: &Op) -> Option<Uses> {
         let used = match op.kind {
             _ if self.at.is_empty() => None,
@@ -478,12 +478,12 @@ impl PinnedPages {
 pub(super) struct Uses(Arc<Mutex<Option<HostUse>>>);
 
 impl Uses {
-    /// Whether it uses them no more.
+    /// Whether the job no longer uses them.
     pub fn ended(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// It uses them no more.
+    /// Ends the use.
     pub fn end(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

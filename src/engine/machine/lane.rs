@@ -5,7 +5,7 @@
 //! state to itself, and all workers of the pool that belongs to it. If none is ready, the lane waits for what the oldest one
 //! waits for.
 //!
-//! The first job that fails ends the step: what was queued is dropped, whoever waits for a job is told, and the lane is idle
+//! The first job that fails ends the step: queued jobs are dropped, threads that wait for a job get the error, and the lane is idle
 //! again. A panic of a job is such a failure.
 //!
 //! A detached job, one of a parked cohort's, outlives the step and fails its cohort only ([`Detached`]).
@@ -36,7 +36,7 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How long the lane sleeps for an event before it looks at the queue again: another job may be ready first.
 const NAP: Duration = Duration::from_micros(200);
 
-/// The operation of a job that is none's: it only sees to what others need, and is not waited with.
+/// The operation of a job that belongs to none: it only prepares what others need, and nothing waits for it.
 pub(super) const NONE: usize = usize::MAX;
 
 /// A job, by its number since the lane began.
@@ -90,7 +90,7 @@ impl fmt::Debug for Ran {
     }
 }
 
-/// What a job does to the state.
+/// The work of a job on the state.
 pub(super) type Work<S> = Box<dyn FnOnce(&mut S) -> Result<()> + Send>;
 
 /// One piece of the host's work.
@@ -119,11 +119,11 @@ impl<S> HostJob<S> {
 
 struct Queue<S> {
     pending: VecDeque<(Ticket, HostJob<S>)>,
-    /// Given, and neither done nor dropped.
+    /// Jobs that were given and are neither done nor dropped.
     open: HashSet<Ticket>,
     /// How many of these belong to the step.
     of_step: usize,
-    /// Nothing more runs in this step.
+    /// Whether nothing more runs in this step.
     ended: bool,
     error: Option<Error>,
     ran: Vec<(Ticket, Ran)>,
@@ -145,7 +145,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lane whose thread has been started, and made what it begins with.
+/// A lane whose thread has started and made its initial state.
 pub(super) struct Started<S> {
     thread: JoinHandle<()>,
     hand_over: mpsc::Sender<Arc<Shared<S>>>,
@@ -158,9 +158,9 @@ pub(super) struct Lane<S> {
     issued: usize,
     /// The step's first job.
     step: Ticket,
-    /// When jobs run, in emulated time: those of the step, and those that outlive it.
+    /// Emulated times of jobs: of the step's, and of those that outlive it.
     moments: HashMap<Ticket, Moment>,
-    /// The latter: the sub-batches that they are of.
+    /// The sub-batches of the latter.
     detached: HashMap<Ticket, usize>,
 }
 
@@ -266,7 +266,7 @@ impl<S: Send + 'static> Lane<S> {
         self.moments.insert(ticket, clock.host(job.seconds, after, job.is_first()));
     }
 
-    /// This thread has waited for jobs: its emulated time goes on to their end.
+    /// After this thread waited for jobs: advances its emulated time to their end.
     pub fn reach(&self, jobs: impl IntoIterator<Item = Ticket>) {
         if let Some(clock) = self.shared.runtime.clock() {
             jobs.into_iter().for_each(|t| clock.reach(&self.moments[&t]));
@@ -283,13 +283,13 @@ impl<S: Send + 'static> Lane<S> {
         lock(&self.shared.queue).pending.is_empty()
     }
 
-    /// Whether a detached job is past in emulated time; `None` where nobody keeps that.
+    /// Whether a detached job has ended in emulated time; `None` in real time.
     pub fn is_past(&self, job: Ticket) -> Option<bool> {
         let clock = self.shared.runtime.clock()?;
         Some(self.moments.get(&job).is_none_or(|moment| clock.is_past(moment)))
     }
 
-    /// In emulated time, the first of detached jobs that is done: this thread's time goes on to that. `None` where nobody keeps it.
+    /// In emulated time, the detached job that ends first, to which this thread's time advances. `None` in real time.
     pub fn reach_first(&self, jobs: impl Iterator<Item = Ticket>) -> Option<Ticket> {
         let clock = self.shared.runtime.clock()?;
         let end = |t: Ticket| Some((t, clock.end(self.moments.get(&t)?)));
@@ -434,12 +434,12 @@ impl<S: Send + 'static> Lane<S> {
 }
 
 impl<S> Queue<S> {
-    /// Why the step has ended: told once.
+    /// Why the step has ended; returned once.
     fn failure(&mut self) -> Error {
         self.error.take().unwrap_or_else(|| Error::Run("the step has failed already".into()))
     }
 
-    /// Nothing more of this step runs.
+    /// Stops the step: nothing more of it runs.
     fn end(&mut self) {
         self.ended = true;
         let (kept, dropped) = self.pending.drain(..).partition(|(_, job)| job.detached.is_some());
@@ -451,7 +451,7 @@ impl<S> Queue<S> {
         self.of_step -= dropped.len();
     }
 
-    /// The device fails: nothing that waits for it runs, of this step or of a cohort.
+    /// After the device failed: nothing that waits for it runs, of this step or of a cohort.
     fn fail(&mut self, error: Error) {
         for (ticket, job) in self.pending.drain(..) {
             self.open.remove(&ticket);
@@ -510,7 +510,7 @@ impl<S> Shared<S> {
         }
     }
 
-    /// Does a job.
+    /// Runs a job.
     fn run(&self, ticket: Ticket, job: HostJob<S>) {
         let HostJob { op, detached, program, work, .. } = job;
         let runs = detached.as_ref().is_none_or(Detached::begin);

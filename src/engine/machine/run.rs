@@ -16,7 +16,7 @@ use crate::program::{Group, Iteration, Kind, Kv, Side, Unit};
 use crate::{Error, Result};
 
 impl RealMachine {
-    /// What follows is a step that was asked for logits of `rows` rows: of their likeliest tokens only, if `pick`.
+    /// Begins a step that wants logits of `rows` rows, or only their likeliest tokens if `pick`.
     pub fn expect(&mut self, rows: usize, pick: bool) {
         self.expected = if pick { (0, rows) } else { (rows, 0) };
         self.in_place = false;
@@ -181,7 +181,7 @@ impl RealMachine {
         Ok(())
     }
 
-    /// The step is issued, or given up: waits until nothing of it runs.
+    /// After the step was issued or given up: waits until nothing of it runs.
     fn end(&mut self, lowered: &Lowered, well: bool, logits: bool) -> Result<()> {
         let mut ended = Ok(());
         if let Some(HostSide::Lane(lane)) = &mut self.host {

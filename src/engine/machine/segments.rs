@@ -1,7 +1,7 @@
 //! Segments of programs: operations that can be one graph.
 //!
-//! A segment is a longest run of operations on the device's compute lane in which none but the first waits for anything else, and
-//! for none but the last anything else waits. A program all on the device is one segment.
+//! A segment is a maximal run of operations on the device's compute lane in which only the first waits for other operations, and
+//! other operations wait only for the last. A program wholly on the device is one segment.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -17,7 +17,7 @@ const SHORTEST: usize = 4;
 /// Operations that can be one graph.
 pub(super) struct Segment {
     pub ops: Range<usize>,
-    /// Of what is launched, but for what the step's lists say.
+    /// Hash of what is launched, except for the contents of the step's lists.
     pub shape: u64,
 }
 
@@ -75,7 +75,7 @@ fn shape(ops: &[Op], rows: &[u32]) -> u64 {
     hash.finish()
 }
 
-/// How many operations from `at` on the accelerator does in one pass over the rows: project, append and publish.
+/// How many operations from `at` on the accelerator runs in one pass over the rows: project, append and publish.
 pub(super) fn fusible(ops: &[Op], at: usize) -> usize {
     let op = &ops[at];
     let with = |i: usize, is: fn(&Kind) -> bool| {
