@@ -56,10 +56,10 @@ impl fmt::Debug for Graph {
     }
 }
 
-/// What an accelerator is.
+/// The description of an accelerator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceInfo {
-    /// As its driver names it.
+    /// Its driver's name for it.
     pub name: String,
     /// Compute capability, 10 * major + minor: 75 (T4), 80, 86, 89, 90 (H100, H200)...
     pub sm: u32,
@@ -323,7 +323,7 @@ pub trait Runtime: Send + Sync {
         None
     }
 
-    /// Work on `lane` that is enqueued next reads and writes these bytes beside those that its call names: pages of a list in device
+    /// Declares that the next work on `lane` reads and writes these bytes beside those that its call names: pages of a list in device
     /// memory. Not recorded. An emulated accelerator refuses them if work on another lane has to do with them and no event
     /// orders the two, as it does with copies.
     ///
@@ -345,7 +345,7 @@ pub trait Runtime: Send + Sync {
         false
     }
 
-    /// The host has done a job beside the device, which took so long, and says so before anybody learns of it: an emulated accelerator
+    /// Told that the host has done a job beside the device that took this long, before its end is known to others: an emulated accelerator
     /// with a slow host takes its time.
     fn host_worked(&self, took: Duration) {
         let _ = took;
@@ -354,7 +354,7 @@ pub trait Runtime: Send + Sync {
     /// The host is about to do a job beside the device: an emulated accelerator whose faults say so panics, as the job might.
     fn host_works(&self) {}
 
-    /// Where nobody has a thread of his own: what acts in turn while somebody waits. Of one thread at a time.
+    /// Without threads: what acts in turn while a thread waits. Used by one thread at a time.
     fn turns(&self) -> Option<&Arc<Turns>> {
         None
     }

@@ -41,7 +41,7 @@ impl Mailbox {
     }
 }
 
-/// What is published of a row.
+/// The parts of a row that are published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
     /// q|k|v: the host appends the keys and values to its own pages.

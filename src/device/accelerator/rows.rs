@@ -133,7 +133,7 @@ impl StepRows {
         Ok(rows)
     }
 
-    /// What the step was checked against.
+    /// The limits that the step was checked against.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -153,7 +153,7 @@ impl StepRows {
         self.bounds.windows(2).map(|w| w[0]..w[1])
     }
 
-    /// The parts of attention that `rows` are.
+    /// The parts of attention that `rows` cover.
     ///
     /// # Errors
     /// [`Error::Usage`]: they begin or end between two cuts.

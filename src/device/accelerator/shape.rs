@@ -6,7 +6,7 @@ use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 use crate::simd::Isa;
 use crate::tensor::Half;
 
-/// What stays the same in all steps of a model.
+/// The sizes that are the same in all steps of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
     /// d.

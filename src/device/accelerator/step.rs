@@ -26,7 +26,7 @@ pub struct Step {
     pub inner: Arc<dyn Any + Send + Sync>,
 }
 
-/// What every operation needs to know.
+/// The arguments that all operations share.
 #[derive(Clone, Copy)]
 pub struct StepContext<'a> {
     /// Where it is enqueued.

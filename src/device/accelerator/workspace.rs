@@ -67,31 +67,31 @@ impl PartialRows {
 /// Bytes of one row of each buffer of a [`Workspace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowBytes {
-    /// Length of [`Workspace::hidden`].
+    /// Bytes of a row of [`Workspace::hidden`].
     pub hidden: usize,
-    /// Length of [`Workspace::delta`].
+    /// Bytes of a row of [`Workspace::delta`].
     pub delta: usize,
-    /// Length of [`Workspace::x`].
+    /// Bytes of a row of [`Workspace::x`].
     pub x: usize,
-    /// Length of [`Workspace::qkv`].
+    /// Bytes of a row of [`Workspace::qkv`].
     pub qkv: usize,
-    /// Length of [`Workspace::q`].
+    /// Bytes of a row of [`Workspace::q`].
     pub q: usize,
-    /// Length of [`Workspace::attn`].
+    /// Bytes of a row of [`Workspace::attn`].
     pub attn: usize,
-    /// Length of [`Workspace::gate_up`].
+    /// Bytes of a row of [`Workspace::gate_up`].
     pub gate_up: usize,
-    /// Length of [`Workspace::act`].
+    /// Bytes of a row of [`Workspace::act`].
     pub act: usize,
-    /// Length of [`Workspace::head_x`].
+    /// Bytes of a row of [`Workspace::head_x`].
     pub head_x: usize,
-    /// Length of [`Workspace::logits`].
+    /// Bytes of a row of [`Workspace::logits`].
     pub logits: usize,
-    /// Length of the tokens of [`Workspace::argmax`], and of the sums behind them.
+    /// Bytes of a row of the tokens of [`Workspace::argmax`], and of the sums behind them.
     pub argmax: usize,
-    /// Length of `m`, and of `s`, of [`Workspace::partial`].
+    /// Bytes of a row of `m`, and of `s`, of [`Workspace::partial`].
     pub partial_ms: usize,
-    /// Length of its `o`.
+    /// Bytes of a row of its `o`.
     pub partial_o: usize,
 }
 
