@@ -6,7 +6,6 @@
 //!            per 16 scores) and the products (16 cycles per 16 x 16 x 32), side by side
 //! error      as avx512_bf16.rs
 
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::avx512_bf16::{merge, pack_q, softmax};
@@ -31,25 +30,15 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     merge,
 };
 
-/// With at most this many rows (decode) we are memory-bound, and the next block is prefetched.
+/// With at most this many rows (decode) we are memory-bound, and tile loads prefetch what is read next: V beside K, and the next
+/// K beside V. A few lines beside each load, since a burst of a whole block would wait for the core's line fill buffers, and the
+/// products behind it with it.
 const MEMORY_BOUND_ROWS: usize = 8;
 
 /// Tiles for this thread. An item of attention holds one throughout: loading a configuration takes some 200 cycles
 /// and releasing it clears it, so a session per block would cost as much as the block's products.
 pub(super) fn session() -> Session {
     Session::open().expect("the amx tier is selected only where tiles are available")
-}
-
-/// Asks for the i-th of n shares of the next block's lines into L2, where `pages` hold `len` elements each. In shares, since a burst
-/// of a whole block waits for the core's line fill buffers, and the products behind it with it.
-fn prefetch_share(pages: &[*const u16], len: usize, (i, n): (usize, usize)) {
-    let lines = len / 32;
-    let all = pages.len() * lines;
-    for line in all * i / n..all * (i + 1) / n {
-        let at = pages[line / lines].wrapping_add(32 * (line % lines));
-        // SAFETY: prefetching any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-    }
 }
 
 /// # Safety
@@ -69,9 +58,9 @@ unsafe fn qk(a: &Qk) {
             std::slice::from_raw_parts_mut(a.s, a.rows * S_STRIDE),
         )
     };
-    let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..a.groups] } else { &[] };
-    let ahead = |i, n| prefetch_share(next, 16 * a.head_dim, (i, n));
-    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, &pages[..n], s, S_STRIDE, ahead);
+    let next: [*const u16; PAGES] = std::array::from_fn(|i| a.ahead[0][2 * i]);
+    let next = if a.rows <= MEMORY_BOUND_ROWS { &next[..n] } else { &[] };
+    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, &pages[..n], next, s, S_STRIDE);
 }
 
 /// # Safety
@@ -101,10 +90,8 @@ unsafe fn pv(a: &Pv) {
     // SAFETY: each is a page of V, or the copy, initialised just above; nobody writes them meanwhile.
     let pages: [&[u16]; PAGES] =
         std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], len) });
-    let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..] } else { &[] };
-    pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], hd, o, hd, |i, n| {
-        prefetch_share(next, len, (i, n))
-    });
+    let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..n] } else { &[] };
+    pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], next, hd, o, hd);
 }
 
 type PageCopy = MaybeUninit<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>;
