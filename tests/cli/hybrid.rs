@@ -230,6 +230,26 @@ fn a_line_says_what_is_where_and_why() {
     has(&why, &["gpu-only does not fit", "placements that fit, for 1 x 11 + 12 tokens, by --hardware "]);
     has(&why, &["cpu-only ", "greedy ", "stream ", "helm ", "lia ", "does not fit "]);
     assert!(said(&[]).starts_with("tandem: gpu-only: all on emulated ("));
+    let line = said(&["--strategy", "gpu-only"]);
+    assert!(line.starts_with("tandem: gpu-only: all on emulated ("), "{line}");
+    assert!(line.contains("; predicted for slow-link: ") && line.trim_end().ends_with(" a token"), "{line}");
+    // An explicit cpu-only has a predicted time where a machine is emulated, the CPU included.
+    let args = [
+        "generate",
+        "-m",
+        MODEL,
+        "-n",
+        "2",
+        "--device",
+        "emulated:t4-xeon",
+        "--strategy",
+        "cpu-only",
+        PROMPT,
+    ];
+    let line = stderr(&run(tandem(home().path()).args(args)));
+    let line = line.lines().find(|line| line.starts_with("tandem: cpu-only: ")).expect(&line);
+    assert!(line.starts_with("tandem: cpu-only: all on the cpu; predicted for t4-xeon: "), "{line}");
+    assert!(line.ends_with(" a token"), "{line}");
     let line = said(&["--gpu-memory", "100K"]);
     assert!(line.starts_with("tandem: cpu-only: all on the cpu, not even the head fits the"), "{line}");
     let given = "prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1";

@@ -27,11 +27,13 @@
 //! refs: Milakov & Gimelshein 2018 (online softmax); Dao 2022, 2023 (FlashAttention, flash-decoding);
 //! Jiang et al. 2024 (NEO, §4).
 
+mod execute;
 mod item;
 pub(crate) mod kernels;
 mod partial;
 mod plan;
 mod shape;
+mod share;
 mod tiers;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
