@@ -8,11 +8,10 @@ use tandem::device::open::Kind;
 use tandem::device::runtime::DeviceInfo;
 use tandem::engine::{Among, Choice, Considered, Options, Prices, Sizes, Timed, choose_by_time};
 use tandem::model::LoadedModel;
-use tandem::plan::choose::Strategy as System;
-use tandem::plan::price::{Spilled, Workload};
-use tandem::plan::programs::{FarForecast, programs};
-use tandem::plan::step_times::{Source, Uncached};
-use tandem::plan::{self, Costs, Hardware, Predictor, StepTimes};
+use tandem::plan::{
+    self, CostSource, Costs, FarForecast, Hardware, Predictor, Spilled, StepTimes, Strategy as System,
+    Uncached, Workload, programs,
+};
 use tandem::profile::{ModelIdentity, Tables, Timings, estimate, measured_hardware, measured_tables};
 use tandem::program::Placement;
 use tandem::sched;
@@ -128,7 +127,7 @@ pub fn fastest(
 
 /// What schedulers of requests on two sides weigh.
 pub struct Scheduling {
-    source: Arc<dyn Source>,
+    source: Arc<dyn CostSource>,
     sizes: plan::Sizes,
     placement: Placement,
 }
@@ -152,7 +151,7 @@ pub fn scheduling(
 ) -> tandem::Result<Option<Scheduling>> {
     let Some(Basis { hardware, tables, .. }) = basis(args, model, Some(device))? else { return Ok(None) };
     let sizes = plan::Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
-    let source: Arc<dyn Source> = match tables {
+    let source: Arc<dyn CostSource> = match tables {
         Some(_) => source(hardware, tables),
         None => Arc::new(Uncached(hardware)),
     };
@@ -160,7 +159,7 @@ pub fn scheduling(
 }
 
 /// What costs are made of: timings where there are some.
-fn source(hardware: Hardware, tables: Option<Tables>) -> Arc<dyn Source> {
+fn source(hardware: Hardware, tables: Option<Tables>) -> Arc<dyn CostSource> {
     match tables {
         Some(tables) => Arc::new(Timings::new(hardware, tables)),
         None => Arc::new(hardware),
@@ -213,7 +212,7 @@ fn predict(
         chunk: options.chunk.min(options.context) as u64,
     };
     // Figures that would overflow are no figures.
-    if plan::choose::countable(&sized, work.batch, work.context()).is_err() {
+    if plan::countable(&sized, work.batch, work.context()).is_err() {
         return Ok(None);
     }
     let mut choose = Some(choose);

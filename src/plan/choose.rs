@@ -21,7 +21,7 @@ use super::cost::Costs;
 use super::hardware::Hardware;
 use super::memory::{Available, Fitted, Memory, ladder, longest_context, memory};
 use super::price::{Spilled, Stage, price};
-use super::programs::{Busy, FarForecast, OperationTime, Run, far_forecast, programs};
+use super::programs::{Busy, FarForecast, OperationTime, PredictedRun, far_forecast, programs};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
 use crate::Result;
@@ -169,7 +169,7 @@ struct Draft {
     pinned: Option<usize>,
     notes: Vec<String>,
     /// What it takes, once that has been predicted.
-    run: Option<Result<Run>>,
+    run: Option<Result<PredictedRun>>,
 }
 
 impl Draft {
@@ -225,8 +225,8 @@ impl Planner<'_> {
             Some(Err(e)) => (None, Some(e.to_string())),
             None => (None, None),
         };
-        let of = |f: fn(&Run) -> f64| run.as_ref().map(f);
-        let (prefill, decode, total) = (of(|r| r.prefill), of(|r| r.decode), of(Run::total));
+        let of = |f: fn(&PredictedRun) -> f64| run.as_ref().map(f);
+        let (prefill, decode, total) = (of(|r| r.prefill), of(|r| r.decode), of(PredictedRun::total));
         let on_gpu = |layer: &LayerPlacement| matches!(layer.weights, Residence::Device | Residence::Both);
         let ends = [draft.placement.embedding, draft.placement.head];
         let gpu_units = draft.placement.layers.iter().filter(|l| on_gpu(l)).count()
@@ -392,25 +392,17 @@ impl Planner<'_> {
 /// Seconds of the run at every boundary that fits, for a drawing.
 ///
 /// # Errors
-/// As [`plan`].
+/// A request that makes no sense for the model.
 pub fn boundary_curve(sizes: &Sizes, hardware: &Hardware, request: &Request) -> Result<Vec<(usize, f64)>> {
     request.check(sizes)?;
     let (costs, available) = (Roofline::new(hardware, sizes), Available::new(hardware, request.gpu_memory));
     Ok(helm::curve(&Planner { sizes, hardware, request, costs: &costs, available }))
 }
 
-/// Compares `strategies` by the analytic roofline of `hardware`.
+/// Compares `strategies` by `costs`: the analytic roofline of `hardware`, or measured tables.
 ///
 /// # Errors
 /// A request that makes no sense for the model.
-pub fn plan(sizes: &Sizes, hardware: &Hardware, request: &Request, strategies: &[Strategy]) -> Result<Plan> {
-    plan_with(sizes, hardware, request, strategies, &Roofline::new(hardware, sizes))
-}
-
-/// The same by other costs: measured tables, say.
-///
-/// # Errors
-/// As [`plan`].
 pub fn plan_with(
     sizes: &Sizes,
     hardware: &Hardware,

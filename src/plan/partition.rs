@@ -78,12 +78,16 @@ impl Stages {
 }
 
 /// The boundary with the least `cost` of those that are `feasible`; of equals the smallest. `None` if none is.
-pub fn search(units: usize, feasible: impl Fn(usize) -> bool, cost: impl Fn(usize) -> f64) -> Option<usize> {
+pub fn search_boundary(
+    units: usize,
+    feasible: impl Fn(usize) -> bool,
+    cost: impl Fn(usize) -> f64,
+) -> Option<usize> {
     (0..=units).filter(|&k| feasible(k)).min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
 }
 
 /// The smallest feasible boundary: what filling the GPU without a cost model gives (Accelerate).
-pub fn greedy(units: usize, feasible: impl Fn(usize) -> bool) -> Option<usize> {
+pub fn greedy_boundary(units: usize, feasible: impl Fn(usize) -> bool) -> Option<usize> {
     (0..=units).find(|&k| feasible(k))
 }
 
@@ -118,8 +122,8 @@ mod tests {
             let s = stages(&bytes, 45e9, 218e9);
             let room = (bytes.iter().sum::<u64>() as f64 * room) as u64;
             let feasible = |k: usize| weights_fit(&bytes, k, room);
-            let best = search(s.units(), feasible, |k| s.total(k));
-            prop_assert_eq!(best, greedy(s.units(), feasible));
+            let best = search_boundary(s.units(), feasible, |k| s.total(k));
+            prop_assert_eq!(best, greedy_boundary(s.units(), feasible));
         }
     }
 
@@ -142,8 +146,10 @@ mod tests {
             cpu * bytes / 45e9 + gpu * bytes / 218e9 + spilled(k) / link
         };
         let feasible = |k: usize| weights_fit(&weights, k, room);
-        let (best, first) =
-            (search(weights.len(), feasible, total).unwrap(), greedy(weights.len(), feasible).unwrap());
+        let (best, first) = (
+            search_boundary(weights.len(), feasible, total).unwrap(),
+            greedy_boundary(weights.len(), feasible).unwrap(),
+        );
         assert!(best > first && total(best) < total(first), "{best} {first}");
     }
 
@@ -156,7 +162,7 @@ mod tests {
 
     #[test]
     fn nothing_feasible_is_no_boundary() {
-        assert_eq!(search(5, |_| false, |_| 0.0), None);
-        assert_eq!(greedy(5, |k| k == 5), Some(5));
+        assert_eq!(search_boundary(5, |_| false, |_| 0.0), None);
+        assert_eq!(greedy_boundary(5, |k| k == 5), Some(5));
     }
 }

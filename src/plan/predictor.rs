@@ -25,7 +25,7 @@ use self::shape::{Alike, Kinds, Moved, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
 use super::operation::{self, Beside, OpCosts};
 use super::sizes::Sizes;
-use super::step_times::Source;
+use super::step_times::CostSource;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::program::virtual_machine::{self, Costs as _, Timeline, run, run_timed};
@@ -98,7 +98,7 @@ impl virtual_machine::Costs for Edges {
 
 /// See the [module](self).
 pub struct Predictor {
-    source: Arc<dyn Source>,
+    source: Arc<dyn CostSource>,
     sizes: Sizes,
     placement: Placement,
     kinds: Kinds,
@@ -119,12 +119,12 @@ const MOST_TEMPLATES: usize = 512;
 
 impl Predictor {
     /// A predictor for a model of these sizes with this placement.
-    pub fn new(source: impl Source + 'static, sizes: Sizes, placement: Placement) -> Predictor {
+    pub fn new(source: impl CostSource + 'static, sizes: Sizes, placement: Placement) -> Predictor {
         Predictor::of(Arc::new(source), sizes, placement)
     }
 
     /// The same of a source that is shared.
-    pub fn of(source: Arc<dyn Source>, sizes: Sizes, placement: Placement) -> Predictor {
+    pub fn of(source: Arc<dyn CostSource>, sizes: Sizes, placement: Placement) -> Predictor {
         let kinds = Kinds::of(&sizes, &placement);
         let ways = operation::ways(&placement);
         Predictor {

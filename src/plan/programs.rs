@@ -54,7 +54,7 @@ pub struct Busy {
 
 /// A run, by its programs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
+pub struct PredictedRun {
     /// Seconds of the whole prefill.
     pub prefill: f64,
     /// Seconds of all decode steps.
@@ -69,7 +69,7 @@ pub struct Run {
     pub spilled: Option<Spilled>,
 }
 
-impl Run {
+impl PredictedRun {
     /// Prefill and decode.
     pub fn total(&self) -> f64 {
         self.prefill + self.decode
@@ -133,7 +133,12 @@ fn unit_of(op: &Op, layers: usize) -> usize {
 ///
 /// # Errors
 /// A placement that cannot be lowered: see [`lower()`].
-pub fn programs(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Workload) -> Result<Run> {
+pub fn programs(
+    costs: &dyn Costs,
+    sizes: &Sizes,
+    placement: &Placement,
+    work: &Workload,
+) -> Result<PredictedRun> {
     programs_with(costs, sizes, placement, work, None)
 }
 
@@ -147,7 +152,7 @@ pub fn programs_with(
     placement: &Placement,
     work: &Workload,
     far: Option<Far>,
-) -> Result<Run> {
+) -> Result<PredictedRun> {
     let placement = &sighted(sizes, placement);
     let pricer = Pricer { costs, sizes, placement, work, far };
     let layers = placement.layers.len();
@@ -197,7 +202,7 @@ pub fn programs_with(
             decode_step_s: link.1,
         });
     }
-    Ok(Run {
+    Ok(PredictedRun {
         prefill: prefill.seconds,
         decode: gen_len * decode.seconds,
         stages,

@@ -11,13 +11,13 @@ use super::sizes::Sizes;
 use crate::program::{Iteration, Placement, lower, virtual_machine};
 
 /// What [`Costs`] are made of, without borrowing.
-pub trait Source: Send + Sync {
+pub trait CostSource: Send + Sync {
     /// Asks the costs of a model of these sizes.
     fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs));
 }
 
 /// The roofline.
-impl Source for Hardware {
+impl CostSource for Hardware {
     fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs)) {
         question(&Roofline::new(self, sizes));
     }
@@ -27,7 +27,7 @@ impl Source for Hardware {
 #[derive(Debug, Clone)]
 pub struct Uncached(pub Hardware);
 
-impl Source for Uncached {
+impl CostSource for Uncached {
     fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs)) {
         question(&Roofline::new(&self.0, sizes).uncached());
     }
@@ -36,7 +36,7 @@ impl Source for Uncached {
 /// Predicts steps of one model on one machine: each is lowered and run on the virtual machine.
 #[derive(Clone)]
 pub struct StepTimes {
-    source: Arc<dyn Source>,
+    source: Arc<dyn CostSource>,
     sizes: Arc<Sizes>,
 }
 
@@ -48,12 +48,12 @@ impl fmt::Debug for StepTimes {
 
 impl StepTimes {
     /// Step times for a model of these sizes.
-    pub fn new(source: impl Source + 'static, sizes: Sizes) -> StepTimes {
+    pub fn new(source: impl CostSource + 'static, sizes: Sizes) -> StepTimes {
         StepTimes::of(Arc::new(source), sizes)
     }
 
     /// The same of a source that is shared.
-    pub fn of(source: Arc<dyn Source>, sizes: Sizes) -> StepTimes {
+    pub fn of(source: Arc<dyn CostSource>, sizes: Sizes) -> StepTimes {
         StepTimes { source, sizes: Arc::new(sizes) }
     }
 

@@ -106,7 +106,7 @@ pub fn block_time(
         let side = p(sublayer);
         let attends = matches!(sublayer, Sublayer::Scores | Sublayer::Values);
         if side != previous {
-            t.exchange += to(side, incoming(sizes, layer, sublayer, batch));
+            t.exchange += to(side, incoming_bytes(sizes, layer, sublayer, batch));
         }
         if attends {
             // What this step has made lies where sublayer 1 ran, and will lie where it is kept.
@@ -153,7 +153,7 @@ fn compute(costs: &dyn Costs, layer: usize, policy: Policy, batch: &Batch<'_>) -
 }
 
 /// Bytes of X_i: activations that a sublayer takes from the one before.
-pub fn incoming(sizes: &Sizes, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> u64 {
+pub fn incoming_bytes(sizes: &Sizes, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> u64 {
     let (spec, rows) = (&sizes.spec, batch.rows());
     match sublayer {
         Sublayer::Qkv | Sublayer::Up => sizes.hidden(rows),
@@ -182,7 +182,7 @@ pub fn policies(at: Resident) -> impl Iterator<Item = Policy> {
 
 /// The cheapest of all vectors for a block among blocks like it, and the cheapest of those that an engine can run. Of
 /// equals the one with fewer sublayers on the CPU.
-pub fn best(
+pub fn best_policies(
     costs: &dyn Costs,
     sizes: &Sizes,
     layer: usize,
@@ -220,13 +220,19 @@ pub fn refusal(policy: Policy) -> Option<String> {
 /// thresholds in closed form, for 16-bit weights (2 bytes and 2 FLOPs a row each).
 ///
 /// n* = (1/BW_link + 1/BW_gpu − 1/BW_cpu) / (1/TH_cpu − 1/TH_gpu); independent of the model. `None`: never.
-pub fn threshold(link: f64, gpu_bw: f64, cpu_bw: f64, cpu_flops: f64, gpu_flops: f64) -> Option<f64> {
+pub fn streaming_threshold(
+    link: f64,
+    gpu_bw: f64,
+    cpu_bw: f64,
+    cpu_flops: f64,
+    gpu_flops: f64,
+) -> Option<f64> {
     let (gain, cost) = (1.0 / cpu_flops - 1.0 / gpu_flops, 1.0 / link + 1.0 / gpu_bw - 1.0 / cpu_bw);
     (gain > 0.0).then(|| (cost / gain).max(0.0))
 }
 
 /// The best vectors for a batch of `sequences` and prompts of `tokens`: (prefill, decode), each (any, runnable).
-pub fn for_batch(
+pub fn batch_policies(
     costs: &dyn Costs,
     sizes: &Sizes,
     sequences: u64,
@@ -236,8 +242,9 @@ pub fn for_batch(
     use super::cost::Group;
     let prompts = [Group::prompts(sequences, tokens)];
     let decode = [Group::decode(sequences, tokens)];
-    let of =
-        |phase, groups: &[Group]| best(costs, sizes, 0, Resident::HOST, &Batch { phase, groups }, overlap);
+    let of = |phase, groups: &[Group]| {
+        best_policies(costs, sizes, 0, Resident::HOST, &Batch { phase, groups }, overlap)
+    };
     (of(Phase::Prefill, &prompts), of(Phase::Decode, &decode))
 }
 
@@ -267,12 +274,15 @@ mod tests {
         let t = |at| block_time(&costs, &s, 0, gpu, Side::Device, at, &batch);
         assert_eq!((t(Resident::DEVICE).load, t(Resident::DEVICE).store), (0.0, 0.0));
         assert!(t(Resident::HOST).load > 1e9 / 25e9 && t(Resident::HOST).store > 0.0);
-        assert_eq!(bits(best(&costs, &s, 0, Resident::DEVICE, &batch, false).0.policy), "000000");
+        assert_eq!(bits(best_policies(&costs, &s, 0, Resident::DEVICE, &batch, false).0.policy), "000000");
         assert_eq!(policies(Resident::DEVICE).count(), 1);
         // Weights on the GPU, keys and values on the host: attention goes where they are.
         let pinned = Resident { weights: Residence::Device, kv: Side::Host };
         let groups = [Group::decode(64, 2000)];
-        assert_eq!(bits(best(&costs, &s, 0, pinned, &Batch::decode(&groups), true).0.policy), "011000");
+        assert_eq!(
+            bits(best_policies(&costs, &s, 0, pinned, &Batch::decode(&groups), true).0.policy),
+            "011000"
+        );
     }
 
     /// Every term by hand, on round numbers, for (1,0,0,1,1,1) in decode: QKV on the CPU, attention on the GPU.
@@ -338,7 +348,7 @@ mod tests {
 
     #[test]
     fn the_threshold_needs_a_faster_gpu() {
-        assert_eq!(threshold(25e9, 1555e9, 260e9, 20e12, 10e12), None);
-        assert_eq!(threshold(25e9, 1555e9, 10e9, 20e12, 150e12), Some(0.0));
+        assert_eq!(streaming_threshold(25e9, 1555e9, 260e9, 20e12, 10e12), None);
+        assert_eq!(streaming_threshold(25e9, 1555e9, 10e9, 20e12, 150e12), Some(0.0));
     }
 }

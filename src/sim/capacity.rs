@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 use crate::cache::PAGE_TOKENS;
-use crate::plan::memory::{Available, Load, memory, page_bytes};
-use crate::plan::{Hardware, Sizes};
+use crate::plan::{Available, Hardware, Load, Sizes, memory, page_bytes};
 use crate::program::{Placement, Side};
 use crate::{Error, Result};
 

@@ -1,8 +1,7 @@
 //! `auto` against the other strategies, simulated: where the best way of each step used to lose, and where combinations pay.
 
 use tandem::model::synth;
-use tandem::plan::step_times::Uncached;
-use tandem::plan::{Predictor, Sizes, hardware};
+use tandem::plan::{Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Placement, Side};
 use tandem::sched;
 use tandem::sim::{Capacity, Options, Room, simulate};

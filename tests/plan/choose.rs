@@ -10,9 +10,7 @@ use tandem::engine::{
     Among, Choice, Engine, Input, Logits, Options, Prices, Sizes, Strategy, Timed, choose, choose_by_time,
 };
 use tandem::model::{LoadedModel, load};
-use tandem::plan::price::Workload;
-use tandem::plan::programs::programs;
-use tandem::plan::{self, Hardware, Roofline, hardware};
+use tandem::plan::{self, Hardware, Roofline, Workload, hardware, programs};
 use tandem::program::{Placement, Policy, Residence, Side};
 use tandem::simd::Isa;
 

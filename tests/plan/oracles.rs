@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 use tandem::model::synth;
-use tandem::plan::partition::{self, Prefix, Stages, search, weights_fit};
-use tandem::plan::sizes::{ELEMENT, attention_elements, ffn_elements, norm_elements};
-use tandem::plan::sublayer::{self, Resident, threshold};
-use tandem::plan::{Batch, Costs, Direction, Group};
-use tandem::plan::{Hardware, Roofline, Sizes, hardware};
+use tandem::plan::{
+    Batch, Costs, Direction, ELEMENT, Group, Hardware, Prefix, Resident, Roofline, Sizes, Stages,
+    attention_elements, best_policies, ffn_elements, greedy_boundary, hardware, incoming_bytes,
+    norm_elements, search_boundary, streaming_threshold, weights_fit,
+};
 use tandem::program::{Phase, Policy, Side, Sublayer};
 
 fn oracles() -> Vec<Json> {
@@ -50,7 +50,7 @@ fn published_plan(model: &str, nominal_gb: f64) -> String {
     let available = (nominal_gb * 1e9 - 5e8) as u64;
     let at = |bw: f64| Prefix::new(units.iter().map(|&b| b as f64 / bw));
     let stages = Stages { cpu: at(45e9), gpu: at(218e9), comm: 5e-6, issue: (0.0, 0.0) };
-    let k = search(units.len(), |k| weights_fit(&units, k, available), |k| stages.total(k)).unwrap();
+    let k = search_boundary(units.len(), |k| weights_fit(&units, k, available), |k| stages.total(k)).unwrap();
     format!("cpu({k})->cuda({})", units.len() - k)
 }
 
@@ -87,7 +87,7 @@ fn bits(p: Policy) -> String {
 
 fn best(costs: &dyn Costs, s: &Sizes, phase: Phase, b: u64, tokens: u64) -> String {
     let groups = [if phase == Phase::Prefill { Group::prompts(b, tokens) } else { Group::decode(b, tokens) }];
-    bits(sublayer::best(costs, s, 0, Resident::HOST, &Batch { phase, groups: &groups }, false).0.policy)
+    bits(best_policies(costs, s, 0, Resident::HOST, &Batch { phase, groups: &groups }, false).0.policy)
 }
 
 /// The first of `range` for which `is`, which holds from there on.
@@ -345,7 +345,7 @@ fn the_engines_merge_gives_the_six_token_result() {
 
 #[test]
 fn the_closed_form_agrees_with_the_search_and_with_any_model() {
-    let n = threshold(25e9, 1555e9, 260e9, 20e12, 150e12).unwrap();
+    let n = streaming_threshold(25e9, 1555e9, 260e9, 20e12, 150e12).unwrap();
     assert!((n - 849.0).abs() < 1.0, "{n}");
     let h = fig9(25e9, 1555e9, 150e12);
     for model in ["opt-30b", "opt-66b", "opt-175b"] {
@@ -355,7 +355,7 @@ fn the_closed_form_agrees_with_the_search_and_with_any_model() {
         assert!((prefill - n).abs() < 0.05 * n, "{model}: {prefill}, {n} in closed form");
     }
     // By the data sheet (PCIe 32 GB/s, 312 TFLOP/s) the threshold would be far from the printed one.
-    let sheet = threshold(32e9, 1555e9, 260e9, 20e12, 312e12).unwrap();
+    let sheet = streaming_threshold(32e9, 1555e9, 260e9, 20e12, 312e12).unwrap();
     assert!((sheet - 596.0).abs() < 60.0, "{sheet}");
 }
 
@@ -393,7 +393,7 @@ fn one_is_the_cpu() {
 fn the_residual_is_as_wide_as_the_model() {
     let s = sizes("opt-175b");
     let groups = [Group::decode(7, 10)];
-    let x6 = sublayer::incoming(&s, 0, Sublayer::Down, &Batch::decode(&groups));
+    let x6 = incoming_bytes(&s, 0, Sublayer::Down, &Batch::decode(&groups));
     assert_eq!((s.hidden(7), x6), (2 * 7 * 12288, 8 * 7 * 12288));
 }
 
@@ -435,5 +435,5 @@ fn lia_table_1() {
 #[test]
 fn greedy_filling_finds_the_published_plans_too() {
     let units = helm_units(&sizes("qwen3-8b"));
-    assert_eq!(partition::greedy(units.len(), |k| weights_fit(&units, k, 7_500_000_000)), Some(21));
+    assert_eq!(greedy_boundary(units.len(), |k| weights_fit(&units, k, 7_500_000_000)), Some(21));
 }

@@ -1,8 +1,7 @@
 //! The shapes that NEO and APEX report, from the simulator (docs/simulate.md has the figures).
 
 use tandem::model::synth;
-use tandem::plan::step_times::Uncached;
-use tandem::plan::{Predictor, Sizes, hardware};
+use tandem::plan::{Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Placement, Side};
 use tandem::sched;
 use tandem::sim::{Capacity, Options, Report, simulate};

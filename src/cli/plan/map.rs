@@ -5,9 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde::Serialize;
 use tandem::Error;
-use tandem::plan::choose::countable;
-use tandem::plan::sublayer::{for_batch, threshold};
-use tandem::plan::{Hardware, Roofline, Sizes};
+use tandem::plan::{Hardware, Roofline, Sizes, batch_policies, countable, streaming_threshold};
 
 /// `B=1..2048,S=32..4096`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +104,7 @@ pub fn compute(sizes: &Sizes, hardware: &Hardware, ranges: &Ranges, overlap: boo
     let costs = Roofline::serial(hardware, sizes);
     let (batches, prompts) = (points(ranges.batch), points(ranges.prompt));
     let cell = |b: u64, s: u64| {
-        let (prefill, decode) = for_batch(&costs, sizes, b, s, overlap);
+        let (prefill, decode) = batch_policies(&costs, sizes, b, s, overlap);
         Cell { b, s, prefill: prefill.0.policy.bits(), decode: decode.0.policy.bits() }
     };
     let e = &hardware.efficiency;
@@ -114,7 +112,7 @@ pub fn compute(sizes: &Sizes, hardware: &Hardware, ranges: &Ranges, overlap: boo
         model: sizes.spec.name.clone(),
         hardware: hardware.name.clone(),
         overlap,
-        threshold: threshold(
+        threshold: streaming_threshold(
             link.h2d_bw * e.link,
             gpu.bw * e.gpu_memory,
             hardware.cpu.read_bw * e.cpu_memory,

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
-use tandem::plan::choose::{Candidate, Plan, Request, Strategy, plan_with};
-use tandem::plan::{Costs, Hardware, Roofline, Sizes};
+use tandem::plan::{Candidate, Costs, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
 use tandem::{Error, atomic_file};
 
 use super::args::size;

@@ -5,8 +5,7 @@
 use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
-use tandem::plan::choose::{Candidate, Plan, Request, boundary_curve};
-use tandem::plan::{Hardware, Sizes};
+use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes, boundary_curve};
 
 use super::map::{Cell, Map, vector};
 use crate::cli::chart::{

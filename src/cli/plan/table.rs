@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use tandem::plan::choose::{Candidate, Plan, Request};
-use tandem::plan::{Hardware, Sizes};
+use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes};
 
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;

@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use serde::Serialize;
-use tandem::plan::step_times::{Source as StepSource, Uncached};
-use tandem::plan::{Hardware, Predictor, Sizes};
+use tandem::plan::{CostSource, Hardware, Predictor, Sizes, Uncached};
 use tandem::profile::{Tables, Timings};
 use tandem::program::{Placement, Side};
 use tandem::sched;
@@ -206,7 +205,7 @@ impl Setup {
         let Capacity { device_pages, host_pages } = self.options.capacity;
         let placement =
             Placement { host_pages, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
-        let source: Arc<dyn StepSource> = match &self.tables {
+        let source: Arc<dyn CostSource> = match &self.tables {
             Some(tables) => Arc::new(Timings::new(self.hardware.clone(), tables.clone())),
             None => Arc::new(Uncached(self.hardware.clone())),
         };

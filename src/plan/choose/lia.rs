@@ -48,7 +48,7 @@ fn vectors(planner: &Planner<'_>, at: Resident, notes: &mut Vec<String>) -> (Pol
         let groups = [group];
         let batch = Batch { phase, groups: &groups };
         let (any, runnable): (Priced, Priced) =
-            sublayer::best(&costs, planner.sizes, 0, at, &batch, request.overlap);
+            sublayer::best_policies(&costs, planner.sizes, 0, at, &batch, request.overlap);
         if any.policy != runnable.policy
             && let Some(refusal) = sublayer::refusal(any.policy)
         {

@@ -14,6 +14,11 @@ fn of(plan: &Plan, strategy: Strategy) -> &Candidate {
     plan.candidates.iter().find(|c| c.strategy == strategy).unwrap()
 }
 
+/// By the roofline.
+fn plan(sizes: &Sizes, hardware: &Hardware, request: &Request, strategies: &[Strategy]) -> Result<Plan> {
+    plan_with(sizes, hardware, request, strategies, &Roofline::new(hardware, sizes))
+}
+
 fn all(model: &str, machine: &str, request: &Request) -> Plan {
     plan(&sizes(model), &hardware::named(machine).unwrap(), request, &Strategy::ALL).unwrap()
 }
@@ -223,7 +228,7 @@ fn large_numbers_are_counted_or_refused() {
                 let request = Request { prompt, gen_len: 1, batch, chunk: Some(512), ..request() };
                 if request.check(&s).is_ok() {
                     plan(&s, &h, &request, &[Strategy::CpuOnly, Strategy::Stream, Strategy::Lia]).unwrap();
-                    crate::plan::sublayer::for_batch(&Roofline::serial(&h, &s), &s, batch, prompt, false);
+                    crate::plan::batch_policies(&Roofline::serial(&h, &s), &s, batch, prompt, false);
                 }
             }
         }

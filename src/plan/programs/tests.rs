@@ -12,7 +12,7 @@ fn machine(name: &str) -> Hardware {
     hardware::named(name).unwrap()
 }
 
-fn both(h: &Hardware, s: &Sizes, placement: &Placement, work: &Workload) -> (Run, (f64, f64)) {
+fn both(h: &Hardware, s: &Sizes, placement: &Placement, work: &Workload) -> (PredictedRun, (f64, f64)) {
     let costs = Roofline::new(h, s);
     let closed = price(&costs, s, placement, work);
     (programs(&costs, s, placement, work).unwrap(), (closed.prefill, work.gen_len as f64 * closed.step))

@@ -19,9 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::calibrate::{FactorIndex, Factors};
 pub use super::curve::{Curve, Surface};
 use crate::model::{ModelSpec, Weights};
-use crate::plan::step_times::Source;
-use crate::plan::{Batch, Costs, Direction, Scan};
-use crate::plan::{Hardware, Roofline, Sizes};
+use crate::plan::{Batch, CostSource, Costs, Direction, Hardware, Roofline, Scan, Sizes};
 use crate::program::{Side, Sublayer};
 use crate::{Error, Result};
 
@@ -201,7 +199,7 @@ impl Timings {
     }
 }
 
-impl Source for Timings {
+impl CostSource for Timings {
     fn ask(&self, sizes: &Sizes, question: &mut dyn FnMut(&dyn Costs)) {
         question(&Measured {
             tables: &self.tables,
@@ -265,7 +263,7 @@ impl Costs for Measured<'_> {
                 if sublayer != Sublayer::Qkv {
                     return product;
                 }
-                let bytes = rows * 2 * self.sizes.spec.kv_dim() as u64 * crate::plan::sizes::ELEMENT;
+                let bytes = rows * 2 * self.sizes.spec.kv_dim() as u64 * crate::plan::ELEMENT;
                 product + self.append(side, layer, rows, bytes)
             }
         }

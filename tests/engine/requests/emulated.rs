@@ -3,8 +3,7 @@
 use tandem::device::open;
 use tandem::engine::{Engine, Finish, Options, Request, Requests};
 use tandem::model::load;
-use tandem::plan::step_times::Uncached;
-use tandem::plan::{Predictor, Sizes, hardware};
+use tandem::plan::{Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Flow, Group, Iteration, Phase, Placement, Side, SubBatch};
 use tandem::sched::{Decision, Limits, Predict, Queues, RequestView, Strategy, by_name};
 use tandem::simd::Isa;

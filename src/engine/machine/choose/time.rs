@@ -20,12 +20,10 @@ use super::{
 use crate::Result;
 use crate::engine::machine::sizes::Sizes;
 use crate::host::cgroup::memory_available;
-use crate::plan::Group;
-use crate::plan::choose::Strategy as System;
-use crate::plan::price::{Workload, price};
-use crate::plan::programs::{FarForecast, Run, far_forecast, programs_with};
-use crate::plan::sublayer::{self, Resident};
-use crate::plan::{self, Batch, Costs};
+use crate::plan::{
+    self, Batch, Costs, FarForecast, Group, PredictedRun, Resident, Strategy as System, Workload,
+    best_policies, far_forecast, price, programs_with,
+};
 use crate::program::{Far, Phase, Placement, Policy, Residence, Side};
 
 /// What times are predicted from.
@@ -71,7 +69,7 @@ pub struct Timed {
     /// As by memory alone.
     pub choice: Choice,
     /// What it is predicted to take.
-    pub run: Run,
+    pub run: PredictedRun,
     /// The best of every strategy, in the order of [`System::ALL`].
     pub considered: Vec<Considered>,
     /// Candidates that fit.
@@ -103,7 +101,7 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
     let streaming = sizes.streaming();
     let of = |e: &Entry| if e.streams { streaming.as_ref().unwrap_or(sizes) } else { sizes };
     let mut considered = Vec::new();
-    let mut best: Option<(System, Entry, Run)> = None;
+    let mut best: Option<(System, Entry, PredictedRun)> = None;
     let mut fitting = 0;
     for system in System::ALL {
         let Some(mut all) = candidates(sizes, system, among, prices, &|p| fits(sizes, p))? else { continue };
@@ -138,7 +136,8 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
             Some((e, run))
         });
         // Memory to stream pages to has to pay.
-        let weighed = |(e, run): &(Entry, Run)| run.total() * if e.streams { 1.0 + 1e-6 } else { 1.0 };
+        let weighed =
+            |(e, run): &(Entry, PredictedRun)| run.total() * if e.streams { 1.0 + 1e-6 } else { 1.0 };
         let winner = timed.min_by(|a, b| weighed(a).total_cmp(&weighed(b)));
         considered.extend(match (&winner, least) {
             (Some((e, run)), _) => Some(Considered {
@@ -289,7 +288,7 @@ fn vectors(prices: &Prices<'_>, phase: Phase) -> Vec<Policy> {
     }];
     let batch = Batch { phase, groups: &groups };
     for overlap in [false, true] {
-        let (_, runnable) = sublayer::best(prices.costs, prices.model, 0, Resident::HOST, &batch, overlap);
+        let (_, runnable) = best_policies(prices.costs, prices.model, 0, Resident::HOST, &batch, overlap);
         if !all.contains(&runnable.policy) {
             all.push(runnable.policy);
         }
@@ -350,7 +349,7 @@ fn told(prefill: Policy, decode: Policy, used: bool) -> String {
 }
 
 /// The winner, by how much, and over whom.
-fn why(strategy: System, run: &Run, considered: &[Considered]) -> String {
+fn why(strategy: System, run: &PredictedRun, considered: &[Considered]) -> String {
     let total = |c: &Considered| c.seconds.map(|(p, d)| p + d);
     let second = considered
         .iter()
