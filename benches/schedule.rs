@@ -1,4 +1,4 @@
-//! What a step costs before it runs, with a thousand requests in flight: `Strategy::plan`, `lower`, `check`, `order::waits` and a
+//! What a step costs before it runs, with a thousand requests in flight: `Strategy::plan`, `lower`, `check`, `waits` and a
 //! prediction, for Llama 3.1 8B (32 layers) on described machines.
 //!
 //!   cargo bench --bench schedule                     everything
@@ -16,7 +16,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use tandem::model::synth;
 use tandem::plan::{Predictor, Sizes, hardware};
 use tandem::program::{
-    Flow, Group, Iteration, Kv, Phase, Placement, RequestId, Side, SubBatch, Wants, check, lower, order,
+    Flow, Group, Iteration, Kv, Phase, Placement, RequestId, Side, SubBatch, Wants, check, lower, waits,
 };
 use tandem::sched::{self, Decision, Limits, Predict, Queues, RequestView, Strategy};
 
@@ -193,7 +193,7 @@ fn programs(c: &mut Criterion) {
                 program
             });
         });
-        bench.bench_function("waits", |b| b.iter(|| order::waits(black_box(&program))));
+        bench.bench_function("waits", |b| b.iter(|| waits(black_box(&program))));
         bench.bench_function("predict", |b| b.iter(|| costs.iteration(black_box(&iteration))));
     }
 }

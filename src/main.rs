@@ -3,6 +3,6 @@
 mod cli;
 
 fn main() -> std::process::ExitCode {
-    tandem::text::sandbox::serve_if_asked();
+    tandem::text::serve_sandbox_if_asked();
     cli::main()
 }

@@ -6,8 +6,7 @@ use tandem::device::kernels::quant::{self, PackedLayout};
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
-use tandem::tensor::quant::quantise_row;
-use tandem::tensor::{DType, Half};
+use tandem::tensor::{DType, Half, quantise_row};
 
 use crate::data;
 use crate::measure::{Bench, Work};

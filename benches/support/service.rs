@@ -53,7 +53,7 @@ fn beside_copies<R>(work: impl FnOnce() -> R) -> (R, f64) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // Not on the core of the thread that starts it.
-            tandem::host::cpu::unpin_current();
+            tandem::host::unpin_current_thread();
             let (from, mut to) = (vec![1u8; 128 << 20], vec![2u8; 128 << 20]);
             while !stop.load(Ordering::Relaxed) {
                 for (to, from) in to.chunks_mut(1 << 20).zip(from.chunks(1 << 20)) {

@@ -5,13 +5,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tandem::text::{ChatTemplate, Message, Sandbox, sandbox};
+use tandem::text::{ChatTemplate, Message, Sandbox, serve_sandbox_if_asked};
 use tandem::{Error, Result};
 
 /// More than a child may map: program, work, compiler's stack.
 const MOST_MEMORY: i64 = 700 << 20;
 
-fuzz_target!(init: sandbox::serve_if_asked(), |source: &str| {
+fuzz_target!(init: serve_sandbox_if_asked(), |source: &str| {
     let messages = [Message::new("system", "Be brief."), Message::new("user", "Hi"), Message::new("assistant", "")];
     let (messages, prompt) = (&messages[..source.len() % 4], source.len() % 8 < 4);
     let there = Sandbox::this_program().render(source, messages, prompt, "<s>", "</s>");

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use crate::host::memory::{HUGE_PAGE, Mapping};
+use crate::host::{HUGE_PAGE, Mapping};
 
 /// A mapping, and its bytes. Only grows.
 type Memory = Option<(Mapping, usize)>;

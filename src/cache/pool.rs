@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use super::{KvGeometry, LayerKv, PAGE_TOKENS, PageList};
-use crate::host::memory::Mapping;
+use crate::host::Mapping;
 use crate::{Error, Result};
 
 /// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at

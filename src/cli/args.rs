@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use tandem::device;
 use tandem::device::open::{Emulation, Kind};
 use tandem::engine;
-use tandem::host::numa::{self, Wish};
+use tandem::host::{NumaBinding, NumaWish, numa_nodes};
 use tandem::plan::Hardware;
 use tandem::program::Policy;
 use tandem::tensor::Half;
@@ -58,7 +58,7 @@ pub struct EngineArgs {
     /// Memory for weights on the host: a NUMA or CXL node, or interleave for all nodes in turn (`tandem doctor` lists them)
     /// [default: where the system puts them].
     #[arg(long, value_name = "NODE|interleave", allow_hyphen_values = true)]
-    pub weights_node: Option<Wish>,
+    pub weights_node: Option<NumaWish>,
     /// A sequence's results do not depend on what else is in the batch, nor on how it was split, nor (with --device emulated) on what
     /// is computed where.
     #[arg(long)]
@@ -193,8 +193,8 @@ impl EngineArgs {
     ///
     /// # Errors
     /// A node that does not exist.
-    pub fn weights_binding(&self) -> Result<Option<numa::Binding>> {
-        self.weights_node.map(|wish| wish.among(&numa::nodes())).transpose()
+    pub fn weights_binding(&self) -> Result<Option<NumaBinding>> {
+        self.weights_node.map(|wish| wish.among(&numa_nodes())).transpose()
     }
 
     /// The strategy: an option that only one has chooses it.

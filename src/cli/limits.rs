@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use tandem::Error;
 use tandem::device::accelerator::Accelerator;
-use tandem::host::{Pool, cpu};
+use tandem::host::{Pool, cores_beside_device};
 use tandem::profile::{Effort, Identity, Limits, Profile, limits};
 
 use super::progress;
@@ -17,7 +17,7 @@ pub fn effort(quick: bool) -> Effort {
 
 /// Measures the limits of this machine, with a bar.
 pub fn measure(identity: Identity, device: Option<&Arc<dyn Accelerator>>, quick: bool) -> Result<Profile> {
-    let pool = Pool::pinned(device.map(|_| cpu::beside_device()));
+    let pool = Pool::pinned(device.map(|_| cores_beside_device()));
     let steps = if device.is_some() { limits::STEPS } else { limits::STEPS - 2 };
     let bar = progress::count_bar(steps, "measuring this machine");
     let limits = Limits::measure(&pool, device, effort(quick), &|| bar.inc(1));

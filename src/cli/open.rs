@@ -11,7 +11,7 @@ use tandem::device::clock::{Clock, Rates};
 use tandem::device::runtime::Runtime;
 use tandem::device::{self, open::Kind};
 use tandem::engine::{self, Among, Engine, Options, Prepared, Sizes};
-use tandem::host::cgroup::memory_available;
+use tandem::host::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
 use tandem::program::Side;
 use tandem::simd::Isa;

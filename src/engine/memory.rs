@@ -4,7 +4,7 @@ use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;
 use super::prepare::{Prepared, Units};
 use crate::cache::{KvGeometry, SeqRows};
-use crate::host::cgroup::memory_available;
+use crate::host::memory_available;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::linear::{ActsBytes, Linear, Mode};
 use crate::tensor::Half;

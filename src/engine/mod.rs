@@ -1,14 +1,27 @@
 //! A loaded model and its forward pass.
 //!
 //! [`Engine`] holds the sequences in flight and a machine (`machine/`) that runs the program of each step: on the CPU
-//! ([`Prepared`] is a model with its weights as the CPU's kernels read them, its sublayers are in [`host`]), on an
-//! accelerator, whose weights are laid out in [`weights`], or on both. One call of [`Engine::forward`] takes any mix of
+//! ([`Prepared`] is a model with its weights as the CPU's kernels read them, its sublayers are in `host`), on an
+//! accelerator, whose weights are laid out in `weights`, or on both. One call of [`Engine::forward`] takes any mix of
 //! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for, and a [`Service`] takes
 //! that from any thread. Data walks
 //! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
+//!
+//! | offered | what |
+//! |---|---|
+//! | [`Engine`], [`Options`], [`Input`], [`Logits`], [`SeqId`], [`NOT_NUMBERS`] | a model in use, and a forward pass |
+//! | [`Requests`], [`Request`], [`Event`], [`Finish`], [`StepReport`], [`StepPlan`] | answers to many prompts, step by step |
+//! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | the same from any thread |
+//! | [`Overlap`], [`CohortStep`], [`Advanced`], [`Swap`], [`Target`], [`FarSteps`], [`SidePages`] | what a step may do besides its rows |
+//! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | where a model runs |
+//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`hand_overs`] | what a placement takes, and what a lane costs |
+//! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
+//! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`DeviceWeights`], [`Upload`] | weights as an accelerator reads them |
+//! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`device_weight_bytes`] | which products an accelerator has, and their bytes |
+//! | [`Timeline`] | what ran when |
 
 mod homes;
-pub mod host;
+mod host;
 mod input;
 mod iterate;
 mod kv;
@@ -22,10 +35,11 @@ mod requests;
 mod seq_id;
 mod sequences;
 mod service;
-pub mod weights;
+mod weights;
 
 pub use crate::timeline::{self, Timeline};
 pub use homes::SidePages;
+pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
 pub use input::{Input, Logits, StepPlan};
 pub use kv::{FarSteps, Swap, Target};
 pub use machine::{
@@ -41,3 +55,7 @@ pub use requests::{Event, Finish, Request, Requests, StepReport};
 pub use seq_id::SeqId;
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
+pub use weights::{
+    DeviceWeights, LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type,
+    device_weight_bytes, linear_shapes, separate_gate_up,
+};

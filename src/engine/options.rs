@@ -1,7 +1,7 @@
 //! How to run a model: what an engine is made for.
 
 use crate::cache::KvGeometry;
-use crate::host::numa::Binding;
+use crate::host::NumaBinding;
 use crate::model::ModelSpec;
 use crate::plan::StepTimes;
 use crate::program::Far;
@@ -55,7 +55,7 @@ pub struct Options {
     /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)): each has activations of its own.
     pub sub_batches: usize,
     /// Memory nodes for weights on the host; `None`: where the system puts them. All else stays where it is.
-    pub weights_node: Option<Binding>,
+    pub weights_node: Option<NumaBinding>,
 }
 
 impl Options {

@@ -1,7 +1,6 @@
 //! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
 
-use crate::host::numa::Binding;
-use crate::host::{Pieces, Pool};
+use crate::host::{NumaBinding, Pieces, Pool};
 use crate::model::spec::{Norm, Position};
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
@@ -55,7 +54,7 @@ pub(super) struct Units {
     /// The last norm and the head.
     pub head: bool,
     /// Memory nodes for their matrices.
-    pub node: Option<Binding>,
+    pub node: Option<NumaBinding>,
 }
 
 impl Units {
@@ -294,7 +293,7 @@ struct Arena<'a> {
     total: usize,
     bytes: Option<Bytes>,
     /// Where all matrices lie, those that are not packed included.
-    node: Option<Binding>,
+    node: Option<NumaBinding>,
 }
 
 impl<'a> Arena<'a> {

@@ -21,7 +21,7 @@ pub fn cpu_quota() -> Option<f64> {
 }
 
 /// The group with the least memory left, of those that limit it.
-pub fn memory() -> Option<MemoryLimit> {
+pub fn cgroup_memory() -> Option<MemoryLimit> {
     folders("memory").iter().filter_map(|f| memory_in(f)).min_by_key(|m| m.free)
 }
 
@@ -30,7 +30,7 @@ pub fn memory() -> Option<MemoryLimit> {
 pub fn memory_available() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = field(&info, "MemAvailable:")?;
-    Some(kib.saturating_mul(1024).min(memory().map_or(u64::MAX, |m| m.free)))
+    Some(kib.saturating_mul(1024).min(cgroup_memory().map_or(u64::MAX, |m| m.free)))
 }
 
 /// The folders of this process's group for `controller`, innermost first, up to the root's.

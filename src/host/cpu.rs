@@ -12,7 +12,7 @@ pub fn cores() -> &'static [CoreId] {
 }
 
 /// Cores allowed by the affinity mask and the cgroup's CPU quota, at least 1.
-pub fn allowed() -> usize {
+pub fn allowed_cores() -> usize {
     let affinity = match cores().len() {
         0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
         n => n,
@@ -20,17 +20,17 @@ pub fn allowed() -> usize {
     affinity.min(quota().unwrap_or(usize::MAX)).max(1)
 }
 
-/// As [`allowed`], less one core for the thread that drives a device: it issues work and waits for it while the others compute. Of
+/// As [`allowed_cores`], less one core for the thread that drives a device: it issues work and waits for it while the others compute. Of
 /// two cores both compute: half of the arithmetic is more than that thread needs.
-pub fn beside_device() -> usize {
-    match allowed() {
+pub fn cores_beside_device() -> usize {
+    match allowed_cores() {
         all @ 0..=2 => all,
         all => all - 1,
     }
 }
 
 /// Lets the current thread run on any of [`cores`] again.
-pub fn unpin_current() {
+pub fn unpin_current_thread() {
     unpin(0);
 }
 
@@ -86,7 +86,7 @@ fn whole_cores(quota: f64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{cores, unpin_current, whole_cores};
+    use super::{cores, unpin_current_thread, whole_cores};
 
     #[test]
     fn quota_rounds_up_to_whole_cores() {
@@ -105,7 +105,7 @@ mod tests {
             assert!(core_affinity::set_for_current(all[0]));
             assert_eq!(super::cores().len(), all.len());
             assert_eq!(core_affinity::get_core_ids().unwrap().len(), 1);
-            unpin_current();
+            unpin_current_thread();
             assert_eq!(core_affinity::get_core_ids().unwrap().len(), all.len());
         })
         .join()

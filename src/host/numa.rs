@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 /// A memory node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Node {
+pub struct NumaNode {
     /// Its number.
     pub node: usize,
     /// Its processors, as the system writes them: `0-3,8`; empty for memory alone.
@@ -27,7 +27,7 @@ pub struct Node {
     pub available: Option<u64>,
 }
 
-impl Node {
+impl NumaNode {
     /// In a few words.
     pub fn describe(&self) -> String {
         let memory = self.memory.map_or("memory unknown".into(), gigabytes);
@@ -40,14 +40,14 @@ fn gigabytes(bytes: u64) -> String {
 }
 
 /// The nodes of this machine, ascending; none where the system does not tell.
-pub fn nodes() -> Vec<Node> {
+pub fn numa_nodes() -> Vec<NumaNode> {
     nodes_in(Path::new("/sys/devices/system/node"))
 }
 
 /// The nodes below a folder like `/sys/devices/system/node`.
-pub fn nodes_in(folder: &Path) -> Vec<Node> {
+pub fn nodes_in(folder: &Path) -> Vec<NumaNode> {
     let read = |path: &Path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
-    let mut nodes: Vec<Node> = std::fs::read_dir(folder)
+    let mut nodes: Vec<NumaNode> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
         .flatten()
@@ -55,7 +55,7 @@ pub fn nodes_in(folder: &Path) -> Vec<Node> {
             let node = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
             let info = read(&entry.path().join("meminfo")).unwrap_or_default();
             let of = |key: &str| kibibytes(&info, key);
-            Some(Node {
+            Some(NumaNode {
                 node,
                 cpus: read(&entry.path().join("cpulist"))?,
                 memory: of("MemTotal:"),
@@ -74,49 +74,49 @@ fn kibibytes(info: &str, key: &str) -> Option<u64> {
 
 /// Where weights are to lie: what `--weights-node` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum NumaWish {
     /// On this node.
     Node(usize),
     /// Page by page over all nodes with memory.
     Interleave,
 }
 
-impl FromStr for Wish {
+impl FromStr for NumaWish {
     type Err = String;
 
-    fn from_str(text: &str) -> std::result::Result<Wish, String> {
+    fn from_str(text: &str) -> std::result::Result<NumaWish, String> {
         match text {
-            "interleave" => Ok(Wish::Interleave),
-            number => number.parse().map(Wish::Node).map_err(|_| "a node's number or interleave".into()),
+            "interleave" => Ok(NumaWish::Interleave),
+            number => number.parse().map(NumaWish::Node).map_err(|_| "a node's number or interleave".into()),
         }
     }
 }
 
-/// Nodes that memory is bound to. Made by [`Wish::among`].
+/// Nodes that memory is bound to. Made by [`NumaWish::among`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Binding {
-    nodes: Vec<Node>,
+pub struct NumaBinding {
+    nodes: Vec<NumaNode>,
     interleave: bool,
 }
 
-impl Wish {
+impl NumaWish {
     /// The wish on a machine with these `nodes`.
     ///
     /// # Errors
     /// A node that does not exist or has no memory: a sentence with those there are.
-    pub fn among(self, nodes: &[Node]) -> Result<Binding> {
-        let with_memory: Vec<Node> = nodes.iter().filter(|n| n.memory != Some(0)).cloned().collect();
+    pub fn among(self, nodes: &[NumaNode]) -> Result<NumaBinding> {
+        let with_memory: Vec<NumaNode> = nodes.iter().filter(|n| n.memory != Some(0)).cloned().collect();
         if with_memory.is_empty() {
             return Err(Error::Unsupported(
                 "--weights-node: this system does not tell its memory nodes; leave the option out".into(),
             ));
         }
         match self {
-            Wish::Interleave => Ok(Binding { nodes: with_memory, interleave: true }),
-            Wish::Node(wanted) => match with_memory.iter().find(|n| n.node == wanted) {
-                Some(node) => Ok(Binding { nodes: vec![node.clone()], interleave: false }),
+            NumaWish::Interleave => Ok(NumaBinding { nodes: with_memory, interleave: true }),
+            NumaWish::Node(wanted) => match with_memory.iter().find(|n| n.node == wanted) {
+                Some(node) => Ok(NumaBinding { nodes: vec![node.clone()], interleave: false }),
                 None => {
-                    let there = |n: &Node| format!("{} ({})", n.node, n.describe());
+                    let there = |n: &NumaNode| format!("{} ({})", n.node, n.describe());
                     let there: Vec<_> = with_memory.iter().map(there).collect();
                     let plural = if there.len() == 1 { "node is" } else { "nodes are" };
                     Err(Error::usage(format!(
@@ -129,7 +129,7 @@ impl Wish {
     }
 }
 
-impl Binding {
+impl NumaBinding {
     /// In a few words: `node 1 (cpus none, 137.44 GB)`.
     pub fn describe(&self) -> String {
         let numbers: Vec<_> = self.nodes.iter().map(|n| n.node.to_string()).collect();
@@ -187,7 +187,7 @@ impl Binding {
     /// later, since a driver pins it as it is made.
     ///
     /// # Errors
-    /// As [`Binding::bind`].
+    /// As [`NumaBinding::bind`].
     pub fn during<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         #[cfg(target_os = "linux")]
         {
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn wishes_are_granted_or_refused_with_the_nodes_there_are() {
         let nodes = nodes_in(machine().path());
-        let bind = |text: &str| text.parse::<Wish>().unwrap().among(&nodes);
+        let bind = |text: &str| text.parse::<NumaWish>().unwrap().among(&nodes);
         assert_eq!(bind("10").unwrap().describe(), "node 10 (cpus none, 8.19 GB)");
         assert_eq!(bind("10").unwrap().mask(), [1 << 10]);
         let all = bind("interleave").unwrap();
@@ -320,16 +320,16 @@ mod tests {
             }
         }
         for bad in ["", "-1", "one", "0,1"] {
-            assert!(bad.parse::<Wish>().is_err(), "{bad}");
+            assert!(bad.parse::<NumaWish>().is_err(), "{bad}");
         }
-        let nowhere = Wish::Interleave.among(&[]).unwrap_err().to_string();
+        let nowhere = NumaWish::Interleave.among(&[]).unwrap_err().to_string();
         assert!(nowhere.contains("does not tell"), "{nowhere}");
     }
 
     #[test]
     fn more_than_the_nodes_have_is_refused_with_the_numbers() {
         let nodes = nodes_in(machine().path());
-        let card = Wish::Node(10).among(&nodes).unwrap();
+        let card = NumaWish::Node(10).among(&nodes).unwrap();
         card.check(6_000_000_000).unwrap();
         let error = card.check(7_000_000_000).unwrap_err().to_string();
         assert!(error.contains("7.00 GB") && error.contains("6.14 GB available"), "{error}");
@@ -337,8 +337,8 @@ mod tests {
 
     #[test]
     fn a_mask_goes_beyond_a_word() {
-        let node = Node { node: 70, cpus: String::new(), memory: Some(1), available: None };
-        let mask = Wish::Node(70).among(&[node]).unwrap().mask();
+        let node = NumaNode { node: 70, cpus: String::new(), memory: Some(1), available: None };
+        let mask = NumaWish::Node(70).among(&[node]).unwrap().mask();
         assert_eq!(mask, [0, 1 << 6]);
     }
 
@@ -354,11 +354,11 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn memory_is_where_it_was_bound() {
-        let Some(node) = nodes().pop() else {
+        let Some(node) = numa_nodes().pop() else {
             println!("skipped: this system does not tell its memory nodes");
             return;
         };
-        let binding = Wish::Node(node.node).among(&nodes()).unwrap();
+        let binding = NumaWish::Node(node.node).among(&numa_nodes()).unwrap();
         let mut map = memmap2::MmapMut::map_anon(64 << 10).unwrap();
         map[0] = 1;
         if let Err(refused) = binding.bind(map.as_mut_ptr(), map.len()) {

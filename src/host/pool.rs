@@ -115,10 +115,10 @@ impl Pool {
 
     /// A pool over the cores that this process may use, each worker pinned to one of them: to the first the calling
     /// thread, until another one calls [`Pool::run`] or the pool is dropped. `threads` defaults to
-    /// [`super::cpu::allowed`].
+    /// [`super::cpu::allowed_cores`].
     pub fn pinned(threads: Option<usize>) -> Pool {
         let cores = super::cpu::cores();
-        let threads = threads.unwrap_or_else(super::cpu::allowed).max(1);
+        let threads = threads.unwrap_or_else(super::cpu::allowed_cores).max(1);
         if threads > cores.len() {
             // More threads than cores: pinning would stack two on one core.
             return Pool::build(threads, &[]);

@@ -15,8 +15,7 @@ use super::formats::gguf::{Metadata, Value, write};
 use super::spec::{Position, Rope, RopePairing, RopeScaling};
 use super::{LoadedModel, ModelSpec};
 use crate::reference::dequant::dequantise;
-use crate::tensor::quant::quantise_row;
-use crate::tensor::{Bytes, DType, Tensor};
+use crate::tensor::{Bytes, DType, Tensor, quantise_row};
 use crate::{Error, Result};
 
 /// Writes `config.json`, `generation_config.json`, and the weights as `dtype` (f32, f16 or bf16) in `shards`

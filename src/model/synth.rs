@@ -20,9 +20,8 @@ use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
-use crate::host::cgroup::memory_available;
-use crate::tensor::quant::pack_scales_mins;
-use crate::tensor::{Bytes, DType, Tensor, bf16_bits};
+use crate::host::memory_available;
+use crate::tensor::{Bytes, DType, Tensor, bf16_bits, pack_scales_mins};
 use crate::{Error, Result};
 
 macro_rules! specs {

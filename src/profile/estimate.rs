@@ -5,7 +5,7 @@
 //! [`EMULATED`].
 
 use crate::device::runtime::DeviceInfo;
-use crate::host::{Pool, cgroup};
+use crate::host::{Pool, memory_available};
 use crate::plan::Hardware;
 use crate::plan::hardware::{self, Cpu, Efficiency};
 
@@ -51,7 +51,7 @@ pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware>
 
 /// The CPU of this machine alone, as [`estimate`] probes it.
 pub fn cpu(threads: Option<usize>) -> Option<Hardware> {
-    let available = cgroup::memory_available()?;
+    let available = memory_available()?;
     let pool = Pool::pinned(threads);
     let llc = last_level_cache();
     let bytes = (4 * llc).min(MOST_READ).min(available / 8) as usize;

@@ -15,7 +15,7 @@ use super::tables::{Curve, Tables};
 use crate::cache::KvGeometry;
 use crate::device::accelerator::Accelerator;
 use crate::engine::{Engine, Input, Logits, Options, SeqId};
-use crate::host::cgroup::memory_available;
+use crate::host::memory_available;
 use crate::plan::{Hardware, OpCosts, Sizes};
 use crate::program::virtual_machine::Costs as _;
 use crate::program::{Group, Iteration, Kv, Phase, Placement, RequestId, Side, Unit, Wants, lower};

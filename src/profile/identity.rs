@@ -85,8 +85,8 @@ impl Identity {
             version: env!("CARGO_PKG_VERSION").into(),
             cpu: cpu_model(),
             threads: match device {
-                Some(_) => crate::host::cpu::beside_device() as u32,
-                None => crate::host::cpu::allowed() as u32,
+                Some(_) => crate::host::cores_beside_device() as u32,
+                None => crate::host::allowed_cores() as u32,
             },
             isa: Isa::selected().unwrap_or(Isa::Reference).name().into(),
             device: device.map(DeviceIdentity::from),

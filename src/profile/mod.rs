@@ -118,7 +118,7 @@ pub fn measured_hardware(device: Option<&DeviceInfo>) -> Option<Hardware> {
     let profile = store.load(&Identity::of_machine(device)).ok()??;
     let mut hardware = profile.limits.hardware(THIS_MACHINE);
     // How much of the memory is free changes from hour to hour.
-    if let Some(available) = crate::host::cgroup::memory_available() {
+    if let Some(available) = crate::host::memory_available() {
         hardware.cpu.dram_bytes = available as f64;
     }
     Some(hardware)

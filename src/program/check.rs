@@ -10,13 +10,14 @@
 //! Of asynchronous iterations a row passes the sublayers in several: [`parked::Parked`] is what is carried from one to the next.
 
 mod declared;
-pub mod parked;
+mod parked;
 mod rows;
 mod tokens;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+pub use self::parked::Parked;
 use self::rows::{BatchRows, Home, Row, Run};
 use self::tokens::{Ranges, Tokens, holds, insert};
 use super::iteration::{Iteration, RequestId};

@@ -8,20 +8,30 @@
 //!             made at every step by sched/
 //! ```
 //!
+//! | offered | what |
+//! |---|---|
+//! | [`Placement`], [`LayerPlacement`], [`Residence`], [`Policy`], [`Sublayer`], [`Side`], [`Phase`] | where a model's layers live and run |
+//! | [`Iteration`], [`SubBatch`], [`Group`], [`Kv`], [`Far`], [`Flow`], [`PageMove`], [`RequestId`], [`Wants`] | what a step has |
+//! | [`lower()`], [`Program`], [`Op`], [`Kind`], [`Work`], [`Unit`], [`Part`], [`Cargo`], [`RowsOf`], [`Buffer`], [`Region`] | the program of a step |
+//! | [`check()`], [`Parked`] | whether it computes what the iteration asks |
+//! | [`waits`] | which operation waits for which |
+//! | [`virtual_machine`] | runs it on a clock alone |
+//!
 //! Everything here is pure: no device, no clock, no file. Predictions and execution are about one value, so they
 //! cannot drift apart.
 
-pub mod check;
+mod check;
 mod iteration;
-pub mod lower;
+mod lower;
 mod op;
-pub mod order;
+mod order;
 mod placement;
 pub mod virtual_machine;
 
-pub use check::check;
-pub use check::parked::Parked;
+pub use check::{Parked, check};
 pub use iteration::{Far, Flow, Group, Iteration, Kv, PageMove, RequestId, SubBatch, Wants};
+pub(crate) use lower::cohort_pieces;
 pub use lower::lower;
 pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};
+pub use order::waits;
 pub use placement::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};

@@ -18,7 +18,7 @@
 
 use super::decision::Decision;
 use super::hybrid::{Hybrid, Rates, best};
-use super::model::{Mode, Seen, algorithm_1};
+use super::model::{Mode, Seen, apex_algorithm_1};
 use super::predict::Predict;
 use super::queues::Queues;
 use super::strategy::{Limits, Observed, Strategy};
@@ -34,7 +34,7 @@ pub struct Apex {
 
 /// Algorithm 1, and predictions where they say clearly otherwise.
 fn rule(seen: &Seen, rates: &Rates, last: Mode) -> Mode {
-    let said = algorithm_1(seen);
+    let said = apex_algorithm_1(seen);
     let predicted = best(rates, last);
     let of = |mode: Mode| rates[mode as usize].unwrap_or(0.0);
     if of(predicted) > CLEARLY * of(said) { predicted } else { said }

@@ -28,6 +28,14 @@
 //! | `model` | the papers' closed formulas, as corrected |
 //! | `gpu_only`, `fastdecode`, `neo`, `apex`, `auto` | a strategy each |
 //!
+//! | offered | what |
+//! |---|---|
+//! | [`Strategy`], [`Limits`], [`Observed`], [`Decision`], [`by_name`], [`NAMES`] | what decides, and what it decides |
+//! | [`GpuOnly`], [`FastDecode`], [`Neo`], [`Apex`], [`Auto`], [`Continuous`], [`Copies`] | the strategies, and what some are made of |
+//! | [`Queues`], [`RequestView`], [`Slots`] | the requests |
+//! | [`Predict`], [`Untimed`] | what strategies ask |
+//! | [`Mode`], [`Seen`], [`TwoLanes`], [`apex_algorithm_1`], [`ratio_limit`], [`pipelining_pays`], [`pipelining_pays_mixed`], [`overlap_gain`], [`pipelining_gain`], [`waiting_saved`] | the papers' formulas |
+//!
 //! A strategy is told nothing of tokens, samplers and devices. [`engine::Requests`](crate::engine::Requests) carries
 //! its decisions out.
 
@@ -44,7 +52,7 @@ mod gpu_only;
 mod hybrid;
 mod learn;
 mod mixed;
-pub mod model;
+mod model;
 mod neo;
 mod overlap;
 mod pace;
@@ -67,6 +75,10 @@ pub use copies::Copies;
 pub use decision::Decision;
 pub use fastdecode::FastDecode;
 pub use gpu_only::GpuOnly;
+pub use model::{
+    Mode, Seen, TwoLanes, apex_algorithm_1, overlap_gain, pipelining_gain, pipelining_pays,
+    pipelining_pays_mixed, ratio_limit, waiting_saved,
+};
 pub use neo::Neo;
 pub use predict::{Predict, Untimed};
 pub use queues::{Queues, RequestView};

@@ -106,7 +106,7 @@ pub struct Seen {
 
 /// APEX's Algorithm 1. Without requests on the host it is the device alone, with the prompts (print drops them); otherwise
 /// pipelining if it pays, else overlap.
-pub fn algorithm_1(seen: &Seen) -> Mode {
+pub fn apex_algorithm_1(seen: &Seen) -> Mode {
     let Seen { prompts, host_requests, n_g, n_c, l, g, lp, gp } = *seen;
     let (lp, gp) = if prompts { (lp, gp) } else { (l, g) };
     match host_requests {

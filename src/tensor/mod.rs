@@ -1,14 +1,23 @@
 //! Dtypes, quantised block formats and shared byte buffers: what every other room speaks.
+//!
+//! | offered | what |
+//! |---|---|
+//! | [`DType`], [`Half`], [`bf16_bits`] | types of elements |
+//! | [`Bytes`], [`Tensor`] | bytes that are shared, and a view of them with a shape |
+//! | [`Rows`], [`RowsMut`] | rows of f32 with a stride |
+//! | [`quantise_row`] | a row of floats in blocks |
 
 mod bytes;
 mod dtype;
 mod half;
-pub mod quant;
+mod quant;
 mod rows;
 mod view;
 
 pub use self::half::{Half, bf16_bits};
 pub use bytes::Bytes;
 pub use dtype::DType;
+pub(crate) use quant::pack_scales_mins;
+pub use quant::quantise_row;
 pub use rows::{Rows, RowsMut};
 pub use view::Tensor;

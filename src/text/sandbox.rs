@@ -8,7 +8,7 @@
 //! ends it first, that is the error. docs/decisions/0013 weighs the alternatives.
 //!
 //! ```text
-//! parent  Sandbox::render ── source, conversations (JSON) ──> stdin   child  serve_if_asked
+//! parent  Sandbox::render ── source, conversations (JSON) ──> stdin   child  serve_sandbox_if_asked
 //!                         <── prompts or refusals (JSON) ── stdout         limits, compile, lower limit, render
 //! ```
 
@@ -66,13 +66,13 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Children run the program that is running now. Its `main` has to call [`serve_if_asked`] before anything else.
+    /// Children run the program that is running now. Its `main` has to call [`serve_sandbox_if_asked`] before anything else.
     pub fn this_program() -> Sandbox {
         // Not `current_exe`: this one exists even if the file was replaced since.
         Sandbox { program: "/proc/self/exe".into() }
     }
 
-    /// Children run `program`, whose `main` calls [`serve_if_asked`]; `tandem` is one.
+    /// Children run `program`, whose `main` calls [`serve_sandbox_if_asked`]; `tandem` is one.
     pub fn of_program(program: impl Into<PathBuf>) -> Sandbox {
         Sandbox { program: program.into() }
     }
@@ -205,7 +205,7 @@ fn memory_limit(request: usize) -> u64 {
 }
 
 /// The child's half: if this process was started to render a template, does so and exits; else returns at once.
-pub fn serve_if_asked() {
+pub fn serve_sandbox_if_asked() {
     if std::env::args_os().nth(1).is_none_or(|a| a != ARGUMENT) {
         return;
     }

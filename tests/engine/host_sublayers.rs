@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use crate::support::models;
 use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
-use tandem::engine::host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
-use tandem::engine::{Input, Layer, Logits, Options, Prepared};
+use tandem::engine::{
+    Host, HostContext, HostSeq, HostStep, HostWorkspace, Input, Layer, Logits, Options, Prepared, Residual,
+};
 use tandem::host::Pool;
 use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;

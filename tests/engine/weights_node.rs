@@ -5,15 +5,15 @@ use std::sync::Arc;
 use crate::support::command;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, Options};
-use tandem::host::numa::{Wish, nodes};
+use tandem::host::{NumaWish, numa_nodes};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
 use tandem::simd::Isa;
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
 
-fn options(wish: Option<Wish>) -> Options {
-    let weights_node = wish.map(|w| w.among(&nodes()).unwrap());
+fn options(wish: Option<NumaWish>) -> Options {
+    let weights_node = wish.map(|w| w.among(&numa_nodes()).unwrap());
     Options { threads: Some(2), weights_node, ..Options::new(Isa::best(), 64) }
 }
 
@@ -41,7 +41,7 @@ fn logits(m: &LoadedModel, o: &Options, streamed: bool) -> tandem::Result<Vec<f3
 
 #[test]
 fn weights_give_the_same_bits_on_whichever_node_they_lie() {
-    let Some(last) = nodes().last().map(|n| n.node) else {
+    let Some(last) = numa_nodes().last().map(|n| n.node) else {
         println!("skipped: this system does not tell its memory nodes");
         return;
     };
@@ -50,7 +50,7 @@ fn weights_give_the_same_bits_on_whichever_node_they_lie() {
         let m = load(name).unwrap();
         for streamed in [false, true] {
             let want = logits(&m, &options(None), streamed).unwrap();
-            for wish in [Wish::Node(last), Wish::Interleave] {
+            for wish in [NumaWish::Node(last), NumaWish::Interleave] {
                 match logits(&m, &options(Some(wish)), streamed) {
                     Ok(got) => assert_eq!(got, want, "{name} {wish:?}, streamed: {streamed}"),
                     Err(e) if e.to_string().contains("the system refuses") => {
@@ -69,11 +69,11 @@ fn a_node_that_does_not_exist_is_named_with_those_that_do() {
     let home = tempfile::tempdir().unwrap();
     let args = ["generate", "-m", "synth:tiny-llama", "--device", "cpu", "--weights-node", "4095", "x"];
     let out = command::run(command::tandem(home.path()).args(args));
-    if nodes().is_empty() {
+    if numa_nodes().is_empty() {
         command::assert_error(&out, 1, "does not tell its memory nodes");
         return;
     }
     command::assert_error(&out, 2, "--weights-node 4095: there is no such node");
     let error = command::stderr(&out);
-    assert!(nodes().iter().all(|n| error.contains(&format!("{} (cpus", n.node))), "{error}");
+    assert!(numa_nodes().iter().all(|n| error.contains(&format!("{} (cpus", n.node))), "{error}");
 }

@@ -10,7 +10,10 @@ use tandem::device::accelerator::*;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::open::on_kernels;
 use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
-use tandem::engine::weights::*;
+use tandem::engine::{
+    DeviceWeights, LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type,
+    device_weight_bytes, linear_shapes, separate_gate_up,
+};
 use tandem::host::Pool;
 use tandem::model::{LoadedModel, load};
 
@@ -170,7 +173,7 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             let m = load(&format!("synth:{name},dtype=q8_0,seed=2")).unwrap();
             let act = activation_type(&*accel, &m.spec, &m.weights).unwrap();
             let free = accel.runtime().memory_free().unwrap();
-            let planned = device_bytes(&*accel, &m.spec, &m.weights, act, CONTEXT).unwrap();
+            let planned = device_weight_bytes(&*accel, &m.spec, &m.weights, act, CONTEXT).unwrap();
             let pool = Pool::new(1);
             let weights =
                 DeviceWeights::upload(&accel, &m.spec, &m.weights, act, CONTEXT, &pool, &|_| ()).unwrap();
@@ -203,7 +206,7 @@ fn a_stream_refuses_what_would_overwrite_a_layer_in_use() {
         let m = load("synth:tiny-llama,dtype=bf16,seed=1").unwrap();
         let act = activation_type(&*accel, &m.spec, &m.weights).unwrap();
         let pool = Pool::new(1);
-        let source = Source { accel: &*accel, weights: &m.weights, act, pool: &pool, progress: &|_| () };
+        let source = LayerSource { accel: &*accel, weights: &m.weights, act, pool: &pool, progress: &|_| () };
         let layout = LayerLayout::new(&*accel, &m.spec, &m.weights, 0, act).unwrap();
         let image = LayerImage::new(layout.clone(), &source).unwrap();
         let rt = accel.runtime();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use tandem::host::cgroup;
+use tandem::host::{cgroup_memory, cpu_quota, memory_available};
 
 use crate::cli::progress::megabytes;
 
@@ -43,8 +43,8 @@ pub fn cpu() -> Cpu {
         model: model.unwrap_or("unknown").into(),
         online,
         allowed,
-        cgroup_quota: cgroup::cpu_quota(),
-        threads: tandem::host::cpu::allowed(),
+        cgroup_quota: cpu_quota(),
+        threads: tandem::host::allowed_cores(),
     }
 }
 
@@ -76,9 +76,9 @@ pub fn memory() -> Memory {
     let total = kibibytes(&info, "MemTotal:");
     Memory {
         total,
-        available: cgroup::memory_available(),
+        available: memory_available(),
         // A limit beyond the machine's memory limits nothing.
-        cgroup_limit: cgroup::memory().map(|m| m.limit).filter(|&l| total.is_none_or(|t| l < t)),
+        cgroup_limit: cgroup_memory().map(|m| m.limit).filter(|&l| total.is_none_or(|t| l < t)),
     }
 }
 

@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use tandem::host::numa::{Node, nodes};
+use tandem::host::{NumaNode, numa_nodes};
 use tandem::hub::Hub;
 use tandem::simd::{Caps, Isa};
 
@@ -38,7 +38,7 @@ struct Report {
     limits: Option<limits::Limits>,
     /// Threads that read memory as fast as all do, if `tandem profile` has measured it.
     attention_threads: Option<usize>,
-    numa: Vec<Node>,
+    numa: Vec<NumaNode>,
     huge_pages: machine::HugePages,
     cuda: gpu::Cuda,
     cache: CacheReport,
@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
         tuning: tuning::table(),
         limits,
         attention_threads: tandem::profile::measured_readers(None),
-        numa: nodes(),
+        numa: numa_nodes(),
         huge_pages: machine::huge_pages(),
         cuda: gpu::cuda(),
         cache: CacheReport {

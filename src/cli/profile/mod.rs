@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::device::accelerator::Accelerator;
 use tandem::device::open::{self as devices, Kind};
-use tandem::host::{Pool, cpu};
+use tandem::host::{Pool, cores_beside_device};
 use tandem::profile::{Identity, ModelIdentity, Profile, Store, Subject, measure_model, steps_of};
 use tandem::simd::Isa;
 use tandem::{Error, atomic_file};
@@ -116,7 +116,7 @@ fn of_model(
     }
     let limits = of_machine.limits;
     let opened = open::open(Some(name))?;
-    let pool = Pool::pinned(device.map(|_| cpu::beside_device()));
+    let pool = Pool::pinned(device.map(|_| cores_beside_device()));
     let subject = Subject {
         spec: &opened.model.spec,
         weights: &opened.model.weights,

@@ -1,7 +1,7 @@
 //! `tandem simulate`: many requests by several strategies on a machine that need not be there.
 
-pub mod plot;
-pub mod table;
+pub(super) mod plot;
+pub(super) mod table;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

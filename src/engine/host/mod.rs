@@ -48,7 +48,7 @@ use crate::simd::{Isa, Kernels};
 pub use self::residual::Residual;
 use self::rope::RopeCache;
 pub use self::step::{HostSeq, HostStep};
-pub use self::workspace::{HostWorkspace, RowBuffer};
+pub use self::workspace::HostWorkspace;
 
 /// What all sublayers of a model need, whatever the step: kernels, and the tables of RoPE.
 pub struct Host {

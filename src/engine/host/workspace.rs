@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::host::memory::ask_for_huge_pages;
+use crate::host::ask_for_huge_pages;
 use crate::model::ModelSpec;
 use crate::simd::linear::Acts;
 use crate::tensor::{Rows, RowsMut};

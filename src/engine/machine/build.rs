@@ -24,7 +24,7 @@ use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
-use crate::host::{Pool, cpu};
+use crate::host::{Pool, cores_beside_device};
 use crate::model::{ModelSpec, Weights};
 use crate::program::{LayerPlacement, Placement, Side};
 use crate::simd::linear::Mode;
@@ -56,7 +56,7 @@ impl RealMachine {
         let sizes = Sizes::new(spec, weights, options, &*accel)?;
         let cargo = cargo(&placement, sizes.paging(&placement).far > 0)?;
         sizes.check(&placement)?;
-        let threads = Some(options.threads.unwrap_or_else(cpu::beside_device));
+        let threads = Some(options.threads.unwrap_or_else(cores_beside_device));
         let in_turn = accel.runtime().turns().is_some();
         // Jobs that are done in turn are done by whoever waits.
         let pool = move || if in_turn { Pool::new(1) } else { Pool::pinned(threads) };

@@ -20,7 +20,7 @@ pub(super) mod time;
 
 use super::sizes::Sizes;
 use crate::engine::memory::Memory;
-use crate::host::cgroup::memory_available;
+use crate::host::memory_available;
 use crate::program::{
     Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
     Sublayer, Wants, lower,

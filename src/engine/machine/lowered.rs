@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::segments::{Segment, segments};
 use crate::program::{
     Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Side, SubBatch, Unit, Wants, check, lower,
-    order,
+    waits,
 };
 use crate::{Error, Result};
 
@@ -128,7 +128,7 @@ impl Lowered {
         let one_unit = program.one_unit();
         // The device's lane has an order of its own, and so has a host alone; beside a device, the host has not.
         let in_order = one_unit.is_some_and(|unit| unit == Unit::Gpu || !placement.uses(Side::Device));
-        let waits = if in_order { Vec::new() } else { order::waits(&program) };
+        let waits = if in_order { Vec::new() } else { waits(&program) };
         let mut awaited = vec![false; ops.len()];
         for (at, waits) in waits.iter().enumerate() {
             for &w in waits {

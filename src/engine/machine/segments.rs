@@ -97,7 +97,7 @@ pub(super) fn fusible(ops: &[Op], at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Group, Iteration, Kv, Phase, Policy, RequestId, Side, Wants, lower, order};
+    use crate::program::{Group, Iteration, Kv, Phase, Policy, RequestId, Side, Wants, lower, waits};
 
     fn of(placement: &Placement, decode: u32) -> (Vec<Op>, Vec<Segment>) {
         let group = |slot| Group {
@@ -110,7 +110,7 @@ mod tests {
         };
         let iteration = Iteration::serial((0..decode).map(group).collect(), true);
         let program = lower(placement, &iteration).unwrap();
-        let waits = order::waits(&program);
+        let waits = waits(&program);
         let mut awaited = vec![false; program.ops.len()];
         for (at, w) in waits.iter().enumerate() {
             w.iter().for_each(|&w| awaited[w] |= program.ops[w].unit != program.ops[at].unit);

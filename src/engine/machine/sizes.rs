@@ -101,7 +101,7 @@ impl Sizes {
             only.layers[l] = true;
             unit(&only)
         };
-        let threads = options.threads.unwrap_or_else(crate::host::cpu::beside_device).max(1);
+        let threads = options.threads.unwrap_or_else(crate::host::cores_beside_device).max(1);
         let runtime = accel.runtime();
         Ok(Sizes {
             pages,

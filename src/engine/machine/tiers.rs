@@ -1,7 +1,7 @@
 //! Pages for requests that live on two sides, of a model that is wholly on the device.
 
 use super::sizes::Sizes;
-use crate::host::cgroup::memory_available;
+use crate::host::memory_available;
 use crate::program::{Placement, Side};
 use crate::{Error, Result};
 

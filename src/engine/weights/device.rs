@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::layer::{LayerLayout, Source};
+use super::layer::{LayerLayout, LayerSource};
 use super::matrix::{Matrix, head_name, shares_table, tensor};
 use crate::Result;
 use crate::device::accelerator::{Accelerator, EmbedWeight, LayerWeights, LinearWeight, NormWeight};
@@ -92,7 +92,7 @@ pub fn post_norm_bytes(spec: &ModelSpec) -> u64 {
 ///
 /// # Errors
 /// A missing tensor, or one that the accelerator cannot multiply.
-pub fn device_bytes(
+pub fn device_weight_bytes(
     accel: &dyn Accelerator,
     spec: &ModelSpec,
     weights: &Weights,
@@ -111,7 +111,7 @@ pub fn device_bytes(
 pub struct Upload<'a> {
     accel: &'a Arc<dyn Accelerator>,
     spec: &'a ModelSpec,
-    source: Source<'a>,
+    source: LayerSource<'a>,
     buffers: Vec<Buffer>,
     staging: Vec<u8>,
 }
@@ -127,12 +127,12 @@ impl<'a> Upload<'a> {
         pool: &'a Pool,
         progress: &'a (dyn Fn(u64) + Sync),
     ) -> Upload<'a> {
-        let source = Source { accel: &**accel, weights, act, pool, progress };
+        let source = LayerSource { accel: &**accel, weights, act, pool, progress };
         Upload { accel, spec, source, buffers: Vec::new(), staging: Vec::new() }
     }
 
     /// What images of layers are filled from.
-    pub fn source(&self) -> Source<'a> {
+    pub fn source(&self) -> LayerSource<'a> {
         self.source
     }
 
@@ -229,7 +229,7 @@ impl<'a> Upload<'a> {
             Norm::Rms { .. } => DevPtr::NULL,
         };
         let matrix = Matrix::one(head_name(self.spec).to_string());
-        let Source { accel, weights, act, pool, progress } = self.source;
+        let LayerSource { accel, weights, act, pool, progress } = self.source;
         let mut staging = std::mem::take(&mut self.staging);
         let (dtype, n, k) = matrix.with_source(weights, |s| {
             staging.clear();

@@ -36,7 +36,7 @@ pub(super) struct Piece {
 
 impl Piece {
     /// Writes the piece's bytes; returns how many bytes of the model's matrices went into them.
-    pub fn fill(&self, source: &Source<'_>, out: &mut [u8]) -> Result<u64> {
+    pub fn fill(&self, source: &LayerSource<'_>, out: &mut [u8]) -> Result<u64> {
         match &self.content {
             Content::Packed(m) => {
                 m.with_source(source.weights, |s| {
@@ -71,7 +71,7 @@ impl Piece {
 
 /// What images are filled from, and by whom.
 #[derive(Clone, Copy)]
-pub struct Source<'a> {
+pub struct LayerSource<'a> {
     /// Packs matrices.
     pub accel: &'a dyn Accelerator,
     /// The model's.
@@ -222,7 +222,7 @@ impl LayerLayout {
     ///
     /// # Errors
     /// A misshapen tensor; an image of another size.
-    pub fn fill(&self, source: &Source<'_>, image: &mut [u8]) -> Result<()> {
+    pub fn fill(&self, source: &LayerSource<'_>, image: &mut [u8]) -> Result<()> {
         if image.len() != self.bytes {
             return Err(Error::Capacity(format!(
                 "{} bytes for the {} of layer {}",

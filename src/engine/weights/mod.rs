@@ -15,9 +15,9 @@ mod matrix;
 mod stream;
 
 pub use device::{
-    DeviceWeights, Upload, device_bytes, embedding_bytes, head_bytes, head_matrix_bytes, post_norm_bytes,
-    rope_bytes,
+    DeviceWeights, Upload, device_weight_bytes, embedding_bytes, head_bytes, head_matrix_bytes,
+    post_norm_bytes, rope_bytes,
 };
-pub use layer::{LayerLayout, Source};
+pub use layer::{LayerLayout, LayerSource};
 pub use matrix::{activation_type, linear_shapes, separate_gate_up};
 pub use stream::{LayerImage, LayerStream};

@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 
-use super::layer::{LayerLayout, Source};
+use super::layer::{LayerLayout, LayerSource};
 use crate::device::accelerator::LayerWeights;
 use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Pinned, Runtime};
-use crate::host::numa::Binding;
+use crate::host::NumaBinding;
 use crate::{Error, Result};
 
 /// A layer's weights in pinned host memory, as they lie on the device.
@@ -27,7 +27,7 @@ impl LayerImage {
     ///
     /// # Errors
     /// Host memory that cannot be pinned; a misshapen tensor.
-    pub fn new(layout: LayerLayout, source: &Source<'_>) -> Result<LayerImage> {
+    pub fn new(layout: LayerLayout, source: &LayerSource<'_>) -> Result<LayerImage> {
         LayerImage::on(layout, source, None)
     }
 
@@ -35,7 +35,11 @@ impl LayerImage {
     ///
     /// # Errors
     /// As [`LayerImage::new`]; the system refuses to put memory there.
-    pub fn on(layout: LayerLayout, source: &Source<'_>, node: Option<&Binding>) -> Result<LayerImage> {
+    pub fn on(
+        layout: LayerLayout,
+        source: &LayerSource<'_>,
+        node: Option<&NumaBinding>,
+    ) -> Result<LayerImage> {
         let pinned = || source.accel.runtime().pinned(layout.bytes);
         let memory = match node {
             None => pinned()?,

@@ -9,11 +9,9 @@ use crate::cache::PAGE_TOKENS;
 use crate::plan::Sizes;
 use crate::plan::cost::{self, Scan};
 use crate::plan::operation::list_words;
-use crate::program::lower::cohort_pieces;
-use crate::program::order::waits;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Residence,
-    Side, SubBatch, Wants, Work, lower,
+    Side, SubBatch, Wants, Work, cohort_pieces, lower, waits,
 };
 
 /// Layers of a run that are priced; the others take as long as one more than these.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
 use crate::device::runtime::{Buffer, Lane, Runtime};
-use crate::host::{Pool, cpu};
+use crate::host::{Pool, unpin_current_thread};
 use crate::profile::sample::{Effort, Samples, sample, timed};
 use crate::simd::Isa;
 use crate::simd::attention::{AttnPlan, AttnShape, SeqRows};
@@ -173,7 +173,7 @@ fn beside<R>(copy: impl FnMut() -> Result<()> + Send, work: impl FnOnce() -> Res
         let mut copy = copy;
         let copies = scope.spawn(move || {
             // Not on the core that the thread which started this one is pinned to.
-            cpu::unpin_current();
+            unpin_current_thread();
             while !done.load(Ordering::Acquire) {
                 copy()?;
                 begun.store(true, Ordering::Release);

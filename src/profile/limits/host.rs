@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Pool, cgroup};
+use crate::host::{Pool, memory_available};
 use crate::profile::bandwidth::ReadProbe;
 use crate::profile::peak::peaks;
 use crate::profile::sample::{Effort, Samples, sample, timed};
@@ -57,7 +57,7 @@ impl CpuLimits {
     /// # Errors
     /// The system does not say how much memory there is.
     pub fn measure(pool: &Pool, effort: Effort, progress: &dyn Fn()) -> Result<CpuLimits> {
-        let available = cgroup::memory_available()
+        let available = memory_available()
             .ok_or_else(|| Error::Run("the system does not say how much memory there is".into()))?;
         let llc = last_level_cache();
         let wanted = match effort {

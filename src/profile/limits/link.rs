@@ -100,7 +100,7 @@ fn while_reading(
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             // Not on the core that this thread, a reader, is pinned to.
-            crate::host::cpu::unpin_current();
+            crate::host::unpin_current_thread();
             let result = work();
             done.store(true, Ordering::Release);
             result

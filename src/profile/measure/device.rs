@@ -12,7 +12,7 @@ use crate::device::accelerator::{
     Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
 };
 use crate::device::runtime::{Buffer, DevPtr, Lane, Runtime};
-use crate::engine::weights::{self, LayerLayout, Upload};
+use crate::engine::{LayerLayout, Upload, activation_type, linear_shapes, separate_gate_up};
 use crate::profile::limits::device_time;
 use crate::profile::sample::{Effort, Samples, sample};
 use crate::profile::tables::{Curve, LayerTable, SideTable, Surface};
@@ -102,7 +102,7 @@ impl<'a> Rig<'a> {
         grid: &Grid,
     ) -> Result<Rig<'a>> {
         let (spec, source, runtime) = (subject.spec, subject.weights, accel.runtime());
-        let act = weights::activation_type(&**accel, spec, source)?;
+        let act = activation_type(&**accel, spec, source)?;
         let kv = accel.activations_for(DType::BF16).unwrap_or(Half::F16);
         let shape = Shape::of(spec, act, kv);
         accel.check(&shape)?;
@@ -129,8 +129,8 @@ impl<'a> Rig<'a> {
         let head = upload.head()?;
         let embed = upload.embedding(Some(&head.1))?;
         let buffers = upload.finish()?;
-        let linears = weights::linear_shapes(spec, source)?;
-        let separate = weights::separate_gate_up(spec, source)?;
+        let linears = linear_shapes(spec, source)?;
+        let separate = separate_gate_up(spec, source)?;
         let plan = SubBatches::plan(&**accel, &shape, &[limits], &linears, separate, false);
         let zeroed = |bytes: usize| -> Result<Buffer> {
             let buffer = Buffer::new(runtime, bytes)?;

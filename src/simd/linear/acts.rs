@@ -1,7 +1,6 @@
 //! Activations, prepared once for all the weights that read them.
 
-use crate::host::memory::ask_for_huge_pages;
-use crate::host::{Pieces, Pool};
+use crate::host::{Pieces, Pool, ask_for_huge_pages};
 use crate::reference::quantise::Int8Row;
 use crate::simd::Kernels;
 

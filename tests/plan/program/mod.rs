@@ -8,7 +8,7 @@ use tandem::cache::PAGE_TOKENS;
 use tandem::program::virtual_machine::{Timeline, run};
 use tandem::program::{
     Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, Policy, Program,
-    RequestId, Residence, Side, SubBatch, Unit, Wants, check, lower, order,
+    RequestId, Residence, Side, SubBatch, Unit, Wants, check, lower, waits,
 };
 
 const PAGE: u32 = PAGE_TOKENS as u32;
@@ -431,5 +431,5 @@ fn programs_are_data() {
     assert_eq!(serde_json::from_str::<Iteration>(&text).unwrap(), iteration);
     let program = lower(&placement, &iteration).unwrap();
     assert!(serde_json::to_string(&program).unwrap().contains("out_proj"));
-    assert_eq!(order::waits(&program).len(), program.ops.len());
+    assert_eq!(waits(&program).len(), program.ops.len());
 }

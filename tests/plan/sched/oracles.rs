@@ -3,11 +3,10 @@
 
 use serde_json::Value;
 use tandem::program::{Flow, Iteration, Phase, RequestId, Side};
-use tandem::sched::model::{
-    Mode, Seen, TwoLanes, algorithm_1, overlap_gain, pipelining_gain, pipelining_pays, pipelining_pays_mixed,
-    ratio_limit, waiting_saved,
+use tandem::sched::{
+    self, Decision, Limits, Mode, Predict, Queues, RequestView, Seen, TwoLanes, apex_algorithm_1,
+    overlap_gain, pipelining_gain, pipelining_pays, pipelining_pays_mixed, ratio_limit, waiting_saved,
 };
-use tandem::sched::{self, Decision, Limits, Predict, Queues, RequestView};
 
 use super::table::Table;
 
@@ -84,7 +83,7 @@ fn algorithm_1_chooses_as_worked_by_hand() {
         let [prefills, _, host, n_g, n_c, l, g] = args[..] else { panic!("{args:?}") };
         let seen =
             Seen { prompts: prefills > 0.0, host_requests: host as usize, n_g, n_c, l, g, lp: l, gp: g };
-        let name = match algorithm_1(&seen) {
+        let name = match apex_algorithm_1(&seen) {
             Mode::GpuOnly => "gpu_only",
             Mode::Pipelined => "asym_pipeline",
             Mode::Overlapped => "async_overlap",

@@ -1,8 +1,7 @@
 //! Costs in closed form: a device whose products are flat up to a ridge, and attention that is linear in the tokens.
 
 use tandem::program::{Flow, Group, Iteration, Kv, Phase, SubBatch};
-use tandem::sched::Predict;
-use tandem::sched::model::TwoLanes;
+use tandem::sched::{Predict, TwoLanes};
 
 /// Seconds, all layers together.
 #[derive(Debug, Clone, Copy)]

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::Result;
 use crate::engine::machine::sizes::Sizes;
-use crate::host::cgroup::memory_available;
+use crate::host::memory_available;
 use crate::plan::{
     self, Batch, Costs, FarForecast, Group, PredictedRun, Resident, Strategy as System, Workload,
     best_policies, far_forecast, price, programs_with,
