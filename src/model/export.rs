@@ -15,6 +15,7 @@ use super::formats::gguf::{Metadata, Value, write};
 use super::spec::{Position, Rope, RopePairing, RopeScaling};
 use super::{LoadedModel, ModelSpec};
 use crate::reference::dequant::dequantise;
+use crate::rope::RopeTable;
 use crate::tensor::{Bytes, DType, Tensor, quantise_row};
 use crate::{Error, Result};
 
@@ -156,7 +157,7 @@ fn config(s: &ModelSpec, dtype: DType) -> Result<Json> {
     Ok(c)
 }
 
-/// The model as a GGUF file, tensors in the dtypes they have. A spec that came from Hugging Face gets its Q and
+/// The model as a GGUF file without a tokenizer, tensors in the dtypes they have. A spec that came from Hugging Face gets its Q and
 /// K rows permuted where the architecture wants it.
 ///
 /// # Errors
@@ -183,6 +184,9 @@ pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     ] {
         set(format!("{name}.{key}"), n(x));
     }
+    // No tokenizer is written, and other engines want to be told so.
+    set("tokenizer.ggml.model".into(), Value::String("no_vocab".into()));
+    set(format!("{name}.vocab_size"), n(s.vocab));
     let eps = s.norm.eps();
     set(format!("{name}.attention.layer_norm_rms_epsilon"), Value::Float(eps.into()));
     let mut extra = None;
@@ -197,9 +201,10 @@ pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
                 set(format!("{name}.rope.scaling.type"), Value::String("linear".into()));
                 set(format!("{name}.rope.scaling.factor"), Value::Float(f64::from(*factor)));
             }
-            RopeScaling::Factors(f) => extra = Some(super::vectors::f32_tensor(vec![f.len()], f)?),
-            RopeScaling::Llama3 { .. } => {
-                return Err(Error::Unsupported("Llama 3 RoPE scaling to GGUF; give ready factors".into()));
+            // Llama 3's rule has no keys in GGUF: files hold what it gives.
+            RopeScaling::Factors(_) | RopeScaling::Llama3 { .. } => {
+                let factors = RopeTable::factors(r)?;
+                extra = Some(super::vectors::f32_tensor(vec![factors.len()], &factors)?);
             }
         }
     }

@@ -72,6 +72,21 @@ impl RopeTable {
         rope.local_theta.map(|theta| RopeTable::unscaled(rope.dim, theta)).transpose()
     }
 
+    /// How many times slower than without scaling each pair of elements turns, `dim / 2` numbers: any scaling as
+    /// [`RopeScaling::Factors`], the only one that some formats can say.
+    ///
+    /// # Errors
+    /// As for [`RopeTable::new`].
+    pub fn factors(rope: &Rope) -> Result<Vec<f32>> {
+        let (plain, scaled) = (RopeTable::unscaled(rope.dim, rope.theta)?, RopeTable::new(rope)?);
+        Ok(plain
+            .inv_freq
+            .iter()
+            .zip(&scaled.inv_freq)
+            .map(|(plain, scaled)| (plain / scaled) as f32)
+            .collect())
+    }
+
     /// theta^(-2i/dim).
     fn unscaled(dim: usize, theta: f32) -> Result<RopeTable> {
         if dim == 0 || !dim.is_multiple_of(2) {

@@ -9,6 +9,7 @@ use tandem::model::formats::gguf::Gguf;
 use tandem::model::spec::{Position, RopePairing, RopeScaling};
 use tandem::model::{LoadedModel, export, load, validate};
 use tandem::reference::dequant::dequantise;
+use tandem::rope::RopeTable;
 use tandem::tensor::{Bytes, DType};
 
 fn synth(what: &str) -> LoadedModel {
@@ -98,6 +99,41 @@ fn rope_factors_come_from_the_file() {
     let Position::Rope(r) = &back.spec.position else { unreachable!() };
     assert_eq!(r.scaling, RopeScaling::Factors(factors));
     assert!(back.weights.get("rope_freqs.weight").is_none(), "it is part of the spec now");
+}
+
+/// GGUF has no keys for Llama 3's rule, so its factors are written.
+#[test]
+fn the_rule_of_llama_3_becomes_factors() {
+    let mut m = synth("tiny-llama,dtype=q8_0");
+    let Position::Rope(r) = &mut m.spec.position else { unreachable!() };
+    r.scaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 128,
+    };
+    let by_rule = RopeTable::new(r).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    fs::write(&path, export::to_gguf(&m).unwrap()).unwrap();
+    let back = load(path.to_str().unwrap()).unwrap();
+    let Position::Rope(r) = &back.spec.position else { unreachable!() };
+    let RopeScaling::Factors(factors) = &r.scaling else { panic!("{:?}", r.scaling) };
+    // Waves that turn often keep their pace, the slowest turn 8 times slower, some are between.
+    assert_eq!((factors[0], factors[31]), (1.0, 8.0));
+    assert!(factors.iter().any(|&f| f > 1.01 && f < 7.9), "{factors:?}");
+    let by_factors = RopeTable::new(r).unwrap();
+    for position in [0, 1, 100, 5000] {
+        let (mut a, mut b) = ([[0.0f32; 32]; 2], [[0.0f32; 32]; 2]);
+        let [cos, sin] = &mut a;
+        by_rule.cos_sin(position, cos, sin);
+        let [cos, sin] = &mut b;
+        by_factors.cos_sin(position, cos, sin);
+        for (a, b) in a.as_flattened().iter().zip(b.as_flattened()) {
+            // The factor is an f32: an angle of 5000 keeps 6e-8 of itself.
+            assert!((a - b).abs() <= 4e-4, "{position}: {a} {b}");
+        }
+    }
 }
 
 #[test]

@@ -12,7 +12,8 @@ const PRE: &str = "tokenizer.ggml.pre";
 
 pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
     let file = Reader(metadata);
-    let model = file.string(MODEL)?.ok_or_else(|| missing(MODEL, "the file carries no tokenizer"))?;
+    let model = file.string(MODEL)?.filter(|&model| model != "no_vocab");
+    let model = model.ok_or_else(|| missing(MODEL, "the file carries no tokenizer"))?;
     let tokens = match metadata.get(TOKENS) {
         None => return Err(missing(TOKENS, "the file carries no vocabulary")),
         // The type of an empty array says nothing: let the vocabulary refuse it as empty.
