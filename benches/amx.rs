@@ -33,7 +33,7 @@ mod tiles {
     use tandem::amx::{self, Session, bf16, pack};
     use tandem::host::Pool;
     use tandem::profile;
-    use tandem::profile::state::{Gauge, Sorted};
+    use tandem::profile::{Gauge, Sorted};
     use tandem::simd::Isa;
     use tandem::simd::linear::{Acts, Linear, Mode, Out, linear, pack as packed};
     use tandem::simd::tuning::{LinearTuning, Tuning};

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use tandem::cache::{KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
-use tandem::profile::state::{Gauge, Sorted};
+use tandem::profile::{Gauge, Sorted};
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, SeqRows};
 use tandem::simd::tuning::Tuning;

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tandem::model::spec::RopePairing;
+use tandem::model::RopePairing;
 use tandem::reference::quantise::Int8Row;
 use tandem::simd::{Isa, Kernels};
 use tandem::tensor::DType;

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use tandem::host::Pool;
 use tandem::profile;
-use tandem::profile::state::{Gauge, Sorted};
+use tandem::profile::{Gauge, Sorted};
 use tandem::simd::Isa;
 use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
 use tandem::tensor::{Bytes, DType, Tensor};

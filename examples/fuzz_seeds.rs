@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use tandem::model::{export, load, synth};
+use tandem::model::{export_gguf, export_hf_folder, load, synth};
 use tandem::tensor::DType;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,12 +19,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"] {
         let model = load(&format!("synth:{name},dtype=q4_0,layers=1"))?;
-        let bytes = export::to_gguf(&model)?;
+        let bytes = export_gguf(&model)?;
         fs::write(corpus.join("gguf").join(name), &bytes)?;
         // The header alone is where the fuzzer can do most.
         fs::write(corpus.join("gguf").join(format!("{name}-header")), &bytes[..bytes.len().min(4096)])?;
         let dir = std::env::temp_dir().join(format!("tandem-seed-{}-{name}", std::process::id()));
-        export::to_hf_folder(&model, &dir, DType::BF16, 1)?;
+        export_hf_folder(&model, &dir, DType::BF16, 1)?;
         let st = fs::read(dir.join("model.safetensors"))?;
         fs::write(corpus.join("safetensors").join(name), &st[..st.len().min(8192)])?;
         fs::remove_dir_all(&dir)?;

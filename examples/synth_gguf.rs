@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tandem::atomic_file;
-use tandem::model::{export, load};
+use tandem::model::{export_gguf, load};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
 }
 
 fn write(name: &str, file: PathBuf) -> tandem::Result<usize> {
-    let bytes = export::to_gguf(&load(name)?)?;
+    let bytes = export_gguf(&load(name)?)?;
     atomic_file::replace(&file, |out| out.write_all(&bytes))?;
     Ok(bytes.len())
 }

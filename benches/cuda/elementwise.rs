@@ -8,7 +8,7 @@ use tandem::device::kernels::elementwise::{
     logits_workspace_bytes, norm, rope_append,
 };
 use tandem::device::runtime::{Buffer, DevPtr, Lane};
-use tandem::model::spec::{Ffn, Norm, RopePairing};
+use tandem::model::{Ffn, Norm, RopePairing};
 use tandem::tensor::{DType, Half};
 
 use crate::data;

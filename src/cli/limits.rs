@@ -6,7 +6,7 @@ use anyhow::Result;
 use tandem::Error;
 use tandem::device::accelerator::Accelerator;
 use tandem::host::{Pool, cores_beside_device};
-use tandem::profile::{Effort, Identity, Limits, Profile, limits};
+use tandem::profile::{Effort, Identity, LIMITS_STEPS, Limits, Profile};
 
 use super::progress;
 
@@ -18,7 +18,7 @@ pub fn effort(quick: bool) -> Effort {
 /// Measures the limits of this machine, with a bar.
 pub fn measure(identity: Identity, device: Option<&Arc<dyn Accelerator>>, quick: bool) -> Result<Profile> {
     let pool = Pool::pinned(device.map(|_| cores_beside_device()));
-    let steps = if device.is_some() { limits::STEPS } else { limits::STEPS - 2 };
+    let steps = if device.is_some() { LIMITS_STEPS } else { LIMITS_STEPS - 2 };
     let bar = progress::count_bar(steps, "measuring this machine");
     let limits = Limits::measure(&pool, device, effort(quick), &|| bar.inc(1));
     bar.finish();

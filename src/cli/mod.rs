@@ -109,7 +109,7 @@ fn message(error: &anyhow::Error) -> String {
 fn run(command: &Command) -> anyhow::Result<()> {
     // A table in use cannot be changed, and `tune` begins with the defaults.
     if !matches!(command, Command::Tune(_))
-        && let Some(notice) = tandem::profile::tune::install_kept()
+        && let Some(notice) = tandem::profile::install_kept_tuning()
     {
         progress::note(&notice);
     }

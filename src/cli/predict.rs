@@ -12,7 +12,10 @@ use tandem::plan::{
     self, CostSource, Costs, FarForecast, Hardware, Predictor, Spilled, StepTimes, Strategy as System,
     Uncached, Workload, programs,
 };
-use tandem::profile::{ModelIdentity, Tables, Timings, estimate, measured_hardware, measured_tables};
+use tandem::profile::{
+    ModelIdentity, Tables, Timings, estimate, estimate_cpu, measured_hardware, measured_tables,
+    similar_device,
+};
 use tandem::program::Placement;
 use tandem::sched;
 use tandem::simd::Isa;
@@ -84,12 +87,12 @@ fn basis(
     let threads = args.threads.map(|t| t as usize);
     let Some(info) = info else {
         let from = "a probe of this CPU; tandem profile measures".to_owned();
-        let probed = estimate::cpu(threads);
+        let probed = estimate_cpu(threads);
         return Ok(probed.map(|hardware| Basis { hardware, tables: None, whose: None, from }));
     };
-    match estimate::estimate(info, threads) {
+    match estimate(info, threads) {
         Some(hardware) => {
-            let like = estimate::like(info).unwrap_or_default();
+            let like = similar_device(info).unwrap_or_default();
             let from = format!("a probe of this CPU and the figures of {like}; tandem profile measures");
             // An emulated device plays a part.
             let whose = (info.driver == 0).then(|| format!("the GPU of {like}"));

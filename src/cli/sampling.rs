@@ -1,7 +1,7 @@
 //! How `generate` samples: by the flags, else by what the model recommends, else greedily.
 
 use serde_json::json;
-use tandem::model::sampling::{MIN_P, REPEAT_PENALTY, SamplingDefaults, TEMPERATURE, TOP_P};
+use tandem::model::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE};
 use tandem::text::SamplerParams;
 
 use super::args::real;
@@ -12,22 +12,22 @@ use super::args::real;
 pub struct SamplingArgs {
     /// Sampling temperature; 0 always takes the most likely token [default: the model's, or 0].
     #[arg(long, alias = "temperature", value_name = "T", allow_negative_numbers = true,
-          value_parser = |s: &str| real(s, TEMPERATURE, "the temperature (0 to 100)"))]
+          value_parser = |s: &str| real(s, TEMPERATURE_RANGE, "the temperature (0 to 100)"))]
     pub temp: Option<f32>,
     /// Only among the K most likely tokens; 0 or -1 is all [default: the model's, or 0].
     #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = top_k)]
     pub top_k: Option<u32>,
     /// Only among the most likely tokens that together have this probability [default: the model's, or 1].
     #[arg(long, value_name = "P", allow_negative_numbers = true,
-          value_parser = |s: &str| real(s, TOP_P, "the probability (above 0, up to 1)"))]
+          value_parser = |s: &str| real(s, TOP_P_RANGE, "the probability (above 0, up to 1)"))]
     pub top_p: Option<f32>,
     /// Only among tokens at least this likely, relative to the most likely one [default: the model's, or 0].
     #[arg(long, value_name = "P", allow_negative_numbers = true,
-          value_parser = |s: &str| real(s, MIN_P, "the probability (0 to 1)"))]
+          value_parser = |s: &str| real(s, MIN_P_RANGE, "the probability (0 to 1)"))]
     pub min_p: Option<f32>,
     /// Divide the score of tokens among the last ones; 1 is off [default: the model's, or 1].
     #[arg(long, value_name = "R", allow_negative_numbers = true,
-          value_parser = |s: &str| real(s, REPEAT_PENALTY, "the penalty (above 0, up to 100)"))]
+          value_parser = |s: &str| real(s, REPEAT_PENALTY_RANGE, "the penalty (above 0, up to 100)"))]
     pub repeat_penalty: Option<f32>,
     /// How many of the last tokens the penalty looks at; -1 is all [default: the model's, or 64].
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = reach)]

@@ -6,8 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 use tandem::host::Pool;
-use tandem::profile::Effort;
-use tandem::profile::tune::{self, Candidate, Tuned, TuningStore};
+use tandem::profile::{Candidate, Effort, TUNING_STEPS, Tuned, TuningStore, measure_tuning};
 
 use super::{open, output, progress};
 
@@ -38,8 +37,8 @@ pub fn run(args: &Args) -> Result<()> {
     let (isa, store) = (open::measured_tier()?, TuningStore::from_env()?);
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let pool = Pool::pinned(None);
-    let bar = progress::count_bar(tune::STEPS, "tuning the kernels");
-    let tuned = tune::measure(&pool, isa, effort, &|| bar.inc(1));
+    let bar = progress::count_bar(TUNING_STEPS, "tuning the kernels");
+    let tuned = measure_tuning(&pool, isa, effort, &|| bar.inc(1));
     bar.finish();
     let (tuned, kept) = (tuned?, !args.quick);
     if kept {

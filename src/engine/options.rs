@@ -21,7 +21,7 @@ pub struct Options {
     /// more than two cores.
     pub threads: Option<usize>,
     /// Most threads for attention of single rows on the host, which reading keys and values bounds; `None`: all. A number that reads
-    /// as fast as all do is the knee of the bandwidth curve ([`CpuLimits::knee`](crate::profile::limits::CpuLimits::knee)).
+    /// as fast as all do is the knee of the bandwidth curve ([`CpuLimits::knee`](crate::profile::CpuLimits::knee)).
     pub readers: Option<usize>,
     /// Tier of kernels.
     pub isa: Isa,

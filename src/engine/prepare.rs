@@ -1,8 +1,7 @@
 //! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
 
 use crate::host::{NumaBinding, Pieces, Pool};
-use crate::model::spec::{Norm, Position};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{ModelSpec, Norm, Position, Weights};
 use crate::simd::Isa;
 use crate::simd::linear::{GROUP, Linear, Packed, pack_group};
 use crate::tensor::{Bytes, Tensor};

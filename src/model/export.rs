@@ -24,7 +24,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// A file cannot be written, or the spec has something that no config.json can say.
-pub fn to_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize) -> Result<()> {
+pub fn export_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize) -> Result<()> {
     assert!(!dtype.is_quantised() && shards > 0, "{dtype} in {shards} shards");
     let family = arch::by_name(&m.spec.family).expect("a loaded model has a known family");
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
@@ -162,7 +162,7 @@ fn config(s: &ModelSpec, dtype: DType) -> Result<Json> {
 ///
 /// # Errors
 /// The family has no GGUF form, or the format cannot say what the spec has.
-pub fn to_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
+pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     let s = &m.spec;
     let family = arch::by_name(&s.family).expect("a loaded model has a known family");
     let name =

@@ -25,7 +25,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     let config_path = dir.join("config.json");
     let config = json(&config_path)?
         .ok_or_else(|| Error::format(dir.display().to_string(), without_config(&names_in(dir))))?;
-    let (family, mut spec) = spec_of(&config)?;
+    let (family, mut spec) = hf_spec(&config)?;
     if spec.name.is_empty() {
         spec.name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     }
@@ -96,7 +96,7 @@ fn without_weights(names: &[String]) -> String {
 ///
 /// # Errors
 /// Unknown `model_type`, or settings that are missing, malformed or not supported.
-pub fn spec_of(config: &Json) -> Result<(&'static Family, ModelSpec)> {
+pub fn hf_spec(config: &Json) -> Result<(&'static Family, ModelSpec)> {
     let model_type = config.get("model_type").and_then(Json::as_str).ok_or_else(|| {
         Error::format("config.json: model_type", "missing; is this a model's configuration?")
     })?;

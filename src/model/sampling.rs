@@ -12,26 +12,26 @@ use serde_json::Value as Json;
 use super::formats::gguf::{Metadata, Value};
 
 /// Temperatures that make sense.
-pub const TEMPERATURE: RangeInclusive<f32> = 0.0..=100.0;
+pub const TEMPERATURE_RANGE: RangeInclusive<f32> = 0.0..=100.0;
 /// Shares of probability for top-p.
-pub const TOP_P: RangeInclusive<f32> = f32::MIN_POSITIVE..=1.0;
+pub const TOP_P_RANGE: RangeInclusive<f32> = f32::MIN_POSITIVE..=1.0;
 /// Relative probabilities for min-p.
-pub const MIN_P: RangeInclusive<f32> = 0.0..=1.0;
+pub const MIN_P_RANGE: RangeInclusive<f32> = 0.0..=1.0;
 /// Repetition penalties; 1 is none.
-pub const REPEAT_PENALTY: RangeInclusive<f32> = f32::MIN_POSITIVE..=100.0;
+pub const REPEAT_PENALTY_RANGE: RangeInclusive<f32> = f32::MIN_POSITIVE..=100.0;
 
 /// Recommended settings. Each lies in its range; those without a recommendation are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingDefaults {
-    /// Softmax temperature, in [`TEMPERATURE`]; 0 is greedy.
+    /// Softmax temperature, in [`TEMPERATURE_RANGE`]; 0 is greedy.
     pub temperature: Option<f32>,
     /// Only this many likeliest tokens; 0 for all.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that make up this probability, in [`TOP_P`].
+    /// Only the likeliest tokens that make up this probability, in [`TOP_P_RANGE`].
     pub top_p: Option<f32>,
-    /// Only tokens at least this times as likely as the likeliest, in [`MIN_P`].
+    /// Only tokens at least this times as likely as the likeliest, in [`MIN_P_RANGE`].
     pub min_p: Option<f32>,
-    /// Divides positive logits, and multiplies negative ones, of earlier tokens, in [`REPEAT_PENALTY`].
+    /// Divides positive logits, and multiplies negative ones, of earlier tokens, in [`REPEAT_PENALTY_RANGE`].
     pub repeat_penalty: Option<f32>,
     /// How many of the last tokens the penalty looks at; `usize::MAX` for all.
     pub repeat_last_n: Option<usize>,
@@ -68,14 +68,14 @@ impl SamplingDefaults {
             Json::String(s) => Some(Found::Text(s.clone())),
             Json::Array(_) | Json::Object(_) => Some(Found::Compound),
         });
-        let mut temperature = found.real("temperature", TEMPERATURE);
+        let mut temperature = found.real("temperature", TEMPERATURE_RANGE);
         match found.get("do_sample") {
             None => {}
             Some(Found::Bool(true)) => temperature = temperature.or(Some(1.0)),
             Some(Found::Bool(false)) => temperature = Some(0.0),
             Some(other) => found.ignore("do_sample", &other, "true or false is wanted"),
         }
-        let repeat_penalty = found.real("repetition_penalty", REPEAT_PENALTY);
+        let repeat_penalty = found.real("repetition_penalty", REPEAT_PENALTY_RANGE);
         for (key, off) in [
             ("typical_p", 1.0),
             ("epsilon_cutoff", 0.0),
@@ -89,8 +89,8 @@ impl SamplingDefaults {
         SamplingDefaults {
             temperature,
             top_k: found.count("top_k").map(|k| k.unwrap_or(0)),
-            top_p: found.real("top_p", TOP_P),
-            min_p: found.real("min_p", MIN_P),
+            top_p: found.real("top_p", TOP_P_RANGE),
+            min_p: found.real("min_p", MIN_P_RANGE),
             repeat_last_n: repeat_penalty.map(|_| usize::MAX),
             repeat_penalty,
             ignored: found.ignored,
@@ -110,7 +110,7 @@ impl SamplingDefaults {
                 value => value.as_f64().map_or(Found::Compound, Found::Number),
             })
         });
-        let repeat_penalty = found.real("penalty_repeat", REPEAT_PENALTY);
+        let repeat_penalty = found.real("penalty_repeat", REPEAT_PENALTY_RANGE);
         let last_n = found.count("penalty_last_n").map(|n| n.unwrap_or(usize::MAX));
         found.unsupported("mirostat", 0.0);
         found.unsupported("xtc_probability", 0.0);
@@ -118,13 +118,13 @@ impl SamplingDefaults {
             found.ignore("sequence", &order, "the order of the filters is fixed");
         }
         let top_k = found.count("top_k").map(|k| k.unwrap_or(0));
-        let (top_p, min_p) = (found.real("top_p", TOP_P), found.real("min_p", MIN_P));
+        let (top_p, min_p) = (found.real("top_p", TOP_P_RANGE), found.real("min_p", MIN_P_RANGE));
         let filters =
             top_k.is_some_and(|k| k > 0) || top_p.is_some_and(|p| p < 1.0) || min_p.is_some_and(|p| p > 0.0);
         // A temperature that is there and makes no sense says nothing.
         let temperature = match found.get("temp") {
             None => filters.then_some(1.0),
-            Some(_) => found.real("temp", TEMPERATURE),
+            Some(_) => found.real("temp", TEMPERATURE_RANGE),
         };
         SamplingDefaults {
             temperature,
@@ -353,10 +353,10 @@ mod tests {
                 ("top_k", Value::Int(k)),
                 ("penalty_last_n", Value::Float(x)),
             ]);
-            prop_assert!(f.temperature.is_none_or(|v| TEMPERATURE.contains(&v)));
-            prop_assert!(f.top_p.is_none_or(|v| TOP_P.contains(&v)));
-            prop_assert!(f.min_p.is_none_or(|v| MIN_P.contains(&v)));
-            prop_assert!(f.repeat_penalty.is_none_or(|v| REPEAT_PENALTY.contains(&v)));
+            prop_assert!(f.temperature.is_none_or(|v| TEMPERATURE_RANGE.contains(&v)));
+            prop_assert!(f.top_p.is_none_or(|v| TOP_P_RANGE.contains(&v)));
+            prop_assert!(f.min_p.is_none_or(|v| MIN_P_RANGE.contains(&v)));
+            prop_assert!(f.repeat_penalty.is_none_or(|v| REPEAT_PENALTY_RANGE.contains(&v)));
         }
     }
 }

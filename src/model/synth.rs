@@ -109,7 +109,7 @@ pub fn parse(text: &str) -> Result<Request> {
             }
         }
     }
-    let (_, mut spec) = hf::spec_of(&config)?;
+    let (_, mut spec) = hf::hf_spec(&config)?;
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();
@@ -122,7 +122,7 @@ pub fn parse(text: &str) -> Result<Request> {
 /// # Errors
 /// As [`parse`].
 pub fn spec(name: &str) -> Result<ModelSpec> {
-    let (_, mut spec) = hf::spec_of(&config(name, "--spec ")?)?;
+    let (_, mut spec) = hf::hf_spec(&config(name, "--spec ")?)?;
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();

@@ -279,7 +279,7 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
             + rounded(8 * 8 * rows)
             + rounded(4 * pages * 2);
         m.gpu.modules = MODULES;
-        if let crate::model::spec::Position::Rope(rope) = &spec.position {
+        if let crate::model::Position::Rope(rope) = &spec.position {
             m.gpu.weights +=
                 rounded(4 * rope.dim as u64 * load.context) * if rope.local_theta.is_some() { 2 } else { 1 };
         }
@@ -384,8 +384,7 @@ pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: 
 mod tests {
     use super::*;
     use crate::device::accelerator::{Limits, Shape, Workspace};
-    use crate::model::spec::RopePairing;
-    use crate::model::synth;
+    use crate::model::{RopePairing, synth};
     use crate::tensor::Half;
 
     const GB: u64 = 1_000_000_000;

@@ -5,8 +5,7 @@
 //! keys and values per token and layer = 2·h_kv·d_h·e      hidden row = d·e
 //! ```
 
-use crate::model::spec::{Norm, Position};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{ModelSpec, Norm, Position, Weights};
 use crate::program::Sublayer;
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};

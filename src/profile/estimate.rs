@@ -35,7 +35,7 @@ const GPUS: &[(&str, &str)] = &[
 ];
 
 /// The description with the figures of a device; none if nothing is known of its kind. Devices without a driver are emulated.
-pub fn like(device: &DeviceInfo) -> Option<&'static str> {
+pub fn similar_device(device: &DeviceInfo) -> Option<&'static str> {
     if device.driver == 0 {
         return Some(EMULATED);
     }
@@ -45,12 +45,12 @@ pub fn like(device: &DeviceInfo) -> Option<&'static str> {
 /// This machine with `device`, probed with `threads` threads (all cores, if not given): `None` where the system does not say how much
 /// memory there is, the CPU has no instruction that the probes measure, or nothing is known of the device.
 pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware> {
-    let accelerator = hardware::named(like(device)?)?.accelerator;
-    Some(Hardware { accelerator, ..cpu(threads)? })
+    let accelerator = hardware::named(similar_device(device)?)?.accelerator;
+    Some(Hardware { accelerator, ..estimate_cpu(threads)? })
 }
 
 /// The CPU of this machine alone, as [`estimate`] probes it.
-pub fn cpu(threads: Option<usize>) -> Option<Hardware> {
+pub fn estimate_cpu(threads: Option<usize>) -> Option<Hardware> {
     let available = memory_available()?;
     let pool = Pool::pinned(threads);
     let llc = last_level_cache();
@@ -97,9 +97,9 @@ mod tests {
             ("NVIDIA GeForce RTX 4060 Laptop GPU", Some("rtx4060-laptop")),
             ("NVIDIA Unheard Of", None),
         ] {
-            assert_eq!(like(&device(name, 13000)), want, "{name}");
+            assert_eq!(similar_device(&device(name, 13000)), want, "{name}");
         }
-        assert_eq!(like(&device("emulated", 0)), Some(EMULATED));
+        assert_eq!(similar_device(&device("emulated", 0)), Some(EMULATED));
         for (_, name) in GPUS {
             assert!(hardware::named(name).is_some_and(|h| h.accelerator.is_some()), "{name}");
         }

@@ -2,43 +2,61 @@
 //!
 //! | a file | what |
 //! |---|---|
-//! | [`limits`] | read bandwidth, arithmetic, the device's memory and matrix rate, the link |
+//! | `limits` | read bandwidth, arithmetic, the device's memory and matrix rate, the link |
 //! | `identity` | which machine, which device, which model a measurement is of |
 //! | `store` | [`Profile`]: a file in the cache folder |
 //! | `measure` | timing a model's operations one by one, on the CPU and on a device |
 //! | `tables` | what came of it, with interpolation: the costs that planners ask for |
 //! | `execute` | real steps of the engine, held against what the tables predict |
 //! | `calibrate` | the factors that follow |
-//! | [`estimate`] | this machine in a fraction of a second, where nothing has been measured |
-//! | [`tune`] | the tuning table of the kernels, measured on this machine |
-//! | [`state`] | whether the cores are shared at the moment, and samples sorted by it |
+//! | `estimate` | this machine in a fraction of a second, where nothing has been measured |
+//! | `tune` | the tuning table of the kernels, measured on this machine |
+//! | `state` | whether the cores are shared at the moment, and samples sorted by it |
 //! | `sample` | timing something several times |
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
+//!
+//! | offered | what |
+//! |---|---|
+//! | [`Profile`], [`ModelProfile`], [`Store`], [`Identity`], [`DeviceIdentity`], [`ModelIdentity`] | what is kept, and of what |
+//! | [`Limits`], [`CpuLimits`], [`Bandwidth`], [`HostAttention`], [`Copies`], [`DeviceLimits`], [`LinkLimits`], [`HandOver`], [`LaneLimits`], [`Rate`], [`LIMITS_STEPS`] | the limits of a machine |
+//! | [`measure_model`], [`steps_of`], [`Subject`], [`Calibration`] | measuring a model |
+//! | [`Tables`], [`Timings`], [`Measured`] | the costs that follow |
+//! | [`measured_tables`], [`tables_of`], [`measured_hardware`], [`measured_readers`], [`THIS_MACHINE`] | what was measured before |
+//! | [`estimate()`], [`estimate_cpu`], [`similar_device`] | a machine that has not been measured |
+//! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`Candidate`], [`TuningStore`], [`install_kept_tuning`] | the kernels' tuning table |
+//! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`Sorted`] | whether cores are shared |
+//! | [`Effort`], [`Samples`], [`ReadProbe`], [`read_bandwidth`], [`Peak`], [`peaks`] | timing, and the probes |
 
 mod bandwidth;
 mod calibrate;
 mod curve;
-pub mod estimate;
+mod estimate;
 mod execute;
 mod identity;
-pub mod limits;
+mod limits;
 mod measure;
 mod peak;
 mod sample;
-pub mod state;
+mod state;
 mod store;
 mod tables;
-pub mod tune;
+mod tune;
 
 pub use bandwidth::{ReadProbe, read_bandwidth};
 pub use calibrate::Calibration;
+pub use estimate::{estimate, estimate_cpu, similar_device};
 pub use identity::{DeviceIdentity, Identity, ModelIdentity};
-pub use limits::Limits;
+pub use limits::{
+    Bandwidth, Copies, CpuLimits, DeviceLimits, HandOver, HostAttention, LIMITS_STEPS, LaneLimits, Limits,
+    LinkLimits, Rate,
+};
 pub use measure::Subject;
 pub use peak::{Peak, peaks};
 pub use sample::{Effort, Samples};
+pub use state::{CoreProbe, CoreState, Gauge, Sorted};
 pub use store::{ModelProfile, Profile, Store};
 pub use tables::{Measured, Tables, Timings};
+pub use tune::{Candidate, Finding, TUNING_STEPS, Tuned, TuningStore, install_kept_tuning, measure_tuning};
 
 use std::sync::Arc;
 
@@ -104,7 +122,7 @@ pub fn steps_of(subject: &Subject<'_>, device: bool) -> u64 {
     subject.steps(device) + real
 }
 
-/// How many threads read memory as fast as all of them ([`limits::CpuLimits::knee`]), as `tandem profile` has kept it; `None` of a
+/// How many threads read memory as fast as all of them ([`CpuLimits::knee`]), as `tandem profile` has kept it; `None` of a
 /// profile made in a hurry, which is too noisy to give threads up for.
 pub fn measured_readers(device: Option<&DeviceInfo>) -> Option<usize> {
     let profile = Store::from_env().ok()?.load(&Identity::of_machine(device)).ok()??;

@@ -18,7 +18,7 @@ use crate::simd::{CpuId, Vendor};
 
 /// Rates of one moment, each that of the slowest thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Probe {
+pub struct CoreProbe {
     /// Dependent steps (a multiplication and an addition) a second.
     pub chain: f64,
     /// Bytes a second that are loaded from L1.
@@ -29,7 +29,7 @@ pub struct Probe {
 
 /// How a moment compares with the best seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum CoreState {
     /// All rates are within [`QUIET`] of the best.
     Quiet,
     /// A rate is below [`CONTENDED`] of the best.
@@ -44,20 +44,20 @@ const QUIET: f64 = 0.8;
 /// Share of a best rate below which the core is shared.
 const CONTENDED: f64 = 0.65;
 
-impl Probe {
+impl CoreProbe {
     /// Probes the threads of `pool` at the same time, some 20 µs.
-    pub fn of(pool: &Pool) -> Probe {
+    pub fn of(pool: &Pool) -> CoreProbe {
         let all = Mutex::new(Vec::with_capacity(pool.threads()));
         pool.run(pool.threads(), &|_, _| {
-            let probe = Probe::here();
+            let probe = CoreProbe::here();
             all.lock().expect("no panic holds it").push(probe);
         });
         let all = all.into_inner().expect("no panic holds it");
-        all.into_iter().reduce(|a, b| a.each(b, f64::min)).unwrap_or_else(Probe::here)
+        all.into_iter().reduce(|a, b| a.each(b, f64::min)).unwrap_or_else(CoreProbe::here)
     }
 
     /// Probes this thread.
-    fn here() -> Probe {
+    fn here() -> CoreProbe {
         const STEPS: u64 = 4096;
         const PASSES: usize = 16;
         // A line more than the stack gives anyway; in L1 beside nothing else.
@@ -74,15 +74,15 @@ impl Probe {
             black_box(sum(black_box(&data)));
         }
         let loaded = chained.elapsed().as_secs_f64();
-        Probe {
+        CoreProbe {
             chain: STEPS as f64 / (chained - begun).as_secs_f64().max(1e-9),
             loads: (PASSES * data.len()) as f64 / loaded.max(1e-9),
             tiles: crate::amx::tile_loads(),
         }
     }
 
-    fn each(self, other: Probe, of: fn(f64, f64) -> f64) -> Probe {
-        Probe {
+    fn each(self, other: CoreProbe, of: fn(f64, f64) -> f64) -> CoreProbe {
+        CoreProbe {
             chain: of(self.chain, other.chain),
             loads: of(self.loads, other.loads),
             tiles: self.tiles.zip(other.tiles).map(|(a, b)| of(a, b)),
@@ -90,16 +90,16 @@ impl Probe {
     }
 
     /// The lowest share that a rate is of that in `best`, or of `alone`: bytes that tiles load for each step of the best chain.
-    fn share(&self, best: &Probe, alone: f64) -> f64 {
+    fn share(&self, best: &CoreProbe, alone: f64) -> f64 {
         let tiles = self.tiles.zip(best.tiles).map_or(1.0, |(a, b)| a / b.max(alone * best.chain));
         (self.chain / best.chain).min(self.loads / best.loads).min(tiles)
     }
 
-    fn state(&self, best: &Probe, alone: f64) -> State {
+    fn state(&self, best: &CoreProbe, alone: f64) -> CoreState {
         match self.share(best, alone) {
-            s if s >= QUIET => State::Quiet,
-            s if s < CONTENDED => State::Contended,
-            _ => State::Between,
+            s if s >= QUIET => CoreState::Quiet,
+            s if s < CONTENDED => CoreState::Contended,
+            _ => CoreState::Between,
         }
     }
 }
@@ -118,34 +118,34 @@ fn alone(cpu: &CpuId) -> f64 {
 /// Tells states, by the best rates so far.
 #[derive(Debug, Clone)]
 pub struct Gauge {
-    best: Probe,
+    best: CoreProbe,
     alone: f64,
 }
 
 impl Gauge {
     /// Probes some hundred times for the best.
     pub fn new(pool: &Pool) -> Gauge {
-        let best = (0..200).map(|_| Probe::of(pool)).reduce(|a, b| a.each(b, f64::max));
-        Gauge { best: best.unwrap_or_else(Probe::here), alone: alone(CpuId::get()) }
+        let best = (0..200).map(|_| CoreProbe::of(pool)).reduce(|a, b| a.each(b, f64::max));
+        Gauge { best: best.unwrap_or_else(CoreProbe::here), alone: alone(CpuId::get()) }
     }
 
     /// The best rates seen.
-    pub fn best(&self) -> &Probe {
+    pub fn best(&self) -> &CoreProbe {
         &self.best
     }
 
     /// The state of a moment.
-    pub fn judge(&mut self, probe: Probe) -> State {
+    pub fn judge(&mut self, probe: CoreProbe) -> CoreState {
         self.best = self.best.each(probe, f64::max);
         probe.state(&self.best, self.alone)
     }
 
     /// Seconds of `run`, which times itself, and the state before and after it.
-    pub fn sample(&mut self, pool: &Pool, run: impl FnOnce() -> f64) -> (State, f64) {
-        let before = Probe::of(pool);
+    pub fn sample(&mut self, pool: &Pool, run: impl FnOnce() -> f64) -> (CoreState, f64) {
+        let before = CoreProbe::of(pool);
         let seconds = run();
-        let (before, after) = (self.judge(before), self.judge(Probe::of(pool)));
-        (if before == after { before } else { State::Between }, seconds)
+        let (before, after) = (self.judge(before), self.judge(CoreProbe::of(pool)));
+        (if before == after { before } else { CoreState::Between }, seconds)
     }
 }
 
@@ -159,12 +159,12 @@ pub struct Sorted {
 
 impl Sorted {
     /// One more.
-    pub fn push(&mut self, (state, seconds): (State, f64)) {
+    pub fn push(&mut self, (state, seconds): (CoreState, f64)) {
         self.all.push(seconds);
         match state {
-            State::Quiet => self.quiet.push(seconds),
-            State::Contended => self.contended.push(seconds),
-            State::Between => {}
+            CoreState::Quiet => self.quiet.push(seconds),
+            CoreState::Contended => self.contended.push(seconds),
+            CoreState::Between => {}
         }
     }
 
@@ -186,41 +186,41 @@ impl Sorted {
 mod tests {
     use super::*;
 
-    const BEST: Probe = Probe { chain: 1e9, loads: 2e11, tiles: Some(3e11) };
+    const BEST: CoreProbe = CoreProbe { chain: 1e9, loads: 2e11, tiles: Some(3e11) };
 
     #[test]
     fn the_slowest_rate_tells_the_state() {
-        let with = |chain, loads, tiles| Probe { chain, loads, tiles };
-        assert_eq!(with(0.95e9, 1.9e11, Some(2.9e11)).state(&BEST, 0.0), State::Quiet);
-        assert_eq!(with(0.95e9, 1.9e11, Some(0.8e11)).state(&BEST, 0.0), State::Contended);
-        assert_eq!(with(0.95e9, 1.0e11, None).state(&BEST, 0.0), State::Contended);
-        assert_eq!(with(0.7e9, 1.9e11, Some(2.9e11)).state(&BEST, 0.0), State::Between);
+        let with = |chain, loads, tiles| CoreProbe { chain, loads, tiles };
+        assert_eq!(with(0.95e9, 1.9e11, Some(2.9e11)).state(&BEST, 0.0), CoreState::Quiet);
+        assert_eq!(with(0.95e9, 1.9e11, Some(0.8e11)).state(&BEST, 0.0), CoreState::Contended);
+        assert_eq!(with(0.95e9, 1.0e11, None).state(&BEST, 0.0), CoreState::Contended);
+        assert_eq!(with(0.7e9, 1.9e11, Some(2.9e11)).state(&BEST, 0.0), CoreState::Between);
     }
 
     /// Another program that ran from the first probe to the last.
     #[test]
     fn a_state_that_never_changes_is_told_where_a_core_is_known() {
-        let at = |clock: f64, tiles| Probe { chain: clock / 4.0, tiles: Some(tiles), ..BEST };
+        let at = |clock: f64, tiles| CoreProbe { chain: clock / 4.0, tiles: Some(tiles), ..BEST };
         let rapids = |model| alone(&CpuId { vendor: Vendor::Intel, family: 6, model });
         for (clock, tiles, state) in [
-            (2.83e9, 278e9, State::Quiet),
-            (2.83e9, 201e9, State::Quiet),
-            (2.83e9, 119e9, State::Contended),
-            (3.8e9, 373e9, State::Quiet),
-            (3.8e9, 108e9, State::Contended),
+            (2.83e9, 278e9, CoreState::Quiet),
+            (2.83e9, 201e9, CoreState::Quiet),
+            (2.83e9, 119e9, CoreState::Contended),
+            (3.8e9, 373e9, CoreState::Quiet),
+            (3.8e9, 108e9, CoreState::Contended),
         ] {
             let probe = at(clock, tiles);
             assert_eq!(probe.state(&probe, rapids(143)), state, "{tiles:e} at {clock:e}");
-            assert_eq!(probe.state(&probe, rapids(1)), State::Quiet, "by itself alone");
+            assert_eq!(probe.state(&probe, rapids(1)), CoreState::Quiet, "by itself alone");
         }
     }
 
     #[test]
     fn a_better_moment_raises_the_measure() {
-        let mut gauge = Gauge { best: Probe { chain: 1e8, ..BEST }, alone: 0.0 };
-        let now = Probe { chain: 2e8, ..BEST };
-        assert_eq!(gauge.judge(now), State::Quiet);
-        assert_eq!(gauge.judge(Probe { chain: 1e8, ..BEST }), State::Contended);
+        let mut gauge = Gauge { best: CoreProbe { chain: 1e8, ..BEST }, alone: 0.0 };
+        let now = CoreProbe { chain: 2e8, ..BEST };
+        assert_eq!(gauge.judge(now), CoreState::Quiet);
+        assert_eq!(gauge.judge(CoreProbe { chain: 1e8, ..BEST }), CoreState::Contended);
         assert_eq!(gauge.best().chain, 2e8);
     }
 
@@ -228,14 +228,14 @@ mod tests {
     fn samples_of_different_states_are_not_mixed() {
         let mut s = Sorted::default();
         for _ in 0..3 {
-            s.push((State::Contended, 9.0));
-            s.push((State::Between, 100.0));
+            s.push((CoreState::Contended, 9.0));
+            s.push((CoreState::Between, 100.0));
         }
         assert_eq!(s.median(), (9.0, "contended 3".into()));
-        (0..4).for_each(|_| s.push((State::Quiet, 1.0)));
+        (0..4).for_each(|_| s.push((CoreState::Quiet, 1.0)));
         assert_eq!(s.median(), (1.0, "quiet 4".into()));
         let mut few = Sorted::default();
-        few.push((State::Quiet, 5.0));
+        few.push((CoreState::Quiet, 5.0));
         assert_eq!(few.median(), (5.0, "mixed 1".into()));
     }
 

@@ -12,7 +12,7 @@
 //! | `attention_vector_rows` | rows of a KV head up to which the AMX tier attends without tiles | yes: ignored in deterministic mode |
 //!
 //! Defaults go by vendor and family ([`Tuning::default_for`]); `tandem tune` measures the entries on this machine
-//! ([`crate::profile::tune`]). Whether bf16 dot products beat f32 arithmetic ([`super::Caps::bf16_dot_pays`]) changes results in every
+//! ([`crate::profile::measure_tuning`]). Whether bf16 dot products beat f32 arithmetic ([`super::Caps::bf16_dot_pays`]) changes results in every
 //! mode, so it goes by vendor alone and is not measured.
 
 use std::collections::BTreeMap;

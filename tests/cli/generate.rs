@@ -7,7 +7,7 @@ use std::process::Stdio;
 use crate::support::command::{TOKENIZER, assert_error, json as parsed, run, stderr, stdout, tandem};
 use crate::support::models::smollm2;
 use serde_json::{Value, json};
-use tandem::model::{export, load};
+use tandem::model::{export_gguf, export_hf_folder, load};
 use tandem::tensor::DType;
 
 const TINY: &str = "synth:tiny-llama";
@@ -64,7 +64,7 @@ fn sampling_repeats_with_its_seed() {
 
 /// A folder of random weights that recommends `config` for sampling.
 fn recommending(config: Value, dir: &Path) {
-    export::to_hf_folder(&load(TINY).unwrap(), dir, DType::BF16, 1).unwrap();
+    export_hf_folder(&load(TINY).unwrap(), dir, DType::BF16, 1).unwrap();
     std::fs::write(dir.join("tokenizer.json"), TOKENIZER).unwrap();
     std::fs::write(dir.join("generation_config.json"), config.to_string()).unwrap();
 }
@@ -157,7 +157,7 @@ fn gguf_recommending(sampling: &[(&str, f32)], path: &Path) {
     // Tensors stay aligned if what is put in front of them is as long as some multiple of their alignment.
     let length = keys.concat().len() + string("padding", "").len();
     keys.push(string("padding", &"x".repeat(length.next_multiple_of(32) - length)));
-    let whole = export::to_gguf(&load(TINY).unwrap()).unwrap();
+    let whole = export_gguf(&load(TINY).unwrap()).unwrap();
     let count = u64::from_le_bytes(whole[16..24].try_into().unwrap()) + keys.len() as u64;
     let file = [&whole[..16], &count.to_le_bytes(), &keys.concat(), &whole[24..]].concat();
     std::fs::write(path, file).unwrap();

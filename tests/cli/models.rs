@@ -121,7 +121,7 @@ fn folders_that_hold_something_else_say_what() {
     let dir = tempfile::tempdir().unwrap();
     let m = tandem::model::load("synth:tiny-llama").unwrap();
     let whole = dir.path().join("whole");
-    tandem::model::export::to_hf_folder(&m, &whole, tandem::tensor::DType::BF16, 1).unwrap();
+    tandem::model::export_hf_folder(&m, &whole, tandem::tensor::DType::BF16, 1).unwrap();
     let config = std::fs::read(whole.join("config.json")).unwrap();
     let cases: [(&str, &[(&str, &[u8])], &str); 6] = [
         ("one", &[("m.gguf", b"GGUF")], "give the file in it, m.gguf"),
@@ -197,7 +197,7 @@ fn a_folder_without_a_tokenizer_is_measured_but_not_given_text() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let m = tandem::model::load("synth:tiny-llama").unwrap();
-    tandem::model::export::to_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
+    tandem::model::export_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
     let folder = folder.to_str().unwrap();
     for command in ["generate -m MODEL hello", "tokenize -m MODEL hello", "perplexity -m MODEL Cargo.toml"] {
         assert_error(&run(tandem(dir.path()).args(words(command, folder))), 1, "tokenizer.json: missing");
@@ -213,7 +213,7 @@ fn a_tokenizer_of_another_model_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let m = tandem::model::load("synth:tiny-llama").unwrap();
     let folder = dir.path().join("model");
-    tandem::model::export::to_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
+    tandem::model::export_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
     std::fs::write(folder.join("tokenizer.json"), TOKENIZER.replace(r#""?":4"#, r#""?":400000"#)).unwrap();
     for command in ["generate -m MODEL xyz", "perplexity --json -m MODEL Cargo.toml"] {
         let output = run(tandem(dir.path()).args(words(command, folder.to_str().unwrap())));
@@ -232,7 +232,7 @@ fn names_out_of_models_do_not_speak_to_the_terminal() {
     let mut m = tandem::model::load("synth:tiny-llama").unwrap();
     m.spec.name = "\x1b[2Jnice\nsource       elsewhere\x07".into();
     let path = dir.path().join("m.gguf");
-    std::fs::write(&path, tandem::model::export::to_gguf(&m).unwrap()).unwrap();
+    std::fs::write(&path, tandem::model::export_gguf(&m).unwrap()).unwrap();
     let shown = stdout(&run(tandem(dir.path()).arg("inspect").arg(&path)));
     assert!(!shown.contains(['\x1b', '\x07']) && shown.contains("nice source"), "{shown}");
     let missing = run(tandem(dir.path()).args(["inspect", "no\x1b[31mfile"]));
@@ -264,7 +264,7 @@ fn weights_that_are_no_numbers_are_told() {
     let norm = tandem::tensor::Tensor::new(tandem::tensor::DType::F32, vec![d], nan).unwrap();
     m.weights.insert("blk.0.attn_norm.weight", norm);
     let folder = dir.path().join("model");
-    tandem::model::export::to_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
+    tandem::model::export_hf_folder(&m, &folder, tandem::tensor::DType::BF16, 1).unwrap();
     std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
     let folder = folder.to_str().unwrap();
     for command in [

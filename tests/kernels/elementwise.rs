@@ -9,7 +9,7 @@
 //! `TINY` covers results that are subnormal, or flushed to zero where the code says so.
 
 use proptest::prelude::*;
-use tandem::model::spec::RopePairing;
+use tandem::model::RopePairing;
 use tandem::reference;
 use tandem::simd::{Isa, Kernels};
 use tandem::tensor::DType;

@@ -2,8 +2,7 @@
 
 use crate::support::{models, naive_model, rounding};
 use tandem::engine::{Input, Logits, Options};
-use tandem::model::spec::{Position, Rope, RopePairing, RopeScaling};
-use tandem::model::{LoadedModel, ModelSpec, load};
+use tandem::model::{LoadedModel, ModelSpec, Position, Rope, RopePairing, RopeScaling, load};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -124,7 +123,7 @@ fn the_comparison_sees_small_mistakes() {
     let mistakes: [(&str, &dyn Fn(&mut ModelSpec)); 5] = [
         ("window off by one", &|s| s.window.as_mut().unwrap().size += 1),
         ("no local theta", &|s| rope(s).local_theta = None),
-        ("SiLU for GELU", &|s| s.ffn = tandem::model::spec::Ffn::SwiGlu),
+        ("SiLU for GELU", &|s| s.ffn = tandem::model::Ffn::SwiGlu),
         ("scale of the scores 1% off", &|s| s.attn_scale *= 1.01),
         ("no post norms", &|s| s.post_norms = false),
     ];

@@ -6,8 +6,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tandem::model::formats::gguf::Gguf;
-use tandem::model::spec::{Position, RopePairing, RopeScaling};
-use tandem::model::{LoadedModel, export, load, validate};
+use tandem::model::{
+    LoadedModel, Position, RopePairing, RopeScaling, export_gguf, export_hf_folder, load, validate,
+};
 use tandem::reference::dequant::dequantise;
 use tandem::rope::RopeTable;
 use tandem::tensor::{Bytes, DType};
@@ -40,7 +41,7 @@ fn every_family_survives_a_hugging_face_folder() {
         for (dtype, shards) in [(DType::F32, 1), (DType::BF16, 3)] {
             let m = synth(&format!("tiny-{name},dtype={dtype}"));
             let dir = tempfile::tempdir().unwrap();
-            export::to_hf_folder(&m, dir.path(), dtype, shards).unwrap();
+            export_hf_folder(&m, dir.path(), dtype, shards).unwrap();
             let back = open(dir.path()).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(back.spec, m.spec, "{name}");
             if dtype == DType::F32 {
@@ -59,7 +60,7 @@ fn every_family_survives_gguf() {
         let m = synth(&format!("tiny-{name},dtype=q4_k"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.gguf");
-        fs::write(&path, export::to_gguf(&m).unwrap()).unwrap();
+        fs::write(&path, export_gguf(&m).unwrap()).unwrap();
         let back = load(path.to_str().unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mut spec = back.spec.clone();
         if let Position::Rope(r) = &mut spec.position {
@@ -69,7 +70,7 @@ fn every_family_survives_gguf() {
         assert_eq!(spec, m.spec, "{name}");
         // And from there to a folder: what was permuted is put right again.
         let folder = dir.path().join("hf");
-        export::to_hf_folder(&back, &folder, DType::F32, 1).unwrap();
+        export_hf_folder(&back, &folder, DType::F32, 1).unwrap();
         assert_same_weights(&m, &open(&folder).unwrap());
     }
 }
@@ -78,7 +79,7 @@ fn every_family_survives_gguf() {
 fn interleaved_rows_are_where_the_format_puts_them() {
     // Head of 64: row 1 of the permuted matrix is row 32 of the original, row 2 is row 1.
     let m = synth("tiny-llama,dtype=f32");
-    let g = Gguf::parse(Bytes::copy_of(&export::to_gguf(&m).unwrap())).unwrap();
+    let g = Gguf::parse(Bytes::copy_of(&export_gguf(&m).unwrap())).unwrap();
     let (_, t) = g.tensors.iter().find(|(n, _)| n == "blk.0.attn_q.weight").unwrap();
     let original = m.weights.get("blk.0.attn_q.weight").unwrap();
     for (to, from) in [(0, 0), (1, 32), (2, 1), (3, 33), (63, 63), (64, 64), (65, 96)] {
@@ -94,7 +95,7 @@ fn rope_factors_come_from_the_file() {
     r.scaling = RopeScaling::Factors(factors.clone());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    fs::write(&path, export::to_gguf(&m).unwrap()).unwrap();
+    fs::write(&path, export_gguf(&m).unwrap()).unwrap();
     let back = load(path.to_str().unwrap()).unwrap();
     let Position::Rope(r) = &back.spec.position else { unreachable!() };
     assert_eq!(r.scaling, RopeScaling::Factors(factors));
@@ -115,7 +116,7 @@ fn the_rule_of_llama_3_becomes_factors() {
     let by_rule = RopeTable::new(r).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    fs::write(&path, export::to_gguf(&m).unwrap()).unwrap();
+    fs::write(&path, export_gguf(&m).unwrap()).unwrap();
     let back = load(path.to_str().unwrap()).unwrap();
     let Position::Rope(r) = &back.spec.position else { unreachable!() };
     let RopeScaling::Factors(factors) = &r.scaling else { panic!("{:?}", r.scaling) };
@@ -141,7 +142,7 @@ fn the_text_side_of_a_folder() {
     let m = synth("tiny-llama");
     let dir = tempfile::tempdir().unwrap();
     let d = dir.path();
-    export::to_hf_folder(&m, d, DType::BF16, 1).unwrap();
+    export_hf_folder(&m, d, DType::BF16, 1).unwrap();
     let put = |name: &str, v: Json| fs::write(d.join(name), v.to_string()).unwrap();
     assert!(open(d).unwrap().chat_template.is_none());
     put(
@@ -167,7 +168,7 @@ fn the_text_side_of_a_folder() {
 /// A folder made by `make`, with its config.json edited.
 fn complaint(model: &str, edit: impl Fn(&mut Json)) -> String {
     let dir = tempfile::tempdir().unwrap();
-    export::to_hf_folder(&synth(model), dir.path(), DType::BF16, 1).unwrap();
+    export_hf_folder(&synth(model), dir.path(), DType::BF16, 1).unwrap();
     let path = dir.path().join("config.json");
     let mut c: Json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     edit(&mut c);
@@ -220,7 +221,7 @@ fn wrong_configurations_get_one_sentence() {
 fn damaged_folders_get_one_sentence() {
     let dir = tempfile::tempdir().unwrap();
     let d = dir.path();
-    export::to_hf_folder(&synth("tiny-qwen2"), d, DType::BF16, 2).unwrap();
+    export_hf_folder(&synth("tiny-qwen2"), d, DType::BF16, 2).unwrap();
     let shard = d.join("model-00002-of-00002.safetensors");
     let bytes = fs::read(&shard).unwrap();
 
@@ -266,7 +267,7 @@ fn a_tensor_without_a_place_is_not_ignored() {
 
 fn small_gguf() -> &'static [u8] {
     static BYTES: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
-    BYTES.get_or_init(|| export::to_gguf(&synth("tiny-gemma3,dtype=q4_0,layers=1")).unwrap())
+    BYTES.get_or_init(|| export_gguf(&synth("tiny-gemma3,dtype=q4_0,layers=1")).unwrap())
 }
 
 proptest! {
@@ -309,7 +310,7 @@ proptest! {
         let mut c: Json = serde_json::from_slice(&text).unwrap();
         let keys: Vec<String> = c.as_object().unwrap().keys().cloned().collect();
         c[which.get(&keys).as_str()] = value;
-        if let Ok((_, spec)) = tandem::model::hf::spec_of(&c) {
+        if let Ok((_, spec)) = tandem::model::hf_spec(&c) {
             let _ = spec.check();
         }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::support::models;
 use serde::Deserialize;
 use tandem::engine::{Engine, Input, Logits, Options};
-use tandem::model::{LoadedModel, TextSource, export, load};
+use tandem::model::{LoadedModel, TextSource, export_hf_folder, load};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
@@ -217,7 +217,7 @@ fn check_folder(name: &str, path: &Path, o: &Oracle, dtypes: &[DType]) {
     let mut failures = Vec::new();
     for &dtype in dtypes {
         let dir = tempfile::tempdir().unwrap();
-        export::to_hf_folder(&m, dir.path(), dtype, 2).unwrap();
+        export_hf_folder(&m, dir.path(), dtype, 2).unwrap();
         let copy = load(dir.path().to_str().unwrap()).unwrap();
         let what = format!("{name} {dtype} folder");
         for isa in models::tiers() {

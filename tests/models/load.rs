@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem::model::spec::{Position, RopePairing};
-use tandem::model::{self, describe, load, synth};
+use tandem::model::{self, Position, RopePairing, describe, load, synth};
 use tandem::tensor::DType;
 
 /// A model of this machine, or a loud skip.

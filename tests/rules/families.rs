@@ -1,7 +1,7 @@
 //! A model family is one file of `src/model/arch`: nothing else asks which one a model is.
 
 use regex::Regex;
-use tandem::model::arch::FAMILIES;
+use tandem::model::FAMILIES;
 
 use crate::rooms::{code, files, repository};
 

@@ -2,8 +2,7 @@
 //! recomputed from the spec and the weights. The one thing that it shares with the engine is the dequantiser.
 
 use half::{bf16, f16};
-use tandem::model::spec::{Ffn, Norm, Position, Rope, RopePairing, RopeScaling};
-use tandem::model::{ModelSpec, Weights};
+use tandem::model::{Ffn, ModelSpec, Norm, Position, Rope, RopePairing, RopeScaling, Weights};
 use tandem::reference::dequant::dequantise;
 use tandem::tensor::Half;
 

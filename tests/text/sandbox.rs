@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::command::{assert_error, json, run, stdout, tandem};
 use tandem::Error;
-use tandem::model::{export, load};
+use tandem::model::{export_hf_folder, load};
 use tandem::tensor::DType;
 use tandem::text::{ChatTemplate, Message, Sandbox};
 
@@ -158,7 +158,7 @@ fn templates_that_grow_without_end_are_ended() {
 
 /// A folder of random weights, with a tokenizer of three words and the chat template `source`.
 fn folder(source: &str, dir: &Path) {
-    export::to_hf_folder(&load("synth:tiny-llama").unwrap(), dir, DType::BF16, 1).unwrap();
+    export_hf_folder(&load("synth:tiny-llama").unwrap(), dir, DType::BF16, 1).unwrap();
     let tokenizer = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,

@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 use tandem::host::Pool;
-use tandem::profile::state::{Gauge, Probe, State};
-use tandem::profile::{peaks, read_bandwidth};
+use tandem::profile::{CoreProbe, CoreState, Gauge, peaks, read_bandwidth};
 
 /// Bytes read per pass: more than the caches of most machines hold.
 const BYTES: usize = 1 << 30;
@@ -34,13 +33,13 @@ pub struct Cores {
 
 fn cores(pool: &Pool) -> Cores {
     let mut gauge = Gauge::new(pool);
-    let states: Vec<State> = (0..1000).map(|_| gauge.judge(Probe::of(pool))).collect();
+    let states: Vec<CoreState> = (0..1000).map(|_| gauge.judge(CoreProbe::of(pool))).collect();
     let share = |of| states.iter().filter(|&&s| s == of).count() as f64 / states.len() as f64;
     let best = gauge.best();
     Cores {
         probes: states.len(),
-        quiet: share(State::Quiet),
-        contended: share(State::Contended),
+        quiet: share(CoreState::Quiet),
+        contended: share(CoreState::Contended),
         l1_gb_s: best.loads / 1e9,
         tiles_gb_s: best.tiles.map(|b| b / 1e9),
     }

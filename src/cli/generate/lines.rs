@@ -1,7 +1,7 @@
 //! A file of prompts: a JSON object a line, each a request. Fields are named as in OpenAI's and vLLM's batch files.
 
 use serde_json::{Map, Value};
-use tandem::model::sampling::{MIN_P, REPEAT_PENALTY, TEMPERATURE, TOP_P};
+use tandem::model::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
 use tandem::text::Message;
 
 use crate::cli::sampling::SamplingArgs;
@@ -114,11 +114,14 @@ fn request(
     let mut own = base.clone();
     let sampling = &mut own;
     let real = |x: f64| x as f32;
-    set(&mut sampling.temp, fields.real("temperature", TEMPERATURE, "0 to 100")?.map(real));
-    set(&mut sampling.top_p, fields.real("top_p", TOP_P, "above 0, up to 1")?.map(real));
-    set(&mut sampling.min_p, fields.real("min_p", MIN_P, "0 to 1")?.map(real));
+    set(&mut sampling.temp, fields.real("temperature", TEMPERATURE_RANGE, "0 to 100")?.map(real));
+    set(&mut sampling.top_p, fields.real("top_p", TOP_P_RANGE, "above 0, up to 1")?.map(real));
+    set(&mut sampling.min_p, fields.real("min_p", MIN_P_RANGE, "0 to 1")?.map(real));
     let penalty = fields.either("repetition_penalty", "repeat_penalty")?;
-    set(&mut sampling.repeat_penalty, fields.real(penalty, REPEAT_PENALTY, "above 0, up to 100")?.map(real));
+    set(
+        &mut sampling.repeat_penalty,
+        fields.real(penalty, REPEAT_PENALTY_RANGE, "above 0, up to 100")?.map(real),
+    );
     // -1 is all, as 0 is.
     let top_k = fields.whole("top_k", -1, i64::from(u32::MAX))?;
     set(&mut sampling.top_k, top_k.map(|k| k.max(0) as u32));

@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use tandem::profile::limits::Copies;
-use tandem::profile::{Calibration, ModelProfile, Profile};
+use tandem::profile::{Calibration, Copies, ModelProfile, Profile};
 use tandem::program::Side;
 
 use crate::cli::progress::megabytes;
@@ -21,7 +20,7 @@ pub fn limits(profile: &Profile) -> String {
     let read = cpu.read.iter().map(|b| format!("{} ({})", gb(b.bytes_s), b.threads));
     let over = megabytes(cpu.read_bytes);
     line("read (threads)", format!("{}, over {over}", read.collect::<Vec<_>>().join(", ")));
-    let rates = |rates: &[tandem::profile::limits::Rate]| {
+    let rates = |rates: &[tandem::profile::Rate]| {
         let each = rates.iter().map(|r| format!("{} {}", r.name, flops(r.ops_s)));
         each.collect::<Vec<_>>().join(", ")
     };

@@ -1,8 +1,7 @@
 //! What an accelerator must know about a model and its steps to size memory.
 
 use crate::cache::PAGE_TOKENS;
-use crate::model::ModelSpec;
-use crate::model::spec::{Ffn, Norm, Position, RopePairing};
+use crate::model::{Ffn, ModelSpec, Norm, Position, RopePairing};
 use crate::simd::Isa;
 use crate::tensor::Half;
 

@@ -348,7 +348,7 @@ impl Residual {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{Ffn, Norm, RopePairing};
+    use crate::model::{Ffn, Norm, RopePairing};
     use crate::tensor::Half;
 
     fn shape() -> Shape {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::residual::{NormRows, Residual, norm_rows};
 use super::{HostContext, HostStep, HostWorkspace, check_rows, each_row};
-use crate::model::spec::Position;
+use crate::model::Position;
 use crate::simd::linear::{Linear, Out, linear};
 use crate::tensor::RowsMut;
 

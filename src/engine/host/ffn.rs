@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::residual::{NormRows, Residual, norm_rows};
 use super::{HostContext, HostWorkspace, each_row};
 use crate::engine::prepare::Layer;
-use crate::model::spec::Ffn;
+use crate::model::Ffn;
 use crate::simd::linear::{Out, linear, linear_rows};
 use crate::tensor::RowsMut;
 

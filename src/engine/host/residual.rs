@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::{HostContext, HostWorkspace, each_row};
 use crate::engine::prepare::{Layer, NormWeight};
 use crate::host::Pool;
-use crate::model::spec::Norm;
+use crate::model::Norm;
 use crate::simd::Kernels;
 use crate::tensor::RowsMut;
 

@@ -8,9 +8,7 @@ use crate::Result;
 use crate::device::accelerator::{Accelerator, EmbedWeight, LayerWeights, LinearWeight, NormWeight};
 use crate::device::runtime::{Buffer, DevPtr, Lane};
 use crate::host::Pool;
-use crate::model::block::{Block, NormSpec, tensor_name};
-use crate::model::spec::{Norm, Position};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{Block, ModelSpec, Norm, NormSpec, Position, Weights, tensor_name};
 use crate::rope::RopeTable;
 use crate::tensor::{DType, Half};
 

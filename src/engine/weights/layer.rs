@@ -4,8 +4,7 @@ use super::matrix::{LayerMatrices, Matrix, tensor};
 use crate::device::accelerator::{Accelerator, LayerWeights, LinearWeight, NormWeight, UpWeight};
 use crate::device::runtime::DevPtr;
 use crate::host::Pool;
-use crate::model::block::{Block, NormSpec, tensor_name};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{Block, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;
 use crate::{Error, Result};
 

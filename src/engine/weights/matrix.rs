@@ -2,9 +2,7 @@
 
 use crate::device::accelerator::{Accelerator, LinearSource, LinearWeight};
 use crate::device::runtime::DevPtr;
-use crate::model::block::{Block, MatrixSpec, NormSpec, tensor_name};
-use crate::model::spec::Position;
-use crate::model::{ModelSpec, Weights};
+use crate::model::{Block, MatrixSpec, ModelSpec, NormSpec, Position, Weights, tensor_name};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A layout is apart from the place: the same layer may be resident, staged, on the host, or several of these. Which
-//! tensors there are [`crate::model::block`] knows; `matrix.rs` says which of them are multiplied together.
+//! tensors there are [`crate::model::Block`] knows; `matrix.rs` says which of them are multiplied together.
 
 mod device;
 mod layer;

@@ -14,7 +14,7 @@ use crate::device::accelerator::{
 };
 use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Runtime};
 use crate::host::Pool;
-use crate::model::spec::{Ffn, Norm, RopePairing};
+use crate::model::{Ffn, Norm, RopePairing};
 use crate::profile::sample::{Effort, sample};
 use crate::tensor::{Bytes, DType, Half, Tensor};
 

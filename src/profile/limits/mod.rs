@@ -47,11 +47,11 @@ pub struct Limits {
 }
 
 /// Steps of [`Limits::measure`], for a progress bar.
-pub const STEPS: u64 = 6;
+pub const LIMITS_STEPS: u64 = 6;
 
 impl Limits {
     /// Measures the CPU with all threads of `pool`, and `accelerator`, if there is one. `progress` is called after each
-    /// of [`STEPS`] steps.
+    /// of [`LIMITS_STEPS`] steps.
     ///
     /// # Errors
     /// The system does not say how much memory there is; a device that failed.

@@ -102,14 +102,14 @@ const AHEAD: [usize; 3] = [2048, 4096, 8192];
 /// Sizes of chunks that are tried, bytes.
 const CHUNKS: [usize; 4] = [24 << 10, 48 << 10, 96 << 10, 192 << 10];
 
-/// Steps of [`measure`], for a progress bar.
-pub const STEPS: u64 = DType::ALL.len() as u64 + 1;
+/// Steps of [`measure_tuning`], for a progress bar.
+pub const TUNING_STEPS: u64 = DType::ALL.len() as u64 + 1;
 
-/// Measures the entries on this machine. `progress` is called after each of [`STEPS`] steps.
+/// Measures the entries on this machine. `progress` is called after each of [`TUNING_STEPS`] steps.
 ///
 /// # Errors
 /// The reference tier, which has nothing to tune; a candidate whose answer is wrong: then nothing is to be kept.
-pub fn measure(pool: &Pool, isa: Isa, effort: Effort, progress: &dyn Fn()) -> Result<Tuned> {
+pub fn measure_tuning(pool: &Pool, isa: Isa, effort: Effort, progress: &dyn Fn()) -> Result<Tuned> {
     if isa == Isa::Reference {
         return Err(Error::usage("the reference tier has no kernels to tune"));
     }
@@ -340,7 +340,7 @@ impl TuningStore {
 
 /// Makes the table that `tandem tune` has kept the one in use, before any kernel runs. A file that cannot be used is told
 /// of in the sentence that comes back, and the defaults stand.
-pub fn install_kept() -> Option<String> {
+pub fn install_kept_tuning() -> Option<String> {
     // No cache folder: nothing kept.
     match TuningStore::from_env().ok()?.load() {
         Ok(None) => None,
@@ -423,8 +423,9 @@ mod tests {
     fn a_measured_table_is_whole() {
         for isa in Isa::supported().into_iter().skip(1) {
             let steps = std::cell::Cell::new(0);
-            let tuned = measure(&Pool::new(2), isa, Effort::Quick, &|| steps.set(steps.get() + 1)).unwrap();
-            assert_eq!(steps.get(), STEPS);
+            let tuned =
+                measure_tuning(&Pool::new(2), isa, Effort::Quick, &|| steps.set(steps.get() + 1)).unwrap();
+            assert_eq!(steps.get(), TUNING_STEPS);
             let text = serde_json::to_string(&tuned).unwrap();
             assert_eq!(Tuned::parse("x", &text).unwrap(), tuned);
             let count = |entry: &str| tuned.findings.iter().filter(|f| f.entry == entry).count();
@@ -451,7 +452,7 @@ mod tests {
             assert!(long.sum::<Duration>() < Duration::from_secs(40), "{isa}");
         }
         assert!(matches!(
-            measure(&Pool::new(1), Isa::Reference, Effort::Quick, &|| {}),
+            measure_tuning(&Pool::new(1), Isa::Reference, Effort::Quick, &|| {}),
             Err(Error::Usage(_))
         ));
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use tandem::model::{export, load};
+use tandem::model::{export_hf_folder, load};
 use tandem::tensor::DType;
 
 use crate::support::command::{assert_error, json as parsed, run, stderr, stdout, tandem};
@@ -14,7 +14,7 @@ use crate::support::models::smollm2;
 fn model(home: &Path) -> PathBuf {
     let folder = home.join("model");
     let loaded = load("synth:tiny-llama,dtype=f32,seed=3").unwrap();
-    export::to_hf_folder(&loaded, &folder, DType::F32, 1).unwrap();
+    export_hf_folder(&loaded, &folder, DType::F32, 1).unwrap();
     let letter = |i: usize| char::from(b'a' + (i % 26) as u8);
     let name = |i: usize| match i {
         0..26 => letter(i).to_string(),

@@ -12,7 +12,7 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::device::open::on_kernels;
 use tandem::device::runtime::{Buffer, DevPtr, Runtime};
 use tandem::host::Pool;
-use tandem::model::spec::{Ffn, Norm, RopePairing};
+use tandem::model::{Ffn, Norm, RopePairing};
 use tandem::tensor::{Bytes, DType, Half, Tensor};
 
 pub const PAGE: usize = 32;

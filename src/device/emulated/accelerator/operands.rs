@@ -9,7 +9,7 @@ use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::matrix::Matrix;
 use crate::device::emulated::ops::norm::{self, Delta};
 use crate::device::runtime::DevPtr;
-use crate::model::spec::Norm;
+use crate::model::Norm;
 use crate::simd::Kernels;
 use crate::tensor::DType;
 

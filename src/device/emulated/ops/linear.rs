@@ -2,7 +2,7 @@
 
 use super::cpu::Cpu;
 use super::matrix::Matrix;
-use crate::model::spec::Ffn;
+use crate::model::Ffn;
 use crate::simd::Kernels;
 
 impl Matrix<'_> {

@@ -1,6 +1,6 @@
 //! The residual stream and its norms.
 
-use crate::model::spec::Norm;
+use crate::model::Norm;
 use crate::simd::Kernels;
 
 /// What is added to the residual stream, and its own norm (empty: none).

@@ -1,6 +1,6 @@
 //! From a row of q|k|v to what attention reads: biases, norms of heads, positions.
 
-use crate::model::spec::RopePairing;
+use crate::model::RopePairing;
 use crate::simd::Kernels;
 
 /// What happens to heads of queries and keys.

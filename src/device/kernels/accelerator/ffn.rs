@@ -9,7 +9,7 @@ use super::qkv::norm_rows;
 use crate::Result;
 use crate::device::accelerator::{LayerWeights, LinearWeight, Residual, StepContext, UpWeight};
 use crate::device::runtime::{DevPtr, Runtime};
-use crate::model::spec::Ffn;
+use crate::model::Ffn;
 
 /// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
 pub(super) fn up(

@@ -15,7 +15,7 @@ use crate::device::accelerator::{
     LayerWeights, Mailbox, NormWeight, Publish, Published, Residual, StepContext,
 };
 use crate::device::runtime::{DevPtr, Runtime};
-use crate::model::spec::RopePairing;
+use crate::model::RopePairing;
 use crate::{Error, Result};
 
 /// hidden += residual, x = norm(hidden), for `rows`.

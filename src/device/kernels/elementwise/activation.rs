@@ -3,7 +3,7 @@
 use super::super::abi::ActivationParams;
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
-use crate::model::spec::Ffn;
+use crate::model::Ffn;
 use crate::tensor::Half;
 
 const THREADS: usize = 256;

@@ -4,7 +4,7 @@ use super::super::abi::NormParams;
 use crate::Result;
 use crate::device::accelerator::NormWeight;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
-use crate::model::spec::Norm;
+use crate::model::Norm;
 use crate::tensor::Half;
 
 /// Rows of up to this many elements are a warp's, longer ones a block's.

@@ -3,7 +3,7 @@
 use super::super::abi::RopeAppendParams;
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
-use crate::model::spec::RopePairing;
+use crate::model::RopePairing;
 use crate::tensor::Half;
 
 const WARPS: usize = 4;

@@ -11,7 +11,7 @@
 
 mod reader;
 mod value;
-pub mod write;
+pub(in crate::model) mod write;
 
 pub use value::{Metadata, Value};
 

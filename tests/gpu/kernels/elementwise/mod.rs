@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use tandem::device::accelerator::NormWeight;
 use tandem::device::kernels::elementwise::*;
 use tandem::device::runtime::{DevPtr, Runtime};
-use tandem::model::spec::{Ffn, Norm, RopePairing};
+use tandem::model::{Ffn, Norm, RopePairing};
 use tandem::reference;
 use tandem::tensor::{DType, Half};
 

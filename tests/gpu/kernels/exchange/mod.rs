@@ -19,7 +19,7 @@ use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;
 use tandem::device::runtime::{DevPtr, Pinned, Runtime};
-use tandem::model::spec::RopePairing;
+use tandem::model::RopePairing;
 use tandem::tensor::Half;
 
 fn noise(rng: &mut Rng, n: usize) -> Vec<u8> {
