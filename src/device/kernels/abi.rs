@@ -2,8 +2,8 @@
 //!
 //! Names, fields and constants are the header's. Device addresses are
 //! [`DevPtr`](crate::device::runtime::DevPtr); every struct derives `Default` (zeroed), and those whose names
-//! end in `Params` are [`Params`](crate::device::runtime::Params). Padding is a field
-//! (`__bindgen_padding_0`): write `..Default::default()` where a struct has some.
+//! end in `Params` are [`Params`](crate::device::runtime::Params). Padding is a field (`__bindgen_padding_0`): write
+//! `..Default::default()` for a struct that has padding.
 
 mod generated {
     #![allow(
@@ -24,13 +24,13 @@ pub use generated::*;
 mod tests {
     use super::*;
 
-    /// bindgen's own layout tests are constants inside the generated file; this one is against drift of the
-    /// two types that its configuration replaces or aligns.
+    /// bindgen's own layout tests are constants inside the generated file; this test guards the two types that its
+    /// configuration replaces or aligns against drift.
     #[test]
     fn replaced_and_aligned_types() {
         assert_eq!(size_of::<TensorMap>(), 128);
         assert_eq!(align_of::<TensorMap>(), 128);
-        // They lie in parameters at multiples of it, wherever the struct does.
+        // Inside a parameter struct they lie at multiples of their alignment, wherever the struct itself lies.
         assert_eq!(
             (std::mem::offset_of!(GemmTmaParams, w), std::mem::offset_of!(GemmTmaParams, x)),
             (0, 128)

@@ -1,4 +1,4 @@
-//! Attention over pages, and its merging with a part from elsewhere.
+//! Attention over pages, and merging it with a partial result from another device.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub(super) fn attend(
     Ok(())
 }
 
-/// The rows of one part of the step.
+/// Attention of the rows in one part of the step.
 fn attend_part(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,

@@ -107,7 +107,8 @@ pub(super) fn logits(
     }
 }
 
-/// Places of the logits of some rows: with all rows of a step that is launched for more, those of the padding too.
+/// Places of the logits of some rows. If these are all rows of a step that is launched for more rows, the places of the
+/// padding rows too.
 fn logit_places(cx: &StepContext<'_>, rows: &Range<usize>) -> Range<usize> {
     match cx.step.lists.is_all(rows) {
         true => 0..lists(cx).launch_logits,

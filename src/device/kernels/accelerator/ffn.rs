@@ -1,4 +1,4 @@
-//! The feed-forward's sublayer, and what ends both sublayers: a product that is added to the residual stream.
+//! The feed-forward sublayer, and the last step of both sublayers: a product that is added to the residual stream.
 
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ pub(super) fn up(
     match &layer.up {
         UpWeight::GateUp(w) | UpWeight::Plain(w) => multiply(w, ws.act, ff, epilogue),
         UpWeight::Separate(gate, up) => {
-            // gate | up of a row side by side.
+            // A row's gate and up lie side by side.
             let both = ws.gate_up;
             multiply(gate, both, 2 * ff, Epilogue::F32)?;
             multiply(up, both.add(ff * 4), 2 * ff, Epilogue::F32)?;
@@ -57,7 +57,7 @@ pub(super) fn up(
     }
 }
 
-/// delta = W·x + bias, for `rows`; `x` are the first of them, `[..][k]`.
+/// delta = W·x + bias, for `rows`; `x`, `[..][k]`, begins with the first of these rows.
 pub(super) fn to_delta(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,

@@ -1,4 +1,4 @@
-//! What operations need to know of a step: where its lists are in device memory.
+//! Where a step's lists are in device memory, for the operations that read them.
 
 use super::super::attention::PrefillKernel;
 use super::scratch::Scratch;
@@ -29,13 +29,13 @@ pub(super) struct PartLists {
     pub window: Option<Lists>,
 }
 
-/// What operations need to know of a step.
+/// Addresses and sizes of a step's lists.
 #[derive(Debug, Clone)]
 pub(super) struct StepLists {
     pub tokens: DevPtr,
     pub row_pos: DevPtr,
     pub row_slot: DevPtr,
-    /// Place in the mailbox of a row, or none; how many rows have one.
+    /// Each row's place in the mailbox, or none; then the number of rows that have one.
     pub publish_slot: DevPtr,
     pub n_published: DevPtr,
     /// The row of each place.
@@ -43,19 +43,20 @@ pub(super) struct StepLists {
     pub epoch: DevPtr,
     pub arrived: DevPtr,
     pub logit_rows: DevPtr,
-    /// Rows of logits launched for.
+    /// Number of logit rows that launches are sized for.
     pub launch_logits: usize,
-    /// Rows attended elsewhere, and their places in the mailbox.
+    /// Rows attended on another device, and their places in the mailbox.
     pub elsewhere: DevPtr,
     pub places: DevPtr,
-    /// Rows whose attention is merged with a part from elsewhere.
+    /// Rows whose attention is merged with a partial result from another device.
     pub partial_rows: DevPtr,
-    /// 1, 2, 3, …: how many rows a kernel is to take that reads it from memory; as many words as there are partial rows.
+    /// The words 1, 2, 3, …, one for every partial row: kernels that read their row count from memory are given the
+    /// address of one of them.
     pub counts: DevPtr,
     pub page_table: DevPtr,
     /// One more than the largest page number in it.
     pub n_pages: usize,
-    /// For a runtime that watches memory; else none.
+    /// The step's pages, if the runtime watches memory; else empty.
     pub pages: Vec<SeqPages>,
     pub prefill: PrefillKernel,
     pub parts: Vec<PartLists>,

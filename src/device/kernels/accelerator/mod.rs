@@ -1,8 +1,9 @@
 //! The accelerator contract by the kernels of `cuda/`, on whatever runs them: a GPU, or their host emulation.
 //!
-//! Here: what it can run, sizes, and which file does what. A sublayer a file: [`ends`] (embedding and head), [`qkv`],
-//! [`attend`], [`ffn`]; [`exchange`] with the host. [`step`] makes the lists of a step, [`pack`] the matrices, and
-//! [`uses`] says which pages they touch; [`product`] multiplies.
+//! This file says what the kernels can run, computes sizes, and calls the file that implements each operation. Each
+//! part of the model has a file: [`ends`] (embedding and head), [`qkv`], [`attend`], [`ffn`]; [`exchange`] talks to the
+//! host. [`step`] makes a step's lists, [`pack`] packs matrices, [`uses`] declares which pages launches touch, and
+//! [`product`] multiplies.
 
 mod attend;
 mod ends;
@@ -36,10 +37,10 @@ pub struct KernelAccelerator {
 }
 
 impl KernelAccelerator {
-    /// Over `runtime`.
+    /// Creates the accelerator that launches on `runtime`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]: it has no kernels, so nothing would run.
+    /// [`Error::Unsupported`] if the runtime has no kernels.
     pub fn new(runtime: Arc<dyn Runtime>) -> Result<KernelAccelerator> {
         if !runtime.has_kernel("softcap") {
             return Err(Error::Unsupported(format!(
@@ -88,7 +89,7 @@ impl Accelerator for KernelAccelerator {
         let bf16 = self.runtime.info().sm >= 80;
         match dtype {
             DType::BF16 if bf16 => Some(Half::BF16),
-            // Quantised weights are decoded to either.
+            // Quantised weights are decoded to either half type.
             _ => Some(Half::F16),
         }
     }
@@ -106,7 +107,7 @@ impl Accelerator for KernelAccelerator {
 
     fn embeds_packed(&self, dtype: DType, act: Half, positions: bool) -> bool {
         match dtype {
-            // Rows in the activations' own type are packed as they are.
+            // Rows that already have the activations' type are copied unchanged.
             DType::F16 => act == Half::F16,
             DType::BF16 => act == Half::BF16,
             DType::F32 => false,
@@ -198,7 +199,7 @@ impl Accelerator for KernelAccelerator {
         rows: Range<usize>,
         appends: bool,
     ) -> Result<()> {
-        // Recorded steps have all their pages on the device, those that a window has left, too.
+        // A recorded step keeps all of its pages on the device, including pages that a window has left behind.
         let how = if appends { uses::Use::Append } else { uses::Use::Attend(None) };
         uses::declare(self.rt(), cx, kv, &rows, how)
     }

@@ -1,5 +1,5 @@
-//! Matrices as the kernels want them. Dense: rows of the activations' type; quantised: `super::super::quant`.
-//! Gate and up are interleaved by eight rows.
+//! Packs matrices into the layouts that the kernels read: dense ones as rows of the activations' type, quantised ones
+//! as tiles (`super::super::quant`). Gate and up are interleaved by eight rows.
 
 use std::sync::Mutex;
 
@@ -26,7 +26,7 @@ pub(super) fn packed_bytes(source: &LinearSource<'_>) -> usize {
     layout(source).map_or_else(|| dense_bytes(source), |l| l.bytes())
 }
 
-/// Packs on all threads.
+/// Packs a matrix on all threads.
 pub(super) fn pack(source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]) {
     let Some(layout) = layout(source) else { return pack_dense(source, act, pool, out) };
     let row = |i: usize| {
@@ -41,7 +41,7 @@ fn dense_bytes(source: &LinearSource<'_>) -> usize {
     source.n() * source.k() * 2
 }
 
-/// Row `i` of what is packed.
+/// The tensor, and the row in it, that row `i` of the packed matrix comes from.
 fn row<'a>(source: &LinearSource<'a>, i: usize) -> (&'a Tensor, usize) {
     match *source {
         LinearSource::Rows(parts) => {
@@ -77,7 +77,7 @@ fn pack_dense(source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8])
     });
 }
 
-/// One row.
+/// Converts one row to `to`.
 fn convert(from: DType, row: &[u8], to: Half, floats: &mut [f32], out: &mut [u8]) {
     if matches!((from, to), (DType::F16, Half::F16) | (DType::BF16, Half::BF16)) {
         return out.copy_from_slice(row);
@@ -91,7 +91,7 @@ fn convert(from: DType, row: &[u8], to: Half, floats: &mut [f32], out: &mut [u8]
         }
         Half::F16 => {
             let mut halves = vec![f16::ZERO; floats.len()];
-            // Beyond f16's range: its largest number, not infinity.
+            // Values beyond f16's range become its largest finite number, not infinity.
             floats.iter_mut().for_each(|x| *x = x.clamp(-65504.0, 65504.0));
             halves.convert_from_f32_slice(floats);
             for (o, h) in out.chunks_exact_mut(2).zip(&halves) {

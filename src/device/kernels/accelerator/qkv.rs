@@ -1,8 +1,8 @@
 //! The first half of attention's sublayer: norm, projections, RoPE, append to the pages, publication in the mailbox.
 //!
-//! One kernel does all that follows the projections (`cuda/rope_append.cu`). [`qkv`] launches it once with all of its
-//! outputs; [`project`] and [`append`] once each, with the finished rows in between, which are the f32 that it
-//! rounds: so both ways give the same bits.
+//! One kernel (`cuda/rope_append.cu`) does everything after the projections. [`qkv`] launches it once with all of its
+//! outputs. [`project`] and [`append`] launch it once each and pass the finished rows between them; these are the f32
+//! values before rounding, so both ways give the same bits.
 
 use std::ops::Range;
 
@@ -111,7 +111,7 @@ fn multiply(
     Ok(())
 }
 
-/// Rows of qkv as they are: nothing is added, normed, turned or stored.
+/// Arguments that leave the rows of qkv unchanged: no bias, norm or RoPE, nothing stored.
 fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
     let (shape, lists) = (cx.shape, lists(cx));
     RopeAppend {
@@ -138,7 +138,7 @@ fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
     }
 }
 
-/// The same, biased, normed and turned.
+/// Arguments that add the bias, normalise the heads and apply RoPE.
 fn finishing(cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) -> RopeAppend {
     RopeAppend {
         bias: layer.qkv_bias,
@@ -151,7 +151,7 @@ fn finishing(cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) ->
     }
 }
 
-/// The same, with queries rounded and keys and values in their pages.
+/// `args`, extended to round the queries and to store keys and values in their pages.
 fn appending(cx: &StepContext<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<usize>) -> RopeAppend {
     RopeAppend {
         row_slot: lists(cx).row_slot.add(rows.start * 4),
@@ -182,7 +182,7 @@ pub(super) fn append(rt: &dyn Runtime, cx: &StepContext<'_>, kv: DevPtr, rows: &
     rope_append(rt, cx.lane, &appending(cx, kv, as_they_are(cx, rows), rows))
 }
 
-/// Whether a mailbox has a place for every row of the step that may need one.
+/// Returns an error unless the mailbox has a place for every row of the step that may need one.
 pub(super) fn check_mailbox(cx: &StepContext<'_>, mailbox: &Mailbox) -> Result<()> {
     let n = cx.step.lists.published().len();
     match n <= mailbox.rows {
@@ -244,7 +244,7 @@ pub(super) fn qkv(
     let publication = publication.filter(|_| !published.is_empty());
     if let Some(p) = publication {
         check_mailbox(cx, p.mailbox)?;
-        // The kernel publishes whole rows, and its epoch follows all that the step publishes.
+        // The kernel publishes whole rows, and sets the epoch only after all rows that the step publishes.
         if p.what != Published::Qkv || published.len() < step.published().len() {
             project(rt, cx, layer, residual, rows)?;
             append(rt, cx, kv, rows)?;

@@ -1,4 +1,4 @@
-//! Working memory: where attention, logits and linear layers have theirs.
+//! Where the working memory of attention, logits and linear layers lies in the scratch memory.
 
 use super::super::attention::{AttentionShape, Capacity, DecodeWorkspace};
 use super::super::elementwise::logits_workspace_bytes;
@@ -6,7 +6,8 @@ use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Limits, Shape};
 use crate::device::runtime::DevPtr;
 
-/// Where parts of the scratch memory begin: attention's workspace at 0, the logits', what linear layers share.
+/// Where the parts of the scratch memory begin: attention's workspace at 0, then that of the logits, then the scratch
+/// that linear layers share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scratch {
     attention_rows: usize,

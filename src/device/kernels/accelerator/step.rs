@@ -5,9 +5,10 @@
 //!        └──────────────────────────────────────────── uploaded ──────────────────────────────────────────────────┘
 //! ```
 //! A recorded graph finds the next step's lists where it found its own: in steps that share a graph ([`Step::graph_key`]),
-//! every list begins at an offset that follows from the [`Limits`] and the number of rows. The two lists that grow with the
-//! context lie at the ends: the page table ends where the counts begin (its first used entry is what moves), and the items of
-//! layers without a window are last. So what is uploaded stays contiguous, and as short as the step's own lists.
+//! every list begins at an offset that follows from the [`Limits`] and the number of rows. The two lists that grow with
+//! the context lie at the ends: the page table ends where the counts begin (so its first used entry moves), and the
+//! items of layers without a window come last. The upload therefore stays contiguous, and as short as the step's own
+//! lists.
 
 use std::ops::Range;
 
@@ -23,10 +24,10 @@ use crate::device::accelerator::{Attend, Limits, Shape, Step, StepDesc, StepRows
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::{Error, Result};
 
-/// Nothing: in lists of rows.
+/// The entry that stands for no row in a list of rows.
 const NONE: u32 = u32::MAX;
 
-/// What the first words of the memory count. `ARRIVED` is kept by kernels.
+/// The counters in the first words of the memory. Kernels maintain `ARRIVED`.
 #[derive(Clone, Copy)]
 enum Count {
     Epoch,
@@ -35,7 +36,7 @@ enum Count {
 }
 const COUNTS: usize = 16;
 
-/// Arrays of one word a row.
+/// Arrays with one word per row.
 #[derive(Clone, Copy)]
 enum Array {
     Tokens,
@@ -53,10 +54,10 @@ const ARRAYS: usize = 9;
 /// Work lists of a part of a step: decode and prefill, of layers without and with the window.
 const PART_LISTS: usize = 4;
 
-/// Bytes that items are aligned to: they are read 16 bytes at a time.
+/// Alignment of the items in bytes: kernels read them 16 bytes at a time.
 const ITEM_ALIGN: usize = 16;
 
-/// Byte offsets of what lies in front of the items, for steps of `n` rows and `parts` parts of attention.
+/// Byte offsets of the lists in front of the items, for steps of `n` rows and `parts` parts of attention.
 struct ListLayout {
     n: usize,
     /// Where the page table ends and the counts begin.
@@ -95,11 +96,11 @@ impl ListLayout {
 pub(super) fn bytes(limits: &Limits) -> usize {
     let cap = attention_capacity(limits);
     let items = cap.decode_items * size_of::<DecodeItem>() + cap.prefill_items * size_of::<PrefillItem>();
-    // With a window there are two of each.
+    // With a window there are two lists of each kind.
     ListLayout::new(limits, limits.rows, limits.sequences.max(1)).items + 2 * items
 }
 
-/// The bytes of a step's lists while they are put together: from `first`, an offset in the device's memory, on.
+/// A step's lists while they are assembled; the first byte goes to offset `first` in device memory.
 struct Block {
     first: usize,
     bytes: Vec<u8>,
@@ -117,7 +118,7 @@ impl Block {
         self.set(offset, &vec![word; n]);
     }
 
-    /// Appends a list that others may follow `room` bytes further on. Where it begins.
+    /// Appends a list and reserves `room` bytes for it. Returns the offset at which the list begins.
     fn push(&mut self, list: &[u8], room: usize) -> Result<usize> {
         fits("bytes of lists", list.len(), room)?;
         let at = self.first + self.bytes.len();
@@ -127,7 +128,7 @@ impl Block {
     }
 }
 
-/// Makes the lists and enqueues their upload, one copy.
+/// Makes the lists and enqueues their upload as one copy.
 pub(super) fn prepare(
     rt: &dyn Runtime,
     lane: Lane,
@@ -140,7 +141,7 @@ pub(super) fn prepare(
     let (n, taken) = (desc.launch_rows, rows.taken());
     let layout = ListLayout::new(limits, n, rows.parts().count());
 
-    // The page table ends where the counts begin; indices count from the beginning of its room.
+    // The page table ends where the counts begin; its indices count from the beginning of the space reserved for it.
     let used = |s: &StepSeq<'_>| {
         s.attend.end(s.first_pos + s.n_rows).saturating_sub(s.attend.first_token()).div_ceil(PAGE_TOKENS)
     };
@@ -194,7 +195,7 @@ pub(super) fn prepare(
     }
     block.set(first, &page_table);
 
-    // One token of every sequence, all here, all with logits: a step that others will look like.
+    // One token of every sequence, all attended here and all with logits: later steps will have the same shape.
     let one = |s: &StepSeq<'_>| s.n_rows == 1 && s.attend == Attend::Here;
     let alike = desc.seqs.iter().all(one) && desc.logit_rows.len() == taken && desc.cuts.is_empty();
     block.fill(layout.logits, n.min(limits.logit_rows), NONE);
@@ -203,19 +204,19 @@ pub(super) fn prepare(
     block.set(layout.count(Count::Epoch), &[desc.epoch]);
     block.set(layout.count(Count::Published), &[rows.published().len() as u32]);
 
-    // Items of all parts, one behind the other, of one kind and one window each.
+    // Each list holds the items of one kind and one window, all parts in order.
     let capacity = attention_capacity(limits);
     let tokens_per_sequence = limits.pages_per_sequence * PAGE_TOKENS;
     let bound = alike.then(|| Capacity::new(n, n, tokens_per_sequence).decode_items);
     let prefill = PrefillKernel::best(rt, &attention_shape(shape));
     let mut decode: [Vec<DecodeItem>; 2] = Default::default();
     let mut tiles: [Vec<PrefillItem>; 2] = Default::default();
-    // Of each part and window: first decode item and tile, and how many.
+    // For each part and window: the ranges of its decode items and of its prefill tiles.
     let mut found: Vec<[Option<[Range<usize>; 2]>; 2]> = Vec::new();
     for (i, part) in rows.parts().enumerate() {
         let own = attended.partition_point(|r| (r.row0 as usize) < part.start)
             ..attended.partition_point(|r| (r.row0 as usize) < part.end);
-        // Rows behind those taken are the last part's.
+        // Padding rows after the last taken row belong to the last part.
         let padding = part.end.min(taken.max(part.start)) as u32..part.end as u32;
         let mut lists = |window: Option<u32>| -> Result<[Range<usize>; 2]> {
             let plan = AttentionPlan::new(&attended[own.clone()], padding.clone(), window, prefill.queries());
@@ -235,7 +236,7 @@ pub(super) fn prepare(
         fits("items of decode attention", decode[w].len(), capacity.decode_items)?;
         fits("items of prefill attention", tiles[w].len(), capacity.prefill_items)?;
     }
-    // Only the last list of steps that share a graph may vary in length; they have no tiles.
+    // In steps that share a graph only the last list may vary in length; such steps have no prefill tiles.
     let splits = window_splits(shape.window, tokens_per_sequence);
     let sequences = n.min(limits.sequences);
     let mut items = [[0; 2]; 2];
@@ -300,14 +301,14 @@ pub(super) fn prepare(
     })
 }
 
-/// The most splits of a row that sees at most `window` of at most `tokens` tokens.
+/// Maximum number of splits of a row that sees at most `window` of at most `tokens` tokens.
 fn window_splits(window: Option<usize>, tokens: usize) -> usize {
     let all = Capacity::new(1, 1, tokens).decode_items;
-    // As many tokens as the shortest split has, wherever they begin, lie in two splits.
+    // A run of tokens as long as the shortest split may begin anywhere, so it touches up to two splits.
     window.map_or(all, |w| all.min(w.div_ceil(SHORTEST_SPLIT) + 1))
 }
 
-/// What was planned from the limits holds what a step needs.
+/// Returns an error if a step needs more than was planned from the limits.
 fn fits(what: &str, n: usize, most: usize) -> Result<()> {
     match n <= most {
         true => Ok(()),

@@ -1,7 +1,7 @@
-//! Which pages launches touch, said to a runtime that watches memory ([`Runtime::declare`]).
+//! Declares which pages launches touch to a runtime that watches memory ([`Runtime::declare`]).
 //!
-//! A kernel finds its pages in lists that lie in device memory, so its parameters do not name them: without this, a page that is
-//! given to others before a copy or an attention of it ends would go unnoticed.
+//! A kernel finds its pages through lists in device memory, so its parameters do not name them. Without these
+//! declarations, nothing would notice a page that is reused before a copy of it or attention over it has ended.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, PageMove, Shape, StepContext, StepDesc};
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 
-/// The pages of a step, for a runtime that wants to know.
+/// The pages of a step, if the runtime watches memory; else empty.
 pub(super) fn pages_of(rt: &dyn Runtime, desc: &StepDesc<'_>) -> Vec<SeqPages> {
     let watched = desc.seqs.iter().filter(|s| rt.watches() && s.n_rows > 0 && s.attend != Attend::Elsewhere);
     watched
@@ -23,16 +23,16 @@ pub(super) fn pages_of(rt: &dyn Runtime, desc: &StepDesc<'_>) -> Vec<SeqPages> {
         .collect()
 }
 
-/// What launches do with the pages of rows.
+/// How launches access the pages of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Write those of their positions.
+    /// They write the pages that hold the rows' positions.
     Append,
-    /// Read those that a row sees, in layers with this window: what it has left is not read.
+    /// They read the pages that a row sees. In layers with this window, pages that the window has left are not read.
     Attend(Option<u32>),
 }
 
-/// Says which pages of `rows` are touched.
+/// Declares which pages of `rows` are touched.
 pub(super) fn declare(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -66,7 +66,7 @@ pub(super) fn declare(
     }
 }
 
-/// Pages of a layer that are copied between two places.
+/// Declares the pages of a layer that are copied between host and device.
 pub(super) fn declare_moves(
     rt: &dyn Runtime,
     lane: Lane,

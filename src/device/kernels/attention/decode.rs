@@ -10,8 +10,8 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 /// Tokens that a warp takes at a time.
 const KEYS: usize = 16;
-/// Blocks per multiprocessor that a launch fills; blocks take the items in turns, so a launch that is sized for more
-/// items than there are (a captured graph) costs nothing.
+/// Blocks per multiprocessor in a launch. Blocks take items in turn, so a launch sized for more items than there are (a
+/// captured graph) costs nothing.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// Addresses of decode attention's working memory.
@@ -29,14 +29,14 @@ impl DecodeWorkspace {
         o + (splits * shape.n_heads * shape.head_dim * 4).max(16)
     }
 
-    /// In memory of [`DecodeWorkspace::bytes`] at `base`, 16-byte aligned, zeroed once. Launches leave it fit for
-    /// the next one, also of fewer rows.
+    /// The workspace in [`DecodeWorkspace::bytes`] of memory at `base`, 16-byte aligned and zeroed once. Each launch
+    /// leaves it ready for the next, also for one with fewer rows.
     pub fn at(base: DevPtr, shape: &AttentionShape, rows: usize, splits: usize) -> DecodeWorkspace {
         let (ms, o) = DecodeWorkspace::offsets(shape, rows, splits);
         DecodeWorkspace { counters: base, split_ms: base.add(ms), split_o: base.add(o) }
     }
 
-    /// Offsets of (m, s) and of o; counters come first.
+    /// Offsets of (m, s) and of o; the counters come first.
     fn offsets(shape: &AttentionShape, rows: usize, splits: usize) -> (usize, usize) {
         let ms = (rows * blocks_per_item(shape) * 4).next_multiple_of(16);
         (ms, (ms + splits * shape.n_heads * 2 * 4).next_multiple_of(16))
@@ -72,17 +72,17 @@ pub struct DecodeAttention {
     pub items: DevPtr,
     /// u32: how many items there are.
     pub n_items: DevPtr,
-    /// Upper bound of it, for the grid.
+    /// Upper bound of the number of items, which sets the grid.
     pub max_items: usize,
     /// Final rows.
     pub out: DevPtr,
-    /// Partial rows, if any item has one.
+    /// Partial rows, if any item writes one.
     pub partial: PartialRows,
     /// Working memory.
     pub workspace: DecodeWorkspace,
 }
 
-/// Attention of rows that are alone in their sequence.
+/// Attention of rows that are decoded one by one ([`super::AttentionPlan::decode`]).
 ///
 /// # Errors
 /// As [`Runtime::launch`].

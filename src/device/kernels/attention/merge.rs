@@ -7,27 +7,27 @@ use crate::device::accelerator::PartialRows;
 use crate::device::runtime::{DevPtr, Lane, Launch, Params, Runtime};
 
 const WARPS: usize = 4;
-/// Blocks per multiprocessor that a launch fills; warps take heads of rows in turns.
+/// Blocks per multiprocessor in a launch; warps take heads of rows in turn.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 /// Operands of [`merge_attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct MergeAttention {
-    /// This device's share.
+    /// The partial rows of this device.
     pub here: PartialRows,
-    /// The share from elsewhere, of the same rows, over other tokens.
+    /// The partial rows of another device: the same rows, over other tokens.
     pub elsewhere: PartialRows,
-    /// u32 `[n_rows]`: the row of `out` that each becomes.
+    /// u32 `[n_rows]`: the row of `out` that each merged row is written to.
     pub rows: DevPtr,
     /// u32: how many rows there are.
     pub n_rows: DevPtr,
-    /// Upper bound of it, for the grid.
+    /// Upper bound of the number of rows, which sets the grid.
     pub max_rows: usize,
     /// Final rows.
     pub out: DevPtr,
 }
 
-/// Final rows from two partials.
+/// Merges two partial rows into each final row.
 ///
 /// # Errors
 /// As [`Runtime::launch`].

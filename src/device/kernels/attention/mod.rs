@@ -5,8 +5,8 @@
 //!                  (host)  prefill items ─ prefill_attention ─►┴► out rows, or (m, s, o) ─ merge_attention ─► out
 //! ```
 //!
-//! A [`AttentionPlan`] is made once a step (once more for layers with a window), uploaded, and used by all layers. It
-//! is a pure function of the rows, and what it makes of a row depends on that row alone.
+//! An [`AttentionPlan`] is made once per step (once more for layers with a window), uploaded, and used by all layers.
+//! It is a pure function of the rows, and how it treats a row depends on that row alone.
 
 mod decode;
 mod merge;
@@ -23,10 +23,10 @@ use crate::device::runtime::Runtime;
 use crate::tensor::Half;
 use crate::{Error, Result};
 
-/// Head sizes that kernels exist for.
+/// Head sizes for which kernels exist.
 pub const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 
-/// What attention of all layers of a model looks like.
+/// The shape of attention, the same in all layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Query heads; a multiple of `n_kv_heads`.
@@ -35,7 +35,7 @@ pub struct AttentionShape {
     pub n_kv_heads: usize,
     /// Elements per head, one of [`HEAD_DIMS`].
     pub head_dim: usize,
-    /// Factor of the scores, positive.
+    /// Positive factor that scores are multiplied by.
     pub scale: f32,
     /// Type of queries, keys and values.
     pub kv: Half,
@@ -44,10 +44,10 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Whether `runtime` has kernels for it.
+    /// Checks that `runtime` has kernels for this shape.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], naming what is not covered.
+    /// [`Error::Unsupported`], naming the property without a kernel.
     pub fn check(&self, runtime: &dyn Runtime) -> Result<()> {
         let unsupported = |what: String| Err(Error::Unsupported(what));
         if self.n_kv_heads == 0 || self.n_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
@@ -88,7 +88,7 @@ impl AttentionShape {
         format!("attention_merge_{}", self.out.name())
     }
 
-    /// The kernels take the exponent in powers of two.
+    /// The scale for kernels, which compute exponentials to base two.
     fn scale_log2(&self) -> f32 {
         self.scale * std::f32::consts::LOG2_E
     }

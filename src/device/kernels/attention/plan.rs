@@ -1,8 +1,9 @@
 //! Work lists of a step's attention: a pure function of its rows.
 //!
-//! One row of a sequence is decode: its tokens are cut into splits, at multiples of a length that follows from
-//! the row's position alone. Several rows are prefill: tiles of 64 or 128 queries, which tile a row is in changes
-//! nothing. So nothing that is computed for a row depends on the other rows of the step.
+//! Up to `DECODE_RUN_ROWS` rows of a sequence are decoded row by row: the row's tokens are cut into splits, at
+//! multiples of a length that follows from the row's position alone. More rows are prefill: tiles of 64 or 128 queries,
+//! and a row's result does not depend on its tile. So the result of a row does not depend on the other rows of the
+//! step.
 
 use std::ops::Range;
 
@@ -11,8 +12,8 @@ use super::super::abi::{
     PrefillItem,
 };
 
-/// Sequences with up to this many rows are decoded row by row: a prefill tile would be mostly padding, and has
-/// no splits to spread a long context over the device.
+/// Sequences with at most this many rows are decoded row by row: a prefill tile would be mostly padding, and has no
+/// splits to spread a long context over the device.
 const DECODE_RUN_ROWS: u32 = 4;
 
 /// Consecutive rows of one sequence.
@@ -24,13 +25,15 @@ pub struct RowRun {
     pub n_rows: u32,
     /// Position of the first row.
     pub first_pos: u32,
-    /// First token attended here, a multiple of the page; 0 unless the tokens before are attended elsewhere.
+    /// First token attended on this device, at the beginning of a page; 0 unless another device attends the tokens
+    /// before it.
     pub from: u32,
-    /// First token not attended here; `u32::MAX` unless those from there on are attended elsewhere.
+    /// First token after those attended on this device; `u32::MAX` unless another device attends the tokens from there
+    /// on.
     pub to: u32,
     /// Index in the page table of the page that holds token `from`; the pages of later tokens follow.
     pub page: u32,
-    /// The rows leave as partials, from this row of the partial output on.
+    /// If set, the rows are written as partial rows, from this row of the partial output on.
     pub partial: Option<u32>,
 }
 
@@ -39,7 +42,7 @@ pub struct RowRun {
 pub struct AttentionPlan {
     /// Decode items, long ones first.
     pub decode: Vec<DecodeItem>,
-    /// Prefill items, long ones first: the short ones fill the gaps at the end of a launch.
+    /// Prefill items, long ones first, so that short ones fill the gaps at the end of a launch.
     pub prefill: Vec<PrefillItem>,
     /// Splits that need a place in the workspace.
     pub splits: usize,
@@ -48,8 +51,8 @@ pub struct AttentionPlan {
 /// Tokens of the shortest splits.
 pub const SHORTEST_SPLIT: usize = 256;
 
-/// Tokens per split of a row that sees tokens up to `end`: short ones keep small batches busy, longer ones bound
-/// what is left to merge (at most 32 splits up to 32k tokens).
+/// Tokens per split of a row that sees tokens up to `end`. Short splits let a small batch fill the device; longer ones
+/// bound the work of merging (at most 32 splits up to 32k tokens).
 fn split_tokens(end: u32) -> u32 {
     match end {
         0..=8192 => SHORTEST_SPLIT as u32,
@@ -64,12 +67,13 @@ fn first_seen(pos: u32, from: u32, window: Option<u32>) -> u32 {
 }
 
 impl AttentionPlan {
-    /// Of a step with these rows, and padding rows whose output becomes zero. A row sees its own token and those
-    /// before it, with a window only the last `window` of them. Prefill items have up to `queries` rows
+    /// Plans a step with these rows, and with padding rows whose output becomes zero. A row sees its own token and
+    /// those before it; with a window, only the last `window` of them. Prefill items have up to `queries` rows
     /// ([`super::PrefillKernel::queries`]).
     ///
     /// # Panics
-    /// If `from` is not at a page, a window is 0, or no kernel has that many `queries`: invariants of the caller.
+    /// If `from` is not at the beginning of a page, the window is 0, or no kernel takes that many `queries`: invariants
+    /// of the caller.
     pub fn new(rows: &[RowRun], padding: Range<u32>, window: Option<u32>, queries: u32) -> AttentionPlan {
         assert!([PREFILL_QUERIES, PREFILL_QUERIES_SM90A].contains(&queries), "tiles of {queries} queries");
         assert_ne!(window, Some(0), "a window of no tokens");
@@ -87,7 +91,7 @@ impl AttentionPlan {
         for row in padding {
             plan.decode.push(DecodeItem { row, n_splits: 1, partial: ATTENTION_FINAL, ..Default::default() });
         }
-        // Stable: equal ones keep their order, and neighbours share pages in L2.
+        // The sort is stable: items of equal length keep their order, and neighbours share pages in L2.
         plan.decode.sort_by_key(|i| std::cmp::Reverse(i.end - i.begin));
         plan.prefill.sort_by_key(|i| std::cmp::Reverse(i.end - i.begin));
         plan
@@ -136,7 +140,7 @@ impl AttentionPlan {
     }
 }
 
-/// What the plans of all steps within some limits need at most.
+/// Upper bounds of the plans of all steps within some limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Decode items.
@@ -150,7 +154,7 @@ pub struct Capacity {
 impl Capacity {
     /// Capacity for steps with up to `rows` rows in up to `sequences` sequences of up to `tokens` tokens.
     pub fn new(rows: usize, sequences: usize, tokens: usize) -> Capacity {
-        // The most splits are just before their length doubles, or at the end.
+        // The number of splits peaks just before their length doubles, or at the end.
         let most = [8192, 16384, tokens]
             .into_iter()
             .filter(|&n| n <= tokens)
@@ -160,7 +164,7 @@ impl Capacity {
             .max(1);
         let decode_rows = rows.min(sequences * DECODE_RUN_ROWS as usize);
         Capacity {
-            // Rows that decode, and padding: never more than all rows.
+            // Decode rows and padding rows together are never more than all rows.
             decode_items: decode_rows * most + (rows - decode_rows),
             prefill_items: rows / PREFILL_QUERIES as usize + sequences,
             splits: decode_rows * most,
@@ -169,8 +173,8 @@ impl Capacity {
 }
 
 impl Capacity {
-    /// The same where the tokens attended here begin at any page, not at token 0 only: a span of `tokens` tokens may begin
-    /// and end within a split.
+    /// Capacity where the tokens attended on this device may begin at any page, not only at token 0: a span of `tokens`
+    /// tokens may begin and end within a split.
     pub fn anywhere(rows: usize, sequences: usize, tokens: usize) -> Capacity {
         let aligned = Capacity::new(rows, sequences, tokens);
         let more = rows.min(sequences * DECODE_RUN_ROWS as usize);

@@ -9,30 +9,30 @@ use crate::Result;
 use crate::device::accelerator::PartialRows;
 use crate::device::runtime::{DevPtr, Lane, Launch, Params, Runtime};
 
-/// Columns of a tile in shared memory where wgmma reads it: 128 bytes.
+/// Columns of a shared-memory tile that wgmma reads: 128 bytes.
 const TMA_COLUMNS: usize = 64;
 
-/// The kernels that there are.
+/// The prefill kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillKernel {
-    /// Tensor cores by warps: any device.
+    /// Tensor-core products by warps (mma), on any device.
     Mma,
-    /// Warpgroup products, with pages loaded by bulk tensor copies: sm_90 only.
+    /// Warpgroup products (wgmma), with pages loaded by bulk tensor copies; sm_90 only.
     Wgmma,
 }
 
 impl PrefillKernel {
-    /// Those that can run, the fastest last.
+    /// The kernels that can run here, the fastest last.
     pub fn available(runtime: &dyn Runtime, shape: &AttentionShape) -> Vec<PrefillKernel> {
         [PrefillKernel::Mma, PrefillKernel::Wgmma].into_iter().filter(|k| k.can_run(runtime, shape)).collect()
     }
 
-    /// The one to take: a function of the device and the model alone.
+    /// The kernel to use: a function of the device and the model alone.
     pub fn best(runtime: &dyn Runtime, shape: &AttentionShape) -> PrefillKernel {
         if PrefillKernel::Wgmma.can_run(runtime, shape) { PrefillKernel::Wgmma } else { PrefillKernel::Mma }
     }
 
-    /// Queries of an item, at most.
+    /// Most queries of an item.
     pub fn queries(self) -> u32 {
         match self {
             PrefillKernel::Mma => PREFILL_QUERIES,
@@ -41,11 +41,11 @@ impl PrefillKernel {
     }
 
     fn can_run(self, runtime: &dyn Runtime, shape: &AttentionShape) -> bool {
-        // What is compiled for 90a runs on 9.0 and on nothing later.
+        // Code compiled for 90a runs on 9.0 and on no later device.
         (self == PrefillKernel::Mma || runtime.info().sm == 90) && runtime.has_kernel(&self.name(shape))
     }
 
-    /// What it is called in `cuda/`.
+    /// The kernel's name in `cuda/`.
     pub fn name(self, shape: &AttentionShape) -> String {
         let suffix = if self == PrefillKernel::Wgmma { "_sm90a" } else { "" };
         format!("prefill_attention_{}_d{}{suffix}", shape.kv.name(), shape.head_dim)
@@ -75,7 +75,7 @@ impl PrefillKernel {
 /// Operands of [`prefill_attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillAttention {
-    /// Which one; the plan was made for its [`PrefillKernel::queries`].
+    /// The kernel; the plan was made for its [`PrefillKernel::queries`].
     pub kernel: PrefillKernel,
     /// Queries after RoPE, `[rows][n_heads · head_dim]`.
     pub q: DevPtr,
@@ -89,7 +89,7 @@ pub struct PrefillAttention {
     pub items: DevPtr,
     /// u32: how many items there are.
     pub n_items: DevPtr,
-    /// Upper bound of it, for the grid: exact, unless the launch is captured.
+    /// Upper bound of the number of items, which sets the grid; exact unless the launch is captured.
     pub max_items: usize,
     /// The window that the plan was made with.
     pub window: Option<u32>,

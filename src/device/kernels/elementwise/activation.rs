@@ -13,11 +13,11 @@ const PER_BLOCK: usize = THREADS * 4;
 /// What [`activate`] computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// A feed-forward's activation, to a 16-bit type.
+    /// The activation of a feed-forward, rounded to a 16-bit type.
     Ffn(Ffn, Half),
-    /// Rows as they are (plus the bias), to a 16-bit type.
+    /// No activation: the rows, plus the bias, rounded to a 16-bit type.
     Cast(Half),
-    /// Rows plus the bias in f32; `out` may be `gate`.
+    /// The rows plus the bias, in f32; `out` may be `gate`.
     AddBias,
 }
 
@@ -26,7 +26,7 @@ pub enum Activation {
 pub struct Activate {
     /// f32 `[rows][ld_gate]`.
     pub gate: DevPtr,
-    /// f32 `[rows][ld_up]`; only read by gated feed-forwards.
+    /// f32 `[rows][ld_up]`; read only for gated feed-forwards.
     pub up: DevPtr,
     /// f32 `[n]`, added to gate; optional.
     pub gate_bias: DevPtr,
@@ -46,13 +46,13 @@ pub struct Activate {
     pub ld_out: usize,
 }
 
-/// out = act(gate + gate_bias) · (up + up_bias), or without a gated feed-forward act(gate + gate_bias).
+/// out = act(gate + gate_bias) · (up + up_bias); without gating, out = act(gate + gate_bias).
 ///
 /// # Errors
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// Lengths that are no multiples of four.
+/// If a length is no multiple of four.
 pub fn activate(runtime: &dyn Runtime, lane: Lane, what: Activation, args: &Activate) -> Result<()> {
     assert!(
         [args.n, args.ld_gate, args.ld_up, args.ld_out].iter().all(|v| v.is_multiple_of(4)),

@@ -16,7 +16,7 @@ pub struct Positions {
     pub table: DevPtr,
     /// `F32`, `F16` or `BF16`.
     pub dtype: DType,
-    /// Rows that it has; positions beyond add nothing.
+    /// Rows of the table; positions beyond add nothing.
     pub n: usize,
     /// Row of position 0.
     pub offset: usize,
@@ -27,7 +27,7 @@ pub struct Positions {
 /// Operands of [`embed`].
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
-    /// u32 `[rows]` in device memory; `u32::MAX` (or any number from `vocab` on): a row of zeros. NULL: row r
+    /// u32 `[rows]` in device memory; `u32::MAX` (or any number from `vocab` on) gives a row of zeros. With NULL, row r
     /// is row r of the table (rows that the host looked up and uploaded).
     pub tokens: DevPtr,
     /// `[vocab][d]`, rows as in the model file, one after the other.
@@ -54,7 +54,7 @@ pub struct Embed {
 /// [`Error::Unsupported`] for quantised positions; else as [`Runtime::launch`].
 ///
 /// # Panics
-/// `d` is no whole number of blocks of `dtype`.
+/// If `d` is no whole number of blocks of `dtype`.
 pub fn embed(runtime: &dyn Runtime, lane: Lane, args: &Embed) -> Result<()> {
     let Some(row_bytes) = args.dtype.row_bytes(args.d) else {
         panic!("embed: {} rows of {} elements are not whole blocks", args.dtype, args.d)

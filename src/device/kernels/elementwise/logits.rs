@@ -4,9 +4,9 @@ use super::super::abi::{LOGITS_MAX_K, LOGITS_SPAN, LogitsReduceParams, SoftcapPa
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 
-/// Warps of a block of the first stage, a span each.
+/// Warps of a first-stage block; each takes one span.
 const SPAN_WARPS: usize = 4;
-/// Most warps of a block of the second stage: what they keep must fit one warp again.
+/// Most warps of a second-stage block: one warp must be able to take the candidates that they keep.
 const MERGE_WARPS: usize = 16;
 /// Candidates that a warp of the second stage takes at a time.
 const MERGE_STEP: usize = (LOGITS_SPAN - LOGITS_MAX_K) as usize;
@@ -18,7 +18,7 @@ pub struct LogitsReduce {
     pub logits: DevPtr,
     /// [`logits_workspace_bytes`] of working memory, 16-byte aligned.
     pub workspace: DevPtr,
-    /// u32 `[rows][k]`: the greatest first.
+    /// u32 `[rows][k]`: indices of the greatest logits, in descending order.
     pub indices: DevPtr,
     /// f32 `[rows][k]`; optional.
     pub values: DevPtr,
@@ -30,7 +30,7 @@ pub struct LogitsReduce {
     pub vocab: usize,
     /// Distance of rows.
     pub ld: usize,
-    /// How many: 1 is greedy decoding.
+    /// Number of logits to find per row; 1 is greedy decoding.
     pub k: usize,
 }
 
@@ -43,13 +43,14 @@ pub fn logits_workspace_bytes(rows: usize, vocab: usize, k: usize) -> usize {
     rows * spans(vocab) * (8 * k + 8)
 }
 
-/// The `k` greatest logits of each row, of equals the lowest index first, and log Σ e^x. NaN is below everything.
+/// Finds the `k` greatest logits of each row, among equals the lowest index first, and log Σ e^x. NaN ranks below
+/// everything.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// `k` is not in 1..=64 or exceeds the vocabulary.
+/// If `k` is not in 1..=64 or exceeds the vocabulary.
 pub fn logits_reduce(runtime: &dyn Runtime, lane: Lane, args: &LogitsReduce) -> Result<()> {
     assert!(
         (1..=args.vocab.min(LOGITS_MAX_K as usize)).contains(&args.k) && args.ld >= args.vocab,

@@ -1,7 +1,7 @@
 //! Launching what works on rows element by element: embedding, norms, RoPE, activations, and the reduction of
 //! logits.
 //!
-//! Every function enqueues one launch (logits: two) whose grid depends on shapes alone.
+//! Every function enqueues one launch (the reduction of logits: two) whose grid depends on shapes alone.
 
 mod activation;
 mod embed;

@@ -7,9 +7,9 @@ use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::model::Norm;
 use crate::tensor::Half;
 
-/// Rows of up to this many elements are a warp's, longer ones a block's.
+/// A warp takes a row of up to this many elements, a block takes a longer one.
 const WARP_ROW: usize = 1024;
-/// Rows of a block when a warp takes a row.
+/// Rows of a block where a warp takes a row.
 const WARPS: usize = 4;
 /// The longest row: 1024 threads with 16 elements each.
 const MAX_D: usize = 16384;
@@ -21,7 +21,7 @@ pub struct NormRows {
     pub norm: Norm,
     /// f32 `[..][d]`.
     pub hidden: DevPtr,
-    /// To be added, f32 `[..][ld_delta]`; optional.
+    /// Rows added to hidden, f32 `[..][ld_delta]`; optional.
     pub delta: DevPtr,
     /// f32 `[d]`, added to delta; optional.
     pub delta_bias: DevPtr,
@@ -29,14 +29,14 @@ pub struct NormRows {
     pub post: DevPtr,
     /// Weights of the norm; not read without `x`.
     pub weight: NormWeight,
-    /// Where hidden + delta goes, f32 `[rows][d]`: `hidden` itself unless `row_list` is given; optional.
+    /// Where hidden + delta is written, f32 `[rows][d]`: `hidden` itself unless `row_list` is given; optional.
     pub sum: DevPtr,
-    /// Where the norm goes, `[rows][ld_x]` of `act`; optional.
+    /// Where the norm is written, `[rows][ld_x]` of `act`; optional.
     pub x: DevPtr,
     /// Type of `x`.
     pub act: Half,
-    /// u32 `[rows]` in device memory: which rows of hidden and delta are taken, in order (`u32::MAX`: none, a
-    /// row of zeros); optional.
+    /// u32 `[rows]` in device memory: the rows of hidden and delta to take, in order (`u32::MAX` stands for a row of
+    /// zeros); optional.
     pub row_list: DevPtr,
     /// Rows.
     pub rows: usize,
@@ -54,7 +54,7 @@ pub struct NormRows {
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// Row lengths that are no multiples of four or beyond 16384.
+/// If a row length is no multiple of four or exceeds 16384.
 pub fn norm(runtime: &dyn Runtime, lane: Lane, args: &NormRows) -> Result<()> {
     let d = args.d;
     assert!(
@@ -91,7 +91,7 @@ pub fn norm(runtime: &dyn Runtime, lane: Lane, args: &NormRows) -> Result<()> {
     let (tile, grid, block, shared) = if d <= WARP_ROW {
         ("warp", args.rows.div_ceil(WARPS), 32 * WARPS, 0)
     } else {
-        // Two vectors of four a thread as long as 1024 threads suffice.
+        // Two vectors of four elements per thread as long as 1024 threads cover the row.
         let vectors = if d <= MAX_D / 2 { 2 } else { 4 };
         let threads = d.div_ceil(4 * vectors).next_multiple_of(32);
         (if vectors == 2 { "block2" } else { "block4" }, args.rows, threads, 128)

@@ -7,30 +7,30 @@ use crate::model::RopePairing;
 use crate::tensor::Half;
 
 const WARPS: usize = 4;
-/// What two quads a lane hold.
+/// Longest head: two quads per lane hold this many elements.
 const MAX_HEAD_DIM: usize = 256;
 
-/// Rows that go to the host as well: see [`RopeAppend::publish`].
+/// Rows that are also written to the host: see [`RopeAppend::publish`].
 #[derive(Debug, Clone, Copy)]
 pub struct PublishRows {
     /// i32 `[rows]`: place of the row in `to`; -1: not published.
     pub slots: DevPtr,
-    /// u32 in device memory: how many rows are published in all. They may be divided among several launches of one
-    /// lane: the epoch follows the last of them.
+    /// u32 in device memory: how many rows are published in all. Several launches of one lane may share them: the last
+    /// one sets the epoch.
     pub n: DevPtr,
-    /// Mapped host memory: places of `stride` bytes, q|k|v of a row each.
+    /// Mapped host memory: places of `stride` bytes, each for the q|k|v of one row.
     pub to: DevPtr,
     /// Bytes from place to place.
     pub stride: usize,
-    /// f32 if true, the KV type if not.
+    /// Whether rows are published as f32; otherwise they have the KV type.
     pub f32: bool,
     /// u32 in device memory.
     pub epoch: DevPtr,
-    /// What is published is `*epoch + epoch_add`...
+    /// The epoch published is `*epoch + epoch_add`.
     pub epoch_add: u32,
-    /// ...here (u32 in mapped host memory), once all rows are there.
+    /// u32 in mapped host memory: set to the published epoch once all rows have arrived.
     pub epoch_flag: DevPtr,
-    /// u32 in device memory, zero before the first of these launches and after the last.
+    /// Arrival counter, u32 in device memory: zero before the first of these launches and after the last.
     pub arrived: DevPtr,
 }
 
@@ -43,19 +43,20 @@ pub struct RopeAppend {
     pub bias: DevPtr,
     /// Weights of the RMS norm of query heads, f32 `[head_dim]`; optional.
     pub q_norm: DevPtr,
-    /// Of key heads; optional.
+    /// Weights of the RMS norm of key heads, f32 `[head_dim]`; optional.
     pub k_norm: DevPtr,
-    /// Of these norms.
+    /// Epsilon of both norms.
     pub eps: f32,
     /// cos and sin, f32 `[positions][rope_dim/2]`; not read if `rope_dim` is 0.
     pub rope: [DevPtr; 2],
     /// Rotated elements of a head; 0: none.
     pub rope_dim: usize,
-    /// Which elements are turned together.
+    /// Which elements are rotated together.
     pub pairing: RopePairing,
     /// u32 `[rows]`: positions.
     pub row_pos: DevPtr,
-    /// i32 `[rows]`: page · 32 + token in page; -1: K and V are not stored; optional: of no row.
+    /// i32 `[rows]`: page · 32 + token in page; -1 means that K and V of the row are not stored. Optional: without it
+    /// no row's are.
     pub row_slot: DevPtr,
     /// q|k|v as f32 `[rows][ld]`, before the rounding to `kv_type`; optional. It may be `qkv` itself.
     pub finished: DevPtr,
@@ -79,13 +80,13 @@ pub struct RopeAppend {
     pub head_dim: usize,
 }
 
-/// Bias, head norms and RoPE; q to its buffer, K and V to their pages, published rows to the host.
+/// Applies bias, head norms and RoPE; writes q to its buffer, K and V to their pages, published rows to the host.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// Sizes that are no multiples of four, heads beyond 256 elements, more rotated elements than there are.
+/// If a size is no multiple of four, a head has more than 256 elements, or more elements are rotated than a head has.
 pub fn rope_append(runtime: &dyn Runtime, lane: Lane, args: &RopeAppend) -> Result<()> {
     let (hd, rd, heads) = (args.head_dim, args.rope_dim, args.n_heads + 2 * args.n_kv_heads);
     assert!(

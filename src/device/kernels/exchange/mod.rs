@@ -1,4 +1,4 @@
-//! Launching what moves rows and pages between an accelerator and the host.
+//! Launching the kernels that move rows and pages between an accelerator and the host.
 //!
 //! The host's side is mapped pinned memory ([`Pinned`](crate::device::runtime::Pinned)), which kernels read and
 //! write in place, or a staging buffer that a copy on another lane fills or empties.

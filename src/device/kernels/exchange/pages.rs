@@ -15,7 +15,7 @@ pub struct PageMoves<'a> {
     pub device: DevPtr,
     /// Pages in the host's layout ([`crate::cache`]): staging buffer or mapped memory.
     pub host: DevPtr,
-    /// Which, any number.
+    /// The pages to move, any number.
     pub pages: &'a [PageMove],
     /// KV heads.
     pub n_kv_heads: usize,
@@ -23,7 +23,7 @@ pub struct PageMoves<'a> {
     pub head_dim: usize,
 }
 
-/// Pages of one layer from the device's layout to the host's.
+/// Copies pages of one layer from the device's layout to the host's.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
@@ -31,7 +31,7 @@ pub fn pages_to_host(runtime: &dyn Runtime, lane: Lane, args: &PageMoves<'_>) ->
     move_pages(runtime, lane, "pages_to_host", args)
 }
 
-/// Pages of one layer from the host's layout to the device's.
+/// Copies pages of one layer from the host's layout to the device's.
 ///
 /// # Errors
 /// As [`Runtime::launch`].

@@ -7,7 +7,8 @@ use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::tensor::Half;
 
 const THREADS: usize = 256;
-/// More blocks do not make a bus faster, and within the device 64 blocks of 16-byte copies move some 500 GB/s.
+/// Most blocks of a launch: more do not make a bus faster, and within the device 64 blocks of 16-byte copies move some
+/// 500 GB/s.
 const MAX_BLOCKS: usize = 64;
 
 fn blocks(pieces: usize) -> usize {
@@ -28,13 +29,13 @@ pub struct PublishSource {
 /// Operands of [`publish_rows`]. Optional addresses may be NULL.
 #[derive(Debug, Clone, Copy)]
 pub struct PublishArgs {
-    /// Rows of these are put side by side.
+    /// The buffers whose rows are put side by side.
     pub sources: [PublishSource; 3],
     /// Mapped host memory.
     pub to: DevPtr,
     /// Bytes from place to place.
     pub stride: usize,
-    /// u32 `[max_rows]`: the row that goes to place i; optional: row i.
+    /// u32 `[max_rows]`: the row that goes to place i; if absent, row i.
     pub list: DevPtr,
     /// u32 in device memory: how many rows; optional: `max_rows`.
     pub n_rows: DevPtr,
@@ -42,15 +43,15 @@ pub struct PublishArgs {
     pub max_rows: usize,
     /// u32 in device memory.
     pub epoch: DevPtr,
-    /// What is published is `*epoch + epoch_add`...
+    /// The epoch published is `*epoch + epoch_add`.
     pub epoch_add: u32,
-    /// ...here (u32 in mapped host memory), once all rows are there.
+    /// u32 in mapped host memory: set to the published epoch once all rows have arrived.
     pub epoch_flag: DevPtr,
-    /// u32 in device memory, zero between launches.
+    /// Arrival counter, u32 in device memory: zero between launches.
     pub arrived: DevPtr,
 }
 
-/// Whether pieces of 16 bytes fit everywhere; else pieces of 2 must.
+/// Whether copies of 16 bytes fit all addresses and sizes; otherwise copies of 2 bytes must.
 fn wide(what: &str, sizes: &[usize]) -> bool {
     assert!(
         sizes.iter().all(|s| s.is_multiple_of(2)),
@@ -65,7 +66,7 @@ fn wide(what: &str, sizes: &[usize]) -> bool {
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// Odd sizes or addresses; places too short for the rows.
+/// If a size or address is odd, or places are too short for the rows.
 pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Result<()> {
     let mut params = PublishParams {
         max_rows: args.max_rows as u32,
@@ -105,13 +106,13 @@ pub struct MoveRows {
     pub to: DevPtr,
     /// Bytes from row to row.
     pub to_stride: usize,
-    /// u32 `[max_rows]`: rows of `from` (`u32::MAX`: none); optional: row i.
+    /// u32 `[max_rows]`: rows of `from` (`u32::MAX`: none); if absent, row i.
     pub from_list: DevPtr,
-    /// u32 `[max_rows]`: rows of `to`, all different; optional: row i.
+    /// u32 `[max_rows]`: rows of `to`, all different; if absent, row i.
     pub to_list: DevPtr,
     /// u32 in device memory: how many rows; optional: `max_rows`.
     pub n_rows: DevPtr,
-    /// u32 in device memory: 0 (see [`check_ready`]) moves nothing; optional.
+    /// u32 in device memory: if it is 0 (see [`check_ready`]), nothing is moved; optional.
     pub gate: DevPtr,
     /// Most rows.
     pub max_rows: usize,
@@ -140,7 +141,7 @@ impl MoveRows {
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// Odd sizes or addresses.
+/// If a size or address is odd.
 pub fn copy_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, bytes: usize) -> Result<()> {
     let sizes = [args.from.0 as usize, args.from_stride, args.to.0 as usize, args.to_stride, bytes];
     let (kernel, piece) = if wide("copy_rows", &sizes) { ("copy_rows_16", 16) } else { ("copy_rows_2", 2) };
@@ -148,13 +149,13 @@ pub fn copy_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, bytes: usiz
     launch(runtime, lane, kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(bytes))
 }
 
-/// The same from f32 to a 16-bit type, `n` elements of each row.
+/// [`copy_rows`] with conversion from f32 to a 16-bit type, `n` elements of each row.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// `n` is no multiple of 4, or rows are not aligned to four elements.
+/// If `n` is no multiple of 4, or rows are not aligned to four elements.
 pub fn convert_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, n: usize, to: Half) -> Result<()> {
     assert!(
         n.is_multiple_of(4)
@@ -175,15 +176,15 @@ pub fn convert_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, n: usize
 pub struct CheckReady {
     /// u32 in mapped host memory: the epoch that the host has reached.
     pub epoch_flag: DevPtr,
-    /// u32 in device memory: what is asked for is `*epoch + epoch_add`.
+    /// u32 in device memory: the epoch awaited is `*epoch + epoch_add`.
     pub epoch: DevPtr,
     /// See `epoch`.
     pub epoch_add: u32,
-    /// u32 in device memory: becomes 1 or 0.
+    /// u32 in device memory: set to 1 if the host has reached the epoch, else to 0.
     pub ready: DevPtr,
 }
 
-/// Whether the host has reached an epoch, without waiting.
+/// Tests, without waiting, whether the host has reached an epoch.
 ///
 /// # Errors
 /// As [`Runtime::launch`].

@@ -1,4 +1,4 @@
-//! The arguments of every product: weights, activations, and what happens to the sums.
+//! The arguments of every product: weights, activations, and the epilogue.
 
 use super::super::abi::{LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams};
 use super::super::quant::PackedLayout;
@@ -6,24 +6,25 @@ use crate::device::accelerator::LinearWeight;
 use crate::device::runtime::DevPtr;
 use crate::tensor::{DType, Half};
 
-/// The head of a scratch buffer that counts arrivals. Zero before the first launch; every launch leaves it zero.
+/// Bytes of arrival counters at the head of a scratch buffer. They are zero before the first launch, and every launch
+/// leaves them zero.
 pub const COUNTER_BYTES: usize = 64 << 10;
 
-/// What becomes of the sums.
+/// What a kernel does with its sums before it stores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// f32 `[m][n]`.
     F32,
     /// max(sum, 0), in the activation type.
     Relu,
-    /// silu(gate)·up, in the activation type `[m][n/2]`: rows of the weight are [interleaved](gate_up_row).
+    /// silu(gate)·up, in the activation type, `[m][n/2]`; the weight's rows are [interleaved](gate_up_row).
     SwiGlu,
-    /// gelu_tanh(gate)·up, likewise.
+    /// gelu_tanh(gate)·up, otherwise like [`Epilogue::SwiGlu`].
     GeGlu,
 }
 
 impl Epilogue {
-    /// All of them.
+    /// All epilogues.
     pub const ALL: [Epilogue; 4] = [Epilogue::F32, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu];
 
     /// Whether rows of the weight are interleaved gates and ups.
@@ -46,7 +47,7 @@ impl Epilogue {
 pub enum Matrix {
     /// 16-bit floats of the activations' type, rows contiguous; k is a multiple of 8.
     Dense {
-        /// Rows (gates and ups counted both).
+        /// Rows (gates and ups both counted).
         n: usize,
         /// Columns.
         k: usize,
@@ -56,12 +57,12 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// The matrix of a weight of `dtype`: float types are stored in that of the activations.
+    /// The matrix of a weight of `dtype`: float weights are stored in the activations' type.
     pub fn of(dtype: DType, n: usize, k: usize) -> Matrix {
         PackedLayout::new(dtype, n, k).map_or(Matrix::Dense { n, k }, Matrix::Quantised)
     }
 
-    /// Rows (gates and ups counted both).
+    /// Rows (gates and ups both counted).
     pub fn n(&self) -> usize {
         match self {
             Matrix::Dense { n, .. } => *n,
@@ -83,7 +84,7 @@ impl Matrix {
 pub struct Weight {
     /// 16-byte aligned.
     pub ptr: DevPtr,
-    /// What lies there.
+    /// Layout and shape of the weight.
     pub matrix: Matrix,
     /// f32 `[n]` in the order of the matrix's rows, or NULL.
     pub bias: DevPtr,
@@ -102,11 +103,11 @@ pub struct ProductArgs {
     pub w: Weight,
     /// Type of the activations.
     pub act: Half,
-    /// `[m][ldx]`, 16-byte aligned.
+    /// `[m][ldx]` of `act`, 16-byte aligned.
     pub x: DevPtr,
     /// Elements between rows of x, a multiple of 8.
     pub ldx: usize,
-    /// `[m][ldy]` of what [`Epilogue`] says; may be columns of a wider buffer.
+    /// `[m][ldy]` of the type that [`Epilogue`] says; may be columns of a wider buffer.
     pub y: DevPtr,
     /// Elements between rows of y.
     pub ldy: usize,
@@ -114,7 +115,8 @@ pub struct ProductArgs {
     pub m: usize,
     /// What becomes of the sums.
     pub epilogue: Epilogue,
-    /// What the kernel says, [`COUNTER_BYTES`] at its head zeroed once, then partial sums. Kernels of one lane share it.
+    /// Scratch of the size that the kernel's `scratch_bytes` says: [`COUNTER_BYTES`] of counters, zeroed once, then
+    /// partial sums. Kernels of one lane share it.
     pub scratch: DevPtr,
 }
 
@@ -142,7 +144,7 @@ impl ProductArgs {
         );
     }
 
-    /// What every kernel of `linear_*.cu` and `gemv*.cu` is told.
+    /// The parameters that every kernel of `linear_*.cu` and `gemv*.cu` takes.
     ///
     /// # Panics
     /// As [`ProductArgs::check`].
@@ -166,9 +168,8 @@ impl ProductArgs {
     }
 }
 
-/// Which row of which part is row `r` of a gate and an up projection interleaved by eight (gate 0..8, up 0..8, gate
-/// 8..16, ...), so that one thread of an mma holds a gate and its up: `(false, i)` is the gate's row `i`, `(true, i)`
-/// the up's.
+/// The source of row `r` in a gate and an up projection interleaved by eight (gate 0..8, up 0..8, gate 8..16, ...), so
+/// that one thread of an mma holds a gate and its up: `(false, i)` is the gate's row `i`, `(true, i)` the up's.
 pub fn gate_up_row(r: usize) -> (bool, usize) {
     (r % 16 >= 8, r / 16 * 8 + r % 8)
 }

@@ -7,21 +7,22 @@
 //! more                  gemm                  rows decoded to a buffer, slice after slice, then gemm
 //! ```
 //!
-//! Row buckets follow from it: all row counts of a bucket are launched with the same kernels and the same splits of k, so
-//! graphs can be recorded per bucket, and a row's bits do not depend on how many rows of the bucket are taken.
+//! Row buckets follow from this table: all row counts of a bucket are launched with the same kernels and the same
+//! splits of k, so graphs can be recorded per bucket, and a row's bits do not depend on how many rows of the bucket are
+//! used.
 
 /// Most rows for which weights stream through registers once (`gemv.cu`, `gemv_quant.cu`).
 pub const GEMV_ROWS: usize = 4;
 
-/// Most rows for the kernels that read weights once per tile of tokens and split k over the device; beyond, tiles of
-/// the prefill GEMM reuse both sides.
+/// Most rows for the kernels that read weights once per tile of tokens and split k over the device. Beyond that, tiles
+/// of the prefill GEMM reuse both operands.
 pub const DECODE_ROWS: usize = 128;
 
-/// Most rows that `linear_dense.cu` can be launched for (tests and benches go beyond [`DECODE_ROWS`]): the counters of
-/// all tiles fit.
+/// Most rows that `linear_dense.cu` can be launched for (tests and benches go beyond [`DECODE_ROWS`]), so that the
+/// counters of all tiles fit.
 pub const DENSE_TILES_ROWS: usize = 1024;
 
-/// Most rows that `linear_quant.cu` can be launched for, likewise.
+/// Most rows that `linear_quant.cu` can be launched for, for the same reason.
 pub const QUANT_TILES_ROWS: usize = 256;
 
 const _: () = assert!(DECODE_ROWS <= DENSE_TILES_ROWS && DECODE_ROWS <= QUANT_TILES_ROWS);
@@ -38,7 +39,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// For `rows` rows of activations.
+    /// The kind of kernel for `rows` rows of activations.
     pub fn of(rows: usize) -> Choice {
         if rows <= GEMV_ROWS {
             Choice::Gemv
@@ -60,7 +61,8 @@ pub fn row_bucket(rows: usize) -> usize {
     }
 }
 
-/// The number of rows that the GEMM of `rows` rows is planned for: powers of two and halfway between, from 64.
+/// The number of rows that the GEMM of `rows` rows is planned for: powers of two from 64, and the numbers halfway
+/// between them.
 pub fn gemm_bucket(rows: usize) -> usize {
     let power = rows.max(64).next_power_of_two();
     if rows.max(64) <= power / 4 * 3 { power / 4 * 3 } else { power }
@@ -80,7 +82,7 @@ mod tests {
         }
     }
 
-    /// What graphs and profiles were recorded by.
+    /// The buckets that recorded graphs and profiles rely on.
     #[test]
     fn buckets_of_some_numbers_of_rows() {
         let rows = [0, 1, 3, 4, 5, 8, 9, 65, 128, 129, 192, 193, 257, 385, 1000];

@@ -4,8 +4,9 @@
 //! How k is divided among warps and blocks follows from the weight's shape, the kernel and the device alone,
 //! so a token's result has the same bits in every batch that runs the same kernel ([`DecodePlan::kernel`]).
 //!
-//! Partial sums of split k live in a scratch buffer: [`COUNTER_BYTES`](super::COUNTER_BYTES) of arrival counters, zeroed once (every
-//! launch leaves them zero), then [`scratch_bytes`] minus that of partials, whatever they hold.
+//! Partial sums of split k live in a scratch buffer: [`COUNTER_BYTES`](super::COUNTER_BYTES) of arrival counters,
+//! zeroed once (every launch leaves them zero). The rest of the [`scratch_bytes`] holds partial sums and needs no
+//! initialisation.
 
 use super::super::abi::{LinearParams, QuantLinearParams};
 use super::args::{Matrix, ProductArgs};
@@ -17,10 +18,10 @@ use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
 use crate::tensor::Half;
 
 impl DecodePlan {
-    /// For `m` tokens by a matrix.
+    /// Plans the product of `m` tokens with a matrix.
     ///
     /// # Panics
-    /// If no kernel takes so many tokens, or such a matrix.
+    /// If no kernel takes this many tokens or this matrix.
     pub fn new(info: &DeviceInfo, matrix: &Matrix, act: Half, m: usize) -> DecodePlan {
         match matrix {
             Matrix::Dense { n, k } => {
@@ -52,7 +53,7 @@ impl DecodePlan {
 
 /// Bytes of scratch that a matrix needs for up to `max_m` tokens (counters included).
 pub fn scratch_bytes(info: &DeviceInfo, matrix: &Matrix, max_m: usize) -> usize {
-    // Every kernel's largest number of tokens up to max_m.
+    // The largest number of tokens up to max_m of each kernel.
     let largest: &[usize] = match matrix {
         Matrix::Dense { .. } => &tiles::TOKENS,
         Matrix::Quantised(_) => &quant::TOKENS,
@@ -73,7 +74,7 @@ pub fn decode(rt: &dyn Runtime, lane: Lane, args: &ProductArgs) -> Result<()> {
     decode_as(rt, lane, args, &DecodePlan::new(rt.info(), &args.w.matrix, args.act, args.m))
 }
 
-/// [`decode`] as another [`DecodePlan`] for the same shape says: for tests and measurements.
+/// [`decode`] with a given [`DecodePlan`] for the same shape, for tests and measurements.
 ///
 /// # Errors
 /// As [`Runtime::launch`].

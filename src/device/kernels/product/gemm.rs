@@ -1,8 +1,7 @@
 //! Products of many tokens with dense weights (prefill): `cuda/gemm.cu`, and `cuda/gemm_sm90a.cu` on Hopper.
 //!
-//! [`plan`] picks the tile and the number of splits of K that fill the device best. It sees the matrix and
-//! the *bucket* of the number of tokens, never the number itself: within a bucket a row's result does not
-//! depend on the other rows.
+//! [`plan`] picks the tile and the number of splits of K that fill the device best. It sees the matrix and the *bucket*
+//! of the token count, never the count itself: within a bucket a row's result does not depend on the other rows.
 
 use super::super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
 use super::args::{COUNTER_BYTES, Matrix, ProductArgs};
@@ -11,12 +10,12 @@ use crate::Result;
 use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
 use crate::tensor::Half;
 
-/// Rows of weights in a tile, of every kernel here.
+/// Rows of weights in a tile, the same in every kernel here.
 const ROWS: usize = 128;
-/// A split sums at least this many columns: below, what it costs to meet exceeds what it saves.
+/// A split sums at least this many columns: in shorter ones, combining the sums costs more than the split saves.
 const MIN_SPLIT: usize = 256;
 
-/// The instructions that a kernel is made of.
+/// The instructions that a kernel multiplies and loads with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Path {
     /// mma.sync, operands through registers (any device; f16 only).
@@ -27,21 +26,21 @@ pub enum Path {
     Tma,
 }
 
-/// How a product is made.
+/// The launch plan of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmPlan {
     /// Which kernel.
     pub path: Path,
     /// Tokens in a tile.
     pub tokens: usize,
-    /// Parts of K that are summed apart.
+    /// Parts of K that are summed separately.
     pub splits: usize,
     /// Columns of a part, a multiple of the tile's depth.
     pub k_per_split: usize,
 }
 
 impl Path {
-    /// The one for this device.
+    /// The path for this device.
     pub fn of(rt: &dyn Runtime, dtype: Half) -> Path {
         let info = rt.info();
         if info.sm == 90 && rt.has_kernel(&Path::Tma.kernel(dtype, 128)) {
@@ -53,7 +52,7 @@ impl Path {
         }
     }
 
-    /// Name of its kernel.
+    /// The name of this path's kernel.
     pub fn kernel(self, dtype: Half, tokens: usize) -> String {
         let suffix = match self {
             Path::Sync => "_sync",
@@ -63,7 +62,7 @@ impl Path {
         format!("gemm_{}_{ROWS}x{tokens}{suffix}", dtype.name())
     }
 
-    /// Tokens of its tiles.
+    /// The token counts of this path's tiles.
     pub fn tokens(self) -> [usize; 2] {
         match self {
             Path::Sync | Path::Async => [128, 64],
@@ -93,7 +92,7 @@ impl Path {
 
 /// The tile and splits with the least estimated time for [`gemm_bucket`]`(m)` tokens.
 ///
-/// A device makes `multiprocessors` tiles at a time. In units of one token by one column of a tile: a tile takes
+/// A device computes `multiprocessors` tiles at a time. In units of one token by one column of a tile, a tile takes
 /// `tokens * k`, plus filling the ring and writing the sums (about 512 columns' worth: f32 sums at the memory
 /// bandwidth of one multiprocessor); the last split of a tile reads the sums of all.
 pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> GemmPlan {
@@ -103,15 +102,15 @@ pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Gemm
     let mut best: Option<(usize, GemmPlan)> = None;
     for tokens in path.tokens() {
         let tiles = n.div_ceil(ROWS) * gemm_bucket(m).div_ceil(tokens);
-        // Splits are for grids that leave multiprocessors idle: partial sums then fit `scratch_bytes`.
+        // Only grids that leave multiprocessors idle are split, so partial sums fit `scratch_bytes`.
         let most = (sms / tiles).min(k / MIN_SPLIT).max(1);
         for splits in 1..=most {
             let k_per_split = k.div_ceil(splits).next_multiple_of(path.depth());
             if k.div_ceil(k_per_split) != splits {
-                continue; // rounding left the last ones empty: the same as fewer
+                continue; // rounding left the last splits empty: the same plan as with fewer splits
             }
             let meet = if splits == 1 { 0 } else { PARTIAL * (splits + 1) };
-            // A narrow tile reads more of shared memory for its products.
+            // A narrow tile reads more shared memory per product.
             let narrow = if tokens == path.tokens()[1] { tokens / 8 } else { 0 };
             let time = (tiles * splits).div_ceil(sms) * (tokens + narrow) * (k_per_split + ENDS + meet);
             if best.is_none_or(|(t, _)| time < t) {
@@ -122,8 +121,8 @@ pub fn plan(info: &DeviceInfo, path: Path, m: usize, n: usize, k: usize) -> Gemm
     best.expect("one split is always possible").1
 }
 
-/// Bytes of scratch that any product needs: counters (zeroed once, every launch leaves them zero), then sums of at most
-/// one part of a tile a multiprocessor.
+/// Bytes of scratch that any product needs: counters (zeroed once; every launch leaves them zero), then partial sums of
+/// at most one tile per multiprocessor.
 pub fn scratch_bytes(info: &DeviceInfo) -> usize {
     COUNTER_BYTES + info.multiprocessors.max(1) as usize * ROWS * 256 * 4
 }
@@ -152,7 +151,7 @@ pub fn gemm_as(rt: &dyn Runtime, lane: Lane, args: &ProductArgs, plan: &GemmPlan
     gemm_by(rt, lane, args, plan, &plan.path.kernel(args.act, plan.tokens))
 }
 
-/// Enqueues the product as `plan` says, by the kernel of another name (tests: one with a planted mistake).
+/// Enqueues the product as `plan` says, with another kernel (tests use one with a planted mistake).
 ///
 /// # Errors
 /// Whatever the runtime reports.
@@ -213,7 +212,7 @@ pub fn gemm_by(
             k: k as u32,
             ..Default::default()
         };
-        // Persistent: a block a multiprocessor takes items in turn.
+        // The kernel is persistent: one block per multiprocessor takes items in turn.
         let blocks = (tiles * plan.splits).min(rt.info().multiprocessors.max(1) as usize);
         return rt.launch(
             lane,

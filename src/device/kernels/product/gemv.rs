@@ -11,8 +11,8 @@ const STEP: usize = 256;
 /// Columns of a tile of packed codes.
 const TILE_COLS: usize = 64;
 
-/// Warps share rows until there are 16 for every multiprocessor (or slices get shorter than two steps): the
-/// eight 16-byte loads of each lane then keep 64 KiB in flight.
+/// The plan for a dense matrix. Warps share rows until there are 16 warps for every multiprocessor (or slices get
+/// shorter than two steps): the eight 16-byte loads of each lane then keep 64 KiB in flight.
 pub(super) fn dense(info: &DeviceInfo, act: Half, m: usize, n: usize, k: usize) -> DecodePlan {
     let pairs = n.div_ceil(2);
     let want = 16 * info.multiprocessors as usize;
@@ -48,8 +48,8 @@ pub(super) fn quantised(layout: &PackedLayout, act: Half, k_split: usize) -> Dec
     }
 }
 
-/// A block a row tile; k is split only until there are two blocks for every multiprocessor, and while each warp
-/// still has four tiles to stream.
+/// Columns of a split of a quantised matrix. A block takes a row tile; k is split only until there are two blocks for
+/// every multiprocessor, and only while each warp still has four tiles to stream.
 pub(super) fn k_split(info: &DeviceInfo, layout: &PackedLayout) -> usize {
     let (row_tiles, k_tiles) = layout.tiles();
     let want = 2 * info.multiprocessors as usize / row_tiles;

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `gemv` | `gemv.cu`, `gemv_quant.cu` | up to [`GEMV_ROWS`](choose::GEMV_ROWS) |
 //! | `tiles` | `linear_dense.cu` | up to [`DECODE_ROWS`] |
-//! | [`quant`] | `linear_quant.cu` | the same, of quantised weights |
+//! | [`quant`] | `linear_quant.cu` | up to [`DECODE_ROWS`], with quantised weights |
 //! | [`gemm`] | `gemm.cu`, `gemm_sm90a.cu` | more; quantised weights are decoded, slice after slice, then multiplied |
 
 mod args;
@@ -27,7 +27,7 @@ use crate::device::accelerator::LinearWeight;
 use crate::device::runtime::{DeviceInfo, Lane, Runtime};
 
 /// Most bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
-/// against what its multiprocessors take at once.
+/// against the tiles that its multiprocessors compute at once.
 const MAX_SLICE_BYTES: usize = 64 << 20;
 /// Slices shorter than this leave multiprocessors idle (2048 rows of 4096 columns are 16 tiles a token tile).
 const MIN_SLICE_BYTES: usize = 16 << 20;
@@ -48,7 +48,7 @@ pub fn product(rt: &dyn Runtime, lane: Lane, args: &ProductArgs) -> Result<()> {
     }
 }
 
-/// The GEMM of quantised weights, decoded slice after slice.
+/// The GEMM of quantised weights, which are decoded slice after slice.
 fn sliced(rt: &dyn Runtime, lane: Lane, args: &ProductArgs, layout: PackedLayout) -> Result<()> {
     let (n, k, element) = (layout.n(), layout.k(), if args.epilogue == Epilogue::F32 { 4 } else { 2 });
     let (dense, step) = (args.scratch.add(gemm::scratch_bytes(rt.info())), slice_rows(rt.info(), k));
@@ -56,7 +56,7 @@ fn sliced(rt: &dyn Runtime, lane: Lane, args: &ProductArgs, layout: PackedLayout
         let count = step.min(n - first);
         let decoded = RowsArgs { layout, w: args.w.ptr, to: args.act, y: dense, ldy: k, first, count };
         rows(rt, lane, &decoded)?;
-        // Gates and ups make half as many columns, of the activations' type.
+        // A gated epilogue writes half as many columns, in the activations' type.
         let at = if args.epilogue.is_gated() { first / 2 } else { first };
         let bias = if args.w.bias.is_null() { args.w.bias } else { args.w.bias.add(4 * first) };
         let w = Weight { ptr: dense, matrix: Matrix::Dense { n: count, k }, bias };
@@ -65,18 +65,18 @@ fn sliced(rt: &dyn Runtime, lane: Lane, args: &ProductArgs, layout: PackedLayout
     Ok(())
 }
 
-/// Bytes decoded at a time: what the decoding kernel writes, the GEMM should read from the level-two cache.
+/// Bytes decoded at a time, chosen so that the GEMM reads from the level-two cache what the decoding kernel wrote.
 ///
-/// Two fifths of it (24 MiB of an H200's 60 MiB): A100 and Hopper keep their cache in two halves, and a line that
-/// multiprocessors of both sides read takes room in both; the rest is for activations, sums and packed weights that
-/// stream past. Where that is too little (6 MiB of an A10), decoded weights pass through memory whatever the slice, and
-/// long ones waste least at their ends.
+/// A slice takes two fifths of the cache (24 MiB of an H200's 60 MiB): A100 and Hopper divide the cache into two
+/// halves, and a line that multiprocessors of both halves read occupies space in both; the rest is for activations,
+/// sums and packed weights that stream past. Where that is too little (6 MiB of an A10), decoded weights pass through
+/// memory whatever the slice, and long slices waste least at their ends.
 fn slice_bytes(info: &DeviceInfo) -> usize {
     let share = info.l2_bytes as usize / 5 * 2;
     if share < MIN_SLICE_BYTES { MAX_SLICE_BYTES } else { share.min(MAX_SLICE_BYTES) }
 }
 
-/// Rows decoded at a time: whole tiles of gates and ups.
+/// Rows decoded at a time, a whole number of gate-and-up tiles.
 fn slice_rows(info: &DeviceInfo, k: usize) -> usize {
     (slice_bytes(info) / (2 * k)).max(128) / 128 * 128
 }
@@ -109,7 +109,8 @@ mod tests {
         }
     }
 
-    /// Graphs are recorded per bucket: its rows run the same decode kernels, with the same splits of k.
+    /// Graphs are recorded per bucket, so all row counts of a bucket run the same decode kernels with the same splits
+    /// of k.
     #[test]
     fn rows_of_a_bucket_run_the_same_decode_kernel() {
         let info = device(60 << 20);
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn decoded_slices_fit_the_level_two_cache() {
-        // H200, H100, A100, L40S; then caches that hold no useful slice: A10, T4, one that is not known.
+        // H200, H100, A100, L40S; then caches that hold no useful slice: A10, T4, an unknown size.
         let mib = [60, 50, 40, 96, 6, 4, 0].map(|mib| slice_bytes(&device(mib << 20)) >> 20);
         assert_eq!(mib, [24, 20, 16, 38, 64, 64, 64]);
         for (n, k, rows) in [(28672, 4096, 3072), (4096, 14336, 768), (128, 1 << 20, 128)] {

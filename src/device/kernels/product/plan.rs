@@ -5,7 +5,7 @@ use super::args::COUNTER_BYTES;
 /// One launch, as decided by shapes and device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodePlan {
-    /// Which kernel: equal names (on one device), equal bits of a token's result.
+    /// The kernel's name. On one device, plans with equal names give a token's result the same bits.
     pub kernel: String,
     /// Blocks.
     pub grid: [u32; 3],
@@ -17,7 +17,7 @@ pub struct DecodePlan {
     pub k_split: usize,
     /// Splits of k by blocks.
     pub splits: usize,
-    /// Stages of the ring, where there is one.
+    /// Stages of the ring, for kernels that have one.
     pub stages: usize,
     /// Bytes of partial sums.
     pub partial_bytes: usize,
@@ -29,7 +29,7 @@ impl DecodePlan {
         (1 << self.k_warps_log2, self.splits)
     }
 
-    /// Bytes of scratch that it needs.
+    /// Bytes of scratch that the launch needs.
     pub fn scratch_bytes(&self) -> usize {
         COUNTER_BYTES + self.partial_bytes
     }

@@ -1,5 +1,5 @@
-//! Products of 5 tokens and more with quantised weights: `linear_quant.cu`. Codes become halves in registers, tiles of weights by all
-//! rows of a tile of tokens, k split over the device.
+//! Products of 5 tokens and more with quantised weights: `linear_quant.cu`. Codes become halves in registers; each tile
+//! of weights is multiplied with all rows of a tile of tokens; k is split over the device.
 
 use super::super::quant::PackedLayout;
 use super::args::COUNTER_BYTES;
@@ -14,23 +14,23 @@ const TILE_ROWS: usize = 16;
 /// Columns of a step.
 const STEP_COLS: usize = 128;
 
-/// Tokens of the kernels, and as many as there may be.
+/// Token counts of the kernels, then the most tokens of a launch.
 pub(super) const TOKENS: [usize; 6] = [GEMV_ROWS, 8, 16, 32, 64, QUANT_TILES_ROWS];
 
-/// A kernel of `linear_quant.cu`: the table at that file's end.
+/// A kernel of `linear_quant.cu`, as in the table at the end of that file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
     tokens: usize,
     /// Row tiles of a warp (R).
     row_tiles: usize,
-    /// Blocks that its registers allow on a multiprocessor.
+    /// Blocks per multiprocessor that the kernel's registers allow.
     resident: usize,
 }
 
 impl Tile {
-    /// Those for codes of `bits`, by tokens.
+    /// The kernels for codes of `bits` bits, by tokens.
     fn all(bits: usize) -> [Tile; 4] {
-        // Small codes need many rows a block for the x they share, and have the room.
+        // With small codes a block takes many rows, which share x and fit in shared memory.
         let of = |tokens, row_tiles, resident| Tile { tokens, row_tiles, resident };
         match bits {
             4 | 5 => [of(8, 4, 2), of(16, 4, 2), of(32, 4, 1), of(64, 2, 1)],
@@ -38,7 +38,7 @@ impl Tile {
         }
     }
 
-    /// The smallest that holds `m` tokens, or else the largest that the device has shared memory for.
+    /// The smallest kernel that holds `m` tokens, or else the largest that the device has shared memory for.
     fn of(info: &DeviceInfo, layout: &PackedLayout, m: usize) -> Tile {
         let fits = |t: &&Tile| t.shared(layout, 2) <= info.shared_per_block as usize;
         let tiles = Tile::all(layout.bits());
@@ -51,17 +51,17 @@ impl Tile {
         WARPS / 2 * self.row_tiles * TILE_ROWS
     }
 
-    /// As `Ring` in the kernel.
+    /// Bytes of shared memory, as `Ring` in the kernel counts them.
     fn shared(self, layout: &PackedLayout, stages: usize) -> usize {
         let tiles = WARPS * self.row_tiles;
         let stage = self.tokens * STEP_COLS * 2 + tiles * layout.shared_tile_bytes();
         let scales = if layout.has_super_blocks() { tiles * TILE_ROWS * 16 } else { 0 };
-        // At the end, half of the warps hand their sums to the others.
+        // At the end, half of the warps pass their sums to the others through shared memory.
         (stages * stage + scales).max(self.rows() * self.tokens * 4)
     }
 
-    /// The deepest ring with which as many blocks fit as registers allow, at least three stages; else the deepest
-    /// that fits, or the least there is. Results do not depend on it.
+    /// Stages of the deepest ring with which as many blocks fit as registers allow, if that is at least three; else of
+    /// the deepest that fits, or else of the shallowest. Results do not depend on it.
     fn stages(self, info: &DeviceInfo, layout: &PackedLayout) -> usize {
         let room = info.shared_per_block as usize;
         let fits = |stages: &usize| self.shared(layout, *stages) <= room;
@@ -69,8 +69,9 @@ impl Tile {
         [4, 3].into_iter().find(shares).or_else(|| [4, 3, 2].into_iter().find(fits)).unwrap_or(2)
     }
 
-    /// Columns of a split. Time is the steps of the busiest multiprocessor, three more until its ring is full, and
-    /// what it costs to meet: two, and one for every four splits, whose sums the last one adds.
+    /// Columns of a split. The estimated time is the steps of the busiest multiprocessor, plus three until its ring is
+    /// full, plus the cost of combining splits: two steps, and one for every four splits, whose sums the last block
+    /// adds.
     fn k_split(self, info: &DeviceInfo, layout: &PackedLayout) -> usize {
         let steps = layout.k().div_ceil(STEP_COLS);
         let blocks = layout.n().div_ceil(self.rows());
@@ -85,14 +86,14 @@ impl Tile {
     }
 }
 
-/// For `m` tokens.
+/// Plans the product of `m` tokens.
 pub(super) fn plan(info: &DeviceInfo, layout: &PackedLayout, act: Half, m: usize) -> DecodePlan {
     let tile = Tile::of(info, layout, m);
     tiled(info, layout, act, m, tile, tile.k_split(info, layout))
 }
 
-/// With the kernel for `tokens` tokens (at most 4: GEMV; 8, 16, 32 or 64) and splits of `k_split` columns, a
-/// multiple of 128: for tests, which choose what a device would choose for other shapes.
+/// A plan with the kernel for `tokens` tokens (at most 4: GEMV; 8, 16, 32 or 64) and splits of `k_split` columns, a
+/// multiple of 128. Tests use it to run plans that a device would choose only for other shapes.
 pub fn forced(
     info: &DeviceInfo,
     layout: &PackedLayout,
@@ -148,7 +149,7 @@ mod tests {
 
     const TOKENS: [usize; 14] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256];
 
-    /// T4, A10, L40S, A100, H200, a consumer Blackwell.
+    /// T4, A10, L40S, A100, H200 and a consumer Blackwell.
     fn devices() -> [DeviceInfo; 6] {
         [(75, 40, 64), (86, 72, 99), (89, 142, 99), (80, 108, 163), (90, 132, 227), (120, 170, 99)].map(
             |(sm, multiprocessors, kib)| DeviceInfo {
@@ -210,7 +211,8 @@ mod tests {
         }
     }
 
-    /// The arithmetic of the kernels' headers: bandwidth times latency, shared by the multiprocessors, is in flight.
+    /// Checks the arithmetic in the kernels' headers: each multiprocessor keeps its share of bandwidth times latency in
+    /// flight.
     #[test]
     fn large_weights_keep_enough_bytes_in_flight() {
         // GB/s of the devices above (a consumer Blackwell: 5090), 0.75 us.

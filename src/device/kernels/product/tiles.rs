@@ -1,5 +1,5 @@
-//! Products of 5 tokens and more with dense weights: `linear_dense.cu`. Tiles of weights by all rows of a tile of tokens, k split over
-//! the device.
+//! Products of 5 tokens and more with dense weights: `linear_dense.cu`. Each tile of weights is multiplied with all
+//! rows of a tile of tokens; k is split over the device.
 
 use super::args::COUNTER_BYTES;
 use super::plan::DecodePlan;
@@ -9,22 +9,22 @@ use crate::tensor::Half;
 /// Columns of a tile.
 const TILE_K: usize = 64;
 
-/// A tile of `linear_dense.cu`: the table at that file's end.
+/// A tile of `linear_dense.cu`, as in the table at the end of that file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
     /// Rows of the weight.
     bn: usize,
     /// Tokens.
     tm: usize,
-    /// Stages of the ring: without asynchronous copies (they hide nothing then, but two save a barrier), with the
-    /// 99 KiB of shared memory of an A10 and L40S, with the 227 KiB of an H200.
+    /// Stages of the ring: on devices without asynchronous copies (where stages hide no latency, but two save a
+    /// barrier), with the 99 KiB of shared memory of an A10 and L40S, with the 227 KiB of an H200.
     stages: [usize; 3],
-    /// Blocks to aim at, in twentieths of the device's multiprocessors.
+    /// Target number of blocks, in twentieths of the device's multiprocessors.
     blocks: usize,
 }
 
-/// Small tiles want two blocks a multiprocessor, so that one computes while the other waits at its barrier; large
-/// ones have the bytes in flight with one, and pay for every split with m·n partial sums.
+/// The tiles, by tokens. Small tiles want two blocks per multiprocessor, so that one computes while the other waits at
+/// its barrier; large ones keep enough bytes in flight with one, and pay for every split with m·n partial sums.
 const TILES: [Tile; 5] = [
     Tile { bn: 64, tm: 8, stages: [2, 4, 6], blocks: 38 },
     Tile { bn: 64, tm: 16, stages: [2, 4, 6], blocks: 38 },
@@ -42,14 +42,14 @@ impl Tile {
         self.stages(info) * (self.bn + self.tm) * TILE_K * 2
     }
 
-    /// The smallest that holds `m` tokens, or else the largest that the device has shared memory for.
+    /// The smallest tile that holds `m` tokens, or else the largest that the device has shared memory for.
     fn of(info: &DeviceInfo, m: usize) -> Tile {
         let fits = |t: &Tile| t.shared(info) <= info.shared_per_block as usize;
         let tile = TILES.iter().filter(|t| fits(t)).find(|t| m <= t.tm);
         *tile.or_else(|| TILES.iter().rfind(|t| fits(t))).expect("18 KiB of shared memory, as every GPU has")
     }
 
-    /// Columns of a split: the fewest splits that make the blocks aimed at, each at least four steps long.
+    /// Columns of a split: the fewest splits that reach the target number of blocks, each at least four steps long.
     fn k_split(self, info: &DeviceInfo, n: usize, k: usize) -> usize {
         let steps = k.div_ceil(TILE_K).max(1);
         let aim = info.multiprocessors as usize * self.blocks / 20;
@@ -58,7 +58,7 @@ impl Tile {
     }
 }
 
-/// Tokens of the tiles.
+/// Token counts of the tiles.
 pub(super) const TOKENS: [usize; TILES.len()] = {
     let mut tokens = [0; TILES.len()];
     let mut i = 0;
@@ -69,7 +69,7 @@ pub(super) const TOKENS: [usize; TILES.len()] = {
     tokens
 };
 
-/// For `m` tokens by an `n` x `k` weight.
+/// Plans the product of `m` tokens with an `n` x `k` weight.
 pub(super) fn plan(info: &DeviceInfo, act: Half, m: usize, n: usize, k: usize) -> DecodePlan {
     let tile = Tile::of(info, m);
     let k_split = tile.k_split(info, n, k);
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// T4, A10, L40S, A100, H200, a consumer Blackwell.
+    /// T4, A10, L40S, A100, H200 and a consumer Blackwell.
     fn devices() -> [DeviceInfo; 6] {
         [(75, 40, 64), (86, 72, 99), (89, 142, 99), (80, 108, 163), (90, 132, 227), (120, 170, 99)]
             .map(|(sm, n, kib)| device(sm, n, kib))
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// The arithmetic of the kernels' headers: bytes in flight a multiprocessor, with one wave of blocks.
+    /// Checks the arithmetic in the kernels' headers: bytes in flight per multiprocessor, with one wave of blocks.
     #[test]
     fn large_weights_keep_enough_bytes_in_flight() {
         for info in devices() {

@@ -1,18 +1,18 @@
-//! Codes and scales out of the block formats of GGUF: what packing and every format have in common from here on.
+//! Reads codes and scales out of GGUF's block formats, into a form that packing handles alike for every format.
 
 use super::layout::{COLS, PackedLayout, ROWS};
 use crate::reference::dequant::k_scale_min;
 use crate::tensor::DType;
 
-/// Codes and scales of 16 rows, format gone: what all tiles of a row tile are assembled from.
+/// Codes and scales of 16 rows, independent of the file's format: all tiles of a row tile are assembled from them.
 pub(super) struct CodeRows {
     /// Elements of a row of `codes`: whole tiles.
     pub width: usize,
-    /// `[row][width]`: a byte a code.
+    /// `[row][width]`: one byte per code.
     pub codes: Vec<u8>,
     /// `[row][tile]`: the bytes that the tile stores for the row, 4 or 8.
     pub scales: Vec<[u8; 8]>,
-    /// `[row][group]`: the same of the super-block, 2 or 4.
+    /// `[row][group]`: the bytes that the group stores for the row's super-block, 2 or 4.
     pub supers: Vec<[u8; 4]>,
 }
 
@@ -58,12 +58,12 @@ impl CodeRows {
                 DType::F32 | DType::F16 | DType::BF16 => unreachable!("no layout of {dtype}"),
             }
             match dtype {
-                // Two blocks a tile.
+                // Two blocks per tile.
                 DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => {
                     scales[i / 2][i % 2 * 2..][..2].copy_from_slice(&b[..2]);
                 }
                 DType::Q4_1 | DType::Q5_1 => scales[i / 2][i % 2 * 4..][..4].copy_from_slice(&b[..4]),
-                // Four tiles a block.
+                // Four tiles per block.
                 DType::Q4_K | DType::Q5_K => {
                     supers[i].copy_from_slice(&b[..4]);
                     for sub in 0..8 {
@@ -98,7 +98,7 @@ fn five_bits(b: &[u8], high: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// 256 codes: of 64 that share 32 bytes, low nibbles first.
+/// 256 codes, in groups of 64 that share 32 bytes: low nibbles first.
 fn four_bits_k(b: &[u8], codes: &mut [u8]) {
     for (b, codes) in b.chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
         let (low, high) = codes.split_at_mut(32);
@@ -108,7 +108,8 @@ fn four_bits_k(b: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// 256 codes: halves of 128; in each, quarters 0 and 1 are low nibbles, 2 and 3 high ones; bit pairs by quarter.
+/// 256 codes in halves of 128. In each half, quarters 0 and 1 are low nibbles, 2 and 3 high ones; the bit pairs are
+/// ordered by quarter.
 fn six_bits(low: &[u8], high: &[u8], codes: &mut [u8]) {
     for (h, codes) in codes.chunks_exact_mut(128).enumerate() {
         for (quarter, codes) in codes.chunks_exact_mut(32).enumerate() {

@@ -1,7 +1,7 @@
-//! What a packed matrix is: tiles of 16 rows x 64 columns in the order of mma fragments, and their sizes.
+//! The layout of a packed matrix: tiles of 16 rows x 64 columns in the order of mma fragments, and their sizes.
 //!
-//! The layout is drawn in `cuda/include/quant_tile.cuh`. Rows are padded to 16 and columns to 64 with codes and
-//! scales of zero, which multiply what kernels read of x there (zeros) to nothing.
+//! The layout is drawn in `cuda/include/quant_tile.cuh`. Rows are padded to 16 and columns to 64 with codes and scales
+//! of zero; kernels read zeros of x there, so the padding adds nothing.
 
 use crate::tensor::DType;
 
@@ -16,7 +16,7 @@ pub(super) struct Format {
     pub low: usize,
     pub high: usize,
     pub scales: usize,
-    /// Behind every 4 tiles; 0 without super-blocks.
+    /// Super-scales behind every 4 tiles; 0 without super-blocks.
     pub super_scales: usize,
 }
 
@@ -54,7 +54,7 @@ impl Format {
     }
 }
 
-/// A packed matrix: what it is of, from which its size and every kernel's follow.
+/// The type and shape of a packed matrix, from which its size and the launch sizes of kernels follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PackedLayout {
     pub(super) dtype: DType,
@@ -63,14 +63,14 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// Of `n` rows of `k` elements; `None` if `dtype` has no codes, or there is nothing, or `k` is no multiple of
-    /// its block.
+    /// The layout of `n` rows of `k` elements; `None` if `dtype` has no codes, `n` or `k` is 0, or `k` is no multiple
+    /// of the block length.
     pub fn new(dtype: DType, n: usize, k: usize) -> Option<PackedLayout> {
         Format::of(dtype)?;
         (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(PackedLayout { dtype, n, k })
     }
 
-    /// What it is packed from.
+    /// The type of the weight that it is packed from.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -90,13 +90,13 @@ impl PackedLayout {
         (self.n.div_ceil(ROWS), self.k.div_ceil(COLS))
     }
 
-    /// Bytes of 16 rows.
+    /// Bytes of a row of tiles (16 rows).
     pub fn row_tile_bytes(&self) -> usize {
         let format = self.format();
         self.tiles().1 / format.group() * format.group_bytes()
     }
 
-    /// Bytes of all.
+    /// Bytes of the whole matrix.
     pub fn bytes(&self) -> usize {
         self.tiles().0 * self.row_tile_bytes()
     }
@@ -112,7 +112,7 @@ impl PackedLayout {
         self.format().bits
     }
 
-    /// Whether its scales are in two levels.
+    /// Whether the scales have two levels.
     pub(in crate::device::kernels) fn has_super_blocks(&self) -> bool {
         self.format().super_scales > 0
     }
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn bits_of_a_weight() {
-        // 4096 x 4096: what the kernels' headers say of memory traffic.
+        // 4096 x 4096: the bits per weight that the kernels' headers state.
         for (dtype, bits) in [
             (DType::Q4_0, 4.5),
             (DType::Q4_1, 5.0),

@@ -1,8 +1,8 @@
 //! Quantised weights: packed once on the host ([`pack()`]), multiplied as they are
 //! ([`product::quant`](super::product::quant)), or decoded to 16 bits for the prefill GEMM ([`rows`](mod@rows)).
 //!
-//! Nothing is rounded when a weight is packed: the device has the file's own integers and scales, in the order
-//! in which tensor cores want them (`cuda/include/quant_tile.cuh`).
+//! Packing rounds nothing: the device holds the file's own integers and scales, in the order in which tensor cores read
+//! them (`cuda/include/quant_tile.cuh`).
 
 mod codes;
 mod layout;

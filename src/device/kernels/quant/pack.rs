@@ -1,4 +1,4 @@
-//! From rows of blocks, as in the file, to the tiles of a [`PackedLayout`].
+//! Packs rows of blocks, as in the file, into the tiles of a [`PackedLayout`].
 
 use super::codes::CodeRows;
 use super::layout::{COLS, Format, PackedLayout, ROWS};
@@ -6,11 +6,11 @@ use crate::host::{Pieces, Pool};
 
 /// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`PackedLayout::bytes`].
 ///
-/// Any order of rows is a matter of `row`: concatenated matrices, or [gates and ups by
+/// `row` decides the order of rows: it may concatenate matrices, or interleave [gates and ups by
 /// eight](super::super::product::gate_up_row).
 ///
 /// # Panics
-/// `out` or a row has another length than the layout says.
+/// If the length of `out` or of a row differs from the layout's.
 pub fn pack<'a>(
     layout: &PackedLayout,
     row: &(dyn Fn(usize) -> &'a [u8] + Sync),
@@ -20,7 +20,7 @@ pub fn pack<'a>(
     assert_eq!(out.len(), layout.bytes(), "packed {layout:?}");
     let (row_tiles, _) = layout.tiles();
     let bytes = layout.row_tile_bytes();
-    // Chunks of a few row tiles: their codes are unpacked into a buffer that each chunk allocates once.
+    // A chunk is a few row tiles; it unpacks their codes into a buffer that it allocates once.
     let per_chunk = row_tiles.div_ceil(8 * pool.threads()).max(1);
     pool.rows(true, 1, Pieces::new(out, per_chunk * bytes), |chunk, piece| {
         let mut codes = CodeRows::new(layout);
@@ -57,7 +57,7 @@ fn pack_row_tile<'a>(
             let (low, rest) = body.split_at_mut(format.low);
             let (high, scales) = rest.split_at_mut(format.high);
             pack_codes(format, |r| &rows.codes[r * rows.width + tile * COLS..][..COLS], low, high);
-            // Rows g and g + 8 side by side: a lane has both.
+            // Rows g and g + 8 lie side by side: one lane holds both.
             let each = format.scales / ROWS;
             for r in 0..ROWS {
                 let at = (r % 8 * 2 + r / 8) * each;
@@ -72,12 +72,12 @@ fn pack_row_tile<'a>(
     }
 }
 
-/// Codes of a tile by lane: `row(r)` are the 64 of row `r`.
+/// Writes a tile's codes by lane; `row(r)` returns the 64 codes of row `r`.
 fn pack_codes<'a>(format: Format, row: impl Fn(usize) -> &'a [u8], low: &mut [u8], high: &mut [u8]) {
     let rows: [&[u8]; ROWS] = std::array::from_fn(row);
     for lane in 0..32 {
         let (g, t) = (lane / 4, lane % 4);
-        // Fifth bits, or fifth and sixth bits, of all pairs of the tile.
+        // The fifth bits, or fifth and sixth bits, of all pairs of the tile.
         let mut tops = [0u32; 2];
         for s in 0..4 {
             // Pair j: fragment register a_j of the step.
@@ -127,7 +127,8 @@ mod tests {
         f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
     }
 
-    /// Element (row, col) of a packed matrix, by the drawing in quant_tile.cuh and in its own words.
+    /// Element (row, col) of a packed matrix, written from the drawing in quant_tile.cuh and independent of the packing
+    /// code.
     fn element(layout: &PackedLayout, packed: &[u8], row: usize, col: usize) -> f32 {
         let k_tiles = layout.k.div_ceil(64);
         let (r, c) = (row % 16, col % 64);
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Random bytes, with scales that are finite.
+    /// Random bytes with finite scales.
     fn rows_of(dtype: DType, n: usize, k: usize, seed: u64) -> Vec<u8> {
         let mut state = seed;
         let mut random = || {
@@ -233,7 +234,7 @@ mod tests {
                         );
                     }
                 }
-                // Padding is worth nothing: scales of zero (and so are minima).
+                // Padding adds nothing: its scales and minima are zero.
                 for r in n..layout.tiles().0 * 16 {
                     for c in 0..layout.tiles().1 * 64 {
                         assert_eq!(

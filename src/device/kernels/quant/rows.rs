@@ -1,4 +1,4 @@
-//! Rows of a packed matrix decoded (`dequant.cu`): for the prefill GEMM, and for embeddings.
+//! Decodes rows of a packed matrix (`dequant.cu`), for the prefill GEMM and for embeddings.
 
 use super::PackedLayout;
 use crate::Result;
@@ -12,10 +12,10 @@ const WARPS: usize = 8;
 const TILE_ROWS: usize = 16;
 const TILE_COLS: usize = 64;
 
-/// Rows of a packed matrix as 16-bit floats, in the order that they were packed in.
+/// Operands of [`rows()`]: rows of a packed matrix as 16-bit floats, in the order in which they were packed.
 #[derive(Debug, Clone, Copy)]
 pub struct RowsArgs {
-    /// What the weight is.
+    /// Layout of the weight.
     pub layout: PackedLayout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
@@ -31,7 +31,7 @@ pub struct RowsArgs {
     pub count: usize,
 }
 
-/// Enqueues the decoding of rows.
+/// Enqueues the decoding of consecutive rows.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
@@ -62,14 +62,15 @@ pub fn rows(rt: &dyn Runtime, lane: Lane, args: &RowsArgs) -> Result<()> {
     launch(rt, lane, &kernel, grid, shared as u32, &params)
 }
 
-/// Some rows of a packed matrix as f32: an embedding that shares its table with the output layer.
+/// Operands of [`gather`]: some rows of a packed matrix as f32, for an embedding that shares its table with the output
+/// layer.
 #[derive(Debug, Clone, Copy)]
 pub struct GatherArgs {
-    /// What the table is.
+    /// Layout of the table.
     pub layout: PackedLayout,
     /// [Packed](super::pack()), 16-byte aligned.
     pub w: DevPtr,
-    /// u32 `[count]`: which rows; from n on: a row of zeros.
+    /// u32 `[count]`: the rows to decode; a number from n on gives a row of zeros.
     pub row_ids: DevPtr,
     /// f32 `[count][ldy]`, 8-byte aligned.
     pub y: DevPtr,
@@ -77,11 +78,11 @@ pub struct GatherArgs {
     pub ldy: usize,
     /// Rows.
     pub count: usize,
-    /// Multiplies every element.
+    /// Factor that every element is multiplied by.
     pub scale: f32,
 }
 
-/// Enqueues the decoding of some rows.
+/// Enqueues the decoding of listed rows.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
