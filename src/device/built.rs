@@ -4,11 +4,11 @@
 /// machine code of common ones.
 #[derive(Debug)]
 pub struct Module {
-    /// `gemv` of `cuda/gemv.cu`; `linear_quant.q4_0` of a file in parts.
+    /// `gemv` for `cuda/gemv.cu`; `linear_quant.q4_0` for a file compiled in parts.
     pub name: &'static str,
-    /// Compute capability that it was compiled for: 75, 80, 90.
+    /// Compute capability it was compiled for: 75, 80, 90.
     pub sm: u32,
-    /// Runs on exactly that capability (`90a`), where others run on it and all later ones.
+    /// Whether it runs on exactly that capability (`90a`); other modules also run on all later ones.
     pub exact: bool,
     /// Version of the PTX language: (9, 0) is CUDA 13.0's.
     pub version: (u32, u32),
@@ -26,7 +26,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// Bytes of its parameter struct.
     pub params: u32,
-    /// Registers of a thread at entry that it relies on, if it does: with others its `setmaxnreg` waits forever.
+    /// Registers per thread at entry, for a kernel that relies on the number: with another number its `setmaxnreg`
+    /// waits forever.
     pub registers: Option<u32>,
 }
 
@@ -55,7 +56,7 @@ impl Module {
     }
 
     /// The machine code that a GPU of capability `sm` runs best: its own, else the newest before it of the same
-    /// major number. `None`: the driver has to compile the PTX.
+    /// major number. `None` if the driver has to compile the PTX.
     pub fn code_for(&self, sm: u32) -> Option<&'static Code> {
         let runs = |code: &&Code| match self.exact {
             true => code.sm == sm,
@@ -66,7 +67,7 @@ impl Module {
 }
 
 impl Code {
-    /// The image, as drivers load it.
+    /// The image in the form that drivers load.
     pub fn image(&self) -> Vec<u8> {
         unpack(self.gzip)
     }

@@ -12,6 +12,6 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// All of them.
+    /// All lanes.
     pub const ALL: [Lane; 3] = [Lane::Compute, Lane::HostToDevice, Lane::DeviceToHost];
 }

@@ -1,17 +1,17 @@
-//! From a name to the description of a machine: one of `hardware/`, or a file.
+//! Finds the description of a machine by name: one of `hardware/`, or a file.
 
 use std::path::Path;
 
 use crate::hardware::{self, Hardware};
 use crate::{Error, Result};
 
-/// Most bytes of a description.
+/// Maximum size of a description in bytes.
 const MAX_TOML: u64 = 1 << 20;
 
-/// The machine called `name`, or described by the file of that name; `None` where there is neither.
+/// The machine called `name`, or described by the file of that name; `None` if there is neither.
 ///
 /// # Errors
-/// A file that cannot be read or is no description: see [`hardware::parse`].
+/// If the file cannot be read or is no description: see [`hardware::parse`].
 pub fn find(name: &str) -> Result<Option<Hardware>> {
     if let Some(found) = hardware::named(name) {
         return Ok(Some(found));
@@ -29,7 +29,7 @@ pub fn find(name: &str) -> Result<Option<Hardware>> {
     hardware::parse(name, &text).map(Some)
 }
 
-/// The names of all of `hardware/`, for messages.
+/// The names of all machines in `hardware/`, for messages.
 pub fn names() -> String {
     hardware::names().collect::<Vec<_>>().join(", ")
 }

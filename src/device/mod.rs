@@ -1,8 +1,9 @@
-//! Where work runs beside the CPU: accelerators behind one contract.
+//! Accelerators, which run work beside the CPU, behind one contract.
 //!
-//! [`runtime`] is what any accelerator gives: its own memory, in-order asynchronous lanes, events, pinned
-//! host memory, launching a kernel by name. `kernels` (where the build has them) plans and launches those of `cuda/` through
-//! it, whoever runs them. Modules here are public and have doors of their own.
+//! [`runtime`] is the interface of any accelerator: its own memory, in-order asynchronous lanes, events, pinned host
+//! memory, launching a kernel by name. `kernels` (if the build contains it) plans and launches the kernels of `cuda/`
+//! through a runtime, on a GPU or emulated. The modules here are public, and each has its own `mod.rs` as its
+//! interface.
 
 pub mod accelerator;
 pub mod built;

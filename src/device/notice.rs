@@ -1,16 +1,17 @@
-//! Notices of a device while it works: that loading takes long, that a slower path was taken. The library prints nothing;
-//! callers may listen.
+//! Notices from a device while it works, such as that loading takes long or that a slower path was taken. The library
+//! prints nothing; callers may listen.
 
 use std::sync::OnceLock;
 
 static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
 
-/// From now on `listener` is told each sentence, on the thread that has it to say. The first listener of a process stays.
+/// Registers `listener`, which is called with each sentence on the thread that reports it. Only the first listener of a
+/// process is kept.
 pub fn listen(listener: fn(&str)) {
     let _ = LISTENER.set(listener);
 }
 
-/// Says a sentence to whoever listens.
+/// Passes a sentence to the listener, if there is one.
 pub(crate) fn say(sentence: &str) {
     if let Some(listener) = LISTENER.get() {
         listener(sentence);
@@ -32,7 +33,7 @@ mod tests {
         }
     }
 
-    /// `--quiet` is the command line's affair: whatever is said has to go through it.
+    /// The command line handles `--quiet`, so every notice has to go through the listener.
     #[test]
     fn nothing_but_the_command_line_writes_to_standard_error() {
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! From a name to an accelerator.
+//! Opens an accelerator by name.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use super::timed::Timed;
 use crate::Result;
 use crate::hardware::Hardware;
 
-/// Which accelerator.
+/// The kind of an accelerator.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
     /// An NVIDIA GPU, by number.
     Cuda(u32),
-    /// CPU threads in its role.
+    /// An accelerator emulated by CPU threads.
     Emulated(Emulation),
-    /// The same in emulated time, as fast as the machine of this description: `emulated:t4-xeon`.
+    /// An emulated accelerator in emulated time, with the speed of this described machine: `emulated:t4-xeon`.
     Timed(Emulation, Arc<Hardware>),
 }
 
-/// What an emulated accelerator runs. A name means the same in every build: a build that lacks something refuses its
-/// name and takes nothing else in its place (docs/decisions/0015).
+/// What an emulated accelerator runs. A name means the same in every build: a build without the requested kind returns
+/// an error and substitutes nothing (docs/decisions/0015).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Emulation {
-    /// `emulated`: plain functions on the host. In every build.
+    /// `emulated`: plain functions on the host; available in every build.
     Functions,
-    /// `emulated:kernels`: the kernels of `cuda/` compiled for the host, a thousand times slower. Only in builds with
+    /// `emulated:kernels`: the kernels of `cuda/` compiled for the host, a thousand times slower; only in builds with
     /// the feature `host-emulation`.
     Kernels,
 }
@@ -48,7 +48,7 @@ impl std::fmt::Display for Kind {
 }
 
 impl Kind {
-    /// What [`Kind::from_str`] reads.
+    /// The names that [`Kind::from_str`] accepts, for messages.
     pub const NAMES: &str =
         "cuda, cuda:N, emulated, emulated:kernels, emulated:HARDWARE, emulated:HARDWARE,kernels";
 
@@ -64,8 +64,8 @@ impl Kind {
 impl FromStr for Kind {
     type Err = String;
 
-    /// `cuda`, `cuda:N`, `emulated`, `emulated:kernels`, `emulated:HARDWARE[,kernels]`. What stands behind the colon is each
-    /// device's own to read: HARDWARE is the name of a description in `hardware/`, or a file.
+    /// `cuda`, `cuda:N`, `emulated`, `emulated:kernels`, `emulated:HARDWARE[,kernels]`. Each device interprets the text
+    /// after the colon; HARDWARE is the name of a description in `hardware/`, or a file.
     fn from_str(text: &str) -> std::result::Result<Kind, String> {
         let (device, which) = match text.split_once(':') {
             Some((device, which)) => (device, Some(which)),
@@ -100,13 +100,13 @@ fn timed(text: &str) -> std::result::Result<Kind, String> {
     }
 }
 
-/// Memory of the emulated accelerator, unless told otherwise.
+/// Default memory of the emulated accelerator in bytes.
 const EMULATED_MEMORY: u64 = 8 << 30;
 
-/// Whether [`open`] has a chance, at no cost: for saying so before a model is fetched or read.
+/// Checks cheaply whether [`open`] can succeed, so that an error can be reported before a model is fetched or read.
 ///
 /// # Errors
-/// No driver, no such device; no kernels in this program.
+/// If there is no driver, no such device, or this program contains no kernels for it.
 pub fn check(kind: &Kind) -> Result<()> {
     match kind {
         Kind::Cuda(ordinal) => super::cuda::check(*ordinal),
@@ -125,12 +125,12 @@ pub fn check(kind: &Kind) -> Result<()> {
     }
 }
 
-/// Opens an accelerator that may use `memory` bytes of its memory (all of it if `None`: of an accelerator in emulated time, what
-/// the machine's description says).
+/// Opens an accelerator that may use `memory` bytes of its memory. `None` allows all of it; in emulated time, that is
+/// the memory in the machine's description.
 ///
 /// # Errors
-/// [`crate::Error::Device`]: there is none, or its driver cannot run this program's kernels; [`crate::Error::Unsupported`]: this
-/// program has no kernels for it. Both say what would help.
+/// [`crate::Error::Device`] if there is no such accelerator, or its driver cannot run this program's kernels;
+/// [`crate::Error::Unsupported`] if this program has no kernels for it. Both suggest a remedy.
 pub fn open(kind: &Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
     match kind {
         Kind::Cuda(ordinal) => {
@@ -162,10 +162,10 @@ fn emulated(what: Emulation, runtime: Arc<EmulatedRuntime>) -> Result<Arc<dyn Ac
     }
 }
 
-/// The contract by the kernels of `cuda/`.
+/// The accelerator contract, implemented with the kernels of `cuda/`.
 ///
 /// # Errors
-/// [`crate::Error::Unsupported`]: this program has none.
+/// [`crate::Error::Unsupported`] if this program contains none.
 pub fn on_kernels(runtime: Arc<dyn Runtime>) -> Result<Arc<dyn Accelerator>> {
     #[cfg(tandem_kernels)]
     return Ok(Arc::new(super::kernels::accelerator::KernelAccelerator::new(runtime)?));
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// The memory of an accelerator in emulated time is the machine's, and its clock stands.
+    /// An accelerator in emulated time has the described machine's memory, and its clock starts at 0.
     #[test]
     fn an_accelerator_in_emulated_time_is_as_large_as_its_machine() {
         let kind: Kind = "emulated:t4-xeon".parse().unwrap();
@@ -218,7 +218,7 @@ mod tests {
         assert!(plain.runtime().clock().is_none());
     }
 
-    /// What is not linked is refused in a sentence, not replaced.
+    /// A kind that is not linked is refused with a message, not replaced.
     #[test]
     fn kernels_on_the_host_exist_only_where_they_are_linked() {
         let kind = Kind::Emulated(Emulation::Kernels);

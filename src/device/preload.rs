@@ -1,5 +1,5 @@
-//! Loads a model's kernels while its weights are read: a driver may have to compile them first, which would otherwise
-//! happen in the middle of a prompt.
+//! Loads a model's kernels while its weights are read. A driver may have to compile them, which would otherwise happen
+//! in the middle of a prompt.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -11,8 +11,8 @@ use super::runtime::Runtime;
 use crate::Result;
 use crate::tensor::DType;
 
-/// Which kernels a model runs, told by their names. A kernel too many costs memory, one that is missing is loaded when
-/// it is launched.
+/// Decides from their names which kernels a model runs. A superfluous kernel costs memory; a missing one is loaded at
+/// its first launch.
 pub struct Needs {
     /// Formats of quantised matrices.
     formats: BTreeSet<&'static str>,
@@ -22,7 +22,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Those of a model of this shape with these matrices.
+    /// The needs of a model of this shape with these matrices.
     pub fn new(shape: &Shape, matrices: &[LinearWeight]) -> Needs {
         Needs {
             formats: matrices.iter().map(|m| m.dtype.name()).collect(),
@@ -45,13 +45,13 @@ impl Needs {
     }
 }
 
-/// Loading that takes longer is reported, and again whenever so much time has passed.
+/// Interval after which long loading is reported, repeatedly.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Does `work` and loads the kernels beside it.
+/// Does `work` and loads the kernels concurrently.
 ///
 /// # Errors
-/// Those of `work`; otherwise a kernel that does not load.
+/// The error of `work`; otherwise the error of a kernel that does not load.
 pub fn beside<R>(runtime: &dyn Runtime, needs: &Needs, work: impl FnOnce() -> Result<R>) -> Result<R> {
     std::thread::scope(|scope| {
         let kernels = scope.spawn(|| {

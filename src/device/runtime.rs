@@ -1,8 +1,8 @@
 //! The runtime of an accelerator: its own memory, in-order asynchronous lanes, events, launches.
 //!
 //! Addresses are opaque ([`DevPtr`]): the host never reads through them. Work is enqueued on a [`Lane`];
-//! work of one lane runs in order, lanes run beside each other, [`Event`]s order them. A call that
-//! enqueues may report an error of earlier work: errors of asynchronous work surface at the next call.
+//! work of one lane runs in order, different lanes run concurrently, and [`Event`]s order them. Errors of asynchronous
+//! work surface at the next call, so a call that enqueues may report an error of earlier work.
 
 use std::any::Any;
 use std::fmt;
@@ -63,13 +63,13 @@ pub struct DeviceInfo {
     pub name: String,
     /// Compute capability, 10 * major + minor: 75 (T4), 80, 86, 89, 90 (H100, H200)...
     pub sm: u32,
-    /// Streaming multiprocessors: what grids are sized by.
+    /// Number of streaming multiprocessors, by which grids are sized.
     pub multiprocessors: u32,
-    /// Bytes of its memory, in all.
+    /// Total bytes of its memory.
     pub memory_total: u64,
-    /// Shared memory that one block may have, in bytes.
+    /// Most shared memory of one block, in bytes.
     pub shared_per_block: u32,
-    /// Level-two cache, in bytes: what a kernel writes and the next one reads should fit it. 0 if not known.
+    /// Level-two cache in bytes, which should hold data that one kernel writes and the next one reads. 0 if not known.
     pub l2_bytes: u32,
     /// Driver version, for messages (`13000` = 13.0); 0 if it has none.
     pub driver: u32,
@@ -93,9 +93,9 @@ pub struct Launch<'a> {
 /// Host memory that the accelerator can copy from and to at full speed, and that it can read and write
 /// in place (mapped). Cacheable on the host.
 pub trait Pinned: Send + Sync {
-    /// Where the host sees it.
+    /// Its address on the host.
     fn host(&self) -> *mut u8;
-    /// Where the accelerator sees it; NULL where it cannot (only in a [`Slab`]).
+    /// Its address on the accelerator; NULL if not accessible there (only in a [`Slab`]).
     fn device(&self) -> DevPtr;
     /// Bytes.
     fn len(&self) -> usize;
@@ -105,7 +105,7 @@ pub trait Pinned: Send + Sync {
     }
 }
 
-/// One allocation of host memory of exact size, page-locked once, that serves several ranges: [`Runtime::slab`].
+/// One allocation of host memory of exact size, page-locked once and shared by several ranges: [`Runtime::slab`].
 #[derive(Clone)]
 pub struct Slab {
     memory: Arc<dyn Pinned>,
@@ -113,7 +113,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// A slab of `memory`; `pageable` says why it is not page-locked, if so.
+    /// A slab of `memory`; `pageable` is the reason if it is not page-locked.
     pub fn new(memory: Arc<dyn Pinned>, pageable: Option<String>) -> Slab {
         Slab { memory, pageable: pageable.map(Arc::from) }
     }
@@ -123,7 +123,7 @@ impl Slab {
         &self.memory
     }
 
-    /// These bytes, as pinned memory of their own. The slab lives as long as any of its ranges.
+    /// A range of the slab as pinned memory. The slab lives as long as any of its ranges.
     ///
     /// # Panics
     /// If the range does not lie in the slab.
@@ -136,8 +136,8 @@ impl Slab {
         Arc::new(Part { slab: self.memory.clone(), at: range.start, len: range.len() })
     }
 
-    /// Why it is not page-locked, if it is not: then copies are slower and may hold up the caller, and the accelerator
-    /// does not see it ([`Pinned::device`] is NULL).
+    /// The reason if the slab is not page-locked. Copies are then slower and may block the caller, and the accelerator
+    /// cannot access the memory ([`Pinned::device`] is NULL).
     pub fn pageable(&self) -> Option<&str> {
         self.pageable.as_deref()
     }
@@ -152,7 +152,7 @@ struct Part {
 
 impl Pinned for Part {
     fn host(&self) -> *mut u8 {
-        // In range: asserted when it was made. One past the end for an empty range at the end.
+        // The range was asserted when this part was created. An empty range at the end points one past the end.
         self.slab.host().wrapping_add(self.at)
     }
     fn device(&self) -> DevPtr {
@@ -164,44 +164,43 @@ impl Pinned for Part {
     }
 }
 
-/// An accelerator, seen from below: memory, lanes, launches. All methods may be called from any thread.
+/// The low-level interface of an accelerator: memory, lanes, launches. All methods may be called from any thread.
 pub trait Runtime: Send + Sync {
-    /// What it is.
+    /// The device's description.
     fn info(&self) -> &DeviceInfo;
 
-    /// Bytes of its memory that are free (after the cap, if one was set). Waits for the work in flight on memory that was
-    /// freed.
+    /// Free bytes of its memory (under the cap, if one was set). Waits for the work in flight on freed memory.
     fn memory_free(&self) -> Result<u64>;
 
-    /// Memory of `bytes` > 0, aligned to 256. Its contents are undefined.
+    /// Allocates `bytes` > 0 of memory, aligned to 256. Its contents are undefined.
     ///
     /// # Errors
-    /// [`crate::Error::Capacity`] when it does not fit.
+    /// [`crate::Error::Capacity`] if it does not fit.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
 
-    /// Gives memory back, behind the work enqueued so far. Never waits: neither for a lane nor for the context.
+    /// Frees memory after the work enqueued so far. Never waits, neither for a lane nor for the context.
     fn free(&self, ptr: DevPtr);
 
-    /// Pinned, mapped, cacheable host memory, zeroed.
+    /// Allocates pinned, mapped, cacheable host memory, zeroed.
     ///
     /// # Errors
-    /// [`crate::Error::Capacity`] when the host refuses to lock that much; [`crate::Error::Unsupported`] where the
+    /// [`crate::Error::Capacity`] if the host refuses to lock that much; [`crate::Error::Unsupported`] if the
     /// accelerator cannot read and write host memory in place.
     fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>>;
 
-    /// Host memory of exactly `bytes`, zeroed and aligned to pages, page-locked in one registration, for several ranges.
-    /// Mapped where the accelerator can. Where the host refuses to lock that much it is pageable, and says why
-    /// ([`Slab::pageable`], [`Runtime::notices`]).
+    /// Allocates exactly `bytes` of host memory, zeroed, aligned to pages and page-locked in one registration, to be
+    /// divided into ranges. It is mapped if the accelerator supports that. If the host refuses to lock that much, it is
+    /// pageable, with the reason in [`Slab::pageable`] and [`Runtime::notices`].
     ///
     /// # Errors
-    /// [`crate::Error::Capacity`] when the host has not even pageable memory.
+    /// [`crate::Error::Capacity`] if the host does not even have pageable memory.
     fn slab(&self, bytes: usize) -> Result<Slab>;
 
     /// Enqueues a copy of `src` (staged: it may be reused at once).
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()>;
 
-    /// Enqueues a copy of a range of pinned memory, without staging: the caller leaves the range alone
-    /// until an event after the copy is done.
+    /// Enqueues a copy of a range of pinned memory, without staging. The caller must not touch the range until an event
+    /// after the copy is done.
     fn upload_pinned(
         &self,
         lane: Lane,
@@ -210,8 +209,8 @@ pub trait Runtime: Send + Sync {
         range: Range<usize>,
     ) -> Result<()>;
 
-    /// Enqueues a copy to pinned memory, from byte `at` on; the caller leaves it alone until an event
-    /// after the copy is done.
+    /// Enqueues a copy to pinned memory, from byte `at` on. The caller must not touch it until an event after the copy
+    /// is done.
     fn download_pinned(
         &self,
         lane: Lane,
@@ -236,11 +235,12 @@ pub trait Runtime: Send + Sync {
     /// Whether this runtime has a kernel of that name (embedded for a target that the device can run).
     fn has_kernel(&self, kernel: &str) -> bool;
 
-    /// Loads the kernels that `wanted` names, so that no launch has to wait for them; other work may be enqueued
-    /// meanwhile. `progress` is told how many of how many modules are there. Nothing to do where kernels need no loading.
+    /// Loads the kernels whose names `wanted` accepts, so that no launch has to wait for them; other work may be
+    /// enqueued meanwhile. `progress` is called with the number of modules loaded and their total. Does nothing where
+    /// kernels need no loading.
     ///
     /// # Errors
-    /// A kernel that the device cannot load.
+    /// If the device cannot load a kernel.
     fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
         let _ = (wanted, progress);
         Ok(())
@@ -248,7 +248,8 @@ pub trait Runtime: Send + Sync {
 
     /// The 128-byte descriptor of a row-major matrix of 2-byte elements in device memory,
     /// `[rows][stride]` of which `cols` count, for bulk tensor copies of boxes `[box_rows][box_cols]` with
-    /// a 128-byte swizzle (so `box_cols` <= 64), zero-filled outside. `Err` where the device has none (below 90).
+    /// a 128-byte swizzle (so `box_cols` <= 64), zero-filled outside. Returns an error if the device has no such copies
+    /// (below 90).
     fn tensor_map_2d(
         &self,
         base: DevPtr,
@@ -259,16 +260,16 @@ pub trait Runtime: Send + Sync {
         box_cols: u32,
     ) -> Result<[u8; 128]>;
 
-    /// A mark after everything enqueued on `lane` so far.
+    /// Records an event after everything enqueued on `lane` so far.
     fn record(&self, lane: Lane) -> Result<Event>;
 
-    /// As [`Runtime::record`]; the event keeps the time at which the lane passes it, for [`Runtime::elapsed`].
+    /// As [`Runtime::record`]; the event also keeps the time at which the lane reaches it, for [`Runtime::elapsed`].
     fn record_timed(&self, lane: Lane) -> Result<Event>;
 
-    /// The device's time between two timed events, of the same lane or of two: zero if `to` was passed first.
+    /// The device's time between two timed events, of one lane or two; zero if `to` was reached first.
     ///
     /// # Errors
-    /// If one of them is not done, or keeps no time.
+    /// If one of the events is not done, or keeps no time.
     fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration>;
 
     /// Makes later work of `lane` wait for `event`.
@@ -280,12 +281,13 @@ pub trait Runtime: Send + Sync {
     /// Sleeps until everything before `event` is done.
     fn synchronize(&self, event: &Event) -> Result<()>;
 
-    /// As [`Runtime::synchronize`], but spins first: for hand-overs, where waking up would cost more than the wait.
+    /// As [`Runtime::synchronize`], but spins first: where host and device alternate, waking up would cost more than
+    /// the wait.
     fn spin_until_done(&self, event: &Event) -> Result<()> {
         self.synchronize(event)
     }
 
-    /// Waits until everything before `event` is done, or `deadline` has passed: whether it is done.
+    /// Waits until everything before `event` is done or `deadline` has passed. Returns whether it is done.
     fn synchronize_until(&self, event: &Event, deadline: Instant) -> Result<bool>;
 
     /// Blocks until everything enqueued is done.
@@ -296,39 +298,39 @@ pub trait Runtime: Send + Sync {
         Ok(())
     }
 
-    /// Runs `enqueue`, which enqueues on [`Lane::Compute`] only, but records the work instead of running
-    /// it. `None` where the device cannot or its driver refuses (then nothing has been enqueued, and
-    /// [`Runtime::notices`] says why). What a kernel's first launch brings along, compiling and loading it, has no place in a
-    /// recording: run the same work once before.
+    /// Runs `enqueue`, which enqueues on [`Lane::Compute`] only, but records the work instead of running it. Returns
+    /// `None` if the device cannot record or its driver refuses (then nothing has been enqueued, and
+    /// [`Runtime::notices`] says why). A kernel's first launch compiles and loads it, which a recording does not allow:
+    /// run the same work once before.
     fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>>;
 
     /// Enqueues recorded work on the compute lane.
     fn replay(&self, graph: &Graph) -> Result<()>;
 
-    /// The host is about to read and to write these bytes of pinned memory in place (host addresses and lengths). An emulated
-    /// accelerator refuses that while work is in flight that nobody has waited for and that has to do with them.
+    /// Announces that the host is about to read and write these bytes of pinned memory in place (host addresses and
+    /// lengths). An emulated accelerator returns an error if work in flight that touches them has not been waited for.
     ///
     /// # Errors
-    /// Such work, named.
+    /// If there is such work; the error names it.
     fn host_access(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Result<()> {
         let _ = (reads, writes);
         Ok(())
     }
 
-    /// From now on until the value is dropped, the host reads and writes these bytes of pinned memory in place, in work that may
-    /// not have begun: drop it where it is known that the work is done. An emulated accelerator refuses what is enqueued
-    /// meanwhile and has to do with them: nothing orders the two.
+    /// Announces that the host reads and writes these bytes of pinned memory in place until the returned value is
+    /// dropped. The host's work may not have begun yet; drop the value once it is known to be done. Meanwhile an
+    /// emulated accelerator refuses work that touches the bytes, because nothing orders the two.
     fn host_use(&self, reads: &[(*const u8, usize)], writes: &[(*const u8, usize)]) -> Option<HostUse> {
         let _ = (reads, writes);
         None
     }
 
-    /// Declares that the next work on `lane` reads and writes these bytes beside those that its call names: pages of a list in device
-    /// memory. Not recorded. An emulated accelerator refuses them if work on another lane has to do with them and no event
-    /// orders the two, as it does with copies.
+    /// Declares that the next work on `lane` reads and writes these bytes in addition to those that its call names:
+    /// pages of a list in device memory. Declarations are not recorded. As with copies, an emulated accelerator returns
+    /// an error if work on another lane touches the bytes and no event orders the two.
     ///
     /// # Errors
-    /// Such work, named; memory that is not allocated; a device that failed.
+    /// If there is such work (the error names it), if the memory is not allocated, or if the device has failed.
     fn declare(
         &self,
         lane: Lane,
@@ -345,38 +347,40 @@ pub trait Runtime: Send + Sync {
         false
     }
 
-    /// Told that the host has done a job beside the device that took this long, before its end is known to others: an emulated accelerator
-    /// with a slow host takes its time.
+    /// Announces that the host has finished a job of this duration beside the device, before its end is visible to
+    /// others. An emulated accelerator with a slow host delays the end accordingly.
     fn host_worked(&self, took: Duration) {
         let _ = took;
     }
 
-    /// The host is about to do a job beside the device: an emulated accelerator whose faults say so panics, as the job might.
+    /// Announces that the host is about to do a job beside the device. An emulated accelerator panics here if its plan
+    /// of faults says so, as the job itself might.
     fn host_works(&self) {}
 
-    /// Without threads: what acts in turn while a thread waits. Used by one thread at a time.
+    /// The actors that take turns while a thread waits, if the accelerator has no threads. Used by one thread at a
+    /// time.
     fn turns(&self) -> Option<&Arc<Turns>> {
         None
     }
 
-    /// The clock of emulated time, if this accelerator keeps it: then events keep its time, not that of this computer.
+    /// The clock of emulated time, if this accelerator has one. Events then keep its time, not that of this computer.
     fn clock(&self) -> Option<&Arc<Clock>> {
         None
     }
 
-    /// When `event` is passed, in emulated time: for operations of the host that wait for it. `None` without a clock.
+    /// When `event` is reached in emulated time, for operations of the host that wait for it. `None` without a clock.
     fn moment(&self, event: &Event) -> Option<Moment> {
         let _ = event;
         None
     }
 
-    /// What it does in a slower way than it should, and what would help: a sentence each, for the user.
+    /// Sentences for the user about slower paths taken, each with a remedy.
     fn notices(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Bytes that the host uses: see [`Runtime::host_use`]. It ends when this is dropped.
+/// An in-place use of bytes by the host, which ends when this is dropped: see [`Runtime::host_use`].
 pub struct HostUse(#[allow(dead_code)] pub(super) Box<dyn Send + Sync>);
 
 /// Memory that frees itself.
@@ -387,7 +391,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `bytes` (at least one) of undefined contents.
+    /// Allocates `bytes` (at least one) of undefined contents.
     ///
     /// # Errors
     /// As [`Runtime::alloc`].
@@ -396,7 +400,7 @@ impl Buffer {
         Ok(Buffer { runtime: runtime.clone(), ptr: runtime.alloc(len)?, len })
     }
 
-    /// A copy of `data`, enqueued on `lane`.
+    /// Allocates a buffer and enqueues the copy of `data` to it on `lane`.
     ///
     /// # Errors
     /// As [`Runtime::alloc`] and [`Runtime::upload`].
@@ -406,7 +410,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn ptr(&self) -> DevPtr {
         self.ptr
     }
@@ -416,7 +420,7 @@ impl Buffer {
         self.len
     }
 
-    /// Never: see [`Buffer::new`].
+    /// Always false: see [`Buffer::new`].
     pub fn is_empty(&self) -> bool {
         false
     }

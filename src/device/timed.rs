@@ -1,4 +1,5 @@
-//! An emulated accelerator whose operations take modelled time: what each call reads and multiplies, over the rates of a machine.
+//! An emulated accelerator whose operations take modelled time: the bytes and FLOPs of each call, divided by the rates
+//! of a machine.
 //!
 //! ```text
 //! product      weights as they lie in memory + the rows' 16-bit inputs        FLOPs 2·rows·n·k
@@ -7,8 +8,8 @@
 //! page moves   whole pages over the link                                      latency + bytes
 //! elementwise  residual stream, deltas, q|k|v: what does not stay in the level-two cache
 //! ```
-//! The times come from what a call is given, rows of padding included, and not from a program: so that what is predicted for a
-//! program and what running it takes can be held against each other. Copies and lists are timed by the runtime below.
+//! Times follow from the arguments of a call, padding rows included, and not from a program, so that the prediction for
+//! a program can be compared with running it. The runtime below times copies and lists.
 
 use std::any::Any;
 use std::ops::Range;
@@ -26,7 +27,8 @@ use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
 use crate::tensor::{DType, Half};
 
-/// Activations that a level-two cache keeps from one kernel to the next: 4 MiB, a T4's; no description has it.
+/// Bytes of activations that a level-two cache keeps from one kernel to the next: 4 MiB, as on a T4, since machine
+/// descriptions do not state it.
 const CACHE: usize = 4 << 20;
 
 /// See the [module](self).
@@ -36,7 +38,7 @@ pub struct Timed {
     clock: Arc<Clock>,
 }
 
-/// A step with what attention costs of it.
+/// A step with the sizes that determine the cost of its attention.
 struct TimedStep {
     inner: Arc<dyn Any + Send + Sync>,
     seqs: Vec<Extent>,
@@ -51,7 +53,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// The tokens that its row `row` of the step sees here.
+    /// The tokens that row `row` of the step sees on this device.
     fn sees(&self, row: usize, window: Option<usize>) -> Range<usize> {
         let end = self.first_pos + row - self.row0 + 1;
         let first = window.map_or(0, |w| end.saturating_sub(w));
@@ -77,7 +79,7 @@ fn sum(parts: impl IntoIterator<Item = Work>) -> Work {
         .fold(Work::default(), |a, b| Work { flops: a.flops + b.flops, bytes: a.bytes + b.bytes })
 }
 
-/// Bytes of activations that pass from one kernel to another.
+/// Memory traffic of activations that pass from one kernel to another.
 fn activations(bytes: usize) -> Work {
     Work { flops: 0, bytes: bytes.saturating_sub(CACHE) as u64 }
 }
@@ -87,7 +89,7 @@ fn memory(bytes: usize) -> Work {
 }
 
 impl Timed {
-    /// `inner` over the lanes of `emulated`, which keeps `clock`.
+    /// Wraps `inner`, which runs on the lanes of `emulated`, which keeps `clock`.
     pub fn new(inner: Arc<dyn Accelerator>, emulated: Arc<EmulatedRuntime>, clock: Arc<Clock>) -> Timed {
         Timed { inner, emulated, clock }
     }
@@ -96,7 +98,7 @@ impl Timed {
         self.clock.rates()
     }
 
-    /// Runs a call of the accelerator below, with its own step; `lane` works so long.
+    /// Runs a call of the inner accelerator with its own step, and occupies `lane` for the modelled time.
     fn run(
         &self,
         cx: &StepContext<'_>,
@@ -143,7 +145,7 @@ impl Timed {
         self.normed(cx, residual, rows, products)
     }
 
-    /// Rounded queries, keys and values; the latter two go to memory.
+    /// Rounding queries, keys and values; keys and values go to memory.
     fn appended(&self, cx: &StepContext<'_>, rows: usize) -> Work {
         let (width, kv) = (cx.shape.qkv_dim(), cx.shape.kv_dim());
         sum([activations(4 * rows * width), memory(4 * rows * kv)])
@@ -175,7 +177,7 @@ impl Timed {
         Work { flops: 4 * (pairs * shape.q_dim()) as u64, bytes: bytes as u64 }
     }
 
-    /// Pages between the device and `host`, which may be the device's memory, too.
+    /// Seconds of moving pages between the device and `host`, which may also lie in the device's memory.
     fn moved(&self, shape: &Shape, pages: usize, host: DevPtr, to_host: bool) -> f64 {
         let bytes = pages * shape.page_bytes();
         match (self.emulated.is_host(host), to_host) {

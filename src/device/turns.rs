@@ -1,22 +1,23 @@
-//! Turns: what would run on threads of its own acts on the waiting thread instead, one action at a time, in an order derived from a seed.
+//! Turns: work that would have its own threads runs on the waiting thread instead, one action at a time, in an order
+//! derived from a seed.
 //!
 //! With threads, an interleaving happens by chance and cannot be repeated. Here the lanes of the emulated accelerator and the host's lane
-//! are [`Actor`]s: whoever waits lets them act until what it waits for is there, and each call that enqueues something lets some of
-//! them act. So a seed is an interleaving, the same whenever it runs, and no time is lost on waking threads up. If nobody can
-//! act and somebody waits, that is a deadlock, known at once.
+//! are [`Actor`]s: a waiting thread lets them act until its condition holds, and each call that enqueues lets some of
+//! them act. So a seed determines an interleaving, the same in every run, and no time is lost waking threads. If a
+//! thread waits and no actor can act, that is a deadlock, detected at once.
 //!
-//! What depends on threads themselves (spinning, parking, the order of memory) is not seen: tests with threads and the model checker
-//! (`loom/`) are for that.
+//! Effects of real threads (spinning, parking, memory ordering) are not covered; tests with threads and the model
+//! checker (`loom/`) cover those.
 //!
 //! refs   Zhou et al., FoundationDB (SIGMOD 2021), §4: deterministic simulation; Burckhardt et al. 2010 (priorities by chance)
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Somebody who acts in turn.
+/// A participant that acts in turn.
 pub trait Actor: Send + Sync {
-    /// Does one thing; `draw` gives a number below that which it gets. Returns whether there was anything that it could do. It must
-    /// not wait.
+    /// Performs one action; `draw(n)` returns a number below `n`. Returns whether there was anything to do. Must not
+    /// wait.
     fn act(&self, draw: &mut dyn FnMut(usize) -> usize) -> bool;
 }
 
@@ -29,7 +30,7 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// An actor and how often it acts, compared with the others. 0: only if no other can.
+/// An actor and its relative frequency of acting. 0: only if no other can.
 struct Seat {
     actor: Weak<dyn Actor>,
     pace: usize,
@@ -39,9 +40,9 @@ struct Seat {
 struct Table {
     random: u64,
     seats: Vec<Seat>,
-    /// How many of 8 chances to act are taken while no thread waits.
+    /// How many of 8 chances to act are used while no thread waits.
     eager: usize,
-    /// Seats that were not asked yet.
+    /// Seats that have not been tried yet.
     left: Vec<usize>,
 }
 
@@ -54,7 +55,7 @@ impl Table {
         [0, 1, 1, 4, 16][self.below(5)]
     }
 
-    /// Somebody acts, if anybody can.
+    /// Lets one actor act. Returns whether any could.
     fn one(&mut self) -> bool {
         let mut left = std::mem::take(&mut self.left);
         left.clear();
@@ -88,7 +89,7 @@ impl Table {
 #[derive(Default)]
 pub struct Turns {
     table: Mutex<Table>,
-    /// Somebody acts: what it calls lets nobody else act.
+    /// Set while an actor acts; calls that it makes let no other actor act.
     busy: AtomicBool,
     taken: AtomicU64,
 }
@@ -102,14 +103,14 @@ impl Drop for Busy<'_> {
 }
 
 impl Turns {
-    /// In the order of this seed.
+    /// Turns in the order of this seed.
     pub fn new(seed: u64) -> Arc<Turns> {
         let turns = Turns::default();
         turns.begin(seed);
         Arc::new(turns)
     }
 
-    /// From now on in the order of this seed, which also says who is quick and who is slow.
+    /// Restarts with the order of this seed, which also decides which actors are quick and which are slow.
     pub fn begin(&self, seed: u64) {
         let mut table = self.table();
         table.random = seed;
@@ -120,7 +121,7 @@ impl Turns {
         self.taken.store(0, Ordering::Relaxed);
     }
 
-    /// Somebody else acts in turn, as long as it lives.
+    /// Adds an actor, which takes part as long as it lives.
     pub fn add(&self, actor: Weak<dyn Actor>) {
         let mut table = self.table();
         table.seats.retain(|s| s.actor.strong_count() > 0);
@@ -128,15 +129,15 @@ impl Turns {
         table.seats.push(Seat { actor, pace });
     }
 
-    /// Things that were done since the seed was set: of two runs that are the same the same number.
+    /// Number of actions since the seed was set, equal in identical runs.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// For who waits: somebody acts. Returns whether anybody could.
+    /// Lets one actor act, for a caller that waits. Returns whether any could.
     ///
     /// # Panics
-    /// If somebody who acts waits.
+    /// If called by an actor that is acting.
     pub fn one(&self) -> bool {
         let busy = self.enter().expect("somebody waits who acts");
         let acted = self.table().one();
@@ -145,7 +146,7 @@ impl Turns {
         acted
     }
 
-    /// For who goes on: some act, or nobody.
+    /// Lets some actors act, or none, for a caller that does not wait.
     pub fn some(&self) {
         let Some(busy) = self.enter() else { return };
         let mut table = self.table();
@@ -170,7 +171,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Acts so often, and notes when.
+    /// Acts a given number of times and notes when.
     struct Counter(u8, Mutex<usize>, Arc<Mutex<Vec<u8>>>);
 
     impl Actor for Counter {
@@ -211,7 +212,7 @@ mod tests {
             })
             .collect();
         assert!(orders.len() > 45, "{} orders of 50 seeds", orders.len());
-        // Somebody who is slow comes last.
+        // Some slow actor comes last.
         assert!(orders.iter().any(|o| o[40..].iter().all(|&i| i == o[40])));
     }
 }

@@ -3,30 +3,30 @@
 /// Which tokens' attention [`Accelerator::attend`](super::Accelerator::attend) computes on this device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attend {
-    /// All of it, here.
+    /// Attention over all tokens, on this device.
     Here,
-    /// Here over the tokens from `from` on (a multiple of the page): the rest is attended elsewhere and merged in
-    /// ([`Accelerator::merge`](super::Accelerator::merge)).
+    /// This device attends the tokens from `from` on (the beginning of a page). Another device attends the rest, and
+    /// its result is merged in ([`Accelerator::merge`](super::Accelerator::merge)).
     From {
         /// First token whose page is on the device.
         from: usize,
     },
-    /// All of it, here, over the tokens from `from` on (a multiple of the page): no row sees those before, in any layer that the step is
-    /// for. So it is for layers with a window only.
+    /// This device attends the tokens from `from` on (the beginning of a page), and that is all of the attention: no
+    /// row sees earlier tokens in any layer that the step is for. So this is for layers with a window only.
     Since {
         /// First token whose page is on the device.
         from: usize,
     },
-    /// Here over the tokens before `to` alone (a multiple of the page, at most the first row's position), whose pages
-    /// are listed: a staging area's, as a rule. The result is partial; keys and values of the rows themselves are
-    /// stored by another step of the same rows, with [`Attend::From`], and queries are what that one left. Its places in
-    /// [`PartialRows`](super::PartialRows) are this one's if the same rows are partial in both: `to` = 0 makes a row so
-    /// without a token.
+    /// This device attends only the tokens before `to` (the beginning of a page, at most the first row's position),
+    /// whose pages are listed; usually they lie in a staging area. The result is partial. Another step of the same
+    /// rows, with [`Attend::From`], stores the keys and values of the rows themselves, and leaves the queries that this
+    /// one reads. Both steps use the same places in [`PartialRows`](super::PartialRows) if the same rows are partial in
+    /// both: `to` = 0 makes a row partial without attending any token.
     UpTo {
-        /// First token that is not attended here.
+        /// First token that this device does not attend.
         to: usize,
     },
-    /// None of it: the rows are published, and their outputs collected.
+    /// Attention is computed on the host alone: the rows are published, and their outputs collected.
     Elsewhere,
 }
 
@@ -39,7 +39,7 @@ impl Attend {
         }
     }
 
-    /// The first token that no row attends here, of rows that end before position `end`.
+    /// The end of the tokens that this device attends, for rows that end before position `end`.
     pub fn end(self, end: usize) -> usize {
         match self {
             Attend::Here | Attend::From { .. } | Attend::Since { .. } => end,
@@ -48,7 +48,7 @@ impl Attend {
         }
     }
 
-    /// Whether attention's output is whole when it has been attended here.
+    /// Whether this device's attention alone gives the whole output.
     pub fn is_whole(self) -> bool {
         matches!(self, Attend::Here | Attend::Since { .. })
     }
@@ -62,8 +62,9 @@ impl Attend {
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSeq<'a> {
-    /// Its pages on the device: from that of token 0 on, or from that of [`Attend::From`]'s or [`Attend::Since`]'s token, all tokens of this
-    /// step included; with [`Attend::UpTo`], those of the tokens before it. Not read with [`Attend::Elsewhere`].
+    /// The sequence's pages on the device: from the page of token 0, or of [`Attend::From`]'s or [`Attend::Since`]'s
+    /// token, up to the last token of this step; with [`Attend::UpTo`], the pages of the tokens before `to`. Not read
+    /// with [`Attend::Elsewhere`].
     pub pages: &'a [u32],
     /// Position of the first row.
     pub first_pos: usize,
@@ -85,11 +86,11 @@ pub struct StepDesc<'a> {
     /// Rows that want logits, ascending.
     pub logit_rows: &'a [u32],
     /// First rows of sequences, ascending: the only rows between which [`Accelerator::attend`](super::Accelerator::attend)
-    /// may be divided into several calls. A sequence whose keys and values lie somewhere else than the others' (a
-    /// staging area) needs a call of its own.
+    /// may be divided into several calls. A sequence whose keys and values lie in another place than those of the
+    /// others (a staging area) needs a call of its own.
     pub cuts: &'a [usize],
     /// Base of the epochs that this step publishes.
     pub epoch: u32,
-    /// Rows to launch for: at least the rows there are; the rest is padding.
+    /// Number of rows to launch for, at least the number of rows in the step; the rest is padding.
     pub launch_rows: usize,
 }

@@ -1,4 +1,4 @@
-//! What crosses between accelerator and host: rows of a step, attention in parts, pages.
+//! The data that accelerator and host exchange: rows of a step, partial attention, pages.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::cache::PAGE_TOKENS;
 use crate::device::runtime::Pinned;
 use crate::{Error, Result};
 
-/// Rows that cross to the host and back in mapped pinned memory: queries, keys and values one way, attention
-/// outputs the other.
+/// Mapped pinned memory through which rows cross between device and host: queries, keys and values to the host,
+/// attention outputs back.
 ///
 /// layout: 64 bytes that begin with a u32, the epoch of the rows there; `rows` times q|k|v (f32 `[qkv_dim]`, biases,
 /// norms and RoPE applied), in the order of the step's rows attended elsewhere or in part; as many times o (f32
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 pub struct Mailbox {
     /// The memory.
     pub memory: Arc<dyn Pinned>,
-    /// Rows it has room for.
+    /// Number of rows that it holds.
     pub rows: usize,
 }
 
@@ -46,37 +46,37 @@ impl Mailbox {
 pub enum Published {
     /// q|k|v: the host appends the keys and values to its own pages.
     Qkv,
-    /// q alone: the keys and values stay here, and the host attends over the pages that it has. What lies in the
-    /// places of k and v is left as it was.
+    /// q alone: keys and values stay on the device, and the host attends over the pages that it has. The places of k
+    /// and v are left unchanged.
     Queries,
 }
 
 /// Where rows attended elsewhere, in full or in part, are published, and as which epoch.
 #[derive(Clone, Copy)]
 pub struct Publish<'a> {
-    /// Where.
+    /// The mailbox that the rows are published in.
     pub mailbox: &'a Mailbox,
-    /// The mailbox's epoch becomes [`StepDesc::epoch`](super::StepDesc::epoch) plus this once all rows of the call
-    /// are there; the host polls it with acquire.
+    /// Added to [`StepDesc::epoch`](super::StepDesc::epoch): the mailbox's epoch takes the sum once all rows of the
+    /// call have arrived. The host polls it with acquire ordering.
     pub epoch_add: u32,
-    /// What goes.
+    /// The parts of each row to publish.
     pub what: Published,
 }
 
-/// A page that moves between a layer's pages here and the host's.
+/// A page that moves between a layer's pages on the device and on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageMove {
-    /// Its number here.
+    /// Its page number on the device.
     pub device: u32,
-    /// Its number there.
+    /// Its page number on the host.
     pub host: u32,
-    /// Tokens that it holds, from 1 to [`PAGE_TOKENS`]. The places after them are not
-    /// read on the way to the host, and become zeros either way.
+    /// Tokens that it holds, from 1 to [`PAGE_TOKENS`]. The places after them are not read when the page moves to the
+    /// host, and become zeros in either direction.
     pub tokens: u32,
 }
 
 impl PageMove {
-    /// The pages that hold `tokens` tokens of a sequence, `device[i]` with `host[i]`.
+    /// The moves of the pages that hold `tokens` tokens of a sequence, pairing `device[i]` with `host[i]`.
     pub fn of(device: &[u32], host: &[u32], tokens: usize) -> Vec<PageMove> {
         let left = |i: usize| tokens.saturating_sub(i * PAGE_TOKENS).min(PAGE_TOKENS) as u32;
         let pairs = device.iter().zip(host).enumerate();
@@ -86,7 +86,7 @@ impl PageMove {
             .collect()
     }
 
-    /// Refuses counts that no page has, and pages that two moves write.
+    /// Returns an error if a move has a token count that no page has, or if two moves write the same page.
     pub(crate) fn check(pages: &[PageMove], to_host: bool) -> Result<()> {
         if let Some(p) = pages.iter().find(|p| p.tokens == 0 || p.tokens as usize > PAGE_TOKENS) {
             return Err(Error::usage(format!(

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Every operation takes a range of the step's rows, so that rows of one step may be computed in different
-//! places and at different times. A sub-batch that runs beside another has a step and a workspace of its own
+//! places and at different times. A sub-batch that runs concurrently with another has its own step and workspace
 //! ([`SubBatches`]). Weights and KV pages are addresses: a layer may sit anywhere in the device's memory, a staging
 //! buffer included, and rows may append to (and attend over) any pages, a layer's or a staging area's.
 //!
@@ -18,14 +18,15 @@
 //! [`Accelerator::row_bucket`] of the number of rows is the same, and whether [`Accelerator::qkv`] computed it or
 //! its parts one by one.
 //!
-//! What a step or a call asks for beyond what was planned is [`crate::Error::Capacity`], what contradicts itself
-//! [`crate::Error::Usage`]; then nothing has been enqueued by that call.
+//! A step or call that exceeds what was planned returns [`crate::Error::Capacity`], one that contradicts itself
+//! [`crate::Error::Usage`]; in both cases the call has enqueued nothing.
 //!
 //! Formats: the residual stream, what is added to it, q|k|v and logits are f32; normed activations are [`Half`] (`act`);
 //! queries, keys and values as attention reads them are [`Half`] (`kv`). Pages are
 //! `[page][kv_head][K, V][32 tokens][head_dim]` per layer.
 //!
-//! The trait is here; what it speaks of, a file each: `shape`, `weights`, `workspace`, `desc`, `step` and `rows`, `exchange`.
+//! This file defines the trait. Each of its argument types has a file: `shape`, `weights`, `workspace`, `desc`, `step`
+//! and `rows`, `exchange`.
 
 mod desc;
 mod exchange;
@@ -52,13 +53,13 @@ use crate::tensor::{DType, Half};
 
 /// An accelerator: see the [module](self).
 pub trait Accelerator: Send + Sync {
-    /// Its memory, lanes and events.
+    /// The runtime with the device's memory, lanes and events.
     fn runtime(&self) -> &Arc<dyn Runtime>;
 
-    /// Whether it can run a model of this shape at all.
+    /// Checks that it can run a model of this shape.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`], naming what it cannot.
+    /// [`crate::Error::Unsupported`], naming the unsupported property.
     fn check(&self, shape: &Shape) -> Result<()>;
 
     /// The type of activations that suits weights of `dtype`: `None` if the device cannot multiply them.
@@ -70,8 +71,8 @@ pub trait Accelerator: Send + Sync {
     /// [`crate::Error::Unsupported`] for a dtype or size that it cannot multiply.
     fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize>;
 
-    /// Whether a packed head can serve as the embedding's table too, so that a tied model needs one copy only.
-    /// `positions`: learned positions are added.
+    /// Whether a packed head can also serve as the embedding table, so that a tied model needs only one copy.
+    /// `positions` says whether learned positions are added.
     fn embeds_packed(&self, dtype: DType, act: Half, positions: bool) -> bool;
 
     /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`].
@@ -103,7 +104,7 @@ pub trait Accelerator: Send + Sync {
     /// hidden = embedding of the step's tokens (+ learned positions).
     fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()>;
 
-    /// hidden += residual: what crosses to the host has to be whole.
+    /// hidden += residual. Rows that cross to the host must contain the residual.
     fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()>;
 
     /// hidden += residual; x = norm(hidden); qkv = W·x + bias, head norms, RoPE.
@@ -115,19 +116,19 @@ pub trait Accelerator: Send + Sync {
         rows: Range<usize>,
     ) -> Result<()>;
 
-    /// From qkv to what attention reads: q = the queries, rounded; keys and values of rows attended here, in full or
-    /// in part, go to their pages in `kv`. That is the base of a layer's pages, or of a staging area with
-    /// the step's page numbers. What qkv holds may have been projected here, or uploaded
+    /// Turns qkv into the inputs of attention: q = the rounded queries; keys and values of rows attended on this
+    /// device, in full or in part, go to their pages in `kv`. `kv` is the base of a layer's pages, or of a staging area
+    /// with the step's page numbers. The rows of qkv may have been projected on this device, or uploaded
     /// ([`Workspace::qkv_rows`]).
     fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()>;
 
-    /// Rows of qkv that are attended elsewhere, in full or in part, to their places in a mailbox; then its epoch. Without
-    /// such rows nothing is published.
+    /// Copies the rows of qkv that are attended elsewhere, in full or in part, to their places in a mailbox, then
+    /// publishes its epoch. Without such rows nothing is published.
     fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()>;
 
-    /// [`Accelerator::project`], [`Accelerator::append`] and [`Accelerator::publish`] in one, with the same results;
-    /// but what it leaves in qkv is the implementation's own affair. Implementations that do all three in one
-    /// pass over the rows replace it.
+    /// [`Accelerator::project`], [`Accelerator::append`] and [`Accelerator::publish`] in one, with the same results,
+    /// except that the contents of qkv afterwards are unspecified. Implementations that do all three in one pass over
+    /// the rows override it.
     fn qkv(
         &self,
         cx: &StepContext<'_>,
@@ -142,8 +143,9 @@ pub trait Accelerator: Send + Sync {
         publish.map_or(Ok(()), |p| self.publish(cx, p, rows))
     }
 
-    /// attn = attention of those rows that are attended here, over their pages; `ws.partial` = that of rows with
-    /// [`Attend::From`] or [`Attend::UpTo`]; attn of padding rows = 0. `rows` begin and end at [`StepDesc::cuts`], or are all.
+    /// attn = attention of the rows that are attended on this device, over their pages; `ws.partial` = the partial
+    /// attention of rows with [`Attend::From`] or [`Attend::UpTo`]; attn of padding rows = 0. `rows` begin and end at
+    /// [`StepDesc::cuts`], or are all rows.
     fn attend(
         &self,
         cx: &StepContext<'_>,
@@ -152,9 +154,9 @@ pub trait Accelerator: Send + Sync {
         rows: Range<usize>,
     ) -> Result<()>;
 
-    /// Says which pages of `kv` [`Accelerator::append`] (`appends`) or [`Accelerator::attend`] of these rows touches, to a runtime that
-    /// watches memory: for recorded work, whose pages are another step's when it is replayed. Implementations whose
-    /// work is never recorded need not.
+    /// Declares to a runtime that watches memory which pages of `kv` [`Accelerator::append`] (`appends`) or
+    /// [`Accelerator::attend`] of these rows touches. Recorded work needs it, because a replay touches the pages of
+    /// another step. Implementations whose work is never recorded need not override it.
     ///
     /// # Errors
     /// As [`Runtime::declare`].
@@ -184,8 +186,8 @@ pub trait Accelerator: Send + Sync {
     /// delta = W·act + bias.
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
-    /// logits = head(norm(hidden + residual)) of those rows that want them, soft-capped, each at its place among
-    /// all rows of the step that want them.
+    /// logits = head(norm(hidden + residual)) of the rows that want logits, soft-capped, each at its place among all
+    /// rows of the step that want logits.
     fn logits(
         &self,
         cx: &StepContext<'_>,
@@ -195,25 +197,26 @@ pub trait Accelerator: Send + Sync {
         rows: Range<usize>,
     ) -> Result<()>;
 
-    /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of those rows that want logits, and
-    /// log Σ e^x of the row's logits ([`Workspace::logsumexp_at`]), which is no finite number if a logit is NaN or infinite.
+    /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of the rows that want logits, and
+    /// log Σ e^x of the row's logits ([`Workspace::logsumexp_at`]), which is not finite if a logit is NaN or infinite.
     fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()>;
 
-    /// attn of those rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.
+    /// attn of the rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
 
-    /// attn of those rows with [`Attend::From`] = `ws.partial` merged with `other`, attended elsewhere over the
-    /// tokens before `from`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is what
-    /// a step of the same rows with [`Attend::UpTo`] left, in a workspace with another `partial`.
+    /// attn of the rows with [`Attend::From`] = `ws.partial` merged with `other`, the attention over the tokens before
+    /// `from`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is the result of
+    /// a step of the same rows with [`Attend::UpTo`], in a workspace with another `partial`.
     fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
 
     /// Copies pages of one layer (`kv`) to `host`, device or mapped memory, in the host's page layout
-    /// ([`crate::cache`]). On any lane: no step is involved and no other memory, and the list may be dropped at once.
-    /// On a GPU it is a kernel even on a copy lane, since the layouts differ; a copy engine could not change them.
+    /// ([`crate::cache`]). Any lane will do: the call involves no step and no other memory, and the list may be dropped
+    /// at once. On a GPU this is a kernel even on a copy lane, because a copy engine could not convert between the
+    /// layouts.
     ///
     /// # Errors
-    /// [`crate::Error::Usage`]: a count of tokens that no page has, or a page that is written twice; a device that
-    /// failed.
+    /// [`crate::Error::Usage`] for a token count that no page has, or a page that is written twice; the runtime's error
+    /// if the device has failed.
     fn gather_pages(
         &self,
         lane: Lane,
@@ -226,7 +229,7 @@ pub trait Accelerator: Send + Sync {
     /// The inverse of [`Accelerator::gather_pages`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Accelerator::gather_pages`].
     fn scatter_pages(
         &self,
         lane: Lane,

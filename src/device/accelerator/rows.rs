@@ -12,9 +12,9 @@ use crate::{Error, Result};
 pub struct StepRows {
     limits: Limits,
     taken: usize,
-    /// Rows launched for.
+    /// Number of rows that launches are sized for.
     launch: usize,
-    /// Boundaries between the parts of attention: 0, the cuts, the rows launched for.
+    /// Boundaries between the parts of attention: 0, the cuts, and the number of rows launched for.
     bounds: Vec<usize>,
     /// Rows attended elsewhere, in full or in part. A row's index is its place in the mailbox.
     published: Vec<u32>,
@@ -23,7 +23,7 @@ pub struct StepRows {
     logits: Vec<u32>,
 }
 
-/// Where in an ascending list the rows of a range are.
+/// The index range that the rows of a range occupy in an ascending list.
 fn within(list: &[u32], rows: &Range<usize>) -> Range<usize> {
     let at = |row: usize| list.partition_point(|&r| (r as usize) < row);
     at(rows.start)..at(rows.end)
@@ -138,7 +138,7 @@ impl StepRows {
         &self.limits
     }
 
-    /// Rows that belong to a sequence; those behind them are padding.
+    /// Rows that belong to a sequence; the rows after them are padding.
     pub fn taken(&self) -> usize {
         self.taken
     }
@@ -148,7 +148,7 @@ impl StepRows {
         *rows == (0..self.launch)
     }
 
-    /// The rows of each part of attention, first to last; the last one's include the padding.
+    /// The rows of each part of attention, in order; the last part includes the padding.
     pub fn parts(&self) -> impl Iterator<Item = Range<usize>> {
         self.bounds.windows(2).map(|w| w[0]..w[1])
     }
@@ -156,12 +156,12 @@ impl StepRows {
     /// The parts of attention that `rows` cover.
     ///
     /// # Errors
-    /// [`Error::Usage`]: they begin or end between two cuts.
+    /// [`Error::Usage`] if the rows begin or end between two cuts.
     pub fn parts_of(&self, rows: &Range<usize>) -> Result<Range<usize>> {
         if rows.is_empty() {
             return Ok(0..0);
         }
-        // To the last row that is taken is to the end.
+        // A range that reaches the last taken row includes the padding.
         let end = if rows.end >= self.taken { self.launch } else { rows.end };
         match (self.bounds.binary_search(&rows.start), self.bounds.binary_search(&end)) {
             (Ok(first), Ok(last)) => Ok(first..last),
@@ -177,7 +177,7 @@ impl StepRows {
         &self.published
     }
 
-    /// Where in [`StepRows::published`] those of `rows` are.
+    /// The index range of `rows` in [`StepRows::published`].
     pub fn published_in(&self, rows: &Range<usize>) -> Range<usize> {
         within(&self.published, rows)
     }
@@ -187,7 +187,7 @@ impl StepRows {
         &self.elsewhere
     }
 
-    /// Where in [`StepRows::elsewhere`] those of `rows` are.
+    /// The index range of `rows` in [`StepRows::elsewhere`].
     pub fn elsewhere_in(&self, rows: &Range<usize>) -> Range<usize> {
         within(&self.elsewhere, rows)
     }
@@ -202,7 +202,7 @@ impl StepRows {
         &self.partial
     }
 
-    /// Where in [`StepRows::partial`] those of `rows` are.
+    /// The index range of `rows` in [`StepRows::partial`].
     pub fn partial_in(&self, rows: &Range<usize>) -> Range<usize> {
         within(&self.partial, rows)
     }
@@ -212,7 +212,7 @@ impl StepRows {
         &self.logits
     }
 
-    /// Where in [`StepRows::logits`] those of `rows` are.
+    /// The index range of `rows` in [`StepRows::logits`].
     pub fn logits_in(&self, rows: &Range<usize>) -> Range<usize> {
         within(&self.logits, rows)
     }
@@ -274,7 +274,7 @@ mod tests {
         capacity(check(&[seq(0, 17, 0, Attend::Here, &[0])], 17, &[], &[]), "32 rows, 16");
         capacity(check(&[seq(0, 3, 0, Attend::Here, &[0])], 3, &[0, 1, 2], &[]), "3 rows of logits, 2");
         capacity(check(&[seq(0, 1, 96, Attend::Here, &[0; 4])], 1, &[], &[]), "4 pages of a sequence, 3");
-        // Only the pages that are here count.
+        // Only the pages on the device count.
         check(&[seq(0, 1, 96, Attend::From { from: 32 }, &[0; 3])], 1, &[], &[]).unwrap();
         check(&[seq(0, 1, 960, Attend::Elsewhere, &[])], 1, &[], &[]).unwrap();
         check(&[seq(0, 1, 960, Attend::UpTo { to: 96 }, &[0; 3])], 1, &[], &[]).unwrap();

@@ -1,4 +1,4 @@
-//! What an accelerator must know about a model and its steps to size memory.
+//! The sizes of a model and its steps from which an accelerator sizes memory.
 
 use crate::cache::PAGE_TOKENS;
 use crate::model::{Ffn, ModelSpec, Norm, Position, RopePairing};
@@ -24,9 +24,9 @@ pub struct Shape {
     pub norm: Norm,
     /// Activation of the feed-forward.
     pub ffn: Ffn,
-    /// Multiplies q·k.
+    /// Factor of q·k.
     pub attn_scale: f32,
-    /// Multiplies embeddings.
+    /// Factor of embeddings.
     pub embed_scale: f32,
     /// Rotated elements per head; 0 without RoPE.
     pub rope_dim: usize,
@@ -40,9 +40,9 @@ pub struct Shape {
     pub act: Half,
     /// Type of queries, keys and values.
     pub kv: Half,
-    /// Whether results have the bits of this CPU tier in deterministic mode, whatever the batch and wherever the rest is
-    /// computed. Then what else is 16 bits wide is f32, but for keys and values. An accelerator that cannot refuses it
-    /// ([`Accelerator::check`](super::Accelerator::check)).
+    /// If set, results have the bits that this CPU tier computes in deterministic mode, whatever the batch and wherever
+    /// the rest is computed. Values that are otherwise 16 bits wide are then f32, except keys and values.
+    /// [`Accelerator::check`](super::Accelerator::check) returns an error if the accelerator cannot do so.
     pub exact: Option<Isa>,
 }
 

@@ -1,4 +1,4 @@
-//! A prepared step, with what its operations need.
+//! A prepared step, and the arguments of its operations.
 
 use std::any::Any;
 use std::ops::Range;
@@ -17,19 +17,19 @@ pub struct Step {
     pub rows: usize,
     /// Rows that want logits.
     pub n_logits: usize,
-    /// Which rows are what.
+    /// The roles of the rows.
     pub lists: Arc<StepRows>,
-    /// Equal keys: the same launches with other contents of device memory, so that a recorded graph of one
-    /// runs the other. `None`: not to be recorded.
+    /// Steps with equal keys make the same launches over other contents of device memory, so a graph recorded from one
+    /// can run the other. `None`: the step must not be recorded.
     pub graph_key: Option<u64>,
-    /// The implementation's.
+    /// The implementation's own data.
     pub inner: Arc<dyn Any + Send + Sync>,
 }
 
 /// The arguments that all operations share.
 #[derive(Clone, Copy)]
 pub struct StepContext<'a> {
-    /// Where it is enqueued.
+    /// The lane that the operation is enqueued on.
     pub lane: Lane,
     /// The model's sizes.
     pub shape: &'a Shape,
@@ -45,8 +45,8 @@ impl StepContext<'_> {
         0..self.step.rows
     }
 
-    /// Refuses rows that the step does not have, and a workspace planned for steps of other limits: the
-    /// step's lists lead to places that it does not have.
+    /// Returns an error if the step does not have these rows, or if the workspace was planned for other limits, since
+    /// the step's lists then lead to places outside it.
     pub(crate) fn check(&self, rows: &Range<usize>) -> Result<()> {
         if rows.start > rows.end || rows.end > self.step.rows {
             return Err(Error::usage(format!("rows {rows:?} of a step of {}", self.step.rows)));

@@ -6,9 +6,9 @@ use crate::tensor::{DType, Tensor};
 /// Matrices to be multiplied together: concatenated rows, or gate and up of a gated feed-forward.
 #[derive(Debug, Clone, Copy)]
 pub enum LinearSource<'a> {
-    /// All rows of the parts, one after the other; equal dtypes and columns.
+    /// The rows of all parts, one part after the other; dtypes and columns are equal.
     Rows(&'a [&'a Tensor]),
-    /// `ffn_up` multiplies both and applies the activation; equal shapes and dtypes.
+    /// Gate and up, which `ffn_up` multiplies together before it applies the activation; shapes and dtypes are equal.
     GateUp(&'a Tensor, &'a Tensor),
 }
 
@@ -20,7 +20,7 @@ impl LinearSource<'_> {
             LinearSource::GateUp(gate, _) => gate.dtype,
         }
     }
-    /// Rows in all.
+    /// Total number of rows.
     pub fn n(&self) -> usize {
         match self {
             LinearSource::Rows(parts) => parts.iter().map(|p| p.rows()).sum(),
@@ -45,9 +45,9 @@ impl LinearSource<'_> {
 pub struct LinearWeight {
     /// Where [`Accelerator::pack`](super::Accelerator::pack)'s bytes lie.
     pub ptr: DevPtr,
-    /// What it was packed from.
+    /// The type of the weight that it was packed from.
     pub dtype: DType,
-    /// Rows (gate and up counted both).
+    /// Rows (gate and up both counted).
     pub n: usize,
     /// Columns.
     pub k: usize,
@@ -58,9 +58,9 @@ pub struct LinearWeight {
 /// Weights of a norm, f32 `[d]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct NormWeight {
-    /// Multiplies.
+    /// The factor of each element.
     pub w: DevPtr,
-    /// Is added (LayerNorm), or NULL.
+    /// The bias of each element (LayerNorm), or NULL.
     pub b: DevPtr,
 }
 
@@ -107,8 +107,8 @@ pub struct LayerWeights {
 }
 
 impl LayerWeights {
-    /// The same weights when the image that they lie in has moved from one address to another. The tables of RoPE are
-    /// not part of it: they stay.
+    /// These weights after the image that they lie in has moved from one address to another. The RoPE tables are not
+    /// part of the image and do not move.
     pub fn moved(&self, from: DevPtr, to: DevPtr) -> LayerWeights {
         let at = |p: DevPtr| if p.is_null() { p } else { DevPtr(p.0 - from.0 + to.0) };
         let norm = |n: &NormWeight| NormWeight { w: at(n.w), b: at(n.b) };

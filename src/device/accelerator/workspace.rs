@@ -10,15 +10,15 @@ use crate::device::runtime::DevPtr;
 /// Addresses of the activations of up to [`Limits::rows`] rows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Workspace {
-    /// The steps that it has room for: those prepared within these limits.
+    /// The limits that it was sized for: it holds every step that was prepared within them.
     pub limits: Limits,
     /// Residual stream, f32 `[rows][d]`.
     pub hidden: DevPtr,
-    /// To be added to it, f32 `[rows][d]`.
+    /// Output of the last sublayer, still to be added to `hidden`, f32 `[rows][d]`.
     pub delta: DevPtr,
     /// Normed, act `[rows][d]`.
     pub x: DevPtr,
-    /// q|k|v, f32 `[rows][qkv_dim]`: biased, normed and turned after [`Accelerator::project`].
+    /// q|k|v, f32 `[rows][qkv_dim]`, with bias, norm and RoPE applied after [`Accelerator::project`].
     pub qkv: DevPtr,
     /// Queries as attention reads them, kv `[rows][q_dim]`.
     pub q: DevPtr,
@@ -35,7 +35,7 @@ pub struct Workspace {
     /// u32 `[logit_rows]`, then log Σ e^x of the same rows, f32 `[logit_rows]`: [`Workspace::picked`].
     pub argmax: DevPtr,
     /// Partial attention of the rows with [`Attend::From`](super::Attend::From) or [`Attend::UpTo`](super::Attend::UpTo),
-    /// in order; NULL where none ever has.
+    /// in order; NULL if no row ever has.
     pub partial: PartialRows,
     /// [`Accelerator::scratch_bytes`] of working memory, zeroed once.
     pub scratch: DevPtr,
@@ -53,7 +53,7 @@ pub struct PartialRows {
 }
 
 impl PartialRows {
-    /// Those from place `place` on.
+    /// The partial rows from place `place` on.
     pub fn at_place(&self, shape: &Shape, place: usize) -> PartialRows {
         let row = RowBytes::new(shape);
         PartialRows {
@@ -87,7 +87,7 @@ pub struct RowBytes {
     pub head_x: usize,
     /// Bytes of a row of [`Workspace::logits`].
     pub logits: usize,
-    /// Bytes of a row of the tokens of [`Workspace::argmax`], and of the sums behind them.
+    /// Bytes of a row of the tokens in [`Workspace::argmax`], and of the sums that follow them.
     pub argmax: usize,
     /// Bytes of a row of `m`, and of `s`, of [`Workspace::partial`].
     pub partial_ms: usize,
@@ -96,7 +96,7 @@ pub struct RowBytes {
 }
 
 impl RowBytes {
-    /// For a model.
+    /// The bytes per row for a model.
     pub fn new(shape: &Shape) -> RowBytes {
         const F32: usize = 4;
         let act = shape.act_bytes();
@@ -121,15 +121,15 @@ impl RowBytes {
 /// Buffers of a [`Workspace`].
 const BUFFERS: usize = 15;
 
-/// What the addresses of buffers are multiples of.
+/// Alignment of the buffers in bytes.
 const ALIGN: usize = 256;
 
 /// Bytes from an address on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowSpan {
-    /// The first.
+    /// Address of the first byte.
     pub ptr: DevPtr,
-    /// How many.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
@@ -187,18 +187,18 @@ impl Workspace {
         }
     }
 
-    /// Rows of the residual stream: what crosses the link between layers on different sides, once what is to be added
-    /// to them has been ([`Accelerator::fold`]).
+    /// Rows of the residual stream. They cross the link between layers on different sides, after [`Accelerator::fold`]
+    /// has added the residual.
     pub fn hidden_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         span(self.hidden, RowBytes::new(shape).hidden, rows)
     }
 
-    /// Rows of what the last sublayer leaves to be added.
+    /// Rows of the last sublayer's output, still to be added to the residual stream.
     pub fn delta_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         span(self.delta, RowBytes::new(shape).delta, rows)
     }
 
-    /// Rows of q|k|v: those made on the host go here before [`Accelerator::append`].
+    /// Rows of q|k|v; rows that the host projected are uploaded here before [`Accelerator::append`].
     pub fn qkv_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         span(self.qkv, RowBytes::new(shape).qkv, rows)
     }
@@ -218,18 +218,18 @@ impl Workspace {
         span(self.logits, RowBytes::new(shape).logits, places)
     }
 
-    /// Where log Σ e^x of the logits is for the row at `place` among those that want logits.
+    /// Address of log Σ e^x for the row at `place` among the rows that want logits.
     pub fn logsumexp_at(&self, place: usize) -> DevPtr {
         self.argmax.add(4 * (self.limits.logit_rows + place))
     }
 
-    /// What [`Accelerator::argmax`] leaves for the first `rows` rows that want logits, in one piece.
+    /// The results of [`Accelerator::argmax`] for the first `rows` rows that want logits, as one span.
     pub fn picked(&self, rows: usize) -> RowSpan {
         RowSpan { ptr: self.argmax, bytes: 4 * (self.limits.logit_rows + rows) }
     }
 
     /// The likeliest tokens of rows, from the bytes of [`Workspace::picked`]. `None` for a row whose logits are NaN or
-    /// infinite, or all minus infinity: there is nothing to choose.
+    /// infinite, or all minus infinity: such a row has no likeliest token.
     pub fn picked_tokens<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = Option<u32>> + 'a {
         let (tokens, sums) = bytes.split_at(4 * self.limits.logit_rows);
         let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -237,8 +237,8 @@ impl Workspace {
         rows.map(move |(token, sum)| f32::from_bits(word(sum)).is_finite().then(|| word(token)))
     }
 
-    /// Row `row` and those behind it, of the same step: what has a row for every row of the step moves on; logits,
-    /// partial attention and scratch stay where they are, since a step has them once. For sub-batches, see
+    /// The workspace of row `row` and the rows after it, of the same step. Buffers with a row for every row of the step
+    /// advance; logits, partial attention and scratch stay, since a step has them once. For sub-batches, see
     /// [`SubBatches`].
     #[cfg(any(test, tandem_kernels))] // the launchers of kernels are its users
     pub(crate) fn at_row(&self, shape: &Shape, row: usize) -> Workspace {
@@ -262,24 +262,25 @@ fn span(base: DevPtr, row_bytes: usize, rows: &Range<usize>) -> RowSpan {
     RowSpan { ptr: base.add(rows.start * row_bytes), bytes: rows.len() * row_bytes }
 }
 
-/// Memory of the sub-batches of an iteration: each has a workspace and a step's lists of its own, within limits of its
-/// own, and nothing of two of them overlaps. Planned before anything is allocated, then laid out in one range.
+/// Memory of an iteration's sub-batches. Each has its own limits, workspace and step lists, and no two overlap. It is
+/// planned before anything is allocated, then laid out in one range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubBatches {
     parts: Vec<([usize; BUFFERS], usize, Limits)>,
 }
 
-/// One of them.
+/// The memory of one sub-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SubBatch {
     /// Its activations.
     pub ws: Workspace,
-    /// Where its steps are prepared ([`Accelerator::prepare`], within [`Workspace::limits`]).
+    /// Address at which its steps are prepared ([`Accelerator::prepare`], within [`Workspace::limits`]).
     pub lists: DevPtr,
 }
 
 impl SubBatches {
-    /// For sub-batches within these limits, of a model with these matrices ([`Accelerator::scratch_bytes`]).
+    /// Plans the memory of sub-batches within these limits, for a model with these matrices
+    /// ([`Accelerator::scratch_bytes`]).
     pub fn plan(
         accel: &dyn Accelerator,
         shape: &Shape,
@@ -296,13 +297,13 @@ impl SubBatches {
         SubBatches { parts: limits.iter().map(part).collect() }
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all sub-batches.
     pub fn bytes(&self) -> usize {
         let all = self.parts.iter().flat_map(|(sizes, lists, _)| sizes.iter().chain([lists]));
         all.map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Where they are in [`SubBatches::bytes`] from `base` on, which have to be zeroed once.
+    /// Lays the sub-batches out in the [`SubBatches::bytes`] from `base` on, which must have been zeroed once.
     pub fn at(&self, base: DevPtr) -> Vec<SubBatch> {
         let mut next = base;
         let mut take = |bytes: usize| {
@@ -318,7 +319,7 @@ impl SubBatches {
     }
 }
 
-/// What is still to be added to the residual stream before a norm: the last sublayer's output.
+/// The last sublayer's output, which is still to be added to the residual stream before a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residual {
     /// Nothing (before the first sublayer).
@@ -335,7 +336,7 @@ impl Residual {
         if post.is_null() { Residual::Delta } else { Residual::Normed(post) }
     }
 
-    /// What is added, and the weights that norm it first: `delta` itself, and NULL where there is nothing.
+    /// The addresses of the rows to add and of the weights that norm them first; NULL for either that is absent.
     pub fn operands(self, delta: DevPtr) -> (DevPtr, DevPtr) {
         match self {
             Residual::None => (DevPtr::NULL, DevPtr::NULL),
@@ -375,7 +376,7 @@ mod tests {
 
     const LIMITS: Limits = Limits { rows: 7, logit_rows: 3, sequences: 3, pages_per_sequence: 1 };
 
-    /// Buffers one behind the other: the row behind the last is the first of the next buffer.
+    /// Buffers follow one another: the row after the last one is the first row of the next buffer.
     #[test]
     fn rows_fill_the_buffers_that_are_sized_for_them() {
         let shape = shape();
@@ -415,7 +416,7 @@ mod tests {
         assert_eq!(none.at_row(&shape(), 3), none);
     }
 
-    /// Every byte of every buffer of every sub-batch, each once.
+    /// Every byte of every buffer of every sub-batch is used exactly once.
     #[test]
     fn sub_batches_share_nothing() {
         let shape = shape();

@@ -5,15 +5,17 @@
 //! lane             │ start = max(lane free, events waited for, issued) │ end = start + modelled seconds
 //! host's workers   the oldest operation that is ready, with all of them; cohorts' behind the others'
 //! ```
-//! A logical clock (docs/decisions/0017): nothing sleeps. Work runs for real, in the order of real events, and its *times* are
-//! computed from what was issued. So they are the same in every run and do not depend on how fast this computer is.
+//! This is a logical clock (docs/decisions/0017): nothing sleeps. Work runs for real, in the order of real events, and
+//! its *times* are computed from what was issued. So times are the same in every run and do not depend on the speed of
+//! this computer.
 //!
-//! One thread at a time is the control thread: its time is [`Clock::now`]. It goes on when the thread issues something (by
-//! what issuing costs) and when it waits (to the time at which what it waited for was done). What it computes itself between
-//! takes no time. Threads that only do work for others say so ([`uncounted`]): their waits are no waits of the control thread.
+//! One thread at a time is the control thread: its time is [`Clock::now`]. The time advances when the thread issues an
+//! operation (by the cost of issuing) and when it waits (to the end of what it waited for). Its own computation in
+//! between takes no time. Threads that only work for others call [`uncounted`]: their waits do not count as the control
+//! thread's.
 //!
-//! Times are found when somebody asks: until then operations are kept in their lanes. That makes the host's choice, the
-//! oldest operation that is ready, exact: it is made when everything is known that the control thread could have issued by then.
+//! Times are computed on request; until then operations stay in their lanes. That makes the host's choice, the oldest
+//! ready operation, exact: it is made when everything that the control thread could have issued by then is known.
 
 mod rates;
 
@@ -24,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub use self::rates::{Rates, Work};
 use super::lane::Lane;
 
-/// Lanes of the device, then that of the host's workers.
+/// The device's lanes, plus one for the host's workers.
 const LANES: usize = Lane::ALL.len() + 1;
 const HOST: usize = LANES - 1;
 
@@ -32,23 +34,23 @@ thread_local! {
     static UNCOUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on, waits of the calling thread are no waits of the control thread: it works for others, whose clock they
-/// would advance.
+/// Stops counting the calling thread's waits as the control thread's. For threads that work for others: their waits
+/// would advance the others' clock.
 pub fn uncounted() {
     UNCOUNTED.with(|u| u.set(true));
 }
 
-/// Whether waits of the calling thread are the control thread's.
+/// Whether waits of the calling thread count as the control thread's.
 pub fn counts() -> bool {
     !UNCOUNTED.with(Cell::get)
 }
 
-/// When something happened: known once all it depends on is.
+/// When an operation ran; known once the times of everything it depends on are known.
 #[derive(Clone, Default)]
 pub struct Moment(Arc<OnceLock<(f64, f64)>>);
 
 impl Moment {
-    /// When it began and ended, in seconds, if that is known.
+    /// Its begin and end in seconds, if known.
     pub fn span(&self) -> Option<(f64, f64)> {
         self.0.get().copied()
     }
@@ -58,18 +60,18 @@ impl Moment {
     }
 }
 
-/// Something in a lane whose time is not known yet.
+/// An operation in a lane whose time is not known yet.
 struct Entry {
     seconds: f64,
     issued: f64,
     after: Vec<Moment>,
     moment: Moment,
-    /// Of the host's: whether it goes before others that are ready.
+    /// For the host's operations: whether this one goes before others that are ready.
     first: bool,
 }
 
 impl Entry {
-    /// When everything before it is done, but for its lane.
+    /// When all its predecessors are done, disregarding its lane.
     fn ready(&self) -> Option<f64> {
         self.after.iter().try_fold(self.issued, |t, m| m.end().map(|end| t.max(end)))
     }
@@ -78,10 +80,10 @@ impl Entry {
 #[derive(Default)]
 struct State {
     now: f64,
-    /// When each lane has done what is known of it.
+    /// When each lane finishes its known operations.
     free: [f64; LANES],
     lanes: [VecDeque<Entry>; LANES],
-    /// Seconds that each lane worked, as far as they are known.
+    /// Seconds of known work of each lane.
     busy: [f64; LANES],
 }
 
@@ -92,7 +94,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// At time 0, of a machine of this speed.
+    /// A clock at time 0 for a machine of this speed.
     pub fn new(rates: Rates) -> Clock {
         Clock { rates, state: Mutex::default() }
     }
@@ -111,33 +113,33 @@ impl Clock {
         self.lock().now
     }
 
-    /// Seconds that the lanes of the device (in the order of [`Lane::ALL`]) and the host's workers have worked, of what is known.
+    /// Seconds of known work of the device's lanes (in the order of [`Lane::ALL`]) and of the host's workers.
     pub fn busy(&self) -> [f64; LANES] {
         self.lock().busy
     }
 
-    /// The control thread works for so long, or lets the time pass.
+    /// Advances the control thread's time by `seconds` of work or idling.
     pub fn spend(&self, seconds: f64) {
         self.lock().now += seconds;
     }
 
-    /// An operation of the given duration (seconds) on a lane of the device.
+    /// Enqueues an operation of the given duration (seconds) on a lane of the device.
     pub fn enqueue(&self, lane: Lane, seconds: f64) -> Moment {
         self.lock().push(lane as usize, seconds, vec![])
     }
 
-    /// A point in a lane: everything enqueued on it before is done.
+    /// A point in a lane: reached when everything enqueued on the lane before is done.
     pub fn record(&self, lane: Lane) -> Moment {
         self.enqueue(lane, 0.0)
     }
 
-    /// Later work of `lane` comes after `moment`.
+    /// Makes later work of `lane` start after `moment`.
     pub fn wait(&self, lane: Lane, moment: &Moment) {
         self.lock().push(lane as usize, 0.0, vec![moment.clone()]);
     }
 
-    /// An operation of the host's workers, of so many seconds, once all of `after` is done. Of those that are ready, the
-    /// workers take the one that was issued first, of those that come `first` if there is one.
+    /// Enqueues an operation of the given duration (seconds) for the host's workers, ready once all of `after` is done.
+    /// Among ready operations, the workers prefer those with `first`, then the one that was issued earliest.
     pub fn host(&self, seconds: f64, after: Vec<Moment>, first: bool) -> Moment {
         let mut state = self.lock();
         let moment = state.push(HOST, seconds, after);
@@ -145,7 +147,7 @@ impl Clock {
         moment
     }
 
-    /// The control thread waits for `moment`. Of another thread nothing happens.
+    /// Makes the control thread wait for `moment`. On another thread this does nothing.
     pub fn reach(&self, moment: &Moment) {
         if !counts() {
             return;
@@ -163,8 +165,8 @@ impl Clock {
         moment.end().expect("a moment of this clock: what it waits for was issued before it")
     }
 
-    /// Whether the control thread's time is past `moment`. Asking costs it the time of a launch, or a microsecond: a loop that
-    /// asks goes on.
+    /// Whether the control thread's time is past `moment`. Each call costs it the time of a launch, or a microsecond,
+    /// so that a polling loop ends.
     pub fn is_past(&self, moment: &Moment) -> bool {
         let mut state = self.lock();
         let now = state.now;
@@ -186,8 +188,8 @@ impl State {
         moment
     }
 
-    /// Finds times until that of `moment` is known, of the host's operations only those that begin by `limit`: later ones may
-    /// have to give way to some that are not issued yet.
+    /// Computes times until that of `moment` is known. Of the host's operations, it places only those that begin by
+    /// `limit`: later ones may have to give way to operations that are not issued yet.
     fn advance(&mut self, moment: &Moment, limit: f64) {
         loop {
             while self.device_lanes() {}
@@ -197,7 +199,7 @@ impl State {
         }
     }
 
-    /// Work of in-order lanes whose predecessors are known; whether there was any.
+    /// Places operations of the in-order lanes whose predecessors are known. Returns whether there was any.
     fn device_lanes(&mut self) -> bool {
         let mut found = false;
         for lane in 0..HOST {
@@ -209,8 +211,9 @@ impl State {
         found
     }
 
-    /// The host's next operation, if it begins by `limit`: of those whose predecessors are known, the one that can begin
-    /// first; of several, one that goes first, and the oldest of these. Others wait for one of them, and begin later.
+    /// Places the host's next operation, if it begins by `limit`: among those whose predecessors are known, the one
+    /// that can begin earliest; among equals, one marked `first`, then the oldest. All other operations wait for one of
+    /// these and begin later.
     fn host_lane(&mut self, limit: f64) -> bool {
         let free = self.free[HOST];
         let known = self.lanes[HOST].iter().enumerate();

@@ -3,16 +3,16 @@
 use crate::hardware::Hardware;
 use crate::{Error, Result};
 
-/// How much an operation does.
+/// The amount of work of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Work {
     /// Multiplications and additions.
     pub flops: u64,
-    /// Bytes that come from memory or go there.
+    /// Bytes read from and written to memory.
     pub bytes: u64,
 }
 
-/// The speed of what computes.
+/// The speed of a compute unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Unit {
     /// FLOP/s.
@@ -24,7 +24,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Seconds that it works.
+    /// Seconds that `work` takes.
     pub fn seconds(&self, work: Work) -> f64 {
         (work.flops as f64 / self.flops).max(work.bytes as f64 / self.bytes)
     }
@@ -35,7 +35,7 @@ impl Unit {
 pub struct Rates {
     /// The CPU.
     pub host: Unit,
-    /// The accelerator. What issuing costs, the control thread pays.
+    /// The accelerator. The control thread pays the cost of issuing.
     pub device: Unit,
     /// Bytes/s over the link, to the device.
     pub to_device: f64,
@@ -45,14 +45,14 @@ pub struct Rates {
     pub latency: f64,
 }
 
-/// Operations of a block that are issued one by one: a description says what issuing a block costs.
+/// Number of operations issued per block: a machine description states the cost of issuing a whole block.
 const OPERATIONS_OF_A_BLOCK: f64 = 6.0;
 
 impl Rates {
     /// The rates of a described machine.
     ///
     /// # Errors
-    /// [`Error::Usage`]: it has no GPU.
+    /// [`Error::Usage`] if it has no GPU.
     pub fn of(hardware: &Hardware) -> Result<Rates> {
         let Some((gpu, link)) = &hardware.accelerator else {
             return Err(Error::usage(format!(

@@ -21,11 +21,11 @@ fn lanes_run_beside_each_other_and_events_order_them() {
     c.reach(&end);
     assert_eq!((span(&copy), span(&before), span(&after)), ((0.0, 4.0), (0.0, 3.0), (4.0, 6.0)));
     assert_eq!(c.now(), 6.0);
-    // Issued now: not before.
+    // It is issued now, so it cannot begin earlier.
     let late = c.enqueue(DeviceToHost, 1.0);
     c.reach(&late);
     assert_eq!((span(&late), c.now()), ((6.0, 7.0), 7.0));
-    // What is past does not turn the clock back.
+    // Reaching a moment in the past does not turn the clock back.
     c.reach(&copy);
     assert_eq!(c.now(), 7.0);
 }
@@ -43,7 +43,7 @@ fn the_host_takes_the_oldest_operation_that_is_ready() {
     assert_eq!((span(&behind), span(&waits)), ((6.0, 8.0), (10.0, 11.0)));
 }
 
-/// The choice is made among what can have been issued by then, and not before that is known.
+/// The host chooses among the operations that can have been issued by then, and not before these are known.
 #[test]
 fn what_is_issued_in_time_is_considered() {
     let c = clock();
@@ -52,7 +52,7 @@ fn what_is_issued_in_time_is_considered() {
     let old = c.host(5.0, vec![device], true);
     assert!(!c.is_past(&old));
     c.reach(&short);
-    // The host is idle until 10: this begins at 4.
+    // The host is idle until 10, so this operation begins at 4.
     let young = c.host(7.0, vec![], true);
     c.reach(&old);
     assert_eq!((span(&young), span(&old)), ((4.0, 11.0), (11.0, 16.0)));
@@ -86,7 +86,7 @@ fn waits_of_other_threads_are_not_the_control_threads() {
     assert_eq!(span(&next), (2.0, 3.0));
 }
 
-/// A device that waits for the host, which waits for the device: as in a decode step on two sides.
+/// The device waits for the host, which waits for the device, as in a decode step on two sides.
 #[test]
 fn hand_overs_add_up() {
     let c = clock();

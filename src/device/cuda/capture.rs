@@ -3,8 +3,8 @@
 //! A recording is made in the driver's thread-local mode. In that mode only the recording thread's own calls can invalidate it
 //! (they would be mistakes of ours, and fail at once), while other threads and other runtimes in the same context may
 //! allocate, load modules and wait for events. In the global mode any such call of any thread would end the recording; in the
-//! relaxed mode our own mistakes would pass unnoticed. What no mode allows, waiting for the whole context, is kept away by
-//! [`super::gate`].
+//! relaxed mode our own mistakes would pass unnoticed. No mode allows a wait for the whole context; [`super::gate`]
+//! prevents such waits.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::ThreadId;
@@ -18,8 +18,8 @@ use super::release::{Dead, Release};
 use crate::Result;
 use crate::device::runtime::Lane;
 
-/// The thread that records the compute lane, if one does. Read while work is enqueued, written while a recording begins or
-/// ends: so nothing of another thread slips into it.
+/// The thread that records the compute lane, if any. Enqueuing holds the read lock, and the begin and end of a
+/// recording hold the write lock, so no work of another thread slips into a recording.
 pub(super) type Recorder = RwLock<Option<ThreadId>>;
 
 /// Work that can be replayed.
@@ -29,16 +29,16 @@ pub(super) struct CudaGraph {
     executable: CUgraphExec,
 }
 
-// SAFETY: a handle. The driver asks that two threads do not launch one graph at once; the runtime replays
-// with a lock held.
+// SAFETY: it is a handle. The driver requires that two threads do not launch one graph at once; the runtime holds a
+// lock while it replays.
 unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CudaGraph {}
 
-/// What came of a recording.
+/// The outcome of a recording.
 pub(super) enum Recorded {
     Graph(CudaGraph),
-    /// The driver refused or invalidated it: nothing was enqueued. What it said.
+    /// The driver refused or invalidated the recording, so nothing was enqueued; holds the driver's message.
     Refused(String),
 }
 
@@ -73,7 +73,7 @@ impl CudaGraph {
         let (code, graph) = recording.end();
         let graph = Owned(graph);
         if code != CUresult::CUDA_SUCCESS {
-            // Invalidated: an error of `enqueue`, if any, is a consequence.
+            // The recording was invalidated; an error of `enqueue`, if any, is a consequence.
             return refused(context, code);
         }
         enqueued?;
@@ -94,7 +94,7 @@ impl CudaGraph {
         self.context.enqueued(Lane::Compute, Work::Replay, code)
     }
 
-    /// Whether it is of this device.
+    /// Whether it belongs to this device.
     pub fn is_of(&self, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.context, context)
     }
@@ -114,7 +114,7 @@ impl Drop for CudaGraph {
     }
 }
 
-/// Ends the recording, also when what is recorded panics.
+/// Ends the recording when dropped, also if the recorded code panics.
 struct Recording<'a> {
     context: &'a Context,
     release: &'a Release,
@@ -138,13 +138,13 @@ impl Recording<'_> {
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            // What failed before is what the caller hears of.
+            // The caller is told the earlier error.
             drop(Owned(self.end().1));
         }
     }
 }
 
-/// A graph that is destroyed with its owner; what can be launched is a copy.
+/// A graph that is destroyed with its owner; the executable graph is a copy.
 struct Owned(CUgraph);
 
 impl Drop for Owned {

@@ -1,4 +1,4 @@
-//! A device in use: its context, its lanes, what was enqueued last on each, and whether it is lost.
+//! A device in use: its context, its lanes, the last work enqueued on each, and whether it is lost.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -44,12 +44,12 @@ pub(super) struct Context {
     pub name: String,
     handles: Handles,
     last: [Mutex<Work>; 3],
-    /// Pieces of work that each lane has been given.
+    /// Number of operations enqueued on each lane.
     work: [AtomicU64; 3],
     lost: OnceLock<String>,
 }
 
-/// What is given back to the driver at the end.
+/// The handles that are released at the end.
 #[derive(Clone, Copy)]
 struct Handles {
     device: CUdevice,
@@ -81,7 +81,7 @@ impl Context {
             }
             code => return Err(device(name, format!("cannot be opened: {}", describe(code)))),
         }
-        // The drop of this value releases the context, also if a stream cannot be made.
+        // Dropping this value releases the context, also if a stream cannot be created.
         let mut this = Context {
             name,
             handles: Handles { device: handle, context, streams: [std::ptr::null_mut(); 3] },
@@ -92,7 +92,7 @@ impl Context {
         this.bind()?;
         for lane in Lane::ALL {
             let mut stream = std::ptr::null_mut();
-            // Non-blocking: use of the legacy stream, by whatever else is in the process, is no concern of ours.
+            // Non-blocking, so that other users of the legacy stream in this process do not synchronise with us.
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: the context is current; the handle outlives the call.
             this.check("a lane", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
@@ -101,7 +101,7 @@ impl Context {
         Ok(this)
     }
 
-    /// Makes the calling thread's calls go to this device. Every use of the driver begins with it.
+    /// Makes this device's context current on the calling thread. Every use of the driver begins with it.
     ///
     /// # Errors
     /// The device is lost.
@@ -117,12 +117,12 @@ impl Context {
         self.handles.streams[lane as usize]
     }
 
-    /// How much work each lane has been given.
+    /// Number of operations enqueued on each lane.
     pub fn work(&self) -> [u64; 3] {
         Lane::ALL.map(|lane| self.work[lane as usize].load(Ordering::Acquire))
     }
 
-    /// Remembers what a lane was given, and whether the driver took it.
+    /// Remembers the work enqueued on a lane, and turns a refusal by the driver into an error.
     pub fn enqueued(&self, lane: Lane, work: Work, code: CUresult) -> Result<()> {
         if code == CUresult::CUDA_SUCCESS {
             self.work[lane as usize].fetch_add(1, Ordering::Release);
@@ -135,7 +135,7 @@ impl Context {
         Err(device(&self.name, format!("{work} was refused on the {}: {}", lane_name(lane), describe(code))))
     }
 
-    /// The outcome of a call that is not work of a lane.
+    /// Checks the result of a call that enqueues no work on a lane.
     pub fn check(&self, what: &str, code: CUresult) -> Result<()> {
         match code {
             CUresult::CUDA_SUCCESS => Ok(()),
@@ -144,7 +144,7 @@ impl Context {
         }
     }
 
-    /// Nothing more can be done on the device. The first cause is what every later call is told.
+    /// Marks the device as lost. Every later call reports the first cause.
     fn lose(&self, code: CUresult) -> Error {
         let problem = self.lost.get_or_init(|| {
             let last = Lane::ALL.map(|lane| {
@@ -161,13 +161,13 @@ impl Context {
         device(&self.name, problem)
     }
 
-    /// Whether nothing can be done on the device any more.
+    /// Whether the device is lost: no further call can succeed.
     pub fn is_lost(&self) -> bool {
         self.lost.get().is_some()
     }
 
     /// Blocks until nothing is in flight on the lanes of this runtime. Never waits for the context: another runtime may be
-    /// recording in it. Errors are left to the next call.
+    /// recording in it. The next call reports errors.
     pub fn settle(&self) {
         if self.bind().is_err() {
             return;
@@ -176,7 +176,7 @@ impl Context {
         for stream in self.handles.streams.into_iter().filter(|s| !s.is_null()) {
             // SAFETY: a stream of this context.
             let code = unsafe { sys::cuStreamSynchronize(stream) };
-            // Remembered if fatal.
+            // A fatal error is remembered.
             let _ = self.check("waiting for the device", code);
         }
     }
@@ -185,7 +185,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         self.settle();
-        // Codes of a lost device are of no use to anybody here.
+        // Error codes are ignored: nobody could act on them during drop.
         let (handles, usable) = (self.handles, self.bind().is_ok());
         gate::quietly(move || {
             let handles: Handles = handles;
@@ -203,8 +203,8 @@ impl Drop for Context {
     }
 }
 
-/// While it lives, this thread's calls that allocate, load, query or synchronise are allowed although a lane is being
-/// recorded, by this thread or, in whichever mode, by another one.
+/// While this guard lives, the thread may allocate, load, query and synchronise even though a lane is being recorded,
+/// by this thread or, in any mode, by another one.
 pub(super) struct Relaxed(sys::CUstreamCaptureMode);
 
 impl Relaxed {

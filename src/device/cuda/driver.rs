@@ -18,7 +18,7 @@ pub struct Listed {
     pub memory: u64,
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Shared memory that one block may have.
+    /// Most bytes of shared memory of one block.
     pub shared_per_block: u32,
     /// Bytes of the level-two cache.
     pub l2: u32,
@@ -36,7 +36,7 @@ pub struct Driver {
 /// Finds and starts the driver.
 ///
 /// # Errors
-/// There is none, or it does not start.
+/// If there is no driver, or it does not start.
 pub fn find() -> Result<Driver> {
     static FOUND: OnceLock<std::result::Result<Driver, (String, String)>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -76,10 +76,10 @@ pub fn find() -> Result<Driver> {
 }
 
 impl Driver {
-    /// Its devices.
+    /// The driver's devices.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn devices(&self) -> Result<Vec<Listed>> {
         let mut count = 0;
         // SAFETY: the driver was started; the number outlives the call.
@@ -111,7 +111,7 @@ pub(super) fn check(what: &str, code: CUresult) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(device(what, describe(code))) }
 }
 
-/// What the driver says of a device.
+/// Queries the properties of a device.
 pub(super) fn listed(handle: CUdevice) -> Result<Listed> {
     use CUdevice_attribute::*;
     let attribute = |which| -> Result<u32> {

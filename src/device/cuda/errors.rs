@@ -1,4 +1,4 @@
-//! The driver's codes as sentences.
+//! Translates the driver's error codes into sentences.
 
 use std::ffi::{CStr, c_char};
 
@@ -6,7 +6,8 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::Error;
 
-/// What the driver calls an error, and says of it: `an illegal memory access was encountered (ILLEGAL_ADDRESS, 700)`.
+/// The driver's description of an error, with name and code: `an illegal memory access was encountered
+/// (ILLEGAL_ADDRESS, 700)`.
 pub(super) fn describe(code: CUresult) -> String {
     let text = |get: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
         let mut text = std::ptr::null();
@@ -44,7 +45,7 @@ pub(super) fn is_fatal(code: CUresult) -> bool {
             | CUDA_ERROR_DEINITIALIZED
             | CUDA_ERROR_CONTAINED
             | CUDA_ERROR_EXTERNAL_DEVICE
-            // What a GPU that fell off the bus answers, and a driver whose own state is damaged.
+            // The code from a GPU that fell off the bus, or from a driver whose own state is damaged.
             | CUDA_ERROR_UNKNOWN
     )
 }
@@ -67,7 +68,7 @@ pub fn driver_release(cuda: u32) -> &'static str {
     }
 }
 
-/// The functions that this program calls exist since then, whatever its kernels need.
+/// The oldest CUDA version with all driver functions that this program calls, whatever its kernels need.
 const LEAST_CUDA: u32 = 12000;
 
 /// The CUDA version whose driver runs this program with kernels in a version of the PTX language.
@@ -83,8 +84,8 @@ pub fn least_cuda((major, minor): (u32, u32)) -> u32 {
     cuda.max(LEAST_CUDA)
 }
 
-/// Whether a driver takes machine code that the assembler of a CUDA release made: of its own major version, all; of
-/// older ones, too; of later ones none, since the format of the files changed.
+/// Whether a driver loads machine code from the assembler of a CUDA release: it does for its own major version and
+/// older ones, but not for later ones, since the file format changed.
 pub(super) fn loads_code(made_by: u32, driver: u32) -> bool {
     driver >= LEAST_CUDA && made_by / 1000 <= driver / 1000
 }
@@ -114,7 +115,7 @@ pub(super) fn device(what: impl Into<String>, problem: impl Into<String>) -> Err
     Error::Device { what: what.into(), problem: problem.into() }
 }
 
-/// Bytes for people.
+/// Formats bytes for readers.
 pub(super) fn mib(bytes: u64) -> String {
     if bytes >= 10 << 30 {
         format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)

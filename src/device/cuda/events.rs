@@ -1,7 +1,7 @@
 //! Points in lanes. The driver's events are kept for reuse: making one takes longer than recording it.
 //!
-//! A thread that waits for one sleeps (`CU_EVENT_BLOCKING_SYNC`), unless it asks to spin: where host and device hand over to
-//! each other, the wake-up would cost more than the wait.
+//! A thread that waits for an event sleeps (`CU_EVENT_BLOCKING_SYNC`) unless it asks to spin: where host and device
+//! alternate, waking up would cost more than the wait.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use super::gate;
 use crate::Result;
 use crate::device::runtime::Lane;
 
-/// How long a waiting thread that is in a hurry spins before it sleeps. After that long, a wake-up of some 50 µs costs less
-/// than half a percent.
+/// How long an urgent wait spins before it sleeps. After that time, a wake-up of some 50 µs costs less than half a
+/// percent.
 const SPIN: Duration = Duration::from_millis(10);
-/// How often a thread that waits until a deadline looks, once it has spun: the driver has no wait with a time limit.
+/// How often a wait with a deadline polls after it has spun: the driver has no wait with a time limit.
 const LOOK: Duration = Duration::from_micros(100);
-/// How long it spins before.
+/// How long a wait with a deadline spins first.
 const SPIN_BEFORE_LOOKING: Duration = Duration::from_micros(200);
 
-/// By name: the bindings have only its successor, which drivers have since CUDA 12.8.
+/// The function is looked up by name: the bindings have only its successor, which drivers have since CUDA 12.8.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
 
-/// Whether an event keeps the time at which it is passed.
+/// Whether an event records the time at which it completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Timing {
     On,
@@ -57,7 +57,7 @@ unsafe impl Send for CudaEvent {}
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    /// After everything enqueued on `lane` so far.
+    /// Records an event after everything enqueued on `lane` so far.
     pub fn record(spare: &Arc<Spare>, lane: Lane, timing: Timing) -> Result<CudaEvent> {
         let context = &spare.context;
         context.bind()?;
@@ -81,7 +81,7 @@ impl CudaEvent {
         Ok(this)
     }
 
-    /// Later work of `lane` waits for it.
+    /// Makes later work of `lane` wait for the event.
     pub fn wait(&self, lane: Lane) -> Result<()> {
         self.spare.context.bind()?;
         // SAFETY: both are handles of this context.
@@ -91,7 +91,8 @@ impl CudaEvent {
 
     pub fn is_done(&self) -> Result<bool> {
         self.spare.context.bind()?;
-        // Recorded before any recording in progress, so asking is legal; the driver has to be told.
+        // The event was recorded before any capture in progress, so the query is legal; the driver needs the relaxed
+        // mode to allow it.
         let _relaxed = Relaxed::enter();
         // SAFETY: a handle of this context.
         match unsafe { sys::cuEventQuery(self.event) } {
@@ -100,7 +101,7 @@ impl CudaEvent {
         }
     }
 
-    /// Sleeps until it is done.
+    /// Sleeps until the event is done.
     pub fn synchronize(&self) -> Result<()> {
         self.spare.context.bind()?;
         let _relaxed = Relaxed::enter();
@@ -109,7 +110,7 @@ impl CudaEvent {
         self.spare.context.check("waiting for an event", code)
     }
 
-    /// Spins until it is done, and sleeps if that takes long.
+    /// Spins until the event is done, and sleeps if that takes long.
     pub fn spin(&self) -> Result<()> {
         let begin = Instant::now();
         while !self.is_done()? {
@@ -121,7 +122,7 @@ impl CudaEvent {
         Ok(())
     }
 
-    /// Waits until it is done, or the deadline has passed: whether it is done.
+    /// Waits until the event is done or the deadline has passed. Returns whether it is done.
     pub fn synchronize_until(&self, deadline: Instant) -> Result<bool> {
         let begin = Instant::now();
         while !self.is_done()? {
@@ -138,7 +139,7 @@ impl CudaEvent {
         Ok(true)
     }
 
-    /// The time from this event to `to`; `None` if one of them keeps no time. Both are done.
+    /// The time from this event to `to`; `None` if one of them records no time. Both must be done.
     pub fn elapsed(&self, to: &CudaEvent) -> Result<Option<Duration>> {
         if self.timing == Timing::Off || to.timing == Timing::Off {
             return Ok(None);
@@ -156,11 +157,11 @@ impl CudaEvent {
             function(&mut milliseconds, self.event, to.event)
         };
         self.spare.context.check(what, code)?;
-        // Negative where `to` was passed first.
+        // Negative if `to` completed first.
         Ok(Some(Duration::from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3)))
     }
 
-    /// Whether it is an event of this device.
+    /// Whether the event belongs to this device.
     pub fn is_of(&self, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.spare.context, context)
     }

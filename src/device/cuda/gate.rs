@@ -1,9 +1,10 @@
 //! Keeps calls that may synchronise a whole context apart from recordings, among all runtimes of the process.
 //!
-//! Freeing memory, unloading a module and destroying a graph may make the driver wait for everything in the context. While
-//! any stream of the context is recorded, such a call fails and invalidates the recording, whichever thread makes it; and
-//! two runtimes on one device share its primary context. So these calls are made only while nothing is recorded
-//! ([`try_quiet`], [`quietly`]), and a recording begins only when none of them is running ([`Recording::begin`]).
+//! Freeing memory, unloading a module and destroying a graph may make the driver wait for everything in the context.
+//! While any stream of the context is being recorded, such a call fails and invalidates the recording, whichever thread
+//! makes it; and two runtimes on one device share its primary context. So these calls are made only while nothing is
+//! being recorded ([`try_quiet`], [`quietly`]), and a recording begins only when none of them is running
+//! ([`Recording::begin`]).
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,14 +14,14 @@ type Work = Box<dyn FnOnce() + Send>;
 struct Gate {
     /// Recordings in progress.
     recording: usize,
-    /// Threads that make calls which no recording may see.
+    /// Threads that are making context-wide calls.
     quiet: usize,
-    /// For the end of the last recording.
+    /// Work postponed until the last recording ends.
     later: Vec<Work>,
 }
 
 static GATE: Mutex<Gate> = Mutex::new(Gate { recording: 0, quiet: 0, later: Vec::new() });
-/// `quiet` became 0.
+/// Signals that `quiet` became 0.
 static OPEN: Condvar = Condvar::new();
 
 thread_local! {
@@ -31,13 +32,13 @@ fn gate() -> MutexGuard<'static, Gate> {
     GATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A recording in progress, of the thread that made it. Its end runs what was left for it.
+/// A recording in progress on the thread that began it. The end of the last one runs the postponed work.
 pub(super) struct Recording {
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl Recording {
-    /// Waits for context-wide calls to end. `None` if this thread is recording already.
+    /// Waits for context-wide calls to end, then begins a recording. `None` if this thread is already recording.
     pub fn begin() -> Option<Recording> {
         if RECORDING_HERE.replace(true) {
             return None;
@@ -66,7 +67,7 @@ pub(super) fn recording_here() -> bool {
     RECORDING_HERE.get()
 }
 
-/// While it lives, no recording begins.
+/// While this guard lives, no recording begins.
 pub(super) struct Quiet(());
 
 impl Quiet {
@@ -92,8 +93,8 @@ pub(super) fn try_quiet() -> Option<Quiet> {
     (gate.recording == 0).then(|| Quiet::enter(gate))
 }
 
-/// Runs `work`, which makes context-wide calls: now, or at the end of the last recording in progress. Never waits: what is
-/// dropped may be dropped inside a recording, or by a thread that one waits for.
+/// Runs `work`, which makes context-wide calls: now, or at the end of the last recording in progress. Never waits,
+/// because values may be dropped inside a recording, or by a thread that a recording waits for.
 pub(super) fn quietly(work: impl FnOnce() + Send + 'static) {
     let mut gate = gate();
     if gate.recording > 0 {
@@ -113,14 +114,14 @@ mod tests {
 
     use super::*;
 
-    /// One test: the gate is the process's.
+    /// A single test, because the gate is shared by the whole process.
     #[test]
     fn context_wide_calls_and_recordings_exclude_each_other() {
         let ran = Arc::new(AtomicU32::new(0));
         let count = |ran: &Arc<AtomicU32>| {
             let ran = ran.clone();
             move || {
-                // Destructors nest: of the context within that of what was its last user.
+                // Destructors nest: the context's runs within that of its last user.
                 quietly({
                     let ran = ran.clone();
                     move || {
@@ -136,7 +137,7 @@ mod tests {
         assert!(Recording::begin().is_none() && recording_here());
         assert!(try_quiet().is_none());
         quietly(count(&ran));
-        // A second recording, of another thread, which ends first.
+        // A second recording, on another thread, ends first.
         std::thread::scope(|s| {
             s.spawn(|| {
                 let _other = Recording::begin().expect("the first of its thread");

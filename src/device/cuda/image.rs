@@ -15,11 +15,11 @@ use crate::{Error, Result};
 /// Loads modules for one device.
 pub(super) struct Loader {
     context: Arc<Context>,
-    /// Compute capability of the device, whatever it pretends to be.
+    /// The device's real compute capability, even if it pretends to have another.
     sm: u32,
     /// CUDA version that the driver knows.
     driver: u32,
-    /// The driver refused machine code that it should take: it is not asked again.
+    /// Set once the driver has refused machine code that it should load; machine code is then no longer tried.
     refused: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ impl Loader {
         Loader { context, sm, driver, refused: AtomicBool::new(false) }
     }
 
-    /// The machine code to try first, if this device and driver take any.
+    /// The machine code to try first, if this device and driver can load any.
     fn code(&self, module: &Module) -> Option<&'static Code> {
         let may = loads_code(CODE_CUDA, self.driver) && !self.refused.load(Ordering::Relaxed);
         module.code_for(self.sm).filter(|_| may)
@@ -42,7 +42,7 @@ impl Loader {
     /// Whether the module can be loaded in any form.
     ///
     /// # Errors
-    /// It cannot: which driver it takes.
+    /// If it cannot, naming the driver version that could.
     pub fn check(&self, module: &Module) -> Result<()> {
         match self.code(module).is_some() || self.reads_ptx(module) {
             true => Ok(()),
@@ -50,11 +50,11 @@ impl Loader {
         }
     }
 
-    /// Machine code if there is any for the device, else the driver compiles the PTX, as it does where it refuses the
-    /// machine code. The thread's context is current.
+    /// Loads machine code if there is any for the device; otherwise, or if the driver refuses it, the driver compiles
+    /// the PTX. The context must be current on this thread.
     ///
     /// # Errors
-    /// No memory; a driver too old for the PTX; what the driver's compiler says.
+    /// If memory is exhausted, the driver is too old for the PTX, or the driver's compiler reports an error.
     pub fn load(&self, module: &Module) -> Result<CUmodule> {
         let file = module.name.split('.').next().unwrap_or_default();
         if let Some(code) = self.code(module) {
@@ -110,7 +110,8 @@ impl Loader {
     }
 }
 
-/// Hands an image to the driver: machine code, or PTX that ends in NUL. Otherwise the code, and what its compiler says.
+/// Passes an image to the driver: machine code, or PTX that ends in NUL. On failure returns the error code and the
+/// compiler's log.
 fn give(image: &[u8]) -> std::result::Result<CUmodule, (CUresult, String)> {
     let mut log = vec![0u8; 16 << 10];
     let mut options = [
@@ -118,7 +119,7 @@ fn give(image: &[u8]) -> std::result::Result<CUmodule, (CUresult, String)> {
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         CUjit_option::CU_JIT_GENERATE_LINE_INFO,
     ];
-    // Numbers travel as addresses.
+    // The driver takes numeric option values in place of pointers.
     let size = std::ptr::without_provenance_mut::<c_void>(log.len());
     let yes = std::ptr::without_provenance_mut::<c_void>(1);
     let mut values = [log.as_mut_ptr().cast::<c_void>(), size, yes];

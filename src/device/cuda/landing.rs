@@ -1,5 +1,5 @@
-//! Downloads to ordinary memory: through page-locked memory, so that the wait is ours. A copy to pageable memory returns when
-//! it is done, and the driver spins or sleeps as it likes.
+//! Downloads to ordinary memory through page-locked memory, so that we control the wait. A direct copy to pageable
+//! memory returns when it is done, and the driver decides whether to spin or to sleep.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,10 +12,10 @@ use super::release::Release;
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Pinned};
 
-/// The largest single copy: while the bus carries one part, the host copies the one before.
+/// Bytes of the largest single copy: while the bus carries one part, the host copies the previous one.
 const PART: usize = 2 << 20;
 
-/// Two parts, made when first used.
+/// Two parts, allocated on first use.
 pub(super) struct Landing {
     context: Arc<Context>,
     release: Arc<Release>,
@@ -28,8 +28,8 @@ impl Landing {
         Landing { context, release, spare, memory: Mutex::new(None) }
     }
 
-    /// Copies to `dst` after everything enqueued on `lane`. `enter` is asked before each copy is enqueued; what it gives is
-    /// held until the event behind the copy is recorded, not while waiting.
+    /// Copies to `dst` after everything enqueued on `lane`. `enter` is called before each copy is enqueued; its guard
+    /// is held until the event after the copy is recorded, but not while waiting.
     pub fn download<T>(
         &self,
         lane: Lane,

@@ -35,7 +35,7 @@ impl Memory {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that can still be allocated, once the work in flight on freed memory is done: waits for it.
+    /// Bytes that can still be allocated. Waits for the work in flight on freed memory, and counts that memory as free.
     pub fn free_bytes(&self) -> Result<u64> {
         self.release.reap(true);
         let live = self.live();
@@ -43,7 +43,7 @@ impl Memory {
         Ok(self.cap.map_or(driver, |cap| driver.min(cap.saturating_sub(self.held(&live)))))
     }
 
-    /// Bytes that the driver counts as ours.
+    /// Bytes that the driver counts as held by this program.
     fn held(&self, live: &Live) -> u64 {
         live.used + self.release.dead_bytes()
     }
@@ -60,7 +60,7 @@ impl Memory {
         assert!(bytes > 0, "an allocation of no bytes");
         self.release.reap(false);
         match self.try_alloc(bytes) {
-            // Freed memory may be enough, once the work in flight on it is done. Nothing is locked while waiting for that.
+            // Freed memory may suffice once the work in flight on it is done. No lock is held during that wait.
             Err(Error::Capacity(_)) => {
                 self.release.reap(true);
                 self.try_alloc(bytes)
@@ -107,12 +107,12 @@ impl Memory {
         Ok((code, ptr))
     }
 
-    /// Gives memory back, behind the work in flight. Never waits.
+    /// Frees memory after the work in flight. Never waits.
     pub fn free(&self, ptr: DevPtr) {
         let mut live = self.live();
         let bytes = live.sizes.remove(&ptr.0);
         let bytes = bytes.unwrap_or_else(|| panic!("free of {:#x}, where no allocation begins", ptr.0));
-        // Counted as dead before it is no longer counted as used.
+        // The bytes are counted as dead before they stop being counted as used.
         self.release.bury(Dead::Device(ptr.0, bytes));
         live.used -= bytes;
     }

@@ -1,13 +1,13 @@
 //! NVIDIA GPUs, through the driver's own interface (libcuda), which is loaded when it is first needed.
 //!
 //! * [`driver`] finds the driver and its devices; `errors` turns its codes into sentences.
-//! * `context` is a device in use: its lanes (streams), what was enqueued last, whether it is lost.
-//! * `memory`, `staging`, `landing`, `pinned`, `slab` are its memory and the ways there and back.
-//! * `modules` loads the kernels of this build, a file when its first kernel is launched or ahead; `image` chooses
-//!   between machine code and PTX; `usage` is what became of a kernel.
-//! * `capture` records work once, to be replayed as one; `events` are points in lanes.
-//! * `release` gives things back behind the work in flight; `gate` keeps that apart from recordings.
-//! * `runtime` is the contract over them. Nothing above this folder names CUDA.
+//! * `context` is a device in use: its lanes (streams), the last work enqueued, whether it is lost.
+//! * `memory`, `staging`, `landing`, `pinned`, `slab` are its memory and the transfers to and from it.
+//! * `modules` loads the kernels of this build, each file ahead of time or when its first kernel is launched; `image`
+//!   chooses between machine code and PTX; `usage` reports the resources of a loaded kernel.
+//! * `capture` records work so that it can be replayed with one launch; `events` are points in lanes.
+//! * `release` frees resources after the work in flight; `gate` keeps that apart from recordings.
+//! * `runtime` implements the runtime contract with them. Nothing above this folder names CUDA.
 
 mod capture;
 mod context;
@@ -43,20 +43,20 @@ pub struct CudaOptions {
     pub ordinal: u32,
     /// Use at most this many bytes of its memory.
     pub memory: Option<u64>,
-    /// Run the kernels of an older GPU: `75` takes the path of a T4 on whatever is there. For tests.
+    /// Run the kernels of an older GPU: `75` takes the path of a T4 on any device. For tests.
     pub pretend_sm: Option<u32>,
 }
 
 /// Opens a GPU.
 ///
 /// # Errors
-/// No driver, no such device, a driver too old for this build's kernels, a build without kernels: each with
-/// what to do about it.
+/// If there is no driver or no such device, the driver is too old for this build's kernels, or the build has no
+/// kernels; each error says what to do about it.
 pub fn open(options: &CudaOptions) -> Result<Arc<CudaRuntime>> {
     CudaRuntime::open(options).map(Arc::new)
 }
 
-/// Whether there is a driver and such a device, without opening it.
+/// Checks that there is a driver and such a device, without opening it.
 ///
 /// # Errors
 /// As [`open`], as far as that can be told.

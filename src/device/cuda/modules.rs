@@ -1,4 +1,4 @@
-//! The kernels of this build that a device runs: of every module the best target, loaded when it is first used or ahead.
+//! The kernels of this build that a device runs: the best target of every module, loaded ahead of time or on first use.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
@@ -14,7 +14,7 @@ use super::image::Loader;
 use crate::Result;
 use crate::device::built::{self, Module};
 
-/// Dynamic shared memory that every kernel may have without asking.
+/// Bytes of dynamic shared memory that every kernel may use without opting in.
 const SHARED_DEFAULT: u32 = 48 << 10;
 
 /// A kernel that the device can run.
@@ -22,11 +22,11 @@ pub(super) struct Kernel {
     pub name: &'static str,
     /// Bytes of its parameter struct.
     pub params: u32,
-    /// Registers at entry that it relies on.
+    /// Registers per thread at entry, if the kernel relies on the number.
     registers: Option<u32>,
     module: usize,
     function: OnceLock<Function>,
-    /// Dynamic shared memory that it was granted.
+    /// Bytes of dynamic shared memory that it was granted.
     shared: AtomicU32,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Modules {
     kernels: HashMap<&'static str, Kernel>,
 }
 
-/// For every file, the target that a GPU of capability `sm` runs best: its own, else the newest before it.
+/// For every file, the target that a GPU of capability `sm` runs best: its own, else the newest older one.
 fn best(all: &'static [Module], sm: u32) -> Vec<&'static Module> {
     let names: BTreeSet<&str> = all.iter().map(|m| m.name).collect();
     let best = |name| {
@@ -62,10 +62,10 @@ fn best(all: &'static [Module], sm: u32) -> Vec<&'static Module> {
 }
 
 impl Modules {
-    /// Chooses for a device of capability `real` that runs the kernels for `sm`; nothing is loaded yet.
+    /// Chooses modules for a device of capability `real` that runs the kernels for `sm`; loads nothing yet.
     ///
     /// # Errors
-    /// The build has no kernels, or none that this device or driver runs.
+    /// If the build has no kernels, or none that this device and driver can run.
     pub fn choose(context: Arc<Context>, sm: u32, real: u32, driver: u32) -> Result<Modules> {
         if let Err(why) = built::NVCC {
             return Err(device(
@@ -148,7 +148,8 @@ impl Modules {
         Ok(Function(function))
     }
 
-    /// With other registers at entry than its `setmaxnreg` was written for, a kernel would wait forever.
+    /// Checks the registers per thread at entry: with another number than its `setmaxnreg` was written for, a kernel
+    /// would wait forever.
     fn check_registers(&self, kernel: &Kernel, function: CUfunction) -> Result<()> {
         let Some(wanted) = kernel.registers else { return Ok(()) };
         let mut has = 0;
@@ -169,7 +170,7 @@ impl Modules {
         ))
     }
 
-    /// Loads the kernels that `wanted` names. `progress` is told how many of how many modules are there.
+    /// Loads the kernels that `wanted` names. `progress` is called with the number of modules loaded and their total.
     pub fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
         self.context.bind()?;
         let mut by_module: BTreeMap<usize, Vec<&Kernel>> = BTreeMap::new();

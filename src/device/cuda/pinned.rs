@@ -1,4 +1,4 @@
-//! Host memory that the device reaches.
+//! Page-locked host memory, which the device can access.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::release::{Dead, Release};
 use crate::device::runtime::{DevPtr, Pinned};
 use crate::{Error, Result};
 
-/// How the host uses it.
+/// How the host uses the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caching {
     /// Read and written.
     Cached,
-    /// Written from the first byte to the last, never read: reading it would crawl.
+    /// Written from the first byte to the last and never read, because reads would be very slow.
     WriteCombined,
 }
 
@@ -28,13 +28,13 @@ pub(super) struct CudaPinned {
     len: usize,
 }
 
-// SAFETY: plain memory with a stable address; who touches which bytes when is the contract of `Pinned`.
+// SAFETY: plain memory with a stable address; the contract of `Pinned` says who may touch which bytes when.
 unsafe impl Send for CudaPinned {}
 // SAFETY: as above; only raw pointers are handed out.
 unsafe impl Sync for CudaPinned {}
 
 impl CudaPinned {
-    /// Zeroed. With `mapped` the device reads and writes it in place.
+    /// Allocates zeroed memory. With `mapped` the device can read and write it in place.
     pub fn new(
         context: &Context,
         release: &Arc<Release>,
@@ -64,7 +64,7 @@ impl CudaPinned {
         }
         context.check("page-locked host memory", code)?;
         let mut this = CudaPinned { release: release.clone(), host: host.cast(), device: DevPtr::NULL, len };
-        // SAFETY: `host` has at least `len` bytes, which nobody else knows yet.
+        // SAFETY: `host` has at least `len` bytes, to which nobody else has a pointer yet.
         unsafe { std::ptr::write_bytes(this.host, 0, len) };
         if mapped {
             let mut device = 0;

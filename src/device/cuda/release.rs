@@ -1,10 +1,12 @@
-//! Giving memory and graphs back to the driver: behind events of the runtime's own lanes, never by waiting for the context.
+//! Gives memory and graphs back to the driver after events on the runtime's own lanes, never by waiting for the
+//! context.
 //!
 //! ```text
 //! free ──► fence (an event on each lane) ──► passed? ──► nothing recorded in the process? ──► the driver's free
 //! ```
-//! [`Release::bury`] only records the fence. The driver's calls, which may synchronise the context, are made where the program
-//! allocates or asks for free memory ([`Release::reap`]), at the end of a recording, and with the runtime's end.
+//! [`Release::bury`] only records the fence. The driver calls, which may synchronise the context, are made when the
+//! program allocates or asks for free memory ([`Release::reap`]), at the end of a recording, and at the end of the
+//! runtime.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -22,7 +24,7 @@ use crate::device::runtime::Lane;
 pub(super) enum Dead {
     /// Device memory: address, bytes.
     Device(CUdeviceptr, u64),
-    /// Page-locked host memory of the driver's.
+    /// Page-locked host memory that the driver allocated.
     Host(*mut c_void),
     /// Our own mapping, page-locked if `registered`: address, bytes.
     Slab {
@@ -36,7 +38,7 @@ pub(super) enum Dead {
 // SAFETY: handles and addresses that the driver lets any thread give back.
 unsafe impl Send for Dead {}
 
-/// Passed when everything that the lanes held when it was made is done.
+/// Passed once all work that the lanes held at its creation is done.
 struct Fence(Vec<CudaEvent>);
 
 impl Fence {
@@ -57,9 +59,9 @@ impl Fence {
 struct State {
     /// Whether the compute lane is being recorded: a fence there would become part of the recording.
     recording: bool,
-    /// In the order they died. Those without a fence died during the recording and get one at its end.
+    /// Dead resources in the order they died. Those without a fence died during the recording and get one at its end.
     dead: VecDeque<(Dead, Option<Arc<Fence>>)>,
-    /// The last fence, and how much work the lanes had been given by then.
+    /// The last fence, and the number of operations enqueued on each lane by then.
     last: Option<([u64; 3], Arc<Fence>)>,
 }
 
@@ -80,12 +82,13 @@ impl Release {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `dead` back behind the work enqueued so far. Never waits.
+    /// Gives `dead` back after the work enqueued so far. Never waits.
     pub fn bury(&self, dead: Dead) {
         if let Dead::Device(_, bytes) = dead {
             self.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        // Locked from the question to the events: no recording begins in between ([`Release::hold`]).
+        // The lock is held from the check until the events are recorded, so no recording begins in between
+        // ([`Release::hold`]).
         let mut state = self.state();
         let fence = if state.recording { None } else { Some(self.fence(&mut state)) };
         state.dead.push_back((dead, fence));
@@ -105,7 +108,8 @@ impl Release {
         }
         let record = |lane| CudaEvent::record(&self.spare, lane, Timing::Off);
         let events = Lane::ALL.map(record).into_iter().collect::<crate::Result<Vec<_>>>();
-        // Without events (the driver is out of host memory, or the device is lost): wait for the lanes themselves.
+        // If events cannot be recorded (the driver is out of host memory, or the device is lost), wait for the lanes
+        // themselves.
         let events = events.unwrap_or_else(|_| {
             self.context.settle();
             Vec::new()
@@ -132,8 +136,8 @@ impl Release {
         }
     }
 
-    /// Gives back what is behind its fence; with `wait`, also what is not yet, as soon as it is. Nothing while anything is
-    /// recorded.
+    /// Gives back resources whose fence has passed; with `wait`, waits for the remaining fences and gives back
+    /// everything. Does nothing while anything is being recorded.
     pub fn reap(&self, wait: bool) {
         loop {
             let mut state = self.state();
@@ -173,8 +177,8 @@ impl Drop for Release {
 }
 
 fn give_back(context: &Context, dead: Dead) {
-    // On a lost device the driver refuses everything: it has taken it all back by itself, save the host's memory, which
-    // stays until the process ends.
+    // On a lost device the driver refuses every call. It has already reclaimed everything except host memory, which
+    // stays allocated until the process ends.
     if context.bind().is_err() {
         return;
     }
@@ -194,6 +198,6 @@ fn give_back(context: &Context, dead: Dead) {
             }
         }
     };
-    // Remembered if fatal; else there is nothing that anybody could do.
+    // A fatal error is remembered; nothing can be done about any other.
     let _ = context.check("giving back", code);
 }

@@ -1,13 +1,13 @@
-//! Which part of a ring buffer is free, when parts are given back in the order they were taken.
+//! Tracks the free part of a ring buffer whose parts are given back in the order they were taken.
 
 use std::collections::VecDeque;
 
-/// A ring of `capacity` bytes. Positions count bytes ever passed; modulo the capacity they are offsets.
+/// A ring of `capacity` bytes. Positions count all bytes since the beginning; modulo the capacity they are offsets.
 pub(super) struct Ring<T> {
     capacity: u64,
     /// Where the next part may begin.
     head: u64,
-    /// Parts in use, oldest first: where each begins, and what tells that it is done with.
+    /// Parts in use, oldest first: where each begins, and a token that says when it is free again.
     used: VecDeque<(u64, T)>,
 }
 
@@ -16,8 +16,8 @@ impl<T> Ring<T> {
         Ring { capacity: capacity as u64, head: 0, used: VecDeque::new() }
     }
 
-    /// The offset of `len` contiguous free bytes. Parts in the way are handed to `wait`, oldest first. They
-    /// are free until [`Ring::take`] says that they are used.
+    /// Finds `len` contiguous free bytes and returns their offset. Parts in the way are passed to `wait`, oldest first.
+    /// The bytes stay free until [`Ring::take`] marks them as used.
     pub fn place<E>(&mut self, len: usize, mut wait: impl FnMut(T) -> Result<(), E>) -> Result<usize, E> {
         let begin = self.begin(len);
         while let Some((oldest, done)) = self.used.pop_front() {
@@ -30,14 +30,15 @@ impl<T> Ring<T> {
         Ok((begin % self.capacity) as usize)
     }
 
-    /// The bytes placed last are in use until `until`.
+    /// Marks the bytes placed last as in use until `until`.
     pub fn take(&mut self, len: usize, until: T) {
         let begin = self.begin(len);
         self.head = begin + len as u64;
         self.used.push_back((begin, until));
     }
 
-    /// Where the next part of `len` bytes begins: it does not wrap, the end of the ring is skipped.
+    /// Where the next part of `len` bytes begins. A part does not wrap around: it skips the end of the ring if too
+    /// short.
     fn begin(&self, len: usize) -> u64 {
         let len = len as u64;
         assert!(len <= self.capacity, "{len} bytes in a ring of {}", self.capacity);
@@ -77,7 +78,7 @@ mod tests {
     }
 
     proptest! {
-        /// Parts that nobody has waited for never overlap.
+        /// Parts that are still in use never overlap.
         #[test]
         fn parts_in_use_are_disjoint(sizes in prop::collection::vec(0usize..=64, 1..200)) {
             let mut ring = Ring::new(64);

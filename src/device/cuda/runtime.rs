@@ -42,7 +42,7 @@ pub struct CudaRuntime {
     notices: Mutex<Vec<String>>,
 }
 
-/// Leave to enqueue: while it lives, no recording of the compute lane begins or ends.
+/// Permission to enqueue: while the guard lives, no recording of the compute lane begins or ends.
 type Turn<'a> = RwLockReadGuard<'a, Option<ThreadId>>;
 
 impl CudaRuntime {
@@ -82,7 +82,7 @@ impl CudaRuntime {
         })
     }
 
-    /// Says once what the device does in another way than it should.
+    /// Reports once a way in which the device deviates from the expected.
     fn notice(&self, sentence: String) {
         let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
         if !notices.contains(&sentence) {
@@ -90,7 +90,8 @@ impl CudaRuntime {
         }
     }
 
-    /// Whether `lane` takes work of this thread now. `recordable` work may be part of a recording.
+    /// Returns permission to enqueue, or an error if `lane` accepts no work from this thread now. `recordable` work may
+    /// be part of a recording.
     fn enter(&self, lane: Lane, what: &str, recordable: bool) -> Result<Turn<'_>> {
         let turn = self.recorder.read().unwrap_or_else(PoisonError::into_inner);
         let Some(thread) = *turn else { return Ok(turn) };
@@ -103,7 +104,7 @@ impl CudaRuntime {
         }
     }
 
-    /// A thread that records must not wait: what it waits for may be what it records.
+    /// Returns an error if this thread is recording: it could wait for the work that it records.
     fn may_wait(&self) -> Result<()> {
         if gate::recording_here() {
             return Err(device("waiting for an event", "not while this thread records the compute lane"));
@@ -117,7 +118,7 @@ impl CudaRuntime {
         event
     }
 
-    /// `at..at + len` of pinned memory, if it is there.
+    /// Checks that `at..at + len` lies in the pinned memory.
     fn pinned_range(pinned: &Arc<dyn Pinned>, at: usize, len: usize) -> Result<()> {
         if at.checked_add(len).is_none_or(|end| end > pinned.len()) {
             let problem = format!("{len} bytes from byte {at} of {} bytes of pinned memory", pinned.len());
@@ -179,8 +180,8 @@ impl Runtime for CudaRuntime {
         CudaRuntime::pinned_range(src, range.start, range.len())?;
         let _turn = self.enter(lane, "an upload", true)?;
         self.context.bind()?;
-        // SAFETY: the range was checked, and stays alive: pinned memory is given back behind the work in flight.
-        // The caller owns the destination.
+        // SAFETY: the range was checked, and stays alive: pinned memory is given back after the work in flight. The
+        // caller owns the destination.
         let code = unsafe {
             let from = src.host().add(range.start).cast::<c_void>();
             sys::cuMemcpyHtoDAsync_v2(dst.0, from, range.len(), self.context.stream(lane))
@@ -199,7 +200,7 @@ impl Runtime for CudaRuntime {
         CudaRuntime::pinned_range(dst, at, len)?;
         let _turn = self.enter(lane, "a download", true)?;
         self.context.bind()?;
-        // SAFETY: as in `upload_pinned`, the other way.
+        // SAFETY: as in `upload_pinned`, in the other direction.
         let code = unsafe {
             let to = dst.host().add(at).cast::<c_void>();
             sys::cuMemcpyDtoHAsync_v2(to, src.0, len, self.context.stream(lane))
@@ -255,7 +256,7 @@ impl Runtime for CudaRuntime {
         let stream = self.context.stream(lane);
         let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the function's only parameter has the length of `params` (asserted above), which the driver
-        // copies before it returns. What the kernel touches through the addresses in it is its own contract.
+        // copies before it returns. The kernel's own contract covers what it touches through the addresses in it.
         let code = unsafe {
             let (params, none) = (params.as_mut_ptr(), std::ptr::null_mut());
             sys::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, launch.shared, stream, params, none)

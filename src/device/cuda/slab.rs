@@ -1,7 +1,7 @@
 //! Host memory of exact size, mapped by us and page-locked in one registration.
 //!
-//! Unlike memory of the driver's (`super::pinned`), its pages are ours: any size without rounding, and where the system refuses
-//! to lock that much the same memory serves unlocked.
+//! Unlike memory that the driver allocates (`super::pinned`), we map its pages ourselves: any size works without
+//! rounding, and if the system refuses to lock that much, the same memory is used unlocked.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ pub(super) struct CudaSlab {
     device: DevPtr,
 }
 
-// SAFETY: plain memory with a stable address; who touches which bytes when is the contract of `Pinned`.
+// SAFETY: plain memory with a stable address; the contract of `Pinned` says who may touch which bytes when.
 unsafe impl Send for CudaSlab {}
 // SAFETY: as above; only raw pointers are handed out.
 unsafe impl Sync for CudaSlab {}
 
 impl CudaSlab {
-    /// Zeroed, and why it is not page-locked if it is not.
+    /// Allocates zeroed memory; also returns the reason if it is not page-locked.
     pub fn new(
         context: &Context,
         release: &Arc<Release>,
@@ -55,7 +55,7 @@ impl CudaSlab {
             )));
         }
         if len >= HUGE_PAGE {
-            // SAFETY: the mapping made above. Advice: a refusal changes nothing but speed.
+            // SAFETY: the mapping made above. This is advice: a refusal changes only speed.
             unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
         }
         let mut slab =

@@ -1,5 +1,5 @@
-//! Uploads of ordinary memory: through a ring of page-locked memory, so that the source is free at once and
-//! the copy is truly asynchronous.
+//! Uploads ordinary memory through a ring of page-locked memory, so that the source can be reused at once and the copy
+//! is truly asynchronous.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,12 +13,12 @@ use super::ring::Ring;
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Pinned};
 
-/// Bytes of the ring: at 25 GB/s what the bus carries in 1.3 ms, longer than copying in takes.
+/// Bytes of the ring. A bus of 25 GB/s carries them in 1.3 ms, longer than the host takes to fill them.
 const RING: usize = 32 << 20;
-/// The largest single copy: the host fills the next part while the bus carries this one.
+/// Bytes of the largest single copy: the host fills the next part while the bus carries this one.
 const PART: usize = 4 << 20;
 
-/// Made when it is first used: not every program uploads much.
+/// The ring of page-locked memory, allocated on first use: not every program uploads much.
 pub(super) struct Staging {
     context: Arc<Context>,
     release: Arc<Release>,

@@ -27,7 +27,7 @@ pub(super) fn encode(
     use sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
     context.bind()?;
     let mut map = Aligned(CUtensorMap { opaque: [0; 16] });
-    // Innermost first. Elements are only moved, so any 2-byte type does.
+    // Innermost dimension first. Elements are only moved, so any 2-byte type will do.
     let (size, strides, part, steps) = ([cols, rows], [stride * 2], [box_cols, box_rows], [1, 1]);
     // SAFETY: two dimensions, one stride, as the driver's signature has them; `map` outlives the call.
     let code = unsafe {
@@ -57,7 +57,7 @@ pub(super) fn encode(
     Ok(bytes)
 }
 
-/// What devices without them answer.
+/// The error of devices without bulk tensor copies.
 pub(super) fn unsupported(context: &Context, sm: u32) -> crate::Error {
     device(
         &context.name,

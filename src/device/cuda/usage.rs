@@ -1,4 +1,4 @@
-//! What the driver's assembler made of a kernel: its registers and local memory on the device at hand.
+//! The resources that the driver's assembler gave a kernel: its registers and local memory on this device.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use super::CudaRuntime;
 use super::errors::device;
 use crate::Result;
 
-/// A kernel as it was loaded.
+/// Resources of a loaded kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelUsage {
-    /// Registers of a thread at entry (setmaxnreg moves them later).
+    /// Registers per thread at entry (`setmaxnreg` moves them later).
     pub registers: u32,
-    /// Bytes of local memory of a thread: spills, and arrays indexed at run time.
+    /// Bytes of local memory per thread: spills, and arrays indexed at run time.
     pub local: u32,
     /// Bytes of static shared memory.
     pub shared: u32,
-    /// How long this call took to have it loaded. The first kernel of a file loads, and compiles, the file.
+    /// How long this call took to load the kernel. The first kernel of a file loads, and may compile, the file.
     pub load: Duration,
 }
 
@@ -25,7 +25,7 @@ impl CudaRuntime {
     /// Loads a kernel, if it is not loaded yet, and reads its attributes.
     ///
     /// # Errors
-    /// There is no such kernel for this device, or the driver cannot load it.
+    /// If there is no such kernel for this device, or the driver cannot load it.
     pub fn kernel_usage(&self, kernel: &str) -> Result<KernelUsage> {
         let Some(found) = self.modules.get(kernel) else {
             return Err(device(kernel, "this program has no such kernel for this device"));
@@ -43,7 +43,7 @@ impl CudaRuntime {
         let registers = read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
         let local = read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
         let shared = read(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
-        // Only now: a driver that loads lazily does it when somebody asks.
+        // The time is taken only now: a driver that loads lazily does so at the queries above.
         Ok(KernelUsage { registers, local, shared, load: begun.elapsed() })
     }
 }

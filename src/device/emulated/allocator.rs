@@ -1,8 +1,8 @@
-//! Which ranges of a reservation are taken: first fit, neighbours merge when freed.
+//! Allocates ranges of a reservation: first fit; neighbouring free ranges merge.
 
 use std::collections::BTreeMap;
 
-/// Alignment of every allocation, as CUDA's.
+/// Alignment of every allocation, the same as CUDA's.
 pub(super) const ALIGN: usize = 256;
 
 /// Untouched bytes between two allocations: a kernel that writes past an end writes here.
@@ -14,7 +14,7 @@ pub(super) struct Allocator {
     free: BTreeMap<usize, usize>,
     /// Allocations, ascending: start and bytes asked for. Every operand of an operation is looked up here.
     live: Vec<(usize, usize)>,
-    /// Bytes that allocations may take in all, and do take (rounded up to [`ALIGN`], without guards).
+    /// Bytes that all allocations together may take, and do take (rounded up to [`ALIGN`], without guards).
     capacity: usize,
     used: usize,
 }
@@ -22,9 +22,9 @@ pub(super) struct Allocator {
 /// Why an allocation failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// The cap.
+    /// The cap is reached.
     Full,
-    /// The free ranges are too small one by one.
+    /// Each free range is too small.
     Fragmented,
 }
 
@@ -43,7 +43,7 @@ impl Allocator {
         self.capacity - self.used
     }
 
-    /// A range of `bytes`, with a guard behind it.
+    /// Allocates a range of `bytes`, followed by a guard.
     pub fn take(&mut self, bytes: usize) -> Result<usize, NoRoom> {
         let size = rounded(bytes).filter(|&s| s <= self.left()).ok_or(NoRoom::Full)?;
         let whole = size + GUARD;
@@ -57,7 +57,7 @@ impl Allocator {
         Ok(start)
     }
 
-    /// Gives back the allocation that begins at `start`; its bytes, or `None` if there is none.
+    /// Frees the allocation that begins at `start`. Returns its bytes, or `None` if no allocation begins there.
     pub fn give_back(&mut self, start: usize) -> Option<usize> {
         let at = self.live.binary_search_by_key(&start, |live| live.0).ok()?;
         let (_, bytes) = self.live.remove(at);
@@ -88,7 +88,7 @@ impl Allocator {
         self.live.iter().copied()
     }
 
-    /// The place behind the allocations that begin up to `at`.
+    /// The index after the last allocation that begins at or before `at`.
     fn behind(&self, at: usize) -> usize {
         self.live.partition_point(|live| live.0 <= at)
     }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     proptest! {
-        /// Allocations never overlap, nor touch; freeing all gives the whole reservation back.
+        /// Allocations never overlap or touch; freeing them all gives the whole reservation back.
         #[test]
         fn ranges_are_disjoint(steps in prop::collection::vec((1usize..3000, any::<bool>()), 1..80)) {
             let total = 64 << 10;

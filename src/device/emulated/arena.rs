@@ -1,7 +1,7 @@
 //! The device's memory: one reservation whose addresses the host must not use.
 //!
-//! Memory that nobody holds, or that nobody has written, is 0xFF in every byte: NaN in every float
-//! format, and a page number or a count that no test takes for its own.
+//! Memory that is not allocated, or has never been written, holds 0xFF in every byte: NaN in every float format, and a
+//! page number or count that no test uses.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::program;
 use crate::device::runtime::DevPtr;
 use crate::{Error, Result};
 
-/// The byte of memory without contents.
+/// The byte that fills memory without contents.
 pub(super) const POISON: u8 = 0xFF;
 
 /// The reservation. It does not know what is allocated in it.
@@ -19,8 +19,7 @@ pub(super) struct Memory {
     len: usize,
 }
 
-// SAFETY: plain memory owned by this value; who may touch which bytes when is decided in `order` and
-// argued where bytes are touched.
+// SAFETY: plain memory owned by this value; `order` decides who may touch which bytes when, and each access argues it.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `Memory` hands out raw pointers only.
 unsafe impl Sync for Memory {}
@@ -50,7 +49,7 @@ impl Memory {
         DevPtr(self.base as u64 + offset as u64)
     }
 
-    /// The offset of an address that is in it.
+    /// The offset of an address inside the reservation.
     fn offset(&self, ptr: DevPtr) -> Option<usize> {
         let offset = ptr.0.checked_sub(self.base as u64)? as usize;
         (offset < self.len).then_some(offset)
@@ -74,9 +73,9 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// `capacity` bytes can be allocated.
+    /// An arena in which `capacity` bytes can be allocated.
     pub fn new(capacity: u64) -> Result<Arena> {
-        // Twice the capacity and some more: guards and fragmentation cost addresses, never capacity.
+        // Reserve more than twice the capacity: guards and fragmentation cost addresses, never capacity.
         let reservation = usize::try_from(capacity)
             .ok()
             .and_then(|c| c.checked_mul(2)?.checked_add(1 << 30)?.checked_next_multiple_of(1 << 21));
@@ -97,7 +96,7 @@ impl Arena {
         self.allocator.left() as u64
     }
 
-    /// What an allocation that does not fit is told.
+    /// The error for an allocation that does not fit.
     pub fn no_room(&self, bytes: usize, why: &str) -> Error {
         Error::Capacity(format!(
             "emulated accelerator: {bytes} bytes asked for, {} of {} bytes are free{why}",
@@ -106,7 +105,7 @@ impl Arena {
         ))
     }
 
-    /// Poisoned memory.
+    /// Allocates memory and poisons it.
     pub fn alloc(&mut self, bytes: usize) -> Result<DevPtr> {
         assert!(bytes > 0, "an allocation of no bytes");
         let start = self.allocator.take(bytes).map_err(|e| match e {
@@ -114,14 +113,14 @@ impl Arena {
             NoRoom::Fragmented => self.no_room(bytes, ", none of their ranges is long enough"),
         })?;
         let ptr = self.memory.at(start);
-        // SAFETY: the allocator gave out this range and its guard, so it lies in the reservation and no
-        // work in flight knows it.
+        // SAFETY: the allocator gave out this range and its guard, so it lies in the reservation and no work in flight
+        // uses it.
         unsafe { std::ptr::write_bytes(ptr.0 as *mut u8, POISON, bytes + slack(bytes)) };
         program::register(ptr, bytes, false);
         Ok(ptr)
     }
 
-    /// First half of a free: from now on no new work may use the allocation.
+    /// First half of a free: no new work may use the allocation from now on.
     pub fn retire(&mut self, ptr: DevPtr) -> std::result::Result<(), String> {
         let start = self.memory.offset(ptr);
         match start.filter(|&s| self.allocator.find(s).is_some_and(|(start, _)| start == s)) {
@@ -130,8 +129,8 @@ impl Arena {
         }
     }
 
-    /// Second half, when no work in flight uses it: poisons and takes back. `Err` says what was done to
-    /// the memory around it.
+    /// Second half of a free, once no work in flight uses the allocation: poisons the memory and reclaims it. `Err`
+    /// reports writes to the guard after it.
     pub fn free(&mut self, ptr: DevPtr) -> std::result::Result<(), String> {
         let start = self.memory.offset(ptr).filter(|s| self.retired.remove(s));
         let bytes = start.and_then(|s| self.allocator.give_back(s)).expect("it was retired before");
@@ -151,12 +150,12 @@ impl Arena {
         }
     }
 
-    /// Whether an address is one of this device's.
+    /// Whether an address belongs to this device.
     pub fn holds(&self, ptr: DevPtr) -> bool {
         self.memory.offset(ptr).is_some()
     }
 
-    /// Whether `ptr..ptr + len` lies in one allocation. `Err` says what is there instead.
+    /// Checks that `ptr..ptr + len` lies in one allocation. `Err` says what is there instead.
     pub fn check(&self, ptr: DevPtr, len: usize) -> std::result::Result<(), String> {
         let Some(at) = self.memory.offset(ptr) else {
             return Err(format!("{:#x} is no address of this device", ptr.0));

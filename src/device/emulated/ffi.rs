@@ -1,4 +1,4 @@
-//! The host emulator of `cuda/host/`, safely: running a kernel on the CPU, with every access checked.
+//! Safe interface to the host emulator in `cuda/host/`, which runs a kernel on the CPU and checks every access.
 //!
 //! Kernels may touch only memory that was [registered](register); bounds are always checked, so a launch
 //! is safe whatever its parameters say. Configuration and counters belong to the calling thread.
@@ -20,9 +20,9 @@ pub enum Threads {
     Ascending,
     /// From the last one down.
     Descending,
-    /// Another thread at every barrier, collective and wait.
+    /// Switches to a random thread at every barrier, collective and wait.
     Random,
-    /// And in the midst of loads and stores.
+    /// As `Random`, and also switches between loads and stores.
     Preempted,
 }
 
@@ -31,9 +31,9 @@ pub enum Threads {
 pub enum Copies {
     /// At once.
     AtOnce,
-    /// As late as is allowed.
+    /// As late as allowed: when the kernel waits for them.
     AtWait,
-    /// At any time that is allowed.
+    /// At a random allowed time.
     Random,
 }
 
@@ -42,13 +42,13 @@ pub enum Copies {
 pub struct Config {
     /// Order of threads.
     pub threads: Threads,
-    /// Time of copies.
+    /// When copies land.
     pub copies: Copies,
-    /// Races in shared memory.
+    /// Check for races in shared memory.
     pub races: bool,
-    /// Races in device memory, within and between blocks.
+    /// Check for races in device memory, within and between blocks.
     pub global_races: bool,
-    /// Reads of bytes that nobody wrote.
+    /// Check for reads of bytes that were never written.
     pub uninitialised: bool,
     /// Seed of everything random.
     pub seed: u64,
@@ -73,13 +73,13 @@ impl Default for Config {
 pub enum Failure {
     /// No kernel has that name.
     UnknownKernel,
-    /// Its shape, its shared memory or the size of its parameters; nothing ran.
+    /// The launch shape, shared memory or parameter size is wrong; nothing ran.
     BadLaunch(String),
-    /// The checker stopped it: kernel, block, thread, place, deed.
+    /// The checker stopped the kernel; the message names kernel, block, thread, source line and access.
     Fault(String),
 }
 
-/// What launches did, in counts.
+/// Counters of what launches did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Kernels launched.
@@ -88,9 +88,9 @@ pub struct Stats {
     pub blocks: u64,
     /// Warp-wide matrix products, in units of m16n8k16.
     pub mma: u64,
-    /// Eight rows each, read by ldmatrix.
+    /// Phases of ldmatrix, each of which reads eight rows.
     pub ldmatrix_phases: u64,
-    /// Additional passes through the banks that they took.
+    /// Additional passes through the banks that these phases took.
     pub ldmatrix_conflicts: u64,
     /// Switches from thread to thread.
     pub switches: u64,
@@ -115,7 +115,7 @@ impl From<sys::tandem_emu_stats> for Stats {
     }
 }
 
-/// How launches of this thread run from now on.
+/// Sets how launches of this thread run from now on.
 pub fn configure(config: &Config) {
     let bit = |on: bool, bit| if on { bit } else { 0 };
     let config = sys::tandem_emu_config {
@@ -193,20 +193,20 @@ pub fn kernels() -> Vec<&'static str> {
 /// [`mark_initialised`] wrote it is a fault.
 ///
 /// # Safety
-/// The bytes are mapped, readable and writable until [`unregister`], and while a launch that can reach
-/// them runs, nothing else reads or writes them but other launches and code that expects that.
+/// The bytes are mapped, readable and writable until [`unregister`], and while a launch that can reach them runs,
+/// nothing reads or writes them except other launches and code that expects concurrent access.
 pub unsafe fn register(base: DevPtr, len: usize, initialised: bool) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by this function's contract.
     unsafe { sys::tandem_emu_register(base.0 as *mut c_void, len, i32::from(initialised)) };
 }
 
-/// Kernels may no longer touch what was registered at `base`.
+/// Forbids kernels to touch the memory registered at `base`.
 pub fn unregister(base: DevPtr) {
     // SAFETY: the address is only looked up.
     unsafe { sys::tandem_emu_unregister(base.0 as *mut c_void) };
 }
 
-/// The host has written these bytes. What is not registered is left alone.
+/// Records that the host has written these bytes. Bytes that are not registered are ignored.
 pub fn mark_initialised(at: DevPtr, len: usize) {
     // SAFETY: the address is only looked up.
     unsafe { sys::tandem_emu_mark_initialised(at.0 as *mut c_void, len) };
@@ -247,7 +247,7 @@ pub fn kernel_stats(kernel: &str) -> Option<Stats> {
     (known != 0).then(|| out.into())
 }
 
-/// The descriptor of a matrix for bulk tensor copies; `None` where CUDA would refuse to make one.
+/// The descriptor of a matrix for bulk tensor copies; `None` if CUDA would refuse to make one.
 pub fn tensor_map_2d(
     base: DevPtr,
     rows: u64,

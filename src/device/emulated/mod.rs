@@ -1,13 +1,13 @@
 //! CPU threads in the role of an accelerator: a separate arena, truly asynchronous lanes, faults on demand.
 //!
-//! * `options` says how large, how fast, how unpunctual and how broken it shall be.
+//! * `options` sets its size, speed, delays and faults.
 //! * `allocator` and `arena` are its memory: capped, poisoned, with guards between allocations.
-//! * `order` watches that work of different lanes on the same bytes is ordered by events.
-//! * `op`, `lanes` are the work and the threads that do it; `runtime` is the contract over them.
+//! * `order` checks that events order the work of different lanes on the same bytes.
+//! * `op`, `lanes` are the work and the threads that do it; `runtime` implements the runtime contract with them.
 //! * `program` runs the real kernels of `cuda/`, where a C++ compiler built them into this program
 //!   (through `ffi`).
-//! * `accelerator` is the accelerator contract by plain functions on the host (`ops`); `step` is what
-//!   they know of a step.
+//! * `accelerator` implements the accelerator contract with plain functions on the host (`ops`); `step` describes a
+//!   step to them.
 
 mod accelerator;
 mod allocator;

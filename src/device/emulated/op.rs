@@ -1,4 +1,4 @@
-//! One piece of work of a lane, and doing it.
+//! One piece of work of a lane, and its execution.
 
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -13,9 +13,9 @@ use crate::device::runtime::{DevPtr, Pinned};
 /// Bytes of the device's (or of pinned) memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// The first.
+    /// Address of the first byte.
     pub ptr: DevPtr,
-    /// How many.
+    /// Number of bytes.
     pub len: usize,
 }
 
@@ -35,12 +35,12 @@ impl Span {
     }
 }
 
-/// Bytes of host memory that a copy uses: by their host address, which pageable memory has, too.
+/// The bytes of host memory that a copy uses, by host address, since pageable memory has no device address.
 fn host_span(memory: &Arc<dyn Pinned>, at: usize, len: usize) -> Span {
     Span::new(DevPtr(memory.host() as u64).add(at), len)
 }
 
-/// The body of an operation that a lane runs on the host: of the bytes it reads and those it writes, in
+/// The body of an operation that a lane runs on the host: a function of the bytes it reads and of those it writes, in
 /// the order of its spans.
 pub(super) type Body = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send + Sync;
 
@@ -52,7 +52,7 @@ pub(super) struct HostOp {
     pub body: Box<Body>,
 }
 
-/// The bytes that work reads, or those that it writes.
+/// The spans that work reads, or those that it writes.
 pub(super) enum Spans<'a> {
     None,
     One([Span; 1]),
@@ -78,7 +78,7 @@ impl Deref for Spans<'_> {
 pub(super) struct PageMoves {
     pub page: PageShape,
     pub kv: DevPtr,
-    /// Where pages in the host's layout are.
+    /// Address of the pages in the host's layout.
     pub host: DevPtr,
     pub pages: Arc<[PageMove]>,
     pub to_host: bool,
@@ -89,7 +89,7 @@ impl PageMoves {
         2 * self.page.len()
     }
 
-    /// A page in both places.
+    /// The page's spans on the device and on the host.
     fn spans(&self, page: &PageMove) -> [Span; 2] {
         [(self.kv, page.device), (self.host, page.host)]
             .map(|(base, id)| Span::new(base.add(id as usize * self.bytes()), self.bytes()))
@@ -117,11 +117,11 @@ impl PageMoves {
     }
 }
 
-/// What work needs of the accelerator.
+/// The accelerator's services that work needs.
 pub(super) struct Hooks<'a> {
     /// Runs a real kernel.
     pub kernel: &'a dyn Fn(&OwnedLaunch) -> Result<()>,
-    /// Whether kernels have to know what is initialised.
+    /// Whether the kernels' checker tracks which bytes are initialised.
     pub marks: bool,
 }
 
@@ -161,18 +161,18 @@ pub(super) enum Op {
         len: usize,
         to: Arc<Mutex<Vec<u8>>>,
     },
-    /// Nothing: what the work behind it touches beside what it says itself.
+    /// No work: declares spans that the next work touches beyond its own.
     Uses {
         what: Arc<str>,
         reads: Arc<[Span]>,
         writes: Arc<[Span]>,
     },
-    /// A pause of this many seconds of emulated time: what the operations beside it take.
+    /// A pause of this many seconds of emulated time, which the accompanying operations take.
     Elapse(f64),
     Graph(Arc<[Op]>),
 }
 
-/// Which way a copy goes, for its speed.
+/// The direction of a copy, which decides its speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     ToDevice,
@@ -181,7 +181,7 @@ pub(super) enum Direction {
 }
 
 impl Op {
-    /// If it is a copy: which way and how many bytes.
+    /// The direction and bytes, if this is a copy.
     pub fn copied(&self) -> Option<(Direction, usize)> {
         match self {
             Op::Copy { len, .. } => Some((Direction::Within, *len)),
@@ -198,8 +198,8 @@ impl Op {
         matches!(self, Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Graph(_))
     }
 
-    /// Bytes it reads and writes, device and pinned. A kernel's are not known: it has its own checker, and pages are declared
-    /// ([`Op::Uses`]).
+    /// The spans that it reads and writes, on the device and in pinned memory. Those of a kernel are unknown: it has
+    /// its own checker, and pages are declared ([`Op::Uses`]).
     pub fn touches(&self) -> (Spans<'_>, Spans<'_>) {
         let span = |ptr: &DevPtr, len: usize| Spans::One([Span::new(*ptr, len)]);
         let host = |memory, at: &usize, len: &usize| Spans::One([host_span(memory, *at, *len)]);
@@ -230,7 +230,7 @@ impl Op {
         }
     }
 
-    /// What messages call it.
+    /// Its name in messages.
     pub fn describe(&self) -> String {
         match self {
             Op::Kernel(launch) => format!("kernel {}", launch.kernel),
@@ -249,7 +249,7 @@ impl Op {
         }
     }
 
-    /// Does it.
+    /// Does the work.
     ///
     /// # Safety
     /// Every span of [`Op::touches`] lies in allocated (or pinned) memory that stays so until the end, and
@@ -269,11 +269,11 @@ impl Op {
             Op::Host(op) => unsafe { run_on_slices(op)? },
             // SAFETY: by this function's contract.
             Op::Pages(p) => unsafe { p.run() },
-            // SAFETY: both ranges are allocated and nobody else's now (`copy` allows them to overlap).
+            // SAFETY: both ranges are allocated and nothing else uses them now (`copy` allows them to overlap).
             Op::Copy { dst, src, len } => unsafe {
                 std::ptr::copy(src.0 as *const u8, dst.0 as *mut u8, *len)
             },
-            // SAFETY: allocated, and nobody else's now.
+            // SAFETY: allocated, and nothing else uses it now.
             Op::Fill { dst, value, len } => unsafe { std::ptr::write_bytes(dst.0 as *mut u8, *value, *len) },
             // SAFETY: as above; `data` is the program's own.
             Op::Upload { dst, data } => unsafe {
@@ -294,7 +294,8 @@ impl Op {
                 *to.lock().unwrap_or_else(|e| e.into_inner()) = bytes.to_vec();
             }
         }
-        // Host memory is initialised since it was mapped, and the checker of kernels knows only what the device sees.
+        // Host memory is initialised when it is mapped, and the kernels' checker tracks only memory that the device can
+        // access.
         if hooks.marks && !matches!(self, Op::ToPinned { .. } | Op::Uses { .. }) {
             for span in self.touches().1.iter() {
                 program::mark_initialised(span.ptr, span.len);
@@ -304,7 +305,7 @@ impl Op {
     }
 }
 
-/// Operands of most operations: more of them take memory of their own.
+/// Number of operands that most operations stay below; more than this many are allocated on the heap.
 const FEW: usize = 24;
 
 /// The one place where the device's memory becomes slices.

@@ -1,33 +1,33 @@
-//! How the emulated accelerator behaves: size, speed, punctuality, faults.
+//! Options of the emulated accelerator: size, speed, delays, faults.
 
 use std::time::Duration;
 
-/// What to emulate.
+/// Options of the emulated accelerator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmulatedOptions {
-    /// Bytes of its memory: no more can be allocated.
+    /// Bytes of its memory, which bounds all allocations together.
     pub memory: u64,
     /// The compute capability it claims: 75, 80, 86, 89 or 90. Also chooses which kernels it has.
     pub sm: u32,
-    /// Streaming multiprocessors it claims. Few, since grids are sized by them and run on one thread.
+    /// Streaming multiprocessors it claims. The number is small because grids are sized by it and run on one thread.
     pub multiprocessors: u32,
-    /// How slow it is.
+    /// Its speed.
     pub speed: Speed,
-    /// With a seed, work of each lane is delayed at random, the host's jobs beside the device included, so that lanes
-    /// overtake each other wherever no event orders them; copies take effect early or late.
+    /// With a seed, work of each lane, and the host's jobs that run concurrently with the device, is delayed at random,
+    /// so that lanes overtake each other wherever no event orders them; copies take effect early or late.
     pub jitter: Option<u64>,
-    /// With a seed, lanes have no threads: work is done while the host waits or enqueues, in an order that the seed makes
-    /// ([`crate::device::turns`]). Delays and speeds mean nothing then.
+    /// With a seed, lanes have no threads: work is done while the host waits or enqueues, in an order derived from the
+    /// seed ([`crate::device::turns`]). Delays and speeds then have no effect.
     pub turns: Option<u64>,
-    /// Whether work of different lanes on the same bytes is refused whenever no event orders it. Otherwise only
-    /// if the other lane's work has not ended yet: for programs that learn what is done by other means, such as
-    /// words in mapped memory.
+    /// Whether work of different lanes on the same bytes is refused whenever no event orders it. If false, it is
+    /// refused only while the other lane's work has not ended: for programs that learn of completion by other means,
+    /// such as words in mapped memory.
     pub strict_order: bool,
     /// Work that has not ended after this long makes the device lost.
     pub watchdog: Duration,
-    /// What goes wrong.
+    /// Faults to inject.
     pub faults: FaultPlan,
-    /// How the real kernels are run and watched.
+    /// How the real kernels are run and checked.
     pub checks: KernelChecks,
 }
 
@@ -57,9 +57,9 @@ pub struct Speed {
     pub device_to_host: Option<f64>,
     /// Every launch (or replay of a graph) takes this much longer.
     pub launch: Duration,
-    /// Kernels take this many times as long as they do here; below 1 changes nothing.
+    /// Factor on the time of kernels on this computer; below 1 it changes nothing.
     pub kernel_factor: f64,
-    /// Jobs of the host beside the device take this many times as long as they do here; below 1 changes nothing.
+    /// Factor on the time of the host's jobs that run concurrently with the device; below 1 it changes nothing.
     pub host_factor: f64,
 }
 
@@ -75,24 +75,24 @@ impl Default for Speed {
     }
 }
 
-/// Faults to inject. Counts begin at 1 and are of calls since the plan was set.
+/// Faults to inject. Numbers count calls since the plan was set, from 1.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// This allocation finds no memory.
+    /// The allocation with this number finds no memory.
     pub out_of_memory_at: Option<u64>,
     /// Allocations of more bytes than this find no memory.
     pub out_of_memory_above: Option<usize>,
     /// Pinned allocations of more bytes than this are refused (0: all).
     pub no_pinned_above: Option<usize>,
-    /// The device is lost when it comes to this operation (copies, fills and launches of all lanes).
+    /// The device is lost at the operation with this number (copies, fills and launches of all lanes).
     pub lost_at: Option<u64>,
-    /// This copy (in either direction, or within the device) never ends.
+    /// The copy with this number (in either direction, or within the device) never ends.
     pub endless_copy: Option<u64>,
-    /// Silently skips every n-th wait of a lane for an event: for tests that prove that missing waits are found.
+    /// Silently skips every n-th wait of a lane for an event, for tests that prove that missing waits are detected.
     pub forget_waits: Option<u64>,
-    /// This job of the host beside the device panics.
+    /// The host job with this number panics.
     pub panic_host: Option<u64>,
-    /// This launch is refused.
+    /// The launch with this number is refused.
     pub refuse_launch: Option<u64>,
     /// Launches of the kernel of this name are refused.
     pub refuse_kernel: Option<String>,
@@ -105,9 +105,9 @@ pub enum Schedule {
     Ascending,
     /// From the last one down.
     Descending,
-    /// Another thread at every barrier, collective and wait.
+    /// Switches to a random thread at every barrier, collective and wait.
     Random,
-    /// And in the midst of loads and stores.
+    /// As `Random`, and also switches between loads and stores.
     Preempted,
 }
 
@@ -116,29 +116,29 @@ pub enum Schedule {
 pub enum CopyTiming {
     /// At once.
     AtOnce,
-    /// As late as is allowed.
+    /// As late as allowed: when the kernel waits for them.
     AtWait,
-    /// At any time that is allowed.
+    /// At a random allowed time.
     Random,
 }
 
-/// How the real kernels are run and watched. Bounds and alignment of what they touch are always checked.
+/// How the real kernels are run and checked. Bounds and alignment of every access are always checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelChecks {
-    /// Which order.
+    /// Order of threads and blocks.
     pub schedule: Schedule,
     /// When copies land.
     pub copies: CopyTiming,
     /// Seed of everything random.
     pub seed: u64,
-    /// Whether races in shared memory and reads of uninitialised memory are looked for.
+    /// Whether to check for races in shared memory and for reads of uninitialised memory.
     pub races: bool,
-    /// Whether races in device memory are looked for, too.
+    /// Whether to check for races in device memory as well.
     pub global_races: bool,
 }
 
 impl KernelChecks {
-    /// As fast as the emulation goes: bounds only.
+    /// The fastest emulation: checks only bounds and alignment.
     pub const FAST: KernelChecks = KernelChecks {
         schedule: Schedule::Ascending,
         copies: CopyTiming::AtOnce,
@@ -149,7 +149,7 @@ impl KernelChecks {
 }
 
 impl Default for KernelChecks {
-    /// Everything checked, in order, copies as late as is allowed.
+    /// All checks; threads in ascending order, copies as late as allowed.
     fn default() -> Self {
         KernelChecks {
             schedule: Schedule::Ascending,

@@ -1,10 +1,10 @@
-//! Whether work of different lanes on the same bytes is ordered.
+//! Checks that work of different lanes on the same bytes is ordered.
 //!
-//! Every lane has a vector clock: of each lane, up to which of its work everything enqueued here from now
-//! on comes later. Waiting for an event joins its clock; what the host has seen done joins all. For each
-//! range of bytes we keep who wrote it last and who has read it since. Work that touches bytes of another
-//! lane's work which its clock does not cover is a race, whether or not it would have been lost today. So is work on bytes that
-//! the host uses in place and has not done with.
+//! Every lane has a vector clock. It holds, for each lane, the number of the last operation that precedes everything
+//! enqueued on this lane from now on. Waiting for an event joins the event's clock; work that the host has seen done
+//! joins all clocks. For each range of bytes we keep the last writer and the readers since. Work that touches bytes of
+//! another lane's work that its clock does not cover is a race, whether or not the timing of this run would have shown
+//! it. Work on bytes that the host is still using in place is a race, too.
 //!
 //! refs   Lamport 1978; Mattern 1989 (vector clocks); FastTrack (Flanagan & Freund 2009)
 
@@ -15,25 +15,25 @@ use crate::device::runtime::Lane;
 
 const LANES: usize = Lane::ALL.len();
 
-/// For each lane, the number of an operation; stands for it and everything before it.
+/// For each lane, the number of an operation, which stands for it and all earlier ones.
 pub(super) type Clock = [u64; LANES];
 
 fn join(into: &mut Clock, other: &Clock) {
     into.iter_mut().zip(other).for_each(|(a, &b)| *a = b.max(*a));
 }
 
-/// Who touched a range last. 0: nobody.
+/// The last writer and readers of a range; 0 means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Touched {
-    /// Lane and number.
+    /// Lane and number of the last write.
     written: (usize, u64),
     read: [u64; LANES],
 }
 
-/// A race: with which lane (or the host), and whether that one wrote.
+/// A race: the other lane (or the host), and whether the other side wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Race {
-    /// `None`: the host, which uses the bytes in place.
+    /// The other lane; `None` is the host, which uses the bytes in place.
     pub with: Option<Lane>,
     pub wrote: bool,
     pub at: u64,
@@ -48,7 +48,7 @@ struct Piece {
     by: Touched,
 }
 
-/// Bytes that the host uses in place until it says that it has done.
+/// Bytes that the host uses in place until it reports the end of the use.
 struct InUse {
     id: u64,
     reads: Vec<Span>,
@@ -62,26 +62,27 @@ pub(super) struct Order {
     host: Clock,
     /// The last work of each lane that touched something.
     entered: Clock,
-    /// By address, disjoint. Most spans are those of earlier work: they are found by halves and changed in place.
+    /// Disjoint pieces by address. Most spans repeat those of earlier work: they are found by binary search and changed
+    /// in place.
     bytes: Vec<Piece>,
-    /// What takes the place of some of them.
+    /// Scratch: the pieces that replace some of `bytes`.
     pieces: Vec<Piece>,
-    /// Where the spans of work were found.
+    /// Scratch: where the spans of the current work were found.
     places: Vec<usize>,
-    /// Of the host, few at a time.
+    /// In-place uses by the host, few at a time.
     in_use: Vec<InUse>,
     uses: u64,
 }
 
 impl Order {
-    /// What comes before work that is enqueued on `lane` next.
+    /// The clock of everything that precedes the next work enqueued on `lane`.
     fn before(&self, lane: Lane) -> Clock {
         let mut clock = self.lanes[lane as usize];
         join(&mut clock, &self.host);
         clock
     }
 
-    /// Enters number `seq` of `lane`. With a race, nothing has changed.
+    /// Enters operation `seq` of `lane`. Changes nothing if there is a race.
     pub fn enter(&mut self, lane: Lane, seq: u64, reads: &[Span], writes: &[Span]) -> Result<(), Race> {
         let mut clock = self.before(lane);
         let me = lane as usize;
@@ -105,7 +106,7 @@ impl Order {
         Ok(())
     }
 
-    /// The clock of a mark after everything enqueued on `lane`, itself number `seq`.
+    /// The clock of a mark with number `seq` after everything enqueued on `lane`.
     pub fn mark(&mut self, lane: Lane, seq: u64) -> Clock {
         let mut clock = self.before(lane);
         clock[lane as usize] = seq;
@@ -113,40 +114,40 @@ impl Order {
         clock
     }
 
-    /// Later work of `lane` comes after `clock`.
+    /// Orders later work of `lane` after `clock`.
     pub fn wait(&mut self, lane: Lane, clock: &Clock) {
         join(&mut self.lanes[lane as usize], clock);
     }
 
-    /// The host has seen that everything up to `clock` is done.
+    /// Records that the host has seen everything up to `clock` done.
     pub fn seen(&mut self, clock: &Clock) {
         join(&mut self.host, clock);
-        // All later work is ordered behind all earlier work, so there is nothing left to track.
+        // All later work is ordered after all earlier work, so there is nothing left to track.
         if self.host.iter().zip(&self.entered).all(|(seen, last)| seen >= last) {
             self.bytes.clear();
         }
     }
 
-    /// The host touches bytes itself: everything of the lanes that it conflicts with has to be seen done.
+    /// Checks an access of the host to bytes: it must have seen all conflicting work of the lanes done.
     pub fn host(&self, reads: &[Span], writes: &[Span]) -> Result<(), Race> {
         for (spans, write) in [(reads, false), (writes, true)] {
             for span in spans.iter().filter(|s| s.len > 0) {
-                // As a lane of its own, which has no work among what was touched.
+                // The host is checked as a lane of its own, none of whose work is among the touched pieces.
                 self.check(&self.host, LANES, span, write)?;
             }
         }
         Ok(())
     }
 
-    /// The host uses bytes in place until [`Order::used`] is told of the number that this returns: meanwhile no lane may get work
-    /// that conflicts.
+    /// Begins an in-place use by the host, which ends when [`Order::used`] is called with the returned number.
+    /// Meanwhile no lane accepts conflicting work.
     pub fn uses(&mut self, reads: Vec<Span>, writes: Vec<Span>) -> u64 {
         self.uses += 1;
         self.in_use.push(InUse { id: self.uses, reads, writes });
         self.uses
     }
 
-    /// It has done.
+    /// Ends an in-place use by the host.
     pub fn used(&mut self, id: u64) {
         self.in_use.retain(|u| u.id != id);
     }
@@ -162,21 +163,21 @@ impl Order {
         Ok(())
     }
 
-    /// Nobody has touched these bytes (they were just allocated).
+    /// Forgets all accesses to these bytes (they were just allocated).
     pub fn forget(&mut self, span: &Span) {
         if span.len > 0 {
             self.put(span, None, usize::MAX);
         }
     }
 
-    /// The places of the pieces that overlap a span.
+    /// The indices of the pieces that overlap a span.
     fn over(&self, span: &Span) -> Range<usize> {
         let first = self.bytes.partition_point(|p| p.end <= span.ptr.0);
         let more = self.bytes[first..].iter().take_while(|p| p.start < span.end()).count();
         first..first + more
     }
 
-    /// Returns the place of the first piece that overlaps a span.
+    /// Checks an access to a span. Returns the index of the first piece that overlaps it.
     fn check(&self, clock: &Clock, me: usize, span: &Span, write: bool) -> Result<usize, Race> {
         let over = self.over(span);
         for piece in &self.bytes[over.clone()] {
@@ -193,13 +194,13 @@ impl Order {
         Ok(over.start)
     }
 
-    /// The piece that is a span, if it is where it was.
+    /// The piece at `at`, if it is exactly this span.
     fn whole(&mut self, span: &Span, at: usize) -> Option<&mut Touched> {
         let piece = self.bytes.get_mut(at)?;
         ((piece.start, piece.end) == (span.ptr.0, span.end())).then_some(&mut piece.by)
     }
 
-    /// `place`: where the span may be found.
+    /// Enters a read; the span may be found at index `place`.
     fn read(&mut self, me: usize, seq: u64, span: &Span, place: usize) {
         if let Some(by) = self.whole(span, place) {
             by.read[me] = seq;
@@ -232,7 +233,7 @@ impl Order {
         self.replace(over, pieces);
     }
 
-    /// All bytes of a span are touched like this now, or by nobody.
+    /// Sets the accesses of all bytes of a span, or clears them with `None`.
     fn put(&mut self, span: &Span, by: Option<Touched>, place: usize) {
         if let (Some(by), Some(before)) = (by, self.whole(span, place)) {
             *before = by;
@@ -287,7 +288,7 @@ mod tests {
         o.enter(DeviceToHost, 1, &[span(0, 8)], &[span(100, 8)]).unwrap();
         let race = Race { with: Some(DeviceToHost), wrote: true, at: 104 };
         assert_eq!(o.host(&[span(104, 8)], &[]), Err(race));
-        // What is only read may be read.
+        // Concurrent reads are allowed.
         o.host(&[span(0, 8)], &[]).unwrap();
         assert!(o.host(&[], &[span(0, 8)]).is_err());
         let event = o.mark(DeviceToHost, 2);
@@ -300,7 +301,7 @@ mod tests {
         let mut o = Order::default();
         let reading = o.uses(vec![span(0, 8)], vec![]);
         let writing = o.uses(vec![], vec![span(100, 8)]);
-        // What is read may be read; nothing else goes.
+        // Concurrent reads are allowed; everything else is refused.
         o.enter(Compute, 1, &[span(0, 8)], &[span(8, 8)]).unwrap();
         let race = Race { with: None, wrote: false, at: 7 };
         assert_eq!(o.enter(Compute, 2, &[], &[span(7, 4)]), Err(race));
@@ -332,7 +333,7 @@ mod tests {
         o.enter(DeviceToHost, 1, &[], &[span(0, 8)]).unwrap();
     }
 
-    /// Against one entry per byte.
+    /// Compared with a model that keeps one entry per byte.
     #[test]
     fn ranges_agree_with_bytes() {
         let mut o = Order::default();

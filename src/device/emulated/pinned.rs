@@ -4,7 +4,8 @@ use super::program;
 use crate::device::runtime::{DevPtr, Pinned};
 use crate::{Error, Result};
 
-/// Zeroed, page-aligned. Host and device see it at the same address; the device does not see it if it is pageable.
+/// Zeroed, page-aligned host memory. Host and device access it at the same address; pageable memory is not accessible
+/// to the device.
 pub(super) struct HostMemory {
     base: *mut u8,
     len: usize,
@@ -12,7 +13,7 @@ pub(super) struct HostMemory {
     mapped: bool,
 }
 
-// SAFETY: plain memory owned by this value; `Pinned`'s users agree on who touches it when.
+// SAFETY: plain memory owned by this value; users of `Pinned` agree on who touches it when.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above; only a raw pointer is handed out.
 unsafe impl Sync for HostMemory {}
@@ -25,15 +26,15 @@ impl HostMemory {
         Ok(memory)
     }
 
-    /// The address by which copies know it.
+    /// The address that copies use.
     pub fn start(&self) -> DevPtr {
         DevPtr(self.base as u64)
     }
 
-    /// Memory that copies use, but the device does not see.
+    /// Memory that copies use but that the device cannot access.
     pub fn pageable(len: usize) -> Result<HostMemory> {
         let no_room = || Error::Capacity(format!("{len} bytes of pinned host memory are not available"));
-        // A page more, never used: what follows the allocation is not somebody else's.
+        // One more page, never used, so that no other allocation follows directly.
         let map_len = len.max(1).checked_add(4096).ok_or_else(no_room)?;
         // SAFETY: a fresh private anonymous mapping; no existing memory is affected.
         let base = unsafe {

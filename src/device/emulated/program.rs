@@ -1,4 +1,4 @@
-//! The real kernels of `cuda/`, when this program has them: built for the host by a C++ compiler.
+//! The real kernels of `cuda/`, if this program contains them, built for the host by a C++ compiler.
 //!
 //! Without them (`cfg(tandem_emulation)` is not set) the accelerator has no kernels, only the operations
 //! that run on the host.
@@ -7,7 +7,7 @@ use super::options::KernelChecks;
 use crate::device::runtime::DevPtr;
 use crate::{Error, Result};
 
-/// One launch, owned.
+/// A launch that owns its data.
 #[derive(Debug, Clone)]
 pub(super) struct OwnedLaunch {
     pub kernel: String,
@@ -34,21 +34,21 @@ mod built_in {
     /// The compute capability that the host build of the kernels stands for.
     const EMULATED_SM: u32 = 90;
 
-    /// What the checker of kernels knows of memory: `initialised` says whether it may be read.
+    /// Registers memory with the kernels' checker; `initialised` says whether it may be read.
     pub fn register(ptr: DevPtr, len: usize, initialised: bool) {
         // SAFETY: the arena and pinned memory register what they have just mapped or given out, and
-        // unregister it before they unmap or reuse it. No references to it exist but while a host
-        // operation or a copy runs, which the user orders against kernels by lanes and events.
+        // unregister it before they unmap or reuse it. References to it exist only while a host operation or a copy
+        // runs, which the user orders against kernels by lanes and events.
         unsafe { ffi::register(ptr, len, initialised) }
     }
 
-    /// Whether there is a kernel of that name that `sm` can run: names end in what a kernel needs more than
-    /// its file is built for.
+    /// Whether there is a kernel of that name that `sm` can run. A kernel's name ends in its requirements beyond those
+    /// of its file.
     pub fn has_kernel(kernel: &str, sm: u32) -> bool {
         (sm >= EMULATED_SM || !needs_more(kernel, sm)) && ffi::has_kernel(kernel)
     }
 
-    /// Kernels in bf16 exist from 80 on, those of `*_sm90a.cu` on 90 only.
+    /// Whether the kernel needs another device: bf16 kernels need 80 or later, those of `*_sm90a.cu` need exactly 90.
     fn needs_more(kernel: &str, sm: u32) -> bool {
         kernel.contains("sm90a") || kernel.contains("wgmma") || sm < 80 && kernel.contains("bf16")
     }

@@ -1,4 +1,4 @@
-//! A small generator for delays: the same seed, the same delays.
+//! A small random generator for delays: equal seeds give equal delays.
 
 /// SplitMix64 (Steele, Lea & Flood 2014).
 pub(super) struct Random(u64);
@@ -16,12 +16,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In `0..n`.
+    /// A number in `0..n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// In `0.0..1.0`.
+    /// A number in `0.0..1.0`.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -17,7 +17,7 @@ use crate::device::runtime::{
 use crate::device::turns::{Actor, Turns};
 use crate::{Error, Result};
 
-/// Threads of a block that any device takes, and bytes of a kernel's parameters.
+/// Most threads of a block on any device, then most bytes of a kernel's parameters.
 const MAX_THREADS: u128 = 1024;
 const MAX_PARAMS: usize = 4096;
 
@@ -34,8 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Shared memory that one block may have, by compute capability (CUDA programming guide, table of
-/// technical specifications).
+/// Most shared memory of a block, by compute capability (CUDA programming guide, table of technical specifications).
 fn shared_per_block(sm: u32) -> Option<u32> {
     Some(match sm {
         75 => 64 << 10,
@@ -47,16 +46,16 @@ fn shared_per_block(sm: u32) -> Option<u32> {
 }
 
 impl EmulatedRuntime {
-    /// Starts its lanes.
+    /// Creates the accelerator and starts its lanes.
     ///
     /// # Errors
-    /// A compute capability that is not emulated, more memory than there are addresses, or no threads.
+    /// If the compute capability is not emulated, the memory exceeds the address space, or a thread cannot be started.
     pub fn new(options: EmulatedOptions) -> Result<EmulatedRuntime> {
         EmulatedRuntime::start(options, None)
     }
 
-    /// The same, in emulated time: copies take what they would over the link of the clock's machine, and issuing costs the
-    /// control thread time. What computing takes is declared ([`EmulatedRuntime::elapse`]).
+    /// Creates the accelerator in emulated time: copies take as long as over the link of the clock's machine, and
+    /// issuing costs the control thread time. The time of computation is declared ([`EmulatedRuntime::elapse`]).
     ///
     /// # Errors
     /// As [`EmulatedRuntime::new`].
@@ -105,21 +104,21 @@ impl EmulatedRuntime {
         Ok(runtime)
     }
 
-    /// How it was made.
+    /// The options it was created with.
     pub fn options(&self) -> &EmulatedOptions {
         &self.core.options
     }
 
-    /// Replaces the plan of faults; its counts begin now.
+    /// Replaces the plan of faults and restarts its counters.
     pub fn set_faults(&self, plan: FaultPlan) {
         self.core.set_faults(plan);
     }
 
-    /// Enqueues an operation that runs on the host: `body` gets the bytes of `reads` and of `writes`, in
-    /// their order. Spans may lie in pinned memory too.
+    /// Enqueues an operation that runs on the host; `body` receives the bytes of `reads` and of `writes`, in order.
+    /// Spans may lie in pinned memory too.
     ///
     /// # Errors
-    /// As for a launch; and if what it writes overlaps another of its spans.
+    /// As for a launch, and if a span in `writes` overlaps another of its spans.
     pub fn operation(
         &self,
         lane: Lane,
@@ -133,7 +132,7 @@ impl EmulatedRuntime {
         self.enqueue(lane, HostOp { name, reads, writes, body: Box::new(body) })
     }
 
-    /// The same.
+    /// Enqueues an operation that runs on the host.
     pub(super) fn enqueue(&self, lane: Lane, op: HostOp) -> Result<()> {
         let HostOp { name, reads, writes, .. } = &op;
         let failed = |problem: String| Error::Device { what: format!("operation {name}"), problem };
@@ -149,10 +148,10 @@ impl EmulatedRuntime {
         self.core.enqueue(lane, Op::Host(op))
     }
 
-    /// Occupies `lane` for this many seconds of emulated time, beside what is enqueued for real. Recorded with the rest.
+    /// Occupies `lane` for this many seconds of emulated time, in addition to the real work. A recording includes it.
     ///
     /// # Errors
-    /// A device that failed.
+    /// If the device has failed.
     pub(in crate::device) fn elapse(&self, lane: Lane, seconds: f64) -> Result<()> {
         self.core.enqueue(lane, Op::Elapse(seconds))
     }
@@ -184,7 +183,7 @@ impl Drop for EmulatedRuntime {
     fn drop(&mut self) {
         self.core.shut_down();
         for thread in self.threads.drain(..) {
-            // The last owner may be a lane's own operation.
+            // The last owner may be an operation on a lane's own thread.
             if thread.thread().id() != std::thread::current().id() {
                 thread.join().ok();
             }
@@ -197,7 +196,7 @@ fn host_spans(all: &[(*const u8, usize)]) -> Vec<Span> {
     all.iter().map(|&(at, len)| Span::new(DevPtr(at as u64), len)).collect()
 }
 
-/// What the host uses, as long as this lives.
+/// An in-place use by the host that ends when this is dropped.
 struct InUse {
     core: Arc<Core>,
     id: u64,
@@ -209,7 +208,7 @@ impl Drop for InUse {
     }
 }
 
-/// `at..at + len` of pinned memory, if it is there.
+/// Checks that `at..at + len` lies in the pinned memory.
 fn pinned_range(pinned: &Arc<dyn Pinned>, at: usize, len: usize) -> Result<()> {
     if at.checked_add(len).is_none_or(|end| end > pinned.len()) {
         return Err(Error::Device {

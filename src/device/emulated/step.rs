@@ -1,4 +1,4 @@
-//! A prepared step, as the host's operations need it.
+//! A prepared step, in the form that operations on the host use.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +12,9 @@ use crate::{Error, Result};
 /// Where a row's keys and values go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Row {
-    /// To a page of the device.
+    /// A page of the device.
     Here { pos: usize, page: u32, token: usize },
-    /// To the mailbox, or another step's pages.
+    /// The mailbox, or pages of another step.
     Elsewhere { pos: usize },
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Seq {
     pub row0: usize,
     pub n_rows: usize,
     pub attend: Attend,
-    /// Those attended over.
+    /// Pages that are attended over.
     pub pages: Vec<u32>,
 }
 
@@ -39,8 +39,8 @@ impl Seq {
     }
 }
 
-/// Rows whose attention was asked for: those with [`Attend::From`] are attended when the rest is merged, where results are
-/// exact.
+/// A postponed call of attention: where results are exact, rows with [`Attend::From`] are attended when the rest is
+/// merged.
 #[derive(Debug, Clone)]
 pub(super) struct Late {
     pub rows: Range<usize>,
@@ -57,7 +57,7 @@ pub(super) struct HostStep {
     pub rows: Vec<Row>,
     pub seqs: Vec<Seq>,
     pub epoch: u32,
-    /// Of the layers attended last.
+    /// Postponed calls of the layers attended last.
     late: Mutex<Vec<Late>>,
 }
 
@@ -88,7 +88,7 @@ impl HostStep {
         })
     }
 
-    /// Notes a call of attention.
+    /// Remembers a postponed call of attention.
     pub fn attend_late(&self, call: Late) {
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         late.retain(|l| l.rows.end <= call.rows.start || call.rows.end <= l.rows.start);
@@ -98,7 +98,7 @@ impl HostStep {
     /// The last call of attention of some rows.
     ///
     /// # Errors
-    /// [`Error::Usage`]: there was none.
+    /// [`Error::Usage`] if there was none.
     pub fn late(&self, rows: &Range<usize>) -> Result<Late> {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         let found = late.iter().find(|l| l.rows.start <= rows.start && rows.end <= l.rows.end);
@@ -118,7 +118,7 @@ impl HostStep {
         }
     }
 
-    /// From the smallest position of some rows to the largest.
+    /// The range from the smallest position of these rows to the largest.
     pub fn positions(&self, rows: &Range<usize>) -> Range<usize> {
         let all = || rows.clone().map(|r| self.position(r));
         all().min().unwrap_or(0)..all().max().map_or(0, |p| p + 1)

@@ -1,4 +1,4 @@
-//! Attention over pages, and its merging with a part from elsewhere.
+//! Attention over pages, and merging it with a partial result from another device.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ pub(super) fn attend(
     let seqs = step.seqs(rows);
     let own = step.clip(rows);
     let q = io.read_rows(ws.q, &own, 2 * qd);
-    // Of pages that a window has left nothing is read.
+    // Pages that the window has left are not read.
     let seen_pages = |s: &Seq| {
         let from = s.attend.first_token();
         let first = attention::seen(step.position(s.row0), from, window).start.max(from);
@@ -44,7 +44,7 @@ pub(super) fn attend(
     for &p in &used {
         io.read(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
     }
-    // A sequence's rows at a time: rows attended elsewhere are written by others.
+    // One output span per sequence, because other operations write the rows attended elsewhere.
     let outs: Vec<Option<usize>> = step.seqs[seqs.clone()]
         .iter()
         .map(|s| s.attend.is_whole().then(|| io.write_rows(ws.attn, &s.rows(), 2 * qd)))

@@ -109,7 +109,7 @@ pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &StepContext<'_>, rows: &R
             *best = kernels.argmax(row) as u32;
         }
         for (row, sum) in rows().zip(numbers_mut::<f32>(writes[sums])) {
-            // One NaN is enough for the sum, as on a GPU.
+            // A single NaN makes the sum NaN, as on a GPU.
             let nan = row.iter().any(|x| x.is_nan());
             *sum = if nan { f32::NAN } else { kernels.max_and_logsumexp(row).1 as f32 };
         }
@@ -117,7 +117,7 @@ pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &StepContext<'_>, rows: &R
     })
 }
 
-/// Row `i` of a table, if it is that long.
+/// Row `i` of a table, if the table is long enough.
 fn row_bytes_of(table: &[u8], dtype: DType, d: usize, i: usize) -> Option<&[u8]> {
     let bytes = dtype.row_bytes(d)?;
     table.get(i.checked_mul(bytes)?..)?.get(..bytes)

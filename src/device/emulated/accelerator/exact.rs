@@ -1,8 +1,8 @@
-//! Attention with the CPU's bits: whole, of the tokens before a page, or from a page on.
+//! Attention with the CPU's bits: over all tokens, over the tokens before a page, or from a page on.
 //!
-//! A row's sums are made page after page, the first one first. So the tokens before a page give what the sums are at that page,
-//! wherever they are attended. Those from a page on continue there, which takes the other part's result: they are attended when
-//! it is merged, over the pages that the call of attention named.
+//! A row's sums are accumulated page after page from the first. So attending the tokens before a page gives the sums at
+//! that page, on whichever device. Attention from a page on continues these sums and therefore needs the other part's
+//! result: it is computed when the parts are merged, over the pages named in the call to `attend`.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::device::emulated::step::{Late, Seq};
 use crate::device::runtime::DevPtr;
 use crate::simd::attention::{AttnShape, Partial};
 
-/// What attention of a layer looks like to the CPU.
+/// The attention shape of a layer, as the CPU's kernels take it.
 pub(super) fn attn_shape(shape: &Shape, windowed: bool) -> AttnShape {
     AttnShape {
         n_heads: shape.n_heads,
@@ -36,11 +36,11 @@ fn page_shape(shape: &Shape) -> PageShape {
 /// A sequence's operands.
 struct SeqOperands {
     seq: SeqPages,
-    /// Among the reads: queries, and the first page.
+    /// Indices among the reads: queries, and the first page.
     q: usize,
     page: usize,
     n_pages: usize,
-    /// Among the writes: the rows of attn, or where m, s and o go.
+    /// Indices among the writes: the rows of attn, or m, s and o.
     out: Out,
 }
 
@@ -50,7 +50,7 @@ enum Out {
 }
 
 impl SeqOperands {
-    /// Of `rows` of a sequence.
+    /// The operands of `rows` of a sequence.
     fn new(
         io: &mut Operands,
         cx: &StepContext<'_>,
@@ -64,7 +64,7 @@ impl SeqOperands {
         let shape = cx.shape;
         let listed = s.attend.first_token() / PAGE_TOKENS;
         let end = s.attend.end(first_pos + rows.len());
-        // Of pages that a window has left nothing is read.
+        // Pages that the window has left are not read.
         let window = shape.window.filter(|_| windowed);
         let seen = window.map_or(0, |w| (first_pos + 1).saturating_sub(w)) / PAGE_TOKENS;
         let before = listed.max(seen.min(end.div_ceil(PAGE_TOKENS)));
@@ -74,15 +74,15 @@ impl SeqOperands {
         for &p in &s.pages[before - listed..][..n_pages] {
             io.read(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
         }
-        // Pages before are not looked at.
+        // Earlier pages are never accessed.
         let pages = (0..before + n_pages).map(|i| i.saturating_sub(before) as u32).collect();
         let tokens = s.attend.first_token()..end;
         SeqOperands { seq: SeqPages { pages, first_pos, n_rows: rows.len(), tokens }, q, page, n_pages, out }
     }
 
-    /// Its queries and pages.
+    /// The sequence's queries and pages.
     fn read<'a>(&self, cpu: &Cpu, shape: &Shape, reads: &[&'a [u8]]) -> Result<(&'a [f32], PagePool)> {
-        // Behind the last token that is attended there is nothing yet.
+        // The page holds nothing yet after the last attended token.
         let first = (self.seq.pages.len() - self.n_pages) * PAGE_TOKENS;
         let end = self.seq.tokens.end.min(self.seq.first_pos + self.seq.n_rows);
         let pages = reads[self.page..self.page + self.n_pages].iter().enumerate();

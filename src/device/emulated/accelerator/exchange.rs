@@ -1,4 +1,4 @@
-//! What comes from the host, and pages that move: rows of the mailbox, pages of keys and values.
+//! Rows that arrive from the host through the mailbox, and pages of keys and values that move between host and device.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub(super) fn collect(
     })
 }
 
-/// Pages of a layer and where they go or come from.
+/// The pages of a layer that move, with both addresses.
 pub(super) fn page_moves(
     shape: &Shape,
     kv: DevPtr,

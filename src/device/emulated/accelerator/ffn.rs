@@ -1,4 +1,4 @@
-//! The feed-forward's sublayer, and what ends both sublayers: a product that is added to the residual stream.
+//! The feed-forward sublayer, and the last step of both sublayers: a product that is added to the residual stream.
 
 use std::ops::Range;
 

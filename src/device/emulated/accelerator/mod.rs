@@ -1,13 +1,14 @@
 //! The accelerator contract by plain functions on the host: for any machine, without a compiler for kernels.
 //!
 //! Every operation of the contract is one operation of a lane, with the exact bytes that it reads and
-//! writes, so that a missing event between lanes is found whenever it is missing. Weights stay as their files
-//! store them. A row's results do not depend on the other rows at all.
+//! writes, so that every missing event between lanes is detected. Weights stay as their files store them. A row's
+//! results do not depend on the other rows at all.
 //!
 //! For a shape that wants exact results ([`Shape::exact`]) rows are kept in f32 and computed by the CPU's kernels.
 //!
-//! A sublayer a file, by the names that they have in `device/kernels/accelerator/`: [`ends`] (embedding and head),
-//! [`qkv`], [`attend`] ([`exact`] with the CPU's bits), [`ffn`]; [`exchange`] with the host. [`operands`] are what an operation is enqueued with.
+//! The files have the same names as in `device/kernels/accelerator/`: [`ends`] (embedding and head), [`qkv`],
+//! [`attend`] ([`exact`] with the CPU's bits), [`ffn`]; [`exchange`] talks to the host. [`operands`] are the spans that
+//! an operation is enqueued with.
 
 mod attend;
 mod ends;
@@ -40,23 +41,23 @@ use crate::{Error, Result};
 pub struct EmulatedAccelerator {
     emulated: Arc<EmulatedRuntime>,
     runtime: Arc<dyn Runtime>,
-    /// What decodes and rounds, unless results are exact.
+    /// The CPU tier that decodes and rounds, unless results are exact.
     isa: Isa,
-    /// The thread of a lane alone: for the CPU's kernels, where results are exact.
+    /// A pool of the lane's thread alone, for the CPU's kernels where results are exact.
     pool: Arc<Pool>,
-    /// Of attention, where results are exact.
+    /// Attention plans, where results are exact.
     plans: Arc<Plans>,
 }
 
 impl EmulatedAccelerator {
-    /// Over the lanes and memory of `runtime`.
+    /// Creates the accelerator on the lanes and memory of `runtime`.
     pub fn new(runtime: Arc<EmulatedRuntime>) -> EmulatedAccelerator {
         let isa = Isa::selected().unwrap_or(Isa::Reference);
         let pool = Arc::new(Pool::new(1));
         EmulatedAccelerator { runtime: runtime.clone(), emulated: runtime, isa, pool, plans: Arc::default() }
     }
 
-    /// How operations on a model of this shape compute.
+    /// The arithmetic of operations on a model of this shape.
     fn arithmetic(&self, shape: &Shape) -> Arithmetic {
         let cpu = shape.exact.map(|isa| Cpu::new(isa, &self.pool, &self.plans));
         Arithmetic { kernels: Kernels::for_isa(shape.exact.unwrap_or(self.isa)), cpu }
@@ -66,7 +67,7 @@ impl EmulatedAccelerator {
         cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
     }
 
-    /// Operands that begin with the step's list: whatever uses the step has to come after its upload.
+    /// Operands that begin with the step's lists, so that every use of the step is ordered after their upload.
     fn operands(&self, cx: &StepContext<'_>) -> Operands {
         let mut operands = Operands { reads: Vec::with_capacity(16), writes: Vec::with_capacity(4) };
         operands.read(self.step(cx).list.ptr, self.step(cx).list.len);
@@ -113,7 +114,7 @@ impl Accelerator for EmulatedAccelerator {
     }
 
     fn embeds_packed(&self, _dtype: DType, _act: Half, _positions: bool) -> bool {
-        true // packed is as stored
+        true // packed weights are the stored ones
     }
 
     fn pack(&self, source: &LinearSource<'_>, _act: Half, _pool: &Pool, out: &mut [u8]) {
@@ -160,7 +161,7 @@ impl Accelerator for EmulatedAccelerator {
             rows: step.launch_rows,
             n_logits: step.logit_rows.len(),
             lists: host.lists.clone(),
-            // Work is enqueued for exactly the pages and rows of this step.
+            // Work is enqueued for exactly the pages and rows of this step, so no graph can be reused.
             graph_key: None,
             inner: Arc::new(Arc::new(host)),
         })

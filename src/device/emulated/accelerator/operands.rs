@@ -1,4 +1,4 @@
-//! What an operation reads and writes: the spans that it is enqueued with, and what it finds in them.
+//! The spans that an operation is enqueued with to read and write, and access to their contents.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::model::Norm;
 use crate::simd::Kernels;
 use crate::tensor::DType;
 
-/// The spans of an operation; adding one gives its index.
+/// The spans of an operation; adding a span returns its index.
 pub(super) struct Operands {
     pub reads: Vec<Span>,
     pub writes: Vec<Span>,
@@ -81,7 +81,7 @@ impl MatrixOperand {
     }
 }
 
-/// What is added to the residual stream, among the operands.
+/// The residual to add, as indices among the operands.
 #[derive(Clone, Copy)]
 pub(super) struct DeltaOperand {
     rows: usize,
@@ -98,7 +98,7 @@ impl DeltaOperand {
     }
 }
 
-/// hidden += residual; x = norm(hidden), as activations are kept; x again as floats, as the products take it.
+/// hidden += residual; x = norm(hidden), in the type of activations; and x again as floats, for the products.
 pub(super) struct NormRows {
     pub kernels: &'static Kernels,
     pub norm: Norm,

@@ -57,7 +57,7 @@ pub(super) fn project(
     assert_eq!(columns, width, "q, k and v are {columns} rows of weights");
     let bias = io.read(layer.qkv_bias, 4 * width);
     let norms = [layer.q_norm, layer.k_norm].map(|w| io.read(w, 4 * shape.head_dim));
-    // The tables' rows of the positions from the first to the last.
+    // The rows of the RoPE tables from the first position to the last.
     let pairs = shape.rope_dim / 2;
     let seen = step.positions(&rows);
     let rope = layer.rope.map(|table| io.read_rows(table, &seen, 4 * pairs));
@@ -139,7 +139,7 @@ pub(super) fn append(
     })
 }
 
-/// Whether a mailbox has a place for every row of the step that may need one.
+/// Returns an error unless the mailbox has a place for every row of the step that may need one.
 pub(super) fn check_mailbox(cx: &StepContext<'_>, mailbox: &Mailbox) -> Result<()> {
     let n = cx.step.lists.published().len();
     match n <= mailbox.rows {
@@ -188,7 +188,7 @@ pub(super) fn publish(
     })
 }
 
-/// Everything in the mailbox is there: stores its epoch, after all that this thread has written.
+/// Stores the mailbox's epoch with release ordering, after everything that this thread has written to the mailbox.
 fn publish_epoch(mailbox: &Arc<dyn Pinned>, epoch: u32) {
     // SAFETY: a mailbox begins with its epoch, a word that both sides touch atomically only, and is page-aligned.
     let word = unsafe { AtomicU32::from_ptr(mailbox.host().cast()) };

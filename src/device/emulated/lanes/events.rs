@@ -1,4 +1,4 @@
-//! Points in lanes: set by one, waited for by another or by the host.
+//! Points in lanes: one lane reaches them; other lanes and the host wait for them.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -44,8 +44,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether the lane has come to `mark`, and how. The control thread in emulated time is told whether it would have by
-    /// now, which may take waiting for it.
+    /// Whether the lane has reached `mark`; the mark's error if the lane failed before it. In emulated time, tells the
+    /// control thread whether the lane would have reached it by now, which may require waiting for it.
     pub fn is_done(&self, mark: &Mark) -> Result<bool> {
         match self.clock.as_ref().zip(mark.moment.as_ref()).filter(|_| counts()) {
             None => Core::outcome(&mut lock(&self.state), mark),
@@ -58,7 +58,7 @@ impl Core {
         self.synchronize_until(mark, None).map(|_| ())
     }
 
-    /// Whether it is done by the deadline.
+    /// Waits for `mark` until the deadline. Returns whether it was reached.
     pub fn synchronize_until(&self, mark: &Mark, deadline: Option<Instant>) -> Result<bool> {
         let state = lock(&self.state);
         state.not_capturing()?;

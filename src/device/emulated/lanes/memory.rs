@@ -10,7 +10,7 @@ use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
 
 impl Core {
-    /// Bytes that can still be allocated, once the work in flight on freed memory is done: waits for it.
+    /// Bytes that can still be allocated. Waits for the work in flight on freed memory, and counts that memory as free.
     pub fn memory_left(&self) -> Result<u64> {
         self.reap(true);
         self.alive()?;
@@ -32,7 +32,7 @@ impl Core {
             }
         }
         match self.try_alloc(bytes) {
-            // Freed memory may be enough, once the work in flight on it is done.
+            // Freed memory may suffice once the work in flight on it is done.
             Err(Error::Capacity(_)) => {
                 self.reap(true);
                 self.try_alloc(bytes)
@@ -63,7 +63,7 @@ impl Core {
         Ok(self.keep(HostMemory::new(bytes)?))
     }
 
-    /// Host memory that copies use, but the device does not see.
+    /// Host memory that copies use but that the device cannot access.
     pub fn pageable(&self, bytes: usize) -> Result<Arc<HostMemory>> {
         Ok(self.keep(HostMemory::pageable(bytes)?))
     }
@@ -82,8 +82,8 @@ impl Core {
         lock(&self.state).pinned(&Span::new(ptr, 1)).is_some()
     }
 
-    /// Retires the memory: it is freed after the work in flight, without waiting for that here. Trouble is told to the
-    /// next call.
+    /// Retires the memory: it is freed after the work in flight, without waiting for that here. The next call reports
+    /// errors.
     pub fn free(&self, ptr: DevPtr) {
         let retired = lock(&self.arena).retire(ptr);
         let mut state = lock(&self.state);
@@ -97,7 +97,7 @@ impl Core {
         self.reap(false);
     }
 
-    /// Gives back retired memory whose work is done; with `wait`, all of it, as soon as its work is.
+    /// Frees retired memory whose work is done; with `wait`, waits for the work and frees all retired memory.
     fn reap(&self, wait: bool) {
         let done = |state: &State, until: &[u64; 3]| {
             Lane::ALL.iter().all(|&l| state.lanes[l as usize].completed >= until[l as usize])
@@ -105,7 +105,7 @@ impl Core {
         loop {
             let mut arena = lock(&self.arena);
             let mut state = lock(&self.state);
-            // On a lost device, abandoned work may still touch it: it stays retired.
+            // On a lost device, abandoned work may still touch the memory, so it stays retired.
             if state.lost.is_some() || state.retired.is_empty() {
                 return;
             }

@@ -1,13 +1,13 @@
-//! The lanes: a thread and an in-order queue each; events between them; what goes wrong and who is told.
+//! The lanes, each a thread with an in-order queue; the events between them; failures, and which call reports them.
 //!
-//! An error of asynchronous work (a kernel that fails its checks) makes its lane skip everything behind it
-//! until somebody is told: the next call on the lane, or whoever synchronises with an event behind the
-//! failure. Lanes that wait for such an event fail with it. A lost device is lost for good: every call
-//! gives the same error, and nothing waits any more.
+//! An error of asynchronous work (a kernel that fails its checks) makes its lane skip all later work until the error is
+//! reported: by the next call on the lane, or by a call that synchronises with an event after the failure. Lanes that
+//! wait for such an event fail with it. A lost device stays lost: every call returns the same error, and nothing waits
+//! any more.
 //!
-//! Host calls: [`memory`] allocates and frees, [`submit`] enqueues work, [`events`] are points in lanes that others wait
-//! for, [`timing`] is how long work takes in emulated time. [`serve`] is a lane's own thread, [`turn`] a lane without one. [`state`]
-//! is what they share, under one lock.
+//! Host calls: [`memory`] allocates and frees, [`submit`] enqueues work, [`events`] waits for points in lanes,
+//! [`timing`] estimates the duration of work in emulated time. [`serve`] is a lane's own thread, [`turn`] a lane
+//! without one. [`state`] is shared by all of these, under one lock.
 
 mod events;
 mod memory;
@@ -31,23 +31,23 @@ use crate::device::clock::Clock;
 use crate::device::runtime::{DeviceInfo, Lane};
 use crate::device::turns::Turns;
 
-/// What the host's calls and the lanes' threads share.
+/// State shared by the host's calls and the lanes' threads.
 pub(super) struct Core {
     pub info: DeviceInfo,
     pub options: EmulatedOptions,
     /// Keeps emulated time.
     pub clock: Option<Arc<Clock>>,
-    /// Who acts while somebody waits, where lanes have no threads.
+    /// The actors that run while a call waits, if lanes have no threads.
     pub turns: Option<Arc<Turns>>,
     arena: Mutex<Arena>,
     state: Mutex<State>,
-    /// Of the delays of the host's jobs, if work is delayed at random.
+    /// Random delays of the host's jobs, if work is delayed at random.
     host_random: Mutex<Option<Random>>,
-    /// Of each lane: there is work.
+    /// For each lane: signals that there is work.
     work: [Condvar; 3],
-    /// Something was done, or everything is over.
+    /// Signals that work was done, or that the lanes have ended.
     progress: Condvar,
-    /// The lanes have ended: the device is lost, or its last handle was dropped.
+    /// Signals that the lanes have ended: the device is lost, or its last handle was dropped.
     over: Condvar,
 }
 
@@ -59,7 +59,7 @@ fn name(lane: Lane) -> &'static str {
     }
 }
 
-/// A plan is complete before a lock is given back, and user code runs outside: poison means nothing.
+/// Locks and ignores poison: the state is consistent whenever a lock is released, and user code runs outside.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -71,14 +71,14 @@ impl Core {
         let state = Mutex::new(State { faults, ..State::default() });
         let work = std::array::from_fn(|_| Condvar::new());
         let (progress, over) = (Condvar::new(), Condvar::new());
-        // Lanes have those before it.
+        // The lanes have the seeds before this one.
         let host = options.jitter.map(|seed| Random::new(seed.wrapping_mul(3).wrapping_add(3)));
         let host_random = Mutex::new(host);
         let turns = options.turns.map(Turns::new);
         Ok(Core { info, options, clock, turns, arena, state, host_random, work, progress, over })
     }
 
-    /// Replaces the plan of faults; counts begin again.
+    /// Replaces the plan of faults and restarts its counters.
     pub fn set_faults(&self, plan: FaultPlan) {
         lock(&self.state).faults = Faults { plan, ..Faults::default() };
     }
@@ -87,7 +87,8 @@ impl Core {
         lock(&self.state).alive()
     }
 
-    /// Waits until `pending` is over, the deadline has passed, or the device is lost: also by the watchdog.
+    /// Waits until `pending` is over, the deadline has passed, or the device is lost, possibly by the watchdog's
+    /// decision.
     fn wait_while<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -129,7 +130,7 @@ impl Core {
         state
     }
 
-    /// The end: nothing waits any more.
+    /// Marks the device as lost and ends all waits.
     fn lose(&self, state: &mut State, problem: Problem) {
         state.lost.get_or_insert(problem);
         self.over.notify_all();
@@ -137,7 +138,7 @@ impl Core {
         self.work.iter().for_each(Condvar::notify_all);
     }
 
-    /// Ends the lanes' threads, after what they are doing now.
+    /// Ends the lanes' threads after their current work.
     pub fn shut_down(&self) {
         lock(&self.state).shutdown = true;
         self.over.notify_all();

@@ -1,4 +1,4 @@
-//! The thread of a lane: takes work in order, does it as late and as slowly as the options say.
+//! The thread of a lane: takes work in order and does it as late and as slowly as the options say.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// The lane comes to the end of a job that is first in it and can be done.
+    /// Completes the lane's first job, which is ready.
     pub(super) fn pass<'a>(
         &'a self,
         l: usize,
@@ -93,7 +93,7 @@ impl Core {
         state
     }
 
-    /// Does one piece of work, as late and as slowly as asked.
+    /// Does one piece of work, as late and as slowly as the options say.
     fn run(&self, op: &Op, endless: bool, random: Option<&mut Random>) -> std::result::Result<(), Problem> {
         if matches!(op, Op::Uses { .. }) {
             return Ok(());
@@ -127,8 +127,8 @@ impl Core {
         let kernel = |launch: &OwnedLaunch| program::launch(launch, checks);
         let hooks = Hooks { kernel: &kernel, marks: checks.races };
         // SAFETY: `enqueue` found every span allocated, and `free` waits for the work enqueued before it;
-        // pinned memory is kept by the job. `order` refused work whose bytes another lane's unordered
-        // work touches, and events are waited for before this runs, so nobody else uses them now.
+        // the job keeps pinned memory alive. `order` refused work whose bytes another lane's unordered work touches,
+        // and events are waited for before this runs, so nothing else uses the bytes now.
         let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { op.run(&hooks) }));
         let outcome = match outcome {
             Ok(outcome) => outcome.map_err(|e| Problem::of(e, &op.describe())),
@@ -144,7 +144,7 @@ impl Core {
         outcome
     }
 
-    /// A job of the host begins, and panics if the plan of faults says so.
+    /// Marks the beginning of a job of the host; panics if the plan of faults says so.
     pub fn host_works(&self) {
         let faults = &mut lock(&self.state).faults;
         faults.host_jobs += 1;
@@ -152,14 +152,14 @@ impl Core {
         assert!(!panics, "a fault was injected");
     }
 
-    /// A job of the host has taken so long: it ends as late and as slowly as the options say.
+    /// Marks the end of a job of the host that took `took`, and delays it as the options say.
     pub fn host_worked(&self, took: Duration) {
         let slower = (self.options.speed.host_factor - 1.0).max(0.0);
         let late = lock(&self.host_random).as_mut().map_or(Duration::ZERO, jitter);
         self.pause(late + took.mul_f64(slower));
     }
 
-    /// Sleeps, unless everything is over.
+    /// Sleeps, unless the lanes have ended.
     fn pause(&self, time: Duration) {
         if !time.is_zero() {
             let state = lock(&self.state);
@@ -169,7 +169,7 @@ impl Core {
     }
 }
 
-/// A delay: none as often as some.
+/// A random delay, zero in half of the cases.
 fn jitter(random: &mut Random) -> Duration {
     if random.below(2) == 0 { JITTER.mul_f64(random.unit()) } else { Duration::ZERO }
 }

@@ -14,7 +14,7 @@ use crate::device::emulated::pinned::HostMemory;
 use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
 
-/// An error that can be told several times.
+/// An error that can be reported several times.
 #[derive(Debug, Clone)]
 pub(super) struct Problem(Arc<(String, String)>);
 
@@ -44,11 +44,11 @@ pub(in crate::device::emulated) struct Mark {
     pub device: Weak<Core>,
     pub(super) lane: Lane,
     pub(super) clock: Clock,
-    /// Set when the lane has come to it.
+    /// Set when the lane reaches the mark.
     pub(super) done: OnceLock<std::result::Result<(), Problem>>,
-    /// When that was, for those that keep it.
+    /// When it was reached, for marks that keep the time.
     pub(super) passed: Option<OnceLock<Instant>>,
-    /// When that is in emulated time.
+    /// When it is reached in emulated time.
     pub moment: Option<Moment>,
 }
 
@@ -61,15 +61,15 @@ pub(super) enum Step {
 pub(super) struct Enqueued {
     pub seq: u64,
     pub step: Step,
-    /// The device is lost when it comes to this.
+    /// Whether the device is lost when this work begins.
     pub lose: bool,
-    /// It never ends.
+    /// Whether the work never ends.
     pub endless: bool,
-    /// Pinned memory that it uses.
+    /// Pinned memory that the work uses.
     pub _keep: Vec<Arc<HostMemory>>,
 }
 
-/// A failure, and up to which work of the lane it counts: unknown until somebody was told.
+/// A failure, and the last work of the lane that it covers: unknown until the failure has been reported.
 pub(super) struct Trouble {
     pub problem: Problem,
     pub through: Option<u64>,
@@ -85,7 +85,7 @@ pub(super) struct LaneState {
 }
 
 impl LaneState {
-    /// The failure that work number `seq` falls under.
+    /// The failure that covers work number `seq`.
     pub fn trouble_of(&mut self, seq: u64) -> Option<Problem> {
         let trouble = self.trouble.as_ref()?;
         if trouble.through.is_some_and(|last| seq > last) {
@@ -113,19 +113,19 @@ pub(super) struct State {
     pub lanes: [LaneState; 3],
     pub order: Order,
     pub lost: Option<Problem>,
-    /// Of a call that could not return it.
+    /// An error of a call that could not return it.
     pub owed: Option<Problem>,
     pub shutdown: bool,
     pub faults: Faults,
     pub capture: Option<(ThreadId, Vec<Op>)>,
-    /// Pinned memory by address. What was dropped since is cleared away when more is made.
+    /// Pinned memory by address. Dropped entries are removed when more is allocated.
     pub pinned: BTreeMap<u64, Weak<HostMemory>>,
-    /// Freed memory, and up to which work of each lane it may be in use.
+    /// Freed memory, and for each lane the last work that may use it.
     pub retired: Vec<(DevPtr, [u64; 3])>,
 }
 
 impl State {
-    /// Tells of trouble that a call on `lane` has to know.
+    /// Reports a pending asynchronous error to a call on `lane`.
     pub fn report(&mut self, lane: Lane) -> Result<()> {
         self.alive()?;
         let lane = &mut self.lanes[lane as usize];
@@ -136,7 +136,7 @@ impl State {
         Ok(())
     }
 
-    /// The device is not lost, and no earlier call is owed an error.
+    /// Returns an error if the device is lost, or if an earlier call could not return its error.
     pub fn alive(&mut self) -> Result<()> {
         if let Some(lost) = &self.lost {
             return Err(lost.error());
@@ -148,7 +148,7 @@ impl State {
         self.shutdown || self.lost.is_some()
     }
 
-    /// Calls that wait, or that touch what is not recorded, have no place in a recording.
+    /// Returns an error during a recording, for calls that wait or that have effects outside it.
     pub fn not_capturing(&self) -> Result<()> {
         match &self.capture {
             Some((thread, _)) if *thread == std::thread::current().id() => Err(Error::Device {

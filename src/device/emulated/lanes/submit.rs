@@ -1,4 +1,4 @@
-//! Enqueueing: everything is checked here, before a lane sees it.
+//! Enqueueing. All checks happen here, before a lane sees the work.
 
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -15,7 +15,7 @@ impl Core {
     pub fn enqueue(&self, lane: Lane, op: Op) -> Result<()> {
         let failed = |problem: String| Error::Device { what: op.describe(), problem };
         let (reads, writes) = op.touches();
-        // The arena stays locked until the work is in the queue: a `free` from now on waits for it.
+        // The arena stays locked until the work is in the queue, so that a later `free` waits for the work.
         let arena = lock(&self.arena);
         let mut state = lock(&self.state);
         state.report(lane)?;
@@ -30,7 +30,7 @@ impl Core {
             let here = *thread == std::thread::current().id();
             if here && lane == Lane::Compute {
                 if matches!(op, Op::Uses { .. }) {
-                    // Other pages when it is replayed: declared then.
+                    // A replay touches other pages, which are declared then.
                     return Ok(());
                 }
                 if matches!(op, Op::Upload { .. } | Op::ToHost { .. } | Op::Graph(_)) {
@@ -57,7 +57,7 @@ impl Core {
             })
         })?;
         if matches!(op, Op::Uses { .. }) {
-            // It takes no time, and is no operation that faults count.
+            // Declaring takes no time, and does not count as an operation for the plan of faults.
             self.push(&mut state, lane, Step::Work(op), false, false, keep);
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl Core {
         Ok(())
     }
 
-    /// The host touches memory itself.
+    /// Checks an access of the host to memory.
     pub fn host_access(&self, reads: &[Span], writes: &[Span]) -> Result<()> {
         let mut state = lock(&self.state);
         if !self.options.strict_order {
@@ -92,12 +92,12 @@ impl Core {
         })
     }
 
-    /// The host uses memory in place, until [`Core::host_used`].
+    /// Begins an in-place use of memory by the host, which ends with [`Core::host_used`].
     pub fn host_use(&self, reads: Vec<Span>, writes: Vec<Span>) -> u64 {
         lock(&self.state).order.uses(reads, writes)
     }
 
-    /// The end of [`Core::host_use`].
+    /// Ends a [`Core::host_use`].
     pub fn host_used(&self, id: u64) {
         lock(&self.state).order.used(id);
     }
@@ -114,13 +114,13 @@ impl Core {
         let l = &mut state.lanes[lane as usize];
         l.enqueued += 1;
         l.queue.push_back(Enqueued { seq: l.enqueued, step, lose, endless, _keep: keep });
-        // To wake a thread is a call of the system, also where there is none.
+        // Waking is a system call even if no thread waits.
         if self.turns.is_none() {
             self.work[lane as usize].notify_one();
         }
     }
 
-    /// Whether a launch of `kernel` is refused by the plan of faults.
+    /// Returns an error if the plan of faults refuses a launch of `kernel`.
     pub fn may_launch(&self, kernel: &str) -> Result<()> {
         let faults = &mut lock(&self.state).faults;
         faults.launches += 1;
@@ -134,7 +134,7 @@ impl Core {
         Ok(())
     }
 
-    /// Records what `enqueue` enqueues.
+    /// Records the work that `enqueue` enqueues.
     pub fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Op>> {
         {
             let mut state = lock(&self.state);
@@ -147,7 +147,7 @@ impl Core {
             }
             state.capture = Some((std::thread::current().id(), Vec::new()));
         }
-        /// Ends the recording, also when `enqueue` panics.
+        /// Ends the recording when dropped, also if `enqueue` panics.
         struct Recording<'a>(&'a Core);
         impl Recording<'_> {
             fn take(&self) -> Option<(ThreadId, Vec<Op>)> {

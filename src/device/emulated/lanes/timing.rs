@@ -6,7 +6,7 @@ use crate::device::emulated::op::{Direction, Op};
 use crate::device::runtime::Lane;
 
 impl Core {
-    /// Work is enqueued: the control thread pays for issuing it, the lane for doing it.
+    /// Accounts for enqueued work: the control thread pays for issuing it, the lane for doing it.
     pub(super) fn enter_time(&self, lane: Lane, op: &Op) {
         let Some(clock) = &self.clock else { return };
         if !matches!(op, Op::Elapse(_)) {
@@ -16,8 +16,8 @@ impl Core {
     }
 }
 
-/// Of launches nothing is known here but that they are launched: who launches them says what they do, in an operation beside
-/// them ([`Op::Elapse`]).
+/// Modelled seconds of an operation. A launch itself counts only as a launch: its caller states the time of its work in
+/// a separate operation ([`Op::Elapse`]).
 fn seconds(rates: &Rates, op: &Op) -> f64 {
     let memory = |bytes: usize| rates.device.seconds(Work { flops: 0, bytes: bytes as u64 });
     match op {
@@ -28,7 +28,7 @@ fn seconds(rates: &Rates, op: &Op) -> f64 {
         _ => match op.copied() {
             Some((Direction::ToDevice, bytes)) => rates.upload(bytes),
             Some((Direction::ToHost, bytes)) => rates.download(bytes),
-            // Read and written.
+            // Each byte is read and written.
             Some((Direction::Within, bytes)) => memory(2 * bytes),
             None => 0.0,
         },

@@ -26,7 +26,7 @@ impl Actor for InTurn {
 }
 
 impl Core {
-    /// Does the first piece of work of a lane; says no if there is none, or if it has to wait.
+    /// Does a lane's first piece of work. Returns false if there is none, or if it has to wait.
     fn act(&self, lane: Lane) -> bool {
         let l = lane as usize;
         let mut state = lock(&self.state);
@@ -46,31 +46,31 @@ impl Core {
         let job = state.lanes[l].queue.pop_front().expect("looked at");
         state = self.pass(l, state, &job, None);
         state.lanes[l].completed = job.seq;
-        // Dropped outside the lock: closures may own anything.
+        // Work is dropped outside the lock, since closures may own anything.
         drop(state);
         drop(job);
         true
     }
 
-    /// What a lane will never do.
+    /// Discards the work that a lane will never do.
     pub(super) fn clear<'a>(&'a self, mut state: MutexGuard<'a, State>, l: usize) -> MutexGuard<'a, State> {
         let rest = std::mem::take(&mut state.lanes[l].queue);
         state.lanes[l].completed = state.lanes[l].enqueued;
-        // Dropped outside the lock, as above.
+        // Dropped outside the lock, for the same reason.
         drop(state);
         drop(rest);
         lock(&self.state)
     }
 
-    /// Whoever has threads of his own needs no turns.
+    /// Lets one actor act, if lanes have no threads of their own.
     pub(super) fn let_some_act(&self) {
         if let Some(turns) = &self.turns {
             turns.some();
         }
     }
 
-    /// Lets others act until `pending` is over. If nobody can, the device is taken for lost, as it is by the watchdog where
-    /// lanes have threads.
+    /// Lets others act until `pending` is over. If none can act, the device is declared lost, as the watchdog does
+    /// where lanes have threads.
     pub(super) fn take_turns<'a>(
         &'a self,
         turns: &Turns,

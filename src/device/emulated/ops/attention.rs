@@ -19,7 +19,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Of `tokens`; `page(i)` is the device's page of tokens `32·i..`.
+    /// Reads `tokens`; `page(i)` is the device's page of tokens `32·i..`.
     pub fn read<'a>(
         shape: &PageShape,
         kv: Half,
@@ -39,8 +39,8 @@ impl Tokens {
         Tokens { first: tokens.start, head_dim: hd, k, v }
     }
 
-    /// Unnormalised attention of one head's query over `tokens` (some of those read): writes `o`, returns
-    /// (m, s). No tokens: (−∞, 0) and zeroes.
+    /// Unnormalised attention of one head's query over `tokens` (some of those read). Writes `o` and returns (m, s).
+    /// Without tokens these are zeros and (−∞, 0).
     pub fn attend(&self, tokens: Range<usize>, scale: f32, q: &[f32], o: &mut [f32]) -> (f32, f32) {
         let hd = self.head_dim;
         let at = |t: usize| (t - self.first) * hd..(t - self.first + 1) * hd;
@@ -60,19 +60,19 @@ impl Tokens {
     }
 }
 
-/// The tokens that a query at `pos` sees: from `from` on, within the window.
+/// The tokens that a query at `pos` sees, from `from` on and within the window.
 pub fn seen(pos: usize, from: usize, window: Option<usize>) -> Range<usize> {
     let first = window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(from);
     first.min(pos + 1)..pos + 1
 }
 
-/// Divides by the sum; nothing seen gives 0.
+/// Divides by the sum; the result is 0 if no token was seen.
 pub fn normalise(s: f32, o: &mut [f32]) {
     let by = if s == 0.0 { 0.0 } else { 1.0 / s };
     o.iter_mut().for_each(|o| *o *= by);
 }
 
-/// Adds a part that saw other tokens to `(m, s, o)`.
+/// Merges a partial result over other tokens into `(m, s, o)`.
 pub fn merge(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32])) {
     let (m, s, o) = acc;
     let top = m.max(part.0);
@@ -120,7 +120,7 @@ mod tests {
             merge((&mut m, &mut s, &mut o), (p.0, p.1, &p.2));
         }
         assert_eq!(m, whole.0);
-        // Ten terms, each rescaled at most three times, a few roundings each.
+        // Ten terms, each rescaled at most three times, with a few roundings each.
         let eps = 10.0 * 4.0 * f32::EPSILON;
         assert!((s - whole.1).abs() <= eps * whole.1, "{s} {}", whole.1);
         let bound: f32 = eps * 6.0 * whole.1;

@@ -1,4 +1,4 @@
-//! Bytes of the device's memory as numbers, and halves as floats.
+//! Casts bytes of the device's memory to numbers, and converts halves to floats.
 
 use std::borrow::Cow;
 
@@ -8,10 +8,10 @@ use half::{bf16, f16};
 use crate::device::accelerator::Shape;
 use crate::tensor::Half;
 
-/// Plain numbers: every bit pattern is one.
+/// Plain numbers: every bit pattern is valid.
 ///
 /// # Safety
-/// As it says; and there is no padding.
+/// Every bit pattern must be a valid value, and the type must have no padding.
 pub unsafe trait Number: Copy {}
 // SAFETY: a plain number.
 unsafe impl Number for u16 {}
@@ -23,7 +23,7 @@ unsafe impl Number for f32 {}
 /// All of `bytes` as numbers.
 ///
 /// # Panics
-/// If they are not aligned, or not whole numbers: an address or a length was computed wrongly.
+/// If the bytes are misaligned or do not make up whole numbers: an address or length was computed wrongly.
 pub fn numbers<T: Number>(bytes: &[u8]) -> &[T] {
     // SAFETY: every bit pattern is a `T` (`Number`).
     let (before, all, after) = unsafe { bytes.align_to::<T>() };
@@ -31,7 +31,7 @@ pub fn numbers<T: Number>(bytes: &[u8]) -> &[T] {
     all
 }
 
-/// [`numbers`], to be written.
+/// [`numbers`], mutable.
 ///
 /// # Panics
 /// As [`numbers`].
@@ -43,17 +43,17 @@ pub fn numbers_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
     all
 }
 
-/// How activations and queries lie in memory.
+/// The storage type of activations and queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// Rounded to 16 bits, as on a GPU.
     Half(Half),
-    /// As they are, as on the CPU.
+    /// Not rounded, as on the CPU.
     F32,
 }
 
 impl Kept {
-    /// As `half`, unless results are exact.
+    /// `half`, unless results are exact.
     pub fn of(shape: &Shape, half: Half) -> Kept {
         if shape.exact.is_some() { Kept::F32 } else { Kept::Half(half) }
     }
@@ -74,7 +74,7 @@ impl Kept {
         }
     }
 
-    /// Stores as many elements as `x` has.
+    /// Stores the elements of `x`.
     pub fn write(self, x: &[f32], out: &mut [u8]) {
         match self {
             Kept::Half(half) => from_f32(half, x, numbers_mut(out)),
@@ -83,7 +83,7 @@ impl Kept {
     }
 }
 
-/// Widens.
+/// Widens to f32.
 pub fn to_f32(from: Half, x: &[u16]) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
     match from {

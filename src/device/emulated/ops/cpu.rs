@@ -1,8 +1,9 @@
-//! The CPU's own kernels, in deterministic mode, on what lies in the device's memory: a row gets the bits that it has on the CPU,
+//! Runs the CPU's own kernels, in deterministic mode, on the device's memory: a row gets the same bits as on the CPU,
 //! whatever the other rows are (docs/decisions/0018).
 //!
-//! Weights lie as their files store them and are packed for each product, as the tier's kernels want them; pages are copied to
-//! the host's layout for each attention. That costs time, not memory, and none at all outside deterministic mode.
+//! Weights stay as their files store them and are packed for each product in the layout of the tier's kernels; pages
+//! are copied to the host's layout for each attention. That costs time but no memory, and nothing outside deterministic
+//! mode.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -18,7 +19,7 @@ use crate::simd::attention::{AttnOut, AttnPlan, AttnRows, AttnShape, Partial, me
 use crate::simd::linear::{Acts, Linear, Mode, Out, linear_rows, pack};
 use crate::tensor::{Bytes, Half, Rows, RowsMut, Tensor};
 
-/// The kernels of a tier, on one thread: that of a lane.
+/// The kernels of a tier, on the thread of a lane alone.
 #[derive(Clone)]
 pub struct Cpu {
     isa: Isa,
@@ -30,7 +31,7 @@ pub struct Cpu {
 #[derive(Default)]
 pub struct Plans(Mutex<Vec<AttnPlan>>);
 
-/// Plans that are kept.
+/// Most plans that are kept.
 const MOST_PLANS: usize = 8;
 
 impl Plans {
@@ -58,13 +59,13 @@ impl Plans {
 /// Consecutive rows of one sequence, over pages of a [`PagePool`].
 #[derive(Debug, Clone)]
 pub struct SeqPages {
-    /// The page of token 0, and so on; of tokens that are not attended, any.
+    /// The pages from that of token 0 on; entries of tokens that are not attended may be any number.
     pub pages: Vec<u32>,
     /// Position of the first row.
     pub first_pos: usize,
-    /// Rows: all that queries and results have.
+    /// Number of rows, equal to that of queries and results.
     pub n_rows: usize,
-    /// The tokens attended, of those that position and window let a row see.
+    /// The tokens to attend, among those that position and window let a row see.
     pub tokens: Range<usize>,
 }
 
@@ -90,7 +91,7 @@ impl Cpu {
         if x.is_empty() {
             return;
         }
-        // SAFETY: the tensor and what is made of it are dropped below, while the caller still lends the bytes.
+        // SAFETY: the tensor and everything made from it are dropped below, while the caller still lends the bytes.
         let data = unsafe { Bytes::borrowed(w.data) };
         let rows = Tensor { dtype: w.dtype, shape: vec![w.n(), w.k], data };
         let weight = match Linear::wants_packing(w.dtype, self.isa) {
@@ -103,10 +104,10 @@ impl Cpu {
         linear_rows(&self.pool, Mode::Deterministic, Rows::new(x, w.k), &mut Acts::default(), out);
     }
 
-    /// Pages in the host's layout, in this order: of each so many tokens, zeros behind them.
+    /// Copies pages to the host's layout, in this order; each holds the given number of tokens, followed by zeros.
     ///
     /// # Errors
-    /// Heads that the CPU's kernels do not cover.
+    /// If the CPU's kernels do not cover such heads.
     pub fn pages<'a>(
         &self,
         shape: PageShape,
@@ -115,21 +116,22 @@ impl Cpu {
     ) -> Result<PagePool> {
         let PageShape { n_kv_heads, head_dim } = shape;
         let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype: kv };
-        // At least one, since no address is that of nothing.
+        // At least one page, because a pool of no bytes has no address.
         let n = pages.len().max(1);
         let mut lines = vec![Line::default(); n * shape.len() / 32].into_boxed_slice();
         for ((device, tokens), host) in pages.zip(lines.chunks_exact_mut(shape.len() / 32)) {
             shape.to_host(device, tokens, host);
         }
         let base = NonNull::from(&mut lines[..]).cast();
-        // SAFETY: the lines stay where they are when their box moves into the pool, which keeps them; nobody else knows them.
+        // SAFETY: the lines stay in place when their box moves into the pool, which keeps them; nothing else refers to
+        // them.
         unsafe { PagePool::over(geometry, n, base, size_of_val(&lines[..]), Box::new(lines)) }
     }
 
-    /// Attention of `q`, normalised, into `out`: `[rows][n_heads · head_dim]` both.
+    /// Writes the normalised attention of `q` to `out`; both are `[rows][n_heads · head_dim]`.
     ///
     /// # Errors
-    /// Heads that the CPU's kernels do not cover.
+    /// If the CPU's kernels do not cover such heads.
     pub fn attend(
         &self,
         shape: &AttnShape,
@@ -145,7 +147,7 @@ impl Cpu {
         })
     }
 
-    /// The same, before it is normalised.
+    /// [`Cpu::attend`] before normalisation.
     ///
     /// # Errors
     /// As [`Cpu::attend`].
@@ -162,9 +164,9 @@ impl Cpu {
         Ok(part)
     }
 
-    /// Attention of rows whose tokens before those of `seq` were attended elsewhere, which gave `before`: the
-    /// bits of attending all of them here. Sums are made page after page, so `before` is what they were when these pages' turn
-    /// came.
+    /// Attention of rows whose tokens before those of `seq` were attended elsewhere, with result `before`. The bits are
+    /// those of attending all tokens here: sums are accumulated page after page, so `before` holds them as they were
+    /// before the first of these pages.
     ///
     /// # Errors
     /// As [`Cpu::attend`].

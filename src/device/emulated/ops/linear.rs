@@ -1,4 +1,4 @@
-//! `y = x·Wᵀ + b` on rows of any dtype, decoded one after the other; sums in f32.
+//! `y = x·Wᵀ + b` on rows of any dtype, decoded one by one; sums in f32.
 
 use super::cpu::Cpu;
 use super::matrix::Matrix;
@@ -23,15 +23,15 @@ impl Matrix<'_> {
 /// How products are computed.
 #[derive(Clone)]
 pub struct Arithmetic {
-    /// What decodes rows and applies activations.
+    /// The kernels that decode rows and apply activations.
     pub kernels: &'static Kernels,
-    /// Who multiplies, where results are exact; else the dot products below.
+    /// The CPU kernels that multiply, if results are exact; otherwise the dot products below do.
     pub cpu: Option<Cpu>,
 }
 
 impl Arithmetic {
-    /// `y[m][column + n]`, rows of `y` are `ldy` long. `fine`: of queries, keys and values, whose input the CPU quantises
-    /// finely.
+    /// Writes `y[m][column + n]`; rows of `y` are `ldy` long. `fine` marks the projections of queries, keys and values,
+    /// whose input the CPU quantises finely.
     pub fn linear(&self, w: &Matrix<'_>, fine: bool, x: &[f32], y: &mut [f32], ldy: usize, column: usize) {
         match &self.cpu {
             Some(cpu) => cpu.linear(w, fine, x, y, ldy, column),
@@ -65,7 +65,7 @@ pub fn feed_forward(
     }
 }
 
-/// Sums of products in 32 interleaved parts, added up in their order: the same for a row whatever the others.
+/// Sums products in 32 interleaved parts and adds these in order, so a row's result does not depend on the other rows.
 #[inline(always)]
 fn dot_body(a: &[f32], b: &[f32], fused: impl Fn(f32, f32, f32) -> f32) -> f32 {
     const PARTS: usize = 32;
@@ -81,7 +81,7 @@ fn dot_body(a: &[f32], b: &[f32], fused: impl Fn(f32, f32, f32) -> f32) -> f32 {
     parts.iter().sum::<f32>() + rest
 }
 
-/// The fastest that this CPU has.
+/// The fastest dot product that this CPU supports.
 pub(super) fn dot() -> fn(&[f32], &[f32]) -> f32 {
     fn plain(a: &[f32], b: &[f32]) -> f32 {
         dot_body(a, b, |a, b, sum| a * b + sum)

@@ -2,7 +2,7 @@
 
 use crate::tensor::DType;
 
-/// A matrix as its file stores it: row after row.
+/// A matrix stored row after row, as in its file.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     /// Storage type.
@@ -11,7 +11,7 @@ pub struct Matrix<'a> {
     pub k: usize,
     /// Rows.
     pub data: &'a [u8],
-    /// One for each row, or empty.
+    /// One element per row, or empty.
     pub bias: &'a [f32],
 }
 

@@ -3,7 +3,7 @@
 use crate::model::Norm;
 use crate::simd::Kernels;
 
-/// What is added to the residual stream, and its own norm (empty: none).
+/// A row to add to the residual stream, and the weights of its own norm (empty: none).
 #[derive(Clone, Copy)]
 pub struct Delta<'a> {
     /// `[d]`.

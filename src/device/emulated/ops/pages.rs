@@ -1,11 +1,11 @@
-//! Pages of keys and values: the device's layout, and the host's.
+//! Pages of keys and values in the device's and the host's layout.
 //!
 //! device  `[kv_head][K, V][32 tokens][head_dim]`
 //! host    `[kv_head]`: K `[2][head_dim/2][16 tokens][2]`, V `[16][head_dim][2 tokens]` (see [`crate::cache`])
 
 use crate::cache::PAGE_TOKENS;
 
-/// A line of the CPU's cache: what the host's pages are aligned to.
+/// A CPU cache line, to which the host's pages are aligned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Line(pub [u16; 32]);
@@ -25,17 +25,17 @@ impl PageShape {
         self.n_kv_heads * 2 * PAGE_TOKENS * self.head_dim
     }
 
-    /// Never, for a model's heads.
+    /// Whether a page has no elements; never true for a model's heads.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the `head_dim` elements of a token are in the device's page.
+    /// Index of a token's `head_dim` elements in the device's page.
     pub fn at(&self, head: usize, value: bool, token: usize) -> usize {
         ((head * 2 + value as usize) * PAGE_TOKENS + token) * self.head_dim
     }
 
-    /// Where element `d` of a token is in the host's page.
+    /// Index of a token's element `d` in the host's page.
     pub fn host_at(&self, head: usize, value: bool, token: usize, d: usize) -> usize {
         let hd = self.head_dim;
         let within = match value {
@@ -50,7 +50,7 @@ impl PageShape {
         for head in 0..self.n_kv_heads {
             for token in 0..PAGE_TOKENS {
                 let (k, v) = (self.at(head, false, token), self.at(head, true, token));
-                // As `host_at`, pair by pair.
+                // The same indices as `host_at`, pair by pair.
                 let (host_k, host_v) =
                     (self.host_at(head, false, token, 0), self.host_at(head, true, token, 0));
                 for pair in 0..self.head_dim / 2 {
@@ -64,20 +64,21 @@ impl PageShape {
         }
     }
 
-    /// The first tokens of the device's page, into zeros in the host's layout: the indices of [`PageShape::each`], line by line.
+    /// Copies the first tokens of the device's page to `host`, which must hold zeros, in the host's layout. The indices
+    /// are those of [`PageShape::each`], line by line.
     pub fn to_host(&self, device: &[u16], tokens: usize, host: &mut [Line]) {
         let (hd, tokens) = (self.head_dim, tokens.min(PAGE_TOKENS));
         for head in 0..self.n_kv_heads {
             let of = |value| self.at(head, value, 0)..self.at(head, value, tokens);
             let keys = &mut host[self.at(head, false, 0) / 32..][..PAGE_TOKENS * hd / 32];
-            // Lines of 16 tokens' pairs of elements.
+            // Each line holds a pair of elements of 16 tokens.
             for (token, key) in device[of(false)].chunks_exact(hd).enumerate() {
                 let lines = keys[token / 16 * (hd / 2)..].iter_mut();
                 for (line, pair) in lines.zip(key.chunks_exact(2)) {
                     line.0[token % 16 * 2..][..2].copy_from_slice(pair);
                 }
             }
-            // Of each element those of two tokens.
+            // Each pair holds one element of two tokens.
             let values = &mut host[self.at(head, true, 0) / 32..][..PAGE_TOKENS * hd / 32];
             for (token, value) in device[of(true)].chunks_exact(hd).enumerate() {
                 let lines = values[token / 2 * hd / 16..].iter_mut();
@@ -108,7 +109,7 @@ mod tests {
     use crate::cache::{KvGeometry, PagePool};
     use crate::tensor::Half;
 
-    /// The host's layout is the one that its own appends write.
+    /// The host's layout equals the one that the host's own appends write.
     #[test]
     fn host_pages_are_those_of_the_cache() {
         let shape = PageShape { n_kv_heads: 2, head_dim: 16 };
@@ -117,7 +118,7 @@ mod tests {
         let layer = pool.layer(0);
         let mut device = vec![0u16; shape.len()];
         for token in 0..PAGE_TOKENS {
-            // Exact in bf16, and all different.
+            // All values are exact in bf16 and different.
             let row = |kind: usize| -> Vec<f32> {
                 (0..32)
                     .map(|i| ((kind * 32 + token) % 64 * 4 + i / 8) as f32 + (i % 8) as f32 * 256.0)
@@ -127,7 +128,7 @@ mod tests {
             let half =
                 |x: &[f32]| -> Vec<u16> { x.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect() };
             shape.append(&mut device, token, &half(&k), &half(&v));
-            // SAFETY: one writer, and nobody reads meanwhile.
+            // SAFETY: there is one writer, and nothing reads meanwhile.
             unsafe { layer.append(&[0], token, &k, &v) };
         }
         let mut host = vec![0u16; shape.len()];

@@ -1,9 +1,9 @@
-//! From a row of q|k|v to what attention reads: biases, norms of heads, positions.
+//! Prepares a row of q|k|v for attention: biases, norms of heads, RoPE.
 
 use crate::model::RopePairing;
 use crate::simd::Kernels;
 
-/// What happens to heads of queries and keys.
+/// Heads of queries and keys, with the bias, norms and RoPE that they receive.
 #[derive(Clone, Copy)]
 pub struct Heads<'a> {
     /// h_a.
@@ -12,19 +12,19 @@ pub struct Heads<'a> {
     pub n_kv_heads: usize,
     /// d_h.
     pub head_dim: usize,
-    /// Of q|k|v, or empty.
+    /// Bias of q|k|v, or empty.
     pub bias: &'a [f32],
     /// `[head_dim]`, or empty.
     pub q_norm: &'a [f32],
     /// See `q_norm`.
     pub k_norm: &'a [f32],
-    /// Of the norms.
+    /// Epsilon of the norms.
     pub eps: f32,
     /// Pairs of RoPE.
     pub pairing: RopePairing,
 }
 
-/// Turns one row of q|k|v into what is attended with; `cos` and `sin` are those of its position (empty: no RoPE).
+/// Applies bias, norms and RoPE to one row of q|k|v; `cos` and `sin` are those of its position (empty: no RoPE).
 pub fn finish(kernels: &Kernels, h: &Heads<'_>, row: &mut [f32], cos: &[f32], sin: &[f32]) {
     if !h.bias.is_empty() {
         kernels.add(row, h.bias);
