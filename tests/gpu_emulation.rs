@@ -7,7 +7,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use tandem::device::emulated::ffi::{self, Config, Copies, Failure, Stats, Threads};
-use tandem::device::runtime::{DevPtr, Launch};
+use tandem::device::{DevPtr, Launch};
 
 /// Device memory of a test: registered, with a page of canaries on either side that kernels must not touch.
 struct Memory {

@@ -1,12 +1,11 @@
 //! Paged attention: decode (`attention_decode.cu`) and prefill (`attention_prefill.cu`).
 
 use tandem::Result;
-use tandem::device::accelerator::PartialRows;
 use tandem::device::kernels::attention::{
     AttentionPlan, AttentionShape, DecodeAttention, DecodeWorkspace, PrefillAttention, PrefillKernel, RowRun,
     decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
 };
-use tandem::device::runtime::{Buffer, Lane};
+use tandem::device::{Buffer, Lane, PartialRows};
 use tandem::tensor::Half;
 
 use crate::data;

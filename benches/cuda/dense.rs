@@ -4,7 +4,7 @@ use tandem::Result;
 use tandem::device::kernels::product::choose::DENSE_TILES_ROWS;
 use tandem::device::kernels::product::gemm::{self, Path};
 use tandem::device::kernels::product::{self, COUNTER_BYTES, DecodePlan, Epilogue, Matrix, ProductArgs};
-use tandem::device::runtime::{Buffer, DevPtr, Lane};
+use tandem::device::{Buffer, DevPtr, Lane};
 use tandem::tensor::Half;
 
 use crate::data;

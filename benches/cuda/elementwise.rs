@@ -2,12 +2,11 @@
 
 use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::accelerator::NormWeight;
 use tandem::device::kernels::elementwise::{
     Activate, Activation, Embed, LogitsReduce, NormRows, RopeAppend, activate, embed, logits_reduce,
     logits_workspace_bytes, norm, rope_append,
 };
-use tandem::device::runtime::{Buffer, DevPtr, Lane};
+use tandem::device::{Buffer, DevPtr, Lane, NormWeight};
 use tandem::model::{Ffn, Norm, RopePairing};
 use tandem::tensor::{DType, Half};
 

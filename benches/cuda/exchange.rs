@@ -5,12 +5,11 @@ use std::time::Instant;
 
 use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::accelerator::PageMove;
 use tandem::device::kernels::exchange::{
     MoveRows, PageMoves, PublishArgs, PublishSource, convert_rows, pages_from_host, pages_to_host,
     publish_rows,
 };
-use tandem::device::runtime::{Buffer, DevPtr, Lane};
+use tandem::device::{Buffer, DevPtr, Lane, PageMove};
 use tandem::tensor::Half;
 
 use crate::data;

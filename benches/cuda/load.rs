@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use tandem::Result;
+use tandem::device::Runtime;
 use tandem::device::built::MODULES;
 use tandem::device::cuda::CudaRuntime;
-use tandem::device::runtime::Runtime;
 
 /// Loads everything that this build has for the device, a file at a time; one line a file and one a kernel.
 ///

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use tandem::Result;
-use tandem::device::runtime::{Buffer, Lane, Runtime};
+use tandem::device::{Buffer, Lane, Runtime};
 
 /// Repetitions go on for at least so long, several times: the middle one counts.
 const SECONDS: f64 = 0.02;

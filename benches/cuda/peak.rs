@@ -2,7 +2,7 @@
 
 use tandem::Result;
 use tandem::device::kernels::abi::PeakParams;
-use tandem::device::runtime::{Buffer, Lane, Launch, Params};
+use tandem::device::{Buffer, Lane, Launch, Params};
 
 use crate::measure::Bench;
 

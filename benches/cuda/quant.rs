@@ -3,7 +3,7 @@
 use tandem::Result;
 use tandem::device::kernels::product::{self, DecodePlan, Epilogue, Matrix, ProductArgs, Weight};
 use tandem::device::kernels::quant::{self, PackedLayout};
-use tandem::device::runtime::{Buffer, DevPtr, Lane};
+use tandem::device::{Buffer, DevPtr, Lane};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
 use tandem::tensor::{DType, Half, quantise_row};

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use tandem::Result;
-use tandem::device::built;
 use tandem::device::cuda::{self, CudaOptions};
-use tandem::device::runtime::Runtime;
+use tandem::device::{Runtime, built};
 
 use crate::measure::Bench;
 use crate::{attention, dense, elementwise, exchange, load, peak, quant};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use tandem::device;
-use tandem::device::open::{Emulation, Kind};
+use tandem::device::{Emulation, Kind};
 use tandem::engine;
 use tandem::host::{NumaBinding, NumaWish, numa_nodes};
 use tandem::plan::Hardware;
@@ -184,7 +184,7 @@ impl EngineArgs {
         }
         // Before anything is fetched or read for a device that is not there.
         match self.kind() {
-            Some(kind) if !self.falls_back() => device::open::check(&kind),
+            Some(kind) if !self.falls_back() => device::check(&kind),
             _ => Ok(()),
         }
     }

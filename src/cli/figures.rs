@@ -4,8 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use tandem::Error;
-use tandem::device::machine;
-use tandem::device::open::{self as devices, Kind};
+use tandem::device::{self, Kind, find_machine, machine_names};
 use tandem::plan::Hardware;
 use tandem::profile::{
     Identity, ModelIdentity, Profile, Store, THIS_MACHINE, Tables, measured_hardware, tables_of,
@@ -37,17 +36,17 @@ fn described(name: &str) -> Result<Hardware> {
     let unknown = || {
         Error::usage(format!(
             "--hardware {name}: no such machine or file; give auto, the path of a TOML file or of a profile, or one of {}",
-            machine::names()
+            machine_names()
         ))
     };
-    Ok(machine::find(name)?.ok_or_else(unknown)?)
+    Ok(find_machine(name)?.ok_or_else(unknown)?)
 }
 
 /// As `tandem profile` has measured it, or measures it now, in a hurry.
 fn this_machine(model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
-    let device = match devices::check(&Kind::Cuda(0)) {
+    let device = match device::check(&Kind::Cuda(0)) {
         Err(_) => None,
-        Ok(()) => Some(devices::open(&Kind::Cuda(0), None)?),
+        Ok(()) => Some(device::open(&Kind::Cuda(0), None)?),
     };
     let info = device.as_ref().map(|d| d.runtime().info());
     if let Some(known) = measured_hardware(info) {
@@ -66,7 +65,7 @@ fn this_machine(model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Table
 fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     let wanted = Profile::read(path)?.identity;
     let device = match wanted.device.as_ref().is_some_and(|d| d.driver > 0) {
-        true => Some(devices::open(&Kind::Cuda(0), None)?),
+        true => Some(device::open(&Kind::Cuda(0), None)?),
         false => None,
     };
     let mut here = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));

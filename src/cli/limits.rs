@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::host::{Pool, cores_beside_device};
 use tandem::profile::{Effort, Identity, LIMITS_STEPS, Limits, Profile};
 

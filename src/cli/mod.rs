@@ -84,7 +84,7 @@ pub fn main() -> ExitCode {
         Err(error) => return unparsed(&error),
     };
     progress::set_verbosity(cli.verbose, cli.quiet);
-    tandem::device::notice::listen(progress::note);
+    tandem::device::listen_to_notices(progress::note);
     match output::check_open().and_then(|()| run(&cli.command)).and_then(|()| output::flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -6,10 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
-use tandem::device::clock::{Clock, Rates};
-use tandem::device::runtime::Runtime;
-use tandem::device::{self, open::Kind};
+use tandem::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
 use tandem::engine::{self, Among, Engine, Options, Prepared, Sizes};
 use tandem::host::memory_available;
 use tandem::model::{self, LoadedModel, TextSource, synth};
@@ -256,7 +253,7 @@ impl Opened {
         options: &Options,
         work: Use,
     ) -> tandem::Result<(Engine, Decision, Option<Arc<dyn Runtime>>)> {
-        let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let accelerator = device::open(kind, args.gpu_memory)?;
         let runtime = Some(accelerator.runtime().clone());
         let mut on_device = options.clone();
         fit_types(args, &*accelerator, &mut on_device);

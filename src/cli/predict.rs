@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tandem::Error;
-use tandem::device::open::Kind;
-use tandem::device::runtime::DeviceInfo;
+use tandem::device::{DeviceInfo, Kind};
 use tandem::engine::{Among, Choice, Considered, Options, Prices, Sizes, Timed, choose_by_time};
 use tandem::model::LoadedModel;
 use tandem::plan::{

@@ -12,7 +12,7 @@ const MAX_TOML: u64 = 1 << 20;
 ///
 /// # Errors
 /// If the file cannot be read or is no description: see [`hardware::parse`].
-pub fn find(name: &str) -> Result<Option<Hardware>> {
+pub fn find_machine(name: &str) -> Result<Option<Hardware>> {
     if let Some(found) = hardware::named(name) {
         return Ok(Some(found));
     }
@@ -30,7 +30,7 @@ pub fn find(name: &str) -> Result<Option<Hardware>> {
 }
 
 /// The names of all machines in `hardware/`, for messages.
-pub fn names() -> String {
+pub fn machine_names() -> String {
     hardware::names().collect::<Vec<_>>().join(", ")
 }
 
@@ -40,15 +40,15 @@ mod tests {
 
     #[test]
     fn machines_come_by_name_and_from_files() {
-        assert_eq!(find("t4-xeon").unwrap(), hardware::named("t4-xeon"));
-        assert_eq!(find("nosuch").unwrap(), None);
+        assert_eq!(find_machine("t4-xeon").unwrap(), hardware::named("t4-xeon"));
+        assert_eq!(find_machine("nosuch").unwrap(), None);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("box.toml");
         let name = file.to_str().unwrap();
         std::fs::write(&file, include_str!("../../hardware/t4-xeon.toml")).unwrap();
-        let found = find(name).unwrap().unwrap();
+        let found = find_machine(name).unwrap().unwrap();
         assert_eq!((found.name.as_str(), found.cpu), ("box", hardware::named("t4-xeon").unwrap().cpu));
         std::fs::write(&file, "[cpu]\ncores = 8\n").unwrap();
-        assert!(find(name).unwrap_err().to_string().contains("cpu.dram_bytes: missing"));
+        assert!(find_machine(name).unwrap_err().to_string().contains("cpu.dram_bytes: missing"));
     }
 }

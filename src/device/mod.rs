@@ -1,22 +1,53 @@
 //! Accelerators, which run work beside the CPU, behind one contract.
 //!
-//! [`runtime`] is the interface of any accelerator: its own memory, in-order asynchronous lanes, events, pinned host
+//! A [`Runtime`] is the interface of any accelerator: its own memory, in-order asynchronous lanes, events, pinned host
 //! memory, launching a kernel by name. `kernels` (if the build contains it) plans and launches the kernels of `cuda/`
-//! through a runtime, on a GPU or emulated. The modules here are public, and each has its own `mod.rs` as its
-//! interface.
+//! through a runtime, on a GPU or emulated. An [`Accelerator`] is a runtime and the operations of a transformer on it.
+//!
+//! | item | what |
+//! |---|---|
+//! | [`Kind`], [`Emulation`], [`open()`], [`check`], [`on_kernels`] | opens an accelerator by name |
+//! | [`Runtime`], [`DeviceInfo`], [`Lane`], [`Event`], [`Graph`], [`Launch`], [`Params`] | the interface of any accelerator |
+//! | [`DevPtr`], [`Buffer`], [`Pinned`], [`Slab`], [`HostUse`] | device memory, and host memory that the device can reach |
+//! | [`Accelerator`], [`Shape`], [`Limits`], [`Workspace`], [`RowBytes`] | a transformer on an accelerator |
+//! | [`StepDesc`], [`StepSeq`], [`Attend`], [`Step`], [`StepContext`], [`SubBatch`], [`SubBatches`], [`RowSpan`] | one step |
+//! | [`LinearWeight`], [`LinearSource`], [`NormWeight`], [`UpWeight`], [`EmbedWeight`], [`LayerWeights`] | weights, by address |
+//! | [`Mailbox`], [`Publish`], [`Published`], [`PartialRows`], [`Residual`], [`PageMove`] | exchange of rows and pages with the host |
+//! | [`KernelNeeds`], [`load_kernels_beside`] | loads kernels while weights are read |
+//! | [`Clock`], [`Moment`], [`Rates`], [`Work`], [`uncount_waits`] | emulated time |
+//! | [`Turns`], [`Actor`] | threads that act in turn, for tests |
+//! | [`find_machine`], [`machine_names`] | descriptions of machines, by name or file |
+//! | [`listen_to_notices`] | messages of a device while it works |
+//! | [`cuda`], [`emulated`] | NVIDIA GPUs; CPU threads that emulate one |
+//! | [`built`], `kernels` | the kernels of this build, and the code that plans and launches them |
 
-pub mod accelerator;
+mod accelerator;
 pub mod built;
-pub mod clock;
+mod clock;
 pub mod cuda;
 pub mod emulated;
 #[cfg(tandem_kernels)]
 pub mod kernels;
 mod lane;
-pub mod machine;
-pub mod notice;
-pub mod open;
-pub mod preload;
-pub mod runtime;
+mod machine;
+mod notice;
+mod open;
+mod preload;
+mod runtime;
 mod timed;
-pub mod turns;
+mod turns;
+
+pub use accelerator::{
+    Accelerator, Attend, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext,
+    StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
+};
+pub use clock::{Clock, Moment, Rates, Work, uncount_waits};
+pub use machine::{find_machine, machine_names};
+pub use notice::listen_to_notices;
+pub use open::{Emulation, Kind, check, on_kernels, open};
+pub use preload::{KernelNeeds, load_kernels_beside};
+pub use runtime::{
+    Buffer, DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Params, Pinned, Runtime, Slab,
+};
+pub use turns::{Actor, Turns};

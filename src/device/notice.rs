@@ -7,7 +7,7 @@ static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
 
 /// Registers `listener`, which is called with each sentence on the thread that reports it. Only the first listener of a
 /// process is kept.
-pub fn listen(listener: fn(&str)) {
+pub fn listen_to_notices(listener: fn(&str)) {
     let _ = LISTENER.set(listener);
 }
 

@@ -89,12 +89,12 @@ fn timed(text: &str) -> std::result::Result<Kind, String> {
         Some(name) => (name, Emulation::Kernels),
         None => (text, Emulation::Functions),
     };
-    match machine::find(name) {
+    match machine::find_machine(name) {
         Ok(Some(found)) => Ok(Kind::Timed(what, Arc::new(found))),
         Ok(None) => Err(format!(
             "`{name}` is no machine and no file; choose one of {}, with HARDWARE the path of a TOML file or one of {}",
             Kind::NAMES,
-            machine::names()
+            machine::machine_names()
         )),
         Err(e) => Err(e.to_string()),
     }

@@ -13,7 +13,7 @@ use crate::tensor::DType;
 
 /// Decides from their names which kernels a model runs. A superfluous kernel costs memory; a missing one is loaded at
 /// its first launch.
-pub struct Needs {
+pub struct KernelNeeds {
     /// Formats of quantised matrices.
     formats: BTreeSet<&'static str>,
     /// 16-bit types of activations, keys and values.
@@ -21,10 +21,10 @@ pub struct Needs {
     head_dim: usize,
 }
 
-impl Needs {
+impl KernelNeeds {
     /// The needs of a model of this shape with these matrices.
-    pub fn new(shape: &Shape, matrices: &[LinearWeight]) -> Needs {
-        Needs {
+    pub fn new(shape: &Shape, matrices: &[LinearWeight]) -> KernelNeeds {
+        KernelNeeds {
             formats: matrices.iter().map(|m| m.dtype.name()).collect(),
             halves: [shape.act.name(), shape.kv.name()],
             head_dim: shape.head_dim,
@@ -52,7 +52,11 @@ const PATIENCE: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// The error of `work`; otherwise the error of a kernel that does not load.
-pub fn beside<R>(runtime: &dyn Runtime, needs: &Needs, work: impl FnOnce() -> Result<R>) -> Result<R> {
+pub fn load_kernels_beside<R>(
+    runtime: &dyn Runtime,
+    needs: &KernelNeeds,
+    work: impl FnOnce() -> Result<R>,
+) -> Result<R> {
     std::thread::scope(|scope| {
         let kernels = scope.spawn(|| {
             let said = Cell::new(Instant::now());
@@ -79,7 +83,7 @@ mod tests {
     #[test]
     fn a_model_needs_the_kernels_of_its_formats_types_and_heads() {
         let formats = [DType::Q4_K, DType::Q6_K].map(DType::name).into();
-        let needs = Needs { formats, halves: ["f16", "f16"], head_dim: 128 };
+        let needs = KernelNeeds { formats, halves: ["f16", "f16"], head_dim: 128 };
         for name in [
             "linear_q4_k_f16_t8",
             "gemv_q6_k_f16",

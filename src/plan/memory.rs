@@ -383,7 +383,7 @@ pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::accelerator::{Limits, Shape, Workspace};
+    use crate::device::{Limits, Shape, Workspace};
     use crate::model::{RopePairing, synth};
     use crate::tensor::Half;
 

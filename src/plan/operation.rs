@@ -20,7 +20,7 @@
 //! moves: their copies are enqueued together.
 //!
 //! Widths are those of the engine's buffers: hidden rows, queries, keys and values cross as f32, attention outputs and
-//! activations of the feed-forward as 16 bits (`device::accelerator::RowBytes`; a test holds both against each other).
+//! activations of the feed-forward as 16 bits (`device::RowBytes`; a test holds both against each other).
 
 use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;

@@ -4,7 +4,7 @@
 //! An emulated device plays the part of a small GPU: unless it names the hardware that it emulates, its figures are those of
 //! [`EMULATED`].
 
-use crate::device::runtime::DeviceInfo;
+use crate::device::DeviceInfo;
 use crate::host::{Pool, memory_available};
 use crate::plan::Hardware;
 use crate::plan::hardware::{self, Cpu, Efficiency};

@@ -13,7 +13,7 @@ use super::measure::Subject;
 use super::sample::{Effort, Samples};
 use super::tables::{Curve, Tables};
 use crate::cache::KvGeometry;
-use crate::device::accelerator::Accelerator;
+use crate::device::Accelerator;
 use crate::engine::{Engine, Input, Logits, Options, SeqId};
 use crate::host::memory_available;
 use crate::plan::{Hardware, OpCosts, Sizes};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::device::runtime::DeviceInfo;
+use crate::device::DeviceInfo;
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 

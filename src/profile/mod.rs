@@ -60,8 +60,7 @@ pub use tune::{Candidate, Finding, TUNING_STEPS, Tuned, TuningStore, install_kep
 
 use std::sync::Arc;
 
-use crate::device::accelerator::Accelerator;
-use crate::device::runtime::DeviceInfo;
+use crate::device::{Accelerator, DeviceInfo};
 use crate::model::{ModelSpec, Weights};
 use crate::plan::Hardware;
 use crate::{Error, Result};

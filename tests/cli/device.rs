@@ -2,7 +2,7 @@
 
 use crate::support::command::{self, assert_error, json, run, stderr, stdout, tandem};
 use crate::support::{margin, rounding};
-use tandem::device::open::{self, Emulation, Kind};
+use tandem::device::{self, Emulation, Kind};
 use tandem::engine::{Engine, Options};
 use tandem::model::load;
 use tandem::simd::Isa;
@@ -49,7 +49,7 @@ fn the_emulated_accelerator_gives_the_cpus_tokens() {
 fn what_emulated_does_is_the_same_in_every_build() {
     let m = load("synth:tiny-llama,dtype=q4_0,seed=1").unwrap();
     let run = |kind: Kind| {
-        let accel = open::open(&kind, Some(256 << 20))?;
+        let accel = device::open(&kind, Some(256 << 20))?;
         let mut options = Options::new(Isa::Reference, 64);
         options.threads = Some(2);
         let name = kind.to_string();

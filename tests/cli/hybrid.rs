@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::support::command::{assert_error, json as parsed, run, stderr, tandem};
 use crate::support::{margin, models, rounding};
 use serde_json::{Value, json};
-use tandem::device::open::{self, Emulation, Kind};
+use tandem::device::{self, Emulation, Kind};
 use tandem::engine::{Input, Logits, Options, Sizes, Strategy, choose};
 use tandem::model::{LoadedModel, TextSource, load};
 use tandem::program::{Far, Placement, Side};
@@ -33,7 +33,7 @@ fn sizes(m: &LoadedModel) -> Sizes {
 }
 
 fn sized(m: &LoadedModel, memory: Option<u64>, mode: Mode) -> Sizes {
-    let accel = open::open(&Kind::Emulated(Emulation::Functions), memory).unwrap();
+    let accel = device::open(&Kind::Emulated(Emulation::Functions), memory).unwrap();
     let options = Options { mode, ..Options::new(Isa::selected().unwrap(), PROMPT.len() + NEW) };
     Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap()
 }
@@ -505,7 +505,7 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
     let cpu = long(&["--device", "cpu"]);
     let mut sure = 0;
     for (far, flag) in [(Far::Attend, "attend"), (Far::Stream, "stream")] {
-        let accel = open::open(&Kind::Emulated(Emulation::Functions), None).unwrap();
+        let accel = device::open(&Kind::Emulated(Emulation::Functions), None).unwrap();
         let mut options = Options::new(Isa::selected().unwrap(), 800);
         (options.chunk, options.far) = (32, Some(far));
         let sizes = Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap();

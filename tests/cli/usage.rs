@@ -74,7 +74,7 @@ fn devices_and_strategies_that_cannot_be_honoured_are_errors() {
 #[test]
 fn a_gpu_that_is_not_there_is_missed_before_anything_is_fetched() {
     let home = home();
-    if tandem::device::open::check(&tandem::device::open::Kind::Cuda(0)).is_ok() {
+    if tandem::device::check(&tandem::device::Kind::Cuda(0)).is_ok() {
         println!("skipped: this machine has a GPU");
         return;
     }

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::fake_driver::{Cases, count, some_kernel};
 use tandem::device::cuda::{self, CudaOptions};
-use tandem::device::open::on_kernels;
-use tandem::device::runtime::{Buffer, Graph, Lane, Launch, Runtime};
+use tandem::device::{Buffer, Graph, Lane, Launch, Runtime, on_kernels};
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::load;
 use tandem::simd::Isa;

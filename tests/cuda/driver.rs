@@ -8,7 +8,7 @@ use crate::support::fake_driver::{Cases, some_kernel};
 use tandem::Error;
 use tandem::device::built::MODULES;
 use tandem::device::cuda::{self, CudaOptions};
-use tandem::device::runtime::{Buffer, DevPtr, Lane, Launch, Runtime};
+use tandem::device::{Buffer, DevPtr, Lane, Launch, Runtime};
 
 const CASES: Cases = Cases::of(module_path!());
 
@@ -236,7 +236,7 @@ fn inside() {
         "pretend 75" => CudaOptions { pretend_sm: Some(75), ..CudaOptions::default() },
         _ => CudaOptions::default(),
     };
-    tandem::device::notice::listen(|sentence| println!("{sentence}"));
+    tandem::device::listen_to_notices(|sentence| println!("{sentence}"));
     let rt = match cuda::open(&options) {
         Ok(rt) if case == "usage" => {
             let (kernel, _) = some_kernel(&*rt);

@@ -8,7 +8,7 @@ use crate::support;
 use crate::support::fake_driver::{Cases, count, some_kernel};
 use tandem::Error;
 use tandem::device::cuda::{self, CudaOptions};
-use tandem::device::runtime::{Buffer, Lane, Launch, Runtime};
+use tandem::device::{Buffer, Lane, Launch, Runtime};
 
 const CASES: Cases = Cases::of(module_path!());
 

@@ -8,7 +8,7 @@ use crate::support::chaos::Chaos;
 use crate::support::models;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
 use tandem::model::{LoadedModel, load};

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{
     EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, KernelChecks,
 };
-use tandem::device::open::on_kernels;
-use tandem::device::runtime::Runtime;
+use tandem::device::{Accelerator, Runtime, on_kernels};
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;

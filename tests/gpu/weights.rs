@@ -6,10 +6,11 @@ use std::sync::Arc;
 use crate::support::gpu;
 use tandem::Error;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::accelerator::*;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::device::open::on_kernels;
-use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::device::{
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, NormWeight,
+    Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, on_kernels,
+};
 use tandem::engine::{
     DeviceWeights, LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type,
     device_weight_bytes, linear_shapes, separate_gate_up,

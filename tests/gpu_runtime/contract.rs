@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem::Error;
-use tandem::device::runtime::{Buffer, Lane, Pinned, Runtime};
+use tandem::device::{Buffer, Lane, Pinned, Runtime};
 
 use super::each;
 
@@ -238,7 +238,7 @@ fn a_slab_serves_its_ranges() {
 fn a_kernel_that_does_not_exist_is_refused() {
     each(|name, rt| {
         assert!(!rt.has_kernel("no_such_kernel"), "{name}");
-        let launch = tandem::device::runtime::Launch {
+        let launch = tandem::device::Launch {
             kernel: "no_such_kernel",
             grid: [1; 3],
             block: [32, 1, 1],

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tandem::Error;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, FaultPlan};
-use tandem::device::runtime::{Buffer, Lane, Runtime};
+use tandem::device::{Buffer, Lane, Runtime};
 
 use super::{emulated, options};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tandem::Error;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, Span, Speed};
-use tandem::device::runtime::{Buffer, DevPtr, Lane, Launch, Runtime};
+use tandem::device::{Buffer, DevPtr, Lane, Launch, Runtime};
 
 use super::{each_emulated, emulated, options};
 

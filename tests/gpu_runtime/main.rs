@@ -13,8 +13,8 @@ mod time;
 use std::sync::Arc;
 
 use crate::support::gpu;
+use tandem::device::Runtime;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
-use tandem::device::runtime::Runtime;
 
 /// Small, so that filling it up costs nothing.
 fn options() -> EmulatedOptions {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tandem::device::runtime::{Buffer, Event, Lane, Pinned, Runtime};
+use tandem::device::{Buffer, Event, Lane, Pinned, Runtime};
 
 use super::each;
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tandem::device::emulated::{EmulatedOptions, Speed};
-use tandem::device::runtime::{Buffer, Lane, Runtime};
+use tandem::device::{Buffer, Lane, Runtime};
 
 use super::{each, emulated, options};
 

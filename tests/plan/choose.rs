@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{
     Among, Choice, Engine, Input, Logits, Options, Prices, Sizes, Strategy, Timed, choose, choose_by_time,

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::sync::mpsc::Receiver;
 
-use tandem::device::open::{self, Kind};
+use tandem::device::{self, Kind};
 use tandem::engine::{Engine, Event, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, Predictor, Sizes, Uncached, hardware};
@@ -165,7 +165,7 @@ fn both(m: &LoadedModel, machine: &Machine, work: &Work, strategies: &[&str]) ->
     let placement =
         Placement { host_pages: work.host_pages, ..Placement::all(Side::Device, n, work.device_pages) };
     let kind: Kind = format!("emulated:{}", machine.file).parse().unwrap();
-    let accel = open::open(&kind, Some(1 << 30)).unwrap();
+    let accel = device::open(&kind, Some(1 << 30)).unwrap();
     let engine = Engine::placed(
         m.spec.clone(),
         &m.weights,

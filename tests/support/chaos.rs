@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::device::emulated::{
     EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, KernelChecks, Speed,
 };

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use tandem::device::Runtime;
 use tandem::device::built::{self, MODULES};
-use tandem::device::runtime::Runtime;
 
 /// The folder with the stand-in, if there is a C compiler.
 fn stand_in() -> Option<&'static Path> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tandem::device::built::{self, MODULES};
-use tandem::device::cuda::{self, CudaOptions, driver};
-use tandem::device::open::{self, Emulation, Kind};
+use tandem::device::cuda::{self, CudaOptions, ListedDevice, find_driver};
+use tandem::device::{self, Emulation, Kind};
 
 use crate::cli::progress::megabytes;
 
@@ -65,7 +65,7 @@ pub struct Target {
 
 /// Looks for all of it.
 pub fn cuda() -> Cuda {
-    let found = driver::find();
+    let found = find_driver();
     let listed =
         found.as_ref().map_err(|e| e.to_string()).and_then(|d| d.devices().map_err(|e| e.to_string()));
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
@@ -104,14 +104,14 @@ pub fn cuda() -> Cuda {
         },
         emulated: [Emulation::Functions, Emulation::Kernels]
             .map(Kind::Emulated)
-            .map(|kind| (kind.to_string(), open::check(&kind).is_ok()))
+            .map(|kind| (kind.to_string(), device::check(&kind).is_ok()))
             .into(),
         no_emulation: built::NO_EMULATION,
     }
 }
 
 /// Opens it, to see whether that works.
-fn device(listed: driver::Listed, ordinal: u32) -> Device {
+fn device(listed: ListedDevice, ordinal: u32) -> Device {
     let opened = cuda::open(&CudaOptions { ordinal, ..CudaOptions::default() });
     Device {
         name: listed.name,

@@ -1,7 +1,7 @@
 //! An engine for many requests, and its scheduler: what `generate --prompts` and `bench --trace` share.
 
 use tandem::cache::{KvGeometry, PAGE_TOKENS};
-use tandem::device::{self, open::Kind};
+use tandem::device::{self, Kind};
 use tandem::engine::{Engine, Requests, Sizes};
 use tandem::program::{Placement, Side};
 use tandem::sched;
@@ -104,7 +104,7 @@ impl Opened {
 
     /// All weights on the accelerator; keys and values of requests there, and on the host.
     fn on_tiers(&self, kind: &Kind, args: &EngineArgs, needs: &Needs, n: usize) -> Result<Scheduled> {
-        let accelerator = device::open::open(kind, args.gpu_memory)?;
+        let accelerator = device::open(kind, args.gpu_memory)?;
         let (spec, weights) = (&self.model.spec, &self.model.weights);
         let all = needs.pages(n);
         let mut options = self.options(args, Isa::selected()?, needs.context, n, n, Some(all))?;

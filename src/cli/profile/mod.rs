@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use serde::Serialize;
-use tandem::device::accelerator::Accelerator;
-use tandem::device::open::{self as devices, Kind};
+use tandem::device::{self, Accelerator, Kind};
 use tandem::host::{Pool, cores_beside_device};
 use tandem::profile::{Identity, ModelIdentity, Profile, Store, Subject, measure_model, steps_of};
 use tandem::simd::Isa;
@@ -138,7 +137,7 @@ fn of_model(
 fn device(asked: &Device) -> Result<Option<Arc<dyn Accelerator>>> {
     let kind = match asked {
         Device::Cpu => return Ok(None),
-        Device::Auto if devices::check(&Kind::Cuda(0)).is_err() => return Ok(None),
+        Device::Auto if device::check(&Kind::Cuda(0)).is_err() => return Ok(None),
         Device::Auto => Kind::Cuda(0),
         Device::Accelerator(kind @ Kind::Timed(..)) => {
             let why =
@@ -147,7 +146,7 @@ fn device(asked: &Device) -> Result<Option<Arc<dyn Accelerator>>> {
         }
         Device::Accelerator(kind) => kind.clone(),
     };
-    Ok(Some(devices::open(&kind, None)?))
+    Ok(Some(device::open(&kind, None)?))
 }
 
 /// The profile in the cache folder, if it is good enough: a quick one serves only those in a hurry. A damaged one is

@@ -11,7 +11,7 @@
 //!
 //! One thread at a time is the control thread: its time is [`Clock::now`]. The time advances when the thread issues an
 //! operation (by the cost of issuing) and when it waits (to the end of what it waited for). Its own computation in
-//! between takes no time. Threads that only work for others call [`uncounted`]: their waits do not count as the control
+//! between takes no time. Threads that only work for others call [`uncount_waits`]: their waits do not count as the control
 //! thread's.
 //!
 //! Times are computed on request; until then operations stay in their lanes. That makes the host's choice, the oldest
@@ -36,7 +36,7 @@ thread_local! {
 
 /// Stops counting the calling thread's waits as the control thread's. For threads that work for others: their waits
 /// would advance the others' clock.
-pub fn uncounted() {
+pub fn uncount_waits() {
     UNCOUNTED.with(|u| u.set(true));
 }
 

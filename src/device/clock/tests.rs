@@ -73,7 +73,7 @@ fn waits_of_other_threads_are_not_the_control_threads() {
     let work = c.enqueue(Compute, 5.0);
     std::thread::scope(|s| {
         let wait = || {
-            uncounted();
+            uncount_waits();
             c.reach(&work);
             assert!(!counts());
         };

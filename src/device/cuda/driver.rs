@@ -9,7 +9,7 @@ use crate::Result;
 
 /// A device as the driver lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedDevice {
     /// Its name.
     pub name: String,
     /// Compute capability: 10 * major + minor.
@@ -37,7 +37,7 @@ pub struct Driver {
 ///
 /// # Errors
 /// If there is no driver, or it does not start.
-pub fn find() -> Result<Driver> {
+pub fn find_driver() -> Result<Driver> {
     static FOUND: OnceLock<std::result::Result<Driver, (String, String)>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
         let what = || "--device cuda".to_owned();
@@ -80,7 +80,7 @@ impl Driver {
     ///
     /// # Errors
     /// The driver's error.
-    pub fn devices(&self) -> Result<Vec<Listed>> {
+    pub fn devices(&self) -> Result<Vec<ListedDevice>> {
         let mut count = 0;
         // SAFETY: the driver was started; the number outlives the call.
         check("CUDA driver", unsafe { sys::cuDeviceGetCount(&mut count) })?;
@@ -112,7 +112,7 @@ pub(super) fn check(what: &str, code: CUresult) -> Result<()> {
 }
 
 /// Queries the properties of a device.
-pub(super) fn listed(handle: CUdevice) -> Result<Listed> {
+pub(super) fn listed(handle: CUdevice) -> Result<ListedDevice> {
     use CUdevice_attribute::*;
     let attribute = |which| -> Result<u32> {
         let mut value = 0;
@@ -129,7 +129,7 @@ pub(super) fn listed(handle: CUdevice) -> Result<Listed> {
     // SAFETY: as above.
     check("CUDA driver", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, handle) })?;
     let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
-    Ok(Listed {
+    Ok(ListedDevice {
         name: String::from_utf8_lossy(&name[..end]).into_owned(),
         sm: 10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
             + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs, through the driver's own interface (libcuda), which is loaded when it is first needed.
 //!
-//! * [`driver`] finds the driver and its devices; `errors` turns its codes into sentences.
+//! * `driver` finds the driver and its devices ([`find_driver`], [`Driver`], [`ListedDevice`]); `errors` turns its codes into sentences.
 //! * `context` is a device in use: its lanes (streams), the last work enqueued, whether it is lost.
 //! * `memory`, `staging`, `landing`, `pinned`, `slab` are its memory and the transfers to and from it.
 //! * `modules` loads the kernels of this build, each file ahead of time or when its first kernel is launched; `image`
@@ -11,7 +11,7 @@
 
 mod capture;
 mod context;
-pub mod driver;
+mod driver;
 mod errors;
 mod events;
 mod gate;
@@ -30,6 +30,7 @@ mod usage;
 
 use std::sync::Arc;
 
+pub use driver::{Driver, ListedDevice, find_driver};
 pub use errors::{driver_release, least_cuda};
 pub use runtime::CudaRuntime;
 pub use usage::KernelUsage;
@@ -61,5 +62,5 @@ pub fn open(options: &CudaOptions) -> Result<Arc<CudaRuntime>> {
 /// # Errors
 /// As [`open`], as far as that can be told.
 pub fn check(ordinal: u32) -> Result<()> {
-    driver::find()?.device(ordinal).map(|_| ())
+    driver::find_driver()?.device(ordinal).map(|_| ())
 }

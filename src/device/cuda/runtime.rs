@@ -47,7 +47,7 @@ type Turn<'a> = RwLockReadGuard<'a, Option<ThreadId>>;
 
 impl CudaRuntime {
     pub(super) fn open(options: &CudaOptions) -> Result<CudaRuntime> {
-        let driver = driver::find()?;
+        let driver = driver::find_driver()?;
         let handle = driver.device(options.ordinal)?;
         let listed = driver::listed(handle)?;
         let name = format!("cuda:{} ({})", options.ordinal, listed.name);

@@ -15,10 +15,7 @@ use super::sizes::{Sizes, computes_on_host};
 use super::work::HostWork;
 use super::{HostSide, RealMachine, Where, load};
 use crate::cache::{KvGeometry, PagePool};
-use crate::device::accelerator::{Accelerator, RowBytes};
-use crate::device::clock::Clock;
-use crate::device::preload::{self, Needs};
-use crate::device::runtime::Pinned;
+use crate::device::{Accelerator, Clock, KernelNeeds, Pinned, RowBytes, load_kernels_beside};
 use crate::engine::host::HostWorkspace;
 use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
 use crate::engine::memory::{Memory, geometry};
@@ -79,8 +76,8 @@ impl RealMachine {
         let paging = sizes.paging(&placement);
         let windows = (0..spec.n_layers).map(|l| spec.window_of(l).map(|w| w as u32));
         let placement = placement.with_windows(windows);
-        let needs = Needs::new(&sizes.shape, &sizes.linears);
-        let mut device = preload::beside(&*runtime, &needs, || {
+        let needs = KernelNeeds::new(&sizes.shape, &sizes.linears);
+        let mut device = load_kernels_beside(&*runtime, &needs, || {
             load::device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)
         })?;
 

@@ -10,7 +10,7 @@
 
 use super::device::lane;
 use crate::Result;
-use crate::device::runtime::{Event, Lane, Runtime};
+use crate::device::{Event, Lane, Runtime};
 use crate::program::Unit;
 
 /// See the [module](self).
@@ -76,8 +76,8 @@ impl Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Buffer;
     use crate::device::emulated::{EmulatedOptions, EmulatedRuntime, Speed};
-    use crate::device::runtime::Buffer;
     use std::sync::Arc;
 
     /// Two copies of 20 ms with a wait between count 40 ms, whatever the wait takes; a step that failed counts nothing.

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::lane::Ticket;
-use crate::device::accelerator::{RowBytes, RowSpan, Shape, Workspace};
-use crate::device::runtime::{Event, Lane, Pinned, Runtime};
+use crate::device::{Event, Lane, Pinned, RowBytes, RowSpan, Runtime, Shape, Workspace};
 use crate::engine::host::HostWorkspace;
 use crate::program::{
     Cargo, Group, Iteration, Kind, Kv, LayerPlacement, Phase, Placement, RequestId, Side, Wants, lower,

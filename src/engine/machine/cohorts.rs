@@ -22,7 +22,7 @@ use super::lowered::Lowered;
 use super::part::Part;
 use super::sync::{Look, Word};
 use super::{HostSide, RealMachine};
-use crate::device::runtime::Lane as DeviceLane;
+use crate::device::Lane as DeviceLane;
 use crate::engine::host::HostSeq;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, Op, Phase, RequestId, Side, SubBatch, Unit, Wants, lower,

@@ -4,7 +4,7 @@ use super::chain::Chain;
 use super::part::Part;
 use super::{HostSide, RealMachine};
 use crate::Result;
-use crate::device::runtime::Lane;
+use crate::device::Lane;
 use crate::program::Side;
 
 impl RealMachine {

@@ -8,11 +8,11 @@ use super::mode::Mode;
 use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{self, PAGE_TOKENS};
-use crate::device::accelerator::{
-    Accelerator, EmbedWeight, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows,
-    Publish, Published, Residual, Shape, Step, StepContext, Workspace,
+use crate::device::{
+    Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight,
+    PageMove, PartialRows, Pinned, Publish, Published, Residual, Runtime, Shape, Step, StepContext,
+    Workspace,
 };
-use crate::device::runtime::{Buffer, DevPtr, Lane, Pinned, Runtime};
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
 use crate::program::{Kind, Op, Part, Sublayer, Unit};
 

@@ -13,8 +13,7 @@ use super::lowered::Lowered;
 use super::part::Part;
 use super::segments::{GRAPH_ROWS, Segment, fusible};
 use crate::Result;
-use crate::device::accelerator::StepContext;
-use crate::device::runtime::{Graph, Lane};
+use crate::device::{Graph, Lane, StepContext};
 use crate::program::{Kind, Op, Phase, Unit};
 
 /// Recorded segments, by their shape and the keys of their steps: `None` once such a segment has run, the graph from the

@@ -7,7 +7,7 @@ use super::device::rows_of;
 use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
-use crate::device::accelerator::{Mailbox, Shape, Step};
+use crate::device::{Mailbox, Shape, Step};
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;

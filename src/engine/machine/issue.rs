@@ -23,9 +23,7 @@ use super::work::HostWork;
 use super::{HostSide, RealMachine};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::Step;
-use crate::device::clock::Work;
-use crate::device::runtime::{Event, HostUse, Lane, Pinned, Runtime};
+use crate::device::{Event, HostUse, Lane, Pinned, Runtime, Step, Work};
 use crate::engine::kv::Moved;
 use crate::program::{Cargo, Group, Kind, Kv, Op, Side, Sublayer, Unit};
 

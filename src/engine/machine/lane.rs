@@ -10,7 +10,7 @@
 //!
 //! A detached job, one of a parked cohort's, outlives the step and fails its cohort only ([`Detached`]).
 //!
-//! Beside a device whose lanes act in turn ([`crate::device::turns`]) this lane does, too: no thread, and of the jobs that are ready any one.
+//! Beside a device whose lanes act in turn ([`crate::device::Turns`]) this lane does, too: no thread, and of the jobs that are ready any one.
 
 pub(super) mod hand_over;
 
@@ -25,9 +25,7 @@ use std::time::{Duration, Instant};
 
 use super::lowered::Lowered;
 use super::sync::{Look, Word};
-use crate::device::clock::{self, Moment};
-use crate::device::runtime::{Event, Runtime};
-use crate::device::turns::Actor;
+use crate::device::{Actor, Event, Moment, Runtime, uncount_waits};
 use crate::{Error, Result};
 
 /// How long either thread spins for the other before it sleeps: as long as waking up takes.
@@ -174,7 +172,7 @@ impl<S: Send + 'static> Started<S> {
         let (made, take_made) = mpsc::channel();
         let (hand_over, shared) = mpsc::channel::<Arc<Shared<S>>>();
         let body = move || {
-            clock::uncounted();
+            uncount_waits();
             if made.send(make()).is_ok()
                 && let Ok(shared) = shared.recv()
             {

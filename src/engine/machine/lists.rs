@@ -5,8 +5,7 @@ use super::lowered::Lowered;
 use super::mode::Mode;
 use super::part::{GroupRows, Part};
 use crate::Result;
-use crate::device::accelerator::{Attend, Step, StepDesc, StepSeq};
-use crate::device::runtime::Lane;
+use crate::device::{Attend, Lane, Step, StepDesc, StepSeq};
 use crate::program::{Far, Flow, Group, Kv, Phase, Side, Unit};
 
 /// The lists of a sub-batch.

@@ -6,8 +6,7 @@ use super::device::{DeviceHalf, DevicePart, FarStream, Staying, Weights as Layer
 use super::mode::distinct;
 use super::parts::PartMail;
 use super::sizes::Sizes;
-use crate::device::accelerator::{Accelerator, Mailbox, PartialRows, RowBytes, Workspace};
-use crate::device::runtime::{Buffer, DevPtr, Lane};
+use crate::device::{Accelerator, Buffer, DevPtr, Lane, Mailbox, PartialRows, RowBytes, Workspace};
 use crate::engine::options::Options;
 use crate::engine::weights::{LayerImage, LayerStream, Upload, head_matrix_bytes};
 use crate::host::Pool;

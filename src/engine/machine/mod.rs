@@ -85,7 +85,7 @@ use super::kv::{FarSteps, KvStore, Moved};
 use super::memory::Memory;
 use super::place::Placement as Where;
 use crate::Result;
-use crate::device::clock::Clock;
+use crate::device::Clock;
 use crate::model::ModelSpec;
 use crate::program::{Flow, Iteration, Placement};
 use crate::timeline::Timeline;

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::accelerator::{PartialRows, Shape};
-use crate::device::runtime::Pinned;
+use crate::device::{PartialRows, Pinned, Shape};
 use crate::simd::attention::PartialMut;
 use crate::tensor::RowsMut;
 

@@ -5,7 +5,7 @@ use super::mode::{Mode, distinct};
 use super::parts::PartMail;
 use super::segments::GRAPH_ROWS;
 use crate::cache::KvGeometry;
-use crate::device::accelerator::{Accelerator, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace};
+use crate::device::{Accelerator, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace};
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
 use crate::engine::options::Options;

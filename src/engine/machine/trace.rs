@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::device::lane;
 use super::lane::Ran;
 use crate::Result;
-use crate::device::runtime::{Event, Lane, Runtime};
+use crate::device::{Event, Lane, Runtime};
 
 use crate::program::{Op, Unit};
 use crate::timeline::{Timeline, Traced};

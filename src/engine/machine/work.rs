@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::device::clock::Work;
+use crate::device::Work;
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::Prepared;
 use crate::model::ModelSpec;

@@ -1,8 +1,7 @@
 //! A layer's layout: where each of its parts lies in one contiguous image, independent of where the image is.
 
 use super::matrix::{LayerMatrices, Matrix, tensor};
-use crate::device::accelerator::{Accelerator, LayerWeights, LinearWeight, NormWeight, UpWeight};
-use crate::device::runtime::DevPtr;
+use crate::device::{Accelerator, DevPtr, LayerWeights, LinearWeight, NormWeight, UpWeight};
 use crate::host::Pool;
 use crate::model::{Block, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;

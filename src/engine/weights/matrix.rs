@@ -1,7 +1,6 @@
 //! The matrices of a model as an accelerator multiplies them: what is packed together.
 
-use crate::device::accelerator::{Accelerator, LinearSource, LinearWeight};
-use crate::device::runtime::DevPtr;
+use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
 use crate::model::{Block, MatrixSpec, ModelSpec, NormSpec, Position, Weights, tensor_name};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};

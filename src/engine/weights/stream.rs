@@ -10,8 +10,7 @@
 use std::sync::Arc;
 
 use super::layer::{LayerLayout, LayerSource};
-use crate::device::accelerator::LayerWeights;
-use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Pinned, Runtime};
+use crate::device::{Buffer, DevPtr, Event, Lane, LayerWeights, Pinned, Runtime};
 use crate::host::NumaBinding;
 use crate::{Error, Result};
 

@@ -113,7 +113,7 @@ fn every_kind_by_hand() {
 /// What crosses is what the engine's buffers hold.
 #[test]
 fn widths_are_those_of_the_engines_rows() {
-    use crate::device::accelerator::{RowBytes, Shape};
+    use crate::device::{RowBytes, Shape};
     use crate::tensor::Half;
     for name in ["tiny-llama", "tiny-opt", "qwen3-8b"] {
         let s = sizes(name);

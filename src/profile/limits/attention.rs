@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
-use crate::device::runtime::{Buffer, Lane, Runtime};
+use crate::device::{Buffer, Lane, Runtime};
 use crate::host::{Pool, unpin_current_thread};
 use crate::profile::sample::{Effort, Samples, sample, timed};
 use crate::simd::Isa;
@@ -227,7 +227,7 @@ fn beside_link<R>(runtime: &Arc<dyn Runtime>, effort: Effort, work: impl FnOnce(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::open::{Emulation, Kind, open};
+    use crate::device::{Emulation, Kind, open};
 
     #[test]
     fn a_quick_look_has_both_rates_with_a_device_and_without() {

@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::device_time::device_time;
 use super::link::{self, LinkLimits};
 use crate::Result;
-use crate::device::accelerator::{
-    Accelerator, Attend, LayerWeights, Limits, LinearSource, LinearWeight, NormWeight, Shape, StepContext,
-    StepDesc, StepSeq, SubBatches, UpWeight,
+use crate::device::{
+    Accelerator, Attend, Buffer, DevPtr, Event, Lane, LayerWeights, Limits, LinearSource, LinearWeight,
+    NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, UpWeight,
 };
-use crate::device::runtime::{Buffer, DevPtr, Event, Lane, Runtime};
 use crate::host::Pool;
 use crate::model::{Ffn, Norm, RopePairing};
 use crate::profile::sample::{Effort, sample};
@@ -246,7 +245,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::open::{Emulation, Kind, open};
+    use crate::device::{Emulation, Kind, open};
 
     #[test]
     fn the_emulated_device_has_every_figure() {

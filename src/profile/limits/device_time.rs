@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::device::runtime::{Lane, Runtime};
+use crate::device::{Lane, Runtime};
 
 /// Seconds of what `enqueue` puts on `lane`, by the device's clock.
 ///

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::runtime::Runtime;
+use crate::device::Runtime;
 use crate::engine::{LaneHandOver, hand_overs};
 use crate::host::Pool;
 use crate::profile::sample::{Effort, Samples, timed};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::device_time::device_time;
 use crate::Result;
-use crate::device::runtime::{Buffer, Lane, Pinned, Runtime};
+use crate::device::{Buffer, Lane, Pinned, Runtime};
 use crate::host::Pool;
 use crate::profile::bandwidth::ReadProbe;
 use crate::profile::sample::{Effort, Samples, sample, timed};

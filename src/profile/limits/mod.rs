@@ -26,7 +26,7 @@ pub use self::hand_over::{HandOver, LaneLimits};
 pub use self::host::{Bandwidth, CpuLimits, Rate, last_level_cache};
 pub use self::link::LinkLimits;
 use super::sample::Effort;
-use crate::device::accelerator::Accelerator;
+use crate::device::Accelerator;
 use crate::host::Pool;
 use crate::plan::Hardware;
 use crate::plan::hardware::{Cpu, Efficiency, Gpu, Link};

@@ -7,11 +7,10 @@ use super::grid::{Deadline, Grid, Pace, Point};
 use super::{Subject, walk};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::{
-    Accelerator, Attend, EmbedWeight, LayerWeights, Limits, LinearWeight, NormWeight, PageMove, Residual,
-    Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
+use crate::device::{
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, NormWeight,
+    PageMove, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
 };
-use crate::device::runtime::{Buffer, DevPtr, Lane, Runtime};
 use crate::engine::{LayerLayout, Upload, activation_type, linear_shapes, separate_gate_up};
 use crate::profile::limits::device_time;
 use crate::profile::sample::{Effort, Samples, sample};

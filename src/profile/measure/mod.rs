@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::calibrate::Factors;
 use super::sample::Effort;
 use super::tables::{Tables, kinds};
-use crate::device::accelerator::Accelerator;
+use crate::device::Accelerator;
 use crate::host::{Pool, memory_available};
 use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;

@@ -21,11 +21,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{
     EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, KernelChecks,
 };
-use tandem::device::runtime::Runtime;
+use tandem::device::{Accelerator, Runtime};
 use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{LayerPlacement, Placement, RequestId, Side};

@@ -1,6 +1,6 @@
 //! Requests in emulated time: a step takes what was predicted of it.
 
-use tandem::device::open;
+use tandem::device;
 use tandem::engine::{Engine, Finish, Options, Request, Requests};
 use tandem::model::load;
 use tandem::plan::{Predictor, Sizes, Uncached, hardware};
@@ -63,7 +63,7 @@ fn seconds(strategy: Box<dyn Strategy>) -> [(f64, f64); 2] {
         ..Options::new(isa, 400)
     };
     let placement = Placement::all(Side::Device, m.spec.n_layers, 40);
-    let accel = open::open(&format!("emulated:{MACHINE}").parse().unwrap(), Some(1 << 30)).unwrap();
+    let accel = device::open(&format!("emulated:{MACHINE}").parse().unwrap(), Some(1 << 30)).unwrap();
     let e = Engine::placed(
         m.spec.clone(),
         &m.weights,

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use tandem::device::accelerator::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::device::open::on_kernels;
+use tandem::device::{Accelerator, on_kernels};
 use tandem::engine::{Engine, Input, Logits, Options, SeqId};
 use tandem::model::{LoadedModel, load};
 use tandem::program::Placement;

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::engine::{Engine, Event, Finish, Request, Requests, Service, Shutdown};
 use tandem::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Untimed};

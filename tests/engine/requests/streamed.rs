@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, Options, Request, Requests};
 use tandem::model::LoadedModel;

@@ -3,8 +3,7 @@
 use super::bench::*;
 use crate::support::gpu::Rng;
 use crate::support::gpu::memory::{LANE, bytes, encode};
-use tandem::device::accelerator::*;
-use tandem::device::runtime::Buffer;
+use tandem::device::{Attend, Buffer, PartialRows, StepContext, StepSeq, Workspace};
 
 #[test]
 fn attention_in_two_parts_is_attention() {

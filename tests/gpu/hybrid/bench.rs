@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::support::gpu::memory::{LANE, bytes, decode, encode, epsilon};
 use crate::support::gpu::{self, Rng};
-use tandem::device::accelerator::*;
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::device::open::on_kernels;
-use tandem::device::runtime::{Buffer, DevPtr, Runtime};
+use tandem::device::{
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight,
+    Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape, Step, StepContext, StepDesc,
+    StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
+};
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};
 use tandem::tensor::{Bytes, DType, Half, Tensor};

@@ -3,7 +3,7 @@
 use super::bench::*;
 use crate::support::gpu::memory::LANE;
 use tandem::Error;
-use tandem::device::accelerator::*;
+use tandem::device::{Attend, Limits, Mailbox, Publish, Published, Residual, StepDesc, StepSeq};
 
 /// Sequences of one row each.
 fn singles(n: usize) -> Vec<StepSeq<'static>> {

@@ -4,8 +4,7 @@ use super::bench::*;
 use crate::support::gpu::memory::LANE;
 use tandem::Error;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::accelerator::*;
-use tandem::device::runtime::Lane;
+use tandem::device::{Attend, Lane, PageMove, Residual};
 
 /// Out of A's pages into pinned memory on one copy lane, and back into pages that nobody has on the other: without
 /// a step, and no more than the tokens that are there.

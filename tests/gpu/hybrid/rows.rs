@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::bench::*;
 use crate::support::gpu::memory::{LANE, bytes, encode};
-use tandem::device::accelerator::*;
-use tandem::device::runtime::{Buffer, Lane};
+use tandem::device::{
+    Attend, Buffer, Lane, Mailbox, Published, Residual, RowSpan, StepContext, StepDesc, StepSeq, Workspace,
+};
 
 fn set_pages(b: &Bench, pages: &[u16]) {
     b.rt.upload(LANE, b.kv, bytes(pages)).unwrap();

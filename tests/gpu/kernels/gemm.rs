@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tandem::device::kernels::product::choose::gemm_bucket;
 use tandem::device::kernels::product::gemm::{self, GemmPlan, Path};
 use tandem::device::kernels::product::{COUNTER_BYTES, Epilogue, ProductArgs};
-use tandem::device::runtime::{DeviceInfo, Lane, Runtime};
+use tandem::device::{DeviceInfo, Lane, Runtime};
 use tandem::tensor::Half;
 
 fn launch(rt: &Arc<dyn Runtime>, c: &Case, o: &Operands) -> (Launch, ProductArgs) {

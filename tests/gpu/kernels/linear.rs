@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tandem::device::kernels::product::{
     DecodePlan, Epilogue, Matrix, ProductArgs, Weight, decode, decode_as,
 };
-use tandem::device::runtime::{DevPtr, DeviceInfo, Lane, Runtime};
+use tandem::device::{DevPtr, DeviceInfo, Lane, Runtime};
 use tandem::tensor::Half;
 
 /// Runs `c` as `plan` says; all bytes of y, guard included.

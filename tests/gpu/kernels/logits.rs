@@ -6,7 +6,7 @@ use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
 use tandem::device::kernels::elementwise::*;
-use tandem::device::runtime::{Buffer, Runtime};
+use tandem::device::{Buffer, Runtime};
 use tandem::reference::reduce::argmax;
 use tandem::reference::softmax::max_and_logsumexp;
 

@@ -11,7 +11,7 @@ use tandem::device::kernels::product::choose::GEMV_ROWS;
 use tandem::device::kernels::product::quant::forced as forced_plan;
 use tandem::device::kernels::product::{DecodePlan, Epilogue, decode_as};
 use tandem::device::kernels::quant::{self, GatherArgs, PackedLayout, RowsArgs};
-use tandem::device::runtime::{Lane, Runtime};
+use tandem::device::{Lane, Runtime};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
 use tandem::tensor::{DType, Half};

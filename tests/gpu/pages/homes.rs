@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tandem::Error;
-use tandem::device::accelerator::Accelerator;
+use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::engine::{Engine, Input, Logits, Options, SeqId, StepPlan, Swap, Target};
 use tandem::program::{Far, Flow, Kv, Placement, Side};

@@ -9,10 +9,8 @@ mod split;
 use std::io::Write;
 use std::sync::Arc;
 
-use tandem::device::clock::{Clock, Rates};
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
-use tandem::device::open::{self, Kind};
-use tandem::device::runtime::{Buffer, Lane, Runtime};
+use tandem::device::{self, Buffer, Clock, Kind, Lane, Rates, Runtime};
 use tandem::engine::{Engine, Input, Logits, Options, Sizes, Strategy, Timeline, choose};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, OpCosts, Roofline, Sizes as PlanSizes, StepTimes, hardware};
@@ -60,7 +58,7 @@ fn with(m: &LoadedModel, machine: &str, placement: &Placement, options: &Options
             Engine::on_emulated_cpu(spec, &m.weights, options, clock, &|_| ()).unwrap()
         }
         kind => {
-            let accel = open::open(kind, Some(1 << 30)).unwrap();
+            let accel = device::open(kind, Some(1 << 30)).unwrap();
             Engine::placed(spec, &m.weights, options, accel, machine, "test", placement, &|_| ()).unwrap()
         }
     }
@@ -101,7 +99,7 @@ fn predicted(m: &LoadedModel, h: &Hardware, placement: &Placement, prompt: usize
 
 /// Boundaries, all on the CPU among them, streaming, pinned layers with several vectors.
 fn placements(m: &LoadedModel) -> Vec<(String, Placement)> {
-    let accel = open::open(&"emulated:t4-xeon".parse().unwrap(), Some(1 << 30)).unwrap();
+    let accel = device::open(&"emulated:t4-xeon".parse().unwrap(), Some(1 << 30)).unwrap();
     let sizes = Sizes::new(&m.spec, &m.weights, &options(128), &*accel).unwrap();
     let n = m.spec.n_layers;
     let boundary = |k| (format!("boundary {k}"), Placement::boundary(k, n, 0, 0));

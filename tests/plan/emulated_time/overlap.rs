@@ -29,7 +29,7 @@ struct Run {
 /// Prompts of 40 tokens: `device` sequences there, and cohorts of as many.
 fn begin(m: &LoadedModel, machine: &str, device: usize, cohorts: &[usize]) -> Run {
     let kind: Kind = format!("emulated:{machine}").parse().unwrap();
-    let accel = open::open(&kind, Some(1 << 30)).unwrap();
+    let accel = device::open(&kind, Some(1 << 30)).unwrap();
     let mut o = options(128);
     (o.sequences, o.sub_batches, o.chunk) = (device + cohorts.iter().sum::<usize>(), 1 + cohorts.len(), 64);
     (o.kv_pages, o.far_pages) = (Some(4 * o.sequences), Some(4 * o.sequences));

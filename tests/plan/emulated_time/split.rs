@@ -23,7 +23,7 @@ struct Served {
 /// `k` units on the CPU, so many pages on the device.
 fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str) -> Served {
     let kind: Kind = format!("emulated:{machine}").parse().unwrap();
-    let accel = open::open(&kind, Some(1 << 30)).unwrap();
+    let accel = device::open(&kind, Some(1 << 30)).unwrap();
     let n = m.spec.n_layers;
     let placement = Placement::boundary(k, n, 0, 0);
     let o = Options {
@@ -127,7 +127,7 @@ fn a_long_request_within_a_batch_is_attended_on_both_sides() {
     let machine = machine(&folder, 8e9);
     let kind: Kind = format!("emulated:{machine}").parse().unwrap();
     let step = |far: Far, to: Target| {
-        let accel = open::open(&kind, Some(1 << 30)).unwrap();
+        let accel = device::open(&kind, Some(1 << 30)).unwrap();
         let o = Options {
             mode: Mode::Deterministic,
             sequences: 7,

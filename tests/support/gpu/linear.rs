@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tandem::device::kernels::product::{COUNTER_BYTES, Epilogue, Matrix, ProductArgs, Weight, gate_up_row};
-use tandem::device::runtime::{Buffer, DevPtr, Runtime};
+use tandem::device::{Buffer, DevPtr, Runtime};
 use tandem::tensor::{DType, Half};
 
 use super::memory::{CANARY, LANE, decode, encode, rounding, upload};

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use tandem::device::runtime::{Buffer, DevPtr, Lane, Runtime};
+use tandem::device::{Buffer, DevPtr, Lane, Runtime};
 use tandem::tensor::Half;
 
 pub const LANE: Lane = Lane::Compute;

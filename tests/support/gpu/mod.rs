@@ -10,10 +10,10 @@ pub mod turn;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use tandem::device::Runtime;
 use tandem::device::cuda::{self, CudaOptions, CudaRuntime};
 use tandem::device::emulated::CopyTiming;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
-use tandem::device::runtime::Runtime;
 
 /// Whether the environment asks for this device: `cuda` or `emulated`.
 pub fn wanted(device: &str) -> bool {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tandem::Result;
-use tandem::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
+use tandem::device::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
 
 static TAKEN: Mutex<bool> = Mutex::new(false);
 static FREE: Condvar = Condvar::new();

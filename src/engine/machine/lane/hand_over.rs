@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{HostJob, Started};
 use crate::Result;
-use crate::device::runtime::Runtime;
+use crate::device::Runtime;
 
 /// Seconds from giving the lane a job of no length to its start, and to its end seen by the thread that waits for it.
 #[derive(Debug, Clone, Copy, PartialEq)]

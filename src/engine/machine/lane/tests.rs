@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::emulated::{EmulatedOptions, EmulatedRuntime, Speed};
-use crate::device::runtime::{Buffer, Lane as DeviceLane};
+use crate::device::{Buffer, Lane as DeviceLane};
 
 fn runtime() -> Arc<dyn Runtime> {
     // A copy of 4 KB takes 200 ms.

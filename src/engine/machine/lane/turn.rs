@@ -2,7 +2,7 @@
 
 use super::{Shared, lock, missing};
 use crate::Result;
-use crate::device::turns::{Actor, Turns};
+use crate::device::{Actor, Turns};
 
 impl<S: Send> Actor for Shared<S> {
     /// Does any one of the jobs that are ready: nothing but what they wait for orders them.

@@ -21,10 +21,9 @@ use std::sync::Arc;
 use crate::support::gpu::memory::{LANE, bytes, decode, encode, epsilon};
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
-use tandem::device::accelerator::PartialRows;
 use tandem::device::kernels::abi::{ATTENTION_FINAL, DecodeItem, PrefillItem};
 use tandem::device::kernels::attention::*;
-use tandem::device::runtime::{Buffer, Runtime};
+use tandem::device::{Buffer, PartialRows, Runtime};
 use tandem::tensor::Half;
 use world::*;
 

@@ -14,7 +14,7 @@ use crate::support::gpu;
 use half::{bf16, f16};
 use tandem::device::emulated::{CopyTiming, KernelChecks, Schedule};
 use tandem::device::kernels::abi::{ConformanceParams, ConformanceTmaParams, TensorMap};
-use tandem::device::runtime::{Buffer, Lane, Launch, Params, Runtime};
+use tandem::device::{Buffer, Lane, Launch, Params, Runtime};
 
 /// Pseudo-random words (xorshift), the same in every run.
 struct Words(u64);

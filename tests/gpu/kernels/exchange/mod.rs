@@ -14,11 +14,10 @@ use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
 use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
-use tandem::device::accelerator::PageMove;
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;
-use tandem::device::runtime::{DevPtr, Pinned, Runtime};
+use tandem::device::{DevPtr, PageMove, Pinned, Runtime};
 use tandem::model::RopePairing;
 use tandem::tensor::Half;
 
