@@ -1,11 +1,11 @@
-//! What this CPU can do, and which tier of kernels runs.
+//! The features of this CPU, and the tier of kernels that runs.
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use crate::{Error, Result};
 
-/// A tier of kernels. Each tier does everything that the one below does, with some of it replaced.
+/// A tier of kernels. Each tier inherits the one below and replaces some of its kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Safe scalar Rust: the oracle, and the last resort.
@@ -59,7 +59,7 @@ impl Isa {
     /// The tier forced by `TANDEM_ISA`, or the best one.
     ///
     /// # Errors
-    /// `TANDEM_ISA` names no tier, or one that this CPU cannot run.
+    /// If `TANDEM_ISA` names no tier, or one that this CPU cannot run.
     pub fn selected() -> Result<Isa> {
         match std::env::var("TANDEM_ISA") {
             Err(_) => Ok(Isa::best()),
@@ -149,18 +149,18 @@ impl Caps {
     }
 }
 
-/// Who made a CPU.
+/// The maker of a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
     /// GenuineIntel.
     Intel,
     /// AuthenticAMD.
     Amd,
-    /// Somebody else, or no x86-64.
+    /// Another maker, or not an x86-64 CPU.
     Other,
 }
 
-/// Which CPU this is, as CPUID tells.
+/// The identity of a CPU, as CPUID reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuId {
     /// Its maker.
@@ -196,7 +196,7 @@ impl CpuId {
         CpuId { vendor: Vendor::Other, family: 0, model: 0 }
     }
 
-    /// From the EAX of CPUID leaf 1.
+    /// Decodes the EAX of CPUID leaf 1.
     #[cfg(any(target_arch = "x86_64", test))]
     fn of_signature(vendor: Vendor, eax: u32) -> CpuId {
         let (family, model) = (eax >> 8 & 15, eax >> 4 & 15);

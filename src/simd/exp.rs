@@ -1,4 +1,4 @@
-//! What all exponentials share, and the scalar one.
+//! Constants shared by all exponentials, and the scalar one.
 //!
 //! | class | error | where |
 //! |---|---|---|

@@ -1,8 +1,8 @@
 //! SIMD kernels: capabilities, dispatch table, AVX2 and AVX-512 tiers.
 //!
 //! An algorithm is written once, in `generic/`, over the `Simd` trait of `vector.rs`; `avx2/` and
-//! `avx512/` implement the trait and instantiate the algorithms. [`Kernels`] is what callers use for small
-//! operations; [`linear`] and [`attention`] are planned, and have entries of their own.
+//! `avx512/` implement the trait and instantiate the algorithms. Callers use [`Kernels`] for small operations;
+//! [`linear`] and [`attention`] plan their work and have their own entry points.
 
 pub mod attention;
 #[cfg(target_arch = "x86_64")]

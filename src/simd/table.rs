@@ -1,8 +1,8 @@
 //! The dispatch table: one readable list of kernels per tier.
 //!
-//! A tier inherits the table below it and replaces what it does better. An operation is dispatched
-//! once, through a method that asserts the shapes; the fields themselves are private, so a kernel runs
-//! only after its CPU features and its shapes were checked.
+//! A tier inherits the table below it and replaces the kernels that it improves. An operation is dispatched once,
+//! through a method that asserts the shapes; the fields are private, so a kernel runs only after its CPU features and
+//! shapes were checked.
 
 use super::Isa;
 use crate::reference;
@@ -68,8 +68,8 @@ fn same(op: &str, a: (&str, usize), b: (&str, usize)) {
 /// Calls a kernel of the table.
 macro_rules! call {
     ($self:ident . $op:ident ( $($arg:expr),* )) => {
-        // SAFETY: `Kernels` values come from `for_isa` alone, which checked that this CPU has the tier's
-        // features; that is all that a kernel asks for (its slices carry their own lengths).
+        // SAFETY: `Kernels` values come from `for_isa` alone, which checked that this CPU has the tier's features. A
+        // kernel requires nothing else (its slices carry their lengths).
         unsafe { ($self.$op)($($arg),*) }
     };
 }
@@ -115,7 +115,7 @@ impl Kernels {
         call!(self.add(x, delta))
     }
 
-    /// Rotates the first `2·cos.len()` elements of one head; the rest is left alone.
+    /// Rotates the first `2·cos.len()` elements of one head; the rest is unchanged.
     pub fn rope(&self, head: &mut [f32], cos: &[f32], sin: &[f32], pairing: RopePairing) {
         let head_dim = head.len();
         self.rope_heads(head, 1, head_dim, cos, sin, pairing);
@@ -166,12 +166,12 @@ impl Kernels {
         call!(self.softcap(x, cap))
     }
 
-    /// max x (NaN ignored; -inf if there is nothing else) and log Σ e^x (NaN if any x is).
+    /// max x (NaN ignored; -inf if all are NaN) and log Σ e^x (NaN if any x is).
     pub fn max_and_logsumexp(&self, x: &[f32]) -> (f32, f64) {
         call!(self.max_and_logsumexp(x))
     }
 
-    /// The lowest index of the greatest element. NaN never wins, unless there is nothing else: then 0.
+    /// The lowest index of the greatest element. NaN is never chosen; if all elements are NaN the result is 0.
     pub fn argmax(&self, x: &[f32]) -> usize {
         call!(self.argmax(x))
     }
@@ -190,14 +190,14 @@ impl Kernels {
     }
 
     /// Rounds to bfloat16, ties to even; NaN stays NaN. Where the CPU has AVX512_BF16 its instruction is
-    /// used, which takes subnormal inputs (below 1.2e-38) for zero; elsewhere they are kept.
+    /// used, which treats subnormal inputs (below 1.2e-38) as zero; elsewhere they are kept.
     pub fn f32_to_bf16(&self, x: &[f32], out: &mut [u16]) {
         same("f32_to_bf16", ("x", x.len()), ("out", out.len()));
         call!(self.f32_to_bf16(x, out))
     }
 
-    /// Quantises a row of activations, padded with zeros, to int8 in blocks of 32 ([`reference::quantise`]), and what that
-    /// loses into `fine`: the same bits in every tier.
+    /// Quantises a row of activations, padded with zeros, to int8 in blocks of 32 ([`reference::quantise`]), and its
+    /// rounding error into `fine`, with the same bits in every tier.
     pub fn quantise_row(&self, x: &[f32], row: Int8Row<'_>, fine: Option<Int8Row<'_>>) {
         let blocks = row.blocks();
         assert!(x.len() <= 32 * blocks, "quantise_row: x has {} elements, row has {blocks} blocks", x.len());

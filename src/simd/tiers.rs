@@ -1,4 +1,4 @@
-//! Which table of kernels a tier has.
+//! The table of kernels of each tier.
 
 use super::table::REFERENCE;
 #[cfg(target_arch = "x86_64")]
@@ -9,7 +9,7 @@ impl Kernels {
     /// The table of a tier.
     ///
     /// # Panics
-    /// If this CPU cannot run it: choose among [`Isa::supported`], or use [`Isa::selected`].
+    /// If this CPU cannot run the tier: choose among [`Isa::supported`], or use [`Isa::selected`].
     pub fn for_isa(isa: Isa) -> &'static Kernels {
         if let Some(why) = isa.missing() {
             panic!("kernels of tier {isa} on a CPU that cannot run them: {why}");

@@ -11,9 +11,9 @@
 //! | `tiles_at_load` | whether the AMX tier packs f16 and bf16 weights into tiles when it loads a model | yes, for one and two tokens; nothing in deterministic mode |
 //! | `attention_vector_rows` | rows of a KV head up to which the AMX tier attends without tiles | yes: ignored in deterministic mode |
 //!
-//! Defaults go by vendor and family ([`Tuning::default_for`]); `tandem tune` measures the entries on this machine
-//! ([`crate::profile::measure_tuning`]). Whether bf16 dot products beat f32 arithmetic ([`super::Caps::bf16_dot_pays`]) changes results in every
-//! mode, so it goes by vendor alone and is not measured.
+//! Defaults depend on vendor and family ([`Tuning::default_for`]); `tandem tune` measures the entries on this machine
+//! ([`crate::profile::measure_tuning`]). Whether bf16 dot products beat f32 arithmetic ([`super::Caps::bf16_dot_pays`])
+//! changes results in every mode, so it depends on the vendor alone and is not measured.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -27,8 +27,8 @@ use crate::tensor::DType;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearTuning {
-    /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so that neither
-    /// claiming chunks nor a straggler at the end shows.
+    /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so that the
+    /// cost of claiming chunks and of a straggler at the end is negligible.
     pub chunk_bytes: usize,
     /// Fewest tokens, 1 to 3, of a VNNI tile that requests packed weights ahead of reading them.
     pub ahead_from: usize,
@@ -42,14 +42,14 @@ pub struct LinearTuning {
     pub groups_of_4: usize,
     /// Groups in a VNNI tile of 5 to 8 tokens: 1 or 2.
     pub groups_of_8: usize,
-    /// Tokens from which the AMX tier multiplies packed weights by int8 tiles rather than by VNNI, where `tiles_from` does not
-    /// say otherwise.
+    /// Tokens from which the AMX tier multiplies packed weights by int8 tiles rather than by VNNI, unless `tiles_from`
+    /// applies.
     pub int8_tiles_from: usize,
-    /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by int8 products; half
-    /// as many where fine activations make those multiply twice.
+    /// Tokens from which the AMX tier multiplies packed weights by dequantised bf16 tiles rather than by int8 products;
+    /// half as many if fine activations make those multiply twice.
     pub tiles_from: usize,
     /// Tokens up to which bf16 tiles of packed weights are made with f16 arithmetic (AVX512-FP16), where the CPU has it: fewer
-    /// operations, 2^-11 of each weight. With more tokens making tiles hides behind products.
+    /// operations, 2^-11 of each weight. With more tokens, products hide the cost of making tiles.
     pub half_up_to: usize,
     /// Whether the AMX tier packs 16-bit floats into tiles when it loads a model.
     pub tiles_at_load: bool,
@@ -74,7 +74,7 @@ struct Installed {
 static CURRENT: OnceLock<Installed> = OnceLock::new();
 
 impl Tuning {
-    /// The table in use: the installed one, or from now on the defaults of this CPU.
+    /// The table in use: the installed one; if none is installed yet, the defaults of this CPU from now on.
     pub fn current() -> &'static Tuning {
         &Tuning::installed().tuning
     }
@@ -88,18 +88,18 @@ impl Tuning {
         CURRENT.get_or_init(|| Installed { tuning: Tuning::default_for(CpuId::get()), measured: false })
     }
 
-    /// Makes a measured table the one in use: before anything uses one. Returns whether it came in time.
+    /// Makes a measured table the one in use, if no table is in use yet. Returns whether it was.
     pub fn install(tuning: Tuning) -> bool {
         CURRENT.set(Installed { tuning, measured: true }).is_ok()
     }
 
-    /// Defaults of a CPU.
+    /// Default table for a CPU.
     ///
     /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 25% slower, 10 to 40% faster from three on; several groups
     /// cost up to 60% of one token's time, 10 to 40% of four's, 3 to 20% of eight's: one stream of memory is read fastest), Sapphire
     /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds) and
     /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight).
-    /// Others of a vendor take these; docs/performance.md has the figures.
+    /// Other CPUs of a vendor use the same entries; docs/performance.md has the figures.
     pub fn default_for(cpu: &CpuId) -> Tuning {
         let intel = cpu.vendor == Vendor::Intel;
         let entry = |dtype: DType| {
@@ -117,7 +117,7 @@ impl Tuning {
                 groups_of_2: if intel { 4 } else { 1 },
                 groups_of_4: if intel { 4 } else { 1 },
                 groups_of_8: if intel { 2 } else { 1 },
-                // By scripts/mca --shapes, where measurements end: q6_k takes two products a block.
+                // From scripts/mca --shapes, where there are no measurements: q6_k takes two products per block.
                 int8_tiles_from: match dtype {
                     DType::Q6_K => 1024,
                     DType::Q5_0 | DType::Q5_1 | DType::Q5_K => 13,
@@ -140,15 +140,15 @@ impl Tuning {
         self.linear[dtype.name()]
     }
 
-    /// The same, to be changed.
+    /// Mutable entries for weights of `dtype`.
     pub fn linear_mut(&mut self, dtype: DType) -> &mut LinearTuning {
         self.linear.get_mut(dtype.name()).expect("a table has every dtype")
     }
 
-    /// Whether kernels can follow it: each dtype once, each entry within its range.
+    /// Checks that kernels can use the table: it has each dtype once, and each entry is within its range.
     ///
     /// # Errors
-    /// The first entry that is missing or out of range, in words.
+    /// The first entry that is missing or out of range, as a sentence.
     pub fn check(&self) -> Result<(), String> {
         if let Some(name) = self.linear.keys().find(|name| DType::from_name(name).is_none()) {
             return Err(format!("{name}: no such dtype"));
@@ -188,7 +188,7 @@ mod tests {
         CpuId { vendor, family, model }
     }
 
-    /// What was measured on each machine at hand.
+    /// The results measured on each available machine.
     #[test]
     fn defaults_are_those_measured() {
         let zen4 = Tuning::default_for(&cpu(Vendor::Amd, 0x19, 0x11));

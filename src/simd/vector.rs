@@ -1,12 +1,12 @@
 //! The vector of `f32` lanes that every generic kernel is written over.
 //!
 //! A value of a [`Simd`] type is a *proof token*: it exists only where the CPU is known to have the
-//! instructions, so its arithmetic is safe to call; only what takes a pointer is `unsafe`. Kernels in
+//! instructions, so its arithmetic is safe to call; only methods that take a pointer are `unsafe`. Kernels in
 //! `generic/` take the token as their first argument and are `#[inline(always)]`; the thin files of
-//! each tier instantiate them inside a `#[target_feature]` function, where everything melts into one
-//! body. No closures on the way: a closure does not inherit the target features of its caller.
+//! each tier instantiate them inside a `#[target_feature]` function, where everything is inlined into one body.
+//! Closures are avoided, because a closure does not inherit the target features of its caller.
 
-/// `LANES` `f32` values and what can be done with them.
+/// `LANES` `f32` values and the operations on them.
 pub(crate) trait Simd: Copy {
     /// Lanes per vector.
     const LANES: usize;

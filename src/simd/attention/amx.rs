@@ -2,8 +2,8 @@
 //!
 //! Blocks of 17 rows and more, of heads of whole steps, run several at a time ([`super::amx_run`]).
 //!
-//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the softmax (7 cycles
-//!            per 16 scores) and the products (16 cycles per 16 x 16 x 32), side by side
+//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the softmax (7
+//!            cycles per 16 scores) and the products (16 cycles per 16 x 16 x 32), which overlap
 //! error      as avx512_bf16.rs
 
 use std::mem::MaybeUninit;
@@ -47,8 +47,8 @@ unsafe fn qk(a: &Qk) {
     let len = PAGE_TOKENS * a.head_dim;
     let n = a.groups.div_ceil(2);
     // SAFETY: a page's K is contiguous and its first group comes first, so a stored group of even index
-    // starts a page of 32·head_dim elements; nobody writes these pages during attention. Groups past
-    // n pages are not looked at (their pointers are valid, and unused).
+    // starts a page of 32·head_dim elements; nothing writes these pages during attention. Groups past n pages are not
+    // accessed (their pointers are valid but unused).
     let pages: [&[u16]; PAGES] =
         std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(a.k[2 * i.min(n - 1)], len) });
     // SAFETY: q has rows x head_dim bf16, s rows x S_STRIDE f32 (see `Qk`), and they do not overlap.
@@ -87,7 +87,7 @@ unsafe fn pv(a: &Pv) {
     let mut v = a.v;
     // SAFETY: head_dim is in HEAD_DIMS; the page has the stored tokens.
     unsafe { without_the_rest(&mut v[n - 1], a.tokens, hd, &mut copy) };
-    // SAFETY: each is a page of V, or the copy, initialised just above; nobody writes them meanwhile.
+    // SAFETY: each is a page of V, or the copy initialised just above; nothing writes them meanwhile.
     let pages: [&[u16]; PAGES] =
         std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], len) });
     let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..n] } else { &[] };
@@ -96,8 +96,8 @@ unsafe fn pv(a: &Pv) {
 
 type PageCopy = MaybeUninit<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>;
 
-/// A tile takes whole pages. Slots past the last stored token may hold anything, NaN included, which even a weight of 0
-/// would pass on: so a block's last page is copied, with zeroes in their place.
+/// Replaces a block's last page by a copy with zeros after the last stored token. A tile takes whole pages, and later
+/// slots may hold anything, including NaN, which even a weight of 0 would propagate.
 ///
 /// # Safety
 /// `head_dim` is in [`HEAD_DIMS`]; `page` is the page of V with the last of a block's `tokens`.

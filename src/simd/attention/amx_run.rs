@@ -1,10 +1,10 @@
-//! Consecutive blocks on AMX tiles, the softmax of one beside the products of its neighbours.
+//! Consecutive blocks on AMX tiles; the softmax of each block overlaps with the products of its neighbours.
 //!
 //! ```text
 //! block j    S(j+1) = Q K(j+1)^T, then O = O·alpha(j-1) + P(j-1) V(j-1); between their steps the softmax of S(j), the
 //!            factors alpha(j-1), and requests for K(j+2) and V(j), a few lines at a time
-//! memory     S and P twice, 16 + 8 KiB for 32 rows; the factors of two blocks
-//! order      each row's sums are those of the kernels called one after the other: the same bits
+//! memory     two copies of S and P, 16 + 8 KiB for 32 rows; the factors of two blocks
+//! order      each row's sums have the same bits as with the kernels called one after the other
 //! bound      counted for a block of 32 x 64: softmax 915 cycles of ports 0 and 5 (exponentials and rounding 64 x 11, maxima 8 x
 //!            13, sums and factors the rest), products 512 (head_dim 64) or 1024 (128), whichever is longer
 //! measured   not on tiles: no AMX machine at hand
@@ -28,7 +28,7 @@ const HALF: usize = 16;
 /// Rows whose maxima are folded together.
 const QUAD: usize = 4;
 
-/// Cost of a part of the softmax: of the maxima of four rows, of a half's factors, and of P of a row. In cycles, about.
+/// Approximate cycles of the parts of the softmax: the maxima of four rows, the factors of a half, P of a row.
 const COST: [usize; 3] = [13, 16, 22];
 
 /// A line of 16 values.
@@ -38,18 +38,18 @@ struct Line([f32; 16]);
 
 const ZERO: Line = Line([0.0; 16]);
 
-/// What to ask for: same-sized pieces of memory, a few lines of each at a time.
+/// Pieces of memory of equal size to prefetch, a few lines of each at a time.
 struct Ahead {
     from: [*const u16; 2 * PAGES],
     pieces: usize,
-    /// Lines of each, and those of a step.
+    /// Lines of each piece, and lines per step.
     lines: usize,
     share: usize,
     asked: usize,
 }
 
 impl Ahead {
-    /// The keys, and the values, in `steps`.
+    /// Prefetches the keys and values over `steps`.
     fn new(
         head_dim: usize,
         k: Option<[*const u16; PAGES]>,
@@ -66,7 +66,7 @@ impl Ahead {
         Ahead { from, pieces, lines, share: lines.div_ceil(steps.max(1)), asked: 0 }
     }
 
-    /// Asks for the share of a step.
+    /// Prefetches one step's share.
     #[inline(always)]
     fn ask(&mut self) {
         let to = (self.asked + self.share).min(self.lines);
@@ -80,7 +80,8 @@ impl Ahead {
     }
 }
 
-/// The softmax of a block, in parts: halves of 16 rows; of each the maxima by four rows, then the factors, then P by rows.
+/// The softmax of a block, divided into parts. For each half of 16 rows: the maxima of four rows at a time, then the
+/// factors, then P row by row.
 struct Softmax<'a> {
     block: &'a RunBlock,
     rows: usize,
@@ -95,7 +96,7 @@ struct Softmax<'a> {
     base: Line,
     half: usize,
     part: usize,
-    /// Cost so far, that is due by now, of all parts, and of a step.
+    /// Cost done so far, cost due by now, cost of all parts, and cost per step.
     done: usize,
     due: usize,
     cost: usize,
@@ -104,7 +105,7 @@ struct Softmax<'a> {
 }
 
 impl Softmax<'_> {
-    /// The softmax of block `j`, beside `steps` of products.
+    /// The softmax of block `j`, spread over `steps` of products.
     fn new<'a>(run: &Run<'a>, j: usize, alpha: *mut f32, steps: usize, ahead: Ahead) -> Softmax<'a> {
         let halves = [run.rows.min(HALF), run.rows.saturating_sub(HALF)];
         let cost = halves.map(|rows| match rows {
@@ -131,7 +132,7 @@ impl Softmax<'_> {
         }
     }
 
-    /// Does the share of a step.
+    /// Does one step's share.
     ///
     /// # Safety
     /// The run's promises; S of this block is complete, P of two blocks before is no longer needed.
@@ -145,10 +146,10 @@ impl Softmax<'_> {
         self.ahead.ask();
     }
 
-    /// The next part.
+    /// Does the next part.
     ///
     /// # Safety
-    /// As [`Softmax::advance`]; not all is done.
+    /// As [`Softmax::advance`]; there are parts left.
     #[inline(always)]
     unsafe fn one(&mut self) {
         let first = self.half * HALF;
@@ -206,7 +207,7 @@ impl Softmax<'_> {
                     }
                 }
             }
-            // Halves of lanes of two rows side by side, then quarters of four.
+            // Two rows take half of the lanes each, then four rows a quarter each.
             let two = |a, b| _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             let (a, b) = (_mm512_castps_pd(two(top[0], top[1])), _mm512_castps_pd(two(top[2], top[3])));
             let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
@@ -215,17 +216,18 @@ impl Softmax<'_> {
         }
     }
 
-    /// New maxima, what to subtract from scores, and the factors of old sums: as `f32_body::maxima`, a row a lane.
+    /// Computes the new maxima, the values to subtract from scores, and the factors of old sums, like
+    /// `f32_body::maxima` with one row per lane.
     ///
     /// # Safety
-    /// As [`Softmax::advance`]; the half's maxima are there.
+    /// As [`Softmax::advance`]; the half's maxima have been computed.
     #[inline(always)]
     unsafe fn factors(&mut self, first: usize, rows: usize) {
         // SAFETY: only the lanes of rows that exist are loaded from and stored to `m`; `alpha` has MAX_ROWS values.
         unsafe {
             let simd = Avx512::token();
             let [a, b, c, d] = self.top.each_ref().map(|t| simd.load(t.0.as_ptr()));
-            // Of 128-bit lanes: halves of two side by side, then quarters of four.
+            // By 128-bit lanes: two vectors take half each, then four a quarter each.
             let two = |a, b| {
                 _mm512_max_ps(
                     _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
@@ -239,10 +241,10 @@ impl Softmax<'_> {
             );
             let lanes = ((1u32 << rows) - 1) as __mmask16;
             let old = _mm512_maskz_loadu_ps(lanes, self.m.add(first));
-            // The old one unless the new one is larger, so also where that is NaN.
+            // Keeps the old maximum unless the new one is larger, so also if the new one is NaN.
             let m = _mm512_max_ps(top, old);
             _mm512_mask_storeu_ps(self.m.add(first), lanes, m);
-            // Nothing visible so far: as in `maxima`.
+            // No token visible so far: handled as in `maxima`.
             let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(m, simd.splat(f32::NEG_INFINITY));
             let base = _mm512_mask_mov_ps(m, nothing, _mm512_setzero_ps());
             let fall = _mm512_mul_ps(_mm512_sub_ps(old, base), simd.splat(std::f32::consts::LN_2));
@@ -251,10 +253,10 @@ impl Softmax<'_> {
         }
     }
 
-    /// P of a row, and its sum: as `avx512_bf16::softmax`.
+    /// Computes P of a row, and its sum, like `avx512_bf16::softmax`.
     ///
     /// # Safety
-    /// As [`Softmax::advance`]; the half's factors are there.
+    /// As [`Softmax::advance`]; the half's factors have been computed.
     #[inline(always)]
     unsafe fn exponentials(&mut self, first: usize, lane: usize) {
         let row = first + lane;
@@ -278,7 +280,7 @@ impl Softmax<'_> {
     }
 }
 
-/// Scores of block `j`: two places in turns.
+/// Address of the scores of block `j`; blocks alternate between two buffers.
 fn s_of(run: &Run<'_>, j: usize) -> *mut f32 {
     run.s.wrapping_add(j % 2 * MAX_ROWS * S_STRIDE)
 }
@@ -321,8 +323,8 @@ pub(super) unsafe fn run(run: &Run<'_>) {
     let keys = |j: usize| run.blocks.get(j).map(|b| b.k).or(if j == n { run.next } else { None });
     // The factors of this block and of the one before.
     let mut alpha = [[0.0f32; MAX_ROWS]; 2];
-    // SAFETY: the caller's promises; blocks j - 1, j and j + 1 use S and P of j mod 2 in turns, so that none is written
-    // while it is read.
+    // SAFETY: the caller's promises; blocks j - 1, j and j + 1 alternate between the two buffers of S and P, so that
+    // none is written while it is read.
     unsafe {
         let mut ahead = Ahead::new(hd, keys(1), None, q_steps(0));
         qk(run, 0, || ahead.ask());
@@ -352,7 +354,7 @@ pub(super) unsafe fn run(run: &Run<'_>) {
                 pv(run, j - 1, || softmax.advance());
             }
             if steps == 0 {
-                // The only block has no products beside it.
+                // A single block has no products to overlap with.
                 softmax.advance();
             }
         }
@@ -361,7 +363,7 @@ pub(super) unsafe fn run(run: &Run<'_>) {
     }
 }
 
-/// Scores of block `j`; calls `beside` after each step.
+/// Computes the scores of block `j`; calls `beside` after each step.
 ///
 /// # Safety
 /// As [`run`]; `beside` uses no tiles.

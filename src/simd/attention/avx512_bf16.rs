@@ -166,7 +166,7 @@ unsafe fn qk(a: &Qk) {
     }
 }
 
-/// (2^r − 1)/r on [0, 1], highest power first: relative error 2^-18 of 2^r, nothing beside bf16's 2^-9.
+/// (2^r − 1)/r on [0, 1], highest power first. The relative error of 2^r is 2^-18, negligible against bf16's 2^-9.
 const EXP2: [f32; 4] = [0.013_426_683, 0.052_242_476, 0.241_280_2, 0.693_044_84];
 
 /// 2^x for x <= 0 in eight instructions: x − ⌊x⌋ by vreduceps, a polynomial, and 2^⌊x⌋ by vscalefps, which
@@ -204,7 +204,7 @@ pub(super) unsafe fn softmax(a: &Softmax) {
             let mut sum = _mm512_mul_ps(_mm512_loadu_ps(lanes), _mm512_set1_ps(*a.alpha.add(r)));
             for g in (0..a.groups).step_by(2) {
                 let e0 = exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(g * 16)), base));
-                // The odd group out: its scores were not computed, its P is 0.
+                // Without a second group, its scores were not computed and its P is 0.
                 let e1 = if g + 1 < a.groups {
                     exp2(_mm512_sub_ps(_mm512_loadu_ps(s.add(g * 16 + 16)), base))
                 } else {
@@ -267,7 +267,7 @@ unsafe fn pv_tile<const R: usize, const C: usize, const AHEAD: bool>(
             }
         }
         if a.tokens % 2 == 1 {
-            // The pair's other token is not stored: whatever its slot holds is masked to +0.
+            // The pair's other token is not stored: the contents of its slot are masked to +0.
             let stored = _mm512_set1_epi32(0xffff);
             let v = a.v[pairs / (PAGE_TOKENS / 2)].add(pairs % (PAGE_TOKENS / 2) * hd * 2 + d0 * 2);
             for c in 0..C {

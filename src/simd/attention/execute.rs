@@ -15,7 +15,7 @@ use crate::tensor::{Rows, RowsMut};
 struct Choice {
     /// `None`: the reference tier.
     many: Option<&'static BlockKernels>,
-    /// Up to [`AttnPlan::with_vector_rows`], if they are others.
+    /// The kernels for up to [`AttnPlan::with_vector_rows`] rows, if they differ.
     few: Option<&'static BlockKernels>,
 }
 
@@ -26,8 +26,8 @@ impl Choice {
 }
 
 impl AttnPlan {
-    /// Attends all rows of the plan in one layer: `q` and `out` are `[rows][n_heads · head_dim]`. Rows of
-    /// `out` that belong to no sequence are left alone.
+    /// Attends all rows of the plan in one layer: `q` and `out` are `[rows][n_heads · head_dim]`. Rows of `out` that
+    /// belong to no sequence are left unchanged.
     ///
     /// # Panics
     /// If `q`, `out`, `kv` or the pool do not match the plan, or this machine lacks the tier.
@@ -36,8 +36,8 @@ impl AttnPlan {
         self.run_rows(pool, isa, kv, Rows::new(q, width), AttnOut::Whole(RowsMut::new(out, width)));
     }
 
-    /// As [`AttnPlan::run`], but leaves (m, s, o) apart, to be merged with what another device computed
-    /// for the same rows over other tokens ([`super::merge_partials`]).
+    /// As [`AttnPlan::run`], but writes (m, s, o), to be merged with another device's result for the same rows over
+    /// other tokens ([`super::merge_partials`]).
     ///
     /// # Panics
     /// As [`AttnPlan::run`].
@@ -46,7 +46,7 @@ impl AttnPlan {
         self.run_rows(pool, isa, kv, Rows::new(q, self.width()), out);
     }
 
-    /// Either, with rows that lie anywhere.
+    /// [`AttnPlan::run`] or [`AttnPlan::run_partial`], according to `out`, with rows that may lie anywhere.
     ///
     /// # Panics
     /// As [`AttnPlan::run`].
@@ -71,7 +71,7 @@ impl AttnPlan {
         );
     }
 
-    /// The kernels of `choice` are of `kv`'s type, and run on this machine.
+    /// Runs the plan. The kernels of `choice` must be for `kv`'s type and supported by this machine.
     fn execute(&mut self, pool: &Pool, choice: &Choice, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
         let s = &self.shape;
         assert!(
@@ -106,7 +106,7 @@ impl AttnPlan {
             let seq = &seqs[item.work.seq];
             let next = item.goes_on.then(|| &shares.items[chunk + 1].work).filter(|w| !w.seen.is_empty());
             let next = next.map(|w| (w, &pages[seqs[w.seq].pages.clone()]));
-            // All parts of a row block have its rows per KV head, so they are computed, and merged, alike.
+            // All parts of a row block have the same rows per KV head, so they are computed and merged alike.
             let kernels = choice.of(item.work.rows_per_kv_head(), vector_rows);
             let inputs = Inputs { shape: s, kernels, kv, pages: &pages[seq.pages.clone()], seq, q, next };
             // SAFETY: `scratch` is borrowed mutably for this whole call, workers have distinct numbers

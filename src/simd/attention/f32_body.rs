@@ -22,7 +22,8 @@ use crate::simd::avx2::Avx2;
 use crate::simd::avx512::Avx512;
 use crate::simd::generic::exp::exp_nonpositive;
 
-/// `LANES` pairs at `p`, widened to two vectors: apart (bf16), or the first and the last `N/2` pairs (f16).
+/// `LANES` pairs at `p`, widened to two vectors: first and second elements (bf16), or the first and the last `N/2`
+/// pairs (f16).
 ///
 /// # Safety
 /// As [`BlockSimd`]: `2·LANES` readable elements.
@@ -34,7 +35,7 @@ unsafe fn pairs<V: BlockSimd, const F16: bool>(simd: V, p: *const u16) -> [V::F;
     }
 }
 
-/// What the two vectors of [`pairs`] are multiplied by for the factors at `p`.
+/// The factors at `p`, arranged as multipliers of the two vectors of [`pairs`].
 ///
 /// # Safety
 /// As [`BlockSimd`]: two readable elements.
@@ -44,7 +45,7 @@ unsafe fn factors<V: BlockSimd, const F16: bool>(simd: V, p: *const f32) -> [V::
     unsafe { if F16 { [simd.splat_pair(p); 2] } else { [simd.splat(*p), simd.splat(*p.add(1))] } }
 }
 
-/// Which accumulator takes the products of vector `i` of [`pairs`]: bf16 needs but one.
+/// The accumulator for the products of vector `i` of [`pairs`]; bf16 needs only one.
 const fn slot<const F16: bool>(i: usize) -> usize {
     if F16 { i } else { 0 }
 }
@@ -195,7 +196,7 @@ pub(super) unsafe fn maxima<V: BlockSimd>(simd: V, a: &Softmax, unit: f32) -> [f
             let m = &mut *a.m.add(r);
             let (old, top) = (*m, simd.reduce_max(top));
             *m = if top > old { top } else { old };
-            // Nothing visible so far: −∞ − −∞ would be NaN; subtracting 0 leaves every p, and alpha, at exp(−∞) = 0.
+            // No token visible so far: −∞ − −∞ would be NaN; subtracting 0 leaves every p, and alpha, at exp(−∞) = 0.
             base[r] = if *m == f32::NEG_INFINITY { 0.0 } else { *m };
             fall[r] = (old - base[r]) * unit;
         }
@@ -281,7 +282,7 @@ unsafe fn pv_tile<V: BlockSimd, const F16: bool, const R: usize, const W: usize>
             }
         }
         if a.tokens % 2 == 1 {
-            // The pair's other token is not stored: whatever its slot holds must not enter, not even times 0.
+            // The pair's other token is not stored: the contents of its slot must not enter, not even times 0.
             let t = a.tokens - 1;
             for w in 0..W {
                 let at = t % PAGE_TOKENS * hd + d0 * 2 + w * 2 * V::LANES;

@@ -1,9 +1,9 @@
 //! One work item: a block of rows against a range of segments.
 //!
-//! **Order of reading.** What one KV head needs of a page is 8 or 16 KiB; the heads of a page are neighbours. An item
-//! therefore takes several KV heads along, and goes through them page by page rather than head by head: memory is
-//! read in runs of whole pages, or longer where a sequence's pages are neighbours too. Scattered runs of 8 to 24
-//! KiB can be read at 62% of the bandwidth of long ones, runs of 128 KiB at 82% (Zen 4, two cores; decision 0011).
+//! **Order of reading.** One KV head needs 8 or 16 KiB of a page, and the heads of a page are neighbours. An item
+//! therefore covers several KV heads and processes them page by page rather than head by head: memory is read in runs
+//! of whole pages, or longer runs where a sequence's pages are neighbours too. Scattered runs of 8 to 24 KiB can be
+//! read at 62% of the bandwidth of long ones, runs of 128 KiB at 82% (Zen 4, two cores; decision 0011).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::cache::{LayerKv, PAGE_TOKENS};
 use crate::reference;
 use crate::tensor::Rows;
 
-/// Which rows, which segments. Rows are ordered by (KV head, position, query head of the group).
+/// The rows and segments of an item. Rows are ordered by (KV head, position, query head of the group).
 #[derive(Clone, Debug)]
 pub(super) struct Work {
     pub seq: usize,
@@ -28,7 +28,7 @@ pub(super) struct Work {
     pub segments: Range<usize>,
     /// Tokens of a segment.
     pub segment: usize,
-    /// The first token that the sequence attends at all, a multiple of the page: pages before it are not touched.
+    /// The first token that the sequence attends at all, at the beginning of a page; earlier pages are not touched.
     pub from: usize,
     /// The tokens that any of the rows sees; may be empty.
     pub seen: Range<usize>,
@@ -57,7 +57,7 @@ impl Work {
     }
 }
 
-/// What an item reads.
+/// The inputs of an item.
 pub(super) struct Inputs<'a> {
     pub shape: &'a AttnShape,
     /// `None`: the reference tier.
@@ -66,7 +66,7 @@ pub(super) struct Inputs<'a> {
     pub pages: &'a [u32],
     pub seq: &'a Seq,
     pub q: Rows<'a>,
-    /// What this worker will probably do next, if it sees any token: its first keys are prefetched.
+    /// The worker's probable next item, if it sees any token; its first keys are prefetched.
     pub next: Option<(&'a Work, &'a [u32])>,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Slots {
     o: *mut f32,
 }
 
-/// Where the results of an item go.
+/// The destination of an item's results.
 pub(super) struct Sink<'a> {
     kind: Kind<'a>,
 }
@@ -120,7 +120,7 @@ impl<'a> Sink<'a> {
         Sink { kind: Kind::Rows(out) }
     }
 
-    /// For the rows of `part`, some of the KV heads of `whole`, whose slots these are.
+    /// A sink for the rows of `part`, which has some of the KV heads of `whole`, the owner of these slots.
     pub(super) fn segments(slots: Slots, whole: &Work, part: &Work) -> Sink<'a> {
         let (first, stride) = (whole.segments.start, whole.rows());
         let row0 = (part.kv_heads.start - whole.kv_heads.start) * whole.rows_per_kv_head();
@@ -152,12 +152,13 @@ const fn worker_lines(head_dim: usize) -> usize {
 }
 
 impl Scratch {
-    /// Makes room; keeps what is there if it suffices.
+    /// Makes room; keeps a buffer that is large enough.
     pub(super) fn resize(&mut self, threads: usize, head_dim: usize, slots: usize) {
         self.head_dim = head_dim;
         let grow = |v: &mut Vec<f32>, n: usize| {
             if v.len() < n {
-                // Exactly as much, and the old memory first goes back: nothing in it is needed any more, and the dry run counts this.
+                // Allocate exactly as much, after freeing the old memory: its contents are no longer needed, and the
+                // dry run counts this size.
                 *v = Vec::new();
                 v.resize(n, 0.0);
             }
@@ -176,7 +177,7 @@ impl Scratch {
         self.lines.capacity() * size_of::<Line>() + floats * size_of::<f32>()
     }
 
-    /// A handle that workers may use at the same time, each for its own part.
+    /// A handle that workers may use concurrently, each for its own part.
     pub(super) fn share(&mut self) -> Shared<'_> {
         Shared {
             lines: self.lines.as_mut_ptr(),
@@ -204,7 +205,7 @@ unsafe impl Sync for Shared<'_> {}
 
 impl Shared<'_> {
     /// # Safety
-    /// `worker` is below the number of threads in `resize`, and nobody else uses its buffers now.
+    /// `worker` is below the number of threads in `resize`, and nothing else uses its buffers now.
     pub(super) unsafe fn worker(&self, worker: usize) -> Own {
         let hd = self.head_dim;
         // SAFETY: within `lines` by the caller's promise and `resize`; the parts add up to worker_lines.
@@ -364,7 +365,7 @@ unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
     let hd = inp.shape.head_dim;
     for (r, pos, head) in w.each_row(inp.group()) {
         let row = inp.row(pos);
-        // SAFETY: the accumulator is this worker's; nobody else writes this (row, head) of the target (the caller's
+        // SAFETY: the accumulator is this worker's; nothing else writes this (row, head) of the target (the caller's
         // promise).
         unsafe {
             let o = Own::row(own.acc, r, hd);
@@ -386,7 +387,7 @@ unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
     }
 }
 
-/// The 16 lanes of a sum, always in the same order.
+/// Adds the 16 lanes of a sum, always in the same order.
 fn fold_lanes(lanes: &[f32; 16]) -> f32 {
     let mut x = *lanes;
     for half in [8, 4, 2, 1] {
@@ -397,7 +398,7 @@ fn fold_lanes(lanes: &[f32; 16]) -> f32 {
     x[0]
 }
 
-/// One segment through the block kernels: (m, lanes of s, o) of all rows into `own`.
+/// Runs one segment through the block kernels and leaves (m, lanes of s, o) of all rows in `own`.
 ///
 /// # Safety
 /// As [`run_work`]; q is packed.
@@ -410,23 +411,23 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         own.sum.write_bytes(0, rows);
         own.o.write_bytes(0, rows * hd);
     }
-    let end = w.seen.end; // tokens stored, as far as this item may look
+    let end = w.seen.end; // end of the stored tokens that this item may read
     let segment_end = end.min((segment + 1) * w.segment);
     let item_end = end.min(w.segments.end * w.segment);
     let (first_kv, per_kv) = (w.kv_heads.start, w.rows_per_kv_head());
-    // Past the last stored token the last stored page stands in: its address is valid, and unused.
+    // Past the last stored token, the last stored page is a placeholder: its address is valid and its data unused.
     let keys = |b0: usize| -> [*const u16; PAGES] {
         std::array::from_fn(|i| {
             inp.kv.k_ptr(inp.pages[(b0 + i * PAGE_TOKENS).min(end - 1) / PAGE_TOKENS], first_kv)
         })
     };
     let half = 16 * hd; // elements of a 16-token group, in K and in V alike
-    // The heads of a page are neighbours, each with its V behind its K, which are as long.
+    // The heads of a page are neighbours; each has its V after its K, of equal length.
     let behind = |pages: [*const u16; PAGES], n: usize| pages.map(|p| p.wrapping_add(n * PAGE_TOKENS * hd));
     let groups_of = |pages: [*const u16; PAGES]| -> [*const u16; GROUPS] {
         std::array::from_fn(|g| pages[g / 2].wrapping_add(g % 2 * half))
     };
-    // What comes after the last head of a block: the first head of the next tokens, or the next item.
+    // The keys to prefetch after the last head of a block: those of the next tokens' first head, or of the next item.
     let after = |b0: usize| match inp.next {
         _ if b0 + BLOCK < item_end => Some(keys(b0 + BLOCK)),
         Some((next, pages)) => Some(std::array::from_fn(|i| first_keys(inp, next, pages, i * PAGE_TOKENS))),
@@ -434,13 +435,13 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     };
     let runs =
         k.run.filter(|&(_, rows, dims)| w.kv_heads.len() == 1 && per_kv >= rows && hd.is_multiple_of(dims));
-    // Blocks that the same `n` positions see, from `w.pos.start + a` on; and the last of them.
+    // Consecutive blocks that the same `n` positions from `w.pos.start + a` on see.
     let mut run = [RunBlock::NONE; RUN_BLOCKS];
     let (mut len, mut run_rows, mut run_end) = (0, (0, 0), 0);
     let finish = |run: &[RunBlock], (a, n): (usize, usize), b0: usize, own: &mut Own| {
         let (Some((kernel, ..)), false) = (runs, run.is_empty()) else { return };
         let r0 = a * n_heads;
-        // SAFETY: as below, of each block; S and P have room for two (`worker_lines`).
+        // SAFETY: as below, for each block; S and P have room for two (`worker_lines`).
         unsafe {
             kernel(&Run {
                 q: own.q.add(r0 * row_bytes),
@@ -457,9 +458,9 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         }
     };
     for b0 in (w.first_token(segment)..segment_end).step_by(BLOCK) {
-        // Fewer than a block at the end, and where blocks do not lie at multiples of their size.
+        // There are fewer tokens than a block at the end, and where blocks do not lie at multiples of their size.
         let tokens = (segment_end - b0).min(BLOCK);
-        // Rows that see anything of this block are consecutive: later positions see later tokens.
+        // Rows that see any token of this block are consecutive: later positions see later tokens.
         let sees = |pos: usize| {
             let v = inp.visible(pos);
             v.start < b0 + tokens && v.end > b0 && !v.is_empty()
@@ -490,7 +491,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         for kv_head in w.kv_heads.clone() {
             let r0 = (kv_head - first_kv) * per_kv + a * n_heads;
             let v_pages = behind(k_pages, 1);
-            // The two K after this one; beyond the item's last head `then`, or near it.
+            // The two K blocks after this one; beyond the item's last head, `then` or a neighbour of it.
             let (next, later) = match w.kv_heads.end - kv_head {
                 1 => (then, behind(then, 2)),
                 2 => (behind(k_pages, 2), then),
@@ -537,13 +538,13 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     finish(&run[..len], run_rows, run_end, own);
 }
 
-/// Keys of the token `t` tokens after the first that an item, which sees some, reads.
+/// Keys of the token `t` tokens after the first one that the item reads. The item must see some token.
 fn first_keys(inp: &Inputs<'_>, w: &Work, pages: &[u32], t: usize) -> *const u16 {
     let t = w.first_token(w.segments.start) + t;
     inp.kv.k_ptr(pages[t.min(w.seen.end - 1) / PAGE_TOKENS], w.kv_heads.start)
 }
 
-/// One segment through the oracle.
+/// Runs one segment through the oracle.
 ///
 /// # Safety
 /// As [`run_work`].

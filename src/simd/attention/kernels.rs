@@ -4,12 +4,12 @@
 //! head) pairs that share a KV head. Three kernels process a block for a few rows:
 //!
 //! 1. `qk`       S[row][token] = q[row] · k[token]                  (q is scaled already)
-//! 2. `softmax`  masks, updates (m, s), turns S into P, gives the factor that old sums shrink by
+//! 2. `softmax`  masks, updates (m, s), turns S into P, and gives the factor that rescales old sums
 //! 3. `pv`       O[row] = O[row]·alpha[row] + Σ_token P[row][token]·v[token]
 //!
-//! **Canonical arithmetic.** Each kernel computes each row by a chain of operations that depends on that
-//! row alone: never on how many rows came along. That is what makes results independent of batch,
-//! chunking and threads, bit for bit, within a tier.
+//! **Canonical arithmetic.** Each kernel computes each row by a chain of operations that depends on that row alone,
+//! never on the number of rows. This makes results independent of batch, chunking and threads, bit for bit, within a
+//! tier.
 
 use crate::cache::PAGE_TOKENS;
 
@@ -19,7 +19,7 @@ pub(super) const BLOCK: usize = 64;
 pub(super) const GROUPS: usize = BLOCK / 16;
 /// Pages per block.
 pub(super) const PAGES: usize = BLOCK / PAGE_TOKENS;
-/// Rows that one item carries at most.
+/// Most rows of an item.
 pub(super) const MAX_ROWS: usize = 32;
 
 /// Row stride of S, and of P, in f32 / in 16-bit elements or f32 (as the tier stores P).
@@ -35,8 +35,8 @@ pub(crate) struct Qk {
     pub head_dim: usize,
     /// Per group of 16 tokens: `[head_dim/2][16][2]`.
     pub k: [*const u16; GROUPS],
-    /// Same-sized runs to prefetch alongside, one per group: what will be read next (the V of the same tokens), and
-    /// what after that (the next K, and its V).
+    /// Runs of the same size to prefetch meanwhile, one per group: the next data to be read (V of the same tokens), and
+    /// the data after that (the next K, and its V).
     pub ahead: [[*const u16; GROUPS]; 3],
     /// 1..=GROUPS; tokens past the last valid one are computed and masked later.
     pub groups: usize,
@@ -70,17 +70,17 @@ pub(crate) struct Pv {
     pub head_dim: usize,
     /// Per page: `[16][head_dim][2]`.
     pub v: [*const u16; PAGES],
-    /// Same-sized runs to prefetch alongside, one per page: the next K, its V, and the K after that.
+    /// Runs of the same size to prefetch meanwhile, one per page: the next K, its V, and the K after that.
     pub ahead: [[*const u16; PAGES]; 3],
-    /// Tokens of the block that are stored, 1..=BLOCK: later slots may hold anything, NaN included, and
-    /// must not enter, not even times zero.
+    /// Tokens of the block that are stored, 1..=BLOCK. Later slots may hold anything, including NaN, and must not
+    /// enter, not even times zero.
     pub tokens: usize,
     /// `rows` x head_dim, updated.
     pub o: *mut f32,
     pub alpha: *const f32,
 }
 
-/// Arguments of `run`: consecutive blocks of one KV head, of which all rows see something.
+/// Arguments of `run`: consecutive blocks of one KV head, in each of which every row sees some token.
 pub(crate) struct Run<'a> {
     /// As in [`Qk`].
     pub q: *const u8,
@@ -88,7 +88,7 @@ pub(crate) struct Run<'a> {
     pub head_dim: usize,
     /// At least one.
     pub blocks: &'a [RunBlock],
-    /// What will probably be asked for after them: keys of the next block.
+    /// Keys of the next block, which will probably be read after these.
     pub next: Option<[*const u16; PAGES]>,
     /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] f32.
     pub s: *mut f32,
@@ -104,14 +104,14 @@ pub(crate) struct Run<'a> {
 /// A block of a [`Run`].
 #[derive(Clone, Copy)]
 pub(crate) struct RunBlock {
-    /// Per page: `[2][head_dim/2][16][2]`, and `[16][head_dim][2]`; valid also where no token is stored.
+    /// Per page: `[2][head_dim/2][16][2]` of K and `[16][head_dim][2]` of V; valid also where no token is stored.
     pub k: [*const u16; PAGES],
     pub v: [*const u16; PAGES],
     /// As in [`Pv`].
     pub tokens: usize,
     /// As in [`Softmax`].
     pub visible: [(u32, u32); MAX_ROWS],
-    /// Whether all rows see all of a whole block.
+    /// Whether the block is whole and all rows see all of it.
     pub whole: bool,
 }
 
@@ -131,7 +131,7 @@ impl RunBlock {
     }
 }
 
-/// Blocks of a [`Run`] at most: a segment's.
+/// Most blocks of a [`Run`]: those of a segment.
 pub(crate) const RUN_BLOCKS: usize = super::SEGMENT / BLOCK;
 
 /// Adds a partial (m, s, o) to an accumulated one.
@@ -140,22 +140,22 @@ pub(crate) type MergeFn = unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part:
 /// One tier's kernels for one KV type.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockKernels {
-    /// Named by errors, tests and benches.
+    /// Name in errors, tests and benches.
     #[allow(dead_code)] // read by debuggers and tests
     pub name: &'static str,
     /// Whether q and P cross as bf16 (dot-product and tile instructions) rather than f32.
     pub bf16: bool,
-    /// What a score of 1 means, in natural logarithms: 1, or ln 2 where the kernels work in powers of two.
-    /// q is packed with scale / unit.
+    /// The unit of scores, in natural logarithms: 1, or ln 2 where the kernels work in powers of two. q is packed with
+    /// scale / unit.
     pub unit: f32,
     /// Scales a row of q and stores it in the form that `qk` wants.
     pub pack_q: unsafe fn(q: &[f32], scale: f32, to: *mut u8),
     pub qk: unsafe fn(&Qk),
     pub softmax: unsafe fn(&Softmax),
     pub pv: unsafe fn(&Pv),
-    /// Several blocks of many rows at once, with the bits of `qk`, `softmax` and `pv` one after the other; from how many rows
-    /// on, and for heads of a multiple of how many dims.
+    /// Processes several blocks of many rows at once, with the same bits as `qk`, `softmax` and `pv` one after the
+    /// other; then the least number of rows, and the number of dims that heads must be a multiple of.
     pub run: Option<(unsafe fn(&Run<'_>), usize, usize)>,
-    /// (m, s, o) of the accumulator becomes that of both; see [`super::partial`].
+    /// Merges a partial result into the accumulator's (m, s, o); see [`super::partial`].
     pub merge: MergeFn,
 }

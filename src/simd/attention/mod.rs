@@ -5,24 +5,24 @@
 //! Planning and running are split: [`AttnPlan::new`] turns the sequences of a step into work items once,
 //! [`AttnPlan::run`] executes them for each layer.
 //!
-//! A plan may bound the tokens that a sequence attends ([`AttnRows::tokens`]): where the others are attended elsewhere,
-//! its rows give partial results ([`Partial`], written wherever the caller wants them), to be merged with the rest.
+//! A plan may bound the tokens that a sequence attends ([`AttnRows::tokens`]). If the others are attended elsewhere,
+//! its rows give partial results ([`Partial`], written to any place that the caller chooses), which are merged with the
+//! rest.
 //!
 //! * A **row** is a (position, query head). The rows of an item share a KV head: positions x the heads of a
 //!   query group, so each line of the cache is loaded once for all of them.
-//! * Tokens go by in **blocks** of 64 through three kernels (`kernels.rs`): scores, online softmax, values.
-//! * Blocks belong to **segments** of [`SEGMENT`] tokens, at multiples of it. Each segment starts afresh and
-//!   gives (m, s, o); segments are merged in order. When there are too few items to keep the threads
-//!   busy, the segments of a row go to different threads (flash-decoding), and whoever finishes last
-//!   merges them, in the same order.
+//! * Tokens are processed in **blocks** of 64 by three kernels (`kernels.rs`): scores, online softmax, values.
+//! * Blocks belong to **segments** of [`SEGMENT`] tokens, at multiples of it. Each segment starts from zero and gives
+//!   (m, s, o); segments are merged in order. If there are too few items to keep the threads busy, the segments of a
+//!   row go to different threads (flash-decoding), and the thread that finishes last merges them, in the same order.
 //!
-//! Partial results (m, s, o) are sums over the segments so far, so tokens that are attended in two places and merged
-//! (first those before a page, then the segments behind it one by one) give the bits of one place where the page begins a
-//! segment. With segments of a page ([`AttnPlan::in_segments_of`]) that is any page. Deterministic mode takes these; they
-//! cost a merge per page, and room for as many results where a row is split over threads.
+//! Partial results (m, s, o) are sums over the segments so far. So tokens that are attended in two places and merged
+//! (first those before a page, then the segments from that page on one by one) give the same bits as in one place, if
+//! the page begins a segment. With segments of one page ([`AttnPlan::in_segments_of`]) every page does. Deterministic
+//! mode uses these; they cost a merge per page, and room for as many results where a row is split over threads.
 //!
-//! So the bits of a row depend on its q, its tokens and the tier, and on nothing else: not on the batch, the
-//! number of threads, the chunking of a prompt, or whether it came as prefill or decode.
+//! So the bits of a row depend on its q, its tokens and the tier alone, not on the batch, the number of threads, the
+//! chunking of a prompt, or whether the row is prefill or decode.
 //!
 //! refs: Milakov & Gimelshein 2018 (online softmax); Dao 2022, 2023 (FlashAttention, flash-decoding);
 //! Jiang et al. 2024 (NEO, §4).

@@ -1,4 +1,4 @@
-//! Partial results of attention and how they become one.
+//! Partial results of attention, and merging them.
 //!
 //!   m' = max(m, m₂);  s' = e^{m−m'}·s + e^{m₂−m'}·s₂;  o' = e^{m−m'}·o + e^{m₂−m'}·o₂;  out = o / s
 //!
@@ -26,7 +26,7 @@ impl Partial {
         Partial { m: vec![f32::NEG_INFINITY; n], s: vec![0.0; n], o: vec![0.0; n * head_dim] }
     }
 
-    /// To be written, of rows with `n_heads` heads of `head_dim`.
+    /// Mutable access, for rows with `n_heads` heads of `head_dim`.
     pub fn rows_mut(&mut self, n_heads: usize, head_dim: usize) -> PartialMut<'_> {
         PartialMut {
             m: RowsMut::new(&mut self.m, n_heads),
@@ -36,7 +36,7 @@ impl Partial {
     }
 }
 
-/// The parts of a [`Partial`], wherever their rows lie.
+/// The parts of a [`Partial`], whose rows may lie anywhere.
 #[derive(Debug)]
 pub struct PartialMut<'a> {
     /// Rows of `n_heads` elements.
@@ -47,12 +47,12 @@ pub struct PartialMut<'a> {
     pub o: RowsMut<'a>,
 }
 
-/// Where results of attention go, and in which form.
+/// The destination of attention's results, and their form.
 #[derive(Debug)]
 pub enum AttnOut<'a> {
-    /// Normalised, rows of `n_heads · head_dim` elements: the tokens attended are all there are.
+    /// Normalised rows of `n_heads · head_dim` elements: no other tokens are attended elsewhere.
     Whole(RowsMut<'a>),
-    /// Not yet: other tokens are attended elsewhere.
+    /// Not normalised: other tokens are attended elsewhere.
     Partial(PartialMut<'a>),
 }
 
@@ -72,7 +72,7 @@ pub(super) fn merge_body(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32,
     }
 }
 
-/// Divides by the sum. Nothing visible gives 0. Adding +0 turns −0 into +0, the only trace that
+/// Divides by the sum; without a visible token the result is 0. Adding +0 turns −0 into +0, the only trace that
 /// multiplications by an exact 0 (masked tokens) can leave.
 #[inline(always)]
 pub(super) fn normalise(s: f32, o: &[f32], mut out: impl FnMut(usize, f32)) {

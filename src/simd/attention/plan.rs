@@ -10,15 +10,15 @@ use super::{AttnShape, SEGMENT};
 use crate::Result;
 use crate::cache::{PAGE_TOKENS, SeqRows};
 
-/// Rows of a sequence, and what of it they attend.
+/// Rows of a sequence, and the tokens and heads that they attend.
 #[derive(Debug, Clone)]
 pub struct AttnRows<'a> {
-    /// The rows; the pages are those of position 0 and on, up to the last token attended.
+    /// The rows; the pages are those from position 0 to the last token attended.
     pub rows: SeqRows<'a>,
-    /// The tokens attended, of those that position and window let a row see. The start is a multiple of the page;
-    /// pages before it are not looked at.
+    /// The tokens to attend, among those that position and window let a row see. The range begins at the beginning of a
+    /// page; earlier pages are not accessed.
     pub tokens: Range<usize>,
-    /// The KV heads attended; results of others are left alone.
+    /// The KV heads to attend; the results of other heads are left unchanged.
     pub kv_heads: Range<usize>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> AttnRows<'a> {
         AttnRows { rows, tokens: AttnRows::ALL_TOKENS, kv_heads: AttnRows::ALL_HEADS }
     }
 
-    /// Position of the last row, and one.
+    /// Position of the last row, plus one.
     fn end(&self) -> usize {
         self.rows.first_pos + self.rows.n_rows
     }
@@ -44,13 +44,13 @@ impl<'a> AttnRows<'a> {
 pub struct AttnPlan {
     pub(super) shape: AttnShape,
     pub(super) threads: usize,
-    /// How many of the threads share rows whose keys and values take longer to read than to compute on.
+    /// Number of threads that share memory-bound rows.
     readers: usize,
     /// Tokens of a segment.
     segment: usize,
-    /// Rows of a KV head up to which the AMX tier takes its vector kernels.
+    /// Most rows of a KV head for which the AMX tier uses vector kernels.
     pub(super) vector_rows: usize,
-    /// Rows that q and out must have.
+    /// Number of rows that q and out must have.
     pub(super) rows: usize,
     pub(super) pages: Vec<u32>,
     pub(super) seqs: Vec<Seq>,
@@ -62,7 +62,7 @@ impl AttnPlan {
     /// Plans the attention of `seqs` for a pool of `threads`.
     ///
     /// # Errors
-    /// A head_dim or head counts that the kernels do not cover.
+    /// If the kernels do not cover the head_dim or the head counts.
     ///
     /// # Panics
     /// If sequences overlap in rows, or have fewer pages than tokens: invariants of the caller.
@@ -84,11 +84,12 @@ impl AttnPlan {
         Ok(plan)
     }
 
-    /// Sums tokens in segments of this length, a multiple of the page, instead of [`SEGMENT`]. With segments of a page, tokens
-    /// attended in two places, before and behind any page, give the bits of one: see the [module](super).
+    /// Sums tokens in segments of this length, a multiple of the page, instead of [`SEGMENT`]. With segments of one
+    /// page, tokens attended in two places, divided at any page, give the same bits as in one place: see the
+    /// [module](super).
     ///
     /// # Panics
-    /// If there are rows planned already, or a segment is not whole pages.
+    /// If rows have been planned already, or a segment is not a whole number of pages.
     pub fn in_segments_of(mut self, tokens: usize) -> AttnPlan {
         assert!(self.seqs.is_empty(), "attention: segments of a plan with {} sequences", self.seqs.len());
         assert!(tokens > 0 && tokens.is_multiple_of(PAGE_TOKENS), "attention: segments of {tokens} tokens");
@@ -97,14 +98,15 @@ impl AttnPlan {
     }
 
     /// Uses at most this many of the pool's threads for memory-bound rows (decode):
-    /// beyond the knee of the bandwidth curve more of them read no faster. Results are the same bits.
+    /// beyond the knee of the bandwidth curve more threads read no faster. Results keep the same bits.
     pub fn with_readers(mut self, readers: usize) -> AttnPlan {
         self.readers = readers.clamp(1, self.threads);
         self
     }
 
-    /// Lets the AMX tier attend blocks of up to so many rows of a KV head (decode) by vector kernels: faster, but a row's bits
-    /// then depend on how many rows come along. Without this, and in other tiers, they do not.
+    /// Lets the AMX tier attend blocks of at most `rows` rows of a KV head (decode) with vector kernels. This is
+    /// faster, but a row's bits then depend on the number of rows in its block; without it, and in other tiers, they do
+    /// not.
     pub fn with_vector_rows(mut self, rows: usize) -> AttnPlan {
         self.vector_rows = rows;
         self
@@ -123,10 +125,10 @@ impl AttnPlan {
         self.rebuild_rows(&seqs.iter().copied().map(AttnRows::whole).collect::<Vec<_>>());
     }
 
-    /// The same of rows that attend a part of their tokens or heads.
+    /// [`AttnPlan::rebuild`] for rows that attend some of their tokens or heads.
     ///
     /// # Panics
-    /// As [`AttnPlan::new`]; tokens that do not begin at a page.
+    /// As [`AttnPlan::new`], and if the tokens do not begin at a page.
     pub fn rebuild_rows(&mut self, seqs: &[AttnRows<'_>]) {
         self.pages.clear();
         self.seqs.clear();
@@ -160,10 +162,10 @@ impl AttnPlan {
         self.scratch.resize(self.threads, self.shape.head_dim, slots);
     }
 
-    /// Cuts all rows into blocks of at most [`MAX_ROWS`]: few rows of many KV heads, or many of one.
+    /// Divides all rows into blocks of at most [`MAX_ROWS`]: few rows of many KV heads, or many of one.
     fn row_blocks(&self, seqs: &[AttnRows<'_>]) -> Vec<Work> {
         let group = self.shape.n_heads / self.shape.n_kv_heads;
-        // A group larger than a block (multi-query attention with many heads) is cut by heads.
+        // A group larger than a block (multi-query attention with many heads) is divided by heads.
         let heads = group.min(MAX_ROWS);
         let positions = MAX_ROWS / heads;
         let mut blocks = Vec::new();
@@ -175,7 +177,7 @@ impl AttnPlan {
                 let pos = s.first_pos + first..s.first_pos + first + n_pos;
                 let start = self.shape.visible(pos.start, &a.tokens).start;
                 let seen = start..self.shape.visible(pos.end - 1, &a.tokens).end.max(start);
-                // At least one, also of rows that see nothing: they have a result, too.
+                // There is at least one segment, even for rows that see no token: they have a result, too.
                 let first_segment = seen.start / self.segment;
                 let segments = first_segment..seen.end.div_ceil(self.segment).max(first_segment + 1);
                 let kv_heads = (MAX_ROWS / (heads * n_pos)).clamp(1, self.shape.n_kv_heads);
@@ -199,7 +201,7 @@ impl AttnPlan {
         blocks
     }
 
-    /// Bytes of its buffers: enough for all steps that it was planned for so far.
+    /// Bytes of its buffers, which suffice for all steps planned so far.
     pub fn bytes(&self) -> usize {
         let lists = self.pages.capacity() * size_of::<u32>() + self.seqs.capacity() * size_of::<Seq>();
         lists + self.shares.bytes() + self.scratch.bytes()

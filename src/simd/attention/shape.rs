@@ -1,10 +1,10 @@
-//! What attention of a layer looks like, and the rows of a sequence that it computes.
+//! The shape of a layer's attention, and the rows of a sequence that it computes.
 
 use std::ops::Range;
 
 use crate::{Error, Result};
 
-/// What attention of one kind of layer looks like.
+/// The shape of attention in one kind of layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttnShape {
     /// Query heads; a multiple of `n_kv_heads`.
@@ -15,15 +15,15 @@ pub struct AttnShape {
     pub head_dim: usize,
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,
-    /// A row sees only the last `window` tokens, itself included; `None`: all up to itself.
+    /// A row sees only the last `window` tokens, including its own; with `None` all tokens up to its own.
     pub window: Option<usize>,
 }
 
 impl AttnShape {
-    /// Whether the kernels cover it.
+    /// Checks that the kernels cover this shape.
     ///
     /// # Errors
-    /// A head_dim or head counts that they do not.
+    /// If they do not cover the head_dim or the head counts.
     pub fn check(&self) -> Result<()> {
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(16) {
             return Err(Error::Unsupported(format!(
@@ -40,14 +40,14 @@ impl AttnShape {
         Ok(())
     }
 
-    /// Which of `tokens` position `pos` sees; empty ranges begin where they end.
+    /// The part of `tokens` that position `pos` sees; an empty range begins where it ends.
     pub(super) fn visible(&self, pos: usize, tokens: &Range<usize>) -> Range<usize> {
         let start = self.window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(tokens.start);
         start.min((pos + 1).min(tokens.end))..(pos + 1).min(tokens.end)
     }
 }
 
-/// The rows of one sequence, its pages kept in the plan's own list.
+/// The rows of one sequence; the plan's own list holds its pages.
 pub(super) struct Seq {
     pub pages: Range<usize>,
     pub first_pos: usize,

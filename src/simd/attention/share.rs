@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU32;
 use super::item::Work;
 use crate::host::MAX_RANGES;
 
-/// Bytes of keys and values from which an item needs not grow: long enough that its ends do not show.
+/// Bytes of keys and values beyond which an item need not grow: the cost of its ends is then negligible.
 const ITEM_BYTES: usize = 512 << 10;
 
-/// Bytes of keys and values below which an item is not worth cutting (about a microsecond).
+/// Bytes of keys and values below which dividing an item does not pay (about a microsecond).
 const MIN_BYTES: usize = 16 << 10;
 
 /// With at most this many rows, a KV head is memory-bound: reading its keys and values takes longer than computing.
@@ -17,18 +17,18 @@ const MIN_ROWS: usize = 6;
 
 /// A row block whose segments are spread over several items.
 pub(super) struct Split {
-    /// The whole of it.
+    /// The whole row block.
     pub work: Work,
     /// First slot of the segments' results.
     pub slot0: usize,
-    /// First of its tallies, one per KV head.
+    /// Index of its first tally; it has one per KV head.
     pub tally0: usize,
 }
 
 /// Items that hold a part of one KV head of a split.
 pub(super) struct Tally {
     pub n_items: u32,
-    /// Those still to finish in this run; the last one merges.
+    /// Items still to finish in this run; the last one merges.
     pub left: AtomicU32,
 }
 
@@ -37,14 +37,14 @@ pub(super) struct Item {
     pub work: Work,
     /// Index into `splits` if other items hold other segments of its rows.
     pub split: Option<u32>,
-    /// Whether the next item is of the same range.
+    /// Whether the next item belongs to the same range.
     pub goes_on: bool,
 }
 
 /// The items of a step, and how they belong together.
 #[derive(Default)]
 pub(super) struct Shares {
-    /// In the order of memory, cut into `ends.len()` ranges of equal cost, one per thread.
+    /// Items in memory order, divided into `ends.len()` ranges of equal cost, one per thread.
     pub items: Vec<Item>,
     pub ends: Vec<usize>,
     pub splits: Vec<Split>,
@@ -55,8 +55,8 @@ impl Shares {
     /// Cuts the row blocks into items, and those into a range for each thread: of `threads`, or of `readers` if all blocks
     /// are memory-bound. Returns how many slots the split blocks need.
     ///
-    /// A range begins with large items, for long runs of memory, and ends with small ones: each item takes at most
-    /// half of what its range still lacks, so that threads which help each other end at about the same time.
+    /// A range begins with large items, for long runs of memory, and ends with small ones: each item takes at most half
+    /// of the rest of its range, so that threads that help each other finish at about the same time.
     pub fn rebuild(&mut self, blocks: Vec<Work>, head_dim: usize, threads: usize, readers: usize) -> usize {
         self.items.clear();
         self.ends.clear();
@@ -107,7 +107,7 @@ impl Shares {
                 };
                 self.items.push(Item { work, split: None, goes_on: true });
             }
-            // Parts with all segments of their heads are whole themselves.
+            // Parts that hold all segments of their heads need no merge.
             if block.segments.len() > 1 && self.items.len() - first > 1 {
                 slots += self.split(block, first, slots);
             }
@@ -119,7 +119,7 @@ impl Shares {
         slots
     }
 
-    /// Notes that the items from `first` on are parts of `block`; gives the slots it needs.
+    /// Records that the items from `first` on are parts of `block`. Returns the number of slots that it needs.
     fn split(&mut self, block: Work, first: usize, slot0: usize) -> usize {
         let index = self.splits.len() as u32;
         let tally0 = self.tallies.len();
@@ -155,7 +155,7 @@ mod tests {
     use crate::cache::{PAGE_TOKENS, SeqRows};
     use crate::simd::attention::{AttnPlan, AttnShape};
 
-    /// What each thread begins with is its share, whoever else the requests are: one of 8000 tokens beside 63 of 100.
+    /// Each thread begins with a fair share, even with one request of 8000 tokens beside 63 of 100.
     #[test]
     fn a_long_request_beside_short_ones_is_spread_evenly() {
         let pages: Vec<u32> = (0..8000u32.div_ceil(PAGE_TOKENS as u32)).collect();

@@ -1,4 +1,4 @@
-//! Which block kernels a tier has.
+//! The block kernels of each tier.
 
 use super::kernels::BlockKernels;
 #[cfg(target_arch = "x86_64")]
@@ -34,9 +34,10 @@ pub(crate) fn select(isa: Isa, dtype: Half, head_dim: usize) -> Option<&'static 
     }
 }
 
-/// The kernels that the AMX tier takes for few rows of a KV head outside deterministic mode: those of the tier below. Tiles
-/// of 16 rows are mostly empty there, and ask for the next block in bursts where these do so line by line (SmolLM2 at depth
-/// 4096, Sapphire Rapids: 71 to 75 tok/s against 53 to 70). `None` where they are [`select`]'s already.
+/// The kernels that the AMX tier uses for few rows of a KV head outside deterministic mode: those of the tier below.
+/// Tiles of 16 rows would be mostly empty, and their kernels prefetch the next block in bursts where these do so line
+/// by line (SmolLM2 at depth 4096, Sapphire Rapids: 71 to 75 tok/s against 53 to 70). `None` if [`select`] already
+/// returns them.
 pub(crate) fn for_few_rows(isa: Isa, dtype: Half, head_dim: usize) -> Option<&'static BlockKernels> {
     match isa {
         Isa::Amx => {

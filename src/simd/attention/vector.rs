@@ -1,4 +1,4 @@
-//! What attention in f32 needs of a vector beside [`Simd`].
+//! The vector operations that attention in f32 needs in addition to [`Simd`].
 
 use std::arch::x86_64::*;
 
@@ -6,20 +6,21 @@ use crate::simd::avx2::Avx2;
 use crate::simd::avx512::Avx512;
 use crate::simd::vector::Simd;
 
-/// Vectors of block kernels. What takes a pointer needs as many readable elements as it says, of any alignment.
+/// Vectors of block kernels. Methods that take a pointer need as many readable elements as they state, of any
+/// alignment.
 #[allow(clippy::missing_safety_doc)] // one contract for the whole trait, stated on it
 pub(super) trait BlockSimd: Simd {
     /// Rows per register tile: with 2 vectors each they fill the registers.
     const ROWS: usize;
-    /// The same where each row and vector needs two accumulators.
+    /// Rows per register tile where each row and vector needs two accumulators.
     const WIDE_F16_ROWS: usize;
-    /// How often keys and values are asked for ahead of time.
+    /// Number of prefetches of each line of keys and values.
     const AHEAD: usize;
     /// `x` in the lanes with lo <= base + lane < hi, −∞ in the others.
     fn keep(self, x: Self::F, base: usize, lo: usize, hi: usize) -> Self::F;
     /// `LANES` pairs of 16-bit elements: the first elements and the second ones, as f32.
     unsafe fn bf16_pairs(self, p: *const u16) -> (Self::F, Self::F);
-    /// The two f32 at `p` in turns.
+    /// The two f32 at `p`, alternating.
     unsafe fn splat_pair(self, p: *const f32) -> Self::F;
     /// The sums of neighbours: those of `a`, then those of `b`.
     fn add_pairs(self, a: Self::F, b: Self::F) -> Self::F;
@@ -97,7 +98,7 @@ impl BlockSimd for Avx2 {
     #[inline(always)]
     fn add_pairs(self, a: __m256, b: __m256) -> __m256 {
         unsafe {
-            // Pairs of a and of b take turns by quarters.
+            // Pairs of a and of b alternate by quarters.
             let sums = _mm256_castps_pd(_mm256_hadd_ps(a, b));
             _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(sums))
         }

@@ -9,7 +9,7 @@ use crate::simd::vector::Simd;
 pub(crate) struct Avx2(());
 
 impl Avx2 {
-    /// Safe to call only where the compiler already knows that the features are there.
+    /// Safe to call only where the compiler already knows that the features are enabled.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn token() -> Self {

@@ -1,4 +1,4 @@
-//! Activations to int8, two blocks of 32 at a time: the bits of [`crate::reference::quantise`].
+//! Quantises activations to int8, two blocks of 32 at a time, with the bits of [`crate::reference::quantise`].
 
 use std::arch::x86_64::*;
 
@@ -69,7 +69,7 @@ unsafe fn quantise_two(v: &[__m256; 8], out: &mut Int8Row<'_>, b: usize) -> ([__
     for i in 0..8 {
         q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse[i / 4]));
     }
-    // Of each half of a block, the sum of two vectors; four halves at a time to one lane each.
+    // Sum two vectors for each half of a block; then reduce four halves at a time to one lane each.
     let sums = [
         _mm256_add_epi32(q[0], q[1]),
         _mm256_add_epi32(q[2], q[3]),

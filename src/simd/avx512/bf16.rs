@@ -1,7 +1,7 @@
 //! Rounding to bf16 by instruction (AVX512_BF16).
 //!
-//! `vcvtneps2bf16` rounds to nearest even and quiets NaN as the integer version does, in one instruction
-//! for sixteen elements instead of seven; but it takes subnormal inputs for zero.
+//! `vcvtneps2bf16` rounds to nearest even and quiets NaN as the integer version does, in one instruction for sixteen
+//! elements instead of seven; but it treats subnormal inputs as zero.
 
 use std::arch::x86_64::*;
 

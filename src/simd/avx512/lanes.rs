@@ -9,7 +9,7 @@ use crate::simd::vector::Simd;
 pub(crate) struct Avx512(());
 
 impl Avx512 {
-    /// Safe to call only where the compiler already knows that the features are there.
+    /// Safe to call only where the compiler already knows that the features are enabled.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub(crate) fn token() -> Self {
@@ -121,7 +121,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn reduce_sum(self, a: __m512) -> f32 {
-        // By hand: the order of `_mm512_reduce_add_ps` is the compiler's to choose.
+        // Written out, because the compiler chooses the order of `_mm512_reduce_add_ps`.
         isa!({
             let x = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
             let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));

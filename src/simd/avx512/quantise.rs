@@ -1,11 +1,11 @@
-//! Activations to int8, four blocks of 32 at a time: the bits of [`crate::reference::quantise`].
+//! Quantises activations to int8, four blocks of 32 at a time, with the bits of [`crate::reference::quantise`].
 
 use std::arch::x86_64::*;
 
 use crate::reference::quantise::{Int8Row, LEAST};
 
-/// Four blocks of 32 at a time: their maxima and sums are reduced together, and what is derived from those
-/// is computed for four blocks at once.
+/// Quantises a row, four blocks of 32 at a time: their maxima and sums are reduced together, and the values derived
+/// from these are computed for four blocks at once.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) fn quantise_row(x: &[f32], mut row: Int8Row<'_>, mut fine: Option<Int8Row<'_>>) {
     let blocks = row.blocks();

@@ -1,4 +1,4 @@
-//! Rows between f32 and the 16-bit formats.
+//! Converts rows between f32 and the 16-bit formats.
 
 use crate::simd::vector::Simd;
 

@@ -1,10 +1,10 @@
-//! Decoding one row of weights, times a scale: embeddings.
+//! Decodes one row of weights, times a scale, for embeddings.
 //!
-//! Bit for bit what `reference::dequant` defines. Products of a half-precision scale with small integers
-//! are exact in f32, so the only roundings are one sum (or one product, Q6_K) and the final scaling, and
-//! they are done in the same order here.
+//! The results equal those of `reference::dequant` bit for bit. Products of a half-precision scale with small integers
+//! are exact in f32, so the only roundings are one sum (or one product, Q6_K) and the final scaling, which happen in
+//! the same order here.
 //!
-//! bound      the row is read once; tens of nanoseconds, against a whole model per token
+//! bound      the row is read once, in tens of nanoseconds; negligible against a whole model per token
 
 use half::f16;
 

@@ -9,7 +9,7 @@ use crate::simd::vector::Simd;
 pub(crate) trait Term<S: Simd>: Copy {
     /// acc + t(x); must leave `acc` unchanged for the fill of a tail.
     fn add_to(self, s: S, acc: S::F, x: S::F) -> S::F;
-    /// What lanes beyond the end hold, so that their term is nothing.
+    /// The value of lanes beyond the end, chosen so that their term adds nothing.
     fn fill(self) -> f32;
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
     s.reduce_max(s.max(s.max(a0, a1), s.max(a2, a3)))
 }
 
-/// The lowest index of the greatest element; NaN is never chosen, unless there is nothing else (0).
+/// The lowest index of the greatest element. NaN is never chosen; if all elements are NaN the result is 0.
 #[inline(always)]
 pub(crate) fn argmax<S: Simd>(s: S, x: &[f32]) -> usize {
     // Two passes: the second stops at the winner, and neither carries indices in lanes.

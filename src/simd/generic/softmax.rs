@@ -1,4 +1,4 @@
-//! What sampling needs of a row of logits: max and log Σ e^x.
+//! The maximum and log Σ e^x of a row of logits, for sampling.
 
 use super::exp::exp;
 use super::reduce::max;

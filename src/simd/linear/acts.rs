@@ -7,23 +7,23 @@ use crate::simd::Kernels;
 /// Rows quantised or converted by one chunk of a parallel preparation.
 const ROWS_PER_CHUNK: usize = 8;
 
-/// Which forms of the activations a set of kernels reads.
+/// The forms of the activations that a set of kernels reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
     /// int8 blocks of 32 with scales and sums.
     pub int8: bool,
-    /// A second int8 plane with what the first one lost (implies `int8`).
+    /// A second int8 plane with the rounding error of the first (implies `int8`).
     pub fine: bool,
     /// bf16, row-major.
     pub bf16: bool,
     /// AMX A tiles, bf16.
     pub tiles: bool,
-    /// A second set of tiles with what rounding to bf16 lost (implies `tiles`).
+    /// A second set of tiles with the rounding error of bf16 (implies `tiles`).
     pub fine_tiles: bool,
 }
 
 impl Need {
-    /// What either needs.
+    /// The forms that either needs.
     pub fn or(self, o: Need) -> Need {
         Need {
             int8: self.int8 || o.int8,
@@ -35,11 +35,11 @@ impl Need {
     }
 }
 
-/// What kernels read of `M` rows of `K` activations beside the f32 rows: the forms that they asked for.
+/// The forms of `M` rows of `K` activations that kernels read in addition to the f32 rows.
 ///
 /// int8 ([`crate::reference::quantise`]): codes of rows padded with zeros to a multiple of 64 elements, scales, and sums that
 /// multiply the weights' offsets; kernels that fold a constant zero point into the integer accumulator read the negated sums.
-/// A fine plane stands behind the first one as M more rows. Buffers only grow, so a workspace allocates once.
+/// A fine plane follows the first one as M more rows. Buffers only grow, so a workspace allocates once.
 #[derive(Debug, Default)]
 pub struct Forms {
     m: usize,
@@ -62,7 +62,7 @@ pub struct Acts {
     forms: Forms,
 }
 
-/// Bytes of the buffers of an [`Acts`], of the widest of what it will hold: the dry run.
+/// Bytes of the buffers of an [`Acts`] for the largest activations that it will hold; for the dry run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ActsBytes {
     f32: usize,
@@ -72,7 +72,8 @@ pub struct ActsBytes {
 }
 
 impl ActsBytes {
-    /// `m` rows of `k` with the forms in `need`; `own`: the f32 rows are the buffer's, too ([`Acts::reset`]).
+    /// Counts `m` rows of `k` with the forms in `need`; `own` says that the buffer also holds the f32 rows
+    /// ([`Acts::reset`]).
     pub fn add(&mut self, m: usize, k: usize, need: Need, own: bool) {
         let kp = k.next_multiple_of(64);
         let planes = |fine: bool| 1 + usize::from(fine);
@@ -85,13 +86,13 @@ impl ActsBytes {
         most(&mut self.tiles, 2 * planes(need.fine_tiles) * m.next_multiple_of(16) * kp, need.tiles);
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     pub fn total(&self) -> usize {
         self.f32 + self.int8 + self.bf16 + self.tiles
     }
 }
 
-/// Activations as a kernel reads them: f32 rows `[M][K]` of whoever owns them, and their forms.
+/// Activations as a kernel reads them: borrowed f32 rows `[M][K]`, and their forms.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     f32: &'a [f32],
@@ -120,7 +121,8 @@ impl std::ops::Deref for Acts {
 }
 
 impl Acts {
-    /// Room for `m` rows of `k`; returns the f32 rows, to be written before [`linear`](super::linear) reads them.
+    /// Makes room for `m` rows of `k` and returns the f32 rows, to be written before [`linear`](super::linear) reads
+    /// them.
     pub fn reset(&mut self, m: usize, k: usize) -> &mut [f32] {
         self.forms.reset(m, k);
         grow(&mut self.f32, m * k);
@@ -144,8 +146,8 @@ impl Acts {
         Input { f32: self.f32(), forms: &self.forms }
     }
 
-    /// `m` rows of `k` that lie elsewhere, with the forms in `need`; the f32 rows here stay as they are, but are without
-    /// forms.
+    /// `m` rows of `k` that lie elsewhere, with the forms in `need`. The f32 rows of this buffer are unchanged but lose
+    /// their forms.
     pub(super) fn input_of<'a>(
         &'a mut self,
         pool: &Pool,
@@ -212,8 +214,8 @@ impl Forms {
         assert!(self.have.bf16, "bf16 activations were not prepared");
         &self.bf16[..self.m * self.bf16_stride()]
     }
-    /// Elements between the bf16 rows: K rounded up to 64, and a line more, so that the same columns of several
-    /// rows lie in different sets of the cache (16 tokens x 4096: 20 against 25 GB/s of weights).
+    /// Elements between the bf16 rows: K rounded up to 64, plus one line, so that the same columns of several rows lie
+    /// in different cache sets (16 tokens x 4096: 20 against 25 GB/s of weights).
     pub fn bf16_stride(&self) -> usize {
         self.k.next_multiple_of(64) + 32
     }
@@ -222,7 +224,7 @@ impl Forms {
         assert!(self.have.tiles, "AMX activations were not prepared");
         &self.tiles[..self.tiles_len()]
     }
-    /// As [`Forms::tiles`], of what those lost of the f32 rows: together 16 bits of mantissa.
+    /// As [`Forms::tiles`], for the rounding error of those tiles; together they have 16 bits of mantissa.
     pub fn fine_tiles(&self) -> &[u16] {
         assert!(self.have.fine_tiles, "fine AMX activations were not prepared");
         &self.tiles[self.tiles_len()..2 * self.tiles_len()]
@@ -232,7 +234,7 @@ impl Forms {
         self.m.next_multiple_of(16) * self.k.next_multiple_of(64)
     }
 
-    /// Makes the forms in `need` of `x`, `[M][K]`, if they are not there yet, by the kernels of a tier.
+    /// Makes those forms in `need` of `x`, `[M][K]`, that do not exist yet, with the kernels of a tier.
     fn prepare(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], need: Need) {
         if (need.int8 && !self.have.int8) || (need.fine && !self.have.fine) {
             self.quantise(pool, kernels, x, need.fine);
@@ -246,7 +248,7 @@ impl Forms {
         }
     }
 
-    /// Whether rows are shared out: few elements are not worth waking anybody.
+    /// Whether to share rows among threads: few elements are not worth waking any.
     fn parallel(&self) -> bool {
         self.m * self.k >= 16 * 1024
     }
@@ -260,7 +262,7 @@ impl Forms {
         grow(&mut self.sum16, rows * kp / 16);
         grow(&mut self.minus32, rows * kp / 32);
         grow(&mut self.minus16, rows * kp / 16);
-        // The fine plane stands behind the first one.
+        // The fine plane follows the first one.
         let (q, q2) = planes(&mut self.q, m, rows, kp);
         let (d, d2) = planes(&mut self.d, m, rows, kp / 32);
         let (s32, s32_2) = planes(&mut self.sum32, m, rows, kp / 32);
@@ -318,7 +320,7 @@ impl Forms {
     }
 }
 
-/// The first `m` rows of `each` elements, and those behind them up to `rows`: a plane and its fine plane.
+/// The first `m` rows of `each` elements, and the following rows up to `rows`: a plane and its fine plane.
 fn planes<T: Send>(data: &mut [T], m: usize, rows: usize, each: usize) -> (Pieces<'_, T>, Pieces<'_, T>) {
     let (first, second) = data[..rows * each].split_at_mut(m * each);
     (Pieces::new(first, each), Pieces::new(second, each))
@@ -332,7 +334,7 @@ fn int8_row<'a>(((q, d, sum32), (sum16, minus32, minus16)): Int8Slices<'a>) -> I
     Int8Row { q, d, sum32, sum16, minus32, minus16 }
 }
 
-/// Makes room for exactly `len`: what the dry run counts.
+/// Makes room for exactly `len`, the size that the dry run counts.
 fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
         v.reserve_exact(len - v.len());

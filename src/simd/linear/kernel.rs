@@ -1,24 +1,26 @@
-//! What a kernel of linear layers is. Each is a constant in the file of its code, and a line in [`table`](super::table).
+//! The description of a kernel of linear layers. Each kernel is a constant in the file of its code, and a line in
+//! [`table`](super::table).
 
 use super::acts::{Input, Need};
 use super::mode::Mode;
 use crate::simd::tuning::LinearTuning;
 use crate::tensor::DType;
 
-/// Rows of a weight that are packed together ([`packed`](super::packed)), and shared out together.
+/// Rows of a weight that are packed together ([`packed`](super::packed)), and that a thread takes together.
 pub const GROUP: usize = 16;
 
 /// One way to multiply weights by activations.
 pub struct LinearKernel {
-    /// What messages and `TANDEM_LINEAR` call it.
+    /// Its name in messages and `TANDEM_LINEAR`.
     pub name: &'static str,
-    /// Whether it can compute this at all: the weights' dtype and layout, the number of tokens, CPU features that not all
-    /// CPUs of its tier have.
+    /// Whether it can compute this product: depends on the weights' dtype and layout, the number of tokens, and CPU
+    /// features that not all CPUs of its tier have.
     pub(super) takes: fn(&Ask<'_>) -> bool,
-    /// Whether it is faster at this than those behind it in its tier's table: the thresholds of the tuning table.
+    /// Whether it is faster for this product than the later kernels of its tier's table, by the thresholds of the
+    /// tuning table.
     pub(super) pays: fn(&Ask<'_>) -> bool,
-    /// A row's bits are the same whatever the number of tokens, and the same by every other kernel of which this is true that
-    /// takes these weights: those serve [`Mode::Deterministic`].
+    /// Whether a row's bits are the same for every number of tokens, and the same as those of every other such kernel
+    /// that takes these weights. Such kernels serve [`Mode::Deterministic`].
     pub(super) any_rows: bool,
     /// The form of the activations that it reads.
     pub(super) reads: Form,
@@ -27,17 +29,17 @@ pub struct LinearKernel {
     /// Computes some rows of the weights times all tokens.
     ///
     /// # Safety
-    /// The tier's CPU features are there and [`LinearKernel::takes`] said yes; the fields of the work are true.
+    /// The CPU has the tier's features, [`LinearKernel::takes`] returned true, and the fields of the work are correct.
     pub(super) run: unsafe fn(&Work<'_>),
 }
 
-/// What is asked of a kernel.
+/// The product that a kernel is asked to compute.
 pub(super) struct Ask<'a> {
     /// The weights' dtype.
     pub dtype: DType,
-    /// Whether they lie packed ([`super::packed`]), not in rows as in the file.
+    /// Whether they are packed ([`super::packed`]), rather than in rows as in the file.
     pub packed: bool,
-    /// Whether activations keep what rounding them loses, in a second plane ([`super::Linear::with_fine_activations`]).
+    /// Whether a second plane keeps the rounding error of activations ([`super::Linear::with_fine_activations`]).
     pub fine: bool,
     /// Tokens.
     pub m: usize,
@@ -46,12 +48,12 @@ pub(super) struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// Packed weights of a quantised dtype.
+    /// Whether the weights are packed and of a quantised dtype.
     pub fn quantised(&self) -> bool {
         self.packed && self.dtype.is_quantised()
     }
 
-    /// Tokens from which weights become tiles of bf16: half as many where the other kernels multiply twice.
+    /// Least number of tokens for bf16 tiles: half as many if the other kernels multiply twice.
     pub fn tiles_from(&self) -> usize {
         if self.fine { self.tuning.tiles_from / 2 } else { self.tuning.tiles_from }
     }
@@ -63,17 +65,17 @@ impl Ask<'_> {
 pub(super) enum Form {
     /// f32 rows.
     F32,
-    /// int8 in blocks of 32; with a fine plane, where one is wanted.
+    /// int8 in blocks of 32; with a fine plane if requested.
     Int8,
     /// Rows of bf16.
     Bf16,
     /// A tiles of bf16.
     Tiles,
-    /// The same; with a fine plane, where one is wanted.
+    /// A tiles of bf16, with a fine plane if requested.
     FineTiles,
 }
 
-/// What a product is shared out by.
+/// The sizes by which a product is divided among threads.
 pub(super) struct Shape<'a> {
     /// Output features.
     pub n: usize,
@@ -105,7 +107,7 @@ pub(super) struct Work<'a> {
     pub x: Input<'a>,
     /// Which plane of them: 0, or 1, the fine one.
     pub plane: usize,
-    /// `x.m()` rows of `ldo >= n`: `out[t·ldo + r]` is written, and nobody else's.
+    /// `x.m()` rows of `ldo >= n`; `out[t·ldo + r]` is written, by this work alone.
     pub out: *mut f32,
     /// Distance between rows of `out`.
     pub ldo: usize,
@@ -114,7 +116,7 @@ pub(super) struct Work<'a> {
 }
 
 impl LinearKernel {
-    /// The forms of the activations that it reads. `fine`: as in [`Ask`].
+    /// The forms of the activations that it reads; `fine` as in [`Ask`].
     pub(super) fn need(&self, fine: bool) -> Need {
         match self.reads {
             Form::F32 => Need::default(),
@@ -125,12 +127,12 @@ impl LinearKernel {
         }
     }
 
-    /// Planes of activations that it multiplies, one after the other.
+    /// Number of planes of activations that it multiplies, one after the other.
     pub(super) fn planes(&self, fine: bool) -> usize {
         1 + usize::from(fine && matches!(self.reads, Form::Int8 | Form::FineTiles))
     }
 
-    /// Whether it can compute this with this promise about its bits.
+    /// Whether it can compute this product with the promise of `mode` about its bits.
     pub(super) fn may(&self, ask: &Ask<'_>, mode: Mode) -> bool {
         (mode == Mode::Fast || self.any_rows) && (self.takes)(ask)
     }
@@ -155,11 +157,11 @@ impl std::fmt::Display for LinearKernel {
     }
 }
 
-/// Groups of 16 rows per chunk when many tokens make it compute-bound: the weights stay in L2.
+/// Groups of 16 rows per chunk when many tokens make the work compute-bound, so that the weights stay in L2.
 pub(super) const CHUNK_GROUPS: usize = 4;
 
-/// The same in the AMX tier, which makes tiles of them beside the products: at least, where threads have as many, and at most where
-/// a fine plane's products of a chunk need a buffer.
+/// Groups per chunk in the AMX tier, which converts them to tiles while products run: the minimum if each thread has as
+/// many, and the maximum if a fine plane's products of a chunk need a buffer.
 pub(super) const AMX_CHUNK_GROUPS: usize = 32;
 
 impl Shape<'_> {
@@ -168,18 +170,17 @@ impl Shape<'_> {
         self.n.div_ceil(GROUP)
     }
 
-    /// Groups of a chunk at most: four chunks a thread, so that none waits long for the last.
+    /// Most groups of a chunk, so that each thread gets four chunks and none waits long for the last.
     pub fn most(&self) -> usize {
         self.groups().div_ceil(4 * self.threads)
     }
 
-    /// Groups of so many bytes.
+    /// Number of groups in `bytes` bytes.
     pub fn of_bytes(&self, bytes: usize) -> usize {
         (bytes / self.bytes.div_ceil(self.groups()).max(1)).min(self.most()).max(1)
     }
 
-    /// What serves a kernel that asks for nothing special: long runs of memory for few tokens, weights that stay in L2 for
-    /// many.
+    /// The default chunk: long runs of memory for few tokens, weights that stay in L2 for many.
     pub fn usual(&self) -> usize {
         if self.m >= 4 {
             CHUNK_GROUPS.min(self.most()).max(1)

@@ -1,8 +1,8 @@
 //! Linear layers: `y[M,N] = x[M,K] · W[N,K]ᵀ`, for every dtype and every M.
 //!
 //! A weight ([`Linear`]) is held in rows, straight from the file, or packed ([`packed`]) when the model is loaded. A kernel
-//! ([`LinearKernel`]) is a constant in the file of its code and a line in the [`table`](kernels) of its tiers; which one
-//! multiplies is decided there, by dtype, layout, number of tokens and the tuning table:
+//! ([`LinearKernel`]) is a constant in the file of its code and a line in the [`table`](kernels) of its tiers; the
+//! table chooses a kernel by dtype, layout, number of tokens and the tuning table:
 //!
 //! | weights | held as | few tokens | many tokens |
 //! |---|---|---|---|

@@ -1,4 +1,4 @@
-//! What a product promises about its bits.
+//! The promise that a product makes about its bits.
 
 /// Whether results may depend, in their last bits, on how many rows are computed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,4 +1,4 @@
-//! Products as jobs of the pool: which thread multiplies which rows.
+//! Runs products as jobs of the pool, dividing their rows among threads.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,8 @@ use crate::tensor::Rows;
 /// Computes groups `g0..g1` of `w` for all rows of `x`.
 ///
 /// # Safety
-/// `kernel` takes `w` and that many rows; `out` has `x.m()` rows of `ldo >= n`; nobody else touches the columns of these groups.
+/// `kernel` takes `w` and that many rows; `out` has `x.m()` rows of `ldo >= n`; nothing else touches the columns of
+/// these groups.
 unsafe fn groups(
     w: &Linear,
     kernel: &LinearKernel,
@@ -51,7 +52,7 @@ unsafe fn groups(
     }
 }
 
-/// A line of memory: stores of whole vectors stay within one.
+/// A cache line, so that stores of whole vectors do not cross lines.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; 16]);
@@ -61,14 +62,14 @@ thread_local! {
     static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `f` with `len` values of this thread's scratch, whatever they are.
+/// Runs `f` with `len` values of this thread's scratch, of unspecified contents.
 fn with_scratch(len: usize, f: impl FnOnce(&mut [f32])) {
     SCRATCH.with_borrow_mut(|lines| {
         let count = len.div_ceil(16);
         if lines.len() < count {
             lines.resize(count, Line([0.0; 16]));
         }
-        // SAFETY: as many values as the lines hold, which are nothing else.
+        // SAFETY: the lines consist of exactly this many values.
         f(&mut unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<f32>(), 16 * lines.len()) }
             [..len]);
     });
@@ -91,7 +92,7 @@ unsafe fn add_columns(fine: &[f32], m: usize, n: usize, out: *mut f32, ldo: usiz
 pub struct Out<'a> {
     /// The weight.
     pub w: &'a Linear,
-    /// Where the results go: `[m][ldo]`, columns `0..n` are written.
+    /// Destination `[m][ldo]`, of which columns `0..n` are written.
     pub out: &'a mut [f32],
     /// Distance between rows of `out`.
     pub ldo: usize,
@@ -117,11 +118,11 @@ pub fn linear(pool: &Pool, mode: Mode, x: &mut Acts, outs: &mut [Out<'_>]) {
     multiply(pool, mode, x.input(pool, kernels, need), outs);
 }
 
-/// The same for activations that lie elsewhere, one row directly behind the other: they are read where they are. `acts`
-/// holds their forms; its own rows are without forms afterwards.
+/// [`linear`] for activations that lie elsewhere in consecutive rows, which are read in place. `acts` holds their
+/// forms; its own rows have none afterwards.
 ///
 /// # Panics
-/// If shapes disagree, or the rows do not lie one behind the other.
+/// If shapes disagree, or the rows are not consecutive.
 pub fn linear_rows(pool: &Pool, mode: Mode, x: Rows<'_>, acts: &mut Acts, outs: &mut [Out<'_>]) {
     let (need, kernels) = (need(mode, x.len(), outs), kernels(outs));
     multiply(pool, mode, acts.input_of(pool, kernels, x.dense(), x.width(), need), outs);
@@ -131,7 +132,7 @@ fn need(mode: Mode, m: usize, outs: &[Out<'_>]) -> Need {
     outs.iter().fold(Need::default(), |a, o| a.or(o.w.need(m, mode)))
 }
 
-/// The kernels that prepare activations: those of the weights' tier, which is one for all weights of a model.
+/// The kernels that prepare activations: those of the weights' tier, which all weights of a model share.
 fn kernels(outs: &[Out<'_>]) -> &'static Kernels {
     let isa = outs.first().map_or(Isa::Reference, |o| o.w.isa());
     assert!(outs.iter().all(|o| o.w.isa() == isa), "weights of one tier in one job");

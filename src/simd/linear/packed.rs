@@ -16,8 +16,8 @@
 //! | q6_k | d f16, 32 unused, sc i8 [16] | pairs of bits [128] | nibbles [256] |
 //! | bf16, f16 | | | bf16 [16 pairs][16 rows][2]: a B tile; f16 is rounded, to nearest even |
 //!
-//! A block's high bits lie before its codes, not with those of other blocks: so a kernel reads one ascending stream,
-//! which hardware prefetchers follow.
+//! A block's high bits lie directly before its codes, not together with those of other blocks, so that a kernel reads
+//! one ascending stream, which hardware prefetchers follow.
 //!
 //! *Nibbles* of a block of 32: four lines of 64 bytes; line j holds, for each row, a dword with elements
 //! 4j..4j+4 in the low nibbles and 16+4j..16+4j+4 in the high ones. So one 64-byte load gives two operands
@@ -274,8 +274,8 @@ fn scale_min_k4(s: usize, b: &[u8]) -> (u8, u8) {
     }
 }
 
-/// Packs a whole weight on this thread, into memory of its own. Loading packs many weights in parallel
-/// into one arena instead ([`pack_group`]).
+/// Packs a whole weight on this thread into newly allocated memory. Loading a model instead packs many weights in
+/// parallel into one arena ([`pack_group`]).
 pub fn pack(w: &Tensor) -> Packed {
     let (n, k) = (w.rows(), w.cols());
     let len = Packed::size(w.dtype, n, k).expect("f32 is not packed");

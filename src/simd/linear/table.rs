@@ -1,4 +1,4 @@
-//! Which kernel multiplies what: a table per tier, the best first.
+//! The tables of linear kernels, one per tier with the best first, and the choice among them.
 
 use std::sync::OnceLock;
 
@@ -23,15 +23,15 @@ static REFERENCE: LinearKernel = LinearKernel {
 };
 
 /// # Safety
-/// The fields of the work are true.
+/// The fields of the work are correct.
 unsafe fn reference(w: &Work<'_>) {
     crate::reference::linear::linear_rows(w.dtype, w.w, w.k, w.x.f32(), &mut |t, n, v| {
-        // SAFETY: t < m and n < the work's rows: outputs that are ours.
+        // SAFETY: t < m and n < the work's rows, so these outputs are ours.
         unsafe { *w.out.add(t * w.ldo + n) = v };
     });
 }
 
-/// What every tier could run, and the reference tier does.
+/// The kernels that every tier can run, and the reference tier uses.
 static ALL: &[&LinearKernel] = &[&REFERENCE];
 
 #[cfg(target_arch = "x86_64")]
@@ -64,8 +64,8 @@ static AMX: &[&LinearKernel] = &[
     &float::tiledot::AVX512,
 ];
 
-/// The kernels of a tier, the best first: of those that can compute something the first one that pays does. The last that
-/// takes a layout always pays.
+/// The kernels of a tier, the best first: among those that can compute a product, the first that pays is chosen. The
+/// last one for a layout always pays.
 pub fn kernels(isa: Isa) -> &'static [&'static LinearKernel] {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -81,7 +81,7 @@ pub fn kernels(isa: Isa) -> &'static [&'static LinearKernel] {
 /// The kernel of a tier with a name.
 ///
 /// # Errors
-/// The tier has none of that name.
+/// If the tier has none of that name.
 pub fn named(isa: Isa, name: &str) -> Result<&'static LinearKernel> {
     kernels(isa).iter().copied().find(|k| k.name == name).ok_or_else(|| {
         let names: Vec<&str> = kernels(isa).iter().map(|k| k.name).collect();
@@ -89,7 +89,7 @@ pub fn named(isa: Isa, name: &str) -> Result<&'static LinearKernel> {
     })
 }
 
-/// The variable that names a kernel to be used wherever it can be.
+/// The environment variable that names a kernel to use wherever possible.
 const VARIABLE: &str = "TANDEM_LINEAR";
 
 fn variable() -> Option<&'static str> {
@@ -100,13 +100,13 @@ fn variable() -> Option<&'static str> {
 /// The kernel that `TANDEM_LINEAR` names, if it is set.
 ///
 /// # Errors
-/// The tier has none of that name.
+/// If the tier has none of that name.
 pub fn forced(isa: Isa) -> Result<Option<&'static LinearKernel>> {
     let named = |name| named(isa, name).map_err(|e| Error::Usage(format!("{VARIABLE}: {e}")));
     variable().map(named).transpose()
 }
 
-/// The kernel for this: the one that was `forced`, where it can; otherwise the first of the table that pays.
+/// The kernel for this product: the `forced` one if it can compute it, otherwise the first of the table that pays.
 pub(super) fn choose(
     isa: Isa,
     ask: &Ask<'_>,

@@ -1,4 +1,4 @@
-//! A weight as its kernels hold it.
+//! A weight in the form that its kernels read.
 
 use super::acts::Need;
 use super::kernel::{AMX_CHUNK_GROUPS, Ask, CHUNK_GROUPS, GROUP, LinearKernel, Shape};
@@ -9,7 +9,7 @@ use crate::simd::tuning::{LinearTuning, Tuning};
 use crate::simd::{Caps, Isa};
 use crate::tensor::{DType, Tensor};
 
-/// A weight `[n, k]` as its kernels hold it, with an optional bias.
+/// A weight `[n, k]` in the form that its kernels read, with an optional bias.
 #[derive(Debug, Clone)]
 pub struct Linear {
     n: usize,
@@ -29,7 +29,7 @@ enum Store {
     Packed(Packed),
 }
 
-/// As many rows as any kernel without an entry of the tuning table distinguishes: those of a tile.
+/// Rows of a tile. Kernels without an entry in the tuning table distinguish no larger number of rows.
 const TILE_ROWS: usize = 16;
 
 impl Linear {
@@ -94,22 +94,21 @@ impl Linear {
         self
     }
 
-    /// Where activations are quantised for this weight, quantise them to 16 bits (two int8 planes): for
-    /// layers whose inputs have outliers and whose outputs decide much, at twice the multiplications. The same where
-    /// the AMX tier rounds them to bf16 for float weights (two bf16 planes).
+    /// Where activations are quantised for this weight, quantises them to 16 bits (two int8 planes), at twice the
+    /// multiplications: for layers whose inputs have outliers and whose outputs matter most. Where the AMX tier rounds
+    /// them to bf16 for float weights, uses two bf16 planes.
     pub fn with_fine_activations(mut self) -> Linear {
         self.fine = true;
         self
     }
 
-    /// Other entries than those of the table in use ([`Tuning::current`]): for measuring which are best.
+    /// Uses these entries instead of those of the table in use ([`Tuning::current`]), for measuring which are best.
     pub fn with_tuning(mut self, tuning: LinearTuning) -> Linear {
         self.tuning = tuning;
         self
     }
 
-    /// Multiplied by this kernel of its tier ([`table::named`]) wherever that can, instead of by the one that pays: for
-    /// measuring.
+    /// Uses this kernel of its tier ([`table::named`]) wherever possible, instead of the one that pays, for measuring.
     pub fn with_kernel(mut self, kernel: &'static LinearKernel) -> Linear {
         self.forced = Some(kernel);
         self
@@ -146,13 +145,13 @@ impl Linear {
         choose(self.isa, &Ask { dtype, packed: self.is_packed(), fine, m, tuning }, mode, self.forced)
     }
 
-    /// Which forms of `m` rows of activations [`linear`](super::linear) will read.
+    /// The forms of `m` rows of activations that [`linear`](super::linear) will read.
     pub fn need(&self, m: usize, mode: Mode) -> Need {
         self.kernel(m, mode).need(self.fine)
     }
 
-    /// The kernels of a weight that is not loaded yet, from 1 row to `m`: the number of rows from which each serves, up to the
-    /// next. `fine`: [`Linear::with_fine_activations`].
+    /// The kernels of a weight that is not loaded yet, for 1 to `m` rows, each with the least number of rows that it
+    /// serves. `fine`: [`Linear::with_fine_activations`].
     pub fn kernels_up_to(
         dtype: DType,
         isa: Isa,
@@ -163,7 +162,7 @@ impl Linear {
         let tuning = &Tuning::current().linear(dtype);
         let (packed, forced) = (Linear::wants_packing(dtype, isa), table::forced(isa).ok().flatten());
         let mut found: Vec<(usize, &'static LinearKernel)> = Vec::new();
-        // Where the kernel may change; above, it is the same for any number.
+        // Row counts at which the kernel may change; above these it stays the same.
         let thresholds =
             [tuning.tiles_from / 2, tuning.tiles_from, tuning.int8_tiles_from, tuning.half_up_to];
         let mut rows: Vec<usize> = thresholds.iter().flat_map(|&t| [t, t.saturating_add(1)]).collect();
@@ -178,8 +177,8 @@ impl Linear {
         found
     }
 
-    /// [`Linear::need`] of a weight that is not loaded yet, for every number of rows up to `m`: the most of each form.
-    /// `fine`: [`Linear::with_fine_activations`].
+    /// [`Linear::need`] of a weight that is not loaded yet: the most rows of each form, over all numbers of rows up to
+    /// `m`. `fine`: [`Linear::with_fine_activations`].
     pub fn needs_up_to(dtype: DType, isa: Isa, fine: bool, m: usize, mode: Mode) -> Vec<(usize, Need)> {
         let kernels = Linear::kernels_up_to(dtype, isa, fine, m, mode);
         let last = |i: usize| kernels.get(i + 1).map_or(m, |(from, _)| from - 1);
@@ -205,7 +204,7 @@ impl Linear {
         self.isa
     }
 
-    /// Whether activations keep a fine plane for it.
+    /// Whether activations have a fine plane for this weight.
     pub(super) fn is_fine(&self) -> bool {
         self.fine
     }

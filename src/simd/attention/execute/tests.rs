@@ -6,7 +6,7 @@ use crate::simd::Caps;
 use crate::simd::attention::AttnShape;
 use crate::tensor::Half;
 
-/// Also the tables that `select` does not prefer on this machine.
+/// Includes the tables that `select` does not prefer on this machine.
 #[test]
 fn every_table_agrees_with_the_reference_and_with_itself() {
     let pool = Pool::new(2);
@@ -53,8 +53,8 @@ fn every_table_agrees_with_the_reference_and_with_itself() {
     }
 }
 
-/// Few rows take the vector kernels of the tier below, bit for bit, also where their segments are spread over threads;
-/// more rows, and other tiers, take what they always do.
+/// Few rows use the vector kernels of the tier below, bit for bit, also if their segments are spread over threads; more
+/// rows, and other tiers, are unaffected.
 #[test]
 fn few_rows_by_vectors_are_those_of_the_tier_below() {
     let (len, h_kv, group, head_dim) = (1300usize, 2usize, 3usize, 64usize);
@@ -88,8 +88,8 @@ fn few_rows_by_vectors_are_those_of_the_tier_below() {
     }
 }
 
-/// Softmax beside the products of other blocks: the same bits as one kernel after the other, and as the reference up to
-/// rounding, whatever lies in slots that hold no token.
+/// Softmax that overlaps with the products of other blocks gives the same bits as one kernel after the other, and
+/// agrees with the reference up to rounding, whatever the slots without a token hold.
 #[cfg(target_os = "linux")]
 #[test]
 fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
@@ -132,7 +132,7 @@ fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
             let x =
                 |i: u64| ((seed ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0;
             let at = |from: usize, n: usize| (from..from + n).map(|i| x(i as u64)).collect::<Vec<f32>>();
-            // Slots behind the last token: not numbers.
+            // Slots after the last token hold NaN.
             let nan = vec![f32::NAN; kv_width];
             for pos in 0..n_pages * PAGE_TOKENS {
                 let (k, v) = if pos < len {

@@ -41,7 +41,7 @@ fn pair(even: __m512, odd: __m512) -> __m512i {
     both
 }
 
-/// f32 from a code that lies in bits of a dword: (bits & mask) | power, which is the power of two plus the code.
+/// f32 from a code in some bits of a dword: (bits & mask) | power, which is the power of two plus the code.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn plus<const MASK: i32>(bits: __m512i, power: f32) -> __m512 {
@@ -61,7 +61,7 @@ fn bytes_at_15(c: __m512i) -> [__m512i; 4] {
     ]
 }
 
-/// Four codes per row, `power` + q each, to two rows of a tile.
+/// Writes four codes per row, `power` + q each, to two rows of a tile.
 ///
 /// # Safety
 /// `out` has room for two rows of 32 elements.
@@ -104,8 +104,9 @@ unsafe fn scales<F: Format, const NIBBLES: bool>(w: *const u8, b: usize) -> [(__
     }
 }
 
-/// A quarter of a tile, four of its 16 rows: those of line `J` of a block's nibbles, or of its codes `2 J` and `2 J + 1`.
-/// `NIBBLES`: the codes are nibbles and nothing else, and are taken from their lines, not split into bytes first.
+/// Makes a quarter of a tile, four of its 16 rows: those of line `J` of a block's nibbles, or of its codes `2 J` and `2
+/// J + 1`. With `NIBBLES` the codes are nibbles without high bits, taken directly from their lines without splitting
+/// into bytes first.
 ///
 /// # Safety
 /// The record at `w` has block `b`, `scales` are its; `out` has room for a tile; the CPU has the features.
@@ -156,7 +157,7 @@ unsafe fn part<F: Format, const NIBBLES: bool, const J: usize>(
     }
 }
 
-/// Tile `step` of a packed group.
+/// Makes tile `step` of a packed group.
 ///
 /// # Safety
 /// The group at `w` has this block of 32; `out` has room for a tile; the CPU has the features.

@@ -6,16 +6,17 @@
 //! becomes bf16, and loses the factor, by two operations on its bits: a rounding shift by three (vpmulhrsw, which keeps the
 //! sign), and 96 put above the five bits of its exponent: 2^(e-31) is bf16's exponent e + 96. Zero becomes 2^-31.
 //!
-//! A block that may have a weight of one or more, or whose scale is no number, is made in f32 as elsewhere (`amx`): which of the
-//! two depends on its scales alone, not on who makes it.
+//! A block that may have a weight of one or more, or whose scale is no number, is made in f32 as elsewhere (`amx`). The
+//! choice depends on the block's scales alone, not on the caller.
 //!
 //! layout     as `amx`: a line of nibbles, or two quads of codes, become four rows of 32 elements
-//! codes      nibbles: a byte shuffle looks up -8 to 7, whose f16 have all their bits in the upper byte, another one puts it
-//!            there (vpermw would look up words, with two operations on one port). Longer codes: bytes to words to f16
+//! codes      nibbles: one byte shuffle looks up -8 to 7, whose f16 have all their bits in the upper byte, and another
+//!            moves it there (vpermw would look up words, with two operations on one port). Longer codes: bytes to
+//!            words to f16
 //! bound      two 512-bit ports; cycles per tile counted by `scripts/mca`: docs/kernels.md
-//! measured   on a Sapphire Rapids, as a C program (decision 0025): q4_0 through the ring, M = 64 0.80 TFLOP/s a thread where
-//!            f32 arithmetic reaches 0.64, M = 32 0.70 against 0.585; M = 512 no gain. This code: executed on software
-//!            instructions only
+//! measured   on a Sapphire Rapids, as a C program (decision 0025): q4_0 through the ring, M = 64 0.80 TFLOP/s per
+//!            thread where f32 arithmetic reaches 0.64, M = 32 0.70 against 0.585; M = 512 no gain. This code has run
+//!            on emulated instructions only
 //! error      2^-8 of a weight from bf16, as in f32, and 2^-11 from f16. Rounded to f16 first, so 2^-11 of each: scale and offset of
 //!            K-quants, products of two numbers; the offset of q4_1, which becomes that of codes less eight
 
@@ -27,7 +28,7 @@ use super::super::quant::format::Format;
 /// Scale and offset of 16 rows, times 2^16, as f16, twice in each dword.
 pub(super) type Scales = (__m512i, __m512i);
 
-/// Twice the same 16 f16 in the words of dwords: of `v · 2^16`.
+/// `v · 2^16` as 16 f16, each twice in the words of its dword.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn halves(v: __m512) -> __m512i {
@@ -36,8 +37,8 @@ fn halves(v: __m512) -> __m512i {
     _mm512_or_si512(h, _mm512_slli_epi32::<16>(h))
 }
 
-/// The scales of the two halves of block `b`, unless a weight of it may be one or more. `NIBBLED`: offsets are those of codes
-/// less eight, as [`part`] has them then.
+/// The scales of the two halves of block `b`, unless one of its weights may be one or more. With `NIBBLED` the offsets
+/// are for codes minus eight, as [`part`] then uses them.
 ///
 /// # Safety
 /// The record at `w` has block `b`; the CPU has the features.
@@ -45,7 +46,7 @@ fn halves(v: __m512) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
 pub(super) unsafe fn scales<F: Format, const NIBBLED: bool>(w: *const u8, b: usize) -> Option<[Scales; 2]> {
     let of_half = |(d, m): (__m512, __m512)| {
-        // Codes go from 0 to below 2^bits: |w| <= |m| + 2^bits |d|; symmetric ones reach |m| only.
+        // Codes range from 0 to below 2^bits, so |w| <= |m| + 2^bits |d|; symmetric formats reach |m| only.
         let most = match F::ZERO_LOG2 {
             Some(_) => _mm512_abs_ps(m),
             None => _mm512_fmadd_ps(_mm512_abs_ps(d), _mm512_set1_ps(F::CODES), _mm512_abs_ps(m)),
@@ -69,8 +70,8 @@ pub(super) unsafe fn scales<F: Format, const NIBBLED: bool>(w: *const u8, b: usi
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fma(mut q: __m512i, d: __m512i, m: __m512i) -> __m512i {
-    // SAFETY: register arithmetic; who makes tiles with f16 has seen that the instruction executes. In asm, with registers
-    // only, because that is what emulation knows.
+    // SAFETY: register arithmetic; the caller has checked that the instruction executes. In asm with register operands
+    // only, because the emulation supports only those.
     unsafe {
         asm!("vfmadd213ph {q}, {d}, {m}", q = inout(zmm_reg) q, d = in(zmm_reg) d, m = in(zmm_reg) m,
             options(pure, nomem, nostack, preserves_flags));
@@ -78,7 +79,7 @@ fn fma(mut q: __m512i, d: __m512i, m: __m512i) -> __m512i {
     q
 }
 
-/// 32 unsigned words to f16.
+/// Converts 32 unsigned words to f16.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn from_words(words: __m512i) -> __m512i {
@@ -91,7 +92,7 @@ fn from_words(words: __m512i) -> __m512i {
     q
 }
 
-/// A row of a tile from its 32 codes in f16.
+/// Writes a row of a tile from its 32 weights in f16.
 ///
 /// # Safety
 /// `out` has room for 32 elements.
@@ -211,11 +212,11 @@ mod tests {
         Tensor::new(dtype, vec![16, k], Bytes::copy_of(&data)).unwrap()
     }
 
-    /// The most that a weight is off: half an ulp of bf16 and of f16; and where scale and offset are rounded first, 2^-11 of the
-    /// largest code times the one and of the other.
+    /// The largest error of a weight: half an ulp of bf16 and of f16; and, where scale and offset are rounded first,
+    /// 2^-11 of the scale times the largest code and of the offset.
     fn bound(dtype: DType, w: f64, scale: f64) -> f64 {
         let rounded = match dtype {
-            // Exact, but for the offset of codes less eight.
+            // Exact, except for the offset of codes minus eight.
             DType::Q4_1 => 1.0 + 8.0,
             // Sub-scales and minima up to 63.
             DType::Q4_K => 63.0 * (8.0 + 1.0 + 8.0),
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Scales of usual size, of the smallest halves, and such that weights are one and more.
+    /// Scales of usual size, of the smallest halves, and scales that give weights of one and more.
     #[test]
     fn tiles_are_as_exact_as_bf16_has_them() {
         if !crate::simd::Caps::get().avx512 || !crate::simd::Caps::get().avx512_vnni {

@@ -1,21 +1,22 @@
-//! Quantised linear on int8 tiles: packed codes times int8 activations, the answer of [`vnni`](super::super::quant::vnni) bit for bit.
+//! Quantised linear on int8 tiles: packed codes times int8 activations, with the bits of
+//! [`vnni`](super::super::quant::vnni).
 //!
 //!   y[t][n] = Σ_blocks (d_w·d_x)·Σ(q_w - z)·q_x + m_w·(d_x·Σq_x)       z: the code that means zero, where it is one for all
 //!
 //! A tile product covers a block of 32 of K (16 where scales change after 16: the other half of B is zeros). Its sums, whole
 //! numbers, go through L1 to the vector unit, which scales them and adds them up: the same numbers in the same order
-//! as VNNI, so that which of the two runs may depend on the number of tokens, even in deterministic mode.
+//! as VNNI, so that the choice between the two may depend on the number of tokens, even in deterministic mode.
 //!
 //! layout     groups as in `packed`; activations are packed per call: `[block of rows][step][row][32]`, scales `[step][16]`
 //! tile       16 columns x up to 16 tokens x 32; rows in equal blocks, the last of which overlaps the one before it
-//! pipeline   codes of step s + 4 become a B tile, the product of step s goes to scratch (four of them), the sums of step
-//!            s - 2 are scaled, side by side: the tile unit and stores hide behind ports 0 and 5
+//! pipeline   these overlap: codes of step s + 4 become a B tile, the product of step s goes to scratch (four of them),
+//!            the sums of step s - 2 are scaled; the tile unit and stores hide behind ports 0 and 5
 //! registers  R sums + d, m + temporaries of 32 zmm, R = 8, 12 or 16
 //! bound      ports 0 and 5: per step and token cvt, mul, fma (asymmetric: one fma more) = 24 (32) cycles for 16 tokens,
 //!            and 10-18 for making codes; the store unit 24. Counted: `scripts/mca`
 //! measured   on a Sapphire Rapids, as a C program of the same shape (decision 0025): q4_0 M = 16 0.37 Top/s a thread where
-//!            VNNI tiles of 2 x 8 take 0.295, q8_0 0.31 against 0.24; contended 0.32 against 0.24. This code: executed on
-//!            software tiles only
+//!            VNNI tiles of 2 x 8 take 0.295, q8_0 0.31 against 0.24; contended 0.32 against 0.24. This code has run on
+//!            emulated tiles only
 //! error      as vnni: integers exact; f32 rounding over K/32 blocks; activations quantised to 8 bits
 
 use std::arch::x86_64::*;
@@ -30,15 +31,16 @@ use crate::amx::session::{Session, Shapes};
 
 /// Most tokens of a block.
 const ROWS: usize = 16;
-/// Blocks of a pass, which use each made tile of codes: 64 tokens.
+/// Blocks of a pass (64 tokens), which share each tile of codes.
 const PASS: usize = 4;
-/// Steps by which tiles of codes are made before they are multiplied, and the slots of a ring of them.
+/// Number of steps that a tile of codes is made before it is multiplied, and the slots of a ring of tiles.
 const LEAD: usize = 4;
 const RING: usize = 8;
-/// Products whose sums wait in scratch.
+/// Number of products whose sums wait in scratch.
 const IN_FLIGHT: usize = 4;
 
-/// Rows in equal blocks: how many blocks, and the rows of each. Block `i` begins at `min(i * rows, m - rows)`.
+/// Divides rows into equal blocks: the number of blocks, and the rows of each. Block `i` begins at `min(i * rows, m -
+/// rows)`.
 fn blocks(m: usize) -> (usize, usize) {
     let blocks = m.div_ceil(ROWS);
     (blocks, m.div_ceil(blocks))
@@ -50,7 +52,7 @@ struct Scratch {
     q: *mut i8,
     /// `[block][step][16]`.
     d: *mut f32,
-    /// Alike; written for formats with offsets only.
+    /// `[block][step][16]`; written only for formats with offsets.
     sums: *mut f32,
     /// `[slot][products]` B tiles.
     codes: *mut i8,
@@ -61,7 +63,7 @@ struct Scratch {
 
 /// One block of rows times one group.
 struct BlockProduct<'a> {
-    /// The group, and the next bytes.
+    /// The group, followed by the next groups.
     w: *const u8,
     steps: usize,
     rows: usize,
@@ -69,7 +71,7 @@ struct BlockProduct<'a> {
     d: *const f32,
     sums: *const f32,
     scratch: &'a Scratch,
-    /// Whether the tiles of codes are still to be made, and how far ahead weights are requested.
+    /// `Some` if the tiles of codes are still to be made: how far ahead weights are prefetched.
     make: Option<usize>,
     out: *mut f32,
     ldo: usize,
@@ -102,14 +104,14 @@ impl BlockProduct<'_> {
             let zero = _mm512_set1_epi8(F::ZERO_LOG2.map_or(0, |z| (1u32 << z) as i8));
             for i in 0..8 {
                 let signed = if F::ZERO_LOG2.is_some() { _mm512_sub_epi8(codes[i], zero) } else { codes[i] };
-                // Quads 4 to 7 of a second tile stand in its second half; zeros are there since the call began.
+                // Quads 4 to 7 of a second tile lie in its second half; the rest has been zero since the call began.
                 let tile = if F::HALVES { i / 4 * B_BYTES } else { 0 };
                 _mm512_storeu_si512(to.add(tile + i * 64).cast(), signed);
             }
         }
     }
 
-    /// The products of `step`, from slot `slot` to scratch `I`.
+    /// Computes the products of `step` from slot `slot` to scratch `I`.
     ///
     /// # Safety
     /// As [`BlockProduct::make`], which has made the slot; [`Shapes::int8`] of the job's rows is loaded.
@@ -160,7 +162,7 @@ impl BlockProduct<'_> {
         }
     }
 
-    /// What happens side by side at `step`, of which the last is two behind the last product.
+    /// Does the overlapping work of `step`. The last step is two after the last product.
     ///
     /// # Safety
     /// As [`BlockProduct::run`]; steps come in order from 0, `I` is `step % 4`.
@@ -226,7 +228,7 @@ const fn products<F: Format>() -> usize {
     if F::HALVES { 2 } else { 1 }
 }
 
-/// Rows `first..first + rows` of the activations to block `block` of the scratch.
+/// Copies rows `first..first + rows` of the activations to block `block` of the scratch.
 ///
 /// # Safety
 /// The rows exist and have `steps` blocks of 32; the scratch has this block. AVX.
@@ -257,10 +259,10 @@ unsafe fn pack(
     }
 }
 
-/// What a call multiplies.
+/// The arguments of a call.
 #[derive(Clone, Copy)]
 struct Call<'a> {
-    /// Bytes ahead of their use that weights are requested.
+    /// How many bytes ahead of their use weights are prefetched.
     ahead: usize,
     w: &'a [u8],
     k: usize,
@@ -298,8 +300,8 @@ unsafe fn run<F: Format>(call: Call<'_>) {
             slots,
             c: at(q + 2 * d + codes).cast(),
         };
-        // SAFETY: the scratch is as large as these say. Zeros: scales of rows that are not there, halves of B tiles. The
-        // shapes of blocks of `rows` are loaded; the rest is the caller's contract.
+        // SAFETY: the scratch is as large as these say. The scales of missing rows and the unused halves of B tiles are
+        // zero. The shapes of blocks of `rows` are loaded; the rest is the caller's contract.
         unsafe {
             scratch.d.write_bytes(0, 2 * d / size_of::<f32>());
             scratch.codes.write_bytes(0, codes);
@@ -365,7 +367,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     run: multiply,
 };
 
-/// `out[t·ldo + row]` for the rows of the groups `w`: the answer of `vnni`, bit for bit.
+/// Computes `out[t·ldo + row]` for the rows of the groups `w`, with the bits of `vnni`.
 ///
 /// # Safety
 /// AVX-512 VNNI and tile instructions execute; the work's weights are whole groups of a quantised dtype, its activations int8.

@@ -6,16 +6,16 @@
 //!   f16         rows of the file → converted ([`panel`](super::float::panel)), then products
 //!   bf16, f16   packed at load: tiles in place ([`stored`])
 //!
-//! Why not int8 tiles for many tokens: their scales change every 32 elements, so a tile product covers K = 32, as many
-//! multiply-adds as a bf16 tile; it saves the dequantisation (once per call and weight) and pays a conversion of every 16x16
-//! result per 32 elements (once per token block). From 17 tokens on bf16 wins, and its activations are more precise;
-//! up to 16 it is `int8_tiles`.
+//! Why not int8 tiles for many tokens: scales change every 32 elements, so a tile product covers K = 32, with as many
+//! multiply-adds as a bf16 tile. It saves the dequantisation (once per call and weight) but converts every 16x16 result
+//! per 32 elements (once per token block). From 17 tokens on bf16 is faster, and its activations are more precise; up
+//! to 16 tokens `int8_tiles` is faster.
 //!
 //! bound      two 512-bit ports; cycles per 16x32 weights (a tile), counted by scripts/mca for Sapphire Rapids: bf16 40 (48
 //!            insertions beside loads, 32 shuffles), quantised: `dequantise`. Against 16 cycles of products per 16 tokens, and 12
 //!            cycles per 64-byte line from memory
 //! measured   on a Sapphire Rapids, as a C program (decision 0023): q4_0, quarters made in the K loop 1.15 TFLOP/s a thread
-//!            at M = 512, through the ring 0.585 at 32; this code was executed on software tiles only
+//!            at M = 512, through the ring 0.585 at 32; this code has run on emulated tiles only
 //! error      weights (quantised: d·q + m; f16) and activations rounded to bf16, f32 accumulation
 
 mod dequantise;
@@ -31,11 +31,11 @@ use super::kernel::{AMX_CHUNK_GROUPS, Shape, Work};
 use crate::amx::Session;
 use crate::amx::bf16::{Panels, gemm_bf16_raw};
 
-/// Groups per chunk at most when many tokens make it compute-bound.
+/// Most groups per chunk when many tokens make the work compute-bound.
 const MOST_GROUPS: usize = 128;
 
-/// Long ranges of columns: each begins by fetching A into L2 and by making its first panels with no product beside them.
-/// `unit`: groups that are multiplied together.
+/// Groups per chunk. Ranges of columns are long, because each begins by fetching A into L2 and by making its first
+/// panels without an overlapping product. `unit` is the number of groups multiplied together.
 fn range(s: &Shape<'_>, unit: usize) -> usize {
     let least = if s.m <= 64 { 8 } else { AMX_CHUNK_GROUPS };
     let most = if s.fine { AMX_CHUNK_GROUPS } else { MOST_GROUPS };
@@ -44,7 +44,7 @@ fn range(s: &Shape<'_>, unit: usize) -> usize {
     (range / unit * unit).max(unit)
 }
 
-/// [`range`] of panels, which are multiplied by two, by four with up to 16 tokens.
+/// [`range`] for panels, which are multiplied two at a time, or four at a time with up to 16 tokens.
 fn panels(s: &Shape<'_>) -> usize {
     range(s, if s.m <= 16 { 4 } else { 2 })
 }

@@ -1,4 +1,4 @@
-//! Packed groups of quantised weights, made into tiles of bf16 beside the products.
+//! Packed groups of quantised weights, converted to bf16 tiles while products run.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use super::{dequantise, panels, product, session};
 use crate::amx::bf16::Panels;
 use crate::amx::half_arithmetic;
 
-/// Packed groups as panels. `HALF`: made with f16 arithmetic.
+/// Packed groups as panels. With `HALF` they are made with f16 arithmetic.
 struct QuantisedPanels<'a, F, const NIBBLES: bool, const HALF: bool> {
     groups: &'a [u8],
     /// Bytes of a group.
@@ -37,7 +37,8 @@ impl<F: Format, const NIBBLES: bool, const HALF: bool> Panels for QuantisedPanel
 
     unsafe fn fill(&self, panel: usize, step: usize, out: *mut u16) {
         let group = self.group(panel, step);
-        // SAFETY: the group has this step (checked); the caller's contract; f16 arithmetic is there where it is chosen.
+        // SAFETY: the group has this step (checked); the caller's contract; f16 arithmetic is available where it is
+        // chosen.
         unsafe {
             if HALF {
                 dequantise::half_whole::<F, NIBBLES>(group, step, out);
@@ -75,7 +76,7 @@ impl<F: Format, const NIBBLES: bool, const HALF: bool> Panels for QuantisedPanel
     }
 }
 
-/// Enough tokens for tiles.
+/// Whether there are enough tokens for tiles.
 fn pays(a: &Ask<'_>) -> bool {
     a.m >= a.tiles_from()
 }
@@ -90,7 +91,8 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     run: by::<false>,
 };
 
-/// The same, made with f16 arithmetic: in fewer cycles, and with an error of f16 in the weights.
+/// The kernel that makes tiles with f16 arithmetic: in fewer cycles, and with an additional f16 rounding of the
+/// weights.
 pub(in super::super) static HALF: LinearKernel = LinearKernel {
     name: "amx_half",
     takes: |a| a.quantised() && half_arithmetic(),

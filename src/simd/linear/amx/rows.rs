@@ -1,4 +1,4 @@
-//! Rows of the file, made into tiles of bf16 beside the products.
+//! Rows of the file, converted to bf16 tiles while products run.
 
 use std::arch::x86_64::*;
 

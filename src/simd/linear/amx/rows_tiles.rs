@@ -1,16 +1,16 @@
 //! bf16 linear of up to 16 tokens on tiles, rows of the file as the A operand: `y[M,N] = (W·xᵀ)ᵀ`.
 //!
-//! A tile load takes its 16 rows at any distance, so 16 rows of W are an A tile where they lie; nothing is transposed but
-//! the activations, once per call, and each block of 16 x 16 results.
+//! A tile load takes its 16 rows at any distance, so 16 rows of W are an A tile in place. Only the activations (once
+//! per call) and each block of 16 x 16 results are transposed.
 //!
 //! layout     W `[n][k]` as in the file; activations as `[step][16 pairs of k][16 tokens][2]`, a B tile a step
 //! tile       16 rows of W x 16 tokens; one accumulator over all of K
-//! bound      memory. The products of a panel wait for each other: 52 cycles per KiB of W, 55 GB/s; a thread reads 15
-//! order      k ascending, each step of 32 summed apart, then added: the bits of [`gemm_bf16`](crate::amx::bf16), because
-//!            a product does not depend on which factor came first
+//! bound      memory. The products of a panel depend on each other: 52 cycles per KiB of W, 55 GB/s; a thread reads 15
+//! order      k ascending, each step of 32 summed separately, then added: the bits of [`gemm_bf16`](crate::amx::bf16),
+//!            because a product does not depend on which factor came first
 //! measured   on a Sapphire Rapids, as a C program (decision 0025): 8192 x 2048, M = 16, 0.247 Tflop/s a thread, 15.5 GB/s,
-//!            where tiles of transposed rows take 0.19; contended 0.16-0.18 against 0.06-0.15. Prefetches of 512 bytes:
-//!            0.23, contended 0.19. This code: executed on software tiles only
+//!            where tiles of transposed rows reach 0.19; contended 0.16-0.18 against 0.06-0.15. Prefetches of 512
+//!            bytes: 0.23, contended 0.19. This code has run on emulated tiles only
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -27,9 +27,9 @@ use crate::tensor::DType;
 /// Most tokens: the columns of a B tile.
 const MAX_M: usize = 16;
 
-/// What is multiplied.
+/// The operands of a product.
 struct Product {
-    /// `n >= 16` rows of `k` bf16, one behind the other.
+    /// `n >= 16` consecutive rows of `k` bf16.
     w: *const u8,
     n: usize,
     k: usize,
@@ -45,7 +45,7 @@ struct Product {
 struct Scratch {
     /// B tiles of the activations, one a step.
     b: *mut u16,
-    /// A tiles of the steps that W has no whole tile of.
+    /// A tiles of the steps for which W has no whole tile.
     edge: *mut u16,
     /// 16 x 16 results, and the same transposed.
     c: *mut f32,
@@ -68,8 +68,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
 /// AMX and AVX-512 BF16 are usable; the work's weights are rows of bf16, its activations tiles of at most [`MAX_M`] tokens.
 unsafe fn run(w: &Work<'_>) {
     if w.n < GROUP {
-        // No tile is whole: the same bits.
-        // SAFETY: the caller's contract.
+        // No tile is whole; this kernel gives the same bits. SAFETY: the caller's contract.
         return unsafe { rows::run(w) };
     }
     let (x, m, k_padded) = (tiles(w), w.x.m(), w.x.k_padded());
@@ -112,7 +111,7 @@ unsafe fn panels(job: &Product, whole: usize, steps: usize, scratch: &Scratch) {
         }
         scratch.edge.write_bytes(0, (steps - whole) * TILE_LEN);
         for panel in 0..job.n.div_ceil(GROUP) {
-            // The last panel overlaps the one before it where the rows are no multiple of 16.
+            // The last panel overlaps the previous one if the rows are no multiple of 16.
             let first = (panel * GROUP).min(job.n - GROUP);
             let w = job.w.add(first * stride);
             for row in 0..GROUP {
@@ -129,7 +128,7 @@ unsafe fn panels(job: &Product, whole: usize, steps: usize, scratch: &Scratch) {
     }
 }
 
-/// 16 rows of W at `w`, `stride` bytes apart, times all tokens: `whole` steps where they lie, `edge` steps from the scratch.
+/// 16 rows of W at `w`, `stride` bytes apart, times all tokens: `whole` steps in place, `edge` steps from the scratch.
 ///
 /// # Safety
 /// The rows have `whole` tiles; `scratch` holds the B tiles of all steps; [`Shapes::SEVEN`] is loaded.

@@ -1,5 +1,5 @@
-//! Float weights that were packed into tiles at load: multiplied where they lie, and asked for a pair of panels ahead
-//! beside the products, four lines a K step (`amx/make.rs`).
+//! Float weights that were packed into tiles at load. They are multiplied in place and prefetched a pair of panels
+//! ahead while products run, four lines per K step (`amx/make.rs`).
 
 use std::arch::x86_64::*;
 
@@ -24,7 +24,7 @@ impl<'a> StoredPanels<'a> {
         StoredPanels { groups, steps: bytes / (2 * TILE_LEN) }
     }
 
-    /// Tile `step` of `panel`, and those behind it.
+    /// Tile `step` of `panel`, followed by the next tiles.
     fn at(&self, panel: usize, step: usize) -> *const u16 {
         assert!(step < self.steps, "step {step} of {}", self.steps);
         let bytes = 2 * TILE_LEN * self.steps;

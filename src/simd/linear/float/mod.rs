@@ -1,4 +1,4 @@
-//! Products of float weights: rows as they lie in the file, or tiles of bf16 that were packed at load.
+//! Products of float weights: rows as in the file, or bf16 tiles that were packed at load.
 
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // only AMX multiplies panels
 pub(super) mod panel;
@@ -9,15 +9,15 @@ pub(super) mod tiledot;
 
 use super::kernel::Ask;
 
-/// Most tokens for which a row at a time is fastest; beyond, `tiledot` keeps tiles of both in registers.
+/// Most tokens for which row dot products are fastest; beyond, `tiledot` keeps tiles of both operands in registers.
 const FEW: usize = 2;
 
-/// Float weights in rows, for a few tokens.
+/// Whether the weights are float rows and there are few tokens.
 fn few_rows(a: &Ask<'_>) -> bool {
     !a.packed && !a.dtype.is_quantised() && a.m <= FEW
 }
 
-/// Float weights in rows.
+/// Whether the weights are float rows.
 fn rows(a: &Ask<'_>) -> bool {
     !a.packed && !a.dtype.is_quantised()
 }

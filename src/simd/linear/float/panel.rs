@@ -56,7 +56,7 @@ unsafe fn transpose16(r: [__m512i; 16]) -> [__m512i; 16] {
     }
 }
 
-/// To bf16, nearest even, with integers: no AVX-512 BF16 is needed.
+/// Rounds to bf16, nearest even, with integer operations, so AVX-512 BF16 is not needed.
 #[inline(always)]
 unsafe fn round_bf16(v: __m512) -> __m256i {
     // SAFETY: register arithmetic.

@@ -2,13 +2,14 @@
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           x rounded to bf16, f32 accumulation
 //!
-//! layout     groups of 16 rows, `[k/2][16][2]` each: the B tiles of AMX, one behind the other. A row is a lane, a line of
-//!            memory a pair of k: against a broadcast pair of x it is one product, with no sum across lanes at the end
+//! layout     groups of 16 rows, `[k/2][16][2]` each: consecutive B tiles of AMX. A row is a lane, a line of memory a
+//!            pair of k: against a broadcast pair of x it is one product, without a sum across lanes at the end
 //! tile       4 groups x MT tokens (1, 2): four streams of memory, 4·MT chains of products
 //! registers  8 accumulators + 1 line of weights; pairs of x are broadcast by the product's load
 //! bound      memory: 2 bytes per weight
-//! prefetch   into L1, [`AHEAD`] bytes further on in each stream
-//! error      x: 2^-8 relative at most; f16 weights, which became bf16, as much; then f32, one chain of K/2 pairs, each rounded twice, subnormals taken for zero
+//! prefetch   into L1, [`AHEAD`] bytes ahead in each stream
+//! error      x: at most 2^-8 relative; f16 weights, converted to bf16, the same; then f32, one chain of K/2 pairs,
+//!            each rounded twice, with subnormals treated as zero
 
 use std::arch::x86_64::*;
 
@@ -18,16 +19,16 @@ use super::FEW;
 /// Groups of a tile.
 const GROUPS: usize = 4;
 
-/// Bytes from what is read to what is asked for.
+/// Prefetch distance in bytes.
 const AHEAD: usize = 1024;
 
 /// Elements of a line: 16 rows of a pair.
 const LINE: usize = 2 * GROUP;
 
-/// What is multiplied.
+/// The operands of a product.
 #[derive(Clone, Copy)]
 struct Product {
-    /// Groups of `k` rounded up to 64, one behind the other.
+    /// Consecutive groups of `k` rounded up to 64.
     w: *const u16,
     /// Rows, in `ceil(n/16)` groups.
     n: usize,
@@ -94,7 +95,7 @@ unsafe fn groups<const MT: usize>(job: &Product) {
     }
 }
 
-/// Whole tiles, and long runs of memory.
+/// Groups per chunk: whole tiles, and long runs of memory.
 fn chunk(s: &Shape<'_>) -> usize {
     let whole = s.of_bytes(s.tuning.chunk_bytes).next_multiple_of(GROUPS);
     whole.min(s.groups().div_ceil(2 * s.threads)).max(1)

@@ -1,14 +1,14 @@
-//! Float linear for a few tokens: dot products of rows as they lie in the file (AVX2, AVX-512).
+//! Float linear for a few tokens: dot products of rows as in the file (AVX2, AVX-512).
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           w converted to f32 on load, f32 accumulation
 //!
-//! tile       8 rows x MT tokens (1, 2; AVX2 4 x 2), four vectors of k a step: a vector of x
-//!            is loaded once for all rows, which matters: per line of weights, x is two lines more to load
+//! tile       8 rows x MT tokens (1, 2; AVX2 4 x 2), four vectors of k per step. A vector of x is loaded once for all
+//!            rows, which matters because x adds two lines to load per line of weights
 //! registers  8·MT acc + w + x = 18 zmm at MT = 2; 4·MT + 2 = 10 ymm
 //! bound      memory: 2 (bf16, f16) or 4 bytes per weight
 //! prefetch   into L2, the same columns of the next tile, every second line: the other comes with it
 //! measured   2.5 GB of bf16 from a file mapping (4 KiB pages), 2 threads, Zen 4, where 51 GB/s can be read:
-//!            8 rows 49, 4 rows 44; one row at a time 30 to 44, by how x lies in L1, with the best prefetch
+//!            8 rows 49, 4 rows 44; one row at a time 30 to 44, depending on how x lies in L1, with the best prefetch
 //! error      f32: at most K/lanes + log2(lanes) roundings of a partial sum
 
 use std::arch::x86_64::*;
@@ -17,7 +17,7 @@ use super::super::kernel::{Form, LinearKernel, Work};
 use super::few_rows;
 use crate::tensor::DType;
 
-/// A vector of f32 lanes, and how weights become one.
+/// A vector of f32 lanes, and loads that convert weights to it.
 trait Lanes: Copy {
     const N: usize;
     unsafe fn zero() -> Self;
@@ -203,7 +203,7 @@ unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
     }
 }
 
-/// `n` rows, in tiles of `R`; a row's bits do not depend on the tile it is in.
+/// `n` rows, in tiles of `R`; a row's bits do not depend on its tile.
 #[inline(always)]
 unsafe fn rows<V: Lanes, W: Weight, const R: usize, const MT: usize>(
     w: *const u8,

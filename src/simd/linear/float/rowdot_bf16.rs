@@ -1,4 +1,4 @@
-//! bf16 linear for a few tokens: dot products of rows as they lie in the file (AVX512_BF16).
+//! bf16 linear for a few tokens: dot products of rows as in the file (AVX512_BF16).
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           x rounded to bf16, f32 accumulation
 //!
@@ -9,7 +9,7 @@
 //! prefetch   into L2, the same columns of the next tile
 //! measured   llama 3.2 1B, decoding from a file mapping, 2 threads, Zen 4: 42 to 47 GB/s where rows converted
 //!            to f32 (`rowdot`) reach 37 to 40; in slower minutes 33 of 36.8 readable, and 31
-//! error      x: 2^-9 relative; then f32, K/32 + 5 roundings of pairs of products, subnormals taken for zero
+//! error      x: 2^-9 relative; then f32, K/32 + 5 roundings of pairs of products, subnormals treated as zero
 
 use std::arch::x86_64::*;
 
@@ -90,7 +90,7 @@ unsafe fn tile<const R: usize, const MT: usize>(
     }
 }
 
-/// All rows, in tiles of eight; a row's bits do not depend on the tile it is in.
+/// All rows, in tiles of eight; a row's bits do not depend on its tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn rows<const MT: usize>(

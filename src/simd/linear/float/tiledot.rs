@@ -1,19 +1,19 @@
-//! Float linear for more than a few tokens: tiles of dot products along k, weights as they lie in the file.
+//! Float linear for more than a few tokens: tiles of dot products along k, weights as in the file.
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]
 //!
 //! tile       4 rows x up to 6 tokens (AVX2: 2 x 6) over a block of k; nothing is transposed: each accumulator
 //!            holds partial sums of one output, added across lanes at the end of the block
 //! registers  24 acc + 4 w + 1 x = 29 of 32 zmm; 12 acc + 2 w + 1 x = 15 of 16 ymm
-//! order      few tokens: row tiles outside, so weights come from memory once, in the order of the file, and the
-//!            activations from L2; many: token tiles outside, over a chunk of rows that sits in L2
+//! order      few tokens: the outer loop is over row tiles, so weights come from memory once, in file order, and
+//!            activations from L2; many: the outer loop is over token tiles, and a chunk of rows stays in L2
 //! bound      min(memory, products): bf16 vdpbf16ps, one line of weights each: M lines of products per line read,
 //!            at 37 GB/s and 7.4 G products/s equal at M = 13; f32 arithmetic (f16, AVX2) at M = 6
 //! measured   Zen 4, 2 threads, 4096x4096 cold, beside 33 GB/s of plain reading and 443 GFLOP/s of this kernel
 //!            on weights in L2: bf16 M = 4 / 8 / 16 / 32 33 / 32 / 24 GB/s (383 GFLOP/s) / 419 GFLOP/s, M = 512
 //!            446 GFLOP/s; f16 M = 4 / 8 / 16 33 / 25 / 13 GB/s (214 of 229 GFLOP/s)
 //! exact bits the sum of an output depends on k alone: the same for every M and every division into tiles
-//! error      bf16 dot products: activations rounded to bf16, f32 accumulation that takes subnormals for zero;
+//! error      bf16 dot products: activations rounded to bf16, f32 accumulation that treats subnormals as zero;
 //!            otherwise f32
 
 use std::arch::x86_64::*;
@@ -26,10 +26,10 @@ use crate::tensor::DType;
 /// Most tokens of a tile.
 const TOKENS: usize = 6;
 
-/// Longest block of k, bytes of a token's activations: those of a tile stay in L2 beside the weights.
+/// Longest block of k, in bytes of a token's activations; the activations of a tile then stay in L2 beside the weights.
 const BLOCK_BYTES: usize = 16 * 1024;
 
-/// Activations up to this size are read from L2 again and again, once per row tile.
+/// Activations up to this size are read from L2 repeatedly, once per row tile.
 const L2_SHARE: usize = 512 * 1024;
 
 /// A vector of weights times a vector of activations, added to a vector of sums.
@@ -48,7 +48,7 @@ trait Dot {
     unsafe fn x(p: *const u8) -> Self::V;
     unsafe fn zero() -> Self::Sum;
     unsafe fn dot(sum: Self::Sum, w: Self::V, x: Self::V) -> Self::Sum;
-    /// The sum over the lanes of each of four. The same tree for each.
+    /// The sums over the lanes of four vectors, each by the same tree.
     unsafe fn reduce(sums: [Self::Sum; 4]) -> [f32; 4];
 }
 
@@ -112,7 +112,7 @@ impl Dot for Bf16Pairs {
     }
 }
 
-/// Weights that become f32 when they are loaded, times f32.
+/// Weights that are widened to f32 on load, times f32.
 macro_rules! widening {
     ($name:ident, zmm, $bytes:literal, |$p:ident| $load:expr) => {
         struct $name;
@@ -201,7 +201,7 @@ widening!(Bf16Ymm, ymm, 2, |p| {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v))
 });
 
-/// What a tile multiplies: R rows with T tokens over `k` elements.
+/// The operands of a tile: R rows with T tokens over `k` elements.
 struct Tile {
     w: *const u8,
     w_stride: usize,
@@ -210,18 +210,18 @@ struct Tile {
     k: usize,
     out: *mut f32,
     ldo: usize,
-    /// Add to the outputs: this is not the first block of k.
+    /// Whether to add to the outputs because this is not the first block of k.
     accumulate: bool,
-    /// Rows that are requested into L2 meanwhile: `ahead_rows` of them from `ahead`, `w_stride` apart, and once
-    /// more those a tile before them. Requests are dropped while too many misses are under way: at M = 16,
-    /// the second one lifts 20 GB/s to 24.
+    /// Rows to prefetch into L2 meanwhile: `ahead_rows` of them from `ahead`, `w_stride` apart, and again those a tile
+    /// before them. Prefetches are dropped while too many misses are in flight: at M = 16 the second one lifts 20 GB/s
+    /// to 24.
     ahead: *const u8,
     ahead_rows: usize,
 }
 
 #[inline(always)]
 unsafe fn tile<D: Dot, const R: usize, const T: usize>(j: &Tile) {
-    // SAFETY: `Tile` describes existing memory (see `gemm`); what is requested ahead need not exist.
+    // SAFETY: `Tile` describes existing memory (see `gemm`); prefetched memory need not exist.
     unsafe {
         let mut acc = [[D::zero(); R]; T];
         let per_line = 64 / D::W;
@@ -248,7 +248,7 @@ unsafe fn tile<D: Dot, const R: usize, const T: usize>(j: &Tile) {
             left -= D::STEP;
         }
         if left > 0 {
-            // The last, shorter vectors, filled up with zeros: 64 bytes are at least a vector.
+            // The last, shorter vectors, padded with zeros: 64 bytes are at least a vector.
             let (mut ws, mut xs) = ([[0u8; 64]; R], [[0u8; 64]; T]);
             for (r, to) in ws.iter_mut().enumerate() {
                 std::ptr::copy_nonoverlapping(w.add(r * j.w_stride), to.as_mut_ptr(), left * D::W);
@@ -333,10 +333,10 @@ fn few(m: usize, k: usize, bytes: usize) -> bool {
     m * k.min(BLOCK_BYTES / bytes) * bytes <= L2_SHARE
 }
 
-/// Weight bytes per chunk when many tokens make it compute-bound: in L2 beside a tile of tokens.
+/// Weight bytes per chunk when many tokens make the work compute-bound: they stay in L2 beside a tile of tokens.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// `act_bytes`: of an activation.
+/// Groups per chunk; `act_bytes` is the size of an activation.
 fn chunk(s: &Shape<'_>, act_bytes: usize) -> usize {
     s.of_bytes(if few(s.m, s.k, act_bytes) { s.tuning.chunk_bytes } else { CHUNK_BYTES })
 }
@@ -366,12 +366,12 @@ unsafe fn gemm<D: Dot, const R: usize>(job: &Product) {
                 // SAFETY: rows r0.. below n, elements k0..k0 + len, tokens t0..t0 + t and their outputs exist.
                 unsafe {
                     let w = job.w.add(r0 * row_bytes + k0 * D::W);
-                    // While the token tiles of a row tile pass, they share the rows of those that follow.
+                    // The token tiles of a row tile share the prefetching of the next rows.
                     let (ahead, ahead_rows) = if few {
                         let (from, to) = (R * ti / tiles, R * (ti + 1) / tiles);
                         (w.wrapping_add((2 * R + from) * row_bytes), to - from)
                     } else {
-                        // The next chunk of rows, a row tile's row by each of the first token tiles.
+                        // Each of the first token tiles prefetches one row of the next chunk's row tile.
                         (w.wrapping_add((n + ti) * row_bytes), (ti < R) as usize)
                     };
                     let mut j = Tile {
@@ -496,8 +496,8 @@ mod tests {
     use crate::simd::tuning::Tuning;
     use crate::simd::{Isa, Kernels};
 
-    /// Also the kernels that `plan` does not choose on this machine. Small integers: exact in every type and
-    /// in every order, so nothing but a wrong element can differ.
+    /// Includes the kernels that are not chosen on this machine. Inputs are small integers, exact in every type and in
+    /// every order, so only a wrong element can differ.
     #[test]
     fn every_kernel_multiplies_the_elements_it_should() {
         let (caps, pool) = (Caps::get(), Pool::new(1));

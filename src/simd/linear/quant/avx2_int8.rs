@@ -1,8 +1,8 @@
 //! Quantised linear, AVX2: the same packed codes and the same arithmetic as `vnni`, eight rows at a time.
 //!
-//!   vpmaddubsw multiplies unsigned codes with signed activations and adds pairs in 16 bits; as many of those sums as
-//!   cannot overflow are added up in 16 bits too before they are widened ([`lines_per_sum`]). q8_0 codes are signed
-//!   again first, and the sign moves to the activation (vpsignb), so that 128·127·2 still fits.
+//!   vpmaddubsw multiplies unsigned codes with signed activations and adds pairs in 16 bits; these sums are also added
+//!   in 16 bits as far as they cannot overflow, then widened ([`lines_per_sum`]). q8_0 codes are signed again first,
+//!   and the sign moves to the activation (vpsignb), so that 128·127·2 still fits.
 //!
 //! tile       16 rows x 1 or 2 tokens, 8 rows x 3 or 4; one block of 32 at a time
 //! bound      M = 1: memory. M >= 4, four bits: per block of 8 rows and token 8 products, 8 sums, 1 widening, 4 float
@@ -58,7 +58,7 @@ unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
     // SAFETY: the caller's record holds eight 64-bit masks here; q < 8, h < 2.
     unsafe {
         let bits = p.add(q * 8 + h * 4).cast::<i32>().read_unaligned();
-        // Byte i of the result looks at bit i: spread the four bytes, then test one bit in each.
+        // Byte i of the result depends on bit i: spread the four bytes, then test one bit in each.
         let spread = _mm256_shuffle_epi8(
             _mm256_set1_epi32(bits),
             _mm256_setr_epi8(
@@ -72,7 +72,7 @@ unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
     }
 }
 
-/// The upper two bits of quad `q` of the line of pairs of bits at `p`, where the codes of q6_k have them.
+/// The upper two bits of quad `q`, from the line of bit pairs at `p`, in their position within a q6_k code.
 #[inline(always)]
 unsafe fn upper_pair(p: *const u8, q: usize, h: usize) -> __m256i {
     // SAFETY: the caller's record holds a line here; h < 2.
@@ -158,7 +158,7 @@ const fn lines_per_sum(dtype: DType) -> usize {
     }
 }
 
-/// Where the results of a token go: `rows` of the group, from its first.
+/// Destination of a token's results: the first `rows` rows of the group.
 #[derive(Clone, Copy)]
 struct Dest {
     out: *mut f32,
@@ -221,9 +221,9 @@ unsafe fn tile<const MT: usize, const H: usize>(
     }
 }
 
-/// The integer sums of block `b` against MT tokens whose activations begin at `x`: of the whole block in the first
-/// place, for q6_k of each half. A line of codes lives for MT tokens only: with sums and accumulators it fits the 16
-/// registers.
+/// The integer sums of block `b` against MT tokens whose activations begin at `x`: the whole block's in the first
+/// place, or for q6_k those of each half. A line of codes is kept for MT tokens only, so that it fits the 16 registers
+/// together with sums and accumulators.
 #[inline(always)]
 unsafe fn block_sums<const MT: usize, const H: usize>(
     dtype: DType,
@@ -283,7 +283,7 @@ unsafe fn group(dtype: DType, w: *const u8, k: usize, x: X, m: usize, dest: Dest
     // SAFETY: the caller's contract; t stays below m.
     unsafe {
         while t < m {
-            // Few tokens: both halves of a line when it comes. More: as many tokens as registers hold.
+            // With few tokens, both halves of a line at once; with more, as many tokens as registers hold.
             let step = (m - t).min(4);
             match step {
                 1 => tile::<1, 2>(dtype, w, 0, k, x, t, dest),

@@ -1,4 +1,4 @@
-//! How the AVX-512 and AMX kernels read records of packed codes ([`packed`](super::super::packed)): a row per lane.
+//! How the AVX-512 and AMX kernels read records of packed codes ([`packed`](super::super::packed)), one row per lane.
 
 use std::arch::x86_64::*;
 
@@ -10,13 +10,13 @@ pub(in super::super) trait Format {
     const LAYOUT: RecordLayout;
     /// Scales per 16 elements instead of per 32 (q6_k).
     const HALVES: bool = false;
-    /// How many codes there are: 16, 32, 64 or 256.
+    /// Number of different codes: 16, 32, 64 or 256.
     const CODES: f32 =
         if Self::LAYOUT.code_bytes == 512 { 256.0 } else { (16 << (Self::LAYOUT.high_bytes / 64)) as f32 };
     /// Codes are nibbles, without high bits.
     const NIBBLES: bool = Self::LAYOUT.code_bytes == 256 && Self::LAYOUT.high_bytes == 0;
-    /// log2 of the code that means zero, where it is the same for all blocks: then the kernel starts its integer
-    /// sums at minus that many times the sum of the activations, and needs no offset.
+    /// log2 of the zero point, if it is the same for all blocks: the kernel then folds it into its integer sums, which
+    /// start at minus the zero point times the sum of the activations, and needs no offset.
     const ZERO_LOG2: Option<i32> = None;
     /// The 8 quads of block `b`, unsigned bytes, a row per dword.
     unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8];
@@ -155,7 +155,7 @@ macro_rules! k_quant {
                 // SAFETY: `w` points to a record of this dtype and `b` < 8.
                 unsafe {
                     let d = _mm512_mul_ps(half16(w), bytes16(w.add(64 + b * 16)));
-                    // Negated before it is multiplied: the same for all blocks of the record.
+                    // Negated before the multiplication, once for all blocks of the record.
                     let dmin = _mm512_sub_ps(_mm512_setzero_ps(), half16(w.add(32)));
                     (d, _mm512_mul_ps(dmin, bytes16(w.add(192 + b * 16))))
                 }

@@ -20,7 +20,7 @@ pub(in super::super) struct X {
 }
 
 impl X {
-    /// A plane of a work's activations.
+    /// The activations of a work's plane.
     pub fn of(work: &Work<'_>) -> X {
         let (x, rows) = (&work.x, work.plane * work.x.m());
         let first = X {
@@ -37,7 +37,7 @@ impl X {
         unsafe { first.row(rows) }
     }
 
-    /// The same, `rows` rows further.
+    /// These activations, advanced by `rows` rows.
     ///
     /// # Safety
     /// The rows exist.

@@ -1,7 +1,7 @@
 //! Quantised linear, AVX-512 VNNI: packed unsigned codes times int8 activations.
 //!
 //!   y[t][n] = Σ_blocks (d_w·d_x)·(q_w·q_x) + m_w·(d_x·Σq_x)
-//!   symmetric dtypes, whose code z means zero: Σ_blocks (d_w·d_x)·(q_w·q_x - z·Σq_x), the brackets in integers
+//!   symmetric dtypes, with zero point z: Σ_blocks (d_w·d_x)·(q_w·q_x - z·Σq_x), the brackets in integers
 //!
 //! layout     see `packed`: a row per lane, four elements of k per dword
 //! tile       16 rows x 1 to 8 tokens (`tile`), or 2 groups x 4 to 8 and 4 groups x 4 tokens (`wide`), whichever the
@@ -29,8 +29,8 @@ unsafe fn dot<const FROM: usize, const TO: usize>(
     x: *const i8,
     start: __m512i,
 ) -> __m512i {
-    // SAFETY: `x` points to 32 int8 activations; the rest is register arithmetic. One chain: the sums of
-    // other tokens and blocks hide its latency, and adding up two would take a slot that products could use.
+    // SAFETY: `x` points to 32 int8 activations; the rest is register arithmetic. A single chain: the sums of other
+    // tokens and blocks hide its latency, and adding two chains would take a slot that products could use.
     unsafe {
         let x = x.cast::<i32>();
         let mut sum = start;
@@ -56,8 +56,8 @@ unsafe fn start<F: Format>(minus: *const i32) -> __m512i {
     }
 }
 
-/// MT tokens times one group: `out[t·ldo + lane]` for the lanes in `lanes`. `AHEAD`: lines `ahead` bytes further on are
-/// requested.
+/// MT tokens times one group: `out[t·ldo + lane]` for the lanes in `lanes`. With `AHEAD`, lines `ahead` bytes further
+/// on are prefetched.
 ///
 /// # Safety
 /// AVX-512 VNNI; `w` is a group of `records` records of `F`; `x` has MT rows of that many elements; the
@@ -79,7 +79,7 @@ unsafe fn tile<F: Format, const MT: usize, const AHEAD: bool>(
         let mut w = w;
         for r in 0..records {
             for b in 0..blocks {
-                // A block's share of the record's lines: all at once would fill the miss buffers.
+                // Each block prefetches its share of the record's lines, since all at once would fill the miss buffers.
                 let lines = if AHEAD { F::LAYOUT.record_bytes.div_ceil(64 * blocks) } else { 0 };
                 for l in b * lines..(b + 1) * lines {
                     _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead + l * 64).cast());
@@ -152,8 +152,8 @@ unsafe fn quad<F: Format, const G: usize, const MT: usize, const Q: usize>(
 /// G x MT values of 16 lanes.
 type Wide<T, const G: usize, const MT: usize> = [[T; MT]; G];
 
-/// MT tokens times G groups: as [`tile`] of each of them, bit for bit. A broadcast of an activation serves G
-/// products, so that loads do not set the pace.
+/// MT tokens times G groups, with the bits of [`tile`] for each group. A broadcast of an activation serves G products,
+/// so that loads are not the bottleneck.
 ///
 /// # Safety
 /// AVX-512 VNNI; `w` is G consecutive groups of `records` records of `F`; `x` has MT rows of that many elements;
@@ -173,13 +173,13 @@ unsafe fn wide<F: Format, const G: usize, const MT: usize>(
         let blocks = F::LAYOUT.record_k / 32;
         let group_bytes = records * F::LAYOUT.record_bytes;
         let lines = F::LAYOUT.record_bytes.div_ceil(64 * blocks);
-        // G groups are G streams: together as many bytes on their way as the one of a `tile`.
+        // G groups are G streams, which together have as many bytes in flight as the single stream of a `tile`.
         let ahead = (ahead / G).next_multiple_of(64);
         let mut acc: Wide<__m512, G, MT> = [[_mm512_setzero_ps(); MT]; G];
         for r in 0..records {
             let w = w.add(r * F::LAYOUT.record_bytes);
             for b in 0..blocks {
-                // Past the end of a group its successor is in use already: on to the next G.
+                // Past the end of a group its successor is already in use, so prefetch from the next G groups.
                 let mut to = r * F::LAYOUT.record_bytes + b * lines * 64 + ahead;
                 if to >= group_bytes {
                     to += (G - 1) * group_bytes;
@@ -268,8 +268,8 @@ unsafe fn wide<F: Format, const G: usize, const MT: usize>(
 /// Tokens per tile when there are many: activations of a tile stay in L1 while groups pass.
 const MT: usize = 8;
 
-/// Groups of 16 rows that a tile of `m` tokens holds: as the table says and as there are kernels. Chunks of work are
-/// whole tiles.
+/// Groups of 16 rows in a tile of `m` tokens, by the tuning table and the available kernels. Chunks of work are whole
+/// tiles.
 fn groups_per_tile(how: &LinearTuning, m: usize) -> usize {
     let one_or_four = |groups: usize| if groups < 4 { 1 } else { 4 };
     match m {
@@ -357,7 +357,8 @@ unsafe fn groups<F: Format>(
     }
 }
 
-/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`. The tuning table changes no bit of it.
+/// `m` tokens times the consecutive groups `w` (covering `n` rows): `out[t·ldo + row]`. The tuning table does not
+/// change any bit of the result.
 ///
 /// # Safety
 /// The CPU has AVX-512 F/BW/DQ/VL/VNNI; the work's weights are whole groups of a quantised dtype, its activations int8.
