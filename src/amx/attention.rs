@@ -150,7 +150,7 @@ fn check_pages(what: &str, pages: &[&[u16]], ahead: &[*const u16], head_dim: usi
     }
 }
 
-/// Queries as the kernels take them.
+/// Queries in the form that the kernels take.
 struct Query {
     q: *const u16,
     /// Bytes between rows.
@@ -221,7 +221,7 @@ macro_rules! qk_kernel {
                     ".endif",
                     "dec {steps}",
                     "jnz 2b",
-                    // The tail is one more step: 16 dims back, with the zeroed copy of Q.
+                    // The tail is one more step, 16 dims back, with the zeroed copy of Q.
                     "test {tail}, {tail}",
                     "jz 3f",
                     $(concat!("lea {", stringify!($q), "}, [{tail} + 64*", $at, "]"),)+
@@ -402,7 +402,7 @@ pub fn pv_bf16(
         }
         let mut dim = 0;
         while dim < head_dim {
-            // 80 = 3 + 2 tiles, not 4 + 1: a lone accumulator would wait for itself.
+            // 80 is 3 + 2 tiles, not 4 + 1, because the products of a lone accumulator would depend on each other.
             let left = (head_dim - dim) / 16;
             let wide = left.div_ceil(left.div_ceil(widest));
             let job = Pv {

@@ -1,14 +1,15 @@
-//! The products of attention a step at a time, so that the caller's vector work stands between them.
+//! The products of attention one step at a time, so that the caller can interleave vector work.
 //!
-//! A whole call of [`super::attention`] is one chain of loads, products and stores, during which ports 0 and 5 idle; the
-//! softmax that follows it idles the tile unit. Here the caller runs the loops: [`Qk::begin`], [`Qk::step`]s with whatever
-//! else there is to do after each, [`Qk::store`]; [`Pv`] alike. 17 to 32 rows; steps add in the order of the whole calls, so
-//! the bits are theirs.
+//! A whole call of [`super::attention`] is one chain of loads, products and stores, during which ports 0 and 5 are
+//! idle; during the softmax that follows, the tile unit is idle. Here the caller runs the loops: [`Qk::begin`], then
+//! [`Qk::step`]s with other work after each, then [`Qk::store`]; the same for [`Pv`]. They take 17 to 32 rows. Steps
+//! add in the same order as the whole calls, so the bits are the same.
 //!
 //! ```text
 //! registers  seven, shapes SEVEN: tmm0-3 S or O, tmm4 A, tmm5-6 B
-//! rows       two A tiles of 16 rows: the first 16 and the *last* 16. Of fewer than 32 rows some are in both, computed
-//!            and stored twice alike: one configuration serves all, and no row beyond the last is touched
+//! rows       two A tiles of 16 rows: the first 16 and the *last* 16. With fewer than 32 rows some are in both,
+//!            computed and stored twice with equal results: one configuration serves all, and no row beyond the last is
+//!            touched
 //! tiles      live across `asm!` blocks, sound as in `block.rs`: the compiler has no tile instructions here, blocks keep
 //!            their order, and callers run vector instructions only between `begin` and `store`
 //! bound      4 products of 16 cycles a step against 4 tile loads

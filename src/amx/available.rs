@@ -1,4 +1,4 @@
-//! Tiles in silicon or emulated.
+//! Whether tiles are available, in hardware or emulated.
 
 use super::{detect, emulate};
 
@@ -8,7 +8,7 @@ use super::{detect, emulate};
 /// emulated ([`emulate::install`] was called, or `TANDEM_AMX=emulate` is set: for tests, slow).
 ///
 /// # Errors
-/// The first thing that is missing, in words.
+/// The first missing requirement, as a sentence.
 pub fn available() -> Result<(), &'static str> {
     match detect::hardware() {
         Ok(()) => Ok(()),

@@ -3,17 +3,18 @@
 //! ```text
 //! layout     X as A blocks, W as panels of 16 rows (see pack.rs): every tile is one contiguous KiB
 //! tile       32x32 (2 A x 2 B); 16x64 (1 A x 4 B) for a single A block, 64x16 for four of them (block.rs)
-//! blocking   K in chunks of at most 64 steps, C adding up in `out` between them; a pass is as many rows as make 1 MiB
-//!            of A over the chunk, which stays in L2 while all columns go by; per pair of panels one call for each
-//!            32 rows over the whole chunk, C in tiles from its first step to its last
+//! blocking   K in chunks of at most 64 steps, C adding up in `out` between them; a pass has as many rows as make 1 MiB
+//!            of A over the chunk, which stays in L2 while all columns are processed; per pair of panels one call for
+//!            each 32 rows over the whole chunk, with C in tiles from its first step to its last
 //! pipeline   a quarter of a tile of the next pair of panels is made after each K step (make.rs): packed pairs are
-//!            double buffered in L2, 128 KiB each; with up to 32 rows, of some panels 64, a ring of 8 steps in L1. No prefetch of weights
-//!            (hardware does better) but for short K, whose rows end before it has begun
+//!            double buffered in L2, 128 KiB each; with up to 32 rows, of some panels 64, a ring of 8 steps in L1.
+//!            Weights are prefetched only for short K, whose rows end before the hardware prefetcher has started
+//!            (otherwise it does better)
 //! C          by non-temporal stores where C is larger than L2
 //! bound      4 KiB of tile loads a step from L2 (measured on a Sapphire Rapids: 1.41-1.45 of 2.3 TFLOP/s a thread)
 //! measured   on a Sapphire Rapids, as a C program of this blocking: 512 x 8192 x 2048 0.925 TFLOP/s a thread where the
-//!            design before it took 0.513, MKL 0.55-0.57 (decision 0023). This code: not measured
-//! error      f32 accumulation: even and odd k of each step of 32 are summed apart, then joined, then added.
+//!            previous design reached 0.513 and MKL 0.55-0.57 (decision 0023). This code has not been measured
+//! error      f32 accumulation: even and odd k of each step of 32 are summed separately, then joined, then added.
 //!            Chunks store and reload exact f32, and all kernels add K steps in order, so a row's bits
 //!            depend neither on M nor on which kernel ran
 //! refs       Intel Optimization Reference Manual ch. 20 (2x2 blocking, tile latencies); Goto & van de Geijn 2008
@@ -33,20 +34,20 @@ use super::session::{Session, Shapes};
 
 pub use super::make::Panels;
 
-/// K steps (of 32) per chunk, at most: a pair of panels is 128 KiB. Measured against 32 (-5%) and 128 (-12%).
+/// Most K steps (of 32) per chunk: a pair of panels is 128 KiB. Measured against 32 (-5%) and 128 (-12%).
 const CHUNK_STEPS: usize = 64;
-/// Bytes of A per pass. They stay in L2 (2 MiB) beside two pairs of panels and what streams past. Measured against
-/// 0.75 MiB (equal, or -8%), 1.5 (-12%) and 2 (-28%).
+/// Bytes of A per pass. They stay in L2 (2 MiB) beside two pairs of panels and streamed data. Measured against 0.75 MiB
+/// (equal, or -8%), 1.5 (-12%) and 2 (-28%).
 const PASS_BYTES: usize = 1 << 20;
-/// A blocks of a pass from which its chunk of A is copied together: as many at distances of a whole K may fall into the
-/// same few sets of L2.
+/// Number of A blocks of a pass from which its chunk of A is copied to contiguous memory: this many blocks at distances
+/// of a whole K may fall into the same few sets of L2.
 const COPY_BLOCKS: usize = 5;
 /// Chunks of K of at most this many steps end before the hardware prefetchers start, so their weights are prefetched.
 const SHORT_STEPS: usize = 32;
-/// Bytes of C from which it is stored around the caches.
+/// Bytes of C from which non-temporal stores bypass the caches.
 const STREAM_BYTES: usize = 2 << 20;
 
-/// Panels that were made before.
+/// Panels that already lie in memory.
 struct Stored {
     panels: *const u16,
     steps: usize,
@@ -100,16 +101,16 @@ pub fn gemm_bf16(
         out.len()
     );
     let panels = Stored { panels: panels.as_ptr(), steps: k.div_ceil(32) };
-    // SAFETY: the asserts above are the promises asked for.
+    // SAFETY: the asserts above establish the required contract.
     unsafe { gemm_bf16_raw(session, m, n, k, a_blocks.as_ptr(), &panels, out.as_mut_ptr(), ldc) }
 }
 
-/// [`gemm_bf16`] for panels that are made on the way, and for workers that write different columns of one
-/// matrix, which no two slices can express.
+/// [`gemm_bf16`] for panels that are made during the product, and for workers that write different columns of one
+/// matrix, which two slices cannot express.
 ///
 /// # Safety
 /// `a` points to A blocks of `m` x `k`, `panels` has `ceil(n/16)` panels of `ceil(k/32)` steps, and `out` points
-/// to `m` rows of `n` values, `ldc` apart, that nobody else accesses meanwhile.
+/// to `m` rows of `n` values, `ldc` apart, that nothing else accesses meanwhile.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn gemm_bf16_raw(
     session: &mut Session,
@@ -134,7 +135,7 @@ pub unsafe fn gemm_bf16_raw(
     session.renew(&Shapes::SEVEN);
     let (steps, blocks) = (k.div_ceil(32), m.div_ceil(16));
     let fits = |steps: usize| blocks * steps * TILE_BYTES <= PASS_BYTES;
-    // A ring needs no room in L2: all of K, if that of A is there.
+    // A ring needs no room in L2, so a chunk may cover all of K if A fits.
     let tall = blocks == 4 && fits(steps) && panels.ring_of_64();
     let longest = if tall || blocks <= 2 && fits(steps) { steps } else { CHUNK_STEPS };
     let chunks = steps.div_ceil(longest);
@@ -167,7 +168,7 @@ pub unsafe fn gemm_bf16_raw(
         }
     });
     if stream {
-        // SAFETY: SSE. Streamed values are visible before whatever tells others that they are there.
+        // SAFETY: SSE. Orders the streamed values before the store that publishes them.
         unsafe { _mm_sfence() };
     }
 }
@@ -175,7 +176,7 @@ pub unsafe fn gemm_bf16_raw(
 /// Values of C in a 32x32, 16x64 or 64x16 block.
 const C_LEN: usize = 1024;
 
-/// A thread's memory: a chunk of A where it is copied together, tiles of weights, a block of C.
+/// A thread's working memory: a contiguous copy of a chunk of A if needed, tiles of weights, a block of C.
 struct Scratch {
     a: *mut u16,
     copy: bool,
@@ -188,9 +189,9 @@ struct Problem<'a> {
     n: usize,
     /// K steps of 32.
     steps: usize,
-    /// All rows are one block.
+    /// Whether all rows are one block.
     tall: bool,
-    /// C is stored around the caches.
+    /// Whether C is stored with non-temporal stores.
     stream: bool,
     a: *const u16,
     panels: &'a dyn Panels,
@@ -199,14 +200,14 @@ struct Problem<'a> {
 }
 
 impl Problem<'_> {
-    /// A blocks `rows` times all panels over `steps` of K.
+    /// Multiplies A blocks `rows` by all panels over `steps` of K.
     ///
     /// # Safety
     /// Shapes SEVEN are loaded, the pointers hold what [`gemm_bf16_raw`] asks for, rows and steps exist; the scratch has
     /// room for these rows and steps.
     unsafe fn pass(&self, rows: Range<usize>, steps: Range<usize>, scratch: &Scratch) {
         let len = steps.len();
-        // The first tile of a block of A, and the distance of the next one's.
+        // The first tile of a block of A, and the distance to the next block's.
         let (a, a_ld) = if scratch.copy {
             for (i, b) in rows.clone().enumerate() {
                 let from = self.a.wrapping_add((b * self.steps + steps.start) * TILE_LEN);
@@ -219,7 +220,7 @@ impl Problem<'_> {
         } else {
             (self.a.wrapping_add((rows.start * self.steps + steps.start) * TILE_LEN), self.steps)
         };
-        // Blocks of 16 rows, and panels, of a block of C.
+        // The 16-row blocks and the panels of a block of C.
         let (most, wide) = match rows.len() {
             1 => (1, 4),
             _ if self.tall => (4, 1),
@@ -259,8 +260,8 @@ impl Problem<'_> {
                     to: self.out.wrapping_add(row * 16 * self.ldc + panel * 16),
                     to_ld: self.ldc,
                 };
-                // SAFETY: the block's tiles exist: those of its group were made before or while the group before it
-                // was multiplied; rows and columns are the caller's.
+                // SAFETY: the block's tiles exist: those of its group were made before or during the multiplication of
+                // the previous group; rows and columns are the caller's.
                 unsafe {
                     self.multiply(block, (row, high), (panel, wide), steps.start > 0, scratch.c, &mut maker)
                 };
@@ -269,8 +270,8 @@ impl Problem<'_> {
         }
     }
 
-    /// A block of C whose `to` is in the matrix: directly where it is whole, and through `c` at edges and where it is
-    /// streamed. `more`: adds to what is there.
+    /// Computes a block of C whose `to` lies in the matrix: directly if it is whole, through `c` at edges and where it
+    /// is streamed. With `more` it adds to the existing values.
     ///
     /// # Safety
     /// As [`Problem::pass`]; (high, wide) is (1..=2, 1..=2), (1, 4) or (4, 1).
@@ -315,7 +316,7 @@ impl Problem<'_> {
     }
 }
 
-/// Copies `rows` rows of `cols` values, dense in `c`, to rows `ldc` apart, around the caches.
+/// Copies `rows` rows of `cols` values, dense in `c`, to rows `ldc` apart, with non-temporal stores.
 ///
 /// # Safety
 /// AVX-512 F; whole lines: `to` is a multiple of 64 bytes, `cols` and `ldc` of 16.

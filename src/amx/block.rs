@@ -1,14 +1,14 @@
-//! One block of C over a chunk of K: its tiles stay in registers from the first step to the last, and after each
-//! step a little of the next tiles of weights is made.
+//! One block of C over a chunk of K. Its tiles stay in registers from the first step to the last, and after each step a
+//! part of the next tiles of weights is made.
 //!
 //! The only place where tile data lives across two `asm!` blocks. That is sound because nothing but `asm!` touches
 //! tile registers (the compiler has no instructions for them here), blocks that are not `pure` keep their order, and
-//! what runs between two steps, [`Maker::beside`], makes tiles of weights in memory with vector instructions only.
+//! the code between two steps, [`Maker::beside`], makes tiles of weights in memory with vector instructions only.
 //!
 //! ```text
-//! registers  seven: tmm0-3 C, tmm4 A, tmm5-6 B. A core shares its tile registers with its other hyperthread: beside one
-//!            that uses tiles, fewer live ones are faster (measured on a Sapphire Rapids: 8 tiles 0.44, 7 0.63 TFLOP/s
-//!            from L2; alone the same 1.45)
+//! registers  seven: tmm0-3 C, tmm4 A, tmm5-6 B. A core's hyperthreads share its tile registers: beside one that uses
+//!            tiles, fewer live tiles are faster (measured on a Sapphire Rapids: 8 tiles 0.44, 7 0.63 TFLOP/s from L2;
+//!            alone the same 1.45)
 //! bound      32x32: 4 products of 16 cycles a step against 4 tile loads, 4 KiB from L2; 64x16: 5, B from L1
 //! ```
 
@@ -17,7 +17,7 @@ use std::arch::asm;
 use super::TILE_BYTES;
 use super::make::Maker;
 
-/// What a block multiplies, and where it goes.
+/// The operands of a block, and its destination.
 pub(super) struct Block {
     /// K steps, at least one.
     pub steps: usize,
@@ -27,13 +27,13 @@ pub(super) struct Block {
     pub b: [*const u8; 4],
     /// Bytes from a B tile to that of the next step.
     pub b_step: usize,
-    /// Steps until B goes on at the beginning of its ring, and the length of that ring.
+    /// Steps until B wraps to the beginning of its ring, and the length of that ring.
     pub turn: usize,
     pub ring: usize,
     /// C so far, or null for zeros; row-major, `from_ld` values between rows.
     pub from: *const f32,
     pub from_ld: usize,
-    /// Where C goes, alike.
+    /// Destination of C, in the same layout.
     pub to: *mut f32,
     pub to_ld: usize,
 }
@@ -103,7 +103,7 @@ block! {
 }
 
 block! {
-    /// 64 rows x 16 columns: each tile of B once, so that it comes from L1 where it was just made.
+    /// 64 rows x 16 columns: each tile of B is loaded once, from L1, where it was just made.
     rows64_cols16(a0 0 a1 1 a2 2 a3 3; b0 0);
     c "tmm0" row 0 col 0, "tmm1" row 16 col 0, "tmm2" row 32 col 0, "tmm3" row 48 col 0;
     step

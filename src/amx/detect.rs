@@ -2,9 +2,9 @@
 //! context switch (XCR0), and, because the state is 8 KiB per thread, the kernel on request of each
 //! process (`arch_prctl(ARCH_REQ_XCOMP_PERM)`).
 //!
-//! The permission is inherited by threads created afterwards and also covers those that exist, but the
-//! kernel refuses it once a thread has an alternate signal stack too small for the larger signal frame;
-//! so ask early, before pools start: [`hardware`] does, on its first call.
+//! The permission covers existing threads and is inherited by new ones, but the kernel refuses it once a thread has an
+//! alternate signal stack too small for the larger signal frame. So request it early, before pools start: [`hardware`]
+//! does so on its first call.
 //!
 //! refs: Intel SDM vol. 1 ch. 18 (tiles), vol. 2 CPUID leaves 07H, 1DH, 1EH; Linux
 //! Documentation/arch/x86/xstate.rst
@@ -19,16 +19,16 @@ const XFEATURE_XTILECFG: u32 = 17;
 /// XCR0 component of the tile data: the one that needs permission.
 const XFEATURE_XTILEDATA: u32 = 18;
 
-/// Whether this process may use AMX tiles in silicon: [`available`](super::available), without emulation.
+/// Whether this process may use AMX tiles in hardware: [`available`](super::available), without emulation.
 ///
 /// # Errors
-/// The first thing that is missing, in words.
+/// The first missing requirement, as a sentence.
 pub fn hardware() -> Result<(), &'static str> {
     static FOUND: OnceLock<Result<(), &'static str>> = OnceLock::new();
     *FOUND.get_or_init(|| cpu().and_then(|()| request_permission()))
 }
 
-/// What CPUID and XCR0 say.
+/// Checks CPUID and XCR0.
 fn cpu() -> Result<(), &'static str> {
     let max_leaf = __cpuid(0).eax;
     let leaf7 = if max_leaf >= 7 { __cpuid_count(7, 0).edx } else { 0 };
@@ -37,7 +37,7 @@ fn cpu() -> Result<(), &'static str> {
     if __cpuid(1).ecx & (1 << 27) == 0 {
         return Err("the operating system does not use xsave, so it cannot keep tiles");
     }
-    // SAFETY: OSXSAVE is set (checked above), which is what XGETBV needs.
+    // SAFETY: OSXSAVE is set (checked above), as XGETBV requires.
     let xcr0 = unsafe { xcr0() };
     tile_state(xcr0)?;
     if max_leaf < 0x1e {
@@ -71,7 +71,7 @@ fn tile_state(xcr0: u64) -> Result<(), &'static str> {
     }
 }
 
-/// Palette 1 as the kernels here assume it: 8 tiles of 16 rows of 64 bytes, products up to 16 x 64 bytes.
+/// Checks that palette 1 is as the kernels here assume: 8 tiles of 16 rows of 64 bytes, products up to 16 x 64 bytes.
 /// CPUID(1DH,1): EAX[31:16] bytes per tile, EBX[15:0] bytes per row, EBX[31:16] tile names, ECX[15:0]
 /// rows; CPUID(1EH,0).EBX: [7:0] maximal K in rows, [23:8] maximal N in bytes.
 fn palette_one(eax: u32, ebx: u32, ecx: u32, tmul: u32) -> Result<(), &'static str> {
@@ -93,7 +93,7 @@ unsafe fn xcr0() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// Asks the kernel for the 8 KiB of tile data per thread. Allowed once or often, never taken back.
+/// Asks the kernel for the 8 KiB of tile data per thread. The request may be repeated; the permission is never revoked.
 fn request_permission() -> Result<(), &'static str> {
     // SAFETY: the two arch_prctl calls take an integer, and a pointer to a u64 that lives across the call.
     unsafe {
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn sapphire_rapids_palette_is_accepted_and_smaller_ones_are_not() {
-        // As a Xeon 8480 reports: 8192 bytes in all, 1024 a tile, 64 a row, 8 names, 16 rows; K 16, N 64.
+        // The values of a Xeon 8480: 8192 bytes in total, 1024 per tile, 64 per row, 8 names, 16 rows; K 16, N 64.
         assert_eq!(palette_one(0x0400_2000, 0x0008_0040, 0x10, 0x4010), Ok(()));
         assert!(palette_one(0x0400_2000, 0x0008_0040, 0x08, 0x4010).is_err());
         assert!(palette_one(0x0400_2000, 0x0004_0040, 0x10, 0x4010).is_err());

@@ -1,10 +1,11 @@
-//! int8 products on tiles, 32 elements of K at a time, as formats with a scale per 32 elements need them (AMX-INT8).
+//! int8 products on tiles, 32 elements of K at a time, for formats with a scale per 32 elements (AMX-INT8).
 //!
 //! ```text
 //! layout     A: up to 16 rows of 32 signed bytes, dense. B: 32 x 16 signed bytes as `[8 quads of K][16 columns][4]`.
 //!            C: `[rows][16]` i32, dense
 //! registers  tmm0-3 C of four products in flight, tmm4 A, tmm5 B; shapes [`Shapes::int8`](super::session::Shapes::int8)
-//! bound      the tile unit: a cycle per row of A, 16 at most; loads (a line per row of A, 8 of B) 12 cycles, the store 16
+//! bound      the tile unit: a cycle per row of A, at most 16; loads (a line per row of A, 8 of B) 12 cycles, the store
+//!            16
 //! error      none: integers
 //! ```
 //!
@@ -34,7 +35,7 @@ macro_rules! product {
     };
 }
 
-/// `c = a * b`. `I` of 0 to 3: products that follow each other take different ones, so that none waits for another's tile.
+/// `c = a * b`. Consecutive products use different `I` of 0 to 3, so that none waits for another's tile.
 ///
 /// # Safety
 /// Tile instructions execute in this thread and [`Shapes::int8`](super::session::Shapes::int8) of `rows` is loaded;

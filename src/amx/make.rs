@@ -1,16 +1,16 @@
-//! Tiles of weights, made a quarter at a time beside products.
+//! Makes tiles of weights, a quarter at a time, while products run.
 //!
-//! Work overlaps with products only if it stands between them: the core looks some 512 operations ahead, 14 K steps,
-//! so what follows a whole call waits for most of it. The tiles are made in the order in which they will be
+//! Work overlaps with products only if it is interleaved with them: the core looks some 512 operations ahead, 14 K
+//! steps, so work after a whole call waits for most of it. The tiles are made in the order in which they will be
 //! multiplied, a fixed number of quarters after each K step:
 //!
 //! * **ahead by a group of columns** where several blocks of rows use each tile: two buffers in L2, one of them read
 //!   while the other is made;
 //! * **ahead by [`RING_LEAD`] steps** where one block uses it (up to 32 rows, 64 where [`Panels::ring_of_64`] says so): a ring in L1.
 //!
-//! Panels that lie in memory as tiles are not made but asked for, a group of columns ahead and at the same pace (measured on a
-//! Sapphire Rapids, 512 x 8192 x 2048: 1.035 TFLOP/s a thread, 0.96 without). Where one block uses each tile, nothing is asked for: that is
-//! one ascending stream, and not measured.
+//! Panels that lie in memory as tiles are not made but prefetched, a group of columns ahead and at the same pace
+//! (measured on a Sapphire Rapids, 512 x 8192 x 2048: 1.035 TFLOP/s a thread, 0.96 without). Where one block uses each
+//! tile, nothing is prefetched: that is one ascending stream, and has not been measured.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::pack::TILE_LEN;
 
 /// Where B tiles come from.
 pub trait Panels {
-    /// Tile `step` of panel `panel`, if the panel lies in memory as tiles, one after the other.
+    /// Tile `step` of panel `panel`, if the panel lies in memory as consecutive tiles.
     fn stored(&self, panel: usize, step: usize) -> Option<*const u16>;
 
     /// Writes tile `step` of `panel` (16 rows of W, 32 of K) to `out`, as
@@ -28,7 +28,7 @@ pub trait Panels {
     /// The panel has this step, and `out` room for a KiB.
     unsafe fn fill(&self, panel: usize, step: usize, out: *mut u16);
 
-    /// A part of the work of [`Panels::fill`]: the four `quarter`s of a tile together do it. `out` is where the tile is.
+    /// Does a quarter of the work of [`Panels::fill`]. `out` is the address of the whole tile.
     ///
     /// # Safety
     /// As [`Panels::fill`]; `quarter < 4`.
@@ -41,16 +41,16 @@ pub trait Panels {
         false
     }
 
-    /// Asks for the memory that [`Panels::quarter`] will read; of stored panels, for that quarter of the tile itself.
+    /// Prefetches the memory that [`Panels::quarter`] will read; for stored panels, that quarter of the tile itself.
     fn prefetch(&self, panel: usize, step: usize, quarter: usize);
 }
 
-/// Steps of a ring, of up to four tiles: at most 32 KiB.
+/// Steps of a ring. Each has up to four tiles, so a ring takes at most 32 KiB.
 pub(super) const RING: usize = 8;
-/// Steps by which a ring's tiles are made before they are used.
+/// Number of steps that a ring's tiles are made before they are used.
 pub(super) const RING_LEAD: usize = 4;
 
-/// Columns as groups of at most `wide` panels: whole groups, then halves of them.
+/// Columns divided into groups of at most `wide` panels: whole groups, then ever smaller halves.
 #[derive(Clone, Copy)]
 pub(super) struct Groups {
     pub panels: usize,
@@ -86,9 +86,9 @@ pub(super) struct Maker<'a> {
     /// `slots` steps of `groups.wide` tiles each.
     buffer: *mut u16,
     slots: usize,
-    /// Whether to ask for the group after the one that is made.
+    /// Whether to prefetch the group after the one being made.
     prefetch: bool,
-    /// Whether tiles lie in memory, so that they are asked for and not made.
+    /// Whether tiles lie in memory, so that they are prefetched rather than made.
     stored: bool,
     /// The next tile: group, its first panel and width, panel within it, step, quarter; and its slot.
     group: usize,
@@ -98,17 +98,17 @@ pub(super) struct Maker<'a> {
     step: usize,
     quarter: usize,
     slot: usize,
-    /// Quarters that are due, times `calls`.
+    /// Number of quarters due, times `calls`.
     due: usize,
     calls: usize,
 }
 
 impl<'a> Maker<'a> {
-    /// For groups that are each multiplied with `calls` blocks of rows.
+    /// A maker for groups that are each multiplied with `calls` blocks of rows.
     ///
     /// # Safety
     /// `panels` has the groups' panels and `steps` of each; `buffer` has room for `slots` times `groups.wide` tiles,
-    /// and `slots` is a multiple of how far ahead tiles are made, at least twice that.
+    /// and `slots` is a multiple of the number of steps by which tiles are made ahead, at least twice that.
     pub(super) unsafe fn new(
         panels: &'a dyn Panels,
         groups: Groups,
@@ -139,7 +139,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Makes the next `steps` steps at once: those before the first product. Stored ones are there.
+    /// Makes the next `steps` steps at once, before the first product. Stored panels need none.
     pub(super) fn begin(&mut self, steps: usize) {
         for _ in 0..steps {
             if self.stored && self.group < self.groups.count() {
@@ -152,7 +152,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// What is due beside one K step.
+    /// Does the work that is due after one K step.
     #[inline(always)]
     pub(super) fn beside(&mut self) {
         self.due += 4 * self.wide;
@@ -167,7 +167,7 @@ impl<'a> Maker<'a> {
             let (panel, step) = (self.first + self.panel, self.step);
             let all = self.quarter == 0 && self.due >= 4 * self.calls;
             let quarters = if all { 0..4 } else { self.quarter..self.quarter + 1 };
-            // SAFETY: the panel and the step exist, and the slot is in the buffer: as promised to `new`.
+            // SAFETY: by the contract of `new`, the panel and the step exist and the slot is in the buffer.
             unsafe {
                 if self.stored {
                     quarters.clone().for_each(|q| self.panels.prefetch(panel, step, q));
@@ -188,7 +188,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// To the next tile.
+    /// Moves to the next tile.
     fn advance(&mut self) {
         self.panel += 1;
         if self.panel < self.wide {
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// Stored panels that note what is asked for.
+    /// Stored panels that record the prefetches.
     struct Asked {
         quarters: RefCell<Vec<(usize, usize, usize)>>,
     }
@@ -236,8 +236,8 @@ mod tests {
         }
     }
 
-    /// Each quarter of each tile once, in order, beside the products of the group before its own; those of the first group
-    /// never, and none where a tile is used once.
+    /// Each quarter of each tile is prefetched once, in order, during the products of the previous group; those of the
+    /// first group never, and none if each tile is used once.
     #[test]
     fn stored_panels_are_asked_for_a_group_ahead() {
         for (panels, steps, calls) in [(2, 5..7, 8), (7, 0..64, 8), (9, 3..8, 3), (8, 0..20, 2), (6, 0..9, 1)]

@@ -3,24 +3,24 @@
 //! | file | answers |
 //! |---|---|
 //! | `detect` | may this process use tiles, and if not, why not? |
-//! | `available` | may it, or are they emulated? |
+//! | `available` | are tiles available, in hardware or emulated? |
 //! | [`session`] | which tile shapes are loaded in this thread? |
 //! | [`pack`] | how do activations and weights become tiles? |
 //! | [`bf16`] | `C = A * W^T` in bf16, from M = 1 to thousands |
-//! | `block`, `make` | one block of C over a chunk of K; tiles of weights made beside its products |
+//! | `block`, `make` | one block of C over a chunk of K; tiles of weights made while its products run |
 //! | [`attention`] | the two products of attention, on KV pages |
-//! | `attention_steps` | the same a step at a time, for vector work between the steps |
+//! | `attention_steps` | these products one step at a time, for vector work between the steps |
 //! | [`int8`] | int8 products, 32 elements of K each |
-//! | [`mod@peak`] | what can the tile unit of this machine do at most? |
+//! | [`mod@peak`] | what is the peak speed of this machine's tile unit? |
 //! | [`emulate`] | the same kernels on a CPU without tiles, for tests |
 //!
-//! The modules of kernels are public: tests and benches reach them one by one.
+//! The modules of kernels are public because tests and benches call them one by one.
 //!
 //! A microkernel is one `asm!` block, because AMX intrinsics are unstable in Rust 1.95. Such a block
 //! names the tile registers that it writes as clobbers (`out("tmm0") _`, which stable Rust accepts without
-//! a target feature) and loads all it needs, so no tile data lives across two blocks: the compiler never
-//! has to know what a tile is. (`block` is the exception, and says why it may.) What outlives a kernel is the tile
-//! *configuration*, which compiled code cannot touch either; [`session::Session`] owns it.
+//! a target feature) and loads all its operands, so no tile data lives across two blocks, and the compiler need not
+//! know about tiles. (`block` is the exception, and says why that is sound.) Only the tile *configuration* outlives a
+//! kernel; compiled code cannot touch it either, and [`session::Session`] owns it.
 //!
 //! Use, on the thread that computes (a session is cheap to open and must not move):
 //! ```
@@ -80,7 +80,8 @@ pub use peak::{Peak, peak, tile_loads};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use session::Session;
 
-/// Whether the AVX512-FP16 instructions that make tiles of weights execute: in hardware, or emulated beside emulated tiles.
+/// Whether the AVX512-FP16 instructions that make tiles of weights execute: in hardware, or emulated together with the
+/// tiles.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub fn half_arithmetic() -> bool {
     is_x86_feature_detected!("avx512fp16") || (emulate::installed() && is_x86_feature_detected!("avx512f"))
@@ -95,7 +96,7 @@ pub fn available() -> Result<(), &'static str> {
     Err("AMX tiles are used on x86-64 Linux only")
 }
 
-/// Whether this machine has AMX tiles of its own; otherwise why not.
+/// Whether this machine has AMX tiles in hardware; otherwise why not.
 ///
 /// # Errors
 /// Always, on this platform.

@@ -1,11 +1,11 @@
-//! How activations and weights become tiles.
+//! Packs activations and weights into tiles.
 //!
 //! ```text
 //! A blocks   X[M,K] -> `[ceil(M/16)][ceil(K/32)][16 m][32 k]` bf16: a KiB per A tile, contiguous
 //! panel      16 rows of W[N,K] -> `[ceil(K/32)*16][16 n][2 k]` bf16 ("VNNI16"): a KiB per B tile, contiguous
 //! padding    zeros, in M, N and K: a padded product adds 0 * 0
-//! rounding   to nearest even as vcvtneps2bf16 does it: denormal inputs become zeros of their sign, NaNs quiet;
-//!            the portable path gives the same bits
+//! rounding   to nearest even, like vcvtneps2bf16: denormal inputs become zeros of their sign, NaNs quiet; the portable
+//!            path gives the same bits
 //! bound      memory: reads 4 (A) or 2 (panel) and writes 2 bytes per element
 //! measured   not on an AMX machine (none at hand)
 //! ```
@@ -91,7 +91,7 @@ pub fn pack_a_block(x: &[f32], rows: usize, k: usize, ldx: usize, block: &mut [u
     }
 }
 
-/// Row `r` of each tile of `block` from `src` (shorter than the block is deep: zeros follow).
+/// Writes row `r` of each tile of `block` from `src`; if `src` is shorter than the block is deep, zeros follow.
 fn pack_row_portable(src: &[f32], block: &mut [u16], r: usize) {
     for (t, tile) in block.chunks_exact_mut(TILE_LEN).enumerate() {
         for (j, to) in tile[r * TILE_K..(r + 1) * TILE_K].iter_mut().enumerate() {
@@ -106,7 +106,7 @@ fn pack_row_portable(src: &[f32], block: &mut [u16], r: usize) {
 unsafe fn pack_row_avx512(src: &[f32], block: &mut [u16], r: usize) {
     let (whole, deep) = ((src.len() / TILE_K).min(block.len() / TILE_LEN), block.len() / TILE_LEN);
     let to = block.as_mut_ptr().wrapping_add(r * TILE_K);
-    // SAFETY: `whole` times 32 elements are in `src`, the masks of the tile behind them admit only what it has;
+    // SAFETY: `whole` times 32 elements are in `src`, the masks of the tile after them admit only existing elements;
     // masked-off elements are not accessed. Each store is row `r` of one of `deep` tiles of 16 rows of 32 elements.
     unsafe {
         for t in 0..whole {
@@ -163,7 +163,7 @@ fn pack_tile_portable(w: &[u16], rows: usize, k: usize, ldw: usize, k0: usize, t
     }
 }
 
-/// A tile is the transpose of 16 x 16 dwords (pairs of k): 4 stages of 16 shuffles.
+/// Packs a tile: the transpose of 16 x 16 dwords (pairs of k), in 4 stages of 16 shuffles.
 ///
 /// # Safety
 /// AVX-512 F and BW; `rows` rows of `k` values lie `ldw` apart in `w`; `tile` has 512 elements.
@@ -234,7 +234,7 @@ mod tests {
         for (from, to) in cases {
             assert_eq!(bf16_from_f32(f32::from_bits(from)), to, "{from:#x}");
         }
-        // The vector path, where there is one, on the same bits and a sweep of all exponents.
+        // Runs the vector path, if there is one, on the same bits and a sweep of all exponents.
         let sweep: Vec<f32> = cases
             .iter()
             .map(|c| c.0)

@@ -1,5 +1,5 @@
-//! What the tile unit of this machine can do at most, in one thread: the limit that benches and `doctor`
-//! hold kernels against. Measured on hardware only; emulation says nothing about speed.
+//! The peak speed of this machine's tile unit, in one thread: the limit that benches and `doctor` compare kernels with.
+//! It is measured on hardware only; emulation says nothing about speed.
 //!
 //! ```text
 //! tiles      six independent accumulators, one A, one B, no memory: 16 cycles a product
@@ -62,7 +62,7 @@ pub fn tile_loads() -> Option<f64> {
     Some((n * 4 * super::TILE_BYTES) as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// `n` rounds of four loads; the last tile goes to `c`, so that tests see the work done.
+/// Runs `n` rounds of four loads; the last tile goes to `c`, so that tests can verify the work.
 fn loads_from_l1(session: &mut Session, buffers: &mut Buffers, n: usize) {
     assert!(n > 0);
     session.load(&Shapes::FULL);
@@ -101,7 +101,7 @@ impl Default for Buffers {
     }
 }
 
-/// `n` rounds of six products; the sixth accumulator goes to `c`, so that tests see the work done.
+/// Runs `n` rounds of six products; the sixth accumulator goes to `c`, so that tests can verify the work.
 macro_rules! tiles_only {
     ($name:ident, $op:literal) => {
         fn $name(session: &mut Session, buffers: &mut Buffers, n: usize) {
@@ -177,7 +177,7 @@ from_l1!(int8_from_l1, "tdpbsud");
 mod tests {
     use super::*;
 
-    /// A loop that skipped work would report a wonderful peak.
+    /// A loop that skipped work would report too high a peak.
     #[test]
     fn the_loops_do_the_products_that_are_counted() {
         if super::super::available().is_err() {

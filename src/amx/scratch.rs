@@ -1,8 +1,8 @@
-//! A thread's working memory for products, on huge pages where the system gives them.
+//! A thread's working memory for products, on huge pages if the system provides them.
 //!
 //! Packed operands fill most of L2; on pages of 4 KiB they take hundreds of TLB entries (measured on a Sapphire Rapids:
-//! 8 to 15% of a product's time). Like a thread's stack it is a mapping of its own, of 2 MiB, that stays until the thread ends,
-//! and no part of a plan's activations.
+//! 8 to 15% of a product's time). Like a thread's stack it is a separate mapping, of 2 MiB, that stays until the thread
+//! ends; it does not count as part of a plan's activations.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ thread_local! {
 /// Calls `f` with at least `bytes` initialised bytes of this thread, on a 2 MiB boundary. Not reentrant.
 ///
 /// # Panics
-/// There is no address space left.
+/// If there is no address space left.
 pub(crate) fn with<R>(bytes: usize, f: impl FnOnce(*mut u8) -> R) -> R {
     MEMORY.with_borrow_mut(|memory| {
         if memory.as_ref().is_none_or(|(_, has)| *has < bytes) {

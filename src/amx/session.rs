@@ -1,13 +1,13 @@
-//! Which tile shapes are loaded in this thread.
+//! The tile shapes that are loaded in this thread.
 //!
 //! A [`Session`] is the proof, taken by every safe kernel entry, that tiles may be used here, and the
 //! owner of the thread's tile configuration: kernels call [`Session::load`] with the shapes they need,
-//! which executes LDTILECFG (some 200 cycles, and it clears all tiles) only if others are loaded. The
-//! last session of a thread to go executes TILERELEASE, so an idle thread carries no tile state through
-//! context switches.
+//! which executes LDTILECFG (some 200 cycles, and it clears all tiles) only if other shapes are loaded. The last
+//! session of a thread to be dropped executes TILERELEASE, so an idle thread carries no tile state through context
+//! switches.
 //!
 //! A thread does not start empty: Linux copies the creating thread's tile configuration (not the tiles' data) into a
-//! new one. What a thread has loaded is therefore unknown until its first LDTILECFG or TILERELEASE.
+//! new one. The shapes loaded in a thread are therefore unknown until its first LDTILECFG or TILERELEASE.
 //!
 //! Sessions nest: a worker may hold one around a whole job while kernels within open their own at the
 //! cost of a counter.
@@ -20,21 +20,21 @@ use std::marker::PhantomData;
 pub struct Shapes([(u8, u8); 8]);
 
 impl Shapes {
-    /// No tile: what TILERELEASE leaves.
+    /// No tile, the state after TILERELEASE.
     pub const NONE: Shapes = Shapes([(0, 0); 8]);
     /// Eight tiles of 16 rows of 64 bytes: matrix products.
     pub const FULL: Shapes = Shapes([(16, 64); 8]);
 
-    /// Seven such tiles, tmm0-6: a core shares its tile registers with its other hyperthread, and fewer are faster then.
+    /// Seven such tiles, tmm0-6: hyperthreads share a core's tile registers, and fewer live ones are then faster.
     pub const SEVEN: Shapes = {
         let mut tiles = Shapes::FULL.0;
         tiles[7] = (0, 0);
         Shapes(tiles)
     };
 
-    /// Attention over 1 to 32 query rows. Up to 16: tmm0-3 (accumulators) and tmm4 (A) have as many rows,
-    /// tmm5-7 (B) are full. Beyond: tmm0-1 and tmm4 have 16 rows, tmm2-3 and tmm5 the others, tmm6-7 (B) are
-    /// full. The tile unit takes a cycle per row of A, so few rows are fast.
+    /// Attention over 1 to 32 query rows. Up to 16 rows: tmm0-3 (accumulators) and tmm4 (A) have that many rows, tmm5-7
+    /// (B) are full. Beyond: tmm0-1 and tmm4 have 16 rows, tmm2-3 and tmm5 the remaining ones, tmm6-7 (B) are full. The
+    /// tile unit takes a cycle per row of A, so few rows are fast.
     ///
     /// # Panics
     /// `rows` is not in 1..=32.
@@ -92,7 +92,7 @@ thread_local! {
     static OPEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Permission to use tiles in this thread, while it lives. Not `Send`: the configuration is the thread's.
+/// Permission to use tiles in this thread, while it lives. Not `Send`, because the configuration belongs to the thread.
 ///
 /// ```compile_fail,E0277
 /// fn moves_between_threads<T: Send>() {}
@@ -107,7 +107,7 @@ impl Session {
     /// Opens a session in this thread.
     ///
     /// # Errors
-    /// Tiles cannot be used: the reason that [`available`](super::available) gives.
+    /// If tiles cannot be used: the reason from [`available`](super::available).
     pub fn open() -> Result<Session, &'static str> {
         super::available()?;
         OPEN.set(OPEN.get() + 1);
@@ -122,8 +122,8 @@ impl Session {
         }
     }
 
-    /// [`Session::load`] even if `shapes` are loaded: all tiles become unused until they are written. Tiles that hold old
-    /// data count as used where the core shares its tile registers with its other hyperthread.
+    /// [`Session::load`] even if `shapes` are loaded: all tiles become unused until they are written. Tiles that hold
+    /// old data count as used where hyperthreads share the core's tile registers.
     pub fn renew(&mut self, shapes: &Shapes) {
         let config = shapes.encode();
         // SAFETY: the session proves that tile instructions execute here; 64 readable bytes. The block
@@ -135,7 +135,7 @@ impl Session {
         LOADED.set(Some(*shapes));
     }
 
-    /// The shapes that are loaded in this thread; `None` where it may have inherited any.
+    /// The shapes that are loaded in this thread; `None` if it may have inherited any.
     pub fn loaded(&self) -> Option<Shapes> {
         LOADED.get()
     }
@@ -146,7 +146,7 @@ impl Drop for Session {
         let open = OPEN.get() - 1;
         OPEN.set(open);
         if open == 0 && LOADED.get() != Some(Shapes::NONE) {
-            // SAFETY: this session proved that tile instructions execute here; nobody relies on the tiles.
+            // SAFETY: this session proved that tile instructions execute here; nothing relies on the tiles.
             unsafe { std::arch::asm!("tilerelease", options(nostack)) };
             LOADED.set(Some(Shapes::NONE));
         }
@@ -157,7 +157,7 @@ impl Drop for Session {
 mod tests {
     use super::*;
 
-    /// What the thread's tile unit believes.
+    /// The configuration in the thread's tile unit.
     fn stored() -> [u8; 64] {
         let mut mem = [0xffu8; 64];
         // SAFETY: called with a session open; 64 writable bytes.
@@ -183,7 +183,7 @@ mod tests {
         }
         assert_eq!(outer.loaded(), Some(Shapes::attention(3)));
         assert_eq!(stored(), Shapes::attention(3).encode().0);
-        // Another thread has its own, whatever it starts with.
+        // Another thread has its own configuration, whatever it starts with.
         std::thread::spawn(|| {
             let mut s = Session::open().unwrap();
             s.load(&Shapes::FULL);
@@ -196,8 +196,8 @@ mod tests {
         assert_eq!(stored(), [0; 64], "the last session releases the tiles");
     }
 
-    /// Its parent has a configuration loaded, which Linux hands down: the first load must not be skipped for being
-    /// equal to it, and a session that loads nothing leaves the thread empty all the same.
+    /// A thread whose parent has a configuration loaded, which Linux passes on: the first load must not be skipped
+    /// although it is equal, and a session that loads nothing still leaves the thread empty.
     #[test]
     fn what_a_new_thread_has_loaded_is_unknown() {
         tiles_work();

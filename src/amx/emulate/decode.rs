@@ -1,4 +1,4 @@
-//! Machine code to tile instruction. Only what AMX-TILE, AMX-BF16 and AMX-INT8 define, in 64-bit mode:
+//! Decodes machine code to tile instructions: those that AMX-TILE, AMX-BF16 and AMX-INT8 define, in 64-bit mode:
 //!
 //! | encoding (VEX.128, map 0F38, W0) | instruction |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | `F3 5C 11:rrr:bbb` | TDPBF16PS |
 //! | `NP`, `66`, `F3`, `F2` `5E 11:rrr:bbb` | TDPBUUD, TDPBUSD, TDPBSUD, TDPBSSD |
 //!
-//! Bytes are read one at a time, only as far as the encoding reaches: the next page may not be mapped.
+//! Bytes are read one at a time and only as far as the encoding reaches, since the next page may not be mapped.
 //!
 //! refs: Intel SDM vol. 2, ch. 2.3 (VEX, SIB) and the instructions' pages
 
@@ -27,7 +27,7 @@ pub struct Mem {
     pub disp: i32,
 }
 
-/// What a memory operand starts from.
+/// The base of a memory operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     /// Nothing: the displacement is absolute.
@@ -83,8 +83,8 @@ struct Cursor {
 
 impl Cursor {
     fn byte(&mut self) -> u8 {
-        // SAFETY: `decode`'s caller vouches for all bytes of the instruction at `at`, and each byte read so
-        // far says that this one belongs to it.
+        // SAFETY: `decode`'s caller guarantees all bytes of the instruction at `at`, and the bytes read so far imply
+        // that this one belongs to it.
         let b = unsafe { self.at.add(self.len).read() };
         self.len += 1;
         b
@@ -94,7 +94,7 @@ impl Cursor {
         i32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
     }
 
-    /// The memory operand that `modrm` starts; `x` and `b` are the (decoded) extension bits.
+    /// The memory operand that begins with `modrm`; `x` and `b` are the (decoded) extension bits.
     fn mem(&mut self, modrm: u8, x: u8, b: u8) -> Mem {
         let (mode, rm) = (modrm >> 6, modrm & 7);
         let mut mem = Mem { base: Base::Reg(rm | b), index: None, scale: 0, disp: 0 };
@@ -109,7 +109,7 @@ impl Cursor {
             mem.base = Base::Reg(base_low | b);
         }
         match mode {
-            // Base 101b without displacement is encoded otherwise: with SIB "no base", without "rip".
+            // Base 101b without displacement has another meaning: "no base" with SIB, "rip" without.
             0 if base_low == 5 => {
                 mem.base = if rm == 4 { Base::None } else { Base::Rip };
                 mem.disp = self.disp32();
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     fn d(bytes: &[u8]) -> Option<Insn> {
-        // Longer than any instruction, so that a decoder that reads too far is seen in `len`, not as a fault.
+        // Longer than any instruction, so that a decoder that reads too far shows in `len`, not as a fault.
         let mut code = [0x90u8; 24];
         code[..bytes.len()].copy_from_slice(bytes);
         // SAFETY: 24 readable bytes, more than an instruction can take.

@@ -5,11 +5,12 @@
 //! | `66.MAP6 A8 /r` | VFMADD213PH zmm1, zmm2, zmm3: `zmm1 = zmm2 * zmm1 + zmm3`, rounded once |
 //! | `F2.MAP5 7D /r` | VCVTUW2PH zmm1, zmm2 |
 //!
-//! To nearest, ties to even, as MXCSR says everywhere here; denormals are numbers, as these instructions have it whatever
-//! MXCSR says. Exact in integers: a half is a multiple of 2^-24, a product one of 2^-48.
+//! Rounding is to nearest, ties to even, which MXCSR selects everywhere here. Denormals are not flushed: these
+//! instructions ignore MXCSR there. The emulation is exact in integers: a half is a multiple of 2^-24, a product a
+//! multiple of 2^-48.
 //!
-//! The registers are in the signal frame, in the standard format of XSAVE. Where its parts lie, CPUID says, which a virtual
-//! machine may take long to execute: it is asked once, before the handler is installed.
+//! The registers are in the signal frame, in the standard format of XSAVE. CPUID gives the offsets of its parts; since
+//! a virtual machine may take long to execute CPUID, it is queried once, before the handler is installed.
 //!
 //! refs: Intel SDM vol. 1 ch. 13 (XSAVE), vol. 2 ch. 2.7 (EVEX) and the instructions' pages
 
@@ -44,7 +45,7 @@ pub unsafe fn decode(code: *const u8) -> Option<Op> {
         code.cast::<[u8; LEN]>().read_unaligned()
     };
     let [_, p0, p1, p2, opcode, modrm] = bytes;
-    // No mask, no zeroing, no rounding of its own, 512 bits; registers only; W0.
+    // No mask, no zeroing, no embedded rounding, 512 bits; registers only; W0.
     if p2 & 0xf7 != 0x40 || modrm < 0xc0 || p1 & 0x84 != 0x04 || p0 & 8 != 0 {
         return None;
     }
@@ -64,12 +65,12 @@ pub unsafe fn decode(code: *const u8) -> Option<Op> {
 fn round(n: i128, scale: u32, negative_zero: bool) -> u16 {
     let sign = if n < 0 || (n == 0 && negative_zero) { 0x8000 } else { 0 };
     let n = n.unsigned_abs();
-    // Units of 2^-24, and their bits beyond 11, are dropped.
+    // Bits below 2^-24, and those beyond 11 significant bits, are dropped.
     let drop = (scale - 24).max((128 - n.leading_zeros()).saturating_sub(11));
     let half = if drop == 0 { 0 } else { 1u128 << (drop - 1) };
     let (kept, rest) = (n >> drop, n & ((1u128 << drop) - 1));
     let kept = kept + u128::from(rest > half || (drop > 0 && rest == half && kept & 1 == 1));
-    // `kept` is at most 2^11: carries become the next exponent by addition.
+    // `kept` is at most 2^11, so adding it carries into the next exponent.
     let exponent = drop - (scale - 24);
     let bits = match kept {
         0..0x400 => kept as u32,
@@ -100,7 +101,7 @@ pub fn fma(a: u16, b: u16, c: u16) -> u16 {
     if special(c) {
         return c;
     }
-    // A sum that is zero is negative if both its parts are.
+    // A zero sum is negative if both terms are.
     let product_is_zero = a & 0x7fff == 0 || b & 0x7fff == 0;
     let negative_zero = sign != 0 && c & 0x8000 != 0 && product_is_zero && c & 0x7fff == 0;
     round(units(a) * units(b) + (units(c) << 24), 48, negative_zero)
@@ -115,7 +116,7 @@ pub fn from_word(w: u16) -> u16 {
 static UPPER: AtomicUsize = AtomicUsize::new(0);
 static HIGH: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds out where registers lie. Before the handler is installed.
+/// Determines where registers lie. Call it before the handler is installed.
 pub fn prepare() {
     if is_x86_feature_detected!("avx512f") {
         UPPER.store(__cpuid_count(0xd, 6).ebx as usize, Ordering::Relaxed);
@@ -130,7 +131,7 @@ struct Registers {
 }
 
 impl Registers {
-    /// Those of a signal frame; `None` if it has no AVX-512 state.
+    /// The registers in a signal frame; `None` if it has no AVX-512 state.
     ///
     /// # Safety
     /// `area` is the `fpregs` of a signal context that the kernel passed, and nothing else refers to it.
@@ -152,13 +153,13 @@ impl Registers {
         if r < 16 { (&[0, 1, 2], r as usize) } else { (&[3], r as usize - 16) }
     }
 
-    /// XSTATE_BV: parts whose bit is clear are all zeros, whatever their bytes say.
+    /// XSTATE_BV: parts whose bit is clear are all zeros, whatever their bytes hold.
     fn present(&self) -> *mut u64 {
         self.area.wrapping_add(512).cast()
     }
 
     /// # Safety
-    /// `r < 32`; the frame is still there.
+    /// `r < 32`; the frame still exists.
     unsafe fn read(&self, r: u8) -> Zmm {
         let (mut out, mut at) = ([0u8; 64], 0);
         let (parts, i) = Registers::of_register(r);
@@ -201,10 +202,10 @@ impl Registers {
     }
 }
 
-/// Executes `op` on the registers of a signal frame; whether it could.
+/// Executes `op` on the registers of a signal frame. Returns whether it could.
 ///
 /// # Safety
-/// `fpregs` is that of the signal context of the interrupted thread.
+/// `fpregs` belongs to the signal context of the interrupted thread.
 pub unsafe fn execute(op: Op, fpregs: *mut u8) -> bool {
     if fpregs.is_null() {
         return false;
@@ -244,7 +245,7 @@ mod tests {
         got == want || (f16::from_bits(got).is_nan() && f16::from_bits(want).is_nan())
     }
 
-    /// Products and sums of halves are exact in f64, so rounding them is all there is to do.
+    /// Products and sums of halves are exact in f64, so the expected result needs only one rounding.
     #[test]
     fn products_and_sums_are_those_of_the_half_crate() {
         let mut next = noise(5);
@@ -260,12 +261,12 @@ mod tests {
         }
     }
 
-    /// Where rounding twice is wrong: a tie of the product that a summand far below decides.
+    /// Cases in which rounding twice is wrong: a tie of the product that a much smaller summand breaks.
     #[test]
     fn a_product_and_a_sum_are_rounded_once() {
         let h = |v: f32| f16::from_f32(v).to_bits();
         let (a, b) = (h(1.0 + 2f32.powi(-10)), h(1.0 + 2f32.powi(-1)));
-        // 1.5 + 1.5 * 2^-10 lies between two halves 2^-10 apart: a tie, to even.
+        // 1.5 + 1.5 * 2^-10 lies midway between two halves 2^-10 apart, so it rounds to even.
         assert_eq!(fma(a, b, 0), h(1.5 + 2f32.powi(-9)));
         assert_eq!(fma(a, b, h(2f32.powi(-24))), h(1.5 + 2f32.powi(-9)));
         assert_eq!(fma(a, b, h(-2f32.powi(-24))), h(1.5 + 2f32.powi(-10)));
@@ -313,7 +314,7 @@ mod tests {
         for _ in 0..20 {
             let [a, b, c]: [Zmm; 3] = std::array::from_fn(|_| std::array::from_fn(|_| next()));
             let (mut low, mut high, mut words) = ([0u16; 32], [0u16; 32], [0u16; 32]);
-            // SAFETY: AVX-512 is there, and the two instructions, in hardware or in software; 64 bytes each.
+            // SAFETY: AVX-512 and the two instructions are available, in hardware or in software; 64 bytes each.
             unsafe {
                 std::arch::asm!(
                     "vmovdqu64 zmm3, [{a}]", "vmovdqu64 zmm17, [{b}]", "vmovdqu64 zmm9, [{c}]",

@@ -1,13 +1,13 @@
-//! Tile instructions in software, so that the AMX kernels, the very same machine code, run and are
-//! tested on a CPU without AMX.
+//! Tile instructions in software, so that the AMX kernels run and are tested with the same machine code on a CPU
+//! without AMX.
 //!
 //! Such a CPU raises #UD at a tile instruction, which Linux delivers as SIGILL. The handler here decodes
 //! the instruction at the interrupted address, executes it on tile state that belongs to the thread,
-//! writes memory and steps over it. Anything that is no tile instruction goes to the handler that was
-//! there before. An instruction that real hardware would refuse (#UD, #GP) ends the process with a
-//! message that names it: in a test, that is the point.
+//! writes memory and steps over it. Any other instruction is passed to the previous handler. An instruction that real
+//! hardware would refuse (#UD, #GP) ends the process with a message that names it, as a test should.
 //!
-//! The same for the two AVX512-FP16 instructions that the tier uses (`fp16`): all CPUs with tiles have those, too.
+//! The two AVX512-FP16 instructions that the tier uses are emulated in the same way (`fp16`), since the tier uses them
+//! on CPUs with tiles.
 //!
 //! Opt-in only, by [`install`] or `TANDEM_AMX=emulate`: a trap costs 5-10 us (two shared cores of a virtual
 //! Zen 4) and a product 1-3 us more, a thousand times what hardware needs. Tile instructions that follow
@@ -29,12 +29,12 @@ use decode::{Base, Insn, Mem, Op, decode};
 use tiles::{Fault, Tiles};
 
 thread_local! {
-    /// This thread's tile registers. A thread of Linux's inherits a configuration.
+    /// This thread's tile registers. On Linux a new thread inherits a configuration.
     static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::INHERITED) };
 }
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// What SIGILL did before.
+/// The previous action of SIGILL.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Whether tile instructions are emulated in this process.
@@ -42,12 +42,12 @@ pub fn installed() -> bool {
     INSTALLED.load(Ordering::Acquire)
 }
 
-/// Emulates tile instructions from now on, in every thread. Call it before anything asks
-/// [`available`](super::available) and remembers the answer. Where the hardware has tiles and the
-/// process may use them, it changes nothing: they are used.
+/// Emulates tile instructions from now on, in every thread. Call it before anything calls
+/// [`available`](super::available) and remembers the answer. If the hardware has tiles and the process may use them,
+/// this changes nothing.
 ///
 /// # Errors
-/// The system refused to install the signal handler.
+/// If the system refuses to install the signal handler.
 pub fn install() -> Result<(), &'static str> {
     static DONE: OnceLock<Result<(), &'static str>> = OnceLock::new();
     *DONE.get_or_init(|| {
@@ -62,7 +62,7 @@ pub fn install() -> Result<(), &'static str> {
         if unsafe { libc::sigaction(libc::SIGILL, std::ptr::null(), &mut old) } != 0 {
             return Err("AMX emulation: the SIGILL action cannot be read");
         }
-        // Known before the handler can run, so the handler never waits for it.
+        // Set before the handler can run, so the handler never waits for it.
         let _ = PREVIOUS.set(old);
         // SAFETY: as above.
         let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -109,7 +109,7 @@ unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, con
     loop {
         let rip = gregs[libc::REG_RIP as usize];
         // SAFETY: the CPU just fetched the instruction there, or is about to: tile instructions do not
-        // branch, so what follows one is an instruction, and its bytes are readable.
+        // branch, so the bytes after one are an instruction, and readable.
         let Some(insn) = (unsafe { decode(rip as usize as *const u8) }) else {
             // SAFETY: as above; the registers are those of the interrupted thread.
             let done = unsafe {
@@ -130,13 +130,13 @@ unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, con
             unsafe { execute(insn, gregs, tiles) }
         });
         match done {
-            // The next instruction is often a tile instruction too: a trap saved.
+            // The next instruction is often a tile instruction too, which saves a trap.
             Ok(()) => gregs[libc::REG_RIP as usize] = rip + insn.len as libc::greg_t,
             Err(fault) => refuse(insn, fault, rip),
         }
     }
     if gregs[libc::REG_RIP as usize] == trapped {
-        // Not one of ours. SAFETY: the arguments are the kernel's.
+        // Not a tile instruction. SAFETY: the arguments come from the kernel.
         unsafe { chain(sig, info, context) }
     }
 }
@@ -153,7 +153,7 @@ fn address(mem: Mem, gregs: &Gregs, next: usize) -> (usize, usize) {
 }
 
 /// # Safety
-/// `insn` was interrupted in the context `gregs`; its memory operand is what the program meant.
+/// `insn` was interrupted in the context `gregs`; its memory operand is the program's own.
 unsafe fn execute(insn: Insn, gregs: &Gregs, tiles: &mut Tiles) -> Result<(), Fault> {
     let next = gregs[libc::REG_RIP as usize] as usize + insn.len;
     match insn.op {

@@ -2,9 +2,9 @@
 //!
 //! Everything here runs inside a signal handler: no allocation, no lock, no panic on any input.
 //!
-//! TDPBF16PS: per row of A and column of B, one chain of fused multiply-adds from zero over the even
-//! elements, one over the odd ones, then `C + (even + odd)`; round to nearest even, denormals are zero
-//! on the way in and out, MXCSR is neither read nor written. `C` is *not* the start of a chain.
+//! TDPBF16PS: per row of A and column of B, one chain of fused multiply-adds from zero over the even elements, one over
+//! the odd ones, then `C + (even + odd)`. It rounds to nearest even, treats denormal inputs and results as zero, and
+//! neither reads nor writes MXCSR. `C` is *not* the start of a chain.
 //!
 //! speed      a 16x16x32 product takes about 1 us with AVX-512 (Zen 4), as much as the trap around it
 //! refs       Intel SDM vol. 1 ch. 18.2-18.5, vol. 2 (exception classes AMX-E1..E6)
@@ -25,14 +25,14 @@ pub struct Tiles {
     data: [[[u8; 64]; 16]; 8],
 }
 
-/// Why an instruction cannot execute: the exception, and what is wrong.
+/// Why an instruction cannot execute: the exception, and its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// `#UD` or `#GP(0)`.
     pub exception: &'static str,
-    /// What is wrong.
+    /// The cause.
     pub why: &'static str,
-    /// The two numbers that disagree, where there are two.
+    /// The two numbers that disagree, if there are two.
     pub numbers: Option<(u16, u16)>,
 }
 
@@ -59,12 +59,12 @@ impl Tiles {
     pub const INIT: Tiles =
         Tiles { palette: 0, start_row: 0, rows: [0; 8], colsb: [0; 8], data: [[[0; 64]; 16]; 8] };
 
-    /// What a new thread starts with. Linux copies the parent's configuration, and no tile data, into it; a signal
-    /// handler cannot know whose, so this stands for any: valid shapes that no kernel loads. Code that takes the
-    /// thread for empty, or for configured as its parent was, goes wrong with it.
+    /// The state of a new thread. Linux copies the parent's configuration, but no tile data, into it. A signal handler
+    /// cannot know the parent, so this stands for any: valid shapes that no kernel loads. Code that assumes an empty
+    /// thread, or its parent's configuration, fails with it.
     pub const INHERITED: Tiles = Tiles { palette: 1, rows: [3; 8], colsb: [12; 8], ..Tiles::INIT };
 
-    /// LDTILECFG. A bad configuration leaves everything as it was.
+    /// LDTILECFG. A bad configuration changes nothing.
     pub fn load_config(&mut self, mem: &[u8; 64]) -> Result<(), Fault> {
         match mem[0] {
             0 => {
@@ -224,8 +224,8 @@ struct Shape {
     n: usize,
 }
 
-/// Denormals (and zeros) become zeros of their sign. On results this judges after rounding: one that rounds
-/// up to the smallest normal number stays.
+/// Turns denormals (and zeros) into zeros of their sign. Results are tested after rounding: one that rounds up to the
+/// smallest normal number stays.
 #[inline(always)]
 fn flush(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -290,7 +290,7 @@ fn dot_int8_body(c: &mut Tile, a: &Tile, b: &Tile, s: Shape, sa: bool, sb: bool)
             for (j, wide) in wide.iter().enumerate() {
                 let x = widen(row_a[4 * k + j], sa);
                 for n in 0..16 {
-                    // Without saturation: sums wrap, as the instruction's do.
+                    // Sums wrap without saturation, as in the instruction.
                     sum[n] = sum[n].wrapping_add(x.wrapping_mul(wide[n]));
                 }
             }
@@ -301,8 +301,8 @@ fn dot_int8_body(c: &mut Tile, a: &Tile, b: &Tile, s: Shape, sa: bool, sb: bool)
     }
 }
 
-/// 2: AVX-512, 1: AVX2 with FMA, 0: plain. Set before the handler is installed: detection is no work for a
-/// signal handler.
+/// 2: AVX-512, 1: AVX2 with FMA, 0: plain. Set before the handler is installed, since a signal handler should not
+/// detect CPU features.
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 
 /// Chooses the fastest way to execute products on this CPU.
@@ -457,7 +457,7 @@ mod tests {
             t.data.as_flattened().as_flattened().iter().all(|&b| b == 0),
             "a configuration clears all tiles"
         );
-        // Infinities times the zeros beside B would leave NaN beside C.
+        // Infinities times the zero columns beside B would leave NaN in the columns beside C.
         for tile in 0..3 {
             t.load(tile, |_, row| row.fill(0x7f)).unwrap();
         }
