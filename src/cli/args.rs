@@ -77,15 +77,15 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Refuses contradictions, and strategies that do not exist yet.
+    /// Returns an error for contradictory options.
     ///
     /// # Errors
-    /// A device, strategy or GPU option that cannot be honoured; a device that is asked for and is not there.
+    /// If a device, strategy or GPU option cannot be honoured, or a requested device does not exist.
     pub fn check(&self) -> Result<()> {
         self.check_for(Requests::One)
     }
 
-    /// The same for many requests, which have schedulers of their own.
+    /// [`EngineArgs::check`] for many requests, which have their own schedulers.
     ///
     /// # Errors
     /// As [`EngineArgs::check`].
@@ -182,22 +182,22 @@ impl EngineArgs {
                 "--weights-node: with --strategy gpu-only no weights are on the host; leave one of them out",
             ));
         }
-        // Before anything is fetched or read for a device that is not there.
+        // Checked before anything is fetched or read for a device that does not exist.
         match self.kind() {
             Some(kind) if !self.falls_back() => device::check(&kind),
             _ => Ok(()),
         }
     }
 
-    /// Where weights on the host go.
+    /// The NUMA binding of weights on the host.
     ///
     /// # Errors
-    /// A node that does not exist.
+    /// If the node does not exist.
     pub fn weights_binding(&self) -> Result<Option<NumaBinding>> {
         self.weights_node.map(|wish| wish.among(&numa_nodes())).transpose()
     }
 
-    /// The strategy: an option that only one has chooses it.
+    /// The strategy. An option that only one strategy has selects it.
     pub fn strategy(&self) -> Strategy {
         match self.strategies[0] {
             Strategy::Auto if self.boundary.is_some() => Strategy::Helm,
@@ -207,13 +207,13 @@ impl EngineArgs {
         }
     }
 
-    /// Whether requests that share the engine have a scheduler that may use both sides.
+    /// Whether requests that share the engine may have a scheduler that uses both sides.
     pub fn schedules(&self) -> bool {
         let placed = self.boundary.is_some() || self.pinned.is_some() || self.policy.is_some();
         !placed && self.strategies.iter().all(|s| s.schedules())
     }
 
-    /// How two sides share the model; `None` where one side has all of it, or auto is to see.
+    /// How two sides share the model; `None` if one side has all of it, or if auto decides.
     pub fn split(&self) -> Option<engine::Strategy> {
         let policy = self.policy.unwrap_or_default();
         match self.strategy() {
@@ -233,14 +233,14 @@ impl EngineArgs {
     pub fn kind(&self) -> Option<Kind> {
         match (&self.device, self.strategy()) {
             (Device::Cpu, _) | (_, Strategy::CpuOnly) => None,
-            // Which is the CPU's to promise: see `check`.
+            // Only the CPU promises deterministic results: see `check`.
             (Device::Auto, Strategy::Auto) if self.deterministic => None,
             (Device::Auto, _) => Some(Kind::Cuda(0)),
             (Device::Accelerator(kind), _) => Some(kind.clone()),
         }
     }
 
-    /// The machine in whose time this runs: that of `--device emulated:HARDWARE`.
+    /// The machine whose time is emulated: that of `--device emulated:HARDWARE`.
     pub fn timed_machine(&self) -> Option<&Arc<Hardware>> {
         match &self.device {
             Device::Accelerator(Kind::Timed(_, machine)) => Some(machine),
@@ -248,7 +248,7 @@ impl EngineArgs {
         }
     }
 
-    /// Whether the CPU will do where there is no accelerator.
+    /// Whether to fall back to the CPU if there is no accelerator.
     pub fn falls_back(&self) -> bool {
         self.device == Device::Auto && self.strategy() == Strategy::Auto && self.gpu_memory.is_none()
     }
@@ -268,11 +268,11 @@ pub enum Requests {
 /// Where to run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Device {
-    /// The best there is.
+    /// The best device available.
     Auto,
     /// The CPU.
     Cpu,
-    /// This one.
+    /// A given accelerator.
     Accelerator(Kind),
 }
 
@@ -284,7 +284,7 @@ impl FromStr for Device {
             "cpu" => Ok(Device::Cpu),
             _ => {
                 let kind = text.parse().map(Device::Accelerator);
-                // What a machine is called is said by who knows them.
+                // `Kind` knows the names of machines, so its message is used.
                 let device = |said: String| match text.starts_with("emulated:") {
                     true => said,
                     false => format!("choose one of auto, cpu, {}", Kind::NAMES),
@@ -312,19 +312,19 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Whether there is a scheduler of that name for requests that share an engine.
+    /// Whether there is a scheduler of this name for requests that share an engine.
     pub fn schedules(self) -> bool {
         use Strategy::{Apex, Auto, Fastdecode, GpuOnly, Neo};
         matches!(self, Auto | GpuOnly | Fastdecode | Neo | Apex)
     }
 
-    /// As it is typed.
+    /// The name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().expect("no strategy is hidden").get_name().to_owned()
     }
 }
 
-/// LIA's vectors, as far as they are given.
+/// LIA's vectors, as far as given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policies {
     /// For prompts.
@@ -397,7 +397,8 @@ fn half() -> impl TypedValueParser<Value = Half> {
     PossibleValuesParser::new(Half::ALL.map(Half::name)).map(named)
 }
 
-/// Bytes: `123`, `512M`, `6GiB`, `1.5g`. K, M, G, T are powers of 1024; with a `B` but no `i`, of 1000.
+/// Parses a number of bytes: `123`, `512M`, `6GiB`, `1.5g`. K, M, G, T are powers of 1024; with a `B` but no `i`, of
+/// 1000.
 pub fn size(text: &str) -> Result<u64, String> {
     let bad = || "a size is a number with K, M, G or T, like 6GiB".to_owned();
     let lower = text.trim().to_ascii_lowercase();

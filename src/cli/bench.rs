@@ -91,7 +91,7 @@ struct Row {
     batch: usize,
     depth: usize,
     rates: Vec<f64>,
-    /// Bytes read per decode step, over the step's time.
+    /// Bytes read per decode step, divided by the step's time.
     gb_s: f64,
 }
 
@@ -120,7 +120,7 @@ impl Row {
     }
 }
 
-/// Measures: a warm-up, then `--repeat` runs of each kind.
+/// Runs a warm-up, then measures `--repeat` runs of each kind.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(source) = &args.trace {
         return trace::run(args, source);
@@ -143,7 +143,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Err(Error::usage(format!("--ctx {context}: these measurements need {wanted} tokens")).into());
     }
     let sequences = if gen_tokens > 0 { batch } else { 1 };
-    // The longest of what is measured.
+    // The longest prompt that is measured.
     let prompt = max(&args.prompt).max(depth).max(1);
     let work = Use { prompt, gen_len: gen_tokens, batch: sequences };
     let mut running = opened.engine(&args.engine, context, sequences, sequences, work)?;
@@ -183,7 +183,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Arbitrary tokens of the vocabulary, the same in every run.
+/// Arbitrary tokens of the vocabulary, equal in every run.
 fn tokens(n: usize, vocab: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) % vocab) as u32).collect()
 }
@@ -231,7 +231,7 @@ fn decode(
                 .zip(&ids)
                 .map(|(&seq, id)| Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last })
                 .collect();
-            // As greedy decoding does: logits stay where they are.
+            // As in greedy decoding, logits stay on their device.
             engine.forward_greedy(&inputs)?;
         }
         let rate = (steps * batch) as f64 / began.seconds(engine);
@@ -248,8 +248,8 @@ fn decode(
     Ok(row)
 }
 
-/// Bytes of keys and values (of 16 bits) that a step reads for one sequence, on average over `steps` of them from `depth`
-/// tokens on: all before the new one and itself, in layers with a window at most that many.
+/// Bytes of keys and values (of 16 bits) that a step reads for one sequence, on average over `steps` steps from `depth`
+/// tokens on: those of all earlier tokens and of the new one; in layers with a window, at most the window's.
 fn kv_bytes(spec: &ModelSpec, depth: usize, steps: usize) -> f64 {
     let tokens = |layer: usize| {
         let window = spec.window_of(layer).unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! What drawings have in common: colours, letters, axes. Sheets are white, with the fonts of the reader's own system: nothing is
-//! rendered here.
+//! Elements shared by drawings: colours, text, axes. Sheets are white and use the fonts of the reader's system: text is
+//! not rendered here.
 
 use std::ops::Range;
 
@@ -38,17 +38,17 @@ pub fn failed(e: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("drawing: {e}")
 }
 
-/// Letters of a size, in pixels.
+/// Text of a size in pixels.
 pub fn text(size: u32) -> TextStyle<'static> {
     TextStyle::from((FONT, size)).color(&INK)
 }
 
-/// The same with the anchor elsewhere than at the upper left.
+/// `style` with the given anchor instead of the upper left corner.
 pub fn at(style: TextStyle<'static>, h: HPos, v: VPos) -> TextStyle<'static> {
     style.pos(Pos::new(h, v))
 }
 
-/// A sheet with its title, and something at the right.
+/// Draws a sheet with its title, and a note at the right.
 pub fn sheet(
     size: (u32, u32),
     title: &str,
@@ -69,12 +69,12 @@ pub fn sheet(
     Ok(out)
 }
 
-/// What a panel shows: `(a)  words`.
+/// Draws the caption of a panel: `(a)  words`.
 pub fn caption(area: &Area<'_>, letter: &str, words: &str) -> Result<()> {
     area.draw(&Text::new(format!("({letter})  {words}"), (30, 6), text(15))).map_err(failed)
 }
 
-/// Instead of a chart.
+/// Draws a message in place of a chart.
 pub fn nothing(area: &Area<'_>, words: &str) -> Result<()> {
     let label = at(text(15).color(&GREY), HPos::Left, VPos::Top);
     area.draw(&Text::new(words.to_owned(), (70, 60), label)).map_err(failed)
@@ -84,26 +84,26 @@ pub fn nothing(area: &Area<'_>, words: &str) -> Result<()> {
 pub struct Frame<'f> {
     pub x: Range<f64>,
     pub y: Range<f64>,
-    /// What is along them; an axis without a name has no numbers either.
+    /// Names of the x and y axes; an axis without a name has no numbers either.
     pub names: (&'f str, &'f str),
-    /// What is written beside a tick; the y axis's ticks are where its grid is.
+    /// The label of a tick; the y axis has its ticks at its grid lines.
     pub labels: (&'f dyn Fn(&f64) -> String, &'f dyn Fn(&f64) -> String),
     /// The limit on the number of ticks.
     pub ticks: (usize, usize),
-    /// Lines at the ticks of y.
+    /// Whether to draw lines at the ticks of y.
     pub grid: bool,
-    /// Right of the chart, and under its axis.
+    /// Pixels to the right of the chart, and below its axis.
     pub margin: (u32, u32),
 }
 
 /// Pixels around a chart: left of it and above it.
 pub const LEFT: u32 = 12 + 66;
 pub const TOP: u32 = 34;
-/// Under it, but for [`Frame::margin`].
+/// Pixels below the chart, without [`Frame::margin`].
 pub const BOTTOM: u32 = 42;
 
 impl Frame<'_> {
-    /// With nothing in it.
+    /// Creates an empty chart.
     pub fn begin<'a, 'b>(&self, area: &'a Area<'b>) -> Result<Chart<'a, 'b>> {
         let chart = ChartBuilder::on(area)
             .margin(12)
@@ -116,7 +116,7 @@ impl Frame<'_> {
         chart.map_err(failed)
     }
 
-    /// The axes: before what is on a grid, after what would hide them.
+    /// Draws the axes. Call this before drawing on a grid, and after drawing anything that would hide them.
     pub fn axes(&self, chart: &mut Chart<'_, '_>) -> Result<()> {
         let mut mesh = chart.configure_mesh();
         mesh.disable_x_mesh()
@@ -146,18 +146,18 @@ pub fn ticks(full: f64) -> Vec<f64> {
     let rough = full / 5.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].iter().map(|m| m * power).find(|s| *s >= rough).unwrap_or(power * 10.0);
-    // Rounded, or 0.30000000000000004 is a label.
+    // Rounded, so that no label is 0.30000000000000004.
     (0..).map(|i| ((i as f64 * step) * 1e6).round() / 1e6).take_while(|t| *t <= full).collect()
 }
 
-/// A number for an axis that ends at `full`: as many digits as tell ten ticks apart.
+/// Formats a number for an axis that ends at `full`, with enough digits to distinguish ten ticks.
 pub fn number(value: f64, full: f64) -> String {
     let digits = (1.0 - full.max(1e-9).log10().floor()).clamp(0.0, 9.0) as usize;
     let text = format!("{value:.digits$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// The unit in which seconds up to `full` are told: how many seconds it has, and its name.
+/// The unit for times up to `full` seconds: its length in seconds, and its name.
 pub fn unit_of_time(full: f64) -> (f64, &'static str) {
     match full {
         t if t >= 1.0 => (1.0, "s"),

@@ -9,29 +9,30 @@ use super::progress::{self, megabytes};
 
 /// Where a model runs, and in how much memory.
 pub struct Decision {
-    /// As on the command line.
+    /// The strategy's name on the command line.
     strategy: &'static str,
     placement: Placement,
-    /// The accelerator that was looked at.
+    /// The accelerator that was considered.
     device: Option<String>,
     k: Option<usize>,
     pinned: Option<usize>,
     policies: Option<(Policy, Policy)>,
-    /// Pages of keys and values on the device, and in all, where they are fewer.
+    /// Pages of keys and values on the device, and in total, if not all are on the device.
     kv_pages: Option<(usize, usize)>,
-    /// How those that left it are attended; `None`: in each step in the faster way.
+    /// How pages that left the device are attended; `None`: in each step in the faster way.
     far: Option<Far>,
     gpu: Option<(Memory, u64)>,
     host: Option<(Memory, Option<u64>)>,
     next: Option<(String, u64)>,
-    /// Why something simpler was not possible.
+    /// Why a simpler placement was not possible.
     because: Option<String>,
-    /// Why nothing else was chosen.
+    /// The prediction that the choice is based on.
     predicted: Option<Prediction>,
 }
 
 impl Decision {
-    /// All on the CPU, with `available` bytes of memory before loading; no accelerator was asked for, or there is none.
+    /// Everything on the CPU, with `available` bytes of memory before loading: no accelerator was requested, or there
+    /// is none.
     pub fn cpu(layers: usize, memory: Memory, available: Option<u64>) -> Decision {
         Decision {
             strategy: "cpu-only",
@@ -50,12 +51,12 @@ impl Decision {
         }
     }
 
-    /// The same, chosen by time.
+    /// This decision, chosen by predicted time.
     pub fn with(self, predicted: Option<Prediction>) -> Decision {
         Decision { predicted, ..self }
     }
 
-    /// Whether it was chosen by time.
+    /// Whether it was chosen by predicted time.
     pub fn is_predicted(&self) -> bool {
         self.predicted.is_some()
     }
@@ -65,7 +66,7 @@ impl Decision {
         self.kv_pages.is_some()
     }
 
-    /// All on the accelerator.
+    /// Everything on the accelerator.
     pub fn gpu(layers: usize, device: String, memory: Memory, free: u64) -> Decision {
         Decision {
             strategy: "gpu-only",
@@ -78,7 +79,7 @@ impl Decision {
         }
     }
 
-    /// What a strategy chose.
+    /// The placement that a strategy chose.
     pub fn split(
         strategy: &'static str,
         device: String,
@@ -103,7 +104,7 @@ impl Decision {
         }
     }
 
-    /// What is said of a choice, of one side alone.
+    /// This decision as a [`Choice`].
     pub fn choice(&self) -> Choice {
         let none = Memory { weights: 0, kv: 0, activations: 0 };
         Choice {
@@ -120,7 +121,8 @@ impl Decision {
         }
     }
 
-    /// Prints the line, unless all is on the CPU, no device was at hand and nothing was predicted; with `-v`, why.
+    /// Prints the line, unless everything is on the CPU, there was no device and nothing was predicted; with `-v` also
+    /// the reasons.
     pub fn tell(&self) {
         let line = self.line();
         match self.device.is_some() || self.is_predicted() {
@@ -237,7 +239,7 @@ impl Decision {
                 megabytes(m.activations)
             )
         };
-        // What to do about it has been done.
+        // The advice in the message has already been followed.
         let numbers = |e: &String| e.split("; try ").next().unwrap_or_default().to_owned();
         let mut said: Vec<String> =
             self.because.iter().map(|e| format!("gpu-only does not fit: {}", numbers(e))).collect();
@@ -255,7 +257,7 @@ impl Decision {
         said
     }
 
-    /// Adds what was decided to `plan`.
+    /// Adds the decision to `plan`.
     pub fn add_to(&self, plan: &mut Value) {
         let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
         let ends = [self.placement.embedding, self.placement.head];

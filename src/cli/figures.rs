@@ -13,7 +13,7 @@ use tandem::profile::{
 use super::limits::measure;
 use super::progress;
 
-/// The machine that `--hardware` names, and what was timed of the model on it.
+/// The machine that `--hardware` names, and the model's timings on it.
 pub fn hardware(name: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     if name == "auto" {
         return this_machine(model);
@@ -26,7 +26,7 @@ pub fn hardware(name: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, 
     described(name).map(|hardware| (hardware, None))
 }
 
-/// The machine and the model's timings of a profile that `tandem profile -o` wrote here.
+/// The machine and the model's timings from a profile that `tandem profile -o` wrote on this machine.
 pub fn profiled(file: &str, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     from_profile(Path::new(file), model)
 }
@@ -42,7 +42,7 @@ fn described(name: &str) -> Result<Hardware> {
     Ok(find_machine(name)?.ok_or_else(unknown)?)
 }
 
-/// As `tandem profile` has measured it, or measures it now, in a hurry.
+/// This machine, as `tandem profile` has measured it, or measured quickly now.
 fn this_machine(model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     let device = match device::check(&Kind::Cuda(0)) {
         Err(_) => None,
@@ -54,14 +54,14 @@ fn this_machine(model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Table
     }
     progress::note("measuring this machine in a hurry; tandem profile does it thoroughly");
     let profile = measure(Identity::of_machine(info), device.as_ref(), true)?;
-    // What cannot be kept is measured again the next time.
+    // A profile that cannot be stored is measured again the next time.
     if let Err(e) = Store::from_env().and_then(|store| store.save(&profile)) {
         progress::detail(&format!("the profile was not kept: {e}"));
     }
     Ok((profile.limits.hardware(THIS_MACHINE), None))
 }
 
-/// The machine of a profile that `tandem profile -o` wrote: this one.
+/// The machine of a profile that `tandem profile -o` wrote, which must be this one.
 fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware, Option<Tables>)> {
     let wanted = Profile::read(path)?.identity;
     let device = match wanted.device.as_ref().is_some_and(|d| d.driver > 0) {
@@ -70,10 +70,10 @@ fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware,
     };
     let mut here = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     if device.is_none() {
-        // An emulated one is wherever this program is.
+        // An emulated device exists wherever this program runs.
         here.device = wanted.device;
     }
-    // Its limits hold for any model; its tables for its own.
+    // The profile's limits hold for any model, its tables only for its own.
     here.model = wanted.model;
     let profile = Profile::read_for(path, &here)?;
     let hardware = profile.limits.hardware(THIS_MACHINE);

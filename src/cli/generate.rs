@@ -1,4 +1,4 @@
-//! `tandem generate`: from a prompt to text, or from many to a result each.
+//! `tandem generate`: continues or answers one prompt, or many.
 
 mod answer;
 mod chat;
@@ -86,7 +86,7 @@ pub struct Args {
 /// Steps that a drawn timeline shows.
 const DRAWN_STEPS: u32 = 2;
 
-/// Writes the timeline of a run, whole or not at all.
+/// Writes the timeline of a run, completely or not at all.
 fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> tandem::Result<()> {
     let timeline = engine.timeline().unwrap_or_default();
     atomic_file::replace(path, |to| match timeline::is_drawn(path) {
@@ -95,7 +95,7 @@ fn write_timeline(engine: &mut Engine, path: &std::path::Path) -> tandem::Result
     })
 }
 
-/// Refuses a prompt of `n` tokens that is longer than `--ctx`, or than the model's context.
+/// Returns an error if a prompt of `n` tokens is longer than `--ctx` or the model's context.
 fn check_length(n: usize, ctx: Option<u32>, model: usize) -> tandem::Result<()> {
     let limit = ctx.map_or(model, |c| c as usize);
     if n <= limit {
@@ -111,14 +111,14 @@ fn check_length(n: usize, ctx: Option<u32>, model: usize) -> tandem::Result<()> 
 /// Generates.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let started = Instant::now();
-    // Before the work, not after it.
+    // Checked before the work, not after it.
     if let Some(path) = &args.timeline {
         atomic_file::check(path)?;
     }
     if let Some(file) = &args.prompts {
         return many::run(args, file);
     }
-    // Not clap's `requires`, which a prompt, the opposite of --prompts, silences.
+    // clap's `requires` cannot be used: a prompt, which conflicts with --prompts, disables it.
     let of_prompts = [
         (args.output.is_some(), "--output"),
         (args.as_completed, "--as-completed"),
@@ -158,7 +158,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let seq = running.engine.add();
     let began = Stopwatch::start(&running.engine);
-    // A bar only where the wait is worth one.
+    // Show a bar only for a long wait.
     let bar =
         (ids.len() > 4096).then(|| progress::count_bar(ids.len() as u64, "reading tokens of the prompt"));
     let logits = running.engine.prefill(seq, &ids, |done| {
@@ -177,12 +177,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         first.get_or_insert_with(|| started.elapsed());
     })?;
     let decode_s = decode_began.seconds(&running.engine);
-    // The first token is the prompt's; of loading the model nothing is emulated.
+    // The time to the first token; loading the model takes no emulated time.
     let first_s = match running.engine.emulated_seconds() {
         Some(_) => first.map_or(0.0, |_| prefill_s),
         None => first.map_or(0.0, |f| f.as_secs_f64()),
     };
-    // The first token came from the prompt's own pass.
+    // The prompt's own pass gave the first token.
     let steps = generation.answer.tokens.len().saturating_sub(1);
     let rate = |n: usize, s: f64| if n > 0 && s > 0.0 { n as f64 / s } else { 0.0 };
     let timings = serde_json::json!({
@@ -222,22 +222,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses logits that nothing can be chosen from. Scores of minus infinity are choices not to be taken.
+/// Returns an error for logits from which no token can be chosen. A score of minus infinity only excludes its token.
 fn check_numbers(logits: &[f32]) -> tandem::Result<()> {
     let usable = |x: &f32| !x.is_nan() && *x != f32::INFINITY;
     let sound = logits.iter().all(usable) && logits.iter().any(|x| x.is_finite());
     if sound { Ok(()) } else { Err(open::not_numbers()) }
 }
 
-/// Where the next token comes from.
+/// The source of the next token.
 enum Next {
-    /// To be sampled from these.
+    /// Logits to sample from.
     Logits(Vec<f32>),
-    /// Chosen already: the likeliest.
+    /// The likeliest token, already chosen.
     Token(u32),
 }
 
-/// One answer in the making.
+/// The generation of one answer.
 struct Generation<'a> {
     args: &'a Args,
     sampler: Sampler,
@@ -246,13 +246,13 @@ struct Generation<'a> {
 }
 
 impl Generation<'_> {
-    /// Whether the likeliest token is all that is asked for, so that logits may stay where they are.
+    /// Whether only the likeliest token is needed, so that logits may stay on their device.
     fn is_greedy(&self) -> bool {
         let p = self.sampler.params();
         p.temperature == 0.0 && p.repeat_penalty == 1.0 && self.args.logprobs.is_none()
     }
 
-    /// Takes the next token, noting its log-probability if that was asked for.
+    /// Takes the next token and records its log-probability if requested.
     fn take(&mut self, next: Next, history: &[u32]) -> tandem::Result<u32> {
         let mut logits = match next {
             Next::Token(id) => return Ok(id),
@@ -269,7 +269,7 @@ impl Generation<'_> {
         Ok(id)
     }
 
-    /// Decodes until something ends it; returns what did. `seen` is called at every token.
+    /// Decodes until the answer ends and returns the reason. `seen` is called for every token.
     fn decode(
         &mut self,
         engine: &mut Engine,

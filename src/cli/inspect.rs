@@ -15,7 +15,7 @@ pub struct Args {
     /// The model: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME.
     #[arg(value_name = "MODEL", required_unless_present = "named")]
     pub model: Option<String>,
-    /// The same, as the other commands have it.
+    /// The model, with the option name of the other commands.
     #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "model")]
     pub named: Option<String>,
     /// List every tensor, too.
@@ -42,7 +42,7 @@ struct TensorReport {
     bytes: usize,
 }
 
-/// Loads and describes.
+/// Loads and describes the model.
 pub fn run(args: &Args) -> Result<()> {
     let name = args.model.as_ref().or(args.named.as_ref()).expect("the parser wants one of them");
     let model = open::outline(name)?;

@@ -2,8 +2,8 @@
 //!
 //! Exit codes: 0 done, 1 the run failed, 2 the request makes no sense (usage). An error is one
 //! sentence on stderr, `tandem: error: ...`. Standard output carries results only; progress and logs
-//! go to stderr. When whoever reads standard output goes away (`tandem ... | head -1`), the command
-//! stops where it is and exits with 1.
+//! go to stderr. When the reader of standard output goes away (`tandem ... | head -1`), the command stops and exits
+//! with 1.
 
 mod args;
 mod bench;

@@ -1,4 +1,4 @@
-//! From `-m` and the engine's options to a running engine: what generate, perplexity and bench share.
+//! Opens the model of `-m` and starts an engine with the given options, for generate, perplexity and bench.
 
 mod scheduled;
 
@@ -24,19 +24,20 @@ use super::progress;
 
 pub use self::scheduled::{Needs, Scheduled};
 
-/// A model read, not yet prepared for a tier.
+/// A model that has been read but not yet prepared for a tier.
 pub struct Opened {
-    /// What the user called it.
+    /// The user's name for it.
     pub name: String,
-    /// Sizes, weights, text material.
+    /// Sizes, weights, and material for text.
     pub model: LoadedModel,
     began: Instant,
 }
 
-/// The tier whose kernels are measured, by a command that keeps what it measures.
+/// The tier whose kernels a command measures and stores.
 ///
 /// # Errors
-/// As [`Isa::selected`]; `TANDEM_LINEAR` is set: runs without it would be judged by the kernel that it names.
+/// As [`Isa::selected`]; and if `TANDEM_LINEAR` is set, since the measured times of the kernel that it names would be
+/// used for runs without it.
 pub fn measured_tier() -> tandem::Result<Isa> {
     let isa = Isa::selected()?;
     match linear::forced(isa)? {
@@ -54,18 +55,18 @@ pub fn open(name: Option<&str>) -> anyhow::Result<Opened> {
     let model = match &resolved.source {
         ModelSource::Path(path) => model::load(&path.to_string_lossy())?,
         ModelSource::Synth(spec) => {
-            // What makes no sense is not begun.
+            // Reject a bad specification before starting.
             synth::parse(spec)?;
             progress::note(&format!("making random weights for {spec}"));
             model::load(&format!("synth:{spec}"))?
         }
     };
-    // A dtype that had to be replaced, say: measurements must not hide it.
+    // For example a dtype that had to be replaced: measurements must not hide it.
     model.notes.iter().for_each(|note| progress::note(note));
     Ok(Opened { name: resolved.name, model, began })
 }
 
-/// The model that `name` names, to be described: random weights are not made.
+/// The model that `name` names, for a description: random weights are not generated.
 pub fn outline(name: &str) -> anyhow::Result<LoadedModel> {
     match model_source::resolve(Some(name))?.source {
         ModelSource::Synth(spec) => Ok(synth::outline(&spec)?),
@@ -74,7 +75,7 @@ pub fn outline(name: &str) -> anyhow::Result<LoadedModel> {
 }
 
 impl Opened {
-    /// The tokenizer; `None` for random weights, which are not asked for text.
+    /// The tokenizer; `None` for random weights, which have none.
     pub fn tokenizer(&self) -> anyhow::Result<Option<Tokenizer>> {
         let mut tokenizer = match &self.model.text {
             TextSource::Gguf(metadata) => Tokenizer::from_gguf(metadata)?,
@@ -102,7 +103,7 @@ impl Opened {
 
     /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the
     /// model's own context, unless `--ctx` said otherwise), and logits of up to `logits` rows of a step (at least
-    /// one per sequence), where `--device` says and `work` is predicted to be done soonest.
+    /// one per sequence), on the device of `--device`, in the placement predicted to finish `work` soonest.
     pub fn engine(
         &self,
         args: &EngineArgs,
@@ -114,8 +115,8 @@ impl Opened {
         self.engine_with_pages(args, context, sequences, logits, None, work)
     }
 
-    /// The same, with so many pages of keys and values for all sequences together: those that do not all grow to the context
-    /// need fewer.
+    /// [`Opened::engine`] with a given number of pages of keys and values for all sequences together. Sequences that do
+    /// not all grow to the context need fewer.
     pub fn engine_with_pages(
         &self,
         args: &EngineArgs,
@@ -139,7 +140,7 @@ impl Opened {
             }
             None => on_cpu()?,
             Some(kind) => match self.with_accelerator(&kind, args, &options, work) {
-                // Without a GPU there is nothing to say: most machines have none.
+                // No message if there is no GPU: most machines have none.
                 Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
                 Err(e @ Error::Capacity(_)) if args.falls_back() => {
                     progress::note(&format!("running on the CPU: {e}"));
@@ -201,7 +202,7 @@ impl Opened {
         dtypes.iter().map(of).collect::<Vec<_>>().join("; ")
     }
 
-    /// What the command line says of an engine.
+    /// The engine's options from the command line.
     fn options(
         &self,
         args: &EngineArgs,
@@ -245,7 +246,8 @@ impl Opened {
         Ok((engine, decision))
     }
 
-    /// On an accelerator, on both sides, or on the CPU where nothing fits the accelerator and the strategy allows that.
+    /// An engine on an accelerator, on both sides, or on the CPU if nothing fits the accelerator and the strategy
+    /// allows that.
     fn with_accelerator(
         &self,
         kind: &Kind,
@@ -285,7 +287,7 @@ impl Opened {
                 }
                 (p.timed.strategy.name(), p.timed.choice.clone())
             }
-            // Without times: all of it on the device, or as much as fits.
+            // Without predicted times: everything on the device, or as much as fits.
             (None, Among::All) => match self.on_accelerator(&accelerator, &name, &on_device) {
                 Err(Error::Capacity(why)) => {
                     because = Some(why);
@@ -298,7 +300,7 @@ impl Opened {
             },
             (None, Among::One(strategy)) => (strategy.name(), engine::choose(&sizes, strategy)?),
         };
-        // In each step the faster way, where that was chosen.
+        // Uses the faster way in each step, if that was chosen.
         on_device.far = choice.far;
         on_device.times = predicted.as_ref().filter(|_| choice.far.is_none()).map(|p| p.times());
         let decision =
@@ -341,14 +343,14 @@ impl Opened {
     }
 }
 
-/// Keys and values in a type that the accelerator has.
+/// Changes the type of keys and values to one that the accelerator supports.
 fn fit_types(args: &EngineArgs, accelerator: &dyn Accelerator, options: &mut Options) {
     if args.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
         options.kv_dtype = Half::F16;
     }
 }
 
-/// Says whose time it is, if it is not this computer's.
+/// Notes which machine's time is reported, if it is not this computer's.
 fn tell_clock(args: &EngineArgs, engine: &Engine) {
     if engine.emulated_seconds().is_some() {
         let machine = args.timed_machine().map_or("another machine", |machine| machine.name.as_str());
@@ -356,7 +358,7 @@ fn tell_clock(args: &EngineArgs, engine: &Engine) {
     }
 }
 
-/// Runs `work` with a bar over `total` bytes. Short work shows none: it would only flicker.
+/// Runs `work` with a bar over `total` bytes. Short work shows no bar, which would only flicker.
 fn with_bar<T>(
     total: u64,
     what: &'static str,
@@ -374,19 +376,19 @@ fn with_bar<T>(
     result
 }
 
-/// An engine and how long it took to get there.
+/// An engine and the time it took to load.
 pub struct Running {
     /// Ready to run.
     pub engine: Engine,
-    /// From opening the file to here.
+    /// Milliseconds from opening the file until ready.
     pub load_ms: f64,
     decision: Decision,
-    /// Told when they are dropped.
+    /// Reports notices when dropped.
     #[allow(dead_code)] // what counts is when
     pub notices: Notices,
 }
 
-/// Says at the end of a run what the accelerator did in a slower way than it should.
+/// Reports the accelerator's slower paths at the end of a run.
 pub struct Notices(Option<Arc<dyn Runtime>>);
 
 impl Drop for Notices {
@@ -397,7 +399,7 @@ impl Drop for Notices {
 }
 
 impl Running {
-    /// What was decided, for `plan` in JSON.
+    /// The decision, for `plan` in JSON.
     pub fn plan(&self, args: &EngineArgs) -> serde_json::Value {
         let (e, m, at) = (&self.engine, self.engine.memory(), self.engine.placement());
         let mut plan = serde_json::json!({
@@ -411,7 +413,7 @@ impl Running {
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         });
         self.decision.add_to(&mut plan);
-        // Of what has been run so far.
+        // Counts of the steps run so far.
         let far = e.far_steps();
         if far.attend + far.stream > 0 {
             plan["kv_pages"]["steps"] = serde_json::json!({ "attend": far.attend, "stream": far.stream });
@@ -420,7 +422,7 @@ impl Running {
     }
 }
 
-/// Refuses tokens that the model has no row for: a tokenizer of another model.
+/// Returns an error for tokens without a row in the model, as from a tokenizer of another model.
 pub fn check_tokens(ids: &[u32], vocab: usize) -> tandem::Result<()> {
     match ids.iter().find(|&&id| id as usize >= vocab) {
         None => Ok(()),
@@ -431,7 +433,7 @@ pub fn check_tokens(ids: &[u32], vocab: usize) -> tandem::Result<()> {
     }
 }
 
-/// What to say when a model's scores are NaN or infinite.
+/// The error for a model whose scores are NaN or infinite.
 pub fn not_numbers() -> Error {
     Error::Run(engine::NOT_NUMBERS.into())
 }

@@ -5,12 +5,12 @@ use std::io::{ErrorKind, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Standard output is gone: a pipe whose reader left, or closed before the start.
+/// Standard output was closed: a pipe whose reader left, or before the start.
 #[derive(Debug, thiserror::Error)]
 #[error("stdout was closed before all of the output was written")]
 pub struct Closed;
 
-/// Writes `text` and flushes, so that a stream of tokens is seen as it grows.
+/// Writes `text` and flushes, so that a stream of tokens appears as it grows.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -30,7 +30,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     line(&serde_json::to_string(value).context("the result as JSON")?)
 }
 
-/// Whatever is still buffered.
+/// Writes everything still buffered.
 pub fn flush() -> Result<()> {
     print("")
 }
@@ -43,8 +43,8 @@ pub fn check_open() -> Result<()> {
     Ok(())
 }
 
-/// Before `main`, Rust's runtime puts /dev/null in the place of a closed standard stream, after which
-/// nobody can tell that the output is lost. So this looks before the runtime does.
+/// Records whether standard output was closed at the start. Before `main`, Rust's runtime replaces a closed standard
+/// stream by /dev/null, after which the loss of output cannot be detected; so this runs before the runtime.
 #[cfg(target_os = "linux")]
 mod at_start {
     use std::sync::atomic::{AtomicBool, Ordering};

@@ -34,8 +34,8 @@ pub struct Args {
     pub engine: EngineArgs,
 }
 
-/// Measures: the text is cut into windows of the context (at most `--ctx`, default 2048); in each, every
-/// token but the first is predicted from those before it. Tokens are scored once.
+/// Measures the perplexity. The text is divided into windows of the context (at most `--ctx`, default 2048); in each,
+/// every token but the first is predicted from those before it. Each token is scored once.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let text = prompt::read_file(&args.file)?;
     let opened = open::open(args.model.as_deref())?;
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for window in ids.chunks(context) {
         let seq = running.engine.add();
         let mut at = 0;
-        // Small steps: all logits of a step are held at once.
+        // Steps are small because all logits of a step are in memory at once.
         for step in window.chunks(STEP) {
             let logits = running.engine.forward(&[Input { seq, tokens: step, logits: Logits::All }])?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {

@@ -1,4 +1,4 @@
-//! Predicted times for the choice of a placement: for which machine, for which work, and how they are shown.
+//! Predicts times for the choice of a placement: the machine, the work, and the presentation.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use super::args::EngineArgs;
 use super::figures;
 use super::progress::{self, megabytes};
 
-/// What a run computes, as far as that is known before.
+/// The work of a run, as far as known in advance.
 #[derive(Debug, Clone, Copy)]
 pub struct Use {
     /// Tokens of a prompt.
@@ -34,18 +34,18 @@ pub struct Use {
     pub batch: usize,
 }
 
-/// What predictions are made from.
+/// The data that predictions are based on.
 struct Basis {
     hardware: Hardware,
     /// Timings of the real kernels, if this model was profiled here.
     tables: Option<Tables>,
-    /// Whose times these are, if they are not this machine's own.
+    /// The machine whose times these are, if not this machine.
     whose: Option<String>,
     from: String,
 }
 
-/// The machine with this device, or without one: as `--hardware` says, or as it was measured, or probed in a moment. `None`, after
-/// a sentence, where there are no figures.
+/// The machine with this device, or without one: from `--hardware`, from a measurement, or from a quick probe. `None`,
+/// after a message, if there are no figures.
 fn basis(
     args: &EngineArgs,
     model: &LoadedModel,
@@ -93,7 +93,7 @@ fn basis(
         Some(hardware) => {
             let like = similar_device(info).unwrap_or_default();
             let from = format!("a probe of this CPU and the figures of {like}; tandem profile measures");
-            // An emulated device plays a part.
+            // An emulated device stands in for another machine's GPU.
             let whose = (info.driver == 0).then(|| format!("the GPU of {like}"));
             Ok(Some(Basis { hardware, tables: None, whose, from }))
         }
@@ -107,10 +107,10 @@ fn basis(
     }
 }
 
-/// The fastest placement that fits, and what it is predicted to take; `None` where nothing can be predicted, or nothing fits.
+/// The fastest placement that fits, and its predicted time; `None` if nothing can be predicted, or nothing fits.
 ///
 /// # Errors
-/// A description of hardware that cannot be read, or has no GPU; what the user fixed and the model does not have.
+/// If the hardware description cannot be read or has no GPU, or the user fixed something that the model does not have.
 pub fn fastest(
     args: &EngineArgs,
     model: &LoadedModel,
@@ -127,7 +127,7 @@ pub fn fastest(
     })
 }
 
-/// What schedulers of requests on two sides weigh.
+/// Predictions for schedulers of requests on two sides.
 pub struct Scheduling {
     source: Arc<dyn CostSource>,
     sizes: plan::Sizes,
@@ -141,7 +141,8 @@ impl Scheduling {
     }
 }
 
-/// What schedulers weigh for a model placed so on this machine with this device; `None` where there are no figures.
+/// Predictions for schedulers of a model in this placement on this machine with this device; `None` if there are no
+/// figures.
 ///
 /// # Errors
 /// A description of hardware that cannot be read, or has no GPU.
@@ -160,7 +161,7 @@ pub fn scheduling(
     Ok(Some(Scheduling { source, sizes, placement: placement.clone() }))
 }
 
-/// What costs are made of: timings where there are some.
+/// The source of costs: timings if there are any.
 fn source(hardware: Hardware, tables: Option<Tables>) -> Arc<dyn CostSource> {
     match tables {
         Some(tables) => Arc::new(Timings::new(hardware, tables)),
@@ -168,7 +169,8 @@ fn source(hardware: Hardware, tables: Option<Tables>) -> Arc<dyn CostSource> {
     }
 }
 
-/// What all on one side is predicted to take: on `device`, or without one on the CPU. `None` where nothing can be predicted.
+/// The predicted time with everything on one side: on `device`, or without one on the CPU. `None` if nothing can be
+/// predicted.
 ///
 /// # Errors
 /// A description of hardware that cannot be read, or has no GPU.
@@ -183,7 +185,7 @@ pub fn alone(
     let Some(basis) = basis(args, model, device)? else { return Ok(None) };
     let strategy = if device.is_some() { System::GpuOnly } else { System::CpuOnly };
     predict(basis, model, options, work, |costs, sized, work| {
-        // As many pages as it takes.
+        // Unlimited pages.
         let placement = Placement { device_pages: usize::MAX >> 1, ..choice.placement.clone() };
         let run = programs(costs, sized, &placement, &work)?;
         let considered = Considered {
@@ -198,7 +200,7 @@ pub fn alone(
     })
 }
 
-/// What `choose` takes of the costs of this machine and the sizes of the model.
+/// Calls `choose` with the costs of this machine and the sizes of the model.
 fn predict(
     basis: Basis,
     model: &LoadedModel,
@@ -213,7 +215,7 @@ fn predict(
         batch: work.batch.max(1) as u64,
         chunk: options.chunk.min(options.context) as u64,
     };
-    // Figures that would overflow are no figures.
+    // No prediction if the figures would overflow.
     if plan::countable(&sized, work.batch, work.context()).is_err() {
         return Ok(None);
     }
@@ -230,7 +232,7 @@ fn predict(
     Ok(chosen?.map(|timed| Prediction { timed, work, whose, from, times }))
 }
 
-/// A choice by time.
+/// A choice by predicted time.
 pub struct Prediction {
     /// The choice.
     pub timed: Timed,
@@ -261,7 +263,7 @@ impl Prediction {
         self.times.clone()
     }
 
-    /// `predicted: 12.3 ms for the prompt, 1.2 ms a token`; `predicted for a100-spr: …` where that is not this machine.
+    /// `predicted: 12.3 ms for the prompt, 1.2 ms a token`; `predicted for a100-spr: …` if that is another machine.
     pub fn brief(&self) -> String {
         let whose =
             self.whose.as_ref().map_or(String::new(), |name| format!(" for {}", progress::one_line(name)));
@@ -329,7 +331,7 @@ impl Prediction {
     }
 }
 
-/// How decode steps attend what has left the device.
+/// A sentence on how decode steps attend pages that left the device.
 pub fn told(far: &FarForecast, context: u64) -> String {
     let way = |w: Spilled| match w {
         Spilled::Split => "attended by the cpu",

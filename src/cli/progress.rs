@@ -26,7 +26,7 @@ fn level() -> u8 {
     VERBOSITY.load(Ordering::Relaxed)
 }
 
-/// Text as it is. (Not `eprint!`, which panics when stderr is closed.)
+/// Writes text unchanged. (Not with `eprint!`, which panics if stderr is closed.)
 pub fn raw(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -50,7 +50,7 @@ pub fn detail(message: &str) {
     }
 }
 
-/// In one line, without anything that a terminal would obey: names of files and words out of models are strangers'.
+/// `text` in one line without control sequences, since names of files and text from models are untrusted.
 pub fn one_line(text: &str) -> String {
     let line = text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     if !line.contains(char::is_control) {
@@ -69,7 +69,7 @@ pub fn megabytes(bytes: u64) -> String {
     }
 }
 
-/// Progress, by bytes or by count, on something that takes long. Threads may share it.
+/// Progress of a long operation, by bytes or by count. Threads may share it.
 pub struct BytesBar {
     kind: Kind,
 }
@@ -90,8 +90,8 @@ struct Lines {
     said: Mutex<Instant>,
 }
 
-/// A bar over `total` bytes (unknown: a spinner) of `what`, which is shortened where the line has no room for it: a bar
-/// that breaks over two lines does not stay in its place.
+/// A bar over `total` bytes (a spinner if unknown) of `what`, which is shortened to fit the line: a bar that wraps onto
+/// a second line would not stay in place.
 pub fn bytes_bar(total: Option<u64>, what: &str) -> BytesBar {
     let template = match total {
         Some(_) => {
@@ -129,7 +129,7 @@ fn bar(total: Option<u64>, what: &str, template: &str, show: fn(u64) -> String) 
 }
 
 impl BytesBar {
-    /// `bytes` are done so far.
+    /// Sets the bytes done so far.
     pub fn set(&self, bytes: u64) {
         match &self.kind {
             Kind::Hidden(at) => at.store(bytes, Ordering::Relaxed),
@@ -141,7 +141,7 @@ impl BytesBar {
         }
     }
 
-    /// `bytes` more are done.
+    /// Adds to the bytes done.
     pub fn inc(&self, bytes: u64) {
         match &self.kind {
             Kind::Hidden(at) => drop(at.fetch_add(bytes, Ordering::Relaxed)),
@@ -153,7 +153,7 @@ impl BytesBar {
         }
     }
 
-    /// Changes what stands beside the bar.
+    /// Changes the text beside the bar.
     pub fn say(&self, what: &str) {
         match &self.kind {
             Kind::Hidden(_) => {}
@@ -162,7 +162,7 @@ impl BytesBar {
         }
     }
 
-    /// Takes the bar away; in plain lines, says how long it took.
+    /// Removes the bar; with plain lines, prints the time taken.
     pub fn finish(&self) {
         match &self.kind {
             Kind::Hidden(_) => {}
@@ -188,7 +188,7 @@ impl Lines {
 
     fn finish(&self) {
         let (at, took) = (self.at.load(Ordering::Relaxed), self.begun.elapsed());
-        // What is over before anyone could wonder is not worth a line; of what broke off, the error tells.
+        // Short work is not worth a line, and for interrupted work the error is reported.
         if self.total.is_none_or(|total| at >= total) && took >= Duration::from_secs(1) {
             let what = self.what.lock().expect("no panic holds it").clone();
             note(&format!("{what}: {} in {:.1} s", (self.show)(at), took.as_secs_f64()));

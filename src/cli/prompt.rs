@@ -1,18 +1,18 @@
-//! Text that users hand over: an argument, a file, or standard input.
+//! Text from the user: an argument, a file, or standard input.
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 use tandem::{Error, Result};
 
-/// Most bytes of a text: beyond all contexts, and some files (`/dev/zero`, a pipe) never end.
+/// Most bytes of a text, beyond all contexts. Some files (`/dev/zero`, a pipe) never end.
 const MOST: u64 = 256 << 20;
 
 /// The prompt from `PROMPT`, `-f FILE` or standard input. A file's final line end is not part of it, nor is the byte
 /// order mark that some editors put in front.
 ///
 /// # Errors
-/// There is none, it is empty, it is not UTF-8, or it cannot be read.
+/// If there is no prompt, or it is empty, not UTF-8, or unreadable.
 pub fn read(prompt: Option<&str>, file: Option<&Path>) -> Result<String> {
     let text = match (prompt, file) {
         (Some(text), _) => text.to_owned(),
@@ -33,7 +33,7 @@ pub fn read(prompt: Option<&str>, file: Option<&Path>) -> Result<String> {
 /// The text of a file; `-` is standard input.
 ///
 /// # Errors
-/// It cannot be read, is longer than 256 MiB, or is not UTF-8.
+/// If it cannot be read, is longer than 256 MiB, or is not UTF-8.
 pub fn read_file(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     let read = if path == Path::new("-") {
@@ -55,7 +55,7 @@ pub fn read_file(path: &Path) -> Result<String> {
     })
 }
 
-/// What to call a file in messages.
+/// The name of a file in messages.
 pub fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
 }

@@ -68,7 +68,7 @@ impl InCache {
     }
 }
 
-/// What is in the cache.
+/// The models in the cache.
 pub fn cached(hub: &Hub) -> Vec<InCache> {
     let entry =
         |c: tandem::hub::Cached| InCache { name: c.name, path: c.path.display().to_string(), bytes: c.bytes };

@@ -1,4 +1,4 @@
-//! How `generate` samples: by the flags, else by what the model recommends, else greedily.
+//! How `generate` samples: by the flags, else by the model's recommendation, else greedily.
 
 use serde_json::json;
 use tandem::model::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE};
@@ -6,7 +6,7 @@ use tandem::text::SamplerParams;
 
 use super::args::real;
 
-/// The sampler's options. Without one, the model's own recommendation holds.
+/// The sampler's options. The model's own recommendation applies for an option that is not given.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -42,7 +42,7 @@ pub struct SamplingArgs {
 
 fn top_k(text: &str) -> Result<u32, String> {
     let value: i64 = text.parse().map_err(|_| "a whole number is wanted".to_owned())?;
-    // -1 is what others call all.
+    // Other programs use -1 for all.
     u32::try_from(value.max(0))
         .ok()
         .filter(|_| value >= -1)
@@ -61,7 +61,7 @@ fn reach(text: &str) -> Result<usize, String> {
 fn seed(text: &str) -> Result<u64, String> {
     use std::hash::{BuildHasher, Hasher};
     match text {
-        // The keys of a new hasher are random. 53 bits, so that the seed survives any reader of JSON.
+        // The keys of a new hasher are random. 53 bits, so that any JSON reader preserves the seed.
         "random" | "-1" => Ok(std::hash::RandomState::new().build_hasher().finish() >> 11),
         _ => text.parse().map_err(|_| "a whole number from 0, or random, is wanted".into()),
     }
@@ -90,9 +90,9 @@ impl Origin {
 pub struct Sampling {
     /// For the sampler.
     pub params: SamplerParams,
-    /// A sentence for each recommendation that is not followed, and for flags without an effect.
+    /// A sentence for each recommendation that is not followed, and for each flag without an effect.
     pub ignored: Vec<String>,
-    /// Of temperature, top-k, top-p, min-p, penalty, its reach, seed.
+    /// Origins of temperature, top-k, top-p, min-p, penalty, its reach, seed.
     from: [Origin; 7],
 }
 
@@ -120,7 +120,7 @@ impl SamplingArgs {
         .into_iter()
         .filter_map(|(flag, given)| given.then_some(flag))
         .collect();
-        // Whoever writes --temp 0 knows.
+        // No message with an explicit --temp 0.
         if temperature == 0.0 && t != Origin::Flag && !idle.is_empty() {
             ignored.push(format!(
                 "{}: without a temperature the likeliest token is always taken; add --temp",
@@ -144,10 +144,10 @@ fn pick<T>(flag: Option<T>, model: Option<T>, default: T) -> (T, Origin) {
 }
 
 impl Sampling {
-    /// `sampling` in JSON: by setting, its value and where that came from. A reach of -1 is all tokens.
+    /// `sampling` in JSON: the value and origin of each setting. A reach of -1 means all tokens.
     pub fn json(&self) -> serde_json::Value {
         let p = &self.params;
-        // Through text: 0.6, not the f64 nearest to the f32 nearest to it.
+        // Converted through text, so that 0.6 stays 0.6 rather than the f64 value of its f32.
         let real = |x: f32| json!(x.to_string().parse::<f64>().expect("a number"));
         let reach = if p.repeat_last_n == usize::MAX { json!(-1) } else { json!(p.repeat_last_n) };
         let entries = [
@@ -210,7 +210,7 @@ mod tests {
             "{s}"
         );
         assert_eq!(s.ignored, ["num_beams"]);
-        // A flag equal to the default is a flag all the same.
+        // A flag equal to the default still counts as a flag.
         let greedy = SamplingArgs { temp: Some(0.0), ..SamplingArgs::default() }.resolve(&model());
         assert_eq!((greedy.params.temperature, greedy.from[0]), (0.0, Origin::Flag));
     }

@@ -1,10 +1,10 @@
-//! How long an engine takes: by this computer's clock, or in emulated time where it runs in that.
+//! Measures how long an engine takes, by this computer's clock or in emulated time.
 
 use std::time::Instant;
 
 use tandem::engine::Engine;
 
-/// Started when it is made.
+/// A stopwatch that runs from its creation.
 pub struct Stopwatch {
     began: Instant,
     emulated: Option<f64>,
@@ -37,7 +37,7 @@ impl Stopwatch {
     }
 }
 
-/// What `time` in JSON says of an engine's times.
+/// The value of `time` in JSON for an engine's times.
 pub fn time_of(engine: &Engine) -> &'static str {
     if engine.emulated_seconds().is_some() { "emulated" } else { "measured" }
 }

@@ -1,4 +1,4 @@
-//! `--timeline FILE`: which operation ran when, as a Chrome trace or drawn; of many requests, in a few steps.
+//! `--timeline FILE`: which operation ran when, as a Chrome trace or a drawing; for many requests, in a few steps.
 
 use std::path::{Path, PathBuf};
 
@@ -43,20 +43,20 @@ pub fn is_drawn(path: &Path) -> bool {
 }
 
 impl TimelineArgs {
-    /// The steps, if any are asked for; the file's folder is looked for before the work.
+    /// The steps to record, if requested. Checks before the work that the file's folder exists.
     ///
     /// # Errors
-    /// A folder that is not there.
+    /// If the folder does not exist.
     pub fn window(&self) -> tandem::Result<Option<Window>> {
         let Some(path) = &self.timeline else { return Ok(None) };
         atomic_file::check(path)?;
         Ok(Some(Window { from: self.timeline_from, steps: self.timeline_steps }))
     }
 
-    /// Writes what ran, by strategy.
+    /// Writes the timelines by strategy.
     ///
     /// # Errors
-    /// No strategy has run as long as [`TimelineArgs::timeline_from`]; a file that cannot be written.
+    /// If no strategy ran as long as [`TimelineArgs::timeline_from`], or the file cannot be written.
     pub fn write(&self, title: &str, names: &[&str], timelines: &[Timeline]) -> tandem::Result<()> {
         let Some(path) = &self.timeline else { return Ok(()) };
         if timelines.iter().all(|t| t.spans.is_empty()) {

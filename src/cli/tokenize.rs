@@ -32,7 +32,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     ids: Vec<u32>,
-    /// The text of each token; bytes that are no character of their own are U+FFFD.
+    /// The text of each token; bytes that do not form a character are U+FFFD.
     pieces: Vec<String>,
 }
 

@@ -32,7 +32,7 @@ struct Report<'a> {
     tuned: &'a Tuned,
 }
 
-/// Measures, keeps, prints.
+/// Measures the settings, stores and prints them.
 pub fn run(args: &Args) -> Result<()> {
     let (isa, store) = (open::measured_tier()?, TuningStore::from_env()?);
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
     output::line(&if kept { format!("\nkept: {file}") } else { "\nnot kept: measured in a hurry".to_owned() })
 }
 
-/// A line for each comparison: what was chosen, and the times of all.
+/// A line for each comparison: the choice, and all times.
 fn text(tuned: &Tuned) -> String {
     let mut out =
         format!("{:6} {:12} {:>6}  {:10} microseconds of a product\n", "dtype", "entry", "tokens", "chosen");

@@ -1,7 +1,7 @@
 //! A trace on the real engine: each request is submitted when it arrives, and its tokens are timed.
 //!
-//! Time is that of the engine: this computer's clock, or emulated time, in which requests arrive, too. An engine that has
-//! nothing to do waits for the next arrival.
+//! Time is the engine's: this computer's clock, or emulated time, which arrivals then follow, too. An idle engine waits
+//! for the next arrival.
 
 use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
@@ -16,18 +16,18 @@ use tandem::workload::Arrival;
 
 use crate::cli::stopwatch::Stopwatch;
 
-/// Requests that the scheduler sees waiting, as in a simulation: those behind them come in their turn.
+/// Number of waiting requests that the scheduler sees, as in a simulation; later ones follow in order.
 const IN_SIGHT: usize = 512;
 
 /// A request in flight.
 struct Flight {
     index: usize,
     events: Receiver<Event>,
-    /// Where it lives, once it runs.
+    /// The side that holds it, once it runs.
     side: Option<Side>,
 }
 
-/// Arbitrary tokens of the vocabulary, others for each request.
+/// Arbitrary tokens of the vocabulary, different for each request.
 fn prompt(arrival: &Arrival, index: usize, vocab: usize) -> Vec<u32> {
     (0..arrival.input as usize).map(|i| ((i * 7919 + index * 104_729 + 13) % vocab) as u32).collect()
 }
@@ -36,7 +36,7 @@ fn trip(a: &Arrival) -> Trip {
     Trip { arrived: a.at, output: a.output, ..Trip::default() }
 }
 
-/// Steps of a replay that are looked at.
+/// The steps of a replay that are recorded for a timeline.
 pub struct Look {
     window: Window,
     tokens: u64,
@@ -46,13 +46,13 @@ pub struct Look {
 }
 
 impl Look {
-    /// At these steps.
+    /// Records the steps of `window`.
     pub fn new(window: Window, arrivals: &[Arrival]) -> Look {
         let tokens = arrivals.iter().map(|a| u64::from(a.output)).sum();
         Look { window, tokens, steps: None, timeline: Timeline::default() }
     }
 
-    /// The engine begins to record before the first of them.
+    /// Starts recording before the first step of the window.
     fn before(&mut self, requests: &mut Requests, now: f64, made: u64) {
         if self.steps.is_none() && self.window.begins(now, made, self.tokens) {
             requests.trace();
@@ -60,7 +60,7 @@ impl Look {
         }
     }
 
-    /// It has made a step; it stops recording after the last of them.
+    /// Called after a step: stops recording after the last step of the window.
     fn after(&mut self, requests: &mut Requests) {
         if let Some(steps) = self.steps.as_mut().filter(|n| **n < self.window.recorded()) {
             *steps += 1;
@@ -76,14 +76,14 @@ impl Look {
         }
     }
 
-    /// What there was to see.
+    /// The recorded timeline.
     pub fn into_timeline(self) -> Timeline {
         self.timeline
     }
 }
 
-/// Runs `arrivals`, in the order of their times, to their ends; answers have the length that the trace says. `seen` is told how many
-/// requests are over and how many tokens there are, and when.
+/// Runs `arrivals`, in the order of their times, to completion; answers have the lengths of the trace. `seen` is called
+/// with the number of finished requests, the number of tokens, and the time.
 pub fn replay(
     requests: &mut Requests,
     strategy: &str,
@@ -102,7 +102,7 @@ pub fn replay(
     requests.count_busy();
     let before = requests.engine().busy_seconds();
     let mut next = 0;
-    // A time that was waited for has come, however sums of seconds are rounded.
+    // A time that was waited for counts as reached, whatever the rounding of sums of seconds.
     let mut reached = 0.0f64;
     loop {
         let now = run.watch.seconds(requests.engine()).max(reached);
@@ -135,7 +135,7 @@ pub fn replay(
         look.end(requests);
     }
     let [gpu, h2d, d2h, cpu] = match before.zip(requests.engine().busy_seconds()) {
-        // Of a step on the CPU alone, all of it.
+        // For a step on the CPU alone, all of the step.
         _ if requests.engine().placement().device == "cpu" => [f64::NAN, 0.0, 0.0, run.sums.running],
         Some((before, after)) => std::array::from_fn(|i| after[i] - before[i]),
         None => [f64::NAN; 4],
@@ -175,7 +175,7 @@ impl Run {
         self.over += 1;
     }
 
-    /// A step, and what came of it.
+    /// Runs a step and processes its results.
     fn step(&mut self, requests: &mut Requests) {
         let began = self.watch.seconds(requests.engine());
         let report = requests.step();
@@ -198,7 +198,7 @@ impl Run {
                 }
             }
         }
-        // One that is over in the step that admits it has lived where requests are admitted first.
+        // A request that finishes in the step that admits it was on the side where requests are admitted first.
         let first = requests.limits().first_side();
         let mut made = 0;
         let mut ended = Vec::new();

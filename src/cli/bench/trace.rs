@@ -11,7 +11,7 @@ use crate::cli::simulate::plot::{self, Curve};
 use crate::cli::simulate::{About, count_bad_rows, json, load, table};
 use crate::cli::{output, progress};
 
-/// Runs, reports.
+/// Runs the trace and reports.
 pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         if path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("svg")) {
@@ -67,7 +67,7 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     }
 }
 
-/// Latencies at other loads, up to the highest that the fastest can serve.
+/// Latencies at other loads, up to the highest that the fastest strategy can serve.
 fn curves(scheduled: &mut Scheduled, work: &Workload, names: &[&str], base: &[Report]) -> Vec<Curve> {
     let full = match plot::works_at_once(work) {
         Some(requests) => {

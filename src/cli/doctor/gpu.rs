@@ -1,4 +1,4 @@
-//! GPUs: the driver, what it sees, and which kernels this program brings for it.
+//! GPUs: the driver, the devices that it reports, and the kernels in this program.
 
 use std::collections::BTreeMap;
 
@@ -32,22 +32,22 @@ pub struct Device {
     /// `8.6`.
     pub compute_capability: String,
     pub memory: u64,
-    /// Why it cannot be used, if it cannot.
+    /// Why the device cannot be used, if it cannot.
     pub problem: Option<String>,
 }
 
 /// The kernels in this program.
 #[derive(Debug, Serialize)]
 pub struct Kernels {
-    /// The compiler that made it.
+    /// The compiler that built the kernels.
     pub nvcc: Option<&'static str>,
-    /// Why there is none.
+    /// Why there are no kernels.
     pub problem: Option<&'static str>,
     /// By target: `80` runs on compute capability 8.0 and later, `90a` on 9.0 only.
     pub targets: BTreeMap<String, Target>,
     /// Kernels in machine code for each compute capability; other GPUs' drivers compile the PTX.
     pub machine_code: BTreeMap<String, usize>,
-    /// The least driver that takes the machine code.
+    /// The oldest driver that loads the machine code.
     pub machine_code_driver: Option<&'static str>,
 }
 
@@ -55,15 +55,15 @@ pub struct Kernels {
 #[derive(Debug, Default, Serialize)]
 pub struct Target {
     pub kernels: usize,
-    /// The newest version of the language that one of its files needs: `7.8`.
+    /// The newest PTX version that one of its files needs: `7.8`.
     pub ptx: String,
-    /// The least driver release that loads all of them.
+    /// The oldest driver release that loads all of its files.
     pub driver: &'static str,
     #[serde(skip)]
     newest: (u32, u32),
 }
 
-/// Looks for all of it.
+/// Collects the report.
 pub fn cuda() -> Cuda {
     let found = find_driver();
     let listed =
@@ -83,7 +83,7 @@ pub fn cuda() -> Cuda {
         target.ptx = format!("{}.{}", target.newest.0, target.newest.1);
         target.driver = cuda::driver_release(cuda::least_cuda(target.newest));
     }
-    // Machine code works on every driver of the major release.
+    // Machine code runs on every driver of its major release.
     let code_cuda = built::CODE_CUDA / 1000 * 1000;
     let machine_code_driver = (code_cuda > 0).then(|| cuda::driver_release(code_cuda));
     let (devices, problem) = match listed {
@@ -110,7 +110,7 @@ pub fn cuda() -> Cuda {
     }
 }
 
-/// Opens it, to see whether that works.
+/// Opens a device to check whether that works.
 fn device(listed: ListedDevice, ordinal: u32) -> Device {
     let opened = cuda::open(&CudaOptions { ordinal, ..CudaOptions::default() });
     Device {
@@ -122,7 +122,7 @@ fn device(listed: ListedDevice, ordinal: u32) -> Device {
 }
 
 impl Cuda {
-    /// Rows of the report: a mark, what it is, what was found.
+    /// Rows of the report: a mark, the subject, the finding.
     pub fn describe(&self) -> Vec<(char, String, String)> {
         let mut rows = Vec::new();
         let mut row = |mark, what: &str, found: String| rows.push((mark, what.to_owned(), found));

@@ -1,13 +1,13 @@
-//! A quick look at the limits of the machine: reading memory bounds decoding, arithmetic bounds prefill.
+//! Measures the limits of the machine quickly: memory reads bound decoding, arithmetic bounds prefill.
 
 use serde::Serialize;
 use tandem::host::Pool;
 use tandem::profile::{CoreProbe, CoreState, Gauge, peaks, read_bandwidth};
 
-/// Bytes read per pass: more than the caches of most machines hold.
+/// Bytes read per pass, more than the caches of most machines hold.
 const BYTES: usize = 1 << 30;
 
-/// What was measured, with all threads at work.
+/// The limits measured with all threads at work.
 #[derive(Debug, Serialize)]
 pub struct Limits {
     pub threads: usize,
@@ -18,16 +18,16 @@ pub struct Limits {
     pub cores: Cores,
 }
 
-/// Whether the cores were ours alone, over a tenth of a second or so.
+/// Whether this process had the cores to itself, during about a tenth of a second.
 #[derive(Debug, Serialize)]
 pub struct Cores {
     pub probes: usize,
-    /// Shares of the probes.
+    /// Share of probes that found the cores quiet.
     pub quiet: f64,
     pub contended: f64,
     /// Loads from L1 in the best moment, of the slowest thread.
     pub l1_gb_s: f64,
-    /// The same by AMX tiles.
+    /// Loads from L1 by AMX tiles.
     pub tiles_gb_s: Option<f64>,
 }
 
@@ -62,7 +62,7 @@ pub fn measure(threads: usize, usable: u64) -> Limits {
 }
 
 impl Limits {
-    /// Reading memory, in words.
+    /// The read bandwidth, as a sentence.
     pub fn bandwidth(&self) -> String {
         match self.read_gb_s {
             Some(rate) => format!(
@@ -74,7 +74,7 @@ impl Limits {
         }
     }
 
-    /// Whether the cores are shared, in words; `!` if they mostly were.
+    /// Whether the cores are shared, as a sentence; `!` if they mostly were.
     pub fn cores(&self) -> (char, String) {
         let c = &self.cores;
         let tiles = c.tiles_gb_s.map_or(String::new(), |t| format!(", tiles {t:.0} GB/s"));
@@ -91,7 +91,7 @@ impl Limits {
         }
     }
 
-    /// The arithmetic peaks, in words.
+    /// The arithmetic peaks, as a sentence.
     pub fn arithmetic(&self) -> String {
         let each = self.peaks.iter().map(|p| format!("{} {:.0} Gop/s", p.name, p.gop_s));
         each.collect::<Vec<_>>().join(", ")

@@ -1,4 +1,4 @@
-//! What the system reports about itself in /proc and /sys; `None` where it reports nothing.
+//! Facts that the system reports in /proc and /sys; `None` for those it does not report.
 
 use std::path::Path;
 
@@ -17,11 +17,11 @@ pub struct Cpu {
     pub model: String,
     /// Processors of the machine.
     pub online: usize,
-    /// Those that this process may run on.
+    /// Processors that this process may run on.
     pub allowed: usize,
     /// Processors' worth of time that the control group grants, if it limits it.
     pub cgroup_quota: Option<f64>,
-    /// Threads that the engine takes: the smaller of the two.
+    /// Threads that the engine uses: the smaller of the two.
     pub threads: usize,
 }
 
@@ -52,14 +52,14 @@ pub fn cpu() -> Cpu {
 #[derive(Debug, Serialize)]
 pub struct Memory {
     pub total: Option<u64>,
-    /// What this process may still have, the control group's limit included.
+    /// Bytes that this process can still allocate, within the control group's limit.
     pub available: Option<u64>,
     /// The control group's limit, if it has one.
     pub cgroup_limit: Option<u64>,
 }
 
 impl Memory {
-    /// What may still be used.
+    /// Bytes that may still be used.
     pub fn usable(&self) -> u64 {
         self.available.unwrap_or(1 << 30)
     }
@@ -77,7 +77,7 @@ pub fn memory() -> Memory {
     Memory {
         total,
         available: memory_available(),
-        // A limit beyond the machine's memory limits nothing.
+        // A limit beyond the machine's memory has no effect.
         cgroup_limit: cgroup_memory().map(|m| m.limit).filter(|&l| total.is_none_or(|t| l < t)),
     }
 }

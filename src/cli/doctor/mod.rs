@@ -36,7 +36,7 @@ struct Report {
     memory: machine::Memory,
     tuning: tuning::Table,
     limits: Option<limits::Limits>,
-    /// Threads that read memory as fast as all do, if `tandem profile` has measured it.
+    /// Least number of threads that read memory as fast as all of them, if `tandem profile` has measured it.
     attention_threads: Option<usize>,
     numa: Vec<NumaNode>,
     huge_pages: machine::HugePages,
@@ -46,7 +46,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct IsaReport {
-    /// The tier that runs, or why none does (a bad `TANDEM_ISA`).
+    /// The tier that runs; `None` if none does (a bad `TANDEM_ISA`).
     selected: Option<&'static str>,
     problem: Option<String>,
     /// The value of `TANDEM_ISA`, if it is set.
@@ -79,7 +79,7 @@ struct CacheReport {
     models: Vec<InCache>,
 }
 
-/// Looks, measures, prints.
+/// Collects, measures and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let hub = Hub::from_env()?;
     let cpu = machine::cpu();
@@ -129,7 +129,7 @@ fn isa() -> IsaReport {
     }
 }
 
-/// The report for people: `+` works, `-` does not, `!` deserves attention.
+/// The report as text: `+` works, `-` does not, `!` deserves attention.
 fn text(report: &Report) -> String {
     let mut out = String::new();
     let mut row = |mark: char, what: &str, found: String| {

@@ -1,28 +1,29 @@
-//! An answer in the making: tokens in, text that is certain out, up to a stop string or the end of the turn.
+//! An answer under construction: takes tokens and returns the text that is final, up to a stop string or the end of the
+//! turn.
 
 use tandem::text::{StreamDecoder, Tokenizer};
 
 /// See the [module](self).
 pub struct Answer<'a> {
-    /// Without one (random weights) the text is the tokens' numbers.
+    /// The tokenizer. Without one (random weights) the text consists of the tokens' numbers.
     tokenizer: Option<&'a Tokenizer>,
     stream: StreamDecoder,
-    /// All text that is certain.
+    /// All final text.
     pub text: String,
-    /// All tokens, the last one of a stop string or a turn included.
+    /// All tokens, including the last one of a stop string or a turn.
     pub tokens: Vec<u32>,
 }
 
-/// What a token adds.
+/// The effect of a token.
 pub struct Piece {
-    /// Text that will not change any more.
+    /// New text that will not change any more.
     pub text: String,
     /// Whether the answer ends here, by a stop string or the end of the turn.
     pub stops: bool,
 }
 
 impl<'a> Answer<'a> {
-    /// An answer that ends at any of these texts, too.
+    /// An answer that also ends at any of these texts.
     pub fn new(tokenizer: Option<&'a Tokenizer>, stop: &[String]) -> Answer<'a> {
         Answer { tokenizer, stream: StreamDecoder::new(stop), text: String::new(), tokens: Vec::new() }
     }
@@ -43,7 +44,8 @@ impl<'a> Answer<'a> {
         Piece { text, stops }
     }
 
-    /// The answer is over: what was held back, because it could have become a stop string or a character.
+    /// Ends the answer and returns the text that was held back because it could have become a stop string or a
+    /// character.
     pub fn finish(&mut self) -> String {
         let rest = self.stream.finish().text;
         self.text.push_str(&rest);

@@ -1,4 +1,4 @@
-//! From what a user says to the model's tokens: through the chat template, or as it is.
+//! Turns the user's text into tokens, with or without the chat template.
 
 use tandem::text::{Message, Sandbox, Tokenizer};
 use tandem::{Error, Result};
@@ -22,7 +22,7 @@ fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
 }
 
 impl<'a> Chat<'a> {
-    /// For a model; `system` comes in front of conversations that have no such message.
+    /// Chat for a model; `system` is put in front of conversations without a system message.
     pub fn new(opened: &'a Opened, tokenizer: Option<&'a Tokenizer>, system: Option<&'a str>) -> Chat<'a> {
         let text = |id: fn(&Tokenizer) -> Option<u32>| {
             tokenizer.and_then(|t| id(t).and_then(|id| t.token_text(id))).unwrap_or_default()
@@ -37,14 +37,14 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The tokens of a text without the template. Control tokens in it are control tokens, as for other programs:
-    /// whoever leaves the template out often writes its frame by hand.
+    /// The tokens of a text without the template. Control tokens in the text are recognised, as in other programs:
+    /// users who leave out the template often write its frame themselves.
     ///
     /// # Errors
-    /// A text that is empty or too long; tokens that the model does not have.
+    /// If the text is empty or too long, or the model lacks one of its tokens.
     pub fn raw(&self, text: &str) -> Result<Vec<u32>> {
         let ids = match self.tokenizer {
-            // Most templates (and such prompts) have the beginning-of-sequence token themselves: never two.
+            // Most templates (and such prompts) contain the beginning-of-sequence token; never add a second one.
             Some(t) => t.encode(text, self.bos.is_empty() || !text.starts_with(&self.bos), true)?,
             None => synthetic_ids(text, self.vocab),
         };
@@ -55,10 +55,10 @@ impl<'a> Chat<'a> {
         Ok(ids)
     }
 
-    /// Tokens that the user gives as such.
+    /// Checks tokens that the user gives as ids.
     ///
     /// # Errors
-    /// Tokens that the model does not have.
+    /// If the model lacks a token.
     pub fn tokens(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
         match ids.iter().find(|&&id| id as usize >= self.vocab) {
             None => Ok(ids),
@@ -66,17 +66,17 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The conversation that a prompt begins.
+    /// The conversation that consists of a prompt.
     pub fn conversation(&self, prompt: &str) -> Vec<Message> {
         vec![Message::new("user", prompt)]
     }
 
-    /// The tokens of conversations, each up to where the answer begins. Without a template, the last message is continued as
-    /// it is.
+    /// The tokens of conversations, each up to the beginning of the answer. Without a template, the last message is
+    /// continued unchanged.
     ///
     /// # Errors
-    /// A system message, or several messages, for a model without a template; each conversation's own: what the template
-    /// refuses, and those of [`Chat::raw`].
+    /// A system message, or several messages, for a model without a template. Each conversation has its own errors:
+    /// those of the template, and those of [`Chat::raw`].
     pub fn answers(&self, conversations: Vec<Vec<Message>>) -> Vec<Result<Vec<u32>>> {
         let Some(template) = self.template else {
             if self.tokenizer.is_some() && !conversations.is_empty() {
@@ -91,7 +91,7 @@ impl<'a> Chat<'a> {
             messages
         };
         let conversations: Vec<_> = conversations.into_iter().map(complete).collect();
-        // Whoever made the model wrote this program.
+        // The template comes from the model's author, so its errors are reported as the model file's.
         let rendered =
             Sandbox::this_program().render_all(template, &conversations, true, &self.bos, &self.eos);
         let ids = |text: Result<String>| {

@@ -1,4 +1,5 @@
-//! A file of prompts: a JSON object a line, each a request. Fields are named as in OpenAI's and vLLM's batch files.
+//! A file of prompts with one request per line, as a JSON object. Fields are named as in OpenAI's and vLLM's batch
+//! files.
 
 use serde_json::{Map, Value};
 use tandem::model::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
@@ -6,51 +7,51 @@ use tandem::text::Message;
 
 use crate::cli::sampling::SamplingArgs;
 
-/// Most bytes of a line: of any context a request has a small part of that.
+/// Most bytes of a line, far more than a request of any context needs.
 const LONGEST: usize = 16 << 20;
 
-/// What is to be continued or answered.
+/// The text to continue or answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
-    /// A text: answered by the chat template, continued where it is raw.
+    /// A text: answered with the chat template, or continued if raw.
     Text(String),
-    /// Tokens, continued as they are.
+    /// Tokens to continue.
     Tokens(Vec<u32>),
-    /// A conversation, answered.
+    /// A conversation to answer.
     Messages(Vec<Message>),
 }
 
-/// A line's request. What it leaves open is as the command line says.
+/// The request of a line. The command line decides what it leaves open.
 #[derive(Debug, Clone)]
 pub struct Line {
     /// In the file, from 1.
     pub number: usize,
-    /// What the user calls it: a string or a number.
+    /// The user's id for it: a string or a number.
     pub id: Option<Value>,
-    /// What is asked.
+    /// The text to continue or answer.
     pub ask: Ask,
     /// Whether a text is continued without the chat template.
     pub raw: Option<bool>,
     /// Most tokens to generate.
     pub max_tokens: Option<usize>,
-    /// Its own settings, over those of the command line.
+    /// Its own settings, which override those of the command line.
     pub sampling: SamplingArgs,
     /// Texts that end the answer, instead of the command line's.
     pub stop: Option<Vec<String>>,
 }
 
-/// A line that is no request: its number, and why. Its id, where it can be read.
+/// A line that is no request: its number, its id if readable, and the reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bad {
     /// In the file, from 1.
     pub number: usize,
-    /// What the user calls it.
+    /// The user's id for it.
     pub id: Option<Value>,
-    /// What is wrong.
+    /// The reason.
     pub why: String,
 }
 
-/// Every line of `text` that is not blank. `most` tokens at least 1 where a line does not say.
+/// Parses every line of `text` that is not blank.
 pub fn parse(text: &str, base: &SamplingArgs) -> Vec<Result<Line, Bad>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
@@ -122,7 +123,7 @@ fn request(
         &mut sampling.repeat_penalty,
         fields.real(penalty, REPEAT_PENALTY_RANGE, "above 0, up to 100")?.map(real),
     );
-    // -1 is all, as 0 is.
+    // -1 means all, like 0.
     let top_k = fields.whole("top_k", -1, i64::from(u32::MAX))?;
     set(&mut sampling.top_k, top_k.map(|k| k.max(0) as u32));
     set(&mut sampling.seed, fields.whole("seed", 0, i64::MAX)?.map(|s| s as u64));
@@ -131,7 +132,7 @@ fn request(
     let raw = fields.flag("raw")?.or(raw);
     fields.only("n", &Value::from(1))?;
     fields.only("stream", &Value::from(false))?;
-    // Of no consequence here: there is one model and one user.
+    // These have no effect: there is one model and one user.
     for name in ["model", "user", "metadata"] {
         fields.0.remove(name);
     }
@@ -217,7 +218,7 @@ impl Fields {
         value.as_bool().map(Some).ok_or_else(|| format!("{name}: {value}, true or false is wanted"))
     }
 
-    /// Two names of one setting: the one that is there.
+    /// The name that is present, of two names of one setting.
     fn either<'n>(&self, one: &'n str, other: &'n str) -> Result<&'n str, String> {
         match (self.0.contains_key(one), self.0.contains_key(other)) {
             (true, true) => Err(format!("both {one} and {other}, which mean the same")),
@@ -226,7 +227,7 @@ impl Fields {
         }
     }
 
-    /// A setting that has to be what it is anyway.
+    /// Reads a setting for which only one value is supported.
     fn only(&mut self, name: &str, can: &Value) -> Result<(), String> {
         match self.0.remove(name) {
             Some(value) if value != *can => Err(format!("{name}: {value}, only {can} can be")),
@@ -262,7 +263,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// Where and why, without "line 1", which means the line itself.
+/// The position and reason of a JSON error, without "line 1", which refers to the line itself.
 fn not_json(line: &str, error: &serde_json::Error) -> String {
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Many prompts in one run: a file of requests in, a JSON object a line out.
+//! Many prompts in one run: reads a file of requests and writes one JSON object per line.
 //!
-//! All requests are there from the start, and steps are made by one thread: which rows share a step does not depend on
-//! chance, so that a run gives the same bits as the one before.
+//! All requests are present from the start, and one thread makes the steps. Which rows share a step does not depend on
+//! chance, so every run gives the same bits.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,14 +22,14 @@ use crate::cli::open::{self, Needs, Opened, Scheduled};
 use crate::cli::stopwatch::{Stopwatch, time_of};
 use crate::cli::{progress, prompt};
 
-/// A request of the file, and what it takes to run it, or why it cannot run.
+/// A request of the file, with everything needed to run it, or the reason why it cannot run.
 struct Asked {
     number: usize,
     id: Option<Value>,
     wanted: Result<Wanted, String>,
 }
 
-/// What it takes.
+/// Tokens and settings to run a request.
 struct Wanted {
     prompt: Vec<u32>,
     sampling: SamplerParams,
@@ -38,7 +38,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// Tokens of the prompt and, at most, of the answer.
+    /// Tokens of the prompt, and most tokens of the answer.
     fn tokens(&self) -> (usize, usize) {
         (self.prompt.len(), self.max_tokens)
     }
@@ -83,7 +83,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
 }
 
 /// # Errors
-/// A line is no request: the first such, and how many more.
+/// If a line is no request: names the first such line, and the number of others.
 fn refuse(name: &str, lines: &[Result<Line, Bad>]) -> tandem::Result<()> {
     let mut bad = lines.iter().filter_map(|line| line.as_ref().err());
     let Some(first) = bad.next() else { return Ok(()) };
@@ -95,7 +95,7 @@ fn refuse(name: &str, lines: &[Result<Line, Bad>]) -> tandem::Result<()> {
     Err(Error::format(format!("{name}: line {}", first.number), format!("{}{more}", first.why)))
 }
 
-/// Tokens and settings of each request; those that the model cannot serve have a reason instead.
+/// Tokens and settings of each request, or the reason why the model cannot serve it.
 fn prepare(
     args: &Args,
     opened: &Opened,
@@ -165,18 +165,18 @@ struct Flight<'a> {
     id: RequestId,
     events: Receiver<Event>,
     answer: Answer<'a>,
-    /// When its first token came.
+    /// The time of its first token.
     first: Option<f64>,
 }
 
 impl Flight<'_> {
-    /// Reads what has happened by `now`: how it ended, if it has.
+    /// Reads the events up to `now`. Returns how the request ended, if it has.
     fn read(&mut self, now: f64) -> Option<Finish> {
         for event in self.events.try_iter() {
             match event {
                 Event::Token(id) => {
                     self.first.get_or_insert(now);
-                    // The end of the turn is the engine's to see, too: it says so next.
+                    // The engine also detects the end of the turn, and reports it next.
                     if self.answer.push(id).stops {
                         return Some(Finish::Stop);
                     }
@@ -210,7 +210,7 @@ fn generate(
     let strategy = scheduled.strategies(&args.engine).remove(0);
     let mut requests = scheduled.requests(&strategy);
     let watch = Stopwatch::start(requests.engine());
-    // More than run, so that the scheduler has a choice; not all, because it looks at each of them.
+    // Submit more requests than can run, so that the scheduler has a choice; but not all, because it examines each.
     let most = 2 * requests.engine().sequences() + 16;
     let mut flights: Vec<Flight<'_>> = Vec::new();
     loop {
@@ -245,7 +245,7 @@ fn generate(
                 continue;
             };
             let mut flight = flights.remove(at);
-            // A stop string is seen here only.
+            // Only this code detects stop strings.
             requests.cancel(flight.id);
             flight.answer.finish();
             let asked = &asked[flight.index];
@@ -276,7 +276,7 @@ fn generate(
     Ok(())
 }
 
-/// Its index, and the user's name for it.
+/// The fields for a request's index and the user's id.
 fn head(index: usize, asked: &Asked) -> serde_json::Map<String, Value> {
     let mut head = serde_json::Map::new();
     head.insert("index".into(), index.into());
@@ -310,7 +310,7 @@ fn finished(flight: &Flight<'_>, asked: &Asked, how: &Finish, now: f64, time: &s
     line.into()
 }
 
-/// Requests without an answer.
+/// Counts requests without an answer.
 #[derive(Default)]
 struct Failures {
     count: usize,

@@ -1,5 +1,5 @@
-//! Where results of many requests go: a line each, in the order of the requests or of their ends, to standard output or to
-//! a file that is written whole or not at all.
+//! Writes the results of many requests, one line each, in the order of the requests or of their completion, to standard
+//! output or to a file that is written completely or not at all.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,27 +11,28 @@ use crate::cli::output;
 
 /// See the [module](self).
 pub struct Results<'a> {
-    /// Written when all is there; without one, lines go to standard output as soon as they may.
+    /// The file, written once all results are complete; without one, lines go to standard output as soon as their order
+    /// allows.
     file: Option<&'a Path>,
     in_order: bool,
-    /// The request whose turn it is.
+    /// Index of the next request to write.
     next: usize,
-    /// Lines before which others have to come.
+    /// Lines that wait for earlier ones.
     held: BTreeMap<usize, String>,
     /// Lines of the file.
     lines: Vec<String>,
 }
 
 impl<'a> Results<'a> {
-    /// Of no request yet.
+    /// Results without any request yet.
     pub fn new(file: Option<&'a Path>, in_order: bool) -> Results<'a> {
         Results { file, in_order, next: 0, held: BTreeMap::new(), lines: Vec::new() }
     }
 
-    /// The result of the request `index`.
+    /// Adds the result of request `index`.
     ///
     /// # Errors
-    /// Standard output is gone.
+    /// If standard output was closed.
     pub fn put(&mut self, index: usize, result: &Value) -> anyhow::Result<()> {
         let line = result.to_string();
         if !self.in_order {
@@ -53,10 +54,10 @@ impl<'a> Results<'a> {
         Ok(())
     }
 
-    /// All results are there.
+    /// Ends the results and writes the file.
     ///
     /// # Errors
-    /// The file cannot be written; then it is as it was.
+    /// If the file cannot be written; it is then unchanged.
     pub fn finish(self) -> tandem::Result<()> {
         let Some(path) = self.file else { return Ok(()) };
         atomic_file::replace(path, |to| self.lines.iter().try_for_each(|line| writeln!(to, "{line}")))

@@ -1,4 +1,4 @@
-//! An engine for many requests, and its scheduler: what `generate --prompts` and `bench --trace` share.
+//! An engine for many requests and its scheduler, for `generate --prompts` and `bench --trace`.
 
 use tandem::cache::{KvGeometry, PAGE_TOKENS};
 use tandem::device::{self, Kind};
@@ -13,26 +13,26 @@ use crate::cli::args::{EngineArgs, Strategy};
 use crate::cli::predict::{self, Scheduling, Use};
 use crate::cli::progress;
 
-/// Most sequences at a time, unless told otherwise: beyond, more do not make a step's weights any cheaper for each.
+/// Default limit of concurrent sequences: beyond it, more sequences do not make a step's weights cheaper for each.
 const MOST_SEQUENCES: usize = 256;
 
 /// Sub-batches of a step for schedulers that use both sides: the device's rows, and those of the host.
 const SUB_BATCHES: usize = 2;
 
-/// What requests need.
+/// The memory and context that requests need.
 #[derive(Debug, Clone)]
 pub struct Needs {
-    /// Tokens of each when its answer is complete, the longest first; at least one request.
+    /// Tokens of each request when its answer is complete, in descending order; at least one request.
     tokens: Vec<usize>,
     /// Mean tokens of prompts and answers.
     mean: (usize, usize),
-    /// Tokens of the longest, or `--ctx`.
+    /// Tokens of the longest request, or `--ctx`.
     context: usize,
 }
 
 impl Needs {
-    /// Of requests with so many tokens of prompt and answer, at least one; `ctx` is the context that was asked for, `most` the
-    /// model's.
+    /// The needs of at least one request, each given as its tokens of prompt and answer; `ctx` is the requested
+    /// context, `most` the model's.
     pub fn new(requests: &[(usize, usize)], ctx: Option<u32>, most: usize) -> Needs {
         let limit = ctx.map_or(most, |c| c as usize);
         let mut tokens: Vec<usize> = requests.iter().map(|(p, a)| (p + a).min(limit)).collect();
@@ -44,7 +44,7 @@ impl Needs {
         Needs { tokens, mean: (mean(|r| r.0), mean(|r| r.1)), context }
     }
 
-    /// Pages with which the longest `n` run at the same time: whichever do, none waits for pages.
+    /// Pages for the `n` longest requests to run together, so that any `n` requests can run without waiting for pages.
     fn pages(&self, n: usize) -> usize {
         self.tokens[..n].iter().map(|&tokens| KvGeometry::pages_for(tokens)).sum()
     }
@@ -52,20 +52,20 @@ impl Needs {
 
 /// See the [module](self).
 pub struct Scheduled {
-    /// Unless requests use it.
+    /// The engine, unless requests are using it.
     engine: Option<Engine>,
-    /// Told when they are dropped.
+    /// Reports notices when dropped.
     #[allow(dead_code)] // what counts is when
     pub notices: Notices,
     /// Whether requests may live on either side, so that schedulers differ.
     schedulers: bool,
-    /// What they weigh.
+    /// The predictions that schedulers use.
     scheduling: Option<Scheduling>,
     tokens: (usize, usize),
 }
 
 impl Opened {
-    /// An engine for as many requests at a time as `parallel` says, or as memory has room for.
+    /// An engine for `parallel` concurrent requests, or for as many as fit in memory.
     ///
     /// # Errors
     /// As [`Opened::engine`].
@@ -88,7 +88,7 @@ impl Opened {
         if let Some(kind) = args.kind().filter(|_| args.schedules()) {
             match self.on_tiers(&kind, args, needs, n) {
                 Ok(scheduled) => return Ok(scheduled),
-                // Weights on both sides, or the CPU, will do.
+                // Fall back to weights on both sides, or to the CPU.
                 Err(Error::Device { .. } | Error::Unsupported(_) | Error::Capacity(_))
                     if args.strategies[..] == [Strategy::Auto] => {}
                 Err(e) => return Err(e.into()),
@@ -102,7 +102,7 @@ impl Opened {
         Ok(Scheduled { engine: Some(engine), notices, schedulers: false, scheduling: None, tokens })
     }
 
-    /// All weights on the accelerator; keys and values of requests there, and on the host.
+    /// An engine with all weights on the accelerator, and keys and values of requests there and on the host.
     fn on_tiers(&self, kind: &Kind, args: &EngineArgs, needs: &Needs, n: usize) -> Result<Scheduled> {
         let accelerator = device::open(kind, args.gpu_memory)?;
         let (spec, weights) = (&self.model.spec, &self.model.weights);
@@ -157,12 +157,12 @@ fn is_capacity(error: &anyhow::Error) -> bool {
 }
 
 impl Scheduled {
-    /// Tokens whose keys and values there is room for: on the device, and on the host.
+    /// Tokens whose keys and values fit on the device, and on the host.
     pub fn tokens(&self) -> (usize, usize) {
         self.tokens
     }
 
-    /// The names of the schedulers that were asked for; of the placement where there is only continuous batching.
+    /// The names of the requested schedulers; the placement's name if there is only continuous batching.
     pub fn strategies(&self, args: &EngineArgs) -> Vec<String> {
         if self.schedulers {
             return args.strategies.iter().map(|s| s.name()).collect();
@@ -170,8 +170,8 @@ impl Scheduled {
         vec![self.engine.as_ref().map_or("", |e| e.placement().strategy).to_owned()]
     }
 
-    /// Requests over the engine, by the scheduler of that name where there are several to choose from, else by continuous batching.
-    /// [`Scheduled::back`] takes the engine back.
+    /// Requests on the engine, with the named scheduler if there are several to choose from, else with continuous
+    /// batching. Return the engine with [`Scheduled::back`].
     pub fn requests(&mut self, strategy: &str) -> Requests {
         let engine = self.engine.take().expect("it was given back");
         let costs = || match &self.scheduling {
@@ -184,12 +184,12 @@ impl Scheduled {
         }
     }
 
-    /// The engine comes back, for other requests.
+    /// Takes the engine back for other requests.
     pub fn back(&mut self, requests: Requests) {
         self.engine = Some(requests.into_engine());
     }
 
-    /// The engine, when it is not in use.
+    /// The engine, while it is not in use.
     pub fn engine(&mut self) -> &mut Engine {
         self.engine.as_mut().expect("it was given back")
     }

@@ -1,4 +1,4 @@
-//! What is planned for: the model's sizes.
+//! The model's sizes, for which is planned.
 
 use anyhow::Result;
 use tandem::model::synth;
@@ -8,7 +8,7 @@ use tandem::simd::Isa;
 
 use crate::cli::open;
 
-/// Sizes of `--spec`, or of the tensors of `-m`; and which model that is.
+/// The sizes from `--spec`, or from the tensors of `-m`, and the identity of that model.
 pub fn sizes(spec: Option<&str>, model: Option<&str>) -> Result<(Sizes, Option<ModelIdentity>)> {
     if let Some(spec) = spec {
         return Ok((Sizes::of_spec(&synth::spec(spec)?), None));

@@ -17,7 +17,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// LIA's own, within a model's context.
+    /// The ranges of LIA's paper, within a model's context.
     pub fn usual(max_context: u64) -> Ranges {
         Ranges { batch: (1, 2048), prompt: (32.min(max_context), 4096.min(max_context)) }
     }
@@ -79,9 +79,10 @@ pub struct Map {
     pub model: String,
     /// The machine.
     pub hardware: String,
-    /// Whether transfers run under compute.
+    /// Whether transfers overlap with compute.
     pub overlap: bool,
-    /// B·S from which prompts go to the GPU, and B from which decode's products do, in closed form (without overlap).
+    /// The B·S from which prompts run on the GPU, and the B from which decode's products do, in closed form (without
+    /// overlap).
     pub threshold: Option<f64>,
     /// Batches, ascending.
     #[serde(rename = "B")]
@@ -149,7 +150,7 @@ impl Map {
         counts.into_iter().map(|c| c.0).collect()
     }
 
-    /// Two letter grids, with what each letter is.
+    /// Two grids of letters, with a legend.
     pub fn text(&self) -> String {
         let mut out = format!("{} on {}, 1 is the CPU\n", self.model, self.hardware);
         type Of = fn(&Cell) -> [u8; 6];

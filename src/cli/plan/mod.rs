@@ -91,7 +91,7 @@ impl Choice {
     }
 }
 
-/// All that is printed, and drawn.
+/// Everything that is printed and drawn.
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'a str,
@@ -99,14 +99,14 @@ struct Report<'a> {
     prompt_len: u64,
     gen_len: u64,
     batch: u64,
-    /// `tables` or `roofline`: what the times are from.
+    /// Source of the times: `tables` or `roofline`.
     times: &'a str,
     candidates: &'a [Candidate],
     chosen: Option<Strategy>,
     why: &'a str,
 }
 
-/// Reads, plans, prints.
+/// Reads the inputs, plans and prints.
 pub fn run(args: &Args) -> Result<()> {
     if args.gpu_memory == Some(0) {
         return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all").into());
@@ -180,7 +180,7 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-/// No candidate fits: the one that lacks least is the one to tell.
+/// The error if no candidate fits: names the candidate that lacks least.
 fn nowhere(sizes: &Sizes, hardware: &Hardware, plan: &Plan) -> Error {
     let lack = |c: &Candidate| {
         let (gpu, host) = (&c.memory.gpu, &c.memory.host);

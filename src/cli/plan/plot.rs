@@ -1,6 +1,6 @@
 //! The plan as a picture: time against the boundary k, memory on each side, and LIA's policy map.
 //!
-//! Four panels on one sheet, white, with the fonts of the reader's own system: nothing is rendered here.
+//! Four panels on one white sheet, in the fonts of the reader's system: text is not rendered here.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -61,7 +61,7 @@ fn boundary(
         return nothing(area, "no boundary fits");
     }
     let units = sizes.units() as f64;
-    // The curve fills the panel; what is far slower is told at its upper edge.
+    // The curve fills the panel; far slower candidates are named at its upper edge.
     let top = curve.iter().map(|p| p.1).fold(0.0, f64::max) * 1.2;
     let frame = Frame {
         x: 0.0..units,
@@ -85,7 +85,7 @@ fn boundary(
                 .map_err(failed)?;
         }
     }
-    // Labels of lines that lie close together move apart.
+    // Move the labels of close lines apart.
     let mut marks: Vec<(f64, &str)> =
         others.iter().filter_map(|c| Some((c.t_total_s?, c.strategy.name()))).collect();
     let above = marks.iter().filter(|m| m.0 > top * 0.93).map(|m| format!("{} {:.0} s", m.1, m.0));
@@ -121,7 +121,7 @@ fn boundary(
     Ok(())
 }
 
-/// Stacked bars, GPU and host beside each other, with what there is as a line.
+/// Draws stacked bars, GPU and host side by side, with the available memory as a line.
 fn memory(area: &Area<'_>, plan: &Plan) -> Result<()> {
     caption(area, "b", "memory of each candidate, GB")?;
     let parts = ["weights", "KV", "staging", "activations", "other"];
@@ -197,7 +197,7 @@ fn memory(area: &Area<'_>, plan: &Plan) -> Result<()> {
     area.draw(&Text::new("pale: does not fit", (x + 8, height - 32), label)).map_err(failed)
 }
 
-/// Which vector is best, by batch and prompt length, both in octaves.
+/// Draws the best vector by batch and prompt length, both in octaves.
 fn policies(
     area: &Area<'_>,
     map: &Map,
@@ -252,7 +252,7 @@ fn policies(
     Ok(())
 }
 
-/// Labels are at whole powers of two.
+/// The label of a whole power of two.
 fn power(log2: f64) -> String {
     if (log2 - log2.round()).abs() < 1e-6 { format!("{:.0}", log2.round().exp2()) } else { String::new() }
 }

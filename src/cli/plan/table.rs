@@ -1,4 +1,4 @@
-//! The plan for people: a line per candidate, then the winner's stages and why it won.
+//! The plan as text: a line per candidate, then the winner's stages and why it won.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ fn gb(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
-/// Columns, the first to the left and the others to the right.
+/// Aligns columns, the first to the left and the others to the right.
 pub(in crate::cli) fn columns(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len))
         .map(|c| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0))

@@ -50,7 +50,7 @@ struct Report<'a> {
     profile: &'a Profile,
 }
 
-/// Measures, or reads what was measured, and prints it.
+/// Measures, or reads an earlier measurement, and prints it.
 pub fn run(args: &Args) -> Result<()> {
     open::measured_tier()?;
     let device = device(&args.device)?;
@@ -94,7 +94,7 @@ fn of_machine(
     }
 }
 
-/// The profile of the machine and a model, and whether it is an earlier one. Limits that were measured before serve.
+/// The profile of the machine and a model, and whether it is an earlier one. Limits measured earlier are reused.
 fn of_model(
     args: &Args,
     store: &Store,
@@ -133,7 +133,7 @@ fn of_model(
     Ok((Profile { identity, quick: args.quick, limits, model: Some(model) }, false))
 }
 
-/// The device to be measured.
+/// The device to measure.
 fn device(asked: &Device) -> Result<Option<Arc<dyn Accelerator>>> {
     let kind = match asked {
         Device::Cpu => return Ok(None),
@@ -149,8 +149,8 @@ fn device(asked: &Device) -> Result<Option<Arc<dyn Accelerator>>> {
     Ok(Some(device::open(&kind, None)?))
 }
 
-/// The profile in the cache folder, if it is good enough: a quick one serves only those in a hurry. A damaged one is
-/// told of, and measured anew.
+/// The profile in the cache folder, if it is good enough: a quick profile serves only `--quick` runs. A damaged profile
+/// is reported and measured again.
 fn kept(args: &Args, store: &Store, identity: &Identity) -> Option<Profile> {
     if args.again {
         return None;

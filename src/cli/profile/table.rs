@@ -1,4 +1,4 @@
-//! A profile as people read it.
+//! A profile as text.
 
 use std::fmt::Write;
 
@@ -68,7 +68,7 @@ pub fn limits(profile: &Profile) -> String {
     text
 }
 
-/// A model's operations: times of a few sizes, then predicted against executed.
+/// A model's operations: times for a few sizes, then predicted against executed times.
 pub fn model(profile: &Profile, model: &ModelProfile) -> String {
     let (mut text, tables) = (String::new(), &model.tables);
     let id = profile.identity.model.as_ref();
@@ -112,7 +112,7 @@ fn unit(side: Side) -> &'static str {
     }
 }
 
-/// Predicted against executed: operations of the steps that calibrate, then steps.
+/// Predicted against executed times: operations of the calibration steps, then steps.
 fn compared(text: &mut String, calibration: &Calibration) {
     if !calibration.operations.is_empty() {
         let _ = writeln!(

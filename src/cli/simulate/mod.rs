@@ -91,17 +91,17 @@ fn strategy(name: &str) -> Result<String, String> {
     }
 }
 
-/// What ran where: what reports have in common.
+/// The model and machine that all reports share.
 pub struct About<'a> {
     /// The model's name.
     pub model: &'a str,
-    /// The machine's.
+    /// The machine's name.
     pub hardware: &'a str,
-    /// Tokens whose keys and values each side has room for: the GPU, the host.
+    /// Tokens whose keys and values fit on the GPU, and on the host.
     pub tokens: (usize, usize),
 }
 
-/// All that is printed.
+/// Everything that is printed.
 #[derive(Serialize)]
 struct Printed<'a> {
     strategies: &'a [Report],
@@ -111,7 +111,7 @@ struct Printed<'a> {
     kv_tokens: KvTokens,
 }
 
-/// What was asked for.
+/// The request of the user.
 #[derive(Serialize)]
 struct Requests<'a> {
     name: &'a str,
@@ -123,7 +123,7 @@ struct Requests<'a> {
     cut: usize,
 }
 
-/// Keys and values that each side has room for.
+/// Keys and values that fit on each side.
 #[derive(Serialize)]
 struct KvTokens {
     gpu: usize,
@@ -138,10 +138,10 @@ pub struct Setup {
     options: sim::Options,
 }
 
-/// Makes a run, telling how many of its requests are over.
+/// Simulates a run, reporting the number of finished requests.
 type One<'a, T> = &'a (dyn Fn(&Predictor, &Run<'_>, &mut dyn FnMut(u64)) -> tandem::Result<T> + Sync);
 
-/// One simulation to make.
+/// One simulation to run.
 pub struct Run<'a> {
     strategy: &'a str,
     requests: &'a [Arrival],
@@ -153,7 +153,7 @@ impl Setup {
         About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens }
     }
 
-    /// Makes all runs; results in their order.
+    /// Simulates all runs; results are in the same order.
     fn run(&self, runs: &[Run<'_>], what: &str) -> Result<Vec<Report>> {
         self.each(runs, what, &|predictor, run, seen| {
             let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
@@ -161,7 +161,7 @@ impl Setup {
         })
     }
 
-    /// What the window shows of each.
+    /// The timeline of each run within the window.
     fn look(&self, runs: &[Run<'_>], window: Window) -> Result<Vec<Timeline>> {
         self.each(runs, "simulating for the timeline", &|predictor, run, seen| {
             let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
@@ -169,7 +169,7 @@ impl Setup {
         })
     }
 
-    /// Makes all runs, on as many cores as there are; results in their order.
+    /// Simulates all runs on all cores; results are in the same order.
     fn each<T: Send>(&self, runs: &[Run<'_>], what: &str, one: One<'_, T>) -> Result<Vec<T>> {
         let total: usize = runs.iter().map(|r| r.requests.len()).sum();
         let bar = progress::count_bar(total as u64, what);
@@ -200,7 +200,7 @@ impl Setup {
         results.into_iter().map(|r| Ok(of(r)?)).collect()
     }
 
-    /// What all is predicted by: each run has its own, and what it remembers.
+    /// A new predictor: each run has its own, with its own memory.
     fn predictor(&self) -> Predictor {
         let Capacity { device_pages, host_pages } = self.options.capacity;
         let placement =
@@ -213,7 +213,7 @@ impl Setup {
     }
 }
 
-/// Reads, simulates, prints.
+/// Reads the inputs, simulates and prints.
 pub fn run(args: &Args) -> Result<()> {
     for (flag, bytes) in [("--gpu-memory", args.gpu_memory), ("--host-memory", args.host_memory)] {
         if bytes == Some(0) {
@@ -227,7 +227,7 @@ pub fn run(args: &Args) -> Result<()> {
             Error::usage(format!("--plot {}: wanted the name of an .svg file", path.display())).into()
         );
     }
-    // Before the work, not after it.
+    // Checked before the work, not after it.
     args.plot.as_deref().map_or(Ok(()), atomic_file::check)?;
     let window = args.timeline.window()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
@@ -314,7 +314,7 @@ pub fn json(about: &About<'_>, work: &Workload, reports: &[Report]) -> Result<se
     })?)
 }
 
-/// The requests, and what is to be said of them.
+/// Loads the requests and prints notes about them.
 pub fn load(source: &Source, shape: &Shape) -> Result<Workload> {
     let bar = match source {
         Source::Trace(path) => {

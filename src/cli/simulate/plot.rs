@@ -19,7 +19,7 @@ use crate::cli::chart::{
 };
 
 const WIDTH: u32 = 1240;
-/// Of a row of panels.
+/// Height of a row of panels in pixels.
 const HEIGHT: u32 = 440;
 
 /// A colour for each strategy, the same in all pictures (after Okabe and Ito).
@@ -35,10 +35,10 @@ fn colour(name: &str) -> &'static RGBColor {
     COLOURS.iter().find(|c| c.0 == name).map_or(&INK, |c| &c.1)
 }
 
-/// Requests of each point of a load-latency curve.
+/// Number of requests for each point of a load-latency curve.
 const POINT: usize = 400;
 
-/// Shares of the highest throughput that loads are tried at.
+/// Loads to try, as shares of the highest throughput.
 const LOADS: [f64; 7] = [0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.05];
 
 /// Points of a strategy.
@@ -52,14 +52,15 @@ struct Line {
 pub struct Curve {
     words: &'static str,
     x: &'static str,
-    /// `None`: seconds, in the unit that suits them.
+    /// Name of the y axis; `None` for seconds in a suitable unit.
     y: Option<&'static str>,
-    /// Octaves of x.
+    /// Whether x is in octaves.
     logarithmic: bool,
     lines: Vec<Line>,
 }
 
-/// Simulates the points of the curves: offline synthetic requests with other lengths of answers, others at other loads.
+/// Simulates the points of the curves: offline synthetic requests with different lengths of answers, other workloads at
+/// different loads.
 pub fn sweep(
     setup: &Setup,
     args: &Args,
@@ -75,7 +76,7 @@ pub fn sweep(
 
 fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result<Curve> {
     let scale = |n: u32, f: f64| ((f64::from(n) * f).round() as u32).max(1);
-    // Halves and doubles as far as the pages and the model's context reach.
+    // Halves and doubles the length within the pages and the model's context.
     let context = (setup.sizes.spec.max_context as u64).min(1 << 24) as u32;
     let lengths: Vec<Length> = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0]
         .map(|f| Length { least: scale(made.output.least, f), most: scale(made.output.most, f) })
@@ -106,7 +107,7 @@ fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result
     })
 }
 
-/// Every strategy on each of `works`, one after the other.
+/// Runs of every strategy on each of `works`.
 fn crossed<'a>(works: &'a [Vec<Arrival>], names: &[&'a str]) -> Vec<Run<'a>> {
     let of = |requests: &'a Vec<Arrival>| names.iter().map(move |&strategy| Run { strategy, requests });
     works.iter().flat_map(of).collect()
@@ -128,8 +129,8 @@ fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) ->
     Ok(latency(names, &points))
 }
 
-/// The requests of the curve's points all at the start, whose throughput is the most that there is; `None` of a workload that has
-/// all at the start itself.
+/// The requests of the curve's points, all arriving at the start, which gives the highest throughput; `None` for a
+/// workload that already has all of them at the start.
 pub fn works_at_once(work: &Workload) -> Option<Vec<Arrival>> {
     work.rate()?;
     let n = work.requests.len().min(POINT);
@@ -143,7 +144,8 @@ pub fn most(reports: &[Report], requests: &[Arrival]) -> f64 {
     best * requests.len() as f64 / (tokens.max(1)) as f64
 }
 
-/// Loads to try, in requests per second, from little to more than `full`; and requests of `work` that arrive so.
+/// Loads to try, in requests per second, from low to above `full`, each with requests of `work` that arrive at that
+/// load.
 pub fn loads(work: &Workload, full: f64) -> Vec<(f64, Vec<Arrival>)> {
     let n = work.requests.len().min(POINT);
     let at = |load: f64| {
@@ -159,7 +161,7 @@ fn lines_of(names: &[&str], dashed: bool) -> Vec<Line> {
     names.iter().map(of).collect()
 }
 
-/// Latencies against load: what each strategy reports at each.
+/// Curves of latency against load from each strategy's reports.
 pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Vec<Curve> {
     type Of = fn(&Report) -> Option<f64>;
     let curve = |words, parts: &[(bool, Of)]| {
@@ -205,7 +207,7 @@ pub fn svg(about: &About<'_>, work: &Workload, reports: &[Report], curves: &[Cur
     })
 }
 
-/// Tokens per second of each strategy: over the makespan, and in the steady window.
+/// Draws tokens per second of each strategy, over the makespan and in the steady window.
 fn bars(area: &Area<'_>, reports: &[Report]) -> Result<()> {
     caption(area, "a", "tokens per second: makespan, steady window (pale)")?;
     let top =
@@ -237,7 +239,7 @@ fn bars(area: &Area<'_>, reports: &[Report]) -> Result<()> {
             .draw_series([Text::new(words, (x + 0.31, r.throughput_tok_s + top * 0.01), above)])
             .map_err(failed)?;
     }
-    // Names under the axis, in pixels: the chart clips what is below it.
+    // Names under the axis are drawn in pixels, because the chart clips anything below it.
     let (width, height) = area.dim_in_pixel();
     let inner = f64::from(width - LEFT - right);
     for (i, r) in reports.iter().enumerate() {
@@ -248,7 +250,7 @@ fn bars(area: &Area<'_>, reports: &[Report]) -> Result<()> {
     Ok(())
 }
 
-/// A curve, a line for each strategy, named at its end.
+/// Draws a curve with a line for each strategy, named at its end.
 fn draw(area: &Area<'_>, letter: &str, curve: &Curve) -> Result<()> {
     caption(area, letter, curve.words)?;
     let points = || curve.lines.iter().flat_map(|l| &l.points);
@@ -280,7 +282,7 @@ fn draw(area: &Area<'_>, letter: &str, curve: &Curve) -> Result<()> {
     let mut chart = frame.begin(area)?;
     frame.axes(&mut chart)?;
     if curve.logarithmic {
-        // Where the points are: their lengths are round, powers of two are not.
+        // Ticks are at the points, whose lengths are round, unlike powers of two.
         let (width, height) = area.dim_in_pixel();
         let inner = f64::from(width - LEFT - right);
         let mut places: Vec<f64> = points().map(|p| put(p.0)).collect();
@@ -294,7 +296,7 @@ fn draw(area: &Area<'_>, letter: &str, curve: &Curve) -> Result<()> {
             area.draw(&Text::new(octave(&x), (pixel, y + 8), label)).map_err(failed)?;
         }
     }
-    // Lines that lie on each other are all seen: the first are the widest.
+    // The first lines are the widest, so that coinciding lines all stay visible.
     let mut ends: Vec<End<'_>> = Vec::new();
     for (i, line) in curve.lines.iter().enumerate() {
         let c = colour(&line.strategy);
@@ -322,10 +324,10 @@ fn one(chart: &mut Chart<'_, '_>, points: &[(f64, f64)], style: ShapeStyle, dash
     Ok(())
 }
 
-/// Where a line ends, whose it is, and whether it is dashed.
+/// Where a line ends, its strategy, and whether it is dashed.
 type End<'a> = (f64, &'a str, bool);
 
-/// Names beside the ends of lines; those that lie close together move apart.
+/// Draws names beside the ends of lines, moved apart if too close.
 fn name_ends(area: &Area<'_>, mut ends: Vec<End<'_>>, top: f64, right: u32) -> Result<()> {
     ends.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (width, height) = area.dim_in_pixel();

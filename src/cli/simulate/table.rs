@@ -1,4 +1,4 @@
-//! The comparison for people: what was simulated, then a line per strategy.
+//! The comparison as text: what was simulated, then a line per strategy.
 
 use std::fmt::Write;
 
