@@ -10,13 +10,13 @@ use crate::tensor::{Half, bf16_bits};
 
 /// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
 ///
-/// Within a layer: `[page][kv_head]`, then K and V of that head (layouts in [`crate::cache`]), so what a
-/// query group reads of one page is contiguous.
+/// Within a layer: `[page][kv_head]`, then K and V of that head (layouts in [`crate::cache`]), so a query group reads
+/// one contiguous part of each page.
 ///
 /// A slot is one (page, token in page). The view has interior mutability: appends write through `&self`
 /// so that rows can be stored in parallel. Writers promise (they are `unsafe`) that a slot has one writer
-/// at a time, and that nobody attends over its page meanwhile: kernels read whole pages (and mask what is
-/// not stored). In a forward pass, a layer's appends end before its attention begins.
+/// at a time, and that nothing attends over its page meanwhile: kernels read whole pages (and mask tokens that are not
+/// stored). In a forward pass, a layer's appends end before its attention begins.
 #[derive(Clone, Copy)]
 pub struct LayerKv<'a> {
     base: *mut u16,
@@ -108,7 +108,7 @@ impl<'a> LayerKv<'a> {
         }
     }
 
-    /// Element `d` of the key in (`page`, `slot`) of `head`: what the oracle reads.
+    /// Element `d` of the key in (`page`, `slot`) of `head`, for the oracle.
     pub fn key(&self, page: u32, head: usize, slot: usize, d: usize) -> f32 {
         assert!(slot < PAGE_TOKENS && d < self.head_dim, "slot {slot}, element {d} of {}", self.head_dim);
         // SAFETY: `ptr` checked page and head, the line above the rest, so the offset is within K.
@@ -136,7 +136,7 @@ impl<'a> LayerKv<'a> {
         let base = self.ptr(pages[pos / PAGE_TOKENS], head);
         // SAFETY: `slot` < 32 and the loops below run over d < head_dim, so both walks stay inside K and
         // V of this (page, head), which `ptr` checked. Only this slot's elements are written, never
-        // the neighbours in its lines, and the caller promises that nobody else touches it.
+        // the neighbours in its lines, and the caller promises that nothing else touches it.
         unsafe {
             let mut kp = base.add(self.k_offset(slot, 0));
             let mut vp = base.add(self.half_len() + self.v_offset(slot, 0));

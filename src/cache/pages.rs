@@ -3,16 +3,16 @@
 use super::{KvGeometry, PAGE_TOKENS};
 use crate::{Error, Result};
 
-/// Which pages of a pool are free. A page id stands for that page of every layer.
+/// The free pages of a pool. A page id stands for that page in every layer.
 pub struct PageList {
     geometry: KvGeometry,
     n_pages: usize,
-    /// Free page ids; the last freed is handed out first, since its memory is resident already.
+    /// Free page ids; the last freed page is taken first, since its memory is already resident.
     free: Vec<u32>,
     used: Vec<bool>,
     /// Copies in flight that read or write a page.
     copies: Vec<u32>,
-    /// Pages given back while copies were in flight: free when the last of those ends.
+    /// Number of pages given back while copies were in flight; each becomes free when its last copy ends.
     waiting: usize,
 }
 
@@ -20,7 +20,7 @@ impl PageList {
     /// A list of exactly `n_pages` pages, all free.
     ///
     /// # Errors
-    /// More pages than ids, or than their bytes could be counted.
+    /// If there are more pages than ids, or their bytes cannot be counted.
     pub fn new(geometry: KvGeometry, n_pages: usize) -> Result<PageList> {
         let g = &geometry;
         [n_pages, PAGE_TOKENS, 4, g.n_kv_heads, g.head_dim, g.n_layers]
@@ -43,12 +43,12 @@ impl PageList {
         })
     }
 
-    /// The sizes that this pool was made for.
+    /// The sizes of this pool's pages.
     pub fn geometry(&self) -> &KvGeometry {
         &self.geometry
     }
 
-    /// Pages in all.
+    /// Total number of pages.
     pub fn n_pages(&self) -> usize {
         self.n_pages
     }
@@ -63,7 +63,7 @@ impl PageList {
         self.waiting
     }
 
-    /// Tokens that fit in all (of sequences whose lengths are multiples of the page).
+    /// Tokens that fit in total (if all sequences have lengths that are multiples of the page).
     pub fn capacity_tokens(&self) -> usize {
         self.n_pages * PAGE_TOKENS
     }
@@ -76,17 +76,17 @@ impl PageList {
     /// Takes one page.
     ///
     /// # Errors
-    /// None is free; says how many there are.
+    /// If none is free; the message states the total.
     pub fn alloc(&mut self) -> Result<u32> {
         let page = self.free.pop().ok_or_else(|| self.exhausted(1))?;
         self.used[page as usize] = true;
         Ok(page)
     }
 
-    /// Gives a page back: it can be taken again once no copy reads or writes it.
+    /// Gives a page back. It can be taken again once no copy reads or writes it.
     ///
     /// # Panics
-    /// If it has no owner: it was released twice, and going on would mix two contexts.
+    /// If it has no owner: it was released twice, and continuing would mix two contexts.
     pub fn free(&mut self, page: u32) {
         assert!(std::mem::replace(&mut self.used[page as usize], false), "page {page} freed twice");
         if self.copies[page as usize] == 0 {
@@ -96,10 +96,10 @@ impl PageList {
         }
     }
 
-    /// Takes back a page that was given back while copies were in flight, and still are.
+    /// Reclaims a page that was given back while copies of it were in flight, which must still be so.
     ///
     /// # Panics
-    /// If it could have been taken by another meanwhile.
+    /// If another sequence could have taken it meanwhile.
     pub(super) fn unfree(&mut self, page: u32) {
         let at = page as usize;
         assert!(self.copies[at] > 0 && !self.used[at], "page {page} is not held back by a copy");
@@ -107,13 +107,13 @@ impl PageList {
         self.waiting -= 1;
     }
 
-    /// Notes that a copy will read or write `page`.
+    /// Records that a copy will read or write `page`.
     pub(super) fn copy_begins(&mut self, page: u32) {
         assert!(self.used[page as usize], "a copy of page {page}, which nobody holds");
         self.copies[page as usize] += 1;
     }
 
-    /// Notes that it has ended.
+    /// Records that a copy of `page` has ended.
     ///
     /// # Panics
     /// If none was in flight.

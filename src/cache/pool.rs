@@ -8,8 +8,8 @@ use super::{KvGeometry, LayerKv, PAGE_TOKENS, PageList};
 use crate::host::Mapping;
 use crate::{Error, Result};
 
-/// From this size of one layer on (a huge page each), huge pages are asked for: below, zeroing 2 MiB per layer at
-/// the first token would cost more than the TLB misses they save.
+/// Size of one layer (one huge page) from which huge pages are requested: below, zeroing 2 MiB per layer at the first
+/// token would cost more than the TLB misses they save.
 pub const HUGE_FROM: usize = 2 << 20;
 
 /// All pages of all layers, layer outermost: page `p` exists in each layer, and one id stands for
@@ -45,7 +45,7 @@ impl PagePool {
     /// A pool of exactly `n_pages` pages.
     ///
     /// # Errors
-    /// A head_dim that is no multiple of 16; sizes that overflow or that the system refuses.
+    /// If head_dim is no multiple of 16, or sizes overflow, or the system refuses the memory.
     pub fn new(geometry: KvGeometry, n_pages: usize) -> Result<PagePool> {
         let pages = PagePool::pages(geometry, n_pages)?;
         let layer = n_pages * PAGE_TOKENS * geometry.bytes_per_token_layer();
@@ -54,15 +54,15 @@ impl PagePool {
         Ok(PagePool { pages, base, _memory: Box::new(memory) })
     }
 
-    /// A pool of `n_pages` pages in memory of the caller's, `len` zeroed bytes from `base` on: pinned memory, which an
-    /// accelerator copies pages to and from. `owner` keeps the memory and is dropped with the pool.
+    /// A pool of `n_pages` pages in the caller's memory, `len` zeroed bytes from `base` on: pinned memory, to and from
+    /// which an accelerator copies pages. `owner` keeps the memory alive and is dropped with the pool.
     ///
     /// # Errors
-    /// As [`PagePool::new`]; memory that is too small, or not aligned to 64 bytes.
+    /// As [`PagePool::new`], and if the memory is too small or not aligned to 64 bytes.
     ///
     /// # Safety
     /// The memory is valid until `owner` is dropped, and meanwhile touched only through this pool, or by copies of
-    /// pages that nobody reads or writes here at the same time.
+    /// pages that nothing reads or writes through the pool at the same time.
     pub unsafe fn over(
         geometry: KvGeometry,
         n_pages: usize,
@@ -131,7 +131,7 @@ mod tests {
         let pool_over = |skip: usize, n_pages: usize| {
             let mut memory = Box::new([Memory([0; 4096]), Memory([0; 4096])]);
             let base = NonNull::new(memory.as_mut_ptr().cast::<u8>()).unwrap();
-            // SAFETY: the box is the pool's and is not looked at again; the rest of it is as long as said.
+            // SAFETY: the pool owns the box, which is not accessed again; the rest of it is as long as stated.
             unsafe { PagePool::over(g, n_pages, base.add(skip), 8192 - skip, memory) }
         };
         let mut pool = pool_over(0, 2).unwrap();

@@ -1,4 +1,4 @@
-//! Which rows of a step belong to which sequence.
+//! The rows of a step that belong to a sequence.
 
 /// `n_rows` consecutive tokens of one sequence in a step: decode has one, a prefill chunk many.
 #[derive(Debug, Clone, Copy)]
@@ -7,7 +7,7 @@ pub struct SeqRows<'a> {
     pub pages: &'a [u32],
     /// Position of the first of these tokens.
     pub first_pos: usize,
-    /// How many tokens.
+    /// Number of tokens.
     pub n_rows: usize,
     /// Row of the first one in the step's activations (q, k, v, out); the others follow it.
     pub row0: usize,

@@ -5,14 +5,14 @@
 //!         │ host pages │ device pages │        the boundary is a multiple of the page
 //! ```
 //!
-//! Moving the boundary gives a list of [`PageMove`]s, which the caller copies, and whose end it reports. Until then no
-//! page of the list can be taken by another sequence, whatever becomes of this one: its old pages are read by the copy,
-//! its new ones are written.
+//! Moving the boundary returns a list of [`PageMove`]s. The caller copies these pages and reports the end of the
+//! copies. Until then no other sequence can take a page of the list, even if this sequence is freed: the copy reads the
+//! old pages and writes the new ones.
 
 use super::{KvGeometry, PAGE_TOKENS, PageList};
 use crate::Result;
 
-/// A page that changes sides, in all layers: to be copied either way.
+/// A page to copy from one side to the other, in all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageMove {
     /// The page on the device.
@@ -24,7 +24,7 @@ pub struct PageMove {
 }
 
 impl PageMove {
-    /// Notes that these copies have ended: pages without an owner are free again.
+    /// Records that these copies have ended, and frees pages that have no owner.
     ///
     /// # Panics
     /// If they are not in flight.
@@ -42,32 +42,34 @@ pub struct SplitTable {
     host: Vec<u32>,
     device: Vec<u32>,
     len: usize,
-    /// New tokens go to the host; then no page is on the device.
+    /// Whether new tokens go to the host; then no page is on the device.
     on_host: bool,
 }
 
 impl SplitTable {
-    /// No tokens; they will be stored on the device.
+    /// An empty table that stores tokens on the device.
     pub fn on_device() -> SplitTable {
         SplitTable { host: Vec::new(), device: Vec::new(), len: 0, on_host: false }
     }
 
-    /// No tokens; they will be stored on the host.
+    /// An empty table that stores tokens on the host.
     pub fn on_host() -> SplitTable {
         SplitTable { on_host: true, ..SplitTable::on_device() }
     }
 
-    /// Pages on the host: of the tokens before the boundary, position 0 first.
+    /// Pages on the host, which hold the tokens before the boundary, from position 0 on.
     pub fn host_pages(&self) -> &[u32] {
         &self.host
     }
 
-    /// Pages on the device: of the tokens from the boundary on. May hold room for more tokens than are stored.
+    /// Pages on the device, which hold the tokens from the boundary on. There may be room for more tokens than are
+    /// stored.
     pub fn device_pages(&self) -> &[u32] {
         &self.device
     }
 
-    /// The first token that is not on the host: a multiple of the page, beyond the last token if all are.
+    /// The first token that is not on the host, at the beginning of a page; beyond the last token if all are on the
+    /// host.
     pub fn boundary(&self) -> usize {
         self.host.len() * PAGE_TOKENS
     }
@@ -87,15 +89,15 @@ impl SplitTable {
         self.on_host
     }
 
-    /// Full pages on the device: how many [`SplitTable::evict`] can move.
+    /// Number of full pages on the device, which [`SplitTable::evict`] can move.
     pub fn n_evictable(&self) -> usize {
         self.len.saturating_sub(self.boundary()) / PAGE_TOKENS
     }
 
-    /// Makes room for `n_tokens` after the stored ones, on the side where it grows.
+    /// Makes room for `n_tokens` after the stored ones, on the side where the sequence grows.
     ///
     /// # Errors
-    /// Not enough free pages there; then nothing has changed.
+    /// If there are not enough free pages there; nothing is changed then.
     pub fn reserve(&mut self, device: &mut PageList, host: &mut PageList, n_tokens: usize) -> Result<()> {
         let have = self.host.len() + self.device.len();
         let want = KvGeometry::pages_for(self.len + n_tokens).saturating_sub(have);
@@ -114,10 +116,10 @@ impl SplitTable {
         self.len = len;
     }
 
-    /// Moves the boundary up by `n` pages: the oldest on the device, all full, go to the host.
+    /// Moves the boundary up by `n` pages: the oldest pages on the device, all full, go to the host.
     ///
     /// # Errors
-    /// Not enough free pages on the host; then nothing has changed.
+    /// If there are not enough free pages on the host; nothing is changed then.
     ///
     /// # Panics
     /// If fewer pages are [evictable](SplitTable::n_evictable).
@@ -126,14 +128,14 @@ impl SplitTable {
         self.move_up(device, host, n)
     }
 
-    /// Moves all pages to the host, a last one that is not full too; new tokens go there as well.
+    /// Moves all pages to the host, including a last one that is not full; new tokens also go there.
     ///
     /// # Errors
     /// As [`SplitTable::evict`].
     pub fn swap_out(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageMove>> {
         let stored = KvGeometry::pages_for(self.len).saturating_sub(self.host.len());
         let moves = self.move_up(device, host, stored)?;
-        // Room for tokens that are not there yet is not worth a copy.
+        // Reserved room without tokens is not worth a copy.
         self.device.drain(..).for_each(|page| device.free(page));
         self.on_host = true;
         Ok(moves)
@@ -157,14 +159,15 @@ impl SplitTable {
         Ok(moves)
     }
 
-    /// Moves the boundary down by `n` pages: the newest on the host go to the device, where new tokens are stored from
-    /// now on.
+    /// Moves the boundary down by `n` pages: the newest pages on the host go to the device, where new tokens are stored
+    /// from now on.
     ///
     /// # Errors
-    /// Not enough free pages on the device; then nothing has changed.
+    /// If there are not enough free pages on the device; nothing is changed then.
     ///
     /// # Panics
-    /// If fewer pages are on the host, or none is moved of those of a sequence that grows there (its last may not be full).
+    /// If fewer pages are on the host, or if `n` is 0 for a sequence that grows on the host and whose last page is not
+    /// full.
     pub fn recall(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
         let stored = KvGeometry::pages_for(self.len).min(self.host.len());
         let rest = stored.checked_sub(n).expect("as many pages on the host as are recalled");
@@ -187,7 +190,7 @@ impl SplitTable {
         Ok(moves)
     }
 
-    /// Moves all pages to the device; new tokens go there as well.
+    /// Moves all pages to the device; new tokens also go there.
     ///
     /// # Errors
     /// As [`SplitTable::recall`].
@@ -195,8 +198,8 @@ impl SplitTable {
         self.recall(device, host, KvGeometry::pages_for(self.len).min(self.host.len()))
     }
 
-    /// Takes back the last [`evict`](SplitTable::evict) or [`swap_out`](SplitTable::swap_out), whose copies ended without
-    /// success (none is in flight any more): the pages on the device are valid still, and nobody can have taken them.
+    /// Undoes the last [`evict`](SplitTable::evict) or [`swap_out`](SplitTable::swap_out) after its copies failed (none
+    /// is in flight any more): the pages on the device are still valid, and no other sequence can have taken them.
     ///
     /// # Panics
     /// If the sequence's newest host pages are not those that `moves` went to.
@@ -204,7 +207,7 @@ impl SplitTable {
         if moves.is_empty() {
             return;
         }
-        // Room that was made since the pages left; the copies that failed are of the last that hold tokens.
+        // There may be room reserved since the pages left; the failed copies are of the last pages that hold tokens.
         let stored = KvGeometry::pages_for(self.len).min(self.host.len());
         self.host.drain(stored..).for_each(|page| host.free(page));
         let rest = self.host.len().checked_sub(moves.len()).expect("the pages moved");
@@ -220,8 +223,7 @@ impl SplitTable {
         PageMove::finish(moves, device, host);
     }
 
-    /// Takes back the last [`recall`](SplitTable::recall), whose copies ended without success: the pages on the host are
-    /// valid still.
+    /// Undoes the last [`recall`](SplitTable::recall) after its copies failed: the pages on the host are still valid.
     ///
     /// # Panics
     /// If the sequence's oldest device pages are not those that `moves` went to.
@@ -243,8 +245,8 @@ impl SplitTable {
         }
     }
 
-    /// New tokens go to the host again, where all pages are: the rest of taking back a [`swap_in`](SplitTable::swap_in) of a
-    /// sequence that grew there.
+    /// Lets the sequence grow on the host again, where all of its pages are. Completes the undoing of a
+    /// [`swap_in`](SplitTable::swap_in) of a sequence that grew there.
     ///
     /// # Panics
     /// If a page with tokens is on the device.
@@ -254,8 +256,8 @@ impl SplitTable {
         self.on_host = true;
     }
 
-    /// Forgets all tokens from position `len` on, and returns the pages that hold none. If the last page left is on the
-    /// host and not full, the sequence grows there from now on.
+    /// Forgets all tokens from position `len` on, and frees the pages that then hold none. If the last remaining page
+    /// is on the host and not full, the sequence grows there from now on.
     pub fn truncate(&mut self, device: &mut PageList, host: &mut PageList, len: usize) {
         self.len = self.len.min(len);
         let pages = KvGeometry::pages_for(self.len);
@@ -266,7 +268,7 @@ impl SplitTable {
         self.on_host |= self.boundary() > self.len;
     }
 
-    /// Returns all pages.
+    /// Frees all pages.
     pub fn free(&mut self, device: &mut PageList, host: &mut PageList) {
         self.truncate(device, host, 0);
     }
@@ -277,7 +279,7 @@ fn tokens_of(len: usize, page: usize) -> usize {
     (len - page * PAGE_TOKENS).min(PAGE_TOKENS)
 }
 
-/// `n` pages, or none.
+/// Takes `n` pages, or none.
 fn take(list: &mut PageList, n: usize) -> Result<Vec<u32>> {
     if n > list.n_free() {
         return Err(list.exhausted(n));
@@ -419,7 +421,8 @@ mod tests {
             let mut tables = [SplitTable::on_device(), SplitTable::on_device(), SplitTable::on_host()];
             let mut lens = [0usize; 3];
             let mut flying: Vec<Vec<PageMove>> = Vec::new();
-            // Of the newest moves, if their sequence has not changed since: whose, and whether to the host.
+            // The newest moves, if their sequence has not changed since: the sequence, and whether they went to the
+            // host.
             let mut undoable: Option<(usize, bool)> = None;
             for op in ops {
                 let before: Vec<_> = tables.iter().map(|t| (t.host.clone(), t.device.clone())).collect();
@@ -486,7 +489,7 @@ mod tests {
                     let distinct: HashSet<u32> = held.iter().copied().collect();
                     prop_assert_eq!(distinct.len(), held.len(), "a page has two owners");
                     prop_assert_eq!(held.len() + list.n_free() + list.n_waiting(), n_pages);
-                    // A page that a copy in flight reads or writes is held by the sequence that moved it, or by nobody.
+                    // A page that a copy in flight reads or writes belongs to the sequence that moved it, or to none.
                     let copied = flying.iter().flatten().map(|m| if side == 0 { m.device } else { m.host });
                     let abandoned = copied.collect::<HashSet<u32>>();
                     let waiting = abandoned.iter().filter(|p| !distinct.contains(p)).count();

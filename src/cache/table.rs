@@ -3,10 +3,9 @@
 use super::{KvGeometry, PAGE_TOKENS, PageList};
 use crate::Result;
 
-/// Pages of one sequence in order of position, and how many tokens they hold.
+/// Pages of one sequence in order of position, and the number of tokens in them.
 ///
-/// A table must be [`free`](BlockTable::free)d into its pool: dropping it leaks its pages until the
-/// pool goes.
+/// A table must be [`free`](BlockTable::free)d into its pool: dropping it leaks its pages until the pool is dropped.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     pages: Vec<u32>,
@@ -14,12 +13,12 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// No tokens, no pages.
+    /// An empty table.
     pub fn new() -> BlockTable {
         BlockTable::default()
     }
 
-    /// Page ids, position 0 first. May hold room for more tokens than [`len`](BlockTable::len).
+    /// Page ids from position 0 on. There may be room for more tokens than [`len`](BlockTable::len).
     pub fn pages(&self) -> &[u32] {
         &self.pages
     }
@@ -37,7 +36,7 @@ impl BlockTable {
     /// Makes room for `n_tokens` after the stored ones.
     ///
     /// # Errors
-    /// Not enough free pages; then nothing has changed.
+    /// If there are not enough free pages; nothing is changed then.
     pub fn reserve(&mut self, pool: &mut PageList, n_tokens: usize) -> Result<()> {
         let want = KvGeometry::pages_for(self.len + n_tokens).saturating_sub(self.pages.len());
         if want > pool.n_free() {
@@ -63,7 +62,7 @@ impl BlockTable {
         self.len = len;
     }
 
-    /// Forgets all tokens from position `len` on, and returns the pages that hold none.
+    /// Forgets all tokens from position `len` on, and frees the pages that then hold none.
     pub fn truncate(&mut self, pool: &mut PageList, len: usize) {
         self.len = self.len.min(len);
         for page in self.pages.drain(KvGeometry::pages_for(self.len)..) {
@@ -71,7 +70,7 @@ impl BlockTable {
         }
     }
 
-    /// Returns all pages.
+    /// Frees all pages.
     pub fn free(&mut self, pool: &mut PageList) {
         self.truncate(pool, 0);
     }

@@ -1,17 +1,17 @@
-//! What the control groups of this process grant it: processor time and memory.
+//! The limits that this process's control groups set on processor time and memory.
 //!
-//! A limit may sit on any ancestor of the group, in the files of version 1 or 2 of the interface, so all are
-//! asked and the tightest counts. Inside of a container whose namespace hides the ancestors the root's files
-//! are the container's own.
+//! A limit may sit on any ancestor of the group, in the files of version 1 or 2 of the interface, so all are read and
+//! the tightest counts. Inside a container whose namespace hides the ancestors, the root's files are the container's
+//! own.
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that some group limits, and what of them is taken.
+/// The memory limit of a group, and the bytes left under it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// The limit.
     pub limit: u64,
-    /// What could still be had: file pages that the kernel may drop count as free.
+    /// Bytes that can still be allocated; file pages that the kernel may drop count as free.
     pub free: u64,
 }
 
@@ -20,13 +20,13 @@ pub fn cpu_quota() -> Option<f64> {
     folders("cpu").iter().filter_map(|f| quota_in(f)).min_by(f64::total_cmp)
 }
 
-/// The group with the least memory left, of those that limit it.
+/// The limit of the group with the least memory left, among those that set one.
 pub fn cgroup_memory() -> Option<MemoryLimit> {
     folders("memory").iter().filter_map(|f| memory_in(f)).min_by_key(|m| m.free)
 }
 
-/// Memory that this process could still get, in bytes: what the system has available (free, or droppable file
-/// pages), within what its control groups grant. `None` where the system does not tell.
+/// Bytes that this process can still allocate: the system's available memory (free, or droppable file pages), within
+/// the limits of its control groups. `None` if the system does not report it.
 pub fn memory_available() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = field(&info, "MemAvailable:")?;
@@ -47,7 +47,7 @@ fn folders_of(groups: &str, controller: &str, root: &Path) -> Vec<PathBuf> {
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let base = match controllers {
             "" => root.to_owned(),
-            // Controllers mounted together are found under each one's name, by a symbolic link.
+            // Controllers mounted together appear under each one's name, through a symbolic link.
             c if c.split(',').any(|c| c == controller) => root.join(controller),
             _ => continue,
         };
@@ -76,7 +76,7 @@ fn quota_in(folder: &Path) -> Option<f64> {
 
 fn memory_in(folder: &Path) -> Option<MemoryLimit> {
     let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    // Version 1 counts the groups below under names of their own.
+    // Version 1 reports the sums over child groups under separate names.
     let (limit, used, prefix) = match number(folder, "memory.max") {
         Some(limit) => (limit, number(folder, "memory.current")?, ""),
         None => {

@@ -1,11 +1,11 @@
-//! How many cores this process may use.
+//! The cores that this process may use.
 
 use std::sync::OnceLock;
 
 use core_affinity::CoreId;
 
-/// The cores that this process may use, as its affinity mask was at the first call: a thread that has been
-/// pinned since would see only its own.
+/// The cores that this process may use, by the affinity mask at the first call: a thread that has been pinned since
+/// would see only its own core.
 pub fn cores() -> &'static [CoreId] {
     static CORES: OnceLock<Vec<CoreId>> = OnceLock::new();
     CORES.get_or_init(|| core_affinity::get_core_ids().unwrap_or_default())
@@ -20,8 +20,9 @@ pub fn allowed_cores() -> usize {
     affinity.min(quota().unwrap_or(usize::MAX)).max(1)
 }
 
-/// As [`allowed_cores`], less one core for the thread that drives a device: it issues work and waits for it while the others compute. Of
-/// two cores both compute: half of the arithmetic is more than that thread needs.
+/// As [`allowed_cores`], less one core for the thread that drives a device: it issues work and waits for it while the
+/// others compute. With two cores both compute, since half of the arithmetic is worth more than a free core for that
+/// thread.
 pub fn cores_beside_device() -> usize {
     match allowed_cores() {
         all @ 0..=2 => all,
@@ -34,12 +35,12 @@ pub fn unpin_current_thread() {
     unpin(0);
 }
 
-/// A thread of this process, as the system knows it.
+/// A thread of this process, by its number in the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Thread(libc::pid_t);
 
 impl Thread {
-    /// The current one.
+    /// The current thread.
     pub fn current() -> Thread {
         #[cfg(target_os = "linux")]
         // SAFETY: gettid takes nothing and cannot fail.
@@ -48,7 +49,7 @@ impl Thread {
         Thread(0)
     }
 
-    /// Lets it run on any of [`cores`] again, if it has not ended.
+    /// Lets the thread run on any of [`cores`] again, if it has not ended.
     pub fn unpin(self) {
         if std::path::Path::new(&format!("/proc/self/task/{}", self.0)).exists() {
             unpin(self.0);

@@ -1,7 +1,7 @@
-//! Memory on huge pages where the system gives them.
+//! Memory on huge pages, if the system provides them.
 //!
 //! A TLB entry of a 4 KiB page covers little: on a Sapphire Rapids, operands and outputs of matrix products on huge pages save 8 to
-//! 15% of a product's time. Only advice: where the system knows no transparent huge pages, nothing changes but speed.
+//! 15% of a product's time. Requests for them are only advice: without transparent huge pages only speed changes.
 
 use crate::{Error, Result};
 
@@ -16,17 +16,17 @@ pub struct Mapping {
     base: *mut u8,
 }
 
-// SAFETY: plain memory owned by this value; who may touch which bytes is the business of its users.
+// SAFETY: plain memory owned by this value; its users decide who may touch which bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `Mapping` itself only hands out the base pointer.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `bytes` of zeroes. With `huge`, asks for huge pages (fewer TLB misses, but the first touch of each zeroes 2 MiB);
-    /// without, for small ones.
+    /// Maps `bytes` of zeros. With `huge`, asks for huge pages (fewer TLB misses, but the first touch of each zeroes 2
+    /// MiB); otherwise for small ones.
     ///
     /// # Errors
-    /// There is no address space left; `what` it was for.
+    /// If there is no address space left; `what` names the purpose in the message.
     pub fn new(bytes: usize, huge: bool, what: &str) -> Result<Mapping> {
         let no_room = || Error::Capacity(format!("{what}: {bytes} bytes of address space are not available"));
         let map_len = bytes.max(1).checked_add(HUGE_PAGE).ok_or_else(no_room)?;
@@ -60,20 +60,20 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`; whoever keeps pointers into it keeps this value.
+        // SAFETY: exactly the mapping made in `new`; owners of pointers into it keep this value alive.
         unsafe { libc::munmap(self.map, self.map_len) };
     }
 }
 
-/// Asks for huge pages behind the buffer of `v`, as far as whole ones lie inside it: best between reserving and filling it.
-/// What it holds, and how much memory it takes once filled, stay as they are.
+/// Asks for huge pages for the buffer of `v`, as far as whole ones lie inside it. Best called between reserving and
+/// filling it. The contents, and the memory taken once filled, do not change.
 pub fn ask_for_huge_pages<T>(v: &mut Vec<T>) {
     let first = v.as_mut_ptr().addr();
     let (from, to) =
         (first.next_multiple_of(HUGE_PAGE), (first + v.capacity() * size_of::<T>()) / HUGE_PAGE * HUGE_PAGE);
     if from < to {
-        // SAFETY: whole pages inside an allocation that `v` owns. Advice changes no byte; should the allocator use the
-        // range for something else later, that lies on huge pages, too.
+        // SAFETY: whole pages inside an allocation that `v` owns. Advice changes no byte; if the allocator reuses the
+        // range later, that data lies on huge pages, too.
         unsafe { libc::madvise(v.as_mut_ptr().with_addr(from).cast(), to - from, libc::MADV_HUGEPAGE) };
     }
 }
@@ -88,7 +88,7 @@ mod tests {
             for huge in [false, true] {
                 let map = Mapping::new(bytes, huge, "test").unwrap();
                 assert!(map.base().addr().is_multiple_of(HUGE_PAGE));
-                // SAFETY: these bytes lie inside the mapping, which nobody else knows.
+                // SAFETY: these bytes lie inside the mapping, to which nothing else has a pointer.
                 let all = unsafe { std::slice::from_raw_parts_mut(map.base(), bytes) };
                 assert!(all.iter().all(|&b| b == 0));
                 all.fill(7);

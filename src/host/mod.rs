@@ -1,13 +1,16 @@
-//! The host's cores, its pages, and the thread pool over them: the ground floor, which kernels, caches and devices stand on.
+//! The host's cores, its pages, and the thread pool over them: the ground floor, on which kernels, caches and devices
+//! build.
 //!
 //! | offered | what |
 //! |---|---|
-//! | [`Pool`], [`MAX_RANGES`] | threads, one a core, and the jobs they share |
-//! | [`RowSet`], [`Pieces`] | rows of one buffer that threads write side by side |
-//! | [`allowed_cores`], [`cores_beside_device`], [`unpin_current_thread`] | how many threads to have, and where they may run |
-//! | [`memory_available`], [`cgroup_memory`], [`MemoryLimit`], [`cpu_quota`] | what the control group of this process leaves it |
+//! | [`Pool`], [`MAX_RANGES`] | threads, one per core, and the jobs they share |
+//! | [`RowSet`], [`Pieces`] | rows of one buffer that threads write concurrently |
+//! | [`allowed_cores`], [`cores_beside_device`], [`unpin_current_thread`] | the number of threads to start, and where
+//! they may run |
+//! | [`memory_available`], [`cgroup_memory`], [`MemoryLimit`], [`cpu_quota`] | limits of this process's control groups
+//! |
 //! | [`Mapping`], [`HUGE_PAGE`], [`ask_for_huge_pages`] | memory in huge pages |
-//! | [`numa_nodes`], [`NumaNode`], [`NumaWish`], [`NumaBinding`] | on which memory node weights lie |
+//! | [`numa_nodes`], [`NumaNode`], [`NumaWish`], [`NumaBinding`] | the memory nodes that weights lie on |
 
 mod cgroup;
 mod cpu;

@@ -1,8 +1,8 @@
-//! Memory nodes: which there are, and on which of them memory lies.
+//! The machine's memory nodes, and binding memory to them.
 //!
 //! A node is the memory of a socket, or memory without processors (CXL). By default the system puts a page on the node of the
-//! core that touches it first. Weights that only cross the link to a device may lie on a slow node (LIA §5), so that keys,
-//! values and activations have the fast one to themselves.
+//! core that touches it first. Weights that only cross the link to a device may lie on a slow node (LIA §5), which
+//! leaves the fast one to keys, values and activations.
 //!
 //! refs   mbind(2), numa(7); /sys/devices/system/node
 
@@ -18,9 +18,9 @@ use crate::{Error, Result};
 pub struct NumaNode {
     /// Its number.
     pub node: usize,
-    /// Its processors, as the system writes them: `0-3,8`; empty for memory alone.
+    /// Its processors, as the system writes them: `0-3,8`; empty for a node without processors.
     pub cpus: String,
-    /// Bytes, if the system tells.
+    /// Bytes, if the system reports them.
     pub memory: Option<u64>,
     /// Bytes that are free or hold only files that can be read again.
     #[serde(skip)]
@@ -28,7 +28,7 @@ pub struct NumaNode {
 }
 
 impl NumaNode {
-    /// In a few words.
+    /// A short description.
     pub fn describe(&self) -> String {
         let memory = self.memory.map_or("memory unknown".into(), gigabytes);
         format!("cpus {}, {memory}", if self.cpus.is_empty() { "none" } else { &self.cpus })
@@ -39,7 +39,7 @@ fn gigabytes(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
-/// The nodes of this machine, ascending; none where the system does not tell.
+/// The nodes of this machine, ascending; none if the system does not report them.
 pub fn numa_nodes() -> Vec<NumaNode> {
     nodes_in(Path::new("/sys/devices/system/node"))
 }
@@ -72,7 +72,7 @@ fn kibibytes(info: &str, key: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// Where weights are to lie: what `--weights-node` says.
+/// The requested place of weights, from `--weights-node`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NumaWish {
     /// On this node.
@@ -100,10 +100,10 @@ pub struct NumaBinding {
 }
 
 impl NumaWish {
-    /// The wish on a machine with these `nodes`.
+    /// Resolves the request on a machine with these `nodes`.
     ///
     /// # Errors
-    /// A node that does not exist or has no memory: a sentence with those there are.
+    /// If the node does not exist or has no memory; the message lists the existing ones.
     pub fn among(self, nodes: &[NumaNode]) -> Result<NumaBinding> {
         let with_memory: Vec<NumaNode> = nodes.iter().filter(|n| n.memory != Some(0)).cloned().collect();
         if with_memory.is_empty() {
@@ -130,7 +130,7 @@ impl NumaWish {
 }
 
 impl NumaBinding {
-    /// In a few words: `node 1 (cpus none, 137.44 GB)`.
+    /// A short description: `node 1 (cpus none, 137.44 GB)`.
     pub fn describe(&self) -> String {
         let numbers: Vec<_> = self.nodes.iter().map(|n| n.node.to_string()).collect();
         match &self.nodes[..] {
@@ -139,7 +139,7 @@ impl NumaBinding {
         }
     }
 
-    /// Refuses more bytes than the nodes have, since memory that is bound to full nodes ends the process.
+    /// Returns an error for more bytes than the nodes have, since touching memory bound to full nodes ends the process.
     ///
     /// # Errors
     /// [`Error::Capacity`], with the numbers.
@@ -158,10 +158,10 @@ impl NumaBinding {
         )))
     }
 
-    /// Binds the whole pages inside a range of this process's memory; pages that exist already are moved.
+    /// Binds the whole pages inside a range of this process's memory; existing pages are moved.
     ///
     /// # Errors
-    /// The system refuses: no such call, or nodes outside of what this process may use.
+    /// If the system refuses: it has no such call, or this process may not use the nodes.
     pub fn bind(&self, start: *mut u8, len: usize) -> Result<()> {
         let (from, to) = whole_pages(start as usize, len);
         if from >= to {
@@ -171,9 +171,9 @@ impl NumaBinding {
         {
             let mode = if self.interleave { libc::MPOL_INTERLEAVE } else { libc::MPOL_BIND };
             let mask = self.mask();
-            // The kernel reads one bit fewer than it is told.
+            // The kernel reads one bit fewer than this number says.
             let bits = (mask.len() * u64::BITS as usize + 1) as libc::c_ulong;
-            // SAFETY: no byte of the range changes, whatever the policy; the mask is as long as told.
+            // SAFETY: no byte of the range changes, whatever the policy; the mask is as long as stated.
             let done =
                 unsafe { libc::syscall(libc::SYS_mbind, from, to - from, mode, mask.as_ptr(), bits, MOVE) };
             if done == 0 {
@@ -183,8 +183,8 @@ impl NumaBinding {
         Err(self.refused())
     }
 
-    /// Calls `f`, while what this thread allocates or touches first goes to the nodes: for memory that cannot be moved
-    /// later, since a driver pins it as it is made.
+    /// Calls `f` while memory that this thread allocates or touches first goes to the nodes: for memory that cannot be
+    /// moved later because a driver pins it on allocation.
     ///
     /// # Errors
     /// As [`NumaBinding::bind`].
@@ -197,7 +197,7 @@ impl NumaBinding {
                 return Err(self.refused());
             }
             let done = f();
-            // What was in force a moment ago is not refused.
+            // The system does not refuse the policy that was just in force.
             ThreadPolicy::set(before.mode, &before.mask);
             Ok(done)
         }
@@ -237,7 +237,7 @@ struct ThreadPolicy {
 
 #[cfg(target_os = "linux")]
 impl ThreadPolicy {
-    /// Nodes that any kernel knows.
+    /// Upper bound of the number of nodes of any kernel.
     const NODES: usize = 1024;
 
     fn current() -> Option<ThreadPolicy> {
@@ -255,12 +255,12 @@ impl ThreadPolicy {
             true => (mask.as_ptr(), mask.len() * u64::BITS as usize + 1),
             false => (std::ptr::null(), 0),
         };
-        // SAFETY: the mask is as long as told.
+        // SAFETY: the mask is as long as stated.
         unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits as libc::c_ulong) == 0 }
     }
 }
 
-/// `MPOL_MF_MOVE` of mbind(2): pages that exist already are moved.
+/// `MPOL_MF_MOVE` of mbind(2): existing pages are moved.
 #[cfg(target_os = "linux")]
 const MOVE: libc::c_uint = 2;
 
@@ -350,7 +350,7 @@ mod tests {
         assert!(from >= to);
     }
 
-    /// Of the system itself, where it has nodes and lets us.
+    /// Tests the system itself, if it has nodes and permits it.
     #[cfg(target_os = "linux")]
     #[test]
     fn memory_is_where_it_was_bound() {

@@ -1,9 +1,9 @@
 //! A pool of threads that share out the chunks of one job at a time.
 //!
 //! * Chunks are claimed dynamically (one compare-and-swap each), so a core that is busy elsewhere
-//!   takes fewer of them instead of holding everybody up.
-//! * A job ends when its *chunks* are done, not when every thread has shown up: a worker that is
-//!   descheduled while idle delays nobody.
+//!   takes fewer of them instead of delaying all threads.
+//! * A job ends when its *chunks* are done, not when every thread has taken part: a worker that is descheduled while
+//!   idle delays nothing.
 //! * Workers spin for a short while after a job (the next one of a forward pass comes within
 //!   microseconds), then park.
 //!
@@ -93,11 +93,11 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held by the thread inside `run`; the thread that is pinned to `core`.
     busy: Mutex<Option<Leader>>,
-    /// Where worker 0 belongs, if workers are pinned.
+    /// The core of worker 0, if workers are pinned.
     core: Option<core_affinity::CoreId>,
 }
 
-/// A thread that was inside `run`, by both of its names: one is quick to compare, the other is known to the system.
+/// A thread that was inside `run`, by both of its ids: one is quick to compare, the system knows the other.
 struct Leader(std::thread::ThreadId, super::cpu::Thread);
 
 impl Leader {
@@ -113,14 +113,14 @@ impl Pool {
         Pool::build(threads, &[])
     }
 
-    /// A pool over the cores that this process may use, each worker pinned to one of them: to the first the calling
-    /// thread, until another one calls [`Pool::run`] or the pool is dropped. `threads` defaults to
+    /// A pool over the cores that this process may use, each worker pinned to one of them. The calling thread is pinned
+    /// to the first, until another one calls [`Pool::run`] or the pool is dropped. `threads` defaults to
     /// [`super::cpu::allowed_cores`].
     pub fn pinned(threads: Option<usize>) -> Pool {
         let cores = super::cpu::cores();
         let threads = threads.unwrap_or_else(super::cpu::allowed_cores).max(1);
         if threads > cores.len() {
-            // More threads than cores: pinning would stack two on one core.
+            // With more threads than cores, pinning would put two on one core.
             return Pool::build(threads, &[]);
         }
         core_affinity::set_for_current(cores[0]);
@@ -157,7 +157,7 @@ impl Pool {
         Pool { shared, workers, busy: Mutex::new(None), core: None }
     }
 
-    /// How many threads take part.
+    /// Number of threads that take part.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -172,7 +172,7 @@ impl Pool {
         if chunks == 0 {
             return;
         }
-        // Also if no worker is woken: otherwise two callers would both be worker 0.
+        // Taken even if no worker is woken, since otherwise two callers would both be worker 0.
         let mut turn = self.busy.lock().unwrap_or_else(|e| e.into_inner());
         self.lead(&mut turn);
         if self.workers.is_empty() || chunks == 1 {
@@ -187,12 +187,12 @@ impl Pool {
         // nothing dereferences the pointer without holding an unfinished chunk.
         let job: *const Job<'static> = unsafe { std::mem::transmute::<*const Job<'_>, _>(f) };
         // SAFETY: no chunk is claimable (the last job's counter is 0) and none is in progress (the
-        // last `run` waited for them), so nobody reads `job` now; `busy` excludes other leaders.
+        // last `run` waited for them), so nothing reads `job` now; `busy` excludes other leaders.
         unsafe { *shared.job.get() = Some((job, chunks)) };
         shared.done.0.store(0, Ordering::Relaxed);
         let number = (shared.state.0.load(Ordering::Relaxed) >> 32).wrapping_add(1) as u32;
-        // Sequentially consistent with the worker's `sleepers` increment and second look at `state`:
-        // either the worker sees this job, or we see the sleeper.
+        // Sequentially consistent with the worker's `sleepers` increment and second read of `state`: either the worker
+        // sees this job, or we see the sleeper.
         shared.state.0.store(((number as u64) << 32) | chunks as u64, Ordering::SeqCst);
         if shared.sleepers.0.load(Ordering::SeqCst) > 0 {
             for w in &self.workers {
@@ -214,7 +214,7 @@ impl Pool {
         }
     }
 
-    /// The current thread is worker 0 from now on: pinned as such, and whoever was before it is let go.
+    /// Makes the current thread worker 0: pins it, and unpins the previous one.
     fn lead(&self, leader: &mut Option<Leader>) {
         let Some(core) = self.core else { return };
         if leader.as_ref().is_some_and(|l| l.0 == std::thread::current().id()) {
@@ -226,9 +226,9 @@ impl Pool {
         }
     }
 
-    /// Like [`Pool::run`], but each worker starts on a contiguous range of its own and helps with the others'
-    /// when it is through: neighbouring chunks mostly run on one thread, one after the other. For chunks
-    /// that stream memory: the prefetchers of a core follow a long stream better than every other piece.
+    /// Like [`Pool::run`], but each worker starts on its own contiguous range and then helps with the others' ranges,
+    /// so that neighbouring chunks mostly run one after the other on one thread. For chunks that stream memory: a
+    /// core's prefetchers follow one long stream better than alternating pieces.
     pub fn run_streams(&self, chunks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let ranges = self.threads().min(MAX_RANGES);
         if ranges == 1 || chunks <= ranges {
@@ -238,8 +238,8 @@ impl Pool {
         self.run_ranges(&ends[..ranges], f);
     }
 
-    /// As [`Pool::run_streams`] for ranges of the caller's choice: range `i` ends before chunk `ends[i]`, where the
-    /// next one begins. A range's chunks begin in order, also when others help.
+    /// As [`Pool::run_streams`] for ranges chosen by the caller: range `i` ends before chunk `ends[i]`, where the next
+    /// one begins. A range's chunks start in order, also if other workers help.
     ///
     /// # Panics
     /// As [`Pool::run`]; if there are more than [`MAX_RANGES`].
@@ -270,8 +270,8 @@ impl Pool {
         });
     }
 
-    /// [`Pool::run`] when `parallel`, otherwise the same chunks one after another on this thread: for
-    /// work that may be too small to be worth waking anybody.
+    /// [`Pool::run`] if `parallel`, otherwise the same chunks one after another on this thread: for work that may be
+    /// too small to be worth waking workers.
     pub fn run_if(&self, parallel: bool, chunks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         if parallel {
             self.run(chunks, f);

@@ -1,10 +1,10 @@
-//! Jobs over rows: each row is handed to one thread, so that what computes on it needs no unsafe code.
+//! Jobs over rows: each row is given to one thread, so that the code that computes on it needs no `unsafe`.
 
 use std::marker::PhantomData;
 
 use super::Pool;
 
-/// Rows that a job hands out: each one once, to whichever thread gets its chunk.
+/// Rows of a job, each given once to the thread that claims its chunk.
 ///
 /// # Safety
 /// Rows of different indices share no element, and [`RowSet::row`] gives the same row for the same index.
@@ -12,7 +12,7 @@ pub unsafe trait RowSet: Sync {
     /// A row: a slice, or a tuple of slices.
     type Row;
 
-    /// How many.
+    /// Number of rows.
     fn rows(&self) -> usize;
 
     /// Row `r`.
@@ -21,11 +21,11 @@ pub unsafe trait RowSet: Sync {
     /// Called at most once for each `r`.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If there is no such row.
     unsafe fn row(&self, r: usize) -> Self::Row;
 }
 
-/// A slice in pieces of `len` elements, the last one maybe shorter: `chunks_mut` for a job.
+/// A slice in pieces of `len` elements, the last possibly shorter: `chunks_mut` for a job.
 pub struct Pieces<'a, T> {
     data: *mut T,
     elements: usize,
@@ -97,7 +97,7 @@ unsafe impl<A: RowSet, B: RowSet, C: RowSet> RowSet for (A, B, C) {
 
 impl Pool {
     /// Calls `f(r, row r)` once for each row: `per_chunk` neighbours on one thread, one after the other; all on the calling
-    /// thread unless `parallel` (for rows that may be too few to be worth waking anybody).
+    /// thread unless `parallel` (for rows that may be too few to be worth waking workers).
     ///
     /// # Panics
     /// As [`Pool::run`]; if a tuple's parts have different numbers of rows.

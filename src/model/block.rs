@@ -1,12 +1,12 @@
-//! The tensors of a block, enumerated once: what checks, sizes and every layout of weights go by.
+//! The tensors of a block, enumerated once; checks, sizes and all layouts of weights use this list.
 //!
-//! [`Block`] is generic in what stands for a matrix and for a norm: names and sizes at first ([`Block::of`]), then
-//! whatever they are mapped to: wanted shapes, a device's layout, prepared kernels.
+//! [`Block`] is generic in the values that represent a matrix and a norm: names and sizes at first ([`Block::of`]),
+//! then the values that they are mapped to, such as expected shapes, a device's layout, or prepared kernels.
 
 use super::ModelSpec;
 use super::spec::Norm;
 
-/// One value for every tensor of a block. What the model does not have is `None`.
+/// One value for every tensor of a block; `None` for tensors that the model does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block<M, N> {
     /// Before attention.
@@ -46,7 +46,7 @@ pub struct MatrixSpec {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// Whether the model is useless without the bias. Any matrix may have one.
+    /// Whether the model requires the bias. Any matrix may have one.
     pub bias_required: bool,
 }
 
@@ -115,10 +115,10 @@ impl<M, N> Block<M, N> {
         .flatten()
     }
 
-    /// The same with other values in their places.
+    /// Maps every matrix and norm to another value.
     ///
     /// # Errors
-    /// The first of `matrix` or `norm`.
+    /// The first error of `matrix` or `norm`.
     pub fn try_map<A, B, E>(
         &self,
         mut matrix: impl FnMut(&M) -> Result<A, E>,

@@ -1,4 +1,4 @@
-//! Does a model make sense? Sizes first, then every tensor against the sizes.
+//! Checks that a model is consistent: first its sizes, then every tensor against the sizes.
 //!
 //! After [`validate`] the rest of the engine trusts a model: no later code meets a zero head count, a table
 //! that is too short or a bias of the wrong length.
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 pub struct Wanted {
     /// Its shape, outermost first.
     pub shape: Vec<usize>,
-    /// Whether the model is useless without it.
+    /// Whether the model requires it.
     pub required: bool,
 }
 
@@ -28,7 +28,7 @@ impl ModelSpec {
     /// Checks the sizes on their own: nothing zero, nothing absurd, heads that divide.
     ///
     /// # Errors
-    /// The first size that cannot be.
+    /// The first impossible size.
     pub fn check(&self) -> Result<()> {
         // Far above every released model, and small enough that products of two fit any machine's usize.
         let limits = [
@@ -147,11 +147,11 @@ pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
     all
 }
 
-/// Checks the sizes, then that every tensor they call for is present in the right shape, and that there is
-/// none that the engine would have to ignore.
+/// Checks the sizes, then that every required tensor is present in the right shape, and that there is no tensor that
+/// the engine would have to ignore.
 ///
 /// # Errors
-/// The first thing that is wrong, in one sentence.
+/// The first problem, in one sentence.
 pub fn validate(spec: &ModelSpec, weights: &Weights) -> Result<()> {
     spec.check()?;
     let wanted = wanted_tensors(spec);

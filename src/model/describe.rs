@@ -1,4 +1,4 @@
-//! What `tandem inspect` prints.
+//! The description of a model for `tandem inspect`.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub struct Description {
     pub max_context: usize,
     /// Tokens that windowed layers see, and how many layers those are.
     pub window: Option<(usize, usize)>,
-    /// How positions enter, in words.
+    /// How positions enter, as a sentence.
     pub position: String,
     /// The output head is the embedding.
     pub tied_head: bool,
@@ -51,9 +51,9 @@ pub struct Description {
     pub tokenizer: String,
     /// Whether there is a chat template.
     pub chat_template: bool,
-    /// What the authors recommend for sampling, in words; empty if they do not.
+    /// The authors' recommendation for sampling, as a sentence; empty if there is none.
     pub sampling: String,
-    /// Things worth telling.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 

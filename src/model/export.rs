@@ -1,4 +1,4 @@
-//! Models back to files: the same model as a Hugging Face folder or as GGUF.
+//! Writes a model to files, as a Hugging Face folder or as GGUF.
 //!
 //! For tests ("the same model from GGUF and from a dequantised safetensors copy"), fuzz seeds, and to hand
 //! random models to other engines. No quantisation to GGUF of real models: other tools do that well.
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 /// files. Matrices are dequantised, Q and K put in Hugging Face's row order.
 ///
 /// # Errors
-/// A file cannot be written, or the spec has something that no config.json can say.
+/// If a file cannot be written, or the spec has a property that config.json cannot express.
 pub fn export_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize) -> Result<()> {
     assert!(!dtype.is_quantised() && shards > 0, "{dtype} in {shards} shards");
     let family = arch::by_name(&m.spec.family).expect("a loaded model has a known family");
@@ -157,11 +157,11 @@ fn config(s: &ModelSpec, dtype: DType) -> Result<Json> {
     Ok(c)
 }
 
-/// The model as a GGUF file without a tokenizer, tensors in the dtypes they have. A spec that came from Hugging Face gets its Q and
-/// K rows permuted where the architecture wants it.
+/// The model as a GGUF file without a tokenizer, with tensors in their present dtypes. A spec that came from Hugging
+/// Face gets its Q and K rows permuted where the architecture wants it.
 ///
 /// # Errors
-/// The family has no GGUF form, or the format cannot say what the spec has.
+/// If the family has no GGUF form, or the format cannot express the spec.
 pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     let s = &m.spec;
     let family = arch::by_name(&s.family).expect("a loaded model has a known family");
@@ -184,7 +184,7 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     ] {
         set(format!("{name}.{key}"), n(x));
     }
-    // No tokenizer is written, and other engines want to be told so.
+    // No tokenizer is written, which other engines need to be told.
     set("tokenizer.ggml.model".into(), Value::String("no_vocab".into()));
     set(format!("{name}.vocab_size"), n(s.vocab));
     let eps = s.norm.eps();
@@ -201,7 +201,7 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
                 set(format!("{name}.rope.scaling.type"), Value::String("linear".into()));
                 set(format!("{name}.rope.scaling.factor"), Value::Float(f64::from(*factor)));
             }
-            // Llama 3's rule has no keys in GGUF: files hold what it gives.
+            // GGUF has no keys for Llama 3's rule: files hold the resulting factors.
             RopeScaling::Factors(_) | RopeScaling::Llama3 { .. } => {
                 let factors = RopeTable::factors(r)?;
                 extra = Some(super::vectors::f32_tensor(vec![factors.len()], &factors)?);

@@ -57,7 +57,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     })
 }
 
-/// The names of what lies in a folder, in order; as far as it can be read.
+/// The sorted names of a folder's entries, as far as it can be read.
 fn names_in(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
@@ -65,7 +65,7 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// What is the matter with a folder without a `config.json`.
+/// The likely problem of a folder without a `config.json`.
 fn without_config(names: &[String]) -> String {
     if names.iter().any(|n| n == "adapter_config.json") {
         return "an adapter (LoRA), not a model; merge it into its base model first".into();
@@ -78,7 +78,7 @@ fn without_config(names: &[String]) -> String {
     }
 }
 
-/// What is the matter with a folder without safetensors.
+/// The likely problem of a folder without safetensors.
 fn without_weights(names: &[String]) -> String {
     let pickle = |n: &&String| [".bin", ".pt", ".pth"].iter().any(|end| n.ends_with(end));
     match names.iter().find(pickle) {
@@ -108,7 +108,7 @@ pub fn hf_spec(config: &Json) -> Result<(&'static Family, ModelSpec)> {
         )));
     }
     let config_of_text = HfConfig::new(config);
-    // Families list layers: a number of them that cannot be must not become a list first.
+    // Families build lists of layers, so an impossible number of layers must be rejected first.
     if let Some(n) = config_of_text.opt_size("num_hidden_layers")?.filter(|&n| n > MAX_LAYERS) {
         return Err(Error::format(
             "config.json: num_hidden_layers",
@@ -116,7 +116,7 @@ pub fn hf_spec(config: &Json) -> Result<(&'static Family, ModelSpec)> {
         ));
     }
     let mut spec = (family.from_hf)(&config_of_text)?;
-    // Multimodal files say it outside the text part, where it wins.
+    // Multimodal files have this setting outside the text part, and that one takes precedence.
     if let (Some(_), Some(tied)) =
         (config.get("text_config"), config.get("tie_word_embeddings").and_then(Json::as_bool))
     {
@@ -167,7 +167,7 @@ fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
     let mut shards: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (tensor, file) in map {
         let file = file.as_str().ok_or_else(|| Error::format(what(), format!("{tensor}: no file name")))?;
-        // A shard lies beside its index: a path here would read files of other folders.
+        // A shard lies beside its index; a path here could read files of other folders.
         if file.contains(['/', '\\']) || file == ".." {
             return Err(Error::format(what(), format!("{tensor}: `{file}` is not a plain file name")));
         }
@@ -224,7 +224,7 @@ fn canonical(family: &Family, spec: &ModelSpec, all: Vec<(String, Tensor)>) -> R
     Ok(out)
 }
 
-/// An error about a tensor, under the name that this folder has for it.
+/// Replaces a tensor's name in an error by its name in this folder.
 fn in_hf_names(family: &Family, e: Error) -> Error {
     match e {
         Error::Format { what, problem } => {

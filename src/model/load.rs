@@ -1,4 +1,4 @@
-//! The front door: a path or `synth:SPEC` to a checked model.
+//! The entry point: loads a checked model from a path or `synth:SPEC`.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// Loads `source`: a `.gguf` file, a folder with `config.json`, or `synth:SPEC` (see [`synth`]).
 ///
 /// # Errors
-/// Nothing there, not a model, or a model that is damaged or of an unknown kind.
+/// If nothing is there, it is not a model, or the model is damaged or of an unknown kind.
 pub fn load(source: &str) -> Result<LoadedModel> {
     if let Some(spec) = source.strip_prefix("synth:") {
         return synth::load(spec);
@@ -60,7 +60,7 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
         spec.name =
             Path::new(&source).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     }
-    // Now part of the spec.
+    // The spec now holds the RoPE factors.
     let weights = vectors_to_f32(weights.into_iter().filter(|(n, _)| n != "rope_freqs.weight"))?;
     validate(&spec, &weights)?;
     let id = |key: &str| metadata.get(key).and_then(Value::as_u64).and_then(|v| u32::try_from(v).ok());

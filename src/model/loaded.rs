@@ -1,4 +1,4 @@
-//! A model, loaded.
+//! A loaded model.
 
 use std::path::PathBuf;
 
@@ -16,13 +16,13 @@ pub struct LoadedModel {
     pub text: TextSource,
     /// The chat template (Jinja), if the model has one.
     pub chat_template: Option<String>,
-    /// Tokens that end a text, as far as the files say so outside the tokenizer.
+    /// Tokens that end a text, as far as the files state them outside the tokenizer.
     pub eos_ids: Vec<u32>,
-    /// What the model's authors recommend for sampling, if they do.
+    /// The authors' recommendation for sampling, if any.
     pub sampling: SamplingDefaults,
     /// Where it came from, for messages.
     pub source: String,
-    /// Things worth telling the user (a dtype that had to be replaced...).
+    /// Notes for the user (a dtype that had to be replaced...).
     pub notes: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ pub enum TextSource {
         /// The text of `tokenizer_config.json` (bos, eos, add_bos...), if there is one. It is valid JSON.
         config: Option<String>,
     },
-    /// A folder without one: the file that is missing. The model can be described and measured.
+    /// The missing file of a folder without a tokenizer. The model can still be described and measured.
     Missing(PathBuf),
     /// Random weights have no text.
     None,

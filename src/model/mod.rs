@@ -1,18 +1,20 @@
-//! From a model file to sizes ([`ModelSpec`]) and named zero-copy weights ([`Weights`]).
+//! Loads a model file into sizes ([`ModelSpec`]) and named zero-copy weights ([`Weights`]).
 //!
-//! [`load()`] is the front door: a `.gguf` file, a Hugging Face folder, or `synth:NAME` for random weights.
-//! What it returns has been checked: every tensor that the sizes call for is there, in the right shape.
+//! [`load()`] is the entry point: it takes a `.gguf` file, a Hugging Face folder, or `synth:NAME` for random weights.
+//! The model that it returns has been checked: every tensor that the sizes require is present in the right shape.
 //!
 //! | offered | what |
 //! |---|---|
 //! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model that can be run |
-//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`] | its sizes, no format left |
+//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`] | its sizes,
+//! independent of the file format |
 //! | [`Block`], [`MatrixSpec`], [`NormSpec`], [`tensor_name`] | the tensors of a block, by name |
-//! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`] | how its files say to sample |
-//! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | what has to be there, and what is |
-//! | [`FAMILIES`], [`Family`], [`hf_spec`] | the kinds of models, and the one of a `config.json` |
-//! | [`export_gguf`], [`export_hf_folder`] | a loaded model as files |
-//! | [`formats`] | GGUF and safetensors, apart from what a model means by them |
+//! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`] | sampling
+//! settings that its files recommend |
+//! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | required tensors, and existing ones |
+//! | [`FAMILIES`], [`Family`], [`hf_spec`] | the families, and the family of a `config.json` |
+//! | [`export_gguf`], [`export_hf_folder`] | writing a loaded model to files |
+//! | [`formats`] | GGUF and safetensors, independent of their meaning for a model |
 //! | [`synth`] | models by name with random weights |
 
 mod arch;

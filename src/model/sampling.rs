@@ -1,8 +1,8 @@
-//! What a model's authors recommend for sampling.
+//! The sampling settings that a model's authors recommend.
 //!
 //! Hugging Face folders have it in `generation_config.json`, GGUF files under `general.sampling.*` (which is where
-//! converters put the former). It is advice from a stranger, and a model works without it: a setting that makes no
-//! sense, or that the sampler does not have, is left out and told, never an error.
+//! converters put the former). The advice is untrusted and a model works without it, so a setting that makes no sense,
+//! or that the sampler does not have, is reported and left out, never an error.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -29,17 +29,17 @@ pub struct SamplingDefaults {
     pub top_k: Option<usize>,
     /// Only the likeliest tokens that make up this probability, in [`TOP_P_RANGE`].
     pub top_p: Option<f32>,
-    /// Only tokens at least this times as likely as the likeliest, in [`MIN_P_RANGE`].
+    /// Only tokens whose probability is at least this fraction of the likeliest one's, in [`MIN_P_RANGE`].
     pub min_p: Option<f32>,
     /// Divides positive logits, and multiplies negative ones, of earlier tokens, in [`REPEAT_PENALTY_RANGE`].
     pub repeat_penalty: Option<f32>,
-    /// How many of the last tokens the penalty looks at; `usize::MAX` for all.
+    /// How many of the last tokens the penalty covers; `usize::MAX` for all.
     pub repeat_last_n: Option<usize>,
-    /// A sentence for each setting that was found and is not followed.
+    /// A sentence for each setting that was found but is not followed.
     pub ignored: Vec<String>,
 }
 
-/// In words, for `tandem inspect`; nothing if nothing is recommended.
+/// As a sentence, for `tandem inspect`; empty if nothing is recommended.
 impl fmt::Display for SamplingDefaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let real = |name: &str, value: Option<f32>| value.map(|v| format!("{name} {v}"));
@@ -59,7 +59,7 @@ impl SamplingDefaults {
     /// From a `generation_config.json`.
     ///
     /// `do_sample: false` is temperature 0, whatever else the file says; `do_sample: true` without a temperature is
-    /// temperature 1, its meaning in `transformers`. The repetition penalty of `transformers` looks at all tokens.
+    /// temperature 1, its meaning in `transformers`. The repetition penalty of `transformers` covers all tokens.
     pub fn from_generation_config(config: &Json) -> SamplingDefaults {
         let mut found = Reader::new("generation_config.json: ", |key| match config.get(key)? {
             Json::Null => None,
@@ -101,7 +101,8 @@ impl SamplingDefaults {
     ///
     /// A filter without a temperature is temperature 1. Converters copy `top_k`, `top_p` and `min_p` out of a
     /// `generation_config.json` but have no key for its `do_sample`, and `transformers` leaves a temperature of 1, its
-    /// default, out of the file: a filter alone is what is left of a model that is meant to be sampled (Gemma 3's).
+    /// default, out of the file: a filter alone is then all that remains for a model that is meant to be sampled (Gemma
+    /// 3).
     pub fn from_gguf(metadata: &Metadata) -> SamplingDefaults {
         let mut found = Reader::new("general.sampling.", |key| {
             Some(match metadata.get(&format!("general.sampling.{key}"))? {
@@ -121,7 +122,7 @@ impl SamplingDefaults {
         let (top_p, min_p) = (found.real("top_p", TOP_P_RANGE), found.real("min_p", MIN_P_RANGE));
         let filters =
             top_k.is_some_and(|k| k > 0) || top_p.is_some_and(|p| p < 1.0) || min_p.is_some_and(|p| p > 0.0);
-        // A temperature that is there and makes no sense says nothing.
+        // A temperature that makes no sense counts as absent.
         let temperature = match found.get("temp") {
             None => filters.then_some(1.0),
             Some(_) => found.real("temp", TEMPERATURE_RANGE),
@@ -131,7 +132,7 @@ impl SamplingDefaults {
             top_k,
             top_p,
             min_p,
-            // How far a penalty reaches is no advice where there is no penalty.
+            // The reach of a penalty has no meaning without a penalty.
             repeat_last_n: repeat_penalty.and(last_n),
             repeat_penalty,
             ignored: found.ignored,
@@ -153,16 +154,16 @@ impl fmt::Display for Found {
             Found::Number(x) if x.abs() >= 1e15 => write!(f, "{x:e}"),
             Found::Number(x) => write!(f, "{x}"),
             Found::Bool(b) => write!(f, "{b}"),
-            // Strangers write these: escaped and short.
+            // The text is untrusted, so it is escaped and shortened.
             Found::Text(s) => write!(f, "{:?}", s.chars().take(40).collect::<String>()),
             Found::Compound => f.write_str("a list or an object"),
         }
     }
 }
 
-/// Reads settings, and remembers what it could not use.
+/// Reads settings, and remembers those that it could not use.
 struct Reader<F> {
-    /// In front of a key in messages.
+    /// Text in front of a key in messages.
     prefix: &'static str,
     lookup: F,
     ignored: Vec<String>,
@@ -208,7 +209,7 @@ impl<F: Fn(&str) -> Option<Found>> Reader<F> {
         }
     }
 
-    /// Notes a setting that changes the text and that the sampler does not have, unless it is `off`.
+    /// Reports a setting that changes the text but that the sampler does not have, unless it is `off`.
     fn unsupported(&mut self, key: &str, off: f64) {
         match self.get(key) {
             Some(Found::Number(x)) if x == off => {}
@@ -246,13 +247,13 @@ mod tests {
             ..SamplingDefaults::default()
         };
         assert_eq!(qwen3, want);
-        // Gemma 3: no temperature, so that of `transformers`.
+        // Gemma 3 states no temperature, so the default of `transformers` applies.
         let gemma = hf(json!({"do_sample": true, "top_k": 64, "top_p": 0.95}));
         assert_eq!((gemma.temperature, gemma.top_k), (Some(1.0), Some(64)));
-        // Qwen 2.5: a penalty, which looks at everything.
+        // Qwen 2.5 has a penalty, which covers all tokens.
         let qwen = hf(json!({"repetition_penalty": 1.1, "temperature": 0.7, "do_sample": true}));
         assert_eq!((qwen.repeat_penalty, qwen.repeat_last_n), (Some(1.1), Some(usize::MAX)));
-        // SmolLM2: token ids only. Nulls are nothing.
+        // SmolLM2 has token ids only. Nulls count as absent.
         assert_eq!(hf(json!({"bos_token_id": 1, "temperature": null})), SamplingDefaults::default());
     }
 
@@ -300,15 +301,15 @@ mod tests {
     #[test]
     fn a_filter_in_a_gguf_file_asks_for_sampling() {
         let temperature = |pairs: &[(&str, Value)]| gguf(pairs).temperature;
-        // Gemma 3's file and folder say the same.
+        // Gemma 3's file and folder give the same settings.
         let folder = hf(json!({"do_sample": true, "top_k": 64, "top_p": 0.95}));
         assert_eq!(gguf(&[("top_k", Value::Int(64)), ("top_p", Value::Float(0.95))]), folder);
         assert_eq!(temperature(&[("min_p", Value::Float(0.1))]), Some(1.0));
-        // Filters that let everything pass, and penalties, ask for nothing.
+        // Filters that pass everything, and penalties, do not imply a temperature.
         assert_eq!(temperature(&[("top_k", Value::Int(0)), ("top_p", Value::Float(1.0))]), None);
         assert_eq!(temperature(&[("top_k", Value::Int(-1)), ("min_p", Value::Float(0.0))]), None);
         assert_eq!(temperature(&[("penalty_repeat", Value::Float(1.1))]), None);
-        // What the file says about temperature holds, and what it says wrongly is nothing.
+        // A valid temperature in the file is used, an invalid one counts as absent.
         let at = |t: f64| temperature(&[("temp", Value::Float(t)), ("top_k", Value::Int(40))]);
         assert_eq!((at(0.0), at(0.5), at(-1.0)), (Some(0.0), Some(0.5), None));
         assert_eq!(temperature(&[("top_k", Value::String("40".into()))]), None);

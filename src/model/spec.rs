@@ -1,4 +1,4 @@
-//! What a model is, without any trace of the file it came from.
+//! The description of a model, independent of its file.
 //!
 //! One pre-norm transformer block covers every dense family here; families differ in the values of
 //! this struct, which `arch/<family>.rs` fills from GGUF metadata or from a `config.json`.
@@ -34,23 +34,24 @@ pub struct ModelSpec {
     pub ffn: Ffn,
     /// How positions enter.
     pub position: Position,
-    /// Queries, keys and values have biases (Qwen2; OPT has them on every matrix). Llama checkpoints may have any.
+    /// Whether queries, keys and values have biases (Qwen2; OPT has them on every matrix). Llama checkpoints may have
+    /// any.
     pub qkv_bias: bool,
     /// RMS norm of each query/key head before RoPE (Qwen3, Gemma 3).
     pub qk_norm: bool,
     /// Extra norms on the outputs of attention and feed-forward (Gemma 3).
     pub post_norms: bool,
-    /// Multiplies the embeddings (Gemma: sqrt(d)); 1.0 otherwise.
+    /// Factor of the embeddings (Gemma: sqrt(d)); 1.0 otherwise.
     pub embed_scale: f32,
-    /// Multiplies q·k (usually head_dim^-0.5).
+    /// Factor of q·k (usually head_dim^-0.5).
     pub attn_scale: f32,
     /// Sliding-window attention of some layers.
     pub window: Option<Window>,
-    /// The output head is the embedding matrix.
+    /// Whether the output head is the embedding matrix.
     pub tied_head: bool,
     /// tanh soft-cap of the logits: cap*tanh(x/cap).
     pub logit_softcap: Option<f32>,
-    /// Activations may leave the range of f16 (Gemma: trained in bfloat16, known to overflow).
+    /// Whether activations may exceed the range of f16 (Gemma: trained in bfloat16, known to overflow).
     pub wide_activations: bool,
 }
 
@@ -70,7 +71,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// What is added before the root, of either kind.
+    /// The epsilon of either kind, which is added before the root.
     pub fn eps(self) -> f32 {
         let (Norm::Rms { eps } | Norm::Layer { eps }) = self;
         eps
@@ -105,7 +106,7 @@ pub enum Position {
 pub struct Window {
     /// A query sees the last `size` positions, itself included.
     pub size: usize,
-    /// For each layer: is it windowed?
+    /// For each layer, whether it has the window.
     pub layers: Vec<bool>,
 }
 

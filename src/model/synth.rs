@@ -1,4 +1,4 @@
-//! Random weights of any spec, in memory: the way to measure sizes that one has no weights for.
+//! Random weights of any spec, in memory, for measuring sizes for which no weights are available.
 //!
 //! ```text
 //! synth:NAME[,dtype=D][,seed=N][,layers=N][,ctx=N]
@@ -8,9 +8,9 @@
 //! layers how many blocks, ctx: the longest context                               (the config's)
 //! ```
 //! A matrix has elements of mean zero and standard deviation 1/sqrt(columns), those that write to the residual
-//! stream 1/sqrt(2·layers) less, so activations neither die nor explode. Every row is a function of (seed,
-//! tensor name, row) alone: the same on any number of threads. Quantised rows are made as codes and scales of
-//! the right variance, not by quantising floats, which keeps this as fast as memory.
+//! stream 1/sqrt(2·layers) less, so activations neither vanish nor explode. Every row is a function of (seed, tensor
+//! name, row) alone: the same on any number of threads. Quantised rows are made as codes and scales of the right
+//! variance, not by quantising floats, which keeps this as fast as memory.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -77,10 +77,10 @@ pub struct Request {
     pub seed: u64,
 }
 
-/// Parses what follows `synth:`. No weights are made, so this also serves planning for any size.
+/// Parses the text after `synth:`. Makes no weights, so it also serves planning for any size.
 ///
 /// # Errors
-/// Unknown name, option or value; a config.json that is missing or wrong.
+/// If a name, option or value is unknown, or a config.json is missing or wrong.
 pub fn parse(text: &str) -> Result<Request> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
@@ -133,7 +133,7 @@ pub fn spec(name: &str) -> Result<ModelSpec> {
 /// Most bytes of a config.json.
 const MAX_CONFIG: u64 = 16 << 20;
 
-/// The configuration called `name`; `asked` is what stood before it, for messages.
+/// The configuration called `name`; `asked` is the text before it, for messages.
 fn config(name: &str, asked: &str) -> Result<Json> {
     if let Some((_, json)) = SPECS.iter().find(|(n, _)| *n == name) {
         return Ok(serde_json::from_str(json).expect("embedded specs are valid JSON"));
@@ -167,7 +167,7 @@ fn set(config: &mut Json, key: &str, value: Json) {
 
 fn set_layers(config: &mut Json, n: u64) {
     set(config, "num_hidden_layers", n.into());
-    // A list of layer types goes on as it began.
+    // A list of layer types is extended with the same pattern.
     let at = if config.get("text_config").is_some_and(Json::is_object) {
         "/text_config/layer_types"
     } else {
@@ -178,16 +178,16 @@ fn set_layers(config: &mut Json, n: u64) {
     }
 }
 
-/// Makes the model that `text` (what follows `synth:`) asks for.
+/// Makes the model that `text` (after `synth:`) describes.
 ///
 /// # Errors
-/// As [`parse`]; or the weights do not fit this machine's memory.
+/// As [`parse`], and if the weights do not fit this machine's memory.
 pub fn load(text: &str) -> Result<LoadedModel> {
     model(text, make)
 }
 
-/// The model that `text` asks for with zeros for weights, which take no memory: names, types, shapes and sizes are
-/// right, of a model of any size.
+/// The model that `text` describes, with zeros for weights, which take no memory. Names, types, shapes and sizes are
+/// correct for a model of any size.
 ///
 /// # Errors
 /// As [`parse`].
@@ -219,7 +219,7 @@ fn model(text: &str, weights_of: impl Fn(&Request) -> Result<(Weights, Vec<Strin
     })
 }
 
-/// What one tensor will be.
+/// The plan of one tensor.
 struct TensorPlan {
     name: String,
     shape: Vec<usize>,
@@ -236,7 +236,7 @@ struct Fill {
     std: f32,
 }
 
-/// The dtype of a matrix with `cols` columns, where `asked` needs longer blocks.
+/// The dtype of a matrix with `cols` columns: `asked`, or a replacement if its blocks are too long.
 fn fitting(asked: DType, cols: usize) -> DType {
     if asked.row_bytes(cols).is_some() {
         asked
@@ -319,11 +319,12 @@ const PIECE: usize = 1 << 20;
 fn fill(plans: &[TensorPlan], total: usize, seed: u64) -> Result<Bytes> {
     let failed = |e| Error::Capacity(format!("synth: {total} bytes of memory: {e}"));
     let mut map = memmap2::MmapMut::map_anon(total).map_err(failed)?;
-    // Fewer page faults now, fewer TLB misses for whoever reads the weights. Only advice: it may be refused.
+    // Fewer page faults now, and fewer TLB misses when weights are read. This is only advice, which the system may
+    // refuse.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
 
-    // Cut the arena into pieces of whole rows.
+    // Divide the arena into pieces of whole rows.
     let mut pieces = Vec::new();
     let mut rest: &mut [u8] = &mut map;
     let mut at = 0;

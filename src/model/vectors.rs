@@ -1,10 +1,10 @@
-//! One-dimensional tensors, converted when a model is loaded.
+//! Converts one-dimensional tensors when a model is loaded.
 
 use super::Weights;
 use crate::Result;
 use crate::tensor::{Bytes, DType, Tensor};
 
-/// Norms and biases are small and every kernel wants them in f32: convert them once, here.
+/// Converts norms and biases to f32. They are small, and every kernel takes them in f32.
 pub(super) fn vectors_to_f32(tensors: impl Iterator<Item = (String, Tensor)>) -> Result<Weights> {
     let mut weights = Weights::default();
     for (name, t) in tensors {

@@ -1,4 +1,4 @@
-//! Named tensors. Names are GGUF's (`blk.3.attn_q.weight`), whatever file they came from.
+//! Named tensors. Names are GGUF's (`blk.3.attn_q.weight`), whatever the file format.
 
 use std::collections::BTreeMap;
 

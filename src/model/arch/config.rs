@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 use crate::model::Weights;
 
-/// The metadata of a GGUF file, and its tensors for what only they say (vocabulary, RoPE factors).
+/// The metadata of a GGUF file, and its tensors, which alone give the vocabulary size and RoPE factors.
 pub struct GgufConfig<'a> {
     /// `general.architecture`: the prefix of the keys.
     pub arch: &'a str,
@@ -49,7 +49,7 @@ impl GgufConfig<'_> {
         n.and_then(|n| usize::try_from(n).ok()).map(Some).ok_or_else(|| self.wrong(key, "a size", v))
     }
 
-    /// A size that must be there.
+    /// A required size.
     pub fn size(&self, key: &str) -> Result<usize> {
         self.opt_size(key)?.ok_or_else(|| self.missing(key))
     }
@@ -60,7 +60,7 @@ impl GgufConfig<'_> {
         v.as_f64().map(|f| Some(f as f32)).ok_or_else(|| self.wrong(key, "a number", v))
     }
 
-    /// A number that must be there.
+    /// A required number.
     pub fn float(&self, key: &str) -> Result<f32> {
         self.opt_float(key)?.ok_or_else(|| self.missing(key))
     }
@@ -140,7 +140,7 @@ impl GgufConfig<'_> {
         let scaling = match self.opt_text("rope.scaling.type")? {
             Some("none") => RopeScaling::None,
             None | Some("linear") => match factor {
-                // Zero is how some writers say "none".
+                // Some writers use zero for "none".
                 Some(f) if f != 1.0 && f != 0.0 => RopeScaling::Linear { factor: f },
                 _ => RopeScaling::None,
             },
@@ -167,7 +167,7 @@ impl GgufConfig<'_> {
         Ok(Rope { theta, local_theta: None, pairing, dim, scaling })
     }
 
-    /// Refuses mixtures of experts.
+    /// Returns an error for a mixture of experts.
     pub fn dense(&self) -> Result<()> {
         match self.opt_size("expert_count")? {
             None | Some(0) => Ok(()),
@@ -179,13 +179,13 @@ impl GgufConfig<'_> {
     }
 }
 
-/// A `config.json`. Nested `text_config` (multimodal files) is looked through.
+/// A `config.json`. Settings in a nested `text_config` (multimodal files) are found, too.
 pub struct HfConfig<'a> {
     json: &'a Json,
 }
 
 impl<'a> HfConfig<'a> {
-    /// Over the parsed file.
+    /// Wraps the parsed file.
     pub fn new(json: &'a Json) -> Self {
         match json.get("text_config") {
             Some(text) if text.is_object() => HfConfig { json: text },
@@ -213,7 +213,7 @@ impl<'a> HfConfig<'a> {
         v.as_u64().and_then(|n| n.try_into().ok()).map(Some).ok_or_else(|| Self::wrong(key, "a size", v))
     }
 
-    /// A size that must be there.
+    /// A required size.
     pub fn size(&self, key: &str) -> Result<usize> {
         self.opt_size(key)?.ok_or_else(|| Self::missing(key))
     }
@@ -224,7 +224,7 @@ impl<'a> HfConfig<'a> {
         v.as_f64().map(|f| Some(f as f32)).ok_or_else(|| Self::wrong(key, "a number", v))
     }
 
-    /// A switch; absent is `default`.
+    /// A switch; `default` if absent.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
         let Some(v) = self.get(key) else { return Ok(default) };
         v.as_bool().ok_or_else(|| Self::wrong(key, "true or false", v))
@@ -241,7 +241,7 @@ impl<'a> HfConfig<'a> {
         self.get("_name_or_path").and_then(Json::as_str).unwrap_or_default().to_owned()
     }
 
-    /// Refuses another activation than the ones listed.
+    /// Returns an error for an activation that is not listed.
     pub fn activation(&self, key: &str, known: &[&str]) -> Result<()> {
         match self.opt_text(key)? {
             Some(a) if !known.contains(&a) => Err(Error::Unsupported(format!(

@@ -1,5 +1,5 @@
-//! Gemma 3, text only: windowed layers with a RoPE base of their own, norms before and after each half of the
-//! block, q/k norms, GeGLU, embeddings scaled by sqrt(d), head tied to the embedding.
+//! Gemma 3, text only: windowed layers with their own RoPE base, norms before and after each half of the block, q/k
+//! norms, GeGLU, embeddings scaled by sqrt(d), head tied to the embedding.
 //!
 //! Every sixth layer sees the whole context, the others a window. Checkpoints of Hugging Face store norm
 //! weights as w and multiply by 1 + w; GGUF files and this engine have 1 + w.
@@ -61,7 +61,7 @@ const GLOBAL_THETA: f32 = 1_000_000.0;
 
 /// Layers 0..n of which every `pattern`-th is global.
 fn windows(size: usize, pattern: usize, n_layers: usize) -> Window {
-    // Sizes are checked after the spec is built; until then a count of layers is only a claim.
+    // Sizes are checked after the spec is built, so the number of layers cannot be trusted yet.
     let layers = (0..n_layers.min(1 << 16)).map(|i| pattern == 0 || i % pattern < pattern - 1).collect();
     Window { size, layers }
 }
@@ -82,7 +82,7 @@ fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
     if c.opt_float("rope.freq_base")?.is_none() {
         spec.position = Position::Rope(c.rope(RopePairing::Half, spec.head_dim, GLOBAL_THETA)?);
     }
-    // The 27B model scales by (d / heads)^-1/2; the file format has no key for it but the depth.
+    // The 27B model scales by (d / heads)^-1/2; the file format has no key for it, so the depth identifies it.
     if spec.n_layers == 62 && c.opt_float("attention.scale")?.is_none() && spec.n_heads > 0 {
         spec.attn_scale = (spec.d_model as f32 / spec.n_heads as f32).powf(-0.5);
     }
@@ -108,7 +108,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     if c.flag("use_bidirectional_attention", false)? {
         return Err(Error::Unsupported("config.json: use_bidirectional_attention".into()));
     }
-    // Released configs leave out what the library's defaults say: heads 8, kv 4, width 256.
+    // Released configs leave out the library's defaults: heads 8, kv 4, width 256.
     let (d_model, n_heads) = (c.size("hidden_size")?, c.opt_size("num_attention_heads")?.unwrap_or(8));
     let head_dim = c.opt_size("head_dim")?.unwrap_or(256);
     let n_layers = c.size("num_hidden_layers")?;

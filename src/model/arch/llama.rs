@@ -1,7 +1,7 @@
-//! Llama 2 and 3, and everything built like them (SmolLM2, Mistral in GGUF files).
+//! Llama 2 and 3, and all models with the same structure (SmolLM2, Mistral in GGUF files).
 //!
 //! GGUF files of this architecture store the rows of Q and K permuted so that RoPE rotates neighbours
-//! (`Interleaved`), and Llama 3's frequency scaling as ready divisors in `rope_freqs.weight`.
+//! (`Interleaved`), and Llama 3's frequency scaling as divisors in `rope_freqs.weight`.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -89,10 +89,11 @@ pub fn from_hf(c: &HfConfig, family: &str) -> Result<ModelSpec> {
     })
 }
 
-/// What `config.json` says of every RMS-norm family beside the settings that all families share, but the activation.
+/// Adds the settings of every RMS-norm family in `config.json`, except those that all families share and the
+/// activation.
 ///
 /// # Errors
-/// RoPE factors per frequency, which it cannot say.
+/// If the spec has RoPE factors per frequency, which the file cannot express.
 pub fn hf_like_llama(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
     let mut set = |key: &str, v: Json| c.insert(key.to_owned(), v);
     set("num_key_value_heads", s.n_kv_heads.into());
@@ -131,7 +132,7 @@ pub fn hf_like_llama(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
     Ok(())
 }
 
-/// The same with SwiGLU.
+/// [`hf_like_llama`] with SwiGLU as the activation.
 ///
 /// # Errors
 /// As [`hf_like_llama`].

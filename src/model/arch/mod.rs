@@ -1,7 +1,7 @@
-//! Model families: a file each, and one line in [`FAMILIES`].
+//! Model families. Each has a file, and one line in [`FAMILIES`].
 //!
-//! A family says which files are its own, how their settings become a [`ModelSpec`], and what Hugging Face calls
-//! its tensors. No family computes anything: what differs between them are values of the spec.
+//! A family states which files belong to it, how their settings become a [`ModelSpec`], and Hugging Face's names for
+//! its tensors. No family computes anything: families differ only in values of the spec.
 
 mod config;
 mod gemma3;
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 
 /// A model family.
 pub struct Family {
-    /// What [`ModelSpec::family`] says.
+    /// The value of [`ModelSpec::family`].
     pub name: &'static str,
     /// Its `general.architecture` values in GGUF files.
     pub gguf: &'static [&'static str],
@@ -33,16 +33,16 @@ pub struct Family {
     pub from_gguf: fn(&GgufConfig) -> Result<ModelSpec>,
     /// The spec of a `config.json`.
     pub from_hf: fn(&HfConfig) -> Result<ModelSpec>,
-    /// What Hugging Face calls the tensors.
+    /// Hugging Face's names for the tensors.
     pub names: &'static NameMap,
-    /// Hugging Face stores norm weights as w and multiplies by 1 + w (Gemma); GGUF stores 1 + w.
+    /// Whether Hugging Face stores norm weights as w and multiplies by 1 + w (Gemma), where GGUF stores 1 + w.
     pub hf_norms_are_offsets: bool,
-    /// How GGUF files of it pair what RoPE rotates: checkpoints of Hugging Face pair halves, so where this says
+    /// How its GGUF files pair the elements that RoPE rotates. Hugging Face checkpoints pair halves, so with
     /// `Interleaved` the rows of Q and K are permuted.
     pub gguf_pairing: RopePairing,
-    /// Whether a GGUF file can say which layers see a window.
+    /// Whether a GGUF file can state which layers have a window.
     pub gguf_windows: bool,
-    /// Adds to a `config.json` what it says of this family beside the settings that all share.
+    /// Adds the family's own settings to a `config.json`, beyond those that all families share.
     pub to_hf: fn(&ModelSpec, &mut Map<String, Json>) -> Result<()>,
 }
 

@@ -1,4 +1,4 @@
-//! What Hugging Face calls the tensors that GGUF names canonically.
+//! Hugging Face's names for the tensors; GGUF's names are the canonical ones.
 
 /// Pairs of (canonical, Hugging Face) names without `.weight`/`.bias`; `{}` stands for the layer number.
 pub type NameMap = [(&'static str, &'static str)];
@@ -47,7 +47,7 @@ fn translate<'a>(name: &str, pairs: impl Iterator<Item = (&'a str, &'a str)>) ->
             None => {}
             Some((before, after)) => {
                 let layer = stem.strip_prefix(before).and_then(|r| r.strip_suffix(after));
-                // "03" and "+3" are no layer numbers: two names must never mean one tensor.
+                // "03" and "+3" are not layer numbers, so that no two names mean the same tensor.
                 if let Some(n) = layer.and_then(|l| l.parse::<u32>().ok().filter(|n| n.to_string() == l)) {
                     return Some(format!("{}.{suffix}", to.replacen("{}", &n.to_string(), 1)));
                 }

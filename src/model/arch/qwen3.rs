@@ -1,4 +1,4 @@
-//! Qwen3: RMS norms on each query and key head, and a head width of its own (h_a·d_h need not be d).
+//! Qwen3: RMS norms on each query and key head, and an independent head width (h_a·d_h need not be d).
 
 use super::{Family, GgufConfig, HfConfig, llama, names};
 use crate::Result;

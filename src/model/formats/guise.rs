@@ -1,6 +1,6 @@
-//! What a file is that was taken for a model: the likely accident behind a wrong first byte.
+//! Recognises files that are mistaken for models, from their first bytes.
 
-/// What `bytes`, the beginning of a file, look like, if it is something that users take for a model.
+/// The kind of file that begins with `bytes`, if users commonly mistake it for a model.
 pub(crate) fn guise(bytes: &[u8]) -> Option<&'static str> {
     let starts = |with: &[u8]| bytes.starts_with(with);
     let text = bytes.trim_ascii_start();
@@ -29,7 +29,7 @@ pub(crate) fn guise(bytes: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// `problem`, and what `bytes` look like; `otherwise` if they look like nothing in particular.
+/// `problem`, followed by the kind of file that `bytes` suggest, or by `otherwise` if they suggest none.
 pub(crate) fn suspect(problem: &str, bytes: &[u8], otherwise: &str) -> String {
     match guise(bytes) {
         Some(guise) => format!("{problem}; this is {guise}"),

@@ -1,4 +1,4 @@
-//! Model files: a format a file. Each yields metadata and named zero-copy tensors; the families in
+//! Model files. Each format has a module, which yields metadata and named zero-copy tensors; the families in
 //! [`crate::model::arch`] turn those into a [`crate::model::ModelSpec`] and [`crate::model::Weights`].
 
 pub mod gguf;
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// # Errors
 /// The file cannot be opened, is a directory, or is empty.
 pub fn map_file(path: &Path) -> Result<Bytes> {
-    // Before the file is opened: opening a pipe waits for whoever writes to it.
+    // Checked before the file is opened, since opening a pipe waits for its writer.
     let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
     if !meta.is_file() {
         return Err(Error::format(path.display().to_string(), "not a regular file"));
@@ -29,7 +29,7 @@ pub fn map_file(path: &Path) -> Result<Bytes> {
             "the file is empty; is the download complete?",
         ));
     }
-    // SAFETY: the mapping is read only. Like every program that maps its input, this one relies on nobody
+    // SAFETY: the mapping is read only. Like every program that maps its input, this one relies on no process
     // truncating or rewriting a model while it runs; `pull` replaces files by renaming, which keeps maps whole.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
     Ok(Bytes::from_map(map, file))

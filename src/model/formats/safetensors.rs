@@ -1,8 +1,7 @@
 //! A safetensors file: a JSON header with names, dtypes, shapes and byte ranges, then the bytes.
 //!
 //! The header is parsed here rather than by the `safetensors` crate (which writes our test files and exports):
-//! this names the tensor in every error, keeps duplicates from passing unseen, and cannot overflow on
-//! hostile offsets.
+//! this parser names the tensor in every error, detects duplicates, and cannot overflow on hostile offsets.
 
 use std::fmt;
 
@@ -52,8 +51,8 @@ impl<'de> serde::Deserialize<'de> for Header {
 /// The tensors of a whole file, as views wherever their bytes are aligned for their type.
 ///
 /// # Errors
-/// The header is malformed, a tensor's bytes are not where it says, or a dtype is not f32, f16 or bf16 (other
-/// types of tensors for which `skip` is true are left out in silence: position ids and the like).
+/// If the header is malformed, a tensor's bytes are not where it says, or a dtype is not f32, f16 or bf16 (tensors of
+/// other types for which `skip` is true, such as position ids, are silently left out).
 pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, Tensor)>> {
     let len: [u8; 8] = bytes
         .get(..8)
@@ -102,8 +101,8 @@ pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, 
                 )));
             }
         };
-        // The format pads headers so that this never happens in files written by its own tools. Ranges do not
-        // overlap, so the copies together are no longer than the file.
+        // In files written by the format's own tools, padded headers prevent misalignment. Ranges do not overlap, so
+        // the copies together are no longer than the file.
         let data = if (data.as_ptr() as usize).is_multiple_of(dtype.block_bytes()) {
             data
         } else {
@@ -185,7 +184,8 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes flipped, lengths blown up, the end cut off: refused or parsed, never a panic.
+        /// Files with flipped bytes, inflated lengths or a truncated end are rejected or parsed, and never cause a
+        /// panic.
         #[test]
         fn corruption_never_panics(
             flips in prop::collection::vec((0usize..4096, any::<u8>()), 0..6),
@@ -194,7 +194,7 @@ mod tests {
         ) {
             let mut b = file(GOOD, 34).to_vec();
             if let Some((at, text)) = digits {
-                // Digits into the header, its length kept right.
+                // Puts digits into the header and keeps its length correct.
                 let at = 8 + at % GOOD.len();
                 b.splice(at..at, text.bytes());
                 let n = (GOOD.len() + text.len()) as u64;

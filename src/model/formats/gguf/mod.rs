@@ -6,8 +6,8 @@
 //! n_tensors x  name:string n_dims:u32 dims:[u64; n_dims] (innermost first) ggml_type:u32 offset:u64
 //! padding to general.alignment, then the tensors' bytes (offsets count from here)
 //! ```
-//! The file is hostile until proven otherwise: every count is checked against the bytes that are left before
-//! anything is allocated for it, so a parse allocates at most a small multiple of the file's size.
+//! The file is untrusted: every count is checked against the remaining bytes before anything is allocated for it, so a
+//! parse allocates at most a small multiple of the file's size.
 
 mod reader;
 mod value;
@@ -40,7 +40,7 @@ impl Gguf {
     /// Maps and parses `path`.
     ///
     /// # Errors
-    /// The file cannot be read, or [`Gguf::parse`] refuses it (the path is part of the message).
+    /// If the file cannot be read, or [`Gguf::parse`] rejects it (the path is part of the message).
     pub fn open(path: &Path) -> Result<Gguf> {
         Gguf::parse(super::map_file(path)?).map_err(|e| super::in_file(path, e))
     }
@@ -95,7 +95,7 @@ impl Gguf {
             .into_iter()
             .map(|info| info.view(&bytes, data_start, alignment))
             .collect::<Result<Vec<_>>>()?;
-        // What the header says has been copied; a vocabulary in it takes megabytes.
+        // The header's contents have been copied; a vocabulary in it takes megabytes.
         if let Some(header) = bytes.slice(0, r.position()) {
             header.release_pages();
         }

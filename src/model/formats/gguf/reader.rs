@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A count of things that take at least `min_bytes` each, checked against what is left.
+    /// A count of entries of at least `min_bytes` each, checked against the remaining bytes.
     pub fn count(&mut self, what: &str, min_bytes: usize) -> Result<usize> {
         let n = self.u64(what)?;
         let most = self.left() / min_bytes;
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
 
     fn array_value(&mut self, key: &str, depth: usize) -> Result<Value> {
         let kind = self.u32(key)?;
-        // Smallest encoding of one element: what bounds the count before anything is allocated.
+        // The smallest encoding of one element, which bounds the count before anything is allocated.
         let min = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What ggml calls the types that this engine does not run, for messages.
+/// ggml's names for types that this engine does not support, for messages.
 pub fn ggml_type_name(id: u32) -> Option<&'static str> {
     Some(match id {
         4 => "q4_2",

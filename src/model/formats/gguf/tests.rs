@@ -143,7 +143,8 @@ mod corruption {
     use proptest::prelude::*;
 
     proptest! {
-        /// Bytes flipped, lengths blown up, the end cut off: refused or parsed, never a panic.
+        /// Files with flipped bytes, inflated lengths or a truncated end are rejected or parsed, and never cause a
+        /// panic.
         #[test]
         fn never_panics(
             flips in prop::collection::vec((0usize..4096, any::<u8>()), 0..8),

@@ -1,4 +1,4 @@
-//! A minimal GGUF v3 writer: what tests, fuzz seeds and exports need.
+//! A minimal GGUF v3 writer for tests, fuzz seeds and exports.
 
 use super::{Metadata, Value};
 use crate::tensor::{DType, Tensor};
@@ -53,7 +53,7 @@ fn kind(v: &Value) -> u32 {
         Value::Uint(u) if *u <= u32::MAX.into() => 4,
         Value::Uint(_) => 10,
         Value::Int(_) => 11,
-        // An f32 that went through f64 comes back as it was.
+        // An f32 that was widened to f64 is written as the same f32.
         Value::Float(f) if f64::from(*f as f32) == *f => 6,
         Value::Float(_) => 12,
         Value::Bool(_) => 7,
