@@ -1,10 +1,11 @@
 //! Text in, tokens out, and back.
 //!
-//! - `template` ([`ChatTemplate`], [`Message`]) turns a conversation into one prompt, as the model was trained to see it, and `sandbox` ([`Sandbox`], [`serve_sandbox_if_asked`]) does so
-//!   where the template is a stranger's;
+//! - `template` ([`ChatTemplate`], [`Message`]) turns a conversation into one prompt, as the model was trained to see
+//!   it, and `sandbox` ([`Sandbox`], [`serve_sandbox_if_asked`]) does so for untrusted templates;
 //! - `tokenizer` ([`Tokenizer`]) turns text into token ids, and ids into bytes;
 //! - `sampler` ([`Sampler`], [`SamplerParams`], [`logprobs`], [`token_logprob`]) picks the next id from the model's logits;
-//! - `stream` ([`StreamDecoder`], [`StreamOutput`]) turns the bytes of successive tokens into text that is safe to print at once.
+//! - `stream` ([`StreamDecoder`], [`StreamOutput`]) turns the bytes of successive tokens into text that can be printed
+//!   at once.
 
 mod sampler;
 mod sandbox;

@@ -1,4 +1,4 @@
-//! From logits to the next token.
+//! Samples the next token from logits.
 //!
 //! The order of the filters is the one users know from elsewhere: repetition penalty, top-k, top-p,
 //! min-p, temperature, draw. Greedy choice is temperature 0. Everything is linear in the vocabulary:
@@ -17,7 +17,7 @@ pub struct SamplerParams {
     pub top_k: usize,
     /// The smallest set of likeliest tokens with at least this probability; 1 for all.
     pub top_p: f32,
-    /// Only tokens at least this times as likely as the likeliest; 0 for all.
+    /// Only tokens whose probability is at least this fraction of the likeliest one's; 0 for all.
     pub min_p: f32,
     /// Divides positive logits, and multiplies negative ones, of recent tokens; 1 for none.
     pub repeat_penalty: f32,
@@ -56,7 +56,7 @@ impl Sampler {
             if ok { Ok(()) } else { Err(Error::usage(format!("--{name} {value}: must be {wanted}"))) }
         };
         let p = &params;
-        // Comparisons with NaN are false, so these refuse it.
+        // Comparisons with NaN are false, so these checks reject it.
         check(
             "temp",
             p.temperature,
@@ -78,7 +78,7 @@ impl Sampler {
 
     /// Picks the next token after `history` (oldest first). May change `logits`.
     ///
-    /// NaN is never chosen, unless there is nothing else: then the answer is token 0.
+    /// NaN is never chosen; if all logits are NaN the result is token 0.
     pub fn sample(&mut self, logits: &mut [f32], history: &[u32]) -> u32 {
         assert!(!logits.is_empty(), "no logits to sample from");
         self.penalise(logits, history);
@@ -94,7 +94,7 @@ impl Sampler {
         let all = &mut self.candidates;
         all.clear();
         let floor = if p.min_p > 0.0 { max + p.min_p.ln() } else { f32::NEG_INFINITY };
-        // Without top-p in between, min-p commutes with top-k: the candidates can be few at once.
+        // Without top-p in between, min-p commutes with top-k, so it can reduce the candidates first.
         let early = if p.top_p >= 1.0 { floor } else { f32::NEG_INFINITY };
         all.extend(
             logits
@@ -111,7 +111,7 @@ impl Sampler {
             nucleus(all, max, p.top_p as f64);
             all.retain(|&(l, _)| l >= floor);
         }
-        // A fixed order, whatever the selection did: the same seed must draw the same token.
+        // Sort into a fixed order, independent of the selection: the same seed must draw the same token.
         all.sort_unstable_by(order);
         let weight = |l: f32| ((l - max) as f64 / p.temperature as f64).exp();
         let total: f64 = all.iter().map(|&(l, _)| weight(l)).sum();
@@ -122,7 +122,7 @@ impl Sampler {
                 return id;
             }
         }
-        // Rounding may leave a crumb behind the last.
+        // Rounding may leave a remainder after the last candidate.
         all.last().map_or(best, |&(_, id)| id)
     }
 
@@ -174,7 +174,7 @@ fn nucleus(candidates: &mut Vec<(f32, u32)>, max: f32, p: f64) {
 
 /// The position of the largest value; the first of equals. NaN is skipped.
 fn argmax(values: &[f32]) -> u32 {
-    // Two passes that vectorise beat one that does not.
+    // Two vectorised passes are faster than a single scalar one.
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (blocks, tail) = values.as_chunks::<16>();
     for block in blocks {
@@ -187,7 +187,7 @@ fn argmax(values: &[f32]) -> u32 {
 }
 
 /// The model's own distribution: log(Σ exp(logit)), and the natural log-probabilities of the `k`
-/// likeliest tokens, likeliest first. No sampling filter takes part.
+/// likeliest tokens, likeliest first. No sampling filter is applied.
 pub fn logprobs(logits: &[f32], k: usize) -> (f64, Vec<(u32, f32)>) {
     let lse = logsumexp(logits);
     let mut top: Vec<(f32, u32)> =
@@ -332,7 +332,7 @@ mod tests {
         let mut k = sampler(|p| (p.temperature, p.top_k) = (5.0, 3));
         let mut p = sampler(|p| (p.temperature, p.top_p) = (5.0, 0.3));
         let mut m = sampler(|p| (p.temperature, p.min_p) = (5.0, 0.9));
-        // By hand: probabilities fall by e^-0.05 a rank; the top 8 are the first to reach 0.3.
+        // Computed by hand: probabilities fall by e^-0.05 per rank; the top 8 are the first to reach 0.3.
         let weights: Vec<f64> = (0..200).map(|r| (-0.05 * r as f64).exp()).collect();
         let total: f64 = weights.iter().sum();
         let nucleus = 1 + (0..200).find(|&r| weights[..=r].iter().sum::<f64>() >= 0.3 * total).unwrap();
@@ -359,7 +359,7 @@ mod tests {
             (0..n).for_each(|_| counts[s.sample(&mut logits.clone(), &[]) as usize] += 1.0);
             let weights = logits.map(|l| (l as f64 / temperature as f64).exp());
             let total: f64 = weights.iter().sum();
-            // Chi-square with 3 degrees of freedom: 16.3 is passed once in a thousand seeds.
+            // Chi-square with 3 degrees of freedom exceeds 16.3 once in a thousand seeds.
             let chi: f64 = (0..4)
                 .map(|i| {
                     (counts[i] - n as f64 * weights[i] / total).powi(2) / (n as f64 * weights[i] / total)

@@ -1,10 +1,10 @@
-//! Chat templates of strangers, each rendered in a process of its own.
+//! Renders untrusted chat templates in a separate process.
 //!
 //! A template is a program. The engine counts its steps and its output, but one step may double a string, fold
-//! `"a" * 100000000` while compiling, or walk a list that was added to itself sixty times: memory and time without
-//! end, inside of one step. What bounds both, whatever the engine does, is the kernel's account of a process. So the
-//! program starts itself again, the child sets its own limits ([`libc::RLIMIT_AS`], [`libc::RLIMIT_CPU`]), takes the
-//! template and the conversation from standard input, writes the prompt to standard output, and ends; when a limit
+//! `"a" * 100000000` while compiling, or walk a list that was added to itself sixty times, which takes unbounded memory
+//! and time within a single step. Only the kernel's limits on a process bound both, whatever the engine does. So the
+//! program starts itself again, and the child sets its own limits ([`libc::RLIMIT_AS`], [`libc::RLIMIT_CPU`]), reads
+//! the template and the conversation from standard input, writes the prompt to standard output, and exits; if a limit
 //! ends it first, that is the error. docs/decisions/0013 weighs the alternatives.
 //!
 //! ```text
@@ -29,17 +29,19 @@ pub const ARGUMENT: &str = "render-chat-template";
 
 /// Address space for the program, its libraries, and what malloc reserves for a second thread.
 const PROGRAM: u64 = 256 << 20;
-/// For what a template makes. A rendering of a real one takes less than 1 MiB beside its conversation.
+/// Bytes for the data that a template makes. Rendering a real one takes less than 1 MiB in addition to its
+/// conversation.
 const WORK: u64 = 128 << 20;
-/// For each byte of the request: it is parsed, put in a context, concatenated a few times, written.
+/// Bytes for each byte of the request, which is parsed, put in a context, concatenated a few times, and written.
 const PER_BYTE: u64 = 32;
-/// A real template takes milliseconds; the engine's own bound on steps is worth about one second.
+/// Limit of processor time. A real template takes milliseconds; the engine's own bound on steps amounts to about one
+/// second.
 const SECONDS: u64 = 2;
 
-/// Conversations that one child renders: to start it takes longer than to render.
+/// Conversations that one child renders: starting it takes longer than rendering.
 const TOGETHER: usize = 64;
 
-/// What a child is asked.
+/// The request to a child.
 #[derive(Debug, Serialize, Deserialize)]
 struct Request<'a> {
     source: Cow<'a, str>,
@@ -49,11 +51,11 @@ struct Request<'a> {
     eos_token: Cow<'a, str>,
 }
 
-/// What it answers, for each conversation.
+/// A child's answer for one conversation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Answer {
     Prompt(String),
-    /// [`Error::Format`]: what, and the problem.
+    /// [`Error::Format`]: its subject, and the problem.
     Malformed(String, String),
     /// [`Error::Run`].
     Refused(String),
@@ -66,22 +68,23 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Children run the program that is running now. Its `main` has to call [`serve_sandbox_if_asked`] before anything else.
+    /// A sandbox whose children run the current program. Its `main` must call [`serve_sandbox_if_asked`] before
+    /// anything else.
     pub fn this_program() -> Sandbox {
-        // Not `current_exe`: this one exists even if the file was replaced since.
+        // Not `current_exe`: this link is valid even if the file has been replaced.
         Sandbox { program: "/proc/self/exe".into() }
     }
 
-    /// Children run `program`, whose `main` calls [`serve_sandbox_if_asked`]; `tandem` is one.
+    /// A sandbox whose children run `program`, whose `main` calls [`serve_sandbox_if_asked`], as `tandem` does.
     pub fn of_program(program: impl Into<PathBuf>) -> Sandbox {
         Sandbox { program: program.into() }
     }
 
-    /// [`ChatTemplate::render`] of the template `source`.
+    /// Runs [`ChatTemplate::render`] for the template `source` in a child.
     ///
     /// # Errors
     /// As [`ChatTemplate::new`] and [`ChatTemplate::render`]; [`Error::Capacity`] if the template takes more memory
-    /// or time than any real one; [`Error::Run`] if there can be no second process.
+    /// or time than any real one; [`Error::Run`] if a second process cannot be started.
     pub fn render(
         &self,
         source: &str,
@@ -99,8 +102,8 @@ impl Sandbox {
         together.map(|mut one| one.remove(0))?
     }
 
-    /// The same for many conversations: a process renders [`TOGETHER`] of them. Where they take too much together, each has
-    /// one of its own, so that the error is that of the conversation which causes it.
+    /// [`Sandbox::render`] for many conversations, [`TOGETHER`] of them per process. If these take too much together,
+    /// each is rendered in its own process, so that only the conversation that causes the error reports it.
     pub fn render_all(
         &self,
         source: &str,
@@ -124,7 +127,7 @@ impl Sandbox {
     }
 
     /// # Errors
-    /// The process gave no answer for all of them.
+    /// If the process did not answer for all of them.
     fn render_together(
         &self,
         source: &str,
@@ -161,17 +164,17 @@ impl Sandbox {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What it says when it dies is read here, and short.
+        // The child's last words are read here, and should be short.
         command.env("RUST_BACKTRACE", "0");
         command
     }
 }
 
-/// Hands a child its request and collects what it says. It reads everything before it writes anything.
+/// Sends a child its request and collects its output. The child reads everything before it writes anything.
 fn exchange(command: &mut Command, request: &[u8]) -> io::Result<Output> {
     let mut child = command.spawn()?;
     let mut stdin = child.stdin.take().expect("piped");
-    // A child that dies while it reads tells why by its status.
+    // The status of a child that dies while reading gives the reason.
     let written = stdin.write_all(request);
     drop(stdin);
     let output = child.wait_with_output()?;
@@ -187,7 +190,7 @@ fn cause_of_death(output: &Output, request: usize) -> Error {
         Some(libc::SIGXCPU) => {
             Error::Capacity(format!("chat template: it takes more than {SECONDS} s to render"))
         }
-        // Rust's runtime aborts for both, and says for which.
+        // Rust's runtime aborts in both cases, and its message says which.
         Some(libc::SIGABRT | libc::SIGSEGV) if said.contains("overflowed its stack") => {
             Error::Capacity("chat template: it nests too deeply".into())
         }
@@ -209,13 +212,13 @@ pub fn serve_sandbox_if_asked() {
     if std::env::args_os().nth(1).is_none_or(|a| a != ARGUMENT) {
         return;
     }
-    // A panic is an answer; its report is not read.
+    // A panic is turned into an answer; nobody reads its report.
     std::panic::set_hook(Box::new(|_| ()));
     let answers = serde_json::to_vec(&serve()).expect("text is JSON");
     std::process::exit(if io::stdout().write_all(&answers).is_ok() { 0 } else { 1 });
 }
 
-/// What is said of one conversation.
+/// The answer for one conversation.
 fn answer(rendered: Result<String>) -> Answer {
     match rendered {
         Ok(prompt) => Answer::Prompt(prompt),
@@ -225,7 +228,7 @@ fn answer(rendered: Result<String>) -> Answer {
 }
 
 fn serve() -> Vec<Answer> {
-    // The parent's own request needs no bound: it has it in memory too.
+    // The request needs no bound: the parent already holds it in memory.
     let mut bytes = Vec::new();
     if let Err(error) = io::stdin().lock().read_to_end(&mut bytes) {
         return vec![answer(Err(Error::Run(format!("chat template: {error}"))))];
@@ -236,7 +239,7 @@ fn serve() -> Vec<Answer> {
     };
     let template = match limited(&request, bytes.len()) {
         Ok(template) => template,
-        // The template's fault: each conversation's.
+        // An error of the template applies to every conversation.
         Err(error) => return vec![answer(Err(error)); request.conversations.len()],
     };
     let Request { conversations, add_generation_prompt, bos_token, eos_token, .. } = &request;
@@ -246,7 +249,7 @@ fn serve() -> Vec<Answer> {
     conversations.iter().map(|messages| answer(render(messages))).collect()
 }
 
-/// The template, compiled within limits; rendering has less memory.
+/// Compiles the template within limits, then lowers the memory limit for rendering.
 fn limited(request: &Request<'_>, bytes: usize) -> Result<ChatTemplate> {
     let io = |e: io::Error| Error::Run(format!("chat template: {e}"));
     let limit = memory_limit(bytes);
@@ -263,7 +266,7 @@ type Resource = libc::__rlimit_resource_t;
 #[cfg(not(target_env = "gnu"))]
 type Resource = libc::c_int;
 
-/// Lowers what this process may use of a resource, unless less was allowed already.
+/// Lowers this process's limit of a resource, unless it is already lower.
 fn set_limit(resource: Resource, amount: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit writes one rlimit through the pointer to one, and nothing else.
@@ -271,8 +274,8 @@ fn set_limit(resource: Resource, amount: u64) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     limit.rlim_cur = limit.rlim_cur.min(amount);
-    // SAFETY: setrlimit reads one rlimit through the pointer to one. Limits change what later calls answer, which
-    // has to be right for any of them; no memory of this process is touched.
+    // SAFETY: setrlimit reads one rlimit through the pointer to one. Limits only make later calls fail, which all
+    // callers handle; no memory of this process is touched.
     if unsafe { libc::setrlimit(resource, &limit) } != 0 {
         return Err(io::Error::last_os_error());
     }

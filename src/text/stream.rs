@@ -1,16 +1,16 @@
-//! From token bytes to text that can be printed at once.
+//! Turns token bytes into text that can be printed at once.
 //!
 //! A token may end inside a UTF-8 character, and a stop string may be spread over several tokens.
 //! The decoder therefore holds back up to three bytes of an unfinished character, and any text that
-//! could still turn out to be the start of a stop string. Bytes that are no UTF-8 become U+FFFD
-//! exactly as in [`String::from_utf8_lossy`] over the whole output.
+//! could still turn out to be the start of a stop string. Invalid UTF-8 becomes U+FFFD exactly as in
+//! [`String::from_utf8_lossy`] over the whole output.
 
-/// What one push, or the end, yields.
+/// The output of one push, or of the end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StreamOutput {
     /// Text that will not change any more.
     pub text: String,
-    /// A stop string has been reached: `text` is the last there is, and the stop string is not in it.
+    /// Whether a stop string has been reached: `text` is then the last output, without the stop string.
     pub stopped: bool,
 }
 
@@ -64,7 +64,7 @@ impl StreamDecoder {
         self.release(false)
     }
 
-    /// The end of the sequence: everything held back comes out.
+    /// Ends the sequence and returns all text held back.
     pub fn finish(&mut self) -> StreamOutput {
         if self.stopped {
             return StreamOutput { text: String::new(), stopped: true };
@@ -74,7 +74,7 @@ impl StreamDecoder {
         self.release(true)
     }
 
-    /// Takes out of `held` what can no longer be part of a stop string.
+    /// Releases the part of `held` that can no longer be part of a stop string.
     fn release(&mut self, end: bool) -> StreamOutput {
         let keep = if end { 0 } else { self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0) };
         let ready = self.held.len() - keep;
@@ -86,8 +86,8 @@ impl StreamDecoder {
             self.held.truncate(at);
             return StreamOutput { text: std::mem::take(&mut self.held), stopped: true };
         }
-        // If a stop string was found behind the start of another that is still open, the earlier one
-        // would win: wait, so that the result does not depend on how the bytes were cut.
+        // If a stop string was found after the start of another that may still complete, the earlier one would win:
+        // wait, so that the result does not depend on how the bytes were divided.
         let rest = self.held.split_off(ready);
         StreamOutput { text: std::mem::replace(&mut self.held, rest), stopped: false }
     }
@@ -100,12 +100,12 @@ fn overlap(text: &str, stop: &str) -> usize {
     (1..stop.len().min(text.len() + 1)).rev().find(|&n| text.ends_with(&stop[..n])).unwrap_or(0)
 }
 
-/// How many bytes at the end are the start of a character that more bytes could complete.
+/// Number of bytes at the end that begin a character and that more bytes could complete.
 fn unfinished(bytes: &[u8]) -> usize {
     for back in 1..=bytes.len().min(3) {
         let tail = &bytes[bytes.len() - back..];
         if tail[0] & 0xc0 != 0x80 {
-            // An incomplete sequence is told from an invalid one by having no error length.
+            // An incomplete sequence, unlike an invalid one, has no error length.
             let open = matches!(std::str::from_utf8(tail), Err(e) if e.valid_up_to() == 0 && e.error_len().is_none());
             return if open { back } else { 0 };
         }

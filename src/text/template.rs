@@ -1,10 +1,10 @@
-//! Chat templates: a conversation to the one prompt that the model was trained to continue.
+//! Chat templates: turn a conversation into the prompt format that the model was trained to continue.
 //!
-//! Models carry Jinja2 programs for this. They come with the model file, from strangers, so they
-//! run on minijinja with a bound on steps, on recursion and on output, and see nothing but the
-//! conversation. That bounds neither the memory nor the time of a single step: what comes from a model
-//! file is rendered by [`super::sandbox`], this code in a process with limits. The environment is the one Hugging Face gives them: `trim_blocks`,
-//! `lstrip_blocks`, Python's string methods, `raise_exception`, `strftime_now`, `tojson`.
+//! Models carry Jinja2 programs for this. They come with the model file and are untrusted, so they run on minijinja
+//! with bounds on steps, recursion and output, and see only the conversation. That bounds neither the memory nor the
+//! time of a single step, so templates from a model file are rendered by [`super::sandbox`], which runs this code in a
+//! process with limits. The environment is that of Hugging Face: `trim_blocks`, `lstrip_blocks`, Python's string
+//! methods, `raise_exception`, `strftime_now`, `tojson`.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,9 +20,9 @@ use crate::{Error, Result};
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// What was said.
+    /// The text of the turn.
     pub content: String,
 }
 
@@ -33,7 +33,7 @@ impl Message {
     }
 }
 
-/// A compiled chat template. A stranger's may take any amount of memory and time, to compile and to render: see
+/// A compiled chat template. An untrusted one may take any amount of memory and time to compile and to render: see
 /// [`super::Sandbox`].
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -76,7 +76,7 @@ impl ChatTemplate {
         });
         env.add_function("strftime_now", strftime_now);
         env.add_filter("tojson", tojson);
-        // minijinja can iterate over none, Python cannot, and templates ask before they measure.
+        // minijinja can iterate over none but Python cannot, and templates test this before taking lengths.
         env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         let source = without_generation_tags(source);
         let compiled = std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        // The engine has panicked on slices of empty lists; nothing of ours is left half-done by that.
+        // The engine has panicked on slices of empty lists; a panic leaves none of our state inconsistent.
         let run = AssertUnwindSafe(|| template.render_captured_to(context, &mut out).map(drop));
         match catch_unwind(run) {
             Ok(result) => result.map_err(refusal)?,
@@ -145,7 +145,7 @@ impl ChatTemplate {
     }
 }
 
-/// What the template, or the engine, has to say, in one sentence.
+/// The error of the template or the engine, in one sentence.
 fn refusal(error: minijinja::Error) -> Error {
     let line = error.line().map(|l| format!(" (line {l})")).unwrap_or_default();
     let what = match error.kind() {
@@ -180,7 +180,7 @@ impl Write for Bounded {
     }
 }
 
-/// `{% generation %}` marks, for training, what the assistant said. It prints its body.
+/// Removes `{% generation %}` tags, which mark the assistant's text for training and only print their body.
 fn without_generation_tags(source: &str) -> String {
     let tag = regex::Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern");
     tag.replace_all(source, |found: &regex::Captures| {
@@ -220,7 +220,7 @@ fn strftime_now(format: String) -> Result<String, minijinja::Error> {
 /// for HTML.
 fn tojson(value: Value, args: Kwargs) -> Result<Value, minijinja::Error> {
     let indent: Option<usize> = args.get("indent")?;
-    // What else Python takes; none of it changes what templates ask for.
+    // Python's other arguments; templates do not depend on them.
     let _: Option<bool> = args.get("ensure_ascii")?;
     let _: Option<bool> = args.get("sort_keys")?;
     args.assert_all_used()?;
@@ -279,7 +279,7 @@ fn write_json(
             out.push(']');
         }
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        // As in JSON, but for the numbers that JSON lacks.
+        // As in JSON, except for numbers that JSON lacks.
         ValueKind::Number => out.push_str(&value.to_string()),
         other => {
             let problem = format!("tojson: {other} values have no JSON");

@@ -17,7 +17,7 @@ pub struct Bpe {
     /// The token of each single byte. Bytes that never occur in UTF-8 usually have none.
     bytes: Box<[Option<u32>; 256]>,
     merges: PairTable,
-    /// Take a piece that is itself a token whole, whatever the merges say (Llama 3).
+    /// Whether a piece that is itself a token is taken whole, regardless of merges (Llama 3).
     pub ignore_merges: bool,
 }
 
@@ -42,7 +42,7 @@ impl PairTable {
         PairTable { slots: vec![FREE; (n * 2 + 1).next_power_of_two()], hash: Hash::new() }
     }
 
-    /// Where `pair` is, or would go.
+    /// The slot of `pair`, or the free slot where it belongs.
     fn find(&self, pair: u64) -> usize {
         let mask = self.slots.len() - 1;
         let mut at = self.hash.word(pair) as usize & mask;
@@ -81,7 +81,7 @@ pub struct Scratch {
 }
 
 /// A pair that could merge: best rank first, then leftmost. `l` and `r` are the tokens it was made
-/// of: if either symbol has become another since, the candidate is stale.
+/// of: if either symbol has changed since, the candidate is stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
@@ -113,7 +113,7 @@ impl Bpe {
             joined.clear();
             joined.push_str(left);
             joined.push_str(right);
-            // Merges are usually listed in the order of the ids they make: try that one first.
+            // Merges are usually listed in the order of their resulting ids, so try the next id first.
             let merged = match vocab.get(previous + 1) {
                 Some(text) if text == joined => Some(previous + 1),
                 _ => vocab.id(&joined),

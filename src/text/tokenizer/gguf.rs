@@ -16,7 +16,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
     let model = model.ok_or_else(|| missing(MODEL, "the file carries no tokenizer"))?;
     let tokens = match metadata.get(TOKENS) {
         None => return Err(missing(TOKENS, "the file carries no vocabulary")),
-        // The type of an empty array says nothing: let the vocabulary refuse it as empty.
+        // An empty array has no meaningful type; the vocabulary rejects it as empty.
         Some(value) => file.strings(TOKENS, value)?,
     };
     let mut vocab = Vocab::new(tokens, file.kinds(tokens.len())?)?;
@@ -32,7 +32,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
     };
 
     let mut roles = Roles::default();
-    // SentencePiece files rarely say: 0 unknown, 1 beginning, 2 end is its own default.
+    // SentencePiece files rarely state these; its own defaults are 0 unknown, 1 beginning, 2 end.
     let role = |key: &str, default: u32| {
         let known = metadata.contains_key(key) || !sentencepiece || default as usize >= vocab.len();
         if known { file.id(key, vocab.len()) } else { Ok(Some(default)) }
@@ -46,7 +46,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
     }
     for text in END_OF_GENERATION {
         let Some(id) = vocab.id(text) else { continue };
-        // Some files mark these as ordinary text, by mistake: they would be printed.
+        // Some files mark these as ordinary text by mistake, and they would be printed.
         if is_unmistakable(text) || vocab.kind(id) == Some(TokenKind::Control) {
             vocab.set_kind(id, TokenKind::Control);
             roles.end_of_generation.insert(id);
@@ -158,7 +158,7 @@ impl<'m> Reader<'m> {
     /// A token id that must be in the vocabulary.
     fn id(&self, key: &str, vocab: usize) -> Result<Option<u32>> {
         let Some(value) = self.0.get(key) else { return Ok(None) };
-        // -1 and 0xffff_ffff are how converters write "none".
+        // Converters write "none" as -1 or 0xffff_ffff.
         if matches!(value, Value::Int(-1) | Value::Uint(0xffff_ffff)) {
             return Ok(None);
         }

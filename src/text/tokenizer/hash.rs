@@ -1,4 +1,4 @@
-//! A quick seeded hash for the tables: the standard one would take half of a vocabulary's load time.
+//! A fast seeded hash for the tables: the standard one would take half of a vocabulary's load time.
 //!
 //! Eight bytes at a time are folded in by a 64 x 64 -> 128 bit multiplication whose halves are then
 //! combined, as wyhash does. The seed is random, so that a file cannot be made to collide.
@@ -14,7 +14,7 @@ pub struct Hash {
 impl Hash {
     /// Another function of the family.
     pub fn new() -> Hash {
-        // Odd, so that it is never the zero that would absorb everything.
+        // Odd, hence never zero, which would absorb every input.
         Hash { seed: RandomState::new().hash_one(0) | 1 }
     }
 

@@ -11,7 +11,7 @@ use super::*;
 #[derive(Debug)]
 pub(super) struct Hf {
     inner: tokenizers::Tokenizer,
-    /// The same, blind to control tokens: for text from a stranger. Made when first needed.
+    /// The tokenizer without control tokens, for untrusted text. Created on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
     spelling: Spelling,
     adds_space_prefix: bool,
@@ -25,7 +25,7 @@ enum Spelling {
     ByteLevel,
     /// `▁` is a space, `<0xNN>` a byte.
     SentencePiece,
-    /// As they are.
+    /// Bytes are written unchanged.
     Plain,
 }
 

@@ -1,6 +1,6 @@
-//! Text to token ids and back, from whichever tokenizer the model file carries.
+//! Converts text to token ids and back, with the tokenizer that the model file contains.
 //!
-//! Two roads lead here:
+//! There are two sources:
 //!
 //! - [`Tokenizer::from_gguf`]: vocabulary and rule named in GGUF metadata. Byte-level BPE
 //!   (`bpe`, after `pretokenize`) or SentencePiece (`spm`), on tables that load in
@@ -53,7 +53,7 @@ struct Roles {
     add_eos: bool,
 }
 
-/// Tokens that end a turn in some family, looked for by their text: files often name only one.
+/// Tokens that end a turn in some family, recognised by their text: files often name only one.
 const END_OF_GENERATION: [&str; 20] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -77,8 +77,8 @@ const END_OF_GENERATION: [&str; 20] = [
     "[e~[",
 ];
 
-/// Whether a token of this text is about turns whatever the file says of it. Others, such as `</s>`,
-/// are HTML in some vocabularies, and count only if the file calls them special.
+/// Whether a token with this text marks turns whatever the file says. Others, such as `</s>`, are HTML in some
+/// vocabularies, and count only if the file calls them special.
 fn is_unmistakable(text: &str) -> bool {
     text.starts_with("<|") || text.starts_with("<｜") || text == "<end_of_turn>"
 }
@@ -102,8 +102,7 @@ impl Tokenizer {
     ///
     /// With `add_special` the tokens that the model expects around a text (usually one at the
     /// beginning) are added. With `parse_special` control tokens written out in the text, such as
-    /// `<|im_start|>`, become those tokens: right for the output of a chat template, wrong for text
-    /// from a stranger.
+    /// `<|im_start|>`, become those tokens: right for the output of a chat template, wrong for untrusted text.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
         if text.len() > MAX_TEXT {
             return Err(Error::Capacity(format!(
@@ -170,7 +169,7 @@ impl Tokenizer {
                 continue;
             }
             let token = self.token_bytes(id);
-            // The space in front of the text was put there by `encode`.
+            // `encode` put the space in front of the text.
             let token = if strip && !special { token.strip_prefix(b" ").unwrap_or(&token) } else { &token };
             strip &= special;
             bytes.extend_from_slice(token);
@@ -214,7 +213,7 @@ impl Tokenizer {
         }
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn vocab_size(&self) -> usize {
         match &self.engine {
             Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } => vocab.len(),
@@ -257,7 +256,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether `encode` puts a space in front of the text, which decoding takes away again.
+    /// Whether `encode` puts a space in front of the text, which decoding removes.
     pub fn adds_space_prefix(&self) -> bool {
         match &self.engine {
             Engine::Bpe { .. } => false,
@@ -266,7 +265,7 @@ impl Tokenizer {
         }
     }
 
-    /// The kind of tokenizer, for people: `byte-level BPE`, `SentencePiece`, `tokenizer.json`.
+    /// The kind of tokenizer, for display: `byte-level BPE`, `SentencePiece`, `tokenizer.json`.
     pub fn kind(&self) -> &'static str {
         match self.engine {
             Engine::Bpe { .. } => "byte-level BPE",
@@ -279,7 +278,7 @@ impl Tokenizer {
 /// The byte that `<0xNN>` stands for.
 fn byte_token(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
-    // `from_str_radix` would take a sign.
+    // `from_str_radix` would accept a sign.
     (hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
         .then(|| u8::from_str_radix(hex, 16).ok())?
 }

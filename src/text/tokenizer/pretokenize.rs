@@ -1,17 +1,16 @@
-//! Cutting text into the pieces that byte-pair encoding works on, by the rule that the model was
-//! trained with (`tokenizer.ggml.pre`).
+//! Divides text into the pieces that byte-pair encoding works on, by the rule that the model was trained with
+//! (`tokenizer.ggml.pre`).
 //!
-//! A rule is a list of stages; each cuts the pieces of the stage before it into its matches and
-//! what lies between them. The published patterns end in `\s+(?!\S)|\s+`: a run of white space
-//! leaves its last character to the word that follows. That one look-ahead is what keeps them from
-//! running on a linear-time engine (and a backtracking one gives up, silently, on long runs of
-//! spaces), so the patterns here say `\s+`, and [`Stage`] gives the last character back.
+//! A rule is a list of stages; each divides the pieces of the previous stage into its matches and the text between
+//! them. The published patterns end in `\s+(?!\S)|\s+`: a run of white space leaves its last character to the word that
+//! follows. This look-ahead does not run on a linear-time engine (and a backtracking one silently gives up on long runs
+//! of spaces), so the patterns here use `\s+`, and [`Stage`] gives the last character back.
 
 use regex::Regex;
 
 use crate::{Error, Result};
 
-/// How a byte-level vocabulary cuts text.
+/// How a byte-level vocabulary divides text.
 #[derive(Debug)]
 pub struct PreTokenizer {
     stages: Vec<Stage>,
@@ -23,20 +22,20 @@ struct Stage {
     spaces: Spaces,
 }
 
-/// What becomes of a match that is all white space and has a word behind it.
+/// The treatment of a match that is all white space and precedes a word.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Spaces {
-    /// Nothing: the pattern has no look-ahead.
+    /// The match is kept: the pattern has no look-ahead.
     Keep,
     /// Its last character is given back, if it has more than one.
     GiveBack,
-    /// The same, except for a run that ends a line: the pattern matches those for themselves.
+    /// As [`GiveBack`](Self::GiveBack), except for a run that ends a line, which the pattern matches separately.
     GiveBackWithinLine,
 }
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 
-/// The pattern of GPT-4 and all that descend from it, with the given number of digits to a piece.
+/// The pattern of GPT-4 and its descendants, with the given number of digits per piece.
 fn gpt4(digits: &str) -> String {
     format!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+"
@@ -75,7 +74,7 @@ const DEEPSEEK_CJK: &str = "[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]
 /// The defaults that go with a pre-tokeniser's name.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Traits {
-    /// A piece that is a token is taken whole, whatever the merges say.
+    /// Whether a piece that is a token is taken whole, regardless of merges.
     pub ignore_merges: bool,
     /// Whether to prepend the beginning-of-sequence token if the metadata does not say.
     pub add_bos: bool,
@@ -221,7 +220,7 @@ impl Stage {
             let (start, mut end) = (found.start(), found.end());
             if end < text.len() && self.gives_back(found.as_str()) {
                 let last = found.as_str().chars().next_back().map_or(0, char::len_utf8);
-                // A single white-space character is a piece of its own.
+                // A single white-space character is a separate piece.
                 end = if end - last > start { end - last } else { end };
             }
             if start > done {
@@ -231,7 +230,7 @@ impl Stage {
                 piece(&text[start..end]);
             }
             done = end;
-            // No pattern matches the empty string, but a loop must not rest on that.
+            // No pattern matches the empty string, but the loop must not depend on that.
             at = if end > at { end } else { at + text[at..].chars().next().map_or(1, char::len_utf8) };
             if at > text.len() {
                 break;
@@ -242,7 +241,7 @@ impl Stage {
         }
     }
 
-    /// Whether the look-ahead would have refused the whole of this match, which is not the text's end.
+    /// Whether the look-ahead would have rejected this whole match, which is not at the end of the text.
     fn gives_back(&self, found: &str) -> bool {
         match self.spaces {
             Spaces::Keep => false,
@@ -265,7 +264,7 @@ mod tests {
         all
     }
 
-    /// The published pattern of each name, on an engine that has the look-ahead.
+    /// Compares with the published pattern of each name on an engine that supports look-ahead.
     #[test]
     fn giving_back_equals_the_published_look_ahead() {
         use tokenizers::pre_tokenizers::split::{Split, SplitPattern};

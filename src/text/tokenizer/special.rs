@@ -1,4 +1,4 @@
-//! Finding special tokens in text before anything else looks at it: leftmost, then longest.
+//! Finds special tokens in text before any other processing: leftmost, then longest.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 use super::vocab::{TokenKind, Vocab};
 
-/// A stretch of a text: a special token, or what lies between two.
+/// A fragment of a text: a special token, or the text between two.
 #[derive(Debug, PartialEq)]
 pub enum Fragment<'t> {
     /// Ordinary text, not empty.
@@ -15,8 +15,8 @@ pub enum Fragment<'t> {
     Token(u32),
 }
 
-/// The matchers of one vocabulary, built when first used: one with control tokens, for prompts
-/// that a template made, and one with only the added text tokens, for text from outside.
+/// The matchers of one vocabulary, built when first used: one with control tokens, for prompts that a template made,
+/// and one with only the added text tokens, for untrusted text.
 #[derive(Debug, Default)]
 pub struct SpecialTokens {
     with_control: OnceLock<Matcher>,

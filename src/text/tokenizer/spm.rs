@@ -1,5 +1,5 @@
 //! SentencePiece-style merging: of all adjacent pairs whose union is a token, merge the one whose
-//! token scores highest, until none is left; what is then no token falls back to its bytes.
+//! token scores highest, until none is left; text that is then no token falls back to its bytes.
 //!
 //! There is no merge table and no pre-tokeniser: any split of a token may lead to it, and merges
 //! cross words. Ties go to the leftmost pair.
@@ -10,18 +10,18 @@ use std::collections::BinaryHeap;
 use super::vocab::Vocab;
 use crate::{Error, Result};
 
-/// What stands for a space in the vocabulary.
+/// The character for a space in the vocabulary.
 pub const SPACE: &str = "\u{2581}";
 
 /// Scores and byte tokens of a SentencePiece vocabulary.
 #[derive(Debug)]
 pub struct Spm {
     scores: Vec<f32>,
-    /// What to emit for each byte that is part of no token.
+    /// The token to emit for each byte that is part of no token.
     bytes: Box<[Option<u32>; 256]>,
 }
 
-/// A pair that could merge. `len` tells a stale candidate: its sides have grown since.
+/// A pair that could merge. `len` reveals a stale candidate, whose sides have grown since.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     score: f32,

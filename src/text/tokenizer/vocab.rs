@@ -7,12 +7,12 @@
 use super::hash::Hash;
 use crate::{Error, Result};
 
-/// What the model file says about a token (`tokenizer.ggml.token_type`).
+/// The kind of a token in the model file (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenKind {
     /// Ordinary text.
     Normal,
-    /// The token for what cannot be encoded.
+    /// The token for text that cannot be encoded.
     Unknown,
     /// Steers the model (`<|im_start|>`, `<bos>`); never printed, matched only on request.
     Control,
@@ -111,7 +111,7 @@ impl Vocab {
         ((id as usize) < self.len()).then(|| self.text(id))
     }
 
-    /// What token `id` is for, if there is such a token.
+    /// The kind of token `id`, if there is such a token.
     pub fn kind(&self, id: u32) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }
@@ -126,7 +126,7 @@ impl Vocab {
         &self.kinds
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
