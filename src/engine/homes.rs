@@ -1,11 +1,11 @@
-//! Sequences whose keys and values live on the side that the scheduler chose: the engine's half of two-tier memory.
+//! Sequences whose keys and values live on the side that the scheduler chose: the engine's part of two-tier memory.
 //!
 //! ```text
 //! add_at(Device) ─► pages on the device ◄─ swap, or the swaps of a step ─► pages in pinned host memory ◄─ add_at(Host)
 //! ```
-//! A prompt of a sequence on the host is computed by the device, and each layer's keys and values go to the host as they appear
-//! (NEO §3.2); its decode rows are attended by the host in place. Whole pages change sides on a copy lane beside the
-//! step's computation; a page that is left cannot be allocated until its copy has ended.
+//! The device computes the prompt of a sequence on the host, and each layer's keys and values go to the host as they
+//! are produced (NEO §3.2); the host attends its decode rows in place. Whole pages change sides on a copy lane while
+//! the step computes; the source page of a move cannot be allocated until its copy has ended.
 
 use super::kv::{Moved, SequenceKv, Swap, Target};
 use super::seq_id::SeqId;
@@ -18,16 +18,16 @@ use crate::{Error, Result};
 pub struct SidePages {
     /// Pages that no sequence holds.
     pub free: usize,
-    /// Pages in all.
+    /// Total number of pages.
     pub all: usize,
 }
 
 impl Engine {
-    /// A new, empty sequence whose keys and values are to live on `side`, in layers that keep them on the device.
-    /// (Layers on the host keep theirs there.)
+    /// Adds an empty sequence whose keys and values live on `side`, in layers that keep them on the device. (Layers on
+    /// the host keep theirs there.)
     ///
     /// # Errors
-    /// [`Error::Usage`]: the engine has no pages for sequences of that side.
+    /// [`Error::Usage`] if the engine has no pages for sequences of that side.
     pub fn add_at(&mut self, side: Side) -> Result<SeqId> {
         let pages = self.kv_pages(side);
         if pages.all == 0 {
@@ -62,8 +62,8 @@ impl Engine {
         self.machine.kv_ref().pager.is_none()
     }
 
-    /// Pages of staging memory that prompts of one step may take on their way to the host, in tokens' pages: a prompt up to
-    /// position n takes those of n tokens.
+    /// Pages of staging memory that the prompts of one step may use on their way to the host. A prompt up to position n
+    /// uses the pages of n tokens.
     pub fn staging_pages(&self) -> usize {
         self.machine.kv_ref().staged
     }
@@ -71,16 +71,16 @@ impl Engine {
     /// Moves a sequence to `side`, and waits for the copies.
     ///
     /// # Errors
-    /// Not enough free pages there; a sequence that has ended; a device that failed; an engine whose pages move by themselves.
-    /// On an error nothing has moved.
+    /// If there are not enough free pages there, the sequence has ended, the device has failed, or the engine moves its
+    /// pages by itself. On an error nothing has moved.
     pub fn swap(&mut self, seq: SeqId, side: Side) -> Result<()> {
         self.change(&[Swap { seq, to: Target::Whole(side) }])
     }
 
-    /// Makes several changes of sides one after the other, and waits for the copies.
+    /// Moves several sequences one after the other, and waits for the copies.
     ///
     /// # Errors
-    /// As [`Engine::swap`]; changes before the first that fails are kept.
+    /// As [`Engine::swap`]; moves before the first that fails are kept.
     pub fn change(&mut self, swaps: &[Swap]) -> Result<()> {
         self.check_swaps(swaps)?;
         let mut moved = Vec::new();
@@ -97,8 +97,8 @@ impl Engine {
         self.check_free(swaps.iter().map(|s| s.seq))
     }
 
-    /// Changes sides in the tables; `moved` are the copies still to be made. If pages run short that copies in flight will
-    /// free, it waits for those copies first.
+    /// Changes sides in the tables and appends the copies still to be made to `moved`. If pages are short but copies in
+    /// flight will free some, waits for those copies first.
     pub(super) fn begin_swaps(&mut self, swaps: &[Swap], moved: &mut Vec<Moved>) -> Result<()> {
         for swap in swaps {
             if moved.iter().any(|m| m.request() == swap.seq.request()) {
@@ -120,7 +120,8 @@ impl Engine {
         table.swap(&mut self.machine.kv().pages, id.slot as usize, swap.to)
     }
 
-    /// Copies pages that have changed sides, and waits for it. If that fails, the pages are where they were.
+    /// Copies pages that have changed sides in the tables, and waits for the copies. If that fails, the pages are back
+    /// on their old side.
     pub(super) fn finish_moves(&mut self, moved: &mut Vec<Moved>) -> Result<()> {
         let moved = std::mem::take(moved);
         if moved.is_empty() {

@@ -31,10 +31,10 @@ pub enum Logits {
 pub struct StepPlan<'a> {
     /// The sub-batch of each input; `None`: all in one.
     pub split: Option<&'a [u8]>,
-    /// How sub-batches share the lanes: in lock step ([`Flow::TwoLanes`]) the CPU attends the rows of one while the device
-    /// computes those of the other.
+    /// How sub-batches share the lanes. In lock step ([`Flow::TwoLanes`]) the CPU attends the rows of one while the
+    /// device computes those of the other.
     pub flow: Flow,
-    /// Sequences that change sides: those of the step before their rows are computed, others beside it.
+    /// Sequences that change sides: those in the step before their rows are computed, others during the step.
     pub swaps: &'a [Swap],
 }
 

@@ -1,4 +1,4 @@
-//! Turns the inputs of a step into iterations: which rows are computed together.
+//! Turns the inputs of a step into iterations, which group the rows that are computed together.
 
 use super::input::{Input, Logits, StepPlan};
 use super::kv::{Moved, SequenceKv};
@@ -30,9 +30,9 @@ impl Piece<'_> {
     }
 }
 
-/// The iterations that compute `inputs`, whose sequences have the pages `tables`, of which those in `moved` are copied by the
-/// first: one, unless a sub-batch wants logits
-/// of more than `most` rows. With them the rows of their groups, and in all, how many rows want logits.
+/// The iterations that compute `inputs`, whose sequences have the pages `tables`. There is one, unless a sub-batch
+/// wants logits of more than `most` rows; the first copies the pages in `moved`. Also returns the rows of their groups,
+/// and the total number of rows that want logits.
 pub(super) fn iterations<'a>(
     inputs: &[Input<'a>],
     tables: &[&'a SequenceKv],
@@ -68,7 +68,7 @@ pub(super) fn iterations<'a>(
     let mut batches: Vec<_> = batches
         .into_iter()
         .map(|mut pieces| {
-            // Neighbours of one phase, and with keys and values on the same side, are computed together.
+            // Neighbours of the same phase with keys and values on the same side are computed together.
             pieces.sort_by_key(|p| {
                 let home = match p.group.kv {
                     Kv::Host => 0,
@@ -168,10 +168,10 @@ mod tests {
         let slots = |b: usize| -> Vec<u32> {
             steps[0].0.sub_batches[b].groups.iter().map(|g| g.request.slot).collect()
         };
-        // Prompts before decode rows, within each; the input without tokens is gone.
+        // Within each step, prompts come before decode rows; the input without tokens is gone.
         assert_eq!((steps.len(), slots(0), slots(1)), (1, vec![5], vec![8, 4, 7]));
         assert_eq!(steps[0].1, [1, 5, 0, 4]);
-        // One sub-batch needs two steps, the other is through after one.
+        // One sub-batch needs two steps, the other finishes after one.
         let steps = all(&inputs, Some(&[1, 0, 0, 1, 1]), 2);
         assert_eq!((steps.len(), steps[1].0.sub_batches[1].groups.len(), &steps[1].1), (2, 0, &vec![3]));
     }

@@ -1,4 +1,4 @@
-//! Attention over host pages, whole or in part, and the output projection.
+//! Attention over host pages, complete or partial, and the output projection.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::simd::linear::{Out, linear_rows};
 use crate::tensor::Rows;
 
 impl HostContext<'_> {
-    /// attn = attention of `rows` over the tokens that their sequences attend here ([`super::HostSeq::tokens`]).
+    /// attn = attention of `rows` over the tokens that their sequences attend on the host ([`super::HostSeq::tokens`]).
     ///
     /// # Panics
     /// If `rows` are not rows of the step.
@@ -26,8 +26,8 @@ impl HostContext<'_> {
         self.attend_rows(step, layer.windowed, kv, rows.clone(), ws.q.view(rows), out);
     }
 
-    /// The same for queries that lie elsewhere, and for results wanted elsewhere or in parts: `q` and `out` have a row
-    /// for each of `rows`, in order. `windowed`: of a layer with a window.
+    /// [`HostContext::attend`] for queries and results in other memory, or for partial results: `q` and `out` have a
+    /// row for each of `rows`, in order. `windowed` says whether the layer has a window.
     ///
     /// # Panics
     /// If `rows` are not rows of the step, `q` or `out` has fewer, or the step's pages end before the tokens.

@@ -19,7 +19,8 @@ impl HostContext<'_> {
         let (spec, d) = (&m.spec, m.spec.d_model);
         let (tokens, positions) = (step.tokens(&rows), step.positions(&rows));
         let hidden = ws.hidden.view_mut(rows);
-        // The head has a packed copy of the table. Rows are read from the file, so that the table does not become resident twice.
+        // If the head has a packed copy of the table, read rows from the file, so that the table does not become
+        // resident twice.
         let twice = spec.tied_head && Linear::wants_packing(m.embed.dtype, m.isa);
         each_row(self.pool, hidden, d, |r, out| {
             let token = tokens[r] as usize;
@@ -38,8 +39,8 @@ impl HostContext<'_> {
         });
     }
 
-    /// Logits of `rows` = head(norm(hidden + residual)), soft-capped; they go to row `to` of the logits and those
-    /// behind it.
+    /// Logits of `rows` = head(norm(hidden + residual)), soft-capped; they go to row `to` of the logits and the
+    /// following rows.
     pub fn head(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>, to: usize) {
         let (m, n) = (self.model, rows.len());
         let (d, v) = (m.spec.d_model, m.spec.vocab);
@@ -56,13 +57,13 @@ impl HostContext<'_> {
         }
     }
 
-    /// The likeliest token of each of `rows` of the logits, the lowest index among equals, appended to `out`. `None` for a
-    /// row whose logits are NaN or infinite, or all minus infinity: there is nothing to choose.
+    /// The likeliest token of each of `rows` of the logits, the lowest index among equals, appended to `out`. `None`
+    /// for a row whose logits are NaN or infinite, or all minus infinity: such a row has no likeliest token.
     pub fn pick(&self, ws: &HostWorkspace, rows: Range<usize>, out: &mut Vec<Option<u32>>) {
         let logits = ws.logits.view(rows.clone());
         out.extend((0..rows.len()).map(|r| {
             let (row, best) = (logits.row(r), self.host.kernels.argmax(logits.row(r)));
-            // In pieces, so that the loop over one has no exit and is compiled to vectors.
+            // Processed in pieces, so that the inner loop has no exit and is vectorised.
             let beyond =
                 |piece: &[f32]| piece.iter().fold(false, |any, &x| any | x.is_nan() | (x == f32::INFINITY));
             let sound = row[best] > f32::NEG_INFINITY && !row.chunks(1024).any(beyond);

@@ -1,4 +1,4 @@
-//! The sublayers of a model on the CPU: the accelerator's operations, by the same names, on rows of host memory.
+//! The sublayers of a model on the CPU: the accelerator's operations, with the same names, on rows of host memory.
 //!
 //! ```text
 //! embed ─► project ─► append ─► attend ─► out_proj ─► ffn_up ─► ffn_down ─► … ─► head ─► pick
@@ -8,19 +8,19 @@
 //! |---|---|
 //! | `workspace` | [`HostWorkspace`]: activations, rows of f32 |
 //! | `step` | [`HostStep`]: tokens, positions, pages and attention plans of a sub-batch, for all layers |
-//! | `residual` | [`Residual`]: what is still to be added to the residual stream; the norm that adds it |
+//! | `residual` | [`Residual`]: the output still to be added to the residual stream; the norm that adds it |
 //! | `ends` | embed, head, pick |
 //! | `qkv` | project, append |
 //! | `attend` | attend, out_proj |
 //! | `ffn` | ffn_up, ffn_down |
 //!
-//! Any sublayer of any layer runs on any range of rows, so that an executor may take turns with an accelerator: rows
-//! of [`HostWorkspace::hidden`], q, k, v and attn may be written and read by others between two operations, and
-//! appending and attending also take rows from memory that is not the workspace's (a mailbox) and deliver there.
-//! Sub-batches share one workspace by disjoint rows; what depends on all rows of a sub-batch is in its step.
+//! Any sublayer of any layer runs on any range of rows, so that an executor may alternate with an accelerator: between
+//! two operations, other code may write and read rows of [`HostWorkspace::hidden`], q, k, v and attn, and appending and
+//! attending can also take rows from, and write results to, memory outside the workspace (a mailbox). Sub-batches use
+//! disjoint rows of one workspace; data that depends on all rows of a sub-batch is in its step.
 //!
-//! A row's bits depend on its own input and, outside deterministic mode, on how many rows an operation is given; not
-//! on where in the workspace they lie, on the number of threads, or on what other operations ran in between.
+//! A row's bits depend on its own input and, outside deterministic mode, on the number of rows of an operation. They do
+//! not depend on where rows lie in the workspace, on the number of threads, or on operations that ran in between.
 
 mod attend;
 mod ends;
@@ -49,16 +49,16 @@ use self::rope::RopeCache;
 pub use self::step::{HostSeq, HostStep};
 pub use self::workspace::HostWorkspace;
 
-/// What all sublayers of a model need, whatever the step: kernels, and the tables of RoPE.
+/// Data that all sublayers of a model need in every step: kernels, and the RoPE tables.
 pub struct Host {
     kernels: &'static Kernels,
     isa: Isa,
     mode: Mode,
     threads: usize,
-    /// Threads of attention that reading bounds; `None`: all.
+    /// Threads for memory-bound attention; `None`: all.
     readers: Option<usize>,
     rope: Option<RopeCache>,
-    /// RoPE cache of windowed layers, where it differs.
+    /// RoPE cache of windowed layers, if it differs.
     rope_local: Option<RopeCache>,
     pairing: RopePairing,
     shape: AttnShape,
@@ -66,10 +66,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// For `spec`, with the kernels of `isa`, on a pool of `threads`.
+    /// A host for `spec`, with the kernels of `isa`, on a pool of `threads`.
     ///
     /// # Errors
-    /// Head sizes that the attention kernels do not cover; a RoPE that is not supported.
+    /// If the attention kernels do not cover the head size, or the RoPE is not supported.
     pub fn new(spec: &ModelSpec, isa: Isa, mode: Mode, threads: usize) -> Result<Host> {
         let shape = Host::attention(spec, None);
         shape.check()?;
@@ -94,7 +94,7 @@ impl Host {
         })
     }
 
-    /// The same with at most this many threads for memory-bound attention (decode).
+    /// Limits the threads for memory-bound attention (decode).
     pub fn with_readers(self, readers: Option<usize>) -> Host {
         Host { readers, ..self }
     }
@@ -115,7 +115,7 @@ impl Host {
         })
     }
 
-    /// What attention of a layer with `window` looks like.
+    /// The attention shape of a layer with `window`.
     pub(super) fn attention(spec: &ModelSpec, window: Option<usize>) -> AttnShape {
         AttnShape {
             n_heads: spec.n_heads,
@@ -133,7 +133,7 @@ impl Host {
         tables * RopeCache::bytes(r.dim / 2, context)
     }
 
-    /// What attention of a layer looks like.
+    /// The attention shape of a layer.
     fn shape(&self, windowed: bool) -> AttnShape {
         AttnShape { window: self.window.filter(|_| windowed), ..self.shape }
     }
@@ -161,15 +161,15 @@ pub struct HostContext<'a> {
     pool: &'a Pool,
 }
 
-/// Below this many elements a row-wise operation is not worth waking threads for.
+/// Elements below which waking threads for a row-wise operation does not pay.
 const PARALLEL_ELEMENTS: usize = 16 * 1024;
 
-/// Rows of a chunk: few cache lines are shared between threads (whole pages of one sequence would share none), and a
-/// decode step of many sequences still is work for all of them.
+/// Rows of a chunk: threads share few cache lines (whole pages of one sequence would share none), and a decode step of
+/// many sequences still occupies all threads.
 const ROWS_PER_CHUNK: usize = 4;
 
-/// Calls `f` with each row of `rows` once, on several threads if they are worth it. `width`: elements that a call reads or
-/// writes.
+/// Calls `f` with each row of `rows` once, on several threads if that pays. `width` is the number of elements that a
+/// call reads or writes.
 fn each_row<R: RowSet>(pool: &Pool, rows: R, width: usize, f: impl Fn(usize, R::Row) + Sync) {
     pool.rows(rows.rows() * width >= PARALLEL_ELEMENTS, ROWS_PER_CHUNK, rows, f);
 }

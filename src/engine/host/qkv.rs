@@ -1,4 +1,4 @@
-//! Norm, projection of queries, keys and values, head norms, RoPE; keys and values into their pages.
+//! Norm, projection of queries, keys and values, head norms, RoPE; storing keys and values in their pages.
 
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ impl HostContext<'_> {
         });
     }
 
-    /// Keys and values of `rows` into their pages in `kv`.
+    /// Stores keys and values of `rows` in their pages in `kv`.
     ///
     /// # Panics
     /// If `rows` are not rows of the step.
@@ -69,7 +69,8 @@ impl HostContext<'_> {
         self.append_from(step, kv, rows, k, v);
     }
 
-    /// The same for keys and values that lie elsewhere: `k` and `v` have a row for each of `rows`, in order.
+    /// [`HostContext::append`] for keys and values in other memory: `k` and `v` have a row for each of `rows`, in
+    /// order.
     ///
     /// # Panics
     /// If `rows` are not rows of the step, or the step's pages end before them.

@@ -2,7 +2,7 @@
 //!
 //!   hidden += post(delta);  x = norm(hidden)
 //!
-//! A sublayer leaves what it adds in delta; the next norm adds it, while the row is in the caches anyway.
+//! A sublayer leaves its output in delta; the next norm adds it, while the row is in the caches anyway.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::model::Norm;
 use crate::simd::Kernels;
 use crate::tensor::RowsMut;
 
-/// What is still to be added to the residual stream: the last sublayer's output.
+/// The last sublayer's output, which is still to be added to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual<'a> {
     /// Nothing (before the first sublayer, or after [`HostContext::settle`]).
@@ -30,7 +30,7 @@ impl<'a> Residual<'a> {
         post.map_or(Residual::Delta, Residual::Normed)
     }
 
-    /// The row to add, if any; normed in place.
+    /// The row to add, if any, normed in place.
     fn of<'d>(self, k: &Kernels, eps: f32, delta: &'d mut [f32]) -> Option<&'d [f32]> {
         match self {
             Residual::None => None,
@@ -44,14 +44,14 @@ impl<'a> Residual<'a> {
 }
 
 impl Layer {
-    /// What attention adds to the residual stream, once [`HostContext::out_proj`] has run.
+    /// The residual that [`HostContext::out_proj`] leaves.
     ///
     /// [`HostContext::out_proj`]: super::HostContext::out_proj
     pub fn after_attention(&self) -> Residual<'_> {
         Residual::after(self.post_attn.as_deref())
     }
 
-    /// What the feed-forward adds to the residual stream, once [`HostContext::ffn_down`] has run.
+    /// The residual that [`HostContext::ffn_down`] leaves.
     ///
     /// [`HostContext::ffn_down`]: super::HostContext::ffn_down
     pub fn after_ffn(&self) -> Residual<'_> {
@@ -59,7 +59,7 @@ impl Layer {
     }
 }
 
-/// Rows of the residual stream, what is added to them, and where their norms go.
+/// Rows of the residual stream, the rows added to them, and the destination of their norms.
 pub(super) struct NormRows<'a> {
     pub hidden: RowsMut<'a>,
     pub delta: RowsMut<'a>,
@@ -92,8 +92,8 @@ pub(super) fn norm_rows(
 }
 
 impl HostContext<'_> {
-    /// hidden += residual, so that hidden alone says all: before rows cross to an accelerator. The norm that follows,
-    /// with [`Residual::None`], gives the same bits as if it had added.
+    /// hidden += residual, so that hidden alone is complete before rows cross to an accelerator. The following norm,
+    /// with [`Residual::None`], gives the same bits as if it had done the addition.
     pub fn settle(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>) {
         let (k, eps) = (self.host.kernels, self.model.spec.norm.eps());
         let (hidden, delta) = (ws.hidden.view_mut(rows.clone()), ws.delta.view_mut(rows));

@@ -16,7 +16,8 @@ impl RopeCache {
         RopeCache { table, half, cos: Vec::new(), sin: Vec::new() }
     }
 
-    /// Positions computed for those below `n`: by doubling, so that decoding does not grow it token by token.
+    /// Number of positions to compute so that all below `n` exist. It doubles, so that decoding does not grow the table
+    /// token by token.
     fn positions(n: usize) -> usize {
         n.next_power_of_two().max(256)
     }
@@ -43,7 +44,7 @@ impl RopeCache {
         }
     }
 
-    /// Cosines and sines of position `p`, below what was asked of [`RopeCache::extend_to`].
+    /// Cosines and sines of position `p`, which [`RopeCache::extend_to`] must have covered.
     pub fn at(&self, p: usize) -> (&[f32], &[f32]) {
         let at = p * self.half..(p + 1) * self.half;
         (&self.cos[at.clone()], &self.sin[at])

@@ -1,4 +1,4 @@
-//! What a sub-batch computes: prepared once per step, used by all layers.
+//! The description of a sub-batch's work, prepared once per step and used by all layers.
 
 use std::ops::Range;
 
@@ -6,17 +6,17 @@ use super::{Host, HostWorkspace};
 use crate::cache::SeqRows;
 use crate::simd::attention::{AttnPlan, AttnRows};
 
-/// Consecutive rows of one sequence, as the host sees it.
+/// Consecutive rows of one sequence, for the host.
 #[derive(Debug, Clone)]
 pub struct HostSeq<'a> {
-    /// Its pages on the host, position 0 first.
+    /// The sequence's pages on the host, from position 0 on.
     pub pages: &'a [u32],
     /// Position of the first row.
     pub first_pos: usize,
     /// Rows.
     pub n_rows: usize,
-    /// The tokens that are attended on the host, of those that position and window let a row see: the start a multiple
-    /// of the page. [`HostSeq::ALL`] where none is attended elsewhere.
+    /// The tokens to attend on the host, among those that position and window let a row see. The range begins at the
+    /// beginning of a page. [`HostSeq::ALL`] if none are attended elsewhere.
     pub tokens: Range<usize>,
 }
 
@@ -45,9 +45,9 @@ pub struct HostStep {
     seqs: Vec<Seq>,
     /// Rows that want logits, ascending, counted from the step's first.
     wanted: Vec<usize>,
-    /// Plans of attention of this step, made when first asked for.
+    /// Attention plans of this step, made on first use.
     plans: Vec<Planned>,
-    /// Plans of earlier steps, whose buffers are used again: without and with a window.
+    /// Plans of earlier steps whose buffers are reused, without and with a window.
     spare: [Vec<AttnPlan>; 2],
 }
 
@@ -58,9 +58,9 @@ struct Planned {
 }
 
 impl Host {
-    /// Makes `step` one of `seqs`, whose rows lie in this order from row `first_row` of the workspace on. `tokens`: one per
-    /// row, or none where rows are not embedded on the host. `wanted`: rows that want logits, ascending, counted from
-    /// the step's first.
+    /// Prepares the step for `seqs`, whose rows lie in this order from row `first_row` of the workspace on. `tokens`
+    /// has one token per row, or none if rows are not embedded on the host. `wanted` are the rows that want logits,
+    /// ascending, counted from the step's first.
     ///
     /// # Panics
     /// If tokens, positions or wanted rows do not fit each other.
@@ -115,9 +115,9 @@ impl HostStep {
         self.wanted.clear();
     }
 
-    /// Bytes of the lists of a step of `rows` rows whose sequences have `pages` pages, its plans aside.
+    /// Bytes of the lists of a step of `rows` rows whose sequences have `pages` pages, without its plans.
     pub(in crate::engine) fn bytes(rows: usize, pages: usize) -> usize {
-        // Token, position and wanted row of each; a sequence in the worst case.
+        // Token, position and wanted row of each row; in the worst case each row is a separate sequence.
         rows * (4 + 8 + 8 + size_of::<Seq>()) + 4 * pages
     }
 
@@ -127,12 +127,12 @@ impl HostStep {
         }
     }
 
-    /// Its rows of the workspace.
+    /// The step's rows in the workspace.
     pub fn rows(&self) -> Range<usize> {
         self.first_row..self.first_row + self.positions.len()
     }
 
-    /// How many rows want logits.
+    /// Number of rows that want logits.
     pub fn n_wanted(&self) -> usize {
         self.wanted.len()
     }
@@ -157,7 +157,7 @@ impl HostStep {
         &self.seqs[self.seqs.partition_point(|s| s.row0 <= row) - 1]
     }
 
-    /// The plan of attention of `rows` of the workspace, row 0 the first of them.
+    /// The attention plan of `rows` of the workspace; row 0 of the plan is the first of them.
     pub(super) fn plan(&mut self, host: &Host, windowed: bool, rows: Range<usize>) -> &mut AttnPlan {
         let known = self.plans.iter().position(|p| p.windowed == windowed && p.rows == rows);
         let at = known.unwrap_or_else(|| {
@@ -190,8 +190,8 @@ impl HostStep {
         self.seqs.iter().filter_map(of).collect()
     }
 
-    /// Drops the rows that want no logits: beyond the last layer's keys and values nothing needs them. Call it between
-    /// that layer's append and its attention: hidden and q of the rows that stay move to the front of the step's rows.
+    /// Drops the rows that want no logits: nothing needs them after the last layer's keys and values. Call it between
+    /// that layer's append and its attention; hidden and q of the remaining rows move to the front of the step's rows.
     pub fn keep_wanted(&mut self, ws: &mut HostWorkspace) {
         if self.wanted.len() == self.positions.len() {
             return;

@@ -23,7 +23,7 @@ impl RowBuffer {
     fn reserve(&mut self, rows: usize) {
         let len = rows * self.width;
         if self.data.len() < len {
-            // Exactly, since the dry run counted so much; the rows that there are move along.
+            // Reserve exactly the size that the dry run counted; existing rows move along.
             self.data.reserve_exact(len - self.data.len());
             ask_for_huge_pages(&mut self.data);
             self.data.resize(len, 0.0);
@@ -35,12 +35,12 @@ impl RowBuffer {
         self.width
     }
 
-    /// Rows that there is room for.
+    /// Number of rows that fit.
     pub fn len(&self) -> usize {
         self.data.len() / self.width.max(1)
     }
 
-    /// Whether there is room for none.
+    /// Whether no row fits.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -50,7 +50,7 @@ impl RowBuffer {
         &self.data[rows.start * self.width..rows.end * self.width]
     }
 
-    /// The elements of `rows`, to be written.
+    /// The elements of `rows`, mutable.
     pub fn rows_mut(&mut self, rows: Range<usize>) -> &mut [f32] {
         &mut self.data[rows.start * self.width..rows.end * self.width]
     }
@@ -66,7 +66,7 @@ impl RowBuffer {
         RowsMut::new(self.rows_mut(rows), width)
     }
 
-    /// Moves the rows `keep` (ascending) to row `to` and those behind it.
+    /// Moves the rows `keep` (ascending) to row `to` and the following rows.
     pub(super) fn keep(&mut self, to: usize, keep: impl Iterator<Item = usize>) {
         for (i, from) in keep.enumerate() {
             let at = from * self.width;
@@ -79,7 +79,7 @@ impl RowBuffer {
 pub struct HostWorkspace {
     /// Residual stream, `[rows][d]`.
     pub hidden: RowBuffer,
-    /// To be added to it, `[rows][d]`.
+    /// Output of the last sublayer, still to be added to `hidden`, `[rows][d]`.
     pub delta: RowBuffer,
     /// Queries, head norms and RoPE applied, `[rows][q_dim]`.
     pub q: RowBuffer,
@@ -91,11 +91,11 @@ pub struct HostWorkspace {
     pub attn: RowBuffer,
     /// The feed-forward's activation, `[rows][d_ff]`.
     pub act: RowBuffer,
-    /// What multiplies the activation of a gated feed-forward, `[rows][d_ff]`.
+    /// The factor of the activation in a gated feed-forward, `[rows][d_ff]`.
     pub up: RowBuffer,
     /// `[rows that want them][V]`.
     pub logits: RowBuffer,
-    /// Inputs of the matrices of the operation that runs: nothing of it outlives an operation.
+    /// Inputs of the running operation's matrices; they do not outlive the operation.
     pub(super) acts: Acts,
 }
 
@@ -107,7 +107,7 @@ impl HostWorkspace {
         HostWorkspace { hidden, delta, q, k, v, attn, act, up, logits, acts: Acts::default() }
     }
 
-    /// Makes room for rows `0..rows`, and logits of `logits` rows; keeps what is there.
+    /// Makes room for rows `0..rows`, and logits of `logits` rows; keeps existing contents.
     pub fn reserve(&mut self, rows: usize, logits: usize) {
         let buffers = [
             &mut self.hidden,
@@ -123,7 +123,7 @@ impl HostWorkspace {
         self.logits.reserve(logits);
     }
 
-    /// Bytes of a workspace with room for `rows` rows and logits of `logits` rows, [`HostWorkspace::acts`] aside.
+    /// Bytes of a workspace with room for `rows` rows and logits of `logits` rows, without [`HostWorkspace::acts`].
     pub(in crate::engine) fn bytes(spec: &ModelSpec, rows: usize, logits: usize) -> usize {
         size_of::<f32>() * (rows * widths(spec).iter().sum::<usize>() + logits * spec.vocab)
     }

@@ -1,10 +1,11 @@
-//! How tokens whose pages have left the device are attended: always in one way, or in each step in the way with the least
-//! predicted time.
+//! Decides how tokens whose pages have left the device are attended: always in one way, or in each step in the way with
+//! the least predicted time.
 //!
-//! A step is predicted with the tokens attended where they are, and with their pages streamed; for prompts and decode rows apart,
-//! where it has both. Few pages hide under the products of the layer before; of many the copies take longer than the CPU, or
-//! not: it depends on the machine and changes with the context. Steps that are alike are predicted once: counts of pages that
-//! differ by less than 1/32 count as equal, so that a long answer asks once in many tokens.
+//! A step is predicted with these tokens attended in place, and with their pages streamed, separately for prompts and
+//! decode rows if it has both. The products of the previous layer hide the copies of a few pages. With many pages the
+//! copies may take longer than the CPU or not, depending on the machine and the context. Similar steps are predicted
+//! once: page counts that differ by less than 1/32 count as equal, so that a long answer needs a prediction only once
+//! in many tokens.
 
 use std::collections::HashMap;
 
@@ -12,10 +13,10 @@ use crate::cache::PAGE_TOKENS;
 use crate::plan::StepTimes;
 use crate::program::{Far, Iteration, Kv, Phase, Placement};
 
-/// Predictions that are kept.
+/// Most predictions that are kept.
 const MOST: usize = 4096;
 
-/// Pages in a number of steps of 1/32.
+/// A count of pages, rounded in relative steps of 1/32.
 fn about(pages: u32) -> u32 {
     let spare = (32 - pages.leading_zeros()).saturating_sub(6);
     pages >> spare << spare
@@ -26,14 +27,14 @@ fn about(pages: u32) -> u32 {
 struct Load {
     groups: u32,
     rows: u32,
-    /// Pages away from the device and there.
+    /// Pages away from the device, and pages on it.
     far: u32,
     near: u32,
 }
 
-/// What steps have in common that are attended in the same way: rows of prompts and of decode, those with pages that have left and
-/// the others, in each sub-batch; and pages that move beside them, to the host and to the device. (What leaves while a step runs
-/// has to be there before it is streamed back.)
+/// The key of a prediction: for each sub-batch the rows of prompts and of decode, with and without pages that have left
+/// the device; and the pages that move during the step, to the host and to the device. (Pages that leave while a step
+/// runs must arrive before they are streamed back.)
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Likeness {
     sub_batches: Vec<[[Load; 2]; 2]>,
@@ -66,7 +67,7 @@ impl Likeness {
     }
 }
 
-/// Steps that had tokens away from the device, by how their decode rows (or else their prompts) attended them.
+/// Number of steps with tokens away from the device, by how their decode rows (or else their prompts) attended them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FarSteps {
     /// On the host, in place.
@@ -84,14 +85,15 @@ pub(in crate::engine) struct Ways {
 }
 
 impl Ways {
-    /// Always `far`; without one the fastest, if there are `times` and staging memory (`staged`), else attended in place.
+    /// Always uses `far` if given; otherwise the fastest way if there are `times` and staging memory (`staged`), else
+    /// attention in place.
     pub fn new(far: Option<Far>, times: Option<StepTimes>, staged: bool) -> Ways {
         let times = times.filter(|_| far.is_none() && staged);
         let fixed = far.or(if times.is_none() { Some(Far::Attend) } else { None });
         Ways { fixed, times, known: HashMap::new(), steps: FarSteps::default() }
     }
 
-    /// What groups say until a step is settled.
+    /// The way that groups state until a step is settled.
     pub fn usual(&self) -> Far {
         self.fixed.unwrap_or(Far::Attend)
     }
@@ -101,7 +103,7 @@ impl Ways {
         self.steps
     }
 
-    /// Settles how the groups of a step attend what is away.
+    /// Decides how the groups of a step attend tokens away from the device.
     pub fn settle(&mut self, placement: &Placement, iteration: &mut Iteration) {
         let split = |phase: Phase| {
             let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
@@ -174,8 +176,8 @@ mod tests {
         assert_eq!(about(1000), about(1007));
     }
 
-    /// On a machine whose CPU reads faster than its link copies, few pages are streamed under the products, and many attended in
-    /// place; decode rows and prompts each in their own way.
+    /// On a machine whose CPU reads faster than its link copies, few pages are streamed during products and many are
+    /// attended in place; decode rows and prompts are decided separately.
     #[test]
     fn the_way_changes_with_the_context() {
         let sizes = Sizes::of_spec(&synth::parse("qwen3-0.6b").unwrap().spec);
@@ -208,7 +210,7 @@ mod tests {
         }
         assert!(chosen.contains(&Far::Stream) && chosen.last() == Some(&Far::Attend), "{chosen:?}");
         assert!(chosen.windows(2).all(|w| w[0] == Far::Stream || w[1] == Far::Attend), "{chosen:?}");
-        // What the user says, and what has no memory to stream to.
+        // The user's choice applies, and so does a lack of memory to stream to.
         let mut iteration = step(32);
         for (mut ways, want) in [
             (Ways::new(Some(Far::Stream), None, true), Far::Stream),

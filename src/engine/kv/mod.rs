@@ -1,13 +1,15 @@
-//! Keys and values on two sides: the pages of sequences, and which of them move.
+//! Keys and values on two sides: the pages of sequences, and their moves.
 //!
 //! | pages | of layers | read and written by |
 //! |---|---|---|
 //! | device | with keys and values on the device | the device |
-//! | far | the same: pages moved away from the device, in pinned memory | the host in place, the device's copies |
+//! | far | with keys and values on the device: pages that moved away from it, in pinned memory | the host in place, the
+//! device's copies |
 //! | host | with keys and values on the host | the host |
 //!
-//! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] says which pages change sides (HELM §4: the oldest full
-//! ones, above a watermark), [`Ways`] how those that have left are attended, and what a step's groups see of it is their [`Kv`].
+//! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] decides which pages change sides (HELM §4: the
+//! oldest full ones, above a watermark), and [`Ways`] how pages that have left are attended. A step's groups see this
+//! as their [`Kv`].
 
 mod far;
 mod pager;
@@ -24,7 +26,7 @@ use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};
 use crate::program::{Placement, Side};
 use crate::{Error, Result};
 
-/// The pages of all sequences: three lists, each of pages with numbers of their own.
+/// The pages of all sequences: three lists, each with its own page numbers.
 pub(super) struct KvPages {
     /// On the device.
     pub device: PageList,
@@ -34,7 +36,7 @@ pub(super) struct KvPages {
     pub host: PageList,
 }
 
-/// Which of its pages a placement has layers for.
+/// The kinds of pages that a placement has layers for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sides {
     pub device: bool,
@@ -45,16 +47,16 @@ pub(super) struct Sides {
 pub(super) struct KvStore {
     pub pages: KvPages,
     pub sides: Sides,
-    /// Moves pages by watermarks; none where the caller says which sequence lives where.
+    /// Moves pages by watermarks; `None` if the caller decides where each sequence lives.
     pub pager: Option<Pager>,
-    /// Pages of a layer that prompts whose keys and values go to the host may take in staging memory, in one step.
+    /// Pages of staging memory that prompts whose keys and values go to the host may use in one step, per layer.
     pub staged: usize,
     /// How tokens away from the device are attended.
     pub far: Ways,
 }
 
 impl KvStore {
-    /// All on one side, where nothing moves.
+    /// All pages on one side, where nothing moves.
     ///
     /// # Errors
     /// As [`PageList::new`].
@@ -79,7 +81,7 @@ impl Sides {
 }
 
 impl KvPages {
-    /// As many pages of each; a list of none where the placement has no layers of that side.
+    /// Lists of this many pages each; empty where the placement has no layers of that side.
     ///
     /// # Errors
     /// As [`PageList::new`].
@@ -88,10 +90,10 @@ impl KvPages {
         Ok(KvPages { device: list(device)?, far: list(far)?, host: list(host)? })
     }
 
-    /// Whether both sides together have room for `n` more pages of a sequence.
+    /// Checks that both sides together have room for `n` more pages of a sequence.
     ///
     /// # Errors
-    /// They have not: the numbers.
+    /// If they have not, with the numbers.
     pub fn suffice(&self, n: usize) -> Result<()> {
         let (device, far) = (&self.device, &self.far);
         if n <= device.n_free() + far.n_free() {

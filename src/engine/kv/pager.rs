@@ -1,12 +1,12 @@
-//! Which pages change sides (HELM §4).
+//! Decides which pages change sides (HELM §4).
 //!
 //! Above the high watermark of the device's pages the oldest full pages go to the host, down to the middle between the
-//! watermarks; below the low one they come back, up to the middle. So what has just moved is no reason to move again. Pages of
-//! sequences that are not in the step leave first, then those of the longest; they come back to the sequence that has
-//! fewest away, which is the first to be whole again.
+//! watermarks; below the low one they come back, up to the middle. So a move never triggers the opposite move. Pages of
+//! sequences that are not in the step leave first, then those of the longest sequences; pages come back first to the
+//! sequence with the fewest pages away, which is the first to be complete again.
 //!
-//! Two calls a step. [`Pager::make_room`]: what must have moved before the step's own pages can be taken; with 20% to spare that
-//! is rare. [`Pager::ahead`]: what moves beside the step, so that the next has room.
+//! A step makes two calls. [`Pager::make_room`] moves pages that must have left before the step's own pages can be
+//! taken; with 20% to spare that is rare. [`Pager::ahead`] moves pages during the step, so that the next one has room.
 
 use std::ops::Range;
 
@@ -15,23 +15,23 @@ use crate::cache::{KvGeometry, PAGE_TOKENS, PageMove};
 use crate::program::{self, RequestId, Side};
 use crate::{Error, Result};
 
-/// Pages of the device above which the oldest leave, of 100.
+/// Percentage of the device's pages in use above which the oldest leave.
 const HIGH: usize = 80;
-/// Pages of the device below which some come back, of 100.
+/// Percentage of the device's pages in use below which some come back.
 const LOW: usize = 50;
 
-/// Pages of a sequence that have changed sides in its table, and are to be copied.
+/// Pages of a sequence that have changed sides in its table and must be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct Moved {
-    /// Whose: its place among the sequences.
+    /// Index of the sequence.
     pub seq: usize,
     /// Generation of the request that has the place.
     pub generation: u32,
     /// The side they are on now.
     pub to: Side,
-    /// Which, by position in the sequence.
+    /// The pages, by position in the sequence.
     pub span: Range<u32>,
-    /// Where they come from and go to, in order.
+    /// The source and destination of each page, in order.
     pub copies: Vec<PageMove>,
     /// Whether new tokens went to the host before.
     pub grew_on_host: bool,
@@ -43,23 +43,23 @@ impl Moved {
         RequestId { slot: self.seq as u32, generation: self.generation }
     }
 
-    /// As an iteration has it.
+    /// The move in the form of an iteration.
     pub fn of_iteration(&self) -> program::PageMove {
         program::PageMove { request: self.request(), to: self.to, pages: self.span.clone() }
     }
 
-    /// What groups say of pages that have moved.
+    /// All moves in the form of an iteration.
     pub fn all_of_iteration(moved: &[Moved]) -> Vec<program::PageMove> {
         moved.iter().map(Moved::of_iteration).collect()
     }
 
-    /// The copies have ended well.
+    /// Records that the copies have succeeded.
     pub fn finish(&self, pages: &mut KvPages) {
         PageMove::finish(&self.copies, &mut pages.device, &mut pages.far);
     }
 
-    /// The copies have failed, none is in flight any more, and what was reserved since has been given back: the pages are
-    /// where they were.
+    /// Undoes the move after its copies failed: the pages are back on their old side. No copy may be in flight any
+    /// more, and reservations made since must have been given back.
     pub fn undo(&self, pages: &mut KvPages, sequences: &mut [Option<SequenceKv>]) {
         if let Some(s) = &mut sequences[self.seq] {
             s.undo(pages, self.to == Side::Host, self.grew_on_host, &self.copies);
@@ -70,9 +70,9 @@ impl Moved {
 /// New tokens of a sequence of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) struct Room {
-    /// Its place among the sequences.
+    /// Index of the sequence.
     pub seq: usize,
-    /// How many.
+    /// Number of tokens.
     pub tokens: usize,
     /// Whether they are attended as decode rows are.
     pub decode: bool,
@@ -88,30 +88,31 @@ pub(in crate::engine) struct Pager {
     prompts_on_host: bool,
 }
 
-/// What is to leave the device of one sequence.
+/// The pages of one sequence that are to leave the device.
 struct Leaves {
     seq: usize,
-    /// As many of its oldest full pages; `None`: all of it, and it grows on the host.
+    /// Number of its oldest full pages to move; `None`: the whole sequence, which then grows on the host.
     full: Option<usize>,
 }
 
 impl Pager {
-    /// A pager of this many device pages. `prompts_on_host`: whether prompts can grow on the host (decode rows always can).
+    /// A pager for `device_pages` pages on the device; `prompts_on_host` says whether prompts can grow on the host
+    /// (decode rows always can).
     pub fn new(device_pages: usize, prompts_on_host: bool) -> Pager {
         let of = |percent: usize| device_pages * percent / 100;
         let (high, low) = (of(HIGH), of(LOW));
         Pager { high, middle: (high + low).div_ceil(2), low, prompts_on_host }
     }
 
-    /// Pages of the device that are in use when nothing moves: what stays of a full device.
+    /// Device pages that stay in use once moves have settled on a full device.
     pub fn settled(&self) -> usize {
         self.middle
     }
 
-    /// Moves what must have left before the pages of a step can be taken. The copies have to end first.
+    /// Moves pages that must leave before the pages of a step can be taken. Their copies have to end first.
     ///
     /// # Errors
-    /// Both sides together do not suffice: the numbers; then nothing has changed.
+    /// If both sides together do not suffice, with the numbers; nothing is changed then.
     pub fn make_room(
         &self,
         sequences: &mut [Option<SequenceKv>],
@@ -138,8 +139,8 @@ impl Pager {
         }
     }
 
-    /// Sequences of the step that grow on the host, and have room on the device again: their last page comes back, so that
-    /// they grow there.
+    /// Brings back the last page of sequences in the step that grow on the host, if the device has room again, so that
+    /// they grow on the device.
     fn come_home(
         &self,
         sequences: &mut [Option<SequenceKv>],
@@ -155,7 +156,7 @@ impl Pager {
             let last = usize::from(!len.is_multiple_of(PAGE_TOKENS));
             let own = KvGeometry::pages_for(len + r.tokens) - len / PAGE_TOKENS;
             let used = pages.device.n_pages() - pages.device.n_free() + need + own;
-            // Where it is may have no room.
+            // The host may have no room for it.
             let stays = far <= pages.far.n_free() && self.can_grow_on_host(r);
             let most = if stays { self.middle } else { pages.device.n_pages() };
             if used > most {
@@ -185,7 +186,7 @@ impl Pager {
         self.prompts_on_host || r.decode
     }
 
-    /// Counts, and changes nothing.
+    /// Decides which sequences leave, without changing anything.
     fn who_leaves(
         &self,
         sequences: &[Option<SequenceKv>],
@@ -223,7 +224,8 @@ impl Pager {
             leaves.push(Leaves { seq, full: Some(n) });
             (short, far) = (short - n, far + n);
         }
-        // Then all of a sequence, what is not full and what it wants too: others first, the most pages first.
+        // Then whole sequences, including pages that are not full and pages that they want: sequences outside the step
+        // first, and those with the most pages first.
         let mut whole: Vec<(bool, usize, usize)> = Vec::new();
         for (seq, s) in sequences.iter().enumerate() {
             let Some(s) = s.as_ref().filter(|s| !grows_on_host(s)) else { continue };
@@ -268,7 +270,7 @@ impl Pager {
         Ok(leaves)
     }
 
-    /// Moves ahead of need, once the pages of a step have been taken: the copies may run beside it.
+    /// Moves pages ahead of need, after the pages of a step have been taken; the copies may run during the step.
     pub fn ahead(
         &self,
         sequences: &mut [Option<SequenceKv>],
@@ -288,7 +290,7 @@ impl Pager {
                     break;
                 }
                 left -= n;
-                // As many are free, and full.
+                // This many pages are free there, and full here.
                 moved.extend(leave(sequences, pages, &Leaves { seq, full: Some(n) }).unwrap_or_default());
             }
         } else if used < self.low {
@@ -348,7 +350,8 @@ fn grows_on_host(s: &SequenceKv) -> bool {
     s.split().is_some_and(|t| t.grows_on_host())
 }
 
-/// Sequences with full pages on the device, and how many: those that are not in the step first, then the longest.
+/// Sequences with full pages on the device, and their number of such pages: those outside the step first, then the
+/// longest.
 fn victims(sequences: &[Option<SequenceKv>], step: &[Room]) -> Vec<(usize, usize)> {
     let mut found: Vec<(bool, usize, usize, usize)> = Vec::new();
     for (seq, s) in sequences.iter().enumerate() {

@@ -13,7 +13,7 @@ pub(in crate::engine) struct SequenceKv {
     /// Pages of layers with keys and values on the device.
     split: Option<SplitTable>,
     len: usize,
-    /// Generation of its slot: how often it was given out before.
+    /// Generation of its slot: how often the slot was used before.
     generation: u32,
 }
 
@@ -45,7 +45,7 @@ impl SequenceKv {
         }
     }
 
-    /// It belongs to this request.
+    /// Assigns the sequence to this request.
     pub fn name(&mut self, id: RequestId) {
         self.generation = id.generation;
     }
@@ -79,7 +79,8 @@ impl SequenceKv {
         self.split.as_ref().map_or(0, SplitTable::boundary)
     }
 
-    /// What a group of its tokens says of it; tokens before the boundary are attended as `far` says.
+    /// The sequence's keys and values as a group of its tokens states them; `far` says how tokens before the boundary
+    /// are attended.
     pub fn kv(&self, far: Far) -> Kv {
         match &self.split {
             Some(t) if t.grows_on_host() => Kv::Host,
@@ -93,7 +94,7 @@ impl SequenceKv {
         self.split.as_ref()
     }
 
-    /// The same, to move pages.
+    /// Its pages in layers with keys and values on the device, mutable, for moves.
     pub(super) fn split_mut(&mut self) -> Option<&mut SplitTable> {
         self.split.as_mut()
     }
@@ -101,7 +102,7 @@ impl SequenceKv {
     /// Makes room for `n_tokens` after the stored ones, in all layers.
     ///
     /// # Errors
-    /// Not enough free pages of one kind; then nothing has changed.
+    /// If there are not enough free pages of one kind; nothing is changed then.
     pub fn reserve(&mut self, pages: &mut KvPages, n_tokens: usize) -> Result<()> {
         if let Some(host) = &mut self.host {
             host.reserve(&mut pages.host, n_tokens)?;
@@ -144,7 +145,7 @@ impl SequenceKv {
         self.truncate(pages, 0);
     }
 
-    /// Takes moves back whose copies failed: see [`SplitTable::undo_evict`] and [`SplitTable::undo_recall`].
+    /// Undoes moves whose copies failed: see [`SplitTable::undo_evict`] and [`SplitTable::undo_recall`].
     /// `grew_on_host`: new tokens went there before the moves.
     pub(super) fn undo(
         &mut self,

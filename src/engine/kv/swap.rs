@@ -7,31 +7,32 @@ use crate::engine::seq_id::SeqId;
 use crate::program::Side;
 use crate::{Error, Result};
 
-/// Where a sequence's keys and values are to be, in layers that keep them on the device.
+/// The target place of a sequence's keys and values, in layers that keep them on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// All on this side, new tokens as well.
+    /// All on this side, including new tokens.
     Whole(Side),
     /// The first pages (this many) on the host, the rest and new tokens on the device: both sides attend
     /// ([`Options::far`](crate::engine::Options::far)).
     Split(usize),
 }
 
-/// A sequence, and where its keys and values are to be before rows of it are computed.
+/// A sequence, and the place where its keys and values must be before its rows are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Swap {
-    /// Which.
+    /// The sequence.
     pub seq: SeqId,
-    /// Where.
+    /// The target place.
     pub to: Target,
 }
 
 impl SequenceKv {
-    /// Changes sides in the table, at place `seq` among the sequences; the copies are still to be made. None if no page with
-    /// tokens moves.
+    /// Changes sides in the table; `seq` is the index of the sequence. The copies are still to be made. `None` if no
+    /// page with tokens moves.
     ///
     /// # Errors
-    /// Not enough free pages on the side they go to; a split behind the last full page. Then nothing has changed.
+    /// If there are not enough free pages on the target side, or the split lies after the last full page; nothing is
+    /// changed then.
     pub fn swap(&mut self, pages: &mut KvPages, seq: usize, to: Target) -> Result<Option<Moved>> {
         let (generation, len) = (self.generation(), self.len());
         let Some(split) = self.split_mut() else {

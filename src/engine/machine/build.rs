@@ -1,4 +1,4 @@
-//! A machine for a placement, once the dry run has said that it fits.
+//! Builds a machine for a placement, after the dry run has shown that it fits.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -31,8 +31,8 @@ impl RealMachine {
     /// Checks that the placement can run and fits, then allocates, packs and uploads.
     ///
     /// # Errors
-    /// A policy that cannot run; memory that does not suffice on either side (with the numbers); weights that the device
-    /// cannot multiply; a device that failed.
+    /// If a policy cannot run, memory does not suffice on either side (with the numbers), the device cannot multiply
+    /// the weights, or the device has failed.
     pub fn new(
         spec: &ModelSpec,
         weights: &Weights,
@@ -55,9 +55,9 @@ impl RealMachine {
         sizes.check(&placement)?;
         let threads = Some(options.threads.unwrap_or_else(cores_beside_device));
         let in_turn = accel.runtime().turns().is_some();
-        // Jobs that are done in turn are done by whoever waits.
+        // If jobs take turns, the waiting thread runs them.
         let pool = move || if in_turn { Pool::new(1) } else { Pool::pinned(threads) };
-        // The threads of the pool follow its leader: that of the host's lane, or for loading alone this one.
+        // The pool's leader is the thread of the host's lane, or this thread if the pool is only for loading.
         let (lane, pool) = match placement.uses(Side::Host) || sizes.pages_move(&placement) {
             true => {
                 let (lane, pool) = Started::new(pool)?;
@@ -81,7 +81,7 @@ impl RealMachine {
             load::device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)
         })?;
 
-        // Keys and values on the host: pinned where the device reads or writes pages.
+        // Keys and values on the host are pinned if the device reads or writes pages.
         let mut counts = [0, 0];
         let place = |l: &LayerPlacement| {
             let device = l.kv == Side::Device;
@@ -178,11 +178,11 @@ impl RealMachine {
         Ok(machine)
     }
 
-    /// All on the CPU: checks that it fits, then allocates and packs. The calling thread computes, with its pool. With a
-    /// `clock`, in the time of a described machine.
+    /// Builds a machine with everything on the CPU: checks that it fits, then allocates and packs. The calling thread
+    /// computes with the pool. With a `clock`, it runs in the time of a described machine.
     ///
     /// # Errors
-    /// It does not fit in memory; options that no engine can follow; a damaged model.
+    /// If it does not fit in memory, the options are impossible, or the model is damaged.
     pub fn on_cpu(
         spec: &ModelSpec,
         weights: &Weights,
@@ -222,7 +222,7 @@ impl RealMachine {
         Ok(machine)
     }
 
-    /// A machine with neither half.
+    /// A machine without either half.
     fn empty(
         spec: &ModelSpec,
         placement: Placement,

@@ -1,12 +1,14 @@
-//! How long each unit works, by this computer's clock: jobs of the host's lane, and stretches of the device's lanes.
+//! Measures how long each unit works, by this computer's clock: jobs of the host's lane, and stretches of the device's
+//! lanes.
 //!
 //! ```text
 //! lane    │ op op op │ wait for another lane │ op op │ (the issuing thread waits for the host) │ op …
 //! events  ●──────────●                       ●───────●                                         ●──
 //! ```
-//! A stretch is from where a lane has what it waited for to where it waits again: two events. So a decode step on the device alone is
-//! one stretch. What the device waits for its own launches within a stretch counts as work, and so does the latency of a copy; copies
-//! of logits and of a step's lists do not.
+//! A stretch lasts from the point where a lane has what it waited for to the point where it waits again, and is
+//! measured by two events. So a decode step on the device alone is one stretch. Within a stretch, time that the device
+//! waits for launches counts as work, and so does the latency of a copy; copies of logits and of a step's lists do not
+//! count.
 
 use super::device::lane;
 use crate::Result;
@@ -16,16 +18,16 @@ use crate::program::Unit;
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Busy {
-    /// Where the stretch of each lane began that is not over.
+    /// The beginning of each lane's unfinished stretch.
     open: [Option<Event>; Lane::ALL.len()],
-    /// Those of the step that are over.
+    /// The step's finished stretches.
     stretches: Vec<(Lane, Event, Event)>,
     /// Seconds of the steps so far, in the order of [`Unit::ALL`].
     seconds: [f64; 4],
 }
 
 impl Busy {
-    /// An operation of `unit`, of the device, is enqueued next: all it waits for has been enqueued.
+    /// Called before an operation of the device's `unit` is enqueued, after everything that it waits for.
     pub fn begin(&mut self, unit: Unit, runtime: &dyn Runtime) -> Result<()> {
         let open = &mut self.open[lane(unit) as usize];
         if open.is_none() {
@@ -34,7 +36,7 @@ impl Busy {
         Ok(())
     }
 
-    /// A lane of the device waits from here on.
+    /// Ends the stretch of a lane of the device, which waits from here on.
     pub fn pause(&mut self, on: Lane, runtime: &dyn Runtime) -> Result<()> {
         if let Some(from) = self.open[on as usize].take() {
             self.stretches.push((on, from, runtime.record_timed(on)?));
@@ -42,17 +44,17 @@ impl Busy {
         Ok(())
     }
 
-    /// All lanes of the device do: nothing is enqueued for a while.
+    /// Ends the stretches of all lanes of the device: nothing is enqueued for a while.
     pub fn pause_all(&mut self, runtime: &dyn Runtime) -> Result<()> {
         Lane::ALL.iter().try_for_each(|&on| self.pause(on, runtime))
     }
 
-    /// The host has worked.
+    /// Counts work of the host.
     pub fn host(&mut self, seconds: f64) {
         self.seconds[3] += seconds;
     }
 
-    /// The step is done, and so are its events.
+    /// Ends the step, whose events must be done.
     pub fn end_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
         let Some(runtime) = runtime else { return Ok(()) };
         for (on, from, to) in self.stretches.drain(..) {
@@ -61,7 +63,7 @@ impl Busy {
         Ok(())
     }
 
-    /// The step has failed: nothing of the device's counts.
+    /// Discards the device's work of a step that failed.
     pub fn give_up(&mut self) {
         self.open = Default::default();
         self.stretches.clear();

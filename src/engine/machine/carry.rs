@@ -1,4 +1,4 @@
-//! Rows across the link, through pinned memory: an area for each kind of cargo and direction.
+//! Carries rows across the link through pinned memory, with an area for each kind of cargo and direction.
 //!
 //! Host to device: a job of the host writes its rows to the area (rounded where the device keeps 16 bits), then they are copied
 //! on the host-to-device lane. Device to host: copied to the area on the device-to-host lane, from which a job of the host that
@@ -40,7 +40,7 @@ impl What {
         }
     }
 
-    /// Bytes of a row of it, as it crosses.
+    /// Bytes of one row of this cargo on the link.
     pub fn row_bytes(self, row: &RowBytes) -> usize {
         match self {
             What::Hidden => row.hidden,
@@ -51,7 +51,7 @@ impl What {
         }
     }
 
-    /// Where rows of it lie on the device.
+    /// Where rows of this cargo lie on the device.
     pub fn span(self, ws: &Workspace, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         match self {
             What::Hidden => ws.hidden_rows(shape, rows),
@@ -66,9 +66,9 @@ impl What {
 /// The cargo that crosses the link in any program of a placement.
 ///
 /// # Errors
-/// A placement that cannot be lowered.
+/// If the placement cannot be lowered.
 pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What, Side)>> {
-    // Of layers that are alike two show all that happens between them.
+    // Two of several equal consecutive layers suffice to show every transfer between them.
     let mut layers: Vec<LayerPlacement> = Vec::new();
     for layer in &placement.layers {
         if !matches!(layers[..], [.., a, b] if a == b && b == *layer) {
@@ -90,7 +90,7 @@ pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What
         for op in lower(placement, &Iteration::serial(vec![group], true))?.ops {
             if let Kind::Carry { cargo, to } = op.kind {
                 let key = (What::of(cargo), to);
-                // What is still to be added comes along.
+                // The residual still to be added crosses, too.
                 if !found.contains(&key) {
                     found.push(key);
                 }
@@ -109,7 +109,7 @@ struct Area {
     memory: Arc<dyn Pinned>,
     /// The last copy from it.
     busy: Option<Event>,
-    /// Bytes that came here, and the jobs that take them.
+    /// Bytes that arrived here, and the jobs that read them.
     landings: Vec<(Range<usize>, Ticket)>,
 }
 
@@ -123,7 +123,7 @@ impl Areas {
     /// Areas of these sizes in bytes.
     ///
     /// # Errors
-    /// Host memory that cannot be pinned.
+    /// If host memory cannot be pinned.
     pub fn new(runtime: &Arc<dyn Runtime>, sizes: &HashMap<AreaKey, usize>) -> Result<Areas> {
         let area = |(&key, &bytes): (&AreaKey, &usize)| {
             Ok((key, Area { memory: runtime.pinned(bytes.max(1))?, busy: None, landings: Vec::new() }))
@@ -132,7 +132,7 @@ impl Areas {
         Ok(Areas { runtime: runtime.clone(), areas })
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all areas.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.areas.values().map(|area| area.memory.len()).sum()
@@ -160,7 +160,7 @@ impl Areas {
         Ok(area)
     }
 
-    /// The place that rows for the device are written to, once the event has happened.
+    /// The place to write rows for the device to, after the returned event.
     ///
     /// # Errors
     /// A cargo that was not planned, or larger.
@@ -181,7 +181,7 @@ impl Areas {
         Ok(())
     }
 
-    /// The jobs that still take what came to these bytes: to be done before others are copied there.
+    /// The jobs that still read these bytes, which must be done before other rows are copied there.
     ///
     /// # Errors
     /// A cargo that was not planned, or larger.
@@ -204,7 +204,7 @@ impl Areas {
         Ok(Place { memory: area.memory.clone(), bytes })
     }
 
-    /// The job that takes what arrives there.
+    /// Registers the job that reads the rows that arrive there.
     ///
     /// # Errors
     /// A cargo that was not planned, or larger.
@@ -217,15 +217,15 @@ impl Areas {
 /// Bytes of an area, for one job.
 pub(super) struct Place {
     memory: Arc<dyn Pinned>,
-    /// In the memory: checked when it was made.
+    /// A range inside the memory, checked on creation.
     bytes: Range<usize>,
 }
 
 impl Place {
-    /// Takes what has arrived into the rows of `ws`.
+    /// Copies the arrived rows into the rows of `ws`.
     ///
     /// # Safety
-    /// The copy that brings it is done, and no other has been enqueued to these bytes.
+    /// The copy that brings the rows is done, and no other copy to these bytes has been enqueued.
     pub unsafe fn take(&self, ws: &mut HostWorkspace, what: What, shape: &Shape, rows: Range<usize>) {
         // SAFETY: inside the memory, initialised (pinned memory is zeroed), and nobody writes it: the caller's promise.
         let bytes =
@@ -239,7 +239,7 @@ impl Place {
         }
     }
 
-    /// Writes the rows of `ws` there.
+    /// Writes the rows of `ws` to the place.
     ///
     /// # Safety
     /// No copy of these bytes is in flight, and no other job has them.
@@ -265,21 +265,21 @@ impl Place {
     }
 }
 
-/// Writes f32 as they are.
+/// Writes f32 unchanged.
 fn put_f32(from: &[f32], to: &mut [u8]) {
     for (to, x) in to.chunks_exact_mut(4).zip(from) {
         to.copy_from_slice(&x.to_le_bytes());
     }
 }
 
-/// Reads f32 as they are.
+/// Reads f32 unchanged.
 fn take_f32(from: &[u8], to: &mut [f32]) {
     for (to, x) in to.iter_mut().zip(from.chunks_exact(4)) {
         *to = f32::from_le_bytes([x[0], x[1], x[2], x[3]]);
     }
 }
 
-/// Writes activations as the device keeps them: rounded to 16 bits, unless results are exact.
+/// Writes activations in the device's type: rounded to 16 bits, unless results are exact.
 fn put_act(shape: &Shape, from: &[f32], to: &mut [u8]) {
     if shape.exact.is_some() {
         return put_f32(from, to);
@@ -292,7 +292,7 @@ fn put_act(shape: &Shape, from: &[f32], to: &mut [u8]) {
     }
 }
 
-/// Reads activations as the device keeps them.
+/// Reads activations in the device's type.
 fn take_act(shape: &Shape, from: &[u8], to: &mut [f32]) {
     if shape.exact.is_some() {
         return take_f32(from, to);

@@ -1,16 +1,16 @@
-//! What a step does with a cohort, and the jobs of it that it gives to the host.
+//! A step's treatment of a cohort, and the cohort's jobs that the step gives to the host.
 
 use super::lane::Ticket;
 
-/// What a step does with the sub-batch of a cohort.
+/// A step's treatment of a cohort's sub-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Turn {
-    /// There is none.
+    /// There is no cohort.
     #[default]
     None,
-    /// Its token's embedding comes first.
+    /// The cohort begins, with its token's embedding.
     Begins,
-    /// Not looked at yet.
+    /// It is parked and has not been checked yet.
     Parked,
     /// It advances.
     Joined,

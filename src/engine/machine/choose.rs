@@ -1,5 +1,5 @@
-//! The placement that a strategy takes in the memory of this device and this host. By predicted time where there are prices
-//! ([`time`]); here by the dry run alone:
+//! Chooses the placement of a strategy in the memory of this device and this host: by predicted time if there are
+//! prices ([`time`]), and in this file by the dry run alone:
 //!
 //! | strategy | placement |
 //! |---|---|
@@ -7,14 +7,14 @@
 //! | LIA | as many whole blocks as fit pinned on the device; the others streamed for prompts, computed in place in decode |
 //! | streaming | every block streamed for every step (FlexGen, ZeRO-Inference); keys and values on the device if they fit |
 //!
-//! HELM searches all k for the least predicted time (HELM §3.2). With weights alone to read and a CPU that reads slower
-//! than the device, every unit moved to the device saves time, so the optimum of that search is the smallest k that
-//! fits, which needs no prices. The two differ where a step's time is not that of reading weights: long contexts, large
-//! batches, a device that is not faster.
+//! HELM searches all k for the least predicted time (HELM §3.2). If only weights are read, and the CPU reads slower
+//! than the device, every unit moved to the device saves time; the optimum of that search is then the smallest k that
+//! fits, which needs no prices. The two differ if a step's time is not dominated by reading weights: with long
+//! contexts, large batches, or a device that is not faster.
 //!
-//! LIA likewise takes its vectors from predicted times (LIA §5.1). Here prompts use (0,0,0,0,0,0), since a prompt's rows
-//! share each transfer of a layer, and decode (1,1,1,1,1,1), since one row does not pay for it. Pinned blocks are its
-//! optimisation 1, the two staging buffers its optimisation 2.
+//! LIA also derives its vectors from predicted times (LIA §5.1). Here prompts use (0,0,0,0,0,0), since a prompt's rows
+//! share each transfer of a layer, and decode uses (1,1,1,1,1,1), since a transfer does not pay for one row. Pinned
+//! blocks are its optimisation 1, the two staging buffers its optimisation 2.
 
 pub(super) mod time;
 
@@ -27,17 +27,17 @@ use crate::program::{
 };
 use crate::{Error, Result};
 
-/// How two sides share a model, with what the user fixed of it.
+/// How two sides share a model, with the parameters that the user fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
     /// A boundary between units on the host and units on the device.
     Helm {
-        /// This one.
+        /// The boundary, if fixed.
         boundary: Option<usize>,
     },
     /// Pinned blocks, and a vector for prompts and one for decode rows of the others.
     Lia {
-        /// As many.
+        /// The number of pinned blocks, if fixed.
         pinned: Option<usize>,
         /// The vector for prompts.
         prefill: Option<Policy>,
@@ -61,10 +61,10 @@ impl Strategy {
         }
     }
 
-    /// Refuses vectors that cannot run, before a model or a device is known.
+    /// Returns an error for vectors that cannot run, before a model or a device is known.
     ///
     /// # Errors
-    /// [`Error::Usage`], as [`lower()`] says it.
+    /// [`Error::Usage`], as from [`lower()`].
     pub fn check(self) -> Result<()> {
         let Strategy::Lia { prefill, decode, .. } = self else { return Ok(()) };
         let (prefill, decode) = vectors_of(prefill, decode);
@@ -89,18 +89,18 @@ pub struct Choice {
     pub pinned: Option<usize>,
     /// The vectors for prompts and decode rows of blocks that are not pinned.
     pub policies: Option<(Policy, Policy)>,
-    /// Pages of a layer on the device, out of the pages that all sequences have; the rest is on the host.
+    /// Pages of a layer on the device, and pages of all sequences; the rest is on the host.
     pub kv_pages: Option<(usize, usize)>,
-    /// How tokens whose pages have left the device are attended; `None`: in each step in the faster way, which takes memory to
-    /// stream pages to.
+    /// How tokens whose pages have left the device are attended; `None`: in each step in the faster way, which needs
+    /// memory for streamed pages.
     pub far: Option<Far>,
     /// Bytes on the device.
     pub device: Memory,
     /// Bytes on the host.
     pub host: Memory,
-    /// Host memory that was available, where the system tells.
+    /// Host memory that was available, if the system reports it.
     pub host_available: Option<u64>,
-    /// The choice that would use more of the device, and the device's bytes it would take.
+    /// The next choice that would use more of the device, and its bytes there.
     pub next: Option<(String, u64)>,
 }
 
@@ -115,8 +115,8 @@ struct Candidate {
 /// The placement of `strategy` for a model of these sizes.
 ///
 /// # Errors
-/// [`Error::Capacity`]: nothing of it fits, with the numbers of both sides; [`Error::Usage`]: a boundary or a number of
-/// blocks that the model does not have, a vector that cannot run.
+/// [`Error::Capacity`] if no candidate fits, with the numbers of both sides; [`Error::Usage`] for a boundary or a
+/// number of blocks that the model does not have, or a vector that cannot run.
 pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     strategy.check()?;
     let n = sizes.layers();
@@ -171,7 +171,7 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     )))
 }
 
-/// Bytes on the device: none where everything is on the CPU, which is run without one.
+/// Bytes on the device; none if everything is on the CPU, which runs without a device.
 fn device_bytes(sizes: &Sizes, placement: &Placement, k: Option<usize>) -> Memory {
     match k == Some(sizes.layers() + 2) {
         true => Memory { weights: 0, kv: 0, activations: 0 },
@@ -188,7 +188,8 @@ fn parts(m: &Memory) -> String {
     format!("weights {:.1}, KV {:.1}, activations {:.1}", mb(m.weights), mb(m.kv), mb(m.activations))
 }
 
-/// HELM: the first that fits has the smallest k. Where all weights fit, keys and values move before any block does.
+/// HELM's candidates: the first that fits has the smallest k. If all weights fit, keys and values move before any block
+/// does.
 fn boundaries(sizes: &Sizes, fixed: Option<usize>) -> Result<Vec<Candidate>> {
     let n = sizes.layers();
     let units = n + 2;
@@ -206,7 +207,7 @@ fn boundaries(sizes: &Sizes, fixed: Option<usize>) -> Result<Vec<Candidate>> {
     })
 }
 
-/// HELM's boundary with as many pages as fit, where all do not.
+/// HELM's boundary with as many pages as fit, if not all do.
 fn fewer_pages(sizes: &Sizes, k: usize) -> Option<Candidate> {
     let whole = boundary(k, sizes.layers());
     let placement = sizes.fewer_pages(&whole.placement)?;
@@ -214,7 +215,7 @@ fn fewer_pages(sizes: &Sizes, k: usize) -> Option<Candidate> {
     Some(Candidate { what, placement, ..whole })
 }
 
-/// HELM's boundary, host blocks computed in place.
+/// HELM's boundary with host blocks computed in place.
 fn boundary(k: usize, n: usize) -> Candidate {
     Candidate {
         placement: Placement::boundary(k, n, 0, 0),
@@ -253,8 +254,8 @@ fn lia(n: usize, pinned: usize, prefill: Policy, decode: Policy, ends: [Side; 2]
     }
 }
 
-/// Sides of embedding and head, in the order they are tried: the head is read for every token, the embedding is a row's
-/// look-up.
+/// Sides of embedding and head in the order of trial: the head is read for every token, the embedding only looks up a
+/// row.
 const ENDS: [[Side; 2]; 3] =
     [[Side::Device, Side::Device], [Side::Host, Side::Device], [Side::Host, Side::Host]];
 
@@ -266,7 +267,7 @@ fn told(ends: [Side; 2]) -> &'static str {
     }
 }
 
-/// LIA: blocks first, then the head, then the embedding. Vectors that were given get one block at least.
+/// LIA's candidates: blocks first, then the head, then the embedding. Given vectors apply to at least one block.
 fn pins(
     n: usize,
     fixed: Option<usize>,
@@ -291,8 +292,8 @@ fn pins(
     Ok(pinned.into_iter().flat_map(|p| ENDS.map(|ends| candidate(p, ends))).collect())
 }
 
-/// Streaming: keys and values on the device before the head and the embedding. With keys and values on the host prompts
-/// fetch theirs and decode attends in place, since one row does not pay for fetching them.
+/// Streaming candidates: keys and values get the device's memory before the head and the embedding. With keys and
+/// values on the host, prompts fetch them and decode attends in place, since fetching does not pay for one row.
 fn streams(n: usize) -> Vec<Candidate> {
     let candidate = |kv: Side, ends: [Side; 2]| {
         let prefill = Policy::all(Side::Device);

@@ -7,8 +7,8 @@
 //! ```
 //! A cohort keeps a sub-batch to itself from its token's embedding to its logits: residual stream and lists in the device's
 //! workspace of that sub-batch, queries and results in its mailbox. Its jobs live on the host's lane across steps, and
-//! fail by themselves. The issuing thread is at most one layer ahead of the device where it looks: it waits for the device to begin
-//! the layer, never for the host.
+//! their failures do not fail the step. When the issuing thread checks a cohort it is at most one layer ahead of the
+//! device: it waits for the device to begin the layer, never for the host.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,14 +43,14 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// A job of its cohort uses pages.
+    /// Records the pages that a job of its cohort uses.
     pub fn note_use(&mut self, uses: Option<&Uses>) {
         self.uses.retain(|uses| !uses.ended());
         self.uses.extend(uses.cloned());
     }
 }
 
-/// A cohort whose attention of a layer is under way.
+/// A cohort whose attention of a layer is in progress.
 #[derive(Clone)]
 pub(in crate::engine) struct Parked {
     /// Its rows.
@@ -62,7 +62,7 @@ pub(in crate::engine) struct Parked {
     epoch: u32,
     /// The last job.
     job: Ticket,
-    /// On the device, for all its layers.
+    /// Its lists on the device, for all layers.
     lists: PartLists,
 }
 
@@ -72,11 +72,12 @@ pub(in crate::engine) struct Outcome {
     pub slot: usize,
     /// Its rows.
     pub groups: Vec<Group>,
-    /// Where it is parked now ([`Placement::next_stop`](crate::program::Placement::next_stop)); `None`: its logits are there, or it failed.
+    /// Where it is parked now ([`Placement::next_stop`](crate::program::Placement::next_stop)); `None`: its logits are
+    /// done, or it failed.
     pub at: Option<u32>,
     /// Whether it has advanced.
     pub advanced: bool,
-    /// Its attention failed: its token has to begin again.
+    /// The error if its attention failed; its token must then start over.
     pub failed: Option<Error>,
 }
 
@@ -92,13 +93,13 @@ impl RealMachine {
         self.cohorts().map(|(_, p)| p).find(of).map(|p| p.at)
     }
 
-    /// Sub-batches that a cohort can have.
+    /// Sub-batches that are free for a cohort.
     pub fn free_slots(&self) -> Vec<usize> {
         (1..self.sub_batches).filter(|&b| self.slots.get(b).is_none_or(|s| s.parked.is_none())).collect()
     }
 
-    /// Ends the cohort with a row of this request, once the host no longer works on it: its requests' tokens must begin again. Returns
-    /// these requests.
+    /// Ends the cohort with a row of this request, once the host no longer works on it, and returns its requests, whose
+    /// tokens must start over.
     pub fn leave(&mut self, request: RequestId) -> Vec<RequestId> {
         let of = |s: &Slot| s.parked.as_ref().is_some_and(|p| p.groups.iter().any(|g| g.request == request));
         let Some(b) = self.slots.iter().position(of) else { return Vec::new() };
@@ -114,17 +115,17 @@ impl RealMachine {
             self.lane().wait_for_end(&word, epoch, None);
             word.release(epoch);
         }
-        // The lane may still have jobs of it, which will not run.
+        // The lane may still hold jobs of it, which will not run.
         self.slots[b].uses.drain(..).for_each(|uses| uses.end());
         self.slots[b].error.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.lane_mut().forget(b, Ticket::MAX);
     }
 
-    /// Checks that an iteration describes the cohorts as they are.
+    /// Checks that an iteration agrees with the state of the cohorts.
     ///
     /// # Errors
-    /// It does not; a sub-batch that a cohort owns and that the iteration would use otherwise; a placement that cohorts
-    /// cannot run on.
+    /// If it does not, if it would use a sub-batch that a cohort owns in another way, or if cohorts cannot run on the
+    /// placement.
     pub(super) fn begin_cohorts(&mut self, iteration: &Iteration, parts: &[Part<'_>]) -> Result<Vec<Chain>> {
         let mut chains = vec![Chain::default(); parts.len()];
         for (b, part) in parts.iter().enumerate() {
@@ -149,7 +150,7 @@ impl RealMachine {
         if self.slots.len() < parts.len() {
             self.slots.resize_with(parts.len(), Slot::default);
         }
-        // Without rows of the device's own and a cohort that begins, there is nothing to do until one is ready.
+        // If the device has no rows of its own and no cohort begins, there is nothing to do until one is ready.
         let waits = chains.iter().any(|c| c.turn == Turn::Parked)
             && chains.iter().all(|c| matches!(c.turn, Turn::Parked | Turn::None))
             && parts[0].groups.is_empty();
@@ -159,10 +160,10 @@ impl RealMachine {
         Ok(chains)
     }
 
-    /// Whether cohorts can run.
+    /// Checks that cohorts can run.
     ///
     /// # Errors
-    /// A placement on which they cannot, with the reason.
+    /// If they cannot run on the placement, with the reason.
     pub fn check_cohorts(&self) -> Result<()> {
         if self.device.is_none() || !matches!(self.host, Some(HostSide::Lane(_))) {
             return Err(Error::usage("cohorts without a device beside the host"));
@@ -195,7 +196,7 @@ impl RealMachine {
         }
     }
 
-    /// The same for rows of the step, waiting for the lane: a parked cohort may occupy it.
+    /// Gives the host's lane the rows of a sub-batch of the step as a job, since a parked cohort may occupy the lane.
     pub(super) fn prepare_by_lane(&mut self, b: usize, part: &Part<'_>, head: bool) -> Ticket {
         let job = self.preparation(b, part, head);
         self.lane_mut().give(job)
@@ -221,7 +222,7 @@ impl RealMachine {
         }
     }
 
-    /// Gives the lane a job of a cohort; `last` if the cohort waits for its results.
+    /// Gives the lane a job of a cohort; `last` says whether the cohort waits for its results.
     pub(super) fn give_detached(
         &mut self,
         b: usize,
@@ -254,7 +255,7 @@ impl RealMachine {
         // Where lanes act in turn, their order is fixed without waiting.
         let fixed_lag = self.deterministic && self.device().runtime.turns().is_none();
         let found = match (fixed_lag, self.lane().is_past(job)) {
-            // At a fixed lag of one iteration.
+            // Join at a fixed lag of one iteration.
             (true, _) => {
                 self.rests(&DeviceLane::ALL)?;
                 if !self.lane().wait_for_end(&word, epoch, Some(Instant::now() + self.patience)) {
@@ -264,13 +265,13 @@ impl RealMachine {
                         self.patience
                     )));
                 }
-                // Of emulated time, too.
+                // Advance emulated time, too.
                 self.lane().reach([job]);
                 word.look(epoch)
             }
             (false, None) => word.look(epoch),
             (false, Some(false)) => Look::Waiting,
-            // By the clock of emulated time it is done: this computer may be slower.
+            // In emulated time it is done, though this computer may be slower.
             (false, Some(true)) => {
                 self.lane().wait_for_end(&word, epoch, None);
                 word.look(epoch)
@@ -304,7 +305,8 @@ impl RealMachine {
         });
     }
 
-    /// After the step was issued or given up: cohorts that it touched are parked again or, if it failed, ended.
+    /// Called after the step was issued or given up: parks the cohorts that it touched again, or ends them if it
+    /// failed.
     pub(super) fn end_cohorts(
         &mut self,
         parts: &[Part<'_>],
@@ -320,7 +322,7 @@ impl RealMachine {
             let touched = matches!(chain.turn, Turn::Begins | Turn::Joined);
             if touched && !well {
                 if let Some(epoch) = chain.epoch {
-                    // Its last job may not have come to be given: this one ends the work.
+                    // Its last job may not have been given, so this one ends the work.
                     let job = HostJob {
                         op: NONE,
                         events: vec![],
@@ -386,13 +388,13 @@ impl RealMachine {
         }
     }
 
-    /// The lists of a parked cohort, which are on the device already.
+    /// The lists of a parked cohort, which are already on the device.
     pub(super) fn kept_lists(&self, flow: Flow, b: usize) -> Option<PartLists> {
         let parked = self.slots.get(b)?.parked.as_ref()?;
         (flow == Flow::Async).then(|| parked.lists.clone())
     }
 
-    /// Notes that the device begins a layer where a cohort may join.
+    /// Records that the device begins a layer at which a cohort may join.
     pub(super) fn note_begun(&mut self, lowered: &Lowered, op: &Op, issue: &mut Issue<'_>) -> Result<()> {
         let first = op.unit == Unit::Gpu && op.kind != Kind::Join && op.layer != issue.layer;
         if !first {
@@ -417,7 +419,8 @@ impl RealMachine {
         let op = &lowered.program.ops[at];
         let b = op.sub_batch as usize;
         let last = lowered.last_detached[b] == Some(at);
-        // Behind the host's layers the residual stream goes to the device when the cohort joins, but to a head on the host.
+        // After the host's layers the residual stream goes to the device when the cohort joins, or to a head on the
+        // host.
         let ends = op.layer.is_some_and(|l| l as usize + 1 == self.placement.layers.len());
         let goes_on = last && op.kind == Kind::FfnDown && !(ends && self.placement.head == Side::Host);
         let mut chain = issue.chains[b];
@@ -434,7 +437,7 @@ impl RealMachine {
 
 #[cfg(test)]
 impl RealMachine {
-    /// Makes attention on the host late at random, from now on.
+    /// Delays attention on the host at random from now on.
     pub fn slow_host(&self, seed: u64) {
         self.lane().state().delays = Some(seed);
     }
@@ -449,7 +452,8 @@ impl RealMachine {
         self.patience = patience;
     }
 
-    /// Lets cohorts join when they are ready, also in deterministic mode: rows have the same bits, but the number of steps varies.
+    /// Lets cohorts join when they are ready even in deterministic mode: rows have the same bits, but the number of
+    /// steps varies.
     pub fn let_cohorts_be_late(&mut self) {
         self.deterministic = false;
     }
@@ -460,7 +464,7 @@ impl RealMachine {
     }
 }
 
-/// Sequences as the host sees them, with their own lists of pages, for jobs that outlive the step.
+/// Sequences for the host with owned lists of pages, for jobs that outlive the step.
 struct Owned {
     pages: Vec<u32>,
     first_pos: usize,

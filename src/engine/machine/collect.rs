@@ -51,7 +51,7 @@ impl RealMachine {
         }
     }
 
-    /// The likeliest token of each row of the last step that wanted logits, if tokens were asked for.
+    /// The likeliest token of each row of the last step that wanted logits, if tokens were requested.
     pub fn argmax(&self) -> &[Option<u32>] {
         &self.argmax[..self.expected.1]
     }

@@ -18,21 +18,21 @@ use crate::program::{Kind, Op, Part, Sublayer, Unit};
 
 /// A layer's weights on the device.
 pub(super) enum Weights {
-    /// Elsewhere. Attention over its pages needs the rest of what a layer is, with tables of RoPE.
+    /// Not on the device. Attention over its pages still needs the layer's layout and RoPE tables.
     Absent(Box<LayerLayout>, [DevPtr; 2]),
     /// In the device's memory.
     Resident(LayerWeights),
-    /// In pinned host memory, fetched to a staging buffer; with what stays on the device.
+    /// In pinned host memory, fetched to a staging buffer; with the parts that stay on the device.
     Streamed(LayerImage, Staying),
 }
 
-/// What is on the device of a streamed layer at all times.
+/// The parts of a streamed layer that are always on the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Staying {
     /// Tables of RoPE.
     pub rope: [DevPtr; 2],
-    /// Norms of the outputs of attention and feed-forward (NULL without): the layer behind applies the latter, when this
-    /// one's staging buffer may have been filled anew.
+    /// Norms of the outputs of attention and feed-forward (NULL without). The next layer applies the latter, when this
+    /// layer's staging buffer may already hold another layer.
     pub post: [DevPtr; 2],
 }
 
@@ -58,21 +58,21 @@ pub(super) struct DeviceHalf {
     pub fetched: VecDeque<usize>,
     pub embed: Option<EmbedWeight>,
     pub head: Option<(NormWeight, LinearWeight)>,
-    /// Pages of the layers that keep them here.
+    /// Pages of the layers that keep them on the device.
     pub kv: Vec<Option<DevPtr>>,
-    /// Pages of one layer each, for keys and values that are kept on the host and attended here.
+    /// Staging pages of one layer each, for keys and values that are kept on the host but attended on the device.
     pub staged: Option<[DevPtr; 2]>,
-    /// The same of layers that keep them here, for pages that have left.
+    /// Staging pages for layers that keep keys and values on the device, for pages that have left it.
     pub staged_far: Option<[DevPtr; 2]>,
-    /// The host's pages, where pages are staged; bytes of a layer.
+    /// The host's pages if pages are staged, and the bytes of a layer.
     pub host_pages: Option<(Arc<dyn Pinned>, usize)>,
-    /// Pages away from the device; bytes of a layer.
+    /// Pages away from the device, and the bytes of a layer.
     pub far_pages: Option<(Arc<dyn Pinned>, usize)>,
     pub bytes_per_step: u64,
     pub _buffers: Vec<Buffer>,
 }
 
-/// What the device has of a sub-batch.
+/// The device's memory of a sub-batch.
 pub(super) struct DevicePart {
     pub ws: Workspace,
     /// Memory of the step's lists, for each way of attending.
@@ -85,7 +85,7 @@ pub(super) struct DevicePart {
     pub far_stream: Option<FarStream>,
 }
 
-/// What attention over streamed pages needs beside the rest: a step's lists and partial results of its own.
+/// Additional memory for attention over streamed pages: its own step lists and partial results.
 #[derive(Clone)]
 pub(super) struct FarStream {
     /// For layers without a window, and with one.
@@ -112,7 +112,7 @@ pub(super) fn rows_of(op: &Op) -> Range<usize> {
     op.rows.start as usize..op.rows.end as usize
 }
 
-/// The rows of an operation as the accelerator computes them: with all of a step, those that pad it.
+/// The rows of an operation as the accelerator computes them: if these are all rows of a step, with the padding.
 pub(super) fn launched(op: &Op, step: &Step) -> Range<usize> {
     let rows = rows_of(op);
     if rows == (0..step.lists.taken()) { 0..step.rows } else { rows }
@@ -128,18 +128,18 @@ impl DeviceHalf {
     fn weights(&mut self, layer: usize) -> Result<LayerWeights> {
         match &self.layers[layer] {
             Weights::Resident(w) => Ok(w.clone()),
-            // No operation reads weights of such a layer here.
+            // No operation reads weights of such a layer on the device.
             Weights::Absent(layout, rope) => Ok(layout.at(DevPtr::NULL, *rope)),
             Weights::Streamed(image, staying) if self.fetched.contains(&layer) => {
                 let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
                 Ok(staying.with(stream.acquire(&image.layout, staying.rope)?))
             }
-            // Attention alone.
+            // Only attention uses this layer.
             Weights::Streamed(image, staying) => Ok(image.layout.at(DevPtr::NULL, staying.rope)),
         }
     }
 
-    /// Enqueues the copy of a streamed layer, over the oldest one there.
+    /// Enqueues the copy of a streamed layer, over the oldest layer in the staging buffers.
     pub fn fetch(&mut self, layer: usize) -> Result<()> {
         let Weights::Streamed(image, _) = &self.layers[layer] else {
             unreachable!("layer {layer} is not streamed")
@@ -155,7 +155,7 @@ impl DeviceHalf {
         Ok(())
     }
 
-    /// The step is issued, or given up: the staging buffers are free after what was enqueued.
+    /// Called when the step has been issued or given up: frees the staging buffers after the enqueued work.
     pub fn release_all(&mut self) -> Result<()> {
         let mut first = Ok(());
         while let Some(layer) = self.fetched.pop_front() {
@@ -166,8 +166,9 @@ impl DeviceHalf {
         first
     }
 
-    /// What a sublayer of `layer` has left to be added here, wherever it was computed: a sublayer's output crosses the
-    /// link alone only to the side that has the rest of the residual stream, which computed with the layer, too.
+    /// The residual that a sublayer of `layer` has left on the device, wherever it was computed: a sublayer's output
+    /// crosses the link alone only to the side that has the rest of the residual stream, which also computed with the
+    /// layer.
     pub fn residual(&self, layer: Option<usize>, of: Sublayer) -> Residual {
         let Some(layer) = layer else { return Residual::None };
         match (&self.layers[layer], of) {
@@ -175,13 +176,13 @@ impl DeviceHalf {
             (Weights::Resident(w), _) => Residual::after(w.post_ffn),
             (Weights::Streamed(_, staying), Sublayer::Out) => Residual::after(staying.post[0]),
             (Weights::Streamed(_, staying), _) => Residual::after(staying.post[1]),
-            // Made on the host, and whole.
+            // Computed on the host, and already normed.
             (Weights::Absent(..), _) => Residual::Delta,
         }
     }
 
-    /// Enqueues an operation of the compute lane; `step` has the lists for the way its layer is attended.
-    /// `far`: those of tokens whose pages are streamed.
+    /// Enqueues an operation of the compute lane. `step` has the lists for the way its layer is attended, and `far`
+    /// those of tokens whose pages are streamed.
     pub fn compute(&mut self, op: &Op, step: &Step, far: Option<&Step>, epoch: u32) -> Result<()> {
         let (accel, shape) = (self.accel.clone(), self.shape.clone());
         let (b, rows) = (op.sub_batch as usize, launched(op, step));
@@ -242,7 +243,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Project, append and publish of the same rows are one pass over them.
+    /// Enqueues project, append and publish of the same rows as one pass over them.
     pub fn fused(
         &mut self,
         project: &Op,
@@ -277,7 +278,7 @@ impl DeviceHalf {
         accel.qkv(&cx, &w, pages, residual, publish, launched(project, step))
     }
 
-    /// Adds what is pending before rows leave for the host.
+    /// Adds the pending residual before rows leave for the host.
     pub fn fold(
         &mut self,
         sub_batch: usize,
@@ -304,8 +305,9 @@ impl DeviceHalf {
         }
     }
 
-    /// Moves pages of a sequence between staging memory and the host's pages of a layer, the `place`-th of its side there;
-    /// `home` are the sequence's there, `staged` those in staging memory, `tokens` how many are stored.
+    /// Moves pages of a sequence between staging memory and the host's pages of a layer, which is the `place`-th of its
+    /// side on the host. `home` are the sequence's pages there, `staged` those in staging memory, `tokens` the number
+    /// of stored tokens.
     pub fn move_staged(
         &self,
         op: &Op,
@@ -331,7 +333,7 @@ impl DeviceHalf {
         self.copy(op, self.pages(layer, slot), &moves, memory.device().add(place * layer_bytes))
     }
 
-    /// Pages that change sides, in all layers that keep keys and values here.
+    /// Copies pages that change sides, in all layers that keep keys and values on the device.
     pub fn change_sides(&self, op: &Op, copies: &[cache::PageMove]) -> Result<()> {
         let moves: Vec<PageMove> = copies
             .iter()

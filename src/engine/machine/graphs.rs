@@ -1,8 +1,8 @@
-//! Segments of decode steps as recorded graphs: launched as one, instead of kernel by kernel.
+//! Runs segments of decode steps as recorded graphs, with one launch instead of a launch per kernel.
 //!
-//! The first time, a segment ([`segments`](super::segments)) is issued operation by operation: what is loaded or sized with a
-//! kernel's first launch has no place in a recording. The second time it is recorded, from then on replayed; where the device does
-//! not record, it never is.
+//! The first time, a segment ([`segments`](super::segments)) is issued operation by operation, since a kernel's first
+//! launch may load or size things, which a recording does not allow. The second time it is recorded, and from then on
+//! replayed. If the device cannot record, every run is issued operation by operation.
 
 use std::collections::HashMap;
 
@@ -16,11 +16,11 @@ use crate::Result;
 use crate::device::{Graph, Lane, StepContext};
 use crate::program::{Kind, Op, Phase, Unit};
 
-/// Recorded segments, by their shape and the keys of their steps: `None` once such a segment has run, the graph from the
-/// second on.
+/// Recorded segments by their shape and the keys of their steps: `None` after the first run of a segment, its graph
+/// from the second run on.
 pub(super) struct Graphs {
     known: HashMap<(u64, u64), Option<Graph>>,
-    /// Whether the runtime records; learnt at the first attempt.
+    /// Whether the runtime can record, known after the first attempt.
     records: bool,
 }
 
@@ -30,7 +30,7 @@ impl Default for Graphs {
     }
 }
 
-/// Whether a step is of the kind that repeats: few rows, one per sequence, all of which want a token.
+/// Whether a step has a shape that repeats: few rows, one per sequence, all of which want a token.
 pub(super) fn decodes(parts: &[Part<'_>]) -> bool {
     parts.iter().all(|p| {
         p.tokens.len() <= GRAPH_ROWS && p.groups.iter().all(|g| g.phase == Phase::Decode && g.tokens == 1)
@@ -54,7 +54,7 @@ impl RealMachine {
                 self.graphs.known.insert(key, None);
                 return Ok(false);
             }
-            // Nobody may wait for the device while it records.
+            // No thread may wait for the device while it records.
             Some(None) if !self.host_is_idle() => return Ok(false),
             Some(known) => known.clone(),
         };

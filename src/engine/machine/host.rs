@@ -23,7 +23,7 @@ pub(super) struct HostHalf {
     model: Prepared,
     pool: Pool,
     host: Host,
-    /// Pages of layers with keys and values here.
+    /// Pages of layers with keys and values on the host.
     kv: Option<PagePool>,
     /// Pages away from the device, of the other layers.
     far: Option<PagePool>,
@@ -31,34 +31,34 @@ pub(super) struct HostHalf {
     places: Vec<(bool, usize)>,
     /// The sub-batches.
     pub parts: Vec<HostPart>,
-    /// What the device makes of the model, if there is one.
+    /// The model's shape on the device, if there is one.
     pub shape: Option<Shape>,
     /// Panics after this many more operations (tests).
     #[cfg(test)]
     pub panics_at: Option<usize>,
-    /// Attention takes longer by chance.
+    /// Delays attention at random.
     #[cfg(test)]
     pub delays: Option<u64>,
-    /// Attention takes this much longer.
+    /// Delays attention by this time.
     #[cfg(test)]
     pub delay: std::time::Duration,
 }
 
-/// What the host has of a sub-batch.
+/// The host's state of a sub-batch.
 pub(super) struct HostPart {
     pub ws: HostWorkspace,
     step: HostStep,
-    /// The same, over pages away from the device.
+    /// The step over pages away from the device.
     far_step: HostStep,
     /// Rows that want logits, ascending.
     wanted: Vec<usize>,
-    /// Whether only those are left.
+    /// Whether only these rows are left.
     compact: bool,
     /// Their likeliest tokens.
     pub picked: Vec<Option<u32>>,
     /// Rows that come from the device and go back to it.
     pub mailbox: Option<Mailbox>,
-    /// Attention in parts, on its way to the device.
+    /// Partial attention on its way to the device.
     pub parts: Option<PartMail>,
 }
 
@@ -82,7 +82,7 @@ impl HostPart {
 pub(super) struct Letters {
     /// In the mailbox.
     mail: Range<usize>,
-    /// Among those attended in parts.
+    /// Among the rows attended in parts.
     parts: Range<usize>,
 }
 
@@ -97,7 +97,7 @@ impl Letters {
 struct Mail<'a> {
     mailbox: &'a Mailbox,
     shape: &'a Shape,
-    /// Their places: consecutive.
+    /// Their consecutive places.
     places: Range<usize>,
 }
 
@@ -111,13 +111,14 @@ impl Mail<'_> {
         let stride = self.shape.qkv_dim();
         let len = self.places.len().saturating_sub(1) * stride + width;
         assert!(at + 4 * len <= self.mailbox.memory.len(), "rows {:?} of a mailbox", self.places);
-        // SAFETY: inside the memory (checked), aligned to 4 bytes (the header is 64), any bits are f32, and nobody writes it.
+        // SAFETY: inside the memory (checked), aligned to 4 bytes (the header is 64), any bits are f32, and nothing
+        // writes it.
         let data =
             unsafe { std::slice::from_raw_parts(self.mailbox.memory.host().add(at).cast::<f32>(), len) };
         Rows::strided(data, width, stride)
     }
 
-    /// Where the rows' results go.
+    /// The destination of the rows' results.
     ///
     /// # Safety
     /// The device has collected earlier results there, and the next are written once.
@@ -128,7 +129,7 @@ impl Mail<'_> {
             "rows {:?} of a mailbox",
             self.places
         );
-        // SAFETY: as above; the caller says that nobody else touches them.
+        // SAFETY: as above; the caller promises that nothing else touches them.
         unsafe {
             let data = self.mailbox.memory.host().add(at).cast::<f32>();
             RowsMut::from_raw(data, self.places.len(), width, width)
@@ -174,20 +175,22 @@ impl HostHalf {
         self.model.bytes_per_step()
     }
 
-    /// Writes zeros to these pages: to every other token, which is every line of memory that values share with a neighbour.
+    /// Writes zeros to every other token of these pages, which touches every cache line, since neighbouring tokens
+    /// share lines.
     pub fn touch(&mut self, pages: &[u32]) {
         let Some(kv) = &mut self.kv else { return };
         let zeros = vec![0.0; kv.geometry().n_kv_heads * kv.geometry().head_dim];
         for layer in 0..kv.geometry().n_layers {
             let kv = kv.layer(layer);
             for pos in (0..pages.len() * PAGE_TOKENS).step_by(2) {
-                // SAFETY: the pool is borrowed mutably: nobody else writes or attends.
+                // SAFETY: the pool is borrowed mutably, so nothing else writes or attends.
                 unsafe { kv.append(pages, pos, &zeros, &zeros) };
             }
         }
     }
 
-    /// Begins a step of a sub-batch. `wanted`: rows that want logits; `head`: whether they are made here.
+    /// Begins a step of a sub-batch. `wanted` are the rows that want logits; `head` says whether the host computes
+    /// them.
     pub fn prepare(
         &mut self,
         sub_batch: usize,
@@ -206,17 +209,18 @@ impl HostHalf {
         part.ws.reserve(tokens.len(), if head { wanted.len() } else { 0 });
     }
 
-    /// The same rows, where the pages away from the device are attended.
+    /// Prepares the same rows for attention over pages away from the device.
     pub fn prepare_far(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>]) {
         self.host.prepare(&mut self.parts[sub_batch].far_step, 0, seqs, [], []);
     }
 
-    /// Computes an operation. `alone`: behind the last keys and values nothing but the host computes, so that only rows
-    /// that want logits need to go on. `letters`: the places of the operation's rows, if they pass through the mailbox.
+    /// Computes an operation. `alone` says that only the host computes after the last keys and values, so that only
+    /// rows that want logits need to go on. `letters` are the places of the operation's rows, if they pass through the
+    /// mailbox.
     pub fn compute(&mut self, op: &Op, letters: Option<Letters>, alone: bool) {
         #[cfg(test)]
         if let Some(left) = self.panics_at {
-            // Once.
+            // Panics only once.
             self.panics_at = left.checked_sub(1);
             assert!(left > 0, "told to panic");
         }
@@ -251,7 +255,7 @@ impl HostHalf {
             (true, Some(l)) => match (model.layer_if(l), sublayer) {
                 (Some(layer), Sublayer::Out) => layer.after_attention(),
                 (Some(layer), _) => layer.after_ffn(),
-                // Made on the device.
+                // Computed on the device.
                 (None, _) => Residual::Delta,
             },
         };
@@ -259,7 +263,7 @@ impl HostHalf {
             let (away, place) = places[l];
             if away { far } else { kv }.as_ref().expect("pages on the host").layer(place)
         };
-        // Whose pages, and which tokens of them.
+        // The step decides which pages are attended, and which of their tokens.
         let step = match op.kind {
             Kind::Append { .. } | Kind::Attend { .. } if places[l].0 => far_step,
             _ => step,
@@ -331,7 +335,7 @@ impl HostHalf {
         }
     }
 
-    /// hidden += what the sublayer `of` of `layer` left to be added: before rows leave for the device.
+    /// hidden += the residual of sublayer `of` of `layer`, before rows leave for the device.
     fn settle(&mut self, sub_batch: usize, layer: usize, of: Sublayer, rows: Range<usize>) {
         let cx = self.host.with(&self.model, &self.pool);
         let residual = match (self.model.layer_if(layer), of) {
@@ -342,7 +346,8 @@ impl HostHalf {
         cx.settle(&mut self.parts[sub_batch].ws, residual, rows);
     }
 
-    /// Makes rows of `op`, a transfer to the device, what the device expects, and writes them to their place.
+    /// Converts the rows of `op`, a transfer to the device, to the form that the device expects, and writes them to
+    /// their place.
     ///
     /// # Safety
     /// As [`Place::fill`].

@@ -1,8 +1,9 @@
-//! The issue of a program: operations of the device are enqueued, those of the host become jobs of its lane.
+//! Issues a program: operations of the device are enqueued, those of the host become jobs of its lane.
 //!
 //! The issuing thread computes nothing. It waits for a job of the host where an operation of the device needs its results, in the
-//! order of the program; jobs themselves wait for events of the device. A transfer of rows is both: to the device a job that writes
-//! the rows to pinned memory and then a copy, to the host a copy and then a job that takes them from there.
+//! order of the program; jobs themselves wait for events of the device. A transfer of rows has two parts: to the
+//! device, a job that writes the rows to pinned memory, then a copy; to the host, a copy, then a job that reads them
+//! from there.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -55,7 +56,7 @@ impl<'a> Issue<'a> {
         Issue { moved, events, jobs, prepared, lists: Vec::new(), chains, layer: None, begun: None }
     }
 
-    /// Whether an operation is not carried out: its cohort stays parked.
+    /// Whether an operation is skipped because its cohort stays parked.
     pub fn stays(&self, op: &Op) -> bool {
         self.chains.get(op.sub_batch as usize).is_some_and(|c| c.turn == Turn::Stays)
     }
@@ -65,13 +66,13 @@ impl<'a> Issue<'a> {
         self.chains.iter().any(|c| c.turn != Turn::None)
     }
 
-    /// Equal for steps whose launches are equal; `None` if one is not to be recorded.
+    /// A key that is equal for steps with equal launches; `None` if a step must not be recorded.
     pub fn graph_key(&self) -> Option<u64> {
         let mut hash = DefaultHasher::new();
-        // What is recorded is the device's own.
+        // Only the device's own work is recorded.
         let lists = if self.has_cohorts() { &self.lists[..1] } else { &self.lists[..] };
         for lists in lists {
-            // Streamed pages are those of a step.
+            // Streamed pages differ from step to step.
             if !lists.far.is_empty() {
                 return None;
             }
@@ -103,7 +104,7 @@ impl RealMachine {
         for i in at..at + n {
             self.wait_for(lowered, i, issue)?;
         }
-        // What a cohort left behind when it was parked is in its place already.
+        // Data that a cohort left when it was parked is already in place.
         let joined = lowered.cohort(op).is_some_and(|b| issue.chains[b as usize].turn == Turn::Joined);
         if let Kind::Carry { cargo, to: Side::Device } = op.kind
             && !joined
@@ -111,7 +112,7 @@ impl RealMachine {
             self.fill(lowered, at, cargo, issue)?;
         }
         let runtime = self.device().runtime.clone();
-        // Rows to the host wait for what made them: `fetch` says when.
+        // Rows to the host wait for the operation that computed them, in `fetch`.
         if !matches!(op.kind, Kind::Carry { to: Side::Host, .. }) {
             self.works(op.unit)?;
         }
@@ -139,11 +140,11 @@ impl RealMachine {
             let program = lowered.clone();
             let work = HostWork::copy(bytes.len());
             let job = self.make_job(at, events, after, work, move |half| {
-                // SAFETY: the copy is done, which the job waits for, and the next waits for this job.
+                // SAFETY: the job waits for the copy, so it is done, and the next copy waits for this job.
                 unsafe { half.land(&program.program.ops[at], cargo, &place) };
                 Ok(())
             });
-            // Of a cohort on its way to the host's layers; to a head on the host the step waits.
+            // A cohort goes on to the host's layers; for a head on the host the step waits.
             let goes_on = lowered.last_detached[op.sub_batch as usize].is_some_and(|last| last > at);
             let job = match goes_on {
                 true => self.cohort_job(lowered, at, job, issue)?,
@@ -157,7 +158,7 @@ impl RealMachine {
 
     /// Enqueues the operation at `at` of the device's compute lane with those fused with it: `n` in all.
     pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue<'_>) -> Result<()> {
-        // Of each publication another one.
+        // Each publication has a different epoch.
         let epoch = at as u32 + 1;
         let step = lists(&self.device().modes, &ops[at], &issue.lists);
         let far = ops[at].layer.and_then(|l| {
@@ -190,7 +191,7 @@ impl RealMachine {
         for &w in lowered.waits(at) {
             match (ops[w].unit, issue.jobs[w]) {
                 _ if issue.stays(&ops[w]) => {}
-                // The host's half of a transfer waits by itself.
+                // The host's half of a transfer does its own waiting.
                 (Unit::Host, Some(_)) if carries => {}
                 (Unit::Host, Some(job)) => {
                     self.rests(&Lane::ALL)?;
@@ -219,7 +220,7 @@ impl RealMachine {
         lanes.iter().try_for_each(|&lane| busy.pause(lane, &*device.runtime))
     }
 
-    /// An operation of the host: a job, or at once where there is no device to wait for.
+    /// Issues an operation of the host as a job, or runs it at once if there is no device to wait for.
     fn on_host(
         &mut self,
         lowered: &Arc<Lowered>,
@@ -235,7 +236,7 @@ impl RealMachine {
             if let Some(busy) = &mut self.busy {
                 busy.host(from.elapsed().as_secs_f64());
             }
-            // In emulated time the issuing thread is the one that works.
+            // In emulated time, the issuing thread's clock advances by the work.
             let emulated = self.clock.as_ref().map(|clock| {
                 let (begun, host) = (clock.now(), clock.rates().host);
                 clock.spend(host.seconds(self.work.of(op, alone && op.wanted_only)).max(host.launch));
@@ -254,15 +255,15 @@ impl RealMachine {
         let work = self.work.of(op, alone && op.wanted_only);
         let runtime = self.device().runtime.clone();
         let pages = self.pinned_pages(op, parts);
-        // From now on, whether or not it has begun, and until it ends or is given up: meanwhile the device gets no work that has to
-        // do with them.
+        // The job uses these pages from now on, even before it begins, until it ends or is given up; meanwhile the
+        // device gets no work that touches them.
         let uses = pages.as_ref().and_then(|pages| pages.uses(&*runtime, op));
         if lowered.cohort(op).is_some() {
             self.slots[op.sub_batch as usize].note_use(uses.as_ref());
         }
         let used = uses.map(Used);
         let detached = lowered.program.is_detached(op);
-        // A cohort's own that the step waits for: it comes behind what the lane gets to know of its rows.
+        // A cohort's job that the step waits for comes after the job that gives the lane its rows.
         after.extend(issue.chains.get(op.sub_batch as usize).and_then(|c| c.job).filter(|_| !detached));
         let job = self.make_job(at, events, after, work, move |half| {
             let _used = used;
@@ -283,7 +284,8 @@ impl RealMachine {
         Ok(())
     }
 
-    /// The pages that an operation of the host uses in place, where the device moves them, too: for an accelerator that watches.
+    /// The pages that an operation of the host uses in place and that the device also moves, for an accelerator that
+    /// watches memory.
     fn pinned_pages(&self, op: &Op, parts: &[Part<'_>]) -> Option<PinnedPages> {
         let device = self.device();
         let l = op.layer? as usize;
@@ -323,7 +325,8 @@ impl RealMachine {
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
         let job = self.job(at, busy.into_iter().collect(), after, work, move |half| {
-            // SAFETY: the last copy from there is done, which the job waits for, and the next is enqueued after it.
+            // SAFETY: the job waits for the last copy from there, so it is done, and the next is enqueued after this
+            // job.
             unsafe { half.fill(&program.program.ops[at], cargo, &place) };
             Ok(())
         });
@@ -353,7 +356,7 @@ impl RealMachine {
             self.device.as_mut().expect("a device").fold(b, layer, of, step, rows.clone())?;
         }
         let d = self.device();
-        // Whatever made the rows is on the compute lane.
+        // The operation that computed the rows is on the compute lane.
         let (runtime, span) = (d.runtime.clone(), What::of(cargo).span(&d.parts[b].ws, &d.shape, &rows));
         self.rests(&[Lane::DeviceToHost])?;
         runtime.wait(Lane::DeviceToHost, &runtime.record(Lane::Compute)?)?;
@@ -361,7 +364,7 @@ impl RealMachine {
         self.areas_mut().fetch(key, bytes, span)
     }
 
-    /// Pages that change sides, or pages of a layer to or from staging memory.
+    /// Enqueues copies of pages that change sides, or of a layer's pages to or from staging memory.
     fn pages_of(&mut self, op: &Op, parts: &[Part<'_>], moved: &[Moved]) -> Result<()> {
         let (Kind::PageOut { staged } | Kind::PageIn { staged }) = op.kind else {
             unreachable!("pages do not move by {}", op.kind.name())
@@ -391,8 +394,8 @@ impl RealMachine {
         self.device().move_staged(op, self.places[l], (home, staged), tokens as usize)
     }
 
-    /// The job that writes the residual stream of a cohort to where it is carried to the device from, behind the host's layers: `op` is
-    /// the last of these.
+    /// The job that writes a cohort's residual stream, after the host's layers, to the area from which it is carried to
+    /// the device. `op` is the last operation of these layers.
     pub(super) fn hand_over(&mut self, op: &Op) -> Result<HostJob<HostHalf>> {
         let cargo = Cargo::Hidden { pending: Some(Sublayer::Down) };
         let op = Op { kind: Kind::Carry { cargo, to: Side::Device }, unit: Unit::H2d, ..op.clone() };
@@ -400,13 +403,14 @@ impl RealMachine {
         let work = HostWork::copy(bytes.len());
         let (place, busy) = self.areas_mut().place_to_fill(area(&op, cargo, Side::Device), bytes)?;
         Ok(self.make_job(NONE, busy.into_iter().collect(), vec![], work, move |half| {
-            // SAFETY: the last copy from there is done, which the job waits for, and the next is enqueued when the cohort joins.
+            // SAFETY: the job waits for the last copy from there, so it is done, and the next is enqueued when the
+            // cohort joins.
             unsafe { half.fill(&op, cargo, &place) };
             Ok(())
         }))
     }
 
-    /// The bytes of an area that rows of a transfer take.
+    /// The bytes of an area that the rows of a transfer occupy.
     fn area_bytes(&self, op: &Op, cargo: Cargo) -> Range<usize> {
         let (d, rows) = (self.device(), rows_of(op));
         let bytes = |rows| What::of(cargo).span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows).bytes;
@@ -471,7 +475,7 @@ impl PinnedPages {
     }
 }
 
-/// Bytes that a job of the host uses, up to its end: or until the job is given up, which may be long before the lane drops it.
+/// Bytes that a job of the host uses until it ends or is given up, which may be long before the lane drops it.
 #[derive(Clone)]
 pub(super) struct Uses(Arc<Mutex<Option<HostUse>>>);
 
@@ -487,7 +491,7 @@ impl Uses {
     }
 }
 
-/// The uses of a job: they end with it, even if it panics or never runs.
+/// The uses of a job, which end with it, even if it panics or never runs.
 struct Used(Uses);
 
 impl Drop for Used {
@@ -522,7 +526,7 @@ fn tickets(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Ticket> {
     waits.chain(issue.prepared[lowered.program.ops[at].sub_batch as usize]).collect()
 }
 
-/// The events that operation `at` of the host waits for: rows that come across the link have jobs.
+/// The events that operation `at` of the host waits for; for rows that come across the link it waits for jobs instead.
 fn events(lowered: &Lowered, at: usize, issue: &Issue<'_>) -> Vec<Event> {
     let ops = &lowered.program.ops;
     let waits = lowered.waits(at).iter().filter(|&&w| issue.jobs[w].is_none() && !issue.stays(&ops[w]));

@@ -1,16 +1,17 @@
-//! The host's lane: a thread that takes jobs from one queue while the thread that issues them goes on.
+//! The host's lane: a thread that takes jobs from one queue while the issuing thread goes on.
 //!
-//! A job waits for events of the device and for earlier jobs. Of the jobs that are ready the oldest of the step runs, or else the
-//! oldest of a cohort, which the device does not wait for. It runs alone: it has the
-//! state to itself, and all workers of the pool that belongs to it. If none is ready, the lane waits for what the oldest one
-//! waits for.
+//! A job waits for events of the device and for earlier jobs. Among the ready jobs the oldest of the step runs, or else
+//! the oldest of a cohort, for which the device does not wait. It runs alone, with exclusive access to the state and
+//! with all workers of its pool. If none is ready, the lane waits for the event that the oldest one waits for.
 //!
 //! The first job that fails ends the step: queued jobs are dropped, threads that wait for a job get the error, and the lane is idle
 //! again. A panic of a job is such a failure.
 //!
-//! A detached job, one of a parked cohort's, outlives the step and fails its cohort only ([`Detached`]).
+//! A detached job, which belongs to a parked cohort, outlives the step, and its failure affects only its cohort
+//! ([`Detached`]).
 //!
-//! Beside a device whose lanes act in turn ([`crate::device::Turns`]) this lane does, too: no thread, and of the jobs that are ready any one.
+//! If the device's lanes take turns ([`crate::device::Turns`]), this lane does, too: it has no thread, and runs any of
+//! the ready jobs.
 
 pub(super) mod hand_over;
 
@@ -28,32 +29,32 @@ use super::sync::{Look, Word};
 use crate::device::{Actor, Event, Moment, Runtime, uncount_waits};
 use crate::{Error, Result};
 
-/// How long either thread spins for the other before it sleeps: as long as waking up takes.
+/// How long either thread spins for the other before it sleeps, about as long as waking up takes.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// How long the lane sleeps for an event before it looks at the queue again: another job may be ready first.
+/// How long the lane sleeps for an event before it checks the queue again, since another job may be ready first.
 const NAP: Duration = Duration::from_micros(200);
 
 /// The operation of a job that belongs to none: it only prepares what others need, and nothing waits for it.
 pub(super) const NONE: usize = usize::MAX;
 
-/// A job, by its number since the lane began.
+/// A job's number, counted since the lane began.
 pub(super) type Ticket = usize;
 
-/// A job of a cohort: one of a chain, whose first one takes up the work and whose last one makes it ready.
+/// A job of a cohort. It belongs to a chain, whose first job begins the work and whose last one marks it as ready.
 pub(super) struct Detached {
     /// The cohort's sub-batch.
     pub of: usize,
     pub word: Arc<Word>,
     pub epoch: u32,
-    /// Why it failed, if it did: written before the word says so.
+    /// The error if it failed, written before the word reports the failure.
     pub error: Arc<Mutex<Option<Error>>>,
     pub first: bool,
     pub last: bool,
 }
 
 impl Detached {
-    /// Whether the job is to run: not one of work that was given up or has failed.
+    /// Whether the job should run: its work must not have been given up or have failed.
     fn begin(&self) -> bool {
         if self.first { self.word.begin(self.epoch) } else { self.word.has_begun(self.epoch) }
     }
@@ -70,15 +71,15 @@ impl Detached {
     }
 }
 
-/// When a job ran, and the operation that it was of.
+/// When a job ran, and its operation.
 #[derive(Clone)]
 pub(super) struct Ran {
     pub op: usize,
-    /// The job's program, where that may be an earlier step's.
+    /// The job's program, if it may be an earlier step's.
     pub program: Option<Arc<Lowered>>,
     pub from: Instant,
     pub to: Instant,
-    /// From when to when in emulated time, if the device keeps that.
+    /// Begin and end in emulated time, if the device keeps it.
     pub emulated: Option<(f64, f64)>,
 }
 
@@ -95,21 +96,21 @@ pub(super) type Work<S> = Box<dyn FnOnce(&mut S) -> Result<()> + Send>;
 pub(super) struct HostJob<S> {
     /// The job's operation, by its place in the program, or [`NONE`].
     pub op: usize,
-    /// Events of the device that come first.
+    /// Events of the device that it waits for.
     pub events: Vec<Event>,
-    /// Jobs that come first.
+    /// Jobs that it waits for.
     pub after: Vec<Ticket>,
-    /// What it takes in emulated time.
+    /// Its duration in emulated time.
     pub seconds: f64,
     /// For a job that outlives the step, its owner.
     pub detached: Option<Detached>,
-    /// The operation's program, where that may be an earlier step's.
+    /// The operation's program, if it may be an earlier step's.
     pub program: Option<Arc<Lowered>>,
     pub work: Work<S>,
 }
 
 impl<S> HostJob<S> {
-    /// Whether the device may wait for it: not for a cohort.
+    /// Whether the device may wait for it, which it never does for a cohort.
     fn is_first(&self) -> bool {
         self.detached.is_none() || self.op == NONE
     }
@@ -117,9 +118,9 @@ impl<S> HostJob<S> {
 
 struct Queue<S> {
     pending: VecDeque<(Ticket, HostJob<S>)>,
-    /// Jobs that were given and are neither done nor dropped.
+    /// Jobs that have been given but are neither done nor dropped.
     open: HashSet<Ticket>,
-    /// How many of these belong to the step.
+    /// Number of these that belong to the step.
     of_step: usize,
     /// Whether nothing more runs in this step.
     ended: bool,
@@ -132,7 +133,8 @@ struct Shared<S> {
     runtime: Arc<dyn Runtime>,
     state: Mutex<S>,
     queue: Mutex<Queue<S>>,
-    /// Jobs given to the lane since it began, and changes of the queue by the lane: what the threads spin on.
+    /// Number of jobs given to the lane since it began, then the number of changes of the queue by the lane; threads
+    /// spin on these.
     given: AtomicUsize,
     changes: AtomicUsize,
     to_lane: Condvar,
@@ -149,25 +151,25 @@ pub(super) struct Started<S> {
     hand_over: mpsc::Sender<Arc<Shared<S>>>,
 }
 
-/// See the [module](self). `S` is what jobs work on.
+/// See the [module](self). `S` is the state that jobs work on.
 pub(super) struct Lane<S> {
     shared: Arc<Shared<S>>,
     thread: Option<JoinHandle<()>>,
     issued: usize,
     /// The step's first job.
     step: Ticket,
-    /// Emulated times of jobs: of the step's, and of those that outlive it.
+    /// Emulated times of the step's jobs, and of those that outlive it.
     moments: HashMap<Ticket, Moment>,
-    /// The sub-batches of the latter.
+    /// The sub-batches of jobs that outlive the step.
     detached: HashMap<Ticket, usize>,
 }
 
 impl<S: Send + 'static> Started<S> {
-    /// Starts the thread, which makes something first: a pool, whose leader it will be, so that it is the thread that is
+    /// Starts the thread, which first calls `make`: it creates a pool whose leader it will be, so that this thread is
     /// pinned with the workers.
     ///
     /// # Errors
-    /// The system refuses to start a thread.
+    /// If the system refuses to start a thread.
     pub fn new<P: Send + 'static>(make: impl FnOnce() -> P + Send + 'static) -> Result<(Started<S>, P)> {
         let (made, take_made) = mpsc::channel();
         let (hand_over, shared) = mpsc::channel::<Arc<Shared<S>>>();
@@ -230,7 +232,7 @@ impl<S: Send + 'static> Lane<S> {
         lock(&self.shared.state)
     }
 
-    /// Gives the lane a job. In a step that has failed it is dropped, if it is of the step.
+    /// Gives the lane a job. If the step has failed, a job of the step is dropped.
     pub fn give(&mut self, job: HostJob<S>) -> Ticket {
         let ticket = self.issued;
         self.issued += 1;
@@ -247,7 +249,7 @@ impl<S: Send + 'static> Lane<S> {
             self.shared.given.fetch_add(1, Ordering::Release);
             drop(queue);
             match self.shared.runtime.turns() {
-                // To wake a thread is a call of the system, also where there is none.
+                // Waking is a system call even if no thread waits.
                 None => self.shared.to_lane.notify_one(),
                 Some(turns) => turns.some(),
             }
@@ -255,7 +257,7 @@ impl<S: Send + 'static> Lane<S> {
         ticket
     }
 
-    /// The job's place in emulated time.
+    /// Enters the job in emulated time.
     fn enter_time(&mut self, ticket: Ticket, job: &HostJob<S>) {
         let runtime = &self.shared.runtime;
         let Some(clock) = runtime.clock() else { return };
@@ -264,7 +266,7 @@ impl<S: Send + 'static> Lane<S> {
         self.moments.insert(ticket, clock.host(job.seconds, after, job.is_first()));
     }
 
-    /// After this thread waited for jobs: advances its emulated time to their end.
+    /// Advances this thread's emulated time to the end of jobs that it has waited for.
     pub fn reach(&self, jobs: impl IntoIterator<Item = Ticket>) {
         if let Some(clock) = self.shared.runtime.clock() {
             jobs.into_iter().for_each(|t| clock.reach(&self.moments[&t]));
@@ -296,7 +298,7 @@ impl<S: Send + 'static> Lane<S> {
         Some(first)
     }
 
-    /// Waits until detached work has ended, or the deadline: whether it has.
+    /// Waits until detached work has ended or the deadline has passed. Returns whether it has ended.
     pub fn wait_for_end(&self, word: &Word, epoch: u32, deadline: Option<Instant>) -> bool {
         let not_yet = || word.look(epoch) == Look::Waiting;
         if let Some(turns) = self.shared.runtime.turns() {
@@ -318,7 +320,7 @@ impl<S: Send + 'static> Lane<S> {
         true
     }
 
-    /// Waits until `ended` says that detached work has.
+    /// Waits until `ended` returns that detached work has ended.
     pub fn wait_for_ends(&self, mut ended: impl FnMut() -> bool) {
         drop(self.wait_while(|_| !ended()));
     }
@@ -328,7 +330,7 @@ impl<S: Send + 'static> Lane<S> {
         let gone = |t: &Ticket, b: usize| b == of && *t < before;
         let detached = &self.detached;
         self.moments.retain(|t, _| !detached.get(t).is_some_and(|&b| gone(t, b)));
-        // Those of this step are looked for when it ends.
+        // Times of this step's jobs are needed when it ends.
         let step = self.step;
         self.detached.retain(|t, b| !gone(t, *b) || *t >= step);
     }
@@ -336,7 +338,7 @@ impl<S: Send + 'static> Lane<S> {
     /// Waits until a job is done.
     ///
     /// # Errors
-    /// The step has failed: the error of the first job that did, once.
+    /// If the step has failed: the error of the first failed job, reported once.
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut queue = self.wait_while(|q| !q.ended && q.open.contains(&ticket));
         match queue.ended {
@@ -363,7 +365,7 @@ impl<S: Send + 'static> Lane<S> {
         }
     }
 
-    /// Drops what is queued of the step.
+    /// Drops the step's queued jobs.
     pub fn cancel(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.end();
@@ -371,11 +373,11 @@ impl<S: Send + 'static> Lane<S> {
         self.shared.to_lane.notify_one();
     }
 
-    /// Waits until the step's jobs are done; the next job is the first of another step. Returns when jobs ran, detached ones of
-    /// earlier steps among them.
+    /// Waits until the step's jobs are done and ends the step. Returns when jobs ran, including detached ones of
+    /// earlier steps.
     ///
     /// # Errors
-    /// A job of the step has failed, and the error has not been reported yet.
+    /// If a job of the step has failed and the error has not been reported yet.
     pub fn finish(&mut self) -> Result<Vec<Ran>> {
         let mut queue = self.wait_while(|q| q.of_step > 0);
         let (error, mut ran) = (queue.error.take(), std::mem::take(&mut queue.ran));
@@ -386,7 +388,7 @@ impl<S: Send + 'static> Lane<S> {
             ran.emulated = self.moments.get(ticket).and_then(Moment::span);
         }
         if self.shared.runtime.clock().is_some() {
-            // This computer may be ahead of emulated time: those are told of later.
+            // This computer may be ahead of emulated time; such jobs are reported later.
             let (done, early) = ran.into_iter().partition(|(_, r): &(_, Ran)| r.emulated.is_some());
             ran = done;
             lock(&self.shared.queue).ran.splice(0..0, early);
@@ -432,12 +434,12 @@ impl<S: Send + 'static> Lane<S> {
 }
 
 impl<S> Queue<S> {
-    /// Why the step has ended; returned once.
+    /// The error that ended the step, returned once.
     fn failure(&mut self) -> Error {
         self.error.take().unwrap_or_else(|| Error::Run("the step has failed already".into()))
     }
 
-    /// Stops the step: nothing more of it runs.
+    /// Ends the step: no more of its jobs run.
     fn end(&mut self) {
         self.ended = true;
         let (kept, dropped) = self.pending.drain(..).partition(|(_, job)| job.detached.is_some());
@@ -449,7 +451,7 @@ impl<S> Queue<S> {
         self.of_step -= dropped.len();
     }
 
-    /// After the device failed: nothing that waits for it runs, of this step or of a cohort.
+    /// Called after the device failed: no job that waits for it runs, of this step or of a cohort.
     fn fail(&mut self, error: Error) {
         for (ticket, job) in self.pending.drain(..) {
             self.open.remove(&ticket);
@@ -465,7 +467,8 @@ impl<S> Queue<S> {
         self.ended = true;
     }
 
-    /// The place of the oldest job of the step that is ready, or else of a cohort. Otherwise the event that the oldest of all waits for.
+    /// The index of the oldest ready job of the step, or else of a cohort. If none is ready, the event that the oldest
+    /// job waits for.
     fn ready(&self, runtime: &dyn Runtime) -> Result<std::result::Result<usize, Event>> {
         let (mut oldest, mut cohort) = (None, None);
         for (at, (_, job)) in self.pending.iter().enumerate() {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
 
-/// Sequences whose pages hold who wrote them: (sequence, page, generation).
+/// Sequences whose pages record their writer: (sequence, page, generation).
 struct World {
     pages: KvPages,
     sequences: Vec<Option<SequenceKv>>,
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// As an engine does it.
+    /// Runs a step like an engine.
     fn step(&mut self, step: &[Room], fails: bool) -> Result<()> {
         let World { pages, sequences, pager, .. } = self;
         let before = pager.make_room(sequences, pages, step)?;
@@ -85,7 +85,7 @@ impl World {
         Ok(())
     }
 
-    /// Every page of every sequence is where its table says, and nowhere is one of two.
+    /// Checks that every page of every sequence is where its table says, and that no two sequences share a page.
     fn check(&self) {
         for (seq, s) in self.sequences.iter().enumerate() {
             let Some(s) = s else { continue };
@@ -111,7 +111,7 @@ fn above_the_watermark_the_longest_gives_its_oldest_pages() {
     assert_eq!((w.used(), w.moves), (16, 0), "80% are not above 80%");
     w.step(&[Room { seq: a, tokens: 32, decode: false }, Room { seq: b, tokens: 1, decode: true }], false)
         .unwrap();
-    // 18 are above it, and 13 are in the middle between 10 and 16.
+    // 18 pages are above the high watermark, and 13 are midway between 10 and 16.
     assert_eq!((w.used(), w.moves), (13, 5));
     let b = w.sequences[b].as_ref().unwrap();
     assert_eq!(b.kv(Far::Attend), Kv::Split { boundary: 160, far: Far::Attend });
@@ -119,8 +119,8 @@ fn above_the_watermark_the_longest_gives_its_oldest_pages() {
     w.check();
 }
 
-/// A prompt whose pages have all left the device and that is attended there: it comes home if there is room, or is refused with the
-/// numbers before anything has moved; with staging memory it grows where it is.
+/// A prompt whose pages have all left the device but that the device attends comes back if there is room, or is refused
+/// with the numbers before anything has moved; with staging memory it grows where it is.
 #[test]
 fn a_prompt_that_has_left_the_device_needs_room_there() {
     let mut w = World::new(6, 40);
@@ -144,11 +144,11 @@ fn a_prompt_that_has_left_the_device_needs_room_there() {
         "nothing has changed"
     );
     w.check();
-    // With less to do there is room.
+    // A shorter prompt has room.
     w.step(&[Room { seq: a, tokens: 20, decode: false }], false).unwrap();
     assert!(!grows_on_host(w.sequences[a].as_ref().unwrap()));
     w.check();
-    // Streamed, it needs none.
+    // A streamed prompt needs no room.
     w.pager = Pager::new(6, true);
     let World { pages, sequences, .. } = &mut w;
     let s = sequences[a].as_mut().unwrap();

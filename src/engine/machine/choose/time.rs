@@ -1,4 +1,4 @@
-//! The placement with the least predicted time of those that fit, by the dry run's exact bytes.
+//! Chooses the placement with the least predicted time among those that fit, by the dry run's exact bytes.
 //!
 //! ```text
 //! candidates of every strategy ─ fit? (dry run) ─► closed form ─► the best few of each ─► their programs, on the virtual machine
@@ -6,13 +6,13 @@
 //! | strategy | candidates |
 //! |---|---|
 //! | `cpu-only`, `gpu-only` | one each |
-//! | `greedy` | the smallest boundary that fits (Accelerate: filled, no time is looked at) |
+//! | `greedy` | the smallest boundary that fits (Accelerate: fills the device without regard to time) |
 //! | `helm` | every boundary, its host blocks computed in place or streamed to the device for prompts |
 //! | `lia` | vectors for prompts and for decode rows (the three that win for dense models, and the best of all 64 by the papers' costs with and without overlap), with as many blocks pinned as fit |
 //! | `stream` | keys and values, embedding and head on either side |
 //!
-//! What the user fixed stays as it is: of a boundary that was given only the one with host blocks computed in place is a
-//! candidate, of LIA only the given vectors and number of blocks.
+//! The user's fixed parameters are kept: with a given boundary, the only candidate is the one with host blocks computed
+//! in place; with LIA, only the given vectors and number of blocks.
 
 use super::{
     Candidate, Choice, ENDS, Strategy, boundaries, device_bytes, lia, pins_told, streams, vectors_of,
@@ -26,25 +26,25 @@ use crate::plan::{
 };
 use crate::program::{Far, Phase, Placement, Policy, Residence, Side};
 
-/// What times are predicted from.
+/// The data that times are predicted from.
 #[derive(Clone, Copy)]
 pub struct Prices<'a> {
     /// Seconds of operations.
     pub costs: &'a dyn Costs,
     /// The model, as the costs know it.
     pub model: &'a plan::Sizes,
-    /// What is to be run.
+    /// The work to run.
     pub work: Workload,
-    /// Whether the model norms what a sublayer adds: then sublayers cannot be parted freely.
+    /// Whether the model norms the outputs of sublayers, so that sublayers cannot be separated freely.
     pub post_norms: bool,
 }
 
-/// Which strategies to compare.
+/// The strategies to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Among {
     /// All six.
     All,
-    /// One, with what the user fixed of it.
+    /// One, with the parameters that the user fixed.
     One(Strategy),
 }
 
@@ -53,7 +53,7 @@ pub enum Among {
 pub struct Considered {
     /// The system whose candidate it is.
     pub strategy: System,
-    /// What it is, or would be: of those that do not fit, the one that takes least of the device.
+    /// Its description; if none fits, that of the candidate that takes the least device memory.
     pub what: String,
     /// Seconds of the prefill and of all decode steps; none if it does not fit.
     pub seconds: Option<(f64, f64)>,
@@ -61,32 +61,32 @@ pub struct Considered {
     pub bytes: (u64, u64),
 }
 
-/// What was chosen, and over what.
+/// The choice, and the alternatives that were considered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timed {
     /// The system that the placement follows.
     pub strategy: System,
-    /// As by memory alone.
+    /// The choice, in the same form as by memory alone.
     pub choice: Choice,
-    /// What it is predicted to take.
+    /// Its predicted time.
     pub run: PredictedRun,
     /// The best of every strategy, in the order of [`System::ALL`].
     pub considered: Vec<Considered>,
     /// Candidates that fit.
     pub fitting: usize,
-    /// How decode steps attend what has left the device, if anything does.
+    /// How decode steps attend pages that leave the device, if any do.
     pub far: Option<FarForecast>,
-    /// Why this one.
+    /// The reason for the choice.
     pub why: String,
 }
 
-/// Placements of each strategy whose programs are run.
+/// Number of placements per strategy whose programs are simulated.
 const FEW: usize = 3;
 
-/// The fastest placement that fits, `None` if no candidate does: [`choose`](super::choose) has the words for that.
+/// The fastest placement that fits; `None` if no candidate does, for which [`choose`](super::choose) has the message.
 ///
 /// # Errors
-/// A boundary or a number of blocks that the model does not have, a vector that cannot run.
+/// If the model does not have the boundary or number of blocks, or a vector cannot run.
 pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Result<Option<Timed>> {
     let n = sizes.layers();
     let host_available = memory_available();
@@ -95,9 +95,9 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         let (device, host) = bytes(sizes, p);
         device <= sizes.free() && host_available.is_none_or(|available| host <= available)
     };
-    // Prices go by the pages there will be.
+    // Prices depend on the number of pages that there will be.
     let paged = |sizes: &Sizes, p: &Placement| sizes.with_pages(p.clone()).0;
-    // Where pages leave the device they are attended in place, or in the faster way: for that there has to be memory.
+    // Pages that leave the device are attended in place, or in the faster way, which needs memory.
     let streaming = sizes.streaming();
     let of = |e: &Entry| if e.streams { streaming.as_ref().unwrap_or(sizes) } else { sizes };
     let mut considered = Vec::new();
@@ -131,11 +131,11 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         let timed = few.into_iter().filter_map(|(_, e)| {
             let placement = paged(of(&e), &e.candidate.placement);
             let far = if e.streams { None } else { Some(sizes.far.unwrap_or(Far::Attend)) };
-            // What cannot be lowered cannot run.
+            // A placement that cannot be lowered cannot run.
             let run = programs_with(prices.costs, prices.model, &placement, &prices.work, far).ok()?;
             Some((e, run))
         });
-        // Memory to stream pages to has to pay.
+        // Memory for streamed pages has to pay.
         let weighed =
             |(e, run): &(Entry, PredictedRun)| run.total() * if e.streams { 1.0 + 1e-6 } else { 1.0 };
         let winner = timed.min_by(|a, b| weighed(a).total_cmp(&weighed(b)));
@@ -151,7 +151,7 @@ pub fn choose_by_time(sizes: &Sizes, among: Among, prices: &Prices<'_>) -> Resul
         });
         let Some((entry, run)) = winner else { continue };
         let better = best.as_ref().is_none_or(|(other, _, b)| {
-            // Sums in another order differ in their last bits: that is a tie.
+            // Sums in a different order differ in their last bits, which counts as a tie.
             let tie = (run.total() - b.total()).abs() <= 1e-9 * b.total();
             if tie { system.preference() < other.preference() } else { run.total() < b.total() }
         });
@@ -193,11 +193,11 @@ fn bytes(sizes: &Sizes, p: &Placement) -> (u64, u64) {
     (device_bytes(sizes, p, k).total(), sizes.host(p).total())
 }
 
-/// A placement with what is said of it.
+/// A placement with its description.
 struct Entry {
     candidate: Candidate,
     policies: Option<(Policy, Policy)>,
-    /// Whether there is memory to stream pages to that have left.
+    /// Whether there is memory for streaming pages that have left.
     streams: bool,
 }
 
@@ -212,7 +212,7 @@ fn closed(prices: &Prices<'_>, placement: &Placement) -> f64 {
     t.prefill + prices.work.gen_len as f64 * t.step
 }
 
-/// Of the boundary before the chosen one, if memory is what keeps it away.
+/// The boundary before the chosen one, if only memory prevents it.
 fn next(
     sizes: &Sizes,
     k: Option<usize>,
@@ -225,7 +225,7 @@ fn next(
     (!fits(&placement)).then(|| (format!("boundary {before} of {} units", n + 2), bytes))
 }
 
-/// What a strategy may do; `None` if it is not asked for.
+/// The candidates of a strategy; `None` if it is not to be compared.
 fn candidates(
     sizes: &Sizes,
     system: System,
@@ -260,8 +260,8 @@ fn candidates(
     }))
 }
 
-/// Every boundary, with host blocks computed in place, and streamed to the device for prompts; all blocks on the device with
-/// fewer pages than all, where those do not fit.
+/// Every boundary, with host blocks computed in place, and streamed to the device for prompts; and all blocks on the
+/// device with fewer pages, if not all pages fit.
 fn helm(sizes: &Sizes) -> Vec<Candidate> {
     let n = sizes.layers();
     let streamed = (2..=n + 2).map(|k| {
@@ -276,7 +276,7 @@ fn helm(sizes: &Sizes) -> Vec<Candidate> {
     (0..=n + 2).map(|k| super::boundary(k, n)).chain(fewer).chain(streamed).collect()
 }
 
-/// Vectors that are worth trying in a phase.
+/// Vectors worth trying in a phase.
 fn vectors(prices: &Prices<'_>, phase: Phase) -> Vec<Policy> {
     let mut all = vec![Policy::all(Side::Device), Policy::all(Side::Host), Policy::ATTENTION_ON_HOST];
     if prices.post_norms {
@@ -296,7 +296,7 @@ fn vectors(prices: &Prices<'_>, phase: Phase) -> Vec<Policy> {
     all
 }
 
-/// LIA: for all vectors and sides of the ends, as many blocks pinned as fit.
+/// LIA's candidates: for all vectors and sides of the ends, as many blocks pinned as fit.
 fn lias(
     n: usize,
     (pinned, prefill, decode): (Option<usize>, Option<Policy>, Option<Policy>),
@@ -304,7 +304,7 @@ fn lias(
     fits: &dyn Fn(&Placement) -> bool,
 ) -> Result<Vec<Entry>> {
     let forced = prefill.is_some() || decode.is_some();
-    // Refuses what cannot be.
+    // Reject impossible parameters.
     let (a, b) = vectors_of(prefill, decode);
     let counts: Vec<usize> = {
         let mut counts: Vec<usize> =
@@ -319,7 +319,7 @@ fn lias(
         for &decode in &rows {
             for ends in ENDS {
                 let place = |pinned: usize| lia(n, pinned, prefill, decode, ends);
-                // The largest number that fits; the smallest where none does, to say what is lacking.
+                // The largest number that fits; if none does, the smallest, to report what is lacking.
                 let most = counts.iter().copied().find(|&p| fits(&place(p)));
                 let Some(pinned) = most.or(counts.last().copied()) else { continue };
                 let candidate = Candidate {
@@ -328,7 +328,7 @@ fn lias(
                     k: None,
                     pinned: Some(pinned),
                 };
-                // With all blocks pinned all vectors are one; without the device it is CPU-only.
+                // With all blocks pinned all vectors are equivalent; without the device it is CPU-only.
                 if candidate.placement.uses(Side::Device)
                     && !entries.iter().any(|e| e.candidate.placement == candidate.placement)
                 {
@@ -348,7 +348,7 @@ fn told(prefill: Policy, decode: Policy, used: bool) -> String {
     }
 }
 
-/// The winner, by how much, and over whom.
+/// The winner, its margin, and the runner-up.
 fn why(strategy: System, run: &PredictedRun, considered: &[Considered]) -> String {
     let total = |c: &Considered| c.seconds.map(|(p, d)| p + d);
     let second = considered

@@ -1,4 +1,4 @@
-//! The cost of giving the host's lane a job, measured for `tandem profile`.
+//! Measures the cost of giving the host's lane a job, for `tandem profile`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,19 +8,19 @@ use super::{HostJob, Started};
 use crate::Result;
 use crate::device::Runtime;
 
-/// Seconds from giving the lane a job of no length to its start, and to its end seen by the thread that waits for it.
+/// Seconds from giving the lane an empty job to its start, and until the waiting thread sees its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LaneHandOver {
-    /// To the start.
+    /// Until its start.
     pub started_s: f64,
-    /// To the end seen.
+    /// Until its end is seen.
     pub seen_s: f64,
 }
 
-/// The hand-over of each of `times` jobs that come after a pause of `idle`, on a lane beside `runtime`'s.
+/// Measures `times` jobs, each after a pause of `idle`, on a lane beside `runtime`'s.
 ///
 /// # Errors
-/// The system refuses to start a thread; a device that failed.
+/// If the system refuses to start a thread, or the device has failed.
 pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, idle: Duration) -> Result<Vec<LaneHandOver>> {
     let (started, ()) = Started::new(|| ())?;
     let mut lane = started.serve((), runtime.clone());

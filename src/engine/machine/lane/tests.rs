@@ -30,7 +30,7 @@ fn the_oldest_job_that_is_ready_runs_first() {
     let mut lane = lane(&runtime);
     runtime.upload(DeviceLane::HostToDevice, buffer.ptr(), &[1; 4096]).unwrap();
     let copied = runtime.record(DeviceLane::HostToDevice).unwrap();
-    // The first waits for the copy, the second for the first, the others for nothing or for each other.
+    // The first job waits for the copy, the second for the first, the others for nothing or for each other.
     let first = lane.give(note(0, vec![copied.clone()], vec![]));
     let second = lane.give(note(1, vec![], vec![first]));
     let third = lane.give(note(2, vec![], vec![]));
@@ -71,7 +71,7 @@ fn a_job_that_fails_or_panics_ends_the_step_and_not_the_lane() {
         lane.finish().expect("somebody was told");
         assert_eq!(std::mem::take(&mut *lane.state()), [0]);
     }
-    // Nobody waits for the job: told at the end.
+    // Nothing waits for the job, so its error is reported at the end.
     lane.give(HostJob {
         op: 0,
         events: vec![],

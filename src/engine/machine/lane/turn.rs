@@ -1,11 +1,11 @@
-//! The host's lane without a thread: a job when its turn comes.
+//! The host's lane without a thread, which runs a job when its turn comes.
 
 use super::{Shared, lock, missing};
 use crate::Result;
 use crate::device::{Actor, Turns};
 
 impl<S: Send> Actor for Shared<S> {
-    /// Does any one of the jobs that are ready: nothing but what they wait for orders them.
+    /// Runs any one of the ready jobs: only their dependencies order them.
     fn act(&self, draw: &mut dyn FnMut(usize) -> usize) -> bool {
         let mut queue = lock(&self.queue);
         let ready = |at: &usize| -> Option<Result<usize>> {
@@ -34,7 +34,8 @@ impl<S: Send> Actor for Shared<S> {
 }
 
 impl<S: Send> Shared<S> {
-    /// The issuing thread waits: somebody acts. If nobody can, what the oldest job waits for will not come.
+    /// Lets an actor act while the issuing thread waits. If none can act, the event that the oldest job waits for will
+    /// never come.
     ///
     /// # Panics
     /// If no job waits for anything: a deadlock.
