@@ -7,18 +7,18 @@
 //! that from any thread. Data walks
 //! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`Engine`], [`Options`], [`Input`], [`Logits`], [`SeqId`], [`NOT_NUMBERS`] | a model in use, and a forward pass |
-//! | [`Requests`], [`Request`], [`Event`], [`Finish`], [`StepReport`], [`StepPlan`] | answers to many prompts, step by step |
-//! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | the same from any thread |
-//! | [`Overlap`], [`CohortStep`], [`Advanced`], [`Swap`], [`Target`], [`FarSteps`], [`SidePages`] | what a step may do besides its rows |
-//! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | where a model runs |
-//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`hand_overs`] | what a placement takes, and what a lane costs |
+//! | [`Engine`], [`Options`], [`Input`], [`Logits`], [`SeqId`], [`NOT_NUMBERS`] | a loaded model and its forward pass |
+//! | [`Requests`], [`Request`], [`Event`], [`Finish`], [`StepReport`], [`StepPlan`] | many requests, computed step by step |
+//! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
+//! | [`Overlap`], [`CohortStep`], [`Advanced`], [`Swap`], [`Target`], [`FarSteps`], [`SidePages`] | cohorts, swaps and far pages: what a step does besides its rows |
+//! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
+//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
-//! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`DeviceWeights`], [`Upload`] | weights as an accelerator reads them |
-//! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`device_weight_bytes`] | which products an accelerator has, and their bytes |
-//! | [`Timeline`] | what ran when |
+//! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`Upload`] | weights in the layout of an accelerator |
+//! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
+//! | [`Timeline`] | spans of executed operations |
 
 mod homes;
 mod host;
@@ -56,6 +56,6 @@ pub use seq_id::SeqId;
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
 pub use weights::{
-    DeviceWeights, LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type,
-    device_weight_bytes, linear_shapes, separate_gate_up,
+    LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
+    linear_shapes, rope_bytes, separate_gate_up,
 };

@@ -1,16 +1,14 @@
 //! The host's cores, its pages, and the thread pool over them: the ground floor, on which kernels, caches and devices
 //! build.
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`Pool`], [`MAX_RANGES`] | threads, one per core, and the jobs they share |
-//! | [`RowSet`], [`Pieces`] | rows of one buffer that threads write concurrently |
-//! | [`allowed_cores`], [`cores_beside_device`], [`unpin_current_thread`] | the number of threads to start, and where
-//! they may run |
-//! | [`memory_available`], [`cgroup_memory`], [`MemoryLimit`], [`cpu_quota`] | limits of this process's control groups
-//! |
+//! | [`Pool`], [`MAX_RANGES`] | the thread pool, one thread per core |
+//! | [`RowSet`], [`Pieces`] | rows of one buffer that several threads write |
+//! | [`allowed_cores`], [`cores_beside_device`], [`unpin_current_thread`] | number and pinning of threads |
+//! | [`memory_available`], [`cgroup_memory`], [`MemoryLimit`], [`cpu_quota`] | available memory, and limits of the control group |
 //! | [`Mapping`], [`HUGE_PAGE`], [`ask_for_huge_pages`] | memory in huge pages |
-//! | [`numa_nodes`], [`NumaNode`], [`NumaWish`], [`NumaBinding`] | the memory nodes that weights lie on |
+//! | [`numa_nodes`], [`NumaNode`], [`NumaWish`], [`NumaBinding`] | memory nodes, and binding weights to them |
 
 mod cgroup;
 mod cpu;

@@ -3,19 +3,17 @@
 //! [`load()`] is the entry point: it takes a `.gguf` file, a Hugging Face folder, or `synth:NAME` for random weights.
 //! The model that it returns has been checked: every tensor that the sizes require is present in the right shape.
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model that can be run |
-//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`] | its sizes,
-//! independent of the file format |
-//! | [`Block`], [`MatrixSpec`], [`NormSpec`], [`tensor_name`] | the tensors of a block, by name |
-//! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`] | sampling
-//! settings that its files recommend |
-//! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | required tensors, and existing ones |
-//! | [`FAMILIES`], [`Family`], [`hf_spec`] | the families, and the family of a `config.json` |
-//! | [`export_gguf`], [`export_hf_folder`] | writing a loaded model to files |
-//! | [`formats`] | GGUF and safetensors, independent of their meaning for a model |
-//! | [`synth`] | models by name with random weights |
+//! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model ready to run |
+//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`] | its sizes, independent of the file format |
+//! | [`Block`], [`MatrixSpec`], [`NormSpec`], [`tensor_name`] | the tensors of a block and their names |
+//! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
+//! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | the tensors it must have, and the tensors it has |
+//! | [`FAMILIES`], [`Family`], [`hf_spec`] | model families, and the one that a `config.json` names |
+//! | [`export_gguf`], [`export_hf_folder`] | writes a loaded model to files |
+//! | [`formats`] | GGUF and safetensors files |
+//! | [`synth`] | models with random weights, by name |
 
 mod arch;
 mod block;

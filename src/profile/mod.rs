@@ -15,17 +15,17 @@
 //! | `sample` | timing something several times |
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`Profile`], [`ModelProfile`], [`Store`], [`Identity`], [`DeviceIdentity`], [`ModelIdentity`] | what is kept, and of what |
+//! | [`Profile`], [`ModelProfile`], [`Store`], [`Identity`], [`DeviceIdentity`], [`ModelIdentity`] | profiles on disk, and the machine, device and model they belong to |
 //! | [`Limits`], [`CpuLimits`], [`Bandwidth`], [`HostAttention`], [`Copies`], [`DeviceLimits`], [`LinkLimits`], [`HandOver`], [`LaneLimits`], [`Rate`], [`LIMITS_STEPS`] | the limits of a machine |
-//! | [`measure_model`], [`steps_of`], [`Subject`], [`Calibration`] | measuring a model |
-//! | [`Tables`], [`Timings`], [`Measured`] | the costs that follow |
-//! | [`measured_tables`], [`tables_of`], [`measured_hardware`], [`measured_readers`], [`THIS_MACHINE`] | what was measured before |
-//! | [`estimate()`], [`estimate_cpu`], [`similar_device`] | a machine that has not been measured |
-//! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`Candidate`], [`TuningStore`], [`install_kept_tuning`] | the kernels' tuning table |
-//! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`Sorted`] | whether cores are shared |
-//! | [`Effort`], [`Samples`], [`ReadProbe`], [`read_bandwidth`], [`Peak`], [`peaks`] | timing, and the probes |
+//! | [`measure_model`], [`steps_of`], [`Subject`], [`Calibration`] | measures a model |
+//! | [`Tables`], [`Timings`], [`Measured`] | costs from measured times |
+//! | [`measured_tables`], [`tables_of`], [`measured_hardware`], [`measured_readers`], [`THIS_MACHINE`] | profiles of earlier runs |
+//! | [`estimate()`], [`estimate_cpu`], [`similar_device`] | estimates for a machine without a profile |
+//! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`Candidate`], [`TuningStore`], [`install_kept_tuning`] | measures the kernels' tuning table |
+//! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`Sorted`] | detects whether cores are shared with other processes |
+//! | [`Effort`], [`Samples`], [`ReadProbe`], [`read_bandwidth`], [`Peak`], [`peaks`] | timing, and the probes of memory and arithmetic |
 
 mod bandwidth;
 mod calibrate;

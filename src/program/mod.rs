@@ -8,14 +8,14 @@
 //!             made at every step by sched/
 //! ```
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`Placement`], [`LayerPlacement`], [`Residence`], [`Policy`], [`Sublayer`], [`Side`], [`Phase`] | where a model's layers live and run |
-//! | [`Iteration`], [`SubBatch`], [`Group`], [`Kv`], [`Far`], [`Flow`], [`PageMove`], [`RequestId`], [`Wants`] | what a step has |
+//! | [`Placement`], [`LayerPlacement`], [`Residence`], [`Policy`], [`Sublayer`], [`Side`], [`Phase`] | where a model's layers are stored and computed |
+//! | [`Iteration`], [`SubBatch`], [`Group`], [`Kv`], [`Far`], [`Flow`], [`PageMove`], [`RequestId`], [`Wants`] | the rows and page moves of a step |
 //! | [`lower()`], [`Program`], [`Op`], [`Kind`], [`Work`], [`Unit`], [`Part`], [`Cargo`], [`RowsOf`], [`Buffer`], [`Region`] | the program of a step |
-//! | [`check()`], [`Parked`] | whether it computes what the iteration asks |
-//! | [`waits`] | which operation waits for which |
-//! | [`virtual_machine`] | runs it on a clock alone |
+//! | [`check()`], [`Parked`] | verifies that a program computes its iteration |
+//! | [`waits`] | derives which operation waits for which |
+//! | [`virtual_machine`] | runs a program on a clock, without computing |
 //!
 //! Everything here is pure: no device, no clock, no file. Predictions and execution are about one value, so they
 //! cannot drift apart.

@@ -25,16 +25,16 @@
 //! | `steady` | the long run: how many requests the host is worth, and what rows are worth |
 //! | `compose`, `split` | pipelined steps that no inequality holds back, and how they take least |
 //! | `learn` | predictions corrected by what was measured |
-//! | `model` | the papers' closed formulas, as corrected |
+//! | `model` | APEX's closed formulas, as corrected |
 //! | `gpu_only`, `fastdecode`, `neo`, `apex`, `auto` | a strategy each |
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`Strategy`], [`Limits`], [`Observed`], [`Decision`], [`by_name`], [`NAMES`] | what decides, and what it decides |
-//! | [`GpuOnly`], [`FastDecode`], [`Neo`], [`Apex`], [`Auto`], [`Continuous`], [`Copies`] | the strategies, and what some are made of |
-//! | [`Queues`], [`RequestView`], [`Slots`] | the requests |
-//! | [`Predict`], [`Untimed`] | what strategies ask |
-//! | [`Mode`], [`Seen`], [`TwoLanes`], [`apex_algorithm_1`], [`ratio_limit`], [`pipelining_pays`], [`pipelining_pays_mixed`], [`overlap_gain`], [`pipelining_gain`], [`waiting_saved`] | the papers' formulas |
+//! | [`Strategy`], [`Limits`], [`Observed`], [`Decision`], [`by_name`], [`NAMES`] | the strategy interface, and its decisions |
+//! | [`GpuOnly`], [`FastDecode`], [`Neo`], [`Apex`], [`Auto`], [`Continuous`], [`Copies`] | the strategies and their building blocks |
+//! | [`Queues`], [`RequestView`], [`Slots`] | requests in the queues |
+//! | [`Predict`], [`Untimed`] | the predictions that strategies use |
+//! | [`Mode`], [`Seen`], [`apex_algorithm_1`], [`pipelining_pays_mixed`] | APEX's choice by closed formulas |
 //!
 //! A strategy is told nothing of tokens, samplers and devices. [`engine::Requests`](crate::engine::Requests) carries
 //! its decisions out.
@@ -75,10 +75,7 @@ pub use copies::Copies;
 pub use decision::Decision;
 pub use fastdecode::FastDecode;
 pub use gpu_only::GpuOnly;
-pub use model::{
-    Mode, Seen, TwoLanes, apex_algorithm_1, overlap_gain, pipelining_gain, pipelining_pays,
-    pipelining_pays_mixed, ratio_limit, waiting_saved,
-};
+pub use model::{Mode, Seen, apex_algorithm_1, pipelining_pays_mixed};
 pub use neo::Neo;
 pub use predict::{Predict, Untimed};
 pub use queues::{Queues, RequestView};

@@ -1,11 +1,11 @@
 //! Dtypes, quantised block formats and shared byte buffers: what every other room speaks.
 //!
-//! | offered | what |
+//! | item | what |
 //! |---|---|
-//! | [`DType`], [`Half`], [`bf16_bits`] | types of elements |
-//! | [`Bytes`], [`Tensor`] | bytes that are shared, and a view of them with a shape |
+//! | [`DType`], [`Half`], [`bf16_bits`] | element types |
+//! | [`Bytes`], [`Tensor`] | shared bytes, and a view of them with a shape |
 //! | [`Rows`], [`RowsMut`] | rows of f32 with a stride |
-//! | [`quantise_row`] | a row of floats in blocks |
+//! | [`quantise_row`] | quantises a row of floats |
 
 mod bytes;
 mod dtype;

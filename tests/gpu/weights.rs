@@ -12,11 +12,12 @@ use tandem::device::{
     Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, on_kernels,
 };
 use tandem::engine::{
-    DeviceWeights, LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type,
-    device_weight_bytes, linear_shapes, separate_gate_up,
+    LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
+    linear_shapes, rope_bytes, separate_gate_up,
 };
 use tandem::host::Pool;
 use tandem::model::{LoadedModel, load};
+use tandem::tensor::Half;
 
 const LANE: Lane = Lane::Compute;
 const CONTEXT: usize = 64;
@@ -167,6 +168,17 @@ fn streamed_layers_give_the_bits_of_resident_ones() {
     }
 }
 
+/// Bytes that all weights take on the device, as the engine plans them.
+fn planned_bytes(accel: &dyn Accelerator, m: &LoadedModel, act: Half) -> u64 {
+    let (spec, weights) = (&m.spec, &m.weights);
+    let layers =
+        (0..spec.n_layers).map(|i| LayerLayout::new(accel, spec, weights, i, act).unwrap().bytes as u64);
+    rope_bytes(spec, CONTEXT)
+        + embedding_bytes(accel, spec, weights, act, true).unwrap()
+        + head_bytes(accel, spec, weights, act).unwrap()
+        + layers.sum::<u64>()
+}
+
 #[test]
 fn a_layer_is_one_image_and_its_bytes_are_known_before() {
     for (device, accel) in accelerators() {
@@ -174,10 +186,16 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             let m = load(&format!("synth:{name},dtype=q8_0,seed=2")).unwrap();
             let act = activation_type(&*accel, &m.spec, &m.weights).unwrap();
             let free = accel.runtime().memory_free().unwrap();
-            let planned = device_weight_bytes(&*accel, &m.spec, &m.weights, act, CONTEXT).unwrap();
+            let planned = planned_bytes(&*accel, &m, act);
             let pool = Pool::new(1);
-            let weights =
-                DeviceWeights::upload(&accel, &m.spec, &m.weights, act, CONTEXT, &pool, &|_| ()).unwrap();
+            let mut up = Upload::new(&accel, &m.spec, &m.weights, act, &pool, &|_| ());
+            let tables = up.rope(CONTEXT).unwrap();
+            for layer in 0..m.spec.n_layers {
+                up.layer(&LayerLayout::new(&*accel, &m.spec, &m.weights, layer, act).unwrap()).unwrap();
+            }
+            let (_, head) = up.head().unwrap();
+            up.embedding(Some(&head)).unwrap();
+            let _buffers = up.finish().unwrap();
             let taken = free - accel.runtime().memory_free().unwrap();
             // CUDA hands out memory by larger pieces than the emulated accelerator.
             if device.contains("mulated") || device.contains("plain") {
@@ -189,7 +207,7 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             }
             // Every address of a layer lies in its image, wherever that is.
             let layout = LayerLayout::new(&*accel, &m.spec, &m.weights, 1, act).unwrap();
-            let rope = weights.layers[1].rope;
+            let rope = tables[usize::from(layout.windowed())];
             let (here, there) = (layout.at(DevPtr(1 << 20), rope), layout.at(DevPtr(1 << 30), rope));
             assert_eq!(here.moved(DevPtr(1 << 20), DevPtr(1 << 30)), there, "{name}");
             for ptr in [here.attn_norm.w, here.qkv[0].ptr, here.o.ptr, here.ffn_norm.w, here.down.ptr] {

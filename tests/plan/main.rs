@@ -4,6 +4,7 @@ mod auto;
 mod choose;
 mod emulated_time;
 mod executed_gain;
+mod helm;
 mod oracles;
 mod pages_price;
 mod paper_shapes;

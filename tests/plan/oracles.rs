@@ -1,4 +1,5 @@
-//! The numbers that HELM and LIA print (tests/oracles/papers.json), from the planner's own formulas.
+//! The numbers that HELM and LIA print (tests/oracles/papers.json): HELM's from its closed form (`helm.rs`), LIA's from the planner's
+//! own formulas.
 //!
 //! Every entry that reproduces must, within its tolerance; of those that do not, the ones with a corrected formula must
 //! give the corrected number, and not the printed one.
@@ -8,11 +9,12 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 use tandem::model::synth;
 use tandem::plan::{
-    Batch, Costs, Direction, ELEMENT, Group, Hardware, Prefix, Resident, Roofline, Sizes, Stages,
-    attention_elements, best_policies, ffn_elements, greedy_boundary, hardware, incoming_bytes,
-    norm_elements, search_boundary, streaming_threshold, weights_fit,
+    Batch, Costs, Direction, ELEMENT, Group, Hardware, Prefix, Resident, Roofline, Sizes, attention_elements,
+    best_policies, ffn_elements, hardware, incoming_bytes, norm_elements, streaming_threshold,
 };
 use tandem::program::{Phase, Policy, Side, Sublayer};
+
+use super::helm::{Stages, greedy_boundary, search_boundary, weights_fit};
 
 fn oracles() -> Vec<Json> {
     let file: Json = serde_json::from_str(include_str!("../oracles/papers.json")).unwrap();

@@ -6,15 +6,14 @@ use regex::Regex;
 
 use crate::rooms::{code, files, repository};
 
-/// Public modules of each room, where it has any. The numbers only fall. What stays open, and why:
+/// Number of public modules of each room that has any. The numbers only fall. What stays public, and why:
 ///
-/// - kernels and oracles (`amx`, `reference`, `simd`, `device::kernels`) offer their files one by one: tests and benches reach them by
-///   file;
-/// - `device::{cuda, emulated, kernels}` are folders with doors of their own; `device::built` is a namespace of constants of the build, and
-///   `device::emulated::ffi` of the kernels compiled for the host, both called by its name;
-/// - `model::formats::{gguf, safetensors}` are a format each, whose names are alike; `model::synth` is a namespace: its `parse`, `spec`,
-///   `outline` and `names` are of models that are made up;
-/// - `program::virtual_machine` is a namespace: its `run`, `Costs` and `Timeline` are told from others of these names by it.
+/// - kernels and oracles (`amx`, `reference`, `simd`, `device::kernels`): tests and benches import them file by file;
+/// - `device::{cuda, emulated, kernels}`: folders, each with its own `mod.rs` as its interface; `device::built` (constants of the build) and
+///   `device::emulated::ffi` (the kernels compiled for the host) are namespaces: their short names need the module's;
+/// - `model::formats::{gguf, safetensors}`: one file format each, with the same names in both; `model::synth` is a namespace (`synth::parse`,
+///   `synth::spec`);
+/// - `program::virtual_machine`: a namespace; other modules have a `run`, `Costs` and `Timeline` too.
 const OPEN: [(&str, usize); 6] =
     [("amx", 7), ("device", 18), ("model", 4), ("program", 1), ("reference", 11), ("simd", 3)];
 

@@ -5,27 +5,11 @@ use std::sync::Arc;
 use super::layer::{LayerLayout, LayerSource};
 use super::matrix::{Matrix, head_name, shares_table, tensor};
 use crate::Result;
-use crate::device::{Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, LinearWeight, NormWeight};
+use crate::device::{Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LinearWeight, NormWeight};
 use crate::host::Pool;
 use crate::model::{Block, ModelSpec, Norm, NormSpec, Position, Weights, tensor_name};
 use crate::rope::RopeTable;
 use crate::tensor::{DType, Half};
-
-/// All weights of a model, uploaded.
-pub struct DeviceWeights {
-    /// The layers, each in one contiguous image.
-    pub layers: Vec<LayerWeights>,
-    /// The embedding.
-    pub embed: EmbedWeight,
-    /// Before the head.
-    pub out_norm: NormWeight,
-    /// The head.
-    pub head: LinearWeight,
-    /// Bytes that one decode step reads.
-    pub bytes_per_step: u64,
-    /// What the addresses above point into.
-    _buffers: Vec<Buffer>,
-}
 
 /// What an allocation takes.
 fn rounded(bytes: usize) -> u64 {
@@ -83,25 +67,6 @@ pub fn rope_bytes(spec: &ModelSpec, context: usize) -> u64 {
 pub fn post_norm_bytes(spec: &ModelSpec) -> u64 {
     let block = Block::of(spec);
     [block.post_attn, block.post_ffn].iter().flatten().map(|n| rounded(4 * n.width)).sum()
-}
-
-/// Bytes that [`DeviceWeights::upload`] will take, without allocating anything.
-///
-/// # Errors
-/// A missing tensor, or one that the accelerator cannot multiply.
-pub fn device_weight_bytes(
-    accel: &dyn Accelerator,
-    spec: &ModelSpec,
-    weights: &Weights,
-    act: Half,
-    context: usize,
-) -> Result<u64> {
-    let mut total = rope_bytes(spec, context);
-    total += embedding_bytes(accel, spec, weights, act, true)? + head_bytes(accel, spec, weights, act)?;
-    for layer in 0..spec.n_layers {
-        total += LayerLayout::new(accel, spec, weights, layer, act)?.bytes as u64;
-    }
-    Ok(total)
 }
 
 /// Uploads one part after the other, keeping the memory.
@@ -263,35 +228,5 @@ impl<'a> Upload<'a> {
             (embed.positions_dtype, embed.n_positions, embed.position_offset) = (t.dtype, t.rows(), offset);
         }
         Ok(embed)
-    }
-}
-
-impl DeviceWeights {
-    /// Packs and uploads everything; `progress` is told the bytes of weights done.
-    ///
-    /// # Errors
-    /// A missing or misshapen tensor; no memory on the device; a device that failed.
-    pub fn upload(
-        accel: &Arc<dyn Accelerator>,
-        spec: &ModelSpec,
-        weights: &Weights,
-        act: Half,
-        context: usize,
-        pool: &Pool,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<DeviceWeights> {
-        let mut up = Upload::new(accel, spec, weights, act, pool, progress);
-        let rope = up.rope(context)?;
-        let mut layers = Vec::with_capacity(spec.n_layers);
-        let mut bytes_per_step = 0;
-        for layer in 0..spec.n_layers {
-            let layout = LayerLayout::new(&**accel, spec, weights, layer, act)?;
-            layers.push(layout.at(up.layer(&layout)?, rope[usize::from(layout.windowed())]));
-            bytes_per_step += layout.matrix_bytes();
-        }
-        let (out_norm, head) = up.head()?;
-        bytes_per_step += head_matrix_bytes(&**accel, spec, weights, act)? as u64;
-        let embed = up.embedding(Some(&head))?;
-        Ok(DeviceWeights { layers, embed, out_norm, head, bytes_per_step, _buffers: up.finish()? })
     }
 }

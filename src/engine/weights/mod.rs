@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! LayerLayout   what of a layer lies where in one contiguous image      ─ at(base) ─►  LayerWeights, for operations
-//!     ├ DeviceWeights   images in the device's memory                    resident
+//!     ├ Upload          images in the device's memory                    resident
 //!     └ LayerImage      an image in pinned host memory ── LayerStream ─► staging buffers on the device   streamed
 //! ```
 //!
@@ -14,10 +14,7 @@ mod layer;
 mod matrix;
 mod stream;
 
-pub use device::{
-    DeviceWeights, Upload, device_weight_bytes, embedding_bytes, head_bytes, head_matrix_bytes,
-    post_norm_bytes, rope_bytes,
-};
+pub use device::{Upload, embedding_bytes, head_bytes, head_matrix_bytes, post_norm_bytes, rope_bytes};
 pub use layer::{LayerLayout, LayerSource};
 pub use matrix::{activation_type, linear_shapes, separate_gate_up};
 pub use stream::{LayerImage, LayerStream};

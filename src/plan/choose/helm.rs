@@ -1,12 +1,23 @@
 //! HELM's candidate: boundary, prefill steps, and whether host blocks are streamed for prompts, searched together.
 //!
+//! ```text
+//! units    embedding │ block 1 … block L │ head                 k = 0: GPU-only, k = L + 2: CPU-only
+//! T(k)   = max(Σ T_cpu, k·δ_cpu) + max(Σ T_gpu, (N−k)·δ_gpu) + T_comm        T_comm = 0 if one side has all units
+//! subject to the memory of each side (HELM §4.1)
+//! ```
+//! The search is exhaustive. Departures from the paper: all-CPU is a candidate; memory counts keys and values, activations,
+//! staging and workspace ([`memory`](crate::plan::memory())); δ is a lower bound of a stage, since no additive δ fits the
+//! paper's own table. With weights alone and slower memory on the CPU's side, the optimum is the smallest feasible k, which
+//! greedy filling finds too. The search pays where the terms differ: keys and values against the room on each side, batches
+//! that make CPU stages compute-bound, units of unequal size, prefill against decode (tests in `tests/plan/helm.rs`).
+//!
 //! Every unit is priced three times (on the CPU, on the GPU, streamed) for each length of step; a boundary is then two
 //! sums. Keys and values that the GPU's pages cannot hold may stay on the host ([`Spilled`](super::Spilled)).
 
 use super::{Candidate, Draft, Planner, Strategy};
 use crate::plan::cost::{Direction, Group};
 use crate::plan::memory::{Memory, page_bytes};
-use crate::plan::partition::Prefix;
+use crate::plan::prefix::Prefix;
 use crate::plan::price::{UnitTime, Workload, block, spilled_tokens, units};
 use crate::program::{LayerPlacement, Phase, Placement, Policy, Residence, Side};
 

@@ -6,7 +6,7 @@
 use super::{Candidate, Draft, Planner, Strategy};
 use crate::plan::cost::{Batch, Group};
 use crate::plan::memory::page_bytes;
-use crate::plan::partition::Prefix;
+use crate::plan::prefix::Prefix;
 use crate::plan::price::block;
 use crate::plan::roofline::Roofline;
 use crate::plan::sublayer::{self, Priced, Resident};

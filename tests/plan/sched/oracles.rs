@@ -4,10 +4,10 @@
 use serde_json::Value;
 use tandem::program::{Flow, Iteration, Phase, RequestId, Side};
 use tandem::sched::{
-    self, Decision, Limits, Mode, Predict, Queues, RequestView, Seen, TwoLanes, apex_algorithm_1,
-    overlap_gain, pipelining_gain, pipelining_pays, pipelining_pays_mixed, ratio_limit, waiting_saved,
+    self, Decision, Limits, Mode, Predict, Queues, RequestView, Seen, apex_algorithm_1, pipelining_pays_mixed,
 };
 
+use super::formulas::{TwoLanes, overlap_gain, pipelining_gain, pipelining_pays, ratio_limit, waiting_saved};
 use super::table::Table;
 
 /// An entry, which must say of itself what the test takes it for.

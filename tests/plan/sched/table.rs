@@ -1,7 +1,9 @@
 //! Costs in closed form: a device whose products are flat up to a ridge, and attention that is linear in the tokens.
 
 use tandem::program::{Flow, Group, Iteration, Kv, Phase, SubBatch};
-use tandem::sched::{Predict, TwoLanes};
+use tandem::sched::Predict;
+
+use super::formulas::TwoLanes;
 
 /// Seconds, all layers together.
 #[derive(Debug, Clone, Copy)]
