@@ -3,8 +3,7 @@
 //! | pages | of layers | read and written by |
 //! |---|---|---|
 //! | device | with keys and values on the device | the device |
-//! | far | with keys and values on the device: pages that moved away from it, in pinned memory | the host in place, the
-//! device's copies |
+//! | far | with keys and values on the device: pages that moved away from it, in pinned memory | the host in place, the device's copies |
 //! | host | with keys and values on the host | the host |
 //!
 //! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] decides which pages change sides (HELM §4: the
