@@ -29,6 +29,30 @@ fn with_file(name: &str, text: &str, rest: &str) -> std::process::Output {
     run(tandem(home.path()).arg("plan").arg(option).arg(&path).args(rest.split(' ')))
 }
 
+/// With hardly any keys and values a step of HELM's takes the paper's closed form: each side's weights by its bandwidth, one after the
+/// other (HELM §4.1; the embedding is a row of its table). The rest, 0.2% at most, is the crossing, keys and values.
+#[test]
+fn helm_with_weights_alone_takes_the_closed_form() {
+    let (d, ff, heads, kv, layers) = (4096.0, 12288.0, 32.0 * 128.0, 8.0 * 128.0, 36.0);
+    let block = 2.0 * (2.0 * d * heads + 2.0 * d * kv + 3.0 * d * ff + 2.0 * d + 2.0 * 128.0);
+    let head = 2.0 * 151_936.0 * d;
+    let mut boundaries = Vec::new();
+    for memory in ["4GB", "6GB", "8GB"] {
+        let line = "--spec qwen3-8b --prompt-len 16 --gen-len 1 --strategy helm --json --gpu-memory";
+        let report = json(&with_file("box.toml", MACHINE, &format!("{line} {memory}")));
+        let helm = of(&report, "helm");
+        let (k, took) = (helm["k"].as_u64().unwrap(), helm["t_decode_s"].as_f64().unwrap());
+        let on_cpu = k as f64 - 1.0;
+        let closed = on_cpu * block / 45e9 + ((layers - on_cpu) * block + head) / 218e9;
+        assert!(
+            took > closed && took < 1.002 * closed,
+            "{memory}: boundary {k}, {took} s, by the formula {closed}"
+        );
+        boundaries.push(k);
+    }
+    assert!(boundaries.is_sorted_by(|a, b| a > b), "{boundaries:?}");
+}
+
 #[test]
 fn json_has_every_candidate_with_times_stages_and_memory() {
     let report = json(&plan(

@@ -1,5 +1,5 @@
 //! HELM's closed form of a step (HELM §4.1) and the two ways to choose its boundary, exhaustive search and greedy filling, by which the
-//! paper's tables are recomputed. The planner has its own sums (`src/plan/choose/helm.rs`), which count keys and values, activations
+//! paper's tables are recomputed. The planner has its own sums (`src/plan/choose/helm.rs`; `tests/cli/plan.rs` holds them against this), which count keys and values, activations
 //! and staging.
 //!
 //! T(k) = max(Σ T_cpu, k·δ_cpu) + max(Σ T_gpu, (N−k)·δ_gpu) + T_comm, where T_comm = 0 if one side has all units.
