@@ -1,4 +1,4 @@
-//! The memory that a run will occupy, computed before anything is allocated.
+//! The memory of a run, computed before anything is allocated.
 
 use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;
@@ -22,10 +22,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The dry run of all on the CPU, with a pool of `threads`.
+    /// The dry run with everything on the CPU, with a pool of `threads`.
     ///
     /// # Errors
-    /// Head sizes that attention does not cover; sizes that overflow.
+    /// If attention does not cover the head size, or sizes overflow.
     pub(super) fn plan(
         spec: &ModelSpec,
         weights: &Weights,
@@ -48,12 +48,12 @@ impl Memory {
         })
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.activations)
     }
 
-    /// Compares with what the system says is available.
+    /// Compares with the memory that the system reports as available.
     ///
     /// # Errors
     /// It does not fit; the message has the numbers.
@@ -93,7 +93,7 @@ pub(super) fn check_beyond(what: &str, bytes: usize) -> Result<()> {
 }
 
 impl Memory {
-    /// Compares with what a device has free.
+    /// Compares with a device's free memory.
     ///
     /// # Errors
     /// It does not fit; the message has the numbers.
@@ -149,8 +149,8 @@ fn inputs_bytes(
     inputs.total() + threads * thread
 }
 
-/// Bytes of the plans of attention, with and without a window: of the end of the longest prompt, and of steps of 1, 2, 4...
-/// sequences that are as long. (Fewer sequences than threads are cut into more pieces.)
+/// Bytes of the attention plans, with and without a window: for the end of the longest prompt, and for steps of 1, 2,
+/// 4... sequences of the same length. (Fewer sequences than threads are divided into more pieces.)
 fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: usize) -> Result<usize> {
     let pages = vec![0; KvGeometry::pages_for(options.context)];
     let tail = |n_rows: usize, row0: usize| SeqRows {
@@ -167,8 +167,8 @@ fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: us
         let most = rows.min(options.context);
         plan.rebuild(&[tail(most, 0)]);
         if options.mode == Mode::Deterministic {
-            // Segments are pages: which blocks of rows are split between threads, and so how many results are kept, differs from chunk
-            // to chunk, and the last need not have most.
+            // Segments are pages: which blocks of rows are split between threads, and so the number of results kept,
+            // differs from chunk to chunk, and the last chunk need not have the most.
             for first_pos in (0..options.context).step_by(most.max(options.context / 64)) {
                 let n = most.min(options.context - first_pos);
                 for n_rows in [n, n - 1].into_iter().filter(|&n| n > 0) {

@@ -3,9 +3,9 @@
 //! [`Engine`] holds the sequences in flight and a machine (`machine/`) that runs the program of each step: on the CPU
 //! ([`Prepared`] is a model with its weights as the CPU's kernels read them, its sublayers are in `host`), on an
 //! accelerator, whose weights are laid out in `weights`, or on both. One call of [`Engine::forward`] takes any mix of
-//! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes them of what is asked for, and a [`Service`] takes
-//! that from any thread. Data walks
-//! embedding → (norm → QKV → RoPE → append → attention → out → norm → feed-forward) per layer → norm → head.
+//! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes these rows from requests, and a
+//! [`Service`] accepts requests from any thread. Data flows embedding → (norm → QKV → RoPE → append → attention → out →
+//! norm → feed-forward) per layer → norm → head.
 //!
 //! | item | what |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! How to run a model: what an engine is made for.
+//! Options of an engine: how to run a model.
 
 use crate::cache::KvGeometry;
 use crate::host::NumaBinding;
@@ -10,8 +10,8 @@ use crate::simd::linear::Mode;
 use crate::tensor::Half;
 use crate::{Error, Result};
 
-/// Rows of a prompt computed together, unless told otherwise: enough to be compute-bound on every tier,
-/// little enough that activations stay in the caches.
+/// Default number of prompt rows computed together: enough to be compute-bound on every tier, few enough that
+/// activations stay in the caches.
 pub const DEFAULT_CHUNK: usize = 512;
 
 /// How to run a model.
@@ -20,8 +20,9 @@ pub struct Options {
     /// Threads; `None`: all cores this process may use, minus one for the thread that drives a device if there is a device and
     /// more than two cores.
     pub threads: Option<usize>,
-    /// Most threads for attention of single rows on the host, which reading keys and values bounds; `None`: all. A number that reads
-    /// as fast as all do is the knee of the bandwidth curve ([`CpuLimits::knee`](crate::profile::CpuLimits::knee)).
+    /// Most threads for attention of single rows on the host, which is memory-bound; `None`: all. The knee of the
+    /// bandwidth curve gives a number that reads as fast as all threads
+    /// ([`CpuLimits::knee`](crate::profile::CpuLimits::knee)).
     pub readers: Option<usize>,
     /// Tier of kernels.
     pub isa: Isa,
@@ -33,28 +34,29 @@ pub struct Options {
     pub context: usize,
     /// Most sequences at a time (each may grow to `context`, if there are pages).
     pub sequences: usize,
-    /// Pages of keys and values for all of them; `None`: as many as they need at their longest.
+    /// Pages of keys and values for all sequences; `None`: as many as they need at full length.
     pub pages: Option<usize>,
     /// Rows of a prompt computed together.
     pub chunk: usize,
-    /// Rows of a step whose logits are held: one per sequence, unless a step wants those of more.
+    /// Rows of a step whose logits are kept: one per sequence, unless a step wants more.
     pub logits: usize,
-    /// Pages of keys and values on the device, in each layer that keeps them there; `None`: as many as all sequences need.
-    /// If they are fewer, the oldest move to the host.
+    /// Pages of keys and values on the device, in each layer that keeps them there; `None`: as many as all sequences
+    /// need. With fewer, the oldest pages move to the host.
     pub kv_pages: Option<usize>,
     /// Pages of keys and values in pinned host memory for sequences that live there
-    /// ([`Engine::add_at`](super::Engine::add_at)), beside those on the device. With this set, no page moves but by
-    /// [`Engine::swap`](super::Engine::swap) or the swaps of a step: the caller is the scheduler. `None`: pages move
-    /// by themselves where `kv_pages` are too few.
+    /// ([`Engine::add_at`](super::Engine::add_at)), in addition to those on the device. With this set, pages move only
+    /// by [`Engine::swap`](super::Engine::swap) or the swaps of a step: the caller is the scheduler. `None`: pages move
+    /// by themselves if `kv_pages` are too few.
     pub far_pages: Option<usize>,
-    /// How tokens whose pages moved to the host are attended; `None`: in each step in the way of the least time by
-    /// [`Options::times`], on the host without them.
+    /// How tokens whose pages moved to the host are attended; `None`: in each step in the way with the least time by
+    /// [`Options::times`], or on the host without them.
     pub far: Option<Far>,
     /// Predictions of steps.
     pub times: Option<StepTimes>,
-    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)): each has activations of its own.
+    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)):
+    /// each has its own activations.
     pub sub_batches: usize,
-    /// Memory nodes for weights on the host; `None`: where the system puts them. All else stays where it is.
+    /// Memory nodes for weights on the host; `None`: the system decides. Other memory is not affected.
     pub weights_node: Option<NumaBinding>,
 }
 
@@ -88,7 +90,7 @@ impl Options {
         self.chunk.min(self.context).max(self.sequences)
     }
 
-    /// Rows of a step whose logits there is room for.
+    /// Most rows of a step whose logits fit.
     pub(super) fn logit_rows(&self) -> usize {
         self.logits.clamp(self.sequences, self.rows())
     }
@@ -99,7 +101,7 @@ impl Options {
         self.pages.map_or(all, |pages| pages.min(all))
     }
 
-    /// Refuses options that no engine supports; returns the pages of keys and values.
+    /// Returns the number of pages of keys and values, or an error for options that no engine supports.
     pub(super) fn check(&self, spec: &ModelSpec) -> Result<usize> {
         if self.context == 0 || self.chunk == 0 || self.sequences == 0 {
             return Err(Error::usage(

@@ -1,12 +1,12 @@
-//! Asynchronous steps: cohorts of sequences on the host advance by a layer a step, while the device goes on with its own rows
-//! (APEX §4).
+//! Asynchronous steps: cohorts of sequences on the host advance by one layer per step, while the device goes on with
+//! its own rows (APEX §4).
 //!
 //! ```text
 //! advance(device rows, cohorts that begin) ─► Advanced { logits of the device's rows, what became of each cohort }
 //! ```
-//! Each step checks every parked cohort. Its sequences hold what they held until its token is through all layers; then its
-//! rows have logits, and the sequences are as free as all others. Steps of other kinds can be made meanwhile, by the
-//! sub-batches that no cohort has.
+//! Each step checks every parked cohort. A cohort's sequences are unchanged until its token has passed all layers; then
+//! its rows have logits, and the sequences can be used like all others. Meanwhile, steps of other kinds can use the
+//! sub-batches without a cohort.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,20 +20,20 @@ use super::sequences::Engine;
 use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
 use crate::{Error, Result};
 
-/// What an asynchronous step is asked to compute, beside the cohorts that are parked.
+/// The work of an asynchronous step, in addition to the parked cohorts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Overlap<'a> {
-    /// Rows of sequences that the device computes: as in any step, but that no input wants all logits.
+    /// Rows of sequences that the device computes, as in any step, except that no input may want all logits.
     pub device: &'a [Input<'a>],
-    /// Cohorts that begin: one token of each of their sequences, which live on the host.
+    /// Cohorts that begin: one token of each of their sequences, which must live on the host.
     pub begin: &'a [&'a [Input<'a>]],
-    /// Sequences that change sides; none that is parked.
+    /// Sequences that change sides; none may be parked.
     pub swaps: &'a [Swap],
     /// Whether rows get their likeliest token instead of logits.
     pub pick: bool,
 }
 
-/// What has become of a cohort in a step.
+/// The outcome of a step for a cohort.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CohortStep {
     /// Its sequences.
@@ -44,19 +44,19 @@ pub struct CohortStep {
     pub advanced: bool,
     /// Places of its rows among logits or tokens, once they have any.
     pub rows: Option<Range<usize>>,
-    /// Why its attention on the host failed: its sequences hold what they held before its token, which can begin again.
+    /// The error if its attention on the host failed: its sequences are then as before its token, which can start over.
     pub failed: Option<String>,
 }
 
-/// What an asynchronous step has computed.
+/// The result of an asynchronous step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Advanced {
     /// The cohorts: those parked before, then those that began.
     pub cohorts: Vec<CohortStep>,
-    /// Likeliest tokens, if they were asked for: of the device's inputs that want logits, in order, then of cohorts
-    /// ([`CohortStep::rows`]). None for a row whose logits are not numbers.
+    /// Likeliest tokens, if requested: for the device's inputs that want logits, in order, then for cohorts
+    /// ([`CohortStep::rows`]). `None` for a row whose logits are not numbers.
     pub picks: Vec<Option<u32>>,
-    /// Else logits, `[rows][V]`. Rows of cohorts without logits are unspecified.
+    /// Otherwise the logits, `[rows][V]`. Rows of cohorts without logits are unspecified.
     pub logits: Vec<f32>,
 }
 
@@ -71,13 +71,13 @@ impl Engine {
         self.machine.cohorts().map(|(_, p)| (seqs(&p.groups), p.at)).collect()
     }
 
-    /// Whether there can be cohorts: a device beside the host, each layer's products behind its attention on one side, and sub-batches
-    /// for them.
+    /// Whether there can be cohorts: this needs a device, each layer's products after its attention on one side, and
+    /// sub-batches for cohorts.
     pub fn overlaps(&self) -> bool {
         self.sub_batches() > 1 && self.machine.check_cohorts().is_ok()
     }
 
-    /// Cohorts that could begin: sub-batches beside the first that no cohort has.
+    /// Number of cohorts that could begin: sub-batches without a cohort, except the first.
     pub fn cohorts_free(&self) -> usize {
         self.machine.free_slots().len()
     }
@@ -85,10 +85,11 @@ impl Engine {
     /// Makes an asynchronous step ([`Flow::Async`]).
     ///
     /// # Errors
-    /// As [`Engine::forward_plan`]; a sequence that is parked, a cohort that cannot be, more cohorts than sub-batches
-    /// ([`Options::sub_batches`](super::Options::sub_batches) less one); with [`Mode::Deterministic`](crate::simd::linear::Mode), a
-    /// host that does not end within a minute. Then the sequences hold what they held, and cohorts that had begun or advanced in
-    /// this step are parked no more ([`Engine::parked`]): their tokens have to begin again.
+    /// As [`Engine::forward_plan`]; and if a sequence is parked, a cohort is impossible, or there are more cohorts than
+    /// sub-batches ([`Options::sub_batches`](super::Options::sub_batches) less one); with
+    /// [`Mode::Deterministic`](crate::simd::linear::Mode), if the host does not finish within a minute. The sequences
+    /// are then unchanged, and cohorts that had begun or advanced in this step are no longer parked
+    /// ([`Engine::parked`]): their tokens must start over.
     pub fn advance(&mut self, step: &Overlap<'_>) -> Result<Advanced> {
         self.check_overlap(step)?;
         let mut moved = Vec::new();
@@ -157,7 +158,7 @@ impl Engine {
         let inputs: Vec<Input<'_>> =
             step.device.iter().chain(step.begin.iter().copied().flatten()).copied().collect();
         let Err(error) = self.reserve(&inputs) else { return Ok(()) };
-        // Pages may be free once the copies have ended that sequences left them by.
+        // Pages may become free once copies from them have ended.
         if moved.is_empty() {
             return Err(error);
         }
@@ -166,7 +167,7 @@ impl Engine {
         self.reserve(&inputs)
     }
 
-    /// Runs the iteration: returns what became of the cohorts, and where the logits of each sub-batch begin.
+    /// Runs the iteration. Returns the outcomes of the cohorts, and where the logits of each sub-batch begin.
     fn overlap(
         &mut self,
         step: &Overlap<'_>,
@@ -225,7 +226,7 @@ impl Engine {
         Ok((self.machine.advance(&iteration, &rows, moved)?, places))
     }
 
-    /// Sequences go on from what became of their cohorts.
+    /// Updates the sequences by the outcomes of their cohorts.
     fn advanced(&mut self, outcomes: Vec<Outcome>, places: &[usize], pick: bool) -> Advanced {
         let mut all = Advanced::default();
         for Outcome { slot, groups, at, advanced, failed } in outcomes {
@@ -256,14 +257,14 @@ impl Engine {
         }
     }
 
-    /// A sequence is about to change: its row is parked no more, nor are those of its cohort.
+    /// Called before a sequence changes: ends the parking of its row and of its cohort's rows.
     pub(super) fn leave(&mut self, id: SeqId) {
         for request in self.machine.leave(id.request()) {
             self.unpark(SeqId::named(request));
         }
     }
 
-    /// Refuses sequences whose rows are parked.
+    /// Returns an error for sequences whose rows are parked.
     pub(super) fn check_free(&self, seqs: impl Iterator<Item = SeqId>) -> Result<()> {
         let rows = self.machine.cohorts().flat_map(|(_, p)| p.groups.iter().map(|g| (g.request, p.at)));
         let parked: HashMap<RequestId, u32> = rows.collect();

@@ -1,4 +1,4 @@
-//! Weights as the kernels read them: quantised ones packed into one arena, floats left in the file.
+//! Prepares weights for the kernels: quantised ones are packed into one arena, floats stay in the file.
 
 use crate::host::{NumaBinding, Pieces, Pool};
 use crate::model::{ModelSpec, Norm, Position, Weights};
@@ -32,7 +32,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Whether a row sees the tokens of a window only.
+    /// Whether a row sees only the tokens of a window.
     pub fn windowed(&self) -> bool {
         self.windowed
     }
@@ -45,7 +45,7 @@ impl Layer {
     }
 }
 
-/// Which units of a model are prepared: those that the CPU computes.
+/// The units of a model to prepare: those that the CPU computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Units {
     /// Per block.
@@ -67,32 +67,32 @@ impl Units {
 pub struct Prepared {
     pub(super) spec: ModelSpec,
     pub(super) isa: Isa,
-    /// `[V, d]`, read a row per token from where it lies.
+    /// `[V, d]`, of which one row per token is read in place.
     pub(super) embed: Tensor,
     pub(super) positions: Option<Tensor>,
     layers: Vec<Option<Layer>>,
     pub(super) out_norm: NormWeight,
     head: Option<Linear>,
-    /// Bytes of the weights as they came.
+    /// Bytes of all of the model's tensors in their file's types, whichever units are prepared.
     weight_bytes: u64,
 }
 
 /// Alignment of each weight in the arena.
 const ALIGN: usize = 64;
 
-/// Once packed, the pages of this many bytes of the file are released together. Each release interrupts the other cores (their
-/// TLBs must drop the pages), so not too often; what waits is in memory twice, so not too late.
+/// Bytes of the file that are released together once packed. Each release interrupts the other cores (their TLBs must
+/// drop the pages), so it should be rare; but data that waits for release is in memory twice, so it should not be late.
 const RELEASE_BYTES: usize = 4 << 20;
 
 /// Rows per chunk of parallel packing, in groups of 16.
 const PACK_GROUPS: usize = 8;
 
 impl Prepared {
-    /// Takes `weights` (checked against `spec`), packs what `isa` wants packed, on all threads of `pool`.
-    /// `progress` is told the bytes done, of [`Prepared::bytes_to_pack`].
+    /// Takes `weights` (checked against `spec`) and packs those that `isa` reads packed, on all threads of `pool`.
+    /// `progress` is called with the bytes done, of [`Prepared::bytes_to_pack`].
     ///
     /// # Errors
-    /// A missing or misshapen tensor; no memory for the packed weights.
+    /// If a tensor is missing or misshapen, or there is no memory for the packed weights.
     pub fn new(
         spec: ModelSpec,
         weights: &Weights,
@@ -104,7 +104,7 @@ impl Prepared {
         Prepared::part(spec, weights, isa, &units, pool, progress)
     }
 
-    /// Only `units`; the embedding and the norms are always there.
+    /// [`Prepared::new`] for `units` alone; the embedding and the norms are always included.
     ///
     /// # Errors
     /// As [`Prepared::new`].
@@ -122,7 +122,7 @@ impl Prepared {
             let in_rows = in_rows.filter(|t| !Linear::wants_packing(t.dtype, isa)).map(|t| t.data.len());
             node.check((arena.total + in_rows.sum::<usize>()) as u64)?;
         }
-        // What is packed is read once and released; a file of floats is read for every token.
+        // Weights to pack are read once and released; floats are read from the file for every token.
         for t in linear_names(&spec, units).filter_map(|name| weights.get(&name)) {
             t.data.advise_large_pages(arena.slots.is_empty());
         }
@@ -156,7 +156,7 @@ impl Prepared {
                 if !units.layers[i] {
                     return Ok(None);
                 }
-                // Fine activations for q, k and v: of all inputs, rounding theirs to int8 moves logits the most
+                // Fine activations for q, k and v: rounding their inputs to int8 changes logits the most
                 // (docs/decisions/0006), and they are a sixth of the multiplications.
                 Ok(Some(Layer {
                     attn_norm: norm(&name("attn_norm"))?,
@@ -206,7 +206,7 @@ impl Prepared {
     /// Bytes that a model's weights will take: packed, or mapped from the file.
     ///
     /// # Errors
-    /// Packed weights whose size overflows.
+    /// If the size of packed weights overflows.
     pub(super) fn bytes(spec: &ModelSpec, weights: &Weights, isa: Isa, units: &Units) -> Result<u64> {
         let arena = Arena::plan(spec, weights, isa, units)?;
         let multiplied: Vec<String> = linear_names(spec, &Units::all(spec)).collect();
@@ -216,7 +216,7 @@ impl Prepared {
             // Norms and biases become f32 vectors.
             1 => size_of::<f32>() * t.shape[0],
             _ if multiplied.iter().any(|m| m == name) && is_packed(name) => 0,
-            // Units elsewhere stay in the file.
+            // Weights of other units stay in the file.
             _ if multiplied.iter().any(|m| m == name)
                 && !mine.iter().any(|m| m == name)
                 && name != "token_embd.weight" =>
@@ -264,7 +264,7 @@ impl Prepared {
         self.isa
     }
 
-    /// Bytes of the weights as they came.
+    /// Bytes of all of the model's tensors in their file's types, whichever units are prepared.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
@@ -286,12 +286,12 @@ fn linear_names<'a>(spec: &'a ModelSpec, units: &'a Units) -> impl Iterator<Item
     layers.chain(units.head.then(|| head.to_string()))
 }
 
-/// The packed weights of a model in one anonymous mapping, on huge pages where the system grants them.
+/// The packed weights of a model in one anonymous mapping, on huge pages if the system provides them.
 struct Arena<'a> {
     slots: Vec<(String, &'a Tensor, usize)>,
     total: usize,
     bytes: Option<Bytes>,
-    /// Where all matrices lie, those that are not packed included.
+    /// Memory node of all matrices, including those that are not packed.
     node: Option<NumaBinding>,
 }
 
@@ -359,8 +359,7 @@ impl<'a> Arena<'a> {
         Ok(())
     }
 
-    /// A tensor as it lies in the file; where a node is wished for, a copy on it: a file's pages are where the system
-    /// caches them.
+    /// A tensor in its file, or a copy on the requested node, since the system decides where a file's pages are cached.
     fn placed(&self, tensor: &Tensor) -> Result<Tensor> {
         let Some(node) = self.node.as_ref().filter(|_| !tensor.data.is_empty()) else {
             return Ok(tensor.clone());

@@ -1,4 +1,4 @@
-//! Requests: prompts in, streams of tokens out, many at a time over one [`Engine`].
+//! Requests: turns prompts into streams of tokens, many at a time on one [`Engine`].
 //!
 //! ```text
 //! submit ─► schedule ─► step ─► sample ─► commit ─┐        cancel: at any time, of any id
@@ -6,8 +6,8 @@
 //!               └──────────── Requests::step ◄────┘ ─► Receiver<Event>: tokens, then how it ended
 //! ```
 //!
-//! A [`Strategy`] decides which requests are computed in each step ([`crate::sched`]). A request's tokens are those of running alone: its sampler
-//! has a seed of its own, and rows of a step do not mix (in deterministic mode bit by bit).
+//! A [`Strategy`] decides which requests are computed in each step ([`crate::sched`]). A request gives the same tokens
+//! as alone: its sampler has its own seed, and rows of a step do not mix (bit by bit in deterministic mode).
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -23,7 +23,7 @@ use crate::text::{Sampler, SamplerParams};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
 
-/// What is asked for.
+/// A request for an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Tokens to continue, at least one.
@@ -32,20 +32,20 @@ pub struct Request {
     pub sampling: SamplerParams,
     /// Most tokens to generate, at least one. The context may end it earlier.
     pub max_tokens: usize,
-    /// Tokens that end the answer; they are part of it.
+    /// Tokens that end the answer, which includes them.
     pub stop: Vec<u32>,
 }
 
 /// Why a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
-    /// One of its stop tokens.
+    /// One of its stop tokens ended the answer.
     Stop,
-    /// It has all the tokens that it may have, by its own limit or the context's.
+    /// It has reached its own limit of tokens, or the context's.
     Length,
     /// It was cancelled, or its receiver was dropped.
     Cancelled,
-    /// A step failed, or its scores are not numbers; in a sentence.
+    /// A step failed, or its scores are not numbers; the reason in a sentence.
     Failed(String),
 }
 
@@ -58,7 +58,7 @@ pub enum Event {
     End(Finish),
 }
 
-/// What a step did.
+/// Report of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepReport {
     /// Rows computed.
@@ -67,7 +67,7 @@ pub struct StepReport {
     pub tokens: usize,
     /// Requests admitted.
     pub admitted: usize,
-    /// Requests that ended, as they should.
+    /// Requests that ended normally.
     pub finished: usize,
     /// Requests that failed.
     pub failed: usize,
@@ -75,27 +75,27 @@ pub struct StepReport {
     pub swapped: usize,
     /// How sub-batches shared the lanes; `None` without rows.
     pub flow: Option<Flow>,
-    /// Seconds that the engine took: emulated ones on a device that keeps those.
+    /// Seconds that the engine took; emulated ones on a device in emulated time.
     pub seconds: f64,
-    /// Seconds that were predicted of it; 0 where nothing was.
+    /// Predicted seconds; 0 without a prediction.
     pub predicted: f64,
 }
 
 /// A request in flight.
 struct Live {
-    /// Prompt and answer: what a penalty for repetition looks at.
+    /// Prompt and answer, which a repetition penalty covers.
     tokens: Vec<u32>,
-    /// Tokens at which the answer is complete.
+    /// Number of tokens at which the answer is complete.
     end: usize,
     stop: Vec<u32>,
     sampler: Sampler,
     events: Sender<Event>,
-    /// From its admission on.
+    /// Its sequence, once admitted.
     seq: Option<SeqId>,
 }
 
 impl Live {
-    /// Whether the likeliest token is all that it asks for.
+    /// Whether it needs only the likeliest token.
     fn is_greedy(&self) -> bool {
         let p = self.sampler.params();
         p.temperature == 0.0 && p.repeat_penalty == 1.0
@@ -115,13 +115,13 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Over an engine that has no sequences of others, by continuous batching.
+    /// Requests on an engine without other sequences, scheduled by continuous batching.
     pub fn new(engine: Engine) -> Requests {
         Requests::with(engine, Box::new(Continuous::default()), Box::new(Untimed))
     }
 
-    /// Requests scheduled by `strategy`, which weighs what `costs` predicts. It decides where sequences live on engines with
-    /// [`Options::far_pages`](super::Options::far_pages).
+    /// Requests scheduled by `strategy` with the predictions of `costs`. The strategy decides where sequences live on
+    /// engines with [`Options::far_pages`](super::Options::far_pages).
     pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Requests {
         let [device_pages, host_pages] = match (engine.has_homes(), engine.home()) {
             (true, _) => [Side::Device, Side::Host].map(|side| engine.kv_pages(side).free),
@@ -144,7 +144,7 @@ impl Requests {
         &self.engine
     }
 
-    /// Begins to count how long each unit works: what [`Engine::busy_seconds`] returns.
+    /// Starts counting how long each unit works, for [`Engine::busy_seconds`].
     pub fn count_busy(&mut self) {
         self.engine.count_busy();
     }
@@ -159,12 +159,12 @@ impl Requests {
         self.engine
     }
 
-    /// Begins to note when each operation runs: [`Engine::trace`].
+    /// Starts recording when each operation runs: [`Engine::trace`].
     pub fn trace(&mut self) {
         self.engine.trace();
     }
 
-    /// What was noted since [`Requests::trace`]; from now on nothing is.
+    /// The timeline recorded since [`Requests::trace`]; stops recording.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.engine.end_trace()
     }
@@ -174,12 +174,12 @@ impl Requests {
         &self.limits
     }
 
-    /// What the strategy knows of the requests.
+    /// The strategy's view of the requests.
     pub fn queues(&self) -> &Queues {
         &self.queues
     }
 
-    /// Requests that wait, and requests that run.
+    /// Number of waiting requests, and of running requests.
     pub fn load(&self) -> (usize, usize) {
         (self.queues.waiting().len(), self.queues.running().len())
     }
@@ -189,11 +189,11 @@ impl Requests {
         self.queues.is_empty()
     }
 
-    /// Accepts a request; its tokens come through the receiver as steps are made. Dropping the receiver cancels it.
+    /// Accepts a request. Its tokens arrive at the receiver as steps are made; dropping the receiver cancels it.
     ///
     /// # Errors
-    /// An empty prompt, a token outside the vocabulary, sampling that makes no sense, no token wanted; a request that the
-    /// context or the pages that the strategy may use have no room for (with the numbers).
+    /// If the prompt is empty, a token is outside the vocabulary, the sampling makes no sense, or no token is wanted;
+    /// and if the request does not fit the context or the pages that the strategy may use (with the numbers).
     pub fn submit(&mut self, request: Request) -> Result<(RequestId, Receiver<Event>)> {
         let Request { prompt, sampling, max_tokens, stop } = request;
         if prompt.is_empty() {
@@ -215,7 +215,7 @@ impl Requests {
         let most = prompt.len().saturating_add(max_tokens - 1).min(context);
         let pages = KvGeometry::pages_for(most);
         let Limits { device_pages, host_pages, .. } = self.limits;
-        // What a strategy cannot serve it would leave waiting.
+        // A strategy would leave a request waiting forever that it cannot serve.
         let most_pages = self.strategy.most_pages(&self.limits);
         if pages > most_pages {
             let there = match (device_pages, host_pages) {
@@ -247,8 +247,8 @@ impl Requests {
         Ok((id, receiver))
     }
 
-    /// Ends a request; its pages are free again. Returns whether it was there: an id of a request that has ended is
-    /// harmless, even if its slot is used again.
+    /// Ends a request and frees its pages. Returns whether it existed: the id of a request that has ended has no
+    /// effect, even if its slot is in use again.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         self.end(id, Finish::Cancelled)
     }
@@ -260,7 +260,7 @@ impl Requests {
             let parked = self.engine.parked(seq).is_some();
             self.engine.remove(seq);
             if parked {
-                // The others of its cohort begin their token again.
+                // The other requests of its cohort start their token over.
                 self.settle();
             }
         }
@@ -269,7 +269,7 @@ impl Requests {
         true
     }
 
-    /// Steps until nothing is left to do; returns how many.
+    /// Makes steps until nothing is left to do. Returns their number.
     pub fn run(&mut self) -> usize {
         let mut steps = 0;
         while !self.is_idle() {

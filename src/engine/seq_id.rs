@@ -2,12 +2,13 @@
 
 use crate::program::RequestId;
 
-/// A sequence of an [`Engine`](super::Engine). Once the sequence is removed it names nothing, even when its slot is used again.
+/// A sequence of an [`Engine`](super::Engine). Once the sequence is removed the id is invalid, even if its slot is used
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeqId(RequestId);
 
 impl SeqId {
-    /// The sequence's slot and generation: what groups of an iteration name.
+    /// The sequence's slot and generation, which groups of an iteration use.
     pub fn request(self) -> RequestId {
         self.0
     }

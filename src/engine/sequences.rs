@@ -18,7 +18,7 @@ use crate::sched::Slots;
 use crate::timeline::Timeline;
 use crate::{Error, Result};
 
-/// A model with the sequences in flight, and what computes their steps.
+/// A model with the sequences in flight, and the machine that computes their steps.
 pub struct Engine {
     spec: ModelSpec,
     pub(super) machine: RealMachine,
@@ -31,10 +31,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Sizes everything, then prepares the weights and the cache, all on the CPU.
+    /// Creates an engine on the CPU: sizes everything, then prepares the weights and the cache.
     ///
     /// # Errors
-    /// It does not fit in memory; a context or chunk of zero, or beyond the model's; a damaged model.
+    /// If it does not fit in memory, the context or chunk is zero or beyond the model's, or the model is damaged.
     pub fn new(
         spec: ModelSpec,
         weights: &Weights,
@@ -45,7 +45,7 @@ impl Engine {
         Ok(Engine::with(spec, machine, options))
     }
 
-    /// The same in emulated time: that of the CPU of the machine whose speed `clock` has.
+    /// [`Engine::new`] in emulated time: that of the CPU of the machine that `clock` describes.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -60,10 +60,10 @@ impl Engine {
         Ok(Engine::with(spec, machine, options))
     }
 
-    /// The same, all on an accelerator: `device` is its name for messages.
+    /// Creates an engine with everything on an accelerator; `device` is its name for messages.
     ///
     /// # Errors
-    /// As [`Engine::new`]; the accelerator cannot run the model, or has too little memory.
+    /// As [`Engine::new`], and if the accelerator cannot run the model or has too little memory.
     pub fn on_accelerator(
         spec: ModelSpec,
         weights: &Weights,
@@ -78,10 +78,10 @@ impl Engine {
         Engine::placed(spec, weights, options, accelerator, device, "gpu-only", placement, progress)
     }
 
-    /// The same, on both sides: `placement` says what is where, `strategy` is the name of what chose it.
+    /// Creates an engine on both sides, as `placement` says; `strategy` names the strategy that chose it.
     ///
     /// # Errors
-    /// As [`Engine::on_accelerator`]; a policy that cannot run.
+    /// As [`Engine::on_accelerator`], and if a policy cannot run.
     pub fn placed(
         spec: ModelSpec,
         weights: &Weights,
@@ -119,11 +119,11 @@ impl Engine {
     pub fn rows(&self) -> usize {
         self.rows
     }
-    /// Sequences that memory was planned for.
+    /// Number of sequences that memory was planned for.
     pub fn sequences(&self) -> usize {
         self.most
     }
-    /// Sub-batches of a step that there is room for ([`Options::sub_batches`]).
+    /// Most sub-batches of a step ([`Options::sub_batches`]).
     pub fn sub_batches(&self) -> usize {
         self.machine.sub_batches()
     }
@@ -141,7 +141,7 @@ impl Engine {
         self.machine.far_steps()
     }
 
-    /// Seconds since the device was opened, in emulated time: `None` where time is that of this computer.
+    /// Seconds since the device was opened, in emulated time; `None` in real time.
     pub fn emulated_seconds(&self) -> Option<f64> {
         self.machine.clock().map(|clock| clock.now())
     }
@@ -159,8 +159,9 @@ impl Engine {
     }
 
     /// Seconds that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL): in emulated time, or by this
-    /// computer's and the device's clocks since [`Engine::count_busy`]. There the device's lanes work from where they have what they wait
-    /// for to where they wait again. `None` where nobody counts.
+    /// computer's and the device's clocks since [`Engine::count_busy`]. In the latter case a lane of the device counts
+    /// as working from the point where it has what it waited for to the point where it waits again. `None` if nothing
+    /// counts.
     pub fn busy_seconds(&self) -> Option<[f64; 4]> {
         self.machine.busy_seconds()
     }
@@ -168,29 +169,29 @@ impl Engine {
     /// Waits for all work in flight on the device, if there is one.
     ///
     /// # Errors
-    /// What the device owes of earlier calls; a device that is lost says so at each call.
+    /// Pending errors of earlier calls; a lost device returns its error at every call.
     pub fn check_device(&self) -> Result<()> {
         self.machine.check_device()
     }
 
-    /// Begins to note when each operation runs: what [`Engine::timeline`] returns. Decode steps are launched operation by
-    /// operation then, not as recorded graphs.
+    /// Starts recording when each operation runs, for [`Engine::timeline`]. Decode steps are then launched operation by
+    /// operation, not as recorded graphs.
     pub fn trace(&mut self) {
         self.machine.trace();
     }
 
-    /// What was noted since [`Engine::trace`], if it was called.
+    /// The timeline recorded since [`Engine::trace`], if that was called.
     pub fn timeline(&self) -> Option<Timeline> {
         self.machine.timeline()
     }
 
-    /// The same, and stops recording.
+    /// [`Engine::timeline`], after which recording stops.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.machine.end_trace()
     }
 
-    /// Counts `tokens` more tokens of a sequence as stored, on the host alone, without computing them: for timings, which do not
-    /// depend on what keys and values are. Their pages are in memory afterwards.
+    /// Counts `tokens` more tokens of a sequence as stored, on the host alone, without computing them: for timings,
+    /// which do not depend on the values of keys and values. Their pages are resident afterwards.
     ///
     /// # Errors
     /// No free pages.
@@ -215,9 +216,10 @@ impl Engine {
         SeqId::named(id)
     }
 
-    /// Ends a sequence; its pages are free again. One that has ended already is left alone.
+    /// Ends a sequence and frees its pages. Does nothing if it has already ended.
     ///
-    /// Of a row that is parked ([`Engine::advance`]) the host's attention ends first; the other rows of its cohort have to begin again.
+    /// If its row is parked ([`Engine::advance`]), the host's attention of it ends first, and the other rows of its
+    /// cohort must start over.
     pub fn remove(&mut self, id: SeqId) {
         self.leave(id);
         if let Some(mut table) = self.sequences.remove(id.request()) {
@@ -225,12 +227,12 @@ impl Engine {
         }
     }
 
-    /// Tokens stored of a sequence; none of one that has ended.
+    /// Number of stored tokens of a sequence; 0 if it has ended.
     pub fn len(&self, id: SeqId) -> usize {
         self.sequences.get(id.request()).map_or(0, SequenceKv::len)
     }
 
-    /// Whether nothing is stored of it.
+    /// Whether no token of it is stored.
     pub fn is_empty(&self, id: SeqId) -> bool {
         self.len(id) == 0
     }
@@ -248,7 +250,7 @@ impl Engine {
         self.machine.kv().pages.n_free()
     }
 
-    /// The side that keys and values of new tokens go to: the device, if any layer's do.
+    /// The side that stores keys and values of new tokens: the device, if any layer keeps them there.
     pub fn home(&mut self) -> Side {
         if self.machine.kv().sides.device { Side::Device } else { Side::Host }
     }
@@ -271,12 +273,12 @@ impl Engine {
         }
     }
 
-    /// Runs the rows of `inputs`, appending their keys and values. Returns the logits asked for,
-    /// `[rows][V]`, in the order of the inputs.
+    /// Runs the rows of `inputs`, appending their keys and values. Returns the requested logits, `[rows][V]`, in the
+    /// order of the inputs.
     ///
     /// # Errors
-    /// A token outside the vocabulary, a sequence that has ended, would outgrow its context or is named twice, no
-    /// free pages, a device that failed. Then no sequence has changed.
+    /// If a token is outside the vocabulary, a sequence has ended, would outgrow its context or is named twice, there
+    /// are no free pages, or the device has failed. No sequence has changed then.
     pub fn forward(&mut self, inputs: &[Input<'_>]) -> Result<&[f32]> {
         self.step(inputs, false, &StepPlan::ONE)?;
         Ok(self.machine.logits())
@@ -294,8 +296,9 @@ impl Engine {
     /// As [`Engine::forward`], by a plan.
     ///
     /// # Errors
-    /// As [`Engine::forward`]; more sub-batches than [`Options::sub_batches`]; a swap that finds no pages, or that the engine
-    /// does not make ([`Engine::swap`]). A sequence whose copies had to end first, to make room, is where it was to go.
+    /// As [`Engine::forward`], and if there are more sub-batches than [`Options::sub_batches`], or a swap finds no
+    /// pages or is not supported by the engine ([`Engine::swap`]). A sequence whose copies had to end first to make
+    /// room stays at its new place.
     pub fn forward_plan(&mut self, inputs: &[Input<'_>], plan: &StepPlan<'_>) -> Result<&[f32]> {
         self.step(inputs, false, plan)?;
         Ok(self.machine.logits())
@@ -305,8 +308,8 @@ impl Engine {
     /// accelerator the logits stay there.
     ///
     /// # Errors
-    /// As [`Engine::forward`]; logits that are not numbers. The latter are noticed when all is computed: the sequences
-    /// hold the step's tokens then.
+    /// As [`Engine::forward`], and if logits are not numbers. The latter is detected after everything has been
+    /// computed, so the sequences then hold the step's tokens.
     pub fn forward_greedy(&mut self, inputs: &[Input<'_>]) -> Result<&[u32]> {
         self.step(inputs, true, &StepPlan::ONE)?;
         self.picked.clear();
@@ -317,7 +320,8 @@ impl Engine {
         Ok(&self.picked)
     }
 
-    /// Like [`Engine::forward_greedy`], but a row whose logits are not numbers has no token and is no error of the others.
+    /// Like [`Engine::forward_greedy`], but a row whose logits are not numbers has no token and does not affect the
+    /// others.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -326,7 +330,7 @@ impl Engine {
         Ok(self.machine.argmax())
     }
 
-    /// The same in sub-batches, as [`Engine::forward_as`].
+    /// [`Engine::forward_picks`] in sub-batches, as [`Engine::forward_as`].
     ///
     /// # Errors
     /// As [`Engine::forward_as`].
@@ -339,7 +343,7 @@ impl Engine {
         self.picks_plan(inputs, &StepPlan { split: Some(split), flow, swaps: &[] })
     }
 
-    /// The same by a plan, as [`Engine::forward_plan`].
+    /// [`Engine::forward_picks`] by a plan, as [`Engine::forward_plan`].
     ///
     /// # Errors
     /// As [`Engine::forward_plan`].
@@ -384,7 +388,7 @@ impl Engine {
         done
     }
 
-    /// Refuses what no step can compute.
+    /// Returns an error for inputs that no step can compute.
     pub(super) fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
         for input in inputs {
             self.check_live(input.seq)?;
@@ -419,7 +423,8 @@ impl Engine {
         done
     }
 
-    /// The copies of moved pages have ended. If not well, the pages are where they were.
+    /// Records the end of the copies of moved pages. If they failed (`well` is false), the pages return to their old
+    /// side.
     pub(super) fn moved(&mut self, moved: &[Moved], well: bool) {
         let pages = &mut self.machine.kv().pages;
         match well {
@@ -437,7 +442,7 @@ impl Engine {
         plan: &StepPlan<'_>,
     ) -> Result<()> {
         if let Err(e) = self.reserve(inputs) {
-            // Pages may be free once the copies have ended that sequences left them by.
+            // Pages may become free once copies from them have ended.
             if moved.is_empty() {
                 return Err(e);
             }
@@ -483,11 +488,11 @@ impl Engine {
         }
     }
 
-    /// Runs a prompt in chunks; returns the logits of its last token. `progress` is told the tokens done.
+    /// Runs a prompt in chunks and returns the logits of its last token. `progress` is called with the tokens done.
     ///
     /// # Errors
-    /// As [`Engine::forward`], before any work but where the device failed; an empty prompt. Of a prompt whose
-    /// chunk failed nothing is stored.
+    /// As [`Engine::forward`], before any work unless the device fails; and if the prompt is empty. If a chunk fails,
+    /// nothing of the prompt is stored.
     pub fn prefill(
         &mut self,
         seq: SeqId,
@@ -506,7 +511,8 @@ impl Engine {
             )));
         }
         self.check_tokens(tokens)?;
-        // All pages now, so that no chunk fails after others have been computed. Where pages move, those of both sides.
+        // Check for all pages now, so that no chunk fails after others have been computed. If pages move, count those
+        // of both sides.
         let kv = self.machine.kv();
         if kv.pager.is_some() && kv.pages.pages_move() {
             kv.pages.suffice(KvGeometry::pages_for(end) - KvGeometry::pages_for(end - tokens.len()))?;
@@ -550,11 +556,11 @@ fn check_split(inputs: &[Input<'_>], split: &[u8]) -> Result<()> {
     Err(Error::usage(format!("{} inputs, the sub-batches of {}", inputs.len(), split.len())))
 }
 
-/// What is wrong with logits that are NaN or infinite.
+/// The message for logits that are NaN or infinite.
 pub const NOT_NUMBERS: &str =
     "the model's scores are not numbers (NaN or infinite); are its weights damaged?";
 
-/// Whether one of `ids`, all below `n`, comes twice.
+/// Whether one of `ids`, all below `n`, occurs twice.
 fn repeats(ids: impl Iterator<Item = usize>, n: usize) -> bool {
     let mut seen = vec![false; n];
     ids.into_iter().any(|id| std::mem::replace(&mut seen[id], true))

@@ -1,4 +1,4 @@
-//! A service: requests from any thread over one engine, which a thread of its own steps.
+//! A service: accepts requests from any thread for one engine, whose steps run on a separate thread.
 //!
 //! ```text
 //! Client ── submit, cancel ──► inbox ──► thread: take ─► step ─► take ─► step …     asleep while there is nothing to do
@@ -6,13 +6,13 @@
 //!    └────────── EventStream ◄──────────────┘  tokens, then how it ended
 //! ```
 //!
-//! A [`Client`] is cheap to clone, and may be used from any thread. The thread looks into its inbox between two steps, so
-//! [`Client::submit`] returns when the step in progress is over: the request could not have begun any sooner. Reading a stream
-//! never holds up the service; a stream that is dropped cancels its request.
+//! A [`Client`] is cheap to clone, and may be used from any thread. The thread checks its inbox between two steps, so
+//! [`Client::submit`] returns after the step in progress: the request could not have begun sooner. Reading a stream
+//! never delays the service; dropping a stream cancels its request.
 //!
-//! A service ends in one of four ways: [`Service::shutdown`], which finishes what is in flight or cancels it; its drop, which
-//! cancels; the loss of its device; a panic of the engine. In each, every stream still ends with [`Event::End`], and later
-//! submissions get [`Error::Unavailable`] with the reason.
+//! A service ends in one of four ways: [`Service::shutdown`], which finishes requests in flight or cancels them; its
+//! drop, which cancels them; the loss of its device; a panic of the engine. In each, every stream still ends with
+//! [`Event::End`], and later submissions get [`Error::Unavailable`] with the reason.
 //!
 //! ```
 //! use tandem::engine::{Engine, Finish, Options, Request, Requests, Service, Shutdown};
@@ -51,23 +51,23 @@ use super::sequences::Engine;
 use crate::program::RequestId;
 use crate::{Error, Result};
 
-/// Requests in flight, waiting ones included, that a service takes unless told otherwise. Planning a step looks at each of
-/// them: many more would slow down those that run.
+/// Default limit of requests in flight, including waiting ones. Planning a step examines each of them, so many more
+/// would slow down the running ones.
 pub const MOST_IN_FLIGHT: usize = 16_384;
 
-/// What a client asks of the thread.
+/// A client's command to the thread.
 enum Command {
     Submit(Request, SyncSender<Result<(RequestId, Receiver<Event>)>>),
     Cancel(RequestId),
     Stop(Shutdown),
 }
 
-/// What clients, streams and the thread share.
+/// State shared by clients, streams and the thread.
 struct Shared {
-    /// Streams that are neither read to their ends nor dropped, and submissions in the inbox.
+    /// Number of streams that are neither read to the end nor dropped, and of submissions in the inbox.
     in_flight: AtomicUsize,
     most: usize,
-    /// Why the thread has ended: set before anything of it is dropped.
+    /// Why the thread has ended, set before any of its data is dropped.
     ended: OnceLock<String>,
 }
 
@@ -78,12 +78,12 @@ impl Shared {
     }
 }
 
-/// What becomes of the requests in flight when a service is shut down.
+/// The treatment of requests in flight when a service is shut down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shutdown {
-    /// They run to their ends; new ones are refused.
+    /// They run to completion; new ones are refused.
     Finish,
-    /// They are cancelled, behind the step in progress.
+    /// They are cancelled after the step in progress.
     Cancel,
 }
 
@@ -94,7 +94,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the thread. At most [`MOST_IN_FLIGHT`] requests at a time; those that are in flight already do not count.
+    /// Starts the thread, with at most [`MOST_IN_FLIGHT`] requests at a time; those already in flight do not count.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -102,10 +102,10 @@ impl Service {
         Service::with_capacity(requests, MOST_IN_FLIGHT)
     }
 
-    /// The same, with at most `most` requests in flight.
+    /// [`Service::start`] with at most `most` requests in flight.
     ///
     /// # Errors
-    /// The system refuses a thread; a capacity of 0.
+    /// If the system refuses a thread, or the capacity is 0.
     pub fn with_capacity(requests: Requests, most: usize) -> Result<Service> {
         if most == 0 {
             return Err(Error::usage("a service for 0 requests; at least 1 is needed"));
@@ -142,20 +142,20 @@ impl Service {
     /// later are refused; cancellations are still obeyed.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: it had ended by itself, and the engine with it.
+    /// [`Error::Unavailable`] if it had ended by itself, together with the engine.
     pub fn shutdown(mut self, how: Shutdown) -> Result<Engine> {
         self.end(how).expect("a thread that was not waited for")
     }
 
     fn end(&mut self, how: Shutdown) -> Option<Result<Engine>> {
         let thread = self.thread.take()?;
-        // A thread that has ended already has a result all the same.
+        // A thread that has already ended still has a result.
         let _ = self.client.sender.send(Command::Stop(how));
         Some(thread.join().unwrap_or_else(|_| Err(self.client.shared.unavailable())))
     }
 }
 
-/// Cancels what is in flight, and waits for the step in progress.
+/// Cancels requests in flight, and waits for the step in progress.
 impl Drop for Service {
     fn drop(&mut self) {
         self.end(Shutdown::Cancel);
@@ -170,11 +170,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Accepts a request: its id, and its tokens as steps are made. Waits for the step in progress.
+    /// Submits a request and returns its id and the stream of its tokens. Waits for the step in progress.
     ///
     /// # Errors
-    /// As [`Requests::submit`]; [`Error::Capacity`] with as many requests in flight as the service takes;
-    /// [`Error::Unavailable`] once it has ended, or is shutting down.
+    /// As [`Requests::submit`]; [`Error::Capacity`] if the maximum number of requests is in flight;
+    /// [`Error::Unavailable`] if the service has ended or is shutting down.
     pub fn submit(&self, request: Request) -> Result<(RequestId, EventStream)> {
         let (shared, most) = (&self.shared, self.shared.most);
         if shared.ended.get().is_some() {
@@ -215,8 +215,8 @@ impl Client {
     }
 }
 
-/// What a request's stream says: tokens, then [`Event::End`] exactly once, however the service ends. Dropping it before
-/// that cancels the request.
+/// The events of a request: tokens, then [`Event::End`] exactly once, however the service ends. Dropping it before that
+/// cancels the request.
 ///
 /// As an iterator it waits for the next event.
 pub struct EventStream {
@@ -232,12 +232,12 @@ impl EventStream {
         self.id
     }
 
-    /// Whether the end has been read: nothing follows.
+    /// Whether the end has been read, after which nothing follows.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// The next event, if it comes within `patience`. Zero: if it is there.
+    /// The next event, if it arrives within `patience`. With zero, only an event that has already arrived.
     pub fn next_within(&mut self, patience: Duration) -> Option<Event> {
         if self.over {
             return None;
@@ -249,7 +249,7 @@ impl EventStream {
         }
     }
 
-    /// Waits for the end: the tokens that had not been read, and how it ended.
+    /// Waits for the end. Returns the tokens that had not been read, and how the request ended.
     pub fn finish(mut self) -> (Vec<u32>, Finish) {
         let mut tokens = Vec::new();
         for event in &mut self {
@@ -261,7 +261,7 @@ impl EventStream {
         unreachable!("a stream has an end, and this one was not over")
     }
 
-    /// A stream whose sender is gone was in flight when the service ended.
+    /// Processes a received event. If the sender is gone, the request was in flight when the service ended.
     fn heard(&mut self, event: Option<Event>) -> Option<Event> {
         let ended = || Event::End(Finish::Failed(self.client.shared.unavailable().to_string()));
         let event = event.unwrap_or_else(ended);
@@ -288,7 +288,7 @@ impl Iterator for EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.over {
-            // In this order: whoever takes the place submits behind the cancellation.
+            // Cancel first, so that a request that takes the place is submitted after the cancellation.
             self.client.cancel(self.id);
             self.client.one_less();
         }

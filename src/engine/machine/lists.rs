@@ -1,4 +1,4 @@
-//! The lists of a step: what the accelerator has to know of the sequences of a sub-batch, for each way of attending.
+//! The lists of a step: the accelerator's description of a sub-batch's sequences, for each way of attending.
 
 use super::RealMachine;
 use super::lowered::Lowered;
@@ -13,13 +13,13 @@ use crate::program::{Far, Flow, Group, Kv, Phase, Side, Unit};
 pub(super) struct PartLists {
     /// For each way of attending.
     pub modes: Vec<(Mode, Step)>,
-    /// For tokens before the boundaries, where their pages are streamed: for layers without a window, and with one.
+    /// Lists for tokens before the boundaries, if their pages are streamed: for layers without a window, and with one.
     pub far: Vec<(Option<usize>, Step)>,
 }
 
 impl RealMachine {
-    /// Enqueues the lists of every sub-batch that the device has to do with. `repeated`: of a step that decodes; if it is all on
-    /// the device, it is padded to a bucket of rows.
+    /// Enqueues the lists of every sub-batch that the device works on. `repeated` marks a decode step; if it runs
+    /// entirely on the device, it is padded to a bucket of rows.
     pub(super) fn prepare_lists(
         &self,
         lowered: &Lowered,
@@ -35,7 +35,7 @@ impl RealMachine {
                 continue;
             }
             let mut lists = PartLists::default();
-            // A cohort's are for all its layers.
+            // A cohort's lists serve all its layers.
             let cohort = lowered.program.flow == Flow::Async && b > 0 && !part.groups.is_empty();
             if facts.on_device || cohort {
                 let rows = part.tokens.len();
@@ -73,7 +73,7 @@ impl RealMachine {
     }
 }
 
-/// The sequences of a sub-batch, with the pages and the attention that `of` says.
+/// The sequences of a sub-batch, with the pages and the attention that `of` returns.
 fn sequences<'a>(
     part: &'a Part<'_>,
     of: impl Fn(&Group, &GroupRows<'a>, &'a [u32]) -> (&'a [u32], Attend),
@@ -88,7 +88,7 @@ fn sequences<'a>(
     part.groups.iter().zip(part.rows).zip(&part.staged).map(sequence).collect()
 }
 
-/// In a layer that is attended so.
+/// A group's pages and attention in a layer of this mode.
 fn near<'a>(mode: Mode, group: &Group, rows: &GroupRows<'a>, staged: &'a [u32]) -> (&'a [u32], Attend) {
     if mode.attend[usize::from(group.phase == Phase::Decode)] == Side::Host {
         return (&[], Attend::Elsewhere);
@@ -103,13 +103,14 @@ fn near<'a>(mode: Mode, group: &Group, rows: &GroupRows<'a>, staged: &'a [u32]) 
         (Side::Device, Kv::Split { boundary, .. }) => {
             (table.device_pages(), Attend::From { from: boundary as usize })
         }
-        // A prompt goes through staging memory.
+        // A prompt's keys and values pass through staging memory.
         (Side::Device, Kv::Host) if group.phase == Phase::Prefill => (staged, Attend::Here),
         (Side::Device, Kv::Host) => (&[], Attend::Elsewhere),
     }
 }
 
-/// Over pages streamed to staging memory, with places of partial results as [`near`] has them.
+/// A group's pages and attention over pages streamed to staging memory, with the same places of partial results as
+/// [`near`].
 fn away<'a>(window: Option<usize>, group: &Group, staged: &'a [u32]) -> (&'a [u32], Attend) {
     match group.kv {
         Kv::Split { .. } if is_behind(window, group) => (&[], Attend::Elsewhere),
@@ -119,7 +120,8 @@ fn away<'a>(window: Option<usize>, group: &Group, staged: &'a [u32]) -> (&'a [u3
     }
 }
 
-/// Whether no row of a group sees what has left the device, in layers with this window: as programs have it.
+/// Whether no row of a group sees pages that have left the device, in layers with this window; the same rule as in
+/// programs.
 fn is_behind(window: Option<usize>, group: &Group) -> bool {
     match (window, group.kv) {
         (Some(window), Kv::Split { boundary, .. }) => boundary as usize + window <= group.first as usize + 1,

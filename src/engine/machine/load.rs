@@ -14,10 +14,10 @@ use crate::model::{ModelSpec, Weights};
 use crate::program::{Placement, Residence, Side};
 use crate::{Error, Result};
 
-/// The device's half of a placement that fits.
+/// Loads the device's half of a placement that fits.
 ///
 /// # Errors
-/// No memory on the device, or none that can be pinned on the host; a device that failed.
+/// If the device lacks memory, host memory cannot be pinned, or the device has failed.
 pub(super) fn device(
     spec: &ModelSpec,
     weights: &Weights,

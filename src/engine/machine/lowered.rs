@@ -1,8 +1,8 @@
 //! Programs, lowered once for each structure of a step.
 //!
-//! Two steps have the same structure if their groups are as many and as long, go the same way and want the same: then their
-//! programs differ in positions and pages only, which are no part of the operations but of the step's lists. Where pages
-//! move, they are, and every step is lowered anew.
+//! Two steps have the same structure if their groups are equal in number, length, path and wanted results. Their
+//! programs then differ only in positions and pages, which belong to the step's lists rather than to operations. If
+//! pages move, they are part of operations, and every step is lowered anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use crate::program::{
 };
 use crate::{Error, Result};
 
-/// Programs that are kept at least; more, while they have at most [`MOST_OPS`] operations in all.
+/// Number of programs that are always kept; more are kept while they have at most [`MOST_OPS`] operations in total.
 const MOST: usize = 64;
 const MOST_OPS: usize = 16 << 10;
 
-/// A program, and what its issue needs to know.
+/// A program, with the data that issuing it needs.
 pub(super) struct Lowered {
     pub program: Program,
-    /// For each operation, the earlier ones that come first. Empty where one unit takes all in order.
+    /// For each operation, the earlier ones that it waits for. Empty if one unit runs all of them in order.
     pub waits: Vec<Vec<usize>>,
-    /// Whether an operation of another unit waits for it.
+    /// For each operation, whether one of another unit waits for it.
     pub awaited: Vec<bool>,
     /// The sub-batches.
     pub parts: Vec<PartFacts>,
-    /// What can be recorded.
+    /// The segments that can be recorded.
     pub segments: Vec<Segment>,
     /// The unit of all operations, if it is one.
     pub one_unit: Option<Unit>,
@@ -37,31 +37,31 @@ pub(super) struct Lowered {
     pub last_detached: Vec<Option<usize>>,
 }
 
-/// What a program says of a sub-batch.
+/// Facts of a program about a sub-batch.
 pub(super) struct PartFacts {
-    /// Whether the device has anything to do with it.
+    /// Whether the device has operations for it.
     pub on_device: bool,
-    /// Whether the host has.
+    /// Whether the host has operations for it.
     pub on_host: bool,
-    /// First rows of attentions on the device, row 0 aside.
+    /// First rows of attention operations on the device, except row 0.
     pub cuts: Vec<usize>,
-    /// After the last keys and values only the host computes, all rows in one operation.
+    /// Whether only the host computes after the last keys and values, with all rows in one operation.
     pub alone: bool,
 }
 
-/// What programs of the same structure have in common.
+/// The structure of a step, which determines its program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Structure {
     flow: Flow,
     pick: bool,
-    /// Phase, rows, rows with logits, whether keys and values are on the host: of the groups of each sub-batch.
+    /// For the groups of each sub-batch: phase, rows, rows with logits, whether keys and values are on the host.
     sub_batches: Vec<Vec<(Phase, u32, Wants, bool)>>,
-    /// Where each is parked.
+    /// The layer at which each sub-batch is parked.
     at: Vec<Option<u32>>,
 }
 
 impl Structure {
-    /// `None` where pages move.
+    /// The structure of an iteration; `None` if pages move.
     fn of(iteration: &Iteration) -> Option<Structure> {
         let split = |kv: Kv| matches!(kv, Kv::Split { .. });
         let groups = || iteration.sub_batches.iter().flat_map(|s| &s.groups);
@@ -81,9 +81,9 @@ impl Structure {
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Programs {
-    /// Each with the step that used it last.
+    /// Each program with the step that used it last.
     known: HashMap<Structure, (Arc<Lowered>, u64)>,
-    /// Operations of all of them.
+    /// Operations of all programs.
     ops: usize,
     steps: u64,
 }
@@ -92,7 +92,7 @@ impl Programs {
     /// The program of a step.
     ///
     /// # Errors
-    /// A step that cannot be lowered.
+    /// If the step cannot be lowered.
     pub fn get(&mut self, placement: &Placement, iteration: &Iteration) -> Result<Arc<Lowered>> {
         self.steps += 1;
         let structure = Structure::of(iteration);
@@ -126,7 +126,7 @@ impl Lowered {
         }
         let ops = &program.ops;
         let one_unit = program.one_unit();
-        // The device's lane has an order of its own, and so has a host alone; beside a device, the host has not.
+        // The device's lane runs in order, and so does a host alone; beside a device, the host does not.
         let in_order = one_unit.is_some_and(|unit| unit == Unit::Gpu || !placement.uses(Side::Device));
         let waits = if in_order { Vec::new() } else { waits(&program) };
         let mut awaited = vec![false; ops.len()];
@@ -143,7 +143,7 @@ impl Lowered {
             |b: usize| ops.iter().rposition(|op| op.sub_batch as usize == b && program.is_detached(op));
         let last_detached = (0..iteration.sub_batches.len()).map(last).collect();
         let joins = program.ops.iter().filter(|op| op.kind == Kind::Join).filter_map(|op| op.layer).collect();
-        // Programs are kept; what their operations read and write has been looked at, but for pages.
+        // Programs are kept, but of their operations' reads and writes only pages are still needed.
         for op in &mut program.ops {
             if !matches!(op.kind, Kind::PageIn { .. } | Kind::PageOut { .. }) {
                 (op.reads, op.writes) = (Vec::new(), Vec::new());
@@ -181,8 +181,8 @@ impl PartFacts {
             .collect();
         cuts.sort_unstable();
         cuts.dedup();
-        // Dropping rows renumbers those that stay, for all operations of the sub-batch from then on: so only where those
-        // are one of each kind, and read nothing that has a row for each row of the step.
+        // Dropping rows renumbers the remaining ones for all later operations of the sub-batch. So this requires that
+        // there is one of each kind, and that they read nothing with a row for each row of the step.
         let last = ops.iter().filter_map(|op| op.layer).max();
         let trimmed = || ops.iter().filter(|op| op.wanted_only);
         let one =

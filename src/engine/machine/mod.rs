@@ -5,35 +5,36 @@
 //!                                                  host: jobs of a lane of its own, the oldest that is ready first
 //! ```
 //!
-//! Operations are issued in the program's order, by a thread that computes nothing. Those of the device are enqueued on its lanes;
-//! those of the host become jobs, each with the events and the earlier jobs that it waits for, which the host's lane runs with all
-//! workers. The issuing thread waits for a job only where the device needs its results. So both sides work at the same time
-//! wherever the program lets them. Which operation waits for which [`crate::program::order`] derives from what they read and
-//! write.
+//! A thread that computes nothing issues the operations in the program's order. Those of the device are enqueued on its
+//! lanes; those of the host become jobs, each with the events and the earlier jobs that it waits for, which the host's
+//! lane runs with all workers. The issuing thread waits for a job only where the device needs its results. So both
+//! sides work at the same time wherever the program lets them. Which operation waits for which
+//! [`crate::program::order`] derives from what they read and write.
 //!
 //! | a file | what |
 //! |---|---|
-//! | [`sizes`] | the dry run: what any placement takes on each side |
+//! | [`sizes`] | the dry run: the bytes of any placement on each side |
 //! | `tiers` | pages for requests that live on two sides |
-//! | `choose` | the placement that a strategy takes, by the dry run |
+//! | `choose` | the choice of a strategy's placement, by the dry run |
 //! | `build` | a machine for a placement: on one side or two |
 //! | `load` | allocates and fills the device's half |
-//! | `device` | what an operation on the device's lanes is for the accelerator |
-//! | `host` | what an operation of the host's workers is for its sublayers |
+//! | `device` | translates operations on the device's lanes into calls of the accelerator |
+//! | `host` | translates operations of the host's workers into calls of its sublayers |
 //! | `lane` | the host's lane: jobs, oldest ready first |
-//! | `cohorts`, `chain` | rows that are parked between steps: the per-layer sync table; what a step does with them |
+//! | `cohorts`, `chain` | rows that are parked between steps: the per-layer sync table, and a step's treatment of them
+//! |
 //! | `sync` | the word between the host's lane and the issuing thread |
 //! | `carry` | rows across the link, through pinned memory |
 //! | `parts` | attention in parts, through pinned memory |
 //! | `lowered` | programs, kept by the structure of steps |
 //! | `run`, `part` | a step, from its rows to its end; its sub-batches |
-//! | `mode`, `lists` | what the accelerator has to know of a step's sequences |
+//! | `mode`, `lists` | the accelerator's description of a step's sequences |
 //! | `issue` | an operation: enqueued, or given to the host |
 //! | `segments`, `graphs` | operations of decode steps that can be one graph; recorded |
 //! | `collect` | logits and tokens |
-//! | `trace` | when operations ran, if somebody wants to know |
-//! | `busy` | how long each unit worked, if somebody wants to know |
-//! | `work` | how much an operation of the host does, for emulated time |
+//! | `trace` | when operations ran, if requested |
+//! | `busy` | how long each unit worked, if requested |
+//! | `work` | the work of an operation of the host, for emulated time |
 
 mod build;
 mod busy;
@@ -66,7 +67,7 @@ mod work;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What `sync` is made of: a model checker gives it others.
+/// The atomics of `sync`; a model checker replaces them.
 mod atomics {
     pub use std::sync::atomic::{AtomicU32, Ordering};
 }
@@ -105,29 +106,29 @@ pub(super) struct RealMachine {
     described: Where,
     programs: Programs,
     graphs: Graphs,
-    /// Sub-batches that there is room for.
+    /// Maximum number of sub-batches.
     sub_batches: usize,
     kv: KvStore,
-    /// The place of a layer among those whose keys and values are on its side.
+    /// For each layer, its index among those whose keys and values are on its side.
     places: Vec<usize>,
     host: Option<HostSide>,
     device: Option<DeviceHalf>,
     areas: Option<Areas>,
-    /// How much operations of the host do.
+    /// The work of the host's operations.
     work: HostWork,
-    /// The clock of emulated time where the host is alone; a device keeps its own.
+    /// The clock of emulated time if the host is alone; a device keeps its own.
     clock: Option<Arc<Clock>>,
     memory: Memory,
-    /// Bytes of the host's workspace that the dry run counted, where the host is alone.
+    /// Bytes of the host's workspace that the dry run counted, if the host is alone.
     planned: usize,
     bytes_per_step: u64,
-    /// Rows of logits and tokens that the step is asked for.
+    /// Rows of logits, and tokens, requested of the step.
     expected: (usize, usize),
-    /// Whether the logits are where the host's head left them.
+    /// Whether the logits are still in the host's workspace.
     in_place: bool,
     logits: Vec<f32>,
     argmax: Vec<Option<u32>>,
-    /// What was downloaded last.
+    /// Buffer of the last download.
     bytes: Vec<u8>,
     trace: Option<Trace>,
     busy: Option<Busy>,
@@ -135,11 +136,11 @@ pub(super) struct RealMachine {
     slots: Vec<Slot>,
     /// Whether cohorts join at a fixed lag.
     deterministic: bool,
-    /// How long they are waited for then.
+    /// How long to wait for them then.
     patience: Duration,
-    /// Why there can be none, if somebody has asked.
+    /// Why cohorts cannot run, once checked.
     refuses_cohorts: OnceLock<Option<String>>,
-    /// Steps so far, and the one that fails, where nothing is computed.
+    /// Steps so far, and the failing step, on a machine that computes nothing.
     #[cfg(test)]
     pretends: Option<(usize, Option<usize>)>,
 }
@@ -147,9 +148,9 @@ pub(super) struct RealMachine {
 /// The host's half, and the threads that run its operations.
 #[allow(clippy::large_enum_variant)] // one per machine
 enum HostSide {
-    /// The thread that issues them: there is no device beside.
+    /// The issuing thread itself, since there is no device.
     Inline(HostHalf),
-    /// A thread of their own.
+    /// A separate thread.
     Lane(Lane<HostHalf>),
 }
 
@@ -195,15 +196,15 @@ impl RealMachine {
         &mut self.kv
     }
 
-    /// The same, to look at.
+    /// The pages of all sequences, immutable.
     pub fn kv_ref(&self) -> &KvStore {
         &self.kv
     }
 
-    /// Copies pages that have changed sides, and waits for it.
+    /// Copies pages that have changed sides in the tables, and waits for the copies.
     ///
     /// # Errors
-    /// The device failed. Then the pages are still where they were.
+    /// If the device has failed; the pages are then still on their old side.
     pub fn move_pages(&mut self, moved: &[Moved]) -> Result<()> {
         let iteration = Iteration {
             sub_batches: Vec::new(),
@@ -214,22 +215,22 @@ impl RealMachine {
         self.run(&iteration, &[], moved)
     }
 
-    /// Rows of a sub-batch whose logits there is room for in one iteration.
+    /// Most rows of a sub-batch whose logits fit in one iteration.
     pub fn logit_rows(&self) -> usize {
         self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows)
     }
 
-    /// How steps so far attended such tokens.
+    /// How the steps so far attended tokens whose pages have left the device.
     pub fn far_steps(&self) -> FarSteps {
         self.kv.far.steps()
     }
 
-    /// Settles how a step attends tokens whose pages have left the device.
+    /// Decides how a step attends tokens whose pages have left the device.
     pub fn settle(&mut self, iteration: &mut Iteration) {
         self.kv.far.settle(&self.placement, iteration);
     }
 
-    /// Sub-batches of a step that there is room for.
+    /// Most sub-batches of a step.
     pub fn sub_batches(&self) -> usize {
         self.sub_batches
     }
@@ -241,22 +242,22 @@ impl RealMachine {
         }
     }
 
-    /// Begins to note when operations run.
+    /// Starts recording when operations run.
     pub fn trace(&mut self) {
         self.trace = Some(Trace::new(self.clock().map(|clock| clock.now())));
     }
 
-    /// What was noted since [`RealMachine::trace`].
+    /// The timeline recorded since [`RealMachine::trace`].
     pub fn timeline(&self) -> Option<Timeline> {
         self.trace.as_ref().map(|t| t.timeline.clone())
     }
 
-    /// What was noted since [`RealMachine::trace`]; from now on nothing is.
+    /// The timeline recorded since [`RealMachine::trace`]; stops recording.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.trace.take().map(|t| t.timeline)
     }
 
-    /// Begins to count how long each unit works; a clock of emulated time does anyway.
+    /// Starts counting how long each unit works; a clock of emulated time always counts.
     pub fn count_busy(&mut self) {
         if self.clock().is_none() {
             self.busy.get_or_insert_default();
@@ -276,7 +277,7 @@ impl RealMachine {
         }
     }
 
-    /// Where it runs.
+    /// Where the model runs.
     pub fn place(&self) -> Where {
         self.described.clone()
     }
@@ -286,15 +287,15 @@ impl RealMachine {
         self.memory
     }
 
-    /// The clock of emulated time, if it runs in that.
+    /// The clock of emulated time, if there is one.
     pub fn clock(&self) -> Option<&Arc<Clock>> {
         self.device.as_ref().map_or(self.clock.as_ref(), |d| d.runtime.clock())
     }
 
-    /// Waits for all that was enqueued on the device.
+    /// Waits for all work enqueued on the device.
     ///
     /// # Errors
-    /// What it owes of earlier calls.
+    /// Pending errors of earlier calls.
     pub fn check_device(&self) -> Result<()> {
         self.device.as_ref().map_or(Ok(()), |d| d.runtime.synchronize_all())
     }

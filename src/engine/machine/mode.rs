@@ -5,9 +5,9 @@ use crate::program::Side;
 /// How a layer's attention is computed: steps are prepared once for each mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Mode {
-    /// Where it happens, in prefill and in decode.
+    /// The side that attends, in prefill and in decode.
     pub attend: [Side; 2],
-    /// Where keys and values are kept: which pages it is over.
+    /// The side that keeps keys and values, which decides the pages to attend.
     pub kv: Side,
     /// The window of windowed layers whose pages may leave the device: pages that have left may lie before it.
     pub window: Option<usize>,

@@ -6,14 +6,14 @@ use crate::engine::kv::SequenceKv;
 use crate::program::{Far, Group, Iteration, Kv, Phase, Wants};
 use crate::{Error, Result};
 
-/// What a machine has to know of a group of an iteration, beside what the group says.
+/// Data of an iteration's group that the machine needs in addition to the group itself.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct GroupRows<'a> {
-    /// As many as the group's rows.
+    /// The group's tokens, one per row.
     pub tokens: &'a [u32],
     /// The sequence's pages, with room for the new tokens.
     pub table: &'a SequenceKv,
-    /// Where the group's logits (or tokens) go, counted in rows of all that the step was asked for.
+    /// First row of the group's logits (or tokens) among all that were requested of the step.
     pub out: usize,
 }
 
@@ -25,13 +25,13 @@ pub(super) struct Part<'a> {
     pub tokens: Vec<u32>,
     /// Rows that want logits, ascending.
     pub wanted: Vec<usize>,
-    /// Where the logits of each of them go.
+    /// The destination row of the logits of each of them.
     pub places: Vec<usize>,
     /// For each group, its pages in the staging memory of layers with keys and values on the device, from token 0 on.
     pub staged: Vec<Vec<u32>>,
 }
 
-/// Pages that a group takes in staging memory.
+/// Pages of staging memory that a group uses.
 fn staged_pages(group: &Group) -> usize {
     let tokens = match (group.kv, group.phase) {
         (Kv::Split { boundary, far: Far::Stream }, _) => boundary,
@@ -45,7 +45,7 @@ impl<'a> Part<'a> {
     /// The sub-batches of an iteration; `rows` are those of all groups, in the order of the sub-batches.
     ///
     /// # Errors
-    /// Rows that are not those of the groups.
+    /// If the rows do not belong to the groups.
     pub fn of(iteration: &'a Iteration, mut rows: &'a [GroupRows<'a>]) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::with_capacity(iteration.sub_batches.len());
         let mut staged = 0;
@@ -88,7 +88,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// As the host sees them: in layers with keys and values on the host, or those with some away from the device.
+    /// The sequences for the host: in layers with keys and values on the host, or (`far`) over pages away from the
+    /// device.
     pub fn host_sequences(&self, far: bool) -> Vec<HostSeq<'a>> {
         let sequence = |(g, r): (&Group, &GroupRows<'a>)| HostSeq {
             pages: if far { r.table.far_pages() } else { r.table.host_pages() },
@@ -112,7 +113,7 @@ impl<'a> Part<'a> {
         self.groups.iter().map(of).collect()
     }
 
-    /// Whether the host has anything to do with pages away from the device.
+    /// Whether the host attends pages away from the device.
     pub fn is_far(&self) -> bool {
         self.groups.iter().any(|g| g.kv != Kv::Device)
     }

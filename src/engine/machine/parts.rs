@@ -1,4 +1,4 @@
-//! Attention in parts on its way from the host to the device: (m, s, o) of rows, in mapped pinned memory.
+//! Partial attention results on their way from the host to the device: (m, s, o) of rows, in mapped pinned memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::device::{PartialRows, Pinned, Shape};
 use crate::simd::attention::PartialMut;
 use crate::tensor::RowsMut;
 
-/// Memory for as many rows: m of all, s of all, o of all.
+/// Memory for `rows` rows: m of all rows, then s, then o.
 #[derive(Clone)]
 pub(super) struct PartMail {
     pub memory: Arc<dyn Pinned>,
@@ -26,13 +26,13 @@ impl PartMail {
         [0, ms, 2 * ms]
     }
 
-    /// Where the device reads it.
+    /// The addresses on the device.
     pub fn on_device(&self, shape: &Shape) -> PartialRows {
         let [m, s, o] = self.offsets(shape).map(|at| self.memory.device().add(at));
         PartialRows { m, s, o }
     }
 
-    /// Where the host writes the rows at `places`.
+    /// The rows at `places`, for the host to write.
     ///
     /// # Safety
     /// The device has merged earlier results there, and reads the next after they have been written, once.
@@ -45,8 +45,8 @@ impl PartMail {
         );
         let [m, s, o] = self.offsets(shape);
         let rows = |at: usize, width: usize| {
-            // SAFETY: inside the memory (checked), aligned to 4 bytes, any bits are f32; the caller says that nobody else
-            // touches them.
+            // SAFETY: inside the memory (checked), aligned to 4 bytes, any bits are f32; the caller promises that
+            // nothing else touches them.
             unsafe {
                 let data = self.memory.host().add(at + 4 * width * places.start).cast::<f32>();
                 RowsMut::from_raw(data, places.len(), width, width)

@@ -1,4 +1,4 @@
-//! A step: prepare both sides, issue the program, collect, and leave nothing in flight.
+//! Runs a step: prepares both sides, issues the program, collects the results, and leaves nothing in flight.
 
 use std::sync::Arc;
 
@@ -23,22 +23,21 @@ impl RealMachine {
     }
 
     /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches; `moved` has the copies of its
-    /// moves, in order. Whatever happens, nothing
-    /// is in flight afterwards: pages may be given to others.
+    /// moves, in order. In every case nothing is in flight afterwards, so pages may be reused.
     ///
     /// # Errors
-    /// An iteration that contradicts itself or cannot be lowered; more rows or sub-batches than were planned for; a
-    /// device that failed, or an operation of the host.
+    /// If the iteration contradicts itself or cannot be lowered, has more rows or sub-batches than planned, or if the
+    /// device or an operation of the host fails.
     pub fn run(&mut self, iteration: &Iteration, rows: &[GroupRows<'_>], moved: &[Moved]) -> Result<()> {
         self.advance(iteration, rows, moved).map(drop)
     }
 
-    /// As [`RealMachine::run`], of an asynchronous iteration: returns what has become of its cohorts. Of these attention on the host may
-    /// be in flight afterwards, until they are told to leave. In an iteration that fails, those that had begun or joined are given
-    /// up; the others are as they were.
+    /// As [`RealMachine::run`], for an asynchronous iteration: returns the outcome of its cohorts. Their attention on
+    /// the host may be in flight afterwards, until they are told to leave. If an iteration fails, cohorts that had
+    /// begun or joined are given up; the others are unchanged.
     ///
     /// # Errors
-    /// As [`RealMachine::run`]; cohorts that are not where the iteration says.
+    /// As [`RealMachine::run`], and if cohorts are not in the state that the iteration states.
     pub fn advance(
         &mut self,
         iteration: &Iteration,
@@ -91,12 +90,12 @@ impl RealMachine {
             areas.begin();
         }
         let (head, inline) = (self.placement.head == Side::Host, self.device.is_none());
-        // The host may be at cohorts of earlier steps: it is only asked for where it has something to do.
+        // The host may be busy with cohorts of earlier steps, so it is used only if it has something to do.
         let computes = |b: usize| inline || lowered.parts[b].on_host;
         let own: Vec<usize> =
             (0..parts.len()).filter(|&b| computes(b) && issue.chains[b].turn == Turn::None).collect();
         if !own.is_empty() && (issue.has_cohorts() || self.cohorts().next().is_some()) {
-            // The lane may be busy with a cohort, which no step waits for.
+            // The lane may be busy with a cohort, for which no step waits.
             own.into_iter().for_each(|b| issue.prepared[b] = Some(self.prepare_by_lane(b, &parts[b], head)));
         } else if let Some(host) = self.host.as_mut().filter(|_| !own.is_empty()) {
             let work = &mut self.work;
@@ -113,7 +112,7 @@ impl RealMachine {
             });
         }
         self.prepare_cohorts(parts, &mut issue.chains);
-        // What moves, or is attended in parts, is another step every time.
+        // Steps whose pages move or that are attended in parts differ every time.
         let whole = |g: &Group| g.kv == Kv::Device;
         let own = if issue.has_cohorts() { &parts[..1] } else { parts };
         let repeated = self.device.is_some()
@@ -145,14 +144,14 @@ impl RealMachine {
             }
             at += self.issue(lowered, at, issue, parts)?;
         }
-        // Before the logits, which are waited for.
+        // Done before the logits, for which the thread waits.
         if let (Some(busy), Some(device)) = (&mut self.busy, &self.device) {
             busy.pause_all(&*device.runtime)?;
         }
         self.collect(parts, &issue.chains, pick)
     }
 
-    /// Refuses steps wider than planned.
+    /// Returns an error for steps wider than planned.
     fn check_rows(&mut self, parts: &[Part<'_>]) -> Result<()> {
         let staged = parts.iter().flat_map(|p| &p.staged).map(Vec::len).sum::<usize>();
         if staged > self.kv.staged && self.kv.sides.device {
@@ -170,7 +169,7 @@ impl RealMachine {
                 ))),
             };
         }
-        // On the CPU alone there is more than was planned for, if the system has it.
+        // On the CPU alone a step may exceed the plan if the system has the memory.
         let (rows, logits) = parts.iter().fold((0, 0), |(r, l), p| (r + p.tokens.len(), l + p.wanted.len()));
         let bytes = HostWorkspace::bytes(&self.spec, rows, logits);
         if bytes > self.planned {
@@ -181,7 +180,7 @@ impl RealMachine {
         Ok(())
     }
 
-    /// After the step was issued or given up: waits until nothing of it runs.
+    /// Called after the step was issued or given up: waits until nothing of it runs.
     fn end(&mut self, lowered: &Lowered, well: bool, logits: bool) -> Result<()> {
         let mut ended = Ok(());
         if let Some(HostSide::Lane(lane)) = &mut self.host {
@@ -203,7 +202,7 @@ impl RealMachine {
             }
         }
         if let Some(device) = &mut self.device {
-            // All of a step on one lane comes before the logits, which were waited for.
+            // If a step runs on one lane, all of it precedes the logits, for which the thread has waited.
             let waited_for = well && logits && lowered.one_unit == Some(Unit::Gpu);
             if !waited_for {
                 ended = ended.and(device.release_all()).and(device.runtime.synchronize_all());

@@ -11,18 +11,18 @@ use crate::program::{Flow, Kind, Op, Placement, Program, Residence, Unit};
 /// Steps of at most this many rows are recorded.
 pub(super) const GRAPH_ROWS: usize = 64;
 
-/// A shorter segment gains nothing.
+/// Length of the shortest segment for which recording pays.
 const SHORTEST: usize = 4;
 
 /// Operations that can be one graph.
 pub(super) struct Segment {
     pub ops: Range<usize>,
-    /// Hash of what is launched, except for the contents of the step's lists.
+    /// Hash of the launches, except for the contents of the step's lists.
     pub shape: u64,
 }
 
-/// The segments of a program of sub-batches with as many rows. Where cohorts may join, each layer is a segment, so that it is the
-/// same one wherever they do.
+/// The segments of a program whose sub-batches have these numbers of rows. Where cohorts may join, each layer is a
+/// segment, so that the segments are the same wherever they join.
 pub(super) fn segments(
     program: &Program,
     waits: &[Vec<usize>],
@@ -30,7 +30,7 @@ pub(super) fn segments(
     placement: &Placement,
     rows: &[u32],
 ) -> Vec<Segment> {
-    // The weights of a streamed layer are in one staging buffer or the other.
+    // The weights of a streamed layer may be in either staging buffer.
     let streamed = |op: &Op| {
         let layer = op.layer.map(|l| placement.layers[l as usize].weights);
         layer == Some(Residence::Streamed)
@@ -47,7 +47,7 @@ pub(super) fn segments(
             continue;
         }
         let from = at;
-        // What is one launch stays together.
+        // Operations of one launch stay together.
         let mut n = fusible(ops, at);
         at += n;
         while at < ops.len() && plain(&ops[at]) && !(at - n..at).any(|i| awaited[i]) {
@@ -67,7 +67,7 @@ pub(super) fn segments(
 fn shape(ops: &[Op], rows: &[u32]) -> u64 {
     let mut hash = DefaultHasher::new();
     for op in ops {
-        // All rows of a sub-batch are as many as are launched, whatever their number.
+        // All rows of a sub-batch stand for the launched rows, whatever their number.
         let all = op.rows == (0..rows[op.sub_batch as usize]);
         let some = (!all).then(|| op.rows.clone());
         (op.kind, op.layer, op.sub_batch, some).hash(&mut hash);
@@ -75,7 +75,7 @@ fn shape(ops: &[Op], rows: &[u32]) -> u64 {
     hash.finish()
 }
 
-/// How many operations from `at` on the accelerator runs in one pass over the rows: project, append and publish.
+/// Number of operations from `at` on that the accelerator runs in one pass over the rows: project, append and publish.
 pub(super) fn fusible(ops: &[Op], at: usize) -> usize {
     let op = &ops[at];
     let with = |i: usize, is: fn(&Kind) -> bool| {
@@ -130,11 +130,12 @@ mod tests {
 
     #[test]
     fn segments_end_where_the_other_side_waits() {
-        // The host's blocks, then a transfer, then one segment to the end.
+        // The host's blocks come first, then a transfer, then one segment to the end.
         let (ops, found) = of(&Placement::boundary(3, 5, 0, 0), 2);
         assert_eq!((found.len(), found[0].ops.end), (1, ops.len()));
         assert!(matches!(ops[found[0].ops.start - 1].kind, Kind::Carry { .. }));
-        // Attention on the host: one between two attentions, without what the host waits for or has been waited for.
+        // With attention on the host there is one segment between two attentions, without operations that wait for the
+        // host or that the host waits for.
         let mut placement = Placement::all(Side::Device, 4, 0);
         for layer in &mut placement.layers {
             (layer.decode, layer.kv) = (Policy::ATTENTION_ON_HOST, Side::Host);
@@ -146,7 +147,7 @@ mod tests {
             found.iter().map(ends).collect::<Vec<_>>(),
             [between, between, between, ("collect", "pick")]
         );
-        // Of streamed layers none.
+        // Streamed layers have no segments.
         placement.layers.iter_mut().for_each(|l| l.weights = Residence::Streamed);
         assert!(of(&placement, 2).1.is_empty());
     }

@@ -1,4 +1,5 @@
-//! The dry run: bytes of a model's parts on both sides, from which those of any placement follow before anything is allocated.
+//! The dry run: bytes of a model's parts on both sides, from which the bytes of any placement follow before anything is
+//! allocated.
 
 use super::carry::cargo;
 use super::mode::{Mode, distinct};
@@ -19,10 +20,10 @@ use crate::program::{Far, LayerPlacement, Phase, Placement, Residence, Side, Sub
 use crate::simd::linear;
 use crate::{Error, Result};
 
-/// Rows of logits that a step makes room for on the device, beyond one per sequence.
+/// Rows of logits reserved on the device for a step, beyond one per sequence.
 const LOGIT_ROWS: usize = 64;
 
-/// What an allocation takes.
+/// Bytes that an allocation occupies.
 pub(super) fn rounded(bytes: usize) -> u64 {
     bytes.next_multiple_of(256) as u64
 }
@@ -35,11 +36,11 @@ pub struct Sizes {
     /// Pages of all sequences.
     pub(super) pages: usize,
     pub(super) sub_batches: usize,
-    /// Pages of a layer on the device that were asked for.
+    /// Requested pages of a layer on the device.
     pub(super) kv_pages: Option<usize>,
-    /// Pages for sequences that live on the host, where the caller says which do.
+    /// Pages for sequences that live on the host, if the caller decides which do.
     pub(super) far_pages: Option<usize>,
-    /// How tokens whose pages have left are attended, if that was said.
+    /// How tokens whose pages have left are attended, if fixed.
     pub(super) far: Option<Far>,
     /// Whether their pages may be streamed.
     pub(super) streams: bool,
@@ -47,14 +48,14 @@ pub struct Sizes {
     pub(super) layouts: Vec<LayerLayout>,
     pub(super) gate_up: bool,
     head: u64,
-    /// Bytes without and with a head beside it.
+    /// Bytes of the embedding, without and with a head on the same side.
     embedding: [u64; 2],
     rope: u64,
     /// Bytes of a streamed layer that stay on the device.
     post_norms: u64,
     activations: u64,
     lists: u64,
-    /// Weights: only what is always there.
+    /// Memory on the host; its weights are only those that are always there.
     host: Memory,
     host_layers: Vec<u64>,
     host_head: u64,
@@ -66,7 +67,7 @@ impl Sizes {
     /// The sizes of a model that is to run with `options` on `accel` and the CPU.
     ///
     /// # Errors
-    /// A missing tensor, or one that the accelerator cannot multiply; a device that failed.
+    /// If a tensor is missing, the accelerator cannot multiply one, or the device has failed.
     pub fn new(
         spec: &ModelSpec,
         weights: &Weights,
@@ -132,7 +133,7 @@ impl Sizes {
         })
     }
 
-    /// The same with memory to stream evicted pages to, where the way to attend them was not given.
+    /// These sizes with memory for streaming evicted pages, if the way to attend them was not fixed.
     pub(super) fn streaming(&self) -> Option<Sizes> {
         (self.far.is_none() && !self.streams).then(|| Sizes { streams: true, ..self.clone() })
     }
@@ -154,11 +155,11 @@ impl Sizes {
         let stays = Pager::new(device, false).settled();
         let far = match self.far_pages {
             Some(n) if sides.device => n,
-            // What is not on the device when it is as full as it stays, and an unfinished page of each sequence.
+            // Pages that are not on a device at its settled fill level, plus an unfinished page of each sequence.
             None if sides.device && device < all => (all - stays + self.limits.sequences).min(all),
             _ => 0,
         };
-        // A page of the host's layers for each page of the others.
+        // One page of the host's layers for each page of the others.
         let host = match self.far_pages {
             _ if !sides.host => 0,
             Some(n) if sides.device => device + n,
@@ -174,12 +175,13 @@ impl Sizes {
         Paging { device, far, host, staged, staged_far, streams_far }
     }
 
-    /// Pages that prompts of one step may take in staging memory: one prompt as long as can be, or a step's rows of several.
+    /// Pages of staging memory that the prompts of one step may use: one prompt of maximum length, or several with the
+    /// rows of a step.
     fn staging_pages(&self) -> usize {
         self.limits.pages_per_sequence.max(KvGeometry::pages_for(self.limits.rows) + self.limits.sequences)
     }
 
-    /// A placement with its numbers of pages; and of those on the device, and in all, where pages move.
+    /// A placement with its numbers of pages; if pages move, also the numbers on the device and in total.
     pub(super) fn with_pages(&self, placement: Placement) -> (Placement, Option<(usize, usize)>) {
         let paging = self.paging(&placement);
         let counts = (paging.far > 0).then_some((paging.device, self.pages));
@@ -187,7 +189,7 @@ impl Sizes {
         (Placement { device_pages: paging.device, host_pages, ..placement }, counts)
     }
 
-    /// Whether the host has no part in a placement, not even as a place for weights or pages.
+    /// Whether a placement does not use the host at all, not even for weights or pages.
     pub(super) fn alone(&self, placement: &Placement) -> bool {
         let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
         !placement.uses(Side::Host) && placement.layers.iter().all(resident) && !self.pages_move(placement)
@@ -198,8 +200,8 @@ impl Sizes {
         self.paging(placement).far > 0
     }
 
-    /// The placement with as many pages on the device as fit, where that is fewer than all: a sixteenth at least, and enough
-    /// for any step. Not where the number was asked for.
+    /// The placement with as many pages on the device as fit, if not all do: at least a sixteenth, and enough for any
+    /// step. `None` if the number was requested.
     pub(super) fn fewer_pages(&self, placement: &Placement) -> Option<Placement> {
         let with = |n: usize| Placement { device_pages: n, ..placement.clone() };
         let fits = |n: usize| self.device(&with(n)).total() <= self.free;
@@ -207,7 +209,7 @@ impl Sizes {
         if self.kv_pages.is_some() || least >= most || !Sides::of(placement).device || !fits(least) {
             return None;
         }
-        // `least` fits; whether more does is monotonous, but at the end, where nothing moves.
+        // `least` fits; fitting is monotonic in the number, except at the end, where nothing moves.
         while most - least > 1 {
             let middle = least + (most - least) / 2;
             if fits(middle) { least = middle } else { most = middle }
@@ -235,7 +237,7 @@ impl Sizes {
         placement.layers.iter().zip(&self.layouts).map(of).collect()
     }
 
-    /// The windows of layers whose pages may be streamed: their steps have lists of their own.
+    /// The windows of layers whose pages may be streamed; their steps have separate lists.
     pub(super) fn far_windows(&self, placement: &Placement) -> Vec<Option<usize>> {
         let mut found: Vec<Option<usize>> = Vec::new();
         for mode in self.modes(placement).iter().filter(|m| m.kv == Side::Device) {
@@ -251,7 +253,7 @@ impl Sizes {
         (n * self.shape.page_bytes()) as u64
     }
 
-    /// Bytes of partial attention of the rows of a sub-batch, on the device: one part.
+    /// Bytes of one part of partial attention of a sub-batch's rows, on the device.
     pub(super) fn partial_bytes(&self) -> u64 {
         let row = RowBytes::new(&self.shape);
         [row.partial_ms, row.partial_ms, row.partial_o].iter().map(|b| rounded(b * self.limits.rows)).sum()
@@ -314,15 +316,15 @@ impl Sizes {
         memory
     }
 
-    /// Bytes of pinned memory that rows of all sub-batches cross the link through: mailboxes, attention in parts, and an area for
-    /// each kind of cargo and direction.
+    /// Bytes of pinned memory through which rows of all sub-batches cross the link: mailboxes, partial attention, and
+    /// an area for each kind of cargo and direction.
     pub(super) fn pinned(&self, placement: &Placement) -> u64 {
         let (rows, paging) = (self.limits.rows, self.paging(placement));
         let hosts = self.modes(placement).iter().any(|m| m.attend.contains(&Side::Host));
         let mailbox = if hosts || paging.far > 0 { Mailbox::bytes(&self.shape, rows) } else { 0 };
         let parts = if paging.far > 0 { PartMail::bytes(&self.shape, rows) } else { 0 };
         let row = RowBytes::new(&self.shape);
-        // What cannot be lowered cannot run.
+        // A placement that cannot be lowered cannot run.
         let cargo = cargo(placement, paging.far > 0).unwrap_or_default();
         let areas: usize = cargo.iter().map(|(what, _)| rows * what.row_bytes(&row)).sum();
         (self.sub_batches * (mailbox + parts + areas)) as u64
@@ -338,7 +340,7 @@ impl Sizes {
         self.free
     }
 
-    /// Refuses a placement that does not fit either side.
+    /// Returns an error for a placement that does not fit on both sides.
     ///
     /// # Errors
     /// [`Error::Capacity`], with the numbers.
@@ -358,7 +360,7 @@ impl Sizes {
     /// The first of `candidates` that fits.
     ///
     /// # Errors
-    /// None does: [`Error::Capacity`], with the numbers of the last.
+    /// [`Error::Capacity`] if none does, with the numbers of the last.
     pub fn first_fit(&self, candidates: impl IntoIterator<Item = Placement>) -> Result<Placement> {
         let mut last = None;
         for placement in candidates {
@@ -374,17 +376,18 @@ impl Sizes {
 /// Pages of each layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Paging {
-    /// On the device, of layers with keys and values there.
+    /// Pages on the device, of layers with keys and values there.
     pub device: usize,
-    /// Pages of the same layers, away from the device.
+    /// Pages of these layers away from the device.
     pub far: usize,
     /// Pages of the other layers.
     pub host: usize,
-    /// In each of two staging areas on the device: of layers with keys and values on the host.
+    /// Pages in each of two staging areas on the device, for layers with keys and values on the host.
     pub staged: usize,
-    /// The same of pages that have left, and of prompts whose keys and values go to the host.
+    /// Pages in each of two staging areas for pages that have left, and for prompts whose keys and values go to the
+    /// host.
     pub staged_far: usize,
-    /// Whether pages that have left are attended there.
+    /// Whether pages that have left are attended in staging memory.
     pub streams_far: bool,
 }
 

@@ -5,15 +5,16 @@
 //!                    │            ▲ acquire
 //! host's lane        └─► begin ─► complete | fail  (release)
 //! ```
-//! What the lane wrote before [`Word::complete`] the issuing thread sees after [`Word::look`] has said so. Epochs count the
-//! cohorts that the word has been used for: a late answer about an earlier one is none about the present one. The word of
-//! each parked cohort, its layer and its buffers are a line of the per-layer sync table (APEX §4).
+//! The issuing thread sees everything that the lane wrote before [`Word::complete`] once [`Word::look`] has returned
+//! ready. Epochs count the cohorts that the word has served, so that a late answer about an earlier cohort does not
+//! apply to the present one. The word of each parked cohort, its layer and its buffers are a line of the per-layer sync
+//! table (APEX §4).
 //!
 //! Model-checked by `loom/`, which compiles this file with its own atomics.
 
 use super::atomics::{AtomicU32, Ordering};
 
-/// What is known of a cohort's attention.
+/// The state of a cohort's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// It has not ended.
@@ -34,7 +35,7 @@ const BEGUN: u32 = 2;
 const READY: u32 = 3;
 /// The lane has failed.
 const FAILED: u32 = 4;
-/// Bits of the above; the rest of a word is the epoch.
+/// Number of bits of the state; the rest of a word is the epoch.
 const BITS: u32 = 3;
 
 fn word(epoch: u32, state: u32) -> u32 {
@@ -52,7 +53,7 @@ impl Default for Word {
 }
 
 impl Word {
-    /// The issuing thread is about to give the lane work: returns the epoch that both call it by.
+    /// Called by the issuing thread before it gives the lane work. Returns the epoch that identifies the work.
     ///
     /// # Panics
     /// If earlier work has not been released.
@@ -64,28 +65,28 @@ impl Word {
         epoch
     }
 
-    /// The lane takes up the work, unless it has been discarded.
+    /// Called by the lane to begin the work, unless it has been discarded.
     pub fn begin(&self, epoch: u32) -> bool {
         let (from, to) = (word(epoch, PARKED), word(epoch, BEGUN));
         self.0.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether the lane is at work of this epoch: what it asks itself.
+    /// Called by the lane: whether it has begun the work of this epoch.
     pub fn has_begun(&self, epoch: u32) -> bool {
         self.0.load(Ordering::Relaxed) == word(epoch, BEGUN)
     }
 
-    /// The lane has written the results of work that it has begun.
+    /// Called by the lane after it has written the results of work that it has begun.
     pub fn complete(&self, epoch: u32) {
         self.0.store(word(epoch, READY), Ordering::Release);
     }
 
-    /// The lane has failed at work that it has begun.
+    /// Called by the lane after work that it has begun has failed.
     pub fn fail(&self, epoch: u32) {
         self.0.store(word(epoch, FAILED), Ordering::Release);
     }
 
-    /// What the issuing thread finds: never waits.
+    /// Called by the issuing thread: the state of the work. Never waits.
     pub fn look(&self, epoch: u32) -> Look {
         let now = self.0.load(Ordering::Acquire);
         match now {
@@ -95,14 +96,14 @@ impl Word {
         }
     }
 
-    /// The issuing thread gives up work that the lane has not begun; then it never will. Otherwise says no: the lane is at it,
-    /// or has ended, and will be until [`Word::look`] says so.
+    /// Called by the issuing thread to give up work that the lane has not begun; it then never begins. Returns false if
+    /// the lane has begun or ended the work; it may then be in use until [`Word::look`] reports its end.
     pub fn discard(&self, epoch: u32) -> bool {
         let (from, to) = (word(epoch, PARKED), word(epoch, FREE));
         self.0.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// The issuing thread needs the results no more; the work has ended.
+    /// Called by the issuing thread when it no longer needs the results of ended work.
     pub fn release(&self, epoch: u32) {
         debug_assert!(self.look(epoch) != Look::Waiting, "work in flight is released");
         self.0.store(word(epoch, FREE), Ordering::Release);

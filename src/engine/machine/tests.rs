@@ -1,5 +1,5 @@
-//! A machine on two sides whose host or device fails in the middle of a step: an error, nothing in flight, and the step
-//! can be repeated.
+//! If the host or the device of a machine on two sides fails in the middle of a step, the result is an error, nothing
+//! is in flight, and the step can be repeated.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl Setup {
 fn an_operation_of_the_host_that_panics_is_an_error_of_the_step() {
     let mut s = Setup::new();
     let want = s.step().unwrap();
-    // The first, one in the middle, one behind the device's first.
+    // The first, two in the middle, and a late one.
     for at in [0, 3, 9, 12] {
         s.lane().state().panics_at = Some(at);
         let error = s.step().expect_err("it panics");
@@ -122,7 +122,7 @@ fn a_lost_device_ends_the_step_and_every_later_one() {
     }
 }
 
-/// Mailboxes, attention in parts and areas of all sub-batches are what the dry run counts.
+/// Mailboxes, partial attention and areas of all sub-batches take the bytes that the dry run counts.
 #[test]
 fn pinned_memory_of_rows_is_what_was_counted() {
     let m = load("synth:tiny-llama,dtype=q4_0,seed=1").unwrap();
@@ -162,7 +162,7 @@ fn pinned_memory_of_rows_is_what_was_counted() {
             let parts = d.parts.iter().flat_map(|p| &p.parts).map(|m| m.memory.len());
             let areas = machine.areas.as_ref().map_or(0, Areas::bytes);
             let there = mail.sum::<usize>() + parts.sum::<usize>() + areas;
-            // The system gives whole lines.
+            // Allocations are whole cache lines.
             assert!((there as u64).abs_diff(told) <= 64 * 64, "{placement:?}: {there} bytes, {told} counted");
             assert!(before.activations >= told, "{before:?}");
             counted += usize::from(there > 0);

@@ -1,31 +1,31 @@
-//! Pages for requests that live on two sides, of a model that is wholly on the device.
+//! Pages for requests that live on two sides, for a model that is entirely on the device.
 
 use super::sizes::Sizes;
 use crate::host::memory_available;
 use crate::program::{Placement, Side};
 use crate::{Error, Result};
 
-/// Pages that memory has room for, of 32 tokens in all layers.
+/// Numbers of pages that fit in memory, of 32 tokens in all layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tiers {
     /// Where everything lives.
     pub placement: Placement,
-    /// On the device ([`Options::kv_pages`](crate::engine::Options::kv_pages)).
+    /// Pages on the device ([`Options::kv_pages`](crate::engine::Options::kv_pages)).
     pub device_pages: usize,
-    /// In pinned host memory ([`Options::far_pages`](crate::engine::Options::far_pages)).
+    /// Pages in pinned host memory ([`Options::far_pages`](crate::engine::Options::far_pages)).
     pub host_pages: usize,
 }
 
 impl Sizes {
-    /// As many pages on the device as fit, up to `device`, and up to `host` in the host's memory. Sizes of options with as many
-    /// pages as both ([`Options::pages`](crate::engine::Options::pages)).
+    /// As many pages as fit, up to `device` on the device and up to `host` in the host's memory. These sizes must be
+    /// those of options with as many pages as both together ([`Options::pages`](crate::engine::Options::pages)).
     ///
     /// # Errors
-    /// [`Error::Capacity`], with the numbers: not one page fits beside the weights.
+    /// [`Error::Capacity`] if not even one page fits beside the weights, with the numbers.
     pub fn tiers(mut self, device: usize, host: usize) -> Result<Tiers> {
         let at = |pages: usize| Placement::all(Side::Device, self.layers(), pages);
         let (least, layers) = (at(1), self.layers());
-        // What the system calls available is not for one program alone.
+        // One program should not use all memory that the system reports as available.
         let available = memory_available().map_or(u64::MAX, |bytes| bytes / 20 * 19);
         let host_pages = most(host, |pages| {
             self.far_pages = Some(pages);
@@ -42,7 +42,7 @@ impl Sizes {
     }
 }
 
-/// The largest number up to `limit` that fits, where fewer do if more do; 0 if none.
+/// The largest number up to `limit` that fits, for a monotonic `fits`; 0 if none does.
 fn most(limit: usize, mut fits: impl FnMut(usize) -> bool) -> usize {
     if limit == 0 || fits(limit) {
         return limit;

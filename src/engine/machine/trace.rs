@@ -1,4 +1,4 @@
-//! When operations ran: the host's by the clock of the thread that computes them, the device's by events on its lanes.
+//! Records when operations ran: the host's by the clock of the computing thread, the device's by events on its lanes.
 
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,10 @@ struct Pending {
 /// See the [module](self).
 pub(super) struct Trace {
     began: Instant,
-    /// When that was in emulated time, if the device keeps it.
+    /// The beginning in emulated time, if the device keeps it.
     emulated: Option<f64>,
     step: u32,
-    /// Where the device's clock meets the host's: an event on an idle lane, and when it was recorded.
+    /// The common point of the device's and the host's clocks: an event on an idle lane, and when it was recorded.
     zero: Option<(Event, Duration)>,
     pending: Vec<Pending>,
     /// Spans of the step, with their places in the program.
@@ -45,7 +45,7 @@ impl Trace {
         }
     }
 
-    /// The device, if there is one, is idle, and a step begins.
+    /// Begins a step; the device, if there is one, must be idle.
     pub fn begin_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
         if let Some(runtime) = runtime {
             let zero = runtime.record_timed(Lane::Compute)?;
@@ -64,7 +64,7 @@ impl Trace {
         Traced { name, unit, layer, rows, sub_batch, cohort, step, start: 0.0, end: 0.0 }
     }
 
-    /// A cohort has been looked for: whether it joins or stays parked.
+    /// Records the check of a cohort: whether it joins or stays parked.
     pub fn looked(&mut self, at: usize, op: &Op, joins: bool, runtime: &dyn Runtime) -> Result<()> {
         let mut traced = self.traced(op, op.unit, Some(op.sub_batch));
         traced.name = if joins { "join" } else { "parked" };
@@ -73,7 +73,7 @@ impl Trace {
         Ok(())
     }
 
-    /// The operation at `at`, of `cohort` if of any, has been enqueued behind `from`.
+    /// Records that the operation at `at`, of `cohort` if any, has been enqueued after `from`.
     pub fn enqueued(
         &mut self,
         at: usize,
@@ -87,7 +87,7 @@ impl Trace {
         Ok(())
     }
 
-    /// The host computed `op`, or did its part of it: rows on their way to or from the device.
+    /// Records that the host computed `op`, or its part of a transfer of rows to or from the device.
     pub fn ran(&mut self, op: &Op, cohort: Option<u8>, ran: &Ran) {
         let mut traced = self.traced(op, Unit::Host, cohort);
         let since = |t: Instant| t.saturating_duration_since(self.began).as_secs_f64();
@@ -99,7 +99,7 @@ impl Trace {
         self.spans.push((ran.op, traced));
     }
 
-    /// The step is done, and so are its events.
+    /// Ends the step, whose events must be done.
     pub fn end_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
         if let (Some((zero, at)), Some(runtime)) = (self.zero.take(), runtime) {
             for Pending { op, mut traced, from, to } in self.pending.drain(..) {
@@ -110,14 +110,14 @@ impl Trace {
                 self.spans.push((op, traced));
             }
         }
-        // In the order of issue; the sides of a transfer in the order in which they ran.
+        // Sorted by order of issue; the two sides of a transfer by the order in which they ran.
         self.spans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.start.total_cmp(&b.1.start)));
         self.timeline.spans.extend(self.spans.drain(..).map(|(_, traced)| traced));
         self.step += 1;
         Ok(())
     }
 
-    /// The step has failed: nothing of it counts.
+    /// Discards a step that failed.
     pub fn give_up(&mut self) {
         self.zero = None;
         self.pending.clear();

@@ -1,7 +1,8 @@
-//! The work of an operation of the host's workers, and how long emulated time takes for it by the CPU's rates.
+//! The work of an operation of the host's workers, from which its emulated time follows by the CPU's rates.
 //!
 //! Bytes are those of the prepared weights (packed, or as the file has them), of the keys and values that some row sees (keys in
-//! groups of 16 tokens, values in pairs, as their lines in a page: decision 0001), and of 16-bit inputs; what passes from one operation to the next stays in the caches as long as it fits them.
+//! groups of 16 tokens, values in pairs, as their lines in a page: decision 0001), and of 16-bit inputs; data that
+//! passes from one operation to the next stays in the caches if it fits.
 
 use std::ops::Range;
 
@@ -12,14 +13,14 @@ use crate::model::ModelSpec;
 use crate::program::{Kind, Op, Part as Tokens};
 use crate::simd::linear::Linear;
 
-/// Activations that the caches of the cores keep from one operation to the next: 8 MiB, that of small CPUs.
+/// Bytes of activations that the cores' caches keep from one operation to the next: 8 MiB, as on small CPUs.
 const CACHE: usize = 8 << 20;
 
 /// Tokens of a line of keys, and of a line of values.
 const KEYS: usize = 16;
 const VALUES: usize = 2;
 
-/// A sequence of a step: its rows, and which of its tokens are attended on the host.
+/// A sequence of a step: its rows, and its tokens that are attended on the host.
 #[derive(Debug, Clone)]
 struct Extent {
     rows: Range<usize>,
@@ -62,7 +63,7 @@ struct Block {
     window: Option<usize>,
 }
 
-/// What the host computes with, and the rows of a step.
+/// The host's matrices, and the rows of a step.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HostWork {
     blocks: Vec<Block>,
@@ -74,7 +75,7 @@ pub(super) struct HostWork {
     kv_dim: usize,
     d_ff: usize,
     vocab: usize,
-    /// The part of each sub-batch.
+    /// The rows of each sub-batch.
     parts: Vec<Part>,
 }
 
@@ -87,7 +88,7 @@ struct Part {
 }
 
 impl HostWork {
-    /// The work of what has been prepared for the host.
+    /// The work for the weights that have been prepared for the host.
     pub fn new(spec: &ModelSpec, model: &Prepared) -> HostWork {
         let (d, q, kv, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
         let block = |l: usize| {
@@ -115,8 +116,8 @@ impl HostWork {
         }
     }
 
-    /// A step of a sub-batch of these sequences begins; `wanted`: rows that want logits, ascending.
-    /// `boundaries`: the tokens of each sequence whose pages have left the device; none where none has.
+    /// Begins a step of a sub-batch of these sequences. `wanted` are the rows that want logits, ascending; `boundaries`
+    /// are the numbers of tokens of each sequence whose pages have left the device, empty if none has left.
     pub fn begin(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>], boundaries: &[usize], wanted: &[usize]) {
         self.parts.resize_with(self.parts.len().max(sub_batch + 1), Part::default);
         let part = &mut self.parts[sub_batch];
@@ -132,7 +133,7 @@ impl HostWork {
         }
     }
 
-    /// An operation; `compact`: on those of its rows that want logits.
+    /// The work of an operation; with `compact` only on its rows that want logits.
     pub fn of(&self, op: &Op, compact: bool) -> Work {
         let rows = if compact { op.work.rows as usize } else { (op.rows.end - op.rows.start) as usize };
         let passing = |elements: usize| Work { flops: 0, bytes: (4 * elements).saturating_sub(CACHE) as u64 };
@@ -159,7 +160,7 @@ impl HostWork {
         }
     }
 
-    /// Rows of `bytes` bytes in all, packed for the link or taken from it.
+    /// The work of copying rows of `bytes` bytes in total to or from the link's memory.
     pub fn copy(bytes: usize) -> Work {
         Work { flops: 0, bytes: (2 * bytes).saturating_sub(CACHE) as u64 }
     }

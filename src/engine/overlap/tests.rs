@@ -1,5 +1,5 @@
-//! Cohorts beside the device's rows, on the emulated device by plain functions, with a host that is late at random: every sequence's
-//! tokens are those of running alone, whatever fails, comes late or is cancelled, and no page is lost.
+//! Cohorts beside the device's rows, on the emulated device with plain functions and a host with random delays: every
+//! sequence gives the same tokens as alone, whatever fails, is late or is cancelled, and no page is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ struct Live {
     done: bool,
 }
 
-/// Prompts through the device, one after the other: each sequence has its first token then.
+/// Runs the prompts on the device one after the other, which gives each sequence its first token.
 fn start(e: &mut Engine, homes: &[bool]) -> Vec<Live> {
     let one = |(i, &host): (usize, &bool)| {
         let seq = e.add_at(if host { Side::Host } else { Side::Device }).unwrap();
@@ -67,7 +67,7 @@ fn start(e: &mut Engine, homes: &[bool]) -> Vec<Live> {
     homes.iter().enumerate().map(one).collect()
 }
 
-/// What each sequence says when it is alone.
+/// The tokens that each sequence gives alone.
 fn alone(m: &LoadedModel, homes: &[bool]) -> Vec<Vec<u32>> {
     alone_by(m, &options(), homes)
 }
@@ -87,7 +87,8 @@ fn alone_by(m: &LoadedModel, o: &Options, homes: &[bool]) -> Vec<Vec<u32>> {
     all.into_iter().enumerate().map(one).collect()
 }
 
-/// A step: every sequence of the device has a row, and those of the host begin in cohorts of up to `size` where there is room.
+/// Runs a step: every sequence of the device has a row, and those of the host begin in cohorts of up to `size` if there
+/// is room.
 fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Advanced> {
     let lasts: Vec<[u32; 1]> = live.iter().map(|l| [*l.tokens.last().unwrap()]).collect();
     let wants = |l: &Live| !l.done && l.tokens.len() < N;
@@ -165,7 +166,7 @@ fn tokens_are_those_of_running_alone_however_late_the_host_is() {
     }
 }
 
-/// A job of the host that panics, or a device that refuses a launch: the cohort begins its token again, the others go on.
+/// If a job of the host panics, or the device refuses a launch, the cohort starts its token over and the others go on.
 #[test]
 fn failures_are_a_cohorts_own_and_leave_nothing_behind() {
     let m = model();
@@ -239,8 +240,8 @@ fn a_parked_sequence_can_be_removed_at_any_time() {
     }
 }
 
-/// Pages of a cohort that was given up before the host came to it are the device's at once: its jobs are still in the lane, and
-/// will not run. Those of a cohort that the host attends are refused to the device, by the emulator's watch.
+/// If a cohort is given up before the host begins it, the device can use its pages at once: its jobs are still in the
+/// lane but will not run. While the host attends a cohort, the emulator refuses the device its pages.
 #[test]
 fn pages_of_a_cohort_that_was_given_up_can_be_used_at_once() {
     let m = model();
@@ -260,7 +261,7 @@ fn pages_of_a_cohort_that_was_given_up_can_be_used_at_once() {
         let mut e = Engine::placed(m.spec.clone(), &m.weights, &o, accel, "test", "test", placement, &|_| ())
             .unwrap();
         let mut live = start(&mut e, &homes);
-        // The first cohort's attention takes long: the second one's jobs wait behind it.
+        // The first cohort's attention takes long, and the second one's jobs wait for it.
         live[2].done = true;
         step(&mut e, &mut live, 1).unwrap();
         live[2].done = false;
@@ -268,7 +269,7 @@ fn pages_of_a_cohort_that_was_given_up_can_be_used_at_once() {
         assert_eq!(e.cohorts().len(), 2);
         e.remove(live[2].seq);
         let pages = e.kv_pages(Side::Host).free;
-        // Copies to the host: to the pages that were left.
+        // Copies to the host, to the pages that were freed.
         e.swap(live[0].seq, Side::Host).unwrap();
         assert!(e.kv_pages(Side::Host).free < pages);
         e.remove(live[1].seq);
@@ -278,7 +279,8 @@ fn pages_of_a_cohort_that_was_given_up_can_be_used_at_once() {
     }
 }
 
-/// In deterministic mode a cohort joins in the next step, always: late or not, steps are as many.
+/// In deterministic mode a cohort always joins in the next step, so the number of steps is the same whether it is late
+/// or not.
 #[test]
 fn a_fixed_lag_does_not_depend_on_time() {
     let m = model();
@@ -299,8 +301,8 @@ fn a_fixed_lag_does_not_depend_on_time() {
     }
 }
 
-/// The wait for a fixed lag is bounded: a host that takes longer is the step's failure. Its cohort stays parked, and comes to the same
-/// tokens once somebody waits longer.
+/// The wait for a fixed lag is bounded: if the host takes longer, the step fails. The cohort stays parked, and gives
+/// the same tokens once a step waits longer.
 #[test]
 fn a_fixed_lag_waits_only_so_long() {
     let m = model();
@@ -314,7 +316,7 @@ fn a_fixed_lag_waits_only_so_long() {
     e.machine.delay_host(Duration::from_millis(20));
     e.machine.have_patience(Duration::from_micros(1));
     let mut failures = 0;
-    // A step is tried again where the one before has failed: the host has twelve attentions to be late with.
+    // A failed step is tried again; the host can be late with twelve attentions.
     while failures < 3 && !ended(&live) {
         if let Err(error) = step(&mut e, &mut live, 2) {
             let error = error.to_string();
@@ -355,7 +357,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(error.contains("parked at layer 0"), "{error}");
     let error = e.swap(parked, Side::Device).unwrap_err().to_string();
     assert!(error.contains("parked at layer 0"), "{error}");
-    // Steps of other kinds go on, but not where cohorts are.
+    // Steps of other kinds work, except with parked sequences.
     e.forward(&[row(device), row(waiting)]).unwrap();
     let error = e.forward_as(&[row(device), row(waiting)], &[0, 1], Flow::TwoLanes).unwrap_err().to_string();
     assert!(error.contains("sub-batch 1 is parked"), "{error}");
@@ -396,7 +398,7 @@ fn splits() -> Vec<(&'static str, Placement)> {
 fn cohorts_over_a_layer_split_have_the_tokens_of_running_alone() {
     let m = model();
     let homes = [false, true, true, false, true, true];
-    // Bit by bit equal wherever something is computed.
+    // Results are equal bit by bit, wherever they are computed.
     let o = Options { mode: Mode::Deterministic, ..options() };
     let want = alone_by(&m, &o, &homes);
     for (name, placement) in splits() {
@@ -416,7 +418,7 @@ fn cohorts_over_a_layer_split_have_the_tokens_of_running_alone() {
                 let advanced = step(&mut e, &mut live, 2).unwrap();
                 advances += advanced.cohorts.iter().filter(|c| c.advanced).count();
             }
-            // Two cohorts, each with so many advances a token.
+            // Two cohorts, each with this many advances per token.
             let least = 2 * (N - 1) * placement.cohort_iterations() as usize;
             assert_eq!(advances, least, "{name}");
             for (i, (l, want)) in live.iter().zip(&want).enumerate() {
@@ -428,7 +430,7 @@ fn cohorts_over_a_layer_split_have_the_tokens_of_running_alone() {
     }
 }
 
-/// Over a layer split, too, failures and removals are a cohort's own.
+/// With a layer split, too, failures and removals affect only their cohort.
 #[test]
 fn failures_over_a_layer_split_leave_nothing_behind() {
     let m = model();
@@ -450,7 +452,7 @@ fn failures_over_a_layer_split_leave_nothing_behind() {
             while !ended(&live) {
                 steps += 1;
                 assert!(steps < 4000, "{name}: no end");
-                // A panic in a job of the step's own is the step's failure.
+                // A panic in one of the step's own jobs fails the step.
                 if let Err(error) = step(&mut e, &mut live, 2) {
                     let error = error.to_string();
                     assert!(error.contains("panicked") || n % 2 == 1, "{name}: {error}");

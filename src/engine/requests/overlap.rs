@@ -1,4 +1,4 @@
-//! Asynchronous steps: cohorts stay parked from step to step, and their requests' tokens come when they are through the last layer.
+//! Asynchronous steps: cohorts stay parked from step to step, and their requests get their tokens after the last layer.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -13,8 +13,8 @@ use crate::Result;
 use crate::program::{Flow, Group, Iteration, RequestId, Side, SubBatch, Wants};
 
 impl Requests {
-    /// Carries an asynchronous iteration out; it becomes what has been computed. Returns, of each sub-batch, the layer that it is
-    /// parked at now.
+    /// Carries out an asynchronous iteration and reduces it to the work that was computed. Returns for each sub-batch
+    /// the layer at which it is parked now.
     ///
     /// # Errors
     /// As [`Engine::advance`](super::super::Engine::advance).
@@ -87,7 +87,7 @@ impl Requests {
                 }
             }
             if cohort.failed.is_some() {
-                // Each alone: those whose attention fails again are the ones in error.
+                // Compute each alone: those whose attention fails again are at fault.
                 self.alone(&groups, done);
             }
             iteration.sub_batches.push(SubBatch::of(groups));
@@ -96,7 +96,7 @@ impl Requests {
         Ok(parked)
     }
 
-    /// Leaves, of the decided cohorts, those that begin and can: the engine knows which are parked.
+    /// Keeps only the decided cohorts that begin and can begin: the engine knows which are parked.
     fn only_what_can_begin(&self, iteration: &mut Iteration) {
         let seq =
             |g: &Group| self.live.get(g.request).and_then(|live| live.seq).expect("a request that runs");
@@ -117,7 +117,7 @@ impl Requests {
         });
     }
 
-    /// Discards cohorts that a synchronous iteration cannot carry: their requests' tokens begin again.
+    /// Discards cohorts that a synchronous iteration cannot handle; their requests' tokens start over.
     pub(super) fn unpark(&mut self, iteration: &Iteration) {
         if iteration.flow == Flow::Async {
             return;

@@ -1,12 +1,13 @@
-//! One step of all requests: what the strategy decides is carried out, and each stream is told what came of it.
+//! One step of all requests: carries out the strategy's decision and sends the results to the streams.
 //!
 //! ```text
 //! plan ─► admit ─► swap, compute, sample ─► observe ─► commit ─► end what is over
 //!                        │ fails
 //!                        └─► each swap and each request alone: those that fail alone are the ones in error
 //! ```
-//! What cannot run because pages lack is no error of the request: it is left out, and the strategy decides anew. If nothing at all
-//! moves on for long, the oldest request ends with the reason, so that no strategy can hang whoever waits for it.
+//! A request that cannot run for lack of pages has not failed: it is left out, and the strategy decides anew. If
+//! nothing at all makes progress for long, the oldest request ends with the reason, so that no strategy can make a
+//! client wait forever.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -21,20 +22,20 @@ use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Sid
 use crate::sched::{Decision, Observed, RequestView};
 use crate::{Error, Result};
 
-/// Steps in a row that may leave every request where it is.
+/// Most consecutive steps without progress of any request.
 const IDLE_STEPS: u32 = 64;
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Default)]
 pub(super) struct Outcome {
     pub report: StepReport,
     /// Requests that end with an error.
     failed: Vec<(RequestId, String)>,
-    /// Requests that had no pages to go on.
+    /// Requests without pages to continue.
     left_out: Vec<RequestId>,
-    /// Requests that have ended as they should.
+    /// Requests that have ended normally.
     over: Vec<(RequestId, Finish)>,
-    /// Why nothing moved on, if so.
+    /// Why nothing made progress, if so.
     held_up: Option<String>,
     /// Cohorts, and those of them that advanced.
     pub cohorts: u32,
@@ -43,7 +44,7 @@ pub(super) struct Outcome {
 
 impl Requests {
     /// Makes one step. A step that fails is tried again request by request; those that fail alone end with the error,
-    /// the others go on: a failed step leaves no trace in what is stored.
+    /// the others go on, since a failed step does not change stored data.
     pub fn step(&mut self) -> StepReport {
         self.settle();
         let decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
@@ -56,7 +57,7 @@ impl Requests {
         keep(&mut iteration, |g| !refused.contains(&g.request));
         self.fit_staging(&mut iteration);
         if iteration.flow == Flow::Async && !self.engine.overlaps() {
-            // There is no device beside the host, or a layer changes sides within its products.
+            // There is no device, or a layer changes sides within its products.
             iteration.flow = Flow::Serial;
             iteration.sub_batches.iter_mut().for_each(|b| b.at = None);
         }
@@ -91,7 +92,7 @@ impl Requests {
         report
     }
 
-    /// Memory for those that are admitted, on the side that was decided.
+    /// Adds sequences for admitted requests, on the decided side.
     fn admit(&mut self, decision: &Decision, done: &mut Outcome) {
         done.report.admitted = decision.admit.len();
         for &(id, side) in &decision.admit {
@@ -107,14 +108,14 @@ impl Requests {
         }
     }
 
-    /// What changes sides, whole or (moves of the iteration) from its beginning.
+    /// The sequences that change sides, entirely or (moves of the iteration) from their beginning.
     fn swaps(&self, decision: &Decision) -> Vec<Swap> {
         let whole = decision.swaps.iter().map(|&(id, side)| (id, Target::Whole(side)));
         let parts = decision.iteration.moves.iter().map(|m| {
             let boundary = if m.to == Side::Host { m.pages.end } else { m.pages.start };
             (m.request, Target::Split(boundary as usize))
         });
-        // A row that is parked stays where it is.
+        // A parked row does not move.
         let free = |seq: &SeqId| self.engine.parked(*seq).is_none();
         let swap = |(id, to)| Some(Swap { seq: self.live.get(id)?.seq.filter(free)?, to });
         match self.engine.has_homes() {
@@ -123,7 +124,7 @@ impl Requests {
         }
     }
 
-    /// Seconds that an iteration is predicted to take, the copies of whole requests included.
+    /// Predicted seconds of an iteration, including the copies of whole requests.
     fn predict(&self, iteration: &mut Iteration, swaps: &[Swap]) -> f64 {
         let parts = iteration.moves.len();
         for swap in swaps {
@@ -143,7 +144,7 @@ impl Requests {
         seconds
     }
 
-    /// Leaves out prompts beyond what staging memory holds of those that go to the host; they come next.
+    /// Leaves out prompts that go to the host and do not fit in staging memory; they follow in later steps.
     fn fit_staging(&self, iteration: &mut Iteration) {
         let mut left = self.engine.staging_pages();
         if !self.engine.has_homes() || left == 0 {
@@ -158,13 +159,13 @@ impl Requests {
         });
     }
 
-    /// Once more, each alone.
+    /// Tries each swap and request again, alone.
     fn one_by_one(&mut self, iteration: &Iteration, swaps: &[Swap], error: Error, done: &mut Outcome) {
         let groups: Vec<Group> = iteration.sub_batches.iter().flat_map(|b| &b.groups).copied().collect();
         if let ([group], []) = (&groups[..], swaps) {
             return done.leave(group.request, error);
         }
-        // A sequence whose pages could not move is still whole where it is.
+        // A sequence whose pages could not move is still complete on its old side.
         for &swap in swaps {
             match self.engine.change(&[swap]) {
                 Ok(()) => done.report.swapped += 1,
@@ -174,7 +175,7 @@ impl Requests {
         self.alone(&groups, done);
     }
 
-    /// Computes groups one after the other. Those that are parked stay so.
+    /// Computes groups one after the other. Parked groups stay parked.
     pub(super) fn alone(&mut self, groups: &[Group], done: &mut Outcome) {
         for &group in groups {
             let seq = self.live.get(group.request).and_then(|live| live.seq);
@@ -188,7 +189,8 @@ impl Requests {
         }
     }
 
-    /// Where sequences are, and where their rows are parked: swaps may fail, and a cohort that loses a member begins again.
+    /// Updates where sequences live and where their rows are parked: swaps may fail, and a cohort that loses a member
+    /// starts over.
     pub(super) fn settle(&mut self) {
         if !self.engine.has_homes() {
             return;
@@ -205,7 +207,7 @@ impl Requests {
         });
     }
 
-    /// Sees to it that something moves on.
+    /// Ensures progress.
     fn watch(&mut self, done: &mut Outcome) {
         let r = &done.report;
         let moves =
@@ -222,7 +224,7 @@ impl Requests {
         done.failed.extend(oldest.map(|id| (id, why)));
     }
 
-    /// Ends what is over.
+    /// Ends the requests that are over.
     fn close(&mut self, done: Outcome) -> StepReport {
         let Outcome { mut report, mut failed, over, .. } = done;
         for (id, how) in over {
@@ -237,7 +239,7 @@ impl Requests {
         report
     }
 
-    /// Computes the rows of sub-batches and samples; requests that end by it go to `done`.
+    /// Computes the rows of sub-batches and samples; requests that end thereby go to `done`.
     fn compute(
         &mut self,
         batches: &[SubBatch],
@@ -281,13 +283,13 @@ impl Requests {
         Ok(())
     }
 
-    /// Whether all that rows want is their likeliest token.
+    /// Whether all rows need only their likeliest token.
     fn is_greedy(&self, batches: &[SubBatch]) -> bool {
         let mut groups = batches.iter().flat_map(|batch| &batch.groups).filter(|g| g.wants == Wants::Last);
         groups.all(|g| self.live.get(g.request).is_some_and(Live::is_greedy))
     }
 
-    /// A request's next token.
+    /// Appends a request's next token.
     pub(super) fn answer(&mut self, id: RequestId, pick: Option<u32>, done: &mut Outcome) {
         let live = self.live.get_mut(id).expect("a request that runs");
         let Some(token) = pick else {
@@ -308,7 +310,7 @@ impl Requests {
 }
 
 impl Outcome {
-    /// A request could not be computed alone.
+    /// Handles a request that could not be computed alone.
     fn leave(&mut self, id: RequestId, error: Error) {
         match error {
             Error::Capacity(why) => {
@@ -320,12 +322,12 @@ impl Outcome {
     }
 }
 
-/// Leaves out the other groups.
+/// Keeps only the groups that `keep` accepts.
 fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
     iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(&mut keep));
 }
 
-/// The next token of a request, unless its scores are not numbers. Scores of minus infinity are choices not to be taken.
+/// The next token of a request, unless its scores are not numbers. A score of minus infinity only excludes its token.
 pub(super) fn sample(live: &mut Live, logits: &mut [f32]) -> Option<u32> {
     let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
     usable.then(|| live.sampler.sample(logits, &live.tokens))

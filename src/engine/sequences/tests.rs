@@ -5,7 +5,7 @@ use crate::program::Side;
 use crate::simd::Isa;
 use crate::tensor::Half;
 
-/// On a machine that computes nothing, and fails at the step `fails`.
+/// An engine on a machine that computes nothing and fails at step `fails`.
 fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
     let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
     let geometry = super::super::memory::geometry(&spec, Half::BF16);
@@ -69,8 +69,8 @@ fn a_step_of_very_many_sequences_is_checked_in_linear_time() {
     let ids: Vec<SeqId> = (0..n).map(|_| e.add()).collect();
     let inputs: Vec<_> = ids.iter().map(|&seq| Input { seq, tokens: &[1], logits: Logits::None }).collect();
     e.forward(&inputs).unwrap();
-    // Some milliseconds; comparing each with all before it (or looking for a free slot from the first on) takes
-    // 2·10¹⁰ comparisons.
+    // Takes some milliseconds; comparing each sequence with all earlier ones (or searching a free slot from the first)
+    // would take 2·10¹⁰ comparisons.
     assert!(begin.elapsed().as_secs() < 5, "{:?} for {n} sequences", begin.elapsed());
     assert_eq!(e.machine.kv().pages.host.n_free(), 0, "a page each");
 }

@@ -1,5 +1,5 @@
-//! The thread of a [`Service`](super::Service): takes what clients ask for, makes a step, and sleeps when there is nothing to
-//! compute.
+//! The thread of a [`Service`](super::Service): takes the clients' commands, makes a step, and sleeps when there is
+//! nothing to compute.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,10 +12,10 @@ use crate::engine::requests::{Requests, StepReport};
 use crate::engine::sequences::Engine;
 use crate::{Error, Result};
 
-/// How long a step that had nothing to do is waited behind: work in flight on another lane has to come first.
+/// Pause after a step that had nothing to do because it waits for work in flight on another lane.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// What the thread owns.
+/// The thread's state.
 pub(super) struct Stepper {
     requests: Requests,
     inbox: Receiver<Command>,
@@ -24,12 +24,12 @@ pub(super) struct Stepper {
 }
 
 impl Stepper {
-    /// Over requests of which some may be in flight.
+    /// A stepper for `requests`, some of which may be in flight.
     pub fn new(requests: Requests, inbox: Receiver<Command>, shared: Arc<Shared>) -> Stepper {
         Stepper { requests, inbox, shared, stop: None }
     }
 
-    /// Serves until it is told to stop, its device is lost, or something panics. Only after a stop is there an engine left.
+    /// Serves until it is told to stop, its device is lost, or something panics. Returns the engine only after a stop.
     pub fn run_to_the_end(mut self) -> Result<Engine> {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let why = match served {
@@ -42,7 +42,7 @@ impl Stepper {
         };
         let _ = self.shared.ended.set(why);
         let shared = self.shared.clone();
-        // Streams learn of the end when their senders are dropped. What a panic has left half done may panic again.
+        // Streams detect the end when their senders are dropped. State that a panic left inconsistent may panic again.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
         Err(shared.unavailable())
     }
@@ -66,12 +66,13 @@ impl Stepper {
         }
     }
 
-    /// All commands that are there. With nothing to compute, waits for one; after a step without progress, a moment.
+    /// Takes all commands in the inbox. Waits for one if there is nothing to compute, or briefly after a step without
+    /// progress.
     fn take_commands(&mut self, progress: bool) {
         if self.requests.is_idle() && self.stop.is_none() {
             match self.inbox.recv() {
                 Ok(command) => self.obey(command),
-                // Nobody is left to ask for anything.
+                // No client is left.
                 Err(_) => self.stop = Some(Shutdown::Finish),
             }
         } else if !progress && let Ok(command) = self.inbox.recv_timeout(PAUSE) {
@@ -94,27 +95,27 @@ impl Stepper {
                         Err(Error::Unavailable("the service takes no requests: it is being shut down".into()))
                     }
                 };
-                // A client that has gone away has dropped its stream; its first token finds no receiver.
+                // If the client has gone away it has dropped its stream, and its first token finds no receiver.
                 let _ = reply.send(answer);
             }
             Command::Cancel(id) => {
                 self.requests.cancel(id);
             }
-            // Cancelling is the stronger wish.
+            // A request to cancel takes precedence.
             Command::Stop(Shutdown::Finish) if self.stop.is_some() => {}
             Command::Stop(how) => self.stop = Some(how),
         }
     }
 
     /// # Errors
-    /// The device is lost: no request will ever succeed.
+    /// If the device is lost, so that no request can succeed.
     fn check_device(&self) -> Result<()> {
-        // The first call may report what an earlier one had enqueued; that is over.
+        // The first call may report an error of earlier work, which no longer matters.
         self.requests.engine().check_device().or_else(|_| self.requests.engine().check_device())
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn said(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")

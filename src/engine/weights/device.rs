@@ -16,7 +16,7 @@ fn rounded(bytes: usize) -> u64 {
     bytes.next_multiple_of(256) as u64
 }
 
-/// Bytes that the last norm and the head will take.
+/// Bytes of the last norm and the head.
 ///
 /// # Errors
 /// A missing tensor, or one that the accelerator cannot multiply.
@@ -26,7 +26,7 @@ pub fn head_bytes(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights, 
     Ok(rounded(matrix) + norm * rounded(4 * spec.d_model))
 }
 
-/// Bytes of the head's matrix: what one step reads of it.
+/// Bytes of the head's matrix, which one step reads.
 ///
 /// # Errors
 /// As [`head_bytes`].
@@ -39,7 +39,7 @@ pub fn head_matrix_bytes(
     Matrix::one(head_name(spec).to_string()).with_source(weights, |s| accel.packed_bytes(s, act))
 }
 
-/// Bytes that the embedding will take: less where a head beside it serves as its table.
+/// Bytes of the embedding; fewer if a head on the same side serves as its table.
 ///
 /// # Errors
 /// A missing tensor.
@@ -56,7 +56,7 @@ pub fn embedding_bytes(
     Ok(positions + if shared { 0 } else { rounded(table.data.len()) })
 }
 
-/// Bytes that the tables of RoPE will take.
+/// Bytes of the RoPE tables.
 pub fn rope_bytes(spec: &ModelSpec, context: usize) -> u64 {
     let Position::Rope(r) = &spec.position else { return 0 };
     let tables = if r.local_theta.is_some() { 4 } else { 2 };
@@ -79,8 +79,8 @@ pub struct Upload<'a> {
 }
 
 impl<'a> Upload<'a> {
-    /// The weights of a model whose matrices are packed for activations of type `act`; `progress` is told the bytes of its matrices
-    /// that are done.
+    /// The weights of a model whose matrices are packed for activations of type `act`; `progress` is called with the
+    /// bytes of its matrices that are done.
     pub fn new(
         accel: &'a Arc<dyn Accelerator>,
         spec: &'a ModelSpec,
@@ -93,12 +93,12 @@ impl<'a> Upload<'a> {
         Upload { accel, spec, source, buffers: Vec::new(), staging: Vec::new() }
     }
 
-    /// What images of layers are filled from.
+    /// The source that images of layers are filled from.
     pub fn source(&self) -> LayerSource<'a> {
         self.source
     }
 
-    /// The uploaded memory, to be kept as long as it is used. All copies are done.
+    /// Waits for all copies and returns the uploaded memory, which must be kept as long as it is used.
     ///
     /// # Errors
     /// A device that failed.
@@ -125,11 +125,11 @@ impl<'a> Upload<'a> {
         self.floats(&v)
     }
 
-    /// Tables of RoPE for positions below `context`: those of layers without the model's window, and those of layers
-    /// with it. NULL with learned positions.
+    /// Uploads RoPE tables for positions below `context`: for layers without the model's window, and for layers with
+    /// it. NULL with learned positions.
     ///
     /// # Errors
-    /// No memory on the device; a device that failed.
+    /// If the device lacks memory or has failed.
     pub fn rope(&mut self, context: usize) -> Result<[[DevPtr; 2]; 2]> {
         let Position::Rope(rope) = &self.spec.position else { return Ok([[DevPtr::NULL; 2]; 2]) };
         let mut tables = |table: &RopeTable| -> Result<[DevPtr; 2]> {
@@ -146,10 +146,11 @@ impl<'a> Upload<'a> {
         Ok([all, local.unwrap_or(all)])
     }
 
-    /// The image of a layer; returns where it lies. Matrix by matrix, so that the host holds no second image.
+    /// Uploads the image of a layer and returns its address. It goes matrix by matrix, so that the host holds no second
+    /// image.
     ///
     /// # Errors
-    /// A misshapen tensor; no memory on the device; a device that failed.
+    /// If a tensor is misshapen, or the device lacks memory or has failed.
     pub fn layer(&mut self, layout: &LayerLayout) -> Result<DevPtr> {
         let runtime = self.accel.runtime();
         let image = Buffer::new(runtime, layout.bytes)?;
@@ -165,8 +166,8 @@ impl<'a> Upload<'a> {
         Ok(ptr)
     }
 
-    /// What norms the output of a layer's attention and of its feed-forward, apart from the layer's image; NULL where the
-    /// family does not. The norm is applied where the output is added, when a streamed layer's image may be gone.
+    /// Uploads the norms of the outputs of a layer's attention and feed-forward, separate from the layer's image; NULL
+    /// if the family has none. A norm is applied where the output is added, when a streamed layer's image may be gone.
     ///
     /// # Errors
     /// As [`Upload::layer`].
@@ -205,7 +206,7 @@ impl<'a> Upload<'a> {
         Ok((NormWeight { w, b }, LinearWeight { ptr, dtype, n, k, bias: DevPtr::NULL }))
     }
 
-    /// The embedding, whose table may be the head's, if that is on the device too.
+    /// Uploads the embedding, whose table may be the head's if that is also on the device.
     ///
     /// # Errors
     /// As [`Upload::layer`].

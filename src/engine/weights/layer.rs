@@ -1,4 +1,4 @@
-//! A layer's layout: where each of its parts lies in one contiguous image, independent of where the image is.
+//! A layer's layout: where each of its parts lies in one contiguous image, independent of the image's address.
 
 use super::matrix::{LayerMatrices, Matrix, tensor};
 use crate::device::{Accelerator, DevPtr, LayerWeights, LinearWeight, NormWeight, UpWeight};
@@ -7,33 +7,33 @@ use crate::model::{Block, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;
 use crate::{Error, Result};
 
-/// What everything in an image is aligned to: the most that a kernel asks of weights is 128 bytes (bulk copies).
+/// Alignment of everything in an image. Kernels need at most 128 bytes for weights (bulk copies).
 const ALIGN: usize = 256;
 
-/// Where images lie whose addresses a layout keeps: not at NULL, which means that there is nothing.
+/// Address of the image for the addresses in a layout. It is not NULL, which stands for an absent part.
 const ORIGIN: DevPtr = DevPtr(ALIGN as u64);
 
-/// What fills a piece of an image.
+/// The contents of a piece of an image.
 #[derive(Debug, Clone)]
 enum Content {
-    /// A matrix, as its accelerator packs it.
+    /// A matrix, packed by its accelerator.
     Packed(Matrix),
-    /// Vectors one after the other, as f32; zeros where the model has none of that name.
+    /// Consecutive vectors of f32; zeros for a name that the model does not have.
     Floats(Vec<(String, usize)>),
 }
 
 /// Some bytes of an image.
 #[derive(Debug, Clone)]
 pub(super) struct Piece {
-    /// Where they begin.
+    /// Offset of the first byte.
     pub at: usize,
-    /// How many.
+    /// Number of bytes.
     pub bytes: usize,
     content: Content,
 }
 
 impl Piece {
-    /// Writes the piece's bytes; returns how many bytes of the model's matrices went into them.
+    /// Writes the piece's bytes. Returns the bytes of the model's matrices that went into them.
     pub fn fill(&self, source: &LayerSource<'_>, out: &mut [u8]) -> Result<u64> {
         match &self.content {
             Content::Packed(m) => {
@@ -67,18 +67,18 @@ impl Piece {
     }
 }
 
-/// What images are filled from, and by whom.
+/// The data and helpers with which images are filled.
 #[derive(Clone, Copy)]
 pub struct LayerSource<'a> {
     /// Packs matrices.
     pub accel: &'a dyn Accelerator,
-    /// The model's.
+    /// The model's weights.
     pub weights: &'a Weights,
     /// Type of activations that matrices are packed for.
     pub act: Half,
     /// Packs in parallel.
     pub pool: &'a Pool,
-    /// Told the bytes of the model's matrices that are done.
+    /// Called with the bytes of the model's matrices that are done.
     pub progress: &'a (dyn Fn(u64) + Sync),
 }
 
@@ -89,7 +89,7 @@ pub struct LayerLayout {
     pub layer: usize,
     /// Bytes of an image.
     pub bytes: usize,
-    /// Ascending, apart.
+    /// Disjoint pieces, ascending.
     pub(super) pieces: Vec<Piece>,
     /// Addresses in an image at [`ORIGIN`].
     at_origin: LayerWeights,
@@ -113,7 +113,7 @@ impl Placing<'_> {
         ORIGIN.add(at)
     }
 
-    /// Vectors one after the other; NULL if the model has none of them.
+    /// Places consecutive vectors; NULL if the model has none of them.
     fn floats(&mut self, vectors: Vec<(String, usize)>) -> DevPtr {
         if vectors.iter().all(|(name, _)| self.weights.get(name).is_none()) {
             return DevPtr::NULL;
@@ -134,7 +134,7 @@ impl Placing<'_> {
         Ok(NormWeight { w, b })
     }
 
-    /// The weights of a norm that has nothing else; NULL without one.
+    /// Places the weights of a norm without a bias; NULL without a norm.
     fn plain(&mut self, norm: &Option<NormSpec>) -> Result<DevPtr> {
         norm.as_ref().map_or(Ok(DevPtr::NULL), |n| self.required(n.name, "weight", n.width))
     }
@@ -211,7 +211,7 @@ impl LayerLayout {
         self.at_origin.windowed
     }
 
-    /// Bytes of its matrices: what a decode step reads of it.
+    /// Bytes of its matrices, which a decode step reads.
     pub fn matrix_bytes(&self) -> u64 {
         self.pieces.iter().filter(|p| p.is_matrix()).map(|p| p.bytes as u64).sum()
     }
@@ -219,7 +219,7 @@ impl LayerLayout {
     /// Writes an image.
     ///
     /// # Errors
-    /// A misshapen tensor; an image of another size.
+    /// If a tensor is misshapen, or the image has another size.
     pub fn fill(&self, source: &LayerSource<'_>, image: &mut [u8]) -> Result<()> {
         if image.len() != self.bytes {
             return Err(Error::Capacity(format!(

@@ -1,4 +1,4 @@
-//! The matrices of a model as an accelerator multiplies them: what is packed together.
+//! The matrices of a model as an accelerator multiplies them: which tensors are packed together.
 
 use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
 use crate::model::{Block, MatrixSpec, ModelSpec, NormSpec, Position, Weights, tensor_name};
@@ -27,7 +27,7 @@ impl Matrix {
         self.names.iter().map(|n| tensor(weights, &format!("{n}.weight"))).collect()
     }
 
-    /// Calls `f` with the matrix as its accelerator packs it.
+    /// Calls `f` with the source from which the accelerator packs the matrix.
     pub fn with_source<R>(
         &self,
         weights: &Weights,
@@ -79,7 +79,7 @@ impl LayerMatrices {
                 let (mut gate, up, both) = (
                     Matrix::of(layer, gate),
                     Matrix::of(layer, &block.up),
-                    // Rows interleave by eight; other widths, mixed dtypes and biases are for products of their own.
+                    // Rows interleave by eight; other widths, mixed dtypes and biases need separate products.
                     dtype(gate)? == dtype(&block.up)?
                         && spec.d_ff.is_multiple_of(8)
                         && !biased(gate)
@@ -111,13 +111,13 @@ pub(super) fn head_name(spec: &ModelSpec) -> &'static str {
     if spec.tied_head { "token_embd" } else { "output" }
 }
 
-/// Whether the head's packed matrix is the embedding's table, too.
+/// Whether the head's packed matrix also serves as the embedding's table.
 pub(super) fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Tensor, act: Half) -> bool {
     let positions = matches!(spec.position, Position::Learned { .. });
     spec.tied_head && accel.embeds_packed(table.dtype, act, positions)
 }
 
-/// Whether some layer multiplies gate and up apart, and so needs a workspace for them.
+/// Whether some layer multiplies gate and up separately, and so needs a workspace for them.
 pub fn separate_gate_up(spec: &ModelSpec, weights: &Weights) -> Result<bool> {
     let block = Block::of(spec);
     for layer in 0..spec.n_layers {
@@ -138,7 +138,7 @@ fn matrices(spec: &ModelSpec, weights: &Weights) -> Result<Vec<Matrix>> {
     Ok(all)
 }
 
-/// All matrices as they will be multiplied, without addresses: what working memory is sized by.
+/// All matrices as they will be multiplied, without addresses, for sizing working memory.
 pub fn linear_shapes(spec: &ModelSpec, weights: &Weights) -> Result<Vec<LinearWeight>> {
     let shape = |m: &Matrix| {
         m.with_source(weights, |s| {
@@ -150,10 +150,10 @@ pub fn linear_shapes(spec: &ModelSpec, weights: &Weights) -> Result<Vec<LinearWe
 }
 
 /// The activation type that all weights of a model can be multiplied with: bfloat16 if any of them is, or if the
-/// family's activations leave f16's range.
+/// family's activations exceed f16's range.
 ///
 /// # Errors
-/// A dtype that the accelerator cannot multiply.
+/// If the accelerator cannot multiply a dtype.
 pub fn activation_type(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<Half> {
     let mut act = Half::F16;
     for m in matrices(spec, weights)? {

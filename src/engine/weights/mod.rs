@@ -6,8 +6,8 @@
 //!     └ LayerImage      an image in pinned host memory ── LayerStream ─► staging buffers on the device   streamed
 //! ```
 //!
-//! A layout is apart from the place: the same layer may be resident, staged, on the host, or several of these. Which
-//! tensors there are [`crate::model::Block`] knows; `matrix.rs` says which of them are multiplied together.
+//! A layout is independent of the address: the same layer may be resident, staged, on the host, or several of these.
+//! [`crate::model::Block`] lists the tensors; `matrix.rs` says which of them are multiplied together.
 
 mod device;
 mod layer;

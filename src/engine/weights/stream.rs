@@ -1,4 +1,4 @@
-//! Layers that are streamed: an image each in pinned host memory, and staging buffers that they take turns in.
+//! Streamed layers: each has an image in pinned host memory, and they take turns in staging buffers.
 //!
 //! ```text
 //! to device  │ layer 0 │ layer 1 │         │ layer 2 │ layer 3 │
@@ -14,9 +14,9 @@ use crate::device::{Buffer, DevPtr, Event, Lane, LayerWeights, Pinned, Runtime};
 use crate::host::NumaBinding;
 use crate::{Error, Result};
 
-/// A layer's weights in pinned host memory, as they lie on the device.
+/// A layer's weights in pinned host memory, in the device's layout.
 pub struct LayerImage {
-    /// What of it lies where.
+    /// The layout of the image.
     pub layout: LayerLayout,
     memory: Arc<dyn Pinned>,
 }
@@ -25,15 +25,15 @@ impl LayerImage {
     /// Allocates and fills an image.
     ///
     /// # Errors
-    /// Host memory that cannot be pinned; a misshapen tensor.
+    /// If host memory cannot be pinned, or a tensor is misshapen.
     pub fn new(layout: LayerLayout, source: &LayerSource<'_>) -> Result<LayerImage> {
         LayerImage::on(layout, source, None)
     }
 
-    /// The same on memory nodes, if any.
+    /// [`LayerImage::new`] on memory nodes, if any.
     ///
     /// # Errors
-    /// As [`LayerImage::new`]; the system refuses to put memory there.
+    /// As [`LayerImage::new`], and if the system refuses to put memory there.
     pub fn on(
         layout: LayerLayout,
         source: &LayerSource<'_>,
@@ -44,25 +44,25 @@ impl LayerImage {
             None => pinned()?,
             Some(node) => {
                 let memory = node.during(pinned)??;
-                // Memory that appears when it is touched, by whichever thread.
+                // The memory is allocated on first touch, by any thread.
                 node.bind(memory.host(), layout.bytes)?;
                 memory
             }
         };
-        // SAFETY: fresh memory of that many bytes, which neither the device nor another thread knows.
+        // SAFETY: fresh memory of that many bytes, to which neither the device nor another thread has a pointer.
         let image = unsafe { std::slice::from_raw_parts_mut(memory.host(), layout.bytes) };
         layout.fill(source, image)?;
         Ok(LayerImage { layout, memory })
     }
 }
 
-/// A staging buffer, and what happens in it.
+/// A staging buffer, and its state.
 struct Slot {
     buffer: Buffer,
-    /// The layer that is there, or on its way.
+    /// The layer that it holds or that is being copied to it.
     layer: Option<usize>,
     arrived: Option<Event>,
-    /// After its last use.
+    /// An event after its last use.
     free: Option<Event>,
 }
 
@@ -74,10 +74,10 @@ pub struct LayerStream {
 }
 
 impl LayerStream {
-    /// `slots` buffers (two hide copies under computation) of `bytes` bytes: those of the largest layer.
+    /// Allocates `slots` buffers (two hide copies behind computation) of `bytes` bytes, the size of the largest layer.
     ///
     /// # Errors
-    /// No memory on the device.
+    /// If the device lacks memory.
     pub fn new(runtime: &Arc<dyn Runtime>, slots: usize, bytes: usize) -> Result<LayerStream> {
         let slot = |_| {
             let buffer = Buffer::new(runtime, bytes)?;
@@ -87,10 +87,11 @@ impl LayerStream {
         Ok(LayerStream { runtime: runtime.clone(), slots, next: 0 })
     }
 
-    /// Enqueues the copy of a layer to the next buffer, after the last use of what is there.
+    /// Enqueues the copy of a layer to the next buffer, after the last use of its contents.
     ///
     /// # Errors
-    /// An image larger than the buffers; a layer there that was not [`LayerStream::release`]d; a device that failed.
+    /// If the image is larger than the buffers, the buffer's layer was not [`LayerStream::release`]d, or the device has
+    /// failed.
     pub fn fetch(&mut self, image: &LayerImage) -> Result<()> {
         let (layer, bytes) = (image.layout.layer, image.layout.bytes);
         let slot = &mut self.slots[self.next];
@@ -117,7 +118,7 @@ impl LayerStream {
     /// The weights of a fetched layer, for work enqueued on the compute lane from now on.
     ///
     /// # Errors
-    /// A layer that was not fetched; a device that failed.
+    /// If the layer was not fetched, or the device has failed.
     pub fn acquire(&mut self, layout: &LayerLayout, rope: [DevPtr; 2]) -> Result<LayerWeights> {
         let slot = self.slot(layout.layer)?;
         let (base, arrived) = (self.slots[slot].buffer.ptr(), self.slots[slot].arrived.take());
@@ -127,11 +128,12 @@ impl LayerStream {
         Ok(layout.at(base, rope))
     }
 
-    /// All work with a layer is enqueued: its buffer is free after it. Where a norm comes before the layer's output is
-    /// added, its weights must be elsewhere ([`Upload::post_norms`](super::Upload::post_norms)) for the layer behind.
+    /// Frees a layer's buffer after the work enqueued so far. If a norm is applied before the layer's output is added,
+    /// the next layer needs its weights, which must therefore lie elsewhere
+    /// ([`Upload::post_norms`](super::Upload::post_norms)).
     ///
     /// # Errors
-    /// A layer that was not fetched; a device that failed.
+    /// If the layer was not fetched, or the device has failed.
     pub fn release(&mut self, layer: usize) -> Result<()> {
         let slot = self.slot(layer)?;
         let done = self.runtime.record(Lane::Compute)?;
