@@ -154,11 +154,15 @@ fn gguf_recommending(sampling: &[(&str, f32)], path: &Path) {
         array("tokenizer.ggml.merges", &["h e"]),
     ];
     keys.extend(sampling.iter().map(real));
-    // Tensors stay aligned if what is put in front of them is as long as some multiple of their alignment.
-    let length = keys.concat().len() + string("padding", "").len();
+    // The file says that it has no tokenizer: this one takes that key's place.
+    let mut whole = export_gguf(&load(TINY).unwrap()).unwrap();
+    let none = string("tokenizer.ggml.model", "no_vocab");
+    let at = whole.windows(none.len()).position(|w| w == none).unwrap();
+    whole.drain(at..at + none.len());
+    // Tensors stay aligned if what is put in front of them is longer by some multiple of their alignment.
+    let length = keys.concat().len() + string("padding", "").len() - none.len();
     keys.push(string("padding", &"x".repeat(length.next_multiple_of(32) - length)));
-    let whole = export_gguf(&load(TINY).unwrap()).unwrap();
-    let count = u64::from_le_bytes(whole[16..24].try_into().unwrap()) + keys.len() as u64;
+    let count = u64::from_le_bytes(whole[16..24].try_into().unwrap()) - 1 + keys.len() as u64;
     let file = [&whole[..16], &count.to_le_bytes(), &keys.concat(), &whole[24..]].concat();
     std::fs::write(path, file).unwrap();
 }
