@@ -259,6 +259,27 @@ fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
     }
 }
 
+/// Prompts that end in one step: behind the last attention their last rows are put side by side. Also where this attention is in
+/// parts, and beside decode rows.
+#[test]
+fn prompts_that_end_together_have_the_same_bits() {
+    let step = |rows| Act::Step { rows, second: [false; SEQUENCES], lanes: false, all: false };
+    let acts = [step([13, 12, 15]), step([20, 1, 17]), step([1, 1, 1]), step([12, 27, 1])];
+    for name in ["tiny-llama", "tiny-gemma3", "tiny-opt"] {
+        let world = World::new(name, "q8_0", Isa::best(), Half::BF16);
+        let (n, accel) = (world.m.spec.n_layers, device());
+        for k in 0..n {
+            for far in [None, Some(Far::Attend), Some(Far::Stream)] {
+                let placement = Placement::boundary(k, n, 0, 0);
+                let place = Place { placement, kv_pages: far.map(|_| 8), far };
+                let compared =
+                    check(&world, &accel, &place, &acts).unwrap_or_else(|e| panic!("{name} {k}: {e}"));
+                assert_eq!(compared, 3 * acts.len());
+            }
+        }
+    }
+}
+
 /// Eight times what the device holds, through several of the longer sums that fast attention makes: pages that left are attended by
 /// the CPU, or streamed, beside those that stay.
 #[test]

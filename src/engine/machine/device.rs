@@ -5,12 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::mode::Mode;
+use super::pack::{Packed, is_packed};
 use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{self, PAGE_TOKENS};
 use crate::device::{
     Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Pinned, Publish, Published, Residual, Runtime, Shape, Step, StepContext,
+    PageMove, PartialRows, Pinned, Publish, Published, Residual, RowBytes, Runtime, Shape, Step, StepContext,
     Workspace,
 };
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
@@ -182,11 +183,27 @@ impl DeviceHalf {
     }
 
     /// Enqueues an operation of the compute lane. `step` has the lists for the way its layer is attended, and `far`
-    /// those of tokens whose pages are streamed.
-    pub fn compute(&mut self, op: &Op, step: &Step, far: Option<&Step>, epoch: u32) -> Result<()> {
+    /// those of tokens whose pages are streamed. If rows are `packed`, the operation that first needs them so moves them.
+    pub fn compute(
+        &mut self,
+        op: &Op,
+        step: &Step,
+        far: Option<&Step>,
+        packed: Option<&Packed>,
+        epoch: u32,
+    ) -> Result<()> {
         let (accel, shape) = (self.accel.clone(), self.shape.clone());
-        let (b, rows) = (op.sub_batch as usize, launched(op, step));
+        let b = op.sub_batch as usize;
         let ws = self.parts[b].ws;
+        let rows = match packed.filter(|_| is_packed(op)) {
+            Some(packed) => {
+                if op.kind == Kind::OutProj {
+                    self.pack(&ws, packed)?;
+                }
+                packed.rows()
+            }
+            None => launched(op, step),
+        };
         let cx = StepContext { lane: Lane::Compute, shape: &shape, ws: &ws, step };
         let layer = op.layer.map(|l| l as usize);
         let l = layer.unwrap_or_default();
@@ -241,6 +258,18 @@ impl DeviceHalf {
             Kind::Carry { .. } | Kind::Stream { .. } | Kind::Join => unreachable!("not of this lane"),
             Kind::PageOut { .. } | Kind::PageIn { .. } => unreachable!("not of this lane"),
         }
+    }
+
+    /// Moves rows of the residual stream, and of attention's outputs.
+    fn pack(&self, ws: &Workspace, packed: &Packed) -> Result<()> {
+        let row = RowBytes::new(&self.shape);
+        for &(from, to) in packed.moves() {
+            for (buffer, bytes) in [(ws.hidden, row.hidden), (ws.attn, row.attn)] {
+                let (from, to) = (buffer.add(from * bytes), buffer.add(to * bytes));
+                self.runtime.copy(Lane::Compute, to, from, bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// Enqueues project, append and publish of the same rows as one pass over them.

@@ -70,7 +70,7 @@ impl RealMachine {
                     let mut at = segment.ops.start;
                     while at < segment.ops.end {
                         let n = fusible(ops, at);
-                        self.enqueue(ops, at, n, issue)?;
+                        self.enqueue(lowered, at, n, issue)?;
                         at += n;
                     }
                     Ok(())

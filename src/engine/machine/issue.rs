@@ -123,7 +123,7 @@ impl RealMachine {
             Kind::Carry { cargo, to: Side::Device } => self.send(op, cargo)?,
             Kind::Carry { cargo, to: Side::Host } => place = Some(self.fetch(op, cargo, issue)?),
             Kind::PageIn { .. } | Kind::PageOut { .. } => self.pages_of(op, parts, issue.moved)?,
-            _ => self.enqueue(ops, at, n, issue)?,
+            _ => self.enqueue(lowered, at, n, issue)?,
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
             trace.enqueued(at, op, lowered.cohort(op), begun, &*runtime)?;
@@ -157,7 +157,14 @@ impl RealMachine {
     }
 
     /// Enqueues the operation at `at` of the device's compute lane with those fused with it: `n` in all.
-    pub(super) fn enqueue(&mut self, ops: &[Op], at: usize, n: usize, issue: &Issue<'_>) -> Result<()> {
+    pub(super) fn enqueue(
+        &mut self,
+        lowered: &Lowered,
+        at: usize,
+        n: usize,
+        issue: &Issue<'_>,
+    ) -> Result<()> {
+        let ops = &lowered.program.ops;
         // Each publication has a different epoch.
         let epoch = at as u32 + 1;
         let step = lists(&self.device().modes, &ops[at], &issue.lists);
@@ -168,7 +175,10 @@ impl RealMachine {
         });
         let device = self.device.as_mut().expect("a device");
         match n {
-            1 => device.compute(&ops[at], step, far, epoch),
+            1 => {
+                let packed = lowered.parts[ops[at].sub_batch as usize].packed.as_ref();
+                device.compute(&ops[at], step, far, packed, epoch)
+            }
             n => device.fused(&ops[at], &ops[at + 1], (n > 2).then(|| &ops[at + 2]), step, epoch),
         }
     }

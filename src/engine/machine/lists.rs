@@ -40,7 +40,10 @@ impl RealMachine {
             if facts.on_device || cohort {
                 let rows = part.tokens.len();
                 let launch_rows = if padded { d.accel.row_bucket(rows) } else { rows };
-                let logit_rows: Vec<u32> = part.wanted.iter().map(|&r| r as u32).collect();
+                let logit_rows: Vec<u32> = match &facts.packed {
+                    Some(packed) => packed.rows().map(|r| r as u32).collect(),
+                    None => part.wanted.iter().map(|&r| r as u32).collect(),
+                };
                 let prepare = |seqs: &[StepSeq<'_>], memory| {
                     let desc = StepDesc {
                         seqs,

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::pack::Packed;
 use super::segments::{Segment, segments};
 use crate::program::{
     Flow, Iteration, Kind, Kv, Op, Phase, Placement, Program, Side, SubBatch, Unit, Wants, check, lower,
@@ -47,6 +48,8 @@ pub(super) struct PartFacts {
     pub cuts: Vec<usize>,
     /// Whether only the host computes after the last keys and values, with all rows in one operation.
     pub alone: bool,
+    /// The rows that want logits, if they are put side by side on the device.
+    pub packed: Option<Packed>,
 }
 
 /// The structure of a step, which determines its program.
@@ -136,7 +139,7 @@ impl Lowered {
             }
         }
         let parts = iteration.sub_batches.iter().enumerate();
-        let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s.rows() as usize)).collect();
+        let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
         let segments = segments(&program, &waits, &awaited, placement, &rows);
         let last =
@@ -171,7 +174,8 @@ impl Lowered {
 }
 
 impl PartFacts {
-    fn new(program: &Program, sub_batch: u8, rows: usize) -> PartFacts {
+    fn new(program: &Program, sub_batch: u8, batch: &SubBatch) -> PartFacts {
+        let rows = batch.rows() as usize;
         let ops: Vec<&Op> = program.ops.iter().filter(|op| op.sub_batch == sub_batch).collect();
         let mut cuts: Vec<usize> = ops
             .iter()
@@ -195,6 +199,7 @@ impl PartFacts {
             && one(|k| matches!(k, Kind::OutProj));
         let on_device = ops.iter().any(|op| op.unit == Unit::Gpu);
         let on_host = ops.iter().any(|op| op.unit == Unit::Host || matches!(op.kind, Kind::Carry { .. }));
-        PartFacts { on_device, on_host, cuts, alone }
+        let packed = Packed::of(program, sub_batch, batch);
+        PartFacts { on_device, on_host, cuts, alone, packed }
     }
 }

@@ -29,6 +29,7 @@
 //! | `lowered` | programs, kept by the structure of steps |
 //! | `run`, `part` | a step, from its rows to its end; its sub-batches |
 //! | `mode`, `lists` | the accelerator's description of a step's sequences |
+//! | `pack` | rows that want logits, put side by side behind the device's last attention |
 //! | `issue` | an operation: enqueued, or given to the host |
 //! | `segments`, `graphs` | operations of decode steps that can be one graph; recorded |
 //! | `collect` | logits and tokens |
@@ -52,6 +53,7 @@ mod lists;
 mod load;
 mod lowered;
 mod mode;
+mod pack;
 mod part;
 mod parts;
 mod run;

@@ -78,8 +78,6 @@ fn executed(e: &mut Engine, prompt: usize) -> (f64, f64) {
 
 /// What the virtual machine says of a prompt and of the decode step behind it.
 fn predicted(m: &LoadedModel, h: &Hardware, placement: &Placement, prompt: usize) -> (f64, f64) {
-    let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
-    let costs = Roofline::new(h, &sizes);
     let seconds = |phase, first: usize, tokens: usize| {
         let group = Group {
             request: RequestId { slot: 0, generation: 0 },
@@ -89,12 +87,19 @@ fn predicted(m: &LoadedModel, h: &Hardware, placement: &Placement, prompt: usize
             kv: Kv::Device,
             wants: Wants::Last,
         };
-        let iteration = Iteration::serial(vec![group], true);
-        let program = lower(placement, &iteration).unwrap();
-        let costs = OpCosts::new(&costs, &sizes).of(&iteration).on(placement);
-        virtual_machine::run(&program, &costs).seconds()
+        predicted_step(m, h, placement, vec![group])
     };
     (seconds(Phase::Prefill, 0, prompt), seconds(Phase::Decode, prompt, 1))
+}
+
+/// What it says of a step of these groups.
+fn predicted_step(m: &LoadedModel, h: &Hardware, placement: &Placement, groups: Vec<Group>) -> f64 {
+    let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
+    let costs = Roofline::new(h, &sizes);
+    let iteration = Iteration::serial(groups, true);
+    let program = lower(placement, &iteration).unwrap();
+    let costs = OpCosts::new(&costs, &sizes).of(&iteration).on(placement);
+    virtual_machine::run(&program, &costs).seconds()
 }
 
 /// Boundaries, all on the CPU among them, streaming, pinned layers with several vectors.
@@ -159,6 +164,36 @@ fn large_steps_take_what_was_predicted() {
         name == "boundary 3" || name.starts_with("lia [0, 0, 0, 0, 0, 0] [1") || name == "stream"
     };
     agree(&mid(4), 6, &["rtx4060-laptop"], one_of_a_kind);
+}
+
+/// Of prompts that end in one step, only the rows with logits go on behind the last attention: they are put side by side.
+#[test]
+fn prompts_of_one_step_take_what_was_predicted() {
+    let (m, machine, tokens) = (mid(2), "t4-xeon", [100, 90, 110, 100]);
+    let h = hardware::named(machine).unwrap();
+    for k in [0, 1, 2] {
+        let placement = Placement::boundary(k, m.spec.n_layers, 0, 0);
+        let groups = tokens.iter().enumerate().map(|(slot, &tokens)| Group {
+            request: RequestId { slot: slot as u32, generation: 0 },
+            phase: Phase::Prefill,
+            first: 0,
+            tokens,
+            kv: Kv::Device,
+            wants: Wants::Last,
+        });
+        let want = predicted_step(&m, &h, &placement, groups.collect());
+        let mut e = with(&m, machine, &placement, &Options { sequences: 4, chunk: 400, ..options(400) });
+        let prompts: Vec<Vec<u32>> = tokens.iter().map(|&n| (0..n).map(|t| t * t % 500).collect()).collect();
+        let inputs: Vec<_> =
+            prompts.iter().map(|tokens| Input { seq: e.add(), tokens, logits: Logits::Last }).collect();
+        let begin = e.emulated_seconds().unwrap();
+        e.forward_greedy(&inputs).unwrap();
+        let got = e.emulated_seconds().unwrap() - begin;
+        let off = got / want - 1.0;
+        let line = format!("boundary {k}: predicted {want:.6} s, executed {got:.6} s ({:+.1}%)", 100.0 * off);
+        println!("{line}");
+        assert!(off.abs() < 0.1, "{line}");
+    }
 }
 
 /// Nothing of this computer's speed is in it.
