@@ -101,15 +101,16 @@ impl Memory {
         if self.total() <= free {
             return Ok(());
         }
-        let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
+        let (unit, shift) = if self.total() < 1 << 30 { ("MiB", 20) } else { ("GiB", 30) };
+        let of = |b: u64| b as f64 / (1u64 << shift) as f64;
         Err(Error::Capacity(format!(
-            "needs {:.2} GiB (weights {:.2}, KV {:.2}, activations {:.2}), {:.2} GiB free on {device}; \
+            "needs {:.2} {unit} (weights {:.2}, KV {:.2}, activations {:.2}), {:.2} {unit} free on {device}; \
              try a smaller --ctx or a smaller quantisation, or run on the CPU with --device cpu",
-            gib(self.total()),
-            gib(self.weights),
-            gib(self.kv),
-            gib(self.activations),
-            gib(free)
+            of(self.total()),
+            of(self.weights),
+            of(self.kv),
+            of(self.activations),
+            of(free)
         )))
     }
 }

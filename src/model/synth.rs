@@ -109,7 +109,7 @@ pub fn parse(text: &str) -> Result<Request> {
             }
         }
     }
-    let (_, mut spec) = hf::hf_spec(&config)?;
+    let (_, mut spec) = hf::hf_spec(&config).map_err(|e| in_file(name, e))?;
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();
@@ -122,7 +122,7 @@ pub fn parse(text: &str) -> Result<Request> {
 /// # Errors
 /// As [`parse`].
 pub fn spec(name: &str) -> Result<ModelSpec> {
-    let (_, mut spec) = hf::hf_spec(&config(name, "--spec ")?)?;
+    let (_, mut spec) = hf::hf_spec(&config(name, "--spec ")?).map_err(|e| in_file(name, e))?;
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();
@@ -151,6 +151,19 @@ fn config(name: &str, asked: &str) -> Result<Json> {
     }
     let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
     serde_json::from_slice(&text).map_err(|e| Error::format(name, format!("not valid JSON: {e}")))
+}
+
+/// An error about the configuration `name`, which need not be called config.json.
+fn in_file(name: &str, error: Error) -> Error {
+    let named = |text: String| match text.strip_prefix("config.json") {
+        Some(rest) => format!("{name}{rest}"),
+        None => text,
+    };
+    match error {
+        Error::Format { what, problem } => Error::Format { what: named(what), problem },
+        Error::Unsupported(text) => Error::Unsupported(named(text)),
+        other => other,
+    }
 }
 
 /// Sets a key where the family will look for it.

@@ -284,6 +284,27 @@ fn a_plan_that_cannot_fit_is_a_sentence_with_the_numbers() {
 }
 
 #[test]
+fn a_spec_with_impossible_sizes_names_the_file_and_the_field() {
+    let spec = include_str!("../../specs/qwen3-8b.json");
+    for (was, is, want) in [
+        (
+            "\"num_hidden_layers\": 36",
+            "\"num_hidden_layers\": 99999999999",
+            "large.json: num_hidden_layers: 99999999999 layers",
+        ),
+        (
+            "\"hidden_size\": 4096",
+            "\"hidden_size\": \"wide\"",
+            "large.json: hidden_size: \"wide\", wanted a size",
+        ),
+    ] {
+        assert!(spec.contains(was), "{was}");
+        let text = spec.replacen(was, is, 1);
+        assert_error(&with_file("large.json", &text, "--hardware rtx4060-laptop"), 1, want);
+    }
+}
+
+#[test]
 fn a_bad_hardware_file_names_the_field() {
     for line in MACHINE.lines().filter(|l| l.contains('=')) {
         let field = line.split(' ').next().unwrap();
