@@ -4,13 +4,16 @@
 //! [cpu]  cores  dram_bytes  read_bw  flops_bf16  llc_bytes      [gpu] mem_bytes  bw  flops_bf16
 //! [link] h2d_bw  d2h_bw  latency_s                              [efficiency] (optional) cpu_compute cpu_memory
 //!                                                               gpu_compute gpu_memory link cpu_issue_s gpu_issue_s
-//!                                                               cpu_beside_copies
+//! [[node]] (optional) node  bytes  read_bw                      cpu_beside_copies
 //! ```
 //! `docs/plan.md` says what each field means. A description without `[gpu]` and `[link]` is a machine without a GPU.
+
+mod nodes;
 
 use serde::Serialize;
 use toml::{Table, Value};
 
+pub use self::nodes::{Node, WeightsNodes};
 use crate::{Error, Result};
 
 /// The CPU and its memory.
@@ -98,6 +101,12 @@ pub struct Hardware {
     pub accelerator: Option<(Gpu, Link)>,
     /// What kernels reach.
     pub efficiency: Efficiency,
+    /// Memory nodes for weights on the host.
+    #[serde(rename = "node", skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<Node>,
+    /// Where weights on the host lie; `None`: in the CPU's own memory. Not a part of descriptions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightsNodes>,
 }
 
 /// As in a description: `gpu` and `link`, or neither.
@@ -122,6 +131,7 @@ machines!(
     "rtx3090-epyc",
     "l40s-epyc",
     "a100-spr",
+    "a100-spr-cxl",
     "h100-spr",
     "h100-gnr",
     "t4-xeon",
@@ -170,13 +180,17 @@ impl<'a> Section<'a> {
                 ));
             }
         };
+        Section::new(file, name, table, keys).map(Some)
+    }
+
+    fn new(file: &'a str, name: &'static str, table: &'a Table, keys: &[&str]) -> Result<Section<'a>> {
         if let Some(key) = table.keys().find(|k| !keys.contains(&k.as_str())) {
             return Err(Error::format(
                 format!("{file}: {name}.{key}"),
                 format!("no such field; [{name}] has {}", keys.join(", ")),
             ));
         }
-        Ok(Some(Section { file, name, table }))
+        Ok(Section { file, name, table })
     }
 
     fn optional(&self, key: &str, (least, most, want): (f64, f64, &str)) -> Result<Option<f64>> {
@@ -213,7 +227,7 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
         let problem = e.message().lines().collect::<Vec<_>>().join(", ");
         Error::format(file, format!("line {line} is not TOML: {problem}"))
     })?;
-    let sections = ["cpu", "gpu", "link", "efficiency"];
+    let sections = ["cpu", "gpu", "link", "efficiency", "node"];
     if let Some(key) = root.keys().find(|k| !sections.contains(&k.as_str())) {
         return Err(Error::format(
             format!("{file}: {key}"),
@@ -286,7 +300,8 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
         }
     }
     let name = file.trim_end_matches(".toml").rsplit('/').next().unwrap_or(file).to_owned();
-    Ok(Hardware { name, cpu, accelerator, efficiency })
+    let nodes = nodes::parse(file, &root, &cpu)?;
+    Ok(Hardware { name, cpu, accelerator, efficiency, nodes, weights: None })
 }
 
 #[cfg(test)]

@@ -55,9 +55,10 @@ pub struct EngineArgs {
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N",
           allow_negative_numbers = true)]
     pub threads: Option<u32>,
-    /// Memory for weights on the host: a NUMA or CXL node, or interleave for all nodes in turn (`tandem doctor` lists them)
-    /// [default: where the system puts them].
-    #[arg(long, value_name = "NODE|interleave", allow_hyphen_values = true)]
+    /// Memory for weights on the host: NUMA or CXL nodes, page by page over several, like 1 or 1,2, or interleave for all
+    /// (`tandem doctor` lists them; with --device emulated:HARDWARE those that it describes) [default: where the system
+    /// puts them].
+    #[arg(long, value_name = "NODES|interleave", allow_hyphen_values = true)]
     pub weights_node: Option<NumaWish>,
     /// A sequence's results do not depend on what else is in the batch, nor on how it was split, nor (with --device emulated) on what
     /// is computed where.
@@ -177,6 +178,9 @@ impl EngineArgs {
             split.check()?;
         }
         self.weights_binding()?;
+        if let Device::Accelerator(Kind::Timed(_, machine)) = &self.device {
+            self.with_weights(machine)?;
+        }
         if self.weights_node.is_some() && strategy == Strategy::GpuOnly {
             return Err(Error::usage(
                 "--weights-node: with --strategy gpu-only no weights are on the host; leave one of them out",
@@ -189,12 +193,26 @@ impl EngineArgs {
         }
     }
 
-    /// The NUMA binding of weights on the host.
+    /// The NUMA binding of weights on the host; none where another machine's time is emulated, whose nodes are not here.
     ///
     /// # Errors
     /// If the node does not exist.
     pub fn weights_binding(&self) -> Result<Option<NumaBinding>> {
-        self.weights_node.map(|wish| wish.among(&numa_nodes())).transpose()
+        match (&self.device, &self.weights_node) {
+            (Device::Accelerator(Kind::Timed(..)), _) | (_, None) => Ok(None),
+            (_, Some(wish)) => wish.among(&numa_nodes()).map(Some),
+        }
+    }
+
+    /// A machine with weights on the nodes that `--weights-node` says.
+    ///
+    /// # Errors
+    /// If the machine has no such node.
+    pub fn with_weights(&self, machine: &Hardware) -> Result<Hardware> {
+        match &self.weights_node {
+            None => Ok(machine.clone()),
+            Some(wish) => machine.with_weights_on(&wish.numbers(&machine.all_nodes())),
+        }
     }
 
     /// The strategy. An option that only one strategy has selects it.
@@ -236,16 +254,19 @@ impl EngineArgs {
             // Only the CPU promises deterministic results: see `check`.
             (Device::Auto, Strategy::Auto) if self.deterministic => None,
             (Device::Auto, _) => Some(Kind::Cuda(0)),
+            (Device::Accelerator(Kind::Timed(what, _)), _) => {
+                self.timed_machine().map(|machine| Kind::Timed(*what, machine))
+            }
             (Device::Accelerator(kind), _) => Some(kind.clone()),
         }
     }
 
-    /// The machine whose time is emulated: that of `--device emulated:HARDWARE`.
-    pub fn timed_machine(&self) -> Option<&Arc<Hardware>> {
-        match &self.device {
-            Device::Accelerator(Kind::Timed(_, machine)) => Some(machine),
-            _ => None,
-        }
+    /// The machine whose time is emulated: that of `--device emulated:HARDWARE`, with weights on the nodes of
+    /// `--weights-node`.
+    pub fn timed_machine(&self) -> Option<Arc<Hardware>> {
+        let Device::Accelerator(Kind::Timed(_, machine)) = &self.device else { return None };
+        // `check` has refused nodes that the machine does not have.
+        Some(self.with_weights(machine).map_or_else(|_| machine.clone(), Arc::new))
     }
 
     /// Whether to fall back to the CPU if there is no accelerator.

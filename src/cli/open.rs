@@ -160,10 +160,16 @@ impl Opened {
                 args.hardware
             ));
         }
-        if let Some(nodes) = &options.weights_node {
+        let described =
+            args.timed_machine().and_then(|m| Some((m.weights.as_ref()?.describe(), m.name.clone())));
+        let nodes = match (&options.weights_node, described) {
+            (Some(nodes), _) => Some(nodes.describe()),
+            (None, described) => described.map(|(nodes, machine)| format!("{nodes} of {machine}")),
+        };
+        if let Some(nodes) = nodes {
             match engine.placement().strategy {
                 "gpu-only" => progress::note("--weights-node has no effect: all weights are on the device"),
-                _ => progress::detail(&format!("weights on the host are on {}", nodes.describe())),
+                _ => progress::detail(&format!("weights on the host are on {nodes}")),
             }
         }
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
@@ -238,7 +244,7 @@ impl Opened {
         let engine = with_bar(total, "packing weights", |progress| match args.timed_machine() {
             None => Engine::new(spec, weights, options, progress),
             Some(machine) => {
-                let clock = Arc::new(Clock::new(Rates::of(machine)?));
+                let clock = Arc::new(Clock::new(Rates::of(&machine)?));
                 Engine::on_emulated_cpu(spec, weights, options, clock, progress)
             }
         })?;
@@ -353,7 +359,7 @@ fn fit_types(args: &EngineArgs, accelerator: &dyn Accelerator, options: &mut Opt
 /// Notes which machine's time is reported, if it is not this computer's.
 fn tell_clock(args: &EngineArgs, engine: &Engine) {
     if engine.emulated_seconds().is_some() {
-        let machine = args.timed_machine().map_or("another machine", |machine| machine.name.as_str());
+        let machine = args.timed_machine().map_or("another machine".into(), |machine| machine.name.clone());
         progress::note(&format!("times are those of {machine}, not of this computer"));
     }
 }

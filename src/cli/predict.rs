@@ -44,9 +44,29 @@ struct Basis {
     from: String,
 }
 
-/// The machine with this device, or without one: from `--hardware`, from a measurement, or from a quick probe. `None`,
-/// after a message, if there are no figures.
+/// The machine with this device, or without one: from `--hardware`, from a measurement, or from a quick probe; with weights on
+/// the nodes of `--weights-node`, if anything is known of them. `None`, after a message, if there are no figures.
 fn basis(
+    args: &EngineArgs,
+    model: &LoadedModel,
+    device: Option<(&Kind, &DeviceInfo)>,
+) -> tandem::Result<Option<Basis>> {
+    let Some(basis) = figures_of(args, model, device)? else { return Ok(None) };
+    if basis.hardware.weights.is_some() {
+        return Ok(Some(basis));
+    }
+    let hardware = args.with_weights(&basis.hardware).unwrap_or_else(|_| {
+        progress::note(
+            "--weights-node: the speed of these nodes is not known, and predictions take weights to be in the CPU's own \
+             memory; tandem profile measures it",
+        );
+        basis.hardware.clone()
+    });
+    Ok(Some(Basis { hardware, ..basis }))
+}
+
+/// The same with all weights in the CPU's own memory.
+fn figures_of(
     args: &EngineArgs,
     model: &LoadedModel,
     device: Option<(&Kind, &DeviceInfo)>,
@@ -69,7 +89,7 @@ fn basis(
         return Ok(Some(Basis { hardware, tables, whose, from }));
     }
     if let Some(machine) = args.timed_machine() {
-        let (hardware, name) = (Hardware::clone(machine), machine.name.clone());
+        let (hardware, name) = (Hardware::clone(&machine), machine.name.clone());
         let from = format!("the machine of --device emulated:{name}");
         return Ok(Some(Basis { hardware, tables: None, whose: Some(name), from }));
     }

@@ -368,6 +368,16 @@ pub trait Runtime: Send + Sync {
         None
     }
 
+    /// Occupies `lane` for this many seconds of emulated time, in addition to the real work. A recording includes it.
+    /// Without a clock nothing happens.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    fn elapse(&self, lane: Lane, seconds: f64) -> Result<()> {
+        let _ = (lane, seconds);
+        Ok(())
+    }
+
     /// When `event` is reached in emulated time, for operations of the host that wait for it. `None` without a clock.
     fn moment(&self, event: &Event) -> Option<Moment> {
         let _ = event;

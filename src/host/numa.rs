@@ -28,6 +28,16 @@ pub struct NumaNode {
 }
 
 impl NumaNode {
+    /// Whether a core that this process may use belongs to it.
+    pub fn is_own(&self) -> bool {
+        let range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.trim().parse::<usize>().ok()?..=last.trim().parse().ok()?)
+        };
+        let ranges: Vec<_> = self.cpus.split(',').filter_map(range).collect();
+        super::cpu::cores().iter().any(|core| ranges.iter().any(|r| r.contains(&core.id)))
+    }
+
     /// A short description.
     pub fn describe(&self) -> String {
         let memory = self.memory.map_or("memory unknown".into(), gigabytes);
@@ -72,11 +82,14 @@ fn kibibytes(info: &str, key: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
+/// The largest number that is taken for a node's: beyond those of any kernel, which has 1024.
+const MOST_NUMBER: usize = u16::MAX as usize;
+
 /// The requested place of weights, from `--weights-node`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NumaWish {
-    /// On this node.
-    Node(usize),
+    /// On these nodes, ascending; page by page over several.
+    Nodes(Vec<usize>),
     /// Page by page over all nodes with memory.
     Interleave,
 }
@@ -84,11 +97,25 @@ pub enum NumaWish {
 impl FromStr for NumaWish {
     type Err = String;
 
+    /// `1`, `0,2`, `1-3`, `interleave`.
     fn from_str(text: &str) -> std::result::Result<NumaWish, String> {
-        match text {
-            "interleave" => Ok(NumaWish::Interleave),
-            number => number.parse().map(NumaWish::Node).map_err(|_| "a node's number or interleave".into()),
+        if text == "interleave" {
+            return Ok(NumaWish::Interleave);
         }
+        let number = |n: &str| n.parse::<usize>().ok().filter(|&n| n <= MOST_NUMBER);
+        let range = |part: &str| match part.split_once('-') {
+            None => number(part).map(|n| n..=n),
+            Some((first, last)) => Some(number(first)?..=number(last)?).filter(|r| !r.is_empty()),
+        };
+        let parts: Option<Vec<_>> = text.split(',').map(range).collect();
+        let mut nodes: Vec<usize> = parts
+            .ok_or("the numbers of nodes, like 1 or 1,2 or 1-3, or interleave")?
+            .into_iter()
+            .flatten()
+            .collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        Ok(NumaWish::Nodes(nodes))
     }
 }
 
@@ -104,7 +131,7 @@ impl NumaWish {
     ///
     /// # Errors
     /// If the node does not exist or has no memory; the message lists the existing ones.
-    pub fn among(self, nodes: &[NumaNode]) -> Result<NumaBinding> {
+    pub fn among(&self, nodes: &[NumaNode]) -> Result<NumaBinding> {
         let with_memory: Vec<NumaNode> = nodes.iter().filter(|n| n.memory != Some(0)).cloned().collect();
         if with_memory.is_empty() {
             return Err(Error::Unsupported(
@@ -113,23 +140,44 @@ impl NumaWish {
         }
         match self {
             NumaWish::Interleave => Ok(NumaBinding { nodes: with_memory, interleave: true }),
-            NumaWish::Node(wanted) => match with_memory.iter().find(|n| n.node == wanted) {
-                Some(node) => Ok(NumaBinding { nodes: vec![node.clone()], interleave: false }),
-                None => {
-                    let there = |n: &NumaNode| format!("{} ({})", n.node, n.describe());
-                    let there: Vec<_> = with_memory.iter().map(there).collect();
-                    let plural = if there.len() == 1 { "node is" } else { "nodes are" };
-                    Err(Error::usage(format!(
-                        "--weights-node {wanted}: there is no such node with memory; this machine's {plural} {}",
-                        there.join(", ")
-                    )))
+            NumaWish::Nodes(wanted) => {
+                match wanted.iter().find(|&&w| with_memory.iter().all(|n| n.node != w)) {
+                    None => {
+                        let nodes: Vec<_> =
+                            with_memory.into_iter().filter(|n| wanted.contains(&n.node)).collect();
+                        Ok(NumaBinding { interleave: nodes.len() > 1, nodes })
+                    }
+                    Some(wanted) => {
+                        let there = |n: &NumaNode| format!("{} ({})", n.node, n.describe());
+                        let there: Vec<_> = with_memory.iter().map(there).collect();
+                        let plural = if there.len() == 1 { "node is" } else { "nodes are" };
+                        Err(Error::usage(format!(
+                            "--weights-node {wanted}: there is no such node with memory; this machine's {plural} {}",
+                            there.join(", ")
+                        )))
+                    }
                 }
-            },
+            }
+        }
+    }
+}
+
+impl NumaWish {
+    /// The nodes meant, of a machine that has `all`.
+    pub fn numbers(&self, all: &[usize]) -> Vec<usize> {
+        match self {
+            NumaWish::Nodes(nodes) => nodes.clone(),
+            NumaWish::Interleave => all.to_vec(),
         }
     }
 }
 
 impl NumaBinding {
+    /// The numbers of the nodes, ascending.
+    pub fn numbers(&self) -> Vec<usize> {
+        self.nodes.iter().map(|n| n.node).collect()
+    }
+
     /// A short description: `node 1 (cpus none, 137.44 GB)`.
     pub fn describe(&self) -> String {
         let numbers: Vec<_> = self.nodes.iter().map(|n| n.node.to_string()).collect();
@@ -319,9 +367,13 @@ mod tests {
                 assert!(error.contains(word), "{error:?} does not say {word:?}");
             }
         }
-        for bad in ["", "-1", "one", "0,1"] {
+        let some = bind("10,0-1,0").unwrap();
+        assert_eq!((some.numbers(), some.interleave), (vec![0, 1, 10], true));
+        assert_eq!((bind("0,1").unwrap().mask(), bind("1-1").unwrap().interleave), (vec![3], false));
+        for bad in ["", "-1", "one", "0,", "2-1", "0-65536", "1-2-3", "99999999999999999999"] {
             assert!(bad.parse::<NumaWish>().is_err(), "{bad}");
         }
+        assert!(bind("0-2").unwrap_err().to_string().contains("--weights-node 2: there is no such node"));
         let nowhere = NumaWish::Interleave.among(&[]).unwrap_err().to_string();
         assert!(nowhere.contains("does not tell"), "{nowhere}");
     }
@@ -329,7 +381,7 @@ mod tests {
     #[test]
     fn more_than_the_nodes_have_is_refused_with_the_numbers() {
         let nodes = nodes_in(machine().path());
-        let card = NumaWish::Node(10).among(&nodes).unwrap();
+        let card = NumaWish::Nodes(vec![10]).among(&nodes).unwrap();
         card.check(6_000_000_000).unwrap();
         let error = card.check(7_000_000_000).unwrap_err().to_string();
         assert!(error.contains("7.00 GB") && error.contains("6.14 GB available"), "{error}");
@@ -338,7 +390,7 @@ mod tests {
     #[test]
     fn a_mask_goes_beyond_a_word() {
         let node = NumaNode { node: 70, cpus: String::new(), memory: Some(1), available: None };
-        let mask = NumaWish::Node(70).among(&[node]).unwrap().mask();
+        let mask = NumaWish::Nodes(vec![70]).among(&[node]).unwrap().mask();
         assert_eq!(mask, [0, 1 << 6]);
     }
 
@@ -358,7 +410,7 @@ mod tests {
             println!("skipped: this system does not tell its memory nodes");
             return;
         };
-        let binding = NumaWish::Node(node.node).among(&numa_nodes()).unwrap();
+        let binding = NumaWish::Nodes(vec![node.node]).among(&numa_nodes()).unwrap();
         let mut map = memmap2::MmapMut::map_anon(64 << 10).unwrap();
         map[0] = 1;
         if let Err(refused) = binding.bind(map.as_mut_ptr(), map.len()) {

@@ -7,6 +7,9 @@
 //! ```
 //! One placement has two policies: a helm candidate may stream its host blocks to the GPU for long prompts and compute
 //! them in place in decode, where that is predicted to be faster.
+//!
+//! Weights on the host lie where [`Hardware::with_weights_on`] says. Two plans of one request that differ in that are one
+//! by [`Plan::or`], which keeps the faster candidate of each strategy.
 
 mod helm;
 mod lia;
@@ -130,6 +133,9 @@ pub struct Candidate {
     pub busy: Option<[Busy; 2]>,
     /// Bytes on each side.
     pub memory: Memory,
+    /// Memory nodes with weights of the host, if not all are in the CPU's own memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights_nodes: Option<Vec<usize>>,
     /// The longest context that fits this placement with this batch.
     pub longest_context: u64,
     /// What else there is to say.
@@ -216,6 +222,7 @@ impl Planner<'_> {
     fn candidate(&self, strategy: Strategy, mut draft: Draft) -> Candidate {
         let memory = self.memory(&draft.placement, draft.chunk);
         let lack = memory.lack();
+        let weights = self.hardware.weights.as_ref().filter(|_| memory.nodes.is_some());
         let there = self.hardware.accelerator.is_some() || !draft.placement.uses(Side::Device);
         if there && draft.run.is_none() {
             self.predict(&mut draft);
@@ -259,6 +266,7 @@ impl Planner<'_> {
             operations: run.as_ref().map(|r| r.operations.clone()).unwrap_or_default(),
             stages: run.map(|r| r.stages).unwrap_or_default(),
             memory,
+            weights_nodes: weights.map(|on| on.nodes.clone()),
             longest_context: if there {
                 longest_context(self.sizes, &draft.placement, &self.request.load(draft.chunk), self.available)
             } else {
@@ -378,14 +386,21 @@ impl Planner<'_> {
     }
 
     fn run(&self, strategy: Strategy) -> Candidate {
-        match strategy {
+        let mut candidate = match strategy {
             Strategy::CpuOnly => self.cpu_only(),
             Strategy::GpuOnly => self.gpu_only(),
             Strategy::Greedy => self.greedy(),
             Strategy::Stream => self.stream(),
             Strategy::Helm => helm::candidate(self),
             Strategy::Lia => lia::candidate(self),
+        };
+        if let (Some(on), Some(_)) = (&self.hardware.weights, &candidate.weights_nodes) {
+            candidate.reason += &match candidate.feasible {
+                true => format!("; weights of the CPU's side on {}", on.describe()),
+                false => format!(", with weights on {}", on.describe()),
+            };
         }
+        candidate
     }
 }
 
@@ -413,29 +428,44 @@ pub fn plan_with(
     request.check(sizes)?;
     let available = Available::new(hardware, request.gpu_memory);
     let planner = Planner { sizes, hardware, request, costs, available };
-    let candidates: Vec<Candidate> = strategies.iter().map(|&s| planner.run(s)).collect();
-    let total = |i: usize| candidates[i].t_total_s.unwrap_or(f64::INFINITY);
-    let mut order: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].feasible).collect();
-    // Sums in another order differ in their last bits: that is a tie, too.
-    let least = order.iter().map(|&i| total(i)).fold(f64::INFINITY, f64::min);
-    let billionths = |i: usize| (total(i) / least * 1e9).round() as u64;
-    order.sort_by_key(|&i| (billionths(i), candidates[i].strategy.preference()));
-    let why = match order[..] {
-        [] => String::new(),
-        [only] => format!("{}: the only one that fits", candidates[only].strategy.name()),
-        [first, second, ..] => {
-            let (a, b) = (&candidates[first], &candidates[second]);
-            let ratio = total(second) / total(first);
-            let lead = match ratio {
-                r if r < 1.001 => format!("as fast as {}", b.strategy.name()),
-                r if r < 1.1 => format!("{:.1}% faster than {}", (r - 1.0) * 100.0, b.strategy.name()),
-                r => format!("{r:.1} times as fast as {}", b.strategy.name()),
-            };
-            format!("{}: {}; {lead}", a.strategy.name(), a.reason)
-        }
-    };
-    let chosen = order.first().copied();
-    Ok(Plan { candidates, chosen, why })
+    Ok(Plan::of(strategies.iter().map(|&s| planner.run(s)).collect()))
+}
+
+impl Plan {
+    /// Chooses among candidates.
+    fn of(candidates: Vec<Candidate>) -> Plan {
+        let total = |i: usize| candidates[i].t_total_s.unwrap_or(f64::INFINITY);
+        let mut order: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].feasible).collect();
+        // Sums in another order differ in their last bits: that is a tie, too.
+        let least = order.iter().map(|&i| total(i)).fold(f64::INFINITY, f64::min);
+        let billionths = |i: usize| (total(i) / least * 1e9).round() as u64;
+        order.sort_by_key(|&i| (billionths(i), candidates[i].strategy.preference()));
+        let why = match order[..] {
+            [] => String::new(),
+            [only] => format!("{}: the only one that fits", candidates[only].strategy.name()),
+            [first, second, ..] => {
+                let (a, b) = (&candidates[first], &candidates[second]);
+                let ratio = total(second) / total(first);
+                let lead = match ratio {
+                    r if r < 1.001 => format!("as fast as {}", b.strategy.name()),
+                    r if r < 1.1 => format!("{:.1}% faster than {}", (r - 1.0) * 100.0, b.strategy.name()),
+                    r => format!("{r:.1} times as fast as {}", b.strategy.name()),
+                };
+                format!("{}: {}; {lead}", a.strategy.name(), a.reason)
+            }
+        };
+        let chosen = order.first().copied();
+        Plan { candidates, chosen, why }
+    }
+
+    /// This plan with each candidate replaced by that of `other` where only that one fits, or is faster. `other` is of the
+    /// same strategies in the same order.
+    pub fn or(self, other: Plan) -> Plan {
+        let seconds =
+            |c: &Candidate| if c.feasible { c.t_total_s.unwrap_or(f64::INFINITY) } else { f64::INFINITY };
+        let pairs = self.candidates.into_iter().zip(other.candidates);
+        Plan::of(pairs.map(|(a, b)| if seconds(&b) < seconds(&a) { b } else { a }).collect())
+    }
 }
 
 #[cfg(test)]

@@ -209,6 +209,12 @@ pub trait Costs: Sync {
     /// `bytes` over the link in one transfer from or to pinned memory, its latency included.
     fn transfer(&self, direction: Direction, bytes: u64) -> f64;
 
+    /// `bytes` of weights from the host to the device in one transfer: as [`transfer`](Costs::transfer), but at most as
+    /// fast as the memory in which weights lie.
+    fn stream(&self, bytes: u64) -> f64 {
+        self.transfer(Direction::ToDevice, bytes)
+    }
+
     /// Issuing one unit (embedding, block, head) on `side`: `n` of them take at least `n` times this, however small
     /// their work.
     fn issue(&self, side: Side) -> f64;

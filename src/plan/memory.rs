@@ -96,13 +96,25 @@ pub struct HostMemory {
     pub available: u64,
 }
 
+/// Memory nodes beside the CPU's own memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct NodeMemory {
+    /// Weights of the host.
+    pub weights: u64,
+    /// What there is.
+    pub available: u64,
+}
+
 /// Both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Memory {
     /// On the GPU.
     pub gpu: GpuMemory,
-    /// On the host.
+    /// On the host: in the CPU's own memory.
     pub host: HostMemory,
+    /// On the nodes where weights of the host lie, if not in the CPU's own memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodeMemory>,
 }
 
 impl Memory {
@@ -123,6 +135,13 @@ impl Memory {
                 g(gpu.available)
             ));
         }
+        if let Some(nodes) = self.nodes.filter(|n| n.weights > n.available) {
+            return Some(format!(
+                "needs {} GB for weights on memory nodes, {} GB available",
+                g(nodes.weights),
+                g(nodes.available)
+            ));
+        }
         (host.total > host.available).then(|| {
             format!(
                 "needs {} GB of host memory (weights {}, KV {}, activations {}, pinned {}), {} GB available",
@@ -138,7 +157,8 @@ impl Memory {
 
     /// Whether it fits.
     pub fn fits(&self) -> bool {
-        self.gpu.total <= self.gpu.available && self.host.total <= self.host.available
+        let nodes = self.nodes.is_none_or(|n| n.weights <= n.available);
+        nodes && self.gpu.total <= self.gpu.available && self.host.total <= self.host.available
     }
 }
 
@@ -149,6 +169,19 @@ pub struct Available {
     pub gpu: u64,
     /// On the host.
     pub host: u64,
+    /// On the nodes of weights, where these do not lie in the CPU's own memory.
+    pub nodes: Option<NodesRoom>,
+}
+
+/// Room for weights on memory nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodesRoom {
+    /// Bytes, without what is the CPU's own memory.
+    pub bytes: u64,
+    /// Nodes, and how many of them are the CPU's own memory: pages alternate between all of them.
+    pub nodes: u64,
+    /// See [`nodes`](NodesRoom::nodes).
+    pub own: u64,
 }
 
 impl Available {
@@ -160,7 +193,13 @@ impl Available {
             (Some(_), Some(bytes)) => bytes.min(nominal),
             (Some(_), None) => nominal.saturating_sub(GPU_RESERVE),
         };
-        Available { gpu, host: (hardware.cpu.dram_bytes * (1.0 - HOST_RESERVE)) as u64 }
+        let usable = |bytes: f64| (bytes * (1.0 - HOST_RESERVE)) as u64;
+        let nodes = hardware.weights.as_ref().map(|on| NodesRoom {
+            bytes: usable(on.bytes),
+            nodes: on.nodes.len() as u64,
+            own: on.own as u64,
+        });
+        Available { gpu, host: usable(hardware.cpu.dram_bytes), nodes }
     }
 }
 
@@ -266,6 +305,13 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
             Side::Host => m.host.weights += bytes,
             Side::Device => m.gpu.weights += rounded(bytes),
         }
+    }
+
+    if let Some(room) = available.nodes {
+        let own = m.host.weights / room.nodes * room.own;
+        let weights = m.host.weights - own;
+        m.nodes = (weights > 0).then_some(NodeMemory { weights, available: room.bytes });
+        m.host.weights = own;
     }
 
     let (rows, logits) = (load.rows(), load.sequences);
@@ -434,7 +480,7 @@ mod tests {
     #[test]
     fn all_on_one_side_takes_nothing_of_the_other() {
         let s = sizes("qwen3-8b");
-        let room = Available { gpu: 24 * GB, host: 64 * GB };
+        let room = Available { gpu: 24 * GB, host: 64 * GB, nodes: None };
         let cpu = memory(&s, &Placement::all(Side::Host, 36, 20), &load(), room);
         assert_eq!(cpu.gpu, GpuMemory { available: 24 * GB, ..GpuMemory::default() });
         assert_eq!(cpu.host.weights, s.model().host);
@@ -450,7 +496,7 @@ mod tests {
     #[test]
     fn a_tied_matrix_counts_once_where_both_uses_are_on_one_side() {
         let s = sizes("qwen3-4b");
-        let room = Available { gpu: 24 * GB, host: 64 * GB };
+        let room = Available { gpu: 24 * GB, host: 64 * GB, nodes: None };
         let table = (s.spec.vocab * s.spec.d_model * 2) as u64;
         let all = memory(&s, &Placement::all(Side::Host, 36, 20), &load(), room).host.weights;
         assert_eq!(all, s.model().host - table);
@@ -462,7 +508,7 @@ mod tests {
     #[test]
     fn streaming_needs_two_blocks_and_a_second_layout_only_where_layouts_differ() {
         let mut s = sizes("qwen3-8b");
-        let room = Available { gpu: 24 * GB, host: 64 * GB };
+        let room = Available { gpu: 24 * GB, host: 64 * GB, nodes: None };
         let mut placement = Placement::all(Side::Host, 36, 20);
         for l in &mut placement.layers {
             (l.weights, l.prefill) = (Residence::Streamed, Policy::all(Side::Device));
@@ -479,7 +525,8 @@ mod tests {
     fn the_ladder_takes_one_rung_after_the_other() {
         let s = sizes("qwen3-8b");
         let load = Load { sequences: 4, context: 8192, chunk: 2048 };
-        let try_with = |gpu: u64| ladder(&s, &load, Available { gpu, host: 64 * GB }, 32).unwrap();
+        let try_with =
+            |gpu: u64| ladder(&s, &load, Available { gpu, host: 64 * GB, nodes: None }, 32).unwrap();
         let all = try_with(40 * GB);
         assert_eq!((all.k, all.chunk, all.device_pages, all.rungs.len()), (0, 2048, 1024, 0));
         let shorter = try_with(21_300_000_000);
@@ -488,14 +535,15 @@ mod tests {
         assert!(pages.k == 0 && pages.device_pages < 1024 && pages.rungs.len() <= 2, "{pages:?}");
         let blocks = try_with(12 * GB);
         assert!(blocks.k > 0 && blocks.rungs.last().unwrap().contains("units on the host"), "{blocks:?}");
-        let none = ladder(&s, &load, Available { gpu: 0, host: 8 * GB }, 32).unwrap_err().to_string();
+        let none =
+            ladder(&s, &load, Available { gpu: 0, host: 8 * GB, nodes: None }, 32).unwrap_err().to_string();
         assert!(none.contains("needs") && none.contains("host memory") && none.contains("8.00 GB"), "{none}");
     }
 
     #[test]
     fn the_longest_context_is_the_last_that_fits() {
         let s = sizes("qwen3-8b");
-        let room = Available { gpu: 20 * GB, host: 64 * GB };
+        let room = Available { gpu: 20 * GB, host: 64 * GB, nodes: None };
         let placement = Placement::all(Side::Device, 36, 20);
         let longest = longest_context(&s, &placement, &load(), room);
         let fits = |context: u64| {
@@ -504,6 +552,6 @@ mod tests {
             memory(&s, &p, &load, room).fits()
         };
         assert!(longest > 1000 && fits(longest) && !fits(longest + 1), "{longest}");
-        assert_eq!(longest_context(&s, &placement, &load(), Available { gpu: GB, host: GB }), 0);
+        assert_eq!(longest_context(&s, &placement, &load(), Available { gpu: GB, host: GB, nodes: None }), 0);
     }
 }

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`plan_with`], [`Plan`], [`Candidate`], [`Request`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
 //! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`] | bytes and elements of a model's units |
-//! | [`memory()`], [`Load`], [`Available`], [`page_bytes`] | memory that a placement needs on each side |
+//! | [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`] | memory that a placement needs on each side, and on memory nodes |
 //! | [`Costs`], [`Batch`], [`Group`], [`Scan`], [`Direction`] | the cost interface of planners and of the virtual machine |
 //! | [`Hardware`], [`Roofline`], [`Uncached`], [`CostSource`] | costs computed from a machine's description; measured tables implement the same interface |
 //! | [`price()`], [`Workload`], [`Times`], [`Spilled`] | seconds of a run in closed form |
@@ -40,7 +40,7 @@ mod sublayer;
 pub use crate::hardware::{self, Hardware};
 pub use choose::{Candidate, Plan, Request, Strategy, boundary_curve, countable, plan_with};
 pub use cost::{Batch, Costs, Direction, Group, Scan};
-pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, memory, page_bytes};
+pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, NodeMemory, NodesRoom, memory, page_bytes};
 pub use operation::OpCosts;
 pub use predictor::{Predictor, Seconds};
 pub use prefix::Prefix;

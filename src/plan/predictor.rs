@@ -369,7 +369,7 @@ impl Predict for Predictor {
             match at.weights {
                 Residence::Streamed => {
                     let bytes = self.sizes.blocks[layer].total().device;
-                    products.max(costs.transfer(Direction::ToDevice, bytes))
+                    products.max(costs.stream(bytes))
                 }
                 _ => products,
             }

@@ -7,11 +7,14 @@
 //! that stay in the last-level cache between two tokens are read faster than memory; the weights of a token evict them, so
 //! the share that stays, α = min(1, C_L3 / (W + W_kv)), is close to 0 for real models and blends the two rates
 //! ([`Roofline::blended_read`]).
+//!
+//! Weights on the host may lie in slower memory than the rest ([`WeightsNodes`]): products on the CPU read them at its rate,
+//! and the link takes them at most that fast.
 
 use std::sync::OnceLock;
 
 use super::cost::{Batch, Costs, Direction, Scan};
-use super::hardware::{Gpu, Hardware, Link};
+use super::hardware::{Gpu, Hardware, Link, WeightsNodes};
 use super::sizes::{ELEMENT, Sizes};
 use crate::program::{Side, Sublayer};
 
@@ -90,6 +93,29 @@ impl<'a> Roofline<'a> {
         self.combine(flops as f64 / p, bytes as f64 / m)
     }
 
+    /// Seconds of a product that reads `x` bytes of activations and `y` bytes of weights.
+    fn product_time(&self, side: Side, flops: u64, x: u64, y: u64) -> f64 {
+        let Some(weights) = self.weights_rate().filter(|_| side == Side::Host) else {
+            return self.time(side, flops, x + y);
+        };
+        let (p, m) = self.rates(side);
+        self.combine(flops as f64 / p, x as f64 / m + y as f64 / weights)
+    }
+
+    /// Bytes/s at which kernels read weights on the host, if not as fast as the rest.
+    fn weights_rate(&self) -> Option<f64> {
+        let on: &WeightsNodes = self.hardware.weights.as_ref()?;
+        Some(on.read_bw * self.hardware.efficiency.cpu_memory)
+    }
+
+    /// Least seconds in which the CPU reads `bytes` bytes of weights, where they lie in memory of their own; 0 where not.
+    pub fn weights_read(&self, side: Side, bytes: u64) -> f64 {
+        match self.weights_rate() {
+            Some(rate) if side == Side::Host => bytes as f64 / rate,
+            _ => 0.0,
+        }
+    }
+
     fn combine(&self, arithmetic: f64, memory: f64) -> f64 {
         match self.form {
             Form::Larger => arithmetic.max(memory),
@@ -162,7 +188,10 @@ impl Costs for Roofline<'_> {
         if batch.rows() == 0 {
             return 0.0;
         }
-        self.time(side, w.flops, w.x + w.y)
+        match sublayer {
+            Sublayer::Scores | Sublayer::Values => self.time(side, w.flops, w.x + w.y),
+            _ => self.product_time(side, w.flops, w.x, w.y),
+        }
     }
 
     fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
@@ -191,7 +220,7 @@ impl Costs for Roofline<'_> {
         }
         let spec = &self.sizes.spec;
         let flops = 2 * rows * spec.d_model as u64 * spec.vocab as u64;
-        self.time(side, flops, self.sizes.head.on(side) + self.sizes.hidden(rows))
+        self.product_time(side, flops, self.sizes.hidden(rows), self.sizes.head.on(side))
     }
 
     fn copy(&self, side: Side, bytes: u64) -> f64 {
@@ -212,6 +241,17 @@ impl Costs for Roofline<'_> {
             Direction::ToHost => link.d2h_bw,
         };
         link.latency_s + bytes as f64 / (rate * self.hardware.efficiency.link)
+    }
+
+    fn stream(&self, bytes: u64) -> f64 {
+        // The copy reads while it sends.
+        let rate = self.weights_rate().unwrap_or(f64::INFINITY);
+        match bytes {
+            0 => 0.0,
+            _ => self
+                .transfer(Direction::ToDevice, bytes)
+                .max(self.accelerator().1.latency_s + bytes as f64 / rate),
+        }
     }
 
     fn issue(&self, side: Side) -> f64 {

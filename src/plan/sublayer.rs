@@ -119,7 +119,7 @@ pub fn block_time(
         } else {
             let weights = sizes.blocks[layer].of(sublayer).device;
             if side == Side::Device && !at.weights_on_device() {
-                t.load += to(Side::Device, weights);
+                t.load += costs.stream(weights);
             }
         }
         let residual = match sublayer {

@@ -3,7 +3,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::host::Pool;
+use crate::Result;
+use crate::host::{NumaBinding, Pool};
 
 /// A buffer to be read. Take at least four times the last-level cache, or the cache is what is measured.
 pub struct ReadProbe {
@@ -16,13 +17,27 @@ impl ReadProbe {
     /// # Panics
     /// If the system refuses that much memory.
     pub fn new(bytes: usize) -> ReadProbe {
+        ReadProbe::on(bytes, None).expect("nothing is bound")
+    }
+
+    /// [`ReadProbe::new`] on memory nodes, if any.
+    ///
+    /// # Errors
+    /// The system refuses to put memory there.
+    ///
+    /// # Panics
+    /// If the system refuses that much memory.
+    pub fn on(bytes: usize, nodes: Option<&NumaBinding>) -> Result<ReadProbe> {
         let words = bytes / 8 / 4096 * 4096;
         let mut map =
             memmap2::MmapMut::map_anon((words * 8).max(4096)).expect("memory for the bandwidth probe");
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
+        if let Some(nodes) = nodes {
+            nodes.bind(map.as_mut_ptr(), map.len())?;
+        }
         map.chunks_exact_mut(4096).for_each(|p| p[0] = 1);
-        ReadProbe { map }
+        Ok(ReadProbe { map })
     }
 
     /// Bytes that a pass reads.
@@ -49,6 +64,7 @@ pub fn read_bandwidth(pool: &Pool, bytes: usize, repeat: usize) -> f64 {
     let best = (0..repeat.max(1)).map(|_| probe.pass(pool)).fold(f64::INFINITY, f64::min);
     probe.bytes() as f64 / best
 }
+
 /// Reads everything, four streams at a time.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]

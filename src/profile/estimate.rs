@@ -69,6 +69,8 @@ pub fn estimate_cpu(threads: Option<usize>) -> Option<Hardware> {
         },
         accelerator: None,
         efficiency: Efficiency::default(),
+        nodes: Vec::new(),
+        weights: None,
     })
 }
 

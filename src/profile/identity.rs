@@ -8,7 +8,7 @@ use crate::model::{ModelSpec, Weights};
 use crate::simd::Isa;
 
 /// Layout of the profile's file: raised whenever a field changes its meaning.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 
 /// What has to be the same for a measurement to hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

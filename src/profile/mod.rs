@@ -18,7 +18,7 @@
 //! | item | what |
 //! |---|---|
 //! | [`Profile`], [`ModelProfile`], [`Store`], [`Identity`], [`DeviceIdentity`], [`ModelIdentity`] | profiles on disk, and the machine, device and model they belong to |
-//! | [`Limits`], [`CpuLimits`], [`Bandwidth`], [`HostAttention`], [`Copies`], [`DeviceLimits`], [`LinkLimits`], [`HandOver`], [`LaneLimits`], [`Rate`], [`LIMITS_STEPS`] | the limits of a machine |
+//! | [`Limits`], [`CpuLimits`], [`Bandwidth`], [`HostAttention`], [`Copies`], [`DeviceLimits`], [`LinkLimits`], [`NodeLimits`], [`HandOver`], [`LaneLimits`], [`Rate`], [`LIMITS_STEPS`] | the limits of a machine |
 //! | [`measure_model`], [`steps_of`], [`Subject`], [`Calibration`] | measures a model |
 //! | [`Tables`], [`Timings`], [`Measured`] | costs from measured times |
 //! | [`measured_tables`], [`tables_of`], [`measured_hardware`], [`measured_readers`], [`THIS_MACHINE`] | profiles of earlier runs |
@@ -48,7 +48,7 @@ pub use estimate::{estimate, estimate_cpu, similar_device};
 pub use identity::{DeviceIdentity, Identity, ModelIdentity};
 pub use limits::{
     Bandwidth, Copies, CpuLimits, DeviceLimits, HandOver, HostAttention, LIMITS_STEPS, LaneLimits, Limits,
-    LinkLimits, Rate,
+    LinkLimits, NodeLimits, Rate,
 };
 pub use measure::Subject;
 pub use peak::{Peak, peaks};
@@ -135,8 +135,13 @@ pub fn measured_hardware(device: Option<&DeviceInfo>) -> Option<Hardware> {
     let profile = store.load(&Identity::of_machine(device)).ok()??;
     let mut hardware = profile.limits.hardware(THIS_MACHINE);
     // How much of the memory is free changes from hour to hour.
+    let now = crate::host::numa_nodes();
+    for node in &mut hardware.nodes {
+        let available = now.iter().find(|n| n.node == node.node).and_then(|n| n.available);
+        node.bytes = available.map_or(node.bytes, |bytes| bytes as f64);
+    }
     if let Some(available) = crate::host::memory_available() {
-        hardware.cpu.dram_bytes = available as f64;
+        hardware.share_memory(available as f64);
     }
     Some(hardware)
 }

@@ -194,6 +194,7 @@ mod tests {
                         .into(),
                     peaks: vec![rate("f32 fma", 2e11)],
                     matrix: vec![rate("avx2", 1e11), rate("avx512", 3e11)],
+                    nodes: vec![],
                 },
                 host_attention: HostAttention {
                     threads: 2,

@@ -53,6 +53,100 @@ fn helm_with_weights_alone_takes_the_closed_form() {
     assert!(boundaries.is_sorted_by(|a, b| a > b), "{boundaries:?}");
 }
 
+/// Weights lie on memory nodes where the CPU's own memory is too small, or where they are asked to.
+#[test]
+fn weights_go_to_memory_nodes_where_they_must() {
+    let nodes = "[[node]]\nnode = 1\nbytes = 64e9\nread_bw = 10e9\n[[node]]\nnode = 2\nbytes = 64e9\nread_bw = 10e9\n";
+    let small = format!("{}{nodes}", MACHINE.replacen("32e9", "12e9", 1));
+    let large = format!("{MACHINE}{nodes}");
+    let line = "--spec qwen3-8b --prompt-len 64 --gen-len 16 --json";
+    let seconds = |c: &Json| c["t_decode_step_s"].as_f64().unwrap();
+    // Of the embedding a step reads a row.
+    const READ: f64 = 16.38e9 - 151_936.0 * 4096.0 * 2.0;
+
+    // 16.4 GB of weights do not fit 12 GB; only the weights leave.
+    let report = json(&with_file("box.toml", &small, line));
+    let away = of(&report, "cpu-only");
+    assert_eq!((&away["feasible"], &away["weights_nodes"]), (&Json::Bool(true), &serde_json::json!([1, 2])));
+    let (host, there) = (&away["memory"]["host"], &away["memory"]["nodes"]);
+    assert_eq!(host["weights"], 0);
+    assert!(
+        host["kv"].as_u64().unwrap() > 0 && there["weights"].as_u64().unwrap() > 16_000_000_000,
+        "{away}"
+    );
+    assert!(
+        away["reason"].as_str().unwrap().ends_with("weights of the CPU's side on nodes 1, 2 page by page"),
+        "{away}"
+    );
+    // Two nodes at 10 GB/s.
+    assert!((seconds(away) - READ / 20e9).abs() < 0.02 * seconds(away), "{away}");
+
+    // There is room: nothing leaves, unless it is asked to.
+    let report = json(&with_file("box.toml", &large, line));
+    let here = of(&report, "cpu-only");
+    assert!(here.get("weights_nodes").is_none() && here["memory"].get("nodes").is_none(), "{here}");
+    assert!((seconds(here) - READ / 45e9).abs() < 0.02 * seconds(here), "{here}");
+    let one = json(&with_file("box.toml", &large, &format!("{line} --weights-node 2")));
+    assert!((seconds(of(&one, "cpu-only")) - READ / 10e9).abs() < 0.02 * READ / 10e9, "{one}");
+    let all = json(&with_file("box.toml", &large, &format!("{line} --weights-node interleave")));
+    let all = of(&all, "cpu-only");
+    assert_eq!(all["weights_nodes"], serde_json::json!([0, 1, 2]));
+    let (host, there) = (&all["memory"]["host"]["weights"], &all["memory"]["nodes"]["weights"]);
+    assert!((2.0 * host.as_f64().unwrap() / there.as_f64().unwrap() - 1.0).abs() < 1e-6, "{all}");
+
+    // The memory that was asked for is too small: nothing is put elsewhere.
+    let own = with_file("box.toml", &small, &format!("{line} --strategy cpu-only --weights-node 0"));
+    assert_error(&own, 1, "GB of host memory (weights 16.38");
+    let line_there = format!("{line} --strategy cpu-only --weights-node 1,2");
+    let there = with_file("box.toml", &small.replace("64e9", "4e9"), &line_there);
+    assert_error(&there, 1, "for weights on memory nodes, 7.60 GB available, with weights on nodes 1, 2");
+    assert_error(&with_file("box.toml", &large, &format!("{line} --weights-node 3")), 2, "it has 0, 1, 2");
+    assert_error(
+        &with_file("box.toml", MACHINE, &format!("{line} --weights-node 1")),
+        2,
+        "box has no such memory node; it has 0",
+    );
+    assert_error(
+        &with_file("box.toml", MACHINE, &format!("{line} --weights-node one")),
+        2,
+        "the numbers of nodes",
+    );
+}
+
+/// LIA §5.4, Table 3: with OPT-30B's weights on CXL, the memory of 900 sequences holds 1580, and more are generated in a second.
+#[test]
+fn weights_on_cxl_make_room_for_larger_batches() {
+    let machine = include_str!("../../hardware/a100-spr-cxl.toml");
+    let line = "--spec opt-30b --strategy lia --prompt-len 32 --gen-len 32 --json --batch";
+    let lia = |text: &str, rest: &str| {
+        of(&json(&with_file("box.toml", text, &format!("{line} {rest}"))), "lia").clone()
+    };
+    let tokens = |batch: f64, c: &Json| batch * 32.0 / c["t_total_s"].as_f64().unwrap();
+    // A machine with just the memory for the keys and values of 1580 sequences.
+    let there = lia(machine, "1580 --weights-node 1,2");
+    let taken = there["memory"]["host"]["total"].as_f64().unwrap();
+    let full = machine.replacen("512e9", &format!("{:e}", taken / 0.95 + 1e6), 1);
+    let (few, many) = (lia(&full, "900"), lia(&full, "1580"));
+    assert!(few.get("weights_nodes").is_none(), "{few}");
+    assert_eq!(many["weights_nodes"], serde_json::json!([1, 2]), "{many}");
+    assert_error(
+        &with_file("box.toml", &full, &format!("{line} 1580 --weights-node 0")),
+        1,
+        "of host memory",
+    );
+    let gain = tokens(1580.0, &many) / tokens(900.0, &few);
+    println!("1580 sequences with weights on CXL: {gain:.2} times the throughput of 900");
+    // The paper measures 1.45.
+    assert!((1.25..1.6).contains(&gain), "{gain}");
+    // Two expanders deliver what the link takes: as fast as from the CPU's own memory; one of them does not.
+    let slower = |nodes: &str| {
+        tokens(900.0, &few) / tokens(900.0, &lia(&full, &format!("900 --weights-node {nodes}")))
+    };
+    let (two, one) = (slower("1,2"), slower("1"));
+    println!("900 sequences: {two:.3} times the time with weights on two expanders, {one:.3} on one");
+    assert!((1.0..1.01).contains(&two) && one > 1.1, "{two} {one}");
+}
+
 #[test]
 fn json_has_every_candidate_with_times_stages_and_memory() {
     let report = json(&plan(

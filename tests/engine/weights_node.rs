@@ -50,8 +50,8 @@ fn weights_give_the_same_bits_on_whichever_node_they_lie() {
         let m = load(name).unwrap();
         for streamed in [false, true] {
             let want = logits(&m, &options(None), streamed).unwrap();
-            for wish in [NumaWish::Node(last), NumaWish::Interleave] {
-                match logits(&m, &options(Some(wish)), streamed) {
+            for wish in [NumaWish::Nodes(vec![last]), NumaWish::Interleave] {
+                match logits(&m, &options(Some(wish.clone())), streamed) {
                     Ok(got) => assert_eq!(got, want, "{name} {wish:?}, streamed: {streamed}"),
                     Err(e) if e.to_string().contains("the system refuses") => {
                         println!("skipped: {e}");

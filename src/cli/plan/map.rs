@@ -109,14 +109,15 @@ pub fn compute(sizes: &Sizes, hardware: &Hardware, ranges: &Ranges, overlap: boo
         Cell { b, s, prefill: prefill.0.policy.bits(), decode: decode.0.policy.bits() }
     };
     let e = &hardware.efficiency;
+    let weights_bw = hardware.weights.as_ref().map(|on| on.read_bw);
     Ok(Map {
         model: sizes.spec.name.clone(),
         hardware: hardware.name.clone(),
         overlap,
         threshold: streaming_threshold(
-            link.h2d_bw * e.link,
+            (link.h2d_bw * e.link).min(weights_bw.map_or(f64::INFINITY, |bw| bw * e.cpu_memory)),
             gpu.bw * e.gpu_memory,
-            hardware.cpu.read_bw * e.cpu_memory,
+            weights_bw.unwrap_or(hardware.cpu.read_bw) * e.cpu_memory,
             hardware.cpu.flops_bf16 * e.cpu_compute,
             gpu.flops_bf16 * e.gpu_compute,
         ),

@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
+use tandem::host::NumaWish;
 use tandem::plan::{Candidate, Costs, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
+use tandem::profile::Tables;
 use tandem::{Error, atomic_file};
 
 use super::args::size;
@@ -43,6 +45,10 @@ pub struct Args {
     /// Most memory to use on the GPU, like 6GiB [default: all but 0.5 GB].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
+    /// Memory nodes for weights on the host, page by page over several: numbers of [[node]] in the machine's description, or
+    /// interleave for all; 0 is the CPU's own memory [default: the CPU's own memory, where they fit, else the other nodes].
+    #[arg(long, value_name = "NODES|interleave", allow_hyphen_values = true)]
+    pub weights_node: Option<NumaWish>,
     /// Compare all, or predict one.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub strategy: Choice,
@@ -127,6 +133,10 @@ pub fn run(args: &Args) -> Result<()> {
         ))
         .into());
     }
+    let hardware = match &args.weights_node {
+        Some(wish) => hardware.with_weights_on(&wish.numbers(&hardware.all_nodes()))?,
+        None => hardware,
+    };
     if let Some(ranges) = &args.policy_map
         && args.plot.is_none()
     {
@@ -141,16 +151,21 @@ pub fn run(args: &Args) -> Result<()> {
         chunk: args.chunk.map(Into::into),
         overlap: args.overlap,
     };
-    let (roofline, timed) =
-        (Roofline::new(&hardware, &sizes), tables.as_ref().map(|t| t.costs(&hardware, &sizes)));
-    let costs: &dyn Costs = match &timed {
-        Some(timed) => timed,
-        None => &roofline,
-    };
-    if timed.is_some() {
+    if tables.is_some() {
         progress::note("times are from the tables that tandem profile has measured of this model");
     }
-    let found = plan_with(&sizes, &hardware, &request, &args.strategy.strategies(), costs)?;
+    let strategies = args.strategy.strategies();
+    let planned = |on: &Hardware| planned(&sizes, on, &request, &strategies, tables.as_ref());
+    let mut found = planned(&hardware)?;
+    let spare = hardware.spare_nodes();
+    if args.weights_node.is_none() && !spare.is_empty() {
+        found = found.or(planned(&hardware.with_weights_on(&spare)?)?);
+    }
+    // As the winner has it.
+    let hardware = match found.chosen.and_then(|i| found.candidates[i].weights_nodes.as_ref()) {
+        Some(nodes) => hardware.with_weights_on(nodes)?,
+        None => hardware,
+    };
     if let Some(path) = &args.plot {
         let ranges = match args.policy_map {
             Some(ranges) => ranges,
@@ -173,18 +188,36 @@ pub fn run(args: &Args) -> Result<()> {
         prompt_len: request.prompt,
         gen_len: request.gen_len,
         batch: request.batch,
-        times: if timed.is_some() { "tables" } else { "roofline" },
+        times: if tables.is_some() { "tables" } else { "roofline" },
         candidates: &found.candidates,
         chosen: Some(found.candidates[chosen].strategy),
         why: &found.why,
     })
 }
 
+/// The plan for a machine, by the model's timings there, if there are any.
+fn planned(
+    sizes: &Sizes,
+    hardware: &Hardware,
+    request: &Request,
+    strategies: &[Strategy],
+    tables: Option<&Tables>,
+) -> tandem::Result<Plan> {
+    let roofline = Roofline::new(hardware, sizes);
+    let timed = tables.map(|tables| tables.costs(hardware, sizes));
+    let costs: &dyn Costs = match &timed {
+        Some(timed) => timed,
+        None => &roofline,
+    };
+    plan_with(sizes, hardware, request, strategies, costs)
+}
+
 /// The error if no candidate fits: names the candidate that lacks least.
 fn nowhere(sizes: &Sizes, hardware: &Hardware, plan: &Plan) -> Error {
     let lack = |c: &Candidate| {
         let (gpu, host) = (&c.memory.gpu, &c.memory.host);
-        gpu.total.saturating_sub(gpu.available) + host.total.saturating_sub(host.available)
+        let nodes = c.memory.nodes.map_or(0, |n| n.weights.saturating_sub(n.available));
+        gpu.total.saturating_sub(gpu.available) + host.total.saturating_sub(host.available) + nodes
     };
     let usable = |c: &&Candidate| hardware.accelerator.is_some() || c.t_total_s.is_some();
     let least = plan.candidates.iter().filter(usable).min_by_key(|c| lack(c)).or(plan.candidates.first());

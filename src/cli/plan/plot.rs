@@ -135,21 +135,31 @@ fn memory(area: &Area<'_>, plan: &Plan) -> Result<()> {
     };
     let (width, height) = area.dim_in_pixel();
     let (width, height) = (width as i32, height as i32);
+    // Only weights are there.
+    let nodes = |c: &Candidate| {
+        let m = c.memory.nodes.unwrap_or_default();
+        ([m.weights, 0, 0, 0, 0], m.available)
+    };
+    type Side = fn(&Candidate) -> ([u64; 5], u64);
+    let mut sides: Vec<(&str, Side)> = vec![("GPU", gpu), ("host", host)];
+    if plan.candidates.iter().any(|c| c.memory.nodes.is_some()) {
+        sides.push(("memory nodes", nodes));
+    }
+    let n = sides.len() as i32;
     let (left, top, bottom, gap) = (92, 66, height - 76, 34);
-    let half = (width - left - gap - 40) / 2;
+    let part = (width - left - gap * (n - 1) - 40) / n;
     let row = (bottom - top) / plan.candidates.len().max(1) as i32;
     let bar = (row * 6 / 10).min(34);
-    type Side = fn(&Candidate) -> ([u64; 5], u64);
-    let sides: [(&str, i32, Side); 2] = [("GPU", left, gpu), ("host", left + half + gap, host)];
-    for (name, x0, of) in sides {
+    for (side, (name, of)) in (0..).zip(sides) {
+        let x0 = left + side * (part + gap);
         let gb = |b: u64| b as f64 / 1e9;
         let available = plan.candidates.iter().map(|c| of(c).1).max().unwrap_or(0);
         let totals = plan.candidates.iter().map(|c| of(c).0.iter().sum::<u64>());
         let full = gb(totals.max().unwrap_or(0).max(available)).max(1e-9) * 1.1;
-        let x = |b: f64| x0 + (b / full * half as f64) as i32;
+        let x = |b: f64| x0 + (b / full * part as f64) as i32;
         area.draw(&Text::new(name, (x0, top - 24), text(14))).map_err(failed)?;
         area.draw(&PathElement::new(vec![(x0, top), (x0, bottom)], INK)).map_err(failed)?;
-        area.draw(&PathElement::new(vec![(x0, bottom), (x0 + half, bottom)], INK)).map_err(failed)?;
+        area.draw(&PathElement::new(vec![(x0, bottom), (x0 + part, bottom)], INK)).map_err(failed)?;
         for tick in ticks(full) {
             area.draw(&PathElement::new(vec![(x(tick), bottom), (x(tick), bottom + 4)], INK))
                 .map_err(failed)?;
@@ -159,14 +169,14 @@ fn memory(area: &Area<'_>, plan: &Plan) -> Result<()> {
         for (i, c) in plan.candidates.iter().enumerate() {
             let middle = top + row * i as i32 + row / 2;
             let mut from = 0;
-            for (part, colour) in of(c).0.into_iter().zip(PALETTE) {
-                let (a, b) = (x(gb(from)), x(gb(from + part)));
+            for (bytes, colour) in of(c).0.into_iter().zip(PALETTE) {
+                let (a, b) = (x(gb(from)), x(gb(from + bytes)));
                 if b > a {
                     let shape = [(a, middle - bar / 2), (b, middle + bar / 2)];
                     let fill = if c.feasible { colour.mix(1.0) } else { colour.mix(0.35) };
                     area.draw(&Rectangle::new(shape, fill.filled())).map_err(failed)?;
                 }
-                from += part;
+                from += bytes;
             }
             if x0 == left {
                 let style = if plan.chosen == Some(i) { text(14).color(&RED) } else { text(14) };
@@ -183,7 +193,7 @@ fn memory(area: &Area<'_>, plan: &Plan) -> Result<()> {
                 area.draw(&dash).map_err(failed)?;
             }
             let label = at(text(12).color(&RED), HPos::Center, VPos::Bottom);
-            area.draw(&Text::new("available", (line.min(x0 + half - 14), top - 2), label)).map_err(failed)?;
+            area.draw(&Text::new("available", (line.min(x0 + part - 14), top - 2), label)).map_err(failed)?;
         }
     }
     let mut x = left;

@@ -144,6 +144,12 @@ pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) 
         ],
         host.available,
     );
+    if let Some(nodes) = &chosen.memory.nodes {
+        let numbers =
+            chosen.weights_nodes.iter().flatten().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let name = if numbers.contains(',') { "nodes" } else { "node" };
+        out += &memory(&format!("{name} {numbers}"), &[("weights", nodes.weights)], nodes.available);
+    }
     out
 }
 

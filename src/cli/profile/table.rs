@@ -20,6 +20,13 @@ pub fn limits(profile: &Profile) -> String {
     let read = cpu.read.iter().map(|b| format!("{} ({})", gb(b.bytes_s), b.threads));
     let over = megabytes(cpu.read_bytes);
     line("read (threads)", format!("{}, over {over}", read.collect::<Vec<_>>().join(", ")));
+    for n in &cpu.nodes {
+        let whose = if n.own { "" } else { ", not of these cores" };
+        line(
+            &format!("memory node {}", n.node),
+            format!("{}, {} read{whose}", megabytes(n.memory_bytes), gb(n.bytes_s)),
+        );
+    }
     let rates = |rates: &[tandem::profile::Rate]| {
         let each = rates.iter().map(|r| format!("{} {}", r.name, flops(r.ops_s)));
         each.collect::<Vec<_>>().join(", ")

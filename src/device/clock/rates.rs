@@ -43,6 +43,8 @@ pub struct Rates {
     pub to_host: f64,
     /// Seconds from the request of a transfer to its first byte.
     pub latency: f64,
+    /// Bytes/s at which the CPU reads weights, and the link takes them at most, where they lie in memory of their own.
+    pub weights: Option<f64>,
 }
 
 /// Number of operations issued per block: a machine description states the cost of issuing a whole block.
@@ -75,6 +77,7 @@ impl Rates {
             to_device: link.h2d_bw * e.link,
             to_host: link.d2h_bw * e.link,
             latency: link.latency_s,
+            weights: hardware.weights.as_ref().map(|on| on.read_bw * e.cpu_memory),
         })
     }
 
@@ -86,6 +89,17 @@ impl Rates {
     /// Seconds of a transfer to the host.
     pub fn download(&self, bytes: usize) -> f64 {
         self.transfer(bytes, self.to_host)
+    }
+
+    /// Bytes of the host's own memory that are read in the time of one byte of weights.
+    pub fn weights_bytes(&self) -> f64 {
+        self.weights.map_or(1.0, |rate| self.host.bytes / rate)
+    }
+
+    /// How much longer `bytes` of weights take to the device than other bytes.
+    pub fn late_weights(&self, bytes: usize) -> f64 {
+        let late = |rate| bytes as f64 / rate - bytes as f64 / self.to_device;
+        self.weights.map_or(0.0, |rate| late(rate).max(0.0))
     }
 
     fn transfer(&self, bytes: usize, rate: f64) -> f64 {

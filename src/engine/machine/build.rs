@@ -124,7 +124,7 @@ impl RealMachine {
             None => None,
             Some(lane) => {
                 let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
-                work = HostWork::new(spec, &model);
+                work = HostWork::new(spec, &model, runtime.clock().map(|c| &**c));
                 let part = |p: &DevicePart| HostPart::new(spec, p.mailbox.clone(), p.parts.clone());
                 let parts = device.parts.iter().map(part).collect();
                 let shape = Some(sizes.shape.clone());
@@ -205,7 +205,10 @@ impl RealMachine {
         let store = KvStore::all(Side::Host, geometry, n_pages)?;
         let units = Units { node: options.weights_node.clone(), ..Units::all(spec) };
         let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
-        let work = if clock.is_some() { HostWork::new(spec, &model) } else { HostWork::default() };
+        let work = match &clock {
+            Some(clock) => HostWork::new(spec, &model, Some(clock)),
+            None => HostWork::default(),
+        };
         let kv = PagePool::new(geometry, n_pages)?;
         let places: Vec<(bool, usize)> = (0..spec.n_layers).map(|l| (false, l)).collect();
         let parts = (0..options.sub_batches).map(|_| HostPart::new(spec, None, None)).collect();

@@ -2,11 +2,11 @@
 //!
 //! Bytes are those of the prepared weights (packed, or as the file has them), of the keys and values that some row sees (keys in
 //! groups of 16 tokens, values in pairs, as their lines in a page: decision 0001), and of 16-bit inputs; data that
-//! passes from one operation to the next stays in the caches if it fits.
+//! passes from one operation to the next stays in the caches if it fits. Weights in slower memory count as so many more bytes.
 
 use std::ops::Range;
 
-use crate::device::Work;
+use crate::device::{Clock, Work};
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::Prepared;
 use crate::model::ModelSpec;
@@ -39,8 +39,10 @@ struct Product {
 }
 
 impl Product {
-    fn of(parts: &[&Linear], k: usize, n: usize) -> Product {
-        Product { bytes: parts.iter().map(|w| w.bytes()).sum(), k, elements: k * n }
+    /// `slower`: see [`Rates::weights_bytes`](crate::device::Rates::weights_bytes).
+    fn of(parts: &[&Linear], slower: f64, k: usize, n: usize) -> Product {
+        let bytes: usize = parts.iter().map(|w| w.bytes()).sum();
+        Product { bytes: (bytes as f64 * slower).round() as usize, k, elements: k * n }
     }
 
     fn times(&self, rows: usize) -> Work {
@@ -88,24 +90,25 @@ struct Part {
 }
 
 impl HostWork {
-    /// The work for the weights that have been prepared for the host.
-    pub fn new(spec: &ModelSpec, model: &Prepared) -> HostWork {
+    /// The work for the weights that have been prepared for the host, in the time of `clock`.
+    pub fn new(spec: &ModelSpec, model: &Prepared, clock: Option<&Clock>) -> HostWork {
+        let slower = clock.map_or(1.0, |clock| clock.rates().weights_bytes());
         let (d, q, kv, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
         let block = |l: usize| {
             let window = spec.window_of(l);
             let Some(w) = model.layer_if(l) else { return Block { window, ..Block::default() } };
             let ups: Vec<&Linear> = w.gate.iter().chain([&w.up]).collect();
             Block {
-                qkv: Product::of(&[&w.q, &w.k, &w.v], d, q + 2 * kv),
-                out: Product::of(&[&w.o], q, d),
-                up: Product::of(&ups, d, ups.len() * ff),
-                down: Product::of(&[&w.down], ff, d),
+                qkv: Product::of(&[&w.q, &w.k, &w.v], slower, d, q + 2 * kv),
+                out: Product::of(&[&w.o], slower, q, d),
+                up: Product::of(&ups, slower, d, ups.len() * ff),
+                down: Product::of(&[&w.down], slower, ff, d),
                 window,
             }
         };
         HostWork {
             blocks: (0..spec.n_layers).map(block).collect(),
-            head: model.head_if().map_or(Product::default(), |w| Product::of(&[w], d, spec.vocab)),
+            head: model.head_if().map_or(Product::default(), |w| Product::of(&[w], slower, d, spec.vocab)),
             row_bytes: model.embed.row_bytes(),
             d_model: d,
             q_dim: q,

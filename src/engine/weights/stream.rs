@@ -110,6 +110,10 @@ impl LayerStream {
             self.runtime.wait(Lane::HostToDevice, &free)?;
         }
         self.runtime.upload_pinned(Lane::HostToDevice, slot.buffer.ptr(), &image.memory, 0..bytes)?;
+        let late = self.runtime.clock().map_or(0.0, |clock| clock.rates().late_weights(bytes));
+        if late > 0.0 {
+            self.runtime.elapse(Lane::HostToDevice, late)?;
+        }
         (slot.layer, slot.arrived) = (Some(layer), Some(self.runtime.record(Lane::HostToDevice)?));
         self.next = (self.next + 1) % self.slots.len();
         Ok(())

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Pool, memory_available};
+use super::nodes::NodeLimits;
+use crate::host::{Pool, memory_available, numa_nodes};
 use crate::profile::bandwidth::ReadProbe;
 use crate::profile::peak::peaks;
 use crate::profile::sample::{Effort, Samples, sample, timed};
@@ -49,6 +50,8 @@ pub struct CpuLimits {
     pub peaks: Vec<Rate>,
     /// A product of 512 rows with a bf16 matrix, by tier of kernels.
     pub matrix: Vec<Rate>,
+    /// The memory nodes, if there are several.
+    pub nodes: Vec<NodeLimits>,
 }
 
 impl CpuLimits {
@@ -80,6 +83,7 @@ impl CpuLimits {
                 false => bandwidth(&Pool::new(threads), threads)?,
             });
         }
+        let nodes = NodeLimits::measure(&numa_nodes(), pool, probe.bytes() as u64, effort)?;
         progress();
         let peaks = peaks(pool).into_iter().map(|p| Rate { name: p.name.into(), ops_s: p.ops }).collect();
         progress();
@@ -100,6 +104,7 @@ impl CpuLimits {
             read,
             peaks,
             matrix,
+            nodes,
         })
     }
 
@@ -187,6 +192,7 @@ mod tests {
                 .into(),
             peaks: vec![],
             matrix: vec![],
+            nodes: vec![],
         };
         assert_eq!(limits.knee(), 8);
         limits.read[4].bytes_s = 65.0;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `host` | read bandwidth by threads, arithmetic and matrix rates by tier, cache, memory |
 //! | `device` | copy bandwidth in the device's memory, matrix rate, launches and hand-overs |
+//! | `nodes` | read bandwidth of each memory node, if there are several |
 //! | `link` | bandwidth and latency each way: pinned, pageable, and while the CPU reads memory |
 //! | `attention` | attention on the host, alone and while copies run |
 //! | `hand_over` | from a job's posting to its end: the pool's, and of threads that sleep |
@@ -14,6 +15,7 @@ mod device_time;
 mod hand_over;
 mod host;
 mod link;
+mod nodes;
 
 use std::sync::Arc;
 
@@ -25,11 +27,12 @@ pub(super) use self::device_time::device_time;
 pub use self::hand_over::{HandOver, LaneLimits};
 pub use self::host::{Bandwidth, CpuLimits, Rate, last_level_cache};
 pub use self::link::LinkLimits;
+pub use self::nodes::NodeLimits;
 use super::sample::Effort;
 use crate::device::Accelerator;
 use crate::host::Pool;
 use crate::plan::Hardware;
-use crate::plan::hardware::{Cpu, Efficiency, Gpu, Link};
+use crate::plan::hardware::{Cpu, Efficiency, Gpu, Link, Node};
 use crate::{Error, Result};
 
 /// See the [module](self). All figures are SI units.
@@ -91,7 +94,16 @@ impl Limits {
         let gpu_issue_s = self.device.as_ref().map_or(0.0, |d| d.launch_s);
         let cpu_beside_copies = self.host_attention.share();
         let efficiency = Efficiency { gpu_issue_s, cpu_beside_copies, ..Efficiency::default() };
-        Hardware { name: name.to_owned(), cpu, accelerator, efficiency }
+        // A node cannot be faster than all memory together: a difference is noise.
+        let node = |n: &NodeLimits| {
+            let node = n.hardware();
+            Node { read_bw: node.read_bw.min(cpu.read_bw), ..node }
+        };
+        let nodes = self.cpu.nodes.iter().map(node).collect();
+        let name = name.to_owned();
+        let mut hardware = Hardware { name, cpu, accelerator, efficiency, nodes, weights: None };
+        hardware.share_memory(cpu.dram_bytes);
+        hardware
     }
 
     /// Refuses figures that no machine has.
@@ -121,6 +133,12 @@ impl Limits {
                 ("device.to_device.latency_s", d.to_device.latency_s, 10.0),
                 ("device.to_host.pinned_bw", d.to_host.pinned_bw, 1e16),
                 ("device.to_host.latency_s", d.to_host.latency_s, 10.0),
+            ]);
+        }
+        for node in &self.cpu.nodes {
+            figures.extend([
+                ("cpu.nodes.memory_bytes", node.memory_bytes as f64, 1e16),
+                ("cpu.nodes.bytes_s", node.bytes_s, 1e16),
             ]);
         }
         if let Some(lane) = &self.hand_over.lane {

@@ -295,7 +295,9 @@ impl Costs for Measured<'_> {
             // Without weights: no product.
             Sublayer::Scores | Sublayer::Values => return 0.0,
         };
-        self.beside(kind, side, curve, rows, stored)
+        let bytes = self.sizes.blocks[layer].of(sublayer).on(side);
+        // Tables are of weights in the CPU's own memory.
+        self.beside(kind, side, curve, rows, stored).max(self.roofline.weights_read(side, bytes))
     }
 
     fn attend(&self, side: Side, layer: usize, scan: &Scan) -> f64 {
@@ -315,7 +317,10 @@ impl Costs for Measured<'_> {
 
     fn head_beside(&self, side: Side, rows: u64, stored: u64) -> f64 {
         match self.tables.side(side) {
-            Some(t) if rows > 0 => self.beside("head", side, &t.head, rows, stored),
+            Some(t) if rows > 0 => {
+                let read = self.roofline.weights_read(side, self.sizes.head.on(side));
+                self.beside("head", side, &t.head, rows, stored).max(read)
+            }
             _ => self.roofline.head(side, rows),
         }
     }
@@ -355,6 +360,10 @@ impl Costs for Measured<'_> {
 
     fn transfer(&self, direction: Direction, bytes: u64) -> f64 {
         self.roofline.transfer(direction, bytes)
+    }
+
+    fn stream(&self, bytes: u64) -> f64 {
+        self.roofline.stream(bytes)
     }
 
     /// Tables count it.

@@ -3,6 +3,7 @@
 //! The two have nothing in common but the description: predictions price the operations of a program, the emulated accelerator and
 //! the host's half count what each call reads and multiplies.
 
+mod nodes;
 mod overlap;
 mod split;
 
@@ -50,16 +51,20 @@ fn engine(m: &LoadedModel, machine: &str, placement: &Placement, context: usize)
 }
 
 fn with(m: &LoadedModel, machine: &str, placement: &Placement, options: &Options) -> Engine {
-    let kind: Kind = format!("emulated:{machine}").parse().unwrap();
+    on(m, &format!("emulated:{machine}").parse().unwrap(), placement, options)
+}
+
+fn on(m: &LoadedModel, kind: &Kind, placement: &Placement, options: &Options) -> Engine {
     let (spec, placement) = (m.spec.clone(), placement.clone());
-    match &kind {
+    match kind {
         Kind::Timed(_, h) if !placement.uses(Side::Device) => {
             let clock = Arc::new(Clock::new(Rates::of(h).unwrap()));
             Engine::on_emulated_cpu(spec, &m.weights, options, clock, &|_| ()).unwrap()
         }
         kind => {
             let accel = device::open(kind, Some(1 << 30)).unwrap();
-            Engine::placed(spec, &m.weights, options, accel, machine, "test", placement, &|_| ()).unwrap()
+            let name = kind.to_string();
+            Engine::placed(spec, &m.weights, options, accel, &name, "test", placement, &|_| ()).unwrap()
         }
     }
 }
