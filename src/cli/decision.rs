@@ -66,6 +66,11 @@ impl Decision {
         self.kv_pages.is_some()
     }
 
+    /// Whether a block has its keys and values on the accelerator.
+    pub fn keeps_kv_on_device(&self) -> bool {
+        self.placement.layers.iter().any(|l| l.kv == Side::Device)
+    }
+
     /// Everything on the accelerator.
     pub fn gpu(layers: usize, device: String, memory: Memory, free: u64) -> Decision {
         Decision {

@@ -154,6 +154,9 @@ impl Opened {
         if args.far.is_some() && !decision.pages_move() {
             progress::note("--far has no effect: all pages of keys and values stay where they are");
         }
+        if args.kv_pages.is_some() && !decision.keeps_kv_on_device() {
+            progress::note("--kv-pages has no effect: no block keeps its keys and values on the device");
+        }
         if args.hardware != "auto" && !decision.is_predicted() {
             progress::note(&format!(
                 "--hardware {} has no effect: there is nothing to choose",

@@ -30,9 +30,10 @@ pub struct LinearTuning {
     /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so that the
     /// cost of claiming chunks and of a straggler at the end is negligible.
     pub chunk_bytes: usize,
-    /// Fewest tokens, 1 to 3, of a VNNI tile that requests packed weights ahead of reading them.
+    /// Fewest tokens, 1 to 3, of a tile that requests weights ahead of reading them: VNNI packed ones, and dot products of
+    /// float rows those of the next tile (3: never, and tiles of 4 rows instead of 8).
     pub ahead_from: usize,
-    /// How far ahead, in bytes.
+    /// How far ahead VNNI requests, in bytes.
     pub ahead_bytes: usize,
     /// Groups of 16 rows in a VNNI tile of one token: 1 or 4, which read four streams of memory at once.
     pub groups_of_1: usize,
@@ -96,19 +97,35 @@ impl Tuning {
     /// Default table for a CPU.
     ///
     /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 25% slower, 10 to 40% faster from three on; several groups
-    /// cost up to 60% of one token's time, 10 to 40% of four's, 3 to 20% of eight's: one stream of memory is read fastest), Sapphire
+    /// cost up to 60% of one token's time, 10 to 40% of four's, 3 to 20% of eight's: one stream of memory is read fastest), Zen 5 (the
+    /// same, but one token of quantised weights gains by prefetching, up to a quarter of the time, and rows of floats lose half by it; they gain by
+    /// long chunks), Sapphire
     /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds) and
     /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight).
     /// Other CPUs of a vendor use the same entries; docs/performance.md has the figures.
     pub fn default_for(cpu: &CpuId) -> Tuning {
         let intel = cpu.vendor == Vendor::Intel;
+        let zen5 = cpu.vendor == Vendor::Amd && cpu.family == 0x1a;
         let entry = |dtype: DType| {
             let five_bits = matches!(dtype, DType::Q5_0 | DType::Q5_1 | DType::Q5_K | DType::Q6_K);
             let floats = !dtype.is_quantised();
             LinearTuning {
-                chunk_bytes: if intel && floats { 96 << 10 } else { 24 << 10 },
-                ahead_from: match (intel, five_bits) {
+                chunk_bytes: match floats {
+                    true if zen5 => 192 << 10,
+                    true if intel => 96 << 10,
+                    _ => 24 << 10,
+                },
+                ahead_from: match (floats, five_bits) {
+                    // f16 and f32 are bound by arithmetic from two tokens on.
+                    (true, _) if zen5 => {
+                        if dtype == DType::BF16 {
+                            3
+                        } else {
+                            2
+                        }
+                    }
                     (true, _) => 1,
+                    (false, _) if intel || zen5 => 1,
                     (false, true) => 2,
                     (false, false) => 3,
                 },
@@ -198,17 +215,22 @@ mod tests {
             (e.groups_of_1, e.groups_of_2, e.groups_of_4, e.groups_of_8)
         };
         assert_eq!((groups(DType::Q4_0), zen4.linear(DType::BF16).chunk_bytes), ((1, 1, 1, 1), 24 << 10));
+        let zen5 = Tuning::default_for(&cpu(Vendor::Amd, 0x1a, 2));
+        assert_eq!((zen5.linear(DType::Q4_K).ahead_from, zen5.linear(DType::Q4_K).groups_of_1), (1, 1));
+        let floats = |t: &Tuning| (t.linear(DType::BF16).ahead_from, t.linear(DType::BF16).chunk_bytes);
+        assert_eq!((floats(&zen5), floats(&zen4)), ((3, 192 << 10), (1, 24 << 10)));
         let rapids = Tuning::default_for(&cpu(Vendor::Intel, 6, 143));
         assert_eq!(
             (rapids.linear(DType::Q4_0).ahead_from, rapids.linear(DType::BF16).chunk_bytes),
             (1, 96 << 10)
         );
+        assert_eq!((zen5.linear(DType::F16).ahead_from, rapids.linear(DType::F16).ahead_from), (2, 1));
         let from = |d| rapids.linear(d).tiles_from;
         assert_eq!(
             (from(DType::Q8_0), from(DType::Q4_0), from(DType::Q4_K), from(DType::Q6_K)),
             (17, 17, 17, 16)
         );
-        for t in [zen4, rapids, Tuning::default_for(&cpu(Vendor::Other, 0, 0))] {
+        for t in [zen4, zen5, rapids, Tuning::default_for(&cpu(Vendor::Other, 0, 0))] {
             t.check().unwrap();
         }
     }

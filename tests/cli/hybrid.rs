@@ -560,11 +560,16 @@ fn pages_that_cannot_be_are_refused() {
         "--far: with --strategy gpu-only",
     );
     // 512 rows of a chunk take 16 pages.
-    let flags = ["5", "--device", "emulated", "--ctx", "2000"];
+    let flags = ["5", "--device", "emulated", "--boundary", "0", "--ctx", "2000"];
     let long = [
         &["generate", "-m", "synth:tiny-llama,dtype=q4_k,ctx=2000", "-n", "1", "hi", "--kv-pages"],
         &flags[..],
     ];
     let few = run(tandem(home().path()).args(long.concat()));
     assert_error(&few, 2, "5 pages of keys and values on the device");
+    // All on the CPU (boundary 6 of a model of four blocks): there is no block to keep pages of.
+    let none = generate(&["--kv-pages", "40", "--device", "emulated", "--boundary", "6"]);
+    assert!(none.status.success(), "{}", stderr(&none));
+    let note = "--kv-pages has no effect: no block keeps its keys and values on the device";
+    assert!(stderr(&none).contains(note), "{}", stderr(&none));
 }

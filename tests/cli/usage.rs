@@ -25,7 +25,7 @@ fn usage_errors_exit_with_2_and_one_sentence() {
         ("generate --logprobs 3 x", "--json"),
         // Negative numbers are values, not options.
         ("generate --temp -1 x", "the temperature (0 to 100) is out of range"),
-        ("generate --weights-node first x", "a node's number or interleave"),
+        ("generate --weights-node first x", "the numbers of nodes, like 1 or 1,2 or 1-3, or interleave"),
         ("generate --temp NaN x", "the temperature (0 to 100) is out of range"),
         ("generate --top-k -2 x", "-2 is not in -1..=4294967295"),
         ("generate --repeat-last-n -2 x", "-2 is not in -1..=4294967295"),

@@ -33,7 +33,7 @@ use crate::tensor::DType;
 use crate::{Error, Result, atomic_file};
 
 /// Layout of the file: raised whenever an entry changes its meaning.
-const SCHEMA: u32 = 3;
+const SCHEMA: u32 = 4;
 
 /// Most bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -154,8 +154,10 @@ impl OneDType<'_> {
     fn measure(&mut self) -> Result<()> {
         let subject = Subject::new(self.dtype, self.isa, self.effort);
         let quantised = self.dtype.is_quantised();
-        if quantised && self.isa >= Isa::Avx512 {
+        if !quantised || self.isa >= Isa::Avx512 {
             self.ahead(&subject)?;
+        }
+        if quantised && self.isa >= Isa::Avx512 {
             let groups = |values: &[usize], set: fn(&mut LinearTuning, usize)| {
                 values.iter().map(|&g| choice(g, move |e| set(e, g))).collect()
             };
@@ -175,16 +177,20 @@ impl OneDType<'_> {
         Ok(())
     }
 
-    /// Prefetching for one token, and how far; where it does not pay, for two.
+    /// Prefetching for one token, and how far packed weights; where it does not pay, for two.
     fn ahead(&mut self, subject: &Subject) -> Result<()> {
         for tokens in [1, 2] {
             let mut choices = vec![choice("none", move |e| e.ahead_from = e.ahead_from.max(tokens + 1))];
-            choices.extend(AHEAD.map(|bytes| {
-                choice(format!("{bytes} B"), move |e| {
-                    e.ahead_from = e.ahead_from.min(tokens);
-                    e.ahead_bytes = bytes;
-                })
-            }));
+            if self.dtype.is_quantised() {
+                choices.extend(AHEAD.map(|bytes| {
+                    choice(format!("{bytes} B"), move |e| {
+                        e.ahead_from = e.ahead_from.min(tokens);
+                        e.ahead_bytes = bytes;
+                    })
+                }));
+            } else {
+                choices.push(choice("next rows", move |e| e.ahead_from = e.ahead_from.min(tokens)));
+            }
             self.choose(subject, "ahead", tokens, choices)?;
             if self.entries.ahead_from <= tokens {
                 break;
@@ -410,7 +416,7 @@ mod tests {
         refused(b"", "not a tuning table");
         refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
         refused(b"\xff\xfe", "not text");
-        refused(b"{\"schema\": 3, \"tune\": []}", "not a tuning table");
+        refused(b"{\"schema\": 4, \"tune\": []}", "not a tuning table");
         refused(&vec![b' '; MAX_BYTES as usize + 1], "too many");
         refused(&with(&|t| t.schema = 99), "schema 99");
         refused(&with(&|t| t.cpu = "i486".into()), "of CPU i486");

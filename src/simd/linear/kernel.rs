@@ -115,6 +115,13 @@ pub(super) struct Work<'a> {
     pub tuning: &'a LinearTuning,
 }
 
+impl Work<'_> {
+    /// Whether the tuning table says that weights are requested ahead for this many tokens.
+    pub(super) fn asks_ahead(&self) -> bool {
+        self.x.m() >= self.tuning.ahead_from
+    }
+}
+
 impl LinearKernel {
     /// The forms of the activations that it reads; `fine` as in [`Ask`].
     pub(super) fn need(&self, fine: bool) -> Need {

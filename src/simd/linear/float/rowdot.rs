@@ -3,7 +3,8 @@
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           w converted to f32 on load, f32 accumulation
 //!
 //! tile       8 rows x MT tokens (1, 2; AVX2 4 x 2), four vectors of k per step. A vector of x is loaded once for all
-//!            rows, which matters because x adds two lines to load per line of weights
+//!            rows, which matters because x adds two lines to load per line of weights. 4 rows where nothing is requested ahead
+//!            (`ahead_from` of the tuning table)
 //! registers  8·MT acc + w + x = 18 zmm at MT = 2; 4·MT + 2 = 10 ymm
 //! bound      memory: 2 (bf16, f16) or 4 bytes per weight
 //! prefetch   into L2, the same columns of the next tile, every second line: the other comes with it
@@ -155,9 +156,9 @@ impl Weight for Bf16 {
 /// Vectors of k per step.
 const U: usize = 4;
 
-/// `R` rows x `MT` tokens.
+/// `R` rows x `MT` tokens; with `AHEAD`, the next `R` rows are requested.
 #[inline(always)]
-unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
+unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize, const AHEAD: bool>(
     w: *const u8,
     k: usize,
     x: *const f32,
@@ -174,9 +175,11 @@ unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
         let mut i = 0;
         while i < whole {
             let p = w.add(i * W::BYTES);
-            for r in 0..R {
-                for l in (0..step * W::BYTES).step_by(128) {
-                    _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add((R + r) * rb + l).cast());
+            if AHEAD {
+                for r in 0..R {
+                    for l in (0..step * W::BYTES).step_by(128) {
+                        _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add((R + r) * rb + l).cast());
+                    }
                 }
             }
             for u in 0..U {
@@ -205,7 +208,7 @@ unsafe fn tile<V: Lanes, W: Weight, const R: usize, const MT: usize>(
 
 /// `n` rows, in tiles of `R`; a row's bits do not depend on its tile.
 #[inline(always)]
-unsafe fn rows<V: Lanes, W: Weight, const R: usize, const MT: usize>(
+unsafe fn rows<V: Lanes, W: Weight, const R: usize, const MT: usize, const AHEAD: bool>(
     w: *const u8,
     n: usize,
     k: usize,
@@ -218,11 +221,11 @@ unsafe fn rows<V: Lanes, W: Weight, const R: usize, const MT: usize>(
     // SAFETY: r + the rows of a tile stay within `n`.
     unsafe {
         while r + R <= n {
-            tile::<V, W, R, MT>(w.add(r * rb), k, x, out.add(r), ldo);
+            tile::<V, W, R, MT, AHEAD>(w.add(r * rb), k, x, out.add(r), ldo);
             r += R;
         }
         while r < n {
-            tile::<V, W, 1, MT>(w.add(r * rb), k, x, out.add(r), ldo);
+            tile::<V, W, 1, MT, AHEAD>(w.add(r * rb), k, x, out.add(r), ldo);
             r += 1;
         }
     }
@@ -248,16 +251,24 @@ macro_rules! instantiate {
         unsafe fn $run(work: &Work<'_>) {
             let &Work { n, k, out, ldo, .. } = work;
             let (w, x) = (work.w.as_ptr(), work.x.f32().as_ptr());
+            macro_rules! of {
+                ($weight:ty) => {
+                    match (work.x.m(), work.asks_ahead()) {
+                        (1, true) => rows::<$lanes, $weight, $r1, 1, true>(w, n, k, x, out, ldo),
+                        (1, false) => rows::<$lanes, $weight, 4, 1, false>(w, n, k, x, out, ldo),
+                        (2, true) => rows::<$lanes, $weight, $r, 2, true>(w, n, k, x, out, ldo),
+                        (2, false) => rows::<$lanes, $weight, 4, 2, false>(w, n, k, x, out, ldo),
+                        (m, _) => unreachable!("{m} tokens"),
+                    }
+                };
+            }
             // SAFETY: the caller's contract.
             unsafe {
-                match (work.dtype, work.x.m()) {
-                    (DType::F32, 1) => rows::<$lanes, F32, $r1, 1>(w, n, k, x, out, ldo),
-                    (DType::F32, 2) => rows::<$lanes, F32, $r, 2>(w, n, k, x, out, ldo),
-                    (DType::F16, 1) => rows::<$lanes, F16, $r1, 1>(w, n, k, x, out, ldo),
-                    (DType::F16, 2) => rows::<$lanes, F16, $r, 2>(w, n, k, x, out, ldo),
-                    (DType::BF16, 1) => rows::<$lanes, Bf16, $r1, 1>(w, n, k, x, out, ldo),
-                    (DType::BF16, 2) => rows::<$lanes, Bf16, $r, 2>(w, n, k, x, out, ldo),
-                    (dtype, m) => unreachable!("{m} tokens of {dtype}"),
+                match work.dtype {
+                    DType::F32 => of!(F32),
+                    DType::F16 => of!(F16),
+                    DType::BF16 => of!(Bf16),
+                    dtype => unreachable!("{dtype}"),
                 }
             }
         }

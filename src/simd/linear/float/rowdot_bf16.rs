@@ -2,13 +2,17 @@
 //!
 //!   y[t][n] = Σ_k w[n][k]·x[t][k]           x rounded to bf16, f32 accumulation
 //!
-//! tile       8 rows x MT tokens (1, 2), two vectors of 32 k a step: a vector of x is loaded once for all rows
+//! tile       8 rows x MT tokens (1, 2), two vectors of 32 k a step: a vector of x is loaded once for all rows.
+//!            4 rows where nothing is requested ahead (`ahead_from` of the tuning table)
 //! registers  8·MT acc + w + MT x = 19 zmm at MT = 2
 //! bound      memory: 2 bytes per weight. A line of weights is one load and MT products, so the window of the
 //!            core (320 operations on Zen 4) holds several times more lines than when weights are converted
-//! prefetch   into L2, the same columns of the next tile
+//! prefetch   into L2, the same columns of the next tile, or nothing: Zen 5 finds more by itself. The last tile of a chunk
+//!            then requests rows of another thread, so that they are read twice
 //! measured   llama 3.2 1B, decoding from a file mapping, 2 threads, Zen 4: 42 to 47 GB/s where rows converted
-//!            to f32 (`rowdot`) reach 37 to 40; in slower minutes 33 of 36.8 readable, and 31
+//!            to f32 (`rowdot`) reach 37 to 40; in slower minutes 33 of 36.8 readable, and 31. A C program of this loop on
+//!            Zen 5, 2 threads, 83 GB/s readable, chunks of 16 to 24 and 48 rows of 4 KiB: 47 and 52 with requests, 68 and 70
+//!            without and 4 rows, 56 without and 8 rows
 //! error      x: 2^-9 relative; then f32, K/32 + 5 roundings of pairs of products, subnormals treated as zero
 
 use std::arch::x86_64::*;
@@ -36,10 +40,10 @@ unsafe fn load_tail(p: *const u16, n: usize) -> __m512bh {
     }
 }
 
-/// `R` rows x `MT` tokens.
+/// `R` rows x `MT` tokens; with `AHEAD`, the next `R` rows are requested.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn tile<const R: usize, const MT: usize>(
+unsafe fn tile<const R: usize, const MT: usize, const AHEAD: bool>(
     w: *const u16,
     k: usize,
     x: *const u16,
@@ -55,10 +59,12 @@ unsafe fn tile<const R: usize, const MT: usize>(
         let mut i = 0;
         while i + U * LANES <= k {
             let p = w.add(i);
-            for r in 0..R {
-                let ahead = p.wrapping_add((R + r) * k);
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(LANES).cast());
+            if AHEAD {
+                for r in 0..R {
+                    let ahead = p.wrapping_add((R + r) * k);
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                    _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(LANES).cast());
+                }
             }
             for u in 0..U {
                 let x: [__m512bh; MT] = std::array::from_fn(|t| load(x.add(t * stride + i + u * LANES)));
@@ -90,10 +96,10 @@ unsafe fn tile<const R: usize, const MT: usize>(
     }
 }
 
-/// All rows, in tiles of eight; a row's bits do not depend on its tile.
+/// All rows, in tiles of `R`; a row's bits do not depend on its tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn rows<const MT: usize>(
+unsafe fn rows<const R: usize, const MT: usize, const AHEAD: bool>(
     w: *const u16,
     n: usize,
     k: usize,
@@ -102,16 +108,15 @@ unsafe fn rows<const MT: usize>(
     out: *mut f32,
     ldo: usize,
 ) {
-    const R: usize = 8;
     let mut r = 0;
     // SAFETY: r + the rows of a tile stay within `n`.
     unsafe {
         while r + R <= n {
-            tile::<R, MT>(w.add(r * k), k, x, stride, out.add(r), ldo);
+            tile::<R, MT, AHEAD>(w.add(r * k), k, x, stride, out.add(r), ldo);
             r += R;
         }
         while r < n {
-            tile::<1, MT>(w.add(r * k), k, x, stride, out.add(r), ldo);
+            tile::<1, MT, AHEAD>(w.add(r * k), k, x, stride, out.add(r), ldo);
             r += 1;
         }
     }
@@ -137,10 +142,12 @@ unsafe fn run(work: &Work<'_>) {
     let (w, x, stride) = (work.w.as_ptr().cast::<u16>(), work.x.bf16().as_ptr(), work.x.bf16_stride());
     // SAFETY: the caller's contract; rows of x are padded with zeros to a multiple of 64.
     unsafe {
-        match work.x.m() {
-            1 => rows::<1>(w, n, k, x, stride, out, ldo),
-            2 => rows::<2>(w, n, k, x, stride, out, ldo),
-            m => unreachable!("{m} tokens"),
+        match (work.x.m(), work.asks_ahead()) {
+            (1, true) => rows::<8, 1, true>(w, n, k, x, stride, out, ldo),
+            (1, false) => rows::<4, 1, false>(w, n, k, x, stride, out, ldo),
+            (2, true) => rows::<8, 2, true>(w, n, k, x, stride, out, ldo),
+            (2, false) => rows::<4, 2, false>(w, n, k, x, stride, out, ldo),
+            (m, _) => unreachable!("{m} tokens"),
         }
     }
 }
