@@ -270,7 +270,10 @@ fn every_number_that_reproduces_does() {
         let id = entry["id"].as_str().unwrap();
         match ours(id, entry) {
             Some(found) => {
-                close(id, &found, &entry["expected"], entry["tolerance"].as_f64().unwrap());
+                let tolerance = entry["tolerance"].as_f64().unwrap();
+                let (printed, got) = (entry["expected"].to_string(), found.to_string());
+                println!("{id:<28} printed {printed:<20} ours {got:<20} tolerance {tolerance}");
+                close(id, &found, &entry["expected"], tolerance);
                 checked += 1;
             }
             None => assert!(NOT_FORMULAS.contains(&id), "{id}: no formula for this oracle"),
