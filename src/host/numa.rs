@@ -160,9 +160,7 @@ impl NumaWish {
             }
         }
     }
-}
 
-impl NumaWish {
     /// The nodes meant, of a machine that has `all`.
     pub fn numbers(&self, all: &[usize]) -> Vec<usize> {
         match self {
@@ -174,13 +172,13 @@ impl NumaWish {
 
 impl NumaBinding {
     /// The numbers of the nodes, ascending.
-    pub fn numbers(&self) -> Vec<usize> {
+    fn numbers(&self) -> Vec<usize> {
         self.nodes.iter().map(|n| n.node).collect()
     }
 
     /// A short description: `node 1 (cpus none, 137.44 GB)`.
     pub fn describe(&self) -> String {
-        let numbers: Vec<_> = self.nodes.iter().map(|n| n.node.to_string()).collect();
+        let numbers: Vec<String> = self.numbers().iter().map(usize::to_string).collect();
         match &self.nodes[..] {
             [node] => format!("node {} ({})", node.node, node.describe()),
             _ => format!("nodes {}, page by page", numbers.join(", ")),

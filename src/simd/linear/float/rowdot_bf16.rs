@@ -7,8 +7,8 @@
 //! registers  8·MT acc + w + MT x = 19 zmm at MT = 2
 //! bound      memory: 2 bytes per weight. A line of weights is one load and MT products, so the window of the
 //!            core (320 operations on Zen 4) holds several times more lines than when weights are converted
-//! prefetch   into L2, the same columns of the next tile, or nothing: Zen 5 finds more by itself. The last tile of a chunk
-//!            then requests rows of another thread, so that they are read twice
+//! prefetch   into L2, the same columns of the next tile; or nothing, since Zen 5 reads more by itself, and the last tile of
+//!            a chunk requests rows of another thread's chunk, which are then read twice
 //! measured   llama 3.2 1B, decoding from a file mapping, 2 threads, Zen 4: 42 to 47 GB/s where rows converted
 //!            to f32 (`rowdot`) reach 37 to 40; in slower minutes 33 of 36.8 readable, and 31. A C program of this loop on
 //!            Zen 5, 2 threads, 83 GB/s readable, chunks of 16 to 24 and 48 rows of 4 KiB: 47 and 52 with requests, 68 and 70
