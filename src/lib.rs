@@ -37,6 +37,7 @@ pub mod rope;
 pub mod sched;
 pub mod sim;
 pub mod simd;
+mod small_file;
 pub mod tensor;
 pub mod text;
 pub mod timeline;

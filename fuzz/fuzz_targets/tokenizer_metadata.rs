@@ -47,11 +47,11 @@ fuzz_target!(|input: Input| {
     put("model", Value::String(if input.sentencepiece { "llama" } else { "gpt2" }.into()));
     put("pre", Value::String(PRE[input.pre as usize % PRE.len()].into()));
     if let Some(types) = input.types {
-        put("token_type", Value::IntArray(types.iter().map(|&t| t as i64).collect()));
+        put("token_type", Value::ints(&types.iter().map(|&t| t as i64).collect::<Vec<_>>()));
     }
-    put("tokens", Value::StringArray(tokens));
-    put("merges", Value::StringArray(merges));
-    put("scores", Value::FloatArray(scores));
+    put("tokens", Value::strings(&tokens));
+    put("merges", Value::strings(&merges));
+    put("scores", Value::floats(&scores));
     for (which, id) in input.ids {
         put(&format!("{}_token_id", IDS[which as usize % IDS.len()]), Value::Uint(id as u64));
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::hardware::{self, Hardware};
-use crate::{Error, Result};
+use crate::{Result, small_file};
 
 /// Maximum size of a description in bytes.
 const MAX_TOML: u64 = 1 << 20;
@@ -16,17 +16,10 @@ pub fn find_machine(name: &str) -> Result<Option<Hardware>> {
     if let Some(found) = hardware::named(name) {
         return Ok(Some(found));
     }
-    let path = Path::new(name);
-    if !path.is_file() {
-        return Ok(None);
+    match small_file::read_text(Path::new(name), MAX_TOML)? {
+        Some(text) => hardware::parse(name, &text).map(Some),
+        None => Ok(None),
     }
-    let length = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if length > MAX_TOML {
-        return Err(Error::format(name, format!("{length} bytes, too many for a hardware description")));
-    }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    let text = String::from_utf8(bytes).map_err(|_| Error::format(name, "not text"))?;
-    hardware::parse(name, &text).map(Some)
 }
 
 /// The names of all machines in `hardware/`, for messages.

@@ -1,6 +1,7 @@
 //! HTTP with the patience of a package manager: proxies, company certificates, retries.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -9,7 +10,10 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 use super::env;
-use crate::{Error, Result};
+use crate::{Error, Result, small_file};
+
+/// Longest file of certificates read. Systems have some 200 KiB.
+const MAX_PEM: u64 = 16 << 20;
 
 /// Attempts in a row without a single byte of progress before giving up.
 pub(super) const ATTEMPTS: u32 = 5;
@@ -166,12 +170,12 @@ fn certificates() -> Option<Vec<Certificate<'static>>> {
     ];
     let mut files: Vec<String> = named.into_iter().filter_map(env).collect();
     files.extend(super::pip::pip_setting("cert"));
-    files.extend(system.iter().find(|f| std::path::Path::new(f).is_file()).map(|f| f.to_string()));
+    files.extend(system.iter().find(|f| Path::new(f).is_file()).map(|f| f.to_string()));
     files.sort();
     files.dedup();
     let mut certs = Vec::new();
     for file in files {
-        let Ok(pem) = std::fs::read(&file) else { continue };
+        let Ok(Some(pem)) = small_file::read(Path::new(&file), MAX_PEM) else { continue };
         certs.extend(parse_pem(&pem).filter_map(|item| match item {
             Ok(PemItem::Certificate(c)) => Some(c),
             _ => None,

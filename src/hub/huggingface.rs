@@ -12,7 +12,7 @@ use super::cache::Cache;
 use super::download::{self, Want};
 use super::name::{HubName, component_ok};
 use super::{Hub, Progress, Pulled, create_dir};
-use crate::{Error, Result};
+use crate::{Error, Result, small_file};
 
 /// The small files of a model folder that are of use to us.
 const COMPANIONS: [&str; 6] = [
@@ -75,7 +75,7 @@ pub(super) fn lookup(cache: &Cache, name: &HubName) -> Option<PathBuf> {
         return Some(folder);
     }
     // A repository with one GGUF file is called by its own name, too.
-    let marker = std::fs::read_to_string(base.join("default")).ok()?;
+    let marker = small_file::read_text(&base.join("default"), 4096).ok()??;
     Some(base.join("gguf").join(marker.trim())).filter(|p| p.is_file())
 }
 

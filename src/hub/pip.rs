@@ -1,6 +1,12 @@
 //! pip's settings: what it was told about the network holds here too.
 
+use std::path::Path;
+
 use super::env;
+use crate::small_file;
+
+/// Longest configuration file read.
+const MAX_INI: u64 = 1 << 20;
 
 /// A setting of pip's `[global]` or `[install]` section, from the nearest configuration file that has it.
 pub(super) fn pip_setting(key: &str) -> Option<String> {
@@ -11,7 +17,8 @@ pub(super) fn pip_setting(key: &str) -> Option<String> {
         files.extend(env("HOME").map(|d| format!("{d}/{below}")));
     }
     files.extend(["/etc/xdg/pip/pip.conf".to_owned(), "/etc/pip.conf".to_owned()]);
-    files.iter().filter_map(|f| std::fs::read_to_string(f).ok()).find_map(|text| ini_value(&text, key))
+    let read = |file: &String| small_file::read_text(Path::new(file), MAX_INI).ok()?;
+    files.iter().filter_map(read).find_map(|text| ini_value(&text, key))
 }
 
 fn ini_value(text: &str, key: &str) -> Option<String> {

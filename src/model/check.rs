@@ -20,7 +20,7 @@ pub struct Wanted {
 }
 
 /// Most layers of a model.
-pub(super) const MAX_LAYERS: usize = 4096;
+pub(in crate::model) const MAX_LAYERS: usize = 4096;
 /// Longest context.
 pub(super) const MAX_CONTEXT: usize = 1 << 28;
 

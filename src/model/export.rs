@@ -213,8 +213,8 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             return Err(Error::Unsupported(format!("sliding windows of {} have no place in GGUF", s.family)));
         }
         set(format!("{name}.attention.sliding_window"), n(w.size));
-        let layers = w.layers.iter().map(|&l| i64::from(l)).collect();
-        set(format!("{name}.attention.sliding_window_pattern"), Value::IntArray(layers));
+        let layers: Vec<i64> = w.layers.iter().map(|&l| i64::from(l)).collect();
+        set(format!("{name}.attention.sliding_window_pattern"), Value::ints(&layers));
     }
     let mut tensors: Vec<(&str, Tensor)> = m
         .weights

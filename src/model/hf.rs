@@ -12,10 +12,12 @@ use super::formats::{in_file, map_file, safetensors};
 use super::vectors::{f32_tensor, vectors_to_f32};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::tensor::Tensor;
-use crate::{Error, Result};
+use crate::{Error, Result, small_file};
 
-/// Largest JSON file read. Real configurations take a few KiB, indices of huge models a few MiB.
+/// Longest JSON file read. Real configurations take a few KiB, those of tokenizers up to 1 MiB, indices of huge models a few MiB.
 const MAX_JSON: u64 = 64 << 20;
+/// Longest template read; the template engine takes far shorter ones.
+const MAX_TEMPLATE: u64 = 4 << 20;
 
 /// Loads the model in `dir`.
 ///
@@ -31,15 +33,17 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     }
     spec.check()?;
 
+    let mut notes = Vec::new();
     let mut weights = Weights::default();
-    for (name, t) in canonical(family, &spec, tensors(dir, family)?)? {
+    for (name, t) in canonical(family, &mut spec, tensors(dir, family, &mut notes)?, &mut notes)? {
         weights.insert(name, t);
     }
     validate(&spec, &weights).map_err(|e| in_hf_names(family, e))?;
 
     let tokenizer_config = json(&dir.join("tokenizer_config.json"))?;
     let path = dir.join("tokenizer.json");
-    let text = if path.is_file() {
+    // What is there but no file is an error where it is read.
+    let text = if path.exists() {
         TextSource::TokenizerJson { path, config: tokenizer_config.as_ref().map(Json::to_string) }
     } else {
         TextSource::Missing(path)
@@ -53,7 +57,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
         eos_ids: eos_ids(generation.as_ref()).or_else(|| eos_ids(Some(&config))).unwrap_or_default(),
         sampling: generation.as_ref().map(SamplingDefaults::from_generation_config).unwrap_or_default(),
         source: dir.display().to_string(),
-        notes: Vec::new(),
+        notes,
     })
 }
 
@@ -115,6 +119,7 @@ pub fn hf_spec(config: &Json) -> Result<(&'static Family, ModelSpec)> {
             format!("{n} layers, wanted at most {MAX_LAYERS}"),
         ));
     }
+    config_of_text.causal()?;
     let mut spec = (family.from_hf)(&config_of_text)?;
     // Multimodal files have this setting outside the text part, and that one takes precedence.
     if let (Some(_), Some(tied)) =
@@ -127,19 +132,8 @@ pub fn hf_spec(config: &Json) -> Result<(&'static Family, ModelSpec)> {
 
 /// A JSON file; `None` if it does not exist.
 fn json(path: &Path) -> Result<Option<Json>> {
-    match std::fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io(path, e)),
-        Ok(m) if m.len() > MAX_JSON => {
-            return Err(Error::format(
-                path.display().to_string(),
-                format!("{} bytes of JSON, too many", m.len()),
-            ));
-        }
-        Ok(_) => {}
-    }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    serde_json::from_slice(&bytes)
+    let Some(bytes) = small_file::read(path, MAX_JSON)? else { return Ok(None) };
+    small_file::parse_json(&bytes)
         .map(Some)
         .map_err(|e| match guise(&bytes) {
             Some(guise) if guise != "JSON" => format!("not valid JSON; this is {guise}"),
@@ -148,16 +142,23 @@ fn json(path: &Path) -> Result<Option<Json>> {
         .map_err(|problem| Error::format(path.display().to_string(), problem))
 }
 
-/// All tensors of all shards under their own names.
-fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// All tensors under their own names: of the one file, or of the shards that an index lists. As in `transformers`, the one file
+/// comes first: an index beside it is usually what is left of an older upload.
+fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(String, Tensor)>> {
     let skip = |name: &str| arch::canonical_name(family.names, name).is_none();
-    let index_path = dir.join("model.safetensors.index.json");
-    let Some(index) = json(&index_path)? else {
-        let one = dir.join("model.safetensors");
-        if !one.is_file() {
-            return Err(Error::format(dir.display().to_string(), without_weights(&names_in(dir))));
+    let (one, index_path) = (dir.join(WHOLE), dir.join(INDEX));
+    if one.exists() {
+        if index_path.exists() && !json(&index_path).is_ok_and(|index| index.is_some_and(|i| lists_only(&i, WHOLE)))
+        {
+            notes.push(format!("{INDEX} is ignored: {WHOLE} beside it holds a whole model"));
         }
         return safetensors::parse(&map_file(&one)?, &skip).map_err(|e| in_file(&one, e));
+    }
+    let Some(index) = json(&index_path)? else {
+        return Err(Error::format(dir.display().to_string(), without_weights(&names_in(dir))));
     };
     let what = || index_path.display().to_string();
     let map = index
@@ -177,7 +178,7 @@ fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
     let mut all = Vec::new();
     for (file, names) in shards {
         let path = dir.join(file);
-        if !path.is_file() {
+        if !path.exists() {
             return Err(Error::format(
                 path.display().to_string(),
                 format!("missing: one of {total} shards, with {} tensors", names.len()),
@@ -190,8 +191,68 @@ fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
     Ok(all)
 }
 
+/// Whether all tensors of an index are in this file.
+fn lists_only(index: &Json, file: &str) -> bool {
+    let map = index.get("weight_map").and_then(Json::as_object);
+    map.is_some_and(|map| map.values().all(|of| of == file))
+}
+
+/// Settles which matrix is the head of a model whose configuration ties it to the embedding, as `transformers` does: whichever
+/// of the two is stored serves as both, and if both are stored but differ, they are not tied.
+fn tie(family: &Family, spec: &mut ModelSpec, stored: &mut BTreeMap<String, Tensor>, notes: &mut Vec<String>) {
+    const EMBEDDING: &str = "token_embd.weight";
+    const HEAD: &str = "output.weight";
+    if !spec.tied_head {
+        return;
+    }
+    let Some(head) = stored.remove(HEAD) else { return };
+    let name = |canonical: &str| arch::file_name(family.names, canonical).unwrap_or_default();
+    match stored.get(EMBEDDING) {
+        None => {
+            stored.insert(EMBEDDING.into(), head);
+        }
+        Some(embedding) if is_same(embedding, &head) => {}
+        Some(_) => {
+            notes.push(format!(
+                "config.json: tie_word_embeddings is true, but {} and {} differ; both are used",
+                name(EMBEDDING),
+                name(HEAD)
+            ));
+            spec.tied_head = false;
+            stored.insert(HEAD.into(), head);
+        }
+    }
+}
+
+/// Whether two matrices are equal. Of large ones, samples are compared: a head that was trained or adapted apart from the
+/// embedding differs nearly everywhere.
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    const WHOLE: usize = 16 << 20;
+    const SAMPLE: usize = 4096;
+    const SAMPLES: usize = 1024;
+    if a.dtype != b.dtype || a.shape != b.shape {
+        return false;
+    }
+    let n = a.data.len();
+    if n <= WHOLE {
+        return a.data[..] == b.data[..];
+    }
+    let (mut of_a, mut of_b) = ([0; SAMPLE], [0; SAMPLE]);
+    (0..=SAMPLES).all(|i| {
+        let at = ((n - SAMPLE) / SAMPLES) * i;
+        a.data.read_at(at, &mut of_a);
+        b.data.read_at(at, &mut of_b);
+        of_a == of_b
+    })
+}
+
 /// Tensors under canonical names, norms and biases in f32. Those of other parts (vision) are left out.
-fn canonical(family: &Family, spec: &ModelSpec, all: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
+fn canonical(
+    family: &Family,
+    spec: &mut ModelSpec,
+    all: Vec<(String, Tensor)>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<(String, Tensor)>> {
     let mut out = BTreeMap::new();
     for (hf, t) in all {
         if let Some(fused) =
@@ -203,13 +264,11 @@ fn canonical(family: &Family, spec: &ModelSpec, all: Vec<(String, Tensor)>) -> R
             return Err(Error::Unsupported(format!("{hf}: quantised safetensors are not supported")));
         }
         let Some(name) = arch::canonical_name(family.names, &hf) else { continue };
-        if name == "output.weight" && spec.tied_head {
-            continue;
-        }
         if out.insert(name.clone(), t).is_some() {
             return Err(Error::format(hf, format!("a second tensor for {name}")));
         }
     }
+    tie(family, spec, &mut out, notes);
     let weights = vectors_to_f32(out.into_iter())?;
     let mut out = Vec::new();
     for (name, t) in weights {
@@ -257,11 +316,8 @@ fn eos_ids(config: Option<&Json>) -> Option<Vec<u32>> {
 /// `chat_template.jinja`, or `chat_template` of `tokenizer_config.json` (text, or a list of named templates of
 /// which `default` counts), or `chat_template.json`.
 fn chat_template(dir: &Path, tokenizer_config: Option<&Json>) -> Result<Option<String>> {
-    let path = dir.join("chat_template.jinja");
-    match std::fs::read_to_string(&path) {
-        Ok(t) => return Ok(Some(t)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        Err(e) => return Err(Error::io(path, e)),
+    if let Some(template) = small_file::read_text(&dir.join("chat_template.jinja"), MAX_TEMPLATE)? {
+        return Ok(Some(template));
     }
     let of = |c: &Json| match c.get("chat_template")? {
         Json::String(t) => Some(t.clone()),

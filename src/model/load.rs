@@ -1,5 +1,6 @@
 //! The entry point: loads a checked model from a path or `synth:SPEC`.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use super::arch::{self, GgufConfig};
@@ -41,10 +42,11 @@ fn gguf(path: &Path) -> Result<LoadedModel> {
 /// As [`load`].
 pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
     let Gguf { metadata, tensors, .. } = file;
-    let text = |key: &str| metadata.get(key).and_then(Value::as_str);
-    let arch = text("general.architecture")
-        .ok_or_else(|| Error::format("general.architecture", "missing; is this a model file?"))?
-        .to_owned();
+    let arch = match metadata.get("general.architecture") {
+        None => return Err(Error::format("general.architecture", "missing; is this a model file?")),
+        Some(Value::String(arch)) => arch.clone(),
+        Some(_) => return Err(Error::format("general.architecture", "not UTF-8 text")),
+    };
     if let Some(n) = metadata.get("split.count").and_then(Value::as_u64).filter(|&n| n > 1) {
         return Err(Error::Unsupported(format!(
             "one of {n} parts of a split GGUF; merge them into one file first"
@@ -55,7 +57,9 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
     for (name, t) in tensors {
         weights.insert(name, t);
     }
-    let mut spec = (family.from_gguf)(&GgufConfig { arch: &arch, meta: &metadata, tensors: &weights })?;
+    let config = GgufConfig { arch: &arch, meta: &metadata, tensors: &weights };
+    config.causal()?;
+    let mut spec = (family.from_gguf)(&config)?;
     if spec.name.is_empty() {
         spec.name =
             Path::new(&source).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
@@ -69,14 +73,19 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
         .filter_map(|k| id(&format!("tokenizer.ggml.{k}_token_id")))
         .collect();
     eos_ids.dedup();
+    let mut notes = Vec::new();
+    let template = metadata.get("tokenizer.chat_template");
+    if matches!(template, Some(Value::Bytes(_))) {
+        notes.push("tokenizer.chat_template: not UTF-8; what is not is replaced by U+FFFD".into());
+    }
     Ok(LoadedModel {
-        chat_template: text("tokenizer.chat_template").map(str::to_owned),
+        chat_template: template.and_then(Value::as_lossy_str).map(Cow::into_owned),
         spec,
         weights,
         sampling: SamplingDefaults::from_gguf(&metadata),
         text: TextSource::Gguf(metadata),
         eos_ids,
         source,
-        notes: Vec::new(),
+        notes,
     })
 }

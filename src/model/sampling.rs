@@ -107,7 +107,9 @@ impl SamplingDefaults {
         let mut found = Reader::new("general.sampling.", |key| {
             Some(match metadata.get(&format!("general.sampling.{key}"))? {
                 Value::Bool(b) => Found::Bool(*b),
-                Value::String(s) => Found::Text(s.clone()),
+                value @ (Value::String(_) | Value::Bytes(_)) => {
+                    Found::Text(value.as_lossy_str().unwrap_or_default().into_owned())
+                }
                 value => value.as_f64().map_or(Found::Compound, Found::Number),
             })
         });

@@ -22,7 +22,7 @@ use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
 use crate::host::memory_available;
 use crate::tensor::{Bytes, DType, Tensor, bf16_bits, pack_scales_mins};
-use crate::{Error, Result};
+use crate::{Error, Result, small_file};
 
 macro_rules! specs {
     ($($name:literal),* $(,)?) => {
@@ -145,12 +145,8 @@ fn config(name: &str, asked: &str) -> Result<Json> {
             names().collect::<Vec<_>>().join(", ")
         )));
     }
-    let length = std::fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
-    if length > MAX_CONFIG {
-        return Err(Error::format(name, format!("{length} bytes, too many for a configuration")));
-    }
-    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::format(name, format!("not valid JSON: {e}")))
+    let text = small_file::read(path, MAX_CONFIG)?.ok_or_else(|| small_file::missing(path))?;
+    small_file::parse_json(&text).map_err(|e| Error::format(name, format!("not valid JSON: {e}")))
 }
 
 /// An error about the configuration `name`, which need not be called config.json.

@@ -13,7 +13,7 @@ use super::identity::{Identity, SCHEMA};
 use super::limits::Limits;
 use super::tables::Tables;
 use crate::hub::Cache;
-use crate::{Error, Result, atomic_file};
+use crate::{Error, Result, atomic_file, small_file};
 
 /// Most bytes of a profile's file.
 const MAX_BYTES: u64 = 16 << 20;
@@ -84,15 +84,8 @@ impl Profile {
     /// # Errors
     /// [`Error::Io`]; a file that is too long for a profile; as [`Profile::parse`].
     pub fn read(path: &Path) -> Result<Profile> {
-        let failed = |e| Error::io(path, e);
-        let name = path.display().to_string();
-        let length = std::fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_BYTES {
-            return Err(Error::format(name, format!("{length} bytes, too many for a profile")));
-        }
-        let text = String::from_utf8(std::fs::read(path).map_err(failed)?)
-            .map_err(|_| Error::format(&name, "not a profile: not text"))?;
-        Profile::parse(&name, &text)
+        let text = small_file::read_text(path, MAX_BYTES)?.ok_or_else(|| small_file::missing(path))?;
+        Profile::parse(&path.display().to_string(), &text)
     }
 
     /// Reads a file that has to be of this machine, device and version.
@@ -278,8 +271,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.json");
         std::fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        assert!(Profile::read(&path).unwrap_err().to_string().contains("too many for a profile"));
+        assert!(Profile::read(&path).unwrap_err().to_string().contains("bytes, at most"));
         std::fs::write(&path, b"\xff\xfe{}").unwrap();
-        assert!(Profile::read(&path).unwrap_err().to_string().contains("not text"));
+        assert!(Profile::read(&path).unwrap_err().to_string().contains("not UTF-8 text"));
     }
 }

@@ -15,7 +15,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, context};
 use serde::{Deserialize, Serialize};
 
 use super::Tokenizer;
-use crate::{Error, Result};
+use crate::{Error, Result, small_file};
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +105,7 @@ impl ChatTemplate {
     /// The template's source in a Hugging Face `tokenizer_config.json`: a string, or a list of named
     /// ones, of which `default` is for conversation.
     pub fn source_in_config(tokenizer_config: &str) -> Option<String> {
-        let config: serde_json::Value = serde_json::from_str(tokenizer_config).ok()?;
+        let config = small_file::parse_json(tokenizer_config.as_bytes()).ok()?;
         let entry = config.get("chat_template")?;
         let named = |list: &Vec<serde_json::Value>| {
             list.iter()

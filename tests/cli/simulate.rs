@@ -178,8 +178,8 @@ fn machines_that_cannot_be_are_told_with_the_field() {
     ] {
         assert_error(&at(good.replace(line, &format!("read_bw = {number}")).as_bytes()), 1, want);
     }
-    assert_error(&at(b"\xff\xfe\0"), 1, "box.toml: not text");
-    assert_error(&at(&vec![b'#'; (1 << 20) + 1]), 1, "too many for a hardware description");
+    assert_error(&at(b"\xff\xfe\0"), 1, "box.toml: not UTF-8 text");
+    assert_error(&at(&vec![b'#'; (1 << 20) + 1]), 1, "1048577 bytes, at most 1048576");
     assert_error(
         &simulated("--spec llama-2-7b --hardware /dev/zero --trace synthetic:1,2,3,0"),
         2,

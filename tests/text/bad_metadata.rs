@@ -6,7 +6,7 @@ use tandem::model::formats::gguf::{Metadata, Value};
 use tandem::text::Tokenizer;
 
 fn strings(list: &[&str]) -> Value {
-    Value::StringArray(list.iter().map(|s| (*s).to_owned()).collect())
+    Value::strings(list)
 }
 
 /// A small byte-level vocabulary that works.
@@ -16,7 +16,7 @@ fn bpe() -> Metadata {
     put("model", Value::String("gpt2".into()));
     put("pre", Value::String("gpt-2".into()));
     put("tokens", strings(&["<|endoftext|>", "a", "b", "c", "Ġ", "ab", "abc", "Ġab", "<tool>"]));
-    put("token_type", Value::IntArray(vec![3, 1, 1, 1, 1, 1, 1, 1, 4]));
+    put("token_type", Value::ints(&[3, 1, 1, 1, 1, 1, 1, 1, 4]));
     put("merges", strings(&["a b", "ab c", "Ġ ab"]));
     put("eos_token_id", Value::Uint(0));
     m
@@ -28,8 +28,8 @@ fn spm() -> Metadata {
     let mut put = |k: &str, v| m.insert(format!("tokenizer.ggml.{k}"), v);
     put("model", Value::String("llama".into()));
     put("tokens", strings(&["<unk>", "<s>", "</s>", "<0x0A>", "▁", "a", "b", "ab", "▁ab", "ba"]));
-    put("token_type", Value::IntArray(vec![2, 3, 3, 6, 1, 1, 1, 1, 1, 1]));
-    put("scores", Value::FloatArray(vec![0.0, 0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -2.0, -1.0, -2.0]));
+    put("token_type", Value::ints(&[2, 3, 3, 6, 1, 1, 1, 1, 1, 1]));
+    put("scores", Value::floats(&[0.0, 0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -2.0, -1.0, -2.0]));
     m
 }
 
@@ -75,14 +75,14 @@ fn each_defect_is_named() {
         (true, "tokenizer.ggml.tokens", |m| unset(m, "tokens")),
         (true, "no tokens", |m| {
             set(m, "tokens", strings(&[]));
-            set(m, "token_type", Value::IntArray(vec![]));
+            set(m, "token_type", Value::ints(&[]));
         }),
         (true, "tokens 1 and 2", |m| {
             set(m, "tokens", strings(&["x", "a", "a", "c", "Ġ", "ab", "abc", "Ġab", "t"]));
         }),
-        (true, "tokenizer.ggml.tokens", |m| set(m, "tokens", Value::IntArray(vec![1, 2]))),
-        (true, "tokenizer.ggml.token_type", |m| set(m, "token_type", Value::IntArray(vec![1; 8]))),
-        (true, "token 3", |m| set(m, "token_type", Value::IntArray(vec![1, 1, 1, 77, 1, 1, 1, 1, 1]))),
+        (true, "tokenizer.ggml.tokens", |m| set(m, "tokens", Value::ints(&[1, 2]))),
+        (true, "tokenizer.ggml.token_type", |m| set(m, "token_type", Value::ints(&[1; 8]))),
+        (true, "token 3", |m| set(m, "token_type", Value::ints(&[1, 1, 1, 77, 1, 1, 1, 1, 1]))),
         (true, "tokenizer.ggml.eos_token_id", |m| set(m, "eos_token_id", Value::Uint(9))),
         (true, "tokenizer.ggml.eos_token_id", |m| set(m, "eos_token_id", Value::Int(-7))),
         (true, "tokenizer.ggml.bos_token_id", |m| set(m, "bos_token_id", Value::Uint(u64::MAX))),
@@ -92,15 +92,15 @@ fn each_defect_is_named() {
         (true, "t5", |m| set(m, "model", Value::String("t5".into()))),
         (true, "my-pre", |m| set(m, "pre", Value::String("my-pre".into()))),
         (true, "token 0 is", |m| {
-            set(m, "tokens", Value::StringArray(vec!["x".repeat(100_000)]));
-            set(m, "token_type", Value::IntArray(vec![1]));
+            set(m, "tokens", Value::strings(&["x".repeat(100_000)]));
+            set(m, "token_type", Value::ints(&[1]));
         }),
         (false, "tokenizer.ggml.scores", |m| unset(m, "scores")),
-        (false, "2 scores for 10", |m| set(m, "scores", Value::FloatArray(vec![0.0, 0.0]))),
+        (false, "2 scores for 10", |m| set(m, "scores", Value::floats(&[0.0, 0.0]))),
         (false, "token 4", |m| {
             let mut scores = vec![0.0; 10];
             scores[4] = f32::NAN;
-            set(m, "scores", Value::FloatArray(scores));
+            set(m, "scores", Value::floats(&scores));
         }),
         (false, "tokenizer.ggml.scores", |m| set(m, "scores", strings(&["x"]))),
     ];
@@ -147,10 +147,10 @@ proptest! {
         let mut put = |k: &str, v| m.insert(format!("tokenizer.ggml.{k}"), v);
         put("model", Value::String(if sentencepiece { "llama" } else { "gpt2" }.into()));
         put("pre", Value::String("smollm".into()));
-        put("tokens", Value::StringArray(tokens));
-        put("merges", Value::StringArray(merges));
-        put("scores", Value::FloatArray(scores.into_iter().chain(std::iter::repeat(0.5)).take(n).collect()));
-        put("token_type", Value::IntArray(types.into_iter().chain(std::iter::repeat(1)).take(n).collect()));
+        put("tokens", Value::strings(&tokens));
+        put("merges", Value::strings(&merges));
+        put("scores", Value::floats(&scores.into_iter().chain(std::iter::repeat(0.5)).take(n).collect::<Vec<_>>()));
+        put("token_type", Value::ints(&types.into_iter().chain(std::iter::repeat(1)).take(n).collect::<Vec<_>>()));
         put("add_bos_token", Value::Bool(false));
         if let Ok(t) = Tokenizer::from_gguf(&m) {
             for parse in [false, true] {

@@ -19,9 +19,12 @@ fn metadata(names: &[&str]) -> Option<Metadata> {
 
 /// SmolLM2's `tokenizer.json`, from the parts that its GGUF has.
 fn smollm2_json(metadata: &Metadata) -> serde_json::Value {
-    let tokens = metadata["tokenizer.ggml.tokens"].as_strings().unwrap();
-    let types = metadata["tokenizer.ggml.token_type"].as_ints().unwrap();
-    let merges = metadata["tokenizer.ggml.merges"].as_strings().unwrap();
+    let array = |key: &str| metadata[&format!("tokenizer.ggml.{key}")].as_array().unwrap();
+    let strings = |key| -> Vec<String> {
+        array(key).strings().unwrap().map(|s| String::from_utf8(s.to_vec()).unwrap()).collect()
+    };
+    let (tokens, merges) = (strings("tokens"), strings("merges"));
+    let types: Vec<i64> = array("token_type").ints().unwrap().collect();
     let vocab: serde_json::Map<_, _> = tokens.iter().zip(0..).map(|(t, id)| (t.clone(), id.into())).collect();
     let added: Vec<_> = (0..tokens.len())
         .filter(|&id| types[id] == 3)

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::model::formats::gguf::{Metadata, Value};
+use crate::model::formats::gguf::{Array, Metadata, Value};
 use crate::model::spec::{Rope, RopePairing, RopeScaling, Window};
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -40,9 +40,13 @@ impl GgufConfig<'_> {
     pub fn opt_size(&self, key: &str) -> Result<Option<usize>> {
         let Some(v) = self.meta.get(&self.full(key)) else { return Ok(None) };
         let n = match v {
-            Value::IntArray(a) if !a.is_empty() && a.iter().all(|x| *x == a[0]) => u64::try_from(a[0]).ok(),
-            Value::IntArray(_) => {
-                return Err(Error::Unsupported(format!("{}: sizes that differ by layer", self.full(key))));
+            Value::Array(a) => {
+                let mut all = a.ints().ok_or_else(|| self.wrong(key, "a size", v))?;
+                let first = all.next().ok_or_else(|| self.wrong(key, "a size", v))?;
+                if !all.all(|x| x == first) {
+                    return Err(Error::Unsupported(format!("{}: sizes that differ by layer", self.full(key))));
+                }
+                u64::try_from(first).ok()
             }
             v => v.as_u64(),
         };
@@ -72,13 +76,13 @@ impl GgufConfig<'_> {
     }
 
     /// Integers, if present.
-    pub fn opt_ints(&self, key: &str) -> Option<&[i64]> {
-        self.meta.get(&self.full(key)).and_then(Value::as_ints)
+    pub fn opt_ints(&self, key: &str) -> Option<impl ExactSizeIterator<Item = i64> + '_> {
+        self.meta.get(&self.full(key)).and_then(Value::as_array).and_then(Array::ints)
     }
 
     /// The model's own name.
     pub fn name(&self) -> String {
-        self.meta.get("general.name").and_then(Value::as_str).unwrap_or_default().to_owned()
+        self.meta.get("general.name").and_then(Value::as_lossy_str).unwrap_or_default().into_owned()
     }
 
     /// Rows of the embedding. The tokenizer may have fewer tokens (padding), never more.
@@ -96,7 +100,7 @@ impl GgufConfig<'_> {
                 ));
             }
         };
-        let tokens = self.meta.get("tokenizer.ggml.tokens").and_then(Value::as_strings).map_or(0, <[_]>::len);
+        let tokens = self.meta.get("tokenizer.ggml.tokens").and_then(Value::as_array).map_or(0, Array::len);
         if tokens > rows {
             return Err(Error::format(
                 "tokenizer.ggml.tokens",
@@ -165,6 +169,18 @@ impl GgufConfig<'_> {
             }
         };
         Ok(Rope { theta, local_theta: None, pairing, dim, scaling })
+    }
+
+    /// Returns an error for a model whose tokens see those behind them.
+    pub fn causal(&self) -> Result<()> {
+        match self.meta.get(&self.full("attention.causal")) {
+            None | Some(Value::Bool(true)) => Ok(()),
+            Some(Value::Bool(false)) => Err(Error::Unsupported(format!(
+                "{} is false: attention that is not causal; only models that generate are supported",
+                self.full("attention.causal")
+            ))),
+            Some(v) => Err(self.wrong("attention.causal", "true or false", v)),
+        }
     }
 
     /// Returns an error for a mixture of experts.
@@ -248,6 +264,21 @@ impl<'a> HfConfig<'a> {
                 "config.json: {key} is `{a}`; this family runs with {}",
                 known.join(" or ")
             ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns an error for a model whose tokens see those behind them.
+    pub fn causal(&self) -> Result<()> {
+        let not = |key: &str, v: &Json| {
+            Err(Error::Unsupported(format!(
+                "config.json: {key} is {v}: attention that is not causal; only models that generate are supported"
+            )))
+        };
+        match (self.get("is_causal"), self.get("use_bidirectional_attention")) {
+            (Some(v @ Json::Bool(false)), _) => not("is_causal", v),
+            // Multimodal models name the tokens concerned; those of images do not come here.
+            (_, Some(v)) if *v == true || v == "all" => not("use_bidirectional_attention", v),
             _ => Ok(()),
         }
     }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{Family, GgufConfig, HfConfig, NameMap, llama};
 use crate::model::ModelSpec;
+use crate::model::check::MAX_LAYERS;
 use crate::model::spec::{Ffn, Position, RopePairing, Window};
 use crate::{Error, Result};
 
@@ -88,7 +89,8 @@ fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
     }
     if let Some(size) = c.opt_size("attention.sliding_window")?.filter(|&s| s > 0) {
         spec.window = Some(match c.opt_ints("attention.sliding_window_pattern") {
-            Some(per_layer) => Window { size, layers: per_layer.iter().map(|&x| x != 0).collect() },
+            // What is not one for each layer is refused by the check of the spec.
+            Some(per_layer) => Window { size, layers: per_layer.take(MAX_LAYERS + 1).map(|x| x != 0).collect() },
             None => {
                 let pattern = c.opt_size("attention.sliding_window_pattern")?.unwrap_or(PATTERN);
                 windows(size, pattern, spec.n_layers)
@@ -104,9 +106,6 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     c.activation("hidden_activation", &["gelu_pytorch_tanh"])?;
     if c.get("attn_logit_softcapping").is_some() {
         return Err(Error::Unsupported("config.json: attn_logit_softcapping".into()));
-    }
-    if c.flag("use_bidirectional_attention", false)? {
-        return Err(Error::Unsupported("config.json: use_bidirectional_attention".into()));
     }
     // Released configs leave out the library's defaults: heads 8, kv 4, width 256.
     let (d_model, n_heads) = (c.size("hidden_size")?, c.opt_size("num_attention_heads")?.unwrap_or(8));

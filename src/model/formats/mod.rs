@@ -5,7 +5,6 @@ pub mod gguf;
 pub(super) mod guise;
 pub mod safetensors;
 
-use std::fs::File;
 use std::path::Path;
 
 use crate::tensor::Bytes;
@@ -16,12 +15,7 @@ use crate::{Error, Result};
 /// # Errors
 /// The file cannot be opened, is a directory, or is empty.
 pub fn map_file(path: &Path) -> Result<Bytes> {
-    // Checked before the file is opened, since opening a pipe waits for its writer.
-    let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
-    if !meta.is_file() {
-        return Err(Error::format(path.display().to_string(), "not a regular file"));
-    }
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = crate::small_file::open(path)?;
     let meta = file.metadata().map_err(|e| Error::io(path, e))?;
     if meta.len() == 0 {
         return Err(Error::format(

@@ -30,7 +30,7 @@ use crate::hub::Cache;
 use crate::simd::tuning::{LinearTuning, Tuning};
 use crate::simd::{CpuId, Isa};
 use crate::tensor::DType;
-use crate::{Error, Result, atomic_file};
+use crate::{Error, Result, atomic_file, small_file};
 
 /// Layout of the file: raised whenever an entry changes its meaning.
 const SCHEMA: u32 = 4;
@@ -317,17 +317,8 @@ impl TuningStore {
     /// # Errors
     /// A file that is there and cannot be read; as [`Tuned::parse`].
     pub fn load(&self) -> Result<Option<Tuned>> {
-        let (name, io) = (self.path.display().to_string(), |e| Error::io(&self.path, e));
-        let length = match std::fs::metadata(&self.path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            found => found.map_err(io)?.len(),
-        };
-        if length > MAX_BYTES {
-            return Err(Error::format(name, format!("{length} bytes, too many for a tuning table")));
-        }
-        let text = String::from_utf8(std::fs::read(&self.path).map_err(io)?)
-            .map_err(|_| Error::format(&name, "not a tuning table: not text"))?;
-        Tuned::parse(&name, &text).map(Some)
+        let Some(text) = small_file::read_text(&self.path, MAX_BYTES)? else { return Ok(None) };
+        Tuned::parse(&self.path.display().to_string(), &text).map(Some)
     }
 
     /// Keeps a table, in the place of an older one, whole or not at all.
@@ -415,7 +406,7 @@ mod tests {
         };
         refused(b"", "not a tuning table");
         refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
-        refused(b"\xff\xfe", "not text");
+        refused(b"\xff\xfe", "not UTF-8 text");
         refused(b"{\"schema\": 4, \"tune\": []}", "not a tuning table");
         refused(&vec![b' '; MAX_BYTES as usize + 1], "too many");
         refused(&with(&|t| t.schema = 99), "schema 99");

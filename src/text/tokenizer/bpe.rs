@@ -93,9 +93,9 @@ struct Candidate {
 
 impl Bpe {
     /// Resolves `merges` ("left right", best first) against the vocabulary.
-    pub fn new(vocab: &Vocab, merges: &[String], ignore_merges: bool) -> Result<Bpe> {
+    pub fn new(vocab: &Vocab, merges: &[impl AsRef<str>], ignore_merges: bool) -> Result<Bpe> {
         let bad = |i: usize, problem: String| {
-            Error::format("tokenizer.ggml.merges", format!("merge {i} ({:?}) {problem}", clip(&merges[i])))
+            Error::format("tokenizer.ggml.merges", format!("merge {i} ({:?}) {problem}", clip(merges[i].as_ref())))
         };
         if merges.len() >= NONE as usize {
             return Err(Error::format("tokenizer.ggml.merges", "too many merges"));
@@ -103,7 +103,7 @@ impl Bpe {
         let mut table = PairTable::with_capacity(merges.len());
         let mut joined = String::new();
         let mut previous = 0u32;
-        for (i, merge) in merges.iter().enumerate() {
+        for (i, merge) in merges.iter().map(AsRef::as_ref).enumerate() {
             // A token may itself start with a space in vocabularies that are not byte-level.
             let split = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
             let Some(split) = split else {

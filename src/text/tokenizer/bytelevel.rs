@@ -4,6 +4,8 @@
 //! control character: byte 0x20 is written `Ġ`, 0x0A `Ċ`. Printable Latin-1 stands for itself, the
 //! other 68 bytes take the characters from U+0100 in order.
 
+use super::raw;
+
 /// The character of `byte`.
 pub fn byte_to_char(byte: u8) -> char {
     let code = match byte {
@@ -33,7 +35,7 @@ pub fn decode(text: &str) -> Vec<u8> {
     for c in text.chars() {
         match char_to_byte(c) {
             Some(b) => bytes.push(b),
-            None => bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+            None => raw::push(&mut bytes, c),
         }
     }
     bytes

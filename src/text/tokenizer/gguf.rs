@@ -1,5 +1,7 @@
 //! Tokenizer metadata of a GGUF file (`tokenizer.ggml.*`) to a [`Tokenizer`].
 
+use std::borrow::Cow;
+
 use super::*;
 use crate::model::formats::gguf::Value;
 
@@ -10,6 +12,9 @@ const MERGES: &str = "tokenizer.ggml.merges";
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
 
+/// Most tokens, and most merges: several times those of any model.
+const MOST_STRINGS: usize = 1 << 24;
+
 pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
     let file = Reader(metadata);
     let model = file.string(MODEL)?.filter(|&model| model != "no_vocab");
@@ -19,7 +24,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
         // An empty array has no meaningful type; the vocabulary rejects it as empty.
         Some(value) => file.strings(TOKENS, value)?,
     };
-    let mut vocab = Vocab::new(tokens, file.kinds(tokens.len())?)?;
+    let mut vocab = Vocab::new(&tokens, file.kinds(tokens.len())?)?;
     let sentencepiece = match model {
         "gpt2" => false,
         "llama" => true,
@@ -62,7 +67,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
         roles.add_bos = add_bos.unwrap_or(true);
         let scores = match metadata.get(SCORES) {
             None => return Err(missing(SCORES, "a SentencePiece vocabulary needs scores")),
-            Some(value) => file.floats(SCORES, value)?,
+            Some(value) => file.floats(SCORES, value, vocab.len())?,
         };
         let spm = Spm::new(&vocab, &scores, unknown)?;
         Engine::Spm { vocab, special, spm, add_space_prefix: add_space_prefix.unwrap_or(true) }
@@ -76,7 +81,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
         if merges.is_empty() {
             return Err(missing(MERGES, "a byte-pair vocabulary needs merges, and the list is empty"));
         }
-        let bpe = Bpe::new(&vocab, merges, traits.ignore_merges)?;
+        let bpe = Bpe::new(&vocab, &merges, traits.ignore_merges)?;
         Engine::Bpe { vocab, special, pre, bpe }
     };
     for (wanted, id, name) in [(roles.add_bos, roles.bos, "bos"), (roles.add_eos, roles.eos, "eos")] {
@@ -115,10 +120,8 @@ impl<'m> Reader<'m> {
             Value::Float(_) => "a float",
             Value::Bool(_) => "a bool",
             Value::String(_) => "a string",
-            Value::IntArray(_) => "an array of integers",
-            Value::FloatArray(_) => "an array of floats",
-            Value::StringArray(_) => "an array of strings",
-            Value::NestedArray(_) => "an array of arrays",
+            Value::Bytes(_) => "text that is not UTF-8",
+            Value::Array(array) => array.what(),
         };
         Err(Error::format(key, format!("found {found}, wanted {wanted}")))
     }
@@ -139,19 +142,29 @@ impl<'m> Reader<'m> {
         }
     }
 
-    fn strings(&self, key: &str, value: &'m Value) -> Result<&'m [String]> {
-        match value.as_strings() {
-            Some(strings) => Ok(strings),
-            None if is_empty(value) => Ok(&[]),
-            None => self.wrong(key, value, "an array of strings"),
+    fn strings(&self, key: &str, value: &'m Value) -> Result<Vec<Cow<'m, str>>> {
+        let wrong = || self.wrong(key, value, "an array of strings");
+        let Some(array) = value.as_array() else { return wrong() };
+        // Before anything is made of them: an entry takes more memory here than an empty string in the file.
+        if array.len() > MOST_STRINGS {
+            return Err(Error::format(key, format!("{} strings, at most {MOST_STRINGS} are possible", array.len())));
+        }
+        match array.strings() {
+            Some(strings) => Ok(strings.map(raw::spelled).collect()),
+            None if array.len() == 0 => Ok(Vec::new()),
+            None => wrong(),
         }
     }
 
-    fn floats(&self, key: &str, value: &'m Value) -> Result<Vec<f32>> {
-        match value {
-            Value::FloatArray(floats) => Ok(floats.clone()),
-            Value::IntArray(ints) => Ok(ints.iter().map(|&i| i as f32).collect()),
-            other => self.wrong(key, other, "an array of floats"),
+    fn floats(&self, key: &str, value: &'m Value, vocab: usize) -> Result<Vec<f32>> {
+        let Some(array) = value.as_array() else { return self.wrong(key, value, "an array of floats") };
+        if array.len() != vocab {
+            return Err(Error::format(key, format!("{} scores for {vocab} tokens", array.len())));
+        }
+        match (array.floats(), array.ints()) {
+            (Some(floats), _) => Ok(floats.collect()),
+            (_, Some(ints)) => Ok(ints.map(|i| i as f32).collect()),
+            _ => self.wrong(key, value, "an array of floats"),
         }
     }
 
@@ -171,16 +184,12 @@ impl<'m> Reader<'m> {
 
     fn kinds(&self, vocab: usize) -> Result<Vec<TokenKind>> {
         let Some(value) = self.0.get(TYPES) else { return Ok(vec![TokenKind::Normal; vocab]) };
-        let types = match value.as_ints() {
-            Some(types) => types,
-            None if is_empty(value) => &[],
-            None => return self.wrong(TYPES, value, "an array of integers"),
-        };
+        let Some(types) = value.as_array() else { return self.wrong(TYPES, value, "an array of integers") };
         if types.len() != vocab {
             return Err(Error::format(TYPES, format!("{} types for {vocab} tokens", types.len())));
         }
+        let Some(types) = types.ints() else { return self.wrong(TYPES, value, "an array of integers") };
         types
-            .iter()
             .enumerate()
             .map(|(id, kind)| {
                 Ok(match kind {
@@ -196,15 +205,5 @@ impl<'m> Reader<'m> {
                 })
             })
             .collect()
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::IntArray(v) => v.is_empty(),
-        Value::FloatArray(v) => v.is_empty(),
-        Value::StringArray(v) => v.is_empty(),
-        Value::NestedArray(v) => v.is_empty(),
-        _ => false,
     }
 }

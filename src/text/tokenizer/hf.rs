@@ -6,6 +6,10 @@ use std::sync::OnceLock;
 use serde_json::Value as Json;
 
 use super::*;
+use crate::small_file;
+
+/// Longest file read. Those of vocabularies of 256 000 tokens have some 35 MB.
+const MAX_JSON: u64 = 128 << 20;
 
 /// The crate's tokenizer, and how its token texts spell bytes.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ enum Spelling {
 
 pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokenizer> {
     let name = || path.display().to_string();
-    let json = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    let json = small_file::read(path, MAX_JSON)?.ok_or_else(|| small_file::missing(path))?;
     let mut inner =
         tokenizers::Tokenizer::from_bytes(&json).map_err(|e| Error::format(name(), e.to_string()))?;
     // Some files carry the truncation and padding of a training run.
@@ -57,7 +61,7 @@ pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokeni
 
     let config = match tokenizer_config {
         None => Json::Null,
-        Some(text) => serde_json::from_str(text)
+        Some(text) => small_file::parse_json(text.as_bytes())
             .map_err(|e| Error::format("tokenizer_config.json", format!("not valid JSON: {e}")))?,
     };
     // A token is named by its text, or by an object that has its text as `content`.

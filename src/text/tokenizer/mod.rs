@@ -13,6 +13,7 @@ mod gguf;
 mod hash;
 mod hf;
 mod pretokenize;
+mod raw;
 mod special;
 mod spm;
 mod vocab;
@@ -184,14 +185,14 @@ impl Tokenizer {
                 (Some(text), Some(TokenKind::Normal | TokenKind::Byte | TokenKind::Unused)) => {
                     bytelevel::decode(text)
                 }
-                (text, _) => text.unwrap_or_default().into(),
+                (text, _) => raw::bytes_of(text.unwrap_or_default()),
             },
             Engine::Spm { vocab, .. } => match (vocab.get(id), vocab.kind(id)) {
-                (Some(text), Some(TokenKind::Byte)) => byte_token(text).map_or(text.into(), |b| vec![b]),
+                (Some(text), Some(TokenKind::Byte)) => byte_token(text).map_or(raw::bytes_of(text), |b| vec![b]),
                 (Some(text), Some(TokenKind::Normal | TokenKind::Unused)) => {
-                    text.replace(spm::SPACE, " ").into_bytes()
+                    raw::bytes_of(&text.replace(spm::SPACE, " "))
                 }
-                (text, _) => text.unwrap_or_default().into(),
+                (text, _) => raw::bytes_of(text.unwrap_or_default()),
             },
             Engine::Hf(hf) => hf.token_bytes(id),
         }

@@ -7,6 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
+use super::raw;
 use super::vocab::Vocab;
 use crate::{Error, Result};
 
@@ -72,10 +73,7 @@ impl Spm {
         }
         let mut bytes = Box::new([unknown; 256]);
         for b in 0..=255u8 {
-            let literal = || {
-                let one = [b];
-                vocab.id(std::str::from_utf8(&one).ok()?)
-            };
+            let literal = || vocab.id(&raw::spelled(&[b]));
             if let Some(id) = vocab.id(&format!("<0x{b:02X}>")).or_else(literal) {
                 bytes[b as usize] = Some(id);
             }

@@ -41,10 +41,10 @@ pub struct Vocab {
 
 impl Vocab {
     /// Indexes `tokens`; `kinds` has one entry each. Empty texts keep their id and match nothing.
-    pub fn new(tokens: &[String], kinds: Vec<TokenKind>) -> Result<Vocab> {
+    pub fn new(tokens: &[impl AsRef<str>], kinds: Vec<TokenKind>) -> Result<Vocab> {
         let bad = |problem: String| Error::format("tokenizer vocabulary", problem);
         assert_eq!(tokens.len(), kinds.len(), "a kind per token");
-        let total: usize = tokens.iter().map(String::len).sum();
+        let total: usize = tokens.iter().map(|t| t.as_ref().len()).sum();
         if tokens.is_empty() {
             return Err(bad("it has no tokens".into()));
         }
@@ -59,7 +59,7 @@ impl Vocab {
             hash: Hash::new(),
             longest: 0,
         };
-        for (id, token) in tokens.iter().enumerate() {
+        for (id, token) in tokens.iter().map(AsRef::as_ref).enumerate() {
             if token.len() > MAX_TOKEN_LEN {
                 let n = token.len();
                 return Err(bad(format!("token {id} is {n} bytes long, more than {MAX_TOKEN_LEN}")));

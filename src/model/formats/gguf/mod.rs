@@ -6,14 +6,15 @@
 //! n_tensors x  name:string n_dims:u32 dims:[u64; n_dims] (innermost first) ggml_type:u32 offset:u64
 //! padding to general.alignment, then the tensors' bytes (offsets count from here)
 //! ```
-//! The file is untrusted: every count is checked against the remaining bytes before anything is allocated for it, so a
-//! parse allocates at most a small multiple of the file's size.
+//! The file is untrusted: every count is checked against the remaining bytes before anything is allocated for it, arrays stay in
+//! the file until they are used, and text that nobody reads may be anything: a parse allocates less than the file's size and
+//! what some thousand entries take.
 
 mod reader;
 mod value;
 pub(in crate::model) mod write;
 
-pub use value::{Metadata, Value};
+pub use value::{Array, Metadata, Value};
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -32,6 +33,10 @@ pub struct Gguf {
     /// In file order. Shapes are outermost first.
     pub tensors: Vec<(String, Tensor)>,
 }
+
+/// Most tensors and most keys: real files have thousands, and dozens. An entry takes several times the memory that it takes in
+/// the file.
+const MAX_ENTRIES: usize = 1 << 18;
 
 /// Where tensors start when `general.alignment` is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -69,6 +74,11 @@ impl Gguf {
         }
         let n_tensors = r.count("tensor count", reader::MIN_TENSOR_INFO)?;
         let n_kv = r.count("metadata count", reader::MIN_KEY_VALUE)?;
+        for (what, n) in [("tensor count", n_tensors), ("metadata count", n_kv)] {
+            if n > MAX_ENTRIES {
+                return Err(Error::format(what, format!("{n}, more than {MAX_ENTRIES}; is the file damaged?")));
+            }
+        }
 
         let mut metadata = Metadata::new();
         for i in 0..n_kv {

@@ -1,6 +1,7 @@
 //! A bounds-checked cursor over the header of a GGUF file.
 
-use super::Value;
+use super::{Array, Value};
+use crate::tensor::Bytes;
 use crate::{Error, Result};
 
 /// Bytes that the smallest tensor info takes: name length, dimension count, type, offset.
@@ -14,12 +15,12 @@ const MAX_NAME: usize = 65_535;
 
 /// Reads little-endian values and never past the end.
 pub struct Reader<'a> {
-    bytes: &'a [u8],
+    bytes: &'a Bytes,
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a Bytes) -> Self {
         Reader { bytes, at: 0 }
     }
 
@@ -75,12 +76,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn text(&mut self, what: &str) -> Result<String> {
+    /// A string; what it holds is checked where it is used.
+    fn text(&mut self, what: &str) -> Result<&'a [u8]> {
         let n = self.count(what, 1)?;
-        match std::str::from_utf8(self.take(n, what)?) {
-            Ok(s) => Ok(s.to_owned()),
-            Err(e) => Err(Error::format(what, format!("text of {n} bytes is not UTF-8 ({e})"))),
-        }
+        self.take(n, what)
     }
 
     /// A key or tensor name.
@@ -89,16 +88,19 @@ impl<'a> Reader<'a> {
         if s.is_empty() || s.len() > MAX_NAME {
             return Err(Error::format(what, format!("{} bytes long, 1 to {MAX_NAME} are possible", s.len())));
         }
-        Ok(s)
+        match std::str::from_utf8(s) {
+            Ok(s) => Ok(s.to_owned()),
+            Err(e) => Err(Error::format(what, format!("text of {} bytes is not UTF-8 ({e})", s.len()))),
+        }
     }
 
     /// The typed value of `key`.
     pub fn value(&mut self, key: &str) -> Result<Value> {
         let kind = self.u32(key)?;
-        self.value_of(kind, key, 0)
+        self.value_of(kind, key)
     }
 
-    fn value_of(&mut self, kind: u32, key: &str, depth: usize) -> Result<Value> {
+    fn value_of(&mut self, kind: u32, key: &str) -> Result<Value> {
         Ok(match kind {
             0 => Value::Uint(self.array::<1>(key)?[0].into()),
             1 => Value::Int(i8::from_le_bytes(self.array(key)?).into()),
@@ -108,8 +110,14 @@ impl<'a> Reader<'a> {
             5 => Value::Int(i32::from_le_bytes(self.array(key)?).into()),
             6 => Value::Float(f32::from_le_bytes(self.array(key)?).into()),
             7 => Value::Bool(self.bool(key)?),
-            8 => Value::String(self.text(key)?),
-            9 => self.array_value(key, depth)?,
+            8 => {
+                let text = self.text(key)?;
+                match std::str::from_utf8(text) {
+                    Ok(text) => Value::String(text.to_owned()),
+                    Err(_) => Value::Bytes(text.to_vec()),
+                }
+            }
+            9 => Value::Array(self.array_value(key, 0)?),
             10 => Value::Uint(self.u64(key)?),
             11 => Value::Int(i64::from_le_bytes(self.array(key)?)),
             12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
@@ -125,9 +133,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn array_value(&mut self, key: &str, depth: usize) -> Result<Value> {
+    /// Steps over an array: every element is checked to be there, none is decoded.
+    fn array_value(&mut self, key: &str, depth: usize) -> Result<Array> {
         let kind = self.u32(key)?;
-        // The smallest encoding of one element, which bounds the count before anything is allocated.
+        // The smallest encoding of one element, which bounds the count.
         let min = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
@@ -137,45 +146,27 @@ impl<'a> Reader<'a> {
             _ => return Err(Error::format(key, format!("unknown metadata type {kind} of array elements"))),
         };
         let n = self.count(key, min)?;
-        Ok(match kind {
-            6 | 12 => {
-                let mut v = Vec::with_capacity(n);
-                for _ in 0..n {
-                    v.push(self.value_of(kind, key, depth)?.as_f64().expect("a float kind") as f32);
-                }
-                Value::FloatArray(v)
-            }
+        let start = self.at;
+        match kind {
             8 => {
-                let mut v = Vec::with_capacity(n);
                 for _ in 0..n {
-                    v.push(self.text(key)?);
+                    self.text(key)?;
                 }
-                Value::StringArray(v)
             }
             9 if depth + 1 >= MAX_DEPTH => {
                 return Err(Error::format(key, format!("arrays nested deeper than {MAX_DEPTH}")));
             }
             9 => {
-                let mut v = Vec::with_capacity(n);
                 for _ in 0..n {
-                    v.push(self.array_value(key, depth + 1)?);
+                    self.array_value(key, depth + 1)?;
                 }
-                Value::NestedArray(v)
             }
             _ => {
-                let mut v = Vec::with_capacity(n);
-                for _ in 0..n {
-                    v.push(match self.value_of(kind, key, depth)? {
-                        Value::Int(i) => i,
-                        Value::Bool(b) => b.into(),
-                        Value::Uint(u) => i64::try_from(u)
-                            .map_err(|_| Error::format(key, format!("array element {u} exceeds 63 bits")))?,
-                        other => unreachable!("kind {kind} read as {other:?}"),
-                    });
-                }
-                Value::IntArray(v)
+                self.take(n * min, key)?;
             }
-        })
+        }
+        let items = self.bytes.slice(start, self.at - start).expect("bytes that were read");
+        Ok(Array::of_file(kind, n, items))
     }
 }
 

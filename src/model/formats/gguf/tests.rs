@@ -9,12 +9,13 @@ fn sample() -> (Metadata, Vec<(String, Tensor)>) {
     m.insert("a.float".into(), Value::Float(0.5));
     m.insert("a.double".into(), Value::Float(0.1));
     m.insert("a.bool".into(), Value::Bool(true));
-    m.insert("a.ints".into(), Value::IntArray(vec![1, -2, 3]));
-    m.insert("a.floats".into(), Value::FloatArray(vec![1.5, -2.5]));
-    m.insert("a.strings".into(), Value::StringArray(vec!["é".into(), String::new()]));
+    m.insert("a.bytes".into(), Value::Bytes(b"caf\xe9".to_vec()));
+    m.insert("a.ints".into(), Value::ints(&[1, -2, 3]));
+    m.insert("a.floats".into(), Value::floats(&[1.5, -2.5]));
+    m.insert("a.strings".into(), Value::strings(&["é".into(), String::new()]));
     m.insert(
         "a.nested".into(),
-        Value::NestedArray(vec![Value::IntArray(vec![1]), Value::StringArray(vec![])]),
+        Value::arrays(&[Value::ints(&[1]), Value::strings(&[""; 0])]),
     );
     let t = |d: DType, shape: &[usize]| {
         let n =
@@ -171,4 +172,29 @@ mod corruption {
             }
         }
     }
+}
+
+/// Each type of element, at its limits, is what it is in the file.
+#[test]
+fn arrays_are_decoded_where_they_are_used() {
+    let array = |kind: u32, n: u64, items: &[u8]| {
+        let value = [&kind.to_le_bytes()[..], &n.to_le_bytes(), items].concat();
+        let file = parse(&raw(0, 1, &key(b"k", 9, &value))).unwrap();
+        file.metadata["k"].as_array().unwrap().clone()
+    };
+    let ints = |kind, n, items: &[u8]| array(kind, n, items).ints().map(|all| all.collect::<Vec<_>>());
+    assert_eq!(ints(0, 2, &[0, 255]), Some(vec![0, 255]));
+    assert_eq!(ints(1, 2, &[127, 255]), Some(vec![127, -1]));
+    assert_eq!(ints(2, 1, &[0xff, 0xff]), Some(vec![65535]));
+    assert_eq!(ints(3, 1, &[0, 0x80]), Some(vec![-32768]));
+    assert_eq!(ints(5, 1, &(-7i32).to_le_bytes()), Some(vec![-7]));
+    assert_eq!(ints(4, 1, &u32::MAX.to_le_bytes()), Some(vec![4294967295]));
+    assert_eq!(ints(7, 2, &[0, 1]), Some(vec![0, 1]));
+    assert_eq!(ints(10, 1, &u64::MAX.to_le_bytes()), Some(vec![i64::MAX]));
+    assert_eq!(ints(11, 1, &i64::MIN.to_le_bytes()), Some(vec![i64::MIN]));
+    assert_eq!(ints(6, 1, &[0; 4]), None);
+    assert_eq!(array(12, 1, &0.1f64.to_le_bytes()).floats().unwrap().collect::<Vec<_>>(), [0.1]);
+    let strings = array(8, 3, b"\x02\0\0\0\0\0\0\0\xe9a\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0b");
+    assert_eq!(strings.strings().unwrap().collect::<Vec<_>>(), [&b"\xe9a"[..], b"", b"b"]);
+    assert_eq!(format!("{:?}", array(0, 10, &[1; 10])), "[1, 1, 1, 1, 1, 1, 1, 1] and 2 more");
 }

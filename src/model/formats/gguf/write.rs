@@ -15,13 +15,13 @@ pub fn to_bytes<'a>(
     out.extend((tensors.len() as u64).to_le_bytes());
     out.extend((metadata.len() as u64).to_le_bytes());
     for (k, v) in metadata {
-        string(&mut out, k);
+        string(&mut out, k.as_bytes());
         out.extend(kind(v).to_le_bytes());
         value(&mut out, v);
     }
     let mut offset = 0usize;
     for (name, t) in &tensors {
-        string(&mut out, name);
+        string(&mut out, name.as_bytes());
         out.extend((t.shape.len() as u32).to_le_bytes());
         for d in t.shape.iter().rev() {
             out.extend((*d as u64).to_le_bytes());
@@ -42,9 +42,9 @@ pub fn ggml_type(dtype: DType) -> u32 {
     (0..64).find(|&i| DType::from_ggml(i) == Some(dtype)).expect("every dtype has a ggml number")
 }
 
-fn string(out: &mut Vec<u8>, s: &str) {
+fn string(out: &mut Vec<u8>, s: &[u8]) {
     out.extend((s.len() as u64).to_le_bytes());
-    out.extend_from_slice(s.as_bytes());
+    out.extend_from_slice(s);
 }
 
 /// The type written for a value. Unsigned integers that fit are written as u32, as converters do.
@@ -57,8 +57,8 @@ fn kind(v: &Value) -> u32 {
         Value::Float(f) if f64::from(*f as f32) == *f => 6,
         Value::Float(_) => 12,
         Value::Bool(_) => 7,
-        Value::String(_) => 8,
-        Value::IntArray(_) | Value::FloatArray(_) | Value::StringArray(_) | Value::NestedArray(_) => 9,
+        Value::String(_) | Value::Bytes(_) => 8,
+        Value::Array(_) => 9,
     }
 }
 
@@ -70,18 +70,8 @@ fn value(out: &mut Vec<u8>, v: &Value) {
         Value::Float(f) if f64::from(*f as f32) == *f => out.extend((*f as f32).to_le_bytes()),
         Value::Float(f) => out.extend(f.to_le_bytes()),
         Value::Bool(b) => out.push(u8::from(*b)),
-        Value::String(s) => string(out, s),
-        Value::IntArray(a) => array(out, 11, a, |o, i| o.extend(i.to_le_bytes())),
-        Value::FloatArray(a) => array(out, 6, a, |o, f| o.extend(f.to_le_bytes())),
-        Value::StringArray(a) => array(out, 8, a, |o, s| string(o, s)),
-        Value::NestedArray(a) => array(out, 9, a, value),
-    }
-}
-
-fn array<T>(out: &mut Vec<u8>, kind: u32, items: &[T], each: impl Fn(&mut Vec<u8>, &T)) {
-    out.extend(kind.to_le_bytes());
-    out.extend((items.len() as u64).to_le_bytes());
-    for i in items {
-        each(out, i);
+        Value::String(s) => string(out, s.as_bytes()),
+        Value::Bytes(s) => string(out, s),
+        Value::Array(a) => a.write(out),
     }
 }
