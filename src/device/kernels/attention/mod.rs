@@ -37,6 +37,8 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Positive factor that scores are multiplied by.
     pub scale: f32,
+    /// Positive soft-cap of the scaled scores.
+    pub softcap: Option<f32>,
     /// Type of queries, keys and values.
     pub kv: Half,
     /// Type of the final rows.
@@ -58,6 +60,9 @@ impl AttentionShape {
         }
         if !(self.scale > 0.0 && self.scale.is_finite()) {
             return unsupported(format!("attention scale {}: it must be positive", self.scale));
+        }
+        if let Some(cap) = self.softcap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
+            return unsupported(format!("attention soft-cap {cap}: it must be positive"));
         }
         if !HEAD_DIMS.contains(&self.head_dim) {
             return unsupported(format!(
@@ -91,6 +96,11 @@ impl AttentionShape {
     /// The scale for kernels, which compute exponentials to base two.
     fn scale_log2(&self) -> f32 {
         self.scale * std::f32::consts::LOG2_E
+    }
+
+    /// The soft-cap for kernels, which apply it to scores before the scale: `cap_span` and `cap_slope`, zeros without a cap.
+    fn score_cap(&self) -> [f32; 2] {
+        self.softcap.map_or([0.0; 2], |cap| [2.0 * cap / self.scale, 2.0 * self.scale_log2() / cap])
     }
 
     fn out_type(&self) -> u32 {
