@@ -133,7 +133,7 @@ pub fn describe(m: &LoadedModel) -> Description {
 /// Where a model has norms.
 fn norms(s: &ModelSpec) -> String {
     let kind = match s.norm {
-        Norm::Rms { .. } => "RMS",
+        Norm::Rms { .. } => "RMS norms",
         Norm::Layer { .. } => "layer norms",
     };
     let place = match (s.pre_norms, s.post_norms) {
