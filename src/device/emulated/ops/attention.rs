@@ -1,6 +1,7 @@
 //! Attention of rows over pages, in full or in part, and the merge of parts.
 //!
-//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = cap(scale·q·k_t);   out = o / s;   cap(e) = e, or c·tanh(e/c)
+//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = cap(scale·q·k_t);   out = o / s
+//!   cap(e) = e, or c·tanh(e/c)
 
 use std::ops::Range;
 

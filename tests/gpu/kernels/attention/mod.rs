@@ -379,7 +379,8 @@ fn what_kernels_do_not_cover_is_said() {
             (AttentionShape { head_dim: 72, ..good }, "72"),
             (AttentionShape { n_kv_heads: 3, ..good }, "3 KV heads"),
             (AttentionShape { scale: 0.0, ..good }, "scale"),
-            (AttentionShape { softcap: Some(0.0), ..good }, "soft-cap"),
+            (AttentionShape { softcap: Some(0.0), ..good }, "soft-cap 0:"),
+            (AttentionShape { softcap: Some(1e4), ..good }, "soft-cap 10000:"),
         ] {
             let message = bad.check(&*rt).unwrap_err().to_string();
             assert!(message.contains(says), "{message}");
