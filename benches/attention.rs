@@ -53,7 +53,7 @@ impl Model {
     fn new(heads: (usize, usize, usize), dtype: Half, tokens: usize, pool: &Pool) -> Model {
         let (n_heads, n_kv_heads, head_dim) = heads;
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, window: None };
+        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, softcap: None, window: None };
         let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype };
         let n_pages = KvGeometry::pages_for(tokens);
         let cache = PagePool::new(geometry, n_pages).expect("memory for the keys and values");
@@ -122,7 +122,7 @@ impl Model {
                 pages,
                 head / group,
                 0..context,
-                self.shape.scale,
+                (self.shape.scale, self.shape.softcap),
                 q,
                 &mut o,
             );

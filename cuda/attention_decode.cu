@@ -8,7 +8,8 @@
 //        every fourth 16 tokens, with a ring of its own in shared memory: no block barrier until the end. Larger
 //        groups take several blocks an item, which share the keys in L2
 //
-//            S^T[16 keys][8 heads] = K . Q^T      keys are the m16, heads the n8: padding to 8, not to 16
+//            S^T[16 keys][8 heads] = K . Q^T      keys are the m16, heads the n8: padding to 8, not to 16; soft-capped if the
+//                                                 model wants it
 //            P^T = exp2(S^T - m)                  transposed in registers to the k16 x n8 operand
 //            O^T[D][8 heads] += V^T . P^T         V by ldmatrix.trans
 //
@@ -91,7 +92,12 @@ template <class T, int D> struct WarpPass {
             mma_16816<T>(k % 2 ? odd : even, a, q[k]);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = (even[i] + odd[i]) * p.scale_log2;
+        for (int i = 0; i < 4; i++) x[i] = even[i] + odd[i];
+        if (p.cap_span != 0.0f)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] = soft_capped(x[i], p.cap_span, p.cap_slope);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] *= p.scale_log2;
     }
 
     DEVICE void run(const u32 q[D / 16][2], float o[D / 16][4], Running head[2]) const {

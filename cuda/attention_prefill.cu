@@ -7,7 +7,7 @@
 // launch prefill_attention_T_dD: grid items * n_heads (any more exit), block 128, shared Tile<D>::BYTES
 // tile   64 queries x BC keys, a warp takes 16 queries. Q stays in registers (D <= 128) or in shared memory (256)
 //
-//            S[16][BC] = Q . K^T                  K by ldmatrix
+//            S[16][BC] = Q . K^T                  K by ldmatrix; soft-capped if the model wants it
 //            P = exp2(S * scale - m)              rounded to T: the accumulators of S are the operand of the next mma
 //            O[16][D] += P . V                    V by ldmatrix.trans
 //
@@ -162,6 +162,11 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
                     mma_16816<T>(x[2 * t + 1], q[Shape::Q_IN_REGISTERS ? k : 0], b + 2);
                 }
             }
+            if (p.cap_span != 0.0f) // columns outside: the other order spills at D = 96 on sm_86
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+#pragma unroll
+                    for (u32 t = 0; t < KEYS / 8; t++) x[t][i] = soft_capped(x[t][i], p.cap_span, p.cap_slope);
             if (key0 < low(pos0 + 15) || high(pos0) < key0 + KEYS) {
 #pragma unroll
                 for (u32 r = 0; r < 2; r++) {

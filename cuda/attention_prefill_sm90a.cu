@@ -8,7 +8,7 @@
 //
 //            producer    wait empty[s] -> expect bytes, copy a tile's K or V (a page's 32 rows x 64 columns a copy) --.
 //                           ^                                                                                v full[s]
-//            consumers   empty[s] <- S = Q . K^T (both from shared memory) | softmax | O += P . V (P from registers)
+//            consumers   empty[s] <- S = Q . K^T (both from shared memory) | soft-cap, softmax | O += P . V (P from registers)
 //
 //        one consumer's softmax runs beside the other's products
 // regs   at D = 128: 64 O + 64 S (P in place of it); the producer gives its registers up
@@ -145,6 +145,9 @@ DEVICE void consume(const PrefillAttentionParams& p, const PrefillItem& item, co
 
         u32 weights[KEYS / 16][4];
         if (active) {
+            if (p.cap_span != 0.0f)
+#pragma unroll
+                for (u32 i = 0; i < KEYS / 2; i++) x[i] = soft_capped(x[i], p.cap_span, p.cap_slope);
             if (key0 < sight.low(pos0 + 15) || sight.high(pos0) < key0 + KEYS) {
 #pragma unroll
                 for (u32 r = 0; r < 2; r++) {

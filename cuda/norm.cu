@@ -3,6 +3,7 @@
 //   rms    x = sum * rsqrt(mean(sum^2) + eps) * w
 //   layer  x = (sum - mean) * rsqrt(mean((sum - mean)^2) + eps) * w + b      two passes over registers
 //   post   rms norm of delta before it is added (families that norm a sublayer's output)
+//   none   x = sum, without weights (families that norm outputs alone)
 //
 // in     hidden[rows][d], delta[rows][ld_delta] f32, weights f32; d % 4 == 0, rows 16-byte aligned
 // out    sum f32 (usually over hidden itself), x bf16 or f16 [rows][ld_x]; either may be absent
@@ -95,6 +96,12 @@ template <class T, bool LAYER, class Share> DEVICE void row(const NormParams& p,
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (in[v]) *(uint2*)(x + at[v]) = make_uint2(0, 0);
+        return;
+    }
+    if (!p.w) {
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (in[v]) *(uint2*)(x + at[v]) = make_uint2(pack2<T>(h[v].x, h[v].y), pack2<T>(h[v].z, h[v].w));
         return;
     }
     if (LAYER) {

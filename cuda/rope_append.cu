@@ -9,10 +9,12 @@
 //        side; when all such rows are there the epoch is published (see epoch.cuh). Each output is optional, and
 //        `finished` (f32, before the rounding) may be qkv itself: a lane stores only elements that it has loaded, after
 //        all its loads. So a launch that only finishes and one that only rounds give the bits of one that does both
-// launch grid (rows, ceil(heads/4)), block 128 (4 heads), no shared memory
+// launch rope_append_T: norms of each head; grid (rows, ceil(heads/4)), block 128 (4 heads), no shared memory
+//        rope_append_whole_T: norms of all query heads together and of all key heads together; grid rows, block 32 *
+//        min(heads, 32), whose warps take the row's heads in turns, 128 bytes of shared memory
 // registers a lane holds two quads: four elements of two RoPE pairs each, so loads are 8 bytes and stores 4
 // bound  memory: 4 bytes in and 2 out an element
-// error  rms: (head_dim/32 + 8) eps relative; RoPE: 1.5 eps (|a c| + |b s|); then the rounding to the KV type
+// error  rms: (head_dim/32 + 8) eps relative, of whole rows (width/threads + 40) eps; RoPE: 1.5 eps (|a c| + |b s|); then the rounding to the KV type
 // oracle src/reference/{norm,rope}.rs, cache layout in abi.h
 // no-spill all
 // no-stack all
@@ -39,7 +41,8 @@ DEVICE void turn(float& a, float& b, float c, float s) {
     a = turned;
 }
 
-template <class T> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head, int publish_slot) {
+// The norm of a whole row has been reduced to `scale` already.
+template <class T, bool WHOLE> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head, int publish_slot, float scale = 0) {
     u32 hd = p.head_dim, n_quads = hd / 4;
     bool is_q = head < p.n_heads, is_v = head >= p.n_heads + p.n_kv_heads;
     u32 rotated = is_v ? 0 : p.rope_dim / 4; // quads
@@ -69,12 +72,16 @@ template <class T> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head
 
     const float* w = is_q ? p.q_norm : is_v ? (const float*)0 : p.k_norm;
     if (w) {
-        float squares = 0;
+        if (WHOLE) {
+            w += (is_q ? head : head - p.n_heads) * hd;
+        } else {
+            float squares = 0;
 #pragma unroll
-        for (int i = 0; i < QUADS; i++)
+            for (int i = 0; i < QUADS; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) squares += quads[i].x[j] * quads[i].x[j];
-        float scale = rsqrtf(warp_sum(squares) / (float)hd + p.eps);
+                for (int j = 0; j < 4; j++) squares += quads[i].x[j] * quads[i].x[j];
+            scale = rsqrtf(warp_sum(squares) / (float)hd + p.eps);
+        }
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             Quad& q = quads[i];
@@ -138,10 +145,23 @@ template <class T> DEVICE void head(const RopeAppendParams& p, u32 row, u32 head
     }
 }
 
-template <class T> DEVICE void rows(const RopeAppendParams& p) {
-    u32 row = blockIdx.x, which = blockIdx.y * WARPS + warp_id();
-    int publish_slot = p.publish_slot ? p.publish_slot[row] : -1;
-    if (which < p.n_heads + 2 * p.n_kv_heads) head<T>(p, row, which, publish_slot);
+// What 1 / sqrt(mean square + eps) of heads first..first + n of a row is; the whole block.
+DEVICE float whole_scale(const RopeAppendParams& p, u32 row, u32 first, u32 n, float* scratch) {
+    const float* from = p.qkv + (u64)row * p.ld;
+    float squares = 0;
+    for (u32 i = first * p.head_dim + 4 * thread_rank(); i < (first + n) * p.head_dim; i += 4 * block_threads()) {
+        float4 x = *(const float4*)(from + i);
+        if (p.bias) {
+            float4 b = *(const float4*)(p.bias + i);
+            x = make_float4(x.x + b.x, x.y + b.y, x.z + b.z, x.w + b.w);
+        }
+        squares += (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
+    }
+    return rsqrtf(block_sum(squares, scratch) / (float)(n * p.head_dim) + p.eps);
+}
+
+// Publishes the epoch if the row, or another one, goes to the host.
+DEVICE void publish(const RopeAppendParams& p, u32 row, int publish_slot) {
     if (!p.publish_slot) return;
     // Only the blocks of published rows meet: fences across the bus are not for free.
     u32 n = *p.n_published, epoch = *p.epoch + p.epoch_add;
@@ -151,9 +171,32 @@ template <class T> DEVICE void rows(const RopeAppendParams& p) {
         st_release_sys(p.epoch_flag, epoch);
 }
 
+DEVICE int publish_slot_of(const RopeAppendParams& p, u32 row) { return p.publish_slot ? p.publish_slot[row] : -1; }
+
+template <class T> DEVICE void rows(const RopeAppendParams& p) {
+    u32 row = blockIdx.x, which = blockIdx.y * WARPS + warp_id();
+    int publish_slot = publish_slot_of(p, row);
+    if (which < p.n_heads + 2 * p.n_kv_heads) head<T, false>(p, row, which, publish_slot);
+    publish(p, row, publish_slot);
+}
+
+template <class T> DEVICE void whole_rows(const RopeAppendParams& p) {
+    SHARED_DYNAMIC(smem);
+    u32 row = blockIdx.x;
+    int publish_slot = publish_slot_of(p, row);
+    float q = p.q_norm ? whole_scale(p, row, 0, p.n_heads, (float*)smem) : 0;
+    float k = p.k_norm ? whole_scale(p, row, p.n_heads, p.n_kv_heads, (float*)smem) : 0;
+    // The barriers of the sums are behind all their loads, so heads may be stored where they came from.
+    for (u32 which = warp_id(); which < p.n_heads + 2 * p.n_kv_heads; which += block_threads() / 32)
+        head<T, true>(p, row, which, publish_slot, which < p.n_heads ? q : k);
+    publish(p, row, publish_slot);
+}
+
 } // namespace rope_append
 
 KERNEL_BOUNDS(rope_append_f16, RopeAppendParams, 128, 1) { rope_append::rows<f16>(p); }
+KERNEL_BOUNDS(rope_append_whole_f16, RopeAppendParams, 1024, 1) { rope_append::whole_rows<f16>(p); }
 #if TANDEM_SM >= 80
 KERNEL_BOUNDS(rope_append_bf16, RopeAppendParams, 128, 1) { rope_append::rows<bf16>(p); }
+KERNEL_BOUNDS(rope_append_whole_bf16, RopeAppendParams, 1024, 1) { rope_append::whole_rows<bf16>(p); }
 #endif

@@ -33,7 +33,7 @@ impl Case {
     fn shape(&self) -> AttentionShape {
         let (_, n_heads, n_kv_heads, head_dim) = self.heads;
         let scale = (head_dim as f32).powf(-0.5);
-        AttentionShape { n_heads, n_kv_heads, head_dim, scale, kv: self.kv, out: self.kv }
+        AttentionShape { n_heads, n_kv_heads, head_dim, scale, softcap: None, kv: self.kv, out: self.kv }
     }
     fn name(&self) -> String {
         format!("{} batch={} tokens={} rows={}", self.heads.0, self.batch, self.tokens, self.rows)

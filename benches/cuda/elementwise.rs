@@ -7,7 +7,7 @@ use tandem::device::kernels::elementwise::{
     logits_workspace_bytes, norm, rope_append,
 };
 use tandem::device::{Buffer, DevPtr, Lane, NormWeight};
-use tandem::model::{Ffn, Norm, RopePairing};
+use tandem::model::{Ffn, Norm, QkNorm, RopePairing};
 use tandem::tensor::{DType, Half};
 
 use crate::data;
@@ -194,6 +194,7 @@ pub fn rope(bench: &mut Bench) -> Result<()> {
             bias: DevPtr::NULL,
             q_norm: DevPtr::NULL,
             k_norm: DevPtr::NULL,
+            norms: QkNorm::PerHead,
             eps: 1e-5,
             rope: [cos.ptr(), sin.ptr()],
             rope_dim: hd,

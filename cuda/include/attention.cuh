@@ -1,4 +1,4 @@
-// attention.cuh    what decode and prefill attention share: the paged cache, and how a result leaves
+// attention.cuh    what decode and prefill attention share: the paged cache, and the soft-cap of scores, and how a result leaves
 #pragma once
 
 #include "common.cuh"
@@ -20,6 +20,10 @@ DEVICE float inverse_sum(float s) { return s == 0.0f ? 0.0f : 1.0f / s; }
 
 // Scores are kept times log2(e), so that exp is one ex2; partials leave in natural units.
 #define LN_2 0.69314718055994530942f
+
+// cap * tanh(x / cap) = 2 cap * (1/2 - 1 / (1 + e^(2x / cap))): span = 2 cap, slope = 2 log2(e) / cap. Both are parameters, so
+// that no step needs a register beside x; an infinite power gives cap.
+DEVICE float soft_capped(float x, float span, float slope) { return span * (0.5f - __fdividef(1.0f, 1.0f + ex2(x * slope))); }
 
 DEVICE u32 pack2_as(u32 out_type, float lo, float hi) {
     return out_type == ATTENTION_OUT_BF16 ? pack2<bf16>(lo, hi) : pack2<f16>(lo, hi);

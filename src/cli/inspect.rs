@@ -81,6 +81,12 @@ fn text(report: &Report) -> String {
     if let Some((size, layers)) = d.window {
         row("window", format!("{size} tokens in {layers} of {} layers", d.layers));
     }
+    row("norms", d.norms.clone());
+    let caps = [("scores", d.attn_softcap), ("logits", d.logit_softcap)];
+    let caps: Vec<_> = caps.iter().filter_map(|(of, cap)| Some(format!("{of} {}", (*cap)?))).collect();
+    if !caps.is_empty() {
+        row("soft-caps", caps.join(", "));
+    }
     row("context", format!("{} tokens, {} each", d.max_context, megabytes(d.kv_bytes_per_token)));
     row("tokenizer", d.tokenizer.clone());
     row("template", if d.chat_template { "has a chat template".into() } else { "no chat template".into() });

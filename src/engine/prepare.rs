@@ -15,7 +15,7 @@ pub(super) struct NormWeight {
 
 /// Weights of one block.
 pub struct Layer {
-    pub(super) attn_norm: NormWeight,
+    pub(super) attn_norm: Option<NormWeight>,
     pub(super) q: Linear,
     pub(super) k: Linear,
     pub(super) v: Linear,
@@ -23,7 +23,7 @@ pub struct Layer {
     pub(super) k_norm: Option<Vec<f32>>,
     pub(super) o: Linear,
     pub(super) post_attn: Option<Vec<f32>>,
-    pub(super) ffn_norm: NormWeight,
+    pub(super) ffn_norm: Option<NormWeight>,
     pub(super) gate: Option<Linear>,
     pub(super) up: Linear,
     pub(super) down: Linear,
@@ -142,16 +142,17 @@ impl Prepared {
             }
             Ok(NormWeight { w, b })
         };
+        let [q_norm, k_norm] = spec.qk_norm_widths().map_or([None; 2], |widths| widths.map(Some));
+        let post_norm = spec.post_norms.then_some(d);
         let layers = (0..spec.n_layers)
             .map(|i| {
                 let name = |s: &str| format!("blk.{i}.{s}");
-                let vector = |s: &str, n: usize, wanted: bool| -> Result<Option<Vec<f32>>> {
-                    let name = name(s);
-                    let v = if wanted { weights.floats(&name, n)? } else { None };
-                    if wanted && v.is_none() {
-                        return Err(Error::format(name, "missing from the model"));
+                let vector = |s: &str, width: Option<usize>| -> Result<Option<Vec<f32>>> {
+                    let (name, Some(n)) = (name(s), width) else { return Ok(None) };
+                    match weights.floats(&name, n)? {
+                        None => Err(Error::format(name, "missing from the model")),
+                        found => Ok(found),
                     }
-                    Ok(v)
                 };
                 if !units.layers[i] {
                     return Ok(None);
@@ -159,19 +160,19 @@ impl Prepared {
                 // Fine activations for q, k and v: rounding their inputs to int8 changes logits the most
                 // (docs/decisions/0006), and they are a sixth of the multiplications.
                 Ok(Some(Layer {
-                    attn_norm: norm(&name("attn_norm"))?,
+                    attn_norm: spec.pre_norms.then(|| norm(&name("attn_norm"))).transpose()?,
                     q: lin(&name("attn_q"), qd, d)?.with_fine_activations(),
                     k: lin(&name("attn_k"), kvd, d)?.with_fine_activations(),
                     v: lin(&name("attn_v"), kvd, d)?.with_fine_activations(),
-                    q_norm: vector("attn_q_norm.weight", spec.head_dim, spec.qk_norm)?,
-                    k_norm: vector("attn_k_norm.weight", spec.head_dim, spec.qk_norm)?,
+                    q_norm: vector("attn_q_norm.weight", q_norm)?,
+                    k_norm: vector("attn_k_norm.weight", k_norm)?,
                     o: lin(&name("attn_output"), d, qd)?,
-                    post_attn: vector("post_attention_norm.weight", d, spec.post_norms)?,
-                    ffn_norm: norm(&name("ffn_norm"))?,
+                    post_attn: vector("post_attention_norm.weight", post_norm)?,
+                    ffn_norm: spec.pre_norms.then(|| norm(&name("ffn_norm"))).transpose()?,
                     gate: spec.gated().then(|| lin(&name("ffn_gate"), ff, d)).transpose()?,
                     up: lin(&name("ffn_up"), ff, d)?,
                     down: lin(&name("ffn_down"), d, ff)?,
-                    post_ffn: vector("post_ffw_norm.weight", d, spec.post_norms)?,
+                    post_ffn: vector("post_ffw_norm.weight", post_norm)?,
                     windowed: spec.window_of(i).is_some(),
                 }))
             })

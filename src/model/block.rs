@@ -10,23 +10,23 @@ use super::spec::Norm;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block<M, N> {
     /// Before attention.
-    pub attn_norm: N,
+    pub attn_norm: Option<N>,
     /// Queries.
     pub q: M,
     /// Keys.
     pub k: M,
     /// Values.
     pub v: M,
-    /// Norm of each query head.
+    /// Norm of the queries.
     pub q_norm: Option<N>,
-    /// Norm of each key head.
+    /// Norm of the keys.
     pub k_norm: Option<N>,
     /// Out-projection.
     pub o: M,
     /// Norm of attention's output before it is added.
     pub post_attn: Option<N>,
     /// Before the feed-forward.
-    pub ffn_norm: N,
+    pub ffn_norm: Option<N>,
     /// Gate of the feed-forward.
     pub gate: Option<M>,
     /// Its first matrix.
@@ -73,18 +73,22 @@ impl Block<MatrixSpec, NormSpec> {
         let layer_norm = matches!(spec.norm, Norm::Layer { .. });
         let matrix = |name, rows, cols, bias_required| MatrixSpec { name, rows, cols, bias_required };
         let norm = |name, width| NormSpec { name, width, bias: layer_norm };
-        let head_norm = |name| spec.qk_norm.then(|| norm(name, spec.head_dim));
+        let [q_norm, k_norm] = match spec.qk_norm_widths() {
+            Some([q, k]) => [Some(norm("attn_q_norm", q)), Some(norm("attn_k_norm", k))],
+            None => [None; 2],
+        };
+        let pre = |name| spec.pre_norms.then(|| norm(name, d));
         let post = |name| spec.post_norms.then(|| norm(name, d));
         Block {
-            attn_norm: norm("attn_norm", d),
+            attn_norm: pre("attn_norm"),
             q: matrix("attn_q", q, d, spec.qkv_bias),
             k: matrix("attn_k", kv, d, spec.qkv_bias),
             v: matrix("attn_v", kv, d, spec.qkv_bias),
-            q_norm: head_norm("attn_q_norm"),
-            k_norm: head_norm("attn_k_norm"),
+            q_norm,
+            k_norm,
             o: matrix("attn_output", d, q, layer_norm),
             post_attn: post("post_attention_norm"),
-            ffn_norm: norm("ffn_norm", d),
+            ffn_norm: pre("ffn_norm"),
             gate: spec.gated().then(|| matrix("ffn_gate", ff, d, layer_norm)),
             up: matrix("ffn_up", ff, d, layer_norm),
             down: matrix("ffn_down", d, ff, layer_norm),
@@ -104,11 +108,11 @@ impl<M, N> Block<M, N> {
     pub fn norms(&self) -> impl Iterator<Item = &N> {
         let Block { attn_norm, q_norm, k_norm, post_attn, ffn_norm, post_ffn, .. } = self;
         [
-            Some(attn_norm),
+            attn_norm.as_ref(),
             q_norm.as_ref(),
             k_norm.as_ref(),
             post_attn.as_ref(),
-            Some(ffn_norm),
+            ffn_norm.as_ref(),
             post_ffn.as_ref(),
         ]
         .into_iter()
@@ -125,7 +129,7 @@ impl<M, N> Block<M, N> {
         mut norm: impl FnMut(&N) -> Result<B, E>,
     ) -> Result<Block<A, B>, E> {
         Ok(Block {
-            attn_norm: norm(&self.attn_norm)?,
+            attn_norm: self.attn_norm.as_ref().map(&mut norm).transpose()?,
             q: matrix(&self.q)?,
             k: matrix(&self.k)?,
             v: matrix(&self.v)?,
@@ -133,7 +137,7 @@ impl<M, N> Block<M, N> {
             k_norm: self.k_norm.as_ref().map(&mut norm).transpose()?,
             o: matrix(&self.o)?,
             post_attn: self.post_attn.as_ref().map(&mut norm).transpose()?,
-            ffn_norm: norm(&self.ffn_norm)?,
+            ffn_norm: self.ffn_norm.as_ref().map(&mut norm).transpose()?,
             gate: self.gate.as_ref().map(&mut matrix).transpose()?,
             up: matrix(&self.up)?,
             down: matrix(&self.down)?,

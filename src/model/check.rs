@@ -59,6 +59,9 @@ impl ModelSpec {
         if let Some(cap) = self.logit_softcap {
             positive("logit soft-cap", cap)?;
         }
+        if let Some(cap) = self.attn_softcap {
+            positive("attention soft-cap", cap)?;
+        }
         if let Some(w) = self.window.as_ref().filter(|w| w.size == 0 || w.layers.len() != self.n_layers) {
             return Err(Error::format(
                 "sliding window",

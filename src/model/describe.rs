@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::spec::{Position, RopePairing, RopeScaling};
-use super::{LoadedModel, TextSource};
+use super::spec::{Norm, Position, QkNorm, RopePairing, RopeScaling};
+use super::{LoadedModel, ModelSpec, TextSource};
 use crate::model::formats::gguf::Value;
 
 /// A model in numbers.
@@ -37,6 +37,12 @@ pub struct Description {
     pub window: Option<(usize, usize)>,
     /// How positions enter, as a sentence.
     pub position: String,
+    /// Where norms are, as a sentence.
+    pub norms: String,
+    /// tanh soft-cap of attention's scores.
+    pub attn_softcap: Option<f32>,
+    /// tanh soft-cap of the logits.
+    pub logit_softcap: Option<f32>,
     /// The output head is the embedding.
     pub tied_head: bool,
     /// Elements of all tensors.
@@ -109,6 +115,9 @@ pub fn describe(m: &LoadedModel) -> Description {
         max_context: s.max_context,
         window: s.window.as_ref().map(|w| (w.size, w.layers.iter().filter(|&&l| l).count())),
         position,
+        norms: norms(s),
+        attn_softcap: s.attn_softcap,
+        logit_softcap: s.logit_softcap,
         tied_head: s.tied_head,
         parameters,
         weight_bytes: m.weights.bytes(),
@@ -119,4 +128,24 @@ pub fn describe(m: &LoadedModel) -> Description {
         sampling: m.sampling.to_string(),
         notes: m.notes.iter().chain(&m.sampling.ignored).cloned().collect(),
     }
+}
+
+/// Where a model has norms.
+fn norms(s: &ModelSpec) -> String {
+    let kind = match s.norm {
+        Norm::Rms { .. } => "RMS norms",
+        Norm::Layer { .. } => "layer norms",
+    };
+    let place = match (s.pre_norms, s.post_norms) {
+        (true, true) => "before and after",
+        (true, false) => "before",
+        (false, true) => "after",
+        (false, false) => "not beside",
+    };
+    let of_heads = match s.qk_norm {
+        None => "",
+        Some(QkNorm::PerHead) => ", of each query and key head",
+        Some(QkNorm::Whole) => ", of all query heads together and all key heads together",
+    };
+    format!("{kind} {place} attention and feed-forward{of_heads}")
 }

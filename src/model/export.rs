@@ -216,6 +216,22 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
         let layers: Vec<i64> = w.layers.iter().map(|&l| i64::from(l)).collect();
         set(format!("{name}.attention.sliding_window_pattern"), Value::ints(&layers));
     }
+    if s.attn_scale != (s.head_dim as f32).powf(-0.5) {
+        set(format!("{name}.attention.scale"), Value::Float(s.attn_scale.into()));
+    }
+    for (key, cap) in
+        [("attn_logit_softcapping", s.attn_softcap), ("final_logit_softcapping", s.logit_softcap)]
+    {
+        match (family.gguf_softcaps, cap) {
+            (true, cap) => {
+                set(format!("{name}.{key}"), Value::Float(cap.unwrap_or(0.0).into()));
+            }
+            (false, Some(_)) => {
+                return Err(Error::Unsupported(format!("soft-caps of {} have no place in GGUF", s.family)));
+            }
+            (false, None) => {}
+        }
+    }
     let mut tensors: Vec<(&str, Tensor)> = m
         .weights
         .iter()

@@ -39,5 +39,5 @@ pub use hf::hf_spec;
 pub use load::{from_gguf, load};
 pub use loaded::{LoadedModel, TextSource};
 pub use sampling::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE};
-pub use spec::{Ffn, ModelSpec, Norm, Position, Rope, RopePairing, RopeScaling};
+pub use spec::{Ffn, ModelSpec, Norm, Position, QkNorm, Rope, RopePairing, RopeScaling};
 pub use weights::Weights;

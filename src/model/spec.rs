@@ -1,7 +1,7 @@
 //! The description of a model, independent of its file.
 //!
-//! One pre-norm transformer block covers every dense family here; families differ in the values of
-//! this struct, which `arch/<family>.rs` fills from GGUF metadata or from a `config.json`.
+//! One transformer block covers every dense family here; families differ in the values of this struct, which
+//! `arch/<family>.rs` fills from GGUF metadata or from a `config.json`.
 
 pub use crate::rope::{Rope, RopePairing, RopeScaling};
 
@@ -37,14 +37,18 @@ pub struct ModelSpec {
     /// Whether queries, keys and values have biases (Qwen2; OPT has them on every matrix). Llama checkpoints may have
     /// any.
     pub qkv_bias: bool,
-    /// RMS norm of each query/key head before RoPE (Qwen3, Gemma 3).
-    pub qk_norm: bool,
-    /// Extra norms on the outputs of attention and feed-forward (Gemma 3).
+    /// RMS norms of queries and keys before RoPE (Qwen3, Gemma 3, OLMo 2).
+    pub qk_norm: Option<QkNorm>,
+    /// Norms of the inputs of attention and feed-forward (all families but OLMo 2).
+    pub pre_norms: bool,
+    /// Norms of the outputs of attention and feed-forward, before they are added (Gemma 2 and 3, OLMo 2).
     pub post_norms: bool,
     /// Factor of the embeddings (Gemma: sqrt(d)); 1.0 otherwise.
     pub embed_scale: f32,
     /// Factor of q·k (usually head_dim^-0.5).
     pub attn_scale: f32,
+    /// tanh soft-cap of the scaled scores, before the mask: cap*tanh(x/cap) (Gemma 2).
+    pub attn_softcap: Option<f32>,
     /// Sliding-window attention of some layers.
     pub window: Option<Window>,
     /// Whether the output head is the embedding matrix.
@@ -75,6 +79,25 @@ impl Norm {
     pub fn eps(self) -> f32 {
         let (Norm::Rms { eps } | Norm::Layer { eps }) = self;
         eps
+    }
+}
+
+/// What an RMS norm of queries and keys is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head on its own; all query heads share one vector of weights, all key heads another.
+    PerHead,
+    /// All query heads of a row together, and all its key heads together; every element has a weight of its own.
+    Whole,
+}
+
+impl QkNorm {
+    /// Weights of the norm of `heads[0]` query heads and of that of `heads[1]` key heads.
+    pub fn widths(self, head_dim: usize, heads: [usize; 2]) -> [usize; 2] {
+        match self {
+            QkNorm::PerHead => [head_dim; 2],
+            QkNorm::Whole => heads.map(|n| n * head_dim),
+        }
     }
 }
 
@@ -129,5 +152,10 @@ impl ModelSpec {
     /// Width of the concatenated key (or value) heads, h_kv·d_h.
     pub fn kv_dim(&self) -> usize {
         self.n_kv_heads * self.head_dim
+    }
+
+    /// Weights of the norms of queries and of keys; `None` without such norms.
+    pub fn qk_norm_widths(&self) -> Option<[usize; 2]> {
+        self.qk_norm.map(|norm| norm.widths(self.head_dim, [self.n_heads, self.n_kv_heads]))
     }
 }

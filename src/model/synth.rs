@@ -43,8 +43,10 @@ specs!(
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",
+    "gemma-2-2b",
     "gemma-3-270m",
     "gemma-3-1b",
+    "olmo-2-7b",
     "opt-125m",
     "opt-6.7b",
     "opt-13b",
@@ -57,7 +59,9 @@ specs!(
     "tiny-mistral",
     "tiny-qwen2",
     "tiny-qwen3",
+    "tiny-gemma2",
     "tiny-gemma3",
+    "tiny-olmo2",
     "tiny-opt",
 );
 

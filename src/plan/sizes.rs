@@ -139,14 +139,15 @@ impl Sizes {
         let biased = matches!(spec.norm, Norm::Layer { .. });
         let bias = |n: u64, has: bool| if has { n } else { 0 };
         let bytes = |elements: u64| TwoSided::same(ELEMENT * elements);
-        let head_norms = if spec.qk_norm { 2 * spec.head_dim as u64 } else { 0 };
+        let qk_norms = spec.qk_norm_widths().map_or(0, |[q, k]| (q + k) as u64);
+        let pre = if spec.pre_norms { norm_width(spec) } else { 0 };
         let post = if spec.post_norms { d } else { 0 };
         let qkv_bias = bias(q + 2 * kv, spec.qkv_bias);
         let ups = if spec.gated() { 2 } else { 1 };
         let block = |layer: usize| Block {
-            qkv: bytes(d * (q + 2 * kv) + qkv_bias + head_norms + norm_width(spec)),
+            qkv: bytes(d * (q + 2 * kv) + qkv_bias + qk_norms + pre),
             out: bytes(q * d + bias(d, biased) + post),
-            up: bytes(ups * d * ff + bias(ups * ff, biased) + norm_width(spec)),
+            up: bytes(ups * d * ff + bias(ups * ff, biased) + pre),
             down: bytes(ff * d + bias(d, biased) + post),
             window: spec.window_of(layer).map(|w| w as u64),
         };
@@ -295,7 +296,9 @@ mod tests {
     /// A model of random bf16 weights has the sizes that its spec says, but for norms, which are f32.
     #[test]
     fn a_spec_and_its_tensors_agree() {
-        for name in ["tiny-llama", "tiny-qwen3", "tiny-opt", "tiny-gemma3", "tiny-qwen2"] {
+        for name in
+            ["tiny-llama", "tiny-qwen3", "tiny-opt", "tiny-gemma2", "tiny-gemma3", "tiny-qwen2", "tiny-olmo2"]
+        {
             let model = synth::outline(name).unwrap();
             let (a, b) = (sizes(name), Sizes::of_weights(&model.spec, &model.weights, Isa::Reference));
             assert!(b.one_layout);

@@ -1,6 +1,6 @@
 //! Attention of one query head over a range of cached tokens, in f64.
 //!
-//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = scale·q·k_t;   out = o / s
+//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = scale·q·k_t, or cap·tanh(scale·q·k_t / cap);   out = o / s
 //!
 //! Two passes, no online rescaling, one token at a time through the cache's checked accessors.
 
@@ -8,14 +8,15 @@ use std::ops::Range;
 
 use crate::cache::{LayerKv, PAGE_TOKENS};
 
-/// Unnormalised attention of query `q` (one head) over `tokens` of the sequence with `pages`. Writes
+/// Unnormalised attention of query `q` (one head) over `tokens` of the sequence with `pages`; its scores are scaled, then
+/// soft-capped. Writes
 /// Σ exp(e − m)·v into `o` and returns (m, s). No tokens, or scores of −∞ only: (−∞, 0) and zeroes.
 pub fn segment(
     kv: &LayerKv<'_>,
     pages: &[u32],
     kv_head: usize,
     tokens: Range<usize>,
-    scale: f32,
+    (scale, softcap): (f32, Option<f32>),
     q: &[f32],
     o: &mut [f32],
 ) -> (f32, f32) {
@@ -26,7 +27,8 @@ pub fn segment(
             let (page, slot) = (pages[t / PAGE_TOKENS], t % PAGE_TOKENS);
             let dot: f64 =
                 q.iter().enumerate().map(|(d, &q)| q as f64 * kv.key(page, kv_head, slot, d) as f64).sum();
-            dot * scale as f64
+            let e = dot * scale as f64;
+            softcap.map_or(e, |cap| cap as f64 * (e / cap as f64).tanh())
         })
         .collect();
     let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -15,12 +15,14 @@ use tandem::simd::attention::{AttnOut, Partial, merge_partials};
 use tandem::simd::linear::Mode;
 use tandem::tensor::{Half, Rows, RowsMut};
 
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 8] = [
     "tiny-llama,dtype=q4_k",
     "tiny-qwen2,dtype=bf16",
     "tiny-qwen3,dtype=f32",
     "tiny-gemma3,dtype=q8_0",
     "tiny-gemma3,dtype=bf16",
+    "tiny-gemma2,dtype=q8_0",
+    "tiny-olmo2,dtype=q4_k",
     "tiny-opt,dtype=f16",
 ];
 

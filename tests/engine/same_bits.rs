@@ -404,6 +404,18 @@ fn a_gemma3_has_the_same_bits_anywhere() {
     any_place_and_batch("tiny-gemma3", &["f32", "q4_k"], 16);
 }
 
+/// Soft-capped scores, windows of every other layer.
+#[test]
+fn a_gemma2_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-gemma2", &["q8_0"], 8);
+}
+
+/// Norms of all queries and all keys, none before a sublayer.
+#[test]
+fn an_olmo2_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-olmo2", &["bf16"], 8);
+}
+
 /// A window in every layer.
 #[test]
 fn a_mistral_has_the_same_bits_anywhere() {

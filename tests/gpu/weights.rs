@@ -210,7 +210,10 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             let rope = tables[usize::from(layout.windowed())];
             let (here, there) = (layout.at(DevPtr(1 << 20), rope), layout.at(DevPtr(1 << 30), rope));
             assert_eq!(here.moved(DevPtr(1 << 20), DevPtr(1 << 30)), there, "{name}");
-            for ptr in [here.attn_norm.w, here.qkv[0].ptr, here.o.ptr, here.ffn_norm.w, here.down.ptr] {
+            let pre_norms = [here.attn_norm.w, here.ffn_norm.w];
+            assert!(pre_norms.iter().all(|w| w.is_null() != m.spec.pre_norms), "{name}");
+            let norms = pre_norms.into_iter().filter(|w| !w.is_null());
+            for ptr in norms.chain([here.qkv[0].ptr, here.o.ptr, here.down.ptr]) {
                 assert!((1 << 20..(1 << 20) + layout.bytes as u64).contains(&ptr.0), "{name}: {ptr:?}");
                 assert!(ptr.0.is_multiple_of(256), "{name}: {ptr:?}");
             }

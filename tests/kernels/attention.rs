@@ -5,6 +5,8 @@
 //!
 //! * a score is a chain of head_dim fused operations on a rounded q: δe_t <= (head_dim + 2)·u·A_t, and b·A_t
 //!   more where q is rounded to bf16;
+//! * a cap c·tanh(e/c) has slope <= 1, so it makes no error larger; of itself it adds the roundings of c in the unit of
+//!   scores, of e/c and of the product, and 2 ulp of tanh: 7u of a result that is at most A_t;
 //! * a weight is exp(e − m) with e − m rounded (u·|e − m| <= 2·u·A), and m, if counted in
 //!   powers of two, once more (u·A), exp within 2 ulp (4u; 2^-18 where P is rounded to bf16), one more such
 //!   exp per block and per segment that rescales it, and b where P is rounded to bf16:
@@ -214,7 +216,7 @@ impl World {
                         a += x.abs();
                     }
                     a_max = a_max.max(a);
-                    e
+                    sh.softcap.map_or(e, |cap| cap as f64 * (e / cap as f64).tanh())
                 })
                 .collect();
             let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -222,7 +224,8 @@ impl World {
             let sum: f64 = p.iter().sum();
             let n = see.len() as f64;
             let cuts = (n / 64.0).ceil() + 1.0 + (n / SEGMENT as f64).ceil() + 1.0;
-            let de = a_max * ((hd as f64 + 2.0) * u + b);
+            let cap = if sh.softcap.is_some() { 7.0 * u } else { 0.0 };
+            let de = a_max * ((hd as f64 + 2.0) * u + b + cap);
             let eta = (de + 3.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b + p_exp;
             for d in 0..hd {
                 let (mut want, mut mass, mut biggest) = (0.0, 0.0, 0.0f64);
@@ -253,7 +256,7 @@ impl World {
 
 fn shape(n_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>) -> AttnShape {
     let scale = 1.0 / (head_dim as f32).sqrt();
-    AttnShape { n_heads: n_kv_heads * group, n_kv_heads, head_dim, scale, window }
+    AttnShape { n_heads: n_kv_heads * group, n_kv_heads, head_dim, scale, softcap: None, window }
 }
 
 /// Whether tile instructions are executed in software (`TANDEM_AMX=emulate`), a thousand times slower.
@@ -288,8 +291,14 @@ fn a_shape() -> impl Strategy<Value = AttnShape> {
         3 => Just(None),
         1 => prop::sample::select(vec![1usize, 2, 16, 31, 33, 64, 100, 512, 513]).prop_map(Some),
     ];
-    (1..3usize, 1..9usize, prop::sample::select(vec![16usize, 48, 64, 80, 96, 112, 128, 256]), window)
-        .prop_map(|(h, g, d, w)| shape(h, g, d, w))
+    let dims = prop::sample::select(vec![16usize, 48, 64, 80, 96, 112, 128, 256]);
+    // From one that bends all scores to one that bends few.
+    let softcap = prop_oneof![
+        2 => Just(None),
+        1 => prop::sample::select(vec![0.5f32, 3.0, 50.0]).prop_map(Some),
+    ];
+    (1..3usize, 1..9usize, dims, window, softcap)
+        .prop_map(|(h, g, d, w, softcap)| AttnShape { softcap, ..shape(h, g, d, w) })
 }
 
 proptest! {
@@ -465,7 +474,8 @@ fn wide_groups_and_long_contexts_agree_with_the_oracle() {
 
 /// One head of 16 dims whose scores and values are given.
 fn scripted(scores: &[f32], values: &[f32], dtype: Half) -> World {
-    let shape = AttnShape { n_heads: 1, n_kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
+    let shape =
+        AttnShape { n_heads: 1, n_kv_heads: 1, head_dim: 16, scale: 1.0, softcap: None, window: None };
     let mut world = World::new(shape, dtype, &[scores.len()], 1.0, &mut Rng(3));
     world.q[0].fill(0.0);
     for (pos, (&e, &v)) in scores.iter().zip(values).enumerate() {
@@ -560,8 +570,15 @@ fn the_reference_segment_agrees_with_the_oracle() {
     for head in 0..4 {
         let q = &world.q[0][99 * world.width() + head * 64..][..64];
         let kv = world.kv();
-        let (_, s) =
-            reference::attention::segment(&kv, &world.pages[0], head / 2, 0..100, shape.scale, q, &mut o);
+        let (_, s) = reference::attention::segment(
+            &kv,
+            &world.pages[0],
+            head / 2,
+            0..100,
+            (shape.scale, None),
+            q,
+            &mut o,
+        );
         for (out, o) in out[head * 64..].iter_mut().zip(&o) {
             *out = o / s;
         }
@@ -572,7 +589,7 @@ fn the_reference_segment_agrees_with_the_oracle() {
 #[test]
 fn shapes_that_kernels_do_not_cover_are_typed_errors() {
     for (n_heads, n_kv_heads, head_dim) in [(4, 2, 72), (4, 2, 0), (4, 3, 64), (4, 0, 64), (0, 2, 64)] {
-        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale: 1.0, window: None };
+        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, window: None };
         let e = AttnPlan::new(&shape, &[], 1).err().expect("must be refused");
         assert!(matches!(e, Error::Unsupported(_)), "{e}");
     }

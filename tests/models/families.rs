@@ -87,7 +87,7 @@ fn every_switch_of_a_spec_does_what_it_says() {
         let n = rope(s).dim / 2;
         rope(s).scaling = RopeScaling::Factors((0..n).map(|i| 1.0 + i as f32 / 8.0).collect());
     };
-    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 8] = [
+    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 10] = [
         ("interleaved pairs", "tiny-llama", &|s| rope(s).pairing = RopePairing::Interleaved),
         ("linear scaling", "tiny-llama", &|s| rope(s).scaling = RopeScaling::Linear { factor: 4.0 }),
         ("frequency factors", "tiny-llama", &factors),
@@ -96,6 +96,8 @@ fn every_switch_of_a_spec_does_what_it_says() {
             (rope(s).dim, rope(s).pairing) = (48, RopePairing::Interleaved);
         }),
         ("soft-capped logits", "tiny-gemma3", &|s| s.logit_softcap = Some(1.5)),
+        ("soft-capped scores beside head norms", "tiny-gemma3", &|s| s.attn_softcap = Some(0.5)),
+        ("soft-capped scores of grouped heads", "tiny-llama", &|s| s.attn_softcap = Some(1.0)),
         ("linear scaling beside local theta", "tiny-gemma3", &|s| {
             rope(s).scaling = RopeScaling::Linear { factor: 8.0 };
         }),
@@ -118,22 +120,27 @@ fn every_switch_of_a_spec_does_what_it_says() {
 #[test]
 fn the_comparison_sees_small_mistakes() {
     // What the bounds must not hide: each of these is one wrong constant.
-    let m = with("tiny-gemma3", |_| ());
-    let right = naive(&m);
-    let mistakes: [(&str, &dyn Fn(&mut ModelSpec)); 5] = [
-        ("window off by one", &|s| s.window.as_mut().unwrap().size += 1),
-        ("no local theta", &|s| rope(s).local_theta = None),
-        ("SiLU for GELU", &|s| s.ffn = tandem::model::Ffn::SwiGlu),
-        ("scale of the scores 1% off", &|s| s.attn_scale *= 1.01),
-        ("no post norms", &|s| s.post_norms = false),
+    let mistakes: [(&str, &str, &dyn Fn(&mut ModelSpec)); 9] = [
+        ("tiny-gemma3", "window off by one", &|s| s.window.as_mut().unwrap().size += 1),
+        ("tiny-gemma3", "no local theta", &|s| rope(s).local_theta = None),
+        ("tiny-gemma3", "SiLU for GELU", &|s| s.ffn = tandem::model::Ffn::SwiGlu),
+        ("tiny-gemma3", "scale of the scores 1% off", &|s| s.attn_scale *= 1.01),
+        ("tiny-gemma3", "no post norms", &|s| s.post_norms = false),
+        ("tiny-gemma2", "no cap of the scores", &|s| s.attn_softcap = None),
+        ("tiny-gemma2", "cap of the scores 10% off", &|s| s.attn_softcap = s.attn_softcap.map(|c| c * 1.1)),
+        ("tiny-gemma2", "windows on the other layers", &|s| {
+            s.window.as_mut().unwrap().layers.iter_mut().for_each(|w| *w = !*w);
+        }),
+        ("tiny-olmo2", "no post norms", &|s| s.post_norms = false),
     ];
-    for (what, mistake) in mistakes {
-        let wrong = naive(&with("tiny-gemma3", mistake));
+    for (name, what, mistake) in mistakes {
+        let m = with(name, |_| ());
+        let (right, wrong) = (naive(&m), naive(&with(name, mistake)));
         let worst = (0..TOKENS)
             .map(|r| models::distance(&wrong[r * 512..(r + 1) * 512], &right[r * 512..(r + 1) * 512]).0)
             .fold(0.0, f64::max);
         let bound = rounding::cpu(&m.spec, Half::F16, false);
-        println!("{what}: {worst:.1e}, against a bound of {bound:.1e}");
+        println!("{name}, {what}: {worst:.1e}, against a bound of {bound:.1e}");
         assert!(worst > 2.0 * bound, "{what} moves the logits by {worst:.1e} only");
     }
 }

@@ -37,7 +37,9 @@ fn assert_same_weights(a: &LoadedModel, b: &LoadedModel) {
 
 #[test]
 fn every_family_survives_a_hugging_face_folder() {
-    for name in ["llama", "llama3", "llama-80", "mistral", "qwen2", "qwen3", "gemma3", "opt"] {
+    for name in
+        ["llama", "llama3", "llama-80", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "opt"]
+    {
         for (dtype, shards) in [(DType::F32, 1), (DType::BF16, 3)] {
             let m = synth(&format!("tiny-{name},dtype={dtype}"));
             let dir = tempfile::tempdir().unwrap();
@@ -56,7 +58,7 @@ fn every_family_survives_a_hugging_face_folder() {
 
 #[test]
 fn every_family_survives_gguf() {
-    for name in ["llama", "llama-80", "qwen2", "qwen3", "gemma3"] {
+    for name in ["llama", "llama-80", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2"] {
         let m = synth(&format!("tiny-{name},dtype=q4_k"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.gguf");
@@ -207,6 +209,20 @@ fn wrong_configurations_get_one_sentence() {
         ("tiny-llama", "head_dim", json!(63), "RoPE dimension: 63"),
         ("tiny-gemma3", "layer_types", json!(["full_attention"]), "1 entries for 7 layers"),
         ("tiny-gemma3", "attn_logit_softcapping", json!(50.0), "attn_logit_softcapping"),
+        (
+            "tiny-gemma2",
+            "attn_logit_softcapping",
+            json!(0.0),
+            "attention soft-cap: 0, wanted a positive number",
+        ),
+        ("tiny-gemma2", "final_logit_softcapping", json!(-1.0), "logit soft-cap: -1"),
+        (
+            "tiny-gemma2",
+            "attn_logit_softcapping",
+            json!("x"),
+            "attn_logit_softcapping: \"x\", wanted a number",
+        ),
+        ("tiny-gemma2", "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
         ("tiny-opt", "do_layer_norm_before", json!(false), "OPT-350m"),
         ("tiny-opt", "word_embed_proj_dim", json!(128), "projected embeddings"),
     ] {
@@ -299,7 +315,7 @@ proptest! {
     /// Any number or text in any setting of a config.json gives a sound spec or an error.
     #[test]
     fn odd_configurations_never_panic(
-        name in prop::sample::select(vec!["tiny-llama3", "tiny-gemma3", "tiny-opt", "tiny-qwen3", "tiny-mistral"]),
+        name in prop::sample::select(vec!["tiny-llama3", "tiny-gemma2", "tiny-gemma3", "tiny-olmo2", "tiny-opt", "tiny-qwen3", "tiny-mistral"]),
         which in any::<prop::sample::Index>(),
         value in prop::sample::select(vec![
             json!(0), json!(1), json!(-1), json!(3), json!(u64::MAX), json!(1u64 << 33), json!(1e308), json!(0.5),

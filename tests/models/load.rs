@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem::model::{self, Position, RopePairing, describe, load, synth};
+use tandem::model::{self, Position, QkNorm, RopePairing, describe, load, synth};
 use tandem::tensor::DType;
 
 /// A model of this machine, or a loud skip.
@@ -37,7 +37,7 @@ fn gemma3_has_the_sizes_it_is_known_for() {
     let m = load(&path).unwrap();
     let s = &m.spec;
     assert_eq!((s.n_layers, s.d_model, s.n_heads, s.n_kv_heads, s.head_dim), (18, 640, 4, 1, 256));
-    assert!(s.qk_norm && s.post_norms && s.tied_head);
+    assert!(s.qk_norm == Some(QkNorm::PerHead) && s.post_norms && s.tied_head);
     assert_eq!(s.attn_scale, 1.0 / 16.0);
     assert_eq!(s.embed_scale, 640f32.sqrt());
     let w = s.window.as_ref().unwrap();

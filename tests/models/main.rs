@@ -1,5 +1,6 @@
 //! Model files, families and whole models on the CPU.
 
+mod checkpoints;
 mod families;
 mod formats;
 mod golden;

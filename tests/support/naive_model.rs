@@ -2,7 +2,7 @@
 //! recomputed from the spec and the weights. The one thing that it shares with the engine is the dequantiser.
 
 use half::{bf16, f16};
-use tandem::model::{Ffn, ModelSpec, Norm, Position, Rope, RopePairing, RopeScaling, Weights};
+use tandem::model::{Ffn, ModelSpec, Norm, Position, QkNorm, Rope, RopePairing, RopeScaling, Weights};
 use tandem::reference::dequant::dequantise;
 use tandem::tensor::Half;
 
@@ -36,12 +36,13 @@ impl Naive<'_> {
         }
         for i in 0..s.n_layers {
             let name = |part: &str| format!("blk.{i}.{part}");
-            let mut y = self.attention(i, &self.norm(&name("attn_norm"), &hidden));
+            let input = |norm: &str, x: &Rows| if s.pre_norms { self.norm(norm, x) } else { x.clone() };
+            let mut y = self.attention(i, &input(&name("attn_norm"), &hidden));
             if s.post_norms {
                 y = self.norm(&name("post_attention_norm"), &y);
             }
             add(&mut hidden, &y);
-            let mut y = self.feed_forward(i, &self.norm(&name("ffn_norm"), &hidden));
+            let mut y = self.feed_forward(i, &input(&name("ffn_norm"), &hidden));
             if s.post_norms {
                 y = self.norm(&name("post_ffw_norm"), &y);
             }
@@ -83,11 +84,14 @@ impl Naive<'_> {
         let (s, hd) = (self.spec, self.spec.head_dim);
         let [mut q, mut k, mut v] = ["q", "k", "v"].map(|p| self.linear(&format!("blk.{layer}.attn_{p}"), x));
         for (part, rows) in [("q", &mut q), ("k", &mut k)] {
+            let w = self.tensor(&format!("blk.{layer}.attn_{part}_norm.weight"));
             for (position, row) in rows.iter_mut().enumerate() {
+                if s.qk_norm == Some(QkNorm::Whole) {
+                    *row = normed(s.norm, row, w.as_ref().unwrap(), None);
+                }
                 for head in row.chunks_exact_mut(hd) {
-                    if s.qk_norm {
-                        let w = self.tensor(&format!("blk.{layer}.attn_{part}_norm.weight")).unwrap();
-                        head.copy_from_slice(&normed(s.norm, head, &w, None));
+                    if s.qk_norm == Some(QkNorm::PerHead) {
+                        head.copy_from_slice(&normed(s.norm, head, w.as_ref().unwrap(), None));
                     }
                     if let Position::Rope(rope) = &s.position {
                         rotate(rope, s.window_of(layer).is_some(), position, head);
@@ -108,8 +112,11 @@ impl Naive<'_> {
                 let g = h / (s.n_heads / s.n_kv_heads);
                 let head = |row: &'_ Vec<f64>, h: usize| row[h * hd..(h + 1) * hd].to_vec();
                 let qh = head(&q[p], h);
-                let e: Vec<f64> =
+                let mut e: Vec<f64> =
                     (first..=p).map(|t| f64::from(s.attn_scale) * dot(&qh, &head(&k[t], g))).collect();
+                if let Some(cap) = s.attn_softcap.map(f64::from) {
+                    e.iter_mut().for_each(|e| *e = cap * (*e / cap).tanh());
+                }
                 let most = e.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = e.iter().map(|e| (e - most).exp()).sum();
                 for (t, e) in (first..=p).zip(e) {

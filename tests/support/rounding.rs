@@ -26,6 +26,19 @@ pub fn cpu(spec: &ModelSpec, kv: Half, bf16_products: bool) -> f64 {
     4.0 * (3.0 * spec.n_layers as f64).sqrt() * ((2.0 * e * u).sqrt() + products + e)
 }
 
+/// Of a CPU tier whose matrices see activations in f32, from exact arithmetic whose keys and values are not rounded either.
+///
+/// As [`cpu`], and each layer rounds its keys and its values to `kv`, of unit roundoff u. That moves values by u/√3 of
+/// their size, root mean square, and scores by u/√3 of their standard deviation `scores`, which moves the weights as
+/// much: √(1 + scores²) of such errors a layer, of L layers; the worst row gets four times that.
+pub fn cpu_and_cache(spec: &ModelSpec, kv: Half, scores: f64) -> f64 {
+    let u = match kv {
+        Half::BF16 => 2f64.powi(-9),
+        Half::F16 => 2f64.powi(-11),
+    };
+    cpu(spec, kv, false) + 4.0 * ((1.0 + scores * scores) * spec.n_layers as f64).sqrt() * u / 3f64.sqrt()
+}
+
 /// By how much two kernels of a CPU tier may disagree: one may see the activations in f32, the other in bf16 (u = 2⁻⁹)
 /// or in int8 blocks of 32 (half a step of 1/127 of the largest of 32, itself about 2.1 standard deviations:
 /// u = 0.5·2.1/127·2 = 2⁻⁶), which is u/√3 root mean square; f16 weights are read as they are by one kernel of the AMX

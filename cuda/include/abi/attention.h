@@ -60,6 +60,8 @@ typedef struct {
     abi_u32 n_heads, n_kv_heads;
     abi_u32 out_type;
     float scale_log2; // scale * log2(e) > 0
+    float cap_span;   // soft-cap of q . k before the scale: 2 * cap / scale; 0: none
+    float cap_slope;  // 2 * log2(e) * scale / cap
 } DecodeAttentionParams;
 
 // prefill_attention_<kv type>_d<head_dim>
@@ -77,6 +79,8 @@ typedef struct {
     abi_u32 out_type;
     abi_u32 window;   // tokens that a row sees, itself included; 0: all
     float scale_log2; // scale * log2(e) > 0
+    float cap_span;   // soft-cap of q . k before the scale: 2 * cap / scale; 0: none
+    float cap_slope;  // 2 * log2(e) * scale / cap
 } PrefillAttentionParams;
 
 // prefill_attention_<kv type>_d<head_dim>_sm90a

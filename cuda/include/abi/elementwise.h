@@ -25,13 +25,13 @@ typedef struct {
 #define EMBED_POSITION_F16 1
 #define EMBED_POSITION_BF16 2
 
-// norm.cu: sum[i] = hidden[r] + post(delta[r] + delta_bias), x[i] = norm(sum[i]), for r = row_list[i]
+// norm.cu: sum[i] = hidden[r] + post(delta[r] + delta_bias), x[i] = norm(sum[i]) or sum[i], for r = row_list[i]
 typedef struct {
     PTR(const float) hidden;       // [..][d]
     PTR(const float) delta;        // [..][ld_delta]; NULL: nothing is added
     PTR(const float) delta_bias;   // [d]; NULL: none
     PTR(const float) post_w;       // [d] RMS norm of what is added; NULL: none
-    PTR(const float) w;            // [d]; only read with x
+    PTR(const float) w;            // [d]; only read with x; NULL: x is the sum itself
     PTR(const float) b;            // [d] (layer norm); NULL: none
     PTR(float) sum;                // [rows][d]; without row_list it may be hidden itself; NULL: not stored
     PTR(void) x;                   // [rows][ld_x] bf16 or f16; NULL: only the sum
@@ -48,8 +48,9 @@ typedef struct {
 typedef struct {
     PTR(const float) qkv;          // [rows][ld]: q heads, k heads, v heads
     PTR(const float) bias;         // [(n_heads + 2 n_kv_heads) * head_dim]; NULL: none
-    PTR(const float) q_norm;       // [head_dim] RMS norm of each query head; NULL: none
-    PTR(const float) k_norm;       // [head_dim]; NULL: none
+    PTR(const float) q_norm;       // [head_dim] RMS norm of each query head; NULL: none; or, for
+                                   // rope_append_whole_*, [n_heads*head_dim] RMS norm of all of them together
+    PTR(const float) k_norm;       // [head_dim]; NULL: none; or [n_kv_heads*head_dim]
     PTR(const float) rope_cos;     // [positions][rope_dim/2]
     PTR(const float) rope_sin;     // [positions][rope_dim/2]
     PTR(const abi_u32) row_pos;    // [rows]; only read when rope_dim > 0

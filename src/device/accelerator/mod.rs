@@ -107,7 +107,7 @@ pub trait Accelerator: Send + Sync {
     /// hidden += residual. Rows that cross to the host must contain the residual.
     fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()>;
 
-    /// hidden += residual; x = norm(hidden); qkv = W·x + bias, head norms, RoPE.
+    /// hidden += residual; x = norm(hidden), or hidden without a norm; qkv = W·x + bias, norms of q and k, RoPE.
     fn project(
         &self,
         cx: &StepContext<'_>,

@@ -1,7 +1,7 @@
 //! The sizes of a model and its steps from which an accelerator sizes memory.
 
 use crate::cache::PAGE_TOKENS;
-use crate::model::{Ffn, ModelSpec, Norm, Position, RopePairing};
+use crate::model::{Ffn, ModelSpec, Norm, Position, QkNorm, RopePairing};
 use crate::simd::Isa;
 use crate::tensor::Half;
 
@@ -22,10 +22,14 @@ pub struct Shape {
     pub vocab: usize,
     /// The norm of all blocks.
     pub norm: Norm,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<QkNorm>,
     /// Activation of the feed-forward.
     pub ffn: Ffn,
     /// Factor of q·k.
     pub attn_scale: f32,
+    /// Soft-cap of the scaled scores.
+    pub attn_softcap: Option<f32>,
     /// Factor of embeddings.
     pub embed_scale: f32,
     /// Rotated elements per head; 0 without RoPE.
@@ -61,8 +65,10 @@ impl Shape {
             d_ff: spec.d_ff,
             vocab: spec.vocab,
             norm: spec.norm,
+            qk_norm: spec.qk_norm,
             ffn: spec.ffn,
             attn_scale: spec.attn_scale,
+            attn_softcap: spec.attn_softcap,
             embed_scale: spec.embed_scale,
             rope_dim,
             pairing,
@@ -81,6 +87,10 @@ impl Shape {
     /// h_kv·d_h.
     pub fn kv_dim(&self) -> usize {
         self.n_kv_heads * self.head_dim
+    }
+    /// Weights of the norms of queries and of keys; zeros without such norms.
+    pub fn qk_norm_widths(&self) -> [usize; 2] {
+        self.qk_norm.map_or([0; 2], |norm| norm.widths(self.head_dim, [self.n_heads, self.n_kv_heads]))
     }
     /// Width of q|k|v.
     pub fn qkv_dim(&self) -> usize {

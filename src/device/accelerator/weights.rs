@@ -78,13 +78,13 @@ pub enum UpWeight {
 /// One block's weights. Plain addresses: the block may lie in memory of its own or in a staging buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerWeights {
-    /// Before attention.
+    /// Before attention; NULL: none.
     pub attn_norm: NormWeight,
     /// q|k|v in one to three parts, in this order (parts where dtypes differ).
     pub qkv: Vec<LinearWeight>,
     /// f32 `[qkv_dim]`, or NULL.
     pub qkv_bias: DevPtr,
-    /// Per-head norms of q and k, f32 `[head_dim]`, or NULL.
+    /// Norms of q and k, f32 `[head_dim]` or as many as the row has ([`Shape::qk_norm`](super::Shape::qk_norm)), or NULL.
     pub q_norm: DevPtr,
     /// See `q_norm`.
     pub k_norm: DevPtr,
@@ -92,7 +92,7 @@ pub struct LayerWeights {
     pub o: LinearWeight,
     /// Norm of attention's output before it is added, f32 `[d]`, or NULL.
     pub post_attn: DevPtr,
-    /// Before the feed-forward.
+    /// Before the feed-forward; NULL: none.
     pub ffn_norm: NormWeight,
     /// Up (and gate).
     pub up: UpWeight,

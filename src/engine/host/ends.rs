@@ -49,7 +49,7 @@ impl HostContext<'_> {
             delta: ws.delta.view_mut(rows),
             out: RowsMut::new(ws.acts.reset(n, d), d),
         };
-        norm_rows(self.pool, self.host.kernels, m.spec.norm, &m.out_norm, residual, norm);
+        norm_rows(self.pool, self.host.kernels, m.spec.norm, Some(&m.out_norm), residual, norm);
         let logits = ws.logits.rows_mut(to..to + n);
         linear(self.pool, self.host.mode, &mut ws.acts, &mut [Out { w: m.head(), out: logits, ldo: v }]);
         if let Some(cap) = m.spec.logit_softcap {

@@ -19,7 +19,7 @@ impl HostContext<'_> {
             delta: ws.delta.view_mut(rows.clone()),
             out: RowsMut::new(ws.acts.reset(n, d), d),
         };
-        norm_rows(self.pool, k, spec.norm, &layer.ffn_norm, residual, norm);
+        norm_rows(self.pool, k, spec.norm, layer.ffn_norm.as_ref(), residual, norm);
         let act =
             Out { w: layer.gate.as_ref().unwrap_or(&layer.up), out: ws.act.rows_mut(rows.clone()), ldo: ff };
         if layer.gate.is_some() {

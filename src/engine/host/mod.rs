@@ -122,6 +122,7 @@ impl Host {
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
             scale: spec.attn_scale,
+            softcap: spec.attn_softcap,
             window,
         }
     }

@@ -1,4 +1,4 @@
-//! Norm, projection of queries, keys and values, head norms, RoPE; storing keys and values in their pages.
+//! Norm, projection of queries, keys and values, their own norms, RoPE; storing keys and values in their pages.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::simd::linear::{Out, linear};
 use crate::tensor::Rows;
 
 impl HostContext<'_> {
-    /// hidden += residual; q, k, v = W·norm(hidden) + bias, head norms, RoPE.
+    /// hidden += residual; q, k, v = W·norm(hidden) + bias, norms of q and k, RoPE.
     ///
     /// # Panics
     /// If `rows` are not rows of the step.
@@ -31,7 +31,7 @@ impl HostContext<'_> {
             delta: ws.delta.view_mut(rows.clone()),
             out: crate::tensor::RowsMut::new(acts.reset(n, spec.d_model), spec.d_model),
         };
-        norm_rows(self.pool, self.host.kernels, spec.norm, &layer.attn_norm, residual, norm);
+        norm_rows(self.pool, self.host.kernels, spec.norm, layer.attn_norm.as_ref(), residual, norm);
         let outs = &mut [
             Out { w: &layer.q, out: ws.q.rows_mut(rows.clone()), ldo: qd },
             Out { w: &layer.k, out: ws.k.rows_mut(rows.clone()), ldo: kvd },
@@ -46,6 +46,7 @@ impl HostContext<'_> {
         let positions = step.positions(&rows);
         let (q, k) = (ws.q.view_mut(rows.clone()), ws.k.view_mut(rows));
         each_row(self.pool, (q, k), qd + kvd, |r, (q, k)| {
+            // Weights of one head: each head is normed. Weights of a row: the row is.
             if let Some(w) = &layer.q_norm {
                 kernels.rms_norm_heads(q, w, eps);
             }

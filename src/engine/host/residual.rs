@@ -66,18 +66,24 @@ pub(super) struct NormRows<'a> {
     pub out: RowsMut<'a>,
 }
 
-/// hidden += residual; out = norm(hidden).
+/// hidden += residual; out = norm(hidden), or hidden itself without a norm.
 pub(super) fn norm_rows(
     pool: &Pool,
     k: &Kernels,
     norm: Norm,
-    w: &NormWeight,
+    w: Option<&NormWeight>,
     residual: Residual<'_>,
     rows: NormRows<'_>,
 ) {
     let (eps, width) = (norm.eps(), rows.hidden.width());
     each_row(pool, (rows.hidden, rows.delta, rows.out), width, |_, (h, delta, out)| {
         let delta = residual.of(k, eps, delta);
+        let Some(w) = w else {
+            if let Some(delta) = delta {
+                k.add(h, delta);
+            }
+            return out.copy_from_slice(h);
+        };
         match (norm, delta) {
             (Norm::Rms { .. }, Some(delta)) => k.add_rms_norm(h, delta, &w.w, eps, out),
             (Norm::Rms { .. }, None) => k.rms_norm(h, &w.w, eps, out),

@@ -81,9 +81,9 @@ pub struct HostWorkspace {
     pub hidden: RowBuffer,
     /// Output of the last sublayer, still to be added to `hidden`, `[rows][d]`.
     pub delta: RowBuffer,
-    /// Queries, head norms and RoPE applied, `[rows][q_dim]`.
+    /// Queries, norms and RoPE applied, `[rows][q_dim]`.
     pub q: RowBuffer,
-    /// Keys, head norms and RoPE applied, `[rows][kv_dim]`.
+    /// Keys, norms and RoPE applied, `[rows][kv_dim]`.
     pub k: RowBuffer,
     /// Values, `[rows][kv_dim]`.
     pub v: RowBuffer,

@@ -128,7 +128,9 @@ impl Placing<'_> {
         Ok(self.floats(vec![(name, n)]))
     }
 
-    fn norm(&mut self, norm: &NormSpec) -> Result<NormWeight> {
+    /// Places the weights of a norm; NULL without a norm.
+    fn norm(&mut self, norm: &Option<NormSpec>) -> Result<NormWeight> {
+        let Some(norm) = norm else { return Ok(NormWeight::default()) };
         let w = self.required(norm.name, "weight", norm.width)?;
         let b = if norm.bias { self.required(norm.name, "bias", norm.width)? } else { DevPtr::NULL };
         Ok(NormWeight { w, b })

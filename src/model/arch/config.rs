@@ -2,6 +2,7 @@
 
 use serde_json::Value as Json;
 
+use crate::model::check::MAX_LAYERS;
 use crate::model::formats::gguf::{Array, Metadata, Value};
 use crate::model::spec::{Rope, RopePairing, RopeScaling, Window};
 use crate::tensor::DType;
@@ -183,6 +184,17 @@ impl GgufConfig<'_> {
         }
     }
 
+    /// Windows of `size` tokens on the layers that the file lists, else on all but every `pattern`-th.
+    pub fn window(&self, size: usize, pattern: usize, n_layers: usize) -> Result<Window> {
+        let key = "attention.sliding_window_pattern";
+        let layers = match self.opt_ints(key) {
+            // What is not one for each layer is refused by the check of the spec.
+            Some(listed) => listed.take(MAX_LAYERS + 1).map(|x| x != 0).collect(),
+            None => all_but_every(self.opt_size(key)?.unwrap_or(pattern), n_layers),
+        };
+        Ok(Window { size, layers })
+    }
+
     /// Returns an error for a mixture of experts.
     pub fn dense(&self) -> Result<()> {
         match self.opt_size("expert_count")? {
@@ -238,6 +250,16 @@ impl<'a> HfConfig<'a> {
     pub fn opt_float(&self, key: &str) -> Result<Option<f32>> {
         let Some(v) = self.get(key) else { return Ok(None) };
         v.as_f64().map(|f| Some(f as f32)).ok_or_else(|| Self::wrong(key, "a number", v))
+    }
+
+    /// A number that `null` switches off; `default` if absent.
+    pub fn float_or_null(&self, key: &str, default: Option<f32>) -> Result<Option<f32>> {
+        if self.json.get(key).is_some() { self.opt_float(key) } else { Ok(default) }
+    }
+
+    /// A size that `null` switches off; `default` if absent.
+    pub fn size_or_null(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
+        if self.json.get(key).is_some() { self.opt_size(key) } else { Ok(default) }
     }
 
     /// A switch; `default` if absent.
@@ -362,6 +384,22 @@ impl<'a> HfConfig<'a> {
         list.iter().map(each).collect::<Result<Vec<_>>>().map(Some)
     }
 
+    /// Windows of `size` tokens on the layers that `layer_types` lists, else on all but every `pattern`-th; `None` if
+    /// these are no layers.
+    pub fn window(&self, size: usize, pattern: usize, n_layers: usize) -> Result<Option<Window>> {
+        let layers = match self.layer_types(n_layers)? {
+            Some(listed) => listed,
+            None => {
+                let stated = match self.opt_size("sliding_window_pattern")? {
+                    Some(p) => Some(p),
+                    None => self.opt_size("_sliding_window_pattern")?,
+                };
+                all_but_every(stated.unwrap_or(pattern), n_layers)
+            }
+        };
+        Ok(layers.contains(&true).then_some(Window { size, layers }))
+    }
+
     /// The windows of Qwen: off unless `use_sliding_window`, then on from layer `max_window_layers`.
     pub fn qwen_window(&self, n_layers: usize) -> Result<Option<Window>> {
         if !self.flag("use_sliding_window", false)? {
@@ -377,4 +415,10 @@ impl<'a> HfConfig<'a> {
         };
         Ok(layers.contains(&true).then_some(Window { size, layers }))
     }
+}
+
+/// Of `n_layers`, all but every `pattern`-th; all if `pattern` is 0.
+fn all_but_every(pattern: usize, n_layers: usize) -> Vec<bool> {
+    // Sizes are checked after the spec is built, so the number of layers cannot be trusted yet.
+    (0..n_layers.min(1 << 16)).map(|i| pattern == 0 || i % pattern < pattern - 1).collect()
 }

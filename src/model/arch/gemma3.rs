@@ -8,8 +8,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{Family, GgufConfig, HfConfig, NameMap, llama};
 use crate::model::ModelSpec;
-use crate::model::check::MAX_LAYERS;
-use crate::model::spec::{Ffn, Position, RopePairing, Window};
+use crate::model::spec::{Ffn, Norm, Position, QkNorm, RopePairing};
 use crate::{Error, Result};
 
 pub const FAMILY: Family = Family {
@@ -22,10 +21,12 @@ pub const FAMILY: Family = Family {
     hf_norms_are_offsets: true,
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
+    gguf_softcaps: true,
     to_hf,
 };
 
-const NAMES: &NameMap = &[
+/// Of Gemma 2, too, which has no norms of queries and keys.
+pub const NAMES: &NameMap = &[
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
@@ -44,120 +45,157 @@ const NAMES: &NameMap = &[
     ("blk.{}.post_ffw_norm", "model.layers.{}.post_feedforward_layernorm"),
 ];
 
-fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
+/// Settings in a `config.json` of Gemma 2 or 3.
+///
+/// # Errors
+/// As [`llama::hf_like_llama`].
+pub fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
     llama::hf_like_llama(s, c)?;
     let own = json!({
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": s.attn_scale.powi(-2),
+        "attn_logit_softcapping": s.attn_softcap,
         "final_logit_softcapping": s.logit_softcap,
     });
     c.extend(own.as_object().expect("made above").clone());
+    if s.window.is_none() {
+        c.insert("sliding_window".to_owned(), Json::Null);
+    }
     Ok(())
 }
 
-/// One layer in this many sees the whole context.
-const PATTERN: usize = 6;
-const LOCAL_THETA: f32 = 10_000.0;
-const GLOBAL_THETA: f32 = 1_000_000.0;
-
-/// Layers 0..n of which every `pattern`-th is global.
-fn windows(size: usize, pattern: usize, n_layers: usize) -> Window {
-    // Sizes are checked after the spec is built, so the number of layers cannot be trusted yet.
-    let layers = (0..n_layers.min(1 << 16)).map(|i| pattern == 0 || i % pattern < pattern - 1).collect();
-    Window { size, layers }
+/// What a generation of Gemma has of its own: where a file is silent, these values hold.
+pub struct Generation {
+    pub family: &'static str,
+    pub qk_norm: Option<QkNorm>,
+    /// Base of RoPE, and on windowed layers if it differs there.
+    pub theta: f32,
+    pub local_theta: Option<f32>,
+    pub window: Option<usize>,
+    /// One layer in this many sees the whole context.
+    pub pattern: usize,
+    /// `None`: scores have no cap whatever a file says.
+    pub attn_softcap: Option<f32>,
+    pub logit_softcap: Option<f32>,
+    pub vocab: usize,
+    pub max_context: usize,
+    /// Layers of the 27B model. It scales scores by (d / heads)^-1/2, for which GGUF has no key: the depth identifies it.
+    pub layers_27b: usize,
 }
 
-fn finish(mut spec: ModelSpec, local_theta: f32) -> ModelSpec {
-    spec.ffn = Ffn::GeGlu;
-    spec.qk_norm = true;
-    spec.post_norms = true;
-    spec.embed_scale = (spec.d_model as f32).sqrt();
-    if let Position::Rope(rope) = &mut spec.position {
-        rope.local_theta = spec.window.as_ref().map(|_| local_theta);
-    }
-    spec
-}
+const GEMMA3: Generation = Generation {
+    family: "gemma3",
+    qk_norm: Some(QkNorm::PerHead),
+    theta: 1_000_000.0,
+    local_theta: Some(10_000.0),
+    window: None,
+    pattern: 6,
+    attn_softcap: None,
+    logit_softcap: None,
+    vocab: 262_208,
+    max_context: 131_072,
+    layers_27b: 62,
+};
 
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
-    let mut spec = llama::gguf_like_llama(c, "gemma3", RopePairing::Half)?;
-    if c.opt_float("rope.freq_base")?.is_none() {
-        spec.position = Position::Rope(c.rope(RopePairing::Half, spec.head_dim, GLOBAL_THETA)?);
-    }
-    // The 27B model scales by (d / heads)^-1/2; the file format has no key for it, so the depth identifies it.
-    if spec.n_layers == 62 && c.opt_float("attention.scale")?.is_none() && spec.n_heads > 0 {
-        spec.attn_scale = (spec.d_model as f32 / spec.n_heads as f32).powf(-0.5);
-    }
-    if let Some(size) = c.opt_size("attention.sliding_window")?.filter(|&s| s > 0) {
-        spec.window = Some(match c.opt_ints("attention.sliding_window_pattern") {
-            // What is not one for each layer is refused by the check of the spec.
-            Some(per_layer) => Window { size, layers: per_layer.take(MAX_LAYERS + 1).map(|x| x != 0).collect() },
-            None => {
-                let pattern = c.opt_size("attention.sliding_window_pattern")?.unwrap_or(PATTERN);
-                windows(size, pattern, spec.n_layers)
-            }
-        });
-    }
-    spec.logit_softcap = c.opt_float("final_logit_softcapping")?.filter(|&x| x != 0.0);
-    spec.wide_activations = true;
-    Ok(finish(spec, c.opt_float("rope.freq_base_swa")?.unwrap_or(LOCAL_THETA)))
+    gguf_like_gemma(c, &GEMMA3)
 }
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
-    c.activation("hidden_activation", &["gelu_pytorch_tanh"])?;
+    // transformers has the setting for this generation, too, and ignores it.
     if c.get("attn_logit_softcapping").is_some() {
-        return Err(Error::Unsupported("config.json: attn_logit_softcapping".into()));
+        return Err(Error::Unsupported(
+            "config.json: attn_logit_softcapping; scores of Gemma 3 have no soft-cap, wanted null".into(),
+        ));
     }
+    hf_like_gemma(c, &GEMMA3)
+}
+
+/// The spec of a GGUF file of either generation.
+///
+/// # Errors
+/// Missing or malformed settings.
+pub fn gguf_like_gemma(c: &GgufConfig, own: &Generation) -> Result<ModelSpec> {
+    let mut spec = llama::gguf_like_llama(c, own.family, RopePairing::Half)?;
+    let mut rope = c.rope(RopePairing::Half, spec.head_dim, own.theta)?;
+    if spec.n_layers == own.layers_27b && c.opt_float("attention.scale")?.is_none() && spec.n_heads > 0 {
+        spec.attn_scale = (spec.d_model as f32 / spec.n_heads as f32).powf(-0.5);
+    }
+    if let Some(size) = c.opt_size("attention.sliding_window")?.or(own.window).filter(|&s| s > 0) {
+        spec.window = Some(c.window(size, own.pattern, spec.n_layers)?);
+        rope.local_theta = match own.local_theta {
+            Some(local) => Some(c.opt_float("rope.freq_base_swa")?.unwrap_or(local)),
+            None => None,
+        };
+    }
+    let cap = |key: &str, default: Option<f32>| -> Result<Option<f32>> {
+        Ok(c.opt_float(key)?.or(default).filter(|&cap| cap != 0.0))
+    };
+    Ok(ModelSpec {
+        ffn: Ffn::GeGlu,
+        qk_norm: own.qk_norm,
+        post_norms: true,
+        embed_scale: (spec.d_model as f32).sqrt(),
+        position: Position::Rope(rope),
+        attn_softcap: match own.attn_softcap {
+            Some(_) => cap("attn_logit_softcapping", own.attn_softcap)?,
+            None => None,
+        },
+        logit_softcap: cap("final_logit_softcapping", own.logit_softcap)?,
+        wide_activations: true,
+        ..spec
+    })
+}
+
+/// The spec of a `config.json` of either generation.
+///
+/// # Errors
+/// Missing, malformed or unsupported settings.
+pub fn hf_like_gemma(c: &HfConfig, own: &Generation) -> Result<ModelSpec> {
+    c.activation("hidden_activation", &["gelu_pytorch_tanh"])?;
     // Released configs leave out the library's defaults: heads 8, kv 4, width 256.
     let (d_model, n_heads) = (c.size("hidden_size")?, c.opt_size("num_attention_heads")?.unwrap_or(8));
     let head_dim = c.opt_size("head_dim")?.unwrap_or(256);
     let n_layers = c.size("num_hidden_layers")?;
-    let rope = c.rope(head_dim, GLOBAL_THETA)?;
-    let local = match rope.local_theta {
-        Some(t) => t,
-        None => c.opt_float("rope_local_base_freq")?.unwrap_or(LOCAL_THETA),
-    };
-    let window = match c.opt_size("sliding_window")? {
+    let window = match c.size_or_null("sliding_window", own.window)? {
+        Some(size) => c.window(size, own.pattern, n_layers)?,
         None => None,
-        Some(size) => {
-            let w = match c.layer_types(n_layers)? {
-                Some(layers) => Window { size, layers },
-                None => {
-                    let pattern = match c.opt_size("sliding_window_pattern")? {
-                        Some(p) => p,
-                        None => c.opt_size("_sliding_window_pattern")?.unwrap_or(PATTERN),
-                    };
-                    windows(size, pattern, n_layers)
-                }
-            };
-            w.layers.contains(&true).then_some(w)
-        }
     };
-    let scalar = c.opt_float("query_pre_attn_scalar")?.unwrap_or(256.0);
-    Ok(finish(
-        ModelSpec {
-            family: "gemma3".into(),
-            name: c.name(),
-            n_layers,
-            d_model,
-            n_heads,
-            n_kv_heads: c.opt_size("num_key_value_heads")?.unwrap_or(4),
-            head_dim,
-            d_ff: c.size("intermediate_size")?,
-            vocab: c.opt_size("vocab_size")?.unwrap_or(262_208),
-            max_context: c.opt_size("max_position_embeddings")?.unwrap_or(131_072),
-            norm: crate::model::spec::Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(1e-6) },
-            ffn: Ffn::GeGlu,
-            position: Position::Rope(rope),
-            qkv_bias: false,
-            qk_norm: true,
-            post_norms: true,
-            embed_scale: 1.0,
-            attn_scale: scalar.powf(-0.5),
-            window,
-            tied_head: c.flag("tie_word_embeddings", true)?,
-            logit_softcap: c.opt_float("final_logit_softcapping")?,
-            wide_activations: true,
+    let mut rope = c.rope(head_dim, own.theta)?;
+    rope.local_theta = match (own.local_theta, &window) {
+        (Some(local), Some(_)) => Some(match rope.local_theta {
+            Some(stated) => stated,
+            None => c.opt_float("rope_local_base_freq")?.unwrap_or(local),
+        }),
+        _ => None,
+    };
+    Ok(ModelSpec {
+        family: own.family.into(),
+        name: c.name(),
+        n_layers,
+        d_model,
+        n_heads,
+        n_kv_heads: c.opt_size("num_key_value_heads")?.unwrap_or(4),
+        head_dim,
+        d_ff: c.size("intermediate_size")?,
+        vocab: c.opt_size("vocab_size")?.unwrap_or(own.vocab),
+        max_context: c.opt_size("max_position_embeddings")?.unwrap_or(own.max_context),
+        norm: Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(1e-6) },
+        ffn: Ffn::GeGlu,
+        position: Position::Rope(rope),
+        qkv_bias: false,
+        qk_norm: own.qk_norm,
+        pre_norms: true,
+        post_norms: true,
+        embed_scale: (d_model as f32).sqrt(),
+        attn_scale: c.opt_float("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5),
+        attn_softcap: match own.attn_softcap {
+            Some(_) => c.float_or_null("attn_logit_softcapping", own.attn_softcap)?,
+            None => None,
         },
-        local,
-    ))
+        window,
+        tied_head: c.flag("tie_word_embeddings", true)?,
+        logit_softcap: c.float_or_null("final_logit_softcapping", own.logit_softcap)?,
+        wide_activations: true,
+    })
 }

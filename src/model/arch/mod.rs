@@ -4,10 +4,12 @@
 //! its tensors. No family computes anything: families differ only in values of the spec.
 
 mod config;
+mod gemma2;
 mod gemma3;
 mod llama;
 mod mistral;
 mod names;
+mod olmo2;
 mod opt;
 mod qwen2;
 mod qwen3;
@@ -42,13 +44,24 @@ pub struct Family {
     pub gguf_pairing: RopePairing,
     /// Whether a GGUF file can state which layers have a window.
     pub gguf_windows: bool,
+    /// Whether a GGUF file states the soft-caps of scores and logits (0: none).
+    pub gguf_softcaps: bool,
     /// Adds the family's own settings to a `config.json`, beyond those that all families share.
     pub to_hf: fn(&ModelSpec, &mut Map<String, Json>) -> Result<()>,
 }
 
 /// Every family, in the order that messages list them.
-pub const FAMILIES: [&Family; 6] =
-    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY, &opt::FAMILY];
+pub const FAMILIES: [&Family; 9] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &olmo2::FAMILY,
+    &olmo2::OLMO3,
+    &opt::FAMILY,
+];
 
 /// The family of a GGUF file's `general.architecture`.
 ///
@@ -76,7 +89,8 @@ pub fn by_name(name: &str) -> Option<&'static Family> {
 }
 
 fn unknown(key: &str, found: &str, known: impl Iterator<Item = &'static str>) -> Error {
-    let known: Vec<_> = known.collect();
+    let mut known: Vec<_> = known.collect();
+    known.dedup();
     Error::Unsupported(format!(
         "{key} is `{found}`, which is not supported; supported are {}",
         known.join(", ")

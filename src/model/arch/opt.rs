@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
     hf_norms_are_offsets: false,
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
+    gguf_softcaps: false,
     to_hf,
 };
 
@@ -93,10 +94,12 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         ffn: Ffn::Relu,
         position: Position::Learned { offset: OFFSET },
         qkv_bias: true,
-        qk_norm: false,
+        qk_norm: None,
+        pre_norms: true,
         post_norms: false,
         embed_scale: 1.0,
         attn_scale: (head_dim as f32).powf(-0.5),
+        attn_softcap: None,
         window: None,
         tied_head: c.flag("tie_word_embeddings", true)?,
         logit_softcap: None,

@@ -15,6 +15,7 @@ pub const FAMILY: Family = Family {
     hf_norms_are_offsets: false,
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
+    gguf_softcaps: false,
     to_hf: llama::to_hf,
 };
 

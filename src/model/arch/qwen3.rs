@@ -3,7 +3,7 @@
 use super::{Family, GgufConfig, HfConfig, llama, names};
 use crate::Result;
 use crate::model::ModelSpec;
-use crate::model::spec::RopePairing;
+use crate::model::spec::{QkNorm, RopePairing};
 
 pub const FAMILY: Family = Family {
     name: "qwen3",
@@ -15,11 +15,12 @@ pub const FAMILY: Family = Family {
     hf_norms_are_offsets: false,
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
+    gguf_softcaps: false,
     to_hf: llama::to_hf,
 };
 
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
-    Ok(ModelSpec { qk_norm: true, ..llama::gguf_like_llama(c, "qwen3", RopePairing::Half)? })
+    Ok(ModelSpec { qk_norm: Some(QkNorm::PerHead), ..llama::gguf_like_llama(c, "qwen3", RopePairing::Half)? })
 }
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
@@ -30,7 +31,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         spec.attn_scale = 128f32.powf(-0.5);
         spec.position = crate::model::spec::Position::Rope(c.rope(128, 10_000.0)?);
     }
-    spec.qk_norm = true;
+    spec.qk_norm = Some(QkNorm::PerHead);
     spec.window = c.qwen_window(spec.n_layers)?;
     Ok(spec)
 }

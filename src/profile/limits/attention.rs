@@ -114,7 +114,7 @@ impl Batches {
     fn new(pool: &Pool, effort: Effort) -> Result<Batches> {
         let (n_heads, n_kv_heads, head_dim) = HEADS;
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, window: None };
+        let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, softcap: None, window: None };
         let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype: Half::BF16 };
         let (requests, sets) = match effort {
             Effort::Quick => (4, 1),

@@ -46,7 +46,14 @@ pub(super) fn measure(pool: &Pool, isa: Isa, effort: Effort) -> Result<(usize, V
     for rows in ROWS {
         let n_heads = rows * KV_HEADS;
         let scale = 1.0 / (HEAD_DIM as f32).sqrt();
-        let shape = AttnShape { n_heads, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, scale, window: None };
+        let shape = AttnShape {
+            n_heads,
+            n_kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            scale,
+            softcap: None,
+            window: None,
+        };
         let plans = |vector_rows: usize| -> Result<Vec<AttnPlan>> {
             let sets = pages.chunks_exact(sequences * each).map(|set| {
                 let row = |(row0, pages)| SeqRows { pages, first_pos: TOKENS - 1, n_rows: 1, row0 };

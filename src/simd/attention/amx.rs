@@ -24,6 +24,7 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     unit: std::f32::consts::LN_2,
     pack_q,
     qk,
+    softcap: super::avx512_bf16::KERNELS.softcap,
     softmax,
     pv,
     run: Some((run, LEAST_ROWS, COLUMNS)),

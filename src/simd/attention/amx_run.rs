@@ -20,7 +20,9 @@ use super::vector::BlockSimd;
 use crate::amx::attention_steps::{COLUMNS, Pv, Qk};
 use crate::cache::PAGE_TOKENS;
 use crate::simd::avx512::Avx512;
+use crate::simd::generic::activation::Softcap;
 use crate::simd::generic::exp::exp_nonpositive;
+use crate::simd::generic::map::Map1;
 use crate::simd::vector::Simd;
 
 /// Rows of a half: lanes of a vector.
@@ -30,6 +32,8 @@ const QUAD: usize = 4;
 
 /// Approximate cycles of the parts of the softmax: the maxima of four rows, the factors of a half, P of a row.
 const COST: [usize; 3] = [13, 16, 22];
+/// Those of soft-capping four rows with their maxima: 32 instructions and two divisions for 16 scores.
+const CAP_COST: usize = 16 * 32;
 
 /// A line of 16 values.
 #[derive(Clone, Copy)]
@@ -85,6 +89,9 @@ impl Ahead {
 struct Softmax<'a> {
     block: &'a RunBlock,
     rows: usize,
+    softcap: Option<f32>,
+    /// Cost of the maxima of four rows.
+    maxima_cost: usize,
     s: *mut f32,
     p: *mut u16,
     m: *mut f32,
@@ -108,13 +115,16 @@ impl Softmax<'_> {
     /// The softmax of block `j`, spread over `steps` of products.
     fn new<'a>(run: &Run<'a>, j: usize, alpha: *mut f32, steps: usize, ahead: Ahead) -> Softmax<'a> {
         let halves = [run.rows.min(HALF), run.rows.saturating_sub(HALF)];
+        let maxima_cost = COST[0] + run.softcap.map_or(0, |_| CAP_COST);
         let cost = halves.map(|rows| match rows {
             0 => 0,
-            _ => rows.div_ceil(QUAD) * COST[0] + COST[1] + rows * COST[2],
+            _ => rows.div_ceil(QUAD) * maxima_cost + COST[1] + rows * COST[2],
         });
         Softmax {
             block: &run.blocks[j],
             rows: run.rows,
+            softcap: run.softcap,
+            maxima_cost,
             s: s_of(run, j),
             p: p_of(run, j),
             m: run.m,
@@ -158,7 +168,7 @@ impl Softmax<'_> {
         // SAFETY: the caller's promise; rows first..first + rows exist.
         unsafe {
             if self.part < quads {
-                self.done += COST[0];
+                self.done += self.maxima_cost;
                 self.maxima(first, self.part);
             } else if self.part == quads {
                 self.done += COST[1];
@@ -180,7 +190,7 @@ impl Softmax<'_> {
         2 * self.block.pages()
     }
 
-    /// The maxima of four rows; masks their scores.
+    /// The maxima of four rows; caps and masks their scores.
     ///
     /// # Safety
     /// As [`Softmax::advance`].
@@ -194,6 +204,12 @@ impl Softmax<'_> {
             for (i, top) in top.iter_mut().enumerate() {
                 let row = (first + quad * QUAD + i).min(self.rows - 1);
                 let s = self.s.add(row * S_STRIDE);
+                if let Some(cap) = self.softcap.filter(|_| first + quad * QUAD + i == row) {
+                    for g in 0..self.groups() {
+                        let s = s.add(g * 16);
+                        simd.store(s, Softcap(cap).apply(simd, simd.load(s)));
+                    }
+                }
                 if self.block.whole {
                     for g in 0..2 * PAGES {
                         *top = simd.max(*top, simd.load(s.add(g * 16)));

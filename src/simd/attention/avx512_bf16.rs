@@ -20,7 +20,7 @@
 
 use std::arch::x86_64::*;
 
-use super::f32_body::maxima;
+use super::f32_body::{AVX512_BF16, maxima};
 use super::kernels::{BlockKernels, GROUPS, Pv, Qk, S_STRIDE, Softmax};
 use super::partial::merge_body;
 use crate::cache::PAGE_TOKENS;
@@ -32,6 +32,7 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     unit: std::f32::consts::LN_2,
     pack_q,
     qk,
+    softcap: AVX512_BF16.softcap,
     softmax,
     pv,
     run: None,

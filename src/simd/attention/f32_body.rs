@@ -14,13 +14,15 @@
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
-use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, Pv, Qk, S_STRIDE, Softmax};
+use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, Pv, Qk, S_STRIDE, Softcap, Softmax};
 use super::partial::merge_body;
 use super::vector::BlockSimd;
 use crate::cache::PAGE_TOKENS;
 use crate::simd::avx2::Avx2;
 use crate::simd::avx512::Avx512;
+use crate::simd::generic::activation;
 use crate::simd::generic::exp::exp_nonpositive;
+use crate::simd::generic::map::Map1;
 
 /// `LANES` pairs at `p`, widened to two vectors: first and second elements (bf16), or the first and the last `N/2`
 /// pairs (f16).
@@ -161,6 +163,21 @@ unsafe fn qk_body<V: BlockSimd, const F16: bool>(simd: V, a: &Qk) {
                 }
             }
             r += n;
+        }
+    }
+}
+
+/// # Safety
+/// As [`Softcap`] says; the CPU has `V`'s features.
+#[inline(always)]
+pub(super) unsafe fn softcap_body<V: BlockSimd>(simd: V, a: &Softcap) {
+    for r in 0..a.rows {
+        for t in (0..a.groups * 16).step_by(V::LANES) {
+            // SAFETY: rows and groups bound every address (see `Softcap`).
+            unsafe {
+                let s = a.s.add(r * S_STRIDE + t);
+                simd.store(s, activation::Softcap(a.cap).apply(simd, simd.load(s)));
+            }
         }
     }
 }
@@ -371,6 +388,7 @@ macro_rules! tier {
             unit: 1.0,
             pack_q: pack_q_f32,
             qk: $module::qk,
+            softcap: $module::softcap,
             softmax: $module::softmax,
             pv: $module::pv,
             run: None,
@@ -382,6 +400,11 @@ macro_rules! tier {
             pub(super) unsafe fn qk(a: &Qk) {
                 // SAFETY: the features are enabled here; the rest is the caller's contract.
                 unsafe { qk_body::<$vector, $f16>(<$vector>::token(), a) }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn softcap(a: &Softcap) {
+                // SAFETY: as in `qk`.
+                unsafe { softcap_body::<$vector>(<$vector>::token(), a) }
             }
             #[target_feature(enable = $features)]
             pub(super) unsafe fn softmax(a: &Softmax) {

@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::kernels::{
-    BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, S_STRIDE, Softmax,
+    BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, S_STRIDE, Softcap,
+    Softmax,
 };
 use super::partial::{AttnOut, merge_body, normalise};
 use super::shape::{AttnShape, Seq};
@@ -435,6 +436,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     };
     let runs =
         k.run.filter(|&(_, rows, dims)| w.kv_heads.len() == 1 && per_kv >= rows && hd.is_multiple_of(dims));
+    let softcap = inp.shape.softcap.map(|cap| cap / k.unit);
     // Consecutive blocks that the same `n` positions from `w.pos.start + a` on see.
     let mut run = [RunBlock::NONE; RUN_BLOCKS];
     let (mut len, mut run_rows, mut run_end) = (0, (0, 0), 0);
@@ -447,6 +449,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
                 q: own.q.add(r0 * row_bytes),
                 rows: n * n_heads,
                 head_dim: hd,
+                softcap,
                 blocks: run,
                 next: after(b0),
                 s: own.s,
@@ -511,6 +514,9 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
                     groups,
                     s,
                 });
+                if let Some(cap) = softcap {
+                    (k.softcap)(&Softcap { s, rows: nr, groups, cap });
+                }
                 (k.softmax)(&Softmax {
                     s,
                     p: own.p,
@@ -557,7 +563,8 @@ unsafe fn naive(inp: &Inputs<'_>, w: &Work, segment: usize, own: &mut Own) {
         let (o, lanes) = unsafe { (Own::row(own.o, r, inp.shape.head_dim), &mut *own.sum.add(r)) };
         let kv_head = head / inp.group();
         let (scale, q) = (inp.shape.scale, inp.query(pos, head));
-        let (m, s) = reference::attention::segment(inp.kv, inp.pages, kv_head, tokens, scale, q, o);
+        let cap = inp.shape.softcap;
+        let (m, s) = reference::attention::segment(inp.kv, inp.pages, kv_head, tokens, (scale, cap), q, o);
         own.m[r] = m;
         *lanes = [0.0; 16];
         lanes[0] = s;

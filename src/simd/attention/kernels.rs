@@ -4,6 +4,7 @@
 //! head) pairs that share a KV head. Three kernels process a block for a few rows:
 //!
 //! 1. `qk`       S[row][token] = q[row] · k[token]                  (q is scaled already)
+//!    `softcap`  S = cap·tanh(S/cap), where the model caps its scores
 //! 2. `softmax`  masks, updates (m, s), turns S into P, and gives the factor that rescales old sums
 //! 3. `pv`       O[row] = O[row]·alpha[row] + Σ_token P[row][token]·v[token]
 //!
@@ -44,9 +45,19 @@ pub(crate) struct Qk {
     pub s: *mut f32,
 }
 
+/// Arguments of `softcap`.
+pub(crate) struct Softcap {
+    /// `rows` x [`S_STRIDE`], updated up to `groups`.
+    pub s: *mut f32,
+    pub rows: usize,
+    pub groups: usize,
+    /// In the unit of scores.
+    pub cap: f32,
+}
+
 /// Arguments of `softmax`.
 pub(crate) struct Softmax {
-    /// `rows` x [`S_STRIDE`]: raw scores.
+    /// `rows` x [`S_STRIDE`]: scores.
     pub s: *mut f32,
     /// Out: `rows` x [`S_STRIDE`] of bf16 or f32; written for whole 32-token pages up to `groups`.
     pub p: *mut u8,
@@ -86,6 +97,8 @@ pub(crate) struct Run<'a> {
     pub q: *const u8,
     pub rows: usize,
     pub head_dim: usize,
+    /// As in [`Softcap`].
+    pub softcap: Option<f32>,
     /// At least one.
     pub blocks: &'a [RunBlock],
     /// Keys of the next block, which will probably be read after these.
@@ -151,10 +164,11 @@ pub(crate) struct BlockKernels {
     /// Scales a row of q and stores it in the form that `qk` wants.
     pub pack_q: unsafe fn(q: &[f32], scale: f32, to: *mut u8),
     pub qk: unsafe fn(&Qk),
+    pub softcap: unsafe fn(&Softcap),
     pub softmax: unsafe fn(&Softmax),
     pub pv: unsafe fn(&Pv),
-    /// Processes several blocks of many rows at once, with the same bits as `qk`, `softmax` and `pv` one after the
-    /// other; then the least number of rows, and the number of dims that heads must be a multiple of.
+    /// Processes several blocks of many rows at once, with the same bits as `qk`, `softcap`, `softmax` and `pv` one
+    /// after the other; then the least number of rows, and the number of dims that heads must be a multiple of.
     pub run: Option<(unsafe fn(&Run<'_>), usize, usize)>,
     /// Merges a partial result into the accumulator's (m, s, o); see [`super::partial`].
     pub merge: MergeFn,

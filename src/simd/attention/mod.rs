@@ -1,6 +1,6 @@
 //! Attention over paged keys and values: decode and prefill by one algorithm, in every tier.
 //!
-//!   out = Σ_t softmax(scale·q·k_t) v_t      over the tokens that the row may see
+//!   out = Σ_t softmax(cap(scale·q·k_t)) v_t      over the tokens that the row may see; cap(e) = e, or c·tanh(e/c)
 //!
 //! Planning and running are split: [`AttnPlan::new`] turns the sequences of a step into work items once,
 //! [`AttnPlan::run`] executes them for each layer.
@@ -11,7 +11,8 @@
 //!
 //! * A **row** is a (position, query head). The rows of an item share a KV head: positions x the heads of a
 //!   query group, so each line of the cache is loaded once for all of them.
-//! * Tokens are processed in **blocks** of 64 by three kernels (`kernels.rs`): scores, online softmax, values.
+//! * Tokens are processed in **blocks** of 64 by three kernels (`kernels.rs`): scores, online softmax, values; a
+//!   fourth caps the scores of models that want it.
 //! * Blocks belong to **segments** of [`SEGMENT`] tokens, at multiples of it. Each segment starts from zero and gives
 //!   (m, s, o); segments are merged in order. If there are too few items to keep the threads busy, the segments of a
 //!   row go to different threads (flash-decoding), and the thread that finishes last merges them, in the same order.

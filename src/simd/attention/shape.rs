@@ -15,6 +15,8 @@ pub struct AttnShape {
     pub head_dim: usize,
     /// Factor of the scores, usually 1/√head_dim.
     pub scale: f32,
+    /// Soft-cap of the scaled scores: cap·tanh(score / cap), before the mask.
+    pub softcap: Option<f32>,
     /// A row sees only the last `window` tokens, including its own; with `None` all tokens up to its own.
     pub window: Option<usize>,
 }

@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn a_long_request_beside_short_ones_is_spread_evenly() {
         let pages: Vec<u32> = (0..8000u32.div_ceil(PAGE_TOKENS as u32)).collect();
-        let shape = AttnShape { n_heads: 32, n_kv_heads: 8, head_dim: 128, scale: 0.1, window: None };
+        let shape =
+            AttnShape { n_heads: 32, n_kv_heads: 8, head_dim: 128, scale: 0.1, softcap: None, window: None };
         for long_at in [0, 31, 63] {
             let length = |i| if i == long_at { 8000 } else { 100 };
             let row = |i| SeqRows { pages: &pages, first_pos: length(i) - 1, n_rows: 1, row0: i };

@@ -55,6 +55,7 @@ pub(super) fn attend(
             .map(|(base, bytes)| io.write_rows(base, &places, bytes))
     });
     let page = PageShape { n_kv_heads: h_kv, head_dim: hd };
+    let scaling = (shape.attn_scale, shape.attn_softcap);
     accel.enqueue(cx, "attend", io, move |reads, writes| {
         let q = to_f32(shape.kv, numbers(reads[q]));
         for (s, out) in step.seqs[seqs.clone()].iter().zip(&outs) {
@@ -78,7 +79,7 @@ pub(super) fn attend(
                     for head in kv_head * h_a / h_kv..(kv_head + 1) * h_a / h_kv {
                         let q = &q[(row - own.start) * qd + head * hd..][..hd];
                         let mut o = vec![0f32; hd];
-                        let (m, sum) = tokens.attend(sees(row), shape.attn_scale, q, &mut o);
+                        let (m, sum) = tokens.attend(sees(row), scaling, q, &mut o);
                         if let Some(out) = out {
                             attention::normalise(sum, &mut o);
                             let to = &mut numbers_mut(writes[*out])[i * qd + head * hd..][..hd];

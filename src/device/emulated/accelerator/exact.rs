@@ -25,6 +25,7 @@ pub(super) fn attn_shape(shape: &Shape, windowed: bool) -> AttnShape {
         n_kv_heads: shape.n_kv_heads,
         head_dim: shape.head_dim,
         scale: shape.attn_scale,
+        softcap: shape.attn_softcap,
         window: shape.window.filter(|_| windowed),
     }
 }

@@ -98,7 +98,8 @@ impl DeltaOperand {
     }
 }
 
-/// hidden += residual; x = norm(hidden), in the type of activations; and x again as floats, for the products.
+/// hidden += residual; x = norm(hidden) (hidden itself without weights), in the type of activations; and x again as
+/// floats, for the products.
 pub(super) struct NormRows {
     pub kernels: &'static Kernels,
     pub norm: Norm,

@@ -1,4 +1,4 @@
-//! The first half of attention's sublayer: norm, projections, RoPE, append to the pages, publication in the mailbox.
+//! The first half of attention's sublayer: norm, projections, norms of q and k, RoPE, append to the pages, publication in the mailbox.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,7 +56,8 @@ pub(super) fn project(
     let columns: usize = layer.qkv.iter().map(|w| w.n).sum();
     assert_eq!(columns, width, "q, k and v are {columns} rows of weights");
     let bias = io.read(layer.qkv_bias, 4 * width);
-    let norms = [layer.q_norm, layer.k_norm].map(|w| io.read(w, 4 * shape.head_dim));
+    let widths = shape.qk_norm_widths();
+    let norms = [io.read(layer.q_norm, 4 * widths[0]), io.read(layer.k_norm, 4 * widths[1])];
     // The rows of the RoPE tables from the first position to the last.
     let pairs = shape.rope_dim / 2;
     let seen = step.positions(&rows);

@@ -1,6 +1,7 @@
 //! Attention of rows over pages, in full or in part, and the merge of parts.
 //!
-//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = scale·q·k_t;   out = o / s
+//!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = cap(scale·q·k_t);   out = o / s
+//!   cap(e) = e, or c·tanh(e/c)
 
 use std::ops::Range;
 
@@ -41,11 +42,18 @@ impl Tokens {
 
     /// Unnormalised attention of one head's query over `tokens` (some of those read). Writes `o` and returns (m, s).
     /// Without tokens these are zeros and (−∞, 0).
-    pub fn attend(&self, tokens: Range<usize>, scale: f32, q: &[f32], o: &mut [f32]) -> (f32, f32) {
+    pub fn attend(
+        &self,
+        tokens: Range<usize>,
+        (scale, softcap): (f32, Option<f32>),
+        q: &[f32],
+        o: &mut [f32],
+    ) -> (f32, f32) {
         let hd = self.head_dim;
         let at = |t: usize| (t - self.first) * hd..(t - self.first + 1) * hd;
         let dot = dot();
-        let scores: Vec<f32> = tokens.clone().map(|t| scale * dot(q, &self.k[at(t)])).collect();
+        let capped = |e: f32| softcap.map_or(e, |cap| cap * (e / cap).tanh());
+        let scores: Vec<f32> = tokens.clone().map(|t| capped(scale * dot(q, &self.k[at(t)]))).collect();
         let m = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         o.fill(0.0);
         let mut s = 0.0;
@@ -109,7 +117,7 @@ mod tests {
         let q = [0.5, -1.0, 0.25, 2.0];
         let part = |r: Range<usize>| {
             let mut o = vec![f32::NAN; hd];
-            let (m, s) = tokens.attend(r, 0.5, &q, &mut o);
+            let (m, s) = tokens.attend(r, (0.5, None), &q, &mut o);
             (m, s, o)
         };
         let whole = part(0..10);

@@ -22,8 +22,11 @@ pub fn add(kernels: &Kernels, norm: Norm, hidden: &mut [f32], delta: Delta<'_>) 
     kernels.add(hidden, &normed);
 }
 
-/// out = norm(hidden), for one row.
+/// out = norm(hidden), for one row; hidden itself without weights.
 pub fn norm(kernels: &Kernels, norm: Norm, hidden: &[f32], w: &[f32], b: &[f32], out: &mut [f32]) {
+    if w.is_empty() {
+        return out.copy_from_slice(hidden);
+    }
     match norm {
         Norm::Rms { eps } => kernels.rms_norm(hidden, w, eps, out),
         Norm::Layer { eps } if b.is_empty() => kernels.layer_norm(hidden, w, &vec![0.0; w.len()], eps, out),

@@ -1,4 +1,4 @@
-//! Prepares a row of q|k|v for attention: biases, norms of heads, RoPE.
+//! Prepares a row of q|k|v for attention: biases, norms of q and k, RoPE.
 
 use crate::model::RopePairing;
 use crate::simd::Kernels;
@@ -14,7 +14,7 @@ pub struct Heads<'a> {
     pub head_dim: usize,
     /// Bias of q|k|v, or empty.
     pub bias: &'a [f32],
-    /// `[head_dim]`, or empty.
+    /// `[head_dim]`: each head is normed; `[n_heads * head_dim]`: all together; or empty.
     pub q_norm: &'a [f32],
     /// See `q_norm`.
     pub k_norm: &'a [f32],

@@ -15,10 +15,10 @@ use crate::device::accelerator::{
     LayerWeights, Mailbox, NormWeight, Publish, Published, Residual, StepContext,
 };
 use crate::device::runtime::{DevPtr, Runtime};
-use crate::model::RopePairing;
+use crate::model::{QkNorm, RopePairing};
 use crate::{Error, Result};
 
-/// hidden += residual, x = norm(hidden), for `rows`.
+/// hidden += residual, x = norm(hidden), or hidden itself without a norm, for `rows`.
 pub(super) fn norm_rows(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -119,6 +119,7 @@ fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
         bias: DevPtr::NULL,
         q_norm: DevPtr::NULL,
         k_norm: DevPtr::NULL,
+        norms: shape.qk_norm.unwrap_or(QkNorm::PerHead),
         eps: shape.norm.eps(),
         rope: [DevPtr::NULL; 2],
         rope_dim: 0,
@@ -138,7 +139,7 @@ fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
     }
 }
 
-/// Arguments that add the bias, normalise the heads and apply RoPE.
+/// Arguments that add the bias, normalise q and k and apply RoPE.
 fn finishing(cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) -> RopeAppend {
     RopeAppend {
         bias: layer.qkv_bias,

@@ -41,6 +41,7 @@ pub(super) fn attention_shape(shape: &Shape) -> AttentionShape {
         n_kv_heads: shape.n_kv_heads,
         head_dim: shape.head_dim,
         scale: shape.attn_scale,
+        softcap: shape.attn_softcap,
         kv: shape.kv,
         out: shape.act,
     }

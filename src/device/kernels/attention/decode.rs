@@ -95,6 +95,7 @@ pub fn decode_attention(
     if args.max_items == 0 {
         return Ok(());
     }
+    let [cap_span, cap_slope] = shape.score_cap();
     let params = DecodeAttentionParams {
         q: args.q,
         kv: args.kv,
@@ -112,6 +113,8 @@ pub fn decode_attention(
         n_kv_heads: shape.n_kv_heads as u32,
         out_type: shape.out_type(),
         scale_log2: shape.scale_log2(),
+        cap_span,
+        cap_slope,
     };
     let info = runtime.info();
     let blocks = args.max_items * blocks_per_item(shape);

@@ -18,6 +18,8 @@ pub use merge::{MergeAttention, merge_attention};
 pub use plan::{AttentionPlan, Capacity, RowRun, SHORTEST_SPLIT, decode_item_bytes, prefill_item_bytes};
 pub use prefill::{PrefillAttention, PrefillKernel, prefill_attention};
 
+use std::ops::RangeInclusive;
+
 use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};
 use crate::device::runtime::Runtime;
 use crate::tensor::Half;
@@ -25,6 +27,9 @@ use crate::{Error, Result};
 
 /// Head sizes for which kernels exist.
 pub const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+
+/// Soft-caps that kernels compute well: their error is some 2^-20 of the cap, whatever the score.
+const SOFTCAPS: RangeInclusive<f32> = 1e-3..=1e3;
 
 /// The shape of attention, the same in all layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,6 +42,8 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Positive factor that scores are multiplied by.
     pub scale: f32,
+    /// Soft-cap of the scaled scores, 0.001 to 1000.
+    pub softcap: Option<f32>,
     /// Type of queries, keys and values.
     pub kv: Half,
     /// Type of the final rows.
@@ -58,6 +65,10 @@ impl AttentionShape {
         }
         if !(self.scale > 0.0 && self.scale.is_finite()) {
             return unsupported(format!("attention scale {}: it must be positive", self.scale));
+        }
+        if let Some(cap) = self.softcap.filter(|cap| !SOFTCAPS.contains(cap)) {
+            let (least, most) = (SOFTCAPS.start(), SOFTCAPS.end());
+            return unsupported(format!("attention soft-cap {cap}: kernels cover {least} to {most}"));
         }
         if !HEAD_DIMS.contains(&self.head_dim) {
             return unsupported(format!(
@@ -91,6 +102,11 @@ impl AttentionShape {
     /// The scale for kernels, which compute exponentials to base two.
     fn scale_log2(&self) -> f32 {
         self.scale * std::f32::consts::LOG2_E
+    }
+
+    /// The soft-cap for kernels, which apply it to scores before the scale: `cap_span` and `cap_slope`, zeros without a cap.
+    fn score_cap(&self) -> [f32; 2] {
+        self.softcap.map_or([0.0; 2], |cap| [2.0 * cap / self.scale, 2.0 * self.scale_log2() / cap])
     }
 
     fn out_type(&self) -> u32 {

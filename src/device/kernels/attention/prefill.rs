@@ -112,6 +112,7 @@ pub fn prefill_attention(
     if args.max_items == 0 {
         return Ok(());
     }
+    let [cap_span, cap_slope] = shape.score_cap();
     let params = PrefillAttentionParams {
         q: args.q,
         kv: args.kv,
@@ -127,6 +128,8 @@ pub fn prefill_attention(
         out_type: shape.out_type(),
         window: args.window.unwrap_or(0),
         scale_log2: shape.scale_log2(),
+        cap_span,
+        cap_slope,
         ..Default::default()
     };
     let launch = |params: &[u8]| {

@@ -27,7 +27,7 @@ pub struct NormRows {
     pub delta_bias: DevPtr,
     /// f32 `[d]`: weights of an RMS norm of delta before it is added; optional.
     pub post: DevPtr,
-    /// Weights of the norm; not read without `x`.
+    /// Weights of the norm; without them x is the sum itself. Not read without `x`.
     pub weight: NormWeight,
     /// Where hidden + delta is written, f32 `[rows][d]`: `hidden` itself unless `row_list` is given; optional.
     pub sum: DevPtr,
@@ -48,7 +48,7 @@ pub struct NormRows {
     pub ld_x: usize,
 }
 
-/// sum = hidden + post(delta), x = norm(sum).
+/// sum = hidden + post(delta), x = norm(sum), or the sum itself without weights.
 ///
 /// # Errors
 /// As [`Runtime::launch`].

@@ -3,10 +3,12 @@
 use super::super::abi::RopeAppendParams;
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
-use crate::model::RopePairing;
+use crate::model::{QkNorm, RopePairing};
 use crate::tensor::Half;
 
 const WARPS: usize = 4;
+/// Most warps of a block that takes a whole row.
+const ROW_WARPS: usize = 32;
 /// Longest head: two quads per lane hold this many elements.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -41,10 +43,12 @@ pub struct RopeAppend {
     pub qkv: DevPtr,
     /// f32 `[(n_heads + 2·n_kv_heads) · head_dim]`; optional.
     pub bias: DevPtr,
-    /// Weights of the RMS norm of query heads, f32 `[head_dim]`; optional.
+    /// Weights of the RMS norm of the queries, f32 `[head_dim]` or `[n_heads · head_dim]`; optional.
     pub q_norm: DevPtr,
-    /// Weights of the RMS norm of key heads, f32 `[head_dim]`; optional.
+    /// Weights of the RMS norm of the keys, f32 `[head_dim]` or `[n_kv_heads · head_dim]`; optional.
     pub k_norm: DevPtr,
+    /// What these norms are taken over.
+    pub norms: QkNorm,
     /// Epsilon of both norms.
     pub eps: f32,
     /// cos and sin, f32 `[positions][rope_dim/2]`; not read if `rope_dim` is 0.
@@ -80,7 +84,7 @@ pub struct RopeAppend {
     pub head_dim: usize,
 }
 
-/// Applies bias, head norms and RoPE; writes q to its buffer, K and V to their pages, published rows to the host.
+/// Applies bias, norms of q and k, and RoPE; writes q to its buffer, K and V to their pages, published rows to the host.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
@@ -137,6 +141,12 @@ pub fn rope_append(runtime: &dyn Runtime, lane: Lane, args: &RopeAppend) -> Resu
         params.epoch_flag = p.epoch_flag;
         params.arrived = p.arrived;
     }
-    let kernel = format!("rope_append_{}", args.kv_type.name());
+    let kv = args.kv_type.name();
+    let normed = !args.q_norm.is_null() || !args.k_norm.is_null();
+    if normed && args.norms == QkNorm::Whole {
+        let (kernel, threads) = (format!("rope_append_whole_{kv}"), 32 * heads.min(ROW_WARPS));
+        return super::launch(runtime, lane, &kernel, [args.rows, 1], threads, 128, &params);
+    }
+    let kernel = format!("rope_append_{kv}");
     super::launch(runtime, lane, &kernel, [args.rows, heads.div_ceil(WARPS)], 32 * WARPS, 0, &params)
 }

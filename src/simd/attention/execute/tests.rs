@@ -11,7 +11,12 @@ use crate::tensor::Half;
 fn every_table_agrees_with_the_reference_and_with_itself() {
     let pool = Pool::new(2);
     for dtype in Half::ALL {
-        for (head_dim, group, window) in [(64, 3, None), (80, 1, Some(70)), (128, 8, None)] {
+        for (head_dim, group, window, softcap) in [
+            (64, 3, None, None),
+            (80, 1, Some(70), Some(1.5)),
+            (128, 8, None, None),
+            (128, 5, None, Some(0.5)),
+        ] {
             let (len, h_kv) = (700, 2);
             let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
             let cache =
@@ -25,7 +30,8 @@ fn every_table_agrees_with_the_reference_and_with_itself() {
                 unsafe { kv.append(&pages, pos, &at(pos * 977, kv_width), &at(pos * 31 + 7, kv_width)) };
             }
             let scale = 1.0 / (head_dim as f32).sqrt();
-            let shape = AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, window };
+            let shape =
+                AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, softcap, window };
             let q = at(5, 3 * width);
             let run = |kernels: Option<&'static BlockKernels>, first: usize, rows: usize, q: &[f32]| {
                 let rows = SeqRows { pages: &pages, first_pos: first, n_rows: rows, row0: 0 };
@@ -69,7 +75,14 @@ fn few_rows_by_vectors_are_those_of_the_tier_below() {
         // SAFETY: one thread.
         unsafe { kv.append(&pages, pos, &at(pos * 977, kv_width), &at(pos * 31 + 7, kv_width)) };
     }
-    let shape = AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale: 0.125, window: None };
+    let shape = AttnShape {
+        n_heads: h_kv * group,
+        n_kv_heads: h_kv,
+        head_dim,
+        scale: 0.125,
+        softcap: None,
+        window: None,
+    };
     for isa in Isa::supported().into_iter().skip(1) {
         for rows in [1, 2, 3] {
             let q = at(5, rows * width);
@@ -116,12 +129,12 @@ fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
         length,
         prop::sample::select(vec![64usize, 96, 128, 256]),
         (1..=2usize, prop::sample::select(vec![1usize, 2, 3, 4, 5, 7, 8, 17, 32])),
-        window,
+        (window, prop::sample::select(vec![None, Some(1.0f32), Some(50.0)])),
         (any::<u64>(), 1..40usize),
     );
     let mut runner = TestRunner::new(Config { cases: 40, failure_persistence: None, ..Config::default() });
     runner
-        .run(&cases, |(len, head_dim, (h_kv, group), window, (seed, rows))| {
+        .run(&cases, |(len, head_dim, (h_kv, group), (window, softcap), (seed, rows))| {
             let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
             let rows = rows.min(len);
             let n_pages = len.div_ceil(PAGE_TOKENS);
@@ -144,7 +157,8 @@ fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
                 unsafe { kv.append(&pages, pos, &k, &v) };
             }
             let scale = 3.0 / (head_dim as f32).sqrt();
-            let shape = AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, window };
+            let shape =
+                AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, softcap, window };
             let q = at(5, rows * width);
             let run = |kernels: Option<&'static BlockKernels>| {
                 let rows = SeqRows { pages: &pages, first_pos: len - rows, n_rows: rows, row0: 0 };

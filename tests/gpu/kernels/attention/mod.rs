@@ -6,6 +6,8 @@
 //!
 //! * products of 16-bit floats are exact in f32; tensor cores may truncate where they add: 2u a step. With the
 //!   scale rounded twice and the largest score subtracted: δe <= (2·head_dim + 8)·u·A;
+//! * a soft-cap c has slope <= 1, so it makes no error larger; 2c·(½ − 1/(1 + 2^y)) adds those of 2^y (6u with its argument's,
+//!   at slope ¼ of 2c), of the sum and the quotient (5u of up to 2c), of the difference and the product: δe grows by 16uc;
 //! * a weight is 2^x with x rounded as above (4u), rescaled at most once a tile, warp and split (5u each, the
 //!   exponents' roundings telescope to 2uA), and rounded to the KV type (b):
 //!   η = e^(δe + 2uA) − 1 + (4 + 5·(t + 8))·u + b;
@@ -41,7 +43,15 @@ fn shape(
 ) -> AttentionShape {
     let out = if kv == Half::BF16 { Half::F16 } else { Half::BF16 };
     let (kv, out) = if rt.info().sm < 80 { (Half::F16, Half::F16) } else { (kv, out) };
-    AttentionShape { n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), kv, out }
+    AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        softcap: None,
+        kv,
+        out,
+    }
 }
 
 const BOTH: [Half; 2] = [Half::F16, Half::BF16];
@@ -107,6 +117,27 @@ fn peaked_scores() {
             let parts = [Part::decode(599), Part::chunk(70, 100)];
             let world = World::new(shape(&rt, 4, 2, 64, kv), None, &parts, 8.0, 3);
             run_and_check(&rt, &world, &format!("{kv:?}"));
+        }
+    }
+}
+
+/// Scores that a cap hardly bends, and scores of which most reach it; tokens that a row must not see stay unseen.
+#[test]
+fn soft_capped_scores() {
+    for rt in gpu::runtimes() {
+        for (i, hd) in HEAD_DIMS.into_iter().enumerate() {
+            for (cap, k_scale) in [(50.0, 1.0), (1.5, 8.0)] {
+                let parts = [
+                    Part::decode(299),
+                    Part::chunk(33, 65),
+                    Part { partial: true, ..Part::decode(70) },
+                    Part { partial: true, ..Part::chunk(60, 20) },
+                ];
+                let shape = AttentionShape { softcap: Some(cap), ..shape(&rt, 4, 2, hd, BOTH[i % 2]) };
+                let window = (i % 2 == 1).then_some(50);
+                let world = World::new(shape, window, &parts, k_scale, i as u64);
+                run_and_check(&rt, &world, &format!("{hd}, cap {cap}, window {window:?}"));
+            }
         }
     }
 }
@@ -348,6 +379,8 @@ fn what_kernels_do_not_cover_is_said() {
             (AttentionShape { head_dim: 72, ..good }, "72"),
             (AttentionShape { n_kv_heads: 3, ..good }, "3 KV heads"),
             (AttentionShape { scale: 0.0, ..good }, "scale"),
+            (AttentionShape { softcap: Some(0.0), ..good }, "soft-cap 0:"),
+            (AttentionShape { softcap: Some(1e4), ..good }, "soft-cap 10000:"),
         ] {
             let message = bad.check(&*rt).unwrap_err().to_string();
             assert!(message.contains(says), "{message}");

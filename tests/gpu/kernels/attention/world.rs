@@ -253,7 +253,11 @@ impl World {
                 dot += p;
                 abs += p.abs();
             }
-            x.push(dot * scale);
+            x.push(
+                self.shape
+                    .softcap
+                    .map_or(dot * scale, |cap| f64::from(cap) * (dot * scale / f64::from(cap)).tanh()),
+            );
             a = a.max(abs * scale);
         }
         let m = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -268,7 +272,8 @@ impl World {
                 plain[d] += v.abs() / s;
             }
         }
-        Oracle { m, s, out, weighted, plain, a, n: x.len() }
+        let cap = self.shape.softcap.map_or(0.0, f64::from);
+        Oracle { m, s, out, weighted, plain, a, cap, n: x.len() }
     }
 
     /// Compares everything that `which` should have written, and that nothing else was.
@@ -349,13 +354,15 @@ pub struct Oracle {
     /// Σ |v| / Σ e^(x − max).
     pub plain: Vec<f64>,
     pub a: f64,
+    /// The soft-cap, or 0.
+    pub cap: f64,
     pub n: usize,
 }
 
 impl Oracle {
     /// Relative error of a sum of weights.
     pub fn weights(&self, kv: Half, hd: usize) -> f64 {
-        let de = (2 * hd + 8) as f64 * U * self.a;
+        let de = (2 * hd + 8) as f64 * U * self.a + 16.0 * U * self.cap;
         let steps = self.n.div_ceil(16) as f64 + 8.0; // the smallest tile is 16 tokens
         (de + 2.0 * U * self.a).exp_m1()
             + (4.0 + 5.0 * steps) * U

@@ -16,7 +16,7 @@ use half::f16;
 use proptest::prelude::*;
 use tandem::device::kernels::elementwise::*;
 use tandem::device::{DevPtr, NormWeight, Runtime};
-use tandem::model::{Ffn, Norm, RopePairing};
+use tandem::model::{Ffn, Norm, QkNorm, RopePairing};
 use tandem::reference;
 use tandem::tensor::{DType, Half};
 
@@ -48,7 +48,10 @@ fn every_order_of_threads_gives_the_same() {
             let c = norm::Case { post: true, layer: true, bias: true, ..norm::Case::plain(act, 3, d) };
             norm::check(rt, &c);
         }
-        rope::check(rt, &rope::Case { publish: Some(true), norms: true, ..rope::Case::plain(act, 3, 80) });
+        for norms in [QkNorm::PerHead, QkNorm::Whole] {
+            let norms = Some(norms);
+            rope::check(rt, &rope::Case { publish: Some(true), norms, ..rope::Case::plain(act, 3, 80) });
+        }
         activation::check(rt, Ffn::GeGlu, act, 2, 12, true);
     });
 }

@@ -11,6 +11,8 @@ pub struct Case {
     pub delta: bool,
     pub delta_bias: bool,
     pub post: bool,
+    /// Without weights the sum itself leaves.
+    pub weights: bool,
     pub bias: bool,
     pub sum: bool,
     pub x: bool,
@@ -29,6 +31,7 @@ impl Case {
             delta: true,
             delta_bias: false,
             post: false,
+            weights: true,
             bias: false,
             sum: true,
             x: true,
@@ -77,7 +80,10 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) -> Vec<u16> {
         delta: or_null(c.delta, delta_dev.ptr()),
         delta_bias: or_null(c.delta_bias, vectors_dev[0].ptr()),
         post: or_null(c.post, vectors_dev[1].ptr()),
-        weight: NormWeight { w: vectors_dev[2].ptr(), b: or_null(c.bias, vectors_dev[3].ptr()) },
+        weight: NormWeight {
+            w: or_null(c.weights, vectors_dev[2].ptr()),
+            b: or_null(c.bias, vectors_dev[3].ptr()),
+        },
         sum: or_null(c.sum, sum_ptr),
         x: or_null(c.x, x.ptr()),
         act: c.act,
@@ -146,6 +152,13 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) -> Vec<u16> {
             assert!(out[..d].iter().all(|&v| v == 0), "{what}: a row that is not there");
             continue;
         }
+        if !c.weights {
+            for i in 0..d {
+                let error = h_error[i] + rounding(c.act, h[i].abs() + h_error[i]);
+                close(&format!("{what}: x, row {row}"), i, decode(c.act, out[i]), h[i], error);
+            }
+            continue;
+        }
         let n = d as f64;
         let mean = if c.layer { h.iter().sum::<f64>() / n } else { 0.0 };
         let mean_error = if c.layer {
@@ -211,6 +224,8 @@ fn what_is_added_may_be_biased_normed_or_absent() {
                     check(&rt, &Case { delta, delta_bias, post, layer: true, bias: true, ..c });
                 }
                 check(&rt, &Case { x: false, ..c });
+                check(&rt, &Case { weights: false, ..c });
+                check(&rt, &Case { weights: false, post: true, ..c });
                 check(&rt, &Case { sum: false, ..c });
                 check(&rt, &Case { layer: true, bias: false, ..c });
             }
@@ -280,17 +295,17 @@ proptest! {
         act in half_type(),
         rows in 0..7usize,
         quads in 1..420usize,
-        switches in any::<[bool; 8]>(),
+        switches in any::<[bool; 9]>(),
         pad in 0..3usize,
         seed in any::<u64>(),
     ) {
-        let [layer, delta, delta_bias, post, bias, sum, x, listed] = switches;
+        let [layer, delta, delta_bias, post, weights, bias, sum, x, listed] = switches;
         let delta_bias = delta_bias && delta;
         let post = post && delta;
         let d = quads * 4;
         for rt in gpu::runtimes().iter().filter(|rt| norm_types(rt).contains(&act)) {
             let pad = pad * 4;
-            let c = Case { layer, act, rows, d, delta, delta_bias, post, bias, sum, x, listed, pad, seed };
+            let c = Case { layer, act, rows, d, delta, delta_bias, post, weights, bias, sum, x, listed, pad, seed };
             check(rt, &c);
         }
     }

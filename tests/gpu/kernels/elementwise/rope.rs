@@ -12,7 +12,7 @@ pub struct Case {
     pub rope_dim: usize,
     pub pairing: RopePairing,
     pub bias: bool,
-    pub norms: bool,
+    pub norms: Option<QkNorm>,
     pub publish: Option<bool>,
     pub pad: usize,
     pub seed: u64,
@@ -29,7 +29,7 @@ impl Case {
             rope_dim: head_dim,
             pairing: RopePairing::Half,
             bias: false,
-            norms: false,
+            norms: None,
             publish: None,
             pad: 0,
             seed: 9,
@@ -39,8 +39,9 @@ impl Case {
 
 /// Runs a case and checks it.
 ///
-/// An element that is biased is rounded once; its norm has D = head_dim/32 + 5 roundings in the sum of squares and 8u
-/// after it (see `check_norm`). a·c - b·s has two roundings more, relative to |a c| + |b s|.
+/// An element that is biased is rounded once; its norm has D roundings in the sum of squares and 8u after it (see
+/// `norm::check`): n/32 of a lane and 5 of a warp over the n elements of a head, or n/threads of a thread, 3 of its four
+/// sums, 5 of a warp and up to 32 of its block over those of a row. a·c - b·s has two roundings more, relative to |a c| + |b s|.
 pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     const POSITIONS: usize = 40;
     let mut rng = Rng::new(c.seed);
@@ -49,7 +50,8 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let qkv: Vec<f32> =
         (0..c.rows * ld).map(|i| if i % ld < heads * hd { rng.normal() } else { f32::NAN }).collect();
     let bias = normals(&mut rng, heads * hd);
-    let (wq, wk) = (normals(&mut rng, hd), normals(&mut rng, hd));
+    let widths = c.norms.map_or([hd; 2], |norms| norms.widths(hd, [c.n_heads, c.n_kv_heads]));
+    let [wq, wk] = widths.map(|n| normals(&mut rng, n));
     let half = c.rope_dim / 2;
     let angles: Vec<f64> = (0..POSITIONS * half)
         .map(|i| (i / half) as f64 * 1e4f64.powf(-((i % half) as f64) / half as f64))
@@ -88,8 +90,9 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let args = RopeAppend {
         qkv: qkv_dev.ptr(),
         bias: or_null(c.bias, bias_dev.ptr()),
-        q_norm: or_null(c.norms, wq_dev.ptr()),
-        k_norm: or_null(c.norms, wk_dev.ptr()),
+        q_norm: or_null(c.norms.is_some(), wq_dev.ptr()),
+        k_norm: or_null(c.norms.is_some(), wk_dev.ptr()),
+        norms: c.norms.unwrap_or(QkNorm::PerHead),
         eps,
         rope: [or_null(half > 0, cos_dev.ptr()), or_null(half > 0, sin_dev.ptr())],
         rope_dim: c.rope_dim,
@@ -127,21 +130,30 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     for row in 0..c.rows {
         for head in 0..heads {
             let (is_q, is_v) = (head < c.n_heads, head >= c.n_heads + c.n_kv_heads);
-            let mut x: Vec<f64> = (0..hd)
-                .map(|i| {
-                    let v = qkv[row * ld + head * hd + i];
-                    f64::from(if c.bias { v + bias[head * hd + i] } else { v })
-                })
-                .collect();
+            let biased = |i: usize| {
+                let v = qkv[row * ld + i];
+                f64::from(if c.bias { v + bias[i] } else { v })
+            };
+            let mut x: Vec<f64> = (0..hd).map(|i| biased(head * hd + i)).collect();
             let mut relative = 0.0;
-            if c.norms && !is_v {
-                let mean = x.iter().map(|v| v * v).sum::<f64>() / hd as f64;
+            if let Some(norms) = c.norms.filter(|_| !is_v) {
+                let (w, first) = if is_q { (&wq, 0) } else { (&wk, c.n_heads) };
+                // Over these elements of the row; the head is part of them.
+                let over = match norms {
+                    QkNorm::PerHead => head * hd..(head + 1) * hd,
+                    QkNorm::Whole => first * hd..first * hd + w.len(),
+                };
+                let (n, at) = (over.len() as f64, head * hd - over.start);
+                let mean = over.map(|i| biased(i).powi(2)).sum::<f64>() / n;
                 let scale = 1.0 / (mean + f64::from(eps)).sqrt();
-                let w = if is_q { &wq } else { &wk };
                 for i in 0..hd {
-                    x[i] *= scale * f64::from(w[i]);
+                    x[i] *= scale * f64::from(w[at + i]);
                 }
-                relative = ((hd as f64 / 32.0 + 5.0) / 2.0 + 8.0) * U;
+                let roundings = match norms {
+                    QkNorm::PerHead => n / 32.0 + 5.0,
+                    QkNorm::Whole => n / (32.0 * heads.min(32) as f64) + 3.0 + 5.0 + 32.0,
+                };
+                relative = (roundings / 2.0 + 8.0) * U;
             }
             let mut error: Vec<f64> = x.iter().map(|v| v.abs() * relative).collect();
             if !is_v {
@@ -220,16 +232,20 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
 fn finishing_then_rounding_gives_the_same_bits() {
     for rt in gpu::runtimes() {
         for kv in rope_types(&rt) {
-            for (head_dim, rope_dim, pairing) in
-                [(64, 64, RopePairing::Half), (80, 20, RopePairing::Interleaved), (256, 0, RopePairing::Half)]
-            {
+            for (head_dim, rope_dim, pairing, norms) in [
+                (64, 64, RopePairing::Half, QkNorm::PerHead),
+                (64, 64, RopePairing::Half, QkNorm::Whole),
+                (80, 20, RopePairing::Interleaved, QkNorm::PerHead),
+                (256, 0, RopePairing::Half, QkNorm::PerHead),
+                (256, 0, RopePairing::Half, QkNorm::Whole),
+            ] {
                 let (rows, n_heads, n_kv_heads) = (5usize, 4usize, 2usize);
                 let width = (n_heads + 2 * n_kv_heads) * head_dim;
                 let ld = width + 8;
                 let mut rng = Rng::new(4);
                 let qkv = normals(&mut rng, rows * ld);
                 let floats = |rng: &mut Rng, n: usize| upload(&rt, &normals(rng, n));
-                let (bias, norm) = (floats(&mut rng, width), floats(&mut rng, head_dim));
+                let (bias, norm) = (floats(&mut rng, width), floats(&mut rng, n_heads * head_dim));
                 let tables = floats(&mut rng, 8 * (rope_dim / 2).max(1));
                 let positions = upload(&rt, &[7u32, 0, 3, 1, 6]);
                 let slots = upload(&rt, &[0i32, 40, -1, 63, 9]);
@@ -243,6 +259,7 @@ fn finishing_then_rounding_gives_the_same_bits() {
                     bias: bias.ptr(),
                     q_norm: norm.ptr(),
                     k_norm: norm.ptr(),
+                    norms,
                     eps: 1e-5,
                     rope: [tables.ptr(); 2],
                     rope_dim,
@@ -300,9 +317,11 @@ fn rope_of_all_head_sizes_and_both_pairings() {
                 for pairing in [RopePairing::Half, RopePairing::Interleaved] {
                     let c = Case { pairing, ..Case::plain(kv, 5, head_dim) };
                     check(&rt, &c);
-                    check(&rt, &Case { norms: true, bias: true, pad: 4, n_kv_heads: 2, ..c });
+                    for norms in [QkNorm::PerHead, QkNorm::Whole] {
+                        check(&rt, &Case { norms: Some(norms), bias: true, pad: 4, n_kv_heads: 2, ..c });
+                    }
                     // A part of the head is turned, or none of it.
-                    check(&rt, &Case { rope_dim: 12, norms: true, ..c });
+                    check(&rt, &Case { rope_dim: 12, norms: Some(QkNorm::PerHead), ..c });
                     check(&rt, &Case { rope_dim: 0, bias: true, ..c });
                 }
             }
@@ -315,8 +334,10 @@ fn rows_for_the_host_get_the_same_bits() {
     for rt in gpu::runtimes() {
         for kv in rope_types(&rt) {
             for f32 in [false, true] {
-                let c = Case { publish: Some(f32), norms: true, ..Case::plain(kv, 7, 64) };
+                let norms = Some(QkNorm::PerHead);
+                let c = Case { publish: Some(f32), norms, ..Case::plain(kv, 7, 64) };
                 check(&rt, &c);
+                check(&rt, &Case { norms: Some(QkNorm::Whole), ..c });
                 check(&rt, &Case { pairing: RopePairing::Interleaved, n_kv_heads: 3, ..c });
                 // Rows 0 and 2 are published of one and two rows: the first alone, then none in between.
                 check(&rt, &Case { rows: 1, ..c });
@@ -337,11 +358,12 @@ proptest! {
         group in 1..9usize,
         quads in 1..65usize,
         turned in 0..65usize,
-        switches in any::<[bool; 3]>(),
+        switches in any::<[bool; 2]>(),
+        norms in prop::sample::select(vec![None, Some(QkNorm::PerHead), Some(QkNorm::Whole)]),
         publish in prop::option::of(any::<bool>()),
         seed in any::<u64>(),
     ) {
-        let [interleaved, bias, norms] = switches;
+        let [interleaved, bias] = switches;
         let c = Case {
             kv,
             rows,

@@ -18,7 +18,7 @@ use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;
 use tandem::device::{DevPtr, PageMove, Pinned, Runtime};
-use tandem::model::RopePairing;
+use tandem::model::{QkNorm, RopePairing};
 use tandem::tensor::Half;
 
 fn noise(rng: &mut Rng, n: usize) -> Vec<u8> {

@@ -122,6 +122,7 @@ fn an_epoch_is_announced_even_if_no_row_is_published() {
             bias: DevPtr::NULL,
             q_norm: DevPtr::NULL,
             k_norm: DevPtr::NULL,
+            norms: QkNorm::PerHead,
             eps: 0.0,
             rope: [DevPtr::NULL; 2],
             rope_dim: 0,

@@ -37,6 +37,7 @@ fn a_round_trip_through_mapped_memory() {
                 bias: DevPtr::NULL,
                 q_norm: DevPtr::NULL,
                 k_norm: DevPtr::NULL,
+                norms: QkNorm::PerHead,
                 eps: 0.0,
                 rope: [DevPtr::NULL; 2],
                 rope_dim: 0,
