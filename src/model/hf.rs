@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use super::arch::{self, Family, HfConfig};
 use super::check::MAX_LAYERS;
 use super::formats::guise::guise;
+use super::fused::split_fused;
 use super::formats::{in_file, map_file, safetensors};
 use super::vectors::{f32_tensor, vectors_to_f32};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
@@ -194,9 +195,9 @@ fn tensors(dir: &Path, family: &Family) -> Result<Vec<(String, Tensor)>> {
 fn canonical(family: &Family, spec: &ModelSpec, all: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
     let mut out = BTreeMap::new();
     for (hf, t) in all {
-        if let Some(fused) =
-            ["qkv_proj", "gate_up_proj", "query_key_value", ".experts."].iter().find(|f| hf.contains(**f))
-        {
+        let fused = ["qkv_proj", "gate_up_proj", "query_key_value", ".experts."];
+        let unknown = arch::canonical_name(family.names, &hf).is_none();
+        if let Some(fused) = fused.iter().find(|f| unknown && hf.contains(**f)) {
             return Err(Error::Unsupported(format!("{hf}: `{fused}` tensors are not supported")));
         }
         if [".weight_scale", ".qweight", ".scales", ".SCB"].iter().any(|s| hf.ends_with(s)) {
@@ -210,7 +211,7 @@ fn canonical(family: &Family, spec: &ModelSpec, all: Vec<(String, Tensor)>) -> R
             return Err(Error::format(hf, format!("a second tensor for {name}")));
         }
     }
-    let weights = vectors_to_f32(out.into_iter())?;
+    let weights = split_fused(spec, vectors_to_f32(out.into_iter())?).map_err(|e| in_hf_names(family, e))?;
     let mut out = Vec::new();
     for (name, t) in weights {
         let t = if family.hf_norms_are_offsets && name.ends_with("_norm.weight") {

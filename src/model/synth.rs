@@ -45,6 +45,9 @@ specs!(
     "qwen3-32b",
     "gemma-3-270m",
     "gemma-3-1b",
+    "phi-3.5-mini",
+    "granite-3.1-8b",
+    "ministral-3-8b",
     "opt-125m",
     "opt-6.7b",
     "opt-13b",
@@ -58,6 +61,9 @@ specs!(
     "tiny-qwen2",
     "tiny-qwen3",
     "tiny-gemma3",
+    "tiny-phi3",
+    "tiny-granite",
+    "tiny-mistral3",
     "tiny-opt",
 );
 
@@ -85,7 +91,7 @@ pub fn parse(text: &str) -> Result<Request> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
     let mut config = config(name, "synth:")?;
-    let (mut dtype, mut seed) = (DType::BF16, 0);
+    let (mut dtype, mut seed, mut context) = (DType::BF16, 0, None);
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let bad = |want: &str| Error::usage(format!("synth:{text}: {key}={value}: wanted {want}"));
@@ -101,7 +107,7 @@ pub fn parse(text: &str) -> Result<Request> {
             }
             "seed" => seed = number()?,
             "layers" => set_layers(&mut config, up_to(MAX_LAYERS as u64)?),
-            "ctx" => set(&mut config, "max_position_embeddings", up_to(MAX_CONTEXT as u64)?.into()),
+            "ctx" => context = Some(up_to(MAX_CONTEXT as u64)? as usize),
             _ => {
                 return Err(Error::usage(format!(
                     "synth:{text}: `{part}`; options are dtype=, seed=, layers=, ctx="
@@ -110,6 +116,8 @@ pub fn parse(text: &str) -> Result<Request> {
         }
     }
     let (_, mut spec) = hf::hf_spec(&config).map_err(|e| in_file(name, e))?;
+    // Not set in the configuration, where scalings of RoPE stretch it.
+    spec.max_context = context.unwrap_or(spec.max_context);
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();

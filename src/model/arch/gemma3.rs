@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Family, GgufConfig, HfConfig, NameMap, llama};
+use super::{Family, GgufConfig, HfConfig, NameMap, RopeDefaults, llama};
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Position, RopePairing, Window};
 use crate::{Error, Result};
@@ -51,6 +51,11 @@ fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
         "final_logit_softcapping": s.logit_softcap,
     });
     c.extend(own.as_object().expect("made above").clone());
+    // Unlike other families, the file states the stretched context.
+    c.insert("max_position_embeddings".to_owned(), s.max_context.into());
+    if s.window.is_none() {
+        c.insert("sliding_window".to_owned(), Json::Null);
+    }
     Ok(())
 }
 
@@ -112,12 +117,10 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     let (d_model, n_heads) = (c.size("hidden_size")?, c.opt_size("num_attention_heads")?.unwrap_or(8));
     let head_dim = c.opt_size("head_dim")?.unwrap_or(256);
     let n_layers = c.size("num_hidden_layers")?;
-    let rope = c.rope(head_dim, GLOBAL_THETA)?;
-    let local = match rope.local_theta {
-        Some(t) => t,
-        None => c.opt_float("rope_local_base_freq")?.unwrap_or(LOCAL_THETA),
-    };
-    let window = match c.opt_size("sliding_window")? {
+    let defaults = RopeDefaults { max_context: Some(131_072), ..RopeDefaults::base(GLOBAL_THETA) };
+    let rope = c.rope_by_layer(head_dim, &defaults, LOCAL_THETA)?;
+    let local = rope.local_theta.unwrap_or(LOCAL_THETA);
+    let window = match c.size_or_null("sliding_window", Some(4096))? {
         None => None,
         Some(size) => {
             let w = match c.layer_types(n_layers)? {
@@ -157,6 +160,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
             window,
             tied_head: c.flag("tie_word_embeddings", true)?,
             logit_softcap: c.opt_float("final_logit_softcapping")?,
+            logit_scale: 1.0,
             wide_activations: true,
         },
         local,

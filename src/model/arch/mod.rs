@@ -5,15 +5,20 @@
 
 mod config;
 mod gemma3;
+mod granite;
 mod llama;
 mod mistral;
+mod mistral3;
 mod names;
 mod opt;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod rope;
 
 pub use config::{GgufConfig, HfConfig};
 pub use names::{NameMap, canonical_name, file_name};
+pub use rope::{LONG_FACTORS, RopeDefaults, SHORT_FACTORS, mscale};
 
 use serde_json::{Map, Value as Json};
 
@@ -47,8 +52,17 @@ pub struct Family {
 }
 
 /// Every family, in the order that messages list them.
-pub const FAMILIES: [&Family; 6] =
-    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY, &opt::FAMILY];
+pub const FAMILIES: [&Family; 9] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &mistral3::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gemma3::FAMILY,
+    &phi3::FAMILY,
+    &granite::FAMILY,
+    &opt::FAMILY,
+];
 
 /// The family of a GGUF file's `general.architecture`.
 ///
