@@ -93,7 +93,9 @@ impl ModelSpec {
                         Err(Error::format("original_max_position_embeddings", "0, wanted a positive number"))
                     }
                     Some(q) if q.beta.is_finite() => Ok(()),
-                    Some(q) => Err(Error::format("llama_4_scaling_beta", format!("{}, wanted a number", q.beta))),
+                    Some(q) => {
+                        Err(Error::format("llama_4_scaling_beta", format!("{}, wanted a number", q.beta)))
+                    }
                 }
             }
         }

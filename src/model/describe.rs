@@ -87,7 +87,9 @@ pub fn describe(m: &LoadedModel) -> Description {
                 None => String::new(),
             };
             let queries = match r.query_scaling {
-                Some(q) => format!(", queries scaled from position {} on (beta {})", q.original_context, q.beta),
+                Some(q) => {
+                    format!(", queries scaled from position {} on (beta {})", q.original_context, q.beta)
+                }
                 None => String::new(),
             };
             format!(

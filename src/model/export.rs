@@ -259,8 +259,12 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             RopeScaling::Factors(_) | RopeScaling::Llama3 { .. } => {
                 vector("rope_freqs.weight", &RopeTable::factors(r)?)?;
             }
-            RopeScaling::Yarn { truncate: false, .. } => return unsupported("yarn scaling without truncation"),
-            &RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, .. } => {
+            RopeScaling::Yarn { truncate: false, .. } => {
+                return unsupported("yarn scaling without truncation");
+            }
+            &RopeScaling::Yarn {
+                factor, original_context, beta_fast, beta_slow, attention_factor, ..
+            } => {
                 set(format!("{name}.rope.scaling.type"), Value::String("yarn".into()));
                 set(format!("{name}.rope.scaling.original_context_length"), n(original_context));
                 // The file has what the factor is beside the recommended one.

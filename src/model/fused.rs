@@ -23,22 +23,23 @@ pub(super) fn split_fused(spec: &ModelSpec, weights: Weights) -> Result<Weights>
     let mut out = Weights::default();
     for (name, t) in weights.iter() {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-        let parts: Option<(usize, &str, &[(&str, usize)])> =
-            layer.and_then(|(n, rest)| Some((n.parse().ok().filter(|l: &usize| l.to_string() == n)?, rest.rsplit_once('.')?))).and_then(
-                |(layer, (stem, kind))| match stem {
-                    "attn_qkv" => Some((layer, kind, &qkv[..])),
-                    "ffn_gate_up" => Some((layer, kind, &gate_up[..])),
-                    // Llama.cpp's converters leave the fused matrix its name; a file with a gate has none of these.
-                    "ffn_up"
-                        if spec.gated()
-                            && weights.get(&tensor_name(layer, "ffn_gate", kind)).is_none()
-                            && t.shape.first() == Some(&(2 * ff)) =>
-                    {
-                        Some((layer, kind, &gate_up[..]))
-                    }
-                    _ => None,
-                },
-            );
+        let parts: Option<(usize, &str, &[(&str, usize)])> = layer
+            .and_then(|(n, rest)| {
+                Some((n.parse().ok().filter(|l: &usize| l.to_string() == n)?, rest.rsplit_once('.')?))
+            })
+            .and_then(|(layer, (stem, kind))| match stem {
+                "attn_qkv" => Some((layer, kind, &qkv[..])),
+                "ffn_gate_up" => Some((layer, kind, &gate_up[..])),
+                // Llama.cpp's converters leave the fused matrix its name; a file with a gate has none of these.
+                "ffn_up"
+                    if spec.gated()
+                        && weights.get(&tensor_name(layer, "ffn_gate", kind)).is_none()
+                        && t.shape.first() == Some(&(2 * ff)) =>
+                {
+                    Some((layer, kind, &gate_up[..]))
+                }
+                _ => None,
+            });
         let Some((layer, kind, parts)) = parts else {
             out.insert(name.to_owned(), t.clone());
             continue;
@@ -48,7 +49,11 @@ pub(super) fn split_fused(spec: &ModelSpec, weights: Weights) -> Result<Weights>
             let names: Vec<String> = parts.iter().map(|(part, n)| format!("{part} {n}")).collect();
             return Err(Error::format(
                 name,
-                format!("shape {:?}, wanted {rows} rows ({}); is the file damaged?", t.shape, names.join(", ")),
+                format!(
+                    "shape {:?}, wanted {rows} rows ({}); is the file damaged?",
+                    t.shape,
+                    names.join(", ")
+                ),
             ));
         }
         let mut first = 0;
@@ -117,7 +122,11 @@ mod tests {
             assert_eq!(names(&got), names(&want));
             for (name, t) in want.iter() {
                 let part = got.get(name).unwrap();
-                assert_eq!((&part.shape, part.dtype, &part.data[..]), (&t.shape, t.dtype, &t.data[..]), "{name}");
+                assert_eq!(
+                    (&part.shape, part.dtype, &part.data[..]),
+                    (&t.shape, t.dtype, &t.data[..]),
+                    "{name}"
+                );
             }
             let v = got.get("blk.0.attn_v.weight").unwrap().data.as_ptr_range();
             assert!(whole.contains(&v.start) && v.end == whole.end, "{dtype}: values are a view");

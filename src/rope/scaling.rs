@@ -51,12 +51,18 @@ impl RopeScaling {
             }
             RopeScaling::Dynamic { factor, original_context } => {
                 if dim <= 2 {
-                    return Err(Error::format("RoPE scaling", "dynamic scaling of a single pair of elements"));
+                    return Err(Error::format(
+                        "RoPE scaling",
+                        "dynamic scaling of a single pair of elements",
+                    ));
                 }
                 original(*original_context)?;
                 if *factor < 1.0 {
                     // Below 1 the base would turn negative in long contexts.
-                    return Err(Error::format("RoPE scaling: factor", format!("{factor}, wanted at least 1")));
+                    return Err(Error::format(
+                        "RoPE scaling: factor",
+                        format!("{factor}, wanted at least 1"),
+                    ));
                 }
                 positive("factor", *factor)
             }
@@ -157,7 +163,15 @@ mod tests {
 
     fn rope(dim: usize, theta: f32, scaling: RopeScaling) -> Rope {
         let (local_theta, local_scaling) = (None, RopeScaling::None);
-        Rope { theta, local_theta, local_scaling, pairing: RopePairing::Half, dim, scaling, query_scaling: None }
+        Rope {
+            theta,
+            local_theta,
+            local_scaling,
+            pairing: RopePairing::Half,
+            dim,
+            scaling,
+            query_scaling: None,
+        }
     }
 
     fn yarn(beta_fast: f32, beta_slow: f32) -> RopeScaling {

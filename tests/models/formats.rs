@@ -198,7 +198,12 @@ fn wrong_configurations_get_one_sentence() {
         ),
         ("tiny-llama", "rms_norm_eps", json!(0.0), "norm epsilon"),
         ("tiny-llama", "rope_theta", json!(-5.0), "RoPE base"),
-        ("tiny-llama", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "RoPE scaling `yarn`"),
+        (
+            "tiny-llama",
+            "rope_scaling",
+            json!({"rope_type": "mystery", "factor": 4.0}),
+            "RoPE scaling `mystery`",
+        ),
         ("tiny-llama", "rope_scaling", json!(5), "config.json: rope_scaling: 5, wanted an object"),
         ("tiny-llama", "rope_scaling", json!([]), "wanted an object"),
         ("tiny-llama", "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor: missing"),

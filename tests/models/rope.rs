@@ -73,13 +73,33 @@ fn write(case: &Case, dir: &Path) {
     safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
 }
 
+/// Standard deviation of the scores: products of queries and keys whose elements are about 1, times head_dim^-1/2.
+const SCORES: f64 = 1.5;
+
+/// How far logits may be from those of exact arithmetic. As `rounding::cpu`, which expects the other side to round keys and
+/// values, too; here each layer's rounding to f16 (unit roundoff u) moves values by u/√3 of their size, root mean square, and
+/// scores by u/√3 of their standard deviation: √(1 + SCORES²) of such errors a layer, and the worst row gets four times that.
+fn bound(m: &LoadedModel) -> f64 {
+    let cache = ((1.0 + SCORES * SCORES) * m.spec.n_layers as f64).sqrt() * 2f64.powi(-11) / 3f64.sqrt();
+    rounding::cpu(&m.spec, Half::F16, false) + 4.0 * cache
+}
+
 /// Compares logits with those of a case; returns what is out of bounds.
 fn compare(what: &str, m: &LoadedModel, case: &Case, f: &Fixture, got: &[Vec<f32>]) -> Option<String> {
-    let bound = rounding::cpu(&m.spec, Half::F16, false);
-    let off = |(&row, want): (&usize, &Vec<f32>)| models::distance(&got[row], want).0;
-    let worst = f.rows.iter().zip(&case.logits).map(off).fold(0.0, f64::max);
+    let (bound, worst) = (bound(m), distance(case, f, got));
     println!("{}, {what}: {worst:.1e} of {bound:.1e}", case.title);
     (worst > bound).then(|| format!("{}, {what}: {worst:.1e} of at most {bound:.1e}", case.title))
+}
+
+/// The worst distance of the rows that a case has.
+fn distance(case: &Case, f: &Fixture, got: &[Vec<f32>]) -> f64 {
+    let off = |(&row, want): (&usize, &Vec<f32>)| models::distance(&got[row], want).0;
+    f.rows.iter().zip(&case.logits).map(off).fold(0.0, f64::max)
+}
+
+fn naive(m: &LoadedModel, f: &Fixture) -> Vec<Vec<f32>> {
+    let rows = naive_model::logits(&m.spec, &m.weights, Half::F16, &f.tokens);
+    rows.iter().map(|row| row.iter().map(|&x| x as f32).collect()).collect()
 }
 
 fn engine(m: &LoadedModel, f: &Fixture, isa: Isa) -> Vec<Vec<f32>> {
@@ -109,9 +129,18 @@ fn checkpoints_compute_what_transformers_computes() {
         for isa in [Isa::Reference, Isa::best()] {
             failures.extend(compare(&isa.to_string(), &m, case, &f, &engine(&m, &f, isa)));
         }
-        let naive = naive_model::logits(&m.spec, &m.weights, Half::F16, &f.tokens);
-        let naive: Vec<_> = naive.iter().map(|row| row.iter().map(|&x| x as f32).collect()).collect();
-        failures.extend(compare("the naive model", &m, case, &f, &naive));
+        failures.extend(compare("the naive model", &m, case, &f, &naive(&m, &f)));
+        // What the bound must not hide: no scaling, or none in windows.
+        for local in [false, true] {
+            let mut plain = m.clone();
+            let Position::Rope(rope) = &mut plain.spec.position else { panic!("no RoPE") };
+            let scaling = if local { &mut rope.local_scaling } else { &mut rope.scaling };
+            let scaled = std::mem::replace(scaling, RopeScaling::None) != RopeScaling::None;
+            if scaled && !case.title.contains("within") {
+                let (off, bound) = (distance(case, &f, &naive(&plain, &f)), bound(&m));
+                assert!(off > bound, "{}: no scaling moves logits by {off:.1e} only", case.title);
+            }
+        }
 
         // The same model written and read again, as a folder and as GGUF where that can carry it.
         let copy = dir.path().join("copy");
@@ -128,7 +157,8 @@ fn checkpoints_compute_what_transformers_computes() {
             }
             Err(e) => {
                 let why = e.to_string();
-                let known = ["windows of", "dynamic RoPE", "without truncation", "no GGUF form", "windowed layers"];
+                let known =
+                    ["windows of", "dynamic RoPE", "without truncation", "no GGUF form", "windowed layers"];
                 assert!(known.iter().any(|k| why.contains(k)), "{}: {why}", case.title);
             }
         }
@@ -155,11 +185,17 @@ fn impossible_settings_are_one_sentence() {
         (json!({"type": "yarn", "factor": 4, "attention_factor": -1}), "attention_factor: -1"),
         (json!({"type": "yarn", "factor": 4, "truncate": 1}), "truncate: 1, wanted true or false"),
         (json!({"type": "yarn", "factor": 1e39}), "factor: inf"),
-        (json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 0}), "original_max_position"),
+        (
+            json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 0}),
+            "original_max_position",
+        ),
         (json!({"type": "longrope", "short_factor": factors}), "rope_scaling.long_factor: missing"),
         (json!({"type": "longrope", "short_factor": factors, "long_factor": [1]}), "long_factor: 1 freq"),
         (json!({"type": "su", "short_factor": factors, "long_factor": [1, "x"]}), "wanted a list of numbers"),
-        (json!({"type": "longrope", "short_factor": [0, 1, 1, 1, 1, 1, 1, 1], "long_factor": factors}), "short_factor: 0"),
+        (
+            json!({"type": "longrope", "short_factor": [0, 1, 1, 1, 1, 1, 1, 1], "long_factor": factors}),
+            "short_factor: 0",
+        ),
         (json!({"type": "dynamic", "factor": 0}), "factor: 0, wanted at least 1"),
         (json!({"type": "dynamic"}), "rope_scaling.factor: missing"),
         (json!({"rope_type": 3}), "rope_type: 3, wanted text"),
@@ -175,8 +211,11 @@ fn impossible_settings_are_one_sentence() {
         (json!({"type": "linear", "factor": 2.5}), 160),
         (json!({"type": "dynamic", "factor": 2.0}), 128),
         (json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}), 128),
-        (json!({"type": "longrope", "short_factor": factors, "long_factor": factors,
-                "original_max_position_embeddings": 16}), 64),
+        (
+            json!({"type": "longrope", "short_factor": factors, "long_factor": factors,
+                "original_max_position_embeddings": 16}),
+            64,
+        ),
     ] {
         let (_, spec) = hf_spec(&config(rope.clone())).unwrap();
         assert_eq!(spec.max_context, want, "{rope}");
@@ -213,7 +252,10 @@ fn keys_of_gguf_mean_what_llama_cpp_reads() {
             panic!("{:?}", rope.scaling)
         };
         assert_eq!((factor, original_context), (4.0, 512));
-        assert!((f64::from(attention_factor) / want - 1.0).abs() < 1e-6, "{own:?}: {attention_factor}, not {want}");
+        assert!(
+            (f64::from(attention_factor) / want - 1.0).abs() < 1e-6,
+            "{own:?}: {attention_factor}, not {want}"
+        );
         assert_eq!(m.spec.max_context, 2048, "four times the original context");
         let said = describe(&m).position;
         assert!(said.contains("yarn scaling 4x of 512 tokens"), "{said}");

@@ -184,7 +184,12 @@ fn rotate(rope: &Rope, windowed: bool, position: usize, head: &mut [f64], contex
                 f * keep + f / f64::from(*factor) * (1.0 - keep)
             }
             RopeScaling::Yarn {
-                factor, original_context, beta_fast, beta_slow, truncate, attention_factor,
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                truncate,
+                attention_factor,
             } => {
                 attention = f64::from(*attention_factor);
                 // Solved for the pair whose wave turns `n` times in the original context: n = c / (2 pi base^(2i/dim)).

@@ -192,11 +192,13 @@ fn scaling_to_hf(scaling: &RopeScaling) -> Result<Option<Json>> {
             "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
             "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_context,
         }),
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, attention_factor } => json!({
-            "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_context,
-            "beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate,
-            "attention_factor": attention_factor,
-        }),
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, attention_factor } => {
+            json!({
+                "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_context,
+                "beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate,
+                "attention_factor": attention_factor,
+            })
+        }
         RopeScaling::LongRope { short, long, original_context, attention_factor } => json!({
             "rope_type": "longrope", "short_factor": short, "long_factor": long,
             "original_max_position_embeddings": original_context, "attention_factor": attention_factor,

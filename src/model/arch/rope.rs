@@ -5,6 +5,7 @@
 use serde_json::Value as Json;
 
 use super::{GgufConfig, HfConfig};
+use crate::model::check::MAX_CONTEXT;
 use crate::model::spec::{QueryScaling, Rope, RopePairing, RopeScaling};
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -49,8 +50,8 @@ impl HfConfig<'_> {
     /// [`HfConfig::rope`] of a family with more defaults.
     pub fn rope_or(&self, head_dim: usize, defaults: &RopeDefaults) -> Result<Rope> {
         let params = self.get("rope_parameters");
-        let by_layer =
-            params.is_some_and(|p| ["full_attention", "sliding_attention"].iter().any(|k| p.get(*k).is_some()));
+        let by_layer = params
+            .is_some_and(|p| ["full_attention", "sliding_attention"].iter().any(|k| p.get(*k).is_some()));
         let full = if by_layer { self.of_layers("full_attention") } else { params };
         let main = Settings::new(self, &[self.get("rope_scaling"), full])?;
         let mut rope = main.rope(head_dim, defaults, "rope_theta")?;
@@ -68,8 +69,11 @@ impl HfConfig<'_> {
     pub fn rope_by_layer(&self, head_dim: usize, defaults: &RopeDefaults, local_theta: f32) -> Result<Rope> {
         let main = Settings::new(self, &[self.get("rope_scaling"), self.of_layers("full_attention")])?;
         let local = Settings::new(self, &[self.of_layers("sliding_attention")])?;
-        let local =
-            local.rope(head_dim, &RopeDefaults { theta: local_theta, ..*defaults }, "rope_local_base_freq")?;
+        let local = local.rope(
+            head_dim,
+            &RopeDefaults { theta: local_theta, ..*defaults },
+            "rope_local_base_freq",
+        )?;
         Ok(Rope {
             local_theta: Some(local.theta),
             local_scaling: local.scaling,
@@ -88,19 +92,29 @@ impl HfConfig<'_> {
             Some(n) => n,
             None => default.ok_or_else(|| Self::missing("max_position_embeddings"))?,
         };
-        Ok(match *scaling {
-            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => stretched(stated, factor),
-            RopeScaling::Yarn { factor, original_context, .. } => stretched(original_context, factor),
-            _ => stated,
-        })
+        let (context, factor) = match *scaling {
+            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => (stated, factor),
+            RopeScaling::Yarn { factor, original_context, .. } => (original_context, factor),
+            _ => return Ok(stated),
+        };
+        match stretched(context, factor) {
+            n if n > MAX_CONTEXT && context <= MAX_CONTEXT => Err(Error::format(
+                "config.json: rope_scaling.factor",
+                format!("{factor} times {context} tokens is more than {MAX_CONTEXT}; is the file damaged?"),
+            )),
+            n => Ok(n),
+        }
     }
 }
 
 /// `context` times `factor`; impossible factors are the check's business.
 fn stretched(context: usize, factor: f32) -> usize {
+    if !(context > 0 && factor > 0.0 && factor.is_finite()) {
+        return context.max(1);
+    }
     // A factor stored as f32 must not lose a token: 10.1 x 1000 is 10100.
     let decimal: f64 = factor.to_string().parse().unwrap_or(f64::from(factor));
-    (context as f64 * decimal + 1e-6) as usize
+    ((context as f64 * decimal + 1e-6) as usize).max(1)
 }
 
 /// The objects of a `config.json` that settings of RoPE are looked for in, the first first.
@@ -134,7 +148,8 @@ impl<'a> Settings<'a> {
     fn numbers(&self, key: &str) -> Result<Vec<f32>> {
         let v = self.get(key).ok_or_else(|| HfConfig::missing(&format!("rope_scaling.{key}")))?;
         let list = v.as_array().and_then(|l| l.iter().map(Json::as_f64).collect::<Option<Vec<f64>>>());
-        let list = list.ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a list of numbers", v))?;
+        let list =
+            list.ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a list of numbers", v))?;
         Ok(list.into_iter().map(|x| x as f32).collect())
     }
 
@@ -161,7 +176,15 @@ impl<'a> Settings<'a> {
             _ => None,
         };
         let (local_theta, local_scaling) = (None, RopeScaling::None);
-        Ok(Rope { theta, local_theta, local_scaling, pairing: RopePairing::Half, dim, scaling, query_scaling })
+        Ok(Rope {
+            theta,
+            local_theta,
+            local_scaling,
+            pairing: RopePairing::Half,
+            dim,
+            scaling,
+            query_scaling,
+        })
     }
 
     /// The context of the first training: beside the other sizes, where Phi-3 has it, takes precedence.
@@ -174,7 +197,8 @@ impl<'a> Settings<'a> {
             None => self.stated(defaults),
             Some(v) => {
                 let n = v.as_f64().filter(|n| n.fract() == 0.0 && (0.0..1e15).contains(n));
-                n.map(|n| n as usize).ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a size", v))
+                n.map(|n| n as usize)
+                    .ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a size", v))
             }
         }
     }
@@ -220,7 +244,9 @@ impl<'a> Settings<'a> {
                 let attention_factor = match self.number("attention_factor")? {
                     Some(by) => by,
                     None => match (self.number("mscale")?, self.number("mscale_all_dim")?) {
-                        (Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(factor, m) / mscale(factor, all),
+                        (Some(m), Some(all)) if m != 0.0 && all != 0.0 => {
+                            mscale(factor, m) / mscale(factor, all)
+                        }
                         _ => mscale(factor, 1.0),
                     },
                 };
@@ -291,7 +317,9 @@ impl GgufConfig<'_> {
     pub fn max_context(&self, rope: &Rope) -> Result<usize> {
         let stated = self.size("context_length")?;
         Ok(match rope.scaling {
-            RopeScaling::Yarn { factor, original_context, .. } => stated.max(stretched(original_context, factor)),
+            RopeScaling::Yarn { factor, original_context, .. } => {
+                stated.max(stretched(original_context, factor))
+            }
             _ => stated,
         })
     }
