@@ -117,14 +117,15 @@ impl Options {
                 self.context, spec.max_context
             )));
         }
-        if let Position::Rope(Rope { query_scaling: Some(q), .. }) = &spec.position {
-            if q.beta != 0.0 && self.context > q.original_context {
-                return Err(Error::usage(format!(
-                    "a context of {} tokens, but from position {} on the model scales its queries \
-                     (llama_4_scaling_beta {}), which is not supported; a context of {} is",
-                    self.context, q.original_context, q.beta, q.original_context
-                )));
-            }
+        if let Position::Rope(Rope { query_scaling: Some(q), .. }) = &spec.position
+            && q.beta != 0.0
+            && self.context > q.original_context
+        {
+            return Err(Error::usage(format!(
+                "a context of {} tokens, but from position {} on the model scales its queries \
+                 (llama_4_scaling_beta {}), which is not supported; a context of {} is",
+                self.context, q.original_context, q.beta, q.original_context
+            )));
         }
         if self.threads == Some(0) {
             return Err(Error::usage("0 threads; at least 1 is needed"));

@@ -238,6 +238,9 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
         permute = family.gguf_pairing == RopePairing::Interleaved && r.pairing == RopePairing::Half;
         set(format!("{name}.rope.freq_base"), Value::Float(r.theta.into()));
         set(format!("{name}.rope.dimension_count"), n(r.dim));
+        if let Some(local) = r.local_theta {
+            set(format!("{name}.rope.freq_base_swa"), Value::Float(local.into()));
+        }
         if r.local_theta.is_some() && r.local_scaling != RopeScaling::None {
             return unsupported("a RoPE scaling of windowed layers");
         }

@@ -140,7 +140,7 @@ mod tests {
         let e = split_fused(&spec, weights.clone()).unwrap_err().to_string();
         assert!(e.contains("blk.0.attn_qkv.") && e.contains("rows"), "{e}");
         spec.n_kv_heads = 2;
-        weights.insert("blk.0.attn_q.weight".into(), want.get("blk.0.attn_q.weight").unwrap().clone());
+        weights.insert("blk.0.attn_q.weight", want.get("blk.0.attn_q.weight").unwrap().clone());
         let e = split_fused(&spec, weights).unwrap_err().to_string();
         assert!(e.contains("holds blk.0.attn_q.weight"), "{e}");
     }
