@@ -32,8 +32,15 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     }
     spec.check()?;
 
+    let all = tensors(dir, family)?;
+    // A multimodal configuration that is silent ties the head, whatever its text part says, unless there is a head.
+    let silent = config.get("text_config").is_some() && config.get("tie_word_embeddings").is_none();
+    let is_head = |name: &str| arch::canonical_name(family.names, name).as_deref() == Some("output.weight");
+    if silent && !all.iter().any(|(name, _)| is_head(name)) {
+        spec.tied_head = true;
+    }
     let mut weights = Weights::default();
-    for (name, t) in canonical(family, &spec, tensors(dir, family)?)? {
+    for (name, t) in canonical(family, &spec, all)? {
         weights.insert(name, t);
     }
     validate(&spec, &weights).map_err(|e| in_hf_names(family, e))?;

@@ -206,6 +206,24 @@ fn impossible_settings_are_one_sentence() {
         let e = found.expect_err(&rope.to_string()).to_string();
         assert!(e.contains(want) && !e.contains('\n'), "{rope}: {e:?} does not say {want:?}");
     }
+    for (key, rope, want) in [
+        ("rope_parameters", json!(7), "config.json: rope_parameters: 7, wanted an object"),
+        (
+            "rope_parameters",
+            json!({"rope_type": "linear", "factor": "x"}),
+            "config.json: rope_parameters.factor: \"x\"",
+        ),
+        (
+            "rope_parameters",
+            json!({"full_attention": {}, "sliding_attention": {"rope_type": "yarn"}}),
+            "config.json: rope_parameters.sliding_attention.factor: missing",
+        ),
+    ] {
+        let mut all = config(Json::Null);
+        all[key] = rope;
+        let e = hf_spec(&all).map(|_| ()).expect_err(want).to_string();
+        assert!(e.contains(want), "{e:?} does not say {want:?}");
+    }
     // As many tokens as vLLM allows: the stated number times the factor, or the original number times it.
     for (rope, want) in [
         (json!({"type": "linear", "factor": 2.5}), 160),

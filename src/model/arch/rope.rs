@@ -52,11 +52,15 @@ impl HfConfig<'_> {
         let params = self.get("rope_parameters");
         let by_layer = params
             .is_some_and(|p| ["full_attention", "sliding_attention"].iter().any(|k| p.get(*k).is_some()));
-        let full = if by_layer { self.of_layers("full_attention") } else { params };
-        let main = Settings::new(self, &[self.get("rope_scaling"), full])?;
+        let (full_name, full) = match by_layer {
+            true => (FULL, self.of_layers("full_attention")),
+            false => ("rope_parameters", params),
+        };
+        let main = Settings::new(self, &[("rope_scaling", self.get("rope_scaling")), (full_name, full)])?;
         let mut rope = main.rope(head_dim, defaults, "rope_theta")?;
         if let Some(local) = self.of_layers("sliding_attention").filter(|_| by_layer) {
-            let local = Settings::new(self, &[Some(local)])?.rope(head_dim, defaults, "rope_theta")?;
+            let local =
+                Settings::new(self, &[(SLIDING, Some(local))])?.rope(head_dim, defaults, "rope_theta")?;
             if (local.theta, &local.scaling) != (rope.theta, &rope.scaling) {
                 (rope.local_theta, rope.local_scaling) = (Some(local.theta), local.scaling);
             }
@@ -67,8 +71,11 @@ impl HfConfig<'_> {
     /// The rotary embedding of a family whose windowed layers always have a base of their own (Gemma 3): a flat
     /// `rope_parameters` says nothing about it, and `rope_scaling` is that of the other layers.
     pub fn rope_by_layer(&self, head_dim: usize, defaults: &RopeDefaults, local_theta: f32) -> Result<Rope> {
-        let main = Settings::new(self, &[self.get("rope_scaling"), self.of_layers("full_attention")])?;
-        let local = Settings::new(self, &[self.of_layers("sliding_attention")])?;
+        let main = Settings::new(
+            self,
+            &[("rope_scaling", self.get("rope_scaling")), (FULL, self.of_layers("full_attention"))],
+        )?;
+        let local = Settings::new(self, &[(SLIDING, self.of_layers("sliding_attention"))])?;
         let local = local.rope(
             head_dim,
             &RopeDefaults { theta: local_theta, ..*defaults },
@@ -117,39 +124,48 @@ fn stretched(context: usize, factor: f32) -> usize {
     ((context as f64 * decimal + 1e-6) as usize).max(1)
 }
 
-/// The objects of a `config.json` that settings of RoPE are looked for in, the first first.
+const FULL: &str = "rope_parameters.full_attention";
+const SLIDING: &str = "rope_parameters.sliding_attention";
+
+/// The objects of a `config.json` that settings of RoPE are looked for in, by name, the first first.
 struct Settings<'a> {
     config: &'a HfConfig<'a>,
-    objects: Vec<&'a Json>,
+    objects: Vec<(&'static str, &'a Json)>,
 }
 
 impl<'a> Settings<'a> {
-    fn new(config: &'a HfConfig<'a>, objects: &[Option<&'a Json>]) -> Result<Settings<'a>> {
-        let objects: Vec<&Json> = objects.iter().flatten().copied().collect();
-        match objects.iter().find(|o| !o.is_object()) {
-            Some(o) => Err(HfConfig::wrong("rope_scaling", "an object", o)),
+    fn new(config: &'a HfConfig<'a>, objects: &[(&'static str, Option<&'a Json>)]) -> Result<Settings<'a>> {
+        let objects: Vec<_> = objects.iter().filter_map(|&(name, o)| Some((name, o?))).collect();
+        match objects.iter().find(|(_, o)| !o.is_object()) {
+            Some((name, o)) => Err(HfConfig::wrong(name, "an object", o)),
             None => Ok(Settings { config, objects }),
         }
     }
 
     fn get(&self, key: &str) -> Option<&'a Json> {
-        self.objects.iter().find_map(|o| o.get(key).filter(|v| !v.is_null()))
+        self.objects.iter().find_map(|(_, o)| o.get(key).filter(|v| !v.is_null()))
+    }
+
+    /// The full name of a key: where it is, or where it is missing.
+    fn named(&self, key: &str) -> String {
+        let has = self.objects.iter().find(|(_, o)| o.get(key).is_some_and(|v| !v.is_null()));
+        let (object, _) = has.or(self.objects.first()).unwrap_or(&("rope_parameters", &Json::Null));
+        format!("{object}.{key}")
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(v) = self.get(key) else { return Ok(None) };
-        v.as_f64().map(Some).ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a number", v))
+        v.as_f64().map(Some).ok_or_else(|| HfConfig::wrong(&self.named(key), "a number", v))
     }
 
     fn need(&self, key: &str) -> Result<f64> {
-        self.number(key)?.ok_or_else(|| HfConfig::missing(&format!("rope_scaling.{key}")))
+        self.number(key)?.ok_or_else(|| HfConfig::missing(&self.named(key)))
     }
 
     fn numbers(&self, key: &str) -> Result<Vec<f32>> {
-        let v = self.get(key).ok_or_else(|| HfConfig::missing(&format!("rope_scaling.{key}")))?;
+        let v = self.get(key).ok_or_else(|| HfConfig::missing(&self.named(key)))?;
         let list = v.as_array().and_then(|l| l.iter().map(Json::as_f64).collect::<Option<Vec<f64>>>());
-        let list =
-            list.ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a list of numbers", v))?;
+        let list = list.ok_or_else(|| HfConfig::wrong(&self.named(key), "a list of numbers", v))?;
         Ok(list.into_iter().map(|x| x as f32).collect())
     }
 
@@ -197,8 +213,7 @@ impl<'a> Settings<'a> {
             None => self.stated(defaults),
             Some(v) => {
                 let n = v.as_f64().filter(|n| n.fract() == 0.0 && (0.0..1e15).contains(n));
-                n.map(|n| n as usize)
-                    .ok_or_else(|| HfConfig::wrong(&format!("rope_scaling.{key}"), "a size", v))
+                n.map(|n| n as usize).ok_or_else(|| HfConfig::wrong(&self.named(key), "a size", v))
             }
         }
     }
@@ -210,13 +225,13 @@ impl<'a> Settings<'a> {
 
     /// The factor; where it is `null` (or, if `optional`, absent), how far the context was stretched.
     fn factor(&self, optional: bool, defaults: &RopeDefaults) -> Result<f64> {
-        let null = self.objects.iter().any(|o| o.get("factor").is_some_and(Json::is_null));
+        let null = self.objects.iter().any(|(_, o)| o.get("factor").is_some_and(Json::is_null));
         match self.number("factor")? {
             Some(f) => Ok(f),
             None if optional || null => {
                 Ok(self.stated(defaults)? as f64 / self.original(defaults)?.max(1) as f64)
             }
-            None => Err(HfConfig::missing("rope_scaling.factor")),
+            None => Err(HfConfig::missing(&self.named("factor"))),
         }
     }
 
@@ -224,7 +239,7 @@ impl<'a> Settings<'a> {
         let kind = self.get("rope_type").or_else(|| self.get("type"));
         let kind = match kind {
             None => return Ok(RopeScaling::None),
-            Some(k) => k.as_str().ok_or_else(|| HfConfig::wrong("rope_scaling.rope_type", "text", k))?,
+            Some(k) => k.as_str().ok_or_else(|| HfConfig::wrong(&self.named("rope_type"), "text", k))?,
         };
         Ok(match kind {
             "default" => RopeScaling::None,
@@ -263,7 +278,7 @@ impl<'a> Settings<'a> {
                         None => true,
                         Some(v) => v
                             .as_bool()
-                            .ok_or_else(|| HfConfig::wrong("rope_scaling.truncate", "true or false", v))?,
+                            .ok_or_else(|| HfConfig::wrong(&self.named("truncate"), "true or false", v))?,
                     },
                     attention_factor: attention_factor as f32,
                 }
