@@ -194,13 +194,29 @@ mod tests {
     #[test]
     fn numbers_of_python() {
         let parse = |text: &str| parse_json(text.as_bytes());
-        assert_eq!(parse(r#"{"a": NaN, "b": [Infinity, -Infinity, 1e400, -1e999, 2]}"#).unwrap(),
-            json!({"a": "NaN", "b": ["Infinity", "-Infinity", "Infinity", "-Infinity", 2]}));
-        assert_eq!(parse(r#"{"NaN": "x NaN : Infinity \" NaN", "y": NaN}"#).unwrap(),
-            json!({"NaN": "x NaN : Infinity \" NaN", "y": "NaN"}));
+        assert_eq!(
+            parse(r#"{"a": NaN, "b": [Infinity, -Infinity, 1e400, -1e999, 2]}"#).unwrap(),
+            json!({"a": "NaN", "b": ["Infinity", "-Infinity", "Infinity", "-Infinity", 2]})
+        );
+        assert_eq!(
+            parse(r#"{"NaN": "x NaN : Infinity \" NaN", "y": NaN}"#).unwrap(),
+            json!({"NaN": "x NaN : Infinity \" NaN", "y": "NaN"})
+        );
         assert_eq!(parse("\u{feff}{\"a\": 1, \"a\": 2}").unwrap(), json!({"a": 2}));
         assert_eq!(parse(&format!("[1{}]", "0".repeat(400))).unwrap(), json!(["Infinity"]));
-        for bad in ["{\"a\": nan}", "[inf]", "[+Infinity]", "[--Infinity]", "[NaNs]", "[Infinity1]", "{\"a\": NaN", "\"NaN", "[infinity]", "[1e]", "NaN\\"] {
+        for bad in [
+            "{\"a\": nan}",
+            "[inf]",
+            "[+Infinity]",
+            "[--Infinity]",
+            "[NaNs]",
+            "[Infinity1]",
+            "{\"a\": NaN",
+            "\"NaN",
+            "[infinity]",
+            "[1e]",
+            "NaN\\",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::cache::KvGeometry;
 use crate::host::NumaBinding;
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, Position, Rope};
 use crate::plan::StepTimes;
 use crate::program::Far;
 use crate::simd::Isa;
@@ -115,6 +115,16 @@ impl Options {
             return Err(Error::usage(format!(
                 "a context of {} tokens, but the model was made for at most {}",
                 self.context, spec.max_context
+            )));
+        }
+        if let Position::Rope(Rope { query_scaling: Some(q), .. }) = &spec.position
+            && q.beta != 0.0
+            && self.context > q.original_context
+        {
+            return Err(Error::usage(format!(
+                "a context of {} tokens, but from position {} on the model scales its queries \
+                 (llama_4_scaling_beta {}), which is not supported; a context of {} is",
+                self.context, q.original_context, q.beta, q.original_context
             )));
         }
         if self.threads == Some(0) {

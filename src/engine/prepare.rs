@@ -190,7 +190,9 @@ impl Prepared {
         };
         let head_name = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
         let head = units.head.then(|| arena.linear(weights, head_name, spec.vocab, d, isa)).transpose()?;
-        let out_norm = norm("output_norm")?;
+        let mut out_norm = norm("output_norm")?;
+        // The head is linear, so the last norm's weights can carry the factor of the logits.
+        out_norm.w.iter_mut().chain(out_norm.b.iter_mut().flatten()).for_each(|x| *x *= spec.logit_scale);
         let weight_bytes = weights.bytes();
         Ok(Prepared { spec, isa, embed, positions, layers, out_norm, head, weight_bytes })
     }

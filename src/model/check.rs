@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::block::{Block, tensor_name};
-use super::spec::{Norm, Position, RopeScaling};
+use super::spec::{Norm, Position};
 use super::{ModelSpec, Weights};
 use crate::{Error, Result};
 
@@ -56,6 +56,7 @@ impl ModelSpec {
         positive("norm epsilon", eps)?;
         positive("embedding scale", self.embed_scale)?;
         positive("attention scale", self.attn_scale)?;
+        positive("logit scale", self.logit_scale)?;
         if let Some(cap) = self.logit_softcap {
             positive("logit soft-cap", cap)?;
         }
@@ -87,21 +88,17 @@ impl ModelSpec {
                 if let Some(t) = rope.local_theta {
                     positive("RoPE base of windowed layers", t)?;
                 }
-                match &rope.scaling {
-                    RopeScaling::None => Ok(()),
-                    RopeScaling::Linear { factor } => positive("RoPE scaling factor", *factor),
-                    RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                        positive("RoPE scaling factor", *factor)?;
-                        positive("low_freq_factor", *low_freq_factor)?;
-                        positive("original_max_position_embeddings", *original_context as f32)?;
-                        // The scaling interpolates between the two: equal ones would divide by zero.
-                        positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)
+                rope.scaling.check(rope.dim)?;
+                rope.local_scaling.check(rope.dim)?;
+                match rope.query_scaling {
+                    None => Ok(()),
+                    Some(q) if q.original_context == 0 => {
+                        Err(Error::format("original_max_position_embeddings", "0, wanted a positive number"))
                     }
-                    RopeScaling::Factors(f) if f.len() != rope.dim / 2 => Err(Error::format(
-                        "rope_freqs.weight",
-                        format!("{} factors for {} frequencies", f.len(), rope.dim / 2),
-                    )),
-                    RopeScaling::Factors(f) => f.iter().try_for_each(|&f| positive("rope_freqs.weight", f)),
+                    Some(q) if q.beta.is_finite() => Ok(()),
+                    Some(q) => {
+                        Err(Error::format("llama_4_scaling_beta", format!("{}, wanted a number", q.beta)))
+                    }
                 }
             }
         }

@@ -88,16 +88,22 @@ pub fn describe(m: &LoadedModel) -> Description {
                 RopePairing::Half => "halves",
                 RopePairing::Interleaved => "neighbours",
             };
-            let scaling = match &r.scaling {
-                RopeScaling::None => String::new(),
-                RopeScaling::Linear { factor } => format!(", stretched {factor}x"),
-                RopeScaling::Llama3 { factor, .. } => format!(", llama3 scaling {factor}x"),
-                RopeScaling::Factors(_) => ", factors per frequency".into(),
+            let local = match r.local_theta {
+                Some(t) => format!(" ({t}{} in windows)", scaling(&r.local_scaling)),
+                None => String::new(),
             };
-            let local = r.local_theta.map(|t| format!(" ({t} in windows)")).unwrap_or_default();
+            let queries = match r.query_scaling {
+                Some(q) => {
+                    format!(", queries scaled from position {} on (beta {})", q.original_context, q.beta)
+                }
+                None => String::new(),
+            };
             format!(
-                "rope base {}{local}, {} of {} elements in {pairing}{scaling}",
-                r.theta, r.dim, s.head_dim
+                "rope base {}{local}, {} of {} elements in {pairing}{}{queries}",
+                r.theta,
+                r.dim,
+                s.head_dim,
+                scaling(&r.scaling)
             )
         }
     };
@@ -148,4 +154,27 @@ fn norms(s: &ModelSpec) -> String {
         Some(QkNorm::Whole) => ", of all query heads together and all key heads together",
     };
     format!("{kind} {place} attention and feed-forward{of_heads}")
+}
+
+/// A scaling of RoPE, after a comma; empty if there is none.
+fn scaling(scaling: &RopeScaling) -> String {
+    let kind = match scaling {
+        RopeScaling::None => return String::new(),
+        RopeScaling::Linear { factor } => format!("stretched {factor}x"),
+        RopeScaling::Llama3 { factor, .. } => format!("llama3 scaling {factor}x"),
+        RopeScaling::Factors(_) => "factors per frequency".into(),
+        RopeScaling::Yarn { factor, original_context, .. } => {
+            format!("yarn scaling {factor}x of {original_context} tokens")
+        }
+        RopeScaling::LongRope { original_context, .. } => {
+            format!("longrope scaling, long factors in contexts above {original_context} tokens")
+        }
+        RopeScaling::Dynamic { factor, original_context } => {
+            format!("dynamic scaling {factor}x in contexts above {original_context} tokens")
+        }
+    };
+    match scaling.attention_factor() {
+        1.0 => format!(", {kind}"),
+        by => format!(", {kind}, attention factor {by:.4}"),
+    }
 }

@@ -10,10 +10,11 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, View};
 use serde_json::{Value as Json, json};
 
-use super::arch;
+use super::arch::{self, Family};
+use super::block::tensor_name;
 use super::formats::gguf::{Metadata, Value, write};
 use super::spec::{Position, Rope, RopePairing, RopeScaling};
-use super::{LoadedModel, ModelSpec};
+use super::{LoadedModel, ModelSpec, Weights};
 use crate::reference::dequant::dequantise;
 use crate::rope::RopeTable;
 use crate::tensor::{Bytes, DType, Tensor, quantise_row};
@@ -36,12 +37,14 @@ pub fn export_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize
     save("generation_config.json", &json!({ "eos_token_id": m.eos_ids }))?;
 
     let mut views = Vec::new();
-    for (name, tensor) in m.weights.iter() {
-        let hf = arch::file_name(family.names, name).ok_or_else(|| {
+    for (name, parts) in fused(family, &m.weights) {
+        let hf = arch::file_name(family.names, &name).ok_or_else(|| {
             Error::Unsupported(format!("{name}: a {} model of Hugging Face has no such tensor", family.name))
         })?;
-        let norm = family.hf_norms_are_offsets && name.ends_with("_norm.weight");
-        views.push((hf, HfView { spec: &m.spec, name, tensor, dtype, minus_one: norm }));
+        let minus_one = family.hf_norms_are_offsets && name.ends_with("_norm.weight");
+        let mut shape = parts[0].1.shape.clone();
+        shape[0] = parts.iter().map(|(_, t)| t.shape[0]).sum();
+        views.push((hf, HfView { spec: &m.spec, parts, shape, dtype, minus_one }));
     }
     let per_shard = views.len().div_ceil(shards);
     let (mut map, mut total) = (BTreeMap::new(), 0);
@@ -70,11 +73,48 @@ pub fn export_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize
     Ok(())
 }
 
+/// The tensors as the files of a family have them: each with the parts that it is made of, mostly itself.
+fn fused<'a>(family: &Family, weights: &'a Weights) -> Vec<(String, Vec<(&'a str, &'a Tensor)>)> {
+    let fuses = |stem: &str| arch::file_name(family.names, &tensor_name(0, stem, "weight")).is_some();
+    let mut groups: Vec<(&str, &[&str])> = Vec::new();
+    if fuses("attn_qkv") {
+        groups.push(("attn_qkv", &["attn_q", "attn_k", "attn_v"]));
+    }
+    if fuses("ffn_gate_up") {
+        groups.push(("ffn_gate_up", &["ffn_gate", "ffn_up"]));
+    }
+    let mut out = Vec::new();
+    for (name, t) in weights.iter() {
+        let Some((layer, stem, kind)) = in_block(name) else {
+            out.push((name.to_owned(), vec![(name, t)]));
+            continue;
+        };
+        match groups.iter().find(|(_, parts)| parts.contains(&stem)) {
+            None => out.push((name.to_owned(), vec![(name, t)])),
+            Some((whole, parts)) if parts[0] == stem => {
+                let all = parts.iter().map(|p| tensor_name(layer, p, kind));
+                let all: Vec<_> = all.filter_map(|p| weights.iter().find(|(n, _)| *n == p)).collect();
+                out.push((tensor_name(layer, whole, kind), all));
+            }
+            Some(_) => {}
+        }
+    }
+    out
+}
+
+/// Layer, name and kind of `blk.{layer}.{name}.{kind}`.
+fn in_block(name: &str) -> Option<(usize, &str, &str)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (stem, kind) = rest.rsplit_once('.')?;
+    Some((layer.parse().ok()?, stem, kind))
+}
+
 /// A tensor that is converted when it is written, so that a folder never needs twice the model's memory.
 struct HfView<'a> {
     spec: &'a ModelSpec,
-    name: &'a str,
-    tensor: &'a Tensor,
+    /// The tensors that it consists of, one behind the other.
+    parts: Vec<(&'a str, &'a Tensor)>,
+    shape: Vec<usize>,
     dtype: DType,
     minus_one: bool,
 }
@@ -88,14 +128,16 @@ impl View for HfView<'_> {
         }
     }
     fn shape(&self) -> &[usize] {
-        &self.tensor.shape
+        &self.shape
     }
     fn data(&self) -> Cow<'_, [u8]> {
-        let t = match heads_of_qk(self.spec, self.name) {
-            Some(heads) => permute_rows(self.tensor, heads, false),
-            None => self.tensor.clone(),
-        };
-        let mut x = dequantise(&t);
+        let mut x = Vec::new();
+        for (name, tensor) in &self.parts {
+            match heads_of_qk(self.spec, name) {
+                Some(heads) => x.extend(dequantise(&permute_rows(tensor, heads, false))),
+                None => x.extend(dequantise(tensor)),
+            }
+        }
         if self.minus_one {
             x.iter_mut().for_each(|x| *x -= 1.0);
         }
@@ -104,7 +146,7 @@ impl View for HfView<'_> {
         out.into()
     }
     fn data_len(&self) -> usize {
-        self.tensor.rows() * self.tensor.cols() * self.dtype.block_bytes()
+        self.shape.iter().product::<usize>() * self.dtype.block_bytes()
     }
 }
 
@@ -189,12 +231,27 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
     set(format!("{name}.vocab_size"), n(s.vocab));
     let eps = s.norm.eps();
     set(format!("{name}.attention.layer_norm_rms_epsilon"), Value::Float(eps.into()));
-    let mut extra = None;
+    let mut extra = Vec::new();
     let mut permute = false;
+    let unsupported = |what: &str| Err(Error::Unsupported(format!("GGUF cannot carry {what}")));
     if let Position::Rope(r) = &s.position {
         permute = family.gguf_pairing == RopePairing::Interleaved && r.pairing == RopePairing::Half;
         set(format!("{name}.rope.freq_base"), Value::Float(r.theta.into()));
         set(format!("{name}.rope.dimension_count"), n(r.dim));
+        if let Some(local) = r.local_theta {
+            set(format!("{name}.rope.freq_base_swa"), Value::Float(local.into()));
+        }
+        if r.local_theta.is_some() && r.local_scaling != RopeScaling::None {
+            return unsupported("a RoPE scaling of windowed layers");
+        }
+        if let Some(q) = r.query_scaling {
+            set(format!("{name}.attention.temperature_scale"), Value::Float(q.beta.into()));
+            set(format!("{name}.rope.scaling.original_context_length"), n(q.original_context));
+        }
+        let mut vector = |name, values: &[f32]| -> Result<()> {
+            extra.push((name, super::vectors::f32_tensor(vec![values.len()], values)?));
+            Ok(())
+        };
         match &r.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => {
@@ -203,9 +260,34 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             }
             // GGUF has no keys for Llama 3's rule: files hold the resulting factors.
             RopeScaling::Factors(_) | RopeScaling::Llama3 { .. } => {
-                let factors = RopeTable::factors(r)?;
-                extra = Some(super::vectors::f32_tensor(vec![factors.len()], &factors)?);
+                vector("rope_freqs.weight", &RopeTable::factors(r)?)?;
             }
+            RopeScaling::Yarn { truncate: false, .. } => {
+                return unsupported("yarn scaling without truncation");
+            }
+            &RopeScaling::Yarn {
+                factor, original_context, beta_fast, beta_slow, attention_factor, ..
+            } => {
+                set(format!("{name}.rope.scaling.type"), Value::String("yarn".into()));
+                set(format!("{name}.rope.scaling.original_context_length"), n(original_context));
+                // The file has what the factor is beside the recommended one.
+                let own = f64::from(attention_factor) / arch::mscale(factor.into(), 1.0);
+                for (key, x) in [
+                    ("factor", f64::from(factor)),
+                    ("yarn_beta_fast", beta_fast.into()),
+                    ("yarn_beta_slow", beta_slow.into()),
+                    ("attn_factor", own),
+                ] {
+                    set(format!("{name}.rope.scaling.{key}"), Value::Float(x));
+                }
+            }
+            RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+                set(format!("{name}.rope.scaling.original_context_length"), n(*original_context));
+                set(format!("{name}.rope.scaling.attn_factor"), Value::Float((*attention_factor).into()));
+                vector(arch::LONG_FACTORS, long)?;
+                vector(arch::SHORT_FACTORS, short)?;
+            }
+            RopeScaling::Dynamic { .. } => return unsupported("dynamic RoPE scaling"),
         }
     }
     if let Some(w) = &s.window {
@@ -232,14 +314,42 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             (false, None) => {}
         }
     }
-    let mut tensors: Vec<(&str, Tensor)> = m
-        .weights
-        .iter()
-        .map(|(name, t)| match qk_heads(s, name).filter(|_| permute) {
-            Some(heads) => (name, permute_rows(t, heads, true)),
-            None => (name, t.clone()),
-        })
-        .collect();
-    tensors.extend(extra.map(|t| ("rope_freqs.weight", t)));
-    Ok(write::to_bytes(&meta, tensors.iter().map(|(n, t)| (*n, t))))
+    // Where these differ from what a family derives from its sizes, the file says so.
+    for (key, x, usual) in [
+        ("attention.scale", s.attn_scale, (s.head_dim as f32).powf(-0.5)),
+        ("embedding_scale", s.embed_scale, 1.0),
+        ("logit_scale", s.logit_scale.recip(), 1.0),
+    ] {
+        if x != usual {
+            set(format!("{name}.{key}"), Value::Float(x.into()));
+        }
+    }
+    let mut tensors = Vec::new();
+    for (name, parts) in fused(family, &m.weights) {
+        let parts: Vec<Tensor> = parts
+            .into_iter()
+            .map(|(name, t)| match qk_heads(s, name).filter(|_| permute) {
+                Some(heads) => permute_rows(t, heads, true),
+                None => t.clone(),
+            })
+            .collect();
+        // Here the fused matrix has the name of the one it begins in other families.
+        tensors.push((name.replace("ffn_gate_up", "ffn_up"), joined(&name, parts)?));
+    }
+    tensors.extend(extra.into_iter().map(|(name, t)| (name.to_owned(), t)));
+    Ok(write::to_bytes(&meta, tensors.iter().map(|(n, t)| (n.as_str(), t))))
+}
+
+/// Tensors one behind the other.
+fn joined(name: &str, mut parts: Vec<Tensor>) -> Result<Tensor> {
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    if parts.iter().any(|t| t.dtype != parts[0].dtype) {
+        return Err(Error::Unsupported(format!("{name}: its parts have different types")));
+    }
+    let bytes: Vec<u8> = parts.iter().flat_map(|t| t.data.iter().copied()).collect();
+    let mut shape = parts[0].shape.clone();
+    shape[0] = parts.iter().map(|t| t.shape[0]).sum();
+    Tensor::new(parts[0].dtype, shape, Bytes::copy_of(&bytes))
 }

@@ -9,6 +9,7 @@ use super::arch::{self, Family, HfConfig};
 use super::check::MAX_LAYERS;
 use super::formats::guise::guise;
 use super::formats::{in_file, map_file, safetensors};
+use super::fused::split_fused;
 use super::vectors::{f32_tensor, vectors_to_f32};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::tensor::Tensor;
@@ -34,8 +35,15 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     spec.check()?;
 
     let mut notes = Vec::new();
+    let all = tensors(dir, family, &mut notes)?;
+    // A multimodal configuration that is silent ties the head, whatever its text part says, unless there is a head.
+    let silent = config.get("text_config").is_some() && config.get("tie_word_embeddings").is_none();
+    let is_head = |name: &str| arch::canonical_name(family.names, name).as_deref() == Some("output.weight");
+    if silent && !all.iter().any(|(name, _)| is_head(name)) {
+        spec.tied_head = true;
+    }
     let mut weights = Weights::default();
-    for (name, t) in canonical(family, &mut spec, tensors(dir, family, &mut notes)?, &mut notes)? {
+    for (name, t) in canonical(family, &mut spec, all, &mut notes)? {
         weights.insert(name, t);
     }
     validate(&spec, &weights).map_err(|e| in_hf_names(family, e))?;
@@ -151,7 +159,8 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(
     let skip = |name: &str| arch::canonical_name(family.names, name).is_none();
     let (one, index_path) = (dir.join(WHOLE), dir.join(INDEX));
     if one.exists() {
-        if index_path.exists() && !json(&index_path).is_ok_and(|index| index.is_some_and(|i| lists_only(&i, WHOLE)))
+        if index_path.exists()
+            && !json(&index_path).is_ok_and(|index| index.is_some_and(|i| lists_only(&i, WHOLE)))
         {
             notes.push(format!("{INDEX} is ignored: {WHOLE} beside it holds a whole model"));
         }
@@ -199,7 +208,12 @@ fn lists_only(index: &Json, file: &str) -> bool {
 
 /// Settles which matrix is the head of a model whose configuration ties it to the embedding, as `transformers` does: whichever
 /// of the two is stored serves as both, and if both are stored but differ, they are not tied.
-fn tie(family: &Family, spec: &mut ModelSpec, stored: &mut BTreeMap<String, Tensor>, notes: &mut Vec<String>) {
+fn tie(
+    family: &Family,
+    spec: &mut ModelSpec,
+    stored: &mut BTreeMap<String, Tensor>,
+    notes: &mut Vec<String>,
+) {
     const EMBEDDING: &str = "token_embd.weight";
     const HEAD: &str = "output.weight";
     if !spec.tied_head {
@@ -255,9 +269,9 @@ fn canonical(
 ) -> Result<Vec<(String, Tensor)>> {
     let mut out = BTreeMap::new();
     for (hf, t) in all {
-        if let Some(fused) =
-            ["qkv_proj", "gate_up_proj", "query_key_value", ".experts."].iter().find(|f| hf.contains(**f))
-        {
+        let fused = ["qkv_proj", "gate_up_proj", "query_key_value", ".experts."];
+        let unknown = arch::canonical_name(family.names, &hf).is_none();
+        if let Some(fused) = fused.iter().find(|f| unknown && hf.contains(**f)) {
             return Err(Error::Unsupported(format!("{hf}: `{fused}` tensors are not supported")));
         }
         if [".weight_scale", ".qweight", ".scales", ".SCB"].iter().any(|s| hf.ends_with(s)) {
@@ -269,7 +283,7 @@ fn canonical(
         }
     }
     tie(family, spec, &mut out, notes);
-    let weights = vectors_to_f32(out.into_iter())?;
+    let weights = split_fused(spec, vectors_to_f32(out.into_iter())?).map_err(|e| in_hf_names(family, e))?;
     let mut out = Vec::new();
     for (name, t) in weights {
         let t = if family.hf_norms_are_offsets && name.ends_with("_norm.weight") {

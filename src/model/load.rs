@@ -6,6 +6,7 @@ use std::path::Path;
 use super::arch::{self, GgufConfig};
 use super::formats::gguf::{Gguf, Value};
 use super::formats::in_file;
+use super::fused::split_fused;
 use super::vectors::vectors_to_f32;
 use super::{LoadedModel, SamplingDefaults, TextSource, Weights, hf, synth, validate};
 use crate::{Error, Result};
@@ -65,7 +66,9 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
             Path::new(&source).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     }
     // The spec now holds the RoPE factors.
-    let weights = vectors_to_f32(weights.into_iter().filter(|(n, _)| n != "rope_freqs.weight"))?;
+    let factors = ["rope_freqs.weight", arch::LONG_FACTORS, arch::SHORT_FACTORS];
+    let weights = vectors_to_f32(weights.into_iter().filter(|(n, _)| !factors.contains(&n.as_str())))?;
+    let weights = split_fused(&spec, weights)?;
     validate(&spec, &weights)?;
     let id = |key: &str| metadata.get(key).and_then(Value::as_u64).and_then(|v| u32::try_from(v).ok());
     let mut eos_ids: Vec<u32> = ["eos", "eot", "eom"]

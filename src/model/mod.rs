@@ -6,7 +6,7 @@
 //! | item | what |
 //! |---|---|
 //! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model ready to run |
-//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`] | its sizes, independent of the file format |
+//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`], [`QueryScaling`] | its sizes, independent of the file format |
 //! | [`Block`], [`MatrixSpec`], [`NormSpec`], [`tensor_name`] | the tensors of a block and their names |
 //! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
 //! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | the tensors it must have, and the tensors it has |
@@ -21,6 +21,7 @@ mod check;
 mod describe;
 mod export;
 pub mod formats;
+mod fused;
 mod hf;
 mod load;
 mod loaded;
@@ -39,5 +40,5 @@ pub use hf::hf_spec;
 pub use load::{from_gguf, load};
 pub use loaded::{LoadedModel, TextSource};
 pub use sampling::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE};
-pub use spec::{Ffn, ModelSpec, Norm, Position, QkNorm, Rope, RopePairing, RopeScaling};
+pub use spec::{Ffn, ModelSpec, Norm, Position, QkNorm, QueryScaling, Rope, RopePairing, RopeScaling};
 pub use weights::Weights;

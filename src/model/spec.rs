@@ -3,7 +3,7 @@
 //! One transformer block covers every dense family here; families differ in the values of this struct, which
 //! `arch/<family>.rs` fills from GGUF metadata or from a `config.json`.
 
-pub use crate::rope::{Rope, RopePairing, RopeScaling};
+pub use crate::rope::{QueryScaling, Rope, RopePairing, RopeScaling};
 
 /// Sizes and switches of a decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +55,8 @@ pub struct ModelSpec {
     pub tied_head: bool,
     /// tanh soft-cap of the logits: cap*tanh(x/cap).
     pub logit_softcap: Option<f32>,
+    /// Factor of the logits, before any soft-cap (Granite); it is applied to the weights of the last norm.
+    pub logit_scale: f32,
     /// Whether activations may exceed the range of f16 (Gemma: trained in bfloat16, known to overflow).
     pub wide_activations: bool,
 }

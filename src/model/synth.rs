@@ -47,6 +47,9 @@ specs!(
     "gemma-3-270m",
     "gemma-3-1b",
     "olmo-2-7b",
+    "phi-3.5-mini",
+    "granite-3.1-8b",
+    "ministral-3-8b",
     "opt-125m",
     "opt-6.7b",
     "opt-13b",
@@ -62,6 +65,9 @@ specs!(
     "tiny-gemma2",
     "tiny-gemma3",
     "tiny-olmo2",
+    "tiny-phi3",
+    "tiny-granite",
+    "tiny-mistral3",
     "tiny-opt",
 );
 
@@ -89,7 +95,7 @@ pub fn parse(text: &str) -> Result<Request> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
     let mut config = config(name, "synth:")?;
-    let (mut dtype, mut seed) = (DType::BF16, 0);
+    let (mut dtype, mut seed, mut context) = (DType::BF16, 0, None);
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let bad = |want: &str| Error::usage(format!("synth:{text}: {key}={value}: wanted {want}"));
@@ -105,7 +111,7 @@ pub fn parse(text: &str) -> Result<Request> {
             }
             "seed" => seed = number()?,
             "layers" => set_layers(&mut config, up_to(MAX_LAYERS as u64)?),
-            "ctx" => set(&mut config, "max_position_embeddings", up_to(MAX_CONTEXT as u64)?.into()),
+            "ctx" => context = Some(up_to(MAX_CONTEXT as u64)? as usize),
             _ => {
                 return Err(Error::usage(format!(
                     "synth:{text}: `{part}`; options are dtype=, seed=, layers=, ctx="
@@ -114,6 +120,8 @@ pub fn parse(text: &str) -> Result<Request> {
         }
     }
     let (_, mut spec) = hf::hf_spec(&config).map_err(|e| in_file(name, e))?;
+    // Not set in the configuration, where scalings of RoPE stretch it.
+    spec.max_context = context.unwrap_or(spec.max_context);
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();

@@ -8,77 +8,44 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
     inv_freq: Vec<f64>,
+    /// Factor of every cosine and sine.
+    scale: f64,
 }
 
 impl RopeTable {
-    /// For ordinary (full-attention) layers.
+    /// For ordinary (full-attention) layers, in a run with room for `context` tokens: scaling that depends on the length is chosen
+    /// by it, once (docs/decisions/0028).
     ///
     /// # Errors
-    /// An odd or zero `dim`, a base that is not positive, or explicit factors that are not `dim / 2`
-    /// positive numbers: model files hold these.
-    pub fn new(rope: &Rope) -> Result<RopeTable> {
-        let mut table = RopeTable::unscaled(rope.dim, rope.theta)?;
-        let bad = |what: String| Error::format("RoPE scaling", what);
-        match &rope.scaling {
-            RopeScaling::None => {}
-            &RopeScaling::Linear { factor } => {
-                if factor.is_nan() || factor <= 0.0 {
-                    return Err(bad(format!("factor {factor} is not positive")));
-                }
-                table.inv_freq.iter_mut().for_each(|f| *f /= factor as f64);
-            }
-            &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                if !(factor > 0.0 && low_freq_factor > 0.0 && high_freq_factor > low_freq_factor) {
-                    return Err(bad(format!(
-                        "llama3 needs factor > 0 and 0 < low < high, found factor {factor}, \
-                         low {low_freq_factor}, high {high_freq_factor}"
-                    )));
-                }
-                let (low, high) = (low_freq_factor as f64, high_freq_factor as f64);
-                for f in &mut table.inv_freq {
-                    // How often the wave turns within the original context: kept above `high`, fully
-                    // stretched below `low`, blended between.
-                    let turns = original_context as f64 * *f / std::f64::consts::TAU;
-                    let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-                    *f *= keep + (1.0 - keep) / factor as f64;
-                }
-            }
-            RopeScaling::Factors(factors) => {
-                if factors.len() != table.inv_freq.len() {
-                    return Err(bad(format!(
-                        "{} frequency factors, {} wanted (half of the {} rotated elements)",
-                        factors.len(),
-                        table.inv_freq.len(),
-                        rope.dim
-                    )));
-                }
-                for (f, &by) in table.inv_freq.iter_mut().zip(factors) {
-                    if by.is_nan() || by <= 0.0 {
-                        return Err(bad(format!("frequency factor {by} is not positive")));
-                    }
-                    *f /= by as f64;
-                }
-            }
-        }
-        Ok(table)
+    /// An odd or zero `dim`, a base that is not positive, or impossible scaling: model files hold these.
+    pub fn new(rope: &Rope, context: usize) -> Result<RopeTable> {
+        RopeTable::scaled(rope.dim, rope.theta, &rope.scaling, context)
     }
 
-    /// For sliding-window layers, if they have a base of their own (unscaled); else they share
-    /// [`RopeTable::new`]'s.
+    /// For sliding-window layers, if they have a base of their own; else they share [`RopeTable::new`]'s.
     ///
     /// # Errors
     /// As for [`RopeTable::new`].
-    pub fn local(rope: &Rope) -> Result<Option<RopeTable>> {
-        rope.local_theta.map(|theta| RopeTable::unscaled(rope.dim, theta)).transpose()
+    pub fn local(rope: &Rope, context: usize) -> Result<Option<RopeTable>> {
+        let table = |theta| RopeTable::scaled(rope.dim, theta, &rope.local_scaling, context);
+        rope.local_theta.map(table).transpose()
     }
 
-    /// How many times slower than without scaling each pair of elements turns, `dim / 2` numbers: any scaling as
-    /// [`RopeScaling::Factors`], the only one that some formats can say.
+    fn scaled(dim: usize, theta: f32, scaling: &RopeScaling, context: usize) -> Result<RopeTable> {
+        let mut table = RopeTable::unscaled(dim, theta)?;
+        scaling.check(dim)?;
+        scaling.apply(theta, context, &mut table.inv_freq);
+        table.scale = f64::from(scaling.attention_factor());
+        Ok(table)
+    }
+
+    /// How many times slower than without scaling each pair of elements turns, `dim / 2` numbers: any scaling that does not
+    /// depend on the context and has no attention factor, as [`RopeScaling::Factors`], the only one that some formats can say.
     ///
     /// # Errors
     /// As for [`RopeTable::new`].
     pub fn factors(rope: &Rope) -> Result<Vec<f32>> {
-        let (plain, scaled) = (RopeTable::unscaled(rope.dim, rope.theta)?, RopeTable::new(rope)?);
+        let (plain, scaled) = (RopeTable::unscaled(rope.dim, rope.theta)?, RopeTable::new(rope, 1)?);
         Ok(plain
             .inv_freq
             .iter()
@@ -99,7 +66,7 @@ impl RopeTable {
             return Err(Error::format("RoPE", format!("base {theta} is not a positive number")));
         }
         let inv_freq = (0..dim / 2).map(|i| (theta as f64).powf(-2.0 * i as f64 / dim as f64)).collect();
-        Ok(RopeTable { inv_freq })
+        Ok(RopeTable { inv_freq, scale: 1.0 })
     }
 
     /// Pairs per head: the length of a position's cosines (and of its sines).
@@ -107,7 +74,7 @@ impl RopeTable {
         self.inv_freq.len()
     }
 
-    /// cos and sin of `pos` times each frequency; both outputs have [`RopeTable::pairs`] elements.
+    /// cos and sin of `pos` times each frequency, times the attention factor; both outputs have [`RopeTable::pairs`] elements.
     pub fn cos_sin(&self, pos: usize, out_cos: &mut [f32], out_sin: &mut [f32]) {
         let n = self.pairs();
         assert!(
@@ -118,8 +85,8 @@ impl RopeTable {
         );
         for ((&f, c), s) in self.inv_freq.iter().zip(out_cos).zip(out_sin) {
             let (sin, cos) = (pos as f64 * f).sin_cos();
-            *c = cos as f32;
-            *s = sin as f32;
+            *c = (cos * self.scale) as f32;
+            *s = (sin * self.scale) as f32;
         }
     }
 }
@@ -130,12 +97,20 @@ mod tests {
     use crate::rope::RopePairing;
 
     fn rope(dim: usize, theta: f32, scaling: RopeScaling) -> Rope {
-        Rope { theta, local_theta: None, pairing: RopePairing::Half, dim, scaling }
+        Rope {
+            theta,
+            local_theta: None,
+            local_scaling: RopeScaling::None,
+            pairing: RopePairing::Half,
+            dim,
+            scaling,
+            query_scaling: None,
+        }
     }
 
     #[test]
     fn frequencies_are_powers_of_the_base() {
-        let t = RopeTable::new(&rope(8, 10_000.0, RopeScaling::None)).unwrap();
+        let t = RopeTable::new(&rope(8, 10_000.0, RopeScaling::None), 64).unwrap();
         for (got, want) in t.inv_freq.iter().zip([1.0, 0.1, 0.01, 0.001]) {
             assert!((got / want - 1.0).abs() < 1e-12, "{got} {want}");
         }
@@ -147,9 +122,9 @@ mod tests {
 
     #[test]
     fn linear_and_explicit_factors_divide() {
-        let plain = RopeTable::new(&rope(4, 100.0, RopeScaling::None)).unwrap();
-        let linear = RopeTable::new(&rope(4, 100.0, RopeScaling::Linear { factor: 4.0 })).unwrap();
-        let own = RopeTable::new(&rope(4, 100.0, RopeScaling::Factors(vec![4.0, 2.0]))).unwrap();
+        let plain = RopeTable::new(&rope(4, 100.0, RopeScaling::None), 64).unwrap();
+        let linear = RopeTable::new(&rope(4, 100.0, RopeScaling::Linear { factor: 4.0 }), 64).unwrap();
+        let own = RopeTable::new(&rope(4, 100.0, RopeScaling::Factors(vec![4.0, 2.0])), 64).unwrap();
         assert_eq!(linear.inv_freq, [plain.inv_freq[0] / 4.0, plain.inv_freq[1] / 4.0]);
         assert_eq!(own.inv_freq, [plain.inv_freq[0] / 4.0, plain.inv_freq[1] / 2.0]);
     }
@@ -165,8 +140,8 @@ mod tests {
             high_freq_factor: 4.0,
             original_context: 8192,
         };
-        let plain = RopeTable::new(&rope(64, 500_000.0, RopeScaling::None)).unwrap();
-        let got = RopeTable::new(&rope(64, 500_000.0, scaling)).unwrap();
+        let plain = RopeTable::new(&rope(64, 500_000.0, RopeScaling::None), 64).unwrap();
+        let got = RopeTable::new(&rope(64, 500_000.0, scaling), 64).unwrap();
         let mut kinds = [0; 3];
         for (&f, &g) in plain.inv_freq.iter().zip(&got.inv_freq) {
             let wavelength = std::f64::consts::TAU / f;
@@ -187,21 +162,24 @@ mod tests {
     }
 
     #[test]
-    fn local_layers_have_an_unscaled_base_of_their_own() {
+    fn local_layers_have_a_base_and_scaling_of_their_own() {
         let mut r = rope(8, 1e6, RopeScaling::Linear { factor: 8.0 });
-        assert_eq!(RopeTable::local(&r).unwrap(), None);
+        assert_eq!(RopeTable::local(&r, 64).unwrap(), None);
         r.local_theta = Some(10_000.0);
-        let want = RopeTable::new(&rope(8, 10_000.0, RopeScaling::None)).unwrap();
-        assert_eq!(RopeTable::local(&r).unwrap(), Some(want));
+        let want = RopeTable::new(&rope(8, 10_000.0, RopeScaling::None), 64).unwrap();
+        assert_eq!(RopeTable::local(&r, 64).unwrap(), Some(want));
+        r.local_scaling = RopeScaling::Linear { factor: 2.0 };
+        let want = RopeTable::new(&rope(8, 10_000.0, RopeScaling::Linear { factor: 2.0 }), 64).unwrap();
+        assert_eq!(RopeTable::local(&r, 64).unwrap(), Some(want));
     }
 
     #[test]
     fn nonsense_from_files_is_an_error() {
-        assert!(RopeTable::new(&rope(7, 1e4, RopeScaling::None)).is_err());
-        assert!(RopeTable::new(&rope(0, 1e4, RopeScaling::None)).is_err());
-        assert!(RopeTable::new(&rope(8, f32::NAN, RopeScaling::None)).is_err());
-        assert!(RopeTable::new(&rope(8, 1e4, RopeScaling::Linear { factor: 0.0 })).is_err());
-        let e = RopeTable::new(&rope(8, 1e4, RopeScaling::Factors(vec![1.0; 3]))).unwrap_err();
+        assert!(RopeTable::new(&rope(7, 1e4, RopeScaling::None), 64).is_err());
+        assert!(RopeTable::new(&rope(0, 1e4, RopeScaling::None), 64).is_err());
+        assert!(RopeTable::new(&rope(8, f32::NAN, RopeScaling::None), 64).is_err());
+        assert!(RopeTable::new(&rope(8, 1e4, RopeScaling::Linear { factor: 0.0 }), 64).is_err());
+        let e = RopeTable::new(&rope(8, 1e4, RopeScaling::Factors(vec![1.0; 3])), 64).unwrap_err();
         assert!(e.to_string().contains("3 frequency factors, 4 wanted"), "{e}");
     }
 }

@@ -64,7 +64,7 @@ impl World {
             dtype: Half::BF16,
         };
         World {
-            host: Host::new(spec, isa, Mode::Deterministic, 2).unwrap(),
+            host: Host::new(spec, isa, Mode::Deterministic, 2, spec.max_context).unwrap(),
             model: Prepared::new(spec.clone(), &m.weights, isa, &pool, &|_| ()).unwrap(),
             pool,
             cache: PagePool::new(geometry, 4 * sequences).unwrap(),

@@ -87,7 +87,15 @@ fn every_switch_of_a_spec_does_what_it_says() {
         let n = rope(s).dim / 2;
         rope(s).scaling = RopeScaling::Factors((0..n).map(|i| 1.0 + i as f32 / 8.0).collect());
     };
-    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 10] = [
+    let yarn = |truncate| RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 64,
+        beta_fast: 8.0,
+        beta_slow: 0.5,
+        truncate,
+        attention_factor: 1.2,
+    };
+    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 16] = [
         ("interleaved pairs", "tiny-llama", &|s| rope(s).pairing = RopePairing::Interleaved),
         ("linear scaling", "tiny-llama", &|s| rope(s).scaling = RopeScaling::Linear { factor: 4.0 }),
         ("frequency factors", "tiny-llama", &factors),
@@ -100,6 +108,22 @@ fn every_switch_of_a_spec_does_what_it_says() {
         ("soft-capped scores of grouped heads", "tiny-llama", &|s| s.attn_softcap = Some(1.0)),
         ("linear scaling beside local theta", "tiny-gemma3", &|s| {
             rope(s).scaling = RopeScaling::Linear { factor: 8.0 };
+        }),
+        ("yarn scaling", "tiny-llama", &|s| rope(s).scaling = yarn(true)),
+        ("yarn scaling between whole pairs, half of the head rotated", "tiny-llama", &|s| {
+            (rope(s).dim, rope(s).scaling) = (32, yarn(false));
+        }),
+        ("dynamic scaling beyond the first context", "tiny-llama", &|s| {
+            rope(s).scaling = RopeScaling::Dynamic { factor: 4.0, original_context: 32 };
+        }),
+        ("short factors of longrope", "tiny-phi3", &|s| {
+            if let RopeScaling::LongRope { original_context, .. } = &mut rope(s).scaling {
+                *original_context = TOKENS;
+            }
+        }),
+        ("scaling of windowed layers", "tiny-gemma3", &|s| rope(s).local_scaling = yarn(true)),
+        ("logits scaled before their soft-cap", "tiny-gemma3", &|s| {
+            (s.logit_scale, s.logit_softcap) = (0.3, Some(1.5));
         }),
         ("llama3 scaling, short first context", "tiny-llama3", &|s| {
             rope(s).scaling = RopeScaling::Llama3 {

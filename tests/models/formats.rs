@@ -115,7 +115,7 @@ fn the_rule_of_llama_3_becomes_factors() {
         high_freq_factor: 4.0,
         original_context: 128,
     };
-    let by_rule = RopeTable::new(r).unwrap();
+    let by_rule = RopeTable::new(r, 512).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     fs::write(&path, export_gguf(&m).unwrap()).unwrap();
@@ -125,7 +125,7 @@ fn the_rule_of_llama_3_becomes_factors() {
     // Waves that turn often keep their pace, the slowest turn 8 times slower, some are between.
     assert_eq!((factors[0], factors[31]), (1.0, 8.0));
     assert!(factors.iter().any(|&f| f > 1.01 && f < 7.9), "{factors:?}");
-    let by_factors = RopeTable::new(r).unwrap();
+    let by_factors = RopeTable::new(r, 512).unwrap();
     for position in [0, 1, 100, 5000] {
         let (mut a, mut b) = ([[0.0f32; 32]; 2], [[0.0f32; 32]; 2]);
         let [cos, sin] = &mut a;
@@ -200,7 +200,12 @@ fn wrong_configurations_get_one_sentence() {
         ),
         ("tiny-llama", "rms_norm_eps", json!(0.0), "norm epsilon"),
         ("tiny-llama", "rope_theta", json!(-5.0), "RoPE base"),
-        ("tiny-llama", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "RoPE scaling `yarn`"),
+        (
+            "tiny-llama",
+            "rope_scaling",
+            json!({"rope_type": "mystery", "factor": 4.0}),
+            "RoPE scaling `mystery`",
+        ),
         ("tiny-llama", "rope_scaling", json!(5), "config.json: rope_scaling: 5, wanted an object"),
         ("tiny-llama", "rope_scaling", json!([]), "wanted an object"),
         ("tiny-llama", "rope_scaling", json!({"type": "linear"}), "rope_scaling.factor: missing"),

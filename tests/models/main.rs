@@ -6,5 +6,6 @@ mod formats;
 mod golden;
 mod invariance;
 mod load;
+mod rope;
 #[path = "../support/mod.rs"]
 mod support;

@@ -8,7 +8,7 @@ use tandem::tensor::Half;
 
 type Rows = Vec<Vec<f64>>;
 
-/// The logits after each of `tokens`. Keys and values are rounded to `kv`, as a cache would store them: that
+/// The logits after each of `tokens`, in a context that they fill. Keys and values are rounded to `kv`, as a cache would store them: that
 /// is part of what the engine computes, not an error of it.
 pub fn logits(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> Rows {
     Naive { spec, weights, kv }.run(tokens)
@@ -50,6 +50,7 @@ impl Naive<'_> {
         }
         let hidden = self.norm("output_norm", &hidden);
         let mut logits = self.linear(if s.tied_head { "token_embd" } else { "output" }, &hidden);
+        logits.iter_mut().flatten().for_each(|x| *x *= f64::from(s.logit_scale));
         if let Some(cap) = s.logit_softcap.map(f64::from) {
             logits.iter_mut().flatten().for_each(|x| *x = cap * (*x / cap).tanh());
         }
@@ -94,7 +95,7 @@ impl Naive<'_> {
                         head.copy_from_slice(&normed(s.norm, head, w.as_ref().unwrap(), None));
                     }
                     if let Position::Rope(rope) = &s.position {
-                        rotate(rope, s.window_of(layer).is_some(), position, head);
+                        rotate(rope, s.window_of(layer).is_some(), position, head, x.len());
                     }
                 }
             }
@@ -169,14 +170,16 @@ fn normed(norm: Norm, x: &[f64], w: &[f64], b: Option<&[f64]>) -> Vec<f64> {
     (0..x.len()).map(|i| (x[i] - mean) * scale * w[i] + b.map_or(0.0, |b| b[i])).collect()
 }
 
-fn rotate(rope: &Rope, windowed: bool, position: usize, head: &mut [f64]) {
+fn rotate(rope: &Rope, windowed: bool, position: usize, head: &mut [f64], context: usize) {
     let half = rope.dim / 2;
-    let local = rope.local_theta.filter(|_| windowed);
+    let (base, scaling) = match rope.local_theta.filter(|_| windowed) {
+        Some(theta) => (f64::from(theta), &rope.local_scaling),
+        None => (f64::from(rope.theta), &rope.scaling),
+    };
+    let mut attention = 1.0;
     for i in 0..half {
-        let theta = f64::from(local.unwrap_or(rope.theta));
-        let f = theta.powf(-(2.0 * i as f64) / rope.dim as f64);
-        let f = match &rope.scaling {
-            _ if local.is_some() => f,
+        let f = base.powf(-(2.0 * i as f64) / rope.dim as f64);
+        let f = match scaling {
             RopeScaling::None => f,
             RopeScaling::Linear { factor } => f / f64::from(*factor),
             RopeScaling::Factors(d) => f / f64::from(d[i]),
@@ -187,12 +190,46 @@ fn rotate(rope: &Rope, windowed: bool, position: usize, head: &mut [f64]) {
                 let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                 f * keep + f / f64::from(*factor) * (1.0 - keep)
             }
+            RopeScaling::Yarn {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                truncate,
+                attention_factor,
+            } => {
+                attention = f64::from(*attention_factor);
+                // Solved for the pair whose wave turns `n` times in the original context: n = c / (2 pi base^(2i/dim)).
+                let at = |n: f32| {
+                    let turn = *original_context as f64 / (2.0 * std::f64::consts::PI * f64::from(n));
+                    turn.log(base) * rope.dim as f64 / 2.0
+                };
+                let (first, last) = match truncate {
+                    true => (at(*beta_fast).floor(), at(*beta_slow).ceil()),
+                    false => (at(*beta_fast), at(*beta_slow)),
+                };
+                let (first, last) = (first.max(0.0), last.min(rope.dim as f64 - 1.0));
+                let width = if first == last { 0.001 } else { last - first };
+                let slow = ((i as f64 - first) / width).clamp(0.0, 1.0);
+                slow * (f / f64::from(*factor)) + (1.0 - slow) * f
+            }
+            RopeScaling::LongRope { short, long, original_context, attention_factor } => {
+                attention = f64::from(*attention_factor);
+                f / f64::from(if context > *original_context { long[i] } else { short[i] })
+            }
+            RopeScaling::Dynamic { factor, original_context } => {
+                let (s, dim) = (f64::from(*factor), rope.dim as f64);
+                let beyond = context.max(*original_context) as f64 / *original_context as f64;
+                let base = base * (s * beyond - (s - 1.0)).powf(dim / (dim - 2.0));
+                base.powf(-(2.0 * i as f64) / dim)
+            }
         };
         let (a, b) = match rope.pairing {
             RopePairing::Half => (i, i + half),
             RopePairing::Interleaved => (2 * i, 2 * i + 1),
         };
         let (sin, cos) = (position as f64 * f).sin_cos();
+        let (sin, cos) = (sin * attention, cos * attention);
         (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
     }
 }

@@ -66,17 +66,17 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host for `spec`, with the kernels of `isa`, on a pool of `threads`.
+    /// A host for `spec`, with the kernels of `isa`, on a pool of `threads`, for sequences of up to `context` tokens.
     ///
     /// # Errors
     /// If the attention kernels do not cover the head size, or the RoPE is not supported.
-    pub fn new(spec: &ModelSpec, isa: Isa, mode: Mode, threads: usize) -> Result<Host> {
+    pub fn new(spec: &ModelSpec, isa: Isa, mode: Mode, threads: usize, context: usize) -> Result<Host> {
         let shape = Host::attention(spec, None);
         shape.check()?;
         let (rope, rope_local, pairing) = match &spec.position {
             Position::Rope(r) => {
-                let local = RopeTable::local(r)?.map(RopeCache::new);
-                (Some(RopeCache::new(RopeTable::new(r)?)), local, r.pairing)
+                let local = RopeTable::local(r, context)?.map(RopeCache::new);
+                (Some(RopeCache::new(RopeTable::new(r, context)?)), local, r.pairing)
             }
             Position::Learned { .. } => (None, None, RopePairing::Half),
         };

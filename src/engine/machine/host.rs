@@ -148,7 +148,8 @@ impl HostHalf {
         parts: Vec<HostPart>,
         shape: Option<Shape>,
     ) -> Result<HostHalf> {
-        let host = Host::new(spec, options.isa, options.mode, pool.threads())?.with_readers(options.readers);
+        let host = Host::new(spec, options.isa, options.mode, pool.threads(), options.context)?
+            .with_readers(options.readers);
         Ok(HostHalf {
             model,
             pool,

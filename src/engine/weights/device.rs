@@ -120,8 +120,13 @@ impl<'a> Upload<'a> {
     }
 
     fn vector(&mut self, name: &str, n: usize) -> Result<DevPtr> {
+        self.scaled_vector(name, n, 1.0)
+    }
+
+    fn scaled_vector(&mut self, name: &str, n: usize, by: f32) -> Result<DevPtr> {
         tensor(self.source.weights, name)?;
-        let v = self.source.weights.floats(name, n)?.unwrap_or_default();
+        let mut v = self.source.weights.floats(name, n)?.unwrap_or_default();
+        v.iter_mut().for_each(|x| *x *= by);
         self.floats(&v)
     }
 
@@ -141,8 +146,8 @@ impl<'a> Upload<'a> {
             }
             Ok([self.floats(&cos)?, self.floats(&sin)?])
         };
-        let all = tables(&RopeTable::new(rope)?)?;
-        let local = RopeTable::local(rope)?.map(|t| tables(&t)).transpose()?;
+        let all = tables(&RopeTable::new(rope, context)?)?;
+        let local = RopeTable::local(rope, context)?.map(|t| tables(&t)).transpose()?;
         Ok([all, local.unwrap_or(all)])
     }
 
@@ -186,9 +191,10 @@ impl<'a> Upload<'a> {
     /// As [`Upload::layer`].
     pub fn head(&mut self) -> Result<(NormWeight, LinearWeight)> {
         let d = self.spec.d_model;
-        let w = self.vector("output_norm.weight", d)?;
+        let scale = self.spec.logit_scale;
+        let w = self.scaled_vector("output_norm.weight", d, scale)?;
         let b = match self.spec.norm {
-            Norm::Layer { .. } => self.vector("output_norm.bias", d)?,
+            Norm::Layer { .. } => self.scaled_vector("output_norm.bias", d, scale)?,
             Norm::Rms { .. } => DevPtr::NULL,
         };
         let matrix = Matrix::one(head_name(self.spec).to_string());

@@ -4,8 +4,7 @@ use serde_json::Value as Json;
 
 use crate::model::check::MAX_LAYERS;
 use crate::model::formats::gguf::{Array, Metadata, Value};
-use crate::model::spec::{Rope, RopePairing, RopeScaling, Window};
-use crate::tensor::DType;
+use crate::model::spec::Window;
 use crate::{Error, Result};
 
 use crate::model::Weights;
@@ -21,7 +20,7 @@ pub struct GgufConfig<'a> {
 }
 
 impl GgufConfig<'_> {
-    fn full(&self, key: &str) -> String {
+    pub(super) fn full(&self, key: &str) -> String {
         format!("{}.{key}", self.arch)
     }
 
@@ -45,7 +44,10 @@ impl GgufConfig<'_> {
                 let mut all = a.ints().ok_or_else(|| self.wrong(key, "a size", v))?;
                 let first = all.next().ok_or_else(|| self.wrong(key, "a size", v))?;
                 if !all.all(|x| x == first) {
-                    return Err(Error::Unsupported(format!("{}: sizes that differ by layer", self.full(key))));
+                    return Err(Error::Unsupported(format!(
+                        "{}: sizes that differ by layer",
+                        self.full(key)
+                    )));
                 }
                 u64::try_from(first).ok()
             }
@@ -134,44 +136,6 @@ impl GgufConfig<'_> {
         }
     }
 
-    /// The rotary embedding. `theta` is the family's default base.
-    pub fn rope(&self, pairing: RopePairing, head_dim: usize, theta: f32) -> Result<Rope> {
-        let dim = self.opt_size("rope.dimension_count")?.unwrap_or(head_dim);
-        let theta = self.opt_float("rope.freq_base")?.unwrap_or(theta);
-        let factor = match self.opt_float("rope.scaling.factor")? {
-            Some(f) => Some(f),
-            None => self.opt_float("rope.scale_linear")?,
-        };
-        let scaling = match self.opt_text("rope.scaling.type")? {
-            Some("none") => RopeScaling::None,
-            None | Some("linear") => match factor {
-                // Some writers use zero for "none".
-                Some(f) if f != 1.0 && f != 0.0 => RopeScaling::Linear { factor: f },
-                _ => RopeScaling::None,
-            },
-            Some(other) => {
-                return Err(Error::Unsupported(format!(
-                    "{}: `{other}`; none, linear and rope_freqs.weight are supported",
-                    self.full("rope.scaling.type")
-                )));
-            }
-        };
-        let scaling = match self.tensors.get("rope_freqs.weight") {
-            None => scaling,
-            Some(_) if scaling != RopeScaling::None => {
-                return Err(Error::Unsupported("rope_freqs.weight together with linear RoPE scaling".into()));
-            }
-            Some(t) => {
-                let t = self.tensors.require("rope_freqs.weight", &[dim / 2]).map(|_| t)?;
-                if t.dtype != DType::F32 {
-                    return Err(Error::format("rope_freqs.weight", format!("{}, wanted f32", t.dtype)));
-                }
-                RopeScaling::Factors(crate::reference::dequant::dequantise(t))
-            }
-        };
-        Ok(Rope { theta, local_theta: None, pairing, dim, scaling })
-    }
-
     /// Returns an error for a model whose tokens see those behind them.
     pub fn causal(&self) -> Result<()> {
         match self.meta.get(&self.full("attention.causal")) {
@@ -221,11 +185,11 @@ impl<'a> HfConfig<'a> {
         }
     }
 
-    fn missing(key: &str) -> Error {
+    pub(super) fn missing(key: &str) -> Error {
         Error::format(format!("config.json: {key}"), "missing")
     }
 
-    fn wrong(key: &str, want: &str, v: &Json) -> Error {
+    pub(super) fn wrong(key: &str, want: &str, v: &Json) -> Error {
         let found: String = v.to_string().chars().take(60).collect();
         Error::format(format!("config.json: {key}"), format!("{found}, wanted {want}"))
     }
@@ -317,55 +281,6 @@ impl<'a> HfConfig<'a> {
         }
     }
 
-    /// The rotary embedding: `rope_theta` and `rope_scaling`, or the newer `rope_parameters` (by layer type in
-    /// Gemma 3). `theta` is the family's default base.
-    pub fn rope(&self, head_dim: usize, theta: f32) -> Result<Rope> {
-        let params = self.get("rope_parameters");
-        let full = params.map(|p| p.get("full_attention").unwrap_or(p));
-        let number = |from: Option<&Json>, key: &str| -> Result<Option<f32>> {
-            match from.and_then(|o| o.get(key)).filter(|v| !v.is_null()) {
-                None => Ok(None),
-                Some(v) => v.as_f64().map(|f| Some(f as f32)).ok_or_else(|| Self::wrong(key, "a number", v)),
-            }
-        };
-        let base = match number(full, "rope_theta")? {
-            Some(t) => t,
-            None => self.opt_float("rope_theta")?.unwrap_or(theta),
-        };
-        let local_theta = number(params.and_then(|p| p.get("sliding_attention")), "rope_theta")?;
-        let dim = match self.opt_float("partial_rotary_factor")? {
-            Some(f) if (0.0..=1.0).contains(&f) => (head_dim as f32 * f) as usize,
-            Some(f) => return Err(Error::format("config.json: partial_rotary_factor", format!("{f}"))),
-            None => head_dim,
-        };
-        let scaling = match self.get("rope_scaling").or(full) {
-            None => RopeScaling::None,
-            Some(s) if !s.is_object() => return Err(Self::wrong("rope_scaling", "an object", s)),
-            Some(s) => {
-                let kind = s.get("rope_type").or_else(|| s.get("type")).filter(|v| !v.is_null());
-                let need = |key: &str| {
-                    number(Some(s), key)?.ok_or_else(|| Self::missing(&format!("rope_scaling.{key}")))
-                };
-                match kind.map(|k| k.as_str().unwrap_or("?")) {
-                    None | Some("default") => RopeScaling::None,
-                    Some("linear") => RopeScaling::Linear { factor: need("factor")? },
-                    Some("llama3") => RopeScaling::Llama3 {
-                        factor: need("factor")?,
-                        low_freq_factor: need("low_freq_factor")?,
-                        high_freq_factor: need("high_freq_factor")?,
-                        original_context: need("original_max_position_embeddings")? as usize,
-                    },
-                    Some(other) => {
-                        return Err(Error::Unsupported(format!(
-                            "config.json: RoPE scaling `{other}`; default, linear and llama3 are supported"
-                        )));
-                    }
-                }
-            }
-        };
-        Ok(Rope { theta: base, local_theta, pairing: RopePairing::Half, dim, scaling })
-    }
-
     /// Which layers are windowed according to `layer_types`, if that is present.
     pub fn layer_types(&self, n_layers: usize) -> Result<Option<Vec<bool>>> {
         let Some(v) = self.get("layer_types") else { return Ok(None) };
@@ -405,11 +320,11 @@ impl<'a> HfConfig<'a> {
         if !self.flag("use_sliding_window", false)? {
             return Ok(None);
         }
-        let Some(size) = self.opt_size("sliding_window")? else { return Ok(None) };
+        let Some(size) = self.size_or_null("sliding_window", Some(4096))? else { return Ok(None) };
         let layers = match self.layer_types(n_layers)? {
             Some(l) => l,
             None => {
-                let first = self.opt_size("max_window_layers")?.unwrap_or(n_layers);
+                let first = self.opt_size("max_window_layers")?.unwrap_or(28);
                 (0..n_layers).map(|i| i >= first).collect()
             }
         };

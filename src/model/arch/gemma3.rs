@@ -6,9 +6,9 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Family, GgufConfig, HfConfig, NameMap, llama};
+use super::{Family, GgufConfig, HfConfig, NameMap, RopeDefaults, llama};
 use crate::model::ModelSpec;
-use crate::model::spec::{Ffn, Norm, Position, QkNorm, RopePairing};
+use crate::model::spec::{Ffn, Norm, Position, QkNorm, RopePairing, RopeScaling};
 use crate::{Error, Result};
 
 pub const FAMILY: Family = Family {
@@ -58,6 +58,8 @@ pub fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
         "final_logit_softcapping": s.logit_softcap,
     });
     c.extend(own.as_object().expect("made above").clone());
+    // Unlike other families, the file states the stretched context.
+    c.insert("max_position_embeddings".to_owned(), s.max_context.into());
     if s.window.is_none() {
         c.insert("sliding_window".to_owned(), Json::Null);
     }
@@ -157,18 +159,18 @@ pub fn hf_like_gemma(c: &HfConfig, own: &Generation) -> Result<ModelSpec> {
     let (d_model, n_heads) = (c.size("hidden_size")?, c.opt_size("num_attention_heads")?.unwrap_or(8));
     let head_dim = c.opt_size("head_dim")?.unwrap_or(256);
     let n_layers = c.size("num_hidden_layers")?;
-    let window = match c.size_or_null("sliding_window", own.window)? {
+    let window = match c.size_or_null("sliding_window", Some(4096))? {
         Some(size) => c.window(size, own.pattern, n_layers)?,
         None => None,
     };
-    let mut rope = c.rope(head_dim, own.theta)?;
-    rope.local_theta = match (own.local_theta, &window) {
-        (Some(local), Some(_)) => Some(match rope.local_theta {
-            Some(stated) => stated,
-            None => c.opt_float("rope_local_base_freq")?.unwrap_or(local),
-        }),
-        _ => None,
+    let defaults = RopeDefaults { max_context: Some(own.max_context), ..RopeDefaults::base(own.theta) };
+    let mut rope = match own.local_theta {
+        Some(local) => c.rope_by_layer(head_dim, &defaults, local)?,
+        None => c.rope_or(head_dim, &defaults)?,
     };
+    if window.is_none() {
+        (rope.local_theta, rope.local_scaling) = (None, RopeScaling::None);
+    }
     Ok(ModelSpec {
         family: own.family.into(),
         name: c.name(),
@@ -196,6 +198,7 @@ pub fn hf_like_gemma(c: &HfConfig, own: &Generation) -> Result<ModelSpec> {
         window,
         tied_head: c.flag("tie_word_embeddings", true)?,
         logit_softcap: c.float_or_null("final_logit_softcapping", own.logit_softcap)?,
+        logit_scale: 1.0,
         wide_activations: true,
     })
 }

@@ -6,16 +6,21 @@
 mod config;
 mod gemma2;
 mod gemma3;
+mod granite;
 mod llama;
 mod mistral;
+mod mistral3;
 mod names;
 mod olmo2;
 mod opt;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod rope;
 
 pub use config::{GgufConfig, HfConfig};
 pub use names::{NameMap, canonical_name, file_name};
+pub use rope::{LONG_FACTORS, RopeDefaults, SHORT_FACTORS, mscale};
 
 use serde_json::{Map, Value as Json};
 
@@ -51,15 +56,18 @@ pub struct Family {
 }
 
 /// Every family, in the order that messages list them.
-pub const FAMILIES: [&Family; 9] = [
+pub const FAMILIES: [&Family; 12] = [
     &llama::FAMILY,
     &mistral::FAMILY,
+    &mistral3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &olmo2::FAMILY,
     &olmo2::OLMO3,
+    &phi3::FAMILY,
+    &granite::FAMILY,
     &opt::FAMILY,
 ];
 

@@ -103,6 +103,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         window: None,
         tied_head: c.flag("tie_word_embeddings", true)?,
         logit_softcap: None,
+        logit_scale: 1.0,
         wide_activations: false,
     })
 }

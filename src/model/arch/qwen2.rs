@@ -1,6 +1,7 @@
 //! Qwen2 and Qwen2.5: Llama with biases on Q, K and V.
 
-use super::{Family, GgufConfig, HfConfig, llama, names};
+use super::llama::Defaults;
+use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, names};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::RopePairing;
@@ -19,12 +20,19 @@ pub const FAMILY: Family = Family {
     to_hf: llama::to_hf,
 };
 
+/// What `transformers` assumes where a file is silent.
+const DEFAULTS: Defaults = Defaults {
+    n_kv_heads: Some(32),
+    rope: RopeDefaults { max_context: Some(32_768), ..RopeDefaults::base(10_000.0) },
+    ..llama::LLAMA
+};
+
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
     Ok(ModelSpec { qkv_bias: true, ..llama::gguf_like_llama(c, "qwen2", RopePairing::Half)? })
 }
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
-    let mut spec = llama::from_hf(c, "qwen2")?;
+    let mut spec = llama::from_hf_or(c, "qwen2", &DEFAULTS)?;
     spec.qkv_bias = true;
     spec.window = c.qwen_window(spec.n_layers)?;
     Ok(spec)

@@ -1,6 +1,7 @@
 //! Qwen3: RMS norms on each query and key head, and an independent head width (h_a·d_h need not be d).
 
-use super::{Family, GgufConfig, HfConfig, llama, names};
+use super::llama::Defaults;
+use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, names};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{QkNorm, RopePairing};
@@ -19,18 +20,20 @@ pub const FAMILY: Family = Family {
     to_hf: llama::to_hf,
 };
 
+/// What `transformers` assumes where a file is silent.
+const DEFAULTS: Defaults = Defaults {
+    n_kv_heads: Some(32),
+    head_dim: Some(128),
+    rope: RopeDefaults { max_context: Some(32_768), ..RopeDefaults::base(10_000.0) },
+    ..llama::LLAMA
+};
+
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
     Ok(ModelSpec { qk_norm: Some(QkNorm::PerHead), ..llama::gguf_like_llama(c, "qwen3", RopePairing::Half)? })
 }
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
-    let mut spec = llama::from_hf(c, "qwen3")?;
-    // The head width that the family assumes when a config leaves it out.
-    if c.opt_size("head_dim")?.is_none() {
-        spec.head_dim = 128;
-        spec.attn_scale = 128f32.powf(-0.5);
-        spec.position = crate::model::spec::Position::Rope(c.rope(128, 10_000.0)?);
-    }
+    let mut spec = llama::from_hf_or(c, "qwen3", &DEFAULTS)?;
     spec.qk_norm = Some(QkNorm::PerHead);
     spec.window = c.qwen_window(spec.n_layers)?;
     Ok(spec)

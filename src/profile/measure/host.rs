@@ -167,7 +167,7 @@ fn table(subject: &Subject<'_>, kinds: &[usize], n_kinds: usize, points: &[(Poin
 impl<'a> Rig<'a> {
     fn new(subject: &'a Subject<'a>, kinds: &'a [usize], grid: &Grid) -> Result<Rig<'a>> {
         let (spec, pool) = (subject.spec, subject.pool);
-        let host = Host::new(spec, subject.isa, Mode::Fast, pool.threads())?;
+        let host = Host::new(spec, subject.isa, Mode::Fast, pool.threads(), grid.context())?;
         let model = Prepared::new(spec.clone(), subject.weights, subject.isa, pool, &|_| ())?;
         let llc = last_level_cache();
         let bytes: Vec<u64> = (0..spec.n_layers).map(|i| model.layer(i).bytes() as u64).collect();

@@ -95,7 +95,10 @@ impl Bpe {
     /// Resolves `merges` ("left right", best first) against the vocabulary.
     pub fn new(vocab: &Vocab, merges: &[impl AsRef<str>], ignore_merges: bool) -> Result<Bpe> {
         let bad = |i: usize, problem: String| {
-            Error::format("tokenizer.ggml.merges", format!("merge {i} ({:?}) {problem}", clip(merges[i].as_ref())))
+            Error::format(
+                "tokenizer.ggml.merges",
+                format!("merge {i} ({:?}) {problem}", clip(merges[i].as_ref())),
+            )
         };
         if merges.len() >= NONE as usize {
             return Err(Error::format("tokenizer.ggml.merges", "too many merges"));

@@ -147,7 +147,10 @@ impl<'m> Reader<'m> {
         let Some(array) = value.as_array() else { return wrong() };
         // Before anything is made of them: an entry takes more memory here than an empty string in the file.
         if array.len() > MOST_STRINGS {
-            return Err(Error::format(key, format!("{} strings, at most {MOST_STRINGS} are possible", array.len())));
+            return Err(Error::format(
+                key,
+                format!("{} strings, at most {MOST_STRINGS} are possible", array.len()),
+            ));
         }
         match array.strings() {
             Some(strings) => Ok(strings.map(raw::spelled).collect()),

@@ -188,7 +188,9 @@ impl Tokenizer {
                 (text, _) => raw::bytes_of(text.unwrap_or_default()),
             },
             Engine::Spm { vocab, .. } => match (vocab.get(id), vocab.kind(id)) {
-                (Some(text), Some(TokenKind::Byte)) => byte_token(text).map_or(raw::bytes_of(text), |b| vec![b]),
+                (Some(text), Some(TokenKind::Byte)) => {
+                    byte_token(text).map_or(raw::bytes_of(text), |b| vec![b])
+                }
                 (Some(text), Some(TokenKind::Normal | TokenKind::Unused)) => {
                     raw::bytes_of(&text.replace(spm::SPACE, " "))
                 }

@@ -54,7 +54,9 @@ mod tests {
 
     #[test]
     fn any_bytes_come_back() {
-        for token in [&b"caf\xe9"[..], b"\xe4\xb8", b"\xff", "中é".as_bytes(), b"", b"\xf4\x8f\xbf", b"a\x80b\xc3"] {
+        for token in
+            [&b"caf\xe9"[..], b"\xe4\xb8", b"\xff", "中é".as_bytes(), b"", b"\xf4\x8f\xbf", b"a\x80b\xc3"]
+        {
             assert_eq!(bytes_of(&spelled(token)), token);
         }
         assert!(matches!(spelled("▁the".as_bytes()), Cow::Borrowed(_)));

@@ -76,7 +76,10 @@ impl Gguf {
         let n_kv = r.count("metadata count", reader::MIN_KEY_VALUE)?;
         for (what, n) in [("tensor count", n_tensors), ("metadata count", n_kv)] {
             if n > MAX_ENTRIES {
-                return Err(Error::format(what, format!("{n}, more than {MAX_ENTRIES}; is the file damaged?")));
+                return Err(Error::format(
+                    what,
+                    format!("{n}, more than {MAX_ENTRIES}; is the file damaged?"),
+                ));
             }
         }
 

@@ -13,10 +13,7 @@ fn sample() -> (Metadata, Vec<(String, Tensor)>) {
     m.insert("a.ints".into(), Value::ints(&[1, -2, 3]));
     m.insert("a.floats".into(), Value::floats(&[1.5, -2.5]));
     m.insert("a.strings".into(), Value::strings(&["é".into(), String::new()]));
-    m.insert(
-        "a.nested".into(),
-        Value::arrays(&[Value::ints(&[1]), Value::strings(&[""; 0])]),
-    );
+    m.insert("a.nested".into(), Value::arrays(&[Value::ints(&[1]), Value::strings(&[""; 0])]));
     let t = |d: DType, shape: &[usize]| {
         let n =
             shape[..shape.len() - 1].iter().product::<usize>() * d.row_bytes(shape[shape.len() - 1]).unwrap();

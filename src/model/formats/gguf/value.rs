@@ -197,7 +197,9 @@ impl fmt::Debug for Array {
         } else if let Some(all) = self.floats() {
             list.entries(all.take(SHOWN));
         } else if let Some(all) = self.strings() {
-            list.entries(all.take(SHOWN).map(|s| String::from_utf8_lossy(&s[..s.len().min(40)]).into_owned()));
+            list.entries(
+                all.take(SHOWN).map(|s| String::from_utf8_lossy(&s[..s.len().min(40)]).into_owned()),
+            );
         }
         list.finish()?;
         if self.len > SHOWN { write!(f, " and {} more", self.len - SHOWN) } else { Ok(()) }
