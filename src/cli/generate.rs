@@ -4,16 +4,18 @@ mod answer;
 mod chat;
 mod lines;
 mod many;
+mod neutral;
 mod results;
+mod variables;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use tandem::engine::{Engine, Input, Logits, SeqId};
-use tandem::text::{Sampler, logprobs};
+use tandem::text::{Json, Message, NO_TOKEN_LEFT, Sampler, Tokenizer, logprobs};
 use tandem::{Error, atomic_file};
 
-use self::answer::Answer;
+use self::answer::{Answer, Ending};
 use self::chat::Chat;
 use super::args::EngineArgs;
 use super::open;
@@ -62,6 +64,13 @@ pub struct Args {
     /// System message for the chat template.
     #[arg(long, alias = "system-prompt", value_name = "S")]
     pub system: Option<String>,
+    /// A variable of the chat template, like enable_thinking=false; the value is JSON, or else a text. May be given several
+    /// times.
+    #[arg(long = "template-arg", value_name = "NAME=VALUE", conflicts_with = "raw", value_parser = variables::one)]
+    pub template_args: Vec<(String, Json)>,
+    /// Variables of the chat template as a JSON object.
+    #[arg(long, value_name = "JSON", conflicts_with = "raw", value_parser = variables::object)]
+    pub chat_template_kwargs: Option<variables::Object>,
     /// Stop at this text, which is not printed; may be given several times.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
@@ -81,6 +90,19 @@ pub struct Args {
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+impl Args {
+    /// The template's variables of the command line.
+    fn variables(&self) -> variables::Variables {
+        let object = self.chat_template_kwargs.iter().flat_map(|object| object.0.clone());
+        variables::merge(Vec::new(), object.chain(self.template_args.iter().cloned()))
+    }
+}
+
+/// Tokens that end an answer of a model.
+fn ends(tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+    tokenizer.map_or_else(Vec::new, |t| t.end_of_generation().collect())
 }
 
 /// Steps that a drawn timeline shows.
@@ -130,15 +152,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;
-    let sampling = args.sampling.resolve(&opened.model.sampling);
+    let mut sampling = args.sampling.resolve(&opened.model.sampling);
     sampling.ignored.iter().for_each(|sentence| progress::note(sentence));
     progress::detail(&format!("sampling: {sampling}"));
-    let sampler = Sampler::new(sampling.params.clone())?;
     let tokenizer = opened.tokenizer()?;
-    let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref());
+    let lists = args.sampling.lists(&opened.model.sampling, &opened.model.eos_ids);
+    let ending = Ending {
+        tokens: ends(tokenizer.as_ref()),
+        stop: if args.stop.is_empty() { lists.stop.clone() } else { args.stop.clone() },
+        min_tokens: lists.min_tokens,
+        ..Ending::default()
+    };
+    lists.put(&mut sampling.params);
+    ending.withhold(&mut sampling.params);
+    let sampler = Sampler::new(sampling.params.clone())?;
+    let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref(), args.variables());
     let ids = match args.raw {
         true => chat.raw(&prompt)?,
-        false => chat.answers(vec![chat.conversation(&prompt)]).remove(0)?,
+        false => chat.answers(vec![chat.conversation(vec![Message::new("user", &prompt)])]).remove(0)?,
     };
     let max_context = opened.model.spec.max_context;
     check_length(ids.len(), args.engine.ctx, max_context)?;
@@ -152,8 +183,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut generation = Generation {
         args,
-        sampler,
-        answer: Answer::new(tokenizer.as_ref(), &args.stop),
+        sampler: sampler.after_prompt(ids.len()),
+        answer: Answer::new(tokenizer.as_ref(), &ending),
         logprobs: Vec::new(),
     };
     let seq = running.engine.add();
@@ -248,8 +279,7 @@ struct Generation<'a> {
 impl Generation<'_> {
     /// Whether only the likeliest token is needed, so that logits may stay on their device.
     fn is_greedy(&self) -> bool {
-        let p = self.sampler.params();
-        p.temperature == 0.0 && p.repeat_penalty == 1.0 && self.args.logprobs.is_none()
+        self.sampler.params().is_greedy() && self.args.logprobs.is_none()
     }
 
     /// Takes the next token and records its log-probability if requested.
@@ -259,10 +289,13 @@ impl Generation<'_> {
             Next::Logits(logits) => logits,
         };
         check_numbers(&logits)?;
-        let Some(k) = self.args.logprobs else { return Ok(self.sampler.sample(&mut logits, history)) };
+        let nothing = || Error::Run(NO_TOKEN_LEFT.into());
+        let Some(k) = self.args.logprobs else {
+            return self.sampler.choose(&mut logits, history).ok_or_else(nothing);
+        };
         let (lse, top) = logprobs(&logits, k as usize);
         let raw = logits.clone();
-        let id = self.sampler.sample(&mut logits, history);
+        let id = self.sampler.choose(&mut logits, history).ok_or_else(nothing)?;
         let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
         let logprob = raw[id as usize] as f64 - lse;
         self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));

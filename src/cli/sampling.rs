@@ -1,7 +1,11 @@
 //! How `generate` samples: by the flags, else by the model's recommendation, else greedily.
 
+use std::sync::Arc;
+
 use serde_json::json;
-use tandem::model::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE};
+use tandem::model::{
+    MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE,
+};
 use tandem::text::SamplerParams;
 
 use super::args::real;
@@ -29,9 +33,18 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "R", allow_negative_numbers = true,
           value_parser = |s: &str| real(s, REPEAT_PENALTY_RANGE, "the penalty (above 0, up to 100)"))]
     pub repeat_penalty: Option<f32>,
-    /// How many of the last tokens the penalty looks at; -1 is all [default: the model's, or 64].
+    /// How many of the last tokens the penalty looks at; -1 is all [default: the model's, or 64]. If given, the penalties
+    /// below look at no more either.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = reach)]
     pub repeat_last_n: Option<usize>,
+    /// Subtract this from the score of tokens that the answer already has; 0 is off [default: the model's, or 0].
+    #[arg(long, value_name = "R", allow_negative_numbers = true,
+          value_parser = |s: &str| real(s, PENALTY_RANGE, "the penalty (-2 to 2)"))]
+    pub presence_penalty: Option<f32>,
+    /// Subtract this from the score of a token as often as the answer has it; 0 is off [default: the model's, or 0].
+    #[arg(long, value_name = "R", allow_negative_numbers = true,
+          value_parser = |s: &str| real(s, PENALTY_RANGE, "the penalty (-2 to 2)"))]
+    pub frequency_penalty: Option<f32>,
     /// Seed of the sampler; the same one draws the same text, random or -1 another each time [default: 0].
     #[arg(short, long, value_name = "S", allow_negative_numbers = true, value_parser = seed)]
     pub seed: Option<u64>,
@@ -58,11 +71,29 @@ fn reach(text: &str) -> Result<usize, String> {
     }
 }
 
-fn seed(text: &str) -> Result<u64, String> {
+/// A seed that is another one each time, of 53 bits, so that any JSON reader preserves it.
+pub fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
+    // The keys of a new hasher are random.
+    std::hash::RandomState::new().build_hasher().finish() >> 11
+}
+
+/// The seed of request `index` of a file: the first has the file's, the others one of 53 bits mixed from both, so that
+/// equal requests draw different answers whatever runs beside them.
+pub fn seed_of(seed: u64, index: usize) -> u64 {
+    if index == 0 {
+        return seed;
+    }
+    // splitmix64 at a distance that no file's indices reach from another seed.
+    let mut z = seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ (z >> 31)) >> 11
+}
+
+fn seed(text: &str) -> Result<u64, String> {
     match text {
-        // The keys of a new hasher are random. 53 bits, so that any JSON reader preserves the seed.
-        "random" | "-1" => Ok(std::hash::RandomState::new().build_hasher().finish() >> 11),
+        "random" | "-1" => Ok(random_seed()),
         _ => text.parse().map_err(|_| "a whole number from 0, or random, is wanted".into()),
     }
 }
@@ -92,8 +123,31 @@ pub struct Sampling {
     pub params: SamplerParams,
     /// A sentence for each recommendation that is not followed, and for each flag without an effect.
     pub ignored: Vec<String>,
-    /// Origins of temperature, top-k, top-p, min-p, penalty, its reach, seed.
-    from: [Origin; 7],
+    /// Origins of temperature, top-k, top-p, min-p, penalty, its reach, presence, frequency, seed.
+    from: [Origin; 9],
+}
+
+/// What a model excludes and prefers, whatever the request: shared by all requests.
+#[derive(Debug, Clone, Default)]
+pub struct Lists {
+    biases: Arc<[(u32, f32)]>,
+    sequence_biases: Arc<[(Vec<u32>, f32)]>,
+    begin_suppress: Arc<[u32]>,
+    /// Tokens before which no answer ends.
+    pub min_tokens: usize,
+    /// Texts that end an answer.
+    pub stop: Vec<String>,
+}
+
+impl Lists {
+    /// Puts them into the settings of a request.
+    pub fn put(&self, params: &mut SamplerParams) {
+        params.biases = self.biases.clone();
+        params.sequence_biases = self.sequence_biases.clone();
+        if !self.begin_suppress.is_empty() {
+            params.withheld.push((1, self.begin_suppress.clone()));
+        }
+    }
 }
 
 impl SamplingArgs {
@@ -107,9 +161,14 @@ impl SamplingArgs {
         let (top_p, p) = pick(self.top_p, model.top_p, plain.top_p);
         let (min_p, m) = pick(self.min_p, model.min_p, plain.min_p);
         let (repeat_penalty, r) = pick(self.repeat_penalty, model.repeat_penalty, plain.repeat_penalty);
-        // A penalty and its reach belong together.
-        let reach = model.repeat_last_n.filter(|_| r == Origin::Model);
+        // A penalty and its reach belong together. The model's own penalty, said again, stays what it is.
+        let own = r == Origin::Model || self.repeat_penalty == model.repeat_penalty;
+        let reach = model.repeat_last_n.filter(|_| own);
         let (repeat_last_n, n) = pick(self.repeat_last_n, reach, plain.repeat_last_n);
+        let (presence_penalty, a) =
+            pick(self.presence_penalty, model.presence_penalty, plain.presence_penalty);
+        let (frequency_penalty, f) =
+            pick(self.frequency_penalty, model.frequency_penalty, plain.frequency_penalty);
         let (seed, s) = pick(self.seed, None, plain.seed);
         let mut ignored = model.ignored.clone();
         let idle: Vec<_> = [
@@ -128,9 +187,38 @@ impl SamplingArgs {
             ));
         }
         Sampling {
-            params: SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed },
+            params: SamplerParams {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repeat_penalty,
+                repeat_last_n,
+                presence_penalty,
+                frequency_penalty,
+                answer_last_n: self.repeat_last_n.unwrap_or(plain.answer_last_n),
+                seed,
+                ..plain
+            },
             ignored,
-            from: [t, k, p, m, r, n, s],
+            from: [t, k, p, m, r, n, a, f, s],
+        }
+    }
+
+    /// What the model excludes and prefers; `ends` are the tokens that end an answer, which no list may exclude.
+    pub fn lists(&self, model: &SamplingDefaults, ends: &[u32]) -> Lists {
+        if self.ignore_generation_config {
+            return Lists::default();
+        }
+        let never = f32::NEG_INFINITY;
+        let words = model.bad_words.iter().filter(|word| !matches!(word[..], [id] if ends.contains(&id)));
+        let sequences = model.sequence_bias.iter().cloned();
+        Lists {
+            biases: model.suppress.iter().map(|&id| (id, never)).collect(),
+            sequence_biases: words.map(|word| (word.clone(), never)).chain(sequences).collect(),
+            begin_suppress: model.begin_suppress.clone().into(),
+            min_tokens: model.min_tokens.unwrap_or(0),
+            stop: model.stop.clone(),
         }
     }
 }
@@ -157,6 +245,8 @@ impl Sampling {
             ("min_p", real(p.min_p)),
             ("repeat_penalty", real(p.repeat_penalty)),
             ("repeat_last_n", reach),
+            ("presence_penalty", real(p.presence_penalty)),
+            ("frequency_penalty", real(p.frequency_penalty)),
             ("seed", json!(p.seed)),
         ];
         let entry = |((name, value), from): ((&str, serde_json::Value), Origin)| {
@@ -170,12 +260,19 @@ impl Sampling {
 impl std::fmt::Display for Sampling {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let p = &self.params;
-        let [t, k, tp, mp, r, _, s] = self.from.map(Origin::name);
+        let [t, k, tp, mp, r, _, a, fr, s] = self.from.map(Origin::name);
         write!(
             f,
             "temperature {} ({t}), top-k {} ({k}), top-p {} ({tp}), min-p {} ({mp}), repeat penalty {} ({r}), \
-             seed {} ({s})",
-            p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty, p.seed
+             presence penalty {} ({a}), frequency penalty {} ({fr}), seed {} ({s})",
+            p.temperature,
+            p.top_k,
+            p.top_p,
+            p.min_p,
+            p.repeat_penalty,
+            p.presence_penalty,
+            p.frequency_penalty,
+            p.seed
         )
     }
 }
@@ -220,7 +317,50 @@ mod tests {
         let s = SamplingArgs { repeat_penalty: Some(1.3), ..SamplingArgs::default() }.resolve(&model());
         assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n), (1.3, 64));
         let s = SamplingArgs { repeat_last_n: Some(7), ..SamplingArgs::default() }.resolve(&model());
-        assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n), (1.1, 7));
+        assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n, s.params.answer_last_n), (1.1, 7, 7));
+        // Saying the model's own again changes nothing.
+        let s = SamplingArgs { repeat_penalty: Some(1.1), ..SamplingArgs::default() }.resolve(&model());
+        assert_eq!((s.params.repeat_penalty, s.params.repeat_last_n), (1.1, usize::MAX));
+    }
+
+    #[test]
+    fn presence_and_frequency_look_at_the_whole_answer_unless_told() {
+        let args = SamplingArgs { presence_penalty: Some(0.5), ..SamplingArgs::default() };
+        let model =
+            SamplingDefaults { frequency_penalty: Some(-1.0), presence_penalty: Some(2.0), ..model() };
+        let p = args.resolve(&model).params;
+        assert_eq!((p.presence_penalty, p.frequency_penalty, p.answer_last_n), (0.5, -1.0, usize::MAX));
+    }
+
+    #[test]
+    fn every_request_of_a_file_has_a_seed_of_its_own() {
+        let seeds = |base| (0..2000).map(|i| seed_of(base, i)).collect::<std::collections::HashSet<_>>();
+        for base in [0, 1, u64::MAX] {
+            assert_eq!((seed_of(base, 0), seeds(base).len()), (base, 2000));
+            assert!((1..2000).all(|i| seed_of(base, i) < 1 << 53));
+        }
+        assert!(seeds(0).is_disjoint(&(2..2000).map(|i| seed_of(1, i)).collect()));
+    }
+
+    #[test]
+    fn lists_are_the_models_and_never_exclude_the_end() {
+        let model = SamplingDefaults {
+            suppress: vec![3],
+            begin_suppress: vec![4],
+            bad_words: vec![vec![9], vec![5, 9], vec![6]],
+            sequence_bias: vec![(vec![7], 0.5)],
+            ..SamplingDefaults::default()
+        };
+        let mut p = SamplerParams::default();
+        SamplingArgs::default().lists(&model, &[9]).put(&mut p);
+        let never = f32::NEG_INFINITY;
+        assert_eq!(p.biases[..], [(3, never)]);
+        assert_eq!(p.sequence_biases[..], [(vec![5, 9], never), (vec![6], never), (vec![7], 0.5)]);
+        assert_eq!(p.withheld, [(1, [4].into())]);
+        let mut p = SamplerParams::default();
+        let args = SamplingArgs { ignore_generation_config: true, ..SamplingArgs::default() };
+        args.lists(&model, &[9]).put(&mut p);
+        assert_eq!(p, SamplerParams::default());
     }
 
     #[test]

@@ -97,8 +97,7 @@ struct Live {
 impl Live {
     /// Whether it needs only the likeliest token.
     fn is_greedy(&self) -> bool {
-        let p = self.sampler.params();
-        p.temperature == 0.0 && p.repeat_penalty == 1.0
+        self.sampler.params().is_greedy()
     }
 }
 
@@ -210,7 +209,7 @@ impl Requests {
                 prompt.len()
             )));
         }
-        let sampler = Sampler::new(sampling)?;
+        let sampler = Sampler::new(sampling)?.after_prompt(prompt.len());
         // The last token is not stored.
         let most = prompt.len().saturating_add(max_tokens - 1).min(context);
         let pages = KvGeometry::pages_for(most);

@@ -8,7 +8,7 @@
 //! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model ready to run |
 //! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`], [`QueryScaling`] | its sizes, independent of the file format |
 //! | [`Block`], [`MatrixSpec`], [`NormSpec`], [`tensor_name`] | the tensors of a block and their names |
-//! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
+//! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`], [`PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
 //! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | the tensors it must have, and the tensors it has |
 //! | [`FAMILIES`], [`Family`], [`hf_spec`] | model families, and the one that a `config.json` names |
 //! | [`export_gguf`], [`export_hf_folder`] | writes a loaded model to files |
@@ -39,6 +39,8 @@ pub use export::{export_gguf, export_hf_folder};
 pub use hf::hf_spec;
 pub use load::{from_gguf, load};
 pub use loaded::{LoadedModel, TextSource};
-pub use sampling::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE};
+pub use sampling::{
+    MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE,
+};
 pub use spec::{Ffn, ModelSpec, Norm, Position, QkNorm, QueryScaling, Rope, RopePairing, RopeScaling};
 pub use weights::Weights;

@@ -19,6 +19,10 @@ pub const TOP_P_RANGE: RangeInclusive<f32> = f32::MIN_POSITIVE..=1.0;
 pub const MIN_P_RANGE: RangeInclusive<f32> = 0.0..=1.0;
 /// Repetition penalties; 1 is none.
 pub const REPEAT_PENALTY_RANGE: RangeInclusive<f32> = f32::MIN_POSITIVE..=100.0;
+/// Presence and frequency penalties; 0 is none.
+pub const PENALTY_RANGE: RangeInclusive<f32> = -2.0..=2.0;
+/// Most tokens, sequences or texts of a list.
+const MOST_LISTED: usize = 1 << 16;
 
 /// Recommended settings. Each lies in its range; those without a recommendation are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -35,6 +39,22 @@ pub struct SamplingDefaults {
     pub repeat_penalty: Option<f32>,
     /// How many of the last tokens the penalty covers; `usize::MAX` for all.
     pub repeat_last_n: Option<usize>,
+    /// Subtracted from the logits of tokens that the answer has, in [`PENALTY_RANGE`].
+    pub presence_penalty: Option<f32>,
+    /// The same as often as the answer has the token, in [`PENALTY_RANGE`].
+    pub frequency_penalty: Option<f32>,
+    /// Tokens that are never chosen.
+    pub suppress: Vec<u32>,
+    /// Tokens that are not chosen first.
+    pub begin_suppress: Vec<u32>,
+    /// Sequences of which the last token is not chosen behind the others.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Added to the logit of the last token of a sequence behind the others.
+    pub sequence_bias: Vec<(Vec<u32>, f32)>,
+    /// Tokens before which the answer does not end.
+    pub min_tokens: Option<usize>,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
     /// A sentence for each setting that was found but is not followed.
     pub ignored: Vec<String>,
 }
@@ -44,12 +64,21 @@ impl fmt::Display for SamplingDefaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let real = |name: &str, value: Option<f32>| value.map(|v| format!("{name} {v}"));
         let top_k = self.top_k.map(|k| format!("top-k {k}"));
+        let count = |what: &str, n: usize| (n > 0).then(|| format!("{n} {what}"));
         let said = [
             real("temperature", self.temperature),
             top_k,
             real("top-p", self.top_p),
             real("min-p", self.min_p),
             real("repeat penalty", self.repeat_penalty),
+            real("presence penalty", self.presence_penalty),
+            real("frequency penalty", self.frequency_penalty),
+            count("tokens suppressed", self.suppress.len()),
+            count("tokens suppressed at the beginning", self.begin_suppress.len()),
+            count("bad words", self.bad_words.len()),
+            count("biases", self.sequence_bias.len()),
+            self.min_tokens.map(|n| format!("at least {n} tokens")),
+            count("stop strings", self.stop.len()),
         ];
         f.write_str(&said.into_iter().flatten().collect::<Vec<_>>().join(", "))
     }
@@ -76,16 +105,50 @@ impl SamplingDefaults {
             Some(other) => found.ignore("do_sample", &other, "true or false is wanted"),
         }
         let repeat_penalty = found.real("repetition_penalty", REPEAT_PENALTY_RANGE);
-        for (key, off) in [
-            ("typical_p", 1.0),
-            ("epsilon_cutoff", 0.0),
-            ("eta_cutoff", 0.0),
-            ("penalty_alpha", 0.0),
-            ("no_repeat_ngram_size", 0.0),
-            ("num_beams", 1.0),
-        ] {
+        for (key, off) in UNSUPPORTED {
             found.unsupported(key, off);
         }
+        // 20 is what `transformers` wrote into files that said nothing about it.
+        for (key, off) in [("max_new_tokens", None), ("max_length", Some(20.0))] {
+            if let Some(value) =
+                found.get(key).filter(|v| !matches!((v, off), (Found::Number(x), Some(off)) if *x == off))
+            {
+                found.ignore(key, &value, "-n says how many tokens are generated");
+            }
+        }
+        let mut list = |key: &str, wanted: &str, read: &mut dyn FnMut(&Json) -> Option<()>| {
+            let value = config.get(key).filter(|v| !v.is_null());
+            let short = |v: &Json| v.as_array().is_none_or(|list| list.len() <= MOST_LISTED);
+            let problem = match value {
+                None => return,
+                Some(value) if !short(value) => format!("more than {MOST_LISTED} entries"),
+                Some(value) if read(value).is_none() => format!("{wanted} is wanted"),
+                Some(_) => return,
+            };
+            let shown = found.get(key).unwrap_or(Found::Compound);
+            found.ignore(key, &shown, &problem);
+        };
+        let (mut suppress, mut begin_suppress) = (Vec::new(), Vec::new());
+        let (mut bad_words, mut sequence_bias, mut stop) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, to) in [("suppress_tokens", &mut suppress), ("begin_suppress_tokens", &mut begin_suppress)]
+        {
+            list(key, "a list of token ids", &mut |v| tokens(v).map(|ids| *to = ids));
+        }
+        list("bad_words_ids", "a list of lists of token ids", &mut |v| {
+            let words: Option<Vec<_>> = v.as_array()?.iter().map(sequence).collect();
+            words.map(|words| bad_words = words)
+        });
+        list("sequence_bias", "a list of token ids with their biases", &mut |v| {
+            biases(v).map(|all| sequence_bias = all)
+        });
+        list("stop_strings", "a text, or a list of texts that are not empty,", &mut |v| {
+            let text = |v: &Json| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned);
+            let texts: Option<Vec<String>> = match v {
+                Json::Array(list) => list.iter().map(text).collect(),
+                one => text(one).map(|one| vec![one]),
+            };
+            texts.map(|texts| stop = texts)
+        });
         SamplingDefaults {
             temperature,
             top_k: found.count("top_k").map(|k| k.unwrap_or(0)),
@@ -93,6 +156,14 @@ impl SamplingDefaults {
             min_p: found.real("min_p", MIN_P_RANGE),
             repeat_last_n: repeat_penalty.map(|_| usize::MAX),
             repeat_penalty,
+            presence_penalty: found.real("presence_penalty", PENALTY_RANGE),
+            frequency_penalty: found.real("frequency_penalty", PENALTY_RANGE),
+            suppress,
+            begin_suppress,
+            bad_words,
+            sequence_bias,
+            min_tokens: found.count("min_new_tokens").flatten().filter(|n| *n > 0),
+            stop,
             ignored: found.ignored,
         }
     }
@@ -120,6 +191,12 @@ impl SamplingDefaults {
         if let Some(order) = found.get("sequence") {
             found.ignore("sequence", &order, "the order of the filters is fixed");
         }
+        let names = metadata.keys().filter_map(|key| key.strip_prefix("general.sampling."));
+        for key in names.filter(|key| !GGUF_KEYS.contains(key)).take(16) {
+            if let Some(value) = found.get(key) {
+                found.ignore(key, &value, "this sampler does not have it");
+            }
+        }
         let top_k = found.count("top_k").map(|k| k.unwrap_or(0));
         let (top_p, min_p) = (found.real("top_p", TOP_P_RANGE), found.real("min_p", MIN_P_RANGE));
         let filters =
@@ -138,8 +215,74 @@ impl SamplingDefaults {
             repeat_last_n: repeat_penalty.and(last_n),
             repeat_penalty,
             ignored: found.ignored,
+            ..SamplingDefaults::default()
         }
     }
+}
+
+/// Settings of `transformers` that change the text and that the sampler does not have, each with the value at which it
+/// changes nothing.
+const UNSUPPORTED: [(&str, f64); 23] = [
+    ("typical_p", 1.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+    ("top_h", f64::NAN),
+    ("penalty_alpha", 0.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("encoder_repetition_penalty", 1.0),
+    ("encoder_no_repeat_ngram_size", 0.0),
+    ("num_beams", 1.0),
+    ("num_beam_groups", 1.0),
+    ("diversity_penalty", 0.0),
+    ("num_return_sequences", 1.0),
+    ("min_length", 0.0),
+    ("max_time", f64::NAN),
+    ("guidance_scale", 1.0),
+    ("exponential_decay_length_penalty", f64::NAN),
+    ("watermarking_config", f64::NAN),
+    ("token_healing", 0.0),
+    ("forced_bos_token_id", f64::NAN),
+    ("forced_eos_token_id", f64::NAN),
+    ("forced_decoder_ids", f64::NAN),
+    ("force_words_ids", f64::NAN),
+    ("constraints", f64::NAN),
+];
+
+/// What `general.sampling.*` may hold. The last three belong to mirostat and XTC, about which a line is said.
+const GGUF_KEYS: [&str; 12] = [
+    "temp",
+    "top_k",
+    "top_p",
+    "min_p",
+    "penalty_repeat",
+    "penalty_last_n",
+    "mirostat",
+    "xtc_probability",
+    "sequence",
+    "mirostat_tau",
+    "mirostat_eta",
+    "xtc_threshold",
+];
+
+fn tokens(value: &Json) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+/// Tokens, at least one.
+fn sequence(value: &Json) -> Option<Vec<u32>> {
+    tokens(value).filter(|ids| !ids.is_empty())
+}
+
+/// `[[[id, id, ...], bias], ...]`.
+fn biases(value: &Json) -> Option<Vec<(Vec<u32>, f32)>> {
+    let entry = |entry: &Json| match &entry.as_array()?[..] {
+        [ids, bias] => {
+            let bias = bias.as_f64()? as f32;
+            Some((sequence(ids)?, bias)).filter(|_| bias.is_finite())
+        }
+        _ => None,
+    };
+    value.as_array()?.iter().map(entry).collect()
 }
 
 /// One setting as a file has it.
@@ -181,6 +324,8 @@ impl<F: Fn(&str) -> Option<Found>> Reader<F> {
     }
 
     fn ignore(&mut self, key: &str, found: &Found, why: &str) {
+        // The names of other keys of a file are as untrusted as its texts.
+        let key: String = key.chars().take(40).flat_map(char::escape_debug).collect();
         self.ignored.push(format!("{}{key}: {found} is ignored: {why}", self.prefix));
     }
 
@@ -215,6 +360,7 @@ impl<F: Fn(&str) -> Option<Found>> Reader<F> {
     fn unsupported(&mut self, key: &str, off: f64) {
         match self.get(key) {
             Some(Found::Number(x)) if x == off => {}
+            Some(Found::Bool(false)) if off == 0.0 => {}
             Some(other) => self.ignore(key, &other, "this sampler does not have it"),
             None => {}
         }
@@ -291,7 +437,7 @@ mod tests {
             min_p: Some(0.05),
             repeat_penalty: Some(1.05),
             repeat_last_n: Some(usize::MAX),
-            ignored: vec![],
+            ..SamplingDefaults::default()
         };
         assert_eq!(found, want);
         let odd = gguf(&[("mirostat", Value::Int(2)), ("sequence", Value::String("kp\u{1b}[2J".into()))]);
@@ -343,6 +489,76 @@ mod tests {
         assert_eq!(hf(json!({"num_beams": 4, "typical_p": 1.0})).ignored.len(), 1);
         // Not even an object.
         assert_eq!(hf(json!([1, 2])), SamplingDefaults::default());
+    }
+
+    #[test]
+    fn lists_are_read_or_told() {
+        let found = hf(json!({
+            "suppress_tokens": [5, 6], "begin_suppress_tokens": [7], "bad_words_ids": [[1], [2, 3]],
+            "sequence_bias": [[[8, 9], -1.5]], "stop_strings": "\n\n", "min_new_tokens": 4,
+            "presence_penalty": 1.5, "frequency_penalty": -0.5, "forced_eos_token_id": null, "max_length": 20,
+        }));
+        let want = SamplingDefaults {
+            suppress: vec![5, 6],
+            begin_suppress: vec![7],
+            bad_words: vec![vec![1], vec![2, 3]],
+            sequence_bias: vec![(vec![8, 9], -1.5)],
+            stop: vec!["\n\n".into()],
+            min_tokens: Some(4),
+            presence_penalty: Some(1.5),
+            frequency_penalty: Some(-0.5),
+            ..SamplingDefaults::default()
+        };
+        assert_eq!(found, want);
+        assert_eq!(
+            found.to_string(),
+            "presence penalty 1.5, frequency penalty -0.5, 2 tokens suppressed, 1 tokens suppressed at the beginning, \
+             2 bad words, 1 biases, at least 4 tokens, 1 stop strings"
+        );
+        assert_eq!(hf(json!({"stop_strings": ["a", "b"]})).stop, ["a", "b"]);
+        // Nothing to say: nothing is said.
+        assert_eq!(hf(json!({"suppress_tokens": [], "bad_words_ids": null})), SamplingDefaults::default());
+        for key in
+            ["suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "stop_strings"]
+        {
+            let long = Json::Array(vec![json!(1); MOST_LISTED + 1]);
+            for bad in
+                [json!(7), json!({}), json!([-1]), json!([1.5]), json!([[]]), json!(["", 1]), json!(""), long]
+            {
+                let found = hf(json!({ key: bad.clone() }));
+                assert_eq!(found.ignored.len(), 1, "{key} {bad}");
+                assert!(
+                    found.ignored[0].contains(key) && found.ignored[0].contains("is ignored"),
+                    "{found:?}"
+                );
+                assert_eq!(
+                    SamplingDefaults { ignored: vec![], ..found },
+                    SamplingDefaults::default(),
+                    "{key} {bad}"
+                );
+            }
+        }
+        for (key, value) in [
+            ("presence_penalty", json!(2.5)),
+            ("frequency_penalty", json!("1")),
+            ("min_new_tokens", json!(-3)),
+            ("min_length", json!(10)),
+            ("max_length", json!(4096)),
+            ("max_new_tokens", json!(20)),
+            ("forced_eos_token_id", json!(2)),
+            ("forced_decoder_ids", json!([[1, 2]])),
+            ("encoder_repetition_penalty", json!(1.2)),
+            ("watermarking_config", json!({})),
+            ("no_repeat_ngram_size", json!(3)),
+        ] {
+            let found = hf(json!({ key: value }));
+            assert!(found.ignored.len() == 1 && found.ignored[0].contains(key), "{key}: {found:?}");
+        }
+        let other = gguf(&[("typ\u{1b}_p", Value::Float(0.5)), ("xtc_threshold", Value::Float(0.1))]);
+        assert_eq!(
+            other.ignored,
+            ["general.sampling.typ\\u{1b}_p: 0.5 is ignored: this sampler does not have it"]
+        );
     }
 
     proptest! {

@@ -1,10 +1,11 @@
 //! Samples the next token from logits.
 //!
-//! The order of the filters is the one users know from elsewhere: repetition penalty, top-k, top-p,
-//! min-p, temperature, draw. Greedy choice is temperature 0. Everything is linear in the vocabulary:
-//! candidates are selected, and only the selected few are sorted.
+//! The order is the one users know from elsewhere: biases and exclusions, penalties, top-k, top-p, min-p,
+//! temperature, draw. Greedy choice is temperature 0. Everything is linear in the vocabulary: candidates are
+//! selected, and only the selected few are sorted.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use crate::{Error, Result};
 
@@ -21,10 +22,38 @@ pub struct SamplerParams {
     pub min_p: f32,
     /// Divides positive logits, and multiplies negative ones, of recent tokens; 1 for none.
     pub repeat_penalty: f32,
-    /// How many of the last tokens count as recent.
+    /// How many of the last tokens, those of the prompt included, count as recent.
     pub repeat_last_n: usize,
+    /// Subtracted from the logits of tokens that the answer has; 0 for none.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token as often as the answer has it; 0 for none.
+    pub frequency_penalty: f32,
+    /// How many of the last tokens these two look at. They leave out the prompt in any case.
+    pub answer_last_n: usize,
+    /// Added to the logits of tokens, minus infinity to exclude one.
+    pub biases: Arc<[(u32, f32)]>,
+    /// Added to the logit of the last token of a sequence where the others precede it, minus infinity to exclude it.
+    pub sequence_biases: Arc<[(Vec<u32>, f32)]>,
+    /// Only these tokens.
+    pub allowed: Option<Arc<[u32]>>,
+    /// Tokens excluded at the beginning of the answer, each list for this many tokens.
+    pub withheld: Vec<(usize, Arc<[u32]>)>,
     /// The same seed draws the same text.
     pub seed: u64,
+}
+
+impl SamplerParams {
+    /// Whether the model's likeliest token is always taken, so that nothing but it is needed of the logits.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+            && self.repeat_penalty == 1.0
+            && self.presence_penalty == 0.0
+            && self.frequency_penalty == 0.0
+            && self.biases.is_empty()
+            && self.sequence_biases.is_empty()
+            && self.allowed.is_none()
+            && self.withheld.is_empty()
+    }
 }
 
 impl Default for SamplerParams {
@@ -36,10 +65,20 @@ impl Default for SamplerParams {
             min_p: 0.0,
             repeat_penalty: 1.0,
             repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            answer_last_n: usize::MAX,
+            biases: Arc::default(),
+            sequence_biases: Arc::default(),
+            allowed: None,
+            withheld: Vec::new(),
             seed: 0,
         }
     }
 }
+
+/// The reason for the end of an answer whose settings exclude every token.
+pub const NO_TOKEN_LEFT: &str = "no token is left to choose: the settings exclude all of them";
 
 /// Draws tokens by [`SamplerParams`].
 #[derive(Debug, Clone)]
@@ -47,6 +86,8 @@ pub struct Sampler {
     params: SamplerParams,
     rng: Xoshiro256,
     candidates: Vec<(f32, u32)>,
+    /// Tokens of the prompt, with which a history begins.
+    prompt: usize,
 }
 
 impl Sampler {
@@ -67,8 +108,20 @@ impl Sampler {
         check("min-p", p.min_p, (0.0..=1.0).contains(&p.min_p), "between 0 and 1")?;
         let penalty = p.repeat_penalty > 0.0 && p.repeat_penalty.is_finite();
         check("repeat-penalty", p.repeat_penalty, penalty, "a positive number")?;
+        for (name, value) in
+            [("presence-penalty", p.presence_penalty), ("frequency-penalty", p.frequency_penalty)]
+        {
+            check(name, value, (-2.0..=2.0).contains(&value), "between -2 and 2")?;
+        }
         let rng = Xoshiro256::new(params.seed);
-        Ok(Sampler { params, rng, candidates: Vec::new() })
+        Ok(Sampler { params, rng, candidates: Vec::new(), prompt: 0 })
+    }
+
+    /// For histories that begin with a prompt of `n` tokens, which some settings leave out.
+    #[must_use]
+    pub fn after_prompt(mut self, n: usize) -> Sampler {
+        self.prompt = n;
+        self
     }
 
     /// The parameters in force.
@@ -78,18 +131,29 @@ impl Sampler {
 
     /// Picks the next token after `history` (oldest first). May change `logits`.
     ///
-    /// NaN is never chosen; if all logits are NaN the result is token 0.
+    /// NaN is never chosen; if all logits are NaN, or all tokens are excluded, the result is token 0.
     pub fn sample(&mut self, logits: &mut [f32], history: &[u32]) -> u32 {
+        self.choose(logits, history).unwrap_or(0)
+    }
+
+    /// [`Sampler::sample`], unless no token is left to choose: all are excluded, or NaN.
+    pub fn choose(&mut self, logits: &mut [f32], history: &[u32]) -> Option<u32> {
         assert!(!logits.is_empty(), "no logits to sample from");
+        self.bias(logits, history);
         self.penalise(logits, history);
+        self.draw(logits)
+    }
+
+    fn draw(&mut self, logits: &mut [f32]) -> Option<u32> {
         let p = &self.params;
-        if p.temperature == 0.0 || p.top_k == 1 {
-            return argmax(logits);
-        }
         let best = argmax(logits);
         let max = logits[best as usize];
-        if !max.is_finite() {
-            return best;
+        // The first is NaN, or minus infinity, only if all are.
+        if max.is_nan() || max == f32::NEG_INFINITY {
+            return None;
+        }
+        if p.temperature == 0.0 || p.top_k == 1 || !max.is_finite() {
+            return Some(best);
         }
         let all = &mut self.candidates;
         all.clear();
@@ -119,24 +183,65 @@ impl Sampler {
         for &(l, id) in all.iter() {
             left -= weight(l);
             if left < 0.0 {
-                return id;
+                return Some(id);
             }
         }
         // Rounding may leave a remainder after the last candidate.
-        all.last().map_or(best, |&(_, id)| id)
+        Some(all.last().map_or(best, |&(_, id)| id))
     }
 
-    fn penalise(&self, logits: &mut [f32], history: &[u32]) {
-        let SamplerParams { repeat_penalty, repeat_last_n, .. } = self.params;
-        if repeat_penalty == 1.0 {
-            return;
-        }
-        let mut recent = history[history.len().saturating_sub(repeat_last_n)..].to_vec();
-        recent.sort_unstable();
-        recent.dedup();
-        for id in recent {
+    /// Adds biases, and excludes tokens.
+    fn bias(&self, logits: &mut [f32], history: &[u32]) {
+        let p = &self.params;
+        let mut add = |id: u32, bias: f32| {
             if let Some(logit) = logits.get_mut(id as usize) {
-                *logit = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
+                *logit += bias;
+            }
+        };
+        p.biases.iter().for_each(|&(id, bias)| add(id, bias));
+        for (sequence, bias) in p.sequence_biases.iter() {
+            if let [before @ .., last] = &sequence[..]
+                && history.ends_with(before)
+            {
+                add(*last, *bias);
+            }
+        }
+        let answered = history.len().saturating_sub(self.prompt);
+        for (first, ids) in &p.withheld {
+            if answered < *first {
+                ids.iter().for_each(|&id| add(id, f32::NEG_INFINITY));
+            }
+        }
+        if let Some(allowed) = &p.allowed {
+            let kept: Vec<(usize, f32)> =
+                allowed.iter().filter_map(|&id| Some((id as usize, *logits.get(id as usize)?))).collect();
+            logits.fill(f32::NEG_INFINITY);
+            kept.into_iter().for_each(|(id, logit)| logits[id] = logit);
+        }
+    }
+
+    /// Penalties in the order of vLLM: repetition first, then frequency and presence.
+    fn penalise(&self, logits: &mut [f32], history: &[u32]) {
+        let p = &self.params;
+        let counted = |tokens: &[u32]| {
+            let mut tokens = tokens.to_vec();
+            tokens.sort_unstable();
+            tokens
+        };
+        if p.repeat_penalty != 1.0 {
+            let recent = counted(&history[history.len().saturating_sub(p.repeat_last_n)..]);
+            for same in recent.chunk_by(|a, b| a == b) {
+                if let Some(logit) = logits.get_mut(same[0] as usize) {
+                    *logit = if *logit > 0.0 { *logit / p.repeat_penalty } else { *logit * p.repeat_penalty };
+                }
+            }
+        }
+        if p.presence_penalty != 0.0 || p.frequency_penalty != 0.0 {
+            let first = history.len().saturating_sub(p.answer_last_n).max(self.prompt).min(history.len());
+            for same in counted(&history[first..]).chunk_by(|a, b| a == b) {
+                if let Some(logit) = logits.get_mut(same[0] as usize) {
+                    *logit -= p.frequency_penalty * same.len() as f32 + p.presence_penalty;
+                }
             }
         }
     }
@@ -303,7 +408,9 @@ mod tests {
     #[test]
     fn each_bad_parameter_is_a_usage_error_that_names_it() {
         type Change = fn(&mut SamplerParams);
-        let bad: [(&str, Change); 9] = [
+        let bad: [(&str, Change); 11] = [
+            ("--presence-penalty", |p| p.presence_penalty = 2.5),
+            ("--frequency-penalty", |p| p.frequency_penalty = f32::NAN),
             ("--temp", |p| p.temperature = -1.0),
             ("--temp", |p| p.temperature = f32::NAN),
             ("--temp", |p| p.temperature = f32::INFINITY),
@@ -391,6 +498,81 @@ mod tests {
         assert_eq!(logits, [2.0, 3.0, -2.0, 1.5]);
         s.sample(&mut logits, &[99]);
         assert_eq!(logits, [2.0, 3.0, -2.0, 1.5], "an id outside of the vocabulary is ignored");
+    }
+
+    /// `transformers` 5.24.0, `vllm/v1/worker/gpu/sample` formulas: tests/fixtures/make_penalties.py.
+    #[test]
+    fn penalties_are_those_of_transformers_and_vllm() {
+        let fixture: serde_json::Value =
+            serde_json::from_str(include_str!("../../tests/fixtures/penalties.json")).unwrap();
+        let cases = fixture["cases"].as_array().unwrap();
+        assert!(cases.len() >= 8, "the fixture lost its cases");
+        for case in cases {
+            let real = |key: &str| case[key].as_f64().unwrap() as f32;
+            let reals = |key: &str| -> Vec<f32> {
+                case[key]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|x| x.as_f64().map_or(f32::NEG_INFINITY, |x| x as f32))
+                    .collect()
+            };
+            let ids = |value: &serde_json::Value| -> Vec<u32> {
+                value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+            };
+            let bad = case["bad_words"].as_array().unwrap().iter().map(|w| (ids(w), f32::NEG_INFINITY));
+            let params = SamplerParams {
+                repeat_penalty: real("repetition_penalty"),
+                repeat_last_n: usize::MAX,
+                presence_penalty: real("presence_penalty"),
+                frequency_penalty: real("frequency_penalty"),
+                sequence_biases: bad.collect(),
+                withheld: vec![(1, ids(&case["begin_suppress"]).into())],
+                ..SamplerParams::default()
+            };
+            let (prompt, answer) = (ids(&case["prompt"]), ids(&case["answer"]));
+            let mut s = Sampler::new(params).unwrap().after_prompt(prompt.len());
+            let mut logits = reals("logits");
+            s.sample(&mut logits, &[prompt, answer].concat());
+            for (i, (got, want)) in logits.iter().zip(reals("want")).enumerate() {
+                // One rounding for each of three operations.
+                let near = (got - want).abs() <= 4.0 * f32::EPSILON * want.abs().max(1.0);
+                assert!(near || *got == want, "token {i} of {case}: {got}");
+            }
+        }
+    }
+
+    #[test]
+    fn biases_exclude_allow_and_prefer() {
+        let inf = f32::INFINITY;
+        let mut s = sampler(|p| p.biases = [(1, -inf), (2, 1.5), (9, 1.0)].into());
+        assert_eq!(s.sample(&mut [0.0, 5.0, 1.0], &[]), 2);
+        let mut s = sampler(|p| p.allowed = Some([0, 3, 77].into()));
+        assert_eq!(s.choose(&mut [0.0, 5.0, 1.0, 0.5], &[]), Some(3));
+        // Two tokens of the answer, after which the third may come.
+        let mut s = sampler(|p| p.withheld = vec![(2, [1].into())]).after_prompt(3);
+        let mut after = |n: usize| s.sample(&mut [0.0, 5.0, 1.0], &vec![0; n]);
+        assert_eq!((after(3), after(4), after(5)), (2, 2, 1));
+        let mut none = sampler(|p| (p.temperature, p.allowed) = (1.0, Some([7].into())));
+        assert_eq!((none.choose(&mut [0.0; 3], &[]), none.sample(&mut [0.0; 3], &[])), (None, 0));
+        let mut sequence = sampler(|p| p.sequence_biases = [(vec![4, 5, 1], -inf)].into());
+        let mut after = |history: &[u32]| sequence.sample(&mut [0.0, 5.0, 1.0], history);
+        assert_eq!((after(&[9, 4, 5]), after(&[5]), after(&[4, 5, 5])), (2, 1, 1));
+        // Whatever changes logits rules out taking the likeliest without them.
+        type Change = fn(&mut SamplerParams);
+        let changes: [Change; 7] = [
+            |p| p.repeat_penalty = 1.1,
+            |p| p.presence_penalty = 0.1,
+            |p| p.frequency_penalty = -0.1,
+            |p| p.biases = [(1, 1.0)].into(),
+            |p| p.sequence_biases = [(vec![1], 1.0)].into(),
+            |p| p.allowed = Some([1].into()),
+            |p| p.withheld = vec![(1, [1].into())],
+        ];
+        assert!(SamplerParams::default().is_greedy());
+        for change in changes {
+            assert!(!sampler(change).params().is_greedy());
+        }
     }
 
     proptest! {

@@ -21,7 +21,7 @@ use std::process::{Command, Output, Stdio};
 use serde::{Deserialize, Serialize};
 
 use super::template::COMPILER_STACK;
-use super::{ChatTemplate, Message};
+use super::{ChatTemplate, Conversation, Message};
 use crate::{Error, Result};
 
 /// First argument of a child.
@@ -45,8 +45,7 @@ const TOGETHER: usize = 64;
 #[derive(Debug, Serialize, Deserialize)]
 struct Request<'a> {
     source: Cow<'a, str>,
-    conversations: Vec<Cow<'a, [Message]>>,
-    add_generation_prompt: bool,
+    conversations: Vec<Cow<'a, Conversation>>,
     bos_token: Cow<'a, str>,
     eos_token: Cow<'a, str>,
 }
@@ -93,34 +92,37 @@ impl Sandbox {
         bos_token: &str,
         eos_token: &str,
     ) -> Result<String> {
-        let together = self.render_together(
-            source,
-            &[Cow::Borrowed(messages)],
-            add_generation_prompt,
-            (bos_token, eos_token),
-        );
+        let one = Conversation { add_generation_prompt, ..Conversation::new(messages.to_vec()) };
+        self.render_one(source, &one, bos_token, eos_token)
+    }
+
+    fn render_one(
+        &self,
+        source: &str,
+        one: &Conversation,
+        bos_token: &str,
+        eos_token: &str,
+    ) -> Result<String> {
+        let together = self.render_together(source, &[Cow::Borrowed(one)], (bos_token, eos_token));
         together.map(|mut one| one.remove(0))?
     }
 
-    /// [`Sandbox::render`] for many conversations, [`TOGETHER`] of them per process. If these take too much together,
-    /// each is rendered in its own process, so that only the conversation that causes the error reports it.
+    /// Runs [`ChatTemplate::render_conversation`] for many conversations, [`TOGETHER`] of them per process. If these take
+    /// too much together, each is rendered in its own process, so that only the conversation that causes the error
+    /// reports it.
     pub fn render_all(
         &self,
         source: &str,
-        conversations: &[Vec<Message>],
-        add_generation_prompt: bool,
+        conversations: &[Conversation],
         bos_token: &str,
         eos_token: &str,
     ) -> Vec<Result<String>> {
         let mut all = Vec::with_capacity(conversations.len());
         for some in conversations.chunks(TOGETHER) {
-            let borrowed: Vec<_> = some.iter().map(Cow::from).collect();
-            let tokens = (bos_token, eos_token);
-            match self.render_together(source, &borrowed, add_generation_prompt, tokens) {
+            let borrowed: Vec<_> = some.iter().map(Cow::Borrowed).collect();
+            match self.render_together(source, &borrowed, (bos_token, eos_token)) {
                 Ok(answers) => all.extend(answers),
-                Err(_) => all.extend(some.iter().map(|messages| {
-                    self.render(source, messages, add_generation_prompt, bos_token, eos_token)
-                })),
+                Err(_) => all.extend(some.iter().map(|c| self.render_one(source, c, bos_token, eos_token))),
             }
         }
         all
@@ -131,18 +133,16 @@ impl Sandbox {
     fn render_together(
         &self,
         source: &str,
-        conversations: &[Cow<'_, [Message]>],
-        add_generation_prompt: bool,
+        conversations: &[Cow<'_, Conversation>],
         (bos_token, eos_token): (&str, &str),
     ) -> Result<Vec<Result<String>>> {
         let request = Request {
             source: source.into(),
             conversations: conversations.to_vec(),
-            add_generation_prompt,
             bos_token: bos_token.into(),
             eos_token: eos_token.into(),
         };
-        let request = serde_json::to_vec(&request).expect("text and a bool are JSON");
+        let request = serde_json::to_vec(&request).expect("conversations are JSON");
         let no_child = |e: io::Error| Error::Run(format!("chat template: no process to render it in: {e}"));
         let output = exchange(&mut self.command(), &request).map_err(no_child)?;
         if !output.status.success() {
@@ -242,11 +242,9 @@ fn serve() -> Vec<Answer> {
         // An error of the template applies to every conversation.
         Err(error) => return vec![answer(Err(error)); request.conversations.len()],
     };
-    let Request { conversations, add_generation_prompt, bos_token, eos_token, .. } = &request;
-    let render = |messages: &Cow<'_, [Message]>| {
-        template.render(messages, *add_generation_prompt, bos_token, eos_token)
-    };
-    conversations.iter().map(|messages| answer(render(messages))).collect()
+    let Request { conversations, bos_token, eos_token, .. } = &request;
+    let render = |one: &Cow<'_, Conversation>| template.render_conversation(one, bos_token, eos_token);
+    conversations.iter().map(|one| answer(render(one))).collect()
 }
 
 /// Compiles the template within limits, then lowers the memory limit for rendering.

@@ -23,6 +23,8 @@ pub struct StreamDecoder {
     /// Decoded text that may be the start of a stop string.
     held: String,
     strip_space: bool,
+    /// Whether the output includes the stop string.
+    keep_stop: bool,
     stopped: bool,
 }
 
@@ -39,6 +41,18 @@ impl StreamDecoder {
     pub fn strip_leading_space(mut self, strip: bool) -> StreamDecoder {
         self.strip_space = strip;
         self
+    }
+
+    /// Whether the output ends with the stop string instead of in front of it.
+    #[must_use]
+    pub fn keep_stop(mut self, keep: bool) -> StreamDecoder {
+        self.keep_stop = keep;
+        self
+    }
+
+    /// Other stop strings from here on; text held back for the old ones counts.
+    pub fn stop_at(&mut self, stops: impl IntoIterator<Item = impl Into<String>>) {
+        self.stops = stops.into_iter().map(Into::into).filter(|s: &String| !s.is_empty()).collect();
     }
 
     /// Whether a stop string has been reached. Later pushes yield nothing.
@@ -78,12 +92,13 @@ impl StreamDecoder {
     fn release(&mut self, end: bool) -> StreamOutput {
         let keep = if end { 0 } else { self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0) };
         let ready = self.held.len() - keep;
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = found
+        let found =
+            self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop.len()))).min();
+        if let Some((at, length)) = found
             && at <= ready
         {
             self.stopped = true;
-            self.held.truncate(at);
+            self.held.truncate(if self.keep_stop { at + length } else { at });
             return StreamOutput { text: std::mem::take(&mut self.held), stopped: true };
         }
         // If a stop string was found after the start of another that may still complete, the earlier one would win:

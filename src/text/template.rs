@@ -3,34 +3,171 @@
 //! Models carry Jinja2 programs for this. They come with the model file and are untrusted, so they run on minijinja
 //! with bounds on steps, recursion and output, and see only the conversation. That bounds neither the memory nor the
 //! time of a single step, so templates from a model file are rendered by [`super::sandbox`], which runs this code in a
-//! process with limits. The environment is that of Hugging Face: `trim_blocks`, `lstrip_blocks`, Python's string
-//! methods, `raise_exception`, `strftime_now`, `tojson`.
+//! process with limits. The environment is that of Hugging Face: `trim_blocks`, `lstrip_blocks` ([`source`]), Python's
+//! string methods, `raise_exception`, `strftime_now`, `tojson` ([`tojson`](mod@tojson)).
+
+mod json;
+mod source;
+mod tojson;
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, context};
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, escape_formatter};
 use serde::{Deserialize, Serialize};
 
 use super::Tokenizer;
 use crate::{Error, Result, small_file};
 
+pub use json::Json;
+
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or another role that the template knows.
-    pub role: String,
-    /// The text of the turn.
-    pub content: String,
-}
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Message(Json);
 
 impl Message {
-    /// A message by its parts.
+    /// A message by its parts: the role is `system`, `user`, `assistant`, or another one that the template knows.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
+        let entry = |key: &str, text: String| (key.to_owned(), Json::Text(text));
+        Message(Json::Object(vec![entry("role", role.into()), entry("content", content.into())]))
     }
+
+    /// A message with the fields of an object. All of them reach the template, except for those that are null.
+    ///
+    /// # Errors
+    /// If it is no object with a role, or its content is neither a text nor a list of parts with a text.
+    pub fn from_json(mut fields: Json) -> std::result::Result<Message, &'static str> {
+        let Json::Object(entries) = &mut fields else { return Err("it is no object") };
+        // Other programs write `"content": null` for a turn that only calls tools.
+        entries.retain(|(_, value)| *value != Json::Null);
+        if fields.get("role").and_then(Json::as_str).is_none() {
+            return Err("no role");
+        }
+        let is_text = |part: &Json| {
+            part.get("type").and_then(Json::as_str) == Some("text")
+                && part.get("text").and_then(Json::as_str).is_some()
+        };
+        match fields.get("content") {
+            None | Some(Json::Text(_)) => Ok(Message(fields)),
+            Some(Json::List(parts)) if parts.iter().all(is_text) => Ok(Message(fields)),
+            Some(_) => Err("the content is no text"),
+        }
+    }
+
+    /// The role.
+    pub fn role(&self) -> &str {
+        self.0.get("role").and_then(Json::as_str).unwrap_or_default()
+    }
+
+    /// The text of the turn: its content, or that of all parts.
+    pub fn text(&self) -> String {
+        match self.0.get("content") {
+            Some(Json::Text(text)) => text.clone(),
+            Some(Json::List(parts)) => parts.iter().filter_map(|p| p.get("text")?.as_str()).collect(),
+            _ => String::new(),
+        }
+    }
+
+    /// Whether the content is a list of parts.
+    fn has_parts(&self) -> bool {
+        matches!(self.0.get("content"), Some(Json::List(_)))
+    }
+
+    /// The fields as a template gets them: without parts unless `parts`, the text of the content with `more` at its end,
+    /// and the reasoning under the names that templates read, as `transformers` gives it.
+    fn for_template(&self, parts: bool, more: &str) -> Value {
+        let Json::Object(entries) = &self.0 else { return self.0.value() };
+        let mut entries: Vec<_> = entries.iter().filter(|(_, v)| *v != Json::Null).cloned().collect();
+        if self.has_parts() && !parts {
+            json::put(&mut entries, "content".into(), Json::Text(self.text()));
+        }
+        if !more.is_empty()
+            && let Some((_, content)) = entries.iter_mut().find(|(key, _)| key == "content")
+        {
+            append(content, more);
+        }
+        let named = |key: &&str| entries.iter().find(|(name, _)| name == key).map(|(_, v)| v.clone());
+        if let Some(reasoning) = ["reasoning_content", "thinking", "reasoning"].iter().find_map(named) {
+            if named(&"thinking").is_none() {
+                entries.insert(0, ("thinking".into(), reasoning.clone()));
+            }
+            json::put(&mut entries, "reasoning_content".into(), reasoning);
+        }
+        Json::Object(entries).value()
+    }
+}
+
+/// Appends to a text, or to the last part of a content.
+fn append(content: &mut Json, more: &str) {
+    match content {
+        Json::Text(text) => text.push_str(more),
+        Json::List(parts) => {
+            let Some(Json::Object(last)) = parts.last_mut() else { return };
+            if let Some((_, text)) = last.iter_mut().find(|(key, _)| key == "text") {
+                append(text, more);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A conversation, and what else its template gets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Conversation {
+    /// The turns.
+    pub messages: Vec<Message>,
+    /// Functions that the model may call, as in OpenAI's API; `None` in the template without any.
+    pub tools: Option<Json>,
+    /// Documents to answer from.
+    pub documents: Option<Json>,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub variables: Vec<(String, Json)>,
+    /// Whether the prompt ends where the answer begins, instead of behind the last message.
+    pub add_generation_prompt: bool,
+    /// Whether the prompt ends inside of the last message, which the answer continues.
+    pub continue_final_message: bool,
+}
+
+impl Conversation {
+    /// Messages to answer.
+    pub fn new(messages: Vec<Message>) -> Conversation {
+        Conversation {
+            messages,
+            tools: None,
+            documents: None,
+            variables: Vec::new(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+        }
+    }
+}
+
+/// Variables that have a place of their own in a request, or that name arguments of `apply_chat_template`.
+const RESERVED: [&str; 15] = [
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+];
+
+/// Whether a user may set the template's variable `name`.
+pub fn is_template_variable(name: &str) -> bool {
+    !name.is_empty() && !RESERVED.contains(&name)
 }
 
 /// A compiled chat template. An untrusted one may take any amount of memory and time to compile and to render: see
@@ -38,6 +175,10 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
+    /// Whether the source speaks of a message's content, without which no message can be continued.
+    has_content: bool,
+    /// Whether it prints contents that are lists of parts, once known.
+    parts: OnceLock<bool>,
 }
 
 /// ChatML, for models that have its tokens but no template.
@@ -46,6 +187,8 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['
     {{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 const NAME: &str = "chat_template";
+/// What marks the end of a message that is to be continued, in the prompt; the name is that of `transformers`.
+const FINAL: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// Real templates have a few KiB; those with tool use up to 25.
 const MAX_SOURCE: usize = 128 << 10;
 /// The compiler recurses once for every operator of a chain such as `1+1+1`, so two bytes of source
@@ -64,7 +207,8 @@ impl ChatTemplate {
             return Err(Error::format("chat template", format!("{n} bytes, more than {MAX_SOURCE}")));
         }
         let mut env = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        // All white space is decided by `source::rewrite`.
+        let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
         env.set_syntax(syntax.expect("the default delimiters"));
         env.set_undefined_behavior(UndefinedBehavior::Lenient);
         env.set_auto_escape_callback(|_| AutoEscape::None);
@@ -75,10 +219,15 @@ impl ChatTemplate {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
         env.add_function("strftime_now", strftime_now);
-        env.add_filter("tojson", tojson);
+        env.add_filter("tojson", tojson::tojson);
+        env.set_formatter(|out, state, value| match f64::try_from(value.clone()) {
+            Ok(x) if value.is_number() && !value.is_integer() => Ok(out.write_str(&tojson::float(x))?),
+            _ => escape_formatter(out, state, value),
+        });
         // minijinja can iterate over none but Python cannot, and templates test this before taking lengths.
         env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        let source = without_generation_tags(source);
+        let has_content = source.contains("content");
+        let source = source::rewrite(source)?;
         let compiled = std::thread::scope(|scope| {
             let compile = || env.add_template_owned(NAME, source);
             let thread = std::thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, compile);
@@ -93,7 +242,7 @@ impl ChatTemplate {
             let line = e.line().map(|l| format!(" in line {l}")).unwrap_or_default();
             Error::format("chat template", format!("does not compile{line}: {}", one_sentence(&e)))
         })?;
-        Ok(ChatTemplate { env })
+        Ok(ChatTemplate { env, has_content, parts: OnceLock::new() })
     }
 
     /// The source of a template for a model that carries none: ChatML if the vocabulary has its tokens.
@@ -123,18 +272,85 @@ impl ChatTemplate {
         bos_token: &str,
         eos_token: &str,
     ) -> Result<String> {
+        let conversation = Conversation { add_generation_prompt, ..Conversation::new(messages.to_vec()) };
+        self.render_conversation(&conversation, bos_token, eos_token)
+    }
+
+    /// The prompt for a conversation.
+    ///
+    /// # Errors
+    /// Those of the template, and if the last message is to be continued and does not appear in the prompt.
+    pub fn render_conversation(
+        &self,
+        conversation: &Conversation,
+        bos_token: &str,
+        eos_token: &str,
+    ) -> Result<String> {
+        let parts = conversation.messages.iter().any(Message::has_parts) && self.prints_parts();
+        if !conversation.continue_final_message {
+            return self.run(conversation, parts, "", bos_token, eos_token);
+        }
+        let refuse = |why: &str| Err(Error::Run(format!("continue_final_message: {why}")));
+        let last = conversation.messages.last().map(Message::text).unwrap_or_default();
+        if !self.has_content {
+            return refuse("the chat template does not print contents");
+        }
+        if last.is_empty() {
+            return refuse("the last message has no text to continue");
+        }
+        let prompt = self.run(conversation, parts, FINAL, bos_token, eos_token)?;
+        match prompt.rfind(FINAL.trim_end()) {
+            None => refuse("the chat template does not print the last message"),
+            Some(_) if !prompt.contains(last.trim()) => refuse("the chat template changes the last message"),
+            // The space at the end is gone where a template trims.
+            Some(at) if prompt[at..].starts_with(FINAL) => Ok(prompt[..at].to_owned()),
+            Some(at) => Ok(prompt[..at].trim_end().to_owned()),
+        }
+    }
+
+    /// Whether a content that is a list of parts is printed as their texts, which not every template does.
+    fn prints_parts(&self) -> bool {
+        *self.parts.get_or_init(|| {
+            let part = [("type", "text"), ("text", FINAL)].map(|(k, v)| (k.to_owned(), Json::from(v)));
+            let content = Json::List(vec![Json::Object(part.into())]);
+            let fields = vec![("role".to_owned(), Json::from("user")), ("content".to_owned(), content)];
+            let one = Conversation::new(vec![Message(Json::Object(fields))]);
+            let prompt = self.run(&one, true, "", "", "").unwrap_or_default();
+            prompt.contains(FINAL.trim_end()) && !prompt.contains("'text'") && !prompt.contains("\"text\"")
+        })
+    }
+
+    fn run(
+        &self,
+        conversation: &Conversation,
+        parts: bool,
+        more: &str,
+        bos_token: &str,
+        eos_token: &str,
+    ) -> Result<String> {
         let template = self.env.get_template(NAME).expect("added when constructed");
-        let said: usize = messages.iter().map(|m| m.role.len() + m.content.len()).sum();
+        let Conversation { messages, tools, documents, variables, add_generation_prompt, .. } = conversation;
+        let said: usize = messages.iter().map(|m| m.0.size()).sum::<usize>()
+            + tools
+                .iter()
+                .chain(documents)
+                .chain(variables.iter().map(|(_, v)| v))
+                .map(Json::size)
+                .sum::<usize>();
         let mut out = Bounded { bytes: Vec::new(), limit: said.saturating_mul(2).saturating_add(MAX_OUTPUT) };
-        let turn = |m: &Message| context! { role => &m.role, content => &m.content };
-        let context = context! {
-            messages => messages.iter().map(turn).collect::<Vec<Value>>(),
-            add_generation_prompt,
-            bos_token,
-            eos_token,
-            tools => Value::from(()),
-            documents => Value::from(()),
+        let turn = |(i, m): (usize, &Message)| {
+            m.for_template(parts, if i + 1 == messages.len() { more } else { "" })
         };
+        // The user's variables may replace the special tokens, as in `transformers`, but nothing else.
+        let mut all = vec![("bos_token", Value::from(bos_token)), ("eos_token", Value::from(eos_token))];
+        all.extend(variables.iter().map(|(name, value)| (name.as_str(), value.value())));
+        all.extend([
+            ("messages", messages.iter().enumerate().map(turn).collect()),
+            ("add_generation_prompt", Value::from(*add_generation_prompt)),
+            ("tools", tools.as_ref().map_or(Value::from(()), Json::value)),
+            ("documents", documents.as_ref().map_or(Value::from(()), Json::value)),
+        ]);
+        let context = Value::from_pairs(all);
         // The engine has panicked on slices of empty lists; a panic leaves none of our state inconsistent.
         let run = AssertUnwindSafe(|| template.render_captured_to(context, &mut out).map(drop));
         match catch_unwind(run) {
@@ -180,16 +396,6 @@ impl Write for Bounded {
     }
 }
 
-/// Removes `{% generation %}` tags, which mark the assistant's text for training and only print their body.
-fn without_generation_tags(source: &str) -> String {
-    let tag = regex::Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a constant pattern");
-    tag.replace_all(source, |found: &regex::Captures| {
-        let body = if found.get(2).is_some() { "endif" } else { "if true" };
-        format!("{{%{} {body} {}%}}", &found[1], &found[3])
-    })
-    .into_owned()
-}
-
 /// The local time, formatted as C and Python do.
 fn strftime_now(format: String) -> Result<String, minijinja::Error> {
     let bad =
@@ -214,80 +420,4 @@ fn strftime_now(format: String) -> Result<String, minijinja::Error> {
         return Err(bad("the result is empty or too long"));
     }
     Ok(String::from_utf8_lossy(&buffer[..written]).into_owned())
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`: unlike minijinja's own, without escapes
-/// for HTML.
-fn tojson(value: Value, args: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<usize> = args.get("indent")?;
-    // Python's other arguments; templates do not depend on them.
-    let _: Option<bool> = args.get("ensure_ascii")?;
-    let _: Option<bool> = args.get("sort_keys")?;
-    args.assert_all_used()?;
-    let mut out = String::new();
-    let pad = indent.map(|n| " ".repeat(n.min(16)));
-    write_json(&mut out, &value, pad.as_deref(), 0)?;
-    Ok(Value::from(out))
-}
-
-fn write_json(
-    out: &mut String,
-    value: &Value,
-    pad: Option<&str>,
-    depth: usize,
-) -> Result<(), minijinja::Error> {
-    if depth > 64 {
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
-    }
-    let newline = |out: &mut String, depth: usize| {
-        if let Some(pad) = pad {
-            out.push('\n');
-            (0..depth).for_each(|_| out.push_str(pad));
-        }
-    };
-    let comma = if pad.is_some() { "," } else { ", " };
-    let text = |s: &str| serde_json::to_string(s).expect("text is always JSON");
-    match value.kind() {
-        ValueKind::None | ValueKind::Undefined => out.push_str("null"),
-        ValueKind::String => out.push_str(&text(value.as_str().unwrap_or_default())),
-        ValueKind::Map => {
-            out.push('{');
-            let mut first = true;
-            for key in value.try_iter()? {
-                out.push_str(if std::mem::take(&mut first) { "" } else { comma });
-                newline(out, depth + 1);
-                out.push_str(&text(&key.to_string()));
-                out.push_str(": ");
-                write_json(out, &value.get_item(&key)?, pad, depth + 1)?;
-            }
-            if !first {
-                newline(out, depth);
-            }
-            out.push('}');
-        }
-        ValueKind::Seq | ValueKind::Iterable => {
-            out.push('[');
-            let mut first = true;
-            for item in value.try_iter()? {
-                out.push_str(if std::mem::take(&mut first) { "" } else { comma });
-                newline(out, depth + 1);
-                write_json(out, &item, pad, depth + 1)?;
-            }
-            if !first {
-                newline(out, depth);
-            }
-            out.push(']');
-        }
-        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        // As in JSON, except for numbers that JSON lacks.
-        ValueKind::Number => out.push_str(&value.to_string()),
-        other => {
-            let problem = format!("tojson: {other} values have no JSON");
-            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, problem));
-        }
-    }
-    if out.len() > MAX_OUTPUT {
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "tojson: the result is too long"));
-    }
-    Ok(())
 }

@@ -1,12 +1,37 @@
 //! An answer under construction: takes tokens and returns the text that is final, up to a stop string or the end of the
 //! turn.
 
-use tandem::text::{StreamDecoder, Tokenizer};
+use tandem::text::{SamplerParams, StreamDecoder, StreamOutput, Tokenizer};
+
+/// What ends an answer, and what of it is text.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Ending {
+    /// Tokens that end it: those of the end of the turn, and the user's.
+    pub tokens: Vec<u32>,
+    /// Texts that end it.
+    pub stop: Vec<String>,
+    /// Texts end it only behind so many tokens.
+    pub min_tokens: usize,
+    /// Whether the text includes the stop string, or the text of the token, that ended it.
+    pub keep_stop: bool,
+    /// Whether special tokens are text.
+    pub show_special: bool,
+}
+
+impl Ending {
+    /// Excludes the tokens that end the answer where it is too short.
+    pub fn withhold(&self, params: &mut SamplerParams) {
+        if self.min_tokens > 0 && !self.tokens.is_empty() {
+            params.withheld.push((self.min_tokens, self.tokens.clone().into()));
+        }
+    }
+}
 
 /// See the [module](self).
 pub struct Answer<'a> {
     /// The tokenizer. Without one (random weights) the text consists of the tokens' numbers.
     tokenizer: Option<&'a Tokenizer>,
+    ending: &'a Ending,
     stream: StreamDecoder,
     /// All final text.
     pub text: String,
@@ -23,25 +48,31 @@ pub struct Piece {
 }
 
 impl<'a> Answer<'a> {
-    /// An answer that also ends at any of these texts.
-    pub fn new(tokenizer: Option<&'a Tokenizer>, stop: &[String]) -> Answer<'a> {
-        Answer { tokenizer, stream: StreamDecoder::new(stop), text: String::new(), tokens: Vec::new() }
+    /// An answer that ends so.
+    pub fn new(tokenizer: Option<&'a Tokenizer>, ending: &'a Ending) -> Answer<'a> {
+        let stops: &[String] = if ending.min_tokens == 0 { &ending.stop } else { &[] };
+        let stream = StreamDecoder::new(stops).keep_stop(ending.keep_stop);
+        Answer { tokenizer, ending, stream, text: String::new(), tokens: Vec::new() }
     }
 
     /// Takes the next token.
     pub fn push(&mut self, id: u32) -> Piece {
         self.tokens.push(id);
-        let (text, stops) = match self.tokenizer {
-            Some(t) if t.is_eog(id) => (String::new(), true),
-            Some(t) if t.is_special(id) => (String::new(), false),
-            Some(t) => {
-                let out = self.stream.push(&t.token_bytes(id));
-                (out.text, out.stopped)
+        let ends = self.ending.tokens.contains(&id);
+        let out = match self.tokenizer {
+            _ if ends && !self.ending.keep_stop => StreamOutput::default(),
+            None => StreamOutput { text: format!("{id} "), stopped: false },
+            Some(t) if t.is_special(id) && self.ending.show_special => {
+                self.stream.push(t.token_text(id).unwrap_or_default().as_bytes())
             }
-            None => (format!("{id} "), false),
+            Some(t) if t.is_special(id) || t.is_eog(id) => StreamOutput::default(),
+            Some(t) => self.stream.push(&t.token_bytes(id)),
         };
-        self.text.push_str(&text);
-        Piece { text, stops }
+        if self.tokens.len() == self.ending.min_tokens {
+            self.stream.stop_at(&self.ending.stop);
+        }
+        self.text.push_str(&out.text);
+        Piece { text: out.text, stops: ends || out.stopped }
     }
 
     /// Ends the answer and returns the text that was held back because it could have become a stop string or a

@@ -1,6 +1,8 @@
 //! Turns the user's text into tokens, with or without the chat template.
 
-use tandem::text::{Message, Sandbox, Tokenizer};
+use std::collections::BTreeSet;
+
+use tandem::text::{Conversation, Json, Message, Sandbox, Tokenizer};
 use tandem::{Error, Result};
 
 use crate::cli::open::{self, Opened};
@@ -11,6 +13,8 @@ pub struct Chat<'a> {
     tokenizer: Option<&'a Tokenizer>,
     template: Option<&'a str>,
     system: Option<&'a str>,
+    /// The user's variables of the template.
+    variables: Vec<(String, Json)>,
     vocab: usize,
     bos: String,
     eos: String,
@@ -21,9 +25,23 @@ fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
     text.bytes().map(|b| (b as usize % vocab) as u32).collect()
 }
 
+/// Whether a template has a name in it, by itself.
+fn mentions(template: &str, name: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    template
+        .match_indices(name)
+        .any(|(at, _)| !template[..at].ends_with(part) && !template[at + name.len()..].starts_with(part))
+}
+
 impl<'a> Chat<'a> {
-    /// Chat for a model; `system` is put in front of conversations without a system message.
-    pub fn new(opened: &'a Opened, tokenizer: Option<&'a Tokenizer>, system: Option<&'a str>) -> Chat<'a> {
+    /// Chat for a model; `system` is put in front of conversations without a system message, `variables` reach the
+    /// template.
+    pub fn new(
+        opened: &'a Opened,
+        tokenizer: Option<&'a Tokenizer>,
+        system: Option<&'a str>,
+        variables: Vec<(String, Json)>,
+    ) -> Chat<'a> {
         let text = |id: fn(&Tokenizer) -> Option<u32>| {
             tokenizer.and_then(|t| id(t).and_then(|id| t.token_text(id))).unwrap_or_default()
         };
@@ -31,6 +49,7 @@ impl<'a> Chat<'a> {
             tokenizer,
             template: tokenizer.and_then(|t| opened.template(t)),
             system,
+            variables,
             vocab: opened.model.spec.vocab,
             bos: text(Tokenizer::bos),
             eos: text(Tokenizer::eos),
@@ -66,50 +85,69 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The conversation that consists of a prompt.
-    pub fn conversation(&self, prompt: &str) -> Vec<Message> {
-        vec![Message::new("user", prompt)]
+    /// Messages to answer, with the user's variables.
+    pub fn conversation(&self, messages: Vec<Message>) -> Conversation {
+        Conversation { variables: self.variables.clone(), ..Conversation::new(messages) }
     }
 
     /// The tokens of conversations, each up to the beginning of the answer. Without a template, the last message is
     /// continued unchanged.
     ///
     /// # Errors
-    /// A system message, or several messages, for a model without a template. Each conversation has its own errors:
-    /// those of the template, and those of [`Chat::raw`].
-    pub fn answers(&self, conversations: Vec<Vec<Message>>) -> Vec<Result<Vec<u32>>> {
+    /// A system message, several messages, tools or variables, for a model without a template. Each conversation has its
+    /// own errors: those of the template, tools that the template does not show, and those of [`Chat::raw`].
+    pub fn answers(&self, conversations: Vec<Conversation>) -> Vec<Result<Vec<u32>>> {
         let Some(template) = self.template else {
             if self.tokenizer.is_some() && !conversations.is_empty() {
                 progress::detail("this model has no chat template: the prompt is continued as it is");
             }
             return conversations.iter().map(|c| self.without_template(c)).collect();
         };
-        let complete = |mut messages: Vec<Message>| {
-            if let Some(system) = self.system.filter(|_| messages.iter().all(|m| m.role != "system")) {
-                messages.insert(0, Message::new("system", system));
+        let mut refused = Vec::with_capacity(conversations.len());
+        let mut complete = Vec::with_capacity(conversations.len());
+        let mut unused = BTreeSet::new();
+        for mut one in conversations {
+            if let Some(system) = self.system.filter(|_| one.messages.iter().all(|m| m.role() != "system")) {
+                one.messages.insert(0, Message::new("system", system));
             }
-            messages
-        };
-        let conversations: Vec<_> = conversations.into_iter().map(complete).collect();
+            unused.extend(one.variables.iter().map(|v| v.0.clone()).filter(|name| !mentions(template, name)));
+            let hidden = [("tools", one.tools.is_some()), ("documents", one.documents.is_some())];
+            let hidden = hidden.into_iter().find(|(name, given)| *given && !mentions(template, name));
+            refused.push(hidden.map(|(name, _)| {
+                Error::usage(format!("{name}: this model's chat template does not show any to the model"))
+            }));
+            complete.push(one);
+        }
+        for name in unused {
+            progress::detail(&format!("the chat template has no variable {name}: it has no effect"));
+        }
         // The template comes from the model's author, so its errors are reported as the model file's.
-        let rendered =
-            Sandbox::this_program().render_all(template, &conversations, true, &self.bos, &self.eos);
-        let ids = |text: Result<String>| {
-            let text = text?;
+        let rendered = Sandbox::this_program().render_all(template, &complete, &self.bos, &self.eos);
+        let ids = |(text, refused): (Result<String>, Option<Error>)| {
+            let text = refused.map_or(text, Err)?;
             if text.is_empty() {
                 return Err(Error::format("chat template", "renders nothing; use --raw to do without it"));
             }
             self.raw(&text)
         };
-        rendered.into_iter().map(ids).collect()
+        rendered.into_iter().zip(refused).map(ids).collect()
     }
 
-    fn without_template(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        if self.system.is_some() {
-            return Err(Error::usage("--system: this model has no chat template"));
+    fn without_template(&self, conversation: &Conversation) -> Result<Vec<u32>> {
+        let needs_one = [
+            ("--system", self.system.is_some()),
+            ("tools", conversation.tools.is_some()),
+            ("documents", conversation.documents.is_some()),
+            ("continue_final_message", conversation.continue_final_message),
+        ];
+        if let Some((name, _)) = needs_one.iter().find(|(_, given)| *given) {
+            return Err(Error::usage(format!("{name}: this model has no chat template")));
         }
-        match messages {
-            [only] if only.role == "user" => self.raw(&only.content),
+        if let Some((name, _)) = conversation.variables.first() {
+            return Err(Error::usage(format!("variable {name}: this model has no chat template")));
+        }
+        match &conversation.messages[..] {
+            [only] if only.role() == "user" => self.raw(&only.text()),
             _ => Err(Error::usage(
                 "messages: this model has no chat template; give a prompt, or one message of the user",
             )),

@@ -1,11 +1,14 @@
 //! A file of prompts with one request per line, as a JSON object. Fields are named as in OpenAI's and vLLM's batch
 //! files.
 
-use serde_json::{Map, Value};
-use tandem::model::{MIN_P_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
-use tandem::text::Message;
+use std::ops::RangeBounds;
 
-use crate::cli::sampling::SamplingArgs;
+use serde_json::{Map, Value};
+use tandem::model::{MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
+use tandem::text::{Json, Message, is_template_variable};
+
+use super::neutral;
+use crate::cli::sampling::{SamplingArgs, random_seed};
 
 /// Most bytes of a line, far more than a request of any context needs.
 const LONGEST: usize = 16 << 20;
@@ -21,6 +24,42 @@ pub enum Ask {
     Messages(Vec<Message>),
 }
 
+/// What the chat template gets besides the messages.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ForTemplate {
+    /// Functions that the model may call.
+    pub tools: Option<Json>,
+    /// Documents to answer from.
+    pub documents: Option<Json>,
+    /// Its variables, which override those of the command line.
+    pub variables: Vec<(String, Json)>,
+    /// Whether the prompt ends where the answer begins.
+    pub add_generation_prompt: Option<bool>,
+    /// Whether the answer continues the last message.
+    pub continue_final_message: bool,
+}
+
+/// Limits to what is chosen and to where the answer ends, which the command line does not have.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Limits {
+    /// Added to the scores of tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Only these tokens.
+    pub allowed: Option<Vec<u32>>,
+    /// Texts that the answer does not have.
+    pub bad_words: Vec<String>,
+    /// Tokens before which the answer does not end.
+    pub min_tokens: Option<usize>,
+    /// Tokens that end the answer, besides those of the end of the turn.
+    pub stop_tokens: Vec<u32>,
+    /// Whether the end of the turn does not end the answer.
+    pub ignore_eos: bool,
+    /// Whether the text includes what ended the answer.
+    pub keep_stop: bool,
+    /// Whether special tokens are text.
+    pub show_special: bool,
+}
+
 /// The request of a line. The command line decides what it leaves open.
 #[derive(Debug, Clone)]
 pub struct Line {
@@ -32,10 +71,16 @@ pub struct Line {
     pub ask: Ask,
     /// Whether a text is continued without the chat template.
     pub raw: Option<bool>,
+    /// For the chat template.
+    pub template: ForTemplate,
     /// Most tokens to generate.
     pub max_tokens: Option<usize>,
     /// Its own settings, which override those of the command line.
     pub sampling: SamplingArgs,
+    /// Whether the seed is the line's own, instead of one made from that of the command line.
+    pub own_seed: bool,
+    /// What limits the choice.
+    pub limits: Limits,
     /// Texts that end the answer, instead of the command line's.
     pub stop: Option<Vec<String>>,
 }
@@ -74,7 +119,9 @@ fn parse_line(number: usize, line: &str, base: &SamplingArgs) -> Result<Line, Ba
         None => None,
         Some(other) => return Err(bad(None, format!("id: {} where a string is wanted", kind(&other)))),
     };
-    request(number, id.clone(), object, base).map_err(|why| bad(id, why))
+    // Again, with the order of keys, which templates print.
+    let ordered: Json = serde_json::from_str(line).map_err(|e| bad(id.clone(), not_json(line, &e)))?;
+    request(number, id.clone(), object, &ordered, base).map_err(|why| bad(id, why))
 }
 
 /// `{"custom_id", "method", "url", "body"}` of a batch file, or the body alone.
@@ -82,10 +129,12 @@ fn request(
     number: usize,
     id: Option<Value>,
     mut object: Map<String, Value>,
+    mut ordered: &Json,
     base: &SamplingArgs,
 ) -> Result<Line, String> {
     let mut raw = None;
     if let Some(body) = object.remove("body") {
+        ordered = ordered.get("body").unwrap_or(ordered);
         if let Some(method) = object.remove("method").filter(|m| m != "POST") {
             return Err(format!("method: {method}, \"POST\" is wanted"));
         }
@@ -109,39 +158,34 @@ fn request(
             other => return Err(format!("body: {} where a JSON object is wanted", kind(&other))),
         };
     }
-    let mut fields = Fields(object);
+    let mut fields = Fields(object, ordered);
     let ask = fields.ask()?;
-    let stop = fields.stop()?;
-    let mut own = base.clone();
-    let sampling = &mut own;
-    let real = |x: f64| x as f32;
-    set(&mut sampling.temp, fields.real("temperature", TEMPERATURE_RANGE, "0 to 100")?.map(real));
-    set(&mut sampling.top_p, fields.real("top_p", TOP_P_RANGE, "above 0, up to 1")?.map(real));
-    set(&mut sampling.min_p, fields.real("min_p", MIN_P_RANGE, "0 to 1")?.map(real));
-    let penalty = fields.either("repetition_penalty", "repeat_penalty")?;
-    set(
-        &mut sampling.repeat_penalty,
-        fields.real(penalty, REPEAT_PENALTY_RANGE, "above 0, up to 100")?.map(real),
-    );
-    // -1 means all, like 0.
-    let top_k = fields.whole("top_k", -1, i64::from(u32::MAX))?;
-    set(&mut sampling.top_k, top_k.map(|k| k.max(0) as u32));
-    set(&mut sampling.seed, fields.whole("seed", 0, i64::MAX)?.map(|s| s as u64));
-    let most = fields.either("max_completion_tokens", "max_tokens")?;
-    let max_tokens = fields.whole(most, 1, i64::from(u32::MAX))?.map(|n| n as usize);
     let raw = fields.flag("raw")?.or(raw);
-    fields.only("n", &Value::from(1))?;
-    fields.only("stream", &Value::from(false))?;
-    // These have no effect: there is one model and one user.
-    for name in ["model", "user", "metadata"] {
-        fields.0.remove(name);
+    let template = fields.template()?;
+    let stop = fields.texts("stop")?;
+    let limits = fields.limits()?;
+    let (sampling, own_seed) = fields.sampling(base)?;
+    let most = fields.one_of(&["max_completion_tokens", "max_tokens", "n_predict"])?;
+    let max_tokens = fields.whole(most, 0, i64::from(u32::MAX))?.map(|n| n as usize);
+    if let (Some(least), Some(most)) = (limits.min_tokens, max_tokens)
+        && least > most
+    {
+        return Err(format!("min_tokens: {least}, more than the {most} tokens that are wanted at most"));
     }
+    // What the chat template or the tokenizer adds is added in any case.
+    let adds = matches!(ask, Ask::Text(_)) && raw == Some(true);
+    fields.only("add_special_tokens", &[&adds.to_string()])?;
+    for (name, values) in neutral::NEUTRAL {
+        fields.only(name, values)?;
+    }
+    neutral::NO_EFFECT.iter().for_each(|name| drop(fields.0.remove(*name)));
     match fields.0.keys().next() {
         Some(name) => Err(format!(
-            "unknown field {name:?}; known are id, prompt, messages, raw, max_tokens, temperature, top_p, top_k, min_p, \
-             repetition_penalty, seed and stop"
+            "unknown field {:?}; known are id, prompt, messages, raw, max_tokens, temperature, top_p, top_k, min_p, \
+             repetition_penalty, presence_penalty, frequency_penalty, seed, stop and others (docs/requests.md)",
+            name.chars().take(60).collect::<String>()
         )),
-        None => Ok(Line { number, id, ask, raw, max_tokens, sampling: own, stop }),
+        None => Ok(Line { number, id, ask, raw, template, max_tokens, sampling, own_seed, limits, stop }),
     }
 }
 
@@ -151,10 +195,10 @@ fn set<T>(to: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// Fields that have not been read yet.
-struct Fields(Map<String, Value>);
+/// Fields that have not been read yet, and all fields with their order.
+struct Fields<'a>(Map<String, Value>, &'a Json);
 
-impl Fields {
+impl Fields<'_> {
     fn ask(&mut self) -> Result<Ask, String> {
         match (self.0.remove("prompt"), self.0.remove("messages")) {
             (Some(_), Some(_)) => Err("both a prompt and messages; one of them is wanted".into()),
@@ -173,8 +217,14 @@ impl Fields {
                 Err(format!("prompt: {} where a text or token ids are wanted", kind(&other)))
             }
             (None, Some(Value::Array(messages))) if !messages.is_empty() => {
-                let messages = (1..).zip(&messages).map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
-                Ok(Ask::Messages(messages))
+                let Some(Json::List(ordered)) = self.1.get("messages") else {
+                    return Ok(Ask::Messages(vec![]));
+                };
+                let message = |(i, m): (usize, &Json)| {
+                    Message::from_json(m.clone()).map_err(|e| format!("message {i}: {e}"))
+                };
+                debug_assert_eq!(ordered.len(), messages.len());
+                Ok(Ask::Messages((1..).zip(ordered).map(message).collect::<Result<_, _>>()?))
             }
             (None, Some(other)) => {
                 Err(format!("messages: {} where a list of messages is wanted", kind(&other)))
@@ -182,26 +232,166 @@ impl Fields {
         }
     }
 
-    fn stop(&mut self) -> Result<Option<Vec<String>>, String> {
-        let wrong = || "stop: a text, or a list of texts that are not empty, is wanted".to_owned();
+    fn template(&mut self) -> Result<ForTemplate, String> {
+        let continue_final_message = self.flag("continue_final_message")?.unwrap_or(false);
+        let add_generation_prompt = self.flag("add_generation_prompt")?;
+        if continue_final_message && add_generation_prompt == Some(true) {
+            return Err(
+                "add_generation_prompt and continue_final_message: only one of them can be true".into()
+            );
+        }
+        let mut variables = match self.0.remove("chat_template_kwargs") {
+            None => Vec::new(),
+            Some(Value::Object(_)) => match self.1.get("chat_template_kwargs") {
+                Some(Json::Object(entries)) => entries.clone(),
+                _ => Vec::new(),
+            },
+            Some(other) => {
+                return Err(format!("chat_template_kwargs: {} where an object is wanted", kind(&other)));
+            }
+        };
+        if let Some((name, _)) = variables.iter().find(|(name, _)| !is_template_variable(name)) {
+            let name: String = name.chars().take(60).collect();
+            return Err(format!(
+                "chat_template_kwargs: {name:?} is no variable of its own: it is a field of the request"
+            ));
+        }
+        // OpenAI's name for what templates have as a variable.
+        if let Some(effort) = self.0.remove("reasoning_effort")
+            && variables.iter().all(|(name, _)| name != "reasoning_effort")
+        {
+            let effort = effort
+                .as_str()
+                .ok_or_else(|| format!("reasoning_effort: {}, a text is wanted", shown(&effort)))?;
+            variables.push(("reasoning_effort".into(), effort.into()));
+        }
+        Ok(ForTemplate {
+            tools: self.objects("tools")?,
+            documents: self.objects("documents")?,
+            variables,
+            add_generation_prompt,
+            continue_final_message,
+        })
+    }
+
+    /// A list of objects for the template; an empty one is none.
+    fn objects(&mut self, name: &str) -> Result<Option<Json>, String> {
+        match self.0.remove(name) {
+            None => Ok(None),
+            Some(Value::Array(list)) if list.is_empty() => Ok(None),
+            Some(Value::Array(list)) if list.iter().all(Value::is_object) => Ok(self.1.get(name).cloned()),
+            Some(other) => Err(format!("{name}: {} where a list of objects is wanted", kind(&other))),
+        }
+    }
+
+    fn limits(&mut self) -> Result<Limits, String> {
+        let allowed = self.tokens("allowed_token_ids")?;
+        if allowed.as_ref().is_some_and(Vec::is_empty) {
+            return Err("allowed_token_ids: an empty list allows no token".into());
+        }
+        Ok(Limits {
+            logit_bias: self.logit_bias()?,
+            allowed,
+            bad_words: self.texts("bad_words")?.unwrap_or_default(),
+            min_tokens: self.whole("min_tokens", 0, i64::from(u32::MAX))?.map(|n| n as usize),
+            stop_tokens: self.tokens("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: self.flag("ignore_eos")?.unwrap_or(false),
+            keep_stop: self.flag("include_stop_str_in_output")?.unwrap_or(false),
+            show_special: !self.flag("skip_special_tokens")?.unwrap_or(true),
+        })
+    }
+
+    /// `{"id": bias}`.
+    fn logit_bias(&mut self) -> Result<Vec<(u32, f32)>, String> {
+        let Some(value) = self.0.remove("logit_bias") else { return Ok(Vec::new()) };
+        let wrong = || {
+            format!(
+                "logit_bias: {}, an object of token ids with biases from -100 to 100 is wanted",
+                shown(&value)
+            )
+        };
+        let bias = |(id, bias): (&String, &Value)| {
+            let bias = bias.as_f64().filter(|b| (-100.0..=100.0).contains(b));
+            Some((id.parse().ok()?, bias? as f32))
+        };
+        value.as_object().ok_or_else(wrong)?.iter().map(bias).collect::<Option<_>>().ok_or_else(wrong)
+    }
+
+    /// The settings of the sampler, and whether the seed is the line's own.
+    fn sampling(&mut self, base: &SamplingArgs) -> Result<(SamplingArgs, bool), String> {
+        let mut own = base.clone();
+        let mut real =
+            |to: &mut Option<f32>, name: &str, range: std::ops::RangeInclusive<f32>, wanted: &str| {
+                self.real(name, range, wanted).map(|value| set(to, value.map(|x| x as f32)))
+            };
+        real(&mut own.temp, "temperature", TEMPERATURE_RANGE, "0 to 100")?;
+        real(&mut own.top_p, "top_p", TOP_P_RANGE, "above 0, up to 1")?;
+        real(&mut own.min_p, "min_p", MIN_P_RANGE, "0 to 1")?;
+        real(&mut own.presence_penalty, "presence_penalty", PENALTY_RANGE, "-2 to 2")?;
+        real(&mut own.frequency_penalty, "frequency_penalty", PENALTY_RANGE, "-2 to 2")?;
+        let penalty = self.one_of(&["repetition_penalty", "repeat_penalty"])?;
+        let value = self.real(penalty, REPEAT_PENALTY_RANGE, "above 0, up to 100")?;
+        let last_n = self.whole("repeat_last_n", -1, i64::from(u32::MAX))?;
+        if penalty == "repetition_penalty" && value.is_some() {
+            if last_n.is_some() {
+                return Err(
+                    "repeat_last_n: repetition_penalty looks at all tokens; repeat_penalty looks at the last"
+                        .into(),
+                );
+            }
+            // As vLLM and `transformers` do, whatever the command line says of its own.
+            own.repeat_last_n = Some(usize::MAX);
+        }
+        set(&mut own.repeat_penalty, value.map(|x| x as f32));
+        set(&mut own.repeat_last_n, last_n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)));
+        // -1 means all, like 0.
+        let top_k = self.whole("top_k", -1, i64::from(u32::MAX))?;
+        set(&mut own.top_k, top_k.map(|k| k.max(0) as u32));
+        let seed = match self.0.remove("seed") {
+            None => None,
+            Some(value) => match (value.as_u64(), value.as_i64()) {
+                (Some(seed), _) => Some(seed),
+                (None, Some(-1)) => Some(random_seed()),
+                _ => {
+                    let value = shown(&value);
+                    return Err(format!(
+                        "seed: {value}, a whole number from 0, or -1 for a random one, is wanted"
+                    ));
+                }
+            },
+        };
+        set(&mut own.seed, seed);
+        Ok((own, seed.is_some()))
+    }
+
+    fn texts(&mut self, name: &str) -> Result<Option<Vec<String>>, String> {
+        let wrong = || format!("{name}: a text, or a list of texts that are not empty, is wanted");
         let text = |v: &Value| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned).ok_or_else(wrong);
-        match self.0.remove("stop") {
+        match self.0.remove(name) {
             None => Ok(None),
             Some(Value::Array(list)) => list.iter().map(text).collect::<Result<_, _>>().map(Some),
             Some(one) => Ok(Some(vec![text(&one)?])),
         }
     }
 
+    fn tokens(&mut self, name: &str) -> Result<Option<Vec<u32>>, String> {
+        let Some(value) = self.0.remove(name) else { return Ok(None) };
+        let ids = value.as_array().and_then(|list| {
+            list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<u32>>>()
+        });
+        ids.map(Some).ok_or_else(|| format!("{name}: {}, a list of token ids is wanted", shown(&value)))
+    }
+
     fn real(
         &mut self,
         name: &str,
-        range: impl std::ops::RangeBounds<f32>,
+        range: impl RangeBounds<f32>,
         wanted: &str,
     ) -> Result<Option<f64>, String> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         match value.as_f64().filter(|&x| range.contains(&(x as f32))) {
             Some(x) => Ok(Some(x)),
-            None => Err(format!("{name}: {value}, a number ({wanted}) is wanted")),
+            None => Err(format!("{name}: {}, a number ({wanted}) is wanted", shown(&value))),
         }
     }
 
@@ -209,46 +399,46 @@ impl Fields {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         match value.as_i64().filter(|n| (least..=most).contains(n)) {
             Some(n) => Ok(Some(n)),
-            None => Err(format!("{name}: {value}, a whole number from {least} is wanted")),
+            None => Err(format!("{name}: {}, a whole number from {least} is wanted", shown(&value))),
         }
     }
 
     fn flag(&mut self, name: &str) -> Result<Option<bool>, String> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| format!("{name}: {value}, true or false is wanted"))
+        value.as_bool().map(Some).ok_or_else(|| format!("{name}: {}, true or false is wanted", shown(&value)))
     }
 
-    /// The name that is present, of two names of one setting.
-    fn either<'n>(&self, one: &'n str, other: &'n str) -> Result<&'n str, String> {
-        match (self.0.contains_key(one), self.0.contains_key(other)) {
-            (true, true) => Err(format!("both {one} and {other}, which mean the same")),
-            (true, false) => Ok(one),
-            _ => Ok(other),
+    /// The name that is present, of several names of one setting.
+    fn one_of<'n>(&self, names: &[&'n str]) -> Result<&'n str, String> {
+        let mut present = names.iter().filter(|name| self.0.contains_key(**name));
+        match (present.next(), present.next()) {
+            (Some(one), Some(other)) => Err(format!("both {one} and {other}, which mean the same")),
+            (Some(one), None) => Ok(one),
+            _ => Ok(names[0]),
         }
     }
 
-    /// Reads a setting for which only one value is supported.
-    fn only(&mut self, name: &str, can: &Value) -> Result<(), String> {
-        match self.0.remove(name) {
-            Some(value) if value != *can => Err(format!("{name}: {value}, only {can} can be")),
-            _ => Ok(()),
+    /// Reads a setting for which only some values are supported.
+    fn only(&mut self, name: &str, can: &[&str]) -> Result<(), String> {
+        let Some(value) = self.0.remove(name) else { return Ok(()) };
+        if can.iter().any(|can| neutral::is(&value, can)) {
+            return Ok(());
         }
+        let value = shown(&value);
+        Err(match can.is_empty() {
+            true => format!("{name}: {value}, which cannot be had here; leave it out"),
+            false => format!("{name}: {value}, only {} can be", can.join(" or ")),
+        })
     }
 }
 
-/// `{"role", "content"}`; the content is a text, or parts of type text.
-fn message(i: usize, value: &Value) -> Result<Message, String> {
-    let role = value["role"].as_str().ok_or_else(|| format!("message {i}: no role"))?;
-    let parts = |list: &Vec<Value>| -> Option<String> {
-        list.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text")).collect()
-    };
-    let content = match &value["content"] {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(list) => parts(list),
-        _ => None,
-    };
-    let content = content.ok_or_else(|| format!("message {i}: the content is no text"))?;
-    Ok(Message::new(role, content))
+/// A value for a message, which may be long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -300,11 +490,101 @@ mod tests {
                 .as_str(),
         )
         .unwrap();
-        let messages = vec![Message::new("system", "s"), Message::new("user", "hi")];
-        assert_eq!((line.ask, line.max_tokens), (Ask::Messages(messages), Some(9)));
+        let Ask::Messages(messages) = line.ask else { panic!("{:?}", line.ask) };
+        let said: Vec<_> = messages.iter().map(|m| (m.role(), m.text())).collect();
+        assert_eq!(said, [("system", "s".to_owned()), ("user", "hi".to_owned())]);
+        assert_eq!(line.max_tokens, Some(9));
         assert_eq!(line.sampling.temp, Some(0.25), "the command line's");
         let line = one(r#"{"custom_id":1,"url":"/v1/completions","body":{"prompt":[3,5]}}"#).unwrap();
         assert_eq!((line.ask, line.raw, line.id), (Ask::Tokens(vec![3, 5]), Some(true), Some(1.into())));
+    }
+
+    /// Clients write defaults out: what changes nothing is no error.
+    #[test]
+    fn values_that_change_nothing_are_accepted() {
+        let all = r#"{"messages":[{"role":"user","content":"a"}],"frequency_penalty":0,"presence_penalty":0.0,
+            "logprobs":false,"top_logprobs":0,"tools":[],"tool_choice":"auto","n":1,"best_of":1,"stream":false,
+            "stream_options":{"include_usage":true},"echo":false,"logit_bias":{},"response_format":{"type":"text"},
+            "min_tokens":0,"ignore_eos":false,"skip_special_tokens":true,"user":"u","store":false,"service_tier":"auto",
+            "parallel_tool_calls":true,"max_tokens":0,"top_k":-1,"stop":[],"stop_token_ids":[],"repetition_penalty":1.0,
+            "min_p":0,"length_penalty":1,"use_beam_search":false,"include_stop_str_in_output":false,"documents":[],
+            "chat_template_kwargs":{},"add_generation_prompt":true,"continue_final_message":false,"metadata":{},
+            "spaces_between_special_tokens":true,"suffix":"","modalities":["text"],"add_special_tokens":false,
+            "priority":0,"request_id":"r","safety_identifier":"s","prompt_cache_key":"k","repeat_last_n":null,
+            "functions":[],"function_call":"none","verbosity":"medium","cache_prompt":true,"mirostat":0,"typical_p":1.0}"#
+            .replace('\n', " ");
+        let line = one(&all).unwrap();
+        assert_eq!(
+            (line.max_tokens, line.template, line.own_seed),
+            (Some(0), ForTemplate { add_generation_prompt: Some(true), ..ForTemplate::default() }, false)
+        );
+        assert_eq!(line.limits, Limits { min_tokens: Some(0), ..Limits::default() });
+        // Null is the same as nothing, for every field.
+        let mut nulls: Map<String, Value> = serde_json::from_str(&all).unwrap();
+        nulls.iter_mut().filter(|(name, _)| *name != "messages").for_each(|(_, value)| *value = Value::Null);
+        one(&Value::Object(nulls).to_string()).unwrap();
+        assert_eq!(one(r#"{"prompt":"a","logprobs":0,"tool_choice":"none"}"#).unwrap().max_tokens, None);
+    }
+
+    #[test]
+    fn penalties_mean_what_their_names_mean_elsewhere() {
+        let of = |line: &str, base: &SamplingArgs| {
+            let s = parse(line, base).pop().unwrap().unwrap().sampling;
+            (s.repeat_penalty, s.repeat_last_n)
+        };
+        let none = SamplingArgs::default();
+        let flags =
+            SamplingArgs { repeat_penalty: Some(1.2), repeat_last_n: Some(8), ..SamplingArgs::default() };
+        let all = Some(usize::MAX);
+        assert_eq!(of(r#"{"prompt":"a","repetition_penalty":1.5}"#, &none), (Some(1.5), all));
+        assert_eq!(of(r#"{"prompt":"a","repetition_penalty":1.5}"#, &flags), (Some(1.5), all));
+        assert_eq!(of(r#"{"prompt":"a","repeat_penalty":1.5}"#, &none), (Some(1.5), None));
+        assert_eq!(
+            of(r#"{"prompt":"a","repeat_penalty":1.5,"repeat_last_n":5}"#, &flags),
+            (Some(1.5), Some(5))
+        );
+        assert_eq!(of(r#"{"prompt":"a","repeat_last_n":-1}"#, &flags), (Some(1.2), all));
+        assert_eq!(of(r#"{"prompt":"a"}"#, &flags), (Some(1.2), Some(8)));
+    }
+
+    #[test]
+    fn limits_and_what_templates_get() {
+        let line = one(
+            r#"{"messages":[{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}],"tools":[{"type":"function"}],
+               "chat_template_kwargs":{"enable_thinking":false,"b":{"z":1,"a":2.0}},"reasoning_effort":"low","seed":-1,
+               "logit_bias":{"5":-100,"7":1.5},"allowed_token_ids":[1,2],"bad_words":["x"],"min_tokens":3,
+               "stop_token_ids":[9],"ignore_eos":true,"include_stop_str_in_output":true,"skip_special_tokens":false,
+               "continue_final_message":true,"presence_penalty":-1,"frequency_penalty":0.5}"#
+                .replace('\n', " ")
+                .as_str(),
+        )
+        .unwrap();
+        let text = |json: &Json| serde_json::to_string(json).unwrap();
+        assert_eq!(text(line.template.tools.as_ref().unwrap()), r#"[{"type":"function"}]"#);
+        let variables: Vec<_> =
+            line.template.variables.iter().map(|(k, v)| format!("{k}={}", text(v))).collect();
+        assert_eq!(variables, ["enable_thinking=false", r#"b={"z":1,"a":2.0}"#, r#"reasoning_effort="low""#]);
+        assert!(line.template.continue_final_message && line.own_seed && line.sampling.seed.is_some());
+        let want = Limits {
+            logit_bias: vec![(5, -100.0), (7, 1.5)],
+            allowed: Some(vec![1, 2]),
+            bad_words: vec!["x".into()],
+            min_tokens: Some(3),
+            stop_tokens: vec![9],
+            ignore_eos: true,
+            keep_stop: true,
+            show_special: true,
+        };
+        assert_eq!(line.limits, want);
+        assert_eq!(
+            (line.sampling.presence_penalty, line.sampling.frequency_penalty),
+            (Some(-1.0), Some(0.5))
+        );
+        let Ask::Messages(messages) = &line.ask else { panic!("{:?}", line.ask) };
+        assert_eq!(
+            serde_json::to_string(&messages[0]).unwrap(),
+            r#"{"role":"assistant","tool_calls":[{"z":1,"a":2}]}"#
+        );
     }
 
     #[test]
@@ -331,7 +611,36 @@ mod tests {
             (r#"{"messages":[]}"#, "an empty list where"),
             (r#"{"messages":[{"content":"x"}]}"#, "message 1: no role"),
             (r#"{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}"#, "the content is no text"),
-            (r#"{"prompt":"a","max_tokens":0}"#, "max_tokens: 0, a whole number from 1"),
+            (r#"{"prompt":"a","max_tokens":-1}"#, "max_tokens: -1, a whole number from 0"),
+            (r#"{"prompt":"a","seed":-2}"#, "seed: -2, a whole number from 0"),
+            (r#"{"prompt":"a","logprobs":5}"#, "logprobs: 5, only false or 0 can be"),
+            (
+                r#"{"prompt":"a","response_format":{"type":"json_object"}}"#,
+                "response_format: {\"type\":\"json_object\"}, only",
+            ),
+            (r#"{"prompt":"a","tool_choice":"required"}"#, "tool_choice: \"required\", only"),
+            (r#"{"prompt":"a","guided_json":{}}"#, "guided_json: {}, which cannot be had"),
+            (r#"{"prompt":"a","presence_penalty":3}"#, "presence_penalty: 3, a number (-2 to 2)"),
+            (r#"{"prompt":"a","logit_bias":{"x":1}}"#, "logit_bias: {\"x\":1}, an object of token ids"),
+            (r#"{"prompt":"a","logit_bias":{"1":101}}"#, "from -100 to 100"),
+            (r#"{"prompt":"a","min_tokens":5,"max_tokens":2}"#, "min_tokens: 5, more than the 2"),
+            (r#"{"prompt":"a","tools":3}"#, "tools: a number where a list of objects"),
+            (
+                r#"{"prompt":"a","chat_template_kwargs":{"messages":[]}}"#,
+                "chat_template_kwargs: \"messages\" is no variable",
+            ),
+            (r#"{"prompt":"a","chat_template_kwargs":[]}"#, "an empty list where an object"),
+            (
+                r#"{"prompt":"a","add_generation_prompt":true,"continue_final_message":true}"#,
+                "only one of them",
+            ),
+            (
+                r#"{"prompt":"a","repetition_penalty":1.1,"repeat_last_n":9}"#,
+                "repeat_last_n: repetition_penalty looks",
+            ),
+            (r#"{"prompt":"a","repetition_penalty":1.1,"repeat_penalty":1.1}"#, "mean the same"),
+            (r#"{"prompt":"a","allowed_token_ids":[]}"#, "allows no token"),
+            (r#"{"prompt":"a","stop_token_ids":["x"]}"#, "stop_token_ids: [\"x\"], a list of token ids"),
             (r#"{"prompt":"a","max_tokens":2.5}"#, "max_tokens: 2.5"),
             (r#"{"prompt":"a","max_tokens":2,"max_completion_tokens":2}"#, "mean the same"),
             (r#"{"prompt":"a","temperature":-1}"#, "temperature: -1, a number (0 to 100)"),

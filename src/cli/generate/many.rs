@@ -10,15 +10,16 @@ use std::sync::mpsc::Receiver;
 use serde_json::{Value, json};
 use tandem::engine::{Event, Finish, Request};
 use tandem::program::RequestId;
-use tandem::text::{Message, SamplerParams, Tokenizer};
-use tandem::{Error, atomic_file};
+use tandem::text::{Conversation, Message, SamplerParams, Tokenizer};
+use tandem::{Error, Result as Outcome, atomic_file};
 
-use super::answer::Answer;
+use super::answer::{Answer, Ending};
 use super::chat::Chat;
-use super::lines::{self, Ask, Bad, Line};
+use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
 use super::results::Results;
-use super::{Args, write_timeline};
+use super::{Args, ends, variables, write_timeline};
 use crate::cli::open::{self, Needs, Opened, Scheduled};
+use crate::cli::sampling::{Lists, seed_of};
 use crate::cli::stopwatch::{Stopwatch, time_of};
 use crate::cli::{progress, prompt};
 
@@ -34,7 +35,14 @@ struct Wanted {
     prompt: Vec<u32>,
     sampling: SamplerParams,
     max_tokens: usize,
-    stop: Vec<String>,
+    ending: Ending,
+}
+
+impl Asked {
+    /// What is to run, unless it cannot or asks for no token.
+    fn to_run(&self) -> Option<&Wanted> {
+        self.wanted.as_ref().ok().filter(|wanted| wanted.max_tokens > 0)
+    }
 }
 
 impl Wanted {
@@ -48,9 +56,6 @@ impl Wanted {
 pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         atomic_file::check(path)?;
-    }
-    if args.max_tokens == 0 {
-        return Err(Error::usage("--max-tokens 0: with --prompts at least 1 is needed").into());
     }
     let name = prompt::name(file);
     let parsed = lines::parse(&prompt::read_file(file)?, &args.sampling);
@@ -66,14 +71,17 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     let mut results = Results::new(args.output.as_deref(), !args.as_completed);
     let mut failures = Failures::default();
     for (index, asked) in asked.iter().enumerate() {
-        if let Err(why) = &asked.wanted {
-            failures.add(asked, why);
-            results.put(index, &failed(index, asked, why))?;
+        match &asked.wanted {
+            Err(why) => {
+                failures.add(asked, why);
+                results.put(index, &failed(index, asked, why))?;
+            }
+            Ok(wanted) if wanted.max_tokens == 0 => results.put(index, &nothing(index, asked, wanted))?,
+            Ok(_) => {}
         }
     }
-    if asked.iter().any(|a| a.wanted.is_ok()) {
-        let sizes: Vec<(usize, usize)> =
-            asked.iter().filter_map(|a| a.wanted.as_ref().ok()).map(Wanted::tokens).collect();
+    let sizes: Vec<(usize, usize)> = asked.iter().filter_map(Asked::to_run).map(Wanted::tokens).collect();
+    if !sizes.is_empty() {
         let needs = Needs::new(&sizes, args.engine.ctx, opened.model.spec.max_context);
         let scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
         generate(args, tokenizer.as_ref(), scheduled, &asked, &mut results, &mut failures)?;
@@ -102,9 +110,11 @@ fn prepare(
     tokenizer: Option<&Tokenizer>,
     parsed: Vec<Result<Line, Bad>>,
 ) -> Vec<Asked> {
-    let chat = Chat::new(opened, tokenizer, args.system.as_deref());
+    let chat = Chat::new(opened, tokenizer, args.system.as_deref(), args.variables());
+    let lists = args.sampling.lists(&opened.model.sampling, &opened.model.eos_ids);
+    let ends = ends(tokenizer);
     let mut said = BTreeSet::new();
-    let mut conversations: Vec<Vec<Message>> = Vec::new();
+    let mut conversations: Vec<Conversation> = Vec::new();
     let mut places = Vec::new();
     let mut all = Vec::with_capacity(parsed.len());
     for (index, line) in parsed.into_iter().enumerate() {
@@ -115,28 +125,40 @@ fn prepare(
                 continue;
             }
         };
-        let sampling = line.sampling.resolve(&opened.model.sampling);
+        let mut sampling = line.sampling.resolve(&opened.model.sampling);
         said.extend(sampling.ignored);
-        let prompt = match line.ask {
-            Ask::Text(text) if line.raw.unwrap_or(args.raw) => chat.raw(&text),
-            Ask::Tokens(ids) => chat.tokens(ids),
-            Ask::Text(text) => {
-                places.push(index);
-                conversations.push(chat.conversation(&text));
-                Ok(Vec::new())
-            }
-            Ask::Messages(messages) => {
-                places.push(index);
-                conversations.push(messages);
-                Ok(Vec::new())
-            }
+        if !line.own_seed {
+            sampling.params.seed = seed_of(sampling.params.seed, index);
+        }
+        let mut converse = |messages: Vec<Message>| {
+            places.push(index);
+            conversations.push(with_fields(chat.conversation(messages), &line.template));
+            Ok(Vec::new())
         };
-        let (max_tokens, stop) = (line.max_tokens, line.stop);
-        let wanted = prompt.map(|prompt| Wanted {
-            prompt,
-            sampling: sampling.params,
-            max_tokens: max_tokens.unwrap_or(args.max_tokens as usize),
-            stop: stop.unwrap_or_else(|| args.stop.clone()),
+        let prompt = match line.ask {
+            Ask::Text(text) if line.raw.unwrap_or(args.raw) => {
+                without_fields(&line.template).and_then(|()| chat.raw(&text))
+            }
+            Ask::Tokens(ids) => without_fields(&line.template).and_then(|()| chat.tokens(ids)),
+            Ask::Text(text) => converse(vec![Message::new("user", text)]),
+            Ask::Messages(messages) => converse(messages),
+        };
+        let vocab = opened.model.spec.vocab;
+        let max_tokens = line.max_tokens.unwrap_or(args.max_tokens as usize);
+        let stop = match (line.stop, &args.stop[..]) {
+            (Some(stop), _) => stop,
+            (None, []) => lists.stop.clone(),
+            (None, stop) => stop.to_vec(),
+        };
+        let wanted = prompt.and_then(|prompt| {
+            let ending = limited(&line.limits, &lists, stop, &ends, tokenizer, vocab, &mut sampling.params)?;
+            if ending.min_tokens > max_tokens && line.limits.min_tokens.is_some() {
+                return Err(Error::usage(format!(
+                    "min_tokens: {}, more than the {max_tokens} tokens that are wanted at most",
+                    ending.min_tokens
+                )));
+            }
+            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending })
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| e.to_string()) });
     }
@@ -157,6 +179,92 @@ fn prepare(
         }
     }
     all
+}
+
+/// A conversation with what a line has for its template.
+fn with_fields(conversation: Conversation, fields: &ForTemplate) -> Conversation {
+    Conversation {
+        tools: fields.tools.clone(),
+        documents: fields.documents.clone(),
+        variables: variables::merge(conversation.variables, fields.variables.clone()),
+        add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
+        continue_final_message: fields.continue_final_message,
+        ..conversation
+    }
+}
+
+/// # Errors
+/// If a line that does without the template has something for it.
+fn without_fields(fields: &ForTemplate) -> Outcome<()> {
+    let given = [
+        ("tools", fields.tools.is_some()),
+        ("documents", fields.documents.is_some()),
+        ("chat_template_kwargs", !fields.variables.is_empty()),
+        ("add_generation_prompt", fields.add_generation_prompt == Some(true)),
+        ("continue_final_message", fields.continue_final_message),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((name, _)) => {
+            Err(Error::usage(format!("{name}: this prompt is continued without the chat template")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Puts what a line and the model exclude and prefer into the sampler's settings. Returns how its answer ends.
+fn limited(
+    limits: &Limits,
+    lists: &Lists,
+    stop: Vec<String>,
+    ends: &[u32],
+    tokenizer: Option<&Tokenizer>,
+    vocab: usize,
+    params: &mut SamplerParams,
+) -> Outcome<Ending> {
+    lists.put(params);
+    let biases = limits.logit_bias.iter().map(|(id, _)| ("logit_bias", *id));
+    let allowed = limits.allowed.iter().flatten().map(|id| ("allowed_token_ids", *id));
+    let stops = limits.stop_tokens.iter().map(|id| ("stop_token_ids", *id));
+    if let Some((name, id)) = biases.chain(allowed).chain(stops).find(|(_, id)| *id as usize >= vocab) {
+        return Err(Error::usage(format!("{name}: token {id} is outside the vocabulary of {vocab}")));
+    }
+    if !limits.logit_bias.is_empty() {
+        params.biases = params.biases.iter().chain(&limits.logit_bias).copied().collect();
+    }
+    params.allowed = limits.allowed.as_deref().map(Into::into);
+    if !limits.bad_words.is_empty() {
+        let Some(tokenizer) = tokenizer else {
+            return Err(Error::usage("bad_words: this model has no tokenizer"));
+        };
+        let mut words = params.sequence_biases.to_vec();
+        for word in &limits.bad_words {
+            words.extend(spellings(word, tokenizer)?.into_iter().map(|ids| (ids, f32::NEG_INFINITY)));
+        }
+        params.sequence_biases = words.into();
+    }
+    let turn: &[u32] = if limits.ignore_eos { &[] } else { ends };
+    let ending = Ending {
+        tokens: turn.iter().chain(&limits.stop_tokens).copied().collect(),
+        stop,
+        min_tokens: limits.min_tokens.unwrap_or(lists.min_tokens),
+        keep_stop: limits.keep_stop,
+        show_special: limits.show_special,
+    };
+    ending.withhold(params);
+    Ok(ending)
+}
+
+/// The tokens of a word at the beginning of a text and behind a space, as vLLM takes them.
+fn spellings(word: &str, tokenizer: &Tokenizer) -> Outcome<Vec<Vec<u32>>> {
+    let word = word.trim_start();
+    let mut all = vec![tokenizer.encode(word, false, false)?];
+    let behind = tokenizer.encode(&format!(" {word}"), false, false)?;
+    // Another first token, and not one more for the space.
+    if behind.len() == all[0].len() && behind.first() != all[0].first() {
+        all.push(behind);
+    }
+    all.retain(|ids| !ids.is_empty());
+    Ok(all)
 }
 
 /// A request in flight.
@@ -202,9 +310,8 @@ fn generate(
         engine.trace();
     }
     let time = time_of(engine);
-    let ends: Vec<u32> = tokenizer.map_or_else(Vec::new, |t| t.end_of_generation().collect());
-    let mut waiting = asked.iter().enumerate().filter_map(|(i, a)| a.wanted.as_ref().ok().map(|w| (i, w)));
-    let (mut done, mut tokens) = (asked.iter().filter(|a| a.wanted.is_err()).count(), 0);
+    let mut waiting = asked.iter().enumerate().filter_map(|(i, a)| a.to_run().map(|w| (i, w)));
+    let (mut done, mut tokens) = (asked.iter().filter(|a| a.to_run().is_none()).count(), 0);
     let bar = progress::count_bar(asked.len() as u64, "prompts");
     bar.set(done as u64);
     let strategy = scheduled.strategies(&args.engine).remove(0);
@@ -221,9 +328,9 @@ fn generate(
                 prompt: wanted.prompt.clone(),
                 sampling: wanted.sampling.clone(),
                 max_tokens: wanted.max_tokens,
-                stop: ends.clone(),
+                stop: wanted.ending.tokens.clone(),
             };
-            let answer = Answer::new(tokenizer, &wanted.stop);
+            let answer = Answer::new(tokenizer, &wanted.ending);
             match requests.submit(request) {
                 Ok((id, events)) => flights.push(Flight { index, id, events, answer, first: None }),
                 Err(e) => {
@@ -292,6 +399,20 @@ fn failed(index: usize, asked: &Asked, why: &str) -> Value {
     line.into()
 }
 
+/// The result of a request for no token.
+fn nothing(index: usize, asked: &Asked, wanted: &Wanted) -> Value {
+    let mut line = head(index, asked);
+    line.insert("text".into(), json!(""));
+    line.insert("finish_reason".into(), json!("length"));
+    line.insert("prompt_tokens".into(), json!(wanted.prompt.len()));
+    line.insert("completion_tokens".into(), json!(0));
+    line.insert("tokens".into(), json!([]));
+    line.insert("seed".into(), json!(wanted.sampling.seed));
+    let timings = json!({ "ttft_ms": 0.0, "total_ms": 0.0, "decode_tok_s": 0.0, "time": "measured" });
+    line.insert("timings".into(), timings);
+    line.into()
+}
+
 fn finished(flight: &Flight<'_>, asked: &Asked, how: &Finish, now: f64, time: &str) -> Value {
     let answer = &flight.answer;
     let first = flight.first.unwrap_or(now);
@@ -304,6 +425,7 @@ fn finished(flight: &Flight<'_>, asked: &Asked, how: &Finish, now: f64, time: &s
     line.insert("prompt_tokens".into(), json!(prompt));
     line.insert("completion_tokens".into(), json!(answer.tokens.len()));
     line.insert("tokens".into(), json!(answer.tokens));
+    line.insert("seed".into(), json!(asked.wanted.as_ref().map_or(0, |w| w.sampling.seed)));
     let timings =
         json!({ "ttft_ms": 1e3 * first, "total_ms": 1e3 * now, "decode_tok_s": decode, "time": time });
     line.insert("timings".into(), timings);

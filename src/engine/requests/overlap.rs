@@ -7,7 +7,7 @@ use super::super::input::{Input, Logits};
 use super::super::kv::Swap;
 use super::super::overlap::{Advanced, Overlap};
 use super::super::seq_id::SeqId;
-use super::step::{Outcome, sample};
+use super::step::{Outcome, likeliest, sample};
 use super::{Live, Requests};
 use crate::Result;
 use crate::program::{Flow, Group, Iteration, RequestId, Side, SubBatch, Wants};
@@ -56,7 +56,7 @@ impl Requests {
         let vocab = self.engine.spec().vocab;
         let mut answer = |all: &mut Requests, id: RequestId, row: usize, done: &mut Outcome| {
             let pick = match greedy {
-                true => picks[row],
+                true => likeliest(picks[row]),
                 false => {
                     let live = all.live.get_mut(id).expect("a request that runs");
                     sample(live, &mut logits[row * vocab..(row + 1) * vocab])

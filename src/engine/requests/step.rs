@@ -20,6 +20,7 @@ use super::{Event, Finish, Live, Requests, StepReport};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed, RequestView};
+use crate::text::NO_TOKEN_LEFT;
 use crate::{Error, Result};
 
 /// Most consecutive steps without progress of any request.
@@ -264,10 +265,10 @@ impl Requests {
         let greedy = self.is_greedy(batches);
         let vocab = self.engine.spec().vocab;
         let begun = (Instant::now(), self.engine.emulated_seconds());
-        let mut picks: Vec<Option<u32>> = Vec::new();
+        let mut picks: Vec<Pick> = Vec::new();
         let mut logits: Vec<f32> = Vec::new();
         match greedy {
-            true => picks.extend(self.engine.picks_plan(&inputs, &plan)?),
+            true => picks.extend(self.engine.picks_plan(&inputs, &plan)?.iter().map(|p| likeliest(*p))),
             false => logits.extend(self.engine.forward_plan(&inputs, &plan)?),
         }
         done.report.seconds += match (begun.1, self.engine.emulated_seconds()) {
@@ -290,11 +291,14 @@ impl Requests {
     }
 
     /// Appends a request's next token.
-    pub(super) fn answer(&mut self, id: RequestId, pick: Option<u32>, done: &mut Outcome) {
+    pub(super) fn answer(&mut self, id: RequestId, pick: Pick, done: &mut Outcome) {
         let live = self.live.get_mut(id).expect("a request that runs");
-        let Some(token) = pick else {
-            done.over.push((id, Finish::Failed(NOT_NUMBERS.into())));
-            return;
+        let token = match pick {
+            Ok(token) => token,
+            Err(why) => {
+                done.over.push((id, Finish::Failed(why.into())));
+                return;
+            }
         };
         done.report.tokens += 1;
         live.tokens.push(token);
@@ -327,8 +331,19 @@ fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
     iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(&mut keep));
 }
 
-/// The next token of a request, unless its scores are not numbers. A score of minus infinity only excludes its token.
-pub(super) fn sample(live: &mut Live, logits: &mut [f32]) -> Option<u32> {
+/// The next token of a request, or why there is none.
+pub(super) type Pick = std::result::Result<u32, &'static str>;
+
+/// The token that the device has chosen, which has none among scores that are not numbers.
+pub(super) fn likeliest(pick: Option<u32>) -> Pick {
+    pick.ok_or(NOT_NUMBERS)
+}
+
+/// The next token of a request, by its sampler. A score of minus infinity only excludes its token.
+pub(super) fn sample(live: &mut Live, logits: &mut [f32]) -> Pick {
     let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
-    usable.then(|| live.sampler.sample(logits, &live.tokens))
+    if !usable {
+        return Err(NOT_NUMBERS);
+    }
+    live.sampler.choose(logits, &live.tokens).ok_or(NO_TOKEN_LEFT)
 }
