@@ -222,7 +222,7 @@ def write_gguf(path, n, model, tokens, kinds, scores=None, merges=None, pre=None
 PRE = [
     "gpt-2", "smollm", "llama-bpe", "dbrx", "glm4", "qwen2", "qwen35", "gpt-4o", "tekken", "falcon", "default", "deepseek-llm",
     "deepseek-coder", "deepseek-v3", "bloom", "viking", "kimi-k2", "seed-coder", "superbpe", "bailingmoe", "chameleon", "afmoe",
-    "exaone-moe",
+    "exaone-moe", "jais-2", "minicpm5", "laguna", "ufakzeka", "granite-embed-multi-97m", "youtu", "tiny_aya", "spark2_5",
 ]
 
 

@@ -89,7 +89,7 @@ fn each_defect_is_named() {
         (true, "tokenizer.ggml.bos_token_id", |m| set(m, "add_bos_token", Value::Bool(true))),
         (true, "tokenizer.ggml.add_bos_token", |m| set(m, "add_bos_token", Value::Uint(1))),
         (true, "tokenizer.ggml.model", |m| unset(m, "model")),
-        (true, "t5", |m| set(m, "model", Value::String("t5".into()))),
+        (true, "\"bert\"", |m| set(m, "model", Value::String("bert".into()))),
         (true, "my-pre", |m| set(m, "pre", Value::String("my-pre".into()))),
         (true, "token 0 is", |m| {
             set(m, "tokens", Value::strings(&["x".repeat(100_000)]));

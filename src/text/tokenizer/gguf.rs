@@ -11,6 +11,8 @@ const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
+const CHARACTER_MAP: &str = "tokenizer.ggml.precompiled_charsmap";
+const EXTRA_SPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 
 /// Most tokens, and most merges: several times those of any model.
 const MOST_STRINGS: usize = 1 << 24;
@@ -27,24 +29,27 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
     let mut vocab = Vocab::new(&tokens, file.kinds(tokens.len())?)?;
     let sentencepiece = match model {
         "gpt2" => false,
-        "llama" => true,
+        "llama" | "t5" => true,
         other => {
             return Err(Error::Unsupported(format!(
-                "{MODEL}: {:?} tokenizers are not supported (gpt2 and llama are)",
+                "{MODEL}: {:?} tokenizers are not supported (gpt2, llama and t5 are)",
                 spm::clip(other)
             )));
         }
     };
 
+    let t5 = model == "t5";
     let mut roles = Roles::default();
     // SentencePiece files rarely state these; its own defaults are 0 unknown, 1 beginning, 2 end.
     let role = |key: &str, default: u32| {
         let known = metadata.contains_key(key) || !sentencepiece || default as usize >= vocab.len();
         if known { file.id(key, vocab.len()) } else { Ok(Some(default)) }
     };
-    roles.bos = role("tokenizer.ggml.bos_token_id", 1)?;
-    roles.eos = role("tokenizer.ggml.eos_token_id", 2)?;
-    let unknown = role("tokenizer.ggml.unknown_token_id", 0)?;
+    // T5's are 0 padding, 1 end, 2 unknown, and it has no beginning.
+    let bos = "tokenizer.ggml.bos_token_id";
+    roles.bos = if t5 { file.id(bos, vocab.len())? } else { role(bos, 1)? };
+    roles.eos = role("tokenizer.ggml.eos_token_id", if t5 { 1 } else { 2 })?;
+    let unknown = role("tokenizer.ggml.unknown_token_id", if t5 { 2 } else { 0 })?;
     roles.end_of_generation.extend(roles.eos);
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         roles.end_of_generation.extend(file.id(key, vocab.len())?);
@@ -61,16 +66,25 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
 
     let add_space_prefix = file.flag("tokenizer.ggml.add_space_prefix")?;
     let add_bos = file.flag("tokenizer.ggml.add_bos_token")?;
-    roles.add_eos = file.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    roles.add_eos = file.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(t5);
     let special = SpecialTokens::default();
     let engine = if sentencepiece {
-        roles.add_bos = add_bos.unwrap_or(true);
+        roles.add_bos = add_bos.unwrap_or(!t5);
         let scores = match metadata.get(SCORES) {
             None => return Err(missing(SCORES, "a SentencePiece vocabulary needs scores")),
             Some(value) => file.floats(SCORES, value, vocab.len())?,
         };
-        let spm = Spm::new(&vocab, &scores, unknown)?;
-        Engine::Spm { vocab, special, spm, add_space_prefix: add_space_prefix.unwrap_or(true) }
+        spm::check_scores(&vocab, &scores)?;
+        if t5 || unigram::is_unigram(&vocab, &scores) {
+            file.no_character_map()?;
+            let mut unigram = Unigram::new(&vocab, &scores, unknown);
+            unigram.add_space_prefix = add_space_prefix.unwrap_or(!t5);
+            unigram.remove_extra_whitespaces = file.flag(EXTRA_SPACES)?.unwrap_or(false);
+            Engine::Unigram { vocab, special, unigram }
+        } else {
+            let spm = Spm::new(&vocab, &scores, unknown);
+            Engine::Spm { vocab, special, spm, add_space_prefix: add_space_prefix.unwrap_or(true) }
+        }
     } else {
         let (pre, traits) = PreTokenizer::named(file.string(PRE)?.unwrap_or("default"))?;
         roles.add_bos = add_bos.unwrap_or(traits.add_bos);
@@ -168,6 +182,18 @@ impl<'m> Reader<'m> {
             (Some(floats), _) => Ok(floats.collect()),
             (_, Some(ints)) => Ok(ints.map(|i| i as f32).collect()),
             _ => self.wrong(key, value, "an array of floats"),
+        }
+    }
+
+    /// Refuses files whose texts are to be normalised first.
+    fn no_character_map(&self) -> Result<()> {
+        match self.0.get(CHARACTER_MAP) {
+            Some(value) if value.as_array().is_none_or(|map| map.len() > 0) => {
+                Err(Error::Unsupported(format!(
+                    "{CHARACTER_MAP}: this vocabulary normalises characters (such as NFKC), which is not supported"
+                )))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -3,12 +3,13 @@
 //! There are two sources:
 //!
 //! - [`Tokenizer::from_gguf`]: vocabulary and rule named in GGUF metadata. Byte-level BPE
-//!   (`bpe`, after `pretokenize`) or SentencePiece (`spm`), on tables that load in
+//!   (`bpe`, after `pretokenize`) or SentencePiece (`spm`, `unigram`), on tables that load in
 //!   milliseconds.
 //! - [`Tokenizer::from_json_file`]: a Hugging Face `tokenizer.json`, run by the `tokenizers` crate.
 
 mod bpe;
 mod bytelevel;
+mod fallback;
 mod gguf;
 mod hash;
 mod hf;
@@ -16,6 +17,7 @@ mod pretokenize;
 mod raw;
 mod special;
 mod spm;
+mod unigram;
 mod vocab;
 
 use std::collections::BTreeSet;
@@ -28,6 +30,7 @@ use bpe::Bpe;
 use pretokenize::PreTokenizer;
 use special::{Fragment, SpecialTokens};
 use spm::Spm;
+use unigram::Unigram;
 use vocab::{TokenKind, Vocab};
 
 /// A model's tokenizer. Cheap to share by reference between threads.
@@ -41,6 +44,7 @@ pub struct Tokenizer {
 enum Engine {
     Bpe { vocab: Vocab, special: SpecialTokens, pre: PreTokenizer, bpe: Bpe },
     Spm { vocab: Vocab, special: SpecialTokens, spm: Spm, add_space_prefix: bool },
+    Unigram { vocab: Vocab, special: SpecialTokens, unigram: Unigram },
     Hf(Box<hf::Hf>),
 }
 
@@ -151,6 +155,9 @@ impl Tokenizer {
                     Ok(())
                 })?;
             }
+            Engine::Unigram { vocab, special, unigram } => {
+                unigram.encode(vocab, special, text, parse_special, &mut out)?;
+            }
             Engine::Hf(_) => unreachable!("returned above"),
         }
         if add_special && self.special.add_eos {
@@ -187,15 +194,17 @@ impl Tokenizer {
                 }
                 (text, _) => raw::bytes_of(text.unwrap_or_default()),
             },
-            Engine::Spm { vocab, .. } => match (vocab.get(id), vocab.kind(id)) {
-                (Some(text), Some(TokenKind::Byte)) => {
-                    byte_token(text).map_or(raw::bytes_of(text), |b| vec![b])
+            Engine::Spm { vocab, .. } | Engine::Unigram { vocab, .. } => {
+                match (vocab.get(id), vocab.kind(id)) {
+                    (Some(text), Some(TokenKind::Byte)) => {
+                        byte_token(text).map_or(raw::bytes_of(text), |b| vec![b])
+                    }
+                    (Some(text), Some(TokenKind::Normal | TokenKind::Unused)) => {
+                        raw::bytes_of(&text.replace(spm::SPACE, " "))
+                    }
+                    (text, _) => raw::bytes_of(text.unwrap_or_default()),
                 }
-                (Some(text), Some(TokenKind::Normal | TokenKind::Unused)) => {
-                    raw::bytes_of(&text.replace(spm::SPACE, " "))
-                }
-                (text, _) => raw::bytes_of(text.unwrap_or_default()),
-            },
+            }
             Engine::Hf(hf) => hf.token_bytes(id),
         }
     }
@@ -203,7 +212,9 @@ impl Tokenizer {
     /// The token's text as the vocabulary writes it (`Ġthe`, `▁the`, `<0x0A>`).
     pub fn token_text(&self, id: u32) -> Option<String> {
         match &self.engine {
-            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } => vocab.get(id).map(str::to_owned),
+            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } | Engine::Unigram { vocab, .. } => {
+                vocab.get(id).map(str::to_owned)
+            }
             Engine::Hf(hf) => hf.token_text(id),
         }
     }
@@ -211,7 +222,9 @@ impl Tokenizer {
     /// The id of the token written exactly so in the vocabulary.
     pub fn token_id(&self, text: &str) -> Option<u32> {
         match &self.engine {
-            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } => vocab.id(text),
+            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } | Engine::Unigram { vocab, .. } => {
+                vocab.id(text)
+            }
             Engine::Hf(hf) => hf.token_id(text),
         }
     }
@@ -219,7 +232,9 @@ impl Tokenizer {
     /// Number of tokens.
     pub fn vocab_size(&self) -> usize {
         match &self.engine {
-            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } => vocab.len(),
+            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } | Engine::Unigram { vocab, .. } => {
+                vocab.len()
+            }
             Engine::Hf(hf) => hf.vocab_size(),
         }
     }
@@ -252,7 +267,7 @@ impl Tokenizer {
     /// Whether the token steers the model and is not text.
     pub fn is_special(&self, id: u32) -> bool {
         match &self.engine {
-            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } => {
+            Engine::Bpe { vocab, .. } | Engine::Spm { vocab, .. } | Engine::Unigram { vocab, .. } => {
                 matches!(vocab.kind(id), Some(TokenKind::Control | TokenKind::Unknown))
             }
             Engine::Hf(hf) => hf.is_special(id),
@@ -264,15 +279,17 @@ impl Tokenizer {
         match &self.engine {
             Engine::Bpe { .. } => false,
             Engine::Spm { add_space_prefix, .. } => *add_space_prefix,
+            Engine::Unigram { unigram, .. } => unigram.add_space_prefix,
             Engine::Hf(hf) => hf.adds_space_prefix(),
         }
     }
 
-    /// The kind of tokenizer, for display: `byte-level BPE`, `SentencePiece`, `tokenizer.json`.
+    /// The kind of tokenizer, for display: `byte-level BPE`, `SentencePiece`, `SentencePiece (unigram)`, `tokenizer.json`.
     pub fn kind(&self) -> &'static str {
         match self.engine {
             Engine::Bpe { .. } => "byte-level BPE",
             Engine::Spm { .. } => "SentencePiece",
+            Engine::Unigram { .. } => "SentencePiece (unigram)",
             Engine::Hf(_) => "tokenizer.json",
         }
     }

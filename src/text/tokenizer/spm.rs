@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::raw;
+use super::fallback::Fallback;
 use super::vocab::Vocab;
 use crate::{Error, Result};
 
@@ -18,8 +18,7 @@ pub const SPACE: &str = "\u{2581}";
 #[derive(Debug)]
 pub struct Spm {
     scores: Vec<f32>,
-    /// The token to emit for each byte that is part of no token.
-    bytes: Box<[Option<u32>; 256]>,
+    fallback: Fallback,
 }
 
 /// A pair that could merge. `len` reveals a stale candidate, whose sides have grown since.
@@ -44,7 +43,7 @@ impl PartialOrd for Candidate {
 }
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
-        // `new` rejects NaN, so scores are totally ordered; -0.0 and 0.0 are equal here.
+        // `check_scores` rejects NaN, so scores are totally ordered; -0.0 and 0.0 are equal here.
         let by_score = self.score.partial_cmp(&other.score).expect("scores are not NaN");
         by_score.then(other.left.cmp(&self.left))
     }
@@ -62,23 +61,9 @@ struct Symbol {
 const NONE: u32 = u32::MAX;
 
 impl Spm {
-    /// Checks the scores and finds the byte tokens. `unknown` stands for bytes without a token.
-    pub fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Result<Spm> {
-        let bad = |problem: String| Error::format("tokenizer.ggml.scores", problem);
-        if scores.len() != vocab.len() {
-            return Err(bad(format!("{} scores for {} tokens", scores.len(), vocab.len())));
-        }
-        if let Some(id) = scores.iter().position(|s| s.is_nan()) {
-            return Err(bad(format!("the score of token {id} is not a number")));
-        }
-        let mut bytes = Box::new([unknown; 256]);
-        for b in 0..=255u8 {
-            let literal = || vocab.id(&raw::spelled(&[b]));
-            if let Some(id) = vocab.id(&format!("<0x{b:02X}>")).or_else(literal) {
-                bytes[b as usize] = Some(id);
-            }
-        }
-        Ok(Spm { scores: scores.to_vec(), bytes })
+    /// A model with the checked `scores` of `vocab`. `unknown` stands for text without a token.
+    pub fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Spm {
+        Spm { scores: scores.to_vec(), fallback: Fallback::new(vocab, unknown) }
     }
 
     /// Appends the tokens of `text` (spaces already written as [`SPACE`]) to `out`.
@@ -124,26 +109,32 @@ impl Spm {
             }
         }
         let mut at = 0;
+        let mut after_unknown = false;
         while at != NONE {
             let Symbol { start, len, next, .. } = symbols[at as usize];
             let piece = &text[start as usize..(start + len) as usize];
             match vocab.id(piece) {
-                Some(id) => out.push(id),
-                None => {
-                    for b in piece.bytes() {
-                        let id = self.bytes[b as usize].ok_or_else(|| {
-                            Error::Run(format!(
-                                "the tokenizer cannot encode {piece:?}: it has no token for it, no byte \
-                                 token and no unknown token"
-                            ))
-                        })?;
-                        out.push(id);
-                    }
+                Some(id) => {
+                    out.push(id);
+                    after_unknown = false;
                 }
+                None => self.fallback.push(piece, &mut after_unknown, out)?,
             }
             at = next;
         }
         Ok(())
+    }
+}
+
+/// Checks that each token has a score, and that it is a number.
+pub(super) fn check_scores(vocab: &Vocab, scores: &[f32]) -> Result<()> {
+    let bad = |problem: String| Error::format("tokenizer.ggml.scores", problem);
+    if scores.len() != vocab.len() {
+        return Err(bad(format!("{} scores for {} tokens", scores.len(), vocab.len())));
+    }
+    match scores.iter().position(|s| s.is_nan()) {
+        Some(id) => Err(bad(format!("the score of token {id} is not a number"))),
+        None => Ok(()),
     }
 }
 
