@@ -7,3 +7,4 @@ mod sandbox;
 mod support;
 mod template;
 mod tokenizer;
+mod tokenizer_json;
