@@ -7,4 +7,5 @@ mod sandbox;
 mod support;
 mod template;
 mod tokenizer;
+mod tokenizer_json;
 mod unigram;

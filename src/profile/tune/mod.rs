@@ -408,7 +408,7 @@ mod tests {
         refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
         refused(b"\xff\xfe", "not UTF-8 text");
         refused(b"{\"schema\": 4, \"tune\": []}", "not a tuning table");
-        refused(&vec![b' '; MAX_BYTES as usize + 1], "too many");
+        refused(&vec![b' '; MAX_BYTES as usize + 1], "bytes, at most");
         refused(&with(&|t| t.schema = 99), "schema 99");
         refused(&with(&|t| t.cpu = "i486".into()), "of CPU i486");
         refused(&with(&|t| t.version = "0.0.1".into()), "of version 0.0.1");

@@ -1,63 +1,72 @@
-//! A Hugging Face `tokenizer.json`, run by the `tokenizers` crate.
+//! A Hugging Face `tokenizer.json`: read into types of our own, bounded, and run in part by the `tokenizers` crate.
+//!
+//! The file is a program from a stranger, for which the crate panics, takes gigabytes or never ends. So everything in
+//! it is read into a fixed set of components whose sizes are bounded, patterns run on an engine that counts its steps,
+//! and what the crate does runs where its panics are caught (docs/decisions/0029).
+//!
+//! ```text
+//! text ── added tokens ── normalizer ── pre-tokenizer ── model ── post-processor ──> ids
+//!         crate           crate, finder crate, finder    crate, unigram   ours
+//! ```
+
+mod budget;
+mod decoder;
+mod file;
+mod finder;
+mod matcher;
+mod metaspace;
+mod model;
+mod normalizer;
+mod pattern;
+mod postprocessor;
+mod precompiled;
+mod pretokenizer;
+mod sequence;
+mod unigram;
 
 use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::Value as Json;
+use tokenizers::{AddedToken, AddedVocabulary, OffsetReferential, OffsetType};
 
 use super::*;
 use crate::small_file;
+use decoder::{Decoder, Spelling};
+use file::{Added, File};
+use model::Model;
+use normalizer::Normalizer;
+use postprocessor::Around;
+use pretokenizer::PreTokenizer;
 
 /// Longest file read. Those of vocabularies of 256 000 tokens have some 35 MB.
 const MAX_JSON: u64 = 128 << 20;
 
-/// The crate's tokenizer, and how its token texts spell bytes.
+/// Longest added token. Those of real files have up to some hundred bytes, runs of spaces mostly. A search may look
+/// so far ahead at every place of a text.
+const MAX_ADDED: usize = 1024;
+
+/// The parts of a tokenizer, and how its token texts spell bytes.
 #[derive(Debug)]
 pub(super) struct Hf {
-    inner: tokenizers::Tokenizer,
-    /// The tokenizer without control tokens, for untrusted text. Created on first use.
-    plain: OnceLock<tokenizers::Tokenizer>,
-    spelling: Spelling,
-    adds_space_prefix: bool,
+    /// For errors of encoding.
+    file: String,
+    added: AddedVocabulary,
+    /// The added tokens without control tokens, for untrusted text. Created on first use.
+    plain: OnceLock<AddedVocabulary>,
+    normalizer: Option<Normalizer>,
+    pre_tokenizer: PreTokenizer,
+    model: Model,
+    around: Around,
+    decoder: Decoder,
     vocab_size: usize,
-}
-
-/// How the vocabulary writes bytes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Spelling {
-    /// In GPT-2's alphabet.
-    ByteLevel,
-    /// `▁` is a space, `<0xNN>` a byte.
-    SentencePiece,
-    /// Bytes are written unchanged.
-    Plain,
 }
 
 pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokenizer> {
     let name = || path.display().to_string();
     let json = small_file::read(path, MAX_JSON)?.ok_or_else(|| small_file::missing(path))?;
-    let mut inner =
-        tokenizers::Tokenizer::from_bytes(&json).map_err(|e| Error::format(name(), e.to_string()))?;
-    // Some files carry the truncation and padding of a training run.
-    inner.with_padding(None);
-    inner.with_truncation(None).map_err(|e| Error::format(name(), e.to_string()))?;
-
-    let vocab_size = inner.get_vocab_size(true);
-    if vocab_size == 0 {
-        return Err(Error::format(name(), "the vocabulary has no tokens"));
-    }
-    let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or(Json::Null);
-    let spelling = if any(&decoder, &|j| j["type"] == "ByteLevel") {
-        Spelling::ByteLevel
-    } else if any(&decoder, &|j| j["type"] == "ByteFallback" || j["type"] == "Metaspace") {
-        Spelling::SentencePiece
-    } else {
-        Spelling::Plain
-    };
-    let adds_space_prefix = any(&decoder, &|j| {
-        (j["type"] == "Strip" && j["content"] == " " && j["start"] == 1)
-            || (j["type"] == "Metaspace" && j["prepend_scheme"] != "never")
-    });
+    let hf = budget::guarded(json.len(), || Hf::new(name(), &json))
+        .map_err(|problem| Error::format(name(), sentence(&problem)))?;
 
     let config = match tokenizer_config {
         None => Json::Null,
@@ -69,7 +78,7 @@ pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokeni
         let Some(text) = config[key].as_str().or_else(|| config[key]["content"].as_str()) else {
             return Ok(None);
         };
-        match inner.token_to_id(text) {
+        match hf.token_id(text) {
             Some(id) => Ok(Some(id)),
             None => Err(Error::format(
                 "tokenizer_config.json",
@@ -79,8 +88,8 @@ pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokeni
     };
     let mut special = Roles { bos: role("bos_token")?, eos: role("eos_token")?, ..Roles::default() };
     special.end_of_generation.extend(special.eos);
-    let known = |text: &str| inner.token_to_id(text);
-    let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+    let known = |text: &str| hf.token_id(text);
+    let added = hf.added.get_added_tokens_decoder();
     for text in END_OF_GENERATION {
         let id = known(text).filter(|id| is_unmistakable(text) || added.get(id).is_some_and(|t| t.special));
         special.end_of_generation.extend(id);
@@ -88,42 +97,124 @@ pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokeni
     if let (Some(_), Some(_), Some(end)) = (known("<|return|>"), known("<|call|>"), known("<|end|>")) {
         special.end_of_generation.remove(&end);
     }
-    let hf = Hf { inner, plain: OnceLock::new(), spelling, adds_space_prefix, vocab_size };
     Ok(Tokenizer { engine: Engine::Hf(Box::new(hf)), special })
 }
 
-/// Whether any object inside of `json` satisfies `test`.
-fn any(json: &Json, test: &dyn Fn(&Json) -> bool) -> bool {
-    match json {
-        Json::Object(map) => test(json) || map.values().any(|j| any(j, test)),
-        Json::Array(list) => list.iter().any(|j| any(j, test)),
-        _ => false,
+/// What a stranger's file made a crate say, as part of one line.
+fn sentence(problem: &str) -> String {
+    const LONGEST: usize = 240;
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    let mut shown: String = problem.chars().map(clean).take(LONGEST).collect();
+    if problem.chars().nth(LONGEST).is_some() {
+        shown.push_str("...");
     }
+    shown
+}
+
+/// The tokens beside the model's, in the crate's order.
+fn add_tokens(
+    tokens: Vec<Added>,
+    model: &Model,
+    normalizer: Option<&Normalizer>,
+) -> Result<AddedVocabulary, String> {
+    let mut added = AddedVocabulary::new();
+    for token in &tokens {
+        if token.content.len() > MAX_ADDED {
+            return Err(format!("added_tokens: a token of {} bytes", token.content.len()));
+        }
+    }
+    let tokens = tokens.into_iter().map(|token| {
+        AddedToken::from(token.content, token.special)
+            .single_word(token.single_word)
+            .lstrip(token.lstrip)
+            .rstrip(token.rstrip)
+            .normalized(token.normalized)
+    });
+    added.add_tokens(tokens, model, normalizer).map_err(|e| format!("added_tokens: {e}"))?;
+    for (&id, token) in added.get_added_tokens_decoder() {
+        // As it is looked for in the text.
+        let looked_for = added.simple_id_to_token(id).unwrap_or_default();
+        let shown = || spm::clip(&token.content);
+        if looked_for.len() > MAX_ADDED {
+            return Err(format!("added_tokens: {:?} becomes longer than {MAX_ADDED} bytes", shown()));
+        }
+        // Each would take the white space around it, which is the others of its kind.
+        if (token.lstrip || token.rstrip) && looked_for.chars().all(char::is_whitespace) {
+            return Err(format!("added_tokens: {:?} is white space, and may not strip it", shown()));
+        }
+    }
+    Ok(added)
 }
 
 impl Hf {
+    fn new(file: String, json: &[u8]) -> Result<Hf, String> {
+        let mut read: File = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        let model = Model::new(read.model.take().ok_or("model is missing")?)?;
+        let normalizer = read.normalizer.as_ref().map(Normalizer::new).transpose()?;
+        let pre_tokenizer = read.pre_tokenizer.as_ref().map(PreTokenizer::new).transpose()?;
+        let decoder = Decoder::new(read.decoder.as_ref())?;
+        let added = add_tokens(read.added_tokens, &model, normalizer.as_ref())?;
+        let known = |id| added.simple_id_to_token(id).or_else(|| model.id_to_token(id)).is_some();
+        let around = Around::new(read.post_processor.as_ref(), known)?;
+        let beside = added.get_vocab().keys().filter(|token| model.token_to_id(token).is_none()).count();
+        let vocab_size = model.vocab_size() + beside;
+        if vocab_size == 0 {
+            return Err("the vocabulary has no tokens".into());
+        }
+        Ok(Hf {
+            file,
+            added,
+            plain: OnceLock::new(),
+            normalizer,
+            pre_tokenizer: pre_tokenizer.unwrap_or_default(),
+            model,
+            around,
+            decoder,
+            vocab_size,
+        })
+    }
+
     pub(super) fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
-        let tokenizer = if parse_special {
-            &self.inner
+        let added = if parse_special {
+            &self.added
         } else {
             self.plain.get_or_init(|| {
-                let mut plain = self.inner.clone();
+                let mut plain = self.added.clone();
                 plain.set_encode_special_tokens(true);
                 plain
             })
         };
-        match tokenizer.encode_fast(text, add_special) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(Error::Run(format!("the tokenizer failed on this text: {e}"))),
+        let mut ids = Vec::new();
+        if add_special {
+            ids.extend(&self.around.before);
         }
+        budget::guarded(text.len(), || self.encode_text(added, text, &mut ids))
+            .map_err(|problem| Error::Run(format!("{}: {}", self.file, sentence(&problem))))?;
+        if add_special {
+            ids.extend(&self.around.after);
+        }
+        Ok(ids)
+    }
+
+    fn encode_text(&self, added: &AddedVocabulary, text: &str, ids: &mut Vec<u32>) -> Result<(), String> {
+        let mut pieces = added.extract_and_normalize(self.normalizer.as_ref(), text);
+        self.pre_tokenizer.run(&mut pieces).map_err(|e| format!("pre_tokenizer: {e}"))?;
+        for (piece, _, token) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+            match token {
+                Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
+                None if piece.is_empty() => {}
+                None => self.model.tokenize(piece, ids)?,
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn token_bytes(&self, id: u32) -> Vec<u8> {
-        if let Some(added) = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
+        if let Some(added) = self.added.get_added_tokens_decoder().get(&id) {
             return added.content.clone().into_bytes();
         }
         let text = self.token_text(id).unwrap_or_default();
-        match self.spelling {
+        match self.decoder.spelling {
             Spelling::ByteLevel => bytelevel::decode(&text),
             Spelling::SentencePiece => {
                 byte_token(&text).map_or_else(|| text.replace(spm::SPACE, " ").into_bytes(), |b| vec![b])
@@ -133,11 +224,11 @@ impl Hf {
     }
 
     pub(super) fn token_text(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.added.simple_id_to_token(id).or_else(|| self.model.id_to_token(id))
     }
 
     pub(super) fn token_id(&self, text: &str) -> Option<u32> {
-        self.inner.token_to_id(text)
+        self.added.get_vocab().get(text).copied().or_else(|| self.model.token_to_id(text))
     }
 
     pub(super) fn vocab_size(&self) -> usize {
@@ -145,11 +236,10 @@ impl Hf {
     }
 
     pub(super) fn adds_space_prefix(&self) -> bool {
-        self.adds_space_prefix
+        self.decoder.strips_space
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
-        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
-        added.get(&id).is_some_and(|token| token.special)
+        self.added.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
 }
