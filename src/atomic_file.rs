@@ -9,6 +9,28 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Makes a write beyond the limit on the size of files (`ulimit -f`) an error of that write, instead of the end of the process
+/// by SIGXFSZ.
+pub fn report_size_limits() {
+    #[cfg(unix)]
+    // SAFETY: SIG_IGN is a valid disposition of SIGXFSZ, and no handler is installed that could run.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
+/// What limits a write, where that is the disk or the size of files; other errors as they are.
+fn told(error: std::io::Error) -> std::io::Error {
+    use std::io::ErrorKind;
+    let why = match error.kind() {
+        ErrorKind::FileTooLarge => "larger than a file may be here (ulimit -f); raise the limit",
+        ErrorKind::StorageFull => "the disk is full; free some space",
+        ErrorKind::QuotaExceeded => "the disk quota of this user is used up; free some space",
+        _ => return error,
+    };
+    std::io::Error::new(error.kind(), format!("cannot be written: {why}"))
+}
+
 /// Refuses a path that cannot be written, by making a file beside it that goes at once: before long work, not after it.
 ///
 /// # Errors
@@ -45,7 +67,7 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::Resul
         file.persist(path)?;
         Ok(())
     };
-    all().map_err(|e| Error::io(path, e))
+    all().map_err(|e| Error::io(path, told(e)))
 }
 
 #[cfg(test)]

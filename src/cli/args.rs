@@ -14,6 +14,8 @@ use tandem::program::Policy;
 use tandem::tensor::Half;
 use tandem::{Error, Result};
 
+use super::progress;
+
 /// How the engine runs.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
@@ -51,7 +53,7 @@ pub struct EngineArgs {
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
-    /// Threads, the calling one included [default: one per core this process may use].
+    /// Threads, the calling one included, at most one per core this process may use [default: one per core].
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1024), value_name = "N",
           allow_negative_numbers = true)]
     pub threads: Option<u32>,
@@ -184,6 +186,13 @@ impl EngineArgs {
         if self.weights_node.is_some() && strategy == Strategy::GpuOnly {
             return Err(Error::usage(
                 "--weights-node: with --strategy gpu-only no weights are on the host; leave one of them out",
+            ));
+        }
+        let allowed = tandem::host::allowed_cores();
+        if let Some(threads) = self.threads.filter(|&t| t as usize > allowed) {
+            progress::note(&format!(
+                "--threads {threads}: this process may use {allowed} cores (affinity, cgroup quota); it runs {allowed} threads, \
+                 since more would wait for each other"
             ));
         }
         // Checked before anything is fetched or read for a device that does not exist.

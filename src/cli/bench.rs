@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let opened = open::open(args.model.as_deref())?;
     let max = |v: &[u32]| v.iter().copied().max().unwrap_or(0) as usize;
     let (gen_tokens, depth, batch) = (args.r#gen as usize, max(&args.depth), max(&args.batch).max(1));
-    let decode_context = if gen_tokens > 0 { depth + gen_tokens + 1 } else { 0 };
+    let decode_context = if gen_tokens > 0 { depth + gen_tokens } else { 0 };
     let wanted = max(&args.prompt).max(decode_context).max(1);
     let context = args.engine.ctx.map_or(wanted, |c| c as usize);
     if context < wanted {

@@ -80,3 +80,26 @@ fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware,
     let same = model.is_some() && model == profile.identity.model.as_ref();
     Ok((hardware, profile.model.filter(|_| same).map(|m| m.tables)))
 }
+
+/// Refuses limits on memory that the machine does not have: they would change the plan without a word.
+///
+/// # Errors
+/// `--gpu-memory` or `--host-memory` above the machine's, with the numbers.
+pub fn check_memory(hardware: &Hardware, gpu: Option<u64>, host: Option<u64>) -> tandem::Result<()> {
+    let gpu_has = hardware.accelerator.map_or(0, |(gpu, _)| gpu.mem_bytes as u64);
+    let host_has = hardware.cpu.dram_bytes as u64;
+    for (flag, wanted, has, whose) in
+        [("--gpu-memory", gpu, gpu_has, "GPU"), ("--host-memory", host, host_has, "host")]
+    {
+        if let Some(bytes) = wanted.filter(|&b| b > has && has > 0) {
+            let gb = |bytes: u64| bytes as f64 / 1e9;
+            return Err(tandem::Error::usage(format!(
+                "{flag}: {:.2} GB, the {whose} of {} has {:.2} GB; set at most that",
+                gb(bytes),
+                hardware.name,
+                gb(has)
+            )));
+        }
+    }
+    Ok(())
+}

@@ -115,12 +115,14 @@ impl Pool {
 
     /// A pool over the cores that this process may use, each worker pinned to one of them. The calling thread is pinned
     /// to the first, until another one calls [`Pool::run`] or the pool is dropped. `threads` defaults to
-    /// [`super::cpu::allowed_cores`].
+    /// [`super::cpu::allowed_cores`], and is bounded by them: more threads would spin beside each other while the one with
+    /// the last chunk waits for a core.
     pub fn pinned(threads: Option<usize>) -> Pool {
         let cores = super::cpu::cores();
-        let threads = threads.unwrap_or_else(super::cpu::allowed_cores).max(1);
+        let allowed = super::cpu::allowed_cores();
+        let threads = threads.unwrap_or(allowed).clamp(1, allowed);
         if threads > cores.len() {
-            // With more threads than cores, pinning would put two on one core.
+            // Cores are not known; pinning would put two threads on one.
             return Pool::build(threads, &[]);
         }
         core_affinity::set_for_current(cores[0]);
@@ -140,7 +142,7 @@ impl Pool {
             stop: AtomicBool::new(false),
         });
         let workers = (1..threads.max(1))
-            .map(|w| {
+            .map_while(|w| {
                 let shared = shared.clone();
                 let core = cores.get(w).copied();
                 std::thread::Builder::new()
@@ -151,7 +153,8 @@ impl Pool {
                         }
                         worker_loop(&shared, w)
                     })
-                    .expect("the system refuses to start a thread")
+                    // A limit on threads or memory (ulimit -u, -v): those that started do the work.
+                    .ok()
             })
             .collect();
         Pool { shared, workers, busy: Mutex::new(None), core: None }

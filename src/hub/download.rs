@@ -7,11 +7,14 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
+use ureq::Body;
 
 use super::Progress;
-use super::http::{ATTEMPTS, Failure, Headers, Http, pause};
+use super::http::{ATTEMPTS, Failure, Headers, Http, Patience, pause};
 use crate::{Error, Result};
 
 /// A file to fetch.
@@ -166,9 +169,23 @@ fn one_request(
     if sink.len > 0 {
         headers.push(("range", format!("bytes={}-", sink.len)));
     }
-    let mut response = match http.get(want.url, &headers) {
-        Ok(response) => response,
-        Err(failure) => return Ok(Some(failure)),
+    let patience = http.patience();
+    // On a thread of its own, so that this one can tell the user that it waits.
+    let asked = std::thread::scope(|scope| {
+        let (answers, answer) = mpsc::channel();
+        let (url, headers) = (want.url, &headers[..]);
+        scope.spawn(move || {
+            let _ = answers.send(http.get(url, headers));
+        });
+        answer.recv_timeout(patience.told).or_else(|_| {
+            progress.note(&waits(want.what, patience.told));
+            answer.recv()
+        })
+    });
+    let mut response = match asked {
+        Ok(Ok(response)) => response,
+        Ok(Err(failure)) => return Ok(Some(failure)),
+        Err(_) => return Ok(Some(Failure::Final(format!("{}: the request was cut short", want.url)))),
     };
     let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
     match response.status().as_u16() {
@@ -189,24 +206,146 @@ fn one_request(
         require_space(&sink.path, end.saturating_sub(sink.len), want.what)?;
     }
     progress.at(sink.len);
-    let limit = want.bytes;
-    let mut body = response.body_mut().as_reader();
-    let mut buffer = vec![0u8; 256 << 10];
+    let body = Arriving::start(std::mem::replace(response.body_mut(), Body::builder().data("")));
+    let mut watch = Watch::start(patience, sink.len);
+    // Without a length, the disk is the only bound.
+    let mut unchecked = 0;
     loop {
-        match body.read(&mut buffer) {
-            Ok(0) if end.is_some_and(|e| sink.len < e) => {
+        let chunk = match body.chunks.recv_timeout(watch.step()) {
+            Ok(Ok(chunk)) => chunk,
+            // The sender is gone: the body has ended.
+            Err(mpsc::RecvTimeoutError::Disconnected) if end.is_some_and(|e| sink.len < e) => {
                 return Ok(Some(Failure::Passing("the connection was dropped".into(), None)));
             }
-            Ok(0) => return Ok(None),
-            Ok(n) => sink.write(&buffer[..n])?,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Ok(Some(Failure::Passing(format!("the connection was dropped ({e})"), None))),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
+            Ok(Err(e)) => {
+                return Ok(Some(Failure::Passing(format!("the connection was dropped ({e})"), None)));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => Vec::new(),
+        };
+        if !chunk.is_empty() {
+            sink.write(&chunk)?;
+            unchecked += chunk.len() as u64;
+            progress.at(sink.len);
         }
         // More than was promised: the length check that follows will say so.
-        if limit.is_some_and(|l| sink.len > l) {
+        if want.bytes.is_some_and(|l| sink.len > l) {
             return Ok(None);
         }
-        progress.at(sink.len);
+        if end.is_none() && unchecked >= CHECKED {
+            unchecked = 0;
+            require_space(&sink.path, MARGIN, want.what)?;
+        }
+        match watch.at(sink.len) {
+            Pace::Good => {}
+            Pace::Waiting => progress.note(&waits(want.what, patience.told)),
+            Pace::Stalled(why) => {
+                let kept = match want.sha256 {
+                    Some(_) => "; pull again to go on from there",
+                    None => "",
+                };
+                let why = format!("{}: {why}; {} bytes have arrived{kept}", want.url, sink.len);
+                return Ok(Some(Failure::Final(why)));
+            }
+        }
+    }
+}
+
+/// Bytes of a body without a length between two looks at the free space of the disk.
+const CHECKED: u64 = 16 << 20;
+/// Bytes that such a body leaves free on the disk.
+const MARGIN: u64 = 512 << 20;
+
+fn waits(what: &str, told: Duration) -> String {
+    format!("{what}: nothing has arrived for {} s; still waiting", told.as_secs_f64())
+}
+
+/// A body, read by a thread of its own so that the one that writes it can keep the time. The thread ends with the body, at the
+/// client's own timeout, or when nobody takes its chunks.
+struct Arriving {
+    chunks: mpsc::Receiver<std::io::Result<Vec<u8>>>,
+}
+
+impl Arriving {
+    fn start(body: Body) -> Arriving {
+        let (sender, chunks) = mpsc::sync_channel(4);
+        std::thread::spawn(move || {
+            let mut body = body.into_reader();
+            let mut buffer = vec![0u8; 256 << 10];
+            loop {
+                let read = match body.read(&mut buffer) {
+                    Ok(0) => return,
+                    Ok(n) => Ok(buffer[..n].to_vec()),
+                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                    Err(e) => Err(e),
+                };
+                let last = read.is_err();
+                if sender.send(read).is_err() || last {
+                    return;
+                }
+            }
+        });
+        Arriving { chunks }
+    }
+}
+
+/// Whether a body arrives fast enough.
+enum Pace {
+    Good,
+    /// To be told, once for each silence.
+    Waiting,
+    /// Too slow to go on, and how.
+    Stalled(String),
+}
+
+/// Watches a body arrive.
+struct Watch {
+    patience: Patience,
+    len: u64,
+    last: Instant,
+    told: bool,
+    /// Start of the time over which the rate is taken, and the length then.
+    since: (Instant, u64),
+}
+
+impl Watch {
+    fn start(patience: Patience, len: u64) -> Watch {
+        let now = Instant::now();
+        Watch { patience, len, last: now, told: false, since: (now, len) }
+    }
+
+    /// How long to wait for bytes before looking at the time again.
+    fn step(&self) -> Duration {
+        (self.patience.told / 4).min(Duration::from_millis(500))
+    }
+
+    fn at(&mut self, len: u64) -> Pace {
+        let now = Instant::now();
+        if len > self.len {
+            (self.len, self.last, self.told) = (len, now, false);
+        }
+        let silent = now - self.last;
+        if silent >= self.patience.silence {
+            return Pace::Stalled(format!(
+                "nothing has arrived for {} s",
+                self.patience.silence.as_secs_f64()
+            ));
+        }
+        if now - self.since.0 >= self.patience.window {
+            if len - self.since.1 < self.patience.least {
+                return Pace::Stalled(format!(
+                    "{} bytes in {} s are too slow",
+                    len - self.since.1,
+                    self.patience.window.as_secs_f64()
+                ));
+            }
+            self.since = (now, len);
+        }
+        if silent >= self.patience.told && !self.told {
+            self.told = true;
+            return Pace::Waiting;
+        }
+        Pace::Good
     }
 }
 
@@ -291,6 +430,67 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A server that answers with `head`, then writes `chunk` with a pause before each, until the client is gone.
+    fn server(head: &'static str, chunk: &'static [u8], pause: Duration) -> String {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("http://{}/m.gguf", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let _ = stream.read(&mut [0; 4096]);
+                let mut sent = stream.write_all(head.as_bytes());
+                while sent.is_ok() {
+                    std::thread::sleep(pause);
+                    sent = stream.write_all(chunk);
+                }
+            }
+        });
+        url
+    }
+
+    #[derive(Default)]
+    struct Notes(std::cell::RefCell<Vec<String>>);
+
+    impl Progress for Notes {
+        fn begin(&self, _: &str, _: Option<u64>) {}
+        fn at(&self, _: u64) {}
+        fn end(&self) {}
+        fn note(&self, message: &str) {
+            self.0.borrow_mut().push(message.to_owned());
+        }
+    }
+
+    /// What a pull with little patience says and keeps of a file of 1000 bytes.
+    fn impatient(url: &str) -> (String, Vec<String>, u64) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        let ms = Duration::from_millis;
+        let http = Http::patient(Patience { told: ms(40), silence: ms(160), window: ms(300), least: 1000 });
+        let want = Want { url, what: "m.gguf", bytes: Some(1000), sha256: Some("00"), headers: &[] };
+        let notes = Notes::default();
+        let error = fetch(&http, &want, &path, &notes).unwrap_err().to_string();
+        let kept = std::fs::metadata(part_of(&path)).map_or(0, |m| m.len());
+        (error, notes.0.into_inner(), kept)
+    }
+
+    #[test]
+    fn a_body_that_stalls_or_drips_ends_in_a_sentence_and_the_part_stays() {
+        let head = "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nbeginning";
+        let (error, notes, kept) = impatient(&server(head, b"", Duration::from_secs(5)));
+        assert!(error.contains("nothing has arrived for 0.16 s; 9 bytes have arrived"), "{error}");
+        assert!(notes.iter().any(|n| n.contains("still waiting")), "{notes:?}");
+        assert_eq!(kept, 9);
+        let (error, _, kept) = impatient(&server(head, b"x", Duration::from_millis(10)));
+        assert!(error.contains("too slow") && error.contains("pull again"), "{error}");
+        assert!((9..1000).contains(&kept), "{kept}");
+    }
+
+    #[test]
+    fn a_body_without_an_end_is_bounded_by_the_listed_length() {
+        let endless = server("HTTP/1.1 200 OK\r\n\r\n", &[7; 4096], Duration::ZERO);
+        let (error, _, kept) = impatient(&endless);
+        assert!(error.contains("1000 were expected") && kept == 0, "{error}");
+    }
 
     #[test]
     fn content_range() {

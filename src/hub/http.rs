@@ -1,9 +1,9 @@
 //! HTTP with the patience of a package manager: proxies, company certificates, retries.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ureq::http::Response;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
@@ -20,12 +20,39 @@ pub(super) const ATTEMPTS: u32 = 5;
 /// Longest document that is read into memory (an index page, a listing of a repository).
 const TEXT_LIMIT: u64 = 64 << 20;
 
+/// Time for a document that is read into memory, its body included.
+const TEXT_TIME: Duration = Duration::from_secs(120);
+
+/// How long a download is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// Without a byte: then the user is told.
+    pub told: Duration,
+    /// Without a byte: then the download ends.
+    pub silence: Duration,
+    /// The time in which [`least`](Patience::least) bytes have to arrive.
+    pub window: Duration,
+    /// See [`window`](Patience::window).
+    pub least: u64,
+}
+
+impl Patience {
+    /// Told after 10 s, over after 60 s without a byte, or with less than 1 KB/s over two minutes.
+    const USUAL: Patience = Patience {
+        told: Duration::from_secs(10),
+        silence: Duration::from_secs(60),
+        window: Duration::from_secs(120),
+        least: 120_000,
+    };
+}
+
 /// Request headers.
 pub(super) type Headers<'a> = &'a [(&'a str, String)];
 
 /// A client; nothing is read from the environment before its first request.
 pub(super) struct Http {
     agent: OnceLock<Agent>,
+    patience: Patience,
 }
 
 /// Why a request brought nothing.
@@ -40,7 +67,17 @@ pub(super) enum Failure {
 
 impl Http {
     pub(super) fn new() -> Http {
-        Http { agent: OnceLock::new() }
+        Http { agent: OnceLock::new(), patience: Patience::USUAL }
+    }
+
+    /// The same with less patience.
+    #[cfg(test)]
+    pub(super) fn patient(patience: Patience) -> Http {
+        Http { agent: OnceLock::new(), patience }
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        self.patience
     }
 
     fn agent(&self) -> &Agent {
@@ -56,7 +93,8 @@ impl Http {
                 .user_agent(concat!("tandem/", env!("CARGO_PKG_VERSION")))
                 .timeout_connect(Some(Duration::from_secs(20)))
                 .timeout_recv_response(Some(Duration::from_secs(60)))
-                .timeout_per_read(Some(Duration::from_secs(60)))
+                // Longer than our own patience, which has the better sentence.
+                .timeout_per_read(Some(Duration::from_secs(90)))
                 .build()
                 .new_agent()
         })
@@ -92,8 +130,7 @@ impl Http {
             let read = self.get(url, headers).and_then(|mut response| {
                 let kind = response.headers().get("content-type").and_then(|v| v.to_str().ok());
                 let kind = kind.unwrap_or_default().to_owned();
-                let body = response.body_mut().with_config().limit(TEXT_LIMIT).read_to_string();
-                body.map(|body| (kind, body)).map_err(|e| failure(url, &e))
+                text_of(url, response.body_mut().as_reader()).map(|body| (kind, body))
             });
             match read {
                 Ok(answer) => return Ok(answer),
@@ -104,6 +141,27 @@ impl Http {
             }
         }
     }
+}
+
+/// A body of bounded length and time as text.
+fn text_of(url: &str, mut body: impl Read) -> Result<String, Failure> {
+    let (began, mut all, mut buffer) = (Instant::now(), Vec::new(), vec![0; 64 << 10]);
+    loop {
+        match body.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => all.extend_from_slice(&buffer[..n]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) => return Err(failure(url, &ureq::Error::from(e))),
+        }
+        if all.len() as u64 > TEXT_LIMIT {
+            return Err(Failure::Final(format!("{url}: a document of more than {TEXT_LIMIT} bytes")));
+        }
+        if began.elapsed() > TEXT_TIME {
+            let why = format!("{url}: only {} bytes have arrived in {} s", all.len(), TEXT_TIME.as_secs());
+            return Err(Failure::Final(why));
+        }
+    }
+    String::from_utf8(all).map_err(|_| Failure::Final(format!("{url}: the document is no UTF-8")))
 }
 
 /// Waits before attempt number `attempt + 1`, or says why there will be none.
@@ -147,6 +205,9 @@ pub(super) fn failure(url: &str, error: &ureq::Error) -> Failure {
             _ => Failure::Passing(what, None),
         },
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => unreachable(),
+        ureq::Error::Timeout(ureq::Timeout::RecvResponse) => {
+            Failure::Final(format!("{url}: no answer within 60 s"))
+        }
         ureq::Error::Timeout(_) | ureq::Error::Protocol(_) | ureq::Error::BodyStalled => {
             Failure::Passing(what, None)
         }

@@ -65,8 +65,8 @@ impl Capacity {
                 gb(needs.gpu.available)
             )));
         }
-        let host =
-            needs.host.available.min(room.host_memory.unwrap_or(u64::MAX)).saturating_sub(pinned) / page;
+        // What the user set takes the place of the reserve.
+        let host = room.host_memory.unwrap_or(needs.host.available).saturating_sub(pinned) / page;
         Ok(Capacity { device_pages: device as usize, host_pages: host as usize })
     }
 

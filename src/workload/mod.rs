@@ -40,6 +40,9 @@ pub const MOST_REQUESTS: usize = 4_000_000;
 /// Requests per second that may be asked for.
 pub const MOST_RATE: f64 = 1e6;
 
+/// Seconds until the last arrival that a rate may lead to: 31 years. Beyond it, the time of a step is lost in rounding.
+const LONGEST_RUN: f64 = 1e9;
+
 /// A request before it is made: sizes, and a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrival {
@@ -126,6 +129,19 @@ impl Workload {
                 Workload { name, requests, bad: Vec::new(), bad_rows: 0, cut: 0 }
             }
         };
+        let rate = match (shape.rate, source) {
+            (None, Source::Synthetic(made)) => Some(made.rate),
+            (rate, _) => rate,
+        };
+        if let (Some(rate), Some(last)) = (rate, work.requests.last())
+            && (last.at.is_nan() || last.at > LONGEST_RUN)
+        {
+            return Err(Error::usage(format!(
+                "--rate {rate}: {} requests at {rate} a second would take more than {LONGEST_RUN:e} s; wanted 0 (all at \
+                 once) or a larger rate",
+                work.requests.len()
+            )));
+        }
         if let Some(context) = shape.context {
             work.cut = work.requests.iter_mut().map(|r| usize::from(cut(r, context))).sum();
         }
@@ -167,7 +183,7 @@ impl Shape {
             && !(0.0..=MOST_RATE).contains(&rate)
         {
             return Err(Error::usage(format!(
-                "a rate of {rate} requests per second; wanted a number from 0 (all at once) to {MOST_RATE:e}"
+                "--rate {rate}: requests per second; wanted a number from 0 (all at once) to {MOST_RATE:e}"
             )));
         }
         if self.limit == Some(0) {

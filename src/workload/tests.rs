@@ -22,6 +22,34 @@ fn columns_are_found_by_name_in_any_order_among_others() {
     assert_eq!(sizes(&trace(vidur).unwrap()), [(0.0, 3772, 54)]);
 }
 
+/// Headers as published: HPMLL/BurstGPT, kvcache-ai/Mooncake, Azure's trace of 2024.
+#[test]
+fn published_traces_are_read_as_they_are() {
+    let burst = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\r\n\
+                 5,ChatGPT,472,18,490,Conversation log\r\n45,ChatGPT,1087,0,1087,\"API log, failed\"\r\n\
+                 118,GPT-4,417,276,693,API log\r\n";
+    let read = trace(burst).unwrap();
+    assert_eq!(sizes(&read), [(0.0, 472, 18), (113.0, 417, 276)]);
+    assert_eq!(read.bad[0].to_string(), "line 3, column Response tokens: 0 tokens, wanted at least 1");
+    let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n\
+                 2024-05-10 00:00:00.509930+00:00,2399,6\n";
+    assert_eq!(sizes(&trace(azure).unwrap()), [(0.0, 2162, 5), (0.5, 2399, 6)]);
+    let mooncake = "\u{feff}{\"timestamp\": 0, \"input_length\": 6758, \"output_length\": 500, \"hash_ids\": [0, 1]}\r\n\
+                    {\"output_length\": 490, \"timestamp\": 3000, \"input_length\": 7322, \"hash_ids\": []}\n\
+                    {\"timestamp\": 3000, \"input_length\": \"many\", \"output_length\": 1}\n{oops\n\
+                    {\"timestamp\": 3500, \"input_length\": 8}\n";
+    let read = trace(mooncake).unwrap();
+    assert_eq!(sizes(&read), [(0.0, 6758, 500), (3.0, 7322, 490)]);
+    let told: Vec<String> = read.bad.iter().map(BadRow::to_string).collect();
+    assert_eq!(told[0], "line 3, column input_length: \"many\" is no number of tokens");
+    assert!(told[1].starts_with("line 4: no JSON object: "), "{told:?}");
+    assert_eq!(told[2], "line 5, column output_length: the row has no such field");
+    let stamps = "timestamp_ms,input_tokens,output_tokens\n1699999999000,1,2\n1700000000500,3,4\n";
+    assert_eq!(sizes(&trace(stamps).unwrap()), [(0.0, 1, 2), (1.5, 3, 4)]);
+    let error = trace("{\"timestamp\": 0,\n").unwrap_err().to_string();
+    assert!(error.contains("t.csv: line 1: no JSON object"), "{error}");
+}
+
 #[test]
 fn rows_out_of_order_are_sorted_and_times_begin_at_zero() {
     let read = trace("arrived_at,input_tokens,output_tokens\n12,1,2\n10,3,4\n12,5,6\n").unwrap();
@@ -171,6 +199,15 @@ fn what_makes_no_sense_is_refused() {
         Shape { context: Some(1), ..Shape::default() },
     ] {
         assert!(matches!(Workload::load(&source, &shape, |_| ()), Err(Error::Usage(_))), "{shape:?}");
+    }
+    for (source, rate) in [
+        ("synthetic:1,2,3,0", Some(5e-324)),
+        ("synthetic:1,2,3,1e-300", None),
+        ("synthetic:1,2,3,0", Some(1e-12)),
+    ] {
+        let error = Workload::load(&source.parse().unwrap(), &Shape { rate, ..Shape::default() }, |_| ());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("--rate") && error.contains("3 requests"), "{error}");
     }
     for path in ["/nonexistent/trace.csv", "/"] {
         assert!(Workload::load(&path.parse().unwrap(), &Shape::default(), |_| ()).is_err(), "{path}");

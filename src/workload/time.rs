@@ -15,7 +15,9 @@ pub fn parse(text: &str) -> Result<i64, String> {
         return match seconds {
             s if s < 0.0 => Err(format!("{text} is a negative time")),
             s if s <= MOST_SECONDS => Ok((s * SECOND as f64) as i64),
-            _ => Err(format!("{text} is no number of seconds, wanted 0 to {MOST_SECONDS:e}")),
+            _ => Err(format!(
+                "{text} is no number of seconds, wanted 0 to {MOST_SECONDS:e}; call a column of milliseconds timestamp_ms"
+            )),
         };
     }
     let wrong = || {
@@ -23,6 +25,19 @@ pub fn parse(text: &str) -> Result<i64, String> {
         format!("{shown:?} is no time; wanted seconds, or a date and time like 2023-11-16 18:17:03.98")
     };
     date_and_time(text).ok_or_else(wrong)
+}
+
+/// As [`parse`], where numbers are milliseconds.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_milliseconds(text: &str) -> Result<i64, String> {
+    match text.parse::<f64>() {
+        Ok(ms) if ms < 0.0 => Err(format!("{text} is a negative time")),
+        Ok(ms) if ms / 1e3 <= MOST_SECONDS => Ok((ms * (SECOND / 1000) as f64) as i64),
+        Ok(_) => Err(format!("{text} is no number of milliseconds, wanted 0 to {:e}", MOST_SECONDS * 1e3)),
+        Err(_) => parse(text),
+    }
 }
 
 /// `digits` of the text, as a number in a range.

@@ -1,12 +1,14 @@
-//! Traces: CSV files with the lengths of requests, and the times of their arrivals if they are known.
+//! Traces: CSV files or JSON lines with the lengths of requests, and the times of their arrivals if they are known.
 //!
 //! ```text
 //! column       known by the names (in any case)
-//! prompt       ContextTokens, input_tokens, num_prefill_tokens, prompt_tokens
-//! answer       GeneratedTokens, output_tokens, num_decode_tokens, completion_tokens
+//! prompt       ContextTokens, input_tokens, num_prefill_tokens, prompt_tokens, Request tokens, input_length
+//! answer       GeneratedTokens, output_tokens, num_decode_tokens, completion_tokens, Response tokens, output_length
 //! time         TIMESTAMP, arrived_at, arrival_time: seconds, or a date and time            may be missing
+//!              timestamp_ms, and timestamp beside input_length (Mooncake): milliseconds
 //! ```
-//! Other columns are passed over. Rows may be in any order of time; times count from the earliest.
+//! Other columns are passed over. Rows may be in any order of time; times count from the earliest. A file whose first line
+//! is a JSON object has an object in each line, whose keys are the columns.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,9 +18,28 @@ use super::lines::{Broken, LARGEST, LONGEST, Lines, TooLong, fields};
 use super::{Arrival, MOST_REQUESTS, MOST_TOKENS, time};
 use crate::{Error, Result};
 
-const INPUT: [&str; 4] = ["contexttokens", "input_tokens", "num_prefill_tokens", "prompt_tokens"];
-const OUTPUT: [&str; 4] = ["generatedtokens", "output_tokens", "num_decode_tokens", "completion_tokens"];
-const TIME: [&str; 3] = ["timestamp", "arrived_at", "arrival_time"];
+const INPUT: [&str; 6] = [
+    "contexttokens",
+    "input_tokens",
+    "num_prefill_tokens",
+    "prompt_tokens",
+    "request tokens",
+    "input_length",
+];
+const OUTPUT: [&str; 6] = [
+    "generatedtokens",
+    "output_tokens",
+    "num_decode_tokens",
+    "completion_tokens",
+    "response tokens",
+    "output_length",
+];
+const TIME: [&str; 4] = ["timestamp", "arrived_at", "arrival_time", MILLISECONDS];
+
+/// The column of times in milliseconds.
+const MILLISECONDS: &str = "timestamp_ms";
+/// Mooncake's column of prompt lengths, beside which `timestamp` counts milliseconds.
+const MOONCAKE: &str = "input_length";
 
 /// Bad rows that are kept to be told.
 const TOLD: usize = 20;
@@ -64,6 +85,10 @@ struct Columns {
     input: (usize, String),
     output: (usize, String),
     time: Option<(usize, String)>,
+    /// Whether numbers in the column of times are milliseconds.
+    milliseconds: bool,
+    /// The keys of JSON lines; without them lines are of CSV.
+    keys: Option<Vec<String>>,
 }
 
 impl Trace {
@@ -88,8 +113,14 @@ impl Trace {
             ),
         };
         let mut lines = Lines::new(from);
+        // The first line of JSON is a row, too.
+        let first_row;
         let columns = match lines.header().map_err(broken)? {
-            Some(Ok(header)) => Columns::of(name, header)?,
+            Some(Ok(header)) => {
+                let columns = Columns::of(name, header)?;
+                first_row = columns.keys.is_some().then(|| without_bom(header).to_vec());
+                columns
+            }
             Some(Err(TooLong)) => {
                 return Err(Error::format(format!("{name}: line 1"), too_long("the header")));
             }
@@ -101,11 +132,14 @@ impl Trace {
             Trace { requests: Vec::new(), timed: columns.time.is_some(), bad: Vec::new(), bad_rows: 0 };
         // Times as they are read, of the requests so far.
         let mut times: Vec<i64> = Vec::new();
-        let (mut number, mut said) = (1, 0);
+        let (mut number, mut said) = (u64::from(first_row.is_none()), 0);
         while limit.is_none_or(|most| trace.requests.len() + trace.bad_rows < most) {
-            let row = match lines.next().map_err(broken)? {
-                None => break,
-                Some(row) => row,
+            let row = match first_row.as_deref().filter(|_| number == 0) {
+                Some(row) => Ok(row),
+                None => match lines.next().map_err(broken)? {
+                    None => break,
+                    Some(row) => row,
+                },
             };
             number += 1;
             let parsed = match row {
@@ -153,6 +187,19 @@ impl Trace {
     }
 }
 
+/// A line without a byte order mark.
+fn without_bom(line: &[u8]) -> &[u8] {
+    line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line)
+}
+
+/// A JSON value as the text of a field; a string without its quotes.
+fn plain(value: &serde_json::Value) -> Cow<'_, str> {
+    match value {
+        serde_json::Value::String(text) => Cow::Borrowed(text.trim()),
+        other => Cow::Owned(other.to_string()),
+    }
+}
+
 fn too_long(what: &str) -> String {
     format!("{what} is longer than {LONGEST} bytes; is this a CSV file?")
 }
@@ -165,8 +212,19 @@ fn shown(text: &str) -> String {
 
 impl Columns {
     fn of(name: &str, header: &[u8]) -> Result<Columns> {
-        let header = header.strip_prefix(b"\xef\xbb\xbf").unwrap_or(header);
-        let names: Vec<Cow<'_, str>> = fields(header).collect();
+        let header = without_bom(header);
+        let keys = match header.trim_ascii_start().first() {
+            Some(b'{') => {
+                let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header)
+                    .map_err(|e| Error::format(format!("{name}: line 1"), format!("no JSON object: {e}")))?;
+                Some(object.keys().cloned().collect::<Vec<_>>())
+            }
+            _ => None,
+        };
+        let names: Vec<Cow<'_, str>> = match &keys {
+            Some(keys) => keys.iter().map(|k| Cow::Borrowed(k.as_str())).collect(),
+            None => fields(header).collect(),
+        };
         let find = |known: &[&str]| -> Result<Option<(usize, String)>> {
             let mut found = names
                 .iter()
@@ -189,26 +247,36 @@ impl Columns {
             Error::format(format!("{name}: line 1"), problem)
         };
         let (input, output, time) = (find(&INPUT)?, find(&OUTPUT)?, find(&TIME)?);
-        Ok(Columns {
-            input: input.ok_or_else(|| missing("prompt lengths", &INPUT))?,
-            output: output.ok_or_else(|| missing("answer lengths", &OUTPUT))?,
-            time,
-        })
+        let input = input.ok_or_else(|| missing("prompt lengths", &INPUT))?;
+        let output = output.ok_or_else(|| missing("answer lengths", &OUTPUT))?;
+        let named = |column: &str, known: &str| column.eq_ignore_ascii_case(known);
+        let milliseconds = time.as_ref().is_some_and(|(_, column)| {
+            named(column, MILLISECONDS) || named(column, "timestamp") && named(&input.1, MOONCAKE)
+        });
+        Ok(Columns { input, output, time, milliseconds, keys })
     }
 
     /// A request, and its time if the file has times.
     fn row(&self, line: u64, text: &[u8]) -> Result<(Option<i64>, Arrival), BadRow> {
         let (mut input, mut output, mut at) = (None, None, None);
-        for (i, field) in fields(text).enumerate() {
-            if i == self.input.0 {
-                input = Some(field);
-            } else if i == self.output.0 {
-                output = Some(field);
-            } else if self.time.as_ref().is_some_and(|t| t.0 == i) {
-                at = Some(field);
+        let bad = |column: &str, problem: String| BadRow { line, column: column.to_owned(), problem };
+        let object: serde_json::Map<String, serde_json::Value>;
+        if self.keys.is_some() {
+            object = serde_json::from_slice(text).map_err(|e| bad("", format!("no JSON object: {e}")))?;
+            let of = |key: &str| object.get(key).map(plain);
+            (input, output) = (of(&self.input.1), of(&self.output.1));
+            at = self.time.as_ref().and_then(|t| of(&t.1));
+        } else {
+            for (i, field) in fields(text).enumerate() {
+                if i == self.input.0 {
+                    input = Some(field);
+                } else if i == self.output.0 {
+                    output = Some(field);
+                } else if self.time.as_ref().is_some_and(|t| t.0 == i) {
+                    at = Some(field);
+                }
             }
         }
-        let bad = |column: &str, problem: String| BadRow { line, column: column.to_owned(), problem };
         let tokens = |column: &str, field: Option<Cow<'_, str>>| {
             let text = field.ok_or_else(|| bad(column, "the row has no such field".into()))?;
             // Some tables write whole numbers as 12.0.
@@ -227,7 +295,8 @@ impl Columns {
             None => None,
             Some((_, column)) => {
                 let text = at.ok_or_else(|| bad(column, "the row has no such field".into()))?;
-                Some(time::parse(&text).map_err(|e| bad(column, e))?)
+                let read = if self.milliseconds { time::parse_milliseconds } else { time::parse };
+                Some(read(&text).map_err(|e| bad(column, e))?)
             }
         };
         let (input, output) = (tokens(&self.input.1, input)?, tokens(&self.output.1, output)?);

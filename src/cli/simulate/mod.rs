@@ -236,6 +236,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(file) => figures::profiled(file, model.as_ref())?,
         None => figures::hardware(&args.hardware, model.as_ref())?,
     };
+    figures::check_memory(&hardware, args.gpu_memory, args.host_memory)?;
     let shape = Shape {
         rate: args.rate,
         limit: args.limit.map(|n| n as usize),
@@ -253,7 +254,14 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let mut capacity = Capacity::of(&hardware, &sizes, &room)?;
     if let Some(pages) = args.kv_pages {
-        capacity.device_pages = capacity.device_pages.min(pages as usize);
+        if pages as usize > capacity.device_pages {
+            return Err(Error::usage(format!(
+                "--kv-pages {pages}: {} has room for {} pages beside {}; set at most that, or leave the option out",
+                hardware.name, capacity.device_pages, sizes.spec.name
+            ))
+            .into());
+        }
+        capacity.device_pages = pages as usize;
     }
     let options = sim::Options { rows: args.chunk, sub_batches: 2, sequences: args.sequences, capacity };
     let setup = Setup { hardware, sizes, tables, options };
