@@ -72,6 +72,16 @@ impl Message {
         }
     }
 
+    /// The text at its end: its content, or the last part of it.
+    fn last_text(&self) -> String {
+        match self.0.get("content") {
+            Some(Json::List(parts)) => {
+                parts.last().and_then(|p| p.get("text")?.as_str()).unwrap_or_default().to_owned()
+            }
+            _ => self.text(),
+        }
+    }
+
     /// Whether the content is a list of parts.
     fn has_parts(&self) -> bool {
         matches!(self.0.get("content"), Some(Json::List(_)))
@@ -291,7 +301,7 @@ impl ChatTemplate {
             return self.run(conversation, parts, "", bos_token, eos_token);
         }
         let refuse = |why: &str| Err(Error::Run(format!("continue_final_message: {why}")));
-        let last = conversation.messages.last().map(Message::text).unwrap_or_default();
+        let last = conversation.messages.last().map(Message::last_text).unwrap_or_default();
         if !self.has_content {
             return refuse("the chat template does not print contents");
         }

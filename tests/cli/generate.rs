@@ -129,8 +129,12 @@ fn a_recommendation_that_makes_no_sense_is_told_and_left_out() {
         );
         assert_eq!(parsed(&output)["sampling"]["temperature"]["value"], json!(0.0));
     }
-    // NaN is no JSON: the file is damaged, and the token ids that it holds are unknown.
-    std::fs::write(model.join("generation_config.json"), "{\"temperature\": NaN}").unwrap();
+    // Python writes numbers that are none.
+    std::fs::write(model.join("generation_config.json"), "{\"temperature\": NaN, \"x\": -Infinity}").unwrap();
+    let output = generate();
+    assert!(stderr(&output).contains("temperature: \"NaN\" is ignored"), "{}", stderr(&output));
+    assert_eq!(parsed(&output)["sampling"]["temperature"]["value"], json!(0.0));
+    std::fs::write(model.join("generation_config.json"), "{\"temperature\": 1").unwrap();
     assert_error(&generate(), 1, "generation_config.json: not valid JSON");
 }
 

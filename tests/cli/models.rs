@@ -168,7 +168,7 @@ fn random_weights_are_described_without_being_made() {
     }
     assert_eq!(
         stdout(&run(tandem(dir.path()).args(["inspect", "-m", "synth:tiny-opt"]))).lines().count(),
-        12
+        13
     );
     for (name, want) in [
         ("synth:nosuch", "no such spec; give the path of a config.json or one of smollm2-135m"),

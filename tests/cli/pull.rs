@@ -240,7 +240,7 @@ fn nonsense_instead_of_a_listing() {
     // Not even text: which has nothing to do with certificates.
     let server = Server::start(|_, _| Reply::ok(b"\x1f\x8b\x08\xff\xfe".to_vec()));
     let output = run(&mut pull(home.path(), &server));
-    assert_error(&output, 1, "valid UTF-8");
+    assert_error(&output, 1, "no UTF-8");
     assert!(!stderr(&output).contains("SSL_CERT_FILE"), "{}", stderr(&output));
     assert_nothing_pulled(home.path());
 }

@@ -13,11 +13,16 @@ use tandem::text::{ChatTemplate, Conversation, Json, Message};
 fn templates_render_as_jinja2_renders_them() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat_templates.json");
     let path = std::env::var_os("TANDEM_TEST_TEMPLATES").map_or(own, PathBuf::from);
-    let fixture: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    // Not `serde_json::Value`, which sorts the keys of messages.
+    let fixture: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let list = |of: &Json, key: &str| match of.get(key) {
+        Some(Json::List(list)) => list.clone(),
+        other => panic!("{key}: {other:?}"),
+    };
     let mut failures = Vec::new();
     let mut checked = 0;
-    for template in fixture["templates"].as_array().unwrap() {
-        let text = |key: &str| template[key].as_str().unwrap();
+    for template in &list(&fixture, "templates") {
+        let text = |key: &str| template.get(key).and_then(Json::as_str).unwrap();
         let name = text("name");
         let compiled = match ChatTemplate::new(text("source")) {
             Ok(compiled) => compiled,
@@ -26,17 +31,16 @@ fn templates_render_as_jinja2_renders_them() {
                 continue;
             }
         };
-        for (i, case) in template["cases"].as_array().unwrap().iter().enumerate() {
-            let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
-            let prompt = case["add_generation_prompt"].as_bool().unwrap();
+        for (i, case) in list(template, "cases").iter().enumerate() {
+            let messages: Vec<Message> =
+                list(case, "messages").into_iter().map(|m| Message::from_json(m).unwrap()).collect();
+            let prompt = case.get("add_generation_prompt") == Some(&Json::Bool(true));
             let got = compiled.render(&messages, prompt, text("bos"), text("eos"));
             checked += 1;
-            match (&got, case["want"].as_str()) {
+            match (&got, case.get("want").and_then(Json::as_str)) {
                 (Ok(got), Some(want)) if got == want => {}
                 (Err(_), None) => {}
-                (got, want) => {
-                    failures.push(format!("{name} {i}\n   got {got:?}\n  want {want:?} {}", case["error"]))
-                }
+                (got, want) => failures.push(format!("{name} {i}\n   got {got:?}\n  want {want:?}")),
             }
         }
     }

@@ -1,8 +1,6 @@
 //! Every kind of `tokenizer.json` that models have gives the crate's tokens; hostile ones give one sentence, soon.
 
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tandem::Error;

@@ -26,6 +26,16 @@ pub fn rewrite(source: &str) -> Result<String> {
             Tag::Comment => writer.comment()?,
             Tag::Raw => writer.raw(&mut line_starting)?,
             Tag::Variable => writer.expression("{{", "}}")?,
+            // Only `{% raw %}` and `{% raw -%}` begin a raw block.
+            Tag::Block
+                if writer
+                    .rest()
+                    .trim_start_matches(is_space)
+                    .strip_prefix("raw")
+                    .is_some_and(|r| r.starts_with(|c| is_space(c) || c == '+')) =>
+            {
+                return Err(writer.error("unknown tag raw"));
+            }
             Tag::Block => writer.expression("{%", "%}")?,
         }
         // What was just read, white space behind a tag included, ends here.

@@ -78,19 +78,26 @@ fn write(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result
         ValueKind::Number => out.push_str(&number(value)),
         ValueKind::String => text(out, value.as_str().unwrap_or_default(), style.ensure_ascii),
         ValueKind::Map => {
-            let mut keys: Vec<Value> = value.try_iter()?.collect();
+            let mut entries: Vec<(Value, Value)> = Vec::new();
+            for key in value.try_iter()? {
+                let item = value.get_item(&key)?;
+                match entries.iter_mut().find(|(k, _)| is_same_key(k, &key)) {
+                    Some((_, old)) => *old = item,
+                    None => entries.push((key, item)),
+                }
+            }
             if style.sort_keys {
-                sort(&mut keys)?;
+                sort(&mut entries)?;
             }
             out.push('{');
-            for (i, key) in keys.iter().enumerate() {
+            for (i, (key, item)) in entries.iter().enumerate() {
                 out.push_str(if i > 0 { &style.separators.0 } else { "" });
                 line(out, depth + 1);
                 text(out, &key_text(key)?, style.ensure_ascii);
                 out.push_str(&style.separators.1);
-                write(out, &value.get_item(key)?, style, depth + 1)?;
+                write(out, item, style, depth + 1)?;
             }
-            if !keys.is_empty() {
+            if !entries.is_empty() {
                 line(out, depth);
             }
             out.push('}');
@@ -128,21 +135,30 @@ fn key_text(key: &Value) -> Result<String, Error> {
     })
 }
 
-/// Sorts keys as Python does: texts among each other, or numbers; a mixture has no order.
-fn sort(keys: &mut [Value]) -> Result<(), Error> {
-    if keys.iter().all(|key| key.as_str().is_some()) {
-        keys.sort_by(|a, b| a.as_str().cmp(&b.as_str()));
-        return Ok(());
-    }
-    let real = |key: &Value| match key.kind() {
+/// A number or a bool as a number: in Python `True` is 1, as a key, too.
+fn real(key: &Value) -> Option<f64> {
+    match key.kind() {
         ValueKind::Bool => Some(f64::from(u8::from(key.is_true()))),
         ValueKind::Number => f64::try_from(key.clone()).ok(),
         _ => None,
-    };
-    if keys.len() > 1 && keys.iter().any(|key| real(key).is_none()) {
+    }
+}
+
+/// Whether two keys that the template engine tells apart are one in Python.
+fn is_same_key(a: &Value, b: &Value) -> bool {
+    (a.kind() == ValueKind::Bool || b.kind() == ValueKind::Bool) && real(a).is_some() && real(a) == real(b)
+}
+
+/// Sorts by keys as Python does: texts among each other, or numbers; a mixture has no order.
+fn sort(entries: &mut [(Value, Value)]) -> Result<(), Error> {
+    if entries.iter().all(|(key, _)| key.as_str().is_some()) {
+        entries.sort_by(|(a, _), (b, _)| a.as_str().cmp(&b.as_str()));
+        return Ok(());
+    }
+    if entries.len() > 1 && entries.iter().any(|(key, _)| real(key).is_none()) {
         return Err(problem("keys of different types have no order"));
     }
-    keys.sort_by(|a, b| real(a).unwrap_or(0.0).total_cmp(&real(b).unwrap_or(0.0)));
+    entries.sort_by(|(a, _), (b, _)| real(a).unwrap_or(0.0).total_cmp(&real(b).unwrap_or(0.0)));
     Ok(())
 }
 

@@ -88,8 +88,23 @@ fn each_answer_is_that_of_running_alone() {
         ),
         (
             json!({"custom_id": "c", "method": "POST", "url": "/v1/completions",
-                "body": {"model": "any", "prompt": "xyz", "max_tokens": 18, "repetition_penalty": 1.5, "temperature": 0.8, "top_k": 9}}),
-            vec!["-n", "18", "--raw", "--repeat-penalty", "1.5", "--temp", "0.8", "--top-k", "9", "xyz"],
+                "body": {"model": "any", "prompt": "xyz", "max_tokens": 18, "repetition_penalty": 1.5, "temperature": 0.8, "top_k": 9, "seed": 4}}),
+            vec![
+                "-n",
+                "18",
+                "--raw",
+                "--repeat-penalty",
+                "1.5",
+                "--temp",
+                "0.8",
+                "--top-k",
+                "9",
+                "--seed",
+                "4",
+                "--repeat-last-n",
+                "-1",
+                "xyz",
+            ],
         ),
     ];
     let lines: Vec<Value> = asked.iter().map(|(line, _)| line.clone()).collect();
@@ -297,7 +312,6 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
     for (args, code, want) in [
         (vec!["--prompts", file, "a prompt"], 2, "cannot be used with"),
         (vec!["--prompts", file, "--logprobs", "2", "--json"], 2, "cannot be used with"),
-        (vec!["--prompts", file, "-n", "0"], 2, "at least 1 is needed"),
         (vec!["--prompts", file, "--parallel", "0"], 2, "0 is not in 1..=4096"),
         (vec!["-o", "x", "a prompt"], 2, "--prompts"),
         (vec!["--as-completed", "a prompt"], 2, "--prompts"),
