@@ -203,7 +203,7 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(
 /// Whether all tensors of an index are in this file.
 fn lists_only(index: &Json, file: &str) -> bool {
     let map = index.get("weight_map").and_then(Json::as_object);
-    map.is_some_and(|map| map.values().all(|of| of == file))
+    map.is_some_and(|map| !map.is_empty() && map.values().all(|of| of == file))
 }
 
 /// Settles which matrix is the head of a model whose configuration ties it to the embedding, as `transformers` does: whichever
