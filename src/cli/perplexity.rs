@@ -34,16 +34,19 @@ pub struct Args {
     pub engine: EngineArgs,
 }
 
-/// Measures the perplexity. The text is divided into windows of the context (at most `--ctx`, default 2048); in each,
-/// every token but the first is predicted from those before it. Each token is scored once.
+/// Measures the perplexity. The text is divided into windows of the context (at most `--ctx`, default 2048), each of which
+/// begins with the tokens that the model expects in front of a text; every token behind the first is predicted from those before
+/// it in its window. Each token of the text is scored once at most.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let text = prompt::read_file(&args.file)?;
     let opened = open::open(args.model.as_deref())?;
     let Some(tokenizer) = opened.tokenizer()? else {
         return Err(Error::usage("random weights have no tokenizer, so there is nothing to predict").into());
     };
-    let ids = tokenizer.encode(&text, true, false)?;
-    if ids.len() < 2 {
+    // Each window begins as the model expects a text to begin; what would follow a text is no part of it.
+    let beginning = tokenizer.beginning();
+    let ids = tokenizer.encode(&text, false, false)?;
+    if beginning.len() + ids.len() < 2 {
         return Err(Error::usage(format!(
             "{} has {} tokens; at least 2 are needed to predict one",
             prompt::name(&args.file),
@@ -56,17 +59,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(ctx) = args.engine.ctx.filter(|&c| c as usize > max_context) {
         return Err(Error::usage(format!("--ctx {ctx}: the model was made for at most {max_context}")).into());
     }
-    let context = args.engine.ctx.map_or(WINDOW.min(max_context), |c| c as usize).min(ids.len());
-    if context < 2 {
-        return Err(Error::usage("--ctx: at least 2 tokens are needed to predict one").into());
+    let context = args.engine.ctx.map_or(WINDOW.min(max_context), |c| c as usize);
+    let context = context.min(beginning.len() + ids.len());
+    // One to predict from, and one to predict.
+    let least = beginning.len().max(1) + 1;
+    if context < least {
+        return Err(Error::usage(format!("--ctx: at least {least} tokens are needed to predict one")).into());
     }
     let work = Use { prompt: context, gen_len: 0, batch: 1 };
     let mut running = opened.engine(&args.engine, context, 1, STEP, work)?;
     let vocab = running.engine.spec().vocab;
-    let total = ids.len() - ids.len().div_ceil(context);
+    let windows: Vec<Vec<u32>> =
+        ids.chunks(context - beginning.len()).map(|part| [beginning, part].concat()).collect();
+    // The beginning is given, not predicted.
+    let given = beginning.len().max(1);
+    let total: usize = windows.iter().map(|window| window.len() - given).sum();
     let bar = (total > 1024).then(|| progress::count_bar(total as u64, "predicting tokens"));
     let (mut nll, mut scored) = (0f64, 0usize);
-    for window in ids.chunks(context) {
+    for window in &windows {
         let seq = running.engine.add();
         let mut at = 0;
         // Steps are small because all logits of a step are in memory at once.
@@ -74,6 +84,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             let logits = running.engine.forward(&[Input { seq, tokens: step, logits: Logits::All }])?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let Some(&next) = window.get(at + i + 1) else { break };
+                if at + i + 1 < given {
+                    continue;
+                }
                 nll -= f64::from(token_logprob(row, next));
                 scored += 1;
             }
@@ -96,6 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "tokens": scored,
             "mean_nll": mean,
             "perplexity": mean.exp(),
+            "windows": { "count": windows.len(), "tokens": context, "beginning": beginning },
             "plan": running.plan(&args.engine),
         }));
     }

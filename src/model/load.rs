@@ -77,6 +77,14 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
         .collect();
     eos_ids.dedup();
     let mut notes = Vec::new();
+    let vocabulary = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_str);
+    if vocabulary("model") == Some("gpt2") && vocabulary("pre").is_none_or(str::is_empty) {
+        notes.push(
+            "tokenizer.ggml.pre: missing, so text is divided by the default rule; if the model was trained with another, its \
+             answers are worse than they should be: convert it again with a newer converter"
+                .into(),
+        );
+    }
     let template = metadata.get("tokenizer.chat_template");
     if matches!(template, Some(Value::Bytes(_))) {
         notes.push("tokenizer.chat_template: not UTF-8; what is not is replaced by U+FFFD".into());

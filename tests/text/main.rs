@@ -1,5 +1,6 @@
 //! Tokenisers and chat templates. `sandbox` reads what all children of this process used: no other test here may start one.
 
+mod around;
 mod bad_metadata;
 mod json;
 mod sandbox;

@@ -63,10 +63,13 @@ impl<'a> Chat<'a> {
     /// If the text is empty or too long, or the model lacks one of its tokens.
     pub fn raw(&self, text: &str) -> Result<Vec<u32>> {
         let ids = match self.tokenizer {
-            // Most templates (and such prompts) contain the beginning-of-sequence token; never add a second one.
-            Some(t) => t.encode(text, self.bos.is_empty() || !text.starts_with(&self.bos), true)?,
+            Some(t) => t.encode_prompt(text)?,
             None => synthetic_ids(text, self.vocab),
         };
+        self.checked(ids)
+    }
+
+    fn checked(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
         if ids.is_empty() {
             return Err(Error::usage("the prompt has no tokens"));
         }
@@ -128,7 +131,10 @@ impl<'a> Chat<'a> {
             if text.is_empty() {
                 return Err(Error::format("chat template", "renders nothing; use --raw to do without it"));
             }
-            self.raw(&text)
+            match self.tokenizer {
+                Some(t) => self.checked(t.encode_chat(&text)?),
+                None => self.raw(&text),
+            }
         };
         rendered.into_iter().zip(refused).map(ids).collect()
     }

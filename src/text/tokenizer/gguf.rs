@@ -66,10 +66,11 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
 
     let add_space_prefix = file.flag("tokenizer.ggml.add_space_prefix")?;
     let add_bos = file.flag("tokenizer.ggml.add_bos_token")?;
-    roles.add_eos = file.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(t5);
+    let begins;
+    let add_eos = file.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(t5);
     let special = SpecialTokens::default();
     let engine = if sentencepiece {
-        roles.add_bos = add_bos.unwrap_or(!t5);
+        begins = add_bos.unwrap_or(!t5);
         let scores = match metadata.get(SCORES) {
             None => return Err(missing(SCORES, "a SentencePiece vocabulary needs scores")),
             Some(value) => file.floats(SCORES, value, vocab.len())?,
@@ -86,8 +87,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
             Engine::Spm { vocab, special, spm, add_space_prefix: add_space_prefix.unwrap_or(true) }
         }
     } else {
-        let (pre, traits) = PreTokenizer::named(file.string(PRE)?.unwrap_or("default"))?;
-        roles.add_bos = add_bos.unwrap_or(traits.add_bos);
+        let (pre, traits) =
+            PreTokenizer::named(file.string(PRE)?.filter(|pre| !pre.is_empty()).unwrap_or("default"))?;
+        begins = add_bos.unwrap_or(traits.add_bos);
         let merges = match metadata.get(MERGES) {
             None => return Err(missing(MERGES, "a byte-pair vocabulary needs merges")),
             Some(value) => file.strings(MERGES, value)?,
@@ -98,7 +100,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
         let bpe = Bpe::new(&vocab, &merges, traits.ignore_merges)?;
         Engine::Bpe { vocab, special, pre, bpe }
     };
-    for (wanted, id, name) in [(roles.add_bos, roles.bos, "bos"), (roles.add_eos, roles.eos, "eos")] {
+    for (wanted, id, name) in [(begins, roles.bos, "bos"), (add_eos, roles.eos, "eos")] {
         if wanted && id.is_none() {
             return Err(missing(
                 &format!("tokenizer.ggml.{name}_token_id"),
@@ -106,7 +108,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
             ));
         }
     }
-    Ok(Tokenizer { engine, special: roles })
+    let of = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).into_iter().collect();
+    let around = Around { before: of(begins, roles.bos), after: of(add_eos, roles.eos), begins_chats: true };
+    Ok(Tokenizer { engine, special: roles, around })
 }
 
 /// In vocabularies with `<|return|>` and `<|call|>`, `<|end|>` closes a message inside of an answer.

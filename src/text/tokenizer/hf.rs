@@ -36,7 +36,6 @@ use decoder::{Decoder, Spelling};
 use file::{Added, File};
 use model::Model;
 use normalizer::Normalizer;
-use postprocessor::Around;
 use pretokenizer::PreTokenizer;
 
 /// Longest file read. Those of vocabularies of 256 000 tokens have some 35 MB.
@@ -57,7 +56,8 @@ pub(super) struct Hf {
     normalizer: Option<Normalizer>,
     pre_tokenizer: PreTokenizer,
     model: Model,
-    around: Around,
+    /// What the post-processor puts before and after a text.
+    around: (Vec<u32>, Vec<u32>),
     decoder: Decoder,
     vocab_size: usize,
 }
@@ -65,7 +65,7 @@ pub(super) struct Hf {
 pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokenizer> {
     let name = || path.display().to_string();
     let json = small_file::read(path, MAX_JSON)?.ok_or_else(|| small_file::missing(path))?;
-    let hf = budget::guarded(json.len(), || Hf::new(name(), &json))
+    let mut hf = budget::guarded(json.len(), || Hf::new(name(), &json))
         .map_err(|problem| Error::format(name(), sentence(&problem)))?;
 
     let config = match tokenizer_config {
@@ -97,7 +97,40 @@ pub(super) fn load(path: &Path, tokenizer_config: Option<&str>) -> Result<Tokeni
     if let (Some(_), Some(_), Some(end)) = (known("<|return|>"), known("<|call|>"), known("<|end|>")) {
         special.end_of_generation.remove(&end);
     }
-    Ok(Tokenizer { engine: Engine::Hf(Box::new(hf)), special })
+    let (before, after) = std::mem::take(&mut hf.around);
+    let around = Around {
+        before: or_by_flag(&config, "add_bos_token", special.bos, before)?,
+        after: or_by_flag(&config, "add_eos_token", special.eos, after)?,
+        begins_chats: false,
+    };
+    Ok(Tokenizer { engine: Engine::Hf(Box::new(hf)), special, around })
+}
+
+/// Classes of `transformers` whose `add_bos_token` and `add_eos_token` overrule the post-processor of `tokenizer.json`.
+const FLAGGED: [&str; 4] = ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer"];
+
+/// The tokens on one side of a text: the post-processor's, or what a flag of the configuration says, where it counts
+/// (docs/decisions/0030).
+fn or_by_flag(config: &Json, key: &str, id: Option<u32>, of_file: Vec<u32>) -> Result<Vec<u32>> {
+    let class = config["tokenizer_class"].as_str().unwrap_or_default();
+    if !FLAGGED.contains(&class.strip_suffix("Fast").unwrap_or(class)) {
+        return Ok(of_file);
+    }
+    match (&config[key], id) {
+        (Json::Null, _) => Ok(of_file),
+        (Json::Bool(true), Some(id)) if of_file.is_empty() => Ok(vec![id]),
+        (Json::Bool(true), _) => Ok(of_file),
+        // Only the token that the flag is about.
+        (Json::Bool(false), Some(id)) => Ok(of_file.into_iter().filter(|&other| other != id).collect()),
+        (Json::Bool(false), None) => Ok(of_file),
+        (other, _) => {
+            let found = spm::clip(&other.to_string());
+            Err(Error::format(
+                format!("tokenizer_config.json: {key}"),
+                format!("{found}, wanted true or false"),
+            ))
+        }
+    }
 }
 
 /// What a stranger's file made a crate say, as part of one line.
@@ -155,7 +188,7 @@ impl Hf {
         let decoder = Decoder::new(read.decoder.as_ref())?;
         let added = add_tokens(read.added_tokens, &model, normalizer.as_ref())?;
         let known = |id| added.simple_id_to_token(id).or_else(|| model.id_to_token(id)).is_some();
-        let around = Around::new(read.post_processor.as_ref(), known)?;
+        let around = postprocessor::around(read.post_processor.as_ref(), known)?;
         let beside = added.get_vocab().keys().filter(|token| model.token_to_id(token).is_none()).count();
         let vocab_size = model.vocab_size() + beside;
         if vocab_size == 0 {
@@ -174,7 +207,7 @@ impl Hf {
         })
     }
 
-    pub(super) fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
+    pub(super) fn encode(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<()> {
         let added = if parse_special {
             &self.added
         } else {
@@ -184,16 +217,8 @@ impl Hf {
                 plain
             })
         };
-        let mut ids = Vec::new();
-        if add_special {
-            ids.extend(&self.around.before);
-        }
-        budget::guarded(text.len(), || self.encode_text(added, text, &mut ids))
-            .map_err(|problem| Error::Run(format!("{}: {}", self.file, sentence(&problem))))?;
-        if add_special {
-            ids.extend(&self.around.after);
-        }
-        Ok(ids)
+        budget::guarded(text.len(), || self.encode_text(added, text, ids))
+            .map_err(|problem| Error::Run(format!("{}: {}", self.file, sentence(&problem))))
     }
 
     fn encode_text(&self, added: &AddedVocabulary, text: &str, ids: &mut Vec<u32>) -> Result<(), String> {

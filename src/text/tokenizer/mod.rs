@@ -7,6 +7,7 @@
 //!   milliseconds.
 //! - [`Tokenizer::from_json_file`]: a Hugging Face `tokenizer.json`, run by the `tokenizers` crate.
 
+mod around;
 mod bpe;
 mod bytelevel;
 mod fallback;
@@ -26,6 +27,7 @@ use std::path::Path;
 use crate::model::formats::gguf::Metadata;
 use crate::{Error, Result};
 
+use around::Around;
 use bpe::Bpe;
 use pretokenize::PreTokenizer;
 use special::{Fragment, SpecialTokens};
@@ -38,6 +40,7 @@ use vocab::{TokenKind, Vocab};
 pub struct Tokenizer {
     engine: Engine,
     special: Roles,
+    around: Around,
 }
 
 #[derive(Debug)]
@@ -48,14 +51,12 @@ enum Engine {
     Hf(Box<hf::Hf>),
 }
 
-/// Tokens with a role, and what to put around a text.
+/// Tokens with a role.
 #[derive(Debug, Default)]
 struct Roles {
     bos: Option<u32>,
     eos: Option<u32>,
     end_of_generation: BTreeSet<u32>,
-    add_bos: bool,
-    add_eos: bool,
 }
 
 /// Tokens that end a turn in some family, recognised by their text: files often name only one.
@@ -116,11 +117,8 @@ impl Tokenizer {
             )));
         }
         let mut out = Vec::new();
-        if let Engine::Hf(hf) = &self.engine {
-            return hf.encode(text, add_special, parse_special);
-        }
-        if add_special && self.special.add_bos {
-            out.extend(self.special.bos);
+        if add_special {
+            out.extend(&self.around.before);
         }
         match &self.engine {
             Engine::Bpe { vocab, special, pre, bpe } => {
@@ -158,10 +156,10 @@ impl Tokenizer {
             Engine::Unigram { vocab, special, unigram } => {
                 unigram.encode(vocab, special, text, parse_special, &mut out)?;
             }
-            Engine::Hf(_) => unreachable!("returned above"),
+            Engine::Hf(hf) => hf.encode(text, parse_special, &mut out)?,
         }
-        if add_special && self.special.add_eos {
-            out.extend(self.special.eos);
+        if add_special {
+            out.extend(&self.around.after);
         }
         Ok(out)
     }

@@ -41,43 +41,37 @@ struct SpecialToken {
 }
 
 /// Tokens before and after a text.
-#[derive(Debug, Default)]
-pub(super) struct Around {
-    pub(super) before: Vec<u32>,
-    pub(super) after: Vec<u32>,
-}
+type Sides = (Vec<u32>, Vec<u32>);
 
-impl Around {
-    /// # Errors
-    /// Which part of `json` is no post-processor, or names a token for which `known` is false.
-    pub(super) fn new(json: Option<&Json>, known: impl Fn(u32) -> bool) -> Result<Around, String> {
-        let Some(json) = json else { return Ok(Around::default()) };
-        let stages = flatten(json, "post_processor", "processors", |spelled| {
-            let around = match spelled {
-                // Positions in the text are none of ours.
-                Spelled::ByteLevel { .. } => return Ok(None),
-                Spelled::RobertaProcessing { sep, cls } | Spelled::BertProcessing { sep, cls } => {
-                    Around { before: vec![cls.1], after: vec![sep.1] }
-                }
-                Spelled::TemplateProcessing { single, special_tokens, .. } => {
-                    template(&single, &special_tokens)?
-                }
-            };
-            match around.before.iter().chain(&around.after).find(|&&id| !known(id)) {
-                Some(id) => Err(format!("it adds token {id}, which the vocabulary lacks")),
-                None => Ok(Some(around)),
+/// The tokens before and after a text.
+///
+/// # Errors
+/// Which part of `json` is no post-processor, or names a token for which `known` is false.
+pub(super) fn around(json: Option<&Json>, known: impl Fn(u32) -> bool) -> Result<Sides, String> {
+    let Some(json) = json else { return Ok(Sides::default()) };
+    let stages = flatten(json, "post_processor", "processors", |spelled| {
+        let around = match spelled {
+            // Positions in the text are none of ours.
+            Spelled::ByteLevel { .. } => return Ok(None),
+            Spelled::RobertaProcessing { sep, cls } | Spelled::BertProcessing { sep, cls } => {
+                (vec![cls.1], vec![sep.1])
             }
-        })?;
-        let mut added = stages.into_iter().flatten();
-        match (added.next(), added.next()) {
-            (_, Some(_)) => Err("post_processor: more than one of its parts adds tokens".into()),
-            (around, None) => Ok(around.unwrap_or_default()),
+            Spelled::TemplateProcessing { single, special_tokens, .. } => template(&single, &special_tokens)?,
+        };
+        match around.0.iter().chain(&around.1).find(|&&id| !known(id)) {
+            Some(id) => Err(format!("it adds token {id}, which the vocabulary lacks")),
+            None => Ok(Some(around)),
         }
+    })?;
+    let mut added = stages.into_iter().flatten();
+    match (added.next(), added.next()) {
+        (_, Some(_)) => Err("post_processor: more than one of its parts adds tokens".into()),
+        (around, None) => Ok(around.unwrap_or_default()),
     }
 }
 
-fn template(single: &[Piece], special_tokens: &HashMap<String, SpecialToken>) -> Result<Around, String> {
-    let mut around = Around::default();
+fn template(single: &[Piece], special_tokens: &HashMap<String, SpecialToken>) -> Result<Sides, String> {
+    let (mut before, mut after) = Sides::default();
     let mut has_text = false;
     for piece in single {
         match piece {
@@ -93,7 +87,7 @@ fn template(single: &[Piece], special_tokens: &HashMap<String, SpecialToken>) ->
                 if token.ids.len() != token.tokens.len() {
                     return Err(format!("special_tokens has not as many ids as tokens for {:?}", shown()));
                 }
-                let side = if has_text { &mut around.after } else { &mut around.before };
+                let side = if has_text { &mut after } else { &mut before };
                 side.extend(&token.ids);
                 if side.len() > MAX_TOKENS {
                     return Err(format!("single adds more than {MAX_TOKENS} tokens"));
@@ -101,5 +95,5 @@ fn template(single: &[Piece], special_tokens: &HashMap<String, SpecialToken>) ->
             }
         }
     }
-    if has_text { Ok(around) } else { Err("single lacks the text".into()) }
+    if has_text { Ok((before, after)) } else { Err("single lacks the text".into()) }
 }
