@@ -34,10 +34,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     small.extend_from_slice(good);
     small.extend_from_slice(&[0; 12]);
     fs::write(corpus.join("safetensors").join("small"), small)?;
+    changes(&corpus.join("tokenizer_json"))?;
     templates(&corpus.join("chat_template"))?;
     hardware(&corpus.join("hardware"))?;
     trace(&corpus.join("trace"))?;
     prompts(&corpus.join("prompts"))
+}
+
+/// Choices that the target makes of a tokenizer and of its changes.
+fn changes(corpus: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    fs::create_dir_all(corpus)?;
+    for kind in 0u8..24 {
+        let choices: Vec<u8> = (0..64u8).flat_map(|i| [i.wrapping_mul(kind.wrapping_add(37)), 0]).collect();
+        fs::write(corpus.join(format!("kind-{kind}")), [&[kind, 0][..], &choices].concat())?;
+    }
+    Ok(())
 }
 
 /// All descriptions of machines.

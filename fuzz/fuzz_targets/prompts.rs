@@ -25,7 +25,8 @@ mod cli {
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let all = lines::parse(text, &cli::sampling::SamplingArgs::default());
-    let wanted = text.strip_prefix('\u{feff}').unwrap_or(text).lines().filter(|l| !l.trim().is_empty()).count();
+    let wanted =
+        text.strip_prefix('\u{feff}').unwrap_or(text).lines().filter(|l| !l.trim().is_empty()).count();
     assert_eq!(all.len(), wanted);
     let mut last = 0;
     for line in all {

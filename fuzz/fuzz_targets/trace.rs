@@ -23,7 +23,10 @@ fuzz_target!(|data: &[u8]| {
     let json = data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data).trim_ascii_start().starts_with(b"{");
     let header = usize::from(!json);
     assert!(trace.requests.len() + trace.bad_rows + header <= lines, "{} lines: {trace:?}", lines);
-    assert!(trace.bad.len() <= trace.bad_rows && trace.bad.iter().all(|b| b.line > header as u64), "{trace:?}");
+    assert!(
+        trace.bad.len() <= trace.bad_rows && trace.bad.iter().all(|b| b.line > header as u64),
+        "{trace:?}"
+    );
     let n = trace.requests.len() + trace.bad_rows;
     if let Ok(half) = read(Some(n.div_ceil(2))) {
         assert_eq!(half.requests.len() + half.bad_rows, n.div_ceil(2));

@@ -1,22 +1,23 @@
 //! `tandem generate`: continues or answers one prompt, or many.
 
 mod answer;
-mod chat;
+pub(super) mod chat;
 mod lines;
 mod many;
 mod neutral;
 mod results;
-mod variables;
+pub(super) mod variables;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use tandem::engine::{Engine, Input, Logits, SeqId};
-use tandem::text::{Json, Message, NO_TOKEN_LEFT, Sampler, Tokenizer, logprobs};
+use tandem::text::{Message, NO_TOKEN_LEFT, Sampler, Tokenizer, logprobs};
 use tandem::{Error, atomic_file};
 
 use self::answer::{Answer, Ending};
 use self::chat::Chat;
+use self::variables::VariableArgs;
 use super::args::EngineArgs;
 use super::open;
 use super::predict::Use;
@@ -64,13 +65,9 @@ pub struct Args {
     /// System message for the chat template.
     #[arg(long, alias = "system-prompt", value_name = "S")]
     pub system: Option<String>,
-    /// A variable of the chat template, like enable_thinking=false; the value is JSON, or else a text. May be given several
-    /// times.
-    #[arg(long = "template-arg", value_name = "NAME=VALUE", conflicts_with = "raw", value_parser = variables::one)]
-    pub template_args: Vec<(String, Json)>,
-    /// Variables of the chat template as a JSON object.
-    #[arg(long, value_name = "JSON", conflicts_with = "raw", value_parser = variables::object)]
-    pub chat_template_kwargs: Option<variables::Object>,
+    /// What the chat template gets.
+    #[command(flatten)]
+    pub variables: VariableArgs,
     /// Stop at this text, which is not printed; may be given several times.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
@@ -90,14 +87,6 @@ pub struct Args {
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
-}
-
-impl Args {
-    /// The template's variables of the command line.
-    fn variables(&self) -> variables::Variables {
-        let object = self.chat_template_kwargs.iter().flat_map(|object| object.0.clone());
-        variables::merge(Vec::new(), object.chain(self.template_args.iter().cloned()))
-    }
 }
 
 /// Tokens that end an answer of a model.
@@ -140,6 +129,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.prompts {
         return many::run(args, file);
     }
+    if args.raw && args.variables.is_given() {
+        return Err(Error::usage("--template-arg: is for the chat template, which --raw leaves out").into());
+    }
     // clap's `requires` cannot be used: a prompt, which conflicts with --prompts, disables it.
     let of_prompts = [
         (args.output.is_some(), "--output"),
@@ -166,7 +158,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     lists.put(&mut sampling.params);
     ending.withhold(&mut sampling.params);
     let sampler = Sampler::new(sampling.params.clone())?;
-    let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref(), args.variables());
+    let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref(), args.variables.all());
     let ids = match args.raw {
         true => chat.raw(&prompt)?,
         false => chat.answers(vec![chat.conversation(vec![Message::new("user", &prompt)])]).remove(0)?,

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde::Serialize;
 use tandem::Error;
+use tandem::text::{Json, Message};
 
+use super::generate::chat::Chat;
+use super::generate::variables::VariableArgs;
 use super::{open, output, prompt};
 
 /// Prints the token ids of a text, one per line.
@@ -24,6 +27,18 @@ pub struct Args {
     /// Treat control tokens written in the text (like <|im_end|>) as text, and add none at the beginning.
     #[arg(long)]
     pub no_special: bool,
+    /// Put the text into the model's chat template, as `generate` does: the tokens of the whole prompt.
+    #[arg(long, conflicts_with = "no_special")]
+    pub chat: bool,
+    /// Instead of a text: a conversation in FILE (- is standard input), a JSON list of objects with a role and a content.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "file", "no_special"])]
+    pub messages: Option<PathBuf>,
+    /// System message for the chat template.
+    #[arg(long, value_name = "S")]
+    pub system: Option<String>,
+    /// What the chat template gets.
+    #[command(flatten)]
+    pub variables: VariableArgs,
     /// Print one JSON object: {"ids":[...],"pieces":[...]}.
     #[arg(long)]
     pub json: bool,
@@ -38,17 +53,32 @@ struct Report {
 
 /// Tokenizes.
 pub fn run(args: &Args) -> Result<()> {
-    let text = match (&args.text, &args.file) {
-        (Some(text), _) => text.clone(),
-        (None, file) => prompt::read_file(file.as_deref().unwrap_or(Path::new("-")))?,
+    let chat = args.chat || args.messages.is_some();
+    if !chat && (args.system.is_some() || args.variables.is_given()) {
+        return Err(Error::usage("--system and --template-arg: are for the chat template; add --chat").into());
+    }
+    let text = match (&args.text, &args.file, &args.messages) {
+        (_, _, Some(messages)) => prompt::read_file(messages)?,
+        (Some(text), ..) => text.clone(),
+        (None, file, None) => prompt::read_file(file.as_deref().unwrap_or(Path::new("-")))?,
     };
     let no_tokenizer = || Error::usage("random weights have no tokenizer; choose a real model");
     if args.model.as_deref().is_some_and(|m| m.starts_with("synth:")) {
         return Err(no_tokenizer().into());
     }
-    let tokenizer = open::open(args.model.as_deref())?.tokenizer()?.ok_or_else(no_tokenizer)?;
+    let opened = open::open(args.model.as_deref())?;
+    let tokenizer = opened.tokenizer()?.ok_or_else(no_tokenizer)?;
     let special = !args.no_special;
-    let ids = tokenizer.encode(&text, special, special)?;
+    let ids = if chat {
+        let messages = match &args.messages {
+            Some(path) => messages(&prompt::name(path), &text)?,
+            None => vec![Message::new("user", &text)],
+        };
+        let chat = Chat::new(&opened, Some(&tokenizer), args.system.as_deref(), args.variables.all());
+        chat.answers(vec![chat.conversation(messages)]).remove(0)?
+    } else {
+        tokenizer.encode(&text, special, special)?
+    };
     if args.json {
         let piece = |&id: &u32| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
         let pieces = ids.iter().map(piece).collect();
@@ -56,4 +86,19 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
     output::print(&lines)
+}
+
+/// The conversation in a file.
+fn messages(name: &str, text: &str) -> Result<Vec<Message>> {
+    let wrong = |why: String| Error::format(name, why);
+    let json: Json = serde_json::from_str(text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+    let Json::List(list) = json else {
+        return Err(wrong("a list of messages is wanted".into()).into());
+    };
+    if list.is_empty() {
+        return Err(wrong("no messages".into()).into());
+    }
+    let message =
+        |(i, m): (usize, Json)| Message::from_json(m).map_err(|e| wrong(format!("message {i}: {e}")).into());
+    (1..).zip(list).map(message).collect()
 }

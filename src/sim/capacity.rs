@@ -70,6 +70,30 @@ impl Capacity {
         Ok(Capacity { device_pages: device as usize, host_pages: host as usize })
     }
 
+    /// [`Capacity::of`] for requests of these lengths in tokens: the longest that the GPU can hold sizes its workspace, whatever
+    /// `room` says of the context. Longer ones could not be on the GPU anyway, and must not take memory from all others: they
+    /// are served on the host or fail by themselves.
+    ///
+    /// Returns the number of requests that are longer, too.
+    ///
+    /// # Errors
+    /// As [`Capacity::of`] for the shortest.
+    pub fn serving(
+        hardware: &Hardware,
+        sizes: &Sizes,
+        room: &Room,
+        lengths: impl Iterator<Item = u32>,
+    ) -> Result<(Capacity, usize)> {
+        let mut lengths: Vec<u32> = lengths.collect();
+        lengths.sort_unstable();
+        let of = |context: u32| Capacity::of(hardware, sizes, &Room { context, ..*room });
+        // The longer the context, the larger the workspace, and the fewer the pages.
+        let fits = |&length: &u32| of(length).is_ok_and(|c| c.tokens().0 >= length as usize);
+        let served = lengths.partition_point(fits);
+        let context = lengths.get(served.saturating_sub(1)).copied().unwrap_or(room.context);
+        Ok((of(context)?, lengths.len() - served))
+    }
+
     /// Tokens on (GPU, host).
     pub fn tokens(&self) -> (usize, usize) {
         (self.device_pages * PAGE_TOKENS, self.host_pages * PAGE_TOKENS)

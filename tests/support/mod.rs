@@ -8,6 +8,7 @@ pub mod fake_driver;
 pub mod gpu;
 pub mod margin;
 pub mod models;
+pub mod mutate_json;
 pub mod naive_model;
 pub mod rounding;
 pub mod server;

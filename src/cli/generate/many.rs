@@ -110,7 +110,7 @@ fn prepare(
     tokenizer: Option<&Tokenizer>,
     parsed: Vec<Result<Line, Bad>>,
 ) -> Vec<Asked> {
-    let chat = Chat::new(opened, tokenizer, args.system.as_deref(), args.variables());
+    let chat = Chat::new(opened, tokenizer, args.system.as_deref(), args.variables.all());
     let lists = args.sampling.lists(&opened.model.sampling, &opened.model.eos_ids);
     let ends = ends(tokenizer);
     let mut said = BTreeSet::new();

@@ -94,6 +94,6 @@ pub const NEUTRAL: [(&str, &[&str]); 51] = [
 pub fn is(value: &Value, neutral: &str) -> bool {
     match value {
         Value::Number(n) => neutral.parse().is_ok_and(|want: f64| n.as_f64() == Some(want)),
-        value => value.to_string() == neutral,
+        value => serde_json::from_str::<Value>(neutral).is_ok_and(|want| *value == want),
     }
 }

@@ -9,6 +9,31 @@ pub type Variables = Vec<(String, Json)>;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object(pub Variables);
 
+/// The template's variables on the command line.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct VariableArgs {
+    /// A variable of the chat template, like enable_thinking=false; the value is JSON, or else a text. May be given several
+    /// times.
+    #[arg(long = "template-arg", value_name = "NAME=VALUE", value_parser = one)]
+    pub template_args: Vec<(String, Json)>,
+    /// Variables of the chat template as a JSON object.
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    pub chat_template_kwargs: Option<Object>,
+}
+
+impl VariableArgs {
+    /// All of them, each once.
+    pub fn all(&self) -> Variables {
+        let object = self.chat_template_kwargs.iter().flat_map(|object| object.0.clone());
+        merge(Vec::new(), object.chain(self.template_args.iter().cloned()))
+    }
+
+    /// Whether there is one.
+    pub fn is_given(&self) -> bool {
+        !self.template_args.is_empty() || self.chat_template_kwargs.is_some()
+    }
+}
+
 /// `NAME=VALUE`; the value is JSON if it can be, else a text.
 pub fn one(text: &str) -> Result<(String, Json), String> {
     let (name, value) = text.split_once('=').ok_or("NAME=VALUE is wanted")?;

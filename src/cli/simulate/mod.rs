@@ -244,15 +244,21 @@ pub fn run(args: &Args) -> Result<()> {
         context: Some((sizes.spec.max_context as u64).clamp(2, 1 << 25) as u32),
     };
     let work = load(&args.trace, &shape)?;
-    let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap_or(2);
     let room = Room {
         rows: args.chunk,
         sequences: args.sequences,
-        context,
+        context: 2,
         gpu_memory: args.gpu_memory,
         host_memory: args.host_memory,
     };
-    let mut capacity = Capacity::of(&hardware, &sizes, &room)?;
+    let lengths = work.requests.iter().map(|r| r.input + r.output);
+    let (mut capacity, longer) = Capacity::serving(&hardware, &sizes, &room, lengths)?;
+    if longer > 0 {
+        progress::note(&format!(
+            "{longer} of {} requests are longer than the GPU can hold beside the weights: they do not size its workspace",
+            work.requests.len()
+        ));
+    }
     if let Some(pages) = args.kv_pages {
         if pages as usize > capacity.device_pages {
             return Err(Error::usage(format!(
