@@ -244,7 +244,10 @@ impl ChatTemplate {
             thread.map(|t| t.join())
         });
         let compiled =
-            compiled.map_err(|e| Error::Run(format!("chat template: no thread to compile it: {e}")))?;
+            compiled.map_err(|e| Error::Run(format!(
+                "chat template: no thread to compile it: {e}; a limit on memory (ulimit -v, -d) or on processes (ulimit -u) \
+                 leaves no room for one"
+            )))?;
         let Ok(compiled) = compiled else {
             return Err(Error::format("chat template", "the template engine failed to compile it"));
         };

@@ -89,7 +89,7 @@ fn what_makes_no_sense_is_told_in_a_sentence() {
     for (line, want) in [
         ("--trace synthetic:1,2,3", "3 values, wanted 4"),
         ("--trace synthetic:1,2,3,0 --strategy helm", "choose some of gpu-only, fastdecode, neo, apex, auto"),
-        ("--trace synthetic:1,2,3,0 --rate -1", "--rate -1: requests per second; wanted"),
+        ("--trace synthetic:1,2,3,0 --rate -1", "--rate -1.0: requests per second; wanted"),
         ("--trace synthetic:1,2,3,0 --rate nan", "--rate NaN: requests per second; wanted"),
         ("--trace synthetic:1,2,3,0 --gpu-memory 0", "--gpu-memory: 0 bytes"),
         ("--trace synthetic:1,2,3,0 --plot x.png", "wanted the name of an .svg file"),

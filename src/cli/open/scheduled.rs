@@ -120,6 +120,12 @@ impl Opened {
         options.far_pages = Some(all);
         let most = options.kv_pages.map_or(all, |pages| pages.min(all));
         let tiers = Sizes::new(spec, weights, &options, &*accelerator)?.tiers(most, all)?;
+        if let Some(pages) = options.kv_pages.filter(|&pages| pages.min(all) > tiers.device_pages) {
+            return Err(Error::usage(format!(
+                "--kv-pages {pages}: {kind} has room for {} pages beside the weights; set at most that, or leave the option out",
+                tiers.device_pages
+            )));
+        }
         options.kv_pages = Some(tiers.device_pages);
         options.far_pages = (tiers.host_pages > 0).then_some(tiers.host_pages);
         let info = accelerator.runtime().info().clone();

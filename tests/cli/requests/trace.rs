@@ -159,7 +159,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
         (&format!("{trace} --device cpu --strategy neo"), 2, "needs an accelerator"),
         (&format!("{trace} --device emulated --strategy neo,helm"), 2, "--strategy helm: cannot be compared"),
         (&format!("{trace} --plot out.png"), 2, "wanted the name of an .svg file"),
-        (&format!("{trace} --rate -1"), 2, "--rate -1: requests per second; wanted"),
+        (&format!("{trace} --rate -1"), 2, "--rate -1.0: requests per second; wanted"),
     ] {
         let output = run(tandem(home.path()).args(["bench", "-m", TINY]).args(line.split_whitespace()));
         assert_error(&output, code, want);
