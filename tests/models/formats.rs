@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tandem::model::formats::gguf::Gguf;
+use tandem::model::formats::gguf::{Gguf, Value};
 use tandem::model::{
     LoadedModel, Position, RopePairing, RopeScaling, export_gguf, export_hf_folder, load, validate,
 };
@@ -334,5 +334,185 @@ proptest! {
         if let Ok((_, spec)) = tandem::model::hf_spec(&c) {
             let _ = spec.check();
         }
+    }
+}
+
+/// A folder of a tiny model in f32, edited.
+fn folder(model: &str, edit: impl FnOnce(&Path)) -> (tempfile::TempDir, Result<LoadedModel, String>) {
+    let dir = tempfile::tempdir().unwrap();
+    export_hf_folder(&synth(&format!("{model},dtype=f32")), dir.path(), DType::F32, 1).unwrap();
+    edit(dir.path());
+    let loaded = open(dir.path());
+    (dir, loaded)
+}
+
+/// Rewrites `model.safetensors` with tensors renamed, added or changed.
+fn rewrite(dir: &Path, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) {
+    let path = dir.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: Vec<_> =
+        file.iter().map(|(name, t)| (name.to_owned(), t.shape().to_vec(), t.data().to_vec())).collect();
+    change(&mut all);
+    let views = all.iter().map(|(name, shape, data)| {
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap();
+        (name.clone(), view)
+    });
+    let bytes = safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+fn config(dir: &Path, key: &str, value: Json) {
+    let path = dir.join("config.json");
+    let mut config: Json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config[key] = value;
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// `save_model` of the safetensors library keeps one of two tensors that share memory, whichever name comes first. What
+/// serves is what transformers 5.24.0 takes.
+#[test]
+fn a_tied_head_is_whichever_matrix_is_stored() {
+    const HEAD: &str = "lm_head.weight";
+    let embedding = |n: &str| n.ends_with("embed_tokens.weight");
+    for model in [
+        "tiny-llama",
+        "tiny-qwen2",
+        "tiny-qwen3",
+        "tiny-gemma2",
+        "tiny-gemma3",
+        "tiny-phi3",
+        "tiny-olmo2",
+        "tiny-opt",
+    ] {
+        let changed = |change: &dyn Fn(&mut Vec<(String, Vec<usize>, Vec<u8>)>)| {
+            let (_dir, loaded) = folder(model, |dir| {
+                config(dir, "tie_word_embeddings", true.into());
+                rewrite(dir, |all| {
+                    all.retain(|(n, ..)| n != HEAD);
+                    change(all);
+                });
+            });
+            loaded.unwrap_or_else(|e| panic!("{model}: {e}"))
+        };
+        let usual = changed(&|_| ());
+        let head_only = changed(&|all| {
+            all.iter_mut().for_each(|t| {
+                if embedding(&t.0) {
+                    t.0 = HEAD.into()
+                }
+            })
+        });
+        assert_same_weights(&usual, &head_only);
+        assert!(usual.spec.tied_head && head_only.spec.tied_head && head_only.notes.is_empty(), "{model}");
+        let with_head = |change: &dyn Fn(&mut [u8])| {
+            changed(&|all| {
+                let (_, shape, mut data) = all.iter().find(|t| embedding(&t.0)).unwrap().clone();
+                change(&mut data);
+                all.push((HEAD.into(), shape, data));
+            })
+        };
+        let both = with_head(&|_| ());
+        assert!(both.spec.tied_head && both.notes.is_empty(), "{model}: {:?}", both.notes);
+        assert_same_weights(&usual, &both);
+        let differs = with_head(&|data| data[..4].copy_from_slice(&7f32.to_le_bytes()));
+        assert_eq!((differs.spec.tied_head, differs.notes.len()), (false, 1), "{model}");
+        assert!(differs.notes[0].contains("tie_word_embeddings") && differs.notes[0].contains(HEAD));
+        assert_eq!(dequantise(differs.weights.get("output.weight").unwrap())[0], 7.0);
+    }
+}
+
+#[test]
+fn an_index_beside_a_whole_file_is_ignored_in_one_line() {
+    let index = |map: Json| json!({"metadata": {}, "weight_map": map}).to_string();
+    for (text, notes) in [
+        (index(json!({"model.norm.weight": "model-00001-of-00002.safetensors"})), 1),
+        (index(json!({"model.norm.weight": "model.safetensors"})), 0),
+        (index(json!({})), 1),
+        ("{".into(), 1),
+        ("[]".into(), 1),
+    ] {
+        let (_dir, loaded) =
+            folder("tiny-llama", |dir| fs::write(dir.join("model.safetensors.index.json"), &text).unwrap());
+        assert_eq!(loaded.unwrap().notes.len(), notes, "{text}");
+    }
+    let (_dir, loaded) = folder("tiny-llama", |dir| {
+        fs::remove_file(dir.join("model.safetensors")).unwrap();
+        let text = index(json!({"model.norm.weight": "x.safetensors"}));
+        fs::write(dir.join("model.safetensors.index.json"), text).unwrap();
+    });
+    assert!(loaded.map(|_| ()).unwrap_err().contains("x.safetensors: missing"));
+}
+
+#[test]
+fn models_that_are_not_causal_are_refused_by_key() {
+    for (key, value) in [("is_causal", false), ("use_bidirectional_attention", true)] {
+        for model in ["tiny-llama", "tiny-qwen2", "tiny-gemma3", "tiny-opt"] {
+            let (_dir, loaded) = folder(model, |dir| config(dir, key, value.into()));
+            let error = loaded.map(|_| ()).unwrap_err();
+            assert!(error.contains(key) && error.contains("not causal"), "{model}: {error}");
+            let (_dir, loaded) = folder(model, |dir| config(dir, key, (!value).into()));
+            assert!(loaded.is_ok(), "{model}");
+        }
+    }
+    let mut file = Gguf::parse(Bytes::copy_of(small_gguf())).unwrap();
+    let key = format!("{}.attention.causal", file.metadata["general.architecture"].as_str().unwrap());
+    for (value, works) in [(Value::Bool(true), true), (Value::Bool(false), false), (Value::Uint(0), false)] {
+        file.metadata.insert(key.clone(), value);
+        let copy = Gguf { version: 3, metadata: file.metadata.clone(), tensors: file.tensors.clone() };
+        let loaded = tandem::model::from_gguf(copy, "x.gguf".into()).map_err(|e| e.to_string());
+        assert_eq!(loaded.is_ok(), works);
+        assert!(loaded.err().is_none_or(|e| e.contains(&key)));
+    }
+}
+
+/// Of a folder, every file that is read whole: a pipe and a hole are refused at once, and numbers of Python are read.
+#[test]
+fn every_small_file_of_a_folder_is_read_alike() {
+    for name in [
+        "config.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ] {
+        let made = |make: &dyn Fn(&Path)| {
+            let (_dir, loaded) = folder("tiny-llama", |dir| {
+                let path = dir.join(name);
+                let _ = fs::remove_file(&path);
+                make(&path);
+            });
+            loaded.map(|_| ()).unwrap_err()
+        };
+        let pipe = made(&|path| {
+            let status = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+            assert!(status.success());
+        });
+        assert!(pipe.contains(name) && pipe.contains("a pipe, not a regular file"), "{pipe}");
+        let hole = made(&|path| fs::File::create(path).unwrap().set_len(5 << 30).unwrap());
+        assert!(hole.contains(name) && hole.contains("5368709120 bytes"), "{hole}");
+        let device = made(&|path| std::os::unix::fs::symlink("/dev/zero", path).unwrap());
+        assert!(device.contains("a device, not a regular file"), "{device}");
+    }
+    let (_dir, loaded) = folder("tiny-llama", |dir| {
+        for name in ["tokenizer_config.json", "generation_config.json"] {
+            fs::write(dir.join(name), "{\"x\": NaN, \"y\": [-Infinity, 1e999], \"z\": \"NaN\"}").unwrap();
+        }
+        let path = dir.join("config.json");
+        let text = fs::read_to_string(&path).unwrap().replacen('{', "{\"x\": Infinity, ", 1);
+        fs::write(path, text).unwrap();
+    });
+    loaded.unwrap();
+    for (key, want) in
+        [("rope_theta", "rope_theta"), ("rms_norm_eps", "rms_norm_eps"), ("hidden_size", "hidden_size")]
+    {
+        let (_dir, loaded) = folder("tiny-llama", |dir| {
+            config(dir, key, "@".into());
+            let path = dir.join("config.json");
+            fs::write(&path, fs::read_to_string(&path).unwrap().replace("\"@\"", "Infinity")).unwrap();
+        });
+        let error = loaded.map(|_| ()).unwrap_err();
+        assert!(error.contains(want) && error.contains("Infinity"), "{error}");
     }
 }

@@ -9,6 +9,10 @@ fn strings(list: &[&str]) -> Value {
     Value::strings(list)
 }
 
+fn set(m: &mut Metadata, key: &str, value: Value) {
+    m.insert(format!("tokenizer.ggml.{key}"), value);
+}
+
 /// A small byte-level vocabulary that works.
 fn bpe() -> Metadata {
     let mut m = Metadata::new();
@@ -58,9 +62,6 @@ fn the_small_vocabularies_work() {
 #[test]
 fn each_defect_is_named() {
     type Break = fn(&mut Metadata);
-    fn set(m: &mut Metadata, key: &str, value: Value) {
-        m.insert(format!("tokenizer.ggml.{key}"), value);
-    }
     fn unset(m: &mut Metadata, key: &str) {
         m.remove(&format!("tokenizer.ggml.{key}")).expect("a key to remove");
     }
@@ -162,4 +163,50 @@ proptest! {
             t.decode(&ids, false);
         }
     }
+}
+
+/// Descriptions in Latin-1 and vocabularies of bytes occur in real files.
+#[test]
+fn tokens_may_be_any_bytes() {
+    let tokens: [&[u8]; 11] = [
+        b"<unk>",
+        b"<s>",
+        b"</s>",
+        b"\xe4",
+        b"\xb8",
+        b"\xad",
+        "▁".as_bytes(),
+        b"a",
+        b"caf\xe9",
+        b"\xc3",
+        b"\xa9",
+    ];
+    let mut m = spm();
+    set(&mut m, "tokens", Value::strings(&tokens));
+    set(&mut m, "token_type", Value::ints(&[2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1]));
+    set(&mut m, "scores", Value::floats(&[0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]));
+    m.insert("general.description".into(), Value::Bytes(b"caf\xe9".to_vec()));
+    let t = Tokenizer::from_gguf(&m).unwrap();
+    let ids = t.encode("中é", false, false).unwrap();
+    assert_eq!(ids, [6, 3, 4, 5, 9, 10], "characters without a token, by the tokens of their bytes");
+    assert_eq!(t.decode(&ids, false), "中é");
+    assert_eq!((t.token_bytes(8), t.token_bytes(3)), (b"caf\xe9".to_vec(), vec![0xe4]));
+    let mut m = bpe();
+    set(
+        &mut m,
+        "tokens",
+        Value::strings(&[
+            &b"<|endoftext|>"[..],
+            b"a",
+            b"b",
+            b"c",
+            "Ġ".as_bytes(),
+            b"ab",
+            b"abc",
+            "Ġab".as_bytes(),
+            b"\xff\xfe",
+        ]),
+    );
+    let t = Tokenizer::from_gguf(&m).unwrap();
+    assert_eq!((t.encode("ab", false, false).unwrap(), t.token_bytes(8)), (vec![5], b"\xff\xfe".to_vec()));
 }
