@@ -298,3 +298,44 @@ fn the_picture_is_an_svg_with_a_line_for_each_strategy() {
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
 }
+
+/// The workspace of all requests is sized by the longest that the GPU can hold.
+#[test]
+fn one_request_of_any_length_takes_no_memory_from_the_others() {
+    let at = |rows: &str| {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("t.csv");
+        std::fs::write(&path, format!("input_tokens,output_tokens\n{rows}")).unwrap();
+        let line = "simulate --spec llama-3.1-8b --hardware a10g-g5 --strategy gpu-only --json --trace";
+        run(tandem(home.path()).args(line.split(' ')).arg(&path))
+    };
+    let (short, both) = (at("10,5\n"), at("130000,5\n10,5\n"));
+    assert!(stderr(&both).contains("1 of 2 requests are longer than the GPU can hold"), "{}", stderr(&both));
+    let (short, both) = (json(&short), json(&both));
+    assert!(short["kv_tokens"]["gpu"].as_u64().unwrap() > 50_000, "{short}");
+    assert_eq!(short["kv_tokens"], both["kv_tokens"], "{both}");
+    let requests = &both["strategies"][0]["requests"];
+    assert_eq!((&requests["finished"], &requests["failed"]), (&1.into(), &1.into()), "{requests}");
+    // One that the GPU can hold has its workspace.
+    let long = json(&at("30000,5\n10,5\n"));
+    assert_eq!(long["strategies"][0]["requests"]["failed"], 0, "{long}");
+}
+
+#[test]
+fn what_the_user_set_is_refused_rather_than_changed() {
+    for (line, want) in [
+        (
+            format!("{MACHINE} --trace synthetic:10,5,4,0 --kv-pages 100000"),
+            "--kv-pages 100000: t4-xeon has room for",
+        ),
+        (format!("{MACHINE} --trace synthetic:10,5,4,0 --gpu-memory 100GB"), "--gpu-memory"),
+        (format!("{MACHINE} --trace synthetic:10,5,4,0 --host-memory 100TB"), "--host-memory"),
+        (format!("{MACHINE} --trace synthetic:10,5,4,1 --rate 5e-324"), "--rate 5e-324"),
+        (format!("{MACHINE} --trace synthetic:10,5,4,1 --rate 1e308"), "--rate 1e308"),
+    ] {
+        assert_error(&simulated(&line), 2, want);
+    }
+    let home = tempfile::tempdir().unwrap();
+    let plan = "plan --spec qwen3-8b --hardware rtx4060-laptop --gpu-memory 100GB";
+    assert_error(&run(tandem(home.path()).args(plan.split(' '))), 2, "--gpu-memory");
+}

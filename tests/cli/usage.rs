@@ -222,3 +222,49 @@ fn a_closed_stderr_hurts_nobody() {
     let output = run(tandem(home.path()).args(["pull", "nosuch"]).stderr(writer).stdout(Stdio::piped()));
     assert_eq!(output.status.code(), Some(2));
 }
+
+/// A limit on the size of files is an error of the write, as a full disk is, and leaves nothing behind.
+#[test]
+fn a_file_that_may_not_grow_is_one_sentence() {
+    let home = home();
+    let to = home.path().join("steps.json");
+    let tandem = env!("CARGO_BIN_EXE_tandem");
+    let script = format!(
+        "ulimit -f 8; exec {tandem} simulate --spec llama-2-7b --hardware t4-xeon --trace synthetic:50,10,20,0 --timeline {} >/dev/null",
+        to.display()
+    );
+    let mut shell = std::process::Command::new("bash");
+    let output = run(shell.args(["-c", &script]).env("TANDEM_HOME", home.path()));
+    assert_error(&output, 1, "larger than a file may be here (ulimit -f)");
+    assert!(
+        std::fs::read_dir(home.path()).unwrap().flatten().all(|e| !e.path().is_file()),
+        "nothing is left"
+    );
+}
+
+/// More threads than cores would wait for each other.
+#[test]
+fn threads_beyond_the_cores_are_told_and_not_started() {
+    let home = home();
+    let args = "generate -m synth:tiny-llama --json -n 2 --threads 999 x";
+    let output = run(tandem(home.path()).args(args.split(' ')));
+    let said = stderr(&output);
+    assert_eq!(said.matches("--threads 999: this process may use").count(), 1, "{said}");
+    let threads = json(&output)["plan"]["threads"].as_u64().unwrap() as usize;
+    assert!(threads <= std::thread::available_parallelism().unwrap().get(), "{threads}");
+}
+
+#[test]
+fn the_whole_context_can_be_measured() {
+    let home = home();
+    for (args, code) in [
+        ("--prompt 0 --depth 448 --gen 64", 0),
+        ("--prompt 512 --gen 0", 0),
+        ("--prompt 0 --depth 448 --gen 65", 2),
+        ("--prompt 513 --gen 0", 2),
+    ] {
+        let line = format!("bench -m synth:tiny-llama,ctx=512 --repeat 1 {args}");
+        let output = run(tandem(home.path()).args(line.split(' ')));
+        assert_eq!(output.status.code(), Some(code), "{args}: {}", stderr(&output));
+    }
+}

@@ -342,3 +342,98 @@ fn a_real_model_answers_as_it_does_alone() {
         }
     }
 }
+
+#[test]
+fn equal_lines_draw_different_samples_and_tell_their_seeds() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let mut lines = vec![json!({"prompt": "hello", "max_tokens": 12, "temperature": 1.5}); 4];
+    lines.push(json!({"prompt": "hello", "max_tokens": 12, "temperature": 1.5, "seed": 5}));
+    lines.push(json!({"prompt": "hello", "max_tokens": 0}));
+    let file = write(home, &lines);
+    let (first, _) = many(home, &model, &file, &["--parallel", "1"]);
+    let tokens: std::collections::BTreeSet<_> = first[..5].iter().map(|r| r["tokens"].to_string()).collect();
+    assert_eq!(tokens.len(), 5, "{first:?}");
+    assert_eq!((&first[0]["seed"], &first[4]["seed"]), (&json!(0), &json!(5)));
+    assert_eq!((&first[5]["tokens"], &first[5]["finish_reason"]), (&json!([]), &json!("length")));
+    // The same in every company and order; each is what its seed gives alone.
+    let (again, _) = many(home, &model, &file, &["--parallel", "4", "--as-completed"]);
+    for result in &first[..5] {
+        let same = again.iter().find(|r| r["index"] == result["index"]).unwrap();
+        assert_eq!((&same["tokens"], &same["seed"]), (&result["tokens"], &result["seed"]));
+        let seed = result["seed"].to_string();
+        let one = alone(home, &model, &["-n", "12", "--temp", "1.5", "--seed", &seed, "hello"]);
+        assert_eq!(one["tokens"], result["tokens"]);
+    }
+    let (other, _) = many(home, &model, &file, &["--seed", "random"]);
+    assert!(other[..4].iter().zip(&first).all(|(a, b)| a["seed"] != b["seed"]));
+}
+
+#[test]
+fn variables_reach_the_template() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let template = "{% if deep %}z{% endif %}{{ messages[-1].content }}";
+    let config = json!({ "chat_template": template });
+    std::fs::write(model.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let ids = |args: &[&str]| {
+        let output = run(tandem(home).args(["tokenize", "--json", "--chat", "-m"]).arg(&model).args(args));
+        parsed(&output)["ids"].clone()
+    };
+    assert_eq!(ids(&["ab"]), json!([0, 1]));
+    assert_eq!(ids(&["--template-arg", "deep=true", "ab"]), json!([25, 0, 1]));
+    assert_eq!(ids(&["--template-arg", "deep=false", "ab"]), json!([0, 1]));
+    assert_eq!(ids(&["--chat-template-kwargs", "{\"deep\": 1}", "ab"]), json!([25, 0, 1]));
+    let messages = home.join("m.json");
+    std::fs::write(
+        &messages,
+        json!([{"role": "user", "content": "ab"}, {"role": "x", "content": "c"}]).to_string(),
+    )
+    .unwrap();
+    let output = run(tandem(home).args(["tokenize", "-m"]).arg(&model).arg("--messages").arg(&messages));
+    assert_eq!(stdout(&output), "2\n");
+    for (args, want) in [
+        (&["--template-arg", "messages=[]", "--chat", "ab"][..], "comes from the request"),
+        (&["--template-arg", "deep", "--chat", "ab"], "NAME=VALUE"),
+        (&["--template-arg", "deep=1", "ab"], "add --chat"),
+    ] {
+        assert_error(&run(tandem(home).args(["tokenize", "-m"]).arg(&model).args(args)), 2, want);
+    }
+    let lines = [
+        json!({"prompt": "ab", "max_tokens": 1}),
+        json!({"prompt": "ab", "max_tokens": 1, "chat_template_kwargs": {"deep": true}}),
+    ];
+    let (got, _) = many(home, &model, &write(home, &lines), &[]);
+    assert_eq!((&got[0]["prompt_tokens"], &got[1]["prompt_tokens"]), (&json!(2), &json!(3)));
+    let (got, _) = many(home, &model, &write(home, &lines), &["--template-arg", "deep=1"]);
+    assert_eq!(got[0]["prompt_tokens"], 3);
+}
+
+/// Windows are texts of their own: a long text is predicted as its parts are, each with the beginning in front.
+#[test]
+fn every_window_of_perplexity_begins_as_a_text_does() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let path = model.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let special = json!({"z": {"id": "z", "ids": [25], "tokens": ["z"]}});
+    tokenizer["post_processor"] = json!({"type": "TemplateProcessing", "special_tokens": special,
+        "single": [{"SpecialToken": {"id": "z", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]});
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let text: String = (0..50).map(|i| char::from(b'a' + (i * i % 23) as u8)).collect();
+    let file = home.join("text");
+    let of = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let mut command = tandem(home);
+        command.args(["perplexity", "--json", "--deterministic", "-c", "16", "-m"]).arg(&model).arg(&file);
+        parsed(&run(&mut command))
+    };
+    let whole = of(&text);
+    assert_eq!(whole["tokens"], 50, "every token of the text, once");
+    assert_eq!(whole["windows"], json!({"count": 4, "tokens": 16, "beginning": [25]}));
+    let sum = |report: &Value| report["mean_nll"].as_f64().unwrap() * report["tokens"].as_f64().unwrap();
+    let parts: f64 =
+        text.as_bytes().chunks(15).map(|part| sum(&of(std::str::from_utf8(part).unwrap()))).sum();
+    assert!((sum(&whole) / parts - 1.0).abs() < 1e-6, "{} and {parts}", sum(&whole));
+}
