@@ -5,6 +5,8 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../src/cli/generate/lines.rs"]
 mod lines;
+#[path = "../../src/cli/generate/neutral.rs"]
+mod neutral;
 
 /// What the parser knows of the command line.
 mod cli {
@@ -17,7 +19,15 @@ mod cli {
             pub top_p: Option<f32>,
             pub min_p: Option<f32>,
             pub repeat_penalty: Option<f32>,
+            pub repeat_last_n: Option<usize>,
+            pub presence_penalty: Option<f32>,
+            pub frequency_penalty: Option<f32>,
             pub seed: Option<u64>,
+        }
+
+        /// Any seed does here.
+        pub fn random_seed() -> u64 {
+            1
         }
     }
 }
@@ -45,7 +55,12 @@ fuzz_target!(|data: &[u8]| {
                 for number in [own.temp, own.top_p, own.min_p, own.repeat_penalty].into_iter().flatten() {
                     assert!((0.0..=100.0).contains(&number), "{number}");
                 }
-                assert_ne!(line.max_tokens, Some(0));
+                for number in [own.presence_penalty, own.frequency_penalty].into_iter().flatten() {
+                    assert!((-2.0..=2.0).contains(&number), "{number}");
+                }
+                if let (Some(least), Some(most)) = (line.limits.min_tokens, line.max_tokens) {
+                    assert!(least <= most);
+                }
                 assert!(line.stop.iter().flatten().all(|s| !s.is_empty()));
                 line.number
             }
