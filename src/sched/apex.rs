@@ -19,6 +19,7 @@
 use super::decision::Decision;
 use super::hybrid::{Hybrid, Rates, best};
 use super::model::{Mode, Seen, apex_algorithm_1};
+use super::pace::Prompts;
 use super::predict::Predict;
 use super::queues::Queues;
 use super::strategy::{Limits, Observed, Strategy};
@@ -28,8 +29,15 @@ const CLEARLY: f64 = 1.05;
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]
-pub struct Apex {
+pub(super) struct Apex {
     hybrid: Hybrid,
+}
+
+impl Apex {
+    /// With prompts at full rate or paced.
+    pub fn new(prompts: Prompts) -> Apex {
+        Apex { hybrid: Hybrid::new(prompts) }
+    }
 }
 
 /// Algorithm 1, and predictions where they say clearly otherwise.
@@ -42,7 +50,10 @@ fn rule(seen: &Seen, rates: &Rates, last: Mode) -> Mode {
 
 impl Strategy for Apex {
     fn name(&self) -> &'static str {
-        "apex"
+        match self.hybrid.prompts() {
+            Prompts::Full => "apex",
+            Prompts::Paced => "apex, paced",
+        }
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {

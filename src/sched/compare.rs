@@ -37,10 +37,9 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    /// Of `current` with all other policies that can serve these requests.
-    pub fn new(current: &Policy, queues: &Queues, limits: &Limits) -> Comparison {
-        let others = Policy::all().into_iter();
-        let others = others.filter(|p| p.name() != current.name() && p.serves(queues, limits));
+    /// Of `current` with all others of these that can serve the requests.
+    pub fn new(current: &Policy, among: Vec<Policy>, queues: &Queues, limits: &Limits) -> Comparison {
+        let others = among.into_iter().filter(|p| p.name() != current.name() && p.serves(queues, limits));
         let seen = queues.in_sight(IN_SIGHT);
         Comparison {
             queues: seen.clone(),

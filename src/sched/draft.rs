@@ -147,7 +147,19 @@ impl<'a> Draft<'a> {
 
     /// Admits waiting requests, first come, first served: to the device while there is room, then to the host those that `to_host`
     /// wants there. One that fits nowhere may be overtaken by [`PATIENCE`] others, then nothing behind it is admitted.
-    pub fn admit(&mut self, to_device: bool, mut to_host: impl FnMut(&RequestView) -> bool) {
+    pub fn admit(&mut self, to_device: bool, to_host: impl FnMut(&RequestView) -> bool) {
+        self.admit_while(to_device, u64::MAX, to_host);
+    }
+
+    /// The same to the device alone, while fewer than `enough` rows of its prompts are pending: the pages of a prompt that waits
+    /// for its rows would serve nobody.
+    pub fn admit_rows(&mut self, enough: u64) {
+        self.admit_while(true, enough, |_| false);
+    }
+
+    fn admit_while(&mut self, to_device: bool, enough: u64, mut to_host: impl FnMut(&RequestView) -> bool) {
+        let left = |job: &RequestView| u64::from(job.prompt.saturating_sub(job.stored));
+        let mut pending: u64 = self.device.iter().map(|(_, job)| left(job)).sum();
         let mut places = (self.limits.sequences as usize).saturating_sub(self.running);
         let all = self.device.iter().map(|(_, job)| job.pages());
         let mut sum: usize = all.clone().sum();
@@ -155,7 +167,7 @@ impl<'a> Draft<'a> {
         // How often each that has to wait has been overtaken.
         let mut held: Vec<u32> = Vec::new();
         for (i, job) in self.queues.waiting().enumerate() {
-            if places == 0 || held.iter().any(|&passed| passed >= PATIENCE) {
+            if places == 0 || pending >= enough || held.iter().any(|&passed| passed >= PATIENCE) {
                 break;
             }
             let pages = job.pages();
@@ -165,6 +177,7 @@ impl<'a> Draft<'a> {
             let side = if device {
                 (sum, behind) = (sum + pages, now_behind);
                 self.held += needs(job);
+                pending += left(job);
                 Side::Device
             } else if self.promised + behind + pages <= self.limits.host_pages && to_host(job) {
                 self.promised += pages;

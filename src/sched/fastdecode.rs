@@ -25,7 +25,7 @@ use super::strategy::{Limits, Strategy};
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]
-pub struct FastDecode {
+pub(super) struct FastDecode {
     one_side: Continuous,
 }
 

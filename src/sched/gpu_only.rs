@@ -13,11 +13,12 @@
 //!
 //! refs   vLLM (Kwon et al. 2023, §4.5: preemption by swapping); Orca; Sarathi-Serve
 
-use crate::program::Side;
+use crate::program::{Phase, Side};
 
 use super::continuous::Continuous;
 use super::decision::Decision;
 use super::draft::Draft;
+use super::pace::{Pacer, Prompts, most_rows};
 use super::predict::Predict;
 use super::queues::Queues;
 use super::rows::SubBatchRows;
@@ -25,13 +26,24 @@ use super::strategy::{Limits, Strategy};
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]
-pub struct GpuOnly {
+pub(super) struct OnDevice {
     one_side: Continuous,
+    pacer: Pacer,
 }
 
-impl Strategy for GpuOnly {
+impl OnDevice {
+    /// With prompts at full rate or paced.
+    pub fn new(prompts: Prompts) -> OnDevice {
+        OnDevice { pacer: Pacer::new(prompts), ..OnDevice::default() }
+    }
+}
+
+impl Strategy for OnDevice {
     fn name(&self) -> &'static str {
-        "gpu-only"
+        match self.pacer.prompts() {
+            Prompts::Full => "gpu-only",
+            Prompts::Paced => "gpu-only, paced",
+        }
     }
 
     fn most_pages(&self, limits: &Limits) -> usize {
@@ -45,11 +57,17 @@ impl Strategy for GpuOnly {
         let mut draft = Draft::new(queues, limits);
         draft.evict();
         draft.swap_in();
+        // The long run of a machine whose host attends nothing.
+        let alone = Limits { host_pages: 0, ..*limits };
+        let pace = self.pacer.pace(&draft, queues, &alone, costs, 0.0);
+        let decoding = draft.of(Side::Device, Phase::Decode).count() as u64;
+        let most = most_rows(pace, decoding, 0.0, limits);
         if draft.host.is_empty() {
-            draft.admit(true, |_| false);
+            draft.admit_rows(u64::from(most).saturating_sub(decoding).max(1));
         }
         let prompts: Vec<_> = draft.prompts().into_iter().filter(|&(_, side)| side == Side::Device).collect();
-        let iteration = SubBatchRows::of(&draft, &prompts, limits).alone();
-        draft.decide(iteration)
+        let mut iteration = SubBatchRows::decode(&draft, &prompts, limits);
+        iteration.prompts(&prompts, most);
+        draft.decide(iteration.alone())
     }
 }

@@ -16,6 +16,7 @@ use super::learn::Learned;
 use super::model::{Mode, Seen};
 use super::neo::decode_step;
 use super::overlap::Cohorts;
+use super::pace::{Pacer, Prompts, most_rows};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
@@ -35,6 +36,7 @@ pub(super) struct Hybrid {
     one_side: Continuous,
     cohorts: Cohorts,
     learned: Learned,
+    pacer: Pacer,
     /// How the last step was shared.
     mode: Mode,
 }
@@ -45,6 +47,7 @@ impl Default for Hybrid {
             one_side: Continuous::default(),
             cohorts: Cohorts::default(),
             learned: Learned::default(),
+            pacer: Pacer::default(),
             mode: Mode::GpuOnly,
         }
     }
@@ -63,6 +66,16 @@ pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
 }
 
 impl Hybrid {
+    /// With prompts at full rate or paced.
+    pub fn new(prompts: Prompts) -> Hybrid {
+        Hybrid { pacer: Pacer::new(prompts), ..Hybrid::default() }
+    }
+
+    /// Whether prompts are paced.
+    pub fn prompts(&self) -> Prompts {
+        self.pacer.prompts()
+    }
+
     /// The next step; `rule` chooses among the ways.
     pub fn plan(
         &mut self,
@@ -84,7 +97,12 @@ impl Hybrid {
         let mut takes = HostPool::of(&draft, window, limits.rows, costs);
         draft.admit(true, |job| takes.takes(job));
         let prompts = draft.prompts();
-        let first = SubBatchRows::of(&draft, &prompts, limits);
+        let pace = self.pacer.pace(&draft, queues, limits, costs, self.cohorts.fill());
+        let mut first = SubBatchRows::decode(&draft, &prompts, limits);
+        // Of an overlap's parked rows, so many as it makes tokens.
+        let on_host = draft.of(Side::Host, Phase::Decode).count() as f64;
+        let share = if self.mode == Mode::Overlapped { f64::from(costs.token_iterations()) } else { 1.0 };
+        first.prompts(&prompts, most_rows(pace, first.load.rows, on_host / share, limits));
         let parked = self.cohorts.parked(draft.host.iter().map(|&(_, job)| job));
         let is_parked = parked.iter().any(|cohort| !cohort.is_empty());
         let waits = draft.of(Side::Host, Phase::Decode).filter(|job| job.at.is_none());

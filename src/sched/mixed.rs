@@ -27,12 +27,9 @@ use super::pipeline::AGE;
 use super::predict::Predict;
 use super::queues::{Queues, RequestView};
 use super::rows::{SubBatchRows, longest_waiting};
-use super::steady::Steady;
+use super::steady::{LongRun, Steady};
 use super::strategy::{Limits, Observed, Strategy};
 use super::weigh::rate;
-
-/// Steps after which the long run is estimated again; sooner if the number of requests changes by an eighth.
-const LOOKS_AFTER: u32 = 32;
 
 /// The last waiting requests begin once the host has this many requests for each of them: a request that begins late ends alone.
 const LAST: usize = 2;
@@ -45,10 +42,7 @@ pub(super) struct Mixed {
     learned: Learned,
     /// How the last step was shared.
     mode: Mode,
-    /// The long run, and the number of requests that it was estimated from.
-    steady: Option<(Steady, usize)>,
-    /// Steps since that estimate.
-    age: u32,
+    long_run: LongRun,
     /// Whether it only finishes the present cohorts.
     ends: bool,
 }
@@ -60,8 +54,7 @@ impl Default for Mixed {
             cohorts: Cohorts::default(),
             learned: Learned::default(),
             mode: Mode::GpuOnly,
-            steady: None,
-            age: 0,
+            long_run: LongRun::default(),
             ends: false,
         }
     }
@@ -83,20 +76,6 @@ impl Mixed {
     /// A strategy that begins no cohort: it finishes parked rows before another strategy takes over.
     pub fn ending() -> Mixed {
         Mixed { ends: true, ..Mixed::default() }
-    }
-
-    /// The long run, estimated again now and then.
-    fn steady(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Steady {
-        let n = queues.running().len() + queues.waiting().len();
-        self.age += 1;
-        match self.steady {
-            Some((steady, of)) if self.age < LOOKS_AFTER && 8 * n.abs_diff(of) <= of => steady,
-            _ => {
-                let steady = Steady::of(queues, limits, costs, self.cohorts.fill());
-                (self.steady, self.age) = (Some((steady, n)), 0);
-                steady
-            }
-        }
     }
 }
 
@@ -129,7 +108,7 @@ impl Strategy for Mixed {
         if limits.one_sided() {
             return self.one_side.plan(queues, limits, costs);
         }
-        let steady = self.steady(queues, limits, costs);
+        let steady = self.long_run.estimate(queues, limits, costs, self.cohorts.fill());
         let mut draft = Draft::new(queues, limits);
         draft.evict();
         draft.swap_in();

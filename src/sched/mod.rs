@@ -26,12 +26,13 @@
 //! | `compose`, `split` | pipelined steps that no inequality holds back, and how they take least |
 //! | `learn` | predictions corrected by what was measured |
 //! | `model` | APEX's closed formulas, as corrected |
-//! | `gpu_only`, `fastdecode`, `neo`, `apex`, `auto` | a strategy each |
+//! | `gpu_only`, `fastdecode`, `neo`, `apex` | a policy each |
+//! | `choice` | the strategies: which of a few policies decides |
 //!
 //! | item | what |
 //! |---|---|
 //! | [`Strategy`], [`Limits`], [`Observed`], [`Decision`], [`by_name`], [`NAMES`] | the strategy interface, and its decisions |
-//! | [`GpuOnly`], [`FastDecode`], [`Neo`], [`Apex`], [`Auto`], [`Continuous`], [`Copies`] | the strategies and their building blocks |
+//! | [`Continuous`], [`Copies`] | building blocks of strategies |
 //! | [`Queues`], [`RequestView`], [`Slots`] | requests in the queues |
 //! | [`Predict`], [`Untimed`] | the predictions that strategies use |
 //! | [`Mode`], [`Seen`], [`apex_algorithm_1`], [`pipelining_pays_mixed`] | APEX's choice by closed formulas |
@@ -40,7 +41,7 @@
 //! its decisions out.
 
 mod apex;
-mod auto;
+mod choice;
 mod compare;
 mod compose;
 mod continuous;
@@ -68,19 +69,18 @@ mod steady;
 mod strategy;
 mod weigh;
 
-pub use apex::Apex;
-pub use auto::Auto;
 pub use continuous::Continuous;
 pub use copies::Copies;
 pub use decision::Decision;
-pub use fastdecode::FastDecode;
-pub use gpu_only::GpuOnly;
 pub use model::{Mode, Seen, apex_algorithm_1, pipelining_pays_mixed};
-pub use neo::Neo;
 pub use predict::{Predict, Untimed};
 pub use queues::{Queues, RequestView};
 pub use slots::Slots;
 pub use strategy::{Limits, Observed, Strategy};
+
+use choice::Choice;
+use fastdecode::FastDecode;
+use policy::Policy;
 
 /// Names of strategies for many requests, as on the command line.
 pub const NAMES: [&str; 5] = ["gpu-only", "fastdecode", "neo", "apex", "auto"];
@@ -88,11 +88,11 @@ pub const NAMES: [&str; 5] = ["gpu-only", "fastdecode", "neo", "apex", "auto"];
 /// The strategy of that name: one of [`NAMES`].
 pub fn by_name(name: &str) -> Option<Box<dyn Strategy>> {
     Some(match name {
-        "gpu-only" => Box::<GpuOnly>::default(),
+        "gpu-only" => Box::new(Choice::new("gpu-only", Policy::gpu_only)),
         "fastdecode" => Box::<FastDecode>::default(),
-        "neo" => Box::<Neo>::default(),
-        "apex" => Box::<Apex>::default(),
-        "auto" => Box::<Auto>::default(),
+        "neo" => Box::new(Choice::new("neo", Policy::neo)),
+        "apex" => Box::new(Choice::new("apex", Policy::apex)),
+        "auto" => Box::new(Choice::new("auto", Policy::all)),
         _ => return None,
     })
 }

@@ -23,6 +23,7 @@
 use super::continuous::Continuous;
 use super::decision::Decision;
 use super::draft::{Draft, PATIENCE};
+use super::pace::{Pacer, Prompts, most_rows};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::Queues;
@@ -33,8 +34,16 @@ use crate::program::{Phase, Side};
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]
-pub struct Neo {
+pub(super) struct Neo {
     one_side: Continuous,
+    pacer: Pacer,
+}
+
+impl Neo {
+    /// With prompts at full rate or paced.
+    pub fn new(prompts: Prompts) -> Neo {
+        Neo { pacer: Pacer::new(prompts), ..Neo::default() }
+    }
 }
 
 /// Seconds of a decode step of the device's requests: products, and attention.
@@ -47,7 +56,10 @@ pub(super) fn decode_step(draft: &Draft<'_>, costs: &dyn Predict) -> (f64, f64) 
 
 impl Strategy for Neo {
     fn name(&self) -> &'static str {
-        "neo"
+        match self.pacer.prompts() {
+            Prompts::Full => "neo",
+            Prompts::Paced => "neo, paced",
+        }
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
@@ -62,7 +74,10 @@ impl Strategy for Neo {
         let mut pool = HostPool::of(&draft, 2.0 * linear + attention, limits.rows, costs);
         draft.admit(true, |job| pool.takes(job));
         let prompts = draft.prompts();
-        let first = SubBatchRows::of(&draft, &prompts, limits);
+        let pace = self.pacer.pace(&draft, queues, limits, costs, 0.0);
+        let mut first = SubBatchRows::decode(&draft, &prompts, limits);
+        let on_host = draft.of(Side::Host, Phase::Decode).count() as f64;
+        first.prompts(&prompts, most_rows(pace, first.load.rows, on_host, limits));
         // Steps 4 and 5.
         let hosts = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());
         let aged = hosts.first().is_some_and(|job| job.waited >= AGE);

@@ -1,4 +1,4 @@
-//! How many rows of prompts `mixed` computes in a step: as many as let requests begin as fast as others end.
+//! How many rows of prompts a step computes: as many as let requests begin as fast as others end.
 //!
 //! ```text
 //! R = ρ · (max(D, D_long) + n)      ρ = Σ prompt / Σ answer; n decode rows of the host; D of the device, D_long in the long run
@@ -9,8 +9,12 @@
 //!
 //! Full rate until the device and the host have their requests, and where those that wait are so few that they may all begin.
 
+use super::draft::Draft;
+use super::predict::Predict;
 use super::queues::Queues;
-use super::steady::Steady;
+use super::steady::{LongRun, Steady};
+use super::strategy::Limits;
+use crate::program::{Phase, Side};
 
 /// Where mixing prompts and decode rows gains little: waiting requests per running one up to which all begin at once.
 const FEW: f64 = 0.5;
@@ -54,4 +58,58 @@ impl Pace {
     pub fn pending(&self, device: usize, host: usize) -> u64 {
         if self.few { u64::MAX } else { self.beside(device, host as f64) }
     }
+}
+
+/// Whether a policy's prompts are paced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Prompts {
+    /// As many rows as there is room for.
+    #[default]
+    Full,
+    /// As many as let requests begin as fast as others end.
+    Paced,
+}
+
+/// The pace of a policy, with its view of the long run.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pacer {
+    prompts: Prompts,
+    long_run: LongRun,
+}
+
+impl Pacer {
+    /// Of prompts at full rate or paced.
+    pub fn new(prompts: Prompts) -> Pacer {
+        Pacer { prompts, ..Pacer::default() }
+    }
+
+    /// Whether prompts are paced at all.
+    pub fn prompts(&self) -> Prompts {
+        self.prompts
+    }
+
+    /// The pace of this step; `None` at full rate. `limits` without host pages are those of a host that attends nothing, `fill` is the
+    /// share of an iteration that cohorts fill.
+    pub fn pace(
+        &mut self,
+        draft: &Draft<'_>,
+        queues: &Queues,
+        limits: &Limits,
+        costs: &dyn Predict,
+        fill: f64,
+    ) -> Option<Pace> {
+        if self.prompts == Prompts::Full {
+            return None;
+        }
+        let steady = self.long_run.estimate(queues, limits, costs, fill);
+        let [device, host] = [Side::Device, Side::Host].map(|side| draft.of(side, Phase::Decode).count());
+        let host = if limits.host_pages == 0 { 0 } else { host };
+        Some(Pace::of(&steady, queues, [device, host]))
+    }
+}
+
+/// Most rows of a step, of them `device` decode rows of the device, beside `host` tokens of the host.
+pub(super) fn most_rows(pace: Option<Pace>, device: u64, host: f64, limits: &Limits) -> u32 {
+    let rows = u64::from(limits.rows);
+    pace.and_then(|pace| pace.rows(device, host)).map_or(rows, |n| rows.min(device + n)) as u32
 }

@@ -1,22 +1,26 @@
-//! What `auto` chooses among: each strategy there is, and its own way of mixing them step by step.
+//! What strategies choose among: the device alone, the papers' hybrids, and a way of mixing them step by step.
 
 use crate::program::Side;
 
 use super::apex::Apex;
 use super::decision::Decision;
 use super::fastdecode::FastDecode;
-use super::gpu_only::GpuOnly;
+use super::gpu_only::OnDevice;
 use super::mixed::Mixed;
 use super::neo::Neo;
+use super::pace::Prompts;
 use super::predict::Predict;
 use super::queues::Queues;
 use super::strategy::{Limits, Observed, Strategy};
+
+/// Prompts of a policy: the ways that are tried.
+const BOTH: [Prompts; 2] = [Prompts::Paced, Prompts::Full];
 
 /// A strategy that can be copied, to be tried out.
 #[derive(Debug, Clone)]
 enum Inner {
     Mixed(Mixed),
-    GpuOnly(GpuOnly),
+    OnDevice(OnDevice),
     FastDecode(FastDecode),
     Neo(Neo),
     Apex(Apex),
@@ -40,21 +44,38 @@ impl Policy {
         Policy::new(Inner::Mixed(Mixed::default()))
     }
 
-    /// All of them, new. Those first whose steps are few and long: their rollouts cost least, and bound the others.
-    pub fn all() -> [Policy; 5] {
-        [
-            Policy::mixed(),
-            Policy::new(Inner::FastDecode(FastDecode::default())),
-            Policy::new(Inner::Apex(Apex::default())),
-            Policy::new(Inner::Neo(Neo::default())),
-            Policy::new(Inner::GpuOnly(GpuOnly::default())),
-        ]
+    fn on_device(prompts: Prompts) -> Policy {
+        Policy::new(Inner::OnDevice(OnDevice::new(prompts)))
+    }
+
+    /// The device alone.
+    pub fn gpu_only() -> Vec<Policy> {
+        BOTH.map(Policy::on_device).into()
+    }
+
+    /// NEO, or the device alone.
+    pub fn neo() -> Vec<Policy> {
+        let neo = BOTH.map(|prompts| Policy::new(Inner::Neo(Neo::new(prompts))));
+        neo.into_iter().chain(Policy::gpu_only()).collect()
+    }
+
+    /// APEX, or the device alone.
+    pub fn apex() -> Vec<Policy> {
+        let apex = BOTH.map(|prompts| Policy::new(Inner::Apex(Apex::new(prompts))));
+        apex.into_iter().chain(Policy::gpu_only()).collect()
+    }
+
+    /// All of them. Those first whose steps are few and long: their rollouts cost least, and bound the others.
+    pub fn all() -> Vec<Policy> {
+        let first = [Policy::mixed(), Policy::new(Inner::FastDecode(FastDecode::default()))];
+        let [apex, neo] = [Policy::apex(), Policy::neo()].map(|with| with.into_iter().take(BOTH.len()));
+        first.into_iter().chain(apex).chain(neo).chain(Policy::gpu_only()).collect()
     }
 
     fn strategy(&self) -> &dyn Strategy {
         match &self.inner {
             Inner::Mixed(s) => s,
-            Inner::GpuOnly(s) => s,
+            Inner::OnDevice(s) => s,
             Inner::FastDecode(s) => s,
             Inner::Neo(s) => s,
             Inner::Apex(s) => s,
@@ -64,7 +85,7 @@ impl Policy {
     fn strategy_mut(&mut self) -> &mut dyn Strategy {
         match &mut self.inner {
             Inner::Mixed(s) => s,
-            Inner::GpuOnly(s) => s,
+            Inner::OnDevice(s) => s,
             Inner::FastDecode(s) => s,
             Inner::Neo(s) => s,
             Inner::Apex(s) => s,
@@ -73,11 +94,6 @@ impl Policy {
 
     fn has_cohorts(&self) -> bool {
         matches!(self.inner, Inner::Mixed(_) | Inner::Apex(_))
-    }
-
-    /// Whether it is the one that a new run begins with.
-    pub fn is_mixed(&self) -> bool {
-        matches!(self.inner, Inner::Mixed(_))
     }
 
     /// Whether it serves all requests that are there. FastDecode has no rows for those on the device, and the device alone none for
@@ -96,6 +112,10 @@ impl Policy {
 impl Strategy for Policy {
     fn name(&self) -> &'static str {
         self.strategy().name()
+    }
+
+    fn most_pages(&self, limits: &Limits) -> usize {
+        self.strategy().most_pages(limits)
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {

@@ -137,15 +137,8 @@ impl SubBatchRows {
         Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: true }
     }
 
-    /// Decode rows of the device's requests, those first that have waited longest, and these prompts in chunks. Decode rows
-    /// leave room for prompts where there are some.
-    pub fn of(draft: &Draft<'_>, prompts: &[(&RequestView, Side)], limits: &Limits) -> SubBatchRows {
-        let mut rows = SubBatchRows::decode(draft, prompts, limits);
-        rows.prompts(prompts, limits.rows);
-        rows
-    }
-
-    /// The same without the prompts.
+    /// Decode rows of the device's requests, those first that have waited longest. They leave room for prompts where there are
+    /// some.
     pub fn decode(draft: &Draft<'_>, prompts: &[(&RequestView, Side)], limits: &Limits) -> SubBatchRows {
         let decode = longest_waiting(draft.of(Side::Device, Phase::Decode).collect());
         let most = match prompts.is_empty() {

@@ -43,6 +43,9 @@ const CLEARLY: f64 = 1.04;
 /// Share of the device's pages that is in use in the long run.
 const IN_USE: f64 = 0.95;
 
+/// Steps after which it is estimated again; sooner if the number of requests changes by an eighth.
+const LOOKS_AFTER: u32 = 32;
+
 /// Requests that the estimate reads at most.
 const LOOKED_AT: usize = 1024;
 
@@ -234,6 +237,31 @@ impl Steady {
             mode: step.mode,
             prompts: mix.whole,
             worth: Worth::priced(decode.max(0.0), prompt),
+        }
+    }
+}
+
+/// The long run, estimated again now and then.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LongRun {
+    /// The estimate, and the number of requests that it was made from.
+    last: Option<(Steady, usize)>,
+    /// Steps since then.
+    age: u32,
+}
+
+impl LongRun {
+    /// As [`Steady::of`], or what that said a few steps ago.
+    pub fn estimate(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict, fill: f64) -> Steady {
+        let n = queues.running().len() + queues.waiting().len();
+        self.age += 1;
+        match self.last {
+            Some((steady, of)) if self.age < LOOKS_AFTER && 8 * n.abs_diff(of) <= of => steady,
+            _ => {
+                let steady = Steady::of(queues, limits, costs, fill);
+                (self.last, self.age) = (Some((steady, n)), 0);
+                steady
+            }
         }
     }
 }

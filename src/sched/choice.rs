@@ -1,15 +1,24 @@
-//! `auto`: the policy that is predicted to finish the present requests first.
+//! What the strategies of the command line are: a few policies, of which the one that is predicted to finish the present requests first
+//! decides.
 //!
 //! ```text
+//! gpu-only     the device alone, prompts paced or at full rate
+//! fastdecode   nothing else
+//! neo, apex    the paper's, and what gpu-only has
+//! auto         all of these, and mixed
+//!
 //! a run begins     every policy is rolled out to the end, before the first step            (compare, rollout)
 //! while it runs    compared again, a few rolled-out steps beside each real one
-//! each step        decided by the winner: mixed, gpu-only, neo, fastdecode or apex
+//! each step        decided by the winner
 //! ```
 //! No rule about a single step foresees how a run ends: whether decode rows are left when the prompts run out, whether a cohort
-//! of a few rows ends late, what pages cost that move to and fro. A rollout contains all of it: the same strategies over
+//! of a few rows ends late, what pages cost that move to and fro. A rollout contains all of it: the same policies over
 //! the same costs (decision 0024). What was measured corrects the costs ([`Learned`]).
 //!
-//! While the device has room for all requests there is nothing to compare, and [`mixed`](super::mixed) decides.
+//! So no hybrid is slower than the device alone, up to the margin of a comparison and the error of predictions: where the host or the link
+//! is slow, NEO and APEX leave it alone. And what they gain is over prompts that are paced as well as theirs (decision 0031).
+//!
+//! While the device has room for all requests there is nothing to compare, and the first policy decides.
 
 use super::compare::Comparison;
 use super::decision::Decision;
@@ -36,7 +45,10 @@ const FITS: usize = 95;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
-pub struct Auto {
+pub(super) struct Choice {
+    name: &'static str,
+    /// What is chosen among, the first until something is known.
+    among: fn() -> Vec<Policy>,
     policy: Policy,
     comparison: Option<Comparison>,
     /// Steps since the last comparison began.
@@ -50,10 +62,20 @@ pub struct Auto {
     work: i64,
 }
 
-impl Default for Auto {
-    fn default() -> Self {
-        Auto {
-            policy: Policy::mixed(),
+/// Whether all requests are on the device or wait, and the device has room for them at their longest.
+fn fits(queues: &Queues, limits: &Limits) -> bool {
+    let pages: usize = queues.running().iter().chain(queues.waiting()).map(RequestView::pages).sum();
+    100 * pages <= FITS * limits.device_pages
+        && queues.running().iter().all(|job| job.home == Some(Side::Device))
+}
+
+impl Choice {
+    /// A strategy of this name, among these policies. The first must serve all requests that it is given.
+    pub fn new(name: &'static str, among: fn() -> Vec<Policy>) -> Choice {
+        Choice {
+            name,
+            among,
+            policy: among().remove(0),
             comparison: None,
             age: 0,
             requests: 0,
@@ -62,22 +84,18 @@ impl Default for Auto {
             work: 0,
         }
     }
-}
 
-/// Whether all requests are on the device or wait, and the device has room for them at their longest.
-fn fits(queues: &Queues, limits: &Limits) -> bool {
-    let pages: usize = queues.running().iter().chain(queues.waiting()).map(RequestView::pages).sum();
-    100 * pages <= FITS * limits.device_pages
-        && queues.running().iter().all(|job| job.home == Some(Side::Device))
-}
+    /// The policy of a new run, and of a moment that no other can serve.
+    fn first(&self) -> Policy {
+        (self.among)().remove(0)
+    }
 
-impl Auto {
     /// Compares policies where that is due, and takes the better one.
     fn choose(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) {
         let n = queues.running().len() + queues.waiting().len();
         let begins = queues.running().is_empty();
         if begins {
-            (self.policy, self.comparison, self.work) = (Policy::mixed(), None, AT_FIRST);
+            (self.policy, self.comparison, self.work) = (self.first(), None, AT_FIRST);
         }
         self.age += 1;
         let changed = 4 * n.abs_diff(self.requests) > self.requests;
@@ -87,8 +105,9 @@ impl Auto {
             None => begins || changed || self.age >= COMPARES_AFTER,
         };
         if due {
-            let settled = self.policy.is_mixed() && fits(queues, limits);
-            self.comparison = (!settled).then(|| Comparison::new(&self.policy, queues, limits));
+            let settled = self.policy.name() == self.first().name() && fits(queues, limits);
+            self.comparison =
+                (!settled).then(|| Comparison::new(&self.policy, (self.among)(), queues, limits));
             (self.age, self.requests) = (0, n);
         }
         if let Some(comparison) = &mut self.comparison {
@@ -105,14 +124,18 @@ impl Auto {
         self.work = self.work.min(0);
         // Requests may have come that the winner has no place for.
         if !self.policy.serves(queues, limits) {
-            self.policy = Policy::mixed();
+            self.policy = self.first();
         }
     }
 }
 
-impl Strategy for Auto {
+impl Strategy for Choice {
     fn name(&self) -> &'static str {
-        "auto"
+        self.name
+    }
+
+    fn most_pages(&self, limits: &Limits) -> usize {
+        (self.among)().iter().map(|policy| policy.most_pages(limits)).max().unwrap_or(0)
     }
 
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
