@@ -106,8 +106,10 @@ impl Choice {
         };
         if due {
             let settled = self.policy.name() == self.first().name() && fits(queues, limits);
-            self.comparison =
-                (!settled).then(|| Comparison::new(&self.policy, (self.among)(), queues, limits));
+            self.comparison = (!settled).then(|| {
+                let all = Comparison::new(&self.policy, (self.among)(), queues, limits, costs);
+                if begins { all.within(AT_FIRST) } else { all }
+            });
             (self.age, self.requests) = (0, n);
         }
         if let Some(comparison) = &mut self.comparison {
@@ -119,7 +121,7 @@ impl Choice {
         }
         if begins && let Some(comparison) = self.comparison.take() {
             // A part of an answer is better than none: a request that is admitted now limits what may be chosen later.
-            self.policy = comparison.best().unwrap_or_else(|| self.policy.clone());
+            self.policy = comparison.better().unwrap_or_else(|| self.policy.clone());
         }
         self.work = self.work.min(0);
         // Requests may have come that the winner has no place for.

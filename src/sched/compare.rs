@@ -1,17 +1,35 @@
 //! Which policy finishes the present requests first: each is rolled out in turn, the current policy before the others.
 //!
-//! Another policy must beat the current one by [`MARGIN`]; its rollout stops as soon as it cannot. The work is done in
-//! portions, so that no step of the real run waits long for the answer.
+//! ```text
+//! worth done
+//!   |        best so far ______/    another policy must beat the current one by MARGIN
+//!   |               ____/  .'       its rollout stops where it falls behind by BEHIND, or where it has used its share
+//!   |        ______/   .'  <- stops
+//!   |_______/_____.'_________ seconds
+//! ```
+//! A rollout that stops early is judged by what it had done by then. So bad policies cost little, and none remains untried
+//! because of those before it. The work is done in portions, so that no step of the real run waits long for the answer.
 
 use super::learn::Learned;
 use super::policy::Policy;
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rollout::Rollout;
+use super::rollout::{Progress, Rollout};
+use super::steady::Steady;
 use super::strategy::{Limits, Strategy};
+use super::weigh::Worth;
 
 /// The share of its time by which another policy must beat the current one.
 const MARGIN: f64 = 0.01;
+
+/// The share of the work by which it must be ahead where one of the two rollouts was stopped.
+const AHEAD: f64 = 0.02;
+
+/// The share of the best policy's work that must be done at the same time, from [`FROM`] of its time on.
+const BEHIND: f64 = 0.9;
+
+/// See [`BEHIND`]. Policies begin differently: with all prompts, or with some.
+const FROM: f64 = 0.3;
 
 /// The fixed cost of a rollout's step, in requests: a step costs this and one for each request in it.
 const STEP: i64 = 32;
@@ -24,31 +42,83 @@ const IN_SIGHT: usize = 512;
 pub(super) struct Comparison {
     /// The requests as they were when it began.
     queues: Queues,
+    worth: Worth,
     /// Policies that have not been tried, the next one last.
     left: Vec<Policy>,
     /// The policy that is being tried, and its rollout.
     trying: Option<(Policy, Rollout)>,
-    /// Whether that is the current policy.
+    /// Work of that rollout.
+    used: i64,
+    /// Most work of that rollout.
+    share: i64,
+    /// Work that is left for all; `None` if there is no end to it.
+    total: Option<i64>,
+    /// The best so far.
+    best: Option<Best>,
+}
+
+/// A policy that has been rolled out.
+#[derive(Debug, Clone)]
+struct Best {
+    policy: Policy,
+    progress: Progress,
+    /// Whether all requests ended.
+    ended: bool,
+    /// Whether it is the policy that decides already.
     is_current: bool,
-    /// Seconds that the next policy must stay below.
-    bound: f64,
-    /// The best of the others so far.
-    best: Option<Policy>,
+}
+
+impl Best {
+    /// Whether a rollout that has come so far cannot beat this one any more.
+    fn is_out_of_reach(&self, rollout: &Rollout) -> bool {
+        let (seconds, end) = (rollout.seconds(), self.progress.seconds());
+        let late = self.ended && seconds >= end * self.margin();
+        let behind = || rollout.progress().at(seconds) < BEHIND * self.progress.at(seconds);
+        late || (seconds > FROM * end && seconds < end && behind())
+    }
+
+    /// Whether a rollout beats this one.
+    fn is_beaten_by(&self, rollout: &Rollout) -> bool {
+        let (end, seconds) = (self.progress.seconds(), rollout.seconds());
+        if self.ended && rollout.requests() == 0 {
+            return seconds < end * self.margin();
+        }
+        let both = end.min(seconds);
+        rollout.progress().at(both) > (1.0 + AHEAD) * self.progress.at(both)
+    }
+
+    fn margin(&self) -> f64 {
+        if self.is_current { 1.0 - MARGIN } else { 1.0 }
+    }
 }
 
 impl Comparison {
     /// Of `current` with all others of these that can serve the requests.
-    pub fn new(current: &Policy, among: Vec<Policy>, queues: &Queues, limits: &Limits) -> Comparison {
+    pub fn new(
+        current: &Policy,
+        among: Vec<Policy>,
+        queues: &Queues,
+        limits: &Limits,
+        costs: &dyn Predict,
+    ) -> Comparison {
         let others = among.into_iter().filter(|p| p.name() != current.name() && p.serves(queues, limits));
         let seen = queues.in_sight(IN_SIGHT);
+        let worth = Steady::of(&seen, limits, costs, 1.0).worth;
         Comparison {
-            queues: seen.clone(),
             left: others.rev().collect(),
-            trying: Some((current.clone(), Rollout::new(current.clone(), seen))),
-            is_current: true,
-            bound: f64::INFINITY,
+            trying: Some((current.clone(), Rollout::new(current.clone(), seen.clone(), worth))),
+            queues: seen,
+            worth,
+            used: 0,
+            share: i64::MAX,
+            total: None,
             best: None,
         }
+    }
+
+    /// With `work` for all rollouts together.
+    pub fn within(self, work: i64) -> Comparison {
+        Comparison { total: Some(work), share: work / 2, ..self }
     }
 
     /// Continues while there is `work` left, counted in requests of rolled-out steps. Returns the answer once it is known:
@@ -61,29 +131,41 @@ impl Comparison {
         learned: &Learned,
     ) -> Option<Option<Policy>> {
         while let Some((policy, rollout)) = &mut self.trying {
-            while rollout.requests() > 0 && rollout.seconds() < self.bound {
+            let goes_on = |rollout: &Rollout, used: i64| {
+                rollout.requests() > 0
+                    && rollout.seconds().is_finite()
+                    && used < self.share
+                    && !self.best.as_ref().is_some_and(|best| best.is_out_of_reach(rollout))
+            };
+            while goes_on(rollout, self.used) {
                 if *work <= 0 {
                     return None;
                 }
-                *work -= rollout.requests() as i64 + STEP;
+                let step = rollout.requests() as i64 + STEP;
+                (*work, self.used) = (*work - step, self.used + step);
                 rollout.step(limits, costs, learned);
             }
-            let seconds = rollout.seconds();
-            if self.is_current {
-                self.bound = seconds * (1.0 - MARGIN);
-            } else if seconds < self.bound {
-                self.bound = seconds;
-                self.best = Some(policy.clone());
+            if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout)) {
+                self.best = Some(Best {
+                    policy: policy.clone(),
+                    progress: rollout.progress().clone(),
+                    ended: rollout.requests() == 0,
+                    is_current: self.best.is_none(),
+                });
             }
-            self.is_current = false;
-            self.trying = self.left.pop().map(|p| (p.clone(), Rollout::new(p, self.queues.clone())));
+            // Half of what is left: most of those that follow stop early.
+            self.total = self.total.map(|total| total - self.used);
+            self.share = self.total.map_or(i64::MAX, |total| total / 2.min(self.left.len() as i64).max(1));
+            self.used = 0;
+            let new = |p: Policy| (p.clone(), Rollout::new(p, self.queues.clone(), self.worth));
+            self.trying = self.left.pop().map(new);
         }
-        Some(self.best.take())
+        Some(self.better())
     }
 
     /// The best of those that have been tried, if it beats the current policy.
-    pub fn best(self) -> Option<Policy> {
-        self.best
+    pub fn better(&self) -> Option<Policy> {
+        self.best.as_ref().filter(|best| !best.is_current).map(|best| best.policy.clone())
     }
 }
 

@@ -15,7 +15,9 @@ use super::model::Mode;
 use super::policy::Policy;
 use super::predict::Predict;
 use super::queues::Queues;
+use super::rows::Load;
 use super::strategy::{Limits, Observed, Strategy};
+use super::weigh::Worth;
 
 /// Steps without rows or copies after which a rollout is given up.
 const PATIENCE: u32 = 8;
@@ -25,9 +27,36 @@ const PATIENCE: u32 = 8;
 pub(super) struct Rollout {
     policy: Policy,
     queues: Queues,
+    worth: Worth,
+    progress: Progress,
     seconds: f64,
     idle: u32,
     host: HostLane,
+}
+
+/// How far a rollout is after which time: the worth of all rows so far, seconds of the long run.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Progress {
+    steps: Vec<(f64, f64)>,
+}
+
+impl Progress {
+    /// When it ended, so far.
+    pub fn seconds(&self) -> f64 {
+        self.steps.last().map_or(0.0, |step| step.0)
+    }
+
+    /// The worth of the rows that were done within `seconds`.
+    pub fn at(&self, seconds: f64) -> f64 {
+        let steps = self.steps.partition_point(|step| step.0 <= seconds);
+        let before = steps.checked_sub(1).map_or((0.0, 0.0), |last| self.steps[last]);
+        match self.steps.get(steps) {
+            Some(after) if after.0.is_finite() => {
+                before.1 + (after.1 - before.1) * (seconds - before.0) / (after.0 - before.0)
+            }
+            _ => before.1,
+        }
+    }
 }
 
 /// How an iteration shares its work, by its flow.
@@ -40,9 +69,15 @@ pub(super) fn mode(iteration: &Iteration) -> Mode {
 }
 
 impl Rollout {
-    /// Of `policy`, from these requests on.
-    pub fn new(policy: Policy, queues: Queues) -> Rollout {
-        Rollout { policy, queues, seconds: 0.0, idle: 0, host: HostLane::default() }
+    /// Of `policy`, from these requests on, whose rows are worth so much.
+    pub fn new(policy: Policy, queues: Queues, worth: Worth) -> Rollout {
+        let (progress, host) = (Progress::default(), HostLane::default());
+        Rollout { policy, queues, worth, progress, seconds: 0.0, idle: 0, host }
+    }
+
+    /// How far it is after which time.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// Seconds so far; infinite if the policy does not finish the requests.
@@ -66,6 +101,7 @@ impl Rollout {
             self.idle += 1;
             if self.idle > PATIENCE {
                 self.seconds = f64::INFINITY;
+                self.advanced(0.0);
             }
             return;
         }
@@ -77,6 +113,11 @@ impl Rollout {
         let iteration = Iteration { moves: beside, ..iteration };
         let takes = costs.iteration(&iteration) * learned.ratio(mode(&iteration));
         self.commit(&iteration, takes, costs);
+    }
+
+    fn advanced(&mut self, worth: f64) {
+        let done = self.progress.steps.last().map_or(0.0, |step| step.1);
+        self.progress.steps.push((self.seconds, done + worth));
     }
 
     fn commit(&mut self, iteration: &Iteration, takes: f64, costs: &dyn Predict) {
@@ -98,6 +139,10 @@ impl Rollout {
             }
         }
         self.seconds += takes;
+        // Rows that are parked have no token yet.
+        let done = iteration.sub_batches.iter().zip(&parked).filter(|(_, parked)| parked.is_none());
+        let load = done.flat_map(|(batch, _)| &batch.groups).fold(Load::default(), Load::with);
+        self.advanced(self.worth.of(&load));
         self.queues.commit(iteration, &parked);
         self.queues.end_complete();
         self.policy.observe(&seen);

@@ -33,7 +33,7 @@ fn winner(
     costs: &dyn Predict,
     portion: i64,
 ) -> (Option<&'static str>, u32) {
-    let mut comparison = Comparison::new(current, Policy::all(), queues, &LIMITS);
+    let mut comparison = Comparison::new(current, Policy::all(), queues, &LIMITS, costs);
     let (mut work, mut portions) = (0, 0);
     loop {
         work += portion;
