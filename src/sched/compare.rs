@@ -34,6 +34,9 @@ const FROM: f64 = 0.3;
 /// The fixed cost of a rollout's step, in requests: a step costs this and one for each request in it.
 const STEP: i64 = 32;
 
+/// A step that only repeats another one costs this part of it.
+const REPEATED: i64 = 8;
+
 /// Waiting requests that are rolled out; those behind them come in their turn.
 const IN_SIGHT: usize = 512;
 
@@ -141,9 +144,10 @@ impl Comparison {
                 if *work <= 0 {
                     return None;
                 }
-                let step = rollout.requests() as i64 + STEP;
+                let requests = rollout.requests() as i64;
+                let repeated = i64::from(rollout.step(limits, costs, learned));
+                let step = requests + STEP + repeated * requests / REPEATED;
                 (*work, self.used) = (*work - step, self.used + step);
-                rollout.step(limits, costs, learned);
             }
             if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout)) {
                 self.best = Some(Best {

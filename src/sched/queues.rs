@@ -185,6 +185,11 @@ impl Queues {
         }
     }
 
+    /// So many steps pass in which no request has rows.
+    pub(super) fn wait(&mut self, steps: u32) {
+        self.waiting.iter_mut().chain(&mut self.running).for_each(|job| job.waited += steps);
+    }
+
     /// Ends running requests that have all of their tokens.
     pub(super) fn end_complete(&mut self) {
         self.running.retain(|job| job.stored < job.most);

@@ -5,7 +5,10 @@
 //! plan ─► copies that must come first ─► iteration, with copies beside it ─► commit ─► requests that are complete end
 //! ```
 //! A cohort advances when the host has finished its attention by the time the device reaches its layer; otherwise it stays
-//! parked, as on the machine. `rollout/tests.rs` compares predicted runs with simulated ones.
+//! parked, as on the machine. Steps that only repeat the last one are not planned ([`repeat`]). `rollout/tests.rs` compares
+//! predicted runs with simulated ones.
+
+mod repeat;
 
 use crate::program::{Flow, Iteration, RequestId, SubBatch};
 
@@ -90,10 +93,11 @@ impl Rollout {
         self.queues.running().len() + self.queues.waiting().len()
     }
 
-    /// The next step.
-    pub fn step(&mut self, limits: &Limits, costs: &dyn Predict, learned: &Learned) {
+    /// The next step, and those that only repeat it. Returns how many these are.
+    pub fn step(&mut self, limits: &Limits, costs: &dyn Predict, learned: &Learned) -> u32 {
         let decision = self.policy.plan(&self.queues, limits, costs);
         let copies = Copies::of(&decision, &self.queues, limits);
+        let stays = decision.admit.is_empty() && decision.swaps.is_empty();
         self.queues.admit(&decision);
         let iteration = decision.iteration;
         let (first, beside) = copies.split(&iteration, &self.queues);
@@ -103,7 +107,7 @@ impl Rollout {
                 self.seconds = f64::INFINITY;
                 self.advanced(0.0);
             }
-            return;
+            return 0;
         }
         self.idle = 0;
         if !first.is_empty() {
@@ -112,7 +116,12 @@ impl Rollout {
         }
         let iteration = Iteration { moves: beside, ..iteration };
         let takes = costs.iteration(&iteration) * learned.ratio(mode(&iteration));
-        self.commit(&iteration, takes, costs);
+        let running = self.queues.running().len();
+        let parked = self.commit(&iteration, takes, costs);
+        if !stays || self.queues.running().len() < running {
+            return 0;
+        }
+        self.repeat(&iteration, parked, takes, limits, costs, learned)
     }
 
     fn advanced(&mut self, worth: f64) {
@@ -120,7 +129,8 @@ impl Rollout {
         self.progress.steps.push((self.seconds, done + worth));
     }
 
-    fn commit(&mut self, iteration: &Iteration, takes: f64, costs: &dyn Predict) {
+    /// Returns the layers where sub-batches are parked.
+    fn commit(&mut self, iteration: &Iteration, takes: f64, costs: &dyn Predict) -> Vec<Option<u32>> {
         let mut seen = Observed { predicted: takes, seconds: takes, ..Observed::default() };
         let mut parked = vec![None; iteration.sub_batches.len()];
         if iteration.flow == Flow::Async {
@@ -146,6 +156,7 @@ impl Rollout {
         self.queues.commit(iteration, &parked);
         self.queues.end_complete();
         self.policy.observe(&seen);
+        parked
     }
 }
 
