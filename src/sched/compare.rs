@@ -26,13 +26,16 @@ const MARGIN: f64 = 0.01;
 const AHEAD: f64 = 0.02;
 
 /// The share of the best policy's work that must be done at the same time, from [`FROM`] of its time on.
-const BEHIND: f64 = 0.9;
+const BEHIND: f64 = 0.85;
 
 /// See [`BEHIND`]. Policies begin differently: with all prompts, or with some.
-const FROM: f64 = 0.3;
+const FROM: f64 = 0.5;
 
 /// The fixed cost of a rollout's step, in requests: a step costs this and one for each request in it.
 const STEP: i64 = 32;
+
+/// Of the work that is left, a rollout has this part at most: few need so much, and those that follow get what it leaves.
+const SHARES: i64 = 3;
 
 /// A step that only repeats another one costs this part of it.
 const REPEATED: i64 = 8;
@@ -73,11 +76,11 @@ struct Best {
 
 impl Best {
     /// Whether a rollout that has come so far cannot beat this one any more.
-    fn is_out_of_reach(&self, rollout: &Rollout) -> bool {
+    fn is_out_of_reach(&self, rollout: &Rollout, hurries: bool) -> bool {
         let (seconds, end) = (rollout.seconds(), self.progress.seconds());
         let late = self.ended && seconds >= end * self.margin();
         let behind = || rollout.progress().at(seconds) < BEHIND * self.progress.at(seconds);
-        late || (seconds > FROM * end && seconds < end && behind())
+        late || (hurries && seconds > FROM * end && seconds < end && behind())
     }
 
     /// Whether a rollout beats this one.
@@ -121,7 +124,7 @@ impl Comparison {
 
     /// With `work` for all rollouts together.
     pub fn within(self, work: i64) -> Comparison {
-        Comparison { total: Some(work), share: work / 2, ..self }
+        Comparison { total: Some(work), share: work / SHARES, ..self }
     }
 
     /// Continues while there is `work` left, counted in requests of rolled-out steps. Returns the answer once it is known:
@@ -134,11 +137,12 @@ impl Comparison {
         learned: &Learned,
     ) -> Option<Option<Policy>> {
         while let Some((policy, rollout)) = &mut self.trying {
+            let hurries = self.total.is_none();
             let goes_on = |rollout: &Rollout, used: i64| {
                 rollout.requests() > 0
                     && rollout.seconds().is_finite()
                     && used < self.share
-                    && !self.best.as_ref().is_some_and(|best| best.is_out_of_reach(rollout))
+                    && !self.best.as_ref().is_some_and(|best| best.is_out_of_reach(rollout, hurries))
             };
             while goes_on(rollout, self.used) {
                 if *work <= 0 {
@@ -157,9 +161,8 @@ impl Comparison {
                     is_current: self.best.is_none(),
                 });
             }
-            // Half of what is left: most of those that follow stop early.
             self.total = self.total.map(|total| total - self.used);
-            self.share = self.total.map_or(i64::MAX, |total| total / 2.min(self.left.len() as i64).max(1));
+            self.share = self.total.map_or(i64::MAX, |total| total / (self.left.len() as i64).clamp(1, SHARES));
             self.used = 0;
             let new = |p: Policy| (p.clone(), Rollout::new(p, self.queues.clone(), self.worth));
             self.trying = self.left.pop().map(new);

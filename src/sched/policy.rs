@@ -65,11 +65,19 @@ impl Policy {
         apex.into_iter().chain(Policy::gpu_only()).collect()
     }
 
-    /// All of them. Those first whose steps are few and long: their rollouts cost least, and bound the others.
+    /// All of them. Those first that are rarely far behind, since their rollouts bound the others.
     pub fn all() -> Vec<Policy> {
-        let first = [Policy::mixed(), Policy::new(Inner::FastDecode(FastDecode::default()))];
-        let [apex, neo] = [Policy::apex(), Policy::neo()].map(|with| with.into_iter().take(BOTH.len()));
-        first.into_iter().chain(apex).chain(neo).chain(Policy::gpu_only()).collect()
+        let one = |inner: Inner| vec![Policy::new(inner)];
+        let of = |prompts: Prompts| {
+            [
+                vec![Policy::on_device(prompts)],
+                one(Inner::Apex(Apex::new(prompts))),
+                one(Inner::Neo(Neo::new(prompts))),
+            ]
+            .concat()
+        };
+        let fastdecode = one(Inner::FastDecode(FastDecode::default()));
+        [vec![Policy::mixed()], of(Prompts::Paced), fastdecode, of(Prompts::Full)].concat()
     }
 
     fn strategy(&self) -> &dyn Strategy {
