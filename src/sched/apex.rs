@@ -51,8 +51,8 @@ fn rule(seen: &Seen, rates: &Rates, last: Mode) -> Mode {
 impl Strategy for Apex {
     fn name(&self) -> &'static str {
         match self.hybrid.prompts() {
-            Prompts::Full => "apex",
             Prompts::Paced => "apex, paced",
+            _ => "apex",
         }
     }
 

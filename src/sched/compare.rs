@@ -162,7 +162,8 @@ impl Comparison {
                 });
             }
             self.total = self.total.map(|total| total - self.used);
-            self.share = self.total.map_or(i64::MAX, |total| total / (self.left.len() as i64).clamp(1, SHARES));
+            self.share =
+                self.total.map_or(i64::MAX, |total| total / (self.left.len() as i64).clamp(1, SHARES));
             self.used = 0;
             let new = |p: Policy| (p.clone(), Rollout::new(p, self.queues.clone(), self.worth));
             self.trying = self.left.pop().map(new);

@@ -9,7 +9,8 @@
 //!   ([`draft`](super::draft)); none while an evicted request waits to come back.
 //! * **Preemption**: the newest leave when the device is full, and come back oldest first. Their pages are kept, not
 //!   computed again.
-//! * **Rows**: those of all that decode, then prompts in chunks, in one sub-batch.
+//! * **Rows**: those of all that decode, then prompts in chunks, in one sub-batch: at full rate, paced, or ahead of their turn
+//!   ([`Prompts`]).
 //!
 //! refs   vLLM (Kwon et al. 2023, §4.5: preemption by swapping); Orca; Sarathi-Serve
 
@@ -43,6 +44,7 @@ impl Strategy for OnDevice {
         match self.pacer.prompts() {
             Prompts::Full => "gpu-only",
             Prompts::Paced => "gpu-only, paced",
+            Prompts::Ahead => "gpu-only, ahead",
         }
     }
 
@@ -62,12 +64,29 @@ impl Strategy for OnDevice {
         let pace = self.pacer.pace(&draft, queues, &alone, costs, 0.0);
         let decoding = draft.of(Side::Device, Phase::Decode).count() as u64;
         let most = most_rows(pace, decoding, 0.0, limits);
-        if draft.host.is_empty() {
+        if self.pacer.prompts() == Prompts::Ahead {
+            admit_ahead(&mut draft, limits);
+        } else if draft.host.is_empty() {
             draft.admit_rows(u64::from(most).saturating_sub(decoding).max(1));
         }
-        let prompts: Vec<_> = draft.prompts().into_iter().filter(|&(_, side)| side == Side::Device).collect();
+        let prompts = draft.prompts();
         let mut iteration = SubBatchRows::decode(&draft, &prompts, limits);
         iteration.prompts(&prompts, most);
         draft.decide(iteration.alone())
     }
+}
+
+/// Admits to the device while there is room, then to the host as many as the device has, while their prompts fill a step.
+fn admit_ahead(draft: &mut Draft<'_>, limits: &Limits) {
+    let mut kept = draft.host.len();
+    let most = draft.device.len().max(1);
+    let mut pending: u64 = draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
+    draft.admit(true, |job| {
+        let takes = kept < most && pending < u64::from(limits.rows) && job.pages() <= limits.device_pages;
+        if takes {
+            kept += 1;
+            pending += u64::from(job.prompt);
+        }
+        takes
+    });
 }

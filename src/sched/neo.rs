@@ -57,8 +57,8 @@ pub(super) fn decode_step(draft: &Draft<'_>, costs: &dyn Predict) -> (f64, f64) 
 impl Strategy for Neo {
     fn name(&self) -> &'static str {
         match self.pacer.prompts() {
-            Prompts::Full => "neo",
             Prompts::Paced => "neo, paced",
+            _ => "neo",
         }
     }
 

@@ -50,7 +50,7 @@ impl Policy {
 
     /// The device alone.
     pub fn gpu_only() -> Vec<Policy> {
-        BOTH.map(Policy::on_device).into()
+        [Prompts::Paced, Prompts::Ahead, Prompts::Full].map(Policy::on_device).into()
     }
 
     /// NEO, or the device alone.
@@ -77,7 +77,8 @@ impl Policy {
             .concat()
         };
         let fastdecode = one(Inner::FastDecode(FastDecode::default()));
-        [vec![Policy::mixed()], of(Prompts::Paced), fastdecode, of(Prompts::Full)].concat()
+        let ahead = vec![Policy::on_device(Prompts::Ahead)];
+        [vec![Policy::mixed()], of(Prompts::Paced), ahead, fastdecode, of(Prompts::Full)].concat()
     }
 
     fn strategy(&self) -> &dyn Strategy {

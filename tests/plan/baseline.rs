@@ -1,0 +1,128 @@
+//! The device alone as a baseline: prompts paced as well as in any strategy, and never faster than a hybrid that may fall back to it.
+
+use tandem::model::synth;
+use tandem::plan::{Hardware, Predictor, Sizes, Uncached, hardware};
+use tandem::program::{Placement, Side};
+use tandem::sched;
+use tandem::sim::{Capacity, Options, Room, simulate};
+use tandem::workload::{Shape, Source, Workload};
+
+/// Tokens a second of each strategy in the order of [`sched::NAMES`], with the options that `tandem simulate` has by default.
+fn throughput(machine: &Hardware, spec: &str, trace: &str) -> Vec<f64> {
+    let sizes = Sizes::of_spec(&synth::spec(spec).unwrap());
+    let work = Workload::load(&trace.parse::<Source>().unwrap(), &Shape::default(), |_| ()).unwrap();
+    let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap();
+    let room = Room { rows: 2048, sequences: 512, context, gpu_memory: None, host_memory: None };
+    let capacity = Capacity::of(machine, &sizes, &room).unwrap();
+    let options = Options { rows: room.rows, sub_batches: 2, sequences: room.sequences, capacity };
+    let placement = Placement {
+        host_pages: capacity.host_pages,
+        ..Placement::all(Side::Device, sizes.layers(), capacity.device_pages)
+    };
+    let predictor = Predictor::new(Uncached(machine.clone()), sizes, placement);
+    let one = |name: &&str| {
+        let mut strategy = sched::by_name(name).unwrap();
+        let report = simulate(&work.requests, &mut *strategy, &predictor, &options, &mut |_| ()).unwrap();
+        assert_eq!(report.requests.failed, 0, "{name}: {:?}", report.requests);
+        report.throughput_tok_s
+    };
+    let all = sched::NAMES.iter().map(one).collect();
+    println!("{spec} on {} {trace}: {:?} {all:.1?}", machine.name, sched::NAMES);
+    all
+}
+
+/// [gpu-only, fastdecode, neo, apex, auto] over the first.
+fn gains(machine: &Hardware, spec: &str, trace: &str) -> [f64; 5] {
+    assert_eq!(sched::NAMES, ["gpu-only", "fastdecode", "neo", "apex", "auto"]);
+    let all = throughput(machine, spec, trace);
+    [0, 1, 2, 3, 4].map(|i| all[i] / all[0])
+}
+
+/// What hybrids gain where the CPU attends nothing is the pacing of prompts: the device alone has that, too.
+#[test]
+fn without_attention_on_the_cpu_nothing_is_gained() {
+    let cases = [
+        ("llama-2-7b", "t4-g4dn", "synthetic:279..466,33..56,100,0"),
+        ("llama-3.1-8b", "a10g-g5", "synthetic:750..1250,75..125,150,0"),
+        ("llama-3.1-8b", "rtx4090-desktop", "synthetic:750..1250,150..250,200,0"),
+        ("qwen3-14b", "l40s-epyc", "synthetic:750..1250,150..250,200,0"),
+    ];
+    for (spec, name, trace) in cases {
+        let mut machine = hardware::named(name).unwrap();
+        machine.cpu.read_bw = 1e6;
+        let [_, fastdecode, hybrids @ ..] = gains(&machine, spec, trace);
+        assert!(hybrids.iter().all(|gain| (gain - 1.0).abs() < 0.02), "{name} {trace}: {hybrids:?}");
+        assert!(fastdecode < 0.01, "it has no other way: {fastdecode}");
+    }
+}
+
+/// Draws from a range, evenly in the exponent.
+struct Draws(u64);
+
+impl Draws {
+    fn between(&mut self, low: f64, high: f64) -> f64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        low * (high / low).powf((self.0 >> 40) as f64 / (1u64 << 24) as f64)
+    }
+}
+
+/// Machines of all proportions: slow links and CPUs, GPUs with room for a few requests or many.
+fn machine(draws: &mut Draws) -> Hardware {
+    let mut machine = hardware::named("t4-g4dn").unwrap();
+    machine.cpu.read_bw = draws.between(2e9, 3e11);
+    machine.cpu.flops_bf16 = draws.between(3e11, 2e13);
+    let (gpu, link) = machine.accelerator.as_mut().unwrap();
+    gpu.bw = draws.between(2e11, 2.5e12);
+    gpu.flops_bf16 = draws.between(2e13, 6e14);
+    gpu.mem_bytes = draws.between(15.5e9, 24e9);
+    link.h2d_bw = draws.between(1e9, 6e10);
+    link.d2h_bw = link.h2d_bw;
+    machine
+}
+
+fn trace(draws: &mut Draws) -> String {
+    let [prompt, answer] = [(50.0, 1000.0), (30.0, 600.0)].map(|(low, high)| draws.between(low, high) as u32);
+    let n = draws.between(60.0, 200.0) as u32;
+    format!("synthetic:{}..{},{}..{},{n},0", prompt * 3 / 4, prompt * 5 / 4, answer * 3 / 4, answer * 5 / 4)
+}
+
+/// NEO and APEX leave the host alone where that is predicted to be faster; `auto` is nowhere far below the best.
+#[test]
+fn no_hybrid_is_slower_than_the_device_alone() {
+    let mut draws = Draws(7);
+    for _ in 0..16 {
+        let (machine, trace) = (machine(&mut draws), trace(&mut draws));
+        let [_, fastdecode, neo, apex, auto] = gains(&machine, "llama-2-7b", &trace);
+        let what = format!("{machine:?} {trace}: {neo:.3} {apex:.3} {auto:.3}, fastdecode {fastdecode:.3}");
+        assert!(neo > 0.97 && apex > 0.97, "{what}");
+        assert!(auto > 0.97 * fastdecode.max(neo).max(apex).max(1.0), "{what}");
+    }
+}
+
+/// A faster CPU, a faster link, more memory: no strategy gets slower by more than what a choice by predictions is worth.
+#[test]
+fn a_better_machine_is_not_slower() {
+    let mut draws = Draws(11);
+    for _ in 0..6 {
+        let (base, trace) = (machine(&mut draws), trace(&mut draws));
+        let before = throughput(&base, "llama-2-7b", &trace);
+        let better: [(&str, fn(&mut Hardware)); 3] = [
+            ("CPU", |m| m.cpu.read_bw *= 1.5),
+            ("link", |m| {
+                let link = &mut m.accelerator.as_mut().unwrap().1;
+                (link.h2d_bw, link.d2h_bw) = (link.h2d_bw * 1.5, link.d2h_bw * 1.5);
+            }),
+            ("memory", |m| {
+                let gpu = &mut m.accelerator.as_mut().unwrap().0;
+                gpu.mem_bytes *= 1.08;
+            }),
+        ];
+        for (what, change) in better {
+            let mut machine = base.clone();
+            change(&mut machine);
+            let after = throughput(&machine, "llama-2-7b", &trace);
+            let ratios: Vec<f64> = after.iter().zip(&before).map(|(a, b)| a / b).collect();
+            assert!(ratios.iter().all(|&r| r > 0.96), "{what} {base:?} {trace}: {ratios:.3?}");
+        }
+    }
+}
