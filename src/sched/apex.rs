@@ -52,7 +52,7 @@ impl Strategy for Apex {
     fn name(&self) -> &'static str {
         match self.hybrid.prompts() {
             Prompts::Paced => "apex, paced",
-            _ => "apex",
+            Prompts::Full => "apex",
         }
     }
 

@@ -38,7 +38,7 @@ const STEP: i64 = 32;
 const SHARES: i64 = 3;
 
 /// A step that only repeats another one costs this part of it.
-const REPEATED: i64 = 8;
+const REPEATED: i64 = 6;
 
 /// Waiting requests that are rolled out; those behind them come in their turn.
 const IN_SIGHT: usize = 512;

@@ -9,8 +9,8 @@
 //!   ([`draft`](super::draft)); none while an evicted request waits to come back.
 //! * **Preemption**: the newest leave when the device is full, and come back oldest first. Their pages are kept, not
 //!   computed again.
-//! * **Rows**: those of all that decode, then prompts in chunks, in one sub-batch: at full rate, paced, or ahead of their turn
-//!   ([`Prompts`]).
+//! * **Rows**: those of all that decode, then prompts in chunks, in one sub-batch: at full rate or paced, in
+//!   their turn or ahead of it.
 //!
 //! refs   vLLM (Kwon et al. 2023, §4.5: preemption by swapping); Orca; Sarathi-Serve
 
@@ -30,21 +30,25 @@ use super::strategy::{Limits, Strategy};
 pub(super) struct OnDevice {
     one_side: Continuous,
     pacer: Pacer,
+    /// Whether prompts are computed ahead of their turn: the host keeps what they store until the device has room for them, so that a
+    /// request that ends is followed by one that decodes.
+    ahead: bool,
 }
 
 impl OnDevice {
-    /// With prompts at full rate or paced.
-    pub fn new(prompts: Prompts) -> OnDevice {
-        OnDevice { pacer: Pacer::new(prompts), ..OnDevice::default() }
+    /// With prompts at full rate or paced, in their turn or ahead of it.
+    pub fn new(prompts: Prompts, ahead: bool) -> OnDevice {
+        OnDevice { pacer: Pacer::new(prompts), ahead, ..OnDevice::default() }
     }
 }
 
 impl Strategy for OnDevice {
     fn name(&self) -> &'static str {
-        match self.pacer.prompts() {
-            Prompts::Full => "gpu-only",
-            Prompts::Paced => "gpu-only, paced",
-            Prompts::Ahead => "gpu-only, ahead",
+        match (self.pacer.prompts(), self.ahead) {
+            (Prompts::Full, false) => "gpu-only",
+            (Prompts::Full, true) => "gpu-only, ahead",
+            (Prompts::Paced, false) => "gpu-only, paced",
+            (Prompts::Paced, true) => "gpu-only, paced, ahead",
         }
     }
 
@@ -64,10 +68,11 @@ impl Strategy for OnDevice {
         let pace = self.pacer.pace(&draft, queues, &alone, costs, 0.0);
         let decoding = draft.of(Side::Device, Phase::Decode).count() as u64;
         let most = most_rows(pace, decoding, 0.0, limits);
-        if self.pacer.prompts() == Prompts::Ahead {
-            admit_ahead(&mut draft, limits);
+        let rows = u64::from(most).saturating_sub(decoding).max(1);
+        if self.ahead {
+            admit_ahead(&mut draft, rows, limits);
         } else if draft.host.is_empty() {
-            draft.admit_rows(u64::from(most).saturating_sub(decoding).max(1));
+            draft.admit_rows(rows);
         }
         let prompts = draft.prompts();
         let mut iteration = SubBatchRows::decode(&draft, &prompts, limits);
@@ -76,13 +81,16 @@ impl Strategy for OnDevice {
     }
 }
 
-/// Admits to the device while there is room, then to the host as many as the device has, while their prompts fill a step.
-fn admit_ahead(draft: &mut Draft<'_>, limits: &Limits) {
+/// One request in this many is prepared ahead of its turn.
+const AHEAD: usize = 8;
+
+/// Admits to the device while there is room, then a few to the host, while their prompts have rows to come.
+fn admit_ahead(draft: &mut Draft<'_>, rows: u64, limits: &Limits) {
     let mut kept = draft.host.len();
-    let most = draft.device.len().max(1);
+    let most = draft.device.len().div_ceil(AHEAD).max(1);
     let mut pending: u64 = draft.prompts().iter().map(|(job, _)| u64::from(job.prompt - job.stored)).sum();
     draft.admit(true, |job| {
-        let takes = kept < most && pending < u64::from(limits.rows) && job.pages() <= limits.device_pages;
+        let takes = kept < most && pending < rows && job.pages() <= limits.device_pages;
         if takes {
             kept += 1;
             pending += u64::from(job.prompt);

@@ -85,10 +85,12 @@ use policy::Policy;
 /// Names of strategies for many requests, as on the command line.
 pub const NAMES: [&str; 5] = ["gpu-only", "fastdecode", "neo", "apex", "auto"];
 
-/// The strategy of that name: one of [`NAMES`].
+/// The strategy of that name: one of [`NAMES`], or `vllm`, the device alone as vLLM has it (decode rows first, and prompts in chunks
+/// at full rate): what the papers compare with.
 pub fn by_name(name: &str) -> Option<Box<dyn Strategy>> {
     Some(match name {
         "gpu-only" => Box::new(Choice::new("gpu-only", Policy::gpu_only)),
+        "vllm" => Box::new(Choice::new("vllm", Policy::vllm)),
         "fastdecode" => Box::<FastDecode>::default(),
         "neo" => Box::new(Choice::new("neo", Policy::neo)),
         "apex" => Box::new(Choice::new("apex", Policy::apex)),

@@ -58,7 +58,7 @@ impl Strategy for Neo {
     fn name(&self) -> &'static str {
         match self.pacer.prompts() {
             Prompts::Paced => "neo, paced",
-            _ => "neo",
+            Prompts::Full => "neo",
         }
     }
 

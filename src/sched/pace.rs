@@ -68,9 +68,6 @@ pub(super) enum Prompts {
     Full,
     /// As many as let requests begin as fast as others end.
     Paced,
-    /// As many as there is room for, and of requests ahead of their turn: the host keeps what they store until the device has room. So
-    /// a device with room for a few requests still computes their prompts many rows at a time.
-    Ahead,
 }
 
 /// The pace of a policy, with its view of the long run.
@@ -101,7 +98,7 @@ impl Pacer {
         costs: &dyn Predict,
         fill: f64,
     ) -> Option<Pace> {
-        if self.prompts != Prompts::Paced {
+        if self.prompts == Prompts::Full {
             return None;
         }
         let steady = self.long_run.estimate(queues, limits, costs, fill);

@@ -44,13 +44,20 @@ impl Policy {
         Policy::new(Inner::Mixed(Mixed::default()))
     }
 
-    fn on_device(prompts: Prompts) -> Policy {
-        Policy::new(Inner::OnDevice(OnDevice::new(prompts)))
+    fn on_device(prompts: Prompts, ahead: bool) -> Policy {
+        Policy::new(Inner::OnDevice(OnDevice::new(prompts, ahead)))
     }
 
     /// The device alone.
     pub fn gpu_only() -> Vec<Policy> {
-        [Prompts::Paced, Prompts::Ahead, Prompts::Full].map(Policy::on_device).into()
+        let ways =
+            [(Prompts::Paced, true), (Prompts::Paced, false), (Prompts::Full, true), (Prompts::Full, false)];
+        ways.into_iter().map(|(prompts, ahead)| Policy::on_device(prompts, ahead)).collect()
+    }
+
+    /// The device alone as vLLM has it: decode rows first, and prompts in chunks as there is room.
+    pub fn vllm() -> Vec<Policy> {
+        vec![Policy::on_device(Prompts::Full, false)]
     }
 
     /// NEO, or the device alone.
@@ -67,18 +74,13 @@ impl Policy {
 
     /// All of them. Those first that are rarely far behind, since their rollouts bound the others.
     pub fn all() -> Vec<Policy> {
-        let one = |inner: Inner| vec![Policy::new(inner)];
-        let of = |prompts: Prompts| {
-            [
-                vec![Policy::on_device(prompts)],
-                one(Inner::Apex(Apex::new(prompts))),
-                one(Inner::Neo(Neo::new(prompts))),
-            ]
-            .concat()
-        };
-        let fastdecode = one(Inner::FastDecode(FastDecode::default()));
-        let ahead = vec![Policy::on_device(Prompts::Ahead)];
-        [vec![Policy::mixed()], of(Prompts::Paced), ahead, fastdecode, of(Prompts::Full)].concat()
+        let hybrids =
+            |prompts| [Inner::Apex(Apex::new(prompts)), Inner::Neo(Neo::new(prompts))].map(Policy::new);
+        let first = [Policy::mixed(), Policy::on_device(Prompts::Paced, true)].into_iter();
+        let paced = hybrids(Prompts::Paced).into_iter().chain([Policy::on_device(Prompts::Paced, false)]);
+        let fastdecode = Policy::new(Inner::FastDecode(FastDecode::default()));
+        let full = [true, false].map(|ahead| Policy::on_device(Prompts::Full, ahead));
+        first.chain(paced).chain([fastdecode]).chain(hybrids(Prompts::Full)).chain(full).collect()
     }
 
     fn strategy(&self) -> &dyn Strategy {

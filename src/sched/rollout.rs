@@ -93,7 +93,7 @@ impl Rollout {
         self.queues.running().len() + self.queues.waiting().len()
     }
 
-    /// The next step, and those that only repeat it. Returns how many these are.
+    /// The next step, and those that only repeat it. Returns how many of these were worked out.
     pub fn step(&mut self, limits: &Limits, costs: &dyn Predict, learned: &Learned) -> u32 {
         let decision = self.policy.plan(&self.queues, limits, costs);
         let copies = Copies::of(&decision, &self.queues, limits);

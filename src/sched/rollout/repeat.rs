@@ -50,7 +50,8 @@ impl Rollout {
         steps
     }
 
-    /// Repeats a step that took `takes` seconds and left its sub-batches `parked`, while nothing happens. Returns how often.
+    /// Repeats a step that took `takes` seconds and left its sub-batches `parked`, while nothing happens. Returns how often that was
+    /// worked out: once for steps without cohorts, which are taken together.
     pub(super) fn repeat(
         &mut self,
         iteration: &Iteration,
@@ -76,7 +77,7 @@ impl Rollout {
             self.advanced(n * self.worth.of(&load));
             self.queues.wait(steps - 1);
             self.queues.commit(&last, &[]);
-            return steps;
+            return 1;
         }
         for step in 1..=steps {
             let mut next = later(iteration, step);
