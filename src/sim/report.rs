@@ -86,6 +86,8 @@ pub struct Report {
     pub flows: [u64; 3],
     /// Pages that changed sides, over all requests.
     pub swapped_pages: u64,
+    /// Requests that failed: runs in which not as many did are of different work.
+    pub failed: usize,
     /// How requests ended.
     pub requests: Requests,
 }
@@ -195,6 +197,7 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
         iterations: sums.iterations,
         flows: sums.flows,
         swapped_pages: sums.swapped_pages,
+        failed: trips.len() - done.len(),
         requests: Requests {
             finished: done.len(),
             failed: trips.len() - done.len(),

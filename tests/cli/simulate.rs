@@ -321,6 +321,27 @@ fn one_request_of_any_length_takes_no_memory_from_the_others() {
     assert_eq!(long["strategies"][0]["requests"]["failed"], 0, "{long}");
 }
 
+/// A strategy that failed requests did other work than one that served them.
+#[test]
+fn no_gain_is_given_over_a_run_with_other_failures() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("t.csv");
+    std::fs::write(&path, "input_tokens,output_tokens\n60000,5\n10,5\n").unwrap();
+    let line = "simulate --spec llama-3.1-8b --hardware a10g-g5 --strategy gpu-only,vllm,auto --trace";
+    let done = run(tandem(home.path()).args(line.split(' ')).arg(&path));
+    let text = stdout(&done);
+    let row = |name: &str| {
+        let row = text.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("{text}"));
+        row.split_whitespace().nth(3).unwrap().to_owned()
+    };
+    assert_eq!([row("gpu-only"), row("vllm"), row("auto")], ["1.00x", "1.00x", "-"], "{text}");
+    let told = "auto: no gain over gpu-only, of which 1 requests failed, not 0: the rest is other work";
+    assert!(text.contains(told), "{text}");
+    let report = json(&run(tandem(home.path()).args(line.split(' ')).arg(&path).arg("--json")));
+    let failed: Vec<_> = report["strategies"].as_array().unwrap().iter().map(|s| &s["failed"]).collect();
+    assert_eq!(failed, [1, 1, 0], "{report}");
+}
+
 #[test]
 fn what_the_user_set_is_refused_rather_than_changed() {
     for (line, want) in [

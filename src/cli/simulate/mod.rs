@@ -302,6 +302,7 @@ pub fn count_bad_rows(work: &Workload, reports: &mut [Report]) {
     if work.bad_rows > 0 {
         let first = work.bad.first().map(ToString::to_string).unwrap_or_default();
         for report in reports {
+            report.failed += work.bad_rows;
             report.requests.failed += work.bad_rows;
             report.requests.reasons.push((format!("no request: {first}"), work.bad_rows));
         }

@@ -34,13 +34,19 @@ fn rate(x: f64) -> String {
     if x >= 1000.0 { format!("{x:.0}") } else { format!("{x:.1}") }
 }
 
-fn row(r: &Report, baseline: Option<f64>) -> Vec<String> {
+/// The throughput of `r` over that of the baseline; `None` if not as many requests failed: then they did not do the same work.
+fn gain(r: &Report, baseline: Option<&Report>) -> Option<f64> {
+    let baseline = baseline.filter(|b| b.throughput_tok_s > 0.0 && b.failed == r.failed)?;
+    Some(r.throughput_tok_s / baseline.throughput_tok_s)
+}
+
+fn row(r: &Report, baseline: Option<&Report>) -> Vec<String> {
     let percent = |x: f64| if x.is_nan() { "-".into() } else { format!("{:.0}%", 100.0 * x) };
     vec![
         r.strategy.clone(),
         rate(r.throughput_tok_s),
         rate(r.steady_tok_s),
-        baseline.filter(|&b| b > 0.0).map_or("-".into(), |b| format!("{:.2}x", r.throughput_tok_s / b)),
+        gain(r, baseline).map_or("-".into(), |gain| format!("{gain:.2}x")),
         seconds(r.makespan_s),
         optional(r.ttft_s.p50),
         optional(r.ttft_s.p99),
@@ -74,10 +80,20 @@ pub fn text(about: &About<'_>, work: &Workload, reports: &[Report]) -> String {
         output as f64 / n,
         one_line(&work.name),
     );
-    let baseline = reports.iter().find(|r| r.strategy == "gpu-only").map(|r| r.throughput_tok_s);
+    let of = |name: &str| reports.iter().find(|r| r.strategy == name);
+    let baseline = of("gpu-only").or_else(|| of("vllm"));
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     rows.extend(reports.iter().map(|r| row(r, baseline)));
     out += &columns(&rows);
+    for r in reports {
+        if let Some(b) = baseline.filter(|b| b.failed != r.failed) {
+            let _ = writeln!(
+                out,
+                "\n{}: no gain over {}, of which {} requests failed, not {}: the rest is other work",
+                r.strategy, b.strategy, b.failed, r.failed
+            );
+        }
+    }
     for r in reports {
         for (why, n) in &r.requests.reasons {
             let _ = writeln!(out, "\n{}: {n} failed: {}", r.strategy, one_line(why));
