@@ -42,7 +42,8 @@ fn winner(
             return (better.map(|policy| policy.name()), portions);
         }
         assert!(work <= 0, "it stops only when its work is used up");
-        assert!(work > -(queues.waiting().len() as i64 + STEP), "a step at most beyond its share");
+        let step = queues.waiting().len() as i64;
+        assert!(work > -(step + STEP + 16 * step / REPEATED), "a step and its repetitions beyond its share");
     }
 }
 
