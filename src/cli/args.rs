@@ -9,7 +9,7 @@ use tandem::device;
 use tandem::device::{Emulation, Kind};
 use tandem::engine;
 use tandem::host::{NumaBinding, NumaWish, numa_nodes};
-use tandem::plan::Hardware;
+use tandem::plan::{Fixed, Hardware};
 use tandem::program::Policy;
 use tandem::tensor::Half;
 use tandem::{Error, Result};
@@ -29,16 +29,9 @@ pub struct EngineArgs {
     /// auto (docs/requests.md).
     #[arg(long = "strategy", value_name = "STRATEGY", value_enum, value_delimiter = ',', default_values_t = [Strategy::Auto])]
     pub strategies: Vec<Strategy>,
-    /// HELM: units on the CPU, counted from the embedding over the blocks to the head [default: the fastest that fits].
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
-    pub boundary: Option<u32>,
-    /// LIA: blocks that stay on the GPU [default: as many as fit].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
-    pub pinned: Option<u32>,
-    /// LIA: who computes the six sublayers of the other blocks, for prompts and in decode (1 is the CPU)
-    /// [default: the fastest].
-    #[arg(long, value_name = "VECTORS")]
-    pub policy: Option<Policies>,
+    /// What is fixed of the placement.
+    #[command(flatten)]
+    pub fixed: FixedArgs,
     /// The machine that times are predicted for: auto (this one), a name from hardware/, or a TOML file (docs/plan.md).
     #[arg(long, value_name = "auto|NAME|FILE", default_value = "auto")]
     pub hardware: String,
@@ -143,18 +136,7 @@ impl EngineArgs {
             Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {}
             Strategy::GpuOnly | Strategy::Greedy | Strategy::Helm | Strategy::Lia | Strategy::Stream => {}
         }
-        for (given, flag, owner) in [
-            (self.boundary.is_some(), "--boundary", Strategy::Helm),
-            (self.pinned.is_some(), "--pinned", Strategy::Lia),
-            (self.policy.is_some(), "--policy", Strategy::Lia),
-        ] {
-            if given && strategy != owner {
-                return Err(Error::usage(format!(
-                    "{flag}: is of --strategy {}, not of {name}",
-                    owner.name()
-                )));
-            }
-        }
+        self.fixed.check(&name)?;
         let moves = self.kv_pages.map(|_| "--kv-pages").or(self.far.map(|_| "--far"));
         let stays = strategy == Strategy::CpuOnly || strategy == Strategy::GpuOnly && !many;
         if let Some(flag) = moves.filter(|_| host || stays) {
@@ -227,8 +209,8 @@ impl EngineArgs {
     /// The strategy. An option that only one strategy has selects it.
     pub fn strategy(&self) -> Strategy {
         match self.strategies[0] {
-            Strategy::Auto if self.boundary.is_some() => Strategy::Helm,
-            Strategy::Auto if self.pinned.is_some() || self.policy.is_some() => Strategy::Lia,
+            Strategy::Auto if self.fixed.boundary.is_some() => Strategy::Helm,
+            Strategy::Auto if self.fixed.is_some() => Strategy::Lia,
             Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
             strategy => strategy,
         }
@@ -236,20 +218,15 @@ impl EngineArgs {
 
     /// Whether requests that share the engine may have a scheduler that uses both sides.
     pub fn schedules(&self) -> bool {
-        let placed = self.boundary.is_some() || self.pinned.is_some() || self.policy.is_some();
-        !placed && self.strategies.iter().all(|s| s.schedules())
+        !self.fixed.is_some() && self.strategies.iter().all(|s| s.schedules())
     }
 
     /// How two sides share the model; `None` if one side has all of it, or if auto decides.
     pub fn split(&self) -> Option<engine::Strategy> {
-        let policy = self.policy.unwrap_or_default();
+        let Fixed { boundary, pinned, prefill, decode } = self.fixed.fixed();
         match self.strategy() {
-            Strategy::Helm => Some(engine::Strategy::Helm { boundary: self.boundary.map(|k| k as usize) }),
-            Strategy::Lia => Some(engine::Strategy::Lia {
-                pinned: self.pinned.map(|p| p as usize),
-                prefill: policy.prefill,
-                decode: policy.decode,
-            }),
+            Strategy::Helm => Some(engine::Strategy::Helm { boundary }),
+            Strategy::Lia => Some(engine::Strategy::Lia { pinned, prefill, decode }),
             Strategy::Stream => Some(engine::Strategy::Stream),
             Strategy::Greedy => Some(engine::Strategy::Greedy),
             _ => None,
@@ -281,6 +258,57 @@ impl EngineArgs {
     /// Whether to fall back to the CPU if there is no accelerator.
     pub fn falls_back(&self) -> bool {
         self.device == Device::Auto && self.strategy() == Strategy::Auto && self.gpu_memory.is_none()
+    }
+}
+
+/// What is fixed of a strategy's placement: a flag selects the strategy that it is of.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct FixedArgs {
+    /// HELM: units on the CPU, counted from the embedding over the blocks to the head [default: the fastest that fits].
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    pub boundary: Option<u32>,
+    /// LIA: blocks that stay on the GPU [default: as many as fit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    pub pinned: Option<u32>,
+    /// LIA: who computes the six sublayers of the other blocks, for prompts and in decode (1 is the CPU)
+    /// [default: the fastest].
+    #[arg(long, value_name = "VECTORS")]
+    pub policy: Option<Policies>,
+}
+
+impl FixedArgs {
+    /// Whether anything is fixed.
+    pub fn is_some(&self) -> bool {
+        self.boundary.is_some() || self.pinned.is_some() || self.policy.is_some()
+    }
+
+    /// As planners take it.
+    pub fn fixed(&self) -> Fixed {
+        let policy = self.policy.unwrap_or_default();
+        Fixed {
+            boundary: self.boundary.map(|k| k as usize),
+            pinned: self.pinned.map(|p| p as usize),
+            prefill: policy.prefill,
+            decode: policy.decode,
+        }
+    }
+
+    /// Whether the strategy of this name has what is fixed.
+    ///
+    /// # Errors
+    /// A flag of another strategy.
+    pub fn check(&self, strategy: &str) -> Result<()> {
+        let flags = [
+            (self.boundary.is_some(), "--boundary", "helm"),
+            (self.pinned.is_some(), "--pinned", "lia"),
+            (self.policy.is_some(), "--policy", "lia"),
+        ];
+        match flags.into_iter().find(|&(given, _, owner)| given && strategy != owner) {
+            Some((_, flag, owner)) => {
+                Err(Error::usage(format!("{flag}: is of --strategy {owner}, not of {strategy}")))
+            }
+            None => Ok(()),
+        }
     }
 }
 

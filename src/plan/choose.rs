@@ -1,28 +1,33 @@
 //! The candidates: every way of running a model on a machine that there is a strategy for, predicted and compared.
 //!
 //! ```text
-//! cpu-only   all on the CPU                        stream   weights streamed to the GPU for every step (FlexGen, ZeRO)
-//! gpu-only   all on the GPU                        helm     the best boundary k, by exhaustive search
-//! greedy     the GPU filled, the rest on the CPU   lia      the best of 64 vectors, whole blocks pinned in spare memory
+//! cpu-only         all on the CPU                                        stream  every block streamed to the GPU for every step
+//! gpu-only         all on the GPU                                        helm    the best boundary k, by exhaustive search
+//! greedy           the GPU filled, the rest computed on the CPU          lia     the best of 64 vectors, whole blocks pinned
+//! accelerate       the GPU filled, the rest copied there and waited for  in spare memory
+//! flexgen          the best share of blocks on the GPU, the rest streamed ahead; keys and values, and attention, on either side
+//! zero-inference   every block streamed ahead, keys and values on the GPU
 //! ```
+//! The last three, and `greedy`, are what others do ([`baselines`]). What the user fixed ([`Fixed`]) binds the strategy that it is of.
+//!
 //! One placement has two policies: a helm candidate may stream its host blocks to the GPU for long prompts and compute
 //! them in place in decode, where that is predicted to be faster.
 //!
 //! Weights on the host lie where [`Hardware::with_weights_on`] says. Two plans of one request that differ in that are one
 //! by [`Plan::or`], which keeps the faster candidate of each strategy.
 
+mod baselines;
 mod helm;
 mod lia;
 mod request;
 
 use serde::Serialize;
 
-use self::request::MIN_CHUNK;
-pub use self::request::{Request, countable};
+pub use self::request::{Fixed, Request, countable};
 
 use super::cost::Costs;
 use super::hardware::Hardware;
-use super::memory::{Available, Fitted, Memory, ladder, longest_context, memory};
+use super::memory::{Available, Memory, longest_context, memory};
 use super::price::{Spilled, Stage, price};
 use super::programs::{Busy, FarForecast, OperationTime, PredictedRun, far_forecast, programs};
 use super::roofline::Roofline;
@@ -38,9 +43,15 @@ pub enum Strategy {
     CpuOnly,
     /// All on the GPU.
     GpuOnly,
-    /// The GPU filled without a cost model.
+    /// The GPU filled without a cost model, the rest computed on the CPU (llama.cpp's `--n-gpu-layers`).
     Greedy,
-    /// Weights streamed.
+    /// Hugging Face Accelerate: the GPU filled, the rest copied there in each forward, nothing computed on the CPU.
+    Accelerate,
+    /// FlexGen: a share of the blocks on the GPU, the rest streamed.
+    Flexgen,
+    /// DeepSpeed ZeRO-Inference: every block streamed, keys and values on the GPU.
+    ZeroInference,
+    /// Every block streamed; keys and values, and attention, on either side.
     Stream,
     /// HELM.
     Helm,
@@ -50,10 +61,13 @@ pub enum Strategy {
 
 impl Strategy {
     /// All, baselines first.
-    pub const ALL: [Strategy; 6] = [
+    pub const ALL: [Strategy; 9] = [
         Strategy::CpuOnly,
         Strategy::GpuOnly,
         Strategy::Greedy,
+        Strategy::Accelerate,
+        Strategy::Flexgen,
+        Strategy::ZeroInference,
         Strategy::Stream,
         Strategy::Helm,
         Strategy::Lia,
@@ -68,6 +82,9 @@ impl Strategy {
             Strategy::Lia => 3,
             Strategy::Stream => 4,
             Strategy::Greedy => 5,
+            Strategy::Flexgen => 6,
+            Strategy::ZeroInference => 7,
+            Strategy::Accelerate => 8,
         }
     }
 
@@ -77,6 +94,9 @@ impl Strategy {
             Strategy::CpuOnly => "cpu-only",
             Strategy::GpuOnly => "gpu-only",
             Strategy::Greedy => "greedy",
+            Strategy::Accelerate => "accelerate",
+            Strategy::Flexgen => "flexgen",
+            Strategy::ZeroInference => "zero-inference",
             Strategy::Stream => "stream",
             Strategy::Helm => "helm",
             Strategy::Lia => "lia",
@@ -307,70 +327,6 @@ impl Planner<'_> {
         self.candidate(Strategy::GpuOnly, draft)
     }
 
-    /// The GPU filled by the ladder of [`memory`](super::memory): no time is looked at.
-    fn filled(&self) -> Draft {
-        let (units, pages) = (self.units(), self.pages());
-        let chunk = self.request.default_chunk();
-        let shortest = self.request.chunk.unwrap_or(MIN_CHUNK);
-        let at = |k: usize, device_pages: usize| {
-            let mut placement = Placement::boundary(k, self.sizes.layers(), device_pages, pages);
-            if device_pages < pages {
-                placement.host_pages = pages;
-            }
-            placement
-        };
-        match ladder(self.sizes, &self.request.load(chunk), self.available, shortest) {
-            // The candidate says what it lacks.
-            Err(_) => Draft { k: Some(units), ..Draft::new(at(units, pages), chunk, "") },
-            Ok(Fitted { k, chunk, device_pages, rungs }) => {
-                let reason = match k {
-                    0 if rungs.is_empty() => "everything on the GPU".to_owned(),
-                    k if k == units => "nothing fits the GPU: everything on the CPU".to_owned(),
-                    _ => format!("the GPU filled: {}", rungs.join(", ")),
-                };
-                Draft { k: Some(k), ..Draft::new(at(k, device_pages as usize), chunk, reason) }
-            }
-        }
-    }
-
-    fn greedy(&self) -> Candidate {
-        let mut draft = self.filled();
-        if self.hardware.accelerator.is_none() {
-            draft.reason = "no GPU to fill: everything on the CPU".into();
-        }
-        self.candidate(Strategy::Greedy, draft)
-    }
-
-    /// All blocks streamed; keys and values on the GPU, or on the host with attention on either side: the fastest that
-    /// fits.
-    fn stream(&self) -> Candidate {
-        let gpu = Policy::all(Side::Device);
-        let of = |kv: Side, decode: Policy| Placement {
-            embedding: Side::Host,
-            layers: vec![
-                LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode, kv };
-                self.sizes.layers()
-            ],
-            head: Side::Device,
-            device_pages: if kv == Side::Device { self.pages() } else { 0 },
-            host_pages: if kv == Side::Host { self.pages() } else { 0 },
-            windows: Vec::new(),
-        };
-        let ways = [
-            (of(Side::Device, gpu), "weights streamed for every step"),
-            (
-                of(Side::Host, Policy::ATTENTION_ON_HOST),
-                "weights streamed for every step, decode attention on the CPU",
-            ),
-            (of(Side::Host, gpu), "weights, keys and values streamed for every step"),
-        ];
-        let draft = ways.into_iter().map(|(placement, reason)| {
-            let chunk = self.best_chunk(&placement);
-            Draft::new(placement, chunk, reason)
-        });
-        self.fastest(draft.collect(), Strategy::Stream)
-    }
-
     /// The fastest of the drafts by their programs, of those that fit; the first if none does.
     fn fastest(&self, mut drafts: Vec<Draft>, strategy: Strategy) -> Candidate {
         let seconds = |d: &Draft| match (&d.run, self.memory(&d.placement, d.chunk).fits()) {
@@ -389,8 +345,11 @@ impl Planner<'_> {
         let mut candidate = match strategy {
             Strategy::CpuOnly => self.cpu_only(),
             Strategy::GpuOnly => self.gpu_only(),
-            Strategy::Greedy => self.greedy(),
-            Strategy::Stream => self.stream(),
+            Strategy::Greedy => baselines::greedy(self),
+            Strategy::Accelerate => baselines::accelerate(self),
+            Strategy::Flexgen => baselines::flexgen(self),
+            Strategy::ZeroInference => baselines::zero_inference(self),
+            Strategy::Stream => baselines::stream(self),
             Strategy::Helm => helm::candidate(self),
             Strategy::Lia => lia::candidate(self),
         };

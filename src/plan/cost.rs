@@ -215,6 +215,11 @@ pub trait Costs: Sync {
         self.transfer(Direction::ToDevice, bytes)
     }
 
+    /// As [`stream`](Costs::stream), from pageable memory: the driver copies it to pinned buffers first.
+    fn stream_pageable(&self, bytes: u64) -> f64 {
+        self.stream(bytes)
+    }
+
     /// Issuing one unit (embedding, block, head) on `side`: `n` of them take at least `n` times this, however small
     /// their work.
     fn issue(&self, side: Side) -> f64;

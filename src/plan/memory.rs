@@ -44,12 +44,20 @@ pub struct Load {
     pub context: u64,
     /// Most rows of a prefill step.
     pub chunk: u64,
+    /// Tokens of a prompt, of which a step's rows make whole ones or a piece of one.
+    pub prompt: u64,
 }
 
 impl Load {
     /// Pages of one layer.
     pub fn pages(&self) -> u64 {
         self.sequences * self.context.div_ceil(PAGE_TOKENS as u64)
+    }
+
+    /// Pages of one layer of the prompts of one step: LIA's mini-batch (LIA §5.3). Those of a prompt in pieces are all that it has.
+    fn mini_batch_pages(&self) -> u64 {
+        let prompts = (self.chunk / self.prompt.max(1)).clamp(1, self.sequences.max(1));
+        (prompts * self.prompt.div_ceil(PAGE_TOKENS as u64)).min(self.pages())
     }
 
     /// Most rows of a step.
@@ -65,7 +73,7 @@ pub struct GpuMemory {
     pub weights: u64,
     /// Pages of keys and values.
     pub kv: u64,
-    /// Two buffers for streamed blocks, and two for keys and values that come from the host.
+    /// Two buffers for streamed blocks (one if they are waited for), and two for keys and values that come from the host.
     pub staging: u64,
     /// Rows of a step, logits included.
     pub activations: u64,
@@ -284,14 +292,17 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
                 m.host.kv += spilled * page;
             }
         }
-        if kv_crosses(layer, layer.decode) || kv_crosses(layer, layer.prefill) {
+        // A decode step attends all sequences, a prefill step those of its prompts.
+        if kv_crosses(layer, layer.decode) {
             staged_kv = pages * page;
+        } else if kv_crosses(layer, layer.prefill) {
+            staged_kv = staged_kv.max(load.mini_batch_pages() * page);
         } else if layer.kv == Side::Device && spilled > 0 {
             staged_kv = staged_kv.max((spilled * page).min(64 * page));
         }
     }
     if streamed {
-        m.gpu.staging += 2 * rounded(sizes.largest_block());
+        m.gpu.staging += placement.staging.buffers() as u64 * rounded(sizes.largest_block());
     }
     m.gpu.staging += 2 * rounded(staged_kv);
 
@@ -440,7 +451,7 @@ mod tests {
     }
 
     fn load() -> Load {
-        Load { sequences: 1, context: 640, chunk: 512 }
+        Load { sequences: 1, context: 640, chunk: 512, prompt: 512 }
     }
 
     #[test]
@@ -526,7 +537,7 @@ mod tests {
     #[test]
     fn the_ladder_takes_one_rung_after_the_other() {
         let s = sizes("qwen3-8b");
-        let load = Load { sequences: 4, context: 8192, chunk: 2048 };
+        let load = Load { sequences: 4, context: 8192, chunk: 2048, prompt: 8192 };
         let try_with =
             |gpu: u64| ladder(&s, &load, Available { gpu, host: 64 * GB, nodes: None }, 32).unwrap();
         let all = try_with(40 * GB);

@@ -9,7 +9,7 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`plan_with`], [`Plan`], [`Candidate`], [`Request`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
+//! | [`plan_with`], [`Plan`], [`Candidate`], [`Request`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
 //! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`] | bytes and elements of a model's units |
 //! | [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`] | memory that a placement needs on each side, and on memory nodes |
 //! | [`Costs`], [`Batch`], [`Group`], [`Scan`], [`Direction`] | the cost interface of planners and of the virtual machine |
@@ -38,7 +38,7 @@ mod step_times;
 mod sublayer;
 
 pub use crate::hardware::{self, Hardware};
-pub use choose::{Candidate, Plan, Request, Strategy, boundary_curve, countable, plan_with};
+pub use choose::{Candidate, Fixed, Plan, Request, Strategy, boundary_curve, countable, plan_with};
 pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, NodeMemory, NodesRoom, memory, page_bytes};
 pub use operation::OpCosts;

@@ -9,7 +9,7 @@
 //! publish, collect     Costs::transfer of the mailbox's rows, f32                 gpu: its kernels read and write host memory
 //! merge                collect if the other part is the host's, and a copy        gpu
 //! carry                Costs::transfer of the rows as they cross                  h2d, d2h
-//! stream               Costs::stream of the layer in the device's layout          h2d
+//! stream               Costs::stream of the layer in the device's layout, or Costs::stream_pageable   h2d
 //! page in, page out    Costs::pages                                               h2d, d2h
 //! before               Costs::transfer of the step's lists, one for each way of attending      gpu
 //! after                Costs::transfer of the tokens, or of the logits, of a head on the device
@@ -26,7 +26,7 @@ use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::program::{
-    Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, SubBatch, Sublayer,
+    Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, Staging, SubBatch, Sublayer,
     Unit, Wants, virtual_machine,
 };
 
@@ -227,7 +227,10 @@ impl<'a> OpCosts<'a> {
                 copies as f64
                     * self.costs.pages(direction, self.sequences * op.work.pages / copies, bytes / copies)
             }
-            Kind::Stream { .. } => self.costs.stream(bytes),
+            Kind::Stream { .. } => match self.placement.map(|p| p.staging) {
+                Some(Staging::Waited) => self.costs.stream_pageable(bytes),
+                _ => self.costs.stream(bytes),
+            },
             _ => self.costs.transfer(direction, bytes),
         }
     }

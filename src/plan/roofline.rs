@@ -37,6 +37,8 @@ pub struct Roofline<'a> {
     hardware: &'a Hardware,
     sizes: &'a Sizes,
     form: Form,
+    /// Share of the CPU's rates that its attention reaches.
+    cpu_attention: f64,
     /// Bytes of weights that the CPU reads per token, from which α follows; 0 leaves the cache out.
     cpu_weights: OnceLock<u64>,
 }
@@ -55,11 +57,17 @@ pub struct Work {
 impl<'a> Roofline<'a> {
     /// HELM's: the larger of arithmetic and memory time.
     pub fn new(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
-        Roofline { hardware, sizes, form: Form::Larger, cpu_weights: OnceLock::new() }
+        let cpu_attention = hardware.efficiency.cpu_attention;
+        Roofline { hardware, sizes, form: Form::Larger, cpu_attention, cpu_weights: OnceLock::new() }
     }
 
-    /// LIA's: their sum, no cache.
+    /// LIA's: their sum, no cache. As printed it has one rate for all that the CPU reads: attention is as fast as products.
     pub fn serial(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
+        Roofline { cpu_attention: 1.0, ..Roofline::serial_measured(hardware, sizes) }
+    }
+
+    /// The same with the machine's own rate of attention.
+    pub fn serial_measured(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
         Roofline { form: Form::Sum, cpu_weights: OnceLock::from(0), ..Roofline::new(hardware, sizes) }
     }
 
@@ -86,6 +94,11 @@ impl<'a> Roofline<'a> {
                 (gpu.flops_bf16 * e.gpu_compute, gpu.bw * e.gpu_memory)
             }
         }
+    }
+
+    /// Share of the rates above that attention reaches.
+    fn attention_share(&self, side: Side) -> f64 {
+        if side == Side::Host { self.cpu_attention } else { 1.0 }
     }
 
     fn time(&self, side: Side, flops: u64, bytes: u64) -> f64 {
@@ -189,7 +202,7 @@ impl Costs for Roofline<'_> {
             return 0.0;
         }
         match sublayer {
-            Sublayer::Scores | Sublayer::Values => self.time(side, w.flops, w.x + w.y),
+            Sublayer::Scores | Sublayer::Values => self.time(side, w.flops, w.x + w.y) / self.attention_share(side),
             _ => self.product_time(side, w.flops, w.x, w.y),
         }
     }
@@ -211,7 +224,8 @@ impl Costs for Roofline<'_> {
         let read = if side == Side::Host { self.blended_read(kv) } else { memory };
         let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
         let x = scan.rows * q * ELEMENT + scores;
-        self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read)
+        let seconds = self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read);
+        seconds / self.attention_share(side)
     }
 
     fn head(&self, side: Side, rows: u64) -> f64 {
@@ -251,6 +265,17 @@ impl Costs for Roofline<'_> {
             _ => self
                 .transfer(Direction::ToDevice, bytes)
                 .max(self.accelerator().1.latency_s + bytes as f64 / rate),
+        }
+    }
+
+    fn stream_pageable(&self, bytes: u64) -> f64 {
+        match bytes {
+            0 => 0.0,
+            _ => {
+                let link = &self.accelerator().1;
+                let rate = link.pageable_bw * self.hardware.efficiency.link;
+                self.stream(bytes).max(link.latency_s + bytes as f64 / rate)
+            }
         }
     }
 

@@ -10,7 +10,7 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`Placement`], [`LayerPlacement`], [`Residence`], [`Policy`], [`Sublayer`], [`Side`], [`Phase`] | where a model's layers are stored and computed |
+//! | [`Placement`], [`LayerPlacement`], [`Residence`], [`Staging`], [`Policy`], [`Sublayer`], [`Side`], [`Phase`] | where a model's layers are stored and computed |
 //! | [`Iteration`], [`SubBatch`], [`Group`], [`Kv`], [`Far`], [`Flow`], [`PageMove`], [`RequestId`], [`Wants`] | the rows and page moves of a step |
 //! | [`lower()`], [`Program`], [`Op`], [`Kind`], [`Work`], [`Unit`], [`Part`], [`Cargo`], [`RowsOf`], [`Buffer`], [`Region`] | the program of a step |
 //! | [`check()`], [`Parked`] | verifies that a program computes its iteration |
@@ -34,4 +34,4 @@ pub(crate) use lower::cohort_pieces;
 pub use lower::lower;
 pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};
 pub use order::waits;
-pub use placement::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
+pub use placement::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer};

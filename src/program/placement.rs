@@ -1,6 +1,6 @@
 //! Where weights, sublayers, keys and values live: made once, when a model is loaded.
 //!
-//! Every static way of running a model is a value of [`Placement`]: CPU-only, GPU-only, greedy fill (Accelerate), a
+//! Every static way of running a model is a value of [`Placement`]: CPU-only, GPU-only, greedy fill (llama.cpp), copies that are waited for (Accelerate), a
 //! boundary k (HELM §3), policy vectors with pinned layers (LIA §5), full streaming (FlexGen, ZeRO-Inference).
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,28 @@ impl Sublayer {
     /// All of them, in order.
     pub const ALL: [Sublayer; 6] =
         [Sublayer::Qkv, Sublayer::Scores, Sublayer::Values, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+}
+
+/// How the weights of [`Residence::Streamed`] blocks come to the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Staging {
+    /// From pinned memory into two buffers by turns: the next block's copy runs under this block's compute (LIA §5.3, FlexGen).
+    #[default]
+    Ahead,
+    /// From pageable memory into one buffer, waited for: a block's copy begins when the block before it is done, as with
+    /// Accelerate's hooks, which load a module right before its forward.
+    Waited,
+}
+
+impl Staging {
+    /// Buffers of a block each.
+    pub fn buffers(self) -> usize {
+        match self {
+            Staging::Ahead => 2,
+            Staging::Waited => 1,
+        }
+    }
 }
 
 /// Which side computes each sublayer of a block: LIA's p, where 1 is [`Side::Host`].
@@ -157,6 +179,13 @@ pub struct Placement {
     /// For each block, how many tokens its rows see, their own included; empty if all blocks see all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Option<u32>>,
+    /// How streamed blocks come to the device.
+    #[serde(default, skip_serializing_if = "is_ahead")]
+    pub staging: Staging,
+}
+
+fn is_ahead(staging: &Staging) -> bool {
+    *staging == Staging::Ahead
 }
 
 impl Placement {
@@ -173,6 +202,7 @@ impl Placement {
             device_pages,
             host_pages,
             windows: Vec::new(),
+            staging: Staging::Ahead,
         }
     }
 
@@ -187,6 +217,7 @@ impl Placement {
             device_pages: if k < layers + 1 { device_pages } else { 0 },
             host_pages: if k > 1 { host_pages } else { 0 },
             windows: Vec::new(),
+            staging: Staging::Ahead,
         }
     }
 

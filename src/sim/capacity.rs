@@ -45,8 +45,12 @@ impl Capacity {
         }
         let available = Available::new(hardware, room.gpu_memory);
         let placement = Placement::all(Side::Device, sizes.layers(), 0);
-        let load =
-            Load { sequences: room.sequences.into(), context: room.context.into(), chunk: room.rows.into() };
+        let load = Load {
+            sequences: room.sequences.into(),
+            context: room.context.into(),
+            chunk: room.rows.into(),
+            prompt: room.context.into(),
+        };
         let needs = memory(sizes, &placement, &load, available);
         // Pages are what is left; the dry run put all of them on the host, and staged them for a GPU that streams.
         let (fixed, pinned) =

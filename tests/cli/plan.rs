@@ -136,8 +136,10 @@ fn weights_on_cxl_make_room_for_larger_batches() {
     );
     let gain = tokens(1580.0, &many) / tokens(900.0, &few);
     println!("1580 sequences with weights on CXL: {gain:.2} times the throughput of 900");
-    // The paper measures 1.45.
-    assert!((1.25..1.6).contains(&gain), "{gain}");
+    // The paper measures 1.45, with the first blocks pinned; spread evenly among the streamed ones they serve 900 sequences in 47
+    // instead of 61 s, which leaves less to gain.
+    assert!((1.15..1.6).contains(&gain), "{gain}");
+    assert!(tokens(900.0, &few) > 590.0, "{few}");
     // Two expanders deliver what the link takes: as fast as from the CPU's own memory; one of them does not.
     let slower = |nodes: &str| {
         tokens(900.0, &few) / tokens(900.0, &lia(&full, &format!("900 --weights-node {nodes}")))
@@ -154,7 +156,20 @@ fn json_has_every_candidate_with_times_stages_and_memory() {
     ));
     let candidates = report["candidates"].as_array().unwrap();
     let names: Vec<_> = candidates.iter().map(|c| c["strategy"].as_str().unwrap()).collect();
-    assert_eq!(names, ["cpu-only", "gpu-only", "greedy", "stream", "helm", "lia"]);
+    assert_eq!(
+        names,
+        [
+            "cpu-only",
+            "gpu-only",
+            "greedy",
+            "accelerate",
+            "flexgen",
+            "zero-inference",
+            "stream",
+            "helm",
+            "lia"
+        ]
+    );
     for c in candidates {
         assert_eq!(c["placement"]["layers"].as_array().unwrap().len(), 36, "{c}");
         assert_eq!(c["cpu_units"].as_u64().unwrap() + c["gpu_units"].as_u64().unwrap(), 38, "{c}");
@@ -176,8 +191,9 @@ fn json_has_every_candidate_with_times_stages_and_memory() {
             assert_eq!(parts, m["total"].as_u64().unwrap(), "{c}");
         }
         let gpu = &c["memory"]["gpu"];
-        let fits = gpu["total"].as_u64() <= gpu["available"].as_u64();
-        assert!(c["feasible"] == fits, "{c}");
+        let host = &c["memory"]["host"];
+        let fits = |m: &Json| m["total"].as_u64() <= m["available"].as_u64();
+        assert!(c["feasible"] == (fits(gpu) && fits(host)), "{c}");
     }
     // The published split.
     let helm = of(&report, "helm");
@@ -461,4 +477,81 @@ fn impossible_sizes_are_errors_and_take_no_memory() {
     assert_error(&output, 1, "num_hidden_layers: 1000000000000 layers, wanted at most 4096");
     assert_error(&with_file("config.json", "{", "--hardware rtx4060-laptop"), 1, "not valid JSON");
     assert_error(&with_file("config.json", "{}", "--hardware rtx4060-laptop"), 1, "model_type");
+}
+
+/// HELM §6.3 prints 2.6, 5.1, 4.7 and 2.2 times Accelerate's rate, LIA §7 5 to 7.5 times FlexGen's with OPT-30B and one sequence; their
+/// own FlexGen takes 31 s for 32 tokens.
+#[test]
+fn gains_over_the_systems_of_others_are_near_print() {
+    let seconds = |line: &str, strategy: &str| {
+        let report = json(&plan(&format!("{line} --json")));
+        of(&report, strategy)["t_total_s"].as_f64().unwrap()
+    };
+    for (model, machine, printed) in [
+        ("qwen3-4b", "rtx4060-laptop", 2.6),
+        ("qwen3-8b", "rtx4060-laptop", 5.1),
+        ("qwen3-14b", "rtx3090-epyc", 4.7),
+        ("qwen3-32b", "l40s-epyc", 2.2),
+    ] {
+        let line = format!("--spec {model} --hardware {machine} --prompt-len 128 --gen-len 128");
+        let gain = seconds(&line, "accelerate") / seconds(&line, "helm");
+        println!("{model} on {machine}: HELM {gain:.2} times Accelerate, {printed} printed");
+        assert!((gain / printed - 1.0).abs() < 0.2, "{model}: {gain:.2}, printed {printed}");
+    }
+    let line = "--spec opt-30b --hardware a100-spr --prompt-len 256 --gen-len 32";
+    let flexgen = seconds(line, "flexgen");
+    let lines = [32, 2016].map(|s| format!("--spec opt-30b --hardware a100-spr --prompt-len {s} --gen-len 32"));
+    let gains = lines.map(|line| seconds(&line, "flexgen") / seconds(&line, "lia"));
+    println!("OPT-30B, one sequence: FlexGen {flexgen:.1} s, LIA {:.1} to {:.1} times as fast", gains[1], gains[0]);
+    assert!((flexgen / 31.0 - 1.0).abs() < 0.05, "{flexgen}");
+    assert!(gains.iter().all(|g| (5.0..9.5).contains(g)), "{gains:?}");
+}
+
+/// What is fixed holds, as with `generate`.
+#[test]
+fn what_is_fixed_of_a_placement_is_planned() {
+    let line = "--spec qwen3-8b --hardware rtx4060-laptop";
+    let one = |flags: &str| {
+        let report = json(&plan(&format!("{line} --json {flags}")));
+        assert_eq!(report["candidates"].as_array().unwrap().len(), 1, "{flags}");
+        report["candidates"][0].clone()
+    };
+    let helm = one("--boundary 25");
+    assert_eq!((&helm["strategy"], &helm["k"]), (&serde_json::json!("helm"), &serde_json::json!(25)));
+    let lia = one("--pinned 7 --policy decode=0,1,1,0,0,0");
+    assert_eq!(lia["pinned_blocks"], 7);
+    assert_eq!(lia["decode_policy"], serde_json::json!([0, 1, 1, 0, 0, 0]));
+    let lia = one("--policy prefill=1,1,1,1,1,1,decode=1,1,1,1,1,1");
+    assert_eq!(lia["prefill_policy"], serde_json::json!([1, 1, 1, 1, 1, 1]));
+    for (flags, code, says) in [
+        ("--boundary 39", 2, "--boundary 39: the model has 38 units (embedding, 36 blocks, head)"),
+        ("--pinned 37", 2, "--pinned 37: the model has 36 blocks"),
+        ("--pinned 36 --policy decode=0,1,1,0,0,0", 2, "which leaves none to --policy"),
+        ("--policy decode=0,1,0,0,0,0", 2, "scores and values on different sides"),
+        ("--boundary 3 --pinned 3", 2, "--pinned: is of --strategy lia, not of helm"),
+        ("--strategy flexgen --pinned 3", 2, "--pinned: is of --strategy lia, not of flexgen"),
+        ("--pinned 36", 1, "lia needs 15."),
+        ("--boundary 2", 1, "helm needs 14."),
+    ] {
+        assert_error(&plan(&format!("{line} {flags}")), code, says);
+    }
+}
+
+/// LIA's mini-batches: the prompts of one step are staged, not those of the whole batch (LIA §5.3).
+#[test]
+fn long_batches_are_staged_by_mini_batches() {
+    for prompt in [768, 1500] {
+        let line = format!(
+            "--spec opt-30b --hardware a100-spr-4tb --batch 900 --prompt-len {prompt} --gen-len 32 --json"
+        );
+        let report = json(&plan(&line));
+        let (lia, flexgen) = (of(&report, "lia"), of(&report, "flexgen"));
+        let gpu = &lia["memory"]["gpu"];
+        assert_eq!(lia["feasible"], true, "{lia}");
+        // The keys and values of the batch are a terabyte, those of a layer 20 GB.
+        let staged = gpu["staging"].as_u64().unwrap();
+        assert!(staged < 8_000_000_000, "{gpu}");
+        let seconds = |c: &Json| c["t_total_s"].as_f64().unwrap();
+        assert!(seconds(lia) <= 1.01 * seconds(flexgen), "{} {}", seconds(lia), seconds(flexgen));
+    }
 }

@@ -12,7 +12,7 @@ use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
 use tandem::model::{LoadedModel, load};
-use tandem::program::{Far, Flow, LayerPlacement, Placement, Policy, Residence, Side};
+use tandem::program::{Far, Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -137,7 +137,7 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
     let far = prop_oneof![Just(Some(Far::Attend)), Just(Some(Far::Stream)), Just(None)];
     let pages = prop_oneof![1 => Just(None), 3 => (8..16usize).prop_map(Some)];
     (side(), blocks, side(), pages, far).prop_map(|(embedding, layers, head, kv_pages, far)| Place {
-        placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![] },
+        placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![], staging: Staging::Ahead },
         kv_pages,
         far,
     })

@@ -11,7 +11,7 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::device::{Accelerator, on_kernels};
 use tandem::engine::{Engine, Input, Logits, Options, Sizes};
 use tandem::model::{LoadedModel, ModelSpec, load};
-use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Unit};
+use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging, Unit};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -232,7 +232,7 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
     runner
         .run(&strategy, |(embedding, layers, head, cut, rest)| {
             let placement =
-                Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![] };
+                Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![], staging: Staging::Ahead };
             let mut e = placed(&m, &options(TOKENS, 2), &accel, &placement)
                 .map_err(|e| TestCaseError::fail(e.to_string()))?;
             let (a, b) = (e.add(), e.add());
@@ -277,7 +277,7 @@ fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
     runner
         .run(&(placement, batch, any::<bool>()), |((embedding, layers, head), batch, lanes)| {
             let placement =
-                Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![] };
+                Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![], staging: Staging::Ahead };
             let mut o = options(80, 4);
             (o.mode, o.sub_batches) = (Mode::Deterministic, 2);
             let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());

@@ -10,12 +10,13 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
+use tandem::engine;
 use tandem::host::NumaWish;
-use tandem::plan::{Candidate, Costs, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
+use tandem::plan::{Candidate, Costs, Fixed, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
 use tandem::profile::Tables;
 use tandem::{Error, atomic_file};
 
-use super::args::size;
+use super::args::{FixedArgs, size};
 use super::{figures, output, progress};
 
 /// Predicts how a model would run on a machine: candidates, times, memory on each side, and why the winner won.
@@ -49,9 +50,12 @@ pub struct Args {
     /// interleave for all; 0 is the CPU's own memory [default: the CPU's own memory, where they fit, else the other nodes].
     #[arg(long, value_name = "NODES|interleave", allow_hyphen_values = true)]
     pub weights_node: Option<NumaWish>,
-    /// Compare all, or predict one.
+    /// Compare all, or predict one; what is fixed of a placement selects its strategy.
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub strategy: Choice,
+    /// What is fixed of the placement.
+    #[command(flatten)]
+    pub fixed: FixedArgs,
     /// Prompt tokens per prefill step [default: searched].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
           allow_negative_numbers = true)]
@@ -78,6 +82,9 @@ pub enum Choice {
     CpuOnly,
     GpuOnly,
     Greedy,
+    Accelerate,
+    Flexgen,
+    ZeroInference,
     Stream,
     Helm,
     Lia,
@@ -90,6 +97,9 @@ impl Choice {
             Choice::CpuOnly => vec![Strategy::CpuOnly],
             Choice::GpuOnly => vec![Strategy::GpuOnly],
             Choice::Greedy => vec![Strategy::Greedy],
+            Choice::Accelerate => vec![Strategy::Accelerate],
+            Choice::Flexgen => vec![Strategy::Flexgen],
+            Choice::ZeroInference => vec![Strategy::ZeroInference],
             Choice::Stream => vec![Strategy::Stream],
             Choice::Helm => vec![Strategy::Helm],
             Choice::Lia => vec![Strategy::Lia],
@@ -124,6 +134,15 @@ pub fn run(args: &Args) -> Result<()> {
             Error::usage(format!("--plot {}: wanted the name of an .svg file", path.display())).into()
         );
     }
+    let strategy = match args.strategy {
+        Choice::Auto if args.fixed.boundary.is_some() => Choice::Helm,
+        Choice::Auto if args.fixed.is_some() => Choice::Lia,
+        strategy => strategy,
+    };
+    let name = strategy.to_possible_value().expect("no choice is hidden");
+    args.fixed.check(name.get_name())?;
+    let Fixed { pinned, prefill, decode, .. } = args.fixed.fixed();
+    engine::Strategy::Lia { pinned, prefill, decode }.check()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
     let (hardware, tables) = figures::hardware(&args.hardware, model.as_ref())?;
     figures::check_memory(&hardware, args.gpu_memory, None)?;
@@ -151,11 +170,12 @@ pub fn run(args: &Args) -> Result<()> {
         gpu_memory: args.gpu_memory,
         chunk: args.chunk.map(Into::into),
         overlap: args.overlap,
+        fixed: args.fixed.fixed(),
     };
     if tables.is_some() {
         progress::note("times are from the tables that tandem profile has measured of this model");
     }
-    let strategies = args.strategy.strategies();
+    let strategies = strategy.strategies();
     let planned = |on: &Hardware| planned(&sizes, on, &request, &strategies, tables.as_ref());
     let mut found = planned(&hardware)?;
     let spare = hardware.spare_nodes();

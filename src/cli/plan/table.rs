@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes};
+use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes, Stage};
 
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
@@ -45,6 +45,29 @@ fn row(c: &Candidate) -> Vec<String> {
     ]
 }
 
+/// Stages as they are told: where kinds of blocks alternate, each kind is a line.
+fn told(stages: &[Stage]) -> Vec<Stage> {
+    const MOST: usize = 12;
+    if stages.len() <= MOST {
+        return stages.to_vec();
+    }
+    let mut kinds: Vec<Stage> = Vec::new();
+    for stage in stages {
+        match kinds.iter_mut().find(|k| k.side == stage.side) {
+            Some(kind) => {
+                kind.units += stage.units;
+                kind.prefill_s += stage.prefill_s;
+                kind.decode_step_s += stage.decode_step_s;
+            }
+            None => kinds.push(stage.clone()),
+        }
+    }
+    for kind in kinds.iter_mut().filter(|k| k.units > 0) {
+        kind.name = format!("{} units", kind.units);
+    }
+    kinds
+}
+
 /// The whole text.
 pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) -> String {
     let mut out = String::new();
@@ -73,18 +96,18 @@ pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) 
     rows.extend(plan.candidates.iter().map(row));
     out += &columns(&rows);
     let _ = writeln!(out);
+    let width = plan.candidates.iter().map(|c| c.strategy.name().len()).max().unwrap_or(0);
     for c in &plan.candidates {
-        let _ = writeln!(out, "{:<9} {}", c.strategy.name(), c.reason);
+        let _ = writeln!(out, "{:<width$} {}", c.strategy.name(), c.reason);
         for note in &c.notes {
-            let _ = writeln!(out, "{:<9} {note}", "");
+            let _ = writeln!(out, "{:<width$} {note}", "");
         }
     }
     let Some(chosen) = plan.chosen.map(|i| &plan.candidates[i]) else { return out };
     let _ = writeln!(out, "\nchosen: {}\n", plan.why);
     let mut rows = vec![["stage", "side", "prefill", "decode step"].map(str::to_owned).to_vec()];
     rows.extend(
-        chosen
-            .stages
+        told(&chosen.stages)
             .iter()
             .map(|s| vec![s.name.clone(), s.side.into(), seconds(s.prefill_s), seconds(s.decode_step_s)]),
     );

@@ -23,7 +23,7 @@ use crate::engine::memory::Memory;
 use crate::host::memory_available;
 use crate::program::{
     Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
-    Sublayer, Wants, lower,
+    Staging, Sublayer, Wants, lower,
 };
 use crate::{Error, Result};
 
@@ -46,7 +46,7 @@ pub enum Strategy {
     },
     /// Every block streamed.
     Stream,
-    /// The device filled: the smallest boundary that fits (Accelerate).
+    /// The device filled: the smallest boundary that fits (llama.cpp's `--n-gpu-layers`).
     Greedy,
 }
 
@@ -251,6 +251,7 @@ fn lia(n: usize, pinned: usize, prefill: Policy, decode: Policy, ends: [Side; 2]
         device_pages: 0,
         host_pages: 0,
         windows: Vec::new(),
+        staging: Staging::Ahead,
     }
 }
 

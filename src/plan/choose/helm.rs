@@ -14,6 +14,7 @@
 //! Every unit is priced three times (on the CPU, on the GPU, streamed) for each length of step; a boundary is then two
 //! sums. Keys and values that the GPU's pages cannot hold may stay on the host ([`Spilled`](super::Spilled)).
 
+use super::baselines::filled;
 use super::{Candidate, Draft, Planner, Strategy};
 use crate::plan::cost::{Direction, Group};
 use crate::plan::memory::{Memory, page_bytes};
@@ -182,7 +183,14 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
     let (n, pages) = (planner.units(), planner.pages() as u64);
     let page = page_bytes(planner.sizes);
     let mut best: Vec<[Option<Found>; 2]> = vec![[None; 2]; n + 1];
-    let boundaries = if planner.hardware.accelerator.is_some() { 0..n + 1 } else { n..n + 1 };
+    let boundaries = match planner.request.fixed.boundary {
+        Some(k) => k..k + 1,
+        None if planner.hardware.accelerator.is_some() => 0..n + 1,
+        None => n..n + 1,
+    };
+    if planner.hardware.accelerator.is_none() && boundaries != (n..n + 1) {
+        return Vec::new();
+    }
     for chunk in planner.request.chunks() {
         let sums = planner.hardware.accelerator.is_some().then(|| Sums::new(planner, chunk));
         for k in boundaries.clone() {
@@ -240,8 +248,9 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
     let mode = |streams: bool| found.iter().filter(move |f| f.streams == streams).take(FEW);
     let mut few: Vec<Found> = mode(false).chain(mode(true)).copied().collect();
     if few.is_empty() {
-        let mut draft = Draft::new(boundary(planner, n, false, pages), planner.request.chunks()[0], "");
-        draft.k = Some(n);
+        let k = planner.request.fixed.boundary.unwrap_or(n);
+        let mut draft = Draft::new(boundary(planner, k, false, pages), planner.request.chunks()[0], "");
+        draft.k = Some(k);
         return planner.candidate(Strategy::Helm, draft);
     }
     few.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -264,9 +273,9 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
         draft
     };
     let mut drafts: Vec<Draft> = few.into_iter().map(draft).collect();
-    if planner.hardware.accelerator.is_some() {
+    if planner.hardware.accelerator.is_some() && planner.request.fixed.boundary.is_none() {
         // What filling finds is a boundary, too, and its step is not searched: it must not win by a rounding.
-        let filled = planner.filled();
+        let filled = filled(planner);
         let (k, device_pages) = (filled.k.unwrap_or(n), filled.placement.device_pages as u64);
         let device_pages = if k < n - 1 { device_pages } else { pages };
         drafts.push(draft(Found { seconds: 0.0, k, chunk: filled.chunk, streams: false, device_pages }));

@@ -3,7 +3,42 @@
 use crate::plan::memory::Load;
 use crate::plan::price::Workload;
 use crate::plan::sizes::Sizes;
+use crate::program::Policy;
 use crate::{Error, Result};
+
+/// What the user fixed of a strategy's placement; nothing, unless said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fixed {
+    /// HELM: units before the boundary.
+    pub boundary: Option<usize>,
+    /// LIA: blocks that stay on the GPU.
+    pub pinned: Option<usize>,
+    /// LIA: the vector of the other blocks, for prompts.
+    pub prefill: Option<Policy>,
+    /// LIA: their vector for decode rows.
+    pub decode: Option<Policy>,
+}
+
+impl Fixed {
+    /// Whether a vector is given: at least one block is then not pinned.
+    pub(super) fn has_vectors(&self) -> bool {
+        self.prefill.is_some() || self.decode.is_some()
+    }
+
+    fn check(&self, sizes: &Sizes) -> Result<()> {
+        let (n, units) = (sizes.layers(), sizes.units());
+        match (self.boundary, self.pinned) {
+            (Some(k), _) if k > units => Err(Error::usage(format!(
+                "--boundary {k}: the model has {units} units (embedding, {n} blocks, head)"
+            ))),
+            (_, Some(p)) if p > n => Err(Error::usage(format!("--pinned {p}: the model has {n} blocks"))),
+            (_, Some(p)) if p == n && self.has_vectors() => {
+                Err(Error::usage(format!("--pinned {p}: all blocks, which leaves none to --policy")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
 
 /// What is to be run, and what the user fixed.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +56,8 @@ pub struct Request {
     /// Whether LIA's vectors are chosen for transfers that overlap compute, not by the paper's serial costs. Predicted
     /// times overlap either way.
     pub overlap: bool,
+    /// What the user fixed of a placement.
+    pub fixed: Fixed,
 }
 
 /// Most rows of a prefill step.
@@ -63,7 +100,8 @@ impl Request {
     /// Whether it makes sense for `sizes`.
     ///
     /// # Errors
-    /// A length or batch of zero, or beyond the model's context or all reason.
+    /// A length or batch of zero, or beyond the model's context or all reason; a fixed boundary or number of blocks that it does not
+    /// have.
     pub fn check(&self, sizes: &Sizes) -> Result<()> {
         if self.prompt == 0 || self.gen_len == 0 || self.batch == 0 {
             return Err(Error::usage(
@@ -79,7 +117,7 @@ impl Request {
             )));
         }
         countable(sizes, self.batch, context)?;
-        Ok(())
+        self.fixed.check(sizes)
     }
 
     pub(super) fn work(&self, chunk: u64) -> Workload {
@@ -87,7 +125,12 @@ impl Request {
     }
 
     pub(super) fn load(&self, chunk: u64) -> Load {
-        Load { sequences: self.batch, context: self.prompt + self.gen_len, chunk }
+        Load {
+            sequences: self.batch,
+            context: self.prompt + self.gen_len,
+            chunk,
+            prompt: self.prompt,
+        }
     }
 
     /// Rows of a prefill step to try, ascending.

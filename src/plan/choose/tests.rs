@@ -7,7 +7,7 @@ fn sizes(name: &str) -> Sizes {
 }
 
 fn request() -> Request {
-    Request { prompt: 512, gen_len: 128, batch: 1, gpu_memory: None, chunk: None, overlap: false }
+    Request { prompt: 512, gen_len: 128, batch: 1, gpu_memory: None, chunk: None, overlap: false, fixed: Fixed::default() }
 }
 
 fn of(plan: &Plan, strategy: Strategy) -> &Candidate {
@@ -54,7 +54,8 @@ fn the_search_and_the_price_agree_on_every_boundary() {
 #[test]
 fn the_search_takes_less_than_50_ms_for_128_layers() {
     let spec = synth::parse("llama-3.1-70b,layers=128").unwrap().spec;
-    let (s, h) = (Sizes::of_spec(&spec), hardware::named("l40s-epyc").unwrap());
+    let (s, mut h) = (Sizes::of_spec(&spec), hardware::named("l40s-epyc").unwrap());
+    h.cpu.dram_bytes = 512e9;
     let request = Request { prompt: 4096, batch: 8, ..request() };
     let best = |work: &dyn Fn()| {
         let timed = (0..10).map(|_| {

@@ -88,6 +88,7 @@ impl Limits {
                 h2d_bw: d.to_device.pinned_bw,
                 d2h_bw: d.to_host.pinned_bw,
                 latency_s: d.to_device.latency_s.max(d.to_host.latency_s),
+                pageable_bw: d.to_device.pageable_bw,
             };
             (gpu, link)
         });

@@ -366,6 +366,10 @@ impl Costs for Measured<'_> {
         self.roofline.stream(bytes)
     }
 
+    fn stream_pageable(&self, bytes: u64) -> f64 {
+        self.roofline.stream_pageable(bytes)
+    }
+
     /// Tables count it.
     fn issue(&self, side: Side) -> f64 {
         if self.tables.side(side).is_some() { 0.0 } else { self.roofline.issue(side) }

@@ -63,14 +63,15 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
                 || cohorts.iter().any(|cohort| cohort.uses_device_weights(l))
         })
         .collect();
+    let buffers = placement.staging.buffers();
     let mut next = 0;
     let mut stream = |ops: &mut Vec<Op>, upto: usize| {
         while next < streamed.len().min(upto) {
-            ops.push(stream_op(streamed[next], (next % 2) as u8));
+            ops.push(stream_op(streamed[next], (next % buffers) as u8));
             next += 1;
         }
     };
-    stream(&mut ops, 2);
+    stream(&mut ops, buffers);
     for lane in &mut lanes {
         ops.append(&mut lane.embed);
     }
@@ -116,13 +117,13 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
         while done < streamed.len() && (streamed[done] as usize) < issued {
             done += 1;
         }
-        stream(&mut ops, done + 2);
+        stream(&mut ops, done + buffers);
     }
     for lane in &mut lanes {
         ops.append(&mut lane.head);
     }
     cohorts.iter_mut().for_each(|cohort| cohort.finish(&mut ops));
-    assign_slots(&mut ops, &streamed);
+    assign_slots(&mut ops, &streamed, buffers);
     Ok(Program { ops, flow: iteration.flow })
 }
 
@@ -151,11 +152,11 @@ fn stream_op(layer: u32, slot: u8) -> Op {
 }
 
 /// Operations with a streamed layer's weights read its staging buffer.
-fn assign_slots(ops: &mut [Op], streamed: &[u32]) {
+fn assign_slots(ops: &mut [Op], streamed: &[u32], buffers: usize) {
     for op in ops {
         let layer = op.layer.filter(|_| op.unit == Unit::Gpu && op.kind.has_weights());
         if let Some(slot) = layer.and_then(|l| streamed.binary_search(&l).ok()) {
-            op.reads.push(whole(Buffer::Weights((slot % 2) as u8)));
+            op.reads.push(whole(Buffer::Weights((slot % buffers) as u8)));
         }
     }
 }

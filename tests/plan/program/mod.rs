@@ -8,7 +8,7 @@ use tandem::cache::PAGE_TOKENS;
 use tandem::program::virtual_machine::{Timeline, run};
 use tandem::program::{
     Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, Policy, Program,
-    RequestId, Residence, Side, SubBatch, Unit, Wants, check, lower, waits,
+    RequestId, Residence, Side, Staging, SubBatch, Unit, Wants, check, lower, waits,
 };
 
 const PAGE: u32 = PAGE_TOKENS as u32;
@@ -60,7 +60,7 @@ fn any_placement() -> impl Strategy<Value = Placement> {
         |(embedding, layers, head, (window, which))| {
             let n = layers.len();
             let placement =
-                Placement { embedding, layers, head, device_pages: 64, host_pages: 64, windows: vec![] };
+                Placement { embedding, layers, head, device_pages: 64, host_pages: 64, windows: vec![], staging: Staging::Ahead };
             // One window, of some layers.
             placement.with_windows((0..n).map(|l| (window > 0 && which[l]).then_some(window)))
         },

@@ -6,7 +6,7 @@
 //! | strategy | candidates |
 //! |---|---|
 //! | `cpu-only`, `gpu-only` | one each |
-//! | `greedy` | the smallest boundary that fits (Accelerate: fills the device without regard to time) |
+//! | `greedy` | the smallest boundary that fits (fills the device without regard to time) |
 //! | `helm` | every boundary, its host blocks computed in place or streamed to the device for prompts |
 //! | `lia` | vectors for prompts and for decode rows (the three that win for dense models, and the best of all 64 by the papers' costs with and without overlap), with as many blocks pinned as fit |
 //! | `stream` | keys and values, embedding and head on either side |
