@@ -13,6 +13,7 @@ use tandem::workload::Source;
 use super::args::EngineArgs;
 use super::predict::Use;
 use super::stopwatch::{Stopwatch, time_of};
+use super::targets::TargetArgs;
 use super::{open, output, timeline};
 
 /// Measures prefill and decode speed, or how requests of a trace are served.
@@ -72,6 +73,12 @@ pub struct Args {
     /// With --trace: draw throughput, and latency against load, which takes a run for each of seven loads.
     #[arg(long, value_name = "FILE.svg", requires = "trace")]
     pub plot: Option<PathBuf>,
+    /// With --trace: what is asked of latency.
+    #[command(flatten)]
+    pub targets: TargetArgs,
+    /// With --trace: write a line for each request of each strategy.
+    #[arg(long, value_name = "FILE.csv", requires = "trace")]
+    pub records: Option<PathBuf>,
     /// With --trace: steps, drawn.
     #[command(flatten)]
     pub timeline: timeline::TimelineArgs,
@@ -124,6 +131,9 @@ impl Row {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(source) = &args.trace {
         return trace::run(args, source);
+    }
+    if args.targets.is_some() {
+        return Err(Error::usage("--ttft-target, --tpot-target: are of many requests; add --trace").into());
     }
     if args.timeline.timeline.is_some() {
         return Err(

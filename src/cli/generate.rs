@@ -23,6 +23,7 @@ use super::open;
 use super::predict::Use;
 use super::sampling::SamplingArgs;
 use super::stopwatch::{Stopwatch, time_of};
+use super::targets::TargetArgs;
 use super::{output, progress, prompt, timeline};
 
 /// Continues or answers a prompt, or many.
@@ -55,6 +56,9 @@ pub struct Args {
     #[arg(long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub parallel: Option<u32>,
+    /// With --prompts: what is asked of latency.
+    #[command(flatten)]
+    pub targets: TargetArgs,
     /// Most tokens to generate.
     #[arg(short = 'n', long = "max-tokens", aliases = ["n-predict", "predict"], default_value_t = 512, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
@@ -138,6 +142,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         (args.as_completed, "--as-completed"),
         (args.keep_going, "--keep-going"),
         (args.parallel.is_some(), "--parallel"),
+        (args.targets.is_some(), "--ttft-target, --tpot-target"),
     ];
     if let Some((_, flag)) = of_prompts.iter().find(|(given, _)| *given) {
         return Err(Error::usage(format!("{flag}: is for many prompts; add --prompts FILE")).into());

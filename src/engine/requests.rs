@@ -18,7 +18,7 @@ use super::seq_id::SeqId;
 use super::sequences::Engine;
 use crate::cache::KvGeometry;
 use crate::program::{Flow, RequestId, Side};
-use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Slots, Strategy, Untimed};
+use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Slots, Strategy, Targets, Untimed};
 use crate::text::{Sampler, SamplerParams};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
@@ -244,6 +244,11 @@ impl Requests {
         let id = self.live.insert(live);
         self.queues.submit(RequestView::new(id, n as u32, most as u32));
         Ok((id, receiver))
+    }
+
+    /// What is asked of latency: strategies are as fast as they can be within it.
+    pub fn set_targets(&mut self, targets: Targets) {
+        self.queues.set_targets(targets);
     }
 
     /// Ends a request and frees its pages. Returns whether it existed: the id of a request that has ended has no

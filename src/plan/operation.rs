@@ -26,8 +26,8 @@ use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::program::{
-    Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, Staging, SubBatch, Sublayer,
-    Unit, Wants, virtual_machine,
+    Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, Staging, SubBatch,
+    Sublayer, Unit, Wants, virtual_machine,
 };
 
 /// Bytes of an f32, and of a 16-bit float.

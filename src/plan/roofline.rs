@@ -202,7 +202,9 @@ impl Costs for Roofline<'_> {
             return 0.0;
         }
         match sublayer {
-            Sublayer::Scores | Sublayer::Values => self.time(side, w.flops, w.x + w.y) / self.attention_share(side),
+            Sublayer::Scores | Sublayer::Values => {
+                self.time(side, w.flops, w.x + w.y) / self.attention_share(side)
+            }
             _ => self.product_time(side, w.flops, w.x, w.y),
         }
     }

@@ -18,7 +18,8 @@
 //! So no hybrid is slower than the device alone, up to the margin of a comparison and the error of predictions: where the host or the link
 //! is slow, NEO and APEX leave it alone. And what they gain is over prompts that are paced as well as theirs (decision 0031).
 //!
-//! While the device has room for all requests there is nothing to compare, and the first policy decides.
+//! While the device has room for all requests there is nothing to compare, and the first policy decides; unless there are targets of
+//! latency ([`Targets`](super::Targets)), which rollouts count late requests by.
 
 use super::compare::Comparison;
 use super::decision::Decision;
@@ -105,7 +106,9 @@ impl Choice {
             None => begins || changed || self.age >= COMPARES_AFTER,
         };
         if due {
-            let settled = self.policy.name() == self.first().name() && fits(queues, limits);
+            let settled = self.policy.name() == self.first().name()
+                && fits(queues, limits)
+                && !queues.targets().is_some();
             self.comparison = (!settled).then(|| {
                 let all = Comparison::new(&self.policy, (self.among)(), queues, limits, costs);
                 if begins { all.within(AT_FIRST) } else { all }

@@ -7,6 +7,12 @@
 //!   |        ______/   .'  <- stops
 //!   |_______/_____.'_________ seconds
 //! ```
+//! With targets of latency ([`Targets`](super::Targets)) those that keep them come first, then those with fewer late requests, and only
+//! among equals the faster: a rollout goes on, then, while it may still turn out to be in time.
+//!
+//! Without targets, where requests came one by one, the device alone is rolled out first: a policy whose first tokens come so much later
+//! than its ([`Targets::awaited`]) counts as late. So no throughput is bought with somebody's patience.
+//!
 //! A rollout that stops early is judged by what it had done by then. So bad policies cost little, and none remains untried
 //! because of those before it. The work is done in portions, so that no step of the real run waits long for the answer.
 
@@ -17,6 +23,7 @@ use super::queues::Queues;
 use super::rollout::{Progress, Rollout};
 use super::steady::Steady;
 use super::strategy::{Limits, Strategy};
+use super::targets::Targets;
 use super::weigh::Worth;
 
 /// The share of its time by which another policy must beat the current one.
@@ -40,6 +47,9 @@ const SHARES: i64 = 3;
 /// A step that only repeats another one costs this part of it.
 const REPEATED: i64 = 6;
 
+/// The policy whose first tokens others are measured by: vLLM's.
+const REFERENCE: &str = "gpu-only";
+
 /// Waiting requests that are rolled out; those behind them come in their turn.
 const IN_SIGHT: usize = 512;
 
@@ -61,6 +71,9 @@ pub(super) struct Comparison {
     total: Option<i64>,
     /// The best so far.
     best: Option<Best>,
+    /// The policy that decides already.
+    current: &'static str,
+    by: By,
 }
 
 /// A policy that has been rolled out.
@@ -72,11 +85,50 @@ struct Best {
     ended: bool,
     /// Whether it is the policy that decides already.
     is_current: bool,
+    lateness: Lateness,
+}
+
+/// How late a rollout's requests are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Lateness {
+    /// Requests beyond the targets, or seconds to first tokens.
+    much: f64,
+    /// Whether targets, or the default bound, are kept.
+    kept: bool,
+}
+
+/// What lateness is measured by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum By {
+    Targets(Targets),
+    /// Mean seconds to first tokens, at most these, once known.
+    Bound(Option<f64>),
+    Nothing,
+}
+
+impl By {
+    fn of(self, rollout: &Rollout) -> Lateness {
+        match self {
+            By::Targets(targets) => {
+                let (late, all) = rollout.late();
+                Lateness { much: late as f64, kept: targets.kept(late, all) }
+            }
+            By::Bound(Some(most)) => {
+                let seconds = rollout.first_seconds();
+                Lateness { much: seconds, kept: seconds <= most }
+            }
+            By::Bound(None) | By::Nothing => Lateness { much: 0.0, kept: true },
+        }
+    }
 }
 
 impl Best {
     /// Whether a rollout that has come so far cannot beat this one any more.
-    fn is_out_of_reach(&self, rollout: &Rollout, hurries: bool) -> bool {
+    fn is_out_of_reach(&self, rollout: &Rollout, hurries: bool, by: By) -> bool {
+        if !self.lateness.kept {
+            // The faster does not matter before the better.
+            return by.of(rollout).much > self.lateness.much;
+        }
         let (seconds, end) = (rollout.seconds(), self.progress.seconds());
         let late = self.ended && seconds >= end * self.margin();
         let behind = || rollout.progress().at(seconds) < BEHIND * self.progress.at(seconds);
@@ -84,7 +136,16 @@ impl Best {
     }
 
     /// Whether a rollout beats this one.
-    fn is_beaten_by(&self, rollout: &Rollout) -> bool {
+    fn is_beaten_by(&self, rollout: &Rollout, by: By) -> bool {
+        let late = by.of(rollout);
+        match (self.lateness.kept, late.kept) {
+            (true, false) => return false,
+            (false, true) => return rollout.requests() == 0,
+            (false, false) if late.much != self.lateness.much => {
+                return late.much < self.lateness.much && rollout.requests() == 0;
+            }
+            _ => {}
+        }
         let (end, seconds) = (self.progress.seconds(), rollout.seconds());
         if self.ended && rollout.requests() == 0 {
             return seconds < end * self.margin();
@@ -108,11 +169,29 @@ impl Comparison {
         costs: &dyn Predict,
     ) -> Comparison {
         let others = among.into_iter().filter(|p| p.name() != current.name() && p.serves(queues, limits));
+        let mut left: Vec<Policy> = others.rev().collect();
+        let targets = queues.targets();
+        let mut first = current.clone();
+        let by = match targets.is_some() {
+            true => By::Targets(targets),
+            false if queues.is_awaited() => match left.iter().position(|p| p.name() == REFERENCE) {
+                Some(at) => {
+                    let reference = left.remove(at);
+                    left.push(std::mem::replace(&mut first, reference));
+                    By::Bound(None)
+                }
+                None if first.name() == REFERENCE => By::Bound(None),
+                None => By::Nothing,
+            },
+            false => By::Nothing,
+        };
         let seen = queues.in_sight(IN_SIGHT);
         let worth = Steady::of(&seen, limits, costs, 1.0).worth;
         Comparison {
-            left: others.rev().collect(),
-            trying: Some((current.clone(), Rollout::new(current.clone(), seen.clone(), worth))),
+            left,
+            current: current.name(),
+            by,
+            trying: Some((first.clone(), Rollout::new(first, seen.clone(), worth))),
             queues: seen,
             worth,
             used: 0,
@@ -142,7 +221,7 @@ impl Comparison {
                 rollout.requests() > 0
                     && rollout.seconds().is_finite()
                     && used < self.share
-                    && !self.best.as_ref().is_some_and(|best| best.is_out_of_reach(rollout, hurries))
+                    && !self.best.as_ref().is_some_and(|best| best.is_out_of_reach(rollout, hurries, self.by))
             };
             while goes_on(rollout, self.used) {
                 if *work <= 0 {
@@ -153,12 +232,17 @@ impl Comparison {
                 let step = requests + STEP + repeated * requests / REPEATED;
                 (*work, self.used) = (*work - step, self.used + step);
             }
-            if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout)) {
+            if let By::Bound(most @ None) = &mut self.by {
+                // The first is the device alone.
+                *most = Some(Targets::bound(rollout.first_seconds()));
+            }
+            if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout, self.by)) {
                 self.best = Some(Best {
+                    lateness: self.by.of(rollout),
                     policy: policy.clone(),
                     progress: rollout.progress().clone(),
                     ended: rollout.requests() == 0,
-                    is_current: self.best.is_none(),
+                    is_current: policy.name() == self.current,
                 });
             }
             self.total = self.total.map(|total| total - self.used);

@@ -67,6 +67,7 @@ mod slots;
 mod split;
 mod steady;
 mod strategy;
+mod targets;
 mod weigh;
 
 pub use continuous::Continuous;
@@ -77,6 +78,7 @@ pub use predict::{Predict, Untimed};
 pub use queues::{Queues, RequestView};
 pub use slots::Slots;
 pub use strategy::{Limits, Observed, Strategy};
+pub use targets::Targets;
 
 use choice::Choice;
 use fastdecode::FastDecode;

@@ -8,9 +8,10 @@ use crate::cache::KvGeometry;
 use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
 
 use super::decision::Decision;
+use super::targets::Targets;
 
 /// A request as strategies see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RequestView {
     /// Which.
     pub id: RequestId,
@@ -28,6 +29,10 @@ pub struct RequestView {
     pub at: Option<u32>,
     /// Iterations since it last advanced.
     pub waited: u32,
+    /// When it came, by [`Queues::now`]; `None`: when it is submitted.
+    pub arrived: Option<f64>,
+    /// When it had its first token.
+    pub first: Option<f64>,
 }
 
 impl RequestView {
@@ -42,7 +47,22 @@ impl RequestView {
             home: None,
             at: None,
             waited: 0,
+            arrived: None,
+            first: None,
         }
+    }
+
+    /// Whether it came after the start, where all of an offline workload are.
+    fn came_later(&self) -> bool {
+        self.arrived.is_some_and(|at| at > 0.0)
+    }
+
+    /// Seconds to its first token and between its tokens, if it ends `now`.
+    pub(super) fn latency(&self, now: f64) -> (f64, Option<f64>) {
+        let first = self.first.unwrap_or(now);
+        let tokens = self.most - self.prompt;
+        let between = (tokens > 0).then(|| (now - first) / f64::from(tokens));
+        (first - self.arrived.unwrap_or(first), between)
     }
 
     /// Whether its next rows are of the prompt.
@@ -83,12 +103,38 @@ impl RequestView {
 pub struct Queues {
     waiting: VecDeque<RequestView>,
     running: Vec<RequestView>,
+    /// Seconds since the start, as far as who runs the steps has told.
+    now: f64,
+    targets: Targets,
+    /// First tokens of requests that came one by one, and the seconds that they took.
+    firsts: (usize, f64),
 }
 
 impl Queues {
     /// A request joins the end of the waiting ones.
     pub fn submit(&mut self, job: RequestView) {
-        self.waiting.push_back(job);
+        let arrived = job.arrived.or(Some(self.now));
+        self.waiting.push_back(RequestView { arrived, ..job });
+    }
+
+    /// Seconds since the start.
+    pub fn now(&self) -> f64 {
+        self.now
+    }
+
+    /// Tells the time, before a step's [`commit`](Queues::commit).
+    pub fn set_now(&mut self, now: f64) {
+        self.now = now;
+    }
+
+    /// What is asked of latency.
+    pub fn targets(&self) -> Targets {
+        self.targets
+    }
+
+    /// Asks it.
+    pub fn set_targets(&mut self, targets: Targets) {
+        self.targets = targets;
     }
 
     /// A request is over, or has been cancelled; returns whether it was there.
@@ -102,7 +148,13 @@ impl Queues {
     /// The running requests, and as many of the first waiting ones.
     pub(super) fn in_sight(&self, waiting: usize) -> Queues {
         let waiting = self.waiting.iter().take(waiting).cloned().collect();
-        Queues { waiting, running: self.running.clone() }
+        Queues {
+            waiting,
+            running: self.running.clone(),
+            now: self.now,
+            targets: self.targets,
+            firsts: (0, 0.0),
+        }
     }
 
     /// Requests without memory, in the order in which they came.
@@ -176,6 +228,13 @@ impl Queues {
                 let job = &mut self.running[at];
                 if now.is_none() {
                     job.stored = group.end();
+                    if job.stored >= job.prompt && job.first.is_none() {
+                        job.first = Some(self.now);
+                        if job.came_later() {
+                            let took = self.now - job.arrived.unwrap_or(self.now);
+                            self.firsts = (self.firsts.0 + 1, self.firsts.1 + took);
+                        }
+                    }
                 }
                 if now.is_none() || now != job.at {
                     job.waited = 0;
@@ -190,8 +249,42 @@ impl Queues {
         self.waiting.iter_mut().chain(&mut self.running).for_each(|job| job.waited += steps);
     }
 
-    /// Ends running requests that have all of their tokens.
-    pub(super) fn end_complete(&mut self) {
-        self.running.retain(|job| job.stored < job.most);
+    /// Ends running requests that have all of their tokens; returns how many there were, and how many of them too late.
+    pub(super) fn end_complete(&mut self) -> (usize, usize) {
+        let (mut ended, mut late) = (0, 0);
+        let (now, targets) = (self.now, self.targets);
+        self.running.retain(|job| {
+            let ends = job.stored >= job.most;
+            if ends {
+                let (ttft, tpot) = job.latency(now);
+                ended += 1;
+                late += usize::from(!targets.met(ttft, tpot));
+            }
+            !ends
+        });
+        (ended, late)
+    }
+
+    /// Whether some request without its first token came after the start.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.targets.awaited
+            && self.running.iter().chain(&self.waiting).any(|job| job.first.is_none() && job.came_later())
+    }
+
+    /// The mean seconds to the first tokens of requests that came after the start, since [`Queues::in_sight`] took them; those that have
+    /// none yet count with what they have waited.
+    pub(super) fn first_seconds(&self) -> f64 {
+        let waits = self.running.iter().chain(&self.waiting).filter(|j| j.first.is_none() && j.came_later());
+        let (n, sum) = waits
+            .fold(self.firsts, |(n, sum), job| (n + 1, sum + self.now - job.arrived.unwrap_or(self.now)));
+        sum / n.max(1) as f64
+    }
+
+    /// Requests that will be late whatever happens: their first token is, or is not there and would be.
+    pub(super) fn hopeless(&self) -> usize {
+        let Some(most) = self.targets.ttft else { return 0 };
+        let late =
+            |job: &&RequestView| job.first.unwrap_or(self.now) - job.arrived.unwrap_or(self.now) > most;
+        self.running.iter().chain(&self.waiting).filter(late).count()
     }
 }

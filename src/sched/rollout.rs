@@ -33,6 +33,10 @@ pub(super) struct Rollout {
     worth: Worth,
     progress: Progress,
     seconds: f64,
+    /// When it began.
+    from: f64,
+    /// Requests that have ended, and those of them that were late.
+    ended: (usize, usize),
     idle: u32,
     host: HostLane,
 }
@@ -75,7 +79,18 @@ impl Rollout {
     /// Of `policy`, from these requests on, whose rows are worth so much.
     pub fn new(policy: Policy, queues: Queues, worth: Worth) -> Rollout {
         let (progress, host) = (Progress::default(), HostLane::default());
-        Rollout { policy, queues, worth, progress, seconds: 0.0, idle: 0, host }
+        let from = queues.now();
+        Rollout { policy, queues, worth, progress, seconds: 0.0, from, ended: (0, 0), idle: 0, host }
+    }
+
+    /// See [`Queues::first_seconds`].
+    pub fn first_seconds(&self) -> f64 {
+        self.queues.first_seconds()
+    }
+
+    /// Requests that are late, so far, and all that there were.
+    pub fn late(&self) -> (usize, usize) {
+        (self.ended.1 + self.queues.hopeless(), self.ended.0 + self.requests())
     }
 
     /// How far it is after which time.
@@ -153,8 +168,10 @@ impl Rollout {
         let done = iteration.sub_batches.iter().zip(&parked).filter(|(_, parked)| parked.is_none());
         let load = done.flat_map(|(batch, _)| &batch.groups).fold(Load::default(), Load::with);
         self.advanced(self.worth.of(&load));
+        self.queues.set_now(self.from + self.seconds);
         self.queues.commit(iteration, &parked);
-        self.queues.end_complete();
+        let (ended, late) = self.queues.end_complete();
+        self.ended = (self.ended.0 + ended, self.ended.1 + late);
         self.policy.observe(&seen);
         parked
     }

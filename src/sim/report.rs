@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::program::Side;
+use crate::sched::Targets;
 
 /// The share of the makespan in the middle that counts as steady: from 20% to 80% of the time.
 ///
@@ -86,14 +87,23 @@ pub struct Report {
     pub flows: [u64; 3],
     /// Pages that changed sides, over all requests.
     pub swapped_pages: u64,
+    /// Requests that got all their tokens, and them in time; without targets all that did.
+    pub within_targets: usize,
+    /// Those per second of the makespan.
+    pub goodput_req_s: f64,
+    /// Whether as many of all requests were in time as the targets' percentile says; `None` without targets.
+    pub keeps_targets: Option<bool>,
     /// Requests that failed: runs in which not as many did are of different work.
     pub failed: usize,
     /// How requests ended.
     pub requests: Requests,
+    /// Each of them, in the order of their arrival.
+    #[serde(skip)]
+    pub trips: Vec<Trip>,
 }
 
 /// A request on its way.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Trip {
     /// When it arrived, in seconds since the start, as all times.
     pub arrived: f64,
@@ -122,7 +132,23 @@ impl Trip {
         self.host_tokens += u32::from(side == Side::Host);
     }
 
-    fn on_host(&self) -> bool {
+    /// Seconds from its arrival to its first token.
+    pub fn ttft(&self) -> f64 {
+        self.first - self.arrived
+    }
+
+    /// Seconds between its tokens after the first; `None` of an answer of one.
+    pub fn tpot(&self) -> Option<f64> {
+        (self.made > 1).then(|| (self.last - self.first) / f64::from(self.made - 1))
+    }
+
+    /// Whether it got all its tokens.
+    pub fn is_done(&self) -> bool {
+        !self.failed && self.made == self.output
+    }
+
+    /// Whether its keys and values were on the host for most of its tokens.
+    pub fn on_host(&self) -> bool {
         2 * self.host_tokens > self.made
     }
 }
@@ -164,16 +190,17 @@ impl Sums {
 }
 
 /// What is to be said of a run of requests.
-pub fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
+pub fn report(strategy: &str, trips: &[Trip], sums: Sums, targets: &Targets) -> Report {
     let makespan = sums.tokens.last().map_or(0.0, |t| t.0);
     let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     let all: u64 = sums.tokens.iter().map(|t| u64::from(t.1)).sum();
     let (begin, end) = (STEADY.0 * makespan, STEADY.1 * makespan);
     let steady: u64 = sums.tokens.iter().filter(|t| t.0 > begin && t.0 <= end).map(|t| u64::from(t.1)).sum();
-    let done: Vec<&Trip> = trips.iter().filter(|t| !t.failed && t.made == t.output).collect();
+    let done: Vec<&Trip> = trips.iter().filter(|t| t.is_done()).collect();
+    let within = done.iter().filter(|t| targets.met(t.ttft(), t.tpot())).count();
     let between = |host: bool| {
-        let of = done.iter().filter(|t| t.on_host() == host && t.made > 1);
-        Quantiles::of(of.map(|t| (t.last - t.first) / f64::from(t.made - 1)).collect())
+        let of = done.iter().filter(|t| t.on_host() == host);
+        Quantiles::of(of.filter_map(|t| t.tpot()).collect())
     };
     let per_token: Vec<f64> = done.iter().map(|t| (t.last - t.arrived) / f64::from(t.made)).collect();
     // What is not known (not a number) stays so.
@@ -186,7 +213,7 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
         throughput_tok_s: per_second(all, makespan),
         steady_tok_s: per_second(steady, end - begin),
         makespan_s: makespan,
-        ttft_s: Quantiles::of(done.iter().map(|t| t.first - t.arrived).collect()),
+        ttft_s: Quantiles::of(done.iter().map(|t| t.ttft()).collect()),
         tpot_s: Latencies { gpu: between(false), host: between(true) },
         latency_per_token_s: (!per_token.is_empty())
             .then(|| per_token.iter().sum::<f64>() / per_token.len() as f64),
@@ -197,6 +224,9 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
         iterations: sums.iterations,
         flows: sums.flows,
         swapped_pages: sums.swapped_pages,
+        within_targets: within,
+        goodput_req_s: if makespan > 0.0 { within as f64 / makespan } else { 0.0 },
+        keeps_targets: targets.is_some().then(|| targets.kept(trips.len() - within, trips.len())),
         failed: trips.len() - done.len(),
         requests: Requests {
             finished: done.len(),
@@ -204,5 +234,6 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums) -> Report {
             on_host: done.iter().filter(|t| t.on_host()).count(),
             reasons: sums.reasons,
         },
+        trips: trips.to_vec(),
     }
 }

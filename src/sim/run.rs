@@ -9,7 +9,7 @@ use super::window::Recorder;
 use crate::cache::PAGE_TOKENS;
 use crate::plan::Predictor;
 use crate::program::{Flow, Iteration, RequestId, Side, Wants};
-use crate::sched::{Copies, Decision, Limits, Observed, Predict, Queues, RequestView, Strategy};
+use crate::sched::{Copies, Decision, Limits, Observed, Predict, Queues, RequestView, Strategy, Targets};
 use crate::timeline::{Timeline, Window};
 use crate::workload::Arrival;
 use crate::{Error, Result};
@@ -32,6 +32,8 @@ pub struct Options {
     pub sequences: u32,
     /// Pages on each side.
     pub capacity: Capacity,
+    /// What is asked of latency.
+    pub targets: Targets,
 }
 
 /// Runs `requests`, in the order of their arrival, by `strategy`, which weighs what `predict` says; the clock goes by it, too. `seen` is told how many
@@ -49,7 +51,7 @@ pub fn simulate(
 ) -> Result<Report> {
     let name = strategy.name();
     let sim = run(requests, strategy, predict, options, None, seen)?;
-    Ok(report(name, &sim.trips, sim.sums))
+    Ok(report(name, &sim.trips, sim.sums, &options.targets))
 }
 
 /// Runs `requests` up to the end of the `window`, and returns what ran in it and when. Empty, if the run is
@@ -101,6 +103,7 @@ fn run<'a>(
         next: 0,
         over: 0,
     };
+    sim.queues.set_targets(options.targets);
     let mut idle = 0;
     while sim.recorder.as_ref().is_none_or(|r| !r.is_done()) {
         sim.arrive();
@@ -111,6 +114,7 @@ fn run<'a>(
             }
             continue;
         }
+        sim.queues.set_now(sim.now);
         let decision = strategy.plan(&sim.queues, &limits, predict);
         let before = sim.over;
         let (advanced, seen_now) = sim.iterate(strategy.name(), decision, predict)?;
@@ -163,6 +167,7 @@ impl Sim<'_> {
         {
             // The last token of an answer is not stored.
             let job = RequestView::new(id(self.next), request.input, request.input + request.output - 1);
+            let job = RequestView { arrived: Some(request.at), ..job };
             let (pages, most) = (job.pages(), self.most_pages);
             if pages > most {
                 self.trips[self.next].failed = true;
@@ -223,6 +228,7 @@ impl Sim<'_> {
             Flow::TwoLanes => 1,
             Flow::Async => 2,
         }] += 1;
+        self.queues.set_now(self.now);
         self.queues.commit(&iteration, &lap.parked);
         let made = self.tokens(&iteration, &lap.parked);
         if made > 0 {

@@ -7,7 +7,7 @@ use crate::cache::PAGE_TOKENS;
 use crate::model::synth;
 use crate::plan::{Hardware, Predictor, Sizes, hardware};
 use crate::program::{Flow, Group, Iteration, Kv, Phase, Placement, RequestId, Side, SubBatch, Wants};
-use crate::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy};
+use crate::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Targets};
 use crate::workload::Arrival;
 
 struct Machine {
@@ -26,7 +26,10 @@ impl Machine {
         let placement =
             Placement { host_pages: 2000, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
         let predicted = Predictor::new(self.hardware.clone(), self.sizes.clone(), placement);
-        run(&predicted, &Options { rows: 512, sub_batches: 2, sequences: 64, capacity })
+        run(
+            &predicted,
+            &Options { rows: 512, sub_batches: 2, sequences: 64, capacity, targets: Targets::NONE },
+        )
     }
 
     fn run(&self, requests: &[Arrival], device_pages: usize) -> Report {

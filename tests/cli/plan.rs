@@ -500,9 +500,13 @@ fn gains_over_the_systems_of_others_are_near_print() {
     }
     let line = "--spec opt-30b --hardware a100-spr --prompt-len 256 --gen-len 32";
     let flexgen = seconds(line, "flexgen");
-    let lines = [32, 2016].map(|s| format!("--spec opt-30b --hardware a100-spr --prompt-len {s} --gen-len 32"));
+    let lines =
+        [32, 2016].map(|s| format!("--spec opt-30b --hardware a100-spr --prompt-len {s} --gen-len 32"));
     let gains = lines.map(|line| seconds(&line, "flexgen") / seconds(&line, "lia"));
-    println!("OPT-30B, one sequence: FlexGen {flexgen:.1} s, LIA {:.1} to {:.1} times as fast", gains[1], gains[0]);
+    println!(
+        "OPT-30B, one sequence: FlexGen {flexgen:.1} s, LIA {:.1} to {:.1} times as fast",
+        gains[1], gains[0]
+    );
     assert!((flexgen / 31.0 - 1.0).abs() < 0.05, "{flexgen}");
     assert!(gains.iter().all(|g| (5.0..9.5).contains(g)), "{gains:?}");
 }

@@ -360,3 +360,74 @@ fn what_the_user_set_is_refused_rather_than_changed() {
     let plan = "plan --spec qwen3-8b --hardware rtx4060-laptop --gpu-memory 100GB";
     assert_error(&run(tandem(home.path()).args(plan.split(' '))), 2, "--gpu-memory");
 }
+
+const BUSY: &str = "--spec llama-2-7b --hardware t4-xeon --trace synthetic:300..500,100..200,200,0.9";
+
+/// With targets strategies are as fast as they can be within them; the result says who keeps them, and by how much none does.
+#[test]
+fn targets_of_latency_are_kept_or_said_to_be_missed() {
+    let strategies = |flags: &str| {
+        let report = json(&simulated(&format!("{BUSY} --strategy gpu-only,neo,apex,auto --json {flags}")));
+        (report["strategies"].as_array().unwrap().clone(), report)
+    };
+    let (free, report) = strategies("--seed 0");
+    assert!(report.get("targets").is_none());
+    for s in &free {
+        assert_eq!((&s["within_targets"], &s["keeps_targets"]), (&Json::from(200), &Json::Null), "{s}");
+        let (goodput, makespan) = (s["goodput_req_s"].as_f64().unwrap(), s["makespan_s"].as_f64().unwrap());
+        assert!((goodput * makespan - 200.0).abs() < 1e-6, "{s}");
+    }
+    // NEO's rows wait for each other: half of its requests miss 0.1 s, unless that is asked for.
+    let late = |s: &Json| s["tpot_s"]["gpu"]["p90"].as_f64().unwrap() > 0.1;
+    assert!(late(&free[1]), "{}", free[1]);
+    let (within, report) = strategies("--tpot-target 0.1");
+    for s in &within {
+        assert_eq!(s["keeps_targets"], true, "{s}");
+        assert!(s["within_targets"].as_u64().unwrap() >= 180, "{s}");
+    }
+    assert_eq!(report["targets"]["tpot_s"], 0.1);
+    assert_eq!(report["targets"]["nearest"], Json::Null);
+    // Both together: only auto.
+    let (both, _) = strategies("--tpot-target 0.1 --ttft-target 2");
+    let kept: Vec<bool> = both.iter().map(|s| s["keeps_targets"].as_bool().unwrap()).collect();
+    assert_eq!(kept, [false, false, false, true], "{both:?}");
+    // What cannot be kept is said before the run and behind it, and what is said to be near is kept.
+    let output = simulated(&format!("{BUSY} --strategy auto --tpot-target 0.01 --json"));
+    assert!(stderr(&output).contains("--tpot-target 0.01: no strategy can keep it"), "{}", stderr(&output));
+    let nearest = json(&output)["targets"]["nearest"]["tpot_s"].as_f64().unwrap();
+    let text = stdout(&simulated(&format!("{BUSY} --strategy auto --tpot-target {nearest}")));
+    assert!(text.contains("; kept by auto"), "{nearest}: {text}");
+    for (flags, says) in [
+        ("--ttft-target 0", "a number of seconds above 0"),
+        ("--ttft-target -1", "a number of seconds above 0"),
+        ("--tpot-target nan", "a number of seconds above 0"),
+        ("--tpot-target soon", "a target is a number of seconds"),
+        ("--target-percentile 95", "of no target"),
+        ("--ttft-target 1 --target-percentile 0", "1..=100"),
+    ] {
+        assert_error(&simulated(&format!("{BUSY} {flags}")), 2, says);
+    }
+}
+
+#[test]
+fn records_have_a_line_for_each_request_of_each_strategy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("requests.csv");
+    let flags = format!("--strategy gpu-only,auto --ttft-target 1 --json --records {}", path.display());
+    let report = json(&simulated(&format!("{BUSY} {flags}")));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut lines = text.lines();
+    let head: Vec<&str> = lines.next().unwrap().split(',').collect();
+    let rows: Vec<Vec<&str>> = lines.map(|l| l.split(',').collect()).collect();
+    assert_eq!((rows.len(), rows.iter().all(|r| r.len() == head.len())), (400, true));
+    let at = |name: &str| head.iter().position(|h| *h == name).unwrap();
+    for s in report["strategies"].as_array().unwrap() {
+        let own: Vec<&Vec<&str>> = rows.iter().filter(|r| s["strategy"] == r[0]).collect();
+        let in_time = own.iter().filter(|r| r[at("in_time")] == "1").count();
+        assert_eq!(Json::from(in_time), s["within_targets"], "{s}");
+        let last = own.iter().map(|r| r[at("finished_s")].parse::<f64>().unwrap()).fold(0.0, f64::max);
+        assert!((last - s["makespan_s"].as_f64().unwrap()).abs() < 1e-5, "{s}");
+    }
+    let nowhere = format!("{BUSY} --records {}", dir.path().join("no/such.csv").display());
+    assert_error(&simulated(&nowhere), 1, "no/such.csv");
+}

@@ -137,7 +137,15 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
     let far = prop_oneof![Just(Some(Far::Attend)), Just(Some(Far::Stream)), Just(None)];
     let pages = prop_oneof![1 => Just(None), 3 => (8..16usize).prop_map(Some)];
     (side(), blocks, side(), pages, far).prop_map(|(embedding, layers, head, kv_pages, far)| Place {
-        placement: Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![], staging: Staging::Ahead },
+        placement: Placement {
+            embedding,
+            layers,
+            head,
+            device_pages: 0,
+            host_pages: 0,
+            windows: vec![],
+            staging: Staging::Ahead,
+        },
         kv_pages,
         far,
     })

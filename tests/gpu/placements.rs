@@ -231,8 +231,15 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
     let mut runner = TestRunner::new(Config { cases, ..Config::default() });
     runner
         .run(&strategy, |(embedding, layers, head, cut, rest)| {
-            let placement =
-                Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![], staging: Staging::Ahead };
+            let placement = Placement {
+                embedding,
+                layers,
+                head,
+                device_pages: 0,
+                host_pages: 0,
+                windows: vec![],
+                staging: Staging::Ahead,
+            };
             let mut e = placed(&m, &options(TOKENS, 2), &accel, &placement)
                 .map_err(|e| TestCaseError::fail(e.to_string()))?;
             let (a, b) = (e.add(), e.add());
@@ -276,8 +283,15 @@ fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
     let mut runner = TestRunner::new(Config { cases: 24, max_shrink_iters: 64, ..Config::default() });
     runner
         .run(&(placement, batch, any::<bool>()), |((embedding, layers, head), batch, lanes)| {
-            let placement =
-                Placement { embedding, layers, head, device_pages: 0, host_pages: 0, windows: vec![], staging: Staging::Ahead };
+            let placement = Placement {
+                embedding,
+                layers,
+                head,
+                device_pages: 0,
+                host_pages: 0,
+                windows: vec![],
+                staging: Staging::Ahead,
+            };
             let mut o = options(80, 4);
             (o.mode, o.sub_batches) = (Mode::Deterministic, 2);
             let fail = |e: tandem::Error| TestCaseError::fail(e.to_string());

@@ -3,7 +3,7 @@
 use tandem::model::synth;
 use tandem::plan::{Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Placement, Side};
-use tandem::sched;
+use tandem::sched::{self, Targets};
 use tandem::sim::{Capacity, Options, Room, simulate};
 use tandem::workload::{Shape, Source, Workload};
 
@@ -15,7 +15,13 @@ fn throughput(spec: &str, machine: &str, trace: &str) -> Vec<f64> {
     let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap();
     let room = Room { rows: 2048, sequences: 512, context, gpu_memory: None, host_memory: None };
     let capacity = Capacity::of(&machine, &sizes, &room).unwrap();
-    let options = Options { rows: room.rows, sub_batches: 2, sequences: room.sequences, capacity };
+    let options = Options {
+        rows: room.rows,
+        sub_batches: 2,
+        sequences: room.sequences,
+        capacity,
+        targets: Targets::NONE,
+    };
     let placement = Placement {
         host_pages: capacity.host_pages,
         ..Placement::all(Side::Device, sizes.layers(), capacity.device_pages)

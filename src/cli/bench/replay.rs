@@ -141,7 +141,7 @@ pub fn replay(
         None => [f64::NAN; 4],
     };
     (run.sums.gpu, run.sums.h2d, run.sums.d2h, run.sums.cpu) = (gpu, h2d, d2h, cpu);
-    report(strategy, &run.trips, run.sums)
+    report(strategy, &run.trips, run.sums, &requests.queues().targets())
 }
 
 struct Run {

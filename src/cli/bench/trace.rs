@@ -1,5 +1,6 @@
 //! `tandem bench --trace`: how requests of a trace are served, by one scheduler or several.
 
+use tandem::sched::Targets;
 use tandem::sim::Report;
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
@@ -9,7 +10,7 @@ use super::replay::{Look, replay};
 use crate::cli::open::{self, Needs, Scheduled};
 use crate::cli::simulate::plot::{self, Curve};
 use crate::cli::simulate::{About, count_bad_rows, json, load, table};
-use crate::cli::{output, progress};
+use crate::cli::{output, progress, records};
 
 /// Runs the trace and reports.
 pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
@@ -21,6 +22,8 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
         }
         atomic_file::check(path)?;
     }
+    args.records.as_deref().map_or(Ok(()), atomic_file::check)?;
+    let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
     let opened = open::open(args.model.as_deref())?;
     let most = opened.model.spec.max_context;
@@ -36,6 +39,7 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
         work.requests.iter().map(|r| (r.input as usize, r.output as usize)).collect();
     let needs = Needs::new(&sizes, args.engine.ctx, most);
     let mut scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
+    scheduled.set_targets(asked);
     let names = scheduled.strategies(&args.engine);
     let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for name in &names {
@@ -53,22 +57,31 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
         args.timeline.write(&title, &names, &timelines)?;
     }
     let curves = match &args.plot {
-        Some(_) => curves(&mut scheduled, &work, &names, &reports),
+        Some(_) => curves(&mut scheduled, &work, &names, &reports, &asked),
         None => Vec::new(),
     };
+    if let Some(path) = &args.records {
+        records::write(path, &reports, &asked)?;
+    }
     count_bad_rows(&work, &mut reports);
     if let Some(path) = &args.plot {
         let drawn = plot::svg(&about, &work, &reports, &curves)?;
         atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
     }
     match args.json {
-        true => output::json(&json(&about, &work, &reports)?),
-        false => output::print(&table::text(&about, &work, &reports)),
+        true => output::json(&json(&about, &work, &reports, &asked)?),
+        false => output::print(&table::text(&about, &work, &reports, &asked)),
     }
 }
 
 /// Latencies at other loads, up to the highest that the fastest strategy can serve.
-fn curves(scheduled: &mut Scheduled, work: &Workload, names: &[&str], base: &[Report]) -> Vec<Curve> {
+fn curves(
+    scheduled: &mut Scheduled,
+    work: &Workload,
+    names: &[&str],
+    base: &[Report],
+    targets: &Targets,
+) -> Vec<Curve> {
     let full = match plot::works_at_once(work) {
         Some(requests) => {
             let at = |name| format!("{name}, all at once");
@@ -88,7 +101,7 @@ fn curves(scheduled: &mut Scheduled, work: &Workload, names: &[&str], base: &[Re
     };
     let points: Vec<(f64, Vec<Report>)> = loads.into_iter().enumerate().map(run).collect();
     let points: Vec<(f64, &[Report])> = points.iter().map(|(load, of)| (*load, &of[..])).collect();
-    plot::latency(names, &points)
+    plot::latency(names, &points, base, targets)
 }
 
 /// One run.

@@ -10,6 +10,7 @@ use std::sync::mpsc::Receiver;
 use serde_json::{Value, json};
 use tandem::engine::{Event, Finish, Request};
 use tandem::program::RequestId;
+use tandem::sched::Targets;
 use tandem::text::{Conversation, Message, SamplerParams, Tokenizer};
 use tandem::{Error, Result as Outcome, atomic_file};
 
@@ -315,6 +316,9 @@ fn generate(
     let bar = progress::count_bar(asked.len() as u64, "prompts");
     bar.set(done as u64);
     let strategy = scheduled.strategies(&args.engine).remove(0);
+    // The answers are read when they are complete.
+    let targets = args.targets.targets()?;
+    scheduled.set_targets(if targets.is_some() { targets } else { Targets::OFFLINE });
     let mut requests = scheduled.requests(&strategy);
     let watch = Stopwatch::start(requests.engine());
     // Submit more requests than can run, so that the scheduler has a choice; but not all, because it examines each.

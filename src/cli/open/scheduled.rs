@@ -4,7 +4,7 @@ use tandem::cache::{KvGeometry, PAGE_TOKENS};
 use tandem::device::{self, Kind};
 use tandem::engine::{Engine, Requests, Sizes};
 use tandem::program::{Placement, Side};
-use tandem::sched;
+use tandem::sched::{self, Targets};
 use tandem::simd::Isa;
 use tandem::{Error, Result};
 
@@ -62,6 +62,7 @@ pub struct Scheduled {
     /// The predictions that schedulers use.
     scheduling: Option<Scheduling>,
     tokens: (usize, usize),
+    targets: Targets,
 }
 
 impl Opened {
@@ -99,7 +100,14 @@ impl Opened {
         let super::Running { mut engine, notices, .. } = running;
         let all = engine.free_pages() * PAGE_TOKENS;
         let tokens = if engine.home() == Side::Device { (all, 0) } else { (0, all) };
-        Ok(Scheduled { engine: Some(engine), notices, schedulers: false, scheduling: None, tokens })
+        Ok(Scheduled {
+            engine: Some(engine),
+            notices,
+            schedulers: false,
+            scheduling: None,
+            tokens,
+            targets: Targets::NONE,
+        })
     }
 
     /// An engine with all weights on the accelerator, and keys and values of requests there and on the host.
@@ -154,7 +162,7 @@ impl Opened {
         ));
         super::tell_clock(args, &engine);
         let (engine, notices) = (Some(engine), Notices(runtime));
-        Ok(Scheduled { engine, notices, schedulers: true, scheduling, tokens })
+        Ok(Scheduled { engine, notices, schedulers: true, scheduling, tokens, targets: Targets::NONE })
     }
 }
 
@@ -184,10 +192,17 @@ impl Scheduled {
             Some(scheduling) => scheduling.predict(),
             None => Box::new(sched::Untimed),
         };
-        match sched::by_name(strategy).filter(|_| self.schedulers) {
+        let mut requests = match sched::by_name(strategy).filter(|_| self.schedulers) {
             Some(strategy) => Requests::with(engine, strategy, costs()),
             None => Requests::new(engine),
-        }
+        };
+        requests.set_targets(self.targets);
+        requests
+    }
+
+    /// What is asked of latency from the next [`Scheduled::requests`] on.
+    pub fn set_targets(&mut self, targets: Targets) {
+        self.targets = targets;
     }
 
     /// Takes the engine back for other requests.

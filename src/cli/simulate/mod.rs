@@ -12,7 +12,7 @@ use serde::Serialize;
 use tandem::plan::{CostSource, Hardware, Predictor, Sizes, Uncached};
 use tandem::profile::{Tables, Timings};
 use tandem::program::{Placement, Side};
-use tandem::sched;
+use tandem::sched::{self, Targets};
 use tandem::sim::{self, Capacity, Report, Room};
 use tandem::timeline::{Timeline, Window};
 use tandem::workload::{Arrival, Shape, Source, Workload};
@@ -21,7 +21,8 @@ use tandem::{Error, atomic_file};
 use super::args::size;
 use super::figures;
 use super::plan::inputs;
-use super::{output, progress, timeline};
+use super::targets::{self, Nearest, TargetArgs};
+use super::{output, progress, records, timeline};
 
 /// Runs a trace of requests by several strategies on a machine that need not be there, and compares them.
 #[derive(Debug, clap::Args)]
@@ -76,6 +77,12 @@ pub struct Args {
     /// Draw throughput, and latency against load (of offline synthetic requests, gain against the length of answers).
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// What is asked of latency.
+    #[command(flatten)]
+    pub targets: TargetArgs,
+    /// Write a line for each request of each strategy.
+    #[arg(long, value_name = "FILE.csv")]
+    pub records: Option<PathBuf>,
     /// Steps, drawn.
     #[command(flatten)]
     pub timeline: timeline::TimelineArgs,
@@ -109,6 +116,17 @@ struct Printed<'a> {
     hardware: &'a str,
     workload: Requests<'a>,
     kv_tokens: KvTokens,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    targets: Option<Asked>,
+}
+
+/// What was asked of latency.
+#[derive(Serialize)]
+struct Asked {
+    #[serde(flatten)]
+    targets: Targets,
+    /// If no strategy keeps them.
+    nearest: Option<Nearest>,
 }
 
 /// The request of the user.
@@ -229,6 +247,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     // Checked before the work, not after it.
     args.plot.as_deref().map_or(Ok(()), atomic_file::check)?;
+    args.records.as_deref().map_or(Ok(()), atomic_file::check)?;
+    let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
     let profile = args.profile.as_ref().map(|p| p.display().to_string());
@@ -269,8 +289,18 @@ pub fn run(args: &Args) -> Result<()> {
         }
         capacity.device_pages = pages as usize;
     }
-    let options = sim::Options { rows: args.chunk, sub_batches: 2, sequences: args.sequences, capacity };
+    let options = sim::Options {
+        rows: args.chunk,
+        sub_batches: 2,
+        sequences: args.sequences,
+        capacity,
+        targets: asked,
+    };
     let setup = Setup { hardware, sizes, tables, options };
+    if asked.is_some() {
+        let said = targets::impossible(&asked, &work.requests, args.chunk, &setup.predictor());
+        said.iter().for_each(|sentence| progress::note(sentence));
+    }
     let mut names: Vec<&str> = Vec::new();
     args.strategy.iter().for_each(|n| {
         if !names.contains(&n.as_str()) {
@@ -281,6 +311,9 @@ pub fn run(args: &Args) -> Result<()> {
         names.iter().map(|strategy| Run { strategy, requests: &work.requests }).collect();
     let mut reports = setup.run(&runs, "simulating")?;
     count_bad_rows(&work, &mut reports);
+    if let Some(path) = &args.records {
+        records::write(path, &reports, &asked)?;
+    }
     if let Some(window) = window {
         let timelines = setup.look(&runs, window)?;
         let title = format!("{} on {}: {}", setup.sizes.spec.name, setup.hardware.name, work.name);
@@ -292,9 +325,9 @@ pub fn run(args: &Args) -> Result<()> {
         atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
     }
     if !args.json {
-        return output::print(&table::text(&setup.about(), &work, &reports));
+        return output::print(&table::text(&setup.about(), &work, &reports, &asked));
     }
-    output::json(&json(&setup.about(), &work, &reports)?)
+    output::json(&json(&setup.about(), &work, &reports, &asked)?)
 }
 
 /// Rows of a trace that are no requests count as failed for every strategy.
@@ -310,7 +343,12 @@ pub fn count_bad_rows(work: &Workload, reports: &mut [Report]) {
 }
 
 /// The reports as JSON.
-pub fn json(about: &About<'_>, work: &Workload, reports: &[Report]) -> Result<serde_json::Value> {
+pub fn json(
+    about: &About<'_>,
+    work: &Workload,
+    reports: &[Report],
+    asked: &Targets,
+) -> Result<serde_json::Value> {
     let ((gpu, host), (input_tokens, output_tokens)) = (about.tokens, work.tokens());
     Ok(serde_json::to_value(Printed {
         strategies: reports,
@@ -326,6 +364,9 @@ pub fn json(about: &About<'_>, work: &Workload, reports: &[Report]) -> Result<se
             cut: work.cut,
         },
         kv_tokens: KvTokens { gpu, host },
+        targets: asked
+            .is_some()
+            .then(|| Asked { targets: *asked, nearest: targets::nearest(reports, asked) }),
     })?)
 }
 

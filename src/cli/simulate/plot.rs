@@ -4,11 +4,15 @@
 //! offline, made up    (a) tokens per second   (b) gain over gpu-only against the length of answers
 //! otherwise           (a) tokens per second   (b) latency per token against load
 //!                     (c) time to the first token: median, 99%   (d) between tokens: requests of the GPU, of the host
+//! with targets        (e) requests in time per second against load, the knee marked
+//! latencies           (f) share of the requests by their latency per token (NEO, figure 7)
 //! ```
+//! The knee of a strategy is the highest load at which it keeps the targets.
 
 use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
+use tandem::sched::Targets;
 use tandem::sim::Report;
 use tandem::workload::{Arrival, Draw, Length, Shape, Source, Synthetic, Workload, arrive};
 
@@ -57,6 +61,8 @@ pub struct Curve {
     /// Whether x is in octaves.
     logarithmic: bool,
     lines: Vec<Line>,
+    /// Points with a ring around them: a strategy, x and y.
+    knees: Vec<(String, f64, f64)>,
 }
 
 /// Simulates the points of the curves: offline synthetic requests with different lengths of answers, other workloads at
@@ -104,6 +110,7 @@ fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result
         y: Some(y),
         logarithmic: true,
         lines,
+        knees: Vec::new(),
     })
 }
 
@@ -126,7 +133,7 @@ fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) ->
     let (rates, works): (Vec<f64>, Vec<Vec<Arrival>>) = points.into_iter().unzip();
     let reports = setup.run(&crossed(&works, names), "simulating other loads")?;
     let points: Vec<(f64, &[Report])> = rates.into_iter().zip(reports.chunks(names.len())).collect();
-    Ok(latency(names, &points))
+    Ok(latency(names, &points, base, &setup.options.targets))
 }
 
 /// The requests of the curve's points, all arriving at the start, which gives the highest throughput; `None` for a
@@ -161,8 +168,13 @@ fn lines_of(names: &[&str], dashed: bool) -> Vec<Line> {
     names.iter().map(of).collect()
 }
 
-/// Curves of latency against load from each strategy's reports.
-pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Vec<Curve> {
+/// Curves of latency against load from each strategy's reports, of goodput if there are targets, and the shares of latencies in `base`.
+pub fn latency(
+    names: &[&str],
+    points: &[(f64, &[Report])],
+    base: &[Report],
+    targets: &Targets,
+) -> Vec<Curve> {
     type Of = fn(&Report) -> Option<f64>;
     let curve = |words, parts: &[(bool, Of)]| {
         let part = |&(dashed, of): &(bool, Of)| {
@@ -175,9 +187,9 @@ pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Vec<Curve> {
             lines
         };
         let lines = parts.iter().flat_map(part).collect();
-        Curve { words, x: "requests per second", y: None, logarithmic: false, lines }
+        Curve { words, x: "requests per second", y: None, logarithmic: false, lines, knees: Vec::new() }
     };
-    vec![
+    let mut curves = vec![
         curve("time per token, from arrival", &[(false, |r| r.latency_per_token_s)]),
         curve(
             "time to the first token: median, 99% (dashed)",
@@ -187,7 +199,53 @@ pub fn latency(names: &[&str], points: &[(f64, &[Report])]) -> Vec<Curve> {
             "between tokens, median: requests of the GPU, of the host (dashed)",
             &[(false, |r| r.tpot_s.gpu.p50), (true, |r| r.tpot_s.host.p50)],
         ),
-    ]
+    ];
+    if targets.is_some() {
+        let goodput = curve(
+            "requests in time per second; ringed: the highest load that keeps the targets",
+            &[(false, |r| Some(r.goodput_req_s))],
+        );
+        curves.push(Curve { y: Some("requests per second"), knees: knees(names, points), ..goodput });
+    }
+    curves.push(shares(base));
+    curves
+}
+
+/// Of each strategy the point of the highest load at which it keeps the targets.
+fn knees(names: &[&str], points: &[(f64, &[Report])]) -> Vec<(String, f64, f64)> {
+    let of = |(i, name): (usize, &&str)| {
+        let keeps = points.iter().filter(|(_, reports)| reports[i].keeps_targets == Some(true));
+        let (load, reports) = keeps.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        Some(((*name).to_owned(), *load, reports[i].goodput_req_s))
+    };
+    names.iter().enumerate().filter_map(of).collect()
+}
+
+/// Points of a distribution.
+const SHARES: usize = 50;
+
+/// The share of requests whose latency per token, from arrival, is at most so much (NEO, figure 7).
+fn shares(base: &[Report]) -> Curve {
+    let line = |report: &Report| {
+        let done = report.trips.iter().filter(|t| t.is_done());
+        let mut all: Vec<f64> = done.map(|t| (t.last - t.arrived) / f64::from(t.made)).collect();
+        all.sort_by(f64::total_cmp);
+        // Those that failed never come.
+        let share = |i: usize| (i + 1) as f64 / report.trips.len() as f64;
+        let step = all.len().div_ceil(SHARES).max(1);
+        let mut points: Vec<(f64, f64)> =
+            all.iter().enumerate().step_by(step).map(|(i, &t)| (t, 100.0 * share(i))).collect();
+        points.extend(all.last().map(|&t| (t, 100.0 * share(all.len() - 1))));
+        Line { strategy: report.strategy.clone(), dashed: false, points }
+    };
+    Curve {
+        words: "requests whose time per token, from arrival, is at most",
+        x: "seconds",
+        y: Some("per cent of the requests"),
+        logarithmic: false,
+        lines: base.iter().map(line).collect(),
+        knees: Vec::new(),
+    }
 }
 
 /// The sheet.
@@ -200,7 +258,7 @@ pub fn svg(about: &About<'_>, work: &Workload, reports: &[Report], curves: &[Cur
     sheet((WIDTH, 50 + HEIGHT * rows as u32), &title, &kv, |sheet| {
         let panels = sheet.split_evenly((rows, 2));
         bars(&panels[0], reports)?;
-        for ((panel, curve), letter) in panels[1..].iter().zip(curves).zip(["b", "c", "d"]) {
+        for ((panel, curve), letter) in panels[1..].iter().zip(curves).zip(["b", "c", "d", "e", "f"]) {
             draw(panel, letter, curve)?;
         }
         Ok(())
@@ -304,6 +362,10 @@ fn draw(area: &Area<'_>, letter: &str, curve: &Curve) -> Result<()> {
         let later = curve.lines[i + 1..].iter().filter(|l| !l.dashed && !line.dashed).count();
         let width = 2 + later.min(4) as u32 / 2;
         one(&mut chart, &placed, c.stroke_width(width), line.dashed)?;
+        let rings = curve.knees.iter().filter(|(name, ..)| *name == line.strategy);
+        chart
+            .draw_series(rings.map(|&(_, x, y)| Circle::new((put(x), y / unit), 8, c.stroke_width(2))))
+            .map_err(failed)?;
         if let Some(last) = placed.last() {
             ends.push((last.1, &line.strategy, line.dashed));
         }

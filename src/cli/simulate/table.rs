@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use tandem::sched::Targets;
 use tandem::sim::Report;
 use tandem::workload::Workload;
 
@@ -9,8 +10,9 @@ use super::About;
 use crate::cli::plan::table::columns;
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
+use crate::cli::targets;
 
-const HEAD: [&str; 13] = [
+const HEAD: [&str; 12] = [
     "strategy",
     "tok/s",
     "steady",
@@ -23,8 +25,10 @@ const HEAD: [&str; 13] = [
     "GPU",
     "CPU",
     "link",
-    "failed",
 ];
+
+/// With targets.
+const IN_TIME: [&str; 2] = ["in time", "goodput"];
 
 fn optional(t: Option<f64>) -> String {
     t.map_or("-".into(), seconds)
@@ -40,9 +44,9 @@ fn gain(r: &Report, baseline: Option<&Report>) -> Option<f64> {
     Some(r.throughput_tok_s / baseline.throughput_tok_s)
 }
 
-fn row(r: &Report, baseline: Option<&Report>) -> Vec<String> {
+fn row(r: &Report, baseline: Option<&Report>, targets: &Targets) -> Vec<String> {
     let percent = |x: f64| if x.is_nan() { "-".into() } else { format!("{:.0}%", 100.0 * x) };
-    vec![
+    let mut cells = vec![
         r.strategy.clone(),
         rate(r.throughput_tok_s),
         rate(r.steady_tok_s),
@@ -55,12 +59,41 @@ fn row(r: &Report, baseline: Option<&Report>) -> Vec<String> {
         percent(r.gpu_busy),
         percent(r.cpu_busy),
         percent(r.link_busy),
-        r.requests.failed.to_string(),
-    ]
+    ];
+    if targets.is_some() {
+        let all = r.requests.finished + r.requests.failed;
+        cells.push(percent(r.within_targets as f64 / all.max(1) as f64));
+        cells.push(format!("{:.2}/s", r.goodput_req_s));
+    }
+    cells.push(r.requests.failed.to_string());
+    cells
+}
+
+/// What is asked of latency, and what comes next to it if no strategy keeps it.
+fn latency(reports: &[Report], asked: &Targets) -> String {
+    let mut out = format!(
+        "\nin time: {} of 100 requests within {}",
+        asked.percentile,
+        targets::flags(asked.ttft, asked.tpot)
+    );
+    let kept: Vec<&str> =
+        reports.iter().filter(|r| r.keeps_targets == Some(true)).map(|r| r.strategy.as_str()).collect();
+    match (kept.is_empty(), targets::nearest(reports, asked)) {
+        (false, _) => out += &format!("; kept by {}", kept.join(", ")),
+        (true, Some(nearest)) => {
+            out += &format!(
+                "; no strategy keeps it, {} would keep {}",
+                nearest.strategy,
+                targets::flags(nearest.ttft_s, nearest.tpot_s)
+            );
+        }
+        (true, None) => out += "; no strategy keeps it",
+    }
+    out + "\n"
 }
 
 /// The whole text.
-pub fn text(about: &About<'_>, work: &Workload, reports: &[Report]) -> String {
+pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targets) -> String {
     let mut out = String::new();
     let (input, output) = work.tokens();
     let n = work.requests.len().max(1) as f64;
@@ -82,9 +115,14 @@ pub fn text(about: &About<'_>, work: &Workload, reports: &[Report]) -> String {
     );
     let of = |name: &str| reports.iter().find(|r| r.strategy == name);
     let baseline = of("gpu-only").or_else(|| of("vllm"));
-    let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
-    rows.extend(reports.iter().map(|r| row(r, baseline)));
+    let in_time: &[&str] = if asked.is_some() { &IN_TIME } else { &[] };
+    let head = HEAD.iter().chain(in_time).chain(&["failed"]);
+    let mut rows = vec![head.map(|&name| name.to_owned()).collect()];
+    rows.extend(reports.iter().map(|r| row(r, baseline, asked)));
     out += &columns(&rows);
+    if asked.is_some() {
+        out += &latency(reports, asked);
+    }
     for r in reports {
         if let Some(b) = baseline.filter(|b| b.failed != r.failed) {
             let _ = writeln!(

@@ -22,8 +22,8 @@ use super::sizes::Sizes;
 use crate::engine::memory::Memory;
 use crate::host::memory_available;
 use crate::program::{
-    Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side,
-    Staging, Sublayer, Wants, lower,
+    Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side, Staging,
+    Sublayer, Wants, lower,
 };
 use crate::{Error, Result};
 

@@ -86,6 +86,8 @@ impl Requests {
         }
         let lost = |id: RequestId| done.failed.iter().any(|(f, _)| *f == id) || done.left_out.contains(&id);
         keep(&mut iteration, |g| !lost(g.request));
+        // Between steps hardly any time passes while there are requests.
+        self.queues.set_now(self.queues.now() + done.report.seconds);
         self.queues.commit(&iteration, &parked);
         self.watch(&mut done);
         let report = self.close(done);

@@ -135,7 +135,9 @@ pub(super) fn accelerate(planner: &Planner<'_>) -> Candidate {
     let (n, chunk) = halves.into_iter().find_map(fitting).unwrap_or((0, shortest));
     let reason = match n {
         n if n == layers => "everything on the GPU".to_owned(),
-        n => format!("{n} of {layers} blocks on the GPU, the others copied there for every forward and waited for"),
+        n => format!(
+            "{n} of {layers} blocks on the GPU, the others copied there for every forward and waited for"
+        ),
     };
     planner.candidate(Strategy::Accelerate, Draft::new(place(n), chunk, reason))
 }
@@ -175,7 +177,8 @@ pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
 pub(super) fn zero_inference(planner: &Planner<'_>) -> Candidate {
     let placement = streamed(planner, ON_GPU, Staging::Ahead, |_| false);
     let chunk = planner.best_chunk(&placement);
-    planner.candidate(Strategy::ZeroInference, Draft::new(placement, chunk, "weights streamed for every step"))
+    planner
+        .candidate(Strategy::ZeroInference, Draft::new(placement, chunk, "weights streamed for every step"))
 }
 
 /// The fastest way that fits.

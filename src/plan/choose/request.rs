@@ -125,12 +125,7 @@ impl Request {
     }
 
     pub(super) fn load(&self, chunk: u64) -> Load {
-        Load {
-            sequences: self.batch,
-            context: self.prompt + self.gen_len,
-            chunk,
-            prompt: self.prompt,
-        }
+        Load { sequences: self.batch, context: self.prompt + self.gen_len, chunk, prompt: self.prompt }
     }
 
     /// Rows of a prefill step to try, ascending.

@@ -7,7 +7,15 @@ fn sizes(name: &str) -> Sizes {
 }
 
 fn request() -> Request {
-    Request { prompt: 512, gen_len: 128, batch: 1, gpu_memory: None, chunk: None, overlap: false, fixed: Fixed::default() }
+    Request {
+        prompt: 512,
+        gen_len: 128,
+        batch: 1,
+        gpu_memory: None,
+        chunk: None,
+        overlap: false,
+        fixed: Fixed::default(),
+    }
 }
 
 fn of(plan: &Plan, strategy: Strategy) -> &Candidate {

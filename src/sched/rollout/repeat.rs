@@ -76,6 +76,7 @@ impl Rollout {
             let load = iteration.sub_batches.iter().flat_map(|b| &b.groups).fold(Load::default(), Load::with);
             self.advanced(n * self.worth.of(&load));
             self.queues.wait(steps - 1);
+            self.queues.set_now(self.from + self.seconds);
             self.queues.commit(&last, &[]);
             return 1;
         }

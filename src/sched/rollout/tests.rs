@@ -4,7 +4,7 @@ use crate::cache::PAGE_TOKENS;
 use crate::model::synth;
 use crate::plan::{Predictor, Sizes, hardware};
 use crate::program::{Group, Placement, Side};
-use crate::sched::Decision;
+use crate::sched::{Decision, Targets};
 use crate::sim::{Capacity, Options, simulate};
 use crate::workload::Arrival;
 
@@ -53,7 +53,13 @@ fn worth() -> Worth {
 #[test]
 fn a_rollout_takes_as_long_as_the_simulated_run() {
     let capacity = Capacity { device_pages: DEVICE_PAGES, host_pages: HOST_PAGES };
-    let options = Options { rows: LIMITS.rows, sub_batches: 2, sequences: LIMITS.sequences, capacity };
+    let options = Options {
+        rows: LIMITS.rows,
+        sub_batches: 2,
+        sequences: LIMITS.sequences,
+        capacity,
+        targets: Targets::NONE,
+    };
     let mut overlapped = 0;
     for machine in ["t4-xeon", "t4-g4dn"] {
         let costs = predictor(machine);

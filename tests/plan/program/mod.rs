@@ -59,8 +59,15 @@ fn any_placement() -> impl Strategy<Value = Placement> {
     (any_side(), prop::collection::vec(any_layer(), 1..5), any_side(), windows).prop_map(
         |(embedding, layers, head, (window, which))| {
             let n = layers.len();
-            let placement =
-                Placement { embedding, layers, head, device_pages: 64, host_pages: 64, windows: vec![], staging: Staging::Ahead };
+            let placement = Placement {
+                embedding,
+                layers,
+                head,
+                device_pages: 64,
+                host_pages: 64,
+                windows: vec![],
+                staging: Staging::Ahead,
+            };
             // One window, of some layers.
             placement.with_windows((0..n).map(|l| (window > 0 && which[l]).then_some(window)))
         },

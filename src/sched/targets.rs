@@ -1,0 +1,77 @@
+//! What a user asks of latency: strategies then finish the requests as fast as they can while so many of them are in time.
+
+use serde::Serialize;
+
+/// Seconds within which tokens are wanted; `None` where any will do.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Targets {
+    /// From a request's arrival to its first token.
+    #[serde(rename = "ttft_s")]
+    pub ttft: Option<f64>,
+    /// Between a request's tokens after the first, their mean.
+    #[serde(rename = "tpot_s")]
+    pub tpot: Option<f64>,
+    /// Per cent of the requests that must be within both.
+    pub percentile: u32,
+    /// Whether somebody waits for first tokens although nothing is asked of them. Strategies then choose what delays the first tokens of
+    /// requests that came one by one by at most a quarter, or a second, over what the device alone takes in their place.
+    #[serde(skip)]
+    pub awaited: bool,
+}
+
+impl Targets {
+    /// Any latency will do.
+    pub const NONE: Targets = Targets { ttft: None, tpot: None, percentile: 90, awaited: true };
+
+    /// Nobody waits: only the last token counts.
+    pub const OFFLINE: Targets = Targets { awaited: false, ..Targets::NONE };
+
+    /// Whether anything is asked.
+    pub fn is_some(&self) -> bool {
+        self.ttft.is_some() || self.tpot.is_some()
+    }
+
+    /// The mean seconds to a first token that are not exceeded without targets, where the device alone has `alone`.
+    pub(super) fn bound(alone: f64) -> f64 {
+        alone + (DELAY * alone).max(AT_LEAST)
+    }
+
+    /// Whether a request with these times is within them; `tpot` is `None` of an answer of one token.
+    pub fn met(&self, ttft: f64, tpot: Option<f64>) -> bool {
+        self.ttft.is_none_or(|most| ttft <= most)
+            && self.tpot.zip(tpot).is_none_or(|(most, seconds)| seconds <= most)
+    }
+
+    /// Whether they are kept if `late` of `all` requests are not within them.
+    pub fn kept(&self, late: usize, all: usize) -> bool {
+        !self.is_some() || 100 * late <= (100 - self.percentile.min(100) as usize) * all
+    }
+}
+
+/// See [`Targets::awaited`].
+const DELAY: f64 = 0.25;
+
+/// The same in seconds: nobody minds less.
+const AT_LEAST: f64 = 1.0;
+
+impl Default for Targets {
+    fn default() -> Targets {
+        Targets::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nine_of_ten_are_enough() {
+        let targets = Targets { ttft: Some(1.0), tpot: Some(0.1), ..Targets::NONE };
+        assert!(targets.met(1.0, Some(0.1)) && targets.met(0.5, None));
+        assert!(!targets.met(1.1, Some(0.05)) && !targets.met(0.5, Some(0.2)));
+        assert!(targets.kept(1, 10) && !targets.kept(2, 10) && targets.kept(0, 0));
+        let all = Targets { percentile: 100, ..targets };
+        assert!(!all.kept(1, 1000) && all.kept(0, 3));
+        assert!(Targets::NONE.kept(10, 10) && Targets::NONE.met(1e9, Some(1e9)));
+    }
+}
