@@ -38,6 +38,13 @@ const AT_FIRST: i64 = 2_000_000;
 /// The same at each later step: some 50 µs.
 const EACH_STEP: i64 = 400;
 
+/// Steps that take longer than this many seconds are followed by as much more work: a thousandth of the time. Few long steps, of long prompts,
+/// would otherwise be over before a comparison is.
+const LONG_STEP: f64 = 0.05;
+
+/// Most work at a step, some 1 ms.
+const MOST_WORK: i64 = 8000;
+
 /// Steps after which policies are compared again; sooner if the number of requests has changed by a quarter.
 const COMPARES_AFTER: u32 = 64;
 
@@ -61,6 +68,8 @@ pub(super) struct Choice {
     mode: Mode,
     /// Work that the last step has done beyond its share; at most 0.
     work: i64,
+    /// Seconds that it took.
+    took: f64,
 }
 
 /// Whether all requests are on the device or wait, and the device has room for them at their longest.
@@ -83,6 +92,7 @@ impl Choice {
             learned: Learned::default(),
             mode: Mode::GpuOnly,
             work: 0,
+            took: 0.0,
         }
     }
 
@@ -116,7 +126,7 @@ impl Choice {
             (self.age, self.requests) = (0, n);
         }
         if let Some(comparison) = &mut self.comparison {
-            self.work += EACH_STEP;
+            self.work += ((self.took / LONG_STEP).max(1.0) * EACH_STEP as f64).min(MOST_WORK as f64) as i64;
             if let Some(better) = comparison.advance(&mut self.work, limits, costs, &self.learned) {
                 self.comparison = None;
                 self.policy = better.unwrap_or_else(|| self.policy.clone());
@@ -153,6 +163,7 @@ impl Strategy for Choice {
     }
 
     fn observe(&mut self, seen: &Observed) {
+        self.took = seen.seconds;
         self.learned.observe(self.mode, seen);
         self.policy.observe(seen);
     }

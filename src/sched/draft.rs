@@ -105,6 +105,21 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// All requests leave the device for which the host has room.
+    pub fn leave(&mut self) {
+        for (rank, job) in std::mem::take(&mut self.device) {
+            if self.promised + job.pages() > self.limits.host_pages {
+                self.device.push((rank, job));
+                continue;
+            }
+            let at = self.host.partition_point(|&(r, _)| r < rank);
+            self.host.insert(at, (rank, job));
+            self.held -= needs(job);
+            self.promised += job.pages();
+            self.swaps.push((job.id, Side::Host));
+        }
+    }
+
     /// Requests come back to the device, the oldest first, while they fit below the watermark. Those that were evicted just
     /// now and rows that are parked stay.
     pub fn swap_in(&mut self) {

@@ -5,7 +5,7 @@
 //! host     attend B | attend A | attend B | attend A |
 //! ```
 //!
-//! All keys and values live on the host, the device's pages stay empty. The halves have about as many tokens to attend each, so
+//! All keys and values live on the host, the device's pages stay empty; taken up in the middle of a run, it moves all requests there. The halves have about as many tokens to attend each, so
 //! that neither side waits for long. Prompts go through the device and leave their keys and values on the host, in the
 //! half with fewer rows.
 //!
@@ -43,6 +43,8 @@ impl Strategy for FastDecode {
             return self.one_side.plan(queues, limits, costs);
         }
         let mut draft = Draft::new(queues, limits);
+        // Those that another policy has put on the device.
+        draft.leave();
         draft.admit(false, |_| true);
         let prompts = draft.prompts();
         let jobs = longest_waiting(draft.of(Side::Host, Phase::Decode).collect());

@@ -10,7 +10,7 @@ use super::mixed::Mixed;
 use super::neo::Neo;
 use super::pace::Prompts;
 use super::predict::Predict;
-use super::queues::Queues;
+use super::queues::{Queues, RequestView};
 use super::strategy::{Limits, Observed, Strategy};
 
 /// Prompts of a policy: the ways that are tried.
@@ -107,16 +107,14 @@ impl Policy {
         matches!(self.inner, Inner::Mixed(_) | Inner::Apex(_))
     }
 
-    /// Whether it serves all requests that are there. FastDecode has no rows for those on the device, and the device alone none for
-    /// those that are too long for it.
+    /// Whether it serves all requests that are there. FastDecode has no rows for those on the device, if the host has no room for them,
+    /// and the device alone none for those that are too long for it.
     pub fn serves(&self, queues: &Queues, limits: &Limits) -> bool {
         let most = self.strategy().most_pages(limits);
-        let on_device = matches!(self.inner, Inner::FastDecode(_));
-        queues
-            .running()
-            .iter()
-            .all(|job| job.pages() <= most && !(on_device && job.home == Some(Side::Device)))
-            && queues.waiting().all(|job| job.pages() <= most)
+        let pages: usize = queues.running().iter().map(RequestView::pages).sum();
+        let on_device = || queues.running().iter().any(|job| job.home == Some(Side::Device));
+        let held = matches!(self.inner, Inner::FastDecode(_)) && pages > limits.host_pages && on_device();
+        !held && queues.running().iter().chain(queues.waiting()).all(|job| job.pages() <= most)
     }
 }
 

@@ -191,6 +191,7 @@ fn both(m: &LoadedModel, machine: &Machine, work: &Work, strategies: &[&str]) ->
             sub_batches: limits.sub_batches,
             sequences: limits.sequences,
             capacity: Capacity { device_pages: limits.device_pages, host_pages: limits.host_pages },
+            targets: tandem::sched::Targets::NONE,
         };
         let report =
             sim::simulate(&arrivals, &mut *by_name(name).unwrap(), &predict(), &options, &mut |_| ());
