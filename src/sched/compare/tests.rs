@@ -76,3 +76,78 @@ fn the_winner_stays() {
     }
     assert!(won > 0, "no policy is better than another");
 }
+
+/// Forty requests of which half have waited for `seconds` already.
+fn waiting(targets: Targets, seconds: f64) -> Queues {
+    let mut queues = queues(20, 400, 100);
+    queues.set_targets(targets);
+    queues.set_now(1.0);
+    for slot in 20..40 {
+        queues.submit(RequestView::new(RequestId { slot, generation: 0 }, 400, 500));
+    }
+    queues.set_now(1.0 + seconds);
+    queues
+}
+
+/// What keeps the targets beats what does not, however fast it is.
+#[test]
+fn targets_come_before_speed() {
+    let costs = predictor("t4-xeon");
+    let late = |policy: &Policy, targets: Targets| {
+        let queues = waiting(targets, 0.0);
+        let worth = Steady::of(&queues, &LIMITS, &costs, 1.0).worth;
+        let mut rollout = Rollout::new(policy.clone(), queues, worth);
+        while rollout.requests() > 0 {
+            rollout.step(&LIMITS, &costs, &Learned::default());
+        }
+        (rollout.seconds(), rollout.late())
+    };
+    let named = |name: &str| Policy::all().into_iter().find(|p| p.name() == name).unwrap();
+    let winner_of = |targets: Targets| {
+        let queues = waiting(targets, 0.0);
+        let current = Policy::mixed();
+        named(winner(&current, &queues, &costs, 1 << 40).0.unwrap_or(current.name()))
+    };
+    let free = winner_of(Targets::OFFLINE);
+    let mut kept = 0;
+    for tpot in [0.06, 0.08, 0.1, 0.15, 0.2] {
+        let targets = Targets { tpot: Some(tpot), ..Targets::NONE };
+        let within = winner_of(targets);
+        let ((free_s, (free_late, all)), (within_s, (within_late, _))) =
+            (late(&free, targets), late(&within, targets));
+        let keeps = targets.kept(within_late, all);
+        kept += usize::from(keeps);
+        // Not faster than the fastest, not later than it, and in time if anybody is.
+        assert!(within_s >= free_s * 0.98 && within_late <= free_late, "{tpot}: {}", within.name());
+        let anybody = Policy::all().iter().any(|p| targets.kept(late(p, targets).1.0, all));
+        assert_eq!(keeps, anybody, "{tpot}: {}", within.name());
+    }
+    assert!(kept > 0, "no target can be kept");
+}
+
+/// Without targets first tokens count only where requests came one by one.
+#[test]
+fn first_tokens_are_bounded_by_those_of_the_device_alone() {
+    let costs = predictor("t4-g4dn");
+    let bound =
+        |queues: &Queues| Comparison::new(&Policy::mixed(), Policy::all(), queues, &LIMITS, &costs).by;
+    assert_eq!(bound(&queues(40, 400, 100)), By::Nothing);
+    assert_eq!(bound(&waiting(Targets::OFFLINE, 1.0)), By::Nothing);
+    let queues = waiting(Targets::NONE, 1.0);
+    assert_eq!(bound(&queues), By::Bound(None));
+    let first = |policy: Policy| {
+        let worth = Steady::of(&queues, &LIMITS, &costs, 1.0).worth;
+        let mut rollout = Rollout::new(policy, queues.in_sight(usize::MAX), worth);
+        while rollout.requests() > 0 {
+            rollout.step(&LIMITS, &costs, &Learned::default());
+        }
+        rollout.first_seconds()
+    };
+    let reference = Policy::all().into_iter().find(|p| p.name() == REFERENCE).unwrap();
+    let most = Targets::bound(first(reference));
+    let chosen = winner(&Policy::mixed(), &queues, &costs, 1 << 40).0;
+    let chosen =
+        Policy::all().into_iter().find(|p| p.name() == chosen.unwrap_or("mixed")).unwrap_or(Policy::mixed());
+    assert!(first(chosen) <= most + 1e-9);
+    assert_eq!((Targets::bound(2.0), Targets::bound(40.0)), (3.0, 50.0));
+}
