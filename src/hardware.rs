@@ -5,15 +5,18 @@
 //! [link] h2d_bw  d2h_bw  latency_s  pageable_bw (optional)      [efficiency] (optional) cpu_compute cpu_memory
 //!                                                               gpu_compute gpu_memory link cpu_issue_s gpu_issue_s
 //! [[node]] (optional) node  bytes  read_bw                      cpu_attention cpu_beside_copies
+//! [power] [price] (optional): see [`Power`] and [`Price`]
 //! ```
 //! `docs/plan.md` says what each field means. A description without `[gpu]` and `[link]` is a machine without a GPU.
 
 mod nodes;
+mod power;
 
 use serde::Serialize;
 use toml::{Table, Value};
 
 pub use self::nodes::{Node, WeightsNodes};
+pub use self::power::{Energy, Power, Price};
 use crate::{Error, Result};
 
 /// The CPU and its memory.
@@ -116,6 +119,28 @@ pub struct Hardware {
     /// Where weights on the host lie; `None`: in the CPU's own memory. Not a part of descriptions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightsNodes>,
+    /// What it draws.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<Power>,
+    /// What it costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
+}
+
+impl Hardware {
+    /// What it draws, for a user who asks of energy.
+    ///
+    /// # Errors
+    /// A description that does not say.
+    pub fn watts(&self) -> Result<Power> {
+        self.power.ok_or_else(|| {
+            Error::usage(format!(
+                "--energy: {} says nothing of watts; give a description a section [power] with cpu_idle_w, cpu_busy_w, gpu_idle_w and \
+                 gpu_busy_w",
+                self.name
+            ))
+        })
+    }
 }
 
 /// As in a description: `gpu` and `link`, or neither.
@@ -237,7 +262,7 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
         let problem = e.message().lines().collect::<Vec<_>>().join(", ");
         Error::format(file, format!("line {line} is not TOML: {problem}"))
     })?;
-    let sections = ["cpu", "gpu", "link", "efficiency", "node"];
+    let sections = ["cpu", "gpu", "link", "efficiency", "node", "power", "price"];
     if let Some(key) = root.keys().find(|k| !sections.contains(&k.as_str())) {
         return Err(Error::format(
             format!("{file}: {key}"),
@@ -317,7 +342,8 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
     }
     let name = file.trim_end_matches(".toml").rsplit('/').next().unwrap_or(file).to_owned();
     let nodes = nodes::parse(file, &root, &cpu)?;
-    Ok(Hardware { name, cpu, accelerator, efficiency, nodes, weights: None })
+    let (power, price) = power::parse(file, &root, accelerator.is_some())?;
+    Ok(Hardware { name, cpu, accelerator, efficiency, nodes, weights: None, power, price })
 }
 
 #[cfg(test)]

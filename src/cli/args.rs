@@ -16,6 +16,15 @@ use tandem::{Error, Result};
 
 use super::progress;
 
+/// What schedulers expect of the lengths of answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Lengths {
+    /// As long as those that have ended by themselves.
+    Learned,
+    /// As long as they may be.
+    Allowed,
+}
+
 /// How the engine runs.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
@@ -39,6 +48,13 @@ pub struct EngineArgs {
     /// kept by the CPU [default: all, or as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
+    /// Cohorts of the host's requests that asynchronous overlap (apex, auto) has under way at a time, of many requests [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8), allow_negative_numbers = true)]
+    pub cohorts: Option<u32>,
+    /// What schedulers expect of the lengths of answers, of many requests: as long as those that have ended, or as long as allowed
+    /// [default: learned].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub lengths: Option<Lengths>,
     /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU [default: in each
     /// step the way of the least predicted time].
     #[arg(long, value_enum, value_name = "HOW")]
@@ -87,6 +103,16 @@ impl EngineArgs {
     /// As [`EngineArgs::check`].
     pub fn check_for(&self, requests: Requests) -> Result<()> {
         let many = requests != Requests::One;
+        if !many && self.lengths.is_some() {
+            return Err(Error::usage(
+                "--lengths: of many requests; use it with generate --prompts or bench --trace",
+            ));
+        }
+        if let Some(n) = self.cohorts.filter(|_| !many) {
+            return Err(Error::usage(format!(
+                "--cohorts {n}: of many requests; use it with generate --prompts or bench --trace"
+            )));
+        }
         if let [_, second, ..] = self.strategies[..] {
             if requests != Requests::Compared {
                 let second = second.name();

@@ -251,6 +251,11 @@ impl Requests {
         self.queues.set_targets(targets);
     }
 
+    /// Whether strategies expect answers to be as long as those that have ended (so unless this is called), or as long as allowed.
+    pub fn set_learns_lengths(&mut self, learns: bool) {
+        self.queues.set_learns_lengths(learns);
+    }
+
     /// Ends a request and frees its pages. Returns whether it existed: the id of a request that has ended has no
     /// effect, even if its slot is in use again.
     pub fn cancel(&mut self, id: RequestId) -> bool {
@@ -259,7 +264,10 @@ impl Requests {
 
     fn end(&mut self, id: RequestId, how: Finish) -> bool {
         let Some(live) = self.live.remove(id) else { return false };
-        self.queues.end(id);
+        match how {
+            Finish::Stop | Finish::Length => self.queues.answered(id),
+            _ => self.queues.end(id),
+        };
         if let Some(seq) = live.seq {
             let parked = self.engine.parked(seq).is_some();
             self.engine.remove(seq);

@@ -26,7 +26,7 @@ use serde::Serialize;
 pub use self::request::{Fixed, Request, countable};
 
 use super::cost::Costs;
-use super::hardware::Hardware;
+use super::hardware::{Energy, Hardware};
 use super::memory::{Available, Memory, longest_context, memory};
 use super::price::{Spilled, Stage, price};
 use super::programs::{Busy, FarForecast, OperationTime, PredictedRun, far_forecast, programs};
@@ -151,6 +151,9 @@ pub struct Candidate {
     /// How busy each unit is in prefill and in decode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy: Option<[Busy; 2]>,
+    /// What the run draws and costs, on a machine whose description says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Energy>,
     /// Bytes on each side.
     pub memory: Memory,
     /// Memory nodes with weights of the host, if not all are in the CPU's own memory.
@@ -238,6 +241,16 @@ impl Planner<'_> {
         self.sizes.units()
     }
 
+    /// What the run draws and costs.
+    fn energy(&self, run: &PredictedRun) -> Option<Energy> {
+        let Request { batch, gen_len, .. } = *self.request;
+        let phases = [run.prefill, run.decode].into_iter().zip(run.busy);
+        let (host, gpu) = phases.fold((0.0, 0.0), |(host, gpu), (t, b)| (host + t * b.host, gpu + t * b.gpu));
+        let total = run.total();
+        let tokens = batch as f64 * gen_len as f64;
+        self.hardware.power?.energy(total, (host / total, gpu / total), tokens, self.hardware.price.as_ref())
+    }
+
     /// The draft as a candidate: predicted, measured, and infeasible if it does not fit.
     fn candidate(&self, strategy: Strategy, mut draft: Draft) -> Candidate {
         let memory = self.memory(&draft.placement, draft.chunk);
@@ -282,6 +295,7 @@ impl Planner<'_> {
                 let work = self.request.work(draft.chunk);
                 far_forecast(self.costs, self.sizes, &draft.placement, &work).ok().flatten()
             }),
+            energy: run.as_ref().and_then(|r| self.energy(r)),
             busy: run.as_ref().map(|r| r.busy),
             operations: run.as_ref().map(|r| r.operations.clone()).unwrap_or_default(),
             stages: run.map(|r| r.stages).unwrap_or_default(),

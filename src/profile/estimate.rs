@@ -71,6 +71,8 @@ pub fn estimate_cpu(threads: Option<usize>) -> Option<Hardware> {
         efficiency: Efficiency::default(),
         nodes: Vec::new(),
         weights: None,
+        power: None,
+        price: None,
     })
 }
 

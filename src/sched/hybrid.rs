@@ -174,7 +174,10 @@ impl Hybrid {
 /// Requests of the device that may end before a cohort that begins now has its token. As many of the host's stay out of it, to
 /// take their place at once: rows that are parked cannot.
 pub(super) fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
-    draft.of(Side::Device, Phase::Decode).filter(|job| job.most - job.stored <= layers + 1).count()
+    draft
+        .of(Side::Device, Phase::Decode)
+        .filter(|job| job.likely.saturating_sub(job.stored) <= layers + 1)
+        .count()
 }
 
 /// The inputs of Algorithm 1: the rates at which each side attends its tokens.

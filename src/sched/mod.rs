@@ -24,6 +24,7 @@
 //! | `copies` | copies of whole requests, before a step's rows or beside them |
 //! | `steady` | the long run: how many requests the host is worth, and what rows are worth |
 //! | `compose`, `split` | pipelined steps that no inequality holds back, and how they take least |
+//! | `lengths` | how long answers turn out, learned from those that ended |
 //! | `learn` | predictions corrected by what was measured |
 //! | `model` | APEX's closed formulas, as corrected |
 //! | `gpu_only`, `fastdecode`, `neo`, `apex` | a policy each |
@@ -52,6 +53,7 @@ mod fastdecode;
 mod gpu_only;
 mod hybrid;
 mod learn;
+mod lengths;
 mod mixed;
 mod model;
 mod neo;

@@ -21,9 +21,12 @@ use super::queues::RequestView;
 use super::rows::SubBatchRows;
 use super::strategy::{Limits, Observed};
 
-/// Most cohorts at a time. Each one's products read a layer's weights once more in an iteration, so that few are best; a second
-/// one takes what the rows of a sub-batch have no room for.
-const MOST: usize = 2;
+/// Most cohorts at a time: as many as a step has sub-batches beside the first, up to this.
+///
+/// Several are the paper's pool of tasks: each begins with its share of the window, and the host always has another one when one is
+/// done. But each one's products read a layer's weights once more in an iteration, so that one is best where a sub-batch has room for it
+/// (docs/scheduling.md has the measurements).
+const MOST: usize = 8;
 
 /// The share of the window that is filled: at first, at most and at least.
 const FILL: f64 = 0.95;
@@ -40,15 +43,17 @@ pub(super) struct Cohorts {
     /// The requests of each. A place stays a cohort's own while it is parked.
     parked: [Vec<RequestId>; MOST],
     fill: f64,
-    /// Iterations in which a cohort was not ready, since the last one began.
+    /// Iterations in which a cohort was not ready, since as many have begun as there are.
     lags: u32,
+    /// Cohorts that have begun since.
+    begun: usize,
     /// Whether a single request exceeds the window, so that its lags say nothing about the share.
     oversized: bool,
 }
 
 impl Default for Cohorts {
     fn default() -> Self {
-        Cohorts { parked: Default::default(), fill: FILL, lags: 0, oversized: false }
+        Cohorts { parked: Default::default(), fill: FILL, lags: 0, begun: 0, oversized: false }
     }
 }
 
@@ -137,10 +142,9 @@ impl Cohorts {
         let places = MOST.min((limits.sub_batches as usize).saturating_sub(1));
         let mut begins: [Vec<RequestId>; MOST] = Default::default();
         let mut pool = pool;
-        for place in 0..places {
-            if !parked[place].is_empty() {
-                continue;
-            }
+        let free: Vec<usize> = (0..places).filter(|&place| parked[place].is_empty()).collect();
+        for (i, &place) in free.iter().enumerate() {
+            let share = (self.fill * window - busy) / (free.len() - i) as f64;
             let mut sum = 0;
             let mut tokens = vec![0];
             tokens.extend(pool.iter().map(|job| {
@@ -148,7 +152,7 @@ impl Cohorts {
                 sum
             }));
             let room = pool.len().min(limits.rows as usize);
-            let fits = |n: usize| busy + seconds(n as u64, tokens[n]) <= self.fill * window;
+            let fits = |n: usize| seconds(n as u64, tokens[n]) <= share;
             // One at least, where nothing else is under way.
             let least = usize::from(busy == 0.0).min(room);
             let n = most(room, fits).max(least);
@@ -182,18 +186,21 @@ impl Cohorts {
             if begins.is_empty() {
                 continue;
             }
-            // The token before went without a lag.
+            *parked = begins;
+            self.begun += 1;
+        }
+        if self.begun > 0 && self.begun >= self.parked.iter().filter(|ids| !ids.is_empty()).count() {
+            // The tokens before went without a lag.
             if self.lags == 0 {
                 self.fill = (self.fill + GROWS).min(FILL_MOST);
             }
-            self.lags = 0;
-            *parked = begins;
+            (self.lags, self.begun) = (0, 0);
         }
     }
 
-    /// Cohorts that were not ready were too large: the share shrinks.
+    /// Where no cohort was ready they were too large: the share shrinks. One of several may lag: the host works on the others.
     pub fn observe(&mut self, seen: &Observed) {
-        if seen.advanced < seen.cohorts && !self.oversized {
+        if seen.advanced == 0 && seen.cohorts > 0 && !self.oversized {
             // Once a token: the cohort that lags can only change behind it.
             if self.lags == 0 {
                 self.fill = (self.fill * SHRINKS).max(FILL_LEAST);

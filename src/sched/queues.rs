@@ -8,6 +8,7 @@ use crate::cache::KvGeometry;
 use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
 
 use super::decision::Decision;
+use super::lengths::Lengths;
 use super::targets::Targets;
 
 /// A request as strategies see it.
@@ -17,8 +18,10 @@ pub struct RequestView {
     pub id: RequestId,
     /// Tokens of the prompt, at least 1.
     pub prompt: u32,
-    /// Tokens stored at its longest.
+    /// Tokens stored at its longest: memory is promised for them.
     pub most: u32,
+    /// Tokens stored when it is likely to end, at most `most`: what strategies expect of time.
+    pub likely: u32,
     /// Tokens stored: of the prompt first, then those generated.
     pub stored: u32,
     /// Later requests that were admitted before it.
@@ -42,6 +45,7 @@ impl RequestView {
             id,
             prompt,
             most: most.max(prompt),
+            likely: most.max(prompt),
             stored: 0,
             passed: 0,
             home: None,
@@ -60,9 +64,22 @@ impl RequestView {
     /// Seconds to its first token and between its tokens, if it ends `now`.
     pub(super) fn latency(&self, now: f64) -> (f64, Option<f64>) {
         let first = self.first.unwrap_or(now);
-        let tokens = self.most - self.prompt;
+        let tokens = self.stored.saturating_sub(self.prompt);
         let between = (tokens > 0).then(|| (now - first) / f64::from(tokens));
         (first - self.arrived.unwrap_or(first), between)
+    }
+
+    /// Tokens of its answer so far.
+    pub(super) fn made(&self) -> u32 {
+        if self.stored < self.prompt { 0 } else { self.stored - self.prompt + 1 }
+    }
+
+    /// What is likely of it as far as answers are known.
+    fn expect(&mut self, lengths: &Lengths) {
+        // The last token of an answer is not stored.
+        let answer = lengths.likely(self.made(), self.most - self.prompt + 1);
+        self.likely =
+            (self.prompt + answer.max(1) - 1).clamp(self.stored.max(self.prompt).min(self.most), self.most);
     }
 
     /// Whether its next rows are of the prompt.
@@ -108,13 +125,29 @@ pub struct Queues {
     targets: Targets,
     /// First tokens of requests that came one by one, and the seconds that they took.
     firsts: (usize, f64),
+    lengths: Lengths,
+    /// Whether requests are expected to be as long as allowed, whatever others were.
+    as_allowed: bool,
 }
 
+/// Waiting requests whose lengths are expected anew when others have ended: no comparison sees more.
+const EXPECTED: usize = 512;
+
 impl Queues {
+    /// Strategies expect answers to be as long as those that ended by themselves (which is so unless this is called), or as long as
+    /// they may be.
+    pub fn set_learns_lengths(&mut self, learns: bool) {
+        self.as_allowed = !learns;
+    }
+
     /// A request joins the end of the waiting ones.
     pub fn submit(&mut self, job: RequestView) {
         let arrived = job.arrived.or(Some(self.now));
-        self.waiting.push_back(RequestView { arrived, ..job });
+        let mut job = RequestView { arrived, ..job };
+        if !self.as_allowed {
+            job.expect(&self.lengths);
+        }
+        self.waiting.push_back(job);
     }
 
     /// Seconds since the start.
@@ -137,6 +170,22 @@ impl Queues {
         self.targets = targets;
     }
 
+    /// A request has all of its answer, by itself or because it may have no more: others are expected to be like it. Returns whether
+    /// it was there.
+    pub fn answered(&mut self, id: RequestId) -> bool {
+        if let Some(job) = self.running.iter().find(|job| job.id == id) {
+            self.lengths.ended(job.made(), job.stored < job.most);
+        }
+        let was_there = self.end(id);
+        if self.lengths.is_due() && !self.as_allowed {
+            let running = self.running.iter().filter(|job| job.first.is_some()).map(RequestView::made);
+            self.lengths.learn(running);
+            let all = self.running.iter_mut().chain(self.waiting.iter_mut().take(EXPECTED));
+            all.for_each(|job| job.expect(&self.lengths));
+        }
+        was_there
+    }
+
     /// A request is over, or has been cancelled; returns whether it was there.
     pub fn end(&mut self, id: RequestId) -> bool {
         let before = self.waiting.len() + self.running.len();
@@ -154,6 +203,8 @@ impl Queues {
             now: self.now,
             targets: self.targets,
             firsts: (0, 0.0),
+            lengths: Lengths::default(),
+            as_allowed: true,
         }
     }
 
@@ -228,6 +279,9 @@ impl Queues {
                 let job = &mut self.running[at];
                 if now.is_none() {
                     job.stored = group.end();
+                    if job.stored >= job.likely && !self.as_allowed {
+                        job.expect(&self.lengths);
+                    }
                     if job.stored >= job.prompt && job.first.is_none() {
                         job.first = Some(self.now);
                         if job.came_later() {
@@ -249,12 +303,12 @@ impl Queues {
         self.waiting.iter_mut().chain(&mut self.running).for_each(|job| job.waited += steps);
     }
 
-    /// Ends running requests that have all of their tokens; returns how many there were, and how many of them too late.
+    /// Ends running requests that have as many tokens as is likely; returns how many there were, and how many of them too late.
     pub(super) fn end_complete(&mut self) -> (usize, usize) {
         let (mut ended, mut late) = (0, 0);
         let (now, targets) = (self.now, self.targets);
         self.running.retain(|job| {
-            let ends = job.stored >= job.most;
+            let ends = job.stored >= job.likely;
             if ends {
                 let (ttft, tpot) = job.latency(now);
                 ended += 1;

@@ -93,11 +93,11 @@ impl Mix {
             (0usize, 0u64, 0u64, 0u64, 0u64, 0);
         let mut answers = 0;
         for job in jobs {
-            let answer = u64::from(job.most - job.stored.max(job.prompt)) + 1;
+            let answer = u64::from(job.likely.saturating_sub(job.stored.max(job.prompt))) + 1;
             n += 1;
             left += u64::from(job.prompt.saturating_sub(job.stored));
             prompt += u64::from(job.prompt);
-            answers += u64::from(job.most - job.prompt) + 1;
+            answers += u64::from(job.likely.saturating_sub(job.prompt)) + 1;
             rows += answer;
             tokens += answer * projected(job);
             pages += job.pages() as u64;
@@ -116,7 +116,7 @@ impl Mix {
 
 /// Tokens that a request has stored half way through what is left of its answer.
 fn projected(job: &RequestView) -> u64 {
-    u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most)).max(1)
+    u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.likely)).max(1)
 }
 
 /// Decode rows and seconds of a step that repeats forever.

@@ -69,7 +69,7 @@ pub(super) struct HostPool<'a> {
 
 /// Tokens that a request has stored half way through its answer.
 fn projected(job: &RequestView) -> u64 {
-    u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.most))
+    u64::from(job.stored.max(job.prompt)).midpoint(u64::from(job.likely))
 }
 
 impl<'a> HostPool<'a> {

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::hardware::{Energy, Hardware, Power};
 use crate::program::Side;
 use crate::sched::Targets;
 
@@ -95,11 +96,24 @@ pub struct Report {
     pub keeps_targets: Option<bool>,
     /// Requests that failed: runs in which not as many did are of different work.
     pub failed: usize,
+    /// What the run drew and cost, where it is known ([`Report::spend`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Energy>,
     /// How requests ended.
     pub requests: Requests,
     /// Each of them, in the order of their arrival.
     #[serde(skip)]
     pub trips: Vec<Trip>,
+}
+
+impl Report {
+    /// Fills [`Report::energy`] from what `hardware` says of watts and prices.
+    pub fn spend(&mut self, hardware: &Hardware) {
+        let tokens = self.throughput_tok_s * self.makespan_s;
+        let busy = (self.cpu_busy, self.gpu_busy);
+        let of = |power: Power| power.energy(self.makespan_s, busy, tokens, hardware.price.as_ref());
+        self.energy = hardware.power.and_then(of);
+    }
 }
 
 /// A request on its way.
@@ -228,6 +242,7 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums, targets: &Targets) -> 
         goodput_req_s: if makespan > 0.0 { within as f64 / makespan } else { 0.0 },
         keeps_targets: targets.is_some().then(|| targets.kept(trips.len() - within, trips.len())),
         failed: trips.len() - done.len(),
+        energy: None,
         requests: Requests {
             finished: done.len(),
             failed: trips.len() - done.len(),

@@ -34,6 +34,10 @@ pub struct Options {
     pub capacity: Capacity,
     /// What is asked of latency.
     pub targets: Targets,
+    /// Tokens that each answer may have, of which strategies know; `None`: they know where it ends.
+    pub most_answer: Option<u32>,
+    /// Whether they expect answers to be as long as those that have ended ([`Queues::set_learns_lengths`]).
+    pub learns_lengths: bool,
 }
 
 /// Runs `requests`, in the order of their arrival, by `strategy`, which weighs what `predict` says; the clock goes by it, too. `seen` is told how many
@@ -97,6 +101,7 @@ fn run<'a>(
         recorder,
         most_pages: strategy.most_pages(&limits),
         limits,
+        most_answer: options.most_answer.unwrap_or(0),
         sums: Sums::default(),
         now: 0.0,
         made: 0,
@@ -104,6 +109,7 @@ fn run<'a>(
         over: 0,
     };
     sim.queues.set_targets(options.targets);
+    sim.queues.set_learns_lengths(options.learns_lengths);
     let mut idle = 0;
     while sim.recorder.as_ref().is_none_or(|r| !r.is_done()) {
         sim.arrive();
@@ -142,6 +148,8 @@ struct Sim<'a> {
     /// Records a few steps.
     recorder: Option<Recorder<'a>>,
     limits: Limits,
+    /// Tokens that each answer may have, at least.
+    most_answer: u32,
     /// Pages of the longest request that the strategy serves.
     most_pages: usize,
     sums: Sums,
@@ -166,7 +174,8 @@ impl Sim<'_> {
             && request.at <= self.now
         {
             // The last token of an answer is not stored.
-            let job = RequestView::new(id(self.next), request.input, request.input + request.output - 1);
+            let answer = request.output.max(self.most_answer);
+            let job = RequestView::new(id(self.next), request.input, request.input + answer - 1);
             let job = RequestView { arrived: Some(request.at), ..job };
             let (pages, most) = (job.pages(), self.most_pages);
             if pages > most {
@@ -289,7 +298,7 @@ impl Sim<'_> {
                 trip.token(self.now, homes.get(&group.request).copied().unwrap_or(Side::Device));
                 made += 1;
                 if trip.made == trip.output {
-                    self.queues.end(group.request);
+                    self.queues.answered(group.request);
                     self.over += 1;
                 }
             }

@@ -10,6 +10,19 @@ use crate::program::{Flow, Group, Iteration, Kv, Phase, Placement, RequestId, Si
 use crate::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Targets};
 use crate::workload::Arrival;
 
+/// Without pages.
+fn options() -> Options {
+    Options {
+        rows: 512,
+        sub_batches: 2,
+        sequences: 64,
+        capacity: Capacity { device_pages: 0, host_pages: 0 },
+        targets: Targets::NONE,
+        most_answer: None,
+        learns_lengths: true,
+    }
+}
+
 struct Machine {
     hardware: Hardware,
     sizes: Sizes,
@@ -26,10 +39,7 @@ impl Machine {
         let placement =
             Placement { host_pages: 2000, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
         let predicted = Predictor::new(self.hardware.clone(), self.sizes.clone(), placement);
-        run(
-            &predicted,
-            &Options { rows: 512, sub_batches: 2, sequences: 64, capacity, targets: Targets::NONE },
-        )
+        run(&predicted, &Options { capacity, ..options() })
     }
 
     fn run(&self, requests: &[Arrival], device_pages: usize) -> Report {
@@ -272,4 +282,32 @@ proptest! {
         let tokens: u32 = requests.iter().filter(fits).map(|r| r.output).sum();
         prop_assert!((report.throughput_tok_s * report.makespan_s - f64::from(tokens)).abs() < 1e-3);
     }
+}
+
+/// Strategies that know only how long answers may be lose what they gain by knowing where they end; learning it brings most of
+/// that back. The same requests end either way.
+#[test]
+fn learned_lengths_are_nearly_as_good_as_known_ones() {
+    let machine = Machine::new();
+    // 20 to 500 tokens; 1024 are allowed.
+    let requests: Vec<Arrival> =
+        (0..300).map(|i| request(0.0, 200 + i * 7 % 400, 20 + i * 53 % 480)).collect();
+    let made: u64 = requests.iter().map(|r| u64::from(r.output)).sum();
+    let run = |most_answer, learns_lengths| {
+        machine.with(100, |predicted, options| {
+            let capacity = Capacity { host_pages: 10_000, ..options.capacity };
+            let options = Options { most_answer, learns_lengths, sequences: 512, capacity, ..*options };
+            let mut strategy = crate::sched::by_name("neo").unwrap();
+            let report = simulate(&requests, &mut *strategy, predicted, &options, &mut |_| ()).unwrap();
+            assert_eq!(
+                (report.failed, report.trips.iter().map(|t| u64::from(t.made)).sum::<u64>()),
+                (0, made)
+            );
+            report.throughput_tok_s
+        })
+    };
+    let (known, allowed, learned) = (run(None, true), run(Some(1024), false), run(Some(1024), true));
+    println!("known {known:.1}, as long as allowed {allowed:.1}, learned {learned:.1} tok/s");
+    assert!(allowed < 0.97 * known, "{allowed} {known}");
+    assert!(learned > 0.5 * (allowed + known), "{learned} {allowed} {known}");
 }

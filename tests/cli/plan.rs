@@ -559,3 +559,26 @@ fn long_batches_are_staged_by_mini_batches() {
         assert!(seconds(lia) <= 1.01 * seconds(flexgen), "{} {}", seconds(lia), seconds(flexgen));
     }
 }
+
+/// LIA's Figure 12 compares energy per token; its analysis of cost, money.
+#[test]
+fn energy_follows_what_is_busy() {
+    let line = "--spec opt-30b --hardware a100-spr --prompt-len 256 --gen-len 32 --energy";
+    let report = json(&plan(&format!("{line} --json")));
+    let joules = |strategy: &str| of(&report, strategy)["energy"]["joules_per_token"].as_f64().unwrap();
+    for (strategy, tokens) in [("cpu-only", 32.0), ("flexgen", 32.0), ("lia", 32.0)] {
+        let c = of(&report, strategy);
+        let number = |v: &Json| v.as_f64().unwrap();
+        // hardware/a100-spr.toml: 150 to 400 W and 50 to 250 W.
+        let phase = |i: usize, t: &str| {
+            let busy = &c["busy"][i];
+            number(&c[t]) * (200.0 + 250.0 * number(&busy["host"]) + 200.0 * number(&busy["gpu"]))
+        };
+        let all = phase(0, "t_prefill_s") + phase(1, "t_decode_s");
+        assert!((joules(strategy) / (all / tokens) - 1.0).abs() < 1e-9, "{c}");
+    }
+    assert!(joules("flexgen") > 2.0 * joules("lia"), "{} {}", joules("flexgen"), joules("lia"));
+    assert!(stdout(&plan(line)).contains("J/token  cost/Mtok"));
+    let none = plan("--spec qwen3-8b --hardware rtx4060-laptop --energy");
+    assert_error(&none, 2, "--energy: rtx4060-laptop says nothing of watts");
+}

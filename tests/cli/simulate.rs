@@ -431,3 +431,49 @@ fn records_have_a_line_for_each_request_of_each_strategy() {
     let nowhere = format!("{BUSY} --records {}", dir.path().join("no/such.csv").display());
     assert_error(&simulated(&nowhere), 1, "no/such.csv");
 }
+
+#[test]
+fn energy_and_cost_are_told_where_the_description_says() {
+    let line = "--spec llama-2-7b --hardware t4-g4dn --trace synthetic:373,45,40,0 --strategy gpu-only,apex --energy";
+    let report = json(&simulated(&format!("{line} --json")));
+    for s in report["strategies"].as_array().unwrap() {
+        let of = |key: &str| s[key].as_f64().unwrap();
+        let energy = |key: &str| s["energy"][key].as_f64().unwrap();
+        // hardware/t4-g4dn.toml: 25 to 80 W, 10 to 70 W, 1.204 an hour.
+        let watts = 35.0 + 55.0 * of("cpu_busy") + 60.0 * of("gpu_busy");
+        let rate = of("throughput_tok_s");
+        assert!((energy("watts") - watts).abs() < 1e-6, "{s}");
+        assert!((energy("joules_per_token") / (watts / rate) - 1.0).abs() < 1e-9, "{s}");
+        assert!(
+            (energy("cost_per_million_tokens") / (1e6 * 1.204 / 3600.0 / rate) - 1.0).abs() < 1e-9,
+            "{s}"
+        );
+    }
+    let text = stdout(&simulated(line));
+    assert!(text.contains("J/token  cost/Mtok"), "{text}");
+    let none = simulated(&format!("{MACHINE} --trace synthetic:100,20,3,0 --energy"));
+    assert_error(&none, 2, "--energy: t4-xeon says nothing of watts; give a description a section [power]");
+}
+
+#[test]
+fn answers_may_end_before_they_must_and_cohorts_may_be_several() {
+    let line =
+        "--spec llama-2-7b --hardware t4-xeon --trace synthetic:200..600,20..500,200,0 --strategy neo --json";
+    let rate = |flags: &str| {
+        let report = json(&simulated(&format!("{line}{flags}")));
+        assert_eq!(report["strategies"][0]["failed"], 0, "{report}");
+        report["strategies"][0]["throughput_tok_s"].as_f64().unwrap()
+    };
+    let (known, allowed) = (rate(""), rate(" --max-answer 1024 --lengths allowed"));
+    let learned = rate(" --max-answer 1024");
+    assert!(allowed < learned && learned < 1.01 * known, "{allowed} {learned} {known}");
+    let several = "--spec llama-3.1-8b --hardware a10-xeon --trace synthetic:300,300,60,0 --strategy apex --kv-pages 400 --json";
+    let flows = |cohorts: u32| {
+        let report = json(&simulated(&format!("{several} --cohorts {cohorts}")));
+        assert_eq!(report["strategies"][0]["failed"], 0, "{report}");
+        report["strategies"][0]["flows"].clone()
+    };
+    assert_ne!(flows(1), flows(4));
+    assert_error(&simulated(&format!("{line} --cohorts 9")), 2, "--cohorts");
+    assert_error(&simulated(&format!("{line} --lengths guessed")), 2, "--lengths");
+}

@@ -21,6 +21,8 @@ fn throughput_of(names: &[&str], spec: &str, machine: &str, trace: &str) -> Vec<
         sequences: room.sequences,
         capacity,
         targets: Targets::NONE,
+        most_answer: None,
+        learns_lengths: true,
     };
     let placement = Placement {
         host_pages: capacity.host_pages,

@@ -20,6 +20,8 @@ fn throughput(machine: &Hardware, spec: &str, trace: &str) -> Vec<f64> {
         sequences: room.sequences,
         capacity,
         targets: Targets::NONE,
+        most_answer: None,
+        learns_lengths: true,
     };
     let placement = Placement {
         host_pages: capacity.host_pages,

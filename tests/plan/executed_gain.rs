@@ -192,6 +192,8 @@ fn both(m: &LoadedModel, machine: &Machine, work: &Work, strategies: &[&str]) ->
             sequences: limits.sequences,
             capacity: Capacity { device_pages: limits.device_pages, host_pages: limits.host_pages },
             targets: tandem::sched::Targets::NONE,
+            most_answer: None,
+            learns_lengths: true,
         };
         let report =
             sim::simulate(&arrivals, &mut *by_name(name).unwrap(), &predict(), &options, &mut |_| ());

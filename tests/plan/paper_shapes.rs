@@ -27,8 +27,15 @@ fn throughput(
         machine.cpu.read_bw = c * machine.accelerator.unwrap().0.bw * machine.efficiency.gpu_memory;
     }
     let capacity = Capacity { device_pages: gpu_tokens / 32, host_pages: 4000 };
-    let options =
-        Options { rows: 2048, sub_batches: 2, sequences: 512, capacity, targets: sched::Targets::NONE };
+    let options = Options {
+        rows: 2048,
+        sub_batches: 2,
+        sequences: 512,
+        capacity,
+        targets: sched::Targets::NONE,
+        most_answer: None,
+        learns_lengths: true,
+    };
     let placement = Placement {
         host_pages: capacity.host_pages,
         ..Placement::all(Side::Device, sizes.layers(), capacity.device_pages)

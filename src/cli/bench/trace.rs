@@ -70,7 +70,7 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     }
     match args.json {
         true => output::json(&json(&about, &work, &reports, &asked)?),
-        false => output::print(&table::text(&about, &work, &reports, &asked)),
+        false => output::print(&table::text(&about, &work, &reports, &asked, false)),
     }
 }
 

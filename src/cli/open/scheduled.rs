@@ -9,15 +9,12 @@ use tandem::simd::Isa;
 use tandem::{Error, Result};
 
 use super::{Notices, Opened, with_bar};
-use crate::cli::args::{EngineArgs, Strategy};
+use crate::cli::args::{EngineArgs, Lengths, Strategy};
 use crate::cli::predict::{self, Scheduling, Use};
 use crate::cli::progress;
 
 /// Default limit of concurrent sequences: beyond it, more sequences do not make a step's weights cheaper for each.
 const MOST_SEQUENCES: usize = 256;
-
-/// Sub-batches of a step for schedulers that use both sides: the device's rows, and those of the host.
-const SUB_BATCHES: usize = 2;
 
 /// The memory and context that requests need.
 #[derive(Debug, Clone)]
@@ -63,6 +60,7 @@ pub struct Scheduled {
     scheduling: Option<Scheduling>,
     tokens: (usize, usize),
     targets: Targets,
+    learns_lengths: bool,
 }
 
 impl Opened {
@@ -107,6 +105,7 @@ impl Opened {
             scheduling: None,
             tokens,
             targets: Targets::NONE,
+            learns_lengths: args.lengths != Some(Lengths::Allowed),
         })
     }
 
@@ -124,7 +123,8 @@ impl Opened {
             options.readers = Some(readers);
             progress::detail(&format!("attention of single rows on the host: at most {readers} threads"));
         }
-        options.sub_batches = SUB_BATCHES;
+        // The device's rows, and those of the host.
+        options.sub_batches = 1 + args.cohorts.unwrap_or(1) as usize;
         options.far_pages = Some(all);
         let most = options.kv_pages.map_or(all, |pages| pages.min(all));
         let tiers = Sizes::new(spec, weights, &options, &*accelerator)?.tiers(most, all)?;
@@ -162,7 +162,8 @@ impl Opened {
         ));
         super::tell_clock(args, &engine);
         let (engine, notices) = (Some(engine), Notices(runtime));
-        Ok(Scheduled { engine, notices, schedulers: true, scheduling, tokens, targets: Targets::NONE })
+        let (targets, learns_lengths) = (Targets::NONE, args.lengths != Some(Lengths::Allowed));
+        Ok(Scheduled { engine, notices, schedulers: true, scheduling, tokens, targets, learns_lengths })
     }
 }
 
@@ -197,6 +198,7 @@ impl Scheduled {
             None => Requests::new(engine),
         };
         requests.set_targets(self.targets);
+        requests.set_learns_lengths(self.learns_lengths);
         requests
     }
 

@@ -69,6 +69,9 @@ pub struct Args {
     /// Draw time against k, memory, and LIA's policy map.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Show joules per generated token, and what a million of them cost, where the machine's description has watts and prices.
+    #[arg(long)]
+    pub energy: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -146,6 +149,9 @@ pub fn run(args: &Args) -> Result<()> {
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
     let (hardware, tables) = figures::hardware(&args.hardware, model.as_ref())?;
     figures::check_memory(&hardware, args.gpu_memory, None)?;
+    if args.energy {
+        hardware.watts()?;
+    }
     if args.gpu_memory.is_some() && hardware.accelerator.is_none() {
         return Err(Error::usage(format!(
             "--gpu-memory: {} has no GPU; leave the option out",
@@ -201,7 +207,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let Some(chosen) = found.chosen else { return Err(nowhere(&sizes, &hardware, &found).into()) };
     if !args.json {
-        return output::print(&table::text(&sizes, &hardware, &request, &found));
+        return output::print(&table::text(&sizes, &hardware, &request, &found, args.energy));
     }
     output::json(&Report {
         model: &sizes.spec.name,

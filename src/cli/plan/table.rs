@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use tandem::plan::hardware::Energy;
 use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes, Stage};
 
 use crate::cli::predict::seconds;
@@ -13,6 +14,16 @@ fn optional(t: Option<f64>) -> String {
 
 fn gb(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
+}
+
+/// Heads of [`spent`].
+pub(in crate::cli) const SPENT: [&str; 2] = ["J/token", "cost/Mtok"];
+
+/// Joules for a token, and money for a million of them.
+pub(in crate::cli) fn spent(energy: Option<&Energy>) -> [String; 2] {
+    let number = |x: f64| if x >= 100.0 { format!("{x:.0}") } else { format!("{x:.2}") };
+    let of = |x: Option<f64>| x.map_or("-".into(), number);
+    [of(energy.map(|e| e.joules_per_token)), of(energy.and_then(|e| e.cost_per_million_tokens))]
 }
 
 /// Aligns columns, the first to the left and the others to the right.
@@ -32,8 +43,8 @@ pub(in crate::cli) fn columns(rows: &[Vec<String>]) -> String {
     out
 }
 
-fn row(c: &Candidate) -> Vec<String> {
-    vec![
+fn row(c: &Candidate, energy: bool) -> Vec<String> {
+    let mut cells = vec![
         c.strategy.name().into(),
         if c.feasible { "yes" } else { "no" }.into(),
         optional(c.t_total_s),
@@ -42,7 +53,11 @@ fn row(c: &Candidate) -> Vec<String> {
         gb(c.memory.gpu.total),
         gb(c.memory.host.total),
         if c.longest_context > 0 { c.longest_context.to_string() } else { "-".into() },
-    ]
+    ];
+    if energy {
+        cells.extend(spent(c.energy.as_ref()));
+    }
+    cells
 }
 
 /// Stages as they are told: where kinds of blocks alternate, each kind is a line.
@@ -69,7 +84,7 @@ fn told(stages: &[Stage]) -> Vec<Stage> {
 }
 
 /// The whole text.
-pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) -> String {
+pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan, energy: bool) -> String {
     let mut out = String::new();
     let sequences = if request.batch == 1 { "sequence" } else { "sequences" };
     let _ = writeln!(
@@ -92,8 +107,9 @@ pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan) 
         "host memory",
         "longest context",
     ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(plan.candidates.iter().map(row));
+    let spent: &[&str] = if energy { &SPENT } else { &[] };
+    let mut rows = vec![head.iter().chain(spent).map(|&name| name.to_owned()).collect()];
+    rows.extend(plan.candidates.iter().map(|c| row(c, energy)));
     out += &columns(&rows);
     let _ = writeln!(out);
     let width = plan.candidates.iter().map(|c| c.strategy.name().len()).max().unwrap_or(0);

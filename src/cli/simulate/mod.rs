@@ -18,7 +18,7 @@ use tandem::timeline::{Timeline, Window};
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
-use super::args::size;
+use super::args::{Lengths, size};
 use super::figures;
 use super::plan::inputs;
 use super::targets::{self, Nearest, TargetArgs};
@@ -74,6 +74,16 @@ pub struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N", default_value_t = 512,
           allow_negative_numbers = true)]
     pub sequences: u32,
+    /// Most tokens of each answer. Strategies know them and not that an answer ends where the trace says [default: where the trace says].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24), value_name = "N", allow_negative_numbers = true)]
+    pub max_answer: Option<u32>,
+    /// What strategies expect of answers' lengths.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Lengths::Learned)]
+    pub lengths: Lengths,
+    /// Cohorts of the host's requests that asynchronous overlap has under way at a time.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8), value_name = "N", default_value_t = 1,
+          allow_negative_numbers = true)]
+    pub cohorts: u32,
     /// Draw throughput, and latency against load (of offline synthetic requests, gain against the length of answers).
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
@@ -86,6 +96,9 @@ pub struct Args {
     /// Steps, drawn.
     #[command(flatten)]
     pub timeline: timeline::TimelineArgs,
+    /// Show joules per generated token, and what a million of them cost, where the machine's description has watts and prices.
+    #[arg(long)]
+    pub energy: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -257,6 +270,9 @@ pub fn run(args: &Args) -> Result<()> {
         None => figures::hardware(&args.hardware, model.as_ref())?,
     };
     figures::check_memory(&hardware, args.gpu_memory, args.host_memory)?;
+    if args.energy {
+        hardware.watts()?;
+    }
     let shape = Shape {
         rate: args.rate,
         limit: args.limit.map(|n| n as usize),
@@ -271,7 +287,8 @@ pub fn run(args: &Args) -> Result<()> {
         gpu_memory: args.gpu_memory,
         host_memory: args.host_memory,
     };
-    let lengths = work.requests.iter().map(|r| r.input + r.output);
+    let answer = |output: u32| output.max(args.max_answer.unwrap_or(0));
+    let lengths = work.requests.iter().map(|r| r.input.saturating_add(answer(r.output)));
     let (mut capacity, longer) = Capacity::serving(&hardware, &sizes, &room, lengths)?;
     if longer > 0 {
         progress::note(&format!(
@@ -291,10 +308,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let options = sim::Options {
         rows: args.chunk,
-        sub_batches: 2,
+        sub_batches: 1 + args.cohorts,
         sequences: args.sequences,
         capacity,
         targets: asked,
+        most_answer: args.max_answer,
+        learns_lengths: args.lengths == Lengths::Learned,
     };
     let setup = Setup { hardware, sizes, tables, options };
     if asked.is_some() {
@@ -311,6 +330,7 @@ pub fn run(args: &Args) -> Result<()> {
         names.iter().map(|strategy| Run { strategy, requests: &work.requests }).collect();
     let mut reports = setup.run(&runs, "simulating")?;
     count_bad_rows(&work, &mut reports);
+    reports.iter_mut().for_each(|report| report.spend(&setup.hardware));
     if let Some(path) = &args.records {
         records::write(path, &reports, &asked)?;
     }
@@ -325,7 +345,7 @@ pub fn run(args: &Args) -> Result<()> {
         atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
     }
     if !args.json {
-        return output::print(&table::text(&setup.about(), &work, &reports, &asked));
+        return output::print(&table::text(&setup.about(), &work, &reports, &asked, args.energy));
     }
     output::json(&json(&setup.about(), &work, &reports, &asked)?)
 }

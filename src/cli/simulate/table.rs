@@ -7,7 +7,7 @@ use tandem::sim::Report;
 use tandem::workload::Workload;
 
 use super::About;
-use crate::cli::plan::table::columns;
+use crate::cli::plan::table::{SPENT, columns, spent};
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
 use crate::cli::targets;
@@ -44,7 +44,7 @@ fn gain(r: &Report, baseline: Option<&Report>) -> Option<f64> {
     Some(r.throughput_tok_s / baseline.throughput_tok_s)
 }
 
-fn row(r: &Report, baseline: Option<&Report>, targets: &Targets) -> Vec<String> {
+fn row(r: &Report, baseline: Option<&Report>, targets: &Targets, energy: bool) -> Vec<String> {
     let percent = |x: f64| if x.is_nan() { "-".into() } else { format!("{:.0}%", 100.0 * x) };
     let mut cells = vec![
         r.strategy.clone(),
@@ -64,6 +64,9 @@ fn row(r: &Report, baseline: Option<&Report>, targets: &Targets) -> Vec<String> 
         let all = r.requests.finished + r.requests.failed;
         cells.push(percent(r.within_targets as f64 / all.max(1) as f64));
         cells.push(format!("{:.2}/s", r.goodput_req_s));
+    }
+    if energy {
+        cells.extend(spent(r.energy.as_ref()));
     }
     cells.push(r.requests.failed.to_string());
     cells
@@ -93,7 +96,7 @@ fn latency(reports: &[Report], asked: &Targets) -> String {
 }
 
 /// The whole text.
-pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targets) -> String {
+pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targets, energy: bool) -> String {
     let mut out = String::new();
     let (input, output) = work.tokens();
     let n = work.requests.len().max(1) as f64;
@@ -116,9 +119,10 @@ pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targ
     let of = |name: &str| reports.iter().find(|r| r.strategy == name);
     let baseline = of("gpu-only").or_else(|| of("vllm"));
     let in_time: &[&str] = if asked.is_some() { &IN_TIME } else { &[] };
-    let head = HEAD.iter().chain(in_time).chain(&["failed"]);
+    let costs: &[&str] = if energy { &SPENT } else { &[] };
+    let head = HEAD.iter().chain(in_time).chain(costs).chain(&["failed"]);
     let mut rows = vec![head.map(|&name| name.to_owned()).collect()];
-    rows.extend(reports.iter().map(|r| row(r, baseline, asked)));
+    rows.extend(reports.iter().map(|r| row(r, baseline, asked, energy)));
     out += &columns(&rows);
     if asked.is_some() {
         out += &latency(reports, asked);

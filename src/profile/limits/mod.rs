@@ -102,7 +102,8 @@ impl Limits {
         };
         let nodes = self.cpu.nodes.iter().map(node).collect();
         let name = name.to_owned();
-        let mut hardware = Hardware { name, cpu, accelerator, efficiency, nodes, weights: None };
+        let mut hardware =
+            Hardware { name, cpu, accelerator, efficiency, nodes, weights: None, power: None, price: None };
         hardware.share_memory(cpu.dram_bytes);
         hardware
     }

@@ -36,7 +36,10 @@ impl Rollout {
         let rows: rustc_hash::FxHashSet<RequestId> =
             iteration.sub_batches[..own].iter().flat_map(|b| &b.groups).map(|g| g.request).collect();
         let running = self.queues.running();
-        let left = running.iter().filter(|job| rows.contains(&job.id)).map(|job| job.most - job.stored);
+        let left = running
+            .iter()
+            .filter(|job| rows.contains(&job.id))
+            .map(|job| job.likely.saturating_sub(job.stored));
         let mut steps = left.min().map_or(0, |least| least.saturating_sub(1)).min(MOST);
         let fits = |steps: u32| {
             [Side::Device, Side::Host].into_iter().all(|side| {

@@ -59,6 +59,8 @@ fn a_rollout_takes_as_long_as_the_simulated_run() {
         sequences: LIMITS.sequences,
         capacity,
         targets: Targets::NONE,
+        most_answer: None,
+        learns_lengths: true,
     };
     let mut overlapped = 0;
     for machine in ["t4-xeon", "t4-g4dn"] {
