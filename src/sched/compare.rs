@@ -29,6 +29,9 @@ use super::weigh::Worth;
 /// The share of its time by which another policy must beat the current one.
 const MARGIN: f64 = 0.01;
 
+/// The same where requests come one by one: what is predicted for the present ones is soon about others.
+const MARGIN_ONLINE: f64 = 0.05;
+
 /// The share of the work by which it must be ahead where one of the two rollouts was stopped.
 const AHEAD: f64 = 0.02;
 
@@ -46,6 +49,10 @@ const SHARES: i64 = 3;
 
 /// A step that only repeats another one costs this part of it.
 const REPEATED: i64 = 6;
+
+/// Where requests come one by one, the share of the first rollout's time whose work counts: others will have come before the last of
+/// the present ones end, and a step will never be as empty as at the end of a rollout.
+const HORIZON: f64 = 0.7;
 
 /// The policy whose first tokens others are measured by: vLLM's.
 const REFERENCE: &str = "gpu-only";
@@ -74,6 +81,8 @@ pub(super) struct Comparison {
     /// The policy that decides already.
     current: &'static str,
     by: By,
+    /// Where requests come one by one, the second until which work counts, once known ([`HORIZON`]).
+    horizon: Option<f64>,
 }
 
 /// A policy that has been rolled out.
@@ -86,6 +95,8 @@ struct Best {
     /// Whether it is the policy that decides already.
     is_current: bool,
     lateness: Lateness,
+    /// Whether requests come one by one.
+    online: bool,
 }
 
 /// How late a rollout's requests are.
@@ -124,19 +135,27 @@ impl By {
 
 impl Best {
     /// Whether a rollout that has come so far cannot beat this one any more.
-    fn is_out_of_reach(&self, rollout: &Rollout, hurries: bool, by: By) -> bool {
+    fn is_out_of_reach(&self, rollout: &Rollout, hurries: bool, by: By, horizon: Option<f64>) -> bool {
         if !self.lateness.kept {
             // The faster does not matter before the better.
             return by.of(rollout).much > self.lateness.much;
         }
         let (seconds, end) = (rollout.seconds(), self.progress.seconds());
-        let late = self.ended && seconds >= end * self.margin();
+        let late = match horizon {
+            Some(h) => seconds >= h && !self.is_behind(rollout, h),
+            None => self.ended && seconds >= end * self.margin(),
+        };
         let behind = || rollout.progress().at(seconds) < BEHIND * self.progress.at(seconds);
         late || (hurries && seconds > FROM * end && seconds < end && behind())
     }
 
+    /// Whether a rollout has done more by the horizon.
+    fn is_behind(&self, rollout: &Rollout, horizon: f64) -> bool {
+        rollout.progress().at(horizon) * self.margin() > self.progress.at(horizon)
+    }
+
     /// Whether a rollout beats this one.
-    fn is_beaten_by(&self, rollout: &Rollout, by: By) -> bool {
+    fn is_beaten_by(&self, rollout: &Rollout, by: By, horizon: Option<f64>) -> bool {
         let late = by.of(rollout);
         match (self.lateness.kept, late.kept) {
             (true, false) => return false,
@@ -147,15 +166,21 @@ impl Best {
             _ => {}
         }
         let (end, seconds) = (self.progress.seconds(), rollout.seconds());
-        if self.ended && rollout.requests() == 0 {
-            return seconds < end * self.margin();
+        match horizon {
+            Some(h) if seconds >= h => return self.is_behind(rollout, h),
+            None if self.ended && rollout.requests() == 0 => return seconds < end * self.margin(),
+            _ => {}
         }
         let both = end.min(seconds);
         rollout.progress().at(both) > (1.0 + AHEAD) * self.progress.at(both)
     }
 
     fn margin(&self) -> f64 {
-        if self.is_current { 1.0 - MARGIN } else { 1.0 }
+        match (self.is_current, self.online) {
+            (true, false) => 1.0 - MARGIN,
+            (true, true) => 1.0 - MARGIN_ONLINE,
+            (false, _) => 1.0,
+        }
     }
 }
 
@@ -198,6 +223,7 @@ impl Comparison {
             share: i64::MAX,
             total: None,
             best: None,
+            horizon: None,
         }
     }
 
@@ -221,7 +247,10 @@ impl Comparison {
                 rollout.requests() > 0
                     && rollout.seconds().is_finite()
                     && used < self.share
-                    && !self.best.as_ref().is_some_and(|best| best.is_out_of_reach(rollout, hurries, self.by))
+                    && !self
+                        .best
+                        .as_ref()
+                        .is_some_and(|best| best.is_out_of_reach(rollout, hurries, self.by, self.horizon))
             };
             while goes_on(rollout, self.used) {
                 if *work <= 0 {
@@ -236,14 +265,18 @@ impl Comparison {
                 // The first is the device alone.
                 *most = Some(Targets::bound(rollout.first_seconds()));
             }
-            if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout, self.by)) {
+            if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout, self.by, self.horizon)) {
                 self.best = Some(Best {
                     lateness: self.by.of(rollout),
                     policy: policy.clone(),
                     progress: rollout.progress().clone(),
                     ended: rollout.requests() == 0,
                     is_current: policy.name() == self.current,
+                    online: self.queues.is_online(),
                 });
+            }
+            if self.horizon.is_none() && self.queues.is_online() && rollout.requests() == 0 {
+                self.horizon = Some(HORIZON * rollout.seconds());
             }
             self.total = self.total.map(|total| total - self.used);
             self.share =

@@ -319,6 +319,11 @@ impl Queues {
         (ended, late)
     }
 
+    /// Whether requests came after the start, and others may.
+    pub(super) fn is_online(&self) -> bool {
+        self.targets.awaited && self.running.iter().chain(&self.waiting).any(RequestView::came_later)
+    }
+
     /// Whether some request without its first token came after the start.
     pub(super) fn is_awaited(&self) -> bool {
         self.targets.awaited
