@@ -50,6 +50,10 @@ const SHARES: i64 = 3;
 /// A step that only repeats another one costs this part of it.
 const REPEATED: i64 = 6;
 
+/// In the comparison before the first step, eighths of a request that one costs less while it waits. (At later steps, which are timed
+/// closely, it costs as much as any.)
+const WAITING: i64 = 7;
+
 /// Where requests come one by one, the share of the first rollout's time whose work counts: others will have come before the last of
 /// the present ones end, and a step will never be as empty as at the end of a rollout.
 const HORIZON: f64 = 0.7;
@@ -256,7 +260,9 @@ impl Comparison {
                 if *work <= 0 {
                     return None;
                 }
-                let requests = rollout.requests() as i64;
+                // Those that wait are hardly looked at.
+                let spared = if hurries { 0 } else { rollout.waiting() as i64 * WAITING / 8 };
+                let requests = rollout.requests() as i64 - spared;
                 let repeated = i64::from(rollout.step(limits, costs, learned));
                 let step = requests + STEP + repeated * requests / REPEATED;
                 (*work, self.used) = (*work - step, self.used + step);

@@ -103,6 +103,11 @@ impl Rollout {
         self.seconds
     }
 
+    /// Those that wait.
+    pub fn waiting(&self) -> usize {
+        self.queues.waiting().len()
+    }
+
     /// Requests that have not ended.
     pub fn requests(&self) -> usize {
         self.queues.running().len() + self.queues.waiting().len()
