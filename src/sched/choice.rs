@@ -32,7 +32,8 @@ use super::rollout::mode;
 use super::strategy::{Limits, Observed, Strategy};
 use crate::program::Side;
 
-/// Work for a comparison before the first step of a run, counted in requests of rolled-out steps: some 0.2 s.
+/// Work for a comparison before the first step of a run, counted in requests of rolled-out steps: some 0.2 s; for long runs more, a
+/// fiftieth of their time.
 const AT_FIRST: i64 = 2_000_000;
 
 /// The same at each later step: some 50 µs.
@@ -106,7 +107,7 @@ impl Choice {
         let n = queues.running().len() + queues.waiting().len();
         let begins = queues.running().is_empty();
         if begins {
-            (self.policy, self.comparison, self.work) = (self.first(), None, AT_FIRST);
+            (self.policy, self.comparison, self.work) = (self.first(), None, 0);
         }
         self.age += 1;
         let changed = 4 * n.abs_diff(self.requests) > self.requests;
@@ -127,7 +128,10 @@ impl Choice {
         }
         if let Some(comparison) = &mut self.comparison {
             self.work += ((self.took / LONG_STEP).max(1.0) * EACH_STEP as f64).min(MOST_WORK as f64) as i64;
-            if let Some(better) = comparison.advance(&mut self.work, limits, costs, &self.learned) {
+            // The first one ends within what it was given.
+            let mut all = i64::MAX;
+            let work = if begins { &mut all } else { &mut self.work };
+            if let Some(better) = comparison.advance(work, limits, costs, &self.learned) {
                 self.comparison = None;
                 self.policy = better.unwrap_or_else(|| self.policy.clone());
             }

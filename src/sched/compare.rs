@@ -50,6 +50,15 @@ const SHARES: i64 = 3;
 /// A step that only repeats another one costs this part of it.
 const REPEATED: i64 = 6;
 
+/// The share of a run's predicted time that may be spent on the comparison before it, if that is more than what it is given.
+const SPENT: f64 = 0.02;
+
+/// Seconds of a unit of work, about.
+const UNIT: f64 = 130e-9;
+
+/// Most units of work for any comparison: some 2 s.
+const MOST: f64 = 16e6;
+
 /// In the comparison before the first step, eighths of a request that one costs less while it waits. (At later steps, which are timed
 /// closely, it costs as much as any.)
 const WAITING: i64 = 7;
@@ -80,6 +89,8 @@ pub(super) struct Comparison {
     share: i64,
     /// Work that is left for all; `None` if there is no end to it.
     total: Option<i64>,
+    /// Policies that have been tried.
+    tried: usize,
     /// The best so far.
     best: Option<Best>,
     /// The policy that decides already.
@@ -226,6 +237,7 @@ impl Comparison {
             used: 0,
             share: i64::MAX,
             total: None,
+            tried: 0,
             best: None,
             horizon: None,
         }
@@ -233,7 +245,7 @@ impl Comparison {
 
     /// With `work` for all rollouts together.
     pub fn within(self, work: i64) -> Comparison {
-        Comparison { total: Some(work), share: work / SHARES, ..self }
+        Comparison { total: Some(work), share: work, ..self }
     }
 
     /// Continues while there is `work` left, counted in requests of rolled-out steps. Returns the answer once it is known:
@@ -284,6 +296,12 @@ impl Comparison {
             if self.horizon.is_none() && self.queues.is_online() && rollout.requests() == 0 {
                 self.horizon = Some(HORIZON * rollout.seconds());
             }
+            if self.tried == 0 {
+                // The longer the run, the more may be spent on it.
+                let more = (SPENT * rollout.seconds() / UNIT).min(MOST) as i64;
+                self.total = self.total.map(|total| total.max(more));
+            }
+            self.tried += 1;
             self.total = self.total.map(|total| total - self.used);
             self.share =
                 self.total.map_or(i64::MAX, |total| total / (self.left.len() as i64).clamp(1, SHARES));

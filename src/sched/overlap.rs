@@ -33,9 +33,14 @@ const FILL: f64 = 0.95;
 const FILL_MOST: f64 = 1.1;
 const FILL_LEAST: f64 = 0.05;
 
-/// Added to the share after a token without a lag; factor on it after a lag.
+/// Added to the share after a token without a lag; least factor on it after one with many.
 const GROWS: f64 = 0.01;
-const SHRINKS: f64 = 0.93;
+const SHRINKS: f64 = 0.75;
+
+/// Lags, of a token's iterations, from which the share shrinks, by as much, and below which it grows. A few cost less than a smaller
+/// cohort: windows change from step to step, with prompts.
+const MANY: f64 = 0.07;
+const HARDLY: f64 = 0.02;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
@@ -43,7 +48,8 @@ pub(super) struct Cohorts {
     /// The requests of each. A place stays a cohort's own while it is parked.
     parked: [Vec<RequestId>; MOST],
     fill: f64,
-    /// Iterations in which a cohort was not ready, since as many have begun as there are.
+    /// Iterations since as many cohorts have begun as there are, and those in which none was ready.
+    steps: u32,
     lags: u32,
     /// Cohorts that have begun since.
     begun: usize,
@@ -53,7 +59,7 @@ pub(super) struct Cohorts {
 
 impl Default for Cohorts {
     fn default() -> Self {
-        Cohorts { parked: Default::default(), fill: FILL, lags: 0, begun: 0, oversized: false }
+        Cohorts { parked: Default::default(), fill: FILL, steps: 0, lags: 0, begun: 0, oversized: false }
     }
 }
 
@@ -190,22 +196,22 @@ impl Cohorts {
             self.begun += 1;
         }
         if self.begun > 0 && self.begun >= self.parked.iter().filter(|ids| !ids.is_empty()).count() {
-            // The tokens before went without a lag.
-            if self.lags == 0 {
+            let share = f64::from(self.lags) / f64::from(self.steps.max(1));
+            if share > MANY {
+                self.fill = (self.fill * (1.0 - share).max(SHRINKS)).max(FILL_LEAST);
+            } else if share < HARDLY {
                 self.fill = (self.fill + GROWS).min(FILL_MOST);
             }
-            (self.lags, self.begun) = (0, 0);
+            (self.steps, self.lags, self.begun) = (0, 0, 0);
         }
     }
 
     /// Where no cohort was ready they were too large: the share shrinks. One of several may lag: the host works on the others.
     pub fn observe(&mut self, seen: &Observed) {
-        if seen.advanced == 0 && seen.cohorts > 0 && !self.oversized {
-            // Once a token: the cohort that lags can only change behind it.
-            if self.lags == 0 {
-                self.fill = (self.fill * SHRINKS).max(FILL_LEAST);
-            }
-            self.lags += 1;
+        if seen.cohorts > 0 && !self.oversized {
+            // What follows from it waits for the end of their tokens: a cohort that lags can only change behind it.
+            self.steps += 1;
+            self.lags += u32::from(seen.advanced == 0);
         }
     }
 }
