@@ -99,23 +99,23 @@ fn trace(draws: &mut Draws) -> String {
 #[test]
 fn no_hybrid_is_slower_than_the_device_alone() {
     let mut draws = Draws(7);
-    let (mut sum, n) = (0.0, 16);
+    let (mut sum, n) = (0.0, 40);
     for _ in 0..n {
         let (machine, trace) = (machine(&mut draws), trace(&mut draws));
         let [_, fastdecode, neo, apex, auto] = gains(&machine, "llama-2-7b", &trace);
         let what = format!("{machine:?} {trace}: {neo:.3} {apex:.3} {auto:.3}, fastdecode {fastdecode:.3}");
         assert!(neo > 0.95 && apex > 0.95, "{what}");
-        assert!(auto > 0.97 * fastdecode.max(neo).max(apex).max(1.0), "{what}");
+        assert!(auto > 0.975 * fastdecode.max(neo).max(apex).max(1.0), "{what}");
         sum += neo + apex;
     }
-    assert!(sum > 0.99 * f64::from(2 * n), "{sum}");
+    assert!(sum > 0.995 * f64::from(2 * n), "{sum}");
 }
 
 /// A faster CPU, a faster link, more memory: no strategy gets slower by more than what a choice by predictions is worth.
 #[test]
 fn a_better_machine_is_not_slower() {
     let mut draws = Draws(11);
-    for _ in 0..6 {
+    for _ in 0..16 {
         let (base, trace) = (machine(&mut draws), trace(&mut draws));
         let before = throughput(&base, "llama-2-7b", &trace);
         let better: [(&str, fn(&mut Hardware)); 3] = [
@@ -134,7 +134,7 @@ fn a_better_machine_is_not_slower() {
             change(&mut machine);
             let after = throughput(&machine, "llama-2-7b", &trace);
             let ratios: Vec<f64> = after.iter().zip(&before).map(|(a, b)| a / b).collect();
-            assert!(ratios.iter().all(|&r| r > 0.96), "{what} {base:?} {trace}: {ratios:.3?}");
+            assert!(ratios.iter().all(|&r| r > 0.97), "{what} {base:?} {trace}: {ratios:.3?}");
         }
     }
 }
