@@ -16,12 +16,11 @@ use tandem::{Error, Result};
 
 use super::progress;
 
-/// What schedulers expect of the lengths of answers.
+/// What schedulers expect of the lengths of answers: as long as those that have ended by themselves, or as long as they may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)] // help of single values would double the length of all help
 pub enum Lengths {
-    /// As long as those that have ended by themselves.
     Learned,
-    /// As long as they may be.
     Allowed,
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cache::PAGE_TOKENS;
 use crate::plan::{Available, Hardware, Load, Sizes, memory, page_bytes};
-use crate::program::{Placement, Side};
+use crate::program::Placement;
 use crate::{Error, Result};
 
 /// Limits of a step.
@@ -32,11 +32,14 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Beside weights, activations and workspace of a model that is all on the GPU, by the same dry run as `tandem plan`.
+    /// Beside weights, activations and workspace, by the same dry run as `tandem plan`, of a model whose first `boundary` units (embedding,
+    /// blocks, head) are on the host; with 0 it is all on the GPU.
+    ///
+    /// The host keeps its own blocks' keys and values of every request, and the other blocks' of the requests that live there.
     ///
     /// # Errors
-    /// A machine without a GPU; a GPU that has no room for the weights and a page, with the numbers.
-    pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room) -> Result<Capacity> {
+    /// A machine without a GPU; a boundary that leaves it no block; a GPU or host that has no room for the weights and a page, with the numbers.
+    pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room, boundary: usize) -> Result<Capacity> {
         if hardware.accelerator.is_none() {
             return Err(Error::usage(format!(
                 "--hardware {}: describes no GPU; requests are simulated on a CPU and a GPU",
@@ -44,7 +47,15 @@ impl Capacity {
             )));
         }
         let available = Available::new(hardware, room.gpu_memory);
-        let placement = Placement::all(Side::Device, sizes.layers(), 0);
+        let layers = sizes.layers();
+        let on_host = boundary.saturating_sub(1).min(layers);
+        if on_host == layers {
+            return Err(Error::usage(format!(
+                "--boundary {boundary}: leaves the GPU no block of {}; set at most {layers}",
+                sizes.spec.name
+            )));
+        }
+        let placement = Placement::boundary(boundary, layers, 0, 0);
         let load = Load {
             sequences: room.sequences.into(),
             context: room.context.into(),
@@ -55,13 +66,14 @@ impl Capacity {
         // Pages are what is left; the dry run put all of them on the host, and staged them for a GPU that streams.
         let (fixed, pinned) =
             (needs.gpu.total - needs.gpu.kv - needs.gpu.staging, needs.host.total - needs.host.kv);
-        let page = page_bytes(sizes) * sizes.layers() as u64;
+        let per_layer = page_bytes(sizes);
+        let page = per_layer * (layers - on_host) as u64;
         let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
         let device = needs.gpu.available.saturating_sub(fixed) / page;
         if device == 0 {
             return Err(Error::Capacity(format!(
                 "{} on {}: weights and activations take {} and a page of keys and values {}, the GPU has {}; try a larger \
-                 --gpu-memory or a smaller --chunk",
+                 --gpu-memory, a smaller --chunk, or blocks on the host (--boundary)",
                 sizes.spec.name,
                 hardware.name,
                 gb(fixed),
@@ -70,7 +82,21 @@ impl Capacity {
             )));
         }
         // What the user set takes the place of the reserve.
-        let host = room.host_memory.unwrap_or(needs.host.available).saturating_sub(pinned) / page;
+        let there = room.host_memory.unwrap_or(needs.host.available);
+        let left = there.saturating_sub(pinned);
+        let own = per_layer * on_host as u64;
+        // Half of what the host has for keys and values is for requests that live there.
+        let device = if own > 0 { device.min((left / 2 / own).max(u64::from(left >= own))) } else { device };
+        if device == 0 || pinned > there && own > 0 {
+            return Err(Error::Capacity(format!(
+                "{} on {} with {on_host} of {layers} blocks on the host: they and a page of keys and values take {}, the host has {}",
+                sizes.spec.name,
+                hardware.name,
+                gb(pinned + own),
+                gb(there)
+            )));
+        }
+        let host = (left - own * device) / (page + own);
         Ok(Capacity { device_pages: device as usize, host_pages: host as usize })
     }
 
@@ -86,11 +112,12 @@ impl Capacity {
         hardware: &Hardware,
         sizes: &Sizes,
         room: &Room,
+        boundary: usize,
         lengths: impl Iterator<Item = u32>,
     ) -> Result<(Capacity, usize)> {
         let mut lengths: Vec<u32> = lengths.collect();
         lengths.sort_unstable();
-        let of = |context: u32| Capacity::of(hardware, sizes, &Room { context, ..*room });
+        let of = |context: u32| Capacity::of(hardware, sizes, &Room { context, ..*room }, boundary);
         // The longer the context, the larger the workspace, and the fewer the pages.
         let fits = |&length: &u32| of(length).is_ok_and(|c| c.tokens().0 >= length as usize);
         let served = lengths.partition_point(fits);

@@ -110,7 +110,7 @@ impl<'a> Clock<'a> {
         };
         let mut lap = lap(&t);
         lap.parked.push(None);
-        let layers = self.predictor.layers();
+        let (layers, placement) = (self.predictor.layers(), self.predictor.placement());
         let when = |clock: &Clock<'_>, batch: &SubBatch| match batch.at {
             None => 0.0,
             Some(_) => {
@@ -118,8 +118,13 @@ impl<'a> Clock<'a> {
                 batch.groups.iter().map(done).fold(0.0, f64::max)
             }
         };
-        // With nothing else to do the device waits for the first cohort.
         let mut start = now;
+        if t.busy[3] > 0.0 {
+            // Layers of the device's own rows that the host computes come behind what it still does for cohorts.
+            start = start.max(self.host_free);
+            self.host_free = start + t.busy[3];
+        }
+        // With nothing else to do the device waits for the first cohort.
         if first.groups.is_empty() {
             let earliest = parked.iter().map(|b| when(self, b)).fold(f64::INFINITY, f64::min);
             if earliest.is_finite() {
@@ -129,14 +134,14 @@ impl<'a> Clock<'a> {
         let mut extra = 0.0;
         // In the order in which the device comes by.
         let mut order: Vec<usize> = (0..parked.len()).filter(|&c| !parked[c].groups.is_empty()).collect();
-        order.sort_by_key(|&c| parked[c].at.map_or(0, |l| l + 1));
+        order.sort_by_key(|&c| parked[c].at.map_or(0, |l| placement.joins_behind(l) + 1));
         lap.parked.resize(1 + parked.len(), None);
         for c in order {
             let batch = &parked[c];
             lap.cohorts += 1;
             let through = |l: u32| f64::from(l) / f64::from(layers) * t.all;
             let looked = start + extra + batch.at.map_or(0.0, through);
-            let here = start + extra + batch.at.map_or(0.0, |l| through(l + 1));
+            let here = start + extra + batch.at.map_or(0.0, |l| through(placement.joins_behind(l) + 1));
             if when(self, batch) > looked {
                 lap.parked[1 + c] = batch.at;
                 continue;
@@ -146,13 +151,12 @@ impl<'a> Clock<'a> {
             extra += gpu + link;
             lap.gpu += gpu + link;
             lap.d2h += link;
-            let next = batch.at.map_or(0, |l| l + 1);
-            if next == layers {
+            let Some(next) = placement.next_stop(batch.at) else {
                 self.forget(&Iteration::serial(batch.groups.clone(), false));
                 continue;
-            }
+            };
             lap.parked[1 + c] = Some(next);
-            let attends = cohorts::attention(self.predictor, &batch.groups, next as usize);
+            let attends = cohorts::host_part(self.predictor, batch, next);
             let begin = self.host_free.max(here + gpu + link);
             self.host_free = begin + attends;
             lap.cpu += attends;

@@ -1,8 +1,9 @@
-//! What cohorts add to an asynchronous iteration: products of their rows on the device, attention on the host.
+//! What cohorts add to an asynchronous iteration: products of their rows on the device, attention on the host, which goes on by itself where it
+//! has the products, too.
 
 use crate::cache::PAGE_TOKENS;
+use crate::plan::Predictor;
 use crate::plan::{Costs, Direction, Group as Alike, Scan};
-use crate::plan::{Predictor, Sizes};
 use crate::program::{Flow, Group, Iteration, Side, SubBatch, Sublayer};
 
 /// The sublayers with weights.
@@ -23,30 +24,35 @@ pub(super) fn resident(iteration: &Iteration) -> Option<Iteration> {
     })
 }
 
-/// What a cohort adds to the device's lane, between two of its attentions: seconds of its kernels, and of what they and copies read and
+/// What a cohort adds to the device's lane, between two of its stops: seconds of its kernels, and of what they and copies read and
 /// write of host memory. It has a sub-batch of its own: products read the weights of its layer again.
 pub(super) fn joined(predictor: &Predictor, cohort: &SubBatch) -> (f64, f64) {
-    predictor.ask(|costs| joins(costs, predictor.sizes(), cohort))
+    predictor.ask(|costs| joins(costs, predictor, cohort))
 }
 
-fn joins(costs: &dyn Costs, sizes: &Sizes, cohort: &SubBatch) -> (f64, f64) {
+fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f64) {
+    let (sizes, placement) = (predictor.sizes(), predictor.placement());
     let own = u64::from(cohort.rows());
     let spec = &sizes.spec;
-    let (q, kv) = (spec.q_dim() as u64, spec.kv_dim() as u64);
+    let (q, kv, hidden) = (spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_model as u64);
     let layers = sizes.layers() as u32;
     let least = costs.launch(Side::Device);
+    let on_device = |layer: u32, s| placement.layers[layer as usize].decode.side(s) == Side::Device;
     let product = |layer: u32, s| costs.product(Side::Device, layer as usize, s, own).max(least);
     let (mut gpu, mut link) = (0.0, 0.0);
     match cohort.at {
         Some(l) => {
-            link += costs.transfer(Direction::ToDevice, own * 4 * q);
-            gpu += PRODUCTS[1..].iter().map(|&s| product(l, s)).sum::<f64>();
+            let own_part = on_device(l, Sublayer::Out);
+            link += costs.transfer(Direction::ToDevice, own * 4 * if own_part { q } else { hidden });
+            gpu += PRODUCTS[1..].iter().filter(|&&s| on_device(l, s)).map(|&s| product(l, s)).sum::<f64>();
         }
         None => {
             // A word of its lists for each row, and for each page.
             let words = |g: &Group| 1 + u64::from(g.end()).div_ceil(PAGE_TOKENS as u64);
             link += costs.transfer(Direction::ToDevice, 4 * cohort.groups.iter().map(words).sum::<u64>());
-            gpu += costs.embed(Side::Device, own).max(least);
+            if placement.embedding == Side::Device {
+                gpu += costs.embed(Side::Device, own).max(least);
+            }
         }
     }
     let next = cohort.at.map_or(0, |l| l + 1);
@@ -55,8 +61,30 @@ fn joins(costs: &dyn Costs, sizes: &Sizes, cohort: &SubBatch) -> (f64, f64) {
         link += costs.transfer(Direction::ToHost, own * 8);
         return (gpu + costs.head(Side::Device, own).max(least), link);
     }
-    link += costs.transfer(Direction::ToHost, own * 4 * (q + 2 * kv));
-    (gpu + product(next, Sublayer::Qkv), link)
+    if on_device(next, Sublayer::Qkv) {
+        gpu += product(next, Sublayer::Qkv);
+        link += costs.transfer(Direction::ToHost, own * 4 * (q + 2 * kv));
+    } else {
+        link += costs.transfer(Direction::ToHost, own * 4 * hidden);
+    }
+    (gpu, link)
+}
+
+/// Seconds of the host from one stop of a cohort to the next: attention of the layers between, and their products where they are the host's.
+pub(super) fn host_part(predictor: &Predictor, cohort: &SubBatch, stop: u32) -> f64 {
+    let placement = predictor.placement();
+    let own = u64::from(cohort.rows());
+    let first = cohort.at.map_or(0, |l| l + 1);
+    let products = |layer: u32, of: &[Sublayer]| {
+        let at = &placement.layers[layer as usize].decode;
+        predictor.ask(|costs| {
+            let own_part = of.iter().filter(|&&s| at.side(s) == Side::Host);
+            own_part
+                .map(|&s| costs.product(Side::Host, layer as usize, s, own).max(costs.launch(Side::Host)))
+                .sum::<f64>()
+        })
+    };
+    (first..=stop).map(|l| attention(predictor, &cohort.groups, l as usize) + products(l, &PRODUCTS)).sum()
 }
 
 /// Seconds of the host to append and attend a cohort's rows in one layer.

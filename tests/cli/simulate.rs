@@ -98,7 +98,7 @@ fn what_makes_no_sense_is_told_in_a_sentence() {
         let out = simulated(&format!("{MACHINE} {line}"));
         assert_error(&out, 2, want);
     }
-    let out = simulated(&format!("{MACHINE} --trace synthetic:1,2,3,0 --gpu-memory 4GiB"));
+    let out = simulated(&format!("{MACHINE} --trace synthetic:1,2,3,0 --gpu-memory 4GiB --boundary 0"));
     assert_error(&out, 1, "weights and activations take");
     assert_error(&simulated(&format!("{MACHINE} --trace /nonexistent.csv")), 1, "/nonexistent.csv");
 }
@@ -476,4 +476,28 @@ fn answers_may_end_before_they_must_and_cohorts_may_be_several() {
     assert_ne!(flows(1), flows(4));
     assert_error(&simulated(&format!("{line} --cohorts 9")), 2, "--cohorts");
     assert_error(&simulated(&format!("{line} --lengths guessed")), 2, "--lengths");
+}
+
+/// A model that does not fit the GPU is split, as HELM splits it, and requests are scheduled over the split.
+#[test]
+fn a_model_that_does_not_fit_is_split() {
+    let line = "--spec llama-3.1-70b --hardware h200-sxm --trace synthetic:200..400,50..100,40,0 --json";
+    let found = simulated(line);
+    assert!(stderr(&found).contains("blocks stay on the host (--boundary "), "{}", stderr(&found));
+    let report = json(&found);
+    for s in report["strategies"].as_array().unwrap() {
+        assert_eq!((s["requests"]["finished"].as_u64(), s["failed"].as_u64()), (Some(40), Some(0)), "{s}");
+        // Blocks on the host are computed there, for requests of the GPU, too.
+        assert!(s["cpu_busy"].as_f64() > Some(0.2), "{s}");
+    }
+    let rate = |boundary: u32| {
+        let flags = format!("{line} --strategy gpu-only,apex --boundary {boundary}");
+        let report = json(&simulated(&flags));
+        [0, 1].map(|i| report["strategies"][i]["throughput_tok_s"].as_f64().unwrap())
+    };
+    let (few, many) = (rate(12), rate(40));
+    assert!(few[0] > many[0], "more blocks on the slower side: {few:?} {many:?}");
+    assert!(few[1] > 0.97 * few[0] && many[1] > 0.97 * many[0], "{few:?} {many:?}");
+    assert_error(&simulated(&format!("{line} --boundary 0")), 1, "blocks on the host (--boundary)");
+    assert_error(&simulated(&format!("{line} --boundary 81")), 2, "--boundary 81: leaves the GPU no block");
 }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::plan::{CostSource, Hardware, Predictor, Sizes, Uncached};
 use tandem::profile::{Tables, Timings};
-use tandem::program::{Placement, Side};
+use tandem::program::Placement;
 use tandem::sched::{self, Targets};
 use tandem::sim::{self, Capacity, Report, Room};
 use tandem::timeline::{Timeline, Window};
@@ -53,6 +53,10 @@ pub struct Args {
     /// Most memory to use on the host [default: all but 5%].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub host_memory: Option<u64>,
+    /// Units (embedding, blocks, head) on the CPU's side, the others on the GPU [default: 0, or the fewest with which the model and a few
+    /// requests fit the GPU].
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub boundary: Option<u32>,
     /// Most pages of keys and values (32 tokens each) on the GPU [default: as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
@@ -167,6 +171,8 @@ pub struct Setup {
     sizes: Sizes,
     tables: Option<Tables>,
     options: sim::Options,
+    /// Units on the host.
+    boundary: usize,
 }
 
 /// Simulates a run, reporting the number of finished requests.
@@ -234,14 +240,51 @@ impl Setup {
     /// A new predictor: each run has its own, with its own memory.
     fn predictor(&self) -> Predictor {
         let Capacity { device_pages, host_pages } = self.options.capacity;
-        let placement =
-            Placement { host_pages, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
+        let placement = Placement::boundary(self.boundary, self.sizes.layers(), device_pages, host_pages);
+        let placement = Placement { host_pages, ..placement };
         let source: Arc<dyn CostSource> = match &self.tables {
             Some(tables) => Arc::new(Timings::new(self.hardware.clone(), tables.clone())),
             None => Arc::new(Uncached(self.hardware.clone())),
         };
         Predictor::of(source, self.sizes.clone(), placement)
     }
+}
+
+/// Requests of mean length that a split leaves room for on the GPU.
+const A_FEW: u64 = 8;
+
+/// The boundary, the pages beside it, and how many requests are too long for the GPU: as asked; or all on the GPU, and if that does not fit the
+/// fewest units on the host with which a few requests do.
+fn split(
+    asked: Option<u32>,
+    hardware: &Hardware,
+    sizes: &Sizes,
+    room: &Room,
+    lengths: &[u32],
+) -> Result<(usize, Capacity, usize)> {
+    let at = |k: usize| {
+        let (capacity, longer) = Capacity::serving(hardware, sizes, room, k, lengths.iter().copied())?;
+        Ok((k, capacity, longer))
+    };
+    let whole = match asked {
+        Some(k) => return Ok(at(k as usize)?),
+        None => at(0),
+    };
+    let Err(error @ Error::Capacity(_)) = whole else { return Ok(whole?) };
+    let sum: u64 = lengths.iter().map(|&n| u64::from(n)).sum();
+    let few = A_FEW * sum / lengths.len().max(1) as u64;
+    let fitting = (2..=sizes.layers()).filter_map(|k| at(k).ok());
+    let enough = |found: &(usize, Capacity, usize)| found.1.tokens().0 as u64 >= few;
+    let Some(found) = { fitting }.find(enough) else { return Err(error.into()) };
+    progress::note(&format!(
+        "{} does not fit {}: {} of {} blocks stay on the host (--boundary {})",
+        sizes.spec.name,
+        hardware.name,
+        found.0 - 1,
+        sizes.layers(),
+        found.0
+    ));
+    Ok(found)
 }
 
 /// Reads the inputs, simulates and prints.
@@ -288,8 +331,8 @@ pub fn run(args: &Args) -> Result<()> {
         host_memory: args.host_memory,
     };
     let answer = |output: u32| output.max(args.max_answer.unwrap_or(0));
-    let lengths = work.requests.iter().map(|r| r.input.saturating_add(answer(r.output)));
-    let (mut capacity, longer) = Capacity::serving(&hardware, &sizes, &room, lengths)?;
+    let lengths: Vec<u32> = work.requests.iter().map(|r| r.input.saturating_add(answer(r.output))).collect();
+    let (boundary, mut capacity, longer) = split(args.boundary, &hardware, &sizes, &room, &lengths)?;
     if longer > 0 {
         progress::note(&format!(
             "{longer} of {} requests are longer than the GPU can hold beside the weights: they do not size its workspace",
@@ -315,7 +358,7 @@ pub fn run(args: &Args) -> Result<()> {
         most_answer: args.max_answer,
         learns_lengths: args.lengths == Lengths::Learned,
     };
-    let setup = Setup { hardware, sizes, tables, options };
+    let setup = Setup { hardware, sizes, tables, options, boundary };
     if asked.is_some() {
         let said = targets::impossible(&asked, &work.requests, args.chunk, &setup.predictor());
         said.iter().for_each(|sentence| progress::note(sentence));

@@ -14,9 +14,14 @@ const LIMITS: Limits =
     Limits { rows: 1024, sub_batches: 2, sequences: 256, device_pages: DEVICE_PAGES, host_pages: HOST_PAGES };
 
 fn predictor(machine: &str) -> Predictor {
+    split_predictor(machine, 0)
+}
+
+/// With the first units on the host.
+fn split_predictor(machine: &str, boundary: usize) -> Predictor {
     let sizes = Sizes::of_spec(&synth::spec("llama-2-7b").unwrap());
-    let placement =
-        Placement { host_pages: HOST_PAGES, ..Placement::all(Side::Device, sizes.layers(), DEVICE_PAGES) };
+    let placement = Placement::boundary(boundary, sizes.layers(), DEVICE_PAGES, HOST_PAGES);
+    let placement = Placement { host_pages: HOST_PAGES, ..placement };
     Predictor::new(hardware::named(machine).unwrap(), sizes, placement)
 }
 
@@ -63,8 +68,8 @@ fn a_rollout_takes_as_long_as_the_simulated_run() {
         learns_lengths: true,
     };
     let mut overlapped = 0;
-    for machine in ["t4-xeon", "t4-g4dn"] {
-        let costs = predictor(machine);
+    for (machine, boundary) in [("t4-xeon", 0), ("t4-g4dn", 0), ("t4-xeon", 5)] {
+        let costs = split_predictor(machine, boundary);
         for (prompt, output) in [(300, 60), (60, 200)] {
             let requests = requests(60, prompt, output);
             for policy in Policy::all() {
@@ -74,7 +79,7 @@ fn a_rollout_takes_as_long_as_the_simulated_run() {
                 assert_eq!(report.requests.finished, requests.len());
                 overlapped += report.flows[2];
                 let ratio = rollout / report.makespan_s;
-                let what = format!("{machine} {prompt}+{output} {}: {ratio}", policy.name());
+                let what = format!("{machine} {boundary} {prompt}+{output} {}: {ratio}", policy.name());
                 assert!((ratio - 1.0).abs() < 0.02, "{what} {:?}", report.flows);
             }
         }
