@@ -86,7 +86,10 @@ impl Capacity {
         let left = there.saturating_sub(pinned);
         let own = per_layer * on_host as u64;
         // Half of what the host has for keys and values is for requests that live there.
-        let device = if own > 0 { device.min((left / 2 / own).max(u64::from(left >= own))) } else { device };
+        let device = match (left / 2).checked_div(own) {
+            Some(most) => device.min(most.max(u64::from(left >= own))),
+            None => device,
+        };
         if device == 0 || pinned > there && own > 0 {
             return Err(Error::Capacity(format!(
                 "{} on {} with {on_host} of {layers} blocks on the host: they and a page of keys and values take {}, the host has {}",
