@@ -127,22 +127,6 @@ pub struct Hardware {
     pub price: Option<Price>,
 }
 
-impl Hardware {
-    /// What it draws, for a user who asks of energy.
-    ///
-    /// # Errors
-    /// A description that does not say.
-    pub fn watts(&self) -> Result<Power> {
-        self.power.ok_or_else(|| {
-            Error::usage(format!(
-                "--energy: {} says nothing of watts; give a description a section [power] with cpu_idle_w, cpu_busy_w, gpu_idle_w and \
-                 gpu_busy_w",
-                self.name
-            ))
-        })
-    }
-}
-
 /// As in a description: `gpu` and `link`, or neither.
 fn sections<S: serde::Serializer>(at: &Option<(Gpu, Link)>, serializer: S) -> Result<S::Ok, S::Error> {
     use serde::ser::SerializeMap;

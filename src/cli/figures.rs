@@ -81,6 +81,20 @@ fn from_profile(path: &Path, model: Option<&ModelIdentity>) -> Result<(Hardware,
     Ok((hardware, profile.model.filter(|_| same).map(|m| m.tables)))
 }
 
+/// Refuses to tell of energy where nothing is known of it.
+///
+/// # Errors
+/// `--energy` of a machine whose description has no watts.
+pub fn check_energy(asked: bool, hardware: &Hardware) -> tandem::Result<()> {
+    match asked && hardware.power.is_none() {
+        true => Err(Error::usage(format!(
+            "--energy: {} says nothing of watts; give a description a section [power] with cpu_idle_w, cpu_busy_w, gpu_idle_w and gpu_busy_w",
+            hardware.name
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Refuses limits on memory that the machine does not have: they would change the plan without a word.
 ///
 /// # Errors

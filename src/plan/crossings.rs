@@ -36,8 +36,7 @@ fn crossings(placement: &Placement) -> (Crossings, bool) {
             };
         for layer in &placement.layers {
             let policy = layer.policy(phase);
-            let [qkv, out, up, down] =
-                [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down].map(|s| policy.side(s));
+            let [qkv, out, up, down] = Sublayer::PRODUCTS.map(|s| policy.side(s));
             let attention = policy.side(Sublayer::Scores);
             bring(&mut hidden, &mut delta, qkv, &mut cross);
             let there = match (qkv, attention, out) {

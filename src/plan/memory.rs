@@ -247,8 +247,7 @@ fn attention_scratch(sizes: &Sizes, load: &Load) -> u64 {
 
 /// Whether the CPU computes with a block's weights in either phase.
 fn computed_on_host(layer: &LayerPlacement) -> bool {
-    let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
-    [layer.prefill, layer.decode].iter().any(|p| weighted.iter().any(|&s| p.side(s) == Side::Host))
+    [layer.prefill, layer.decode].iter().any(|p| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Host))
 }
 
 /// Bytes of a block's weights on (GPU, host) by where they are.

@@ -42,6 +42,7 @@ pub use choose::{Candidate, Fixed, Plan, Request, Strategy, boundary_curve, coun
 pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, NodeMemory, NodesRoom, memory, page_bytes};
 pub use operation::OpCosts;
+pub(crate) use predictor::products_of_host;
 pub use predictor::{Predictor, Seconds};
 pub use prefix::Prefix;
 pub use price::{Spilled, Stage, Times, Workload, price};

@@ -96,6 +96,12 @@ impl virtual_machine::Costs for Edges {
     }
 }
 
+/// The products of decode rows in a layer that are the host's.
+pub(crate) fn products_of_host(costs: &dyn Costs, layer: usize, at: &LayerPlacement, rows: u64) -> f64 {
+    let own = Sublayer::PRODUCTS.into_iter().filter(|&s| at.decode.side(s) == Side::Host);
+    own.map(|s| costs.product(Side::Host, layer, s, rows).max(costs.launch(Side::Host))).sum()
+}
+
 /// See the [module](self).
 pub struct Predictor {
     source: Arc<dyn CostSource>,
@@ -162,13 +168,9 @@ impl Predictor {
         }))
     }
 
-    /// The products of decode rows that are the host's.
+    /// The products of decode rows that are the host's, in all layers.
     fn host_products(&self, rows: u64) -> f64 {
-        let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
-        self.sum(|costs, layer, at| {
-            let own = weighted.into_iter().filter(|&s| at.decode.side(s) == Side::Host);
-            own.map(|s| costs.product(Side::Host, layer, s, rows).max(costs.launch(Side::Host))).sum()
-        })
+        self.sum(|costs, layer, at| products_of_host(costs, layer, at, rows))
     }
 
     /// What an iteration takes, cohorts taken to be ready, and how busy each unit is in it.
@@ -360,11 +362,10 @@ impl Predict for Predictor {
         if let Some(&seconds) = self.linear.borrow().get(&rows) {
             return seconds;
         }
-        let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
         let seconds = self.sum(|costs, layer, at| {
             let policy = at.decode;
             let product = |s| costs.product(policy.side(s), layer, s, rows).max(costs.launch(policy.side(s)));
-            let products = weighted.into_iter().map(product).sum::<f64>();
+            let products = Sublayer::PRODUCTS.into_iter().map(product).sum::<f64>();
             let products = products + self.append(costs, at.kv, layer, rows);
             match at.weights {
                 Residence::Streamed => {

@@ -40,9 +40,8 @@ impl Resident {
 
     /// Whether the CPU would need weights, or keys and values, that only the GPU has.
     pub fn forbids(self, policy: Policy) -> bool {
-        let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
         let attends = [Sublayer::Scores, Sublayer::Values];
-        self.weights == Residence::Device && weighted.iter().any(|&s| policy.side(s) == Side::Host)
+        self.weights == Residence::Device && Sublayer::PRODUCTS.iter().any(|&s| policy.side(s) == Side::Host)
             || self.kv == Side::Device && attends.iter().any(|&s| policy.side(s) == Side::Host)
     }
 }
@@ -149,7 +148,7 @@ fn compute(costs: &dyn Costs, layer: usize, policy: Policy, batch: &Batch<'_>) -
         Some(side) => costs.attention(side, layer, batch),
         None => one(Sublayer::Scores) + one(Sublayer::Values),
     };
-    attention + [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down].into_iter().map(one).sum::<f64>()
+    attention + Sublayer::PRODUCTS.into_iter().map(one).sum::<f64>()
 }
 
 /// Bytes of X_i: activations that a sublayer takes from the one before.

@@ -52,6 +52,9 @@ impl Sublayer {
     /// All of them, in order.
     pub const ALL: [Sublayer; 6] =
         [Sublayer::Qkv, Sublayer::Scores, Sublayer::Values, Sublayer::Out, Sublayer::Up, Sublayer::Down];
+
+    /// Those with weights, in order.
+    pub const PRODUCTS: [Sublayer; 4] = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
 }
 
 /// How the weights of [`Residence::Streamed`] blocks come to the device.

@@ -128,17 +128,13 @@ impl Choice {
         }
         if let Some(comparison) = &mut self.comparison {
             self.work += ((self.took / LONG_STEP).max(1.0) * EACH_STEP as f64).min(MOST_WORK as f64) as i64;
-            // The first one ends within what it was given.
+            // The one before the first step ends within what it was given: a request that is admitted now limits what may be chosen later.
             let mut all = i64::MAX;
             let work = if begins { &mut all } else { &mut self.work };
             if let Some(better) = comparison.advance(work, limits, costs, &self.learned) {
                 self.comparison = None;
                 self.policy = better.unwrap_or_else(|| self.policy.clone());
             }
-        }
-        if begins && let Some(comparison) = self.comparison.take() {
-            // A part of an answer is better than none: a request that is admitted now limits what may be chosen later.
-            self.policy = comparison.better().unwrap_or_else(|| self.policy.clone());
         }
         self.work = self.work.min(0);
         // Requests may have come that the winner has no place for.

@@ -59,9 +59,9 @@ const UNIT: f64 = 130e-9;
 /// Most units of work for any comparison: some 2 s.
 const MOST: f64 = 16e6;
 
-/// In the comparison before the first step, eighths of a request that one costs less while it waits. (At later steps, which are timed
-/// closely, it costs as much as any.)
-const WAITING: i64 = 7;
+/// In the comparison before the first step a request that waits, and is hardly looked at, costs this part of one that runs. (At later steps, which are
+/// timed closely, it costs as much.)
+const WAITING: usize = 8;
 
 /// Where requests come one by one, the share of the first rollout's time whose work counts: others will have come before the last of
 /// the present ones end, and a step will never be as empty as at the end of a rollout.
@@ -69,9 +69,6 @@ const HORIZON: f64 = 0.7;
 
 /// The policy whose first tokens others are measured by: vLLM's.
 const REFERENCE: &str = "gpu-only";
-
-/// Waiting requests that are rolled out; those behind them come in their turn.
-const IN_SIGHT: usize = 512;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
@@ -89,14 +86,14 @@ pub(super) struct Comparison {
     share: i64,
     /// Work that is left for all; `None` if there is no end to it.
     total: Option<i64>,
-    /// Policies that have been tried.
-    tried: usize,
     /// The best so far.
     best: Option<Best>,
     /// The policy that decides already.
     current: &'static str,
     by: By,
-    /// Where requests come one by one, the second until which work counts, once known ([`HORIZON`]).
+    /// Whether requests come one by one.
+    online: bool,
+    /// If so, the second until which work counts, once known ([`HORIZON`]).
     horizon: Option<f64>,
 }
 
@@ -109,9 +106,9 @@ struct Best {
     ended: bool,
     /// Whether it is the policy that decides already.
     is_current: bool,
+    /// What another's time must be below of its time, and its own work of the other's.
+    margin: f64,
     lateness: Lateness,
-    /// Whether requests come one by one.
-    online: bool,
 }
 
 /// How late a rollout's requests are.
@@ -158,7 +155,7 @@ impl Best {
         let (seconds, end) = (rollout.seconds(), self.progress.seconds());
         let late = match horizon {
             Some(h) => seconds >= h && !self.is_behind(rollout, h),
-            None => self.ended && seconds >= end * self.margin(),
+            None => self.ended && seconds >= end * self.margin,
         };
         let behind = || rollout.progress().at(seconds) < BEHIND * self.progress.at(seconds);
         late || (hurries && seconds > FROM * end && seconds < end && behind())
@@ -166,7 +163,7 @@ impl Best {
 
     /// Whether a rollout has done more by the horizon.
     fn is_behind(&self, rollout: &Rollout, horizon: f64) -> bool {
-        rollout.progress().at(horizon) * self.margin() > self.progress.at(horizon)
+        rollout.progress().at(horizon) * self.margin > self.progress.at(horizon)
     }
 
     /// Whether a rollout beats this one.
@@ -183,19 +180,11 @@ impl Best {
         let (end, seconds) = (self.progress.seconds(), rollout.seconds());
         match horizon {
             Some(h) if seconds >= h => return self.is_behind(rollout, h),
-            None if self.ended && rollout.requests() == 0 => return seconds < end * self.margin(),
+            None if self.ended && rollout.requests() == 0 => return seconds < end * self.margin,
             _ => {}
         }
         let both = end.min(seconds);
         rollout.progress().at(both) > (1.0 + AHEAD) * self.progress.at(both)
-    }
-
-    fn margin(&self) -> f64 {
-        match (self.is_current, self.online) {
-            (true, false) => 1.0 - MARGIN,
-            (true, true) => 1.0 - MARGIN_ONLINE,
-            (false, _) => 1.0,
-        }
     }
 }
 
@@ -225,19 +214,19 @@ impl Comparison {
             },
             false => By::Nothing,
         };
-        let seen = queues.in_sight(IN_SIGHT);
+        let seen = queues.in_sight();
         let worth = Steady::of(&seen, limits, costs, 1.0).worth;
         Comparison {
             left,
             current: current.name(),
             by,
+            online: seen.is_online(),
             trying: Some((first.clone(), Rollout::new(first, seen.clone(), worth))),
             queues: seen,
             worth,
             used: 0,
             share: i64::MAX,
             total: None,
-            tried: 0,
             best: None,
             horizon: None,
         }
@@ -272,9 +261,8 @@ impl Comparison {
                 if *work <= 0 {
                     return None;
                 }
-                // Those that wait are hardly looked at.
-                let spared = if hurries { 0 } else { rollout.waiting() as i64 * WAITING / 8 };
-                let requests = rollout.requests() as i64 - spared;
+                let part = if hurries { 1 } else { WAITING };
+                let requests = (rollout.running() + rollout.waiting().div_ceil(part)) as i64;
                 let repeated = i64::from(rollout.step(limits, costs, learned));
                 let step = requests + STEP + repeated * requests / REPEATED;
                 (*work, self.used) = (*work - step, self.used + step);
@@ -283,25 +271,30 @@ impl Comparison {
                 // The first is the device alone.
                 *most = Some(Targets::bound(rollout.first_seconds()));
             }
+            let is_first = self.best.is_none();
             if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout, self.by, self.horizon)) {
+                let is_current = policy.name() == self.current;
                 self.best = Some(Best {
                     lateness: self.by.of(rollout),
                     policy: policy.clone(),
                     progress: rollout.progress().clone(),
                     ended: rollout.requests() == 0,
-                    is_current: policy.name() == self.current,
-                    online: self.queues.is_online(),
+                    is_current,
+                    margin: match (is_current, self.online) {
+                        (true, false) => 1.0 - MARGIN,
+                        (true, true) => 1.0 - MARGIN_ONLINE,
+                        (false, _) => 1.0,
+                    },
                 });
             }
-            if self.horizon.is_none() && self.queues.is_online() && rollout.requests() == 0 {
+            if self.horizon.is_none() && self.online && rollout.requests() == 0 {
                 self.horizon = Some(HORIZON * rollout.seconds());
             }
-            if self.tried == 0 {
+            if is_first {
                 // The longer the run, the more may be spent on it.
                 let more = (SPENT * rollout.seconds() / UNIT).min(MOST) as i64;
                 self.total = self.total.map(|total| total.max(more));
             }
-            self.tried += 1;
             self.total = self.total.map(|total| total - self.used);
             self.share =
                 self.total.map_or(i64::MAX, |total| total / (self.left.len() as i64).clamp(1, SHARES));

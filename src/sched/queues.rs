@@ -130,8 +130,8 @@ pub struct Queues {
     as_allowed: bool,
 }
 
-/// Waiting requests whose lengths are expected anew when others have ended: no comparison sees more.
-const EXPECTED: usize = 512;
+/// Waiting requests that comparisons look at, and whose lengths are expected anew when others have ended; those behind them come in their turn.
+const IN_SIGHT: usize = 512;
 
 impl Queues {
     /// Strategies expect answers to be as long as those that ended by themselves (which is so unless this is called), or as long as
@@ -180,7 +180,7 @@ impl Queues {
         if self.lengths.is_due() && !self.as_allowed {
             let running = self.running.iter().filter(|job| job.first.is_some()).map(RequestView::made);
             self.lengths.learn(running);
-            let all = self.running.iter_mut().chain(self.waiting.iter_mut().take(EXPECTED));
+            let all = self.running.iter_mut().chain(self.waiting.iter_mut().take(IN_SIGHT));
             all.for_each(|job| job.expect(&self.lengths));
         }
         was_there
@@ -194,9 +194,9 @@ impl Queues {
         self.waiting.len() + self.running.len() < before
     }
 
-    /// The running requests, and as many of the first waiting ones.
-    pub(super) fn in_sight(&self, waiting: usize) -> Queues {
-        let waiting = self.waiting.iter().take(waiting).cloned().collect();
+    /// The running requests, and the first waiting ones: what comparisons look at.
+    pub(super) fn in_sight(&self) -> Queues {
+        let waiting = self.waiting.iter().take(IN_SIGHT).cloned().collect();
         Queues {
             waiting,
             running: self.running.clone(),

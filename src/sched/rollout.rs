@@ -108,9 +108,14 @@ impl Rollout {
         self.queues.waiting().len()
     }
 
+    /// Those that run.
+    pub fn running(&self) -> usize {
+        self.queues.running().len()
+    }
+
     /// Requests that have not ended.
     pub fn requests(&self) -> usize {
-        self.queues.running().len() + self.queues.waiting().len()
+        self.running() + self.waiting()
     }
 
     /// The next step, and those that only repeat it. Returns how many of these were worked out.

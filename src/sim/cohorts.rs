@@ -2,12 +2,9 @@
 //! has the products, too.
 
 use crate::cache::PAGE_TOKENS;
-use crate::plan::Predictor;
 use crate::plan::{Costs, Direction, Group as Alike, Scan};
+use crate::plan::{Predictor, products_of_host};
 use crate::program::{Flow, Group, Iteration, Side, SubBatch, Sublayer};
-
-/// The sublayers with weights.
-const PRODUCTS: [Sublayer; 4] = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
 
 /// The rows of an asynchronous iteration that are the device's, as an iteration of their own; `None` if there are none and
 /// no page moves.
@@ -44,7 +41,11 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f
         Some(l) => {
             let own_part = on_device(l, Sublayer::Out);
             link += costs.transfer(Direction::ToDevice, own * 4 * if own_part { q } else { hidden });
-            gpu += PRODUCTS[1..].iter().filter(|&&s| on_device(l, s)).map(|&s| product(l, s)).sum::<f64>();
+            gpu += Sublayer::PRODUCTS[1..]
+                .iter()
+                .filter(|&&s| on_device(l, s))
+                .map(|&s| product(l, s))
+                .sum::<f64>();
         }
         None => {
             // A word of its lists for each row, and for each page.
@@ -72,19 +73,13 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f
 
 /// Seconds of the host from one stop of a cohort to the next: attention of the layers between, and their products where they are the host's.
 pub(super) fn host_part(predictor: &Predictor, cohort: &SubBatch, stop: u32) -> f64 {
-    let placement = predictor.placement();
-    let own = u64::from(cohort.rows());
     let first = cohort.at.map_or(0, |l| l + 1);
-    let products = |layer: u32, of: &[Sublayer]| {
-        let at = &placement.layers[layer as usize].decode;
-        predictor.ask(|costs| {
-            let own_part = of.iter().filter(|&&s| at.side(s) == Side::Host);
-            own_part
-                .map(|&s| costs.product(Side::Host, layer as usize, s, own).max(costs.launch(Side::Host)))
-                .sum::<f64>()
-        })
+    let of = |layer: usize| {
+        let at = &predictor.placement().layers[layer];
+        let products = predictor.ask(|costs| products_of_host(costs, layer, at, cohort.rows().into()));
+        attention(predictor, &cohort.groups, layer) + products
     };
-    (first..=stop).map(|l| attention(predictor, &cohort.groups, l as usize) + products(l, &PRODUCTS)).sum()
+    (first..=stop).map(|layer| of(layer as usize)).sum()
 }
 
 /// Seconds of the host to append and attend a cohort's rows in one layer.

@@ -476,6 +476,7 @@ fn answers_may_end_before_they_must_and_cohorts_may_be_several() {
     assert_ne!(flows(1), flows(4));
     assert_error(&simulated(&format!("{line} --cohorts 9")), 2, "--cohorts");
     assert_error(&simulated(&format!("{line} --lengths guessed")), 2, "--lengths");
+    assert_error(&simulated(&format!("{line} --lengths allowed")), 2, "--max-answer");
 }
 
 /// A model that does not fit the GPU is split, as HELM splits it, and requests are scheduled over the split.
@@ -485,6 +486,7 @@ fn a_model_that_does_not_fit_is_split() {
     let found = simulated(line);
     assert!(stderr(&found).contains("blocks stay on the host (--boundary "), "{}", stderr(&found));
     let report = json(&found);
+    assert!(report["boundary"].as_u64() >= Some(2), "{report}");
     for s in report["strategies"].as_array().unwrap() {
         assert_eq!((s["requests"]["finished"].as_u64(), s["failed"].as_u64()), (Some(40), Some(0)), "{s}");
         // Blocks on the host are computed there, for requests of the GPU, too.

@@ -40,6 +40,9 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let needs = Needs::new(&sizes, args.engine.ctx, most);
     let mut scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
     scheduled.set_targets(asked);
+    if args.engine.lengths.is_some() {
+        progress::note("--lengths has no effect: schedulers know where the answers of a trace end");
+    }
     let names = scheduled.strategies(&args.engine);
     let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for name in &names {
@@ -50,7 +53,8 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let machine = args.engine.timed_machine().map(|machine| machine.name.clone());
     let device = scheduled.engine().placement().device;
     let hardware = machine.unwrap_or(device);
-    let about = About { model: &opened.name, hardware: &hardware, tokens: scheduled.tokens() };
+    let about =
+        About { model: &opened.name, hardware: &hardware, tokens: scheduled.tokens(), boundary: None };
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     if window.is_some() {
         let title = format!("{} on {}: {}", about.model, about.hardware, work.name);

@@ -98,6 +98,9 @@ impl Opened {
         let super::Running { mut engine, notices, .. } = running;
         let all = engine.free_pages() * PAGE_TOKENS;
         let tokens = if engine.home() == Side::Device { (all, 0) } else { (0, all) };
+        if args.cohorts.is_some() {
+            progress::note("--cohorts has no effect: all requests live on one side");
+        }
         Ok(Scheduled {
             engine: Some(engine),
             notices,

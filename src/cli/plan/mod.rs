@@ -149,9 +149,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
     let (hardware, tables) = figures::hardware(&args.hardware, model.as_ref())?;
     figures::check_memory(&hardware, args.gpu_memory, None)?;
-    if args.energy {
-        hardware.watts()?;
-    }
+    figures::check_energy(args.energy, &hardware)?;
     if args.gpu_memory.is_some() && hardware.accelerator.is_none() {
         return Err(Error::usage(format!(
             "--gpu-memory: {} has no GPU; leave the option out",

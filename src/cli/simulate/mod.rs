@@ -81,8 +81,8 @@ pub struct Args {
     /// Most tokens of each answer. Strategies know them and not that an answer ends where the trace says [default: where the trace says].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24), value_name = "N", allow_negative_numbers = true)]
     pub max_answer: Option<u32>,
-    /// What strategies expect of answers' lengths.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Lengths::Learned)]
+    /// What strategies then expect of answers' lengths: those of answers that have ended, or all that they may have.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Lengths::Learned, requires = "max_answer")]
     pub lengths: Lengths,
     /// Cohorts of the host's requests that asynchronous overlap has under way at a time.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8), value_name = "N", default_value_t = 1,
@@ -123,6 +123,8 @@ pub struct About<'a> {
     pub hardware: &'a str,
     /// Tokens whose keys and values fit on the GPU, and on the host.
     pub tokens: (usize, usize),
+    /// Units on the host, of a layer split.
+    pub boundary: Option<usize>,
 }
 
 /// Everything that is printed.
@@ -133,6 +135,8 @@ struct Printed<'a> {
     hardware: &'a str,
     workload: Requests<'a>,
     kv_tokens: KvTokens,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    boundary: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     targets: Option<Asked>,
 }
@@ -187,7 +191,8 @@ pub struct Run<'a> {
 impl Setup {
     fn about(&self) -> About<'_> {
         let tokens = self.options.capacity.tokens();
-        About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens }
+        let boundary = (self.boundary > 0).then_some(self.boundary);
+        About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens, boundary }
     }
 
     /// Simulates all runs; results are in the same order.
@@ -313,9 +318,7 @@ pub fn run(args: &Args) -> Result<()> {
         None => figures::hardware(&args.hardware, model.as_ref())?,
     };
     figures::check_memory(&hardware, args.gpu_memory, args.host_memory)?;
-    if args.energy {
-        hardware.watts()?;
-    }
+    figures::check_energy(args.energy, &hardware)?;
     let shape = Shape {
         rate: args.rate,
         limit: args.limit.map(|n| n as usize),
@@ -427,6 +430,7 @@ pub fn json(
             cut: work.cut,
         },
         kv_tokens: KvTokens { gpu, host },
+        boundary: about.boundary,
         targets: asked
             .is_some()
             .then(|| Asked { targets: *asked, nearest: targets::nearest(reports, asked) }),

@@ -105,10 +105,11 @@ pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targ
         None => "all at the start".into(),
     };
     let (gpu, host) = about.tokens;
+    let split = about.boundary.map_or(String::new(), |k| format!("; {k} units on the host"));
     let _ = writeln!(
         out,
         "{} on {}: {} requests of {:.0} + {:.0} tokens on average, {arrivals} ({})\n\
-         keys and values: {gpu} tokens on the GPU, {host} on the host\n",
+         keys and values: {gpu} tokens on the GPU, {host} on the host{split}\n",
         one_line(about.model),
         one_line(about.hardware),
         work.requests.len(),

@@ -237,8 +237,7 @@ fn vectors_of(prefill: Option<Policy>, decode: Option<Policy>) -> (Policy, Polic
 
 /// `pinned` blocks on the device, the others by the vectors; `ends` are the sides of embedding and head.
 fn lia(n: usize, pinned: usize, prefill: Policy, decode: Policy, ends: [Side; 2]) -> Placement {
-    let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
-    let multiplies = |p: Policy| weighted.iter().any(|&s| p.side(s) == Side::Device);
+    let multiplies = |p: Policy| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Device);
     let streamed = multiplies(prefill) || multiplies(decode);
     let weights = if streamed { Residence::Streamed } else { Residence::Host };
     let other = LayerPlacement { weights, prefill, decode, kv: Side::Host };

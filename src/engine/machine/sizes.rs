@@ -393,9 +393,7 @@ pub(super) struct Paging {
 
 /// Whether the host multiplies with a layer's weights.
 pub(super) fn computes_on_host(layer: &LayerPlacement) -> bool {
-    [layer.prefill, layer.decode].iter().any(|p| {
-        [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down].iter().any(|&s| p.side(s) == Side::Host)
-    })
+    [layer.prefill, layer.decode].iter().any(|p| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Host))
 }
 
 /// Whether the device attends over a layer's keys and values that are kept on the host.

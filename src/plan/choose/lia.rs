@@ -15,8 +15,8 @@ use crate::program::{LayerPlacement, Phase, Placement, Policy, Residence, Side, 
 
 /// The vectors of a kind of block, as placed.
 fn layer(at: Resident, prefill: Policy, decode: Policy) -> LayerPlacement {
-    let weighted = [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down];
-    let streams = [prefill, decode].iter().any(|p| weighted.iter().any(|&s| p.side(s) == Side::Device));
+    let streams =
+        [prefill, decode].iter().any(|p| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Device));
     let weights = match at.weights {
         Residence::Host if streams => Residence::Streamed,
         other => other,

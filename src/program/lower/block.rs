@@ -133,7 +133,7 @@ impl<'a> Lowering<'a> {
         let ways = self.classes.iter().map(|c| attention(self.placement, l as usize, c));
         let ways = ways.collect::<Result<Vec<_>>>()?;
         for c in &self.classes {
-            for s in [Sublayer::Qkv, Sublayer::Out, Sublayer::Up, Sublayer::Down] {
+            for s in Sublayer::PRODUCTS {
                 has_weights(l, layer.weights, side(c, s))?;
             }
         }

@@ -137,7 +137,7 @@ fn first_tokens_are_bounded_by_those_of_the_device_alone() {
     assert_eq!(bound(&queues), By::Bound(None));
     let first = |policy: Policy| {
         let worth = Steady::of(&queues, &LIMITS, &costs, 1.0).worth;
-        let mut rollout = Rollout::new(policy, queues.in_sight(usize::MAX), worth);
+        let mut rollout = Rollout::new(policy, queues.in_sight(), worth);
         while rollout.requests() > 0 {
             rollout.step(&LIMITS, &costs, &Learned::default());
         }
