@@ -4,7 +4,7 @@
 //! [cpu]  cores  dram_bytes  read_bw  flops_bf16  llc_bytes      [gpu] mem_bytes  bw  flops_bf16
 //! [link] h2d_bw  d2h_bw  latency_s  pageable_bw (optional)      [efficiency] (optional) cpu_compute cpu_memory
 //!                                                               gpu_compute gpu_memory link cpu_issue_s gpu_issue_s
-//! [[node]] (optional) node  bytes  read_bw                      cpu_attention cpu_beside_copies
+//! [[node]] (optional) node  bytes  read_bw                      gpu_launch_s hand_over_s cpu_attention cpu_beside_copies
 //! [power] [price] (optional): see [`Power`] and [`Price`]
 //! ```
 //! `docs/plan.md` says what each field means. A description without `[gpu]` and `[link]` is a machine without a GPU.
@@ -79,6 +79,10 @@ pub struct Efficiency {
     pub cpu_issue_s: f64,
     /// Seconds to issue a unit on the GPU.
     pub gpu_issue_s: f64,
+    /// Seconds that each kernel of the GPU takes beside its work: from the end of the one before to its begin.
+    pub gpu_launch_s: f64,
+    /// Seconds that each operation of the CPU takes beside its work: from its posting to the workers to its end seen.
+    pub hand_over_s: f64,
     /// Share of the CPU's rates above, efficiencies included, that its attention reaches, in (0, 1].
     pub cpu_attention: f64,
     /// Share of the CPU's attention rate that is left while copies over the link run.
@@ -95,6 +99,8 @@ impl Default for Efficiency {
             link: 1.0,
             cpu_issue_s: 0.0,
             gpu_issue_s: 0.0,
+            gpu_launch_s: 0.0,
+            hand_over_s: 0.0,
             cpu_attention: 1.0,
             cpu_beside_copies: 1.0,
         }
@@ -302,6 +308,8 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
         "link",
         "cpu_issue_s",
         "gpu_issue_s",
+        "gpu_launch_s",
+        "hand_over_s",
         "cpu_attention",
         "cpu_beside_copies",
     ];
@@ -315,6 +323,8 @@ pub fn parse(file: &str, text: &str) -> Result<Hardware> {
             (&mut e.link, SHARE),
             (&mut e.cpu_issue_s, SECONDS),
             (&mut e.gpu_issue_s, SECONDS),
+            (&mut e.gpu_launch_s, SECONDS),
+            (&mut e.hand_over_s, SECONDS),
             (&mut e.cpu_attention, SHARE),
             (&mut e.cpu_beside_copies, SHARE),
         ];

@@ -206,6 +206,11 @@ pub trait Costs: Sync {
         1.0
     }
 
+    /// Seconds that an operation of the host takes beside its work: from its posting to its end seen.
+    fn hand_over(&self) -> f64 {
+        0.0
+    }
+
     /// `bytes` over the link in one transfer from or to pinned memory, its latency included.
     fn transfer(&self, direction: Direction, bytes: u64) -> f64;
 

@@ -8,13 +8,13 @@
 //! append, pick         Costs::append, Costs::pick of what it reads and writes     of its side
 //! publish, collect     Costs::transfer of the mailbox's rows, f32                 gpu: its kernels read and write host memory
 //! merge                collect if the other part is the host's, and a copy        gpu
-//! carry                Costs::transfer of the rows as they cross                  h2d, d2h
+//! carry                Costs::transfer of the rows as they cross, Costs::hand_over   h2d, d2h
 //! stream               Costs::stream of the layer in the device's layout, or Costs::stream_pageable   h2d
 //! page in, page out    Costs::pages                                               h2d, d2h
 //! before               Costs::transfer of the step's lists, one for each way of attending      gpu
 //! after                Costs::transfer of the tokens, or of the logits, of a head on the device
 //! ```
-//! Attention on the host takes longer while copies run ([`OpCosts::beside`]): both read the same memory.
+//! Attention on the host takes longer while copies run ([`Costs::beside_copies`]): both read the same memory.
 //!
 //! An operation of a computing lane takes at least [`Costs::launch`]. A transfer has one latency, however many pages it
 //! moves: their copies are enqueued together.
@@ -46,58 +46,12 @@ pub struct OpCosts<'a> {
     /// Tokens whose keys and values a step of the iteration reads, in the mean over the layers.
     stored: Option<u64>,
     sequences: u64,
-    /// What attention on the host takes times, for the step's copies.
-    slower: f64,
-}
-
-/// Seconds of a step in which both read the host's memory: attention there, and copies over the link.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Beside {
-    attention: f64,
-    up: f64,
-    down: f64,
-}
-
-impl Beside {
-    /// Sums over operations and the seconds that each takes alone.
-    pub fn of<'o>(ops: impl Iterator<Item = (&'o Op, f64)>) -> Beside {
-        let mut sum = Beside::default();
-        for (op, seconds) in ops {
-            match (op.unit, op.kind) {
-                (Unit::Host, Kind::Attend { .. }) => sum.attention += seconds,
-                (Unit::H2d, _) => sum.up += seconds,
-                (Unit::D2h, _) => sum.down += seconds,
-                _ => {}
-            }
-        }
-        sum
-    }
-
-    /// Adds the difference between `more` and `base`, `times` times.
-    pub fn plus(self, times: f64, more: Beside, base: Beside) -> Beside {
-        Beside {
-            attention: self.attention + times * (more.attention - base.attention),
-            up: self.up + times * (more.up - base.up),
-            down: self.down + times * (more.down - base.down),
-        }
-    }
-
-    /// What the attention takes times, where it keeps this share of its rate beside copies: a copy slows it down while it runs, so
-    /// copies that are shorter slow down a part of it. All of them are taken to run beside it.
-    pub fn slower(self, share: f64) -> f64 {
-        if self.attention <= 0.0 || share >= 1.0 {
-            return 1.0;
-        }
-        // Work done while copies run, in seconds of attention alone.
-        let beside = (f64::max(self.up, self.down) * share).min(self.attention);
-        1.0 + beside / self.attention * (1.0 / share - 1.0)
-    }
 }
 
 impl<'a> OpCosts<'a> {
     /// Costs for a model of these sizes.
     pub fn new(costs: &'a dyn Costs, sizes: &'a Sizes) -> OpCosts<'a> {
-        OpCosts { costs, sizes, iteration: None, placement: None, stored: None, sequences: 1, slower: 1.0 }
+        OpCosts { costs, sizes, iteration: None, placement: None, stored: None, sequences: 1 }
     }
 
     /// The same for programs of `iteration`: attention windows are then applied to each group's own positions. Without,
@@ -117,13 +71,6 @@ impl<'a> OpCosts<'a> {
     /// The same for programs whose every group stands for `sequences` that are alike: a planner need not lower thousands.
     pub fn times(self, sequences: u64) -> OpCosts<'a> {
         OpCosts { sequences, ..self }
-    }
-
-    /// The same for `program`, whose copies slow down attention on the host ([`Costs::beside_copies`]).
-    pub fn beside(self, program: &Program) -> OpCosts<'a> {
-        let seconds = |op| (op, virtual_machine::Costs::seconds(&self, op));
-        let beside = Beside::of(program.ops.iter().map(seconds));
-        OpCosts { slower: beside.slower(self.costs.beside_copies()), ..self }
     }
 
     /// The same in a step that reads the keys and values of so many tokens, where the iteration is not given.
@@ -231,6 +178,8 @@ impl<'a> OpCosts<'a> {
                 Some(Staging::Waited) => self.costs.stream_pageable(bytes),
                 _ => self.costs.stream(bytes),
             },
+            // The host puts the rows there, or takes them from there.
+            Kind::Carry { .. } => self.costs.transfer(direction, bytes) + self.costs.hand_over(),
             _ => self.costs.transfer(direction, bytes),
         }
     }
@@ -259,11 +208,10 @@ impl<'a> OpCosts<'a> {
             Kind::Publish { .. } => costs.transfer(Direction::ToHost, self.link_bytes(op)),
             Kind::Attend { .. } => {
                 let layer = op.layer.expect("attention belongs to a layer") as usize;
-                let seconds = match self.stored() {
+                match self.stored() {
                     Some(stored) => costs.attend_beside(side, layer, &self.scan(op), stored),
                     None => costs.attend(side, layer, &self.scan(op)),
-                };
-                if side == Side::Host { self.slower * seconds } else { seconds }
+                }
             }
             Kind::Collect => costs.transfer(Direction::ToDevice, self.link_bytes(op)),
             Kind::Merge { .. } => {
@@ -294,6 +242,10 @@ impl virtual_machine::Costs for OpCosts<'_> {
             Unit::H2d => self.transfer(op, Direction::ToDevice),
             Unit::D2h => self.transfer(op, Direction::ToHost),
         }
+    }
+
+    fn beside_copies(&self) -> f64 {
+        self.costs.beside_copies()
     }
 
     fn before(&self, program: &Program, unit: Unit) -> f64 {

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use self::run::Run;
 use self::shape::{Alike, Kinds, Moved, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
-use super::operation::{self, Beside, OpCosts};
+use super::operation::{self, OpCosts};
 use super::sizes::Sizes;
 use super::step_times::CostSource;
 use crate::Result;
@@ -79,6 +79,8 @@ fn moves_cohorts(iteration: &Iteration) -> bool {
 struct Edges {
     before: f64,
     after: f64,
+    /// See [`virtual_machine::Costs::beside_copies`].
+    share: f64,
 }
 
 impl virtual_machine::Costs for Edges {
@@ -89,6 +91,10 @@ impl virtual_machine::Costs for Edges {
     fn before(&self, program: &Program, unit: Unit) -> f64 {
         let is_used = || program.ops.iter().any(|op| op.unit == Unit::Gpu);
         if unit == Unit::Gpu && is_used() { self.before } else { 0.0 }
+    }
+
+    fn beside_copies(&self) -> f64 {
+        self.share
     }
 
     fn after(&self, _program: &Program) -> f64 {
@@ -110,6 +116,8 @@ pub struct Predictor {
     kinds: Kinds,
     linear: RefCell<FxHashMap<u64, f64>>,
     launch: OnceCell<f64>,
+    /// See [`Costs::beside_copies`].
+    share: OnceCell<f64>,
     /// Ways of attending, each with lists of its own.
     ways: usize,
     templates: RefCell<FxHashMap<Shape, Arc<Template>>>,
@@ -140,6 +148,7 @@ impl Predictor {
             kinds,
             linear: RefCell::default(),
             launch: OnceCell::new(),
+            share: OnceCell::new(),
             ways,
             templates: RefCell::default(),
             answers: RefCell::default(),
@@ -163,7 +172,7 @@ impl Predictor {
     pub fn exact(&self, iteration: &Iteration) -> Result<Seconds> {
         let program = lower(&self.placement, iteration)?;
         Ok(self.ask(|costs| {
-            let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(&self.placement).beside(&program);
+            let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(&self.placement);
             Seconds::of(&run(&program, &costs))
         }))
     }
@@ -280,7 +289,7 @@ impl Predictor {
             Side::Host => 0.0,
             _ => ends.map(|(b, _)| operation::results(costs, vocab, iteration.pick, sums.wanted(b))).sum(),
         };
-        Edges { before, after }
+        Edges { before, after, share: costs.beside_copies() }
     }
 
     fn run(
@@ -292,42 +301,25 @@ impl Predictor {
     ) -> Seconds {
         let stored = sums.stored(&self.sizes, &self.kinds);
         let by_op = OpCosts::new(costs, &self.sizes).reading(stored);
-        let one = |op: &Op, slower: f64| match (op.kind, op.layer) {
+        let one = |op: &Op| match (op.kind, op.layer) {
             // Windows have been applied.
             (Kind::Attend { .. }, Some(layer)) => {
-                let (side, slower) = match op.unit {
-                    Unit::Host => (Side::Host, slower),
-                    _ => (Side::Device, 1.0),
-                };
+                let side = if op.unit == Unit::Host { Side::Host } else { Side::Device };
                 let work = &op.work;
                 let scan = Scan { rows: work.rows, kv_tokens: work.kv_tokens, pairs: work.pairs };
-                let alone = costs.attend_beside(side, layer as usize, &scan, stored);
-                (slower * alone).max(costs.launch(side))
+                costs.attend_beside(side, layer as usize, &scan, stored).max(costs.launch(side))
             }
             _ => by_op.seconds(op),
         };
-        let takes = |alike: &Alike, slower: f64| {
+        let takes = |alike: &Alike| {
             if let Some(at) = alike.moved {
                 return self.moves(&moved[at], costs);
             }
             let mut seconds = 0.0;
-            alike.filled(sums, &self.sizes, &self.kinds, |op| seconds += one(op, slower));
+            alike.filled(sums, &self.sizes, &self.kinds, |op| seconds += one(op));
             seconds
         };
-        let priced = |slower| -> Vec<f64> { template.ops.iter().map(|alike| takes(alike, slower)).collect() };
-        let mut seconds = priced(1.0);
-        let share = costs.beside_copies();
-        if share < 1.0 {
-            let of = |run: &Run| {
-                let ops = run.program.ops.iter().zip(&run.priced);
-                Beside::of(ops.map(|(op, &at)| (op, seconds[at])))
-            };
-            // What all layers have of both.
-            let base = of(&template.base);
-            let longer = template.longer.iter();
-            let all = longer.fold(base, |sum, (more, layers)| sum.plus(*layers, of(more), base));
-            seconds = priced(all.slower(share));
-        }
+        let seconds: Vec<f64> = template.ops.iter().map(takes).collect();
         let of = |run: &Run| {
             Seconds::of(&run_timed(&run.program, &run.waits, &edges, &|i| seconds[run.priced[i]]))
         };
@@ -394,10 +386,7 @@ impl Predict for Predictor {
             return 0.0;
         }
         let scan = Scan { rows, kv_tokens, pairs: kv_tokens };
-        // Pages move in the iterations of whoever asks.
-        self.sum(|costs, layer, _| {
-            self.host_layer(costs, layer, &self.scan(layer, scan)) / costs.beside_copies()
-        })
+        self.sum(|costs, layer, _| self.host_layer(costs, layer, &self.scan(layer, scan)))
     }
 
     fn swap(&self, pages: u64) -> f64 {
@@ -410,6 +399,19 @@ impl Predict for Predictor {
         let one = |costs: &dyn Costs, direction| costs.transfer(direction, 1);
         let both = || self.ask(|costs| one(costs, Direction::ToHost) + one(costs, Direction::ToDevice));
         *self.launch.get_or_init(both)
+    }
+
+    fn copies(&self, iteration: &Iteration) -> f64 {
+        match self.beside_copies() < 1.0 {
+            true => self
+                .seconds(iteration)
+                .map_or(0.0, |t| t.busy[Unit::H2d as usize].max(t.busy[Unit::D2h as usize])),
+            false => 0.0,
+        }
+    }
+
+    fn beside_copies(&self) -> f64 {
+        *self.share.get_or_init(|| self.ask(|costs| costs.beside_copies()))
     }
 
     fn layers(&self) -> u32 {

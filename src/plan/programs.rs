@@ -313,11 +313,8 @@ impl Pricer<'_> {
         };
         let iteration = Iteration::serial(vec![one], false);
         let program = lower(self.placement, &iteration)?;
-        let costs = OpCosts::new(self.costs, self.sizes)
-            .of(&iteration)
-            .on(self.placement)
-            .times(group.sequences)
-            .beside(&program);
+        let costs =
+            OpCosts::new(self.costs, self.sizes).of(&iteration).on(self.placement).times(group.sequences);
         let timeline = run(&program, &costs);
         Ok((program, timeline))
     }

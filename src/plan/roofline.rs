@@ -8,6 +8,8 @@
 //! the share that stays, α = min(1, C_L3 / (W + W_kv)), is close to 0 for real models and blends the two rates
 //! ([`Roofline::blended_read`]).
 //!
+//! Each kernel of the GPU and each operation of the CPU takes some time beside its work ([`kernels`], `gpu_launch_s`, `hand_over_s`).
+//!
 //! Weights on the host may lie in slower memory than the rest ([`WeightsNodes`]): products on the CPU read them at its rate,
 //! and the link takes them at most that fast.
 
@@ -16,7 +18,7 @@ use std::sync::OnceLock;
 use super::cost::{Batch, Costs, Direction, Scan};
 use super::hardware::{Gpu, Hardware, Link, WeightsNodes};
 use super::sizes::{ELEMENT, Sizes};
-use crate::program::{Side, Sublayer};
+use crate::program::{Side, Sublayer, kernels};
 
 /// How arithmetic and memory time combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,15 @@ impl<'a> Roofline<'a> {
 
     fn accelerator(&self) -> &(Gpu, Link) {
         self.hardware.accelerator.as_ref().expect("nothing is placed on a GPU that is not there")
+    }
+
+    /// Seconds that an operation of so many kernels takes beside its work.
+    fn beside_work(&self, side: Side, kernels: u32) -> f64 {
+        let e = &self.hardware.efficiency;
+        match side {
+            Side::Host => e.hand_over_s,
+            Side::Device => f64::from(kernels) * e.gpu_launch_s,
+        }
     }
 
     /// FLOP/s and bytes/s that kernels reach.
@@ -193,7 +204,7 @@ pub fn cache_share(cache: f64, weights: f64, kv: f64) -> f64 {
 
 impl Costs for Roofline<'_> {
     fn embed(&self, side: Side, rows: u64) -> f64 {
-        self.time(side, 0, self.sizes.hidden(rows))
+        self.time(side, 0, self.sizes.hidden(rows)) + self.beside_work(side, kernels::EMBED)
     }
 
     fn sublayer(&self, side: Side, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> f64 {
@@ -201,12 +212,22 @@ impl Costs for Roofline<'_> {
         if batch.rows() == 0 {
             return 0.0;
         }
-        match sublayer {
+        let work = match sublayer {
             Sublayer::Scores | Sublayer::Values => {
                 self.time(side, w.flops, w.x + w.y) / self.attention_share(side)
             }
             _ => self.product_time(side, w.flops, w.x, w.y),
-        }
+        };
+        let beside = match sublayer {
+            Sublayer::Qkv => self.beside_work(side, kernels::PROJECT),
+            Sublayer::Scores => self.beside_work(side, kernels::ATTEND),
+            // One operation with the scores.
+            Sublayer::Values => 0.0,
+            Sublayer::Out => self.beside_work(side, kernels::OUT),
+            Sublayer::Up => self.beside_work(side, kernels::UP),
+            Sublayer::Down => self.beside_work(side, kernels::DOWN),
+        };
+        work + beside
     }
 
     fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
@@ -220,6 +241,9 @@ impl Costs for Roofline<'_> {
     }
 
     fn attend(&self, side: Side, _: usize, scan: &Scan) -> f64 {
+        if scan.rows == 0 {
+            return 0.0;
+        }
         let (p, memory) = self.rates(side);
         let (q, heads) = (self.sizes.spec.q_dim() as u64, self.sizes.spec.n_heads as u64);
         let kv = scan.kv_tokens * self.sizes.kv_token();
@@ -227,7 +251,7 @@ impl Costs for Roofline<'_> {
         let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
         let x = scan.rows * q * ELEMENT + scores;
         let seconds = self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read);
-        seconds / self.attention_share(side)
+        seconds / self.attention_share(side) + self.beside_work(side, kernels::ATTEND)
     }
 
     fn head(&self, side: Side, rows: u64) -> f64 {
@@ -237,10 +261,23 @@ impl Costs for Roofline<'_> {
         let spec = &self.sizes.spec;
         let flops = 2 * rows * spec.d_model as u64 * spec.vocab as u64;
         self.product_time(side, flops, self.sizes.hidden(rows), self.sizes.head.on(side))
+            + self.beside_work(side, kernels::HEAD)
     }
 
     fn copy(&self, side: Side, bytes: u64) -> f64 {
         2.0 * bytes as f64 / self.rates(side).1
+    }
+
+    fn append(&self, side: Side, _: usize, _: u64, bytes: u64) -> f64 {
+        self.copy(side, bytes) + self.beside_work(side, kernels::APPEND)
+    }
+
+    fn pick(&self, side: Side, _: u64, bytes: u64) -> f64 {
+        self.copy(side, bytes) + self.beside_work(side, kernels::PICK)
+    }
+
+    fn hand_over(&self) -> f64 {
+        self.hardware.efficiency.hand_over_s
     }
 
     fn beside_copies(&self) -> f64 {

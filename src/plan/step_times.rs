@@ -62,7 +62,7 @@ impl StepTimes {
         let program = lower(placement, iteration).ok()?;
         let mut seconds = 0.0;
         self.source.ask(&self.sizes, &mut |costs| {
-            let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(placement).beside(&program);
+            let costs = OpCosts::new(costs, &self.sizes).of(iteration).on(placement);
             seconds = virtual_machine::run(&program, &costs).seconds();
         });
         Some(seconds)

@@ -21,7 +21,9 @@
 //! cannot drift apart.
 
 mod check;
+pub mod contention;
 mod iteration;
+pub mod kernels;
 mod lower;
 mod op;
 mod order;

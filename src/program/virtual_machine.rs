@@ -3,12 +3,15 @@
 //! The device's lanes run their operations in the order of issue, the host takes the oldest operation that is ready, a cohort's if
 //! there is no other; an operation starts when its lane is free and what it waits for ([`super::order::waits`]) is done.
 //!
+//! Attention on the host takes longer while copies run ([`CopySpans`], [`Costs::beside_copies`]).
+//!
 //! Asynchronous iterations leave work of the host behind, and begin with what earlier ones have left ([`Carried`]): [`run_from`].
 
 use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
+use super::contention::CopySpans;
 use super::iteration::{Flow, Iteration, RequestId};
 use super::op::{Kind, Op, Program, Unit};
 use super::order::waits;
@@ -21,6 +24,11 @@ pub trait Costs {
     /// Seconds that `unit` is busy before the first operation of `program`: a step's lists, on their way to the device.
     fn before(&self, _program: &Program, _unit: Unit) -> f64 {
         0.0
+    }
+
+    /// Share of its rate that attention on the host keeps while copies over the link run, in (0, 1].
+    fn beside_copies(&self) -> f64 {
+        1.0
     }
 
     /// Seconds from the end of the last operation of `program` until the step's results are where they were asked for.
@@ -139,7 +147,7 @@ pub fn run_timed(
     costs: &impl Costs,
     takes: &dyn Fn(usize) -> f64,
 ) -> Timeline {
-    place(program, waits, costs, takes, (0.0, 0.0), &|_| 0.0).0
+    beside_copies(program, waits, costs, takes, (0.0, 0.0), &|_| 0.0).0
 }
 
 /// Runs the `program` of `iteration` by `costs`, after iterations that have left `carried`. A cohort joins if its attention
@@ -154,9 +162,14 @@ pub fn run_from(program: &Program, iteration: &Iteration, costs: &impl Costs, ca
     let begin = earliest.filter(|_| idle).unwrap_or_default();
     let takes = |i: usize| costs.seconds(&program.ops[i]);
     let ready = |b| carried.ready(first(b));
-    let (timeline, joined) = place(program, &waits(program), costs, &takes, (carried.host, begin), &ready);
+    let backlog = (carried.host, begin);
+    let (timeline, joined) = beside_copies(program, &waits(program), costs, &takes, backlog, &ready);
     let seconds = timeline.seconds();
-    let mut left = carried.clone().later(seconds);
+    // What was under way is attention, which this iteration's copies slow down, too.
+    let (copies, share) = (copies(&timeline), costs.beside_copies());
+    let slowed = |t: f64| if t > 0.0 { copies.end(0.0, t, share) } else { t };
+    let cohorts_under_way = carried.cohorts.iter().map(|&(id, t)| (id, slowed(t))).collect();
+    let mut left = Carried { host: slowed(carried.host), cohorts: cohorts_under_way }.later(seconds);
     for (b, at) in cohorts {
         if at.is_some() && !joined.contains(&b) {
             continue;
@@ -170,6 +183,50 @@ pub fn run_from(program: &Program, iteration: &Iteration, costs: &impl Costs, ca
         }
     }
     Advance { timeline, joined, carried: left }
+}
+
+/// When copies over the link run.
+fn copies(timeline: &Timeline) -> CopySpans {
+    let over = |unit| matches!(unit, Unit::H2d | Unit::D2h);
+    CopySpans::of(timeline.spans.iter().filter(|s| over(s.unit)).map(|s| (s.start, s.end)))
+}
+
+/// How often attention is placed anew until it and the copies beside it agree. Each time at least one more operation has its place.
+const ROUNDS: usize = 8;
+
+/// As [`place`], with attention on the host slowed down by the copies beside it.
+fn beside_copies(
+    program: &Program,
+    waits: &[Vec<usize>],
+    costs: &impl Costs,
+    takes: &dyn Fn(usize) -> f64,
+    free: (f64, f64),
+    ready_at: &dyn Fn(u8) -> f64,
+) -> (Timeline, Vec<u8>) {
+    let mut placed = place(program, waits, costs, takes, free, ready_at);
+    let share = costs.beside_copies();
+    let attends = |op: &Op| op.unit == Unit::Host && matches!(op.kind, Kind::Attend { .. });
+    if share >= 1.0 || !program.ops.iter().any(attends) {
+        return placed;
+    }
+    let mut longer: Vec<f64> = Vec::new();
+    for _ in 0..ROUNDS {
+        let copies = copies(&placed.0);
+        if copies.is_empty() {
+            break;
+        }
+        longer.resize(program.ops.len(), 0.0);
+        for span in placed.0.spans.iter().filter(|s| attends(&program.ops[s.op])) {
+            let alone = takes(span.op);
+            longer[span.op] = copies.end(span.start, alone, share) - span.start - alone;
+        }
+        let before = placed.0.seconds();
+        placed = place(program, waits, costs, &|i| takes(i) + longer[i], free, ready_at);
+        if (placed.0.seconds() - before).abs() <= 1e-6 * before {
+            break;
+        }
+    }
+    placed
 }
 
 /// When each operation runs, with workers of the host that are free from `backlog` on, lanes of the device that are from `begin` on,

@@ -12,7 +12,7 @@ pub trait Predict {
     /// Attention on the device: rows, tokens whose keys and values are read over all sequences, pairs of a row and a token.
     fn device_attention(&self, rows: u64, kv_tokens: u64, pairs: u64) -> f64;
 
-    /// Attention of decode rows on the host, while copies run.
+    /// Attention of decode rows on the host, with no copy beside it.
     fn host_attention(&self, rows: u64, kv_tokens: u64) -> f64;
 
     /// Pages of all layers to the other side.
@@ -26,6 +26,16 @@ pub trait Predict {
 
     /// A whole iteration.
     fn iteration(&self, iteration: &Iteration) -> f64;
+
+    /// Seconds for which the iteration's copies keep the link busy, in the busier direction; 0 where they slow nothing down.
+    fn copies(&self, _iteration: &Iteration) -> f64 {
+        0.0
+    }
+
+    /// Share of its rate that attention on the host keeps while copies over the link run, in (0, 1].
+    fn beside_copies(&self) -> f64 {
+        1.0
+    }
 
     /// Iterations that a cohort takes for a token: one for each layer where it waits for the host, and one more.
     fn token_iterations(&self) -> u32 {

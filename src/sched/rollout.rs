@@ -10,6 +10,7 @@
 
 mod repeat;
 
+use crate::program::contention::CopySpans;
 use crate::program::{Flow, Iteration, RequestId, SubBatch};
 
 use super::copies::Copies;
@@ -161,6 +162,7 @@ impl Rollout {
         if iteration.flow == Flow::Async {
             self.seconds = self.host.wait(iteration, self.seconds);
             let (start, layers) = (self.seconds, f64::from(costs.layers()));
+            self.host.beside(start, costs.copies(iteration), costs.beside_copies());
             let passes = |layer: u32| start + takes * f64::from(layer) / layers;
             for (b, batch) in iteration.cohorts() {
                 seen.cohorts += 1;
@@ -194,6 +196,9 @@ struct HostLane {
     free: f64,
     /// When it has finished that of each cohort, by the cohort's first request.
     ready: Vec<(RequestId, f64)>,
+    /// Copies that run beside it, and the share of its rate that it then keeps.
+    copies: CopySpans,
+    share: f64,
 }
 
 impl HostLane {
@@ -215,6 +220,17 @@ impl HostLane {
         batch.at.is_none() || self.at(batch) <= when
     }
 
+    /// An iteration begins whose copies run for so many seconds: they slow down what is under way.
+    fn beside(&mut self, start: f64, copies: f64, share: f64) {
+        self.copies = CopySpans::of([(start, start + copies)]);
+        self.share = share;
+        if copies > 0.0 {
+            let slowed = |t: f64| if t > start { self.copies.end(start, t - start, share) } else { t };
+            self.free = slowed(self.free);
+            self.ready.iter_mut().for_each(|(_, t)| *t = slowed(*t));
+        }
+    }
+
     /// A cohort is handed over at `from` and waits at layer `next`, or has its token.
     fn attend(&mut self, batch: &SubBatch, next: Option<u32>, from: f64, costs: &dyn Predict) {
         let first = batch.groups[0].request;
@@ -223,7 +239,7 @@ impl HostLane {
             return;
         }
         let (rows, kv) = batch.groups.iter().fold((0, 0), |(n, kv), g| (n + 1, kv + u64::from(g.end())));
-        self.free = self.free.max(from) + costs.cohort(rows, kv);
+        self.free = self.copies.end(self.free.max(from), costs.cohort(rows, kv), self.share);
         self.ready.push((first, self.free));
     }
 }

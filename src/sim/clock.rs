@@ -14,6 +14,7 @@ use super::cohorts;
 use crate::Result;
 use crate::plan::Predictor;
 use crate::plan::Seconds;
+use crate::program::contention::CopySpans;
 use crate::program::virtual_machine::Carried;
 use crate::program::{Flow, Group, Iteration, PageMove, RequestId, SubBatch};
 use crate::sched::Predict;
@@ -81,7 +82,7 @@ impl<'a> Clock<'a> {
         Ok(lap)
     }
 
-    /// Copies of whole requests, with nothing beside them.
+    /// CopySpans of whole requests, with nothing beside them.
     ///
     /// # Errors
     /// Moves that cannot be lowered.
@@ -131,6 +132,12 @@ impl<'a> Clock<'a> {
                 start = start.max(earliest);
             }
         }
+        // Pages of this iteration move from its begin on; what is under way on the host is attention, which they slow down.
+        let share = self.predictor.ask(|costs| costs.beside_copies());
+        let copies = CopySpans::of([(start, start + lap.h2d.max(lap.d2h))]);
+        let slowed = |t: f64| if t > start { copies.end(start, t - start, share) } else { t };
+        self.host_free = slowed(self.host_free);
+        self.ready.values_mut().for_each(|t| *t = slowed(*t));
         let mut extra = 0.0;
         // In the order in which the device comes by.
         let mut order: Vec<usize> = (0..parked.len()).filter(|&c| !parked[c].groups.is_empty()).collect();
@@ -156,10 +163,10 @@ impl<'a> Clock<'a> {
                 continue;
             };
             lap.parked[1 + c] = Some(next);
-            let attends = cohorts::host_part(self.predictor, batch, next);
+            let (attends, products) = cohorts::host_part(self.predictor, batch, next);
             let begin = self.host_free.max(here + gpu + link);
-            self.host_free = begin + attends;
-            lap.cpu += attends;
+            self.host_free = copies.end(begin, attends, share) + products;
+            lap.cpu += self.host_free - begin;
             for group in &batch.groups {
                 self.ready.insert(group.request, self.host_free);
             }

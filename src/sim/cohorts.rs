@@ -71,15 +71,16 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f
     (gpu, link)
 }
 
-/// Seconds of the host from one stop of a cohort to the next: attention of the layers between, and their products where they are the host's.
-pub(super) fn host_part(predictor: &Predictor, cohort: &SubBatch, stop: u32) -> f64 {
+/// Seconds of the host from one stop of a cohort to the next: attention of the layers between, and their products where they are the
+/// host's.
+pub(super) fn host_part(predictor: &Predictor, cohort: &SubBatch, stop: u32) -> (f64, f64) {
     let first = cohort.at.map_or(0, |l| l + 1);
     let of = |layer: usize| {
         let at = &predictor.placement().layers[layer];
         let products = predictor.ask(|costs| products_of_host(costs, layer, at, cohort.rows().into()));
-        attention(predictor, &cohort.groups, layer) + products
+        (attention(predictor, &cohort.groups, layer), products)
     };
-    (first..=stop).map(|layer| of(layer as usize)).sum()
+    (first..=stop).map(|layer| of(layer as usize)).fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1))
 }
 
 /// Seconds of the host to append and attend a cohort's rows in one layer.

@@ -52,8 +52,7 @@ impl<'a> Recorder<'a> {
         };
         let program = lower(placement, iteration)?;
         let advance = self.predictor.ask(|costs| {
-            let costs =
-                OpCosts::new(costs, self.predictor.sizes()).of(iteration).on(placement).beside(&program);
+            let costs = OpCosts::new(costs, self.predictor.sizes()).of(iteration).on(placement);
             run_from(&program, iteration, &costs, &carried)
         });
         self.note(&program, &advance, now - begun);

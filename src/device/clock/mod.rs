@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub use self::rates::{Rates, Work};
 use super::lane::Lane;
+use crate::program::contention::CopySpans;
 
 /// The device's lanes, plus one for the host's workers.
 const LANES: usize = Lane::ALL.len() + 1;
@@ -66,8 +67,10 @@ struct Entry {
     issued: f64,
     after: Vec<Moment>,
     moment: Moment,
-    /// For the host's operations: whether this one goes before others that are ready.
+    /// For the host's operations: whether this one goes before others that are ready, and whether it is attention, which copies
+    /// over the link slow down.
     first: bool,
+    attends: bool,
 }
 
 impl Entry {
@@ -85,6 +88,10 @@ struct State {
     lanes: [VecDeque<Entry>; LANES],
     /// Seconds of known work of each lane.
     busy: [f64; LANES],
+    /// When copies over the link run, as far as it matters for the host's next operation.
+    copies: CopySpans,
+    /// The share of its rate that attention on the host keeps beside them.
+    share: f64,
 }
 
 /// See the [module](self).
@@ -96,7 +103,8 @@ pub struct Clock {
 impl Clock {
     /// A clock at time 0 for a machine of this speed.
     pub fn new(rates: Rates) -> Clock {
-        Clock { rates, state: Mutex::default() }
+        let state = State { share: rates.beside_copies, ..State::default() };
+        Clock { rates, state: Mutex::new(state) }
     }
 
     /// The machine's speed.
@@ -139,11 +147,13 @@ impl Clock {
     }
 
     /// Enqueues an operation of the given duration (seconds) for the host's workers, ready once all of `after` is done.
-    /// Among ready operations, the workers prefer those with `first`, then the one that was issued earliest.
-    pub fn host(&self, seconds: f64, after: Vec<Moment>, first: bool) -> Moment {
+    /// Among ready operations, the workers prefer those with `first`, then the one that was issued earliest. One that `attends` takes
+    /// longer beside copies over the link, as far as they have been issued when its time is asked for.
+    pub fn host(&self, seconds: f64, after: Vec<Moment>, first: bool, attends: bool) -> Moment {
         let mut state = self.lock();
         let moment = state.push(HOST, seconds, after);
-        state.lanes[HOST].back_mut().expect("just pushed").first = first;
+        let entry = state.lanes[HOST].back_mut().expect("just pushed");
+        (entry.first, entry.attends) = (first, attends);
         moment
     }
 
@@ -173,7 +183,7 @@ impl Clock {
         state.advance(moment, now);
         let past = moment.end().is_some_and(|end| end <= now);
         if !past {
-            state.now += self.rates.device.launch.max(1e-6);
+            state.now += self.rates.device.issue.max(1e-6);
         }
         past
     }
@@ -184,7 +194,14 @@ impl State {
         debug_assert!(seconds.is_finite() && seconds >= 0.0, "{seconds} s of work");
         let moment = Moment::default();
         let issued = self.now;
-        self.lanes[lane].push_back(Entry { seconds, issued, after, moment: moment.clone(), first: true });
+        self.lanes[lane].push_back(Entry {
+            seconds,
+            issued,
+            after,
+            moment: moment.clone(),
+            first: true,
+            attends: false,
+        });
         moment
     }
 
@@ -231,9 +248,21 @@ impl State {
     fn place(&mut self, lane: usize, at: usize, ready: f64) {
         let entry = self.lanes[lane].remove(at).expect("it was found there");
         let start = ready.max(self.free[lane]);
-        let end = start + entry.seconds;
+        let end = match entry.attends {
+            true => self.copies.end(start, entry.seconds, self.share),
+            false => start + entry.seconds,
+        };
+        if lane == HOST {
+            self.copies.forget(end);
+        } else if lane != Lane::Compute as usize {
+            if self.lanes[HOST].is_empty() {
+                // Whatever the host is given begins from now on.
+                self.copies.forget(self.now.max(self.free[HOST]));
+            }
+            self.copies.push(start, end);
+        }
         self.free[lane] = end;
-        self.busy[lane] += entry.seconds;
+        self.busy[lane] += end - start;
         assert!(entry.moment.0.set((start, end)).is_ok(), "a time is found once");
     }
 }

@@ -19,7 +19,10 @@ pub struct Unit {
     pub flops: f64,
     /// Bytes/s of its memory.
     pub bytes: f64,
-    /// Seconds to issue an operation to it.
+    /// Seconds to issue an operation to it: it takes at least that.
+    pub issue: f64,
+    /// Seconds that come to the work: of each kernel of the device, from the end of the one before to its begin; of each operation of
+    /// the host, from its posting to its end seen.
     pub launch: f64,
 }
 
@@ -35,7 +38,7 @@ impl Unit {
 pub struct Rates {
     /// The CPU.
     pub host: Unit,
-    /// The accelerator. The control thread pays the cost of issuing.
+    /// The accelerator.
     pub device: Unit,
     /// Bytes/s over the link, to the device.
     pub to_device: f64,
@@ -45,6 +48,10 @@ pub struct Rates {
     pub latency: f64,
     /// Bytes/s at which the CPU reads weights, and the link takes them at most, where they lie in memory of their own.
     pub weights: Option<f64>,
+    /// Share of the CPU's rates that its attention reaches.
+    pub attention: f64,
+    /// Share of that which is left while copies over the link run.
+    pub beside_copies: f64,
 }
 
 /// Number of operations issued per block: a machine description states the cost of issuing a whole block.
@@ -67,18 +74,33 @@ impl Rates {
             host: Unit {
                 flops: cpu.flops_bf16 * e.cpu_compute,
                 bytes: cpu.read_bw * e.cpu_memory,
-                launch: e.cpu_issue_s / OPERATIONS_OF_A_BLOCK,
+                issue: e.cpu_issue_s / OPERATIONS_OF_A_BLOCK,
+                launch: e.hand_over_s,
             },
             device: Unit {
                 flops: gpu.flops_bf16 * e.gpu_compute,
                 bytes: gpu.bw * e.gpu_memory,
-                launch: e.gpu_issue_s / OPERATIONS_OF_A_BLOCK,
+                issue: e.gpu_issue_s / OPERATIONS_OF_A_BLOCK,
+                launch: e.gpu_launch_s,
             },
             to_device: link.h2d_bw * e.link,
             to_host: link.d2h_bw * e.link,
             latency: link.latency_s,
             weights: hardware.weights.as_ref().map(|on| on.read_bw * e.cpu_memory),
+            attention: e.cpu_attention,
+            beside_copies: e.cpu_beside_copies,
         })
+    }
+
+    /// Seconds of an operation of the host with so much work.
+    pub fn host_operation(&self, work: Work, attends: bool) -> f64 {
+        let share = if attends { self.attention } else { 1.0 };
+        (self.host.seconds(work) / share).max(self.host.issue) + self.host.launch
+    }
+
+    /// Seconds of an operation of the device with so much work, in so many kernels.
+    pub fn device_operation(&self, work: Work, kernels: u32) -> f64 {
+        self.device.seconds(work) + f64::from(kernels) * self.device.launch
     }
 
     /// Seconds of a transfer to the device.

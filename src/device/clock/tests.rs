@@ -34,10 +34,10 @@ fn lanes_run_beside_each_other_and_events_order_them() {
 fn the_host_takes_the_oldest_operation_that_is_ready() {
     let c = clock();
     let slow = c.enqueue(Compute, 10.0);
-    let waits = c.host(1.0, vec![slow], true);
-    let first = c.host(3.0, vec![], true);
-    let second = c.host(3.0, vec![], true);
-    let behind = c.host(2.0, vec![first.clone()], true);
+    let waits = c.host(1.0, vec![slow], true, false);
+    let first = c.host(3.0, vec![], true, false);
+    let second = c.host(3.0, vec![], true, false);
+    let behind = c.host(2.0, vec![first.clone()], true, false);
     c.reach(&waits);
     assert_eq!((span(&first), span(&second)), ((0.0, 3.0), (3.0, 6.0)));
     assert_eq!((span(&behind), span(&waits)), ((6.0, 8.0), (10.0, 11.0)));
@@ -49,11 +49,11 @@ fn what_is_issued_in_time_is_considered() {
     let c = clock();
     let device = c.enqueue(Compute, 10.0);
     let short = c.enqueue(HostToDevice, 4.0);
-    let old = c.host(5.0, vec![device], true);
+    let old = c.host(5.0, vec![device], true, false);
     assert!(!c.is_past(&old));
     c.reach(&short);
     // The host is idle until 10, so this operation begins at 4.
-    let young = c.host(7.0, vec![], true);
+    let young = c.host(7.0, vec![], true, false);
     c.reach(&old);
     assert_eq!((span(&young), span(&old)), ((4.0, 11.0), (11.0, 16.0)));
 }
@@ -90,13 +90,13 @@ fn waits_of_other_threads_are_not_the_control_threads() {
 #[test]
 fn hand_overs_add_up() {
     let c = clock();
-    let mut host = c.host(1.0, vec![], true);
+    let mut host = c.host(1.0, vec![], true, false);
     for _ in 0..3 {
         c.wait(HostToDevice, &host);
         c.enqueue(HostToDevice, 0.5);
         c.wait(Compute, &c.record(HostToDevice));
         let done = c.enqueue(Compute, 2.0);
-        host = c.host(1.0, vec![done], true);
+        host = c.host(1.0, vec![done], true, false);
     }
     c.reach(&host);
     assert_eq!(c.now(), 1.0 + 3.0 * 3.5);

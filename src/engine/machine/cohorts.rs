@@ -212,6 +212,7 @@ impl RealMachine {
             events: vec![],
             after: vec![],
             seconds: 0.0,
+            attends: false,
             detached: None,
             program: None,
             work: Box::new(move |half: &mut HostHalf| {
@@ -328,6 +329,7 @@ impl RealMachine {
                         events: vec![],
                         after: vec![],
                         seconds: 0.0,
+                        attends: false,
                         detached: None,
                         program: None,
                         work: Box::new(|_: &mut HostHalf| Ok(())),

@@ -139,7 +139,7 @@ impl RealMachine {
             let (after, events) = (tickets(lowered, at, issue), issue.events[at].iter().cloned().collect());
             let program = lowered.clone();
             let work = HostWork::copy(bytes.len());
-            let job = self.make_job(at, events, after, work, move |half| {
+            let job = self.make_job((at, op), events, after, work, move |half| {
                 // SAFETY: the job waits for the copy, so it is done, and the next copy waits for this job.
                 unsafe { half.land(&program.program.ops[at], cargo, &place) };
                 Ok(())
@@ -248,8 +248,8 @@ impl RealMachine {
             }
             // In emulated time, the issuing thread's clock advances by the work.
             let emulated = self.clock.as_ref().map(|clock| {
-                let (begun, host) = (clock.now(), clock.rates().host);
-                clock.spend(host.seconds(self.work.of(op, alone && op.wanted_only)).max(host.launch));
+                let (begun, work) = (clock.now(), self.work.of(op, alone && op.wanted_only));
+                clock.spend(clock.rates().host_operation(work, attends(op)));
                 (begun, clock.now())
             });
             if let Some(trace) = &mut self.trace {
@@ -275,7 +275,7 @@ impl RealMachine {
         let detached = lowered.program.is_detached(op);
         // A cohort's job that the step waits for comes after the job that gives the lane its rows.
         after.extend(issue.chains.get(op.sub_batch as usize).and_then(|c| c.job).filter(|_| !detached));
-        let job = self.make_job(at, events, after, work, move |half| {
+        let job = self.make_job((at, op), events, after, work, move |half| {
             let _used = used;
             let op = &program.program.ops[at];
             if let Some(pages) = pages {
@@ -334,7 +334,7 @@ impl RealMachine {
         let (place, busy) = self.areas_mut().place_to_fill(area(op, cargo, Side::Device), bytes)?;
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
-        let job = self.job(at, busy.into_iter().collect(), after, work, move |half| {
+        let job = self.job((at, op), busy.into_iter().collect(), after, work, move |half| {
             // SAFETY: the job waits for the last copy from there, so it is done, and the next is enqueued after this
             // job.
             unsafe { half.fill(&program.program.ops[at], cargo, &place) };
@@ -412,7 +412,7 @@ impl RealMachine {
         let bytes = self.area_bytes(&op, cargo);
         let work = HostWork::copy(bytes.len());
         let (place, busy) = self.areas_mut().place_to_fill(area(&op, cargo, Side::Device), bytes)?;
-        Ok(self.make_job(NONE, busy.into_iter().collect(), vec![], work, move |half| {
+        Ok(self.make_job((NONE, &op.clone()), busy.into_iter().collect(), vec![], work, move |half| {
             // SAFETY: the job waits for the last copy from there, so it is done, and the next is enqueued when the
             // cohort joins.
             unsafe { half.fill(&op, cargo, &place) };
@@ -429,28 +429,35 @@ impl RealMachine {
 
     fn job(
         &mut self,
-        op: usize,
+        at: (usize, &Op),
         events: Vec<Event>,
         after: Vec<Ticket>,
         amount: Work,
         work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
     ) -> Ticket {
-        let job = self.make_job(op, events, after, amount, work);
+        let job = self.make_job(at, events, after, amount, work);
         self.lane_mut().give(job)
     }
 
+    /// A job of the place `op` in the program, for the operation `of`.
     pub(super) fn make_job(
         &self,
-        op: usize,
+        (op, of): (usize, &Op),
         events: Vec<Event>,
         after: Vec<Ticket>,
         amount: Work,
         work: impl FnOnce(&mut HostHalf) -> Result<()> + Send + 'static,
     ) -> HostJob<HostHalf> {
-        let host = self.device().runtime.clock().map(|clock| clock.rates().host);
-        let seconds = host.map_or(0.0, |host| host.seconds(amount).max(host.launch));
-        HostJob { op, events, after, seconds, detached: None, program: None, work: Box::new(work) }
+        let attends = attends(of);
+        let clock = self.device().runtime.clock();
+        let seconds = clock.map_or(0.0, |clock| clock.rates().host_operation(amount, attends));
+        HostJob { op, events, after, seconds, attends, detached: None, program: None, work: Box::new(work) }
     }
+}
+
+/// Whether it is attention.
+fn attends(op: &Op) -> bool {
+    matches!(op.kind, Kind::Attend { .. })
 }
 
 /// Pages in pinned memory, by their first bytes.

@@ -100,8 +100,10 @@ pub(super) struct HostJob<S> {
     pub events: Vec<Event>,
     /// Jobs that it waits for.
     pub after: Vec<Ticket>,
-    /// Its duration in emulated time.
+    /// Its duration in emulated time, alone.
     pub seconds: f64,
+    /// Whether it is attention, which copies over the link slow down.
+    pub attends: bool,
     /// For a job that outlives the step, its owner.
     pub detached: Option<Detached>,
     /// The operation's program, if it may be an earlier step's.
@@ -263,7 +265,7 @@ impl<S: Send + 'static> Lane<S> {
         let Some(clock) = runtime.clock() else { return };
         let events = job.events.iter().filter_map(|e| runtime.moment(e));
         let after = events.chain(job.after.iter().map(|t| self.moments[t].clone())).collect();
-        self.moments.insert(ticket, clock.host(job.seconds, after, job.is_first()));
+        self.moments.insert(ticket, clock.host(job.seconds, after, job.is_first(), job.attends));
     }
 
     /// Advances this thread's emulated time to the end of jobs that it has waited for.

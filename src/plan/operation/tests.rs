@@ -174,7 +174,9 @@ fn seconds(h: &Hardware, s: &Sizes, placement: &Placement, iteration: &Iteration
 /// On one side a program is the closed form, and the copies of new keys and values that it leaves out: below 1%.
 #[test]
 fn a_decode_program_is_the_closed_form() {
-    let h = hardware::named("rtx4060-laptop").unwrap();
+    let mut h = hardware::named("rtx4060-laptop").unwrap();
+    // The closed form has no operation for them.
+    (h.efficiency.gpu_launch_s, h.efficiency.hand_over_s) = (0.0, 0.0);
     for name in ["qwen3-8b", "opt-6.7b", "gemma-3-1b", "tiny-llama"] {
         let s = sizes(name);
         let layers = s.layers();
@@ -256,31 +258,66 @@ fn streams_run_under_compute() {
 
 #[test]
 fn copies_slow_down_attention_on_the_host_while_they_run() {
-    let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} for {want}");
-    let slower = |share, attention, up| Beside { attention, up, ..Beside::default() }.slower(share);
-    close(slower(0.5, 4.0, 0.0), 1.0);
-    // Two seconds of copies do one second of the work; three are left.
-    close(slower(0.5, 4.0, 2.0), 5.0 / 4.0);
-    close(slower(0.5, 4.0, 8.0), 2.0);
-    close(slower(0.5, 4.0, 100.0), 2.0);
-    close(slower(0.5, 0.0, 1.0), 1.0);
-
+    let close = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-9, "{got} for {want}");
     let s = sizes("tiny-llama");
     let mut machine = hardware::named("t4-xeon").unwrap();
+    machine.efficiency.cpu_beside_copies = 1.0;
     let whole = Kind::Attend { part: Part::Whole, from_mailbox: true, to_mailbox: true, staged: None };
     let work = Work { rows: 4, kv_tokens: 4_000_000, pairs: 4_000_000, pages: 0 };
-    let copied = Work { pages: 1_000_000, ..Work::default() };
     let attends = |unit| op(whole, unit, Some(1), work);
-    let moves = op(Kind::PageIn { staged: None }, Unit::H2d, None, copied);
-    let seconds = |machine: &Hardware, ops: &[Op], unit| {
+    let moves = |pages| op(Kind::PageIn { staged: None }, Unit::H2d, None, Work { pages, ..Work::default() });
+    // Seconds of the first operation, and of the others.
+    let run = |machine: &Hardware, ops: &[Op]| {
         let program = Program { ops: ops.to_vec(), ..Program::default() };
         let costs = Roofline::new(machine, &s);
-        OpCosts::new(&costs, &s).beside(&program).seconds(&attends(unit))
+        let spans = run(&program, &OpCosts::new(&costs, &s)).spans;
+        let seconds: Vec<f64> = spans.iter().map(|s| s.end - s.start).collect();
+        (seconds[0], seconds[1..].iter().sum::<f64>())
     };
-    let with = [attends(Unit::Host), moves];
-    let (host, device) = (seconds(&machine, &with, Unit::Host), seconds(&machine, &with, Unit::Gpu));
+    let alone = run(&machine, &[attends(Unit::Host)]).0;
+    let (device, _) = run(&machine, &[attends(Unit::Gpu), moves(1_000_000)]);
+    let (beside, copies) = run(&machine, &[attends(Unit::Host), moves(100)]);
+    close(beside, alone);
+    assert!(copies < alone, "{copies} {alone}");
     machine.efficiency.cpu_beside_copies = 0.5;
-    close(seconds(&machine, &with, Unit::Host) / host, 2.0);
-    close(seconds(&machine, &with, Unit::Gpu), device);
-    close(seconds(&machine, &with[..1], Unit::Host), host);
+    close(run(&machine, &[attends(Unit::Host)]).0, alone);
+    // While a long copy runs, and while a short one does: it takes half of its own time longer.
+    close(run(&machine, &[attends(Unit::Host), moves(1_000_000)]).0, 2.0 * alone);
+    close(run(&machine, &[attends(Unit::Host), moves(100)]).0, alone + 0.5 * copies);
+    // Nothing of the device's is slower.
+    close(run(&machine, &[attends(Unit::Gpu), moves(1_000_000)]).0, device);
+    // Of two in a row the copy meets the first, and in part the second.
+    let (first, rest) = run(&machine, &[attends(Unit::Host), attends(Unit::Host), moves(100)]);
+    close(first + rest - copies, 2.0 * alone + 0.5 * copies);
+}
+
+/// Launches and hand-overs come to the work of each operation.
+#[test]
+fn launches_and_hand_overs_come_to_the_work() {
+    let s = sizes("tiny-llama");
+    let mut machine = hardware::named("t4-xeon").unwrap();
+    (machine.efficiency.gpu_launch_s, machine.efficiency.hand_over_s) = (0.0, 0.0);
+    let work = Work { rows: 4, kv_tokens: 400, pairs: 400, pages: 0 };
+    let whole = Kind::Attend { part: Part::Whole, from_mailbox: false, to_mailbox: false, staged: None };
+    let kinds = [
+        (Kind::Embed, 1),
+        (Kind::Project { add: false }, 2),
+        (whole, 2),
+        (Kind::OutProj, 1),
+        (Kind::FfnUp { add: false }, 2),
+        (Kind::FfnDown, 1),
+        (Kind::Pick, 1),
+    ];
+    let seconds = |machine: &Hardware, kind, unit| {
+        let costs = Roofline::new(machine, &s);
+        OpCosts::new(&costs, &s).seconds(&op(kind, unit, Some(1), work))
+    };
+    let before = kinds.map(|(k, _)| [Unit::Gpu, Unit::Host].map(|u| seconds(&machine, k, u)));
+    (machine.efficiency.gpu_launch_s, machine.efficiency.hand_over_s) = (1e-3, 1e-2);
+    for ((kind, kernels), [gpu, host]) in kinds.into_iter().zip(before) {
+        let more = seconds(&machine, kind, Unit::Gpu) - gpu;
+        assert!((more - 1e-3 * f64::from(kernels)).abs() < 1e-12, "{kind:?}: {more}");
+        let more = seconds(&machine, kind, Unit::Host) - host;
+        assert!((more - 1e-2).abs() < 1e-12, "{kind:?}: {more}");
+    }
 }

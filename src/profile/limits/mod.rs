@@ -92,9 +92,12 @@ impl Limits {
             };
             (gpu, link)
         });
-        let gpu_issue_s = self.device.as_ref().map_or(0.0, |d| d.launch_s);
+        // From one operation of a lane to the next, or as fast as the host enqueues them.
+        let gpu_launch_s = self.device.as_ref().map_or(0.0, |d| d.step_s.max(d.launch_s));
+        let pool = self.hand_over.spinning_s;
+        let hand_over_s = pool + self.hand_over.lane.as_ref().map_or(0.0, |lane| lane.spinning_s);
         let cpu_beside_copies = self.host_attention.share();
-        let efficiency = Efficiency { gpu_issue_s, cpu_beside_copies, ..Efficiency::default() };
+        let efficiency = Efficiency { gpu_launch_s, hand_over_s, cpu_beside_copies, ..Efficiency::default() };
         // A node cannot be faster than all memory together: a difference is noise.
         let node = |n: &NodeLimits| {
             let node = n.hardware();

@@ -354,6 +354,10 @@ impl Costs for Measured<'_> {
         self.roofline.copy(side, bytes)
     }
 
+    fn hand_over(&self) -> f64 {
+        self.roofline.hand_over()
+    }
+
     fn beside_copies(&self) -> f64 {
         self.roofline.beside_copies()
     }

@@ -10,7 +10,7 @@ impl Core {
     pub(super) fn enter_time(&self, lane: Lane, op: &Op) {
         let Some(clock) = &self.clock else { return };
         if !matches!(op, Op::Elapse(_)) {
-            clock.spend(clock.rates().device.launch);
+            clock.spend(clock.rates().device.issue);
         }
         clock.enqueue(lane, seconds(clock.rates(), op));
     }

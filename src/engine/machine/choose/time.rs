@@ -81,7 +81,7 @@ pub struct Timed {
 }
 
 /// Number of placements per strategy whose programs are simulated.
-const FEW: usize = 3;
+const FEW: usize = 5;
 
 /// The fastest placement that fits; `None` if no candidate does, for which [`choose`](super::choose) has the message.
 ///

@@ -40,6 +40,7 @@ pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, idle: Duration) -> R
             events: vec![],
             after: vec![],
             seconds: 0.0,
+            attends: false,
             detached: None,
             program: None,
             work: Box::new(work),

@@ -20,7 +20,16 @@ fn note(op: usize, events: Vec<Event>, after: Vec<Ticket>) -> HostJob<Vec<usize>
         seen.push(op);
         Ok(())
     };
-    HostJob { op, events, after, seconds: 0.0, detached: None, program: None, work: Box::new(work) }
+    HostJob {
+        op,
+        events,
+        after,
+        seconds: 0.0,
+        attends: false,
+        detached: None,
+        program: None,
+        work: Box::new(work),
+    }
 }
 
 #[test]
@@ -59,6 +68,7 @@ fn a_job_that_fails_or_panics_ends_the_step_and_not_the_lane() {
             events: vec![],
             after: vec![ok],
             seconds: 0.0,
+            attends: false,
             detached: None,
             program: None,
             work: Box::new(fails),
@@ -77,6 +87,7 @@ fn a_job_that_fails_or_panics_ends_the_step_and_not_the_lane() {
         events: vec![],
         after: vec![],
         seconds: 0.0,
+        attends: false,
         detached: None,
         program: None,
         work: Box::new(|_| Err(Error::Run("late".into()))),
