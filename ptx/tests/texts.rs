@@ -1,34 +1,13 @@
 //! Every form that nvcc emits for the kernels is known: all texts of a folder are read.
 
-use std::path::PathBuf;
+#[path = "common/texts.rs"]
+mod folder;
 
 use tandem_ptx::Module;
 
-/// The `.ptx` files below `$TANDEM_PTX_DIR`.
-fn texts() -> Option<Vec<PathBuf>> {
-    let Some(folder) = std::env::var_os("TANDEM_PTX_DIR").filter(|f| !f.is_empty()) else {
-        println!("skipped: TANDEM_PTX_DIR names no folder of .ptx files");
-        return None;
-    };
-    let (mut folders, mut found) = (vec![PathBuf::from(folder)], Vec::new());
-    while let Some(folder) = folders.pop() {
-        let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-        for path in entries.map(|e| e.unwrap().path()) {
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "ptx") {
-                found.push(path);
-            }
-        }
-    }
-    assert!(!found.is_empty(), "no .ptx file below TANDEM_PTX_DIR");
-    found.sort();
-    Some(found)
-}
-
 #[test]
 fn all_texts_are_read() {
-    let Some(texts) = texts() else { return };
+    let texts = folder::texts();
     let (mut kernels, mut instructions) = (0, 0);
     let mut problems = Vec::new();
     for path in &texts {
