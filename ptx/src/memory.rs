@@ -125,6 +125,11 @@ impl Buffers {
         self.bytes(address).chunks_exact(4).map(word).collect()
     }
 
+    /// Whether all buffers hold the same bytes as the other memory's.
+    pub fn same_as(&self, other: &Buffers) -> bool {
+        self.buffers == other.buffers
+    }
+
     fn slice(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], MemoryFault> {
         let fault = || MemoryFault { address, bytes, problem: "in no buffer".into() };
         let after = self.buffers.partition_point(|(at, _)| *at <= address);
