@@ -37,10 +37,16 @@ impl Format {
     }
 
     /// The value's bits: rounded once, denormals kept, NaN canonical.
+    #[inline]
     pub fn of(self, value: f64, round: Round) -> u32 {
         let bits = value.to_bits();
         let negative = bits >> 63 == 1;
         let sign = if negative { self.sign() } else { 0 };
+        if round == Round::Nearest
+            && let Some(magnitude) = self.nearest_normal(bits & (u64::MAX >> 1))
+        {
+            return sign | magnitude;
+        }
         if value.is_nan() {
             return self.nan();
         }
@@ -76,6 +82,19 @@ impl Format {
             Round::Up => !negative,
         };
         sign | if away { self.infinity() } else { self.infinity() - 1 }
+    }
+
+    /// Numbers that are normal in the format, before and after rounding: most are.
+    #[inline(always)]
+    fn nearest_normal(self, magnitude: u64) -> Option<u32> {
+        let shift = 52 - self.mantissa;
+        let rounded = (magnitude + (1 << (shift - 1)) - 1 + (magnitude >> shift & 1)) >> shift;
+        // The difference of the exponents' biases, 1023 and 2^(exponent - 1) - 1.
+        let biases = (1024 - (1u64 << (self.exponent - 1))) << self.mantissa;
+        let result = rounded.checked_sub(biases)?;
+        let normal = u64::from(1u32 << self.mantissa)..u64::from(self.infinity());
+        let exact = magnitude >> shift >= biases + normal.start;
+        (exact && normal.contains(&result)).then_some(result as u32)
     }
 
     /// The value of bits, exactly.

@@ -31,7 +31,7 @@ impl Shared {
         let bytes = out.len() as u32;
         let range = self.range(address, bytes)?;
         if let Some(written) = &self.written
-            && !range.clone().all(|i| written[i / 64] >> (i % 64) & 1 == 1)
+            && !words_of(&range).all(|(word, bits)| written[word] & bits == bits)
         {
             return Err(FaultKind::Uninitialised { address, bytes });
         }
@@ -49,16 +49,29 @@ impl Shared {
     /// Notes that these bytes have, or do not have, a value.
     pub fn mark(&mut self, range: std::ops::Range<usize>, has_value: bool) {
         if let Some(written) = &mut self.written {
-            for i in range {
-                let bit = 1 << (i % 64);
+            for (word, bits) in words_of(&range) {
                 if has_value {
-                    written[i / 64] |= bit;
+                    written[word] |= bits;
                 } else {
-                    written[i / 64] &= !bit;
+                    written[word] &= !bits;
                 }
             }
         }
     }
+}
+
+/// The words of a bit a byte that a range is in, and its bits there.
+fn words_of(range: &std::ops::Range<usize>) -> impl Iterator<Item = (usize, u64)> + use<> {
+    let (mut at, end) = (range.start, range.end);
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let stop = end.min((at / 64 + 1) * 64);
+        let word = (at / 64, (u64::MAX >> (64 - (stop - at))) << (at % 64));
+        at = stop;
+        Some(word)
+    })
 }
 
 /// The place of bytes in a space of `size` bytes.

@@ -68,7 +68,7 @@ fn launch(
     let params = params.clone().bytes();
     let mut other = memory.clone();
     let options = |order, copies| Options { order, copies, budget: Some(1 << 24), ..Options::default() };
-    let mut run = |memory: &mut Buffers, options: Options| {
+    let run = |memory: &mut Buffers, options: Options| {
         let done = module.launch(kernel, grid, [block, 1, 1], shared, &params, memory, &options);
         done.unwrap_or_else(|e| panic!("{}: {e}", module.target()))
     };
