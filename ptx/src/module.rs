@@ -89,7 +89,6 @@ impl Module {
     /// # Errors
     /// There is no such kernel, it does not take this launch, or it does what it must not. What it wrote until then
     /// is in `memory`.
-    #[allow(clippy::too_many_arguments, reason = "the arguments of cuLaunchKernel")]
     pub fn launch(
         &self,
         kernel: &str,

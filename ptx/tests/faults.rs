@@ -27,7 +27,10 @@ fn addresses_outside_name_the_thread() {
     // An address of shared memory is none of global memory.
     let found = fault("mov.u64 %q0, dynamic; cvta.shared.u64 %q0, %q0; ld.global.u32 %r0, [%q0];", 32);
     assert!(matches!(found.kind, FaultKind::Operand(_)), "{found}");
-    let found = fault("cp.async.cg.shared.global [dynamic], [%in+112], 16; cp.async.cg.shared.global [dynamic], [%in+128], 16;", 1);
+    let found = fault(
+        "cp.async.cg.shared.global [dynamic], [%in+112], 16; cp.async.cg.shared.global [dynamic], [%in+128], 16;",
+        1,
+    );
     assert!(matches!(found.kind, FaultKind::Memory(_)), "{found}");
 }
 
@@ -74,8 +77,15 @@ fn barriers_that_not_all_reach() {
     assert!(matches!(fault("bar.sync 1, 40;", 64).kind, FaultKind::Barrier { id: 1, .. }));
     assert!(matches!(fault("bar.sync 16;", 64).kind, FaultKind::Barrier { id: 16, .. }));
     // Fewer come than are waited for.
-    assert!(matches!(fault("bar.sync 1, 64; bar.sync 2, 64; bar.arrive 3, 64; bar.sync 4, 32;
-        setp.lt.u32 %p0, %lane, 32; @%p0 bra E; bar.sync 5, 64; E: mov.u32 %r0, 0;", 64).kind, FaultKind::Deadlock(_)));
+    assert!(matches!(
+        fault(
+            "bar.sync 1, 64; bar.sync 2, 64; bar.arrive 3, 64; bar.sync 4, 32;
+        setp.lt.u32 %p0, %lane, 32; @%p0 bra E; bar.sync 5, 64; E: mov.u32 %r0, 0;",
+            64
+        )
+        .kind,
+        FaultKind::Deadlock(_)
+    ));
 }
 
 /// Threads that have exited are not waited for.
@@ -107,7 +117,10 @@ fn loops_without_end_and_traps() {
     let found = fault("setp.eq.u32 %p0, %lane, 5; @%p0 trap;", 32);
     assert_eq!((found.kind, found.thread), (FaultKind::Trap, Some([5, 0, 0])));
     assert!(matches!(fault("st.global.u32 [k_in], 1;", 32).kind, FaultKind::Memory(_)));
-    assert_eq!(fault("mov.u64 %q0, k_in; cvta.param.u64 %q0, %q0; st.u32 [%q0], 1;", 32).kind, FaultKind::ReadOnly(Space::Param));
+    assert_eq!(
+        fault("mov.u64 %q0, k_in; cvta.param.u64 %q0, %q0; st.u32 [%q0], 1;", 32).kind,
+        FaultKind::ReadOnly(Space::Param)
+    );
 }
 
 #[test]
@@ -124,9 +137,14 @@ fn launches_that_are_refused() {
         module.launch(name, [grid, 1, 1], [threads, 1, 1], 0, &params, &mut memory, &options)
     };
     launch("k", 1, 64, 16).unwrap();
-    for (name, grid, threads, params) in
-        [("j", 1, 32, 16), ("k", 0, 32, 16), ("k", 1, 96, 16), ("k", 1, 0, 16), ("k", 1, 32, 24), ("k", 1, 32, 8)]
-    {
+    for (name, grid, threads, params) in [
+        ("j", 1, 32, 16),
+        ("k", 0, 32, 16),
+        ("k", 1, 96, 16),
+        ("k", 1, 0, 16),
+        ("k", 1, 32, 24),
+        ("k", 1, 32, 8),
+    ] {
         let found = launch(name, grid, threads, params).unwrap_err();
         assert!(matches!(found.kind, FaultKind::Launch(_)), "{found}");
     }
@@ -150,8 +168,14 @@ fn texts_that_are_refused() {
         ("cvt.rn.s32.f32 %r0, %f0;", "rounding"),
         ("cvt.rn.f32.f16 %f0, %h0;", "rounding"),
         ("cvt.rn.f16.f32 %r0, %f0;", "register"),
-        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r4, %r5}, {%r0, %r1, %r2, %r3};", "registers"),
-        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {%r0, %r1, %r2, %r3}, {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%r0, %r1, %r2, %r3};", "fragments"),
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r4, %r5}, {%r0, %r1, %r2, %r3};",
+            "registers",
+        ),
+        (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {%r0, %r1, %r2, %r3}, {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%r0, %r1, %r2, %r3};",
+            "fragments",
+        ),
         ("cp.async.cg.shared.global [%r0], [%in], 8;", "16 bytes"),
         ("mov.u32 %r0, 0x123456789;", "32 bits"),
         ("shfl.sync.bfly.b32 %r0, %r1, 1, 31;", "operands"),

@@ -47,10 +47,16 @@ fn fma_keeps_the_whole_product() {
 #[test]
 fn fma_rounds_once() {
     let mut small = |random: &mut Random| ((random.next() % 4096) as f32 - 2048.0).to_bits();
-    check_with("fma.rn.f32 %r32, %r0, %r1, %r2; fma.rn.sat.f32 %r33, %r0, %r1, %r2;", 3, 2, &mut small, |v| {
-        let exact = f(v[0]) * f(v[1]) + f(v[2]);
-        vec![(exact as f32).to_bits(), (exact.clamp(0.0, 1.0) as f32 + 0.0).to_bits()]
-    });
+    check_with(
+        "fma.rn.f32 %r32, %r0, %r1, %r2; fma.rn.sat.f32 %r33, %r0, %r1, %r2;",
+        3,
+        2,
+        &mut small,
+        |v| {
+            let exact = f(v[0]) * f(v[1]) + f(v[2]);
+            vec![(exact as f32).to_bits(), (exact.clamp(0.0, 1.0) as f32 + 0.0).to_bits()]
+        },
+    );
 }
 
 /// Neighbours of the exact value, found by stepping: below and above.
@@ -120,7 +126,10 @@ fn approximations_are_the_exact_value_rounded() {
             let want = [x.exp2(), 1.0 / x, a.powf(-0.5), a.log2(), a.sqrt(), x.tanh(), x.sin()];
             for (i, want) in want.iter().enumerate() {
                 let error = (f(out[i]) - want).abs();
-                assert!(error <= want.abs() * 2f64.powi(-24) * 1.0001, "function {i} of {x}: off by {error:e}");
+                assert!(
+                    error <= want.abs() * 2f64.powi(-24) * 1.0001,
+                    "function {i} of {x}: off by {error:e}"
+                );
             }
         }
     }
@@ -128,7 +137,8 @@ fn approximations_are_the_exact_value_rounded() {
 
 #[test]
 fn flushed_exponentials_and_divisors_beyond_the_range() {
-    let body = "ex2.approx.ftz.f32 %r32, %r0; ex2.approx.f32 %r33, %r0; div.approx.f32 %r34, 0f3F800000, %r1;";
+    let body =
+        "ex2.approx.ftz.f32 %r32, %r0; ex2.approx.f32 %r33, %r0; div.approx.f32 %r34, 0f3F800000, %r1;";
     let input: Vec<u32> =
         (0..32).flat_map(|_| [(-130f32).to_bits(), 1.5f32.to_bits() + (126 << 23)]).collect();
     let out = lanes(body, 2, &input, 3);
@@ -145,7 +155,7 @@ fn comparisons_of_unordered_numbers() {
     check_with(&body, 2, tests.len(), &mut operand, |v| {
         let (x, y) = (f(v[0]), f(v[1]));
         let nan = x.is_nan() || y.is_nan();
-        let plain = [x == y, x < y || x > y, x < y, x <= y, x > y, x >= y];
+        let plain = [x == y, !nan && x != y, x < y, x <= y, x > y, x >= y];
         let all = plain.into_iter().chain(plain.map(|p| p || nan)).chain([!nan, nan]);
         all.map(u32::from).collect()
     });
@@ -161,7 +171,7 @@ fn comparisons_of_integers_and_what_they_are_combined_with() {
     check(body, 2, 7, |v| {
         let (a, b) = (v[0], v[1]);
         let (signed, unsigned) = ((a as i32) < b as i32, a < b);
-        let mixed = !(signed && unsigned) != signed;
+        let mixed = (signed && unsigned) == signed;
         vec![
             u32::from(signed),
             u32::from(unsigned),

@@ -42,7 +42,13 @@ impl Format {
         let above = self.values.partition_point(|x| *x < v);
         let infinity = self.values.len();
         // The value after the last one, if exponents went on.
-        let at = |i: usize| if i < infinity { self.values[i] } else { 2.0 * self.values[infinity - 1] - self.values[infinity - 2] };
+        let at = |i: usize| {
+            if i < infinity {
+                self.values[i]
+            } else {
+                2.0 * self.values[infinity - 1] - self.values[infinity - 2]
+            }
+        };
         let magnitude = if v == f64::INFINITY {
             infinity
         } else if above == 0 {
@@ -70,7 +76,10 @@ fn operand(name: &'static str) -> impl FnMut(&mut Random) -> u32 {
             0 if name == "bf16" => [0, 0x8000, 0x7fff, one][random.next() as usize % 4],
             0 => [0, 0x8000, 0x7fff, 1, 0x8001, one, one - 1][random.next() as usize % 7],
             1 if name == "f16" => random.next() & 0xffff,
-            _ => (one + random.next() % (8 << step)).wrapping_sub(4 << step) & 0x7fff | (random.next() & 0x8000),
+            _ => {
+                (one + random.next() % (8 << step)).wrapping_sub(4 << step) & 0x7fff
+                    | (random.next() & 0x8000)
+            }
         };
         half() | half() << 16
     }

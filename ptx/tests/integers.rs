@@ -42,7 +42,7 @@ fn wide_products() {
         let (a, b) = (v[0] & 0xffff, v[0] >> 16);
         let (x, y) = (i32::from(a as u16 as i16), i32::from(b as u16 as i16));
         let sum = (a + b) & 0xffff;
-        vec![a * b, (x * y) as u32, (a * b & 0xffff) | sum << 16, a.wrapping_sub(b) & 0xffff]
+        vec![a * b, (x * y) as u32, ((a * b) & 0xffff) | sum << 16, a.wrapping_sub(b) & 0xffff]
     });
 }
 
@@ -62,7 +62,10 @@ fn quotients() {
     check(body, 4, 8, |v| {
         let (a, b) = (u(v[0]) | u(v[1]) << 32, u(v[2]) | u(v[3]) << 32 | 1);
         let product = (u128::from(a) * u128::from(b)) as u64;
-        [a / b, a % b, product, a.wrapping_sub(b)].iter().flat_map(|x| [*x as u32, (x >> 32) as u32]).collect()
+        [a / b, a % b, product, a.wrapping_sub(b)]
+            .iter()
+            .flat_map(|x| [*x as u32, (x >> 32) as u32])
+            .collect()
     });
 }
 
@@ -81,7 +84,7 @@ fn least_and_greatest() {
             wide as u32,
             (wide >> 32) as u32,
             (-s(v[0])) as u32,
-            s(v[0]).abs() as u32,
+            s(v[0]).unsigned_abs() as u32,
         ]
     });
 }
@@ -133,14 +136,13 @@ fn bit_fields() {
         let extract = |a: u64, width: u32, signed: bool| {
             let bit = |i: u32| a >> i & 1;
             let sign = if signed && length > 0 { bit((at + length - 1).min(width - 1)) } else { 0 };
-            (0..width).fold(0u64, |d, i| {
-                d | if i < length && at + i < width { bit(at + i) } else { sign } << i
-            })
+            (0..width)
+                .fold(0u64, |d, i| d | if i < length && at + i < width { bit(at + i) } else { sign } << i)
         };
         let insert = |a: u64, b: u64, width: u32| {
-            (0..length).filter(|i| at + i < width && *i < width).fold(b, |d, i| {
-                d & !(1 << (at + i)) | (a >> i & 1) << (at + i)
-            })
+            (0..length)
+                .filter(|i| at + i < width && *i < width)
+                .fold(b, |d, i| d & !(1 << (at + i)) | (a >> i & 1) << (at + i))
         };
         let (q0, q2) = (u(v[0]) | u(v[3]) << 32, u(v[3]) | u(v[0]) << 32);
         let (wide, inserted) = (extract(q0, 64, true), insert(q0, q2, 64));
@@ -195,7 +197,13 @@ fn truth_tables_and_bytes() {
         let byte = |i: u32| {
             let nibble = v[2] >> (4 * i) & 15;
             let byte = source[nibble as usize % 8];
-            if nibble < 8 { byte } else if byte > 127 { 255 } else { 0 }
+            if nibble < 8 {
+                byte
+            } else if byte > 127 {
+                255
+            } else {
+                0
+            }
         };
         vec![u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]), v[0] & 0xffff]
     });

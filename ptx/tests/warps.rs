@@ -23,9 +23,8 @@ fn shuffles() {
         for by in [0, 1, 3, 7, 8, 15, 31] {
             for mode in ["up", "down", "bfly", "idx"] {
                 let c = (32 - width) << 8 | if mode == "up" { 0 } else { 31 };
-                let body = format!(
-                    "shfl.sync.{mode}.b32 %r32|%p0, %r0, {by}, {c}, -1; selp.u32 %r33, 1, 0, %p0;"
-                );
+                let body =
+                    format!("shfl.sync.{mode}.b32 %r32|%p0, %r0, {by}, {c}, -1; selp.u32 %r33, 1, 0, %p0;");
                 let input: Vec<u32> = (100..132).collect();
                 for (lane, out) in lanes(&body, 1, &input, 2).chunks(2).enumerate() {
                     let (from, valid) = source(mode, lane as u32, by, width);

@@ -1,4 +1,4 @@
-//! attention_decode.cu.
+//! attention_decode.cu, attention_prefill.cu.
 
 use super::*;
 
@@ -16,9 +16,8 @@ fn decode() {
             let (heads, kv_heads, tokens) = (6usize, 2usize, [37usize, 150]);
             let n_pages = 8;
             let mut random = Random(d as u64);
-            let mut rounded = |n: usize| -> Vec<f32> {
-                random.floats(n).into_iter().map(|v| half.round(v)).collect()
-            };
+            let mut rounded =
+                |n: usize| -> Vec<f32> { random.floats(n).into_iter().map(|v| half.round(v)).collect() };
             let q = rounded(2 * heads * d);
             // [page][kv_head][K, V][32][d]
             let kv = rounded(n_pages * kv_heads * 2 * PAGE * d);
@@ -43,7 +42,9 @@ fn decode() {
             let counters = memory.add_words(&[0; 4]);
             let scale = 1.0 / (d as f32).sqrt();
             let params = Params::default()
-                .pointers(&[at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0, split_ms, split_o, counters])
+                .pointers(&[
+                    at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0, split_ms, split_o, counters,
+                ])
                 .words(&[heads as u32, kv_heads as u32, u32::from(half == Half::Bf16)])
                 .float(scale * std::f32::consts::LOG2_E)
                 .float(0.0)
@@ -61,17 +62,95 @@ fn decode() {
                     };
                     let q = &q[(row * heads + head) * d..][..d];
                     let score = |t: usize| {
-                        let dot: f64 = q.iter().zip(at(t, 0)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                        let dot: f64 =
+                            q.iter().zip(at(t, 0)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                         (dot * f64::from(scale)).exp()
                     };
                     let weights: Vec<f64> = (0..tokens[row]).map(score).collect();
                     let total: f64 = weights.iter().sum();
                     for i in 0..d {
-                        let sum: f64 = weights.iter().enumerate().map(|(t, w)| w * f64::from(at(t, 1)[i])).sum();
+                        let sum: f64 =
+                            weights.iter().enumerate().map(|(t, w)| w * f64::from(at(t, 1)[i])).sum();
                         let want = sum / total;
                         // Weights are rounded to the format, and the result is.
                         let bound = 3.0 * half.epsilon();
                         let error = (f64::from(got[(row * heads + head) * d + i]) - want).abs();
+                        assert!(error <= bound, "{kernel}: row {row}, head {head}, {i} is off by {error:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows 40.. of a prompt of 110 tokens in tiles of 64 queries: each row sees the tokens up to its own, with a window
+/// the last of them.
+#[test]
+fn prefill() {
+    for module in modules("attention_prefill") {
+        for (half, d, window) in
+            [(Half::F16, 64usize, 0usize), (Half::Bf16, 128, 50), (Half::F16, 128, 0), (Half::F16, 256, 33)]
+        {
+            let kernel = format!("prefill_attention_{}_d{d}", half.name());
+            if !has(&module, &kernel) {
+                continue;
+            }
+            let (heads, kv_heads, first, rows) = (2usize, 1usize, 40usize, 70usize);
+            let mut random = Random(d as u64 + 7);
+            let mut rounded =
+                |n: usize| -> Vec<f32> { random.floats(n).into_iter().map(|v| half.round(v)).collect() };
+            let (q, kv) = (rounded(rows * heads * d), rounded(4 * kv_heads * 2 * PAGE * d));
+            let table = [2u32, 0, 3, 1];
+            let mut memory = Buffers::new();
+            let (at_q, at_kv) = (memory.add(&half.bytes(&q)), memory.add(&half.bytes(&kv)));
+            let at_table = memory.add_words(&table);
+            // row0, n_rows, first_pos, pages, begin, end, partial, reserved
+            let begin =
+                |row: usize| (if window == 0 { 0 } else { (first + row + 1).saturating_sub(window) }) as u32;
+            let (last, end) = (u32::MAX, (first + rows) as u32);
+            let items = [
+                [64, 6, first as u32 + 64, 0, begin(64), end, last, 0],
+                [0, 64, first as u32, 0, begin(0), first as u32 + 64, last, 0],
+            ];
+            let at_items = memory.add_words(items.as_flattened());
+            let n_items = memory.add_words(&[2]);
+            let out = memory.add(&vec![0; rows * heads * d * 2]);
+            let scale = 1.0 / (d as f32).sqrt();
+            let params = Params::default()
+                .pointers(&[at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0])
+                .words(&[heads as u32, kv_heads as u32, u32::from(half == Half::Bf16), window as u32])
+                .float(scale * std::f32::consts::LOG2_E)
+                .float(0.0)
+                .float(0.0);
+            let keys = if d <= 128 { 64 } else { 32 };
+            let stages = match d {
+                _ if d <= 96 => 4,
+                _ if d <= 128 || module.target() != "sm_75" => 3,
+                _ => 2,
+            };
+            let queries = if d <= 128 { 0 } else { 64 * d * 2 };
+            let shared = (queries + stages * keys * d * 2) as u32;
+            launch(&module, &kernel, [2 * heads as u32, 1, 1], (128, shared), &params, &mut memory);
+            let got = half.values(memory.bytes(out));
+            let at = |token: usize, half: usize| {
+                &kv[((table[token / PAGE] as usize * 2 + half) * PAGE + token % PAGE) * d..][..d]
+            };
+            for row in 0..rows {
+                for head in 0..heads {
+                    let q = &q[(row * heads + head) * d..][..d];
+                    let seen = begin(row) as usize..first + row + 1;
+                    let score = |t: usize| {
+                        let dot: f64 =
+                            q.iter().zip(at(t, 0)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                        (dot * f64::from(scale)).exp()
+                    };
+                    let weights: Vec<(usize, f64)> = seen.map(|t| (t, score(t))).collect();
+                    let total: f64 = weights.iter().map(|(_, w)| w).sum();
+                    for i in 0..d {
+                        let want =
+                            weights.iter().map(|(t, w)| w * f64::from(at(*t, 1)[i])).sum::<f64>() / total;
+                        let error = (f64::from(got[(row * heads + head) * d + i]) - want).abs();
+                        let bound = 3.0 * half.epsilon();
                         assert!(error <= bound, "{kernel}: row {row}, head {head}, {i} is off by {error:e}");
                     }
                 }

@@ -121,7 +121,11 @@ fn linear_dense() {
                 let grid = [tokens, rows, splits as u32];
                 let shared = stages * (bn + tm) * 128;
                 launch(&module, &kernel, grid, (256, shared), &params, &mut product.memory);
-                if epilogue == 0 { product.check(&kernel) } else { product.check_gated(&kernel) }
+                if epilogue == 0 {
+                    product.check(&kernel)
+                } else {
+                    product.check_gated(&kernel)
+                }
                 assert!(product.memory.words(counters).iter().all(|c| *c == 0), "{kernel}: counters");
             }
         }

@@ -83,7 +83,11 @@ fn activations() {
                     let u = f64::from(up[at]);
                     let want = match kind {
                         "swiglu" => g / (1.0 + (-g).exp()) * u,
-                        "geglu" => 0.5 * g * (1.0 + ((g + 0.044715 * g * g * g) * 0.797_884_560_802_865_4).tanh()) * u,
+                        "geglu" => {
+                            0.5 * g
+                                * (1.0 + ((g + 0.044715 * g * g * g) * 0.797_884_560_802_865_4).tanh())
+                                * u
+                        }
                         _ => g.max(0.0),
                     };
                     let bound = want.abs() * half.epsilon() * 1.01 + 1e-5 * (1.0 + g.abs());

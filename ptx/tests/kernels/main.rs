@@ -7,6 +7,7 @@ mod elementwise;
 #[path = "../common/texts.rs"]
 mod folder;
 mod quantised;
+mod rows;
 
 use half::{bf16, f16};
 use tandem_ptx::{Buffers, Landing, Module, Options, Order, Stats};
@@ -14,7 +15,8 @@ use tandem_ptx::{Buffers, Landing, Module, Options, Order, Stats};
 /// The modules of a file: one a target.
 fn modules(file: &str) -> Vec<Module> {
     let texts = folder::texts().into_iter().filter(|p| p.ends_with(format!("{file}.ptx")));
-    let read = |path| Module::parse(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+    let read =
+        |path| Module::parse(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{e}"));
     texts.map(read).collect()
 }
 
@@ -123,7 +125,9 @@ impl Half {
         if self == Half::F16 { f16::from_f32(v).to_f32() } else { bf16::from_f32(v).to_f32() }
     }
     fn bytes(self, values: &[f32]) -> Vec<u8> {
-        let bits = |v: &f32| if self == Half::F16 { f16::from_f32(*v).to_bits() } else { bf16::from_f32(*v).to_bits() };
+        let bits = |v: &f32| {
+            if self == Half::F16 { f16::from_f32(*v).to_bits() } else { bf16::from_f32(*v).to_bits() }
+        };
         values.iter().flat_map(|v| bits(v).to_le_bytes()).collect()
     }
     fn values(self, bytes: &[u8]) -> Vec<f32> {

@@ -133,7 +133,8 @@ impl Weights {
                         }
                         Scales::SuperMin => {
                             let at = at_scales + 8 * g + 4 * r + 2 * block;
-                            let (sc, m) = ((row * 7 + tile + block) as u8 % 64, (row + tile * 3 + block) as u8 % 64);
+                            let (sc, m) =
+                                ((row * 7 + tile + block) as u8 % 64, (row + tile * 3 + block) as u8 % 64);
                             (packed[at], packed[at + 1]) = (sc, m);
                             (d * f64::from(sc), -d_min * f64::from(m))
                         }
