@@ -31,6 +31,9 @@ pub struct Options {
     pub copies: Landing,
     /// The order of blocks and warps.
     pub order: Order,
+    /// Instructions that a warp executes before another one of its block has its turn, if nothing stops it before. Short
+    /// turns show what a missing barrier does.
+    pub turn: u32,
     /// Whether a read of shared memory that nobody wrote is a fault.
     pub watch_shared: bool,
     /// Most instructions that a warp executes in a block; `None`: a loop without end is one.
@@ -40,11 +43,12 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Late copies, ascending order, shared memory watched, 2^32 instructions a warp, all blocks.
+    /// Late copies, ascending order, turns of 2^14 instructions, shared memory watched, 2^32 instructions a warp, all blocks.
     fn default() -> Options {
         Options {
             copies: Landing::default(),
             order: Order::default(),
+            turn: 1 << 14,
             watch_shared: true,
             budget: Some(1 << 32),
             blocks: None,

@@ -122,6 +122,13 @@ fn a_sum_with_more_bits_than_f64_rounds_once() {
     // The least denormal, 2^-133, is on either side of it.
     assert_eq!(sum(0x3ea1, 0x40c0, 0x0001), even);
     assert_eq!(sum(0x3ea1, 0x40c0, 0x8001), below);
+    // 131 * 192 is a tie whose lower neighbour is even. What is added, 1.75 * 2^-53, is less than the last place of an
+    // f64: a sum there ends just above what is meant, and stepping back from it would give the tie.
+    let product = bf16.value(0x3f83) * bf16.value(0x3fc0);
+    let even = bf16.round(product);
+    assert_eq!(bf16.value(even) + bf16.value(even + 1), 2.0 * product, "a tie, and the lower one is even");
+    assert_eq!(bf16.value(0x2560), 1.75 * 2f64.powi(-53));
+    assert_eq!(sum(0x3f83, 0x3fc0, 0x2560), even + 1);
 }
 
 #[test]

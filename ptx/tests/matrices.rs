@@ -104,7 +104,8 @@ fn mma_of_bytes() {
         };
         let (a, b) = (matrix(m, k, || byte(ka)), matrix(k, 8, || byte(kb)));
         // Accumulators at the ends of the range: sums wrap.
-        let c = |row: usize, col: usize| if (row + col) % 2 == 0 { i32::MAX - 3 } else { i32::MIN + 9 };
+        let c =
+            |row: usize, col: usize| if (row + col).is_multiple_of(2) { i32::MAX - 3 } else { i32::MIN + 9 };
         let (na, nb, nc) = (m * k / 128, k / 16, m / 4);
         let per = na + nb + nc;
         let mut input = vec![0u32; 32 * per];

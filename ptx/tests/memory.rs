@@ -27,6 +27,18 @@ fn vectors_and_narrow_types() {
     }
 }
 
+/// Stores of some lanes, to places that lie in a row with those of the others.
+#[test]
+fn only_active_lanes_store() {
+    let body = "mad.wide.u32 %q0, %lane, 4, %out; and.b32 %r0, %lane, 3; setp.eq.u32 %p0, %r0, 1;\n\
+                @%p0 st.global.u32 [%q0], 9; @!%p0 ld.global.u32 %r1, [%q0+4096]; @%p0 mov.u32 %r1, 0;";
+    let fault = run(&module("", body), &[0], 32, Launch::default()).unwrap_err();
+    assert!(fault.instruction.contains("ld.global") && fault.thread == Some([0, 0, 0]), "{fault}");
+    let body = &body[..body.find("@!").unwrap()];
+    let out = run(&module("", body), &[0], 32, Launch::default()).unwrap();
+    assert!(out.iter().enumerate().all(|(i, v)| *v == if i % 4 == 1 { 9 } else { 0 }), "{out:?}");
+}
+
 /// Each lane its own local memory; shared memory of the block, static, then dynamic; a constant array.
 #[test]
 fn spaces_are_apart() {

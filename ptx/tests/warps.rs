@@ -86,6 +86,16 @@ fn groups_of_lanes_shuffle_apart() {
     }
 }
 
+/// Lanes that wait for others go on when those exit.
+#[test]
+fn lanes_that_exit_are_not_waited_for() {
+    let body = "mad.wide.u32 %q0, %lane, 4, %out; setp.ge.u32 %p0, %lane, 16; @%p0 bra OUT;\n\
+                vote.sync.ballot.b32 %r0, 1, -1; st.global.u32 [%q0], %r0; ret;\n\
+                OUT: st.global.u32 [%q0], 5; exit;";
+    let out = run(&module("", body), &[0], 32, Launch::default()).unwrap();
+    assert_eq!((&out[..16], &out[16..]), (&[0xffff; 16][..], &[5; 16][..]));
+}
+
 /// Inline assembly opens scopes with registers and labels of its own.
 #[test]
 fn scopes_hide_names() {
@@ -138,4 +148,28 @@ fn a_warp_waits_for_another_in_a_loop() {
                 mad.wide.u32 %q0, %lane, 4, %out; st.global.u32 [%q0], %r1;";
     let launch = Launch { threads: 64, ..Launch::default() };
     assert_eq!(run(&module("", body), &[0], 64, launch).unwrap(), vec![42; 64]);
+}
+
+/// Without a barrier, what a warp reads depends on the turns; with it, it does not.
+#[test]
+fn short_turns_show_a_missing_barrier() {
+    let body = |barrier: &str| {
+        format!(
+            ".shared .align 4 .b8 own[256];\nshl.b32 %r0, %lane, 2; mov.u32 %r1, own; add.s32 %r2, %r1, %r0;\n\
+             st.shared.u32 [%r2], 7; bar.sync 0; ld.shared.u32 %r3, [%r2]; {barrier} st.shared.u32 [%r2], %lane;\n\
+             {barrier} xor.b32 %r4, %r0, 0x80; add.s32 %r4, %r1, %r4; ld.shared.u32 %r5, [%r4];\n\
+             mad.wide.u32 %q0, %lane, 4, %out; st.global.u32 [%q0], %r5;"
+        )
+    };
+    let run_in = |barrier: &str, turn: u32| {
+        let options = Options { turn, ..Options::default() };
+        run(&module("", &body(barrier)), &[0], 64, Launch { threads: 64, options, ..Launch::default() })
+            .unwrap()
+    };
+    let want: Vec<u32> = (0..64).map(|i| i ^ 32).collect();
+    for turn in [1, 3, 1 << 14] {
+        assert_eq!(run_in("bar.sync 0;", turn), want, "turns of {turn}");
+    }
+    assert_ne!(run_in("", 1 << 14), want);
+    assert_ne!(run_in("", 1 << 14), run_in("", 1));
 }

@@ -56,7 +56,7 @@ pub(super) fn extract(a: u64, width: u32, at: u32, length: u32, signed: bool) ->
     }
     let last = (at + length - 1).min(width - 1);
     let sign = signed && a >> last & 1 == 1;
-    let value = if at < width { a >> at } else { 0 };
+    let value = a.unbounded_shr(at);
     // Bits of the field that the word has; the sign fills those above.
     let kept = if at < width { length.min(width - at) } else { 0 };
     let ones = 1u64.unbounded_shl(kept).wrapping_sub(1);

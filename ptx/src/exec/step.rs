@@ -22,14 +22,11 @@ pub(super) enum Stop {
     Done,
 }
 
-/// Instructions of a turn: a warp that waits for another in a loop lets it run.
-const SLICE: u32 = 1 << 14;
-
 impl Warp {
     /// Runs until something stops it.
     pub(super) fn run(&mut self, cx: &mut Context<'_>, spent: &mut u64) -> Outcome<Stop> {
         let code = &cx.kernel.code;
-        for _ in 0..SLICE {
+        for _ in 0..cx.options.turn.max(1) {
             if self.must_reconverge() {
                 self.reconverge()?;
             }

@@ -58,7 +58,7 @@ impl Params {
     }
 }
 
-/// Launches on late copies in ascending and on early ones in shuffled order must give the same bits.
+/// Launches on late copies in ascending order, and on early ones in shuffled order and short turns, must give the same bits.
 fn launch(
     module: &Module,
     kernel: &str,
@@ -69,14 +69,15 @@ fn launch(
 ) -> Stats {
     let params = params.clone().bytes();
     let mut other = memory.clone();
-    let options = |order, copies| Options { order, copies, budget: Some(1 << 24), ..Options::default() };
+    let options =
+        |order, copies, turn| Options { order, copies, turn, budget: Some(1 << 24), ..Options::default() };
     let run = |memory: &mut Buffers, options: Options| {
         let done = module.launch(kernel, grid, [block, 1, 1], shared, &params, memory, &options);
         done.unwrap_or_else(|e| panic!("{}: {e}", module.target()))
     };
-    let stats = run(memory, options(Order::Ascending, Landing::AtWait));
-    run(&mut other, options(Order::Shuffled(5), Landing::AtOnce));
-    assert!(memory.same_as(&other), "{kernel}: the order of blocks and copies shows in the result");
+    let stats = run(memory, options(Order::Ascending, Landing::AtWait, 1 << 14));
+    run(&mut other, options(Order::Shuffled(5), Landing::AtOnce, 11));
+    assert!(memory.same_as(&other), "{kernel}: the order of blocks, warps and copies shows in the result");
     stats
 }
 
