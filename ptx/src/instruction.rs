@@ -270,6 +270,26 @@ pub(crate) enum Op {
         d: Slot,
         a: Slot,
     },
+    MbarrierInit {
+        address: Address,
+        count: Slot,
+    },
+    MbarrierArrive {
+        address: Address,
+        bytes: Option<Slot>,
+    },
+    MbarrierTest {
+        d: Slot,
+        address: Address,
+        parity: Slot,
+    },
+    BulkCopy(Box<Bulk>),
+    Wgmma(Box<Wgmma>),
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait {
+        groups: u32,
+    },
     Fence {
         scope: Scope,
     },

@@ -25,6 +25,7 @@ mod number;
 mod options;
 mod parser;
 mod syntax;
+mod tensor;
 mod types;
 
 pub use error::Error;
@@ -35,3 +36,4 @@ pub use memory::{
 };
 pub use module::{KernelInfo, Module, forms};
 pub use options::{Landing, Options, Order, Stats};
+pub use tensor::TensorMap;

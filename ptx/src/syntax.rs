@@ -122,6 +122,8 @@ pub(crate) enum Operand<'a> {
     Single(u32),
     Double(u64),
     Vector(Vec<Operand<'a>>),
+    /// `[map, {x, y}]`
+    Tensor(Base<'a>, Vec<Operand<'a>>),
     /// `[base + offset]`
     Address(Base<'a>, i64),
 }

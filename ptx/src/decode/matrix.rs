@@ -62,7 +62,11 @@ impl Decoder<'_> {
     }
 
     /// `count` registers; the places of the others repeat the first.
-    fn fragment<const N: usize>(&mut self, operand: &Operand<'_>, count: usize) -> Result<[Slot; N]> {
+    pub(super) fn fragment<const N: usize>(
+        &mut self,
+        operand: &Operand<'_>,
+        count: usize,
+    ) -> Result<[Slot; N]> {
         let all = match operand {
             Operand::Vector(all) => all.as_slice(),
             _ => std::slice::from_ref(operand),

@@ -135,6 +135,9 @@ impl Decoder<'_> {
         if m.word() != Some("async") {
             return Err("`cp.async` expected".into());
         }
+        if m.flag("bulk") {
+            return self.bulk(m, s);
+        }
         if m.flag("commit_group") {
             self.operands::<0>(s)?;
             return Ok(Op::CopyCommit);
@@ -178,8 +181,27 @@ impl Decoder<'_> {
             let levels = [("cta", Scope::Cta), ("gl", Scope::Gpu), ("sys", Scope::Sys)];
             return Ok(Op::Fence { scope: m.must(&levels)? });
         }
+        // Between ways to the same memory, which are one here.
+        if m.flag("proxy") {
+            m.must(&[("async", ())])?;
+            m.one(&[("global", ()), ("shared::cta", ()), ("shared::cluster", ())]);
+            return Ok(Op::Nothing);
+        }
+        m.flag("mbarrier_init");
         m.one(&[("sc", ()), ("acq_rel", ()), ("acquire", ()), ("release", ())]);
         Ok(Op::Fence { scope: m.must(&SCOPES)? })
+    }
+
+    /// setmaxnreg: registers here are as many as the text has.
+    pub(super) fn max_registers(&mut self, m: &mut Modifiers<'_>, s: &Statement<'_>) -> Result<Op> {
+        m.must(&[("inc", ()), ("dec", ())])?;
+        for word in ["sync", "aligned", "u32"] {
+            m.must(&[(word, ())])?;
+        }
+        match self.operands(s)? {
+            [Operand::Integer(24..=256)] => Ok(Op::Nothing),
+            _ => Err("24 to 256 registers expected".into()),
+        }
     }
 
     /// What a result does not depend on. A launch here begins when the one before has ended.

@@ -5,6 +5,7 @@ mod bits;
 mod compare;
 mod control;
 mod convert;
+mod hopper;
 mod layout;
 mod matrix;
 mod memory;
@@ -112,6 +113,9 @@ impl Decoder<'_> {
             "bar" | "barrier" => self.barrier(m, s),
             "shfl" | "vote" | "activemask" | "redux" => self.warp(name, m, s),
             "mma" | "ldmatrix" | "movmatrix" => self.matrix(name, m, s),
+            "mbarrier" => self.mbarrier(m, s),
+            "wgmma" => self.wgmma(m, s),
+            "setmaxnreg" => self.max_registers(m, s),
             _ => Err("an unknown instruction".into()),
         }?;
         modifiers.done()?;

@@ -13,6 +13,7 @@ type Failure = (Option<usize>, Box<Problem>);
 /// Runs a block to its end.
 pub(super) fn run(cx: &mut Context<'_>, warps: &mut [Warp], position: &Position) -> Result<(), Failure> {
     cx.shared.forget();
+    cx.bulk.clear();
     cx.stats.blocks += 1;
     for warp in warps.iter_mut() {
         warp.start(cx.kernel, position);

@@ -5,6 +5,7 @@ mod atomic;
 mod barrier;
 mod bits;
 mod block;
+mod bulk;
 mod compare;
 mod convert;
 mod copies;
@@ -13,10 +14,12 @@ mod half;
 mod integer;
 mod lanes;
 mod matrix;
+mod mbarrier;
 mod spaces;
 mod step;
 mod together;
 mod warp;
+mod wgmma;
 
 use crate::error::line_of;
 use crate::fault::{Fault, FaultKind, Problem};
@@ -24,6 +27,7 @@ use crate::kernel::Kernel;
 use crate::memory::{Memory, Semantics};
 use crate::options::{Options, Stats, permutation};
 
+use bulk::BulkCopy;
 use spaces::{Shared, Tracker};
 use warp::{Position, Warp};
 
@@ -35,6 +39,8 @@ pub(crate) struct Context<'a> {
     pub memory: &'a mut dyn Memory,
     pub options: &'a Options,
     pub shared: Shared,
+    /// Bulk copies in flight.
+    pub bulk: Vec<BulkCopy>,
     /// Of launches of kernels that read through the read-only path.
     pub tracker: Option<Tracker>,
     pub stats: Stats,
@@ -76,6 +82,7 @@ impl Launch<'_> {
             memory,
             options,
             shared: Shared::new(shared as usize, options.watch_shared),
+            bulk: Vec::new(),
             tracker: kernel.has_constant_loads.then(Tracker::default),
             stats: Stats::default(),
         };

@@ -72,6 +72,9 @@ impl Warp {
                     }
                     self.execute(cx, op, mask)?;
                     self.pc += 1;
+                    if std::mem::take(&mut self.gives_way) {
+                        break;
+                    }
                 }
             }
         }
@@ -175,11 +178,27 @@ impl Warp {
                 return self.load_matrix(cx, count, transposed, d, address);
             }
             Op::MoveMatrix { d, a } => self.move_matrix(d, a),
+            Op::MbarrierInit { ref address, count } => return self.mbarrier_init(cx, address, count, mask),
+            Op::MbarrierArrive { ref address, bytes } => {
+                return self.mbarrier_arrive(cx, address, bytes, mask);
+            }
+            Op::MbarrierTest { d, ref address, parity } => {
+                return self.mbarrier_test(cx, d, address, parity, mask);
+            }
+            Op::BulkCopy(ref bulk) => return self.bulk_copy(cx, bulk, mask),
+            Op::Wgmma(ref wgmma) => return self.wgmma(cx, wgmma),
+            Op::WgmmaCommit => self.commit_products(),
+            Op::WgmmaWait { groups } => return self.wait_products(cx, groups),
             Op::Fence { scope } => cx.memory.fence(scope),
             Op::Nanosleep => std::thread::yield_now(),
             Op::Trap => return Err(Problem::of_lane(mask.trailing_zeros() as usize, FaultKind::Trap)),
             // Done before.
-            Op::Branch { .. } | Op::Exit | Op::Barrier { .. } | Op::WarpBarrier { .. } | Op::Nothing => {}
+            Op::Branch { .. }
+            | Op::Exit
+            | Op::Barrier { .. }
+            | Op::WarpBarrier { .. }
+            | Op::WgmmaFence
+            | Op::Nothing => {}
         }
         Ok(())
     }
@@ -220,6 +239,7 @@ fn members(op: &Op) -> Option<Members> {
             Some(Members::Named(*mask))
         }
         Op::Barrier { .. } => Some(Members::Live),
+        Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => Some(Members::All),
         Op::Mma(_) | Op::LoadMatrix { .. } | Op::MoveMatrix { .. } => Some(Members::All),
         _ => None,
     }

@@ -5,6 +5,7 @@
 
 use super::copies::Copies;
 use super::lanes::{Doubles, Words, bits};
+use super::wgmma::Products;
 use crate::fault::{FaultKind, Outcome, Problem};
 use crate::kernel::{Kernel, Special};
 use crate::types::{Class, Register};
@@ -50,6 +51,9 @@ pub(crate) struct Warp {
     /// The least program counter of the others.
     next: u32,
     pub copies: Copies,
+    pub products: Products,
+    /// It waits for others in a loop: its turn is over.
+    pub gives_way: bool,
     /// Of each lane, one after the other.
     pub local: Vec<u8>,
     pub local_bytes: usize,
@@ -70,6 +74,8 @@ impl Warp {
             others: Vec::new(),
             next: u32::MAX,
             copies: Copies::default(),
+            products: Products::default(),
+            gives_way: false,
             local: vec![0; kernel.local_bytes as usize * 32],
             local_bytes: kernel.local_bytes as usize,
             state: State::Done,
@@ -94,6 +100,8 @@ impl Warp {
         (self.active, self.pc, self.next) = (self.live, 0, u32::MAX);
         self.others.clear();
         self.copies = Copies::default();
+        self.products = Products::default();
+        self.gives_way = false;
         self.local.fill(0);
         self.state = State::Ready;
         for (special, at) in kernel.files.specials() {

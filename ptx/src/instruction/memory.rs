@@ -64,3 +64,13 @@ pub(crate) struct Atomic {
     /// The new value of `cas`.
     pub b: Option<Register>,
 }
+
+/// A copy of a box of a matrix.
+#[derive(Debug, Clone)]
+pub(crate) struct Bulk {
+    pub to: Address,
+    pub map: Address,
+    /// Column and row of its first element.
+    pub at: [Slot; 2],
+    pub barrier: Address,
+}

@@ -48,6 +48,22 @@ pub(crate) struct Mma {
     pub c: [Slot; 4],
 }
 
+/// An asynchronous product of a warpgroup: m64nNk16.
+#[derive(Debug, Clone)]
+pub(crate) struct Wgmma {
+    pub format: Format,
+    /// N / 2.
+    pub d: Vec<Slot>,
+    /// Read if there is no descriptor.
+    pub a: [Slot; 4],
+    pub a_descriptor: Option<Slot>,
+    pub b: Slot,
+    /// A predicate: whether to add to what d holds.
+    pub accumulate: Slot,
+    /// Rows of b's tile run along n.
+    pub b_by_n: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     Clock,

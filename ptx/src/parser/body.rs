@@ -200,6 +200,13 @@ impl<'a> Parser<'a, '_> {
             }
             _ => Base::Absolute,
         };
+        if self.lexer.take(',')? {
+            let Operand::Vector(at) = self.operand()? else {
+                return Err(self.lexer.error("coordinates expected"));
+            };
+            self.lexer.expect(']')?;
+            return Ok(Operand::Tensor(base, at));
+        }
         let mut offset = 0i64;
         while !self.lexer.take(']')? {
             self.lexer.take('+')?;

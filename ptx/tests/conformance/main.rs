@@ -1,18 +1,24 @@
 //! Every wrapper of `cuda/include/ptx.cuh`, as nvcc compiled it: the tests that compare a GPU with the ISA, on this
 //! interpreter. Their expectations are the GPU's (`tests/gpu/kernels/conformance/`), so these files are read from there.
 
-#[path = "../../tests/gpu/kernels/conformance/arithmetic.rs"]
+#[path = "../../../tests/gpu/kernels/conformance/arithmetic.rs"]
 mod arithmetic;
-#[path = "../../tests/gpu/kernels/conformance/blocks.rs"]
+#[path = "../../../tests/gpu/kernels/conformance/blocks.rs"]
 mod blocks;
-#[path = "common/texts.rs"]
+#[path = "../common/texts.rs"]
 mod folder;
-#[path = "../../tests/gpu/kernels/conformance/matrices.rs"]
-#[allow(dead_code, reason = "some is for other files there")]
+#[path = "../../../tests/gpu/kernels/conformance/matrices.rs"]
 mod matrices;
+#[path = "../../../tests/gpu/kernels/conformance/pipeline.rs"]
+mod pipeline;
+mod runtime;
+#[path = "../../../tests/gpu/kernels/conformance/sm90a.rs"]
+mod sm90a;
+
+use std::sync::Arc;
 
 use half::{bf16, f16};
-use tandem_ptx::{Buffers, Landing, Module, Options, Order};
+use runtime::{Buffer, ConformanceTmaParams, Lane, Runtime, TensorMap, runtimes};
 
 /// Pseudo-random words (xorshift), the same in every run.
 struct Words(u64);
@@ -33,31 +39,7 @@ impl Words {
     }
 }
 
-/// A text, and how it is run.
-struct Interpreter {
-    module: Module,
-    options: Options,
-}
-
-/// Of every target's text, in different orders.
-fn runtimes() -> Vec<Interpreter> {
-    let texts = folder::texts().into_iter().filter(|p| p.ends_with("conformance.ptx"));
-    let orders = [
-        (Order::Ascending, Landing::AtWait),
-        (Order::Descending, Landing::AtOnce),
-        (Order::Shuffled(7), Landing::AtWait),
-    ];
-    let with = |(order, copies)| Options { order, copies, budget: Some(1 << 20), ..Options::default() };
-    let each = texts.flat_map(|path| {
-        let text = std::fs::read_to_string(path).unwrap();
-        orders.map(|how| {
-            let module = Module::parse(&text).unwrap_or_else(|e| panic!("{e}"));
-            Interpreter { module, options: with(how) }
-        })
-    });
-    each.collect()
-}
-
+#[derive(Clone, Copy)]
 struct Shape {
     grid: u32,
     block: u32,
@@ -69,24 +51,38 @@ struct Shape {
 
 const WARP: Shape = Shape { grid: 1, block: 32, shared: 0, words: 0, n: 0 };
 
-/// Runs `kernel` over `input`; what it wrote. `None`, and a line, where the text does not have it.
-fn run(rt: &Interpreter, kernel: &str, shape: Shape, input: &[u32], out_words: usize) -> Option<Vec<u32>> {
-    if !rt.module.kernels().any(|k| k.name == kernel) {
-        println!("skipped: {} has no {kernel}", rt.module.target());
+fn bytes_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// Runs `kernel` over `input`; what it wrote. `None` where the text does not have it.
+fn run(
+    rt: &Arc<dyn Runtime>,
+    kernel: &str,
+    shape: Shape,
+    input: &[u32],
+    out_words: usize,
+) -> Option<Vec<u32>> {
+    if !rt.has_kernel(kernel) {
         return None;
     }
-    let mut memory = Buffers::new();
-    let input = memory.add_words(input);
-    let out = memory.add_words(&vec![0; out_words]);
-    let words = memory.add_words(&vec![0; shape.words.max(1)]);
+    let input = Buffer::from_bytes(rt, Lane::Compute, &bytes_of(input)).unwrap();
+    let out = Buffer::new(rt, out_words * 4).unwrap();
+    let words = Buffer::new(rt, shape.words.max(1) * 4).unwrap();
     // ConformanceParams: three pointers, n, padding.
-    let params: Vec<u8> =
-        [input, out, words, u64::from(shape.n)].iter().flat_map(|v| v.to_le_bytes()).collect();
-    let (grid, block) = ([shape.grid, 1, 1], [shape.block, 1, 1]);
-    rt.module
-        .launch(kernel, grid, block, shape.shared, &params, &mut memory, &rt.options)
-        .unwrap_or_else(|e| panic!("{}: {e}", rt.module.target()));
-    Some(memory.words(out))
+    let fields = [input.ptr(), out.ptr(), words.ptr(), u64::from(shape.n)];
+    launch(rt, kernel, &shape, &fields.map(u64::to_le_bytes).concat());
+    let mut bytes = vec![0; out_words * 4];
+    rt.download(Lane::Compute, out.ptr(), &mut bytes).unwrap();
+    Some(words_of(&bytes))
+}
+
+fn launch(rt: &Arc<dyn Runtime>, kernel: &str, shape: &Shape, params: &[u8]) {
+    rt.launch(kernel, shape, params);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
