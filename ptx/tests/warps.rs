@@ -100,10 +100,11 @@ fn lanes_that_exit_are_not_waited_for() {
 #[test]
 fn scopes_hide_names() {
     let body = "mov.u32 %r32, 1; { .reg .b32 %r32; .reg .pred p; mov.u32 %r32, 5; setp.eq.u32 p, %r0, 0; @p bra L;\n\
-                mov.u32 %r33, %r32; L: mov.u32 %r34, %r32; } { bra L; L: mov.u32 %r35, 9; }";
+                mov.u32 %r33, %r32; L: mov.u32 %r34, %r32; } { bra L; L: mov.u32 %r35, 9; }\n\
+                mov.u32 %r36, 3; { .reg .b32 x; { bra AFTER; } } mov.u32 %r36, 4; AFTER: mov.u32 %r0, 0;";
     let input: Vec<u32> = (1..33).collect();
-    for out in lanes(body, 1, &input, 4).chunks(4) {
-        assert_eq!(out, [1, 5, 5, 9]);
+    for out in lanes(body, 1, &input, 5).chunks(5) {
+        assert_eq!(out, [1, 5, 5, 9, 3]);
     }
 }
 

@@ -43,7 +43,6 @@ impl State {
         }
         let bytes = self.bytes as u64 & ((1 << 21) - 1);
         let word = MARK | bytes << 42 | self.pending << 21 | self.count << 1 | u64::from(self.phase);
-        // Bit 41 lies between: pending has 20 bits.
         shared.write(address, &word.to_le_bytes())
     }
 }

@@ -28,7 +28,7 @@ struct Product {
 
 #[derive(Debug)]
 enum Operand {
-    Registers([Words; 4]),
+    Registers(Box<[Words; 4]>),
     Descriptor(u64),
 }
 
@@ -56,7 +56,7 @@ impl Warp {
             |slot: u32| one(&self.doubles[slot as usize]).ok_or_else(|| fault("descriptors of lanes differ"));
         let a = match wgmma.a_descriptor {
             Some(slot) => Operand::Descriptor(descriptor(slot)?),
-            None => Operand::Registers(wgmma.a.map(|r| self.words[r as usize])),
+            None => Operand::Registers(Box::new(wgmma.a.map(|r| self.words[r as usize]))),
         };
         let b = descriptor(wgmma.b)?;
         let accumulate = match self.predicates[wgmma.accumulate as usize] {
@@ -171,7 +171,6 @@ fn by_n(shared: &Shared, descriptor: u64, n: usize, format: Format) -> Result<Ve
 }
 
 /// A warp's 16 rows of a, and all of b as [n][16].
-#[allow(clippy::type_complexity, reason = "two matrices")]
 fn operands(p: &Product, shared: &Shared, warp: u32) -> Result<(Vec<[f32; 16]>, Vec<[f32; 16]>), FaultKind> {
     let (n, format) = (p.wgmma.d.len() * 2, p.wgmma.format);
     let a = match &p.a {

@@ -119,6 +119,7 @@ pub struct ConformanceTmaParams {
     pub y: i32,
     pub box_rows: u32,
     pub box_cols: u32,
+    pub pad: [u8; 104],
 }
 
 impl Default for ConformanceTmaParams {
@@ -130,6 +131,7 @@ impl Default for ConformanceTmaParams {
             y: 0,
             box_rows: 0,
             box_cols: 0,
+            pad: [0; 104],
         }
     }
 }
@@ -140,7 +142,7 @@ impl ConformanceTmaParams {
         let mut all = self.map.bytes.to_vec();
         all.extend(self.out.to_le_bytes());
         all.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
-        all.resize(256, 0);
+        all.extend(self.pad);
         all.leak()
     }
 }

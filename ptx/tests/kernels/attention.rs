@@ -83,15 +83,20 @@ fn decode() {
     }
 }
 
-/// Rows 40.. of a prompt of 110 tokens in tiles of 64 queries: each row sees the tokens up to its own, with a window
-/// the last of them.
 #[test]
 fn prefill() {
-    for module in modules("attention_prefill") {
+    prefill_with("attention_prefill", "");
+    prefill_with("attention_prefill_sm90a", "_sm90a");
+}
+
+/// Rows 40.. of a prompt of 110 tokens in tiles of 64 queries: each row sees the tokens up to its own, with a window
+/// the last of them.
+fn prefill_with(file: &str, suffix: &str) {
+    for module in modules(file) {
         for (half, d, window) in
             [(Half::F16, 64usize, 0usize), (Half::Bf16, 128, 50), (Half::F16, 128, 0), (Half::F16, 256, 33)]
         {
-            let kernel = format!("prefill_attention_{}_d{d}", half.name());
+            let kernel = format!("prefill_attention_{}_d{d}{suffix}", half.name());
             if !has(&module, &kernel) {
                 continue;
             }
@@ -116,7 +121,7 @@ fn prefill() {
             let n_items = memory.add_words(&[2]);
             let out = memory.add(&vec![0; rows * heads * d * 2]);
             let scale = 1.0 / (d as f32).sqrt();
-            let params = Params::default()
+            let mut params = Params::default()
                 .pointers(&[at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0])
                 .words(&[heads as u32, kv_heads as u32, u32::from(half == Half::Bf16), window as u32])
                 .float(scale * std::f32::consts::LOG2_E)
@@ -129,8 +134,16 @@ fn prefill() {
                 _ => 2,
             };
             let queries = if d <= 128 { 0 } else { 64 * d * 2 };
-            let shared = (queries + stages * keys * d * 2) as u32;
-            launch(&module, &kernel, [2 * heads as u32, 1, 1], (128, shared), &params, &mut memory);
+            let mut shape = (128, (queries + stages * keys * d * 2) as u32);
+            if suffix == "_sm90a" {
+                let (rows, d64) = (4 * kv_heads as u64 * 2 * PAGE as u64, d as u64);
+                let map =
+                    TensorMap { address: at_kv, rows, cols: d64, stride: d64, box_rows: 32, box_cols: 64 };
+                params = params.align(128).raw(&map.encode());
+                let tokens = 128 + 4 * if d <= 128 { 128 } else { 64 };
+                shape = (384, (tokens * d * 2 + 4 * 16) as u32);
+            }
+            launch(&module, &kernel, [2 * heads as u32, 1, 1], shape, &params, &mut memory);
             let got = half.values(memory.bytes(out));
             let at = |token: usize, half: usize| {
                 &kv[((table[token / PAGE] as usize * 2 + half) * PAGE + token % PAGE) * d..][..d]

@@ -169,3 +169,40 @@ fn gemm() {
         }
     }
 }
+
+/// Fewer blocks than work items, operands by tensor maps.
+#[test]
+fn gemm_sm90a() {
+    for module in modules("gemm_sm90a") {
+        for (half, tokens, stages, splits) in [
+            (Half::F16, 256u32, 4u32, 1u32),
+            (Half::Bf16, 256, 4, 2),
+            (Half::F16, 128, 6, 2),
+            (Half::Bf16, 128, 6, 1),
+        ] {
+            let kernel = format!("gemm_{}_128x{tokens}_sm90a", half.name());
+            let (m, n, k) = (270usize, 136usize, 456usize);
+            let mut product = Product::new(half, m, n, k);
+            let [w, x, bias, y] = product.at;
+            let tiles = (m as u32).div_ceil(tokens) * (n as u32).div_ceil(128);
+            let partial = product.memory.add(&vec![0; (tiles * splits * 128 * tokens * 4) as usize]);
+            let arrived = product.memory.add_words(&vec![0; tiles as usize]);
+            let map = |address, rows: usize, box_rows| {
+                let (rows, k) = (rows as u64, k as u64);
+                TensorMap { address, rows, cols: k, stride: k, box_rows, box_cols: 64 }.encode()
+            };
+            let k_per_split = (k as u32).div_ceil(splits).next_multiple_of(64);
+            let params = Params::default()
+                .raw(&map(w, n, 128))
+                .raw(&map(x, m, tokens))
+                .pointers(&[bias, y, n as u64])
+                .words(&[m as u32, n as u32, 0, 0])
+                .pointers(&[partial, arrived])
+                .words(&[splits, k_per_split, k as u32, 0])
+                .align(128);
+            let shared = stages * ((128 + tokens) * 128 + 16) + 16;
+            launch(&module, &kernel, [3, 1, 1], (384, shared), &params, &mut product.memory);
+            product.check(&kernel);
+        }
+    }
+}

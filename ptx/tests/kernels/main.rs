@@ -10,7 +10,7 @@ mod quantised;
 mod rows;
 
 use half::{bf16, f16};
-use tandem_ptx::{Buffers, Landing, Module, Options, Order, Stats};
+use tandem_ptx::{Buffers, Landing, Module, Options, Order, Stats, TensorMap};
 
 /// The modules of a file: one a target.
 fn modules(file: &str) -> Vec<Module> {
@@ -51,6 +51,10 @@ impl Params {
     }
     fn float(self, value: f32) -> Params {
         self.word(value.to_bits())
+    }
+    fn raw(mut self, bytes: &[u8]) -> Params {
+        self.0.extend(bytes);
+        self
     }
     /// The struct's own alignment is that of its pointers.
     fn bytes(self) -> Vec<u8> {
