@@ -178,3 +178,45 @@ fn what_a_product_in_flight_has() {
     let found = out.unwrap_err();
     assert!(matches!(&found.kind, FaultKind::Operand(text) if text.contains("swizzle")), "{found}");
 }
+
+/// a in registers, as that of mma m16n8k16 for the 16 rows of each warp; b by rows of k.
+#[test]
+fn products_of_registers_and_columns() {
+    let body = ".shared .align 1024 .b8 own[2048];\nmad.wide.u32 %q0, %lane, 16, %in;\n\
+                ld.global.v4.u32 {%r0, %r1, %r2, %r3}, [%q0]; ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%q0+2048];\n\
+                shl.b32 %r8, %lane, 4; mov.u32 %r9, own; add.s32 %r9, %r9, %r8;\n\
+                st.shared.v4.u32 [%r9], {%r0, %r1, %r2, %r3}; fence.proxy.async.shared::cta; bar.sync 0;\n\
+                mov.pred %p1, 0; mov.u64 %q4, 0x4000004000010000; wgmma.fence.sync.aligned;\n\
+                wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, {%r4, %r5, %r6, %r7}, %q4, %p1, 1, 1, 1;\n\
+                wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;\n\
+                mad.wide.u32 %q5, %lane, 16, %out; st.global.v4.f32 [%q5], {%f0, %f1, %f2, %f3};";
+    let mut random = Random(6);
+    let mut element = || random.next() as usize % 4;
+    let (bits, numbers) = ([0u32, 0x3c00, 0x4000, 0xbc00], [0i32, 1, 2, -1]);
+    let a: Vec<usize> = (0..64 * 16).map(|_| element()).collect();
+    let b: Vec<usize> = (0..16 * 8).map(|_| element()).collect();
+    let mut input = vec![0u32; 1024];
+    for k in 0..16 {
+        for n in 0..8 {
+            // Chunk 0 of line k of 128 bytes.
+            let at = k * 128 + (k % 8) * 16 + 2 * n;
+            input[at / 4] |= bits[b[k * 8 + n]] << (at % 4 * 8);
+        }
+    }
+    for t in 0..128 {
+        for i in 0..8 {
+            let (group, thread) = (t % 32 / 4, t % 4);
+            let row = t / 32 * 16 + if i < 2 || (4..6).contains(&i) { group } else { group + 8 };
+            let k = thread * 2 + (i & 1) + if i < 4 { 0 } else { 8 };
+            input[512 + t * 4 + i / 2] |= bits[a[row * 16 + k]] << (16 * (i % 2));
+        }
+    }
+    let out = run(&text(body), &input, 512, launch(128, Landing::AtWait)).unwrap();
+    for (t, d) in out.chunks(4).enumerate() {
+        for (i, got) in d.iter().enumerate() {
+            let (row, col) = (t / 32 * 16 + t % 32 / 4 + i / 2 * 8, t % 4 * 2 + i % 2);
+            let dot: i32 = (0..16).map(|k| numbers[a[row * 16 + k]] * numbers[b[k * 8 + col]]).sum();
+            assert_eq!(f32::from_bits(*got), dot as f32, "thread {t}, {i}");
+        }
+    }
+}

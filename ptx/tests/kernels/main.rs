@@ -12,9 +12,13 @@ mod rows;
 use half::{bf16, f16};
 use tandem_ptx::{Buffers, Landing, Module, Options, Order, Stats, TensorMap};
 
-/// The modules of a file: one a target.
+/// The modules of a file: one a target, or one a target and format (`linear_quant.q4_0.ptx`).
 fn modules(file: &str) -> Vec<Module> {
-    let texts = folder::texts().into_iter().filter(|p| p.ends_with(format!("{file}.ptx")));
+    let of_file = |path: &std::path::PathBuf| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        name.split('.').next() == Some(file)
+    };
+    let texts = folder::texts().into_iter().filter(of_file);
     let read =
         |path| Module::parse(&std::fs::read_to_string(path).unwrap()).unwrap_or_else(|e| panic!("{e}"));
     texts.map(read).collect()
