@@ -36,6 +36,9 @@ pub struct Options {
     pub turn: u32,
     /// Whether a read of shared memory that nobody wrote is a fault.
     pub watch_shared: bool,
+    /// Whether barriers and warp instructions go on without threads that have exited, as devices do since compute
+    /// capability 7.0. A kernel that relies on it is likely wrong.
+    pub excuse_exited: bool,
     /// Most instructions that a warp executes in a block; `None`: a loop without end is one.
     pub budget: Option<u64>,
     /// Of the blocks in order of their number (x fastest), those that run: a launch may be divided among threads.
@@ -43,13 +46,14 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Late copies, ascending order, turns of 2^14 instructions, shared memory watched, 2^32 instructions a warp, all blocks.
+    /// Late copies, ascending order, turns of 2^14 instructions, shared memory watched, exited threads missed, 2^32 instructions a warp, all blocks.
     fn default() -> Options {
         Options {
             copies: Landing::default(),
             order: Order::default(),
             turn: 1 << 14,
             watch_shared: true,
+            excuse_exited: false,
             budget: Some(1 << 32),
             blocks: None,
         }

@@ -88,12 +88,17 @@ fn barriers_that_not_all_reach() {
     ));
 }
 
-/// Threads that have exited are not waited for.
+/// A warp, and a part of one; devices would go on without them.
 #[test]
-fn threads_that_have_exited_miss_no_barrier() {
+fn threads_that_have_exited_are_missed() {
     let body = "setp.ge.u32 %p0, %lane, 48; @%p0 exit; bar.sync 0; mad.wide.u32 %q0, %lane, 4, %out;\n\
                 st.global.u32 [%q0], 1;";
-    let launch = Launch { threads: 96, ..Launch::default() };
+    let found = fault(body, 96);
+    assert_eq!(found.kind, FaultKind::Diverged { active: 0xffff, wanted: u32::MAX });
+    let whole = body.replace("48", "64");
+    assert!(matches!(fault(&whole, 96).kind, FaultKind::Deadlock(_)));
+    let options = Options { excuse_exited: true, ..Options::default() };
+    let launch = Launch { threads: 96, options, ..Launch::default() };
     assert_eq!(run(&module("", body), &[0], 48, launch).unwrap(), [1; 48]);
 }
 
@@ -109,6 +114,13 @@ fn lanes_that_must_come_together() {
     // Half a warp has no matrices.
     let body = "mov.u32 %r1, dynamic; movmatrix.sync.aligned.m8n8.trans.b16 %r0, %r2;";
     assert!(matches!(fault(body, 16).kind, FaultKind::Diverged { active: 0xffff, .. }));
+}
+
+#[test]
+fn nothing_is_left_in_flight() {
+    let body = "cp.async.cg.shared.global [dynamic], [%in], 16; cp.async.commit_group;";
+    let found = fault(body, 1);
+    assert!(matches!(&found.kind, FaultKind::Operand(text) if text.contains("nobody waited")), "{found}");
 }
 
 #[test]

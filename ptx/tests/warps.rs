@@ -86,13 +86,16 @@ fn groups_of_lanes_shuffle_apart() {
     }
 }
 
-/// Lanes that wait for others go on when those exit.
+/// Lanes that wait for others go on when those exit, if such are excused.
 #[test]
 fn lanes_that_exit_are_not_waited_for() {
     let body = "mad.wide.u32 %q0, %lane, 4, %out; setp.ge.u32 %p0, %lane, 16; @%p0 bra OUT;\n\
                 vote.sync.ballot.b32 %r0, 1, -1; st.global.u32 [%q0], %r0; ret;\n\
                 OUT: st.global.u32 [%q0], 5; exit;";
-    let out = run(&module("", body), &[0], 32, Launch::default()).unwrap();
+    let fault = run(&module("", body), &[0], 32, Launch::default()).unwrap_err();
+    assert_eq!(fault.kind, tandem_ptx::FaultKind::Diverged { active: 0xffff, wanted: u32::MAX });
+    let options = Options { excuse_exited: true, ..Options::default() };
+    let out = run(&module("", body), &[0], 32, Launch { options, ..Launch::default() }).unwrap();
     assert_eq!((&out[..16], &out[16..]), (&[0xffff; 16][..], &[5; 16][..]));
 }
 

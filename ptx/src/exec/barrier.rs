@@ -6,7 +6,7 @@ use crate::fault::FaultKind;
 #[derive(Debug, Clone, Default)]
 struct Barrier {
     arrived: u32,
-    /// Threads that it waits for; `None`: all of the block that have not exited.
+    /// Threads that it waits for; `None`: all of the block.
     count: Option<Option<u32>>,
     /// Warps that wait.
     waiting: Vec<usize>,
@@ -46,12 +46,12 @@ impl Barriers {
         Ok(())
     }
 
-    /// The warps that go on, if the barrier is complete. `live`: warps that have not exited.
-    pub fn complete(&mut self, id: u32, live: u32) -> Vec<usize> {
+    /// The warps that go on, if the barrier is complete. `all`: warps of the block.
+    pub fn complete(&mut self, id: u32, all: u32) -> Vec<usize> {
         let barrier = &mut self.all[id as usize];
         let wanted = match barrier.count {
             None => return Vec::new(),
-            Some(count) => count.unwrap_or(live * 32),
+            Some(count) => count.unwrap_or(all * 32),
         };
         if barrier.arrived < wanted {
             return Vec::new();

@@ -37,6 +37,10 @@ pub(super) fn run(cx: &mut Context<'_>, warps: &mut [Warp], position: &Position)
         }
     }
     match warps.iter().position(|w| w.state != State::Done) {
+        None if !cx.bulk.is_empty() => {
+            let problem = "bulk copies that nobody waited for".into();
+            Err((None, Problem::of_warp(FaultKind::Operand(problem))))
+        }
         None => Ok(()),
         Some(stuck) => {
             // The warp is after the barrier that it waits at.
@@ -63,14 +67,14 @@ fn turn(
                 if !arrive {
                     warps[number].state = State::Waiting(id);
                 }
-                release(warps, barriers, id);
+                release(cx, warps, barriers, id);
                 if warps[number].state != State::Ready {
                     return Ok(());
                 }
             }
             Stop::Done => {
                 for id in barriers.of_all() {
-                    release(warps, barriers, id);
+                    release(cx, warps, barriers, id);
                 }
                 return Ok(());
             }
@@ -78,9 +82,10 @@ fn turn(
     }
 }
 
-fn release(warps: &mut [Warp], barriers: &mut Barriers, id: u32) {
-    let live = warps.iter().filter(|w| w.state != State::Done).count() as u32;
-    for warp in barriers.complete(id, live) {
+fn release(cx: &Context<'_>, warps: &mut [Warp], barriers: &mut Barriers, id: u32) {
+    let excused = |w: &&Warp| w.state == State::Done && cx.options.excuse_exited;
+    let expected = warps.len() - warps.iter().filter(excused).count();
+    for warp in barriers.complete(id, expected as u32) {
         warps[warp].state = State::Ready;
     }
 }

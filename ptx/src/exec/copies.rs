@@ -58,6 +58,12 @@ impl Warp {
         Ok(())
     }
 
+    /// Whether copies of these lanes, or products of the warp, are in flight.
+    pub(super) fn has_flying(&self, mask: u32) -> bool {
+        let copies = self.copies.flying.iter().any(|c| mask >> c.lane & 1 == 1);
+        copies || mask != 0 && !self.products.is_empty()
+    }
+
     pub(super) fn commit_copies(&mut self, mask: u32) {
         for lane in lanes(mask) {
             self.copies.groups[lane] += 1;

@@ -50,6 +50,10 @@ impl Warp {
             match &instruction.op {
                 Op::Branch { target } => self.branch(mask, *target),
                 Op::Exit => {
+                    if self.has_flying(mask) {
+                        let problem = "asynchronous copies or products that nobody waited for".into();
+                        return Err(Problem::of_warp(FaultKind::Operand(problem)));
+                    }
                     self.exit(mask);
                     if self.state == State::Done {
                         return Ok(Stop::Done);
@@ -58,9 +62,10 @@ impl Warp {
                 _ if mask == 0 => self.pc += 1,
                 op => {
                     if let Some(members) = members(op) {
+                        let among = if cx.options.excuse_exited { self.live } else { self.present };
                         let meeting = match members {
-                            Members::Named(slot) => self.meet(slot, mask)?,
-                            Members::Live => self.gather(self.live, mask)?,
+                            Members::Named(slot) => self.meet(slot, mask, among)?,
+                            Members::Block => self.gather(among, mask)?,
                             Members::All => self.gather(u32::MAX, mask)?,
                         };
                         if meeting == Meeting::Parked {
@@ -226,9 +231,9 @@ impl Warp {
 enum Members {
     /// Those of a mask.
     Named(u32),
-    /// All that have not exited.
-    Live,
-    /// All.
+    /// All that the block has, or those of them that have not exited.
+    Block,
+    /// All 32.
     All,
 }
 
@@ -238,7 +243,7 @@ fn members(op: &Op) -> Option<Members> {
         Op::Vote { mask, .. } | Op::Reduce { mask, .. } | Op::WarpBarrier { mask } => {
             Some(Members::Named(*mask))
         }
-        Op::Barrier { .. } => Some(Members::Live),
+        Op::Barrier { .. } => Some(Members::Block),
         Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => Some(Members::All),
         Op::Mma(_) | Op::LoadMatrix { .. } | Op::MoveMatrix { .. } => Some(Members::All),
         _ => None,

@@ -16,8 +16,8 @@ pub(super) enum Meeting {
 }
 
 impl Warp {
-    /// All lanes that the active ones name must execute this too.
-    pub(super) fn meet(&mut self, members: Slot, mask: u32) -> Outcome<Meeting> {
+    /// All lanes that the active ones name, of those `among` which are waited for, must execute this too.
+    pub(super) fn meet(&mut self, members: Slot, mask: u32, among: u32) -> Outcome<Meeting> {
         let members = &self.words[members as usize];
         let mut wanted = 0;
         for lane in lanes(mask) {
@@ -27,7 +27,7 @@ impl Warp {
             }
             wanted |= members[lane];
         }
-        self.gather(wanted & self.live, mask)
+        self.gather(wanted & among, mask)
     }
 
     /// `wanted` lanes must execute this.

@@ -42,6 +42,8 @@ pub(crate) struct Warp {
     pub doubles: Vec<Doubles>,
     pub predicates: Vec<u32>,
     pub number: u32,
+    /// Lanes that there are.
+    pub present: u32,
     /// Lanes that have not exited.
     pub live: u32,
     /// Lanes at `pc`.
@@ -68,6 +70,7 @@ impl Warp {
             doubles: vec![[0; 32]; sizes.doubles as usize],
             predicates: vec![0; sizes.predicates as usize],
             number,
+            present: 0,
             live: 0,
             active: 0,
             pc: 0,
@@ -96,7 +99,8 @@ impl Warp {
     pub fn start(&mut self, kernel: &Kernel, position: &Position) {
         let [x, y, z] = position.threads;
         let present = (x * y * z - self.number * 32).min(32);
-        self.live = u32::MAX >> (32 - present);
+        self.present = u32::MAX >> (32 - present);
+        self.live = self.present;
         (self.active, self.pc, self.next) = (self.live, 0, u32::MAX);
         self.others.clear();
         self.copies = Copies::default();

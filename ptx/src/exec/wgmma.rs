@@ -48,6 +48,12 @@ pub(crate) struct Products {
     sums: Vec<Sums>,
 }
 
+impl Products {
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+}
+
 impl Warp {
     pub(super) fn wgmma(&mut self, cx: &mut Context<'_>, wgmma: &Wgmma) -> Outcome {
         let fault = |problem: &str| Problem::of_warp(FaultKind::Operand(problem.into()));
