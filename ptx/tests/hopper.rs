@@ -70,6 +70,7 @@ fn bulk(read_early: bool, copies: Landing) -> Result<Vec<u32>, Box<Fault>> {
     let read = "shl.b32 %r0, %lane, 5; mov.u32 %r1, box; add.s32 %r1, %r1, %r0; ld.shared.u32 %r2, [%r1];";
     let body = format!(
         ".shared .align 1024 .b8 box[1024];\n.shared .align 8 .b8 bar[8];\nsetp.eq.u32 %p0, %lane, 0;\n\
+         shl.b32 %r0, %lane, 5; mov.u32 %r1, box; add.s32 %r1, %r1, %r0; st.shared.u32 [%r1], 7;\n\
          @%p0 mbarrier.init.shared::cta.b64 [bar], 1; bar.sync 0; mov.u32 %r8, -8; mov.u32 %r9, 2;\n\
          @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 1024;\n\
          @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [box], [%in, {{%r8, %r9}}], [bar];\n\
@@ -154,6 +155,22 @@ fn products_of_a_warpgroup() {
                 let dot: i32 = (0..16).map(|k| element(0, row, k) * element(8192, col, k)).sum();
                 assert_eq!(f32::from_bits(*got), (2 + dot) as f32, "thread {t}, {i}");
             }
+        }
+    }
+}
+
+/// Two products on the same sums, in one group or in two.
+#[test]
+fn products_that_follow_each_other() {
+    let again = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0, %f1, %f2, %f3}, %q3, %q4, %p1, 1, 1, 0, 0;\n\
+                 wgmma.commit_group.sync.aligned;";
+    let once = wgmma("", Landing::AtWait).1.unwrap();
+    for middle in [again.to_owned(), format!("{again} wgmma.wait_group.sync.aligned 1;")] {
+        for copies in [Landing::AtWait, Landing::AtOnce] {
+            let twice = wgmma(&middle, copies).1.unwrap();
+            // 2 + dot and 2 + 2 dot.
+            let right = |(x, y): (&u32, &u32)| f32::from_bits(*y) == 2.0 * f32::from_bits(*x) - 2.0;
+            assert!(once.iter().zip(&twice).all(right), "{middle}");
         }
     }
 }
