@@ -41,7 +41,8 @@ pub struct Options {
     pub excuse_exited: bool,
     /// Most instructions that a warp executes in a block; `None`: a loop without end is one.
     pub budget: Option<u64>,
-    /// Of the blocks in order of their number (x fastest), those that run: a launch may be divided among threads.
+    /// Of the blocks in order of their number (x fastest), those that run: a launch may be divided among
+    /// threads. Reads through the read-only path are then compared with the writes of the same part only.
     pub blocks: Option<Range<u64>>,
 }
 
@@ -76,22 +77,21 @@ pub struct Stats {
 }
 
 /// 0..count in this order.
-pub(crate) fn permutation(order: Order, count: u64) -> Vec<u64> {
+pub(crate) fn permutation(order: Order, count: u64) -> Box<dyn Iterator<Item = u64>> {
+    let seed = match order {
+        Order::Ascending => return Box::new(0..count),
+        Order::Descending => return Box::new((0..count).rev()),
+        Order::Shuffled(seed) => seed,
+    };
     let mut all: Vec<u64> = (0..count).collect();
-    match order {
-        Order::Ascending => {}
-        Order::Descending => all.reverse(),
-        Order::Shuffled(seed) => {
-            let mut state = seed.wrapping_mul(2).wrapping_add(1);
-            for i in (1..all.len()).rev() {
-                // SplitMix64
-                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let mut z = state;
-                z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-                all.swap(i, ((z ^ z >> 31) % (i as u64 + 1)) as usize);
-            }
-        }
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    for i in (1..all.len()).rev() {
+        // SplitMix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        all.swap(i, ((z ^ z >> 31) % (i as u64 + 1)) as usize);
     }
-    all
+    Box::new(all.into_iter())
 }

@@ -18,7 +18,7 @@ pub(super) fn run(cx: &mut Context<'_>, warps: &mut [Warp], position: &Position)
     for warp in warps.iter_mut() {
         warp.start(cx.kernel, position);
     }
-    let order = permutation(cx.options.order, warps.len() as u64);
+    let order: Vec<u64> = permutation(cx.options.order, warps.len() as u64).collect();
     let mut barriers = Barriers::default();
     let mut spent = vec![0u64; warps.len()];
     loop {
