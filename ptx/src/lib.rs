@@ -5,10 +5,10 @@
 //! of it: warps of 32 lanes with barriers, shuffles, asynchronous copies and matrix instructions, written from the PTX ISA
 //! (<https://docs.nvidia.com/cuda/parallel-thread-execution/>, whose sections the comments name).
 //!
-//! Texts for compute capability 7.5, 8.0, 9.0 and 9.0a are read as far as nvcc makes them of these kernels. Forms that are
-//! not known are errors when a text is read. What a kernel must not do is a [`Fault`] that names the
-//! thread and the line: addresses outside of everything, reads of shared memory that nobody wrote or that a copy in
-//! flight will write, read-only loads of what the launch writes, barriers that part of a block misses, loops without end, copies and
+//! Texts for compute capability 7.5, 8.0, 9.0 and 9.0a are read as far as nvcc makes them of these kernels. Forms that
+//! are not known are errors when a text is read. What a kernel must not do is a [`Fault`] that names the thread and the
+//! line: addresses outside of everything, reads of shared memory that nobody wrote or that a copy in flight will write,
+//! read-only loads of what the launch writes, barriers that part of a block misses, loops without end, copies and
 //! products that nobody waits for.
 //!
 //! Where the ISA leaves a choice: approximations are the exact value, rounded; `mma` of floats sums in f32 in the

@@ -93,8 +93,8 @@ impl Format {
         let biases = (1024 - (1u64 << (self.exponent - 1))) << self.mantissa;
         let result = rounded.checked_sub(biases)?;
         let normal = u64::from(1u32 << self.mantissa)..u64::from(self.infinity());
-        let exact = magnitude >> shift >= biases + normal.start;
-        (exact && normal.contains(&result)).then_some(result as u32)
+        // What rounds up to the least normal number here does among the coarser denormals, too.
+        normal.contains(&result).then_some(result as u32)
     }
 
     /// The value of bits, exactly.
