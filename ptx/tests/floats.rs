@@ -199,3 +199,13 @@ fn doubles() {
         assert_eq!(got(2), v[0].mul_add(v[1], v[0] + v[1]));
     }
 }
+
+/// An exact difference of zero is -0 only when rounding down (IEEE 754, 6.3).
+#[test]
+fn zeros_of_directed_roundings() {
+    let body = "add.rm.f32 %r32, %r0, %r1; add.rp.f32 %r33, %r0, %r1; add.rz.f32 %r34, %r0, %r1; sub.rm.f32 %r35, %r0, %r0;\n\
+                add.rm.f32 %r36, 0f00000000, 0f00000000; add.rm.f32 %r37, 0f80000000, 0f80000000;";
+    let input: Vec<u32> = (0..32).flat_map(|_| [1f32.to_bits(), (-1f32).to_bits()]).collect();
+    let minus = 1 << 31;
+    assert_eq!(lanes(body, 2, &input, 6)[..6], [minus, 0, 0, minus, 0, minus]);
+}
