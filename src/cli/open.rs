@@ -256,7 +256,8 @@ impl Opened {
     }
 
     /// An engine on an accelerator, on both sides, or on the CPU if nothing fits the accelerator and the strategy
-    /// allows that.
+    /// allows that. Where the device turns out to have less memory than was planned with (another process took it, the driver holds
+    /// more), it is planned again with less.
     fn with_accelerator(
         &self,
         kind: &Kind,
@@ -264,7 +265,34 @@ impl Opened {
         options: &Options,
         work: Use,
     ) -> tandem::Result<(Engine, Decision, Option<Arc<dyn Runtime>>)> {
-        let accelerator = device::open(kind, args.gpu_memory)?;
+        let mut granted = args.gpu_memory;
+        for plan in 1.. {
+            let accelerator = device::open(kind, granted)?;
+            let free = accelerator.runtime().memory_free()?;
+            match self.planned(accelerator, kind, args, options, work)? {
+                Planned::Runs(engine, decision, runtime) => return Ok((*engine, *decision, runtime)),
+                Planned::Short(why) if plan == PLANS => return Err(Error::Capacity(why)),
+                Planned::Short(why) => {
+                    let less = free.saturating_sub((free / 16).max(LESS));
+                    let size = progress::megabytes(less);
+                    progress::note(&format!("{why}; planning again with {size} of {kind}"));
+                    granted = Some(less);
+                }
+            }
+        }
+        unreachable!("the last plan has returned")
+    }
+
+    /// The same, planned with the memory that is free on `accelerator`.
+    fn planned(
+        &self,
+        accelerator: Arc<dyn Accelerator>,
+        kind: &Kind,
+        args: &EngineArgs,
+        options: &Options,
+        work: Use,
+    ) -> tandem::Result<Planned> {
+        let runs = |engine, decision, runtime| Planned::Runs(Box::new(engine), Box::new(decision), runtime);
         let runtime = Some(accelerator.runtime().clone());
         let mut on_device = options.clone();
         fit_types(args, &*accelerator, &mut on_device);
@@ -279,7 +307,7 @@ impl Opened {
                 let device = Some((kind, accelerator.runtime().info()));
                 let choice = decision.choice();
                 let predicted = predict::alone(args, &self.model, device, &on_device, choice, work)?;
-                return Ok((engine, decision.with(predicted), runtime));
+                return Ok(runs(engine, decision.with(predicted), runtime));
             }
         };
         let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
@@ -305,7 +333,7 @@ impl Opened {
                     let cpu = choice.k == Some(spec.n_layers + 2);
                     (if cpu { "cpu-only" } else { strategy.name() }, choice)
                 }
-                whole => return whole.map(|(engine, decision)| (engine, decision, runtime)),
+                whole => return whole.map(|(engine, decision)| runs(engine, decision, runtime)),
             },
             (None, Among::One(strategy)) => (strategy.name(), engine::choose(&sizes, strategy)?),
         };
@@ -318,9 +346,9 @@ impl Opened {
             drop((accelerator, runtime));
             let (engine, _) = self.on_cpu(args, options)?;
             choice.host = engine.memory();
-            return Ok((engine, decision(choice), None));
+            return Ok(runs(engine, decision(choice), None));
         }
-        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
+        let loaded = with_bar(weights.bytes(), "loading weights", |progress| {
             let placement = choice.placement.clone();
             Engine::placed(
                 spec.clone(),
@@ -332,8 +360,12 @@ impl Opened {
                 placement,
                 progress,
             )
-        })?;
-        Ok((engine, decision(choice), runtime))
+        });
+        match loaded {
+            Ok(engine) => Ok(runs(engine, decision(choice), runtime)),
+            Err(Error::Capacity(why)) => Ok(Planned::Short(why)),
+            Err(error) => Err(error),
+        }
     }
 
     fn on_accelerator(
@@ -395,6 +427,20 @@ pub struct Running {
     /// Reports notices when dropped.
     #[allow(dead_code)] // what counts is when
     pub notices: Notices,
+}
+
+/// How often a model is placed with ever less of the device's memory.
+const PLANS: u32 = 4;
+
+/// Least memory by which each is less than the one before: a sixteenth where that is more.
+const LESS: u64 = 64 << 20;
+
+/// What has become of a plan.
+enum Planned {
+    /// An engine, and how it was chosen.
+    Runs(Box<Engine>, Box<Decision>, Option<Arc<dyn Runtime>>),
+    /// The device has not had the memory that the plan says.
+    Short(String),
 }
 
 /// Reports the accelerator's slower paths at the end of a run.

@@ -26,6 +26,11 @@ struct Live {
     used: u64,
 }
 
+/// Bytes of a device with so many that plans leave to the driver: 256 MiB or 2%, an eighth of a small one.
+fn reserve(total: u64) -> u64 {
+    (total / 50).max(256 << 20).min(total / 8)
+}
+
 impl Memory {
     pub fn new(context: Arc<Context>, release: Arc<Release>, cap: Option<u64>) -> Memory {
         Memory { context, release, cap, live: Mutex::default() }
@@ -35,12 +40,18 @@ impl Memory {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that can still be allocated. Waits for the work in flight on freed memory, and counts that memory as free.
+    /// Bytes that plans may use. Waits for the work in flight on freed memory, and counts that memory as free.
+    ///
+    /// Without a cap some memory is left out ([`reserve`]): the driver gives it out in granules, and takes some for kernels that
+    /// are loaded, their local memory, and graphs, when they are first used.
     pub fn free_bytes(&self) -> Result<u64> {
         self.release.reap(true);
         let live = self.live();
-        let driver = self.driver_free()?;
-        Ok(self.cap.map_or(driver, |cap| driver.min(cap.saturating_sub(self.held(&live)))))
+        let (driver, total) = self.driver_memory()?;
+        Ok(match self.cap {
+            Some(cap) => driver.min(cap.saturating_sub(self.held(&live))),
+            None => driver.saturating_sub(reserve(total)),
+        })
     }
 
     /// Bytes that the driver counts as held by this program.
@@ -49,11 +60,16 @@ impl Memory {
     }
 
     fn driver_free(&self) -> Result<u64> {
+        Ok(self.driver_memory()?.0)
+    }
+
+    /// Bytes that the driver has free, and in all.
+    fn driver_memory(&self) -> Result<(u64, u64)> {
         self.context.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; both numbers outlive the call.
         self.context.check("its memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
-        Ok(free as u64)
+        Ok((free as u64, total as u64))
     }
 
     pub fn alloc(&self, bytes: usize) -> Result<DevPtr> {
