@@ -106,7 +106,7 @@ cases! {
     };
 
     /// A race of milliseconds: whether to wait was decided before the recording, waited for during it.
-    threads_that_free_never_meet_a_recording [] => || {
+    threads_that_free_never_meet_a_recording [("FAKE_MEMORY", "68719476736")] => || {
         let (a, b) = (open(), open());
         let over = AtomicBool::new(false);
         std::thread::scope(|s| {
