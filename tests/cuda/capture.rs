@@ -1,5 +1,5 @@
 //! The driver's rules of stream capture: what must not happen while a step is recorded, by whichever thread and runtime, and
-//! what may. On a stand-in for the driver that enforces them (`tests/support/fake_cuda.h`).
+//! what may. On a stand-in for the driver that enforces them (`tests/support/fake_cuda/capture.c`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -165,37 +165,39 @@ impl Cases {
 /// How complaints of the stand-in about the program begin.
 const RULES: [&str; 5] = ["leaked", "no ", "still", "gave back", "cu"];
 
-/// Whether this process is one whose driver is the stand-in.
-pub fn inside() -> bool {
-    std::env::var_os("FAKE_ORDER").is_some()
-}
-
-/// Runs the tests of this program whose names contain one of `tests`, on the stand-in, in this order of execution (`FAKE_ORDER`).
-/// They succeed, and the driver has nothing to complain of.
-pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) {
+/// Runs the tests of this program whose names contain one of `tests`, on the stand-in, in this order of execution (`FAKE_ORDER`):
+/// whether they succeeded, and what was said.
+pub fn tried_again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<(bool, String)> {
     if std::env::var_os("TANDEM_TEST_DEVICE").is_some_and(|device| !device.is_empty()) {
         println!("skipped: the stand-in for the driver, since TANDEM_TEST_DEVICE names the devices");
-        return;
+        return None;
     }
     if !executes() {
-        return;
+        return None;
     }
-    let Some(mut command) = program() else { return };
-    // A device that is not tiny. The tests of a room share one runtime, which lives as long as the process.
-    let roomy = [("FAKE_ORDER", order), ("FAKE_MEMORY", "17179869184"), ("FAKE_KEEPS", "1")];
+    let mut command = program()?;
+    // A device that is not tiny. The tests of a room share one runtime, which lives as long as the process. Races within a kernel
+    // do not depend on what is in other streams: they are looked for elsewhere.
+    let roomy =
+        [("FAKE_ORDER", order), ("FAKE_MEMORY", "17179869184"), ("FAKE_KEEPS", "1"), ("FAKE_CHECKS", "5")];
     command.args(tests).args(["--skip", "stand_in::"]).envs(roomy).envs(env.iter().copied());
-    let begun = Instant::now();
     let (succeeded, text) = output(&mut command);
+    assert!(!text.contains("running 0 tests"), "{tests:?}: nothing ran: {text}");
+    Some((succeeded, text))
+}
+
+/// As [`tried_again`]: they succeed, and the driver has nothing to complain of.
+pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) {
+    let begun = Instant::now();
+    let Some((succeeded, text)) = tried_again(tests, order, env) else { return };
     assert!(succeeded, "{tests:?}, {order}, {env:?}: {text}");
-    assert!(
-        !text.contains("running 0 tests") && text.contains(" launches"),
-        "{tests:?}: nothing ran: {text}"
-    );
     for rule in RULES.map(|r| format!("fake driver: {r}")) {
         assert!(!text.contains(&rule), "{tests:?}, {order}: {text}");
     }
     let result = text.lines().find(|l| l.starts_with("test result")).unwrap_or_default();
-    println!("{tests:?}, {order}, {env:?}: {result}, {:.1} s", begun.elapsed().as_secs_f64());
+    let launches = text.lines().rfind(|l| l.ends_with(" launches")).unwrap_or_default();
+    let took = begun.elapsed().as_secs_f64();
+    println!("{tests:?}, {order}, {env:?}: {result}, {launches}, {took:.1} s");
 }
 
 /// The orders in which work runs: `late`, and as many seeds as `TANDEM_FAKE_SEEDS` says, or `otherwise`.

@@ -214,7 +214,7 @@ impl World {
         let model = &self.models[usize::from(script.setup.windows)];
         let found = self.engines.remove(&script.setup);
         let (runtime, engine) = found.unwrap_or_else(|| match &self.given {
-            Some(given) => (None, on(model, &script.setup, given.accel.clone())),
+            Some(given) => (None, on(model, &script.setup, given.accel.clone(), Mode::Fast)),
             None => {
                 let (runtime, engine) = engine(model, &script.setup, PATIENCE);
                 (Some(runtime), engine)
@@ -468,17 +468,18 @@ fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRu
     let checks = KernelChecks::FAST;
     let o = EmulatedOptions { jitter, turns, watchdog, checks, ..EmulatedOptions::default() };
     let runtime = Arc::new(EmulatedRuntime::new(o).expect("it starts"));
-    let engine = on(m, setup, Arc::new(EmulatedAccelerator::new(runtime.clone())));
+    let accel = Arc::new(EmulatedAccelerator::new(runtime.clone()));
+    let engine = on(m, setup, accel, Mode::Deterministic);
     (runtime, engine)
 }
 
-fn on(m: &LoadedModel, setup: &Setup, accel: Arc<dyn Accelerator>) -> Engine {
+fn on(m: &LoadedModel, setup: &Setup, accel: Arc<dyn Accelerator>, mode: Mode) -> Engine {
     let options = Options {
         sequences: setup.sequences,
         logits: setup.sequences,
         chunk: setup.rows,
         threads: Some(1),
-        mode: Mode::Deterministic,
+        mode,
         kv_pages: Some(setup.device_pages),
         far_pages: (setup.far_pages > 0).then_some(setup.far_pages),
         far: Some(setup.far),

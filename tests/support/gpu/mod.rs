@@ -76,10 +76,14 @@ pub fn emulated(checks: KernelChecks) -> Option<Arc<dyn Runtime>> {
     cfg!(tandem_emulation).then(|| start() as Arc<dyn Runtime>)
 }
 
-/// Whether kernels run in host emulation there, a thousand times slower: without a driver, or on the stand-in for one
-/// (`support/fake_cuda/`).
+/// Whether a device is the stand-in for the driver (`support/fake_cuda/`).
+pub fn is_stand_in(name: &str) -> bool {
+    name.starts_with("Fake ")
+}
+
+/// Whether kernels run in host emulation there, a thousand times slower: without a driver, or on the stand-in for one.
 pub fn on_the_host(info: &DeviceInfo) -> bool {
-    info.driver == 0 || info.name.starts_with("Fake ")
+    info.driver == 0 || is_stand_in(&info.name)
 }
 
 /// How often to repeat something: so often on a device, so often in host emulation.
@@ -100,7 +104,7 @@ pub fn an_accelerator() -> Arc<dyn Accelerator> {
 
 /// How many cases of a property: fewer where kernels run in host emulation (`TANDEM_FAKE_CASES`, 2).
 pub fn cases(accel: &Arc<dyn Accelerator>, otherwise: u32) -> u32 {
-    if !accel.runtime().info().name.starts_with("Fake ") {
+    if !is_stand_in(&accel.runtime().info().name) {
         return otherwise;
     }
     std::env::var("TANDEM_FAKE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
