@@ -15,6 +15,7 @@ pub const PROGRAMS: &[(&str, fn())] = &[
     ("an event recorded again", event_recorded_again),
     ("pageable memory", pageable_memory),
     ("looking at mapped memory", looking_at_mapped_memory),
+    ("around the rings", around_the_rings),
     ("memory", memory),
     ("another executor", another_executor),
     ("out of bounds", out_of_bounds),
@@ -88,6 +89,25 @@ fn looking_at_mapped_memory() {
         }
         // SAFETY: published: the device writes them no more.
         assert_eq!(unsafe { std::slice::from_raw_parts(memory.host().add(64), N) }, [7; N]);
+    }
+}
+
+/// Uploads are staged in a ring, downloads land in one: neither is used again while a copy of before is to come.
+fn around_the_rings() {
+    let rt = open();
+    let n = 20 << 20;
+    let pattern = |seed: u32| -> Vec<u8> {
+        (0..n as u32).map(|i| ((i ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    };
+    let buffers = [0, 1, 2, 3].map(|i| (i, Buffer::new(&rt, n).unwrap()));
+    let lanes = [Lane::Compute, Lane::HostToDevice, Lane::DeviceToHost, Lane::Compute];
+    for (i, b) in &buffers {
+        rt.upload(lanes[*i as usize], b.ptr(), &pattern(*i)).unwrap();
+    }
+    for (i, b) in &buffers {
+        let mut back = vec![0; n];
+        rt.download(lanes[*i as usize], b.ptr(), &mut back).unwrap();
+        assert!(back == pattern(*i), "buffer {i}");
     }
 }
 

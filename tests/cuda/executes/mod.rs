@@ -2,6 +2,7 @@
 //! corrected twins never do. Each run is a process of its own.
 
 mod device;
+mod faults;
 mod planted;
 
 use std::sync::Arc;
@@ -24,7 +25,7 @@ fn open() -> Arc<dyn Runtime> {
 #[ignore = "run by the others, in a process of its own"]
 fn inside() {
     let case = std::env::var("FAKE_CASE").expect("the other tests set FAKE_CASE");
-    if let Some(program) = device::PROGRAMS.iter().find(|p| p.0 == case) {
+    if let Some(program) = device::PROGRAMS.iter().chain(faults::PROGRAMS).find(|p| p.0 == case) {
         return program.1();
     }
     let (name, twin) = case.rsplit_once(", ").expect("a program, and whether it is the one with the mistake");
@@ -142,6 +143,11 @@ fn pageable_memory_is_read_at_once_and_written_when_the_call_returns() {
 #[test]
 fn what_a_kernel_writes_to_mapped_memory_appears_while_nobody_calls_the_driver() {
     holds("looking at mapped memory", &[]);
+}
+
+#[test]
+fn what_is_more_than_the_rings_hold_arrives_whole() {
+    holds("around the rings", &[]);
 }
 
 #[test]
