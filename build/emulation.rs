@@ -96,6 +96,8 @@ fn archive(objects: &[PathBuf]) -> Result<()> {
     println!("cargo::rustc-link-search=native={}", out.display());
     println!("cargo::rustc-link-lib=static:+whole-archive=tandem_emulation");
     println!("cargo::rustc-link-lib=dylib=stdc++");
+    // For tests: their stand-in for the driver runs kernels by a copy of its own.
+    println!("cargo::rustc-env=TANDEM_EMULATION_ARCHIVE={}", library.display());
     Ok(())
 }
 

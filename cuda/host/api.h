@@ -67,6 +67,7 @@ int tandem_emu_launch(const char* kernel, const uint32_t grid[3], const uint32_t
 const char* tandem_emu_last_error(void);
 
 int tandem_emu_has_kernel(const char* kernel);
+size_t tandem_emu_params_size(const char* kernel); /* of its parameter struct; 0: no such kernel */
 size_t tandem_emu_kernel_count(void);
 const char* tandem_emu_kernel_name(size_t index); /* sorted; NULL past the end */
 

@@ -221,6 +221,10 @@ extern "C" int tandem_emu_launch(const char* name, const uint32_t grid[3], const
 
 extern "C" const char* tandem_emu_last_error(void) { return last_error.c_str(); }
 extern "C" int tandem_emu_has_kernel(const char* name) { return find_kernel(name) != nullptr; }
+extern "C" size_t tandem_emu_params_size(const char* name) {
+    const KernelEntry* kernel = find_kernel(name);
+    return kernel ? kernel->params_size : 0;
+}
 extern "C" size_t tandem_emu_kernel_count(void) { return kernels().size(); }
 extern "C" const char* tandem_emu_kernel_name(size_t index) {
     if (index >= kernels().size()) return nullptr;

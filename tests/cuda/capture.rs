@@ -1,5 +1,5 @@
 //! The driver's rules of stream capture: what must not happen while a step is recorded, by whichever thread and runtime, and
-//! what may. On a stand-in for the driver that enforces them (`tests/support/fake_cuda.h`).
+//! what may. On a stand-in for the driver that enforces them (`tests/support/fake_cuda/capture.c`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,7 +106,7 @@ cases! {
     };
 
     /// A race of milliseconds: whether to wait was decided before the recording, waited for during it.
-    threads_that_free_never_meet_a_recording [] => || {
+    threads_that_free_never_meet_a_recording [("FAKE_MEMORY", "68719476736")] => || {
         let (a, b) = (open(), open());
         let over = AtomicBool::new(false);
         std::thread::scope(|s| {

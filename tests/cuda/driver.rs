@@ -1,5 +1,5 @@
 //! The CUDA runtime against a driver that is not there, is too old, runs out of memory, refuses, or loses its
-//! device, and against the driver's rules of use: on a stand-in (`tests/support/fake_cuda.c`), since no GPU fails on
+//! device, and against the driver's rules of use: on a stand-in (`tests/support/fake_cuda/`), since no GPU fails on
 //! demand. Each case is a process of its own: a driver is loaded once.
 
 use std::sync::Arc;

@@ -2,6 +2,8 @@
 
 mod capture;
 mod driver;
+#[cfg(tandem_kernels)]
+mod executes;
 mod runtime;
 #[path = "../support/mod.rs"]
 mod support;

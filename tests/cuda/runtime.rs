@@ -1,4 +1,4 @@
-//! The CUDA runtime's memory, events and waits on a stand-in for the driver whose lanes lag (`tests/support/fake_cuda.h`), and on
+//! The CUDA runtime's memory, events and waits on a stand-in for the driver whose lanes lag (`tests/support/fake_cuda/order.c`), and on
 //! devices that lack something: each a sentence that names the remedy, and a way that still works.
 
 use std::sync::Arc;

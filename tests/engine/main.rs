@@ -3,8 +3,12 @@
 mod host_sublayers;
 mod interleave;
 mod interleavings;
+#[cfg(tandem_kernels)]
+mod on_a_device;
 mod requests;
 mod same_bits;
+#[cfg(tandem_kernels)]
+mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;
 mod weights_node;

@@ -7,6 +7,8 @@ mod hybrid;
 mod kernels;
 mod pages;
 mod placements;
+#[cfg(tandem_kernels)]
+mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;
 mod weights;

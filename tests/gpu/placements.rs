@@ -225,7 +225,8 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
     let long = tokens(TOKENS, m.spec.vocab);
     let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &long);
     let (bound, vocab) = (bound(&m.spec, bf16), m.spec.vocab);
-    let accel = by_functions();
+    let accel = gpu::an_accelerator();
+    let cases = gpu::cases(&accel, cases);
     let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
     let strategy = (side(), prop::collection::vec(any_layer(), n), side(), 1..60usize, 1..9usize);
     let mut runner = TestRunner::new(Config { cases, ..Config::default() });

@@ -44,8 +44,9 @@ fn more_than_there_is_is_a_capacity_error() {
     each(|name, rt| {
         let total = rt.info().memory_total as usize;
         let refused = rt.alloc(total + 1).unwrap_err();
+        // With the numbers, in each runtime's own units.
         assert!(
-            matches!(&refused, Error::Capacity(m) if m.contains(&(total + 1).to_string())),
+            matches!(&refused, Error::Capacity(m) if m.contains(" asked for, ") && m.contains(" free")),
             "{name}: {refused}"
         );
         // And nothing is broken.

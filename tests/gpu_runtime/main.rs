@@ -6,6 +6,8 @@ mod contract;
 mod faults;
 mod lanes;
 mod model;
+#[cfg(tandem_kernels)]
+mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;
 mod time;

@@ -9,6 +9,7 @@
 
 mod anything;
 mod costs;
+mod given;
 mod many;
 mod random;
 mod script;
@@ -37,6 +38,7 @@ use random::Random;
 
 pub use anything::Anything;
 pub use costs::Costs;
+pub use given::Given;
 pub use many::{many, shortest};
 pub use script::{Act, BATCH, Fault, Lanes, Script, Setup};
 pub use seen::{Counted, Counts};
@@ -61,8 +63,10 @@ pub struct World {
     requests: Vec<Request>,
     /// Of each model, each request's.
     answers: [Vec<Answer>; 2],
-    /// Engines of earlier runs.
-    engines: HashMap<Setup, (Arc<EmulatedRuntime>, Engine)>,
+    /// Engines of earlier runs, and the devices that are told to fail.
+    engines: HashMap<Setup, (Option<Arc<EmulatedRuntime>>, Engine)>,
+    /// An accelerator in place of emulated ones.
+    given: Option<Given>,
     /// The batch that an engine whose lanes act in turn is at.
     batch: Option<u64>,
     /// Every so-many-th wait of a lane is forgotten: what scripts are to find.
@@ -192,6 +196,7 @@ impl World {
             requests,
             answers,
             engines: HashMap::new(),
+            given: None,
             batch: None,
             forget_waits: None,
             reasons: Vec::new(),
@@ -200,7 +205,7 @@ impl World {
     }
 
     /// An engine for a script. Lanes that act in turn belong to the scripts of a batch.
-    fn engine(&mut self, script: &Script) -> (Arc<EmulatedRuntime>, Engine) {
+    fn engine(&mut self, script: &Script) -> (Option<Arc<EmulatedRuntime>>, Engine) {
         let batch = (script.setup.lanes == Lanes::InTurn).then_some(script.seed / BATCH);
         if batch != self.batch {
             self.engines.clear();
@@ -208,8 +213,14 @@ impl World {
         self.batch = batch;
         let model = &self.models[usize::from(script.setup.windows)];
         let found = self.engines.remove(&script.setup);
-        let (runtime, engine) = found.unwrap_or_else(|| engine(model, &script.setup, PATIENCE));
-        if let Some(turns) = runtime.turns() {
+        let (runtime, engine) = found.unwrap_or_else(|| match &self.given {
+            Some(given) => (None, on(model, &script.setup, given.accel.clone(), Mode::Fast)),
+            None => {
+                let (runtime, engine) = engine(model, &script.setup, PATIENCE);
+                (Some(runtime), engine)
+            }
+        });
+        if let Some(turns) = runtime.as_ref().and_then(|r| r.turns()) {
             turns.begin(script.seed);
         }
         (runtime, engine)
@@ -255,7 +266,12 @@ impl World {
     pub fn run(&mut self, script: &Script) -> Result<Tally, String> {
         let (runtime, engine) = self.engine(script);
         self.reasons.clear();
-        runtime.set_faults(FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() });
+        let set_faults = |plan| {
+            if let Some(runtime) = &runtime {
+                runtime.set_faults(plan);
+            }
+        };
+        set_faults(FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() });
         let pages = |e: &Engine| [Side::Device, Side::Host].map(|side| e.kv_pages(side).free);
         let all_pages = pages(&engine);
         let inner = strategy(&script.strategy, script.seed);
@@ -321,10 +337,12 @@ impl World {
                     sent[at].cancelled |= all.cancel(sent[at].id);
                 }
                 Act::Cancel(_) => {}
+                // What is given does not fail.
+                Act::Fault(_) if runtime.is_none() => {}
                 Act::Fault(fault) => {
                     transient = true;
                     let none = FaultPlan { forget_waits: self.forget_waits, ..FaultPlan::default() };
-                    runtime.set_faults(match *fault {
+                    set_faults(match *fault {
                         Fault::Refused(n) => FaultPlan { refuse_launch: Some(n), ..none },
                         Fault::Panic(n) => FaultPlan { panic_host: Some(n), ..none },
                         Fault::Lost(n) => FaultPlan { lost_at: Some(n), ..none },
@@ -361,8 +379,8 @@ impl World {
         }
         // A device that is lost says so at each call.
         let lost = (0..2).all(|_| all.engine().check_device().is_err());
-        runtime.set_faults(FaultPlan::default());
-        tally.turns = runtime.turns().map_or(0, |turns| turns.taken());
+        set_faults(FaultPlan::default());
+        tally.turns = runtime.as_ref().and_then(|r| r.turns()).map_or(0, |turns| turns.taken());
         for s in &sent {
             self.check(s, script.setup.windows, lost, transient)
                 .map_err(|e| format!("request {:?} of kind {}: {e}", s.id, s.kind))?;
@@ -386,6 +404,9 @@ impl World {
     }
 
     fn check(&self, s: &Sent, windows: bool, lost: bool, transient: bool) -> Result<(), String> {
+        if let Some(given) = &self.given {
+            return given.check(&self.models[usize::from(windows)], &self.requests[s.kind], s);
+        }
         let (tokens, finish) = &self.answers[usize::from(windows)][s.kind];
         let whole = match &s.end {
             None if s.events.is_none() => false,
@@ -447,13 +468,18 @@ fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRu
     let checks = KernelChecks::FAST;
     let o = EmulatedOptions { jitter, turns, watchdog, checks, ..EmulatedOptions::default() };
     let runtime = Arc::new(EmulatedRuntime::new(o).expect("it starts"));
-    let accel: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(runtime.clone()));
+    let accel = Arc::new(EmulatedAccelerator::new(runtime.clone()));
+    let engine = on(m, setup, accel, Mode::Deterministic);
+    (runtime, engine)
+}
+
+fn on(m: &LoadedModel, setup: &Setup, accel: Arc<dyn Accelerator>, mode: Mode) -> Engine {
     let options = Options {
         sequences: setup.sequences,
         logits: setup.sequences,
         chunk: setup.rows,
         threads: Some(1),
-        mode: Mode::Deterministic,
+        mode,
         kv_pages: Some(setup.device_pages),
         far_pages: (setup.far_pages > 0).then_some(setup.far_pages),
         far: Some(setup.far),
@@ -468,9 +494,8 @@ fn engine(m: &LoadedModel, setup: &Setup, watchdog: Duration) -> (Arc<EmulatedRu
         head: side(n + 1),
         ..Placement::all(Side::Device, n, 0)
     };
-    let engine =
-        Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ());
-    (runtime, engine.expect("it fits"))
+    Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ())
+        .expect("it fits")
 }
 
 fn strategy(name: &str, seed: u64) -> Box<dyn Strategy> {

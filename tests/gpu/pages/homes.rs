@@ -12,6 +12,7 @@ use tandem::engine::{Engine, Input, Logits, Options, SeqId, StepPlan, Swap, Targ
 use tandem::program::{Far, Flow, Kv, Placement, Side};
 
 use super::{Model, engine, on_device, options, plain};
+use crate::support::gpu;
 
 /// `device` pages there, `far` pages on the host; steps of up to 24 rows in two sub-batches.
 fn homes(sequences: usize, device: usize, far: usize, how: Far) -> Options {
@@ -155,7 +156,8 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
         [("tiny-qwen3", "q8_0", 48), ("tiny-gemma3", "q8_0", 16), ("tiny-mistral", "q8_0", 16)]
     {
         let model = Model::new(name, dtype, 160);
-        let accel = plain();
+        let accel = gpu::an_accelerator();
+        let cases = gpu::cases(&accel, cases);
         let strategy =
             (any::<bool>(), any::<bool>(), 1..8usize, 1..12usize, prop::collection::vec(act(), 1..40));
         let mut runner = TestRunner::new(Config { cases, ..Config::default() });

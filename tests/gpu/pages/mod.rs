@@ -178,7 +178,8 @@ fn any_pages_on_any_side_give_the_models_logits() {
         let model = Model::new(name, dtype, 200);
         let n = model.m.spec.n_layers;
         let gemma = name == "tiny-gemma3";
-        let accel = plain();
+        let accel = gpu::an_accelerator();
+        let cases = gpu::cases(&accel, cases);
         let layers = prop_oneof![
             Just(vec![LayerPlacement::all(Side::Device); n]).boxed(),
             if gemma {

@@ -10,10 +10,11 @@ pub mod turn;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use tandem::device::Runtime;
 use tandem::device::cuda::{self, CudaOptions, CudaRuntime};
-use tandem::device::emulated::CopyTiming;
-use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule};
+use tandem::device::emulated::{
+    CopyTiming, EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule,
+};
+use tandem::device::{Accelerator, DeviceInfo, Runtime, on_kernels};
 
 /// Whether the environment asks for this device: `cuda` or `emulated`.
 pub fn wanted(device: &str) -> bool {
@@ -75,10 +76,38 @@ pub fn emulated(checks: KernelChecks) -> Option<Arc<dyn Runtime>> {
     cfg!(tandem_emulation).then(|| start() as Arc<dyn Runtime>)
 }
 
-/// How often to repeat something: so often on a device, so often in host emulation, a thousand times slower.
+/// Whether a device is the stand-in for the driver (`support/fake_cuda/`).
+pub fn is_stand_in(name: &str) -> bool {
+    name.starts_with("Fake ")
+}
+
+/// Whether kernels run in host emulation there, a thousand times slower: without a driver, or on the stand-in for one.
+pub fn on_the_host(info: &DeviceInfo) -> bool {
+    info.driver == 0 || is_stand_in(&info.name)
+}
+
+/// How often to repeat something: so often on a device, so often in host emulation.
 pub fn count<T>(rt: &Arc<dyn Runtime>, (on_device, emulated): (T, T)) -> T {
-    // Only a device has a driver.
-    if rt.info().driver == 0 { emulated } else { on_device }
+    if on_the_host(rt.info()) { emulated } else { on_device }
+}
+
+/// What properties of engines are tested on: plain functions on the host, with delays; where only a GPU is asked for, its kernels.
+pub fn an_accelerator() -> Arc<dyn Accelerator> {
+    if !wanted("emulated")
+        && let Some(rt) = gpu()
+    {
+        return on_kernels(rt).expect("a runtime with kernels");
+    }
+    let options = EmulatedOptions { jitter: Some(1), ..EmulatedOptions::default() };
+    Arc::new(EmulatedAccelerator::new(Arc::new(EmulatedRuntime::new(options).expect("it starts"))))
+}
+
+/// How many cases of a property: fewer where kernels run in host emulation (`TANDEM_FAKE_CASES`, 2).
+pub fn cases(accel: &Arc<dyn Accelerator>, otherwise: u32) -> u32 {
+    if !is_stand_in(&accel.runtime().info().name) {
+        return otherwise;
+    }
+    std::env::var("TANDEM_FAKE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
 }
 
 /// Runs `body` in every order of threads and with every timing of copies; the string names them.

@@ -1,0 +1,58 @@
+//! Tests of this room once more through the CUDA runtime, on a stand-in for the driver that runs the kernels as late as it may, and in
+//! orders by chance: what is enqueued, in which order, and which memory it uses when, is what a GPU would get.
+
+use crate::support::fake_driver::{again, orders, tried_again};
+
+fn in_orders(tests: &[&str], seeds: u64) {
+    for order in orders(seeds) {
+        again(tests, &order, &[]);
+    }
+}
+
+#[test]
+fn engines() {
+    let tests =
+        ["engine::greedy", "engine::a_row", "engine::more_seq", "engine::the_likeliest", "engine::biases"];
+    again(&tests, "late", &[]);
+    in_orders(&["engine::recorded_steps"], 1);
+}
+
+/// The paths of older GPUs. A T4 has no bf16.
+#[test]
+fn engines_of_older_gpus() {
+    again(&["engine::recorded_steps", "engine::the_likeliest"], "late", &[("FAKE_SM", "80")]);
+    again(&["engine::biases", "engine::the_likeliest"], "late", &[("FAKE_SM", "75")]);
+}
+
+#[test]
+fn placements() {
+    in_orders(&["placements::placements_on_kernels", "placements::any_placement"], 2);
+}
+
+#[test]
+fn pages() {
+    in_orders(&["pages::pages_that_left", "pages::any_pages", "pages::homes::any_home"], 1);
+}
+
+#[test]
+fn parts_of_the_contract() {
+    in_orders(&["hybrid::", "weights::"], 1);
+}
+
+/// What has to do with time: rows and pages between the sides.
+#[test]
+fn exchanges() {
+    in_orders(&["kernels::exchange::"], 2);
+}
+
+/// What all of this is for is found: streams that forget to wait for each other.
+#[test]
+fn waits_that_are_forgotten_are_seen() {
+    for test in ["placements::placements_on_kernels", "pages::pages_that_left"] {
+        let forgets = |order: &str| tried_again(&[test], order, &[("FAKE_FORGET", "1")]);
+        let mut orders = orders(4).into_iter().map_while(|order| forgets(&order)).peekable();
+        if orders.peek().is_some() {
+            assert!(orders.any(|(succeeded, _)| !succeeded), "{test}: as if nobody had to wait");
+        }
+    }
+}

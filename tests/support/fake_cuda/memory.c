@@ -1,0 +1,114 @@
+/* memory.c    the device's memory, and page-locked memory of the host
+ *
+ * Device memory comes in granules of 2 MiB, of FAKE_MEMORY bytes in all. No address is given out twice. What is fresh holds 0xff in
+ * every byte, and for kernels nobody has written it; what was given back is not there any more.
+ *
+ * While nothing runs the program cannot read or write device memory through its addresses (it ends by SIGSEGV). While work runs it
+ * could, unseen: kernels use the same addresses. Without FAKE_ORDER it always could. */
+#include "fake.h"
+
+#define GRANULE ((size_t)2 << 20)
+#define ADDRESSES ((size_t)1 << 40)
+
+static char* arena;
+static size_t begun, held;
+static int hidden;
+
+size_t granules(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
+static size_t total(void) { return env("FAKE_MEMORY", 64 << 20); }
+Result charge(size_t bytes) {
+    if (held + bytes > total()) return OUT_OF_MEMORY;
+    held += bytes;
+    return 0;
+}
+void discharge(size_t bytes) { held -= bytes; }
+
+void show_device_memory(int shown) {
+    if (!arena || shown == !hidden) return;
+    hidden = !shown;
+    mprotect(arena, begun, hidden ? PROT_NONE : PROT_READ | PROT_WRITE);
+}
+
+Result cuMemAlloc_v2(uint64_t* out, size_t bytes) {
+    UNSAFE;
+    size_t size = granules(bytes);
+    if (!bytes || size < bytes) return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
+    if (!arena) {
+        arena = mmap(0, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (arena == MAP_FAILED) abort();
+        arena = (char*)(((uintptr_t)arena + GRANULE - 1) / GRANULE * GRANULE);
+    }
+    /* A granule without memory lies behind each. */
+    if (begun + size + 2 * GRANULE > ADDRESSES) return failed(OUT_OF_MEMORY, "all addresses were given out once");
+    Result r = charge(size);
+    if (r) return r;
+    char* at = arena + begun;
+    begun += size + GRANULE;
+    mprotect(at, bytes, PROT_READ | PROT_WRITE);
+    memset(at, 0xff, bytes);
+    if (hidden) mprotect(at, bytes, PROT_NONE);
+    register_memory((uint64_t)at, bytes, 0);
+    *out = (uint64_t)keep(at, bytes, "memory");
+    return 0;
+}
+Result cuMemFree_v2(uint64_t at) {
+    GIVE_BACK;
+    size_t bytes = 0;
+    Result r = drop((void*)at, "memory", &bytes);
+    if (r) return r;
+    discharge(granules(bytes));
+    unregister_memory(at);
+    madvise((void*)at, bytes, MADV_DONTNEED);
+    mprotect((void*)at, bytes, PROT_NONE);
+    return 0;
+}
+Result cuMemGetInfo_v2(size_t* free_, size_t* all) { IN_CONTEXT; *all = total(); *free_ = *all - held; return 0; }
+
+/* ---- the host's ---- */
+
+static int mapped(const Node* n) { return !strcmp(n->kind, "mapped memory"); }
+static void see(const Node* n) {
+    /* Kernels may touch mapped memory only. What the host wrote there nobody saw. */
+    if (mapped(n)) register_memory((uint64_t)n->at, n->bytes, 1);
+}
+static Result unsee(void* at) {
+    Node* n = find((uint64_t)at, 1);
+    if (n && mapped(n)) unregister_memory((uint64_t)at);
+    return drop(at, n ? n->kind : "page-locked memory", 0);
+}
+
+Result cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
+    UNSAFE;
+    if ((flags & 2) && !env("FAKE_MAPS", 1)) return INVALID_VALUE;
+    void* at = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return OUT_OF_MEMORY;
+    memset(at, 0xa5, bytes);
+    *out = keep(at, bytes, flags & 2 ? "mapped memory" : "pinned memory");
+    see(live);
+    return 0;
+}
+Result cuMemFreeHost(void* at) {
+    GIVE_BACK;
+    Node* n = find((uint64_t)at, 1);
+    size_t bytes = n ? n->bytes : 0;
+    Result r = unsee(at);
+    if (!r) munmap(at, bytes);
+    return r;
+}
+Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
+    UNSAFE;
+    if ((uintptr_t)at % 4096) return INVALID_VALUE;
+    if ((flags & 2) && !env("FAKE_MAPS", 1)) return INVALID_VALUE;
+    if (find((uint64_t)at, 1)) return ALREADY_REGISTERED;
+    keep(at, bytes, flags & 2 ? "mapped memory" : "pinned memory");
+    see(live);
+    return 0;
+}
+Result cuMemHostUnregister(void* at) { GIVE_BACK; return unsee(at); }
+Result cuMemHostGetDevicePointer_v2(uint64_t* out, void* at, unsigned flags) {
+    IN_CONTEXT;
+    Node* n = find((uint64_t)at, 1);
+    if (!n || !mapped(n) || flags) return INVALID_VALUE;
+    *out = (uint64_t)at;
+    return 0;
+}
