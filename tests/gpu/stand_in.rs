@@ -45,6 +45,23 @@ fn exchanges() {
     in_orders(&["kernels::exchange::"], 2);
 }
 
+/// Kernels by the text that nvcc makes of them, for a T4 and for an A100, and steps of whole models by them.
+#[test]
+fn kernels_by_their_ptx() {
+    for sm in ["80", "75"] {
+        let env = [("FAKE_SM", sm), ("FAKE_PTX", "1")];
+        let tests = [
+            "kernels::elementwise::",
+            "kernels::exchange::pages",
+            "kernels::exchange::moves",
+            "kernels::logits",
+        ];
+        again(&tests, "late", &env);
+        again(&["engine::the_likeliest"], "late", &env);
+    }
+    again(&["kernels::attention::", "kernels::linear::"], "late", &[("FAKE_SM", "80"), ("FAKE_PTX", "1")]);
+}
+
 /// What all of this is for is found: streams that forget to wait for each other.
 #[test]
 fn waits_that_are_forgotten_are_seen() {

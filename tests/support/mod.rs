@@ -10,5 +10,6 @@ pub mod margin;
 pub mod models;
 pub mod mutate_json;
 pub mod naive_model;
+pub mod ptx_executor;
 pub mod rounding;
 pub mod server;

@@ -112,3 +112,14 @@ Result cuMemHostGetDevicePointer_v2(uint64_t* out, void* at, unsigned flags) {
     *out = (uint64_t)at;
     return 0;
 }
+
+/* ---- for executors other than the emulator ---- */
+
+/* What kernels may touch around these bytes, from *base to *end; 0: they may not touch them. */
+int fake_range(uint64_t at, size_t bytes, uint64_t* base, uint64_t* end) {
+    LOCK;
+    Node* n = find(at, bytes);
+    if (!n || (strcmp(n->kind, "memory") && !mapped(n))) return 0;
+    *base = (uint64_t)n->at, *end = *base + n->bytes;
+    return 1;
+}

@@ -56,7 +56,11 @@ fn opened() -> Option<Arc<CudaRuntime>> {
     let sm = sm.map(|v| v.parse().unwrap_or_else(|_| panic!("TANDEM_TEST_SM={v}: not a number")));
     let found = GPU.get_or_init(|| {
         let options = CudaOptions { pretend_sm: sm, ..CudaOptions::default() };
-        cuda::open(&options).map_err(|e| e.to_string())
+        let opened = cuda::open(&options).map_err(|e| e.to_string());
+        if opened.as_ref().is_ok_and(|rt| is_stand_in(&rt.info().name)) {
+            super::ptx_executor::install();
+        }
+        opened
     });
     match found {
         Ok(rt) => Some(rt.clone()),
