@@ -49,6 +49,7 @@ fn every_family_computes_what_its_spec_says() {
     for (device, accel) in accelerators() {
         for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
             for (dtype, kv) in [("bf16", Half::BF16), ("f16", Half::F16), ("q4_k", Half::BF16)] {
+                let kv = gpu::kv(&accel, kv);
                 let m = load(&format!("synth:{name},dtype={dtype},seed=7")).unwrap();
                 let tokens = tokens(TOKENS, m.spec.vocab);
                 let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
@@ -126,7 +127,7 @@ fn assert_the_cpus_tokens(
     n: usize,
 ) {
     let name = &m.spec.name;
-    let o = options(Half::BF16, 64, 1);
+    let o = options(gpu::kv(accel, Half::BF16), 64, 1);
     let mut cpu = models::engine(m, &o);
     let ids = greedy(&mut cpu, prompt, n);
     let want = forced(&mut cpu, prompt, &ids);
@@ -185,7 +186,7 @@ fn a_row_does_not_depend_on_its_batch() {
     for (_, accel) in accelerators() {
         for name in ["tiny-llama,dtype=q4_0", "tiny-gemma3,dtype=bf16"] {
             let m = load(&format!("synth:{name},seed=5")).unwrap();
-            let mut e = engine(&m, &options(Half::BF16, 64, 8), &accel);
+            let mut e = engine(&m, &options(gpu::kv(&accel, Half::BF16), 64, 8), &accel);
             let vocab = m.spec.vocab;
             // Eight sequences of different lengths; five of them decode together, then the same five among eight.
             let seqs: Vec<SeqId> = (0..8).map(|_| e.add()).collect();
@@ -216,7 +217,7 @@ fn a_row_does_not_depend_on_its_batch() {
 fn more_sequences_than_were_planned_for_are_refused() {
     for (device, accel) in accelerators() {
         let m = load("synth:tiny-llama,dtype=bf16,seed=5").unwrap();
-        let mut e = engine(&m, &options(Half::BF16, 64, 4), &accel);
+        let mut e = engine(&m, &options(gpu::kv(&accel, Half::BF16), 64, 4), &accel);
         // Pages are enough for more: the sequences are short.
         let seqs: Vec<SeqId> = (0..5).map(|_| e.add()).collect();
         for &seq in &seqs {
@@ -266,8 +267,8 @@ fn biases_of_a_gated_feed_forward_count() {
 fn recorded_steps_follow_a_growing_context() {
     const PROMPT: usize = 60;
     const STEPS: usize = 8;
-    let kv = Half::BF16;
     for (device, accel) in accelerators() {
+        let kv = gpu::kv(&accel, Half::BF16);
         for name in ["tiny-llama", "tiny-gemma3"] {
             let m = load(&format!("synth:{name},dtype=bf16,seed=11")).unwrap();
             let tokens = tokens(PROMPT + STEPS, m.spec.vocab);

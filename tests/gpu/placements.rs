@@ -174,16 +174,17 @@ fn every_vector_runs_where_outputs_are_normed_before_they_are_added() {
 fn placements_on_kernels_give_the_models_logits() {
     let m = load("synth:tiny-llama,dtype=q4_k,seed=7").unwrap();
     let tokens = tokens(40, m.spec.vocab);
-    let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &tokens);
     for runtime in gpu::runtimes() {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
+        let kv = gpu::kv(&accel, Half::BF16);
+        let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
+        let o = Options { kv_dtype: kv, ..options(40, 1) };
         for (what, placement) in named(m.spec.n_layers)
             .into_iter()
             .filter(|(what, _)| *what != "boundary")
             .chain([("boundary", Placement::boundary(1 + m.spec.n_layers / 2, m.spec.n_layers, 0, 0))])
         {
-            let mut e =
-                placed(&m, &options(40, 1), &accel, &placement).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let mut e = placed(&m, &o, &accel, &placement).unwrap_or_else(|e| panic!("{what}: {e}"));
             let got = feed(&mut e, &tokens, &[34, 4, 1, 1]);
             let (worst, bound) = (worst(&got, &want, m.spec.vocab), bound(&m.spec, false));
             assert!(worst <= bound, "{what}: {worst:.2e}, at most {bound:.2e}");
@@ -223,10 +224,11 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
     let m = load(model).unwrap();
     let n = m.spec.n_layers;
     let long = tokens(TOKENS, m.spec.vocab);
-    let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &long);
-    let (bound, vocab) = (bound(&m.spec, bf16), m.spec.vocab);
     let accel = gpu::an_accelerator();
-    let cases = gpu::cases(&accel, cases);
+    let (cases, kv) = (gpu::cases(&accel, cases), gpu::kv(&accel, Half::BF16));
+    let o = Options { kv_dtype: kv, ..options(TOKENS, 2) };
+    let want = naive_model::logits(&m.spec, &m.weights, kv, &long);
+    let (bound, vocab) = (bound(&m.spec, bf16), m.spec.vocab);
     let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];
     let strategy = (side(), prop::collection::vec(any_layer(), n), side(), 1..60usize, 1..9usize);
     let mut runner = TestRunner::new(Config { cases, ..Config::default() });
@@ -241,8 +243,7 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
                 windows: vec![],
                 staging: Staging::Ahead,
             };
-            let mut e = placed(&m, &options(TOKENS, 2), &accel, &placement)
-                .map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let mut e = placed(&m, &o, &accel, &placement).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let (a, b) = (e.add(), e.add());
             // A prompt; then the rest of it beside another prompt, then a token of both.
             let mut got = Vec::new();

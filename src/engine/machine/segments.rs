@@ -88,10 +88,13 @@ pub(super) fn fusible(ops: &[Op], at: usize) -> usize {
     if op.unit != Unit::Gpu || !matches!(op.kind, Kind::Project { .. }) {
         return 1;
     }
-    match with(at + 1, |k| matches!(k, Kind::Append { .. })) {
+    let n = match with(at + 1, |k| matches!(k, Kind::Append { .. })) {
         false => 1,
         true => 2 + usize::from(with(at + 2, |k| matches!(k, Kind::Publish { .. }))),
-    }
+    };
+    // The pass leaves nothing in q|k|v for those who come later, such as the publication of some of its rows.
+    let of_pass = |o: &&Op| (o.layer, o.sub_batch) == (op.layer, op.sub_batch);
+    if ops[at + n..].iter().filter(of_pass).any(|o| matches!(o.kind, Kind::Publish { .. })) { 1 } else { n }
 }
 
 #[cfg(test)]

@@ -344,6 +344,7 @@ impl Bench {
 pub fn each(test: impl Fn(&str, &Bench)) {
     for (name, accel) in accelerators() {
         for (kv, window) in [(Half::BF16, None), (Half::F16, Some(45)), (Half::BF16, Some(5))] {
+            let kv = gpu::kv(&accel, kv);
             let bench = Bench::new(accel.clone(), kv, window);
             bench.prefill();
             test(&format!("{name}, {} cache, window {window:?}", kv.name()), &bench);

@@ -10,6 +10,7 @@ use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::engine::{Engine, Input, Logits, Options, SeqId, StepPlan, Swap, Target};
 use tandem::program::{Far, Flow, Kv, Placement, Side};
+use tandem::tensor::Half;
 
 use super::{Model, engine, on_device, options, plain};
 use crate::support::gpu;
@@ -155,8 +156,8 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
     for (name, dtype, cases) in
         [("tiny-qwen3", "q8_0", 48), ("tiny-gemma3", "q8_0", 16), ("tiny-mistral", "q8_0", 16)]
     {
-        let model = Model::new(name, dtype, 160);
         let accel = gpu::an_accelerator();
+        let model = Model::with(name, dtype, 160, gpu::kv(&accel, Half::BF16));
         let cases = gpu::cases(&accel, cases);
         let strategy =
             (any::<bool>(), any::<bool>(), 1..8usize, 1..12usize, prop::collection::vec(act(), 1..40));
@@ -164,8 +165,9 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
         let run = |(split, streams, device, far, acts): (bool, bool, usize, usize, Vec<Act>)| {
             let how = if streams { Far::Stream } else { Far::Attend };
             let placement = &placements(model.m.spec.n_layers)[usize::from(split)];
-            let mut e = engine(&model.m, &homes(4, device, far, how), &accel, placement)
-                .map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let o = Options { kv_dtype: model.kv, ..homes(4, device, far, how) };
+            let mut e =
+                engine(&model.m, &o, &accel, placement).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let mut seqs = [Side::Device, Side::Host, Side::Device, Side::Host].map(|s| e.add_at(s).unwrap());
             for act in acts {
                 let lens = seqs.map(|s| e.len(s));

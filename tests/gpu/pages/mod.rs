@@ -55,15 +55,21 @@ struct Model {
     tokens: Vec<u32>,
     want: Vec<Vec<f64>>,
     bound: f64,
+    /// What keys and values are kept in.
+    kv: Half,
 }
 
 impl Model {
     fn new(name: &str, dtype: &str, n: usize) -> Model {
+        Model::with(name, dtype, n, Half::BF16)
+    }
+
+    fn with(name: &str, dtype: &str, n: usize, kv: Half) -> Model {
         let m = load(&format!("synth:{name},dtype={dtype},seed=7,ctx=800")).unwrap();
         let tokens = tokens(n, m.spec.vocab);
-        let want = naive_model::logits(&m.spec, &m.weights, Half::BF16, &tokens);
+        let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
         let bound = rounding::accelerator(&m.spec, Half::BF16, dtype == "bf16");
-        Model { m, tokens, want, bound }
+        Model { m, tokens, want, bound, kv }
     }
 
     /// Whether logits are those after the tokens at these positions.
@@ -140,16 +146,40 @@ fn pages_that_left_are_attended_by_kernels_too() {
         .into_iter()
         .flat_map(|n| gpu::runtimes().into_iter().map(move |r| (n, r)))
     {
-        let model = Model::new(name, "q8_0", 164);
         let accel = on_kernels(runtime).expect("a runtime with kernels");
+        let model = Model::with(name, "q8_0", 164, gpu::kv(&accel, Half::BF16));
         for far in [Far::Attend, Far::Stream] {
-            let o = options(164, 1, 64, 4, far);
+            let o = Options { kv_dtype: model.kv, ..options(164, 1, 64, 4, far) };
             let mut e = engine(&model.m, &o, &accel, &on_device(model.m.spec.n_layers)).unwrap();
             let seq = e.add();
             for n in [64, 33, 1, 1, 60, 1, 4] {
                 step(&mut e, &model, &[(seq, n)]).unwrap_or_else(|e| panic!("{far:?}: {e}"));
             }
         }
+    }
+}
+
+/// A sequence whose pages left, in a step with one whose pages did not: the queries of some rows of the step go to the host.
+#[test]
+fn pages_that_left_are_attended_beside_a_sequence_that_is_all_here() {
+    for runtime in gpu::runtimes() {
+        let accel = on_kernels(runtime).expect("a runtime with kernels");
+        let model = Model::with("tiny-llama", "q8_0", 190, gpu::kv(&accel, Half::BF16));
+        let o = Options { kv_dtype: model.kv, ..options(190, 2, 40, 6, Far::Attend) };
+        let mut e = engine(&model.m, &o, &accel, &on_device(model.m.spec.n_layers)).unwrap();
+        let (long, short) = (e.add(), e.add());
+        for rows in [
+            vec![(long, 40)],
+            vec![(long, 40)],
+            vec![(long, 40)],
+            vec![(long, 40)],
+            vec![(long, 20), (short, 20)],
+            vec![(short, 1), (long, 1)],
+            vec![(long, 1), (short, 5)],
+        ] {
+            step(&mut e, &model, &rows).unwrap();
+        }
+        assert!(matches!(e.kv(long), Some(Kv::Split { .. })) && e.kv(short) == Some(Kv::Device));
     }
 }
 
@@ -175,10 +205,10 @@ fn any_pages_on_any_side_give_the_models_logits() {
     for (name, dtype, cases) in
         [("tiny-qwen3", "q8_0", 40), ("tiny-gemma3", "q8_0", 12), ("tiny-mistral", "q8_0", 12)]
     {
-        let model = Model::new(name, dtype, 200);
+        let accel = gpu::an_accelerator();
+        let model = Model::with(name, dtype, 200, gpu::kv(&accel, Half::BF16));
         let n = model.m.spec.n_layers;
         let gemma = name == "tiny-gemma3";
-        let accel = gpu::an_accelerator();
         let cases = gpu::cases(&accel, cases);
         let layers = prop_oneof![
             Just(vec![LayerPlacement::all(Side::Device); n]).boxed(),
@@ -195,7 +225,8 @@ fn any_pages_on_any_side_give_the_models_logits() {
         runner
             .run(&strategy, |(layers, pages, far, acts)| {
                 let placement = Placement { layers, ..on_device(n) };
-                let mut e = engine(&model.m, &options(200, 3, 40, pages, far), &accel, &placement)
+                let o = Options { kv_dtype: model.kv, ..options(200, 3, 40, pages, far) };
+                let mut e = engine(&model.m, &o, &accel, &placement)
                     .map_err(|e| TestCaseError::fail(e.to_string()))?;
                 let mut seqs = [e.add(), e.add(), e.add()];
                 for (a, n, b, more, what) in acts {

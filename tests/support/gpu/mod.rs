@@ -15,6 +15,7 @@ use tandem::device::emulated::{
     CopyTiming, EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, KernelChecks, Schedule,
 };
 use tandem::device::{Accelerator, DeviceInfo, Runtime, on_kernels};
+use tandem::tensor::Half;
 
 /// Whether the environment asks for this device: `cuda` or `emulated`.
 pub fn wanted(device: &str) -> bool {
@@ -104,6 +105,12 @@ pub fn an_accelerator() -> Arc<dyn Accelerator> {
     }
     let options = EmulatedOptions { jitter: Some(1), ..EmulatedOptions::default() };
     Arc::new(EmulatedAccelerator::new(Arc::new(EmulatedRuntime::new(options).expect("it starts"))))
+}
+
+/// The type of keys and values: `wanted`, or f16 on a GPU that has no bf16 (a T4).
+pub fn kv(accel: &Arc<dyn Accelerator>, wanted: Half) -> Half {
+    let info = accel.runtime().info();
+    if info.driver != 0 && info.sm < 80 { Half::F16 } else { wanted }
 }
 
 /// How many cases of a property: fewer where kernels run in host emulation (`TANDEM_FAKE_CASES`, 2).
