@@ -17,6 +17,7 @@ pub const PROGRAMS: &[(&str, fn())] = &[
     ("looking at mapped memory", looking_at_mapped_memory),
     ("around the rings", around_the_rings),
     ("memory", memory),
+    ("a device's address", read_on_the_host),
     ("another executor", another_executor),
     ("out of bounds", out_of_bounds),
     ("unwritten", unwritten),
@@ -135,6 +136,17 @@ fn memory() {
     assert!(matches!(error, tandem::Error::Capacity(_)), "{error}");
     drop(all);
     assert_eq!(rt.memory_free().unwrap(), left);
+}
+
+/// Does not return.
+fn read_on_the_host() {
+    let rt = open();
+    let b = Buffer::from_bytes(&rt, Lane::Compute, &[1; 64]).unwrap();
+    rt.synchronize_all().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    println!("nothing runs");
+    // SAFETY: a mistake, which the test wants to end the process: the stand-in has made the memory inaccessible.
+    println!("it was {}", unsafe { (b.ptr().0 as *const u8).read_volatile() });
 }
 
 static LAUNCHED: AtomicU32 = AtomicU32::new(0);

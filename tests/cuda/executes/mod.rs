@@ -155,6 +155,18 @@ fn memory_comes_in_granules_beside_the_contexts_and_the_modules() {
     holds("memory", &[("FAKE_MEMORY", "536870912"), ("FAKE_CONTEXT", "314572800")]);
 }
 
+/// While nothing runs, at least.
+#[test]
+fn a_devices_address_is_none_of_the_hosts() {
+    if !executes() {
+        return;
+    }
+    let tried = CASES.tried("a device's address", &[("FAKE_ORDER", "late"), ROOMY]);
+    let Some((succeeded, text)) = tried else { return };
+    assert!(!succeeded && text.contains("nothing runs") && !text.contains("it was"), "{text}");
+    assert!(text.contains("signal: 11"), "{text}");
+}
+
 #[test]
 fn another_executor_can_be_put_behind_launches() {
     holds("another executor", &[]);

@@ -1,7 +1,7 @@
 /* emulator.c    kernels run by their host emulation (cuda/host/), of which this library has a copy of its own
  *
- * Where it is not linked, kernels do nothing, and fake_emulates says so. fake_set_launcher puts another executor in its place: it
- * returns 0, or writes why the kernel failed. */
+ * Where it is not linked, kernels do nothing. fake_set_launcher puts another executor in its place: it returns 0, or writes why the
+ * kernel failed. */
 #include "fake.h"
 
 #include "api.h"
@@ -20,7 +20,6 @@ typedef int Launcher(const char* kernel, const unsigned grid[3], const unsigned 
                      char* why, size_t room);
 
 static int linked(void) { return tandem_emu_launch != 0; }
-int fake_emulates(void) { return linked(); }
 
 static int emulate(const char* kernel, const unsigned grid[3], const unsigned block[3], unsigned shared, const void* params, size_t bytes, char* why,
                    size_t room) {
