@@ -4,6 +4,7 @@
 
 mod attention;
 mod bench;
+mod launches;
 mod limits;
 mod pages;
 mod rows;
