@@ -3,7 +3,7 @@
 use super::bench::*;
 use crate::support::fake_driver::count;
 use crate::support::gpu::is_stand_in;
-use tandem::device::{Attend, Residual, StepSeq};
+use tandem::device::{Attend, Residual, StepDesc, StepSeq};
 use tandem::program::kernels;
 
 #[test]
@@ -16,7 +16,8 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
             StepSeq { pages: A.0, first_pos: A.1, row0: 0, n_rows: 1, attend: Attend::Here },
             StepSeq { pages: B.0, first_pos: B.1, row0: 1, n_rows: 1, attend: Attend::Here },
         ];
-        let step = b.prepare(0, &b.desc(&seqs, &[1, 2])).unwrap();
+        let desc = StepDesc { logit_rows: &[0, 1], ..b.desc(&seqs, &[1, 2]) };
+        let step = b.prepare(0, &desc).unwrap();
         let (a, cx) = (&b.accel, b.context(0, &step));
         let launched = |what: &str, priced: u32, call: &dyn Fn()| {
             let before = count("cuLaunchKernel");
