@@ -17,5 +17,5 @@ pub const UP: u32 = 2;
 pub const DOWN: u32 = 1;
 /// The last norm, and the product with the head.
 pub const HEAD: u32 = 2;
-/// The likeliest token of each row.
-pub const PICK: u32 = 1;
+/// The likeliest tokens of each row, by parts of the vocabulary, and the likeliest of these.
+pub const PICK: u32 = 2;

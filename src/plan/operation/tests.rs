@@ -306,7 +306,7 @@ fn launches_and_hand_overs_come_to_the_work() {
         (Kind::OutProj, 1),
         (Kind::FfnUp { add: false }, 2),
         (Kind::FfnDown, 1),
-        (Kind::Pick, 1),
+        (Kind::Pick, 2),
     ];
     let seconds = |machine: &Hardware, kind, unit| {
         let costs = Roofline::new(machine, &s);
