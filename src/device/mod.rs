@@ -29,6 +29,7 @@ pub mod emulated;
 #[cfg(tandem_kernels)]
 pub mod kernels;
 mod lane;
+mod launches;
 mod machine;
 mod notice;
 mod open;
@@ -42,7 +43,8 @@ pub use accelerator::{
     PageMove, PartialRows, Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext,
     StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
 };
-pub use clock::{Clock, Moment, Rates, Work, uncount_waits};
+pub use clock::{Clock, CopySpans, Moment, Rates, Work, uncount_waits};
+pub use launches::Launches;
 pub use machine::{find_machine, machine_names};
 pub use notice::listen_to_notices;
 pub use open::{Emulation, Kind, check, on_kernels, open};

@@ -6,7 +6,7 @@
 //! attend       tokens that some row sees (cuda/attention_*.cu) + queries + outputs      FLOPs 4·pairs·q_dim
 //! publish      rows of q|k|v over the link; collect, merge: rows of results   latency + bytes
 //! page moves   whole pages over the link                                      latency + bytes
-//! launch       of each kernel of a call (`program::kernels`), beside its work
+//! launch       of each kernel of a call (`device/launches.rs`), beside its work
 //! elementwise  residual stream, deltas, q|k|v: what does not stay in the level-two cache
 //! ```
 //! Times follow from the arguments of a call, padding rows included, and not from a program, so that the prediction for
@@ -22,11 +22,11 @@ use super::accelerator::{
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
+use super::launches::Launches;
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
-use crate::program::kernels;
 use crate::tensor::{DType, Half};
 
 /// Bytes of activations that a level-two cache keeps from one kernel to the next: 4 MiB, as on a T4, since machine
@@ -252,7 +252,7 @@ impl Accelerator for Timed {
     fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
         let row = weight.dtype.row_bytes(cx.shape.d_model).unwrap_or_default();
         let work = [memory(rows.len() * row), activations(4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, kernels::EMBED, |accel, cx| accel.embed(cx, weight, rows))
+        self.computed(cx, work, Launches::EMBED, |accel, cx| accel.embed(cx, weight, rows))
     }
 
     fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
@@ -268,12 +268,12 @@ impl Accelerator for Timed {
         rows: Range<usize>,
     ) -> Result<()> {
         let work = [self.projected(cx, layer, residual, rows.len())];
-        self.computed(cx, work, kernels::PROJECT, |accel, cx| accel.project(cx, layer, residual, rows))
+        self.computed(cx, work, Launches::PROJECT, |accel, cx| accel.project(cx, layer, residual, rows))
     }
 
     fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
         let work = [self.appended(cx, rows.len())];
-        self.computed(cx, work, kernels::APPEND, |accel, cx| accel.append(cx, kv, rows))
+        self.computed(cx, work, Launches::APPEND, |accel, cx| accel.append(cx, kv, rows))
     }
 
     fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
@@ -292,7 +292,7 @@ impl Accelerator for Timed {
         let n = rows.len();
         let work = sum([self.projected(cx, layer, residual, n), self.appended(cx, n)]);
         let link = publish.as_ref().map_or(0.0, |p| self.published(cx, p, &rows));
-        let seconds = self.rates().device_operation(work, kernels::PROJECT + kernels::APPEND) + link;
+        let seconds = self.rates().device_operation(work, Launches::PROJECT + Launches::APPEND) + link;
         self.run(cx, seconds, |accel, cx| accel.qkv(cx, layer, kv, residual, publish, rows))
     }
 
@@ -304,12 +304,12 @@ impl Accelerator for Timed {
         rows: Range<usize>,
     ) -> Result<()> {
         let work = [self.attended(cx, layer, &rows)];
-        self.computed(cx, work, kernels::ATTEND, |accel, cx| accel.attend(cx, layer, kv, rows))
+        self.computed(cx, work, Launches::ATTEND, |accel, cx| accel.attend(cx, layer, kv, rows))
     }
 
     fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let work = [linear(&layer.o, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, kernels::OUT, |accel, cx| accel.out_proj(cx, layer, rows))
+        self.computed(cx, work, Launches::OUT, |accel, cx| accel.out_proj(cx, layer, rows))
     }
 
     fn ffn_up(
@@ -325,12 +325,12 @@ impl Accelerator for Timed {
             UpWeight::Separate(gate, up) => sum([linear(gate, n), linear(up, n)]),
         };
         let work = [self.normed(cx, residual, n, products), activations(2 * n * cx.shape.d_ff)];
-        self.computed(cx, work, kernels::UP, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
+        self.computed(cx, work, Launches::UP, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
     }
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let work = [linear(&layer.down, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, kernels::DOWN, |accel, cx| accel.ffn_down(cx, layer, rows))
+        self.computed(cx, work, Launches::DOWN, |accel, cx| accel.ffn_down(cx, layer, rows))
     }
 
     fn logits(
@@ -347,12 +347,12 @@ impl Accelerator for Timed {
             n => self.normed(cx, residual, n, linear(head, n)),
         };
         let work = [work, activations(4 * n * cx.shape.vocab)];
-        self.computed(cx, work, kernels::HEAD, |accel, cx| accel.logits(cx, norm, head, residual, rows))
+        self.computed(cx, work, Launches::HEAD, |accel, cx| accel.logits(cx, norm, head, residual, rows))
     }
 
     fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         let work = [activations(4 * cx.step.lists.logits_in(&rows).len() * cx.shape.vocab)];
-        self.computed(cx, work, kernels::PICK, |accel, cx| accel.argmax(cx, rows))
+        self.computed(cx, work, Launches::PICK, |accel, cx| accel.argmax(cx, rows))
     }
 
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {

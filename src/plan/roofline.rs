@@ -8,7 +8,7 @@
 //! the share that stays, α = min(1, C_L3 / (W + W_kv)), is close to 0 for real models and blends the two rates
 //! ([`Roofline::blended_read`]).
 //!
-//! Each kernel of the GPU and each operation of the CPU takes some time beside its work ([`kernels`], `gpu_launch_s`, `hand_over_s`).
+//! Each kernel of the GPU and each operation of the CPU takes some time beside its work ([`Launches`], `gpu_launch_s`, `hand_over_s`).
 //!
 //! Weights on the host may lie in slower memory than the rest ([`WeightsNodes`]): products on the CPU read them at its rate,
 //! and the link takes them at most that fast.
@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use super::cost::{Batch, Costs, Direction, Scan};
 use super::hardware::{Gpu, Hardware, Link, WeightsNodes};
 use super::sizes::{ELEMENT, Sizes};
-use crate::program::{Side, Sublayer, kernels};
+use crate::program::{Launches, Side, Sublayer};
 
 /// How arithmetic and memory time combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,7 +204,7 @@ pub fn cache_share(cache: f64, weights: f64, kv: f64) -> f64 {
 
 impl Costs for Roofline<'_> {
     fn embed(&self, side: Side, rows: u64) -> f64 {
-        self.time(side, 0, self.sizes.hidden(rows)) + self.beside_work(side, kernels::EMBED)
+        self.time(side, 0, self.sizes.hidden(rows)) + self.beside_work(side, Launches::EMBED)
     }
 
     fn sublayer(&self, side: Side, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> f64 {
@@ -219,13 +219,13 @@ impl Costs for Roofline<'_> {
             _ => self.product_time(side, w.flops, w.x, w.y),
         };
         let beside = match sublayer {
-            Sublayer::Qkv => self.beside_work(side, kernels::PROJECT),
-            Sublayer::Scores => self.beside_work(side, kernels::ATTEND),
+            Sublayer::Qkv => self.beside_work(side, Launches::PROJECT),
+            Sublayer::Scores => self.beside_work(side, Launches::ATTEND),
             // One operation with the scores.
             Sublayer::Values => 0.0,
-            Sublayer::Out => self.beside_work(side, kernels::OUT),
-            Sublayer::Up => self.beside_work(side, kernels::UP),
-            Sublayer::Down => self.beside_work(side, kernels::DOWN),
+            Sublayer::Out => self.beside_work(side, Launches::OUT),
+            Sublayer::Up => self.beside_work(side, Launches::UP),
+            Sublayer::Down => self.beside_work(side, Launches::DOWN),
         };
         work + beside
     }
@@ -251,7 +251,7 @@ impl Costs for Roofline<'_> {
         let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
         let x = scan.rows * q * ELEMENT + scores;
         let seconds = self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read);
-        seconds / self.attention_share(side) + self.beside_work(side, kernels::ATTEND)
+        seconds / self.attention_share(side) + self.beside_work(side, Launches::ATTEND)
     }
 
     fn head(&self, side: Side, rows: u64) -> f64 {
@@ -261,7 +261,7 @@ impl Costs for Roofline<'_> {
         let spec = &self.sizes.spec;
         let flops = 2 * rows * spec.d_model as u64 * spec.vocab as u64;
         self.product_time(side, flops, self.sizes.hidden(rows), self.sizes.head.on(side))
-            + self.beside_work(side, kernels::HEAD)
+            + self.beside_work(side, Launches::HEAD)
     }
 
     fn copy(&self, side: Side, bytes: u64) -> f64 {
@@ -269,11 +269,11 @@ impl Costs for Roofline<'_> {
     }
 
     fn append(&self, side: Side, _: usize, _: u64, bytes: u64) -> f64 {
-        self.copy(side, bytes) + self.beside_work(side, kernels::APPEND)
+        self.copy(side, bytes) + self.beside_work(side, Launches::APPEND)
     }
 
     fn pick(&self, side: Side, _: u64, bytes: u64) -> f64 {
-        self.copy(side, bytes) + self.beside_work(side, kernels::PICK)
+        self.copy(side, bytes) + self.beside_work(side, Launches::PICK)
     }
 
     fn hand_over(&self) -> f64 {

@@ -21,15 +21,15 @@
 //! cannot drift apart.
 
 mod check;
-pub mod contention;
 mod iteration;
-pub mod kernels;
 mod lower;
 mod op;
 mod order;
 mod placement;
 pub mod virtual_machine;
 
+/// The device's clock knows both: they are below programs.
+pub use crate::device::{CopySpans, Launches};
 pub use check::{Parked, check};
 pub use iteration::{Far, Flow, Group, Iteration, Kv, PageMove, RequestId, SubBatch, Wants};
 pub(crate) use lower::cohort_pieces;

@@ -11,7 +11,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::contention::CopySpans;
+use crate::device::CopySpans;
+
 use super::iteration::{Flow, Iteration, RequestId};
 use super::op::{Kind, Op, Program, Unit};
 use super::order::waits;

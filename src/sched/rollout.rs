@@ -10,8 +10,7 @@
 
 mod repeat;
 
-use crate::program::contention::CopySpans;
-use crate::program::{Flow, Iteration, RequestId, SubBatch};
+use crate::program::{CopySpans, Flow, Iteration, RequestId, SubBatch};
 
 use super::copies::Copies;
 use super::learn::Learned;

@@ -14,9 +14,8 @@ use super::cohorts;
 use crate::Result;
 use crate::plan::Predictor;
 use crate::plan::Seconds;
-use crate::program::contention::CopySpans;
 use crate::program::virtual_machine::Carried;
-use crate::program::{Flow, Group, Iteration, PageMove, RequestId, SubBatch};
+use crate::program::{CopySpans, Flow, Group, Iteration, PageMove, RequestId, SubBatch};
 use crate::sched::Predict;
 
 /// What an iteration took.

@@ -17,15 +17,16 @@
 //! Times are computed on request; until then operations stay in their lanes. That makes the host's choice, the oldest
 //! ready operation, exact: it is made when everything that the control thread could have issued by then is known.
 
+mod contention;
 mod rates;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub use self::contention::CopySpans;
 pub use self::rates::{Rates, Work};
 use super::lane::Lane;
-use crate::program::contention::CopySpans;
 
 /// The device's lanes, plus one for the host's workers.
 const LANES: usize = Lane::ALL.len() + 1;

@@ -1,10 +1,10 @@
-//! Kernels of each operation are as many as predictions price (`program::kernels`): counted by the stand-in for the driver.
+//! Kernels of each operation are as many as predictions price (`device/launches.rs`): counted by the stand-in for the driver.
 
 use super::bench::*;
 use crate::support::fake_driver::count;
 use crate::support::gpu::is_stand_in;
 use tandem::device::{Attend, Residual, StepDesc, StepSeq};
-use tandem::program::kernels;
+use tandem::program::Launches;
 
 #[test]
 fn operations_have_as_many_kernels_as_they_are_priced_with() {
@@ -25,17 +25,17 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
             assert_eq!((count("cuLaunchKernel") - before) as u32, priced, "{what}");
         };
         let add = Residual::Delta;
-        launched("embed", kernels::EMBED, &|| a.embed(&cx, &b.embed, cx.all()).unwrap());
-        launched("qkv", kernels::PROJECT + kernels::APPEND, &|| {
+        launched("embed", Launches::EMBED, &|| a.embed(&cx, &b.embed, cx.all()).unwrap());
+        launched("qkv", Launches::PROJECT + Launches::APPEND, &|| {
             a.qkv(&cx, &b.layer, b.kv, Residual::None, None, cx.all()).unwrap()
         });
         // Short sequences have one part each, and nothing to merge.
-        launched("attend", kernels::ATTEND - 1, &|| a.attend(&cx, &b.layer, b.kv, cx.all()).unwrap());
-        launched("out_proj", kernels::OUT, &|| a.out_proj(&cx, &b.layer, cx.all()).unwrap());
-        launched("ffn_up", kernels::UP, &|| a.ffn_up(&cx, &b.layer, add, cx.all()).unwrap());
-        launched("ffn_down", kernels::DOWN, &|| a.ffn_down(&cx, &b.layer, cx.all()).unwrap());
-        launched("logits", kernels::HEAD, &|| a.logits(&cx, b.out_norm, &b.head, add, cx.all()).unwrap());
-        launched("argmax", kernels::PICK, &|| a.argmax(&cx, cx.all()).unwrap());
+        launched("attend", Launches::ATTEND - 1, &|| a.attend(&cx, &b.layer, b.kv, cx.all()).unwrap());
+        launched("out_proj", Launches::OUT, &|| a.out_proj(&cx, &b.layer, cx.all()).unwrap());
+        launched("ffn_up", Launches::UP, &|| a.ffn_up(&cx, &b.layer, add, cx.all()).unwrap());
+        launched("ffn_down", Launches::DOWN, &|| a.ffn_down(&cx, &b.layer, cx.all()).unwrap());
+        launched("logits", Launches::HEAD, &|| a.logits(&cx, b.out_norm, &b.head, add, cx.all()).unwrap());
+        launched("argmax", Launches::PICK, &|| a.argmax(&cx, cx.all()).unwrap());
         b.rt.synchronize_all().unwrap();
     });
 }

@@ -1,0 +1,27 @@
+//! Kernels that an operation takes on the device, each launched after the one before: as the launchers of `device/kernels/` have
+//! them for decode rows. Prefill takes one less for its attention.
+
+/// See the [module](self).
+#[derive(Debug)]
+pub enum Launches {}
+
+impl Launches {
+    /// Embedding rows.
+    pub const EMBED: u32 = 1;
+    /// The norm, and the product with the three matrices as one. (Rows that stay at home are finished by what appends them.)
+    pub const PROJECT: u32 = 2;
+    /// Rotation, keys and values into their pages.
+    pub const APPEND: u32 = 1;
+    /// The parts of long sequences, and their merge.
+    pub const ATTEND: u32 = 2;
+    /// The output projection.
+    pub const OUT: u32 = 1;
+    /// The norm, and the product with gate and up.
+    pub const UP: u32 = 2;
+    /// The product with the feed-forward's last matrix.
+    pub const DOWN: u32 = 1;
+    /// The last norm, and the product with the head.
+    pub const HEAD: u32 = 2;
+    /// The likeliest tokens of each row, by parts of the vocabulary, and the likeliest of these.
+    pub const PICK: u32 = 2;
+}
