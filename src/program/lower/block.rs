@@ -10,8 +10,13 @@ use crate::program::op::{Cargo, Kind, Op, Part, Unit};
 use crate::program::placement::{Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
 
+/// How many layers' pages are in staging memory at once.
+pub(super) const STAGED_LAYERS: usize = 2;
+
 #[derive(Default)]
 pub(super) struct LayerOps {
+    /// Pages of the layer to staging memory: they come ahead of everything else.
+    pub pages: Vec<Op>,
     pub pre: Vec<Op>,
     pub device: Vec<Op>,
     pub host: Vec<Op>,
@@ -140,8 +145,7 @@ impl<'a> Lowering<'a> {
         // Behind the last layer's keys and values only rows with logits matter.
         let last = l as usize + 1 == self.placement.layers.len();
         let live: Vec<usize> = all.iter().copied().filter(|&c| !last || self.classes[c].wanted > 0).collect();
-        // What streaming needs first, so that it runs under the layer before.
-        let slot = (l % 2) as u8;
+        let slot = (l % STAGED_LAYERS as u32) as u8;
         let page = PAGE_TOKENS as u32;
         let lives = |g: &Group| !last || g.wanted() > 0;
         // Of a layer with a window, what some row sees.
@@ -149,14 +153,14 @@ impl<'a> Lowering<'a> {
         let seen = |g: &Group| first_seen(g, window);
         for &c in &all {
             match ways[c] {
-                Attention::Streamed => self.page_in(&mut ops.pre, c, l, slot, |g| {
+                Attention::Streamed => self.page_in(&mut ops.pages, c, l, slot, |g| {
                     // The page that new tokens are added to at least.
                     let own = g.first / page * page;
                     if lives(g) { seen(g).min(own)..g.first } else { own..g.first }
                 }),
                 Attention::NearAndStreamed => {
                     let far = |g: &Group| seen(g).min(boundary(g))..boundary(g);
-                    self.page_in(&mut ops.pre, c, l, slot, |g| if lives(g) { far(g) } else { 0..0 })
+                    self.page_in(&mut ops.pages, c, l, slot, |g| if lives(g) { far(g) } else { 0..0 })
                 }
                 _ => {}
             }

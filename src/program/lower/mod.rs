@@ -13,19 +13,27 @@
 //! keys streamed             page_in project append    device (page_out)          (merge) out_proj …
 //! ```
 //!
-//! The outer loop is over layers and the inner one over sub-batches, so that a streamed layer crosses the link once a step.
+//! The outer loop is over layers and the inner one over sub-batches, so that a streamed layer crosses the link once a step. What is
+//! streamed is issued two layers ahead, pages before weights:
 //!
-//! Here sub-batches and streamed layers are put in one order; `block` walks a sub-batch through the blocks, `class` says which rows go
+//! ```text
+//! to device  │ pages 0 │ layer 0 │ pages 1 │ layer 1 │         │ pages 2 │ layer 2 │ pages 3 │ layer 3 │
+//! compute    │                   │ ░░░ layer 0 ░░░░░░░░░░░░░░░ │ ░░░ layer 1 ░░░░░░░░░░░░ │ …
+//! ```
+//!
+//! Here sub-batches are put in one order; `ahead` says when streamed layers and pages are issued, `block` walks a sub-batch through the blocks, `class` says which rows go
 //! the same way, `operation` what an operation reads and writes, `moves` how pages change sides, `cohorts` what of a cohort's walk
 //! belongs to an asynchronous iteration.
 
+mod ahead;
 mod block;
 mod class;
 mod cohorts;
 mod moves;
 mod operation;
 
-use self::block::{Lane, Lowering};
+use self::ahead::Ahead;
+use self::block::{Lane, Lowering, STAGED_LAYERS};
 use self::cohorts::Cohort;
 pub(crate) use self::cohorts::cohort_pieces;
 use super::iteration::{Flow, Iteration};
@@ -63,20 +71,16 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
                 || cohorts.iter().any(|cohort| cohort.uses_device_weights(l))
         })
         .collect();
-    let buffers = placement.staging.buffers();
-    let mut next = 0;
-    let mut stream = |ops: &mut Vec<Op>, upto: usize| {
-        while next < streamed.len().min(upto) {
-            ops.push(stream_op(streamed[next], (next % buffers) as u8));
-            next += 1;
-        }
-    };
-    stream(&mut ops, buffers);
+    let mut ahead = Ahead::new(streamed, placement.staging.buffers());
+    for l in 0..STAGED_LAYERS {
+        ahead.pages(&mut ops, &mut lanes, l);
+        ahead.weights(&mut ops, 0, l + 1);
+    }
+    ahead.weights(&mut ops, 0, usize::MAX);
     for lane in &mut lanes {
         ops.append(&mut lane.embed);
     }
     cohorts.iter_mut().for_each(|cohort| cohort.begin(&mut ops));
-    let mut done = 0;
     for l in 0..placement.layers.len() {
         match iteration.flow {
             Flow::Serial | Flow::Async => {
@@ -114,16 +118,17 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
             Flow::Serial | Flow::Async => l + 1,
             Flow::TwoLanes => l,
         };
-        while done < streamed.len() && (streamed[done] as usize) < issued {
-            done += 1;
-        }
-        stream(&mut ops, done + buffers);
+        // In the order in which they are needed, as far as their staging memory is free: that of pages is behind this layer's
+        // attention, in lock step, too.
+        ahead.weights(&mut ops, issued, l + STAGED_LAYERS);
+        ahead.pages(&mut ops, &mut lanes, l + STAGED_LAYERS);
+        ahead.weights(&mut ops, issued, usize::MAX);
     }
     for lane in &mut lanes {
         ops.append(&mut lane.head);
     }
     cohorts.iter_mut().for_each(|cohort| cohort.finish(&mut ops));
-    assign_slots(&mut ops, &streamed, buffers);
+    ahead.assign(&mut ops);
     Ok(Program { ops, flow: iteration.flow })
 }
 
@@ -144,19 +149,4 @@ fn blank(kind: Kind, unit: Unit) -> Op {
 
 fn whole(buffer: Buffer) -> Region {
     Region { buffer, layers: 0..1, span: 0..1 }
-}
-
-fn stream_op(layer: u32, slot: u8) -> Op {
-    let writes = vec![whole(Buffer::Weights(slot))];
-    Op { layer: Some(layer), writes, ..blank(Kind::Stream { slot }, Unit::H2d) }
-}
-
-/// Operations with a streamed layer's weights read its staging buffer.
-fn assign_slots(ops: &mut [Op], streamed: &[u32], buffers: usize) {
-    for op in ops {
-        let layer = op.layer.filter(|_| op.unit == Unit::Gpu && op.kind.has_weights());
-        if let Some(slot) = layer.and_then(|l| streamed.binary_search(&l).ok()) {
-            op.reads.push(whole(Buffer::Weights((slot % buffers) as u8)));
-        }
-    }
 }

@@ -262,6 +262,52 @@ fn streamed_weights_hide_copies_or_computation() {
     }
 }
 
+/// A prompt's second chunk over streamed layers, with the first one's keys and values in host memory: pages and weights cross the link
+/// under the computation, or it under them. Pages that stand behind the weights of the layer after would wait for this layer's
+/// computation.
+#[test]
+fn streamed_pages_hide_beside_streamed_weights() {
+    let m = load("synth:tiny-llama,seed=2,layers=24").unwrap();
+    let n = m.spec.n_layers;
+    let mut placement = Placement::all(Side::Device, n, 0);
+    placement.layers.iter_mut().for_each(|l| (l.weights, l.kv) = (Residence::Streamed, Side::Host));
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (1024, 64);
+    for (name, gpu) in [("slow", 5e9), ("even", 1.2e11), ("fast", 4e12)] {
+        let text = format!(
+            "[cpu]\ncores = 8\ndram_bytes = 64e9\nread_bw = 45e9\nflops_bf16 = 1e12\nllc_bytes = 24e6\n\
+             [gpu]\nmem_bytes = 8e9\nbw = 1e12\nflops_bf16 = {gpu:e}\n\
+             [link]\nh2d_bw = 1e9\nd2h_bw = 1e9\nlatency_s = 0\n"
+        );
+        let file = folder.path().join(format!("{name}.toml"));
+        std::fs::write(&file, text).unwrap();
+        let options = Options { chunk: first, ..options(first + second + 1) };
+        let mut e = with(&m, file.to_str().unwrap(), &placement, &options);
+        let seq = e.add();
+        let tokens: Vec<u32> = (0..(first + second) as u32).map(|t| t % 500).collect();
+        e.forward_greedy(&[Input { seq, tokens: &tokens[..first], logits: Logits::None }]).unwrap();
+        e.trace();
+        let begin = e.emulated_seconds().unwrap();
+        e.forward_greedy(&[Input { seq, tokens: &tokens[first..], logits: Logits::Last }]).unwrap();
+        let took = e.emulated_seconds().unwrap() - begin;
+        let t = e.timeline().unwrap();
+        let pages: f64 = t.spans.iter().filter(|s| s.name == "page_in").map(|s| s.end - s.start).sum();
+        let [gpu, to, from] = [Unit::Gpu, Unit::H2d, Unit::D2h].map(|unit| t.busy(unit));
+        let longest = gpu.max(to).max(from);
+        println!(
+            "{name}: {:.2} ms, gpu {:.2}, to it {:.2} (pages {:.2}), from it {:.2}: {:.3} of the longest",
+            1e3 * took,
+            1e3 * gpu,
+            1e3 * to,
+            1e3 * pages,
+            1e3 * from,
+            took / longest
+        );
+        assert!(pages > 0.2 * to, "{name}: pages take {pages} of {to} s");
+        assert!(took <= 1.1 * longest, "{name}: {took} of {longest} s");
+    }
+}
+
 /// The boundary of the least predicted time is within 3% of the best of all, tried one by one.
 #[test]
 fn the_predicted_boundary_is_the_best_of_all() {

@@ -384,6 +384,55 @@ fn streamed_weights_hide_behind_the_layers_before() {
     }
 }
 
+/// Pages of keys and values that lie in host memory cross the link beside streamed weights, and both hide under the computation of the
+/// layers before, or it under them: a layer takes what the longest of the three takes, whatever share of the link is the pages'.
+#[test]
+fn streamed_pages_and_weights_hide_behind_the_layers_before() {
+    let resident = LayerPlacement { kv: Side::Host, ..LayerPlacement::all(Side::Device) };
+    let streamed = LayerPlacement { weights: Residence::Streamed, ..resident };
+    // A second chunk of a prompt, over pages of the first that the host keeps.
+    let chunk = |slot| Group {
+        first: 512,
+        tokens: 512,
+        phase: Phase::Prefill,
+        wants: Wants::Last,
+        ..decode(slot, 0, Kv::Host)
+    };
+    let n = 24;
+    for every in [1, 2] {
+        let layers = (0..n).map(|l| if l % every == 0 { streamed } else { resident }).collect();
+        let placement = Placement { layers, ..Placement::all(Side::Device, n, 0) };
+        for flow in [Flow::Serial, Flow::TwoLanes] {
+            let mut iteration = Iteration::serial(vec![chunk(0)], true);
+            iteration.flow = flow;
+            if flow == Flow::TwoLanes {
+                iteration.sub_batches.push(SubBatch::of(vec![chunk(1)]));
+            }
+            let batches = iteration.sub_batches.len() as f64;
+            let program = lower(&placement, &iteration).unwrap();
+            check(&program, &placement, &iteration).unwrap();
+            for (weights, pages, compute) in
+                [(6.0, 2.0, 1.0), (6.0, 2.0, 1.8), (2.0, 6.0, 1.8), (3.0, 3.0, 3.0), (1.0, 1.0, 4.0)]
+            {
+                let costs = |op: &Op| match op.kind {
+                    Kind::Stream { .. } => weights,
+                    Kind::PageIn { .. } | Kind::PageOut { .. } => pages,
+                    kind if kind.has_weights() => compute,
+                    _ => 0.0,
+                };
+                let timeline = run(&program, &costs);
+                let busy = |unit| timeline.busy(unit);
+                let longest = busy(Unit::Gpu).max(busy(Unit::H2d)).max(busy(Unit::D2h));
+                let case = format!("{flow:?}, every {every}: {weights} {pages} {compute}");
+                // Nothing hides the first layer's copies, nor the last layer's computation.
+                let ends = weights + batches * (2.0 * pages + 4.0 * compute);
+                assert!(timeline.seconds() <= longest + ends, "{case}: {} of {longest}", timeline.seconds());
+                println!("{case}: {:.3} of the longest", timeline.seconds() / longest);
+            }
+        }
+    }
+}
+
 /// In lock step the host attends one sub-batch while the device computes the other (NEO): a layer takes what the slower takes,
 /// not the sum.
 #[test]
