@@ -1,8 +1,8 @@
 //! Which operation waits for which. Events are derived from what operations read and write, never placed by hand.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::op::{Buffer, Op, Program, Region, Unit};
+use super::op::{Buffer, Kind, Op, Program, Region, Unit};
 
 /// What has touched a buffer.
 #[derive(Default)]
@@ -14,10 +14,12 @@ struct History {
 }
 
 /// For each operation, the earlier ones that it must not start before: writers of what it reads, readers and writers of
-/// what it overwrites. Ascending. What the order of an in-order lane implies already is left out.
+/// what it overwrites. Ascending. What the order of in-order lanes implies already is left out: operations of its own lane, those
+/// before another of their lane that it waits for, and those that an earlier operation of its lane has waited for.
 pub fn waits(program: &Program) -> Vec<Vec<usize>> {
     let mut histories: FxHashMap<Buffer, History> = FxHashMap::default();
     let mut all = Vec::with_capacity(program.ops.len());
+    let mut known = Known::default();
     for (at, op) in program.ops.iter().enumerate() {
         let mut waits = Vec::new();
         for region in &op.reads {
@@ -36,6 +38,7 @@ pub fn waits(program: &Program) -> Vec<Vec<usize>> {
         waits.sort_unstable();
         waits.dedup();
         waits.retain(|&w| w != at && !in_order(&program.ops[w], op));
+        known.reduce(program, op, &mut waits, &all);
         all.push(waits);
     }
     all
@@ -44,6 +47,63 @@ pub fn waits(program: &Program) -> Vec<Vec<usize>> {
 /// Whether the lane of both keeps their order anyway.
 fn in_order(earlier: &Op, later: &Op) -> bool {
     earlier.unit == later.unit && earlier.unit != Unit::Host
+}
+
+/// What the lanes have waited for.
+#[derive(Default)]
+struct Known {
+    /// By a lane and by an in-order lane that it waits for: the last operation, and all before it.
+    lanes: [[Option<usize>; 4]; 4],
+    /// Operations of the host, in any order, by the lane that has waited for them.
+    host: [FxHashSet<usize>; 4],
+}
+
+impl Known {
+    /// Takes out of `waits`, ascending, what is implied. Whether operations of a cohort are carried out is decided when they are
+    /// issued: others cannot rely on them. Carries end, or begin, in a job of the host, which is in no lane's order: nothing is implied
+    /// by them or with them.
+    fn reduce(&mut self, program: &Program, op: &Op, waits: &mut Vec<usize>, all: &[Vec<usize>]) {
+        let (ops, lane) = (&program.ops, op.unit as usize);
+        let carries = |op: &Op| matches!(op.kind, Kind::Carry { .. });
+        let (in_order, certain) = (op.unit != Unit::Host, !program.is_of_cohort(op) && !carries(op));
+        let mut last = [None; 4];
+        for &w in waits.iter().filter(|&&w| ops[w].unit != Unit::Host) {
+            let of = &ops[w];
+            if !carries(of) && (!program.is_of_cohort(of) || of.sub_batch == op.sub_batch) {
+                last[of.unit as usize] = Some(w);
+            }
+        }
+        waits.retain(|&w| {
+            let unit = ops[w].unit;
+            if carries(&ops[w]) || carries(op) {
+                return true;
+            }
+            if unit == Unit::Host {
+                return !(in_order && self.host[lane].contains(&w));
+            }
+            let later = last[unit as usize].is_some_and(|l| l > w);
+            let before = self.lanes[lane][unit as usize].filter(|_| in_order).is_some_and(|l| l >= w);
+            !later && !before
+        });
+        if !in_order || !certain {
+            return;
+        }
+        let sure = |w: usize| !program.is_of_cohort(&ops[w]) && !carries(&ops[w]);
+        for &w in waits.iter().filter(|&&w| sure(w)) {
+            match ops[w].unit {
+                Unit::Host => self.done(lane, w, ops, all, &sure),
+                unit => self.lanes[lane][unit as usize] = self.lanes[lane][unit as usize].max(Some(w)),
+            }
+        }
+    }
+
+    /// A lane has waited for an operation of the host: so it has for those that this one had to wait for.
+    fn done(&mut self, lane: usize, w: usize, ops: &[Op], all: &[Vec<usize>], sure: &impl Fn(usize) -> bool) {
+        if self.host[lane].insert(w) {
+            let before = all[w].iter().filter(|&&b| ops[b].unit == Unit::Host && sure(b));
+            before.for_each(|&b| self.done(lane, b, ops, all, sure));
+        }
+    }
 }
 
 fn meet(entries: &[(Region, usize)], region: &Region, waits: &mut Vec<usize>) {

@@ -137,15 +137,15 @@ mod tests {
         let (ops, found) = of(&Placement::boundary(3, 5, 0, 0), 2);
         assert_eq!((found.len(), found[0].ops.end), (1, ops.len()));
         assert!(matches!(ops[found[0].ops.start - 1].kind, Kind::Carry { .. }));
-        // With attention on the host there is one segment between two attentions, without operations that wait for the
-        // host or that the host waits for.
+        // With attention on the host there is one segment between two attentions: it begins with what waits for the host, and ends
+        // with what the host waits for.
         let mut placement = Placement::all(Side::Device, 4, 0);
         for layer in &mut placement.layers {
             (layer.decode, layer.kv) = (Policy::ATTENTION_ON_HOST, Side::Host);
         }
         let (ops, found) = of(&placement, 2);
         let ends = |s: &Segment| (ops[s.ops.start].kind.name(), ops[s.ops.end - 1].kind.name());
-        let between = ("out_proj", "project");
+        let between = ("collect", "publish");
         assert_eq!(
             found.iter().map(ends).collect::<Vec<_>>(),
             [between, between, between, ("collect", "pick")]
