@@ -172,6 +172,12 @@ pub trait Runtime: Send + Sync {
     /// Free bytes of its memory (under the cap, if one was set). Waits for the work in flight on freed memory.
     fn memory_free(&self) -> Result<u64>;
 
+    /// Bytes of the pieces in which larger allocations take memory: 1 where they take what they ask for. Those of at most half a
+    /// piece share pieces.
+    fn granule(&self) -> u64 {
+        1
+    }
+
     /// Allocates `bytes` > 0 of memory, aligned to 256. Its contents are undefined.
     ///
     /// # Errors
@@ -195,6 +201,17 @@ pub trait Runtime: Send + Sync {
     /// # Errors
     /// [`crate::Error::Capacity`] if the host does not even have pageable memory.
     fn slab(&self, bytes: usize) -> Result<Slab>;
+
+    /// As [`Runtime::slab`], for memory that the host's threads read: `touch` is given its address before it is page-locked, while
+    /// it has no pages yet, and touches it, so that the pages (huge ones, if the system has them) lie on the memory nodes of those
+    /// threads. Locking would put all of them on the caller's. Accelerators whose memory is the host's may leave it out.
+    ///
+    /// # Errors
+    /// As [`Runtime::slab`].
+    fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab> {
+        let _ = touch;
+        self.slab(bytes)
+    }
 
     /// Enqueues a copy of `src` (staged: it may be reused at once).
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()>;

@@ -14,7 +14,7 @@
 //! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`Overlap`], [`CohortStep`], [`Advanced`], [`Swap`], [`Target`], [`FarSteps`], [`SidePages`] | cohorts, swaps and far pages: what a step does besides its rows |
 //! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
-//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
+//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`Pause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
 //! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`Upload`] | weights in the layout of an accelerator |
 //! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
@@ -42,9 +42,10 @@ pub use homes::SidePages;
 pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
 pub use input::{Input, Logits, StepPlan};
 pub use kv::{FarSteps, Swap, Target};
+pub(crate) use machine::host_pages;
 pub use machine::{
-    Among, Choice, Considered, LaneHandOver, Prices, Sizes, Strategy, Tiers, Timed, choose, choose_by_time,
-    hand_overs,
+    Among, Choice, Considered, LaneHandOver, Pause, Prices, Sizes, Strategy, Tiers, Timed, choose,
+    choose_by_time, hand_overs,
 };
 pub use memory::Memory;
 pub use options::Options;

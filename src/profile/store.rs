@@ -195,7 +195,7 @@ mod tests {
                     beside_copies_bw: 15e9,
                     copies: Copies::Link,
                 },
-                hand_over: HandOver { spinning_s: 1e-6, parked_s: 2e-5, lane: None },
+                hand_over: HandOver { spinning_s: 1e-6, parked_s: 2e-5, in_step_s: Some(2e-6), lane: None },
                 device: Some(DeviceLimits {
                     name: "Tesla T4".into(),
                     memory_bytes: 16 << 30,

@@ -44,11 +44,14 @@ pub fn limits(profile: &Profile) -> String {
     line("threads for it", format!("{} reach 95% of the read bandwidth", cpu.knee()));
     let h = &profile.limits.hand_over;
     let (spinning, parked) = (time(h.spinning_s), time(h.parked_s));
-    line("a job for all threads", format!("{spinning} while they spin, {parked} when they sleep"));
+    let in_step = |t: Option<f64>| t.map_or(String::new(), |t| format!(", {} inside a step", time(t)));
+    let warm = in_step(h.in_step_s);
+    line("a job for all threads", format!("{spinning} while they spin, {parked} when they sleep{warm}"));
     if let Some(l) = &h.lane {
         let of = |start: f64, seen: f64| format!("started after {}, seen after {}", time(start), time(seen));
         let (spinning, asleep) = (of(l.start_spinning_s, l.spinning_s), of(l.start_asleep_s, l.asleep_s));
-        line("a job for their lane", format!("{spinning}; {asleep} when it sleeps"));
+        let warm = in_step(l.in_step_s);
+        line("a job for their lane", format!("{spinning}; {asleep} when it sleeps{warm}"));
     }
     if let Some(d) = &profile.limits.device {
         line("device", d.name.clone());

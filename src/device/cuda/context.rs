@@ -46,6 +46,8 @@ pub(super) struct Context {
     last: [Mutex<Work>; 3],
     /// Number of operations enqueued on each lane.
     work: [AtomicU64; 3],
+    /// How much of it is known to be done.
+    settled: [AtomicU64; 3],
     lost: OnceLock<String>,
 }
 
@@ -87,6 +89,7 @@ impl Context {
             handles: Handles { device: handle, context, streams: [std::ptr::null_mut(); 3] },
             last: std::array::from_fn(|_| Mutex::new(Work::Nothing)),
             work: Default::default(),
+            settled: Default::default(),
             lost: OnceLock::new(),
         };
         this.bind()?;
@@ -120,6 +123,17 @@ impl Context {
     /// Number of operations enqueued on each lane.
     pub fn work(&self) -> [u64; 3] {
         Lane::ALL.map(|lane| self.work[lane as usize].load(Ordering::Acquire))
+    }
+
+    /// How much has been enqueued on a lane, if [`Context::settled`] has not been told that it is done.
+    pub fn unsettled(&self, lane: Lane) -> Option<u64> {
+        let work = self.work[lane as usize].load(Ordering::Acquire);
+        (work > self.settled[lane as usize].load(Ordering::Acquire)).then_some(work)
+    }
+
+    /// As much as `work` of a lane is done.
+    pub fn settled(&self, lane: Lane, work: u64) {
+        self.settled[lane as usize].fetch_max(work, Ordering::Release);
     }
 
     /// Remembers the work enqueued on a lane, and turns a refusal by the driver into an error.

@@ -19,8 +19,8 @@ use crate::device::runtime::Lane;
 const SPIN: Duration = Duration::from_millis(10);
 /// How often a wait with a deadline polls after it has spun: the driver has no wait with a time limit.
 const LOOK: Duration = Duration::from_micros(100);
-/// How long a wait with a deadline spins first.
-const SPIN_BEFORE_LOOKING: Duration = Duration::from_micros(200);
+/// How long a wait with a deadline spins first: who cannot afford to sleep spins before it asks.
+const SPIN_BEFORE_LOOKING: Duration = Duration::from_micros(20);
 
 /// The function is looked up by name: the bindings have only its successor, which drivers have since CUDA 12.8.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;

@@ -11,6 +11,9 @@ use super::release::{Dead, Release};
 use crate::device::runtime::DevPtr;
 use crate::{Error, Result};
 
+/// The driver gives memory out in pieces of this size; small allocations share some.
+pub(super) const GRANULE: u64 = 2 << 20;
+
 pub(super) struct Memory {
     context: Arc<Context>,
     release: Arc<Release>,

@@ -19,6 +19,7 @@ use super::context::Context;
 use super::events::{CudaEvent, Spare, Timing};
 use super::gate;
 use crate::device::runtime::Lane;
+use crate::host::Mapping;
 
 /// A resource now referenced only by work in flight.
 pub(super) enum Dead {
@@ -26,10 +27,9 @@ pub(super) enum Dead {
     Device(CUdeviceptr, u64),
     /// Page-locked host memory that the driver allocated.
     Host(*mut c_void),
-    /// Our own mapping, page-locked if `registered`: address, bytes.
+    /// Our own mapping, page-locked if `registered`.
     Slab {
-        base: *mut c_void,
-        len: usize,
+        map: Mapping,
         registered: bool,
     },
     Graph(CUgraphExec),
@@ -180,6 +180,9 @@ fn give_back(context: &Context, dead: Dead) {
     // On a lost device the driver refuses every call. It has already reclaimed everything except host memory, which
     // stays allocated until the process ends.
     if context.bind().is_err() {
+        if let Dead::Slab { map, .. } = dead {
+            std::mem::forget(map);
+        }
         return;
     }
     // SAFETY: made once, given back once (it was moved here), and the work that used it is done.
@@ -188,11 +191,14 @@ fn give_back(context: &Context, dead: Dead) {
             Dead::Device(address, _) => sys::cuMemFree_v2(address),
             Dead::Host(address) => sys::cuMemFreeHost(address),
             Dead::Graph(executable) => sys::cuGraphExecDestroy(executable),
-            Dead::Slab { base, len, registered } => {
-                let code =
-                    if registered { sys::cuMemHostUnregister(base) } else { sys::CUresult::CUDA_SUCCESS };
-                if code == sys::CUresult::CUDA_SUCCESS {
-                    libc::munmap(base, len);
+            Dead::Slab { map, registered } => {
+                let code = match registered {
+                    true => sys::cuMemHostUnregister(map.base().cast()),
+                    false => sys::CUresult::CUDA_SUCCESS,
+                };
+                if code != sys::CUresult::CUDA_SUCCESS {
+                    // The driver may still use it.
+                    std::mem::forget(map);
                 }
                 code
             }

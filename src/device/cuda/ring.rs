@@ -30,6 +30,17 @@ impl<T> Ring<T> {
         Ok((begin % self.capacity) as usize)
     }
 
+    /// Forgets parts that are free again, oldest first, as far as `done` says so, at most so many.
+    pub fn forget<E>(&mut self, most: usize, mut done: impl FnMut(&T) -> Result<bool, E>) -> Result<(), E> {
+        for _ in 0..most {
+            match self.used.front() {
+                Some((_, oldest)) if done(oldest)? => drop(self.used.pop_front()),
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
     /// Marks the bytes placed last as in use until `until`.
     pub fn take(&mut self, len: usize, until: T) {
         let begin = self.begin(len);
@@ -75,6 +86,22 @@ mod tests {
         assert_eq!(place(&mut ring, 4, 2), (0, vec![0]), "the last two bytes are skipped");
         assert_eq!(place(&mut ring, 1, 3), (4, vec![1]));
         assert_eq!(place(&mut ring, 10, 4), (0, vec![2, 3]));
+    }
+
+    #[test]
+    fn parts_that_are_free_again_are_forgotten_in_order() {
+        let mut ring = Ring::new(100);
+        for part in 0..8 {
+            ring.place(10, |_| Ok::<_, Infallible>(())).unwrap();
+            ring.take(10, part);
+        }
+        let forget = |ring: &mut Ring<usize>, most, done: &[usize]| {
+            ring.forget(most, |part| Ok::<_, Infallible>(done.contains(part))).unwrap();
+            ring.used.iter().map(|(_, part)| *part).collect::<Vec<_>>()
+        };
+        assert_eq!(forget(&mut ring, 2, &[0, 1, 2, 5]), [2, 3, 4, 5, 6, 7]);
+        assert_eq!(forget(&mut ring, 9, &[2, 5]), [3, 4, 5, 6, 7], "not one behind a part in use");
+        assert_eq!(forget(&mut ring, 9, &[]).len(), 5);
     }
 
     proptest! {

@@ -14,7 +14,7 @@ use super::context::{Context, Relaxed, Work, lane_name};
 use super::errors::device;
 use super::events::{CudaEvent, Spare, Timing};
 use super::landing::Landing;
-use super::memory::Memory;
+use super::memory::{GRANULE, Memory};
 use super::modules::Modules;
 use super::pinned::{Caching, CudaPinned};
 use super::release::Release;
@@ -137,6 +137,10 @@ impl Runtime for CudaRuntime {
         self.memory.free_bytes()
     }
 
+    fn granule(&self) -> u64 {
+        GRANULE
+    }
+
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         self.memory.alloc(bytes)
     }
@@ -157,8 +161,12 @@ impl Runtime for CudaRuntime {
     }
 
     fn slab(&self, bytes: usize) -> Result<Slab> {
+        self.slab_touched(bytes, &|_| ())
+    }
+
+    fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab> {
         let mapped = self.maps_host_memory;
-        let (slab, pageable) = CudaSlab::new(&self.context, &self.release, bytes, mapped)?;
+        let (slab, pageable) = CudaSlab::new(&self.context, &self.release, bytes, mapped, touch)?;
         if let Some(why) = &pageable {
             self.notice(why.clone());
         }
@@ -337,6 +345,18 @@ impl Runtime for CudaRuntime {
     fn synchronize_until(&self, event: &Event, deadline: Instant) -> Result<bool> {
         self.may_wait()?;
         self.event(event).synchronize_until(deadline)
+    }
+
+    fn synchronize_all(&self) -> Result<()> {
+        self.may_wait()?;
+        self.context.bind()?;
+        for lane in Lane::ALL {
+            // A lane that got nothing since somebody waited for it is idle.
+            let Some(work) = self.context.unsettled(lane) else { continue };
+            self.spin_until_done(&self.record(lane)?)?;
+            self.context.settled(lane, work);
+        }
+        Ok(())
     }
 
     fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {

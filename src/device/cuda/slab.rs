@@ -1,7 +1,8 @@
 //! Host memory of exact size, mapped by us and page-locked in one registration.
 //!
-//! Unlike memory that the driver allocates (`super::pinned`), we map its pages ourselves: any size works without
-//! rounding, and if the system refuses to lock that much, the same memory is used unlocked.
+//! Unlike memory that the driver allocates (`super::pinned`, small pages on one memory node), we map its pages ourselves: huge ones,
+//! touched first by the threads that will read them; any size works without rounding, and if the system refuses to lock that much,
+//! the same memory is used unlocked.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,55 +12,38 @@ use cudarc::driver::sys::{self, CUresult};
 use super::context::{Context, Relaxed};
 use super::errors::{describe, is_fatal, mib};
 use super::release::{Dead, Release};
+use crate::Result;
 use crate::device::runtime::{DevPtr, Pinned};
-use crate::{Error, Result};
-
-/// Pages of this size are locked faster than small ones.
-const HUGE_PAGE: usize = 2 << 20;
+use crate::host::{HUGE_PAGE, Mapping};
 
 pub(super) struct CudaSlab {
     release: Arc<Release>,
-    base: *mut c_void,
+    /// Given to `release` in the end.
+    map: Option<Mapping>,
     len: usize,
     registered: bool,
     device: DevPtr,
 }
 
-// SAFETY: plain memory with a stable address; the contract of `Pinned` says who may touch which bytes when.
-unsafe impl Send for CudaSlab {}
-// SAFETY: as above; only raw pointers are handed out.
-unsafe impl Sync for CudaSlab {}
-
 impl CudaSlab {
-    /// Allocates zeroed memory; also returns the reason if it is not page-locked.
+    /// Allocates zeroed memory, which `touch` is given before it is locked; also returns the reason if it is not page-locked.
     pub fn new(
         context: &Context,
         release: &Arc<Release>,
         bytes: usize,
         mapped: bool,
+        touch: &dyn Fn(*mut u8),
     ) -> Result<(CudaSlab, Option<String>)> {
         let name = &context.name;
         context.bind()?;
         release.reap(false);
         let len = bytes.max(1);
-        // SAFETY: a fresh private anonymous mapping; no existing memory is affected.
-        let base = unsafe {
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Error::Capacity(format!(
-                "{name}: the host has no {} of address space",
-                mib(len as u64)
-            )));
-        }
-        if len >= HUGE_PAGE {
-            // SAFETY: the mapping made above. This is advice: a refusal changes only speed.
-            unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
-        }
+        let map = Mapping::new(len, len >= HUGE_PAGE, &format!("{name}: page-locked memory"))?;
+        touch(map.base());
+        let base = map.base().cast::<c_void>();
+        let map = Some(map);
         let mut slab =
-            CudaSlab { release: release.clone(), base, len: bytes, registered: false, device: DevPtr::NULL };
+            CudaSlab { release: release.clone(), map, len: bytes, registered: false, device: DevPtr::NULL };
         let mut flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
         if mapped {
             flags |= sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -93,7 +77,7 @@ impl CudaSlab {
 
 impl Pinned for CudaSlab {
     fn host(&self) -> *mut u8 {
-        self.base.cast()
+        self.map.as_ref().expect("it is taken when this is dropped").base()
     }
     fn device(&self) -> DevPtr {
         self.device
@@ -106,7 +90,8 @@ impl Pinned for CudaSlab {
 impl Drop for CudaSlab {
     fn drop(&mut self) {
         // A copy in flight may still use it.
-        let (base, len, registered) = (self.base, self.len.max(1), self.registered);
-        self.release.bury(Dead::Slab { base, len, registered });
+        if let Some(map) = self.map.take() {
+            self.release.bury(Dead::Slab { map, registered: self.registered });
+        }
     }
 }

@@ -17,6 +17,8 @@ use crate::device::runtime::{DevPtr, Lane, Pinned};
 const RING: usize = 32 << 20;
 /// Bytes of the largest single copy: the host fills the next part while the bus carries this one.
 const PART: usize = 4 << 20;
+/// How many earlier parts an upload asks about: two, so that their number falls.
+const PASSED: usize = 2;
 
 /// The ring of page-locked memory, allocated on first use: not every program uploads much.
 pub(super) struct Staging {
@@ -47,6 +49,8 @@ impl Staging {
             }),
         };
         self.context.bind()?;
+        // Small uploads would otherwise keep an event each until the ring comes round.
+        state.ring.forget(PASSED, CudaEvent::is_done)?;
         for (i, part) in src.chunks(PART).enumerate() {
             let at = state.ring.place(part.len(), |done: CudaEvent| done.synchronize())?;
             // SAFETY: `at..at + part.len()` lies in the ring, and no copy in flight reads it any more.

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::carry::{Areas, cargo};
 use super::cohorts::PATIENCE;
 use super::device::DevicePart;
 use super::graphs::Graphs;
 use super::host::{HostHalf, HostPart};
+use super::host_pages::host_pages;
 use super::lane::Started;
 use super::lowered::Programs;
 use super::sizes::{Sizes, computes_on_host};
@@ -21,7 +23,7 @@ use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
-use crate::host::{Pool, cores_beside_device};
+use crate::host::{Pool, allowed_cores, cores_beside_device};
 use crate::model::{ModelSpec, Weights};
 use crate::program::{LayerPlacement, Placement, Side};
 use crate::simd::linear::Mode;
@@ -66,6 +68,9 @@ impl RealMachine {
             false => (None, pool()),
         };
         let threads = pool.threads();
+        // Who spins needs a core: the issuing thread one beside the pool's. A device of threads has none to spare.
+        let spare = allowed_cores() > threads && accel.runtime().info().driver > 0;
+        let warmth = spare.then(|| pool.warmth());
         let units = Units {
             layers: placement.layers.iter().map(computes_on_host).collect(),
             head: placement.head == Side::Host,
@@ -91,7 +96,7 @@ impl RealMachine {
         let places: Vec<(bool, usize)> = placement.layers.iter().map(place).collect();
         let pinned = |n_layers: usize, pages: usize| -> Result<(PagePool, (Arc<dyn Pinned>, usize))> {
             let layer = sizes.pages_bytes(pages) as usize;
-            let memory = runtime.pinned(n_layers * layer)?;
+            let memory = host_pages(&*runtime, &pool, n_layers * layer)?;
             let base =
                 NonNull::new(memory.host()).ok_or_else(|| Error::Capacity("no pinned memory".into()))?;
             let geometry = KvGeometry { n_layers, ..kv_geometry };
@@ -132,7 +137,7 @@ impl RealMachine {
                     HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?;
                 isa = format!("{isa}, cpu {}", half.isa().name());
                 bytes_per_step += half.bytes_per_step();
-                Some(HostSide::Lane(lane.serve(half, runtime.clone())))
+                Some(HostSide::Lane(lane.serve(half, runtime.clone(), warmth)))
             }
         };
 
@@ -260,6 +265,7 @@ impl RealMachine {
             slots: Vec::new(),
             deterministic: false,
             patience: PATIENCE,
+            warm_step: Duration::ZERO,
             refuses_cohorts: OnceLock::new(),
             #[cfg(test)]
             pretends: None,

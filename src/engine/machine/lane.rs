@@ -27,10 +27,15 @@ use std::time::{Duration, Instant};
 use super::lowered::Lowered;
 use super::sync::{Look, Word};
 use crate::device::{Actor, Event, Moment, Runtime, uncount_waits};
+use crate::host::Warmth;
 use crate::{Error, Result};
 
-/// How long either thread spins for the other before it sleeps, about as long as waking up takes.
+/// How long either thread spins for the other before it sleeps, about as long as waking up takes; while the lane is kept warm
+/// ([`Lane::warm`]), they go on spinning.
 const SPIN: Duration = Duration::from_micros(30);
+
+/// Spins between two questions about an event: each takes the driver's lock, which the issuing thread needs.
+const BETWEEN: usize = 16;
 
 /// How long the lane sleeps for an event before it checks the queue again, since another job may be ready first.
 const NAP: Duration = Duration::from_micros(200);
@@ -141,6 +146,8 @@ struct Shared<S> {
     changes: AtomicUsize,
     to_lane: Condvar,
     from_lane: Condvar,
+    /// Keeps both threads, and the workers, awake during a step of two sides; without it each sleeps when it has nothing to do.
+    warmth: Option<Warmth>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -190,8 +197,8 @@ impl<S: Send + 'static> Started<S> {
         Ok((Started { thread, hand_over }, made))
     }
 
-    /// Begins to take jobs, which wait for events of `runtime`.
-    pub fn serve(self, state: S, runtime: Arc<dyn Runtime>) -> Lane<S> {
+    /// Begins to take jobs, which wait for events of `runtime`. `warmth` is for machines with a core for every thread.
+    pub fn serve(self, state: S, runtime: Arc<dyn Runtime>, warmth: Option<Warmth>) -> Lane<S> {
         let queue = Queue {
             pending: VecDeque::new(),
             open: HashSet::new(),
@@ -209,6 +216,7 @@ impl<S: Send + 'static> Started<S> {
             changes: AtomicUsize::new(0),
             to_lane: Condvar::new(),
             from_lane: Condvar::new(),
+            warmth,
         });
         let thread = match shared.runtime.turns() {
             None => {
@@ -232,6 +240,22 @@ impl<S: Send + 'static> Lane<S> {
     /// The state, between steps.
     pub fn state(&self) -> MutexGuard<'_, S> {
         lock(&self.shared.state)
+    }
+
+    /// From now on neither this thread, waiting for a job, nor the lane and its workers, waiting for one, sleep: until
+    /// [`Lane::cool`], or for `most` at the longest. Nothing without a [`Warmth`].
+    pub fn warm(&self, most: Duration) {
+        if let Some(warmth) = &self.shared.warmth {
+            warmth.begin(most);
+            self.shared.to_lane.notify_one();
+        }
+    }
+
+    /// From now on they sleep when they have nothing to do.
+    pub fn cool(&self) {
+        if let Some(warmth) = &self.shared.warmth {
+            warmth.end();
+        }
     }
 
     /// Gives the lane a job. If the step has failed, a job of the step is dropped.
@@ -421,14 +445,14 @@ impl<S: Send + 'static> Lane<S> {
             if !not_yet(&queue) {
                 return queue;
             }
-            if since.elapsed() > SPIN {
+            if !shared.spins(since) {
                 return shared
                     .from_lane
                     .wait_while(queue, |q| not_yet(q))
                     .unwrap_or_else(PoisonError::into_inner);
             }
             drop(queue);
-            while shared.changes.load(Ordering::Acquire) == seen && since.elapsed() <= SPIN {
+            while shared.changes.load(Ordering::Acquire) == seen && shared.spins(since) {
                 std::hint::spin_loop();
             }
         }
@@ -506,6 +530,15 @@ fn missing<'a, S>(job: &'a HostJob<S>, runtime: &dyn Runtime) -> Result<Option<&
 }
 
 impl<S> Shared<S> {
+    fn is_warm(&self) -> bool {
+        self.warmth.as_ref().is_some_and(Warmth::is_on)
+    }
+
+    /// Whether a thread that has waited since `since` spins on.
+    fn spins(&self, since: Instant) -> bool {
+        since.elapsed() < SPIN || self.is_warm()
+    }
+
     /// Runs jobs until the lane is dropped.
     fn serve(&self) {
         while let Some((ticket, job)) = self.next() {
@@ -574,8 +607,8 @@ impl<S> Shared<S> {
             let (since, given) = (Instant::now(), self.given.load(Ordering::Acquire));
             let new_job = || self.given.load(Ordering::Acquire) != given;
             let mut done = self.runtime.is_done(&event);
-            while matches!(done, Ok(false)) && since.elapsed() < SPIN && !new_job() {
-                std::hint::spin_loop();
+            while matches!(done, Ok(false)) && self.spins(since) && !new_job() {
+                (0..BETWEEN).for_each(|_| std::hint::spin_loop());
                 done = self.runtime.is_done(&event);
             }
             if matches!(done, Ok(false)) && !new_job() {
@@ -591,17 +624,21 @@ impl<S> Shared<S> {
 
     /// Waits for jobs; `None` when the lane is to end.
     fn wait_for_jobs(&self) -> Option<MutexGuard<'_, Queue<S>>> {
-        let (since, given) = (Instant::now(), self.given.load(Ordering::Acquire));
-        let queue = lock(&self.queue);
-        let idle = |q: &mut Queue<S>| q.pending.is_empty() && !q.stop;
-        let queue = if queue.pending.is_empty() && !queue.stop {
+        let (since, mut given) = (Instant::now(), self.given.load(Ordering::Acquire));
+        let mut queue = lock(&self.queue);
+        let idle = |q: &mut Queue<S>| q.pending.is_empty() && !q.stop && !self.is_warm();
+        let queue = loop {
+            if !queue.pending.is_empty() || queue.stop {
+                break queue;
+            }
             drop(queue);
-            while self.given.load(Ordering::Acquire) == given && since.elapsed() < SPIN {
+            while self.given.load(Ordering::Acquire) == given && self.spins(since) {
                 std::hint::spin_loop();
             }
-            self.to_lane.wait_while(lock(&self.queue), idle).unwrap_or_else(PoisonError::into_inner)
-        } else {
-            queue
+            let waited = self.to_lane.wait_while(lock(&self.queue), idle);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
+            // Woken to spin, or with a job.
+            given = self.given.load(Ordering::Acquire);
         };
         (!queue.stop).then_some(queue)
     }

@@ -20,6 +20,7 @@
 //! | `load` | allocates and fills the device's half |
 //! | `device` | translates operations on the device's lanes into calls of the accelerator |
 //! | `host` | translates operations of the host's workers into calls of its sublayers |
+//! | `host_pages` | memory for keys and values that both sides use |
 //! | `lane` | the host's lane: jobs, oldest ready first |
 //! | `cohorts`, `chain` | rows that are parked between steps: the per-layer sync table, and a step's treatment of them
 //! |
@@ -47,6 +48,7 @@ mod collect;
 mod device;
 mod graphs;
 mod host;
+mod host_pages;
 mod issue;
 mod lane;
 mod lists;
@@ -96,7 +98,8 @@ use crate::timeline::Timeline;
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::{Outcome, Parked};
-pub use self::lane::hand_over::{LaneHandOver, hand_overs};
+pub(crate) use self::host_pages::host_pages;
+pub use self::lane::hand_over::{LaneHandOver, Pause, hand_overs};
 pub(super) use self::part::GroupRows;
 pub use self::sizes::Sizes;
 pub use self::tiers::Tiers;
@@ -140,6 +143,8 @@ pub(super) struct RealMachine {
     deterministic: bool,
     /// How long to wait for them then.
     patience: Duration,
+    /// How long the last step took that kept the host's threads awake.
+    warm_step: Duration,
     /// Why cohorts cannot run, once checked.
     refuses_cohorts: OnceLock<Option<String>>,
     /// Steps so far, and the failing step, on a machine that computes nothing.

@@ -1,6 +1,7 @@
 //! Runs a step: prepares both sides, issues the program, collects the results, and leaves nothing in flight.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::chain::Turn;
 use super::cohorts::Outcome;
@@ -14,6 +15,10 @@ use crate::engine::kv::Moved;
 use crate::engine::memory::check_beyond;
 use crate::program::{Group, Iteration, Kind, Kv, Side, Unit};
 use crate::{Error, Result};
+
+/// The shortest and the longest time for which a step keeps the host's threads awake.
+const LEAST_WARM: Duration = Duration::from_millis(50);
+const MOST_WARM: Duration = Duration::from_secs(2);
 
 impl RealMachine {
     /// Begins a step that wants logits of `rows` rows, or only their likeliest tokens if `pick`.
@@ -70,12 +75,33 @@ impl RealMachine {
             trace.begin_step(self.device.as_ref().map(|d| &*d.runtime))?;
         }
         let mut issue = Issue::new(&lowered, moved, chains);
+        let began = self.keep_warm(&lowered);
         let done = self.run_parts(&lowered, &parts, &mut issue, iteration.pick);
         let logits = parts.iter().any(|p| !p.places.is_empty());
         let ended = self.end(&lowered, done.is_ok(), logits);
+        self.cool(began);
         let done = done.and(ended);
         let outcomes = self.end_cohorts(&parts, &issue.chains, &mut issue.lists, done.is_ok());
         done.map(|()| outcomes)
+    }
+
+    /// Keeps the host's threads awake during a step of both sides, which hands over some times a layer, but not much longer than such
+    /// steps take. Returns when it began.
+    fn keep_warm(&self, lowered: &Lowered) -> Option<Instant> {
+        let lane = self.host.as_ref().and_then(|host| match host {
+            HostSide::Lane(lane) if lowered.parts.iter().any(|part| part.on_host) => Some(lane),
+            _ => None,
+        })?;
+        lane.warm((4 * self.warm_step).clamp(LEAST_WARM, MOST_WARM));
+        Some(Instant::now())
+    }
+
+    /// Lets them sleep again.
+    fn cool(&mut self, began: Option<Instant>) {
+        if let (Some(began), Some(HostSide::Lane(lane))) = (began, &self.host) {
+            lane.cool();
+            self.warm_step = began.elapsed();
+        }
     }
 
     fn run_parts(

@@ -14,7 +14,7 @@ use crate::device::{Buffer, DevPtr, Event, Lane, LayerWeights, Pinned, Runtime};
 use crate::host::NumaBinding;
 use crate::{Error, Result};
 
-/// A layer's weights in pinned host memory, in the device's layout.
+/// A layer's weights in host memory, in huge pages and page-locked where the system has and allows it, in the device's layout.
 pub struct LayerImage {
     /// The layout of the image.
     pub layout: LayerLayout,
@@ -25,7 +25,7 @@ impl LayerImage {
     /// Allocates and fills an image.
     ///
     /// # Errors
-    /// If host memory cannot be pinned, or a tensor is misshapen.
+    /// If there is not enough host memory, or a tensor is misshapen.
     pub fn new(layout: LayerLayout, source: &LayerSource<'_>) -> Result<LayerImage> {
         LayerImage::on(layout, source, None)
     }
@@ -39,16 +39,18 @@ impl LayerImage {
         source: &LayerSource<'_>,
         node: Option<&NumaBinding>,
     ) -> Result<LayerImage> {
-        let pinned = || source.accel.runtime().pinned(layout.bytes);
-        let memory = match node {
-            None => pinned()?,
+        // Copies need neither mapped memory nor, if the system locks no more, locked memory: they are slower then.
+        let runtime = source.accel.runtime();
+        let slab = match node {
+            None => runtime.slab(layout.bytes)?,
             Some(node) => {
-                let memory = node.during(pinned)??;
-                // The memory is allocated on first touch, by any thread.
-                node.bind(memory.host(), layout.bytes)?;
-                memory
+                let slab = node.during(|| runtime.slab(layout.bytes))??;
+                // Where nothing was locked, the memory gets its pages when it is first touched, by any thread.
+                node.bind(slab.memory().host(), layout.bytes)?;
+                slab
             }
         };
+        let memory = slab.memory().clone();
         // SAFETY: fresh memory of that many bytes, to which neither the device nor another thread has a pointer.
         let image = unsafe { std::slice::from_raw_parts_mut(memory.host(), layout.bytes) };
         layout.fill(source, image)?;

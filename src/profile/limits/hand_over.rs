@@ -1,10 +1,11 @@
-//! Giving work to the CPU's threads: from a job's posting to its end seen, while they spin and when they sleep.
+//! Giving work to the CPU's threads: from a job's posting to its end seen, while they spin, when they sleep, and inside a step.
 //!
 //! ```text
 //! the thread that issues ─ job ─► the host's lane ─ chunks ─► the pool's workers
 //!                                  spins 30 µs, sleeps          spin 300 µs, park
 //! ```
-//! Threads spin for the next job first, since those of a step come within microseconds, and sleep afterwards.
+//! Threads spin for the next job first, since those of a step come within microseconds, and sleep afterwards. During a step of two sides
+//! all of them are kept awake ([`Warmth`](crate::host::Warmth)), however long the device works in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Runtime;
-use crate::engine::{LaneHandOver, hand_overs};
+use crate::engine::{LaneHandOver, Pause, hand_overs};
 use crate::host::Pool;
 use crate::profile::sample::{Effort, Samples, timed};
 use crate::{Error, Result};
@@ -25,6 +26,9 @@ pub struct HandOver {
     pub spinning_s: f64,
     /// Seconds for a job that comes when workers sleep.
     pub parked_s: f64,
+    /// Seconds for a job that comes as late but inside a step, which keeps them awake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_step_s: Option<f64>,
     /// The lane that gives jobs to the pool beside a device.
     pub lane: Option<LaneLimits>,
 }
@@ -41,19 +45,23 @@ pub struct LaneLimits {
     pub start_asleep_s: f64,
     /// To the end seen.
     pub asleep_s: f64,
+    /// To the end seen, after as long a pause inside a step, which keeps the lane awake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_step_s: Option<f64>,
 }
 
 impl LaneLimits {
     fn measure(runtime: &Arc<dyn Runtime>, times: usize) -> Result<LaneLimits> {
-        let median = |idle: Duration, of: fn(&LaneHandOver) -> f64| {
-            let found = hand_overs(runtime, times, idle)?;
+        let median = |pause: Pause, of: fn(&LaneHandOver) -> f64| {
+            let found = hand_overs(runtime, times, pause)?;
             Ok::<_, Error>(Samples::new(found.iter().map(of).collect()).median().max(1e-9))
         };
         Ok(LaneLimits {
-            start_spinning_s: median(Duration::ZERO, |h| h.started_s)?,
-            spinning_s: median(Duration::ZERO, |h| h.seen_s)?,
-            start_asleep_s: median(IDLE, |h| h.started_s)?,
-            asleep_s: median(IDLE, |h| h.seen_s)?,
+            start_spinning_s: median(Pause::None, |h| h.started_s)?,
+            spinning_s: median(Pause::None, |h| h.seen_s)?,
+            start_asleep_s: median(Pause::Asleep(IDLE), |h| h.started_s)?,
+            asleep_s: median(Pause::Asleep(IDLE), |h| h.seen_s)?,
+            in_step_s: Some(median(Pause::InStep(IDLE), |h| h.seen_s)?),
         })
     }
 }
@@ -94,16 +102,23 @@ impl HandOver {
                 })
             })
         };
-        let (mut spinning, mut parked) = (Samples::default(), Samples::default());
+        let (mut spinning, mut parked, mut in_step) =
+            (Samples::default(), Samples::default(), Samples::default());
+        let warmth = pool.warmth();
         for _ in 0..times {
             std::thread::sleep(IDLE);
             parked.push(job());
             job();
             spinning.push(job());
+            warmth.begin(10 * IDLE);
+            std::thread::sleep(IDLE);
+            in_step.push(job());
+            warmth.end();
         }
         Ok(HandOver {
             spinning_s: spinning.median().max(1e-9),
             parked_s: parked.median().max(1e-9),
+            in_step_s: Some(in_step.median().max(1e-9)),
             lane: runtime.map(|r| LaneLimits::measure(r, times)).transpose()?,
         })
     }

@@ -94,8 +94,10 @@ impl Limits {
         });
         // From one operation of a lane to the next, or as fast as the host enqueues them.
         let gpu_launch_s = self.device.as_ref().map_or(0.0, |d| d.step_s.max(d.launch_s));
-        let pool = self.hand_over.spinning_s;
-        let hand_over_s = pool + self.hand_over.lane.as_ref().map_or(0.0, |lane| lane.spinning_s);
+        // Inside a step nobody sleeps.
+        let h = &self.hand_over;
+        let lane = h.lane.as_ref().map_or(0.0, |lane| lane.in_step_s.unwrap_or(lane.spinning_s));
+        let hand_over_s = h.in_step_s.unwrap_or(h.spinning_s) + lane;
         let cpu_beside_copies = self.host_attention.share();
         let efficiency = Efficiency { gpu_launch_s, hand_over_s, cpu_beside_copies, ..Efficiency::default() };
         // A node cannot be faster than all memory together: a difference is noise.

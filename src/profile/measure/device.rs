@@ -11,7 +11,7 @@ use crate::device::{
     Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, NormWeight,
     PageMove, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
 };
-use crate::engine::{LayerLayout, Upload, activation_type, linear_shapes, separate_gate_up};
+use crate::engine::{LayerLayout, Upload, activation_type, host_pages, linear_shapes, separate_gate_up};
 use crate::profile::limits::device_time;
 use crate::profile::sample::{Effort, Samples, sample};
 use crate::profile::tables::{Curve, LayerTable, SideTable, Surface};
@@ -263,7 +263,8 @@ impl<'a> Rig<'a> {
     fn moves(&self, pages: usize, out: bool) -> Result<f64> {
         let (runtime, bytes) = (self.runtime(), self.shape.page_bytes());
         let pages = pages.min(self.kv.len() / bytes).max(1);
-        let host = runtime.pinned(pages * bytes)?;
+        // Memory as the engine's host pages.
+        let host = host_pages(&**runtime, self.subject.pool, pages * bytes)?;
         let moves: Vec<PageMove> =
             (0..pages as u32).map(|p| PageMove { device: p, host: p, tokens: PAGE_TOKENS as u32 }).collect();
         let (accel, shape, kv) = (self.accel, &self.shape, self.kv.ptr());

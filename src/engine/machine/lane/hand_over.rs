@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::{HostJob, Started};
 use crate::Result;
 use crate::device::Runtime;
+use crate::host::Warmth;
 
 /// Seconds from giving the lane an empty job to its start, and until the waiting thread sees its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,17 +18,36 @@ pub struct LaneHandOver {
     pub seen_s: f64,
 }
 
-/// Measures `times` jobs, each after a pause of `idle`, on a lane beside `runtime`'s.
+/// What the two threads do before a job is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pause {
+    /// Nothing: the job follows another at once.
+    None,
+    /// Both sleep for so long.
+    Asleep(Duration),
+    /// So much of a step goes by: the issuing thread spins, as it does for an event of the device, and the lane is kept warm.
+    InStep(Duration),
+}
+
+/// Measures `times` jobs, each after such a pause, on a lane beside `runtime`'s.
 ///
 /// # Errors
 /// If the system refuses to start a thread, or the device has failed.
-pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, idle: Duration) -> Result<Vec<LaneHandOver>> {
+pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, pause: Pause) -> Result<Vec<LaneHandOver>> {
     let (started, ()) = Started::new(|| ())?;
-    let mut lane = started.serve((), runtime.clone());
+    let mut lane = started.serve((), runtime.clone(), Some(Warmth::alone()));
     let mut found = Vec::with_capacity(times);
     for _ in 0..times {
-        if idle > Duration::ZERO {
-            std::thread::sleep(idle);
+        match pause {
+            Pause::None => {}
+            Pause::Asleep(pause) => std::thread::sleep(pause),
+            Pause::InStep(pause) => {
+                lane.warm(Duration::from_secs(1) + pause);
+                let since = Instant::now();
+                while since.elapsed() < pause {
+                    std::hint::spin_loop();
+                }
+            }
         }
         let began = Arc::new(AtomicU64::new(0));
         let (told, posted) = (began.clone(), Instant::now());
@@ -47,6 +67,7 @@ pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, idle: Duration) -> R
         });
         lane.wait(job)?;
         let seen_s = posted.elapsed().as_secs_f64();
+        lane.cool();
         found.push(LaneHandOver { started_s: 1e-9 * began.load(Ordering::Relaxed) as f64, seen_s });
     }
     lane.finish()?;
@@ -61,7 +82,8 @@ mod tests {
     #[test]
     fn a_job_starts_before_its_end_is_seen() {
         let runtime: Arc<dyn Runtime> = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
-        for idle in [Duration::ZERO, Duration::from_millis(2)] {
+        let pause = Duration::from_millis(2);
+        for idle in [Pause::None, Pause::Asleep(pause), Pause::InStep(pause)] {
             let found = hand_overs(&runtime, 5, idle).unwrap();
             assert_eq!(found.len(), 5);
             assert!(found.iter().all(|h| h.started_s > 0.0 && h.started_s <= h.seen_s), "{found:?}");

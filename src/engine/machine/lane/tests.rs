@@ -12,7 +12,7 @@ fn runtime() -> Arc<dyn Runtime> {
 
 fn lane(runtime: &Arc<dyn Runtime>) -> Lane<Vec<usize>> {
     let (started, ()) = Started::new(|| ()).unwrap();
-    started.serve(Vec::new(), runtime.clone())
+    started.serve(Vec::new(), runtime.clone(), None)
 }
 
 fn note(op: usize, events: Vec<Event>, after: Vec<Ticket>) -> HostJob<Vec<usize>> {
