@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::support::fake_driver::{Cases, count, some_kernel};
+use crate::support::fake_driver::{Cases, count, executes, some_kernel};
 use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::{Buffer, Graph, Lane, Launch, Runtime, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
 use tandem::model::load;
+use tandem::program::{Placement, Side};
 use tandem::simd::Isa;
 
 const CASES: Cases = Cases::of(module_path!());
@@ -206,6 +207,46 @@ cases! {
         let both = counted(&mut e, &[seq, other]);
         assert!(both.begun == 0 && both.replayed == 0 && both.uploads == 1, "{both:?}");
         assert_eq!(count("cuCtxSynchronize"), 0);
+    };
+
+    /// Beside cohorts, too, a step's own rows are padded to their bucket: other numbers of rows are no reason to record anew.
+    an_engine_records_a_bucket_once_beside_cohorts
+    [("FAKE_MEMORY", "1073741824"), ("FAKE_ORDER", "late")] => || {
+        if !executes() {
+            return;
+        }
+        let m = load("synth:tiny-llama,dtype=bf16,seed=1,layers=2").unwrap();
+        let mut options = Options::new(Isa::Reference, 64);
+        (options.threads, options.sequences, options.sub_batches) = (Some(1), 8, 2);
+        (options.kv_pages, options.far_pages) = (Some(16), Some(4));
+        let accel = on_kernels(open()).expect("kernels");
+        let placement = Placement::all(Side::Device, 2, 0);
+        let e = Engine::placed(m.spec.clone(), &m.weights, &options, accel, "cuda:0", "test", placement, &|_| ());
+        let mut e = e.unwrap();
+        let far = e.add_at(Side::Host).unwrap();
+        let near: Vec<SeqId> = (0..7).map(|_| e.add()).collect();
+        for &seq in near.iter().chain([&far]) {
+            e.forward_greedy(&[Input { seq, tokens: &[3, 1, 4], logits: Logits::Last }]).unwrap();
+        }
+        let recordings = || ["cuStreamBeginCapture_v2", "cuGraphLaunch"].map(count);
+        let mut advance = |rows: usize| {
+            let input = |seq| Input { seq, tokens: &[7], logits: Logits::Last };
+            let own: Vec<Input<'_>> = near[..rows].iter().map(|&seq| input(seq)).collect();
+            let cohort = [input(far)];
+            let begin = [&cohort[..]];
+            let begin = if e.parked(far).is_none() { &begin[..] } else { &[] };
+            let before = recordings();
+            e.advance(&Overlap { device: &own, begin, swaps: &[], pick: true }).unwrap();
+            let after = recordings();
+            [after[0] - before[0], after[1] - before[1]]
+        };
+        // Layer by layer, some steps until every segment has run once and has been recorded.
+        let begun: i32 = (0..6).map(|_| advance(5)[0]).sum();
+        assert!(begun > 0, "segments are recorded beside cohorts");
+        for rows in [6, 7, 5, 7] {
+            let [begun, replayed] = advance(rows);
+            assert!(begun == 0 && replayed > 0, "{rows} rows: {begun} recorded, {replayed} replayed");
+        }
     };
 
     /// Where recording is refused the step runs all the same, and later ones do not try again.

@@ -5,6 +5,7 @@
 //! replayed. If the device cannot record, every run is issued operation by operation.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use super::RealMachine;
 use super::device::launched;
@@ -16,17 +17,53 @@ use crate::Result;
 use crate::device::{Graph, Lane, StepContext};
 use crate::program::{Kind, Op, Phase, Unit};
 
-/// Recorded segments by their shape and the keys of their steps: `None` after the first run of a segment, its graph
-/// from the second run on.
+/// Most segments that are remembered. A model of 80 layers has 80 beside cohorts, for each bucket of rows one set; a recorded one takes
+/// some KiB of the device's memory, which the driver takes of what plans leave to it.
+const MOST: usize = 1024;
+
+/// Recorded segments by their shape and the keys of their steps.
 pub(super) struct Graphs {
-    known: HashMap<(u64, u64), Option<Graph>>,
+    known: Recent<(u64, u64), Option<Graph>>,
     /// Whether the runtime can record, known after the first attempt.
     records: bool,
 }
 
 impl Default for Graphs {
     fn default() -> Graphs {
-        Graphs { known: HashMap::new(), records: true }
+        Graphs { known: Recent::new(MOST), records: true }
+    }
+}
+
+/// Values by key, of which those that have not been asked for longest are given up.
+struct Recent<K, V> {
+    most: usize,
+    /// Counts questions.
+    now: u64,
+    /// Values, and when each was asked for last.
+    all: HashMap<K, (V, u64)>,
+}
+
+impl<K: Copy + Eq + Hash, V> Recent<K, V> {
+    fn new(most: usize) -> Recent<K, V> {
+        Recent { most, now: 0, all: HashMap::new() }
+    }
+
+    fn get(&mut self, key: &K) -> Option<&V> {
+        self.now += 1;
+        let (value, used) = self.all.get_mut(key)?;
+        *used = self.now;
+        Some(value)
+    }
+
+    fn insert(&mut self, key: K, value: V) {
+        self.now += 1;
+        self.all.insert(key, (value, self.now));
+        if self.all.len() > self.most {
+            // An eighth at once, so that looking for them costs little.
+            let mut ages: Vec<u64> = self.all.values().map(|&(_, used)| used).collect();
+            let (_, &mut oldest, _) = ages.select_nth_unstable(self.most / 8);
+            self.all.retain(|_, &mut (_, used)| used > oldest);
+        }
     }
 }
 
@@ -49,13 +86,14 @@ impl RealMachine {
             return Ok(false);
         }
         let Some(key) = issue.graph_key().map(|steps| (segment.shape, steps)) else { return Ok(false) };
+        let idle = self.host_is_idle();
         let graph = match self.graphs.known.get(&key) {
             None => {
                 self.graphs.known.insert(key, None);
                 return Ok(false);
             }
             // No thread may wait for the device while it records.
-            Some(None) if !self.host_is_idle() => return Ok(false),
+            Some(None) if !idle => return Ok(false),
             Some(known) => known.clone(),
         };
         let ops = &lowered.program.ops;
@@ -110,5 +148,22 @@ impl RealMachine {
             d.accel.declare_pages(&cx, pages, launched(op, step), appends)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_stays_and_the_rest_is_given_up() {
+        let mut recent = Recent::new(16);
+        for n in 0..1000 {
+            recent.insert(n, n);
+            assert_eq!(recent.get(&0), Some(&0), "asked for after {n} others");
+            assert_eq!(recent.get(&n), Some(&n));
+            assert!(recent.all.len() <= 16);
+        }
+        assert!(recent.all.len() > 8 && recent.get(&500).is_none());
     }
 }

@@ -18,8 +18,8 @@ pub(super) struct PartLists {
 }
 
 impl RealMachine {
-    /// Enqueues the lists of every sub-batch that the device works on. `repeated` marks a decode step; if it runs
-    /// entirely on the device, it is padded to a bucket of rows.
+    /// Enqueues the lists of every sub-batch that the device works on. `repeated` marks a decode step; if its own rows run
+    /// entirely on the device, they are padded to a bucket of rows.
     pub(super) fn prepare_lists(
         &self,
         lowered: &Lowered,
@@ -27,7 +27,11 @@ impl RealMachine {
         repeated: bool,
     ) -> Result<Vec<PartLists>> {
         let Some(d) = &self.device else { return Ok(Vec::new()) };
-        let padded = repeated && lowered.one_unit == Some(Unit::Gpu);
+        // A step's own rows beside cohorts are padded, too: they are on the device alone, whatever cohorts do.
+        let padded = |b: usize| {
+            let beside = lowered.program.flow == Flow::Async && b == 0 && !lowered.parts[b].on_host;
+            repeated && (lowered.one_unit == Some(Unit::Gpu) || beside)
+        };
         let mut all = Vec::with_capacity(parts.len());
         for (b, ((part, facts), on_device)) in parts.iter().zip(&lowered.parts).zip(&d.parts).enumerate() {
             if let Some(kept) = self.kept_lists(lowered.program.flow, b) {
@@ -39,7 +43,7 @@ impl RealMachine {
             let cohort = lowered.program.flow == Flow::Async && b > 0 && !part.groups.is_empty();
             if facts.on_device || cohort {
                 let rows = part.tokens.len();
-                let launch_rows = if padded { d.accel.row_bucket(rows) } else { rows };
+                let launch_rows = if padded(b) { d.accel.row_bucket(rows) } else { rows };
                 let logit_rows: Vec<u32> = match &facts.packed {
                     Some(packed) => packed.rows().map(|r| r as u32).collect(),
                     None => part.wanted.iter().map(|&r| r as u32).collect(),
