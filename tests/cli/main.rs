@@ -9,6 +9,7 @@ mod models;
 mod plan;
 mod profile;
 mod pull;
+mod random_memories;
 mod requests;
 mod simulate;
 #[path = "../support/mod.rs"]

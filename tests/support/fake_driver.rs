@@ -22,7 +22,7 @@ const EMULATION: Option<&str> = option_env!("TANDEM_EMULATION_ARCHIVE");
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The folder with the stand-in, if there is a C compiler. It is built once for what it is made of.
-fn stand_in() -> Option<&'static Path> {
+pub fn stand_in() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT.get_or_init(build).as_deref()
 }

@@ -60,6 +60,8 @@ pub struct Sizes {
     host_layers: Vec<u64>,
     host_head: u64,
     free: u64,
+    /// Bytes of the pieces in which the device's memory is given out.
+    granule: u64,
     device: String,
 }
 
@@ -104,6 +106,7 @@ impl Sizes {
         };
         let threads = options.threads.unwrap_or_else(crate::host::cores_beside_device).max(1);
         let runtime = accel.runtime();
+        let granule = runtime.granule();
         Ok(Sizes {
             pages,
             sub_batches: options.sub_batches,
@@ -118,8 +121,9 @@ impl Sizes {
             ],
             rope: rope_bytes(spec, options.context),
             post_norms: post_norm_bytes(spec),
-            activations: workspace.iter().map(|&b| rounded(b)).sum(),
-            lists: rounded(accel.step_bytes(&shape, &limits)),
+            activations: workspace.iter().map(|&b| takes(granule, rounded(b))).sum(),
+            granule,
+            lists: takes(granule, rounded(accel.step_bytes(&shape, &limits))),
             host: Memory { weights: rest, ..Memory::plan(spec, weights, options, threads)? },
             host_layers: (0..spec.n_layers).map(block).collect::<Result<_>>()?,
             host_head: unit(&Units { head: true, ..none.clone() })?,
@@ -256,34 +260,37 @@ impl Sizes {
     /// Bytes of one part of partial attention of a sub-batch's rows, on the device.
     pub(super) fn partial_bytes(&self) -> u64 {
         let row = RowBytes::new(&self.shape);
-        [row.partial_ms, row.partial_ms, row.partial_o].iter().map(|b| rounded(b * self.limits.rows)).sum()
+        let parts = [row.partial_ms, row.partial_ms, row.partial_o];
+        parts.iter().map(|b| takes(self.granule, rounded(b * self.limits.rows))).sum()
     }
 
     /// Bytes on the device.
     pub fn device(&self, placement: &Placement) -> Memory {
-        let mut weights = self.rope;
+        let takes = |bytes: u64| takes(self.granule, bytes);
+        let mut weights = takes(self.rope);
         let (embeds, heads) = (placement.embedding == Side::Device, placement.head == Side::Device);
         if embeds {
-            weights += self.embedding[usize::from(heads)];
+            weights += takes(self.embedding[usize::from(heads)]);
         }
         if heads {
-            weights += self.head;
+            weights += takes(self.head);
         }
         let mut largest = 0;
         let mut kv = 0;
         let paging = self.paging(placement);
         for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
             match layer.weights {
-                Residence::Device | Residence::Both => weights += layout.bytes as u64,
+                Residence::Device | Residence::Both => weights += takes(layout.bytes as u64),
                 Residence::Streamed => {
                     largest = largest.max(rounded(layout.bytes));
                     weights += self.post_norms;
                 }
                 Residence::Host => {}
             }
-            kv += if layer.kv == Side::Device { self.pages_bytes(paging.device) } else { 0 };
+            kv += if layer.kv == Side::Device { takes(self.pages_bytes(paging.device)) } else { 0 };
         }
-        let staged = 2 * self.pages_bytes(paging.staged + paging.staged_far);
+        let staged =
+            2 * (takes(self.pages_bytes(paging.staged)) + takes(self.pages_bytes(paging.staged_far)));
         let near = if paging.far > 0 { self.partial_bytes() } else { 0 };
         let far = match paging.streams_far {
             true => self.partial_bytes() + self.lists * self.far_windows(placement).len() as u64,
@@ -291,7 +298,7 @@ impl Sizes {
         };
         let lists = self.lists * distinct(&self.modes(placement)).len().max(1) as u64;
         Memory {
-            weights: weights + 2 * largest,
+            weights: weights + 2 * takes(largest),
             kv: kv + staged,
             activations: (self.activations + lists + near + far) * self.sub_batches as u64,
         }
@@ -371,6 +378,11 @@ impl Sizes {
         }
         Err(last.unwrap_or_else(|| Error::usage("no placement to choose from")))
     }
+}
+
+/// Bytes that an allocation takes of memory in pieces: whole ones, but for those that share some.
+fn takes(granule: u64, bytes: u64) -> u64 {
+    if 2 * bytes > granule { bytes.next_multiple_of(granule) } else { bytes }
 }
 
 /// Pages of each layer.

@@ -1,6 +1,6 @@
 /* memory.c    the device's memory, and page-locked memory of the host
  *
- * Device memory comes in granules of 2 MiB, of FAKE_MEMORY bytes in all. No address is given out twice. What is fresh holds 0xff in
+ * Device memory comes in granules of 2 MiB, of FAKE_MEMORY bytes in all; allocations of at most half a granule share some. No address is given out twice. What is fresh holds 0xff in
  * every byte, and for kernels nobody has written it; what was given back is not there any more.
  *
  * While nothing runs the program cannot read or write device memory through its addresses (it ends by SIGSEGV). While work runs it
@@ -11,7 +11,7 @@
 #define ADDRESSES ((size_t)1 << 40)
 
 static char* arena;
-static size_t begun, held;
+static size_t begun, held, small;
 static int hidden;
 
 size_t granules(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
@@ -22,6 +22,20 @@ Result charge(size_t bytes) {
     return 0;
 }
 void discharge(size_t bytes) { held -= bytes; }
+
+/* The same for an allocation; small ones are taken to lie without gaps. */
+static size_t packed(size_t bytes) { return (bytes + 511) / 512 * 512; }
+static Result charge_allocation(size_t bytes) {
+    if (bytes > GRANULE / 2) return charge(granules(bytes));
+    Result r = charge(granules(small + packed(bytes)) - granules(small));
+    if (!r) small += packed(bytes);
+    return r;
+}
+static void discharge_allocation(size_t bytes) {
+    if (bytes > GRANULE / 2) { discharge(granules(bytes)); return; }
+    discharge(granules(small) - granules(small - packed(bytes)));
+    small -= packed(bytes);
+}
 
 void show_device_memory(int shown) {
     if (!arena || shown == !hidden) return;
@@ -40,7 +54,7 @@ Result cuMemAlloc_v2(uint64_t* out, size_t bytes) {
     }
     /* A granule without memory lies behind each. */
     if (begun + size + 2 * GRANULE > ADDRESSES) return failed(OUT_OF_MEMORY, "all addresses were given out once");
-    Result r = charge(size);
+    Result r = charge_allocation(bytes);
     if (r) return r;
     char* at = arena + begun;
     begun += size + GRANULE;
@@ -56,7 +70,7 @@ Result cuMemFree_v2(uint64_t at) {
     size_t bytes = 0;
     Result r = drop((void*)at, "memory", &bytes);
     if (r) return r;
-    discharge(granules(bytes));
+    discharge_allocation(bytes);
     unregister_memory(at);
     madvise((void*)at, bytes, MADV_DONTNEED);
     mprotect((void*)at, bytes, PROT_NONE);

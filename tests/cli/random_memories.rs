@@ -1,0 +1,84 @@
+//! Devices of any size, on the stand-in for the driver: what is planned is loaded and runs, or the plan says what lacks. The driver
+//! gives memory out in pieces, and takes some for itself, which no plan may forget.
+
+use crate::support::command::{run, stderr, tandem};
+use crate::support::fake_driver::{executes, stand_in};
+
+/// Numbers by chance (SplitMix64).
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn of<'a>(&mut self, all: &[&'a str]) -> &'a str {
+        all[self.next() as usize % all.len()]
+    }
+
+    /// Between two sizes, each power of two as likely as another.
+    fn size(&mut self, from: f64, to: f64) -> u64 {
+        let share = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
+        (from * (to / from).powf(share)) as u64
+    }
+}
+
+/// `TANDEM_MEMORY_CASES` for more of them.
+#[test]
+fn accepted_plans_load_and_run() {
+    let cases = std::env::var("TANDEM_MEMORY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
+    let first = std::env::var("TANDEM_MEMORY_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    if !executes() {
+        return;
+    }
+    let Some(folder) = stand_in() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let (mut ran, mut split, mut refused) = (0, 0, 0);
+    for case in first..first + cases {
+        let mut chance = Chance(case);
+        let model = chance.of(&["tiny-llama,dtype=q4_k", "tiny-qwen3,dtype=bf16", "tiny-llama,dtype=q8_0"]);
+        let layers = chance.of(&["2", "5", "12", "26"]);
+        let strategy = chance.of(&["auto", "auto", "gpu-only", "helm", "lia"]);
+        let ctx = chance.size(64.0, 512.0);
+        let memory = chance.size((6 << 20) as f64, (256 << 20) as f64);
+        // What the driver has for itself is gone before anybody asks.
+        let context = chance.size(1.0, memory as f64 / 4.0);
+        let mut command = tandem(home.path());
+        command.args([
+            "generate",
+            "-m",
+            &format!("synth:{model},layers={layers},seed=1"),
+            "-n",
+            "2",
+            "--device",
+            "cuda",
+        ]);
+        command.args(["--strategy", strategy, "--ctx", &ctx.to_string(), "hello"]);
+        command.env("LD_LIBRARY_PATH", folder).env("FAKE_ORDER", "late").env("FAKE_CHECKS", "0");
+        command.env("FAKE_MEMORY", memory.to_string()).env("FAKE_CONTEXT", context.to_string());
+        let out = run(&mut command);
+        let said = stderr(&out);
+        let what = format!(
+            "case {case}, {model}, {layers} layers, {strategy}, context {ctx}, {memory} bytes: {said}"
+        );
+        assert!(!said.contains("asked for"), "planned with memory that is not there: {what}");
+        assert!(!said.contains("panicked"), "{what}");
+        match out.status.code() {
+            Some(0) => {
+                ran += 1;
+                split += u32::from(said.contains("cuda:0+cpu"));
+            }
+            Some(_) => {
+                let errors = said.lines().filter(|l| l.starts_with("tandem: error: ")).count();
+                assert!(errors == 1 && said.contains("free"), "what lacks, in one sentence: {what}");
+                refused += 1;
+            }
+            None => panic!("{what}"),
+        }
+    }
+    println!("{ran} ran ({split} on both sides), {refused} were refused with the numbers");
+    assert!(ran > cases / 2, "{ran} of {cases}");
+}
