@@ -54,7 +54,10 @@ Result run_kernel(const Work* w) {
     if (!launcher && !linked()) return 0;
     char why[2000] = "";
     const char* kernel = w->function->name;
-    if (!(launcher ? launcher : emulate)(kernel, w->grid, w->block, w->shared, w->staged, w->params, why, sizeof why)) return 0;
+    void* before = before_wrong(kernel);
+    int r = (launcher ? launcher : emulate)(kernel, w->grid, w->block, w->shared, w->staged, w->params, why, sizeof why);
+    after_wrong(before);
+    if (!r) return 0;
     int outside = strstr(why, "no device memory") || strstr(why, "of an allocation") || strstr(why, "before an allocation");
     int illegal = outside && !strstr(why, "nobody wrote");
     return failed(illegal ? ILLEGAL_ADDRESS : LAUNCH_FAILED, "%s%s%s", strncmp(why, "kernel ", 7) ? "kernel " : "", strncmp(why, "kernel ", 7) ? kernel : "", why);

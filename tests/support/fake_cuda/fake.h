@@ -123,6 +123,10 @@ void forget(Work* w);
 Result perform(Work* w);
 Result failed(Result code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
+/* wrong.c: what a kernel changes, if it is to be wrong */
+void* before_wrong(const char* kernel);
+void after_wrong(void* before);
+
 /* graphs.c */
 void leave(Graph* g);
 

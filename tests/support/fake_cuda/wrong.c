@@ -1,0 +1,48 @@
+/* wrong.c    a kernel that computes wrong values
+ *
+ * FAKE_WRONG=linear_dense: of kernels whose names begin so, every word of device memory that a launch changed has two of its bits
+ * turned around afterwards: a quarter of an f32's value, a thirtieth of an f16's, a quarter of a bf16's. Counters that a kernel leaves
+ * as they were stay right, so that it ends. Allocations of more than 256 MiB are left alone. */
+#include "fake.h"
+
+#define LARGEST ((size_t)256 << 20)
+enum { TURNED = 0x00200020 };
+
+typedef struct Copy {
+    unsigned char *at, *held;
+    size_t bytes;
+    struct Copy* next;
+} Copy;
+
+void* before_wrong(const char* kernel) {
+    const char* name = getenv("FAKE_WRONG");
+    if (!name || !*name || strncmp(kernel, name, strlen(name))) return 0;
+    Copy* first = 0;
+    LOCK;
+    for (Node* n = live; n; n = n->next) {
+        if (strcmp(n->kind, "memory") || n->bytes > LARGEST) continue;
+        Copy* c = malloc(sizeof *c);
+        *c = (Copy){n->at, malloc(n->bytes), n->bytes, first};
+        memcpy(c->held, c->at, c->bytes);
+        first = c;
+    }
+    return first;
+}
+
+/* Memory is not given back while a kernel runs: what was there before is there still. */
+void after_wrong(void* copies) {
+    for (Copy* c = copies; c;) {
+        for (size_t i = 0; i + 4 <= c->bytes; i += 4) {
+            uint32_t was, is;
+            memcpy(&was, c->held + i, 4);
+            memcpy(&is, c->at + i, 4);
+            if (was == is) continue;
+            is ^= TURNED;
+            memcpy(c->at + i, &is, 4);
+        }
+        Copy* next = c->next;
+        free(c->held);
+        free(c);
+        c = next;
+    }
+}
