@@ -87,6 +87,7 @@ pub fn main() -> ExitCode {
     };
     progress::set_verbosity(cli.verbose, cli.quiet);
     tandem::device::listen_to_notices(progress::note);
+    tandem::device::self_test_opened_gpus(doctor::verdicts());
     match output::check_open().and_then(|()| run(&cli.command)).and_then(|()| output::flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -139,15 +139,23 @@ impl Opened {
                 (engine, decision.with(predicted), runtime)
             }
             None => on_cpu()?,
-            Some(kind) => match self.with_accelerator(&kind, args, &options, work) {
-                // No message if there is no GPU: most machines have none.
-                Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() => on_cpu()?,
-                Err(e @ Error::Capacity(_)) if args.falls_back() => {
-                    progress::note(&format!("running on the CPU: {e}"));
-                    on_cpu()?
+            Some(kind) => {
+                // Before it is opened: a device that was lost on the way is not found any more.
+                let there = device::check(&kind).is_ok();
+                match self.with_accelerator(&kind, args, &options, work) {
+                    // No message if there is no GPU: most machines have none.
+                    Err(Error::Device { .. } | Error::Unsupported(_)) if args.falls_back() && !there => {
+                        on_cpu()?
+                    }
+                    Err(e @ (Error::Device { .. } | Error::Unsupported(_) | Error::Capacity(_)))
+                        if args.falls_back() =>
+                    {
+                        progress::note(&format!("running on the CPU: {e}"));
+                        on_cpu()?
+                    }
+                    decided => decided?,
                 }
-                decided => decided?,
-            },
+            }
         };
         decision.tell();
         tell_clock(args, &engine);

@@ -45,6 +45,11 @@ impl Module {
         unpack(self.ptx)
     }
 
+    /// What is embedded of the text, for telling builds apart.
+    pub(super) fn bytes(&self) -> &'static [u8] {
+        self.ptx
+    }
+
     /// `80` or `90a`.
     pub fn target(&self) -> String {
         format!("{}{}", self.sm, if self.exact { "a" } else { "" })
@@ -67,6 +72,11 @@ impl Module {
 }
 
 impl Code {
+    /// What is embedded, for telling builds apart.
+    pub(super) fn bytes(&self) -> &'static [u8] {
+        self.gzip
+    }
+
     /// The image in the form that drivers load.
     pub fn image(&self) -> Vec<u8> {
         unpack(self.gzip)

@@ -17,6 +17,7 @@
 //! | [`Clock`], [`Moment`], [`Rates`], [`Work`], [`uncount_waits`] | emulated time |
 //! | [`Turns`], [`Actor`] | threads that act in turn, for tests |
 //! | [`find_machine`], [`machine_names`] | descriptions of machines, by name or file |
+//! | [`self_test()`], [`self_test_opened_gpus`], [`SelfTest`], [`GroupReport`], [`Outcome`], [`Depth`], [`About`] | a device's kernels against the host's arithmetic |
 //! | [`listen_to_notices`] | messages of a device while it works |
 //! | [`cuda`], [`emulated`] | NVIDIA GPUs; CPU threads that emulate one |
 //! | [`built`], `kernels` | the kernels of this build, and the code that plans and launches them |
@@ -35,6 +36,7 @@ mod notice;
 mod open;
 mod preload;
 mod runtime;
+mod self_test;
 mod timed;
 mod turns;
 
@@ -47,9 +49,10 @@ pub use clock::{Clock, CopySpans, Moment, Rates, Work, uncount_waits};
 pub use launches::Launches;
 pub use machine::{find_machine, machine_names};
 pub use notice::listen_to_notices;
-pub use open::{Emulation, Kind, check, on_kernels, open};
+pub use open::{Emulation, Kind, check, on_kernels, open, self_test};
 pub use preload::{KernelNeeds, load_kernels_beside};
 pub use runtime::{
     Buffer, DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Params, Pinned, Runtime, Slab,
 };
+pub use self_test::{About, Depth, GroupReport, Outcome, SelfTest, self_test_opened_gpus};
 pub use turns::{Actor, Turns};

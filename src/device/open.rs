@@ -1,5 +1,6 @@
 //! Opens an accelerator by name.
 
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use super::cuda::CudaOptions;
 use super::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, KernelChecks};
 use super::machine;
 use super::runtime::Runtime;
+use super::self_test::{SelfTest, all_of, vetted};
 use super::timed::Timed;
 use crate::Result;
 use crate::hardware::Hardware;
@@ -129,12 +131,17 @@ pub fn check(kind: &Kind) -> Result<()> {
 /// the memory in the machine's description.
 ///
 /// # Errors
-/// [`crate::Error::Device`] if there is no such accelerator, or its driver cannot run this program's kernels;
+/// [`crate::Error::Device`] if there is no such accelerator, its driver cannot run this program's kernels, or it fails the
+/// self-test that [`self_test_opened_gpus`](super::self_test_opened_gpus) asked for;
 /// [`crate::Error::Unsupported`] if this program has no kernels for it. Both suggest a remedy.
 pub fn open(kind: &Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
     match kind {
         Kind::Cuda(ordinal) => {
-            on_kernels(super::cuda::open(&CudaOptions { ordinal: *ordinal, memory, ..Default::default() })?)
+            let open = |memory| {
+                let options = CudaOptions { ordinal: *ordinal, memory, ..Default::default() };
+                super::cuda::open(&options).map(|rt| rt as Arc<dyn Runtime>)
+            };
+            on_kernels(vetted(open(memory)?, &|| open(None))?)
         }
         Kind::Emulated(what) => {
             check(kind)?;
@@ -149,6 +156,24 @@ pub fn open(kind: &Kind, memory: Option<u64>) -> Result<Arc<dyn Accelerator>> {
             Ok(Arc::new(Timed::new(emulated(*what, runtime.clone())?, runtime, clock)))
         }
     }
+}
+
+/// Runs all of the self-test on a device. With `keep`, a folder, its verdict is kept there: with the folder of
+/// [`self_test_opened_gpus`](super::self_test_opened_gpus), in the place of the quick one.
+///
+/// # Errors
+/// As [`open`]; [`crate::Error::Usage`] for a device that runs no kernels; [`crate::Error::Io`] if the verdict cannot be kept.
+pub fn self_test(kind: &Kind, keep: Option<&Path>) -> Result<SelfTest> {
+    check(kind)?;
+    let runtime: Arc<dyn Runtime> = match kind {
+        Kind::Cuda(ordinal) => super::cuda::open(&CudaOptions { ordinal: *ordinal, ..Default::default() })?,
+        Kind::Emulated(Emulation::Kernels) => Arc::new(EmulatedRuntime::new(options(EMULATED_MEMORY))?),
+        _ => {
+            let why = "it runs plain functions, no kernels; choose cuda, cuda:N or emulated:kernels";
+            return Err(crate::Error::usage(format!("self-test of {kind}: {why}")));
+        }
+    };
+    all_of(&runtime, keep)
 }
 
 fn options(memory: u64) -> EmulatedOptions {

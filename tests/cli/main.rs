@@ -11,6 +11,7 @@ mod profile;
 mod pull;
 mod random_memories;
 mod requests;
+mod self_test;
 mod simulate;
 #[path = "../support/mod.rs"]
 mod support;

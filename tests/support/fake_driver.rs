@@ -75,6 +75,18 @@ pub fn executes() -> bool {
     whole
 }
 
+/// The command line, with the stand-in as its driver, late and not tiny.
+pub fn tandem(home: &Path) -> Option<Command> {
+    let folder = stand_in().filter(|_| executes())?;
+    let mut command = super::command::tandem(home);
+    command.env("LD_LIBRARY_PATH", folder).envs([
+        ("FAKE_ORDER", "late"),
+        ("FAKE_MEMORY", "17179869184"),
+        ("FAKE_CHECKS", "5"),
+    ]);
+    Some(command)
+}
+
 /// This program, with the stand-in as its driver.
 fn program() -> Option<Command> {
     let Some(folder) = stand_in() else {

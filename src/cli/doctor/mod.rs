@@ -3,12 +3,14 @@
 mod gpu;
 mod limits;
 mod machine;
+mod self_test;
 mod tuning;
 
 use std::fmt::Write;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
+use tandem::device::{self, Kind, SelfTest};
 use tandem::host::{NumaNode, numa_nodes};
 use tandem::hub::Hub;
 use tandem::simd::{Caps, Isa};
@@ -16,6 +18,8 @@ use tandem::simd::{Caps, Isa};
 use super::progress::megabytes;
 use super::pull::InCache;
 use super::{output, progress, pull};
+
+pub use self_test::verdicts;
 
 /// Says what this machine can do, what it cannot, and why.
 #[derive(Debug, clap::Args)]
@@ -26,6 +30,10 @@ pub struct Args {
     /// Skip the measurement of memory bandwidth and arithmetic (it takes a second).
     #[arg(long)]
     pub no_probe: bool,
+    /// Run every kernel of this build on the GPU and compare it with the host's arithmetic (some ten seconds); a failure is
+    /// an error. DEVICE is cuda, cuda:N or emulated:kernels [default: cuda].
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, require_equals = true, default_missing_value = "cuda")]
+    pub gpu: Option<Kind>,
 }
 
 #[derive(Serialize)]
@@ -41,6 +49,8 @@ struct Report {
     numa: Vec<NumaNode>,
     huge_pages: machine::HugePages,
     cuda: gpu::Cuda,
+    /// Of `--gpu`.
+    self_test: Option<SelfTest>,
     cache: CacheReport,
 }
 
@@ -82,6 +92,9 @@ struct CacheReport {
 /// Collects, measures and prints the report.
 pub fn run(args: &Args) -> Result<()> {
     let hub = Hub::from_env()?;
+    // Before anything is printed: without a device there is nothing to say.
+    let self_test =
+        args.gpu.as_ref().map(|kind| device::self_test(kind, verdicts().as_deref())).transpose()?;
     let cpu = machine::cpu();
     let memory = machine::memory();
     let limits = (!args.no_probe).then(|| {
@@ -97,6 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
         numa: numa_nodes(),
         huge_pages: machine::huge_pages(),
         cuda: gpu::cuda(),
+        self_test,
         cache: CacheReport {
             home: hub.cache().home().display().to_string(),
             free_bytes: hub.cache().free_bytes(),
@@ -105,7 +119,15 @@ pub fn run(args: &Args) -> Result<()> {
         cpu,
         memory,
     };
-    if args.json { output::json(&report) } else { output::print(&text(&report)) }
+    if args.json {
+        output::json(&report)?
+    } else {
+        output::print(&text(&report))?
+    }
+    match &report.self_test {
+        Some(found) if !found.passed() => bail!("{}", self_test::sentence(found)),
+        _ => Ok(()),
+    }
 }
 
 fn isa() -> IsaReport {
@@ -199,6 +221,9 @@ fn text(report: &Report) -> String {
     let (mark, found) = report.huge_pages.describe();
     row(mark, "huge pages", found);
     for (mark, what, found) in report.cuda.describe() {
+        row(mark, &what, found);
+    }
+    for (mark, what, found) in report.self_test.iter().flat_map(self_test::describe) {
         row(mark, &what, found);
     }
     let free = report.cache.free_bytes.map_or(String::new(), |b| format!(" ({} free)", megabytes(b)));

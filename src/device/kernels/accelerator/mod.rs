@@ -120,8 +120,8 @@ impl Accelerator for KernelAccelerator {
     }
 
     fn scratch_bytes(&self, shape: &Shape, limits: &Limits, weights: &[LinearWeight]) -> usize {
-        let info = self.runtime.info();
-        let linear = weights.iter().map(|w| product::scratch_bytes(info, w, limits.rows)).max().unwrap_or(0);
+        let rt = self.rt();
+        let linear = weights.iter().map(|w| product::scratch_bytes(rt, w, limits.rows)).max().unwrap_or(0);
         Scratch::new(shape, limits).linear + linear
     }
 

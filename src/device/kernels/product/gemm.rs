@@ -5,7 +5,7 @@
 
 use super::super::abi::{GemmOutput, GemmParams, GemmSplit, GemmTmaParams, TensorMap};
 use super::args::{COUNTER_BYTES, Matrix, ProductArgs};
-use super::choose::gemm_bucket;
+use super::choose::{gemm_bucket, row_bucket};
 use crate::Result;
 use crate::device::runtime::{DeviceInfo, Lane, Launch, Params, Runtime};
 use crate::tensor::Half;
@@ -43,7 +43,8 @@ impl Path {
     /// The path for this device.
     pub fn of(rt: &dyn Runtime, dtype: Half) -> Path {
         let info = rt.info();
-        if info.sm == 90 && rt.has_kernel(&Path::Tma.kernel(dtype, 128)) {
+        let has = |path: Path| path.tokens().iter().all(|&tokens| rt.has_kernel(&path.kernel(dtype, tokens)));
+        if info.sm == 90 && has(Path::Tma) {
             Path::Tma
         } else if info.sm >= 80 {
             Path::Async
@@ -137,7 +138,8 @@ pub fn scratch_bytes(info: &DeviceInfo) -> usize {
 pub fn gemm(rt: &dyn Runtime, lane: Lane, args: &ProductArgs) -> Result<()> {
     let path = Path::of(rt, args.act);
     let matrix = &args.w.matrix;
-    gemm_as(rt, lane, args, &plan(rt.info(), path, args.m, matrix.n(), matrix.k()))
+    // Few rows come here where their own kernels are missing: then as all of their bucket.
+    gemm_as(rt, lane, args, &plan(rt.info(), path, row_bucket(args.m), matrix.n(), matrix.k()))
 }
 
 /// Enqueues the product as `plan` says.

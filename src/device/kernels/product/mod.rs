@@ -25,6 +25,7 @@ use super::quant::{PackedLayout, RowsArgs, rows};
 use crate::Result;
 use crate::device::accelerator::LinearWeight;
 use crate::device::runtime::{DeviceInfo, Lane, Runtime};
+use crate::tensor::Half;
 
 /// Most bytes of quantised weights decoded at a time for the prefill GEMM: small against a device's memory, large
 /// against the tiles that its multiprocessors compute at once.
@@ -41,11 +42,28 @@ const MIN_SLICE_BYTES: usize = 16 << 20;
 /// If sizes or strides are not as [`ProductArgs`] says.
 pub fn product(rt: &dyn Runtime, lane: Lane, args: &ProductArgs) -> Result<()> {
     match (Choice::of(args.m), args.w.matrix) {
-        _ if args.m == 0 => Ok(()),
-        (Choice::Gemv | Choice::Tiles, _) => decode(rt, lane, args),
-        (Choice::Gemm, Matrix::Dense { .. }) => gemm::gemm(rt, lane, args),
-        (Choice::Gemm, Matrix::Quantised(layout)) => sliced(rt, lane, args, layout),
+        _ if args.m == 0 => return Ok(()),
+        (Choice::Gemv | Choice::Tiles, matrix) => {
+            let plan = DecodePlan::new(rt.info(), &matrix, args.act, args.m);
+            if rt.has_kernel(&plan.kernel) {
+                return decode_as(rt, lane, args, &plan);
+            }
+            // A kernel that failed its self-test is missing: those of many rows take any number.
+        }
+        (Choice::Gemm, _) => {}
     }
+    match args.w.matrix {
+        Matrix::Dense { .. } => gemm::gemm(rt, lane, args),
+        Matrix::Quantised(layout) => sliced(rt, lane, args, layout),
+    }
+}
+
+/// Whether a kernel for few rows is missing, so that [`product`] may take those of many rows for any number.
+fn lacks_decode_kernels(rt: &dyn Runtime, matrix: &Matrix, rows: usize) -> bool {
+    let halves: &[Half] = if rt.info().sm >= 80 { &[Half::F16, Half::BF16] } else { &[Half::F16] };
+    let buckets = (1..=rows.min(DECODE_ROWS)).filter(|&m| choose::row_bucket(m) == m || m == rows);
+    let plans = buckets.flat_map(|m| halves.iter().map(move |&act| (m, act)));
+    plans.into_iter().any(|(m, act)| !rt.has_kernel(&DecodePlan::new(rt.info(), matrix, act, m).kernel))
 }
 
 /// The GEMM of quantised weights, which are decoded slice after slice.
@@ -82,20 +100,24 @@ fn slice_rows(info: &DeviceInfo, k: usize) -> usize {
 }
 
 /// Bytes of scratch for one matrix and up to `rows` rows.
-pub(super) fn scratch_bytes(info: &DeviceInfo, w: &LinearWeight, rows: usize) -> usize {
+pub(super) fn scratch_bytes(rt: &dyn Runtime, w: &LinearWeight, rows: usize) -> usize {
+    let info = rt.info();
     let matrix = Matrix::of(w.dtype, w.n, w.k);
     let decode = decode::scratch_bytes(info, &matrix, rows.min(DECODE_ROWS));
     let dense = match matrix {
         Matrix::Dense { .. } => 0,
         Matrix::Quantised(_) => slice_rows(info, w.k).min(w.n) * w.k * 2,
     };
-    if Choice::of(rows) == Choice::Gemm { decode.max(gemm::scratch_bytes(info) + dense) } else { decode }
+    match Choice::of(rows) == Choice::Gemm || lacks_decode_kernels(rt, &matrix, rows) {
+        true => decode.max(gemm::scratch_bytes(info) + dense),
+        false => decode,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{DType, Half};
+    use crate::tensor::DType;
 
     fn device(l2_bytes: u32) -> DeviceInfo {
         DeviceInfo {
