@@ -44,3 +44,25 @@ def compare(want, got, layers):
     outcome = "failed" if problem else "ok"
     part = {"outcome": outcome, "equal": equal, "of": len(steps), "sure": sure, "worst": round(worst, 4), "bound": round(2 * most, 4)}
     return {**part, "said": problem} if problem else part
+
+
+def of_many(pairs, layers):
+    """Answers of many requests, of which only tokens are known, against the answers to each alone with log-probabilities: a part
+    of the results. Where two texts part, the first one's lead is within what rounding may take."""
+    most = bound(layers)
+    equal = of = sure = 0
+    problem = "" if pairs else "no answers"
+    for index, (want, got) in enumerate(pairs):
+        of += len(want["tokens"])
+        for step, (a, b, left) in enumerate(zip(want["tokens"], got["tokens"], want["logprobs"])):
+            lead = left["top"][0][1] - left["top"][1][1]
+            sure += lead > 3 * most
+            if a != b:
+                if lead > 3 * most and not problem:
+                    problem = f"request {index}, token {step} is {b}, not {a}, which leads by {lead:.3f}"
+                break
+            equal += 1
+        if len(got["tokens"]) != len(want["tokens"]) and not problem:
+            problem = f"request {index}: {len(got['tokens'])} tokens, not {len(want['tokens'])}"
+    part = {"outcome": "failed" if problem else "ok", "equal": equal, "of": of, "sure": sure, "bound": round(2 * most, 4)}
+    return {**part, "said": problem} if problem else part

@@ -11,8 +11,11 @@ def verdict(value, goal):
 
 def markdown(results):
     parts = results["parts"]
-    rows = loading(parts) + headlines(parts) + correctness(parts) + kernels(parts)
-    out = [f"Commit {' '.join(results['commit'])}. {device(parts)}", ""]
+    rows = self_test(parts) + loading(parts) + headlines(parts) + hybrids(parts) + correctness(parts) + kernels(parts)
+    rehearsal = "A REHEARSAL on the stand-in for the driver: no number here is a GPU's. " if results.get("rehearsal") else ""
+    out = [f"{rehearsal}Commit {' '.join(results['commit'])}. {device(parts)}", ""]
+    if results.get("left_out"):
+        out += [f"Logs that were too large for the archive: {', '.join(results['left_out'])}.", ""]
     out += ["| what | case | result | of limit | torch | verdict |", "|---|---|---|---:|---:|---|"]
     out += ["| " + " | ".join(str(cell).replace("|", "/").replace("\n", " ") for cell in row) + " |" for row in rows]
     return "\n".join(out) + "\n"
@@ -62,6 +65,41 @@ GOALS = [
 ]
 
 
+def self_test(parts):
+    """What `doctor --gpu` says of each group of kernels."""
+    rows = []
+    found = parts.get("doctor", {}).get("report", {}).get("self_test") or {}
+    for group in found.get("groups", []):
+        shown = f"{group['checks']} checks of {group['kernels']} kernels, errors up to {100 * group['worst']:.0f}% of those allowed"
+        failed = "; ".join(f"{kernel}: {why}" for kernel, why in list(group["failed"].items())[:3])
+        rows.append(("self-test", group["name"], failed or group["why"] or shown, "", "", group["outcome"]))
+    return rows
+
+
+def seconds(value):
+    return "?" if value is None else f"{1e3 * value:.2f} ms"
+
+
+def hybrids(parts):
+    """Caps and strategies: predicted times beside executed ones, requests by schedule, the baselines under the same caps."""
+    rows = []
+    for name, part in parts.items():
+        if "executed" in part:
+            predicted = (part["plan"].get("predicted") or {})
+            executed = part["executed"]
+            times = (f"prefill {seconds(executed['prefill_s'])} (predicted {seconds(predicted.get('t_prefill_s'))}), "
+                     f"a step {seconds(executed['decode_step_s'])} (predicted {seconds(predicted.get('t_decode_step_s'))})")
+            rows.append((name, part["plan"]["strategy"], times, "", "", f"{part['ratio']} x" if "ratio" in part else "no prediction"))
+        elif name == "brim" and "share" in part:
+            rows.append((name, "", f"{part['bytes']} of {part['of']} bytes planned", percent(part["share"]), "", part["outcome"]))
+        elif name.startswith("baseline ") and "bench" in part:
+            bench = part["bench"]
+            rows.append((name, bench["model"], f"{bench['tok_s']:.1f} tok/s, prefill {seconds(bench['prefill_s'])}", "", "", part["outcome"]))
+        for served in part.get("strategies", []):
+            rows.append((name, served["strategy"], f"{served['throughput_tok_s']:.0f} tok/s", "", "", part["outcome"]))
+    return rows
+
+
 def loading(parts):
     """What the driver made of the kernels, and the peak of the matrix units, which every other number rests on."""
     rows = []
@@ -86,8 +124,11 @@ def headlines(parts):
         if name == "conformance":
             rows.append((name, "", counted(part), "", "", part["outcome"]))
         elif name.startswith("tokens "):
-            detail = (f"{part['equal']} of {part['of']} tokens equal the CPU's, {part['sure']} had to be; "
-                      f"log-probabilities within {part['worst']} of {part['bound']}")
+            detail = part.get("said", "")
+            if "equal" in part:
+                detail = f"{part['equal']} of {part['of']} tokens equal the CPU's, {part['sure']} had to be"
+            if "worst" in part:
+                detail += f"; log-probabilities within {part['worst']} of {part['bound']}"
             rows.append((name, "", detail, "", "", part.get("said", part["outcome"])))
     for result in parts.get("numbers llama-3.1-8b", {}).get("bench", {}).get("results", []):
         if result["kind"] == "decode":
@@ -96,7 +137,7 @@ def headlines(parts):
             case = f"prefill, {result['prompt']} tokens"
         copy = parts.get("numbers kernels", {}).get("bench", {}).get("copy_gb_s")
         of = percent(result["gb_s"] / copy) if copy and result.get("gb_s") else ""
-        rows.append(("synth:llama-3.1-8b", case, f"{result['tok_s']['median']:.0f} tok/s", of, "", ""))
+        rows.append((parts["numbers llama-3.1-8b"]["bench"]["model"], case, f"{result['tok_s']['median']:.0f} tok/s", of, "", ""))
     lines = list(lines_of(parts))
     for what, number, goal, fits in GOALS:
         # Of several kernels for one shape the program takes the best.
@@ -128,7 +169,10 @@ def counted(part):
 def correctness(parts):
     rows = []
     for name, part in parts.items():
-        if name.startswith(("tests ", "repeat ")):
+        if name == "calls":
+            for call, took in part["seconds"].items():
+                rows.append((f"call {call}", "", f"{took} s", "", "", ""))
+        elif name.startswith(("tests ", "repeat ")):
             rows.append((name, "", counted(part), "", "", part["outcome"]))
         elif "unreadable" in part and part["outcome"] == "ok":
             rows.append((name, "", "gave no result, see its log", "", "", part["unreadable"][:80]))
