@@ -60,7 +60,7 @@ def tokens(run, sizes, model, blocks, save):
     most = str(cap(memory, 0.6)) if memory else "64MiB"
     far = ["--strategy", "helm", "--boundary", "1", "--kv-pages", "3", "--chunk", "32"]
     ways = {
-        "helm": ["--strategy", "helm", "--gpu-memory", most],
+        "helm": ["--strategy", "helm", "--boundary", str(blocks * 2 // 3), "--gpu-memory", most],
         **{f"lia {name}": ["--strategy", "lia", "--pinned", str(blocks // 3), "--policy", policy] for name, policy in LIA.items()},
         "stream": ["--strategy", "stream", "--gpu-memory", most],
         "far attend": [*far, "--far", "attend"],

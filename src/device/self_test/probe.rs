@@ -1,6 +1,6 @@
 //! What the checks of a group share: memory of a device, the wait with a deadline, comparisons, and what failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,8 @@ pub struct Probe {
     watch: Arc<Watch>,
     /// Kernels that computed wrong values, and how.
     wrong: BTreeMap<String, String>,
+    /// Kernels that were right where they ran alone.
+    right: BTreeSet<String>,
     /// The largest share of an allowed error, of the checks that passed.
     worst: f64,
     checks: usize,
@@ -89,6 +91,7 @@ impl Probe {
             rt: watch.clone(),
             watch,
             wrong: BTreeMap::new(),
+            right: BTreeSet::new(),
             worst: 0.0,
             checks: 0,
             lost: None,
@@ -100,7 +103,7 @@ impl Probe {
     /// Forgets the checks of the group before.
     pub fn begin_group(&mut self) {
         let fresh = Probe::new(self.watch.clone());
-        *self = Probe { lost: self.lost.take(), ..fresh };
+        *self = Probe { lost: self.lost.take(), right: std::mem::take(&mut self.right), ..fresh };
     }
 
     /// The verdict on the group.
@@ -133,7 +136,8 @@ impl Probe {
         self.lacking.get_or_insert(why.to_owned());
     }
 
-    /// Makes one check: `body` launches, reads, and compares. If it fails, every kernel that it launched is suspect.
+    /// Makes one check: `body` launches, reads, and compares. If it fails, the kernels that it launched are suspect: those that
+    /// failed before, or else those that were not right alone.
     pub fn check(&mut self, what: &str, body: impl FnOnce(&Probe) -> Result<Worst>) {
         self.check_named(what, None, body);
     }
@@ -159,6 +163,9 @@ impl Probe {
                 self.checks += 1;
                 if worst.share <= 1.0 {
                     self.worst = self.worst.max(worst.share);
+                    if kernels.len() == 1 {
+                        self.right.extend(kernels);
+                    }
                     return;
                 }
                 format!(
@@ -183,8 +190,14 @@ impl Probe {
                 format!("{what}: {error}")
             }
         };
+        if kernels.iter().any(|kernel| self.wrong.contains_key(kernel)) {
+            return;
+        }
+        let all_right = kernels.is_subset(&self.right);
         for kernel in kernels {
-            self.wrong.entry(kernel).or_insert_with(|| why.clone());
+            if all_right || !self.right.contains(&kernel) {
+                self.wrong.insert(kernel, why.clone());
+            }
         }
     }
 

@@ -55,21 +55,21 @@ fn verdict(
     fresh: &dyn Fn() -> Result<Arc<dyn Runtime>>,
 ) -> Result<SelfTest> {
     let kept = folder.and_then(|folder| Store::at(folder).load(&about));
-    let known: BTreeSet<String> = match kept {
-        Some(report) if report.is_complete() => return Ok(report),
-        Some(report) => report.failed().into_keys().collect(),
-        None => BTreeSet::new(),
-    };
+    if let Some(report) = kept.as_ref().filter(|report| report.is_complete()) {
+        return Ok(report.clone());
+    }
+    let known = kept.iter().flat_map(|report| report.failed().into_keys()).collect();
     let mut report = run(&fresh()?, Depth::Quick, &known)?;
     if report.seconds > PATIENCE {
         let (name, seconds) = (&about.device, report.seconds);
         notice::say(&format!("{name}: its kernels were checked, once, in {seconds:.1} s"));
     }
-    for kernel in known {
-        // It was not run again. Where it belongs matters to nobody.
-        let group = report.groups.first_mut().expect("there are groups");
-        group.failed.insert(kernel, "failed before, and took the device with it".into());
-        group.outcome = Outcome::Failed;
+    // What failed before was not run again.
+    for group in kept.iter().flat_map(|report| &report.groups).filter(|g| !g.failed.is_empty()) {
+        let same = report.groups.iter_mut().find(|g| g.name == group.name);
+        let same = same.expect("the same program has the same groups");
+        same.failed.extend(group.failed.clone());
+        same.outcome = Outcome::Failed;
     }
     if let Some(Err(e)) = folder.map(|folder| Store::at(folder).save(&report)) {
         notice::say(&format!("the self-test of {} will be run again: {e}", about.device));
