@@ -13,7 +13,7 @@
 //! | [`StepDesc`], [`StepSeq`], [`Attend`], [`Step`], [`StepContext`], [`SubBatch`], [`SubBatches`], [`RowSpan`] | one step |
 //! | [`LinearWeight`], [`LinearSource`], [`NormWeight`], [`UpWeight`], [`EmbedWeight`], [`LayerWeights`] | weights, by address |
 //! | [`Mailbox`], [`Publish`], [`Published`], [`PartialRows`], [`Residual`], [`PageMove`] | exchange of rows and pages with the host |
-//! | [`KernelNeeds`], [`load_kernels_beside`] | loads kernels while weights are read |
+//! | [`KernelNeeds`], [`load_kernels`], [`load_kernels_beside`] | loads kernels, while weights are read |
 //! | [`Clock`], [`Moment`], [`Rates`], [`Work`], [`uncount_waits`] | emulated time |
 //! | [`Turns`], [`Actor`] | threads that act in turn, for tests |
 //! | [`find_machine`], [`machine_names`] | descriptions of machines, by name or file |
@@ -50,7 +50,7 @@ pub use launches::Launches;
 pub use machine::{find_machine, machine_names};
 pub use notice::listen_to_notices;
 pub use open::{Emulation, Kind, check, on_kernels, open, self_test};
-pub use preload::{KernelNeeds, load_kernels_beside};
+pub use preload::{KernelNeeds, load_kernels, load_kernels_beside};
 pub use runtime::{
     Buffer, DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Params, Pinned, Runtime, Slab,
 };

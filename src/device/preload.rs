@@ -48,6 +48,20 @@ impl KernelNeeds {
 /// Interval after which long loading is reported, repeatedly.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Loads the kernels.
+///
+/// # Errors
+/// A kernel that does not load.
+pub fn load_kernels(runtime: &dyn Runtime, needs: &KernelNeeds) -> Result<()> {
+    let said = Cell::new(Instant::now());
+    runtime.preload(&|name| needs.kernel(name), &|done, of| {
+        if said.get().elapsed() > PATIENCE {
+            said.set(Instant::now());
+            notice::say(&format!("{}: {done} of {of} kernel modules are loaded", runtime.info().name));
+        }
+    })
+}
+
 /// Does `work` and loads the kernels concurrently.
 ///
 /// # Errors
@@ -58,18 +72,7 @@ pub fn load_kernels_beside<R>(
     work: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     std::thread::scope(|scope| {
-        let kernels = scope.spawn(|| {
-            let said = Cell::new(Instant::now());
-            runtime.preload(&|name| needs.kernel(name), &|done, of| {
-                if said.get().elapsed() > PATIENCE {
-                    said.set(Instant::now());
-                    notice::say(&format!(
-                        "{}: {done} of {of} kernel modules are loaded",
-                        runtime.info().name
-                    ));
-                }
-            })
-        });
+        let kernels = scope.spawn(|| load_kernels(runtime, needs));
         let done = work()?;
         kernels.join().expect("loading kernels does not panic")?;
         Ok(done)

@@ -43,7 +43,7 @@ fn accepted_plans_load_and_run() {
         let layers = chance.of(&["2", "5", "12", "26"]);
         let strategy = chance.of(&["auto", "auto", "gpu-only", "helm", "lia"]);
         let ctx = chance.size(64.0, 512.0);
-        let memory = chance.size((6 << 20) as f64, (256 << 20) as f64);
+        let memory = chance.size((24 << 20) as f64, (512 << 20) as f64);
         // What the driver has for itself is gone before anybody asks.
         let context = chance.size(1.0, memory as f64 / 4.0);
         let mut command = tandem(home.path());

@@ -6,7 +6,9 @@ use super::mode::{Mode, distinct};
 use super::parts::PartMail;
 use super::segments::GRAPH_ROWS;
 use crate::cache::KvGeometry;
-use crate::device::{Accelerator, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace};
+use crate::device::{
+    Accelerator, KernelNeeds, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace, load_kernels,
+};
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
 use crate::engine::options::Options;
@@ -27,6 +29,9 @@ const LOGIT_ROWS: usize = 64;
 pub(super) fn rounded(bytes: usize) -> u64 {
     bytes.next_multiple_of(256) as u64
 }
+
+/// More than all kernels of a model take on a device, with their local memory and graphs.
+const AMPLE: u64 = 1 << 30;
 
 /// See the [module](self).
 #[derive(Clone)]
@@ -66,7 +71,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of a model that is to run with `options` on `accel` and the CPU.
+    /// The sizes of a model that is to run with `options` on `accel` and the CPU. Where the device's memory is short, the model's
+    /// kernels are loaded first, so that no plan counts on what they take.
     ///
     /// # Errors
     /// If a tensor is missing, the accelerator cannot multiply one, or the device has failed.
@@ -107,7 +113,7 @@ impl Sizes {
         let threads = options.threads.unwrap_or_else(crate::host::cores_beside_device).max(1);
         let runtime = accel.runtime();
         let granule = runtime.granule();
-        Ok(Sizes {
+        let mut sizes = Sizes {
             pages,
             sub_batches: options.sub_batches,
             kv_pages: options.kv_pages,
@@ -134,7 +140,19 @@ impl Sizes {
             linears,
             layouts,
             gate_up,
-        })
+        };
+        if sizes.is_short() {
+            load_kernels(&**runtime, &KernelNeeds::new(&sizes.shape, &sizes.linears))?;
+            sizes.free = runtime.memory_free()?;
+        }
+        Ok(sizes)
+    }
+
+    /// Whether loaded kernels may take memory that a plan would count on. Where all of the model fits with room to spare they are
+    /// loaded beside its weights, which is faster.
+    fn is_short(&self) -> bool {
+        let all = Placement::all(Side::Device, self.layers(), 0);
+        self.device(&all).total() + AMPLE > self.free
     }
 
     /// These sizes with memory for streaming evicted pages, if the way to attend them was not fixed.
