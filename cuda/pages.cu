@@ -1,19 +1,23 @@
-// pages.cu    pages of one layer between the device's layout and the host's, for swapping
+// pages.cu    pages of keys and values between the device's layout and the host's, for swapping
 //
 //   device  K [32 tokens][head_dim]               V [32 tokens][head_dim]           (a token's row is contiguous)
 //   host    K [token/16][head_dim/2][16][2]       V [token/2][head_dim][2]          (what the CPU's dot products read)
 //
 // A swapped page can so be attended on the CPU in place, and comes back without a pass on the host.
 //
-// in     page ids and token counts, in the parameters; the host's side is a staging buffer of the device or mapped host
-//        memory. A sequence's last page holds fewer than 32 tokens; the rest of it becomes zeros, and is not read where
-//        the device's page is the source
-// out    every byte of the listed pages
-// launch grid (pages <= PAGES_MAX, n_kv_heads), block 128, shared 32 * (head_dim/2 + 2) * 4 bytes; head_dim % 16 == 0
-// bound  the bus (or memory): 128*head_dim bytes in and out a (page, head), all global accesses 16 bytes
+// in     addresses of layers, page ids and token counts, in the parameters; the host's side is a staging buffer of the
+//        device or mapped host memory. A sequence's last page holds fewer than 32 tokens; the rest of it becomes zeros,
+//        and is not read where the device's page is the source
+// out    every byte of the listed pages of every listed layer
+// launch grid few blocks, each walks over (layer, page, head) in strides; block 256, shared 32 * (head_dim/2 + 2) * 4
+//        bytes; head_dim % 16 == 0, at most 256. Few, because these kernels run beside products, on streams that go
+//        first (docs/decisions/0036): a block holds its multiprocessor's room for as long as the bus takes
+// bound  the bus (or memory): 128*head_dim bytes in and out a (layer, page, head). All global accesses are 16 bytes a
+//        thread, neighbours contiguous, so that stores to the host fill whole bus packets. A thread loads its pieces of
+//        the next (layer, page, head) before it stores the last half of this one: up to 128 bytes a thread in flight
 // banks  K is a transpose of words (pairs of dims) through shared memory. A warp gathers 4 tokens of 4 groups of 8
 //        words: token rows of head_dim/2 + 2 = 2 mod 8 words put groups 8 banks apart: no conflict. Its 8-byte
-//        stores of rows conflict two ways
+//        stores of rows conflict two ways. V is exchanged between neighbouring lanes, one token of a pair each
 // error  none: a permutation
 // oracle tandem::cache::LayerKv::{key, value}
 // no-spill all
@@ -24,20 +28,33 @@
 namespace pages {
 
 constexpr u32 TOKENS = KV_PAGE_TOKENS;
+constexpr u32 THREADS = 256;
+constexpr u32 MOST_DIMS = 256;
+// 16-byte pieces of K, and of V, that a thread holds. A (layer, page, head) has 4 * head_dim of each, whole warps of them.
+constexpr int HELD = 4 * MOST_DIMS / THREADS;
 
-// One half (K or V) of a (page, head): addresses in both layouts, and how many of its tokens exist.
-struct Half {
+// One (layer, page, head): addresses in both layouts, and how many of its tokens exist.
+struct Place {
     u16* device;
     u16* host;
     u32 n_tokens;
 };
 
+struct Pieces {
+    uint4 k[HELD], v[HELD];
+};
+
 // Words of a token's row in the shared transpose.
 DEVICE u32 shared_stride(u32 head_dim) { return head_dim / 2 + 2; }
 
-// Eight dims of a token, or zeros.
-DEVICE uint4 row_piece(const Half& h, u32 token, u32 head_dim, u32 piece) {
-    return token < h.n_tokens ? ld_16(h.device + token * head_dim + piece * 8) : make_uint4(0, 0, 0, 0);
+// Elements of K, after which V begins.
+DEVICE u32 half_page(u32 head_dim) { return TOKENS * head_dim; }
+
+DEVICE Place place_of(const PagesParams& p, u32 i) {
+    u32 head = i % p.n_kv_heads, page = i / p.n_kv_heads % p.n_pages, layer = i / p.n_kv_heads / p.n_pages;
+    u64 bytes = 2 * half_page(p.head_dim);
+    return Place{p.layers[layer].device + ((u64)p.pages[page].device * p.n_kv_heads + head) * bytes,
+                 p.layers[layer].host + ((u64)p.pages[page].host * p.n_kv_heads + head) * bytes, p.pages[page].tokens};
 }
 
 // Where, in the shared transpose, the four words of host piece `i` of K lie: four tokens of one pair of dims.
@@ -46,89 +63,135 @@ DEVICE u32 k_piece(u32 i, u32 head_dim) {
     return token * shared_stride(head_dim) + pair;
 }
 
-DEVICE void k_to_host(const Half& h, u32 head_dim, u32* words) {
-    u32 stride = shared_stride(head_dim), pieces = head_dim / 8;
-    for (u32 i = threadIdx.x; i < TOKENS * pieces; i += blockDim.x) {
-        uint4 v = row_piece(h, i / pieces, head_dim, i % pieces);
-        uint2* to = (uint2*)(words + i / pieces * stride + i % pieces * 4);
-        to[0] = make_uint2(v.x, v.y);
-        to[1] = make_uint2(v.z, v.w);
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < TOKENS * pieces; i += blockDim.x) {
-        const u32* from = words + k_piece(i, head_dim);
-        ((uint4*)h.host)[i] = make_uint4(from[0], from[stride], from[2 * stride], from[3 * stride]);
-    }
-}
-
-DEVICE void k_from_host(const Half& h, u32 head_dim, u32* words) {
-    u32 stride = shared_stride(head_dim), pieces = head_dim / 8;
-    for (u32 i = threadIdx.x; i < TOKENS * pieces; i += blockDim.x) {
-        uint4 v = ((const uint4*)h.host)[i];
-        u32* to = words + k_piece(i, head_dim);
-        to[0] = v.x, to[stride] = v.y, to[2 * stride] = v.z, to[3 * stride] = v.w;
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < TOKENS * pieces; i += blockDim.x) {
-        u32 token = i / pieces;
-        const uint2* from = (const uint2*)(words + token * stride + i % pieces * 4);
-        uint2 a = from[0], b = from[1];
-        ((uint4*)h.device)[i] = token < h.n_tokens ? make_uint4(a.x, a.y, b.x, b.y) : make_uint4(0, 0, 0, 0);
-    }
-}
+// Host piece `i` of V has 4 dims of a pair of tokens; it and its neighbour have 8. On the device these are a row piece of
+// either token: the first lane of two takes the even token's, the second the odd one's.
+DEVICE u32 v_token(u32 i, u32 head_dim) { return i / (head_dim / 4) * 2 + i % 2; }
+DEVICE u32 v_piece(u32 i, u32 head_dim) { return i % (head_dim / 4) / 2; }
 
 // Low halves of two words side by side, and high halves: what (de)interleaves the tokens of a pair.
 DEVICE u32 lows(u32 a, u32 b) { return prmt(a, b, 0x5410); }
 DEVICE u32 highs(u32 a, u32 b) { return prmt(a, b, 0x7632); }
 
-DEVICE void v_to_host(const Half& h, u32 head_dim) {
-    u32 pieces = head_dim / 8;
-    for (u32 i = threadIdx.x; i < TOKENS / 2 * pieces; i += blockDim.x) {
-        u32 pair = i / pieces, piece = i % pieces;
-        uint4 a = row_piece(h, 2 * pair, head_dim, piece), b = row_piece(h, 2 * pair + 1, head_dim, piece);
-        uint4* to = (uint4*)h.host + 2 * i;
-        to[0] = make_uint4(lows(a.x, b.x), highs(a.x, b.x), lows(a.y, b.y), highs(a.y, b.y));
-        to[1] = make_uint4(lows(a.z, b.z), highs(a.z, b.z), lows(a.w, b.w), highs(a.w, b.w));
+DEVICE u32 neighbours(u32 word) { return __shfl_xor_sync(~0u, word, 1); }
+
+// This lane's row piece of a token of the pair to its host piece. All lanes of a warp call it.
+DEVICE uint4 v_interleaved(uint4 mine) {
+    bool odd = lane_id() % 2;
+    u32 r0 = neighbours(odd ? mine.x : mine.z), r1 = neighbours(odd ? mine.y : mine.w);
+    u32 a0 = odd ? r0 : mine.x, a1 = odd ? r1 : mine.y, b0 = odd ? mine.z : r0, b1 = odd ? mine.w : r1;
+    return make_uint4(lows(a0, b0), highs(a0, b0), lows(a1, b1), highs(a1, b1));
+}
+// The inverse.
+DEVICE uint4 v_separated(uint4 mine) {
+    bool odd = lane_id() % 2;
+    u32 l0 = lows(mine.x, mine.y), l1 = lows(mine.z, mine.w), h0 = highs(mine.x, mine.y), h1 = highs(mine.z, mine.w);
+    u32 r0 = neighbours(odd ? l0 : h0), r1 = neighbours(odd ? l1 : h1);
+    return odd ? make_uint4(r0, r1, h0, h1) : make_uint4(l0, l1, r0, r1);
+}
+
+// f(piece, which of the thread's it is) of this thread's pieces of K, or of V.
+template <class F> DEVICE void each_piece(u32 head_dim, F f) {
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+        u32 i = j * THREADS + threadIdx.x;
+        if (i < 4 * head_dim) f(i, j);
     }
 }
 
-DEVICE void v_from_host(const Half& h, u32 head_dim) {
-    u32 pieces = head_dim / 8;
-    uint4 zeros = make_uint4(0, 0, 0, 0);
-    for (u32 i = threadIdx.x; i < TOKENS / 2 * pieces; i += blockDim.x) {
-        u32 token = i / pieces * 2, piece = i % pieces;
-        const uint4* from = (const uint4*)h.host + 2 * i;
-        uint4 u = from[0], v = from[1];
-        uint4 a = make_uint4(lows(u.x, u.y), lows(u.z, u.w), lows(v.x, v.y), lows(v.z, v.w));
-        uint4 b = make_uint4(highs(u.x, u.y), highs(u.z, u.w), highs(v.x, v.y), highs(v.z, v.w));
-        ((uint4*)h.device)[token * pieces + piece] = token < h.n_tokens ? a : zeros;
-        ((uint4*)h.device)[(token + 1) * pieces + piece] = token + 1 < h.n_tokens ? b : zeros;
+struct ToHost {
+    // Eight dims of a token, or zeros.
+    static DEVICE uint4 row_piece(const Place& at, const u16* rows, u32 token, u32 head_dim, u32 piece) {
+        return token < at.n_tokens ? ld_16(rows + token * head_dim + piece * 8) : make_uint4(0, 0, 0, 0);
     }
-}
+    static DEVICE void load(const Place& at, u32 head_dim, Pieces& held) {
+        const u16 *k = at.device, *v = at.device + half_page(head_dim);
+        u32 pieces = head_dim / 8;
+        each_piece(head_dim, [&](u32 i, int j) { held.k[j] = row_piece(at, k, i / pieces, head_dim, i % pieces); });
+        each_piece(head_dim, [&](u32 i, int j) {
+            held.v[j] = row_piece(at, v, v_token(i, head_dim), head_dim, v_piece(i, head_dim));
+        });
+    }
+    static DEVICE void stage_k(u32 head_dim, u32* words, const Pieces& held) {
+        u32 pieces = head_dim / 8;
+        each_piece(head_dim, [&](u32 i, int j) {
+            uint2* to = (uint2*)(words + i / pieces * shared_stride(head_dim) + i % pieces * 4);
+            to[0] = make_uint2(held.k[j].x, held.k[j].y);
+            to[1] = make_uint2(held.k[j].z, held.k[j].w);
+        });
+    }
+    static DEVICE void store_v(const Place& at, u32 head_dim, const Pieces& held) {
+        uint4* to = (uint4*)(at.host + half_page(head_dim));
+        each_piece(head_dim, [&](u32 i, int j) { to[i] = v_interleaved(held.v[j]); });
+    }
+    static DEVICE void store_k(const Place& at, u32 head_dim, const u32* words) {
+        u32 stride = shared_stride(head_dim);
+        each_piece(head_dim, [&](u32 i, int) {
+            const u32* from = words + k_piece(i, head_dim);
+            ((uint4*)at.host)[i] = make_uint4(from[0], from[stride], from[2 * stride], from[3 * stride]);
+        });
+    }
+};
 
-// f(K, V) of this block's (page, head).
-template <class F> DEVICE void each(const PagesParams& p, F f) {
-    u32 i = blockIdx.x, head = blockIdx.y, n_tokens = p.pages[i].tokens, half = TOKENS * p.head_dim;
-    u16* d = p.device + ((u64)p.pages[i].device * p.n_kv_heads + head) * 2 * half;
-    u16* h = p.host + ((u64)p.pages[i].host * p.n_kv_heads + head) * 2 * half;
-    f(Half{d, h, n_tokens}, Half{d + half, h + half, n_tokens});
+struct FromHost {
+    static DEVICE void load(const Place& at, u32 head_dim, Pieces& held) {
+        const uint4 *k = (const uint4*)at.host, *v = (const uint4*)(at.host + half_page(head_dim));
+        each_piece(head_dim, [&](u32 i, int j) { held.k[j] = k[i]; });
+        each_piece(head_dim, [&](u32 i, int j) { held.v[j] = v[i]; });
+    }
+    static DEVICE void stage_k(u32 head_dim, u32* words, const Pieces& held) {
+        u32 stride = shared_stride(head_dim);
+        each_piece(head_dim, [&](u32 i, int j) {
+            u32* to = words + k_piece(i, head_dim);
+            to[0] = held.k[j].x, to[stride] = held.k[j].y, to[2 * stride] = held.k[j].z, to[3 * stride] = held.k[j].w;
+        });
+    }
+    static DEVICE void store_v(const Place& at, u32 head_dim, const Pieces& held) {
+        uint4* to = (uint4*)(at.device + half_page(head_dim));
+        each_piece(head_dim, [&](u32 i, int j) {
+            u32 token = v_token(i, head_dim);
+            uint4 row = v_separated(held.v[j]);
+            to[token * (head_dim / 8) + v_piece(i, head_dim)] = token < at.n_tokens ? row : make_uint4(0, 0, 0, 0);
+        });
+    }
+    static DEVICE void store_k(const Place& at, u32 head_dim, const u32* words) {
+        u32 pieces = head_dim / 8;
+        each_piece(head_dim, [&](u32 i, int) {
+            u32 token = i / pieces;
+            const uint2* from = (const uint2*)(words + token * shared_stride(head_dim) + i % pieces * 4);
+            uint2 a = from[0], b = from[1];
+            ((uint4*)at.device)[i] = token < at.n_tokens ? make_uint4(a.x, a.y, b.x, b.y) : make_uint4(0, 0, 0, 0);
+        });
+    }
+};
+
+template <class Way> DEVICE void move(const PagesParams& p, u32* words) {
+    u32 head_dim = p.head_dim, all = p.n_layers * p.n_pages * p.n_kv_heads, i = blockIdx.x;
+    if (i >= all) return;
+    Pieces held;
+    Place at = place_of(p, i);
+    Way::load(at, head_dim, held);
+    for (;;) {
+        Way::stage_k(head_dim, words, held);
+        Way::store_v(at, head_dim, held);
+        i += gridDim.x;
+        bool more = i < all;
+        Place next = more ? place_of(p, i) : at;
+        if (more) Way::load(next, head_dim, held);
+        __syncthreads();
+        Way::store_k(at, head_dim, words);
+        if (!more) return;
+        at = next;
+        __syncthreads();
+    }
 }
 
 } // namespace pages
 
-KERNEL_BOUNDS(pages_to_host, PagesParams, 128, 1) {
+KERNEL_BOUNDS(pages_to_host, PagesParams, 256, 1) {
     SHARED_DYNAMIC(smem);
-    u32 head_dim = p.head_dim;
-    pages::each(p, [=](const pages::Half& k, const pages::Half& v) {
-        pages::k_to_host(k, head_dim, (u32*)smem);
-        pages::v_to_host(v, head_dim);
-    });
+    pages::move<pages::ToHost>(p, (u32*)smem);
 }
-KERNEL_BOUNDS(pages_from_host, PagesParams, 128, 1) {
+KERNEL_BOUNDS(pages_from_host, PagesParams, 256, 1) {
     SHARED_DYNAMIC(smem);
-    u32 head_dim = p.head_dim;
-    pages::each(p, [=](const pages::Half& k, const pages::Half& v) {
-        pages::k_from_host(k, head_dim, (u32*)smem);
-        pages::v_from_host(v, head_dim);
-    });
+    pages::move<pages::FromHost>(p, (u32*)smem);
 }

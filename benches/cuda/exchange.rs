@@ -9,7 +9,7 @@ use tandem::device::kernels::exchange::{
     MoveRows, PageMoves, PublishArgs, PublishSource, convert_rows, pages_from_host, pages_to_host,
     publish_rows,
 };
-use tandem::device::{Buffer, DevPtr, Lane, PageMove};
+use tandem::device::{Buffer, DevPtr, Lane, LayerPages, PageMove};
 use tandem::tensor::Half;
 
 use crate::data;
@@ -128,15 +128,10 @@ pub fn pages(bench: &mut Bench) -> Result<()> {
         .map(|i| PageMove { device: n as u32 - 1 - i, host: i, tokens: PAGE_TOKENS as u32 })
         .collect();
     let host = rt.pinned(n * page * 2)?;
-    let args = |device: DevPtr| PageMoves {
-        device,
-        host: host.device(),
-        pages: &pages,
-        n_kv_heads: heads,
-        head_dim,
-    };
-    pages_to_host(&*rt, Lane::Compute, &args(device.ptr()))?;
-    pages_from_host(&*rt, Lane::Compute, &args(back.ptr()))?;
+    let both = [device.ptr(), back.ptr()].map(|device| [LayerPages { device, host: host.device() }]);
+    let args = |side: usize| PageMoves { layers: &both[side], pages: &pages, n_kv_heads: heads, head_dim };
+    pages_to_host(&*rt, Lane::Compute, &args(0))?;
+    pages_from_host(&*rt, Lane::Compute, &args(1))?;
     let mut bytes = vec![0; n * page * 2];
     rt.download(Lane::Compute, back.ptr(), &mut bytes)?;
     assert_eq!(bytes, data::bytes_of(&values), "pages came back otherwise");
@@ -148,5 +143,5 @@ pub fn pages(bench: &mut Bench) -> Result<()> {
         flops: 0.0,
         peak: None,
     };
-    bench.run(work, &mut |_| pages_to_host(&*rt, Lane::Compute, &args(device.ptr())))
+    bench.run(work, &mut |_| pages_to_host(&*rt, Lane::Compute, &args(0)))
 }

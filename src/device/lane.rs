@@ -14,4 +14,10 @@ pub enum Lane {
 impl Lane {
     /// All lanes.
     pub const ALL: [Lane; 3] = [Lane::Compute, Lane::HostToDevice, Lane::DeviceToHost];
+
+    /// Whether the lane's kernels go first where they and those of another lane wait for the same multiprocessors. Copy
+    /// lanes do: their few blocks wait for the link most of the time, and what computes waits for their results.
+    pub fn is_urgent(self) -> bool {
+        self != Lane::Compute
+    }
 }

@@ -12,7 +12,7 @@
 //! | [`Accelerator`], [`Shape`], [`Limits`], [`Workspace`], [`RowBytes`] | a transformer on an accelerator |
 //! | [`StepDesc`], [`StepSeq`], [`Attend`], [`Step`], [`StepContext`], [`SubBatch`], [`SubBatches`], [`RowSpan`] | one step |
 //! | [`LinearWeight`], [`LinearSource`], [`NormWeight`], [`UpWeight`], [`EmbedWeight`], [`LayerWeights`] | weights, by address |
-//! | [`Mailbox`], [`Publish`], [`Published`], [`PartialRows`], [`Residual`], [`PageMove`] | exchange of rows and pages with the host |
+//! | [`Mailbox`], [`Publish`], [`Published`], [`PartialRows`], [`Residual`], [`PageMove`], [`LayerPages`] | exchange of rows and pages with the host |
 //! | [`KernelNeeds`], [`load_kernels`], [`load_kernels_beside`] | loads kernels, while weights are read |
 //! | [`Clock`], [`Moment`], [`Rates`], [`Work`], [`uncount_waits`] | emulated time |
 //! | [`Turns`], [`Actor`] | threads that act in turn, for tests |
@@ -41,9 +41,9 @@ mod timed;
 mod turns;
 
 pub use accelerator::{
-    Accelerator, Attend, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext,
-    StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
+    Accelerator, Attend, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
+    NormWeight, PageMove, PartialRows, Publish, Published, Residual, RowBytes, RowSpan, Shape, Step,
+    StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
 };
 pub use clock::{Clock, CopySpans, Moment, Rates, Work, uncount_waits};
 pub use launches::Launches;

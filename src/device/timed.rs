@@ -17,8 +17,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::accelerator::{
-    Accelerator, Attend, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepContext, StepDesc, UpWeight,
+    Accelerator, Attend, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
+    NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepContext, StepDesc,
+    UpWeight,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -180,10 +181,11 @@ impl Timed {
         Work { flops: 4 * (pairs * shape.q_dim()) as u64, bytes: bytes as u64 }
     }
 
-    /// Seconds of moving pages between the device and `host`, which may also lie in the device's memory.
-    fn moved(&self, shape: &Shape, pages: usize, host: DevPtr, to_host: bool) -> f64 {
-        let bytes = pages * shape.page_bytes();
-        match (self.emulated.is_host(host), to_host) {
+    /// Seconds of moving pages of some layers between the device and the host's sides, which may also lie in the device's
+    /// memory.
+    fn moved(&self, shape: &Shape, layers: &[LayerPages], pages: usize, to_host: bool) -> f64 {
+        let bytes = layers.len() * pages * shape.page_bytes();
+        match (layers.iter().all(|l| self.emulated.is_host(l.host)), to_host) {
             (true, true) => self.rates().download(bytes),
             (true, false) => self.rates().upload(bytes),
             (false, _) => self.rates().device.seconds(memory(2 * bytes)),
@@ -373,23 +375,21 @@ impl Accelerator for Timed {
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()> {
-        self.emulated.elapse(lane, self.moved(shape, pages.len(), host, true))?;
-        self.inner.gather_pages(lane, shape, kv, pages, host)
+        self.emulated.elapse(lane, self.moved(shape, layers, pages.len(), true))?;
+        self.inner.gather_pages(lane, shape, layers, pages)
     }
 
     fn scatter_pages(
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()> {
-        self.emulated.elapse(lane, self.moved(shape, pages.len(), host, false))?;
-        self.inner.scatter_pages(lane, shape, kv, pages, host)
+        self.emulated.elapse(lane, self.moved(shape, layers, pages.len(), false))?;
+        self.inner.scatter_pages(lane, shape, layers, pages)
     }
 }

@@ -168,11 +168,8 @@ impl<'a> OpCosts<'a> {
         let bytes = self.link_bytes(op);
         match op.kind {
             Kind::PageOut { .. } | Kind::PageIn { .. } => {
-                // Whole requests are copied layer by layer.
-                let pages = op.reads.first().map_or(op.work.pages, |r| u64::from(r.span.end - r.span.start));
-                let copies = (op.work.pages / pages.max(1)).max(1);
-                copies as f64
-                    * self.costs.pages(direction, self.sequences * op.work.pages / copies, bytes / copies)
+                // Of whole requests, the pages of all layers in one launch.
+                self.costs.pages(direction, self.sequences * op.work.pages, bytes)
             }
             Kind::Stream { .. } => match self.placement.map(|p| p.staging) {
                 Some(Staging::Waited) => self.costs.stream_pageable(bytes),

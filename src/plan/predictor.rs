@@ -336,12 +336,12 @@ impl Predictor {
         moved.pages.iter().map(|&pages| self.page_seconds(costs, direction, pages)).sum()
     }
 
-    /// Pages of all layers with keys and values on the device: a copy for each.
+    /// Pages of all layers with keys and values on the device, in one launch.
     fn page_seconds(&self, costs: &dyn Costs, direction: Direction, pages: u64) -> f64 {
-        let layers = self.placement.layers.iter().filter(|l| l.kv == Side::Device).count();
-        match pages {
+        let layers = self.placement.layers.iter().filter(|l| l.kv == Side::Device).count() as u64;
+        match pages * layers {
             0 => 0.0,
-            n => layers as f64 * costs.pages(direction, n, n * PAGE_TOKENS as u64 * self.sizes.kv_token()),
+            n => costs.pages(direction, n, n * PAGE_TOKENS as u64 * self.sizes.kv_token()),
         }
     }
 }

@@ -39,22 +39,30 @@ typedef struct {
     abi_u32 epoch_add;
 } ReadyParams;
 
-// pages.cu: most pages of one launch
+// pages.cu: most pages of one launch, and most layers
 #define PAGES_MAX 128
+#define PAGES_LAYERS 64
 
-// pages.cu: a page and where it goes or comes from
+// pages.cu: a page and where it goes or comes from, in every layer
 typedef struct {
-    abi_u32 device;                // page of `device`
-    abi_u32 host;                  // page of `host`
+    abi_u32 device;                // page of the layer's `device`
+    abi_u32 host;                  // page of its `host`
     abi_u32 tokens;                // tokens that it holds, 1..=32: the places after them become zeros
 } PageItem;
 
-// pages.cu: pages of one layer between the device's layout and the host's. The list is part of the parameters, so
-// a launch needs no other memory and its list lives as long as it does
+// pages.cu: a layer's pages on both sides
 typedef struct {
     PTR(abi_u16) device;           // [page][kv_head]: K [32][head_dim], V [32][head_dim]
     PTR(abi_u16) host;             // [page][kv_head]: K [2][head_dim/2][16][2], V [16][head_dim][2] (tandem::cache)
+} PageLayer;
+
+// pages.cu: pages of some layers between the device's layout and the host's. The lists are part of the parameters, so
+// a launch needs no other memory and its lists live as long as it does
+typedef struct {
     abi_u32 n_kv_heads;
     abi_u32 head_dim;
-    PageItem pages[PAGES_MAX];     // as many as the launch has blocks
+    abi_u32 n_layers;
+    abi_u32 n_pages;
+    PageLayer layers[PAGES_LAYERS];
+    PageItem pages[PAGES_MAX];
 } PagesParams;

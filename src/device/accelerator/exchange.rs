@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::shape::Shape;
 use crate::cache::PAGE_TOKENS;
-use crate::device::runtime::Pinned;
+use crate::device::runtime::{DevPtr, Pinned};
 use crate::{Error, Result};
 
 /// Mapped pinned memory through which rows cross between device and host: queries, keys and values to the host,
@@ -61,6 +61,15 @@ pub struct Publish<'a> {
     pub epoch_add: u32,
     /// The parts of each row to publish.
     pub what: Published,
+}
+
+/// The pages of a layer on the device and on the host: where [`PageMove`]s take place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerPages {
+    /// Its pages on the device.
+    pub device: DevPtr,
+    /// Its pages in the host's layout ([`crate::cache`]), in device or mapped memory.
+    pub host: DevPtr,
 }
 
 /// A page that moves between a layer's pages on the device and on the host.

@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use self::desc::{Attend, StepDesc, StepSeq};
-pub use self::exchange::{Mailbox, PageMove, Publish, Published};
+pub use self::exchange::{LayerPages, Mailbox, PageMove, Publish, Published};
 pub use self::rows::StepRows;
 pub use self::shape::{Limits, Shape};
 pub use self::step::{Step, StepContext};
@@ -209,10 +209,10 @@ pub trait Accelerator: Send + Sync {
     /// a step of the same rows with [`Attend::UpTo`], in a workspace with another `partial`.
     fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
 
-    /// Copies pages of one layer (`kv`) to `host`, device or mapped memory, in the host's page layout
-    /// ([`crate::cache`]). Any lane will do: the call involves no step and no other memory, and the list may be dropped
-    /// at once. On a GPU this is a kernel even on a copy lane, because a copy engine could not convert between the
-    /// layouts.
+    /// Copies the same pages of each of these layers to their host's side, device or mapped memory, in the host's page
+    /// layout ([`crate::cache`]). Any lane will do: the call involves no step and no other memory, and the lists may be
+    /// dropped at once. On a GPU this is a kernel even on a copy lane, because a copy engine could not convert between
+    /// the layouts.
     ///
     /// # Errors
     /// [`crate::Error::Usage`] for a token count that no page has, or a page that is written twice; the runtime's error
@@ -221,9 +221,8 @@ pub trait Accelerator: Send + Sync {
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()>;
 
     /// The inverse of [`Accelerator::gather_pages`].
@@ -234,8 +233,7 @@ pub trait Accelerator: Send + Sync {
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()>;
 }

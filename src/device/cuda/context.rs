@@ -93,12 +93,19 @@ impl Context {
             lost: OnceLock::new(),
         };
         this.bind()?;
+        // The least urgent is every stream's default; both are 0 on a device that knows no priorities.
+        let (mut normal, mut urgent) = (0, 0);
+        // SAFETY: the context is current; the numbers outlive the call.
+        this.check("priorities of lanes", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut normal, &mut urgent)
+        })?;
         for lane in Lane::ALL {
             let mut stream = std::ptr::null_mut();
             // Non-blocking, so that other users of the legacy stream in this process do not synchronise with us.
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            let priority = if lane.is_urgent() { urgent } else { normal };
             // SAFETY: the context is current; the handle outlives the call.
-            this.check("a lane", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+            this.check("a lane", unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags, priority) })?;
             this.handles.streams[lane as usize] = stream;
         }
         Ok(this)

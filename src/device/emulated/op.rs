@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::ops::pages::PageShape;
 use super::program::{self, OwnedLaunch};
 use crate::Result;
-use crate::device::accelerator::PageMove;
+use crate::device::accelerator::{LayerPages, PageMove};
 use crate::device::runtime::{DevPtr, Pinned};
 
 /// Bytes of the device's (or of pinned) memory.
@@ -73,13 +73,11 @@ impl Deref for Spans<'_> {
     }
 }
 
-/// Pages of one layer, from the device's layout to the host's or back.
+/// Pages of some layers, from the device's layout to the host's or back.
 #[derive(Debug, Clone)]
 pub(super) struct PageMoves {
     pub page: PageShape,
-    pub kv: DevPtr,
-    /// Address of the pages in the host's layout.
-    pub host: DevPtr,
+    pub layers: Arc<[LayerPages]>,
     pub pages: Arc<[PageMove]>,
     pub to_host: bool,
 }
@@ -89,17 +87,21 @@ impl PageMoves {
         2 * self.page.len()
     }
 
-    /// The page's spans on the device and on the host.
-    fn spans(&self, page: &PageMove) -> [Span; 2] {
-        [(self.kv, page.device), (self.host, page.host)]
-            .map(|(base, id)| Span::new(base.add(id as usize * self.bytes()), self.bytes()))
+    /// Each page of each layer, with its spans on the device and on the host.
+    fn each(&self) -> impl Iterator<Item = (&PageMove, [Span; 2])> {
+        let span = |base: DevPtr, id: u32| Span::new(base.add(id as usize * self.bytes()), self.bytes());
+        let of = move |l: &LayerPages| {
+            let l = *l;
+            self.pages.iter().map(move |p| (p, [span(l.device, p.device), span(l.host, p.host)]))
+        };
+        self.layers.iter().flat_map(of)
     }
 
     /// # Safety
     /// As [`Op::run`], for the spans of all pages.
     unsafe fn run(&self) {
-        for page in self.pages.iter() {
-            let [device, host] = self.spans(page).map(|s| s.ptr.0 as *mut u16);
+        for (page, spans) in self.each() {
+            let [device, host] = spans.map(|s| s.ptr.0 as *mut u16);
             self.page.each(|token, d, h| {
                 let there = token < page.tokens as usize;
                 // SAFETY: both indices are below the page's elements; both pages were found allocated when this was
@@ -209,7 +211,7 @@ impl Op {
             Op::Uses { reads, writes, .. } => (Spans::All(reads), Spans::All(writes)),
             Op::Pages(p) => {
                 let [device, host] =
-                    [0, 1].map(|side| Spans::Many(p.pages.iter().map(|page| p.spans(page)[side]).collect()));
+                    [0, 1].map(|side| Spans::Many(p.each().map(|(_, spans)| spans[side]).collect()));
                 if p.to_host { (device, host) } else { (host, device) }
             }
             Op::Copy { dst, src, len } => (span(src, *len), span(dst, *len)),

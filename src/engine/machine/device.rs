@@ -10,9 +10,9 @@ use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{self, PAGE_TOKENS};
 use crate::device::{
-    Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Pinned, Publish, Published, Residual, RowBytes, Runtime, Shape, Step, StepContext,
-    Workspace,
+    Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LayerPages, LayerWeights, Limits, LinearWeight, Mailbox,
+    NormWeight, PageMove, PartialRows, Pinned, Publish, Published, Residual, RowBytes, Runtime, Shape, Step,
+    StepContext, Workspace,
 };
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
 use crate::program::{Kind, Op, Part, Sublayer, Unit};
@@ -359,7 +359,8 @@ impl DeviceHalf {
         let layer = op.layer.unwrap_or_default() as usize;
         let pinned = if self.kv[layer].is_some() { &self.far_pages } else { &self.host_pages };
         let (memory, layer_bytes) = pinned.as_ref().expect("pinned pages were planned");
-        self.copy(op, self.pages(layer, slot), &moves, memory.device().add(place * layer_bytes))
+        let host = memory.device().add(place * layer_bytes);
+        self.copy(op, &[LayerPages { device: self.pages(layer, slot), host }], &moves)
     }
 
     /// Copies pages that change sides, in all layers that keep keys and values on the device.
@@ -369,17 +370,21 @@ impl DeviceHalf {
             .map(|m| PageMove { device: m.device, host: m.host, tokens: m.tokens as u32 })
             .collect();
         let (memory, layer_bytes) = self.far_pages.as_ref().expect("pinned pages were planned");
-        for (place, &kv) in self.kv.iter().flatten().enumerate() {
-            self.copy(op, kv, &moves, memory.device().add(place * layer_bytes))?;
-        }
-        Ok(())
+        let layers: Vec<LayerPages> = self
+            .kv
+            .iter()
+            .flatten()
+            .enumerate()
+            .map(|(place, &device)| LayerPages { device, host: memory.device().add(place * layer_bytes) })
+            .collect();
+        self.copy(op, &layers, &moves)
     }
 
-    fn copy(&self, op: &Op, here: DevPtr, moves: &[PageMove], host: DevPtr) -> Result<()> {
+    fn copy(&self, op: &Op, layers: &[LayerPages], moves: &[PageMove]) -> Result<()> {
         let lane = lane(op.unit);
         match op.kind {
-            Kind::PageOut { .. } => self.accel.gather_pages(lane, &self.shape, here, moves, host),
-            _ => self.accel.scatter_pages(lane, &self.shape, here, moves, host),
+            Kind::PageOut { .. } => self.accel.gather_pages(lane, &self.shape, layers, moves),
+            _ => self.accel.scatter_pages(lane, &self.shape, layers, moves),
         }
     }
 }

@@ -8,8 +8,8 @@ use super::{Subject, walk};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, NormWeight,
-    PageMove, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerPages, LayerWeights, Limits, LinearWeight,
+    NormWeight, PageMove, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
 };
 use crate::engine::{LayerLayout, Upload, activation_type, host_pages, linear_shapes, separate_gate_up};
 use crate::profile::limits::device_time;
@@ -267,12 +267,13 @@ impl<'a> Rig<'a> {
         let host = host_pages(&**runtime, self.subject.pool, pages * bytes)?;
         let moves: Vec<PageMove> =
             (0..pages as u32).map(|p| PageMove { device: p, host: p, tokens: PAGE_TOKENS as u32 }).collect();
-        let (accel, shape, kv) = (self.accel, &self.shape, self.kv.ptr());
+        let (accel, shape) = (self.accel, &self.shape);
+        let layers = [LayerPages { device: self.kv.ptr(), host: host.device() }];
         let lane = if out { Lane::DeviceToHost } else { Lane::HostToDevice };
         let run = || {
             device_time(runtime, lane, || match out {
-                true => accel.gather_pages(lane, shape, kv, &moves, host.device()),
-                false => accel.scatter_pages(lane, shape, kv, &moves, host.device()),
+                true => accel.gather_pages(lane, shape, &layers, &moves),
+                false => accel.scatter_pages(lane, shape, &layers, &moves),
             })
         };
         Ok(sample(self.subject.effort, run)?.typical())

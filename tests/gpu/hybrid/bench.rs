@@ -9,9 +9,9 @@ use crate::support::gpu::{self, Rng};
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight,
-    Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape, Step, StepContext, StepDesc,
-    StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource,
+    LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape, Step,
+    StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
 };
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};
@@ -269,6 +269,11 @@ impl Bench {
 
     pub fn pages(&self) -> Vec<u16> {
         u16s(&self.download(self.kv, PAGES * self.shape.page_bytes()))
+    }
+
+    /// The layer's pages, and `host` as their other side.
+    pub fn pages_at(&self, host: DevPtr) -> LayerPages {
+        LayerPages { device: self.kv, host }
     }
 
     pub fn page_shape(&self) -> PageShape {

@@ -3,7 +3,8 @@
 use super::bench::*;
 use crate::support::fake_driver::count;
 use crate::support::gpu::is_stand_in;
-use tandem::device::{Attend, Residual, StepDesc, StepSeq};
+use tandem::device::kernels::exchange::most_blocks;
+use tandem::device::{Attend, Lane, LayerPages, PageMove, Residual, StepDesc, StepSeq};
 use tandem::program::Launches;
 
 #[test]
@@ -38,4 +39,41 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
         launched("argmax", Launches::PICK, &|| a.argmax(&cx, cx.all()).unwrap());
         b.rt.synchronize_all().unwrap();
     });
+}
+
+/// Pages of many layers move in one launch of few blocks, on streams that go before the one that computes.
+#[test]
+fn page_moves_leave_the_multiprocessors_to_the_products() {
+    each(|_, b| {
+        if !is_stand_in(&b.rt.info().name) {
+            return;
+        }
+        assert_eq!(
+            (count("urgent streams"), count("normal streams")),
+            (2, 1),
+            "lanes that copy, lanes that compute"
+        );
+        let bytes = b.shape.page_bytes();
+        let host = b.rt.pinned(40 * bytes).unwrap();
+        // As many layers and pages as the little memory has: each page is a layer, and there are 40 on the host.
+        let layers: Vec<LayerPages> = (0..40)
+            .map(|l| LayerPages { device: b.kv.add(l % PAGES * bytes), host: host.device().add(l * bytes) })
+            .collect();
+        let pages = [PageMove { device: 0, host: 0, tokens: 32 }];
+        let (launches, urgent) = (count("cuLaunchKernel"), count("urgent launches"));
+        b.accel.gather_pages(Lane::DeviceToHost, &b.shape, &layers, &pages).unwrap();
+        assert_eq!((count("cuLaunchKernel") - launches, count("urgent launches") - urgent), (1, 1));
+        let (most, limit) =
+            (count("most blocks of an urgent launch"), most_blocks(b.rt.info().multiprocessors));
+        assert_eq!(most as usize, limit, "of {} there is work for", 40 * b.shape.n_kv_heads);
+        assert!(limit <= 16 && limit <= (b.rt.info().multiprocessors as usize / 8).max(4));
+        b.rt.synchronize_all().unwrap();
+    });
+}
+
+#[test]
+fn moves_take_an_eighth_of_the_multiprocessors() {
+    // A small one, a laptop's 4060, T4, A10, H100.
+    let blocks = [8, 24, 40, 72, 132].map(most_blocks);
+    assert_eq!(blocks, [4, 4, 5, 9, 16]);
 }

@@ -34,7 +34,7 @@ typedef struct Node {
 
 typedef struct Work Work;
 typedef struct Stream {
-    int id, blocking, capturing, mode, invalidated;
+    int id, blocking, urgent, capturing, mode, invalidated;
     pthread_t owner;
     uint64_t given, done; /* numbers of the latest piece of work enqueued, and of the latest that counts as done */
     uint64_t wanted;      /* somebody waits for this number */

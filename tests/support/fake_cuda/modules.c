@@ -92,6 +92,11 @@ Result cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsign
     ENQUEUE(s);
     if (!f || !params || extra || !gx || !gy || !gz || !bx || !by || !bz || shared > f->shared) return INVALID_VALUE;
     if (!s->capturing) launched++;
+    if (s->urgent) {
+        int *most = count("most blocks of an urgent launch"), blocks = gx * gy * gz;
+        ++*count("urgent launches");
+        if (blocks > *most) *most = blocks;
+    }
     Work w = {.kind = KERNEL, .function = f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .params = params_of(f->name)};
     w.staged = malloc(w.params + 1);
     memcpy(w.staged, params[0], w.params);

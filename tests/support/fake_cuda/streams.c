@@ -1,11 +1,20 @@
 /* streams.c    streams, and events: a position in a stream, a new one each time it is recorded */
 #include "fake.h"
 
-Result cuStreamCreate(Stream** out, unsigned flags) {
+/* As on every GPU since 2016: 0 is a stream's own, -5 goes first. The driver takes a number outside for the nearest one. */
+enum { LEAST = 0, GREATEST = -5 };
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    IN_CONTEXT;
+    if (least) *least = LEAST;
+    if (greatest) *greatest = GREATEST;
+    return 0;
+}
+Result cuStreamCreateWithPriority(Stream** out, unsigned flags, int priority) {
     UNSAFE;
     if (flags > 1 || n_streams == STREAMS) return INVALID_VALUE;
     Stream* s = calloc(1, sizeof *s);
-    s->id = n_streams, s->blocking = !flags;
+    s->id = n_streams, s->blocking = !flags, s->urgent = priority <= GREATEST;
+    ++*count(s->urgent ? "urgent streams" : priority >= LEAST ? "normal streams" : "streams between");
     streams[n_streams++] = s;
     *out = keep(s, 1, "stream");
     return 0;

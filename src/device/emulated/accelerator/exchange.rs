@@ -5,11 +5,10 @@ use std::ops::Range;
 use super::EmulatedAccelerator;
 use super::qkv::check_mailbox;
 use crate::Result;
-use crate::device::accelerator::{Mailbox, PageMove, Shape, StepContext};
+use crate::device::accelerator::{LayerPages, Mailbox, PageMove, Shape, StepContext};
 use crate::device::emulated::op::PageMoves;
 use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::pages::PageShape;
-use crate::device::runtime::DevPtr;
 
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
 pub(super) fn collect(
@@ -44,15 +43,14 @@ pub(super) fn collect(
     })
 }
 
-/// The pages of a layer that move, with both addresses.
+/// The pages that move, of the model's shape.
 pub(super) fn page_moves(
     shape: &Shape,
-    kv: DevPtr,
+    layers: &[LayerPages],
     pages: &[PageMove],
-    host: DevPtr,
     to_host: bool,
 ) -> Result<PageMoves> {
     PageMove::check(pages, to_host)?;
     let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
-    Ok(PageMoves { page, kv, host, pages: pages.into(), to_host })
+    Ok(PageMoves { page, layers: layers.into(), pages: pages.into(), to_host })
 }

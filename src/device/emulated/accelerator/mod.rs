@@ -28,8 +28,8 @@ use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
-    Accelerator, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
+    Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -254,21 +254,19 @@ impl Accelerator for EmulatedAccelerator {
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()> {
-        self.emulated.move_pages(lane, exchange::page_moves(shape, kv, pages, host, true)?)
+        self.emulated.move_pages(lane, exchange::page_moves(shape, layers, pages, true)?)
     }
 
     fn scatter_pages(
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()> {
-        self.emulated.move_pages(lane, exchange::page_moves(shape, kv, pages, host, false)?)
+        self.emulated.move_pages(lane, exchange::page_moves(shape, layers, pages, false)?)
     }
 }

@@ -6,7 +6,7 @@ use super::super::exchange::{MoveRows, PageMoves, convert_rows};
 use super::lists::lists;
 use super::qkv::check_mailbox;
 use crate::Result;
-use crate::device::accelerator::{Mailbox, PageMove, Shape, StepContext};
+use crate::device::accelerator::{LayerPages, Mailbox, PageMove, Shape, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};
 
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
@@ -37,12 +37,11 @@ pub(super) fn collect(
     convert_rows(rt, cx.lane, &args, q, cx.shape.act)
 }
 
-/// The pages of a layer that move, with both addresses.
+/// The pages that move, of the model's shape.
 pub(super) fn page_moves<'a>(
     shape: &Shape,
-    kv: DevPtr,
+    layers: &'a [LayerPages],
     pages: &'a [PageMove],
-    host: DevPtr,
 ) -> PageMoves<'a> {
-    PageMoves { device: kv, host, pages, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
+    PageMoves { layers, pages, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
 }

@@ -23,8 +23,8 @@ use self::scratch::{Scratch, attention_shape};
 use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use crate::device::accelerator::{
-    Accelerator, EmbedWeight, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight,
-    PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
+    Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -251,25 +251,23 @@ impl Accelerator for KernelAccelerator {
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()> {
         PageMove::check(pages, true)?;
-        uses::declare_moves(self.rt(), lane, shape, kv, pages, host, true)?;
-        pages_to_host(self.rt(), lane, &exchange::page_moves(shape, kv, pages, host))
+        uses::declare_moves(self.rt(), lane, shape, layers, pages, true)?;
+        pages_to_host(self.rt(), lane, &exchange::page_moves(shape, layers, pages))
     }
 
     fn scatter_pages(
         &self,
         lane: Lane,
         shape: &Shape,
-        kv: DevPtr,
+        layers: &[LayerPages],
         pages: &[PageMove],
-        host: DevPtr,
     ) -> Result<()> {
         PageMove::check(pages, false)?;
-        uses::declare_moves(self.rt(), lane, shape, kv, pages, host, false)?;
-        pages_from_host(self.rt(), lane, &exchange::page_moves(shape, kv, pages, host))
+        uses::declare_moves(self.rt(), lane, shape, layers, pages, false)?;
+        pages_from_host(self.rt(), lane, &exchange::page_moves(shape, layers, pages))
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::lists::{SeqPages, lists};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
-use crate::device::accelerator::{Attend, PageMove, Shape, StepContext, StepDesc};
+use crate::device::accelerator::{Attend, LayerPages, PageMove, Shape, StepContext, StepDesc};
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 
 /// The pages of a step, if the runtime watches memory; else empty.
@@ -66,24 +66,24 @@ pub(super) fn declare(
     }
 }
 
-/// Declares the pages of a layer that are copied between host and device.
+/// Declares the pages that are copied between host and device.
 pub(super) fn declare_moves(
     rt: &dyn Runtime,
     lane: Lane,
     shape: &Shape,
-    kv: DevPtr,
+    layers: &[LayerPages],
     pages: &[PageMove],
-    host: DevPtr,
     to_host: bool,
 ) -> Result<()> {
     if !rt.watches() || pages.is_empty() {
         return Ok(());
     }
     let bytes = shape.page_bytes();
-    let spans = |base: DevPtr, id: fn(&PageMove) -> u32| -> Vec<(DevPtr, usize)> {
-        pages.iter().map(|p| (base.add(id(p) as usize * bytes), bytes)).collect()
+    let spans = |base: fn(&LayerPages) -> DevPtr, id: fn(&PageMove) -> u32| -> Vec<(DevPtr, usize)> {
+        let of = |l| pages.iter().map(move |p| (base(l).add(id(p) as usize * bytes), bytes));
+        layers.iter().flat_map(of).collect()
     };
-    let (device, host) = (spans(kv, |p| p.device), spans(host, |p| p.host));
+    let (device, host) = (spans(|l| l.device, |p| p.device), spans(|l| l.host, |p| p.host));
     match to_host {
         true => rt.declare(lane, "a copy of pages to the host", &device, &host),
         false => rt.declare(lane, "a copy of pages to the device", &host, &device),

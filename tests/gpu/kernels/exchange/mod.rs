@@ -17,7 +17,7 @@ use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;
-use tandem::device::{DevPtr, PageMove, Pinned, Runtime};
+use tandem::device::{DevPtr, LayerPages, PageMove, Pinned, Runtime};
 use tandem::model::{QkNorm, RopePairing};
 use tandem::tensor::Half;
 

@@ -106,9 +106,9 @@ pub fn check(
     let memory = rt.pinned((n + 2) * page_len * 2).expect("pinned memory");
     // SAFETY: nothing is in flight that touches it.
     unsafe { memory.host().write_bytes(CANARY, memory.len()) };
+    let host = if mapped_memory { memory.device() } else { staging.ptr() };
     let args = PageMoves {
-        device: device_kv.ptr(),
-        host: if mapped_memory { memory.device() } else { staging.ptr() },
+        layers: &[LayerPages { device: device_kv.ptr(), host }],
         pages: &held,
         n_kv_heads: heads,
         head_dim: hd,
@@ -129,7 +129,7 @@ pub fn check(
 
     // Back to other memory, all places of a page: zeros were stored for what is not there.
     let back = Output::new(rt, (n + 2) * page_len * 2);
-    let args = PageMoves { device: back.ptr(), pages: &whole, ..args };
+    let args = PageMoves { layers: &[LayerPages { device: back.ptr(), host }], pages: &whole, ..args };
     pages_from_host(&**rt, LANE, &args).expect("launch");
     let mut want = vec![0xffffu16; (n + 2) * page_len];
     for (i, (page, _)) in pages.ids.iter().enumerate().skip(1) {
@@ -178,21 +178,53 @@ fn more_pages_than_a_launch_lists_move_in_several() {
             .collect();
         let device_kv = upload(&rt, &device);
         let (out, back) = (Output::new(&rt, n * page_len * 2), Output::new(&rt, n * page_len * 2));
-        let args = PageMoves {
-            device: device_kv.ptr(),
-            host: out.ptr(),
-            pages: &pages,
-            n_kv_heads: 1,
-            head_dim: hd,
-        };
+        let there = |device: DevPtr| [LayerPages { device, host: out.ptr() }];
+        let args = PageMoves { layers: &there(device_kv.ptr()), pages: &pages, n_kv_heads: 1, head_dim: hd };
         pages_to_host(&*rt, LANE, &args).expect("launch");
-        pages_from_host(&*rt, LANE, &PageMoves { device: back.ptr(), ..args }).expect("launch");
+        pages_from_host(&*rt, LANE, &PageMoves { layers: &there(back.ptr()), ..args }).expect("launch");
         assert!(back.u16() == device, "pages came back otherwise");
         // Each where it was sent: its first key is where the layouts agree.
         let out = out.u16();
         for p in &pages {
             let (there, here) = (p.host as usize * page_len, p.device as usize * page_len);
             assert_eq!(out[there], device[here], "page {}", p.device);
+        }
+    }
+}
+
+/// A launch takes so many layers; blocks walk over layers, pages and heads.
+#[test]
+fn pages_of_more_layers_than_a_launch_takes() {
+    for rt in gpu::runtimes() {
+        let (n, hd, heads, held) = (70usize, 32, 3, 3);
+        let page_len = heads * 2 * PAGE_TOKENS * hd;
+        let mut rng = Rng::new(9);
+        let device: Vec<u16> = (0..n * held * page_len).map(|_| rng.next_u64() as u16).collect();
+        let pages = [0, 2].map(|device| PageMove { device, host: 2 - device, tokens: PAGE_TOKENS as u32 });
+        let (from, back) = (upload(&rt, &device), Output::new(&rt, device.len() * 2));
+        let out = Output::new(&rt, device.len() * 2);
+        let order = shuffled(&mut rng, n);
+        let layers = |device: DevPtr| -> Vec<LayerPages> {
+            let at = |base: DevPtr, layer: usize| base.add(layer * held * page_len * 2);
+            (0..n)
+                .map(|l| LayerPages { device: at(device, l), host: at(out.ptr(), order[l] as usize) })
+                .collect()
+        };
+        let (there, here) = (layers(from.ptr()), layers(back.ptr()));
+        let args = PageMoves { layers: &there, pages: &pages, n_kv_heads: heads, head_dim: hd };
+        pages_to_host(&*rt, LANE, &args).expect("launch");
+        pages_from_host(&*rt, LANE, &PageMoves { layers: &here, ..args }).expect("launch");
+        let (out, back) = (out.u16(), back.u16());
+        for l in 0..n {
+            for (page, wanted) in [(0, true), (1, false), (2, true)] {
+                let at = (l * held + page) * page_len;
+                let same = back[at..at + page_len] == device[at..at + page_len];
+                let untouched = back[at..at + page_len].iter().all(|&x| x == 0xffff);
+                assert!(if wanted { same } else { untouched }, "layer {l}, page {page}");
+                // Its first key is where the layouts agree.
+                let there = (order[l] as usize * held + 2 - page) * page_len;
+                assert_eq!(out[there], if wanted { device[at] } else { 0xffff }, "layer {l}, page {page}");
+            }
         }
     }
 }
