@@ -117,7 +117,13 @@ fn decode(slots: std::ops::Range<u32>, kv: Kv) -> Vec<Group> {
 
 /// A thousand rows, shared between the sides in each way.
 fn steps() -> Vec<(&'static str, Iteration)> {
-    let of = |flow, sub_batches: Vec<SubBatch>| Iteration { sub_batches, moves: vec![], flow, pick: true };
+    let of = |flow, sub_batches: Vec<SubBatch>| Iteration {
+        sub_batches,
+        moves: vec![],
+        flow,
+        pick: true,
+        top: false,
+    };
     let first = |device: u32, host: u32| {
         let prompts = vec![
             group(2000, Phase::Prefill, 0, 50, Kv::Host),

@@ -52,9 +52,9 @@ DEVICE u32 half_page(u32 head_dim) { return TOKENS * head_dim; }
 
 DEVICE Place place_of(const PagesParams& p, u32 i) {
     u32 head = i % p.n_kv_heads, page = i / p.n_kv_heads % p.n_pages, layer = i / p.n_kv_heads / p.n_pages;
-    u64 bytes = 2 * half_page(p.head_dim);
-    return Place{p.layers[layer].device + ((u64)p.pages[page].device * p.n_kv_heads + head) * bytes,
-                 p.layers[layer].host + ((u64)p.pages[page].host * p.n_kv_heads + head) * bytes, p.pages[page].tokens};
+    u64 elements = 2 * half_page(p.head_dim);
+    return Place{p.layers[layer].device + ((u64)p.pages[page].device * p.n_kv_heads + head) * elements,
+                 p.layers[layer].host + ((u64)p.pages[page].host * p.n_kv_heads + head) * elements, p.pages[page].tokens};
 }
 
 // Where, in the shared transpose, the four words of host piece `i` of K lie: four tokens of one pair of dims.

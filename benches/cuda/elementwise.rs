@@ -3,10 +3,10 @@
 use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
 use tandem::device::kernels::elementwise::{
-    Activate, Activation, Embed, LogitsReduce, NormRows, RopeAppend, activate, embed, logits_reduce,
-    logits_workspace_bytes, norm, rope_append,
+    Activate, Activation, Embed, LogitsReduce, NormRows, RopeAppend, TopK, activate, embed, logits_reduce,
+    logits_top_k, logits_workspace_bytes, norm, rope_append,
 };
-use tandem::device::{Buffer, DevPtr, Lane, NormWeight};
+use tandem::device::{Buffer, DevPtr, Lane, NormWeight, TOP_BYTES, TOP_K, top_of};
 use tandem::model::{Ffn, Norm, QkNorm, RopePairing};
 use tandem::tensor::{DType, Half};
 
@@ -122,6 +122,50 @@ pub fn logits(bench: &mut Bench) -> Result<()> {
             kernel: "logits_spans".into(),
             shape: name,
             bytes: (rows * vocab * 4) as f64,
+            flops: 0.0,
+            peak: None,
+        };
+        bench.run(work, &mut launch)?;
+    }
+    Ok(())
+}
+
+/// What sampling needs of each row.
+pub fn top_k(bench: &mut Bench) -> Result<()> {
+    let (rows, vocab): (&[usize], usize) = if bench.test { (&[2], 3000) } else { (&[1, 64], 128_256) };
+    for &rows in rows {
+        let name = format!("top {TOP_K} rows={rows} vocab={vocab}");
+        if !bench.wants("logits", "logits_top_k", &name) || !bench.rt.has_kernel("logits_top_k") {
+            continue;
+        }
+        let (values, factors) = (floats(rows * vocab, 5), vec![1.25; rows]);
+        let rt = bench.rt.clone();
+        let copies = (0..bench.copies(values.len() * 4))
+            .map(|_| Buffer::from_bytes(&rt, Lane::Compute, data::bytes_of(&values)))
+            .collect::<Result<Vec<_>>>()?;
+        let out = Buffer::new(&rt, rows * TOP_BYTES)?;
+        let mut launch = |i: usize| {
+            let logits = copies[i % copies.len()].ptr();
+            logits_top_k(
+                &*rt,
+                Lane::Compute,
+                &TopK { logits, out: out.ptr(), factors: &factors, vocab, ld: vocab },
+            )
+        };
+        launch(0)?;
+        let mut bytes = vec![0; rows * TOP_BYTES];
+        rt.download(Lane::Compute, out.ptr(), &mut bytes)?;
+        for (row, bytes) in bytes.chunks_exact(TOP_BYTES).enumerate() {
+            let all = &values[row * vocab..(row + 1) * vocab];
+            let mut want: Vec<(f32, u32)> = all.iter().copied().zip(0..).collect();
+            want.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            assert!(top_of(bytes, vocab).0 == want[..TOP_K], "top k: row {row}");
+        }
+        let work = Work {
+            family: "logits",
+            kernel: "logits_top_k".into(),
+            shape: name,
+            bytes: (rows * vocab * 4) as f64, // the second time from the level-two cache
             flops: 0.0,
             peak: None,
         };

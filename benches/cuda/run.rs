@@ -101,6 +101,7 @@ fn measure(rt: Arc<dyn Runtime>, asked: &Asked) -> Result<()> {
     exchange::pages(&mut bench)?;
     elementwise::norms(&mut bench)?;
     elementwise::logits(&mut bench)?;
+    elementwise::top_k(&mut bench)?;
     elementwise::embeddings(&mut bench)?;
     elementwise::rope(&mut bench)?;
     elementwise::activations(&mut bench)?;

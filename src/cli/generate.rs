@@ -11,7 +11,8 @@ pub(super) mod variables;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tandem::engine::{Engine, Input, Logits, SeqId};
+use tandem::device::TOP_K;
+use tandem::engine::{Engine, Input, Logits, SeqId, StepPlan};
 use tandem::text::{Message, NO_TOKEN_LEFT, Sampler, Tokenizer, logprobs};
 use tandem::{Error, atomic_file};
 
@@ -263,6 +264,8 @@ enum Next {
     Logits(Vec<f32>),
     /// The likeliest token, already chosen.
     Token(u32),
+    /// The only row of the engine's last step.
+    Row,
 }
 
 /// The generation of one answer.
@@ -280,13 +283,21 @@ impl Generation<'_> {
     }
 
     /// Takes the next token and records its log-probability if requested.
-    fn take(&mut self, next: Next, history: &[u32]) -> tandem::Result<u32> {
+    fn take(&mut self, engine: &mut Engine, next: Next, history: &[u32]) -> tandem::Result<u32> {
+        let nothing = || Error::Run(NO_TOKEN_LEFT.into());
         let mut logits = match next {
             Next::Token(id) => return Ok(id),
+            Next::Row => {
+                if let Some(id) = engine.top(0).and_then(|top| self.sampler.choose_among(top)) {
+                    return Ok(id);
+                }
+                let logits = engine.logits_row(0)?;
+                check_numbers(logits)?;
+                return self.sampler.choose(logits, history).ok_or_else(nothing);
+            }
             Next::Logits(logits) => logits,
         };
         check_numbers(&logits)?;
-        let nothing = || Error::Run(NO_TOKEN_LEFT.into());
         let Some(k) = self.args.logprobs else {
             return self.sampler.choose(&mut logits, history).ok_or_else(nothing);
         };
@@ -314,7 +325,7 @@ impl Generation<'_> {
             if self.answer.tokens.len() >= most {
                 break "length";
             }
-            let id = self.take(next, &history)?;
+            let id = self.take(engine, next, &history)?;
             history.push(id);
             seen();
             let piece = self.answer.push(id);
@@ -331,6 +342,9 @@ impl Generation<'_> {
             let input = [Input { seq, tokens: &[id], logits: Logits::Last }];
             next = if self.is_greedy() {
                 Next::Token(engine.forward_greedy(&input)?[0])
+            } else if self.args.logprobs.is_none() {
+                engine.forward_tops(&input, &[self.sampler.top_factor(TOP_K)], &StepPlan::ONE)?;
+                Next::Row
             } else {
                 Next::Logits(engine.forward(&input)?.to_vec())
             };

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::accelerator::{
     Accelerator, Attend, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
     NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepContext, StepDesc,
-    UpWeight,
+    UpWeight, Workspace,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -355,6 +355,13 @@ impl Accelerator for Timed {
     fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         let work = [activations(4 * cx.step.lists.logits_in(&rows).len() * cx.shape.vocab)];
         self.computed(cx, work, Launches::PICK, |accel, cx| accel.argmax(cx, rows))
+    }
+
+    fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()> {
+        // Logits are read twice.
+        let work = activations(2 * 4 * factors.len() * shape.vocab);
+        self.emulated.elapse(lane, self.rates().device_operation(work, Launches::TOP))?;
+        self.inner.top(lane, shape, ws, factors)
     }
 
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {

@@ -93,6 +93,7 @@ pub(super) fn iterations<'a>(
                 moves: if i == 0 { Moved::all_of_iteration(moved) } else { Vec::new() },
                 flow: plan.flow,
                 pick,
+                top: false,
             },
             rows,
         )

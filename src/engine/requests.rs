@@ -17,6 +17,7 @@ mod step;
 use super::seq_id::SeqId;
 use super::sequences::Engine;
 use crate::cache::KvGeometry;
+use crate::device::TOP_K;
 use crate::program::{Flow, RequestId, Side};
 use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Slots, Strategy, Targets, Untimed};
 use crate::text::{Sampler, SamplerParams};
@@ -98,6 +99,11 @@ impl Live {
     /// Whether it needs only the likeliest token.
     fn is_greedy(&self) -> bool {
         self.sampler.params().is_greedy()
+    }
+
+    /// What the likeliest tokens are asked for with, if they may be enough.
+    fn top_factor(&self) -> Option<f32> {
+        self.sampler.top_factor(TOP_K)
     }
 }
 

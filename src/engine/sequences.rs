@@ -15,6 +15,7 @@ use crate::device::{Accelerator, Clock};
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Flow, RequestId, Side};
 use crate::sched::Slots;
+use crate::text::Top;
 use crate::timeline::Timeline;
 use crate::{Error, Result};
 
@@ -280,7 +281,7 @@ impl Engine {
     /// If a token is outside the vocabulary, a sequence has ended, would outgrow its context or is named twice, there
     /// are no free pages, or the device has failed. No sequence has changed then.
     pub fn forward(&mut self, inputs: &[Input<'_>]) -> Result<&[f32]> {
-        self.step(inputs, false, &StepPlan::ONE)?;
+        self.step(inputs, false, &[], &StepPlan::ONE)?;
         Ok(self.machine.logits())
     }
 
@@ -300,8 +301,44 @@ impl Engine {
     /// pages or is not supported by the engine ([`Engine::swap`]). A sequence whose copies had to end first to make
     /// room stays at its new place.
     pub fn forward_plan(&mut self, inputs: &[Input<'_>], plan: &StepPlan<'_>) -> Result<&[f32]> {
-        self.step(inputs, false, plan)?;
+        self.step(inputs, false, &[], plan)?;
         Ok(self.machine.logits())
+    }
+
+    /// As [`Engine::forward_plan`], for rows from which tokens are drawn: logits stay on the device that computes them, and
+    /// what most draws need of each row comes back, [`Engine::top`]. `factors` has the factor of its sum
+    /// ([`crate::text::Sampler::top_factor`]) for each row that wants logits, or `None` where the whole row is needed.
+    ///
+    /// # Errors
+    /// As [`Engine::forward_plan`].
+    ///
+    /// # Panics
+    /// If there are not as many factors as rows that want logits.
+    pub fn forward_tops(
+        &mut self,
+        inputs: &[Input<'_>],
+        factors: &[Option<f32>],
+        plan: &StepPlan<'_>,
+    ) -> Result<()> {
+        self.step(inputs, false, factors, plan)
+    }
+
+    /// Whether logits can stay on a device that computes them ([`Engine::forward_tops`]).
+    pub fn gives_tops(&self) -> bool {
+        self.machine.gives_tops()
+    }
+
+    /// The likeliest tokens of a row of the last step, if it had a factor and its logits are on a device.
+    pub fn top(&self, row: usize) -> Option<&Top> {
+        self.machine.top(row)
+    }
+
+    /// The logits of a row of the last step, to be changed at will. What has stayed on a device is copied from there.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn logits_row(&mut self, row: usize) -> Result<&mut [f32]> {
+        self.machine.logits_row(row)
     }
 
     /// Like [`Engine::forward`], but returns only the likeliest token of each row that wants logits: on an
@@ -311,7 +348,7 @@ impl Engine {
     /// As [`Engine::forward`], and if logits are not numbers. The latter is detected after everything has been
     /// computed, so the sequences then hold the step's tokens.
     pub fn forward_greedy(&mut self, inputs: &[Input<'_>]) -> Result<&[u32]> {
-        self.step(inputs, true, &StepPlan::ONE)?;
+        self.step(inputs, true, &[], &StepPlan::ONE)?;
         self.picked.clear();
         for (row, token) in self.machine.argmax().iter().enumerate() {
             let token = token.ok_or_else(|| Error::Run(format!("row {row} of the step: {NOT_NUMBERS}")))?;
@@ -326,7 +363,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::forward`].
     pub fn forward_picks(&mut self, inputs: &[Input<'_>]) -> Result<&[Option<u32>]> {
-        self.step(inputs, true, &StepPlan::ONE)?;
+        self.step(inputs, true, &[], &StepPlan::ONE)?;
         Ok(self.machine.argmax())
     }
 
@@ -348,11 +385,17 @@ impl Engine {
     /// # Errors
     /// As [`Engine::forward_plan`].
     pub fn picks_plan(&mut self, inputs: &[Input<'_>], plan: &StepPlan<'_>) -> Result<&[Option<u32>]> {
-        self.step(inputs, true, plan)?;
+        self.step(inputs, true, &[], plan)?;
         Ok(self.machine.argmax())
     }
 
-    fn step(&mut self, inputs: &[Input<'_>], pick: bool, plan: &StepPlan<'_>) -> Result<()> {
+    fn step(
+        &mut self,
+        inputs: &[Input<'_>],
+        pick: bool,
+        factors: &[Option<f32>],
+        plan: &StepPlan<'_>,
+    ) -> Result<()> {
         if let Some(split) = plan.split {
             check_split(inputs, split)?;
         }
@@ -370,7 +413,7 @@ impl Engine {
         self.make_room(&step)?;
         let mut moved = Vec::new();
         let done = match self.begin_swaps(plan.swaps, &mut moved) {
-            Ok(()) => self.reserve_and_run(inputs, &step, &mut moved, pick, plan),
+            Ok(()) => self.reserve_and_run(inputs, &step, &mut moved, (pick, factors), plan),
             Err(e) => Err(e),
         };
         match &done {
@@ -438,7 +481,7 @@ impl Engine {
         inputs: &[Input<'_>],
         step: &[Room],
         moved: &mut Vec<Moved>,
-        pick: bool,
+        (pick, factors): (bool, &[Option<f32>]),
         plan: &StepPlan<'_>,
     ) -> Result<()> {
         if let Err(e) = self.reserve(inputs) {
@@ -466,6 +509,11 @@ impl Engine {
         );
         iterations.iter_mut().for_each(|(iteration, _)| self.machine.settle(iteration));
         self.machine.expect(n, pick);
+        // An iteration writes over the logits of the one before.
+        if iterations.len() == 1 && factors.iter().any(Option::is_some) {
+            assert_eq!(factors.len(), n, "factors, and rows that want logits");
+            self.machine.expect_tops(factors.iter().map(|factor| factor.unwrap_or(1.0)));
+        }
         iterations.iter().try_for_each(|(iteration, rows)| self.machine.run(iteration, rows, moved))
     }
 

@@ -195,6 +195,12 @@ pub trait Costs: Sync {
         self.copy(side, bytes)
     }
 
+    /// What sampling needs of `rows` rows of logits on the device, `bytes` of a copy.
+    fn top(&self, rows: u64, bytes: u64) -> f64 {
+        let _ = rows;
+        self.copy(Side::Device, bytes)
+    }
+
     /// Whole pages, counted per layer, `bytes` in all, between the device's pages and the host's.
     fn pages(&self, direction: Direction, pages: u64, bytes: u64) -> f64 {
         let _ = pages;

@@ -13,6 +13,7 @@ use super::crossings::pinned_rows;
 use super::hardware::Hardware;
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
+use crate::device::TOP_BYTES;
 use crate::program::{LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
 use crate::{Error, Result};
 
@@ -226,7 +227,7 @@ fn device_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
     let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
     let gate_up = if spec.gated() && !ff.is_multiple_of(8) { 8 * ff } else { 0 };
     let of_rows = [4 * d, 4 * d, 2 * d, 4 * (q + 2 * kv), 2 * q, 2 * q, gate_up, 2 * ff];
-    let of_logits = [2 * d, 4 * spec.vocab as u64, 4];
+    let of_logits = [2 * d, 4 * spec.vocab as u64, 4, TOP_BYTES as u64];
     of_rows.iter().map(|b| rounded(rows * b)).chain(of_logits.iter().map(|b| rounded(logits * b))).sum()
 }
 

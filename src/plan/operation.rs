@@ -25,6 +25,7 @@
 use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
+use crate::device::TOP_BYTES;
 use crate::program::{
     Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, Staging, SubBatch,
     Sublayer, Unit, Wants, virtual_machine,
@@ -264,7 +265,7 @@ impl virtual_machine::Costs for OpCosts<'_> {
         let vocab = self.sizes.spec.vocab as u64;
         let of = |batch: &SubBatch| -> f64 {
             let wanted: u32 = batch.groups.iter().map(Group::wanted).sum();
-            results(self.costs, vocab, iteration.pick, self.sequences * u64::from(wanted))
+            results(self.costs, vocab, iteration, self.sequences * u64::from(wanted))
         };
         // A cohort has logits behind its last layer only.
         let ends = |b: usize, batch: &SubBatch| {
@@ -298,9 +299,15 @@ pub(super) fn list(costs: &dyn Costs, words: u64) -> f64 {
     costs.transfer(Direction::ToDevice, WORD * words)
 }
 
-/// Seconds to download the results of these rows: a token and a sum each, or all logits.
-pub(super) fn results(costs: &dyn Costs, vocab: u64, pick: bool, rows: u64) -> f64 {
-    costs.transfer(Direction::ToHost, rows * if pick { 2 * WORD } else { F32 * vocab })
+/// Seconds to download the results of these rows: a token and a sum each, the likeliest tokens, which are found before
+/// (logits are read twice), or all logits.
+pub(super) fn results(costs: &dyn Costs, vocab: u64, iteration: &Iteration, rows: u64) -> f64 {
+    let down = |row: u64| costs.transfer(Direction::ToHost, rows * row);
+    match (iteration.pick, iteration.top) {
+        (true, _) => down(2 * WORD),
+        (false, true) if rows > 0 => costs.top(rows, rows * F32 * vocab) + down(TOP_BYTES as u64),
+        (false, _) => down(F32 * vocab),
+    }
 }
 
 /// Tokens whose keys and values a group's rows read, each once, in a layer with this window.

@@ -287,7 +287,7 @@ impl Predictor {
         let vocab = self.sizes.spec.vocab as u64;
         let after = match self.placement.head {
             Side::Host => 0.0,
-            _ => ends.map(|(b, _)| operation::results(costs, vocab, iteration.pick, sums.wanted(b))).sum(),
+            _ => ends.map(|(b, _)| operation::results(costs, vocab, iteration, sums.wanted(b))).sum(),
         };
         Edges { before, after, share: costs.beside_copies() }
     }

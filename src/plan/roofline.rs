@@ -276,6 +276,10 @@ impl Costs for Roofline<'_> {
         self.copy(side, bytes) + self.beside_work(side, Launches::PICK)
     }
 
+    fn top(&self, _: u64, bytes: u64) -> f64 {
+        self.copy(Side::Device, bytes) + self.beside_work(Side::Device, Launches::TOP)
+    }
+
     fn hand_over(&self) -> f64 {
         self.hardware.efficiency.hand_over_s
     }

@@ -173,12 +173,21 @@ pub struct Iteration {
     pub flow: Flow,
     /// Whether each row that wants logits is reduced to its likeliest token.
     pub pick: bool,
+    /// Without `pick`: whether logits stay on a device that computes them, and what sampling needs of each row comes back.
+    #[serde(default)]
+    pub top: bool,
 }
 
 impl Iteration {
     /// One sub-batch, nothing moved.
     pub fn serial(groups: Vec<Group>, pick: bool) -> Iteration {
-        Iteration { sub_batches: vec![groups.into()], moves: Vec::new(), flow: Flow::Serial, pick }
+        Iteration {
+            sub_batches: vec![groups.into()],
+            moves: Vec::new(),
+            flow: Flow::Serial,
+            pick,
+            top: false,
+        }
     }
 
     /// The sub-batches that are cohorts, with their numbers.

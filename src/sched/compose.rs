@@ -164,5 +164,5 @@ impl<'a> Parts<'a> {
 fn iteration(batches: [SubBatchRows; 2]) -> Iteration {
     let full: Vec<_> = batches.into_iter().filter(|rows| !rows.is_empty()).map(SubBatchRows::batch).collect();
     let flow = if full.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
-    Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true }
+    Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true, top: false }
 }

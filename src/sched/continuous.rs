@@ -126,7 +126,8 @@ impl Strategy for Continuous {
         let new = queues.waiting().filter(|job| admit.iter().any(|(id, _)| *id == job.id));
         let jobs: Vec<&RequestView> = queues.running().iter().chain(new).collect();
         let sub_batches = rows(&jobs, limits, &mut self.turn);
-        let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false };
+        let iteration =
+            Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: false, top: false };
         Decision { admit, passed, swaps: Vec::new(), iteration }
     }
 }

@@ -52,7 +52,7 @@ impl Strategy for FastDecode {
         let sub_batches: Vec<_> =
             halves.into_iter().filter(|r| !r.is_empty()).map(SubBatchRows::batch).collect();
         let flow = if sub_batches.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
-        draft.decide(Iteration { sub_batches, moves: Vec::new(), flow, pick: true })
+        draft.decide(Iteration { sub_batches, moves: Vec::new(), flow, pick: true, top: false })
     }
 }
 

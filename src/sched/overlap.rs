@@ -81,7 +81,7 @@ impl Overlapped {
         while sub_batches.last().is_some_and(|batch| batch.groups.is_empty()) {
             sub_batches.pop();
         }
-        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true }
+        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true, top: false }
     }
 }
 

@@ -51,7 +51,7 @@ impl Pipelined {
         let full: Vec<_> =
             self.batches.into_iter().filter(|rows| !rows.is_empty()).map(SubBatchRows::batch).collect();
         let flow = if full.len() == 2 { Flow::TwoLanes } else { Flow::Serial };
-        Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true }
+        Iteration { sub_batches: full, moves: Vec::new(), flow, pick: true, top: false }
     }
 }
 

@@ -134,7 +134,7 @@ impl SubBatchRows {
     /// An iteration of these rows alone.
     pub fn alone(self) -> Iteration {
         let sub_batches = if self.is_empty() { Vec::new() } else { vec![self.batch()] };
-        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: true }
+        Iteration { sub_batches, moves: Vec::new(), flow: Flow::Serial, pick: true, top: false }
     }
 
     /// Decode rows of the device's requests, those first that have waited longest. They leave room for prompts where there are

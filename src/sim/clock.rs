@@ -89,7 +89,8 @@ impl<'a> Clock<'a> {
         if moves.is_empty() {
             return Ok(Lap::default());
         }
-        let iteration = Iteration { sub_batches: Vec::new(), moves, flow: Flow::Serial, pick: false };
+        let iteration =
+            Iteration { sub_batches: Vec::new(), moves, flow: Flow::Serial, pick: false, top: false };
         Ok(lap(&self.predictor.seconds(&iteration)?))
     }
 

@@ -18,6 +18,7 @@ pub(super) fn resident(iteration: &Iteration) -> Option<Iteration> {
         moves: iteration.moves.clone(),
         flow: Flow::Serial,
         pick: iteration.pick,
+        top: iteration.top,
     })
 }
 

@@ -131,7 +131,8 @@ fn a_cohort_over_the_window_loses_a_whole_iteration() {
             let (mut now, mut at, mut laps) = (0.0, None, Vec::new());
             for _ in 0..12 {
                 let sub_batches = vec![SubBatch { groups: vec![resident], at: None }, cohort(tokens, at)];
-                let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false };
+                let iteration =
+                    Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false, top: false };
                 let lap = clock.run(&iteration, now).unwrap();
                 assert!(
                     lap.seconds >= alone && lap.seconds < 1.2 * alone,
@@ -159,7 +160,8 @@ fn a_cohort_without_company_waits_for_the_host_alone() {
         let (mut now, mut at, mut n) = (0.0, None, 0);
         loop {
             let sub_batches = vec![SubBatch::default(), cohort(500, at)];
-            let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false };
+            let iteration =
+                Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false, top: false };
             let lap = clock.run(&iteration, now).unwrap();
             assert!(lap.advanced == 1 && lap.seconds > 0.0);
             (now, at, n) = (now + lap.seconds, lap.parked[1], n + 1);

@@ -3,7 +3,7 @@
 //! - `template` ([`ChatTemplate`], [`Conversation`], [`Message`], [`Json`], [`is_template_variable`]) turns a conversation
 //!   into one prompt, as the model was trained to see it, and `sandbox` ([`Sandbox`], [`serve_sandbox_if_asked`]) does so for untrusted templates;
 //! - `tokenizer` ([`Tokenizer`]) turns text into token ids, and ids into bytes;
-//! - `sampler` ([`Sampler`], [`SamplerParams`], [`NO_TOKEN_LEFT`], [`logprobs`], [`token_logprob`]) picks the next id from the model's logits;
+//! - `sampler` ([`Sampler`], [`SamplerParams`], [`Top`], [`NO_TOKEN_LEFT`], [`logprobs`], [`token_logprob`]) picks the next id from the model's logits;
 //! - `stream` ([`StreamDecoder`], [`StreamOutput`]) turns the bytes of successive tokens into text that can be printed
 //!   at once.
 
@@ -12,9 +12,11 @@ mod sandbox;
 mod stream;
 mod template;
 mod tokenizer;
+mod top;
 
 pub use sampler::{NO_TOKEN_LEFT, Sampler, SamplerParams, logprobs, token_logprob};
 pub use sandbox::{Sandbox, serve_sandbox_if_asked};
 pub use stream::{StreamDecoder, StreamOutput};
 pub use template::{ChatTemplate, Conversation, Json, Message, is_template_variable};
 pub use tokenizer::Tokenizer;
+pub use top::Top;

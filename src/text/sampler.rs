@@ -2,11 +2,13 @@
 //!
 //! The order is the one users know from elsewhere: biases and exclusions, penalties, top-k, top-p, min-p,
 //! temperature, draw. Greedy choice is temperature 0. Everything is linear in the vocabulary: candidates are
-//! selected, and only the selected few are sorted.
+//! selected, and only the selected few are sorted. Where a device gives the likeliest tokens ([`Top`]), draws that
+//! these decide need no row: [`Sampler::choose_among`].
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use super::top::{Beyond, Nucleus, Top};
 use crate::{Error, Result};
 
 /// How to choose among the model's predictions. The default is greedy.
@@ -45,14 +47,32 @@ pub struct SamplerParams {
 impl SamplerParams {
     /// Whether the model's likeliest token is always taken, so that nothing but it is needed of the logits.
     pub fn is_greedy(&self) -> bool {
-        self.temperature == 0.0
-            && self.repeat_penalty == 1.0
+        self.temperature == 0.0 && self.is_plain()
+    }
+
+    /// Whether logits are taken as they are.
+    fn is_plain(&self) -> bool {
+        self.repeat_penalty == 1.0
             && self.presence_penalty == 0.0
             && self.frequency_penalty == 0.0
             && self.biases.is_empty()
             && self.sequence_biases.is_empty()
             && self.allowed.is_none()
             && self.withheld.is_empty()
+    }
+}
+
+impl SamplerParams {
+    /// The least logit that min-p leaves, where `max` is the greatest.
+    fn floor(&self, max: f32) -> f32 {
+        if self.min_p > 0.0 { max + self.min_p.ln() } else { f32::NEG_INFINITY }
+    }
+
+    /// Whether a logit is worth a look. Without top-p in between, min-p commutes with top-k, so it can reduce the
+    /// candidates first.
+    fn is_candidate(&self, logit: f32, max: f32) -> bool {
+        let early = if self.top_p >= 1.0 { self.floor(max) } else { f32::NEG_INFINITY };
+        logit >= early && logit > f32::NEG_INFINITY
     }
 }
 
@@ -129,6 +149,43 @@ impl Sampler {
         &self.params
     }
 
+    /// The factor of [`Top::sum`] with which [`Sampler::choose_among`] may decide, if it ever can among `k` tokens: logits
+    /// are taken as they are, and not more than `k` are asked for.
+    pub fn top_factor(&self, k: usize) -> Option<f32> {
+        (self.params.is_plain() && self.params.top_k <= k).then(|| self.factor())
+    }
+
+    /// A nucleus is cut before the temperature applies.
+    fn factor(&self) -> f32 {
+        let p = &self.params;
+        if p.top_p < 1.0 || p.temperature == 0.0 { 1.0 } else { 1.0 / p.temperature }
+    }
+
+    /// The token that [`Sampler::choose`] would choose from the whole row, if the likeliest tokens tell; nothing has changed
+    /// otherwise. Only with [`Sampler::top_factor`].
+    pub fn choose_among(&mut self, top: &Top) -> Option<u32> {
+        let (&(max, _), &(last, _)) = (top.likeliest.first()?, top.likeliest.last()?);
+        // What is not a number, or infinite, is for those who see the whole row.
+        if !self.params.is_plain() || !max.is_finite() || !top.sum.is_finite() {
+            return None;
+        }
+        let beyond = top.beyond();
+        // Equals of the greatest may be among the others.
+        if beyond.is_some() && (last == max || self.params.top_k > top.likeliest.len()) {
+            return None;
+        }
+        if self.params.temperature == 0.0 || self.params.top_k == 1 {
+            return top.likeliest.iter().filter(|t| t.0 == max).map(|t| t.1).min();
+        }
+        self.candidates.clear();
+        self.candidates.extend(top.likeliest.iter().filter(|t| self.params.is_candidate(t.0, max)));
+        if beyond.is_none() {
+            // As they come from a whole row: sums are rounded in the order of their terms.
+            self.candidates.sort_unstable_by_key(|t| t.1);
+        }
+        self.draw_among(max, beyond)
+    }
+
     /// Picks the next token after `history` (oldest first). May change `logits`.
     ///
     /// NaN is never chosen; if all logits are NaN, or all tokens are excluded, the result is token 0.
@@ -155,39 +212,77 @@ impl Sampler {
         if p.temperature == 0.0 || p.top_k == 1 || !max.is_finite() {
             return Some(best);
         }
-        let all = &mut self.candidates;
-        all.clear();
-        let floor = if p.min_p > 0.0 { max + p.min_p.ln() } else { f32::NEG_INFINITY };
-        // Without top-p in between, min-p commutes with top-k, so it can reduce the candidates first.
-        let early = if p.top_p >= 1.0 { floor } else { f32::NEG_INFINITY };
-        all.extend(
-            logits
-                .iter()
-                .zip(0u32..)
-                .filter(|(l, _)| **l >= early && **l > f32::NEG_INFINITY)
-                .map(|(&l, id)| (l, id)),
-        );
-        if p.top_k > 0 && p.top_k < all.len() {
-            all.select_nth_unstable_by(p.top_k, order);
-            all.truncate(p.top_k);
+        self.candidates.clear();
+        let all = logits.iter().copied().zip(0u32..);
+        self.candidates.extend(all.filter(|&(l, _)| p.is_candidate(l, max)));
+        Some(self.draw_among(max, None).unwrap_or(best))
+    }
+
+    /// Draws one of the candidates, which are all of the row, or all but those `beyond`. `None` if the draw takes one of
+    /// these, or may take one; then nothing is drawn.
+    fn draw_among(&mut self, max: f32, mut beyond: Option<Beyond>) -> Option<u32> {
+        let factor = self.factor();
+        let (p, all) = (&self.params, &mut self.candidates);
+        if p.top_k > 0 {
+            if p.top_k < all.len() {
+                all.select_nth_unstable_by(p.top_k, order);
+                all.truncate(p.top_k);
+            }
+            // Sums of the same numbers in the same order are the same.
+            all.sort_unstable_by(order);
+            beyond = None;
         }
+        let floor = p.floor(max);
         if p.top_p < 1.0 {
-            nucleus(all, max, p.top_p as f64);
+            match beyond {
+                None => nucleus(all, max, p.top_p as f64),
+                Some(others) if others.factor == factor => {
+                    match others.nucleus(all.iter().map(|t| t.0), max, p.top_p as f64) {
+                        Nucleus::Has(n) => {
+                            all.truncate(n);
+                            beyond = None;
+                        }
+                        Nucleus::GoesOn => {}
+                        Nucleus::Unclear => return None,
+                    }
+                }
+                Some(_) => return None,
+            }
             all.retain(|&(l, _)| l >= floor);
         }
+        let beyond = beyond.filter(|others| !others.is_below(floor));
         // Sort into a fixed order, independent of the selection: the same seed must draw the same token.
         all.sort_unstable_by(order);
         let weight = |l: f32| ((l - max) as f64 / p.temperature as f64).exp();
-        let total: f64 = all.iter().map(|&(l, _)| weight(l)).sum();
-        let mut left = self.rng.unit() * total;
+        let mut rng = self.rng.clone();
+        let Some(others) = beyond else {
+            let total: f64 = all.iter().map(|&(l, _)| weight(l)).sum();
+            let mut left = rng.unit() * total;
+            self.rng = rng;
+            let drawn = all.iter().find(|t| {
+                left -= weight(t.0);
+                left < 0.0
+            });
+            // Rounding may leave a remainder after the last candidate.
+            return drawn.or(all.last()).map(|t| t.1);
+        };
+        // All tokens of the row may be drawn. Their sum lies between two numbers, and so does what is left of it.
+        if p.top_p < 1.0 || p.min_p > 0.0 || others.factor != factor {
+            return None;
+        }
+        let drawn = rng.unit();
+        let (mut least, mut most) = (drawn * others.low, drawn * others.high);
         for &(l, id) in all.iter() {
-            left -= weight(l);
-            if left < 0.0 {
+            (least, most) = (least - weight(l), most - weight(l));
+            if most < 0.0 {
+                self.rng = rng;
                 return Some(id);
             }
+            if least < 0.0 {
+                return None;
+            }
         }
-        // Rounding may leave a remainder after the last candidate.
-        Some(all.last().map_or(best, |&(_, id)| id))
+        None
     }
 
     /// Adds biases, and excludes tokens.
@@ -592,6 +687,88 @@ mod tests {
                 prop_assert_eq!(token_logprob(&logits, id), lp);
             }
         }
+    }
+
+    /// The `k` likeliest of a row; the sum is off by the fraction `off`, of at most `error`.
+    fn top_of(logits: &[f32], k: usize, factor: f32, off: f64, error: f64) -> Top {
+        let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+        let nan_last = |x: f32| if x.is_nan() { f32::from_bits(u32::MAX) } else { x };
+        all.sort_by(|a, b| nan_last(b.0).total_cmp(&nan_last(a.0)).then(a.1.cmp(&b.1)));
+        all.truncate(k);
+        let sum: f64 = logits.iter().map(|&x| (f64::from(x - all[0].0) * f64::from(factor)).exp()).sum();
+        Top { likeliest: all, vocab: logits.len(), factor, sum: (sum * (1.0 + off)) as f32, error }
+    }
+
+    /// Draws from rows by the likeliest tokens where these tell, and by whole rows: both must agree, draw after draw.
+    /// Returns how many of the draws were decided by the likeliest tokens.
+    fn draws_agree(params: &SamplerParams, rows: &[Vec<f32>], k: usize, off: f64, error: f64) -> usize {
+        let mut whole = Sampler::new(params.clone()).expect("valid parameters");
+        let mut among = whole.clone();
+        let mut decided = 0;
+        for row in rows {
+            let top = among.top_factor(k).map(|factor| top_of(row, k, factor, off, error));
+            let want = whole.choose(&mut row.clone(), &[]);
+            let got = top.and_then(|top| among.choose_among(&top));
+            decided += usize::from(got.is_some());
+            assert_eq!(got.or_else(|| among.choose(&mut row.clone(), &[])), want, "{params:?}, k {k}");
+            assert_eq!(among.rng.0, whole.rng.0, "as many numbers drawn");
+        }
+        decided
+    }
+
+    fn any_logit() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            20 => -8f32..8.0,
+            20 => (-3i8..4).prop_map(f32::from),
+            2 => Just(-0.0f32),
+            4 => Just(f32::NEG_INFINITY),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn the_likeliest_tokens_decide_as_whole_rows_do(
+            mut rows in prop::collection::vec(prop::collection::vec(any_logit(), 1..120), 1..6),
+            k in 1usize..60,
+            temperature in prop_oneof![Just(0.0f32), Just(1.0), 0.05f32..3.0],
+            top_k in prop_oneof![Just(0usize), 1usize..70],
+            top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+            min_p in prop_oneof![Just(0.0f32), 0.0f32..0.5],
+            seed in any::<u64>(),
+            (off, error) in prop_oneof![Just((0.0, 1e-5)), Just((9e-6, 1e-5)), Just((-0.04, 0.05)), Just((0.04, 0.05))],
+            strange in prop_oneof![30 => Just(None), 1 => Just(Some(f32::NAN)), 1 => Just(Some(f32::INFINITY))],
+        ) {
+            if let Some(x) = strange {
+                let at = seed as usize % rows[0].len();
+                rows[0][at] = x;
+            }
+            let params = SamplerParams { temperature, top_k, top_p, min_p, seed, ..SamplerParams::default() };
+            draws_agree(&params, &rows, k, off, error);
+        }
+    }
+
+    #[test]
+    fn most_draws_need_no_whole_row() {
+        let mut rng = Xoshiro256::new(5);
+        let mut normal = || (0..12).map(|_| rng.unit() as f32).sum::<f32>() - 6.0;
+        let rows: Vec<Vec<f32>> = (0..60).map(|_| (0..5000).map(|_| 4.0 * normal()).collect()).collect();
+        let all = |change: fn(&mut SamplerParams)| {
+            let mut params = SamplerParams { temperature: 0.8, seed: 3, ..SamplerParams::default() };
+            change(&mut params);
+            draws_agree(&params, &rows, 256, 0.0, 1e-5)
+        };
+        assert_eq!(all(|p| p.top_k = 40), 60);
+        assert_eq!(all(|p| p.top_k = 256), 60);
+        assert_eq!(all(|p| p.min_p = 0.05), 60);
+        assert_eq!(all(|p| (p.top_k, p.top_p, p.min_p) = (64, 0.9, 0.05)), 60);
+        assert_eq!(all(|p| p.temperature = 0.0), 60);
+        // What only bounds tell, and what may lie beyond.
+        assert!(all(|p| p.top_p = 0.9) >= 58);
+        assert!(all(|_| ()) >= 50);
+        // Never: more than there are, and changed logits.
+        assert_eq!(all(|p| p.top_k = 257), 0);
+        assert_eq!(all(|p| p.presence_penalty = 0.5), 0);
     }
 
     #[test]

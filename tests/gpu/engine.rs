@@ -6,11 +6,12 @@ use std::sync::Arc;
 use crate::support::gpu;
 use crate::support::{models, naive_model, rounding};
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::device::{Accelerator, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::device::{Accelerator, TOP_K, on_kernels};
+use tandem::engine::{Engine, Input, Logits, Options, SeqId, StepPlan};
 use tandem::model::{LoadedModel, load};
 use tandem::simd::Isa;
 use tandem::tensor::{Bytes, DType, Half, Tensor};
+use tandem::text::{Sampler, SamplerParams};
 
 /// More than a page, than a window of the tiny models and than a tile of queries.
 const TOKENS: usize = 70;
@@ -308,5 +309,65 @@ fn the_likeliest_token_is_found_on_the_device() {
         let logits = e.forward(&inputs).unwrap();
         let want: Vec<u32> = logits.chunks_exact(m.spec.vocab).map(|row| rounding::lead(row).0).collect();
         assert_eq!(ids, want);
+    }
+}
+
+/// Logits stay on the device, and what comes back gives the tokens that whole rows give; rows that are needed come one by one.
+#[test]
+fn drawn_tokens_are_those_of_whole_rows() {
+    let plain = SamplerParams { temperature: 0.6, ..SamplerParams::default() };
+    let settings = [
+        plain.clone(),
+        SamplerParams { top_k: 20, seed: 1, ..plain.clone() },
+        SamplerParams { top_p: 0.5, seed: 2, ..plain.clone() },
+        SamplerParams { top_p: 0.999, temperature: 2.0, seed: 3, ..plain.clone() },
+        SamplerParams { min_p: 0.3, seed: 4, ..plain.clone() },
+        SamplerParams { repeat_penalty: 1.2, seed: 5, ..plain.clone() },
+        SamplerParams { temperature: 0.0, ..plain },
+    ];
+    for (name, accel) in accelerators() {
+        let m = load("synth:tiny-qwen2,dtype=bf16,seed=9").unwrap();
+        assert!(m.spec.vocab > TOP_K, "a vocabulary of which something is left out");
+        let mut e = engine(&m, &options(Half::F16, 64, settings.len()), &accel);
+        let mut samplers: Vec<[Sampler; 2]> =
+            settings.iter().map(|p| [(); 2].map(|()| Sampler::new(p.clone()).unwrap())).collect();
+        let seqs: Vec<SeqId> = settings.iter().map(|_| e.add()).collect();
+        let mut histories: Vec<Vec<u32>> = (0..seqs.len()).map(|i| tokens(5 + i, m.spec.vocab)).collect();
+        for (&seq, history) in seqs.iter().zip(&mut histories) {
+            e.prefill(seq, history, |_| ()).unwrap();
+            history.push(7);
+        }
+        let (mut told, mut asked) = (0, 0);
+        for _ in 0..12 {
+            let input = |(&seq, history): (_, &Vec<u32>)| -> (SeqId, Vec<u32>) {
+                (seq, history[history.len() - 1..].to_vec())
+            };
+            let last: Vec<(SeqId, Vec<u32>)> = seqs.iter().zip(&histories).map(input).collect();
+            let inputs: Vec<Input<'_>> =
+                last.iter().map(|(seq, tokens)| Input { seq: *seq, tokens, logits: Logits::Last }).collect();
+            let factors: Vec<Option<f32>> = samplers.iter().map(|[s, _]| s.top_factor(TOP_K)).collect();
+            e.forward_tops(&inputs, &factors, &StepPlan::ONE).unwrap();
+            for (row, ([among, whole], history)) in samplers.iter_mut().zip(&mut histories).enumerate() {
+                let top = e.top(row).expect("of every row of the step").clone();
+                let logits = e.logits_row(row).unwrap();
+                assert_eq!(top.likeliest[0].0, logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+                assert_eq!(logits[top.likeliest[200].1 as usize], top.likeliest[200].0, "{name}: row {row}");
+                let want = whole.choose(&mut logits.to_vec(), history).unwrap();
+                let got = factors[row].and_then(|_| among.choose_among(&top));
+                (told, asked) = (told + usize::from(got.is_some()), asked + usize::from(got.is_none()));
+                let got = got.unwrap_or_else(|| among.choose(logits, history).unwrap());
+                assert_eq!(got, want, "{name}: {:?}", whole.params());
+                history.push(got);
+            }
+        }
+        assert!(told >= 40 && asked >= 12, "{name}: {told} by the likeliest tokens, {asked} by whole rows");
+        // All of the rows, as one copy.
+        let inputs: Vec<Input<'_>> =
+            seqs.iter().map(|&seq| Input { seq, tokens: &[3], logits: Logits::Last }).collect();
+        let rows = e.forward(&inputs).unwrap().to_vec();
+        assert!(e.top(0).is_none(), "whole rows were wanted");
+        for (row, want) in rows.chunks_exact(m.spec.vocab).enumerate() {
+            assert!(same_bits(e.logits_row(row).unwrap(), want), "{name}: row {row}");
+        }
     }
 }

@@ -17,6 +17,12 @@ fn engines() {
     in_orders(&["engine::recorded_steps"], 1);
 }
 
+/// Logits stay on the device between steps, and rows of them are copied behind what was enqueued.
+#[test]
+fn draws() {
+    in_orders(&["engine::drawn"], 1);
+}
+
 /// The paths of older GPUs. A T4 has no bf16.
 #[test]
 fn engines_of_older_gpus() {

@@ -119,3 +119,17 @@ typedef struct {
     abi_u32 spans;                 // ceil(vocab / LOGITS_SPAN)
     abi_u32 k;
 } LogitsReduceParams;
+
+// top_k.cu: logits of a row that it finds, most rows of a launch, and 32-bit words of a row of its results
+#define TOP_K 256
+#define TOP_ROWS 128
+#define TOP_WORDS (2 * TOP_K + 4)
+
+// top_k.cu: the TOP_K greatest logits of each row, and the sum of e^(factor * (x - greatest)) over the row
+typedef struct {
+    PTR(const float) logits;       // [rows][ld]
+    PTR(float) out;                // [rows][TOP_WORDS]: values [TOP_K], tokens [TOP_K], sum, unused [3]
+    abi_u32 vocab;
+    abi_u32 ld;
+    float factors[TOP_ROWS];       // as many as the launch has blocks
+} TopKParams;

@@ -33,6 +33,7 @@ mod exchange;
 mod rows;
 mod shape;
 mod step;
+mod top;
 mod weights;
 mod workspace;
 
@@ -44,6 +45,8 @@ pub use self::exchange::{LayerPages, Mailbox, PageMove, Publish, Published};
 pub use self::rows::StepRows;
 pub use self::shape::{Limits, Shape};
 pub use self::step::{Step, StepContext};
+pub(crate) use self::top::write_top;
+pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
 pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
@@ -200,6 +203,13 @@ pub trait Accelerator: Send + Sync {
     /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of the rows that want logits, and
     /// log Σ e^x of the row's logits ([`Workspace::logsumexp_at`]), which is not finite if a logit is NaN or infinite.
     fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()>;
+
+    /// top\[i\] = the [`TOP_K`] likeliest tokens of row i of those that want logits, likeliest first (by the total order of
+    /// floats, -0 below 0; the lowest token among equals; NaN last), and Σ e^(factor·(x − max)) over the row, within
+    /// [`top_error`] of itself: for the first `factors.len()` of these rows, after
+    /// [`Accelerator::logits`]. The sum
+    /// is NaN if a logit is NaN, and if the largest or the factor is infinite.
+    fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()>;
 
     /// attn of the rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Accelerator;
 use super::shape::{Limits, Shape};
+use super::top::TOP_BYTES;
 use super::weights::LinearWeight;
 use crate::device::runtime::DevPtr;
 
@@ -34,6 +35,8 @@ pub struct Workspace {
     pub logits: DevPtr,
     /// u32 `[logit_rows]`, then log Σ e^x of the same rows, f32 `[logit_rows]`: [`Workspace::picked`].
     pub argmax: DevPtr,
+    /// The likeliest tokens of the rows that want logits, `[logit_rows]` times [`TOP_BYTES`], after [`Accelerator::top`].
+    pub top: DevPtr,
     /// Partial attention of the rows with [`Attend::From`](super::Attend::From) or [`Attend::UpTo`](super::Attend::UpTo),
     /// in order; NULL if no row ever has.
     pub partial: PartialRows,
@@ -119,7 +122,7 @@ impl RowBytes {
 }
 
 /// Buffers of a [`Workspace`].
-const BUFFERS: usize = 15;
+const BUFFERS: usize = 16;
 
 /// Alignment of the buffers in bytes.
 const ALIGN: usize = 256;
@@ -157,6 +160,7 @@ impl Workspace {
             logit_rows * row.head_x,
             logit_rows * row.logits,
             2 * logit_rows * row.argmax,
+            logit_rows * TOP_BYTES,
             partial_rows * row.partial_ms,
             partial_rows * row.partial_ms,
             partial_rows * row.partial_o,
@@ -166,7 +170,7 @@ impl Workspace {
 
     /// The workspace whose buffers, of [`Workspace::sizes`], lie at these addresses (NULL where the size is zero).
     pub fn at(limits: Limits, buffers: [DevPtr; BUFFERS]) -> Workspace {
-        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, m, s, o, scratch] =
+        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, top, m, s, o, scratch] =
             buffers;
         let partial = PartialRows { m, s, o };
         Workspace {
@@ -182,6 +186,7 @@ impl Workspace {
             head_x,
             logits,
             argmax,
+            top,
             partial,
             scratch,
         }
@@ -216,6 +221,11 @@ impl Workspace {
     /// Rows of logits, by their places among the rows that want them.
     pub fn logit_rows(&self, shape: &Shape, places: &Range<usize>) -> RowSpan {
         span(self.logits, RowBytes::new(shape).logits, places)
+    }
+
+    /// The results of [`Accelerator::top`] for the first `rows` rows that want logits.
+    pub fn top_rows(&self, rows: usize) -> RowSpan {
+        span(self.top, TOP_BYTES, &(0..rows))
     }
 
     /// Address of log Σ e^x for the row at `place` among the rows that want logits.
@@ -396,7 +406,7 @@ mod tests {
         assert_eq!(behind, [ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x]);
         // A token and the logarithm of a sum for each row of logits.
         assert_eq!(sizes[8..11], [3 * 24 * 2, 3 * 131 * 4, 2 * 3 * 4]);
-        assert_eq!(sizes[11..], [7 * 6 * 4, 7 * 6 * 4, 7 * 60 * 4, 5]);
+        assert_eq!(sizes[11..], [3 * TOP_BYTES, 7 * 6 * 4, 7 * 6 * 4, 7 * 60 * 4, 5]);
         assert_eq!((next.head_x, next.logits, next.argmax), (ws.head_x, ws.logits, ws.argmax));
         assert_eq!((next.partial, next.scratch), (ws.partial, ws.scratch));
         let rows = 2..5;
@@ -433,7 +443,7 @@ mod tests {
             let (ws, p) = (&b.ws, &b.ws.partial);
             let buffers = [
                 ws.hidden, ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x, ws.logits,
-                ws.argmax, p.m, p.s, p.o, ws.scratch,
+                ws.argmax, ws.top, p.m, p.s, p.o, ws.scratch,
             ];
             spans.extend(buffers.into_iter().zip(*sizes).filter(|(_, bytes)| *bytes > 0));
             spans.push((b.lists, *lists));

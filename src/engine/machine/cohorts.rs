@@ -177,7 +177,8 @@ impl RealMachine {
             wants: Wants::Last,
         };
         let sub_batches = vec![SubBatch::default(), SubBatch::of(vec![group])];
-        let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false };
+        let iteration =
+            Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: false, top: false };
         let refused = self
             .refuses_cohorts
             .get_or_init(|| lower(&self.placement, &iteration).err().map(|e| e.to_string()));

@@ -93,6 +93,7 @@ use crate::Result;
 use crate::device::Clock;
 use crate::model::ModelSpec;
 use crate::program::{Flow, Iteration, Placement};
+use crate::text::Top;
 use crate::timeline::Timeline;
 
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
@@ -132,6 +133,11 @@ pub(super) struct RealMachine {
     /// Whether the logits are still in the host's workspace.
     in_place: bool,
     logits: Vec<f32>,
+    /// Where the logits of rows are that have stayed on the device: sub-batch, and row there.
+    stayed: Vec<Option<(usize, usize)>>,
+    /// For each row, the factor of [`Top::sum`]; empty if whole rows are wanted.
+    factors: Vec<f32>,
+    tops: Vec<Option<Top>>,
     argmax: Vec<Option<u32>>,
     /// Buffer of the last download.
     bytes: Vec<u8>,
@@ -218,6 +224,7 @@ impl RealMachine {
             moves: Moved::all_of_iteration(moved),
             flow: Flow::Serial,
             pick: false,
+            top: false,
         };
         self.run(&iteration, &[], moved)
     }

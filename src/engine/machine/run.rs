@@ -25,6 +25,24 @@ impl RealMachine {
     pub fn expect(&mut self, rows: usize, pick: bool) {
         self.expected = if pick { (0, rows) } else { (rows, 0) };
         self.in_place = false;
+        self.factors.clear();
+        self.tops.clear();
+        self.stayed.clear();
+    }
+
+    /// Whether logits are computed on a device, where they may stay ([`RealMachine::expect_tops`]).
+    pub fn gives_tops(&self) -> bool {
+        self.placement.head == Side::Device
+    }
+
+    /// Of the rows of a step, which is one iteration, the likeliest tokens are enough for now: `factors` has those of their
+    /// sums. Their logits stay on the device until the next step, unless they are on the host anyway.
+    pub fn expect_tops(&mut self, factors: impl Iterator<Item = f32>) {
+        if self.gives_tops() {
+            self.factors.extend(factors);
+            self.tops.resize(self.factors.len(), None);
+            self.stayed.resize(self.factors.len(), None);
+        }
     }
 
     /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches; `moved` has the copies of its

@@ -61,6 +61,7 @@ impl Setup {
             moves: Vec::new(),
             flow: Flow::TwoLanes,
             pick: false,
+            top: false,
         };
         let rows: Vec<GroupRows<'_>> = self
             .tables

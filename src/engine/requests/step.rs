@@ -66,6 +66,7 @@ impl Requests {
         let mut parked = Vec::new();
         if rows || !swaps.is_empty() {
             iteration.pick = self.is_greedy(&iteration.sub_batches);
+            iteration.top = !iteration.pick && self.has_tops(&iteration);
             let predicted = if rows { self.predict(&mut iteration, &swaps) } else { 0.0 };
             self.unpark(&iteration);
             let computed = match iteration.flow {
@@ -265,20 +266,23 @@ impl Requests {
         let plan = StepPlan { split: Some(&split), flow, swaps };
         let ready: Vec<RequestId> = groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).collect();
         let greedy = self.is_greedy(batches);
-        let vocab = self.engine.spec().vocab;
         let begun = (Instant::now(), self.engine.emulated_seconds());
         let mut picks: Vec<Pick> = Vec::new();
-        let mut logits: Vec<f32> = Vec::new();
         match greedy {
             true => picks.extend(self.engine.picks_plan(&inputs, &plan)?.iter().map(|p| likeliest(*p))),
-            false => logits.extend(self.engine.forward_plan(&inputs, &plan)?),
+            false => {
+                let factor = |id: &RequestId| live.get(*id).and_then(Live::top_factor);
+                let factors: Vec<Option<f32>> = ready.iter().map(factor).collect();
+                self.engine.forward_tops(&inputs, &factors, &plan)?;
+            }
         }
         done.report.seconds += match (begun.1, self.engine.emulated_seconds()) {
             (Some(begun), Some(now)) => now - begun,
             _ => begun.0.elapsed().as_secs_f64(),
         };
-        let rows = ready.iter().zip(logits.chunks_exact_mut(vocab));
-        picks.extend(rows.map(|(&id, row)| sample(self.live.get_mut(id).expect("a request that runs"), row)));
+        if !greedy {
+            picks.extend(ready.iter().enumerate().map(|(row, &id)| self.drawn(id, row)));
+        }
         done.report.rows += batches.iter().map(|batch| batch.rows() as usize).sum::<usize>();
         for (id, pick) in ready.into_iter().zip(picks) {
             self.answer(id, pick, done);
@@ -286,10 +290,31 @@ impl Requests {
         Ok(())
     }
 
+    /// Whether logits stay on the device: where any of their rows has a use for it.
+    fn has_tops(&self, iteration: &Iteration) -> bool {
+        let groups = iteration.sub_batches.iter().flat_map(|batch| &batch.groups);
+        let has = |g: &Group| self.live.get(g.request).is_some_and(|live| live.top_factor().is_some());
+        iteration.flow != Flow::Async
+            && self.engine.gives_tops()
+            && groups.filter(|g| g.wants == Wants::Last).any(has)
+    }
+
     /// Whether all rows need only their likeliest token.
     fn is_greedy(&self, batches: &[SubBatch]) -> bool {
         let mut groups = batches.iter().flat_map(|batch| &batch.groups).filter(|g| g.wants == Wants::Last);
         groups.all(|g| self.live.get(g.request).is_some_and(Live::is_greedy))
+    }
+
+    /// The next token of a request, from a row of the last step: among the likeliest tokens if these tell, else from all.
+    fn drawn(&mut self, id: RequestId, row: usize) -> Pick {
+        let live = self.live.get_mut(id).expect("a request that runs");
+        if live.top_factor().is_some()
+            && let Some(token) = self.engine.top(row).and_then(|top| live.sampler.choose_among(top))
+        {
+            return Ok(token);
+        }
+        // The step is done, so it cannot be tried again.
+        sample(live, self.engine.logits_row(row).map_err(|_| LOST)?)
     }
 
     /// Appends a request's next token.
@@ -332,6 +357,9 @@ impl Outcome {
 fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
     iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(&mut keep));
 }
+
+/// Why there is no token of a row whose logits have stayed on a device that fails.
+const LOST: &str = "the device failed before its scores were read";
 
 /// The next token of a request, or why there is none.
 pub(super) type Pick = std::result::Result<u32, &'static str>;

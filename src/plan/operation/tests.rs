@@ -291,6 +291,28 @@ fn copies_slow_down_attention_on_the_host_while_they_run() {
     close(first + rest - copies, 2.0 * alone + 0.5 * copies);
 }
 
+/// What comes back of rows: a token and a sum, the likeliest tokens after the device has read the logits twice, or all logits.
+#[test]
+fn results_are_tokens_likeliest_tokens_or_logits() {
+    let seconds = |pick, top| {
+        let iteration = Iteration { pick, top, ..Iteration::serial(Vec::new(), false) };
+        results(&Round, 1000, &iteration, 3)
+    };
+    assert_eq!(seconds(true, false), 2.0 * 3.0 * 8.0);
+    assert_eq!(seconds(false, false), 2.0 * 3.0 * 4.0 * 1000.0);
+    // Half of what it reads and writes counts as a copy.
+    assert_eq!(seconds(false, true), 3.0 * 4.0 * 1000.0 + 2.0 * 3.0 * TOP_BYTES as f64);
+    let s = sizes("qwen3-8b");
+    for machine in ["t4-xeon", "rtx4060-laptop", "h100-spr"] {
+        let machine = hardware::named(machine).unwrap();
+        let of = |top| {
+            let iteration = Iteration { top, ..Iteration::serial(Vec::new(), false) };
+            results(&Roofline::new(&machine, &s), s.spec.vocab as u64, &iteration, 64)
+        };
+        assert!(of(true) < 0.25 * of(false), "{}: {} for {}", machine.name, of(true), of(false));
+    }
+}
+
 /// Launches and hand-overs come to the work of each operation.
 #[test]
 fn launches_and_hand_overs_come_to_the_work() {

@@ -408,7 +408,7 @@ impl Shape {
             PageMove { request, to, pages: 0..(whole + u32::from(adds)).max(1) }
         });
         let moves = moves.collect();
-        Iteration { sub_batches, moves, flow: self.flow, pick: self.pick }
+        Iteration { sub_batches, moves, flow: self.flow, pick: self.pick, top: false }
     }
 }
 

@@ -339,6 +339,10 @@ impl Costs for Measured<'_> {
         }
     }
 
+    fn top(&self, rows: u64, bytes: u64) -> f64 {
+        self.roofline.top(rows, bytes)
+    }
+
     fn pages(&self, direction: Direction, pages: u64, bytes: u64) -> f64 {
         let curve = self.tables.device.as_ref().map(|t| match direction {
             Direction::ToDevice => &t.page_in,

@@ -141,14 +141,14 @@ impl Strategy for Anything {
             if !begins.is_empty() {
                 sub_batches.push(SubBatch::of(begins));
             }
-            let iteration = Iteration { sub_batches, moves, flow: Flow::Async, pick: false };
+            let iteration = Iteration { sub_batches, moves, flow: Flow::Async, pick: false, top: false };
             return Decision { admit, passed: Vec::new(), swaps, iteration };
         }
         Decision {
             admit,
             passed: Vec::new(),
             swaps,
-            iteration: Iteration { sub_batches, moves, flow, pick: false },
+            iteration: Iteration { sub_batches, moves, flow, pick: false, top: false },
         }
     }
 }

@@ -43,7 +43,8 @@ impl Strategy for Halves {
             }
         }
         let sub_batches = vec![SubBatch::of(first), SubBatch::of(second)];
-        let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::TwoLanes, pick: false };
+        let iteration =
+            Iteration { sub_batches, moves: Vec::new(), flow: Flow::TwoLanes, pick: false, top: false };
         Decision { admit, passed: Vec::new(), swaps: Vec::new(), iteration }
     }
 }

@@ -37,6 +37,7 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
         launched("ffn_down", Launches::DOWN, &|| a.ffn_down(&cx, &b.layer, cx.all()).unwrap());
         launched("logits", Launches::HEAD, &|| a.logits(&cx, b.out_norm, &b.head, add, cx.all()).unwrap());
         launched("argmax", Launches::PICK, &|| a.argmax(&cx, cx.all()).unwrap());
+        launched("top", Launches::TOP, &|| a.top(cx.lane, &b.shape, &b.ws, &[1.0, 2.0]).unwrap());
         b.rt.synchronize_all().unwrap();
     });
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::bench::*;
 use crate::support::gpu::memory::{LANE, bytes, encode};
 use tandem::device::{
-    Attend, Buffer, Lane, Mailbox, Published, Residual, RowSpan, StepContext, StepDesc, StepSeq, Workspace,
+    Attend, Buffer, Lane, Mailbox, Published, Residual, RowSpan, StepContext, StepDesc, StepSeq, TOP_BYTES,
+    Workspace, top_error, top_of,
 };
 
 fn set_pages(b: &Bench, pages: &[u16]) {
@@ -288,6 +289,35 @@ fn logits_of_some_rows_go_to_their_places() {
             }
         }
         assert_ne!(want[0].0, want[1].0, "{name}");
+    });
+}
+
+/// What sampling needs of rows, after their logits: all tokens of a small vocabulary, likeliest first, and their weight.
+#[test]
+fn the_likeliest_tokens_of_rows_come_in_order() {
+    each(|name, b| {
+        let seqs = [Bench::one(B, 0, Attend::Here), Bench::one(A, 1, Attend::Here)];
+        let step = b.prepare(0, &StepDesc { logit_rows: &[0, 1], ..b.desc(&seqs, &[17, 71]) }).unwrap();
+        let (cx, vocab, factors) = (b.context(0, &step), b.shape.vocab, [1.0, 0.5]);
+        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
+        b.accel.logits(&cx, b.out_norm, &b.head, Residual::None, cx.all()).unwrap();
+        b.accel.top(cx.lane, &b.shape, &b.ws, &factors).unwrap();
+        b.rt.synchronize_all().unwrap();
+        let tops = b.span(b.ws.top_rows(2));
+        for (row, factor) in factors.into_iter().enumerate() {
+            let bytes = b.span(b.ws.logit_rows(&b.shape, &(row..row + 1)));
+            let logits: Vec<f32> =
+                bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+            let mut want: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+            want.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            let (got, sum) = top_of(&tops[row * TOP_BYTES..][..TOP_BYTES], vocab);
+            assert_eq!(got, want, "{name}: row {row}");
+            let exact: f64 = logits.iter().map(|x| (f64::from(x - want[0].0) * factor as f64).exp()).sum();
+            assert!(
+                (f64::from(sum) / exact - 1.0).abs() <= top_error(vocab),
+                "{name}: row {row}: {sum}, {exact}"
+            );
+        }
     });
 }
 

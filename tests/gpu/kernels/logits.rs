@@ -6,7 +6,7 @@ use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
 use tandem::device::kernels::elementwise::*;
-use tandem::device::{Buffer, Runtime};
+use tandem::device::{Buffer, Runtime, TOP_BYTES, TOP_K, top_error, top_of};
 use tandem::reference::reduce::argmax;
 use tandem::reference::softmax::max_and_logsumexp;
 
@@ -196,4 +196,107 @@ proptest! {
             check(&rt, &logits, rows, vocab, ld, k.min(vocab));
         }
     }
+}
+
+/// Checks `logits_top_k` on rows: values and tokens are exact, the sum is within half of what the contract allows.
+fn check_top_k(rt: &Arc<dyn Runtime>, logits: &[f32], factors: &[f32], vocab: usize, ld: usize) {
+    let on_device = upload(rt, logits);
+    let out = Output::new(rt, factors.len() * TOP_BYTES);
+    let args = TopK { logits: on_device.ptr(), out: out.ptr(), factors, vocab, ld };
+    logits_top_k(&**rt, LANE, &args).expect("launch");
+    for (row, (bytes, &factor)) in out.bytes().chunks_exact(TOP_BYTES).zip(factors).enumerate() {
+        let x = &logits[row * ld..row * ld + vocab];
+        let (likeliest, sum) = top_of(bytes, vocab);
+        let mut want: Vec<(f32, u32)> = x.iter().copied().zip(0..).collect();
+        // NaN last, whatever its sign.
+        let key = |x: f32| if x.is_nan() { f32::from_bits(u32::MAX) } else { x };
+        want.sort_by(|a, b| key(b.0).total_cmp(&key(a.0)).then(a.1.cmp(&b.1)));
+        want.truncate(TOP_K);
+        assert_eq!(likeliest.len(), want.len());
+        for (i, (got, want)) in likeliest.iter().zip(&want).enumerate() {
+            let same = got.0.to_bits() == want.0.to_bits() || got.0.is_nan() && want.0.is_nan();
+            assert!(
+                same && got.1 == want.1,
+                "row {row}, vocab {vocab}, place {i}: {got:?} instead of {want:?}"
+            );
+        }
+        let most = want[0].0;
+        let exact: f64 = x.iter().map(|&x| (f64::from(x - most) * f64::from(factor)).exp()).sum();
+        if exact.is_nan() || !most.is_finite() {
+            assert!(
+                sum.is_nan(),
+                "row {row}, vocab {vocab}: {sum} of logits that are not all finite numbers"
+            );
+            continue;
+        }
+        let off = (f64::from(sum) / exact - 1.0).abs();
+        let error = top_error(vocab) / 2.0;
+        assert!(
+            off <= error,
+            "row {row}, vocab {vocab}, factor {factor}: {sum} is off by {off:e} of {error:e}"
+        );
+    }
+}
+
+#[test]
+fn top_k_of_all_vocabularies() {
+    for rt in gpu::runtimes() {
+        for (vocab, ld) in
+            [(1, 1), (5, 8), (255, 256), (256, 256), (257, 257), (1023, 1023), (4099, 4100), (20_000, 20_001)]
+        {
+            check_top_k(&rt, &random(3, ld, vocab as u64), &[1.0, 1.0 / 0.7, 0.3], vocab, ld);
+        }
+    }
+}
+
+/// The greatest lie where few threads look, so that the first bound leaves too many of the others: it is bisected.
+#[test]
+fn top_k_of_rows_whose_greatest_are_neighbours_or_equal() {
+    for rt in gpu::runtimes() {
+        let vocab = 50_000;
+        let special = |f: &dyn Fn(usize) -> f32| (0..vocab).map(f).collect::<Vec<f32>>();
+        let rows = [
+            special(&|i| if i % 4096 < 4 { 50.0 + (i % 977) as f32 } else { (i % 31) as f32 }),
+            special(&|_| 1.5),
+            special(&|i| if i % 2 == 0 { 0.0 } else { -0.0 }),
+            special(&|i| f32::from(i as u8 % 3)),
+            special(&|i| if i > 200 { f32::NEG_INFINITY } else { -(i as f32) }),
+            special(&|i| i as f32 * 1e-3),
+            special(&|i| -(i as f32) * 1e-3),
+        ];
+        check_top_k(&rt, &rows.concat(), &vec![1.0; rows.len()], vocab, vocab);
+    }
+}
+
+#[test]
+fn top_k_of_logits_that_are_not_numbers() {
+    for rt in gpu::runtimes() {
+        let vocab = 3000;
+        let special = |f: &dyn Fn(usize) -> f32| (0..vocab).map(f).collect::<Vec<f32>>();
+        let rows = [
+            special(&|i| if i % 3 == 0 { f32::NAN } else { i as f32 }),
+            special(&|i| if i < 2996 { f32::NAN } else { -1.0 }),
+            special(&|i| if i == 7 { -f32::NAN } else { i as f32 }),
+            special(&|_| f32::NAN),
+            special(&|_| f32::NEG_INFINITY),
+            special(&|i| if i == 2222 { f32::INFINITY } else { i as f32 }),
+        ];
+        check_top_k(&rt, &rows.concat(), &vec![1.0; rows.len()], vocab, vocab);
+        // A temperature so low that its inverse is infinite.
+        check_top_k(&rt, &special(&|i| i as f32), &[f32::MAX], vocab, vocab);
+    }
+}
+
+/// More rows than a launch takes.
+#[test]
+fn top_k_of_many_rows() {
+    for rt in gpu::runtimes() {
+        let factors: Vec<f32> = (0..130).map(|i| 0.5 + i as f32 / 64.0).collect();
+        check_top_k(&rt, &random(130, 300, 4), &factors, 299, 300);
+    }
+}
+
+#[test]
+fn top_k_in_every_order_of_threads() {
+    gpu::for_schedules(|rt, _| check_top_k(rt, &random(1, 5003, 3), &[1.0], 5003, 5003));
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
 use tandem::device::{self, Buffer, Clock, Kind, Lane, Rates, Runtime};
-use tandem::engine::{Engine, Input, Logits, Options, Sizes, Strategy, Timeline, choose};
+use tandem::engine::{Engine, Input, Logits, Options, Sizes, StepPlan, Strategy, Timeline, choose};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, OpCosts, Roofline, Sizes as PlanSizes, StepTimes, hardware};
 use tandem::program::{
@@ -105,6 +105,59 @@ fn predicted_step(m: &LoadedModel, h: &Hardware, placement: &Placement, groups: 
     let program = lower(placement, &iteration).unwrap();
     let costs = OpCosts::new(&costs, &sizes).of(&iteration).on(placement);
     virtual_machine::run(&program, &costs).seconds()
+}
+
+/// Rows from which tokens are drawn: their logits stay on the device, and cost what predictions say.
+#[test]
+fn drawn_tokens_take_as_long_as_predicted() {
+    let m = mid(2);
+    for machine in MACHINES {
+        let (h, rows) = (hardware::named(machine).unwrap(), 24);
+        let placement = Placement::boundary(0, 2, 0, 0);
+        let mut options = options(64);
+        (options.sequences, options.logits) = (rows, rows);
+        let mut e = with(&m, machine, &placement, &options);
+        let seqs: Vec<_> = (0..rows).map(|_| e.add()).collect();
+        for &seq in &seqs {
+            e.forward_greedy(&[Input { seq, tokens: &[1, 2, 3, 4, 5], logits: Logits::Last }]).unwrap();
+        }
+        let inputs: Vec<_> =
+            seqs.iter().map(|&seq| Input { seq, tokens: &[7], logits: Logits::Last }).collect();
+        let mut executed = |top: bool| {
+            let begin = e.emulated_seconds().unwrap();
+            match top {
+                true => e.forward_tops(&inputs, &vec![Some(1.0); rows], &StepPlan::ONE).unwrap(),
+                false => drop(e.forward(&inputs).unwrap().to_vec()),
+            }
+            let took = e.emulated_seconds().unwrap() - begin;
+            seqs.iter().for_each(|&seq| e.truncate(seq, 5));
+            took
+        };
+        let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
+        let predicted = |top: bool| {
+            let group = |slot| Group {
+                request: RequestId { slot, generation: 0 },
+                phase: Phase::Decode,
+                first: 5,
+                tokens: 1,
+                kv: Kv::Device,
+                wants: Wants::Last,
+            };
+            let iteration =
+                Iteration { top, ..Iteration::serial((0..rows as u32).map(group).collect(), false) };
+            let costs = Roofline::new(&h, &sizes);
+            let program = lower(&placement, &iteration).unwrap();
+            virtual_machine::run(&program, &OpCosts::new(&costs, &sizes).of(&iteration).on(&placement))
+                .seconds()
+        };
+        let (whole, tops) = (executed(false), executed(true));
+        for (got, want) in [(whole, predicted(false)), (tops, predicted(true))] {
+            assert!((got / want - 1.0).abs() < 0.1, "{machine}: {got} s, predicted {want}");
+        }
+        // What is saved, too: nearly all of what the logits take over the link.
+        let (got, want) = (whole - tops, predicted(false) - predicted(true));
+        assert!((got / want - 1.0).abs() < 0.1, "{machine}: {got} s saved, predicted {want}");
+    }
 }
 
 /// Boundaries, all on the CPU among them, streaming, pinned layers with several vectors.

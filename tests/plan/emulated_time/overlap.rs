@@ -71,7 +71,7 @@ impl Run {
         let waiting: Vec<Vec<SeqId>> =
             self.host.iter().filter(|c| self.e.parked(c[0]).is_none()).cloned().collect();
         sub_batches.extend(waiting.iter().map(|c| SubBatch::of(host(c))));
-        (Iteration { sub_batches, moves: vec![], flow: Flow::Async, pick: true }, waiting)
+        (Iteration { sub_batches, moves: vec![], flow: Flow::Async, pick: true, top: false }, waiting)
     }
 
     fn step(&mut self) -> (f64, Advanced) {

@@ -120,7 +120,7 @@ fn any_iteration() -> impl Strategy<Value = Iteration> {
             let rest = if two { groups.split_off(cut.min(groups.len())) } else { Vec::new() };
             let sub_batches = [groups, rest].into_iter().map(SubBatch::of).collect();
             let flow = if lanes { Flow::TwoLanes } else { Flow::Serial };
-            Iteration { sub_batches, moves, flow, pick }
+            Iteration { sub_batches, moves, flow, pick, top: false }
         })
 }
 
@@ -439,8 +439,13 @@ fn streamed_pages_and_weights_hide_behind_the_layers_before() {
 fn two_lanes_overlap_host_attention_with_the_other_sub_batch() {
     let placement = Placement::all(Side::Device, 8, 64);
     let batch = |slots: std::ops::Range<u32>| SubBatch::of(slots.map(|s| decode(s, 100, Kv::Host)).collect());
-    let iteration =
-        |flow| Iteration { sub_batches: vec![batch(0..4), batch(4..8)], moves: Vec::new(), flow, pick: true };
+    let iteration = |flow| Iteration {
+        sub_batches: vec![batch(0..4), batch(4..8)],
+        moves: Vec::new(),
+        flow,
+        pick: true,
+        top: false,
+    };
     let costs = |op: &Op| match op.kind {
         Kind::Attend { .. } => 10.0,
         Kind::OutProj | Kind::FfnUp { .. } | Kind::FfnDown | Kind::Project { .. } => 2.5,

@@ -94,7 +94,7 @@ proptest! {
                 numbers.push(i);
                 sub_batches.push(SubBatch { groups: groups.clone(), at: *at });
             }
-            let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true };
+            let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true, top: false };
             let program = lower(&placement, &iteration).unwrap();
             if let Err(fault) = check(&program, &placement, &iteration) {
                 let ops: Vec<String> = program.ops.iter().enumerate()
@@ -172,7 +172,7 @@ proptest! {
 fn async_of(rows: u32, cohorts: Vec<SubBatch>) -> Iteration {
     let device = SubBatch::of((0..rows).map(|s| decode(s, 70, Kv::Device)).collect());
     let sub_batches = std::iter::once(device).chain(cohorts).collect();
-    Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true }
+    Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true, top: false }
 }
 
 /// A cohort advances by one layer an iteration as long as the host needs no longer for it (APEX §4.2), and each second

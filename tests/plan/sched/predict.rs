@@ -87,7 +87,7 @@ fn kinds() -> impl Draw<Value = [Vec<(u32, u32)>; 4]> {
 }
 
 fn iterations(layers: u32) -> impl Draw<Value = Iteration> {
-    let one = |flow, sub_batches| Iteration { sub_batches, moves: Vec::new(), flow, pick: true };
+    let one = |flow, sub_batches| Iteration { sub_batches, moves: Vec::new(), flow, pick: true, top: false };
     prop_oneof![
         kinds().prop_map(move |k| one(Flow::Serial, vec![batch(&k, &mut 0)])),
         (kinds(), kinds()).prop_map(move |(a, b)| {
@@ -291,7 +291,8 @@ fn rows_within_the_devices_products() {
                 for (i, &n) in cohorts.iter().enumerate() {
                     sub_batches.push(SubBatch::parked(groups(n, Kv::Host), 7 + 9 * i as u32));
                 }
-                let iteration = Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true };
+                let iteration =
+                    Iteration { sub_batches, moves: Vec::new(), flow: Flow::Async, pick: true, top: false };
                 let all = p.exact(&iteration).unwrap().all;
                 let product = |rows| -> f64 {
                     PRODUCTS.iter().map(|&s| roofline.product(Side::Device, 7, s, rows)).sum()

@@ -3,10 +3,14 @@
 use std::ops::Range;
 
 use super::EmulatedAccelerator;
-use super::operands::DeltaOperand;
-use crate::device::accelerator::{EmbedWeight, LinearWeight, NormWeight, Residual, StepContext};
+use super::operands::{DeltaOperand, Operands};
+use crate::device::accelerator::{
+    EmbedWeight, LinearWeight, NormWeight, Residual, Shape, StepContext, TOP_BYTES, Workspace, write_top,
+};
+use crate::device::emulated::op::HostOp;
 use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
 use crate::device::emulated::ops::norm;
+use crate::device::runtime::Lane;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -115,6 +119,29 @@ pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &StepContext<'_>, rows: &R
         }
         Ok(())
     })
+}
+
+/// See [`Accelerator::top`](crate::device::accelerator::Accelerator::top).
+pub(super) fn top(
+    accel: &EmulatedAccelerator,
+    lane: Lane,
+    shape: &Shape,
+    ws: &Workspace,
+    factors: &[f32],
+) -> Result<()> {
+    let (vocab, places, factors) = (shape.vocab, 0..factors.len(), factors.to_vec());
+    let mut io = Operands { reads: Vec::new(), writes: Vec::new() };
+    let logits = io.read_rows(ws.logits, &places, 4 * vocab);
+    let top = io.write_rows(ws.top, &places, TOP_BYTES);
+    let Operands { reads, writes } = io;
+    let body = move |reads: &[&[u8]], writes: &mut [&mut [u8]]| {
+        let rows = numbers::<f32>(reads[logits]).chunks_exact(vocab);
+        for ((row, out), &factor) in rows.zip(writes[top].chunks_exact_mut(TOP_BYTES)).zip(&factors) {
+            write_top(row, factor, out);
+        }
+        Ok(())
+    };
+    accel.emulated.enqueue(lane, HostOp { name: "top".into(), reads, writes, body: Box::new(body) })
 }
 
 /// Row `i` of a table, if the table is long enough.

@@ -29,7 +29,7 @@ use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, Workspace,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -237,6 +237,10 @@ impl Accelerator for EmulatedAccelerator {
 
     fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         ends::argmax(self, cx, &rows)
+    }
+
+    fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()> {
+        ends::top(self, lane, shape, ws, factors)
     }
 
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {

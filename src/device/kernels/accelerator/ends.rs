@@ -3,14 +3,16 @@
 use std::ops::Range;
 
 use super::super::elementwise::{
-    self, Embed, LogitsReduce, NormRows, Positions, logits_reduce, norm, softcap,
+    self, Embed, LogitsReduce, NormRows, Positions, TopK, logits_reduce, logits_top_k, norm, softcap,
 };
 use super::super::product::{Epilogue, ProductArgs, product};
 use super::super::quant::{self, GatherArgs, PackedLayout};
 use super::lists::{linear_scratch, lists};
 use crate::Result;
-use crate::device::accelerator::{EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes, StepContext};
-use crate::device::runtime::{DevPtr, Runtime};
+use crate::device::accelerator::{
+    EmbedWeight, LinearWeight, NormWeight, Residual, RowBytes, Shape, StepContext, Workspace,
+};
+use crate::device::runtime::{DevPtr, Lane, Runtime};
 
 /// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
 pub(super) fn embed(
@@ -133,4 +135,16 @@ pub(super) fn argmax(rt: &dyn Runtime, cx: &StepContext<'_>, rows: &Range<usize>
         k: 1,
     };
     logits_reduce(rt, cx.lane, &args)
+}
+
+/// See [`Accelerator::top`](crate::device::accelerator::Accelerator::top).
+pub(super) fn top(
+    rt: &dyn Runtime,
+    lane: Lane,
+    shape: &Shape,
+    ws: &Workspace,
+    factors: &[f32],
+) -> Result<()> {
+    let args = TopK { logits: ws.logits, out: ws.top, factors, vocab: shape.vocab, ld: shape.vocab };
+    logits_top_k(rt, lane, &args)
 }

@@ -24,7 +24,7 @@ use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, Workspace,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -237,6 +237,10 @@ impl Accelerator for KernelAccelerator {
 
     fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
         ends::argmax(self.rt(), cx, &rows)
+    }
+
+    fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()> {
+        ends::top(self.rt(), lane, shape, ws, factors)
     }
 
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {

@@ -8,12 +8,14 @@ mod embed;
 mod logits;
 mod norm;
 mod rope_append;
+mod top_k;
 
 pub use activation::{Activate, Activation, activate};
 pub use embed::{Embed, Positions, embed};
 pub use logits::{LogitsReduce, logits_reduce, logits_workspace_bytes, softcap};
 pub use norm::{NormRows, norm};
 pub use rope_append::{PublishRows, RopeAppend, rope_append};
+pub use top_k::{TopK, logits_top_k};
 
 use crate::Result;
 use crate::device::runtime::{Lane, Launch, Params, Runtime};

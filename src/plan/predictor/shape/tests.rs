@@ -22,7 +22,7 @@ fn step(flow: Flow, lanes: &[Lane<'_>], moves: &[(Side, u32)]) -> Iteration {
         to,
         pages: 0..3,
     });
-    Iteration { sub_batches, moves: moves.collect(), flow, pick: true }
+    Iteration { sub_batches, moves: moves.collect(), flow, pick: true, top: false }
 }
 
 /// All in device memory; some layers on the host; weights of some streamed; all of them.
