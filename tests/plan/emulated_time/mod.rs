@@ -14,7 +14,7 @@ use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
 use tandem::device::{self, Buffer, Clock, Kind, Lane, Rates, Runtime};
 use tandem::engine::{Engine, Input, Logits, Options, Sizes, StepPlan, Strategy, Timeline, choose};
 use tandem::model::{LoadedModel, load};
-use tandem::plan::{Hardware, OpCosts, Roofline, Sizes as PlanSizes, StepTimes, hardware};
+use tandem::plan::{Costs as _, Hardware, OpCosts, Roofline, Sizes as PlanSizes, StepTimes, hardware};
 use tandem::program::{
     Far, Flow, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Residence, Side, Unit, Wants,
     lower, virtual_machine,
@@ -154,9 +154,13 @@ fn drawn_tokens_take_as_long_as_predicted() {
         for (got, want) in [(whole, predicted(false)), (tops, predicted(true))] {
             assert!((got / want - 1.0).abs() < 0.1, "{machine}: {got} s, predicted {want}");
         }
-        // What is saved, too: nearly all of what the logits take over the link.
-        let (got, want) = (whole - tops, predicted(false) - predicted(true));
-        assert!((got / want - 1.0).abs() < 0.1, "{machine}: {got} s saved, predicted {want}");
+        // What is saved, too. Emulated time finds these few logits in the level-two cache, predictions read them twice.
+        let reads = Roofline::new(&h, &sizes).copy(Side::Device, 4 * (rows * m.spec.vocab) as u64);
+        let (got, want) = (whole - tops, predicted(false) - predicted(true) + reads);
+        assert!(
+            want > reads && (got / want - 1.0).abs() < 0.01,
+            "{machine}: {got} s saved, predicted {want}"
+        );
     }
 }
 
