@@ -4,9 +4,10 @@ use super::numbers::{U, floats, some, unit, words};
 use super::probe::{LANE, Probe, Worst, at};
 use super::{Depth, quantised};
 use crate::Result;
-use crate::device::accelerator::NormWeight;
+use crate::device::accelerator::{NormWeight, TOP_BYTES, top_error, top_of};
 use crate::device::kernels::elementwise::{
-    Embed, LogitsReduce, NormRows, embed, logits_reduce, logits_workspace_bytes, norm, softcap,
+    Embed, LogitsReduce, NormRows, TopK, embed, logits_reduce, logits_top_k, logits_workspace_bytes, norm,
+    softcap,
 };
 use crate::device::kernels::quant::{GatherArgs, PackedLayout, gather, pack};
 use crate::device::runtime::DevPtr;
@@ -162,6 +163,7 @@ pub fn logits(p: &mut Probe, depth: Depth) {
     for &k in ks {
         p.check(&format!("the {k} greatest logits"), |p| greatest(p, k));
     }
+    p.check("the likeliest tokens", likeliest);
     p.check("soft-cap", |p| {
         let (rows, vocab, ld, cap) = (2, 1500, 1504, 30f32);
         let x: Vec<f32> = some(5, rows * ld).iter().map(|x| 100.0 * x).collect();
@@ -209,4 +211,30 @@ fn greatest(p: &Probe, k: usize) -> Result<Worst> {
     let index = Worst::of(&p.words(&indices)?, at.iter().map(|(i, _)| (*i as f64, 0.0)));
     let value = Worst::of(&p.floats(&values)?, at.iter().map(|(_, x)| (*x, 0.0)));
     Ok(index.max(value).max(Worst::of(&p.floats(&logsumexp)?, sums)))
+}
+
+/// What tokens are drawn among: the greatest logits, and Σ e^(factor·(x − max)).
+fn likeliest(p: &Probe) -> Result<Worst> {
+    let (vocab, factors) = (5000, [1.0f32, 0.5, 2.0]);
+    let x: Vec<f32> = some(7, factors.len() * vocab).iter().map(|x| 8.0 * x).collect();
+    let (logits, out) = (p.up(&floats(&x))?, p.out(factors.len() * TOP_BYTES)?);
+    let args = TopK { logits: logits.ptr(), out: out.ptr(), factors: &factors, vocab, ld: vocab };
+    logits_top_k(&*p.rt, LANE, &args)?;
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    for ((row, factor), bytes) in
+        x.chunks_exact(vocab).zip(factors).zip(p.bytes(&out)?.chunks_exact(TOP_BYTES))
+    {
+        let (found, sum) = top_of(bytes, vocab);
+        let mut order: Vec<u32> = (0..vocab as u32).collect();
+        order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
+        let most = f64::from(row[order[0] as usize]);
+        for (i, (value, token)) in found.iter().enumerate() {
+            got.extend([f64::from(*value), f64::from(*token)]);
+            want.extend([(f64::from(row[order[i] as usize]), 0.0), (f64::from(order[i]), 0.0)]);
+        }
+        let all: f64 = row.iter().map(|&x| ((f64::from(x) - most) * f64::from(factor)).exp()).sum();
+        got.push(f64::from(sum));
+        want.push((all, top_error(vocab) * all));
+    }
+    Ok(Worst::of(&got, want))
 }

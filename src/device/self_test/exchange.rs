@@ -6,7 +6,7 @@ use super::numbers::{floats, noise, some, unit, value, words};
 use super::probe::{LANE, Probe, Worst};
 use super::{Depth, GRAPHS};
 use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
-use crate::device::accelerator::PageMove;
+use crate::device::accelerator::{LayerPages, PageMove};
 use crate::device::kernels::exchange::{
     CheckReady, MoveRows, PageMoves, PublishArgs, PublishSource, check_ready, convert_rows, copy_rows,
     pages_from_host, pages_to_host, publish_rows,
@@ -158,8 +158,10 @@ fn pages(p: &Probe, half: Half) -> Result<Worst> {
     // They change places on the device.
     let list: Vec<PageMove> =
         [1, 0].iter().zip(0..).map(|(&d, h)| PageMove { device: d, host: h, tokens: 32 }).collect();
-    let args = |host| PageMoves { device: device.ptr(), host, pages: &list, n_kv_heads: heads, head_dim: hd };
-    pages_from_host(&*p.rt, LANE, &args(staged.ptr()))?;
+    let layer_at = |host| [LayerPages { device: device.ptr(), host }];
+    let (from, to) = (layer_at(staged.ptr()), layer_at(back.ptr()));
+    let args = PageMoves { layers: &from, pages: &list, n_kv_heads: heads, head_dim: hd };
+    pages_from_host(&*p.rt, LANE, &args)?;
     let mut want = Vec::new();
     for &id in [ids[1], ids[0]].iter() {
         for head in 0..heads {
@@ -176,7 +178,7 @@ fn pages(p: &Probe, half: Half) -> Result<Worst> {
     }
     debug_assert!(want.iter().all(|w| value(half, super::numbers::bits(half, w.0 as f32)) == w.0));
     let there = Worst::of(&p.halves(&device, half)?, want);
-    pages_to_host(&*p.rt, LANE, &args(back.ptr()))?;
+    pages_to_host(&*p.rt, LANE, &PageMoves { layers: &to, ..args })?;
     Ok(there.max(Worst::of_bytes(&p.bytes(&back)?, &on_host)))
 }
 
