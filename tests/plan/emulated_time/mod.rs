@@ -157,10 +157,7 @@ fn drawn_tokens_take_as_long_as_predicted() {
         // What is saved, too. Emulated time finds these few logits in the level-two cache, predictions read them twice.
         let reads = Roofline::new(&h, &sizes).copy(Side::Device, 4 * (rows * m.spec.vocab) as u64);
         let (got, want) = (whole - tops, predicted(false) - predicted(true) + reads);
-        assert!(
-            want > reads && (got / want - 1.0).abs() < 0.01,
-            "{machine}: {got} s saved, predicted {want}"
-        );
+        assert!(got > 0.0 && (got / want - 1.0).abs() < 0.01, "{machine}: {got} s saved, predicted {want}");
     }
 }
 
