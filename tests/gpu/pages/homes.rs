@@ -288,8 +288,8 @@ fn a_step_that_fails_leaves_sequences_and_pages_where_they_were() {
         runtime.set_faults(FaultPlan::default());
         assert!(refused > 80, "only {refused} launches were refused");
         step(&mut e, &model, &[(a, 1), (b, 1), (c, 1)], Flow::Serial, &[]).unwrap().unwrap();
-        // Lost in the middle of a copy: no step more, and every page comes back.
-        runtime.set_faults(FaultPlan { lost_at: Some(2), ..FaultPlan::default() });
+        // Lost in a copy, which is one launch for all layers: no step more, and every page comes back.
+        runtime.set_faults(FaultPlan { lost_at: Some(1), ..FaultPlan::default() });
         e.swap(a, Side::Host).expect_err("the device is lost");
         e.swap(b, Side::Device).expect_err("the device is lost");
         seqs.into_iter().for_each(|s| e.remove(s));
