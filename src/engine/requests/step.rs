@@ -9,6 +9,7 @@
 //! nothing at all makes progress for long, the oldest request ends with the reason, so that no strategy can make a
 //! client wait forever.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -314,7 +315,7 @@ impl Requests {
             return Ok(token);
         }
         // The step is done, so it cannot be tried again.
-        sample(live, self.engine.logits_row(row).map_err(|_| LOST)?)
+        sample(live, self.engine.logits_row(row).map_err(|e| Cow::from(format!("{LOST}: {e}")))?)
     }
 
     /// Appends a request's next token.
@@ -323,7 +324,7 @@ impl Requests {
         let token = match pick {
             Ok(token) => token,
             Err(why) => {
-                done.over.push((id, Finish::Failed(why.into())));
+                done.over.push((id, Finish::Failed(why.into_owned())));
                 return;
             }
         };
@@ -359,21 +360,21 @@ fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
 }
 
 /// Why there is no token of a row whose logits have stayed on a device that fails.
-const LOST: &str = "the device failed before its scores were read";
+const LOST: &str = "the scores could not be read";
 
 /// The next token of a request, or why there is none.
-pub(super) type Pick = std::result::Result<u32, &'static str>;
+pub(super) type Pick = std::result::Result<u32, Cow<'static, str>>;
 
 /// The token that the device has chosen, which has none among scores that are not numbers.
 pub(super) fn likeliest(pick: Option<u32>) -> Pick {
-    pick.ok_or(NOT_NUMBERS)
+    pick.ok_or(NOT_NUMBERS.into())
 }
 
 /// The next token of a request, by its sampler. A score of minus infinity only excludes its token.
 pub(super) fn sample(live: &mut Live, logits: &mut [f32]) -> Pick {
     let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
     if !usable {
-        return Err(NOT_NUMBERS);
+        return Err(NOT_NUMBERS.into());
     }
-    live.sampler.choose(logits, &live.tokens).ok_or(NO_TOKEN_LEFT)
+    live.sampler.choose(logits, &live.tokens).ok_or(NO_TOKEN_LEFT.into())
 }
