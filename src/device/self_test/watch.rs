@@ -31,6 +31,7 @@ struct Launched {
 
 impl Watch {
     /// Keeps which kernels are launched.
+    #[cfg(tandem_kernels)]
     pub fn watching(rt: Arc<dyn Runtime>, without: BTreeSet<String>) -> Watch {
         Watch { rt, without, notices: Vec::new(), launched: Some(Mutex::default()) }
     }
@@ -45,15 +46,18 @@ impl Watch {
     }
 
     /// From here on [`Watch::launched_since_begin`] counts.
+    #[cfg(tandem_kernels)]
     pub fn begin(&self) {
         self.with(|l| l.since_begin.clear());
     }
 
+    #[cfg(tandem_kernels)]
     pub fn launched_since_begin(&self) -> BTreeSet<String> {
         self.with(|l| l.since_begin.clone()).unwrap_or_default()
     }
 
     /// Every kernel that was launched.
+    #[cfg(tandem_kernels)]
     pub fn launched(&self) -> BTreeSet<String> {
         self.with(|l| l.all.clone()).unwrap_or_default()
     }

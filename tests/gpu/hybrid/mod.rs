@@ -4,6 +4,7 @@
 
 mod attention;
 mod bench;
+#[cfg(tandem_kernels)]
 mod launches;
 mod limits;
 mod pages;
