@@ -174,9 +174,7 @@ pub trait Runtime: Send + Sync {
 
     /// Bytes of the pieces in which larger allocations take memory: 1 where they take what they ask for. Those of at most half a
     /// piece share pieces.
-    fn granule(&self) -> u64 {
-        1
-    }
+    fn granule(&self) -> u64;
 
     /// Allocates `bytes` > 0 of memory, aligned to 256. Its contents are undefined.
     ///
@@ -198,19 +196,20 @@ pub trait Runtime: Send + Sync {
     /// divided into ranges. It is mapped if the accelerator supports that. If the host refuses to lock that much, it is
     /// pageable, with the reason in [`Slab::pageable`] and [`Runtime::notices`].
     ///
-    /// # Errors
-    /// [`crate::Error::Capacity`] if the host does not even have pageable memory.
-    fn slab(&self, bytes: usize) -> Result<Slab>;
-
-    /// As [`Runtime::slab`], for memory that the host's threads read: `touch` is given its address before it is page-locked, while
-    /// it has no pages yet, and touches it, so that the pages (huge ones, if the system has them) lie on the memory nodes of those
-    /// threads. Locking would put all of them on the caller's. Accelerators whose memory is the host's may leave it out.
+    /// `touch` is given its address before it is locked, while it has no pages yet, and may touch it by the threads that will read it,
+    /// so that the pages (huge ones, if the system has them) lie on their memory nodes: locking puts all of them on the caller's.
+    /// Accelerators that lock nothing leave that out.
     ///
     /// # Errors
-    /// As [`Runtime::slab`].
-    fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab> {
-        let _ = touch;
-        self.slab(bytes)
+    /// [`crate::Error::Capacity`] if the host does not even have pageable memory.
+    fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab>;
+
+    /// [`Runtime::slab_touched`] by nobody.
+    ///
+    /// # Errors
+    /// As [`Runtime::slab_touched`].
+    fn slab(&self, bytes: usize) -> Result<Slab> {
+        self.slab_touched(bytes, &|_| ())
     }
 
     /// Enqueues a copy of `src` (staged: it may be reused at once).

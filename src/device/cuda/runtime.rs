@@ -160,10 +160,6 @@ impl Runtime for CudaRuntime {
         Ok(Arc::new(CudaPinned::new(&self.context, &self.release, bytes, Caching::Cached, true)?))
     }
 
-    fn slab(&self, bytes: usize) -> Result<Slab> {
-        self.slab_touched(bytes, &|_| ())
-    }
-
     fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab> {
         let mapped = self.maps_host_memory;
         let (slab, pageable) = CudaSlab::new(&self.context, &self.release, bytes, mapped, touch)?;

@@ -232,7 +232,11 @@ impl Runtime for EmulatedRuntime {
         Ok(self.core.pinned(bytes)?)
     }
 
-    fn slab(&self, bytes: usize) -> Result<Slab> {
+    fn granule(&self) -> u64 {
+        1
+    }
+
+    fn slab_touched(&self, bytes: usize, _touch: &dyn Fn(*mut u8)) -> Result<Slab> {
         match self.core.pinned(bytes) {
             Ok(memory) => Ok(Slab::new(memory, None)),
             Err(Error::Capacity(why)) => {

@@ -108,6 +108,9 @@ impl Runtime for Watch {
     fn memory_free(&self) -> Result<u64> {
         self.rt.memory_free()
     }
+    fn granule(&self) -> u64 {
+        self.rt.granule()
+    }
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         self.rt.alloc(bytes)
     }
@@ -117,8 +120,8 @@ impl Runtime for Watch {
     fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>> {
         self.rt.pinned(bytes)
     }
-    fn slab(&self, bytes: usize) -> Result<Slab> {
-        self.rt.slab(bytes)
+    fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab> {
+        self.rt.slab_touched(bytes, touch)
     }
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()> {
         self.rt.upload(lane, dst, src)

@@ -50,6 +50,9 @@ impl Runtime for Turn {
     fn memory_free(&self) -> Result<u64> {
         self.0.memory_free()
     }
+    fn granule(&self) -> u64 {
+        self.0.granule()
+    }
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         self.0.alloc(bytes)
     }
@@ -59,8 +62,8 @@ impl Runtime for Turn {
     fn pinned(&self, bytes: usize) -> Result<Arc<dyn Pinned>> {
         self.0.pinned(bytes)
     }
-    fn slab(&self, bytes: usize) -> Result<Slab> {
-        self.0.slab(bytes)
+    fn slab_touched(&self, bytes: usize, touch: &dyn Fn(*mut u8)) -> Result<Slab> {
+        self.0.slab_touched(bytes, touch)
     }
     fn upload(&self, lane: Lane, dst: DevPtr, src: &[u8]) -> Result<()> {
         self.0.upload(lane, dst, src)
