@@ -14,7 +14,7 @@
 //! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`Overlap`], [`CohortStep`], [`Advanced`], [`Swap`], [`Target`], [`FarSteps`], [`SidePages`] | cohorts, swaps and far pages: what a step does besides its rows |
 //! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
-//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`Pause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
+//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
 //! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`Upload`] | weights in the layout of an accelerator |
 //! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
@@ -44,7 +44,7 @@ pub use input::{Input, Logits, StepPlan};
 pub use kv::{FarSteps, Swap, Target};
 pub(crate) use machine::host_pages;
 pub use machine::{
-    Among, Choice, Considered, LaneHandOver, Pause, Prices, Sizes, Strategy, Tiers, Timed, choose,
+    Among, Choice, Considered, JobPause, LaneHandOver, Prices, Sizes, Strategy, Tiers, Timed, choose,
     choose_by_time, hand_overs,
 };
 pub use memory::Memory;

@@ -5,7 +5,7 @@
 //! * A job ends when its *chunks* are done, not when every thread has taken part: a worker that is descheduled while
 //!   idle delays nothing.
 //! * Workers spin for a short while after a job (the next one of a forward pass comes within
-//!   microseconds), then park; while the pool is kept warm ([`Pool::warmth`]) they go on spinning.
+//!   microseconds), then park; while the pool waits actively ([`Pool::active_wait`]) they go on spinning.
 //!
 //! Which thread runs a chunk is left to chance; results must not depend on it. Every kernel here
 //! writes disjoint outputs per chunk and reduces in a fixed order, so they do not.
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::warmth::{self, Warmth};
+use super::active_wait::{self, ActiveWait};
 
 /// How long an idle worker spins before it parks. A forward pass leaves gaps of a few microseconds
 /// between jobs and of some hundred between tokens (sampling, printing).
@@ -48,7 +48,7 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     /// Whether idle workers are told not to park.
-    warm: Arc<warmth::Clock>,
+    active: Arc<active_wait::Deadline>,
 }
 
 // SAFETY: `job` is written only by the thread inside `Pool::run` (serialised by `Pool::busy`) while no
@@ -144,7 +144,7 @@ impl Pool {
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
-            warm: Arc::default(),
+            active: Arc::default(),
         });
         let workers = (1..threads.max(1))
             .map_while(|w| {
@@ -166,7 +166,7 @@ impl Pool {
     }
 
     /// The switch that keeps idle workers from parking, for steps in which another device works between their jobs.
-    pub fn warmth(&self) -> Warmth {
+    pub fn active_wait(&self) -> ActiveWait {
         let (shared, threads) = (self.shared.clone(), self.workers.iter().map(|w| w.thread().clone()));
         let threads: Vec<std::thread::Thread> = threads.collect();
         let wake = move || {
@@ -174,7 +174,7 @@ impl Pool {
                 threads.iter().for_each(std::thread::Thread::unpark);
             }
         };
-        Warmth::new(self.shared.warm.clone(), Arc::new(wake))
+        ActiveWait::new(self.shared.active.clone(), Arc::new(wake))
     }
 
     /// Number of threads that take part.
@@ -316,9 +316,9 @@ fn worker_loop(shared: &Shared, worker: usize) {
             std::hint::spin_loop();
         }
         let since = *idle_since.get_or_insert_with(std::time::Instant::now);
-        if since.elapsed() > SPIN && !shared.warm.is_on() {
+        if since.elapsed() > SPIN && !shared.active.is_on() {
             shared.sleepers.0.fetch_add(1, Ordering::SeqCst);
-            let told = shared.stop.load(Ordering::SeqCst) || shared.warm.is_on();
+            let told = shared.stop.load(Ordering::SeqCst) || shared.active.is_on();
             if shared.state.0.load(Ordering::SeqCst) as u32 == 0 && !told {
                 std::thread::park();
             }
@@ -452,9 +452,9 @@ mod tests {
 
     /// Jobs that come when workers would have parked find them spinning, on cores of their own.
     #[test]
-    fn workers_that_are_kept_warm_do_not_park() {
+    fn workers_that_wait_actively_do_not_park() {
         let pool = Pool::new(2);
-        let warmth = pool.warmth();
+        let active_wait = pool.active_wait();
         let parked = || pool.shared.sleepers.0.load(Ordering::SeqCst) > 0;
         let within = |limit: std::time::Duration, what: &dyn Fn() -> bool| {
             let since = std::time::Instant::now();
@@ -465,10 +465,10 @@ mod tests {
         };
         let long = std::time::Duration::from_secs(20);
         assert!(within(long, &parked), "idle workers park");
-        warmth.begin(long);
-        assert!(within(long, &|| !parked()), "warmth wakes them");
+        active_wait.begin(long);
+        assert!(within(long, &|| !parked()), "active_wait wakes them");
         assert!(!within(20 * SPIN, &parked), "and keeps them awake");
-        warmth.end();
+        active_wait.end();
         assert!(within(long, &parked), "then they park again");
         let hits = AtomicUsize::new(0);
         pool.run(8, &|_, _| {

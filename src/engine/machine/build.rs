@@ -70,7 +70,7 @@ impl RealMachine {
         let threads = pool.threads();
         // Who spins needs a core: the issuing thread one beside the pool's. A device of threads has none to spare.
         let spare = allowed_cores() > threads && accel.runtime().info().driver > 0;
-        let warmth = spare.then(|| pool.warmth());
+        let active_wait = spare.then(|| pool.active_wait());
         let units = Units {
             layers: placement.layers.iter().map(computes_on_host).collect(),
             head: placement.head == Side::Host,
@@ -137,7 +137,7 @@ impl RealMachine {
                     HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?;
                 isa = format!("{isa}, cpu {}", half.isa().name());
                 bytes_per_step += half.bytes_per_step();
-                Some(HostSide::Lane(lane.serve(half, runtime.clone(), warmth)))
+                Some(HostSide::Lane(lane.serve(half, runtime.clone(), active_wait)))
             }
         };
 
@@ -268,7 +268,7 @@ impl RealMachine {
             slots: Vec::new(),
             deterministic: false,
             patience: PATIENCE,
-            warm_step: Duration::ZERO,
+            active_step: Duration::ZERO,
             refuses_cohorts: OnceLock::new(),
             #[cfg(test)]
             pretends: None,

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use super::lowered::Lowered;
 use super::sync::{Look, Word};
 use crate::device::{Actor, Event, Moment, Runtime, uncount_waits};
-use crate::host::Warmth;
+use crate::host::ActiveWait;
 use crate::{Error, Result};
 
-/// How long either thread spins for the other before it sleeps, about as long as waking up takes; while the lane is kept warm
-/// ([`Lane::warm`]), they go on spinning.
+/// How long either thread spins for the other before it sleeps, about as long as waking up takes; while the lane waits actively
+/// ([`Lane::wait_actively`]), they go on spinning.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Spins between two questions about an event: each takes the driver's lock, which the issuing thread needs.
@@ -147,7 +147,7 @@ struct Shared<S> {
     to_lane: Condvar,
     from_lane: Condvar,
     /// Keeps both threads, and the workers, awake during a step of two sides; without it each sleeps when it has nothing to do.
-    warmth: Option<Warmth>,
+    active_wait: Option<ActiveWait>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -197,8 +197,8 @@ impl<S: Send + 'static> Started<S> {
         Ok((Started { thread, hand_over }, made))
     }
 
-    /// Begins to take jobs, which wait for events of `runtime`. `warmth` is for machines with a core for every thread.
-    pub fn serve(self, state: S, runtime: Arc<dyn Runtime>, warmth: Option<Warmth>) -> Lane<S> {
+    /// Begins to take jobs, which wait for events of `runtime`. `active_wait` is for machines with a core for every thread.
+    pub fn serve(self, state: S, runtime: Arc<dyn Runtime>, active_wait: Option<ActiveWait>) -> Lane<S> {
         let queue = Queue {
             pending: VecDeque::new(),
             open: HashSet::new(),
@@ -216,7 +216,7 @@ impl<S: Send + 'static> Started<S> {
             changes: AtomicUsize::new(0),
             to_lane: Condvar::new(),
             from_lane: Condvar::new(),
-            warmth,
+            active_wait,
         });
         let thread = match shared.runtime.turns() {
             None => {
@@ -243,18 +243,18 @@ impl<S: Send + 'static> Lane<S> {
     }
 
     /// From now on neither this thread, waiting for a job, nor the lane and its workers, waiting for one, sleep: until
-    /// [`Lane::cool`], or for `most` at the longest. Nothing without a [`Warmth`].
-    pub fn warm(&self, most: Duration) {
-        if let Some(warmth) = &self.shared.warmth {
-            warmth.begin(most);
+    /// [`Lane::wait_passively`], or for `most` at the longest. Nothing without a [`ActiveWait`].
+    pub fn wait_actively(&self, most: Duration) {
+        if let Some(active_wait) = &self.shared.active_wait {
+            active_wait.begin(most);
             self.shared.to_lane.notify_one();
         }
     }
 
     /// From now on they sleep when they have nothing to do.
-    pub fn cool(&self) {
-        if let Some(warmth) = &self.shared.warmth {
-            warmth.end();
+    pub fn wait_passively(&self) {
+        if let Some(active_wait) = &self.shared.active_wait {
+            active_wait.end();
         }
     }
 
@@ -530,13 +530,13 @@ fn missing<'a, S>(job: &'a HostJob<S>, runtime: &dyn Runtime) -> Result<Option<&
 }
 
 impl<S> Shared<S> {
-    fn is_warm(&self) -> bool {
-        self.warmth.as_ref().is_some_and(Warmth::is_on)
+    fn is_active(&self) -> bool {
+        self.active_wait.as_ref().is_some_and(ActiveWait::is_on)
     }
 
     /// Whether a thread that has waited since `since` spins on.
     fn spins(&self, since: Instant) -> bool {
-        since.elapsed() < SPIN || self.is_warm()
+        since.elapsed() < SPIN || self.is_active()
     }
 
     /// Runs jobs until the lane is dropped.
@@ -626,7 +626,7 @@ impl<S> Shared<S> {
     fn wait_for_jobs(&self) -> Option<MutexGuard<'_, Queue<S>>> {
         let (since, mut given) = (Instant::now(), self.given.load(Ordering::Acquire));
         let mut queue = lock(&self.queue);
-        let idle = |q: &mut Queue<S>| q.pending.is_empty() && !q.stop && !self.is_warm();
+        let idle = |q: &mut Queue<S>| q.pending.is_empty() && !q.stop && !self.is_active();
         let queue = loop {
             if !queue.pending.is_empty() || queue.stop {
                 break queue;

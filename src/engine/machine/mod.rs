@@ -100,7 +100,7 @@ pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::{Outcome, Parked};
 pub(crate) use self::host_pages::host_pages;
-pub use self::lane::hand_over::{LaneHandOver, Pause, hand_overs};
+pub use self::lane::hand_over::{JobPause, LaneHandOver, hand_overs};
 pub(super) use self::part::GroupRows;
 pub use self::sizes::Sizes;
 pub use self::tiers::Tiers;
@@ -150,7 +150,7 @@ pub(super) struct RealMachine {
     /// How long to wait for them then.
     patience: Duration,
     /// How long the last step took that kept the host's threads awake.
-    warm_step: Duration,
+    active_step: Duration,
     /// Why cohorts cannot run, once checked.
     refuses_cohorts: OnceLock<Option<String>>,
     /// Steps so far, and the failing step, on a machine that computes nothing.

@@ -17,8 +17,8 @@ use crate::program::{Group, Iteration, Kind, Kv, Side, Unit};
 use crate::{Error, Result};
 
 /// The shortest and the longest time for which a step keeps the host's threads awake.
-const LEAST_WARM: Duration = Duration::from_millis(50);
-const MOST_WARM: Duration = Duration::from_secs(2);
+const LEAST_ACTIVE: Duration = Duration::from_millis(50);
+const MOST_ACTIVE: Duration = Duration::from_secs(2);
 
 impl RealMachine {
     /// Begins a step that wants logits of `rows` rows, or only their likeliest tokens if `pick`.
@@ -93,11 +93,11 @@ impl RealMachine {
             trace.begin_step(self.device.as_ref().map(|d| &*d.runtime))?;
         }
         let mut issue = Issue::new(&lowered, moved, chains);
-        let began = self.keep_warm(&lowered);
+        let began = self.wait_actively(&lowered);
         let done = self.run_parts(&lowered, &parts, &mut issue, iteration.pick);
         let logits = parts.iter().any(|p| !p.places.is_empty());
         let ended = self.end(&lowered, done.is_ok(), logits);
-        self.cool(began);
+        self.wait_passively(began);
         let done = done.and(ended);
         let outcomes = self.end_cohorts(&parts, &issue.chains, &mut issue.lists, done.is_ok());
         done.map(|()| outcomes)
@@ -105,20 +105,20 @@ impl RealMachine {
 
     /// Keeps the host's threads awake during a step of both sides, which hands over some times a layer, but not much longer than such
     /// steps take. Returns when it began.
-    fn keep_warm(&self, lowered: &Lowered) -> Option<Instant> {
+    fn wait_actively(&self, lowered: &Lowered) -> Option<Instant> {
         let lane = self.host.as_ref().and_then(|host| match host {
             HostSide::Lane(lane) if lowered.parts.iter().any(|part| part.on_host) => Some(lane),
             _ => None,
         })?;
-        lane.warm((4 * self.warm_step).clamp(LEAST_WARM, MOST_WARM));
+        lane.wait_actively((4 * self.active_step).clamp(LEAST_ACTIVE, MOST_ACTIVE));
         Some(Instant::now())
     }
 
     /// Lets them sleep again.
-    fn cool(&mut self, began: Option<Instant>) {
+    fn wait_passively(&mut self, began: Option<Instant>) {
         if let (Some(began), Some(HostSide::Lane(lane))) = (began, &self.host) {
-            lane.cool();
-            self.warm_step = began.elapsed();
+            lane.wait_passively();
+            self.active_step = began.elapsed();
         }
     }
 

@@ -5,7 +5,7 @@
 //!                                  spins 30 µs, sleeps          spin 300 µs, park
 //! ```
 //! Threads spin for the next job first, since those of a step come within microseconds, and sleep afterwards. During a step of two sides
-//! all of them are kept awake ([`Warmth`](crate::host::Warmth)), however long the device works in between.
+//! all of them are kept awake ([`ActiveWait`](crate::host::ActiveWait)), however long the device works in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Runtime;
-use crate::engine::{LaneHandOver, Pause, hand_overs};
+use crate::engine::{JobPause, LaneHandOver, hand_overs};
 use crate::host::Pool;
 use crate::profile::sample::{Effort, Samples, timed};
 use crate::{Error, Result};
@@ -52,16 +52,16 @@ pub struct LaneLimits {
 
 impl LaneLimits {
     fn measure(runtime: &Arc<dyn Runtime>, times: usize) -> Result<LaneLimits> {
-        let median = |pause: Pause, of: fn(&LaneHandOver) -> f64| {
+        let median = |pause: JobPause, of: fn(&LaneHandOver) -> f64| {
             let found = hand_overs(runtime, times, pause)?;
             Ok::<_, Error>(Samples::new(found.iter().map(of).collect()).median().max(1e-9))
         };
         Ok(LaneLimits {
-            start_spinning_s: median(Pause::None, |h| h.started_s)?,
-            spinning_s: median(Pause::None, |h| h.seen_s)?,
-            start_asleep_s: median(Pause::Asleep(IDLE), |h| h.started_s)?,
-            asleep_s: median(Pause::Asleep(IDLE), |h| h.seen_s)?,
-            in_step_s: Some(median(Pause::InStep(IDLE), |h| h.seen_s)?),
+            start_spinning_s: median(JobPause::None, |h| h.started_s)?,
+            spinning_s: median(JobPause::None, |h| h.seen_s)?,
+            start_asleep_s: median(JobPause::Asleep(IDLE), |h| h.started_s)?,
+            asleep_s: median(JobPause::Asleep(IDLE), |h| h.seen_s)?,
+            in_step_s: Some(median(JobPause::InStep(IDLE), |h| h.seen_s)?),
         })
     }
 }
@@ -104,16 +104,16 @@ impl HandOver {
         };
         let (mut spinning, mut parked, mut in_step) =
             (Samples::default(), Samples::default(), Samples::default());
-        let warmth = pool.warmth();
+        let active_wait = pool.active_wait();
         for _ in 0..times {
             std::thread::sleep(IDLE);
             parked.push(job());
             job();
             spinning.push(job());
-            warmth.begin(10 * IDLE);
+            active_wait.begin(10 * IDLE);
             std::thread::sleep(IDLE);
             in_step.push(job());
-            warmth.end();
+            active_wait.end();
         }
         Ok(HandOver {
             spinning_s: spinning.median().max(1e-9),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{HostJob, Started};
 use crate::Result;
 use crate::device::Runtime;
-use crate::host::Warmth;
+use crate::host::ActiveWait;
 
 /// Seconds from giving the lane an empty job to its start, and until the waiting thread sees its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,12 +20,12 @@ pub struct LaneHandOver {
 
 /// What the two threads do before a job is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pause {
+pub enum JobPause {
     /// Nothing: the job follows another at once.
     None,
     /// Both sleep for so long.
     Asleep(Duration),
-    /// So much of a step goes by: the issuing thread spins, as it does for an event of the device, and the lane is kept warm.
+    /// So much of a step goes by: the issuing thread spins, as it does for an event of the device, and the lane waits actively.
     InStep(Duration),
 }
 
@@ -33,16 +33,16 @@ pub enum Pause {
 ///
 /// # Errors
 /// If the system refuses to start a thread, or the device has failed.
-pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, pause: Pause) -> Result<Vec<LaneHandOver>> {
+pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, pause: JobPause) -> Result<Vec<LaneHandOver>> {
     let (started, ()) = Started::new(|| ())?;
-    let mut lane = started.serve((), runtime.clone(), Some(Warmth::alone()));
+    let mut lane = started.serve((), runtime.clone(), Some(ActiveWait::alone()));
     let mut found = Vec::with_capacity(times);
     for _ in 0..times {
         match pause {
-            Pause::None => {}
-            Pause::Asleep(pause) => std::thread::sleep(pause),
-            Pause::InStep(pause) => {
-                lane.warm(Duration::from_secs(1) + pause);
+            JobPause::None => {}
+            JobPause::Asleep(pause) => std::thread::sleep(pause),
+            JobPause::InStep(pause) => {
+                lane.wait_actively(Duration::from_secs(1) + pause);
                 let since = Instant::now();
                 while since.elapsed() < pause {
                     std::hint::spin_loop();
@@ -67,7 +67,7 @@ pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, pause: Pause) -> Res
         });
         lane.wait(job)?;
         let seen_s = posted.elapsed().as_secs_f64();
-        lane.cool();
+        lane.wait_passively();
         found.push(LaneHandOver { started_s: 1e-9 * began.load(Ordering::Relaxed) as f64, seen_s });
     }
     lane.finish()?;
@@ -83,9 +83,12 @@ mod tests {
     fn a_job_starts_before_its_end_is_seen() {
         let runtime: Arc<dyn Runtime> = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
         let pause = Duration::from_millis(2);
-        for idle in [Pause::None, Pause::Asleep(pause), Pause::InStep(pause)] {
+        for idle in [JobPause::None, JobPause::Asleep(pause), JobPause::InStep(pause)] {
             let found = hand_overs(&runtime, 5, idle).unwrap();
             assert_eq!(found.len(), 5);
+            let mut seen: Vec<f64> = found.iter().map(|h| 1e6 * h.seen_s).collect();
+            seen.sort_by(f64::total_cmp);
+            println!("{idle:?}: seen after {:.1} us in the median", seen[2]);
             assert!(found.iter().all(|h| h.started_s > 0.0 && h.started_s <= h.seen_s), "{found:?}");
         }
     }
