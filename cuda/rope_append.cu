@@ -5,8 +5,8 @@
 // in     qkv[rows][ld] f32: n_heads query heads, n_kv_heads key heads, as many value heads; ld, head_dim and
 //        rope_dim multiples of 4, head_dim <= 256; cosines and sines f32 [positions][rope_dim/2]
 // out    q[rows][n_heads*head_dim]; K and V in pages [page][kv_head][K, V][token][head_dim]; all in the KV type,
-//        rounded to nearest even. A row with publish_slot >= 0 also goes to mapped host memory, q, k and v side by
-//        side; when all such rows are there the epoch is published (see epoch.cuh). Each output is optional, and
+//        rounded to nearest even. A row with publish_slot >= 0 also goes to mapped host memory in that type, q, k and v side
+//        by side; when all such rows are there the epoch is published (see epoch.cuh). Each output is optional, and
 //        `finished` (f32, before the rounding) may be qkv itself: a lane stores only elements that it has loaded, after
 //        all its loads. So a launch that only finishes and one that only rounds give the bits of one that does both
 // launch rope_append_T: norms of each head; grid (rows, ceil(heads/4)), block 128 (4 heads), no shared memory
@@ -121,7 +121,7 @@ template <class T, bool WHOLE> DEVICE void head(const RopeAppendParams& p, u32 r
     }
     float* finished = p.finished ? p.finished + (u64)row * p.ld + head * hd : 0;
     u8* publish = 0;
-    if (publish_slot >= 0) publish = p.published + (u64)publish_slot * p.publish_stride + (u64)head * hd * (p.publish_f32 ? 4 : 2);
+    if (publish_slot >= 0) publish = p.published + (u64)publish_slot * p.publish_stride + (u64)head * hd * 2;
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
         Quad& q = quads[i];
@@ -135,10 +135,7 @@ template <class T, bool WHOLE> DEVICE void head(const RopeAppendParams& p, u32 r
             *(float2*)(finished + q.first) = make_float2(q.x[0], q.x[1]);
             *(float2*)(finished + q.second) = make_float2(q.x[2], q.x[3]);
         }
-        if (publish && p.publish_f32) {
-            *(float2*)((float*)publish + q.first) = make_float2(q.x[0], q.x[1]);
-            *(float2*)((float*)publish + q.second) = make_float2(q.x[2], q.x[3]);
-        } else if (publish) {
+        if (publish) {
             *(u32*)((u16*)publish + q.first) = a;
             *(u32*)((u16*)publish + q.second) = b;
         }

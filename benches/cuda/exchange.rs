@@ -6,8 +6,7 @@ use std::time::Instant;
 use tandem::Result;
 use tandem::cache::PAGE_TOKENS;
 use tandem::device::kernels::exchange::{
-    MoveRows, PageMoves, PublishArgs, PublishSource, convert_rows, pages_from_host, pages_to_host,
-    publish_rows,
+    MoveRows, PageMoves, PublishArgs, PublishSource, copy_rows, pages_from_host, pages_to_host, publish_rows,
 };
 use tandem::device::{Buffer, DevPtr, Lane, LayerPages, PageMove};
 use tandem::tensor::Half;
@@ -26,7 +25,7 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
     let all: &[usize] = if bench.test { &[2] } else { &[1, 16] };
     for &rows in all {
         let name = format!("publish, host sees, collect: rows={rows}");
-        if !bench.wants("exchange", "publish_rows_16", &name) || !bench.rt.has_kernel("publish_rows_16") {
+        if !bench.wants("exchange", "publish_rows_f16", &name) || !bench.rt.has_kernel("publish_rows_f16") {
             continue;
         }
         let rt = bench.rt.clone();
@@ -36,17 +35,18 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
         let (epoch, arrived) = (Buffer::new(&rt, 4)?, Buffer::new(&rt, 4)?);
         rt.fill(Lane::Compute, epoch.ptr(), 0, 4)?;
         rt.fill(Lane::Compute, arrived.ptr(), 0, 4)?;
-        let mailbox = rt.pinned(64 + rows * 4 * (QKV + OUT))?;
+        let mailbox = rt.pinned(64 + rows * 2 * (QKV + OUT))?;
         // SAFETY: the mailbox's first word, which outlives this; both sides store whole words to it.
         let flag = unsafe { AtomicU32::from_ptr(mailbox.host().cast()) };
-        let out_at = 64 + rows * 4 * QKV;
+        let out_at = 64 + rows * 2 * QKV;
         let none = PublishSource { at: DevPtr::NULL, stride: 0, bytes: 0 };
         let trip = |number: u32| -> Result<f64> {
             let began = Instant::now();
             let publish = PublishArgs {
                 sources: [PublishSource { at: qkv.ptr(), stride: 4 * QKV, bytes: 4 * QKV }, none, none],
+                round: Some(Half::F16),
                 to: mailbox.device().add(64),
-                stride: 4 * QKV,
+                stride: 2 * QKV,
                 list: DevPtr::NULL,
                 n_rows: DevPtr::NULL,
                 max_rows: rows,
@@ -65,15 +65,15 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
             }
             // The answer: the last published value of each row.
             for row in 0..rows {
-                let from = mailbox.host().wrapping_add(64 + 4 * (row * QKV + QKV - 1)).cast::<f32>();
-                let to = mailbox.host().wrapping_add(out_at + 4 * (row * OUT + OUT - 1)).cast::<f32>();
+                let from = mailbox.host().wrapping_add(64 + 2 * (row * QKV + QKV - 1)).cast::<u16>();
+                let to = mailbox.host().wrapping_add(out_at + 2 * (row * OUT + OUT - 1)).cast::<u16>();
                 // SAFETY: both inside the mailbox; the epoch was acquired after the device's stores, and the
                 // device reads the answer only in the launch below.
                 unsafe { to.write(from.read()) };
             }
             let collect = MoveRows {
                 from: mailbox.device().add(out_at),
-                from_stride: 4 * OUT,
+                from_stride: 2 * OUT,
                 to: attn.ptr(),
                 to_stride: 2 * OUT,
                 from_list: DevPtr::NULL,
@@ -82,7 +82,7 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
                 gate: DevPtr::NULL,
                 max_rows: rows,
             };
-            convert_rows(&*rt, Lane::Compute, &collect, OUT, Half::F16)?;
+            copy_rows(&*rt, Lane::Compute, &collect, 2 * OUT)?;
             rt.synchronize(&rt.record(Lane::Compute)?)?;
             Ok(began.elapsed().as_secs_f64())
         };
@@ -96,9 +96,9 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
         }
         let work = Work {
             family: "exchange",
-            kernel: "publish_rows_16".into(),
+            kernel: "publish_rows_f16".into(),
             shape: name,
-            bytes: (rows * 4 * (QKV + OUT)) as f64,
+            bytes: (rows * 2 * (QKV + OUT)) as f64,
             flops: 0.0,
             peak: None,
         };

@@ -2,11 +2,10 @@
 
 use std::marker::PhantomData;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::PAGE_TOKENS;
-use crate::tensor::{Half, bf16_bits};
+use crate::tensor::Half;
 
 /// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
 ///
@@ -123,13 +122,13 @@ impl<'a> LayerKv<'a> {
     }
 
     /// Stores the key and value of one head of the token at position `pos`: `k` (RoPE applied) and `v`
-    /// of `head_dim` elements, rounded to nearest even.
+    /// of `head_dim` elements; f32 are rounded to nearest even.
     ///
     /// # Safety
     /// Meanwhile no other thread writes this head of this slot (`pages[pos / 32]`, `pos % 32`), and none
     /// attends over its page.
     /// Different slots, and different heads of one slot, may be written at the same time.
-    pub unsafe fn append_head(&self, pages: &[u32], pos: usize, head: usize, k: &[f32], v: &[f32]) {
+    pub unsafe fn append_head<T: KvElement>(&self, pages: &[u32], pos: usize, head: usize, k: &[T], v: &[T]) {
         let hd = self.head_dim;
         assert!(k.len() == hd && v.len() == hd, "k of {}, v of {}, head_dim {hd}", k.len(), v.len());
         let slot = pos % PAGE_TOKENS;
@@ -142,8 +141,8 @@ impl<'a> LayerKv<'a> {
             let mut vp = base.add(self.half_len() + self.v_offset(slot, 0));
             let mut bits = [0u16; 32];
             for (k, v) in k.chunks(16).zip(v.chunks(16)) {
-                self.encode(k, &mut bits[..16]);
-                self.encode(v, &mut bits[16..]);
+                T::encode(self.dtype, k, &mut bits[..16]);
+                T::encode(self.dtype, v, &mut bits[16..]);
                 for d in 0..8 {
                     let pair = bits[2 * d] as u32 | (bits[2 * d + 1] as u32) << 16;
                     kp.add(d * 32).cast::<u32>().write(pair);
@@ -161,7 +160,7 @@ impl<'a> LayerKv<'a> {
     ///
     /// # Safety
     /// Meanwhile no other thread writes the slot (`pages[pos / 32]`, `pos % 32`), or attends over its page.
-    pub unsafe fn append(&self, pages: &[u32], pos: usize, k: &[f32], v: &[f32]) {
+    pub unsafe fn append<T: KvElement>(&self, pages: &[u32], pos: usize, k: &[T], v: &[T]) {
         let (hd, n) = (self.head_dim, self.n_kv_heads);
         assert!(k.len() == n * hd && v.len() == n * hd, "k {}, v {}, {n} heads of {hd}", k.len(), v.len());
         for (h, (k, v)) in k.chunks_exact(hd).zip(v.chunks_exact(hd)).enumerate() {
@@ -169,17 +168,23 @@ impl<'a> LayerKv<'a> {
             unsafe { self.append_head(pages, pos, h, k, v) };
         }
     }
+}
 
-    fn encode(&self, x: &[f32], bits: &mut [u16]) {
-        use half::slice::HalfBitsSliceExt;
-        match self.dtype {
-            Half::BF16 => {
-                for (b, &x) in bits.iter_mut().zip(x) {
-                    *b = bf16_bits(x);
-                }
-            }
-            Half::F16 => bits.reinterpret_cast_mut::<f16>().convert_from_f32_slice(x),
-        }
+/// An element of keys and values to be stored: f32, or the bits of the pages' own type.
+pub trait KvElement: Copy + Sync {
+    /// The bits of `x` in pages of `dtype`, at the front of `bits`.
+    fn encode(dtype: Half, x: &[Self], bits: &mut [u16]);
+}
+
+impl KvElement for f32 {
+    fn encode(dtype: Half, x: &[f32], bits: &mut [u16]) {
+        dtype.narrow(x, &mut bits[..x.len()]);
+    }
+}
+
+impl KvElement for u16 {
+    fn encode(_dtype: Half, x: &[u16], bits: &mut [u16]) {
+        bits[..x.len()].copy_from_slice(x);
     }
 }
 

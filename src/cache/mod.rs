@@ -20,7 +20,7 @@ mod split;
 mod table;
 
 pub use geometry::KvGeometry;
-pub use layer::LayerKv;
+pub use layer::{KvElement, LayerKv};
 pub use pages::PageList;
 pub use pool::{HUGE_FROM, PagePool};
 pub use rows::SeqRows;

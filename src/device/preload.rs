@@ -98,7 +98,7 @@ mod tests {
             "prefill_attention_f16_d128_sm90a",
             "norm_rms_f16_warp",
             "argmax_rows",
-            "convert_rows_f16",
+            "publish_rows_f16",
         ] {
             assert!(needs.kernel(name), "{name}");
         }

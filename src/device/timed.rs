@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use super::accelerator::{
     Accelerator, Attend, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Published, Residual, Shape, Step, StepContext, StepDesc,
-    UpWeight, Workspace,
+    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, UpWeight,
+    Workspace,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -156,11 +156,8 @@ impl Timed {
     }
 
     fn published(&self, cx: &StepContext<'_>, publish: &Publish<'_>, rows: &Range<usize>) -> f64 {
-        let width = match publish.what {
-            Published::Qkv => cx.shape.qkv_dim(),
-            Published::Queries => cx.shape.q_dim(),
-        };
-        self.rates().download(4 * width * cx.step.lists.published_in(rows).len())
+        let row = Mailbox::ELEMENT * publish.what.width(cx.shape);
+        self.rates().download(row * cx.step.lists.published_in(rows).len())
     }
 
     fn attended(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) -> Work {
@@ -366,7 +363,7 @@ impl Accelerator for Timed {
 
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
         let n = cx.step.lists.elsewhere_in(&rows).len();
-        let seconds = self.rates().upload(4 * n * cx.shape.q_dim());
+        let seconds = self.rates().upload(Mailbox::ELEMENT * n * cx.shape.q_dim());
         self.run(cx, seconds, |accel, cx| accel.collect(cx, mailbox, rows))
     }
 

@@ -1,6 +1,7 @@
 //! Pinned memory that rows cross the link through, without lowering a program: a planner asks for thousands of placements.
 
 use super::sizes::Sizes;
+use crate::device::Mailbox;
 use crate::program::{Phase, Placement, Side, Sublayer};
 
 /// A kind of cargo: what [`crate::program::Cargo`] says, without numbers.
@@ -80,8 +81,8 @@ pub(super) fn pinned_rows(sizes: &Sizes, placement: &Placement, rows: u64, spill
         };
         row * to.iter().filter(|&&crosses| crosses).count() as u64
     });
-    // q, k, v there and results back, f32; (m, s, o) of every head.
-    let mail = if mailbox || spilled { 4 * (2 * q + 2 * kv) } else { 0 };
+    // q, k, v there and results back; (m, s, o) of every head, f32.
+    let mail = if mailbox || spilled { Mailbox::ELEMENT as u64 * (2 * q + 2 * kv) } else { 0 };
     let parts = if spilled { 4 * (q + 2 * spec.n_heads as u64) } else { 0 };
     rows * (areas.sum::<u64>() + mail + parts)
 }

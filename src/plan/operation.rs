@@ -6,7 +6,7 @@
 //! project … ffn_down   Costs::product of its rows with the layer's weights        of its side
 //! attend               Costs::attend of (rows, tokens read, pairs)                of its side
 //! append, pick         Costs::append, Costs::pick of what it reads and writes     of its side
-//! publish, collect     Costs::transfer of the mailbox's rows, f32                 gpu: its kernels read and write host memory
+//! publish, collect     Costs::transfer of the mailbox's rows                      gpu: its kernels read and write host memory
 //! merge                collect if the other part is the host's, and a copy        gpu
 //! carry                Costs::transfer of the rows as they cross, Costs::hand_over   h2d, d2h
 //! stream               Costs::stream of the layer in the device's layout, or Costs::stream_pageable   h2d
@@ -19,13 +19,13 @@
 //! An operation of a computing lane takes at least [`Costs::launch`]. A transfer has one latency, however many pages it
 //! moves: their copies are enqueued together.
 //!
-//! Widths are those of the engine's buffers: hidden rows, queries, keys and values cross as f32, attention outputs and
-//! activations of the feed-forward as 16 bits (`device::RowBytes`; a test holds both against each other).
+//! Widths are those of the engine's buffers: hidden rows, and queries, keys and values that the host made, cross as f32, attention
+//! outputs and activations of the feed-forward as 16 bits, all rows of the mailbox by `Mailbox::ELEMENT` (`device::RowBytes`; a test holds both against each other).
 
 use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
-use crate::device::TOP_BYTES;
+use crate::device::{Mailbox, TOP_BYTES};
 use crate::program::{
     Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, Staging, SubBatch,
     Sublayer, Unit, Wants, virtual_machine,
@@ -34,6 +34,8 @@ use crate::program::{
 /// Bytes of an f32, and of a 16-bit float.
 const F32: u64 = 4;
 const HALF: u64 = 2;
+/// Bytes of an element of the mailbox's rows.
+const MAIL: u64 = Mailbox::ELEMENT as u64;
 /// Bytes of a word of a step's lists.
 const WORD: u64 = 4;
 
@@ -104,8 +106,8 @@ impl<'a> OpCosts<'a> {
                     Cargo::Act => HALF * spec.d_ff as u64,
                 }
             }
-            Kind::Publish { queries_only } => rows * F32 * if queries_only { q } else { q + 2 * kv },
-            Kind::Collect => rows * F32 * q,
+            Kind::Publish { queries_only } => rows * MAIL * if queries_only { q } else { q + 2 * kv },
+            Kind::Collect => rows * MAIL * q,
             Kind::Merge { mailbox: true } => rows * self.partial_row(),
             Kind::Stream { .. } => op.layer.map_or(0, |l| self.sizes.blocks[l as usize].total().device),
             Kind::PageOut { .. } | Kind::PageIn { .. } => {

@@ -1,4 +1,4 @@
-//! Rows of f32 that lie a fixed distance apart, in memory of whoever owns it: a workspace, a mailbox in pinned memory.
+//! Rows of numbers, f32 unless said otherwise, that lie a fixed distance apart, in memory of whoever owns it: a workspace, a mailbox in pinned memory.
 
 use std::marker::PhantomData;
 
@@ -6,15 +6,15 @@ use crate::host::RowSet;
 
 /// Rows to read.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
-    data: &'a [f32],
+pub struct Rows<'a, T = f32> {
+    data: &'a [T],
     width: usize,
     stride: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a, T> Rows<'a, T> {
     /// Rows of `width` elements, one directly behind the other.
-    pub fn new(data: &'a [f32], width: usize) -> Rows<'a> {
+    pub fn new(data: &'a [T], width: usize) -> Rows<'a, T> {
         Rows::strided(data, width, width)
     }
 
@@ -22,7 +22,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Panics
     /// If rows overlap.
-    pub fn strided(data: &'a [f32], width: usize, stride: usize) -> Rows<'a> {
+    pub fn strided(data: &'a [T], width: usize, stride: usize) -> Rows<'a, T> {
         assert!(width > 0 && width <= stride, "rows of {width} elements, {stride} apart");
         Rows { data, width, stride }
     }
@@ -46,7 +46,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Panics
     /// If something lies between the rows.
-    pub fn dense(&self) -> &'a [f32] {
+    pub fn dense(&self) -> &'a [T] {
         assert!(self.width == self.stride, "rows of {} elements lie {} apart", self.width, self.stride);
         &self.data[..self.len() * self.width]
     }
@@ -55,7 +55,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Panics
     /// If it does not exist.
-    pub fn row(&self, r: usize) -> &'a [f32] {
+    pub fn row(&self, r: usize) -> &'a [T] {
         &self.data[r * self.stride..r * self.stride + self.width]
     }
 }

@@ -72,7 +72,7 @@ fn a_wrong_kernel_fails_its_group() {
         ("activation_geglu", "activation"),
         // Checked together: there and back.
         ("pages_", "rows & pages"),
-        ("convert_rows", "rows & pages"),
+        ("publish_rows_f16", "rows & pages"),
         ("softcap", "logits & pick"),
     ];
     for (kernel, group) in planted {

@@ -60,12 +60,11 @@ typedef struct {
     PTR(abi_u16) kv;               // this layer's pages
     PTR(const int) publish_slot;   // [rows] place of the row in `published`; -1: none; NULL: nothing is published
     PTR(const abi_u32) n_published; // device word: how many rows are published, in all launches
-    PTR(abi_u8) published;         // [..] rows of publish_stride bytes: q, k, v, in mapped host memory
+    PTR(abi_u8) published;         // [..] rows of publish_stride bytes: q, k, v in the KV type, in mapped host memory
     PTR(const abi_u32) epoch;      // device word; epoch_flag becomes *epoch + epoch_add when all rows are there
     PTR(abi_u32) epoch_flag;       // mapped host memory
     PTR(abi_u32) arrived;          // device word, 0 between steps: rows may be divided among launches of one lane
     abi_u64 publish_stride;
-    abi_u32 publish_f32;           // 1: f32; 0: in the KV type
     abi_u32 epoch_add;
     abi_u32 rows;
     abi_u32 ld;

@@ -1,11 +1,12 @@
 // abi/exchange.h    rows and pages between the device and the host    see ../abi.h
 #pragma once
 
-// exchange.cu: row list[i] of up to three sources, side by side, to place i of mapped host memory, then the epoch
+// exchange.cu: row list[i] of up to three sources, side by side, to place i of mapped host memory (bytes as they are, or f32
+// rounded to a 16-bit type), then the epoch
 typedef struct {
     PTR(const abi_u8) src[3];      // rows of src_stride[s] bytes; NULL: no such source
     abi_u64 src_stride[3];
-    abi_u32 src_bytes[3];          // bytes of a row that go
+    abi_u32 src_bytes[3];          // bytes of a row that are read
     abi_u32 max_rows;              // most that n_rows can be
     PTR(abi_u8) dst;               // rows of dst_stride bytes
     abi_u64 dst_stride;
@@ -17,7 +18,7 @@ typedef struct {
     abi_u32 epoch_add;
 } PublishParams;
 
-// exchange.cu: dst[dst_list[i]] = src[src_list[i]], bytes as they are or f32 to a 16-bit type
+// exchange.cu: dst[dst_list[i]] = src[src_list[i]]
 typedef struct {
     PTR(const abi_u8) src;
     PTR(abi_u8) dst;
@@ -28,7 +29,7 @@ typedef struct {
     abi_u64 src_stride;            // bytes
     abi_u64 dst_stride;            // bytes
     abi_u32 max_rows;
-    abi_u32 n;                     // bytes of a row to copy, or elements of a row to convert
+    abi_u32 n;                     // bytes of a row to copy
 } MoveRowsParams;
 
 // exchange.cu: has the other side reached an epoch?

@@ -10,9 +10,11 @@ use crate::{Error, Result};
 /// Mapped pinned memory through which rows cross between device and host: queries, keys and values to the host,
 /// attention outputs back.
 ///
-/// layout: 64 bytes that begin with a u32, the epoch of the rows there; `rows` times q|k|v (f32 `[qkv_dim]`, biases,
-/// norms and RoPE applied), in the order of the step's rows attended elsewhere or in part; as many times o (f32
-/// `[q_dim]`).
+/// layout: 64 bytes that begin with a u32, the epoch of the rows there; `rows` times q|k|v (`[qkv_dim]` of
+/// [`Shape::kv`], biases, norms and RoPE applied), in the order of the step's rows attended elsewhere or in part; as many
+/// times o (`[q_dim]` of [`Shape::act`]). These are the types in which attention on the device reads its queries, keys and
+/// values, and the output projection attention's output: rows attended elsewhere lose nothing by them. Where
+/// [`Shape::exact`] is set the device rounds none of them but keys and values, and the mailbox has f32 instead.
 #[derive(Clone)]
 pub struct Mailbox {
     /// The memory.
@@ -25,19 +27,27 @@ impl Mailbox {
     /// Bytes before the rows.
     pub const HEADER: usize = 64;
 
+    /// Bytes of an element of a row on the link, as predictions and emulated time count them.
+    pub const ELEMENT: usize = 2;
+
+    /// Bytes of an element in memory.
+    fn element(shape: &Shape) -> usize {
+        if shape.exact.is_some() { size_of::<f32>() } else { Mailbox::ELEMENT }
+    }
+
     /// Bytes of a mailbox for `rows` rows.
     pub fn bytes(shape: &Shape, rows: usize) -> usize {
-        Mailbox::HEADER + rows * 4 * (shape.qkv_dim() + shape.q_dim())
+        Mailbox::HEADER + rows * Mailbox::element(shape) * (shape.qkv_dim() + shape.q_dim())
     }
 
     /// Byte offset of q|k|v of place `row`.
     pub fn row_at(&self, shape: &Shape, row: usize) -> usize {
-        Mailbox::HEADER + row * 4 * shape.qkv_dim()
+        Mailbox::HEADER + row * Mailbox::element(shape) * shape.qkv_dim()
     }
 
     /// Byte offset of o of place `row`.
     pub fn out_at(&self, shape: &Shape, row: usize) -> usize {
-        self.row_at(shape, self.rows) + row * 4 * shape.q_dim()
+        self.row_at(shape, self.rows) + row * Mailbox::element(shape) * shape.q_dim()
     }
 }
 
@@ -49,6 +59,16 @@ pub enum Published {
     /// q alone: keys and values stay on the device, and the host attends over the pages that it has. The places of k
     /// and v are left unchanged.
     Queries,
+}
+
+impl Published {
+    /// Elements of a row that are published.
+    pub fn width(self, shape: &Shape) -> usize {
+        match self {
+            Published::Qkv => shape.qkv_dim(),
+            Published::Queries => shape.q_dim(),
+        }
+    }
 }
 
 /// Where rows attended elsewhere, in full or in part, are published, and as which epoch.

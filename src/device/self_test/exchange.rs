@@ -8,21 +8,21 @@ use super::{Depth, GRAPHS};
 use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
 use crate::device::accelerator::{LayerPages, PageMove};
 use crate::device::kernels::exchange::{
-    CheckReady, MoveRows, PageMoves, PublishArgs, PublishSource, check_ready, convert_rows, copy_rows,
-    pages_from_host, pages_to_host, publish_rows,
+    CheckReady, MoveRows, PageMoves, PublishArgs, PublishSource, check_ready, copy_rows, pages_from_host,
+    pages_to_host, publish_rows,
 };
 use crate::device::runtime::{DevPtr, Pinned};
 use crate::tensor::Half;
 use crate::{Error, Result};
 
-/// Rows that are published, copied and converted; pages that move.
+/// Rows that are published and copied; pages that move.
 pub fn exchange(p: &mut Probe, _depth: Depth) {
     for piece in [16, 2] {
         p.check(&format!("published rows by {piece} bytes"), |p| published(p, piece));
         p.check(&format!("copied rows by {piece} bytes"), |p| copied(p, piece));
     }
     for &half in p.half_types() {
-        p.check(&format!("rows converted to {}", half.name()), |p| converted(p, half));
+        p.check(&format!("published rows rounded to {}", half.name()), |p| rounded(p, half));
     }
     p.check("an epoch that the host has reached", |p| {
         let flag = p.rt.pinned(64)?;
@@ -70,6 +70,7 @@ fn published(p: &Probe, piece: usize) -> Result<Worst> {
     let source = |at: DevPtr, bytes| PublishSource { at, stride: bytes, bytes };
     let args = PublishArgs {
         sources: [source(a.ptr(), widths[0]), source(b.ptr(), widths[1]), source(DevPtr::NULL, 0)],
+        round: None,
         to: memory.device().add(header),
         stride,
         list: list_dev.ptr(),
@@ -122,12 +123,26 @@ fn copied(p: &Probe, piece: usize) -> Result<Worst> {
     Ok(Worst::of_bytes(&p.bytes(&to)?, &want))
 }
 
-fn converted(p: &Probe, half: Half) -> Result<Worst> {
-    let n = 1100;
+fn rounded(p: &Probe, half: Half) -> Result<Worst> {
+    let n = 1104;
     let rows = some(4, 3 * n);
     let (from, to) = (p.up(&floats(&rows))?, p.out(3 * n * 2)?);
-    let args = moves(from.ptr(), 4 * n, to.ptr(), 2 * n, [DevPtr::NULL; 2]);
-    convert_rows(&*p.rt, LANE, &args, n, half)?;
+    let (epoch, flag, arrived) = (p.up(&words(&[10]))?, p.zeros(4)?, p.zeros(4)?);
+    let none = PublishSource::default();
+    let args = PublishArgs {
+        sources: [PublishSource { at: from.ptr(), stride: 4 * n, bytes: 4 * n }, none, none],
+        round: Some(half),
+        to: to.ptr(),
+        stride: 2 * n,
+        list: DevPtr::NULL,
+        n_rows: DevPtr::NULL,
+        max_rows: 3,
+        epoch: epoch.ptr(),
+        epoch_add: 3,
+        epoch_flag: flag.ptr(),
+        arrived: arrived.ptr(),
+    };
+    publish_rows(&*p.rt, LANE, &args)?;
     let want = rows.iter().map(|&x| (f64::from(x), unit(half) * f64::from(x.abs()) + 2f64.powi(-25)));
     Ok(Worst::of(&p.halves(&to, half)?, want))
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::residual::{NormRows, Residual, norm_rows};
 use super::{HostContext, HostStep, HostWorkspace, PARALLEL_ELEMENTS, ROWS_PER_CHUNK, check_rows, each_row};
-use crate::cache::LayerKv;
+use crate::cache::{KvElement, LayerKv};
 use crate::engine::prepare::Layer;
 use crate::simd::linear::{Out, linear};
 use crate::tensor::Rows;
@@ -75,13 +75,13 @@ impl HostContext<'_> {
     ///
     /// # Panics
     /// If `rows` are not rows of the step, or the step's pages end before them.
-    pub fn append_from(
+    pub fn append_from<T: KvElement>(
         &self,
         step: &HostStep,
         kv: &LayerKv<'_>,
         rows: Range<usize>,
-        k: Rows<'_>,
-        v: Rows<'_>,
+        k: Rows<'_, T>,
+        v: Rows<'_, T>,
     ) {
         check_rows(step, &rows);
         assert!(

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use super::carry::{Place, What};
 use super::device::rows_of;
+use super::mail::{Letters, Mail};
 use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
-use crate::device::{Mailbox, Shape, Step};
+use crate::device::{Mailbox, Shape};
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
 use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
@@ -16,7 +17,6 @@ use crate::model::ModelSpec;
 use crate::program::{Cargo, Kind, Op, Part, Sublayer};
 use crate::simd::Isa;
 use crate::simd::attention::AttnOut;
-use crate::tensor::{Rows, RowsMut};
 
 /// The CPU's half of a model.
 pub(super) struct HostHalf {
@@ -73,66 +73,6 @@ impl HostPart {
             picked: Vec::new(),
             mailbox,
             parts,
-        }
-    }
-}
-
-/// The places of an operation's rows in the memory that they pass through.
-#[derive(Debug, Clone)]
-pub(super) struct Letters {
-    /// In the mailbox.
-    mail: Range<usize>,
-    /// Among the rows attended in parts.
-    parts: Range<usize>,
-}
-
-impl Letters {
-    pub fn of(step: &Step, op: &Op) -> Letters {
-        let rows = rows_of(op);
-        Letters { mail: step.lists.published_in(&rows), parts: step.lists.partial_in(&rows) }
-    }
-}
-
-/// Rows of the mailbox that belong to rows of an operation.
-struct Mail<'a> {
-    mailbox: &'a Mailbox,
-    shape: &'a Shape,
-    /// Their consecutive places.
-    places: Range<usize>,
-}
-
-impl Mail<'_> {
-    /// `width` elements from element `from` on of q|k|v of each row.
-    ///
-    /// # Safety
-    /// The device has published the rows and writes none of them meanwhile.
-    unsafe fn rows(&self, from: usize, width: usize) -> Rows<'_> {
-        let at = self.mailbox.row_at(self.shape, self.places.start) + 4 * from;
-        let stride = self.shape.qkv_dim();
-        let len = self.places.len().saturating_sub(1) * stride + width;
-        assert!(at + 4 * len <= self.mailbox.memory.len(), "rows {:?} of a mailbox", self.places);
-        // SAFETY: inside the memory (checked), aligned to 4 bytes (the header is 64), any bits are f32, and nothing
-        // writes it.
-        let data =
-            unsafe { std::slice::from_raw_parts(self.mailbox.memory.host().add(at).cast::<f32>(), len) };
-        Rows::strided(data, width, stride)
-    }
-
-    /// The destination of the rows' results.
-    ///
-    /// # Safety
-    /// The device has collected earlier results there, and the next are written once.
-    unsafe fn out(&self) -> RowsMut<'_> {
-        let (at, width) = (self.mailbox.out_at(self.shape, self.places.start), self.shape.q_dim());
-        assert!(
-            at + 4 * width * self.places.len() <= self.mailbox.memory.len(),
-            "rows {:?} of a mailbox",
-            self.places
-        );
-        // SAFETY: as above; the caller promises that nothing else touches them.
-        unsafe {
-            let data = self.mailbox.memory.host().add(at).cast::<f32>();
-            RowsMut::from_raw(data, self.places.len(), width, width)
         }
     }
 }
@@ -279,20 +219,15 @@ impl HostHalf {
             Kind::Append { mailbox: false, .. } => cx.append(ws, step, &pages(), rows),
             Kind::Append { mailbox: true, .. } => {
                 let mail = mail.expect("rows of the mailbox");
-                let (qd, kvd) = (mail.shape.q_dim(), mail.shape.kv_dim());
                 // SAFETY: the machine has waited for the publication, and the device publishes again only after this.
-                let (k, v) = unsafe { (mail.rows(qd, kvd), mail.rows(qd + kvd, kvd)) };
-                cx.append_from(step, &pages(), rows, k, v);
+                unsafe { mail.append(&cx, step, &pages(), rows) };
             }
             Kind::Attend { part, from_mailbox, to_mailbox, .. } => {
-                let q = match from_mailbox {
-                    false => ws.q.view(rows.clone()),
-                    true => {
-                        let mail = mail.expect("rows of the mailbox");
-                        // SAFETY: as above.
-                        unsafe { mail.rows(0, mail.shape.q_dim()) }
-                    }
-                };
+                if from_mailbox {
+                    // SAFETY: as above.
+                    unsafe { mail.expect("rows of the mailbox").queries(pool, ws.q.view_mut(rows.clone())) };
+                }
+                let q = ws.q.view(rows.clone());
                 if part != Part::Whole {
                     let (mail, letters) =
                         (mail.expect("rows of the mailbox"), letters.expect("their places"));
@@ -301,12 +236,12 @@ impl HostHalf {
                     let out = unsafe { parts.rows(mail.shape, &letters.parts) };
                     return cx.attend_rows(step, windowed, &pages(), rows, q, AttnOut::Partial(out));
                 }
-                let out = match to_mailbox {
-                    false => ws.attn.view_mut(rows.clone()),
+                let out = AttnOut::Whole(ws.attn.view_mut(rows.clone()));
+                cx.attend_rows(step, windowed, &pages(), rows.clone(), q, out);
+                if to_mailbox {
                     // SAFETY: the machine has waited for the collection of what was there, and the device collects after this.
-                    true => unsafe { mail.expect("rows of the mailbox").out() },
-                };
-                cx.attend_rows(step, windowed, &pages(), rows, q, AttnOut::Whole(out));
+                    unsafe { mail.expect("rows of the mailbox").answer(pool, ws.attn.view(rows)) };
+                }
             }
             Kind::OutProj => cx.out_proj(ws, model.layer(l), rows),
             Kind::FfnUp { add } => cx.ffn_up(ws, model.layer(l), of(Some(l), Sublayer::Out, add), rows),

@@ -54,6 +54,7 @@ mod lane;
 mod lists;
 mod load;
 mod lowered;
+mod mail;
 mod mode;
 mod pack;
 mod part;

@@ -70,6 +70,7 @@ fn looking_at_mapped_memory() {
     for round in 1..4 {
         let publish = PublishArgs {
             sources: [PublishSource { at: rows.ptr(), stride: N, bytes: N }, none, none],
+            round: None,
             to: memory.device().add(64),
             stride: N,
             list: DevPtr::NULL,

@@ -7,7 +7,7 @@ use super::qkv::check_mailbox;
 use crate::Result;
 use crate::device::accelerator::{LayerPages, Mailbox, PageMove, Shape, StepContext};
 use crate::device::emulated::op::PageMoves;
-use crate::device::emulated::ops::cast::{Kept, numbers};
+use crate::device::emulated::ops::cast::Kept;
 use crate::device::emulated::ops::pages::PageShape;
 
 /// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
@@ -32,12 +32,12 @@ pub(super) fn collect(
             let place = lists.place(row).expect("rows attended elsewhere have a place");
             let o = mailbox.memory.device().add(mailbox.out_at(cx.shape, place));
             let row = row as usize;
-            (io.read(o, 4 * qd), io.write_rows(cx.ws.attn, &(row..row + 1), act.bytes() * qd))
+            (io.read(o, act.bytes() * qd), io.write_rows(cx.ws.attn, &(row..row + 1), act.bytes() * qd))
         })
         .collect();
     accel.enqueue(cx, "collect", io, move |reads, writes| {
         for &(o, out) in &letters {
-            act.write(numbers(reads[o]), writes[out]);
+            writes[out].copy_from_slice(reads[o]);
         }
         Ok(())
     })

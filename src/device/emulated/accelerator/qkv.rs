@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::EmulatedAccelerator;
 use super::operands::{MatrixOperand, NormRows};
-use crate::device::accelerator::{LayerWeights, Mailbox, Publish, Published, Residual, StepContext};
+use crate::device::accelerator::{LayerWeights, Mailbox, Publish, Residual, StepContext};
 use crate::device::emulated::ops::cast::{Kept, from_f32, numbers, numbers_mut};
 use crate::device::emulated::ops::norm;
 use crate::device::emulated::ops::pages::PageShape;
@@ -164,11 +164,7 @@ pub(super) fn publish(
         return Ok(());
     }
     let (shape, mailbox) = (cx.shape, publish.mailbox);
-    let width = shape.qkv_dim();
-    let sent = match publish.what {
-        Published::Qkv => width,
-        Published::Queries => shape.q_dim(),
-    };
+    let (width, sent, kept) = (shape.qkv_dim(), publish.what.width(shape), Kept::of(shape, shape.kv));
     let memory = mailbox.memory.clone();
     let mut io = accel.operands(cx);
     let letters: Vec<(usize, usize)> = places
@@ -176,13 +172,13 @@ pub(super) fn publish(
         .map(|place| {
             let row = lists.published()[place] as usize;
             let read = io.read(cx.ws.qkv.add(4 * width * row), 4 * sent);
-            (read, io.write(memory.device().add(mailbox.row_at(shape, place)), 4 * sent))
+            (read, io.write(memory.device().add(mailbox.row_at(shape, place)), kept.bytes() * sent))
         })
         .collect();
     let epoch = accel.step(cx).epoch.wrapping_add(publish.epoch_add);
     accel.enqueue(cx, "publish", io, move |reads, writes| {
         for &(from, to) in &letters {
-            writes[to].copy_from_slice(reads[from]);
+            kept.write(numbers(reads[from]), writes[to]);
         }
         publish_epoch(&memory, epoch);
         Ok(())

@@ -2,9 +2,6 @@
 
 use std::borrow::Cow;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
-
 use crate::device::accelerator::Shape;
 use crate::tensor::Half;
 
@@ -86,23 +83,11 @@ impl Kept {
 /// Widens to f32.
 pub fn to_f32(from: Half, x: &[u16]) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
-    match from {
-        Half::F16 => half::slice::HalfBitsSliceExt::reinterpret_cast::<f16>(x).convert_to_f32_slice(&mut out),
-        Half::BF16 => {
-            half::slice::HalfBitsSliceExt::reinterpret_cast::<bf16>(x).convert_to_f32_slice(&mut out)
-        }
-    }
+    from.widen(x, &mut out);
     out
 }
 
 /// Rounds to nearest, ties to even.
 pub fn from_f32(to: Half, x: &[f32], out: &mut [u16]) {
-    match to {
-        Half::F16 => {
-            half::slice::HalfBitsSliceExt::reinterpret_cast_mut::<f16>(out).convert_from_f32_slice(x)
-        }
-        Half::BF16 => {
-            half::slice::HalfBitsSliceExt::reinterpret_cast_mut::<bf16>(out).convert_from_f32_slice(x);
-        }
-    }
+    to.narrow(x, out);
 }

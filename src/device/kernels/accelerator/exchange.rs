@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::exchange::{MoveRows, PageMoves, convert_rows};
+use super::super::exchange::{MoveRows, PageMoves, copy_rows};
 use super::lists::lists;
 use super::qkv::check_mailbox;
 use crate::Result;
@@ -25,7 +25,7 @@ pub(super) fn collect(
     check_mailbox(cx, mailbox)?;
     let args = MoveRows {
         from: mailbox.memory.device().add(mailbox.out_at(cx.shape, 0)),
-        from_stride: 4 * q,
+        from_stride: 2 * q,
         to: cx.ws.attn,
         to_stride: 2 * q,
         from_list: lists.places.add(4 * some.start),
@@ -34,7 +34,7 @@ pub(super) fn collect(
         gate: DevPtr::NULL,
         max_rows: some.len(),
     };
-    convert_rows(rt, cx.lane, &args, q, cx.shape.act)
+    copy_rows(rt, cx.lane, &args, 2 * q)
 }
 
 /// The pages that move, of the model's shape.

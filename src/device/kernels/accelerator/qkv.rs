@@ -207,17 +207,14 @@ pub(super) fn publish(
         return Ok(());
     }
     let memory = publish.mailbox.memory.device();
-    let stride = 4 * shape.qkv_dim();
-    let bytes = match publish.what {
-        Published::Qkv => stride,
-        Published::Queries => 4 * shape.q_dim(),
-    };
     let mut sources = [PublishSource::default(); 3];
-    sources[0] = PublishSource { at: cx.ws.qkv, stride, bytes };
+    let bytes = 4 * publish.what.width(shape);
+    sources[0] = PublishSource { at: cx.ws.qkv, stride: 4 * shape.qkv_dim(), bytes };
     let args = exchange::PublishArgs {
         sources,
+        round: Some(shape.kv),
         to: memory.add(publish.mailbox.row_at(shape, places.start)),
-        stride,
+        stride: 2 * shape.qkv_dim(),
         list: lists.published.add(4 * places.start),
         n_rows: DevPtr::NULL,
         max_rows: places.len(),
@@ -259,8 +256,7 @@ pub(super) fn qkv(
             slots: lists.publish_slot.add(rows.start * 4),
             n: lists.n_published,
             to: memory.add(p.mailbox.row_at(shape, 0)),
-            stride: 4 * shape.qkv_dim(),
-            f32: true,
+            stride: 2 * shape.qkv_dim(),
             epoch: lists.epoch,
             epoch_add: p.epoch_add,
             epoch_flag: memory,

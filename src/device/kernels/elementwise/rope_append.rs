@@ -20,12 +20,10 @@ pub struct PublishRows {
     /// u32 in device memory: how many rows are published in all. Several launches of one lane may share them: the last
     /// one sets the epoch.
     pub n: DevPtr,
-    /// Mapped host memory: places of `stride` bytes, each for the q|k|v of one row.
+    /// Mapped host memory: places of `stride` bytes, each for the q|k|v of one row, in the KV type.
     pub to: DevPtr,
     /// Bytes from place to place.
     pub stride: usize,
-    /// Whether rows are published as f32; otherwise they have the KV type.
-    pub f32: bool,
     /// u32 in device memory.
     pub epoch: DevPtr,
     /// The epoch published is `*epoch + epoch_add`.
@@ -125,7 +123,7 @@ pub fn rope_append(runtime: &dyn Runtime, lane: Lane, args: &RopeAppend) -> Resu
         ..Default::default()
     };
     if let Some(p) = &args.publish {
-        let row_bytes = heads * hd * if p.f32 { 4 } else { 2 };
+        let row_bytes = heads * hd * 2;
         assert!(
             p.stride >= row_bytes && p.stride.is_multiple_of(8),
             "rope_append: places of {} bytes for rows of {row_bytes}",
@@ -135,7 +133,6 @@ pub fn rope_append(runtime: &dyn Runtime, lane: Lane, args: &RopeAppend) -> Resu
         params.n_published = p.n;
         params.published = p.to;
         params.publish_stride = p.stride as u64;
-        params.publish_f32 = p.f32.into();
         params.epoch = p.epoch;
         params.epoch_add = p.epoch_add;
         params.epoch_flag = p.epoch_flag;

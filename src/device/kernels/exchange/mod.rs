@@ -7,6 +7,4 @@ mod pages;
 mod rows;
 
 pub use pages::{PageMoves, most_blocks, pages_from_host, pages_to_host};
-pub use rows::{
-    CheckReady, MoveRows, PublishArgs, PublishSource, check_ready, convert_rows, copy_rows, publish_rows,
-};
+pub use rows::{CheckReady, MoveRows, PublishArgs, PublishSource, check_ready, copy_rows, publish_rows};

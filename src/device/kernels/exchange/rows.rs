@@ -22,7 +22,7 @@ pub struct PublishSource {
     pub at: DevPtr,
     /// Bytes from row to row.
     pub stride: usize,
-    /// Bytes of a row that are published.
+    /// Bytes of a row that are read: all of them are published, or the floats in them, rounded.
     pub bytes: usize,
 }
 
@@ -31,6 +31,8 @@ pub struct PublishSource {
 pub struct PublishArgs {
     /// The buffers whose rows are put side by side.
     pub sources: [PublishSource; 3],
+    /// If set, the rows are f32 and are published in this type, rounded to nearest even; otherwise as they are.
+    pub round: Option<Half>,
     /// Mapped host memory.
     pub to: DevPtr,
     /// Bytes from place to place.
@@ -66,7 +68,8 @@ fn wide(what: &str, sizes: &[usize]) -> bool {
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// If a size or address is odd, or places are too short for the rows.
+/// If a size or address is odd, or places are too short for the rows. If rows are rounded: if they are no multiples of
+/// eight floats, or not aligned to 16 bytes.
 pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Result<()> {
     let mut params = PublishParams {
         max_rows: args.max_rows as u32,
@@ -81,21 +84,28 @@ pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Re
         ..Default::default()
     };
     let mut sizes = vec![args.to.0 as usize, args.stride];
-    let mut row_bytes = 0;
+    let (mut row_bytes, mut whole) = (0, true);
     for (i, s) in args.sources.iter().enumerate().filter(|(_, s)| !s.at.is_null()) {
         params.src[i] = s.at;
         params.src_stride[i] = s.stride as u64;
         params.src_bytes[i] = s.bytes as u32;
         sizes.extend([s.at.0 as usize, s.stride, s.bytes]);
-        row_bytes += s.bytes;
+        row_bytes += if args.round.is_some() { s.bytes / 2 } else { s.bytes };
+        whole &= s.bytes.is_multiple_of(32);
     }
     assert!(args.stride >= row_bytes, "publish: places of {} bytes for rows of {row_bytes}", args.stride);
-    let (kernel, piece) =
-        if wide("publish", &sizes) { ("publish_rows_16", 16) } else { ("publish_rows_2", 2) };
+    let (kernel, piece) = match (args.round, wide("publish", &sizes)) {
+        (None, true) => ("publish_rows_16", 16),
+        (None, false) => ("publish_rows_2", 2),
+        (Some(half), wide) => {
+            assert!(wide && whole, "publish: addresses and sizes {sizes:?} of f32: wanted eights of them");
+            (if half == Half::F16 { "publish_rows_f16" } else { "publish_rows_bf16" }, 16)
+        }
+    };
     launch(runtime, lane, kernel, [blocks(args.max_rows * row_bytes / piece), 1], THREADS, 0, &params)
 }
 
-/// Operands of [`copy_rows`] and [`convert_rows`]. Optional addresses may be NULL.
+/// Operands of [`copy_rows`]. Optional addresses may be NULL.
 #[derive(Debug, Clone, Copy)]
 pub struct MoveRows {
     /// Rows of `from_stride` bytes, in any memory that the device sees.
@@ -147,28 +157,6 @@ pub fn copy_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, bytes: usiz
     let (kernel, piece) = if wide("copy_rows", &sizes) { ("copy_rows_16", 16) } else { ("copy_rows_2", 2) };
     let pieces = args.max_rows * bytes / piece;
     launch(runtime, lane, kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(bytes))
-}
-
-/// [`copy_rows`] with conversion from f32 to a 16-bit type, `n` elements of each row.
-///
-/// # Errors
-/// As [`Runtime::launch`].
-///
-/// # Panics
-/// If `n` is no multiple of 4, or rows are not aligned to four elements.
-pub fn convert_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, n: usize, to: Half) -> Result<()> {
-    assert!(
-        n.is_multiple_of(4)
-            && (args.from.0 as usize | args.from_stride).is_multiple_of(16)
-            && (args.to.0 as usize | args.to_stride).is_multiple_of(8),
-        "convert_rows: {n} elements, rows of f32 {} bytes apart, of {} {} apart: wanted multiples of 4 elements",
-        args.from_stride,
-        to.name(),
-        args.to_stride
-    );
-    let pieces = args.max_rows * n / 4;
-    let kernel = format!("convert_rows_{}", to.name());
-    launch(runtime, lane, &kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(n))
 }
 
 /// Operands of [`check_ready`].

@@ -50,7 +50,7 @@ fn every_order_of_threads_gives_the_same() {
         }
         for norms in [QkNorm::PerHead, QkNorm::Whole] {
             let norms = Some(norms);
-            rope::check(rt, &rope::Case { publish: Some(true), norms, ..rope::Case::plain(act, 3, 80) });
+            rope::check(rt, &rope::Case { publish: true, norms, ..rope::Case::plain(act, 3, 80) });
         }
         activation::check(rt, Ffn::GeGlu, act, 2, 12, true);
     });

@@ -13,7 +13,7 @@ pub struct Case {
     pub pairing: RopePairing,
     pub bias: bool,
     pub norms: Option<QkNorm>,
-    pub publish: Option<bool>,
+    pub publish: bool,
     pub pad: usize,
     pub seed: u64,
 }
@@ -30,7 +30,7 @@ impl Case {
             pairing: RopePairing::Half,
             bias: false,
             norms: None,
-            publish: None,
+            publish: false,
             pad: 0,
             seed: 9,
         }
@@ -81,8 +81,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let kv = Output::new(rt, pages as usize * c.n_kv_heads * 64 * hd * 2);
     let (place_dev, n_dev) = (upload(rt, &place), upload(rt, &[n_published as u32]));
     let (epoch_dev, arrived) = (upload(rt, &[41u32]), Output::of(rt, &[0u32]));
-    let element = if c.publish == Some(true) { 4 } else { 2 };
-    let stride = (heads * hd * element).next_multiple_of(8) + 8;
+    let stride = (heads * hd * 2).next_multiple_of(8) + 8;
     let published = Output::new(rt, n_published * stride);
     let flag = Output::of(rt, &[0u32]);
     let or_null = |wanted: bool, p: DevPtr| if wanted { p } else { DevPtr::NULL };
@@ -103,12 +102,11 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
         q: q.ptr(),
         kv: kv.ptr(),
         kv_type: c.kv,
-        publish: c.publish.map(|f32| PublishRows {
+        publish: c.publish.then(|| PublishRows {
             slots: place_dev.ptr(),
             n: n_dev.ptr(),
             to: published.ptr(),
             stride,
-            f32,
             epoch: epoch_dev.ptr(),
             epoch_add: 2,
             epoch_flag: flag.ptr(),
@@ -123,7 +121,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     // Twice: the counter is back where it was.
     rope_append(&**rt, LANE, &args).expect("launch");
     rope_append(&**rt, LANE, &args).expect("launch");
-    assert_eq!(flag.u32(), [if c.publish.is_some() { 43 } else { 0 }]);
+    assert_eq!(flag.u32(), [if c.publish { 43 } else { 0 }]);
     assert_eq!(arrived.u32(), [0]);
 
     let (q, mut kv, published) = (q.u16(), kv.u16(), published.bytes());
@@ -193,21 +191,10 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
             if !stored.is_empty() {
                 compare(&stored);
             }
-            if c.publish.is_some() && place[row] >= 0 {
-                let from = place[row] as usize * stride + head * hd * element;
-                let row_bytes = &published[from..from + hd * element];
-                let sent: Vec<u16> = if element == 4 {
-                    let values: Vec<f32> = row_bytes
-                        .chunks_exact(4)
-                        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
-                        .collect();
-                    for (i, v) in values.iter().enumerate() {
-                        close(&what, i, f64::from(*v), x[i], error[i]);
-                    }
-                    values.iter().map(|v| encode(c.kv, *v)).collect()
-                } else {
-                    row_bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
-                };
+            if c.publish && place[row] >= 0 {
+                let from = place[row] as usize * stride + head * hd * 2;
+                let sent = published[from..from + hd * 2].chunks_exact(2);
+                let sent: Vec<u16> = sent.map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
                 compare(&sent);
                 assert!(
                     stored.is_empty() || stored == sent,
@@ -215,14 +202,14 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
                 );
             }
         }
-        if c.publish.is_some() && place[row] >= 0 {
-            let tail = place[row] as usize * stride + heads * hd * element;
+        if c.publish && place[row] >= 0 {
+            let tail = place[row] as usize * stride + heads * hd * 2;
             let end = (place[row] as usize + 1) * stride;
             assert!(published[tail..end].iter().all(|b| *b == CANARY), "{c:?}: behind a published row");
         }
     }
     assert!(kv.iter().all(|v| *v == 0xffff), "{c:?}: a place of the pages that no row has was written");
-    if c.publish.is_none() {
+    if !c.publish {
         assert!(published.iter().all(|b| *b == CANARY), "{c:?}: published unasked");
     }
 }
@@ -333,16 +320,14 @@ fn rope_of_all_head_sizes_and_both_pairings() {
 fn rows_for_the_host_get_the_same_bits() {
     for rt in gpu::runtimes() {
         for kv in rope_types(&rt) {
-            for f32 in [false, true] {
-                let norms = Some(QkNorm::PerHead);
-                let c = Case { publish: Some(f32), norms, ..Case::plain(kv, 7, 64) };
-                check(&rt, &c);
-                check(&rt, &Case { norms: Some(QkNorm::Whole), ..c });
-                check(&rt, &Case { pairing: RopePairing::Interleaved, n_kv_heads: 3, ..c });
-                // Rows 0 and 2 are published of one and two rows: the first alone, then none in between.
-                check(&rt, &Case { rows: 1, ..c });
-                check(&rt, &Case { rows: 2, ..c });
-            }
+            let norms = Some(QkNorm::PerHead);
+            let c = Case { publish: true, norms, ..Case::plain(kv, 7, 64) };
+            check(&rt, &c);
+            check(&rt, &Case { norms: Some(QkNorm::Whole), ..c });
+            check(&rt, &Case { pairing: RopePairing::Interleaved, n_kv_heads: 3, ..c });
+            // Rows 0 and 2 are published of one and two rows: the first alone, then none in between.
+            check(&rt, &Case { rows: 1, ..c });
+            check(&rt, &Case { rows: 2, ..c });
         }
     }
 }
@@ -360,7 +345,7 @@ proptest! {
         turned in 0..65usize,
         switches in any::<[bool; 2]>(),
         norms in prop::sample::select(vec![None, Some(QkNorm::PerHead), Some(QkNorm::Whole)]),
-        publish in prop::option::of(any::<bool>()),
+        publish in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let [interleaved, bias] = switches;
@@ -375,7 +360,7 @@ proptest! {
             bias,
             norms,
             // Nothing is launched for no rows, so nothing is published.
-            publish: publish.filter(|_| rows > 0),
+            publish: publish && rows > 0,
             pad: 0,
             seed,
         };

@@ -1,4 +1,4 @@
-//! Copies and conversions of rows by lists.
+//! Copies of rows by lists.
 
 use super::*;
 
@@ -15,15 +15,10 @@ struct Case {
     seed: u64,
 }
 
-/// Bytes as they are (`convert` none: n bytes) or n floats to 16 bits.
-fn check(rt: &Arc<dyn Runtime>, c: &Case, convert: Option<Half>) {
+fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let mut rng = Rng::new(c.seed);
-    let (from_bytes, to_bytes) = if convert.is_some() { (c.n * 4, c.n * 2) } else { (c.n, c.n) };
-    let (from_stride, to_stride) = (from_bytes + c.pads[0], to_bytes + c.pads[1]);
-    let source: Vec<u8> = match convert {
-        Some(_) => (0..c.stored * from_stride / 4).flat_map(|_| rng.normal().to_le_bytes()).collect(),
-        None => noise(&mut rng, c.stored * from_stride),
-    };
+    let (from_stride, to_stride) = (c.n + c.pads[0], c.n + c.pads[1]);
+    let source = noise(&mut rng, c.stored * from_stride);
     let source_dev = upload(rt, &source);
     let (from_dev, to_dev) = (c.from.as_ref().map(|l| upload(rt, l)), c.to.as_ref().map(|l| upload(rt, l)));
     let (count_dev, gate_dev) = (c.counted.map(|n| upload(rt, &[n])), c.gate.map(|g| upload(rt, &[g])));
@@ -39,10 +34,7 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, convert: Option<Half>) {
         gate: at(&gate_dev),
         max_rows: c.max_rows,
     };
-    match convert {
-        Some(t) => convert_rows(&**rt, LANE, &args, c.n, t).expect("launch"),
-        None => copy_rows(&**rt, LANE, &args, c.n).expect("launch"),
-    }
+    copy_rows(&**rt, LANE, &args, c.n).expect("launch");
     let mut want = vec![CANARY; c.stored * to_stride];
     let rows = if c.gate == Some(0) { 0 } else { c.max_rows.min(c.counted.unwrap_or(u32::MAX) as usize) };
     for i in 0..rows {
@@ -51,17 +43,10 @@ fn check(rt: &Arc<dyn Runtime>, c: &Case, convert: Option<Half>) {
         if from == u32::MAX || to == u32::MAX {
             continue;
         }
-        let row = &source[from as usize * from_stride..][..from_bytes];
-        let moved: Vec<u8> = match convert {
-            None => row.to_vec(),
-            Some(t) => row
-                .chunks_exact(4)
-                .flat_map(|b| encode(t, f32::from_le_bytes(b.try_into().unwrap())).to_le_bytes())
-                .collect(),
-        };
-        want[to as usize * to_stride..][..to_bytes].copy_from_slice(&moved);
+        let row = &source[from as usize * from_stride..][..c.n];
+        want[to as usize * to_stride..][..c.n].copy_from_slice(row);
     }
-    assert!(out.bytes() == want, "{c:?} {convert:?}");
+    assert!(out.bytes() == want, "{c:?}");
 }
 
 proptest! {
@@ -72,7 +57,6 @@ proptest! {
         units in 1..70usize,
         pads in prop::array::uniform2(0..3usize),
         wide in any::<bool>(),
-        convert in prop::option::of(prop_oneof![Just(Half::F16), Just(Half::BF16)]),
         stored in 1..12usize,
         rows in 0..12usize,
         listed in any::<[bool; 2]>(),
@@ -83,8 +67,8 @@ proptest! {
     ) {
         let mut rng = Rng::new(seed);
         let max_rows = rows.min(stored);
-        let unit = if convert.is_some() { 4 } else if wide { 16 } else { 2 };
-        let pads = pads.map(|p| p * if convert.is_some() { 16 } else { unit });
+        let unit = if wide { 16 } else { 2 };
+        let pads = pads.map(|p| p * unit);
         let mut lists = [shuffled(&mut rng, stored), shuffled(&mut rng, stored)];
         if holes {
             lists[0][0] = u32::MAX;
@@ -92,11 +76,8 @@ proptest! {
         }
         let [from, to] = [0, 1].map(|i| listed[i].then(|| lists[i].clone()));
         for rt in gpu::runtimes() {
-            if convert.is_some_and(|t| !rt.has_kernel(&format!("convert_rows_{}", t.name()))) {
-                continue;
-            }
             let (from, to) = (Option::clone(&from), Option::clone(&to));
-            check(&rt, &Case { n: units * unit, pads, stored, from, to, max_rows, counted, gate, seed }, convert);
+            check(&rt, &Case { n: units * unit, pads, stored, from, to, max_rows, counted, gate, seed });
         }
     }
 }

@@ -10,6 +10,8 @@ pub struct Case {
     pub pads: [usize; 3],
     pub stored: usize,
     pub list: Option<Vec<u32>>,
+    /// The type to which f32 are rounded; widths are then multiples of eight of them.
+    pub round: Option<Half>,
     /// How many there are, if the device is to read it; then `list` may be longer.
     pub counted: Option<usize>,
     pub seed: u64,
@@ -20,8 +22,21 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let max_rows = c.list.as_ref().map_or(c.stored, Vec::len);
     let rows = c.counted.map_or(max_rows, |n| n.min(max_rows));
     let strides: [usize; 3] = std::array::from_fn(|s| c.widths[s] + c.pads[s]);
-    let sources: [Vec<u8>; 3] = std::array::from_fn(|s| noise(&mut rng, c.stored * strides[s]));
-    let row_bytes: usize = c.widths.iter().sum();
+    // Any bits are floats, but a NaN keeps no payload when it is rounded.
+    let any_float = |rng: &mut Rng| match f32::from_bits(rng.next_u64() as u32) {
+        x if x.is_nan() => rng.normal(),
+        x => x,
+    };
+    let sources: [Vec<u8>; 3] = std::array::from_fn(|s| match c.round {
+        None => noise(&mut rng, c.stored * strides[s]),
+        Some(_) => (0..c.stored * strides[s] / 4).flat_map(|_| any_float(&mut rng).to_le_bytes()).collect(),
+    });
+    let sent = |row: &[u8]| -> Vec<u8> {
+        let Some(half) = c.round else { return row.to_vec() };
+        let floats = row.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        floats.flat_map(|x| encode(half, x).to_le_bytes()).collect()
+    };
+    let row_bytes = c.widths.iter().sum::<usize>() / if c.round.is_some() { 2 } else { 1 };
     let stride = row_bytes + c.pads[0];
 
     let sources_dev = sources.each_ref().map(|s| upload(rt, s));
@@ -38,6 +53,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
             stride: strides[s],
             bytes: c.widths[s],
         }),
+        round: c.round,
         to: memory.device().add(header),
         stride,
         list: at(&list_dev),
@@ -63,7 +79,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
                 }
                 let from = c.list.as_ref().map_or(place, |l| l[place] as usize);
                 let want: Vec<u8> =
-                    (0..3).flat_map(|s| sources[s][from * strides[s]..][..c.widths[s]].to_vec()).collect();
+                    (0..3).flat_map(|s| sent(&sources[s][from * strides[s]..][..c.widths[s]])).collect();
                 assert!(row == want, "{c:?}: place {place}");
             }
             assert!(got[max_rows * stride..].iter().all(|b| *b == CANARY), "{c:?}: written behind the last");
@@ -78,6 +94,11 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     assert_eq!(word(&*memory, 0).load(Ordering::Acquire), 13);
 }
 
+/// The types that a device rounds to.
+fn rounds(rt: &Arc<dyn Runtime>) -> Vec<Half> {
+    halves(rt, |t| format!("publish_rows_{t}"))
+}
+
 #[test]
 fn listed_rows_are_there_when_their_epoch_is() {
     for rt in gpu::runtimes() {
@@ -86,6 +107,7 @@ fn listed_rows_are_there_when_their_epoch_is() {
             pads: [16, 0, 32],
             stored: 40,
             list: Some((0..33).map(|i| i * 11 % 40).collect()),
+            round: None,
             counted: None,
             seed: 1,
         };
@@ -95,6 +117,12 @@ fn listed_rows_are_there_when_their_epoch_is() {
         check(&rt, &Case { list: None, ..c.clone() });
         for n in [0, 1, 32, 33, 50] {
             check(&rt, &Case { counted: Some(n), ..c.clone() });
+        }
+        for half in rounds(&rt) {
+            let c = Case { round: Some(half), ..c.clone() };
+            check(&rt, &Case { pads: [32, 0, 16], ..c.clone() });
+            check(&rt, &Case { widths: [32, 0, 0], pads: [16; 3], counted: Some(7), ..c.clone() });
+            check(&rt, &Case { list: None, ..c });
         }
     }
 }
@@ -111,7 +139,6 @@ fn an_epoch_is_announced_even_if_no_row_is_published() {
             n: zero.ptr(),
             to: memory.device(),
             stride: 64 * 3,
-            f32: true,
             epoch: epoch.ptr(),
             epoch_add: 4,
             epoch_flag: memory.device(),
@@ -154,16 +181,20 @@ proptest! {
         units in prop::array::uniform3(0..40usize),
         pads in prop::array::uniform3(0..3usize),
         wide in any::<bool>(),
+        round in any::<bool>(),
         stored in 1..9usize,
         list in prop::option::of(prop::collection::vec(0..9u32, 1..9)),
         counted in prop::option::of(0..10usize),
         seed in any::<u64>(),
     ) {
-        let unit = if wide { 16 } else { 2 };
+        let unit = if round { 32 } else if wide { 16 } else { 2 };
         let list = list.map(|l| l.into_iter().map(|r| r % stored as u32).collect());
         let (widths, pads) = (units.map(|u| u * unit), pads.map(|p| p * unit));
         for rt in gpu::runtimes() {
-            check(&rt, &Case { widths, pads, stored, list: Option::clone(&list), counted, seed });
+            let types = if round { rounds(&rt).into_iter().map(Some).collect() } else { vec![None] };
+            for round in types {
+                check(&rt, &Case { widths, pads, stored, list: Option::clone(&list), round, counted, seed });
+            }
         }
     }
 }
@@ -184,6 +215,6 @@ fn the_epoch_is_never_early_on_a_jittery_device() {
         let rt: Arc<dyn Runtime> = Arc::new(EmulatedRuntime::new(options).expect("an emulated accelerator"));
         let list = Some((0..16).rev().collect());
         let (widths, pads) = ([128, 32, 32], [16; 3]);
-        check(&rt, &Case { widths, pads, stored: 16, list, counted: None, seed });
+        check(&rt, &Case { widths, pads, stored: 16, list, round: Some(Half::F16), counted: None, seed });
     }
 }

@@ -19,14 +19,13 @@ fn a_round_trip_through_mapped_memory() {
             let (arrived, q) = (Output::of(&rt, &[0u32]), Output::new(&rt, rows * qd * 2));
             let kv = Output::new(&rt, 2 * 64 * hd * 2);
             let attn = Output::new(&rt, rows * qd * 2);
-            let (answer_at, flag_at) = (64 + 3 * width * 4, 32);
-            let memory = rt.pinned(answer_at + 3 * qd * 4).expect("pinned memory");
+            let (answer_at, flag_at) = (64 + 3 * width * 2, 32);
+            let memory = rt.pinned(answer_at + 3 * qd * 2).expect("pinned memory");
             let publish = PublishRows {
                 slots: slots_dev.ptr(),
                 n: n_dev.ptr(),
                 to: memory.device().add(64),
-                stride: width * 4,
-                f32: true,
+                stride: width * 2,
                 epoch: epoch.ptr(),
                 epoch_add: 1,
                 epoch_flag: memory.device(),
@@ -65,7 +64,7 @@ fn a_round_trip_through_mapped_memory() {
             let list = upload(&rt, &host_rows);
             let collect = MoveRows {
                 from: memory.device().add(answer_at),
-                from_stride: qd * 4,
+                from_stride: qd * 2,
                 to: attn.ptr(),
                 to_stride: qd * 2,
                 from_list: DevPtr::NULL,
@@ -75,7 +74,7 @@ fn a_round_trip_through_mapped_memory() {
                 max_rows: 4,
             };
             check_ready(&*rt, LANE, &check).expect("launch");
-            convert_rows(&*rt, LANE, &collect, qd, kv_type).expect("launch");
+            copy_rows(&*rt, LANE, &collect, qd * 2).expect("launch");
             assert_eq!(ready.u32(), [0], "nothing is ready yet");
             assert!(attn.u16().iter().all(|v| *v == 0xffff), "nothing is collected before it is ready");
 
@@ -84,13 +83,14 @@ fn a_round_trip_through_mapped_memory() {
                     wait_for(word(&*memory, 0), 101);
                     for place in 0..3 {
                         // SAFETY: published: the device writes these rows no more.
-                        let row = unsafe { mapped(&*memory, 64 + place * width * 4, width * 4) };
+                        let row = unsafe { mapped(&*memory, 64 + place * width * 2, width * 2) };
                         let sent = &qkv[host_rows[place] as usize * width..][..width];
-                        assert_eq!(row, bytes(sent), "place {place}");
+                        let halves: Vec<u16> = sent.iter().map(|&x| encode(kv_type, x)).collect();
+                        assert_eq!(row, bytes(&halves), "place {place}");
                         // SAFETY: answers have a place of their own, which the device reads only after the flag.
                         unsafe {
-                            let to = memory.host().add(answer_at + place * qd * 4).cast::<f32>();
-                            (0..qd).for_each(|i| to.add(i).write(sent[i] * 2.0));
+                            let to = memory.host().add(answer_at + place * qd * 2).cast::<u16>();
+                            (0..qd).for_each(|i| to.add(i).write(encode(kv_type, sent[i] * 2.0)));
                         }
                     }
                     word(&*memory, flag_at).store(101, Ordering::Release);
@@ -112,7 +112,7 @@ fn a_round_trip_through_mapped_memory() {
                 host.join().expect("the host's part");
             });
             check_ready(&*rt, LANE, &check).expect("launch");
-            convert_rows(&*rt, LANE, &collect, qd, kv_type).expect("launch");
+            copy_rows(&*rt, LANE, &collect, qd * 2).expect("launch");
             assert_eq!(ready.u32(), [1]);
             for (i, got) in attn.u16().into_iter().enumerate() {
                 let row = i / qd;
