@@ -56,9 +56,11 @@ fn any_order_of_requests_gives_tokens_of_the_model() {
         let spec = format!("{}/tests/fixtures/{name}.json", env!("CARGO_MANIFEST_DIR"));
         load(&format!("synth:{spec},dtype=bf16,seed=5")).expect("a model")
     });
-    let scripts = gpu::count(&rt, (400, 3));
-    let scripts =
-        std::env::var("TANDEM_DEVICE_INTERLEAVINGS").ok().and_then(|n| n.parse().ok()).unwrap_or(scripts);
+    let given = |name: &str, otherwise: u64| {
+        std::env::var(name).ok().map_or(otherwise, |n| n.parse().expect("a number of scripts"))
+    };
+    let first = given("TANDEM_DEVICE_FIRST", 0);
+    let scripts = given("TANDEM_DEVICE_INTERLEAVINGS", gpu::count(&rt, (400, 3)));
     let accel = on_kernels(rt).expect("a runtime with kernels");
     let said = Said::default();
     let judge = Box::new(move |m: &LoadedModel, text: &[u32], token| said.judge(m, text, token));
@@ -66,7 +68,7 @@ fn any_order_of_requests_gives_tokens_of_the_model() {
     let watchdog = Watchdog::new(Duration::from_secs(300));
     for strategy in STRATEGIES {
         let mut all = Tally::default();
-        for seed in 0..scripts {
+        for seed in first..first + scripts {
             let script = Script::of(seed, &[strategy], usize::MAX);
             watchdog.begin(seed);
             let tally = world.run(&script).unwrap_or_else(|e| panic!("seed {seed}: {e}\nof {script:?}"));

@@ -68,6 +68,19 @@ fn kernels_by_their_ptx() {
     again(&["kernels::attention::", "kernels::linear::"], "late", &[("FAKE_SM", "80"), ("FAKE_PTX", "1")]);
 }
 
+/// The few kernels by plain loops with which many orders are tried (`plain.c`): within the bounds of the kernels themselves.
+#[test]
+fn kernels_by_plain_loops() {
+    let tests = [
+        "kernels::linear::",
+        "kernels::exchange::pages",
+        "kernels::attention::decode",
+        "kernels::attention::prefill",
+        "kernels::attention::part",
+    ];
+    again(&tests, "late", &[("FAKE_PLAIN", "1"), ("FAKE_CHECKS", "1")]);
+}
+
 /// What all of this is for is found: streams that forget to wait for each other.
 #[test]
 fn waits_that_are_forgotten_are_seen() {

@@ -127,6 +127,9 @@ Result failed(Result code, const char* format, ...) __attribute__((format(printf
 void* before_wrong(const char* kernel);
 void after_wrong(void* before);
 
+/* plain.c: returns 0 if it has done what the kernel does */
+int plainly(const char* kernel, const void* params);
+
 /* graphs.c */
 void leave(Graph* g);
 
