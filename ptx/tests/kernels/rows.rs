@@ -92,17 +92,7 @@ fn rope_and_append() {
             let params = Params::default()
                 .pointers(&at)
                 .pointers(&[at_pos, at_slot, 0, q, kv, 0, 0, 0, 0, 0, 0, 0])
-                .words(&[
-                    0,
-                    0,
-                    rows as u32,
-                    ld as u32,
-                    heads as u32,
-                    kv_heads as u32,
-                    d as u32,
-                    rope as u32,
-                    0,
-                ])
+                .words(&[0, rows as u32, ld as u32, heads as u32, kv_heads as u32, d as u32, rope as u32, 0])
                 .float(eps);
             let all = heads + 2 * kv_heads;
             let grid = [rows as u32, (all as u32).div_ceil(4), 1];
