@@ -44,7 +44,7 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
             let began = Instant::now();
             let publish = PublishArgs {
                 sources: [PublishSource { at: qkv.ptr(), stride: 4 * QKV, bytes: 4 * QKV }, none, none],
-                round: Some(Half::F16),
+                half: Half::F16,
                 to: mailbox.device().add(64),
                 stride: 2 * QKV,
                 list: DevPtr::NULL,

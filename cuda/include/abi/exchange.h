@@ -1,10 +1,10 @@
 // abi/exchange.h    rows and pages between the device and the host    see ../abi.h
 #pragma once
 
-// exchange.cu: row list[i] of up to three sources, side by side, to place i of mapped host memory (bytes as they are, or f32
-// rounded to a 16-bit type), then the epoch
+// exchange.cu: row list[i] of up to three sources, side by side and rounded to a 16-bit type, to place i of mapped host memory,
+// then the epoch
 typedef struct {
-    PTR(const abi_u8) src[3];      // rows of src_stride[s] bytes; NULL: no such source
+    PTR(const abi_u8) src[3];      // rows of f32, src_stride[s] bytes apart; NULL: no such source
     abi_u64 src_stride[3];
     abi_u32 src_bytes[3];          // bytes of a row that are read
     abi_u32 max_rows;              // most that n_rows can be

@@ -18,11 +18,10 @@ use crate::{Error, Result};
 /// Rows that are published and copied; pages that move.
 pub fn exchange(p: &mut Probe, _depth: Depth) {
     for piece in [16, 2] {
-        p.check(&format!("published rows by {piece} bytes"), |p| published(p, piece));
         p.check(&format!("copied rows by {piece} bytes"), |p| copied(p, piece));
     }
     for &half in p.half_types() {
-        p.check(&format!("published rows rounded to {}", half.name()), |p| rounded(p, half));
+        p.check(&format!("published rows of {}", half.name()), |p| published(p, half));
     }
     p.check("an epoch that the host has reached", |p| {
         let flag = p.rt.pinned(64)?;
@@ -59,18 +58,20 @@ fn some_bytes(seed: u64, n: usize) -> Vec<u8> {
     (0..n).map(|i| noise(seed, i).to_bits() as u8).collect()
 }
 
-/// Two buffers' rows side by side, listed, then the epoch.
-fn published(p: &Probe, piece: usize) -> Result<Worst> {
-    let (widths, stored, list, header) = ([8 * piece, 3 * piece], 9, [4u32, 0, 7], 64);
-    let stride = 12 * piece;
-    let rows = [some_bytes(1, stored * widths[0]), some_bytes(2, stored * widths[1])];
-    let (a, b, list_dev) = (p.up(&rows[0])?, p.up(&rows[1])?, p.up(&words(&list))?);
+/// Two buffers' rows side by side, listed and rounded, then the epoch.
+fn published(p: &Probe, half: Half) -> Result<Worst> {
+    let (widths, stored, list, header) = ([64usize, 24], 9, [4u32, 0, 7], 64);
+    let all = widths[0] + widths[1];
+    // Behind each place 16 bytes that nobody writes.
+    let stride = 2 * all + 16;
+    let rows = [some(1, stored * widths[0]), some(2, stored * widths[1])];
+    let (a, b, list_dev) = (p.up(&floats(&rows[0]))?, p.up(&floats(&rows[1]))?, p.up(&words(&list))?);
     let (epoch, arrived) = (p.up(&words(&[10]))?, p.zeros(4)?);
     let memory = p.rt.pinned(header + list.len() * stride)?;
-    let source = |at: DevPtr, bytes| PublishSource { at, stride: bytes, bytes };
+    let source = |at: DevPtr, width: usize| PublishSource { at, stride: 4 * width, bytes: 4 * width };
     let args = PublishArgs {
-        sources: [source(a.ptr(), widths[0]), source(b.ptr(), widths[1]), source(DevPtr::NULL, 0)],
-        round: None,
+        sources: [source(a.ptr(), widths[0]), source(b.ptr(), widths[1]), PublishSource::default()],
+        half,
         to: memory.device().add(header),
         stride,
         list: list_dev.ptr(),
@@ -83,15 +84,19 @@ fn published(p: &Probe, piece: usize) -> Result<Worst> {
     };
     publish_rows(&*p.rt, LANE, &args)?;
     let got = host(&memory, p)?;
-    let mut want = vec![0; memory.len()];
-    want[..4].copy_from_slice(&13u32.to_le_bytes());
-    for (place, &row) in list.iter().enumerate() {
-        let (at, row) = (header + place * stride, row as usize);
-        want[at..at + widths[0]].copy_from_slice(&rows[0][row * widths[0]..][..widths[0]]);
-        want[at + widths[0]..at + widths[0] + widths[1]]
-            .copy_from_slice(&rows[1][row * widths[1]..][..widths[1]]);
+    let mut head = vec![0; header];
+    head[..4].copy_from_slice(&13u32.to_le_bytes());
+    let mut worst = Worst::of_bytes(&got[..header], &head);
+    for (place, &row) in got[header..].chunks_exact(stride).zip(&list) {
+        let row = row as usize;
+        let (values, rest) = place.split_at(2 * all);
+        let values: Vec<f64> =
+            values.chunks_exact(2).map(|b| value(half, u16::from_le_bytes([b[0], b[1]]))).collect();
+        let want = rows.iter().zip(widths).flat_map(|(rows, width)| &rows[row * width..][..width]);
+        let want = want.map(|&x| (f64::from(x), unit(half) * f64::from(x.abs()) + 2f64.powi(-25)));
+        worst = worst.max(Worst::of(&values, want)).max(Worst::of_bytes(rest, &[0; 16]));
     }
-    Ok(Worst::of_bytes(&got, &want))
+    Ok(worst)
 }
 
 fn moves(from: DevPtr, from_stride: usize, to: DevPtr, to_stride: usize, lists: [DevPtr; 2]) -> MoveRows {
@@ -121,30 +126,6 @@ fn copied(p: &Probe, piece: usize) -> Result<Worst> {
         want[to as usize * stride..][..width].copy_from_slice(&rows[from as usize * stride..][..width]);
     }
     Ok(Worst::of_bytes(&p.bytes(&to)?, &want))
-}
-
-fn rounded(p: &Probe, half: Half) -> Result<Worst> {
-    let n = 1104;
-    let rows = some(4, 3 * n);
-    let (from, to) = (p.up(&floats(&rows))?, p.out(3 * n * 2)?);
-    let (epoch, flag, arrived) = (p.up(&words(&[10]))?, p.zeros(4)?, p.zeros(4)?);
-    let none = PublishSource::default();
-    let args = PublishArgs {
-        sources: [PublishSource { at: from.ptr(), stride: 4 * n, bytes: 4 * n }, none, none],
-        round: Some(half),
-        to: to.ptr(),
-        stride: 2 * n,
-        list: DevPtr::NULL,
-        n_rows: DevPtr::NULL,
-        max_rows: 3,
-        epoch: epoch.ptr(),
-        epoch_add: 3,
-        epoch_flag: flag.ptr(),
-        arrived: arrived.ptr(),
-    };
-    publish_rows(&*p.rt, LANE, &args)?;
-    let want = rows.iter().map(|&x| (f64::from(x), unit(half) * f64::from(x.abs()) + 2f64.powi(-25)));
-    Ok(Worst::of(&p.halves(&to, half)?, want))
 }
 
 /// Pages of the host's cache to the device, where each element is where its layout says, and back.

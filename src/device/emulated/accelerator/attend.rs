@@ -7,7 +7,7 @@ use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::accelerator::{Attend, LayerWeights, PartialRows, StepContext};
 use crate::device::emulated::ops::attention::{self, Tokens};
-use crate::device::emulated::ops::cast::{from_f32, numbers, numbers_mut, to_f32};
+use crate::device::emulated::ops::cast::{numbers, numbers_mut, to_f32};
 use crate::device::emulated::ops::pages::PageShape;
 use crate::device::emulated::step::Seq;
 use crate::device::runtime::DevPtr;
@@ -83,7 +83,7 @@ pub(super) fn attend(
                         if let Some(out) = out {
                             attention::normalise(sum, &mut o);
                             let to = &mut numbers_mut(writes[*out])[i * qd + head * hd..][..hd];
-                            from_f32(shape.act, &o, to);
+                            shape.act.narrow(&o, to);
                         } else if let Some([ms, ss, os]) = partial {
                             let place = step.lists.partial().binary_search(&(row as u32));
                             let at = place.expect("a row attended in part") - places.start;
@@ -131,7 +131,7 @@ pub(super) fn merge(
                 let mut o = o.to_vec();
                 attention::merge((&mut m, &mut s, &mut o), part(there));
                 attention::normalise(s, &mut o);
-                from_f32(act, &o, &mut out[head * hd..][..hd]);
+                act.narrow(&o, &mut out[head * hd..][..hd]);
             }
         }
         Ok(())

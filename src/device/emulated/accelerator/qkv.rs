@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::EmulatedAccelerator;
 use super::operands::{MatrixOperand, NormRows};
 use crate::device::accelerator::{LayerWeights, Mailbox, Publish, Residual, StepContext};
-use crate::device::emulated::ops::cast::{Kept, from_f32, numbers, numbers_mut};
+use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
 use crate::device::emulated::ops::norm;
 use crate::device::emulated::ops::pages::PageShape;
 use crate::device::emulated::ops::qkv::{self, Heads};
@@ -128,7 +128,7 @@ pub(super) fn append(
         let mut halves = vec![0u16; width];
         let finished = numbers::<f32>(reads[finished]).chunks_exact(width);
         for ((i, r), row) in rows.clone().enumerate().zip(finished) {
-            from_f32(shape.kv, row, &mut halves);
+            shape.kv.narrow(row, &mut halves);
             kept.write(&row[..qd], &mut writes[q][i * q_bytes..(i + 1) * q_bytes]);
             if let Row::Here { page: p, token, .. } = step.rows[r] {
                 let slot = pages.binary_search(&p).expect("all pages written are listed");

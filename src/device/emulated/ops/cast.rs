@@ -74,7 +74,7 @@ impl Kept {
     /// Stores the elements of `x`.
     pub fn write(self, x: &[f32], out: &mut [u8]) {
         match self {
-            Kept::Half(half) => from_f32(half, x, numbers_mut(out)),
+            Kept::Half(half) => half.narrow(x, numbers_mut(out)),
             Kept::F32 => numbers_mut(out).copy_from_slice(x),
         }
     }
@@ -85,9 +85,4 @@ pub fn to_f32(from: Half, x: &[u16]) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
     from.widen(x, &mut out);
     out
-}
-
-/// Rounds to nearest, ties to even.
-pub fn from_f32(to: Half, x: &[f32], out: &mut [u16]) {
-    to.narrow(x, out);
 }

@@ -212,7 +212,7 @@ pub(super) fn publish(
     sources[0] = PublishSource { at: cx.ws.qkv, stride: 4 * shape.qkv_dim(), bytes };
     let args = exchange::PublishArgs {
         sources,
-        round: Some(shape.kv),
+        half: shape.kv,
         to: memory.add(publish.mailbox.row_at(shape, places.start)),
         stride: 2 * shape.qkv_dim(),
         list: lists.published.add(4 * places.start),

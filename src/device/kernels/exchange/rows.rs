@@ -15,14 +15,14 @@ fn blocks(pieces: usize) -> usize {
     pieces.div_ceil(THREADS).clamp(1, MAX_BLOCKS)
 }
 
-/// Rows of one buffer.
+/// Rows of f32 of one buffer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PublishSource {
     /// NULL: no such buffer.
     pub at: DevPtr,
     /// Bytes from row to row.
     pub stride: usize,
-    /// Bytes of a row that are read: all of them are published, or the floats in them, rounded.
+    /// Bytes of a row that are published: a multiple of eight floats.
     pub bytes: usize,
 }
 
@@ -31,8 +31,8 @@ pub struct PublishSource {
 pub struct PublishArgs {
     /// The buffers whose rows are put side by side.
     pub sources: [PublishSource; 3],
-    /// If set, the rows are f32 and are published in this type, rounded to nearest even; otherwise as they are.
-    pub round: Option<Half>,
+    /// The type that they are published in, rounded to nearest even.
+    pub half: Half,
     /// Mapped host memory.
     pub to: DevPtr,
     /// Bytes from place to place.
@@ -53,23 +53,14 @@ pub struct PublishArgs {
     pub arrived: DevPtr,
 }
 
-/// Whether copies of 16 bytes fit all addresses and sizes; otherwise copies of 2 bytes must.
-fn wide(what: &str, sizes: &[usize]) -> bool {
-    assert!(
-        sizes.iter().all(|s| s.is_multiple_of(2)),
-        "{what}: addresses and sizes {sizes:?} are not all even"
-    );
-    sizes.iter().all(|s| s.is_multiple_of(16))
-}
-
-/// Gathers rows into host memory, then publishes the epoch.
+/// Gathers rows into host memory, in 16 bits, then publishes the epoch.
 ///
 /// # Errors
 /// As [`Runtime::launch`].
 ///
 /// # Panics
-/// If a size or address is odd, or places are too short for the rows. If rows are rounded: if they are no multiples of
-/// eight floats, or not aligned to 16 bytes.
+/// If rows are no multiples of eight floats, an address or a distance is no multiple of 16 bytes, or places are too short
+/// for the rows.
 pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Result<()> {
     let mut params = PublishParams {
         max_rows: args.max_rows as u32,
@@ -84,25 +75,22 @@ pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Re
         ..Default::default()
     };
     let mut sizes = vec![args.to.0 as usize, args.stride];
-    let (mut row_bytes, mut whole) = (0, true);
+    let mut row_bytes = 0;
     for (i, s) in args.sources.iter().enumerate().filter(|(_, s)| !s.at.is_null()) {
         params.src[i] = s.at;
         params.src_stride[i] = s.stride as u64;
         params.src_bytes[i] = s.bytes as u32;
-        sizes.extend([s.at.0 as usize, s.stride, s.bytes]);
-        row_bytes += if args.round.is_some() { s.bytes / 2 } else { s.bytes };
-        whole &= s.bytes.is_multiple_of(32);
+        // As they are published: half as many bytes.
+        sizes.extend([s.at.0 as usize, s.stride, s.bytes / 2]);
+        row_bytes += s.bytes / 2;
     }
     assert!(args.stride >= row_bytes, "publish: places of {} bytes for rows of {row_bytes}", args.stride);
-    let (kernel, piece) = match (args.round, wide("publish", &sizes)) {
-        (None, true) => ("publish_rows_16", 16),
-        (None, false) => ("publish_rows_2", 2),
-        (Some(half), wide) => {
-            assert!(wide && whole, "publish: addresses and sizes {sizes:?} of f32: wanted eights of them");
-            (if half == Half::F16 { "publish_rows_f16" } else { "publish_rows_bf16" }, 16)
-        }
-    };
-    launch(runtime, lane, kernel, [blocks(args.max_rows * row_bytes / piece), 1], THREADS, 0, &params)
+    assert!(
+        sizes.iter().all(|s| s.is_multiple_of(16)),
+        "publish: addresses and sizes {sizes:?} are not all multiples of 16"
+    );
+    let kernel = format!("publish_rows_{}", args.half.name());
+    launch(runtime, lane, &kernel, [blocks(args.max_rows * row_bytes / 16), 1], THREADS, 0, &params)
 }
 
 /// Operands of [`copy_rows`]. Optional addresses may be NULL.
@@ -154,7 +142,12 @@ impl MoveRows {
 /// If a size or address is odd.
 pub fn copy_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, bytes: usize) -> Result<()> {
     let sizes = [args.from.0 as usize, args.from_stride, args.to.0 as usize, args.to_stride, bytes];
-    let (kernel, piece) = if wide("copy_rows", &sizes) { ("copy_rows_16", 16) } else { ("copy_rows_2", 2) };
+    assert!(
+        sizes.iter().all(|s| s.is_multiple_of(2)),
+        "copy_rows: addresses and sizes {sizes:?} are not all even"
+    );
+    let wide = sizes.iter().all(|s| s.is_multiple_of(16));
+    let (kernel, piece) = if wide { ("copy_rows_16", 16) } else { ("copy_rows_2", 2) };
     let pieces = args.max_rows * bytes / piece;
     launch(runtime, lane, kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(bytes))
 }

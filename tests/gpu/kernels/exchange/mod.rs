@@ -66,12 +66,7 @@ fn every_order_of_threads_gives_the_same() {
         pages::check(rt, Half::BF16, 1, 48, &[40], true, 2);
         let list = Some(vec![2, 0, 1]);
         let (widths, pads) = ([256, 64, 64], [0; 3]);
-        for round in [None, Some(Half::F16)] {
-            let list = Option::clone(&list);
-            publish::check(
-                rt,
-                &publish::Case { widths, pads, stored: 3, list, round, counted: Some(2), seed: 4 },
-            );
-        }
+        let half = Half::F16;
+        publish::check(rt, &publish::Case { widths, pads, stored: 3, list, half, counted: Some(2), seed: 4 });
     });
 }

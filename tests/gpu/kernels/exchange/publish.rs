@@ -4,14 +4,13 @@ use super::*;
 
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Bytes of a row of each source that go; 0: no such source.
+    /// Bytes of a row of each source, multiples of eight floats; 0: no such source.
     pub widths: [usize; 3],
     /// Bytes between.
     pub pads: [usize; 3],
     pub stored: usize,
     pub list: Option<Vec<u32>>,
-    /// The type to which f32 are rounded; widths are then multiples of eight of them.
-    pub round: Option<Half>,
+    pub half: Half,
     /// How many there are, if the device is to read it; then `list` may be longer.
     pub counted: Option<usize>,
     pub seed: u64,
@@ -27,16 +26,14 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
         x if x.is_nan() => rng.normal(),
         x => x,
     };
-    let sources: [Vec<u8>; 3] = std::array::from_fn(|s| match c.round {
-        None => noise(&mut rng, c.stored * strides[s]),
-        Some(_) => (0..c.stored * strides[s] / 4).flat_map(|_| any_float(&mut rng).to_le_bytes()).collect(),
+    let sources: [Vec<u8>; 3] = std::array::from_fn(|s| {
+        (0..c.stored * strides[s] / 4).flat_map(|_| any_float(&mut rng).to_le_bytes()).collect()
     });
     let sent = |row: &[u8]| -> Vec<u8> {
-        let Some(half) = c.round else { return row.to_vec() };
         let floats = row.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-        floats.flat_map(|x| encode(half, x).to_le_bytes()).collect()
+        floats.flat_map(|x| encode(c.half, x).to_le_bytes()).collect()
     };
-    let row_bytes = c.widths.iter().sum::<usize>() / if c.round.is_some() { 2 } else { 1 };
+    let row_bytes = c.widths.iter().sum::<usize>() / 2;
     let stride = row_bytes + c.pads[0];
 
     let sources_dev = sources.each_ref().map(|s| upload(rt, s));
@@ -53,7 +50,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
             stride: strides[s],
             bytes: c.widths[s],
         }),
-        round: c.round,
+        half: c.half,
         to: memory.device().add(header),
         stride,
         list: at(&list_dev),
@@ -94,35 +91,31 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     assert_eq!(word(&*memory, 0).load(Ordering::Acquire), 13);
 }
 
-/// The types that a device rounds to.
-fn rounds(rt: &Arc<dyn Runtime>) -> Vec<Half> {
+/// The types that a device publishes in.
+pub fn types(rt: &Arc<dyn Runtime>) -> Vec<Half> {
     halves(rt, |t| format!("publish_rows_{t}"))
 }
 
 #[test]
 fn listed_rows_are_there_when_their_epoch_is() {
     for rt in gpu::runtimes() {
-        let c = Case {
-            widths: [2048, 512, 512],
-            pads: [16, 0, 32],
-            stored: 40,
-            list: Some((0..33).map(|i| i * 11 % 40).collect()),
-            round: None,
-            counted: None,
-            seed: 1,
-        };
-        check(&rt, &c);
-        check(&rt, &Case { widths: [0, 512, 0], ..c.clone() });
-        check(&rt, &Case { widths: [30, 2, 34], pads: [2, 4, 0], ..c.clone() });
-        check(&rt, &Case { list: None, ..c.clone() });
-        for n in [0, 1, 32, 33, 50] {
-            check(&rt, &Case { counted: Some(n), ..c.clone() });
-        }
-        for half in rounds(&rt) {
-            let c = Case { round: Some(half), ..c.clone() };
-            check(&rt, &Case { pads: [32, 0, 16], ..c.clone() });
-            check(&rt, &Case { widths: [32, 0, 0], pads: [16; 3], counted: Some(7), ..c.clone() });
-            check(&rt, &Case { list: None, ..c });
+        for half in types(&rt) {
+            let c = Case {
+                widths: [2048, 512, 512],
+                pads: [16, 0, 32],
+                stored: 40,
+                list: Some((0..33).map(|i| i * 11 % 40).collect()),
+                half,
+                counted: None,
+                seed: 1,
+            };
+            check(&rt, &c);
+            check(&rt, &Case { widths: [0, 512, 0], ..c.clone() });
+            check(&rt, &Case { widths: [32, 0, 0], pads: [16; 3], ..c.clone() });
+            check(&rt, &Case { list: None, ..c.clone() });
+            for n in [0, 1, 32, 33, 50] {
+                check(&rt, &Case { counted: Some(n), ..c.clone() });
+            }
         }
     }
 }
@@ -180,20 +173,16 @@ proptest! {
     fn any_publication(
         units in prop::array::uniform3(0..40usize),
         pads in prop::array::uniform3(0..3usize),
-        wide in any::<bool>(),
-        round in any::<bool>(),
         stored in 1..9usize,
         list in prop::option::of(prop::collection::vec(0..9u32, 1..9)),
         counted in prop::option::of(0..10usize),
         seed in any::<u64>(),
     ) {
-        let unit = if round { 32 } else if wide { 16 } else { 2 };
         let list = list.map(|l| l.into_iter().map(|r| r % stored as u32).collect());
-        let (widths, pads) = (units.map(|u| u * unit), pads.map(|p| p * unit));
+        let (widths, pads) = (units.map(|u| u * 32), pads.map(|p| p * 16));
         for rt in gpu::runtimes() {
-            let types = if round { rounds(&rt).into_iter().map(Some).collect() } else { vec![None] };
-            for round in types {
-                check(&rt, &Case { widths, pads, stored, list: Option::clone(&list), round, counted, seed });
+            for half in types(&rt) {
+                check(&rt, &Case { widths, pads, stored, list: Option::clone(&list), half, counted, seed });
             }
         }
     }
@@ -215,6 +204,6 @@ fn the_epoch_is_never_early_on_a_jittery_device() {
         let rt: Arc<dyn Runtime> = Arc::new(EmulatedRuntime::new(options).expect("an emulated accelerator"));
         let list = Some((0..16).rev().collect());
         let (widths, pads) = ([128, 32, 32], [16; 3]);
-        check(&rt, &Case { widths, pads, stored: 16, list, round: Some(Half::F16), counted: None, seed });
+        check(&rt, &Case { widths, pads, stored: 16, list, half: Half::F16, counted: None, seed });
     }
 }
