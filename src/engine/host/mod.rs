@@ -171,7 +171,7 @@ const ROWS_PER_CHUNK: usize = 4;
 
 /// Calls `f` with each row of `rows` once, on several threads if that pays. `width` is the number of elements that a
 /// call reads or writes.
-fn each_row<R: RowSet>(pool: &Pool, rows: R, width: usize, f: impl Fn(usize, R::Row) + Sync) {
+pub(super) fn each_row<R: RowSet>(pool: &Pool, rows: R, width: usize, f: impl Fn(usize, R::Row) + Sync) {
     pool.rows(rows.rows() * width >= PARALLEL_ELEMENTS, ROWS_PER_CHUNK, rows, f);
 }
 

@@ -8,15 +8,10 @@ use std::ops::Range;
 use super::device::rows_of;
 use crate::cache::LayerKv;
 use crate::device::{Mailbox, Shape, Step};
-use crate::engine::host::{HostContext, HostStep};
-use crate::host::{Pieces, Pool, RowSet};
+use crate::engine::host::{HostContext, HostStep, each_row};
+use crate::host::{Pieces, Pool};
 use crate::program::Op;
 use crate::tensor::{Rows, RowsMut};
-
-/// Fewer elements are converted by the calling thread: 32 KiB of them take less than waking workers.
-const PARALLEL_ELEMENTS: usize = 16 * 1024;
-/// Rows that a worker takes at once.
-const ROWS_PER_CHUNK: usize = 4;
 
 /// The places of an operation's rows in the memory that they pass through.
 #[derive(Debug, Clone)]
@@ -71,11 +66,11 @@ impl Mail<'_> {
         if self.shape.exact.is_some() {
             // SAFETY: the caller's promise; exact results are f32.
             let q = unsafe { self.rows::<f32>(0, qd) };
-            return each(pool, qd, to, |r, to| to.copy_from_slice(q.row(r)));
+            return each_row(pool, to, qd, |r, to| to.copy_from_slice(q.row(r)));
         }
         // SAFETY: the caller's promise.
         let q = unsafe { self.rows::<u16>(0, qd) };
-        each(pool, qd, to, |r, to| kv.widen(q.row(r), to));
+        each_row(pool, to, qd, |r, to| kv.widen(q.row(r), to));
     }
 
     /// Stores the keys and values of all rows in the pages of `rows`, rows of the step.
@@ -111,11 +106,11 @@ impl Mail<'_> {
         if self.shape.exact.is_some() {
             // SAFETY: the caller's promise; exact results are f32.
             let to = unsafe { self.out::<f32>() };
-            return each(pool, qd, to, |r, to| to.copy_from_slice(from.row(r)));
+            return each_row(pool, to, qd, |r, to| to.copy_from_slice(from.row(r)));
         }
         // SAFETY: the caller's promise.
         let to = unsafe { self.out::<u16>() };
-        each(pool, qd, to, |r, to| act.narrow(from.row(r), to));
+        each_row(pool, to, qd, |r, to| act.narrow(from.row(r), to));
     }
 
     /// The places of the rows' results.
@@ -136,9 +131,4 @@ impl Mail<'_> {
             unsafe { std::slice::from_raw_parts_mut(self.mailbox.memory.host().add(at).cast::<T>(), len) };
         Pieces::new(data, width)
     }
-}
-
-/// `f` of each row of `width` elements.
-fn each<R: RowSet>(pool: &Pool, width: usize, rows: R, f: impl Fn(usize, R::Row) + Sync) {
-    pool.rows(rows.rows() * width >= PARALLEL_ELEMENTS, ROWS_PER_CHUNK, rows, f);
 }
