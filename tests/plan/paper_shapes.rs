@@ -115,19 +115,20 @@ fn a_faster_cpu_gains_more() {
 }
 
 /// Where answers are long and the CPU is not hopelessly slow: APEX >= NEO >= GPU-only, and `auto` at most 2% behind the best of them.
-/// On an A10 beside a Xeon APEX and NEO are even: rows cross in 16 bits, which spares NEO, whose device waits for them, more than APEX.
+/// On an A10 beside a Xeon the two are even: 2296 over 2250 tok/s while rows crossed in f32, 2372 to 2375 in 16 bits, which spare
+/// NEO, whose device waits for them, more than APEX.
 #[test]
 fn decode_heavy_work_is_ranked_as_apex_says() {
     let cases = [
-        ("llama-2-7b", "t4-xeon", Some(0.23), 4000, "synthetic:100,400,120,0"),
-        ("llama-3.1-8b", "a10g-g5", None, A10G_NEO, "synthetic:300,600,150,0"),
-        ("llama-3.1-8b", "a10-xeon", None, A10G_NEO, "synthetic:100,500,200,0"),
+        ("llama-2-7b", "t4-xeon", Some(0.23), 4000, "synthetic:100,400,120,0", 1.0),
+        ("llama-3.1-8b", "a10g-g5", None, A10G_NEO, "synthetic:300,600,150,0", 1.0),
+        ("llama-3.1-8b", "a10-xeon", None, A10G_NEO, "synthetic:100,500,200,0", 0.99),
     ];
-    for (spec, machine, c, tokens, trace) in cases {
+    for (spec, machine, c, tokens, trace, least) in cases {
         let g = gains(spec, machine, c, tokens, trace, &["gpu-only", "neo", "apex", "auto"]);
         let (neo, apex, auto) = (g[0], g[1], g[2]);
         println!("{machine}: {g:?}");
-        assert!(neo >= 1.0 && apex >= 0.99 * neo, "{machine}: {g:?}");
+        assert!(neo >= 1.0 && apex >= least * neo, "{machine}: {g:?}");
         assert!(auto >= 0.98 * apex.max(neo).max(1.0), "{machine}: {g:?}");
     }
 }
