@@ -2,7 +2,7 @@
 //! chance.
 
 use crate::interleave::STRATEGIES;
-use crate::support::fake_driver::{again, orders, tried_again};
+use crate::support::fake_driver::{again, again_plainly, orders, tried_again};
 
 #[test]
 fn requests_in_any_order_of_execution() {
@@ -14,18 +14,18 @@ fn requests_in_any_order_of_execution() {
 /// More of them, with the largest kernels by plain loops: 42 orders here, as many as `TANDEM_DEVICE_ORDERS` says elsewhere.
 #[test]
 fn requests_in_many_orders_of_execution() {
-    let wanted: u64 = std::env::var("TANDEM_DEVICE_ORDERS").ok().and_then(|n| n.parse().ok()).unwrap_or(42);
+    let given = std::env::var("TANDEM_DEVICE_ORDERS").ok();
+    let wanted: u64 = given.map_or(42, |n| n.parse().expect("a number of orders"));
     // The scripts of a process are those of other seeds than any other's.
     let scripts = 6;
     let processes = wanted.div_ceil(scripts * STRATEGIES.len() as u64);
     for process in 0..processes {
         let env = [
-            ("FAKE_PLAIN", "1"),
             ("FAKE_CHECKS", "0"),
             ("TANDEM_DEVICE_INTERLEAVINGS", &*scripts.to_string()),
             ("TANDEM_DEVICE_FIRST", &*(1000 + process * scripts).to_string()),
         ];
-        again(&["on_a_device::any_order"], &format!("seed:{process}"), &env);
+        again_plainly(&["on_a_device::any_order"], &format!("seed:{process}"), &env);
     }
 }
 

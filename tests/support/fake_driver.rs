@@ -198,10 +198,10 @@ pub fn tried_again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<
     Some((succeeded, text))
 }
 
-/// As [`tried_again`]: they succeed, and the driver has nothing to complain of.
-pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) {
+/// As [`tried_again`]: they succeed, and the driver has nothing to complain of. What was said.
+pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<String> {
     let begun = Instant::now();
-    let Some((succeeded, text)) = tried_again(tests, order, env) else { return };
+    let (succeeded, text) = tried_again(tests, order, env)?;
     assert!(succeeded, "{tests:?}, {order}, {env:?}: {text}");
     for rule in RULES.map(|r| format!("fake driver: {r}")) {
         assert!(!text.contains(&rule), "{tests:?}, {order}: {text}");
@@ -210,6 +210,15 @@ pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) {
     let launches = text.lines().rfind(|l| l.ends_with(" launches")).unwrap_or_default();
     let took = begun.elapsed().as_secs_f64();
     println!("{tests:?}, {order}, {env:?}: {result}, {launches}, {took:.1} s");
+    Some(text)
+}
+
+/// As [`again`] with `FAKE_PLAIN`: kernels did run by plain loops.
+pub fn again_plainly(tests: &[&str], order: &str, env: &[(&str, &str)]) {
+    let env: Vec<_> = [("FAKE_PLAIN", "1")].into_iter().chain(env.iter().copied()).collect();
+    if let Some(text) = again(tests, order, &env) {
+        assert!(text.contains(" kernels by plain loops"), "{tests:?}: none by plain loops: {text}");
+    }
 }
 
 /// The orders in which work runs: `late`, and as many seeds as `TANDEM_FAKE_SEEDS` says, or `otherwise`.

@@ -38,7 +38,11 @@ static int emulate(const char* kernel, const unsigned grid[3], const unsigned bl
         tandem_emu_configure(&config);
         configured = 1;
     }
-    if (env("FAKE_PLAIN", 0) && !plainly(kernel, params)) return 0;
+    if (env("FAKE_PLAIN", 0) && !plainly(kernel, params)) {
+        LOCK;
+        ++*count("plain");
+        return 0;
+    }
     int r = tandem_emu_launch(kernel, grid, block, shared, params, bytes);
     if (r) snprintf(why, room, "%s", tandem_emu_last_error());
     return r;

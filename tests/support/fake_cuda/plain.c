@@ -1,8 +1,8 @@
 /* plain.c    a few kernels by plain loops (FAKE_PLAIN)
  *
  * For tests of orders, of which there should be many: what a kernel computes matters there, how it does so does not. The emulation runs
- * each thread of a kernel; a loop over its output is 20 to 100 times as fast. These are the kernels that take most of the time of a tiny
- * model; all others are emulated. The kernels' own tests hold them to the same bounds (tests/cuda/executes/plain.rs).
+ * each thread of a kernel; a loop over its output takes a small part of that. These are the kernels that take most of the time of a tiny
+ * model; all others are emulated. The kernels' own tests hold them to the same bounds (tests/gpu/stand_in.rs).
  *
  * Memory that was given back is not there any more (memory.c), so a late kernel ends the process; no other access is checked. */
 #include "fake.h"

@@ -87,5 +87,6 @@ Result drop(void* at, const char* kind, size_t* bytes) {
 __attribute__((destructor)) static void leaks(void) {
     for (Node* n = env("FAKE_KEEPS", 0) ? 0 : live; n; n = n->next) fprintf(stderr, "fake driver: leaked %s\n", n->kind);
     if (any_capture()) fprintf(stderr, "fake driver: still recording\n");
+    if (*count("plain")) fprintf(stderr, "fake driver: %d kernels by plain loops\n", *count("plain"));
     fprintf(stderr, "fake driver: %d launches\n", launched);
 }
