@@ -198,8 +198,8 @@ impl Best {
     }
 }
 
-/// The best policy with fewer requests at a time. As many as there is room for is not always best: of 137 requests 100 run, and then 37, for as long
-/// and hardly faster, where two waves of 69 end 11% sooner. Several numbers of waves, since requests begin at a pace rather than in waves. Only where
+/// The best policy with fewer requests at a time. As many as there is room for is not always best: of 137 requests with room for 100 the last 37 run
+/// alone, hardly faster, and even waves end 11% sooner. Several numbers of waves, since requests begin at a pace rather than in waves. Only where
 /// requests and their lengths are known ([`Queues::are_known`]).
 fn in_even_waves(best: &Best, queues: &Queues) -> Vec<Policy> {
     let all = queues.running().len() + queues.waiting().len();
