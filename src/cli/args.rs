@@ -16,6 +16,9 @@ use tandem::{Error, Result};
 
 use super::progress;
 
+/// Cohorts that asynchronous overlap may have under way, as `--cohorts` takes them.
+pub const COHORTS: std::ops::RangeInclusive<i64> = 1..=8;
+
 /// What schedulers expect of the lengths of answers: as long as those that have ended by themselves, or as long as they may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)] // help of single values would double the length of all help
@@ -48,7 +51,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
     /// Cohorts of the host's requests that asynchronous overlap (apex, auto) has under way at a time, of many requests [default: 1].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(COHORTS), allow_negative_numbers = true)]
     pub cohorts: Option<u32>,
     /// What schedulers expect of the lengths of answers, of many requests: as long as those that have ended, or as long as allowed
     /// [default: learned].

@@ -117,9 +117,8 @@ impl Choice {
             None => begins || changed || self.age >= COMPARES_AFTER,
         };
         if due {
-            let settled = self.policy.name() == self.first().name()
-                && fits(queues, limits)
-                && !queues.targets().is_some();
+            let settled =
+                self.policy.is_like(&self.first()) && fits(queues, limits) && !queues.targets().is_some();
             self.comparison = (!settled).then(|| {
                 let all = Comparison::new(&self.policy, (self.among)(), queues, limits, costs);
                 if begins { all.within(AT_FIRST) } else { all }

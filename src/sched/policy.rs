@@ -32,11 +32,23 @@ pub(super) struct Policy {
     inner: Inner,
     /// Ends cohorts for a strategy that has none.
     ending: Mixed,
+    /// Most requests that it lets run at a time; `None`: as many as there is room for.
+    most_running: Option<u32>,
 }
 
 impl Policy {
     fn new(inner: Inner) -> Policy {
-        Policy { inner, ending: Mixed::ending() }
+        Policy { inner, ending: Mixed::ending(), most_running: None }
+    }
+
+    /// The same with at most so many requests at a time.
+    pub fn with_most_running(&self, most: u32) -> Policy {
+        Policy { most_running: Some(most), ..self.clone() }
+    }
+
+    /// Whether it decides as another one that has seen the same.
+    pub fn is_like(&self, other: &Policy) -> bool {
+        self.name() == other.name() && self.most_running == other.most_running
     }
 
     /// The best way of each step, whatever comes after.
@@ -103,6 +115,11 @@ impl Policy {
         }
     }
 
+    /// Whether rows of the host that have waited for [`AGE`](super::pipeline::AGE) steps get their turn, whatever else is faster.
+    pub fn gives_turns(&self) -> bool {
+        !matches!(self.inner, Inner::OnDevice(_))
+    }
+
     fn has_cohorts(&self) -> bool {
         matches!(self.inner, Inner::Mixed(_) | Inner::Apex(_))
     }
@@ -131,7 +148,12 @@ impl Strategy for Policy {
         if !self.has_cohorts() && queues.running().iter().any(|job| job.at.is_some()) {
             return self.ending.plan(queues, limits, costs);
         }
-        self.strategy_mut().plan(queues, limits, costs)
+        let sequences = match self.most_running {
+            // Who has come meanwhile does not wait for others to end, and requests of unknown lengths make no waves.
+            Some(most) if queues.are_known() => most.min(limits.sequences),
+            _ => limits.sequences,
+        };
+        self.strategy_mut().plan(queues, &Limits { sequences, ..*limits }, costs)
     }
 
     fn observe(&mut self, seen: &Observed) {

@@ -128,6 +128,8 @@ pub struct Queues {
     lengths: Lengths,
     /// Whether requests are expected to be as long as allowed, whatever others were.
     as_allowed: bool,
+    /// Whether an answer ended before its limit: where the others end is not known.
+    ends_early: bool,
 }
 
 /// Waiting requests that comparisons look at, and whose lengths are expected anew when others have ended; those behind them come in their turn.
@@ -175,6 +177,7 @@ impl Queues {
     pub fn answered(&mut self, id: RequestId) -> bool {
         if let Some(job) = self.running.iter().find(|job| job.id == id) {
             self.lengths.ended(job.made(), job.stored < job.most);
+            self.ends_early |= job.stored < job.most;
         }
         let was_there = self.end(id);
         if self.lengths.is_due() && !self.as_allowed {
@@ -205,6 +208,7 @@ impl Queues {
             firsts: (0, 0.0),
             lengths: Lengths::default(),
             as_allowed: true,
+            ends_early: self.ends_early,
         }
     }
 
@@ -317,6 +321,11 @@ impl Queues {
             !ends
         });
         (ended, late)
+    }
+
+    /// Whether it is known which requests there will be, and for how long: then they can be held back so that the last do not end alone.
+    pub(super) fn are_known(&self) -> bool {
+        !self.ends_early && !self.is_online()
     }
 
     /// Whether requests came after the start, and others may.

@@ -25,6 +25,9 @@ use super::weigh::Worth;
 /// Steps without rows or copies after which a rollout is given up.
 const PATIENCE: u32 = 8;
 
+/// Steps of a rollout that is to be exact: more of them would leave no time for the other policies.
+const EXACT: u32 = 512;
+
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub(super) struct Rollout {
@@ -39,6 +42,10 @@ pub(super) struct Rollout {
     ended: (usize, usize),
     idle: u32,
     host: HostLane,
+    /// Most requests that ran at a time.
+    peak: usize,
+    /// Steps of decode rows whose turns are still told apart.
+    exact: u32,
 }
 
 /// How far a rollout is after which time: the worth of all rows so far, seconds of the long run.
@@ -80,7 +87,24 @@ impl Rollout {
     pub fn new(policy: Policy, queues: Queues, worth: Worth) -> Rollout {
         let (progress, host) = (Progress::default(), HostLane::default());
         let from = queues.now();
-        Rollout { policy, queues, worth, progress, seconds: 0.0, from, ended: (0, 0), idle: 0, host }
+        Rollout {
+            policy,
+            queues,
+            worth,
+            progress,
+            seconds: 0.0,
+            from,
+            ended: (0, 0),
+            idle: 0,
+            host,
+            peak: 0,
+            exact: 0,
+        }
+    }
+
+    /// Its first steps of decode rows without [repetitions](repeat) where rows of the host take turns.
+    pub fn exactly(self) -> Rollout {
+        Rollout { exact: EXACT, ..self }
     }
 
     /// See [`Queues::first_seconds`].
@@ -113,6 +137,11 @@ impl Rollout {
         self.queues.running().len()
     }
 
+    /// Most requests that ran at a time, so far.
+    pub fn peak(&self) -> usize {
+        self.peak
+    }
+
     /// Requests that have not ended.
     pub fn requests(&self) -> usize {
         self.running() + self.waiting()
@@ -124,6 +153,7 @@ impl Rollout {
         let copies = Copies::of(&decision, &self.queues, limits);
         let stays = decision.admit.is_empty() && decision.swaps.is_empty();
         self.queues.admit(&decision);
+        self.peak = self.peak.max(self.running());
         let iteration = decision.iteration;
         let (first, beside) = copies.split(&iteration, &self.queues);
         if iteration.sub_batches.is_empty() && first.is_empty() && beside.is_empty() {

@@ -18,7 +18,7 @@ use tandem::timeline::{Timeline, Window};
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
-use super::args::{Lengths, size};
+use super::args::{COHORTS, Lengths, size};
 use super::figures;
 use super::plan::inputs;
 use super::targets::{self, Nearest, TargetArgs};
@@ -85,7 +85,7 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Lengths::Learned, requires = "max_answer")]
     pub lengths: Lengths,
     /// Cohorts of the host's requests that asynchronous overlap has under way at a time.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8), value_name = "N", default_value_t = 1,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(COHORTS), value_name = "N", default_value_t = 1,
           allow_negative_numbers = true)]
     pub cohorts: u32,
     /// Draw throughput, and latency against load (of offline synthetic requests, gain against the length of answers).
