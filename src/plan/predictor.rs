@@ -198,7 +198,7 @@ impl Predictor {
             return self.exact(iteration);
         }
         let moved = Moved::of(iteration, &self.kinds);
-        let shape = Shape::of(iteration, &self.kinds, &sums, &moved);
+        let shape = Shape::of(&self.placement, iteration, &self.kinds, &sums, &moved);
         if !moved.is_empty() {
             let template = self.template(&shape)?;
             return Ok(self.price(&template, iteration, &sums, &moved));

@@ -15,7 +15,8 @@ struct History {
 
 /// For each operation, the earlier ones that it must not start before: writers of what it reads, readers and writers of
 /// what it overwrites. Ascending. What the order of in-order lanes implies already is left out: operations of its own lane, those
-/// before another of their lane that it waits for, and those that an earlier operation of its lane has waited for.
+/// before another of their lane that it waits for, and those that an earlier operation of its lane has waited for, itself or by what it
+/// has waited for.
 pub fn waits(program: &Program) -> Vec<Vec<usize>> {
     let mut histories: FxHashMap<Buffer, History> = FxHashMap::default();
     let mut all = Vec::with_capacity(program.ops.len());
@@ -49,14 +50,22 @@ fn in_order(earlier: &Op, later: &Op) -> bool {
     earlier.unit == later.unit && earlier.unit != Unit::Host
 }
 
-/// What the lanes have waited for.
+/// What the lanes have waited for, themselves or by what they have waited for.
 #[derive(Default)]
 struct Known {
     /// By a lane and by an in-order lane that it waits for: the last operation, and all before it.
-    lanes: [[Option<usize>; 4]; 4],
-    /// Operations of the host, in any order, by the lane that has waited for them.
+    lanes: [Lanes; 4],
+    /// Operations of the host, in any order, by the lane that has waited for them; and as a list, in the order in which they became known.
     host: [FxHashSet<usize>; 4],
+    list: [Vec<usize>; 4],
+    /// By two lanes, how much of the second one's list the first one has.
+    read: [[usize; 4]; 4],
+    /// For each operation of an in-order lane, what its lane knew behind its waits: the others, and how much of its list.
+    at: Vec<(Lanes, usize)>,
 }
+
+/// The last operation of each in-order lane.
+type Lanes = [Option<usize>; 4];
 
 impl Known {
     /// Takes out of `waits`, ascending, what is implied. Whether operations of a cohort are carried out is decided when they are
@@ -73,36 +82,58 @@ impl Known {
                 last[of.unit as usize] = Some(w);
             }
         }
+        let known = |known: &Known, w: usize| match ops[w].unit {
+            Unit::Host => known.host[lane].contains(&w),
+            unit => known.lanes[lane][unit as usize].is_some_and(|l| l >= w),
+        };
         waits.retain(|&w| {
             let unit = ops[w].unit;
             if carries(&ops[w]) || carries(op) {
                 return true;
             }
-            if unit == Unit::Host {
-                return !(in_order && self.host[lane].contains(&w));
-            }
-            let later = last[unit as usize].is_some_and(|l| l > w);
-            let before = self.lanes[lane][unit as usize].filter(|_| in_order).is_some_and(|l| l >= w);
-            !later && !before
+            let later = unit != Unit::Host && last[unit as usize].is_some_and(|l| l > w);
+            !(later || in_order && known(self, w))
         });
-        if !in_order || !certain {
-            return;
+        if in_order && certain {
+            let sure = |w: usize| !program.is_of_cohort(&ops[w]) && !carries(&ops[w]);
+            // From the last, since earlier ones are often implied by it.
+            waits.reverse();
+            waits.retain(|&w| {
+                let implied = sure(w) && known(self, w);
+                if sure(w) && !implied {
+                    self.done(lane, w, ops, all, &sure);
+                }
+                !implied
+            });
+            waits.reverse();
         }
-        let sure = |w: usize| !program.is_of_cohort(&ops[w]) && !carries(&ops[w]);
-        for &w in waits.iter().filter(|&&w| sure(w)) {
-            match ops[w].unit {
-                Unit::Host => self.done(lane, w, ops, all, &sure),
-                unit => self.lanes[lane][unit as usize] = self.lanes[lane][unit as usize].max(Some(w)),
-            }
-        }
+        self.at.push((self.lanes[lane], self.list[lane].len()));
     }
 
-    /// A lane has waited for an operation of the host: so it has for those that this one had to wait for.
+    /// A lane has waited for an operation: so it has for those that this one had to wait for.
     fn done(&mut self, lane: usize, w: usize, ops: &[Op], all: &[Vec<usize>], sure: &impl Fn(usize) -> bool) {
-        if self.host[lane].insert(w) {
-            let before = all[w].iter().filter(|&&b| ops[b].unit == Unit::Host && sure(b));
-            before.for_each(|&b| self.done(lane, b, ops, all, sure));
+        if ops[w].unit == Unit::Host {
+            if self.host[lane].insert(w) {
+                self.list[lane].push(w);
+                all[w].iter().filter(|&&b| sure(b)).for_each(|&b| self.done(lane, b, ops, all, sure));
+            }
+            return;
         }
+        let (of, (lanes, list)) = (ops[w].unit as usize, self.at[w]);
+        if of == lane {
+            return;
+        }
+        for (known, of) in self.lanes[lane].iter_mut().zip(lanes) {
+            *known = (*known).max(of);
+        }
+        self.lanes[lane][of] = self.lanes[lane][of].max(Some(w));
+        for i in self.read[lane][of]..list {
+            let host = self.list[of][i];
+            if self.host[lane].insert(host) {
+                self.list[lane].push(host);
+            }
+        }
+        self.read[lane][of] = self.read[lane][of].max(list);
     }
 }
 

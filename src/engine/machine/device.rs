@@ -182,7 +182,7 @@ impl DeviceHalf {
         }
     }
 
-    /// Enqueues an operation of the compute lane. `step` has the lists for the way its layer is attended, and `far`
+    /// Enqueues an operation on its lane. `step` has the lists for the way its layer is attended, and `far`
     /// those of tokens whose pages are streamed. If rows are `packed`, the operation that first needs them so moves them.
     pub fn compute(
         &mut self,
@@ -204,7 +204,7 @@ impl DeviceHalf {
             }
             None => launched(op, step),
         };
-        let cx = StepContext { lane: Lane::Compute, shape: &shape, ws: &ws, step };
+        let cx = StepContext { lane: lane(op.unit), shape: &shape, ws: &ws, step };
         let layer = op.layer.map(|l| l as usize);
         let l = layer.unwrap_or_default();
         let before = l.checked_sub(1);

@@ -157,7 +157,7 @@ impl RealMachine {
         Ok(n)
     }
 
-    /// Enqueues the operation at `at` of the device's compute lane with those fused with it: `n` in all.
+    /// Enqueues the operation at `at`, on its lane of the device, with those fused with it: `n` in all.
     pub(super) fn enqueue(
         &mut self,
         lowered: &Lowered,

@@ -7,7 +7,7 @@ use crate::plan::price::{Workload, price};
 use crate::plan::{Group as Alike, Hardware, Roofline, hardware};
 use crate::program::virtual_machine::{Costs as _, run};
 use crate::program::{
-    Far, LayerPlacement, Phase, Placement, Policy, Program, RequestId, Residence, Work, lower,
+    Far, LayerPlacement, Phase, Placement, Policy, Program, RequestId, Residence, Work, lower, lower_as,
 };
 
 fn sizes(name: &str) -> Sizes {
@@ -369,5 +369,45 @@ fn launches_and_hand_overs_come_to_the_work() {
         assert!((more - 1e-3 * f64::from(kernels)).abs() < 1e-12, "{kind:?}: {more}");
         let more = seconds(&machine, kind, Unit::Host) - host;
         assert!((more - 1e-2).abs() < 1e-12, "{kind:?}: {more}");
+    }
+}
+
+/// A step of two sub-batches, each of 16 rows on the device and `host` that the host attends.
+fn two_lanes(layers: usize, host: u32) -> (Placement, Iteration) {
+    let placement = Placement::all(Side::Device, layers, 1000);
+    let group = |slot: u32, kv| Group {
+        request: RequestId { slot, generation: 0 },
+        phase: Phase::Decode,
+        first: 500,
+        tokens: 1,
+        kv,
+        wants: Wants::Last,
+    };
+    let batch = |from: u32| {
+        let here = (0..16).map(|i| group(from + i, Kv::Device));
+        let there = (16..16 + host).map(|i| group(from + i, Kv::Host));
+        SubBatch { groups: here.chain(there).collect(), at: None }
+    };
+    let sub_batches = vec![batch(0), batch(1000)];
+    (placement, Iteration { sub_batches, flow: Flow::TwoLanes, ..Iteration::serial(Vec::new(), true) })
+}
+
+/// Where the device is what a step waits for, NEO's lock step takes less with the host's rows on the copy lanes: what crosses is hidden.
+#[test]
+fn rows_for_the_host_cross_beside_computation() {
+    let s = sizes("llama-3.1-8b");
+    for (name, host, most) in [("t4-xeon", 64, 0.95), ("a10g-g5", 32, 0.97), ("h100-spr", 16, 0.95)] {
+        let h = hardware::named(name).unwrap();
+        let roofline = Roofline::new(&h, &s);
+        let (placement, iteration) = two_lanes(s.spec.n_layers, host);
+        let seconds = |program: &Program| {
+            let costs = OpCosts::new(&roofline, &s).of(&iteration).on(&placement);
+            run(program, &costs).seconds()
+        };
+        let made = [false, true].map(|lanes| lower_as(&placement, &iteration, lanes).unwrap());
+        let [on_compute, on_copies] = made.each_ref().map(seconds);
+        println!("{name}, twice {host} rows: {:.3} ms, {:.3} ms", 1e3 * on_compute, 1e3 * on_copies);
+        assert!(on_copies < most * on_compute, "{name}: {on_copies} {on_compute}");
+        assert_eq!(seconds(&lower(&placement, &iteration).unwrap()), on_copies);
     }
 }

@@ -11,7 +11,7 @@ use crate::plan::cost::{self, Scan};
 use crate::plan::operation::list_words;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Residence,
-    Side, SubBatch, Wants, Work, cohort_pieces, lower, waits,
+    Side, SubBatch, Wants, Work, cohort_pieces, copy_lanes_pay, lower_as, waits,
 };
 
 /// Layers of a run that are priced; the others take as long as one more than these.
@@ -342,6 +342,8 @@ fn stored(first: u32) -> u32 {
 pub(super) struct Shape {
     flow: Flow,
     pick: bool,
+    /// Whether rows that the host attends cross on the copy lanes.
+    copy_lanes: bool,
     /// For each sub-batch, its classes and where it is parked.
     batches: Vec<(Vec<Class>, Option<(usize, Place)>)>,
     /// Moves of pages: their destination, and the rows that wait for them.
@@ -349,7 +351,13 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub fn of(iteration: &Iteration, kinds: &Kinds, sums: &Sums, moved: &[Moved]) -> Shape {
+    pub fn of(
+        placement: &Placement,
+        iteration: &Iteration,
+        kinds: &Kinds,
+        sums: &Sums,
+        moved: &[Moved],
+    ) -> Shape {
         let class = |c: &RowSums| {
             let wanted = match c.wanted {
                 0 => 0,
@@ -365,6 +373,7 @@ impl Shape {
         Shape {
             flow: iteration.flow,
             pick: iteration.pick,
+            copy_lanes: copy_lanes_pay(placement, iteration),
             batches: batches.into_iter().zip(at).collect(),
             moves: moved.iter().map(|m| (m.to, m.by)).collect(),
         }
@@ -536,7 +545,7 @@ fn program(
         kinds.runs.iter().zip(of_runs).flat_map(|(&(first, _), &n)| first..first + n).collect();
     let at = layers.iter().map(|&l| placement.layers[l]).collect();
     let small = Placement { layers: at, ..placement.clone() };
-    let mut program = lower(&small, &shape.iteration(of_runs))?;
+    let mut program = lower_as(&small, &shape.iteration(of_runs), shape.copy_lanes)?;
     let waits = waits(&program);
     // What they read and write has been looked at.
     for op in &mut program.ops {

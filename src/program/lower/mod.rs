@@ -22,13 +22,14 @@
 //! ```
 //!
 //! Here sub-batches are put in one order; `ahead` says when streamed layers and pages are issued, `block` walks a sub-batch through the blocks, `class` says which rows go
-//! the same way, `operation` what an operation reads and writes, `moves` how pages change sides, `cohorts` what of a cohort's walk
-//! belongs to an asynchronous iteration.
+//! the same way, `operation` what an operation reads and writes, `moves` how pages change sides, `copy_lanes` which lanes move the host's
+//! rows, `cohorts` what of a cohort's walk belongs to an asynchronous iteration.
 
 mod ahead;
 mod block;
 mod class;
 mod cohorts;
+mod copy_lanes;
 mod moves;
 mod operation;
 
@@ -36,6 +37,7 @@ use self::ahead::Ahead;
 use self::block::{Lane, Lowering, STAGED_LAYERS};
 use self::cohorts::Cohort;
 pub(crate) use self::cohorts::cohort_pieces;
+pub(crate) use self::copy_lanes::pays as copy_lanes_pay;
 use super::iteration::{Flow, Iteration};
 use super::op::{Buffer, Kind, Op, Program, Region, Unit, Work};
 use super::placement::{Placement, Residence};
@@ -48,6 +50,12 @@ use crate::Result;
 /// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages;
 /// a cohort of other rows than decode rows with keys and values on the host, or over a layer that the device attends.
 pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
+    lower_as(placement, iteration, copy_lanes_pay(placement, iteration))
+}
+
+/// The same where it is known whether the rows that the host attends are enough for the copy lanes ([`copy_lanes_pay`]): for programs of
+/// fewer rows than they stand for.
+pub(crate) fn lower_as(placement: &Placement, iteration: &Iteration, copy_lanes: bool) -> Result<Program> {
     cohorts::check(placement, iteration)?;
     let mut ops = moves::page_moves(placement, iteration);
     let mut lanes: Vec<Lane> = Vec::new();
@@ -129,6 +137,9 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
     }
     cohorts.iter_mut().for_each(|cohort| cohort.finish(&mut ops));
     ahead.assign(&mut ops);
+    if copy_lanes {
+        copy_lanes::assign(&mut ops, iteration.flow);
+    }
     Ok(Program { ops, flow: iteration.flow })
 }
 

@@ -10,6 +10,7 @@ use crate::support::fake_driver::{function, some_kernel};
 use tandem::device::kernels::abi::MoveRowsParams;
 use tandem::device::kernels::exchange::{PublishArgs, PublishSource, publish_rows};
 use tandem::device::{Buffer, DevPtr, Lane, Launch};
+use tandem::tensor::Half;
 
 pub const PROGRAMS: &[(&str, fn())] = &[
     ("an event recorded again", event_recorded_again),

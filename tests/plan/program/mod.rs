@@ -142,12 +142,7 @@ fn in_order(program: &Program, timeline: &Timeline) -> Result<(), TestCaseError>
     let ran = |&(i, _): &(usize, &Op)| timeline.spans[i].end > timeline.spans[i].start;
     for (j, later) in ops.iter().enumerate().filter(ran) {
         for (i, earlier) in ops.iter().enumerate().take(j).filter(ran) {
-            let conflict = later.reads.iter().any(|r| earlier.writes.iter().any(|w| w.overlaps(r)))
-                || later
-                    .writes
-                    .iter()
-                    .any(|w| earlier.writes.iter().chain(&earlier.reads).any(|r| r.overlaps(w)));
-            if conflict {
+            if share_memory(earlier, later) {
                 prop_assert!(
                     timeline.spans[i].end <= timeline.spans[j].start + 1e-9,
                     "{i} {earlier:?} and {j} {later:?} share memory"
@@ -167,6 +162,40 @@ fn in_order(program: &Program, timeline: &Timeline) -> Result<(), TestCaseError>
     Ok(())
 }
 
+fn share_memory(earlier: &Op, later: &Op) -> bool {
+    later.reads.iter().any(|r| earlier.writes.iter().any(|w| w.overlaps(r)))
+        || later.writes.iter().any(|w| earlier.writes.iter().chain(&earlier.reads).any(|r| r.overlaps(w)))
+}
+
+/// Of every two operations that share memory, the later waits for the earlier: by what it waits for and the order of its lane, and what
+/// those wait for, however long anything takes.
+fn implied(program: &Program) -> Result<(), TestCaseError> {
+    let ops = &program.ops;
+    let mut last = [None; 4];
+    let mut before: Vec<Vec<bool>> = Vec::new();
+    for (j, (later, waits)) in ops.iter().zip(waits(program)).enumerate() {
+        let mut all = vec![false; j];
+        // A carry ends, or begins, in a job of the host.
+        let in_order = later.unit != Unit::Host && !matches!(later.kind, Kind::Carry { .. });
+        let in_lane = in_order.then_some(last[later.unit as usize]).flatten();
+        for i in waits.into_iter().chain(in_lane) {
+            all[i] = true;
+            all.iter_mut().zip(&before[i]).for_each(|(all, &of)| *all |= of);
+        }
+        if in_order {
+            last[later.unit as usize] = Some(j);
+        }
+        for (i, earlier) in ops[..j].iter().enumerate() {
+            prop_assert!(
+                all[i] || !share_memory(earlier, later),
+                "{i} {earlier:?} and {j} {later:?} share memory"
+            );
+        }
+        before.push(all);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -179,6 +208,7 @@ proptest! {
                     let ops: Vec<String> = program.ops.iter().enumerate().map(|(i, o)| format!("{i}: {:?} {:?} {:?} {:?}", o.unit, o.layer, o.kind, o.rows)).collect();
                     prop_assert!(false, "{fault}\n{}", ops.join("\n"));
                 }
+                implied(&program)?;
                 // Whichever unit is slow, so that the order is that of waits and not of durations.
                 for slow in [[1.0; 4], [0.01, 50.0, 1.0, 30.0], [50.0, 0.01, 30.0, 0.01], [1.0, 1.0, 50.0, 0.01]] {
                     in_order(&program, &run(&program, &|op: &Op| slow[op.unit as usize] * seconds(op)))?;

@@ -2,17 +2,20 @@
 
 use super::super::abi::{MoveRowsParams, PublishParams, ReadyParams};
 use super::super::elementwise::launch;
+use super::pages::most_blocks;
 use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::tensor::Half;
 
 const THREADS: usize = 256;
-/// Most blocks of a launch: more do not make a bus faster, and within the device 64 blocks of 16-byte copies move some
-/// 500 GB/s.
+/// Most blocks of a launch on the compute lane: more do not make a bus faster, and within the device 64 blocks of 16-byte copies move
+/// some 500 GB/s.
 const MAX_BLOCKS: usize = 64;
 
-fn blocks(pieces: usize) -> usize {
-    pieces.div_ceil(THREADS).clamp(1, MAX_BLOCKS)
+/// Blocks for so many pieces: on an urgent lane as few as pages take ([`most_blocks`]), so that what computes goes on.
+fn blocks(runtime: &dyn Runtime, lane: Lane, pieces: usize) -> usize {
+    let most = if lane.is_urgent() { most_blocks(runtime.info().multiprocessors) } else { MAX_BLOCKS };
+    pieces.div_ceil(THREADS).clamp(1, most)
 }
 
 /// Rows of f32 of one buffer.
@@ -90,7 +93,8 @@ pub fn publish_rows(runtime: &dyn Runtime, lane: Lane, args: &PublishArgs) -> Re
         "publish: addresses and sizes {sizes:?} are not all multiples of 16"
     );
     let kernel = format!("publish_rows_{}", args.half.name());
-    launch(runtime, lane, &kernel, [blocks(args.max_rows * row_bytes / 16), 1], THREADS, 0, &params)
+    let blocks = blocks(runtime, lane, args.max_rows * row_bytes / 16);
+    launch(runtime, lane, &kernel, [blocks, 1], THREADS, 0, &params)
 }
 
 /// Operands of [`copy_rows`]. Optional addresses may be NULL.
@@ -149,7 +153,8 @@ pub fn copy_rows(runtime: &dyn Runtime, lane: Lane, args: &MoveRows, bytes: usiz
     let wide = sizes.iter().all(|s| s.is_multiple_of(16));
     let (kernel, piece) = if wide { ("copy_rows_16", 16) } else { ("copy_rows_2", 2) };
     let pieces = args.max_rows * bytes / piece;
-    launch(runtime, lane, kernel, [blocks(pieces).min(pieces), 1], THREADS, 0, &args.params(bytes))
+    let blocks = blocks(runtime, lane, pieces).min(pieces);
+    launch(runtime, lane, kernel, [blocks, 1], THREADS, 0, &args.params(bytes))
 }
 
 /// Operands of [`check_ready`].

@@ -70,7 +70,7 @@ fn layers_that_repeat_are_lowered_once() {
                 let flow = if lanes.len() == 1 { Flow::Serial } else { Flow::TwoLanes };
                 let iteration = step(flow, lanes, moves);
                 let sums = Sums::of(&iteration, &kinds);
-                let shape = Shape::of(&iteration, &kinds, &sums, &Moved::of(&iteration, &kinds));
+                let shape = Shape::of(&placement, &iteration, &kinds, &sums, &Moved::of(&iteration, &kinds));
                 let mut ops = Vec::new();
                 // Pages of a layer on the host do not move between the sides.
                 let Ok(want) = program(&shape, &placement, &kinds, &each, &mut ops) else { continue };
