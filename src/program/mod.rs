@@ -33,7 +33,9 @@ pub use crate::device::{CopySpans, Launches};
 pub use check::{Parked, check};
 pub use iteration::{Far, Flow, Group, Iteration, Kv, PageMove, RequestId, SubBatch, Wants};
 pub use lower::lower;
-pub(crate) use lower::{cohort_pieces, copy_lanes_pay, lower_as};
+pub(crate) use lower::{cohort_pieces, copy_lanes_pay};
 pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};
 pub use order::waits;
-pub use placement::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer};
+pub use placement::{
+    COPY_LANE_ROWS, LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer,
+};

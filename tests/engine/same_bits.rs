@@ -12,7 +12,9 @@ use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
 use tandem::model::{LoadedModel, load};
-use tandem::program::{Far, Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging};
+use tandem::program::{
+    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging,
+};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -145,6 +147,7 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
             host_pages: 0,
             windows: vec![],
             staging: Staging::Ahead,
+            copy_lane_rows: COPY_LANE_ROWS,
         },
         kv_pages,
         far,

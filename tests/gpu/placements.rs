@@ -242,6 +242,7 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
                 host_pages: 0,
                 windows: vec![],
                 staging: Staging::Ahead,
+                copy_lane_rows: 1,
             };
             let mut e = placed(&m, &o, &accel, &placement).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let (a, b) = (e.add(), e.add());
@@ -293,6 +294,7 @@ fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
                 host_pages: 0,
                 windows: vec![],
                 staging: Staging::Ahead,
+                copy_lane_rows: 1,
             };
             let mut o = options(80, 4);
             (o.mode, o.sub_batches) = (Mode::Deterministic, 2);

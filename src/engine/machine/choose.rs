@@ -22,8 +22,8 @@ use super::sizes::Sizes;
 use crate::engine::memory::Memory;
 use crate::host::memory_available;
 use crate::program::{
-    Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side, Staging,
-    Sublayer, Wants, lower,
+    COPY_LANE_ROWS, Far, Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId,
+    Residence, Side, Staging, Sublayer, Wants, lower,
 };
 use crate::{Error, Result};
 
@@ -251,6 +251,7 @@ fn lia(n: usize, pinned: usize, prefill: Policy, decode: Policy, ends: [Side; 2]
         host_pages: 0,
         windows: Vec::new(),
         staging: Staging::Ahead,
+        copy_lane_rows: COPY_LANE_ROWS,
     }
 }
 

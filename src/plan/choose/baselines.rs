@@ -16,7 +16,7 @@
 use super::request::MIN_CHUNK;
 use super::{Candidate, Draft, Planner, Strategy};
 use crate::plan::memory::{Fitted, ladder};
-use crate::program::{LayerPlacement, Placement, Policy, Residence, Side, Staging};
+use crate::program::{COPY_LANE_ROWS, LayerPlacement, Placement, Policy, Residence, Side, Staging};
 
 /// Placements whose programs are run.
 const FEW: usize = 3;
@@ -94,6 +94,7 @@ fn streamed(
         host_pages: pages(Side::Host),
         windows: Vec::new(),
         staging,
+        copy_lane_rows: COPY_LANE_ROWS,
     }
 }
 

@@ -11,7 +11,9 @@ use crate::plan::prefix::Prefix;
 use crate::plan::price::block;
 use crate::plan::roofline::Roofline;
 use crate::plan::sublayer::{self, Priced, Resident};
-use crate::program::{LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer};
+use crate::program::{
+    COPY_LANE_ROWS, LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer,
+};
 
 /// The vectors of a kind of block, as placed.
 fn layer(at: Resident, prefill: Policy, decode: Policy) -> LayerPlacement {
@@ -73,6 +75,7 @@ fn ordered(
         host_pages: if counts[0] < n { planner.pages() } else { 0 },
         windows: Vec::new(),
         staging: Staging::Ahead,
+        copy_lane_rows: COPY_LANE_ROWS,
     }
 }
 

@@ -5,9 +5,9 @@ use crate::model::synth;
 use crate::plan::cost::Batch;
 use crate::plan::price::{Workload, price};
 use crate::plan::{Group as Alike, Hardware, Roofline, hardware};
-use crate::program::virtual_machine::{Costs as _, run};
+use crate::program::virtual_machine::{Costs as _, run, run_timed};
 use crate::program::{
-    Far, LayerPlacement, Phase, Placement, Policy, Program, RequestId, Residence, Work, lower, lower_as,
+    Far, LayerPlacement, Phase, Placement, Policy, Program, RequestId, Residence, Work, lower, waits,
 };
 
 fn sizes(name: &str) -> Sizes {
@@ -404,10 +404,47 @@ fn rows_for_the_host_cross_beside_computation() {
             let costs = OpCosts::new(&roofline, &s).of(&iteration).on(&placement);
             run(program, &costs).seconds()
         };
-        let made = [false, true].map(|lanes| lower_as(&placement, &iteration, lanes).unwrap());
-        let [on_compute, on_copies] = made.each_ref().map(seconds);
+        let [on_compute, on_copies] = [u32::MAX, 16].map(|copy_lane_rows| {
+            seconds(&lower(&Placement { copy_lane_rows, ..placement.clone() }, &iteration).unwrap())
+        });
         println!("{name}, twice {host} rows: {:.3} ms, {:.3} ms", 1e3 * on_compute, 1e3 * on_copies);
         assert!(on_copies < most * on_compute, "{name}: {on_copies} {on_compute}");
-        assert_eq!(seconds(&lower(&placement, &iteration).unwrap()), on_copies);
+    }
+}
+
+/// What handing over costs NEO: launches, hand-overs and the mailbox's rows, as a share of the lock step with as many of the host's rows as
+/// make most tokens a second (16 of the device's in each sub-batch, 500 tokens each).
+#[test]
+fn handing_over_takes_a_small_share_of_a_lock_step() {
+    let s = sizes("llama-3.1-8b");
+    for (name, most) in [("t4-xeon", 0.03), ("a10-xeon", 0.04), ("rtx4060-laptop", 0.04), ("h100-spr", 0.12)]
+    {
+        let machine = hardware::named(name).unwrap();
+        let mut free = machine.clone();
+        (free.efficiency.gpu_launch_s, free.efficiency.hand_over_s) = (0.0, 0.0);
+        let step = |machine: &Hardware, host: u32, mail: bool| {
+            let (placement, iteration) = two_lanes(s.spec.n_layers, host);
+            let roofline = Roofline::new(machine, &s);
+            let costs = OpCosts::new(&roofline, &s).of(&iteration).on(&placement);
+            let program = lower(&placement, &iteration).unwrap();
+            let takes = |i: usize| match program.ops[i].kind {
+                Kind::Publish { .. } | Kind::Collect if !mail => 0.0,
+                _ => costs.seconds(&program.ops[i]),
+            };
+            run_timed(&program, &waits(&program), &costs, &takes).seconds()
+        };
+        let rate = |host: &u32| f64::from(16 + host) / step(&machine, *host, true);
+        let host = (1..=240).max_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap();
+        let (all, none) = (step(&machine, host, true), step(&free, host, false));
+        let (launches, mail) = (step(&free, host, true), step(&machine, host, false));
+        let share = 1.0 - none / all;
+        println!(
+            "{name}, {host} rows: {:.2} ms, {:.2}% is handing over (launches and hand-overs {:.2}%, mail {:.2}%)",
+            1e3 * all,
+            100.0 * share,
+            100.0 * (1.0 - launches / all),
+            100.0 * (1.0 - mail / all)
+        );
+        assert!(share <= most, "{name}: {share}");
     }
 }

@@ -11,7 +11,7 @@ use crate::plan::cost::{self, Scan};
 use crate::plan::operation::list_words;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Residence,
-    Side, SubBatch, Wants, Work, cohort_pieces, copy_lanes_pay, lower_as, waits,
+    Side, SubBatch, Wants, Work, cohort_pieces, copy_lanes_pay, lower, waits,
 };
 
 /// Layers of a run that are priced; the others take as long as one more than these.
@@ -544,8 +544,10 @@ fn program(
     let layers: Vec<usize> =
         kinds.runs.iter().zip(of_runs).flat_map(|(&(first, _), &n)| first..first + n).collect();
     let at = layers.iter().map(|&l| placement.layers[l]).collect();
-    let small = Placement { layers: at, ..placement.clone() };
-    let mut program = lower_as(&small, &shape.iteration(of_runs), shape.copy_lanes)?;
+    // The iteration has fewer rows than it stands for.
+    let copy_lane_rows = if shape.copy_lanes { 0 } else { u32::MAX };
+    let small = Placement { layers: at, copy_lane_rows, ..placement.clone() };
+    let mut program = lower(&small, &shape.iteration(of_runs))?;
     let waits = waits(&program);
     // What they read and write has been looked at.
     for op in &mut program.ops {

@@ -11,11 +11,6 @@ use crate::program::iteration::{Far, Flow, Group, Iteration, Kv};
 use crate::program::op::{Kind, Op, Unit};
 use crate::program::placement::{Phase, Placement, Side, Sublayer};
 
-/// Rows for the host from which the copy lanes pay. A layer's publish and collect there take two events and two waits more, and a launch
-/// where the publication would be a part of another kernel: some 7 us of the issuing thread. 16 rows of an 8B are 196 KB there
-/// and 131 KB back: 27 us on a link of 12 GB/s (T4), 6 us at 55 GB/s (H100).
-const ROWS: u64 = 16;
-
 /// Whether the rows of an iteration that the host attends are enough for the copy lanes.
 pub(crate) fn pays(placement: &Placement, iteration: &Iteration) -> bool {
     if iteration.flow == Flow::Async {
@@ -35,7 +30,7 @@ pub(crate) fn pays(placement: &Placement, iteration: &Iteration) -> bool {
         _ => attends[(g.phase == Phase::Decode) as usize],
     };
     let groups = iteration.sub_batches.iter().flat_map(|b| &b.groups);
-    groups.filter(published).map(|g| u64::from(g.tokens)).sum::<u64>() >= ROWS
+    groups.filter(published).map(|g| u64::from(g.tokens)).sum::<u64>() >= u64::from(placement.copy_lane_rows)
 }
 
 /// Puts publications and collections on the copy lanes, if these have nothing else to do, and the compute lane has: a row behind a
@@ -59,7 +54,7 @@ pub(super) fn assign(ops: &mut [Op], flow: Flow) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Program, RequestId, SubBatch, Wants, check, lower, waits};
+    use crate::program::{COPY_LANE_ROWS, Program, RequestId, SubBatch, Wants, check, lower, waits};
 
     /// Two sub-batches, each of a row on the device and some that the host attends.
     fn two_lanes(host: u32) -> (Placement, Iteration, Program) {
@@ -94,9 +89,9 @@ mod tests {
 
     #[test]
     fn many_rows_leave_the_compute_lane_and_few_stay() {
-        let (.., few) = two_lanes(ROWS as u32 / 2 - 1);
+        let (.., few) = two_lanes(COPY_LANE_ROWS / 2 - 1);
         assert_eq!(units(&few), [("collect", Unit::Gpu), ("publish", Unit::Gpu)]);
-        let (placement, iteration, many) = two_lanes(ROWS as u32 / 2);
+        let (placement, iteration, many) = two_lanes(COPY_LANE_ROWS / 2);
         assert_eq!(units(&many), [("collect", Unit::H2d), ("publish", Unit::D2h)]);
         // Nothing to hide behind: all rows wait for the host.
         let alone = SubBatch { groups: iteration.sub_batches[0].groups[1..].to_vec(), at: None };

@@ -50,12 +50,6 @@ use crate::Result;
 /// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages;
 /// a cohort of other rows than decode rows with keys and values on the host, or over a layer that the device attends.
 pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
-    lower_as(placement, iteration, copy_lanes_pay(placement, iteration))
-}
-
-/// The same where it is known whether the rows that the host attends are enough for the copy lanes ([`copy_lanes_pay`]): for programs of
-/// fewer rows than they stand for.
-pub(crate) fn lower_as(placement: &Placement, iteration: &Iteration, copy_lanes: bool) -> Result<Program> {
     cohorts::check(placement, iteration)?;
     let mut ops = moves::page_moves(placement, iteration);
     let mut lanes: Vec<Lane> = Vec::new();
@@ -137,7 +131,7 @@ pub(crate) fn lower_as(placement: &Placement, iteration: &Iteration, copy_lanes:
     }
     cohorts.iter_mut().for_each(|cohort| cohort.finish(&mut ops));
     ahead.assign(&mut ops);
-    if copy_lanes {
+    if copy_lanes_pay(placement, iteration) {
         copy_lanes::assign(&mut ops, iteration.flow);
     }
     Ok(Program { ops, flow: iteration.flow })

@@ -492,6 +492,7 @@ fn on(m: &LoadedModel, setup: &Setup, accel: Arc<dyn Accelerator>, mode: Mode) -
         embedding: side(0),
         layers: (1..=n).map(|unit| LayerPlacement::all(side(unit))).collect(),
         head: side(n + 1),
+        copy_lane_rows: setup.copy_lane_rows,
         ..Placement::all(Side::Device, n, 0)
     };
     Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ())

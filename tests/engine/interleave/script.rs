@@ -1,6 +1,6 @@
 //! What happens in a run, from a seed.
 
-use tandem::program::Far;
+use tandem::program::{COPY_LANE_ROWS, Far};
 
 use super::random::Random;
 
@@ -35,6 +35,8 @@ pub struct Setup {
     pub far_pages: usize,
     pub far: Far,
     pub lanes: Lanes,
+    /// [`tandem::program::Placement::copy_lane_rows`].
+    pub copy_lane_rows: u32,
 }
 
 impl Setup {
@@ -50,6 +52,7 @@ impl Setup {
             far_pages: 0,
             far: Far::Attend,
             lanes: Lanes::Threads(None),
+            copy_lane_rows: COPY_LANE_ROWS,
         }
     }
 
@@ -67,6 +70,7 @@ impl Setup {
                 true => Lanes::InTurn,
                 false => Lanes::Threads(*r.of(&[None, None, Some(1)])),
             },
+            copy_lane_rows: *r.of(&[1, 1, COPY_LANE_ROWS]),
         }
     }
 }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use tandem::cache::PAGE_TOKENS;
 use tandem::program::virtual_machine::{Timeline, run};
 use tandem::program::{
-    Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, Policy, Program,
-    RequestId, Residence, Side, Staging, SubBatch, Unit, Wants, check, lower, waits,
+    COPY_LANE_ROWS, Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement,
+    Policy, Program, RequestId, Residence, Side, Staging, SubBatch, Unit, Wants, check, lower, waits,
 };
 
 const PAGE: u32 = PAGE_TOKENS as u32;
@@ -56,8 +56,14 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
 
 fn any_placement() -> impl Strategy<Value = Placement> {
     let windows = (prop_oneof![Just(0u32), 1..150u32], any::<[bool; 5]>());
-    (any_side(), prop::collection::vec(any_layer(), 1..5), any_side(), windows).prop_map(
-        |(embedding, layers, head, (window, which))| {
+    let layers = prop_oneof![
+        3 => prop::collection::vec(any_layer(), 1..5),
+        // What rows cross on the copy lanes for.
+        1 => (1..5usize).prop_map(|n| vec![LayerPlacement::all(Side::Device); n]),
+    ];
+    let copy_lane_rows = prop_oneof![Just(1), Just(COPY_LANE_ROWS)];
+    (any_side(), layers, any_side(), windows, copy_lane_rows).prop_map(
+        |(embedding, layers, head, (window, which), copy_lane_rows)| {
             let n = layers.len();
             let placement = Placement {
                 embedding,
@@ -67,6 +73,7 @@ fn any_placement() -> impl Strategy<Value = Placement> {
                 host_pages: 64,
                 windows: vec![],
                 staging: Staging::Ahead,
+                copy_lane_rows,
             };
             // One window, of some layers.
             placement.with_windows((0..n).map(|l| (window > 0 && which[l]).then_some(window)))
