@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::interleave::{Given, STRATEGIES, Script, Tally, Watchdog, World};
@@ -77,4 +78,6 @@ fn any_order_of_requests_gives_tokens_of_the_model() {
         println!("{strategy}: {all:?}");
         assert!(all.tokens > 0, "{strategy}: {all:?}");
     }
+    println!("{:?}", world.counts);
+    assert!(world.counts.copy_lanes.load(Ordering::Relaxed) > 0, "no rows crossed on the copy lanes");
 }

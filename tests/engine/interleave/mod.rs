@@ -27,7 +27,7 @@ use tandem::device::emulated::{
 };
 use tandem::device::{Accelerator, Runtime};
 use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
-use tandem::model::{LoadedModel, load};
+use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{LayerPlacement, Placement, RequestId, Side};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
@@ -276,7 +276,7 @@ impl World {
         let all_pages = pages(&engine);
         let inner = strategy(&script.strategy, script.seed);
         let (counts, random) = (self.counts.clone(), Random(script.seed ^ 0x0b5e));
-        let counted = Counted { inner, counts, random, splits_layers: script.setup.on_host != 0 };
+        let counted = Counted { inner, counts, random, placement: placed(&script.setup, engine.spec()) };
         let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         // A strategy that never saw a request says the same.
         let most_pages = strategy(&script.strategy, script.seed).most_pages(all.limits());
@@ -486,17 +486,21 @@ fn on(m: &LoadedModel, setup: &Setup, accel: Arc<dyn Accelerator>, mode: Mode) -
         sub_batches: setup.sub_batches,
         ..Options::new(Isa::best(), CONTEXT)
     };
-    let n = m.spec.n_layers;
+    let placement = placed(setup, &m.spec);
+    Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ())
+        .expect("it fits")
+}
+
+fn placed(setup: &Setup, spec: &ModelSpec) -> Placement {
+    let n = spec.n_layers;
     let side = |unit: usize| if setup.on_host >> unit & 1 == 1 { Side::Host } else { Side::Device };
-    let placement = Placement {
+    Placement {
         embedding: side(0),
         layers: (1..=n).map(|unit| LayerPlacement::all(side(unit))).collect(),
         head: side(n + 1),
         copy_lane_rows: setup.copy_lane_rows,
         ..Placement::all(Side::Device, n, 0)
-    };
-    Engine::placed(m.spec.clone(), &m.weights, &options, accel, "emulated", "test", placement, &|_| ())
-        .expect("it fits")
+    }
 }
 
 fn strategy(name: &str, seed: u64) -> Box<dyn Strategy> {

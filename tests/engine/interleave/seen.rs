@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tandem::program::{Flow, Kv, RequestId, Side};
+use tandem::program::{Flow, Kind, Kv, Op, Placement, RequestId, Residence, Side, Unit, lower};
 use tandem::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, Strategy};
 
 use super::random::Random;
@@ -19,6 +19,8 @@ pub struct Counts {
     pub asynchronous_split: AtomicUsize,
     /// Cohorts that stayed parked, since the host was not done.
     pub late: AtomicUsize,
+    /// With rows for the host that cross on the copy lanes.
+    pub copy_lanes: AtomicUsize,
     /// With rows of both sides' requests.
     pub both_sides: AtomicUsize,
     /// Requests whose first pages went to the host.
@@ -74,6 +76,7 @@ impl Counts {
             add(&sum.asynchronous, &c.asynchronous);
             add(&sum.asynchronous_split, &c.asynchronous_split);
             add(&sum.late, &c.late);
+            add(&sum.copy_lanes, &c.copy_lanes);
             add(&sum.both_sides, &c.both_sides);
             add(&sum.splits, &c.splits);
             add(&sum.swaps, &c.swaps);
@@ -88,8 +91,8 @@ pub struct Counted {
     pub counts: Arc<Counts>,
     /// What steps took: strategies learn of it, and a run does not depend on the clock.
     pub random: Random,
-    /// Whether weights are on both sides.
-    pub splits_layers: bool,
+    /// Where the engine's weights are.
+    pub placement: Placement,
 }
 
 impl Strategy for Counted {
@@ -111,7 +114,12 @@ impl Strategy for Counted {
         count(&c.two_lanes, usize::from(iteration.flow == Flow::TwoLanes && filled == 2));
         let cohorts = iteration.cohorts().next().is_some();
         count(&c.asynchronous, usize::from(cohorts));
-        count(&c.asynchronous_split, usize::from(cohorts && self.splits_layers));
+        let splits_layers = self.placement.layers.iter().any(|l| l.weights != Residence::Device)
+            || [self.placement.embedding, self.placement.head].contains(&Side::Host);
+        count(&c.asynchronous_split, usize::from(cohorts && splits_layers));
+        let program = lower(&self.placement, iteration);
+        let crosses = |op: &Op| op.unit == Unit::D2h && matches!(op.kind, Kind::Publish { .. });
+        count(&c.copy_lanes, usize::from(program.is_ok_and(|p| p.ops.iter().any(crosses))));
         count(&c.both_sides, usize::from(has(Kv::Device) && has(Kv::Host)));
         count(&c.splits, iteration.moves.len());
         count(&c.swaps, decision.swaps.len());

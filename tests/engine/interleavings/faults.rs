@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tandem::device::emulated::FaultPlan;
 use tandem::engine::{Event, Finish, Requests, Service, Shutdown};
-use tandem::program::{COPY_LANE_ROWS, Far};
+use tandem::program::Far;
 use tandem::sched::by_name;
 
 use crate::interleave::{Act, Anything, Costs, Fault, Lanes, Script, Setup, Tally, World};
@@ -22,7 +22,7 @@ fn setup(lanes: Lanes) -> Setup {
         far_pages: 8,
         far: Far::Attend,
         lanes,
-        copy_lane_rows: COPY_LANE_ROWS,
+        copy_lane_rows: 1,
     }
 }
 

@@ -44,6 +44,7 @@ fn any_order_of_events_gives_each_request_the_tokens_of_running_alone() {
         ("cohorts", of(&counts.asynchronous)),
         ("cohorts over a layer split", of(&counts.asynchronous_split)),
         ("cohorts that stayed parked", of(&counts.late)),
+        ("rows on the copy lanes", of(&counts.copy_lanes)),
         ("rows of both sides", of(&counts.both_sides)),
         ("splits", of(&counts.splits)),
         ("swaps", tally.swaps),
