@@ -7,6 +7,8 @@
 //!
 //! Asynchronous iterations leave work of the host behind, and begin with what earlier ones have left ([`Carried`]): [`run_from`].
 
+mod straight;
+
 use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
@@ -230,9 +232,24 @@ fn beside_copies(
     placed
 }
 
-/// When each operation runs, with workers of the host that are free from `backlog` on, lanes of the device that are from `begin` on,
+/// When each operation runs, with workers of the host that are free from `free.0` on, lanes of the device that are from `free.1` on,
 /// and cohorts that are ready at `ready_at`; and the cohorts that have joined.
 fn place(
+    program: &Program,
+    waits: &[Vec<usize>],
+    costs: &impl Costs,
+    takes: &dyn Fn(usize) -> f64,
+    free: (f64, f64),
+    ready_at: &dyn Fn(u8) -> f64,
+) -> (Timeline, Vec<u8>) {
+    match straight::straight(program, waits, costs, takes, free) {
+        Some(timeline) => (timeline, Vec::new()),
+        None => search(program, waits, costs, takes, free, ready_at),
+    }
+}
+
+/// As [`place`], whatever the program.
+fn search(
     program: &Program,
     waits: &[Vec<usize>],
     costs: &impl Costs,
