@@ -1,7 +1,7 @@
 /* wrong.c    a kernel that computes wrong values
  *
- * FAKE_WRONG=linear_dense: of kernels whose names begin so, every word of device memory that a launch changed has two of its bits
- * turned around afterwards: a quarter of an f32's value, a thirtieth of an f16's, a quarter of a bf16's. Counters that a kernel leaves
+ * FAKE_WRONG=linear_dense: of kernels whose names begin so, every word of device memory, or of host memory that the device sees, that a launch
+ * changed has two of its bits turned around afterwards: a quarter of an f32's value, a thirtieth of an f16's, a quarter of a bf16's. Counters that a kernel leaves
  * as they were stay right, so that it ends. Allocations of more than 256 MiB are left alone. */
 #include "fake.h"
 
@@ -20,7 +20,8 @@ void* before_wrong(const char* kernel) {
     Copy* first = 0;
     LOCK;
     for (Node* n = live; n; n = n->next) {
-        if (strcmp(n->kind, "memory") || n->bytes > LARGEST) continue;
+        int seen = !strcmp(n->kind, "memory") || !strcmp(n->kind, "mapped memory");
+        if (!seen || n->bytes > LARGEST) continue;
         Copy* c = malloc(sizeof *c);
         *c = (Copy){n->at, malloc(n->bytes), n->bytes, first};
         memcpy(c->held, c->at, c->bytes);
