@@ -5,17 +5,21 @@ import json
 import margin
 import reading
 from runner import program
+from sizes import GPU, REHEARSAL
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it looks around for another one to jump over. "
 # Six of different lengths: some live on the device, some on the host.
 PROMPTS = [PROMPT * n for n in (1, 2, 1, 3, 1, 2)]
+# Seen by a rehearsal already, which has another one's sizes.
+for _sizes in (GPU, REHEARSAL):
+    assert max(len(PROMPT) * _sizes.repeat, *map(len, PROMPTS)) + _sizes.tokens <= _sizes.context, "prompts longer than --ctx"
 # Sublayers of a block on the CPU (1): attention alone in decode, as LIA chooses it for long contexts; and all of them.
 LIA = {"attention": "prefill=0,0,0,0,0,0,decode=0,1,1,0,0,0", "all": "prefill=1,1,1,1,1,1,decode=1,1,1,1,1,1"}
 
 
-def generate(model, tokens, device, more, prompt, logprobs=True):
-    command = [program("tandem"), "generate", "-m", model, "--raw", "--json", "--temp", "0", "-n", str(tokens), "--ctx", "512",
-               "--device", device, *more]
+def generate(model, sizes, device, more, prompt, logprobs=True):
+    command = [program("tandem"), "generate", "-m", model, "--raw", "--json", "--temp", "0", "-n", str(sizes.tokens), "--ctx",
+               str(sizes.context), "--device", device, *more]
     return command + (["--logprobs", "100"] if logprobs else []) + [prompt]
 
 
@@ -53,8 +57,8 @@ def cap(memory, share):
 def tokens(run, sizes, model, blocks, save):
     """Every way to run one model, each against the CPU's tokens as far as its margins go."""
     limit, prompt = 60 + sizes.compile, PROMPT * sizes.repeat
-    cpu = answer(run, "hybrid cpu", generate(model, sizes.tokens, "cpu", [], prompt), limit)
-    whole = answer(run, "hybrid whole", generate(model, sizes.tokens, "cuda", ["--strategy", "gpu-only"], prompt), limit,
+    cpu = answer(run, "hybrid cpu", generate(model, sizes, "cpu", [], prompt), limit)
+    whole = answer(run, "hybrid whole", generate(model, sizes, "cuda", ["--strategy", "gpu-only"], prompt), limit,
                    ("gpu",))
     memory = (whole or {}).get("plan", {}).get("memory")
     most = str(cap(memory, 0.6)) if memory else "64MiB"
@@ -69,7 +73,7 @@ def tokens(run, sizes, model, blocks, save):
     }
     compared(run, "whole", cpu, whole, blocks)
     for name, options in ways.items():
-        got = answer(run, f"hybrid {name}", generate(model, sizes.tokens, "cuda", options, prompt), limit,
+        got = answer(run, f"hybrid {name}", generate(model, sizes, "cuda", options, prompt), limit,
                      None if name == "auto" else ("gpu", "host"))
         compared(run, name, cpu, got, blocks)
         save()
@@ -89,7 +93,7 @@ def requests(run, sizes, model, blocks, save):
             f.write(json.dumps({"prompt": prompt, "max_tokens": sizes.tokens}) + "\n")
     wants = []
     for n in sorted(set(len(p) // len(PROMPT) for p in PROMPTS)):
-        command = generate(model, sizes.tokens, "cpu", [], PROMPT * n)
+        command = generate(model, sizes, "cpu", [], PROMPT * n)
         wants.append((n, answer(run, f"requests cpu {n}", command, limit)))
     wants = dict(wants)
     for strategy in ("neo", "apex", "fastdecode", "auto"):
@@ -136,7 +140,7 @@ def brim(run, sizes, model, report):
 def times(run, sizes, model, save):
     """Caps from 100% down: what was predicted beside what was executed, and timelines."""
     limit, prompt = 100 + sizes.compile, PROMPT * sizes.repeat
-    command = generate(model, sizes.tokens, "cuda", ["--strategy", "gpu-only"], prompt, logprobs=False)
+    command = generate(model, sizes, "cuda", ["--strategy", "gpu-only"], prompt, logprobs=False)
     whole = answer(run, "times whole", command, limit)
     memory = (whole or {}).get("plan", {}).get("memory")
     if not memory:
@@ -150,7 +154,7 @@ def times(run, sizes, model, save):
             options = ["--strategy", strategy, "--gpu-memory", str(most)]
             if strategy != "auto":
                 options += ["--timeline", run.file(f"timeline-{strategy}-{share}.json")]
-            got = answer(run, name, generate(model, sizes.tokens, "cuda", options, prompt, logprobs=False), limit)
+            got = answer(run, name, generate(model, sizes, "cuda", options, prompt, logprobs=False), limit)
             if got:
                 beside(run, name, got)
             save()

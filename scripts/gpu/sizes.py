@@ -19,6 +19,8 @@ class Sizes:
     # How often the prompt is repeated, so that it is some hundred tokens; tokens to make of it.
     repeat: int
     tokens: int
+    # Room for both: models of random weights have a token for each byte, a hundred for each repetition.
+    context: int
     # The name of a machine in hardware/ by whose figures strategies decide before this one is measured.
     hardware: str
     # Caps of the device's memory in per cent of what the whole model takes.
@@ -44,7 +46,7 @@ class Sizes:
 
 GPU = Sizes(
     small="synth:smollm2-135m", small_blocks=30, small_context=8192, small_kv_bytes=30 * 2 * 3 * 64 * 2,
-    large="synth:llama-3.1-8b", few="synth:llama-3.1-8b,layers=8", repeat=6, tokens=48, hardware="h100-spr", caps=(100, 60, 30),
+    large="synth:llama-3.1-8b", few="synth:llama-3.1-8b,layers=8", repeat=6, tokens=48, context=1024, hardware="h100-spr", caps=(100, 60, 30),
     prompts="512,2048", batches="1,16,64", generated=64, repeats=3, trace="synthetic:200..600,64..128,64,0",
     bench=(), runtime=(), tests={}, compile=120,
     rounds=(("gemm", "results_repeat_bit_for_bit"), ("linear", "results_repeat_bit_for_bit"),
@@ -55,7 +57,7 @@ GPU = Sizes(
 REHEARSAL = dataclasses.replace(
     GPU,
     small="synth:tiny-llama,layers=6", small_blocks=6, small_context=512, small_kv_bytes=6 * 2 * 2 * 64 * 2,
-    large="synth:tiny-llama,layers=3,seed=2", few="synth:tiny-llama,layers=6,seed=2", repeat=2, tokens=6, caps=(100, 80, 60),
+    large="synth:tiny-llama,layers=3,seed=2", few="synth:tiny-llama,layers=6,seed=2", repeat=2, tokens=6, context=512, caps=(100, 80, 60),
     prompts="40", batches="1,3", generated=2, repeats=1, trace="synthetic:8..12,3..4,3,0",
     runtime=("events",), tests={
         "conformance": ("ldmatrix", "mma"), "engine": ("engine::the_likeliest",), "elementwise": ("activation",),
