@@ -115,8 +115,8 @@ fn a_faster_cpu_gains_more() {
 }
 
 /// Where answers are long and the CPU is not hopelessly slow: APEX >= NEO >= GPU-only, and `auto` at most 2% behind the best of them.
-/// On an A10 beside a Xeon the two are even: 2296 over 2250 tok/s while rows crossed in f32, 2372 to 2375 in 16 bits, which spare
-/// NEO, whose device waits for them, more than APEX.
+/// On an A10 beside a Xeon the two are even: 2296 over 2250 tok/s while rows crossed in f32, 2452 to 2463 in 16 bits and for NEO, whose
+/// device waited for them, on the copy lanes.
 #[test]
 fn decode_heavy_work_is_ranked_as_apex_says() {
     let cases = [
