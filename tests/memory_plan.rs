@@ -8,8 +8,9 @@ mod models;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use tandem::engine::{Input, Logits, Options, SeqId};
+use tandem::engine::{NewTokens, Options};
 use tandem::model::load;
+use tandem::program::{RequestId, Wants};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 
@@ -56,14 +57,15 @@ fn activations_take_what_the_dry_run_says() {
                 let mut e = models::engine(&m, &o);
                 let before = IN_USE.load(Relaxed);
                 MOST.store(before, Relaxed);
-                let seqs: Vec<SeqId> = (0..sequences).map(|_| e.add()).collect();
+                let seqs: Vec<RequestId> = (0..sequences).map(|_| e.add()).collect();
                 for &seq in &seqs {
                     for tokens in tokens[..255].chunks(chunk) {
-                        let logits = if logits > 1 { Logits::All } else { Logits::Last };
-                        e.forward(&[Input { seq, tokens, logits }]).unwrap();
+                        let logits = if logits > 1 { Wants::All } else { Wants::Last };
+                        e.forward(&[NewTokens { id: seq, tokens, wants: logits }]).unwrap();
                     }
                 }
-                let input = |&seq: &SeqId| Input { seq, tokens: &tokens[..1], logits: Logits::Last };
+                let input =
+                    |&seq: &RequestId| NewTokens { id: seq, tokens: &tokens[..1], wants: Wants::Last };
                 e.forward(&seqs.iter().map(input).collect::<Vec<_>>()).unwrap();
                 let (took, said) = (MOST.load(Relaxed) - before, e.memory().activations as usize);
                 println!("{name} {isa} {mode:?}, chunk {chunk}: {took} bytes, {said} planned");

@@ -6,8 +6,9 @@ mod trace;
 use std::path::PathBuf;
 
 use tandem::Error;
-use tandem::engine::{Engine, Input, Logits, SeqId};
+use tandem::engine::{Engine, NewTokens};
 use tandem::model::ModelSpec;
+use tandem::program::{RequestId, Wants};
 use tandem::workload::Source;
 
 use super::args::EngineArgs;
@@ -223,7 +224,7 @@ fn decode(
     repeat: usize,
 ) -> anyhow::Result<Row> {
     let vocab = engine.spec().vocab;
-    let seqs: Vec<SeqId> = (0..batch).map(|_| engine.add()).collect();
+    let seqs: Vec<RequestId> = (0..batch).map(|_| engine.add()).collect();
     for (i, &seq) in seqs.iter().enumerate() {
         if depth > 0 {
             engine.prefill(seq, &tokens(depth, vocab, i), |_| {})?;
@@ -236,10 +237,10 @@ fn decode(
         let steps = if i == 0 { gen_tokens.min(8) } else { gen_tokens };
         let began = Stopwatch::start(engine);
         for _ in 0..steps {
-            let inputs: Vec<Input<'_>> = seqs
+            let inputs: Vec<NewTokens<'_>> = seqs
                 .iter()
                 .zip(&ids)
-                .map(|(&seq, id)| Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last })
+                .map(|(&seq, id)| NewTokens { id: seq, tokens: std::slice::from_ref(id), wants: Wants::Last })
                 .collect();
             // As in greedy decoding, logits stay on their device.
             engine.forward_greedy(&inputs)?;

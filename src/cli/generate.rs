@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tandem::device::TOP_K;
-use tandem::engine::{Engine, Input, Logits, SeqId, StepPlan};
+use tandem::engine::{Engine, NewTokens};
+use tandem::program::{RequestId, Wants};
 use tandem::text::{Message, NO_TOKEN_LEFT, Sampler, Tokenizer, logprobs};
 use tandem::{Error, atomic_file};
 
@@ -314,7 +315,7 @@ impl Generation<'_> {
     fn decode(
         &mut self,
         engine: &mut Engine,
-        seq: SeqId,
+        seq: RequestId,
         mut next: Next,
         prompt: &[u32],
         seen: &mut dyn FnMut(),
@@ -339,11 +340,11 @@ impl Generation<'_> {
             if engine.len(seq) + 1 > engine.context() {
                 break "length";
             }
-            let input = [Input { seq, tokens: &[id], logits: Logits::Last }];
+            let input = [NewTokens { id: seq, tokens: &[id], wants: Wants::Last }];
             next = if self.is_greedy() {
                 Next::Token(engine.forward_greedy(&input)?[0])
             } else if self.args.logprobs.is_none() {
-                engine.forward_tops(&input, &[self.sampler.top_factor(TOP_K)], &StepPlan::ONE)?;
+                engine.forward_tops(&input, &[self.sampler.top_factor(TOP_K)])?;
                 Next::Row
             } else {
                 Next::Logits(engine.forward(&input)?.to_vec())

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use tandem::Error;
-use tandem::engine::{Input, Logits};
+use tandem::engine::NewTokens;
+use tandem::program::Wants;
 use tandem::text::token_logprob;
 
 use super::args::EngineArgs;
@@ -81,7 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let mut at = 0;
         // Steps are small because all logits of a step are in memory at once.
         for step in window.chunks(STEP) {
-            let logits = running.engine.forward(&[Input { seq, tokens: step, logits: Logits::All }])?;
+            let logits = running.engine.forward(&[NewTokens { id: seq, tokens: step, wants: Wants::All }])?;
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 let Some(&next) = window.get(at + i + 1) else { break };
                 if at + i + 1 < given {

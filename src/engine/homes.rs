@@ -7,10 +7,9 @@
 //! are produced (NEO §3.2); the host attends its decode rows in place. Whole pages change sides on a copy lane while
 //! the step computes; the source page of a move cannot be allocated until its copy has ended.
 
-use super::kv::{Moved, SequenceKv, Swap, Target};
-use super::seq_id::SeqId;
+use super::kv::{KvPages, Moved, SequenceKv};
 use super::sequences::Engine;
-use crate::program::{Kv, Side};
+use crate::program::{Kv, PageMove, RequestId, Side};
 use crate::{Error, Result};
 
 /// Pages of keys and values on one side.
@@ -27,8 +26,19 @@ impl Engine {
     /// the host keep theirs there.)
     ///
     /// # Errors
-    /// [`Error::Usage`] if the engine has no pages for sequences of that side.
-    pub fn add_at(&mut self, side: Side) -> Result<SeqId> {
+    /// As [`Engine::set_side`].
+    pub fn add_at(&mut self, side: Side) -> Result<RequestId> {
+        let id = self.add();
+        self.set_side(id, side).inspect_err(|_| self.remove(id))?;
+        Ok(id)
+    }
+
+    /// Lets an empty sequence live on `side`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the engine has no pages for sequences of that side, the sequence has ended, or it has tokens.
+    pub fn set_side(&mut self, id: RequestId, side: Side) -> Result<()> {
+        self.check_live(id)?;
         let pages = self.kv_pages(side);
         if pages.all == 0 {
             return Err(Error::usage(format!(
@@ -36,19 +46,25 @@ impl Engine {
                 name(side)
             )));
         }
+        if !self.is_empty(id) {
+            return Err(Error::usage("a sequence with tokens changes sides by Engine::swap"));
+        }
         let sides = self.machine.kv().sides;
-        Ok(self.put(SequenceKv::at(sides, side)))
+        let table = self.sequences.get_mut(id).expect("a live sequence");
+        *table = SequenceKv::at(sides, side);
+        table.name(id);
+        Ok(())
     }
 
     /// The side where a sequence's new tokens are stored; `None` if the sequence has ended.
-    pub fn side(&self, id: SeqId) -> Option<Side> {
-        self.sequences.get(id.request()).map(SequenceKv::side)
+    pub fn side(&self, id: RequestId) -> Option<Side> {
+        self.sequences.get(id).map(SequenceKv::side)
     }
 
     /// Where a sequence's keys and values are, in layers that keep them on the device; `None` if the sequence has ended.
-    pub fn kv(&self, id: SeqId) -> Option<Kv> {
+    pub fn kv(&self, id: RequestId) -> Option<Kv> {
         let far = self.machine.kv_ref().far.usual();
-        self.sequences.get(id.request()).map(|s| s.kv(far))
+        self.sequences.get(id).map(|s| s.kv(far))
     }
 
     /// Pages for sequences that live on `side`.
@@ -73,51 +89,74 @@ impl Engine {
     /// # Errors
     /// If there are not enough free pages there, the sequence has ended, the device has failed, or the engine moves its
     /// pages by itself. On an error nothing has moved.
-    pub fn swap(&mut self, seq: SeqId, side: Side) -> Result<()> {
-        self.change(&[Swap { seq, to: Target::Whole(side) }])
+    pub fn swap(&mut self, id: RequestId, side: Side) -> Result<()> {
+        self.change(&[(id, side)], &[])
     }
 
-    /// Moves several sequences one after the other, and waits for the copies.
+    /// Moves the beginning of a sequence as [`Iteration::moves`](crate::program::Iteration::moves) do, and waits for the
+    /// copies.
     ///
     /// # Errors
-    /// As [`Engine::swap`]; moves before the first that fails are kept.
-    pub fn change(&mut self, swaps: &[Swap]) -> Result<()> {
-        self.check_swaps(swaps)?;
+    /// As [`Engine::swap`], and if pages that go to the host are not all full.
+    pub fn move_part(&mut self, part: &PageMove) -> Result<()> {
+        self.change(&[], std::slice::from_ref(part))
+    }
+
+    fn change(&mut self, swaps: &[(RequestId, Side)], moves: &[PageMove]) -> Result<()> {
+        self.check_moves(swaps, moves)?;
         let mut moved = Vec::new();
-        let changed = self.begin_swaps(swaps, &mut moved);
+        let changed = self.begin_moves(swaps, moves, &mut moved);
         let copied = self.finish_moves(&mut moved);
         changed.and(copied)
     }
 
-    pub(super) fn check_swaps(&self, swaps: &[Swap]) -> Result<()> {
-        if !swaps.is_empty() && !self.has_homes() {
+    pub(super) fn check_moves(&self, swaps: &[(RequestId, Side)], moves: &[PageMove]) -> Result<()> {
+        let ids = || swaps.iter().map(|(id, _)| *id).chain(moves.iter().map(|m| m.request));
+        if ids().next().is_some() && !self.has_homes() {
             return Err(Error::usage("the pages of this engine move by themselves; see Options::far_pages"));
         }
-        swaps.iter().try_for_each(|s| self.check_live(s.seq))?;
-        self.check_free(swaps.iter().map(|s| s.seq))
+        ids().try_for_each(|id| self.check_live(id))?;
+        self.check_unparked(ids())
     }
 
-    /// Changes sides in the tables and appends the copies still to be made to `moved`. If pages are short but copies in
-    /// flight will free some, waits for those copies first.
-    pub(super) fn begin_swaps(&mut self, swaps: &[Swap], moved: &mut Vec<Moved>) -> Result<()> {
-        for swap in swaps {
-            if moved.iter().any(|m| m.request() == swap.seq.request()) {
-                self.finish_moves(moved)?;
-            }
-            let mut done = self.begin_swap(swap);
-            if done.is_err() && !moved.is_empty() {
-                self.finish_moves(moved)?;
-                done = self.begin_swap(swap);
-            }
-            moved.extend(done?);
+    /// Changes sides in the tables, beginnings of sequences first, and appends the copies still to be made to `moved`. If
+    /// pages are short but copies in flight will free some, waits for those copies first.
+    pub(super) fn begin_moves(
+        &mut self,
+        swaps: &[(RequestId, Side)],
+        moves: &[PageMove],
+        moved: &mut Vec<Moved>,
+    ) -> Result<()> {
+        for m in moves {
+            let boundary = if m.to == Side::Host { m.pages.end } else { m.pages.start } as usize;
+            self.begin_move(m.request, moved, |table, pages, slot| table.split_at(pages, slot, boundary))?;
+        }
+        for &(id, side) in swaps {
+            self.begin_move(id, moved, |table, pages, slot| table.swap(pages, slot, side))?;
         }
         Ok(())
     }
 
-    fn begin_swap(&mut self, swap: &Swap) -> Result<Option<Moved>> {
-        let id = swap.seq.request();
-        let table = self.sequences.get_mut(id).expect("a live sequence");
-        table.swap(&mut self.machine.kv().pages, id.slot as usize, swap.to)
+    fn begin_move(
+        &mut self,
+        id: RequestId,
+        moved: &mut Vec<Moved>,
+        change: impl Fn(&mut SequenceKv, &mut KvPages, usize) -> Result<Option<Moved>>,
+    ) -> Result<()> {
+        let change = |e: &mut Engine| {
+            let table = e.sequences.get_mut(id).expect("a live sequence");
+            change(table, &mut e.machine.kv().pages, id.slot as usize)
+        };
+        if moved.iter().any(|m| m.request() == id) {
+            self.finish_moves(moved)?;
+        }
+        let mut done = change(self);
+        if done.is_err() && !moved.is_empty() {
+            self.finish_moves(moved)?;
+            done = change(self);
+        }
+        moved.extend(done?);
+        Ok(())
     }
 
     /// Copies pages that have changed sides in the tables, and waits for the copies. If that fails, the pages are back

@@ -9,10 +9,10 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`Engine`], [`Options`], [`Input`], [`Logits`], [`SeqId`], [`NOT_NUMBERS`] | a loaded model and its forward pass |
-//! | [`Requests`], [`Request`], [`Event`], [`Finish`], [`StepReport`], [`StepPlan`] | many requests, computed step by step |
+//! | [`Engine`], [`Options`], [`Outcome`], [`CohortOutcome`], [`TokenSource`], [`NewTokens`], [`NOT_NUMBERS`] | a loaded model and its steps |
+//! | [`Requests`], [`Request`], [`Event`], [`Finish`], [`StepReport`] | many requests, computed step by step |
 //! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
-//! | [`Overlap`], [`CohortStep`], [`Advanced`], [`Swap`], [`Target`], [`FarSteps`], [`SidePages`] | cohorts, swaps and far pages: what a step does besides its rows |
+//! | [`FarSteps`], [`SidePages`] | pages away from the device |
 //! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
 //! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
@@ -20,28 +20,27 @@
 //! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
 //! | [`Timeline`] | spans of executed operations |
 
+mod cohorts;
+mod forward;
 mod homes;
 mod host;
-mod input;
-mod iterate;
 mod kv;
 mod machine;
 mod memory;
 mod options;
-mod overlap;
 mod place;
 mod prepare;
 mod requests;
-mod seq_id;
 mod sequences;
 mod service;
+mod step;
 mod weights;
 
 pub use crate::timeline::{self, Timeline};
+pub use forward::NewTokens;
 pub use homes::SidePages;
 pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
-pub use input::{Input, Logits, StepPlan};
-pub use kv::{FarSteps, Swap, Target};
+pub use kv::FarSteps;
 pub(crate) use machine::host_pages;
 pub use machine::{
     Among, Choice, Considered, JobPause, LaneHandOver, Prices, Sizes, Strategy, Tiers, Timed, choose,
@@ -49,13 +48,12 @@ pub use machine::{
 };
 pub use memory::Memory;
 pub use options::Options;
-pub use overlap::{Advanced, CohortStep, Overlap};
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use requests::{Event, Finish, Request, Requests, StepReport};
-pub use seq_id::SeqId;
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
+pub use step::{CohortOutcome, Outcome, TokenSource};
 pub use weights::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
     linear_shapes, rope_bytes, separate_gate_up,

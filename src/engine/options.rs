@@ -53,7 +53,7 @@ pub struct Options {
     pub far: Option<Far>,
     /// Predictions of steps.
     pub times: Option<StepTimes>,
-    /// Sub-batches of a step that may be in flight side by side ([`Engine::forward_as`](super::Engine::forward_as)):
+    /// Sub-batches of a step that may be in flight side by side ([`Engine::run`](super::Engine::run)):
     /// each has its own activations.
     pub sub_batches: usize,
     /// Memory nodes for weights on the host; `None`: the system decides. Other memory is not affected.

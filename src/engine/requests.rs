@@ -11,15 +11,16 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-mod overlap;
+use rustc_hash::FxHashMap;
+
 mod step;
 
-use super::seq_id::SeqId;
 use super::sequences::Engine;
+use super::step::TokenSource;
 use crate::cache::KvGeometry;
 use crate::device::TOP_K;
-use crate::program::{Flow, RequestId, Side};
-use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Slots, Strategy, Targets, Untimed};
+use crate::program::{Flow, Group, RequestId, Side};
+use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Strategy, Targets, Untimed};
 use crate::text::{Sampler, SamplerParams};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
@@ -91,8 +92,6 @@ struct Live {
     stop: Vec<u32>,
     sampler: Sampler,
     events: Sender<Event>,
-    /// Its sequence, once admitted.
-    seq: Option<SeqId>,
 }
 
 impl Live {
@@ -107,10 +106,24 @@ impl Live {
     }
 }
 
+/// The requests in flight, by the id of their sequence.
+type InFlight = FxHashMap<RequestId, Live>;
+
+impl TokenSource for InFlight {
+    fn tokens(&self, group: &Group) -> &[u32] {
+        let all = self.get(&group.request).map_or(&[][..], |live| &live.tokens);
+        all.get(group.first as usize..group.end() as usize).unwrap_or_default()
+    }
+
+    fn top_factor(&self, request: RequestId) -> Option<f32> {
+        self.get(&request).and_then(Live::top_factor)
+    }
+}
+
 /// See the [module](self).
 pub struct Requests {
     engine: Engine,
-    live: Slots<Live>,
+    live: InFlight,
     queues: Queues,
     strategy: Box<dyn Strategy>,
     costs: Box<dyn Predict + Send>,
@@ -140,7 +153,7 @@ impl Requests {
             device_pages,
             host_pages,
         };
-        let (live, queues) = (Slots::default(), Queues::default());
+        let (live, queues) = (InFlight::default(), Queues::default());
         Requests { engine, live, queues, strategy, costs, limits, idle_steps: 0 }
     }
 
@@ -245,9 +258,10 @@ impl Requests {
             stop,
             sampler,
             events,
-            seq: None,
         };
-        let id = self.live.insert(live);
+        // A sequence without tokens takes no pages.
+        let id = self.engine.add();
+        self.live.insert(id, live);
         self.queues.submit(RequestView::new(id, n as u32, most as u32));
         Ok((id, receiver))
     }
@@ -269,18 +283,16 @@ impl Requests {
     }
 
     fn end(&mut self, id: RequestId, how: Finish) -> bool {
-        let Some(live) = self.live.remove(id) else { return false };
+        let Some(live) = self.live.remove(&id) else { return false };
         match how {
             Finish::Stop | Finish::Length => self.queues.answered(id),
             _ => self.queues.end(id),
         };
-        if let Some(seq) = live.seq {
-            let parked = self.engine.parked(seq).is_some();
-            self.engine.remove(seq);
-            if parked {
-                // The other requests of its cohort start their token over.
-                self.settle();
-            }
+        let parked = self.engine.parked(id).is_some();
+        self.engine.remove(id);
+        if parked {
+            // The other requests of its cohort start their token over.
+            self.settle();
         }
         // A dropped receiver is no error.
         let _ = live.events.send(Event::End(how));

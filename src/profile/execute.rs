@@ -14,7 +14,7 @@ use super::sample::{Effort, Samples};
 use super::tables::{Curve, Tables};
 use crate::cache::KvGeometry;
 use crate::device::Accelerator;
-use crate::engine::{Engine, Input, Logits, Options, SeqId};
+use crate::engine::{Engine, NewTokens, Options};
 use crate::host::memory_available;
 use crate::plan::{Hardware, OpCosts, Sizes};
 use crate::program::virtual_machine::Costs as _;
@@ -229,7 +229,7 @@ fn run(
         turns.reverse();
         progress();
     }
-    let ids: Vec<SeqId> = turns.iter().flat_map(|t| t.sequences.iter().copied()).collect();
+    let ids: Vec<RequestId> = turns.iter().flat_map(|t| t.sequences.iter().copied()).collect();
     ids.into_iter().for_each(|id| engine.remove(id));
     turns.sort_by_key(|t| steps.iter().position(|s| s == t.step));
     Ok(turns.into_iter().map(|t| t.timed).collect())
@@ -286,7 +286,7 @@ impl Timed {
 /// Sequences with their tokens stored, and the rows that a step adds to each.
 struct Turn<'a> {
     step: &'a Step,
-    sequences: Vec<SeqId>,
+    sequences: Vec<RequestId>,
     new: Vec<Vec<u32>>,
     timed: Timed,
 }
@@ -298,7 +298,7 @@ impl<'a> Turn<'a> {
         let tokens = |n: usize, seed: usize| -> Vec<u32> {
             (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) % vocab) as u32).collect()
         };
-        let sequences: Vec<SeqId> = (0..step.sequences).map(|_| engine.add()).collect();
+        let sequences: Vec<RequestId> = (0..step.sequences).map(|_| engine.add()).collect();
         for (i, &seq) in sequences.iter().enumerate() {
             match side {
                 _ if step.past == 0 => {}
@@ -315,11 +315,11 @@ impl<'a> Turn<'a> {
 
     /// Runs the step; its tokens are forgotten again. Returns the seconds.
     fn once(&self, engine: &mut Engine) -> Result<f64> {
-        let inputs: Vec<Input<'_>> = self
+        let inputs: Vec<NewTokens<'_>> = self
             .sequences
             .iter()
             .zip(&self.new)
-            .map(|(&seq, tokens)| Input { seq, tokens, logits: Logits::Last })
+            .map(|(&seq, tokens)| NewTokens { id: seq, tokens, wants: Wants::Last })
             .collect();
         let begun = Instant::now();
         engine.forward_picks(&inputs)?;

@@ -7,9 +7,9 @@ use crate::support::command::{assert_error, json as parsed, run, stderr, tandem}
 use crate::support::{margin, models, rounding};
 use serde_json::{Value, json};
 use tandem::device::{self, Emulation, Kind};
-use tandem::engine::{Input, Logits, Options, Sizes, Strategy, choose};
+use tandem::engine::{NewTokens, Options, Sizes, Strategy, choose};
 use tandem::model::{LoadedModel, TextSource, load};
-use tandem::program::{Far, Placement, Side};
+use tandem::program::{Far, Placement, Side, Wants};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -452,7 +452,7 @@ fn smollm2_on_two_sides_says_what_it_says_on_the_cpu() {
     let mut e =
         models::engine(&m, &Options { logits: tokens.len(), ..Options::new(Isa::best(), tokens.len()) });
     let seq = e.add();
-    let logits = e.forward(&[Input { seq, tokens: &tokens, logits: Logits::All }]).unwrap();
+    let logits = e.forward(&[NewTokens { id: seq, tokens: &tokens, wants: Wants::All }]).unwrap();
     let bound = bound(&m);
     let lead = |row: &[f32]| rounding::lead(row).1 / rounding::lead(row).2;
     let leads: Vec<f64> = logits.chunks_exact(m.spec.vocab).skip(first).map(lead).collect();

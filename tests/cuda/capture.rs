@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::support::fake_driver::{Cases, count, executes, some_kernel};
 use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::{Buffer, Graph, Lane, Launch, Runtime, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::load;
-use tandem::program::{Placement, Side};
+use tandem::program::{Flow, Placement, RequestId, Side, Wants};
 use tandem::simd::Isa;
 
 const CASES: Cases = Cases::of(module_path!());
@@ -224,19 +224,19 @@ cases! {
         let e = Engine::placed(m.spec.clone(), &m.weights, &options, accel, "cuda:0", "test", placement, &|_| ());
         let mut e = e.unwrap();
         let far = e.add_at(Side::Host).unwrap();
-        let near: Vec<SeqId> = (0..7).map(|_| e.add()).collect();
+        let near: Vec<RequestId> = (0..7).map(|_| e.add()).collect();
         for &seq in near.iter().chain([&far]) {
-            e.forward_greedy(&[Input { seq, tokens: &[3, 1, 4], logits: Logits::Last }]).unwrap();
+            e.forward_greedy(&[NewTokens { id: seq, tokens: &[3, 1, 4], wants: Wants::Last }]).unwrap();
         }
         let recordings = || ["cuStreamBeginCapture_v2", "cuGraphLaunch"].map(count);
         let mut advance = |rows: usize| {
-            let input = |seq| Input { seq, tokens: &[7], logits: Logits::Last };
-            let own: Vec<Input<'_>> = near[..rows].iter().map(|&seq| input(seq)).collect();
+            let input = |seq| NewTokens { id: seq, tokens: &[7], wants: Wants::Last };
+            let own: Vec<NewTokens<'_>> = near[..rows].iter().map(|&seq| input(seq)).collect();
             let cohort = [input(far)];
-            let begin = [&cohort[..]];
-            let begin = if e.parked(far).is_none() { &begin[..] } else { &[] };
+            let batches = [&own[..], &cohort];
+            let batches = if e.parked(far).is_none() { &batches[..] } else { &batches[..1] };
             let before = recordings();
-            e.advance(&Overlap { device: &own, begin, swaps: &[], pick: true }).unwrap();
+            e.run_rows(batches, Flow::Async, &[], |i| i.pick = true).unwrap();
             let after = recordings();
             [after[0] - before[0], after[1] - before[1]]
         };
@@ -281,7 +281,7 @@ fn refused() {
     record(&rt, &mut || ());
 }
 
-fn engine() -> (Engine, SeqId) {
+fn engine() -> (Engine, RequestId) {
     let m = load("synth:tiny-llama,dtype=bf16,seed=1").unwrap();
     let mut options = Options::new(Isa::Reference, 64);
     (options.threads, options.sequences) = (Some(1), 2);
@@ -302,11 +302,12 @@ struct Counted {
     uploads: i32,
 }
 
-fn counted(e: &mut Engine, seqs: &[SeqId]) -> Counted {
+fn counted(e: &mut Engine, seqs: &[RequestId]) -> Counted {
     let now =
         || ["cuLaunchKernel", "cuStreamBeginCapture_v2", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"].map(count);
     let before = now();
-    let inputs: Vec<_> = seqs.iter().map(|&seq| Input { seq, tokens: &[7], logits: Logits::Last }).collect();
+    let inputs: Vec<_> =
+        seqs.iter().map(|&seq| NewTokens { id: seq, tokens: &[7], wants: Wants::Last }).collect();
     e.forward(&inputs).unwrap();
     let after = now();
     let [launches, begun, replayed, uploads] = std::array::from_fn(|i| after[i] - before[i]);

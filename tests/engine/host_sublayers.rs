@@ -6,10 +6,11 @@ use std::ops::Range;
 use crate::support::models;
 use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::engine::{
-    Host, HostContext, HostSeq, HostStep, HostWorkspace, Input, Layer, Logits, Options, Prepared, Residual,
+    Host, HostContext, HostSeq, HostStep, HostWorkspace, Layer, NewTokens, Options, Prepared, Residual,
 };
 use tandem::host::Pool;
 use tandem::model::{LoadedModel, load};
+use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnOut, Partial, merge_partials};
 use tandem::simd::linear::Mode;
@@ -51,7 +52,7 @@ struct World {
 struct Part<'a> {
     seq: usize,
     tokens: &'a [u32],
-    logits: Logits,
+    logits: Wants,
 }
 
 impl World {
@@ -81,9 +82,9 @@ impl World {
         for p in parts {
             let end = row + p.tokens.len();
             match p.logits {
-                Logits::None => {}
-                Logits::Last => wanted.push(end - 1),
-                Logits::All => wanted.extend(row..end),
+                Wants::Nothing => {}
+                Wants::Last => wanted.push(end - 1),
+                Wants::All => wanted.extend(row..end),
             }
             row = end;
         }
@@ -229,8 +230,8 @@ fn engine(m: &LoadedModel, isa: Isa, prompts: [&[u32]; 2], next: [&[u32]; 2]) ->
     let mut e = models::engine(m, &o);
     let seqs = [e.add(), e.add()];
     let mut out = Vec::new();
-    for (tokens, wants) in [(prompts, [Logits::Last, Logits::All]), (next, [Logits::All, Logits::Last])] {
-        let inputs = [0, 1].map(|i| Input { seq: seqs[i], tokens: tokens[i], logits: wants[i] });
+    for (tokens, wants) in [(prompts, [Wants::Last, Wants::All]), (next, [Wants::All, Wants::Last])] {
+        let inputs = [0, 1].map(|i| NewTokens { id: seqs[i], tokens: tokens[i], wants: wants[i] });
         out.extend_from_slice(e.forward(&inputs).unwrap());
     }
     out
@@ -250,7 +251,7 @@ fn sub_batches_on_rows_of_one_workspace_give_what_a_whole_step_gives() {
                 let mut ws = HostWorkspace::new(&m.spec);
                 let mut got = Vec::new();
                 for (tokens, wants) in
-                    [([&a, &b], [Logits::Last, Logits::All]), ([&c, &d], [Logits::All, Logits::Last])]
+                    [([&a, &b], [Wants::Last, Wants::All]), ([&c, &d], [Wants::All, Wants::Last])]
                 {
                     let part = |i: usize| Part { seq: i, tokens: tokens[i], logits: wants[i] };
                     // The second sub-batch lies before the first, with rows of nobody's between and around them.
@@ -274,7 +275,7 @@ fn attention_in_two_parts_gives_what_it_gives_at_once() {
             let prompt = tokens(75, 0);
             let mut w = World::new(&m, isa, 1);
             let mut ws = HostWorkspace::new(&m.spec);
-            let part = |tokens| [Part { seq: 0, tokens, logits: Logits::All }];
+            let part = |tokens| [Part { seq: 0, tokens, logits: Wants::All }];
             let mut steps = [w.step(0, &part(&prompt[..70]))];
             ws.reserve(75, 75);
             run(&w, &mut ws, &mut steps, &in_place);
@@ -342,7 +343,7 @@ fn attention_in_two_parts_gives_what_it_gives_at_once() {
 fn rows_of_another_sub_batch_are_refused() {
     let m = load("synth:tiny-llama,dtype=f32,seed=3").unwrap();
     let mut w = World::new(&m, Isa::best(), 1);
-    let step = w.step(2, &[Part { seq: 0, tokens: &[1, 2, 3], logits: Logits::None }]);
+    let step = w.step(2, &[Part { seq: 0, tokens: &[1, 2, 3], logits: Wants::Nothing }]);
     let mut ws = HostWorkspace::new(&m.spec);
     ws.reserve(8, 0);
     w.host.with(&w.model, &w.pool).embed(&mut ws, &step, 3..6);

@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use crate::support::chaos::Chaos;
 use crate::support::models;
+use crate::support::sub_batches::{self, Moves};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::engine::{Engine, Input, Logits, Options, Overlap, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{
-    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging,
+    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Staging, Wants,
 };
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -55,7 +56,7 @@ impl World {
         let mut e = models::engine(&world.m, &o);
         for t in 0..2 {
             let seq = e.add();
-            let all = [Input { seq, tokens: &world.texts[t], logits: Logits::All }];
+            let all = [NewTokens { id: seq, tokens: &world.texts[t], wants: Wants::All }];
             world.want[t] = e.forward(&all).unwrap().to_vec();
             e.remove(seq);
         }
@@ -180,7 +181,7 @@ fn run(
     let mut e = Engine::placed(m.spec.clone(), &m.weights, o, accel.clone(), "test", "test", p, &|_| ())
         .map_err(fail)?;
     let free = e.free_pages();
-    let mut seqs: Vec<(SeqId, usize)> = (0..SEQUENCES).map(|i| (e.add(), i % 2)).collect();
+    let mut seqs: Vec<(RequestId, usize)> = (0..SEQUENCES).map(|i| (e.add(), i % 2)).collect();
     let mut compared = 0;
     for act in acts {
         match act {
@@ -198,24 +199,24 @@ fn run(
                 if chosen.is_empty() {
                     continue;
                 }
-                let logits = if *all { Logits::All } else { Logits::Last };
+                let logits = if *all { Wants::All } else { Wants::Last };
                 let ranges: Vec<_> =
                     chosen.iter().map(|&i| e.len(seqs[i].0)..e.len(seqs[i].0) + rows[i]).collect();
-                let inputs: Vec<Input<'_>> = chosen
+                let inputs: Vec<NewTokens<'_>> = chosen
                     .iter()
                     .zip(&ranges)
-                    .map(|(&i, r)| Input {
-                        seq: seqs[i].0,
+                    .map(|(&i, r)| NewTokens {
+                        id: seqs[i].0,
                         tokens: &world.texts[seqs[i].1][r.clone()],
-                        logits,
+                        wants: logits,
                     })
                     .collect();
                 let split: Vec<u8> = chosen.iter().map(|&i| u8::from(second[i])).collect();
                 let flow = if *lanes { Flow::TwoLanes } else { Flow::Serial };
                 let got = loop {
                     mishap();
-                    match e.forward_as(&inputs, &split, flow) {
-                        Ok(got) => break got.to_vec(),
+                    match sub_batches::forward(&mut e, &inputs, &split, flow, &Moves::default()) {
+                        Ok(got) => break got,
                         Err(error) if Chaos::planned(&error) => {}
                         Err(error) => return Err(fail(error)),
                     }
@@ -304,7 +305,7 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
         let all = Options { chunk: context, logits: context, ..o.clone() };
         let mut e = models::engine(&m, &all);
         let seq = e.add();
-        let want = e.forward(&[Input { seq, tokens: &text, logits: Logits::All }]).unwrap().to_vec();
+        let want = e.forward(&[NewTokens { id: seq, tokens: &text, wants: Wants::All }]).unwrap().to_vec();
         let accel = device();
         for far in [Far::Attend, Far::Stream] {
             let o = Options { chunk: 32, logits: 32, kv_pages: Some(pages), far: Some(far), ..o.clone() };
@@ -315,8 +316,9 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
             let (seq, mut at) = (e.add(), 0);
             while at < context {
                 let n = if at % 96 == 64 { 1 } else { 32 - at % 32 }.min(context - at);
-                let got =
-                    e.forward(&[Input { seq, tokens: &text[at..at + n], logits: Logits::All }]).unwrap();
+                let got = e
+                    .forward(&[NewTokens { id: seq, tokens: &text[at..at + n], wants: Wants::All }])
+                    .unwrap();
                 let vocab = m.spec.vocab;
                 let same = got.iter().zip(&want[at * vocab..]).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same && got.len() == n * vocab, "{name} {far:?}: positions {at} to {}", at + n);
@@ -358,7 +360,7 @@ fn cohorts_have_the_same_bits_over_any_layer_split() {
             for (side, text, first) in [(Side::Device, 0, 9), (Side::Host, 1, 70), (Side::Host, 0, 33)] {
                 let seq = e.add_at(side).unwrap();
                 for chunk in world.texts[text][..first].chunks(ROWS) {
-                    e.forward(&[Input { seq, tokens: chunk, logits: Logits::Last }]).unwrap();
+                    e.forward(&[NewTokens { id: seq, tokens: chunk, wants: Wants::Last }]).unwrap();
                 }
                 seqs.push((seq, text, 0));
             }
@@ -366,24 +368,25 @@ fn cohorts_have_the_same_bits_over_any_layer_split() {
             while seqs.iter().any(|&(.., said)| said < 3) {
                 steps += 1;
                 assert!(steps < 100, "{name}: no end over {placed}");
-                let token = |&(seq, text, _): &(SeqId, usize, usize)| {
+                let token = |&(seq, text, _): &(RequestId, usize, usize)| {
                     let at = e.len(seq);
                     (seq, text, at, &world.texts[text][at..at + 1])
                 };
                 let rows: Vec<_> = seqs.iter().map(token).collect();
-                let input = |i: usize| Input { seq: rows[i].0, tokens: rows[i].3, logits: Logits::Last };
-                let begin: Vec<[Input<'_>; 1]> = [1, 2]
+                let input = |i: usize| NewTokens { id: rows[i].0, tokens: rows[i].3, wants: Wants::Last };
+                let begin: Vec<[NewTokens<'_>; 1]> = [1, 2]
                     .into_iter()
                     .filter(|&i| e.parked(rows[i].0).is_none())
                     .map(|i| [input(i)])
                     .collect();
-                let begin: Vec<&[Input<'_>]> = begin.iter().map(|c| &c[..]).collect();
-                let step = Overlap { device: &[input(0)], begin: &begin, swaps: &[], pick: false };
-                let advanced = e.advance(&step).unwrap();
-                let ended = advanced.cohorts.iter().filter_map(|c| Some((c.seqs[0], c.rows.clone()?.start)));
+                let own = [input(0)];
+                let batches: Vec<&[NewTokens<'_>]> =
+                    [&own[..]].into_iter().chain(begin.iter().map(|c| &c[..])).collect();
+                let cohorts = e.run_rows(&batches, Flow::Async, &[], |_| ()).unwrap().cohorts;
+                let ended = cohorts.iter().filter_map(|c| Some((c.groups[0].request, c.rows.clone()?.start)));
                 for (seq, row) in [(rows[0].0, 0)].into_iter().chain(ended) {
                     let &(_, text, at, _) = rows.iter().find(|r| r.0 == seq).unwrap();
-                    let got = &advanced.logits[row * vocab..(row + 1) * vocab];
+                    let got = &e.logits()[row * vocab..(row + 1) * vocab];
                     let differ = got
                         .iter()
                         .zip(world.want(text, at..at + 1))

@@ -7,8 +7,9 @@ use crate::support::gpu;
 use crate::support::{models, naive_model, rounding};
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{Accelerator, TOP_K, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId, StepPlan};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
+use tandem::program::{RequestId, Wants};
 use tandem::simd::Isa;
 use tandem::tensor::{Bytes, DType, Half, Tensor};
 use tandem::text::{Sampler, SamplerParams};
@@ -79,7 +80,7 @@ fn feed(e: &mut Engine, tokens: &[u32], steps: &[usize]) -> Vec<f32> {
     let (mut out, mut at) = (Vec::new(), 0);
     for n in steps {
         let tokens = &tokens[at..at + n];
-        out.extend_from_slice(e.forward(&[Input { seq, tokens, logits: Logits::All }]).unwrap());
+        out.extend_from_slice(e.forward(&[NewTokens { id: seq, tokens, wants: Wants::All }]).unwrap());
         at += n;
     }
     assert_eq!(at, tokens.len());
@@ -97,7 +98,7 @@ fn forced(e: &mut Engine, prompt: &[u32], then: &[u32]) -> Vec<Vec<f32>> {
     let seq = e.add();
     let mut rows = vec![e.prefill(seq, prompt, |_| ()).unwrap()];
     for id in then {
-        let input = Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last };
+        let input = NewTokens { id: seq, tokens: std::slice::from_ref(id), wants: Wants::Last };
         rows.push(e.forward(&[input]).unwrap().to_vec());
     }
     e.remove(seq);
@@ -111,7 +112,7 @@ fn greedy(e: &mut Engine, prompt: &[u32], n: usize) -> Vec<u32> {
     let mut ids = Vec::new();
     for _ in 0..n {
         ids.push(rounding::lead(&logits).0);
-        let input = Input { seq, tokens: &ids[ids.len() - 1..], logits: Logits::Last };
+        let input = NewTokens { id: seq, tokens: &ids[ids.len() - 1..], wants: Wants::Last };
         logits = e.forward(&[input]).unwrap().to_vec();
     }
     e.remove(seq);
@@ -190,16 +191,20 @@ fn a_row_does_not_depend_on_its_batch() {
             let mut e = engine(&m, &options(gpu::kv(&accel, Half::BF16), 64, 8), &accel);
             let vocab = m.spec.vocab;
             // Eight sequences of different lengths; five of them decode together, then the same five among eight.
-            let seqs: Vec<SeqId> = (0..8).map(|_| e.add()).collect();
+            let seqs: Vec<RequestId> = (0..8).map(|_| e.add()).collect();
             for (i, &seq) in seqs.iter().enumerate() {
                 e.prefill(seq, &tokens(3 + 7 * i, vocab), |_| ()).unwrap();
             }
             let step = |e: &mut Engine, n: usize| -> Vec<f32> {
                 let ids: Vec<u32> = (0..n as u32).collect();
-                let inputs: Vec<Input<'_>> = seqs[..n]
+                let inputs: Vec<NewTokens<'_>> = seqs[..n]
                     .iter()
                     .zip(&ids)
-                    .map(|(&seq, id)| Input { seq, tokens: std::slice::from_ref(id), logits: Logits::Last })
+                    .map(|(&seq, id)| NewTokens {
+                        id: seq,
+                        tokens: std::slice::from_ref(id),
+                        wants: Wants::Last,
+                    })
                     .collect();
                 let out = e.forward(&inputs).unwrap().to_vec();
                 let lens: Vec<usize> = seqs.iter().map(|&s| e.len(s)).collect();
@@ -220,12 +225,12 @@ fn more_sequences_than_were_planned_for_are_refused() {
         let m = load("synth:tiny-llama,dtype=bf16,seed=5").unwrap();
         let mut e = engine(&m, &options(gpu::kv(&accel, Half::BF16), 64, 4), &accel);
         // Pages are enough for more: the sequences are short.
-        let seqs: Vec<SeqId> = (0..5).map(|_| e.add()).collect();
+        let seqs: Vec<RequestId> = (0..5).map(|_| e.add()).collect();
         for &seq in &seqs {
             e.prefill(seq, &tokens(6, m.spec.vocab), |_| ()).unwrap();
         }
-        let one = |&seq: &SeqId| Input { seq, tokens: &[3], logits: Logits::Last };
-        let inputs: Vec<Input<'_>> = seqs.iter().map(one).collect();
+        let one = |&seq: &RequestId| NewTokens { id: seq, tokens: &[3], wants: Wants::Last };
+        let inputs: Vec<NewTokens<'_>> = seqs.iter().map(one).collect();
         let refused = e.forward(&inputs).map(|_| ()).unwrap_err();
         assert!(
             matches!(&refused, tandem::Error::Capacity(m) if m.contains("5 sequences, 4 were planned for")),
@@ -279,7 +284,7 @@ fn recorded_steps_follow_a_growing_context() {
             e.prefill(seq, &tokens[..PROMPT], |_| ()).unwrap();
             let bound = rounding::accelerator(&m.spec, kv, true);
             for (i, want) in want.iter().enumerate().skip(PROMPT) {
-                let input = Input { seq, tokens: &tokens[i..=i], logits: Logits::Last };
+                let input = NewTokens { id: seq, tokens: &tokens[i..=i], wants: Wants::Last };
                 let got = e.forward(&[input]).unwrap();
                 let want: Vec<f32> = want.iter().map(|&x| x as f32).collect();
                 let off = models::distance(got, &want).0;
@@ -298,13 +303,13 @@ fn the_likeliest_token_is_found_on_the_device() {
     for (_, accel) in accelerators() {
         let m = load("synth:tiny-qwen2,dtype=bf16,seed=9").unwrap();
         let mut e = engine(&m, &options(Half::F16, 64, 3), &accel);
-        let seqs: Vec<SeqId> = (0..3).map(|_| e.add()).collect();
+        let seqs: Vec<RequestId> = (0..3).map(|_| e.add()).collect();
         for (i, &seq) in seqs.iter().enumerate() {
             e.prefill(seq, &tokens(5 + i, m.spec.vocab), |_| ()).unwrap();
         }
-        let inputs: Vec<Input<'_>> =
-            seqs.iter().map(|&seq| Input { seq, tokens: &[7], logits: Logits::Last }).collect();
-        let ids = e.forward_greedy(&inputs).unwrap().to_vec();
+        let inputs: Vec<NewTokens<'_>> =
+            seqs.iter().map(|&seq| NewTokens { id: seq, tokens: &[7], wants: Wants::Last }).collect();
+        let ids = e.forward_greedy(&inputs).unwrap();
         seqs.iter().enumerate().for_each(|(i, &s)| e.truncate(s, 5 + i));
         let logits = e.forward(&inputs).unwrap();
         let want: Vec<u32> = logits.chunks_exact(m.spec.vocab).map(|row| rounding::lead(row).0).collect();
@@ -331,7 +336,7 @@ fn drawn_tokens_are_those_of_whole_rows() {
         let mut e = engine(&m, &options(Half::F16, 64, settings.len()), &accel);
         let mut samplers: Vec<[Sampler; 2]> =
             settings.iter().map(|p| [(); 2].map(|()| Sampler::new(p.clone()).unwrap())).collect();
-        let seqs: Vec<SeqId> = settings.iter().map(|_| e.add()).collect();
+        let seqs: Vec<RequestId> = settings.iter().map(|_| e.add()).collect();
         let mut histories: Vec<Vec<u32>> = (0..seqs.len()).map(|i| tokens(5 + i, m.spec.vocab)).collect();
         for (&seq, history) in seqs.iter().zip(&mut histories) {
             e.prefill(seq, history, |_| ()).unwrap();
@@ -339,14 +344,14 @@ fn drawn_tokens_are_those_of_whole_rows() {
         }
         let (mut told, mut asked) = (0, 0);
         for _ in 0..12 {
-            let input = |(&seq, history): (_, &Vec<u32>)| -> (SeqId, Vec<u32>) {
+            let input = |(&seq, history): (_, &Vec<u32>)| -> (RequestId, Vec<u32>) {
                 (seq, history[history.len() - 1..].to_vec())
             };
-            let last: Vec<(SeqId, Vec<u32>)> = seqs.iter().zip(&histories).map(input).collect();
-            let inputs: Vec<Input<'_>> =
-                last.iter().map(|(seq, tokens)| Input { seq: *seq, tokens, logits: Logits::Last }).collect();
+            let last: Vec<(RequestId, Vec<u32>)> = seqs.iter().zip(&histories).map(input).collect();
+            let inputs: Vec<NewTokens<'_>> =
+                last.iter().map(|(seq, tokens)| NewTokens { id: *seq, tokens, wants: Wants::Last }).collect();
             let factors: Vec<Option<f32>> = samplers.iter().map(|[s, _]| s.top_factor(TOP_K)).collect();
-            e.forward_tops(&inputs, &factors, &StepPlan::ONE).unwrap();
+            e.forward_tops(&inputs, &factors).unwrap();
             for (row, ([among, whole], history)) in samplers.iter_mut().zip(&mut histories).enumerate() {
                 let top = e.top(row).expect("of every row of the step").clone();
                 let logits = e.logits_row(row).unwrap();
@@ -362,8 +367,8 @@ fn drawn_tokens_are_those_of_whole_rows() {
         }
         assert!(told >= 40 && asked >= 12, "{name}: {told} by the likeliest tokens, {asked} by whole rows");
         // All of the rows, as one copy.
-        let inputs: Vec<Input<'_>> =
-            seqs.iter().map(|&seq| Input { seq, tokens: &[3], logits: Logits::Last }).collect();
+        let inputs: Vec<NewTokens<'_>> =
+            seqs.iter().map(|&seq| NewTokens { id: seq, tokens: &[3], wants: Wants::Last }).collect();
         let rows = e.forward(&inputs).unwrap().to_vec();
         assert!(e.top(0).is_none(), "whole rows were wanted");
         for (row, want) in rows.chunks_exact(m.spec.vocab).enumerate() {

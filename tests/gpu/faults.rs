@@ -9,8 +9,9 @@ use tandem::device::emulated::{
     EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, KernelChecks,
 };
 use tandem::device::{Accelerator, Runtime, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
+use tandem::program::{RequestId, Wants};
 use tandem::simd::Isa;
 
 const PROMPT: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
@@ -53,8 +54,8 @@ fn bytes(m: &LoadedModel) -> Vec<u8> {
     m.weights.iter().flat_map(|(_, t)| t.data.to_vec()).collect()
 }
 
-fn step(e: &mut Engine, seq: SeqId) -> tandem::Result<Vec<f32>> {
-    let out = e.forward(&[Input { seq, tokens: &[7], logits: Logits::Last }])?.to_vec();
+fn step(e: &mut Engine, seq: RequestId) -> tandem::Result<Vec<f32>> {
+    let out = e.forward(&[NewTokens { id: seq, tokens: &[7], wants: Wants::Last }])?.to_vec();
     let len = e.len(seq);
     e.truncate(seq, len - 1);
     Ok(out)

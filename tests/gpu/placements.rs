@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use crate::support::gpu;
+use crate::support::sub_batches::{self, Moves};
 use crate::support::{models, naive_model, rounding};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, Speed};
 use tandem::device::{Accelerator, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, Sizes};
+use tandem::engine::{Engine, NewTokens, Options, Sizes};
 use tandem::model::{LoadedModel, ModelSpec, load};
-use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging, Unit};
+use tandem::program::{Flow, LayerPlacement, Placement, Policy, Residence, Side, Staging, Unit, Wants};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -57,7 +58,7 @@ fn feed(e: &mut Engine, tokens: &[u32], steps: &[usize]) -> Vec<f32> {
     let (mut out, mut at) = (Vec::new(), 0);
     for n in steps {
         let tokens = &tokens[at..at + n];
-        out.extend_from_slice(e.forward(&[Input { seq, tokens, logits: Logits::All }]).unwrap());
+        out.extend_from_slice(e.forward(&[NewTokens { id: seq, tokens, wants: Wants::All }]).unwrap());
         at += n;
     }
     e.remove(seq);
@@ -248,20 +249,20 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
             let (a, b) = (e.add(), e.add());
             // A prompt; then the rest of it beside another prompt, then a token of both.
             let mut got = Vec::new();
-            let first = Input { seq: a, tokens: &long[..cut], logits: Logits::None };
+            let first = NewTokens { id: a, tokens: &long[..cut], wants: Wants::Nothing };
             e.forward(&[first]).unwrap();
             let both = [
-                Input { seq: a, tokens: &long[cut..cut + 1], logits: Logits::Last },
-                Input { seq: b, tokens: &long[..rest], logits: Logits::All },
+                NewTokens { id: a, tokens: &long[cut..cut + 1], wants: Wants::Last },
+                NewTokens { id: b, tokens: &long[..rest], wants: Wants::All },
             ];
             got.extend_from_slice(e.forward(&both).unwrap());
             let more = [
-                Input { seq: b, tokens: &long[rest..rest + 1], logits: Logits::Last },
-                Input { seq: a, tokens: &long[cut + 1..cut + 2], logits: Logits::Last },
+                NewTokens { id: b, tokens: &long[rest..rest + 1], wants: Wants::Last },
+                NewTokens { id: a, tokens: &long[cut + 1..cut + 2], wants: Wants::Last },
             ];
             got.extend_from_slice(e.forward(&more).unwrap());
             let picked = e
-                .forward_greedy(&[Input { seq: a, tokens: &long[cut + 2..cut + 3], logits: Logits::Last }])
+                .forward_greedy(&[NewTokens { id: a, tokens: &long[cut + 2..cut + 3], wants: Wants::Last }])
                 .unwrap();
             prop_assert_eq!(picked.len(), 1);
             let positions: Vec<usize> = std::iter::once(cut).chain(0..rest).chain([rest, cut + 1]).collect();
@@ -306,28 +307,32 @@ fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
                 let seqs: Vec<_> = batch.iter().map(|_| e.add()).collect();
                 let mut got = Vec::new();
                 for (step, last) in [(0, false), (1, false), (2, true)] {
-                    let inputs: Vec<Input<'_>> = batch
+                    let inputs: Vec<NewTokens<'_>> = batch
                         .iter()
                         .zip(&seqs)
                         .map(|(&(prompt, all, ..), &seq)| match step {
-                            0 if all => Input { seq, tokens: &long[..prompt], logits: Logits::All },
-                            0 => Input { seq, tokens: &long[..prompt], logits: Logits::Last },
+                            0 if all => NewTokens { id: seq, tokens: &long[..prompt], wants: Wants::All },
+                            0 => NewTokens { id: seq, tokens: &long[..prompt], wants: Wants::Last },
                             // Some decode beside the prompts of others.
-                            1 if all => {
-                                Input { seq, tokens: &long[prompt..prompt + 3], logits: Logits::None }
-                            }
+                            1 if all => NewTokens {
+                                id: seq,
+                                tokens: &long[prompt..prompt + 3],
+                                wants: Wants::Nothing,
+                            },
                             _ => {
                                 let at = prompt + if all || last { 3 } else { 0 };
-                                Input { seq, tokens: &long[at..at + 1], logits: Logits::Last }
+                                NewTokens { id: seq, tokens: &long[at..at + 1], wants: Wants::Last }
                             }
                         })
                         .collect();
-                    let sub_batches: Vec<u8> =
-                        batch.iter().map(|b| if step == 0 { b.2 } else { b.3 }).collect();
-                    got.extend_from_slice(match split {
-                        false => e.forward(&inputs).map_err(fail)?,
-                        true => e.forward_as(&inputs, &sub_batches, flow).map_err(fail)?,
-                    });
+                    let of: Vec<u8> = batch.iter().map(|b| if step == 0 { b.2 } else { b.3 }).collect();
+                    match split {
+                        false => got.extend_from_slice(e.forward(&inputs).map_err(fail)?),
+                        true => got.extend(
+                            sub_batches::forward(&mut e, &inputs, &of, flow, &Moves::default())
+                                .map_err(fail)?,
+                        ),
+                    }
                 }
                 seqs.into_iter().for_each(|seq| e.remove(seq));
                 both.push(got);
@@ -345,11 +350,10 @@ fn sub_batches_beyond_those_planned_are_refused() {
     let accel = by_functions();
     let mut e =
         placed(&m, &options(TOKENS, 2), &accel, &Placement::boundary(2, m.spec.n_layers, 0, 0)).unwrap();
-    let inputs = [e.add(), e.add()].map(|seq| Input { seq, tokens: &[1, 2, 3], logits: Logits::Last });
-    let error = e.forward_as(&inputs, &[0, 1], Flow::TwoLanes).unwrap_err().to_string();
+    let inputs = [e.add(), e.add()].map(|seq| NewTokens { id: seq, tokens: &[1, 2, 3], wants: Wants::Last });
+    let batches = [&inputs[..1], &inputs[1..]];
+    let error = e.run_rows(&batches, Flow::TwoLanes, &[], |_| ()).unwrap_err().to_string();
     assert!(error.contains("2 sub-batches, 1 were planned"), "{error}");
-    let error = e.forward_as(&inputs, &[0], Flow::Serial).unwrap_err().to_string();
-    assert!(error.contains("2 inputs, the sub-batches of 1"), "{error}");
     assert_eq!(e.forward(&inputs).unwrap().len(), 2 * m.spec.vocab);
 }
 
@@ -368,8 +372,8 @@ fn in_two_lanes_the_sides_work_at_the_same_time() {
     o.sub_batches = 2;
     let mut e = placed(&m, &o, &accel, &placement).unwrap();
     e.trace();
-    let inputs = [e.add(), e.add()].map(|seq| Input { seq, tokens: &[1, 2, 3], logits: Logits::Last });
-    e.forward_as(&inputs, &[0, 1], Flow::TwoLanes).unwrap();
+    let inputs = [e.add(), e.add()].map(|seq| NewTokens { id: seq, tokens: &[1, 2, 3], wants: Wants::Last });
+    e.run_rows(&[&inputs[..1], &inputs[1..]], Flow::TwoLanes, &[], |_| ()).unwrap();
     let spans = e.timeline().expect("it was asked for").spans;
     let of = |unit| spans.iter().filter(move |s| s.unit == unit);
     // Every attention of the first sub-batch, while the device has the second's projections to do.

@@ -8,8 +8,9 @@ use crate::support::{models, naive_model, rounding};
 use safetensors::tensor::{Dtype, TensorView};
 use serde::Deserialize;
 use serde_json::Value as Json;
-use tandem::engine::{Input, Logits, Options};
+use tandem::engine::{NewTokens, Options};
 use tandem::model::{LoadedModel, export_gguf, load};
+use tandem::program::Wants;
 use tandem::tensor::Half;
 
 #[derive(Deserialize)]
@@ -86,7 +87,7 @@ fn compare(what: &str, m: &LoadedModel, case: &Case, f: &Fixture) -> Vec<String>
         // A prompt, and then single tokens.
         let (prompt, rest) = f.tokens.split_at(16);
         for tokens in std::iter::once(prompt).chain(rest.chunks(1)) {
-            let input = Input { seq, tokens, logits: Logits::All };
+            let input = NewTokens { id: seq, tokens, wants: Wants::All };
             got.extend_from_slice(engine.forward(&[input]).unwrap());
         }
         let bound = rounding::cpu_and_cache(&m.spec, Half::F16, SCORES);

@@ -1,8 +1,9 @@
 //! Every family and every switch of a spec against a forward pass in f64 that has no cache and no kernels.
 
 use crate::support::{models, naive_model, rounding};
-use tandem::engine::{Input, Logits, Options};
+use tandem::engine::{NewTokens, Options};
 use tandem::model::{LoadedModel, ModelSpec, Position, Rope, RopePairing, RopeScaling, load};
+use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -37,7 +38,7 @@ fn check(name: &str, m: &LoadedModel) -> Vec<String> {
                 // A prompt, and then single tokens.
                 let (prompt, rest) = tokens.split_at(TOKENS - 4);
                 for step in std::iter::once(prompt).chain(rest.chunks(1)) {
-                    let input = Input { seq, tokens: step, logits: Logits::All };
+                    let input = NewTokens { id: seq, tokens: step, wants: Wants::All };
                     got.extend_from_slice(e.forward(&[input]).unwrap());
                 }
                 let products = kv == Half::BF16 && isa >= Isa::Avx512;

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use crate::support::models;
 use serde::Deserialize;
-use tandem::engine::{Engine, Input, Logits, Options};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, TextSource, export_hf_folder, load};
+use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::DType;
@@ -136,7 +137,7 @@ fn compare(
         let inputs: Vec<_> = prompts
             .iter()
             .zip(&seqs)
-            .map(|(p, &seq)| Input { seq, tokens: &p.greedy_ids[i..=i], logits: Logits::Last })
+            .map(|(p, &seq)| NewTokens { id: seq, tokens: &p.greedy_ids[i..=i], wants: Wants::Last })
             .collect();
         rows = engine.forward(&inputs).unwrap().chunks_exact(vocab).map(<[f32]>::to_vec).collect();
     }
@@ -147,7 +148,7 @@ fn compare(
     let ids = &o.text_ids[..x.text.min(o.text_ids.len())];
     let (mut nll, mut want, mut n, mut worst_top5, mut all_top5, mut n_top5) = (0f64, 0f64, 0, 0f64, 0f64, 0);
     for (step, tokens) in ids.chunks(STEP).enumerate() {
-        let logits = engine.forward(&[Input { seq, tokens, logits: Logits::All }]).unwrap();
+        let logits = engine.forward(&[NewTokens { id: seq, tokens, wants: Wants::All }]).unwrap();
         for (i, row) in logits.chunks_exact(vocab).enumerate() {
             let at = step * STEP + i;
             let Some(&next) = ids.get(at + 1) else { break };

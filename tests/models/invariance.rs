@@ -3,8 +3,9 @@
 
 use crate::support::{models, rounding};
 use tandem::Error;
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
+use tandem::program::{RequestId, Wants};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -54,10 +55,10 @@ fn options(isa: Isa, mode: Mode, threads: usize) -> Options {
 }
 
 /// The logits of all of `tokens`, in steps of `chunk`.
-fn feed(e: &mut Engine, seq: SeqId, tokens: &[u32], chunk: usize) -> Vec<f32> {
+fn feed(e: &mut Engine, seq: RequestId, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for tokens in tokens.chunks(chunk) {
-        out.extend_from_slice(e.forward(&[Input { seq, tokens, logits: Logits::All }]).unwrap());
+        out.extend_from_slice(e.forward(&[NewTokens { id: seq, tokens, wants: Wants::All }]).unwrap());
     }
     out
 }
@@ -122,13 +123,13 @@ fn a_sequence_in_a_batch_gives_what_it_gives_alone() {
                         out
                     })
                     .collect();
-                let seqs: Vec<SeqId> = prompts.iter().map(|_| e.add()).collect();
+                let seqs: Vec<RequestId> = prompts.iter().map(|_| e.add()).collect();
                 let mut together: Vec<Vec<f32>> = vec![Vec::new(); 3];
                 for step in [&prompts, &next] {
                     let inputs: Vec<_> = seqs
                         .iter()
                         .zip(step)
-                        .map(|(&seq, tokens)| Input { seq, tokens, logits: Logits::All })
+                        .map(|(&seq, tokens)| NewTokens { id: seq, tokens, wants: Wants::All })
                         .collect();
                     let mut rest = e.forward(&inputs).unwrap();
                     for (out, input) in together.iter_mut().zip(&inputs) {
@@ -209,23 +210,23 @@ fn the_last_rows_logits_are_those_of_all_rows() {
     for isa in models::tiers() {
         let mut e = models::engine(&m, &options(isa, Mode::Deterministic, 2));
         let (a, b, c) = (tokens(9, 0), tokens(6, 1), tokens(4, 2));
-        let run = |e: &mut Engine, wants: [Logits; 3]| {
+        let run = |e: &mut Engine, wants: [Wants; 3]| {
             let seqs = [e.add(), e.add(), e.add()];
             let inputs: Vec<_> = seqs
                 .iter()
                 .zip([&a, &b, &c])
                 .zip(wants)
-                .map(|((&seq, tokens), logits)| Input { seq, tokens, logits })
+                .map(|((&seq, tokens), logits)| NewTokens { id: seq, tokens, wants: logits })
                 .collect();
             let out = e.forward(&inputs).unwrap().to_vec();
             seqs.into_iter().for_each(|s| e.remove(s));
             out
         };
-        let all = run(&mut e, [Logits::All; 3]);
+        let all = run(&mut e, [Wants::All; 3]);
         assert_eq!(all.len(), 19 * v);
-        let some = run(&mut e, [Logits::Last, Logits::None, Logits::All]);
+        let some = run(&mut e, [Wants::Last, Wants::Nothing, Wants::All]);
         assert_eq!(some, [&all[8 * v..9 * v], &all[15 * v..]].concat(), "{isa}");
-        assert!(run(&mut e, [Logits::None; 3]).is_empty());
+        assert!(run(&mut e, [Wants::Nothing; 3]).is_empty());
     }
 }
 
@@ -240,9 +241,9 @@ fn a_refused_step_changes_nothing() {
     feed(&mut e, a, &first, 40);
     let before = e.len(a);
     let good = tokens(3, 1);
-    let input = |seq, tokens| Input { seq, tokens, logits: Logits::Last };
+    let input = |seq, tokens| NewTokens { id: seq, tokens, wants: Wants::Last };
     let long = tokens(25, 2);
-    let cases: [(&str, Vec<Input<'_>>, fn(&Error) -> bool); 4] = [
+    let cases: [(&str, Vec<NewTokens<'_>>, fn(&Error) -> bool); 4] = [
         ("outside the vocabulary", vec![input(b, &good), input(a, &[1, 512])], |e| {
             matches!(e, Error::Usage(_))
         }),

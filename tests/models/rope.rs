@@ -8,11 +8,12 @@ use crate::support::{models, naive_model, rounding};
 use safetensors::tensor::{Dtype, TensorView};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
-use tandem::engine::{Input, Logits, Options};
+use tandem::engine::{NewTokens, Options};
 use tandem::model::formats::gguf::{Gguf, Value};
 use tandem::model::{
     LoadedModel, Position, RopeScaling, describe, export_gguf, export_hf_folder, from_gguf, hf_spec, load,
 };
+use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::tensor::{Bytes, DType, Half};
 
@@ -111,7 +112,7 @@ fn engine(m: &LoadedModel, f: &Fixture, isa: Isa) -> Vec<Vec<f32>> {
     let (prompt, rest) = f.tokens.split_at(20);
     let mut rows = Vec::new();
     for tokens in std::iter::once(prompt).chain(rest.chunks(1)) {
-        let logits = engine.forward(&[Input { seq, tokens, logits: Logits::All }]).unwrap();
+        let logits = engine.forward(&[NewTokens { id: seq, tokens, wants: Wants::All }]).unwrap();
         rows.extend(logits.chunks_exact(m.spec.vocab).map(<[f32]>::to_vec));
     }
     rows

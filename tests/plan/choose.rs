@@ -7,11 +7,11 @@ use tandem::Error;
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{
-    Among, Choice, Engine, Input, Logits, Options, Prices, Sizes, Strategy, Timed, choose, choose_by_time,
+    Among, Choice, Engine, NewTokens, Options, Prices, Sizes, Strategy, Timed, choose, choose_by_time,
 };
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{self, Hardware, Roofline, Workload, hardware, programs};
-use tandem::program::{Placement, Policy, Residence, Side};
+use tandem::program::{Placement, Policy, Residence, Side, Wants};
 use tandem::simd::Isa;
 
 const TOKENS: usize = 40;
@@ -46,7 +46,7 @@ fn run(m: &LoadedModel, accel: Arc<dyn Accelerator>, choice: &Choice) {
     let seq = e.add();
     e.prefill(seq, &[7; TOKENS - 2], |_| ()).unwrap();
     for token in [3, 4] {
-        let logits = e.forward(&[Input { seq, tokens: &[token], logits: Logits::Last }]).unwrap();
+        let logits = e.forward(&[NewTokens { id: seq, tokens: &[token], wants: Wants::Last }]).unwrap();
         assert!(logits.iter().all(|x| x.is_finite()));
     }
 }

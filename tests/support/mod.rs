@@ -13,3 +13,4 @@ pub mod naive_model;
 pub mod ptx_executor;
 pub mod rounding;
 pub mod server;
+pub mod sub_batches;

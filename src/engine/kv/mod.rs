@@ -17,9 +17,8 @@ mod swap;
 
 pub use far::FarSteps;
 pub(super) use far::Ways;
-pub(super) use pager::{Moved, Pager, Room};
+pub(super) use pager::{Moved, Pager};
 pub(super) use sequence::SequenceKv;
-pub use swap::{Swap, Target};
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};
 use crate::program::{Placement, Side};

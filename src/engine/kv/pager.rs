@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::{KvPages, SequenceKv};
 use crate::cache::{KvGeometry, PAGE_TOKENS, PageMove};
-use crate::program::{self, RequestId, Side};
+use crate::program::{self, Group, Phase, RequestId, Side};
 use crate::{Error, Result};
 
 /// Percentage of the device's pages in use above which the oldest leave.
@@ -67,17 +67,6 @@ impl Moved {
     }
 }
 
-/// New tokens of a sequence of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) struct Room {
-    /// Index of the sequence.
-    pub seq: usize,
-    /// Number of tokens.
-    pub tokens: usize,
-    /// Whether they are attended as decode rows are.
-    pub decode: bool,
-}
-
 /// See the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) struct Pager {
@@ -117,7 +106,7 @@ impl Pager {
         &self,
         sequences: &mut [Option<SequenceKv>],
         pages: &mut KvPages,
-        step: &[Room],
+        step: &[Group],
     ) -> Result<Vec<Moved>> {
         if !pages.pages_move() {
             return Ok(Vec::new());
@@ -145,16 +134,16 @@ impl Pager {
         &self,
         sequences: &mut [Option<SequenceKv>],
         pages: &mut KvPages,
-        step: &[Room],
+        step: &[Group],
     ) -> Vec<Moved> {
         let wanted = |f: fn(&Wants) -> usize| -> usize { step.iter().map(|r| f(&wants(sequences, r))).sum() };
         let (mut need, mut far) = (wanted(|w| w.device), wanted(|w| w.far));
         let mut moved = Vec::new();
         for r in step {
-            let Some(s) = sequences[r.seq].as_mut().filter(|s| grows_on_host(s)) else { continue };
+            let Some(s) = sequences[slot(r)].as_mut().filter(|s| grows_on_host(s)) else { continue };
             let len = s.len();
             let last = usize::from(!len.is_multiple_of(PAGE_TOKENS));
-            let own = KvGeometry::pages_for(len + r.tokens) - len / PAGE_TOKENS;
+            let own = KvGeometry::pages_for(len + r.tokens as usize) - len / PAGE_TOKENS;
             let used = pages.device.n_pages() - pages.device.n_free() + need + own;
             // The host may have no room for it.
             let stays = far <= pages.far.n_free() && self.can_grow_on_host(r);
@@ -162,7 +151,7 @@ impl Pager {
             if used > most {
                 continue;
             }
-            far -= wants_of(s, r.tokens).far;
+            far -= wants_of(s, r.tokens as usize).far;
             let from = (len / PAGE_TOKENS) as u32;
             let generation = s.generation();
             let split = s.split_mut().expect("it grows on the host");
@@ -170,7 +159,7 @@ impl Pager {
             need += own - last;
             if !copies.is_empty() {
                 moved.push(Moved {
-                    seq: r.seq,
+                    seq: slot(r),
                     generation,
                     to: Side::Device,
                     span: from..from + last as u32,
@@ -182,8 +171,8 @@ impl Pager {
         moved
     }
 
-    fn can_grow_on_host(&self, r: &Room) -> bool {
-        self.prompts_on_host || r.decode
+    fn can_grow_on_host(&self, r: &Group) -> bool {
+        self.prompts_on_host || r.phase == Phase::Decode
     }
 
     /// Decides which sequences leave, without changing anything.
@@ -191,7 +180,7 @@ impl Pager {
         &self,
         sequences: &[Option<SequenceKv>],
         pages: &KvPages,
-        step: &[Room],
+        step: &[Group],
     ) -> Result<Vec<Leaves>> {
         let wanted: Vec<Wants> = step.iter().map(|r| wants(sequences, r)).collect();
         let device: usize = wanted.iter().map(|w| w.device).sum();
@@ -199,15 +188,15 @@ impl Pager {
         let mut short = device.saturating_sub(pages.device.n_free());
         let far_short = |far: usize| far > pages.far.n_free();
         let stray =
-            |r: &&Room| sequences[r.seq].as_ref().is_some_and(grows_on_host) && !self.can_grow_on_host(r);
+            |r: &&Group| sequences[slot(r)].as_ref().is_some_and(grows_on_host) && !self.can_grow_on_host(r);
         if let Some(r) = step.iter().find(stray) {
-            let len = sequences[r.seq].as_ref().map_or(0, SequenceKv::len);
-            let own = KvGeometry::pages_for(len + r.tokens) - len / PAGE_TOKENS;
+            let len = sequences[slot(r)].as_ref().map_or(0, SequenceKv::len);
+            let own = KvGeometry::pages_for(len + r.tokens as usize) - len / PAGE_TOKENS;
             return Err(Error::Capacity(format!(
                 "KV cache: {} rows of a prompt whose {len} tokens have left the device are attended there, which takes {own} of its \
                  pages; {} of {} are free and {device} wanted by others; use --far stream, which attends such prompts from the host, \
                  run fewer sequences, or raise --kv-pages",
-                r.tokens,
+                r.tokens as usize,
                 pages.device.n_free(),
                 pages.device.n_pages(),
             )));
@@ -229,7 +218,7 @@ impl Pager {
         let mut whole: Vec<(bool, usize, usize)> = Vec::new();
         for (seq, s) in sequences.iter().enumerate() {
             let Some(s) = s.as_ref().filter(|s| !grows_on_host(s)) else { continue };
-            let room = step.iter().position(|r| r.seq == seq);
+            let room = step.iter().position(|r| slot(r) == seq);
             let can = room.is_none_or(|at| self.can_grow_on_host(&step[at]));
             if can && s.split().is_some() {
                 let rest = s.device_pages().len() + room.map_or(0, |at| wanted[at].device);
@@ -245,7 +234,7 @@ impl Pager {
             let old = leaves.iter().position(|l| l.seq == seq);
             let full = old.and_then(|at| leaves[at].full).unwrap_or_default();
             let stored = KvGeometry::pages_for(s.len()) - s.far_pages().len();
-            let want = step.iter().position(|r| r.seq == seq).map_or(0, |at| wanted[at].device);
+            let want = step.iter().position(|r| slot(r) == seq).map_or(0, |at| wanted[at].device);
             let (freed, more) = (s.device_pages().len() - full + want, stored - full + want);
             if freed == 0 || far + more > pages.far.n_free() {
                 continue;
@@ -275,7 +264,7 @@ impl Pager {
         &self,
         sequences: &mut [Option<SequenceKv>],
         pages: &mut KvPages,
-        step: &[Room],
+        step: &[Group],
     ) -> Vec<Moved> {
         let mut moved = Vec::new();
         if !pages.pages_move() {
@@ -297,7 +286,7 @@ impl Pager {
             let mut left = (self.middle - used).min(pages.device.n_free());
             let mut away: Vec<(usize, usize)> = step
                 .iter()
-                .filter_map(|r| Some((r.seq, sequences[r.seq].as_ref()?)))
+                .filter_map(|r| Some((slot(r), sequences[slot(r)].as_ref()?)))
                 .filter(|(_, s)| !grows_on_host(s) && !s.far_pages().is_empty())
                 .map(|(seq, s)| (s.far_pages().len(), seq))
                 .collect();
@@ -327,14 +316,19 @@ impl Pager {
     }
 }
 
+/// Index of a group's sequence.
+fn slot(group: &Group) -> usize {
+    group.request.slot as usize
+}
+
 /// Pages that a step takes.
 struct Wants {
     device: usize,
     far: usize,
 }
 
-fn wants(sequences: &[Option<SequenceKv>], r: &Room) -> Wants {
-    wants_of(sequences[r.seq].as_ref().expect("a live sequence"), r.tokens)
+fn wants(sequences: &[Option<SequenceKv>], r: &Group) -> Wants {
+    wants_of(sequences[slot(r)].as_ref().expect("a live sequence"), r.tokens as usize)
 }
 
 fn wants_of(s: &SequenceKv, tokens: usize) -> Wants {
@@ -352,13 +346,13 @@ fn grows_on_host(s: &SequenceKv) -> bool {
 
 /// Sequences with full pages on the device, and their number of such pages: those outside the step first, then the
 /// longest.
-fn victims(sequences: &[Option<SequenceKv>], step: &[Room]) -> Vec<(usize, usize)> {
+fn victims(sequences: &[Option<SequenceKv>], step: &[Group]) -> Vec<(usize, usize)> {
     let mut found: Vec<(bool, usize, usize, usize)> = Vec::new();
     for (seq, s) in sequences.iter().enumerate() {
         let Some(s) = s else { continue };
         let n = s.split().map_or(0, |t| t.n_evictable());
         if n > 0 {
-            found.push((step.iter().any(|r| r.seq == seq), s.len(), seq, n));
+            found.push((step.iter().any(|r| slot(r) == seq), s.len(), seq, n));
         }
     }
     found.sort_by_key(|&(in_step, len, seq, _)| (in_step, std::cmp::Reverse(len), seq));

@@ -24,6 +24,7 @@ use super::sync::{Look, Word};
 use super::{HostSide, RealMachine};
 use crate::device::Lane as DeviceLane;
 use crate::engine::host::HostSeq;
+use crate::engine::step::CohortOutcome;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, Op, Phase, RequestId, Side, SubBatch, Unit, Wants, lower,
 };
@@ -64,21 +65,6 @@ pub(in crate::engine) struct Parked {
     job: Ticket,
     /// Its lists on the device, for all layers.
     lists: PartLists,
-}
-
-/// The outcome of a step for a cohort.
-pub(in crate::engine) struct Outcome {
-    /// Its sub-batch.
-    pub slot: usize,
-    /// Its rows.
-    pub groups: Vec<Group>,
-    /// Where it is parked now ([`Placement::next_stop`](crate::program::Placement::next_stop)); `None`: its logits are
-    /// done, or it failed.
-    pub at: Option<u32>,
-    /// Whether it has advanced.
-    pub advanced: bool,
-    /// The error if its attention failed; its token must then start over.
-    pub failed: Option<Error>,
 }
 
 impl RealMachine {
@@ -315,12 +301,13 @@ impl RealMachine {
         chains: &[Chain],
         lists: &mut [PartLists],
         well: bool,
-    ) -> Vec<Outcome> {
+    ) -> Vec<CohortOutcome> {
         let mut outcomes = Vec::new();
         for (b, chain) in chains.iter().enumerate().filter(|(_, c)| c.turn != Turn::None) {
             let before = self.slots[b].parked.take();
             let groups = parts[b].groups.to_vec();
-            let mut outcome = Outcome { slot: b, groups, at: None, advanced: false, failed: None };
+            let mut outcome =
+                CohortOutcome { slot: b, groups, at: None, advanced: false, rows: None, failed: None };
             let touched = matches!(chain.turn, Turn::Begins | Turn::Joined);
             if touched && !well {
                 if let Some(epoch) = chain.epoch {

@@ -29,6 +29,7 @@
 //! | `parts` | attention in parts, through pinned memory |
 //! | `lowered` | programs, kept by the structure of steps |
 //! | `run`, `part` | a step, from its rows to its end; its sub-batches |
+//! | `split` | an iteration that wants more logits than fit, in several steps |
 //! | `mode`, `lists` | the accelerator's description of a step's sequences |
 //! | `pack` | rows that want logits, put side by side behind the device's last attention |
 //! | `issue` | an operation: enqueued, or given to the host |
@@ -62,6 +63,7 @@ mod parts;
 mod run;
 mod segments;
 mod sizes;
+mod split;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -99,10 +101,11 @@ use crate::timeline::Timeline;
 
 pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
 pub use self::choose::{Choice, Strategy, choose};
-pub(super) use self::cohorts::{Outcome, Parked};
+pub(super) use self::cohorts::Parked;
 pub(crate) use self::host_pages::host_pages;
 pub use self::lane::hand_over::{JobPause, LaneHandOver, hand_overs};
 pub(super) use self::part::GroupRows;
+pub(super) use self::run::Results;
 pub use self::sizes::Sizes;
 pub use self::tiers::Tiers;
 
@@ -227,22 +230,12 @@ impl RealMachine {
             pick: false,
             top: false,
         };
-        self.run(&iteration, &[], moved)
-    }
-
-    /// Most rows of a sub-batch whose logits fit in one iteration.
-    pub fn logit_rows(&self) -> usize {
-        self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows)
+        self.step(&iteration, &[], moved).map(drop)
     }
 
     /// How the steps so far attended tokens whose pages have left the device.
     pub fn far_steps(&self) -> FarSteps {
         self.kv.far.steps()
-    }
-
-    /// Decides how a step attends tokens whose pages have left the device.
-    pub fn settle(&mut self, iteration: &mut Iteration) {
-        self.kv.far.settle(&self.placement, iteration);
     }
 
     /// Most sub-batches of a step.

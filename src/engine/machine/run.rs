@@ -4,69 +4,90 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::chain::Turn;
-use super::cohorts::Outcome;
 use super::graphs::decodes;
 use super::issue::Issue;
 use super::lowered::Lowered;
 use super::part::{GroupRows, Part};
+use super::split::by_logits;
 use super::{HostSide, RealMachine};
 use crate::engine::host::HostWorkspace;
 use crate::engine::kv::Moved;
 use crate::engine::memory::check_beyond;
+use crate::engine::step::CohortOutcome;
 use crate::program::{Group, Iteration, Kind, Kv, Side, Unit};
+#[cfg(doc)]
+use crate::text::Top;
 use crate::{Error, Result};
 
 /// The shortest and the longest time for which a step keeps the host's threads awake.
 const LEAST_ACTIVE: Duration = Duration::from_millis(50);
 const MOST_ACTIVE: Duration = Duration::from_secs(2);
 
-impl RealMachine {
-    /// Begins a step that wants logits of `rows` rows, or only their likeliest tokens if `pick`.
-    pub fn expect(&mut self, rows: usize, pick: bool) {
-        self.expected = if pick { (0, rows) } else { (rows, 0) };
-        self.in_place = false;
-        self.factors.clear();
-        self.tops.clear();
-        self.stayed.clear();
-    }
+/// The results that are wanted of an iteration.
+pub(in crate::engine) struct Results {
+    /// Rows that want logits.
+    pub rows: usize,
+    /// Whether these are reduced to their likeliest tokens.
+    pub pick: bool,
+    /// If the likeliest tokens of some rows are enough for now: of each row, the factor of its [`Top::sum`], or `None`
+    /// where all logits are wanted. Else empty. Logits then stay on the device until the next step, if they are computed there.
+    pub factors: Vec<Option<f32>>,
+}
 
-    /// Whether logits are computed on a device, where they may stay ([`RealMachine::expect_tops`]).
+impl RealMachine {
+    /// Whether logits are computed on a device, where they may stay ([`Results::factors`]).
     pub fn gives_tops(&self) -> bool {
         self.placement.head == Side::Device
     }
 
-    /// Of the rows of a step, which is one iteration, the likeliest tokens are enough for now: `factors` has those of their
-    /// sums. Their logits stay on the device until the next step, unless they are on the host anyway.
-    pub fn expect_tops(&mut self, factors: impl Iterator<Item = f32>) {
-        if self.gives_tops() {
-            self.factors.extend(factors);
+    /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches; `moved` has the copies of
+    /// its moves, in order. Returns what became of its cohorts, whose attention on the host may be in flight afterwards, until
+    /// they are told to leave. Nothing else is in flight afterwards, in every case, so pages may be reused. If an
+    /// iteration fails, cohorts that had begun or joined are given up; the others are unchanged.
+    ///
+    /// # Errors
+    /// If the iteration contradicts itself or cannot be lowered, has more rows or sub-batches than planned, if cohorts are
+    /// not in the state that it states, or if the device or an operation of the host fails.
+    pub fn run(
+        &mut self,
+        iteration: Iteration,
+        rows: Vec<GroupRows<'_>>,
+        moved: &[Moved],
+        results: &Results,
+    ) -> Result<Vec<CohortOutcome>> {
+        let most = self.device.as_ref().map_or(usize::MAX, |d| d.limits.logit_rows);
+        let steps = by_logits(iteration, rows, most)?;
+        self.expect(results, steps.len() == 1);
+        let mut cohorts = Vec::new();
+        for (mut iteration, rows) in steps {
+            self.kv.far.settle(&self.placement, &mut iteration);
+            cohorts = self.step(&iteration, &rows, moved)?;
+        }
+        Ok(cohorts)
+    }
+
+    /// Begins steps with these results. The logits of one step may stay on the device; a next one would write over them.
+    fn expect(&mut self, results: &Results, one_step: bool) {
+        self.expected = if results.pick { (0, results.rows) } else { (results.rows, 0) };
+        self.in_place = false;
+        self.factors.clear();
+        self.tops.clear();
+        self.stayed.clear();
+        if one_step && self.gives_tops() && results.factors.iter().any(Option::is_some) {
+            assert_eq!(results.factors.len(), results.rows, "factors, and rows that want logits");
+            self.factors.extend(results.factors.iter().map(|factor| factor.unwrap_or(1.0)));
             self.tops.resize(self.factors.len(), None);
             self.stayed.resize(self.factors.len(), None);
         }
     }
 
-    /// Runs an iteration: `rows` are those of all its groups, in the order of the sub-batches; `moved` has the copies of its
-    /// moves, in order. In every case nothing is in flight afterwards, so pages may be reused.
-    ///
-    /// # Errors
-    /// If the iteration contradicts itself or cannot be lowered, has more rows or sub-batches than planned, or if the
-    /// device or an operation of the host fails.
-    pub fn run(&mut self, iteration: &Iteration, rows: &[GroupRows<'_>], moved: &[Moved]) -> Result<()> {
-        self.advance(iteration, rows, moved).map(drop)
-    }
-
-    /// As [`RealMachine::run`], for an asynchronous iteration: returns the outcome of its cohorts. Their attention on
-    /// the host may be in flight afterwards, until they are told to leave. If an iteration fails, cohorts that had
-    /// begun or joined are given up; the others are unchanged.
-    ///
-    /// # Errors
-    /// As [`RealMachine::run`], and if cohorts are not in the state that the iteration states.
-    pub fn advance(
+    /// [`RealMachine::run`] of an iteration whose logits fit.
+    pub(super) fn step(
         &mut self,
         iteration: &Iteration,
         rows: &[GroupRows<'_>],
         moved: &[Moved],
-    ) -> Result<Vec<Outcome>> {
+    ) -> Result<Vec<CohortOutcome>> {
         let parts = Part::of(iteration, rows)?;
         #[cfg(test)]
         if let Some((steps, fails)) = &mut self.pretends {

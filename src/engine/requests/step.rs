@@ -10,27 +10,27 @@
 //! client wait forever.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
 
-use super::super::input::{Input, Logits, StepPlan};
-use super::super::kv::{Swap, Target};
-use super::super::seq_id::SeqId;
 use super::super::sequences::NOT_NUMBERS;
+use super::super::step::Outcome;
 use super::{Event, Finish, Live, Requests, StepReport};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
-use crate::sched::{Decision, Observed, RequestView};
+use crate::sched::{Decision, Observed};
 use crate::text::NO_TOKEN_LEFT;
 use crate::{Error, Result};
+
+/// Whole requests that change sides.
+type Swaps = [(RequestId, Side)];
 
 /// Most consecutive steps without progress of any request.
 const IDLE_STEPS: u32 = 64;
 
-/// The outcome of a step.
+/// What a step has done so far.
 #[derive(Default)]
-pub(super) struct Outcome {
-    pub report: StepReport,
+struct Progress {
+    report: StepReport,
     /// Requests that end with an error.
     failed: Vec<(RequestId, String)>,
     /// Requests without pages to continue.
@@ -40,8 +40,8 @@ pub(super) struct Outcome {
     /// Why nothing made progress, if so.
     held_up: Option<String>,
     /// Cohorts, and those of them that advanced.
-    pub cohorts: u32,
-    pub advanced: u32,
+    cohorts: u32,
+    advanced: u32,
 }
 
 impl Requests {
@@ -51,12 +51,12 @@ impl Requests {
         self.settle();
         let decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
         self.queues.admit(&decision);
-        let mut done = Outcome::default();
+        let mut done = Progress::default();
         self.admit(&decision, &mut done);
-        let swaps = self.swaps(&decision);
-        let mut iteration = decision.iteration;
+        let Decision { mut iteration, mut swaps, .. } = decision;
         let refused: Vec<RequestId> = done.failed.iter().map(|(id, _)| *id).collect();
         keep(&mut iteration, |g| !refused.contains(&g.request));
+        self.keep_moves(&mut iteration, &mut swaps);
         self.fit_staging(&mut iteration);
         if iteration.flow == Flow::Async && !self.engine.overlaps() {
             // There is no device, or a layer changes sides within its products.
@@ -64,22 +64,18 @@ impl Requests {
             iteration.sub_batches.iter_mut().for_each(|b| b.at = None);
         }
         let rows = iteration.sub_batches.iter().any(|b| !b.groups.is_empty());
+        let moves = !swaps.is_empty() || !iteration.moves.is_empty();
         let mut parked = Vec::new();
-        if rows || !swaps.is_empty() {
-            iteration.pick = self.is_greedy(&iteration.sub_batches);
-            iteration.top = !iteration.pick && self.has_tops(&iteration);
+        if rows || moves {
+            self.want_results(&mut iteration);
             let predicted = if rows { self.predict(&mut iteration, &swaps) } else { 0.0 };
-            self.unpark(&iteration);
-            let computed = match iteration.flow {
-                Flow::Async => self.overlap(&mut iteration, &swaps, &mut done),
-                flow => self.compute(&iteration.sub_batches, flow, &swaps, &mut done).map(|()| Vec::new()),
-            };
-            match computed {
+            self.unpark(&mut iteration);
+            match self.compute(&mut iteration, &swaps, &mut done) {
                 Ok(now) => {
                     parked = now;
                     done.report.flow = rows.then_some(iteration.flow);
                     done.report.predicted = predicted;
-                    done.report.swapped = swaps.len();
+                    done.report.swapped = swaps.len() + iteration.moves.len();
                     let (seconds, cohorts, advanced) = (done.report.seconds, done.cohorts, done.advanced);
                     self.strategy.observe(&Observed { predicted, seconds, cohorts, advanced });
                 }
@@ -97,51 +93,35 @@ impl Requests {
         report
     }
 
-    /// Adds sequences for admitted requests, on the decided side.
-    fn admit(&mut self, decision: &Decision, done: &mut Outcome) {
+    /// Lets admitted requests live on the decided side.
+    fn admit(&mut self, decision: &Decision, done: &mut Progress) {
         done.report.admitted = decision.admit.len();
-        for &(id, side) in &decision.admit {
-            let seq = match self.engine.has_homes() {
-                true => self.engine.add_at(side),
-                false => Ok(self.engine.add()),
-            };
-            match (seq, self.live.get_mut(id)) {
-                (Ok(seq), Some(live)) => live.seq = Some(seq),
-                (Ok(seq), None) => self.engine.remove(seq),
-                (Err(error), _) => done.failed.push((id, error.to_string())),
+        let has_homes = self.engine.has_homes();
+        for &(id, side) in decision.admit.iter().filter(|_| has_homes) {
+            if self.live.contains_key(&id)
+                && let Err(error) = self.engine.set_side(id, side)
+            {
+                done.failed.push((id, error.to_string()));
             }
         }
     }
 
-    /// The sequences that change sides, entirely or (moves of the iteration) from their beginning.
-    fn swaps(&self, decision: &Decision) -> Vec<Swap> {
-        let whole = decision.swaps.iter().map(|&(id, side)| (id, Target::Whole(side)));
-        let parts = decision.iteration.moves.iter().map(|m| {
-            let boundary = if m.to == Side::Host { m.pages.end } else { m.pages.start };
-            (m.request, Target::Split(boundary as usize))
-        });
-        // A parked row does not move.
-        let free = |seq: &SeqId| self.engine.parked(*seq).is_none();
-        let swap = |(id, to)| Some(Swap { seq: self.live.get(id)?.seq.filter(free)?, to });
-        match self.engine.has_homes() {
-            true => whole.chain(parts).filter_map(swap).collect(),
-            false => Vec::new(),
-        }
+    /// Keeps the moves of pages that can be made: on engines that leave them to the scheduler, of rows that are not parked.
+    fn keep_moves(&self, iteration: &mut Iteration, swaps: &mut Vec<(RequestId, Side)>) {
+        let can = |id: RequestId| {
+            self.engine.has_homes() && self.live.contains_key(&id) && self.engine.parked(id).is_none()
+        };
+        swaps.retain(|(id, _)| can(*id));
+        iteration.moves.retain(|m| can(m.request));
     }
 
     /// Predicted seconds of an iteration, including the copies of whole requests.
-    fn predict(&self, iteration: &mut Iteration, swaps: &[Swap]) -> f64 {
+    fn predict(&self, iteration: &mut Iteration, swaps: &Swaps) -> f64 {
         let parts = iteration.moves.len();
-        for swap in swaps {
-            let (Target::Whole(to), from) = (swap.to, self.engine.side(swap.seq)) else { continue };
-            let pages = KvGeometry::pages_for(self.engine.len(swap.seq)) as u32;
-            let job =
-                |job: &&RequestView| self.live.get(job.id).is_some_and(|live| live.seq == Some(swap.seq));
-            if let Some(job) = self.queues.running().iter().find(job)
-                && from.is_some_and(|from| from != to)
-                && pages > 0
-            {
-                iteration.moves.push(PageMove { request: job.id, to, pages: 0..pages });
+        for &(request, to) in swaps {
+            let pages = KvGeometry::pages_for(self.engine.len(request)) as u32;
+            if self.engine.side(request).is_some_and(|from| from != to) && pages > 0 {
+                iteration.moves.push(PageMove { request, to, pages: 0..pages });
             }
         }
         let seconds = self.costs.iteration(iteration);
@@ -165,30 +145,31 @@ impl Requests {
     }
 
     /// Tries each swap and request again, alone.
-    fn one_by_one(&mut self, iteration: &Iteration, swaps: &[Swap], error: Error, done: &mut Outcome) {
+    fn one_by_one(&mut self, iteration: &Iteration, swaps: &Swaps, error: Error, done: &mut Progress) {
         let groups: Vec<Group> = iteration.sub_batches.iter().flat_map(|b| &b.groups).copied().collect();
-        if let ([group], []) = (&groups[..], swaps) {
+        if let ([group], [], []) = (&groups[..], swaps, &iteration.moves[..]) {
             return done.leave(group.request, error);
         }
         // A sequence whose pages could not move is still complete on its old side.
-        for &swap in swaps {
-            match self.engine.change(&[swap]) {
-                Ok(()) => done.report.swapped += 1,
-                Err(error) => done.held_up = Some(error.to_string()),
-            }
-        }
+        let mut moved = |moved: Result<()>| match moved {
+            Ok(()) => done.report.swapped += 1,
+            Err(error) => done.held_up = Some(error.to_string()),
+        };
+        iteration.moves.iter().for_each(|m| moved(self.engine.move_part(m)));
+        swaps.iter().for_each(|&(id, side)| moved(self.engine.swap(id, side)));
         self.alone(&groups, done);
     }
 
     /// Computes groups one after the other. Parked groups stay parked.
-    pub(super) fn alone(&mut self, groups: &[Group], done: &mut Outcome) {
+    fn alone(&mut self, groups: &[Group], done: &mut Progress) {
         for &group in groups {
-            let seq = self.live.get(group.request).and_then(|live| live.seq);
-            if seq.is_some_and(|seq| self.engine.parked(seq).is_some()) {
+            if self.engine.parked(group.request).is_some() {
                 done.left_out.push(group.request);
                 continue;
             }
-            if let Err(error) = self.compute(&[SubBatch::of(vec![group])], Flow::Serial, &[], done) {
+            let mut iteration = Iteration::serial(vec![group], false);
+            self.want_results(&mut iteration);
+            if let Err(error) = self.compute(&mut iteration, &[], done) {
                 done.leave(group.request, error);
             }
         }
@@ -200,20 +181,17 @@ impl Requests {
         if !self.engine.has_homes() {
             return;
         }
-        let (live, engine) = (&self.live, &self.engine);
-        let parked: HashMap<SeqId, u32> = engine
+        let engine = &self.engine;
+        let parked: HashMap<RequestId, u32> = engine
             .cohorts()
             .into_iter()
-            .flat_map(|(seqs, at)| seqs.into_iter().map(move |s| (s, at)))
+            .flat_map(|(ids, at)| ids.into_iter().map(move |id| (id, at)))
             .collect();
-        self.queues.settle(|id| {
-            let seq = live.get(id)?.seq?;
-            Some((engine.side(seq)?, parked.get(&seq).copied()))
-        });
+        self.queues.settle(|id| Some((engine.side(id)?, parked.get(&id).copied())));
     }
 
     /// Ensures progress.
-    fn watch(&mut self, done: &mut Outcome) {
+    fn watch(&mut self, done: &mut Progress) {
         let r = &done.report;
         let moves =
             done.cohorts > 0 || r.rows > 0 || r.swapped > 0 || r.admitted > 0 || !done.failed.is_empty();
@@ -230,8 +208,8 @@ impl Requests {
     }
 
     /// Ends the requests that are over.
-    fn close(&mut self, done: Outcome) -> StepReport {
-        let Outcome { mut report, mut failed, over, .. } = done;
+    fn close(&mut self, done: Progress) -> StepReport {
+        let Progress { mut report, mut failed, over, .. } = done;
         for (id, how) in over {
             match how {
                 Finish::Failed(why) => failed.push((id, why)),
@@ -244,71 +222,101 @@ impl Requests {
         report
     }
 
-    /// Computes the rows of sub-batches and samples; requests that end thereby go to `done`.
+    /// Says what is wanted of the rows of an iteration: tokens if all of them need only the likeliest; else logits, which stay
+    /// on the device where any row has a use for it.
+    fn want_results(&self, iteration: &mut Iteration) {
+        let is_async = iteration.flow == Flow::Async;
+        let wanted = iteration.sub_batches.iter().flat_map(|b| &b.groups).filter(|g| g.wants == Wants::Last);
+        let rows: Vec<&Live> = wanted.filter_map(|g| self.live.get(&g.request)).collect();
+        let parked = if is_async { self.engine.cohorts() } else { Vec::new() };
+        let mut parked = parked.iter().flat_map(|(ids, _)| ids).filter_map(|id| self.live.get(id));
+        iteration.pick = rows.iter().copied().all(Live::is_greedy) && parked.all(Live::is_greedy);
+        iteration.top = !iteration.pick
+            && !is_async
+            && self.engine.gives_tops()
+            && rows.iter().any(|live| live.top_factor().is_some());
+    }
+
+    /// Computes an iteration and samples; requests that end thereby go to `done`. Reduces an asynchronous iteration to the
+    /// work that was computed, and returns for each of its sub-batches the layer at which it is parked now.
     fn compute(
         &mut self,
-        batches: &[SubBatch],
-        flow: Flow,
-        swaps: &[Swap],
-        done: &mut Outcome,
-    ) -> Result<()> {
-        let live = &self.live;
-        let of = |group: &Group| live.get(group.request).expect("a request that runs");
-        let groups = || batches.iter().flat_map(|batch| &batch.groups);
-        let input = |group| {
-            let of: &Live = of(group);
-            let rows = group.first as usize..group.end() as usize;
-            let logits = if group.wants == Wants::Last { Logits::Last } else { Logits::None };
-            Input { seq: of.seq.expect("admitted"), tokens: &of.tokens[rows], logits }
-        };
-        let inputs: Vec<Input<'_>> = groups().map(input).collect();
-        let split: Vec<u8> =
-            (0u8..).zip(batches).flat_map(|(i, batch)| std::iter::repeat_n(i, batch.groups.len())).collect();
-        let plan = StepPlan { split: Some(&split), flow, swaps };
-        let ready: Vec<RequestId> = groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).collect();
-        let greedy = self.is_greedy(batches);
-        let begun = (Instant::now(), self.engine.emulated_seconds());
-        let mut picks: Vec<Pick> = Vec::new();
-        match greedy {
-            true => picks.extend(self.engine.picks_plan(&inputs, &plan)?.iter().map(|p| likeliest(*p))),
-            false => {
-                let factor = |id: &RequestId| live.get(*id).and_then(Live::top_factor);
-                let factors: Vec<Option<f32>> = ready.iter().map(factor).collect();
-                self.engine.forward_tops(&inputs, &factors, &plan)?;
-            }
+        iteration: &mut Iteration,
+        swaps: &Swaps,
+        done: &mut Progress,
+    ) -> Result<Vec<Option<u32>>> {
+        let Outcome { cohorts, seconds } = self.engine.run(iteration, swaps, &self.live)?;
+        done.report.seconds += seconds;
+        if iteration.flow == Flow::Async {
+            iteration.sub_batches.truncate(1);
         }
-        done.report.seconds += match (begun.1, self.engine.emulated_seconds()) {
-            (Some(begun), Some(now)) => now - begun,
-            _ => begun.0.elapsed().as_secs_f64(),
-        };
-        if !greedy {
-            picks.extend(ready.iter().enumerate().map(|(row, &id)| self.drawn(id, row)));
-        }
-        done.report.rows += batches.iter().map(|batch| batch.rows() as usize).sum::<usize>();
-        for (id, pick) in ready.into_iter().zip(picks) {
+        let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
+        done.report.rows += groups().map(|g| g.tokens as usize).sum::<usize>();
+        let mut rows: Vec<(RequestId, usize)> =
+            groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).zip(0..).collect();
+        let ended =
+            cohorts.iter().filter_map(|c| Some(c.groups.iter().map(|g| g.request).zip(c.rows.clone()?)));
+        rows.extend(ended.flatten());
+        for (id, row) in rows {
+            let pick = match iteration.pick {
+                true => self.engine.picks()[row].ok_or(NOT_NUMBERS.into()),
+                false => self.drawn(id, row),
+            };
             self.answer(id, pick, done);
         }
-        Ok(())
+        let mut parked = vec![None; iteration.sub_batches.len()];
+        let mut failed = Vec::new();
+        for cohort in cohorts {
+            done.cohorts += 1;
+            if cohort.advanced {
+                done.advanced += 1;
+                done.report.rows += cohort.groups.len();
+            }
+            if cohort.failed.is_some() {
+                failed.extend_from_slice(&cohort.groups);
+            }
+            iteration.sub_batches.push(SubBatch::of(cohort.groups));
+            parked.push(cohort.at);
+        }
+        // Those whose attention fails again are at fault.
+        self.alone(&failed, done);
+        Ok(parked)
     }
 
-    /// Whether logits stay on the device: where any of their rows has a use for it.
-    fn has_tops(&self, iteration: &Iteration) -> bool {
-        let groups = iteration.sub_batches.iter().flat_map(|batch| &batch.groups);
-        let has = |g: &Group| self.live.get(g.request).is_some_and(|live| live.top_factor().is_some());
-        iteration.flow != Flow::Async
-            && self.engine.gives_tops()
-            && groups.filter(|g| g.wants == Wants::Last).any(has)
-    }
-
-    /// Whether all rows need only their likeliest token.
-    fn is_greedy(&self, batches: &[SubBatch]) -> bool {
-        let mut groups = batches.iter().flat_map(|batch| &batch.groups).filter(|g| g.wants == Wants::Last);
-        groups.all(|g| self.live.get(g.request).is_some_and(Live::is_greedy))
+    /// Agrees a decision about cohorts with those that are parked, which the engine knows. Of an asynchronous iteration, keeps
+    /// the device's rows and the cohorts that can begin; for others, discards cohorts that are in their way, whose tokens
+    /// start over.
+    fn unpark(&mut self, iteration: &mut Iteration) {
+        if iteration.flow != Flow::Async {
+            let rows: HashSet<RequestId> =
+                iteration.sub_batches.iter().flat_map(|b| &b.groups).map(|g| g.request).collect();
+            for (ids, _) in self.engine.cohorts() {
+                if iteration.sub_batches.len() > 1 || ids.iter().any(|id| rows.contains(id)) {
+                    self.engine.unpark(ids[0]);
+                }
+            }
+            return;
+        }
+        let engine = &self.engine;
+        let free = |g: &Group| engine.parked(g.request).is_none();
+        let on_host = |g: &Group| !engine.has_homes() || engine.side(g.request) == Some(Side::Host);
+        let mut left = engine.cohorts_free();
+        let mut first = true;
+        iteration.sub_batches.retain_mut(|batch| {
+            if std::mem::take(&mut first) {
+                batch.groups.retain(free);
+                return true;
+            }
+            batch.groups.retain(|g| free(g) && on_host(g));
+            let begins = batch.at.is_none() && !batch.groups.is_empty() && left > 0;
+            left -= usize::from(begins);
+            begins
+        });
     }
 
     /// The next token of a request, from a row of the last step: among the likeliest tokens if these tell, else from all.
     fn drawn(&mut self, id: RequestId, row: usize) -> Pick {
-        let live = self.live.get_mut(id).expect("a request that runs");
+        let live = self.live.get_mut(&id).expect("a request that runs");
         if live.top_factor().is_some()
             && let Some(token) = self.engine.top(row).and_then(|top| live.sampler.choose_among(top))
         {
@@ -319,8 +327,8 @@ impl Requests {
     }
 
     /// Appends a request's next token.
-    pub(super) fn answer(&mut self, id: RequestId, pick: Pick, done: &mut Outcome) {
-        let live = self.live.get_mut(id).expect("a request that runs");
+    fn answer(&mut self, id: RequestId, pick: Pick, done: &mut Progress) {
+        let live = self.live.get_mut(&id).expect("a request that runs");
         let token = match pick {
             Ok(token) => token,
             Err(why) => {
@@ -341,7 +349,7 @@ impl Requests {
     }
 }
 
-impl Outcome {
+impl Progress {
     /// Handles a request that could not be computed alone.
     fn leave(&mut self, id: RequestId, error: Error) {
         match error {
@@ -363,15 +371,10 @@ fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
 const LOST: &str = "the scores could not be read";
 
 /// The next token of a request, or why there is none.
-pub(super) type Pick = std::result::Result<u32, Cow<'static, str>>;
-
-/// The token that the device has chosen, which has none among scores that are not numbers.
-pub(super) fn likeliest(pick: Option<u32>) -> Pick {
-    pick.ok_or(NOT_NUMBERS.into())
-}
+type Pick = std::result::Result<u32, Cow<'static, str>>;
 
 /// The next token of a request, by its sampler. A score of minus infinity only excludes its token.
-pub(super) fn sample(live: &mut Live, logits: &mut [f32]) -> Pick {
+fn sample(live: &mut Live, logits: &mut [f32]) -> Pick {
     let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
     if !usable {
         return Err(NOT_NUMBERS.into());

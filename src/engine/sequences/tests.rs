@@ -1,7 +1,9 @@
+use super::super::forward::NewTokens;
 use super::super::kv::KvStore;
+use super::super::step::repeats;
 use super::*;
 use crate::model::load;
-use crate::program::Side;
+use crate::program::{RequestId, Side, Wants};
 use crate::simd::Isa;
 use crate::tensor::Half;
 
@@ -20,7 +22,8 @@ fn a_failed_step_gives_its_pages_back() {
     let mut e = engine(8, Some(2));
     let (a, b) = (e.add(), e.add());
     let tokens = [1; 33];
-    let inputs = |n: usize| [a, b].map(|seq| Input { seq, tokens: &tokens[..n], logits: Logits::None });
+    let inputs =
+        |n: usize| [a, b].map(|seq| NewTokens { id: seq, tokens: &tokens[..n], wants: Wants::Nothing });
     e.forward(&inputs(30)).unwrap();
     assert_eq!(e.machine.kv().pages.host.n_free(), 6);
     e.forward(&inputs(33)).expect_err("told to fail");
@@ -33,7 +36,7 @@ fn a_failed_step_gives_its_pages_back() {
 fn of_a_prompt_whose_third_chunk_fails_nothing_stays() {
     let mut e = engine(8, Some(4));
     let seq = e.add();
-    e.forward(&[Input { seq, tokens: &[1; 5], logits: Logits::None }]).unwrap();
+    e.forward(&[NewTokens { id: seq, tokens: &[1; 5], wants: Wants::Nothing }]).unwrap();
     let mut told = Vec::new();
     e.prefill(seq, &[1; 130], |done| told.push(done)).expect_err("told to fail");
     assert_eq!(told, [40, 80]);
@@ -46,11 +49,11 @@ fn of_a_prompt_whose_third_chunk_fails_nothing_stays() {
 fn a_sequence_that_has_ended_is_refused_when_its_slot_is_used_again() {
     let mut e = engine(8, None);
     let old = e.add();
-    let input = |seq| [Input { seq, tokens: &[1; 20], logits: Logits::None }];
+    let input = |seq| [NewTokens { id: seq, tokens: &[1; 20], wants: Wants::Nothing }];
     e.forward(&input(old)).unwrap();
     e.remove(old);
     let new = e.add();
-    assert_eq!((old.request().slot, new.request().slot), (0, 0), "the slot is used again");
+    assert_eq!((old.slot, new.slot), (0, 0), "the slot is used again");
     e.forward(&input(new)).unwrap();
     for error in [e.forward(&input(old)).unwrap_err(), e.prefill(old, &[1], |_| ()).unwrap_err()] {
         assert!(error.to_string().contains("sequence 0 of generation 0 has ended"), "{error}");
@@ -66,8 +69,9 @@ fn a_step_of_very_many_sequences_is_checked_in_linear_time() {
     let n = 200_000;
     let mut e = engine(n, None);
     let begin = std::time::Instant::now();
-    let ids: Vec<SeqId> = (0..n).map(|_| e.add()).collect();
-    let inputs: Vec<_> = ids.iter().map(|&seq| Input { seq, tokens: &[1], logits: Logits::None }).collect();
+    let ids: Vec<RequestId> = (0..n).map(|_| e.add()).collect();
+    let inputs: Vec<_> =
+        ids.iter().map(|&seq| NewTokens { id: seq, tokens: &[1], wants: Wants::Nothing }).collect();
     e.forward(&inputs).unwrap();
     // Takes some milliseconds; comparing each sequence with all earlier ones (or searching a free slot from the first)
     // would take 2·10¹⁰ comparisons.

@@ -5,8 +5,9 @@ use super::{CASES, ROOMY, open};
 use crate::support::fake_driver::{count, executes};
 use tandem::Error;
 use tandem::device::on_kernels;
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
+use tandem::program::{RequestId, Wants};
 use tandem::simd::Isa;
 use tandem::tensor::Half;
 
@@ -26,8 +27,8 @@ fn engine(m: &LoadedModel) -> tandem::Result<Engine> {
     Engine::on_accelerator(m.spec.clone(), &m.weights, &options, accel, "cuda:0", &|_| ())
 }
 
-fn step(e: &mut Engine, seq: SeqId) -> tandem::Result<Vec<f32>> {
-    let out = e.forward(&[Input { seq, tokens: &[7], logits: Logits::Last }])?.to_vec();
+fn step(e: &mut Engine, seq: RequestId) -> tandem::Result<Vec<f32>> {
+    let out = e.forward(&[NewTokens { id: seq, tokens: &[7], wants: Wants::Last }])?.to_vec();
     let len = e.len(seq);
     e.truncate(seq, len - 1);
     Ok(out)

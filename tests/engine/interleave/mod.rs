@@ -26,9 +26,9 @@ use tandem::device::emulated::{
     EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, KernelChecks,
 };
 use tandem::device::{Accelerator, Runtime};
-use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request, Requests};
+use tandem::engine::{Engine, Event, Finish, NewTokens, Options, Request, Requests};
 use tandem::model::{LoadedModel, ModelSpec, load};
-use tandem::program::{LayerPlacement, Placement, RequestId, Side};
+use tandem::program::{LayerPlacement, Placement, RequestId, Side, Wants};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -135,7 +135,7 @@ fn alone(engine: &mut Engine, r: &Request) -> Answer {
             break Finish::Length;
         }
         logits = engine
-            .forward(&[Input { seq, tokens: &[token], logits: Logits::Last }])
+            .forward(&[NewTokens { id: seq, tokens: &[token], wants: Wants::Last }])
             .expect("it fits")
             .to_vec();
     };

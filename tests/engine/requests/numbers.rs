@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{Accelerator, on_kernels};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
-use tandem::program::Placement;
+use tandem::program::{Placement, RequestId, Wants};
 use tandem::simd::Isa;
 use tandem::tensor::{Bytes, DType, Tensor};
 
@@ -54,8 +54,8 @@ fn engines(m: &LoadedModel) -> Vec<(String, Engine)> {
     all
 }
 
-fn inputs<'a>(seqs: &[SeqId], tokens: &'a [[u32; 1]]) -> Vec<Input<'a>> {
-    seqs.iter().zip(tokens).map(|(&seq, t)| Input { seq, tokens: t, logits: Logits::Last }).collect()
+fn inputs<'a>(seqs: &[RequestId], tokens: &'a [[u32; 1]]) -> Vec<NewTokens<'a>> {
+    seqs.iter().zip(tokens).map(|(&seq, t)| NewTokens { id: seq, tokens: t, wants: Wants::Last }).collect()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_row_without_numbers_is_named_and_the_others_have_their_tokens() {
     for (what, mut e) in engines(&m) {
         let seqs = [e.add(), e.add(), e.add()];
         // Not the first step, nor the first row.
-        let good = e.forward_greedy(&inputs(&seqs, &[[1], [2], [3]])).unwrap().to_vec();
+        let good = e.forward_greedy(&inputs(&seqs, &[[1], [2], [3]])).unwrap();
         assert_eq!(good.len(), 3, "{what}");
         let error = e.forward_greedy(&inputs(&seqs, &[[1], [BAD], [3]])).unwrap_err().to_string();
         assert!(error.contains("row 1 ") && error.contains("not numbers"), "{what}: {error}");

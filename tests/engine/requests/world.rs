@@ -2,8 +2,9 @@
 
 use std::sync::mpsc::Receiver;
 
-use tandem::engine::{Engine, Event, Finish, Input, Logits, Options, Request};
+use tandem::engine::{Engine, Event, Finish, NewTokens, Options, Request};
 use tandem::model::{LoadedModel, load};
+use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::text::{Sampler, SamplerParams};
@@ -64,7 +65,8 @@ pub fn alone(engine: &mut Engine, r: &Request) -> (Vec<u32>, Finish) {
         if answer.len() == r.max_tokens || engine.len(seq) == engine.context() {
             break Finish::Length;
         }
-        logits = engine.forward(&[Input { seq, tokens: &[token], logits: Logits::Last }]).unwrap().to_vec();
+        logits =
+            engine.forward(&[NewTokens { id: seq, tokens: &[token], wants: Wants::Last }]).unwrap().to_vec();
     };
     engine.remove(seq);
     (answer, finish)

@@ -8,12 +8,13 @@ use proptest::test_runner::{Config, TestRunner};
 use tandem::Error;
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
-use tandem::engine::{Engine, Input, Logits, Options, SeqId, StepPlan, Swap, Target};
-use tandem::program::{Far, Flow, Kv, Placement, Side};
+use tandem::engine::{Engine, NewTokens, Options};
+use tandem::program::{Far, Flow, Kv, PageMove, Placement, RequestId, Side, Wants};
 use tandem::tensor::Half;
 
 use super::{Model, engine, on_device, options, plain};
 use crate::support::gpu;
+use crate::support::sub_batches::{self, Moves};
 
 /// `device` pages there, `far` pages on the host; steps of up to 24 rows in two sub-batches.
 fn homes(sequences: usize, device: usize, far: usize, how: Far) -> Options {
@@ -21,30 +22,59 @@ fn homes(sequences: usize, device: usize, far: usize, how: Far) -> Options {
     Options { far_pages: Some(far), sub_batches: 2, ..o }
 }
 
-fn whole(seq: SeqId, side: Side) -> Swap {
-    Swap { seq, to: Target::Whole(side) }
+/// A sequence that changes sides.
+#[derive(Debug, Clone, Copy)]
+enum Move {
+    Whole(RequestId, Side),
+    /// So many of its first pages to the host, the others to the device.
+    Split(RequestId, usize),
+}
+use Move::{Split, Whole};
+
+/// The moves beside a step.
+fn beside(moves: &[Move]) -> Moves {
+    let mut all = Moves::default();
+    for m in moves {
+        match *m {
+            Whole(id, side) => all.whole.push((id, side)),
+            Split(id, pages) => all.parts.push(part(id, pages)),
+        }
+    }
+    all
+}
+
+fn part(request: RequestId, pages: usize) -> PageMove {
+    PageMove { request, to: Side::Host, pages: 0..pages as u32 }
+}
+
+/// Makes a move without a step.
+fn make(e: &mut Engine, m: Move) -> tandem::Result<()> {
+    match m {
+        Whole(id, side) => e.swap(id, side),
+        Split(id, pages) => e.move_part(&part(id, pages)),
+    }
 }
 
 /// Rows of several sequences, each a beginning of the same text; the first in sub-batch 0, the others in turn.
 fn step(
     e: &mut Engine,
     model: &Model,
-    rows: &[(SeqId, usize)],
+    rows: &[(RequestId, usize)],
     flow: Flow,
-    swaps: &[Swap],
+    moves: &[Move],
 ) -> tandem::Result<Result<(), String>> {
-    let inputs: Vec<Input<'_>> = rows
+    let inputs: Vec<NewTokens<'_>> = rows
         .iter()
         .map(|&(seq, n)| {
             let at = e.len(seq);
-            Input { seq, tokens: &model.tokens[at..at + n], logits: Logits::Last }
+            NewTokens { id: seq, tokens: &model.tokens[at..at + n], wants: Wants::Last }
         })
         .collect();
     let ends: Vec<usize> = rows.iter().map(|&(seq, n)| e.len(seq) + n - 1).collect();
     let split: Vec<u8> =
         (0..rows.len()).map(|i| if flow == Flow::TwoLanes { i as u8 % 2 } else { 0 }).collect();
-    let got = e.forward_plan(&inputs, &StepPlan { split: Some(&split), flow, swaps })?;
-    Ok(model.check(got, &ends))
+    let got = sub_batches::forward(e, &inputs, &split, flow, &beside(moves))?;
+    Ok(model.check(&got, &ends))
 }
 
 fn free(e: &Engine) -> [usize; 2] {
@@ -70,7 +100,7 @@ fn a_sequence_lives_where_it_is_told_and_changes_sides() {
         assert_eq!((e.side(a), e.side(b)), (Some(Side::Device), Some(Side::Host)));
         assert_eq!((free(&e), e.kv(a), e.kv(b)), ([4, 7], Some(Kv::Device), Some(Kv::Host)));
         // Both change sides with a step of their own, then alone.
-        let swaps = [whole(a, Side::Host), whole(b, Side::Device)];
+        let swaps = [Whole(a, Side::Host), Whole(b, Side::Device)];
         step(&mut e, &model, &[(a, 1), (b, 1)], Flow::TwoLanes, &swaps).unwrap().unwrap();
         assert_eq!((free(&e), e.side(a), e.side(b)), ([4, 7], Some(Side::Host), Some(Side::Device)));
         e.swap(a, Side::Device).unwrap();
@@ -78,9 +108,9 @@ fn a_sequence_lives_where_it_is_told_and_changes_sides() {
         assert_eq!((free(&e), e.kv(a)), ([2, 9], Some(Kv::Device)));
         step(&mut e, &model, &[(a, 1), (b, 5)], Flow::Serial, &[]).unwrap().unwrap();
         // One on both sides, among others.
-        e.change(&[Swap { seq: b, to: Target::Split(1) }]).unwrap();
+        make(&mut e, Split(b, 1)).unwrap();
         assert_eq!((free(&e), e.kv(b)), ([3, 8], Some(Kv::Split { boundary: 32, far: Far::Attend })));
-        step(&mut e, &model, &[(a, 1), (b, 1)], Flow::TwoLanes, &[whole(a, Side::Host)]).unwrap().unwrap();
+        step(&mut e, &model, &[(a, 1), (b, 1)], Flow::TwoLanes, &[Whole(a, Side::Host)]).unwrap().unwrap();
         [a, b].into_iter().for_each(|s| e.remove(s));
         assert_eq!((free(&e), e.side(a)), ([6, 9], None));
     }
@@ -107,18 +137,18 @@ fn what_cannot_be_is_refused_in_a_sentence_and_changes_nothing() {
     }
     assert_eq!(free(&e), [0, 1]);
     for (swap, why) in [
-        (whole(a, Side::Host), "3 more pages"),
-        (whole(b, Side::Device), "1 more pages"),
-        (Swap { seq: a, to: Target::Split(3) }, "not all full"),
+        (Whole(a, Side::Host), "3 more pages"),
+        (Whole(b, Side::Device), "1 more pages"),
+        (Split(a, 3), "not all full"),
     ] {
-        let error = e.change(&[swap]).unwrap_err().to_string();
+        let error = make(&mut e, swap).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
         let error = step(&mut e, &model, &[(b, 1)], Flow::Serial, &[swap]).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
         assert_eq!((free(&e), e.len(a), e.len(b), e.side(a)), ([0, 1], 72, 24, Some(Side::Device)));
     }
     // A page that leaves makes room for one that comes, in one step.
-    let swaps = [Swap { seq: a, to: Target::Split(1) }, whole(b, Side::Device)];
+    let swaps = [Split(a, 1), Whole(b, Side::Device)];
     step(&mut e, &model, &[(a, 1), (b, 1)], Flow::Serial, &swaps).unwrap().unwrap();
     assert_eq!(free(&e), [0, 1]);
     e.remove(a);
@@ -146,9 +176,9 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn swap_of(seqs: &[SeqId; 4], (s, split, host): (usize, Option<usize>, bool)) -> Swap {
+fn move_of(seqs: &[RequestId; 4], (s, split, host): (usize, Option<usize>, bool)) -> Move {
     let side = if host { Side::Host } else { Side::Device };
-    Swap { seq: seqs[s], to: split.map_or(Target::Whole(side), Target::Split) }
+    split.map_or(Whole(seqs[s], side), |pages| Split(seqs[s], pages))
 }
 
 #[test]
@@ -178,23 +208,23 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
                     }
                     Act::Cut(s, n) => e.truncate(seqs[s], n),
                     Act::Swap(s, split, host) => {
-                        let swap = swap_of(&seqs, (s, split, host));
-                        let before = (e.kv(swap.seq), free(&e));
-                        match (e.change(&[swap]), swap.to) {
-                            (Ok(()), Target::Whole(side)) => prop_assert_eq!(e.side(swap.seq), Some(side)),
-                            (Ok(()), Target::Split(n)) => {
+                        let swap = move_of(&seqs, (s, split, host));
+                        let before = (e.kv(seqs[s]), free(&e));
+                        match (make(&mut e, swap), swap) {
+                            (Ok(()), Whole(id, side)) => prop_assert_eq!(e.side(id), Some(side)),
+                            (Ok(()), Split(id, n)) => {
                                 let kv = if n == 0 {
                                     Kv::Device
                                 } else {
                                     Kv::Split { boundary: 32 * n as u32, far: how }
                                 };
-                                prop_assert_eq!(e.kv(swap.seq), Some(kv));
+                                prop_assert_eq!(e.kv(id), Some(kv));
                             }
-                            (Err(_), _) => prop_assert_eq!((e.kv(swap.seq), free(&e)), before),
+                            (Err(_), _) => prop_assert_eq!((e.kv(seqs[s]), free(&e)), before),
                         }
                     }
                     Act::Step { rows, lanes, swaps } => {
-                        let mut all: Vec<(SeqId, usize)> = Vec::new();
+                        let mut all: Vec<(RequestId, usize)> = Vec::new();
                         let mut left = 24;
                         for (s, n) in rows {
                             let n = n.min(160 - e.len(seqs[s])).min(left);
@@ -204,7 +234,7 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
                             }
                         }
                         let flow = if lanes { Flow::TwoLanes } else { Flow::Serial };
-                        let swaps: Vec<Swap> = swaps.into_iter().map(|s| swap_of(&seqs, s)).collect();
+                        let swaps: Vec<Move> = swaps.into_iter().map(|s| move_of(&seqs, s)).collect();
                         match step(&mut e, &model, &all, flow, &swaps) {
                             Ok(right) => right.map_err(TestCaseError::fail)?,
                             Err(Error::Capacity(_) | Error::Usage(_)) => {
@@ -262,11 +292,11 @@ fn a_step_that_fails_leaves_sequences_and_pages_where_they_were() {
         let (mut refused, mut lanes) = (0, false);
         for (rows, swaps) in [
             (vec![(a, 20), (b, 4)], vec![]),
-            (vec![(a, 12), (b, 12)], vec![whole(a, Side::Host)]),
-            (vec![(a, 1), (c, 20)], vec![whole(b, Side::Device)]),
-            (vec![(c, 20), (b, 1)], vec![whole(a, Side::Device), Swap { seq: c, to: Target::Split(0) }]),
-            (vec![(a, 1), (b, 1), (c, 1)], vec![Swap { seq: c, to: Target::Split(1) }, whole(b, Side::Host)]),
-            (vec![(c, 1)], vec![whole(c, Side::Host)]),
+            (vec![(a, 12), (b, 12)], vec![Whole(a, Side::Host)]),
+            (vec![(a, 1), (c, 20)], vec![Whole(b, Side::Device)]),
+            (vec![(c, 20), (b, 1)], vec![Whole(a, Side::Device), Split(c, 0)]),
+            (vec![(a, 1), (b, 1), (c, 1)], vec![Split(c, 1), Whole(b, Side::Host)]),
+            (vec![(c, 1)], vec![Whole(c, Side::Host)]),
         ] {
             lanes = !lanes;
             let flow = if lanes { Flow::TwoLanes } else { Flow::Serial };

@@ -13,9 +13,9 @@ use tandem::Error;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::device::{Accelerator, on_kernels};
 use tandem::engine::timeline::Traced;
-use tandem::engine::{Engine, Input, Logits, Options, SeqId};
+use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
-use tandem::program::{Far, Kv, LayerPlacement, Placement, Policy, Residence, Side, Unit};
+use tandem::program::{Far, Kv, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Unit, Wants};
 use tandem::simd::Isa;
 use tandem::tensor::Half;
 
@@ -88,12 +88,12 @@ impl Model {
 }
 
 /// Rows of several sequences, each a beginning of the same text, in steps.
-fn step(e: &mut Engine, model: &Model, rows: &[(SeqId, usize)]) -> Result<(), String> {
-    let inputs: Vec<Input<'_>> = rows
+fn step(e: &mut Engine, model: &Model, rows: &[(RequestId, usize)]) -> Result<(), String> {
+    let inputs: Vec<NewTokens<'_>> = rows
         .iter()
         .map(|&(seq, n)| {
             let at = e.len(seq);
-            Input { seq, tokens: &model.tokens[at..at + n], logits: Logits::Last }
+            NewTokens { id: seq, tokens: &model.tokens[at..at + n], wants: Wants::Last }
         })
         .collect();
     let ends: Vec<usize> = rows.iter().map(|&(seq, n)| e.len(seq) + n - 1).collect();

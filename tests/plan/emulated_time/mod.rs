@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime};
 use tandem::device::{self, Buffer, Clock, Kind, Lane, Rates, Runtime};
-use tandem::engine::{Engine, Input, Logits, Options, Sizes, StepPlan, Strategy, Timeline, choose};
+use tandem::engine::{Engine, NewTokens, Options, Sizes, Strategy, Timeline, choose};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Costs as _, Hardware, OpCosts, Roofline, Sizes as PlanSizes, StepTimes, hardware};
 use tandem::program::{
@@ -75,9 +75,9 @@ fn executed(e: &mut Engine, prompt: usize) -> (f64, f64) {
     let now = |e: &Engine| e.emulated_seconds().expect("an engine in emulated time");
     let seq = e.add();
     let begin = now(e);
-    e.forward_greedy(&[Input { seq, tokens: &tokens, logits: Logits::Last }]).unwrap();
+    e.forward_greedy(&[NewTokens { id: seq, tokens: &tokens, wants: Wants::Last }]).unwrap();
     let middle = now(e);
-    e.forward_greedy(&[Input { seq, tokens: &[7], logits: Logits::Last }]).unwrap();
+    e.forward_greedy(&[NewTokens { id: seq, tokens: &[7], wants: Wants::Last }]).unwrap();
     (middle - begin, now(e) - middle)
 }
 
@@ -119,14 +119,14 @@ fn drawn_tokens_take_as_long_as_predicted() {
         let mut e = with(&m, machine, &placement, &options);
         let seqs: Vec<_> = (0..rows).map(|_| e.add()).collect();
         for &seq in &seqs {
-            e.forward_greedy(&[Input { seq, tokens: &[1, 2, 3, 4, 5], logits: Logits::Last }]).unwrap();
+            e.forward_greedy(&[NewTokens { id: seq, tokens: &[1, 2, 3, 4, 5], wants: Wants::Last }]).unwrap();
         }
         let inputs: Vec<_> =
-            seqs.iter().map(|&seq| Input { seq, tokens: &[7], logits: Logits::Last }).collect();
+            seqs.iter().map(|&seq| NewTokens { id: seq, tokens: &[7], wants: Wants::Last }).collect();
         let mut executed = |top: bool| {
             let begin = e.emulated_seconds().unwrap();
             match top {
-                true => e.forward_tops(&inputs, &vec![Some(1.0); rows], &StepPlan::ONE).unwrap(),
+                true => e.forward_tops(&inputs, &vec![Some(1.0); rows]).unwrap(),
                 false => drop(e.forward(&inputs).unwrap().to_vec()),
             }
             let took = e.emulated_seconds().unwrap() - begin;
@@ -244,7 +244,7 @@ fn prompts_of_one_step_take_what_was_predicted() {
         let mut e = with(&m, machine, &placement, &Options { sequences: 4, chunk: 400, ..options(400) });
         let prompts: Vec<Vec<u32>> = tokens.iter().map(|&n| (0..n).map(|t| t * t % 500).collect()).collect();
         let inputs: Vec<_> =
-            prompts.iter().map(|tokens| Input { seq: e.add(), tokens, logits: Logits::Last }).collect();
+            prompts.iter().map(|tokens| NewTokens { id: e.add(), tokens, wants: Wants::Last }).collect();
         let begin = e.emulated_seconds().unwrap();
         e.forward_greedy(&inputs).unwrap();
         let got = e.emulated_seconds().unwrap() - begin;
@@ -345,10 +345,10 @@ fn streamed_pages_hide_beside_streamed_weights() {
         let mut e = with(&m, file.to_str().unwrap(), &placement, &options);
         let seq = e.add();
         let tokens: Vec<u32> = (0..(first + second) as u32).map(|t| t % 500).collect();
-        e.forward_greedy(&[Input { seq, tokens: &tokens[..first], logits: Logits::None }]).unwrap();
+        e.forward_greedy(&[NewTokens { id: seq, tokens: &tokens[..first], wants: Wants::Nothing }]).unwrap();
         e.trace();
         let begin = e.emulated_seconds().unwrap();
-        e.forward_greedy(&[Input { seq, tokens: &tokens[first..], logits: Logits::Last }]).unwrap();
+        e.forward_greedy(&[NewTokens { id: seq, tokens: &tokens[first..], wants: Wants::Last }]).unwrap();
         let took = e.emulated_seconds().unwrap() - begin;
         let t = e.timeline().unwrap();
         let pages: f64 = t.spans.iter().filter(|s| s.name == "page_in").map(|s| s.end - s.start).sum();
@@ -437,7 +437,7 @@ fn the_predicted_way_to_attend_what_has_left_is_the_faster() {
                 // Two decode steps behind every chunk.
                 for n in [30, 1, 1] {
                     let before = e.emulated_seconds().unwrap();
-                    let input = Input { seq, tokens: &tokens[at..at + n], logits: Logits::Last };
+                    let input = NewTokens { id: seq, tokens: &tokens[at..at + n], wants: Wants::Last };
                     e.forward_greedy(&[input]).unwrap();
                     seconds.push(e.emulated_seconds().unwrap() - before);
                     at += n;

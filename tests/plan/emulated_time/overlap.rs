@@ -1,8 +1,8 @@
 //! Asynchronous overlap in emulated time: iterations take what was predicted, and the device waits for no attention of the host.
 
-use tandem::engine::{Advanced, Overlap, SeqId};
-use tandem::program::SubBatch;
+use tandem::engine::{NewTokens, Outcome};
 use tandem::program::virtual_machine::{Carried, run_from};
+use tandem::program::{RequestId, SubBatch, Wants};
 
 use super::*;
 
@@ -22,8 +22,8 @@ fn machine(folder: &tempfile::TempDir, cpu: f64) -> String {
 
 struct Run {
     e: Engine,
-    device: Vec<SeqId>,
-    host: Vec<Vec<SeqId>>,
+    device: Vec<RequestId>,
+    host: Vec<Vec<RequestId>>,
 }
 
 /// Prompts of 40 tokens: `device` sequences there, and cohorts of as many.
@@ -39,7 +39,7 @@ fn begin(m: &LoadedModel, machine: &str, device: usize, cohorts: &[usize]) -> Ru
     let prompt: Vec<u32> = (0..40u32).map(|t| t * 7 % 500).collect();
     let mut add = |side| {
         let seq = e.add_at(side).unwrap();
-        e.forward_greedy(&[Input { seq, tokens: &prompt, logits: Logits::Last }]).unwrap();
+        e.forward_greedy(&[NewTokens { id: seq, tokens: &prompt, wants: Wants::Last }]).unwrap();
         seq
     };
     let own = (0..device).map(|_| add(Side::Device)).collect();
@@ -48,41 +48,40 @@ fn begin(m: &LoadedModel, machine: &str, device: usize, cohorts: &[usize]) -> Ru
 }
 
 impl Run {
-    fn row(seq: SeqId) -> Input<'static> {
-        Input { seq, tokens: &[7], logits: Logits::Last }
+    fn row(seq: RequestId) -> NewTokens<'static> {
+        NewTokens { id: seq, tokens: &[7], wants: Wants::Last }
     }
 
     /// The iteration that the next step is, its cohorts in the order of the engine's.
-    fn iteration(&self) -> (Iteration, Vec<Vec<SeqId>>) {
-        let group = |seq: &SeqId, kv| Group {
-            request: seq.request(),
+    fn iteration(&self) -> (Iteration, Vec<Vec<RequestId>>) {
+        let group = |seq: &RequestId, kv| Group {
+            request: *seq,
             phase: Phase::Decode,
             first: self.e.len(*seq) as u32,
             tokens: 1,
             kv,
             wants: Wants::Last,
         };
-        let host = |seqs: &[SeqId]| seqs.iter().map(|s| group(s, Kv::Host)).collect::<Vec<_>>();
+        let host = |seqs: &[RequestId]| seqs.iter().map(|s| group(s, Kv::Host)).collect::<Vec<_>>();
         let own = self.device.iter().map(|s| group(s, Kv::Device)).collect();
         let mut sub_batches = vec![SubBatch::of(own)];
         for (seqs, at) in self.e.cohorts() {
             sub_batches.push(SubBatch::parked(host(&seqs), at));
         }
-        let waiting: Vec<Vec<SeqId>> =
+        let waiting: Vec<Vec<RequestId>> =
             self.host.iter().filter(|c| self.e.parked(c[0]).is_none()).cloned().collect();
         sub_batches.extend(waiting.iter().map(|c| SubBatch::of(host(c))));
         (Iteration { sub_batches, moves: vec![], flow: Flow::Async, pick: true, top: false }, waiting)
     }
 
-    fn step(&mut self) -> (f64, Advanced) {
-        let device: Vec<Input<'_>> = self.device.iter().map(|&s| Run::row(s)).collect();
-        let begin: Vec<Vec<Input<'_>>> =
+    fn step(&mut self) -> (f64, Outcome) {
+        let device: Vec<NewTokens<'_>> = self.device.iter().map(|&s| Run::row(s)).collect();
+        let begin: Vec<Vec<NewTokens<'_>>> =
             self.iteration().1.iter().map(|c| c.iter().map(|&s| Run::row(s)).collect()).collect();
-        let begin: Vec<&[Input<'_>]> = begin.iter().map(Vec::as_slice).collect();
-        let from = self.e.emulated_seconds().unwrap();
-        let step = Overlap { device: &device, begin: &begin, swaps: &[], pick: true };
-        let advanced = self.e.advance(&step).unwrap();
-        (self.e.emulated_seconds().unwrap() - from, advanced)
+        let batches: Vec<&[NewTokens<'_>]> =
+            [&device[..]].into_iter().chain(begin.iter().map(Vec::as_slice)).collect();
+        let outcome = self.e.run_rows(&batches, Flow::Async, &[], |i| i.pick = true).unwrap();
+        (outcome.seconds, outcome)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Many requests over a layer split, in emulated time: weights that do not fit the device beside keys and values that do not.
 
-use tandem::engine::{Event, Finish, Request, Requests, SeqId, Swap, Target};
+use tandem::engine::{Event, Finish, Request, Requests};
 use tandem::plan::Predictor;
+use tandem::program::{PageMove, RequestId, Wants};
 use tandem::sched::by_name;
 use tandem::simd::linear::Mode;
 use tandem::text::SamplerParams;
@@ -126,7 +127,7 @@ fn a_long_request_within_a_batch_is_attended_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();
     let machine = machine(&folder, 8e9);
     let kind: Kind = format!("emulated:{machine}").parse().unwrap();
-    let step = |far: Far, to: Target| {
+    let step = |far: Far, place: &dyn Fn(&mut Engine, RequestId)| {
         let accel = device::open(&kind, Some(1 << 30)).unwrap();
         let o = Options {
             mode: Mode::Deterministic,
@@ -141,32 +142,33 @@ fn a_long_request_within_a_batch_is_attended_on_both_sides() {
         let e = Engine::placed(m.spec.clone(), &m.weights, &o, accel, &machine, "test", placement, &|_| ());
         let mut e = e.unwrap();
         let prompt = |n: usize| -> Vec<u32> { (0..n as u32).map(|t| t * t * 31 % 250).collect() };
-        let seqs: Vec<SeqId> = (0..7).map(|_| e.add_at(Side::Device).unwrap()).collect();
+        let seqs: Vec<RequestId> = (0..7).map(|_| e.add_at(Side::Device).unwrap()).collect();
         for (i, &seq) in seqs.iter().enumerate() {
             let tokens = prompt(if i == 0 { 32 * LONG } else { 40 + i });
             for chunk in tokens.chunks(128) {
-                e.forward(&[Input { seq, tokens: chunk, logits: Logits::Last }]).unwrap();
+                e.forward(&[NewTokens { id: seq, tokens: chunk, wants: Wants::Last }]).unwrap();
             }
         }
-        e.change(&[Swap { seq: seqs[0], to }]).unwrap();
+        place(&mut e, seqs[0]);
         let inputs: Vec<_> =
-            seqs.iter().map(|&seq| Input { seq, tokens: &[7], logits: Logits::Last }).collect();
+            seqs.iter().map(|&seq| NewTokens { id: seq, tokens: &[7], wants: Wants::Last }).collect();
         let (mut seconds, mut tokens) = (0.0, Vec::new());
         for _ in 0..5 {
             let from = e.emulated_seconds().unwrap();
-            tokens.extend_from_slice(e.forward_greedy(&inputs).unwrap());
+            tokens.extend(e.forward_greedy(&inputs).unwrap());
             seconds = e.emulated_seconds().unwrap() - from;
         }
         (1e6 * seconds, tokens)
     };
-    let (device, want) = step(Far::Attend, Target::Whole(Side::Device));
-    let (host, got) = step(Far::Attend, Target::Whole(Side::Host));
+    let (device, want) = step(Far::Attend, &|_, _| ());
+    let (host, got) = step(Far::Attend, &|e, id| e.swap(id, Side::Host).unwrap());
     assert_eq!(got, want);
     println!("on the device {device:.0} us, on the host {host:.0} us");
     let mut best = f64::INFINITY;
     for pages in [4, 8, 14, 20, 26] {
         let [attend, stream] = [Far::Attend, Far::Stream].map(|far| {
-            let (seconds, got) = step(far, Target::Split(pages));
+            let part = |request| PageMove { request, to: Side::Host, pages: 0..pages };
+            let (seconds, got) = step(far, &|e, id| e.move_part(&part(id)).unwrap());
             assert_eq!(got, want, "{pages} pages on the host, {far:?}");
             seconds
         });

@@ -1,10 +1,22 @@
 use super::super::Sides;
 use super::*;
-use crate::program::{Far, Kv};
+use crate::program::{Far, Kv, Wants};
 use crate::tensor::Half;
 use proptest::prelude::*;
 
 const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+
+/// New tokens of a sequence.
+fn rows(seq: usize, tokens: usize, decode: bool) -> Group {
+    Group {
+        request: RequestId { slot: seq as u32, generation: 0 },
+        phase: if decode { Phase::Decode } else { Phase::Prefill },
+        first: 0,
+        tokens: tokens as u32,
+        kv: Kv::Device,
+        wants: Wants::Last,
+    }
+}
 
 /// Sequences whose pages record their writer: (sequence, page, generation).
 struct World {
@@ -29,7 +41,7 @@ impl World {
     fn add(&mut self, tokens: usize) -> usize {
         self.sequences.push(Some(SequenceKv::new(Sides { device: true, host: false })));
         let seq = self.sequences.len() - 1;
-        self.step(&[Room { seq, tokens, decode: false }], false).unwrap();
+        self.step(&[rows(seq, tokens, false)], false).unwrap();
         seq
     }
 
@@ -51,18 +63,18 @@ impl World {
     }
 
     /// Runs a step like an engine.
-    fn step(&mut self, step: &[Room], fails: bool) -> Result<()> {
+    fn step(&mut self, step: &[Group], fails: bool) -> Result<()> {
         let World { pages, sequences, pager, .. } = self;
         let before = pager.make_room(sequences, pages, step)?;
         self.copy(&before);
         let World { pages, sequences, pager, .. } = self;
         for r in step {
-            sequences[r.seq].as_mut().unwrap().reserve(pages, r.tokens).expect("room was made");
+            sequences[slot(r)].as_mut().unwrap().reserve(pages, r.tokens as usize).expect("room was made");
         }
         let ahead = pager.ahead(sequences, pages, step);
         if fails {
             for r in step {
-                let s = sequences[r.seq].as_mut().unwrap();
+                let s = sequences[slot(r)].as_mut().unwrap();
                 let len = s.len();
                 s.truncate(pages, len);
             }
@@ -70,14 +82,14 @@ impl World {
             return Ok(());
         }
         for r in step {
-            let s = sequences[r.seq].as_mut().unwrap();
-            let (first, end) = (s.len() / PAGE_TOKENS, KvGeometry::pages_for(s.len() + r.tokens));
-            s.advance(r.tokens);
+            let s = sequences[slot(r)].as_mut().unwrap();
+            let (first, end) = (s.len() / PAGE_TOKENS, KvGeometry::pages_for(s.len() + r.tokens as usize));
+            s.advance(r.tokens as usize);
             for page in first..end {
                 let far = s.far_pages().len();
                 match page.checked_sub(far) {
-                    Some(at) => self.memory[0][s.device_pages()[at] as usize] = Some((r.seq, page)),
-                    None => self.memory[1][s.far_pages()[page] as usize] = Some((r.seq, page)),
+                    Some(at) => self.memory[0][s.device_pages()[at] as usize] = Some((slot(r), page)),
+                    None => self.memory[1][s.far_pages()[page] as usize] = Some((slot(r), page)),
                 }
             }
         }
@@ -109,8 +121,7 @@ fn above_the_watermark_the_longest_gives_its_oldest_pages() {
     let mut w = World::new(20, 40);
     let (a, b) = (w.add(6 * 32), w.add(10 * 32));
     assert_eq!((w.used(), w.moves), (16, 0), "80% are not above 80%");
-    w.step(&[Room { seq: a, tokens: 32, decode: false }, Room { seq: b, tokens: 1, decode: true }], false)
-        .unwrap();
+    w.step(&[rows(a, 32, false), rows(b, 1, true)], false).unwrap();
     // 18 pages are above the high watermark, and 13 are midway between 10 and 16.
     assert_eq!((w.used(), w.moves), (13, 5));
     let b = w.sequences[b].as_ref().unwrap();
@@ -131,7 +142,7 @@ fn a_prompt_that_has_left_the_device_needs_room_there() {
     w.copy(&[Moved { seq: a, generation: 0, to: Side::Host, span: 0..2, grew_on_host: false, copies }]);
     let b = w.add(4 * 32);
     let (free, moves) = ((w.pages.device.n_free(), w.pages.far.n_free()), w.moves);
-    let step = [Room { seq: a, tokens: 60, decode: false }, Room { seq: b, tokens: 1, decode: true }];
+    let step = [rows(a, 60, false), rows(b, 1, true)];
     let error = w.step(&step, false).expect_err("there is no room").to_string();
     for part in
         ["60 rows of a prompt whose 40 tokens", "takes 3 of its pages; 2 of 6 are free", "--far stream"]
@@ -145,7 +156,7 @@ fn a_prompt_that_has_left_the_device_needs_room_there() {
     );
     w.check();
     // A shorter prompt has room.
-    w.step(&[Room { seq: a, tokens: 20, decode: false }], false).unwrap();
+    w.step(&[rows(a, 20, false)], false).unwrap();
     assert!(!grows_on_host(w.sequences[a].as_ref().unwrap()));
     w.check();
     // A streamed prompt needs no room.
@@ -165,16 +176,16 @@ fn a_prompt_that_has_left_the_device_needs_room_there() {
 fn what_has_moved_stays_until_there_is_much_room() {
     let mut w = World::new(20, 40);
     let (a, b) = (w.add(8 * 32), w.add(8 * 32));
-    w.step(&[Room { seq: a, tokens: 1, decode: true }], false).unwrap();
+    w.step(&[rows(a, 1, true)], false).unwrap();
     assert_eq!((w.used(), w.moves), (13, 4), "of the one that is not in the step");
-    let step = [Room { seq: a, tokens: 1, decode: true }, Room { seq: b, tokens: 1, decode: true }];
+    let step = [rows(a, 1, true), rows(b, 1, true)];
     for _ in 0..30 {
         w.step(&step, false).unwrap();
     }
     assert_eq!(w.moves, 4, "nothing went to and fro");
     let mut gone = w.sequences[a].take().unwrap();
     gone.free(&mut w.pages);
-    w.step(&[Room { seq: b, tokens: 1, decode: true }], false).unwrap();
+    w.step(&[rows(b, 1, true)], false).unwrap();
     assert_eq!(w.sequences[b].as_ref().unwrap().kv(Far::Attend), Kv::Device, "all came back");
     w.check();
 }
@@ -184,7 +195,7 @@ fn a_step_that_fails_moves_nothing() {
     let mut w = World::new(10, 20);
     let a = w.add(8 * 32);
     let before = w.sequences[a].as_ref().unwrap().device_pages().to_vec();
-    w.step(&[Room { seq: a, tokens: 32, decode: false }], true).unwrap();
+    w.step(&[rows(a, 32, false)], true).unwrap();
     let s = w.sequences[a].as_ref().unwrap();
     assert_eq!((s.device_pages(), s.boundary(), w.moves), (&before[..], 0, 0));
     w.check();
@@ -194,10 +205,10 @@ fn a_step_that_fails_moves_nothing() {
 fn what_both_sides_together_cannot_hold_is_refused_with_the_numbers() {
     let mut w = World::new(4, 3);
     let a = w.add(3 * 32);
-    let two = [Room { seq: a, tokens: 64, decode: false }];
+    let two = [rows(a, 64, false)];
     w.step(&two, false).unwrap();
     w.step(&two, false).unwrap();
-    let e = w.step(&[Room { seq: a, tokens: 1, decode: true }], false).unwrap_err().to_string();
+    let e = w.step(&[rows(a, 1, true)], false).unwrap_err().to_string();
     assert!(e.contains("takes 1 more pages of 32 tokens on the device, 0 of 4 free"), "{e}");
     assert!(e.contains("0 of 3 free on the host"), "{e}");
     w.check();
@@ -254,24 +265,24 @@ proptest! {
                     continue;
                 }
             };
-            let mut rooms: Vec<Room> = Vec::new();
+            let mut groups: Vec<Group> = Vec::new();
             for (seq, tokens) in step {
-                if w.sequences.get(seq).is_some_and(Option::is_some) && rooms.iter().all(|r| r.seq != seq) {
-                    rooms.push(Room { seq, tokens, decode: tokens == 1 });
+                if w.sequences.get(seq).is_some_and(Option::is_some) && groups.iter().all(|r| slot(r) != seq) {
+                    groups.push(rows(seq, tokens, tokens == 1));
                 }
             }
-            let of = |r: &Room| w.sequences[r.seq].as_ref().unwrap();
-            let takes: Vec<usize> = rooms.iter().map(|r| wants_of(of(r), r.tokens).device).collect();
+            let of = |r: &Group| w.sequences[slot(r)].as_ref().unwrap();
+            let takes: Vec<usize> = groups.iter().map(|r| wants_of(of(r), r.tokens as usize).device).collect();
             let held = device - w.pages.device.n_free() + far - w.pages.far.n_free();
             let suffices = held + takes.iter().sum::<usize>() <= device + far
                 && takes.iter().map(|n| n + 1).sum::<usize>() <= device
-                && rooms.iter().all(|r| !grows_on_host(of(r)));
+                && groups.iter().all(|r| !grows_on_host(of(r)));
             let lens: Vec<usize> = w.sequences.iter().map(|s| s.as_ref().map_or(0, SequenceKv::len)).collect();
-            let done = w.step(&rooms, fails);
+            let done = w.step(&groups, fails);
             prop_assert!(done.is_ok() || !suffices, "{} although both sides suffice", done.unwrap_err());
             w.check();
             for (seq, len) in lens.into_iter().enumerate() {
-                let more = rooms.iter().find(|r| r.seq == seq && done.is_ok() && !fails).map_or(0, |r| r.tokens);
+                let more = groups.iter().find(|r| slot(r) == seq && done.is_ok() && !fails).map_or(0, |r| r.tokens as usize);
                 let now = w.sequences[seq].as_ref().map_or(0, SequenceKv::len);
                 prop_assert_eq!(now, len + more);
             }

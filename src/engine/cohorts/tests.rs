@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, Speed};
-use crate::engine::Options;
+use crate::engine::{NewTokens, Options, Outcome};
 use crate::model::{LoadedModel, load};
-use crate::program::{LayerPlacement, Placement, Policy, Residence};
+use crate::program::{Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Wants};
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
 
@@ -50,7 +50,7 @@ fn prompt(i: usize) -> Vec<u32> {
 
 /// A sequence and what it has generated.
 struct Live {
-    seq: SeqId,
+    seq: RequestId,
     host: bool,
     tokens: Vec<u32>,
     done: bool,
@@ -61,7 +61,8 @@ fn start(e: &mut Engine, homes: &[bool]) -> Vec<Live> {
     let one = |(i, &host): (usize, &bool)| {
         let seq = e.add_at(if host { Side::Host } else { Side::Device }).unwrap();
         let prompt = prompt(i);
-        let first = e.forward_greedy(&[Input { seq, tokens: &prompt, logits: Logits::Last }]).unwrap()[0];
+        let first =
+            e.forward_greedy(&[NewTokens { id: seq, tokens: &prompt, wants: Wants::Last }]).unwrap()[0];
         Live { seq, host, tokens: vec![first], done: false }
     };
     homes.iter().enumerate().map(one).collect()
@@ -78,7 +79,7 @@ fn alone_by(m: &LoadedModel, o: &Options, homes: &[bool]) -> Vec<Vec<u32>> {
     let one = |(i, mut live): (usize, Live)| {
         for _ in 1..N {
             let last = [*live.tokens.last().unwrap()];
-            let input = Input { seq: live.seq, tokens: &last, logits: Logits::Last };
+            let input = NewTokens { id: live.seq, tokens: &last, wants: Wants::Last };
             live.tokens.push(e.forward_greedy(&[input]).unwrap()[0]);
         }
         assert_eq!(live.tokens.len(), N, "sequence {i}");
@@ -89,33 +90,33 @@ fn alone_by(m: &LoadedModel, o: &Options, homes: &[bool]) -> Vec<Vec<u32>> {
 
 /// Runs a step: every sequence of the device has a row, and those of the host begin in cohorts of up to `size` if there
 /// is room.
-fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Advanced> {
+fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Outcome> {
     let lasts: Vec<[u32; 1]> = live.iter().map(|l| [*l.tokens.last().unwrap()]).collect();
     let wants = |l: &Live| !l.done && l.tokens.len() < N;
-    let input = |i: usize| Input { seq: live[i].seq, tokens: &lasts[i], logits: Logits::Last };
+    let input = |i: usize| NewTokens { id: live[i].seq, tokens: &lasts[i], wants: Wants::Last };
     let own: Vec<usize> = (0..live.len()).filter(|&i| wants(&live[i]) && !live[i].host).collect();
     let waiting: Vec<usize> = (0..live.len())
         .filter(|&i| wants(&live[i]) && live[i].host && e.parked(live[i].seq).is_none())
         .collect();
-    let device: Vec<Input<'_>> = own.iter().map(|&i| input(i)).collect();
-    let begin: Vec<Vec<Input<'_>>> = waiting
+    let device: Vec<NewTokens<'_>> = own.iter().map(|&i| input(i)).collect();
+    let begin: Vec<Vec<NewTokens<'_>>> = waiting
         .chunks(size)
         .take(e.cohorts_free())
         .map(|cohort| cohort.iter().map(|&i| input(i)).collect())
         .collect();
-    let begin: Vec<&[Input<'_>]> = begin.iter().map(Vec::as_slice).collect();
-    let step = Overlap { device: &device, begin: &begin, swaps: &[], pick: true };
-    let advanced = e.advance(&step)?;
-    for (place, i) in own.into_iter().enumerate() {
-        live[i].tokens.push(advanced.picks[place].unwrap());
+    let batches: Vec<&[NewTokens<'_>]> =
+        [&device[..]].into_iter().chain(begin.iter().map(Vec::as_slice)).collect();
+    let outcome = e.run_rows(&batches, Flow::Async, &[], |i| i.pick = true)?;
+    for (row, i) in own.into_iter().enumerate() {
+        live[i].tokens.push(e.picks()[row].unwrap());
     }
-    for cohort in &advanced.cohorts {
-        for (place, seq) in cohort.rows.iter().cloned().flatten().zip(&cohort.seqs) {
-            let of = live.iter_mut().find(|l| l.seq == *seq).unwrap();
-            of.tokens.push(advanced.picks[place].unwrap());
+    for cohort in &outcome.cohorts {
+        for (row, group) in cohort.rows.iter().cloned().flatten().zip(&cohort.groups) {
+            let of = live.iter_mut().find(|l| l.seq == group.request).unwrap();
+            of.tokens.push(e.picks()[row].unwrap());
         }
     }
-    Ok(advanced)
+    Ok(outcome)
 }
 
 fn ended(live: &[Live]) -> bool {
@@ -197,7 +198,7 @@ fn failures_are_a_cohorts_own_and_leave_nothing_behind() {
         }
         if !device {
             assert_eq!(failed.len(), 1, "of a panic at operation {}: {failed:?}", n / 2);
-            assert!(failed[0].contains("panicked"), "{failed:?}");
+            assert!(failed[0].to_string().contains("panicked"), "{failed:?}");
         }
         for (l, want) in live.iter().zip(&want) {
             assert_eq!(&l.tokens, want, "failure {n}");
@@ -275,7 +276,7 @@ fn pages_of_a_cohort_that_was_given_up_can_be_used_at_once() {
         e.remove(live[1].seq);
         e.swap(live[0].seq, Side::Device).unwrap();
         let row = [*live[0].tokens.last().unwrap()];
-        e.forward_greedy(&[Input { seq: live[0].seq, tokens: &row, logits: Logits::Last }]).unwrap();
+        e.forward_greedy(&[NewTokens { id: live[0].seq, tokens: &row, wants: Wants::Last }]).unwrap();
     }
 }
 
@@ -345,27 +346,27 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!((before.1.len(), e.cohorts_free()), (2, 0));
     let (parked, waiting, device) = (live[1].seq, live[3].seq, live[0].seq);
     let tokens = [7];
-    let row = |seq| Input { seq, tokens: &tokens, logits: Logits::Last };
-    let said = |e: &mut Engine, step: &Overlap<'_>, why: &str| {
-        let error = e.advance(step).unwrap_err().to_string();
+    let row = |seq| NewTokens { id: seq, tokens: &tokens, wants: Wants::Last };
+    let said = |e: &mut Engine, batches: &[&[NewTokens<'_>]], why: &str| {
+        let error = e.run_rows(batches, Flow::Async, &[], |i| i.pick = true).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     };
-    let none = Overlap { pick: true, ..Overlap::default() };
-    said(&mut e, &Overlap { begin: &[&[row(waiting)]], ..none }, "there is room for 0");
-    said(&mut e, &Overlap { device: &[row(parked)], ..none }, "parked at layer 0");
+    said(&mut e, &[&[], &[row(waiting)]], "there is room for 0");
+    said(&mut e, &[&[row(parked)]], "parked at layer 0");
     let error = e.forward(&[row(parked)]).unwrap_err().to_string();
     assert!(error.contains("parked at layer 0"), "{error}");
     let error = e.swap(parked, Side::Device).unwrap_err().to_string();
     assert!(error.contains("parked at layer 0"), "{error}");
     // Steps of other kinds work, except with parked sequences.
     e.forward(&[row(device), row(waiting)]).unwrap();
-    let error = e.forward_as(&[row(device), row(waiting)], &[0, 1], Flow::TwoLanes).unwrap_err().to_string();
+    let batches: [&[NewTokens<'_>]; 2] = [&[row(device)], &[row(waiting)]];
+    let error = e.run_rows(&batches, Flow::TwoLanes, &[], |_| ()).unwrap_err().to_string();
     assert!(error.contains("sub-batch 1 is parked"), "{error}");
     assert_eq!(e.cohorts(), before.1);
     live.iter().for_each(|l| e.remove(l.seq));
     let seq = e.add_at(Side::Device).unwrap();
-    said(&mut e, &Overlap { begin: &[&[row(seq)]], ..none }, "live on the host");
-    said(&mut e, &Overlap { begin: &[&[]], ..none }, "no sequence");
+    said(&mut e, &[&[], &[row(seq)]], "live on the host");
+    said(&mut e, &[&[], &[]], "no sequence");
 }
 
 /// Weights on both sides: HELM's boundary, LIA's pinned layers before the host's, layers of the host between, a projection on the
