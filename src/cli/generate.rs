@@ -1,6 +1,5 @@
 //! `tandem generate`: continues or answers one prompt, or many.
 
-mod answer;
 pub(super) mod chat;
 mod lines;
 mod many;
@@ -9,15 +8,13 @@ mod results;
 pub(super) mod variables;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use tandem::device::TOP_K;
-use tandem::engine::{Engine, NewTokens};
-use tandem::program::{RequestId, Wants};
-use tandem::text::{Message, NO_TOKEN_LEFT, Sampler, Tokenizer, logprobs};
+use tandem::engine::{Engine, Event, Finish, Request, Requests, Token};
+use tandem::text::{Ending, Message, Sampler, Tokenizer};
 use tandem::{Error, atomic_file};
 
-use self::answer::{Answer, Ending};
 use self::chat::Chat;
 use self::variables::VariableArgs;
 use super::args::EngineArgs;
@@ -43,7 +40,7 @@ pub struct Args {
     pub file: Option<PathBuf>,
     /// Answer the prompts in FILE (- is standard input), a JSON object a line with a prompt or messages; a JSON object a
     /// line comes out (docs/requests.md).
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "logprobs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file"])]
     pub prompts: Option<PathBuf>,
     /// With --prompts: write the results to a file, whole or not at all.
     #[arg(short, long, value_name = "FILE")]
@@ -77,8 +74,8 @@ pub struct Args {
     /// Stop at this text, which is not printed; may be given several times.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
-    /// With --json: log-probabilities of each token and of the K most likely ones.
-    #[arg(long, value_name = "K", requires = "json", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    /// With --json or --prompts: log-probabilities of each token and of the K most likely ones.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub logprobs: Option<u32>,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -149,6 +146,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some((_, flag)) = of_prompts.iter().find(|(given, _)| *given) {
         return Err(Error::usage(format!("{flag}: is for many prompts; add --prompts FILE")).into());
     }
+    if args.logprobs.is_some() && !args.json {
+        return Err(Error::usage("--logprobs: are part of the JSON object; add --json").into());
+    }
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;
     let mut sampling = args.sampling.resolve(&opened.model.sampling);
@@ -164,7 +164,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     lists.put(&mut sampling.params);
     ending.withhold(&mut sampling.params);
-    let sampler = Sampler::new(sampling.params.clone())?;
+    // Checked before the model is loaded.
+    Sampler::new(sampling.params.clone())?;
     let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref(), args.variables.all());
     let ids = match args.raw {
         true => chat.raw(&prompt)?,
@@ -180,44 +181,28 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.timeline.is_some() {
         running.engine.trace();
     }
-    let mut generation = Generation {
-        args,
-        sampler: sampler.after_prompt(ids.len()),
-        answer: Answer::new(tokenizer.as_ref(), &ending),
-        logprobs: Vec::new(),
+    let request = Request {
+        prompt: ids,
+        sampling: sampling.params.clone(),
+        max_tokens: args.max_tokens as usize,
+        ending,
+        logprobs: args.logprobs.map(|k| k as usize),
     };
-    let seq = running.engine.add();
-    let began = Stopwatch::start(&running.engine);
-    // Show a bar only for a long wait.
-    let bar =
-        (ids.len() > 4096).then(|| progress::count_bar(ids.len() as u64, "reading tokens of the prompt"));
-    let logits = running.engine.prefill(seq, &ids, |done| {
-        if let Some(bar) = &bar {
-            bar.set(done as u64);
-        }
-    })?;
-    if let Some(bar) = &bar {
-        bar.finish();
-    }
-    let prefill_s = began.seconds(&running.engine);
-    let decode_began = Stopwatch::start(&running.engine);
-    let mut first = None;
-    let first_from = Next::Logits(logits);
-    let finish = generation.decode(&mut running.engine, seq, first_from, &ids, &mut || {
-        first.get_or_insert_with(|| started.elapsed());
-    })?;
-    let decode_s = decode_began.seconds(&running.engine);
+    let (engine, generated) =
+        generate(running.engine, tokenizer.map(Arc::new), request, started, !args.json)?;
+    running.engine = engine;
+    let Generated { answer, finish, prompt_tokens, prefill_s, decode_s, first } = generated;
     // The time to the first token; loading the model takes no emulated time.
     let first_s = match running.engine.emulated_seconds() {
         Some(_) => first.map_or(0.0, |_| prefill_s),
         None => first.map_or(0.0, |f| f.as_secs_f64()),
     };
     // The prompt's own pass gave the first token.
-    let steps = generation.answer.tokens.len().saturating_sub(1);
+    let steps = answer.len().saturating_sub(1);
     let rate = |n: usize, s: f64| if n > 0 && s > 0.0 { n as f64 / s } else { 0.0 };
     let timings = serde_json::json!({
         "load_ms": running.load_ms,
-        "prefill_tok_s": rate(ids.len(), prefill_s),
+        "prefill_tok_s": rate(prompt_tokens, prefill_s),
         "decode_tok_s": rate(steps, decode_s),
         "ttft_ms": first_s * 1e3,
         "time": time_of(&running.engine),
@@ -227,135 +212,101 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.json {
         let mut result = serde_json::json!({
-            "prompt_tokens": ids.len(),
-            "tokens": generation.answer.tokens,
-            "text": generation.answer.text,
+            "prompt_tokens": prompt_tokens,
+            "tokens": answer.iter().map(|token| token.id).collect::<Vec<_>>(),
+            "text": answer.iter().map(|token| &*token.text).collect::<String>(),
             "finish_reason": finish,
             "plan": running.plan(&args.engine),
             "sampling": sampling.json(),
             "timings": timings,
         });
         if args.logprobs.is_some() {
-            result["logprobs"] = serde_json::Value::Array(generation.logprobs);
+            result["logprobs"] = results::logprobs(&answer);
         }
         return output::json(&result);
     }
     output::line("")?;
     progress::detail(&format!(
-        "{} prompt tokens at {:.0} tok/s, {} tokens at {:.1} tok/s, first after {:.0} ms; {finish}",
-        ids.len(),
-        rate(ids.len(), prefill_s),
-        generation.answer.tokens.len(),
+        "{prompt_tokens} prompt tokens at {:.0} tok/s, {} tokens at {:.1} tok/s, first after {:.0} ms; {finish}",
+        rate(prompt_tokens, prefill_s),
+        answer.len(),
         rate(steps, decode_s),
         first_s * 1e3
     ));
     Ok(())
 }
 
-/// Returns an error for logits from which no token can be chosen. A score of minus infinity only excludes its token.
-fn check_numbers(logits: &[f32]) -> tandem::Result<()> {
-    let usable = |x: &f32| !x.is_nan() && *x != f32::INFINITY;
-    let sound = logits.iter().all(usable) && logits.iter().any(|x| x.is_finite());
-    if sound { Ok(()) } else { Err(open::not_numbers()) }
+/// The answer to one prompt.
+struct Generated {
+    answer: Vec<Token>,
+    /// Why it ended, in JSON's words.
+    finish: &'static str,
+    prompt_tokens: usize,
+    /// Seconds of the prompt, and of what came after it.
+    prefill_s: f64,
+    decode_s: f64,
+    /// When the first token came, after the program's start.
+    first: Option<Duration>,
 }
 
-/// The source of the next token.
-enum Next {
-    /// Logits to sample from.
-    Logits(Vec<f32>),
-    /// The likeliest token, already chosen.
-    Token(u32),
-    /// The only row of the engine's last step.
-    Row,
-}
-
-/// The generation of one answer.
-struct Generation<'a> {
-    args: &'a Args,
-    sampler: Sampler,
-    answer: Answer<'a>,
-    logprobs: Vec<serde_json::Value>,
-}
-
-impl Generation<'_> {
-    /// Whether only the likeliest token is needed, so that logits may stay on their device.
-    fn is_greedy(&self) -> bool {
-        self.sampler.params().is_greedy() && self.args.logprobs.is_none()
-    }
-
-    /// Takes the next token and records its log-probability if requested.
-    fn take(&mut self, engine: &mut Engine, next: Next, history: &[u32]) -> tandem::Result<u32> {
-        let nothing = || Error::Run(NO_TOKEN_LEFT.into());
-        let mut logits = match next {
-            Next::Token(id) => return Ok(id),
-            Next::Row => {
-                if let Some(id) = engine.top(0).and_then(|top| self.sampler.choose_among(top)) {
-                    return Ok(id);
+/// Runs one request: a batch of one. Prints text as it comes if `print`. Returns the engine, too.
+fn generate(
+    engine: Engine,
+    tokenizer: Option<Arc<Tokenizer>>,
+    request: Request,
+    started: Instant,
+    print: bool,
+) -> anyhow::Result<(Engine, Generated)> {
+    let prompt_tokens = request.prompt.len();
+    let mut requests = Requests::new(engine);
+    requests.set_tokenizer(tokenizer);
+    let (_, events) = requests.submit(request)?;
+    // Show a bar only for a long wait.
+    let bar = (prompt_tokens > 4096)
+        .then(|| progress::count_bar(prompt_tokens as u64, "reading tokens of the prompt"));
+    let began = Stopwatch::start(requests.engine());
+    let (mut answer, mut prefill_s, mut first) = (Vec::new(), None, None);
+    let how = loop {
+        requests.step();
+        if prefill_s.is_none() {
+            let stored = requests.queues().running().first().map_or(prompt_tokens, |job| job.stored as usize);
+            if let Some(bar) = &bar {
+                bar.set(stored as u64);
+            }
+            if stored >= prompt_tokens {
+                prefill_s = Some(began.seconds(requests.engine()));
+                if let Some(bar) = &bar {
+                    bar.finish();
                 }
-                let logits = engine.logits_row(0)?;
-                check_numbers(logits)?;
-                return self.sampler.choose(logits, history).ok_or_else(nothing);
             }
-            Next::Logits(logits) => logits,
-        };
-        check_numbers(&logits)?;
-        let Some(k) = self.args.logprobs else {
-            return self.sampler.choose(&mut logits, history).ok_or_else(nothing);
-        };
-        let (lse, top) = logprobs(&logits, k as usize);
-        let raw = logits.clone();
-        let id = self.sampler.choose(&mut logits, history).ok_or_else(nothing)?;
-        let top: Vec<_> = top.into_iter().map(|(id, p)| serde_json::json!([id, p])).collect();
-        let logprob = raw[id as usize] as f64 - lse;
-        self.logprobs.push(serde_json::json!({ "id": id, "logprob": logprob, "top": top }));
-        Ok(id)
-    }
-
-    /// Decodes until the answer ends and returns the reason. `seen` is called for every token.
-    fn decode(
-        &mut self,
-        engine: &mut Engine,
-        seq: RequestId,
-        mut next: Next,
-        prompt: &[u32],
-        seen: &mut dyn FnMut(),
-    ) -> anyhow::Result<&'static str> {
-        let mut history = prompt.to_vec();
-        let finish = loop {
-            let most = self.args.max_tokens as usize;
-            if self.answer.tokens.len() >= most {
-                break "length";
+        }
+        let mut over = None;
+        for event in events.try_iter() {
+            match event {
+                Event::Token(token) => {
+                    first.get_or_insert_with(|| started.elapsed());
+                    if print && !token.text.is_empty() {
+                        output::print(&token.text)?;
+                    }
+                    answer.push(token);
+                }
+                Event::End(how) => over = Some(how),
             }
-            let id = self.take(engine, next, &history)?;
-            history.push(id);
-            seen();
-            let piece = self.answer.push(id);
-            self.emit(&piece.text)?;
-            if piece.stops {
-                break "stop";
-            }
-            if self.answer.tokens.len() >= most {
-                break "length";
-            }
-            if engine.len(seq) + 1 > engine.context() {
-                break "length";
-            }
-            let input = [NewTokens { id: seq, tokens: &[id], wants: Wants::Last }];
-            next = if self.is_greedy() {
-                Next::Token(engine.forward_greedy(&input)?[0])
-            } else if self.args.logprobs.is_none() {
-                engine.forward_tops(&input, &[self.sampler.top_factor(TOP_K)])?;
-                Next::Row
-            } else {
-                Next::Logits(engine.forward(&input)?.to_vec())
-            };
-        };
-        let rest = self.answer.finish();
-        self.emit(&rest)?;
-        Ok(finish)
-    }
-
-    fn emit(&self, text: &str) -> anyhow::Result<()> {
-        if text.is_empty() || self.args.json { Ok(()) } else { output::print(text) }
-    }
+        }
+        if let Some(how) = over {
+            break how;
+        }
+    };
+    let finish = match how {
+        Finish::Failed(error) => {
+            return Err(Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string())).into());
+        }
+        Finish::Stop => "stop",
+        Finish::Length | Finish::Cancelled => "length",
+    };
+    let seconds = began.seconds(requests.engine());
+    let prefill_s = prefill_s.unwrap_or(seconds);
+    let decode_s = seconds - prefill_s;
+    let engine = requests.into_engine();
+    Ok((engine, Generated { answer, finish, prompt_tokens, prefill_s, decode_s, first }))
 }

@@ -10,7 +10,7 @@
 //! | item | what |
 //! |---|---|
 //! | [`Engine`], [`Options`], [`Outcome`], [`CohortOutcome`], [`TokenSource`], [`NewTokens`], [`NOT_NUMBERS`] | a loaded model and its steps |
-//! | [`Requests`], [`Request`], [`Event`], [`Finish`], [`StepReport`] | many requests, computed step by step |
+//! | [`Requests`], [`Request`], [`Event`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
 //! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`FarSteps`], [`SidePages`] | pages away from the device |
 //! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
@@ -50,7 +50,7 @@ pub use memory::Memory;
 pub use options::Options;
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
-pub use requests::{Event, Finish, Request, Requests, StepReport};
+pub use requests::{Event, Finish, Logprobs, Request, Requests, StepReport, Token};
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
 pub use step::{CohortOutcome, Outcome, TokenSource};

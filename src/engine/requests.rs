@@ -9,6 +9,7 @@
 //! A [`Strategy`] decides which requests are computed in each step ([`crate::sched`]). A request gives the same tokens
 //! as alone: its sampler has its own seed, and rows of a step do not mix (bit by bit in deterministic mode).
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustc_hash::FxHashMap;
@@ -21,43 +22,76 @@ use crate::cache::KvGeometry;
 use crate::device::TOP_K;
 use crate::program::{Flow, Group, RequestId, Side};
 use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Strategy, Targets, Untimed};
-use crate::text::{Sampler, SamplerParams};
+use crate::text::{Answer, Ending, Sampler, SamplerParams, Tokenizer};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
 
 /// A request for an answer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Request {
     /// Tokens to continue, at least one.
     pub prompt: Vec<u32>,
     /// How tokens are chosen; the seed is the request's own.
     pub sampling: SamplerParams,
-    /// Most tokens to generate, at least one. The context may end it earlier.
+    /// Most tokens to generate. The context may end it earlier.
     pub max_tokens: usize,
-    /// Tokens that end the answer, which includes them.
-    pub stop: Vec<u32>,
+    /// What ends the answer, and what of it is text. Its tokens include the one that ends it.
+    pub ending: Ending,
+    /// Log-probabilities: of each token of the answer, and of this many most likely ones beside it.
+    pub logprobs: Option<usize>,
 }
 
 /// Why a request ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Finish {
-    /// One of its stop tokens ended the answer.
+    /// One of its tokens or texts ended the answer ([`Ending`]).
     Stop,
     /// It has reached its own limit of tokens, or the context's.
     Length,
     /// It was cancelled, or its receiver was dropped.
     Cancelled,
-    /// A step failed, or its scores are not numbers; the reason in a sentence.
-    Failed(String),
+    /// A step failed, or its scores are not numbers.
+    Failed(Arc<Error>),
+}
+
+/// Failures are equal if they say the same.
+impl PartialEq for Finish {
+    fn eq(&self, other: &Finish) -> bool {
+        match (self, other) {
+            (Finish::Failed(a), Finish::Failed(b)) => a.to_string() == b.to_string(),
+            (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+        }
+    }
 }
 
 /// An event of a request's stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The next token.
-    Token(u32),
+    Token(Token),
     /// The request has ended; no event follows.
     End(Finish),
+}
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// Text that is final with it; it may end later than the token's own, or be empty, where characters or a stop string
+    /// are not complete. With the last token comes all the rest.
+    pub text: String,
+    /// Log-probabilities, if the request wants them.
+    pub logprobs: Option<Box<Logprobs>>,
+}
+
+/// Log-probabilities of a token, from the model's logits before any sampling setting changes them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprobs {
+    /// The token's own.
+    pub token: f64,
+    /// The likeliest tokens with theirs, the best first.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Report of a step.
@@ -89,7 +123,8 @@ struct Live {
     tokens: Vec<u32>,
     /// Number of tokens at which the answer is complete.
     end: usize,
-    stop: Vec<u32>,
+    answer: Answer,
+    logprobs: Option<usize>,
     sampler: Sampler,
     events: Sender<Event>,
 }
@@ -97,12 +132,12 @@ struct Live {
 impl Live {
     /// Whether it needs only the likeliest token.
     fn is_greedy(&self) -> bool {
-        self.sampler.params().is_greedy()
+        self.sampler.params().is_greedy() && self.logprobs.is_none()
     }
 
     /// What the likeliest tokens are asked for with, if they may be enough.
     fn top_factor(&self) -> Option<f32> {
-        self.sampler.top_factor(TOP_K)
+        self.sampler.top_factor(TOP_K).filter(|_| self.logprobs.is_none())
     }
 }
 
@@ -127,6 +162,7 @@ pub struct Requests {
     queues: Queues,
     strategy: Box<dyn Strategy>,
     costs: Box<dyn Predict + Send>,
+    tokenizer: Option<Arc<Tokenizer>>,
     limits: Limits,
     /// Consecutive steps in which no request made progress.
     idle_steps: u32,
@@ -154,7 +190,7 @@ impl Requests {
             host_pages,
         };
         let (live, queues) = (InFlight::default(), Queues::default());
-        Requests { engine, live, queues, strategy, costs, limits, idle_steps: 0 }
+        Requests { engine, live, queues, strategy, costs, tokenizer: None, limits, idle_steps: 0 }
     }
 
     /// The engine.
@@ -210,15 +246,12 @@ impl Requests {
     /// Accepts a request. Its tokens arrive at the receiver as steps are made; dropping the receiver cancels it.
     ///
     /// # Errors
-    /// If the prompt is empty, a token is outside the vocabulary, the sampling makes no sense, or no token is wanted;
+    /// If the prompt is empty, a token is outside the vocabulary, or the sampling makes no sense;
     /// and if the request does not fit the context or the pages that the strategy may use (with the numbers).
     pub fn submit(&mut self, request: Request) -> Result<(RequestId, Receiver<Event>)> {
-        let Request { prompt, sampling, max_tokens, stop } = request;
+        let Request { prompt, sampling, max_tokens, ending, logprobs } = request;
         if prompt.is_empty() {
             return Err(Error::usage("the prompt is empty"));
-        }
-        if max_tokens == 0 {
-            return Err(Error::usage("a request for 0 tokens; at least 1 is needed"));
         }
         self.engine.check_tokens(&prompt)?;
         let context = self.engine.context();
@@ -230,7 +263,7 @@ impl Requests {
         }
         let sampler = Sampler::new(sampling)?.after_prompt(prompt.len());
         // The last token is not stored.
-        let most = prompt.len().saturating_add(max_tokens - 1).min(context);
+        let most = prompt.len().saturating_add(max_tokens.saturating_sub(1)).min(context);
         let pages = KvGeometry::pages_for(most);
         let Limits { device_pages, host_pages, .. } = self.limits;
         // A strategy would leave a request waiting forever that it cannot serve.
@@ -255,7 +288,8 @@ impl Requests {
         let live = Live {
             tokens: prompt,
             end: n.saturating_add(max_tokens).min(context + 1),
-            stop,
+            answer: Answer::new(self.tokenizer.clone(), ending),
+            logprobs,
             sampler,
             events,
         };
@@ -264,6 +298,12 @@ impl Requests {
         self.live.insert(id, live);
         self.queues.submit(RequestView::new(id, n as u32, most as u32));
         Ok((id, receiver))
+    }
+
+    /// The tokenizer for the text of answers that are submitted from now on. Without one it consists of the tokens' numbers, each
+    /// with a space behind it.
+    pub fn set_tokenizer(&mut self, tokenizer: Option<Arc<Tokenizer>>) {
+        self.tokenizer = tokenizer;
     }
 
     /// What is asked of latency: strategies are as fast as they can be within it.

@@ -25,7 +25,7 @@
 //!     for first in 1..=8 {
 //!         let client = service.client();
 //!         threads.spawn(move || {
-//!             let request = Request { prompt: vec![first], sampling: Default::default(), max_tokens: 5, stop: vec![] };
+//!             let request = Request { prompt: vec![first], max_tokens: 5, ..Request::default() };
 //!             let (_, stream) = client.submit(request).unwrap();
 //!             let (tokens, how) = stream.finish();
 //!             assert_eq!((tokens.len(), how), (5, Finish::Length));
@@ -254,7 +254,7 @@ impl EventStream {
         let mut tokens = Vec::new();
         for event in &mut self {
             match event {
-                Event::Token(token) => tokens.push(token),
+                Event::Token(token) => tokens.push(token.id),
                 Event::End(how) => return (tokens, how),
             }
         }
@@ -263,7 +263,7 @@ impl EventStream {
 
     /// Processes a received event. If the sender is gone, the request was in flight when the service ended.
     fn heard(&mut self, event: Option<Event>) -> Option<Event> {
-        let ended = || Event::End(Finish::Failed(self.client.shared.unavailable().to_string()));
+        let ended = || Event::End(Finish::Failed(Arc::new(self.client.shared.unavailable())));
         let event = event.unwrap_or_else(ended);
         if matches!(event, Event::End(_)) {
             self.over = true;

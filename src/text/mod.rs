@@ -5,8 +5,9 @@
 //! - `tokenizer` ([`Tokenizer`]) turns text into token ids, and ids into bytes;
 //! - `sampler` ([`Sampler`], [`SamplerParams`], [`Top`], [`NO_TOKEN_LEFT`], [`logprobs`], [`token_logprob`]) picks the next id from the model's logits;
 //! - `stream` ([`StreamDecoder`], [`StreamOutput`]) turns the bytes of successive tokens into text that can be printed
-//!   at once.
+//!   at once, and `answer` ([`Answer`], [`Ending`], [`Piece`]) the tokens of an answer into its text, up to where it ends.
 
+mod answer;
 mod sampler;
 mod sandbox;
 mod stream;
@@ -14,6 +15,7 @@ mod template;
 mod tokenizer;
 mod top;
 
+pub use answer::{Answer, Ending, Piece};
 pub use sampler::{NO_TOKEN_LEFT, Sampler, SamplerParams, logprobs, token_logprob};
 pub use sandbox::{Sandbox, serve_sandbox_if_asked};
 pub use stream::{StreamDecoder, StreamOutput};

@@ -75,7 +75,7 @@ fn executed(requests: &mut Requests, arrivals: &[Arrival]) -> Outcome {
                 prompt: (0..arrival.input).map(token).collect(),
                 sampling: SamplerParams { temperature: 0.0, ..Default::default() },
                 max_tokens: arrival.output as usize,
-                stop: Vec::new(),
+                ..Request::default()
             };
             requests.submit(request).unwrap().1
         })

@@ -10,7 +10,6 @@ use tandem::cache::KvGeometry;
 use tandem::engine::{Event, Finish, Request, Requests};
 use tandem::program::{Flow, RequestId, Side};
 use tandem::sim::{Report, Sums, Trip, report};
-use tandem::text::SamplerParams;
 use tandem::timeline::{Timeline, Window};
 use tandem::workload::Arrival;
 
@@ -157,9 +156,8 @@ impl Run {
     fn submit(&mut self, requests: &mut Requests, index: usize, arrival: &Arrival) {
         let request = Request {
             prompt: prompt(arrival, index, requests.engine().spec().vocab),
-            sampling: SamplerParams::default(),
             max_tokens: arrival.output as usize,
-            stop: Vec::new(),
+            ..Request::default()
         };
         match requests.submit(request) {
             Ok((id, events)) => {
@@ -221,7 +219,7 @@ impl Run {
         for (id, how) in ended {
             let flight = self.flights.remove(&id).expect("it was there");
             match how {
-                Finish::Failed(why) => self.fail(flight.index, why),
+                Finish::Failed(why) => self.fail(flight.index, why.to_string()),
                 _ => self.over += 1,
             }
         }

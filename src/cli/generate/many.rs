@@ -5,19 +5,18 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use serde_json::{Value, json};
-use tandem::engine::{Event, Finish, Request};
-use tandem::program::RequestId;
+use tandem::engine::{Event, Finish, Request, Token};
 use tandem::sched::Targets;
-use tandem::text::{Conversation, Message, SamplerParams, Tokenizer};
+use tandem::text::{Conversation, Ending, Message, SamplerParams, Tokenizer};
 use tandem::{Error, Result as Outcome, atomic_file};
 
-use super::answer::{Answer, Ending};
 use super::chat::Chat;
 use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
-use super::results::Results;
+use super::results::{self, Results};
 use super::{Args, ends, variables, write_timeline};
 use crate::cli::open::{self, Needs, Opened, Scheduled};
 use crate::cli::sampling::{Lists, seed_of};
@@ -85,7 +84,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     if !sizes.is_empty() {
         let needs = Needs::new(&sizes, args.engine.ctx, opened.model.spec.max_context);
         let scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
-        generate(args, tokenizer.as_ref(), scheduled, &asked, &mut results, &mut failures)?;
+        generate(args, tokenizer.map(Arc::new), scheduled, &asked, &mut results, &mut failures)?;
     }
     results.finish()?;
     failures.into_error(&name, asked.len())
@@ -269,26 +268,22 @@ fn spellings(word: &str, tokenizer: &Tokenizer) -> Outcome<Vec<Vec<u32>>> {
 }
 
 /// A request in flight.
-struct Flight<'a> {
+struct Flight {
     index: usize,
-    id: RequestId,
     events: Receiver<Event>,
-    answer: Answer<'a>,
+    answer: Vec<Token>,
     /// The time of its first token.
     first: Option<f64>,
 }
 
-impl Flight<'_> {
+impl Flight {
     /// Reads the events up to `now`. Returns how the request ended, if it has.
     fn read(&mut self, now: f64) -> Option<Finish> {
         for event in self.events.try_iter() {
             match event {
-                Event::Token(id) => {
+                Event::Token(token) => {
                     self.first.get_or_insert(now);
-                    // The engine also detects the end of the turn, and reports it next.
-                    if self.answer.push(id).stops {
-                        return Some(Finish::Stop);
-                    }
+                    self.answer.push(token);
                 }
                 Event::End(how) => return Some(how),
             }
@@ -299,7 +294,7 @@ impl Flight<'_> {
 
 fn generate(
     args: &Args,
-    tokenizer: Option<&Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
     mut scheduled: Scheduled,
     asked: &[Asked],
     results: &mut Results<'_>,
@@ -320,10 +315,11 @@ fn generate(
     let targets = args.targets.targets()?;
     scheduled.set_targets(if targets.is_some() { targets } else { Targets::OFFLINE });
     let mut requests = scheduled.requests(&strategy);
+    requests.set_tokenizer(tokenizer);
     let watch = Stopwatch::start(requests.engine());
     // Submit more requests than can run, so that the scheduler has a choice; but not all, because it examines each.
     let most = 2 * requests.engine().sequences() + 16;
-    let mut flights: Vec<Flight<'_>> = Vec::new();
+    let mut flights: Vec<Flight> = Vec::new();
     loop {
         while flights.len() < most
             && let Some((index, wanted)) = waiting.next()
@@ -332,11 +328,11 @@ fn generate(
                 prompt: wanted.prompt.clone(),
                 sampling: wanted.sampling.clone(),
                 max_tokens: wanted.max_tokens,
-                stop: wanted.ending.tokens.clone(),
+                ending: wanted.ending.clone(),
+                logprobs: args.logprobs.map(|k| k as usize),
             };
-            let answer = Answer::new(tokenizer, &wanted.ending);
             match requests.submit(request) {
-                Ok((id, events)) => flights.push(Flight { index, id, events, answer, first: None }),
+                Ok((_, events)) => flights.push(Flight { index, events, answer: Vec::new(), first: None }),
                 Err(e) => {
                     done += 1;
                     failures.add(&asked[index], &e.to_string());
@@ -355,15 +351,12 @@ fn generate(
                 at += 1;
                 continue;
             };
-            let mut flight = flights.remove(at);
-            // Only this code detects stop strings.
-            requests.cancel(flight.id);
-            flight.answer.finish();
+            let flight = flights.remove(at);
             let asked = &asked[flight.index];
             let result = match &how {
                 Finish::Failed(why) => {
-                    failures.add(asked, why);
-                    failed(flight.index, asked, why)
+                    failures.add(asked, &why.to_string());
+                    failed(flight.index, asked, &why.to_string())
                 }
                 how => finished(&flight, asked, how, now, time),
             };
@@ -417,18 +410,22 @@ fn nothing(index: usize, asked: &Asked, wanted: &Wanted) -> Value {
     line.into()
 }
 
-fn finished(flight: &Flight<'_>, asked: &Asked, how: &Finish, now: f64, time: &str) -> Value {
+fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str) -> Value {
     let answer = &flight.answer;
     let first = flight.first.unwrap_or(now);
-    let after = answer.tokens.len().saturating_sub(1);
+    let after = answer.len().saturating_sub(1);
     let decode = if now > first { after as f64 / (now - first) } else { 0.0 };
     let mut line = head(flight.index, asked);
     let prompt = asked.wanted.as_ref().map_or(0, |w| w.prompt.len());
-    line.insert("text".into(), json!(answer.text));
+    let text: String = answer.iter().map(|token| &*token.text).collect();
+    line.insert("text".into(), json!(text));
     line.insert("finish_reason".into(), json!(if *how == Finish::Length { "length" } else { "stop" }));
     line.insert("prompt_tokens".into(), json!(prompt));
-    line.insert("completion_tokens".into(), json!(answer.tokens.len()));
-    line.insert("tokens".into(), json!(answer.tokens));
+    line.insert("completion_tokens".into(), json!(answer.len()));
+    line.insert("tokens".into(), json!(answer.iter().map(|token| token.id).collect::<Vec<_>>()));
+    if answer.iter().any(|token| token.logprobs.is_some()) {
+        line.insert("logprobs".into(), results::logprobs(answer));
+    }
     line.insert("seed".into(), json!(asked.wanted.as_ref().map_or(0, |w| w.sampling.seed)));
     let timings =
         json!({ "ttft_ms": 1e3 * first, "total_ms": 1e3 * now, "decode_tok_s": decode, "time": time });

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tandem::atomic_file;
+use tandem::engine::Token;
 
 use crate::cli::output;
 
@@ -62,6 +63,16 @@ impl<'a> Results<'a> {
         let Some(path) = self.file else { return Ok(()) };
         atomic_file::replace(path, |to| self.lines.iter().try_for_each(|line| writeln!(to, "{line}")))
     }
+}
+
+/// The log-probabilities of an answer's tokens, for JSON.
+pub fn logprobs(answer: &[Token]) -> Value {
+    let of = |token: &Token| {
+        let own = token.logprobs.as_ref()?;
+        let top: Vec<_> = own.top.iter().map(|(id, p)| json!([id, p])).collect();
+        Some(json!({ "id": token.id, "logprob": own.token, "top": top }))
+    };
+    answer.iter().filter_map(of).collect()
 }
 
 #[cfg(test)]

@@ -9,16 +9,16 @@
 //! nothing at all makes progress for long, the oldest request ends with the reason, so that no strategy can make a
 //! client wait forever.
 
-use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::super::sequences::NOT_NUMBERS;
 use super::super::step::Outcome;
-use super::{Event, Finish, Live, Requests, StepReport};
+use super::{Event, Finish, Live, Logprobs, Requests, StepReport, Token};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed};
-use crate::text::NO_TOKEN_LEFT;
+use crate::text::{NO_TOKEN_LEFT, logprobs};
 use crate::{Error, Result};
 
 /// Whole requests that change sides.
@@ -32,13 +32,13 @@ const IDLE_STEPS: u32 = 64;
 struct Progress {
     report: StepReport,
     /// Requests that end with an error.
-    failed: Vec<(RequestId, String)>,
+    failed: Vec<(RequestId, Error)>,
     /// Requests without pages to continue.
     left_out: Vec<RequestId>,
     /// Requests that have ended normally.
     over: Vec<(RequestId, Finish)>,
     /// Why nothing made progress, if so.
-    held_up: Option<String>,
+    held_up: Option<Error>,
     /// Cohorts, and those of them that advanced.
     cohorts: u32,
     advanced: u32,
@@ -101,7 +101,7 @@ impl Requests {
             if self.live.contains_key(&id)
                 && let Err(error) = self.engine.set_side(id, side)
             {
-                done.failed.push((id, error.to_string()));
+                done.failed.push((id, error));
             }
         }
     }
@@ -153,7 +153,7 @@ impl Requests {
         // A sequence whose pages could not move is still complete on its old side.
         let mut moved = |moved: Result<()>| match moved {
             Ok(()) => done.report.swapped += 1,
-            Err(error) => done.held_up = Some(error.to_string()),
+            Err(error) => done.held_up = Some(error),
         };
         iteration.moves.iter().for_each(|m| moved(self.engine.move_part(m)));
         swaps.iter().for_each(|&(id, side)| moved(self.engine.swap(id, side)));
@@ -202,7 +202,8 @@ impl Requests {
         self.idle_steps = 0;
         let oldest = self.queues.running().first().or(self.queues.waiting().next()).map(|job| job.id);
         let why = done.held_up.take().unwrap_or_else(|| {
-            format!("strategy {} makes no step of any request that is there", self.strategy.name())
+            let name = self.strategy.name();
+            Error::Run(format!("strategy {name} makes no step of any request that is there"))
         });
         done.failed.extend(oldest.map(|id| (id, why)));
     }
@@ -211,13 +212,10 @@ impl Requests {
     fn close(&mut self, done: Progress) -> StepReport {
         let Progress { mut report, mut failed, over, .. } = done;
         for (id, how) in over {
-            match how {
-                Finish::Failed(why) => failed.push((id, why)),
-                how => report.finished += usize::from(self.end(id, how)),
-            }
+            report.finished += usize::from(self.end(id, how));
         }
-        for (id, why) in failed {
-            report.failed += usize::from(self.end(id, Finish::Failed(why)));
+        for (id, error) in failed.drain(..) {
+            report.failed += usize::from(self.end(id, Finish::Failed(Arc::new(error))));
         }
         report
     }
@@ -259,7 +257,9 @@ impl Requests {
         rows.extend(ended.flatten());
         for (id, row) in rows {
             let pick = match iteration.pick {
-                true => self.engine.picks()[row].ok_or(NOT_NUMBERS.into()),
+                true => self.engine.picks()[row]
+                    .ok_or_else(|| Error::Run(NOT_NUMBERS.into()))
+                    .map(|id| (id, None)),
                 false => self.drawn(id, row),
             };
             self.answer(id, pick, done);
@@ -315,37 +315,41 @@ impl Requests {
     }
 
     /// The next token of a request, from a row of the last step: among the likeliest tokens if these tell, else from all.
-    fn drawn(&mut self, id: RequestId, row: usize) -> Pick {
+    fn drawn(&mut self, id: RequestId, row: usize) -> Result<Drawn> {
         let live = self.live.get_mut(&id).expect("a request that runs");
         if live.top_factor().is_some()
             && let Some(token) = self.engine.top(row).and_then(|top| live.sampler.choose_among(top))
         {
-            return Ok(token);
+            return Ok((token, None));
         }
-        // The step is done, so it cannot be tried again.
-        sample(live, self.engine.logits_row(row).map_err(|e| Cow::from(format!("{LOST}: {e}")))?)
+        sample(live, self.engine.logits_row(row)?)
     }
 
     /// Appends a request's next token.
-    fn answer(&mut self, id: RequestId, pick: Pick, done: &mut Progress) {
+    fn answer(&mut self, id: RequestId, drawn: Result<Drawn>, done: &mut Progress) {
         let live = self.live.get_mut(&id).expect("a request that runs");
-        let token = match pick {
-            Ok(token) => token,
-            Err(why) => {
-                done.over.push((id, Finish::Failed(why.into_owned())));
-                return;
-            }
+        if live.tokens.len() >= live.end {
+            // Only its prompt was wanted.
+            return done.over.push((id, Finish::Length));
+        }
+        let (token, logprobs) = match drawn {
+            Ok(drawn) => drawn,
+            // The step is done, so it cannot be tried again.
+            Err(error) => return done.failed.push((id, error)),
         };
         done.report.tokens += 1;
         live.tokens.push(token);
-        let heard = live.events.send(Event::Token(token)).is_ok();
-        if live.stop.contains(&token) {
-            done.over.push((id, Finish::Stop));
-        } else if live.tokens.len() >= live.end {
-            done.over.push((id, Finish::Length));
-        } else if !heard {
-            done.over.push((id, Finish::Cancelled));
+        let mut piece = live.answer.push(token);
+        let over = match (piece.stops, live.tokens.len() >= live.end) {
+            (true, _) => Some(Finish::Stop),
+            (false, true) => Some(Finish::Length),
+            (false, false) => None,
+        };
+        if over.is_some() {
+            piece.text += &live.answer.finish();
         }
+        let heard = live.events.send(Event::Token(Token { id: token, text: piece.text, logprobs })).is_ok();
+        done.over.extend(over.or((!heard).then_some(Finish::Cancelled)).map(|how| (id, how)));
     }
 }
 
@@ -353,11 +357,11 @@ impl Progress {
     /// Handles a request that could not be computed alone.
     fn leave(&mut self, id: RequestId, error: Error) {
         match error {
-            Error::Capacity(why) => {
+            Error::Capacity(_) => {
                 self.left_out.push(id);
-                self.held_up = Some(why);
+                self.held_up = Some(error);
             }
-            error => self.failed.push((id, error.to_string())),
+            error => self.failed.push((id, error)),
         }
     }
 }
@@ -367,17 +371,22 @@ fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
     iteration.sub_batches.iter_mut().for_each(|b| b.groups.retain(&mut keep));
 }
 
-/// Why there is no token of a row whose logits have stayed on a device that fails.
-const LOST: &str = "the scores could not be read";
-
-/// The next token of a request, or why there is none.
-type Pick = std::result::Result<u32, Cow<'static, str>>;
+/// A token with its log-probabilities.
+type Drawn = (u32, Option<Box<Logprobs>>);
 
 /// The next token of a request, by its sampler. A score of minus infinity only excludes its token.
-fn sample(live: &mut Live, logits: &mut [f32]) -> Pick {
+fn sample(live: &mut Live, logits: &mut [f32]) -> Result<Drawn> {
     let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
     if !usable {
-        return Err(NOT_NUMBERS.into());
+        return Err(Error::Run(NOT_NUMBERS.into()));
     }
-    live.sampler.choose(logits, &live.tokens).ok_or(NO_TOKEN_LEFT.into())
+    let nothing = || Error::Run(NO_TOKEN_LEFT.into());
+    let Some(k) = live.logprobs else {
+        return Ok((live.sampler.choose(logits, &live.tokens).ok_or_else(nothing)?, None));
+    };
+    let (lse, top) = logprobs(logits, k);
+    let raw = logits.to_vec();
+    let token = live.sampler.choose(logits, &live.tokens).ok_or_else(nothing)?;
+    let own = f64::from(raw[token as usize]) - lse;
+    Ok((token, Some(Box::new(Logprobs { token: own, top }))))
 }

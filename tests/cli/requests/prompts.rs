@@ -311,7 +311,6 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
     let empty = home.path().join("empty.jsonl");
     for (args, code, want) in [
         (vec!["--prompts", file, "a prompt"], 2, "cannot be used with"),
-        (vec!["--prompts", file, "--logprobs", "2", "--json"], 2, "cannot be used with"),
         (vec!["--prompts", file, "--parallel", "0"], 2, "0 is not in 1..=4096"),
         (vec!["-o", "x", "a prompt"], 2, "--prompts"),
         (vec!["--as-completed", "a prompt"], 2, "--prompts"),

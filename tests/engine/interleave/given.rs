@@ -50,7 +50,7 @@ impl Given {
             (self.judge)(m, &text, token)?;
             text.push(token);
         }
-        let stopped = s.tokens.last().is_some_and(|t| r.stop.contains(t));
+        let stopped = s.tokens.last().is_some_and(|t| r.ending.tokens.contains(t));
         match &s.end {
             None if s.events.is_none() => Ok(()),
             Some(Finish::Cancelled) if s.cancelled => Ok(()),

@@ -32,7 +32,7 @@ use tandem::program::{LayerPlacement, Placement, RequestId, Side, Wants};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
-use tandem::text::{Sampler, SamplerParams};
+use tandem::text::{Ending, Sampler, SamplerParams};
 
 use random::Random;
 
@@ -114,7 +114,13 @@ fn request(i: usize, vocab: usize) -> Request {
     };
     let n = [3, 33, 1, 17, 60, 32, 8, 45][i % 8];
     let prompt = (0..n).map(|t| ((t * t * 31 + t * 7 + i * 13) % vocab) as u32).collect();
-    Request { prompt, sampling, max_tokens: [6, 2, 9, 1, 14][i % 5], stop: vec![(i * 7 % vocab) as u32] }
+    Request {
+        prompt,
+        sampling,
+        max_tokens: [6, 2, 9, 1, 14][i % 5],
+        ending: Ending::at(vec![(i * 7 % vocab) as u32]),
+        logprobs: None,
+    }
 }
 
 /// Prefill, then a token at a time, by hand.
@@ -128,7 +134,7 @@ fn alone(engine: &mut Engine, r: &Request) -> Answer {
         let token = sampler.sample(&mut logits, &history);
         answer.push(token);
         history.push(token);
-        if r.stop.contains(&token) {
+        if r.ending.tokens.contains(&token) {
             break Finish::Stop;
         }
         if answer.len() == r.max_tokens || engine.len(seq) == engine.context() {
@@ -171,7 +177,7 @@ impl Sent {
         for event in self.events.iter().flat_map(Receiver::try_iter) {
             match event {
                 _ if self.end.is_some() => return Err(format!("{event:?} behind the end of {:?}", self.id)),
-                Event::Token(t) => self.tokens.push(t),
+                Event::Token(t) => self.tokens.push(t.id),
                 Event::End(how) => self.end = Some(how),
             }
         }
@@ -388,7 +394,7 @@ impl World {
                 Some(Finish::Cancelled) | None => tally.cancelled += 1,
                 Some(Finish::Failed(why)) => {
                     tally.failed += 1;
-                    self.reasons.push(why.clone());
+                    self.reasons.push(why.to_string());
                 }
                 _ => tally.finished += 1,
             }
@@ -412,7 +418,11 @@ impl World {
             None if s.events.is_none() => false,
             None => return Err("it has not ended".into()),
             Some(Finish::Cancelled) if s.cancelled => false,
-            Some(Finish::Failed(why)) if transient && (lost || why.contains("a fault was injected")) => false,
+            Some(Finish::Failed(why))
+                if transient && (lost || why.to_string().contains("a fault was injected")) =>
+            {
+                false
+            }
             Some(how) if how == finish => true,
             Some(how) => {
                 return Err(format!("it ended by {how:?}, alone by {finish:?}: {:?}, {tokens:?}", s.tokens));

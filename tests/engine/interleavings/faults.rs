@@ -112,6 +112,7 @@ fn a_copy_that_never_ends_ends_all_streams_in_time_and_the_process_lives() {
         for stream in streams {
             // A stream whose service has ended says why.
             if let Some(Event::End(Finish::Failed(why))) = stream.last() {
+                let why = why.to_string();
                 assert!(
                     why.contains("has not ended after")
                         || why.contains("unavailable")

@@ -84,7 +84,7 @@ fn seconds(strategy: Box<dyn Strategy>) -> [(f64, f64); 2] {
                 prompt: prompt(60 + 25 * i, i, m.spec.vocab),
                 sampling: SamplerParams { temperature: 0.0, ..Default::default() },
                 max_tokens: 30,
-                stop: Vec::new(),
+                ..Request::default()
             };
             all.submit(request).unwrap().1
         })

@@ -1,7 +1,7 @@
 //! A request's life: queued, admitted, computed with others, ended by any of its limits or by a cancel.
 
 use tandem::engine::{Finish, Request, Requests};
-use tandem::text::SamplerParams;
+use tandem::text::{Ending, SamplerParams};
 
 use super::world::{CONTEXT, alone, drain, engine, model, options, prompt, request};
 
@@ -38,7 +38,8 @@ fn a_request_ends_at_its_stop_token_its_limit_or_the_contexts() {
         prompt: prompt(n, 1, m.spec.vocab),
         sampling: SamplerParams::default(),
         max_tokens,
-        stop,
+        ending: Ending::at(stop),
+        ..Request::default()
     };
     let (free, _) = alone(&mut e, &greedy(4, 12, vec![]));
     let stop = free[5];
@@ -106,7 +107,6 @@ fn what_cannot_be_done_is_refused_when_it_is_submitted() {
     let hot = SamplerParams { top_p: 2.0, ..SamplerParams::default() };
     for (r, want) in [
         (Request { prompt: vec![], ..good.clone() }, "the prompt is empty"),
-        (Request { max_tokens: 0, ..good.clone() }, "0 tokens"),
         (Request { prompt: vec![vocab as u32], ..good.clone() }, "outside the vocabulary"),
         (Request { prompt: prompt(CONTEXT + 1, 0, vocab), ..good.clone() }, "context of 96"),
         (Request { prompt: prompt(60, 0, vocab), max_tokens: 30, ..good.clone() }, "needs 3 pages"),

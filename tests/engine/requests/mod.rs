@@ -1,5 +1,6 @@
 //! Requests: many at a time, each as if it were alone.
 
+mod answers;
 mod emulated;
 mod faults;
 mod lifecycle;

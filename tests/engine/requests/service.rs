@@ -275,6 +275,7 @@ fn a_panic_ends_all_requests_with_an_error_and_refuses_later_ones() {
         for (_, mut stream) in streams {
             let last = stream.by_ref().last();
             let Some(Event::End(Finish::Failed(why))) = last else { panic!("{last:?}") };
+            let why = why.to_string();
             assert!(why.contains("of a bad strategy"), "{why}");
             assert!(stream.is_over() && stream.next().is_none());
             assert_eq!(stream.next_within(Duration::ZERO), None);
@@ -302,7 +303,7 @@ fn a_lost_device_ends_the_service_and_a_refused_launch_does_not() {
         runtime.set_faults(FaultPlan { refuse_launch: Some(30), ..FaultPlan::default() });
         // It was alone in its step, so that the step is not made again; others are not concerned.
         let ended = stream.finish().1;
-        assert!(matches!(&ended, Finish::Failed(why) if why.contains("refused")), "{ended:?}");
+        assert!(matches!(&ended, Finish::Failed(why) if why.to_string().contains("refused")), "{ended:?}");
         assert_eq!(client.submit(request(0, vocab)).unwrap().1.finish().1, Finish::Length);
         assert!(!service.has_ended());
 
@@ -310,6 +311,7 @@ fn a_lost_device_ends_the_service_and_a_refused_launch_does_not() {
         runtime.set_faults(FaultPlan { lost_at: Some(5), ..FaultPlan::default() });
         let failed = streams.into_iter().map(|s| s.finish().1).filter(|how| match how {
             Finish::Failed(why) => {
+                let why = why.to_string();
                 assert!(why.contains("emulated") || why.contains("lost"), "{why}");
                 true
             }

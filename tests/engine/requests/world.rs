@@ -45,7 +45,7 @@ pub fn request(i: usize, vocab: usize) -> Request {
     let sampling =
         SamplerParams { temperature, top_k: 40, repeat_penalty, seed: i as u64, ..Default::default() };
     let prompt = prompt([3, 40, 1, 17, 64][i % 5], i, vocab);
-    Request { prompt, sampling, max_tokens: [8, 3, 20, 1][i % 4], stop: Vec::new() }
+    Request { prompt, sampling, max_tokens: [8, 3, 20, 1][i % 4], ..Request::default() }
 }
 
 /// What a request's answer is when nothing else runs: prefill, then a token at a time, by hand.
@@ -59,7 +59,7 @@ pub fn alone(engine: &mut Engine, r: &Request) -> (Vec<u32>, Finish) {
         let token = sampler.sample(&mut logits, &history);
         answer.push(token);
         history.push(token);
-        if r.stop.contains(&token) {
+        if r.ending.tokens.contains(&token) {
             break Finish::Stop;
         }
         if answer.len() == r.max_tokens || engine.len(seq) == engine.context() {
@@ -78,7 +78,7 @@ pub fn drain(events: &Receiver<Event>) -> (Vec<u32>, Option<Finish>) {
     for event in events.try_iter() {
         assert!(end.is_none(), "{event:?} behind the end");
         match event {
-            Event::Token(t) => tokens.push(t),
+            Event::Token(t) => tokens.push(t.id),
             Event::End(how) => end = Some(how),
         }
     }

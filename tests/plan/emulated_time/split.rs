@@ -47,7 +47,7 @@ fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str)
     let sent: Vec<_> = (0..REQUESTS)
         .map(|i| {
             let sampling = SamplerParams { temperature: 0.0, ..Default::default() };
-            let request = Request { prompt: prompt(i), sampling, max_tokens: TOKENS.1, stop: vec![] };
+            let request = Request { prompt: prompt(i), sampling, max_tokens: TOKENS.1, ..Request::default() };
             all.submit(request).unwrap().1
         })
         .collect();
@@ -64,7 +64,7 @@ fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str)
         let mut tokens = Vec::new();
         for event in events.try_iter() {
             match event {
-                Event::Token(token) => tokens.push(token),
+                Event::Token(token) => tokens.push(token.id),
                 Event::End(how) => assert_eq!(how, Finish::Length),
             }
         }

@@ -1,10 +1,12 @@
 //! An answer under construction: takes tokens and returns the text that is final, up to a stop string or the end of the
 //! turn.
 
-use tandem::text::{SamplerParams, StreamDecoder, StreamOutput, Tokenizer};
+use std::sync::Arc;
+
+use super::{SamplerParams, StreamDecoder, StreamOutput, Tokenizer};
 
 /// What ends an answer, and what of it is text.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ending {
     /// Tokens that end it: those of the end of the turn, and the user's.
     pub tokens: Vec<u32>,
@@ -19,6 +21,11 @@ pub struct Ending {
 }
 
 impl Ending {
+    /// An answer that ends at one of these tokens.
+    pub fn at(tokens: Vec<u32>) -> Ending {
+        Ending { tokens, ..Ending::default() }
+    }
+
     /// Excludes the tokens that end the answer where it is too short.
     pub fn withhold(&self, params: &mut SamplerParams) {
         if self.min_tokens > 0 && !self.tokens.is_empty() {
@@ -28,18 +35,17 @@ impl Ending {
 }
 
 /// See the [module](self).
-pub struct Answer<'a> {
-    /// The tokenizer. Without one (random weights) the text consists of the tokens' numbers.
-    tokenizer: Option<&'a Tokenizer>,
-    ending: &'a Ending,
+pub struct Answer {
+    /// Without one (random weights) the text consists of the tokens' numbers.
+    tokenizer: Option<Arc<Tokenizer>>,
+    ending: Ending,
     stream: StreamDecoder,
-    /// All final text.
-    pub text: String,
-    /// All tokens, including the last one of a stop string or a turn.
-    pub tokens: Vec<u32>,
+    /// Tokens so far.
+    tokens: usize,
 }
 
 /// The effect of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// New text that will not change any more.
     pub text: String,
@@ -47,39 +53,36 @@ pub struct Piece {
     pub stops: bool,
 }
 
-impl<'a> Answer<'a> {
+impl Answer {
     /// An answer that ends so.
-    pub fn new(tokenizer: Option<&'a Tokenizer>, ending: &'a Ending) -> Answer<'a> {
+    pub fn new(tokenizer: Option<Arc<Tokenizer>>, ending: Ending) -> Answer {
         let stops: &[String] = if ending.min_tokens == 0 { &ending.stop } else { &[] };
         let stream = StreamDecoder::new(stops).keep_stop(ending.keep_stop);
-        Answer { tokenizer, ending, stream, text: String::new(), tokens: Vec::new() }
+        Answer { tokenizer, ending, stream, tokens: 0 }
     }
 
     /// Takes the next token.
     pub fn push(&mut self, id: u32) -> Piece {
-        self.tokens.push(id);
+        self.tokens += 1;
         let ends = self.ending.tokens.contains(&id);
-        let out = match self.tokenizer {
+        let out = match &self.tokenizer {
             _ if ends && !self.ending.keep_stop => StreamOutput::default(),
-            None => StreamOutput { text: format!("{id} "), stopped: false },
+            None => self.stream.push(format!("{id} ").as_bytes()),
             Some(t) if t.is_special(id) && self.ending.show_special => {
                 self.stream.push(t.token_text(id).unwrap_or_default().as_bytes())
             }
             Some(t) if t.is_special(id) || t.is_eog(id) => StreamOutput::default(),
             Some(t) => self.stream.push(&t.token_bytes(id)),
         };
-        if self.tokens.len() == self.ending.min_tokens {
+        if self.tokens == self.ending.min_tokens {
             self.stream.stop_at(&self.ending.stop);
         }
-        self.text.push_str(&out.text);
         Piece { text: out.text, stops: ends || out.stopped }
     }
 
     /// Ends the answer and returns the text that was held back because it could have become a stop string or a
     /// character.
     pub fn finish(&mut self) -> String {
-        let rest = self.stream.finish().text;
-        self.text.push_str(&rest);
-        rest
+        self.stream.finish().text
     }
 }
