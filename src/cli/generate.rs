@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tandem::engine::{Engine, Event, Finish, Request, Requests, Token};
+use tandem::engine::{Batcher, Engine, Event, Finish, Request, Token};
 use tandem::text::{Ending, Message, Sampler, Tokenizer};
 use tandem::{Error, atomic_file};
 
@@ -258,7 +258,7 @@ fn generate(
     print: bool,
 ) -> anyhow::Result<(Engine, Generated)> {
     let prompt_tokens = request.prompt.len();
-    let mut requests = Requests::new(engine);
+    let mut requests = Batcher::new(engine);
     requests.set_tokenizer(tokenizer);
     let (_, events) = requests.submit(request)?;
     // Show a bar only for a long wait.

@@ -3,14 +3,14 @@
 //! [`Engine`] holds the sequences in flight and a machine (`machine/`) that runs the program of each step: on the CPU
 //! ([`Prepared`] is a model with its weights as the CPU's kernels read them, its sublayers are in `host`), on an
 //! accelerator, whose weights are laid out in `weights`, or on both. One call of [`Engine::forward`] takes any mix of
-//! rows: chunks of prompts, single tokens of many sequences; [`Requests`] makes these rows from requests, and a
+//! rows: chunks of prompts, single tokens of many sequences; [`Batcher`] makes these rows from requests, and a
 //! [`Service`] accepts requests from any thread. Data flows embedding → (norm → QKV → RoPE → append → attention → out →
 //! norm → feed-forward) per layer → norm → head.
 //!
 //! | item | what |
 //! |---|---|
 //! | [`Engine`], [`Options`], [`Outcome`], [`CohortOutcome`], [`TokenSource`], [`NewTokens`], [`NOT_NUMBERS`] | a loaded model and its steps |
-//! | [`Requests`], [`Request`], [`Event`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
+//! | [`Batcher`], [`Request`], [`Event`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
 //! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`FarSteps`], [`SidePages`] | pages away from the device |
 //! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
@@ -20,6 +20,7 @@
 //! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
 //! | [`Timeline`] | spans of executed operations |
 
+mod batcher;
 mod cohorts;
 mod forward;
 mod homes;
@@ -30,13 +31,13 @@ mod memory;
 mod options;
 mod place;
 mod prepare;
-mod requests;
 mod sequences;
 mod service;
 mod step;
 mod weights;
 
 pub use crate::timeline::{self, Timeline};
+pub use batcher::{Batcher, Event, Finish, Logprobs, Request, StepReport, Token};
 pub use forward::NewTokens;
 pub use homes::SidePages;
 pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
@@ -50,7 +51,6 @@ pub use memory::Memory;
 pub use options::Options;
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
-pub use requests::{Event, Finish, Logprobs, Request, Requests, StepReport, Token};
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
 pub use step::{CohortOutcome, Outcome, TokenSource};

@@ -15,12 +15,12 @@
 //! [`Event::End`], and later submissions get [`Error::Unavailable`] with the reason.
 //!
 //! ```
-//! use tandem::engine::{Engine, Finish, Options, Request, Requests, Service, Shutdown};
+//! use tandem::engine::{Engine, Finish, Options, Request, Batcher, Service, Shutdown};
 //! # fn main() -> tandem::Result<()> {
 //! let model = tandem::model::load("synth:tiny-llama")?;
 //! let options = Options { sequences: 4, ..Options::new(tandem::simd::Isa::selected()?, 64) };
 //! let engine = Engine::new(model.spec, &model.weights, &options, &|_| ())?;
-//! let service = Service::start(Requests::new(engine))?;
+//! let service = Service::start(Batcher::new(engine))?;
 //! std::thread::scope(|threads| {
 //!     for first in 1..=8 {
 //!         let client = service.client();
@@ -46,7 +46,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use self::stepper::Stepper;
-use super::requests::{Event, Finish, Request, Requests};
+use super::batcher::{Batcher, Event, Finish, Request};
 use super::sequences::Engine;
 use crate::program::RequestId;
 use crate::{Error, Result};
@@ -57,7 +57,7 @@ pub const MOST_IN_FLIGHT: usize = 16_384;
 
 /// A client's command to the thread.
 enum Command {
-    Submit(Request, SyncSender<Result<(RequestId, Receiver<Event>)>>),
+    Submit(Box<Request>, SyncSender<Result<(RequestId, Receiver<Event>)>>),
     Cancel(RequestId),
     Stop(Shutdown),
 }
@@ -98,7 +98,7 @@ impl Service {
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn start(requests: Requests) -> Result<Service> {
+    pub fn start(requests: Batcher) -> Result<Service> {
         Service::with_capacity(requests, MOST_IN_FLIGHT)
     }
 
@@ -106,7 +106,7 @@ impl Service {
     ///
     /// # Errors
     /// If the system refuses a thread, or the capacity is 0.
-    pub fn with_capacity(requests: Requests, most: usize) -> Result<Service> {
+    pub fn with_capacity(requests: Batcher, most: usize) -> Result<Service> {
         if most == 0 {
             return Err(Error::usage("a service for 0 requests; at least 1 is needed"));
         }
@@ -173,7 +173,7 @@ impl Client {
     /// Submits a request and returns its id and the stream of its tokens. Waits for the step in progress.
     ///
     /// # Errors
-    /// As [`Requests::submit`]; [`Error::Capacity`] if the maximum number of requests is in flight;
+    /// As [`Batcher::submit`]; [`Error::Capacity`] if the maximum number of requests is in flight;
     /// [`Error::Unavailable`] if the service has ended or is shutting down.
     pub fn submit(&self, request: Request) -> Result<(RequestId, EventStream)> {
         let (shared, most) = (&self.shared, self.shared.most);
@@ -187,7 +187,7 @@ impl Client {
             ))
         })?;
         let (reply, answer) = sync_channel(1);
-        let sent = self.sender.send(Command::Submit(request, reply)).ok();
+        let sent = self.sender.send(Command::Submit(Box::new(request), reply)).ok();
         // Without an answer the thread has ended.
         match sent.and_then(|()| answer.recv().ok()).unwrap_or_else(|| Err(shared.unavailable())) {
             Ok((id, receiver)) => Ok((id, EventStream { id, receiver, client: self.clone(), over: false })),

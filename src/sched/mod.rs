@@ -38,7 +38,7 @@
 //! | [`Predict`], [`Untimed`] | the predictions that strategies use |
 //! | [`Mode`], [`Seen`], [`apex_algorithm_1`], [`pipelining_pays_mixed`] | APEX's choice by closed formulas |
 //!
-//! A strategy is told nothing of tokens, samplers and devices. [`engine::Requests`](crate::engine::Requests) carries
+//! A strategy is told nothing of tokens, samplers and devices. [`engine::Batcher`](crate::engine::Batcher) carries
 //! its decisions out.
 
 mod apex;

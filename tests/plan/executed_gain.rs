@@ -7,7 +7,7 @@ use std::io::Write;
 use std::sync::mpsc::Receiver;
 
 use tandem::device::{self, Kind};
-use tandem::engine::{Engine, Event, Options, Request, Requests};
+use tandem::engine::{Batcher, Engine, Event, Options, Request};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Flow, Placement, Side};
@@ -63,7 +63,7 @@ fn flow(flow: Flow) -> usize {
 }
 
 /// Requests on the engine, in its emulated time.
-fn executed(requests: &mut Requests, arrivals: &[Arrival]) -> Outcome {
+fn executed(requests: &mut Batcher, arrivals: &[Arrival]) -> Outcome {
     let vocab = requests.engine().spec().vocab;
     let begun = requests.engine().emulated_seconds().expect("emulated time");
     let streams: Vec<Receiver<Event>> = arrivals
@@ -181,8 +181,7 @@ fn both(m: &LoadedModel, machine: &Machine, work: &Work, strategies: &[&str]) ->
     let mut results = Vec::new();
     for name in strategies {
         let predict = || Predictor::new(Uncached(machine.hardware.clone()), sizes.clone(), placement.clone());
-        let mut requests =
-            Requests::with(engine.take().unwrap(), by_name(name).unwrap(), Box::new(predict()));
+        let mut requests = Batcher::with(engine.take().unwrap(), by_name(name).unwrap(), Box::new(predict()));
         let limits = *requests.limits();
         let done = executed(&mut requests, &arrivals);
         engine = Some(requests.into_engine());

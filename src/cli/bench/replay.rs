@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
 
 use tandem::cache::KvGeometry;
-use tandem::engine::{Event, Finish, Request, Requests};
+use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::program::{Flow, RequestId, Side};
 use tandem::sim::{Report, Sums, Trip, report};
 use tandem::timeline::{Timeline, Window};
@@ -52,7 +52,7 @@ impl Look {
     }
 
     /// Starts recording before the first step of the window.
-    fn before(&mut self, requests: &mut Requests, now: f64, made: u64) {
+    fn before(&mut self, requests: &mut Batcher, now: f64, made: u64) {
         if self.steps.is_none() && self.window.begins(now, made, self.tokens) {
             requests.trace();
             self.steps = Some(0);
@@ -60,7 +60,7 @@ impl Look {
     }
 
     /// Called after a step: stops recording after the last step of the window.
-    fn after(&mut self, requests: &mut Requests) {
+    fn after(&mut self, requests: &mut Batcher) {
         if let Some(steps) = self.steps.as_mut().filter(|n| **n < self.window.recorded()) {
             *steps += 1;
             if *steps == self.window.recorded() {
@@ -69,7 +69,7 @@ impl Look {
         }
     }
 
-    fn end(&mut self, requests: &mut Requests) {
+    fn end(&mut self, requests: &mut Batcher) {
         if let Some(timeline) = requests.end_trace() {
             self.timeline = self.window.cut(&timeline);
         }
@@ -84,7 +84,7 @@ impl Look {
 /// Runs `arrivals`, in the order of their times, to completion; answers have the lengths of the trace. `seen` is called
 /// with the number of finished requests, the number of tokens, and the time.
 pub fn replay(
-    requests: &mut Requests,
+    requests: &mut Batcher,
     strategy: &str,
     arrivals: &[Arrival],
     mut look: Option<&mut Look>,
@@ -153,7 +153,7 @@ struct Run {
 }
 
 impl Run {
-    fn submit(&mut self, requests: &mut Requests, index: usize, arrival: &Arrival) {
+    fn submit(&mut self, requests: &mut Batcher, index: usize, arrival: &Arrival) {
         let request = Request {
             prompt: prompt(arrival, index, requests.engine().spec().vocab),
             max_tokens: arrival.output as usize,
@@ -174,7 +174,7 @@ impl Run {
     }
 
     /// Runs a step and processes its results.
-    fn step(&mut self, requests: &mut Requests) {
+    fn step(&mut self, requests: &mut Batcher) {
         let began = self.watch.seconds(requests.engine());
         let report = requests.step();
         let now = self.watch.seconds(requests.engine());

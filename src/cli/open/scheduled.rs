@@ -2,7 +2,7 @@
 
 use tandem::cache::{KvGeometry, PAGE_TOKENS};
 use tandem::device::{self, Kind};
-use tandem::engine::{Engine, Requests, Sizes};
+use tandem::engine::{Batcher, Engine, Sizes};
 use tandem::program::{Placement, Side};
 use tandem::sched::{self, Targets};
 use tandem::simd::Isa;
@@ -190,15 +190,15 @@ impl Scheduled {
 
     /// Requests on the engine, with the named scheduler if there are several to choose from, else with continuous
     /// batching. Return the engine with [`Scheduled::back`].
-    pub fn requests(&mut self, strategy: &str) -> Requests {
+    pub fn requests(&mut self, strategy: &str) -> Batcher {
         let engine = self.engine.take().expect("it was given back");
         let costs = || match &self.scheduling {
             Some(scheduling) => scheduling.predict(),
             None => Box::new(sched::Untimed),
         };
         let mut requests = match sched::by_name(strategy).filter(|_| self.schedulers) {
-            Some(strategy) => Requests::with(engine, strategy, costs()),
-            None => Requests::new(engine),
+            Some(strategy) => Batcher::with(engine, strategy, costs()),
+            None => Batcher::new(engine),
         };
         requests.set_targets(self.targets);
         requests.set_learns_lengths(self.learns_lengths);
@@ -211,7 +211,7 @@ impl Scheduled {
     }
 
     /// Takes the engine back for other requests.
-    pub fn back(&mut self, requests: Requests) {
+    pub fn back(&mut self, requests: Batcher) {
         self.engine = Some(requests.into_engine());
     }
 

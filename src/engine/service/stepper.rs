@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use super::{Command, Shared, Shutdown};
-use crate::engine::requests::{Requests, StepReport};
+use crate::engine::batcher::{Batcher, StepReport};
 use crate::engine::sequences::Engine;
 use crate::{Error, Result};
 
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// The thread's state.
 pub(super) struct Stepper {
-    requests: Requests,
+    requests: Batcher,
     inbox: Receiver<Command>,
     shared: Arc<Shared>,
     stop: Option<Shutdown>,
@@ -25,7 +25,7 @@ pub(super) struct Stepper {
 
 impl Stepper {
     /// A stepper for `requests`, some of which may be in flight.
-    pub fn new(requests: Requests, inbox: Receiver<Command>, shared: Arc<Shared>) -> Stepper {
+    pub fn new(requests: Batcher, inbox: Receiver<Command>, shared: Arc<Shared>) -> Stepper {
         Stepper { requests, inbox, shared, stop: None }
     }
 
@@ -90,7 +90,7 @@ impl Stepper {
         match command {
             Command::Submit(request, reply) => {
                 let answer = match self.stop {
-                    None => self.requests.submit(request),
+                    None => self.requests.submit(*request),
                     Some(_) => {
                         Err(Error::Unavailable("the service takes no requests: it is being shut down".into()))
                     }

@@ -26,7 +26,7 @@ use tandem::device::emulated::{
     EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, KernelChecks,
 };
 use tandem::device::{Accelerator, Runtime};
-use tandem::engine::{Engine, Event, Finish, NewTokens, Options, Request, Requests};
+use tandem::engine::{Batcher, Engine, Event, Finish, NewTokens, Options, Request};
 use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{LayerPlacement, Placement, RequestId, Side, Wants};
 use tandem::sched::{Continuous, Strategy, by_name};
@@ -150,7 +150,7 @@ fn alone(engine: &mut Engine, r: &Request) -> Answer {
 }
 
 /// Requests that are refused at once.
-fn bad(which: usize, r: &Request, all: &Requests) -> Request {
+fn bad(which: usize, r: &Request, all: &Batcher) -> Request {
     let mut bad = r.clone();
     match which {
         0 => bad.prompt.clear(),
@@ -283,7 +283,7 @@ impl World {
         let inner = strategy(&script.strategy, script.seed);
         let (counts, random) = (self.counts.clone(), Random(script.seed ^ 0x0b5e));
         let counted = Counted { inner, counts, random, placement: placed(&script.setup, engine.spec()) };
-        let mut all = Requests::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
+        let mut all = Batcher::with(engine, Box::new(counted), Box::new(Costs::of(script.seed)));
         // A strategy that never saw a request says the same.
         let most_pages = strategy(&script.strategy, script.seed).most_pages(all.limits());
         let mut sent: Vec<Sent> = Vec::new();
@@ -459,7 +459,7 @@ fn caught(run: impl FnOnce() -> Result<Tally, String>) -> Result<Tally, String> 
 }
 
 /// Every page is free or holds tokens of one running request.
-fn check_pages(all: &Requests, pages: [usize; 2]) -> Result<(), String> {
+fn check_pages(all: &Batcher, pages: [usize; 2]) -> Result<(), String> {
     // A row that is parked has room already.
     let held: usize = all.queues().running().iter().map(|j| j.pages_with(u32::from(j.at.is_some()))).sum();
     let free: usize = [Side::Device, Side::Host].iter().map(|&side| all.engine().kv_pages(side).free).sum();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tandem::device::emulated::FaultPlan;
-use tandem::engine::{Event, Finish, Requests, Service, Shutdown};
+use tandem::engine::{Batcher, Event, Finish, Service, Shutdown};
 use tandem::program::Far;
 use tandem::sched::by_name;
 
@@ -103,7 +103,7 @@ fn a_copy_that_never_ends_ends_all_streams_in_time_and_the_process_lives() {
             "anything" => Box::new(Anything::new(3)),
             name => by_name(name).expect("a strategy"),
         };
-        let service = Service::start(Requests::with(engine, by, Box::new(Costs::of(3)))).unwrap();
+        let service = Service::start(Batcher::with(engine, by, Box::new(Costs::of(3)))).unwrap();
         let client = service.client();
         let streams: Vec<_> = (0..12).map(|i| client.submit(world.request(i)).unwrap().1).collect();
         runtime.set_faults(FaultPlan { endless_copy: Some(9), ..FaultPlan::default() });
@@ -144,8 +144,8 @@ fn what_no_engine_can_serve_is_refused_with_the_numbers() {
     let world = World::new();
     let small = Setup { device_pages: 1, far_pages: 2, ..setup(Lanes::InTurn) };
     let (_, engine) = world.engine_with(&small, Duration::from_secs(600));
-    let mut all = Requests::with(engine, by_name("apex").unwrap(), Box::new(Costs::of(1)));
-    let refused = |all: &mut Requests, prompt: usize, max_tokens: usize| {
+    let mut all = Batcher::with(engine, by_name("apex").unwrap(), Box::new(Costs::of(1)));
+    let refused = |all: &mut Batcher, prompt: usize, max_tokens: usize| {
         let request = tandem::engine::Request { prompt: vec![1; prompt], max_tokens, ..world.request(0) };
         all.submit(request).expect_err("it is refused").to_string()
     };
@@ -161,7 +161,7 @@ fn what_no_engine_can_serve_is_refused_with_the_numbers() {
     // Not what another strategy could serve either, and this one never would: it is told at once.
     let small = Setup { device_pages: 3, far_pages: 2, ..setup(Lanes::InTurn) };
     let (_, engine) = world.engine_with(&small, Duration::from_secs(600));
-    let mut host_only = Requests::with(engine, by_name("fastdecode").unwrap(), Box::new(Costs::of(1)));
+    let mut host_only = Batcher::with(engine, by_name("fastdecode").unwrap(), Box::new(Costs::of(1)));
     let host = refused(&mut host_only, 60, 30);
     assert!(host.contains("of which strategy fastdecode gives it 2"), "{host}");
     assert!(all.is_idle() && host_only.is_idle());

@@ -1,13 +1,13 @@
 //! What a stream says beside its tokens' ids: text, where it ends, log-probabilities.
 
-use tandem::engine::{Event, Finish, NewTokens, Request, Requests, Token};
+use tandem::engine::{Batcher, Event, Finish, NewTokens, Request, Token};
 use tandem::program::Wants;
 use tandem::text::{Ending, logprobs};
 
 use super::world::{engine, model, options, request};
 
 /// The answer to a request, run alone.
-fn answer(all: &mut Requests, request: Request) -> (Vec<Token>, Finish) {
+fn answer(all: &mut Batcher, request: Request) -> (Vec<Token>, Finish) {
     let (_, events) = all.submit(request).unwrap();
     all.run();
     let mut tokens = Vec::new();
@@ -31,7 +31,7 @@ fn text(tokens: &[Token]) -> String {
 #[test]
 fn a_text_ends_an_answer_and_is_held_back_until_it_is_complete() {
     let m = model();
-    let mut all = Requests::new(engine(&m, &options(2, None)));
+    let mut all = Batcher::new(engine(&m, &options(2, None)));
     let good = Request { max_tokens: 12, ..request(0, m.spec.vocab) };
     let (whole, how) = answer(&mut all, good.clone());
     assert_eq!((whole.len(), how), (12, Finish::Length));
@@ -68,7 +68,7 @@ fn a_text_ends_an_answer_and_is_held_back_until_it_is_complete() {
 fn log_probabilities_are_those_of_the_logits_beside_others_and_alone() {
     let m = model();
     let vocab = m.spec.vocab;
-    let mut all = Requests::new(engine(&m, &options(4, None)));
+    let mut all = Batcher::new(engine(&m, &options(4, None)));
     let mut lone = engine(&m, &options(1, None));
     for i in [0, 3, 5] {
         let wanted = Request { logprobs: Some(3), max_tokens: 6, ..request(i, vocab) };
@@ -96,7 +96,7 @@ fn log_probabilities_are_those_of_the_logits_beside_others_and_alone() {
 #[test]
 fn a_request_for_no_token_computes_its_prompt_and_ends() {
     let m = model();
-    let mut all = Requests::new(engine(&m, &options(2, None)));
+    let mut all = Batcher::new(engine(&m, &options(2, None)));
     let wanted = Request { max_tokens: 0, ..request(1, m.spec.vocab) };
     let (_, events) = all.submit(wanted).unwrap();
     let (mut rows, mut tokens) = (0, 0);

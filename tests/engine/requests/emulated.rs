@@ -1,7 +1,7 @@
 //! Requests in emulated time: a step takes what was predicted of it.
 
 use tandem::device;
-use tandem::engine::{Engine, Finish, Options, Request, Requests};
+use tandem::engine::{Batcher, Engine, Finish, Options, Request};
 use tandem::model::load;
 use tandem::plan::{Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Flow, Group, Iteration, Phase, Placement, Side, SubBatch};
@@ -77,7 +77,7 @@ fn seconds(strategy: Box<dyn Strategy>) -> [(f64, f64); 2] {
     );
     let sizes = Sizes::of_weights(&m.spec, &m.weights, isa);
     let predictor = Predictor::new(Uncached(hardware::named(MACHINE).unwrap()), sizes, placement);
-    let mut all = Requests::with(e.unwrap(), strategy, Box::new(predictor));
+    let mut all = Batcher::with(e.unwrap(), strategy, Box::new(predictor));
     let streams: Vec<_> = (0..8)
         .map(|i| {
             let request = Request {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
-use tandem::engine::{Engine, Finish, Request, Requests};
+use tandem::engine::{Batcher, Engine, Finish, Request};
 use tandem::model::LoadedModel;
 use tandem::program::Placement;
 use tandem::tensor::{Bytes, DType, Tensor};
@@ -37,7 +37,7 @@ fn a_step_that_fails_once_is_made_again_request_by_request() {
     let mut lone = engine(&m, &options(1, None));
     let want: Vec<_> = (0..3).map(|i| alone(&mut lone, &request(2 * i, m.spec.vocab)).0).collect();
     for (runtime, e) in engines(&m) {
-        let mut all = Requests::new(e);
+        let mut all = Batcher::new(e);
         let free = all.limits().all_pages();
         for refuse in [None, Some(1), Some(40), Some(90)] {
             let streams: Vec<_> =
@@ -62,7 +62,7 @@ fn a_step_that_fails_once_is_made_again_request_by_request() {
 fn a_device_that_is_lost_fails_all_of_them_with_a_sentence_and_no_page_is_lost() {
     let m = model();
     for (runtime, e) in engines(&m) {
-        let mut all = Requests::new(e);
+        let mut all = Batcher::new(e);
         let free = all.limits().all_pages();
         let streams: Vec<_> = (0..6).map(|i| all.submit(request(i, m.spec.vocab)).unwrap().1).collect();
         for _ in 0..3 {
@@ -101,7 +101,7 @@ fn scores_that_are_no_numbers_fail_the_one_request_that_has_them() {
     let mut lone = engine(&good, &options(1, None));
     // All greedy, and with one that is drawn: two ways through a step.
     for drawn in [2, 1] {
-        let mut all = Requests::new(engine(&m, &options(3, None)));
+        let mut all = Batcher::new(engine(&m, &options(3, None)));
         let free = all.limits().all_pages();
         let mut damaged = prompt(20, 3, vocab);
         damaged[11] = BAD;

@@ -1,6 +1,6 @@
 //! A request's life: queued, admitted, computed with others, ended by any of its limits or by a cancel.
 
-use tandem::engine::{Finish, Request, Requests};
+use tandem::engine::{Batcher, Finish, Request};
 use tandem::text::{Ending, SamplerParams};
 
 use super::world::{CONTEXT, alone, drain, engine, model, options, prompt, request};
@@ -11,7 +11,7 @@ fn tokens_are_those_of_running_alone_with_more_requests_than_slots_and_pages() {
     let vocab = m.spec.vocab;
     let mut lone = engine(&m, &options(1, None));
     // Twenty requests of up to three pages in four slots and seven pages.
-    let mut all = Requests::new(engine(&m, &options(4, Some(7))));
+    let mut all = Batcher::new(engine(&m, &options(4, Some(7))));
     let free = all.limits().all_pages();
     assert_eq!(free, 7);
     let requests: Vec<Request> = (0..20).map(|i| request(i, vocab)).collect();
@@ -52,7 +52,7 @@ fn a_request_ends_at_its_stop_token_its_limit_or_the_contexts() {
         (greedy(CONTEXT - 3, 1000, vec![]), 4, Finish::Length),
         (greedy(CONTEXT, usize::MAX, vec![]), 1, Finish::Length),
     ];
-    let mut all = Requests::new(e);
+    let mut all = Batcher::new(e);
     for (r, n, finish) in cases {
         let (_, events) = all.submit(r.clone()).unwrap();
         all.run();
@@ -66,7 +66,7 @@ fn a_cancel_frees_pages_and_leaves_the_others_and_a_late_one_is_harmless() {
     let m = model();
     let vocab = m.spec.vocab;
     let mut lone = engine(&m, &options(1, None));
-    let mut all = Requests::new(engine(&m, &options(2, None)));
+    let mut all = Batcher::new(engine(&m, &options(2, None)));
     let free = all.limits().all_pages();
     let (long, other) = (Request { max_tokens: 50, ..request(0, vocab) }, request(2, vocab));
     let (a, a_events) = all.submit(long.clone()).unwrap();
@@ -102,7 +102,7 @@ fn a_cancel_frees_pages_and_leaves_the_others_and_a_late_one_is_harmless() {
 fn what_cannot_be_done_is_refused_when_it_is_submitted() {
     let m = model();
     let vocab = m.spec.vocab;
-    let mut all = Requests::new(engine(&m, &options(2, Some(2))));
+    let mut all = Batcher::new(engine(&m, &options(2, Some(2))));
     let good = request(0, vocab);
     let hot = SamplerParams { top_p: 2.0, ..SamplerParams::default() };
     for (r, want) in [

@@ -4,7 +4,7 @@ use std::sync::mpsc::Receiver;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tandem::engine::{Event, Finish, Request, Requests};
+use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::program::RequestId;
 
 use super::world::{alone, drain, engine, model, options, request};
@@ -46,7 +46,7 @@ fn whatever_is_submitted_and_cancelled_each_answer_is_its_own() {
     let mut engine = || spare.take().unwrap_or_else(|| engine(&m, &options(3, Some(6))));
     let engine = std::cell::RefCell::new(&mut engine);
     let run = |script: Vec<Do>| {
-        let mut all = Requests::new((engine.borrow_mut())());
+        let mut all = Batcher::new((engine.borrow_mut())());
         let free = all.limits().all_pages();
         let mut sent: Vec<Sent> = Vec::new();
         for what in script {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tandem::Error;
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
-use tandem::engine::{Engine, Event, Finish, Request, Requests, Service, Shutdown};
+use tandem::engine::{Batcher, Engine, Event, Finish, Request, Service, Shutdown};
 use tandem::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Untimed};
 
 use super::world::{alone, engine, model, options, prompt, request};
@@ -28,7 +28,7 @@ fn watched(test: impl FnOnce() + Send + 'static) {
 }
 
 fn service(sequences: usize, pages: Option<usize>) -> (Service, usize) {
-    let requests = Requests::new(engine(&model(), &options(sequences, pages)));
+    let requests = Batcher::new(engine(&model(), &options(sequences, pages)));
     let free = requests.limits().all_pages();
     (Service::start(requests).unwrap(), free)
 }
@@ -225,7 +225,7 @@ impl Strategy for Watched {
 fn watching(panic_at: usize) -> (Service, Arc<AtomicUsize>) {
     let plans = Arc::new(AtomicUsize::new(0));
     let strategy = Watched { inner: Continuous::default(), plans: plans.clone(), panic_at };
-    let requests = Requests::with(engine(&model(), &options(2, None)), Box::new(strategy), Box::new(Untimed));
+    let requests = Batcher::with(engine(&model(), &options(2, None)), Box::new(strategy), Box::new(Untimed));
     (Service::start(requests).unwrap(), plans)
 }
 
@@ -297,7 +297,7 @@ fn a_lost_device_ends_the_service_and_a_refused_launch_does_not() {
         let accelerator: Arc<dyn Accelerator> = Arc::new(EmulatedAccelerator::new(runtime.clone()));
         let (spec, o) = (m.spec.clone(), options(3, None));
         let engine = Engine::on_accelerator(spec, &m.weights, &o, accelerator, "emulated", &|_| ()).unwrap();
-        let service = Service::start(Requests::new(engine)).unwrap();
+        let service = Service::start(Batcher::new(engine)).unwrap();
         let client = service.client();
         let (_, stream) = client.submit(long(vocab)).unwrap();
         runtime.set_faults(FaultPlan { refuse_launch: Some(30), ..FaultPlan::default() });
@@ -343,9 +343,9 @@ fn a_thousand_requests_are_taken_and_one_more_than_there_is_room_for_is_refused(
             .collect();
         assert!(streams.into_iter().all(|s| s.finish().1 == Finish::Length));
 
-        let requests = Requests::new(engine(&m, &options(1, None)));
+        let requests = Batcher::new(engine(&m, &options(1, None)));
         assert!(matches!(
-            Service::with_capacity(Requests::new(engine(&m, &options(1, None))), 0).map(|_| ()),
+            Service::with_capacity(Batcher::new(engine(&m, &options(1, None))), 0).map(|_| ()),
             Err(Error::Usage(_))
         ));
         let small = Service::with_capacity(requests, 2).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
-use tandem::engine::{Engine, Options, Request, Requests};
+use tandem::engine::{Batcher, Engine, Options, Request};
 use tandem::model::LoadedModel;
 use tandem::program::{LayerPlacement, Placement, Policy, Residence, Side};
 
@@ -34,7 +34,7 @@ fn sub_batches_share_each_streamed_layers_way_across_the_link() {
     for sub_batches in [1, 3] {
         let mut e = engine(&m, 6, sub_batches);
         e.trace();
-        let mut all = Requests::new(e);
+        let mut all = Batcher::new(e);
         assert_eq!(all.limits().sub_batches as usize, sub_batches);
         let streams: Vec<_> = requests.iter().map(|r| all.submit(r.clone()).unwrap().1).collect();
         let mut most = 0;

@@ -1,6 +1,6 @@
 //! Many requests over a layer split, in emulated time: weights that do not fit the device beside keys and values that do not.
 
-use tandem::engine::{Event, Finish, Request, Requests};
+use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::plan::Predictor;
 use tandem::program::{PageMove, RequestId, Wants};
 use tandem::sched::by_name;
@@ -42,7 +42,7 @@ fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str)
     let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
     let priced = Placement::boundary(k, n, pages, 4 * REQUESTS);
     let costs = Predictor::new(h, sizes, priced);
-    let mut all = Requests::with(e.unwrap(), by_name(strategy).unwrap(), Box::new(costs));
+    let mut all = Batcher::with(e.unwrap(), by_name(strategy).unwrap(), Box::new(costs));
     let prompt = |i: usize| (0..TOKENS.0).map(|t| ((t * t * 31 + t * 7 + 11 * i) % 250) as u32).collect();
     let sent: Vec<_> = (0..REQUESTS)
         .map(|i| {

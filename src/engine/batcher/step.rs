@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::super::sequences::NOT_NUMBERS;
 use super::super::step::Outcome;
-use super::{Event, Finish, Live, Logprobs, Requests, StepReport, Token};
+use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed};
@@ -44,7 +44,7 @@ struct Progress {
     advanced: u32,
 }
 
-impl Requests {
+impl Batcher {
     /// Makes one step. A step that fails is tried again request by request; those that fail alone end with the error,
     /// the others go on, since a failed step does not change stored data.
     pub fn step(&mut self) -> StepReport {

@@ -1,9 +1,9 @@
-//! Requests: turns prompts into streams of tokens, many at a time on one [`Engine`].
+//! The batcher: turns prompts into streams of tokens, many at a time on one [`Engine`].
 //!
 //! ```text
 //! submit ─► schedule ─► step ─► sample ─► commit ─┐        cancel: at any time, of any id
 //!               ▲                                 │
-//!               └──────────── Requests::step ◄────┘ ─► Receiver<Event>: tokens, then how it ended
+//!               └──────────── Batcher::step ◄────┘ ─► Receiver<Event>: tokens, then how it ended
 //! ```
 //!
 //! A [`Strategy`] decides which requests are computed in each step ([`crate::sched`]). A request gives the same tokens
@@ -156,7 +156,7 @@ impl TokenSource for InFlight {
 }
 
 /// See the [module](self).
-pub struct Requests {
+pub struct Batcher {
     engine: Engine,
     live: InFlight,
     queues: Queues,
@@ -168,15 +168,15 @@ pub struct Requests {
     idle_steps: u32,
 }
 
-impl Requests {
+impl Batcher {
     /// Requests on an engine without other sequences, scheduled by continuous batching.
-    pub fn new(engine: Engine) -> Requests {
-        Requests::with(engine, Box::new(Continuous::default()), Box::new(Untimed))
+    pub fn new(engine: Engine) -> Batcher {
+        Batcher::with(engine, Box::new(Continuous::default()), Box::new(Untimed))
     }
 
     /// Requests scheduled by `strategy` with the predictions of `costs`. The strategy decides where sequences live on
     /// engines with [`Options::far_pages`](super::Options::far_pages).
-    pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Requests {
+    pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Batcher {
         let [device_pages, host_pages] = match (engine.has_homes(), engine.home()) {
             (true, _) => [Side::Device, Side::Host].map(|side| engine.kv_pages(side).free),
             (false, Side::Device) => [engine.free_pages(), 0],
@@ -190,7 +190,7 @@ impl Requests {
             host_pages,
         };
         let (live, queues) = (InFlight::default(), Queues::default());
-        Requests { engine, live, queues, strategy, costs, tokenizer: None, limits, idle_steps: 0 }
+        Batcher { engine, live, queues, strategy, costs, tokenizer: None, limits, idle_steps: 0 }
     }
 
     /// The engine.
@@ -218,7 +218,7 @@ impl Requests {
         self.engine.trace();
     }
 
-    /// The timeline recorded since [`Requests::trace`]; stops recording.
+    /// The timeline recorded since [`Batcher::trace`]; stops recording.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.engine.end_trace()
     }
