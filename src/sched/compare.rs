@@ -26,7 +26,8 @@ use super::strategy::{Limits, Strategy};
 use super::targets::Targets;
 use super::weigh::Worth;
 
-/// The share of its time by which another policy must beat the current one.
+/// The share of its time by which another policy must beat the one that decides already. Before a run's first step none does: which policy is
+/// first in the table says nothing, and a margin would make a run up to 1% slower wherever that one is predicted to be nearly as fast.
 const MARGIN: f64 = 0.01;
 
 /// The same where requests come one by one: what is predicted for the present ones is soon about others.
@@ -103,6 +104,8 @@ pub(super) struct Comparison {
     online: bool,
     /// If so, the second until which work counts, once known ([`HORIZON`]).
     horizon: Option<f64>,
+    /// Whether it asks again what another one has found.
+    is_second: bool,
 }
 
 /// A policy that has been rolled out.
@@ -255,7 +258,25 @@ impl Comparison {
             total: None,
             best: None,
             horizon: None,
+            is_second: false,
         }
+    }
+
+    /// Of `current` with the `winner` of an earlier comparison, from the requests of the moment.
+    pub fn second(
+        current: &Policy,
+        winner: Policy,
+        queues: &Queues,
+        limits: &Limits,
+        costs: &dyn Predict,
+    ) -> Comparison {
+        let comparison = Comparison::new(current, vec![winner], queues, limits, costs);
+        Comparison { is_second: true, evened: true, ..comparison }
+    }
+
+    /// Whether it asks again what another one has found.
+    pub fn is_second(&self) -> bool {
+        self.is_second
     }
 
     /// With `work` for all rollouts together.
@@ -309,9 +330,9 @@ impl Comparison {
                     is_current,
                     peak: rollout.peak(),
                     margin: match (is_current, self.online) {
-                        (true, false) => 1.0 - MARGIN,
                         (true, true) => 1.0 - MARGIN_ONLINE,
-                        (false, _) => 1.0,
+                        (true, false) if hurries => 1.0 - MARGIN,
+                        _ => 1.0,
                     },
                 });
             }

@@ -108,8 +108,8 @@ fn no_hybrid_is_slower_than_the_device_alone() {
         let what = format!("{machine:?} {trace}: {neo:.3} {apex:.3} {auto:.3}, fastdecode {fastdecode:.3}");
         assert!(neo > 0.95 && apex > 0.95, "{what}");
         let share = auto / fastdecode.max(neo).max(apex).max(1.0);
-        // One choice in forty is worth 3.3%: the device alone chooses anew among fewer, and is lucky.
-        assert!(share > 0.96, "{what}");
+        // The least is 0.984: the device alone chooses anew among fewer, and is lucky.
+        assert!(share > 0.98, "{what}");
         shares.push(share);
         sum += neo + apex;
     }
@@ -120,16 +120,15 @@ fn no_hybrid_is_slower_than_the_device_alone() {
         sum / f64::from(2 * n),
         &shares[..3]
     );
-    assert!(mean > 0.995 && shares[1] > 0.975, "{shares:.3?}");
+    assert!(mean > 1.0, "{shares:.3?}");
     assert!(sum > 0.995 * f64::from(2 * n), "{sum}");
 }
 
-/// A faster CPU, a faster link, more memory make no strategy slower: by more than 1% in at most one of fifty comparisons, and there by at most 3%.
+/// A faster CPU, a faster link, more memory make no strategy slower: by more than 1% in at most one of a hundred comparisons, and there by at most 1.5%.
 ///
 /// Not 1% in all: a policy that is chosen by prediction keeps its place within a margin of 1%, and is changed in the middle of a run, where luck
-/// finds a better schedule on one machine and not on the other. Not explained: NEO in case 22, 0.972, where the faster CPU leaves it 1.8% behind the
-/// device alone (0.987 was the least before rows crossed in 16 bits; the bound was 0.97 then, too, for fewer cases). Beyond these cases (`TANDEM_CASES=75 TANDEM_FROM=24`) there are a few where a faster
-/// host gets more requests than are good for it: NEO 0.949 (case 75), APEX 0.945 (case 89). They are known, and no reason to let these here fall behind.
+/// finds a better schedule on one machine and not on the other. Beyond these cases (`TANDEM_CASES=75 TANDEM_FROM=24`) there are a few where a faster
+/// host gets more requests than are good for it: APEX 0.945 (case 89). They are known, and no reason to let these here fall behind.
 #[test]
 fn a_better_machine_is_not_slower() {
     let of = |name: &str, default: u64| std::env::var(name).map_or(default, |n| n.parse().unwrap());
@@ -162,7 +161,7 @@ fn a_better_machine_is_not_slower() {
     ratios.sort_by(|a, b| a.0.total_cmp(&b.0));
     let slower = ratios.iter().filter(|r| r.0 < 0.99).count();
     println!("of {} ratios {slower} below 0.99; least {:.4?}", ratios.len(), &ratios[..6]);
-    assert!(50 * slower <= ratios.len(), "{slower} of {}: {:.4?}", ratios.len(), &ratios[..=slower]);
-    let known = if from + cases <= 75 { 0.97 } else { 0.94 };
+    let (one_of, known) = if from + cases <= 24 { (100, 0.985) } else { (50, 0.94) };
+    assert!(one_of * slower <= ratios.len(), "{slower} of {}: {:.4?}", ratios.len(), &ratios[..=slower]);
     assert!(ratios[0].0 > known, "{:.4?}", ratios[0]);
 }

@@ -77,6 +77,38 @@ fn the_winner_stays() {
     assert!(won > 0, "no policy is better than another");
 }
 
+/// Before the first step no policy decides yet: the fastest wins, however small its lead over the first of the table.
+#[test]
+fn before_the_first_step_the_fastest_wins() {
+    let costs = predictor("t4-g4dn");
+    for (prompt, output) in [(300, 40), (400, 100), (50, 100)] {
+        let queues = queues(60, prompt, output);
+        let worth = Steady::of(&queues, &LIMITS, &costs, 1.0).worth;
+        let seconds = |policy: &Policy| {
+            let mut rollout = Rollout::new(policy.clone(), queues.clone(), worth).exactly();
+            while rollout.requests() > 0 && rollout.seconds().is_finite() {
+                rollout.step(&LIMITS, &costs, &Learned::default());
+            }
+            rollout.seconds()
+        };
+        let all: Vec<f64> = Policy::all().iter().map(seconds).collect();
+        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+        for (first, takes) in Policy::all().iter().zip(&all) {
+            let comparison = Comparison::new(first, Policy::all(), &queues, &LIMITS, &costs);
+            let (mut comparison, mut work) = (comparison.within(1 << 40), i64::MAX);
+            let better = comparison.advance(&mut work, &LIMITS, &costs, &Learned::default());
+            let winner = better.expect("its work is not limited").unwrap_or_else(|| first.clone());
+            let won = seconds(&winner);
+            assert!(
+                won <= least,
+                "{} ({takes} s) -> {} ({won} s), the least is {least} s",
+                first.name(),
+                winner.name()
+            );
+        }
+    }
+}
+
 /// Forty requests of which half have waited for `seconds` already.
 fn waiting(targets: Targets, seconds: f64) -> Queues {
     let mut queues = queues(20, 400, 100);
