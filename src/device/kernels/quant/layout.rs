@@ -4,6 +4,7 @@
 //! of zero; kernels read zeros of x there, so the padding adds nothing.
 
 use crate::tensor::DType;
+use crate::tensor::formats::{BlockFormat, Scales, with_format};
 
 /// Rows and columns of a tile.
 pub(super) const ROWS: usize = 16;
@@ -22,22 +23,25 @@ pub(super) struct Format {
 
 impl Format {
     pub const fn of(dtype: DType) -> Option<Format> {
-        let (bits, scales, super_scales) = match dtype {
-            DType::Q4_0 => (4, 64, 0),
-            DType::Q4_1 => (4, 128, 0),
-            DType::Q4_K => (4, 64, 64),
-            DType::Q5_0 => (5, 64, 0),
-            DType::Q5_1 => (5, 128, 0),
-            DType::Q5_K => (5, 64, 64),
-            DType::Q6_K => (6, 64, 32),
-            DType::Q8_0 => (8, 64, 0),
-            DType::F32 | DType::F16 | DType::BF16 => return None,
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => None,
+            quantised => Some(with_format!(quantised, F => Format::new::<F>())),
+        }
+    }
+
+    const fn new<F: BlockFormat>() -> Format {
+        let bits = F::BITS as usize;
+        let (scales, super_scales) = match F::SCALES {
+            Scales::Scale => (64, 0),
+            Scales::ScaleMin => (128, 0),
+            Scales::SuperMin => (64, 64),
+            Scales::SuperSigned => (64, 32),
         };
         let (low, high) = match bits {
             8 => (1024, 0),
             bits => (512, (bits - 4) * 128),
         };
-        Some(Format { bits, low, high, scales, super_scales })
+        Format { bits, low, high, scales, super_scales }
     }
 
     /// Tiles that share super-scales.

@@ -13,16 +13,7 @@ fn random_table(rng: &mut Rng, dtype: DType, elements: usize) -> Vec<u8> {
             DType::BF16 => out.extend(encode(Half::BF16, rng.normal()).to_le_bytes()),
             _ => out.extend((0..dtype.block_bytes()).map(|_| rng.next_u64() as u8)),
         }
-        let scales: &[usize] = match dtype {
-            DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
-            DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
-            DType::Q6_K => &[208],
-            _ => &[],
-        };
-        for s in scales {
-            let d = f16::from_f32(rng.normal());
-            out[at + s..at + s + 2].copy_from_slice(&d.to_le_bytes());
-        }
+        set_scales(dtype, &mut out[at..], rng.normal(), rng.normal());
     }
     out
 }
