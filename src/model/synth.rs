@@ -3,7 +3,7 @@
 //! ```text
 //! synth:NAME[,dtype=D][,seed=N][,layers=N][,ctx=N]
 //! NAME   a name from `synth::names()` (llama-3.2-1b, qwen3-8b, tiny-gemma3...), or the path of a config.json
-//! dtype  of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k       (bf16)
+//! dtype  of matrices: a name of `tensor::DType`: f32, bf16, q8_0, q4_k...        (bf16)
 //! seed   of the random numbers                                                   (0)
 //! layers how many blocks, ctx: the longest context                               (the config's)
 //! ```

@@ -57,14 +57,14 @@ fn f32_row<S: Simd>(s: S, row: &[u8], scale: f32, out: &mut [f32]) {
 fn block<S: Simd, F: BlockFormat>(s: S, b: &[u8], scale: f32, o: &mut [f32]) {
     let (scales, zero, k) = (F::scales(b), s.splat(f32::from(F::ZERO)), s.splat(scale));
     for (i, o) in o.chunks_exact_mut(32).enumerate() {
-        let codes = F::codes(b, i);
+        let values = F::values(b, i);
         for from in (0..32).step_by(F::SUB) {
             let (d, m) = F::scale_min(&scales, (32 * i + from) / F::SUB);
             let (d, m) = (s.splat(d), s.splat(m));
             for j in (from..from + F::SUB).step_by(S::LANES) {
-                // SAFETY: LANES (8 or 16) divides SUB (16 or 32), and SUB 32, the length of `o` and `codes`.
+                // SAFETY: LANES (8 or 16) divides SUB (16 or 32), and SUB 32, the length of `o` and `values`.
                 unsafe {
-                    let q = s.sub(s.load_bytes(codes.as_ptr().add(j)), zero);
+                    let q = s.sub(s.load_bytes(values.as_ptr().add(j)), zero);
                     s.store(o.as_mut_ptr().add(j), s.mul(s.add(s.mul(d, q), m), k));
                 }
             }

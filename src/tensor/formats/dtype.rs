@@ -28,11 +28,13 @@ pub enum DType {
     Q5_K,
     /// 256 elements, two levels of scales, 6 bits: `q6_k.rs`.
     Q6_K,
+    /// 32 elements, f16 scale, 4 bits that index a table: `formats/iq4_nl.rs`.
+    IQ4_NL,
 }
 
 impl DType {
     /// All of them, for tests and benches.
-    pub const ALL: [DType; 11] = [
+    pub const ALL: [DType; 12] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -44,10 +46,12 @@ impl DType {
         DType::Q4_K,
         DType::Q5_K,
         DType::Q6_K,
+        DType::IQ4_NL,
     ];
 
     /// Those that store integer codes with scales.
-    pub const QUANTISED: [DType; 8] = [
+    pub const QUANTISED: [DType; 9] = [
+        DType::IQ4_NL,
         DType::Q4_0,
         DType::Q4_1,
         DType::Q4_K,

@@ -47,10 +47,10 @@ fn scales<F: BlockFormat>(x: &[f32]) -> BlockScales {
     match F::SCALES {
         // The byte that is one further out is not used.
         Scales::Scale if F::BITS == 8 => s.d = half(absmax(x) / (f32::from(F::ZERO) - 1.0)).0,
-        // The element of largest magnitude becomes the most negative code, which is one further out.
+        // The element of largest magnitude becomes the first code, the most negative one, which is further out.
         Scales::Scale => {
             let far = x.iter().fold(0.0f32, |m, &v| if v.abs() > m.abs() { v } else { m });
-            s.d = half(far / -f32::from(F::ZERO)).0;
+            s.d = half(far / value::<F>(0)).0;
         }
         Scales::ScaleMin => {
             let (lo, hi) = range(x);
@@ -82,8 +82,18 @@ fn scales<F: BlockFormat>(x: &[f32]) -> BlockScales {
     s
 }
 
+/// The value of a code.
+fn value<F: BlockFormat>(code: u8) -> f32 {
+    f32::from(F::TABLE.map_or(code, |table| table[usize::from(code)])) - f32::from(F::ZERO)
+}
+
 /// The code of the value nearest to `x / d`.
 fn code<F: BlockFormat>(x: f32, d: f32) -> u8 {
+    if F::TABLE.is_some() {
+        let want = if d == 0.0 { 0.0 } else { x / d };
+        let off = |&c: &u8| (value::<F>(c) - want).abs();
+        return (0..16).min_by(|a, b| off(a).total_cmp(&off(b))).expect("16 codes");
+    }
     let zero = i32::from(F::ZERO);
     // The byte that is one further out is not used.
     let least = if F::BITS == 8 { 1 } else { 0 };
@@ -134,6 +144,8 @@ mod tests {
             DType::Q5_K => 1.0 / 31.0 + 1.0 / 63.0 + 0.5 / 63.0 + 4.0 / 1024.0,
             // Half a step of 1/31, and a scale off by half of 1/127.
             DType::Q6_K => 0.5 / 31.0 + 0.5 / 127.0 + 2.0 / 1024.0,
+            // The largest magnitude becomes -127; one as large of the other sign, 113.
+            DType::IQ4_NL => 14.0 / 127.0 + 1.0 / 1024.0,
         }
     }
 

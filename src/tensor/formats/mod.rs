@@ -9,6 +9,7 @@
 
 mod dtype;
 mod encode;
+mod iq4_nl;
 mod parts;
 mod q4_0;
 mod q4_1;
@@ -22,6 +23,7 @@ mod q8_0;
 pub use dtype::DType;
 pub use encode::quantise_row;
 use half::f16;
+pub use iq4_nl::IQ4_NL;
 pub use q4_0::Q4_0;
 pub use q4_1::Q4_1;
 pub use q4_k::Q4_K;
@@ -46,7 +48,7 @@ macro_rules! with_format {
     };
     ($dtype:expr, $F:ident => $body:expr) => {
         $crate::tensor::formats::with_format!(@ $dtype, $F => $body;
-            Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
+            IQ4_NL Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
     };
 }
 pub(crate) use with_format;
@@ -65,8 +67,10 @@ pub trait BlockFormat {
     const BYTES: usize;
     /// Bits of a code: 4, 5, 6 or 8.
     const BITS: u32;
-    /// What a code of value zero is: the value of code `c` is `c - ZERO`. Zero in formats with minima.
+    /// What stands for a value of zero: the value of code `c` is `c - ZERO`, or `TABLE[c] - ZERO`. Zero in formats with minima.
     const ZERO: u8 = 0;
+    /// The values of codes plus [`BlockFormat::ZERO`], where they are not the codes themselves: the table of a byte shuffle.
+    const TABLE: Option<&'static [u8; 16]> = None;
     /// Which scales a block has.
     const SCALES: Scales;
     /// Elements that share a scale: 32 or 16.
@@ -82,6 +86,16 @@ pub trait BlockFormat {
     fn scales(block: &[u8]) -> BlockScales;
     /// The inverse of [`BlockFormat::scales`]; codes stay as they are.
     fn put_scales(scales: &BlockScales, block: &mut [u8]);
+
+    /// The values of elements `32·i..32·(i + 1)` of a block, plus [`BlockFormat::ZERO`].
+    #[inline(always)]
+    fn values(block: &[u8], i: usize) -> [u8; 32] {
+        let mut values = Self::codes(block, i);
+        if let Some(table) = Self::TABLE {
+            values.iter_mut().for_each(|v| *v = table[usize::from(*v & 15)]);
+        }
+        values
+    }
 
     /// Scale and minimum of the elements `sub·SUB..(sub + 1)·SUB`; a minimum of -0 where there is none, as adding +0 would
     /// turn -0 into +0.
@@ -101,10 +115,10 @@ pub trait BlockFormat {
     fn decode(block: &[u8], out: &mut [f32]) {
         let scales = Self::scales(block);
         for (i, out) in out.chunks_exact_mut(32).enumerate() {
-            let codes = Self::codes(block, i);
-            for (j, (x, &c)) in out.iter_mut().zip(&codes).enumerate() {
+            let values = Self::values(block, i);
+            for (j, (x, &v)) in out.iter_mut().zip(&values).enumerate() {
                 let (d, m) = Self::scale_min(&scales, (32 * i + j) / Self::SUB);
-                *x = d * (i32::from(c) - i32::from(Self::ZERO)) as f32 + m;
+                *x = d * (i32::from(v) - i32::from(Self::ZERO)) as f32 + m;
             }
         }
     }

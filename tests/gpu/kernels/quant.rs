@@ -116,7 +116,7 @@ fn unsplit(rt: &dyn Runtime, c: &Case, tokens: usize) -> Option<DecodePlan> {
 /// Every format, kernel and type of activations that this runtime has.
 fn each_kernel_of(rt: &Arc<dyn Runtime>, f: &mut impl FnMut(&Arc<dyn Runtime>, DType, Half, usize)) {
     let mut found = 0;
-    for dtype in DType::QUANTISED {
+    for dtype in PackedLayout::dtypes() {
         for act in [Half::F16, Half::BF16] {
             for tokens in KERNELS {
                 let c = plain(dtype, act, tokens, 16, 256);
@@ -129,8 +129,9 @@ fn each_kernel_of(rt: &Arc<dyn Runtime>, f: &mut impl FnMut(&Arc<dyn Runtime>, D
     }
     // bf16 from 80 on; devices of 64 KiB lack some of the kernels for 32 and 64 tokens.
     let types = if rt.info().sm >= 80 { 2 } else { 1 };
-    let most = DType::QUANTISED.len() * types * KERNELS.len();
-    let large = if rt.info().shared_per_block < 99 << 10 { 2 * DType::QUANTISED.len() * types } else { 0 };
+    let most = PackedLayout::dtypes().count() * types * KERNELS.len();
+    let large =
+        if rt.info().shared_per_block < 99 << 10 { 2 * PackedLayout::dtypes().count() * types } else { 0 };
     assert!((most - large..=most).contains(&found), "{:?} has {found} of {most} kernels", rt.info());
 }
 
@@ -266,7 +267,7 @@ fn infinite_and_invalid_activations_stay_in_their_token() {
 #[test]
 fn decoded_rows_are_the_references_rounded() {
     for rt in support::gpu::runtimes() {
-        for dtype in DType::QUANTISED {
+        for dtype in PackedLayout::dtypes() {
             let (n, k) = (37, if dtype.block_len() == 256 { 768 } else { 608 });
             let layout = PackedLayout::new(dtype, n, k).expect("a quantised matrix");
             let bytes = random_rows(dtype, n, k);
@@ -343,7 +344,7 @@ proptest! {
 
     #[test]
     fn any_shape(
-        dtype in proptest::sample::select(DType::QUANTISED.to_vec()),
+        dtype in proptest::sample::select(PackedLayout::dtypes().collect::<Vec<_>>()),
         bf16: bool,
         kernel in 0usize..KERNELS.len(),
         m in 1usize..70,

@@ -25,11 +25,15 @@ impl Format {
     pub const fn of(dtype: DType) -> Option<Format> {
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => None,
-            quantised => Some(with_format!(quantised, F => Format::new::<F>())),
+            quantised => with_format!(quantised, F => Format::new::<F>()),
         }
     }
 
-    const fn new<F: BlockFormat>() -> Format {
+    /// `None` where codes index a table, for which there are no kernels.
+    const fn new<F: BlockFormat>() -> Option<Format> {
+        if F::TABLE.is_some() {
+            return None;
+        }
         let bits = F::BITS as usize;
         let (scales, super_scales) = match F::SCALES {
             Scales::Scale => (64, 0),
@@ -41,7 +45,7 @@ impl Format {
             8 => (1024, 0),
             bits => (512, (bits - 4) * 128),
         };
-        Format { bits, low, high, scales, super_scales }
+        Some(Format { bits, low, high, scales, super_scales })
     }
 
     /// Tiles that share super-scales.
@@ -72,6 +76,11 @@ impl PackedLayout {
     pub fn new(dtype: DType, n: usize, k: usize) -> Option<PackedLayout> {
         Format::of(dtype)?;
         (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(PackedLayout { dtype, n, k })
+    }
+
+    /// The quantised types that have a layout, and kernels.
+    pub fn dtypes() -> impl Iterator<Item = DType> {
+        DType::QUANTISED.into_iter().filter(|&dtype| Format::of(dtype).is_some())
     }
 
     /// The type of the weight that it is packed from.
@@ -154,5 +163,6 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
         assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
         assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::IQ4_NL, 16, 256), None);
     }
 }

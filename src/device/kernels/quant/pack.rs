@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn every_element_of_every_format_is_bit_for_bit_where_the_drawing_says() {
         let pool = Pool::new(3);
-        for dtype in DType::QUANTISED {
+        for dtype in PackedLayout::dtypes() {
             let shapes: &[(usize, usize)] = match dtype.block_len() {
                 256 => &[(1, 256), (16, 512), (37, 768)],
                 _ => &[(1, 32), (16, 64), (17, 96), (37, 576)],

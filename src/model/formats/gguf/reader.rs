@@ -183,7 +183,6 @@ pub fn ggml_type_name(id: u32) -> Option<&'static str> {
         17 => "iq2_xs",
         18 => "iq3_xxs",
         19 => "iq1_s",
-        20 => "iq4_nl",
         21 => "iq3_s",
         22 => "iq2_s",
         23 => "iq4_xs",

@@ -119,7 +119,7 @@ unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2]
 
 /// Whether codes are multiplied as signed bytes, without an offset.
 const fn signed<F: BlockFormat>() -> bool {
-    F::BITS == 8
+    F::BITS == 8 || F::TABLE.is_some()
 }
 
 /// Quads j and j + 4 of rows `8h..8h+8` of the block whose high bits are at `high` and codes at `at`: unsigned, or
@@ -134,6 +134,11 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
             return [_mm256_xor_si256(lo, flip), _mm256_xor_si256(hi, flip)];
         }
         let [lo, hi] = nibble_pair(at, j, h);
+        if let Some(table) = F::TABLE {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            let table = _mm256_xor_si256(table, _mm256_set1_epi8(-128));
+            return [_mm256_shuffle_epi8(table, lo), _mm256_shuffle_epi8(table, hi)];
+        }
         let [first, second] = match F::BITS {
             5 => [fifth(high, j, h), fifth(high, j + 4, h)],
             6 => [upper_pair(high, j, h), upper_pair(high.add(64), j, h)],

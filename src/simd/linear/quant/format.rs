@@ -10,14 +10,14 @@ pub(in super::super) trait Format {
     const LAYOUT: RecordLayout;
     /// Scales per 16 elements instead of per 32.
     const HALVES: bool;
-    /// Number of different codes.
+    /// Above the largest code.
     const CODES: f32;
-    /// Codes are nibbles, without high bits.
+    /// Codes are nibbles, without high bits or a table.
     const NIBBLES: bool;
     /// log2 of the zero point, if it is the same for all blocks: the kernel then folds it into its integer sums, which
     /// start at minus the zero point times the sum of the activations, and needs no offset.
     const ZERO_LOG2: Option<i32>;
-    /// The 8 quads of block `b`, unsigned bytes, a row per dword.
+    /// The 8 quads of block `b`, unsigned bytes, a row per dword: codes, or what their table says.
     unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8];
     /// Scale and offset of block `b`; of its half `h` when [`Format::HALVES`].
     unsafe fn scales(w: *const u8, b: usize, h: usize) -> (__m512, __m512);
@@ -26,8 +26,8 @@ pub(in super::super) trait Format {
 impl<F: BlockFormat> Format for F {
     const LAYOUT: RecordLayout = RecordLayout::new::<F>();
     const HALVES: bool = F::SUB == 16;
-    const CODES: f32 = (1u32 << F::BITS) as f32;
-    const NIBBLES: bool = F::BITS == 4;
+    const CODES: f32 = if F::TABLE.is_some() { 256.0 } else { (1u32 << F::BITS) as f32 };
+    const NIBBLES: bool = F::BITS == 4 && F::TABLE.is_none();
     const ZERO_LOG2: Option<i32> = if F::ZERO > 0 { Some(F::ZERO.ilog2() as i32) } else { None };
 
     #[inline(always)]
@@ -36,7 +36,10 @@ impl<F: BlockFormat> Format for F {
         unsafe {
             let (high, codes) = (w.add(Self::LAYOUT.high(b)), w.add(Self::LAYOUT.codes(b)));
             match F::BITS {
-                4 => nibbles(codes),
+                4 => match F::TABLE {
+                    Some(table) => looked_up(nibbles(codes), table),
+                    None => nibbles(codes),
+                },
                 5 => fifth_bits(nibbles(codes), high),
                 6 => pairs(nibbles(codes), high),
                 _ => bytes(codes),
@@ -93,6 +96,19 @@ unsafe fn nibbles(p: *const u8) -> [__m512i; 8] {
         }
         codes
     }
+}
+
+/// The bytes of `table` at `codes`.
+#[inline(always)]
+unsafe fn looked_up(mut codes: [__m512i; 8], table: &[u8; 16]) -> [__m512i; 8] {
+    // SAFETY: a table is 16 bytes; the rest is register arithmetic.
+    unsafe {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+        for c in &mut codes {
+            *c = _mm512_shuffle_epi8(table, *c);
+        }
+    }
+    codes
 }
 
 #[inline(always)]

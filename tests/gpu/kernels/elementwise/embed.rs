@@ -1,6 +1,7 @@
 //! Embedding: every table decodes to the reference's bits.
 
 use super::*;
+use tandem::device::kernels::quant::PackedLayout;
 
 /// Random blocks: every bit of a quantised block but its f16 scales, which are finite; plain floats are ordinary.
 fn random_table(rng: &mut Rng, dtype: DType, elements: usize) -> Vec<u8> {
@@ -16,6 +17,11 @@ fn random_table(rng: &mut Rng, dtype: DType, elements: usize) -> Vec<u8> {
         set_scales(dtype, &mut out[at..], rng.normal(), rng.normal());
     }
     out
+}
+
+/// The types that tables may have.
+fn tables() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|&d| !d.is_quantised() || PackedLayout::dtypes().any(|packed| packed == d))
 }
 
 #[derive(Debug, Clone)]
@@ -87,7 +93,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
 #[test]
 fn every_table_decodes_to_the_bits_of_the_reference() {
     for rt in gpu::runtimes() {
-        for dtype in DType::ALL {
+        for dtype in tables() {
             for d in [256, 1024 + 256] {
                 let tokens = Some(vec![3, 0, u32::MAX, 4, 5, 3]);
                 let c = Case { dtype, d, vocab: 5, tokens, scale: 1.0, positions: None, seed: 1 };
@@ -126,7 +132,7 @@ proptest! {
 
     #[test]
     fn any_embedding(
-        dtype in prop::sample::select(DType::ALL.to_vec()),
+        dtype in prop::sample::select(tables().collect::<Vec<_>>()),
         blocks in 1..4usize,
         odd in 0..7usize,
         vocab in 1..6usize,
