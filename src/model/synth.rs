@@ -15,7 +15,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use half::f16;
+use half::{bf16, f16};
 use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
@@ -475,6 +475,14 @@ fn fill_block<F: BlockFormat>(std: f32, r: &mut Random, b: &mut [u8]) {
     let mut s = BlockScales::default();
     match F::SCALES {
         Scales::Scale => s.d = half(sign * std / F::STD),
+        Scales::PowerOfTwo => {
+            // One of the two powers around the scale, so that the mean square is right.
+            let scale = std / F::STD;
+            let power = f32::from_bits(scale.to_bits() >> 23 << 23);
+            let larger = ((scale / power).powi(2) - 1.0) / 3.0;
+            let drawn = (r.next() >> 40) as f32 / (1u64 << 24) as f32;
+            s.d = bf16::from_f32(if drawn < larger { 2.0 * power } else { power }).to_bits();
+        }
         Scales::ScaleMin => (s.d, s.m) = (half(std / F::STD), half(-centre * std / F::STD)),
         Scales::SuperMin => {
             // Minima equal to the scales, at a rate that centres the codes: x = d·sc·(q - centre).

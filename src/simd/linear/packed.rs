@@ -59,7 +59,7 @@ impl RecordLayout {
     /// The layout of a quantised format.
     pub const fn new<F: BlockFormat>() -> RecordLayout {
         let (record_k, scale_bytes) = match F::SCALES {
-            Scales::Scale => (64, 64),
+            Scales::Scale | Scales::PowerOfTwo => (64, 64),
             Scales::ScaleMin => (64, 128),
             Scales::SuperMin | Scales::SuperSigned => (256, 64 + 256),
         };
@@ -192,7 +192,7 @@ fn pack_block<F: BlockFormat>(r: usize, b: usize, block: &[u8], record: &mut [u8
     let s = F::scales(block);
     let mut put_half = |at: usize, bits: u16| record[at + r * 2..][..2].copy_from_slice(&bits.to_le_bytes());
     match F::SCALES {
-        Scales::Scale => put_half(b * 32, s.d),
+        Scales::Scale | Scales::PowerOfTwo => put_half(b * 32, s.d),
         Scales::ScaleMin => {
             put_half(b * 32, s.d);
             put_half(64 + b * 32, s.m);

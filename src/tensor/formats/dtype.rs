@@ -30,11 +30,13 @@ pub enum DType {
     Q6_K,
     /// 32 elements, f16 scale, 4 bits that index a table: `formats/iq4_nl.rs`.
     IQ4_NL,
+    /// 32 elements, a power of two as scale, 4 bits that are floats: `formats/mxfp4.rs`.
+    MXFP4,
 }
 
 impl DType {
     /// All of them, for tests and benches.
-    pub const ALL: [DType; 12] = [
+    pub const ALL: [DType; 13] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -47,11 +49,13 @@ impl DType {
         DType::Q5_K,
         DType::Q6_K,
         DType::IQ4_NL,
+        DType::MXFP4,
     ];
 
     /// Those that store integer codes with scales.
-    pub const QUANTISED: [DType; 9] = [
+    pub const QUANTISED: [DType; 10] = [
         DType::IQ4_NL,
+        DType::MXFP4,
         DType::Q4_0,
         DType::Q4_1,
         DType::Q4_K,

@@ -52,6 +52,12 @@ fn scales<F: BlockFormat>(x: &[f32]) -> BlockScales {
             let far = x.iter().fold(0.0f32, |m, &v| if v.abs() > m.abs() { v } else { m });
             s.d = half(far / value::<F>(0)).0;
         }
+        // The least power with which the largest magnitude is a value: a mantissa rounded up.
+        Scales::PowerOfTwo => {
+            let largest = (0..16).fold(0.0f32, |m, c| m.max(value::<F>(c)));
+            let power = (absmax(x) / largest).to_bits().div_ceil(1 << 23) << 23;
+            s.d = bf16::from_f32(f32::from_bits(power)).to_bits();
+        }
         Scales::ScaleMin => {
             let (lo, hi) = range(x);
             (s.d, s.m) = (half((hi - lo) / top).0, half(lo).0);
@@ -144,6 +150,8 @@ mod tests {
             DType::Q5_K => 1.0 / 31.0 + 1.0 / 63.0 + 0.5 / 63.0 + 4.0 / 1024.0,
             // Half a step of 1/31, and a scale off by half of 1/127.
             DType::Q6_K => 0.5 / 31.0 + 0.5 / 127.0 + 2.0 / 1024.0,
+            // Half of the step from 8 to 12, where the largest magnitude is 10 scales.
+            DType::MXFP4 => 1.0 / 5.0,
             // The largest magnitude becomes -127; one as large of the other sign, 113.
             DType::IQ4_NL => 14.0 / 127.0 + 1.0 / 1024.0,
         }

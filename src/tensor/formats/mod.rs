@@ -10,6 +10,7 @@
 mod dtype;
 mod encode;
 mod iq4_nl;
+mod mxfp4;
 mod parts;
 mod q4_0;
 mod q4_1;
@@ -22,8 +23,9 @@ mod q8_0;
 
 pub use dtype::DType;
 pub use encode::quantise_row;
-use half::f16;
+use half::{bf16, f16};
 pub use iq4_nl::IQ4_NL;
+pub use mxfp4::MXFP4;
 pub use q4_0::Q4_0;
 pub use q4_1::Q4_1;
 pub use q4_k::Q4_K;
@@ -48,7 +50,7 @@ macro_rules! with_format {
     };
     ($dtype:expr, $F:ident => $body:expr) => {
         $crate::tensor::formats::with_format!(@ $dtype, $F => $body;
-            IQ4_NL Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
+            IQ4_NL MXFP4 Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
     };
 }
 pub(crate) use with_format;
@@ -103,6 +105,7 @@ pub trait BlockFormat {
     fn scale_min(s: &BlockScales, sub: usize) -> (f32, f32) {
         match Self::SCALES {
             Scales::Scale => (float(s.d), -0.0),
+            Scales::PowerOfTwo => (f32::from_bits(u32::from(s.d) << 16), -0.0),
             Scales::ScaleMin => (float(s.d), float(s.m)),
             Scales::SuperMin => {
                 (float(s.d) * f32::from(s.subs[sub]), -(float(s.m) * f32::from(s.sub_mins[sub])))
@@ -129,6 +132,8 @@ pub trait BlockFormat {
 pub enum Scales {
     /// One scale `d`.
     Scale,
+    /// One scale `d`, a power of two in bf16, which holds more of them than f16.
+    PowerOfTwo,
     /// A scale `d` and a minimum `m`.
     ScaleMin,
     /// For each sub-block an unsigned scale and minimum of a byte, times `d` and minus `m`.
@@ -140,7 +145,7 @@ pub enum Scales {
 /// The scales of a block as it stores them; what [`Scales`] does not mention is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockScales {
-    /// f16: the scale, or what the sub-blocks' scales are multiplied by.
+    /// f16 (bf16 for [`Scales::PowerOfTwo`]): the scale, or what the sub-blocks' scales are multiplied by.
     pub d: u16,
     /// f16: the minimum, or what the sub-blocks' minima are multiplied by.
     pub m: u16,
@@ -177,12 +182,14 @@ fn float(bits: u16) -> f32 {
 }
 
 /// Sets the scale `d` and the minimum `m` of a block, and leaves codes and sub-scales as they are: makes numbers of random
-/// bytes. Blocks of floats have none.
+/// bytes. Blocks of floats have none; where scales are powers of two, `d` becomes one that is not larger.
 pub fn set_scales(dtype: DType, block: &mut [u8], d: f32, m: f32) {
-    let bits = |v| f16::from_f32(v).to_bits();
     if dtype.is_quantised() {
         with_format!(dtype, F => {
-            F::put_scales(&BlockScales { d: bits(d), m: bits(m), ..F::scales(block) }, block);
+            let power = F::SCALES == Scales::PowerOfTwo;
+            let d = if power { bf16::from_f32(d).to_bits() } else { f16::from_f32(d).to_bits() };
+            let m = f16::from_f32(m).to_bits();
+            F::put_scales(&BlockScales { d, m, ..F::scales(block) }, block);
         });
     }
 }

@@ -49,7 +49,7 @@ impl CodeRows {
             let (d, m) = (s.d.to_le_bytes(), s.m.to_le_bytes());
             match F::SCALES {
                 // Two blocks per tile.
-                Scales::Scale => scales[i / 2][i % 2 * 2..][..2].copy_from_slice(&d),
+                Scales::Scale | Scales::PowerOfTwo => scales[i / 2][i % 2 * 2..][..2].copy_from_slice(&d),
                 Scales::ScaleMin => {
                     scales[i / 2][i % 2 * 4..][..2].copy_from_slice(&d);
                     scales[i / 2][i % 2 * 4 + 2..][..2].copy_from_slice(&m);

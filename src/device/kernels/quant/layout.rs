@@ -36,7 +36,7 @@ impl Format {
         }
         let bits = F::BITS as usize;
         let (scales, super_scales) = match F::SCALES {
-            Scales::Scale => (64, 0),
+            Scales::Scale | Scales::PowerOfTwo => (64, 0),
             Scales::ScaleMin => (128, 0),
             Scales::SuperMin => (64, 64),
             Scales::SuperSigned => (64, 32),
@@ -163,6 +163,7 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
         assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
         assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::MXFP4, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_NL, 16, 256), None);
     }
 }

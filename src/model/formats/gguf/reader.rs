@@ -194,7 +194,6 @@ pub fn ggml_type_name(id: u32) -> Option<&'static str> {
         29 => "iq1_m",
         34 => "tq1_0",
         35 => "tq2_0",
-        39 => "mxfp4",
         _ => return None,
     })
 }

@@ -28,6 +28,16 @@ unsafe fn half8(p: *const u8) -> __m256 {
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
 }
 
+/// Eight bf16 to f32.
+#[inline(always)]
+unsafe fn wide8(p: *const u8) -> __m256 {
+    // SAFETY: the caller's record holds 8 words here.
+    unsafe {
+        let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+    }
+}
+
 /// Eight bytes (a row each) to f32.
 #[inline(always)]
 unsafe fn unsigned8(p: *const u8) -> __m256 {
@@ -98,6 +108,7 @@ unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2]
     unsafe {
         let d = match F::SCALES {
             Scales::Scale => [half8(w.add(b * 32 + h * 16)); 2],
+            Scales::PowerOfTwo => [wide8(w.add(b * 32 + h * 16)); 2],
             Scales::ScaleMin => {
                 return [(half8(w.add(b * 32 + h * 16)), half8(w.add(64 + b * 32 + h * 16))); 2];
             }

@@ -53,6 +53,7 @@ impl<F: BlockFormat> Format for F {
         unsafe {
             let d = match F::SCALES {
                 Scales::Scale => half16(w.add(b * 32)),
+                Scales::PowerOfTwo => wide16(w.add(b * 32)),
                 Scales::ScaleMin => return (half16(w.add(b * 32)), half16(w.add(64 + b * 32))),
                 Scales::SuperMin => {
                     let d = _mm512_mul_ps(half16(w), bytes16(w.add(64 + b * 16)));
@@ -80,6 +81,16 @@ unsafe fn line(p: *const u8) -> __m512i {
 unsafe fn half16(p: *const u8) -> __m512 {
     // SAFETY: the caller's record holds 16 halves here.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+}
+
+/// 16 bf16 to f32.
+#[inline(always)]
+unsafe fn wide16(p: *const u8) -> __m512 {
+    // SAFETY: the caller's record holds 16 words here.
+    unsafe {
+        let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+    }
 }
 
 #[inline(always)]
