@@ -61,7 +61,8 @@ impl RecordLayout {
         let (record_k, scale_bytes) = match F::SCALES {
             Scales::Scale | Scales::PowerOfTwo => (64, 64),
             Scales::ScaleMin => (64, 128),
-            Scales::SuperMin | Scales::SuperSigned => (256, 64 + 256),
+            Scales::SuperMin => (256, 64 + 256),
+            Scales::SuperSigned => (256, 64 + 256 / F::SUB * GROUP),
         };
         let (high_bytes, code_bytes) = match F::BITS {
             8 => (0, 512),
@@ -207,7 +208,7 @@ fn pack_block<F: BlockFormat>(r: usize, b: usize, block: &[u8], record: &mut [u8
         }
         Scales::SuperSigned => {
             put_half(0, s.d);
-            (0..16).for_each(|sub| record[64 + sub * 16 + r] = s.subs[sub]);
+            (0..F::LEN / F::SUB).for_each(|sub| record[64 + sub * 16 + r] = s.subs[sub]);
         }
     }
     for i in 0..F::LEN / 32 {

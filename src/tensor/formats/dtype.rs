@@ -32,11 +32,13 @@ pub enum DType {
     IQ4_NL,
     /// 32 elements, a power of two as scale, 4 bits that are floats: `formats/mxfp4.rs`.
     MXFP4,
+    /// 256 elements, two levels of scales, 4 bits that index a table: `formats/iq4_xs.rs`.
+    IQ4_XS,
 }
 
 impl DType {
     /// All of them, for tests and benches.
-    pub const ALL: [DType; 13] = [
+    pub const ALL: [DType; 14] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -50,11 +52,13 @@ impl DType {
         DType::Q6_K,
         DType::IQ4_NL,
         DType::MXFP4,
+        DType::IQ4_XS,
     ];
 
     /// Those that store integer codes with scales.
-    pub const QUANTISED: [DType; 10] = [
+    pub const QUANTISED: [DType; 11] = [
         DType::IQ4_NL,
+        DType::IQ4_XS,
         DType::MXFP4,
         DType::Q4_0,
         DType::Q4_1,

@@ -70,10 +70,10 @@ fn scales<F: BlockFormat>(x: &[f32]) -> BlockScales {
                 *span = ((-lo).max(0.0), (hi - lo.min(0.0)) / top);
             }
             let (d, dmin);
-            (s.d, d) = half(spans.iter().fold(0.0f32, |m, s| m.max(s.1)) / 63.0);
-            (s.m, dmin) = half(spans.iter().fold(0.0f32, |m, s| m.max(s.0)) / 63.0);
-            s.subs = spans.map(|s| nearest(s.1, d, 0, 63) as u8);
-            s.sub_mins = spans.map(|s| nearest(s.0, dmin, 0, 63) as u8);
+            (s.d, d) = half(spans.iter().fold(0.0f32, |m, s| m.max(s.1)) / f32::from(F::SUB_MAX));
+            (s.m, dmin) = half(spans.iter().fold(0.0f32, |m, s| m.max(s.0)) / f32::from(F::SUB_MAX));
+            s.subs = spans.map(|s| nearest(s.1, d, 0, F::SUB_MAX.into()) as u8);
+            s.sub_mins = spans.map(|s| nearest(s.0, dmin, 0, F::SUB_MAX.into()) as u8);
         }
         Scales::SuperSigned => {
             let mut spans = [0.0; 16];
@@ -81,8 +81,8 @@ fn scales<F: BlockFormat>(x: &[f32]) -> BlockScales {
                 *span = absmax(x) / (f32::from(F::ZERO) - 1.0);
             }
             let d;
-            (s.d, d) = half(absmax(&spans) / 127.0);
-            s.subs = spans.map(|s| nearest(s, d, 0, 127) as u8);
+            (s.d, d) = half(absmax(&spans) / f32::from(F::SUB_MAX));
+            s.subs = spans.map(|s| nearest(s, d, 0, F::SUB_MAX.into()) as u8);
         }
     }
     s
@@ -150,6 +150,8 @@ mod tests {
             DType::Q5_K => 1.0 / 31.0 + 1.0 / 63.0 + 0.5 / 63.0 + 4.0 / 1024.0,
             // Half a step of 1/31, and a scale off by half of 1/127.
             DType::Q6_K => 0.5 / 31.0 + 0.5 / 127.0 + 2.0 / 1024.0,
+            // As IQ4_NL, and a scale off by half of 1/31.
+            DType::IQ4_XS => 14.0 / 127.0 + 0.5 / 31.0 + 2.0 / 1024.0,
             // Half of the step from 8 to 12, where the largest magnitude is 10 scales.
             DType::MXFP4 => 1.0 / 5.0,
             // The largest magnitude becomes -127; one as large of the other sign, 113.

@@ -10,6 +10,7 @@
 mod dtype;
 mod encode;
 mod iq4_nl;
+mod iq4_xs;
 mod mxfp4;
 mod parts;
 mod q4_0;
@@ -25,6 +26,7 @@ pub use dtype::DType;
 pub use encode::quantise_row;
 use half::{bf16, f16};
 pub use iq4_nl::IQ4_NL;
+pub use iq4_xs::IQ4_XS;
 pub use mxfp4::MXFP4;
 pub use q4_0::Q4_0;
 pub use q4_1::Q4_1;
@@ -50,7 +52,7 @@ macro_rules! with_format {
     };
     ($dtype:expr, $F:ident => $body:expr) => {
         $crate::tensor::formats::with_format!(@ $dtype, $F => $body;
-            IQ4_NL MXFP4 Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
+            IQ4_NL IQ4_XS MXFP4 Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
     };
 }
 pub(crate) use with_format;
@@ -77,6 +79,8 @@ pub trait BlockFormat {
     const SCALES: Scales;
     /// Elements that share a scale: 32 or 16.
     const SUB: usize = 32;
+    /// The largest scale or minimum of a sub-block.
+    const SUB_MAX: u8 = 63;
     /// Standard deviation of the values of uniformly distributed codes; about zero if there are no minima.
     const STD: f32;
 

@@ -21,6 +21,7 @@ impl BlockFormat for Q6_K {
     const ZERO: u8 = 32;
     const SCALES: Scales = Scales::SuperSigned;
     const SUB: usize = 16;
+    const SUB_MAX: u8 = 127;
     const STD: f32 = 18.480;
 
     #[inline(always)]

@@ -163,6 +163,7 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
         assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
         assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::IQ4_XS, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::MXFP4, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_NL, 16, 256), None);
     }

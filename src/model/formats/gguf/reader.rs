@@ -185,7 +185,6 @@ pub fn ggml_type_name(id: u32) -> Option<&'static str> {
         19 => "iq1_s",
         21 => "iq3_s",
         22 => "iq2_s",
-        23 => "iq4_xs",
         24 => "i8",
         25 => "i16",
         26 => "i32",
