@@ -478,7 +478,13 @@ fn packed_size_is_what_was_promised() {
         let w = random_weight(dtype, 33, 512, &mut rng);
         let p: Packed = pack(&w);
         let grown = p.data.len() as f64 / (48.0 * dtype.row_bytes(512).unwrap() as f64);
-        assert!((1.0..1.03).contains(&grown), "{dtype} grew by {grown}");
+        let most = match dtype {
+            // A scale of eight bits takes sixteen, one of six bits takes eight.
+            DType::MXFP4 => 1.059,
+            DType::Q3_K => 1.055,
+            _ => 1.03,
+        };
+        assert!((1.0..most).contains(&grown), "{dtype} grew by {grown}");
     }
 }
 

@@ -34,11 +34,13 @@ pub enum DType {
     MXFP4,
     /// 256 elements, two levels of scales, 4 bits that index a table: `formats/iq4_xs.rs`.
     IQ4_XS,
+    /// 256 elements, two levels of scales, 3 bits: `formats/q3_k.rs`.
+    Q3_K,
 }
 
 impl DType {
     /// All of them, for tests and benches.
-    pub const ALL: [DType; 14] = [
+    pub const ALL: [DType; 15] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -53,13 +55,15 @@ impl DType {
         DType::IQ4_NL,
         DType::MXFP4,
         DType::IQ4_XS,
+        DType::Q3_K,
     ];
 
     /// Those that store integer codes with scales.
-    pub const QUANTISED: [DType; 11] = [
+    pub const QUANTISED: [DType; 12] = [
         DType::IQ4_NL,
         DType::IQ4_XS,
         DType::MXFP4,
+        DType::Q3_K,
         DType::Q4_0,
         DType::Q4_1,
         DType::Q4_K,

@@ -150,6 +150,8 @@ mod tests {
             DType::Q5_K => 1.0 / 31.0 + 1.0 / 63.0 + 0.5 / 63.0 + 4.0 / 1024.0,
             // Half a step of 1/31, and a scale off by half of 1/127.
             DType::Q6_K => 0.5 / 31.0 + 0.5 / 127.0 + 2.0 / 1024.0,
+            // Half a step of 1/3, and a scale off by half of 1/31.
+            DType::Q3_K => 0.5 / 3.0 + 0.5 / 31.0 + 2.0 / 1024.0,
             // As IQ4_NL, and a scale off by half of 1/31.
             DType::IQ4_XS => 14.0 / 127.0 + 0.5 / 31.0 + 2.0 / 1024.0,
             // Half of the step from 8 to 12, where the largest magnitude is 10 scales.

@@ -29,9 +29,9 @@ impl Format {
         }
     }
 
-    /// `None` where codes index a table, for which there are no kernels.
+    /// `None` where codes index a table or have three bits, for which there are no kernels.
     const fn new<F: BlockFormat>() -> Option<Format> {
-        if F::TABLE.is_some() {
+        if F::TABLE.is_some() || F::BITS < 4 {
             return None;
         }
         let bits = F::BITS as usize;
@@ -163,6 +163,7 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
         assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
         assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::Q3_K, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_XS, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::MXFP4, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_NL, 16, 256), None);

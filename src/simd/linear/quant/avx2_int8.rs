@@ -62,9 +62,9 @@ unsafe fn nibble_pair(p: *const u8, j: usize, h: usize) -> [__m256i; 2] {
     }
 }
 
-/// 16 in every byte of quad `q` whose bit is set in the masks at `p`.
+/// `BIT` in every byte of quad `q` whose bit is set in the masks at `p`.
 #[inline(always)]
-unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
+unsafe fn highest<const BIT: i8>(p: *const u8, q: usize, h: usize) -> __m256i {
     // SAFETY: the caller's record holds eight 64-bit masks here; q < 8, h < 2.
     unsafe {
         let bits = p.add(q * 8 + h * 4).cast::<i32>().read_unaligned();
@@ -78,7 +78,7 @@ unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
         );
         let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
         let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
-        _mm256_and_si256(set, _mm256_set1_epi8(16))
+        _mm256_and_si256(set, _mm256_set1_epi8(BIT))
     }
 }
 
@@ -95,6 +95,22 @@ unsafe fn upper_pair(p: *const u8, q: usize, h: usize) -> __m256i {
             _ => _mm256_srli_epi16::<2>(v),
         };
         _mm256_and_si256(v, _mm256_set1_epi8(0x30))
+    }
+}
+
+/// The codes of two bits of quad `q`, from the line at `p`.
+#[inline(always)]
+unsafe fn low_pair(p: *const u8, q: usize, h: usize) -> __m256i {
+    // SAFETY: the caller's record holds a line here; h < 2.
+    unsafe {
+        let v = line(p.add(h * 32));
+        let v = match q {
+            0 => v,
+            1 => _mm256_srli_epi16::<2>(v),
+            2 => _mm256_srli_epi16::<4>(v),
+            _ => _mm256_srli_epi16::<6>(v),
+        };
+        _mm256_and_si256(v, _mm256_set1_epi8(3))
     }
 }
 
@@ -144,6 +160,11 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
             let (lo, hi) = (line(at.add(j * 64 + h * 32)), line(at.add((j + 4) * 64 + h * 32)));
             return [_mm256_xor_si256(lo, flip), _mm256_xor_si256(hi, flip)];
         }
+        if F::BITS == 3 {
+            let lo = _mm256_or_si256(low_pair(at, j, h), highest::<4>(high, j, h));
+            let hi = _mm256_or_si256(low_pair(at.add(64), j, h), highest::<4>(high, j + 4, h));
+            return [lo, hi];
+        }
         let [lo, hi] = nibble_pair(at, j, h);
         if let Some(table) = F::TABLE {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
@@ -151,7 +172,7 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
             return [_mm256_shuffle_epi8(table, lo), _mm256_shuffle_epi8(table, hi)];
         }
         let [first, second] = match F::BITS {
-            5 => [fifth(high, j, h), fifth(high, j + 4, h)],
+            5 => [highest::<16>(high, j, h), highest::<16>(high, j + 4, h)],
             6 => [upper_pair(high, j, h), upper_pair(high.add(64), j, h)],
             _ => return [lo, hi],
         };
@@ -160,10 +181,10 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
 }
 
 /// Lines of codes whose 16-bit sums cannot overflow together: the products of a pair are at most 2 · 128 · the largest
-/// code (15, 31, 63), and a line is two of them (for 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
+/// code (7, 15, 31, 63), and a line is two of them (for 3 and 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
 const fn lines_per_sum<F: BlockFormat>() -> usize {
     match F::BITS {
-        4 => 4,
+        3 | 4 => 4,
         5 | 6 => 2,
         _ => 1,
     }

@@ -40,7 +40,8 @@ impl<F: BlockFormat> Format for F {
                     Some(table) => looked_up(nibbles(codes), table),
                     None => nibbles(codes),
                 },
-                5 => fifth_bits(nibbles(codes), high),
+                5 => with_bits::<16>(nibbles(codes), high),
+                3 => with_bits::<4>(low_pairs(codes), high),
                 6 => pairs(nibbles(codes), high),
                 _ => bytes(codes),
             }
@@ -122,17 +123,36 @@ unsafe fn looked_up(mut codes: [__m512i; 8], table: &[u8; 16]) -> [__m512i; 8] {
     codes
 }
 
+/// Adds `BIT` to the codes whose bit is set in the masks.
 #[inline(always)]
-unsafe fn fifth_bits(mut codes: [__m512i; 8], masks: *const u8) -> [__m512i; 8] {
+unsafe fn with_bits<const BIT: i8>(mut codes: [__m512i; 8], masks: *const u8) -> [__m512i; 8] {
     // SAFETY: the caller's record holds eight 64-bit masks here; the rest is register arithmetic.
     unsafe {
-        let bit = _mm512_set1_epi8(16);
+        let bit = _mm512_set1_epi8(BIT);
         for (q, c) in codes.iter_mut().enumerate() {
             let mask = masks.cast::<u64>().add(q).read_unaligned();
             *c = _mm512_mask_add_epi8(*c, mask, *c, bit);
         }
     }
     codes
+}
+
+/// Codes of two bits.
+#[inline(always)]
+unsafe fn low_pairs(p: *const u8) -> [__m512i; 8] {
+    // SAFETY: the caller's record holds two lines of pairs here; the rest is register arithmetic.
+    unsafe {
+        let pair = _mm512_set1_epi8(3);
+        let mut codes = [pair; 8];
+        for l in 0..2 {
+            let v = line(p.add(l * 64));
+            codes[l * 4] = _mm512_and_si512(v, pair);
+            codes[l * 4 + 1] = _mm512_and_si512(_mm512_srli_epi16::<2>(v), pair);
+            codes[l * 4 + 2] = _mm512_and_si512(_mm512_srli_epi16::<4>(v), pair);
+            codes[l * 4 + 3] = _mm512_and_si512(_mm512_srli_epi16::<6>(v), pair);
+        }
+        codes
+    }
 }
 
 /// 16 bytes (a row each) to f32.
