@@ -28,13 +28,13 @@ pub enum DType {
     Q5_K,
     /// 256 elements, two levels of scales, 6 bits: `q6_k.rs`.
     Q6_K,
-    /// 32 elements, f16 scale, 4 bits that index a table: `formats/iq4_nl.rs`.
+    /// 32 elements, f16 scale, 4 bits that index a table: `iq4_nl.rs`.
     IQ4_NL,
-    /// 32 elements, a power of two as scale, 4 bits that are floats: `formats/mxfp4.rs`.
+    /// 32 elements, a power of two as scale, 4 bits that are floats: `mxfp4.rs`.
     MXFP4,
-    /// 256 elements, two levels of scales, 4 bits that index a table: `formats/iq4_xs.rs`.
+    /// 256 elements, two levels of scales, 4 bits that index a table: `iq4_xs.rs`.
     IQ4_XS,
-    /// 256 elements, two levels of scales, 3 bits: `formats/q3_k.rs`.
+    /// 256 elements, two levels of scales, 3 bits: `q3_k.rs`.
     Q3_K,
 }
 
