@@ -214,7 +214,10 @@ mod tests {
             // Sub-scales and minima up to 63.
             DType::Q4_K => 63.0 * (8.0 + 1.0 + 8.0),
             DType::Q5_K => 63.0 * (31.0 + 1.0),
+            // The largest sub-scale times the largest value: the offset, a power of two times the scale, rounds as it does.
             DType::Q6_K => 128.0 * 32.0,
+            DType::IQ4_XS => 32.0 * 128.0,
+            DType::Q3_K => 32.0 * 4.0,
             _ => 0.0,
         };
         (2f64.powi(-8) + 2f64.powi(-11)) * w.abs() + rounded * scale * 2f64.powi(-11) + 2f64.powi(-30)
