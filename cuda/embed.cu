@@ -1,6 +1,6 @@
 // embed.cu    hidden[row] = scale * table[tokens[row]] (+ positions[row_pos[row] + offset])    four elements a thread
 //
-// in     tokens[rows] u32 in device memory; a table in the layout of the model file (tensor/dtype.rs), rows
+// in     tokens[rows] u32 in device memory; a table in the layout of the model file (tensor/formats/), rows
 //        row_bytes apart, 2-byte aligned (blocks of 18, 22, 34 and 210 bytes leave no more); f32, f16 or bf16
 //        positions [n_positions][d]
 // out    hidden[rows][d] f32; a token beyond the vocabulary (padding) gives a row of zeros

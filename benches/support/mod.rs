@@ -2,7 +2,7 @@
 
 use tandem::simd::Isa;
 use tandem::simd::linear::{Linear, pack};
-use tandem::tensor::{Bytes, DType, Tensor};
+use tandem::tensor::{Bytes, DType, Tensor, set_scales};
 
 /// A small generator.
 pub struct Rng(pub u64);
@@ -36,16 +36,11 @@ pub fn random(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
     if dtype.is_quantised() {
         // SAFETY: plain bytes of a live vector.
         let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), len) };
-        let at: &[usize] = match dtype {
-            DType::Q6_K => &[208],
-            DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
-            _ => &[0, 2],
-        };
         // Weights below one, as those of models are: larger ones are not made with f16 arithmetic. K-quants multiply their scales by
         // up to 127.
-        let scale = half::f16::from_f32(if dtype.block_len() > 32 { 1e-4 } else { 0.005 }).to_le_bytes();
-        for b in bytes.chunks_exact_mut(dtype.block_bytes()) {
-            at.iter().for_each(|&a| b[a..a + 2].copy_from_slice(&scale));
+        let scale = if dtype.block_len() > 32 { 1e-4 } else { 0.005 };
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            set_scales(dtype, block, scale, scale);
         }
     }
     Tensor::new(dtype, vec![n, k], Bytes::from_words(words, len)).expect("sized above")

@@ -3,7 +3,7 @@
 //! ```text
 //! synth:NAME[,dtype=D][,seed=N][,layers=N][,ctx=N]
 //! NAME   a name from `synth::names()` (llama-3.2-1b, qwen3-8b, tiny-gemma3...), or the path of a config.json
-//! dtype  of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k       (bf16)
+//! dtype  of matrices: a name of `tensor::DType`: f32, bf16, q8_0, q4_k...        (bf16)
 //! seed   of the random numbers                                                   (0)
 //! layers how many blocks, ctx: the longest context                               (the config's)
 //! ```
@@ -15,13 +15,14 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use half::f16;
+use half::{bf16, f16};
 use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
 use crate::host::memory_available;
-use crate::tensor::{Bytes, DType, Tensor, bf16_bits, pack_scales_mins};
+use crate::tensor::formats::{BlockFormat, BlockScales, Scales, with_format};
+use crate::tensor::{Bytes, DType, Tensor, bf16_bits};
 use crate::{Error, Result, small_file};
 
 macro_rules! specs {
@@ -447,11 +448,9 @@ fn fill_row(dtype: DType, fill: Fill, r: &mut Random, row: &mut [u8]) {
         DType::F32 => normals(row, r, |x| (mean + std * x).to_le_bytes()),
         DType::F16 => normals(row, r, |x| f16::from_f32(mean + std * x).to_le_bytes()),
         DType::BF16 => normals(row, r, |x| bf16_bits(mean + std * x).to_le_bytes()),
-        quantised => {
-            for block in row.chunks_exact_mut(quantised.block_bytes()) {
-                fill_block(quantised, std, r, block);
-            }
-        }
+        quantised => with_format!(quantised, F => {
+            row.chunks_exact_mut(F::BYTES).for_each(|block| fill_block::<F>(std, r, block));
+        }),
     }
 }
 
@@ -466,43 +465,37 @@ fn normals<const N: usize>(row: &mut [u8], r: &mut Random, encode: impl Fn(f32) 
 
 /// Uniform codes; a scale that gives them standard deviation `std`. Codes that are not symmetric about zero
 /// (-8..=7) get scales of either sign, so that the mean is zero over blocks.
-fn fill_block(dtype: DType, std: f32, r: &mut Random, b: &mut [u8]) {
+fn fill_block<F: BlockFormat>(std: f32, r: &mut Random, b: &mut [u8]) {
     r.bytes(b);
     let std = std * r.jitter();
     let sign = if r.next() >> 63 == 0 { 1.0 } else { -1.0 };
-    let mut half = |at: usize, v: f32| b[at..at + 2].copy_from_slice(&f16::from_f32(v).to_le_bytes());
-    // Standard deviations of n equally likely neighbouring integers: sqrt((n² - 1) / 12).
-    const N16: f32 = 4.6098;
-    const N32: f32 = 9.2331;
-    match dtype {
-        // About their own lopsided centre (-1/2): sqrt((n² - 1)/12 + 1/4) = n/sqrt(12), nearly.
-        DType::Q8_0 => half(0, sign * std / 73.902),
-        DType::Q4_0 => half(0, sign * std / 4.6368),
-        DType::Q5_0 => half(0, sign * std / 9.2466),
-        DType::Q4_1 => {
-            half(0, std / N16);
-            half(2, -7.5 * std / N16);
+    let half = |v: f32| f16::from_f32(v).to_bits();
+    // The mean of codes that have a minimum.
+    let centre = ((1 << F::BITS) - 1) as f32 / 2.0;
+    let mut s = BlockScales::default();
+    match F::SCALES {
+        Scales::Scale => s.d = half(sign * std / F::STD),
+        Scales::PowerOfTwo => {
+            // One of the two powers around the scale, so that the mean square is right.
+            let scale = std / F::STD;
+            let power = f32::from_bits(scale.to_bits() >> 23 << 23);
+            let larger = ((scale / power).powi(2) - 1.0) / 3.0;
+            let drawn = (r.next() >> 40) as f32 / (1u64 << 24) as f32;
+            s.d = bf16::from_f32(if drawn < larger { 2.0 * power } else { power }).to_bits();
         }
-        DType::Q5_1 => {
-            half(0, std / N32);
-            half(2, -15.5 * std / N32);
+        Scales::ScaleMin => (s.d, s.m) = (half(std / F::STD), half(-centre * std / F::STD)),
+        Scales::SuperMin => {
+            // Minima equal to the scales, at a rate that centres the codes: x = d·sc·(q - centre).
+            let d = std / (F::STD * SCALE_RMS);
+            (s.d, s.m) = (half(d), half(centre * d));
+            s.subs[..8].copy_from_slice(&r.scales());
+            s.sub_mins = s.subs;
         }
-        DType::Q4_K | DType::Q5_K => {
-            // Minima equal to the scales, at a rate that centres the codes: x = d·sc·(q - 7.5).
-            let (n, centre) = if dtype == DType::Q4_K { (N16, 7.5) } else { (N32, 15.5) };
-            let d = std / (n * SCALE_RMS);
-            half(0, d);
-            half(2, centre * d);
-            let scales = r.scales();
-            b[4..16].copy_from_slice(&pack_scales_mins(&scales, &scales));
+        Scales::SuperSigned => {
+            s.d = half(sign * std / (F::STD * SCALE_RMS));
+            s.subs[..8].copy_from_slice(&r.scales());
+            s.subs[8..].copy_from_slice(&r.scales().map(u8::wrapping_neg));
         }
-        DType::Q6_K => {
-            half(208, sign * std / (18.480 * SCALE_RMS));
-            b[192..200].copy_from_slice(&r.scales());
-            for (o, s) in b[200..208].iter_mut().zip(r.scales()) {
-                *o = (s as i8).wrapping_neg() as u8;
-            }
-        }
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("{dtype} has no blocks"),
     }
+    F::put_scales(&s, b);
 }

@@ -12,8 +12,6 @@ pub(crate) trait Simd: Copy {
     const LANES: usize;
     /// `LANES` x f32.
     type F: Copy;
-    /// `LANES` x i32.
-    type I: Copy;
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::F;
@@ -95,28 +93,9 @@ pub(crate) trait Simd: Copy {
     /// `p` is valid for writing `LANES` elements.
     unsafe fn store_bf16(self, p: *mut u16, v: Self::F);
 
-    /// `x` in every lane.
-    fn splat_int(self, x: i32) -> Self::I;
-    /// `LANES` bytes, zero-extended.
+    /// `LANES` unsigned bytes.
     ///
     /// # Safety
     /// `p` is valid for reading `LANES` bytes.
-    unsafe fn load_u8(self, p: *const u8) -> Self::I;
-    /// `LANES` bytes, sign-extended.
-    ///
-    /// # Safety
-    /// `p` is valid for reading `LANES` bytes.
-    unsafe fn load_i8(self, p: *const u8) -> Self::I;
-    /// `a & b`.
-    fn and(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `a | b`.
-    fn or(self, a: Self::I, b: Self::I) -> Self::I;
-    /// `a >> n`, zeros shifted in. `n` should be a constant by the time it is compiled.
-    fn shr(self, a: Self::I, n: u32) -> Self::I;
-    /// `a << n`.
-    fn shl(self, a: Self::I, n: u32) -> Self::I;
-    /// Lane `i` of `a` shifted right by `i`: spreads a word of bits over the lanes.
-    fn shr_by_lane(self, a: Self::I) -> Self::I;
-    /// To f32 (exact below 2^24).
-    fn to_f32(self, a: Self::I) -> Self::F;
+    unsafe fn load_bytes(self, p: *const u8) -> Self::F;
 }

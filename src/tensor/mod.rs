@@ -5,19 +5,17 @@
 //! | [`DType`], [`Half`], [`bf16_bits`] | element types |
 //! | [`Bytes`], [`Tensor`] | shared bytes, and a view of them with a shape |
 //! | [`Rows`], [`RowsMut`] | rows of f32 with a stride |
-//! | [`quantise_row`] | quantises a row of floats |
+//! | [`formats`] | one file per quantised weight type |
+//! | [`quantise_row`], [`set_scales`] | quantises a row of floats; makes numbers of random blocks |
 
 mod bytes;
-mod dtype;
+pub(crate) mod formats;
 mod half;
-mod quant;
 mod rows;
 mod view;
 
 pub use self::half::{Half, bf16_bits};
 pub use bytes::Bytes;
-pub use dtype::DType;
-pub(crate) use quant::pack_scales_mins;
-pub use quant::quantise_row;
+pub use formats::{DType, quantise_row, set_scales};
 pub use rows::{Rows, RowsMut};
 pub use view::Tensor;

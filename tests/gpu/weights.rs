@@ -17,7 +17,7 @@ use tandem::engine::{
 };
 use tandem::host::Pool;
 use tandem::model::{LoadedModel, load};
-use tandem::tensor::Half;
+use tandem::tensor::{DType, Half};
 
 const LANE: Lane = Lane::Compute;
 const CONTEXT: usize = 64;
@@ -247,5 +247,23 @@ fn a_stream_refuses_what_would_overwrite_a_layer_in_use() {
         stream.release(0).unwrap();
         stream.fetch(&image).unwrap();
         rt.synchronize_all().unwrap();
+    }
+}
+
+/// Before anything is packed or uploaded. Plain functions decode any type.
+#[test]
+fn types_that_have_no_kernels_are_refused_by_name() {
+    for (name, accel) in accelerators() {
+        for dtype in DType::QUANTISED {
+            let m = load(&format!("synth:tiny-llama,dtype={dtype},seed=1")).unwrap();
+            let lacks = name != "plain functions" && dtype == DType::IQ4_NL;
+            match (accel.activations_for(dtype), activation_type(&*accel, &m.spec, &m.weights)) {
+                (Some(one), Ok(all)) => assert!(one == all && !lacks, "{name} takes {dtype}"),
+                (None, Err(Error::Unsupported(why))) => {
+                    assert!(why.contains(&format!("has no kernel for {dtype} weights")), "{why}");
+                }
+                (one, all) => panic!("{name}, {dtype}: {one:?} for the type, {all:?} for the model"),
+            }
+        }
     }
 }

@@ -57,6 +57,23 @@ fn every_family_survives_a_hugging_face_folder() {
 }
 
 #[test]
+fn every_type_of_weights_survives_gguf() {
+    for dtype in DType::ALL {
+        let m = synth(&format!("tiny-qwen3,dtype={dtype}"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        fs::write(&path, export_gguf(&m).unwrap()).unwrap();
+        let back = load(path.to_str().unwrap()).unwrap_or_else(|e| panic!("{dtype}: {e}"));
+        let t = |m: &LoadedModel| {
+            let t = m.weights.get("blk.1.ffn_down.weight").unwrap();
+            (t.dtype, t.data.to_vec())
+        };
+        assert_eq!(t(&back).0, dtype);
+        assert!(t(&m) == t(&back), "{dtype}: bytes of a tensor changed");
+    }
+}
+
+#[test]
 fn every_family_survives_gguf() {
     for name in ["llama", "llama-80", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2"] {
         let m = synth(&format!("tiny-{name},dtype=q4_k"));

@@ -11,7 +11,7 @@ use crate::device::kernels::quant::{PackedLayout, RowsArgs, pack, rows};
 use crate::device::runtime::DevPtr;
 use crate::host::Pool;
 use crate::reference::dequant::dequantise_row;
-use crate::tensor::{DType, Half};
+use crate::tensor::Half;
 
 /// Columns: no whole number of the tiles of any kernel.
 const DENSE_K: usize = 1032;
@@ -180,7 +180,7 @@ pub fn quantised_products(p: &mut Probe, depth: Depth) {
         p.lacks("the driver would compile these kernels for minutes; tandem doctor --gpu checks them");
         return;
     }
-    for dtype in DType::QUANTISED {
+    for dtype in PackedLayout::dtypes() {
         for &act in p.half_types() {
             // Activations of quantised models are f16; bf16 is there for what the contract promises.
             if depth == Depth::Quick && act == Half::BF16 {

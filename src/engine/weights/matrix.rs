@@ -156,21 +156,22 @@ pub fn linear_shapes(spec: &ModelSpec, weights: &Weights) -> Result<Vec<LinearWe
 /// If the accelerator cannot multiply a dtype.
 pub fn activation_type(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<Half> {
     let mut act = Half::F16;
+    let half = |name: &str, dtype| {
+        accel.activations_for(dtype).ok_or_else(|| {
+            let device = &accel.runtime().info().name;
+            Error::Unsupported(format!(
+                "{name}.weight: {device} has no kernel for {dtype} weights; run on the CPU with --device cpu"
+            ))
+        })
+    };
     for m in matrices(spec, weights)? {
         for (t, name) in m.parts(weights)?.iter().zip(&m.names) {
-            match accel.activations_for(t.dtype) {
-                Some(Half::BF16) => act = Half::BF16,
-                Some(Half::F16) => {}
-                None => {
-                    let device = &accel.runtime().info().name;
-                    return Err(Error::Unsupported(format!(
-                        "{name}.weight: {device} has no kernel for {} weights; run on the CPU with --device cpu",
-                        t.dtype
-                    )));
-                }
+            if half(name, t.dtype)? == Half::BF16 {
+                act = Half::BF16;
             }
         }
     }
+    half("token_embd", tensor(weights, "token_embd.weight")?.dtype)?;
     if spec.wide_activations && accel.activations_for(DType::BF16) == Some(Half::BF16) {
         act = Half::BF16;
     }

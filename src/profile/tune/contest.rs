@@ -10,7 +10,7 @@ use crate::host::{Pieces, Pool};
 use crate::simd::Isa;
 use crate::simd::linear::{Acts, GROUP, Linear, Mode, Out, Packed, linear, pack, pack_group};
 use crate::simd::tuning::LinearTuning;
-use crate::tensor::{Bytes, DType, Tensor};
+use crate::tensor::{Bytes, DType, Tensor, set_scales};
 use crate::{Error, Result, reference};
 
 /// A small generator (xorshift).
@@ -119,17 +119,10 @@ fn random(dtype: DType, n: usize, k: usize) -> Tensor {
         data.extend((rng.next() & mask).to_le_bytes());
     }
     data.truncate(len);
-    let scales: &[usize] = match dtype {
-        _ if !dtype.is_quantised() => &[],
-        DType::Q6_K => &[208],
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
-        _ => &[0, 2],
-    };
     // K-quants multiply it by up to 127.
     let scale = if dtype.block_len() > 32 { 1e-4 } else { 0.005 };
     for block in data.chunks_exact_mut(dtype.block_bytes()) {
-        let scale = half::f16::from_f32(scale).to_le_bytes();
-        scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&scale));
+        set_scales(dtype, block, scale, scale);
     }
     Tensor::new(dtype, vec![n, k], Bytes::copy_of(&data)).expect("sized above")
 }

@@ -8,7 +8,7 @@
 //! | this one | which entries are tried on which weights, and the file that keeps what came of it |
 //!
 //! ```text
-//! $TANDEM_HOME/tuning/<key>.json     the key is a hash of the CPU model and the version
+//! $TANDEM_HOME/tuning/<key>.json     the key is a hash of the CPU model, the version and the number of weight types
 //! ```
 //!
 //! A default stands unless an alternative takes at least [`GAIN`] less time: noise does not change a table.
@@ -303,7 +303,9 @@ impl TuningStore {
 
     /// The store in the cache folder `home`.
     pub fn at(home: &Path) -> TuningStore {
-        let key = digits(&format!("{} {} {SCHEMA}", cpu_model(), env!("CARGO_PKG_VERSION")));
+        // A table has entries for every type: one from before a type was added is not read.
+        let types = DType::ALL.len();
+        let key = digits(&format!("{} {} {SCHEMA} {types}", cpu_model(), env!("CARGO_PKG_VERSION")));
         TuningStore { path: home.join("tuning").join(format!("{key}.json")) }
     }
 

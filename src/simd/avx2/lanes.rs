@@ -35,7 +35,6 @@ fn mask(_: Avx2, n: usize) -> __m256i {
 impl Simd for Avx2 {
     const LANES: usize = 8;
     type F = __m256;
-    type I = __m256i;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
@@ -186,39 +185,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn splat_int(self, x: i32) -> __m256i {
-        isa!(_mm256_set1_epi32(x))
-    }
-    #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> __m256i {
-        isa!(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const u8) -> __m256i {
-        isa!(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
-    }
-    #[inline(always)]
-    fn and(self, a: __m256i, b: __m256i) -> __m256i {
-        isa!(_mm256_and_si256(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: __m256i, b: __m256i) -> __m256i {
-        isa!(_mm256_or_si256(a, b))
-    }
-    #[inline(always)]
-    fn shr(self, a: __m256i, n: u32) -> __m256i {
-        isa!(_mm256_srlv_epi32(a, _mm256_set1_epi32(n as i32)))
-    }
-    #[inline(always)]
-    fn shl(self, a: __m256i, n: u32) -> __m256i {
-        isa!(_mm256_sllv_epi32(a, _mm256_set1_epi32(n as i32)))
-    }
-    #[inline(always)]
-    fn shr_by_lane(self, a: __m256i) -> __m256i {
-        isa!(_mm256_srlv_epi32(a, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: __m256i) -> __m256 {
-        isa!(_mm256_cvtepi32_ps(a))
+    unsafe fn load_bytes(self, p: *const u8) -> __m256 {
+        isa!(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))))
     }
 }

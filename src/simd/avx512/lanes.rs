@@ -35,7 +35,6 @@ fn mask(n: usize) -> __mmask16 {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     type F = __m512;
-    type I = __m512i;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -177,39 +176,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn splat_int(self, x: i32) -> __m512i {
-        isa!(_mm512_set1_epi32(x))
-    }
-    #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> __m512i {
-        isa!(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))
-    }
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const u8) -> __m512i {
-        isa!(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
-    }
-    #[inline(always)]
-    fn and(self, a: __m512i, b: __m512i) -> __m512i {
-        isa!(_mm512_and_si512(a, b))
-    }
-    #[inline(always)]
-    fn or(self, a: __m512i, b: __m512i) -> __m512i {
-        isa!(_mm512_or_si512(a, b))
-    }
-    #[inline(always)]
-    fn shr(self, a: __m512i, n: u32) -> __m512i {
-        isa!(_mm512_srlv_epi32(a, _mm512_set1_epi32(n as i32)))
-    }
-    #[inline(always)]
-    fn shl(self, a: __m512i, n: u32) -> __m512i {
-        isa!(_mm512_sllv_epi32(a, _mm512_set1_epi32(n as i32)))
-    }
-    #[inline(always)]
-    fn shr_by_lane(self, a: __m512i) -> __m512i {
-        isa!(_mm512_srlv_epi32(a, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)))
-    }
-    #[inline(always)]
-    fn to_f32(self, a: __m512i) -> __m512 {
-        isa!(_mm512_cvtepi32_ps(a))
+    unsafe fn load_bytes(self, p: *const u8) -> __m512 {
+        isa!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))))
     }
 }

@@ -13,6 +13,10 @@
 //! | q8_0 | d f16 [2] | | bytes [512], sign bit flipped |
 //! | q4_k | d f16, dmin f16, sc u8 [8], min u8 [8] | | nibbles [256] |
 //! | q5_k | d f16, dmin f16, sc u8 [8], min u8 [8] | masks [64] | nibbles [256] |
+//! | q3_k | d f16, 32 unused, sc i8 [16] | masks [64] | pairs of bits [128] |
+//! | iq4_nl | d f16 [2] | | nibbles [256] |
+//! | iq4_xs | d f16, 32 unused, sc i8 [8] | | nibbles [256] |
+//! | mxfp4 | d bf16 [2] | | nibbles [256] |
 //! | q6_k | d f16, 32 unused, sc i8 [16] | pairs of bits [128] | nibbles [256] |
 //! | bf16, f16 | | | bf16 [16 pairs][16 rows][2]: a B tile; f16 is rounded, to nearest even |
 //!
@@ -22,12 +26,14 @@
 //! *Nibbles* of a block of 32: four lines of 64 bytes; line j holds, for each row, a dword with elements
 //! 4j..4j+4 in the low nibbles and 16+4j..16+4j+4 in the high ones. So one 64-byte load gives two operands
 //! of vpdpbusd with a row per lane: no shuffle, no horizontal sum. *Masks*: for each of the 8 quads of
-//! elements a 64-bit mask, bit 4·row + i: the fifth bit. *Pairs of bits*: two lines; the byte of element i
+//! elements a 64-bit mask, bit 4·row + i: the highest bit. *Pairs of bits*: two lines; the byte of element i
 //! of quad q has its upper two bits at 2·(q mod 4) of line q/4.
 //!
-//! Cost over the file's own layout: none for the 32-blocks, 2.8% for q4_k, 2.3% for q5_k, 1% for q6_k.
+//! Cost over the file's own layout: none for the 32-blocks with f16 scales, 5.9% for mxfp4, 5.5% for q3_k, 2.9% for iq4_xs, 2.8% for
+//! q4_k, 2.3% for q5_k, 1% for q6_k.
 
 use super::kernel::GROUP;
+use crate::tensor::formats::{BlockFormat, Scales, with_format};
 use crate::tensor::{Bytes, DType, Tensor};
 
 /// Shape of the records of a dtype.
@@ -48,20 +54,32 @@ pub struct RecordLayout {
 impl RecordLayout {
     /// The layout of `dtype`; `None` for f32.
     pub const fn of(dtype: DType) -> Option<RecordLayout> {
-        let (record_k, scale_bytes, high_bytes, code_bytes) = match dtype {
-            DType::Q4_0 => (64, 64, 0, 256),
-            DType::Q4_1 => (64, 128, 0, 256),
-            DType::Q5_0 => (64, 64, 64, 256),
-            DType::Q5_1 => (64, 128, 64, 256),
-            DType::Q8_0 => (64, 64, 0, 512),
-            DType::Q4_K => (256, 64 + 256, 0, 256),
-            DType::Q5_K => (256, 64 + 256, 64, 256),
-            DType::Q6_K => (256, 64 + 256, 128, 256),
-            DType::F16 | DType::BF16 => (64, 0, 0, 2 * 32 * GROUP),
-            DType::F32 => return None,
+        match dtype {
+            DType::F32 => None,
+            DType::F16 | DType::BF16 => Some(RecordLayout::sized(64, 0, 0, 2 * 32 * GROUP)),
+            quantised => Some(with_format!(quantised, F => RecordLayout::new::<F>())),
+        }
+    }
+
+    /// The layout of a quantised format.
+    pub const fn new<F: BlockFormat>() -> RecordLayout {
+        let (record_k, scale_bytes) = match F::SCALES {
+            Scales::Scale | Scales::PowerOfTwo => (64, 64),
+            Scales::ScaleMin => (64, 128),
+            Scales::SuperMin => (256, 64 + 256),
+            Scales::SuperSigned => (256, 64 + 256 / F::SUB * GROUP),
         };
+        let (high_bytes, code_bytes) = match F::BITS {
+            8 => (0, 512),
+            3 => (64, 128),
+            bits => (64 * (bits as usize - 4), 256),
+        };
+        RecordLayout::sized(record_k, scale_bytes, high_bytes, code_bytes)
+    }
+
+    const fn sized(record_k: usize, scale_bytes: usize, high_bytes: usize, code_bytes: usize) -> Self {
         let record_bytes = scale_bytes + record_k / 32 * (high_bytes + code_bytes);
-        Some(RecordLayout { record_k, scale_bytes, high_bytes, code_bytes, record_bytes })
+        RecordLayout { record_k, scale_bytes, high_bytes, code_bytes, record_bytes }
     }
 
     /// Where the high bits of block `b` of a record begin.
@@ -126,7 +144,10 @@ fn put(out: &mut [u8], i: usize, v: u32) {
     out[i * 4..i * 4 + 4].copy_from_slice(&v.to_le_bytes());
 }
 
+/// The low four and two bits and the lowest bit of four bytes.
 const LOW: u32 = 0x0f0f_0f0f;
+const PAIRS: u32 = 0x0303_0303;
+const ONES: u32 = 0x0101_0101;
 
 /// Packs rows `16·group..` of `w` into `out` (exactly one group's bytes).
 pub fn pack_group(w: &Tensor, group: usize, out: &mut [u8]) {
@@ -137,14 +158,15 @@ pub fn pack_group(w: &Tensor, group: usize, out: &mut [u8]) {
         return pack_floats(w, group * GROUP, rows, out);
     }
     out.fill(0);
-    let bb = w.dtype.block_bytes();
-    let per_record = layout.record_k / w.dtype.block_len();
-    for r in 0..rows {
-        for (b, block) in w.row(group * GROUP + r).chunks_exact(bb).enumerate() {
-            let record = &mut out[b / per_record * layout.record_bytes..][..layout.record_bytes];
-            pack_block(w.dtype, r, b % per_record, block, record);
+    with_format!(w.dtype, F => {
+        let per_record = layout.record_k / F::LEN;
+        for r in 0..rows {
+            for (b, block) in w.row(group * GROUP + r).chunks_exact(F::BYTES).enumerate() {
+                let record = &mut out[b / per_record * layout.record_bytes..][..layout.record_bytes];
+                pack_block::<F>(r, b % per_record, block, record);
+            }
         }
-    }
+    });
 }
 
 /// Packs `rows` rows of 16-bit floats from `first` on as tiles into `out`.
@@ -170,107 +192,63 @@ fn pack_floats(w: &Tensor, first: usize, rows: usize, out: &mut [u8]) {
     }
 }
 
-/// Writes source block `block` (number `b` of its record) of row `r` into `record`.
-fn pack_block(dtype: DType, r: usize, b: usize, block: &[u8], record: &mut [u8]) {
-    let layout = RecordLayout::of(dtype).expect("f32 is not packed");
-    let (high, codes) = (|b| layout.high(b), |b| layout.codes(b));
-    // Nibbles of a 32-block whose bytes hold element i low, element i + 16 high: the layout's own order.
-    let nibbles = |codes: &mut [u8], qs: &[u8]| (0..4).for_each(|j| put(codes, j * 16 + r, dw(qs, j)));
-    let half = |out: &mut [u8], src: &[u8]| out[r * 2..r * 2 + 2].copy_from_slice(src);
-    // The fifth bits of a 32-block as one u32, bit i = element i.
-    let masks = |out: &mut [u8], bits: u32| {
-        for q in 0..8 {
-            let nibble = ((bits >> (4 * q)) & 15) as u8;
-            out[q * 8 + r / 2] |= nibble << (4 * (r % 2));
+/// Writes source block `block` (number `b` of its record) of row `r` into `record`, which was zero.
+#[inline(always)]
+fn pack_block<F: BlockFormat>(r: usize, b: usize, block: &[u8], record: &mut [u8]) {
+    let layout = const { RecordLayout::new::<F>() };
+    let s = F::scales(block);
+    let mut put_half = |at: usize, bits: u16| record[at + r * 2..][..2].copy_from_slice(&bits.to_le_bytes());
+    match F::SCALES {
+        Scales::Scale | Scales::PowerOfTwo => put_half(b * 32, s.d),
+        Scales::ScaleMin => {
+            put_half(b * 32, s.d);
+            put_half(64 + b * 32, s.m);
         }
-    };
-    match dtype {
-        DType::Q4_0 => {
-            half(&mut record[b * 32..], &block[0..2]);
-            nibbles(&mut record[codes(b)..], &block[2..18]);
-        }
-        DType::Q4_1 => {
-            half(&mut record[b * 32..], &block[0..2]);
-            half(&mut record[64 + b * 32..], &block[2..4]);
-            nibbles(&mut record[codes(b)..], &block[4..20]);
-        }
-        DType::Q5_0 => {
-            half(&mut record[b * 32..], &block[0..2]);
-            masks(&mut record[high(b)..], dw(&block[2..], 0));
-            nibbles(&mut record[codes(b)..], &block[6..22]);
-        }
-        DType::Q5_1 => {
-            half(&mut record[b * 32..], &block[0..2]);
-            half(&mut record[64 + b * 32..], &block[2..4]);
-            masks(&mut record[high(b)..], dw(&block[4..], 0));
-            nibbles(&mut record[codes(b)..], &block[8..24]);
-        }
-        DType::Q8_0 => {
-            half(&mut record[b * 32..], &block[0..2]);
-            let out = &mut record[codes(b)..];
-            (0..8).for_each(|j| put(out, j * 16 + r, dw(&block[2..], j) ^ 0x8080_8080));
-        }
-        DType::Q4_K | DType::Q5_K => {
-            half(record, &block[0..2]);
-            half(&mut record[32..], &block[2..4]);
-            for s in 0..8 {
-                let (sc, min) = scale_min_k4(s, &block[4..16]);
-                record[64 + s * 16 + r] = sc;
-                record[192 + s * 16 + r] = min;
-            }
-            let five = dtype == DType::Q5_K;
-            let qs = if five { &block[48..] } else { &block[16..] };
-            if five {
-                let qh = &block[16..48];
-                for s in 0..8 {
-                    let bits = (0..8).fold(0u32, |acc, q| {
-                        let v = (dw(qh, q) >> s) & 0x0101_0101;
-                        acc | ((v | v >> 7 | v >> 14 | v >> 21) & 15) << (4 * q)
-                    });
-                    masks(&mut record[high(s)..], bits);
-                }
-            }
-            // A chunk of 32 bytes holds two blocks: one in its low nibbles, one in its high.
-            for c in 0..4 {
-                for j in 0..4 {
-                    let (x, y) = (dw(&qs[c * 32..], j), dw(&qs[c * 32..], j + 4));
-                    put(&mut record[codes(2 * c)..], j * 16 + r, (x & LOW) | (y & LOW) << 4);
-                    put(&mut record[codes(2 * c + 1)..], j * 16 + r, (x >> 4 & LOW) | (y & !LOW));
-                }
+        Scales::SuperMin => {
+            put_half(0, s.d);
+            put_half(32, s.m);
+            for sub in 0..8 {
+                record[64 + sub * 16 + r] = s.subs[sub];
+                record[192 + sub * 16 + r] = s.sub_mins[sub];
             }
         }
-        DType::Q6_K => {
-            let (ql, qh, sc, d) = (&block[0..128], &block[128..192], &block[192..208], &block[208..210]);
-            half(record, d);
-            for (s, &sc) in sc.iter().enumerate() {
-                record[64 + s * 16 + r] = sc;
-            }
-            for s in 0..8 {
-                // Block s: half s/4, of whose four quarters (s mod 4) gives byte range, nibble and bit pair.
-                let (h, quarter) = (s / 4, s % 4);
-                let lo = &ql[h * 64 + (quarter % 2) * 32..];
-                let hi = &qh[h * 32..];
-                let nibble = |j: usize| if quarter < 2 { dw(lo, j) & LOW } else { dw(lo, j) >> 4 & LOW };
-                let pair = |q: usize| dw(hi, q) >> (2 * quarter) & 0x0303_0303;
-                let out = &mut record[codes(s)..];
-                (0..4).for_each(|j| put(out, j * 16 + r, nibble(j) | nibble(j + 4) << 4));
-                let bits = &mut record[high(s)..];
-                for l in 0..2 {
-                    let v = (0..4).fold(0, |acc, q| acc | pair(l * 4 + q) << (2 * q));
-                    put(bits, l * 16 + r, v);
-                }
-            }
+        Scales::SuperSigned => {
+            put_half(0, s.d);
+            (0..F::LEN / F::SUB).for_each(|sub| record[64 + sub * 16 + r] = s.subs[sub]);
         }
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("checked by RecordLayout::of"),
     }
-}
-
-/// The 6-bit scale and minimum of sub-block `s` of a q4_k/q5_k block (`b`: its 12 scale bytes).
-fn scale_min_k4(s: usize, b: &[u8]) -> (u8, u8) {
-    if s < 4 {
-        (b[s] & 63, b[s + 4] & 63)
-    } else {
-        ((b[s + 4] & 15) | (b[s - 4] >> 6) << 4, (b[s + 4] >> 4) | (b[s] >> 6) << 4)
+    for i in 0..F::LEN / 32 {
+        let codes = F::codes(block, i);
+        let (high, low) = record[layout.high(b + i)..].split_at_mut(layout.high_bytes);
+        let quad = |q: usize| dw(&codes, q);
+        if F::BITS == 8 {
+            (0..8).for_each(|q| put(low, q * 16 + r, quad(q)));
+            continue;
+        }
+        // Pairs of bits from bit `at` on, as two lines hold them.
+        let put_pairs = |lines: &mut [u8], at: u32| {
+            for l in 0..2 {
+                let pairs = (0..4).fold(0, |v, q| v | (quad(l * 4 + q) >> at & PAIRS) << (2 * q));
+                put(lines, l * 16 + r, pairs);
+            }
+        };
+        if F::BITS == 3 {
+            put_pairs(low, 0);
+        } else {
+            (0..4).for_each(|j| put(low, j * 16 + r, (quad(j) & LOW) | (quad(j + 4) & LOW) << 4));
+        }
+        if F::BITS == 5 || F::BITS == 3 {
+            for q in [0, 2, 4, 6] {
+                // The product gathers the highest bits of two quads in its top byte.
+                let highest = |q| u64::from(quad(q) >> (F::BITS - 1) & ONES);
+                let both = highest(q) | highest(q + 1) << 32;
+                let bits = (both.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
+                high[q * 8 + r / 2] |= (bits & 15) << (4 * (r % 2));
+                high[q * 8 + 8 + r / 2] |= (bits >> 4) << (4 * (r % 2));
+            }
+        } else if F::BITS == 6 {
+            put_pairs(high, 4);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use tandem::device::kernels::quant::{self, GatherArgs, PackedLayout, RowsArgs};
 use tandem::device::{Lane, Runtime};
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise_row;
-use tandem::tensor::{DType, Half};
+use tandem::tensor::{DType, Half, set_scales};
 
 /// Tokens of a block of every kernel: the first is GEMV.
 const KERNELS: [usize; 5] = [GEMV_ROWS, 8, 16, 32, 64];
@@ -27,27 +27,8 @@ fn layout(c: &Case) -> PackedLayout {
     PackedLayout::new(c.weights, c.n, c.k).expect("a quantised matrix")
 }
 
-/// Where a block has its f16 scales, and its codes.
-fn places(dtype: DType) -> (&'static [usize], std::ops::Range<usize>) {
-    match dtype {
-        DType::Q4_0 => (&[0], 2..18),
-        DType::Q5_0 => (&[0], 2..22),
-        DType::Q8_0 => (&[0], 2..34),
-        DType::Q4_1 => (&[0, 2], 4..20),
-        DType::Q5_1 => (&[0, 2], 4..24),
-        DType::Q4_K => (&[0, 2], 16..144),
-        DType::Q5_K => (&[0, 2], 16..176),
-        DType::Q6_K => (&[208], 0..192),
-        DType::F32 | DType::F16 | DType::BF16 => panic!("{dtype} has no codes"),
-    }
-}
-
-/// Random codes and scales, weights of about 1/sqrt(k): sums then lie where activations bend. Extremes of codes and
-/// scales are among them.
-fn random_rows(dtype: DType, n: usize, k: usize) -> Vec<u8> {
-    let row_bytes = dtype.row_bytes(k).expect("whole blocks");
-    let mut bytes: Vec<u8> =
-        (0..n * row_bytes).map(|i| random(1, i / row_bytes, i % row_bytes) as u8).collect();
+/// Scale and minimum of block `i` of a matrix of `k` columns, for weights of about 3/sqrt(k).
+fn scales(dtype: DType, i: usize, k: usize) -> [f32; 2] {
     let largest = match dtype {
         DType::Q4_0 | DType::Q4_1 => 8.0,
         DType::Q5_0 | DType::Q5_1 => 16.0,
@@ -57,13 +38,20 @@ fn random_rows(dtype: DType, n: usize, k: usize) -> Vec<u8> {
         _ => 32.0 * 64.0,
     };
     let size = 3.0 / (largest * (k as f64).sqrt());
+    // Minima are as large as the codes make them.
+    let min = if matches!(dtype, DType::Q4_1 | DType::Q5_1) { largest } else { 1.0 };
+    [(noise(2, i, 0) * size) as f32, (noise(2, i, 1) * size * min) as f32]
+}
+
+/// Random codes and scales, weights of about 1/sqrt(k): sums then lie where activations bend. Extremes of codes and
+/// scales are among them.
+fn random_rows(dtype: DType, n: usize, k: usize) -> Vec<u8> {
+    let row_bytes = dtype.row_bytes(k).expect("whole blocks");
+    let mut bytes: Vec<u8> =
+        (0..n * row_bytes).map(|i| random(1, i / row_bytes, i % row_bytes) as u8).collect();
     for (i, block) in bytes.chunks_exact_mut(dtype.block_bytes()).enumerate() {
-        for (j, &at) in places(dtype).0.iter().enumerate() {
-            // Minima are as large as the codes make them.
-            let each = if j == 1 && matches!(dtype, DType::Q4_1 | DType::Q5_1) { largest } else { 1.0 };
-            let value = f16::from_f64(noise(2, i, j) * size * each);
-            block[at..at + 2].copy_from_slice(&value.to_le_bytes());
-        }
+        let [d, m] = scales(dtype, i, k);
+        set_scales(dtype, block, d, m);
     }
     bytes
 }
@@ -79,14 +67,14 @@ fn operands(c: &Case) -> Operands {
     let (mut row, mut min) = (vec![0.0; c.k], vec![0.0; c.k]);
     for r in 0..c.n {
         dequantise_row(dtype, source(r), &mut row);
-        // Codes of zero: the minimum alone, where the format has one.
+        // Scales of zero: the minimum alone, where the format has one.
         let mut zeros = source(r).to_vec();
-        if matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K) {
-            for block in zeros.chunks_exact_mut(dtype.block_bytes()) {
-                block[places(dtype).1].fill(0);
-            }
-            dequantise_row(dtype, &zeros, &mut min);
+        let first = c.row_of_file(r) * c.k / dtype.block_len();
+        for (i, block) in zeros.chunks_exact_mut(dtype.block_bytes()).enumerate() {
+            let [_, m] = scales(dtype, first + i, c.k);
+            set_scales(dtype, block, 0.0, m);
         }
+        dequantise_row(dtype, &zeros, &mut min);
         w.extend(row.iter().map(|&v| f64::from(v)));
         // w = d q + m: |d q| <= |w| + |m|.
         parts.extend(row.iter().zip(&min).map(|(&v, &m)| f64::from(v.abs()) + 2.0 * f64::from(m.abs())));
@@ -128,7 +116,7 @@ fn unsplit(rt: &dyn Runtime, c: &Case, tokens: usize) -> Option<DecodePlan> {
 /// Every format, kernel and type of activations that this runtime has.
 fn each_kernel_of(rt: &Arc<dyn Runtime>, f: &mut impl FnMut(&Arc<dyn Runtime>, DType, Half, usize)) {
     let mut found = 0;
-    for dtype in DType::QUANTISED {
+    for dtype in PackedLayout::dtypes() {
         for act in [Half::F16, Half::BF16] {
             for tokens in KERNELS {
                 let c = plain(dtype, act, tokens, 16, 256);
@@ -141,8 +129,9 @@ fn each_kernel_of(rt: &Arc<dyn Runtime>, f: &mut impl FnMut(&Arc<dyn Runtime>, D
     }
     // bf16 from 80 on; devices of 64 KiB lack some of the kernels for 32 and 64 tokens.
     let types = if rt.info().sm >= 80 { 2 } else { 1 };
-    let most = DType::QUANTISED.len() * types * KERNELS.len();
-    let large = if rt.info().shared_per_block < 99 << 10 { 2 * DType::QUANTISED.len() * types } else { 0 };
+    let most = PackedLayout::dtypes().count() * types * KERNELS.len();
+    let large =
+        if rt.info().shared_per_block < 99 << 10 { 2 * PackedLayout::dtypes().count() * types } else { 0 };
     assert!((most - large..=most).contains(&found), "{:?} has {found} of {most} kernels", rt.info());
 }
 
@@ -278,7 +267,7 @@ fn infinite_and_invalid_activations_stay_in_their_token() {
 #[test]
 fn decoded_rows_are_the_references_rounded() {
     for rt in support::gpu::runtimes() {
-        for dtype in DType::QUANTISED {
+        for dtype in PackedLayout::dtypes() {
             let (n, k) = (37, if dtype.block_len() == 256 { 768 } else { 608 });
             let layout = PackedLayout::new(dtype, n, k).expect("a quantised matrix");
             let bytes = random_rows(dtype, n, k);
@@ -355,7 +344,7 @@ proptest! {
 
     #[test]
     fn any_shape(
-        dtype in proptest::sample::select(DType::QUANTISED.to_vec()),
+        dtype in proptest::sample::select(PackedLayout::dtypes().collect::<Vec<_>>()),
         bf16: bool,
         kernel in 0usize..KERNELS.len(),
         m in 1usize..70,

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use self::scratch::{Scratch, attention_shape};
 use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
+use super::quant::PackedLayout;
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
     NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, Workspace,
@@ -89,6 +90,7 @@ impl Accelerator for KernelAccelerator {
         let bf16 = self.runtime.info().sm >= 80;
         match dtype {
             DType::BF16 if bf16 => Some(Half::BF16),
+            _ if dtype.is_quantised() && !PackedLayout::dtypes().any(|d| d == dtype) => None,
             // Quantised weights are decoded to either half type.
             _ => Some(Half::F16),
         }

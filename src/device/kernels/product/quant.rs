@@ -145,7 +145,6 @@ mod tests {
     use super::super::choose::{GEMV_ROWS, QUANT_TILES_ROWS};
     use super::super::decode::scratch_bytes;
     use super::*;
-    use crate::tensor::DType;
 
     const TOKENS: [usize; 14] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 256];
 
@@ -166,9 +165,7 @@ mod tests {
 
     fn layouts() -> impl Iterator<Item = PackedLayout> {
         let shapes = [(1, 256), (576, 1536), (4096, 4096), (1024, 14336), (128256, 4096), (28672, 4096)];
-        DType::QUANTISED
-            .into_iter()
-            .flat_map(move |d| shapes.map(|(n, k)| PackedLayout::new(d, n, k).unwrap()))
+        PackedLayout::dtypes().flat_map(move |d| shapes.map(|(n, k)| PackedLayout::new(d, n, k).unwrap()))
     }
 
     #[test]
@@ -219,7 +216,7 @@ mod tests {
         for (info, bandwidth) in devices().iter().zip([320, 600, 864, 1555, 4800, 1792]) {
             let need = bandwidth * 750 / info.multiprocessors as usize;
             for (n, k) in [(4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096)] {
-                for layout in DType::QUANTISED.map(|d| PackedLayout::new(d, n, k).unwrap()) {
+                for layout in PackedLayout::dtypes().map(|d| PackedLayout::new(d, n, k).unwrap()) {
                     for m in [1, 4, 5, 8, 16, 32, 64] {
                         let plan = DecodePlan::new(info, &Matrix::Quantised(layout), Half::F16, m);
                         let blocks = plan.grid.iter().product::<u32>() as usize;

@@ -4,6 +4,7 @@
 //! of zero; kernels read zeros of x there, so the padding adds nothing.
 
 use crate::tensor::DType;
+use crate::tensor::formats::{BlockFormat, Scales, with_format};
 
 /// Rows and columns of a tile.
 pub(super) const ROWS: usize = 16;
@@ -22,16 +23,23 @@ pub(super) struct Format {
 
 impl Format {
     pub const fn of(dtype: DType) -> Option<Format> {
-        let (bits, scales, super_scales) = match dtype {
-            DType::Q4_0 => (4, 64, 0),
-            DType::Q4_1 => (4, 128, 0),
-            DType::Q4_K => (4, 64, 64),
-            DType::Q5_0 => (5, 64, 0),
-            DType::Q5_1 => (5, 128, 0),
-            DType::Q5_K => (5, 64, 64),
-            DType::Q6_K => (6, 64, 32),
-            DType::Q8_0 => (8, 64, 0),
-            DType::F32 | DType::F16 | DType::BF16 => return None,
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => None,
+            quantised => with_format!(quantised, F => Format::new::<F>()),
+        }
+    }
+
+    /// `None` where codes index a table or have three bits, for which there are no kernels.
+    const fn new<F: BlockFormat>() -> Option<Format> {
+        if F::TABLE.is_some() || F::BITS < 4 {
+            return None;
+        }
+        let bits = F::BITS as usize;
+        let (scales, super_scales) = match F::SCALES {
+            Scales::Scale | Scales::PowerOfTwo => (64, 0),
+            Scales::ScaleMin => (128, 0),
+            Scales::SuperMin => (64, 64),
+            Scales::SuperSigned => (64, 32),
         };
         let (low, high) = match bits {
             8 => (1024, 0),
@@ -68,6 +76,11 @@ impl PackedLayout {
     pub fn new(dtype: DType, n: usize, k: usize) -> Option<PackedLayout> {
         Format::of(dtype)?;
         (n > 0 && k > 0 && k.is_multiple_of(dtype.block_len())).then_some(PackedLayout { dtype, n, k })
+    }
+
+    /// The quantised types that have a layout, and kernels.
+    pub fn dtypes() -> impl Iterator<Item = DType> {
+        DType::QUANTISED.into_iter().filter(|&dtype| Format::of(dtype).is_some())
     }
 
     /// The type of the weight that it is packed from.
@@ -150,5 +163,9 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
         assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
         assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::Q3_K, 16, 256), None);
+        assert_eq!(PackedLayout::new(DType::IQ4_XS, 16, 256), None);
+        assert_eq!(PackedLayout::new(DType::MXFP4, 16, 256), None);
+        assert_eq!(PackedLayout::new(DType::IQ4_NL, 16, 256), None);
     }
 }

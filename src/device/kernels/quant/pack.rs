@@ -3,6 +3,7 @@
 use super::codes::CodeRows;
 use super::layout::{COLS, Format, PackedLayout, ROWS};
 use crate::host::{Pieces, Pool};
+use crate::tensor::formats::with_format;
 
 /// Packs a matrix whose row `r` is `row(r)` (whole blocks as in the file) into `out`, of [`PackedLayout::bytes`].
 ///
@@ -43,7 +44,7 @@ fn pack_row_tile<'a>(
         if r < layout.n {
             let bytes = row(r);
             assert_eq!(bytes.len(), row_bytes, "row {r} of {layout:?}");
-            rows.fill(layout.dtype, i, bytes);
+            with_format!(layout.dtype, F => rows.fill::<F>(i, bytes));
         } else {
             rows.clear(i);
         }
@@ -121,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::reference::dequant::dequantise_row;
-    use crate::tensor::DType;
+    use crate::tensor::{DType, set_scales};
 
     fn half_at(b: &[u8], at: usize) -> f32 {
         f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
@@ -195,15 +196,8 @@ mod tests {
         };
         let mut bytes: Vec<u8> = (0..n * dtype.row_bytes(k).unwrap()).map(|_| random() as u8).collect();
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-            let halves: &[usize] = match dtype {
-                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
-                DType::Q6_K => &[208],
-                _ => &[0],
-            };
-            for &at in halves {
-                let value = f16::from_f32((random() % 2001) as f32 / 1000.0 - 1.0);
-                block[at..at + 2].copy_from_slice(&value.to_le_bytes());
-            }
+            let mut value = || (random() % 2001) as f32 / 1000.0 - 1.0;
+            set_scales(dtype, block, value(), value());
         }
         bytes
     }
@@ -211,7 +205,7 @@ mod tests {
     #[test]
     fn every_element_of_every_format_is_bit_for_bit_where_the_drawing_says() {
         let pool = Pool::new(3);
-        for dtype in DType::QUANTISED {
+        for dtype in PackedLayout::dtypes() {
             let shapes: &[(usize, usize)] = match dtype.block_len() {
                 256 => &[(1, 256), (16, 512), (37, 768)],
                 _ => &[(1, 32), (16, 64), (17, 96), (37, 576)],

@@ -182,10 +182,10 @@ pub(super) unsafe fn part<F: Format, const NIBBLED: bool, const J: usize>(
 #[cfg(test)]
 mod tests {
     use super::super::super::packed::pack;
-    use super::super::super::quant::format::with_format;
     use super::super::dequantise;
     use super::*;
-    use crate::tensor::{Bytes, DType, Tensor};
+    use crate::tensor::formats::with_format;
+    use crate::tensor::{Bytes, DType, Tensor, set_scales};
 
     /// Random codes and sub-scales; f16 scales of about `scale`, or an offset's.
     fn random(dtype: DType, k: usize, scale: f32) -> Tensor {
@@ -198,16 +198,9 @@ mod tests {
         };
         let len = 16 * dtype.row_bytes(k).unwrap();
         let mut data: Vec<u8> = (0..len).map(|_| (next() >> 24) as u8).collect();
-        let at: &[usize] = match dtype {
-            DType::Q6_K => &[208],
-            DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
-            _ => &[0, 2],
-        };
+        let mut scale = || scale * ((next() >> 40) as f32 / (1 << 23) as f32 - 1.0);
         for block in data.chunks_exact_mut(dtype.block_bytes()) {
-            for &at in at {
-                let d = half::f16::from_f32(scale * ((next() >> 40) as f32 / (1 << 23) as f32 - 1.0));
-                block[at..at + 2].copy_from_slice(&d.to_le_bytes());
-            }
+            set_scales(dtype, block, scale(), scale());
         }
         Tensor::new(dtype, vec![16, k], Bytes::copy_of(&data)).unwrap()
     }
@@ -221,7 +214,10 @@ mod tests {
             // Sub-scales and minima up to 63.
             DType::Q4_K => 63.0 * (8.0 + 1.0 + 8.0),
             DType::Q5_K => 63.0 * (31.0 + 1.0),
+            // The largest sub-scale times the largest value: the offset, a power of two times the scale, rounds as it does.
             DType::Q6_K => 128.0 * 32.0,
+            DType::IQ4_XS => 32.0 * 128.0,
+            DType::Q3_K => 32.0 * 4.0,
             _ => 0.0,
         };
         (2f64.powi(-8) + 2f64.powi(-11)) * w.abs() + rounded * scale * 2f64.powi(-11) + 2f64.powi(-30)

@@ -23,11 +23,12 @@ use std::arch::x86_64::*;
 
 use super::super::kernel::{Form, GROUP, LinearKernel, Work};
 use super::super::quant::X;
-use super::super::quant::format::{Format, with_format};
+use super::super::quant::format::Format;
 use super::range;
 use crate::amx::int8::{B_BYTES, C_LEN, TILE_K, product};
 use crate::amx::scratch;
 use crate::amx::session::{Session, Shapes};
+use crate::tensor::formats::with_format;
 
 /// Most tokens of a block.
 const ROWS: usize = 16;

@@ -4,10 +4,11 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::super::kernel::{Ask, Form, LinearKernel, Work};
-use super::super::quant::format::{Format, with_format};
+use super::super::quant::format::Format;
 use super::{dequantise, panels, product, session};
 use crate::amx::bf16::Panels;
 use crate::amx::half_arithmetic;
+use crate::tensor::formats::with_format;
 
 /// Packed groups as panels. With `HALF` they are made with f16 arithmetic.
 struct QuantisedPanels<'a, F, const NIBBLES: bool, const HALF: bool> {

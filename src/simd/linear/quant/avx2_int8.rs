@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 use super::super::kernel::{Form, GROUP, LinearKernel, Work};
 use super::super::packed::RecordLayout;
 use super::X;
-use crate::tensor::DType;
+use crate::tensor::formats::{BlockFormat, Scales, with_format};
 
 #[inline(always)]
 unsafe fn line(p: *const u8) -> __m256i {
@@ -26,6 +26,16 @@ unsafe fn line(p: *const u8) -> __m256i {
 unsafe fn half8(p: *const u8) -> __m256 {
     // SAFETY: the caller's record holds 8 halves here.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+}
+
+/// Eight bf16 to f32.
+#[inline(always)]
+unsafe fn wide8(p: *const u8) -> __m256 {
+    // SAFETY: the caller's record holds 8 words here.
+    unsafe {
+        let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+    }
 }
 
 /// Eight bytes (a row each) to f32.
@@ -52,9 +62,9 @@ unsafe fn nibble_pair(p: *const u8, j: usize, h: usize) -> [__m256i; 2] {
     }
 }
 
-/// 16 in every byte of quad `q` whose bit is set in the masks at `p`.
+/// `BIT` in every byte of quad `q` whose bit is set in the masks at `p`.
 #[inline(always)]
-unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
+unsafe fn highest<const BIT: i8>(p: *const u8, q: usize, h: usize) -> __m256i {
     // SAFETY: the caller's record holds eight 64-bit masks here; q < 8, h < 2.
     unsafe {
         let bits = p.add(q * 8 + h * 4).cast::<i32>().read_unaligned();
@@ -68,7 +78,7 @@ unsafe fn fifth(p: *const u8, q: usize, h: usize) -> __m256i {
         );
         let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
         let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
-        _mm256_and_si256(set, _mm256_set1_epi8(16))
+        _mm256_and_si256(set, _mm256_set1_epi8(BIT))
     }
 }
 
@@ -88,72 +98,94 @@ unsafe fn upper_pair(p: *const u8, q: usize, h: usize) -> __m256i {
     }
 }
 
+/// The codes of two bits of quad `q`, from the line at `p`.
+#[inline(always)]
+unsafe fn low_pair(p: *const u8, q: usize, h: usize) -> __m256i {
+    // SAFETY: the caller's record holds a line here; h < 2.
+    unsafe {
+        let v = line(p.add(h * 32));
+        let v = match q {
+            0 => v,
+            1 => _mm256_srli_epi16::<2>(v),
+            2 => _mm256_srli_epi16::<4>(v),
+            _ => _mm256_srli_epi16::<6>(v),
+        };
+        _mm256_and_si256(v, _mm256_set1_epi8(3))
+    }
+}
+
 /// Scale and offset of one half of a block, a row per lane (equal for both halves but for q6_k).
 type Scale = (__m256, __m256);
 
 /// Scales of block `b` of the record at `w` for rows `8h..8h+8`.
 #[inline(always)]
-unsafe fn scales(dtype: DType, w: *const u8, b: usize, h: usize) -> [Scale; 2] {
-    // SAFETY: `w` points to a record of `dtype`; b is a block of it; offsets are those of `packed`.
+unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2] {
+    // SAFETY: `w` points to a record of this format; b is a block of it; offsets are those of `packed`.
     unsafe {
-        match dtype {
-            DType::Q6_K => {
-                let d = half8(w.add(h * 16));
-                let d0 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + h * 8)));
-                let d1 = _mm256_mul_ps(d, signed8(w.add(64 + b * 32 + 16 + h * 8)));
-                let offset = _mm256_set1_ps(-32.0);
-                [(d0, _mm256_mul_ps(d0, offset)), (d1, _mm256_mul_ps(d1, offset))]
+        let d = match F::SCALES {
+            Scales::Scale => [half8(w.add(b * 32 + h * 16)); 2],
+            Scales::PowerOfTwo => [wide8(w.add(b * 32 + h * 16)); 2],
+            Scales::ScaleMin => {
+                return [(half8(w.add(b * 32 + h * 16)), half8(w.add(64 + b * 32 + h * 16))); 2];
             }
-            DType::Q4_K | DType::Q5_K => {
+            Scales::SuperMin => {
                 let d = _mm256_mul_ps(half8(w.add(h * 16)), unsigned8(w.add(64 + b * 16 + h * 8)));
                 let m = _mm256_mul_ps(half8(w.add(32 + h * 16)), unsigned8(w.add(192 + b * 16 + h * 8)));
-                [(d, _mm256_sub_ps(_mm256_setzero_ps(), m)); 2]
+                return [(d, _mm256_sub_ps(_mm256_setzero_ps(), m)); 2];
             }
-            _ => {
-                let d = half8(w.add(b * 32 + h * 16));
-                let m = match dtype {
-                    DType::Q4_0 => _mm256_mul_ps(d, _mm256_set1_ps(-8.0)),
-                    DType::Q5_0 => _mm256_mul_ps(d, _mm256_set1_ps(-16.0)),
-                    DType::Q8_0 => _mm256_setzero_ps(),
-                    _ => half8(w.add(64 + b * 32 + h * 16)),
-                };
-                [(d, m); 2]
+            Scales::SuperSigned => {
+                let (d, each) = (half8(w.add(h * 16)), 32 / F::SUB);
+                let at = w.add(64 + b * each * 16 + h * 8);
+                [_mm256_mul_ps(d, signed8(at)), _mm256_mul_ps(d, signed8(at.add((each - 1) * 16)))]
             }
-        }
+        };
+        let offset = _mm256_set1_ps(if signed::<F>() { 0.0 } else { -f32::from(F::ZERO) });
+        [(d[0], _mm256_mul_ps(d[0], offset)), (d[1], _mm256_mul_ps(d[1], offset))]
     }
 }
 
+/// Whether codes are multiplied as signed bytes, without an offset.
+const fn signed<F: BlockFormat>() -> bool {
+    F::BITS == 8 || F::TABLE.is_some()
+}
+
 /// Quads j and j + 4 of rows `8h..8h+8` of the block whose high bits are at `high` and codes at `at`: unsigned, or
-/// signed for q8_0.
+/// signed where [`signed`].
 #[inline(always)]
-unsafe fn quads(dtype: DType, high: *const u8, at: *const u8, j: usize, h: usize) -> [__m256i; 2] {
+unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usize) -> [__m256i; 2] {
     // SAFETY: the caller's block; j < 4, h < 2.
     unsafe {
-        if dtype == DType::Q8_0 {
+        if F::BITS == 8 {
             let flip = _mm256_set1_epi8(-128);
             let (lo, hi) = (line(at.add(j * 64 + h * 32)), line(at.add((j + 4) * 64 + h * 32)));
             return [_mm256_xor_si256(lo, flip), _mm256_xor_si256(hi, flip)];
         }
-        let [lo, hi] = nibble_pair(at, j, h);
-        match dtype {
-            DType::Q5_0 | DType::Q5_1 | DType::Q5_K => {
-                [_mm256_or_si256(lo, fifth(high, j, h)), _mm256_or_si256(hi, fifth(high, j + 4, h))]
-            }
-            DType::Q6_K => {
-                let pairs = [upper_pair(high, j, h), upper_pair(high.add(64), j, h)];
-                [_mm256_or_si256(lo, pairs[0]), _mm256_or_si256(hi, pairs[1])]
-            }
-            _ => [lo, hi],
+        if F::BITS == 3 {
+            let lo = _mm256_or_si256(low_pair(at, j, h), highest::<4>(high, j, h));
+            let hi = _mm256_or_si256(low_pair(at.add(64), j, h), highest::<4>(high, j + 4, h));
+            return [lo, hi];
         }
+        let [lo, hi] = nibble_pair(at, j, h);
+        if let Some(table) = F::TABLE {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            let table = _mm256_xor_si256(table, _mm256_set1_epi8(-128));
+            return [_mm256_shuffle_epi8(table, lo), _mm256_shuffle_epi8(table, hi)];
+        }
+        let [first, second] = match F::BITS {
+            5 => [highest::<16>(high, j, h), highest::<16>(high, j + 4, h)],
+            6 => [upper_pair(high, j, h), upper_pair(high.add(64), j, h)],
+            _ => return [lo, hi],
+        };
+        [_mm256_or_si256(lo, first), _mm256_or_si256(hi, second)]
     }
 }
 
 /// Lines of codes whose 16-bit sums cannot overflow together: the products of a pair are at most 2 · 128 · the largest
-/// code (15, 31, 63), and a line is two of them (for q6_k one in each half's sum). Those of q8_0 fill 16 bits alone.
-const fn lines_per_sum(dtype: DType) -> usize {
-    match dtype {
-        DType::Q4_0 | DType::Q4_1 | DType::Q4_K => 4,
-        DType::Q5_0 | DType::Q5_1 | DType::Q5_K | DType::Q6_K => 2,
+/// code (7, 15, 31, 63), and a line is two of them (for 3 and 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
+const fn lines_per_sum<F: BlockFormat>() -> usize {
+    match F::BITS {
+        3 | 4 => 4,
+        5 | 6 => 2,
         _ => 1,
     }
 }
@@ -168,8 +200,7 @@ struct Dest {
 
 /// MT tokens from `t0` times rows `8·h0..8·(h0 + H)` of one group.
 #[inline(always)]
-unsafe fn tile<const MT: usize, const H: usize>(
-    dtype: DType,
+unsafe fn tile<F: BlockFormat, const MT: usize, const H: usize>(
     w: *const u8,
     h0: usize,
     k: usize,
@@ -177,7 +208,7 @@ unsafe fn tile<const MT: usize, const H: usize>(
     t0: usize,
     dest: Dest,
 ) {
-    let layout = RecordLayout::of(dtype).expect("quantised");
+    let layout = const { RecordLayout::new::<F>() };
     let (records, blocks) = (k.div_ceil(layout.record_k), layout.record_k / 32);
     // SAFETY: offsets stay inside the group's records, the activation rows t0..t0+MT and their outputs.
     unsafe {
@@ -187,20 +218,20 @@ unsafe fn tile<const MT: usize, const H: usize>(
             let w = w.add(r * layout.record_bytes);
             for b in 0..blocks {
                 let at = r * blocks + b;
-                let sums = block_sums::<MT, H>(dtype, layout, w, b, h0, x.q.add(at * 32), x.stride);
+                let sums = block_sums::<F, MT, H>(w, b, h0, x.q.add(at * 32), x.stride);
                 for h in 0..H {
-                    let [(d, off), (d1, off1)] = scales(dtype, w, b, h0 + h);
+                    let [(d, off), (d1, off1)] = scales::<F>(w, b, h0 + h);
                     for t in 0..MT {
                         let dx = _mm256_set1_ps(*x.d.add(t * x.stride / 32 + at));
                         let [i0, i1] = sums[h][t];
                         let a = &mut acc[h][t];
                         *a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i0), _mm256_mul_ps(d, dx), *a);
-                        if dtype == DType::Q6_K {
+                        if F::SUB == 16 {
                             *a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i1), _mm256_mul_ps(d1, dx), *a);
                             let s = x.sum16.add(t * x.stride / 16 + at * 2);
                             *a = _mm256_fmadd_ps(off, _mm256_set1_ps(*s), *a);
                             *a = _mm256_fmadd_ps(off1, _mm256_set1_ps(*s.add(1)), *a);
-                        } else if dtype != DType::Q8_0 {
+                        } else if !signed::<F>() {
                             let s = _mm256_set1_ps(*x.sum32.add(t * x.stride / 32 + at));
                             *a = _mm256_fmadd_ps(off, s, *a);
                         }
@@ -225,15 +256,14 @@ unsafe fn tile<const MT: usize, const H: usize>(
 /// place, or for q6_k those of each half. A line of codes is kept for MT tokens only, so that it fits the 16 registers
 /// together with sums and accumulators.
 #[inline(always)]
-unsafe fn block_sums<const MT: usize, const H: usize>(
-    dtype: DType,
-    layout: RecordLayout,
+unsafe fn block_sums<F: BlockFormat, const MT: usize, const H: usize>(
     w: *const u8,
     b: usize,
     h0: usize,
     x: *const i8,
     stride: usize,
 ) -> [[[__m256i; 2]; MT]; H] {
+    let layout = const { RecordLayout::new::<F>() };
     // SAFETY: the record at `w` has block b; 32 activations of each token at `x + t·stride`.
     unsafe {
         let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
@@ -242,12 +272,12 @@ unsafe fn block_sums<const MT: usize, const H: usize>(
         let mut part = [[[zero; 2]; MT]; H];
         for j in 0..4 {
             for h in 0..H {
-                let [lo, hi] = quads(dtype, high, at, j, h0 + h);
+                let [lo, hi] = quads::<F>(high, at, j, h0 + h);
                 for t in 0..MT {
                     let x = x.add(t * stride).cast::<i32>();
                     let x0 = _mm256_set1_epi32(x.add(j).read_unaligned());
                     let x1 = _mm256_set1_epi32(x.add(j + 4).read_unaligned());
-                    if dtype == DType::Q8_0 {
+                    if signed::<F>() {
                         let a = _mm256_maddubs_epi16(_mm256_abs_epi8(lo), _mm256_sign_epi8(x0, lo));
                         let c = _mm256_maddubs_epi16(_mm256_abs_epi8(hi), _mm256_sign_epi8(x1, hi));
                         let both = _mm256_add_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(c, ones));
@@ -256,13 +286,13 @@ unsafe fn block_sums<const MT: usize, const H: usize>(
                     }
                     let (a, c) = (_mm256_maddubs_epi16(lo, x0), _mm256_maddubs_epi16(hi, x1));
                     let part = &mut part[h][t];
-                    if dtype == DType::Q6_K {
+                    if F::SUB == 16 {
                         part[0] = _mm256_add_epi16(part[0], a);
                         part[1] = _mm256_add_epi16(part[1], c);
                     } else {
                         part[0] = _mm256_add_epi16(part[0], _mm256_add_epi16(a, c));
                     }
-                    if (j + 1) % lines_per_sum(dtype) == 0 {
+                    if (j + 1) % lines_per_sum::<F>() == 0 {
                         for i in 0..2 {
                             let wide = _mm256_madd_epi16(part[i], ones);
                             sums[h][t][i] = _mm256_add_epi32(sums[h][t][i], wide);
@@ -277,8 +307,8 @@ unsafe fn block_sums<const MT: usize, const H: usize>(
 }
 
 /// `m` tokens times one group.
-#[inline(always)]
-unsafe fn group(dtype: DType, w: *const u8, k: usize, x: X, m: usize, dest: Dest) {
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn group<F: BlockFormat>(w: *const u8, k: usize, x: X, m: usize, dest: Dest) {
     let mut t = 0;
     // SAFETY: the caller's contract; t stays below m.
     unsafe {
@@ -286,33 +316,21 @@ unsafe fn group(dtype: DType, w: *const u8, k: usize, x: X, m: usize, dest: Dest
             // With few tokens, both halves of a line at once; with more, as many tokens as registers hold.
             let step = (m - t).min(4);
             match step {
-                1 => tile::<1, 2>(dtype, w, 0, k, x, t, dest),
-                2 => tile::<2, 2>(dtype, w, 0, k, x, t, dest),
+                1 => tile::<F, 1, 2>(w, 0, k, x, t, dest),
+                2 => tile::<F, 2, 2>(w, 0, k, x, t, dest),
                 3 => {
-                    tile::<3, 1>(dtype, w, 0, k, x, t, dest);
-                    tile::<3, 1>(dtype, w, 1, k, x, t, dest);
+                    tile::<F, 3, 1>(w, 0, k, x, t, dest);
+                    tile::<F, 3, 1>(w, 1, k, x, t, dest);
                 }
                 _ => {
-                    tile::<4, 1>(dtype, w, 0, k, x, t, dest);
-                    tile::<4, 1>(dtype, w, 1, k, x, t, dest);
+                    tile::<F, 4, 1>(w, 0, k, x, t, dest);
+                    tile::<F, 4, 1>(w, 1, k, x, t, dest);
                 }
             }
             t += step;
         }
     }
 }
-
-macro_rules! instantiate {
-    ($($name:ident $dtype:expr),*) => {
-        $(#[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(w: *const u8, k: usize, x: X, m: usize, dest: Dest) {
-            // SAFETY: the caller's contract.
-            unsafe { group($dtype, w, k, x, m, dest) }
-        })*
-    };
-}
-instantiate!(q4_0 DType::Q4_0, q4_1 DType::Q4_1, q5_0 DType::Q5_0, q5_1 DType::Q5_1, q8_0 DType::Q8_0,
-             q4_k DType::Q4_K, q5_k DType::Q5_K, q6_k DType::Q6_K);
 
 pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     name: "avx2_int8",
@@ -332,22 +350,11 @@ unsafe fn run(work: &Work<'_>) {
     let &Work { dtype, w, n, k, out, ldo, .. } = work;
     let (x, m) = (X::of(work), work.x.m());
     let group_bytes = RecordLayout::of(dtype).expect("quantised").group_bytes(k);
-    let kernel = match dtype {
-        DType::Q4_0 => q4_0,
-        DType::Q4_1 => q4_1,
-        DType::Q5_0 => q5_0,
-        DType::Q5_1 => q5_1,
-        DType::Q8_0 => q8_0,
-        DType::Q4_K => q4_k,
-        DType::Q5_K => q5_k,
-        DType::Q6_K => q6_k,
-        DType::F32 | DType::F16 | DType::BF16 => unreachable!("floats are not quantised"),
-    };
     for (g, w) in w.chunks_exact(group_bytes).enumerate() {
         let first = g * GROUP;
         // SAFETY: rows of `out` are `ldo >= n` long.
         let dest = Dest { out: unsafe { out.add(first) }, ldo, rows: (n - first).min(GROUP) };
         // SAFETY: the caller's contract.
-        unsafe { kernel(w.as_ptr(), k, x, m, dest) };
+        unsafe { with_format!(dtype, F => group::<F>(w.as_ptr(), k, x, m, dest)) };
     }
 }

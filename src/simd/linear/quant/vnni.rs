@@ -19,8 +19,9 @@ use std::arch::x86_64::*;
 
 use super::super::kernel::{CHUNK_GROUPS, Form, GROUP, LinearKernel, Shape, Work};
 use super::X;
-use super::format::{Format, with_format};
+use super::format::Format;
 use crate::simd::tuning::LinearTuning;
+use crate::tensor::formats::with_format;
 
 /// Four or eight quads of one token against `codes`, added to `start`.
 #[inline(always)]

@@ -12,13 +12,12 @@ use std::sync::Arc;
 
 use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
-use half::f16;
 use proptest::prelude::*;
 use tandem::device::kernels::elementwise::*;
 use tandem::device::{DevPtr, NormWeight, Runtime};
 use tandem::model::{Ffn, Norm, QkNorm, RopePairing};
 use tandem::reference;
-use tandem::tensor::{DType, Half};
+use tandem::tensor::{DType, Half, set_scales};
 
 const U: f64 = 1.0 / (1u64 << 24) as f64;
 

@@ -1,5 +1,7 @@
 //! Element types of weights. Names and numbers are ggml's, so that GGUF files map one to one.
 
+use super::{BlockFormat, with_format};
+
 /// A storage type of weights. Quantised types store blocks of consecutive elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(non_camel_case_types)]
@@ -10,27 +12,35 @@ pub enum DType {
     F16,
     /// bfloat16.
     BF16,
-    /// 32 elements: f16 d, 32 x i8; x = d*q. 34 bytes.
+    /// 32 elements, f16 scale, 8 bits: `q8_0.rs`.
     Q8_0,
-    /// 32 elements: f16 d, 16 bytes (low nibbles = elements 0..16, high = 16..32); x = d*(q-8). 18 bytes.
+    /// 32 elements, f16 scale, 4 bits: `q4_0.rs`.
     Q4_0,
-    /// 32 elements: f16 d, f16 m, 16 bytes of nibbles; x = d*q + m. 20 bytes.
+    /// 32 elements, f16 scale and minimum, 4 bits: `q4_1.rs`.
     Q4_1,
-    /// 32 elements: f16 d, u32 high bits, 16 bytes; x = d*(q-16). 22 bytes.
+    /// 32 elements, f16 scale, 5 bits: `q5_0.rs`.
     Q5_0,
-    /// 32 elements: f16 d, f16 m, u32 high bits, 16 bytes; x = d*q + m. 24 bytes.
+    /// 32 elements, f16 scale and minimum, 5 bits: `q5_1.rs`.
     Q5_1,
-    /// 256 elements: f16 d, f16 dmin, 12 bytes of 6-bit scales/mins, 128 bytes. 144 bytes.
+    /// 256 elements, two levels of scales and minima, 4 bits: `q4_k.rs`.
     Q4_K,
-    /// 256 elements: f16 d, f16 dmin, 12 bytes of scales/mins, 32 high bits, 128 bytes. 176 bytes.
+    /// 256 elements, two levels of scales and minima, 5 bits: `q5_k.rs`.
     Q5_K,
-    /// 256 elements: 128 low nibbles, 64 high 2-bits, 16 x i8 scales, f16 d; x = d*sc*(q-32). 210 bytes.
+    /// 256 elements, two levels of scales, 6 bits: `q6_k.rs`.
     Q6_K,
+    /// 32 elements, f16 scale, 4 bits that index a table: `iq4_nl.rs`.
+    IQ4_NL,
+    /// 32 elements, a power of two as scale, 4 bits that are floats: `mxfp4.rs`.
+    MXFP4,
+    /// 256 elements, two levels of scales, 4 bits that index a table: `iq4_xs.rs`.
+    IQ4_XS,
+    /// 256 elements, two levels of scales, 3 bits: `q3_k.rs`.
+    Q3_K,
 }
 
 impl DType {
     /// All of them, for tests and benches.
-    pub const ALL: [DType; 11] = [
+    pub const ALL: [DType; 15] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -42,10 +52,18 @@ impl DType {
         DType::Q4_K,
         DType::Q5_K,
         DType::Q6_K,
+        DType::IQ4_NL,
+        DType::MXFP4,
+        DType::IQ4_XS,
+        DType::Q3_K,
     ];
 
     /// Those that store integer codes with scales.
-    pub const QUANTISED: [DType; 8] = [
+    pub const QUANTISED: [DType; 12] = [
+        DType::IQ4_NL,
+        DType::IQ4_XS,
+        DType::MXFP4,
+        DType::Q3_K,
         DType::Q4_0,
         DType::Q4_1,
         DType::Q4_K,
@@ -60,8 +78,7 @@ impl DType {
     pub const fn block_len(self) -> usize {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
-            DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
-            _ => 32,
+            quantised => with_format!(quantised, F => F::LEN),
         }
     }
 
@@ -70,14 +87,7 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::Q8_0 => 34,
-            DType::Q4_0 => 18,
-            DType::Q4_1 => 20,
-            DType::Q5_0 => 22,
-            DType::Q5_1 => 24,
-            DType::Q4_K => 144,
-            DType::Q5_K => 176,
-            DType::Q6_K => 210,
+            quantised => with_format!(quantised, F => F::BYTES),
         }
     }
 
@@ -94,22 +104,15 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// ggml's type number (GGUF tensor info).
-    pub const fn from_ggml(id: u32) -> Option<DType> {
-        Some(match id {
-            0 => DType::F32,
-            1 => DType::F16,
-            2 => DType::Q4_0,
-            3 => DType::Q4_1,
-            6 => DType::Q5_0,
-            7 => DType::Q5_1,
-            8 => DType::Q8_0,
-            12 => DType::Q4_K,
-            13 => DType::Q5_K,
-            14 => DType::Q6_K,
-            30 => DType::BF16,
-            _ => return None,
-        })
+    /// The type with this number of ggml's (GGUF tensor info).
+    pub fn from_ggml(id: u32) -> Option<DType> {
+        let number = |d| match d {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::BF16 => 30,
+            quantised => with_format!(quantised, F => F::GGML),
+        };
+        DType::ALL.into_iter().find(|&d| number(d) == id)
     }
 
     /// The field's name for it: `q4_k`, `bf16`...
@@ -118,14 +121,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
-            DType::Q8_0 => "q8_0",
-            DType::Q4_0 => "q4_0",
-            DType::Q4_1 => "q4_1",
-            DType::Q5_0 => "q5_0",
-            DType::Q5_1 => "q5_1",
-            DType::Q4_K => "q4_k",
-            DType::Q5_K => "q5_k",
-            DType::Q6_K => "q6_k",
+            quantised => with_format!(quantised, F => F::NAME),
         }
     }
 
