@@ -250,7 +250,7 @@ impl Effort {
     fn per_contest(self, candidates: usize) -> Duration {
         let each = match self {
             Effort::Quick => Duration::from_millis(1),
-            Effort::Full => Duration::from_millis(100),
+            Effort::Full => Duration::from_millis(50),
         };
         each * candidates as u32
     }
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(rated.count(), several(isa == Isa::Amx, 2 * tiles::AT_LOAD.len()));
             assert_eq!(count("attention_vector_rows") > 0, isa == Isa::Amx);
             assert!(tuned.findings.iter().all(|f| f.candidates.iter().all(|c| c.seconds > 0.0)));
-            // What the same comparisons take when they are timed in earnest; making weights takes some 16 s more.
+            // What the same comparisons take when they are timed in earnest; making weights takes some 24 s more.
             let long = tuned.findings.iter().map(|f| Effort::Full.per_contest(f.candidates.len()));
             assert!(long.sum::<Duration>() < Duration::from_secs(40), "{isa}");
         }

@@ -154,7 +154,7 @@ fn bad(which: usize, r: &Request, all: &Batcher) -> Request {
     let mut bad = r.clone();
     match which {
         0 => bad.prompt.clear(),
-        1 => bad.max_tokens = 0,
+        1 => bad.sampling.top_p = 2.0,
         2 => bad.prompt = vec![1; all.engine().context() + 1],
         _ => bad.prompt[0] = u32::MAX,
     }
