@@ -16,8 +16,8 @@ use rustc_hash::FxHashMap;
 
 mod step;
 
+use super::outcome::TokenSource;
 use super::sequences::Engine;
-use super::step::TokenSource;
 use crate::cache::KvGeometry;
 use crate::device::TOP_K;
 use crate::program::{Flow, Group, RequestId, Side};

@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
+use super::outcome::{Outcome, TokenSource};
 use super::sequences::{Engine, NOT_NUMBERS};
-use super::step::{Outcome, TokenSource};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
 use crate::{Error, Result};

@@ -29,6 +29,7 @@ mod kv;
 mod machine;
 mod memory;
 mod options;
+mod outcome;
 mod place;
 mod prepare;
 mod sequences;
@@ -49,11 +50,11 @@ pub use machine::{
 };
 pub use memory::Memory;
 pub use options::Options;
+pub use outcome::{CohortOutcome, Outcome, TokenSource};
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
-pub use step::{CohortOutcome, Outcome, TokenSource};
 pub use weights::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
     linear_shapes, rope_bytes, separate_gate_up,

@@ -12,8 +12,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::super::outcome::Outcome;
 use super::super::sequences::NOT_NUMBERS;
-use super::super::step::Outcome;
 use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token};
 use crate::cache::KvGeometry;
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};

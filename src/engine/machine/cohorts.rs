@@ -24,7 +24,7 @@ use super::sync::{Look, Word};
 use super::{HostSide, RealMachine};
 use crate::device::Lane as DeviceLane;
 use crate::engine::host::HostSeq;
-use crate::engine::step::CohortOutcome;
+use crate::engine::outcome::CohortOutcome;
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, Op, Phase, RequestId, Side, SubBatch, Unit, Wants, lower,
 };

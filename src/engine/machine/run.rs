@@ -13,7 +13,7 @@ use super::{HostSide, RealMachine};
 use crate::engine::host::HostWorkspace;
 use crate::engine::kv::Moved;
 use crate::engine::memory::check_beyond;
-use crate::engine::step::CohortOutcome;
+use crate::engine::outcome::CohortOutcome;
 use crate::program::{Group, Iteration, Kind, Kv, Side, Unit};
 #[cfg(doc)]
 use crate::text::Top;
