@@ -132,7 +132,7 @@ impl PageList {
         let g = &self.geometry;
         Error::Capacity(format!(
             "KV cache: {want} more pages of {PAGE_TOKENS} tokens wanted, {} of {} free ({:.1} MiB for {} tokens in all); \
-             raise --ctx or run fewer sequences",
+             raise `context` or run fewer sequences",
             self.free.len(),
             self.n_pages,
             (self.n_pages * g.bytes_per_page()) as f64 / (1 << 20) as f64,

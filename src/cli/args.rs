@@ -1,15 +1,12 @@
 //! Options that several subcommands share, and how their values are parsed.
 
 use std::str::FromStr;
-use std::sync::Arc;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use tandem::device;
-use tandem::device::{Emulation, Kind};
-use tandem::engine;
-use tandem::host::{NumaBinding, NumaWish, numa_nodes};
-use tandem::plan::{Fixed, Hardware};
+use tandem::host::NumaWish;
+use tandem::open::{Device, Requests, Settings, Strategy};
+use tandem::plan::Fixed;
 use tandem::program::Policy;
 use tandem::tensor::Half;
 use tandem::{Error, Result};
@@ -38,7 +35,7 @@ pub struct EngineArgs {
     /// How CPU and GPU share the work: auto (the fastest, as predicted), cpu-only, gpu-only, greedy, stream, helm or lia
     /// (docs/hybrid.md); many requests also by fastdecode, neo or apex, and bench --trace by several of these, gpu-only and
     /// auto (docs/requests.md).
-    #[arg(long = "strategy", value_name = "STRATEGY", value_enum, value_delimiter = ',', default_values_t = [Strategy::Auto])]
+    #[arg(long = "strategy", value_name = "STRATEGY", value_parser = strategy(), value_delimiter = ',', default_value = "auto")]
     pub strategies: Vec<Strategy>,
     /// What is fixed of the placement.
     #[command(flatten)]
@@ -91,113 +88,44 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Returns an error for contradictory options.
-    ///
-    /// # Errors
-    /// If a device, strategy or GPU option cannot be honoured, or a requested device does not exist.
-    pub fn check(&self) -> Result<()> {
-        self.check_for(Requests::One)
+    /// As the library takes them.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            device: self.device.clone(),
+            strategies: self.strategies.clone(),
+            fixed: self.fixed.fixed(),
+            hardware: self.hardware.clone(),
+            kv_pages: self.kv_pages.map(|n| n as usize),
+            far: self.far.map(Into::into),
+            cohorts: self.cohorts.map(|n| n as usize),
+            learns_lengths: self.lengths.map(|how| how == Lengths::Learned),
+            gpu_memory: self.gpu_memory,
+            threads: self.threads.map(|n| n as usize),
+            weights_node: self.weights_node.clone(),
+            deterministic: self.deterministic,
+            kv_type: self.kv_type,
+            chunk: self.chunk.map(|n| n as usize),
+        }
     }
 
-    /// [`EngineArgs::check`] for many requests, which have their own schedulers.
+    /// Returns an error for contradictory options, before anything is fetched or read.
     ///
     /// # Errors
-    /// As [`EngineArgs::check`].
+    /// As [`Settings::check`].
     pub fn check_for(&self, requests: Requests) -> Result<()> {
-        let many = requests != Requests::One;
-        if !many && self.lengths.is_some() {
-            return Err(Error::usage(
-                "--lengths: of many requests; use it with generate --prompts or bench --trace",
-            ));
+        let settings = self.settings();
+        if let Some(why) = settings.of_many().filter(|_| requests == Requests::One) {
+            return Err(Error::usage(format!("{why}; use it with generate --prompts or bench --trace")));
         }
-        if let Some(n) = self.cohorts.filter(|_| !many) {
+        if let [_, second, ..] = self.strategies[..]
+            && requests != Requests::Compared
+        {
+            let second = second.name();
             return Err(Error::usage(format!(
-                "--cohorts {n}: of many requests; use it with generate --prompts or bench --trace"
+                "--strategy: one is wanted, and there is {second}, too; bench --trace compares several"
             )));
         }
-        if let [_, second, ..] = self.strategies[..] {
-            if requests != Requests::Compared {
-                let second = second.name();
-                return Err(Error::usage(format!(
-                    "--strategy: one is wanted, and there is {second}, too; bench --trace compares several"
-                )));
-            }
-            if let Some(other) = self.strategies.iter().find(|s| !s.schedules()) {
-                return Err(Error::usage(format!(
-                    "--strategy {}: cannot be compared with others, which schedule requests over one placement; use \
-                     some of gpu-only, fastdecode, neo, apex and auto",
-                    other.name()
-                )));
-            }
-        }
-        let strategy = self.strategy();
-        let name = strategy.name();
-        let host = self.device == Device::Cpu;
-        match strategy {
-            Strategy::Auto => {}
-            Strategy::CpuOnly if matches!(self.device, Device::Cpu | Device::Auto) => {}
-            Strategy::CpuOnly if self.timed_machine().is_some() => {}
-            Strategy::CpuOnly => {
-                return Err(Error::usage(
-                    "--strategy cpu-only: runs on the CPU; use --device cpu, or emulated:HARDWARE for another machine's time",
-                ));
-            }
-            Strategy::Fastdecode | Strategy::Neo | Strategy::Apex if !many => {
-                return Err(Error::usage(format!(
-                    "--strategy {name}: schedules many requests; use it with generate --prompts or bench --trace"
-                )));
-            }
-            Strategy::Fastdecode
-            | Strategy::Neo
-            | Strategy::Apex
-            | Strategy::GpuOnly
-            | Strategy::Greedy
-            | Strategy::Helm
-            | Strategy::Lia
-            | Strategy::Stream
-                if host =>
-            {
-                return Err(Error::usage(format!(
-                    "--strategy {name}: needs an accelerator; use --device cuda, or --device emulated to try it"
-                )));
-            }
-            Strategy::Fastdecode | Strategy::Neo | Strategy::Apex => {}
-            Strategy::GpuOnly | Strategy::Greedy | Strategy::Helm | Strategy::Lia | Strategy::Stream => {}
-        }
-        self.fixed.check(&name)?;
-        let moves = self.kv_pages.map(|_| "--kv-pages").or(self.far.map(|_| "--far"));
-        let stays = strategy == Strategy::CpuOnly || strategy == Strategy::GpuOnly && !many;
-        if let Some(flag) = moves.filter(|_| host || stays) {
-            return Err(Error::usage(format!(
-                "{flag}: with {} all keys and values stay where they are; use --strategy helm, lia or stream on a device",
-                if host { "--device cpu".to_owned() } else { format!("--strategy {name}") }
-            )));
-        }
-        if self.gpu_memory.is_some() && (host || strategy == Strategy::CpuOnly) {
-            return Err(Error::usage("--gpu-memory: this runs on the CPU; leave the option out"));
-        }
-        if self.gpu_memory == Some(0) {
-            return Err(Error::usage("--gpu-memory: 0 bytes; leave the option out to use all"));
-        }
-        let functions = |kind: &Kind| kind.emulation() == Some(Emulation::Functions);
-        if self.deterministic && self.kind().is_some_and(|kind| !functions(&kind)) {
-            return Err(Error::usage(
-                "--deterministic: on an accelerator a result's rounding depends on the size of its batch; \
-                 leave the option out, or use --device cpu or --device emulated",
-            ));
-        }
-        if let Some(split) = self.split() {
-            split.check()?;
-        }
-        self.weights_binding()?;
-        if let Device::Accelerator(Kind::Timed(_, machine)) = &self.device {
-            self.with_weights(machine)?;
-        }
-        if self.weights_node.is_some() && strategy == Strategy::GpuOnly {
-            return Err(Error::usage(
-                "--weights-node: with --strategy gpu-only no weights are on the host; leave one of them out",
-            ));
-        }
+        settings.check(requests)?;
         let allowed = tandem::host::allowed_cores();
         if let Some(threads) = self.threads.filter(|&t| t as usize > allowed) {
             progress::note(&format!(
@@ -205,87 +133,12 @@ impl EngineArgs {
                  since more would wait for each other"
             ));
         }
-        // Checked before anything is fetched or read for a device that does not exist.
-        match self.kind() {
-            Some(kind) if !self.falls_back() => device::check(&kind),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// The NUMA binding of weights on the host; none where another machine's time is emulated, whose nodes are not here.
-    ///
-    /// # Errors
-    /// If the node does not exist.
-    pub fn weights_binding(&self) -> Result<Option<NumaBinding>> {
-        match (&self.device, &self.weights_node) {
-            (Device::Accelerator(Kind::Timed(..)), _) | (_, None) => Ok(None),
-            (_, Some(wish)) => wish.among(&numa_nodes()).map(Some),
-        }
-    }
-
-    /// A machine with weights on the nodes that `--weights-node` says.
-    ///
-    /// # Errors
-    /// If the machine has no such node.
-    pub fn with_weights(&self, machine: &Hardware) -> Result<Hardware> {
-        match &self.weights_node {
-            None => Ok(machine.clone()),
-            Some(wish) => machine.with_weights_on(&wish.numbers(&machine.all_nodes())),
-        }
-    }
-
-    /// The strategy. An option that only one strategy has selects it.
-    pub fn strategy(&self) -> Strategy {
-        match self.strategies[0] {
-            Strategy::Auto if self.fixed.boundary.is_some() => Strategy::Helm,
-            Strategy::Auto if self.fixed.is_some() => Strategy::Lia,
-            Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
-            strategy => strategy,
-        }
-    }
-
-    /// Whether requests that share the engine may have a scheduler that uses both sides.
-    pub fn schedules(&self) -> bool {
-        !self.fixed.is_some() && self.strategies.iter().all(|s| s.schedules())
-    }
-
-    /// How two sides share the model; `None` if one side has all of it, or if auto decides.
-    pub fn split(&self) -> Option<engine::Strategy> {
-        let Fixed { boundary, pinned, prefill, decode } = self.fixed.fixed();
-        match self.strategy() {
-            Strategy::Helm => Some(engine::Strategy::Helm { boundary }),
-            Strategy::Lia => Some(engine::Strategy::Lia { pinned, prefill, decode }),
-            Strategy::Stream => Some(engine::Strategy::Stream),
-            Strategy::Greedy => Some(engine::Strategy::Greedy),
-            _ => None,
-        }
-    }
-
-    /// The accelerator to try; `None` is the CPU.
-    pub fn kind(&self) -> Option<Kind> {
-        match (&self.device, self.strategy()) {
-            (Device::Cpu, _) | (_, Strategy::CpuOnly) => None,
-            // Only the CPU promises deterministic results: see `check`.
-            (Device::Auto, Strategy::Auto) if self.deterministic => None,
-            (Device::Auto, _) => Some(Kind::Cuda(0)),
-            (Device::Accelerator(Kind::Timed(what, _)), _) => {
-                self.timed_machine().map(|machine| Kind::Timed(*what, machine))
-            }
-            (Device::Accelerator(kind), _) => Some(kind.clone()),
-        }
-    }
-
-    /// The machine whose time is emulated: that of `--device emulated:HARDWARE`, with weights on the nodes of
-    /// `--weights-node`.
-    pub fn timed_machine(&self) -> Option<Arc<Hardware>> {
-        let Device::Accelerator(Kind::Timed(_, machine)) = &self.device else { return None };
-        // `check` has refused nodes that the machine does not have.
-        Some(self.with_weights(machine).map_or_else(|_| machine.clone(), Arc::new))
-    }
-
-    /// Whether to fall back to the CPU if there is no accelerator.
-    pub fn falls_back(&self) -> bool {
-        self.device == Device::Auto && self.strategy() == Strategy::Auto && self.gpu_memory.is_none()
+    /// The context that `--ctx` asks for.
+    pub fn context(&self) -> Option<usize> {
+        self.ctx.map(|n| n as usize)
     }
 }
 
@@ -305,11 +158,6 @@ pub struct FixedArgs {
 }
 
 impl FixedArgs {
-    /// Whether anything is fixed.
-    pub fn is_some(&self) -> bool {
-        self.boundary.is_some() || self.pinned.is_some() || self.policy.is_some()
-    }
-
     /// As planners take it.
     pub fn fixed(&self) -> Fixed {
         let policy = self.policy.unwrap_or_default();
@@ -319,94 +167,6 @@ impl FixedArgs {
             prefill: policy.prefill,
             decode: policy.decode,
         }
-    }
-
-    /// Whether the strategy of this name has what is fixed.
-    ///
-    /// # Errors
-    /// A flag of another strategy.
-    pub fn check(&self, strategy: &str) -> Result<()> {
-        let flags = [
-            (self.boundary.is_some(), "--boundary", "helm"),
-            (self.pinned.is_some(), "--pinned", "lia"),
-            (self.policy.is_some(), "--policy", "lia"),
-        ];
-        match flags.into_iter().find(|&(given, _, owner)| given && strategy != owner) {
-            Some((_, flag, owner)) => {
-                Err(Error::usage(format!("{flag}: is of --strategy {owner}, not of {strategy}")))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-/// How many requests an engine is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Requests {
-    /// One at a time.
-    One,
-    /// Many, by one scheduler.
-    Many,
-    /// Many, by several schedulers one after the other.
-    Compared,
-}
-
-/// Where to run.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Device {
-    /// The best device available.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// A given accelerator.
-    Accelerator(Kind),
-}
-
-impl FromStr for Device {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Device, String> {
-        match text {
-            "auto" => Ok(Device::Auto),
-            "cpu" => Ok(Device::Cpu),
-            _ => {
-                let kind = text.parse().map(Device::Accelerator);
-                // `Kind` knows the names of machines, so its message is used.
-                let device = |said: String| match text.starts_with("emulated:") {
-                    true => said,
-                    false => format!("choose one of auto, cpu, {}", Kind::NAMES),
-                };
-                kind.map_err(device)
-            }
-        }
-    }
-}
-
-/// How CPU and GPU share the work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum Strategy {
-    Auto,
-    CpuOnly,
-    GpuOnly,
-    Greedy,
-    Helm,
-    Lia,
-    Fastdecode,
-    Neo,
-    Apex,
-    Stream,
-}
-
-impl Strategy {
-    /// Whether there is a scheduler of this name for requests that share an engine.
-    pub fn schedules(self) -> bool {
-        use Strategy::{Apex, Auto, Fastdecode, GpuOnly, Neo};
-        matches!(self, Auto | GpuOnly | Fastdecode | Neo | Apex)
-    }
-
-    /// The name on the command line.
-    pub fn name(self) -> String {
-        self.to_possible_value().expect("no strategy is hidden").get_name().to_owned()
     }
 }
 
@@ -475,6 +235,13 @@ impl From<Far> for tandem::program::Far {
             Far::Stream => tandem::program::Far::Stream,
         }
     }
+}
+
+/// A strategy by its name.
+fn strategy() -> impl TypedValueParser<Value = Strategy> {
+    let named =
+        |name: String| Strategy::ALL.into_iter().find(|s| s.name() == name).expect("one of the names");
+    PossibleValuesParser::new(Strategy::ALL.map(Strategy::name)).map(named)
 }
 
 /// A 16-bit float type by its name.
@@ -552,13 +319,5 @@ mod tests {
         ] {
             assert!(bad.parse::<Policies>().is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn devices() {
-        assert_eq!("cuda:1".parse(), Ok(Device::Accelerator(Kind::Cuda(1))));
-        assert_eq!("cpu".parse(), Ok(Device::Cpu));
-        assert!("cuda:x".parse::<Device>().is_err());
-        assert!("gpu".parse::<Device>().is_err());
     }
 }

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use tandem::Error;
 use tandem::engine::{Engine, NewTokens};
 use tandem::model::ModelSpec;
+use tandem::open::{Demand, Use};
 use tandem::program::{RequestId, Wants};
 use tandem::workload::Source;
 
 use super::args::EngineArgs;
-use super::predict::Use;
 use super::stopwatch::{Stopwatch, time_of};
 use super::targets::TargetArgs;
 use super::{open, output, timeline};
@@ -157,7 +157,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // The longest prompt that is measured.
     let prompt = max(&args.prompt).max(depth).max(1);
     let work = Use { prompt, gen_len: gen_tokens, batch: sequences };
-    let mut running = opened.engine(&args.engine, context, sequences, sequences, work)?;
+    let demand = Demand { context, sequences, logits: sequences, pages: None, work };
+    let mut running = open::engine(&opened, &args.engine, &demand)?;
     let engine = &mut running.engine;
     let mut rows = Vec::new();
     if !args.json {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem::engine::{Batcher, Engine, Event, Finish, Request, Token};
+use tandem::open::Demand;
 use tandem::text::{Ending, Message, Sampler, Tokenizer};
 use tandem::{Error, atomic_file};
 
@@ -19,7 +20,6 @@ use self::chat::Chat;
 use self::variables::VariableArgs;
 use super::args::EngineArgs;
 use super::open;
-use super::predict::Use;
 use super::sampling::SamplingArgs;
 use super::stopwatch::{Stopwatch, time_of};
 use super::targets::TargetArgs;
@@ -151,11 +151,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let prompt = prompt::read(args.prompt.as_deref(), args.file.as_deref())?;
     let opened = open::open(args.model.as_deref())?;
-    let mut sampling = args.sampling.resolve(&opened.model.sampling);
+    let mut sampling = args.sampling.resolve(&opened.loaded.sampling);
     sampling.ignored.iter().for_each(|sentence| progress::note(sentence));
     progress::detail(&format!("sampling: {sampling}"));
     let tokenizer = opened.tokenizer()?;
-    let lists = args.sampling.lists(&opened.model.sampling, &opened.model.eos_ids);
+    let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     let ending = Ending {
         tokens: ends(tokenizer.as_ref()),
         stop: if args.stop.is_empty() { lists.stop.clone() } else { args.stop.clone() },
@@ -171,13 +171,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         true => chat.raw(&prompt)?,
         false => chat.answers(vec![chat.conversation(vec![Message::new("user", &prompt)])]).remove(0)?,
     };
-    let max_context = opened.model.spec.max_context;
+    let max_context = opened.loaded.spec.max_context;
     check_length(ids.len(), args.engine.ctx, max_context)?;
     let context =
         args.engine.ctx.map_or((ids.len() + args.max_tokens as usize).min(max_context), |c| c as usize);
     let gen_len = (context - ids.len()).min(args.max_tokens as usize);
-    let work = Use { prompt: ids.len(), gen_len, batch: 1 };
-    let mut running = opened.engine(&args.engine, context, 1, 1, work)?;
+    let demand = Demand { context, ..Demand::one(ids.len(), gen_len) };
+    let mut running = open::engine(&opened, &args.engine, &demand)?;
     if args.timeline.is_some() {
         running.engine.trace();
     }

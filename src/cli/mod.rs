@@ -11,10 +11,9 @@ mod chart;
 mod decision;
 mod doctor;
 mod figures;
+mod flags;
 mod generate;
 mod inspect;
-mod limits;
-mod model_source;
 mod open;
 mod output;
 mod perplexity;
@@ -35,9 +34,9 @@ mod tune;
 
 use std::process::ExitCode;
 
-use self::args::Requests;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use tandem::open::Requests;
 
 /// Runs large language models on one machine.
 #[derive(Debug, Parser)]
@@ -124,7 +123,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         }
         Command::Tokenize(args) => tokenize::run(args),
         Command::Perplexity(args) => {
-            args.engine.check()?;
+            args.engine.check_for(Requests::One)?;
             perplexity::run(args)
         }
         Command::Inspect(args) => inspect::run(args),

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use tandem::Error;
 use tandem::engine::NewTokens;
+use tandem::open::{Demand, Use, check_tokens};
 use tandem::program::Wants;
 use tandem::text::token_logprob;
 
 use super::args::EngineArgs;
-use super::predict::Use;
 use super::{open, output, progress, prompt};
 
 /// Context of a window unless `--ctx` says otherwise.
@@ -55,8 +55,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))
         .into());
     }
-    open::check_tokens(&ids, opened.model.spec.vocab)?;
-    let max_context = opened.model.spec.max_context;
+    check_tokens(&ids, opened.loaded.spec.vocab)?;
+    let max_context = opened.loaded.spec.max_context;
     if let Some(ctx) = args.engine.ctx.filter(|&c| c as usize > max_context) {
         return Err(Error::usage(format!("--ctx {ctx}: the model was made for at most {max_context}")).into());
     }
@@ -68,7 +68,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Err(Error::usage(format!("--ctx: at least {least} tokens are needed to predict one")).into());
     }
     let work = Use { prompt: context, gen_len: 0, batch: 1 };
-    let mut running = opened.engine(&args.engine, context, 1, STEP, work)?;
+    let demand = Demand { context, sequences: 1, logits: STEP, pages: None, work };
+    let mut running = open::engine(&opened, &args.engine, &demand)?;
     let vocab = running.engine.spec().vocab;
     let windows: Vec<Vec<u32>> =
         ids.chunks(context - beginning.len()).map(|part| [beginning, part].concat()).collect();

@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+pub use tandem::open::decimal as megabytes;
+use tandem::progress::{Progress, Unit};
+
+use super::flags;
 
 const QUIET: u8 = 0;
 const NORMAL: u8 = 1;
@@ -33,20 +37,24 @@ pub fn raw(text: &str) {
 
 /// `tandem: error: ...`, always shown.
 pub fn error(message: &str) {
-    raw(&format!("tandem: error: {}\n", one_line(message)));
+    say(&format!("error: {message}"));
+}
+
+fn say(message: &str) {
+    raw(&format!("tandem: {}\n", one_line(&flags::in_place_of_settings(message))));
 }
 
 /// A line unless `--quiet`.
 pub fn note(message: &str) {
     if level() >= NORMAL {
-        raw(&format!("tandem: {}\n", one_line(message)));
+        say(message);
     }
 }
 
 /// A line with `--verbose`.
 pub fn detail(message: &str) {
     if level() >= VERBOSE {
-        raw(&format!("tandem: {}\n", one_line(message)));
+        say(message);
     }
 }
 
@@ -58,15 +66,6 @@ pub fn one_line(text: &str) -> String {
     }
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     line.chars().map(shown).collect()
-}
-
-/// `98.4 MB`.
-pub fn megabytes(bytes: u64) -> String {
-    match bytes {
-        0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
-        _ => format!("{:.2} GB", bytes as f64 / 1e9),
-    }
 }
 
 /// Progress of a long operation, by bytes or by count. Threads may share it.
@@ -196,15 +195,19 @@ impl Lines {
     }
 }
 
-/// The progress of a pull on stderr.
+/// The library's progress on stderr: a bar at a time.
 #[derive(Default)]
-pub struct PullProgress {
+pub struct Stderr {
     bar: Mutex<Option<BytesBar>>,
 }
 
-impl tandem::hub::Progress for PullProgress {
-    fn begin(&self, what: &str, total: Option<u64>) {
-        *self.bar.lock().expect("no panic holds it") = Some(bytes_bar(total, what));
+impl Progress for Stderr {
+    fn begin(&self, what: &str, total: Option<u64>, unit: Unit) {
+        let bar = match (unit, total) {
+            (Unit::Things, Some(total)) => count_bar(total, what),
+            (_, total) => bytes_bar(total, what),
+        };
+        *self.bar.lock().expect("no panic holds it") = Some(bar);
     }
     fn at(&self, bytes: u64) {
         if let Some(bar) = &*self.bar.lock().expect("no panic holds it") {
@@ -220,6 +223,11 @@ impl tandem::hub::Progress for PullProgress {
         match &*self.bar.lock().expect("no panic holds it") {
             Some(BytesBar { kind: Kind::Bar(bar) }) => bar.suspend(|| note(message)),
             _ => note(message),
+        }
+    }
+    fn detail(&self, message: &str) {
+        if level() >= VERBOSE {
+            self.note(message);
         }
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::hub::{CATALOG, Hub, ModelName};
 
-use super::{model_source, output, progress};
+use super::{output, progress};
 
 /// Fetches a model into the cache folder, and prints where it is.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,8 @@ pub fn run(args: &Args) -> Result<()> {
     let hub = Hub::from_env()?;
     let Some(name) = &args.name else { return list(&hub, args.json) };
     let parsed = ModelName::parse(name)?;
-    let path = model_source::pull(&hub, name, &parsed, args.force)?.display().to_string();
+    let stderr = progress::Stderr::default();
+    let path = tandem::open::pull(&hub, name, &parsed, args.force, &stderr)?.display().to_string();
     if args.json { output::json(&Report { name, path }) } else { output::line(&path) }
 }
 

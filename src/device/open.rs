@@ -120,8 +120,8 @@ pub fn check(kind: &Kind) -> Result<()> {
         Kind::Emulated(Emulation::Kernels) => match super::built::NO_EMULATION {
             None => Ok(()),
             Some(why) => Err(crate::Error::Unsupported(format!(
-                "--device {kind}: this program does not contain the kernels for the host ({why}); \
-                 `cargo run --features host-emulation` builds one that does, --device emulated needs none"
+                "`device` {kind}: this program does not contain the kernels for the host ({why}); \
+                 `cargo run --features host-emulation` builds one that does, `device` emulated needs none"
             ))),
         },
     }

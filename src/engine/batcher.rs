@@ -257,7 +257,7 @@ impl Batcher {
         let context = self.engine.context();
         if prompt.len() > context {
             return Err(Error::Capacity(format!(
-                "a prompt of {} tokens does not fit the context of {context}; raise --ctx or shorten it",
+                "a prompt of {} tokens does not fit the context of {context}; raise `context` or shorten it",
                 prompt.len()
             )));
         }

@@ -144,7 +144,7 @@ impl Engine {
         let (before, end) = (self.len(id), self.len(id) + tokens.len());
         if end > self.context() {
             return Err(Error::Capacity(format!(
-                "the prompt takes the sequence to {end} tokens, more than the context of {}; raise --ctx or shorten it",
+                "the prompt takes the sequence to {end} tokens, more than the context of {}; raise `context` or shorten it",
                 self.context()
             )));
         }

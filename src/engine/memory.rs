@@ -65,7 +65,7 @@ impl Memory {
         let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
         Err(Error::Capacity(format!(
             "needs {:.1} GiB (weights {:.1}, KV {:.1}, activations {:.1}), {:.1} GiB of host memory available; \
-             try a smaller --ctx or a smaller quantisation",
+             try a smaller `context` or a smaller quantisation",
             gib(self.total()),
             gib(self.weights),
             gib(self.kv),
@@ -105,7 +105,7 @@ impl Memory {
         let of = |b: u64| b as f64 / (1u64 << shift) as f64;
         Err(Error::Capacity(format!(
             "needs {:.2} {unit} (weights {:.2}, KV {:.2}, activations {:.2}), {:.2} {unit} free on {device}; \
-             try a smaller --ctx or a smaller quantisation, or run on the CPU with --device cpu",
+             try a smaller `context` or a smaller quantisation, or run on the CPU with `device` cpu",
             of(self.total()),
             of(self.weights),
             of(self.kv),

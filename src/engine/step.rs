@@ -111,7 +111,7 @@ impl Engine {
             }
             if g.end() as usize > self.context() {
                 return Err(Error::Capacity(format!(
-                    "{} tokens do not fit the context of {}; raise --ctx",
+                    "{} tokens do not fit the context of {}; raise `context`",
                     g.end(),
                     self.context()
                 )));

@@ -89,7 +89,7 @@ impl Hardware {
         if let Some(unknown) = numbers.iter().find(|n| !all.contains(n)) {
             let all: Vec<String> = all.iter().map(usize::to_string).collect();
             return Err(Error::usage(format!(
-                "--weights-node {unknown}: {} has no such memory node; it has {} ([[node]] describes more)",
+                "`weights_node` {unknown}: {} has no such memory node; it has {} ([[node]] describes more)",
                 self.name,
                 all.join(", ")
             )));
@@ -173,7 +173,7 @@ mod tests {
         let all = on(&[0, 1, 2]).unwrap();
         assert_eq!((all.own, all.bytes, all.read_bw), (1, 384e9, 51e9));
         let error = h.with_weights_on(&[7]).unwrap_err().to_string();
-        assert!(error.contains("--weights-node 7: box has no such memory node; it has 0, 1, 2"), "{error}");
+        assert!(error.contains("`weights_node` 7: box has no such memory node; it has 0, 1, 2"), "{error}");
     }
 
     #[test]

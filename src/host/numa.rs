@@ -135,7 +135,7 @@ impl NumaWish {
         let with_memory: Vec<NumaNode> = nodes.iter().filter(|n| n.memory != Some(0)).cloned().collect();
         if with_memory.is_empty() {
             return Err(Error::Unsupported(
-                "--weights-node: this system does not tell its memory nodes; leave the option out".into(),
+                "`weights_node`: this system does not tell its memory nodes; leave it out".into(),
             ));
         }
         match self {
@@ -152,7 +152,7 @@ impl NumaWish {
                         let there: Vec<_> = with_memory.iter().map(there).collect();
                         let plural = if there.len() == 1 { "node is" } else { "nodes are" };
                         Err(Error::usage(format!(
-                            "--weights-node {wanted}: there is no such node with memory; this machine's {plural} {}",
+                            "`weights_node` {wanted}: there is no such node with memory; this machine's {plural} {}",
                             there.join(", ")
                         )))
                     }
@@ -197,7 +197,7 @@ impl NumaBinding {
             return Ok(());
         }
         Err(Error::Capacity(format!(
-            "--weights-node: {} of weights do not fit {}, which has {} available",
+            "`weights_node`: {} of weights do not fit {}, which has {} available",
             gigabytes(bytes),
             self.describe(),
             gigabytes(available)
@@ -257,7 +257,7 @@ impl NumaBinding {
     fn refused(&self) -> Error {
         let why = std::io::Error::last_os_error();
         Error::Unsupported(format!(
-            "--weights-node: the system refuses to put memory on {}: {why}; may this process use it?",
+            "`weights_node`: the system refuses to put memory on {}: {why}; may this process use it?",
             self.describe()
         ))
     }
@@ -371,7 +371,7 @@ mod tests {
         for bad in ["", "-1", "one", "0,", "2-1", "0-65536", "1-2-3", "99999999999999999999"] {
             assert!(bad.parse::<NumaWish>().is_err(), "{bad}");
         }
-        assert!(bind("0-2").unwrap_err().to_string().contains("--weights-node 2: there is no such node"));
+        assert!(bind("0-2").unwrap_err().to_string().contains("`weights_node` 2: there is no such node"));
         let nowhere = NumaWish::Interleave.among(&[]).unwrap_err().to_string();
         assert!(nowhere.contains("does not tell"), "{nowhere}");
     }

@@ -12,7 +12,8 @@
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use super::{Entry, Progress, create_dir, env};
+use super::{Entry, create_dir, env};
+use crate::progress::Progress;
 use crate::{Error, Result};
 
 /// The folder of pulled models.
@@ -186,11 +187,11 @@ mod tests {
     fn a_second_lock_waits_for_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path());
-        let first = cache.lock("a/b", &super::super::Silent).unwrap();
+        let first = cache.lock("a/b", &crate::progress::Silent).unwrap();
         let (sent, got) = std::sync::mpsc::channel();
         let other = cache.clone();
         let waiter = std::thread::spawn(move || {
-            let _second = other.lock("a/b", &super::super::Silent).unwrap();
+            let _second = other.lock("a/b", &crate::progress::Silent).unwrap();
             sent.send(()).unwrap();
         });
         let early = got.recv_timeout(std::time::Duration::from_millis(100));

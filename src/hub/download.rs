@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 use ureq::Body;
 
-use super::Progress;
 use super::http::{ATTEMPTS, Failure, Headers, Http, Patience, pause};
+use crate::progress::{Progress, Unit};
 use crate::{Error, Result};
 
 /// A file to fetch.
@@ -67,7 +67,7 @@ fn drop_if_empty(part: &Path) {
 /// Fills `part` and verifies it. `Error::Format` means that the content was wrong (and is deleted).
 fn attempt(http: &Http, want: &Want<'_>, part: &Path, progress: &dyn Progress) -> Result<()> {
     let mut sink = Sink::open(part, want.sha256.is_some())?;
-    progress.begin(want.what, want.bytes);
+    progress.begin(want.what, want.bytes, Unit::Bytes);
     let outcome = fill(http, want, &mut sink, progress);
     progress.end();
     outcome?;
@@ -202,7 +202,7 @@ fn one_request(
     let end = rest.and_then(|r| r.checked_add(sink.len)).or(want.bytes);
     if let (Some(end), None) = (end, want.bytes) {
         progress.end();
-        progress.begin(want.what, Some(end));
+        progress.begin(want.what, Some(end), Unit::Bytes);
         require_space(&sink.path, end.saturating_sub(sink.len), want.what)?;
     }
     progress.at(sink.len);
@@ -399,7 +399,7 @@ pub(super) fn sha256_of(path: &Path, progress: &dyn Progress) -> Result<String> 
     let err = |e| Error::io(path, e);
     let mut file = File::open(path).map_err(err)?;
     let mut hash = Sha256::new();
-    progress.begin("checking", file.metadata().ok().map(|m| m.len()));
+    progress.begin("checking", file.metadata().ok().map(|m| m.len()), Unit::Bytes);
     let fed = feed(&mut file, &mut hash, &mut |at| progress.at(at));
     progress.end();
     fed.map_err(err)?;
@@ -449,14 +449,11 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Notes(std::cell::RefCell<Vec<String>>);
+    struct Notes(std::sync::Mutex<Vec<String>>);
 
     impl Progress for Notes {
-        fn begin(&self, _: &str, _: Option<u64>) {}
-        fn at(&self, _: u64) {}
-        fn end(&self) {}
         fn note(&self, message: &str) {
-            self.0.borrow_mut().push(message.to_owned());
+            self.0.lock().unwrap().push(message.to_owned());
         }
     }
 
@@ -470,7 +467,7 @@ mod tests {
         let notes = Notes::default();
         let error = fetch(&http, &want, &path, &notes).unwrap_err().to_string();
         let kept = std::fs::metadata(part_of(&path)).map_or(0, |m| m.len());
-        (error, notes.0.into_inner(), kept)
+        (error, notes.0.into_inner().unwrap(), kept)
     }
 
     #[test]
@@ -514,6 +511,6 @@ mod tests {
         let path = dir.path().join("abc");
         std::fs::write(&path, "abc").unwrap();
         let want = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(sha256_of(&path, &super::super::Silent).unwrap(), want);
+        assert_eq!(sha256_of(&path, &crate::progress::Silent).unwrap(), want);
     }
 }

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use super::cache::Cache;
 use super::download::{self, Want};
 use super::name::{HubName, component_ok};
-use super::{Hub, Progress, Pulled, create_dir};
+use super::{Hub, Pulled, create_dir};
+use crate::progress::Progress;
 use crate::{Error, Result, small_file};
 
 /// The small files of a model folder that are of use to us.

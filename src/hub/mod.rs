@@ -27,29 +27,8 @@ pub use cache::{Cache, Cached};
 pub use catalog::{CATALOG, DEFAULT_MODEL, Entry, Part, find};
 pub use name::{HubName, ModelName};
 
+use crate::progress::Progress;
 use crate::{Error, Result};
-
-/// Receives the progress of a pull.
-pub trait Progress {
-    /// A stretch of work on `what` begins: `total` bytes (if known).
-    fn begin(&self, what: &str, total: Option<u64>);
-    /// `bytes` of it are done.
-    fn at(&self, bytes: u64);
-    /// The stretch is over.
-    fn end(&self);
-    /// Something worth a line.
-    fn note(&self, message: &str);
-}
-
-/// Reports nothing.
-pub struct Silent;
-
-impl Progress for Silent {
-    fn begin(&self, _: &str, _: Option<u64>) {}
-    fn at(&self, _: u64) {}
-    fn end(&self) {}
-    fn note(&self, _: &str) {}
-}
 
 /// A model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]

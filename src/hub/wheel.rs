@@ -6,8 +6,8 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::Progress;
 use super::download::{hex, no_space, part_of};
+use crate::progress::{Progress, Unit};
 use crate::{Error, Result};
 
 /// Writes the members, one after the other, to `target`, if together they have this length and sum.
@@ -19,7 +19,7 @@ pub(super) fn extract(
     progress: &dyn Progress,
 ) -> Result<()> {
     let part = part_of(target);
-    progress.begin("unpacking", Some(bytes));
+    progress.begin("unpacking", Some(bytes), Unit::Bytes);
     let written = write_members(members, &part, bytes, progress);
     progress.end();
     let outcome = written.and_then(|got| {
@@ -75,7 +75,7 @@ fn write_members(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hub::Silent;
+    use crate::progress::Silent;
     use zip::write::SimpleFileOptions;
 
     fn wheel(path: &Path, method: zip::CompressionMethod, content: &[u8]) {

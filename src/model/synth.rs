@@ -135,7 +135,7 @@ pub fn parse(text: &str) -> Result<Request> {
 /// # Errors
 /// As [`parse`].
 pub fn spec(name: &str) -> Result<ModelSpec> {
-    let (_, mut spec) = hf::hf_spec(&config(name, "--spec ")?).map_err(|e| in_file(name, e))?;
+    let (_, mut spec) = hf::hf_spec(&config(name, "`spec` ")?).map_err(|e| in_file(name, e))?;
     spec.check()?;
     if spec.name.is_empty() {
         spec.name = name.to_owned();

@@ -42,7 +42,7 @@ impl Capacity {
     pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room, boundary: usize) -> Result<Capacity> {
         if hardware.accelerator.is_none() {
             return Err(Error::usage(format!(
-                "--hardware {}: describes no GPU; requests are simulated on a CPU and a GPU",
+                "`hardware` {}: describes no GPU; requests are simulated on a CPU and a GPU",
                 hardware.name
             )));
         }
@@ -51,7 +51,7 @@ impl Capacity {
         let on_host = boundary.saturating_sub(1).min(layers);
         if on_host == layers {
             return Err(Error::usage(format!(
-                "--boundary {boundary}: leaves the GPU no block of {}; set at most {layers}",
+                "`boundary` {boundary}: leaves the GPU no block of {}; set at most {layers}",
                 sizes.spec.name
             )));
         }
@@ -73,7 +73,7 @@ impl Capacity {
         if device == 0 {
             return Err(Error::Capacity(format!(
                 "{} on {}: weights and activations take {} and a page of keys and values {}, the GPU has {}; try a larger \
-                 --gpu-memory, a smaller --chunk, or blocks on the host (--boundary)",
+                 `gpu_memory`, a smaller `chunk`, or blocks on the host (`boundary`)",
                 sizes.spec.name,
                 hardware.name,
                 gb(fixed),

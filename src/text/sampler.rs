@@ -114,22 +114,22 @@ impl Sampler {
     /// Checks the parameters: each violation is a usage error that names the option.
     pub fn new(params: SamplerParams) -> Result<Sampler> {
         let check = |name: &str, value: f32, ok: bool, wanted: &str| {
-            if ok { Ok(()) } else { Err(Error::usage(format!("--{name} {value}: must be {wanted}"))) }
+            if ok { Ok(()) } else { Err(Error::usage(format!("`{name}` {value}: must be {wanted}"))) }
         };
         let p = &params;
         // Comparisons with NaN are false, so these checks reject it.
         check(
-            "temp",
+            "temperature",
             p.temperature,
             p.temperature >= 0.0 && p.temperature.is_finite(),
             "0 or a positive number",
         )?;
-        check("top-p", p.top_p, p.top_p > 0.0 && p.top_p <= 1.0, "above 0 and at most 1")?;
-        check("min-p", p.min_p, (0.0..=1.0).contains(&p.min_p), "between 0 and 1")?;
+        check("top_p", p.top_p, p.top_p > 0.0 && p.top_p <= 1.0, "above 0 and at most 1")?;
+        check("min_p", p.min_p, (0.0..=1.0).contains(&p.min_p), "between 0 and 1")?;
         let penalty = p.repeat_penalty > 0.0 && p.repeat_penalty.is_finite();
-        check("repeat-penalty", p.repeat_penalty, penalty, "a positive number")?;
+        check("repeat_penalty", p.repeat_penalty, penalty, "a positive number")?;
         for (name, value) in
-            [("presence-penalty", p.presence_penalty), ("frequency-penalty", p.frequency_penalty)]
+            [("presence_penalty", p.presence_penalty), ("frequency_penalty", p.frequency_penalty)]
         {
             check(name, value, (-2.0..=2.0).contains(&value), "between -2 and 2")?;
         }

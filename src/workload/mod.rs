@@ -137,7 +137,7 @@ impl Workload {
             && (last.at.is_nan() || last.at > LONGEST_RUN)
         {
             return Err(Error::usage(format!(
-                "--rate {rate:?}: {} requests at {rate:?} a second would take more than {LONGEST_RUN:e} s; wanted 0 (all at \
+                "`rate` {rate:?}: {} requests at {rate:?} a second would take more than {LONGEST_RUN:e} s; wanted 0 (all at \
                  once) or a larger rate",
                 work.requests.len()
             )));
@@ -183,7 +183,7 @@ impl Shape {
             && !(0.0..=MOST_RATE).contains(&rate)
         {
             return Err(Error::usage(format!(
-                "--rate {rate:?}: requests per second; wanted a number from 0 (all at once) to {MOST_RATE:e}"
+                "`rate` {rate:?}: requests per second; wanted a number from 0 (all at once) to {MOST_RATE:e}"
             )));
         }
         if self.limit == Some(0) {

@@ -207,7 +207,7 @@ fn what_makes_no_sense_is_refused() {
     ] {
         let error = Workload::load(&source.parse().unwrap(), &Shape { rate, ..Shape::default() }, |_| ());
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("--rate") && error.contains("3 requests"), "{error}");
+        assert!(error.contains("`rate`") && error.contains("3 requests"), "{error}");
     }
     for path in ["/nonexistent/trace.csv", "/"] {
         assert!(Workload::load(&path.parse().unwrap(), &Shape::default(), |_| ()).is_err(), "{path}");

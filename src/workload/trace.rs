@@ -108,7 +108,7 @@ impl Trace {
             Broken::TooLarge => Error::format(
                 name,
                 format!(
-                    "more than {LARGEST} bytes, too many for a trace; use its first N rows with --limit N"
+                    "more than {LARGEST} bytes, too many for a trace; use its first N rows with `limit` N"
                 ),
             ),
         };
@@ -152,7 +152,7 @@ impl Trace {
             match parsed {
                 Ok(_) if trace.requests.len() == MOST_REQUESTS => {
                     return Err(Error::Capacity(format!(
-                        "{name}: more than {MOST_REQUESTS} requests; use the first N of them with --limit N"
+                        "{name}: more than {MOST_REQUESTS} requests; use the first N of them with `limit` N"
                     )));
                 }
                 Ok((at, request)) => {

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use crate::support::command::{assert_error, json, run, stderr, stdout, tandem, tree};
 use crate::support::server::{Reply, Request, Server};
 use sha2::{Digest, Sha256};
-use tandem::hub::{Cache, Entry, Hub, Part, Silent};
+use tandem::hub::{Cache, Entry, Hub, Part};
+use tandem::progress::Silent;
 
 const BLOB: &str = "/o/r/resolve/c0ffee/m.gguf";
 const MODEL: &str = "models/hf/o/r/main/gguf/m.gguf";

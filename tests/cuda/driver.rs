@@ -28,12 +28,12 @@ fn every_target_loads() {
 
 #[test]
 fn no_devices() {
-    CASES.says("open", &[("FAKE_DEVICES", "0")], &["--device cuda:0", "no GPU is visible"]);
-    CASES.says("open 3", &[("FAKE_DEVICES", "2")], &["--device cuda:3: no such device", "cuda:0 to cuda:1"]);
+    CASES.says("open", &[("FAKE_DEVICES", "0")], &["`device` cuda:0", "no GPU is visible"]);
+    CASES.says("open 3", &[("FAKE_DEVICES", "2")], &["`device` cuda:3: no such device", "cuda:0 to cuda:1"]);
     CASES.says(
         "open",
         &[("FAKE_FAIL", "cuInit:100")],
-        &["--device cuda: the CUDA driver finds no GPU", "--device cpu"],
+        &["`device` cuda: the CUDA driver finds no GPU", "`device` cpu"],
     );
     CASES.says("open", &[("FAKE_FAIL", "cuInit:803")], &["does not start", "kernel module"]);
 }
@@ -88,7 +88,7 @@ fn what_fails_in_both_forms_is_an_error_with_a_remedy() {
     CASES.says(
         "launch",
         &[fail],
-        &["cuda:0 (Fake 0)", "the driver cannot load it", "a fake complaint", "--device cpu"],
+        &["cuda:0 (Fake 0)", "the driver cannot load it", "a fake complaint", "`device` cpu"],
     );
 }
 
@@ -138,7 +138,7 @@ fn every_kernel_loads_on_driver_525() {
 
 #[test]
 fn too_old_a_gpu() {
-    CASES.says("open", &[("FAKE_SM", "61")], &["compute capability 6.1", "need 7.5", "--device cpu"]);
+    CASES.says("open", &[("FAKE_SM", "61")], &["compute capability 6.1", "need 7.5", "`device` cpu"]);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn out_of_memory_comes_with_numbers() {
     CASES.says(
         "over the cap",
         &[],
-        &["capacity", "12.0 MiB asked for", "4.0 MiB of the 8.0 MiB granted (--gpu-memory)"],
+        &["capacity", "12.0 MiB asked for", "4.0 MiB of the 8.0 MiB granted (`gpu_memory`)"],
     );
     CASES.says(
         "pinned",
@@ -161,7 +161,7 @@ fn out_of_memory_comes_with_numbers() {
     CASES.says(
         "launch",
         &[("FAKE_FAIL", "cuModuleLoadDataEx:2")],
-        &["capacity", "no memory left to load cuda/", "--gpu-memory"],
+        &["capacity", "no memory left to load cuda/", "`gpu_memory`"],
     );
     CASES.says("open", &[("FAKE_FAIL", "cuDevicePrimaryCtxRetain:2")], &["capacity", "another process"]);
 }

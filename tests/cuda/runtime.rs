@@ -128,7 +128,7 @@ cases! {
         assert!(slab.pageable().is_none() && slab.memory().device().is_null(), "locked, not mapped");
         let error = rt.pinned(1000).err().expect("not without mapping");
         assert!(matches!(error, Error::Unsupported(_)));
-        for part in ["cuda:0 (Fake 0)", "no mapped memory", "publish, collect", "--device cpu"] {
+        for part in ["cuda:0 (Fake 0)", "no mapped memory", "publish, collect", "`device` cpu"] {
             assert!(error.to_string().contains(part), "{part}: {error}");
         }
     };

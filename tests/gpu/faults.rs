@@ -88,7 +88,7 @@ fn a_model_that_does_not_fit_is_refused_with_the_numbers_before_anything_is_allo
         let e = engine(&model(), &d).err().expect("a megabyte is too little");
         let text = e.to_string();
         assert!(matches!(e, Error::Capacity(_)), "{text}");
-        for word in ["weights", "KV", "activations", "free on", "--ctx", "--device cpu"] {
+        for word in ["weights", "KV", "activations", "free on", "`context`", "`device` cpu"] {
             assert!(text.contains(word), "{text:?} does not say {word:?}");
         }
     });

@@ -155,7 +155,7 @@ fn what_the_user_fixed_is_kept_or_refused() {
     for (strategy, want) in [
         (Strategy::Helm { boundary: Some(n + 3) }, format!("the model has {} units", n + 2)),
         (lia(Some(n + 1), None, None), format!("the model has {n} blocks")),
-        (lia(Some(n), Some(on_host), None), "leaves none to --policy".to_owned()),
+        (lia(Some(n), Some(on_host), None), "leaves none to `policy`".to_owned()),
         (lia(None, None, Some(split)), "computes scores and values on different sides".to_owned()),
     ] {
         match chosen(&m, &much, strategy) {

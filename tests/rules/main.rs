@@ -3,6 +3,7 @@
 mod circles;
 mod doors;
 mod families;
+mod flags;
 #[path = "../../build/isa.rs"]
 mod isa;
 #[path = "../../build/promises.rs"]

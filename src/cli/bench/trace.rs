@@ -1,5 +1,6 @@
 //! `tandem bench --trace`: how requests of a trace are served, by one scheduler or several.
 
+use tandem::open::{Needs, Scheduled};
 use tandem::sched::Targets;
 use tandem::sim::Report;
 use tandem::workload::{Arrival, Shape, Source, Workload};
@@ -7,7 +8,7 @@ use tandem::{Error, atomic_file};
 
 use super::Args;
 use super::replay::{Look, replay};
-use crate::cli::open::{self, Needs, Scheduled};
+use crate::cli::open;
 use crate::cli::simulate::plot::{self, Curve};
 use crate::cli::simulate::{About, count_bad_rows, json, load, table};
 use crate::cli::{output, progress, records};
@@ -26,7 +27,7 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
     let opened = open::open(args.model.as_deref())?;
-    let most = opened.model.spec.max_context;
+    let most = opened.loaded.spec.max_context;
     let context = args.engine.ctx.map_or(most, |c| c as usize);
     let shape = Shape {
         rate: args.rate,
@@ -37,20 +38,21 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let work = load(source, &shape)?;
     let sizes: Vec<(usize, usize)> =
         work.requests.iter().map(|r| (r.input as usize, r.output as usize)).collect();
-    let needs = Needs::new(&sizes, args.engine.ctx, most);
-    let mut scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
+    let needs = Needs::new(&sizes, args.engine.context(), most);
+    let (mut scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
     scheduled.set_targets(asked);
     if args.engine.lengths.is_some() {
         progress::note("--lengths has no effect: schedulers know where the answers of a trace end");
     }
-    let names = scheduled.strategies(&args.engine);
+    let settings = args.engine.settings();
+    let names = scheduled.strategies(&settings);
     let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for name in &names {
         let mut look = window.map(|window| Look::new(window, &work.requests));
         reports.push(one(&mut scheduled, name, &work.requests, look.as_mut(), name));
         timelines.extend(look.map(Look::into_timeline));
     }
-    let machine = args.engine.timed_machine().map(|machine| machine.name.clone());
+    let machine = settings.timed_machine().map(|machine| machine.name.clone());
     let device = scheduled.engine().placement().device;
     let hardware = machine.unwrap_or(device);
     let about =

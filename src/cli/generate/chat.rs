@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use tandem::open::{Model, check_tokens};
 use tandem::text::{Conversation, Json, Message, Sandbox, Tokenizer};
 use tandem::{Error, Result};
 
-use crate::cli::open::{self, Opened};
 use crate::cli::progress;
 
 /// How prompts become tokens.
@@ -37,7 +37,7 @@ impl<'a> Chat<'a> {
     /// Chat for a model; `system` is put in front of conversations without a system message, `variables` reach the
     /// template.
     pub fn new(
-        opened: &'a Opened,
+        opened: &'a Model,
         tokenizer: Option<&'a Tokenizer>,
         system: Option<&'a str>,
         variables: Vec<(String, Json)>,
@@ -50,7 +50,7 @@ impl<'a> Chat<'a> {
             template: tokenizer.and_then(|t| opened.template(t)),
             system,
             variables,
-            vocab: opened.model.spec.vocab,
+            vocab: opened.loaded.spec.vocab,
             bos: text(Tokenizer::bos),
             eos: text(Tokenizer::eos),
         }
@@ -73,7 +73,7 @@ impl<'a> Chat<'a> {
         if ids.is_empty() {
             return Err(Error::usage("the prompt has no tokens"));
         }
-        open::check_tokens(&ids, self.vocab)?;
+        check_tokens(&ids, self.vocab)?;
         Ok(ids)
     }
 

@@ -10,6 +10,7 @@ use std::sync::mpsc::Receiver;
 
 use serde_json::{Value, json};
 use tandem::engine::{Event, Finish, Request, Token};
+use tandem::open::{Model, Needs, Scheduled};
 use tandem::sched::Targets;
 use tandem::text::{Conversation, Ending, Message, SamplerParams, Tokenizer};
 use tandem::{Error, Result as Outcome, atomic_file};
@@ -18,7 +19,8 @@ use super::chat::Chat;
 use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
 use super::results::{self, Results};
 use super::{Args, ends, variables, write_timeline};
-use crate::cli::open::{self, Needs, Opened, Scheduled};
+use crate::cli::flags::in_place_of_settings;
+use crate::cli::open;
 use crate::cli::sampling::{Lists, seed_of};
 use crate::cli::stopwatch::{Stopwatch, time_of};
 use crate::cli::{progress, prompt};
@@ -82,8 +84,8 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     }
     let sizes: Vec<(usize, usize)> = asked.iter().filter_map(Asked::to_run).map(Wanted::tokens).collect();
     if !sizes.is_empty() {
-        let needs = Needs::new(&sizes, args.engine.ctx, opened.model.spec.max_context);
-        let scheduled = opened.scheduled(&args.engine, &needs, args.parallel)?;
+        let needs = Needs::new(&sizes, args.engine.context(), opened.loaded.spec.max_context);
+        let (scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
         generate(args, tokenizer.map(Arc::new), scheduled, &asked, &mut results, &mut failures)?;
     }
     results.finish()?;
@@ -106,12 +108,12 @@ fn refuse(name: &str, lines: &[Result<Line, Bad>]) -> tandem::Result<()> {
 /// Tokens and settings of each request, or the reason why the model cannot serve it.
 fn prepare(
     args: &Args,
-    opened: &Opened,
+    opened: &Model,
     tokenizer: Option<&Tokenizer>,
     parsed: Vec<Result<Line, Bad>>,
 ) -> Vec<Asked> {
     let chat = Chat::new(opened, tokenizer, args.system.as_deref(), args.variables.all());
-    let lists = args.sampling.lists(&opened.model.sampling, &opened.model.eos_ids);
+    let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     let ends = ends(tokenizer);
     let mut said = BTreeSet::new();
     let mut conversations: Vec<Conversation> = Vec::new();
@@ -125,7 +127,7 @@ fn prepare(
                 continue;
             }
         };
-        let mut sampling = line.sampling.resolve(&opened.model.sampling);
+        let mut sampling = line.sampling.resolve(&opened.loaded.sampling);
         said.extend(sampling.ignored);
         if !line.own_seed {
             sampling.params.seed = seed_of(sampling.params.seed, index);
@@ -143,7 +145,7 @@ fn prepare(
             Ask::Text(text) => converse(vec![Message::new("user", text)]),
             Ask::Messages(messages) => converse(messages),
         };
-        let vocab = opened.model.spec.vocab;
+        let vocab = opened.loaded.spec.vocab;
         let max_tokens = line.max_tokens.unwrap_or(args.max_tokens as usize);
         let stop = match (line.stop, &args.stop[..]) {
             (Some(stop), _) => stop,
@@ -160,22 +162,22 @@ fn prepare(
             }
             Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending })
         });
-        all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| e.to_string()) });
+        all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
     for (index, ids) in places.into_iter().zip(chat.answers(conversations)) {
         let asked = &mut all[index];
         match (ids, &mut asked.wanted) {
             (Ok(ids), Ok(wanted)) => wanted.prompt = ids,
-            (Err(e), wanted) => *wanted = Err(e.to_string()),
+            (Err(e), wanted) => *wanted = Err(worded(&e)),
             (Ok(_), Err(_)) => {}
         }
     }
     said.iter().for_each(|sentence| progress::note(sentence));
-    let model = opened.model.spec.max_context;
+    let model = opened.loaded.spec.max_context;
     for asked in &mut all {
         let n = asked.wanted.as_ref().map_or(0, |w| w.prompt.len());
         if let Err(e) = super::check_length(n, args.engine.ctx, model) {
-            asked.wanted = Err(e.to_string());
+            asked.wanted = Err(worded(&e));
         }
     }
     all
@@ -310,7 +312,7 @@ fn generate(
     let (mut done, mut tokens) = (asked.iter().filter(|a| a.to_run().is_none()).count(), 0);
     let bar = progress::count_bar(asked.len() as u64, "prompts");
     bar.set(done as u64);
-    let strategy = scheduled.strategies(&args.engine).remove(0);
+    let strategy = scheduled.strategies(&args.engine.settings()).remove(0);
     // The answers are read when they are complete.
     let targets = args.targets.targets()?;
     scheduled.set_targets(if targets.is_some() { targets } else { Targets::OFFLINE });
@@ -335,8 +337,8 @@ fn generate(
                 Ok((_, events)) => flights.push(Flight { index, events, answer: Vec::new(), first: None }),
                 Err(e) => {
                     done += 1;
-                    failures.add(&asked[index], &e.to_string());
-                    results.put(index, &failed(index, &asked[index], &e.to_string()))?;
+                    failures.add(&asked[index], &worded(&e));
+                    results.put(index, &failed(index, &asked[index], &worded(&e)))?;
                 }
             }
         }
@@ -355,8 +357,8 @@ fn generate(
             let asked = &asked[flight.index];
             let result = match &how {
                 Finish::Failed(why) => {
-                    failures.add(asked, &why.to_string());
-                    failed(flight.index, asked, &why.to_string())
+                    failures.add(asked, &worded(why));
+                    failed(flight.index, asked, &worded(why))
                 }
                 how => finished(&flight, asked, how, now, time),
             };
@@ -378,6 +380,11 @@ fn generate(
         write_timeline(scheduled.engine(), path)?;
     }
     Ok(())
+}
+
+/// An error, in the words of the command line.
+fn worded(error: &Error) -> String {
+    in_place_of_settings(&error.to_string())
 }
 
 /// The fields for a request's index and the user's id.

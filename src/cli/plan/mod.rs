@@ -139,15 +139,16 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let strategy = match args.strategy {
         Choice::Auto if args.fixed.boundary.is_some() => Choice::Helm,
-        Choice::Auto if args.fixed.is_some() => Choice::Lia,
+        Choice::Auto if args.fixed.fixed().is_some() => Choice::Lia,
         strategy => strategy,
     };
     let name = strategy.to_possible_value().expect("no choice is hidden");
-    args.fixed.check(name.get_name())?;
+    args.fixed.fixed().check_strategy(name.get_name())?;
     let Fixed { pinned, prefill, decode, .. } = args.fixed.fixed();
     engine::Strategy::Lia { pinned, prefill, decode }.check()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
-    let (hardware, tables) = figures::hardware(&args.hardware, model.as_ref())?;
+    let (hardware, tables) =
+        tandem::open::hardware(&args.hardware, model.as_ref(), &progress::Stderr::default())?;
     figures::check_memory(&hardware, args.gpu_memory, None)?;
     figures::check_energy(args.energy, &hardware)?;
     if args.gpu_memory.is_some() && hardware.accelerator.is_none() {

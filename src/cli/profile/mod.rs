@@ -9,12 +9,11 @@ use anyhow::Result;
 use serde::Serialize;
 use tandem::device::{self, Accelerator, Kind};
 use tandem::host::{Pool, cores_beside_device};
-use tandem::profile::{Identity, ModelIdentity, Profile, Store, Subject, measure_model, steps_of};
+use tandem::open::{Device, measure_machine};
+use tandem::profile::{Effort, Identity, ModelIdentity, Profile, Store, Subject, measure_model, steps_of};
 use tandem::simd::Isa;
 use tandem::{Error, atomic_file};
 
-use super::args::Device;
-use super::limits::{effort, measure};
 use super::{open, output, progress};
 
 /// Measures this machine: memory, arithmetic, the device and the link to it; with -m also how long each operation of a model takes.
@@ -90,7 +89,10 @@ fn of_machine(
 ) -> Result<(Profile, bool)> {
     match kept(args, store, &identity) {
         Some(profile) => Ok((profile, true)),
-        None => Ok((measure(identity, device, args.quick)?, false)),
+        None => {
+            let stderr = progress::Stderr::default();
+            Ok((measure_machine(identity, device, args.quick, &stderr)?, false))
+        }
     }
 }
 
@@ -117,11 +119,11 @@ fn of_model(
     let opened = open::open(Some(name))?;
     let pool = Pool::pinned(device.map(|_| cores_beside_device()));
     let subject = Subject {
-        spec: &opened.model.spec,
-        weights: &opened.model.weights,
+        spec: &opened.loaded.spec,
+        weights: &opened.loaded.weights,
         isa: Isa::selected()?,
         pool: &pool,
-        effort: effort(args.quick),
+        effort: if args.quick { Effort::Quick } else { Effort::Full },
     };
     let bar = progress::count_bar(steps_of(&subject, device.is_some()), "timing the model's operations");
     let model = measure_model(&subject, device, &limits, &|| bar.inc(1));

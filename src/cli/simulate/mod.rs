@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use serde::Serialize;
+use tandem::open;
 use tandem::plan::{CostSource, Hardware, Predictor, Sizes, Uncached};
 use tandem::profile::{Tables, Timings};
 use tandem::program::Placement;
@@ -312,10 +313,9 @@ pub fn run(args: &Args) -> Result<()> {
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
-    let profile = args.profile.as_ref().map(|p| p.display().to_string());
-    let (hardware, tables) = match &profile {
-        Some(file) => figures::profiled(file, model.as_ref())?,
-        None => figures::hardware(&args.hardware, model.as_ref())?,
+    let (hardware, tables) = match &args.profile {
+        Some(file) => open::profiled(file, model.as_ref())?,
+        None => open::hardware(&args.hardware, model.as_ref(), &progress::Stderr::default())?,
     };
     figures::check_memory(&hardware, args.gpu_memory, args.host_memory)?;
     figures::check_energy(args.energy, &hardware)?;

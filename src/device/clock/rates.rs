@@ -65,7 +65,7 @@ impl Rates {
     pub fn of(hardware: &Hardware) -> Result<Rates> {
         let Some((gpu, link)) = &hardware.accelerator else {
             return Err(Error::usage(format!(
-                "--device emulated:{}: this machine has no [gpu], so that there is nothing to emulate; use --device cpu",
+                "`device` emulated:{}: this machine has no [gpu], so that there is nothing to emulate; use `device` cpu",
                 hardware.name
             )));
         };

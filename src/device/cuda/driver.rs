@@ -40,12 +40,12 @@ pub struct Driver {
 pub fn find_driver() -> Result<Driver> {
     static FOUND: OnceLock<std::result::Result<Driver, (String, String)>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
-        let what = || "--device cuda".to_owned();
+        let what = || "`device` cuda".to_owned();
         // SAFETY: loading the driver runs its initialisers, as in every CUDA program.
         if !unsafe { sys::is_culib_present() } {
             return Err((
                 what(),
-                "no CUDA driver found (libcuda.so.1); run on the CPU with --device cpu".into(),
+                "no CUDA driver found (libcuda.so.1); run on the CPU with `device` cpu".into(),
             ));
         }
         let mut number = 0;
@@ -54,7 +54,7 @@ pub fn find_driver() -> Result<Driver> {
         match (begun, asked) {
             (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS) => Ok(Driver { version: number as u32 }),
             (CUresult::CUDA_ERROR_NO_DEVICE, _) => {
-                Err((what(), "the CUDA driver finds no GPU; run on the CPU with --device cpu".into()))
+                Err((what(), "the CUDA driver finds no GPU; run on the CPU with `device` cpu".into()))
             }
             (CUresult::CUDA_ERROR_STUB_LIBRARY, _) => Err((
                 what(),
@@ -98,7 +98,7 @@ impl Driver {
                 1 => "there is one GPU, cuda:0".to_owned(),
                 n => format!("there are {n} GPUs, cuda:0 to cuda:{}", n - 1),
             };
-            return Err(device(format!("--device cuda:{ordinal}"), format!("no such device; {has}")));
+            return Err(device(format!("`device` cuda:{ordinal}"), format!("no such device; {has}")));
         }
         let mut handle = 0;
         // SAFETY: as above.

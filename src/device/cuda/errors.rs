@@ -96,7 +96,7 @@ pub(super) fn too_old(name: &str, ptx: (u32, u32), driver: u32) -> Error {
         name,
         format!(
             "the driver is too old for this program's kernels: it knows CUDA {}, they are PTX {}.{} and need \
-             CUDA {} (driver {} or later); update the driver, or run on the CPU with --device cpu",
+             CUDA {} (driver {} or later); update the driver, or run on the CPU with `device` cpu",
             version(driver),
             ptx.0,
             ptx.1,

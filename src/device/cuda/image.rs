@@ -91,7 +91,7 @@ impl Loader {
                 let colon = if said.is_empty() { "" } else { ": " };
                 let sentence = format!(
                     "{what}: the driver cannot load it: {}{colon}{said}; update the driver, or run on the CPU with \
-                     --device cpu",
+                     `device` cpu",
                     describe(problem)
                 );
                 match self.context.check(&what, problem) {
@@ -104,7 +104,7 @@ impl Loader {
 
     fn no_memory(&self, what: &str) -> Error {
         Error::Capacity(format!(
-            "{}: no memory left to load {what}; grant the program less (--gpu-memory)",
+            "{}: no memory left to load {what}; grant the program less (`gpu_memory`)",
             self.context.name
         ))
     }

@@ -96,7 +96,7 @@ impl Memory {
             && self.held(&live).saturating_add(wanted) > cap
         {
             return Err(Error::Capacity(format!(
-                "{name}: {} asked for, {} of the {} granted (--gpu-memory) are free",
+                "{name}: {} asked for, {} of the {} granted (`gpu_memory`) are free",
                 mib(wanted),
                 mib(cap.saturating_sub(self.held(&live))),
                 mib(cap)

@@ -69,10 +69,10 @@ impl Modules {
     pub fn choose(context: Arc<Context>, sm: u32, real: u32, driver: u32) -> Result<Modules> {
         if let Err(why) = built::NVCC {
             return Err(device(
-                "--device cuda",
+                "`device` cuda",
                 format!(
                     "this program was built without GPU kernels ({why}); run scripts/get-nvcc and build again, \
-                     or use --device cpu"
+                     or use `device` cpu"
                 ),
             ));
         }
@@ -83,7 +83,7 @@ impl Modules {
             return Err(device(
                 &context.name,
                 format!(
-                    "compute capability {}.{}, the kernels need {}.{} or later; run on the CPU with --device cpu",
+                    "compute capability {}.{}, the kernels need {}.{} or later; run on the CPU with `device` cpu",
                     sm / 10,
                     sm % 10,
                     least / 10,
@@ -164,7 +164,7 @@ impl Modules {
             format!("kernel {}", kernel.name),
             format!(
                 "the driver of {} gives it {has} registers at entry, it was written for {wanted}; update the driver, or \
-                 run on the CPU with --device cpu",
+                 run on the CPU with `device` cpu",
                 self.context.name
             ),
         ))

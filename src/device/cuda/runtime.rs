@@ -153,7 +153,7 @@ impl Runtime for CudaRuntime {
         if !self.maps_host_memory {
             return Err(Error::Unsupported(format!(
                 "{}: the device cannot read and write host memory in place (no mapped memory), which exchanging rows with \
-                 the CPU needs (publish, collect); run all of the model on the GPU, or on the CPU with --device cpu",
+                 the CPU needs (publish, collect); run all of the model on the GPU, or on the CPU with `device` cpu",
                 self.context.name
             )));
         }

@@ -101,14 +101,14 @@ fn admitted(runtime: Arc<dyn Runtime>, report: &SelfTest) -> Result<Arc<dyn Runt
             n => format!(" (and {} more)", n - 1),
         };
         return Err(refused(format!(
-            "{kernel}{more}: {why}; the device is not used. tandem doctor --gpu says what to report; --device cpu runs without it"
+            "{kernel}{more}: {why}; the device is not used. tandem doctor --gpu says what to report; `device` cpu runs without it"
         )));
     }
     let not_run = report.groups.iter().find(|g| g.outcome == Outcome::NotRun);
     if let Some(group) = not_run {
         let why = group.why.as_deref().unwrap_or("no reason");
         return Err(refused(format!(
-            "{} could not be checked: {why}; --device cpu runs without it",
+            "{} could not be checked: {why}; `device` cpu runs without it",
             group.name
         )));
     }

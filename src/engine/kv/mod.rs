@@ -99,7 +99,7 @@ impl KvPages {
         }
         Err(Error::Capacity(format!(
             "KV cache: {n} more pages of {PAGE_TOKENS} tokens wanted, {} of {} free on the device and {} of {} on the host; raise \
-             --ctx or run fewer sequences",
+             `context` or run fewer sequences",
             device.n_free(),
             device.n_pages(),
             far.n_free(),

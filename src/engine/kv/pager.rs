@@ -194,8 +194,8 @@ impl Pager {
             let own = KvGeometry::pages_for(len + r.tokens as usize) - len / PAGE_TOKENS;
             return Err(Error::Capacity(format!(
                 "KV cache: {} rows of a prompt whose {len} tokens have left the device are attended there, which takes {own} of its \
-                 pages; {} of {} are free and {device} wanted by others; use --far stream, which attends such prompts from the host, \
-                 run fewer sequences, or raise --kv-pages",
+                 pages; {} of {} are free and {device} wanted by others; use `far` stream, which attends such prompts from the host, \
+                 run fewer sequences, or raise `kv_pages`",
                 r.tokens as usize,
                 pages.device.n_free(),
                 pages.device.n_pages(),
@@ -249,7 +249,7 @@ impl Pager {
             return Err(Error::Capacity(format!(
                 "KV cache: the step takes {device} more pages of {PAGE_TOKENS} tokens on the device, {} of {} free there, and \
                  {} of {} free on the host for those that would have to leave ({far} wanted); run fewer sequences, smaller \
-                 chunks, or raise --kv-pages",
+                 chunks, or raise `kv_pages`",
                 pages.device.n_free(),
                 pages.device.n_pages(),
                 pages.far.n_free(),

@@ -159,8 +159,8 @@ pub fn choose(sizes: &Sizes, strategy: Strategy) -> Result<Choice> {
     }
     let (what, device, host) = last.expect("a candidate at least");
     Err(Error::Capacity(format!(
-        "--strategy {}: with {what} it needs {} on the device ({}), {} free there, and {} of host memory ({}){}; try a \
-         smaller --ctx or --chunk, or --device cpu",
+        "`strategy` {}: with {what} it needs {} on the device ({}), {} free there, and {} of host memory ({}){}; try a \
+         smaller `context` or `chunk`, or `device` cpu",
         strategy.name(),
         megabytes(device.total()),
         parts(&device),
@@ -197,7 +197,7 @@ fn boundaries(sizes: &Sizes, fixed: Option<usize>) -> Result<Vec<Candidate>> {
         && k > units
     {
         return Err(Error::usage(format!(
-            "--boundary {k}: the model has {units} units (embedding, {n} blocks, head)"
+            "`boundary` {k}: the model has {units} units (embedding, {n} blocks, head)"
         )));
     }
     let ladder = |k: usize| std::iter::once(boundary(k, n)).chain(fewer_pages(sizes, k));
@@ -277,9 +277,9 @@ fn pins(
     decode: Policy,
 ) -> Result<Vec<Candidate>> {
     let pinned: Vec<usize> = match fixed {
-        Some(p) if p > n => return Err(Error::usage(format!("--pinned {p}: the model has {n} blocks"))),
+        Some(p) if p > n => return Err(Error::usage(format!("`pinned` {p}: the model has {n} blocks"))),
         Some(p) if p == n && forced => {
-            return Err(Error::usage(format!("--pinned {p}: all blocks, which leaves none to --policy")));
+            return Err(Error::usage(format!("`pinned` {p}: all blocks, which leaves none to `policy`")));
         }
         Some(p) => vec![p],
         None => (0..=n - usize::from(forced)).rev().collect(),

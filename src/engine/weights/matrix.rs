@@ -160,7 +160,7 @@ pub fn activation_type(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weig
         accel.activations_for(dtype).ok_or_else(|| {
             let device = &accel.runtime().info().name;
             Error::Unsupported(format!(
-                "{name}.weight: {device} has no kernel for {dtype} weights; run on the CPU with --device cpu"
+                "{name}.weight: {device} has no kernel for {dtype} weights; run on the CPU with `device` cpu"
             ))
         })
     };

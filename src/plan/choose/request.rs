@@ -20,6 +20,29 @@ pub struct Fixed {
 }
 
 impl Fixed {
+    /// Whether anything is fixed.
+    pub fn is_some(&self) -> bool {
+        *self != Fixed::default()
+    }
+
+    /// Whether the strategy of this name has what is fixed.
+    ///
+    /// # Errors
+    /// A setting of another strategy.
+    pub fn check_strategy(&self, strategy: &str) -> Result<()> {
+        let settings = [
+            (self.boundary.is_some(), "`boundary`", "helm"),
+            (self.pinned.is_some(), "`pinned`", "lia"),
+            (self.has_vectors(), "`policy`", "lia"),
+        ];
+        match settings.into_iter().find(|&(given, _, owner)| given && strategy != owner) {
+            Some((_, setting, owner)) => {
+                Err(Error::usage(format!("{setting}: is of `strategy` {owner}, not of {strategy}")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Whether a vector is given: at least one block is then not pinned.
     pub(super) fn has_vectors(&self) -> bool {
         self.prefill.is_some() || self.decode.is_some()
@@ -29,11 +52,11 @@ impl Fixed {
         let (n, units) = (sizes.layers(), sizes.units());
         match (self.boundary, self.pinned) {
             (Some(k), _) if k > units => Err(Error::usage(format!(
-                "--boundary {k}: the model has {units} units (embedding, {n} blocks, head)"
+                "`boundary` {k}: the model has {units} units (embedding, {n} blocks, head)"
             ))),
-            (_, Some(p)) if p > n => Err(Error::usage(format!("--pinned {p}: the model has {n} blocks"))),
+            (_, Some(p)) if p > n => Err(Error::usage(format!("`pinned` {p}: the model has {n} blocks"))),
             (_, Some(p)) if p == n && self.has_vectors() => {
-                Err(Error::usage(format!("--pinned {p}: all blocks, which leaves none to --policy")))
+                Err(Error::usage(format!("`pinned` {p}: all blocks, which leaves none to `policy`")))
             }
             _ => Ok(()),
         }

@@ -25,17 +25,17 @@ fn greedy_takes_the_first_of_equals_and_never_nan() {
 fn each_bad_parameter_is_a_usage_error_that_names_it() {
     type Change = fn(&mut SamplerParams);
     let bad: [(&str, Change); 11] = [
-        ("--presence-penalty", |p| p.presence_penalty = 2.5),
-        ("--frequency-penalty", |p| p.frequency_penalty = f32::NAN),
-        ("--temp", |p| p.temperature = -1.0),
-        ("--temp", |p| p.temperature = f32::NAN),
-        ("--temp", |p| p.temperature = f32::INFINITY),
-        ("--top-p", |p| p.top_p = 0.0),
-        ("--top-p", |p| p.top_p = 1.5),
-        ("--top-p", |p| p.top_p = f32::NAN),
-        ("--min-p", |p| p.min_p = -0.1),
-        ("--repeat-penalty", |p| p.repeat_penalty = 0.0),
-        ("--repeat-penalty", |p| p.repeat_penalty = f32::NAN),
+        ("`presence_penalty`", |p| p.presence_penalty = 2.5),
+        ("`frequency_penalty`", |p| p.frequency_penalty = f32::NAN),
+        ("`temperature`", |p| p.temperature = -1.0),
+        ("`temperature`", |p| p.temperature = f32::NAN),
+        ("`temperature`", |p| p.temperature = f32::INFINITY),
+        ("`top_p`", |p| p.top_p = 0.0),
+        ("`top_p`", |p| p.top_p = 1.5),
+        ("`top_p`", |p| p.top_p = f32::NAN),
+        ("`min_p`", |p| p.min_p = -0.1),
+        ("`repeat_penalty`", |p| p.repeat_penalty = 0.0),
+        ("`repeat_penalty`", |p| p.repeat_penalty = f32::NAN),
     ];
     for (name, change) in bad {
         let mut params = SamplerParams::default();

@@ -110,7 +110,7 @@ fn what_cannot_be_done_is_refused_when_it_is_submitted() {
         (Request { prompt: vec![vocab as u32], ..good.clone() }, "outside the vocabulary"),
         (Request { prompt: prompt(CONTEXT + 1, 0, vocab), ..good.clone() }, "context of 96"),
         (Request { prompt: prompt(60, 0, vocab), max_tokens: 30, ..good.clone() }, "needs 3 pages"),
-        (Request { sampling: hot, ..good.clone() }, "--top-p 2"),
+        (Request { sampling: hot, ..good.clone() }, "`top_p` 2"),
     ] {
         let error = all.submit(r).unwrap_err().to_string();
         assert!(error.contains(want), "{error:?} does not say {want:?}");

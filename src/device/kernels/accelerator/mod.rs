@@ -65,7 +65,7 @@ impl Accelerator for KernelAccelerator {
     fn check(&self, shape: &Shape) -> Result<()> {
         if shape.exact.is_some() {
             return Err(Error::Unsupported(format!(
-                "{}: deterministic mode: a result's rounding depends on the size of its batch; run on the CPU with --device cpu",
+                "{}: deterministic mode: a result's rounding depends on the size of its batch; run on the CPU with `device` cpu",
                 self.rt().info().name
             )));
         }
@@ -79,7 +79,7 @@ impl Accelerator for KernelAccelerator {
         for (what, n) in widths {
             if !n.is_multiple_of(8) {
                 return Err(Error::Unsupported(format!(
-                    "{what} {n}: the kernels want a multiple of 8; run on the CPU with --device cpu"
+                    "{what} {n}: the kernels want a multiple of 8; run on the CPU with `device` cpu"
                 )));
             }
         }

@@ -145,7 +145,7 @@ fn a_prompt_that_has_left_the_device_needs_room_there() {
     let step = [rows(a, 60, false), rows(b, 1, true)];
     let error = w.step(&step, false).expect_err("there is no room").to_string();
     for part in
-        ["60 rows of a prompt whose 40 tokens", "takes 3 of its pages; 2 of 6 are free", "--far stream"]
+        ["60 rows of a prompt whose 40 tokens", "takes 3 of its pages; 2 of 6 are free", "`far` stream"]
     {
         assert!(error.contains(part), "{part}: {error}");
     }

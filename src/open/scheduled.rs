@@ -1,17 +1,18 @@
-//! An engine for many requests and its scheduler, for `generate --prompts` and `bench --trace`.
+//! An engine for many requests, and its schedulers.
 
-use tandem::cache::{KvGeometry, PAGE_TOKENS};
-use tandem::device::{self, Kind};
-use tandem::engine::{Batcher, Engine, Sizes};
-use tandem::program::{Placement, Side};
-use tandem::sched::{self, Targets};
-use tandem::simd::Isa;
-use tandem::{Error, Result};
+use std::sync::Arc;
 
-use super::{Notices, Opened, with_bar};
-use crate::cli::args::{EngineArgs, Lengths, Strategy};
-use crate::cli::predict::{self, Scheduling, Use};
-use crate::cli::progress;
+use super::place::{Demand, counted, fit_types};
+use super::predict::{Scheduling, Use};
+use super::settings::{Settings, Strategy};
+use super::{Model, Requests, Running, details};
+use crate::cache::{KvGeometry, PAGE_TOKENS};
+use crate::device::{self, Kind, Runtime};
+use crate::engine::{Batcher, Engine, Sizes};
+use crate::program::{Placement, Side};
+use crate::progress::Progress;
+use crate::sched::{self, Targets};
+use crate::{Error, Result};
 
 /// Default limit of concurrent sequences: beyond it, more sequences do not make a step's weights cheaper for each.
 const MOST_SEQUENCES: usize = 256;
@@ -23,21 +24,21 @@ pub struct Needs {
     tokens: Vec<usize>,
     /// Mean tokens of prompts and answers.
     mean: (usize, usize),
-    /// Tokens of the longest request, or `--ctx`.
+    /// Tokens of the longest request, or the context that was asked for.
     context: usize,
 }
 
 impl Needs {
-    /// The needs of at least one request, each given as its tokens of prompt and answer; `ctx` is the requested
+    /// The needs of at least one request, each given as its tokens of prompt and answer; `context` is the requested
     /// context, `most` the model's.
-    pub fn new(requests: &[(usize, usize)], ctx: Option<u32>, most: usize) -> Needs {
-        let limit = ctx.map_or(most, |c| c as usize);
+    pub fn new(requests: &[(usize, usize)], context: Option<usize>, most: usize) -> Needs {
+        let limit = context.unwrap_or(most);
         let mut tokens: Vec<usize> = requests.iter().map(|(p, a)| (p + a).min(limit)).collect();
         tokens.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
         let mean = |of: fn(&(usize, usize)) -> usize| {
             requests.iter().map(of).sum::<usize>().div_ceil(requests.len().max(1))
         };
-        let context = ctx.map_or(tokens.first().copied().unwrap_or(1), |c| c as usize);
+        let context = context.unwrap_or(tokens.first().copied().unwrap_or(1));
         Needs { tokens, mean: (mean(|r| r.0), mean(|r| r.1)), context }
     }
 
@@ -45,15 +46,24 @@ impl Needs {
     fn pages(&self, n: usize) -> usize {
         self.tokens[..n].iter().map(|&tokens| KvGeometry::pages_for(tokens)).sum()
     }
+
+    /// What an engine is for that runs `n` of them together.
+    fn demand(&self, n: usize) -> Demand {
+        let work = Use { prompt: self.mean.0, gen_len: self.mean.1, batch: n };
+        Demand { context: self.context, sequences: n, logits: n, pages: Some(self.pages(n)), work }
+    }
 }
 
 /// See the [module](self).
 pub struct Scheduled {
     /// The engine, unless requests are using it.
     engine: Option<Engine>,
-    /// Reports notices when dropped.
-    #[allow(dead_code)] // what counts is when
-    pub notices: Notices,
+    /// How it came to be where it is, if one placement was chosen for all requests.
+    pub placed: Option<Placed>,
+    /// Sentences that everybody should read.
+    pub notes: Vec<String>,
+    /// The accelerator's runtime, if it is used.
+    pub runtime: Option<Arc<dyn Runtime>>,
     /// Whether requests may live on either side, so that schedulers differ.
     schedulers: bool,
     /// The predictions that schedulers use.
@@ -63,77 +73,100 @@ pub struct Scheduled {
     learns_lengths: bool,
 }
 
-impl Opened {
+/// One placement for all requests.
+pub struct Placed {
+    /// Where it runs.
+    pub decision: super::Decision,
+    /// Sentences for those who want to know more.
+    pub details: Vec<String>,
+}
+
+impl Model {
     /// An engine for `parallel` concurrent requests, or for as many as fit in memory.
     ///
     /// # Errors
-    /// As [`Opened::engine`].
+    /// As [`Model::engine`].
     pub fn scheduled(
         &self,
-        args: &EngineArgs,
+        settings: &Settings,
         needs: &Needs,
-        parallel: Option<u32>,
-    ) -> anyhow::Result<Scheduled> {
-        let mut n = parallel.map_or(MOST_SEQUENCES, |n| n as usize).min(needs.tokens.len()).max(1);
+        parallel: Option<usize>,
+        progress: &dyn Progress,
+    ) -> Result<Scheduled> {
+        settings.check(Requests::Compared)?;
+        let mut n = parallel.unwrap_or(MOST_SEQUENCES).min(needs.tokens.len()).max(1);
         loop {
-            match self.scheduled_for(args, needs, n) {
-                Err(e) if n > 1 && parallel.is_none() && is_capacity(&e) => n = n.div_ceil(2),
+            match self.scheduled_for(settings, needs, n, progress) {
+                Err(Error::Capacity(_)) if n > 1 && parallel.is_none() => n = n.div_ceil(2),
                 scheduled => return scheduled,
             }
         }
     }
 
-    fn scheduled_for(&self, args: &EngineArgs, needs: &Needs, n: usize) -> anyhow::Result<Scheduled> {
-        if let Some(kind) = args.kind().filter(|_| args.schedules()) {
-            match self.on_tiers(&kind, args, needs, n) {
-                Ok(scheduled) => return Ok(scheduled),
+    fn scheduled_for(
+        &self,
+        settings: &Settings,
+        needs: &Needs,
+        n: usize,
+        progress: &dyn Progress,
+    ) -> Result<Scheduled> {
+        if let Some(kind) = settings.kind().filter(|_| settings.schedules()) {
+            match self.on_tiers(&kind, settings, needs, n, progress) {
                 // Fall back to weights on both sides, or to the CPU.
                 Err(Error::Device { .. } | Error::Unsupported(_) | Error::Capacity(_))
-                    if args.strategies[..] == [Strategy::Auto] => {}
-                Err(e) => return Err(e.into()),
+                    if settings.strategies[..] == [Strategy::Auto] => {}
+                scheduled => return scheduled,
             }
         }
-        let work = Use { prompt: needs.mean.0, gen_len: needs.mean.1, batch: n };
-        let running = self.engine_with_pages(args, needs.context, n, n, Some(needs.pages(n)), work)?;
-        let super::Running { mut engine, notices, .. } = running;
+        let Running { mut engine, decision, mut notes, details, runtime, .. } =
+            self.engine(settings, &needs.demand(n), progress)?;
         let all = engine.free_pages() * PAGE_TOKENS;
         let tokens = if engine.home() == Side::Device { (all, 0) } else { (0, all) };
-        if args.cohorts.is_some() {
-            progress::note("--cohorts has no effect: all requests live on one side");
+        if settings.cohorts.is_some() {
+            notes.push("`cohorts` has no effect: all requests live on one side".into());
         }
         Ok(Scheduled {
             engine: Some(engine),
-            notices,
+            placed: Some(Placed { decision, details }),
+            notes,
+            runtime,
             schedulers: false,
             scheduling: None,
             tokens,
             targets: Targets::NONE,
-            learns_lengths: args.lengths != Some(Lengths::Allowed),
+            learns_lengths: settings.learns_lengths.unwrap_or(true),
         })
     }
 
     /// An engine with all weights on the accelerator, and keys and values of requests there and on the host.
-    fn on_tiers(&self, kind: &Kind, args: &EngineArgs, needs: &Needs, n: usize) -> Result<Scheduled> {
-        let accelerator = device::open(kind, args.gpu_memory)?;
-        let (spec, weights) = (&self.model.spec, &self.model.weights);
+    fn on_tiers(
+        &self,
+        kind: &Kind,
+        settings: &Settings,
+        needs: &Needs,
+        n: usize,
+        progress: &dyn Progress,
+    ) -> Result<Scheduled> {
+        let accelerator = device::open(kind, settings.gpu_memory)?;
+        let (spec, weights) = (&self.loaded.spec, &self.loaded.weights);
         let all = needs.pages(n);
-        let mut options = self.options(args, Isa::selected()?, needs.context, n, n, Some(all))?;
-        super::fit_types(args, &*accelerator, &mut options);
+        let mut options = self.options(settings, &needs.demand(n), progress)?;
+        fit_types(settings, &*accelerator, &mut options);
         let info = accelerator.runtime().info();
         if let Some(readers) =
-            tandem::profile::measured_readers(Some(info)).filter(|_| args.threads.is_none())
+            crate::profile::measured_readers(Some(info)).filter(|_| settings.threads.is_none())
         {
             options.readers = Some(readers);
-            progress::detail(&format!("attention of single rows on the host: at most {readers} threads"));
+            progress.detail(&format!("attention of single rows on the host: at most {readers} threads"));
         }
         // The device's rows, and those of the host.
-        options.sub_batches = 1 + args.cohorts.unwrap_or(1) as usize;
+        options.sub_batches = 1 + settings.cohorts.unwrap_or(1);
         options.far_pages = Some(all);
         let most = options.kv_pages.map_or(all, |pages| pages.min(all));
         let tiers = Sizes::new(spec, weights, &options, &*accelerator)?.tiers(most, all)?;
         if let Some(pages) = options.kv_pages.filter(|&pages| pages.min(all) > tiers.device_pages) {
             return Err(Error::usage(format!(
-                "--kv-pages {pages}: {kind} has room for {} pages beside the weights; set at most that, or leave the option out",
+                "`kv_pages` {pages}: {kind} has room for {} pages beside the weights; set at most that, or leave it out",
                 tiers.device_pages
             )));
         }
@@ -141,37 +174,41 @@ impl Opened {
         options.far_pages = (tiers.host_pages > 0).then_some(tiers.host_pages);
         let info = accelerator.runtime().info().clone();
         let placement = Placement { host_pages: tiers.host_pages, ..tiers.placement.clone() };
-        let scheduling = predict::scheduling(args, &self.model, (kind, &info), &placement)?;
+        let scheduling = Scheduling::of(settings, &self.loaded, (kind, &info), &placement, progress)?;
         if scheduling.is_none()
-            && let Some(other) = args.strategies.iter().find(|&&s| s != Strategy::GpuOnly)
+            && let Some(other) = settings.strategies.iter().find(|&&s| s != Strategy::GpuOnly)
         {
             return Err(Error::usage(format!(
-                "--strategy {}: there are no figures of {}, which it decides by; measure them with tandem profile, or name \
-                 a description with --hardware",
+                "`strategy` {}: there are no figures of {}, which it decides by; measure them with tandem profile, or name \
+                 a description as `hardware`",
                 other.name(),
                 info.name
             )));
         }
         let runtime = Some(accelerator.runtime().clone());
         let name = kind.to_string();
-        let engine = with_bar(weights.bytes(), "loading weights", |progress| {
+        let engine = counted(progress, weights.bytes(), "loading weights", |done| {
             let (spec, placement) = (spec.clone(), tiers.placement);
-            Engine::placed(spec, weights, &options, accelerator, &name, "gpu-only", placement, progress)
+            Engine::placed(spec, weights, &options, accelerator, &name, "gpu-only", placement, done)
         })?;
         let tokens = (tiers.device_pages * PAGE_TOKENS, tiers.host_pages * PAGE_TOKENS);
-        progress::note(&format!(
+        let mut notes = vec![format!(
             "weights on {name}, keys and values of {} tokens there and {} on the cpu",
             tokens.0, tokens.1
-        ));
-        super::tell_clock(args, &engine);
-        let (engine, notices) = (Some(engine), Notices(runtime));
-        let (targets, learns_lengths) = (Targets::NONE, args.lengths != Some(Lengths::Allowed));
-        Ok(Scheduled { engine, notices, schedulers: true, scheduling, tokens, targets, learns_lengths })
+        )];
+        notes.extend(details::clock(settings, &engine));
+        Ok(Scheduled {
+            engine: Some(engine),
+            placed: None,
+            notes,
+            runtime,
+            schedulers: true,
+            scheduling,
+            tokens,
+            targets: Targets::NONE,
+            learns_lengths: settings.learns_lengths.unwrap_or(true),
+        })
     }
-}
-
-fn is_capacity(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(Error::Capacity(_)))
 }
 
 impl Scheduled {
@@ -180,16 +217,19 @@ impl Scheduled {
         self.tokens
     }
 
-    /// The names of the requested schedulers; the placement's name if there is only continuous batching.
-    pub fn strategies(&self, args: &EngineArgs) -> Vec<String> {
+    /// The names of the schedulers of `settings`; the placement's name if there is only continuous batching.
+    pub fn strategies(&self, settings: &Settings) -> Vec<String> {
         if self.schedulers {
-            return args.strategies.iter().map(|s| s.name()).collect();
+            return settings.strategies.iter().map(|s| s.name().to_owned()).collect();
         }
         vec![self.engine.as_ref().map_or("", |e| e.placement().strategy).to_owned()]
     }
 
     /// Requests on the engine, with the named scheduler if there are several to choose from, else with continuous
     /// batching. Return the engine with [`Scheduled::back`].
+    ///
+    /// # Panics
+    /// If the engine was not given back.
     pub fn requests(&mut self, strategy: &str) -> Batcher {
         let engine = self.engine.take().expect("it was given back");
         let costs = || match &self.scheduling {
@@ -216,6 +256,9 @@ impl Scheduled {
     }
 
     /// The engine, while it is not in use.
+    ///
+    /// # Panics
+    /// If requests are using it.
     pub fn engine(&mut self) -> &mut Engine {
         self.engine.as_mut().expect("it was given back")
     }

@@ -1,16 +1,15 @@
-//! What `-m` means: a path, a name, or random weights.
+//! What a model's name means: a path, a name that the hub knows, or random weights.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use tandem::hub::{CATALOG, DEFAULT_MODEL, Hub, ModelName};
-use tandem::{Error, Result};
-
-use super::progress::{PullProgress, megabytes, note};
+use crate::hub::{CATALOG, DEFAULT_MODEL, Hub, ModelName};
+use crate::progress::Progress;
+use crate::{Error, Result};
 
 /// A model that can be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResolvedModel {
+pub(super) struct ResolvedModel {
     /// What the user called it (the default's name if nothing).
     pub name: String,
     /// Where it is.
@@ -19,21 +18,21 @@ pub struct ResolvedModel {
 
 /// Where a model comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelSource {
+pub(super) enum ModelSource {
     /// A `.gguf` file or a folder; it exists.
     Path(PathBuf),
     /// Random weights of the spec after `synth:`.
     Synth(String),
 }
 
-/// Finds the model that `-m` names, fetching it if it has to be fetched.
+/// Finds a model by name, fetching it if it has to be fetched; without a name, the default one.
 ///
 /// # Errors
 /// Nothing has that name (the message says where was looked), or the pull fails.
-pub fn resolve(model: Option<&str>) -> Result<ResolvedModel> {
+pub(super) fn resolve(model: Option<&str>, progress: &dyn Progress) -> Result<ResolvedModel> {
     let name = model.unwrap_or(DEFAULT_MODEL);
     if name.trim().is_empty() {
-        return Err(Error::usage("the model's name is empty; leave -m out for the default"));
+        return Err(Error::usage("the model's name is empty; leave it out for the default"));
     }
     let at = |source| Ok(ResolvedModel { name: name.into(), source });
     if let Some(spec) = name.strip_prefix("synth:") {
@@ -61,44 +60,64 @@ pub fn resolve(model: Option<&str>) -> Result<ResolvedModel> {
     if matches!(parsed, ModelName::Hub(_)) && !explicit {
         return Err(missing());
     }
-    at(ModelSource::Path(pull(&hub, name, &parsed, false)?))
+    at(ModelSource::Path(pull(&hub, name, &parsed, false, progress)?))
 }
 
-/// Pulls with progress on stderr; says how long it took.
-pub fn pull(hub: &Hub, name: &str, parsed: &ModelName, force: bool) -> Result<PathBuf> {
+/// Pulls a model, and notes how long it took.
+///
+/// # Errors
+/// As [`Hub::pull`].
+pub fn pull(
+    hub: &Hub,
+    name: &str,
+    parsed: &ModelName,
+    force: bool,
+    progress: &dyn Progress,
+) -> Result<PathBuf> {
     let begun = Instant::now();
     if let ModelName::Catalog(entry) = parsed
         && hub.lookup(parsed).is_none()
     {
-        note(&format!("{name}: fetching {} ({}, {})", entry.about, megabytes(entry.bytes), entry.licence));
+        let size = decimal(entry.bytes);
+        progress.note(&format!("{name}: fetching {} ({size}, {})", entry.about, entry.licence));
     }
-    let pulled = hub.pull(parsed, force, &PullProgress::default())?;
+    let pulled = hub.pull(parsed, force, progress)?;
     let took = begun.elapsed().as_secs_f64();
-    let size = megabytes(pulled.bytes);
+    let size = decimal(pulled.bytes);
     match pulled.fetched {
-        true => note(&format!("{name}: {size} in {took:.1} s")),
-        false => note(&format!("{name}: already here ({size}), checked in {took:.1} s")),
+        true => progress.note(&format!("{name}: {size} in {took:.1} s")),
+        false => progress.note(&format!("{name}: already here ({size}), checked in {took:.1} s")),
     }
     Ok(pulled.path)
+}
+
+/// `98.4 MB`.
+pub fn decimal(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::Silent;
 
     #[test]
     fn paths_and_synthetic_models_need_no_hub() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
-        assert_eq!(resolve(Some(path)).unwrap().source, ModelSource::Path(path.into()));
-        let synth = resolve(Some("synth:llama-3.2-1b")).unwrap();
+        assert_eq!(resolve(Some(path), &Silent).unwrap().source, ModelSource::Path(path.into()));
+        let synth = resolve(Some("synth:llama-3.2-1b"), &Silent).unwrap();
         assert_eq!(synth.source, ModelSource::Synth("llama-3.2-1b".into()));
     }
 
     #[test]
     fn a_missing_model_says_where_was_looked() {
         for name in ["no/such/file.gguf", "nosuch", "/no/such"] {
-            let error = resolve(Some(name)).unwrap_err();
+            let error = resolve(Some(name), &Silent).unwrap_err();
             assert!(matches!(error, Error::Usage(_)), "{error:?}");
             assert!(error.to_string().contains("smollm2-135m"), "{error}");
         }

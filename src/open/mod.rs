@@ -1,0 +1,41 @@
+//! Opening a model: from a name and settings to an engine that is ready to run.
+//!
+//! ```text
+//! name ─► Model::open (find, fetch, map) ─► Model::engine (choose a placement, load) ─► Running: one request at a time
+//!                                       └─► Model::scheduled ──────────────────────────► Scheduled: many, by schedulers
+//! ```
+//!
+//! Everything that the command line can do with a model is here without a command line. What long work tells goes to a
+//! [`Progress`](crate::progress::Progress). Errors and notes name settings as [`Settings`] does, in backticks, like
+//! `` `gpu_memory` ``.
+//!
+//! | item | what |
+//! |---|---|
+//! | [`Model`], [`pull`], [`check_tokens`], [`decimal`] | a model that has been read, with its tokenizer and template |
+//! | [`Settings`], [`Device`], [`Strategy`], [`Requests`] | how it is to run |
+//! | [`Demand`], [`Use`], [`Running`] | what an engine is for, and the engine |
+//! | [`Needs`], [`Scheduled`], [`Placed`] | an engine for many requests |
+//! | [`Decision`], [`Prediction`] | where it runs, and why |
+//! | [`hardware`], [`profiled`], [`measure_machine`] | figures of the machine that times are predicted for |
+
+mod basis;
+mod check;
+mod decision;
+mod details;
+mod figures;
+mod model;
+mod place;
+mod predict;
+mod scheduled;
+mod settings;
+mod source;
+
+pub use check::Requests;
+pub use decision::Decision;
+pub use figures::{hardware, measure_machine, profiled};
+pub use model::{Model, check_tokens};
+pub use place::{Demand, Running};
+pub use predict::{Prediction, Use};
+pub use scheduled::{Needs, Placed, Scheduled};
+pub use settings::{Device, Settings, Strategy};
+pub use source::{decimal, pull};

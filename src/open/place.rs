@@ -1,0 +1,327 @@
+//! From a model and settings to an engine: chooses where everything lives, and loads it there.
+//!
+//! ```text
+//! settings ─► an accelerator? ─ no ────────────────────────────────► CPU
+//!                  │ yes                                              ▲
+//!                  ▼                                                  │ nothing fits, and it is left to us
+//!             sizes ─► the fastest placement that fits ─► load ───────┤
+//!                            ▲                              │         └─► Running
+//!                            └── less memory than planned ──┘
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::decision::Decision;
+use super::model::Model;
+use super::predict::{Subject, Use};
+use super::settings::{Settings, Strategy};
+use super::source::decimal;
+use super::{Requests, details};
+use crate::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
+use crate::engine::{self, Among, Engine, Options, Prepared, Sizes};
+use crate::host::memory_available;
+use crate::program::Side;
+use crate::progress::{Progress, Unit};
+use crate::simd::Isa;
+use crate::simd::linear::{self, Mode};
+use crate::tensor::{DType, Half};
+use crate::{Error, Result};
+
+/// What an engine is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Demand {
+    /// Most tokens of a sequence.
+    pub context: usize,
+    /// Most sequences at a time.
+    pub sequences: usize,
+    /// Most rows of a step whose logits are wanted; at least one for each sequence.
+    pub logits: usize,
+    /// Pages of keys and values of all sequences together; `None`: each may grow to the context.
+    pub pages: Option<usize>,
+    /// The work that the placement should be fast for.
+    pub work: Use,
+}
+
+impl Demand {
+    /// One prompt of so many tokens and its answer.
+    pub fn one(prompt: usize, answer: usize) -> Demand {
+        let work = Use { prompt, gen_len: answer, batch: 1 };
+        Demand { context: prompt + answer, sequences: 1, logits: 1, pages: None, work }
+    }
+}
+
+/// An engine, and how it came to be where it is.
+pub struct Running {
+    /// Ready to run.
+    pub engine: Engine,
+    /// Milliseconds from opening the model's files until ready.
+    pub load_ms: f64,
+    /// Where it runs.
+    pub decision: Decision,
+    /// Sentences that everybody should read, such as settings without an effect.
+    pub notes: Vec<String>,
+    /// Sentences for those who want to know more.
+    pub details: Vec<String>,
+    /// The accelerator's runtime, if it is used.
+    pub runtime: Option<Arc<dyn Runtime>>,
+}
+
+/// An engine, and how it was chosen.
+pub(super) type Chosen = (Engine, Decision, Option<Arc<dyn Runtime>>);
+
+/// How often a model is placed with ever less of the device's memory.
+const PLANS: u32 = 4;
+
+/// Least memory by which each is less than the one before: a sixteenth where that is more.
+const LESS: u64 = 64 << 20;
+
+/// What has become of a plan.
+enum Planned {
+    Runs(Box<Chosen>),
+    /// The device has not had the memory that the plan says.
+    Short(String),
+}
+
+impl Model {
+    /// Prepares the weights for `demand`, on the device of `settings`, in the placement predicted to finish its work
+    /// soonest.
+    ///
+    /// # Errors
+    /// Settings that contradict each other or the model; a device that is not there; a model that does not fit.
+    pub fn engine(&self, settings: &Settings, demand: &Demand, progress: &dyn Progress) -> Result<Running> {
+        settings.check(if demand.sequences > 1 { Requests::Compared } else { Requests::One })?;
+        let isa = Isa::selected()?;
+        if std::env::var_os("TANDEM_ISA").is_some_and(|v| !v.is_empty()) {
+            progress.note(&format!("TANDEM_ISA: running the {isa} kernels"));
+        }
+        let options = self.options(settings, demand, progress)?;
+        let place = Place { model: self, settings, options: &options, work: demand.work, progress };
+        let (engine, decision, runtime) = place.anywhere()?;
+        let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
+        let notes = details::notes(settings, &engine, &decision);
+        let details = details::of_run(self, settings, &options, &engine, load_ms);
+        Ok(Running { engine, load_ms, decision, notes, details, runtime })
+    }
+
+    /// The engine's options from the settings.
+    pub(super) fn options(
+        &self,
+        settings: &Settings,
+        demand: &Demand,
+        progress: &dyn Progress,
+    ) -> Result<Options> {
+        let isa = Isa::selected()?;
+        if let Some(kernel) = linear::forced(isa)? {
+            progress.note(&format!("TANDEM_LINEAR: {kernel} multiplies on the CPU wherever it can"));
+        }
+        let readers = match settings.threads {
+            None => crate::profile::measured_readers(None),
+            Some(_) => None,
+        };
+        let defaults = Options::new(isa, demand.context);
+        Ok(Options {
+            threads: settings.threads,
+            readers,
+            mode: if settings.deterministic { Mode::Deterministic } else { Mode::Fast },
+            kv_dtype: settings.kv_type.unwrap_or(Half::BF16),
+            sequences: demand.sequences,
+            logits: demand.logits,
+            pages: demand.pages,
+            weights_node: settings.weights_binding()?,
+            kv_pages: settings.kv_pages,
+            far: settings.far,
+            chunk: settings.chunk.unwrap_or(defaults.chunk),
+            ..defaults
+        })
+    }
+}
+
+/// What is placed, and how.
+pub(super) struct Place<'a> {
+    pub model: &'a Model,
+    pub settings: &'a Settings,
+    pub options: &'a Options,
+    pub work: Use,
+    pub progress: &'a dyn Progress,
+}
+
+impl Place<'_> {
+    fn subject<'a>(&'a self, options: &'a Options) -> Subject<'a> {
+        let model = &self.model.loaded;
+        Subject { settings: self.settings, model, options, work: self.work, progress: self.progress }
+    }
+
+    /// On the device of the settings; on the CPU if there is none and that is left to us.
+    fn anywhere(&self) -> Result<Chosen> {
+        let settings = self.settings;
+        let Some(kind) = settings.kind() else {
+            let (engine, decision) = self.on_cpu()?;
+            let predicted = match settings.strategy() {
+                Strategy::CpuOnly => self.subject(self.options).alone(None, decision.choice())?,
+                _ => None,
+            };
+            return Ok((engine, decision.with(predicted), None));
+        };
+        let on_cpu = || self.on_cpu().map(|(engine, decision)| (engine, decision, None));
+        // Before it is opened: a device that was lost on the way is not found any more.
+        let there = device::check(&kind).is_ok();
+        match self.on_accelerator(&kind) {
+            // No message if there is no GPU: most machines have none.
+            Err(Error::Device { .. } | Error::Unsupported(_)) if settings.falls_back() && !there => on_cpu(),
+            Err(e @ (Error::Device { .. } | Error::Unsupported(_) | Error::Capacity(_)))
+                if settings.falls_back() =>
+            {
+                self.progress.note(&format!("running on the CPU: {e}"));
+                on_cpu()
+            }
+            decided => decided,
+        }
+    }
+
+    fn on_cpu(&self) -> Result<(Engine, Decision)> {
+        let (spec, weights) = (self.model.loaded.spec.clone(), &self.model.loaded.weights);
+        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, self.options.isa));
+        let available = memory_available();
+        let engine =
+            counted(self.progress, total, "packing weights", |done| match self.settings.timed_machine() {
+                None => Engine::new(spec, weights, self.options, done),
+                Some(machine) => {
+                    let clock = Arc::new(Clock::new(Rates::of(&machine)?));
+                    Engine::on_emulated_cpu(spec, weights, self.options, clock, done)
+                }
+            })?;
+        let decision = Decision::cpu(layers, engine.memory(), available);
+        Ok((engine, decision))
+    }
+
+    /// On an accelerator, on both sides, or on the CPU if nothing fits the accelerator and the strategy allows that. Where
+    /// the device turns out to have less memory than was planned with (another process took it, the driver holds more), it
+    /// is planned again with less.
+    fn on_accelerator(&self, kind: &Kind) -> Result<Chosen> {
+        let mut granted = self.settings.gpu_memory;
+        for plan in 1.. {
+            let accelerator = device::open(kind, granted)?;
+            let free = accelerator.runtime().memory_free()?;
+            match self.planned(accelerator, kind)? {
+                Planned::Runs(chosen) => return Ok(*chosen),
+                Planned::Short(why) if plan == PLANS => return Err(Error::Capacity(why)),
+                Planned::Short(why) => {
+                    let less = free.saturating_sub((free / 16).max(LESS));
+                    let size = decimal(less);
+                    self.progress.note(&format!("{why}; planning again with {size} of {kind}"));
+                    granted = Some(less);
+                }
+            }
+        }
+        unreachable!("the last plan has returned")
+    }
+
+    /// The same, planned with the memory that is free on `accelerator`.
+    fn planned(&self, accelerator: Arc<dyn Accelerator>, kind: &Kind) -> Result<Planned> {
+        let settings = self.settings;
+        let runs = |engine, decision, runtime| Planned::Runs(Box::new((engine, decision, runtime)));
+        let runtime = Some(accelerator.runtime().clone());
+        let mut on_device = self.options.clone();
+        fit_types(settings, &*accelerator, &mut on_device);
+        let name = kind.to_string();
+        let (spec, weights) = (&self.model.loaded.spec, &self.model.loaded.weights);
+        let among = match settings.split() {
+            Some(strategy) => Among::One(strategy),
+            None if settings.strategy() == Strategy::Auto => Among::All,
+            None => {
+                let (engine, decision) = self.whole(&accelerator, &name, &on_device)?;
+                let device = Some((kind, accelerator.runtime().info()));
+                let predicted = self.subject(&on_device).alone(device, decision.choice())?;
+                return Ok(runs(engine, decision.with(predicted), runtime));
+            }
+        };
+        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
+        let free = sizes.free();
+        let info = accelerator.runtime().info().clone();
+        let predicted = self.subject(&on_device).fastest((kind, &info), &sizes, among)?;
+        let mut because = None;
+        let (strategy, mut choice) = match (&predicted, among) {
+            (Some(p), _) => {
+                let whole = p.timed.considered.iter().find(|c| c.strategy.name() == "gpu-only");
+                if let Some(c) = whole.filter(|c| c.seconds.is_none()) {
+                    let (takes, there) = (decimal(c.bytes.0), decimal(free));
+                    because = Some(format!("it takes {takes} of {name}, {there} free"));
+                }
+                (p.timed.strategy.name(), p.timed.choice.clone())
+            }
+            // Without predicted times: everything on the device, or as much as fits.
+            (None, Among::All) => match self.whole(&accelerator, &name, &on_device) {
+                Err(Error::Capacity(why)) => {
+                    because = Some(why);
+                    let strategy = engine::Strategy::Helm { boundary: None };
+                    let choice = engine::choose(&sizes, strategy)?;
+                    let cpu = choice.k == Some(spec.n_layers + 2);
+                    (if cpu { "cpu-only" } else { strategy.name() }, choice)
+                }
+                whole => return whole.map(|(engine, decision)| runs(engine, decision, runtime)),
+            },
+            (None, Among::One(strategy)) => (strategy.name(), engine::choose(&sizes, strategy)?),
+        };
+        // Uses the faster way in each step, if that was chosen.
+        on_device.far = choice.far;
+        on_device.times = predicted.as_ref().filter(|_| choice.far.is_none()).map(|p| p.times());
+        let decision =
+            |choice| Decision::split(strategy, name.clone(), free, choice, because).with(predicted);
+        if choice.k == Some(spec.n_layers + 2) && !choice.placement.uses(Side::Device) {
+            drop((accelerator, runtime));
+            let (engine, _) = self.on_cpu()?;
+            choice.host = engine.memory();
+            return Ok(runs(engine, decision(choice), None));
+        }
+        let loaded = counted(self.progress, weights.bytes(), "loading weights", |done| {
+            let placement = choice.placement.clone();
+            Engine::placed(spec.clone(), weights, &on_device, accelerator, &name, strategy, placement, done)
+        });
+        match loaded {
+            Ok(engine) => Ok(runs(engine, decision(choice), runtime)),
+            Err(Error::Capacity(why)) => Ok(Planned::Short(why)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Everything on the accelerator.
+    fn whole(
+        &self,
+        accelerator: &Arc<dyn Accelerator>,
+        name: &str,
+        options: &Options,
+    ) -> Result<(Engine, Decision)> {
+        let (spec, weights) = (self.model.loaded.spec.clone(), &self.model.loaded.weights);
+        let (layers, free) = (spec.n_layers, accelerator.runtime().memory_free()?);
+        let engine = counted(self.progress, weights.bytes(), "loading weights", |done| {
+            Engine::on_accelerator(spec, weights, options, accelerator.clone(), name, done)
+        })?;
+        let decision = Decision::gpu(layers, name.to_owned(), engine.memory(), free);
+        Ok((engine, decision))
+    }
+}
+
+/// Changes the type of keys and values to one that the accelerator supports.
+pub(super) fn fit_types(settings: &Settings, accelerator: &dyn Accelerator, options: &mut Options) {
+    if settings.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
+        options.kv_dtype = Half::F16;
+    }
+}
+
+/// Runs `work`, and tells how many of its `total` bytes are done. Of short work nothing is told: a bar would only flicker.
+pub(super) fn counted<T>(
+    progress: &dyn Progress,
+    total: u64,
+    what: &str,
+    work: impl FnOnce(&(dyn Fn(u64) + Sync)) -> Result<T>,
+) -> Result<T> {
+    if total <= 200 << 20 {
+        return work(&|_| ());
+    }
+    progress.begin(what, Some(total), Unit::Bytes);
+    let done = AtomicU64::new(0);
+    let result = work(&|bytes| progress.at(done.fetch_add(bytes, Ordering::Relaxed) + bytes));
+    progress.end();
+    result
+}
