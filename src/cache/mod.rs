@@ -6,7 +6,8 @@
 //! * K: `[token/16][head_dim/2][16 tokens][2 dims]`, so a 64-byte line is one pair of dims of 16 tokens;
 //! * V: `[token/2][head_dim][2 tokens]`, so a 64-byte line is 16 dims of a pair of tokens.
 //!
-//! [`PagePool`] owns the memory and the [`PageList`] of free ones, [`BlockTable`] lists the pages of one sequence,
+//! [`PagePool`] owns the memory and the [`PageList`] of free ones ([`PageContent`] finds those whose content is still of use),
+//! [`BlockTable`] lists the pages of one sequence,
 //! [`SplitTable`] those of one whose older tokens are on the host and whose newer ones are on a device,
 //! [`LayerKv`] is the view of one layer that kernels read and appends write, and [`SeqRows`] names
 //! the rows of a step that belong to one sequence.
@@ -21,7 +22,7 @@ mod table;
 
 pub use geometry::KvGeometry;
 pub use layer::{KvElement, LayerKv};
-pub use pages::PageList;
+pub use pages::{PageContent, PageList};
 pub use pool::{HUGE_FROM, PagePool};
 pub use rows::SeqRows;
 pub use split::{PageMove, SplitTable};

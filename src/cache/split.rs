@@ -256,15 +256,39 @@ impl SplitTable {
         self.on_host = true;
     }
 
+    /// Appends a full page of another sequence that this one now holds, too, on the side where it grows.
+    ///
+    /// # Panics
+    /// If the pages so far are not full.
+    pub fn adopt(&mut self, page: u32) {
+        let pages = self.host.len() + self.device.len();
+        assert_eq!(self.len, pages * PAGE_TOKENS, "a page behind one that is not full");
+        if self.on_host {
+            self.host.push(page)
+        } else {
+            self.device.push(page)
+        }
+        self.len += PAGE_TOKENS;
+    }
+
     /// Forgets all tokens from position `len` on, and frees the pages that then hold none. If the last remaining page
     /// is on the host and not full, the sequence grows there from now on.
+    ///
+    /// # Panics
+    /// If that cuts a page that other sequences hold, too.
     pub fn truncate(&mut self, device: &mut PageList, host: &mut PageList, len: usize) {
+        let cut = len < self.len && !len.is_multiple_of(PAGE_TOKENS);
         self.len = self.len.min(len);
         let pages = KvGeometry::pages_for(self.len);
         let on_device = pages.saturating_sub(self.host.len());
         self.device.drain(on_device..).for_each(|page| device.free(page));
         let on_host = pages.min(self.host.len());
         self.host.drain(on_host..).for_each(|page| host.free(page));
+        match (self.device.last(), self.host.last()) {
+            (Some(&last), _) if cut => device.cut(last),
+            (None, Some(&last)) if cut => host.cut(last),
+            _ => {}
+        }
         self.on_host |= self.boundary() > self.len;
     }
 

@@ -62,11 +62,28 @@ impl BlockTable {
         self.len = len;
     }
 
+    /// Appends a full page of another sequence that this one now holds, too.
+    ///
+    /// # Panics
+    /// If the pages so far are not full.
+    pub fn adopt(&mut self, page: u32) {
+        assert_eq!(self.len, self.pages.len() * PAGE_TOKENS, "a page behind one that is not full");
+        self.pages.push(page);
+        self.len += PAGE_TOKENS;
+    }
+
     /// Forgets all tokens from position `len` on, and frees the pages that then hold none.
+    ///
+    /// # Panics
+    /// If that cuts a page that other sequences hold, too.
     pub fn truncate(&mut self, pool: &mut PageList, len: usize) {
+        let cut = len < self.len && !len.is_multiple_of(PAGE_TOKENS);
         self.len = self.len.min(len);
         for page in self.pages.drain(KvGeometry::pages_for(self.len)..) {
             pool.free(page);
+        }
+        if let Some(&last) = self.pages.last().filter(|_| cut) {
+            pool.cut(last);
         }
     }
 

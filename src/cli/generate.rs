@@ -290,6 +290,7 @@ fn generate(
                     }
                     answer.push(token);
                 }
+                Event::Cached(_) => {}
                 Event::End(how) => over = Some(how),
             }
         }

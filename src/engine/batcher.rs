@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 mod step;
 
+use super::kv::Chain;
 use super::outcome::TokenSource;
 use super::sequences::Engine;
 use crate::cache::KvGeometry;
@@ -67,6 +68,9 @@ impl PartialEq for Finish {
 /// An event of a request's stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
+    /// So many tokens of the prompt need not be computed: an earlier request began with them
+    /// ([`Batcher::keep_prefixes`]). Comes at most once, before the first token.
+    Cached(usize),
     /// The next token.
     Token(Token),
     /// The request has ended; no event follows.
@@ -99,6 +103,8 @@ pub struct Logprobs {
 pub struct StepReport {
     /// Rows computed.
     pub rows: usize,
+    /// Tokens of prompts that were there from earlier requests.
+    pub cached: usize,
     /// Tokens sampled.
     pub tokens: usize,
     /// Requests admitted.
@@ -126,6 +132,8 @@ struct Live {
     answer: Answer,
     logprobs: Option<usize>,
     sampler: Sampler,
+    /// Its pages that others may begin with.
+    chain: Chain,
     events: Sender<Event>,
 }
 
@@ -291,6 +299,7 @@ impl Batcher {
             answer: Answer::new(self.tokenizer.clone(), ending),
             logprobs,
             sampler,
+            chain: Chain::default(),
             events,
         };
         // A sequence without tokens takes no pages.
@@ -304,6 +313,12 @@ impl Batcher {
     /// with a space behind it.
     pub fn set_tokenizer(&mut self, tokenizer: Option<Arc<Tokenizer>>) {
         self.tokenizer = tokenizer;
+    }
+
+    /// Whether requests may begin with pages of keys and values that earlier ones have left
+    /// ([`Engine::keep_prefixes`]); not, unless this is called.
+    pub fn keep_prefixes(&mut self, keep: bool) {
+        self.engine.keep_prefixes(keep);
     }
 
     /// What is asked of latency: strategies are as fast as they can be within it.

@@ -31,6 +31,7 @@ mod memory;
 mod options;
 mod outcome;
 mod place;
+mod prefix;
 mod prepare;
 mod sequences;
 mod service;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::kv::{FarSteps, SequenceKv};
+use super::kv::{FarSteps, PrefixIndex, SequenceKv};
 use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
@@ -20,6 +20,8 @@ pub struct Engine {
     spec: ModelSpec,
     pub(super) machine: RealMachine,
     pub(super) sequences: Slots<SequenceKv>,
+    /// Pages of earlier sequences by their tokens, if they are kept.
+    pub(super) prefixes: Option<PrefixIndex>,
     context: usize,
     chunk: usize,
     rows: usize,
@@ -96,7 +98,7 @@ impl Engine {
     fn with(spec: ModelSpec, machine: RealMachine, options: &Options) -> Engine {
         let (context, chunk) = (options.context, options.chunk);
         let (rows, most) = (options.rows(), options.sequences);
-        Engine { spec, machine, sequences: Slots::default(), context, chunk, rows, most }
+        Engine { spec, machine, sequences: Slots::default(), prefixes: None, context, chunk, rows, most }
     }
 
     /// The model's sizes.
@@ -238,6 +240,9 @@ impl Engine {
     }
 
     /// Forgets all tokens from position `len` on.
+    ///
+    /// # Panics
+    /// If that cuts a page that the sequence shares with others ([`Engine::keep_prefixes`]).
     pub fn truncate(&mut self, id: RequestId, len: usize) {
         self.unpark(id);
         if let Some(table) = self.sequences.get_mut(id) {

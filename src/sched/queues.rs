@@ -257,6 +257,14 @@ impl Queues {
         }
     }
 
+    /// The first tokens of an admitted request's prompt, fewer than it has, are stored before any step. Returns the request;
+    /// `None` if it is not running.
+    pub fn begin_at(&mut self, id: RequestId, stored: u32) -> Option<&RequestView> {
+        let job = self.running.iter_mut().find(|job| job.id == id)?;
+        job.stored = stored;
+        Some(job)
+    }
+
     /// Sets where running requests live and are parked to what `of` says: swaps may have failed, and cohorts ended.
     pub fn settle(&mut self, of: impl Fn(RequestId) -> Option<(Side, Option<u32>)>) {
         for job in &mut self.running {

@@ -207,6 +207,7 @@ impl Run {
                         self.trips[flight.index].token(now, flight.side.unwrap_or(first));
                         made += 1;
                     }
+                    Event::Cached(_) => {}
                     Event::End(how) => ended.push((id, how)),
                 }
             }

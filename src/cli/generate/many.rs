@@ -287,6 +287,7 @@ impl Flight {
                     self.first.get_or_insert(now);
                     self.answer.push(token);
                 }
+                Event::Cached(_) => {}
                 Event::End(how) => return Some(how),
             }
         }

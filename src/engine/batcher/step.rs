@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::super::outcome::Outcome;
 use super::super::sequences::NOT_NUMBERS;
 use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token};
-use crate::cache::KvGeometry;
+use crate::cache::{KvGeometry, PAGE_TOKENS};
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed};
 use crate::text::{NO_TOKEN_LEFT, logprobs};
@@ -57,6 +57,7 @@ impl Batcher {
         let refused: Vec<RequestId> = done.failed.iter().map(|(id, _)| *id).collect();
         keep(&mut iteration, |g| !refused.contains(&g.request));
         self.keep_moves(&mut iteration, &mut swaps);
+        self.begin_with_kept(&mut iteration, &mut done);
         self.fit_staging(&mut iteration);
         if iteration.flow == Flow::Async && !self.engine.overlaps() {
             // There is no device, or a layer changes sides within its products.
@@ -87,6 +88,7 @@ impl Batcher {
         // Between steps hardly any time passes while there are requests.
         self.queues.set_now(self.queues.now() + done.report.seconds);
         self.queues.commit(&iteration, &parked);
+        self.remember(&iteration, &parked);
         self.watch(&mut done);
         let report = self.close(done);
         self.settle();
@@ -102,6 +104,45 @@ impl Batcher {
                 && let Err(error) = self.engine.set_side(id, side)
             {
                 done.failed.push((id, error));
+            }
+        }
+    }
+
+    /// Lets prompts that begin now begin with pages that are there. At least their last token is computed, whose logits are
+    /// wanted.
+    fn begin_with_kept(&mut self, iteration: &mut Iteration, done: &mut Progress) {
+        if !self.engine.keeps_prefixes() {
+            return;
+        }
+        let groups = iteration.sub_batches.iter_mut().flat_map(|b| &mut b.groups);
+        for group in groups.filter(|g| g.phase == Phase::Prefill && g.first == 0) {
+            let Some(live) = self.live.get_mut(&group.request) else { continue };
+            let prompt = live.tokens.len();
+            live.chain = self.engine.begin_with(group.request, &live.tokens[..prompt - 1]);
+            let cached = live.chain.pages() * PAGE_TOKENS;
+            if cached == 0 {
+                continue;
+            }
+            let Some(job) = self.queues.begin_at(group.request, cached as u32) else { continue };
+            *group =
+                Group { kv: group.kv, ..job.group(group.tokens.min((prompt - cached) as u32), Side::Device) };
+            done.report.cached += cached;
+            // A dropped receiver is found with the first token.
+            let _ = live.events.send(Event::Cached(cached));
+        }
+    }
+
+    /// Remembers the pages that a step has filled.
+    fn remember(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
+        if !self.engine.keeps_prefixes() {
+            return;
+        }
+        for (i, batch) in iteration.sub_batches.iter().enumerate() {
+            let through = parked.get(i).copied().flatten().is_none();
+            for group in batch.groups.iter().filter(|_| through) {
+                if let Some(live) = self.live.get_mut(&group.request) {
+                    self.engine.remember(group.request, &mut live.chain, &live.tokens);
+                }
             }
         }
     }

@@ -7,17 +7,20 @@
 //! | host | with keys and values on the host | the host |
 //!
 //! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] decides which pages change sides (HELM §4: the
-//! oldest full ones, above a watermark), and [`Ways`] how pages that have left are attended. A step's groups see this
+//! oldest full ones, above a watermark), and [`Ways`] how pages that have left are attended. A [`PrefixIndex`] finds pages that
+//! earlier sequences filled with the same tokens. A step's groups see this
 //! as their [`Kv`].
 
 mod far;
 mod pager;
+mod prefix;
 mod sequence;
 mod swap;
 
 pub use far::FarSteps;
 pub(super) use far::Ways;
 pub(super) use pager::{Moved, Pager};
+pub(super) use prefix::{Chain, PrefixIndex};
 pub(super) use sequence::SequenceKv;
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};

@@ -1,8 +1,9 @@
 //! The pages of one sequence, in layers of both sides.
 
+use super::prefix::KeptPage;
 use super::{KvPages, Sides};
 use crate::Result;
-use crate::cache::{BlockTable, PageMove, SplitTable};
+use crate::cache::{BlockTable, PAGE_TOKENS, PageContent, PageList, PageMove, SplitTable};
 use crate::program::{Far, Kv, RequestId, Side};
 
 /// See the [module](self). It must be [`free`](SequenceKv::free)d.
@@ -138,6 +139,51 @@ impl SequenceKv {
         if let Some(split) = &mut self.split {
             split.truncate(&mut pages.device, &mut pages.far, len);
         }
+    }
+
+    /// Remembers the pages of its `i`-th 32 tokens, which are full, in lists where no page is `known` for them.
+    pub(super) fn remember(&self, pages: &mut KvPages, i: usize, known: &KeptPage) -> KeptPage {
+        let mut kept = KeptPage::default();
+        if let Some(table) = self.host.as_ref().filter(|_| known.host.is_none()) {
+            kept.host = Some(pages.host.remember(table.pages()[i]));
+        }
+        if let Some(split) = &self.split {
+            let far = split.host_pages();
+            match i.checked_sub(far.len()) {
+                None if known.far.is_none() => kept.far = Some(pages.far.remember(far[i])),
+                Some(i) if known.device.is_none() => {
+                    kept.device = Some(pages.device.remember(split.device_pages()[i]));
+                }
+                _ => {}
+            }
+        }
+        kept
+    }
+
+    /// Appends pages that other sequences filled, if they are still there for the side where this one lives.
+    pub(super) fn adopt(&mut self, pages: &mut KvPages, kept: &KeptPage) -> bool {
+        let on_host = self.split.as_ref().is_some_and(SplitTable::grows_on_host);
+        let there = if on_host { (kept.far, &mut pages.far) } else { (kept.device, &mut pages.device) };
+        let take = |wanted: bool, (page, list): (Option<PageContent>, &mut PageList)| match page {
+            _ if !wanted => Some(None),
+            Some(page) if list.take(page) => Some(Some(page.page)),
+            _ => None,
+        };
+        let Some(split) = take(self.split.is_some(), there) else { return false };
+        let Some(host) = take(self.host.is_some(), (kept.host, &mut pages.host)) else {
+            if let Some(page) = split {
+                if on_host { pages.far.free(page) } else { pages.device.free(page) }
+            }
+            return false;
+        };
+        if let (Some(table), Some(page)) = (&mut self.split, split) {
+            table.adopt(page);
+        }
+        if let (Some(table), Some(page)) = (&mut self.host, host) {
+            table.adopt(page);
+        }
+        self.len += PAGE_TOKENS;
+        true
     }
 
     /// Gives back all pages.

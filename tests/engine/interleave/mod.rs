@@ -178,6 +178,7 @@ impl Sent {
             match event {
                 _ if self.end.is_some() => return Err(format!("{event:?} behind the end of {:?}", self.id)),
                 Event::Token(t) => self.tokens.push(t.id),
+                Event::Cached(_) => {}
                 Event::End(how) => self.end = Some(how),
             }
         }

@@ -14,6 +14,7 @@ fn answer(all: &mut Batcher, request: Request) -> (Vec<Token>, Finish) {
     for event in events {
         match event {
             Event::Token(token) => tokens.push(token),
+            Event::Cached(_) => {}
             Event::End(how) => return (tokens, how),
         }
     }

@@ -5,6 +5,7 @@ mod emulated;
 mod faults;
 mod lifecycle;
 mod numbers;
+mod prefixes;
 mod random;
 mod service;
 mod streamed;
